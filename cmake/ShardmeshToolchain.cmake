@@ -1,0 +1,21 @@
+# Language, warnings, sanitizers, and the tools that make builds quicker where they are installed.
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+
+find_program(SHARDMESH_CCACHE ccache)
+if(SHARDMESH_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${SHARDMESH_CCACHE})
+endif()
+find_program(SHARDMESH_MOLD mold)
+if(SHARDMESH_MOLD)
+  add_link_options(-fuse-ld=mold)
+endif()
+
+if(SHARDMESH_SANITIZE)
+  add_compile_options(-fsanitize=${SHARDMESH_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  add_link_options(-fsanitize=${SHARDMESH_SANITIZE})
+endif()
