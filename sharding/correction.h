@@ -1,0 +1,69 @@
+// Makes a requested spec fit a shape and a mesh, and says what was changed and why.
+#ifndef SHARDMESH_SHARDING_CORRECTION_H_
+#define SHARDMESH_SHARDING_CORRECTION_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "sharding/mesh.h"
+#include "sharding/reason.h"
+#include "sharding/spec.h"
+
+namespace shardmesh {
+
+// One dimension whose request was dropped. Never recorded for a dimension that asked for nothing.
+struct Correction {
+  // Dimension of the spec; -1 where the whole tensor is meant (kBelowMinSize).
+  int64_t dim = 0;
+  SpecEntry requested;
+  // kNotDivisible, kAxisNotInMesh, kRankTruncated, kUnconstrained or kBelowMinSize.
+  Reason reason = Reason::kUnspecified;
+  // What there is against what the request needs:
+  //   kNotDivisible   the dimension's extent; the product of its axes' sizes
+  //   kAxisNotInMesh  how many of the entry's axes the mesh has; how many it names
+  //   kRankTruncated  the tensor's rank; the spec's length
+  //   kBelowMinSize   the tensor's elements; the least number that is sharded
+  //   kUnconstrained  0; 0
+  int64_t have = 0;
+  int64_t need = 0;
+
+  // `dimension 1: 'tp' dropped, 30 is not divisible by 4`.
+  std::string ToString() const;
+
+  friend bool operator==(const Correction&, const Correction&) = default;
+};
+
+struct CorrectionResult {
+  PartitionSpec effective;
+  std::vector<Correction> corrections;  // by rising dimension
+};
+
+// The effective spec of a tensor of this shape on this mesh:
+//   - P() stays P(); any other spec is cut or filled up with none to the rank;
+//   - a dimension becomes none if the mesh lacks one of its axes (a none within a tuple counts as
+//     lacking), if the product of its axes' sizes does not divide it, or if it is unconstrained;
+//   - axes of size 1 stay, and any axes divide an extent of 0;
+//   - if nothing is left, the result is P().
+// Unreduced axes pass through. Correct(Correct(x)) is Correct(x).
+//
+// Errors: FAILED_PRECONDITION (NO_MESH; AssertionError) on an empty mesh. INVALID_ARGUMENT
+// (DUPLICATE_AXIS; DuplicateSpecError) if an axis still occurs twice afterwards: repeats are never
+// repaired, since either reading would be a guess.
+// `shape` must satisfy CheckShape. O(rank * axes).
+absl::StatusOr<CorrectionResult> Correct(const PartitionSpec& spec, absl::Span<const int64_t> shape,
+                                         const Mesh& mesh);
+
+// The layout that a request to constrain an existing array asks for: nullopt if the array stays as
+// it is (the mesh is empty, or `spec` is P()), else Correct(spec, shape, mesh). P(None) is a
+// request: it replicates the array.
+absl::StatusOr<std::optional<CorrectionResult>> CorrectConstraint(const PartitionSpec& spec,
+                                                                  absl::Span<const int64_t> shape,
+                                                                  const Mesh& mesh);
+
+}  // namespace shardmesh
+
+#endif  // SHARDMESH_SHARDING_CORRECTION_H_

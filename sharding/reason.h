@@ -1,0 +1,79 @@
+// Why a call failed or a layout was changed, in a form that programs can compare: stable reasons,
+// and how they ride on an absl::Status.
+#ifndef SHARDMESH_SHARDING_REASON_H_
+#define SHARDMESH_SHARDING_REASON_H_
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+
+namespace shardmesh {
+
+// Names and meanings are part of the contract: they travel in google.rpc.ErrorInfo and in
+// corrections. Add at will; never rename or reuse. ReasonName(kNotDivisible) is "NOT_DIVISIBLE",
+// and so on.
+enum class Reason {
+  kUnspecified = 0,
+
+  // Layouts: as errors, or as the reason of a correction.
+  kNotDivisible,      // the product of the axes does not divide the dimension
+  kAxisNotInMesh,     // a spec names an axis that the mesh does not have
+  kRankTruncated,     // a spec is longer than the tensor's rank, and was cut
+  kBelowMinSize,      // the tensor is smaller than the rule set's min_size, hence replicated
+  kUnconstrained,     // a dimension was left open and is not partitioned
+  kDuplicateAxis,     // one axis occurs twice in a spec or a mesh
+  kRankMismatch,      // a spec is longer than the rank, where that is an error
+  kMeshSizeMismatch,  // axis sizes do not multiply to the number of devices
+  kNoMesh,            // a mesh is needed and none is there
+
+  // Malformed values.
+  kInvalidShape,
+  kInvalidMesh,
+  kInvalidSpec,
+  kInvalidCutPoints,
+  kLimitExceeded,  // a value is well formed but over a documented limit
+
+  // Resolution of logical axes.
+  kUnknownAxis,       // not a logical axis
+  kUnknownField,      // not a field of a profile
+  kUnknownMode,       // not a mode
+  kUnknownPreset,     // not a preset
+  kUnresolvedField,   // a field of the profile is still not given after resolution
+  kInvalidAxisValue,  // a value of the wrong kind for where it stands
+  kCyclicAxis,        // registered axes that resolve to one another
+  kInvalidDimension,  // an integer mode that is not a dimension of the shape
+  kMissingArgument,   // the call needs an argument that was left out
+
+  // Rules.
+  kUnmatchedTensor,     // no rule matches the tensor's name
+  kUnsupportedPattern,  // a pattern uses what cannot be matched in bounded time
+  kBadPattern,          // a pattern is not well formed
+};
+
+// The stable name, such as "NOT_DIVISIBLE".
+std::string_view ReasonName(Reason reason);
+// The reason of that name; nullopt for a name of none.
+std::optional<Reason> ReasonFromName(std::string_view name);
+
+// Returns `status` with the reason attached; an earlier one is replaced. An OK status stays as it
+// is.
+absl::Status WithReason(absl::Status status, Reason reason);
+// kUnspecified where none is attached, or one this build does not know.
+Reason ReasonOf(const absl::Status& status);
+
+// Attaches the exact class of the exception that the Python library raises in the same case, such
+// as "DuplicateSpecError".
+absl::Status WithPythonType(absl::Status status, std::string_view python_type);
+// Empty where none is attached.
+std::string PythonTypeOf(const absl::Status& status);
+
+// INVALID_ARGUMENT with a reason and a Python class, the shape of nearly every error of the
+// algebra.
+absl::Status InvalidArgument(Reason reason, std::string_view message,
+                             std::string_view python_type = "ValueError");
+
+}  // namespace shardmesh
+
+#endif  // SHARDMESH_SHARDING_REASON_H_

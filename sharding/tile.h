@@ -1,0 +1,142 @@
+// The index range of a tensor that each device holds.
+#ifndef SHARDMESH_SHARDING_TILE_H_
+#define SHARDMESH_SHARDING_TILE_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "sharding/mesh.h"
+#include "sharding/shape.h"
+#include "sharding/spec.h"
+
+namespace shardmesh {
+
+// Indices of one dimension, half-open: start <= i < stop.
+struct IndexRange {
+  int64_t start = 0;
+  int64_t stop = 0;
+
+  int64_t size() const { return stop - start; }
+  friend bool operator==(const IndexRange&, const IndexRange&) = default;
+};
+
+// A box of indices: one range per dimension. A scalar's tile has no ranges and one element.
+struct Tile {
+  absl::InlinedVector<IndexRange, 6> ranges;
+
+  // The whole of a tensor.
+  static Tile Whole(absl::Span<const int64_t> shape);
+
+  Shape shape() const;
+  int64_t element_count() const;
+  bool empty() const { return element_count() == 0; }
+  // `[4,8)x[4,8)`; `()` for a scalar's.
+  std::string ToString() const;
+
+  friend bool operator==(const Tile&, const Tile&) = default;
+};
+
+// The indices in both; nullopt where there are none. Requires equal ranks.
+std::optional<Tile> Intersect(const Tile& a, const Tile& b);
+
+// Where one dimension is cut: n parts have n + 1 rising points, from 0 to the extent.
+using CutPoints = std::vector<int64_t>;
+
+// A piece of a tensor and every device that holds it.
+struct OwnedTile {
+  Tile tile;
+  std::vector<DeviceId> devices;  // by rising replica id
+};
+
+// How an array of one shape lies on a mesh: the tile of each device.
+//
+// Invariants (checked by Create in this order; INVALID_ARGUMENT names the first that fails):
+//   - no axis occurs twice in the spec (DUPLICATE_AXIS; DuplicateSpecError);
+//   - every axis of the spec is an axis of the mesh (AXIS_NOT_IN_MESH);
+//   - the spec has at most one entry per dimension of `shape` (RANK_MISMATCH);
+//   - the product of a dimension's axes divides its extent, unless cut points are given for it
+//     (NOT_DIVISIBLE, lowest dimension first). An extent of 0 is divided by anything.
+// An unconstrained dimension is not partitioned. Along unreduced axes devices hold the same tile,
+// each a partial sum of it: they count as holders and replicas here, and spec().unreduced() tells.
+//
+// Example: mesh dp=2,tp=4, spec P('dp', 'tp'), shape (8, 16): device 5 holds [4,8)x[4,8).
+// A dimension over (a, b) is split with a major and b minor.
+// Immutable, hence safe to share between threads. One device costs O(rank + axes).
+class Tiling {
+ public:
+  // `cut_points`: empty for equal parts everywhere; else one list per dimension, an empty list for
+  // equal parts there. A list has as many parts as the product of its dimension's axes, starts at
+  // 0, rises strictly and ends at the extent (INVALID_CUT_POINTS). FAILED_PRECONDITION (NO_MESH) on
+  // an empty mesh; errors of CheckShape.
+  static absl::StatusOr<Tiling> Create(const Mesh& mesh, const PartitionSpec& spec, Shape shape,
+                                       std::vector<CutPoints> cut_points = {});
+
+  const Mesh& mesh() const { return mesh_; }
+  const PartitionSpec& spec() const { return spec_; }
+  const Shape& shape() const { return shape_; }
+  int64_t rank() const { return static_cast<int64_t>(shape_.size()); }
+
+  // All of these require 0 <= device < mesh().size().
+  Tile TileOf(DeviceId device) const;
+  // Number of this device among the holders of its tile, in position order. 0 marks the canonical
+  // holder: the tiles of the devices with replica id 0 cover the tensor exactly once.
+  int64_t ReplicaIdOf(DeviceId device) const;
+  // How many devices hold each tile.
+  int64_t replica_count() const { return replica_count_; }
+  // How many different tiles there are.
+  int64_t DistinctTileCount() const { return mesh_.size() / replica_count_; }
+  // No axis of more than one device partitions the tensor (whatever its extents).
+  bool FullyReplicated() const { return fully_replicated_; }
+
+  // Parts of dimension `dim`, 0 <= dim < rank(), and the range of one of them.
+  int64_t PartCount(int64_t dim) const;
+  IndexRange PartRange(int64_t dim, int64_t part) const;
+  // Whether every tile has the shape ShardShape().
+  bool has_equal_tiles() const { return equal_tiles_; }
+  // Per dimension the largest extent of any tile: room for any device's tile.
+  Shape ShardShape() const;
+
+  // The pieces that tile `range` of the tensor, in row-major order, each with all its holders.
+  // Costs O(pieces * replicas). Requires a range within the tensor; an empty one gives no pieces.
+  std::vector<OwnedTile> OwnersOf(const Tile& range) const;
+
+ private:
+  // One digit of a device's coordinates: coordinate = device / stride % size, worth `weight`.
+  struct Digit {
+    int64_t stride;
+    int64_t size;
+    int64_t weight;
+  };
+  struct Dimension {
+    absl::InlinedVector<Digit, 2> digits;  // major to minor
+    int64_t part_count = 1;
+    CutPoints cut_points;  // empty: equal parts
+  };
+
+  Tiling(const Mesh& mesh, const PartitionSpec& spec, Shape shape);
+
+  int64_t PartOf(DeviceId device, int64_t dim) const;
+  // The part that holds index `index` of dimension `dim`.
+  int64_t PartHolding(int64_t dim, int64_t index) const;
+  // Devices whose coordinates along the partitioning axes sum to `base`.
+  std::vector<DeviceId> Holders(DeviceId base) const;
+
+  Mesh mesh_;
+  PartitionSpec spec_;
+  Shape shape_;
+  std::vector<Dimension> dimensions_;
+  std::vector<Digit> replica_digits_;  // the axes that cut nothing, in mesh order
+  int64_t replica_count_ = 1;
+  bool fully_replicated_ = true;
+  bool equal_tiles_ = true;
+};
+
+}  // namespace shardmesh
+
+#endif  // SHARDMESH_SHARDING_TILE_H_
