@@ -1,0 +1,73 @@
+// The grammar of Python's `re` patterns: text to syntax tree.
+#ifndef SHARDMESH_SHARDING_PATTERN_SYNTAX_H_
+#define SHARDMESH_SHARDING_PATTERN_SYNTAX_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace shardmesh {
+
+inline constexpr char32_t kMaxCodePoint = 0x10FFFF;
+
+// Both ends belong to it.
+struct CodePointRange {
+  char32_t first = 0;
+  char32_t last = 0;
+
+  friend bool operator==(const CodePointRange&, const CodePointRange&) = default;
+};
+
+// What one character may be: a code point of `ranges` or of a named class, or, if negated, any
+// other. \s and every class in ASCII mode are already written out as ranges.
+struct CharacterSet {
+  std::vector<CodePointRange> ranges;  // sorted, disjoint, not adjacent
+  bool digit = false;                  // Unicode \d
+  bool not_digit = false;              // \D
+  bool word = false;                   // Unicode \w
+  bool not_word = false;               // \W
+  bool negated = false;
+  // Ranges match in either case, by Unicode's rules (ASCII's are already in `ranges`).
+  bool ignore_case = false;
+
+  bool has_class() const { return digit || not_digit || word || not_word; }
+};
+
+// A node of the tree. Groups and laziness are gone: they decide what a match covers, not whether
+// there is one.
+struct PatternNode {
+  enum class Kind {
+    kSet,          // one character of `set`
+    kSequence,     // `children` in order; an empty one matches the empty text
+    kAlternation,  // one of `children`, of which there are at least two
+    kRepeat,       // children[0], `min` to `max` times
+    // Assertions about the place between two characters; no children.
+    kTextStart,              // \A, ^
+    kLineStart,              // ^ in multi-line mode
+    kTextEnd,                // \Z
+    kTextEndOrFinalNewline,  // $
+    kLineEnd,                // $ in multi-line mode
+    kWordBoundary,           // \b
+    kNotWordBoundary,        // \B; false in an empty text
+    kAsciiWordBoundary,      // \b in ASCII mode
+    kNotAsciiWordBoundary,   // \B in ASCII mode; false in an empty text
+  };
+
+  Kind kind = Kind::kSequence;
+  CharacterSet set;
+  std::vector<PatternNode> children;
+  int64_t min = 0;
+  std::optional<int64_t> max;  // nullopt: no bound
+};
+
+// Parses a pattern; errors are those of Pattern::Create, but for the program's size, which is not
+// known yet. O(text).
+absl::StatusOr<PatternNode> ParsePattern(std::string_view text);
+
+}  // namespace shardmesh
+
+#endif  // SHARDMESH_SHARDING_PATTERN_SYNTAX_H_

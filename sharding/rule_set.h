@@ -1,0 +1,109 @@
+// Ordered (pattern, partition spec) rules that give every tensor of a model its spec by its name.
+#ifndef SHARDMESH_SHARDING_RULE_SET_H_
+#define SHARDMESH_SHARDING_RULE_SET_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "sharding/correction.h"
+#include "sharding/pattern.h"
+#include "sharding/shape.h"
+#include "sharding/spec.h"
+
+namespace shardmesh {
+
+struct Rule {
+  std::string pattern;  // Python's dialect, see Pattern; searched for anywhere in the name
+  PartitionSpec spec;
+};
+
+struct RuleSetOptions {
+  // Tensors of fewer elements are replicated. nullopt means kDefaultMinSize; 0 replicates none.
+  std::optional<int64_t> min_size = 0;
+  // Whether shapes count. If not, the rule's spec is returned untouched, for any shape.
+  bool strict = true;
+  // Whether a faulty pattern is an error only for a tensor whose search comes to it, as in Python,
+  // instead of an error of Create.
+  bool defer_pattern_errors = false;
+};
+
+// A tensor as rules see it.
+struct NamedShape {
+  std::string_view name;       // valid UTF-8
+  std::optional<Shape> shape;  // nullopt: a leaf of the tree that is no array
+};
+
+// What a rule set says of one tensor.
+struct RuleMatch {
+  // Index of the first rule that matches; nullopt if no rule was asked, since a scalar or a leaf
+  // without shape is replicated in any case.
+  std::optional<int64_t> rule;
+  PartitionSpec spec;
+  // Why `spec` is not the rule's own: one kBelowMinSize, or one kRankTruncated per entry cut off.
+  std::vector<Correction> corrections;
+};
+
+// How MatchTree finds the rules of many names.
+enum class MatchStrategy {
+  kFastest,     // whichever of the other two costs less on the first names
+  kRuleByRule,  // each rule in turn until one matches
+  kAtOnce,      // all rules in one pass over the name; kRuleByRule where RE2 cannot do that
+};
+
+struct MatchTreeOptions {
+  MatchStrategy strategy = MatchStrategy::kFastest;
+  // A rising reading in any unit, such as a clock's nanoseconds: what kFastest compares. Without
+  // it kFastest is kRuleByRule.
+  std::function<int64_t()> cost_reading;
+  // Asked now and then; true ends the call with CANCELLED.
+  std::function<bool()> is_cancelled;
+};
+
+// Example: rules ("kernel$", P('fsdp', 'tp')), (".*", P()): "mlp/kernel" of shape 8x8 gets
+// P('fsdp', 'tp'); of shape 8, P('fsdp') and a correction; "mlp/bias" gets P().
+// Immutable, hence safe to share between threads; copies are cheap.
+class RuleSet {
+ public:
+  static constexpr int64_t kMaxRules = 10'000;
+  static constexpr int64_t kDefaultMinSize = 16384;
+
+  // INVALID_ARGUMENT: the first faulty pattern, with its rule's index and Pattern::Create's reason
+  // (unless deferred); LIMIT_EXCEEDED for more than kMaxRules rules.
+  static absl::StatusOr<RuleSet> Create(std::vector<Rule> rules,
+                                        const RuleSetOptions& options = {});
+
+  // The spec of one tensor: the first rule, in order, that matches the name.
+  //
+  // Errors, all INVALID_ARGUMENT: UNMATCHED_TENSOR (ValueError) if no rule matches, naming the
+  // tensor and the rules that come nearest; INVALID_SHAPE; a deferred pattern error.
+  absl::StatusOr<RuleMatch> Match(std::string_view name, const std::optional<Shape>& shape) const;
+
+  // The specs of many tensors, in their order: what Match gives for each, or the first error.
+  // CANCELLED if is_cancelled said so.
+  absl::StatusOr<std::vector<RuleMatch>> MatchTree(absl::Span<const NamedShape> tensors,
+                                                   const MatchTreeOptions& options = {}) const;
+
+  absl::Span<const Rule> rules() const;
+  int64_t min_size() const;
+  bool strict() const;
+
+ private:
+  struct State;
+
+  explicit RuleSet(std::shared_ptr<const State> state) : state_(std::move(state)) {}
+
+  std::shared_ptr<const State> state_;
+};
+
+}  // namespace shardmesh
+
+#endif  // SHARDMESH_SHARDING_RULE_SET_H_
