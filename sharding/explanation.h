@@ -1,0 +1,31 @@
+// The chain of steps that led from a question to the value of each dimension.
+#ifndef SHARDMESH_SHARDING_EXPLANATION_H_
+#define SHARDMESH_SHARDING_EXPLANATION_H_
+
+#include <cstdint>
+#include <string>
+
+namespace shardmesh {
+
+// One step; those of a dimension follow one another. Texts are for a person.
+struct ExplanationStep {
+  enum class Kind {
+    kSemanticName,  // a semantic name was looked up: subject = the name, result = the field
+    kModeVariant,   // the mode chose a variant of the field: subject = the field, result = the
+                    // field that was read
+    kMeshAxes,      // the value was read: subject = the field or the name, result = mesh axes
+    kRule,          // a rule matched: subject = the tensor's name, result = the pattern
+    kCorrection,    // the value was corrected: subject = requested, result = effective
+  };
+  Kind kind = Kind::kSemanticName;
+  // From 0; -1 for the whole spec.
+  int64_t dim = 0;
+  std::string subject;
+  std::string result;
+
+  friend bool operator==(const ExplanationStep&, const ExplanationStep&) = default;
+};
+
+}  // namespace shardmesh
+
+#endif  // SHARDMESH_SHARDING_EXPLANATION_H_

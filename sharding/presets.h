@@ -1,0 +1,37 @@
+// Axes together with a mode, and the named ones for the usual tensors of a transformer.
+#ifndef SHARDMESH_SHARDING_PRESETS_H_
+#define SHARDMESH_SHARDING_PRESETS_H_
+
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "sharding/axis_value.h"
+#include "sharding/mode.h"
+
+namespace shardmesh {
+
+// The semantic axes of a tensor's dimensions, and how to find the mode.
+struct DynamicAxes {
+  std::vector<AxisValue> axes;
+  Mode mode = RuntimeMode::kTrain;
+
+  friend bool operator==(const DynamicAxes&, const DynamicAxes&) = default;
+};
+
+struct Preset {
+  std::string_view name;
+  DynamicAxes dynamic_axes;
+};
+
+// All presets; they live as long as the program.
+absl::Span<const Preset> Presets();
+
+// The preset of this name, such as "AttnQSharding". INVALID_ARGUMENT (UNKNOWN_PRESET;
+// AttributeError) names the nearest one.
+absl::StatusOr<const Preset*> FindPreset(std::string_view name);
+
+}  // namespace shardmesh
+
+#endif  // SHARDMESH_SHARDING_PRESETS_H_
