@@ -50,6 +50,42 @@ enum class Reason {
   kUnmatchedTensor,     // no rule matches the tensor's name
   kUnsupportedPattern,  // a pattern uses what cannot be matched in bounded time
   kBadPattern,          // a pattern is not well formed
+
+  // Requests.
+  kBadField,         // a field is malformed; google.rpc.BadRequest names it
+  kNotFound,         // a named thing does not exist
+  kAlreadyExists,    // a named thing exists already
+  kVersionMismatch,  // a version or revision is not the expected one
+  kRequestIdReused,  // a request_id was used before with other contents
+  kNotAvailable,     // the contract has room for it, this build does not do it
+  kCompacted,        // a watched revision was compacted; list anew
+
+  // Data.
+  kShapeMismatch,     // operands do not fit each other
+  kUnknownDtype,      // an element type's name or number is not known
+  kUnsupportedDtype,  // an operation does not support the element type
+  kBadFile,           // a file is not what its format demands
+  kChecksumMismatch,  // bytes differ from their checksum
+  kBadTile,           // a tile is not the one that this worker holds of the array
+  kBadToken,          // a transfer token is missing, wrong, expired or for something else
+  kArrayDegraded,     // some tiles of an array are not there; the ranks are named
+  kMemoryLimit,       // memory for shards is used up; have and need are named
+
+  // Cluster.
+  kWorkerLost,          // a worker is lost; rank, identity and what it was doing are named
+  kMeshIncomplete,      // a mesh has ranks without a live worker
+  kIdentityInUse,       // an identity is held by another process
+  kClusterMismatch,     // a worker belongs to another cluster
+  kProtocolMismatch,    // the two sides speak no common protocol version
+  kStaleEpoch,          // a message is of an older epoch
+  kStaleTerm,           // a message is of an older term
+  kStepAborted,         // a step was aborted because of another rank
+  kSessionGone,         // a session is unknown, closed or expired
+  kNotServing,          // the process is starting or draining
+  kEndpointUnverified,  // an advertised endpoint does not lead back to its worker
+  kStoreFailed,         // durable state cannot be read or written
+  kCancelled,           // the operation was cancelled by its owner
+  kDeadline,            // a deadline passed; who was waited for is named
 };
 
 // The stable name, such as "NOT_DIVISIBLE".
