@@ -1,0 +1,29 @@
+// The functions that computations apply to elements, by name.
+#ifndef SHARDMESH_TENSOR_ELEMENTWISE_H_
+#define SHARDMESH_TENSOR_ELEMENTWISE_H_
+
+#include <cstdint>
+
+namespace shardmesh {
+
+// Applied to each element after a product and its bias.
+enum class Activation : uint8_t {
+  kNone,
+  kRelu,      // max(x, 0)
+  kGelu,      // x/2 (1 + erf(x / sqrt 2)), exact
+  kGeluTanh,  // its approximation by tanh
+  kSilu,      // x / (1 + exp(-x))
+};
+
+// Makes one element of one from each rank.
+enum class Reduction : uint8_t {
+  kSum,  // integers wrap
+  kProduct,
+  kMin,
+  kMax,
+  kMean,  // the sum times 1/n; not for integers
+};
+
+}  // namespace shardmesh
+
+#endif  // SHARDMESH_TENSOR_ELEMENTWISE_H_
