@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -21,8 +22,7 @@ namespace shardmesh {
 class DeviceGroup {
  public:
   // No axes give the device alone. INVALID_ARGUMENT for an axis that the mesh lacks
-  // (AXIS_NOT_IN_MESH) or that is named twice (DUPLICATE_AXIS), and for a device that is not of the
-  // mesh.
+  // (AXIS_NOT_IN_MESH) or that is named twice (DUPLICATE_AXIS). Requires 0 <= device < mesh.size().
   static absl::StatusOr<DeviceGroup> Create(const Mesh& mesh, absl::Span<const std::string> axes,
                                             DeviceId device);
 

@@ -3,13 +3,12 @@
 #define SHARDMESH_SHARDING_SPEC_H_
 
 #include <cstdint>
-#include <initializer_list>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "sharding/axis_value.h"
@@ -33,9 +32,10 @@ class SpecEntry {
   static SpecEntry Axes(std::vector<AxisName> axes);
   static SpecEntry Axis(std::string name);
 
-  // Normalises as PartitionSpec's constructor does: `("a",)` is `"a"`; `()`, `("",)`, `(None,)` and
-  // `""` are none; lists read as tuples. INVALID_ARGUMENT (INVALID_SPEC; Python's ValueError) for a
-  // tuple within a tuple, and for a value that was not given.
+  // Normalises as JAX's PartitionSpec does: `("a",)` is `"a"`; `()`, `(None,)` and `""` are none;
+  // lists read as tuples. INVALID_ARGUMENT (INVALID_SPEC; ValueError) for a tuple within a tuple,
+  // for an entry of a longer tuple that is unconstrained or not given, and for a value that is not
+  // given.
   static absl::StatusOr<SpecEntry> Create(const AxisValue& value);
 
   bool is_none() const { return !unconstrained_ && axes_.empty(); }
@@ -84,8 +84,9 @@ class PartitionSpec {
 
   // Mesh axis names in order of first appearance, each once; unreduced axes not among them.
   std::vector<std::string> AxisNames() const;
-  // The first name that occurs twice among the entries (unreduced axes count as occurrences too).
-  std::optional<std::string> FirstDuplicateAxis() const;
+  // The names that occur more than once, entries and unreduced axes taken together, each once, in
+  // order of first appearance.
+  std::vector<std::string> DuplicateAxes() const;
 
   // `P('dp', ('fsdp', 'tp'), None)`, `P()`, `P('dp', unreduced={'tp'})`.
   std::string ToString() const;
@@ -96,6 +97,9 @@ class PartitionSpec {
   std::vector<SpecEntry> entries_;
   std::vector<std::string> unreduced_;
 };
+
+// OK unless an axis occurs twice: INVALID_ARGUMENT (DUPLICATE_AXIS; DuplicateSpecError) names it.
+absl::Status CheckDistinctAxes(const PartitionSpec& spec);
 
 // Whether both specs give every device of `mesh` the same tile, for every shape of rank `rank`:
 // equal after axes of size 1 are dropped and missing entries filled in. Unconstrained counts as

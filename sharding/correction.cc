@@ -1,0 +1,115 @@
+// Correction of a requested spec, dimension by dimension.
+#include "sharding/correction.h"
+
+#include <limits>
+#include <utility>
+
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+
+namespace shardmesh {
+namespace {
+
+constexpr int64_t kSaturated = std::numeric_limits<int64_t>::max();
+
+// Why `entry` cannot partition dimension `dim` of this extent; nullopt if it can.
+std::optional<Correction> Objection(const SpecEntry& entry, int64_t dim, int64_t extent,
+                                    const Mesh& mesh) {
+  if (entry.is_unconstrained()) {
+    return Correction{dim, entry, Reason::kUnconstrained, 0, 0};
+  }
+  int64_t known = 0;
+  int64_t parts = 1;
+  for (const AxisName& name : entry.axes()) {
+    const std::optional<int64_t> axis = name.has_value() ? mesh.FindAxis(*name) : std::nullopt;
+    if (!axis.has_value()) {
+      continue;
+    }
+    ++known;
+    // A repeated axis counts each time, so the product has no bound of its own.
+    const int64_t size = mesh.axes()[static_cast<size_t>(*axis)].size;
+    parts = parts > kSaturated / size ? kSaturated : parts * size;
+  }
+  const auto named = static_cast<int64_t>(entry.axes().size());
+  if (known != named) {
+    return Correction{dim, entry, Reason::kAxisNotInMesh, known, named};
+  }
+  if (extent % parts != 0) {
+    return Correction{dim, entry, Reason::kNotDivisible, extent, parts};
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::string Correction::ToString() const {
+  const std::string subject =
+      dim < 0 ? std::string("not partitioned, ")
+              : StrCat("dimension ", dim, ": ", requested.ToString(), " dropped, ");
+  switch (reason) {
+    case Reason::kNotDivisible:
+      return StrCat(subject, have, " is not divisible by ", need);
+    case Reason::kAxisNotInMesh:
+      return StrCat(subject, "the mesh has ", have, " of its ", need, " axes");
+    case Reason::kRankTruncated:
+      return StrCat(subject, "the tensor has ", have, " dimensions and the spec ", need);
+    case Reason::kBelowMinSize:
+      return StrCat(subject, have, " elements are fewer than the least of ", need);
+    case Reason::kUnconstrained:
+      return StrCat(subject, "it asks for nothing definite");
+    default:
+      return StrCat(subject, ReasonName(reason));
+  }
+}
+
+absl::StatusOr<CorrectionResult> Correct(const PartitionSpec& spec, absl::Span<const int64_t> shape,
+                                         const Mesh& mesh) {
+  if (mesh.empty()) {
+    return WithPythonType(
+        WithReason(absl::FailedPreconditionError(
+                       "there is no mesh to correct the spec against; name one in the request"),
+                   Reason::kNoMesh),
+        "AssertionError");
+  }
+  const auto rank = static_cast<int64_t>(shape.size());
+  CorrectionResult result;
+  std::vector<SpecEntry> kept;
+  bool any_kept = false;
+  for (int64_t dim = 0; dim < rank && !spec.empty(); ++dim) {
+    const SpecEntry& entry = spec.entry(dim);
+    std::optional<Correction> objection =
+        Objection(entry, dim, shape[static_cast<size_t>(dim)], mesh);
+    if (objection.has_value()) {
+      result.corrections.push_back(*std::move(objection));
+      kept.push_back(SpecEntry::None());
+    } else {
+      any_kept = any_kept || !entry.is_none();
+      kept.push_back(entry);
+    }
+  }
+  for (int64_t dim = rank; dim < spec.size(); ++dim) {
+    if (!spec.entry(dim).is_none()) {
+      result.corrections.push_back(
+          {dim, spec.entry(dim), Reason::kRankTruncated, rank, spec.size()});
+    }
+  }
+  if (!any_kept) {
+    kept.clear();
+  }
+  result.effective = PartitionSpec(
+      std::move(kept), std::vector<std::string>(spec.unreduced().begin(), spec.unreduced().end()));
+  SHARDMESH_RETURN_IF_ERROR(CheckDistinctAxes(result.effective));
+  return result;
+}
+
+absl::StatusOr<std::optional<CorrectionResult>> CorrectConstraint(const PartitionSpec& spec,
+                                                                  absl::Span<const int64_t> shape,
+                                                                  const Mesh& mesh) {
+  if (mesh.empty() || spec.empty()) {
+    return std::nullopt;
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(CorrectionResult result, Correct(spec, shape, mesh));
+  return std::optional<CorrectionResult>(std::move(result));
+}
+
+}  // namespace shardmesh

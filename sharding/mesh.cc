@@ -1,0 +1,273 @@
+// Checks, text and coordinate arithmetic of meshes.
+#include "sharding/mesh.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
+#include "sharding/axis_value.h"
+#include "sharding/reason.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+
+namespace shardmesh {
+namespace {
+
+absl::Status InvalidMesh(std::string_view message) {
+  return InvalidArgument(Reason::kInvalidMesh, message);
+}
+
+absl::Status SizeMismatch(std::string_view message) {
+  return InvalidArgument(Reason::kMeshSizeMismatch, message);
+}
+
+std::string AxesToString(absl::Span<const MeshAxis> axes) {
+  return StrJoin(axes, ",", [](std::string* out, const MeshAxis& axis) {
+    StrAppend(out, axis.name, "=", axis.size);
+  });
+}
+
+absl::Status CheckNames(absl::Span<const MeshAxis> axes) {
+  for (size_t i = 0; i < axes.size(); ++i) {
+    if (axes[i].name.empty()) {
+      return InvalidMesh(StrCat("axis ", i, " of the mesh has no name"));
+    }
+    for (size_t j = 0; j < i; ++j) {
+      if (axes[j].name == axes[i].name) {
+        return InvalidArgument(Reason::kDuplicateAxis,
+                               StrCat("the mesh ", AxesToString(axes), " names the axis ",
+                                      PythonRepr(axes[i].name), " twice; rename one"));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Keeps each name's first place and last size, as a Python dict made of the pairs would.
+void MergeRepeatedNames(std::vector<MeshAxis>& axes) {
+  std::vector<MeshAxis> merged;
+  for (MeshAxis& axis : axes) {
+    const auto first = std::find_if(merged.begin(), merged.end(), [&axis](const MeshAxis& seen) {
+      return seen.name == axis.name;
+    });
+    if (first != merged.end()) {
+      first->size = axis.size;
+    } else {
+      merged.push_back(std::move(axis));
+    }
+  }
+  axes = std::move(merged);
+}
+
+// The product of the sizes, leaving out `skipped` (an index, or -1 for none).
+absl::StatusOr<int64_t> ProductOfSizes(absl::Span<const MeshAxis> axes, int64_t skipped) {
+  int64_t product = 1;
+  for (size_t i = 0; i < axes.size(); ++i) {
+    if (static_cast<int64_t>(i) == skipped) {
+      continue;
+    }
+    // Both factors are at most 2^31, or the product is already over the limit and refused.
+    if (axes[i].size > kMaxMeshDevices || product * axes[i].size > kMaxMeshDevices) {
+      return InvalidArgument(
+          Reason::kLimitExceeded,
+          StrCat("the mesh ", AxesToString(axes), " has more than ", kMaxMeshDevices, " devices"));
+    }
+    product *= axes[i].size;
+  }
+  return product;
+}
+
+// Replaces a size of -1, checks the others, and returns the number of devices.
+absl::StatusOr<int64_t> SettleSizes(std::vector<MeshAxis>& axes, const MeshOptions& options) {
+  const int64_t least = options.allow_degenerate ? 0 : 1;
+  int64_t inferred = -1;
+  for (size_t i = 0; i < axes.size(); ++i) {
+    if (axes[i].size == -1) {
+      if (inferred >= 0) {
+        return InvalidMesh(StrCat("the mesh ", AxesToString(axes),
+                                  " leaves two sizes to be inferred; give one of them"));
+      }
+      inferred = static_cast<int64_t>(i);
+    } else if (axes[i].size < least) {
+      return InvalidMesh(StrCat("axis ", PythonRepr(axes[i].name), " of the mesh has size ",
+                                axes[i].size, "; sizes are ", least,
+                                " or more, or -1 to be inferred"));
+    }
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(int64_t product, ProductOfSizes(axes, inferred));
+  if (inferred >= 0) {
+    if (!options.device_count.has_value()) {
+      return InvalidMesh(StrCat("the mesh ", AxesToString(axes),
+                                " leaves a size to be inferred, but the number of devices is "
+                                "not known here; give every size"));
+    }
+    const int64_t count = *options.device_count;
+    if (product == 0 || count < product || count % product != 0 || count > kMaxMeshDevices) {
+      return SizeMismatch(StrCat("the given sizes of the mesh ", AxesToString(axes),
+                                 " multiply to ", product, ", which does not divide ", count,
+                                 " devices"));
+    }
+    axes[static_cast<size_t>(inferred)].size = count / product;
+    return count;
+  }
+  if (options.device_count.has_value() && product != *options.device_count) {
+    return SizeMismatch(StrCat("the mesh ", AxesToString(axes), " needs ", product,
+                               " devices and there are ", *options.device_count));
+  }
+  return product;
+}
+
+absl::Status CheckGlobalIds(absl::Span<const int64_t> ids, int64_t size) {
+  if (static_cast<int64_t>(ids.size()) != size) {
+    return SizeMismatch(StrCat("the mesh has ", size, " positions and ", ids.size(),
+                               " device ids; give one id per position"));
+  }
+  absl::flat_hash_map<int64_t, DeviceId> seen;
+  for (int64_t device = 0; device < size; ++device) {
+    const int64_t id = ids[static_cast<size_t>(device)];
+    if (id < 0) {
+      return InvalidMesh(StrCat("device id ", id, " at position ", device, " is negative"));
+    }
+    const auto [it, inserted] = seen.emplace(id, device);
+    if (!inserted) {
+      return InvalidMesh(StrCat("device id ", id, " stands at positions ", it->second, " and ",
+                                device, "; each device has one position"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+Mesh::Mesh() {
+  static const auto& kEmpty = *new std::shared_ptr<const Rep>(std::make_shared<const Rep>());
+  rep_ = kEmpty;
+}
+
+absl::StatusOr<Mesh> Mesh::Create(std::vector<MeshAxis> axes, MeshOptions options) {
+  if (static_cast<int64_t>(axes.size()) > kMaxMeshAxes) {
+    return InvalidArgument(
+        Reason::kLimitExceeded,
+        StrCat("a mesh of ", axes.size(), " axes is over the limit of ", kMaxMeshAxes));
+  }
+  for (const MeshAxis& axis : axes) {
+    if (axis.name.size() > kMaxAxisNameBytes) {
+      return InvalidArgument(Reason::kLimitExceeded,
+                             StrCat("an axis name of ", axis.name.size(),
+                                    " bytes is over the limit of ", kMaxAxisNameBytes));
+    }
+  }
+  if (options.allow_degenerate) {
+    MergeRepeatedNames(axes);
+  } else {
+    SHARDMESH_RETURN_IF_ERROR(CheckNames(axes));
+  }
+  if (axes.empty()) {
+    if (options.allow_degenerate) {
+      return Mesh();
+    }
+    return InvalidMesh("a mesh needs at least one axis, such as dp=1");
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const int64_t size, SettleSizes(axes, options));
+
+  auto rep = std::make_shared<Rep>();
+  rep->size = size;
+  rep->axes = std::move(axes);
+  rep->strides.resize(rep->axes.size());
+  int64_t stride = 1;
+  for (size_t i = rep->axes.size(); i-- > 0;) {
+    rep->strides[i] = stride;
+    stride *= rep->axes[i].size;
+  }
+  if (!options.global_ids.empty()) {
+    SHARDMESH_RETURN_IF_ERROR(CheckGlobalIds(options.global_ids, size));
+    bool is_identity = true;
+    for (int64_t device = 0; device < size; ++device) {
+      is_identity = is_identity && options.global_ids[static_cast<size_t>(device)] == device;
+    }
+    if (!is_identity) {
+      rep->global_ids = std::move(options.global_ids);
+      for (int64_t device = 0; device < size; ++device) {
+        rep->device_of_global_id.emplace(rep->global_ids[static_cast<size_t>(device)], device);
+      }
+    }
+  }
+  return Mesh(std::move(rep));
+}
+
+absl::StatusOr<Mesh> Mesh::Parse(std::string_view text, MeshOptions options) {
+  SHARDMESH_ASSIGN_OR_RETURN(std::vector<MeshAxis> axes, ParseMeshAxes(text));
+  return Create(std::move(axes), std::move(options));
+}
+
+std::optional<int64_t> Mesh::FindAxis(std::string_view name) const {
+  for (size_t i = 0; i < rep_->axes.size(); ++i) {
+    if (rep_->axes[i].name == name) {
+      return static_cast<int64_t>(i);
+    }
+  }
+  return std::nullopt;
+}
+
+MeshCoordinates Mesh::CoordinatesOf(DeviceId device) const {
+  MeshCoordinates coordinates;
+  for (int64_t axis = 0; axis < axis_count(); ++axis) {
+    coordinates.push_back(CoordinateOf(device, axis));
+  }
+  return coordinates;
+}
+
+DeviceId Mesh::DeviceAt(absl::Span<const int64_t> coordinates) const {
+  DeviceId device = 0;
+  for (size_t i = 0; i < coordinates.size(); ++i) {
+    device += coordinates[i] * rep_->strides[i];
+  }
+  return device;
+}
+
+int64_t Mesh::GlobalIdOf(DeviceId device) const {
+  return rep_->global_ids.empty() ? device : rep_->global_ids[static_cast<size_t>(device)];
+}
+
+std::optional<DeviceId> Mesh::DeviceOfGlobalId(int64_t global_id) const {
+  if (rep_->global_ids.empty()) {
+    if (global_id < 0 || global_id >= size()) {
+      return std::nullopt;
+    }
+    return global_id;
+  }
+  const auto it = rep_->device_of_global_id.find(global_id);
+  if (it == rep_->device_of_global_id.end()) {
+    return std::nullopt;
+  }
+  return it->second;
+}
+
+std::string Mesh::ToString() const { return axes().empty() ? "(empty)" : AxesToString(axes()); }
+
+bool operator==(const Mesh& a, const Mesh& b) {
+  return a.rep_ == b.rep_ ||
+         (a.rep_->axes == b.rep_->axes && a.rep_->global_ids == b.rep_->global_ids);
+}
+
+absl::StatusOr<std::vector<MeshAxis>> ParseMeshAxes(std::string_view text) {
+  std::vector<MeshAxis> axes;
+  for (const absl::string_view view : absl::StrSplit(ToAbsl(text), ',')) {
+    const std::string_view piece = ToStd(view);
+    const size_t separator = piece.find_first_of("=:");
+    MeshAxis axis;
+    if (separator != std::string_view::npos) {
+      axis.name = std::string(absl::StripAsciiWhitespace(view.substr(0, separator)));
+    }
+    if (axis.name.empty() || !absl::SimpleAtoi(view.substr(separator + 1), &axis.size)) {
+      return InvalidMesh(StrCat(PythonRepr(piece), " in the mesh ", PythonRepr(text),
+                                " is not an axis; write NAME=SIZE, as in dp=2,tp=4"));
+    }
+    axes.push_back(std::move(axis));
+  }
+  return axes;
+}
+
+}  // namespace shardmesh

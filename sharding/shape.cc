@@ -1,0 +1,51 @@
+// Checks and texts of shapes.
+#include "sharding/shape.h"
+
+#include <limits>
+
+#include "absl/numeric/int128.h"
+#include "sharding/reason.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+
+namespace shardmesh {
+
+absl::StatusOr<int64_t> ElementCount(absl::Span<const int64_t> shape) {
+  if (static_cast<int64_t>(shape.size()) > kMaxRank) {
+    return InvalidArgument(
+        Reason::kInvalidShape,
+        StrCat("a shape of ", shape.size(), " dimensions is over the limit of ", kMaxRank));
+  }
+  // A later extent of 0 makes any count 0, so the product is judged only at the end; 16 factors
+  // below 2^63 do not fit 128 bits, hence the saturation.
+  constexpr absl::uint128 kLimit = std::numeric_limits<int64_t>::max();
+  absl::uint128 count = 1;
+  bool has_zero = false;
+  for (size_t dim = 0; dim < shape.size(); ++dim) {
+    if (shape[dim] < 0) {
+      return InvalidArgument(Reason::kInvalidShape,
+                             StrCat("dimension ", dim, " of the shape ", ShapeToString(shape),
+                                    " is negative; extents are 0 or more"));
+    }
+    has_zero = has_zero || shape[dim] == 0;
+    if (count <= kLimit) {
+      count *= static_cast<absl::uint128>(shape[dim]);
+    }
+  }
+  if (has_zero) {
+    return 0;
+  }
+  if (count > kLimit) {
+    return InvalidArgument(Reason::kInvalidShape, StrCat("the shape ", ShapeToString(shape),
+                                                         " has more than 2^63 - 1 elements"));
+  }
+  return static_cast<int64_t>(count);
+}
+
+absl::Status CheckShape(absl::Span<const int64_t> shape) { return ElementCount(shape).status(); }
+
+std::string ShapeToString(absl::Span<const int64_t> shape) {
+  return StrCat("(", StrJoin(shape, ", "), shape.size() == 1 ? ",)" : ")");
+}
+
+}  // namespace shardmesh

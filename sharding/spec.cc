@@ -1,0 +1,221 @@
+// Normalisation, text and comparison of partition specs.
+#include "sharding/spec.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "sharding/reason.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+
+namespace shardmesh {
+namespace {
+
+absl::Status InvalidSpec(std::string_view message) {
+  return InvalidArgument(Reason::kInvalidSpec, message);
+}
+
+// Calls `visit` with each axis name of the entries, in order, repeats included.
+template <typename Visit>
+void ForEachAxisName(absl::Span<const SpecEntry> entries, Visit visit) {
+  for (const SpecEntry& entry : entries) {
+    for (const AxisName& axis : entry.axes()) {
+      if (axis.has_value()) {
+        visit(*axis);
+      }
+    }
+  }
+}
+
+bool Contains(absl::Span<const std::string> names, std::string_view name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+// Size of an axis; 1 for one that the mesh does not have.
+int64_t SizeOf(const Mesh& mesh, std::string_view name) {
+  const std::optional<int64_t> axis = mesh.FindAxis(name);
+  return axis.has_value() ? mesh.axes()[static_cast<size_t>(*axis)].size : 1;
+}
+
+// The axes of an entry that have more than one device.
+std::vector<std::string_view> SplittingAxes(const SpecEntry& entry, const Mesh& mesh) {
+  std::vector<std::string_view> names;
+  for (const AxisName& axis : entry.axes()) {
+    if (axis.has_value() && SizeOf(mesh, *axis) != 1) {
+      names.push_back(*axis);
+    }
+  }
+  return names;
+}
+
+std::vector<std::string_view> SplittingUnreduced(const PartitionSpec& spec, const Mesh& mesh) {
+  std::vector<std::string_view> names;
+  for (const std::string& axis : spec.unreduced()) {
+    if (SizeOf(mesh, axis) != 1) {
+      names.push_back(axis);
+    }
+  }
+  return names;
+}
+
+}  // namespace
+
+SpecEntry SpecEntry::Unconstrained() {
+  SpecEntry entry;
+  entry.unconstrained_ = true;
+  return entry;
+}
+
+SpecEntry SpecEntry::Axes(std::vector<AxisName> axes) {
+  SpecEntry entry;
+  if (axes.size() == 1 && !axes[0].has_value()) {
+    return entry;
+  }
+  entry.axes_.assign(std::make_move_iterator(axes.begin()), std::make_move_iterator(axes.end()));
+  return entry;
+}
+
+SpecEntry SpecEntry::Axis(std::string name) {
+  SpecEntry entry;
+  entry.axes_.emplace_back(std::move(name));
+  return entry;
+}
+
+absl::StatusOr<SpecEntry> SpecEntry::Create(const AxisValue& value) {
+  switch (value.kind()) {
+    case AxisValue::Kind::kNone:
+      return None();
+    case AxisValue::Kind::kUnconstrained:
+      return Unconstrained();
+    case AxisValue::Kind::kName:
+      return value.name().empty() ? None() : Axis(value.name());
+    case AxisValue::Kind::kNotGiven:
+      return InvalidSpec("a value that is not given cannot partition a dimension");
+    case AxisValue::Kind::kTuple:
+    case AxisValue::Kind::kList:
+      break;
+  }
+  if (value.entries().size() == 1 && value.entries()[0].is_unconstrained()) {
+    return Unconstrained();
+  }
+  std::vector<AxisName> axes;
+  axes.reserve(value.entries().size());
+  for (const AxisValue& entry : value.entries()) {
+    if (entry.is_none()) {
+      axes.push_back(std::nullopt);
+    } else if (entry.is_name()) {
+      axes.push_back(entry.name());
+    } else {
+      return InvalidSpec(StrCat("the axes ", value.ToString(), " hold ", entry.ToString(),
+                                "; a tuple of axes holds names alone, and no tuple"));
+    }
+  }
+  return Axes(std::move(axes));
+}
+
+AxisValue SpecEntry::ToAxisValue() const {
+  if (unconstrained_) {
+    return AxisValue::Unconstrained();
+  }
+  std::vector<AxisValue> entries;
+  entries.reserve(axes_.size());
+  for (const AxisName& axis : axes_) {
+    entries.push_back(axis.has_value() ? AxisValue::Name(*axis) : AxisValue::None());
+  }
+  if (entries.empty()) {
+    return AxisValue::None();
+  }
+  return entries.size() == 1 ? entries[0] : AxisValue::Tuple(std::move(entries));
+}
+
+PartitionSpec::PartitionSpec(std::vector<SpecEntry> entries, std::vector<std::string> unreduced)
+    : entries_(std::move(entries)), unreduced_(std::move(unreduced)) {
+  std::sort(unreduced_.begin(), unreduced_.end());
+  unreduced_.erase(std::unique(unreduced_.begin(), unreduced_.end()), unreduced_.end());
+}
+
+absl::StatusOr<PartitionSpec> PartitionSpec::Create(absl::Span<const AxisValue> entries,
+                                                    std::vector<std::string> unreduced) {
+  std::vector<SpecEntry> normalised;
+  normalised.reserve(entries.size());
+  for (size_t dim = 0; dim < entries.size(); ++dim) {
+    absl::StatusOr<SpecEntry> entry = SpecEntry::Create(entries[dim]);
+    if (!entry.ok()) {
+      return InvalidSpec(StrCat("dimension ", dim, ": ", entry.status().message()));
+    }
+    normalised.push_back(*std::move(entry));
+  }
+  return PartitionSpec(std::move(normalised), std::move(unreduced));
+}
+
+const SpecEntry& PartitionSpec::entry(int64_t dim) const {
+  static const SpecEntry& kNone = *new SpecEntry();
+  return dim < size() ? entries_[static_cast<size_t>(dim)] : kNone;
+}
+
+std::vector<std::string> PartitionSpec::AxisNames() const {
+  std::vector<std::string> names;
+  ForEachAxisName(entries_, [&names](const std::string& name) {
+    if (!Contains(names, name)) {
+      names.push_back(name);
+    }
+  });
+  return names;
+}
+
+std::vector<std::string> PartitionSpec::DuplicateAxes() const {
+  std::vector<std::string> duplicates;
+  for (const std::string& name : AxisNames()) {
+    int64_t count = Contains(unreduced_, name) ? 1 : 0;
+    ForEachAxisName(entries_, [&](const std::string& other) { count += other == name ? 1 : 0; });
+    if (count > 1) {
+      duplicates.push_back(name);
+    }
+  }
+  return duplicates;
+}
+
+std::string PartitionSpec::ToString() const {
+  std::vector<std::string> parts;
+  for (const SpecEntry& entry : entries_) {
+    parts.push_back(entry.ToString());
+  }
+  if (!unreduced_.empty()) {
+    parts.push_back(StrCat("unreduced={",
+                           StrJoin(unreduced_, ", ",
+                                   [](std::string* out, const std::string& name) {
+                                     StrAppend(out, PythonRepr(name));
+                                   }),
+                           "}"));
+  }
+  return StrCat("P(", StrJoin(parts, ", "), ")");
+}
+
+absl::Status CheckDistinctAxes(const PartitionSpec& spec) {
+  const std::vector<std::string> duplicates = spec.DuplicateAxes();
+  if (duplicates.empty()) {
+    return absl::OkStatus();
+  }
+  return InvalidArgument(
+      Reason::kDuplicateAxis,
+      StrCat("the spec ", spec.ToString(), " uses the mesh axis ", PythonRepr(duplicates[0]),
+             " more than once; an axis may partition one dimension, once"),
+      "DuplicateSpecError");
+}
+
+bool Equivalent(const PartitionSpec& a, const PartitionSpec& b, const Mesh& mesh, int64_t rank) {
+  for (int64_t dim = 0; dim < rank; ++dim) {
+    if (SplittingAxes(a.entry(dim), mesh) != SplittingAxes(b.entry(dim), mesh)) {
+      return false;
+    }
+  }
+  return SplittingUnreduced(a, mesh) == SplittingUnreduced(b, mesh);
+}
+
+bool FullyReplicated(const PartitionSpec& spec, const Mesh& mesh) {
+  return std::all_of(spec.entries().begin(), spec.entries().end(),
+                     [&](const SpecEntry& entry) { return SplittingAxes(entry, mesh).empty(); }) &&
+         SplittingUnreduced(spec, mesh).empty();
+}
+
+}  // namespace shardmesh
