@@ -1,0 +1,67 @@
+// Names of modes, and the mode that a shape tells.
+#include "sharding/mode.h"
+
+#include <array>
+
+#include "absl/status/status.h"
+#include "sharding/nearest_name.h"
+#include "sharding/reason.h"
+#include "sharding/shape.h"
+#include "sharding/str_cat.h"
+
+namespace shardmesh {
+namespace {
+
+// By the enum's value.
+constexpr std::array<std::string_view, 4> kNames = {"__train__", "__prefill__",
+                                                    "__autoregressive__", "__insert__"};
+
+}  // namespace
+
+std::string_view RuntimeModeName(RuntimeMode mode) { return kNames[static_cast<size_t>(mode)]; }
+
+absl::StatusOr<Mode> Mode::Parse(std::string_view name, Compatibility compatibility) {
+  for (size_t i = 0; i < kNames.size(); ++i) {
+    if (name == kNames[i]) return Mode(static_cast<RuntimeMode>(i));
+  }
+  if (compatibility == Compatibility::kExact) return Mode(RuntimeMode::kTrain);
+  const std::string framed = name.starts_with('_') ? std::string(name) : StrCat("__", name, "__");
+  return InvalidArgument(Reason::kUnknownMode,
+                         StrCat("unknown mode \"", name, "\"; the modes are ",
+                                StrJoin(kNames, ", "), DidYouMean(framed, kNames)));
+}
+
+absl::StatusOr<RuntimeMode> Mode::Resolve(std::optional<absl::Span<const int64_t>> shape) const {
+  if (const auto* mode = std::get_if<RuntimeMode>(&value_)) return *mode;
+  const int64_t dim = std::get<int64_t>(value_);
+  if (!shape.has_value()) {
+    return InvalidArgument(
+        Reason::kMissingArgument,
+        StrCat("the mode is to be told from dimension ", dim,
+               ", but no shape is given; give the tensor's shape or name a mode"));
+  }
+  const auto rank = static_cast<int64_t>(shape->size());
+  if (dim < -rank || dim >= rank) {
+    return InvalidArgument(
+        Reason::kInvalidDimension,
+        StrCat("the mode is to be told from dimension ", dim, ", which a tensor of shape ",
+               ShapeToString(*shape), " does not have"),
+        "IndexError");
+  }
+  const int64_t extent = (*shape)[static_cast<size_t>(dim < 0 ? dim + rank : dim)];
+  return extent == 1 ? RuntimeMode::kAutoregressive : RuntimeMode::kTrain;
+}
+
+std::optional<int64_t> Mode::dimension() const {
+  const auto* dim = std::get_if<int64_t>(&value_);
+  return dim == nullptr ? std::nullopt : std::optional<int64_t>(*dim);
+}
+
+std::string Mode::ToString() const {
+  if (const auto* mode = std::get_if<RuntimeMode>(&value_)) {
+    return std::string(RuntimeModeName(*mode));
+  }
+  return StrCat("dimension ", std::get<int64_t>(value_));
+}
+
+}  // namespace shardmesh

@@ -1,0 +1,682 @@
+// Resolution of a profile's fields, and of semantic axes through it.
+#include "sharding/partition_axis.h"
+
+#include <array>
+#include <cstddef>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "sharding/mesh.h"
+#include "sharding/nearest_name.h"
+#include "sharding/reason.h"
+#include "sharding/semantic_axis.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+
+namespace shardmesh {
+namespace {
+
+constexpr size_t kFieldCount = static_cast<size_t>(kAxisFieldCount);
+
+constexpr size_t IndexOf(AxisField field) { return static_cast<size_t>(field); }
+
+constexpr std::array<std::string_view, kFieldCount> kFieldNames = {
+    "data_parallel_axis",
+    "fully_sharded_data_parallel_axis",
+    "tensor_parallel_axis",
+    "sequence_parallel_axis",
+    "expert_parallel_axis",
+    "batch_axis",
+    "sequence_axis",
+    "query_sequence_axis",
+    "head_axis",
+    "kv_head_axis",
+    "key_sequence_axis",
+    "hidden_state_axis",
+    "mlp_intermediate_axis",
+    "vocab_axis",
+    "expert_axis",
+    "expert_gate_axis",
+    "attention_dim_axis",
+    "attention_kv_dim_axis",
+    "bias_head_sequence_axis",
+    "bias_key_sequence_axis",
+    "decode_batch_axis",
+    "decode_query_sequence_axis",
+    "decode_head_axis",
+    "decode_kv_head_axis",
+    "decode_key_sequence_axis",
+    "decode_attention_dim_axis",
+    "decode_attention_kv_dim_axis",
+};
+
+constexpr std::array<SemanticName, 21> kSemanticNames = {{
+    {semantic::kBatch, AxisField::kBatch},
+    {semantic::kLength, AxisField::kSequence},
+    {semantic::kQueryLength, AxisField::kQuerySequence},
+    {semantic::kKvLength, AxisField::kKeySequence},
+    {semantic::kEmbed, AxisField::kHiddenState},
+    {semantic::kHead, AxisField::kHead},
+    {semantic::kKvHead, AxisField::kKvHead},
+    {semantic::kMlpIntermediate, AxisField::kMlpIntermediate},
+    {semantic::kVocab, AxisField::kVocab},
+    {semantic::kExpert, AxisField::kExpert},
+    {semantic::kExpertGate, AxisField::kExpertGate},
+    {semantic::kHeadDim, AxisField::kAttentionDim},
+    {semantic::kKvHeadDim, AxisField::kAttentionKvDim},
+    {semantic::kBiasHeadSeq, AxisField::kBiasHeadSequence},
+    {semantic::kBiasKvSeq, AxisField::kBiasKeySequence},
+    {semantic::kEmpty, std::nullopt},
+    {semantic::kDataParallel, AxisField::kDataParallel},
+    {semantic::kFullyShardedDataParallel, AxisField::kFullyShardedDataParallel},
+    {semantic::kTensorParallel, AxisField::kTensorParallel},
+    {semantic::kSequenceParallel, AxisField::kSequenceParallel},
+    {semantic::kExpertParallel, AxisField::kExpertParallel},
+}};
+
+bool IsSequence(const AxisValue& value) { return value.is_tuple() || value.is_list(); }
+
+bool IsEmptyAxis(const AxisValue& axis) {
+  return axis.is_none() || (axis.is_name() && axis.name() == semantic::kEmpty);
+}
+
+// Whether a name can only be meant as a semantic one.
+bool LooksSemantic(std::string_view name) { return name.starts_with("__") && name.ends_with("__"); }
+
+// Python cannot look up a list, nor a tuple that holds one.
+bool HoldsList(const AxisValue& value) {
+  if (value.is_list()) return true;
+  for (const AxisValue& entry : value.entries()) {
+    if (HoldsList(entry)) return true;
+  }
+  return false;
+}
+
+// Appends the entries of `value`, those of its tuples and lists in their place, or itself.
+void AppendFlat(const AxisValue& value, std::vector<AxisValue>& out) {
+  if (!IsSequence(value)) {
+    out.push_back(value);
+    return;
+  }
+  for (const AxisValue& entry : value.entries()) AppendFlat(entry, out);
+}
+
+AxisValue Flattened(const AxisValue& value) {
+  if (!IsSequence(value)) return value;
+  std::vector<AxisValue> entries;
+  AppendFlat(value, entries);
+  return value.is_tuple() ? AxisValue::Tuple(std::move(entries))
+                          : AxisValue::List(std::move(entries));
+}
+
+// What a field that was not given gets, from fields before it; kNotGiven where no rule says.
+AxisValue RuleOf(AxisField field, const std::array<AxisValue, kFieldCount>& resolved) {
+  const auto value = [&](AxisField from) { return resolved[IndexOf(from)]; };
+  switch (field) {
+    case AxisField::kBatch:
+      return AxisValue::Tuple(
+          {value(AxisField::kFullyShardedDataParallel), value(AxisField::kDataParallel)});
+    case AxisField::kSequence:
+    case AxisField::kQuerySequence:
+    case AxisField::kKeySequence:
+      return value(AxisField::kSequenceParallel);
+    case AxisField::kHead:
+    case AxisField::kKvHead:
+    case AxisField::kHiddenState:
+    case AxisField::kMlpIntermediate:
+    case AxisField::kVocab:
+      return value(AxisField::kTensorParallel);
+    case AxisField::kExpert:
+      return value(AxisField::kExpertParallel);
+    case AxisField::kDecodeBatch:
+      return value(AxisField::kBatch);
+    case AxisField::kDecodeHead:
+      return value(AxisField::kHead);
+    case AxisField::kDecodeKvHead:
+      return value(AxisField::kKvHead);
+    case AxisField::kDecodeKeySequence:
+      return value(AxisField::kKeySequence);
+    default:
+      return AxisValue::NotGiven();
+  }
+}
+
+// What a field that is left out starts from.
+AxisValue DefaultOf(AxisField field) {
+  switch (field) {
+    case AxisField::kDataParallel:
+      return AxisValue::Name("dp");
+    case AxisField::kFullyShardedDataParallel:
+      return AxisValue::Name("fsdp");
+    case AxisField::kTensorParallel:
+      return AxisValue::Name("tp");
+    case AxisField::kSequenceParallel:
+      return AxisValue::Name("sp");
+    case AxisField::kExpertParallel:
+      return AxisValue::Name("ep");
+    case AxisField::kExpertGate:
+    case AxisField::kAttentionDim:
+    case AxisField::kAttentionKvDim:
+    case AxisField::kBiasHeadSequence:
+    case AxisField::kBiasKeySequence:
+    case AxisField::kDecodeQuerySequence:
+    case AxisField::kDecodeAttentionDim:
+    case AxisField::kDecodeAttentionKvDim:
+      return AxisValue::None();
+    default:
+      return AxisValue::NotGiven();
+  }
+}
+
+absl::StatusOr<std::array<AxisValue, kFieldCount>> ResolveFields(
+    absl::Span<const FieldValue> given) {
+  std::array<const AxisValue*, kFieldCount> by_field{};
+  for (const FieldValue& field_value : given) {
+    const std::optional<AxisField> field = FindAxisField(field_value.field);
+    if (!field.has_value()) {
+      return InvalidArgument(Reason::kUnknownField,
+                             StrCat("\"", field_value.field, "\" is not a field of a profile",
+                                    DidYouMean(field_value.field, kFieldNames)),
+                             "TypeError");
+    }
+    if (std::exchange(by_field[IndexOf(*field)], &field_value.value) != nullptr) {
+      return InvalidArgument(Reason::kUnknownField,
+                             StrCat("field ", field_value.field, " is given twice"), "TypeError");
+    }
+  }
+  std::array<AxisValue, kFieldCount> resolved;
+  for (size_t i = 0; i < kFieldCount; ++i) {
+    const auto field = static_cast<AxisField>(i);
+    resolved[i] = by_field[i] != nullptr ? *by_field[i] : DefaultOf(field);
+    if (!resolved[i].is_given()) resolved[i] = RuleOf(field, resolved);
+    if (!resolved[i].is_given()) {
+      return InvalidArgument(Reason::kUnresolvedField,
+                             StrCat("field ", kFieldNames[i],
+                                    " is given as \"not given\", and no rule resolves it; "
+                                    "leave it out or give it a value"));
+    }
+  }
+  return resolved;
+}
+
+}  // namespace
+
+std::string_view AxisFieldName(AxisField field) { return kFieldNames[IndexOf(field)]; }
+
+std::optional<AxisField> FindAxisField(std::string_view name) {
+  for (size_t i = 0; i < kFieldCount; ++i) {
+    if (kFieldNames[i] == name) return static_cast<AxisField>(i);
+  }
+  return std::nullopt;
+}
+
+absl::Span<const std::string_view> AxisFieldNames() { return kFieldNames; }
+
+std::optional<AxisField> GenerationVariant(AxisField field) {
+  switch (field) {
+    case AxisField::kBatch:
+      return AxisField::kDecodeBatch;
+    case AxisField::kQuerySequence:
+      return AxisField::kDecodeQuerySequence;
+    case AxisField::kKeySequence:
+      return AxisField::kDecodeKeySequence;
+    case AxisField::kHead:
+      return AxisField::kDecodeHead;
+    case AxisField::kKvHead:
+      return AxisField::kDecodeKvHead;
+    case AxisField::kAttentionDim:
+      return AxisField::kDecodeAttentionDim;
+    case AxisField::kAttentionKvDim:
+      return AxisField::kDecodeAttentionKvDim;
+    default:
+      return std::nullopt;
+  }
+}
+
+absl::Span<const SemanticName> BuiltInSemanticNames() { return kSemanticNames; }
+
+// Everything that resolution looks up, computed once.
+struct PartitionAxis::Rep {
+  // A value as both compatibilities answer it, as itself and as an entry of a spec.
+  struct Answer {
+    explicit Answer(const AxisValue& exact_value)
+        : exact(exact_value),
+          flat(Flattened(exact_value)),
+          exact_entry(SpecEntry::Create(exact)),
+          flat_entry(SpecEntry::Create(flat)) {}
+
+    const AxisValue& value(Compatibility compatibility) const {
+      return compatibility == Compatibility::kExact ? exact : flat;
+    }
+    const absl::StatusOr<SpecEntry>& entry(Compatibility compatibility) const {
+      return compatibility == Compatibility::kExact ? exact_entry : flat_entry;
+    }
+
+    AxisValue exact;
+    AxisValue flat;
+    absl::StatusOr<SpecEntry> exact_entry;
+    absl::StatusOr<SpecEntry> flat_entry;
+  };
+
+  // Where a semantic name's answers are, in `answers`.
+  struct Places {
+    size_t train;
+    size_t generation;
+    size_t in(RuntimeMode mode) const { return IsGeneration(mode) ? generation : train; }
+  };
+
+  // Where the answers of a field are.
+  Places PlacesOf(AxisField field) const {
+    const std::optional<AxisField> variant = GenerationVariant(field);
+    const bool use_variant = variant.has_value() && !fields[IndexOf(*variant)].is_none();
+    return {IndexOf(field), IndexOf(use_variant ? *variant : field)};
+  }
+
+  const Answer* FindName(std::string_view name, RuntimeMode mode) const {
+    const auto it = places.find(ToAbsl(name));
+    return it == places.end() ? nullptr : &answers[it->second.in(mode)];
+  }
+
+  // `UNKNOWN_AXIS`, with the name that was probably meant.
+  absl::Status UnknownAxis(std::string_view what, std::string_view python_type) const;
+
+  // The values of a list's members, in a list.
+  absl::StatusOr<AxisValue> ResolveList(const AxisValue& list, RuntimeMode mode,
+                                        Compatibility compatibility) const;
+  absl::Status AppendMembers(const AxisValue& list, RuntimeMode mode, Compatibility compatibility,
+                             std::vector<AxisValue>& out) const;
+
+  // The value of one axis. An answer that is there already comes as `answer`, any other as `made`.
+  struct Resolved {
+    const Answer* answer = nullptr;
+    AxisValue made;
+  };
+  absl::StatusOr<Resolved> Resolve(const AxisValue& axis, RuntimeMode mode,
+                                   Compatibility compatibility) const;
+
+  // Appends the steps of an axis, or of a list's member, that resolved to `value`.
+  void ExplainName(int64_t dim, std::string_view name, RuntimeMode mode,
+                   std::vector<ExplanationStep>& steps) const;
+  void ExplainMembers(int64_t dim, const AxisValue& list, RuntimeMode mode,
+                      std::vector<ExplanationStep>& steps) const;
+
+  std::array<AxisValue, kFieldCount> fields;
+  std::vector<SemanticAxis> semantic_axes;
+  // The fields', in their order; then two for each further semantic axis, train and generation.
+  std::vector<Answer> answers;
+  absl::flat_hash_map<std::string, Places> places;  // by semantic name, kEmpty not among them
+};
+
+// Resolves a profile's further semantic axes, depth first.
+class PartitionAxis::Builder {
+ public:
+  Builder(Rep& rep, absl::Span<const SemanticAxis> axes) : rep_(rep), axes_(axes) {}
+
+  absl::Status Build() {
+    rep_.answers.reserve(kFieldCount + 2 * axes_.size());
+    for (const AxisValue& value : rep_.fields) rep_.answers.emplace_back(value);
+    for (const SemanticName& name : kSemanticNames) {
+      if (name.field.has_value()) rep_.places.emplace(name.name, rep_.PlacesOf(*name.field));
+    }
+    SHARDMESH_RETURN_IF_ERROR(CheckNames());
+    for (size_t i = 0; i < axes_.size(); ++i) {
+      for (const bool generation : {false, true}) {
+        SHARDMESH_ASSIGN_OR_RETURN(const AxisValue* value, Resolve({i, generation}));
+        rep_.answers.emplace_back(*value);
+      }
+      rep_.places.emplace(axes_[i].name, Rep::Places{kFieldCount + 2 * i, kFieldCount + 2 * i + 1});
+    }
+    rep_.semantic_axes.assign(axes_.begin(), axes_.end());
+    return absl::OkStatus();
+  }
+
+ private:
+  // One of the two values of an axis.
+  struct Node {
+    size_t axis;
+    bool generation;
+    size_t index() const { return 2 * axis + (generation ? 1 : 0); }
+  };
+
+  absl::Status CheckNames() {
+    for (size_t i = 0; i < axes_.size(); ++i) {
+      const std::string& name = axes_[i].name;
+      if (name.empty() || name.size() > kMaxAxisNameBytes) {
+        return InvalidArgument(Reason::kInvalidAxisValue,
+                               StrCat("semantic axis ", i, " has a name of ", name.size(),
+                                      " bytes; 1 to ", kMaxAxisNameBytes, " are allowed"));
+      }
+      if (name == semantic::kEmpty || rep_.places.contains(name) || FindAxisField(name)) {
+        return InvalidArgument(
+            Reason::kInvalidAxisValue,
+            StrCat("semantic axis \"", name,
+                   "\" bears the name of a built-in axis or field; choose another"));
+      }
+      if (!axis_of_name_.emplace(name, i).second) {
+        return InvalidArgument(Reason::kInvalidAxisValue,
+                               StrCat("semantic axis \"", name, "\" is given twice"));
+      }
+    }
+    values_.resize(2 * axes_.size());
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<const AxisValue*> Resolve(Node node) {
+    AxisValue& value = values_[node.index()];
+    if (value.is_given()) return &value;
+    for (size_t i = 0; i < path_.size(); ++i) {
+      if (path_[i].index() == node.index()) return Circle(i);
+    }
+    path_.push_back(node);
+    const SemanticAxis& axis = axes_[node.axis];
+    const bool own = node.generation && axis.generation_value.has_value();
+    std::vector<AxisValue> entries;
+    SHARDMESH_RETURN_IF_ERROR(Append(node, own ? *axis.generation_value : axis.value, entries));
+    path_.pop_back();
+    if (entries.empty()) {
+      value = AxisValue::None();
+    } else {
+      value = entries.size() == 1 ? std::move(entries[0]) : AxisValue::Tuple(std::move(entries));
+    }
+    return &value;
+  }
+
+  // Appends the mesh axes that `value`, part of the value of `node`, stands for.
+  absl::Status Append(Node node, const AxisValue& value, std::vector<AxisValue>& out) {
+    if (IsSequence(value)) {
+      for (const AxisValue& entry : value.entries()) {
+        SHARDMESH_RETURN_IF_ERROR(Append(node, entry, out));
+      }
+      return absl::OkStatus();
+    }
+    if (IsEmptyAxis(value)) {
+      out.push_back(AxisValue::None());
+      return absl::OkStatus();
+    }
+    const std::string& name = value.name();
+    if (!value.is_name() || name.empty()) {
+      return InvalidArgument(
+          Reason::kInvalidAxisValue,
+          StrCat("semantic axis \"", axes_[node.axis].name, "\" stands for ", value.ToString(),
+                 "; it may stand for none, names, and tuples of them"));
+    }
+    if (const auto it = axis_of_name_.find(name); it != axis_of_name_.end()) {
+      SHARDMESH_ASSIGN_OR_RETURN(const AxisValue* referred, Resolve({it->second, node.generation}));
+      AppendFlat(*referred, out);
+      return absl::OkStatus();
+    }
+    const RuntimeMode mode = node.generation ? RuntimeMode::kAutoregressive : RuntimeMode::kTrain;
+    if (const Rep::Answer* answer = rep_.FindName(name, mode); answer != nullptr) {
+      AppendFlat(answer->flat, out);
+      return absl::OkStatus();
+    }
+    if (LooksSemantic(name)) return rep_.UnknownAxis(name, "ValueError");
+    out.push_back(value);
+    return absl::OkStatus();
+  }
+
+  absl::Status Circle(size_t from) const {
+    std::vector<std::string_view> names;
+    for (size_t i = from; i < path_.size(); ++i) names.push_back(axes_[path_[i].axis].name);
+    names.push_back(names.front());
+    return InvalidArgument(
+        Reason::kCyclicAxis,
+        StrCat("semantic axes stand for one another in a circle: ", StrJoin(names, " -> "),
+               "; let one of them stand for mesh axes of another name"));
+  }
+
+  Rep& rep_;
+  const absl::Span<const SemanticAxis> axes_;
+  absl::flat_hash_map<std::string, size_t> axis_of_name_;
+  std::vector<AxisValue> values_;  // by Node::index(); kNotGiven until resolved
+  std::vector<Node> path_;         // being resolved, outermost first
+};
+
+PartitionAxis::PartitionAxis() {
+  static const std::shared_ptr<const Rep>& rep =
+      *new std::shared_ptr<const Rep>(Create({})->rep_);  // Never fails: nothing is given.
+  rep_ = rep;
+}
+
+absl::StatusOr<PartitionAxis> PartitionAxis::Create(absl::Span<const FieldValue> fields,
+                                                    absl::Span<const SemanticAxis> semantic_axes) {
+  auto rep = std::make_shared<Rep>();
+  SHARDMESH_ASSIGN_OR_RETURN(rep->fields, ResolveFields(fields));
+  SHARDMESH_RETURN_IF_ERROR(Builder(*rep, semantic_axes).Build());
+  return PartitionAxis(std::move(rep));
+}
+
+const AxisValue& PartitionAxis::field(AxisField field) const {
+  return rep_->fields[IndexOf(field)];
+}
+
+absl::Span<const SemanticAxis> PartitionAxis::semantic_axes() const { return rep_->semantic_axes; }
+
+absl::Status PartitionAxis::Rep::UnknownAxis(std::string_view what,
+                                             std::string_view python_type) const {
+  for (const SemanticName& name : kSemanticNames) {
+    if (!name.field.has_value()) continue;
+    const AxisValue& value = fields[IndexOf(*name.field)];
+    const bool is_mesh_axis = IndexOf(*name.field) < IndexOf(AxisField::kBatch) &&
+                              value.is_name() && value.name() == what;
+    if (is_mesh_axis || AxisFieldName(*name.field) == what) {
+      return InvalidArgument(
+          Reason::kUnknownAxis,
+          StrCat("\"", what, "\" is a ", is_mesh_axis ? "mesh axis" : "field of the profile",
+                 ", not a semantic axis; write \"", name.name, "\""),
+          python_type);
+    }
+  }
+  std::vector<std::string_view> known;
+  for (const SemanticName& name : kSemanticNames) known.push_back(name.name);
+  for (const SemanticAxis& axis : semantic_axes) known.push_back(axis.name);
+  std::string hint = DidYouMean(what, known);
+  if (hint.empty()) hint = DidYouMean(StrCat("__", what, "__"), known);
+  return InvalidArgument(Reason::kUnknownAxis,
+                         StrCat("\"", what, "\" is not a semantic axis", hint), python_type);
+}
+
+absl::Status PartitionAxis::Rep::AppendMembers(const AxisValue& list, RuntimeMode mode,
+                                               Compatibility compatibility,
+                                               std::vector<AxisValue>& out) const {
+  for (const AxisValue& member : list.entries()) {
+    if (member.is_list()) {
+      SHARDMESH_RETURN_IF_ERROR(AppendMembers(member, mode, compatibility, out));
+      continue;
+    }
+    if (!member.is_name()) {
+      return InvalidArgument(Reason::kInvalidAxisValue,
+                             StrCat("the list of axes ", list.ToString(), " holds ",
+                                    member.ToString(), "; it may hold names alone"),
+                             "TypeError");
+    }
+    const Answer* answer = FindName(member.name(), mode);
+    if (answer == nullptr) {
+      const std::optional<AxisField> field = FindAxisField(member.name());
+      if (!field.has_value()) return UnknownAxis(member.name(), "LookupError");
+      answer = &answers[PlacesOf(*field).in(mode)];
+    }
+    if (compatibility == Compatibility::kExact) {
+      out.push_back(answer->exact);
+    } else {
+      AppendFlat(answer->flat, out);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<AxisValue> PartitionAxis::Rep::ResolveList(const AxisValue& list, RuntimeMode mode,
+                                                          Compatibility compatibility) const {
+  if (compatibility == Compatibility::kExact) {
+    for (const AxisValue& member : list.entries()) {
+      if (HoldsList(member)) {
+        return InvalidArgument(Reason::kInvalidAxisValue,
+                               StrCat("the list of axes ", list.ToString(),
+                                      " holds a list, which the original cannot look up"),
+                               "TypeError");
+      }
+    }
+    if (IsGeneration(mode)) {
+      return InvalidArgument(
+          Reason::kInvalidAxisValue,
+          StrCat("the original resolves no list of axes in mode ", RuntimeModeName(mode), ", here ",
+                 list.ToString(), "; the default compatibility does"),
+          "TypeError");
+    }
+  }
+  std::vector<AxisValue> values;
+  values.reserve(list.entries().size());
+  SHARDMESH_RETURN_IF_ERROR(AppendMembers(list, mode, compatibility, values));
+  return AxisValue::List(std::move(values));
+}
+
+absl::StatusOr<PartitionAxis::Rep::Resolved> PartitionAxis::Rep::Resolve(
+    const AxisValue& axis, RuntimeMode mode, Compatibility compatibility) const {
+  if (axis.is_name()) {
+    if (const Answer* answer = FindName(axis.name(), mode); answer != nullptr) {
+      return Resolved{answer, {}};
+    }
+    return UnknownAxis(axis.name(), "ValueError");
+  }
+  if (axis.is_list()) {
+    SHARDMESH_ASSIGN_OR_RETURN(AxisValue value, ResolveList(axis, mode, compatibility));
+    return Resolved{nullptr, std::move(value)};
+  }
+  if (HoldsList(axis)) {
+    return InvalidArgument(Reason::kInvalidAxisValue,
+                           StrCat(axis.ToString(),
+                                  " is not a semantic axis; write several axes of a dimension "
+                                  "as one list of names"),
+                           "TypeError");
+  }
+  return InvalidArgument(
+      Reason::kUnknownAxis,
+      StrCat(axis.ToString(), " is not a semantic axis",
+             axis.is_tuple() ? "; write several axes of a dimension as a list" : ""));
+}
+
+absl::StatusOr<std::vector<AxisValue>> PartitionAxis::ResolveAxis(
+    absl::Span<const AxisValue> axes, RuntimeMode mode, Compatibility compatibility) const {
+  std::vector<AxisValue> values;
+  values.reserve(axes.size());
+  for (const AxisValue& axis : axes) {
+    if (IsEmptyAxis(axis)) {
+      values.push_back(AxisValue::None());
+      continue;
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(Rep::Resolved resolved, rep_->Resolve(axis, mode, compatibility));
+    values.push_back(resolved.answer != nullptr ? resolved.answer->value(compatibility)
+                                                : std::move(resolved.made));
+  }
+  return values;
+}
+
+absl::StatusOr<PartitionSpec> PartitionAxis::ResolveSpec(absl::Span<const AxisValue> axes,
+                                                         RuntimeMode mode,
+                                                         Compatibility compatibility) const {
+  std::vector<SpecEntry> entries;
+  entries.reserve(axes.size());
+  // A value that is no entry is reported only if every axis resolves.
+  absl::Status unfit;
+  for (const AxisValue& axis : axes) {
+    if (IsEmptyAxis(axis)) {
+      entries.emplace_back();
+      continue;
+    }
+    if (axis.is_name()) {
+      const Rep::Answer* answer = rep_->FindName(axis.name(), mode);
+      if (answer != nullptr && answer->entry(compatibility).ok()) {
+        entries.push_back(*answer->entry(compatibility));
+        continue;
+      }
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(const Rep::Resolved resolved,
+                               rep_->Resolve(axis, mode, compatibility));
+    absl::StatusOr<SpecEntry> entry = resolved.answer != nullptr
+                                          ? resolved.answer->entry(compatibility)
+                                          : SpecEntry::Create(resolved.made);
+    if (!entry.ok()) {
+      unfit.Update(InvalidArgument(
+          ReasonOf(entry.status()),
+          StrCat("axis ", axis.ToString(),
+                 " cannot partition a dimension: ", ToStd(entry.status().message())),
+          PythonTypeOf(entry.status())));
+      continue;
+    }
+    entries.push_back(*std::move(entry));
+  }
+  if (!unfit.ok()) return unfit;
+  return PartitionSpec(std::move(entries));
+}
+
+void PartitionAxis::Rep::ExplainName(int64_t dim, std::string_view name, RuntimeMode mode,
+                                     std::vector<ExplanationStep>& steps) const {
+  using Kind = ExplanationStep::Kind;
+  std::string read(name);
+  const auto it = places.find(ToAbsl(name));
+  const std::optional<AxisField> named_field = FindAxisField(name);
+  const Places found = it != places.end() ? it->second : PlacesOf(*named_field);
+  if (found.train < kFieldCount) {
+    const std::string_view field = kFieldNames[found.train];
+    if (!named_field.has_value()) {
+      steps.push_back({Kind::kSemanticName, dim, read, std::string(field)});
+    }
+    read = kFieldNames[found.in(mode)];
+    if (IsGeneration(mode) && GenerationVariant(static_cast<AxisField>(found.train))) {
+      steps.push_back({Kind::kModeVariant, dim, std::string(field), read});
+    }
+  } else {
+    const SemanticAxis& axis = semantic_axes[(found.train - kFieldCount) / 2];
+    const bool own = IsGeneration(mode) && axis.generation_value.has_value();
+    steps.push_back(
+        {Kind::kSemanticName, dim, read, (own ? *axis.generation_value : axis.value).ToString()});
+  }
+  steps.push_back({Kind::kMeshAxes, dim, read, answers[found.in(mode)].exact.ToString()});
+}
+
+void PartitionAxis::Rep::ExplainMembers(int64_t dim, const AxisValue& list, RuntimeMode mode,
+                                        std::vector<ExplanationStep>& steps) const {
+  for (const AxisValue& member : list.entries()) {
+    if (member.is_list()) {
+      ExplainMembers(dim, member, mode, steps);
+    } else {
+      ExplainName(dim, member.name(), mode, steps);
+    }
+  }
+}
+
+absl::StatusOr<std::vector<ExplanationStep>> PartitionAxis::Explain(
+    absl::Span<const AxisValue> axes, RuntimeMode mode, Compatibility compatibility) const {
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<AxisValue> values,
+                             ResolveAxis(axes, mode, compatibility));
+  std::vector<ExplanationStep> steps;
+  for (size_t i = 0; i < axes.size(); ++i) {
+    const auto dim = static_cast<int64_t>(i);
+    const AxisValue& axis = axes[i];
+    if (axis.is_name() && !IsEmptyAxis(axis)) {
+      rep_->ExplainName(dim, axis.name(), mode, steps);
+      continue;
+    }
+    // An axis that resolved is none, `_` or a list of names.
+    rep_->ExplainMembers(dim, axis, mode, steps);
+    steps.push_back({ExplanationStep::Kind::kMeshAxes, dim,
+                     axis.is_name() ? axis.name() : axis.ToString(), values[i].ToString()});
+  }
+  return steps;
+}
+
+std::string PartitionAxis::ToString() const {
+  std::vector<std::string> fields;
+  fields.reserve(kFieldCount);
+  for (size_t i = 0; i < kFieldCount; ++i) {
+    fields.push_back(StrCat(kFieldNames[i], "=", rep_->fields[i].ToString()));
+  }
+  return StrCat("PartitionAxis(", StrJoin(fields, ", "), ")");
+}
+
+bool operator==(const PartitionAxis& a, const PartitionAxis& b) {
+  return a.rep_->fields == b.rep_->fields && a.rep_->semantic_axes == b.rep_->semantic_axes;
+}
+
+}  // namespace shardmesh
