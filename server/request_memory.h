@@ -1,0 +1,82 @@
+// Answers to recent mutations, so that a repeated request gets the first one's answer.
+#ifndef SHARDMESH_SERVER_REQUEST_MEMORY_H_
+#define SHARDMESH_SERVER_REQUEST_MEMORY_H_
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "rpc/clock.h"
+#include "server/store.h"
+
+namespace shardmesh::server {
+
+// What the first request came to.
+struct RememberedAnswer {
+  std::string bytes;      // as given to AddTo: a serialised response, opaque here
+  Revision revision = 0;  // of the commit that it was remembered with: versions of names, ...
+};
+
+// A mutation that bears a request id goes
+//   Begin -> its transaction, with AddTo -> Finish(revision), or Abandon if it failed.
+// The answer is part of the transaction: it is remembered if and only if the mutation happened,
+// for kRememberFor, across a restart. Keys in the store: `request/ID`.
+//
+// An empty request id asks for no memory: Begin is then always the first, and the rest does
+// nothing. Thread-safe. Destroy it before its clock; the store lives longer than both.
+class RequestMemory {
+ public:
+  static constexpr absl::Duration kRememberFor = absl::Minutes(10);
+  static constexpr size_t kMaxRequestIdBytes = 128;
+
+  // Loads what the store remembers. Blocks.
+  static absl::StatusOr<std::unique_ptr<RequestMemory>> Open(Store* store, rpc::Clock* clock);
+
+  // Nothing: the request is the first with this id, and is running from now on. An answer: it was
+  // done before. `fingerprint` tells requests apart (a digest of method and contents).
+  //   ABORTED           the first one is still running; retry.
+  //   INVALID_ARGUMENT  (REQUEST_ID_REUSED) the id was used with another fingerprint; or it is
+  //                     longer than kMaxRequestIdBytes.
+  absl::StatusOr<std::optional<RememberedAnswer>> Begin(std::string_view request_id,
+                                                        std::string_view fingerprint);
+  // Adds the answer to the mutation's transaction: one put.
+  void AddTo(Transaction* transaction, std::string_view request_id, std::string answer);
+  // The transaction happened.
+  void Finish(std::string_view request_id, Revision revision);
+  // It did not: the next request with this id is the first again.
+  void Abandon(std::string_view request_id);
+
+ private:
+  struct Entry {
+    std::string fingerprint;
+    std::string answer;
+    Revision revision = 0;  // 0: running
+    absl::Time expires;     // set with the answer
+  };
+
+  RequestMemory(Store* store, rpc::Clock* clock);
+  void ForgetOld();
+
+  Store* const store_;
+  rpc::Clock* const clock_;
+
+  absl::Mutex mutex_;
+  absl::flat_hash_map<std::string, Entry> entries_ ABSL_GUARDED_BY(mutex_);
+  std::set<std::pair<absl::Time, std::string>> by_expiry_ ABSL_GUARDED_BY(mutex_);  // done ones
+
+  rpc::Alarm expiry_;  // last: its destructor waits for ForgetOld
+};
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_REQUEST_MEMORY_H_

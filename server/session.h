@@ -1,0 +1,116 @@
+// Clients' leases, and what each of them keeps alive.
+#ifndef SHARDMESH_SERVER_SESSION_H_
+#define SHARDMESH_SERVER_SESSION_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "rpc/clock.h"
+#include "server/event_queue.h"
+
+namespace shardmesh::server {
+
+struct SessionOptions {
+  absl::Duration default_ttl = absl::Seconds(30);
+  // A TTL that was asked for is moved into this range.
+  absl::Duration min_ttl = absl::Seconds(1);
+  absl::Duration max_ttl = absl::Hours(24);
+  // Bounds what clients that never close can take.
+  int64_t max_sessions = 10'000;
+};
+
+struct Session {
+  std::string id;      // 32 hexadecimal digits, unguessable
+  std::string client;  // who opened it, as it calls itself; for people
+  absl::Duration ttl;
+  absl::Time expires;
+  int64_t pinned_arrays = 0;
+  int64_t transfers = 0;
+};
+
+enum class SessionEnd { kClosed, kExpired };
+
+// What an ended session let go, each id once, in bytewise order.
+struct EndedSession {
+  std::string id;
+  SessionEnd end = SessionEnd::kClosed;
+  std::vector<std::string> arrays;
+  std::vector<std::string> transfers;
+};
+
+// A session is a lease: it ends when its TTL has passed since it was opened or last renewed, or
+// when it is closed. Until then it pins arrays and owns transfers; each array is pinned at most
+// once by a session. Sessions do not outlive the coordinator: a client whose session is gone opens
+// another.
+//
+// Every method that takes a session id returns NOT_FOUND (SESSION_GONE) when it is unknown, closed
+// or expired. Thread-safe; calls to the listener are made in order, without a lock, on the thread
+// of the caller or of the clock. Destroy it before its clock and what the listener touches.
+class SessionTable {
+ public:
+  using Listener = std::function<void(const EndedSession&)>;
+
+  // `listener` hears of each session that ended, once. `clock` outlives the table.
+  SessionTable(rpc::Clock* clock, Listener listener, SessionOptions options = {});
+
+  // `ttl` 0: the default. RESOURCE_EXHAUSTED: max_sessions are open.
+  absl::StatusOr<Session> Open(std::string client, absl::Duration ttl);
+  // Starts the TTL anew.
+  absl::StatusOr<Session> Renew(std::string_view id);
+  absl::Status Close(std::string_view id);
+  absl::StatusOr<Session> Get(std::string_view id) const;
+  // By rising id.
+  std::vector<Session> List() const;
+
+  // True if the session did not pin the array before: who counts pins adds one then.
+  absl::StatusOr<bool> PinArray(std::string_view id, std::string array_id);
+  // True if the session had pinned the array: who counts pins takes one away then.
+  absl::StatusOr<bool> UnpinArray(std::string_view id, std::string_view array_id);
+
+  absl::Status AddTransfer(std::string_view id, std::string transfer_id);
+  // PERMISSION_DENIED: the transfer is not this session's.
+  absl::Status CheckTransfer(std::string_view id, std::string_view transfer_id) const;
+  // For a transfer that ended; nothing if the session is gone or has it not.
+  void RemoveTransfer(std::string_view id, std::string_view transfer_id);
+
+ private:
+  struct Entry {
+    std::string client;
+    absl::Duration ttl;
+    absl::Time expires;
+    absl::flat_hash_set<std::string> arrays;
+    absl::flat_hash_set<std::string> transfers;
+  };
+  using Entries = absl::flat_hash_map<std::string, Entry>;
+
+  void ExpireOld();
+  void End(Entries::iterator entry, SessionEnd end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<Entries::iterator> Find(std::string_view id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<Entries::const_iterator> Find(std::string_view id) const
+      ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+
+  rpc::Clock* const clock_;
+  const Listener listener_;
+  const SessionOptions options_;
+
+  EventQueue events_;
+
+  mutable absl::Mutex mutex_;
+  Entries sessions_ ABSL_GUARDED_BY(mutex_);
+
+  rpc::Alarm expiry_;  // last: its destructor waits for ExpireOld
+};
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_SESSION_H_

@@ -1,0 +1,89 @@
+// A clock whose hands the test turns.
+#ifndef SHARDMESH_TESTS_TESTING_FAKE_CLOCK_H_
+#define SHARDMESH_TESTS_TESTING_FAKE_CLOCK_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <thread>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "rpc/clock.h"
+
+namespace shardmesh::testing {
+
+// Stands still until Advance; then calls what became due, in order of time, in the thread that
+// advances, the hands standing at each function's own time as it runs. Thread-safe, one Advance at
+// a time.
+class FakeClock final : public rpc::Clock {
+ public:
+  explicit FakeClock(absl::Time start = absl::UnixEpoch() + absl::Hours(24 * 365 * 50))
+      : now_(start) {}
+
+  absl::Time Now() const override {
+    absl::MutexLock lock(&mutex_);
+    return now_;
+  }
+
+  TimerId CallAt(absl::Time when, std::function<void()> function) override {
+    absl::MutexLock lock(&mutex_);
+    const TimerId id(std::max(when, now_), next_id_++);
+    timers_.emplace(id, std::move(function));
+    return id;
+  }
+
+  bool Cancel(TimerId timer) override {
+    absl::MutexLock lock(&mutex_);
+    if (timers_.erase(timer) > 0) return true;
+    if (runner_ != std::this_thread::get_id()) {
+      auto done = [this, timer] {
+        mutex_.AssertReaderHeld();
+        return !is_running_ || running_ != timer;
+      };
+      mutex_.Await(absl::Condition(&done));
+    }
+    return false;
+  }
+
+  // Turns the hands forward by `duration`; 0 runs what is due now.
+  void Advance(absl::Duration duration) {
+    absl::MutexLock lock(&mutex_);
+    const absl::Time until = now_ + duration;
+    runner_ = std::this_thread::get_id();
+    while (!timers_.empty() && timers_.begin()->first.first <= until) {
+      auto first = timers_.extract(timers_.begin());
+      now_ = std::max(now_, first.key().first);
+      running_ = first.key();
+      is_running_ = true;
+      mutex_.Unlock();
+      first.mapped()();
+      mutex_.Lock();
+      is_running_ = false;
+    }
+    runner_ = std::thread::id();
+    now_ = until;
+  }
+
+  // How many functions wait for their time.
+  int64_t pending() const {
+    absl::MutexLock lock(&mutex_);
+    return static_cast<int64_t>(timers_.size());
+  }
+
+ private:
+  mutable absl::Mutex mutex_;
+  absl::Time now_ ABSL_GUARDED_BY(mutex_);
+  std::map<TimerId, std::function<void()>> timers_ ABSL_GUARDED_BY(mutex_);
+  uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 0;
+  TimerId running_ ABSL_GUARDED_BY(mutex_);
+  bool is_running_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread::id runner_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace shardmesh::testing
+
+#endif  // SHARDMESH_TESTS_TESTING_FAKE_CLOCK_H_
