@@ -35,9 +35,9 @@ struct ValueDescriptor {
 struct LocalMatmul {
   ValueIndex lhs = 0;
   ValueIndex rhs = 0;
-  std::optional<ValueIndex> bias;  // [N]; none where the product is a partial sum
-  bool transpose_lhs = false;      // lhs is [K, M]
-  bool transpose_rhs = false;      // rhs is [N, K]
+  std::optional<ValueIndex> bias = std::nullopt;  // [N]; none where the product is a partial sum
+  bool transpose_lhs = false;                     // lhs is [K, M]
+  bool transpose_rhs = false;                     // rhs is [N, K]
   float scale = 1;
   Activation activation = Activation::kNone;
 
@@ -47,7 +47,7 @@ struct LocalMatmul {
 // activation(input + bias), bias along the last dimension; rounds to the output's element type.
 struct LocalEpilogue {
   ValueIndex input = 0;
-  std::optional<ValueIndex> bias;
+  std::optional<ValueIndex> bias = std::nullopt;
   Activation activation = Activation::kNone;
 
   friend bool operator==(const LocalEpilogue&, const LocalEpilogue&) = default;

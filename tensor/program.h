@@ -28,9 +28,9 @@ enum class CollectiveKind : uint8_t { kAllReduce, kAllGather, kReduceScatter };
 
 // activation(scale * input * weight + bias) over the last dimension of the input.
 struct LinearOp {
-  ValueIndex input = 0;            // [..., in]
-  ValueIndex weight = 0;           // a matrix
-  std::optional<ValueIndex> bias;  // [out]
+  ValueIndex input = 0;                           // [..., in]
+  ValueIndex weight = 0;                          // a matrix
+  std::optional<ValueIndex> bias = std::nullopt;  // [out]
   WeightLayout weight_layout = WeightLayout::kOutIn;
   Activation activation = Activation::kNone;
   float scale = 1;

@@ -1,0 +1,456 @@
+// Runs plans on simulated devices, tile by tile in plain loops, and compares with the whole
+// tensors.
+#include "tensor/plan.h"
+
+#include <cmath>
+#include <functional>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "sharding/device_group.h"
+#include "sharding/reason.h"
+
+namespace shardmesh {
+namespace {
+
+using ::testing::HasSubstr;
+
+// A dense tensor of doubles; small integers, so that every sum is exact.
+struct Dense {
+  Shape shape;
+  std::vector<double> elements;
+};
+
+int64_t Count(const Shape& shape) {
+  int64_t count = 1;
+  for (const int64_t extent : shape) {
+    count *= extent;
+  }
+  return count;
+}
+
+Dense Numbered(Shape shape, int seed) {
+  Dense dense{.shape = shape, .elements = {}};
+  for (int64_t i = 0; i < Count(shape); ++i) {
+    dense.elements.push_back(static_cast<double>((i * 7 + seed * 13) % 11 - 5));
+  }
+  return dense;
+}
+
+// Calls `visit` with the index of every element of a tensor of this shape, in row-major order.
+void ForEachIndex(const Shape& shape, const std::function<void(const Shape&)>& visit) {
+  Shape index(shape.size(), 0);
+  for (int64_t i = 0; i < Count(shape); ++i) {
+    visit(index);
+    for (size_t dim = shape.size(); dim-- > 0;) {
+      if (++index[dim] < shape[dim]) {
+        break;
+      }
+      index[dim] = 0;
+    }
+  }
+}
+
+size_t Offset(const Shape& shape, const Shape& index) {
+  int64_t offset = 0;
+  for (size_t dim = 0; dim < shape.size(); ++dim) {
+    offset = offset * shape[dim] + index[dim];
+  }
+  return static_cast<size_t>(offset);
+}
+
+// The part of `tensor` within `tile`; positions are relative to `origin`.
+Dense Cut(const Dense& tensor, const Tile& tile, const Tile& origin) {
+  Dense part{.shape = tile.shape(), .elements = {}};
+  ForEachIndex(part.shape, [&](const Shape& index) {
+    Shape at = index;
+    for (size_t dim = 0; dim < at.size(); ++dim) {
+      at[dim] += tile.ranges[dim].start - origin.ranges[dim].start;
+    }
+    part.elements.push_back(tensor.elements[Offset(tensor.shape, at)]);
+  });
+  return part;
+}
+
+double Activate(Activation activation, double x) {
+  return activation == Activation::kRelu ? std::max(x, 0.0) : x;
+}
+
+Dense Multiply(const Dense& lhs, const Dense& rhs, const Dense* bias, bool transpose_lhs,
+               bool transpose_rhs, double scale, Activation activation) {
+  const int64_t contracted = rhs.shape[transpose_rhs ? 1 : 0];
+  const int64_t columns = rhs.shape[transpose_rhs ? 0 : 1];
+  Dense result{.shape = {}, .elements = {}};
+  result.shape.assign(lhs.shape.begin(), lhs.shape.end() - 1);
+  if (transpose_lhs) {
+    result.shape = {lhs.shape[1]};
+  }
+  const int64_t rows = Count(result.shape);
+  result.shape.push_back(columns);
+  for (int64_t m = 0; m < rows; ++m) {
+    for (int64_t n = 0; n < columns; ++n) {
+      double sum = 0;
+      for (int64_t k = 0; k < contracted; ++k) {
+        sum +=
+            lhs.elements[static_cast<size_t>(transpose_lhs ? k * rows + m : m * contracted + k)] *
+            rhs.elements[static_cast<size_t>(transpose_rhs ? n * contracted + k : k * columns + n)];
+      }
+      sum = scale * sum + (bias == nullptr ? 0 : bias->elements[static_cast<size_t>(n)]);
+      result.elements.push_back(Activate(activation, sum));
+    }
+  }
+  return result;
+}
+
+// All devices of a plan's mesh, each with its tiles of all values.
+class Simulation {
+ public:
+  explicit Simulation(const Plan& plan) : plan_(plan) {
+    tiles_.resize(plan.values.size());
+    for (const ValueDescriptor& value : plan.values) {
+      tilings_.push_back(*Tiling::Create(plan.mesh, value.spec, value.shape));
+    }
+  }
+
+  // Along unreduced axes the first device holds the tensor, the others hold zeros.
+  void SetOperand(ValueIndex index, const Dense& tensor) {
+    const Tile whole = Tile::Whole(tensor.shape);
+    for (DeviceId device = 0; device < plan_.mesh.size(); ++device) {
+      Dense tile = Cut(tensor, tilings_[index].TileOf(device), whole);
+      for (const std::string& axis : plan_.values[index].spec.unreduced()) {
+        if (plan_.mesh.CoordinateOf(device, *plan_.mesh.FindAxis(axis)) != 0) {
+          tile.elements.assign(tile.elements.size(), 0);
+        }
+      }
+      tiles_[index].push_back(std::move(tile));
+    }
+  }
+
+  void Run() {
+    for (const Instruction& instruction : plan_.instructions) {
+      for (DeviceId device = 0; device < plan_.mesh.size(); ++device) {
+        Dense made =
+            std::visit([&](const auto& kind) { return Make(kind, instruction.output, device); },
+                       instruction.kind);
+        ASSERT_EQ(made.shape, tilings_[instruction.output].TileOf(device).shape())
+            << instruction.label;
+        tiles_[instruction.output].push_back(std::move(made));
+      }
+    }
+  }
+
+  // Every device's tile must agree with `expected`.
+  void ExpectOutput(ValueIndex index, const Dense& expected) const {
+    ASSERT_EQ(plan_.values[index].shape, expected.shape);
+    for (DeviceId device = 0; device < plan_.mesh.size(); ++device) {
+      const Dense part = Cut(expected, tilings_[index].TileOf(device), Tile::Whole(expected.shape));
+      EXPECT_EQ(tiles_[index][static_cast<size_t>(device)].elements, part.elements)
+          << "device " << device << " of " << plan_.values[index].spec.ToString();
+    }
+  }
+
+ private:
+  const Dense& TileAt(ValueIndex index, DeviceId device) const {
+    return tiles_[index][static_cast<size_t>(device)];
+  }
+
+  Dense Make(const LocalMatmul& matmul, ValueIndex, DeviceId device) const {
+    return Multiply(TileAt(matmul.lhs, device), TileAt(matmul.rhs, device),
+                    matmul.bias.has_value() ? &TileAt(*matmul.bias, device) : nullptr,
+                    matmul.transpose_lhs, matmul.transpose_rhs, matmul.scale, matmul.activation);
+  }
+  Dense Make(const LocalEpilogue& epilogue, ValueIndex, DeviceId device) const {
+    Dense result = TileAt(epilogue.input, device);
+    for (size_t i = 0; i < result.elements.size(); ++i) {
+      if (epilogue.bias.has_value()) {
+        const Dense& bias = TileAt(*epilogue.bias, device);
+        result.elements[i] += bias.elements[i % bias.elements.size()];
+      }
+      result.elements[i] = Activate(epilogue.activation, result.elements[i]);
+    }
+    return result;
+  }
+  Dense Make(const LocalSlice& slice, ValueIndex output, DeviceId device) const {
+    return Cut(TileAt(slice.input, device), tilings_[output].TileOf(device),
+               tilings_[slice.input].TileOf(device));
+  }
+  Dense Make(const GroupCollective& collective, ValueIndex, DeviceId device) const {
+    const DeviceGroup group = *DeviceGroup::Create(plan_.mesh, collective.axes, device);
+    const auto dim = static_cast<size_t>(collective.dimension);
+    Dense result = TileAt(collective.input, device);
+    if (collective.kind == CollectiveKind::kAllGather) {
+      const int64_t extent = result.shape[dim];
+      result.shape[dim] *= group.size();
+      result.elements.assign(static_cast<size_t>(Count(result.shape)), 0);
+      ForEachIndex(result.shape, [&](const Shape& index) {
+        const Dense& from = TileAt(collective.input, group.device_at(index[dim] / extent));
+        Shape at = index;
+        at[dim] %= extent;
+        result.elements[Offset(result.shape, index)] = from.elements[Offset(from.shape, at)];
+      });
+      return result;
+    }
+    for (size_t i = 0; i < result.elements.size(); ++i) {
+      result.elements[i] = 0;
+      for (const DeviceId member : group.devices()) {
+        result.elements[i] += TileAt(collective.input, member).elements[i];
+      }
+    }
+    if (collective.kind == CollectiveKind::kReduceScatter) {
+      Tile part = Tile::Whole(result.shape);
+      const int64_t extent = result.shape[dim] / group.size();
+      part.ranges[dim] = {group.place() * extent, (group.place() + 1) * extent};
+      result = Cut(result, part, Tile::Whole(result.shape));
+    }
+    return result;
+  }
+
+  const Plan& plan_;
+  std::vector<Tiling> tilings_;
+  std::vector<std::vector<Dense>> tiles_;  // [value][device]
+};
+
+PartitionSpec Spec(std::vector<std::vector<std::string>> dims,
+                   std::vector<std::string> unreduced = {}) {
+  std::vector<SpecEntry> entries;
+  for (const std::vector<std::string>& axes : dims) {
+    entries.push_back(SpecEntry::Axes({axes.begin(), axes.end()}));
+  }
+  return PartitionSpec(std::move(entries), std::move(unreduced));
+}
+
+PlanTarget Target(std::string_view mesh) {
+  return PlanTarget{.mesh_id = "m", .mesh_revision = 1, .mesh = *Mesh::Parse(mesh)};
+}
+
+ValueDescriptor Value(Shape shape, PartitionSpec spec, Dtype dtype = Dtype::kF32) {
+  return ValueDescriptor{.dtype = dtype, .shape = std::move(shape), .spec = std::move(spec)};
+}
+
+// Every way to lay a matrix over the axes a, b, c of `Target("a=2,b=2,c=1")`.
+std::vector<PartitionSpec> MatrixSpecs() {
+  return {PartitionSpec(),         Spec({{"a"}, {}}),    Spec({{}, {"a"}}),
+          Spec({{"b"}, {"a"}}),    Spec({{"a"}, {"b"}}), Spec({{"a", "b"}, {}}),
+          Spec({{}, {"b", "a"}}),  Spec({{"c"}, {"b"}}), Spec({{}, {}}, {"a"}),
+          Spec({{"b"}, {}}, {"a"})};
+}
+
+TEST(PlanTest, MultipliesMatricesOfEveryPairOfLayouts) {
+  const Dense lhs = Numbered({8, 4}, 1);
+  const Dense rhs = Numbered({4, 12}, 2);
+  const Dense rhs_transposed = Numbered({12, 4}, 2);
+  const Dense lhs_transposed = Numbered({4, 8}, 1);
+  for (const PartitionSpec& lhs_spec : MatrixSpecs()) {
+    for (const PartitionSpec& rhs_spec : MatrixSpecs()) {
+      for (const bool transpose_lhs : {false, true}) {
+        for (const bool transpose_rhs : {false, true}) {
+          SCOPED_TRACE(lhs_spec.ToString() + " x " + rhs_spec.ToString());
+          const Dense& left = transpose_lhs ? lhs_transposed : lhs;
+          const Dense& right = transpose_rhs ? rhs_transposed : rhs;
+          const Program program{.operand_count = 2,
+                                .ops = {MatmulOp{.lhs = 0,
+                                                 .rhs = 1,
+                                                 .transpose_lhs = transpose_lhs,
+                                                 .transpose_rhs = transpose_rhs}},
+                                .outputs = {2}};
+          const auto plan =
+              PlanProgram(program, {Value(left.shape, lhs_spec), Value(right.shape, rhs_spec)},
+                          Target("a=2,b=2,c=1"));
+          ASSERT_TRUE(plan.ok()) << plan.status();
+          ASSERT_TRUE(CheckPlan(*plan).ok()) << CheckPlan(*plan);
+          Simulation simulation(*plan);
+          simulation.SetOperand(0, left);
+          simulation.SetOperand(1, right);
+          simulation.Run();
+          simulation.ExpectOutput(plan->outputs[0], Multiply(left, right, nullptr, transpose_lhs,
+                                                             transpose_rhs, 1, Activation::kNone));
+        }
+      }
+    }
+  }
+}
+
+TEST(PlanTest, AppliesBiasAndActivationOnceAndAfterTheReduction) {
+  const Dense input = Numbered({2, 3, 4}, 1);
+  const Dense weight = Numbered({8, 4}, 2);
+  const Dense bias = Numbered({8}, 3);
+  for (const PartitionSpec& weight_spec : MatrixSpecs()) {
+    for (const PartitionSpec& bias_spec : {PartitionSpec(), Spec({{"b", "a"}})}) {
+      SCOPED_TRACE(weight_spec.ToString());
+      const Program program{
+          .operand_count = 3,
+          .ops = {LinearOp{
+              .input = 0, .weight = 1, .bias = 2, .activation = Activation::kRelu, .scale = 2}},
+          .outputs = {3}};
+      const auto plan =
+          PlanProgram(program,
+                      {Value(input.shape, Spec({{"a"}, {}, {"b"}})),
+                       Value(weight.shape, weight_spec), Value(bias.shape, bias_spec)},
+                      Target("a=2,b=2,c=1"));
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      ASSERT_TRUE(CheckPlan(*plan).ok()) << CheckPlan(*plan);
+      Simulation simulation(*plan);
+      simulation.SetOperand(0, input);
+      simulation.SetOperand(1, weight);
+      simulation.SetOperand(2, bias);
+      simulation.Run();
+      simulation.ExpectOutput(plan->outputs[0],
+                              Multiply(input, weight, &bias, false, true, 2, Activation::kRelu));
+    }
+  }
+}
+
+TEST(PlanTest, FeedsColumnParallelIntoRowParallelWithoutMovingWeights) {
+  const Program program{
+      .operand_count = 5,
+      .ops = {LinearOp{.input = 0, .weight = 1, .bias = 2, .activation = Activation::kGelu},
+              LinearOp{.input = 5, .weight = 3, .bias = 4}},
+      .outputs = {6}};
+  const auto plan =
+      PlanProgram(program,
+                  {Value({128, 384}, PartitionSpec()), Value({1536, 384}, Spec({{"tp"}, {"fsdp"}})),
+                   Value({1536}, Spec({{"tp"}})), Value({384, 1536}, Spec({{"fsdp"}, {"tp"}})),
+                   Value({384}, PartitionSpec())},
+                  Target("fsdp=2,tp=2"));
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  std::vector<std::string> exchanges;
+  for (const Instruction& instruction : plan->instructions) {
+    if (std::holds_alternative<GroupCollective>(instruction.kind)) {
+      exchanges.push_back(instruction.label);
+    }
+  }
+  EXPECT_THAT(exchanges, testing::ElementsAre("op 0 (linear): all-reduce over fsdp",
+                                              "op 1 (linear): all-reduce over tp"));
+}
+
+TEST(PlanTest, MovesTheOperandThatSendsLess) {
+  const auto plan = PlanProgram(
+      Program{.operand_count = 2, .ops = {MatmulOp{.lhs = 0, .rhs = 1}}, .outputs = {2}},
+      {Value({4096, 64}, Spec({{"tp"}, {}})), Value({64, 8}, Spec({{}, {"tp"}}))}, Target("tp=4"));
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->values[plan->outputs[0]].spec, Spec({{"tp"}, {}}));
+}
+
+TEST(PlanTest, SumsSixteenBitProductsInF32) {
+  const auto plan = PlanProgram(
+      Program{.operand_count = 2, .ops = {MatmulOp{.lhs = 0, .rhs = 1}}, .outputs = {2}},
+      {Value({4, 8}, Spec({{}, {"tp"}}), Dtype::kBF16),
+       Value({8, 4}, Spec({{"tp"}, {}}), Dtype::kBF16)},
+      Target("tp=4"));
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->values[2].dtype, Dtype::kF32);
+  EXPECT_EQ(plan->values[plan->outputs[0]].dtype, Dtype::kBF16);
+}
+
+TEST(PlanTest, LaysOutAnyMatrixAsAnyOther) {
+  const Dense tensor = Numbered({8, 4}, 1);
+  for (const PartitionSpec& from : MatrixSpecs()) {
+    for (const PartitionSpec& to : MatrixSpecs()) {
+      SCOPED_TRACE(from.ToString() + " -> " + to.ToString());
+      const auto plan = PlanProgram(
+          Program{.operand_count = 1, .ops = {ReshardOp{.input = 0, .spec = to}}, .outputs = {1}},
+          {Value(tensor.shape, from)}, Target("a=2,b=2,c=1"));
+      if (!to.unreduced().empty()) {
+        EXPECT_EQ(ReasonOf(plan.status()), Reason::kInvalidSpec);
+        continue;
+      }
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      ASSERT_TRUE(CheckPlan(*plan).ok()) << CheckPlan(*plan);
+      Simulation simulation(*plan);
+      simulation.SetOperand(0, tensor);
+      simulation.Run();
+      simulation.ExpectOutput(plan->outputs[0], tensor);
+    }
+  }
+}
+
+TEST(PlanTest, CollectivesChangeShapeAndLayoutAsDocumented) {
+  struct Case {
+    CollectiveOp op;
+    PartitionSpec from;
+    Shape shape;
+    PartitionSpec to;
+  };
+  const Case cases[] = {
+      {{.kind = CollectiveKind::kAllReduce, .axes = {"a"}},
+       Spec({{}, {}}, {"a"}),
+       {8, 4},
+       Spec({{}, {}})},
+      {{.kind = CollectiveKind::kAllReduce, .axes = {"a"}},
+       Spec({{"a"}, {}}),
+       {4, 4},
+       Spec({{}, {}})},
+      {{.kind = CollectiveKind::kAllGather, .axes = {"b"}, .dimension = 0},
+       Spec({{"a", "b"}, {}}),
+       {8, 4},
+       Spec({{"a"}, {}})},
+      {{.kind = CollectiveKind::kReduceScatter, .axes = {"a"}, .dimension = 1},
+       Spec({{"b"}, {}}, {"a"}),
+       {8, 4},
+       Spec({{"b"}, {"a"}})},
+  };
+  for (const Case& c : cases) {
+    const auto plan = PlanProgram(Program{.operand_count = 1, .ops = {c.op}, .outputs = {1}},
+                                  {Value({8, 4}, c.from)}, Target("a=2,b=2"));
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_TRUE(CheckPlan(*plan).ok()) << CheckPlan(*plan);
+    EXPECT_EQ(plan->values[1].shape, c.shape);
+    EXPECT_EQ(plan->values[1].spec, c.to) << plan->values[1].spec.ToString();
+  }
+}
+
+TEST(PlanTest, NamesTheOpAndTheShapesThatDoNotMultiply) {
+  const auto plan = PlanProgram(
+      Program{.operand_count = 2, .ops = {MatmulOp{.lhs = 0, .rhs = 1}}, .outputs = {2}},
+      {Value({4, 8}, PartitionSpec()), Value({4, 8}, PartitionSpec())}, Target("tp=2"));
+  EXPECT_EQ(ReasonOf(plan.status()), Reason::kShapeMismatch);
+  EXPECT_THAT(std::string(plan.status().message()), HasSubstr("op 0 (matmul)"));
+  EXPECT_THAT(std::string(plan.status().message()), HasSubstr("(4, 8) and (4, 8) do not multiply"));
+}
+
+TEST(PlanTest, RefusesMalformedPrograms) {
+  const auto plan_of = [](Program program, ValueDescriptor operand) {
+    return ReasonOf(PlanProgram(program, {operand}, Target("tp=2")).status());
+  };
+  const ValueDescriptor matrix = Value({4, 4}, PartitionSpec());
+  EXPECT_EQ(plan_of({.operand_count = 2, .ops = {}, .outputs = {}}, matrix), Reason::kBadField);
+  EXPECT_EQ(plan_of({.operand_count = 1, .ops = {}, .outputs = {0}}, matrix), Reason::kBadField);
+  EXPECT_EQ(plan_of({.operand_count = 1, .ops = {ReshardOp{.input = 1, .spec = {}}}, .outputs = {}}, matrix),
+            Reason::kBadField);
+  EXPECT_EQ(
+      plan_of(
+          {.operand_count = 1, .ops = {CollectiveOp{.input = 0, .axes = {"nope"}}}, .outputs = {1}},
+          matrix),
+      Reason::kAxisNotInMesh);
+  EXPECT_EQ(
+      plan_of(
+          {.operand_count = 1, .ops = {CollectiveOp{.input = 0, .axes = {"tp"}}}, .outputs = {1}},
+          Value({4}, PartitionSpec(), Dtype::kBool)),
+      Reason::kUnsupportedDtype);
+  EXPECT_EQ(plan_of({.operand_count = 1, .ops = {MatmulOp{.lhs = 0, .rhs = 0}}, .outputs = {1}},
+                    Value({4, 4}, PartitionSpec(), Dtype::kF64)),
+            Reason::kUnsupportedDtype);
+}
+
+TEST(PlanTest, CheckPlanRefusesPlansThatWereTamperedWith) {
+  const auto plan = PlanProgram(
+      Program{.operand_count = 2, .ops = {MatmulOp{.lhs = 0, .rhs = 1}}, .outputs = {2}},
+      {Value({4, 8}, Spec({{}, {"tp"}})), Value({8, 4}, Spec({{"tp"}, {}}))}, Target("tp=4"));
+  ASSERT_TRUE(plan.ok());
+  Plan reads_itself = *plan;
+  std::get<LocalMatmul>(reads_itself.instructions[0].kind).lhs = 2;
+  EXPECT_FALSE(CheckPlan(reads_itself).ok());
+  Plan wrong_shape = *plan;
+  wrong_shape.values[0].shape = {4, 12};
+  EXPECT_FALSE(CheckPlan(wrong_shape).ok());
+  Plan missing_output = *plan;
+  missing_output.outputs = {17};
+  EXPECT_FALSE(CheckPlan(missing_output).ok());
+}
+
+}  // namespace
+}  // namespace shardmesh
