@@ -1,0 +1,62 @@
+// Golden answers: reading them, decoding their values, and comparing ours with them.
+#ifndef SHARDMESH_TESTS_TESTING_GOLDEN_H_
+#define SHARDMESH_TESTS_TESTING_GOLDEN_H_
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "nlohmann/json.hpp"
+#include "sharding/axis_value.h"
+#include "sharding/mesh.h"
+#include "sharding/shape.h"
+#include "sharding/spec.h"
+
+namespace shardmesh::test {
+
+using Json = nlohmann::json;
+
+// One line of a golden file; tests/data/goldens/README.md describes the fields.
+struct Golden {
+  std::string id;
+  std::string fn;
+  Json input;
+  std::optional<Json> expect;  // absent exactly if an error is expected
+  std::string py_type;         // the expected error's exact Python class
+};
+
+// All lines of tests/data/goldens/<file>. A file that is missing or malformed ends the program.
+std::vector<Golden> LoadGoldens(std::string_view file);
+// A golden file that is one JSON document, such as presets.json.
+Json LoadGoldenDocument(std::string_view file);
+
+// Answers one question: the value as the golden encodes it, or the error.
+using Answer = std::function<absl::StatusOr<Json>(const Json& input)>;
+
+// Asks `answer` every question about function `fn` in `file` and reports each line that differs,
+// with its id, what was expected and what was given. An expected error must come back as an error
+// whose PythonTypeOf is the golden's. `count` guards against lines that silently drop out.
+void ExpectGoldens(std::string_view file, std::string_view fn, int64_t count, const Answer& answer);
+
+// Decoders. They trust the files: a value of another form ends the program. What the libraries
+// themselves refuse, such as a nested tuple in a spec, comes back as our error.
+
+// What a bare JSON array stands for: a tuple in fields and specs, a list among semantic axes.
+enum class ArrayMeans { kTuple, kList };
+AxisValue DecodeAxisValue(const Json& value, ArrayMeans array_means = ArrayMeans::kTuple);
+absl::StatusOr<PartitionSpec> DecodeSpec(const Json& value);
+// null is the empty mesh. Accepts what JAX accepts (MeshOptions::allow_degenerate).
+absl::StatusOr<Mesh> DecodeMesh(const Json& value);
+Shape DecodeShape(const Json& value);
+
+// Encoders of what the goldens expect. Lists and tuples both become arrays.
+Json EncodeAxisValue(const AxisValue& value);
+Json EncodeSpec(const PartitionSpec& spec);
+
+}  // namespace shardmesh::test
+
+#endif  // SHARDMESH_TESTS_TESTING_GOLDEN_H_

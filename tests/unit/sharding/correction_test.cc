@@ -1,0 +1,181 @@
+// Tests of sharding/correction.h: the goldens, the reasons, and that correcting twice changes
+// nothing.
+#include "sharding/correction.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <random>
+
+#include "tests/testing/golden.h"
+#include "tests/testing/sharding_printers.h"
+#include "tests/testing/status_matchers.h"
+
+namespace shardmesh {
+namespace {
+
+using ::shardmesh::test::DecodeMesh;
+using ::shardmesh::test::DecodeShape;
+using ::shardmesh::test::DecodeSpec;
+using ::shardmesh::test::EncodeSpec;
+using ::shardmesh::test::ExpectGoldens;
+using ::shardmesh::test::IsOk;
+using ::shardmesh::test::Json;
+using ::shardmesh::test::StatusIs;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+
+PartitionSpec Spec(std::vector<SpecEntry> entries) { return PartitionSpec(std::move(entries)); }
+
+Mesh MeshOf(std::string_view text) { return *Mesh::Parse(text); }
+
+TEST(CorrectionGoldenTest, CorrectsAsGetCorrectedNamedShardingDoes) {
+  ExpectGoldens("corrected_sharding.jsonl", "get_corrected_named_sharding", 757,
+                [](const Json& input) -> absl::StatusOr<Json> {
+                  SHARDMESH_ASSIGN_OR_RETURN(const Mesh mesh, DecodeMesh(input["mesh"]));
+                  SHARDMESH_ASSIGN_OR_RETURN(const PartitionSpec spec, DecodeSpec(input["spec"]));
+                  if (mesh.empty() && !input.value("raise_mesh_error", true)) {
+                    return Json{{"spec", Json::array()}, {"mesh_empty", true}};
+                  }
+                  SHARDMESH_ASSIGN_OR_RETURN(const CorrectionResult result,
+                                             Correct(spec, DecodeShape(input["shape"]), mesh));
+                  return Json{{"spec", EncodeSpec(result.effective)}, {"mesh_empty", mesh.empty()}};
+                });
+}
+
+TEST(CorrectionGoldenTest, ConstrainsAnArrayAsWithShardingConstraintDoes) {
+  ExpectGoldens("corrected_sharding.jsonl", "with_sharding_constraint", 234,
+                [](const Json& input) -> absl::StatusOr<Json> {
+                  if (input.contains("sharding_python_type")) {
+                    // Our types admit a spec alone; the nearest to another Python object is what
+                    // decoding refuses.
+                    return InvalidArgument(Reason::kBadField, "not a partition spec", "TypeError");
+                  }
+                  SHARDMESH_ASSIGN_OR_RETURN(const Mesh mesh, DecodeMesh(input["mesh"]));
+                  SHARDMESH_ASSIGN_OR_RETURN(const PartitionSpec spec, DecodeSpec(input["spec"]));
+                  const Shape shape = DecodeShape(input["shape"]);
+                  SHARDMESH_ASSIGN_OR_RETURN(const std::optional<CorrectionResult> result,
+                                             CorrectConstraint(spec, shape, mesh));
+                  const Json constraint =
+                      result.has_value() ? EncodeSpec(result->effective) : Json();
+                  Json answer = {{"constraint", constraint}, {"unchanged", !result.has_value()}};
+                  if (!result.has_value() || ElementCount(shape).value() > 0) {
+                    answer["result_spec"] = constraint;
+                  }
+                  return answer;
+                });
+}
+
+TEST(CorrectionGoldenTest, ConstrainsEachLeafOfATreeForItself) {
+  ExpectGoldens("corrected_sharding.jsonl", "with_sharding_constraint_tree", 22,
+                [](const Json& input) -> absl::StatusOr<Json> {
+                  SHARDMESH_ASSIGN_OR_RETURN(const Mesh mesh, DecodeMesh(input["mesh"]));
+                  SHARDMESH_ASSIGN_OR_RETURN(const PartitionSpec spec, DecodeSpec(input["spec"]));
+                  Json answer = Json::object();
+                  for (const auto& [name, leaf] : input["tree"].items()) {
+                    if (leaf["kind"] != "jax") {
+                      answer[name] = "unchanged";  // no array of the library's, hence left alone
+                      continue;
+                    }
+                    SHARDMESH_ASSIGN_OR_RETURN(
+                        const std::optional<CorrectionResult> result,
+                        CorrectConstraint(spec, DecodeShape(leaf["shape"]), mesh));
+                    answer[name] = result.has_value() ? EncodeSpec(result->effective) : Json();
+                  }
+                  return answer;
+                });
+}
+
+TEST(CorrectTest, NamesTheReasonOfEachDroppedDimension) {
+  const Mesh mesh = MeshOf("dp=2,tp=4");
+  const SpecEntry lacking = SpecEntry::Axes({"tp", "xx"});
+  const SpecEntry both = SpecEntry::Axes({"dp", "tp"});
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const CorrectionResult result,
+      Correct(Spec({lacking, both, SpecEntry::Unconstrained(), SpecEntry::Axis("dp"),
+                    SpecEntry::None(), SpecEntry::Axis("tp"), SpecEntry::None()}),
+              {8, 12, 3, 6, 5}, mesh));
+  EXPECT_EQ(result.effective, Spec({SpecEntry::None(), SpecEntry::None(), SpecEntry::None(),
+                                    SpecEntry::Axis("dp"), SpecEntry::None()}));
+  EXPECT_THAT(result.corrections,
+              ElementsAre(Correction{0, lacking, Reason::kAxisNotInMesh, 1, 2},
+                          Correction{1, both, Reason::kNotDivisible, 12, 8},
+                          Correction{2, SpecEntry::Unconstrained(), Reason::kUnconstrained, 0, 0},
+                          Correction{5, SpecEntry::Axis("tp"), Reason::kRankTruncated, 5, 7}));
+  EXPECT_EQ(result.corrections[1].ToString(),
+            "dimension 1: ('dp', 'tp') dropped, 12 is not divisible by 8");
+}
+
+TEST(CorrectTest, ReportsNothingWhereNothingWasAskedFor) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const CorrectionResult result,
+      Correct(Spec({SpecEntry::None(), SpecEntry::None()}), {3}, MeshOf("dp=2")));
+  EXPECT_EQ(result.effective, PartitionSpec());
+  EXPECT_THAT(result.corrections, IsEmpty());
+}
+
+TEST(CorrectTest, RefusesAnAxisThatStillOccursTwice) {
+  const Mesh mesh = MeshOf("dp=2,tp=4");
+  EXPECT_THAT(Correct(Spec({SpecEntry::Axis("dp"), SpecEntry::Axis("dp")}), {4, 4}, mesh),
+              StatusIs(kInvalid, Reason::kDuplicateAxis));
+  EXPECT_THAT(Correct(Spec({SpecEntry::Axis("dp"), SpecEntry::Axis("dp")}), {4, 3}, mesh), IsOk());
+}
+
+TEST(CorrectTest, KeepsUnreducedAxes) {
+  const PartitionSpec spec({SpecEntry::Axis("dp")}, {"tp"});
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const CorrectionResult result,
+                                 Correct(spec, {3}, MeshOf("dp=2,tp=4")));
+  EXPECT_EQ(result.effective, PartitionSpec({}, {"tp"}));
+}
+
+TEST(CorrectTest, NeedsAMesh) {
+  EXPECT_THAT(Correct(PartitionSpec(), {4}, Mesh()),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kNoMesh));
+}
+
+TEST(CorrectTest, SurvivesAProductOfSizesBeyond64Bits) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Mesh mesh, Mesh::Parse("dp=2147483648"));
+  const SpecEntry entry = SpecEntry::Axes({"dp", "dp", "dp", "dp"});
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const CorrectionResult result, Correct(Spec({entry}), {8}, mesh));
+  EXPECT_THAT(result.corrections, ElementsAre(Correction{0, entry, Reason::kNotDivisible, 8,
+                                                         std::numeric_limits<int64_t>::max()}));
+}
+
+TEST(CorrectTest, ChangesNothingTheSecondTime) {
+  const Mesh mesh = MeshOf("dp=2,fsdp=3,tp=1,sp=4");
+  const std::vector<std::string> names = {"dp", "fsdp", "tp", "sp", "xx"};
+  std::mt19937 random(20240601);
+  const auto below = [&random](size_t n) { return random() % n; };
+  int corrected = 0;
+  for (int round = 0; round < 5000; ++round) {
+    std::vector<SpecEntry> entries;
+    for (size_t i = below(5); i > 0; --i) {
+      std::vector<AxisName> axes;
+      for (size_t j = below(3); j > 0; --j) {
+        axes.emplace_back(names[below(names.size())]);
+      }
+      entries.push_back(SpecEntry::Axes(std::move(axes)));
+    }
+    Shape shape;
+    for (size_t i = below(5); i > 0; --i) {
+      shape.push_back(static_cast<int64_t>(below(25)));
+    }
+    const auto once = Correct(Spec(entries), shape, mesh);
+    if (!once.ok()) {
+      ASSERT_EQ(ReasonOf(once.status()), Reason::kDuplicateAxis) << once.status();
+      continue;
+    }
+    ++corrected;
+    const auto twice = Correct(once->effective, shape, mesh);
+    ASSERT_THAT(twice, IsOk());
+    ASSERT_EQ(twice->effective, once->effective);
+    ASSERT_THAT(twice->corrections, IsEmpty());
+  }
+  EXPECT_GT(corrected, 2500);
+}
+
+}  // namespace
+}  // namespace shardmesh

@@ -1,0 +1,129 @@
+// Tests of sharding/mesh.h.
+#include "sharding/mesh.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/testing/sharding_printers.h"
+#include "tests/testing/status_matchers.h"
+
+namespace shardmesh {
+namespace {
+
+using ::shardmesh::test::IsOk;
+using ::shardmesh::test::IsOkAndHolds;
+using ::shardmesh::test::StatusIs;
+using ::testing::ElementsAre;
+
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+
+TEST(ParseMeshAxesTest, ReadsBothNotations) {
+  const auto axes = ElementsAre(MeshAxis{"dp", 2}, MeshAxis{"tp", -1});
+  EXPECT_THAT(ParseMeshAxes("dp=2,tp=-1"), IsOkAndHolds(axes));
+  EXPECT_THAT(ParseMeshAxes("dp:2,tp:-1"), IsOkAndHolds(axes));
+  EXPECT_THAT(ParseMeshAxes(" dp = 2 , tp = -1 "), IsOkAndHolds(axes));
+}
+
+TEST(ParseMeshAxesTest, RefusesPiecesThatAreNoAxis) {
+  for (const std::string_view text : {"", "dp", "dp=", "=2", "dp=2,", "dp=2,,tp=4", "dp=two",
+                                      "dp=2.5", "dp=2 tp=4", "dp=99999999999999999999"}) {
+    EXPECT_THAT(ParseMeshAxes(text), StatusIs(kInvalid, Reason::kInvalidMesh)) << text;
+  }
+}
+
+TEST(MeshTest, NumbersDevicesRowMajor) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Mesh mesh, Mesh::Parse("dp=2,fsdp=3,tp=4"));
+  EXPECT_EQ(mesh.size(), 24);
+  EXPECT_EQ(mesh.axis_count(), 3);
+  EXPECT_EQ(mesh.ToString(), "dp=2,fsdp=3,tp=4");
+  EXPECT_THAT(mesh.CoordinatesOf(17), ElementsAre(1, 1, 1));
+  for (DeviceId device = 0; device < mesh.size(); ++device) {
+    EXPECT_EQ(mesh.DeviceAt(mesh.CoordinatesOf(device)), device);
+  }
+  EXPECT_EQ(mesh.FindAxis("fsdp"), 1);
+  EXPECT_EQ(mesh.FindAxis("sp"), std::nullopt);
+}
+
+TEST(MeshTest, InfersOneSizeFromTheDevices) {
+  MeshOptions options;
+  options.device_count = 12;
+  EXPECT_THAT(Mesh::Parse("dp=-1,tp=4", options), IsOkAndHolds(*Mesh::Parse("dp=3,tp=4")));
+  EXPECT_THAT(Mesh::Parse("dp=3,tp=4", options), IsOk());
+  EXPECT_THAT(Mesh::Parse("dp=-1,tp=5", options), StatusIs(kInvalid, Reason::kMeshSizeMismatch));
+  EXPECT_THAT(Mesh::Parse("dp=2,tp=4", options), StatusIs(kInvalid, Reason::kMeshSizeMismatch));
+  EXPECT_THAT(Mesh::Parse("dp=-1,tp=-1", options), StatusIs(kInvalid, Reason::kInvalidMesh));
+  EXPECT_THAT(Mesh::Parse("dp=-1,tp=4"), StatusIs(kInvalid, Reason::kInvalidMesh));
+  options.device_count = 0;
+  EXPECT_THAT(Mesh::Parse("dp=-1", options), StatusIs(kInvalid, Reason::kMeshSizeMismatch));
+}
+
+TEST(MeshTest, RefusesWhatIsNoMesh) {
+  struct Case {
+    std::vector<MeshAxis> axes;
+    Reason reason;
+  };
+  const std::vector<Case> cases = {
+      {{}, Reason::kInvalidMesh},
+      {{{"", 2}}, Reason::kInvalidMesh},
+      {{{"dp", 0}}, Reason::kInvalidMesh},
+      {{{"dp", -2}}, Reason::kInvalidMesh},
+      {{{"dp", 2}, {"dp", 2}}, Reason::kDuplicateAxis},
+      {{{std::string(256, 'x'), 2}}, Reason::kLimitExceeded},
+      {std::vector<MeshAxis>(17, {"dp", 1}), Reason::kLimitExceeded},
+      {{{"dp", (int64_t{1} << 31) + 1}}, Reason::kLimitExceeded},
+      {{{"a", int64_t{1} << 31}, {"b", 2}}, Reason::kLimitExceeded},
+      {{{"a", std::numeric_limits<int64_t>::max()}, {"b", 2}}, Reason::kLimitExceeded},
+  };
+  for (const Case& c : cases) {
+    EXPECT_THAT(Mesh::Create(c.axes), StatusIs(kInvalid, c.reason));
+  }
+}
+
+TEST(MeshTest, AcceptsDegenerateMeshesOnRequest) {
+  MeshOptions options;
+  options.allow_degenerate = true;
+  EXPECT_THAT(Mesh::Create({}, options), IsOkAndHolds(Mesh()));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Mesh zero, Mesh::Create({{"dp", 2}, {"tp", 0}}, options));
+  EXPECT_TRUE(zero.empty());
+  EXPECT_EQ(zero.axis_count(), 2);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Mesh repeated,
+                                 Mesh::Create({{"dp", 2}, {"tp", 3}, {"dp", 4}}, options));
+  EXPECT_THAT(repeated.axes(), ElementsAre(MeshAxis{"dp", 4}, MeshAxis{"tp", 3}));
+  EXPECT_EQ(repeated.size(), 12);
+}
+
+TEST(MeshTest, IsEmptyByDefault) {
+  EXPECT_TRUE(Mesh().empty());
+  EXPECT_EQ(Mesh().size(), 0);
+  EXPECT_EQ(Mesh().ToString(), "(empty)");
+}
+
+TEST(MeshTest, KnowsItsDevicesByTheirGlobalIds) {
+  MeshOptions options;
+  options.global_ids = {7, 3, 5, 1};
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Mesh mesh, Mesh::Parse("dp=2,tp=2", options));
+  EXPECT_EQ(mesh.GlobalIdOf(2), 5);
+  EXPECT_EQ(mesh.DeviceOfGlobalId(1), 3);
+  EXPECT_EQ(mesh.DeviceOfGlobalId(0), std::nullopt);
+
+  const Mesh plain = *Mesh::Parse("dp=2,tp=2");
+  EXPECT_EQ(plain.GlobalIdOf(2), 2);
+  EXPECT_EQ(plain.DeviceOfGlobalId(3), 3);
+  EXPECT_EQ(plain.DeviceOfGlobalId(4), std::nullopt);
+  EXPECT_FALSE(mesh == plain);
+  options.global_ids = {0, 1, 2, 3};
+  EXPECT_EQ(*Mesh::Parse("dp=2,tp=2", options), plain);
+}
+
+TEST(MeshTest, RefusesGlobalIdsThatDoNotNameEachDeviceOnce) {
+  MeshOptions options;
+  options.global_ids = {0, 1, 2};
+  EXPECT_THAT(Mesh::Parse("dp=2,tp=2", options), StatusIs(kInvalid, Reason::kMeshSizeMismatch));
+  options.global_ids = {0, 1, 2, 1};
+  EXPECT_THAT(Mesh::Parse("dp=2,tp=2", options), StatusIs(kInvalid, Reason::kInvalidMesh));
+  options.global_ids = {0, 1, 2, -1};
+  EXPECT_THAT(Mesh::Parse("dp=2,tp=2", options), StatusIs(kInvalid, Reason::kInvalidMesh));
+}
+
+}  // namespace
+}  // namespace shardmesh

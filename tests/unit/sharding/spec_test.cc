@@ -1,0 +1,118 @@
+// Tests of sharding/spec.h: equality and equivalence as in the goldens, normalisation, text.
+#include "sharding/spec.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/testing/golden.h"
+#include "tests/testing/sharding_printers.h"
+#include "tests/testing/status_matchers.h"
+
+namespace shardmesh {
+namespace {
+
+using ::shardmesh::test::DecodeMesh;
+using ::shardmesh::test::DecodeSpec;
+using ::shardmesh::test::ExpectGoldens;
+using ::shardmesh::test::IsOk;
+using ::shardmesh::test::IsOkAndHolds;
+using ::shardmesh::test::Json;
+using ::shardmesh::test::StatusIs;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+
+TEST(SpecGoldenTest, ComparesAsNamedShardingDoes) {
+  ExpectGoldens("named_sharding.jsonl", "is_equivalent_to", 175,
+                [](const Json& input) -> absl::StatusOr<Json> {
+                  SHARDMESH_ASSIGN_OR_RETURN(const Mesh mesh, DecodeMesh(input["mesh"]));
+                  SHARDMESH_ASSIGN_OR_RETURN(const PartitionSpec a, DecodeSpec(input["a"]));
+                  SHARDMESH_ASSIGN_OR_RETURN(const PartitionSpec b, DecodeSpec(input["b"]));
+                  return Json{{"equal", a == b},
+                              {"spec_equal", a == b},
+                              {"equivalent", Equivalent(a, b, mesh, input["ndim"])},
+                              {"replicated", {FullyReplicated(a, mesh), FullyReplicated(b, mesh)}}};
+                });
+}
+
+TEST(SpecEntryTest, NormalisesAsTheConstructorDoes) {
+  const AxisValue none = AxisValue::None();
+  const AxisValue a = AxisValue::Name("a");
+  const AxisValue b = AxisValue::Name("b");
+  struct Case {
+    AxisValue value;
+    SpecEntry entry;
+  };
+  const std::vector<Case> cases = {
+      {none, SpecEntry::None()},
+      {a, SpecEntry::Axis("a")},
+      {AxisValue::Name(""), SpecEntry::None()},
+      {AxisValue::Tuple({}), SpecEntry::None()},
+      {AxisValue::Tuple({none}), SpecEntry::None()},
+      {AxisValue::Tuple({a}), SpecEntry::Axis("a")},
+      {AxisValue::List({a}), SpecEntry::Axis("a")},
+      {AxisValue::Tuple({a, b}), SpecEntry::Axes({"a", "b"})},
+      {AxisValue::Tuple({a, none}), SpecEntry::Axes({"a", std::nullopt})},
+      {AxisValue::Unconstrained(), SpecEntry::Unconstrained()},
+      {AxisValue::Tuple({AxisValue::Unconstrained()}), SpecEntry::Unconstrained()},
+  };
+  for (const Case& c : cases) {
+    EXPECT_THAT(SpecEntry::Create(c.value), IsOkAndHolds(c.entry)) << c.value.ToString();
+  }
+}
+
+TEST(SpecEntryTest, RefusesWhatPartitionsNothing) {
+  const AxisValue a = AxisValue::Name("a");
+  for (const AxisValue& value :
+       {AxisValue::NotGiven(), AxisValue::Tuple({AxisValue::Tuple({a})}),
+        AxisValue::Tuple({a, AxisValue::List({})}), AxisValue::Tuple({a, AxisValue::NotGiven()}),
+        AxisValue::Tuple({a, AxisValue::Unconstrained()})}) {
+    const auto entry = SpecEntry::Create(value);
+    EXPECT_THAT(entry, StatusIs(kInvalid, Reason::kInvalidSpec)) << value.ToString();
+    EXPECT_EQ(PythonTypeOf(entry.status()), "ValueError");
+  }
+}
+
+TEST(PartitionSpecTest, NamesTheDimensionThatIsRefused) {
+  const auto spec = PartitionSpec::Create({AxisValue::None(), AxisValue::NotGiven()});
+  EXPECT_THAT(std::string(spec.status().message()), ::testing::HasSubstr("dimension 1: "));
+}
+
+TEST(PartitionSpecTest, DistinguishesLengths) {
+  EXPECT_NE(PartitionSpec(), PartitionSpec({SpecEntry::None(), SpecEntry::None()}));
+}
+
+TEST(PartitionSpecTest, WritesItself) {
+  EXPECT_EQ(PartitionSpec().ToString(), "P()");
+  EXPECT_EQ(PartitionSpec({SpecEntry::Axis("dp"), SpecEntry::Axes({"fsdp", "tp"}),
+                           SpecEntry::None(), SpecEntry::Unconstrained()})
+                .ToString(),
+            "P('dp', ('fsdp', 'tp'), None, UNCONSTRAINED)");
+  EXPECT_EQ(PartitionSpec({SpecEntry::Axis("dp")}, {"tp", "sp", "tp"}).ToString(),
+            "P('dp', unreduced={'sp', 'tp'})");
+}
+
+TEST(PartitionSpecTest, ListsNamesAndRepeats) {
+  const PartitionSpec spec({SpecEntry::Axes({"b", "a"}), SpecEntry::Axes({"c", std::nullopt, "a"})},
+                           {"c"});
+  EXPECT_THAT(spec.AxisNames(), ElementsAre("b", "a", "c"));
+  EXPECT_THAT(spec.DuplicateAxes(), ElementsAre("a", "c"));
+  EXPECT_THAT(CheckDistinctAxes(spec), StatusIs(kInvalid, Reason::kDuplicateAxis));
+  EXPECT_EQ(PythonTypeOf(CheckDistinctAxes(spec)), "DuplicateSpecError");
+  EXPECT_THAT(PartitionSpec({SpecEntry::Axis("a")}, {"b"}).DuplicateAxes(), IsEmpty());
+  EXPECT_THAT(CheckDistinctAxes(PartitionSpec()), IsOk());
+}
+
+TEST(PartitionSpecTest, HasNoneBeyondItsEntries) {
+  EXPECT_TRUE(PartitionSpec({SpecEntry::Axis("a")}).entry(7).is_none());
+}
+
+TEST(EquivalentTest, LooksAtUnreducedAxesOfMoreThanOneDevice) {
+  const Mesh mesh = *Mesh::Parse("dp=2,tp=1");
+  EXPECT_TRUE(Equivalent(PartitionSpec({}, {"tp"}), PartitionSpec(), mesh, 2));
+  EXPECT_FALSE(Equivalent(PartitionSpec({}, {"dp"}), PartitionSpec(), mesh, 2));
+}
+
+}  // namespace
+}  // namespace shardmesh
