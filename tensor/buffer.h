@@ -1,0 +1,143 @@
+// Aligned memory for tensor bytes, drawn from a budget and pooled.
+#ifndef SHARDMESH_TENSOR_BUFFER_H_
+#define SHARDMESH_TENSOR_BUFFER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string_view>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
+
+namespace shardmesh {
+
+// A limit on bytes and the count of those taken. It hands out numbers, not memory.
+// Thread-safe. Must outlive its reservations.
+class MemoryBudget {
+ public:
+  // Bytes taken from a budget; gives them back when destroyed. Movable.
+  class Reservation {
+   public:
+    Reservation() = default;
+    Reservation(Reservation&& other) noexcept;
+    Reservation& operator=(Reservation&& other) noexcept;
+    ~Reservation();
+
+    int64_t size_bytes() const { return size_bytes_; }
+
+   private:
+    friend class MemoryBudget;
+    Reservation(MemoryBudget* budget, int64_t size_bytes)
+        : budget_(budget), size_bytes_(size_bytes) {}
+
+    MemoryBudget* budget_ = nullptr;
+    int64_t size_bytes_ = 0;
+  };
+
+  // limit_bytes >= 0.
+  explicit MemoryBudget(int64_t limit_bytes) : limit_bytes_(limit_bytes) {}
+  MemoryBudget(const MemoryBudget&) = delete;
+  MemoryBudget& operator=(const MemoryBudget&) = delete;
+
+  // Takes size_bytes >= 0, all or nothing. RESOURCE_EXHAUSTED (MEMORY_LIMIT) says what it was for,
+  // what was needed, what is left and the limit; `what` completes "... needed for <what>".
+  absl::StatusOr<Reservation> Reserve(int64_t size_bytes, std::string_view what);
+
+  int64_t limit_bytes() const { return limit_bytes_; }
+  int64_t used_bytes() const;
+
+ private:
+  void GiveBack(int64_t size_bytes);
+
+  const int64_t limit_bytes_;
+  mutable absl::Mutex mutex_;
+  int64_t used_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+class BufferPool;
+
+// A run of memory that starts at a multiple of 64 bytes. Its bytes are unspecified at first.
+// Movable, not copyable. Distinct buffers may be used by distinct threads; one buffer as any array.
+class Buffer {
+ public:
+  static constexpr size_t kAlignment = 64;
+
+  // Empty.
+  Buffer() = default;
+  Buffer(Buffer&& other) noexcept;
+  Buffer& operator=(Buffer&& other) noexcept;
+  // Gives the memory back to its pool.
+  ~Buffer();
+
+  const char* data() const { return data_; }
+  char* data() { return data_; }
+  size_t size() const { return size_bytes_; }
+  absl::Span<const char> bytes() const { return {data_, size_bytes_}; }
+  absl::Span<char> mutable_bytes() { return {data_, size_bytes_}; }
+
+ private:
+  friend class BufferPool;
+
+  std::shared_ptr<BufferPool> pool_;
+  MemoryBudget::Reservation reservation_;
+  char* data_ = nullptr;
+  size_t size_bytes_ = 0;      // as asked for
+  size_t capacity_bytes_ = 0;  // as allocated; the reservation's size
+};
+
+// Allocates buffers and keeps those given back for the next of about the same size.
+//
+// Memory of a page or more is mapped page by page from the kernel and faulted in at once, in huge
+// pages where the buffer is large and the host allows; the first writer then pays no faults.
+// Idle buffers count against the budget, and are given up before an allocation is refused.
+//
+// Thread-safe. Buffers keep their pool alive; the budget must outlive both.
+class BufferPool : public std::enable_shared_from_this<BufferPool> {
+ public:
+  // Keeps at most max_idle_bytes in idle buffers.
+  static std::shared_ptr<BufferPool> Create(MemoryBudget* budget, int64_t max_idle_bytes);
+  BufferPool(const BufferPool&) = delete;
+  BufferPool& operator=(const BufferPool&) = delete;
+  ~BufferPool();
+
+  // A buffer of size_bytes >= 0 (no memory for 0). RESOURCE_EXHAUSTED before anything is allocated
+  // if the budget does not allow it, and also if the kernel refuses; `what` as in
+  // MemoryBudget::Reserve.
+  absl::StatusOr<Buffer> Allocate(int64_t size_bytes, std::string_view what);
+
+  // Frees the idle buffers.
+  void Trim();
+
+  int64_t idle_bytes() const;
+
+ private:
+  struct Block {
+    MemoryBudget::Reservation reservation;
+    char* data = nullptr;
+    size_t capacity_bytes = 0;
+  };
+  friend class Buffer;
+
+  BufferPool(MemoryBudget* budget, int64_t max_idle_bytes)
+      : budget_(budget), max_idle_bytes_(max_idle_bytes) {}
+
+  // Takes an idle block that fits without much waste; its data is null if there is none.
+  Block TakeIdle(size_t capacity_bytes);
+  void Return(Block block);
+
+  MemoryBudget* const budget_;
+  const int64_t max_idle_bytes_;
+  mutable absl::Mutex mutex_;
+  std::multimap<size_t, Block> idle_ ABSL_GUARDED_BY(mutex_);  // by capacity
+  int64_t idle_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace shardmesh
+
+#endif  // SHARDMESH_TENSOR_BUFFER_H_

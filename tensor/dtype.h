@@ -1,0 +1,63 @@
+// Element types of tensors: their names, sizes and NumPy codes.
+#ifndef SHARDMESH_TENSOR_DTYPE_H_
+#define SHARDMESH_TENSOR_DTYPE_H_
+
+#include <cstdint>
+#include <ostream>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+
+namespace shardmesh {
+
+// The element types that a safetensors file can hold, in its own order of size. Values are not
+// wire or file values: files carry the name, the wire has its own enum.
+enum class Dtype : uint8_t {
+  kBool,
+  kF4,
+  kF6E2M3,
+  kF6E3M2,
+  kU8,
+  kI8,
+  kF8E5M2,
+  kF8E4M3,
+  kF8E8M0,
+  kI16,
+  kU16,
+  kF16,
+  kBF16,
+  kI32,
+  kU32,
+  kF32,
+  kC64,
+  kF64,
+  kI64,
+  kU64,
+};
+
+// Every element type, each once.
+absl::Span<const Dtype> AllDtypes();
+
+// Size of one element. 4 and 6 for the sub-byte types, whose elements are packed without padding;
+// a multiple of 8 for all others.
+int BitsPerElement(Dtype dtype);
+
+// The name that safetensors uses: "F32", "BF16", "F8_E4M3", ...
+std::string_view DtypeName(Dtype dtype);
+
+// The inverse of DtypeName. INVALID_ARGUMENT (UNKNOWN_DTYPE) lists the known names.
+absl::StatusOr<Dtype> ParseDtype(std::string_view name);
+
+// Bytes of `elements` packed elements. INVALID_ARGUMENT if `elements` is negative, the size exceeds
+// int64, or sub-byte elements do not fill whole bytes.
+absl::StatusOr<int64_t> PackedSizeBytes(Dtype dtype, int64_t elements);
+
+// The type string of a .npy header ("<f4", "|b1"), or empty where NumPy has no such type.
+std::string_view NpyTypeString(Dtype dtype);
+
+std::ostream& operator<<(std::ostream& out, Dtype dtype);
+
+}  // namespace shardmesh
+
+#endif  // SHARDMESH_TENSOR_DTYPE_H_

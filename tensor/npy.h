@@ -1,0 +1,64 @@
+// NumPy's .npy files, for tensors that go to or come from a user's own programs.
+#ifndef SHARDMESH_TENSOR_NPY_H_
+#define SHARDMESH_TENSOR_NPY_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "sharding/shape.h"
+#include "tensor/dtype.h"
+#include "tensor/file.h"
+#include "tensor/view.h"
+
+namespace shardmesh {
+
+// What a .npy header says.
+struct NpyHeader {
+  Dtype dtype = Dtype::kF32;
+  Shape shape;
+  // Where the data begins in the file.
+  int64_t data_offset_bytes = 0;
+};
+
+// Checks the start of a file of file_size_bytes; `bytes` is the file, or at least its header.
+// `source` names the file in errors. Versions 1, 2 and 3, C order, little-endian.
+//
+// NumPy has no bfloat16: programs that use it store two raw bytes an element ("<V2"), which is read
+// as BF16. Big-endian data, Fortran order (of a tensor of more than one dimension), and Python
+// objects, structures and texts are refused with the NumPy call that converts them:
+// INVALID_ARGUMENT (UNSUPPORTED_DTYPE or BAD_FILE).
+absl::StatusOr<NpyHeader> ParseNpyHeader(std::string_view source, absl::Span<const char> bytes,
+                                         int64_t file_size_bytes);
+
+// A mapped .npy file. Immutable, hence safe to share between threads; the view lives as long as it.
+class NpyFile {
+ public:
+  // Errors of ParseNpyHeader, or of the file system.
+  static absl::StatusOr<NpyFile> Open(const std::string& path);
+
+  TensorView View() const;
+
+ private:
+  NpyFile(NpyHeader header, MappedFile file) : header_(std::move(header)), file_(std::move(file)) {}
+
+  NpyHeader header_;
+  MappedFile file_;
+};
+
+// Writes a whole tensor: version 1, data at a multiple of 64 bytes. BF16 is written as "<V2"; read
+// it with numpy.load(f).view(ml_dtypes.bfloat16). The 8-bit and smaller floats are refused
+// (UNSUPPORTED_DTYPE): save them as safetensors.
+absl::Status WriteNpy(const std::string& path, const TensorView& tensor);
+
+// The header that WriteNpy writes, padding included.
+absl::StatusOr<std::string> EncodeNpyHeader(Dtype dtype, absl::Span<const int64_t> shape);
+
+}  // namespace shardmesh
+
+#endif  // SHARDMESH_TENSOR_NPY_H_

@@ -1,0 +1,169 @@
+// Checkpoints in the safetensors format: mapped and validated reading, streamed writing.
+#ifndef SHARDMESH_TENSOR_SAFETENSORS_H_
+#define SHARDMESH_TENSOR_SAFETENSORS_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/container/btree_map.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "sharding/shape.h"
+#include "tensor/dtype.h"
+#include "tensor/file.h"
+#include "tensor/view.h"
+
+namespace shardmesh {
+
+// The format allows no longer header.
+inline constexpr int64_t kMaxSafetensorsHeaderBytes = 100'000'000;
+
+// A tensor as the header describes it.
+struct SafetensorsTensor {
+  std::string name;
+  Dtype dtype = Dtype::kF32;
+  Shape shape;
+  // Half-open range of the tensor's bytes, counted from the end of the header.
+  int64_t begin_bytes = 0;
+  int64_t end_bytes = 0;
+
+  int64_t size_bytes() const { return end_bytes - begin_bytes; }
+};
+
+// A file's free text, by key.
+using SafetensorsMetadata = absl::btree_map<std::string, std::string>;
+
+// A validated header: each tensor's bytes are of the size that its type and shape demand, and the
+// tensors cover the data without gap or overlap. Immutable, hence safe to share between threads.
+class SafetensorsHeader {
+ public:
+  // Checks the JSON text of a header whose file goes on with data_size_bytes of data. `source`
+  // names the file in errors. INVALID_ARGUMENT (BAD_FILE, or UNKNOWN_DTYPE) names the tensor and
+  // the value at fault.
+  static absl::StatusOr<SafetensorsHeader> Parse(std::string_view source, std::string_view json,
+                                                 int64_t data_size_bytes);
+
+  // In the order of their data.
+  const std::vector<SafetensorsTensor>& tensors() const { return tensors_; }
+  // The tensor of that name; null if there is none.
+  const SafetensorsTensor* Find(std::string_view name) const;
+  const SafetensorsMetadata& metadata() const { return metadata_; }
+  // Where the data begins in the file.
+  int64_t data_offset_bytes() const { return data_offset_bytes_; }
+
+ private:
+  SafetensorsHeader() = default;
+
+  std::vector<SafetensorsTensor> tensors_;
+  absl::flat_hash_map<std::string, size_t> index_;
+  SafetensorsMetadata metadata_;
+  int64_t data_offset_bytes_ = 0;
+};
+
+// Reads and checks the header of the file at `path`, and that the file is as long as it says; no
+// byte of data is read. NOT_FOUND, PERMISSION_DENIED, ... as the system says; INVALID_ARGUMENT
+// (BAD_FILE) for what is no safetensors file.
+absl::StatusOr<SafetensorsHeader> ReadSafetensorsHeader(const std::string& path);
+
+// A file whose data is mapped into memory, read only. Cutting the file short while it is mapped
+// kills whoever reads the lost part (SIGBUS), as with any mapped file.
+// Immutable, hence safe to share between threads. Views live as long as the file object.
+class SafetensorsFile {
+ public:
+  // Errors of ReadSafetensorsHeader.
+  static absl::StatusOr<SafetensorsFile> Open(const std::string& path);
+
+  const std::string& path() const { return path_; }
+  const SafetensorsHeader& header() const { return header_; }
+
+  // The elements of `tensor`, which must be of header().tensors().
+  TensorView View(const SafetensorsTensor& tensor) const;
+  // NOT_FOUND if there is no tensor of that name.
+  absl::StatusOr<TensorView> View(std::string_view name) const;
+
+ private:
+  SafetensorsFile(std::string path, SafetensorsHeader header, MappedFile file)
+      : path_(std::move(path)), header_(std::move(header)), file_(std::move(file)) {}
+
+  std::string path_;
+  SafetensorsHeader header_;
+  MappedFile file_;
+};
+
+// A model's tensors: of one safetensors file, or of several under a *.safetensors.index.json.
+// Immutable, hence safe to share between threads. Views live as long as the checkpoint.
+class Checkpoint {
+ public:
+  struct Entry {
+    const SafetensorsFile* file;
+    const SafetensorsTensor* tensor;
+  };
+
+  // `path` is a .safetensors file, an index (a name that ends in .json), or a folder with a
+  // model.safetensors or a model.safetensors.index.json. Files of an index lie in its folder.
+  // Errors of SafetensorsFile::Open; INVALID_ARGUMENT (BAD_FILE) for a bad index, a name that
+  // points out of the folder, or a tensor that is not in the file that the index names.
+  static absl::StatusOr<Checkpoint> Open(const std::string& path);
+
+  // All tensors: file by file as their names sort, within a file in the order of the data.
+  const std::vector<Entry>& tensors() const { return tensors_; }
+  // Null if there is no tensor of that name.
+  const Entry* Find(std::string_view name) const;
+  TensorView View(const Entry& entry) const { return entry.file->View(*entry.tensor); }
+  // Bytes of all tensors.
+  int64_t size_bytes() const { return size_bytes_; }
+
+ private:
+  Checkpoint() = default;
+
+  std::vector<std::unique_ptr<SafetensorsFile>> files_;
+  std::vector<Entry> tensors_;
+  absl::flat_hash_map<std::string, size_t> index_;
+  int64_t size_bytes_ = 0;
+};
+
+// Writes a file tensor by tensor, without holding their bytes. The file appears under its name,
+// complete and synced, at Finish; until then, and for good if the writer is destroyed before, there
+// is only a temporary file, which is removed.
+//
+// Example:
+//   auto writer = SafetensorsWriter::Create(path, {{"w", Dtype::kF32, {4, 8}}}, {{"by", "me"}});
+//   writer->Append(bytes);  // in pieces of any size, tensor after tensor in the order given
+//   writer->Finish();
+// Not thread-safe.
+class SafetensorsWriter {
+ public:
+  struct Tensor {
+    std::string name;
+    Dtype dtype = Dtype::kF32;
+    Shape shape;
+  };
+
+  // Data starts at a multiple of 64 bytes in the file. INVALID_ARGUMENT for a bad shape, a repeated
+  // or non-UTF-8 name, or metadata that is not UTF-8; file errors as the system says.
+  static absl::StatusOr<SafetensorsWriter> Create(const std::string& path,
+                                                  const std::vector<Tensor>& tensors,
+                                                  const SafetensorsMetadata& metadata);
+
+  // The next bytes of the data. INVALID_ARGUMENT if they are more than the tensors have.
+  absl::Status Append(absl::Span<const char> bytes);
+
+  // Syncs the file and gives it its name. FAILED_PRECONDITION if bytes are still missing.
+  absl::Status Finish();
+
+ private:
+  SafetensorsWriter(AtomicFileWriter file, int64_t data_size_bytes)
+      : file_(std::move(file)), missing_bytes_(data_size_bytes) {}
+
+  AtomicFileWriter file_;
+  int64_t missing_bytes_;
+};
+
+}  // namespace shardmesh
+
+#endif  // SHARDMESH_TENSOR_SAFETENSORS_H_

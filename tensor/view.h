@@ -1,0 +1,152 @@
+// Tensors over memory of others, and the copying of tiles out of them and into them.
+#ifndef SHARDMESH_TENSOR_VIEW_H_
+#define SHARDMESH_TENSOR_VIEW_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <utility>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "sharding/shape.h"
+#include "sharding/tile.h"
+#include "tensor/dtype.h"
+
+namespace shardmesh {
+
+// A tensor of `dtype` and `shape` whose elements lie row-major, little-endian and without gaps in
+// `bytes`, which belong to somebody else and must outlive the view. Byte is char or const char;
+// copying a view copies no element.
+template <typename Byte>
+class BasicTensorView {
+ public:
+  // INVALID_ARGUMENT for a bad shape, or if `bytes` is not exactly of the tensor's size
+  // (SHAPE_MISMATCH).
+  static absl::StatusOr<BasicTensorView> Create(Dtype dtype, Shape shape, absl::Span<Byte> bytes);
+
+  Dtype dtype() const { return dtype_; }
+  const Shape& shape() const { return shape_; }
+  absl::Span<Byte> bytes() const { return bytes_; }
+  int64_t size_bytes() const { return static_cast<int64_t>(bytes_.size()); }
+
+ private:
+  BasicTensorView(Dtype dtype, Shape shape, absl::Span<Byte> bytes)
+      : dtype_(dtype), shape_(std::move(shape)), bytes_(bytes) {}
+
+  Dtype dtype_;
+  Shape shape_;
+  absl::Span<Byte> bytes_;
+};
+
+using TensorView = BasicTensorView<const char>;
+using MutableTensorView = BasicTensorView<char>;
+
+// Where the bytes of a tile lie within those of a row-major tensor: equally long runs at regular
+// distances, as few and as long as the tile allows.
+//
+// Example: rows [2,4) of an F32 tensor of shape (8, 16) are one run of 128 bytes at offset 128;
+// columns [4,8) are eight runs of 16 bytes, 64 bytes apart.
+// Immutable, hence safe to share between threads. Costs O(rank) to make.
+class TileRegion {
+ public:
+  // INVALID_ARGUMENT for a bad shape, a tile that is not of the shape's rank or not within it
+  // (BAD_TILE), and a tile of a sub-byte type whose runs would start or end within a byte.
+  static absl::StatusOr<TileRegion> Create(Dtype dtype, absl::Span<const int64_t> tensor_shape,
+                                           const Tile& tile);
+
+  // Bytes of the tile and of the tensor.
+  int64_t size_bytes() const { return size_bytes_; }
+  int64_t tensor_size_bytes() const { return tensor_size_bytes_; }
+  // Whether the tile is one run.
+  bool contiguous() const { return loops_.empty(); }
+  // Where the first run starts in the tensor, and the length of each. Both 0 for an empty tile.
+  int64_t offset_bytes() const { return offset_bytes_; }
+  int64_t run_bytes() const { return run_bytes_; }
+
+  // Calls visit(tensor_offset_bytes, size_bytes) for each stretch of the tensor that bytes
+  // [begin, end) of the tile occupy, in the tile's order.
+  // Requires 0 <= begin <= end <= size_bytes().
+  template <typename Visit>
+  void ForEachRun(int64_t begin, int64_t end, Visit visit) const;
+
+ private:
+  // A dimension along which runs repeat, or several merged into one.
+  struct Loop {
+    int64_t count;
+    int64_t stride_bytes;
+  };
+
+  TileRegion() = default;
+
+  int64_t size_bytes_ = 0;
+  int64_t tensor_size_bytes_ = 0;
+  int64_t offset_bytes_ = 0;
+  int64_t run_bytes_ = 0;
+  absl::InlinedVector<Loop, 4> loops_;  // outermost first
+};
+
+// The bytes of `tile` where they lie in one piece, ready to be sent without a copy; nullopt where
+// they do not. Errors of TileRegion::Create.
+absl::StatusOr<std::optional<absl::Span<const char>>> ContiguousTileBytes(const TensorView& tensor,
+                                                                          const Tile& tile);
+
+// Copies bytes [offset_bytes, offset_bytes + out.size()) of the row-major `tile` out of `tensor`.
+// Errors of TileRegion::Create; INVALID_ARGUMENT (BAD_TILE) if the range is not within the tile.
+absl::Status CopyTileBytes(const TensorView& tensor, const Tile& tile, int64_t offset_bytes,
+                           absl::Span<char> out);
+
+// The other way: writes bytes [offset_bytes, offset_bytes + bytes.size()) of the row-major `tile`
+// into `tensor`. Same errors.
+absl::Status PasteTileBytes(absl::Span<const char> bytes, const Tile& tile, int64_t offset_bytes,
+                            const MutableTensorView& tensor);
+
+// Copies `region` from one tile of a tensor to another: `from` and `to` hold the tiles `from_tile`
+// and `to_tile`, all three ranges index the whole tensor. The two must not overlap in memory.
+// INVALID_ARGUMENT if the element types differ, a view is not of its tile's shape, or `region` is
+// not within both tiles (SHAPE_MISMATCH, BAD_TILE).
+//
+// Example: from_tile [0,4)x[0,16), to_tile [0,8)x[8,16), region [0,4)x[8,16): the right half of
+// `from` becomes the upper half of `to`.
+absl::Status CopyTile(const TensorView& from, const Tile& from_tile, const MutableTensorView& to,
+                      const Tile& to_tile, const Tile& region);
+
+template <typename Visit>
+void TileRegion::ForEachRun(int64_t begin, int64_t end, Visit visit) const {
+  if (begin >= end) {
+    return;
+  }
+  // The run that holds `begin`, as an odometer over the loops.
+  absl::InlinedVector<int64_t, 4> index(loops_.size());
+  int64_t run_offset = offset_bytes_;
+  int64_t run_number = begin / run_bytes_;
+  for (size_t i = loops_.size(); i-- > 0;) {
+    index[i] = run_number % loops_[i].count;
+    run_number /= loops_[i].count;
+    run_offset += index[i] * loops_[i].stride_bytes;
+  }
+  int64_t skip = begin % run_bytes_;
+  for (int64_t left = end - begin;;) {
+    const int64_t size = std::min(left, run_bytes_ - skip);
+    visit(run_offset + skip, size);
+    left -= size;
+    if (left == 0) {
+      return;
+    }
+    skip = 0;
+    for (size_t i = loops_.size(); i-- > 0;) {
+      run_offset += loops_[i].stride_bytes;
+      if (++index[i] < loops_[i].count) {
+        break;
+      }
+      run_offset -= loops_[i].count * loops_[i].stride_bytes;
+      index[i] = 0;
+    }
+  }
+}
+
+}  // namespace shardmesh
+
+#endif  // SHARDMESH_TENSOR_VIEW_H_

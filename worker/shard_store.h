@@ -1,0 +1,248 @@
+// The tiles that a worker holds: staged, verified, committed, released.
+#ifndef SHARDMESH_WORKER_SHARD_STORE_H_
+#define SHARDMESH_WORKER_SHARD_STORE_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/btree_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
+#include "sharding/tile.h"
+#include "tensor/buffer.h"
+#include "tensor/file.h"
+#include "tensor/view.h"
+#include "worker/tile_file.h"
+
+namespace shardmesh::worker {
+
+// A complete tile. Immutable, hence safe to share between threads; whoever holds the pointer keeps
+// the bytes, also after the store let go of the tile.
+class StoredTile {
+ public:
+  StoredTile(TileDescription description, Buffer buffer, uint32_t crc32c, bool durable);
+
+  const TileDescription& description() const { return description_; }
+  absl::Span<const char> bytes() const { return buffer_.bytes(); }
+  // The elements, in the tile's shape.
+  TensorView view() const;
+  // CRC-32C of bytes().
+  uint32_t crc32c() const { return crc32c_; }
+  // Whether the tile is on disk, synced.
+  bool durable() const { return durable_; }
+
+ private:
+  const TileDescription description_;
+  const Buffer buffer_;
+  const uint32_t crc32c_;
+  const bool durable_;
+};
+
+using StoredTilePtr = std::shared_ptr<const StoredTile>;
+
+// Where a tile stands.
+//
+//   Receiving -> Staged -> Committed -> Released
+//       |           |
+//       +-----------+----> Aborted
+//
+// Receiving to Staged: StagedTile::Finish, when every byte is there and the checksum is right.
+// Staged to Committed: ShardStore::Commit, all tiles of an array together. Committed to Released:
+// ShardStore::Release. To Aborted: ShardStore::Abort, all tiles of an array together, or the
+// destruction of an unfinished StagedTile, that tile alone. No other transition exists. Released
+// and Aborted tiles are forgotten; their memory goes when the last reader lets go.
+enum class TileState { kReceiving, kStaged, kCommitted, kReleased, kAborted };
+
+class ShardStore;
+
+// A tile under way into the store. Its bytes come either in pieces through Append, or are written
+// in place through mutable_bytes() by whoever computes them. Destroyed before Finish, it is
+// aborted. For one thread at a time; the store may abort it meanwhile. Must not outlive the store.
+class StagedTile {
+ public:
+  StagedTile(const StagedTile&) = delete;
+  StagedTile& operator=(const StagedTile&) = delete;
+  ~StagedTile();
+
+  const TileDescription& description() const { return description_; }
+  int64_t size_bytes() const { return static_cast<int64_t>(buffer_.size()); }
+  // How far Append has come.
+  int64_t received_bytes() const { return received_bytes_; }
+
+  // The next piece. INVALID_ARGUMENT (BAD_TILE) if it does not start where the last one ended or
+  // goes beyond the tile, DATA_LOSS (CHECKSUM_MISMATCH) if its bytes are not of that CRC-32C; the
+  // tile is then as before. ABORTED once the array was aborted.
+  absl::Status Append(int64_t offset_bytes, absl::Span<const char> piece, uint32_t piece_crc32c);
+
+  // All bytes of the tile, for a producer in place, which calls no Append.
+  absl::Span<char> mutable_bytes();
+
+  // Makes the tile Staged and, if it is to be durable, writes and syncs its file first. To be
+  // called once, at the end. FAILED_PRECONDITION (BAD_TILE) if bytes are missing, DATA_LOSS
+  // (CHECKSUM_MISMATCH) if `crc32c` is given and not that of the bytes, ABORTED if the array was
+  // aborted, the file system's error if the file cannot be written. After an error the tile is
+  // aborted.
+  absl::StatusOr<StoredTilePtr> Finish(std::optional<uint32_t> crc32c);
+
+ private:
+  friend class ShardStore;
+  StagedTile(ShardStore* store, TileDescription description, Buffer buffer, bool durable);
+
+  absl::StatusOr<StoredTilePtr> FinishOnce(std::optional<uint32_t> crc32c);
+
+  ShardStore* const store_;
+  const TileDescription description_;
+  const bool durable_;
+  Buffer buffer_;
+  int64_t received_bytes_ = 0;
+  uint32_t received_crc32c_ = 0;
+  bool in_place_ = false;
+  bool finished_ = false;
+};
+
+// A tile that the store read back from its data folder, or could not.
+struct RecoveryProblem {
+  // The file or folder, as it was.
+  std::string path;
+  // Where it was moved, out of the way of the store; empty if it was left where it is.
+  std::string moved_to;
+  // DATA_LOSS: not what was written. FAILED_PRECONDITION (CLUSTER_MISMATCH): of another cluster.
+  // RESOURCE_EXHAUSTED: no memory for it; left in place, for a start with a higher limit.
+  absl::Status status;
+};
+
+struct RecoveryReport {
+  int64_t committed_tiles = 0;
+  int64_t staged_tiles = 0;
+  int64_t size_bytes = 0;
+  std::vector<RecoveryProblem> problems;
+};
+
+// The tiles of one worker, by array and index range.
+//
+// With a data folder, durable tiles are also files, one a tile (docs/formats.md), and a store
+// opened again on the folder has them in the state in which they were. A folder belongs to one
+// cluster and to one open store.
+//
+// Thread-safe. Reading takes a short lock and copies nothing; disk work is done under no lock that
+// a reader or a receiver takes.
+class ShardStore {
+ public:
+  struct Options {
+    // Where tiles' memory comes from; its budget is the limit of the store. Not null.
+    std::shared_ptr<BufferPool> pool;
+    // The data folder, made if it is not there; empty for a store in memory alone.
+    std::string data_dir;
+  };
+
+  // Opens the store and reads back what the data folder holds; damaged files are moved aside into
+  // its folder `corrupt` and reported, never served. FAILED_PRECONDITION if another process has
+  // the folder open; file errors as the system says.
+  static absl::StatusOr<std::unique_ptr<ShardStore>> Open(Options options);
+  ShardStore(const ShardStore&) = delete;
+  ShardStore& operator=(const ShardStore&) = delete;
+
+  const RecoveryReport& recovery_report() const { return recovery_report_; }
+
+  // Whether durable tiles are possible.
+  bool has_data_dir() const { return !data_dir_.empty(); }
+
+  // The cluster whose tiles it holds; empty before SetClusterId was first called on the folder.
+  std::string cluster_id() const;
+  // Ties the store to a cluster, for good where there is a data folder.
+  // FAILED_PRECONDITION (CLUSTER_MISMATCH) if it is tied to another one.
+  absl::Status SetClusterId(std::string_view cluster_id);
+
+  // Begins a tile, Receiving. `durable`: Finish writes it to disk. INVALID_ARGUMENT for a bad
+  // description; ALREADY_EXISTS if the array has this tile, or is committed; ABORTED while an abort
+  // of the array is under way; RESOURCE_EXHAUSTED (MEMORY_LIMIT) if there is no memory for it;
+  // FAILED_PRECONDITION if it is to be durable and there is no data folder or no cluster id.
+  absl::StatusOr<std::unique_ptr<StagedTile>> Stage(TileDescription description, bool durable);
+
+  // Makes all tiles of these arrays Committed, visible together. Arrays that are already committed
+  // are left as they are, so that the call can be repeated. NOT_FOUND if an array has no tile,
+  // FAILED_PRECONDITION if a tile is still Receiving: nothing is then changed. If the disk fails
+  // half-way, some arrays stay Staged, and the call can be repeated.
+  absl::Status Commit(absl::Span<const std::string> array_ids);
+
+  // Drops the tiles of these arrays that are Receiving or Staged; files too. Arrays that are
+  // unknown are passed over; a committed one is FAILED_PRECONDITION, and nothing is then changed.
+  absl::Status Abort(absl::Span<const std::string> array_ids);
+
+  // Lets go of committed arrays; readers keep what they hold. Unknown arrays are passed over; one
+  // that is not committed is FAILED_PRECONDITION, and nothing is then changed.
+  absl::Status Release(absl::Span<const std::string> array_ids);
+
+  // The committed tile. NOT_FOUND if it is not there, or not committed.
+  absl::StatusOr<StoredTilePtr> Find(std::string_view array_id, const Tile& tile) const;
+  // All committed tiles of an array, by index range. NOT_FOUND if there are none.
+  absl::StatusOr<std::vector<StoredTilePtr>> FindAll(std::string_view array_id) const;
+  // As Find, also for a tile that is only Staged: for the step that made it.
+  absl::StatusOr<StoredTilePtr> FindStaged(std::string_view array_id, const Tile& tile) const;
+
+  struct HeldTile {
+    StoredTilePtr tile;
+    TileState state = TileState::kStaged;  // or kCommitted
+  };
+  struct InventoryPage {
+    std::vector<HeldTile> tiles;
+    // Where the next page starts; empty after the last.
+    std::string next_array_id;
+  };
+  // The complete tiles of the arrays from `first_array_id` on (empty: from the first), whole arrays
+  // until at least max_tiles >= 1 are there.
+  InventoryPage ListInventory(std::string_view first_array_id, int64_t max_tiles) const;
+
+  // Memory of the tiles' pool: taken (idle buffers included), and its limit.
+  int64_t used_bytes() const;
+  int64_t limit_bytes() const;
+
+ private:
+  friend class StagedTile;
+
+  struct TileOrder {
+    bool operator()(const Tile& a, const Tile& b) const;
+  };
+  struct TileEntry {
+    TileState state = TileState::kReceiving;
+    StoredTilePtr stored;  // null while Receiving, or Aborted and not yet left by its receiver
+  };
+  struct ArrayEntry {
+    absl::btree_map<Tile, TileEntry, TileOrder> tiles;
+    // Set while its files are being moved or removed: nothing else begins meanwhile.
+    bool changing = false;
+
+    bool committed() const;
+  };
+  using ArrayMap = absl::btree_map<std::string, ArrayEntry>;
+
+  ShardStore(Options options, FileDescriptor lock);
+
+  // Called by StagedTile.
+  bool IsReceiving(const TileDescription& description) const;
+  absl::Status Publish(StoredTilePtr tile);
+  void Forget(const TileDescription& description);
+
+  const std::shared_ptr<BufferPool> pool_;
+  const std::string data_dir_;
+  const FileDescriptor lock_;
+  RecoveryReport recovery_report_;
+
+  // Held by whoever moves or removes arrays' files. Taken before mutex_.
+  absl::Mutex transition_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);
+  mutable absl::Mutex mutex_;
+  std::string cluster_id_ ABSL_GUARDED_BY(mutex_);
+  ArrayMap arrays_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace shardmesh::worker
+
+#endif  // SHARDMESH_WORKER_SHARD_STORE_H_
