@@ -22,12 +22,14 @@ class PatternAutomaton;
 // Unicode \d \w \s \b, `$` before a last newline, \Z, {,n}, octal escapes, inline flags, comments
 // and verbose mode.
 //
-// The pattern is parsed in that dialect and printed for RE2. RE2 cannot say three things, a Unicode
-// \b, `$` before a last newline, and \B failing on an empty text; in texts where these matter
-// (is_plain_text is false), an automaton made from the same parse decides instead.
-// What cannot be matched in linear time is refused: look-around, back-references, conditionals,
-// atomic groups and possessive repeats; also \N{...} names, which would need Unicode's name table.
-// Character classes are those of RE2's Unicode version.
+// The pattern is parsed in that dialect and printed for RE2. RE2 cannot say three things: `$`
+// before a last newline, \b and \B between characters beyond ASCII, and that \B fails in an empty
+// text. In texts where these matter an automaton made from the same parse
+// decides. What cannot be matched in linear time is refused: look-around, back-references,
+// conditionals, atomic groups and possessive repeats; also \N{...} names, which would need
+// Unicode's name table. Character classes are those of RE2's Unicode version. One defect of
+// Python 3.11 is not followed: its search, unlike its match, ignores the flag in a leading
+// `(?a:\W)`.
 //
 // Immutable, hence safe to share between threads; copies share the compiled programs.
 class Pattern {
@@ -53,18 +55,21 @@ class Pattern {
   const std::string& text() const { return text_; }
   // What RE2 runs; nullopt for the rare pattern that RE2 cannot express for any text.
   const std::optional<std::string>& re2_text() const { return re2_text_; }
-  // Whether RE2 and Python agree on the text, whatever it is otherwise. Requires re2_text().
-  bool is_plain_text(std::string_view name) const;
+  // Whether RE2 and Python agree on this text for every pattern that has a re2_text().
+  static bool IsPlain(std::string_view name);
 
  private:
   Pattern() = default;
+
+  // As IsPlain, for this pattern.
+  bool IsPlainHere(std::string_view name) const;
 
   std::string text_;
   std::optional<std::string> re2_text_;
   std::shared_ptr<const re2::RE2> re2_;                // null if re2_text_ is nullopt
   std::shared_ptr<const PatternAutomaton> automaton_;  // null if every text is plain
   bool newline_matters_ = false;                       // has `$` outside multi-line mode
-  bool non_ascii_matters_ = false;                     // has a Unicode \b or \B
+  bool non_ascii_matters_ = false;                     // has a Unicode \b, or any \B
   bool emptiness_matters_ = false;                     // has \B
 };
 

@@ -49,6 +49,7 @@ struct RuleMatch {
   std::optional<int64_t> rule;
   PartitionSpec spec;
   // Why `spec` is not the rule's own: one kBelowMinSize, or one kRankTruncated per entry cut off.
+  // As elsewhere, only what the rule asked for is noted, not a none that went.
   std::vector<Correction> corrections;
 };
 

@@ -1,0 +1,242 @@
+// Printing a pattern's syntax tree for RE2, and choosing who matches a text.
+#include "sharding/pattern.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "re2/re2.h"
+#include "sharding/axis_value.h"
+#include "sharding/pattern_automaton.h"
+#include "sharding/pattern_syntax.h"
+#include "sharding/reason.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+
+namespace shardmesh {
+namespace {
+
+// Python's Unicode \w, as members of an RE2 class.
+constexpr char kWordMembers[] = "\\p{L}\\p{N}_";
+
+bool IsBothCasesOfKOrS(const std::vector<CodePointRange>& ranges) {
+  using Ranges = std::vector<CodePointRange>;
+  return ranges == Ranges{{'K', 'K'}, {'k', 'k'}} || ranges == Ranges{{'S', 'S'}, {'s', 's'}};
+}
+
+// The set as an RE2 expression for one character, or nullopt: RE2 has no intersection of classes,
+// which [^\Wx] needs, and folds the case of its named classes, which Python does not.
+std::optional<std::string> PrintSet(const CharacterSet& set) {
+  const std::vector<CodePointRange>& ranges = set.ranges;
+  if (!set.has_class()) {
+    if (ranges.empty()) {
+      return set.negated ? "(?s:.)" : std::optional<std::string>();
+    }
+    if (set.negated && ranges == std::vector<CodePointRange>{{'\n', '\n'}}) {
+      return ".";
+    }
+    if (const char32_t c = ranges[0].first; !set.negated && !set.ignore_case &&
+                                            ranges.size() == 1 && c == ranges[0].last && c >= ' ' &&
+                                            c <= '~') {
+      // One printable character, with a backslash only where RE2 needs it.
+      const bool special =
+          std::string_view("\\^$.|?*+()[]{}").find(static_cast<char>(c)) != std::string_view::npos;
+      return std::string(special ? "\\" : "") + static_cast<char>(c);
+    }
+    if (!set.negated && !set.ignore_case && IsBothCasesOfKOrS(ranges)) {
+      // RE2 reads [Kk] as (?i:k), and may then take the Kelvin sign for a k too. A surrogate, which
+      // no text has, keeps it from doing so.
+      return StrCat("[", std::string(1, static_cast<char>(ranges[0].first)),
+                    std::string(1, static_cast<char>(ranges[1].first)), "\\x{d800}]");
+    }
+    const std::string printed = PrintRanges(ranges, set.negated);
+    return set.ignore_case ? StrCat("(?i:", printed, ")") : printed;
+  }
+  if (set.ignore_case && set.negated) {
+    return std::nullopt;
+  }
+  std::string members;
+  if (set.digit) {
+    members += "\\p{Nd}";
+  }
+  if (set.not_digit) {
+    members += "\\P{Nd}";
+  }
+  if (set.word) {
+    members += kWordMembers;
+  }
+  if (set.negated) {
+    // Without its closing bracket, to take the members.
+    const std::string negated_ranges = ranges.empty() ? "[^]" : PrintRanges(ranges, true);
+    const std::string open = negated_ranges.substr(0, negated_ranges.size() - 1);
+    if (!set.not_word) {
+      return open + members + "]";
+    }
+    // [^\W...] is \w without the rest: the forms in use are [^\W\d] and [^\W\d_].
+    const bool no_underscore = ranges == std::vector<CodePointRange>{{'_', '_'}};
+    if (set.not_digit || set.word || !(ranges.empty() || no_underscore)) {
+      return std::nullopt;
+    }
+    return StrCat("[\\p{L}", set.digit ? "\\p{Nl}\\p{No}" : "\\p{N}", no_underscore ? "" : "_",
+                  "]");
+  }
+  // An alternation of what no single class can hold.
+  std::vector<std::string> choices;
+  if (!ranges.empty()) {
+    const std::string printed = PrintRanges(ranges, /*negated=*/false);
+    choices.push_back(set.ignore_case ? StrCat("(?i:", printed, ")") : printed);
+  }
+  if (!members.empty()) {
+    if (!choices.empty() && !set.ignore_case) {
+      choices.back().insert(choices.back().size() - 1, members);
+    } else {
+      choices.push_back(StrCat("[", members, "]"));
+    }
+  }
+  if (set.not_word) {
+    choices.push_back(StrCat("[^", kWordMembers, "]"));
+  }
+  if (choices.size() == 1) {
+    return choices.front();
+  }
+  return StrCat("(?:", StrJoin(choices, "|"), ")");
+}
+
+// Prints a tree for RE2, and notes which texts that print is not exact for.
+class Printer {
+ public:
+  // False if a set of the tree cannot be printed; the output is then of no use.
+  bool Print(const PatternNode& node);
+
+  std::string out;
+  bool has_final_newline_end = false;
+  bool has_character_boundary = false;
+  bool has_not_boundary = false;
+};
+
+bool Printer::Print(const PatternNode& node) {
+  bool printable = true;
+  switch (node.kind) {
+    case PatternNode::Kind::kSet: {
+      const std::optional<std::string> set = PrintSet(node.set);
+      out += set.value_or("");
+      return set.has_value();
+    }
+    case PatternNode::Kind::kSequence:
+      for (const PatternNode& child : node.children) {
+        const bool group = child.kind == PatternNode::Kind::kAlternation;
+        out += group ? "(?:" : "";
+        printable &= Print(child);
+        out += group ? ")" : "";
+      }
+      return printable;
+    case PatternNode::Kind::kAlternation:
+      for (size_t i = 0; i < node.children.size(); ++i) {
+        out += i == 0 ? "" : "|";
+        printable &= Print(node.children[i]);
+      }
+      return printable;
+    case PatternNode::Kind::kRepeat: {
+      const bool group = node.children.front().kind != PatternNode::Kind::kSet;
+      out += group ? "(?:" : "";
+      printable &= Print(node.children.front());
+      out += group ? ")" : "";
+      if (!node.max.has_value() && node.min <= 1) {
+        out += node.min == 0 ? "*" : "+";
+      } else if (node.min == 0 && node.max == 1) {
+        out += "?";
+      } else if (!node.max.has_value()) {
+        StrAppend(&out, "{", node.min, ",}");
+      } else {
+        StrAppend(&out, "{", node.min, ",", *node.max, "}");
+      }
+      return printable;
+    }
+    case PatternNode::Kind::kTextStart:
+      out += "\\A";
+      return true;
+    case PatternNode::Kind::kLineStart:
+      out += "(?m:^)";
+      return true;
+    case PatternNode::Kind::kTextEndOrFinalNewline:
+      has_final_newline_end = true;
+      out += "\\z";
+      return true;
+    case PatternNode::Kind::kTextEnd:
+      out += "\\z";
+      return true;
+    case PatternNode::Kind::kLineEnd:
+      out += "(?m:$)";
+      return true;
+    case PatternNode::Kind::kWordBoundary:
+      has_character_boundary = true;
+      out += "\\b";
+      return true;
+    case PatternNode::Kind::kAsciiWordBoundary:
+      out += "\\b";
+      return true;
+    case PatternNode::Kind::kNotWordBoundary:
+    case PatternNode::Kind::kNotAsciiWordBoundary:
+      // To RE2 the middle of a character of several bytes is no boundary either.
+      has_character_boundary = true;
+      has_not_boundary = true;
+      out += "\\B";
+      return true;
+  }
+  return false;
+}
+
+bool IsAscii(std::string_view text) {
+  return std::all_of(text.begin(), text.end(), [](char c) { return (c & 0x80) == 0; });
+}
+
+}  // namespace
+
+absl::StatusOr<Pattern> Pattern::Create(std::string_view text) {
+  SHARDMESH_ASSIGN_OR_RETURN(const PatternNode root, ParsePattern(text));
+  Pattern pattern;
+  pattern.text_ = std::string(text);
+  Printer printer;
+  const bool printable = printer.Print(root);
+  pattern.newline_matters_ = printer.has_final_newline_end;
+  pattern.non_ascii_matters_ = printer.has_character_boundary;
+  pattern.emptiness_matters_ = printer.has_not_boundary;
+  if (printable) {
+    RE2::Options options;
+    options.set_log_errors(false);
+    options.set_never_capture(true);
+    auto compiled = std::make_shared<RE2>(printer.out, options);
+    if (!compiled->ok()) {
+      return WithReason(absl::InvalidArgumentError(
+                            StrCat("pattern ", PythonRepr(text), ": too large to compile (",
+                                   compiled->error(), "); lower its repeats")),
+                        Reason::kLimitExceeded);
+    }
+    pattern.re2_text_ = std::move(printer.out);
+    pattern.re2_ = std::move(compiled);
+  }
+  if (!printable || pattern.newline_matters_ || pattern.non_ascii_matters_ ||
+      pattern.emptiness_matters_) {
+    SHARDMESH_ASSIGN_OR_RETURN(PatternAutomaton automaton, PatternAutomaton::Create(root));
+    pattern.automaton_ = std::make_shared<PatternAutomaton>(std::move(automaton));
+  }
+  return pattern;
+}
+
+bool Pattern::IsPlain(std::string_view name) {
+  return !name.empty() && !name.ends_with('\n') && IsAscii(name);
+}
+
+bool Pattern::IsPlainHere(std::string_view name) const {
+  return !(newline_matters_ && name.ends_with('\n')) && !(non_ascii_matters_ && !IsAscii(name)) &&
+         !(emptiness_matters_ && name.empty());
+}
+
+bool Pattern::Search(std::string_view name) const {
+  if (re2_ != nullptr && IsPlainHere(name)) {
+    return RE2::PartialMatch(re2::StringPiece(name.data(), name.size()), *re2_);
+  }
+  return automaton_->Search(name);
+}
+
+}  // namespace shardmesh

@@ -1,0 +1,277 @@
+// First-match search over compiled rules, one by one or through an RE2::Set.
+#include "sharding/rule_set.h"
+
+#include <algorithm>
+#include <cstddef>
+
+#include "absl/base/call_once.h"
+#include "absl/strings/cord.h"
+#include "re2/re2.h"
+#include "re2/set.h"
+#include "sharding/axis_value.h"
+#include "sharding/reason.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+
+namespace shardmesh {
+namespace {
+
+// Names on which kFastest tries both ways: enough for RE2 to have built the states it will use.
+constexpr size_t kTrialNames = 64;
+// A tree below this size is not worth a trial.
+constexpr size_t kLeastNamesForTrial = 4 * kTrialNames;
+// Names between two questions whether to stop: some milliseconds with ordinary rules, a second with
+// the most and slowest.
+constexpr size_t kNamesPerCancellationCheck = 64;
+constexpr size_t kNearestRules = 3;
+
+absl::Status Prefixed(const std::string& prefix, const absl::Status& status) {
+  absl::Status out(status.code(), StrCat(prefix, status.message()));
+  status.ForEachPayload(
+      [&](absl::string_view url, const absl::Cord& payload) { out.SetPayload(url, payload); });
+  return out;
+}
+
+bool AsksForAnything(const PartitionSpec& spec) {
+  return std::any_of(spec.entries().begin(), spec.entries().end(),
+                     [](const SpecEntry& entry) { return !entry.is_none(); });
+}
+
+std::vector<std::string> Unreduced(const PartitionSpec& spec) {
+  return {spec.unreduced().begin(), spec.unreduced().end()};
+}
+
+// How much of a pattern's plain words stands in a name: the bytes of its runs of at least three
+// letters, digits or underscores that do.
+size_t SharedWords(std::string_view pattern, std::string_view name) {
+  const auto is_word = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
+  };
+  size_t shared = 0;
+  for (size_t i = 0; i < pattern.size();) {
+    if (!is_word(pattern[i])) {
+      i += pattern[i] == '\\' ? 2 : 1;
+      continue;
+    }
+    size_t end = i;
+    while (end < pattern.size() && is_word(pattern[end])) {
+      ++end;
+    }
+    if (end - i >= 3 && name.find(pattern.substr(i, end - i)) != std::string_view::npos) {
+      shared += end - i;
+    }
+    i = end;
+  }
+  return shared;
+}
+
+absl::Status Unmatched(std::string_view name, absl::Span<const Rule> rules) {
+  std::vector<std::pair<size_t, size_t>> nearest;  // shared bytes, index
+  for (size_t i = 0; i < rules.size(); ++i) {
+    if (const size_t shared = SharedWords(rules[i].pattern, name); shared > 0) {
+      nearest.emplace_back(shared, i);
+    }
+  }
+  std::stable_sort(nearest.begin(), nearest.end(),
+                   [](const auto& a, const auto& b) { return a.first > b.first; });
+  nearest.resize(std::min(nearest.size(), kNearestRules));
+  const std::string named =
+      StrJoin(nearest, ", ", [&rules](std::string* out, const std::pair<size_t, size_t>& rule) {
+        StrAppend(out, "rule ", rule.second, " ", PythonRepr(rules[rule.second].pattern));
+      });
+  const std::string message =
+      StrCat("none of the ", rules.size(), " rules matches the tensor ", PythonRepr(name),
+             named.empty() ? "" : "; nearest: ", named, "; add a rule for it, or a last rule '.*'");
+  return InvalidArgument(Reason::kUnmatchedTensor, message);
+}
+
+}  // namespace
+
+struct RuleSet::State {
+  std::vector<Rule> rules;
+  std::vector<absl::StatusOr<Pattern>> patterns;  // one per rule
+  int64_t min_size = 0;
+  bool strict = true;
+
+  // All patterns in one automaton, built when first asked for; null if RE2 cannot have that.
+  const RE2::Set* AllAtOnce() const;
+  // The first rule that matches, asking one after another.
+  absl::StatusOr<int64_t> FindRuleByRule(std::string_view name) const;
+  // The same with `set`, where that is exact for the name.
+  absl::StatusOr<int64_t> FindAtOnce(std::string_view name, const RE2::Set& set) const;
+  // Whether the tensor is replicated without asking any rule.
+  bool IsReplicatedUnasked(const std::optional<Shape>& shape) const {
+    return strict && (!shape.has_value() || shape->empty());
+  }
+  // What follows from the rule for the shape. Requires !IsReplicatedUnasked(shape).
+  absl::StatusOr<RuleMatch> Apply(int64_t rule, std::string_view name,
+                                  const std::optional<Shape>& shape) const;
+
+ private:
+  mutable absl::once_flag set_once_;
+  mutable std::unique_ptr<RE2::Set> set_;  // written under set_once_
+};
+
+const RE2::Set* RuleSet::State::AllAtOnce() const {
+  absl::call_once(set_once_, [this] {
+    RE2::Options options;
+    options.set_log_errors(false);
+    options.set_never_capture(true);
+    auto set = std::make_unique<RE2::Set>(options, RE2::UNANCHORED);
+    for (const absl::StatusOr<Pattern>& pattern : patterns) {
+      if (!pattern.ok() || !pattern->re2_text().has_value() ||
+          set->Add(*pattern->re2_text(), nullptr) < 0) {
+        return;
+      }
+    }
+    if (set->Compile()) {
+      set_ = std::move(set);
+    }
+  });
+  return set_.get();
+}
+
+absl::StatusOr<int64_t> RuleSet::State::FindRuleByRule(std::string_view name) const {
+  for (size_t i = 0; i < patterns.size(); ++i) {
+    SHARDMESH_RETURN_IF_ERROR(patterns[i].status());
+    if (patterns[i]->Search(name)) {
+      return static_cast<int64_t>(i);
+    }
+  }
+  return Unmatched(name, rules);
+}
+
+absl::StatusOr<int64_t> RuleSet::State::FindAtOnce(std::string_view name,
+                                                   const RE2::Set& set) const {
+  std::vector<int> matching;
+  RE2::Set::ErrorInfo error;
+  if (!Pattern::IsPlain(name) ||
+      (!set.Match(re2::StringPiece(name.data(), name.size()), &matching, &error) &&
+       error.kind != RE2::Set::kNoError)) {
+    return FindRuleByRule(name);
+  }
+  if (matching.empty()) {
+    return Unmatched(name, rules);
+  }
+  return *std::min_element(matching.begin(), matching.end());
+}
+
+absl::StatusOr<RuleMatch> RuleSet::State::Apply(int64_t rule, std::string_view name,
+                                                const std::optional<Shape>& shape) const {
+  const PartitionSpec& spec = rules[rule].spec;
+  RuleMatch match{rule, spec, {}};
+  if (!strict) {
+    return match;
+  }
+  const absl::StatusOr<int64_t> elements = ElementCount(*shape);
+  if (!elements.ok()) {
+    return Prefixed(StrCat("tensor ", PythonRepr(name), ": "), elements.status());
+  }
+  if (*elements < min_size) {
+    match.spec = PartitionSpec({}, Unreduced(spec));
+    if (AsksForAnything(spec)) {
+      match.corrections.push_back(
+          {-1, SpecEntry::None(), Reason::kBelowMinSize, *elements, min_size});
+    }
+    return match;
+  }
+  const auto rank = static_cast<int64_t>(shape->size());
+  if (spec.size() <= rank) {
+    return match;
+  }
+  const absl::Span<const SpecEntry> entries = spec.entries();
+  match.spec = PartitionSpec({entries.begin(), entries.begin() + rank}, Unreduced(spec));
+  for (int64_t dim = rank; dim < spec.size(); ++dim) {
+    if (!entries[dim].is_none()) {
+      match.corrections.push_back({dim, entries[dim], Reason::kRankTruncated, rank, spec.size()});
+    }
+  }
+  return match;
+}
+
+absl::StatusOr<RuleSet> RuleSet::Create(std::vector<Rule> rules, const RuleSetOptions& options) {
+  if (static_cast<int64_t>(rules.size()) > kMaxRules) {
+    return InvalidArgument(Reason::kLimitExceeded,
+                           StrCat("a rule set of ", rules.size(), " rules; the limit is ",
+                                  kMaxRules, ", join patterns with |"));
+  }
+  auto state = std::make_shared<State>();
+  state->patterns.reserve(rules.size());
+  for (size_t i = 0; i < rules.size(); ++i) {
+    absl::StatusOr<Pattern> pattern = Pattern::Create(rules[i].pattern);
+    if (!pattern.ok()) {
+      pattern = Prefixed(StrCat("rule ", i, ": "), pattern.status());
+      if (!options.defer_pattern_errors) {
+        return pattern.status();
+      }
+    }
+    state->patterns.push_back(std::move(pattern));
+  }
+  state->rules = std::move(rules);
+  state->min_size = options.min_size.value_or(kDefaultMinSize);
+  state->strict = options.strict;
+  return RuleSet(std::move(state));
+}
+
+absl::StatusOr<RuleMatch> RuleSet::Match(std::string_view name,
+                                         const std::optional<Shape>& shape) const {
+  if (state_->IsReplicatedUnasked(shape)) {
+    return RuleMatch{};
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const int64_t rule, state_->FindRuleByRule(name));
+  return state_->Apply(rule, name, shape);
+}
+
+absl::StatusOr<std::vector<RuleMatch>> RuleSet::MatchTree(absl::Span<const NamedShape> tensors,
+                                                          const MatchTreeOptions& options) const {
+  const auto find = [this](std::string_view name, const RE2::Set* set) {
+    return set != nullptr ? state_->FindAtOnce(name, *set) : state_->FindRuleByRule(name);
+  };
+  const auto is_cancelled = [&options] {
+    return options.is_cancelled != nullptr && options.is_cancelled();
+  };
+  // What the first names cost with `set`; errors come to light when they are matched in earnest.
+  const auto trial_cost = [&](const RE2::Set* set) {
+    const int64_t before = options.cost_reading();
+    for (const NamedShape& tensor : tensors.first(kTrialNames)) {
+      if (!state_->IsReplicatedUnasked(tensor.shape)) {
+        find(tensor.name, set).IgnoreError();
+      }
+    }
+    return options.cost_reading() - before;
+  };
+
+  const RE2::Set* set = nullptr;
+  if (options.strategy == MatchStrategy::kAtOnce) {
+    set = state_->AllAtOnce();
+  } else if (options.strategy == MatchStrategy::kFastest && options.cost_reading != nullptr &&
+             tensors.size() >= kLeastNamesForTrial) {
+    set = state_->AllAtOnce();
+    if (set != nullptr && trial_cost(nullptr) < trial_cost(set)) {
+      set = nullptr;
+    }
+  }
+
+  std::vector<RuleMatch> matches;
+  matches.reserve(tensors.size());
+  for (const NamedShape& tensor : tensors) {
+    if (matches.size() % kNamesPerCancellationCheck == 0 && is_cancelled()) {
+      return absl::CancelledError(StrCat("matching was cancelled after ", matches.size(), " of ",
+                                         tensors.size(), " tensors"));
+    }
+    if (state_->IsReplicatedUnasked(tensor.shape)) {
+      matches.emplace_back();
+      continue;
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(const int64_t rule, find(tensor.name, set));
+    SHARDMESH_ASSIGN_OR_RETURN(RuleMatch match, state_->Apply(rule, tensor.name, tensor.shape));
+    matches.push_back(std::move(match));
+  }
+  return matches;
+}
+
+absl::Span<const Rule> RuleSet::rules() const { return state_->rules; }
+int64_t RuleSet::min_size() const { return state_->min_size; }
+bool RuleSet::strict() const { return state_->strict; }
+
+}  // namespace shardmesh
