@@ -50,7 +50,8 @@ std::string Correction::ToString() const {
     case Reason::kNotDivisible:
       return StrCat(subject, have, " is not divisible by ", need);
     case Reason::kAxisNotInMesh:
-      return StrCat(subject, "the mesh has ", have, " of its ", need, " axes");
+      return need == 1 ? StrCat(subject, "the mesh has no such axis")
+                       : StrCat(subject, "the mesh has ", have, " of its ", need, " axes");
     case Reason::kRankTruncated:
       return StrCat(subject, "the tensor has ", have, " dimensions and the spec ", need);
     case Reason::kBelowMinSize:

@@ -63,6 +63,9 @@ class Mesh {
  public:
   // The empty mesh: no axes, no devices. It stands for "no mesh is there".
   Mesh();
+  // Copied where others are moved, so that no Mesh is ever left without a representation.
+  Mesh(const Mesh&) = default;
+  Mesh& operator=(const Mesh&) = default;
 
   // Errors are INVALID_ARGUMENT with reason INVALID_MESH (DUPLICATE_AXIS for a repeated name,
   // MESH_SIZE_MISMATCH where the sizes do not fit the devices).

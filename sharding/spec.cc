@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -25,10 +27,6 @@ void ForEachAxisName(absl::Span<const SpecEntry> entries, Visit visit) {
       }
     }
   }
-}
-
-bool Contains(absl::Span<const std::string> names, std::string_view name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
 }
 
 // Size of an axis; 1 for one that the mesh does not have.
@@ -155,8 +153,9 @@ const SpecEntry& PartitionSpec::entry(int64_t dim) const {
 
 std::vector<std::string> PartitionSpec::AxisNames() const {
   std::vector<std::string> names;
-  ForEachAxisName(entries_, [&names](const std::string& name) {
-    if (!Contains(names, name)) {
+  absl::flat_hash_set<std::string> seen;
+  ForEachAxisName(entries_, [&](const std::string& name) {
+    if (seen.insert(name).second) {
       names.push_back(name);
     }
   });
@@ -164,15 +163,16 @@ std::vector<std::string> PartitionSpec::AxisNames() const {
 }
 
 std::vector<std::string> PartitionSpec::DuplicateAxes() const {
-  std::vector<std::string> duplicates;
-  for (const std::string& name : AxisNames()) {
-    int64_t count = Contains(unreduced_, name) ? 1 : 0;
-    ForEachAxisName(entries_, [&](const std::string& other) { count += other == name ? 1 : 0; });
-    if (count > 1) {
-      duplicates.push_back(name);
-    }
+  absl::flat_hash_map<std::string, int64_t> counts;
+  ForEachAxisName(entries_, [&counts](const std::string& name) { ++counts[name]; });
+  for (const std::string& name : unreduced_) {
+    ++counts[name];
   }
-  return duplicates;
+  std::vector<std::string> names = AxisNames();
+  names.erase(std::remove_if(names.begin(), names.end(),
+                             [&counts](const std::string& name) { return counts[name] < 2; }),
+              names.end());
+  return names;
 }
 
 std::string PartitionSpec::ToString() const {
@@ -192,10 +192,15 @@ std::string PartitionSpec::ToString() const {
 }
 
 absl::Status CheckDistinctAxes(const PartitionSpec& spec) {
-  const std::vector<std::string> duplicates = spec.DuplicateAxes();
-  if (duplicates.empty()) {
+  // Every tensor passes here, nearly always with a handful of distinct names: no allocation for
+  // those.
+  absl::InlinedVector<std::string_view, 16> names(spec.unreduced().begin(), spec.unreduced().end());
+  ForEachAxisName(spec.entries(), [&names](const std::string& name) { names.push_back(name); });
+  std::sort(names.begin(), names.end());
+  if (std::adjacent_find(names.begin(), names.end()) == names.end()) {
     return absl::OkStatus();
   }
+  const std::vector<std::string> duplicates = spec.DuplicateAxes();
   return InvalidArgument(
       Reason::kDuplicateAxis,
       StrCat("the spec ", spec.ToString(), " uses the mesh axis ", PythonRepr(duplicates[0]),

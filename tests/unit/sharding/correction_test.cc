@@ -107,6 +107,8 @@ TEST(CorrectTest, NamesTheReasonOfEachDroppedDimension) {
                           Correction{5, SpecEntry::Axis("tp"), Reason::kRankTruncated, 5, 7}));
   EXPECT_EQ(result.corrections[1].ToString(),
             "dimension 1: ('dp', 'tp') dropped, 12 is not divisible by 8");
+  EXPECT_EQ(result.corrections[0].ToString(),
+            "dimension 0: ('tp', 'xx') dropped, the mesh has 1 of its 2 axes");
 }
 
 TEST(CorrectTest, ReportsNothingWhereNothingWasAskedFor) {

@@ -134,6 +134,37 @@ TEST(TilingPropertyTest, TilesCoverTheTensorOncePerReplica) {
   }
 }
 
+TEST(TilingPropertyTest, EquivalentSpecsAreThoseThatPlaceAlike) {
+  const Mesh mesh = MeshOf("a=2,b=1,c=2,d=3");
+  const std::vector<PartitionSpec> specs = [] {
+    const std::vector<SpecEntry> entries = {
+        SpecEntry::None(),           SpecEntry::Unconstrained(),  SpecEntry::Axis("a"),
+        SpecEntry::Axis("b"),        SpecEntry::Axis("c"),        SpecEntry::Axes({"a", "c"}),
+        SpecEntry::Axes({"c", "a"}), SpecEntry::Axes({"a", "b"}), SpecEntry::Axes({"b", "d"})};
+    std::vector<PartitionSpec> made = {PartitionSpec()};
+    for (const SpecEntry& first : entries) {
+      made.push_back(Spec({first}));
+      for (const SpecEntry& second : entries) {
+        if (CheckDistinctAxes(Spec({first, second})).ok()) {
+          made.push_back(Spec({first, second}));
+        }
+      }
+    }
+    return made;
+  }();
+  for (const PartitionSpec& x : specs) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const Tiling of_x, Tiling::Create(mesh, x, {12, 12}));
+    for (const PartitionSpec& y : specs) {
+      SHARDMESH_ASSERT_OK_AND_ASSIGN(const Tiling of_y, Tiling::Create(mesh, y, {12, 12}));
+      bool alike = true;
+      for (DeviceId device = 0; device < mesh.size(); ++device) {
+        alike = alike && of_x.TileOf(device) == of_y.TileOf(device);
+      }
+      ASSERT_EQ(Equivalent(x, y, mesh, 2), alike) << x.ToString() << " " << y.ToString();
+    }
+  }
+}
+
 TEST(TilingTest, SplitsMajorAxisFirst) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(
       const Tiling tiling,
