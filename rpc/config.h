@@ -1,0 +1,38 @@
+// The YAML files that users write: rules, profiles and meshes; docs/formats.md has their schema.
+#ifndef SHARDMESH_RPC_CONFIG_H_
+#define SHARDMESH_RPC_CONFIG_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "rpc/definitions.h"
+#include "sharding/partition_axis.h"
+
+namespace shardmesh::rpc {
+
+// Most bytes of such a file.
+inline constexpr int64_t kMaxConfigBytes = int64_t{4} << 20;
+
+// Read the text of a file; `name` stands for the file in errors.
+// Errors are INVALID_ARGUMENT: BAD_FILE, as `bert.yaml:3:7: unknown key "patern"; did you mean
+// "pattern"?`, for text that is not YAML, an unknown or repeated key, a value of the wrong kind;
+// LIMIT_EXCEEDED for too long a text; otherwise the algebra's own reason with the place in front.
+absl::StatusOr<RuleSetDefinition> ParseRules(std::string_view text, std::string_view name);
+absl::StatusOr<PartitionAxis> ParseProfile(std::string_view text, std::string_view name);
+// A size of -1 needs workers in the file or a `device_count`.
+absl::StatusOr<MeshDefinition> ParseMesh(std::string_view text, std::string_view name,
+                                         std::optional<int64_t> device_count = std::nullopt);
+
+// Read the file at `path`. Further errors: NOT_FOUND, PERMISSION_DENIED, or FAILED_PRECONDITION for
+// what is no regular file, each naming the path.
+absl::StatusOr<RuleSetDefinition> LoadRules(const std::string& path);
+absl::StatusOr<PartitionAxis> LoadProfile(const std::string& path);
+absl::StatusOr<MeshDefinition> LoadMesh(const std::string& path,
+                                        std::optional<int64_t> device_count = std::nullopt);
+
+}  // namespace shardmesh::rpc
+
+#endif  // SHARDMESH_RPC_CONFIG_H_

@@ -1,0 +1,96 @@
+// A gRPC server from its start to its end: limits, health, reflection, metrics, drain.
+#ifndef SHARDMESH_RPC_SERVER_LIFECYCLE_H_
+#define SHARDMESH_RPC_SERVER_LIFECYCLE_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "rpc/call.h"
+#include "rpc/credentials.h"
+#include "rpc/metrics.h"
+
+namespace grpc {
+class Server;
+class ServerBuilder;
+class Service;
+}  // namespace grpc
+
+namespace shardmesh::rpc {
+
+struct ServerOptions {
+  // `host:port`, port 0 for a free one; or `unix:/path`.
+  std::string address = "127.0.0.1:0";
+  Credentials credentials = Credentials::Insecure();
+  // Allows plaintext beyond loopback.
+  bool insecure = false;
+  int64_t max_message_bytes = kMaxControlMessageBytes;
+  // Where calls are counted and timed, by method and code; null: nowhere. Outlives the server.
+  Metrics* metrics = nullptr;
+  // Called once when Drain begins, after the server is no longer ready and before it refuses calls:
+  // ends streams that would not end by themselves. May be empty.
+  std::function<void()> on_drain;
+  // Adds to the builder what the rest does not know, such as completion queues. May be empty.
+  std::function<void(grpc::ServerBuilder&)> customize;
+};
+
+// A running server. It has, beside the given services, reflection and the standard health service,
+// in which "live" serves from the start, and "", "ready" and each service's full name follow
+// SetReady.
+//
+// States: not ready -> (SetReady) <-> ready -> draining (Drain) -> stopped. Thread-safe.
+class ServerLifecycle {
+ public:
+  // Binds and serves; not ready yet. `services` outlive the server.
+  // Errors: CheckBindAddress's; ALREADY_EXISTS for a port in use (or that cannot be bound).
+  static absl::StatusOr<std::unique_ptr<ServerLifecycle>> Start(
+      const ServerOptions& options, absl::Span<grpc::Service* const> services);
+  // Stops at once if Drain was not called.
+  ~ServerLifecycle();
+  ServerLifecycle(const ServerLifecycle&) = delete;
+  ServerLifecycle& operator=(const ServerLifecycle&) = delete;
+
+  // The port that was bound; 0 for a unix socket.
+  int port() const { return port_; }
+  // The address with the port that was bound.
+  const std::string& address() const { return address_; }
+  grpc::Server& server() { return *server_; }
+
+  // What health says from now on. No effect once draining.
+  void SetReady(bool ready);
+  bool ready() const;
+
+  // Not ready; on_drain; refuses new calls (UNAVAILABLE); waits for running ones until `deadline`,
+  // then cancels them; returns when all have ended. Must not be called from a reaction. A second
+  // call waits for the first.
+  void Drain(absl::Time deadline);
+
+ private:
+  class Interceptors;
+  ServerLifecycle(std::function<void()> on_drain, std::vector<std::string> health_names);
+
+  void SetHealth(bool serving);
+
+  const std::function<void()> on_drain_;
+  const std::vector<std::string> health_names_;  // that follow SetReady
+  std::string address_;
+  int port_ = 0;
+  std::unique_ptr<grpc::Server> server_;
+
+  mutable absl::Mutex mutex_;
+  bool ready_ ABSL_GUARDED_BY(mutex_) = false;
+  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace shardmesh::rpc
+
+#endif  // SHARDMESH_RPC_SERVER_LIFECYCLE_H_

@@ -1,0 +1,27 @@
+// A small tensor whose elements travel inside a message.
+#ifndef SHARDMESH_TENSOR_LITERAL_H_
+#define SHARDMESH_TENSOR_LITERAL_H_
+
+#include <cstdint>
+#include <string>
+
+#include "sharding/shape.h"
+#include "tensor/dtype.h"
+
+namespace shardmesh {
+
+// Most bytes of a literal.
+inline constexpr int64_t kMaxLiteralBytes = int64_t{1} << 20;
+
+struct Literal {
+  Dtype dtype = Dtype::kF32;
+  Shape shape;
+  // Elements row-major, little-endian: as many bytes as dtype and shape say.
+  std::string bytes;
+
+  friend bool operator==(const Literal&, const Literal&) = default;
+};
+
+}  // namespace shardmesh
+
+#endif  // SHARDMESH_TENSOR_LITERAL_H_
