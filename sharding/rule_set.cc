@@ -10,6 +10,7 @@
 #include "re2/set.h"
 #include "sharding/axis_value.h"
 #include "sharding/reason.h"
+#include "sharding/shape.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
 
@@ -100,12 +101,11 @@ struct RuleSet::State {
   // The same with `set`, where that is exact for the name.
   absl::StatusOr<int64_t> FindAtOnce(std::string_view name, const RE2::Set& set) const;
   // Whether the tensor is replicated without asking any rule.
-  bool IsReplicatedUnasked(const std::optional<Shape>& shape) const {
+  bool IsReplicatedUnasked(OptionalShape shape) const {
     return strict && (!shape.has_value() || shape->empty());
   }
   // What follows from the rule for the shape. Requires !IsReplicatedUnasked(shape).
-  absl::StatusOr<RuleMatch> Apply(int64_t rule, std::string_view name,
-                                  const std::optional<Shape>& shape) const;
+  absl::StatusOr<RuleMatch> Apply(int64_t rule, std::string_view name, OptionalShape shape) const;
 
  private:
   mutable absl::once_flag set_once_;
@@ -157,7 +157,7 @@ absl::StatusOr<int64_t> RuleSet::State::FindAtOnce(std::string_view name,
 }
 
 absl::StatusOr<RuleMatch> RuleSet::State::Apply(int64_t rule, std::string_view name,
-                                                const std::optional<Shape>& shape) const {
+                                                OptionalShape shape) const {
   const PartitionSpec& spec = rules[rule].spec;
   RuleMatch match{rule, spec, {}};
   if (!strict) {
@@ -213,8 +213,7 @@ absl::StatusOr<RuleSet> RuleSet::Create(std::vector<Rule> rules, const RuleSetOp
   return RuleSet(std::move(state));
 }
 
-absl::StatusOr<RuleMatch> RuleSet::Match(std::string_view name,
-                                         const std::optional<Shape>& shape) const {
+absl::StatusOr<RuleMatch> RuleSet::Match(std::string_view name, OptionalShape shape) const {
   if (state_->IsReplicatedUnasked(shape)) {
     return RuleMatch{};
   }

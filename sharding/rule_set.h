@@ -16,7 +16,6 @@
 #include "absl/types/span.h"
 #include "sharding/correction.h"
 #include "sharding/pattern.h"
-#include "sharding/shape.h"
 #include "sharding/spec.h"
 
 namespace shardmesh {
@@ -36,10 +35,13 @@ struct RuleSetOptions {
   bool defer_pattern_errors = false;
 };
 
-// A tensor as rules see it.
+// Extents of a tensor; nullopt for a leaf of the tree that is no array.
+using OptionalShape = std::optional<absl::Span<const int64_t>>;
+
+// A tensor as rules see it. Both views must outlive the call.
 struct NamedShape {
-  std::string_view name;       // valid UTF-8
-  std::optional<Shape> shape;  // nullopt: a leaf of the tree that is no array
+  std::string_view name;  // valid UTF-8
+  OptionalShape shape;
 };
 
 // What a rule set says of one tensor.
@@ -86,7 +88,7 @@ class RuleSet {
   //
   // Errors, all INVALID_ARGUMENT: UNMATCHED_TENSOR (ValueError) if no rule matches, naming the
   // tensor and the rules that come nearest; INVALID_SHAPE; a deferred pattern error.
-  absl::StatusOr<RuleMatch> Match(std::string_view name, const std::optional<Shape>& shape) const;
+  absl::StatusOr<RuleMatch> Match(std::string_view name, OptionalShape shape) const;
 
   // The specs of many tensors, in their order: what Match gives for each, or the first error.
   // CANCELLED if is_cancelled said so.
