@@ -1,0 +1,255 @@
+// Mailbox: pieces in, in order per worker and tag; receivers out, woken one by one.
+#include "worker/collective/mailbox.h"
+
+#include <iterator>
+
+#include "sharding/reason.h"
+#include "sharding/str_cat.h"
+
+namespace shardmesh::worker {
+namespace {
+
+// What a held piece costs beyond its bytes, so that a flood of tiny messages is bounded too.
+constexpr int64_t kPieceOverheadBytes = 256;
+
+int64_t ChargeOf(const OwnedBytes& piece) {
+  return static_cast<int64_t>(piece.bytes.size()) + kPieceOverheadBytes;
+}
+
+// `failure` with what was waited for when it struck; machine-readable details stay attached.
+absl::Status Annotate(const absl::Status& failure, std::string_view waited_for) {
+  absl::Status annotated(failure.code(), StrCat(ToStd(failure.message()), "; ", waited_for));
+  failure.ForEachPayload([&](absl::string_view url, const absl::Cord& payload) {
+    annotated.SetPayload(url, payload);
+  });
+  return annotated;
+}
+
+std::string RankName(DeviceId rank, std::string_view worker) {
+  return StrCat("rank ", rank, " (", worker, ")");
+}
+
+absl::Status Gone(DeviceId rank, std::string_view worker, std::string_view reason) {
+  return WithReason(absl::UnavailableError(StrCat(RankName(rank, worker), " is gone: ", reason)),
+                    Reason::kWorkerLost);
+}
+
+}  // namespace
+
+absl::Status Mailbox::OpenStep(int64_t step, std::vector<std::string> members) {
+  std::vector<OwnedBytes> dropped;
+  absl::MutexLock lock(&mutex_);
+  if (step <= last_opened_) {
+    return absl::FailedPreconditionError(
+        StrCat("step ", step, " comes after step ", last_opened_, ", which was opened before it"));
+  }
+  for (size_t rank = 0; rank < members.size(); ++rank) {
+    if (auto gone = gone_.find(members[rank]); gone != gone_.end()) {
+      return Annotate(Gone(static_cast<DeviceId>(rank), members[rank], gone->second),
+                      StrCat("step ", step, " cannot begin"));
+    }
+  }
+  last_opened_ = step;
+  for (auto it = steps_.begin(); it != steps_.end() && it->first < step;) {
+    if (it->second.open) {
+      ++it;
+    } else {
+      DropAll(it->second, dropped);
+      it = steps_.erase(it);
+    }
+  }
+  Step& opened = steps_[step];
+  opened.open = true;
+  opened.members = std::move(members);
+  return absl::OkStatus();
+}
+
+void Mailbox::CloseStep(int64_t step) {
+  std::vector<OwnedBytes> dropped;
+  absl::MutexLock lock(&mutex_);
+  auto it = steps_.find(step);
+  if (it == steps_.end() || !it->second.open) return;
+  DropAll(it->second, dropped);
+  steps_.erase(it);
+}
+
+void Mailbox::Abort(int64_t step, absl::Status error) {
+  std::vector<OwnedBytes> dropped;
+  absl::MutexLock lock(&mutex_);
+  if (Step* found = FindOrHold(step); found != nullptr) Fail(*found, std::move(error), dropped);
+}
+
+void Mailbox::FailWorker(const std::string& worker, std::string_view reason) {
+  std::vector<OwnedBytes> dropped;
+  absl::MutexLock lock(&mutex_);
+  gone_[worker] = std::string(reason);
+  for (auto& [number, step] : steps_) {
+    for (size_t rank = 0; rank < step.members.size(); ++rank) {
+      if (step.members[rank] != worker) continue;
+      Fail(step, Gone(static_cast<DeviceId>(rank), worker, reason), dropped);
+      break;
+    }
+    if (step.open) continue;
+    for (auto it = step.messages.begin(); it != step.messages.end();) {
+      if (it->first.first == worker) {
+        Drop(worker, it->second, dropped);
+        step.messages.erase(it++);
+      } else {
+        ++it;
+      }
+    }
+  }
+}
+
+void Mailbox::RestoreWorker(const std::string& worker) {
+  absl::MutexLock lock(&mutex_);
+  gone_.erase(worker);
+}
+
+absl::Status Mailbox::Deliver(const std::string& worker, const Tag& tag, Piece piece) {
+  const auto size_bytes = static_cast<int64_t>(piece.content.bytes.size());
+  const auto refuse = [&](std::string_view why) {
+    return absl::InvalidArgumentError(StrCat(
+        "a piece of ", size_bytes, " bytes at offset ", piece.offset_bytes, " of a message of ",
+        piece.message_bytes, " from ", worker, " (", tag.ToString(), ") ", why));
+  };
+  if (size_bytes == 0) return refuse("is empty");
+  if (piece.offset_bytes < 0 || piece.offset_bytes > piece.message_bytes - size_bytes) {
+    return refuse("is out of the message's bounds");
+  }
+
+  absl::MutexLock lock(&mutex_);
+  if (gone_.contains(worker)) return absl::OkStatus();
+  Step* step = FindOrHold(tag.step());
+  if (step == nullptr || !step->failure.ok()) return absl::OkStatus();
+
+  MessageKey key(worker, tag);
+  auto found = step->messages.find(key);
+  const bool is_new = found == step->messages.end();
+  if (is_new && step->open) {
+    bool is_member = false;
+    for (const std::string& member : step->members) is_member = is_member || member == worker;
+    if (!is_member) return refuse("is from a worker that takes no part in the step");
+  }
+  const int64_t arrived_bytes = is_new ? 0 : found->second.arrived_bytes;
+  const int64_t held_under_tag = is_new ? 0 : arrived_bytes - found->second.taken_bytes;
+  const int64_t known_bytes = is_new ? 0 : found->second.message_bytes;
+  if (known_bytes != 0 && known_bytes != piece.message_bytes) {
+    return refuse(StrCat("belongs to a message that was ", known_bytes, " bytes long"));
+  }
+  if (piece.offset_bytes != arrived_bytes) {
+    return refuse(StrCat("is out of order: ", arrived_bytes, " bytes came before it"));
+  }
+  if (held_under_tag + size_bytes > options_.tag_limit_bytes) {
+    return absl::ResourceExhaustedError(
+        StrCat("a piece of ", size_bytes, " bytes from ", worker, " (", tag.ToString(),
+               ") is beyond its credit: ", held_under_tag, " bytes are held under this tag, ",
+               options_.tag_limit_bytes, " are allowed"));
+  }
+  int64_t& charged_bytes = charged_bytes_[worker];
+  if (charged_bytes + ChargeOf(piece.content) > options_.worker_limit_bytes) {
+    return absl::ResourceExhaustedError(
+        StrCat("a piece of ", size_bytes, " bytes from ", worker, " (", tag.ToString(),
+               ") is too much: ", charged_bytes, " bytes are held from this worker, ",
+               options_.worker_limit_bytes, " are allowed"));
+  }
+
+  Message& message = is_new ? step->messages[std::move(key)] : found->second;
+  charged_bytes += ChargeOf(piece.content);
+  held_bytes_ += size_bytes;
+  message.message_bytes = piece.message_bytes;
+  message.arrived_bytes += size_bytes;
+  message.pieces.push_back(std::move(piece.content));
+  message.changed.Signal();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<OwnedBytes> Mailbox::Receive(DeviceId peer, const Tag& tag, int64_t message_bytes,
+                                            absl::Time deadline) {
+  std::string worker;
+  OwnedBytes taken;
+  bool is_last = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    auto found = steps_.find(tag.step());
+    if (found == steps_.end() || !found->second.open) {
+      return absl::FailedPreconditionError(
+          StrCat("a message was asked for (", tag.ToString(), ") in a step that is not open"));
+    }
+    Step& step = found->second;
+    if (peer < 0 || peer >= static_cast<DeviceId>(step.members.size())) {
+      return absl::InvalidArgumentError(StrCat("rank ", peer, " (", tag.ToString(),
+                                               ") is not of the step's mesh, which has ",
+                                               step.members.size(), " ranks"));
+    }
+    worker = step.members[static_cast<size_t>(peer)];
+    const auto waited_for = [&] {
+      return StrCat("waited for ", RankName(peer, worker), ", ", tag.ToString());
+    };
+    // A failed step has let go of its messages; do not make one anew.
+    if (!step.failure.ok()) return Annotate(step.failure, waited_for());
+    Message& message = step.messages[MessageKey(worker, tag)];
+    bool timed_out = false;
+    while (step.failure.ok() && message.pieces.empty() && !timed_out) {
+      timed_out = message.changed.WaitWithDeadline(&mutex_, deadline);
+    }
+    if (!step.failure.ok()) return Annotate(step.failure, waited_for());
+    if (message.pieces.empty()) {
+      return absl::DeadlineExceededError(
+          StrCat(RankName(peer, worker), " sent nothing in time: ", message.taken_bytes, " of ",
+                 message_bytes, " bytes have come; ", waited_for()));
+    }
+    if (message.message_bytes != message_bytes) {
+      return absl::DataLossError(StrCat(
+          RankName(peer, worker), " sends ", message.message_bytes, " bytes where ", message_bytes,
+          " are expected: the ranks do not run the same operation; ", waited_for()));
+    }
+    taken = std::move(message.pieces.front());
+    message.pieces.pop_front();
+    const auto size_bytes = static_cast<int64_t>(taken.bytes.size());
+    message.taken_bytes += size_bytes;
+    is_last = message.taken_bytes == message.message_bytes;
+    held_bytes_ -= size_bytes;
+    charged_bytes_[worker] -= ChargeOf(taken);
+  }
+  if (options_.credit && !is_last) {
+    options_.credit(worker, tag, static_cast<int64_t>(taken.bytes.size()));
+  }
+  return taken;
+}
+
+int64_t Mailbox::held_bytes() const {
+  absl::MutexLock lock(&mutex_);
+  return held_bytes_;
+}
+
+Mailbox::Step* Mailbox::FindOrHold(int64_t step) {
+  if (step > last_opened_) return &steps_[step];
+  auto found = steps_.find(step);
+  return found == steps_.end() ? nullptr : &found->second;
+}
+
+void Mailbox::Fail(Step& step, absl::Status failure, std::vector<OwnedBytes>& dropped) {
+  if (!step.failure.ok()) return;
+  step.failure = std::move(failure);
+  // The messages themselves stay: receivers wait on them.
+  for (auto& [key, message] : step.messages) {
+    Drop(key.first, message, dropped);
+    message.changed.SignalAll();
+  }
+}
+
+void Mailbox::Drop(const std::string& worker, Message& message, std::vector<OwnedBytes>& dropped) {
+  for (OwnedBytes& piece : message.pieces) {
+    held_bytes_ -= static_cast<int64_t>(piece.bytes.size());
+    charged_bytes_[worker] -= ChargeOf(piece);
+    dropped.push_back(std::move(piece));
+  }
+  message.pieces.clear();
+}
+
+void Mailbox::DropAll(Step& step, std::vector<OwnedBytes>& dropped) {
+  for (auto& [key, message] : step.messages) Drop(key.first, message, dropped);
+}
+
+}  // namespace shardmesh::worker

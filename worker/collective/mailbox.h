@@ -1,0 +1,138 @@
+// Where messages from peers wait for those who receive them.
+#ifndef SHARDMESH_WORKER_COLLECTIVE_MAILBOX_H_
+#define SHARDMESH_WORKER_COLLECTIVE_MAILBOX_H_
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/node_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "sharding/mesh.h"
+#include "worker/collective/link.h"
+
+namespace shardmesh::worker {
+
+// The messages that one worker has got from its peers, over all meshes and steps.
+//
+// Peers are workers here, named by identity; a step says which worker serves which rank. Steps are
+// opened in the order of their numbers, may overlap, and are closed in any order:
+//
+//   not yet open --OpenStep--> open --CloseStep--> closed (also: passed over by a later OpenStep)
+//                                \--Abort, FailWorker--> failed --CloseStep--> closed
+//
+// Messages of a step that is not yet open are kept for it, those of a failed or closed one dropped.
+// What is held is bounded: a peer that goes past the bounds, which credit makes known to it, is
+// refused. One mutex guards all; no callback runs under it.
+//
+// Thread-safe. Call CloseStep only when no receive of that step is under way.
+class Mailbox {
+ public:
+  struct Options {
+    // Most bytes held under one tag from one worker: the credit that a tag starts with.
+    int64_t tag_limit_bytes = int64_t{4} << 20;
+    // Most bytes held from one worker. Well above the tag limit times the tags that a worker has
+    // under way in the steps that overlap, since a well-behaved peer knows the tag limit alone.
+    int64_t worker_limit_bytes = int64_t{1} << 30;
+    // Called when a receiver has taken `size_bytes`, which the worker may now send anew under that
+    // tag; not called for the last piece of a message. Runs on the receiver's thread.
+    std::function<void(const std::string& worker, const Tag& tag, int64_t size_bytes)> credit;
+  };
+
+  // A part of a message as it came in.
+  struct Piece {
+    int64_t offset_bytes = 0;   // of the piece in the message
+    int64_t message_bytes = 0;  // of the whole message
+    OwnedBytes content;         // not empty
+  };
+
+  explicit Mailbox(Options options) : options_(std::move(options)) {}
+  Mailbox(const Mailbox&) = delete;
+  Mailbox& operator=(const Mailbox&) = delete;
+
+  // Begins a step in which members[r] is the identity of the worker that serves rank r.
+  // FAILED_PRECONDITION unless its number is above those of all steps opened before; UNAVAILABLE
+  // names the first member that is gone, and the step is not opened. Drops what is held for steps
+  // of lower numbers that were never opened.
+  absl::Status OpenStep(int64_t step, std::vector<std::string> members);
+
+  // Ends a step and drops what is left of it. No effect on a step that is not open.
+  void CloseStep(int64_t step);
+
+  // Fails every receive of the step, now and later, with this error, to which is added what was
+  // waited for. The first failure of a step stays. A step not yet open fails when opened.
+  void Abort(int64_t step, absl::Status error);
+
+  // The worker is gone: fails every step that it is a member of with UNAVAILABLE, and drops what is
+  // held from it for steps not yet open. `reason` completes "rank 3 (worker-3) is gone: <reason>".
+  void FailWorker(const std::string& worker, std::string_view reason);
+
+  // The worker is there again. Steps that failed stay failed.
+  void RestoreWorker(const std::string& worker);
+
+  // Takes in a piece from a worker. On an error nothing is kept, and the stream that it came from
+  // is not to be trusted further: INVALID_ARGUMENT for a piece that is empty, out of order, out of
+  // its message's bounds, or from a worker that is no member of the step; RESOURCE_EXHAUSTED, with
+  // have and need, over a limit.
+  absl::Status Deliver(const std::string& worker, const Tag& tag, Piece piece);
+
+  // Link::Receive on the worker that serves rank `peer` of the tag's step. FAILED_PRECONDITION if
+  // the step is not open, INVALID_ARGUMENT if it has no such rank.
+  absl::StatusOr<OwnedBytes> Receive(DeviceId peer, const Tag& tag, int64_t message_bytes,
+                                     absl::Time deadline);
+
+  // Bytes that wait for receivers.
+  int64_t held_bytes() const;
+
+ private:
+  struct Message {
+    std::deque<OwnedBytes> pieces;  // arrived, not yet taken
+    int64_t message_bytes = 0;      // 0 until the first piece says
+    int64_t arrived_bytes = 0;
+    int64_t taken_bytes = 0;
+    absl::CondVar changed;
+  };
+  using MessageKey = std::pair<std::string, Tag>;  // worker, tag
+  struct Step {
+    bool open = false;
+    std::vector<std::string> members;
+    absl::Status failure;
+    // Stable addresses: a receiver waits on a message's condition variable.
+    absl::node_hash_map<MessageKey, Message> messages;
+  };
+  using Steps = std::map<int64_t, Step>;
+
+  // Null for a step that is closed.
+  Step* FindOrHold(int64_t step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Sets the failure if there is none, wakes the receivers and moves what is held to `dropped`.
+  void Fail(Step& step, absl::Status failure, std::vector<OwnedBytes>& dropped)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Drop(const std::string& worker, Message& message, std::vector<OwnedBytes>& dropped)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void DropAll(Step& step, std::vector<OwnedBytes>& dropped) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const Options options_;
+
+  mutable absl::Mutex mutex_;
+  Steps steps_ ABSL_GUARDED_BY(mutex_);               // open, and held for later
+  int64_t last_opened_ ABSL_GUARDED_BY(mutex_) = -1;  // no lower step opens any more
+  int64_t held_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  // By worker: bytes held, with an overhead for each piece; why it is gone.
+  absl::flat_hash_map<std::string, int64_t> charged_bytes_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<std::string, std::string> gone_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace shardmesh::worker
+
+#endif  // SHARDMESH_WORKER_COLLECTIVE_MAILBOX_H_

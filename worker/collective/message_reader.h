@@ -1,0 +1,54 @@
+// Reads a message as whole elements while it arrives.
+#ifndef SHARDMESH_WORKER_COLLECTIVE_MESSAGE_READER_H_
+#define SHARDMESH_WORKER_COLLECTIVE_MESSAGE_READER_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "sharding/mesh.h"
+#include "worker/collective/link.h"
+
+namespace shardmesh::worker {
+
+// One message of a known length, in elements of `element_bytes` (1 to 16), read in place: only an
+// element that two pieces share is copied. For one thread; the link outlives it.
+class MessageReader {
+ public:
+  // A message to be received.
+  MessageReader(Link* link, DeviceId peer, const Tag& tag, int64_t message_bytes,
+                int64_t element_bytes, absl::Time deadline)
+      : link_(link),
+        peer_(peer),
+        tag_(tag),
+        message_bytes_(message_bytes),
+        element_bytes_(static_cast<size_t>(element_bytes)),
+        deadline_(deadline) {}
+
+  // The elements that come next: at least one, as many as lie together. They stay valid until the
+  // next call of Skip. Waits if need be; errors are those of Link::Receive. Requires that the
+  // message is not at its end.
+  absl::StatusOr<absl::Span<const char>> Peek();
+
+  // Goes on by `size_bytes` of what Peek gave, a whole number of elements.
+  void Skip(size_t size_bytes);
+
+ private:
+  Link* link_;
+  DeviceId peer_;
+  Tag tag_;
+  int64_t message_bytes_;
+  size_t element_bytes_;
+  absl::Time deadline_;
+
+  OwnedBytes piece_;             // the rest of the piece at hand
+  std::array<char, 16> shared_;  // an element that two pieces share
+  size_t shared_bytes_ = 0;
+};
+
+}  // namespace shardmesh::worker
+
+#endif  // SHARDMESH_WORKER_COLLECTIVE_MESSAGE_READER_H_

@@ -1,0 +1,49 @@
+// The canonical order in which operands of a group are combined.
+#ifndef SHARDMESH_WORKER_COLLECTIVE_TREE_H_
+#define SHARDMESH_WORKER_COLLECTIVE_TREE_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "worker/collective/combiner.h"
+
+namespace shardmesh::worker {
+
+// Where the operands [lo, lo+n) are divided: the largest power of two below n. Requires n >= 2.
+int64_t TreeSplit(int64_t n);
+
+// Evaluates T over operands, a block of elements at a time:
+// T(lo, 1) = x(lo), T(lo, n) = T(lo, k) + T(lo+k, n-k) with k = TreeSplit(n).
+// Scratch memory: one block for each level of the tree, and one more. For one thread.
+class TreeCombiner {
+ public:
+  // Elements are combined in blocks of this many bytes of partial results, so that a block of every
+  // level stays in a core's nearest caches.
+  static constexpr int64_t kBlockBytes = 16384;
+
+  // For `operands` >= 1 operands. The combiner outlives this object.
+  TreeCombiner(const Combiner& combiner, int64_t operands);
+
+  // Most elements of a block; at least 1024.
+  int64_t block_elements() const { return block_elements_; }
+
+  // Combines operands[p][0, count) over all p into results; 0 <= count <= block_elements().
+  // `results` may be one of the operands where the sizes of their elements are equal.
+  void Combine(absl::Span<const char* const> operands, int64_t count, char* results);
+
+ private:
+  // The partial results of T(lo, n): an operand itself, or `target` or the slot, as it can.
+  const char* Evaluate(absl::Span<const char* const> operands, int64_t lo, int64_t n, int64_t count,
+                       size_t slot, char* target);
+  char* Slot(size_t slot) { return scratch_.data() + slot * kBlockBytes; }
+
+  const Combiner& combiner_;
+  const int64_t operand_count_;
+  const int64_t block_elements_;
+  std::vector<char> scratch_;
+};
+
+}  // namespace shardmesh::worker
+
+#endif  // SHARDMESH_WORKER_COLLECTIVE_TREE_H_
