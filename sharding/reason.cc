@@ -120,6 +120,16 @@ std::string PythonTypeOf(const absl::Status& status) {
   return payload.has_value() ? std::string(*payload) : std::string();
 }
 
+absl::Status WithContext(const absl::Status& status, std::string_view context) {
+  if (status.ok()) {
+    return status;
+  }
+  absl::Status result(status.code(), ToAbsl(StrCat(context, ": ", ToStd(status.message()))));
+  status.ForEachPayload(
+      [&](absl::string_view url, const absl::Cord& payload) { result.SetPayload(url, payload); });
+  return result;
+}
+
 absl::Status InvalidArgument(Reason reason, std::string_view message,
                              std::string_view python_type) {
   return WithPythonType(WithReason(absl::InvalidArgumentError(ToAbsl(message)), reason),

@@ -105,6 +105,10 @@ absl::Status WithPythonType(absl::Status status, std::string_view python_type);
 // Empty where none is attached.
 std::string PythonTypeOf(const absl::Status& status);
 
+// The same error with `context` and a colon before its message: what was being done, or to what.
+// Code, reason and all else that is attached stay. An OK status stays as it is.
+absl::Status WithContext(const absl::Status& status, std::string_view context);
+
 // INVALID_ARGUMENT with a reason and a Python class, the shape of nearly every error of the
 // algebra.
 absl::Status InvalidArgument(Reason reason, std::string_view message,

@@ -642,10 +642,6 @@ class InstructionChecker {
   absl::Span<const Tiling> tilings_;
 };
 
-absl::Status Annotate(const absl::Status& status, std::string_view prefix) {
-  return InvalidArgument(ReasonOf(status), StrCat(prefix, ": ", status.message()));
-}
-
 }  // namespace
 
 std::vector<ValueIndex> InputsOf(const Instruction& instruction) {
@@ -686,7 +682,7 @@ absl::StatusOr<Plan> PlanProgram(const Program& program, absl::Span<const ValueD
   for (size_t i = 0; i < operands.size(); ++i) {
     if (const auto tiling = Tiling::Create(target.mesh, operands[i].spec, operands[i].shape);
         !tiling.ok()) {
-      return Annotate(tiling.status(), StrCat("operand ", i));
+      return WithContext(tiling.status(), StrCat("operand ", i));
     }
   }
   return ProgramPlanner(program, operands, target).Run();
@@ -701,7 +697,7 @@ absl::Status CheckPlan(const Plan& plan) {
   for (size_t i = 0; i < plan.values.size(); ++i) {
     auto tiling = Tiling::Create(plan.mesh, plan.values[i].spec, plan.values[i].shape);
     if (!tiling.ok()) {
-      return Annotate(tiling.status(), StrCat("value ", i));
+      return WithContext(tiling.status(), StrCat("value ", i));
     }
     tilings.push_back(*std::move(tiling));
   }
@@ -719,7 +715,7 @@ absl::Status CheckPlan(const Plan& plan) {
       }
     }
     if (const absl::Status status = checker.Check(instruction); !status.ok()) {
-      return Annotate(status, where);
+      return WithContext(status, where);
     }
   }
   for (const ValueIndex output : plan.outputs) {
