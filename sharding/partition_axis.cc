@@ -5,9 +5,9 @@
 #include <cstddef>
 #include <utility>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "sharding/mesh.h"
+#include "sharding/name_table.h"
 #include "sharding/nearest_name.h"
 #include "sharding/reason.h"
 #include "sharding/semantic_axis.h"
@@ -274,8 +274,8 @@ struct PartitionAxis::Rep {
   }
 
   const Answer* FindName(std::string_view name, RuntimeMode mode) const {
-    const auto it = places.find(ToAbsl(name));
-    return it == places.end() ? nullptr : &answers[it->second.in(mode)];
+    const Places* found = places.Find(name);
+    return found == nullptr ? nullptr : &answers[found->in(mode)];
   }
 
   // `UNKNOWN_AXIS`, with the name that was probably meant.
@@ -305,7 +305,7 @@ struct PartitionAxis::Rep {
   std::vector<SemanticAxis> semantic_axes;
   // The fields', in their order; then two for each further semantic axis, train and generation.
   std::vector<Answer> answers;
-  absl::flat_hash_map<std::string, Places> places;  // by semantic name, kEmpty not among them
+  NameTable<Places> places;  // by semantic name, kEmpty not among them
 };
 
 // Resolves a profile's further semantic axes, depth first.
@@ -317,7 +317,8 @@ class PartitionAxis::Builder {
     rep_.answers.reserve(kFieldCount + 2 * axes_.size());
     for (const AxisValue& value : rep_.fields) rep_.answers.emplace_back(value);
     for (const SemanticName& name : kSemanticNames) {
-      if (name.field.has_value()) rep_.places.emplace(name.name, rep_.PlacesOf(*name.field));
+      if (name.field.has_value())
+        rep_.places.Insert(std::string(name.name), rep_.PlacesOf(*name.field));
     }
     SHARDMESH_RETURN_IF_ERROR(CheckNames());
     for (size_t i = 0; i < axes_.size(); ++i) {
@@ -325,7 +326,7 @@ class PartitionAxis::Builder {
         SHARDMESH_ASSIGN_OR_RETURN(const AxisValue* value, Resolve({i, generation}));
         rep_.answers.emplace_back(*value);
       }
-      rep_.places.emplace(axes_[i].name, Rep::Places{kFieldCount + 2 * i, kFieldCount + 2 * i + 1});
+      rep_.places.Insert(axes_[i].name, Rep::Places{kFieldCount + 2 * i, kFieldCount + 2 * i + 1});
     }
     rep_.semantic_axes.assign(axes_.begin(), axes_.end());
     return absl::OkStatus();
@@ -347,13 +348,13 @@ class PartitionAxis::Builder {
                                StrCat("semantic axis ", i, " has a name of ", name.size(),
                                       " bytes; 1 to ", kMaxAxisNameBytes, " are allowed"));
       }
-      if (name == semantic::kEmpty || rep_.places.contains(name) || FindAxisField(name)) {
+      if (name == semantic::kEmpty || rep_.places.Find(name) != nullptr || FindAxisField(name)) {
         return InvalidArgument(
             Reason::kInvalidAxisValue,
             StrCat("semantic axis \"", name,
                    "\" bears the name of a built-in axis or field; choose another"));
       }
-      if (!axis_of_name_.emplace(name, i).second) {
+      if (!axis_of_name_.Insert(name, i)) {
         return InvalidArgument(Reason::kInvalidAxisValue,
                                StrCat("semantic axis \"", name, "\" is given twice"));
       }
@@ -401,8 +402,8 @@ class PartitionAxis::Builder {
           StrCat("semantic axis \"", axes_[node.axis].name, "\" stands for ", value.ToString(),
                  "; it may stand for none, names, and tuples of them"));
     }
-    if (const auto it = axis_of_name_.find(name); it != axis_of_name_.end()) {
-      SHARDMESH_ASSIGN_OR_RETURN(const AxisValue* referred, Resolve({it->second, node.generation}));
+    if (const size_t* axis = axis_of_name_.Find(name); axis != nullptr) {
+      SHARDMESH_ASSIGN_OR_RETURN(const AxisValue* referred, Resolve({*axis, node.generation}));
       AppendFlat(*referred, out);
       return absl::OkStatus();
     }
@@ -428,7 +429,7 @@ class PartitionAxis::Builder {
 
   Rep& rep_;
   const absl::Span<const SemanticAxis> axes_;
-  absl::flat_hash_map<std::string, size_t> axis_of_name_;
+  NameTable<size_t> axis_of_name_;
   std::vector<AxisValue> values_;  // by Node::index(); kNotGiven until resolved
   std::vector<Node> path_;         // being resolved, outermost first
 };
@@ -614,9 +615,9 @@ void PartitionAxis::Rep::ExplainName(int64_t dim, std::string_view name, Runtime
                                      std::vector<ExplanationStep>& steps) const {
   using Kind = ExplanationStep::Kind;
   std::string read(name);
-  const auto it = places.find(ToAbsl(name));
+  const Places* semantic_places = places.Find(name);
   const std::optional<AxisField> named_field = FindAxisField(name);
-  const Places found = it != places.end() ? it->second : PlacesOf(*named_field);
+  const Places found = semantic_places != nullptr ? *semantic_places : PlacesOf(*named_field);
   if (found.train < kFieldCount) {
     const std::string_view field = kFieldNames[found.train];
     if (!named_field.has_value()) {
