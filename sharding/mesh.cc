@@ -63,6 +63,9 @@ void MergeRepeatedNames(std::vector<MeshAxis>& axes) {
 
 // The product of the sizes, leaving out `skipped` (an index, or -1 for none).
 absl::StatusOr<int64_t> ProductOfSizes(absl::Span<const MeshAxis> axes, int64_t skipped) {
+  if (std::any_of(axes.begin(), axes.end(), [](const MeshAxis& axis) { return axis.size == 0; })) {
+    return 0;
+  }
   int64_t product = 1;
   for (size_t i = 0; i < axes.size(); ++i) {
     if (static_cast<int64_t>(i) == skipped) {
@@ -175,9 +178,10 @@ absl::StatusOr<Mesh> Mesh::Create(std::vector<MeshAxis> axes, MeshOptions option
   auto rep = std::make_shared<Rep>();
   rep->size = size;
   rep->axes = std::move(axes);
-  rep->strides.resize(rep->axes.size());
+  // An empty mesh has no device to ask about, and its other sizes may be beyond any product.
+  rep->strides.resize(rep->axes.size(), 0);
   int64_t stride = 1;
-  for (size_t i = rep->axes.size(); i-- > 0;) {
+  for (size_t i = rep->axes.size(); size > 0 && i-- > 0;) {
     rep->strides[i] = stride;
     stride *= rep->axes[i].size;
   }

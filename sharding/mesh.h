@@ -67,8 +67,8 @@ class Mesh {
   Mesh(const Mesh&) = default;
   Mesh& operator=(const Mesh&) = default;
 
-  // Errors are INVALID_ARGUMENT with reason INVALID_MESH (DUPLICATE_AXIS for a repeated name,
-  // MESH_SIZE_MISMATCH where the sizes do not fit the devices).
+  // Errors are INVALID_ARGUMENT: DUPLICATE_AXIS for a repeated name, LIMIT_EXCEEDED,
+  // MESH_SIZE_MISMATCH where the sizes or the ids do not fit the devices, else INVALID_MESH.
   static absl::StatusOr<Mesh> Create(std::vector<MeshAxis> axes, MeshOptions options = {});
 
   // Create(ParseMeshAxes(text), options).

@@ -82,7 +82,7 @@ class Tiling {
   const Shape& shape() const { return shape_; }
   int64_t rank() const { return static_cast<int64_t>(shape_.size()); }
 
-  // All of these require 0 <= device < mesh().size().
+  // The range that a device holds. This and ReplicaIdOf require 0 <= device < mesh().size().
   Tile TileOf(DeviceId device) const;
   // Number of this device among the holders of its tile, in position order. 0 marks the canonical
   // holder: the tiles of the devices with replica id 0 cover the tensor exactly once.
@@ -91,7 +91,7 @@ class Tiling {
   int64_t replica_count() const { return replica_count_; }
   // How many different tiles there are.
   int64_t DistinctTileCount() const { return mesh_.size() / replica_count_; }
-  // No axis of more than one device partitions the tensor (whatever its extents).
+  // Whether no axis of more than one device is in the spec, whatever the extents.
   bool FullyReplicated() const { return fully_replicated_; }
 
   // Parts of dimension `dim`, 0 <= dim < rank(), and the range of one of them.

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "tests/testing/sharding_printers.h"
 #include "tests/testing/status_matchers.h"
 
@@ -86,6 +88,8 @@ TEST(MeshTest, AcceptsDegenerateMeshesOnRequest) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const Mesh zero, Mesh::Create({{"dp", 2}, {"tp", 0}}, options));
   EXPECT_TRUE(zero.empty());
   EXPECT_EQ(zero.axis_count(), 2);
+  const int64_t huge = std::numeric_limits<int64_t>::max();
+  EXPECT_THAT(Mesh::Create({{"a", huge}, {"b", huge}, {"c", 0}, {"d", huge}}, options), IsOk());
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const Mesh repeated,
                                  Mesh::Create({{"dp", 2}, {"tp", 3}, {"dp", 4}}, options));
   EXPECT_THAT(repeated.axes(), ElementsAre(MeshAxis{"dp", 4}, MeshAxis{"tp", 3}));
