@@ -1,12 +1,31 @@
 # One function per kind of target. Sources are listed by name; links go through shardmesh:: aliases.
 include(GNUInstallDirs)
 
+# What ./dev quickstart needs, and what the tsan preset builds: all programs; the tests labelled concurrent.
+add_custom_target(shardmesh_programs)
+add_custom_target(shardmesh_concurrent_tests)
+
 # What every target of ours is compiled with: the source root as include path, and strict warnings.
 function(shardmesh_target_defaults target)
   target_include_directories(${target} PUBLIC
     $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/shardmesh>)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor
     -Woverloaded-virtual -Wno-unused-parameter $<$<BOOL:${SHARDMESH_WERROR}>:-Werror>)
+endfunction()
+
+# What every program of ours is linked with, beyond that: under ThreadSanitizer, what tells it of the synchronisation
+# inside the libraries that are not instrumented.
+function(shardmesh_program_defaults target)
+  shardmesh_target_defaults(${target})
+  if(SHARDMESH_SANITIZE STREQUAL thread)
+    if(NOT TARGET shardmesh_tsan_grpc)
+      add_library(shardmesh_tsan_grpc OBJECT ${PROJECT_SOURCE_DIR}/tests/testing/tsan_grpc.cc)
+      target_compile_options(shardmesh_tsan_grpc PRIVATE -fno-sanitize=thread)
+      target_link_libraries(shardmesh_tsan_grpc PUBLIC gRPC::grpc++ absl::synchronization ${CMAKE_DL_LIBS})
+    endif()
+    target_link_libraries(${target} PRIVATE shardmesh_tsan_grpc)
+    set_target_properties(${target} PROPERTIES ENABLE_EXPORTS ON)
+  endif()
 endfunction()
 
 # shardmesh_library(NAME sharding SRCS ... [DEPS public...] [PRIVATE_DEPS ...]) defines shardmesh::NAME.
@@ -24,24 +43,35 @@ endfunction()
 function(shardmesh_binary)
   cmake_parse_arguments(arg "" "NAME" "SRCS;DEPS" ${ARGN})
   add_executable(${arg_NAME} ${arg_SRCS})
-  shardmesh_target_defaults(${arg_NAME})
+  shardmesh_program_defaults(${arg_NAME})
   target_link_libraries(${arg_NAME} PRIVATE ${arg_DEPS})
+  add_dependencies(shardmesh_programs ${arg_NAME})
   install(TARGETS ${arg_NAME} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endfunction()
 
 # shardmesh_test(NAME sharding_test SRCS ... DEPS ... LABELS unit [TIMEOUT s]) defines a GoogleTest program,
-# each of whose tests ctest runs by name. Labels: unit, integration; concurrent = also runs under TSan.
+# each of whose tests ctest runs by name. Labels: unit, or integration = starts servers and runs alone; concurrent = also
+# runs under TSan; long = only with ./dev test --long.
 function(shardmesh_test)
   cmake_parse_arguments(arg "" "NAME;TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)
   endif()
   add_executable(${arg_NAME} ${arg_SRCS})
-  shardmesh_target_defaults(${arg_NAME})
+  shardmesh_program_defaults(${arg_NAME})
   target_link_libraries(${arg_NAME} PRIVATE ${arg_DEPS} GTest::gmock GTest::gtest GTest::gtest_main)
   target_compile_definitions(${arg_NAME} PRIVATE SHARDMESH_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
     SHARDMESH_BINARY_DIR="${CMAKE_BINARY_DIR}/bin")
+  if("concurrent" IN_LIST arg_LABELS)
+    add_dependencies(shardmesh_concurrent_tests ${arg_NAME})
+  endif()
   include(GoogleTest)
+  # One label of several words, since gtest_discover_tests takes lists apart; ctest -L and the presets match a word of it.
+  list(JOIN arg_LABELS "+" labels)
+  set(alone OFF)
+  if("integration" IN_LIST arg_LABELS)
+    set(alone ON)
+  endif()
   gtest_discover_tests(${arg_NAME} DISCOVERY_MODE PRE_TEST
-    PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT})
+    PROPERTIES LABELS "${labels}" TIMEOUT ${arg_TIMEOUT} RUN_SERIAL ${alone})
 endfunction()

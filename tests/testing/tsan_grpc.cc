@@ -1,0 +1,317 @@
+// Tells ThreadSanitizer when Debian's Abseil and gRPC, which are compiled without it, hand data
+// between threads.
+//
+// The sanitizer sees a program's own loads and stores, but no synchronisation inside a library that
+// is not instrumented: it would report whatever an absl::Mutex protects. This file stands in front
+// of the functions that hand over, by defining them in the executable (hence -rdynamic): each calls
+// the original and declares the happens-before edge.
+//   - absl::Mutex, CondVar, Notification, BlockingCounter: what every such lock promises;
+//   - a gRPC operation: all that came before its start happens before whoever gets its tag;
+//   - the end of a server's callback call, whose counters are decremented in the library as well.
+// Linked into all programs of the tsan preset, and itself compiled without instrumentation. It is
+// bound to the symbols of Abseil 20220623 and gRPC 1.51; with other versions it does not link, or
+// stops at the first call that it cannot find. tests/tsan proves that a real race in a handler is
+// still found.
+#include <absl/synchronization/blocking_counter.h>
+#include <absl/synchronization/mutex.h>
+#include <absl/synchronization/notification.h>
+#include <dlfcn.h>
+#include <grpc/grpc.h>
+#include <grpcpp/support/server_callback.h>
+#include <sanitizer/tsan_interface.h>
+
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+
+// The sanitizer's own, without a header.
+extern "C" {
+void AnnotateIgnoreReadsBegin(const char* file, int line);
+void AnnotateIgnoreReadsEnd(const char* file, int line);
+const char* __tsan_default_options() { return "ignore_noninstrumented_modules=1"; }
+}
+
+namespace {
+
+// A linker symbol as a template argument.
+template <size_t N>
+struct Symbol {
+  consteval Symbol(const char (&name)[N]) {
+    for (size_t i = 0; i < N; ++i) text[i] = name[i];
+  }
+  char text[N] = {};
+};
+
+// Calls the definition of `symbol` that the one in this file hides. A member function takes its
+// object first.
+template <Symbol symbol, typename Result, typename... Args>
+Result Original(Args... args) {
+  using Function = Result (*)(Args...);
+  static const auto original = reinterpret_cast<Function>(dlsym(RTLD_NEXT, symbol.text));
+  if (original == nullptr) {
+    std::fprintf(stderr, "tsan_grpc.cc: no shared library defines %s\n", symbol.text);
+    std::abort();
+  }
+  return original(args...);
+}
+
+// Declares the edges of one call that lets go of `lock` while it waits and holds it again
+// afterwards.
+class Relock {
+ public:
+  explicit Relock(void* lock) : lock_(lock) { __tsan_release(lock_); }
+  ~Relock() { __tsan_acquire(lock_); }
+
+ private:
+  void* const lock_;
+};
+
+// Declares that a call returns with `object` acquired.
+class AcquireAtEnd {
+ public:
+  explicit AcquireAtEnd(const void* object) : object_(const_cast<void*>(object)) {}
+  ~AcquireAtEnd() { __tsan_acquire(object_); }
+
+ private:
+  void* const object_;
+};
+
+}  // namespace
+
+namespace absl {
+ABSL_NAMESPACE_BEGIN
+
+void Mutex::Lock() {
+  AcquireAtEnd acquire(this);
+  Original<"_ZN4absl7debian35Mutex4LockEv", void>(this);
+}
+
+void Mutex::ReaderLock() {
+  AcquireAtEnd acquire(this);
+  Original<"_ZN4absl7debian35Mutex10ReaderLockEv", void>(this);
+}
+
+bool Mutex::TryLock() {
+  const bool locked = Original<"_ZN4absl7debian35Mutex7TryLockEv", bool>(this);
+  if (locked) __tsan_acquire(this);
+  return locked;
+}
+
+bool Mutex::ReaderTryLock() {
+  const bool locked = Original<"_ZN4absl7debian35Mutex13ReaderTryLockEv", bool>(this);
+  if (locked) __tsan_acquire(this);
+  return locked;
+}
+
+void Mutex::Unlock() {
+  __tsan_release(this);
+  Original<"_ZN4absl7debian35Mutex6UnlockEv", void>(this);
+}
+
+void Mutex::ReaderUnlock() {
+  __tsan_release(this);
+  Original<"_ZN4absl7debian35Mutex12ReaderUnlockEv", void>(this);
+}
+
+void Mutex::LockWhen(const Condition& condition) {
+  AcquireAtEnd acquire(this);
+  Original<"_ZN4absl7debian35Mutex8LockWhenERKNS0_9ConditionE", void>(this, &condition);
+}
+
+bool Mutex::LockWhenWithTimeout(const Condition& condition, Duration timeout) {
+  AcquireAtEnd acquire(this);
+  return Original<"_ZN4absl7debian35Mutex19LockWhenWithTimeoutERKNS0_9ConditionENS0_8DurationE",
+                  bool>(this, &condition, timeout);
+}
+
+bool Mutex::LockWhenWithDeadline(const Condition& condition, Time deadline) {
+  AcquireAtEnd acquire(this);
+  return Original<"_ZN4absl7debian35Mutex20LockWhenWithDeadlineERKNS0_9ConditionENS0_4TimeE", bool>(
+      this, &condition, deadline);
+}
+
+void Mutex::ReaderLockWhen(const Condition& condition) {
+  AcquireAtEnd acquire(this);
+  Original<"_ZN4absl7debian35Mutex14ReaderLockWhenERKNS0_9ConditionE", void>(this, &condition);
+}
+
+void Mutex::Await(const Condition& condition) {
+  Relock relock(this);
+  Original<"_ZN4absl7debian35Mutex5AwaitERKNS0_9ConditionE", void>(this, &condition);
+}
+
+bool Mutex::AwaitWithTimeout(const Condition& condition, Duration timeout) {
+  Relock relock(this);
+  return Original<"_ZN4absl7debian35Mutex16AwaitWithTimeoutERKNS0_9ConditionENS0_8DurationE", bool>(
+      this, &condition, timeout);
+}
+
+bool Mutex::AwaitWithDeadline(const Condition& condition, Time deadline) {
+  Relock relock(this);
+  return Original<"_ZN4absl7debian35Mutex17AwaitWithDeadlineERKNS0_9ConditionENS0_4TimeE", bool>(
+      this, &condition, deadline);
+}
+
+// Whoever unlocks evaluates the conditions of those who wait: under the lock, but after Unlock
+// above has let go of it.
+bool Condition::Eval() const {
+  AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
+  const bool met = Original<"_ZNK4absl7debian39Condition4EvalEv", bool>(this);
+  AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
+  return met;
+}
+
+void CondVar::Wait(Mutex* mutex) {
+  Relock relock(mutex);
+  Original<"_ZN4absl7debian37CondVar4WaitEPNS0_5MutexE", void>(this, mutex);
+}
+
+bool CondVar::WaitWithTimeout(Mutex* mutex, Duration timeout) {
+  Relock relock(mutex);
+  return Original<"_ZN4absl7debian37CondVar15WaitWithTimeoutEPNS0_5MutexENS0_8DurationE", bool>(
+      this, mutex, timeout);
+}
+
+bool CondVar::WaitWithDeadline(Mutex* mutex, Time deadline) {
+  Relock relock(mutex);
+  return Original<"_ZN4absl7debian37CondVar16WaitWithDeadlineEPNS0_5MutexENS0_4TimeE", bool>(
+      this, mutex, deadline);
+}
+
+// The flag itself is released too: HasBeenNotified is inline, and acquires no more than that.
+void Notification::Notify() {
+  __tsan_release(this);
+  __tsan_release(&notified_yet_);
+  Original<"_ZN4absl7debian312Notification6NotifyEv", void>(this);
+}
+
+void Notification::WaitForNotification() const {
+  AcquireAtEnd acquire(this);
+  Original<"_ZNK4absl7debian312Notification19WaitForNotificationEv", void>(this);
+}
+
+bool Notification::WaitForNotificationWithTimeout(Duration timeout) const {
+  AcquireAtEnd acquire(this);
+  return Original<"_ZNK4absl7debian312Notification30WaitForNotificationWithTimeoutENS0_8DurationE",
+                  bool>(this, timeout);
+}
+
+bool Notification::WaitForNotificationWithDeadline(Time deadline) const {
+  AcquireAtEnd acquire(this);
+  return Original<"_ZNK4absl7debian312Notification31WaitForNotificationWithDeadlineENS0_4TimeE",
+                  bool>(this, deadline);
+}
+
+bool BlockingCounter::DecrementCount() {
+  Relock relock(this);
+  return Original<"_ZN4absl7debian315BlockingCounter14DecrementCountEv", bool>(this);
+}
+
+void BlockingCounter::Wait() {
+  AcquireAtEnd acquire(this);
+  Original<"_ZN4absl7debian315BlockingCounter4WaitEv", void>(this);
+}
+
+ABSL_NAMESPACE_END
+}  // namespace absl
+
+namespace {
+
+using RunFunctor = void (*)(grpc_completion_queue_functor*, int);
+
+// The two functions of gRPC's headers that a callback operation's tag runs when it is done.
+RunFunctor RunSuccessTag() {
+  static const auto run = reinterpret_cast<RunFunctor>(dlsym(
+      RTLD_DEFAULT,
+      "_ZN4grpc8internal22CallbackWithSuccessTag9StaticRunEP29grpc_completion_queue_functori"));
+  return run;
+}
+
+RunFunctor RunStatusTag() {
+  static const auto run = reinterpret_cast<RunFunctor>(dlsym(
+      RTLD_DEFAULT,
+      "_ZN4grpc8internal21CallbackWithStatusTag9StaticRunEP29grpc_completion_queue_functori"));
+  return run;
+}
+
+template <RunFunctor (*original)()>
+void AcquireAndRun(grpc_completion_queue_functor* tag, int ok) {
+  __tsan_acquire(tag);
+  original()(tag, ok);
+}
+
+// Lets a callback tag acquire what its operation released. A tag of another kind is left alone: it
+// is an object whose first word, like a functor's, is a pointer, and compares unequal.
+void AcquireWhenRun(void* tag) {
+  auto* functor = static_cast<grpc_completion_queue_functor*>(tag);
+  if (functor == nullptr || functor->functor_run == nullptr) return;
+  if (functor->functor_run == RunSuccessTag()) {
+    functor->functor_run = AcquireAndRun<RunSuccessTag>;
+  } else if (functor->functor_run == RunStatusTag()) {
+    functor->functor_run = AcquireAndRun<RunStatusTag>;
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+grpc_call_error grpc_call_start_batch(grpc_call* call, const grpc_op* ops, size_t nops, void* tag,
+                                      void* reserved) {
+  AcquireWhenRun(tag);
+  __tsan_release(tag);
+  __tsan_release(call);
+  return Original<"grpc_call_start_batch", grpc_call_error>(call, ops, nops, tag, reserved);
+}
+
+grpc_call_error grpc_server_request_call(grpc_server* server, grpc_call** call,
+                                         grpc_call_details* details, grpc_metadata_array* metadata,
+                                         grpc_completion_queue* queue_of_call,
+                                         grpc_completion_queue* queue_of_tag, void* tag) {
+  __tsan_release(tag);
+  return Original<"grpc_server_request_call", grpc_call_error>(server, call, details, metadata,
+                                                               queue_of_call, queue_of_tag, tag);
+}
+
+grpc_call_error grpc_server_request_registered_call(
+    grpc_server* server, void* method, grpc_call** call, gpr_timespec* deadline,
+    grpc_metadata_array* metadata, grpc_byte_buffer** payload, grpc_completion_queue* queue_of_call,
+    grpc_completion_queue* queue_of_tag, void* tag) {
+  __tsan_release(tag);
+  return Original<"grpc_server_request_registered_call", grpc_call_error>(
+      server, method, call, deadline, metadata, payload, queue_of_call, queue_of_tag, tag);
+}
+
+grpc_event grpc_completion_queue_next(grpc_completion_queue* queue, gpr_timespec deadline,
+                                      void* reserved) {
+  const auto event = Original<"grpc_completion_queue_next", grpc_event>(queue, deadline, reserved);
+  if (event.type == GRPC_OP_COMPLETE) __tsan_acquire(event.tag);
+  return event;
+}
+
+grpc_event grpc_completion_queue_pluck(grpc_completion_queue* queue, void* tag,
+                                       gpr_timespec deadline, void* reserved) {
+  const auto event =
+      Original<"grpc_completion_queue_pluck", grpc_event>(queue, tag, deadline, reserved);
+  if (event.type == GRPC_OP_COMPLETE) __tsan_acquire(event.tag);
+  return event;
+}
+
+}  // extern "C"
+
+namespace grpc::internal {
+
+void ServerCallbackCall::ScheduleOnDone(bool inline_ondone) {
+  __tsan_acquire(&callbacks_outstanding_);
+  __tsan_acquire(&on_cancel_conditions_remaining_);
+  Original<"_ZN4grpc8internal18ServerCallbackCall14ScheduleOnDoneEb", void>(this, inline_ondone);
+}
+
+void ServerCallbackCall::CallOnCancel(ServerReactor* reactor) {
+  __tsan_acquire(&callbacks_outstanding_);
+  __tsan_acquire(&on_cancel_conditions_remaining_);
+  Original<"_ZN4grpc8internal18ServerCallbackCall12CallOnCancelEPNS0_13ServerReactorE", void>(
+      this, reactor);
+}
+
+}  // namespace grpc::internal
