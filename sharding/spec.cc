@@ -139,7 +139,7 @@ absl::StatusOr<PartitionSpec> PartitionSpec::Create(absl::Span<const AxisValue> 
   for (size_t dim = 0; dim < entries.size(); ++dim) {
     absl::StatusOr<SpecEntry> entry = SpecEntry::Create(entries[dim]);
     if (!entry.ok()) {
-      return InvalidSpec(StrCat("dimension ", dim, ": ", entry.status().message()));
+      return WithContext(entry.status(), StrCat("dimension ", dim));
     }
     normalised.push_back(*std::move(entry));
   }

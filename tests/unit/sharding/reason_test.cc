@@ -33,5 +33,15 @@ TEST(ReasonTest, RidesOnAStatus) {
   EXPECT_TRUE(WithReason(absl::OkStatus(), Reason::kNoMesh).ok());
 }
 
+TEST(ReasonTest, StaysWhenAnErrorIsGivenAContext) {
+  const absl::Status status =
+      WithContext(InvalidArgument(Reason::kInvalidSpec, "odd", "TypeError"), "dimension 1");
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(status.message(), "dimension 1: odd");
+  EXPECT_EQ(ReasonOf(status), Reason::kInvalidSpec);
+  EXPECT_EQ(PythonTypeOf(status), "TypeError");
+  EXPECT_TRUE(WithContext(absl::OkStatus(), "x").ok());
+}
+
 }  // namespace
 }  // namespace shardmesh
