@@ -212,12 +212,14 @@ absl::StatusOr<Pattern> Pattern::Create(std::string_view text) {
                                    compiled->error(), "); lower its repeats")),
                         Reason::kLimitExceeded);
     }
+    pattern.program_size_ += compiled->ProgramSize();
     pattern.re2_text_ = std::move(printer.out);
     pattern.re2_ = std::move(compiled);
   }
   if (!printable || pattern.newline_matters_ || pattern.non_ascii_matters_ ||
       pattern.emptiness_matters_) {
     SHARDMESH_ASSIGN_OR_RETURN(PatternAutomaton automaton, PatternAutomaton::Create(root));
+    pattern.program_size_ += automaton.program_size();
     pattern.automaton_ = std::make_shared<PatternAutomaton>(std::move(automaton));
   }
   return pattern;

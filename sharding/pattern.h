@@ -55,6 +55,8 @@ class Pattern {
   const std::string& text() const { return text_; }
   // What RE2 runs; nullopt for the rare pattern that RE2 cannot express for any text.
   const std::optional<std::string>& re2_text() const { return re2_text_; }
+  // Instructions of the compiled programs, of some 16 bytes each: what holding the pattern costs.
+  int64_t program_size() const { return program_size_; }
   // Whether RE2 and Python agree on this text for every pattern that has a re2_text().
   static bool IsPlain(std::string_view name);
 
@@ -68,9 +70,10 @@ class Pattern {
   std::optional<std::string> re2_text_;
   std::shared_ptr<const re2::RE2> re2_;                // null if re2_text_ is nullopt
   std::shared_ptr<const PatternAutomaton> automaton_;  // null if every text is plain
-  bool newline_matters_ = false;                       // has `$` outside multi-line mode
-  bool non_ascii_matters_ = false;                     // has a Unicode \b, or any \B
-  bool emptiness_matters_ = false;                     // has \B
+  int64_t program_size_ = 0;
+  bool newline_matters_ = false;    // has `$` outside multi-line mode
+  bool non_ascii_matters_ = false;  // has a Unicode \b, or any \B
+  bool emptiness_matters_ = false;  // has \B
 };
 
 }  // namespace shardmesh

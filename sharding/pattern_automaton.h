@@ -35,6 +35,8 @@ class PatternAutomaton {
   // Whether the pattern matches anywhere in `text`; what is not UTF-8 is matched by no pattern.
   bool Search(std::string_view text) const;
 
+  int64_t program_size() const { return static_cast<int64_t>(program_.size()); }
+
  private:
   struct Set {
     CharacterSet set;

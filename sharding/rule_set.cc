@@ -197,6 +197,7 @@ absl::StatusOr<RuleSet> RuleSet::Create(std::vector<Rule> rules, const RuleSetOp
   }
   auto state = std::make_shared<State>();
   state->patterns.reserve(rules.size());
+  int64_t program_size = 0;
   for (size_t i = 0; i < rules.size(); ++i) {
     absl::StatusOr<Pattern> pattern = Pattern::Create(rules[i].pattern);
     if (!pattern.ok()) {
@@ -204,6 +205,11 @@ absl::StatusOr<RuleSet> RuleSet::Create(std::vector<Rule> rules, const RuleSetOp
       if (!options.defer_pattern_errors) {
         return pattern.status();
       }
+    } else if (program_size += pattern->program_size(); program_size > kMaxProgramSize) {
+      return InvalidArgument(
+          Reason::kLimitExceeded,
+          StrCat("the patterns up to rule ", i, " compile to ", program_size,
+                 " instructions; the limit is ", kMaxProgramSize, ", lower their repeats"));
     }
     state->patterns.push_back(std::move(pattern));
   }

@@ -77,10 +77,12 @@ struct MatchTreeOptions {
 class RuleSet {
  public:
   static constexpr int64_t kMaxRules = 10'000;
+  static constexpr int64_t kMaxProgramSize = 5'000'000;  // of all patterns, see Pattern
   static constexpr int64_t kDefaultMinSize = 16384;
 
   // INVALID_ARGUMENT: the first faulty pattern, with its rule's index and Pattern::Create's reason
-  // (unless deferred); LIMIT_EXCEEDED for more than kMaxRules rules.
+  // (unless deferred); LIMIT_EXCEEDED for more rules than kMaxRules, or larger ones in sum than
+  // kMaxProgramSize.
   static absl::StatusOr<RuleSet> Create(std::vector<Rule> rules,
                                         const RuleSetOptions& options = {});
 

@@ -239,6 +239,13 @@ TEST(RuleSetTest, BoundsTheNumberOfRules) {
               StatusIs(kInvalid, Reason::kLimitExceeded));
 }
 
+TEST(RuleSetTest, BoundsTheSizeOfAllPatternsTogether) {
+  const absl::Status status =
+      RuleSet::Create(std::vector<Rule>(1000, Rule{"\\w{100}", {}})).status();
+  EXPECT_THAT(status, StatusIs(kInvalid, Reason::kLimitExceeded));
+  EXPECT_THAT(status.ToString(), HasSubstr("the limit is 5000000"));
+}
+
 // --- Trees ---
 
 // Names of many kinds, among them texts that RE2 and Python read differently.
