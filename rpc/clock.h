@@ -34,9 +34,8 @@ class Clock {
   // the order of their times; they hold no lock of the clock and must not block.
   virtual TimerId CallAt(absl::Time when, std::function<void()> function) = 0;
 
-  // Once Cancel has returned the function is not running and never will run again, unless Cancel is
-  // called from within that very function. So do not hold a lock that the function takes. True if
-  // it was prevented from running.
+  // True if the function will now never be called; false if it was called before, or is being
+  // called at this moment, which is not waited for. Callable with any lock held.
   virtual bool Cancel(TimerId timer) = 0;
 };
 
@@ -63,18 +62,16 @@ class RealClock final : public Clock {
   absl::Mutex mutex_;
   std::map<TimerId, std::function<void()>> timers_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 0;
-  TimerId running_ ABSL_GUARDED_BY(mutex_);
-  bool is_running_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   absl::CondVar changed_;
   std::thread thread_;  // last: starts when everything above is there
 };
 
 // One function that is called at the time last set, for an object with a next deadline of its own.
-// The time can be set from anywhere, the function itself included; a time already set later than
-// the new one is replaced by it, one that is set earlier stays: the function then finds nothing to
-// do, and sets the next. Destroy it before what the function touches, and without holding a lock
-// that the function takes.
+// The time can be set from anywhere, the function itself included, with any lock held. Once the
+// destructor has returned the function is not running and will not be called again (unless it is
+// the function itself that destroys the alarm): make the alarm an object's last member, and do not
+// destroy it under a lock that the function takes.
 //
 // Thread-safe.
 class Alarm {
@@ -85,19 +82,27 @@ class Alarm {
   Alarm(const Alarm&) = delete;
   Alarm& operator=(const Alarm&) = delete;
 
-  // Makes the function run no later than `when`. InfiniteFuture sets nothing.
+  // Has the function called at `when`, unless an earlier time is set: it will then find nothing to
+  // do yet, and set the alarm again. InfiniteFuture sets nothing.
   void SetNoLaterThan(absl::Time when);
 
  private:
-  void Ring();
+  // Outlives the alarm in calls that the clock has already begun.
+  struct State {
+    std::function<void()> function;  // constant
+
+    absl::Mutex mutex;
+    bool is_set ABSL_GUARDED_BY(mutex) = false;
+    Clock::TimerId timer ABSL_GUARDED_BY(mutex);  // while is_set
+    uint64_t setting ABSL_GUARDED_BY(mutex) = 0;  // counts timers; only the last one counts
+    bool is_running ABSL_GUARDED_BY(mutex) = false;
+    std::thread::id runner ABSL_GUARDED_BY(mutex);  // while is_running
+    bool stopping ABSL_GUARDED_BY(mutex) = false;
+  };
+  static void Ring(State& state, uint64_t setting);
 
   Clock* const clock_;
-  const std::function<void()> function_;
-
-  absl::Mutex mutex_;
-  Clock::TimerId timer_ ABSL_GUARDED_BY(mutex_);
-  bool is_set_ ABSL_GUARDED_BY(mutex_) = false;
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  const std::shared_ptr<State> state_;
 };
 
 }  // namespace shardmesh::rpc

@@ -42,8 +42,8 @@ class Journal {
 };
 
 struct LocalStoreOptions {
-  // Once so many revisions can be read behind the newest, the older half is compacted; 0: only
-  // Compact does it.
+  // So many revisions stay readable at least: when there are twice as many, the older half is
+  // compacted. 0: only Compact does it.
   int64_t retained_revisions = 20'000;
 };
 
@@ -81,6 +81,7 @@ class LocalStore final : public Store {
     Transaction transaction;
     CommitCallback callback;
     size_t size_bytes = 0;
+    absl::Status refusal;  // what it is answered with, if it was refused at the door
   };
   struct QueuedCompaction {
     Revision revision = 0;
@@ -90,7 +91,7 @@ class LocalStore final : public Store {
   using Work = std::variant<QueuedCommit, QueuedCompaction, WakeUp>;
 
   void Run();
-  std::vector<Work> TakeGroup() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::vector<QueuedCommit> TakeGroup() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CommitGroup(std::vector<QueuedCommit> group);
   absl::Status CompactNow(Revision revision);
   void DeliverToWatchers();

@@ -64,6 +64,8 @@ class RevisionIndex {
   using Versions = std::vector<Version>;  // rising
 
   absl::Status CheckReadable(Revision at) const;
+  // What `versions` was at revision `at`; null: not there.
+  static const Version* VersionAt(const Versions& versions, Revision at);
 
   std::map<std::string, Versions, std::less<>> keys_;
   // By position; the pointers are to keys of `keys_`, whose nodes stay where they are.

@@ -13,12 +13,12 @@
 namespace shardmesh::server {
 
 struct SqliteStoreOptions {
-  // Holds `state.db` (with SQLite's `-wal` and `-shm` files) and `LOCK`. Made if it is not there;
-  // its parent is not.
+  // Holds `state.db` (beside it SQLite's `state.db-wal`) and `LOCK`. Made if it is not there; its
+  // parent is not.
   std::string folder;
   // How large the database may grow; a commit beyond it is RESOURCE_EXHAUSTED.
   int64_t quota_bytes = int64_t{8} << 30;
-  LocalStoreOptions local;
+  LocalStoreOptions local = {};
 };
 
 // Opens the store of a folder, or makes an empty one. An acknowledged commit is synced to disk

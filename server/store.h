@@ -46,9 +46,9 @@ struct Put {
 // Either all of it happens, at one revision, or nothing. A key is written at most once; deleting a
 // key that is not there is no error, and by itself makes no revision.
 struct Transaction {
-  std::vector<Compare> compares;
-  std::vector<Put> puts;
-  std::vector<std::string> deletes;
+  std::vector<Compare> compares = {};
+  std::vector<Put> puts = {};
+  std::vector<std::string> deletes = {};
 };
 
 // What List found: the keys in bytewise order, all as of `revision`.
@@ -59,9 +59,9 @@ struct KeyValues {
 };
 
 struct ListOptions {
-  Revision at = 0;            // 0: the newest
-  std::string start_after;    // only keys behind this one
-  int64_t limit = INT64_MAX;  // at most so many items
+  Revision at = 0;               // 0: the newest
+  std::string start_after = {};  // only keys behind this one
+  int64_t limit = INT64_MAX;     // at most so many items
 };
 
 // One change that a watch saw.
@@ -71,8 +71,9 @@ struct WatchEvent {
   Revision revision = 0;
 };
 
-// A watch lives as long as this handle. Once the destructor has returned the callback is not
-// running and will not run again, unless the handle is destroyed from within the callback.
+// A watch lives as long as this handle, which goes before its store. Once the destructor has
+// returned the callback is not running and will not run again, unless the handle is destroyed from
+// within the callback.
 class WatchHandle {
  public:
   virtual ~WatchHandle() = default;
@@ -116,7 +117,8 @@ class Store {
 
   // Calls back for each commit from `from_revision` on (that one included) that changed a key with
   // this prefix, without gap or repetition: first those that are past, then as they happen.
-  // List, then Watch from its revision + 1, follows everything. OUT_OF_RANGE (COMPACTED): the
+  // List, then Watch from its revision + 1, follows everything; a revision to come is none too
+  // early. OUT_OF_RANGE (COMPACTED): the
   // changes from there on are not all there any more; list anew.
   virtual absl::StatusOr<std::unique_ptr<WatchHandle>> Watch(std::string prefix,
                                                              Revision from_revision,

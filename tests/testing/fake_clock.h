@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <thread>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -14,7 +13,7 @@
 #include "absl/time/time.h"
 #include "rpc/clock.h"
 
-namespace shardmesh::testing {
+namespace shardmesh::test {
 
 // Stands still until Advance; then calls what became due, in order of time, in the thread that
 // advances, the hands standing at each function's own time as it runs. Thread-safe, one Advance at
@@ -38,33 +37,22 @@ class FakeClock final : public rpc::Clock {
 
   bool Cancel(TimerId timer) override {
     absl::MutexLock lock(&mutex_);
-    if (timers_.erase(timer) > 0) return true;
-    if (runner_ != std::this_thread::get_id()) {
-      auto done = [this, timer] {
-        mutex_.AssertReaderHeld();
-        return !is_running_ || running_ != timer;
-      };
-      mutex_.Await(absl::Condition(&done));
-    }
-    return false;
+    return timers_.erase(timer) > 0;
   }
 
   // Turns the hands forward by `duration`; 0 runs what is due now.
   void Advance(absl::Duration duration) {
     absl::MutexLock lock(&mutex_);
     const absl::Time until = now_ + duration;
-    runner_ = std::this_thread::get_id();
     while (!timers_.empty() && timers_.begin()->first.first <= until) {
-      auto first = timers_.extract(timers_.begin());
-      now_ = std::max(now_, first.key().first);
-      running_ = first.key();
-      is_running_ = true;
+      now_ = std::max(now_, timers_.begin()->first.first);
+      std::function<void()> function = std::move(timers_.begin()->second);
+      timers_.erase(timers_.begin());
       mutex_.Unlock();
-      first.mapped()();
+      function();
+      function = nullptr;
       mutex_.Lock();
-      is_running_ = false;
     }
-    runner_ = std::thread::id();
     now_ = until;
   }
 
@@ -79,11 +67,8 @@ class FakeClock final : public rpc::Clock {
   absl::Time now_ ABSL_GUARDED_BY(mutex_);
   std::map<TimerId, std::function<void()>> timers_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 0;
-  TimerId running_ ABSL_GUARDED_BY(mutex_);
-  bool is_running_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread::id runner_ ABSL_GUARDED_BY(mutex_);
 };
 
-}  // namespace shardmesh::testing
+}  // namespace shardmesh::test
 
 #endif  // SHARDMESH_TESTS_TESTING_FAKE_CLOCK_H_
