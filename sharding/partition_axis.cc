@@ -321,6 +321,7 @@ class PartitionAxis::Builder {
         rep_.places.Insert(std::string(name.name), rep_.PlacesOf(*name.field));
     }
     SHARDMESH_RETURN_IF_ERROR(CheckNames());
+    rep_.semantic_axes.assign(axes_.begin(), axes_.end());
     for (size_t i = 0; i < axes_.size(); ++i) {
       for (const bool generation : {false, true}) {
         SHARDMESH_ASSIGN_OR_RETURN(const AxisValue* value, Resolve({i, generation}));
@@ -328,7 +329,6 @@ class PartitionAxis::Builder {
       }
       rep_.places.Insert(axes_[i].name, Rep::Places{kFieldCount + 2 * i, kFieldCount + 2 * i + 1});
     }
-    rep_.semantic_axes.assign(axes_.begin(), axes_.end());
     return absl::OkStatus();
   }
 
@@ -586,6 +586,7 @@ absl::StatusOr<PartitionSpec> PartitionAxis::ResolveSpec(absl::Span<const AxisVa
       continue;
     }
     if (axis.is_name()) {
+      // Nearly every axis ends here, without a copy but the entry's.
       const Rep::Answer* answer = rep_->FindName(axis.name(), mode);
       if (answer != nullptr && answer->entry(compatibility).ok()) {
         entries.push_back(*answer->entry(compatibility));
@@ -598,11 +599,7 @@ absl::StatusOr<PartitionSpec> PartitionAxis::ResolveSpec(absl::Span<const AxisVa
                                           ? resolved.answer->entry(compatibility)
                                           : SpecEntry::Create(resolved.made);
     if (!entry.ok()) {
-      unfit.Update(InvalidArgument(
-          ReasonOf(entry.status()),
-          StrCat("axis ", axis.ToString(),
-                 " cannot partition a dimension: ", ToStd(entry.status().message())),
-          PythonTypeOf(entry.status())));
+      unfit.Update(WithContext(entry.status(), StrCat("axis ", axis.ToString())));
       continue;
     }
     entries.push_back(*std::move(entry));

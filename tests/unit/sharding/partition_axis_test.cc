@@ -235,6 +235,9 @@ TEST(PartitionAxisTest, RefusesSemanticAxesOfWrongNameOrValue) {
       {{{"a", None(), AxisValue::Unconstrained()}}, Reason::kInvalidAxisValue, "UNCONSTRAINED"},
       {{{"a", Name(""), {}}}, Reason::kInvalidAxisValue, "stands for ''"},
       {{{"a", Name("__BATHC__"), {}}}, Reason::kUnknownAxis, "did you mean \"__BATCH__\"?"},
+      {{{"__ROTARY__", None(), {}}, {"a", Name("__ROTARI__"), {}}},
+       Reason::kUnknownAxis,
+       "did you mean \"__ROTARY__\"?"},
   };
   for (const auto& c : cases) {
     const absl::Status status = PartitionAxis::Create({}, c.axes).status();
