@@ -8,8 +8,8 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
-#include "absl/strings/str_format.h"
 #include "re2/re2.h"
+#include "sharding/character_set.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -39,26 +39,6 @@ bool IsWord(char32_t c) {
 }
 
 }  // namespace
-
-std::string PrintRanges(const std::vector<CodePointRange>& ranges, bool negated) {
-  std::string out = negated ? "[^" : "[";
-  const auto print = [&out](char32_t c) {
-    const bool plain = IsAsciiWord(c) || c == '/' || c == '.' || c == ' ';
-    if (plain) {
-      out.push_back(static_cast<char>(c));
-    } else {
-      absl::StrAppendFormat(&out, "\\x{%x}", static_cast<uint32_t>(c));
-    }
-  };
-  for (const CodePointRange& range : ranges) {
-    print(range.first);
-    if (range.last > range.first) {
-      out += '-';
-      print(range.last);
-    }
-  }
-  return out + ']';
-}
 
 // Writes a program from its end to its beginning.
 class PatternAutomaton::Builder {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "sharding/character_set.h"
 #include "sharding/pattern_syntax.h"
 
 namespace re2 {
@@ -17,9 +18,6 @@ class RE2;
 }  // namespace re2
 
 namespace shardmesh {
-
-// A set's ranges as an RE2 class, such as `[a-z\x{e9}]` (`[^a-z]` if `negated`). Requires a range.
-std::string PrintRanges(const std::vector<CodePointRange>& ranges, bool negated);
 
 // A non-deterministic automaton that is run on all its states at once, hence in time
 // O(text * program): exact in every text, but far slower than RE2.

@@ -11,9 +11,9 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
-#include "absl/types/span.h"
 #include "re2/re2.h"
 #include "sharding/axis_value.h"
+#include "sharding/character_set.h"
 #include "sharding/pattern.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
@@ -74,139 +74,8 @@ struct Part {
   Width width;
 };
 
-// --- Character sets ---
-
-using Ranges = std::vector<CodePointRange>;
-
-// Sorts, and joins what overlaps or touches.
-Ranges Normalized(Ranges ranges) {
-  std::sort(ranges.begin(), ranges.end(),
-            [](const CodePointRange& a, const CodePointRange& b) { return a.first < b.first; });
-  Ranges out;
-  for (const CodePointRange& range : ranges) {
-    if (!out.empty() && range.first <= out.back().last + 1) {
-      out.back().last = std::max(out.back().last, range.last);
-    } else {
-      out.push_back(range);
-    }
-  }
-  return out;
-}
-
-// Every other code point. Requires normalized ranges.
-Ranges Complement(absl::Span<const CodePointRange> ranges) {
-  Ranges out;
-  char32_t next = 0;
-  for (const CodePointRange& range : ranges) {
-    if (range.first > next) {
-      out.push_back({next, range.first - 1});
-    }
-    next = range.last + 1;
-  }
-  if (next <= kMaxCodePoint) {
-    out.push_back({next, kMaxCodePoint});
-  }
-  return out;
-}
-
-const Ranges& AsciiDigits() {
-  static const auto* const kRanges = new Ranges{{'0', '9'}};
-  return *kRanges;
-}
-const Ranges& AsciiWord() {
-  static const auto* const kRanges = new Ranges{{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
-  return *kRanges;
-}
-const Ranges& AsciiSpace() {
-  static const auto* const kRanges = new Ranges{{'\t', '\r'}, {' ', ' '}};
-  return *kRanges;
-}
-// What str.isspace() accepts: more than Unicode's White_Space, by the four ASCII separators.
-const Ranges& UnicodeSpace() {
-  static const auto* const kRanges = new Ranges{
-      {'\t', '\r'},     {0x1C, ' '},      {0x85, 0x85},     {0xA0, 0xA0},     {0x1680, 0x1680},
-      {0x2000, 0x200A}, {0x2028, 0x2029}, {0x202F, 0x202F}, {0x205F, 0x205F}, {0x3000, 0x3000}};
-  return *kRanges;
-}
-
-void Append(const Ranges& from, Ranges& to) { to.insert(to.end(), from.begin(), from.end()); }
-
-// Adds the class that a backslash and `letter` name; false if there is none.
-bool AddClass(char32_t letter, bool ascii, CharacterSet& set) {
-  const auto add = [&](const Ranges& positive, bool complement) {
-    Append(complement ? Complement(positive) : positive, set.ranges);
-  };
-  switch (letter) {
-    case 'd':
-    case 'D':
-      ascii             ? add(AsciiDigits(), letter == 'D')
-      : (letter == 'd') ? void(set.digit = true)
-                        : void(set.not_digit = true);
-      return true;
-    case 'w':
-    case 'W':
-      ascii             ? add(AsciiWord(), letter == 'W')
-      : (letter == 'w') ? void(set.word = true)
-                        : void(set.not_word = true);
-      return true;
-    case 's':
-    case 'S':
-      add(ascii ? AsciiSpace() : UnicodeSpace(), letter == 'S');
-      return true;
-    default:
-      return false;
-  }
-}
-
-// Letters that Python takes for one another when case is ignored, and RE2 does not.
-constexpr std::u32string_view kSameLetters[] = {U"Ii\u0130\u0131", U"\u0390\u1FD3", U"\u03B0\u1FE3",
-                                                U"\uFB05\uFB06"};
-
-// Adds what differs from the ranges by case alone, as far as RE2 would not: the other case of ASCII
-// letters, and in Unicode mode the groups above.
-void FoldCase(bool ascii, Ranges& ranges) {
-  const Ranges before = ranges;
-  for (const CodePointRange& range : before) {
-    for (const char32_t a : {U'a', U'A'}) {
-      const char32_t first = std::max<char32_t>(range.first, a);
-      const char32_t last = std::min<char32_t>(range.last, a + 25);
-      if (first <= last) {
-        ranges.push_back({first ^ 0x20, last ^ 0x20});
-      }
-    }
-  }
-  if (ascii) {
-    return;
-  }
-  const auto has = [&before](char32_t c) {
-    return std::any_of(before.begin(), before.end(), [c](const CodePointRange& range) {
-      return range.first <= c && c <= range.last;
-    });
-  };
-  for (const std::u32string_view letters : kSameLetters) {
-    if (std::any_of(letters.begin(), letters.end(), has)) {
-      for (const char32_t c : letters) {
-        ranges.push_back({c, c});
-      }
-    }
-  }
-}
-
-// Whether case can matter to the ranges: a letter of ASCII, or anything beyond ASCII.
-bool MayHaveCase(const Ranges& ranges) {
-  return std::any_of(ranges.begin(), ranges.end(), [](const CodePointRange& range) {
-    return range.last > 0x7F || (range.first <= 'Z' && range.last >= 'A') ||
-           (range.first <= 'z' && range.last >= 'a');
-  });
-}
-
-// The node of a set that is complete but for order and case.
 PatternNode SetNode(CharacterSet set, const Flags& flags) {
-  if (flags.ignore_case) {
-    FoldCase(flags.ascii, set.ranges);
-    set.ignore_case = !flags.ascii && MayHaveCase(set.ranges);
-  }
-  set.ranges = Normalized(std::move(set.ranges));
+  CompleteSet(flags.ignore_case, flags.ascii, set);
   PatternNode node;
   node.kind = PatternNode::Kind::kSet;
   node.set = std::move(set);
@@ -291,7 +160,9 @@ class Parser {
   absl::StatusOr<std::string> ParseName(char32_t terminator);
   // nullopt if the brace is a plain character; the position is then unchanged.
   absl::StatusOr<std::optional<RepeatBounds>> ParseBraces();
-  absl::Status ParseRepeat(const Token& token, Item& last, std::vector<Part>& parts);
+  // Makes the last part a repeat of itself. `token` began the operator, whose bounds are read.
+  absl::Status Repeat(const Token& token, const RepeatBounds& bounds, Item& last,
+                      std::vector<Part>& parts);
   absl::StatusOr<PatternNode> ParseSet(int64_t start, const Flags& flags);
   // One member of a set: a code point, or nullopt and a class added to `set`.
   absl::StatusOr<std::optional<char32_t>> ParseSetMember(const Token& token, const Flags& flags,
@@ -472,20 +343,22 @@ absl::StatusOr<Part> Parser::ParseSequence(Flags& flags, int64_t depth, bool may
         break;
       }
       case '{': {
-        const size_t after_brace = next_;
-        SHARDMESH_ASSIGN_OR_RETURN(std::optional<RepeatBounds> bounds, ParseBraces());
-        next_ = after_brace;
+        SHARDMESH_ASSIGN_OR_RETURN(const std::optional<RepeatBounds> bounds, ParseBraces());
         if (!bounds.has_value()) {
           add({LiteralNode('{', flags), kOne}, Item::kOther);
           break;
         }
-        SHARDMESH_RETURN_IF_ERROR(ParseRepeat(token, last, parts));
+        SHARDMESH_RETURN_IF_ERROR(Repeat(token, *bounds, last, parts));
         break;
       }
       case '*':
+        SHARDMESH_RETURN_IF_ERROR(Repeat(token, {0, std::nullopt}, last, parts));
+        break;
       case '+':
+        SHARDMESH_RETURN_IF_ERROR(Repeat(token, {1, std::nullopt}, last, parts));
+        break;
       case '?':
-        SHARDMESH_RETURN_IF_ERROR(ParseRepeat(token, last, parts));
+        SHARDMESH_RETURN_IF_ERROR(Repeat(token, {0, 1}, last, parts));
         break;
       default:
         add({LiteralNode(token.character, flags), kOne}, Item::kOther);
@@ -504,6 +377,7 @@ absl::StatusOr<Part> Parser::ParseSequence(Flags& flags, int64_t depth, bool may
 
 absl::StatusOr<std::optional<Parser::RepeatBounds>> Parser::ParseBraces() {
   const int64_t start = Position() - 1;
+  const size_t after_brace = next_;
   if (NextIs('}')) {
     return std::nullopt;
   }
@@ -517,6 +391,7 @@ absl::StatusOr<std::optional<Parser::RepeatBounds>> Parser::ParseBraces() {
   const std::u32string low = TakeDigits(kDigits, tokens_.size());
   const std::u32string high = Consume(',') ? TakeDigits(kDigits, tokens_.size()) : low;
   if (!Consume('}')) {
+    next_ = after_brace;
     return std::nullopt;
   }
   RepeatBounds bounds;
@@ -534,22 +409,8 @@ absl::StatusOr<std::optional<Parser::RepeatBounds>> Parser::ParseBraces() {
   return bounds;
 }
 
-absl::Status Parser::ParseRepeat(const Token& token, Item& last, std::vector<Part>& parts) {
-  RepeatBounds bounds;
-  switch (token.character) {
-    case '*':
-      break;
-    case '+':
-      bounds.min = 1;
-      break;
-    case '?':
-      bounds.max = 1;
-      break;
-    default: {
-      SHARDMESH_ASSIGN_OR_RETURN(std::optional<RepeatBounds> braces, ParseBraces());
-      bounds = *braces;
-    }
-  }
+absl::Status Parser::Repeat(const Token& token, const RepeatBounds& bounds, Item& last,
+                            std::vector<Part>& parts) {
   const std::string quoted = Quote(token.position, Position());
   if (last == Item::kNothing || last == Item::kAssertion) {
     return Bad(token.position, StrCat("nothing that ", quoted, " could repeat"));
@@ -589,7 +450,7 @@ absl::StatusOr<std::string> Parser::ParseName(char32_t terminator) {
     const Token token = tokens_[next_++];
     if (token.Is(terminator)) {
       if (name.empty()) {
-        return Bad(start, "missing group name");
+        return Bad(start, "missing name");
       }
       return name;
     }
@@ -598,7 +459,7 @@ absl::StatusOr<std::string> Parser::ParseName(char32_t terminator) {
     }
     AppendUtf8(token.character, name);
   }
-  return Bad(start, "group name without an end");
+  return Bad(start, "name without an end");
 }
 
 absl::StatusOr<std::optional<Part>> Parser::ParseGroup(int64_t start, Flags& flags, int64_t depth,
@@ -954,7 +815,7 @@ absl::StatusOr<Part> Parser::ParseEscape(const Token& token, const Flags& flags)
     default:
       break;
   }
-  if (CharacterSet set; AddClass(token.character, flags.ascii, set)) {
+  if (CharacterSet set; AddNamedClass(token.character, flags.ascii, set)) {
     return Part{SetNode(std::move(set), flags), {1, 1}};
   }
   SHARDMESH_ASSIGN_OR_RETURN(const std::optional<char32_t> c, ParseCharacterEscape(token));
@@ -977,7 +838,7 @@ absl::StatusOr<std::optional<char32_t>> Parser::ParseSetMember(const Token& toke
   if (token.character == 'b') {
     return U'\b';
   }
-  if (AddClass(token.character, flags.ascii, set)) {
+  if (AddNamedClass(token.character, flags.ascii, set)) {
     return std::nullopt;
   }
   SHARDMESH_ASSIGN_OR_RETURN(const std::optional<char32_t> c, ParseCharacterEscape(token));

@@ -4,38 +4,13 @@
 
 #include <cstdint>
 #include <optional>
-#include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "sharding/character_set.h"
 
 namespace shardmesh {
-
-inline constexpr char32_t kMaxCodePoint = 0x10FFFF;
-
-// Both ends belong to it.
-struct CodePointRange {
-  char32_t first = 0;
-  char32_t last = 0;
-
-  friend bool operator==(const CodePointRange&, const CodePointRange&) = default;
-};
-
-// What one character may be: a code point of `ranges` or of a named class, or, if negated, any
-// other. \s and every class in ASCII mode are already written out as ranges.
-struct CharacterSet {
-  std::vector<CodePointRange> ranges;  // sorted, disjoint, not adjacent
-  bool digit = false;                  // Unicode \d
-  bool not_digit = false;              // \D
-  bool word = false;                   // Unicode \w
-  bool not_word = false;               // \W
-  bool negated = false;
-  // Ranges match in either case, by Unicode's rules (ASCII's are already in `ranges`).
-  bool ignore_case = false;
-
-  bool has_class() const { return digit || not_digit || word || not_word; }
-};
 
 // A node of the tree. Groups and laziness are gone: they decide what a match covers, not whether
 // there is one.
