@@ -1,0 +1,78 @@
+"""Runs benchmarks by id and prints what they measured as a table.
+
+    run.py [ID] [--bin FOLDER] [--json FILE]
+
+bench/benchmarks.txt says which command measures what. Exit code 1 if a benchmark fails to run; a target that is missed
+is a result, not a failure.
+"""
+
+import argparse
+import json
+import pathlib
+import shlex
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+KEYS = ["id", "what", "ours", "peer", "unit", "ratio", "target", "met"]
+MET = {True: "yes", False: "no", None: "not comparable"}
+
+
+def listed():
+    lines = (ROOT / "bench/benchmarks.txt").read_text(encoding="utf-8").splitlines()
+    return dict(line.split(maxsplit=1) for line in lines if line and not line.startswith("#"))
+
+
+def measure(command):
+    """Runs a command and returns its results; what it says beside them goes through to standard error."""
+    process = subprocess.run(shlex.split(command), cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    results = [json.loads(line) for line in process.stdout.splitlines() if line.startswith("{")]
+    if not results:
+        raise ValueError("it printed no result")
+    for result in results:
+        if sorted(result) != sorted(KEYS):
+            raise ValueError(f"a result has the keys {', '.join(sorted(result))} instead of {', '.join(sorted(KEYS))}")
+    return results
+
+
+def cell(key, value):
+    if key == "met":
+        return MET[value]
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def print_table(results):
+    rows = [KEYS] + [[cell(key, result[key]) for key in KEYS] for result in results]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(KEYS))]
+    for row in rows:
+        print("  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip())
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("id", nargs="?", help="the benchmark to run; all of them if not given")
+    parser.add_argument("--bin", default="build/release/bin", help="folder of the benchmark programs")
+    parser.add_argument("--json", type=pathlib.Path, help="also write the results, as a list, to this file")
+    arguments = parser.parse_args()
+
+    commands = listed()
+    if arguments.id and arguments.id not in commands:
+        parser.error(f"no benchmark {arguments.id}; there are {', '.join(commands)}")
+    results, failed = [], False
+    for name in [arguments.id] if arguments.id else commands:
+        try:
+            results += measure(commands[name].format(bin=arguments.bin))
+        except (OSError, ValueError, subprocess.CalledProcessError) as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            failed = True
+    if results:
+        print_table(results)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
