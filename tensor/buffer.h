@@ -115,6 +115,7 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   void Trim();
 
   int64_t idle_bytes() const;
+  const MemoryBudget& budget() const { return *budget_; }
 
  private:
   struct Block {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/container/btree_map.h"
@@ -69,6 +70,9 @@ class SafetensorsHeader {
 // byte of data is read. NOT_FOUND, PERMISSION_DENIED, ... as the system says; INVALID_ARGUMENT
 // (BAD_FILE) for what is no safetensors file.
 absl::StatusOr<SafetensorsHeader> ReadSafetensorsHeader(const std::string& path);
+// The same for an open file.
+absl::StatusOr<SafetensorsHeader> ReadSafetensorsHeader(const InputFile& file,
+                                                        const std::string& path);
 
 // A file whose data is mapped into memory, read only. Cutting the file short while it is mapped
 // kills whoever reads the lost part (SIGBUS), as with any mapped file.

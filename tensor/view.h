@@ -3,11 +3,12 @@
 #define SHARDMESH_TENSOR_VIEW_H_
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <utility>
 
-#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -61,7 +62,7 @@ class TileRegion {
   int64_t size_bytes() const { return size_bytes_; }
   int64_t tensor_size_bytes() const { return tensor_size_bytes_; }
   // Whether the tile is one run.
-  bool contiguous() const { return loops_.empty(); }
+  bool contiguous() const { return loop_count_ == 0; }
   // Where the first run starts in the tensor, and the length of each. Both 0 for an empty tile.
   int64_t offset_bytes() const { return offset_bytes_; }
   int64_t run_bytes() const { return run_bytes_; }
@@ -75,8 +76,8 @@ class TileRegion {
  private:
   // A dimension along which runs repeat, or several merged into one.
   struct Loop {
-    int64_t count;
-    int64_t stride_bytes;
+    int64_t count = 0;
+    int64_t stride_bytes = 0;
   };
 
   TileRegion() = default;
@@ -85,7 +86,8 @@ class TileRegion {
   int64_t tensor_size_bytes_ = 0;
   int64_t offset_bytes_ = 0;
   int64_t run_bytes_ = 0;
-  absl::InlinedVector<Loop, 4> loops_;  // outermost first
+  std::array<Loop, kMaxRank> loops_{};  // outermost first
+  size_t loop_count_ = 0;
 };
 
 // The bytes of `tile` where they lie in one piece, ready to be sent without a copy; nullopt where
@@ -119,10 +121,10 @@ void TileRegion::ForEachRun(int64_t begin, int64_t end, Visit visit) const {
     return;
   }
   // The run that holds `begin`, as an odometer over the loops.
-  absl::InlinedVector<int64_t, 4> index(loops_.size());
+  std::array<int64_t, kMaxRank> index{};
   int64_t run_offset = offset_bytes_;
   int64_t run_number = begin / run_bytes_;
-  for (size_t i = loops_.size(); i-- > 0;) {
+  for (size_t i = loop_count_; i-- > 0;) {
     index[i] = run_number % loops_[i].count;
     run_number /= loops_[i].count;
     run_offset += index[i] * loops_[i].stride_bytes;
@@ -136,7 +138,7 @@ void TileRegion::ForEachRun(int64_t begin, int64_t end, Visit visit) const {
       return;
     }
     skip = 0;
-    for (size_t i = loops_.size(); i-- > 0;) {
+    for (size_t i = loop_count_; i-- > 0;) {
       run_offset += loops_[i].stride_bytes;
       if (++index[i] < loops_[i].count) {
         break;

@@ -57,9 +57,11 @@ using StoredTilePtr = std::shared_ptr<const StoredTile>;
 // Receiving to Staged: StagedTile::Finish, when every byte is there and the checksum is right.
 // Staged to Committed: ShardStore::Commit, all tiles of an array together. Committed to Released:
 // ShardStore::Release. To Aborted: ShardStore::Abort, all tiles of an array together, or the
-// destruction of an unfinished StagedTile, that tile alone. No other transition exists. Released
-// and Aborted tiles are forgotten; their memory goes when the last reader lets go.
-enum class TileState { kReceiving, kStaged, kCommitted, kReleased, kAborted };
+// destruction of an unfinished StagedTile, that tile alone. No other transition exists.
+//
+// Released tiles are forgotten at once, Aborted ones as soon as their receiver has left; the memory
+// goes when the last reader lets go.
+enum class TileState { kReceiving, kStaged, kCommitted, kAborted };
 
 class ShardStore;
 
@@ -73,7 +75,7 @@ class StagedTile {
   ~StagedTile();
 
   const TileDescription& description() const { return description_; }
-  int64_t size_bytes() const { return static_cast<int64_t>(buffer_.size()); }
+  int64_t size_bytes() const { return size_bytes_; }
   // How far Append has come.
   int64_t received_bytes() const { return received_bytes_; }
 
@@ -100,6 +102,7 @@ class StagedTile {
 
   ShardStore* const store_;
   const TileDescription description_;
+  const int64_t size_bytes_;
   const bool durable_;
   Buffer buffer_;
   int64_t received_bytes_ = 0;
@@ -201,7 +204,7 @@ class ShardStore {
   // until at least max_tiles >= 1 are there.
   InventoryPage ListInventory(std::string_view first_array_id, int64_t max_tiles) const;
 
-  // Memory of the tiles' pool: taken (idle buffers included), and its limit.
+  // Memory in tiles (and in whatever else draws on the pool), and the limit of the pool's budget.
   int64_t used_bytes() const;
   int64_t limit_bytes() const;
 
@@ -216,20 +219,38 @@ class ShardStore {
     StoredTilePtr stored;  // null while Receiving, or Aborted and not yet left by its receiver
   };
   struct ArrayEntry {
+    // All are Committed, or none is.
     absl::btree_map<Tile, TileEntry, TileOrder> tiles;
-    // Set while its files are being moved or removed: nothing else begins meanwhile.
+    // Set while its files are being moved or removed: no tile begins meanwhile.
     bool changing = false;
-
-    bool committed() const;
   };
   using ArrayMap = absl::btree_map<std::string, ArrayEntry>;
 
   ShardStore(Options options, FileDescriptor lock);
 
-  // Called by StagedTile.
-  bool IsReceiving(const TileDescription& description) const;
+  absl::StatusOr<StoredTilePtr> FindIn(std::string_view array_id, const Tile& tile,
+                                       bool staged_too) const;
+
+  // Called by StagedTile: ABORTED unless the tile is Receiving; Receiving to Staged; the end of a
+  // tile that does not get that far.
+  absl::Status CheckReceiving(const TileDescription& description) const;
   absl::Status Publish(StoredTilePtr tile);
   void Forget(const TileDescription& description);
+  absl::Status WriteStagedFile(const StoredTile& tile);
+  void RemoveStagedFile(const TileDescription& description);
+
+  // Called by Open.
+  absl::Status Recover();
+  absl::Status RecoverArrays(const std::string& folder, TileState state);
+  void RecoverArray(const std::string& folder, TileState state);
+  absl::Status RecoverTile(const std::string& path, TileState state);
+
+  // Moves the array's folder out of `folder` and removes it.
+  absl::Status DiscardFiles(const std::string& folder, const std::string& array_id)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(transition_mutex_);
+  // Moves the staged folder to the committed ones.
+  absl::Status CommitFiles(const std::string& array_id)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(transition_mutex_);
 
   const std::shared_ptr<BufferPool> pool_;
   const std::string data_dir_;
@@ -238,6 +259,7 @@ class ShardStore {
 
   // Held by whoever moves or removes arrays' files. Taken before mutex_.
   absl::Mutex transition_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);
+  int64_t next_discard_ ABSL_GUARDED_BY(transition_mutex_) = 0;
   mutable absl::Mutex mutex_;
   std::string cluster_id_ ABSL_GUARDED_BY(mutex_);
   ArrayMap arrays_ ABSL_GUARDED_BY(mutex_);

@@ -1,0 +1,244 @@
+// Aligned memory for tensor bytes: the budget's count, and blocks mapped, faulted in and kept.
+#include "tensor/buffer.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "sharding/reason.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23  // Linux 5.14; older headers lack the name
+#endif
+
+namespace shardmesh {
+namespace {
+
+constexpr size_t kPageBytes = 4096;
+constexpr size_t kHugePageBytes = size_t{2} << 20;
+
+size_t RoundUp(size_t size, size_t multiple) { return (size + multiple - 1) / multiple * multiple; }
+
+// What is allocated for a request of size_bytes > 0.
+size_t CapacityFor(size_t size_bytes) {
+  return RoundUp(size_bytes, size_bytes < kPageBytes ? Buffer::kAlignment : kPageBytes);
+}
+
+bool IsMapped(size_t capacity_bytes) { return capacity_bytes >= kPageBytes; }
+
+// Maps pages that start at a multiple of `alignment`; null if the kernel refuses.
+char* MapAligned(size_t capacity_bytes, size_t alignment) {
+  const size_t mapped_bytes = capacity_bytes + (alignment > kPageBytes ? alignment : 0);
+  void* mapped =
+      mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) {
+    return nullptr;
+  }
+  char* begin = static_cast<char*>(mapped);
+  char* data = begin + (RoundUp(reinterpret_cast<uintptr_t>(begin), alignment) -
+                        reinterpret_cast<uintptr_t>(begin));
+  if (data != begin) {
+    munmap(begin, static_cast<size_t>(data - begin));
+  }
+  char* end = begin + mapped_bytes;
+  if (data + capacity_bytes != end) {
+    munmap(data + capacity_bytes, static_cast<size_t>(end - data) - capacity_bytes);
+  }
+  return data;
+}
+
+// Null, with errno set, if the kernel refuses.
+char* AllocateBlock(size_t capacity_bytes) {
+  if (!IsMapped(capacity_bytes)) {
+    return static_cast<char*>(std::aligned_alloc(Buffer::kAlignment, capacity_bytes));
+  }
+  const bool huge = capacity_bytes >= kHugePageBytes;
+  char* data = MapAligned(capacity_bytes, huge ? kHugePageBytes : kPageBytes);
+  if (data == nullptr) {
+    return nullptr;
+  }
+  if (huge) {
+    madvise(data, capacity_bytes, MADV_HUGEPAGE);  // best effort: a host may not have them
+  }
+  if (madvise(data, capacity_bytes, MADV_POPULATE_WRITE) != 0 && errno == ENOMEM) {
+    munmap(data, capacity_bytes);
+    errno = ENOMEM;
+    return nullptr;
+  }  // any other failure: an older kernel, which faults the pages in as they are written
+  return data;
+}
+
+void FreeBlock(char* data, size_t capacity_bytes) {
+  if (data == nullptr) {
+    return;
+  }
+  if (IsMapped(capacity_bytes)) {
+    munmap(data, capacity_bytes);
+  } else {
+    std::free(data);
+  }
+}
+
+}  // namespace
+
+MemoryBudget::Reservation::Reservation(Reservation&& other) noexcept
+    : budget_(std::exchange(other.budget_, nullptr)),
+      size_bytes_(std::exchange(other.size_bytes_, 0)) {}
+
+MemoryBudget::Reservation& MemoryBudget::Reservation::operator=(Reservation&& other) noexcept {
+  std::swap(budget_, other.budget_);
+  std::swap(size_bytes_, other.size_bytes_);
+  return *this;
+}
+
+MemoryBudget::Reservation::~Reservation() {
+  if (budget_ != nullptr) {
+    budget_->GiveBack(size_bytes_);
+  }
+}
+
+absl::StatusOr<MemoryBudget::Reservation> MemoryBudget::Reserve(int64_t size_bytes,
+                                                                std::string_view what) {
+  absl::MutexLock lock(&mutex_);
+  const int64_t left_bytes = limit_bytes_ - used_bytes_;
+  if (size_bytes > left_bytes) {
+    return WithReason(
+        absl::ResourceExhaustedError(StrCat(size_bytes, " bytes are needed for ", what, ", but ",
+                                            left_bytes, " of the limit of ", limit_bytes_,
+                                            " are left; release arrays or raise the memory limit")),
+        Reason::kMemoryLimit);
+  }
+  used_bytes_ += size_bytes;
+  return Reservation(this, size_bytes);
+}
+
+int64_t MemoryBudget::used_bytes() const {
+  absl::MutexLock lock(&mutex_);
+  return used_bytes_;
+}
+
+void MemoryBudget::GiveBack(int64_t size_bytes) {
+  absl::MutexLock lock(&mutex_);
+  used_bytes_ -= size_bytes;
+}
+
+Buffer::Buffer(Buffer&& other) noexcept
+    : pool_(std::move(other.pool_)),
+      reservation_(std::move(other.reservation_)),
+      data_(std::exchange(other.data_, nullptr)),
+      size_bytes_(std::exchange(other.size_bytes_, 0)),
+      capacity_bytes_(std::exchange(other.capacity_bytes_, 0)) {}
+
+Buffer& Buffer::operator=(Buffer&& other) noexcept {
+  Buffer taken(std::move(other));
+  std::swap(pool_, taken.pool_);
+  std::swap(reservation_, taken.reservation_);
+  std::swap(data_, taken.data_);
+  std::swap(size_bytes_, taken.size_bytes_);
+  std::swap(capacity_bytes_, taken.capacity_bytes_);
+  return *this;
+}
+
+Buffer::~Buffer() {
+  if (data_ != nullptr) {
+    pool_->Return({std::move(reservation_), data_, capacity_bytes_});
+  }
+}
+
+std::shared_ptr<BufferPool> BufferPool::Create(MemoryBudget* budget, int64_t max_idle_bytes) {
+  return std::shared_ptr<BufferPool>(new BufferPool(budget, max_idle_bytes));
+}
+
+BufferPool::~BufferPool() { Trim(); }
+
+absl::StatusOr<Buffer> BufferPool::Allocate(int64_t size_bytes, std::string_view what) {
+  if (size_bytes < 0 || size_bytes > std::numeric_limits<int64_t>::max() - int64_t{kPageBytes}) {
+    return InvalidArgument(Reason::kInvalidShape,
+                           StrCat("cannot allocate ", size_bytes, " bytes for ", what));
+  }
+  Buffer buffer;
+  if (size_bytes == 0) {
+    return buffer;
+  }
+  const size_t capacity_bytes = CapacityFor(static_cast<size_t>(size_bytes));
+  Block block = TakeIdle(capacity_bytes);
+  if (block.data == nullptr) {
+    auto reservation = budget_->Reserve(static_cast<int64_t>(capacity_bytes), what);
+    if (!reservation.ok()) {
+      Trim();
+      reservation = budget_->Reserve(static_cast<int64_t>(capacity_bytes), what);
+    }
+    if (!reservation.ok()) {
+      return std::move(reservation).status();
+    }
+    block.reservation = *std::move(reservation);
+    block.data = AllocateBlock(capacity_bytes);
+    block.capacity_bytes = capacity_bytes;
+    if (block.data == nullptr) {
+      return WithReason(
+          absl::ResourceExhaustedError(
+              StrCat(size_bytes, " bytes are needed for ", what, ", but the host refuses them (",
+                     std::strerror(errno), "); lower the memory limit or free memory on the host")),
+          Reason::kMemoryLimit);
+    }
+  }
+  buffer.pool_ = shared_from_this();
+  buffer.reservation_ = std::move(block.reservation);
+  buffer.data_ = block.data;
+  buffer.size_bytes_ = static_cast<size_t>(size_bytes);
+  buffer.capacity_bytes_ = block.capacity_bytes;
+  return buffer;
+}
+
+void BufferPool::Trim() {
+  std::multimap<size_t, Block> dropped;
+  {
+    absl::MutexLock lock(&mutex_);
+    dropped.swap(idle_);
+    idle_bytes_ = 0;
+  }
+  for (auto& [capacity_bytes, block] : dropped) {
+    FreeBlock(block.data, capacity_bytes);
+  }
+}
+
+int64_t BufferPool::idle_bytes() const {
+  absl::MutexLock lock(&mutex_);
+  return idle_bytes_;
+}
+
+BufferPool::Block BufferPool::TakeIdle(size_t capacity_bytes) {
+  absl::MutexLock lock(&mutex_);
+  // An eighth more than needed is not worth a new mapping.
+  const auto found = idle_.lower_bound(capacity_bytes);
+  if (found == idle_.end() || found->first > capacity_bytes + capacity_bytes / 8) {
+    return {};
+  }
+  Block block = std::move(found->second);
+  idle_.erase(found);
+  idle_bytes_ -= static_cast<int64_t>(block.capacity_bytes);
+  return block;
+}
+
+void BufferPool::Return(Block block) {
+  {
+    absl::MutexLock lock(&mutex_);
+    const int64_t capacity_bytes = static_cast<int64_t>(block.capacity_bytes);
+    if (idle_bytes_ + capacity_bytes <= max_idle_bytes_) {
+      idle_bytes_ += capacity_bytes;
+      idle_.emplace(block.capacity_bytes, std::move(block));
+      return;
+    }
+  }
+  FreeBlock(block.data, block.capacity_bytes);
+}
+
+}  // namespace shardmesh

@@ -1,0 +1,274 @@
+// NumPy's .npy files: a header that is a Python dictionary, and the elements.
+#include "tensor/npy.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
+#include "sharding/reason.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+
+namespace shardmesh {
+namespace {
+
+constexpr std::string_view kMagic = "\x93NUMPY";
+constexpr size_t kAlignment = 64;
+// Far above any header of ours; version 2 would allow 4 GiB.
+constexpr size_t kMaxHeaderBytes = size_t{1} << 20;
+
+absl::Status BadFile(std::string_view source, std::string_view what) {
+  return InvalidArgument(Reason::kBadFile, StrCat(source, ": ", what));
+}
+
+std::string Escaped(std::string_view text) { return absl::CHexEscape(ToAbsl(text.substr(0, 100))); }
+
+// Reads the few forms of Python literals that a header is made of.
+class LiteralReader {
+ public:
+  explicit LiteralReader(std::string_view text) : rest_(text) {}
+
+  // Takes `token` if it comes next, after spaces.
+  bool Take(std::string_view token) {
+    SkipSpaces();
+    if (rest_.substr(0, token.size()) != token) {
+      return false;
+    }
+    rest_.remove_prefix(token.size());
+    return true;
+  }
+
+  bool AtEnd() {
+    SkipSpaces();
+    return rest_.empty();
+  }
+
+  // A quoted text without escapes.
+  std::optional<std::string_view> Text() {
+    SkipSpaces();
+    if (rest_.empty() || (rest_.front() != '\'' && rest_.front() != '"')) {
+      return std::nullopt;
+    }
+    const size_t end = rest_.find(rest_.front(), 1);
+    if (end == std::string_view::npos) {
+      return std::nullopt;
+    }
+    const std::string_view text = rest_.substr(1, end - 1);
+    rest_.remove_prefix(end + 1);
+    return text;
+  }
+
+  std::optional<bool> Boolean() {
+    if (Take("True")) {
+      return true;
+    }
+    if (Take("False")) {
+      return false;
+    }
+    return std::nullopt;
+  }
+
+  // A tuple of integers that are not negative; `L` may follow one, as Python 2 wrote it.
+  bool Tuple(Shape* shape) {
+    if (!Take("(")) {
+      return false;
+    }
+    while (!Take(")")) {
+      SkipSpaces();
+      const size_t digits = std::min(rest_.find_first_not_of("0123456789"), rest_.size());
+      int64_t number = 0;
+      if (static_cast<int64_t>(shape->size()) == kMaxRank ||
+          !absl::SimpleAtoi(ToAbsl(rest_.substr(0, digits)), &number)) {
+        return false;
+      }
+      rest_.remove_prefix(digits);
+      Take("L");
+      shape->push_back(number);
+      if (!Take(",")) {
+        return Take(")");
+      }
+    }
+    return true;
+  }
+
+  std::string_view rest() const { return rest_; }
+
+ private:
+  void SkipSpaces() {
+    while (!rest_.empty() && absl::ascii_isspace(static_cast<unsigned char>(rest_.front()))) {
+      rest_.remove_prefix(1);
+    }
+  }
+
+  std::string_view rest_;
+};
+
+struct Dictionary {
+  std::optional<std::string_view> type;
+  std::optional<bool> fortran_order;
+  bool has_shape = false;
+  Shape shape;
+};
+
+absl::StatusOr<Dictionary> ReadDictionary(std::string_view source, std::string_view text) {
+  LiteralReader reader(text);
+  Dictionary dictionary;
+  if (!reader.Take("{")) {
+    return BadFile(source, StrCat("the header is not a dictionary but ", Escaped(text)));
+  }
+  while (!reader.Take("}")) {
+    const std::optional<std::string_view> key = reader.Text();
+    if (!key.has_value() || !reader.Take(":")) {
+      return BadFile(source, StrCat("the header is malformed at ", Escaped(reader.rest())));
+    }
+    const std::string_view before = reader.rest();
+    bool read = false;
+    if (*key == "descr" && !dictionary.type.has_value()) {
+      if (reader.Take("[")) {
+        return InvalidArgument(Reason::kUnsupportedDtype,
+                               StrCat(source,
+                                      ": structured elements are no tensor; save one "
+                                      "field of the array"));
+      }
+      read = (dictionary.type = reader.Text()).has_value();
+    } else if (*key == "fortran_order" && !dictionary.fortran_order.has_value()) {
+      read = (dictionary.fortran_order = reader.Boolean()).has_value();
+    } else if (*key == "shape" && !dictionary.has_shape) {
+      read = dictionary.has_shape = reader.Tuple(&dictionary.shape);
+    } else {
+      return BadFile(
+          source, StrCat("the header has the key \"", Escaped(*key), "\" twice, or it is unknown"));
+    }
+    if (!read) {
+      return BadFile(source,
+                     StrCat("the header has a bad value for ", *key, ": ", Escaped(before)));
+    }
+    if (!reader.Take(",")) {
+      if (!reader.Take("}")) {
+        return BadFile(source, StrCat("the header is malformed at ", Escaped(reader.rest())));
+      }
+      break;
+    }
+  }
+  if (!reader.AtEnd()) {
+    return BadFile(source, StrCat("the header goes on after its end: ", Escaped(reader.rest())));
+  }
+  if (!dictionary.type.has_value() || !dictionary.fortran_order.has_value() ||
+      !dictionary.has_shape) {
+    return BadFile(source, "the header lacks descr, fortran_order or shape");
+  }
+  return dictionary;
+}
+
+absl::StatusOr<Dtype> DtypeOf(std::string_view source, std::string_view type) {
+  // The first character is the byte order; '|' where there is none to speak of.
+  for (const Dtype dtype : AllDtypes()) {
+    const std::string_view known = NpyTypeString(dtype);
+    if (!known.empty() && !type.empty() && type.substr(1) == known.substr(1) &&
+        (type.front() == '<' ||
+         (type.front() == '|' && (known.front() == '|' || dtype == Dtype::kBF16)))) {
+      return dtype;
+    }
+  }
+  const std::string_view remedy = !type.empty() && type.front() == '>'
+                                      ? "convert it with a.astype(a.dtype.newbyteorder('<'))"
+                                      : "convert it with a.astype() to a type such as float32";
+  return InvalidArgument(
+      Reason::kUnsupportedDtype,
+      StrCat(source, ": elements of NumPy type '", Escaped(type), "' cannot be read; ", remedy));
+}
+
+}  // namespace
+
+absl::StatusOr<NpyHeader> ParseNpyHeader(std::string_view source, absl::Span<const char> bytes,
+                                         int64_t file_size_bytes) {
+  const std::string_view file(bytes.data(), bytes.size());
+  if (file.substr(0, kMagic.size()) != kMagic || file.size() < kMagic.size() + 4) {
+    return BadFile(source, "this is not a .npy file: it does not begin with \\x93NUMPY");
+  }
+  const int version = static_cast<unsigned char>(file[kMagic.size()]);
+  if (version < 1 || version > 3) {
+    return BadFile(source, StrCat("version ", version, " of the .npy format is not known"));
+  }
+  const size_t length_bytes = version == 1 ? 2 : 4;
+  const size_t start = kMagic.size() + 2 + length_bytes;
+  size_t header_bytes = 0;
+  for (size_t i = 0; i < length_bytes && start <= file.size(); ++i) {
+    header_bytes |= size_t{static_cast<unsigned char>(file[kMagic.size() + 2 + i])} << (8 * i);
+  }
+  if (start > file.size() || header_bytes > file.size() - start || header_bytes > kMaxHeaderBytes) {
+    return BadFile(source, StrCat("the header claims ", header_bytes, " bytes of a file of ",
+                                  file_size_bytes, ": the file is cut off or damaged"));
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const Dictionary dictionary,
+                             ReadDictionary(source, file.substr(start, header_bytes)));
+  NpyHeader header;
+  header.shape = dictionary.shape;
+  header.data_offset_bytes = static_cast<int64_t>(start + header_bytes);
+  SHARDMESH_ASSIGN_OR_RETURN(header.dtype, DtypeOf(source, *dictionary.type));
+  if (*dictionary.fortran_order && std::count_if(header.shape.begin(), header.shape.end(),
+                                                 [](int64_t n) { return n > 1; }) > 1) {
+    return BadFile(source, "the elements lie in Fortran order; save numpy.ascontiguousarray(a)");
+  }
+  const absl::StatusOr<int64_t> elements = ElementCount(header.shape);
+  const absl::StatusOr<int64_t> need_bytes =
+      elements.ok() ? PackedSizeBytes(header.dtype, *elements) : elements.status();
+  if (!need_bytes.ok()) {
+    return BadFile(source, ToStd(need_bytes.status().message()));
+  }
+  const int64_t have_bytes = file_size_bytes - header.data_offset_bytes;
+  if (*need_bytes != have_bytes) {
+    return BadFile(
+        source, StrCat(DtypeName(header.dtype), " of shape ", ShapeToString(header.shape),
+                       " takes ", *need_bytes, " bytes, but ", have_bytes, " follow the header"));
+  }
+  return header;
+}
+
+absl::StatusOr<NpyFile> NpyFile::Open(const std::string& path) {
+  SHARDMESH_ASSIGN_OR_RETURN(const InputFile file, OpenInputFile(path));
+  SHARDMESH_ASSIGN_OR_RETURN(MappedFile mapped, MappedFile::Map(file, path));
+  SHARDMESH_ASSIGN_OR_RETURN(NpyHeader header,
+                             ParseNpyHeader(path, mapped.bytes(), file.size_bytes));
+  return NpyFile(std::move(header), std::move(mapped));
+}
+
+TensorView NpyFile::View() const {
+  // The header was checked against the file, so that this cannot fail.
+  return *TensorView::Create(header_.dtype, header_.shape,
+                             file_.bytes().subspan(static_cast<size_t>(header_.data_offset_bytes)));
+}
+
+absl::StatusOr<std::string> EncodeNpyHeader(Dtype dtype, absl::Span<const int64_t> shape) {
+  SHARDMESH_RETURN_IF_ERROR(CheckShape(shape));
+  const std::string_view type = NpyTypeString(dtype);
+  if (type.empty()) {
+    return InvalidArgument(
+        Reason::kUnsupportedDtype,
+        StrCat("NumPy has no type for ", DtypeName(dtype), "; save the tensor as safetensors"));
+  }
+  std::string dictionary = StrCat(
+      "{'descr': '", type, "', 'fortran_order': False, 'shape': ", ShapeToString(shape), ", }");
+  // Spaces up to the newline that ends the header, at a multiple of the alignment.
+  const size_t start = kMagic.size() + 4;
+  const size_t used = (start + dictionary.size() + 1) % kAlignment;
+  dictionary.append((kAlignment - used) % kAlignment, ' ');
+  dictionary.push_back('\n');
+  std::string header(kMagic);
+  header.append({'\x01', '\x00', static_cast<char>(dictionary.size() & 0xFF),
+                 static_cast<char>(dictionary.size() >> 8)});
+  return header + dictionary;
+}
+
+absl::Status WriteNpy(const std::string& path, const TensorView& tensor) {
+  SHARDMESH_ASSIGN_OR_RETURN(const std::string header,
+                             EncodeNpyHeader(tensor.dtype(), tensor.shape()));
+  SHARDMESH_ASSIGN_OR_RETURN(AtomicFileWriter file, AtomicFileWriter::Create(path));
+  SHARDMESH_RETURN_IF_ERROR(file.Append(header));
+  SHARDMESH_RETURN_IF_ERROR(file.Append(tensor.bytes()));
+  return file.Finish();
+}
+
+}  // namespace shardmesh

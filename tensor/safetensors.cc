@@ -1,0 +1,551 @@
+// Checkpoints in the safetensors format: mapped and validated reading, streamed writing.
+#include "tensor/safetensors.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "sharding/reason.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+
+namespace shardmesh {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int64_t kLengthBytes = 8;
+constexpr int64_t kDataAlignment = 64;
+constexpr std::string_view kMetadataKey = "__metadata__";
+
+uint64_t DecodeLength(const char* bytes) {
+  uint64_t length = 0;
+  for (int i = kLengthBytes; i-- > 0;) {
+    length = length << 8 | static_cast<unsigned char>(bytes[i]);
+  }
+  return length;
+}
+
+std::string EncodeLength(uint64_t length) {
+  std::string bytes;
+  for (int i = 0; i < kLengthBytes; ++i) {
+    bytes.push_back(static_cast<char>(length >> (8 * i) & 0xFF));
+  }
+  return bytes;
+}
+
+// A name from a file, fit to stand in a message.
+std::string Quoted(std::string_view name) {
+  constexpr size_t kLongest = 200;
+  const bool cut = name.size() > kLongest;
+  return StrCat("\"", absl::Utf8SafeCHexEscape(ToAbsl(name.substr(0, kLongest))), cut ? "..." : "",
+                "\"");
+}
+
+absl::Status BadFile(std::string_view source, std::string_view what) {
+  return InvalidArgument(Reason::kBadFile, StrCat(source, ": ", what));
+}
+
+// Takes the header's JSON apart as it is read: no tree is built, and a repeated key is seen.
+class HeaderReader final : public nlohmann::json_sax<Json> {
+ public:
+  HeaderReader(std::string_view source, std::vector<SafetensorsTensor>* tensors,
+               absl::flat_hash_map<std::string, size_t>* index, SafetensorsMetadata* metadata)
+      : source_(source), tensors_(tensors), index_(index), metadata_(metadata) {}
+
+  // OK unless reading ended early.
+  const absl::Status& status() const { return status_; }
+
+  bool null() override { return Unexpected("null"); }
+  bool boolean(bool value) override { return Unexpected(value ? "true" : "false"); }
+  bool number_float(double, const std::string& text) override { return Unexpected(text); }
+  bool binary(binary_t&) override { return Unexpected("binary data"); }
+
+  bool number_integer(int64_t value) override {
+    return Unexpected(absl::StrCat("the negative number ", value));
+  }
+
+  bool number_unsigned(uint64_t value) override {
+    if (place_ != Place::kShape && place_ != Place::kOffsets) {
+      return Unexpected(absl::StrCat(value));
+    }
+    if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
+      return Fail(StrCat("tensor ", Quoted(name_), ": ", key_, " has ", value,
+                         ", which is more than 63 bits hold"));
+    }
+    const int64_t number = static_cast<int64_t>(value);
+    if (place_ == Place::kShape) {
+      if (static_cast<int64_t>(tensors_->back().shape.size()) == kMaxRank) {
+        return Fail(StrCat("tensor ", Quoted(name_), " has more than ", kMaxRank, " dimensions"));
+      }
+      tensors_->back().shape.push_back(number);
+      return true;
+    }
+    if (offset_count_ == 0) {
+      tensors_->back().begin_bytes = number;
+    } else {
+      tensors_->back().end_bytes = number;
+    }
+    if (++offset_count_ > 2) {
+      return Fail(StrCat("tensor ", Quoted(name_), ": data_offsets has more than two numbers"));
+    }
+    return true;
+  }
+
+  bool string(std::string& value) override {
+    if (place_ == Place::kMetadata) {
+      if (!metadata_->emplace(key_, value).second) {
+        return Fail(StrCat("the key ", Quoted(key_), " occurs twice in ", kMetadataKey));
+      }
+      return true;
+    }
+    if (place_ != Place::kTensor || key_ != "dtype") {
+      return Unexpected(StrCat("the text ", Quoted(value)));
+    }
+    absl::StatusOr<Dtype> dtype = ParseDtype(value);
+    if (!dtype.ok()) {
+      status_ = InvalidArgument(
+          Reason::kUnknownDtype,
+          StrCat(source_, ": tensor ", Quoted(name_), ": dtype ", ToStd(dtype.status().message())));
+      return false;
+    }
+    tensors_->back().dtype = *dtype;
+    return true;
+  }
+
+  bool start_object(size_t) override {
+    switch (place_) {
+      case Place::kStart:
+        place_ = Place::kTop;
+        return true;
+      case Place::kTop:
+        place_ = name_ == kMetadataKey ? Place::kMetadata : Place::kTensor;
+        if (place_ == Place::kTensor) {
+          has_dtype_ = has_shape_ = has_offsets_ = false;
+          index_->emplace(name_, tensors_->size());
+          tensors_->emplace_back().name = name_;
+        }
+        return true;
+      default:
+        return Unexpected("an object");
+    }
+  }
+
+  bool key(std::string& value) override {
+    key_ = value;
+    switch (place_) {
+      case Place::kTop:
+        name_ = value;
+        if (value == kMetadataKey ? std::exchange(has_metadata_, true) : index_->contains(value)) {
+          return Fail(StrCat("the name ", Quoted(value), " occurs twice"));
+        }
+        return true;
+      case Place::kTensor: {
+        bool* seen = value == "dtype"          ? &has_dtype_
+                     : value == "shape"        ? &has_shape_
+                     : value == "data_offsets" ? &has_offsets_
+                                               : nullptr;
+        if (seen == nullptr) {
+          return Fail(StrCat("tensor ", Quoted(name_), " has the unknown key ", Quoted(value)));
+        }
+        if (std::exchange(*seen, true)) {
+          return Fail(StrCat("tensor ", Quoted(name_), ": the key ", value, " occurs twice"));
+        }
+        return true;
+      }
+      default:
+        return true;
+    }
+  }
+
+  bool end_object() override {
+    if (place_ == Place::kTensor && !(has_dtype_ && has_shape_ && has_offsets_)) {
+      return Fail(StrCat("tensor ", Quoted(name_), " has no ",
+                         !has_dtype_   ? "dtype"
+                         : !has_shape_ ? "shape"
+                                       : "data_offsets"));
+    }
+    place_ = place_ == Place::kTop ? Place::kStart : Place::kTop;
+    return true;
+  }
+
+  bool start_array(size_t) override {
+    if (place_ != Place::kTensor || key_ == "dtype") {
+      return Unexpected("a list");
+    }
+    place_ = key_ == "shape" ? Place::kShape : Place::kOffsets;
+    offset_count_ = 0;
+    return true;
+  }
+
+  bool end_array() override {
+    if (place_ == Place::kOffsets && offset_count_ != 2) {
+      return Fail(StrCat("tensor ", Quoted(name_), ": data_offsets has ", offset_count_,
+                         " numbers instead of two"));
+    }
+    place_ = Place::kTensor;
+    return true;
+  }
+
+  bool parse_error(size_t position, const std::string&,
+                   const nlohmann::detail::exception& error) override {
+    // After "[json.exception...] " the text is meant for people, but may quote broken bytes.
+    const std::string_view text = error.what();
+    const size_t begin = text.find("] ");
+    return Fail(StrCat(
+        "the header is not JSON in UTF-8, at byte ", kLengthBytes + position, ": ",
+        absl::CHexEscape(ToAbsl(text.substr(begin == std::string_view::npos ? 0 : begin + 2)))));
+  }
+
+ private:
+  enum class Place { kStart, kTop, kMetadata, kTensor, kShape, kOffsets };
+
+  bool Fail(std::string_view what) {
+    status_ = BadFile(source_, what);
+    return false;
+  }
+
+  bool Unexpected(std::string_view what) {
+    switch (place_) {
+      case Place::kStart:
+        return Fail(StrCat("the header is not a JSON object but ", what));
+      case Place::kTop:
+        return Fail(StrCat(Quoted(name_), " is not an object but ", what));
+      case Place::kMetadata:
+        return Fail(StrCat(kMetadataKey, ": ", Quoted(key_), " is not a text but ", what));
+      default:
+        return Fail(StrCat("tensor ", Quoted(name_), ": ", key_, " cannot have ", what));
+    }
+  }
+
+  const std::string_view source_;
+  std::vector<SafetensorsTensor>* const tensors_;
+  absl::flat_hash_map<std::string, size_t>* const index_;
+  SafetensorsMetadata* const metadata_;
+  absl::Status status_;
+  Place place_ = Place::kStart;
+  std::string name_;  // last key of the header
+  std::string key_;   // last key of all
+  int offset_count_ = 0;
+  bool has_metadata_ = false;
+  bool has_dtype_ = false;
+  bool has_shape_ = false;
+  bool has_offsets_ = false;
+};
+
+// Each tensor alone: its size follows from type and shape, and it lies within the data.
+absl::Status CheckTensor(std::string_view source, const SafetensorsTensor& tensor,
+                         int64_t data_size_bytes) {
+  const std::string where = StrCat("tensor ", Quoted(tensor.name), ": ");
+  const absl::StatusOr<int64_t> elements = ElementCount(tensor.shape);
+  const absl::StatusOr<int64_t> need_bytes =
+      elements.ok() ? PackedSizeBytes(tensor.dtype, *elements) : elements.status();
+  if (!need_bytes.ok()) {
+    return BadFile(source, StrCat(where, ToStd(need_bytes.status().message())));
+  }
+  if (tensor.begin_bytes > tensor.end_bytes || tensor.end_bytes > data_size_bytes) {
+    return BadFile(source, StrCat(where, "data_offsets [", tensor.begin_bytes, ", ",
+                                  tensor.end_bytes, "] are not a range within the ",
+                                  data_size_bytes, " bytes of data that the file has"));
+  }
+  if (tensor.size_bytes() != *need_bytes) {
+    return BadFile(source, StrCat(where, "data_offsets span ", tensor.size_bytes(), " bytes, but ",
+                                  DtypeName(tensor.dtype), " of shape ",
+                                  ShapeToString(tensor.shape), " takes ", *need_bytes));
+  }
+  return absl::OkStatus();
+}
+
+// All together: in the order given, they cover the data without gap or overlap.
+absl::Status CheckCover(std::string_view source, const std::vector<SafetensorsTensor>& tensors,
+                        int64_t data_size_bytes) {
+  int64_t covered_bytes = 0;
+  std::string before = "the start of the data";
+  for (const SafetensorsTensor& tensor : tensors) {
+    if (tensor.begin_bytes < covered_bytes) {
+      return BadFile(source, StrCat("tensor ", Quoted(tensor.name), " overlaps ", before,
+                                    ": it begins at byte ", tensor.begin_bytes, " of the data, ",
+                                    before, " ends at ", covered_bytes));
+    }
+    if (tensor.begin_bytes > covered_bytes) {
+      return BadFile(source, StrCat("bytes ", covered_bytes, " to ", tensor.begin_bytes,
+                                    " of the data belong to no tensor (between ", before, " and ",
+                                    Quoted(tensor.name), ")"));
+    }
+    covered_bytes = tensor.end_bytes;
+    before = StrCat("tensor ", Quoted(tensor.name));
+  }
+  if (covered_bytes != data_size_bytes) {
+    return BadFile(source, StrCat("the last ", data_size_bytes - covered_bytes,
+                                  " bytes of the file belong to no tensor"));
+  }
+  return absl::OkStatus();
+}
+
+// The length that the first bytes give for the header; checked against format and file.
+absl::StatusOr<int64_t> ReadHeaderLength(const InputFile& file, const std::string& path) {
+  if (file.size_bytes < kLengthBytes) {
+    return BadFile(path, StrCat("the file has ", file.size_bytes,
+                                " bytes; a safetensors file has at least 8"));
+  }
+  char bytes[kLengthBytes];
+  SHARDMESH_RETURN_IF_ERROR(ReadExactly(file, path, 0, absl::MakeSpan(bytes)));
+  const uint64_t length = DecodeLength(bytes);
+  if (length > uint64_t{kMaxSafetensorsHeaderBytes}) {
+    return BadFile(path,
+                   StrCat("the header claims ", length, " bytes; the format allows ",
+                          kMaxSafetensorsHeaderBytes, " (is this a safetensors file at all?)"));
+  }
+  const int64_t length_bytes = static_cast<int64_t>(length);
+  if (length_bytes > file.size_bytes - kLengthBytes) {
+    return BadFile(path, StrCat("the header claims ", length_bytes, " bytes, but only ",
+                                file.size_bytes - kLengthBytes,
+                                " follow: the file is cut off or not a safetensors file"));
+  }
+  return length_bytes;
+}
+
+// The tensors that an index names, by file.
+using WeightMap = absl::btree_map<std::string, std::vector<std::string>>;
+
+absl::StatusOr<WeightMap> ReadIndex(const std::string& path) {
+  SHARDMESH_ASSIGN_OR_RETURN(const InputFile file, OpenInputFile(path));
+  if (file.size_bytes > kMaxSafetensorsHeaderBytes) {
+    return BadFile(path, StrCat("an index of ", file.size_bytes, " bytes is over the limit of ",
+                                kMaxSafetensorsHeaderBytes));
+  }
+  std::string text(static_cast<size_t>(file.size_bytes), '\0');
+  SHARDMESH_RETURN_IF_ERROR(ReadExactly(file, path, 0, absl::MakeSpan(text)));
+  const Json index = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!index.is_object()) {
+    return BadFile(path, "the index is not a JSON object in UTF-8");
+  }
+  const auto weight_map = index.find("weight_map");
+  if (weight_map == index.end() || !weight_map->is_object()) {
+    return BadFile(path, "the index has no object \"weight_map\"");
+  }
+  WeightMap files;
+  for (const auto& [tensor, file_name] : weight_map->items()) {
+    const std::string* name = file_name.get_ptr<const std::string*>();
+    if (name == nullptr || name->empty() || *name == "." || *name == ".." ||
+        name->find('/') != std::string::npos || name->find('\0') != std::string::npos) {
+      return BadFile(path, StrCat("weight_map gives tensor ", Quoted(tensor), " the file ",
+                                  name == nullptr ? "(not a text)" : Quoted(*name),
+                                  ", which is not the name of a file beside the index"));
+    }
+    files[*name].push_back(tensor);
+  }
+  return files;
+}
+
+// The file that stands for a folder.
+absl::StatusOr<std::string> FindModel(const std::string& folder) {
+  for (const char* name : {"model.safetensors", "model.safetensors.index.json"}) {
+    const std::filesystem::path candidate = std::filesystem::path(folder) / name;
+    std::error_code ignored;
+    if (std::filesystem::exists(candidate, ignored)) {
+      return candidate.string();
+    }
+  }
+  return absl::NotFoundError(
+      StrCat("folder ", folder, " has no model.safetensors and no model.safetensors.index.json"));
+}
+
+}  // namespace
+
+absl::StatusOr<SafetensorsHeader> SafetensorsHeader::Parse(std::string_view source,
+                                                           std::string_view json,
+                                                           int64_t data_size_bytes) {
+  if (json.empty() || json.front() != '{') {
+    return BadFile(source, "the header does not begin with '{'");
+  }
+  SafetensorsHeader header;
+  header.data_offset_bytes_ = kLengthBytes + static_cast<int64_t>(json.size());
+  HeaderReader reader(source, &header.tensors_, &header.index_, &header.metadata_);
+  if (!Json::sax_parse(json, &reader)) {
+    return reader.status();
+  }
+  for (const SafetensorsTensor& tensor : header.tensors_) {
+    SHARDMESH_RETURN_IF_ERROR(CheckTensor(source, tensor, data_size_bytes));
+  }
+  std::stable_sort(header.tensors_.begin(), header.tensors_.end(),
+                   [](const SafetensorsTensor& a, const SafetensorsTensor& b) {
+                     return std::pair(a.begin_bytes, a.end_bytes) <
+                            std::pair(b.begin_bytes, b.end_bytes);
+                   });
+  SHARDMESH_RETURN_IF_ERROR(CheckCover(source, header.tensors_, data_size_bytes));
+  for (size_t i = 0; i < header.tensors_.size(); ++i) {
+    header.index_[header.tensors_[i].name] = i;
+  }
+  return header;
+}
+
+const SafetensorsTensor* SafetensorsHeader::Find(std::string_view name) const {
+  const auto found = index_.find(ToAbsl(name));
+  return found == index_.end() ? nullptr : &tensors_[found->second];
+}
+
+absl::StatusOr<SafetensorsHeader> ReadSafetensorsHeader(const std::string& path) {
+  SHARDMESH_ASSIGN_OR_RETURN(const InputFile file, OpenInputFile(path));
+  return ReadSafetensorsHeader(file, path);
+}
+
+absl::StatusOr<SafetensorsHeader> ReadSafetensorsHeader(const InputFile& file,
+                                                        const std::string& path) {
+  SHARDMESH_ASSIGN_OR_RETURN(const int64_t length_bytes, ReadHeaderLength(file, path));
+  std::string json(static_cast<size_t>(length_bytes), '\0');
+  SHARDMESH_RETURN_IF_ERROR(ReadExactly(file, path, kLengthBytes, absl::MakeSpan(json)));
+  return SafetensorsHeader::Parse(path, json, file.size_bytes - kLengthBytes - length_bytes);
+}
+
+absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
+  SHARDMESH_ASSIGN_OR_RETURN(const InputFile file, OpenInputFile(path));
+  SHARDMESH_ASSIGN_OR_RETURN(SafetensorsHeader header, ReadSafetensorsHeader(file, path));
+  SHARDMESH_ASSIGN_OR_RETURN(MappedFile mapped, MappedFile::Map(file, path));
+  return SafetensorsFile(path, std::move(header), std::move(mapped));
+}
+
+TensorView SafetensorsFile::View(const SafetensorsTensor& tensor) const {
+  const int64_t begin = header_.data_offset_bytes() + tensor.begin_bytes;
+  // The header was checked against the file, so that this cannot fail.
+  return *TensorView::Create(
+      tensor.dtype, tensor.shape,
+      file_.bytes().subspan(static_cast<size_t>(begin), static_cast<size_t>(tensor.size_bytes())));
+}
+
+absl::StatusOr<TensorView> SafetensorsFile::View(std::string_view name) const {
+  const SafetensorsTensor* tensor = header_.Find(name);
+  if (tensor == nullptr) {
+    return WithReason(absl::NotFoundError(StrCat(path_, " has no tensor ", Quoted(name))),
+                      Reason::kNotFound);
+  }
+  return View(*tensor);
+}
+
+absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& path) {
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path, ignored)) {
+    SHARDMESH_ASSIGN_OR_RETURN(const std::string model, FindModel(path));
+    return Open(model);
+  }
+  Checkpoint checkpoint;
+  const auto add = [&checkpoint](const SafetensorsFile& file, const SafetensorsTensor& tensor) {
+    checkpoint.index_.emplace(tensor.name, checkpoint.tensors_.size());
+    checkpoint.tensors_.push_back({&file, &tensor});
+    checkpoint.size_bytes_ += tensor.size_bytes();
+  };
+  if (!absl::EndsWith(path, ".json")) {
+    SHARDMESH_ASSIGN_OR_RETURN(SafetensorsFile file, SafetensorsFile::Open(path));
+    const SafetensorsFile& kept =
+        *checkpoint.files_.emplace_back(std::make_unique<SafetensorsFile>(std::move(file)));
+    for (const SafetensorsTensor& tensor : kept.header().tensors()) {
+      add(kept, tensor);
+    }
+    return checkpoint;
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const WeightMap weight_map, ReadIndex(path));
+  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+  for (const auto& [file_name, names] : weight_map) {
+    SHARDMESH_ASSIGN_OR_RETURN(SafetensorsFile file,
+                               SafetensorsFile::Open((folder / file_name).string()));
+    const SafetensorsFile& kept =
+        *checkpoint.files_.emplace_back(std::make_unique<SafetensorsFile>(std::move(file)));
+    std::vector<const SafetensorsTensor*> tensors;
+    for (const std::string& name : names) {
+      const SafetensorsTensor* tensor = kept.header().Find(name);
+      if (tensor == nullptr) {
+        return BadFile(path, StrCat("the index says that tensor ", Quoted(name), " is in ",
+                                    file_name, ", but it is not"));
+      }
+      tensors.push_back(tensor);
+    }
+    // Pointers into one vector, in the order of the data.
+    std::sort(tensors.begin(), tensors.end());
+    for (const SafetensorsTensor* tensor : tensors) {
+      add(kept, *tensor);
+    }
+  }
+  return checkpoint;
+}
+
+const Checkpoint::Entry* Checkpoint::Find(std::string_view name) const {
+  const auto found = index_.find(ToAbsl(name));
+  return found == index_.end() ? nullptr : &tensors_[found->second];
+}
+
+absl::StatusOr<SafetensorsWriter> SafetensorsWriter::Create(const std::string& path,
+                                                            const std::vector<Tensor>& tensors,
+                                                            const SafetensorsMetadata& metadata) {
+  nlohmann::ordered_json header = nlohmann::ordered_json::object();
+  if (!metadata.empty()) {
+    nlohmann::ordered_json& texts = header[std::string(kMetadataKey)];
+    for (const auto& [key, value] : metadata) {
+      texts[key] = value;
+    }
+  }
+  absl::flat_hash_map<std::string, size_t> names;
+  int64_t offset_bytes = 0;
+  for (const Tensor& tensor : tensors) {
+    if (tensor.name == kMetadataKey || !names.emplace(tensor.name, names.size()).second) {
+      return BadFile(
+          path, StrCat("cannot write tensor ", Quoted(tensor.name), ": the name is taken already"));
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(const int64_t elements, ElementCount(tensor.shape));
+    SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes, PackedSizeBytes(tensor.dtype, elements));
+    int64_t end_bytes = 0;
+    if (__builtin_add_overflow(offset_bytes, size_bytes, &end_bytes)) {
+      return BadFile(path, "the tensors together have more bytes than 63 bits count");
+    }
+    // A list of pairs in the object's own storage: looking keys up would be quadratic.
+    header.get_ref<nlohmann::ordered_json::object_t&>().emplace_back(
+        tensor.name, nlohmann::ordered_json{
+                         {"dtype", std::string(DtypeName(tensor.dtype))},
+                         {"shape", std::vector<int64_t>(tensor.shape.begin(), tensor.shape.end())},
+                         {"data_offsets", std::vector<int64_t>{offset_bytes, end_bytes}}});
+    offset_bytes = end_bytes;
+  }
+  std::string json;
+  try {
+    json = header.dump();
+  } catch (const Json::exception&) {
+    return BadFile(path, "cannot write a tensor name or metadata that is not UTF-8");
+  }
+  const int64_t unpadded_bytes = kLengthBytes + static_cast<int64_t>(json.size());
+  json.append(
+      static_cast<size_t>((kDataAlignment - unpadded_bytes % kDataAlignment) % kDataAlignment),
+      ' ');
+  if (static_cast<int64_t>(json.size()) > kMaxSafetensorsHeaderBytes) {
+    return BadFile(path, StrCat("the header would take ", json.size(), " bytes; the format allows ",
+                                kMaxSafetensorsHeaderBytes));
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(AtomicFileWriter file, AtomicFileWriter::Create(path));
+  SHARDMESH_RETURN_IF_ERROR(file.Append(EncodeLength(json.size())));
+  SHARDMESH_RETURN_IF_ERROR(file.Append(json));
+  return SafetensorsWriter(std::move(file), offset_bytes);
+}
+
+absl::Status SafetensorsWriter::Append(absl::Span<const char> bytes) {
+  const int64_t size_bytes = static_cast<int64_t>(bytes.size());
+  if (size_bytes > missing_bytes_) {
+    return InvalidArgument(
+        Reason::kShapeMismatch,
+        StrCat(size_bytes, " bytes of data, but the tensors lack only ", missing_bytes_));
+  }
+  SHARDMESH_RETURN_IF_ERROR(file_.Append(bytes));
+  missing_bytes_ -= size_bytes;
+  return absl::OkStatus();
+}
+
+absl::Status SafetensorsWriter::Finish() {
+  if (missing_bytes_ != 0) {
+    return absl::FailedPreconditionError(
+        StrCat("the tensors still lack ", missing_bytes_, " bytes of data"));
+  }
+  return file_.Finish();
+}
+
+}  // namespace shardmesh
