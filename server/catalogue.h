@@ -24,11 +24,8 @@
 #include "server/event_queue.h"
 #include "server/request_memory.h"
 #include "server/store.h"
-#include "sharding/mesh.h"
-#include "sharding/shape.h"
 #include "sharding/spec.h"
-#include "sharding/tile.h"
-#include "tensor/dtype.h"
+#include "tensor/array_descriptor.h"
 
 namespace shardmesh::server {
 
@@ -52,18 +49,11 @@ struct ArraySource {
   std::string tensor;  // its name in the file
 };
 
-// What an array is: enough for every rank to derive its tile.
+// What an array is, and where it comes from.
 struct ArrayDefinition {
-  std::string id;  // of RandomId()
-  Dtype dtype = Dtype::kF32;
-  Shape shape;
-  PartitionSpec spec;                           // the effective one: Tiling::Create accepts it
-  std::optional<PartitionSpec> requested_spec;  // where it differs from `spec`
-  std::string mesh_id;
-  Revision mesh_revision = 0;         // of the mesh's definition
-  Mesh mesh;                          // that definition's axes
-  std::vector<CutPoints> cut_points;  // empty: equal parts; else one list per dimension
-  ArraySource source;
+  ArrayDescriptor descriptor;                        // array_id is a RandomId()
+  std::optional<PartitionSpec> requested_spec = {};  // where it differs from the effective one
+  ArraySource source = {};
 };
 
 // An array as it stands. Immutable: a change makes another.
@@ -121,8 +111,8 @@ struct InventoryTile {
 
 // What a worker is to do with its inventory: array ids in the order of the report.
 struct InventoryVerdict {
-  std::vector<std::string> keep;  // the catalogue's: commit where they are only staged
-  std::vector<std::string> drop;  // unknown, released, or with another checksum
+  std::vector<std::string> keep;  // the catalogue's; commit those that are only staged there
+  std::vector<std::string> drop;  // unknown or released, or their checksum is another
 };
 
 // Named arrays are durable: array and name are in the store before a commit is acknowledged, and
@@ -205,8 +195,8 @@ class Catalogue {
 
   // The worker of this rank is lost, and what it held with it.
   void TilesLost(std::string_view mesh_id, int64_t rank);
-  // The worker of this rank (back) with these tiles. Arrays of other definitions of the mesh and
-  // tiles with another checksum are dropped. Staged arrays are kept.
+  // The worker of this rank is here and holds exactly these tiles. Those of arrays on other meshes
+  // are passed over; of this mesh's arrays, the tiles that are not among them are missing.
   InventoryVerdict TilesFound(std::string_view mesh_id, int64_t rank,
                               const std::vector<InventoryTile>& tiles);
 
@@ -221,6 +211,7 @@ class Catalogue {
     NameEntry entry;
     std::string manifest_id;  // where it is durable; empty: `name/NAME`
   };
+  using Names = std::map<std::string, Name, std::less<>>;
   struct Manifest {
     int64_t chunks = 0;
     int64_t current_names = 0;       // of its names, those that it still holds for
@@ -228,39 +219,47 @@ class Catalogue {
   };
   // A commit between its checks and the store's answer.
   struct Pending;
-  struct Loaded;
 
   Catalogue(Store* store, rpc::Clock* clock, ReleaseListener listener);
 
-  absl::Status Load();
+  absl::Status BeginTerm();
+  absl::Status Load() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   absl::Status CheckCommit(const CommitRequest& request) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
-  Transaction SmallTransaction(const Pending& pending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckMove(const NameMove& move) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  // The transaction of a commit, if it needs one; turns it into a manifest if one is not enough.
+  Transaction Write(Pending* pending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WriteManifest(std::shared_ptr<Pending> pending, size_t next_chunk);
-  void Finish(std::shared_ptr<Pending> pending, absl::StatusOr<Revision> revision);
+  void Finish(const std::shared_ptr<Pending>& pending, absl::StatusOr<Revision> revision);
   void Apply(const Pending& pending, Revision revision) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void PointName(const NameMove& move, const std::string& manifest_id, Revision revision)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void DropName(std::map<std::string, Name, std::less<>>::iterator name)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AddName(NameEntry entry, std::string manifest_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Takes a name away from where it points; `key_stays`: its own key was written again.
+  void DropName(Names::iterator name, bool key_stays) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AddManifest(const std::string& id, Manifest manifest) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ReleaseIfUnheld(std::string_view array_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Queues the listener's call and the store's clean-up for what was released.
+  // Tells the listener what was released, and the store what it may forget.
   void FlushReleased() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void DeleteKeys(std::vector<std::string> keys);
-  Compare Fence() const;
+  Transaction Fenced() const;
+  // Store::Commit, counted in in_flight_ until after its callback.
+  void CommitToStore(Transaction transaction, Store::CommitCallback callback)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Store* const store_;
   rpc::Clock* const clock_;
   const ReleaseListener listener_;
-  std::string cluster_id_;         // constant after Open
-  int64_t term_ = 0;               // constant after Open
-  Revision cluster_revision_ = 0;  // constant after Open
+  // Constant after Open.
+  std::string cluster_id_;
+  int64_t term_ = 0;
+  Revision cluster_revision_ = 0;
   std::unique_ptr<RequestMemory> requests_;
 
   EventQueue events_;
 
   mutable absl::Mutex mutex_;
   std::map<std::string, ArrayEntry, std::less<>> arrays_ ABSL_GUARDED_BY(mutex_);
-  std::map<std::string, Name, std::less<>> names_ ABSL_GUARDED_BY(mutex_);
+  Names names_ ABSL_GUARDED_BY(mutex_);
+  // The array of each name and version whose array lives.
+  std::map<std::pair<std::string, int64_t>, std::string> versions_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, Manifest> manifests_ ABSL_GUARDED_BY(mutex_);
   // In how many manifests a name occurs.
   absl::flat_hash_map<std::string, int64_t> manifest_mentions_ ABSL_GUARDED_BY(mutex_);
@@ -268,7 +267,7 @@ class Catalogue {
   absl::flat_hash_set<std::string> committing_arrays_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::string> released_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::string> dead_keys_ ABSL_GUARDED_BY(mutex_);
-  int64_t in_flight_ ABSL_GUARDED_BY(mutex_) = 0;  // store calls that have not called back
+  int64_t in_flight_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace shardmesh::server

@@ -91,9 +91,9 @@ struct MembershipEvent {
     kMeshRemoved,    // `mesh_id` is gone
   };
   Kind kind = Kind::kAttached;
-  std::string identity;
-  std::string mesh_id;
-  std::shared_ptr<const MembershipView> view;  // after the change
+  std::string identity = {};
+  std::string mesh_id = {};
+  std::shared_ptr<const MembershipView> view = nullptr;  // after the change
 };
 
 struct MembershipOptions {
@@ -117,7 +117,7 @@ class Membership {
   // Adds a listener for the changes from now on. Only before workers attach.
   void AddListener(Listener listener);
 
-  // The newest view; cheap.
+  // The newest view, heartbeats included.
   std::shared_ptr<const MembershipView> view() const;
 
   // A worker attached; returns the number of this attachment, never 0, by which its stream is known
@@ -161,7 +161,9 @@ class Membership {
 
   mutable absl::Mutex mutex_;
   MembershipView state_ ABSL_GUARDED_BY(mutex_);
-  std::shared_ptr<const MembershipView> view_ ABSL_GUARDED_BY(mutex_);
+  // Of state_; null when that has changed since, until somebody asks: a copy for each heartbeat
+  // would cost the square of the number of workers.
+  mutable std::shared_ptr<const MembershipView> view_ ABSL_GUARDED_BY(mutex_);
   std::vector<Listener> listeners_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_attachment_ ABSL_GUARDED_BY(mutex_) = 1;
 

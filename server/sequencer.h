@@ -42,8 +42,8 @@ struct StagedTileReport {
 // What a rank has done so far.
 struct RankResult {
   Participant participant;
-  std::vector<StagedTileReport> tiles;  // each array once
-  std::string detail;                   // the last report's, opaque here: timings, inline results
+  std::vector<StagedTileReport> tiles = {};  // each array once
+  std::string detail = {};  // the last report's, opaque here: timings, inline results
 };
 
 // One report of one rank. Tiles add up over reports.
@@ -196,8 +196,13 @@ class Sequencer {
   struct Work;
   using WorkPtr = std::shared_ptr<Work>;
 
-  absl::Status CheckParticipants(const std::vector<Participant>& participants,
+  absl::Status CheckParticipants(std::string_view op, const std::vector<Participant>& participants,
                                  absl::Duration timeout) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckTerm(int64_t term) const;
+  absl::StatusOr<WorkPtr> FindTransfer(std::string_view transfer_id) const
+      ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  StepTicket Add(WorkPtr work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Run(Work* work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AdmitWaiting() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Report(const WorkPtr& work, RankReport report) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CommitIfDone(const WorkPtr& work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -223,6 +228,7 @@ class Sequencer {
   int64_t last_sequence_ ABSL_GUARDED_BY(mutex_) = 0;
   StepTicket next_ticket_ ABSL_GUARDED_BY(mutex_) = 1;
   int64_t deciding_ ABSL_GUARDED_BY(mutex_) = 0;  // hooks that have not decided
+  bool closing_ ABSL_GUARDED_BY(mutex_) = false;
 
   rpc::Alarm deadline_;  // last: its destructor waits for AbortOverdue
 };

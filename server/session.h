@@ -91,13 +91,12 @@ class SessionTable {
     absl::flat_hash_set<std::string> arrays;
     absl::flat_hash_set<std::string> transfers;
   };
-  using Entries = absl::flat_hash_map<std::string, Entry>;
-
+  static Session Describe(const std::string& id, const Entry& entry);
   void ExpireOld();
-  void End(Entries::iterator entry, SessionEnd end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::StatusOr<Entries::iterator> Find(std::string_view id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::StatusOr<Entries::const_iterator> Find(std::string_view id) const
-      ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  // Null: the session is gone.
+  Entry* Find(std::string_view id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  const Entry* Find(std::string_view id) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  void End(const std::string& id, SessionEnd end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   rpc::Clock* const clock_;
   const Listener listener_;
@@ -106,7 +105,7 @@ class SessionTable {
   EventQueue events_;
 
   mutable absl::Mutex mutex_;
-  Entries sessions_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<std::string, Entry> sessions_ ABSL_GUARDED_BY(mutex_);
 
   rpc::Alarm expiry_;  // last: its destructor waits for ExpireOld
 };

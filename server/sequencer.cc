@@ -1,0 +1,474 @@
+// Admission, reports, and the one end of each piece of work.
+#include "server/sequencer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/container/flat_hash_set.h"
+#include "sharding/reason.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+
+namespace shardmesh::server {
+namespace {
+
+std::string Name(const Participant& participant) {
+  return StrCat("rank ", participant.rank, " (", participant.identity, ")");
+}
+
+std::string Name(const WorkRef& ref) {
+  if (!ref.transfer_id.empty()) return StrCat("transfer ", ref.transfer_id, " (", ref.op, ")");
+  return ref.sequence == 0 ? StrCat("a waiting step (", ref.op, ")")
+                           : StrCat("step ", ref.sequence, " (", ref.op, ")");
+}
+
+// The error of one rank as everybody hears it: its code and reason, with who and where.
+absl::Status Attribute(const absl::Status& error, const WorkRef& ref,
+                       const Participant& participant) {
+  absl::Status named(error.code(),
+                     StrCat(Name(participant), " failed ", Name(ref), ": ", error.message()));
+  error.ForEachPayload([&named](absl::string_view type, const absl::Cord& payload) {
+    named.SetPayload(type, payload);
+  });
+  return named;
+}
+
+}  // namespace
+
+struct Sequencer::Work {
+  StepTicket ticket = 0;
+  WorkRef ref;
+  State state = State::kWaiting;
+  std::vector<std::string> reads;
+  std::vector<std::string> writes;
+  std::shared_ptr<const std::string> message;
+  absl::Duration timeout;
+  CommitHook commit;
+  WorkCallback callback;
+  std::vector<RankResult> ranks;  // in the order of ref.participants
+  std::vector<bool> done;         // likewise
+  bool commit_asked = true;       // of a transfer: by CommitTransfer
+
+  std::vector<Participant> WaitingFor() const {
+    std::vector<Participant> waiting;
+    for (size_t i = 0; i < done.size(); ++i) {
+      if (!done[i]) waiting.push_back(ref.participants[i]);
+    }
+    return waiting;
+  }
+
+  WorkOutcome Outcome(absl::Status status) const {
+    return {std::move(status), ref.sequence, ranks};
+  }
+};
+
+Sequencer::Sequencer(rpc::Clock* clock, StepTransport* transport, Options options)
+    : clock_(clock),
+      transport_(transport),
+      options_(options),
+      last_sequence_(options.last_sequence),
+      deadline_(clock, [this] { AbortOverdue(); }) {}
+
+Sequencer::~Sequencer() {
+  {
+    absl::MutexLock lock(&mutex_);
+    closing_ = true;
+    const std::map<StepTicket, WorkPtr> live = live_;
+    for (const auto& [ticket, work] : live) {
+      if (work->state != State::kCommitting) {
+        End(work,
+            WithReason(absl::CancelledError("the coordinator is stopping"), Reason::kCancelled));
+      }
+    }
+  }
+  events_.MakeCalls();
+  auto decided = [this] {
+    mutex_.AssertReaderHeld();
+    return deciding_ == 0;
+  };
+  absl::MutexLock lock(&mutex_);
+  mutex_.Await(absl::Condition(&decided));
+}
+
+absl::StatusOr<Sequencer::StepTicket> Sequencer::Submit(StepRequest request,
+                                                        WorkCallback callback) {
+  StepTicket ticket = 0;
+  {
+    absl::MutexLock lock(&mutex_);
+    SHARDMESH_RETURN_IF_ERROR(CheckParticipants(request.op, request.participants, request.timeout));
+    auto work = std::make_shared<Work>();
+    work->ref.op = std::move(request.op);
+    work->ref.mesh_id = std::move(request.mesh_id);
+    work->ref.participants = std::move(request.participants);
+    work->reads = std::move(request.reads);
+    work->writes = std::move(request.writes);
+    work->message = std::move(request.message);
+    work->timeout = request.timeout;
+    work->commit = std::move(request.commit);
+    work->callback = std::move(callback);
+    ticket = Add(std::move(work));
+    AdmitWaiting();
+  }
+  events_.MakeCalls();
+  return ticket;
+}
+
+absl::Status Sequencer::BeginTransfer(TransferRequest request, WorkCallback callback) {
+  absl::MutexLock lock(&mutex_);
+  SHARDMESH_RETURN_IF_ERROR(CheckParticipants(request.op, request.participants, request.timeout));
+  if (transfers_.contains(request.transfer_id)) {
+    return WithReason(
+        absl::AlreadyExistsError(StrCat("transfer \"", request.transfer_id, "\" is under way")),
+        Reason::kAlreadyExists);
+  }
+  auto work = std::make_shared<Work>();
+  work->ref.transfer_id = std::move(request.transfer_id);
+  work->ref.op = std::move(request.op);
+  work->ref.mesh_id = std::move(request.mesh_id);
+  work->ref.participants = std::move(request.participants);
+  work->timeout = request.timeout;
+  work->commit = std::move(request.commit);
+  work->callback = std::move(callback);
+  work->commit_asked = false;
+  transfers_[work->ref.transfer_id] = work;
+  Run(work.get());
+  Add(std::move(work));
+  return absl::OkStatus();
+}
+
+void Sequencer::Cancel(StepTicket ticket) {
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto found = live_.find(ticket);
+    if (found == live_.end() || found->second->state == State::kCommitting) return;
+    const WorkPtr work = found->second;
+    End(work, WithReason(absl::CancelledError(StrCat(Name(work->ref), " was cancelled")),
+                         Reason::kCancelled));
+    AdmitWaiting();
+  }
+  events_.MakeCalls();
+}
+
+absl::Status Sequencer::CommitTransfer(std::string_view transfer_id) {
+  {
+    absl::MutexLock lock(&mutex_);
+    SHARDMESH_ASSIGN_OR_RETURN(const WorkPtr work, FindTransfer(transfer_id));
+    work->commit_asked = true;
+    CommitIfDone(work);
+  }
+  events_.MakeCalls();
+  return absl::OkStatus();
+}
+
+absl::Status Sequencer::AbortTransfer(std::string_view transfer_id, absl::Status reason) {
+  {
+    absl::MutexLock lock(&mutex_);
+    SHARDMESH_ASSIGN_OR_RETURN(const WorkPtr work, FindTransfer(transfer_id));
+    if (work->state == State::kCommitting) {
+      return absl::FailedPreconditionError(
+          StrCat(Name(work->ref), " is committing and cannot be aborted any more"));
+    }
+    End(work, std::move(reason));
+  }
+  events_.MakeCalls();
+  return absl::OkStatus();
+}
+
+absl::Status Sequencer::ReportStep(int64_t sequence, int64_t epoch, int64_t term,
+                                   RankReport report) {
+  absl::Status status;
+  {
+    absl::MutexLock lock(&mutex_);
+    SHARDMESH_RETURN_IF_ERROR(CheckTerm(term));
+    const auto found = steps_.find(sequence);
+    if (found == steps_.end()) {
+      return WithReason(absl::NotFoundError(StrCat("step ", sequence, " has ended or never was")),
+                        Reason::kNotFound);
+    }
+    if (found->second->ref.epoch != epoch) {
+      return WithReason(
+          absl::AbortedError(StrCat("a report on step ", sequence, " of epoch ",
+                                    found->second->ref.epoch, " bears epoch ", epoch)),
+          Reason::kStaleEpoch);
+    }
+    status = Report(WorkPtr(found->second), std::move(report));
+    AdmitWaiting();
+  }
+  events_.MakeCalls();
+  return status;
+}
+
+absl::Status Sequencer::ReportTransfer(std::string_view transfer_id, int64_t term,
+                                       RankReport report) {
+  absl::Status status;
+  {
+    absl::MutexLock lock(&mutex_);
+    SHARDMESH_RETURN_IF_ERROR(CheckTerm(term));
+    SHARDMESH_ASSIGN_OR_RETURN(const WorkPtr work, FindTransfer(transfer_id));
+    status = Report(work, std::move(report));
+  }
+  events_.MakeCalls();
+  return status;
+}
+
+void Sequencer::WorkerAttached(std::string_view identity, int64_t epoch) {
+  {
+    absl::MutexLock lock(&mutex_);
+    epoch_ = epoch;
+    if (!alive_.emplace(identity).second) FailIfInvolved(identity, "started anew");
+  }
+  events_.MakeCalls();
+}
+
+void Sequencer::WorkerLost(std::string_view identity, int64_t epoch, std::string_view reason) {
+  {
+    absl::MutexLock lock(&mutex_);
+    epoch_ = epoch;
+    if (const auto found = alive_.find(identity); found != alive_.end()) alive_.erase(found);
+    FailIfInvolved(identity, StrCat("was lost (", reason, ")"));
+  }
+  events_.MakeCalls();
+}
+
+std::vector<Sequencer::LiveWork> Sequencer::Live() const {
+  std::vector<LiveWork> all;
+  absl::MutexLock lock(&mutex_);
+  for (const auto& [ticket, work] : live_) {
+    all.push_back({work->ref,
+                   work->state == State::kWaiting   ? "WAITING"
+                   : work->state == State::kRunning ? "RUNNING"
+                                                    : "COMMITTING",
+                   work->WaitingFor()});
+  }
+  return all;
+}
+
+int64_t Sequencer::last_sequence() const {
+  absl::MutexLock lock(&mutex_);
+  return last_sequence_;
+}
+
+absl::Status Sequencer::CheckParticipants(std::string_view op,
+                                          const std::vector<Participant>& participants,
+                                          absl::Duration timeout) const {
+  const auto bad = [](std::string message) {
+    return WithReason(absl::InvalidArgumentError(message), Reason::kBadField);
+  };
+  if (closing_) {
+    return WithReason(absl::UnavailableError("the coordinator is stopping"), Reason::kNotServing);
+  }
+  if (participants.empty()) return bad(StrCat(op, " has no participants"));
+  if (timeout <= absl::ZeroDuration()) {
+    return bad(
+        StrCat(op, " has a timeout of ", absl::FormatDuration(timeout), "; it must be above 0"));
+  }
+  absl::flat_hash_set<int64_t> ranks;
+  for (const Participant& participant : participants) {
+    if (!ranks.insert(participant.rank).second) {
+      return bad(StrCat(op, " has rank ", participant.rank, " twice"));
+    }
+    if (alive_.count(participant.identity) == 0) {
+      return WithReason(absl::UnavailableError(StrCat(op, " needs ", Name(participant),
+                                                      ", which is not attached; start it, and "
+                                                      "retry")),
+                        Reason::kWorkerLost);
+    }
+  }
+  if (static_cast<int64_t>(live_.size()) >= options_.max_live) {
+    return WithReason(absl::ResourceExhaustedError(
+                          StrCat(live_.size(), " steps and transfers are live, the limit is ",
+                                 options_.max_live, "; retry when some have ended")),
+                      Reason::kLimitExceeded);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Sequencer::CheckTerm(int64_t term) const {
+  if (term == options_.term) return absl::OkStatus();
+  return WithReason(absl::AbortedError(StrCat("the report is of term ", term,
+                                              ", this coordinator's is ", options_.term)),
+                    Reason::kStaleTerm);
+}
+
+absl::StatusOr<Sequencer::WorkPtr> Sequencer::FindTransfer(std::string_view transfer_id) const {
+  const auto found = transfers_.find(ToAbsl(transfer_id));
+  if (found != transfers_.end()) return found->second;
+  return WithReason(
+      absl::NotFoundError(StrCat("transfer \"", transfer_id, "\" has ended or never was")),
+      Reason::kNotFound);
+}
+
+Sequencer::StepTicket Sequencer::Add(WorkPtr work) {
+  work->ticket = next_ticket_++;
+  work->ref.term = options_.term;
+  work->done.resize(work->ref.participants.size());
+  for (const Participant& participant : work->ref.participants) {
+    work->ranks.push_back({.participant = participant});
+  }
+  const StepTicket ticket = work->ticket;
+  live_.emplace(ticket, std::move(work));
+  return ticket;
+}
+
+void Sequencer::Run(Work* work) {
+  work->state = State::kRunning;
+  work->ref.epoch = epoch_;
+  work->ref.deadline = clock_->Now() + work->timeout;
+  deadline_.SetNoLaterThan(work->ref.deadline);
+}
+
+void Sequencer::AdmitWaiting() {
+  if (closing_) return;
+  // In the order of arrival. What the steps ahead read and write, whether they run or wait: a step
+  // that has to wait also holds up those behind it that share its operands.
+  absl::flat_hash_set<absl::string_view> read;
+  absl::flat_hash_set<absl::string_view> written;
+  const auto any_in = [](const std::vector<std::string>& ids, const auto& set) {
+    return std::any_of(ids.begin(), ids.end(), [&](const auto& id) { return set.contains(id); });
+  };
+  for (const auto& [ticket, work] : live_) {
+    if (!work->ref.transfer_id.empty()) continue;
+    if (work->state == State::kWaiting && !any_in(work->writes, written) &&
+        !any_in(work->writes, read) && !any_in(work->reads, written)) {
+      Run(work.get());
+      work->ref.sequence = ++last_sequence_;
+      steps_.emplace(work->ref.sequence, work);
+      events_.Add([transport = transport_, ref = work->ref, message = work->message] {
+        transport->Start(ref, message);
+      });
+    }
+    read.insert(work->reads.begin(), work->reads.end());
+    written.insert(work->writes.begin(), work->writes.end());
+  }
+}
+
+absl::Status Sequencer::Report(const WorkPtr& work, RankReport report) {
+  size_t place = 0;
+  const std::vector<Participant>& participants = work->ref.participants;
+  while (place < participants.size() && (participants[place].rank != report.rank ||
+                                         participants[place].identity != report.identity)) {
+    ++place;
+  }
+  if (place == participants.size()) {
+    return absl::PermissionDeniedError(StrCat("worker \"", report.identity,
+                                              "\" does not serve rank ", report.rank, " of ",
+                                              Name(work->ref)));
+  }
+  if (work->state != State::kRunning || work->done[place]) return absl::OkStatus();
+  if (!report.status.ok()) {
+    End(work, Attribute(report.status, work->ref, participants[place]));
+    return absl::OkStatus();
+  }
+  RankResult& result = work->ranks[place];
+  for (StagedTileReport& tile : report.tiles) {
+    const auto known = std::find_if(
+        result.tiles.begin(), result.tiles.end(),
+        [&](const StagedTileReport& other) { return other.array_id == tile.array_id; });
+    if (known == result.tiles.end()) {
+      result.tiles.push_back(std::move(tile));
+    } else {
+      *known = std::move(tile);  // staged again: the last one counts
+    }
+  }
+  if (!report.detail.empty()) result.detail = std::move(report.detail);
+  const int64_t expected = participants[place].expected_tiles;
+  work->done[place] =
+      report.done || (expected > 0 && static_cast<int64_t>(result.tiles.size()) >= expected);
+  CommitIfDone(work);
+  return absl::OkStatus();
+}
+
+void Sequencer::CommitIfDone(const WorkPtr& work) {
+  if (work->state != State::kRunning || !work->commit_asked ||
+      std::find(work->done.begin(), work->done.end(), false) != work->done.end()) {
+    return;
+  }
+  work->state = State::kCommitting;
+  if (work->ref.sequence == 0) work->ref.sequence = ++last_sequence_;
+  if (work->commit == nullptr) {
+    End(work, absl::OkStatus());
+    return;
+  }
+  ++deciding_;
+  events_.Add([this, work, hook = std::move(work->commit),
+               outcome = work->Outcome(absl::OkStatus())]() mutable {
+    std::move(hook)(outcome,
+                    [this, work](absl::Status status) { Decide(work, std::move(status)); });
+  });
+}
+
+void Sequencer::Decide(const WorkPtr& work, absl::Status status) {
+  {
+    absl::MutexLock lock(&mutex_);
+    End(work, std::move(status));
+    AdmitWaiting();
+  }
+  events_.MakeCalls();
+  absl::MutexLock lock(&mutex_);
+  --deciding_;
+}
+
+void Sequencer::End(const WorkPtr& work, absl::Status status) {
+  live_.erase(work->ticket);
+  if (work->ref.transfer_id.empty()) {
+    steps_.erase(work->ref.sequence);
+  } else {
+    transfers_.erase(work->ref.transfer_id);
+  }
+  const bool told_to_start = work->state != State::kWaiting;
+  events_.Add([transport = transport_, told_to_start, ref = work->ref,
+               callback = std::move(work->callback),
+               outcome = work->Outcome(std::move(status))]() mutable {
+    if (outcome.status.ok()) {
+      transport->Commit(ref);
+    } else if (told_to_start) {
+      transport->Abort(ref, outcome.status);
+    }
+    std::move(callback)(outcome);
+  });
+}
+
+void Sequencer::FailIfInvolved(std::string_view identity, std::string_view what) {
+  const std::map<StepTicket, WorkPtr> live = live_;
+  for (const auto& [ticket, work] : live) {
+    if (work->state == State::kCommitting) continue;
+    for (const Participant& participant : work->ref.participants) {
+      if (participant.identity != identity) continue;
+      End(work,
+          WithReason(absl::UnavailableError(StrCat(Name(participant), " ", what, " during ",
+                                                   Name(work->ref), "; retry when it is back")),
+                     Reason::kWorkerLost));
+      break;
+    }
+  }
+  AdmitWaiting();
+}
+
+void Sequencer::AbortOverdue() {
+  {
+    const absl::Time now = clock_->Now();
+    absl::MutexLock lock(&mutex_);
+    absl::Time next = absl::InfiniteFuture();
+    const std::map<StepTicket, WorkPtr> live = live_;
+    for (const auto& [ticket, work] : live) {
+      if (work->state != State::kRunning) continue;
+      if (work->ref.deadline > now) {
+        next = std::min(next, work->ref.deadline);
+        continue;
+      }
+      std::vector<std::string> waiting;
+      for (const Participant& participant : work->WaitingFor())
+        waiting.push_back(Name(participant));
+      End(work, WithReason(absl::DeadlineExceededError(
+                               StrCat(Name(work->ref), " did not end within ",
+                                      absl::FormatDuration(work->timeout), "; waited for ",
+                                      waiting.empty() ? "the client" : StrJoin(waiting, ", "))),
+                           Reason::kDeadline));
+    }
+    deadline_.SetNoLaterThan(next);
+    AdmitWaiting();
+  }
+  events_.MakeCalls();
+}
+
+}  // namespace shardmesh::server

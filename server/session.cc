@@ -1,0 +1,172 @@
+// Opening, renewing and ending sessions.
+#include "server/session.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "server/random_id.h"
+#include "sharding/reason.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+
+namespace shardmesh::server {
+namespace {
+
+absl::Status Gone(std::string_view id) {
+  return WithReason(
+      absl::NotFoundError(StrCat("session \"", id,
+                                 "\" is unknown, closed or expired; open another and begin anew")),
+      Reason::kSessionGone);
+}
+
+}  // namespace
+
+SessionTable::SessionTable(rpc::Clock* clock, Listener listener, SessionOptions options)
+    : clock_(clock),
+      listener_(std::move(listener)),
+      options_(options),
+      expiry_(clock, [this] { ExpireOld(); }) {}
+
+Session SessionTable::Describe(const std::string& id, const Entry& entry) {
+  return {id,
+          entry.client,
+          entry.ttl,
+          entry.expires,
+          static_cast<int64_t>(entry.arrays.size()),
+          static_cast<int64_t>(entry.transfers.size())};
+}
+
+absl::StatusOr<Session> SessionTable::Open(std::string client, absl::Duration ttl) {
+  const absl::Time now = clock_->Now();
+  absl::MutexLock lock(&mutex_);
+  if (static_cast<int64_t>(sessions_.size()) >= options_.max_sessions) {
+    return WithReason(
+        absl::ResourceExhaustedError(StrCat("all ", options_.max_sessions,
+                                            " sessions are open; close some, or retry when some "
+                                            "have expired")),
+        Reason::kLimitExceeded);
+  }
+  Entry entry;
+  entry.client = std::move(client);
+  entry.ttl = ttl == absl::ZeroDuration() ? options_.default_ttl
+                                          : std::clamp(ttl, options_.min_ttl, options_.max_ttl);
+  entry.expires = now + entry.ttl;
+  expiry_.SetNoLaterThan(entry.expires);
+  const auto opened = sessions_.emplace(RandomId(), std::move(entry)).first;
+  return Describe(opened->first, opened->second);
+}
+
+absl::StatusOr<Session> SessionTable::Renew(std::string_view id) {
+  const absl::Time now = clock_->Now();
+  absl::MutexLock lock(&mutex_);
+  Entry* entry = Find(id);
+  if (entry == nullptr) return Gone(id);
+  entry->expires = now + entry->ttl;
+  return Describe(std::string(id), *entry);
+}
+
+absl::Status SessionTable::Close(std::string_view id) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (Find(id) == nullptr) return Gone(id);
+    End(std::string(id), SessionEnd::kClosed);
+  }
+  events_.MakeCalls();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Session> SessionTable::Get(std::string_view id) const {
+  absl::MutexLock lock(&mutex_);
+  const Entry* entry = Find(id);
+  if (entry == nullptr) return Gone(id);
+  return Describe(std::string(id), *entry);
+}
+
+std::vector<Session> SessionTable::List() const {
+  std::vector<Session> sessions;
+  absl::MutexLock lock(&mutex_);
+  for (const auto& [id, entry] : sessions_) sessions.push_back(Describe(id, entry));
+  std::sort(sessions.begin(), sessions.end(),
+            [](const Session& a, const Session& b) { return a.id < b.id; });
+  return sessions;
+}
+
+absl::StatusOr<bool> SessionTable::PinArray(std::string_view id, std::string array_id) {
+  absl::MutexLock lock(&mutex_);
+  Entry* entry = Find(id);
+  if (entry == nullptr) return Gone(id);
+  return entry->arrays.insert(std::move(array_id)).second;
+}
+
+absl::StatusOr<bool> SessionTable::UnpinArray(std::string_view id, std::string_view array_id) {
+  absl::MutexLock lock(&mutex_);
+  Entry* entry = Find(id);
+  if (entry == nullptr) return Gone(id);
+  return entry->arrays.erase(ToAbsl(array_id)) > 0;
+}
+
+absl::Status SessionTable::AddTransfer(std::string_view id, std::string transfer_id) {
+  absl::MutexLock lock(&mutex_);
+  Entry* entry = Find(id);
+  if (entry == nullptr) return Gone(id);
+  entry->transfers.insert(std::move(transfer_id));
+  return absl::OkStatus();
+}
+
+absl::Status SessionTable::CheckTransfer(std::string_view id, std::string_view transfer_id) const {
+  absl::MutexLock lock(&mutex_);
+  const Entry* entry = Find(id);
+  if (entry == nullptr) return Gone(id);
+  if (entry->transfers.contains(ToAbsl(transfer_id))) return absl::OkStatus();
+  return absl::PermissionDeniedError(
+      StrCat("transfer \"", transfer_id, "\" is not one of session \"", id, "\""));
+}
+
+void SessionTable::RemoveTransfer(std::string_view id, std::string_view transfer_id) {
+  absl::MutexLock lock(&mutex_);
+  if (Entry* entry = Find(id); entry != nullptr) entry->transfers.erase(ToAbsl(transfer_id));
+}
+
+SessionTable::Entry* SessionTable::Find(std::string_view id) {
+  const auto found = sessions_.find(ToAbsl(id));
+  return found == sessions_.end() ? nullptr : &found->second;
+}
+
+const SessionTable::Entry* SessionTable::Find(std::string_view id) const {
+  const auto found = sessions_.find(ToAbsl(id));
+  return found == sessions_.end() ? nullptr : &found->second;
+}
+
+void SessionTable::End(const std::string& id, SessionEnd end) {
+  const auto node = sessions_.extract(id);
+  EndedSession ended;
+  ended.id = id;
+  ended.end = end;
+  ended.arrays.assign(node.mapped().arrays.begin(), node.mapped().arrays.end());
+  ended.transfers.assign(node.mapped().transfers.begin(), node.mapped().transfers.end());
+  std::sort(ended.arrays.begin(), ended.arrays.end());
+  std::sort(ended.transfers.begin(), ended.transfers.end());
+  events_.Add([this, ended = std::move(ended)] { listener_(ended); });
+}
+
+void SessionTable::ExpireOld() {
+  const absl::Time now = clock_->Now();
+  {
+    absl::MutexLock lock(&mutex_);
+    absl::Time next = absl::InfiniteFuture();
+    std::vector<std::string> expired;
+    for (const auto& [id, entry] : sessions_) {
+      if (entry.expires <= now) {
+        expired.push_back(id);
+      } else {
+        next = std::min(next, entry.expires);
+      }
+    }
+    std::sort(expired.begin(), expired.end());
+    for (const std::string& id : expired) End(id, SessionEnd::kExpired);
+    expiry_.SetNoLaterThan(next);
+  }
+  events_.MakeCalls();
+}
+
+}  // namespace shardmesh::server
