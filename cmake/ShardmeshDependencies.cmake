@@ -17,6 +17,8 @@ add_library(shardmesh_dnnl INTERFACE IMPORTED GLOBAL)
 add_library(shardmesh::dnnl ALIAS shardmesh_dnnl)
 target_include_directories(shardmesh_dnnl INTERFACE ${DNNL_INCLUDE_DIR})
 target_link_libraries(shardmesh_dnnl INTERFACE ${DNNL_LIBRARY})
+# oneDNN runs on OpenMP threads; the kernels set their number.
+find_package(OpenMP REQUIRED COMPONENTS CXX)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(RE2 REQUIRED IMPORTED_TARGET GLOBAL re2)
 pkg_check_modules(ISAL REQUIRED IMPORTED_TARGET GLOBAL libisal)

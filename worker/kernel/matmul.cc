@@ -1,0 +1,523 @@
+// MatmulKernel over oneDNN, versions 2 and 3; the only file that knows it.
+#include "worker/kernel/matmul.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <exception>
+#include <limits>
+#include <list>
+#include <new>
+#include <optional>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/synchronization/mutex.h"
+#include "oneapi/dnnl/dnnl.hpp"
+#include "sharding/reason.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+#include "worker/kernel/epilogue.h"
+
+namespace shardmesh::worker {
+namespace {
+
+using dnnl::memory;
+
+// Where versions 2 and 3 of oneDNN differ. -----------------------------------------------------
+
+void AppendEltwise(dnnl::post_ops& post_ops, dnnl::algorithm algorithm, float alpha) {
+#if DNNL_VERSION_MAJOR >= 3
+  post_ops.append_eltwise(algorithm, alpha, 0);
+#else
+  post_ops.append_eltwise(1, algorithm, alpha, 0);
+#endif
+}
+
+dnnl::matmul::primitive_desc MakePrimitiveDesc(const dnnl::engine& engine, const memory::desc& lhs,
+                                               const memory::desc& rhs,
+                                               const std::optional<memory::desc>& bias,
+                                               const memory::desc& out,
+                                               const dnnl::primitive_attr& attr) {
+#if DNNL_VERSION_MAJOR >= 3
+  return bias ? dnnl::matmul::primitive_desc(engine, lhs, rhs, *bias, out, attr)
+              : dnnl::matmul::primitive_desc(engine, lhs, rhs, out, attr);
+#else
+  return {bias ? dnnl::matmul::desc(lhs, rhs, *bias, out) : dnnl::matmul::desc(lhs, rhs, out), attr,
+          engine};
+#endif
+}
+
+// ----------------------------------------------------------------------------------------------
+
+const dnnl::engine& Engine() {
+  static const dnnl::engine* engine = new dnnl::engine(dnnl::engine::kind::cpu, 0);
+  return *engine;
+}
+
+memory::data_type TypeOf(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kF32:
+      return memory::data_type::f32;
+    case Dtype::kBF16:
+      return memory::data_type::bf16;
+    case Dtype::kI8:
+      return memory::data_type::s8;
+    default:
+      return memory::data_type::undef;  // refused by CheckTypes
+  }
+}
+
+int64_t ElementBytes(Dtype dtype) { return BitsPerElement(dtype) / 8; }
+
+// Runs `body`, which returns a Status or StatusOr, and makes what oneDNN throws a status.
+template <typename Body>
+auto CatchErrors(const MatmulSpec& spec, Body body) -> decltype(body()) {
+  const auto what = [&spec] {
+    return StrCat("product of ", DtypeName(spec.lhs_dtype), " [", spec.m, ", ", spec.k, "] and ",
+                  DtypeName(spec.rhs_dtype), " [", spec.k, ", ", spec.n, "] to ",
+                  DtypeName(spec.out_dtype));
+  };
+  try {
+    return body();
+  } catch (const dnnl::error& error) {
+    if (error.status == dnnl_unimplemented) {
+      return absl::UnimplementedError(StrCat("oneDNN has no kernel on this CPU for the ", what(),
+                                             "; convert the operands to F32"));
+    }
+    if (error.status == dnnl_out_of_memory) {
+      return absl::ResourceExhaustedError(StrCat("no memory for the ", what()));
+    }
+    return absl::InternalError(StrCat("oneDNN failed in the ", what(), ": ", error.what()));
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError(StrCat("no memory for the ", what()));
+  } catch (const std::exception& error) {
+    return absl::InternalError(StrCat("the ", what(), " failed: ", error.what()));
+  }
+}
+
+absl::Status CheckTypes(const MatmulSpec& spec) {
+  const bool floats = spec.lhs_dtype == spec.rhs_dtype &&
+                      (spec.lhs_dtype == Dtype::kF32 || spec.lhs_dtype == Dtype::kBF16);
+  const bool integers = spec.lhs_dtype == Dtype::kI8 && spec.rhs_dtype == Dtype::kI8;
+  const bool out_fits = spec.out_dtype == Dtype::kF32 ||
+                        (spec.out_dtype == Dtype::kBF16 && spec.lhs_dtype != Dtype::kF32);
+  const bool bias_fits = !spec.has_bias || spec.bias_dtype == Dtype::kF32 ||
+                         (spec.bias_dtype == Dtype::kBF16 && spec.lhs_dtype == Dtype::kBF16);
+  if ((floats || integers) && out_fits && bias_fits) return absl::OkStatus();
+  return InvalidArgument(
+      Reason::kUnsupportedDtype,
+      StrCat("a product of ", DtypeName(spec.lhs_dtype), " and ", DtypeName(spec.rhs_dtype),
+             spec.has_bias ? StrCat(" with a bias of ", DtypeName(spec.bias_dtype)) : "", " to ",
+             DtypeName(spec.out_dtype),
+             " is not there; use F32 throughout, BF16 and BF16 to BF16 or F32, or I8 and I8 with a "
+             "bias of F32 to F32 or BF16"));
+}
+
+absl::Status CheckSizes(const MatmulSpec& spec) {
+  const auto fits = [](int64_t a, int64_t b) {
+    return a >= 0 && b >= 0 && (b == 0 || a <= std::numeric_limits<int64_t>::max() / 8 / b);
+  };
+  if (fits(spec.m, spec.k) && fits(spec.k, spec.n) && fits(spec.m, spec.n)) return absl::OkStatus();
+  return InvalidArgument(Reason::kShapeMismatch,
+                         StrCat("a product has m=", spec.m, ", n=", spec.n, ", k=", spec.k,
+                                "; sizes are at least 0, and their products fit 60 bits"));
+}
+
+absl::Status CheckOperand(std::string_view name, size_t size_bytes, Dtype dtype, int64_t elements) {
+  const int64_t need_bytes = elements * ElementBytes(dtype);
+  if (static_cast<int64_t>(size_bytes) == need_bytes) return absl::OkStatus();
+  return InvalidArgument(Reason::kShapeMismatch,
+                         StrCat(name, " of a product has ", size_bytes, " bytes where ", elements,
+                                " elements of ", DtypeName(dtype), " are ", need_bytes));
+}
+
+// A matrix of rows x columns within one whose rows (columns, if transposed) lie `pitch` apart.
+memory::desc MatrixDesc(Dtype dtype, int64_t rows, int64_t columns, int64_t pitch,
+                        bool transposed) {
+  return memory::desc({rows, columns}, TypeOf(dtype),
+                      transposed ? memory::dims{1, pitch} : memory::dims{pitch, 1});
+}
+
+// Sets the number of OpenMP threads of this thread's parallel regions for as long as it lives.
+class ScopedThreads {
+ public:
+  explicit ScopedThreads(int threads) : before_(omp_get_max_threads()) {
+    if (threads != before_) omp_set_num_threads(threads);
+  }
+  ~ScopedThreads() {
+    if (omp_get_max_threads() != before_) omp_set_num_threads(before_);
+  }
+  ScopedThreads(const ScopedThreads&) = delete;
+  ScopedThreads& operator=(const ScopedThreads&) = delete;
+
+ private:
+  const int before_;
+};
+
+struct FreeAligned {
+  void operator()(char* data) const { ::operator delete[](data, std::align_val_t{64}); }
+};
+using AlignedBytes = std::unique_ptr<char[], FreeAligned>;
+
+AlignedBytes AllocateAligned(size_t size_bytes) {
+  return AlignedBytes(static_cast<char*>(::operator new[](size_bytes, std::align_val_t{64})));
+}
+
+// Working memory of this thread's run; kept for its next one.
+char* Scratch(size_t size_bytes) {
+  thread_local AlignedBytes data;
+  thread_local size_t capacity_bytes = 0;
+  if (size_bytes > capacity_bytes) {
+    data = nullptr;
+    capacity_bytes = 0;
+    data = AllocateAligned(size_bytes);
+    capacity_bytes = size_bytes;
+  }
+  return data.get();
+}
+
+// Columns of a panel, the unit in which weights are packed and wide products are cut: so many that
+// this number of rows fills a block. Blocks of fewer rows would read the weights more often than
+// pays.
+constexpr int64_t kLeastBlockRows = 64;
+// Panels begin where every kernel's own blocks of columns do.
+constexpr int64_t kPanelGranule = 64;
+
+int64_t PanelColumns(const MatmulSpec& spec, double block_flops) {
+  const double per_column =
+      2.0 * static_cast<double>(kLeastBlockRows) * static_cast<double>(spec.k);
+  const double columns = block_flops / per_column;
+  if (columns >= static_cast<double>(spec.n)) return std::max<int64_t>(spec.n, 1);
+  const auto whole = static_cast<int64_t>(columns) / kPanelGranule * kPanelGranule;
+  return std::clamp<int64_t>(whole, std::min(kPanelGranule, spec.n), spec.n);
+}
+
+// One compiled product; a block of a run is one execution of it.
+struct Compiled {
+  dnnl::matmul primitive;
+  memory::desc lhs;
+  memory::desc rhs;
+  memory::desc out;
+  memory::desc bias;    // of the product itself
+  memory::desc addend;  // bias as a row that is added after scaling
+  memory::desc scratch;
+  bool has_bias = false;
+  bool has_addend = false;
+};
+
+absl::StatusOr<dnnl::algorithm> AlgorithmOf(Activation activation) {
+  switch (activation) {
+    case Activation::kRelu:
+      return dnnl::algorithm::eltwise_relu;
+    case Activation::kGelu:
+      return dnnl::algorithm::eltwise_gelu_erf;
+    case Activation::kGeluTanh:
+      return dnnl::algorithm::eltwise_gelu_tanh;
+    case Activation::kSilu:
+      return dnnl::algorithm::eltwise_swish;
+    case Activation::kNone:
+      break;
+  }
+  return absl::InternalError(StrCat("activation ", static_cast<int>(activation), " has no kernel"));
+}
+
+// Describes `rows` x `columns` of the spec's product; rhs as given, or of the kernel's own choice.
+absl::StatusOr<dnnl::matmul::primitive_desc> Describe(const MatmulSpec& spec, int64_t rows,
+                                                      int64_t columns, const memory::desc& rhs,
+                                                      Compiled& compiled) {
+  compiled.lhs = MatrixDesc(spec.lhs_dtype, rows, spec.k, spec.transpose_lhs ? spec.m : spec.k,
+                            spec.transpose_lhs);
+  compiled.out = MatrixDesc(spec.out_dtype, rows, columns, spec.n, false);
+
+  // Bias is not scaled, while oneDNN scales what stands before the scale: bias included.
+  dnnl::post_ops post_ops;
+  std::optional<memory::desc> bias;
+  if (spec.scale != 1) {
+    AppendEltwise(post_ops, dnnl::algorithm::eltwise_linear, spec.scale);
+  }
+  if (spec.has_bias) {
+    const memory::desc row({1, columns}, TypeOf(spec.bias_dtype), memory::format_tag::ab);
+    compiled.has_bias = spec.scale == 1;
+    compiled.has_addend = !compiled.has_bias;
+    if (compiled.has_bias) {
+      compiled.bias = row;
+      bias = row;
+    } else {
+      compiled.addend = row;
+      post_ops.append_binary(dnnl::algorithm::binary_add, row);
+    }
+  }
+  if (spec.activation != Activation::kNone) {
+    SHARDMESH_ASSIGN_OR_RETURN(const dnnl::algorithm algorithm, AlgorithmOf(spec.activation));
+    // swish takes alpha as the factor of its exponent; relu as the slope below 0.
+    AppendEltwise(post_ops, algorithm, spec.activation == Activation::kSilu ? 1.0f : 0.0f);
+  }
+  dnnl::primitive_attr attr;
+  attr.set_post_ops(post_ops);
+  // oneDNN's own scratchpad belongs to the thread that compiles.
+  attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+  return MakePrimitiveDesc(Engine(), compiled.lhs, rhs, bias, compiled.out, attr);
+}
+
+absl::StatusOr<std::shared_ptr<const Compiled>> Compile(const MatmulSpec& spec, int64_t rows,
+                                                        int64_t columns, const memory::desc& rhs) {
+  auto compiled = std::make_shared<Compiled>();
+  SHARDMESH_ASSIGN_OR_RETURN(const dnnl::matmul::primitive_desc description,
+                             Describe(spec, rows, columns, rhs, *compiled));
+  compiled->rhs = description.weights_desc();
+  compiled->scratch = description.scratchpad_desc();
+  compiled->primitive = dnnl::matmul(description);
+  return compiled;
+}
+
+}  // namespace
+
+struct PackedWeights::Rep {
+  struct Panel {
+    memory::desc desc;
+    AlignedBytes data;
+  };
+  // What was packed.
+  int64_t k = 0;
+  int64_t n = 0;
+  Dtype dtype = Dtype::kF32;
+  int64_t panel_columns = 0;
+  std::vector<Panel> panels;
+  int64_t size_bytes = 0;
+};
+
+PackedWeights::PackedWeights(std::unique_ptr<const Rep> rep) : rep_(std::move(rep)) {}
+PackedWeights::~PackedWeights() = default;
+int64_t PackedWeights::size_bytes() const { return rep_->size_bytes; }
+
+// Compiled products by shape and type, the least recently used one last.
+class MatmulKernel::Cache {
+ public:
+  struct Key {
+    MatmulSpec spec;
+    int64_t rows;
+    int64_t columns;
+    bool packed;
+
+    friend bool operator==(const Key&, const Key&) = default;
+    template <typename H>
+    friend H AbslHashValue(H h, const Key& key) {
+      const MatmulSpec& s = key.spec;
+      return H::combine(std::move(h), s.m, s.n, s.k, s.lhs_dtype, s.rhs_dtype, s.bias_dtype,
+                        s.out_dtype, s.transpose_lhs, s.transpose_rhs, s.has_bias, s.scale,
+                        s.activation, key.rows, key.columns, key.packed);
+    }
+  };
+
+  explicit Cache(size_t capacity) : capacity_(std::max<size_t>(capacity, 1)) {}
+
+  // The product of these blocks over a right-hand side that lies as `rhs` says.
+  absl::StatusOr<std::shared_ptr<const Compiled>> Get(const Key& key, const memory::desc& rhs)
+      ABSL_LOCKS_EXCLUDED(mutex_) {
+    {
+      absl::MutexLock lock(&mutex_);
+      auto found = by_key_.find(key);
+      // Packings of one shape can differ, by the m that they were made for.
+      if (found != by_key_.end() && found->second->second->rhs == rhs) {
+        by_use_.splice(by_use_.begin(), by_use_, found->second);
+        return found->second->second;
+      }
+    }
+    // Compiling takes milliseconds; two threads may do the same, and the later one's stays.
+    SHARDMESH_ASSIGN_OR_RETURN(std::shared_ptr<const Compiled> compiled,
+                               Compile(key.spec, key.rows, key.columns, rhs));
+    absl::MutexLock lock(&mutex_);
+    ++compilations_;
+    if (auto found = by_key_.find(key); found != by_key_.end()) {
+      by_use_.erase(found->second);
+      by_key_.erase(found);
+    }
+    by_use_.emplace_front(key, compiled);
+    by_key_.emplace(key, by_use_.begin());
+    if (by_use_.size() > capacity_) {
+      by_key_.erase(by_use_.back().first);
+      by_use_.pop_back();
+    }
+    return compiled;
+  }
+
+  size_t size() const {
+    absl::MutexLock lock(&mutex_);
+    return by_use_.size();
+  }
+  int64_t compilations() const {
+    absl::MutexLock lock(&mutex_);
+    return compilations_;
+  }
+
+ private:
+  using Entries = std::list<std::pair<Key, std::shared_ptr<const Compiled>>>;
+
+  const size_t capacity_;
+  mutable absl::Mutex mutex_;
+  Entries by_use_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<Key, Entries::iterator> by_key_ ABSL_GUARDED_BY(mutex_);
+  int64_t compilations_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+MatmulKernel::MatmulKernel(Options options)
+    : threads_(options.threads > 0
+                   ? options.threads
+                   : std::max(1, static_cast<int>(std::thread::hardware_concurrency()))),
+      block_flops_(kBlockSeconds * options.flops_per_second * threads_),
+      cache_(std::make_unique<Cache>(options.cache_capacity)) {}
+
+MatmulKernel::~MatmulKernel() = default;
+
+size_t MatmulKernel::cached_kernels() const { return cache_->size(); }
+int64_t MatmulKernel::compilations() const { return cache_->compilations(); }
+
+absl::Status MatmulKernel::Run(const MatmulSpec& spec, const MatmulOperands& operands,
+                               const AbortCheck& abort_check) {
+  SHARDMESH_RETURN_IF_ERROR(CheckTypes(spec));
+  SHARDMESH_RETURN_IF_ERROR(CheckSizes(spec));
+  SHARDMESH_RETURN_IF_ERROR(
+      CheckOperand("lhs", operands.lhs.size(), spec.lhs_dtype, spec.m * spec.k));
+  SHARDMESH_RETURN_IF_ERROR(
+      CheckOperand("bias", operands.bias.size(), spec.bias_dtype, spec.has_bias ? spec.n : 0));
+  SHARDMESH_RETURN_IF_ERROR(
+      CheckOperand("out", operands.out.size(), spec.out_dtype, spec.m * spec.n));
+  const PackedWeights::Rep* packed =
+      operands.packed == nullptr ? nullptr : operands.packed->rep_.get();
+  if (packed == nullptr) {
+    SHARDMESH_RETURN_IF_ERROR(
+        CheckOperand("rhs", operands.rhs.size(), spec.rhs_dtype, spec.k * spec.n));
+  } else if (packed->k != spec.k || packed->n != spec.n || packed->dtype != spec.rhs_dtype) {
+    return InvalidArgument(
+        Reason::kShapeMismatch,
+        StrCat("weights packed as ", DtypeName(packed->dtype), " [", packed->k, ", ", packed->n,
+               "] are used as ", DtypeName(spec.rhs_dtype), " [", spec.k, ", ", spec.n, "]"));
+  }
+  if (spec.m == 0 || spec.n == 0) return absl::OkStatus();
+  if (spec.k == 0) return RunWithoutSums(spec, operands);
+
+  return CatchErrors(spec, [&]() -> absl::Status {
+    const ScopedThreads threads(threads_);
+    dnnl::stream stream(Engine());
+    const int64_t panel_columns =
+        packed == nullptr ? PanelColumns(spec, block_flops_) : packed->panel_columns;
+    const double row_flops =
+        2.0 * static_cast<double>(spec.k) * static_cast<double>(std::min(panel_columns, spec.n));
+    const int64_t block_rows = static_cast<int64_t>(
+        std::clamp(block_flops_ / row_flops, static_cast<double>(std::min(kLeastBlockRows, spec.m)),
+                   static_cast<double>(spec.m)));
+
+    for (int64_t column = 0; column < spec.n; column += panel_columns) {
+      const int64_t columns = std::min(panel_columns, spec.n - column);
+      const auto panel = static_cast<size_t>(column / panel_columns);
+      const memory::desc rhs_desc =
+          packed != nullptr ? packed->panels[panel].desc
+                            : MatrixDesc(spec.rhs_dtype, spec.k, columns,
+                                         spec.transpose_rhs ? spec.k : spec.n, spec.transpose_rhs);
+      const char* rhs = packed != nullptr
+                            ? packed->panels[panel].data.get()
+                            : operands.rhs.data() + column * (spec.transpose_rhs ? spec.k : 1) *
+                                                        ElementBytes(spec.rhs_dtype);
+      for (int64_t row = 0; row < spec.m; row += block_rows) {
+        if (abort_check && (row > 0 || column > 0)) SHARDMESH_RETURN_IF_ERROR(abort_check());
+        const int64_t rows = std::min(block_rows, spec.m - row);
+        SHARDMESH_ASSIGN_OR_RETURN(const std::shared_ptr<const Compiled> compiled,
+                                   cache_->Get({spec, rows, columns, packed != nullptr}, rhs_desc));
+
+        // oneDNN takes no const memory; it does not write to operands.
+        const auto bind = [](const memory::desc& desc, const char* data) {
+          return memory(desc, Engine(), const_cast<char*>(data));
+        };
+        const char* bias =
+            operands.bias.data() + (spec.has_bias ? column * ElementBytes(spec.bias_dtype) : 0);
+        std::unordered_map<int, memory> arguments = {
+            {DNNL_ARG_SRC,
+             bind(compiled->lhs, operands.lhs.data() + row * (spec.transpose_lhs ? 1 : spec.k) *
+                                                           ElementBytes(spec.lhs_dtype))},
+            {DNNL_ARG_WEIGHTS, bind(compiled->rhs, rhs)},
+            {DNNL_ARG_DST,
+             bind(compiled->out,
+                  operands.out.data() + (row * spec.n + column) * ElementBytes(spec.out_dtype))},
+            {DNNL_ARG_SCRATCHPAD, bind(compiled->scratch, Scratch(compiled->scratch.get_size()))}};
+        if (compiled->has_bias) arguments.emplace(DNNL_ARG_BIAS, bind(compiled->bias, bias));
+        if (compiled->has_addend) {
+          // The addend stands behind the scale.
+          arguments.emplace(DNNL_ARG_ATTR_MULTIPLE_POST_OP(1) | DNNL_ARG_SRC_1,
+                            bind(compiled->addend, bias));
+        }
+        compiled->primitive.execute(stream, arguments);
+        stream.wait();
+      }
+    }
+    return absl::OkStatus();
+  });
+}
+
+absl::Status MatmulKernel::RunWithoutSums(const MatmulSpec& spec, const MatmulOperands& operands) {
+  std::vector<char> zeros;
+  EpilogueSpec row;
+  row.rows = 1;
+  row.columns = spec.n;
+  row.bias_dtype = spec.bias_dtype;
+  row.out_dtype = spec.out_dtype;
+  row.has_bias = spec.has_bias;
+  row.activation = spec.activation;
+  zeros.resize(static_cast<size_t>(spec.n) * sizeof(float));
+  const size_t row_bytes = operands.out.size() / static_cast<size_t>(spec.m);
+  for (size_t begin = 0; begin < operands.out.size(); begin += row_bytes) {
+    SHARDMESH_RETURN_IF_ERROR(
+        ApplyEpilogue(row, zeros, operands.bias, operands.out.subspan(begin, row_bytes)));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<const PackedWeights>> MatmulKernel::Pack(
+    const MatmulSpec& spec, absl::Span<const char> rhs) {
+  SHARDMESH_RETURN_IF_ERROR(CheckTypes(spec));
+  SHARDMESH_RETURN_IF_ERROR(CheckSizes(spec));
+  SHARDMESH_RETURN_IF_ERROR(CheckOperand("rhs", rhs.size(), spec.rhs_dtype, spec.k * spec.n));
+
+  using Result = absl::StatusOr<std::shared_ptr<const PackedWeights>>;
+  return CatchErrors(spec, [&]() -> Result {
+    auto rep = std::make_unique<PackedWeights::Rep>();
+    rep->k = spec.k;
+    rep->n = spec.n;
+    rep->dtype = spec.rhs_dtype;
+    rep->panel_columns = PanelColumns(spec, block_flops_);
+    if (spec.k > 0) {
+      const ScopedThreads threads(threads_);
+      dnnl::stream stream(Engine());
+      for (int64_t column = 0; column < spec.n; column += rep->panel_columns) {
+        const int64_t columns = std::min(rep->panel_columns, spec.n - column);
+        const memory::desc any({spec.k, columns}, TypeOf(spec.rhs_dtype), memory::format_tag::any);
+        Compiled unused;
+        SHARDMESH_ASSIGN_OR_RETURN(
+            const dnnl::matmul::primitive_desc description,
+            Describe(spec, std::max<int64_t>(spec.m, 1), columns, any, unused));
+        PackedWeights::Rep::Panel panel;
+        panel.desc = description.weights_desc();
+        panel.data = AllocateAligned(panel.desc.get_size());
+        const memory::desc plain =
+            MatrixDesc(spec.rhs_dtype, spec.k, columns, spec.transpose_rhs ? spec.k : spec.n,
+                       spec.transpose_rhs);
+        const char* from =
+            rhs.data() + column * (spec.transpose_rhs ? spec.k : 1) * ElementBytes(spec.rhs_dtype);
+        memory source(plain, Engine(), const_cast<char*>(from));
+        memory target(panel.desc, Engine(), panel.data.get());
+        dnnl::reorder(source, target).execute(stream, source, target);
+        stream.wait();
+        rep->size_bytes += static_cast<int64_t>(panel.desc.get_size());
+        rep->panels.push_back(std::move(panel));
+      }
+    }
+    return std::shared_ptr<const PackedWeights>(new PackedWeights(std::move(rep)));
+  });
+}
+
+}  // namespace shardmesh::worker
