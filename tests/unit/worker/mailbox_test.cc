@@ -1,0 +1,198 @@
+// Mailbox: order, bounds, deadlines, and failures that name who was waited for.
+#include "worker/collective/mailbox.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/synchronization/notification.h"
+#include "tests/testing/status_matchers.h"
+
+namespace shardmesh::worker {
+namespace {
+
+using ::shardmesh::test::IsOk;
+using ::shardmesh::test::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+absl::Time Soon() { return absl::Now() + absl::Seconds(20); }
+
+Tag TagOf(int64_t step, int64_t op = 2, int64_t round = 0) { return *Tag::Create(step, op, round); }
+
+// A piece that owns its bytes.
+Mailbox::Piece PieceOf(const std::string& text, int64_t offset_bytes, int64_t message_bytes) {
+  auto owner = std::make_shared<const std::string>(text);
+  const absl::Span<const char> bytes(owner->data(), owner->size());
+  return {offset_bytes, message_bytes, {bytes, owner}};
+}
+Mailbox::Piece Whole(const std::string& text) {
+  return PieceOf(text, 0, static_cast<int64_t>(text.size()));
+}
+
+std::string Text(const absl::StatusOr<OwnedBytes>& piece) {
+  return piece.ok() ? std::string(piece->bytes.data(), piece->bytes.size())
+                    : std::string(piece.status().message());
+}
+
+const std::vector<std::string> kMembers = {"w-a", "w-b", "w-c"};
+
+TEST(TagTest, RefusesWhatIsOutOfBounds) {
+  EXPECT_THAT(Tag::Create(0, 0, 0), IsOk());
+  EXPECT_THAT(Tag::Create(1, Tag::kMaxOp, Tag::kMaxRound), IsOk());
+  EXPECT_THAT(Tag::Create(-1, 0, 0), StatusIs(absl::StatusCode::kInvalidArgument));
+  EXPECT_THAT(Tag::Create(0, Tag::kMaxOp + 1, 0), StatusIs(absl::StatusCode::kInvalidArgument));
+  EXPECT_THAT(Tag::Create(0, 0, Tag::kMaxRound + 1), StatusIs(absl::StatusCode::kInvalidArgument));
+}
+
+TEST(MailboxTest, GivesPiecesInOrderAndKeepsTagsApart) {
+  Mailbox mailbox({});
+  ASSERT_THAT(mailbox.OpenStep(1, kMembers), IsOk());
+  ASSERT_THAT(mailbox.Deliver("w-b", TagOf(1), PieceOf("ab", 0, 4)), IsOk());
+  ASSERT_THAT(mailbox.Deliver("w-b", TagOf(1, 3), Whole("other")), IsOk());
+  ASSERT_THAT(mailbox.Deliver("w-b", TagOf(1), PieceOf("cd", 2, 4)), IsOk());
+  EXPECT_EQ(mailbox.held_bytes(), 9);
+  EXPECT_EQ(Text(mailbox.Receive(1, TagOf(1), 4, Soon())), "ab");
+  EXPECT_EQ(Text(mailbox.Receive(1, TagOf(1), 4, Soon())), "cd");
+  EXPECT_EQ(Text(mailbox.Receive(1, TagOf(1, 3), 5, Soon())), "other");
+  EXPECT_EQ(mailbox.held_bytes(), 0);
+}
+
+TEST(MailboxTest, WakesAReceiverThatWaits) {
+  Mailbox mailbox({});
+  ASSERT_THAT(mailbox.OpenStep(1, kMembers), IsOk());
+  std::string received;
+  std::thread receiver([&] { received = Text(mailbox.Receive(2, TagOf(1), 5, Soon())); });
+  EXPECT_THAT(mailbox.Deliver("w-c", TagOf(1), Whole("hello")), IsOk());
+  receiver.join();
+  EXPECT_EQ(received, "hello");
+}
+
+TEST(MailboxTest, KeepsMessagesOfAStepThatIsNotYetOpen) {
+  Mailbox mailbox({});
+  ASSERT_THAT(mailbox.Deliver("w-a", TagOf(5), Whole("early")), IsOk());
+  ASSERT_THAT(mailbox.Deliver("w-a", TagOf(4), Whole("never")), IsOk());
+  ASSERT_THAT(mailbox.OpenStep(5, kMembers), IsOk());
+  EXPECT_EQ(mailbox.held_bytes(), 5) << "step 4 cannot be opened any more";
+  EXPECT_EQ(Text(mailbox.Receive(0, TagOf(5), 5, Soon())), "early");
+}
+
+TEST(MailboxTest, DropsMessagesOfStepsThatAreOver) {
+  Mailbox mailbox({});
+  ASSERT_THAT(mailbox.OpenStep(5, kMembers), IsOk());
+  ASSERT_THAT(mailbox.Deliver("w-a", TagOf(5), Whole("x")), IsOk());
+  mailbox.CloseStep(5);
+  EXPECT_THAT(mailbox.Deliver("w-a", TagOf(5), Whole("late")), IsOk());
+  EXPECT_THAT(mailbox.Deliver("w-a", TagOf(3), Whole("later")), IsOk());
+  EXPECT_EQ(mailbox.held_bytes(), 0);
+  EXPECT_THAT(mailbox.Receive(0, TagOf(5), 4, Soon()),
+              StatusIs(absl::StatusCode::kFailedPrecondition));
+}
+
+TEST(MailboxTest, OpensStepsInOrderOnly) {
+  Mailbox mailbox({});
+  ASSERT_THAT(mailbox.OpenStep(5, kMembers), IsOk());
+  EXPECT_THAT(mailbox.OpenStep(5, kMembers), StatusIs(absl::StatusCode::kFailedPrecondition));
+  EXPECT_THAT(mailbox.OpenStep(4, kMembers), StatusIs(absl::StatusCode::kFailedPrecondition));
+  EXPECT_THAT(mailbox.OpenStep(6, kMembers), IsOk());
+}
+
+TEST(MailboxTest, NamesRankStepAndOpAtTheDeadline) {
+  Mailbox mailbox({});
+  ASSERT_THAT(mailbox.OpenStep(7, kMembers), IsOk());
+  ASSERT_THAT(mailbox.Deliver("w-b", TagOf(7), PieceOf("abc", 0, 10)), IsOk());
+  ASSERT_THAT(mailbox.Receive(1, TagOf(7), 10, Soon()), IsOk());
+  const auto late = mailbox.Receive(1, TagOf(7), 10, absl::Now() + absl::Milliseconds(5));
+  EXPECT_THAT(late, StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_THAT(Text(late), AllOf(HasSubstr("rank 1 (w-b)"), HasSubstr("3 of 10 bytes"),
+                                HasSubstr("step 7, op 2, round 0")));
+}
+
+TEST(MailboxTest, FailsEveryReceiveOfAStepWhenOneOfItsWorkersIsGone) {
+  Mailbox mailbox({});
+  ASSERT_THAT(mailbox.OpenStep(7, kMembers), IsOk());
+  absl::StatusOr<OwnedBytes> from_lost, from_other;
+  std::thread first([&] { from_lost = mailbox.Receive(1, TagOf(7), 10, Soon()); });
+  std::thread second([&] { from_other = mailbox.Receive(2, TagOf(7, 3), 10, Soon()); });
+  mailbox.FailWorker("w-b", "its stream broke");
+  first.join();
+  second.join();
+  for (const auto& result : {from_lost, from_other}) {
+    EXPECT_THAT(result, StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
+    EXPECT_THAT(Text(result),
+                AllOf(HasSubstr("rank 1 (w-b) is gone: its stream broke"), HasSubstr("step 7")));
+  }
+  EXPECT_THAT(Text(from_other), HasSubstr("op 3"));
+
+  EXPECT_THAT(mailbox.OpenStep(8, kMembers),
+              StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
+  EXPECT_THAT(mailbox.OpenStep(9, {"w-a", "w-c"}), IsOk()) << "it takes no part in this one";
+  mailbox.RestoreWorker("w-b");
+  EXPECT_THAT(mailbox.OpenStep(10, kMembers), IsOk());
+}
+
+TEST(MailboxTest, AbortFailsReceivesNowAndLaterWithTheFirstError) {
+  Mailbox mailbox({});
+  ASSERT_THAT(mailbox.OpenStep(7, kMembers), IsOk());
+  ASSERT_THAT(mailbox.Deliver("w-b", TagOf(7), Whole("held")), IsOk());
+  mailbox.Abort(7, absl::AbortedError("rank 2 failed in op 1"));
+  mailbox.Abort(7, absl::AbortedError("another"));
+  EXPECT_EQ(mailbox.held_bytes(), 0);
+  const auto result = mailbox.Receive(1, TagOf(7), 4, Soon());
+  EXPECT_THAT(result, StatusIs(absl::StatusCode::kAborted));
+  EXPECT_THAT(Text(result), HasSubstr("rank 2 failed in op 1; waited for rank 1 (w-b)"));
+
+  mailbox.Abort(9, absl::AbortedError("before it began"));
+  ASSERT_THAT(mailbox.OpenStep(9, kMembers), IsOk());
+  EXPECT_THAT(mailbox.Receive(1, TagOf(9), 4, Soon()), StatusIs(absl::StatusCode::kAborted));
+}
+
+TEST(MailboxTest, RefusesPiecesThatDoNotFit) {
+  Mailbox mailbox({});
+  ASSERT_THAT(mailbox.OpenStep(1, kMembers), IsOk());
+  const auto refused = [&](const std::string& worker, Mailbox::Piece piece) {
+    return mailbox.Deliver(worker, TagOf(1), std::move(piece));
+  };
+  const auto kInvalid = absl::StatusCode::kInvalidArgument;
+  EXPECT_THAT(refused("w-a", PieceOf("", 0, 4)), StatusIs(kInvalid));
+  EXPECT_THAT(refused("w-a", PieceOf("abc", 2, 4)), StatusIs(kInvalid));
+  EXPECT_THAT(refused("w-a", PieceOf("abc", -1, 4)), StatusIs(kInvalid));
+  EXPECT_THAT(refused("w-a", PieceOf("a", 1, 4)), StatusIs(kInvalid)) << "begins in the middle";
+  EXPECT_THAT(refused("w-z", PieceOf("a", 0, 4)), StatusIs(kInvalid)) << "no member";
+  ASSERT_THAT(refused("w-a", PieceOf("ab", 0, 4)), IsOk());
+  EXPECT_THAT(refused("w-a", PieceOf("ab", 0, 4)), StatusIs(kInvalid)) << "twice";
+  EXPECT_THAT(refused("w-a", PieceOf("cd", 2, 5)), StatusIs(kInvalid)) << "another length";
+  EXPECT_EQ(mailbox.held_bytes(), 2);
+  EXPECT_THAT(mailbox.Receive(0, TagOf(1), 8, Soon()), StatusIs(absl::StatusCode::kDataLoss));
+  EXPECT_THAT(mailbox.Receive(3, TagOf(1), 8, Soon()), StatusIs(kInvalid)) << "no such rank";
+}
+
+TEST(MailboxTest, BoundsWhatIsHeldAndGivesCreditForWhatIsTaken) {
+  std::vector<std::string> credits;
+  Mailbox mailbox({.tag_limit_bytes = 4,
+                   .worker_limit_bytes = 600,
+                   .credit = [&](const std::string& worker, const Tag& tag, int64_t size_bytes) {
+                     credits.push_back(StrCat(worker, " ", tag.op(), " ", size_bytes));
+                   }});
+  ASSERT_THAT(mailbox.OpenStep(1, kMembers), IsOk());
+  ASSERT_THAT(mailbox.Deliver("w-a", TagOf(1, 1), PieceOf("abcd", 0, 6)), IsOk());
+  EXPECT_THAT(mailbox.Deliver("w-a", TagOf(1, 1), PieceOf("ef", 4, 6)),
+              StatusIs(absl::StatusCode::kResourceExhausted));
+  ASSERT_THAT(mailbox.Receive(0, TagOf(1, 1), 6, Soon()), IsOk());
+  ASSERT_THAT(mailbox.Deliver("w-a", TagOf(1, 1), PieceOf("ef", 4, 6)), IsOk());
+  ASSERT_THAT(mailbox.Receive(0, TagOf(1, 1), 6, Soon()), IsOk());
+  EXPECT_THAT(credits, ::testing::ElementsAre("w-a 1 4")) << "nothing is to follow the last piece";
+
+  ASSERT_THAT(mailbox.Deliver("w-a", TagOf(1, 2), Whole("a")), IsOk());
+  ASSERT_THAT(mailbox.Deliver("w-a", TagOf(1, 3), Whole("a")), IsOk());
+  EXPECT_THAT(mailbox.Deliver("w-a", TagOf(1, 4), Whole("a")),
+              StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_THAT(mailbox.Deliver("w-b", TagOf(1, 4), Whole("a")), IsOk()) << "its own account";
+}
+
+}  // namespace
+}  // namespace shardmesh::worker

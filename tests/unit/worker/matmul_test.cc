@@ -1,0 +1,319 @@
+// Products against plain loops in double, over shapes, types, layouts and what is fused.
+#include "worker/kernel/matmul.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "tensor/float_convert.h"
+#include "tests/testing/status_matchers.h"
+#include "worker/kernel/epilogue.h"
+
+namespace shardmesh::worker {
+namespace {
+
+using ::shardmesh::test::IsOk;
+using ::shardmesh::test::StatusIs;
+using ::testing::HasSubstr;
+
+constexpr Activation kActivations[] = {Activation::kNone, Activation::kRelu, Activation::kGelu,
+                                       Activation::kGeluTanh, Activation::kSilu};
+
+// Elements of one type, and what they mean.
+struct Matrix {
+  Dtype dtype;
+  std::vector<char> bytes;
+
+  Matrix(Dtype type, int64_t elements, uint32_t seed)
+      : dtype(type), bytes(static_cast<size_t>(elements * BitsPerElement(type) / 8)) {
+    for (int64_t i = 0; i < elements; ++i) {
+      seed = seed * 1664525u + 1013904223u;
+      const int value = static_cast<int>(seed >> 16) % 201 - 100;
+      Set(i, dtype == Dtype::kI8 ? value : value / 128.0);
+    }
+  }
+
+  void Set(int64_t i, double value) {
+    if (dtype == Dtype::kF32) {
+      const auto typed = static_cast<float>(value);
+      std::memcpy(bytes.data() + 4 * i, &typed, 4);
+    } else if (dtype == Dtype::kI8) {
+      bytes[static_cast<size_t>(i)] = static_cast<char>(static_cast<int8_t>(value));
+    } else {
+      const uint16_t typed = F32ToBF16(static_cast<float>(value));
+      std::memcpy(bytes.data() + 2 * i, &typed, 2);
+    }
+  }
+
+  double Get(int64_t i) const {
+    if (dtype == Dtype::kF32) {
+      float typed;
+      std::memcpy(&typed, bytes.data() + 4 * i, 4);
+      return typed;
+    }
+    if (dtype == Dtype::kI8) return static_cast<int8_t>(bytes[static_cast<size_t>(i)]);
+    uint16_t typed;
+    std::memcpy(&typed, bytes.data() + 2 * i, 2);
+    return BF16ToF32(typed);
+  }
+};
+
+double Plain(Activation activation, double x) {
+  switch (activation) {
+    case Activation::kRelu:
+      return std::max(x, 0.0);
+    case Activation::kGelu:
+      return x / 2 * (1 + std::erf(x / std::sqrt(2.0)));
+    case Activation::kGeluTanh:
+      return x / 2 * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+    case Activation::kSilu:
+      return x / (1 + std::exp(-x));
+    case Activation::kNone:
+      break;
+  }
+  return x;
+}
+
+// Runs the product, plain and packed, and compares all elements, or some thousands of a large one.
+void ExpectRight(MatmulKernel& kernel, const MatmulSpec& spec) {
+  SCOPED_TRACE(StrCat("m=", spec.m, " n=", spec.n, " k=", spec.k, " ", DtypeName(spec.lhs_dtype),
+                      "->", DtypeName(spec.out_dtype), " transposes ", spec.transpose_lhs, ",",
+                      spec.transpose_rhs, " bias ", spec.has_bias, " scale ", spec.scale,
+                      " activation ", static_cast<int>(spec.activation)));
+  const Matrix lhs(spec.lhs_dtype, spec.m * spec.k, 1);
+  const Matrix rhs(spec.rhs_dtype, spec.k * spec.n, 2);
+  const Matrix bias(spec.bias_dtype, spec.has_bias ? spec.n : 0, 3);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto packed, kernel.Pack(spec, rhs.bytes));
+  for (const PackedWeights* weights : {static_cast<const PackedWeights*>(nullptr), packed.get()}) {
+    Matrix out(spec.out_dtype, spec.m * spec.n, 4);
+    ASSERT_THAT(kernel.Run(spec, {.lhs = lhs.bytes,
+                                  .rhs = rhs.bytes,
+                                  .bias = bias.bytes,
+                                  .out = absl::MakeSpan(out.bytes),
+                                  .packed = weights}),
+                IsOk());
+    const int64_t stride = std::max<int64_t>(1, spec.m * spec.n / 4000) | 1;
+    for (int64_t element = 0; element < spec.m * spec.n; element += stride) {
+      const int64_t i = element / spec.n, j = element % spec.n;
+      double sum = 0, magnitude = 0;
+      for (int64_t l = 0; l < spec.k; ++l) {
+        const double product = lhs.Get(spec.transpose_lhs ? l * spec.m + i : i * spec.k + l) *
+                               rhs.Get(spec.transpose_rhs ? j * spec.k + l : l * spec.n + j);
+        sum += product;
+        magnitude += std::abs(product);
+      }
+      const double offset = spec.has_bias ? bias.Get(j) : 0;
+      const double expected = Plain(spec.activation, spec.scale * sum + offset);
+      const double rounding = spec.out_dtype == Dtype::kBF16 ? std::abs(expected) / 200 : 0;
+      ASSERT_NEAR(out.Get(element), expected,
+                  2e-6 * (1 + std::abs(spec.scale) * magnitude) + rounding)
+          << "element (" << i << ", " << j << ")" << (weights ? ", packed" : "");
+    }
+  }
+}
+
+MatmulSpec SpecOf(int64_t m, int64_t n, int64_t k, Dtype dtype = Dtype::kF32,
+                  Dtype out = Dtype::kF32) {
+  MatmulSpec spec;
+  spec.m = m;
+  spec.n = n;
+  spec.k = k;
+  spec.lhs_dtype = spec.rhs_dtype = dtype;
+  spec.out_dtype = out;
+  return spec;
+}
+
+TEST(MatmulTest, AgreesWithPlainLoopsOverShapesTypesAndLayouts) {
+  MatmulKernel kernel({});
+  const int64_t shapes[][3] = {{1, 1, 1},    {1, 7, 13},      {7, 1, 13},   {7, 13, 1},
+                               {31, 37, 41}, {4096, 1, 1},    {1, 4096, 1}, {1, 1, 4096},
+                               {1, 384, 96}, {128, 768, 384}, {65, 64, 257}};
+  const std::pair<Dtype, Dtype> types[] = {{Dtype::kF32, Dtype::kF32},
+                                           {Dtype::kBF16, Dtype::kBF16},
+                                           {Dtype::kBF16, Dtype::kF32},
+                                           {Dtype::kI8, Dtype::kF32}};
+  for (const auto& [m, n, k] : shapes) {
+    for (const auto& [in, out] : types) {
+      for (const bool transpose_lhs : {false, true}) {
+        for (const bool transpose_rhs : {false, true}) {
+          MatmulSpec spec = SpecOf(m, n, k, in, out);
+          spec.transpose_lhs = transpose_lhs;
+          spec.transpose_rhs = transpose_rhs;
+          ExpectRight(kernel, spec);
+        }
+      }
+    }
+  }
+}
+
+TEST(MatmulTest, FusesScaleBiasAndActivation) {
+  MatmulKernel kernel({});
+  for (const Dtype dtype : {Dtype::kF32, Dtype::kBF16, Dtype::kI8}) {
+    for (const Activation activation : kActivations) {
+      for (const float scale : {1.0f, 0.001f}) {
+        MatmulSpec spec = SpecOf(33, 70, 50, dtype);
+        spec.transpose_rhs = true;
+        spec.has_bias = true;
+        spec.scale = scale;
+        spec.activation = activation;
+        ExpectRight(kernel, spec);
+      }
+    }
+  }
+}
+
+TEST(MatmulTest, AnEmptySumIsZeroAndAnEmptyResultIsNothing) {
+  MatmulKernel kernel({});
+  MatmulSpec spec = SpecOf(3, 5, 0);
+  spec.has_bias = true;
+  spec.activation = Activation::kGelu;
+  ExpectRight(kernel, spec);
+  ExpectRight(kernel, SpecOf(0, 5, 7));
+  ExpectRight(kernel, SpecOf(3, 0, 7));
+  ExpectRight(kernel, SpecOf(3, 5, 0, Dtype::kI8));
+}
+
+TEST(MatmulTest, CutsLargeProductsIntoBlocksAndNoticesAnAbortBetweenThem) {
+  MatmulKernel kernel({.threads = 1, .flops_per_second = 1e7});  // blocks of 1e6 operations
+  MatmulSpec spec = SpecOf(150, 200, 130);
+  spec.has_bias = true;
+  spec.scale = 0.5;
+  spec.activation = Activation::kSilu;
+  ExpectRight(kernel, spec);
+  spec.transpose_lhs = spec.transpose_rhs = true;
+  ExpectRight(kernel, spec);
+
+  const Matrix lhs(Dtype::kF32, spec.m * spec.k, 1), rhs(Dtype::kF32, spec.k * spec.n, 2),
+      bias(Dtype::kF32, spec.n, 3);
+  Matrix out(Dtype::kF32, spec.m * spec.n, 4);
+  int asked = 0;
+  EXPECT_THAT(kernel.Run(spec, {lhs.bytes, rhs.bytes, bias.bytes, absl::MakeSpan(out.bytes)},
+                         [&asked]() -> absl::Status {
+                           return ++asked < 3 ? absl::OkStatus() : absl::AbortedError("enough");
+                         }),
+              StatusIs(absl::StatusCode::kAborted));
+  EXPECT_EQ(asked, 3);
+}
+
+TEST(MatmulTest, OnePackingServesEveryNumberOfRows) {
+  MatmulKernel kernel({});
+  for (const Dtype dtype : {Dtype::kF32, Dtype::kBF16}) {
+    const Matrix rhs(dtype, 96 * 200, 2);
+    MatmulSpec spec = SpecOf(64, 200, 96, dtype);
+    spec.transpose_rhs = true;
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto packed, kernel.Pack(spec, rhs.bytes));
+    EXPECT_GE(packed->size_bytes(), static_cast<int64_t>(rhs.bytes.size()));
+    for (const int64_t m : {1, 2, 17, 64, 300}) {
+      spec.m = m;
+      const Matrix lhs(dtype, m * 96, 1);
+      Matrix plain(Dtype::kF32, m * 200, 4), out(Dtype::kF32, m * 200, 5);
+      ASSERT_THAT(kernel.Run(spec, {lhs.bytes, rhs.bytes, {}, absl::MakeSpan(plain.bytes)}),
+                  IsOk());
+      ASSERT_THAT(kernel.Run(spec, {lhs.bytes, {}, {}, absl::MakeSpan(out.bytes), packed.get()}),
+                  IsOk());
+      for (int64_t i = 0; i < m * 200; ++i) ASSERT_NEAR(out.Get(i), plain.Get(i), 1e-4);
+    }
+  }
+}
+
+TEST(MatmulTest, KeepsCompiledKernelsUpToABound) {
+  MatmulKernel kernel({.cache_capacity = 2});
+  const auto run = [&kernel](int64_t m) {
+    const Matrix lhs(Dtype::kF32, m * 3, 1), rhs(Dtype::kF32, 6, 2);
+    Matrix out(Dtype::kF32, m * 2, 3);
+    EXPECT_THAT(kernel.Run(SpecOf(m, 2, 3), {lhs.bytes, rhs.bytes, {}, absl::MakeSpan(out.bytes)}),
+                IsOk());
+  };
+  for (const int64_t m : {1, 2, 1, 2}) run(m);
+  EXPECT_EQ(kernel.compilations(), 2);
+  run(3);  // pushes out 1
+  run(2);
+  EXPECT_EQ(kernel.compilations(), 3);
+  run(1);
+  EXPECT_EQ(kernel.compilations(), 4);
+  EXPECT_EQ(kernel.cached_kernels(), 2u);
+}
+
+TEST(MatmulTest, RunsOnSeveralThreadsAtOnce) {
+  MatmulKernel kernel({.threads = 1});
+  std::vector<std::thread> threads;
+  for (int64_t thread = 0; thread < 3; ++thread) {
+    threads.emplace_back([&kernel, thread] {
+      for (int64_t m = 1; m < 12; ++m) ExpectRight(kernel, SpecOf(m + thread, 24, 40));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST(MatmulTest, RefusesWhatDoesNotFit) {
+  MatmulKernel kernel({});
+  std::vector<char> bytes(64);
+  const auto run = [&](const MatmulSpec& spec, size_t lhs, size_t rhs, size_t out) {
+    return kernel.Run(spec, {absl::MakeConstSpan(bytes).first(lhs),
+                             absl::MakeConstSpan(bytes).first(rhs),
+                             {},
+                             absl::MakeSpan(bytes).first(out)});
+  };
+  const auto kShape = StatusIs(absl::StatusCode::kInvalidArgument, Reason::kShapeMismatch);
+  const auto kType = StatusIs(absl::StatusCode::kInvalidArgument, Reason::kUnsupportedDtype);
+  EXPECT_THAT(run(SpecOf(2, 2, 2), 12, 16, 16), kShape);
+  EXPECT_THAT(run(SpecOf(2, 2, 2), 16, 12, 16), kShape);
+  EXPECT_THAT(run(SpecOf(2, 2, 2), 16, 16, 12), kShape);
+  EXPECT_THAT(run(SpecOf(-1, 2, 2), 16, 16, 16), kShape);
+  EXPECT_THAT(run(SpecOf(2, int64_t{1} << 62, 2), 16, 16, 16), kShape);
+  EXPECT_THAT(run(SpecOf(2, 2, 2, Dtype::kF64, Dtype::kF64), 32, 32, 32), kType);
+  EXPECT_THAT(run(SpecOf(2, 2, 2, Dtype::kF32, Dtype::kBF16), 16, 16, 8), kType);
+  MatmulSpec int8_weights = SpecOf(2, 2, 2);
+  int8_weights.rhs_dtype = Dtype::kI8;
+  const absl::Status refused = run(int8_weights, 16, 4, 16);
+  EXPECT_THAT(refused, kType);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("F32 and I8"));
+
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const auto packed, kernel.Pack(SpecOf(2, 2, 2), absl::MakeConstSpan(bytes).first(16)));
+  EXPECT_THAT(kernel.Run(SpecOf(2, 2, 3), {absl::MakeConstSpan(bytes).first(24),
+                                           {},
+                                           {},
+                                           absl::MakeSpan(bytes).first(16),
+                                           packed.get()}),
+              kShape);
+}
+
+TEST(EpilogueTest, AppliesBiasAndActivationToReducedSums) {
+  for (const Dtype out_dtype : {Dtype::kF32, Dtype::kBF16}) {
+    for (const Activation activation : kActivations) {
+      constexpr int64_t kRows = 3, kColumns = 1030;
+      const Matrix in(Dtype::kF32, kRows * kColumns, 1), bias(Dtype::kBF16, kColumns, 2);
+      Matrix out(out_dtype, kRows * kColumns, 3);
+      ASSERT_THAT(ApplyEpilogue({.rows = kRows,
+                                 .columns = kColumns,
+                                 .bias_dtype = Dtype::kBF16,
+                                 .out_dtype = out_dtype,
+                                 .has_bias = true,
+                                 .activation = activation},
+                                in.bytes, bias.bytes, absl::MakeSpan(out.bytes)),
+                  IsOk());
+      for (int64_t i = 0; i < kRows * kColumns; ++i) {
+        const double expected = Plain(activation, in.Get(i) + bias.Get(i % kColumns));
+        ASSERT_NEAR(out.Get(i), expected,
+                    1e-6 + (out_dtype == Dtype::kBF16 ? std::abs(expected) / 200 : 0));
+      }
+    }
+  }
+}
+
+TEST(EpilogueTest, RefusesWhatDoesNotFit) {
+  std::vector<char> bytes(16);
+  EXPECT_THAT(ApplyEpilogue({.rows = 2, .columns = 3}, bytes, {}, absl::MakeSpan(bytes)),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kShapeMismatch));
+  EXPECT_THAT(ApplyEpilogue({.rows = 2, .columns = 2, .in_dtype = Dtype::kI32}, bytes, {},
+                            absl::MakeSpan(bytes)),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kUnsupportedDtype));
+}
+
+}  // namespace
+}  // namespace shardmesh::worker
