@@ -92,8 +92,8 @@ absl::StatusOr<grpc::ByteBuffer> WriteFrame(const FrameHeader& header,
 // A frame as it was received. Copying it shares the payload's memory.
 struct Frame {
   FrameHeader header;
-  // The payload's bytes, to be joined in order: as they came if the payload was the last field,
-  // copied into one piece otherwise. Empty if there is none.
+  // The payload's bytes, to be joined in order: pieces of the memory that they were received in.
+  // Empty if there is none.
   std::vector<grpc::Slice> payload;
 
   int64_t payload_bytes() const;

@@ -31,7 +31,7 @@ void Encode(const ValueDescriptor& from, v1::ValueDescriptor* to);
 absl::StatusOr<ValueDescriptor> Decode(const v1::ValueDescriptor& from);
 
 void Encode(const PlanCost& from, v1::PlanCost* to);
-absl::StatusOr<PlanCost> Decode(const v1::PlanCost& from);
+PlanCost Decode(const v1::PlanCost& from);
 
 void Encode(const Plan& from, v1::Plan* to);
 // The last check is CheckPlan.

@@ -42,6 +42,13 @@ struct ServerOptions {
   std::function<void(grpc::ServerBuilder&)> customize;
 };
 
+// A service and its full name, as `{MyService::service_full_name(), &service}` with the generated
+// class.
+struct NamedService {
+  std::string name;
+  grpc::Service* service = nullptr;
+};
+
 // A running server. It has, beside the given services, reflection and the standard health service,
 // in which "live" serves from the start, and "", "ready" and each service's full name follow
 // SetReady.
@@ -52,7 +59,7 @@ class ServerLifecycle {
   // Binds and serves; not ready yet. `services` outlive the server.
   // Errors: CheckBindAddress's; ALREADY_EXISTS for a port in use (or that cannot be bound).
   static absl::StatusOr<std::unique_ptr<ServerLifecycle>> Start(
-      const ServerOptions& options, absl::Span<grpc::Service* const> services);
+      const ServerOptions& options, absl::Span<const NamedService> services);
   // Stops at once if Drain was not called.
   ~ServerLifecycle();
   ServerLifecycle(const ServerLifecycle&) = delete;
@@ -74,7 +81,6 @@ class ServerLifecycle {
   void Drain(absl::Time deadline);
 
  private:
-  class Interceptors;
   ServerLifecycle(std::function<void()> on_drain, std::vector<std::string> health_names);
 
   void SetHealth(bool serving);

@@ -17,8 +17,9 @@ class Status;
 namespace shardmesh::rpc {
 
 // Most bytes of a message on the wire: a call's trailers are limited to 8 KiB, and a message stands
-// in them twice. Longer ones are cut at a character, and end in an ellipsis.
-inline constexpr size_t kMaxStatusMessageBytes = 1536;
+// in them twice. Longer ones are cut at a character, and end in "...". Other texts of details are
+// cut at a quarter of that.
+inline constexpr size_t kMaxStatusMessageBytes = 1024;
 
 // Code, message, and as google.rpc details: ErrorInfo (domain "shardmesh"; the reason, the Python
 // class as metadata.python_type, further metadata), BadRequest and RetryInfo, each where attached.

@@ -1,0 +1,122 @@
+// Channels, contexts of calls, and the retry loop.
+#include "rpc/call.h"
+
+#include <grpc/grpc.h>
+#include <grpcpp/channel.h>
+#include <grpcpp/client_context.h>
+#include <grpcpp/create_channel.h>
+#include <grpcpp/server_context.h>
+#include <grpcpp/support/channel_arguments.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "rpc/host_port.h"
+#include "rpc/status.h"
+#include "sharding/reason.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+
+namespace shardmesh::rpc {
+namespace {
+
+constexpr const char* kTraceparent = "traceparent";
+
+int Milliseconds(absl::Duration duration) {
+  return static_cast<int>(absl::ToInt64Milliseconds(duration));
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<grpc::Channel>> CreateChannel(const std::string& address,
+                                                             const ChannelOptions& options) {
+  SHARDMESH_RETURN_IF_ERROR(CheckAddress(address));
+  grpc::ChannelArguments args;
+  args.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
+  args.SetMaxSendMessageSize(static_cast<int>(options.max_message_bytes));
+  args.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, Milliseconds(options.keepalive_interval));
+  args.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, Milliseconds(options.keepalive_timeout));
+  args.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  args.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+  args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
+  args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+  args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, options.own_connection ? 1 : 0);
+  // Retries are ours: gRPC's would buffer every message of a stream.
+  args.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+  // A proxy in the environment is for the web, not for a cluster's own traffic.
+  args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  return grpc::CreateCustomChannel(address, options.credentials.channel(), args);
+}
+
+absl::Status WaitForConnected(grpc::Channel& channel, std::string_view address,
+                              absl::Duration timeout) {
+  const auto unavailable = [&](std::string_view why) {
+    return absl::UnavailableError(
+        StrCat("cannot reach ", address, ": ", why, "; is it running, and is the address right?"));
+  };
+  const auto deadline = absl::ToChronoTime(absl::Now() + timeout);
+  grpc_connectivity_state state = channel.GetState(/*try_to_connect=*/true);
+  while (state != GRPC_CHANNEL_READY) {
+    if (state == GRPC_CHANNEL_TRANSIENT_FAILURE) {
+      return unavailable("the connection was refused or failed");
+    }
+    if (state == GRPC_CHANNEL_SHUTDOWN) {
+      return unavailable("the channel was shut down");
+    }
+    if (!channel.WaitForStateChange(state, deadline)) {
+      return unavailable(StrCat("no connection within ", absl::FormatDuration(timeout)));
+    }
+    state = channel.GetState(/*try_to_connect=*/true);
+  }
+  return absl::OkStatus();
+}
+
+void Apply(const CallOptions& options, grpc::ClientContext* context) {
+  if (options.deadline != absl::InfiniteFuture()) {
+    context->set_deadline(absl::ToChronoTime(options.deadline));
+  }
+  if (!options.traceparent.empty()) {
+    context->AddMetadata(kTraceparent, options.traceparent);
+  }
+}
+
+CallOptions OptionsOf(const grpc::ServerContextBase& context) {
+  CallOptions options;
+  if (context.deadline() != std::chrono::system_clock::time_point::max()) {
+    options.deadline = absl::FromChrono(context.deadline());
+  }
+  const auto& metadata = context.client_metadata();
+  if (const auto found = metadata.find(kTraceparent); found != metadata.end()) {
+    options.traceparent.assign(found->second.data(), found->second.size());
+  }
+  return options;
+}
+
+absl::Duration Backoff::NextDelay(const absl::Status& last_error) {
+  const absl::Duration delay = delay_ * absl::Uniform(random_, 0.5, 1.0);
+  delay_ = std::min(delay_ * 2, policy_.max_delay);
+  return std::max(delay, RetryDelayOf(last_error).value_or(absl::ZeroDuration()));
+}
+
+bool IsRetryable(const absl::Status& status) {
+  return absl::IsUnavailable(status) || RetryDelayOf(status).has_value();
+}
+
+absl::Status Retry(const RetryPolicy& policy, absl::Time deadline,
+                   const std::function<absl::Status()>& idempotent_call) {
+  Backoff backoff(policy);
+  for (int attempt = 1;; ++attempt) {
+    absl::Status status = idempotent_call();
+    if (!IsRetryable(status) || attempt >= policy.max_attempts) {
+      return status;
+    }
+    const absl::Duration delay = backoff.NextDelay(status);
+    if (absl::Now() + delay >= deadline) {
+      return status;
+    }
+    absl::SleepFor(delay);
+  }
+}
+
+}  // namespace shardmesh::rpc

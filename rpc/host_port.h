@@ -1,0 +1,30 @@
+// Addresses as users write them: `host:port`, `[v6]:port`, `unix:/path`.
+#ifndef SHARDMESH_RPC_HOST_PORT_H_
+#define SHARDMESH_RPC_HOST_PORT_H_
+
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+
+namespace shardmesh::rpc {
+
+struct HostPort {
+  std::string host;  // an IPv6 address without its brackets
+  int port = 0;      // 0 to 65535
+
+  // With brackets where the host has colons.
+  std::string ToString() const;
+};
+
+bool IsUnixAddress(std::string_view address);
+
+// INVALID_ARGUMENT (BAD_FIELD) says what is missing.
+absl::StatusOr<HostPort> ParseHostPort(std::string_view address);
+
+// OK for `host:port` and for unix sockets; otherwise ParseHostPort's error.
+absl::Status CheckAddress(std::string_view address);
+
+}  // namespace shardmesh::rpc
+
+#endif  // SHARDMESH_RPC_HOST_PORT_H_

@@ -1,0 +1,148 @@
+// Builds a server, keeps its health, and brings it to its end.
+#include "rpc/server_lifecycle.h"
+
+#include <grpc/grpc.h>
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/server.h>
+#include <grpcpp/server_builder.h>
+
+#include <utility>
+
+#include "grpc/health/v1/health.pb.h"
+#include "rpc/host_port.h"
+#include "rpc/rpc_metrics.h"
+#include "sharding/reason.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+
+namespace shardmesh::rpc {
+namespace {
+
+constexpr const char* kLive = "live";
+constexpr const char* kReady = "ready";
+
+// Peers probe quiet connections as often as ChannelOptions says; gRPC's own limit is minutes.
+constexpr absl::Duration kMinPingInterval = absl::Seconds(1);
+
+// gRPC's health service and reflection have to be asked for before the first builder is made.
+void EnablePlugins() {
+  static const bool once = [] {
+    grpc::EnableDefaultHealthCheckService(true);
+    grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+    // Links the descriptor of the health service, so that reflection can describe it.
+    return grpc::health::v1::HealthCheckRequest::descriptor() != nullptr;
+  }();
+  static_cast<void>(once);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ServerLifecycle>> ServerLifecycle::Start(
+    const ServerOptions& options, absl::Span<const NamedService> services) {
+  if (!options.credentials.is_secure()) {
+    SHARDMESH_RETURN_IF_ERROR(CheckBindAddress(options.address, options.insecure));
+  }
+  EnablePlugins();
+
+  std::vector<std::string> service_names;
+  grpc::ServerBuilder builder;
+  for (const NamedService& service : services) {
+    builder.RegisterService(service.service);
+    service_names.push_back(service.name);
+  }
+  builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
+  builder.SetMaxSendMessageSize(static_cast<int>(options.max_message_bytes));
+  // Two servers on one port would share its calls in silence.
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
+                             static_cast<int>(absl::ToInt64Milliseconds(kMinPingInterval)));
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  if (options.metrics != nullptr) {
+    std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> creators;
+    creators.push_back(RpcMetricsInterceptors(*options.metrics, service_names));
+    builder.experimental().SetInterceptorCreators(std::move(creators));
+  }
+  if (options.customize) {
+    options.customize(builder);
+  }
+  int port = 0;
+  builder.AddListeningPort(options.address, options.credentials.server(), &port);
+
+  std::vector<std::string> health_names = {"", kReady};
+  health_names.insert(health_names.end(), service_names.begin(), service_names.end());
+  auto lifecycle = std::unique_ptr<ServerLifecycle>(
+      new ServerLifecycle(options.on_drain, std::move(health_names)));
+  lifecycle->server_ = builder.BuildAndStart();
+  const bool is_unix = IsUnixAddress(options.address);
+  if (lifecycle->server_ == nullptr || (!is_unix && port == 0)) {
+    return WithReason(
+        absl::AlreadyExistsError(StrCat("cannot listen on ", options.address,
+                                        "; the port is in use, or the address is not this host's. "
+                                        "Stop what listens there, choose another port, or 0 for a "
+                                        "free one")),
+        Reason::kAlreadyExists);
+  }
+  lifecycle->address_ = options.address;
+  if (!is_unix) {
+    SHARDMESH_ASSIGN_OR_RETURN(HostPort bound, ParseHostPort(options.address));
+    bound.port = port;
+    lifecycle->port_ = port;
+    lifecycle->address_ = bound.ToString();
+  }
+  lifecycle->SetHealth(false);
+  lifecycle->server_->GetHealthCheckService()->SetServingStatus(kLive, true);
+  return lifecycle;
+}
+
+ServerLifecycle::ServerLifecycle(std::function<void()> on_drain,
+                                 std::vector<std::string> health_names)
+    : on_drain_(std::move(on_drain)), health_names_(std::move(health_names)) {}
+
+ServerLifecycle::~ServerLifecycle() {
+  if (server_ != nullptr) {
+    Drain(absl::InfinitePast());
+  }
+}
+
+void ServerLifecycle::SetHealth(bool serving) {
+  for (const std::string& name : health_names_) {
+    server_->GetHealthCheckService()->SetServingStatus(name, serving);
+  }
+}
+
+void ServerLifecycle::SetReady(bool ready) {
+  absl::MutexLock lock(&mutex_);
+  if (!draining_ && ready_ != ready) {
+    ready_ = ready;
+    SetHealth(ready);
+  }
+}
+
+bool ServerLifecycle::ready() const {
+  absl::MutexLock lock(&mutex_);
+  return ready_;
+}
+
+void ServerLifecycle::Drain(absl::Time deadline) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (draining_) {
+      mutex_.Await(absl::Condition(&stopped_));
+      return;
+    }
+    draining_ = true;
+    ready_ = false;
+    SetHealth(false);
+  }
+  if (on_drain_) {
+    on_drain_();
+  }
+  // Tells peers to go, refuses new calls, and cancels at the deadline what still runs.
+  server_->Shutdown(absl::ToChronoTime(deadline));
+  server_->Wait();
+  absl::MutexLock lock(&mutex_);
+  stopped_ = true;
+}
+
+}  // namespace shardmesh::rpc
