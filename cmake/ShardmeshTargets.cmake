@@ -5,10 +5,11 @@ include(GNUInstallDirs)
 add_custom_target(shardmesh_programs)
 add_custom_target(shardmesh_concurrent_tests)
 
-# What every target of ours is compiled with: the source root as include path, and strict warnings.
+# What every target of ours is compiled with: the source root as include path, C++20, and strict warnings.
 function(shardmesh_target_defaults target)
   target_include_directories(${target} PUBLIC
     $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/shardmesh>)
+  target_compile_features(${target} PUBLIC cxx_std_20)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor
     -Woverloaded-virtual -Wno-unused-parameter $<$<BOOL:${SHARDMESH_WERROR}>:-Werror>)
 endfunction()
