@@ -95,7 +95,7 @@ class MatmulKernel {
     // Compiled kernels kept: some tens of kilobytes each, and a model has some tens of shapes.
     size_t cache_capacity = 1024;
     // Rate per thread by which a block's time is foreseen: a low estimate makes smaller blocks.
-    double flops_per_second = 50e9;
+    double flops_per_second = 100e9;
   };
 
   // Asked between blocks; a status other than OK ends the run with it.

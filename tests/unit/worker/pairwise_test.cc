@@ -166,7 +166,7 @@ class PairwiseSweep : public ::testing::TestWithParam<std::tuple<int64_t, Dtype>
 TEST_P(PairwiseSweep, AllReduceGivesTheBitsOfThePlainTreeSum) {
   const auto [ranks, dtype] = GetParam();
   for (const int64_t count : kCounts) {
-    // Pieces of 1000 bytes end within elements of 8.
+    // Pieces of 1001 bytes end within elements.
     for (const int64_t piece_bytes : {int64_t{1} << 20, int64_t{1001}}) {
       SCOPED_TRACE(StrCat(count, " elements in pieces of ", piece_bytes));
       std::vector<Bytes> operands, results;

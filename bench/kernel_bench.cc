@@ -1,0 +1,201 @@
+// K1: how near the kernel comes to a bare loop over one packed oneDNN product.
+//
+// Ours and the bare loop alternate in one run, each sample being some calls; a figure is the ratio
+// of their medians. Results of both are compared in the same run. Usage: kernel_bench [THREADS]
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "oneapi/dnnl/dnnl.hpp"
+#include "sharding/str_cat.h"
+#include "tensor/dtype.h"
+#include "tensor/float_convert.h"
+#include "tensor/random.h"
+#include "worker/kernel/matmul.h"
+
+namespace shardmesh {
+namespace {
+
+using dnnl::memory;
+
+constexpr double kTarget = 0.90;
+constexpr int kSamples = 41;
+constexpr double kSampleSeconds = 0.02;
+
+struct Case {
+  int64_t rows, in, out;
+  Dtype dtype;
+};
+
+// The layers of a small encoder and of a 7-billion-parameter decoder, by rows at once.
+constexpr Case kCases[] = {
+    {128, 384, 1536, Dtype::kF32},   {128, 1536, 384, Dtype::kF32},   {1, 4096, 4096, Dtype::kF32},
+    {32, 4096, 11008, Dtype::kF32},  {512, 4096, 4096, Dtype::kF32},  {1, 4096, 4096, Dtype::kBF16},
+    {32, 4096, 11008, Dtype::kBF16}, {512, 4096, 4096, Dtype::kBF16},
+};
+
+std::vector<char> Values(Dtype dtype, int64_t count, uint64_t seed) {
+  std::vector<char> values(static_cast<size_t>(count * BitsPerElement(dtype) / 8));
+  if (!FillNormal(dtype, seed, 0.1, 0, absl::MakeSpan(values)).ok()) std::abort();
+  return values;
+}
+
+double ValueAt(Dtype dtype, const char* at) {
+  if (dtype == Dtype::kF32) {
+    float value;
+    std::memcpy(&value, at, sizeof(value));
+    return value;
+  }
+  uint16_t bits;
+  std::memcpy(&bits, at, sizeof(bits));
+  return BF16ToF32(bits);
+}
+
+// One product with packed weights and nothing around it.
+class BareProduct {
+ public:
+  BareProduct(const Case& c, std::vector<char>& lhs, std::vector<char>& weights,
+              std::vector<char>& out)
+      : engine_(dnnl::engine::kind::cpu, 0), stream_(engine_) {
+    const auto type = c.dtype == Dtype::kF32 ? memory::data_type::f32 : memory::data_type::bf16;
+    const memory::desc lhs_desc({c.rows, c.in}, type, memory::format_tag::ab);
+    const memory::desc out_desc({c.rows, c.out}, type, memory::format_tag::ab);
+    const memory::desc any({c.in, c.out}, type, memory::format_tag::any);
+#if DNNL_VERSION_MAJOR >= 3
+    const dnnl::matmul::primitive_desc description(engine_, lhs_desc, any, out_desc);
+#else
+    const dnnl::matmul::primitive_desc description(dnnl::matmul::desc(lhs_desc, any, out_desc),
+                                                   engine_);
+#endif
+    product_ = dnnl::matmul(description);
+    memory plain({{c.in, c.out}, type, memory::format_tag::ba}, engine_, weights.data());
+    memory packed(description.weights_desc(), engine_);
+    dnnl::reorder(plain, packed).execute(stream_, plain, packed);
+    stream_.wait();
+    arguments_ = {{DNNL_ARG_SRC, memory(lhs_desc, engine_, lhs.data())},
+                  {DNNL_ARG_WEIGHTS, packed},
+                  {DNNL_ARG_DST, memory(out_desc, engine_, out.data())}};
+  }
+
+  void Run() {
+    product_.execute(stream_, arguments_);
+    stream_.wait();
+  }
+
+ private:
+  dnnl::engine engine_;
+  dnnl::stream stream_;
+  dnnl::matmul product_;
+  std::unordered_map<int, memory> arguments_;
+};
+
+double SecondsPerCall(const std::function<void()>& call, int64_t calls) {
+  const absl::Time begin = absl::Now();
+  for (int64_t i = 0; i < calls; ++i) call();
+  return absl::ToDoubleSeconds(absl::Now() - begin) / static_cast<double>(calls);
+}
+
+double Median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
+  return values[values.size() / 2];
+}
+
+// Blocks may be cut differently, hence rounded differently.
+bool Agree(Dtype dtype, const std::vector<char>& a, const std::vector<char>& b) {
+  const double tolerance = dtype == Dtype::kF32 ? 1e-4 : 2e-2;
+  for (size_t at = 0; at < a.size(); at += dtype == Dtype::kF32 ? 4 : 2) {
+    const double left = ValueAt(dtype, a.data() + at), right = ValueAt(dtype, b.data() + at);
+    if (!(std::abs(left - right) <= tolerance * (1 + std::abs(left)))) return false;
+  }
+  return true;
+}
+
+nlohmann::json Measure(const Case& c, int threads) {
+  std::vector<char> lhs = Values(c.dtype, c.rows * c.in, 1);
+  std::vector<char> weights = Values(c.dtype, c.in * c.out, 2);
+  std::vector<char> out(static_cast<size_t>(c.rows * c.out * BitsPerElement(c.dtype) / 8));
+  std::vector<char> bare_out(out.size());
+
+  worker::MatmulKernel kernel({.threads = threads});
+  worker::MatmulSpec spec;
+  spec.m = c.rows;
+  spec.n = c.out;
+  spec.k = c.in;
+  spec.lhs_dtype = spec.rhs_dtype = spec.out_dtype = c.dtype;
+  spec.transpose_rhs = true;
+  const auto packed = kernel.Pack(spec, weights);
+  if (!packed.ok()) {
+    std::fprintf(stderr, "%s\n", packed.status().ToString().c_str());
+    std::exit(1);
+  }
+  BareProduct bare(c, lhs, weights, bare_out);
+
+  const auto run_ours = [&] {
+    const absl::Status status = kernel.Run(spec, {lhs, {}, {}, absl::MakeSpan(out), packed->get()});
+    if (!status.ok()) {
+      std::fprintf(stderr, "%s\n", status.ToString().c_str());
+      std::exit(1);
+    }
+  };
+  const auto run_bare = [&] { bare.Run(); };
+
+  const double once = std::max(SecondsPerCall(run_ours, 2), SecondsPerCall(run_bare, 2));
+  if (!Agree(c.dtype, out, bare_out)) {
+    std::fprintf(stderr, "the two products differ\n");
+    std::exit(1);
+  }
+  const int64_t calls = std::max<int64_t>(1, static_cast<int64_t>(kSampleSeconds / once));
+  std::vector<double> ours, theirs;
+  for (int sample = 0; sample < kSamples; ++sample) {
+    ours.push_back(SecondsPerCall(run_ours, calls));
+    theirs.push_back(SecondsPerCall(run_bare, calls));
+  }
+  const double flops = 2.0 * static_cast<double>(c.rows * c.in * c.out);
+  const double ours_rate = flops / Median(ours) / 1e9;
+  const double bare_rate = flops / Median(theirs) / 1e9;
+  const double ratio = ours_rate / bare_rate;
+  return {{"id", "K1-first"},
+          {"what",
+           StrCat(DtypeName(c.dtype), " product ", c.rows, "x", c.in, "x", c.out, ", ", threads,
+                  threads == 1 ? " thread" : " threads", ", against a bare packed oneDNN loop")},
+          {"ours", ours_rate},
+          {"peer", bare_rate},
+          {"unit", "GFLOP/s"},
+          {"ratio", ratio},
+          {"target", kTarget},
+          {"met", ratio >= kTarget}};
+}
+
+}  // namespace
+}  // namespace shardmesh
+
+int main(int argc, char** argv) {
+  const int threads = argc > 1 ? std::atoi(argv[1]) : 1;
+  if (threads < 1) {
+    std::fprintf(stderr, "usage: kernel_bench [THREADS], at least 1\n");
+    return 2;
+  }
+  omp_set_num_threads(threads);
+  try {
+    for (const shardmesh::Case& c : shardmesh::kCases) {
+      std::printf("%s\n", shardmesh::Measure(c, threads).dump().c_str());
+      std::fflush(stdout);
+    }
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+  return 0;
+}
