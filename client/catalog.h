@@ -1,0 +1,48 @@
+// Named, versioned definitions of the cluster, as a client sees them.
+#ifndef SHARDMESH_CLIENT_CATALOG_H_
+#define SHARDMESH_CLIENT_CATALOG_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "rpc/definitions.h"
+#include "sharding/partition_axis.h"
+
+namespace shardmesh::client {
+
+enum class EntryKind { kMesh, kProfile, kRuleSet };
+
+// In the order of EntryKind: the index of the alternative is the kind.
+using EntryValue = std::variant<rpc::MeshDefinition, PartitionAxis, rpc::RuleSetDefinition>;
+
+inline EntryKind KindOf(const EntryValue& value) { return static_cast<EntryKind>(value.index()); }
+
+struct Entry {
+  std::string name;
+  EntryValue value;
+  int64_t version = 0;   // 1 when created, one more at each update
+  int64_t revision = 0;  // the store's at the last change
+  absl::Time update_time = absl::InfinitePast();
+};
+
+struct EntryChange {
+  EntryKind kind = EntryKind::kMesh;
+  std::string name;
+  // The entry after the change; nullopt if it was deleted.
+  std::optional<Entry> entry;
+};
+
+// All changes of one revision.
+struct CatalogChanges {
+  int64_t revision = 0;
+  // Empty in the first report of a watch, which only says from where it watches.
+  std::vector<EntryChange> changes;
+};
+
+}  // namespace shardmesh::client
+
+#endif  // SHARDMESH_CLIENT_CATALOG_H_

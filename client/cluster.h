@@ -1,0 +1,95 @@
+// What a cluster is and how it is doing, and how far its long operations are.
+#ifndef SHARDMESH_CLIENT_CLUSTER_H_
+#define SHARDMESH_CLIENT_CLUSTER_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "sharding/mesh.h"
+
+namespace shardmesh::client {
+
+struct BuildVersion {
+  std::string version;   // semantic, such as 0.1.0
+  std::string revision;  // of the source, or empty
+};
+
+struct ServerVersion {
+  BuildVersion build;
+  // Protocol versions that it speaks, both included.
+  int32_t min_protocol = 0;
+  int32_t max_protocol = 0;
+  // Names of the optional features that it has.
+  std::vector<std::string> features;
+  std::string cluster_id;
+};
+
+// kUnknown: one that this build does not know.
+enum class WorkerState { kUnknown, kJoining, kReady, kDraining, kLost };
+enum class CoordinatorState { kUnknown, kRecovering, kServing, kDraining };
+enum class OperationState { kUnknown, kRunning, kDone, kFailed, kCancelled };
+
+// In lower case, as users see it: "ready".
+std::string_view WorkerStateName(WorkerState state);
+std::string_view CoordinatorStateName(CoordinatorState state);
+std::string_view OperationStateName(OperationState state);
+
+struct WorkerStatus {
+  std::string identity;
+  uint64_t incarnation = 0;
+  WorkerState state = WorkerState::kUnknown;
+  std::vector<std::string> addresses;  // best first
+  int64_t pid = 0;
+  int64_t capacity_bytes = 0;
+  int64_t used_bytes = 0;  // as of its last heartbeat
+  absl::Duration heartbeat_age = absl::ZeroDuration();
+  std::string lost_reason;
+  BuildVersion build;
+};
+
+struct MeshStatus {
+  std::string mesh_id;
+  int64_t revision = 0;
+  Mesh mesh;
+  // Identities by rank; empty where no worker serves the rank yet.
+  std::vector<std::string> workers;
+  // Every rank has a ready worker.
+  bool complete = false;
+};
+
+struct ClusterStatus {
+  std::string cluster_id;
+  int64_t epoch = 0;
+  int64_t term = 0;
+  int64_t revision = 0;
+  CoordinatorState state = CoordinatorState::kUnknown;
+  std::vector<MeshStatus> meshes;     // by name
+  std::vector<WorkerStatus> workers;  // by identity
+  int64_t pid = 0;
+  int64_t arrays = 0;
+  int64_t sessions = 0;
+};
+
+struct Operation {
+  std::string operation_id;
+  std::string description;
+  OperationState state = OperationState::kUnknown;
+  // In units of the operation (tiles, for a put), and in bytes.
+  int64_t done = 0;
+  int64_t total = 0;
+  int64_t done_bytes = 0;
+  int64_t total_bytes = 0;
+  absl::Time start_time = absl::InfinitePast();
+  std::optional<absl::Time> end_time;
+  // What went wrong; OK unless it failed.
+  absl::Status error;
+};
+
+}  // namespace shardmesh::client
+
+#endif  // SHARDMESH_CLIENT_CLUSTER_H_

@@ -1,0 +1,164 @@
+// Questions about layouts and their answers, as a client asks and gets them.
+#ifndef SHARDMESH_CLIENT_LAYOUT_H_
+#define SHARDMESH_CLIENT_LAYOUT_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "rpc/definitions.h"
+#include "sharding/axis_value.h"
+#include "sharding/compatibility.h"
+#include "sharding/correction.h"
+#include "sharding/explanation.h"
+#include "sharding/mesh.h"
+#include "sharding/mode.h"
+#include "sharding/partition_axis.h"
+#include "sharding/shape.h"
+#include "sharding/spec.h"
+#include "sharding/tile.h"
+#include "tensor/dtype.h"
+
+namespace shardmesh::client {
+
+// By name in the catalog, or by value. Nothing given means the mesh "default", the profile in which
+// no field is given, and no rules at all.
+using MeshSelector = std::variant<std::monostate, std::string, Mesh>;
+using ProfileSelector = std::variant<std::monostate, std::string, PartitionAxis>;
+using RuleSetSelector = std::variant<std::monostate, std::string, rpc::RuleSetDefinition>;
+
+// Which spec do these logical axes resolve to?
+struct ResolveSpecQuestion {
+  // Semantic axes, one a dimension; or the name of a preset, which brings axes and mode.
+  std::vector<AxisValue> axes;
+  std::string preset;
+  // Nullopt: the preset decides, or training.
+  std::optional<Mode> mode;
+  // Without a shape nothing is corrected, and no mesh is needed.
+  std::optional<Shape> shape;
+  ProfileSelector profile;
+  MeshSelector mesh;
+  // The first correction is an error.
+  bool strict = false;
+  Compatibility compatibility = Compatibility::kDefault;
+  // Return the chain of reasons.
+  bool explain = false;
+};
+
+// Does this spec fit shape and mesh?
+struct CorrectSpecQuestion {
+  PartitionSpec spec;
+  Shape shape;
+  MeshSelector mesh;
+  bool strict = false;
+  Compatibility compatibility = Compatibility::kDefault;
+};
+
+struct SpecAnswer {
+  PartitionSpec requested;
+  // After correction; `requested` where no shape was given.
+  PartitionSpec effective;
+  // By rising dimension.
+  std::vector<Correction> corrections;
+  // Empty unless asked for.
+  std::vector<ExplanationStep> explanation;
+  // The tile's extent in each dimension; nullopt where no shape was given.
+  std::optional<Shape> shard_shape;
+  // The catalog's revision that the answer holds for.
+  int64_t revision = 0;
+};
+
+// How does a tensor lie on a mesh?
+struct TilingQuestion {
+  MeshSelector mesh;
+  PartitionSpec spec;  // must fit
+  Shape shape;
+  // Positions whose tiles are wanted, at most 65,536.
+  std::vector<DeviceId> devices;
+  Compatibility compatibility = Compatibility::kDefault;
+};
+
+struct DeviceTile {
+  DeviceId device = 0;
+  Tile tile;
+  // Which copy of the tile this is, from 0 in mesh order.
+  int64_t replica_id = 0;
+};
+
+struct TilingAnswer {
+  Shape shard_shape;
+  int64_t distinct_tiles = 0;
+  bool fully_replicated = false;
+  // Of the devices asked for, in that order.
+  std::vector<DeviceTile> tiles;
+  int64_t revision = 0;
+};
+
+// The mode of a preset is never missing.
+struct NamedPreset {
+  std::string name;
+  std::vector<AxisValue> axes;
+  Mode mode = RuntimeMode::kTrain;
+};
+
+// What holds for a whole tree of tensors.
+struct TreeQuestion {
+  // For tensors without axes of their own.
+  RuleSetSelector rules;
+  // For tensors with axes.
+  ProfileSelector profile;
+  std::optional<Mode> mode;
+  MeshSelector mesh;
+  bool strict = false;
+  Compatibility compatibility = Compatibility::kDefault;
+  // Specs are those of the rules: no mesh is asked, nothing is corrected, no bytes are counted.
+  bool match_only = false;
+};
+
+struct TreeTensor {
+  std::string name;  // unique in the tree, 1 to 1,024 bytes
+  Shape shape;
+  std::optional<Dtype> dtype;  // nullopt counts no bytes
+  std::vector<AxisValue> axes;
+};
+
+struct TreeSpec {
+  PartitionSpec requested;
+  PartitionSpec effective;
+  std::vector<Correction> corrections;
+};
+
+struct TreePlacement {
+  // Index into TreeAnswer::specs.
+  size_t spec_index = 0;
+  // The rule that matched, from 0; nullopt if none was needed.
+  std::optional<int64_t> rule_index;
+  int64_t bytes_per_device = 0;
+};
+
+// Totals over a tree; bytes count tensors whose dtype was given.
+struct LayoutSummary {
+  int64_t tensors = 0;
+  int64_t total_bytes = 0;  // each element once
+  int64_t min_bytes_per_device = 0;
+  int64_t max_bytes_per_device = 0;
+  int64_t replicated_bytes = 0;    // sum over devices minus total_bytes
+  int64_t replicated_tensors = 0;  // of which each device holds all
+  int64_t corrected_tensors = 0;
+  int64_t devices = 0;
+};
+
+struct TreeAnswer {
+  // The distinct specs.
+  std::vector<TreeSpec> specs;
+  // One for each tensor, in the order asked.
+  std::vector<TreePlacement> placements;
+  LayoutSummary summary;
+  int64_t revision = 0;
+};
+
+}  // namespace shardmesh::client
+
+#endif  // SHARDMESH_CLIENT_LAYOUT_H_

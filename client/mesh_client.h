@@ -1,0 +1,143 @@
+// MeshClient: everything that a user of a cluster can do, in blocking calls.
+#ifndef SHARDMESH_CLIENT_MESH_CLIENT_H_
+#define SHARDMESH_CLIENT_MESH_CLIENT_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "client/array.h"
+#include "client/catalog.h"
+#include "client/cluster.h"
+#include "client/layout.h"
+#include "client/step.h"
+#include "rpc/credentials.h"
+#include "tensor/safetensors.h"
+
+namespace shardmesh::client {
+
+struct MeshClientOptions {
+  rpc::Credentials credentials = rpc::Credentials::Insecure();
+  // Each call fails with DEADLINE_EXCEEDED after this time, retries included.
+  absl::Duration timeout = absl::Seconds(30);
+  // The same for calls that move tensors: puts, loads and gathers.
+  absl::Duration transfer_timeout = absl::Minutes(30);
+  // How long arrays without a name outlive a client that has died. 1 s to 1 h.
+  absl::Duration session_ttl = absl::Seconds(30);
+  // For people who look at the cluster's sessions. At most 255 bytes.
+  std::string client_name = "shardmesh";
+};
+
+// A connection to a cluster, with a session that is opened when first needed, is renewed in the
+// background and ends with the client; then the arrays go that it made without giving them a name.
+//
+// Errors are the server's own: code, message, reason (ReasonOf) and details as it sent them. Calls
+// that may be repeated without harm are, while the coordinator is UNAVAILABLE and time is left;
+// mutations carry an id by which the server knows a repetition. A coordinator that cannot be
+// reached is UNAVAILABLE within 3 s and named with its address.
+//
+// Example:
+//   auto client = MeshClient::Connect("127.0.0.1:7070");
+//   auto loaded = (*client)->LoadCheckpoint("model.safetensors", {.rules = rules});
+//   auto tensor = (*client)->Gather(ArraySelector::ByName("encoder.layer.0.output.dense.weight"));
+//
+// Thread-safe. The destructor closes the session, which takes at most a second if the coordinator
+// does not answer; no call may be under way then.
+class MeshClient {
+ public:
+  // Connects to the coordinator at `address`: `host:port`, `[v6]:port` or `unix:/path`.
+  // INVALID_ARGUMENT for other text; UNAVAILABLE as above.
+  static absl::StatusOr<std::unique_ptr<MeshClient>> Connect(const std::string& address,
+                                                             const MeshClientOptions& options = {});
+  ~MeshClient();
+  MeshClient(const MeshClient&) = delete;
+  MeshClient& operator=(const MeshClient&) = delete;
+
+  // The cluster.
+  absl::StatusOr<ServerVersion> GetVersion();
+  absl::StatusOr<ClusterStatus> GetStatus();
+
+  // Layouts: pure questions, which need no worker.
+  absl::StatusOr<SpecAnswer> ResolveSpec(const ResolveSpecQuestion& question);
+  absl::StatusOr<SpecAnswer> CorrectSpec(const CorrectSpecQuestion& question);
+  absl::StatusOr<TilingAnswer> DescribeTiling(const TilingQuestion& question);
+  absl::StatusOr<std::vector<NamedPreset>> ListPresets();
+  // At most 1,000,000 tensors.
+  absl::StatusOr<TreeAnswer> ResolveTree(const TreeQuestion& question,
+                                         absl::Span<const TreeTensor> tensors);
+
+  // Definitions. `expected_version`: kAnyVersion, or the version that is replaced or deleted
+  // (ABORTED, VERSION_MISMATCH, if it is another). CreateEntry: ALREADY_EXISTS for a taken name.
+  absl::StatusOr<Entry> CreateEntry(const std::string& name, const EntryValue& value);
+  absl::StatusOr<Entry> GetEntry(EntryKind kind, const std::string& name);
+  absl::StatusOr<std::vector<Entry>> ListEntries(EntryKind kind);
+  absl::StatusOr<Entry> UpdateEntry(const std::string& name, const EntryValue& value,
+                                    int64_t expected_version = kAnyVersion);
+  // Returns the store's revision after it.
+  absl::StatusOr<int64_t> DeleteEntry(EntryKind kind, const std::string& name,
+                                      int64_t expected_version = kAnyVersion);
+  // Reports the changes of entries of `kinds` (none: of all kinds) from `start_revision` on (0:
+  // from now on) until `on_changes` returns false or `until` comes; both end the watch with OK.
+  // OUT_OF_RANGE (COMPACTED) if the revision is no longer kept.
+  absl::Status Watch(absl::Span<const EntryKind> kinds, int64_t start_revision, absl::Time until,
+                     const std::function<bool(const CatalogChanges&)>& on_changes);
+
+  // Puts tensors onto a mesh: all of them become visible together, or none does. Bytes go straight
+  // to the workers, from where they lie. UNAVAILABLE (WORKER_LOST) names the worker that was lost.
+  absl::StatusOr<PutResult> PutTensors(absl::Span<const PutTensor> tensors,
+                                       const PutOptions& options = {});
+  // Puts every tensor of a checkpoint under its name in the file. The path is one of
+  // Checkpoint::Open, whose errors come first.
+  absl::StatusOr<PutResult> LoadCheckpoint(const Checkpoint& checkpoint,
+                                           const PutOptions& options = {});
+  absl::StatusOr<PutResult> LoadCheckpoint(const std::string& path, const PutOptions& options = {});
+
+  // Brings a whole tensor back, each tile from a worker that holds it, and checks every checksum.
+  // FAILED_PRECONDITION (ARRAY_DEGRADED) if no live worker holds some tile.
+  absl::StatusOr<GatheredTensor> Gather(const ArraySelector& array);
+  // Gathers into a .npy file (see WriteNpy), which appears complete or not at all.
+  absl::StatusOr<Array> GatherToNpy(const ArraySelector& array, const std::string& path);
+
+  absl::StatusOr<Array> DescribeArray(const ArraySelector& array);
+  // All named arrays whose name begins with `prefix`, by name.
+  absl::StatusOr<std::vector<Array>> ListArrays(const std::string& prefix = "");
+  // Returns the name's version. expected_version may be kMustNotExist.
+  absl::StatusOr<int64_t> MoveName(const std::string& name, const std::string& array_id,
+                                   int64_t expected_version = kAnyVersion);
+  absl::Status DeleteName(const std::string& name, int64_t expected_version = kAnyVersion);
+  // Lets go of arrays that this client's session pins; returns how many it did pin.
+  absl::StatusOr<int64_t> ReleaseArrays(absl::Span<const std::string> array_ids);
+
+  // Computation. Every rank takes part; all results are there or none, operands stay untouched.
+  absl::StatusOr<CompiledProgram> Compile(const Program& program,
+                                          absl::Span<const Operand> operands,
+                                          const std::string& mesh_id = "");
+  absl::StatusOr<StepResult> Execute(const ExecuteCall& call);
+  absl::StatusOr<StepResult> Linear(const LinearCall& call);
+  absl::StatusOr<StepResult> Matmul(const MatmulCall& call);
+  absl::StatusOr<StepResult> Collective(const CollectiveCall& call);
+
+  // Long operations, by id.
+  absl::StatusOr<Operation> GetOperation(const std::string& operation_id);
+  // Reports until the operation ends (returned last), `on_progress` returns false, or the client's
+  // transfer timeout is over (DEADLINE_EXCEEDED).
+  absl::StatusOr<Operation> WatchOperation(
+      const std::string& operation_id, const std::function<bool(const Operation&)>& on_progress);
+  absl::StatusOr<Operation> CancelOperation(const std::string& operation_id);
+
+ private:
+  class Impl;
+  explicit MeshClient(std::unique_ptr<Impl> impl);
+
+  const std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace shardmesh::client
+
+#endif  // SHARDMESH_CLIENT_MESH_CLIENT_H_
