@@ -354,17 +354,19 @@ absl::StatusOr<grpc::ByteBuffer> WriteFrame(const FrameHeader& header,
     at = CodedOutputStream::WriteVarint32ToArray(length, at);
   }
   uint32_t crc = Crc32c(BytesOf(head).subspan(kCrcFieldBytes));
-  std::vector<grpc::Slice> slices;
-  slices.reserve(1 + payload.size());
-  slices.push_back(head);
   for (const absl::Span<const char> piece : payload) {
-    if (!piece.empty()) {
-      crc = ExtendCrc32c(crc, piece);
-      slices.push_back(Borrow(piece, owner));
-    }
+    crc = ExtendCrc32c(crc, piece);
   }
   start[0] = kCrcTag;
   CodedOutputStream::WriteLittleEndian32ToArray(crc, start + 1);
+  // Only now, since a short slice is copied with its bytes.
+  std::vector<grpc::Slice> slices = {head};
+  slices.reserve(1 + payload.size());
+  for (const absl::Span<const char> piece : payload) {
+    if (!piece.empty()) {
+      slices.push_back(Borrow(piece, owner));
+    }
+  }
   return grpc::ByteBuffer(slices.data(), slices.size());
 }
 

@@ -1,0 +1,143 @@
+// YAML files as users write them, and the ways to get them wrong.
+#include "rpc/config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "tests/testing/status_matchers.h"
+
+namespace shardmesh::rpc {
+namespace {
+
+using ::shardmesh::test::IsOkAndHolds;
+using ::shardmesh::test::StatusIs;
+using ::testing::HasSubstr;
+
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+
+std::string RulesError(std::string_view text) {
+  const auto rules = ParseRules(text, "r.yaml");
+  EXPECT_EQ(rules.status().code(), kInvalid);
+  return std::string(rules.status().message());
+}
+
+TEST(ConfigTest, ReadsRules) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const RuleSetDefinition definition, ParseRules(R"(
+# A comment.
+rules:
+  - {pattern: 'dense\.weight$', spec: [fsdp, [tp, sp], null]}
+  - pattern: ".*"
+    spec: []
+min_size: 16
+strict: false
+separator: /
+)",
+                                                                                "r.yaml"));
+  const auto rules = definition.rules.rules();
+  ASSERT_EQ(rules.size(), 2u);
+  EXPECT_EQ(rules[0].pattern, R"(dense\.weight$)");
+  EXPECT_EQ(rules[0].spec.ToString(), "P('fsdp', ('tp', 'sp'), None)");
+  EXPECT_EQ(rules[1].spec, PartitionSpec());
+  EXPECT_EQ(definition.rules.min_size(), 16);
+  EXPECT_FALSE(definition.rules.strict());
+  EXPECT_TRUE(definition.slashes);
+}
+
+TEST(ConfigTest, RulesHaveDefaults) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const RuleSetDefinition plain, ParseRules("rules: []", "r.yaml"));
+  EXPECT_EQ(plain.rules.min_size(), 0);
+  EXPECT_TRUE(plain.rules.strict());
+  EXPECT_FALSE(plain.slashes);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const RuleSetDefinition null,
+                                 ParseRules("rules: []\nmin_size: null", "r.yaml"));
+  EXPECT_EQ(null.rules.min_size(), RuleSet::kDefaultMinSize);
+}
+
+TEST(ConfigTest, ErrorsNameThePlaceAndTheNearestKey) {
+  EXPECT_THAT(RulesError("rules:\n  - {patern: a, spec: []}"),
+              HasSubstr("r.yaml:2:6: unknown key \"patern\" in a rule; did you mean \"pattern\"?"));
+  EXPECT_THAT(RulesError("rules: []\nrules: []"), HasSubstr("r.yaml:2:1: key \"rules\" occurs"));
+  EXPECT_THAT(RulesError("rules:\n  - {pattern: a}"), HasSubstr("a rule without spec"));
+  EXPECT_THAT(RulesError("rules:\n  - {pattern: a, spec: tp}"), HasSubstr("r.yaml:2:24: spec"));
+  EXPECT_THAT(RulesError("rules:\n  - {pattern: a, spec: [[[tp]]]}"), HasSubstr("r.yaml:2:"));
+  EXPECT_THAT(RulesError("rules:\n  - {pattern: '(', spec: []}"), HasSubstr("r.yaml:2:15: "));
+  EXPECT_THAT(RulesError("rules: []\nstrict: 1"), HasSubstr("r.yaml:2:9: strict"));
+  EXPECT_THAT(RulesError("rules: []\nmin_size: -1"), HasSubstr("at least 0"));
+  EXPECT_THAT(RulesError("rules: []\nseparator: '-'"), HasSubstr("r.yaml:2:12: separator"));
+  EXPECT_THAT(RulesError("rules: [\n"), HasSubstr("not YAML"));
+  EXPECT_THAT(RulesError("[]"), HasSubstr("must be a mapping"));
+  EXPECT_THAT(RulesError(""), HasSubstr("must be a mapping"));
+}
+
+TEST(ConfigTest, ErrorsKeepTheReasonOfTheAlgebra) {
+  EXPECT_THAT(ParseRules("rules: [{pattern: '(', spec: []}]", "r").status(),
+              StatusIs(kInvalid, Reason::kBadPattern));
+  EXPECT_THAT(ParseRules("x: 1", "r").status(), StatusIs(kInvalid, Reason::kBadFile));
+  EXPECT_THAT(ParseRules(std::string(static_cast<size_t>(kMaxConfigBytes) + 1, ' '), "r").status(),
+              StatusIs(kInvalid, Reason::kLimitExceeded));
+}
+
+TEST(ConfigTest, HostileFilesEndInErrors) {
+  std::string deep;
+  for (int i = 0; i < 100'000; ++i) {
+    deep += "- ";
+  }
+  EXPECT_THAT(RulesError(deep), HasSubstr("r.yaml"));
+  EXPECT_THAT(RulesError(std::string(100'000, '[')), HasSubstr("r.yaml"));
+  std::string wide = "rules:\n- {pattern: a, spec: &s [";
+  for (int i = 0; i < 1000; ++i) {
+    wide += "tp, ";
+  }
+  EXPECT_THAT(RulesError(wide + "tp]}"), HasSubstr("at most 16"));
+}
+
+TEST(ConfigTest, ReadsProfiles) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const PartitionAxis profile, ParseProfile(R"(
+batch_axis: [fsdp, dp]
+head_axis: null
+semantic_axes:
+  - {name: __MINE__, value: [tp, sp], generation_value: null}
+)",
+                                                                           "p.yaml"));
+  EXPECT_TRUE(profile.field(AxisField::kHead).is_none());
+  ASSERT_EQ(profile.semantic_axes().size(), 1u);
+  EXPECT_TRUE(profile.semantic_axes()[0].generation_value->is_none());
+  EXPECT_TRUE(ParseProfile("", "p.yaml").value() == PartitionAxis());
+  EXPECT_THAT(std::string(ParseProfile("head_axs: tp", "p.yaml").status().message()),
+              HasSubstr("p.yaml:1:1: unknown key \"head_axs\" in a profile file; did you mean "
+                        "\"head_axis\"?"));
+}
+
+TEST(ConfigTest, ReadsMeshes) {
+  const auto text = "axes: [{name: fsdp, size: -1}, {name: tp, size: 2}]\n";
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const MeshDefinition mesh, ParseMesh(text, "m.yaml", 8));
+  EXPECT_EQ(mesh.mesh.ToString(), "fsdp=4,tp=2");
+  EXPECT_FALSE(ParseMesh(text, "m.yaml").ok());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const MeshDefinition named,
+      ParseMesh(std::string(text) + "workers: [w0, w1, w2, w3]", "m.yaml"));
+  EXPECT_EQ(named.mesh.ToString(), "fsdp=2,tp=2");
+  EXPECT_EQ(named.workers.size(), 4u);
+  EXPECT_THAT(ParseMesh("axes: [{name: a, size: 2}, {name: a, size: 2}]", "m.yaml").status(),
+              StatusIs(kInvalid, Reason::kDuplicateAxis));
+  EXPECT_THAT(
+      std::string(ParseMesh(std::string(text) + "workers: [a, a]", "m.yaml").status().message()),
+      HasSubstr("m.yaml:2:14: worker \"a\" serves two ranks"));
+}
+
+TEST(ConfigTest, FilesThatCannotBeReadAreNamed) {
+  const std::string missing = ::testing::TempDir() + "/none.yaml";
+  EXPECT_THAT(LoadRules(missing).status(), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_THAT(std::string(LoadRules(missing).status().message()), HasSubstr(missing));
+  EXPECT_THAT(LoadMesh(::testing::TempDir()).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition));
+  const std::string path = ::testing::TempDir() + "/mesh.yaml";
+  std::ofstream(path) << "axes: [{name: tp, size: 2}]";
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const MeshDefinition mesh, LoadMesh(path));
+  EXPECT_EQ(mesh.mesh.size(), 2);
+}
+
+}  // namespace
+}  // namespace shardmesh::rpc

@@ -1,0 +1,246 @@
+// Real servers on free ports: health, reflection's list, metrics, ports in use, drain.
+#include "rpc/server_lifecycle.h"
+
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/match.h"
+#include "absl/synchronization/notification.h"
+#include "grpc/health/v1/health.grpc.pb.h"
+#include "rpc/metrics_endpoint.h"
+#include "rpc/status.h"
+#include "shardmesh/v1/session_service.grpc.pb.h"
+#include "tests/testing/status_matchers.h"
+
+namespace shardmesh::rpc {
+namespace {
+
+using ::shardmesh::test::IsOk;
+using ::shardmesh::test::StatusIs;
+using ::testing::HasSubstr;
+using Health = grpc::health::v1::HealthCheckResponse;
+
+// Opens sessions at once; renewing one waits until it is let go.
+class SessionService final : public v1::SessionService::CallbackService {
+ public:
+  grpc::ServerUnaryReactor* OpenSession(grpc::CallbackServerContext* context,
+                                        const v1::OpenSessionRequest* request,
+                                        v1::OpenSessionResponse* response) override {
+    traceparent = OptionsOf(*context).traceparent;
+    auto* reactor = context->DefaultReactor();
+    response->set_session_id(request->client_name());
+    reactor->Finish(ToGrpc(request->client_name().empty()
+                               ? BadField("client_name", "client_name is empty")
+                               : absl::OkStatus()));
+    return reactor;
+  }
+  grpc::ServerUnaryReactor* RenewSession(grpc::CallbackServerContext* context,
+                                         const v1::RenewSessionRequest*,
+                                         v1::RenewSessionResponse*) override {
+    waiting = context->DefaultReactor();
+    renewing.Notify();
+    return waiting;
+  }
+
+  std::string traceparent;
+  grpc::ServerUnaryReactor* waiting = nullptr;
+  absl::Notification renewing;
+};
+
+class ServerLifecycleTest : public ::testing::Test {
+ protected:
+  absl::StatusOr<std::unique_ptr<ServerLifecycle>> Start(ServerOptions options = {}) {
+    const NamedService services[] = {{v1::SessionService::service_full_name(), &service_}};
+    options.metrics = &metrics_;
+    return ServerLifecycle::Start(options, services);
+  }
+
+  std::shared_ptr<grpc::Channel> Dial(const ServerLifecycle& server) {
+    ChannelOptions options;
+    options.own_connection = true;
+    return *CreateChannel(server.address(), options);
+  }
+
+  absl::StatusOr<Health::ServingStatus> Check(const ServerLifecycle& server,
+                                              const std::string& name) {
+    grpc::ClientContext context;
+    Apply(CallOptions::Within(absl::Seconds(10)), &context);
+    grpc::health::v1::HealthCheckRequest request;
+    request.set_service(name);
+    Health response;
+    const auto status =
+        grpc::health::v1::Health::NewStub(Dial(server))->Check(&context, request, &response);
+    if (!status.ok()) {
+      return FromGrpc(status);
+    }
+    return response.status();
+  }
+
+  absl::Status Open(const ServerLifecycle& server, const std::string& name) {
+    grpc::ClientContext context;
+    CallOptions options = CallOptions::Within(absl::Seconds(10));
+    options.traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    Apply(options, &context);
+    v1::OpenSessionRequest request;
+    request.set_client_name(name);
+    v1::OpenSessionResponse response;
+    return FromGrpc(
+        v1::SessionService::NewStub(Dial(server))->OpenSession(&context, request, &response));
+  }
+
+  Metrics metrics_{"coordinator"};
+  SessionService service_;
+};
+
+TEST_F(ServerLifecycleTest, HealthFollowsReadinessButForLive) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(auto server, Start());
+  const std::string service = v1::SessionService::service_full_name();
+  for (const std::string& name : {std::string(), std::string("ready"), service}) {
+    EXPECT_THAT(Check(*server, name), test::IsOkAndHolds(Health::NOT_SERVING)) << name;
+  }
+  EXPECT_THAT(Check(*server, "live"), test::IsOkAndHolds(Health::SERVING));
+  server->SetReady(true);
+  EXPECT_TRUE(server->ready());
+  for (const std::string& name : {std::string(), std::string("ready"), service}) {
+    EXPECT_THAT(Check(*server, name), test::IsOkAndHolds(Health::SERVING)) << name;
+  }
+  EXPECT_THAT(Check(*server, "nobody"), StatusIs(absl::StatusCode::kNotFound));
+}
+
+TEST_F(ServerLifecycleTest, CallsCarryTraceContextAndErrorsCarryDetails) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(auto server, Start());
+  EXPECT_THAT(Open(*server, "me"), IsOk());
+  EXPECT_THAT(service_.traceparent, HasSubstr("0af7651916cd43dd8448eb211c80319c"));
+  const absl::Status refused = Open(*server, "");
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  EXPECT_EQ(FieldViolationsOf(refused)[0].field, "client_name");
+}
+
+TEST_F(ServerLifecycleTest, CallsAreCountedByMethodAndCode) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(auto server, Start());
+  EXPECT_THAT(Open(*server, "me"), IsOk());
+  EXPECT_FALSE(Open(*server, "").ok());
+  server->Drain(absl::Now() + absl::Seconds(10));
+  const std::string text = metrics_.Text();
+  EXPECT_THAT(text, HasSubstr("shardmesh_rpc_handled_total{code=\"OK\",method=\"SessionService/"
+                              "OpenSession\"} 1"));
+  EXPECT_THAT(text, HasSubstr("shardmesh_rpc_handled_total{code=\"INVALID_ARGUMENT\",method="
+                              "\"SessionService/OpenSession\"} 1"));
+  EXPECT_THAT(text, HasSubstr("shardmesh_rpc_duration_seconds_count{method=\"SessionService/"
+                              "OpenSession\"} 2"));
+}
+
+TEST_F(ServerLifecycleTest, APortInUseIsAnError) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(auto server, Start());
+  ServerOptions options;
+  options.address = server->address();
+  const auto second = Start(options);
+  EXPECT_THAT(second.status(), StatusIs(absl::StatusCode::kAlreadyExists, Reason::kAlreadyExists));
+  EXPECT_TRUE(absl::StrContains(second.status().message(), server->address()));
+}
+
+TEST_F(ServerLifecycleTest, PlaintextBeyondLoopbackIsRefusedUnlessInsecure) {
+  ServerOptions options;
+  options.address = "0.0.0.0:0";
+  EXPECT_THAT(Start(options).status(), StatusIs(absl::StatusCode::kFailedPrecondition));
+  options.insecure = true;
+  EXPECT_THAT(Start(options).status(), IsOk());
+}
+
+TEST_F(ServerLifecycleTest, DrainLetsRunningCallsFinish) {
+  ServerOptions options;
+  options.on_drain = [this] { service_.waiting->Finish(grpc::Status::OK); };
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(auto server, Start(options));
+  server->SetReady(true);
+  grpc::ClientContext context;
+  Apply(CallOptions::Within(absl::Seconds(60)), &context);
+  v1::RenewSessionRequest request;
+  v1::RenewSessionResponse response;
+  absl::Notification done;
+  grpc::Status status;
+  auto stub = v1::SessionService::NewStub(Dial(*server));
+  stub->async()->RenewSession(&context, &request, &response, [&](grpc::Status s) {
+    status = std::move(s);
+    done.Notify();
+  });
+  ASSERT_TRUE(service_.renewing.WaitForNotificationWithTimeout(absl::Seconds(30)));
+  server->Drain(absl::Now() + absl::Seconds(30));
+  EXPECT_FALSE(server->ready());
+  ASSERT_TRUE(done.WaitForNotificationWithTimeout(absl::Seconds(30)));
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  EXPECT_THAT(Open(*server, "me"), StatusIs(absl::StatusCode::kUnavailable));
+  server->Drain(absl::Now());  // again: nothing happens
+}
+
+TEST(ChannelTest, NobodyThereIsSaidAtOnceWithTheAddress) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto channel, CreateChannel("127.0.0.1:1"));
+  const absl::Time start = absl::Now();
+  const absl::Status status = WaitForConnected(*channel, "127.0.0.1:1");
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_TRUE(absl::StrContains(status.message(), "127.0.0.1:1"));
+  EXPECT_LE(absl::Now() - start, kConnectTimeout + absl::Seconds(1));
+}
+
+TEST(ChannelTest, RefusesTextThatIsNoAddress) {
+  EXPECT_THAT(CreateChannel("nowhere").status(), StatusIs(absl::StatusCode::kInvalidArgument));
+}
+
+TEST(RetryTest, TriesAgainOnlyWhatMaySucceed) {
+  RetryPolicy policy;
+  policy.initial_delay = absl::Milliseconds(1);
+  const auto calls_until = [&](absl::Status status, absl::Time deadline) {
+    int calls = 0;
+    Retry(policy, deadline, [&] {
+      ++calls;
+      return status;
+    }).IgnoreError();
+    return calls;
+  };
+  const absl::Time late = absl::Now() + absl::Hours(1);
+  EXPECT_EQ(calls_until(absl::OkStatus(), late), 1);
+  EXPECT_EQ(calls_until(absl::InvalidArgumentError(""), late), 1);
+  EXPECT_EQ(calls_until(absl::UnavailableError(""), late), policy.max_attempts);
+  EXPECT_EQ(calls_until(absl::UnavailableError(""), absl::Now()), 1);
+  EXPECT_EQ(
+      calls_until(WithRetryDelay(absl::ResourceExhaustedError(""), absl::Milliseconds(1)), late),
+      policy.max_attempts);
+}
+
+TEST(BackoffTest, DoublesToItsLimitAndHeedsTheServer) {
+  Backoff backoff({5, absl::Milliseconds(100), absl::Milliseconds(300)});
+  const absl::Status error = absl::UnavailableError("");
+  for (const int limit : {100, 200, 300, 300}) {
+    const absl::Duration delay = backoff.NextDelay(error);
+    EXPECT_LE(delay, absl::Milliseconds(limit));
+    EXPECT_GE(delay, absl::Milliseconds(limit / 2));
+  }
+  EXPECT_GE(backoff.NextDelay(WithRetryDelay(error, absl::Seconds(9))), absl::Seconds(9));
+  backoff.Reset();
+  EXPECT_LE(backoff.NextDelay(error), absl::Milliseconds(100));
+}
+
+TEST(MetricsTest, SameNameAndLabelsAreTheSameSeries) {
+  Metrics metrics("worker");
+  metrics.AddCounter("shardmesh_things_total", "Things.", {{"kind", "a"}}).Add(2);
+  metrics.AddCounter("shardmesh_things_total", "Things.", {{"kind", "a"}}).Add();
+  const Gauge gauge = metrics.AddGauge("shardmesh_used_bytes", "Bytes in use.");
+  metrics.OnScrape([gauge] { gauge.Set(42); });
+  const std::string text = metrics.Text();
+  EXPECT_THAT(text, HasSubstr("shardmesh_things_total{kind=\"a\"} 3"));
+  EXPECT_THAT(text, HasSubstr("shardmesh_used_bytes 42"));
+  EXPECT_THAT(text, HasSubstr("shardmesh_build_info{component=\"worker\",version=\""));
+}
+
+TEST(MetricsEndpointTest, BindsAFreePortAndRefusesOneInUseOrBeyondLoopback) {
+  Metrics metrics("worker");
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(auto endpoint, MetricsEndpoint::Start(metrics, "127.0.0.1:0"));
+  EXPECT_GT(endpoint->port(), 0);
+  EXPECT_THAT(MetricsEndpoint::Start(metrics, StrCat("127.0.0.1:", endpoint->port())).status(),
+              StatusIs(absl::StatusCode::kAlreadyExists));
+  EXPECT_THAT(MetricsEndpoint::Start(metrics, "0.0.0.0:0").status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition));
+}
+
+}  // namespace
+}  // namespace shardmesh::rpc
