@@ -1,0 +1,96 @@
+// Buffers: alignment, the budget, reuse, and many threads at once.
+#include "tensor/buffer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <thread>
+#include <vector>
+
+#include "tests/testing/status_matchers.h"
+
+namespace shardmesh {
+namespace {
+
+using ::shardmesh::test::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+TEST(BufferTest, StartsAtAMultipleOfItsAlignmentAtAnySize) {
+  MemoryBudget budget(int64_t{64} << 20);
+  const auto pool = BufferPool::Create(&budget, 0);
+  for (const int64_t size : {1, 63, 64, 65, 4095, 4096, 4097, 1 << 20, (4 << 20) + 3}) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(Buffer buffer, pool->Allocate(size, "a test"));
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer.data()) % Buffer::kAlignment, 0u) << size;
+    EXPECT_EQ(buffer.size(), static_cast<size_t>(size));
+    buffer.data()[0] = buffer.data()[size - 1] = 'x';
+  }
+  EXPECT_EQ(budget.used_bytes(), 0);
+}
+
+TEST(BufferTest, RefusesWhatIsOverTheLimitAndSaysHaveAndNeed) {
+  MemoryBudget budget(1 << 20);
+  const auto pool = BufferPool::Create(&budget, 0);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Buffer kept, pool->Allocate(1 << 19, "a"));
+  const auto refused = pool->Allocate(int64_t{1} << 60, "tile [0,4) of array w");
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+  EXPECT_THAT(std::string(refused.status().message()),
+              AllOf(HasSubstr("1152921504606846976 bytes"), HasSubstr("tile [0,4) of array w"),
+                    HasSubstr("524288 of the limit of 1048576")));
+  EXPECT_EQ(budget.used_bytes(), 1 << 19);
+}
+
+TEST(BufferTest, ReusesWhatWasGivenBack) {
+  MemoryBudget budget(1 << 20);
+  const auto pool = BufferPool::Create(&budget, 1 << 20);
+  const char* data = nullptr;
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const Buffer first, pool->Allocate(100'000, "a"));
+    data = first.data();
+  }
+  EXPECT_GT(pool->idle_bytes(), 0);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Buffer second, pool->Allocate(99'000, "b"));
+  EXPECT_EQ(second.data(), data);
+  EXPECT_EQ(pool->idle_bytes(), 0);
+}
+
+TEST(BufferTest, GivesIdleMemoryUpBeforeRefusing) {
+  MemoryBudget budget(1 << 20);
+  const auto pool = BufferPool::Create(&budget, 1 << 20);
+  { SHARDMESH_ASSERT_OK_AND_ASSIGN(const Buffer idle, pool->Allocate(1 << 19, "a")); }
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Buffer large, pool->Allocate(1 << 20, "b"));
+  EXPECT_EQ(pool->idle_bytes(), 0);
+  EXPECT_EQ(budget.used_bytes(), 1 << 20);
+}
+
+TEST(BufferTest, NothingIsTakenForAnEmptyBuffer) {
+  MemoryBudget budget(0);
+  const auto pool = BufferPool::Create(&budget, 0);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Buffer empty, pool->Allocate(0, "nothing"));
+  EXPECT_TRUE(empty.bytes().empty());
+}
+
+TEST(BufferTest, ThreadsNeverHoldMoreThanTheLimitTogether) {
+  MemoryBudget budget(1 << 20);
+  const auto pool = BufferPool::Create(&budget, 1 << 18);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 200; ++i) {
+        auto buffer = pool->Allocate(1000 * (1 + (i * 7 + t) % 300), "a thread");
+        EXPECT_LE(budget.used_bytes(), budget.limit_bytes());
+        if (buffer.ok()) {
+          buffer->data()[0] = buffer->data()[buffer->size() - 1] = static_cast<char>(t);
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  pool->Trim();
+  EXPECT_EQ(budget.used_bytes(), 0);
+}
+
+}  // namespace
+}  // namespace shardmesh

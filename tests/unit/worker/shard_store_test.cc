@@ -1,0 +1,381 @@
+// The shard store: each transition, each refusal, what survives a restart, and threads.
+#include "worker/shard_store.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "sharding/str_cat.h"
+#include "tensor/crc32c.h"
+#include "tests/testing/status_matchers.h"
+
+namespace shardmesh::worker {
+namespace {
+
+using ::shardmesh::test::IsOk;
+using ::shardmesh::test::StatusIs;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+constexpr int64_t kRowBytes = 16;
+
+// Row `row` of a U8 array of four rows.
+TileDescription Row(const std::string& array_id, int64_t row) {
+  return {array_id,     Dtype::kU8, {4, kRowBytes}, {{{row, row + 1}, {0, kRowBytes}}},
+          "descriptor", "transfer"};
+}
+
+std::string RowBytes(int64_t row) { return std::string(kRowBytes, static_cast<char>('a' + row)); }
+
+class ShardStoreTest : public testing::Test {
+ protected:
+  ShardStoreTest() {
+    const testing::TestInfo* test = testing::UnitTest::GetInstance()->current_test_info();
+    data_dir_ = StrCat(testing::TempDir(), "/shard_store_", test->name());
+    std::filesystem::remove_all(data_dir_);
+  }
+
+  std::unique_ptr<ShardStore> OpenMemory() { return Open(""); }
+  std::unique_ptr<ShardStore> OpenDisk() {
+    auto store = Open(data_dir_);
+    EXPECT_THAT(store->SetClusterId("cluster"), IsOk());
+    return store;
+  }
+  std::unique_ptr<ShardStore> Open(const std::string& data_dir) {
+    auto store = ShardStore::Open({BufferPool::Create(&budget_, 0), data_dir});
+    EXPECT_THAT(store, IsOk());
+    return *std::move(store);
+  }
+
+  // Brings a row to Staged.
+  absl::StatusOr<StoredTilePtr> StageRow(ShardStore& store, const std::string& array_id,
+                                         int64_t row) {
+    SHARDMESH_ASSIGN_OR_RETURN(const std::unique_ptr<StagedTile> staged,
+                               store.Stage(Row(array_id, row), store.has_data_dir()));
+    const std::string bytes = RowBytes(row);
+    SHARDMESH_RETURN_IF_ERROR(staged->Append(0, bytes, Crc32c(bytes)));
+    return staged->Finish(Crc32c(bytes));
+  }
+
+  int64_t FilesIn(const std::string& folder) {
+    int64_t count = 0;
+    for (const auto& entry :
+         std::filesystem::recursive_directory_iterator(StrCat(data_dir_, "/", folder))) {
+      count += entry.is_regular_file();
+    }
+    return count;
+  }
+
+  MemoryBudget budget_{1 << 16};
+  std::string data_dir_;
+};
+
+TEST_F(ShardStoreTest, AnArrayBecomesVisibleWhenItIsCommitted) {
+  const auto store = OpenMemory();
+  ASSERT_THAT(StageRow(*store, "a", 0), IsOk());
+  ASSERT_THAT(StageRow(*store, "a", 1), IsOk());
+  EXPECT_THAT(store->Find("a", Row("a", 0).tile), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_THAT(store->FindAll("a"), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_THAT(store->FindStaged("a", Row("a", 0).tile), IsOk());
+  ASSERT_THAT(store->Commit({"a"}), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoredTilePtr tile, store->Find("a", Row("a", 1).tile));
+  EXPECT_EQ(tile->bytes(), absl::MakeConstSpan(RowBytes(1)));
+  EXPECT_EQ(tile->crc32c(), Crc32c(RowBytes(1)));
+  EXPECT_EQ(tile->description(), Row("a", 1));
+  EXPECT_FALSE(tile->durable());
+  EXPECT_THAT(*store->FindAll("a"), SizeIs(2));
+  EXPECT_THAT(store->Commit({"a", "a"}), IsOk()) << "repeated";
+}
+
+TEST_F(ShardStoreTest, BytesComeInPiecesInOrderEachWithItsChecksum) {
+  const auto store = OpenMemory();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto staged, store->Stage(Row("a", 0), false));
+  const std::string first = "0123456789";
+  const std::string second = "abcdef";
+  ASSERT_THAT(staged->Append(0, first, Crc32c(first)), IsOk());
+  EXPECT_THAT(staged->Append(0, first, Crc32c(first)),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadTile));
+  EXPECT_THAT(staged->Append(11, second, Crc32c(second)),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadTile));
+  EXPECT_THAT(staged->Append(10, "abcdefg", Crc32c(std::string("abcdefg"))),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadTile));
+  EXPECT_THAT(staged->Append(10, second, 1),
+              StatusIs(absl::StatusCode::kDataLoss, Reason::kChecksumMismatch));
+  ASSERT_THAT(staged->Append(10, second, Crc32c(second)), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoredTilePtr tile, staged->Finish(Crc32c(first + second)));
+  EXPECT_EQ(tile->bytes(), absl::MakeConstSpan(first + second));
+}
+
+TEST_F(ShardStoreTest, ATileThatIsIncompleteOrWrongLeavesNoTrace) {
+  const auto store = OpenMemory();
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto staged, store->Stage(Row("a", 0), false));
+    EXPECT_THAT(staged->Finish(std::nullopt),
+                StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kBadTile));
+  }
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto staged, store->Stage(Row("a", 0), false));
+    ASSERT_THAT(staged->Append(0, RowBytes(0), Crc32c(RowBytes(0))), IsOk());
+    EXPECT_THAT(staged->Finish(1),
+                StatusIs(absl::StatusCode::kDataLoss, Reason::kChecksumMismatch));
+  }
+  { SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto dropped, store->Stage(Row("a", 0), false)); }
+  EXPECT_EQ(store->used_bytes(), 0);
+  EXPECT_THAT(store->Commit({"a"}), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  EXPECT_THAT(StageRow(*store, "a", 0), IsOk()) << "it can be sent again";
+}
+
+TEST_F(ShardStoreTest, AProducerWritesInPlace) {
+  const auto store = OpenMemory();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto staged, store->Stage(Row("a", 0), false));
+  std::fill(staged->mutable_bytes().begin(), staged->mutable_bytes().end(), 'p');
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoredTilePtr tile, staged->Finish(std::nullopt));
+  EXPECT_EQ(tile->crc32c(), Crc32c(std::string(kRowBytes, 'p')));
+}
+
+TEST_F(ShardStoreTest, RefusesTransitionsThatDoNotExist) {
+  const auto store = OpenMemory();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto receiving, store->Stage(Row("a", 0), false));
+  EXPECT_THAT(store->Commit({"a"}), StatusIs(absl::StatusCode::kFailedPrecondition));
+  EXPECT_THAT(store->Release({"a"}), StatusIs(absl::StatusCode::kFailedPrecondition));
+  EXPECT_THAT(store->Stage(Row("a", 0), false), StatusIs(absl::StatusCode::kAlreadyExists));
+  ASSERT_THAT(StageRow(*store, "b", 0), IsOk());
+  EXPECT_THAT(store->Commit({"b", "a"}), StatusIs(absl::StatusCode::kFailedPrecondition));
+  EXPECT_THAT(store->FindAll("b"), StatusIs(absl::StatusCode::kNotFound)) << "nothing changed";
+  ASSERT_THAT(store->Commit({"b"}), IsOk());
+  EXPECT_THAT(store->Abort({"b"}), StatusIs(absl::StatusCode::kFailedPrecondition));
+  EXPECT_THAT(store->Stage(Row("b", 1), false), StatusIs(absl::StatusCode::kAlreadyExists));
+  EXPECT_THAT(store->Abort({"unknown"}), IsOk());
+  EXPECT_THAT(store->Release({"unknown"}), IsOk());
+}
+
+TEST_F(ShardStoreTest, AbortDropsWhatIsStagedAndStopsWhatIsOnItsWay) {
+  const auto store = OpenMemory();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(auto receiving, store->Stage(Row("a", 0), false));
+  ASSERT_THAT(StageRow(*store, "a", 1), IsOk());
+  ASSERT_THAT(store->Abort({"a", "a"}), IsOk());
+  EXPECT_THAT(receiving->Append(0, RowBytes(0), Crc32c(RowBytes(0))),
+              StatusIs(absl::StatusCode::kAborted));
+  EXPECT_THAT(store->Stage(Row("a", 1), false), StatusIs(absl::StatusCode::kAborted));
+  EXPECT_THAT(store->Commit({"a"}), StatusIs(absl::StatusCode::kAborted));
+  receiving.reset();
+  EXPECT_EQ(store->used_bytes(), 0);
+  EXPECT_THAT(StageRow(*store, "a", 1), IsOk());
+}
+
+TEST_F(ShardStoreTest, AReaderKeepsWhatIsReleased) {
+  const auto store = OpenMemory();
+  ASSERT_THAT(StageRow(*store, "a", 2), IsOk());
+  ASSERT_THAT(store->Commit({"a"}), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(StoredTilePtr tile, store->Find("a", Row("a", 2).tile));
+  ASSERT_THAT(store->Release({"a"}), IsOk());
+  EXPECT_THAT(store->Find("a", Row("a", 2).tile), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_EQ(tile->bytes(), absl::MakeConstSpan(RowBytes(2)));
+  EXPECT_GT(store->used_bytes(), 0);
+  tile.reset();
+  EXPECT_EQ(store->used_bytes(), 0);
+}
+
+TEST_F(ShardStoreTest, RefusesATileOverTheMemoryLimit) {
+  const auto store = OpenMemory();
+  TileDescription large = {"a", Dtype::kF32, {1 << 20}, {{{0, 1 << 20}}}, "", ""};
+  EXPECT_THAT(store->Stage(large, false),
+              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+  EXPECT_THAT(store->ListInventory("", 10).tiles, IsEmpty());
+}
+
+TEST_F(ShardStoreTest, ListsItsInventoryInPagesOfWholeArrays) {
+  const auto store = OpenMemory();
+  for (const char* id : {"a", "b", "c"}) {
+    ASSERT_THAT(StageRow(*store, id, 0), IsOk());
+    ASSERT_THAT(StageRow(*store, id, 1), IsOk());
+  }
+  ASSERT_THAT(store->Commit({"b"}), IsOk());
+  ShardStore::InventoryPage page = store->ListInventory("", 3);
+  ASSERT_THAT(page.tiles, SizeIs(4));
+  EXPECT_EQ(page.tiles[0].state, TileState::kStaged);
+  EXPECT_EQ(page.tiles[2].state, TileState::kCommitted);
+  EXPECT_EQ(page.next_array_id, "c");
+  page = store->ListInventory(page.next_array_id, 3);
+  EXPECT_THAT(page.tiles, SizeIs(2));
+  EXPECT_THAT(page.next_array_id, IsEmpty());
+}
+
+TEST_F(ShardStoreTest, TilesComeBackInTheirStateAfterARestart) {
+  {
+    const auto store = OpenDisk();
+    ASSERT_THAT(StageRow(*store, "committed", 0), IsOk());
+    ASSERT_THAT(StageRow(*store, "committed", 1), IsOk());
+    ASSERT_THAT(store->Commit({"committed"}), IsOk());
+    ASSERT_THAT(StageRow(*store, "staged", 2), IsOk());
+    ASSERT_THAT(StageRow(*store, "aborted", 0), IsOk());
+    ASSERT_THAT(store->Abort({"aborted"}), IsOk());
+    ASSERT_THAT(StageRow(*store, "released", 0), IsOk());
+    ASSERT_THAT(store->Commit({"released"}), IsOk());
+    ASSERT_THAT(store->Release({"released"}), IsOk());
+  }
+  const auto store = OpenDisk();
+  EXPECT_EQ(store->cluster_id(), "cluster");
+  EXPECT_EQ(store->recovery_report().committed_tiles, 2);
+  EXPECT_EQ(store->recovery_report().staged_tiles, 1);
+  EXPECT_EQ(store->recovery_report().size_bytes, 3 * kRowBytes);
+  EXPECT_THAT(store->recovery_report().problems, IsEmpty());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoredTilePtr tile,
+                                 store->Find("committed", Row("committed", 1).tile));
+  EXPECT_EQ(tile->description(), Row("committed", 1));
+  EXPECT_EQ(tile->bytes(), absl::MakeConstSpan(RowBytes(1)));
+  EXPECT_TRUE(tile->durable());
+  EXPECT_THAT(store->ListInventory("", 100).tiles, SizeIs(3));
+  ASSERT_THAT(store->Commit({"staged"}), IsOk());
+  EXPECT_EQ(FilesIn("arrays"), 3);
+  EXPECT_EQ(FilesIn("staged"), 0);
+  EXPECT_EQ(FilesIn("trash"), 0);
+}
+
+TEST_F(ShardStoreTest, ADamagedFileIsMovedAsideAndNeverServed) {
+  const std::string path = StrCat(data_dir_, "/arrays/a/", TileFileName(Row("a", 0).tile));
+  {
+    const auto store = OpenDisk();
+    ASSERT_THAT(StageRow(*store, "a", 0), IsOk());
+    ASSERT_THAT(StageRow(*store, "a", 1), IsOk());
+    ASSERT_THAT(store->Commit({"a"}), IsOk());
+  }
+  {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(-1, std::ios::end);
+    file.put('!');
+  }
+  const auto store = OpenDisk();
+  ASSERT_THAT(store->recovery_report().problems, SizeIs(1));
+  const RecoveryProblem& problem = store->recovery_report().problems[0];
+  EXPECT_THAT(problem.status, StatusIs(absl::StatusCode::kDataLoss, Reason::kChecksumMismatch));
+  EXPECT_EQ(problem.path, path);
+  EXPECT_TRUE(std::filesystem::exists(problem.moved_to));
+  EXPECT_THAT(store->Find("a", Row("a", 0).tile), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_THAT(store->Find("a", Row("a", 1).tile), IsOk());
+}
+
+TEST_F(ShardStoreTest, AFileInTheWrongPlaceOrOfAnotherClusterIsMovedAside) {
+  {
+    const auto store = OpenDisk();
+    ASSERT_THAT(StageRow(*store, "a", 0), IsOk());
+    ASSERT_THAT(StageRow(*store, "b", 0), IsOk());
+    ASSERT_THAT(store->Commit({"a", "b"}), IsOk());
+  }
+  std::filesystem::rename(data_dir_ + "/arrays/b", data_dir_ + "/arrays/c");
+  const std::string path = StrCat(data_dir_, "/arrays/a/", TileFileName(Row("a", 0).tile));
+  ASSERT_THAT(WriteTileFile(path, {Row("a", 0), "elsewhere", Crc32c(RowBytes(0))}, RowBytes(0)),
+              IsOk());
+  const auto store = OpenDisk();
+  ASSERT_THAT(store->recovery_report().problems, SizeIs(2));
+  EXPECT_THAT(store->recovery_report().problems[0].status,
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kClusterMismatch));
+  EXPECT_THAT(store->recovery_report().problems[1].status,
+              StatusIs(absl::StatusCode::kDataLoss, Reason::kBadFile));
+  EXPECT_THAT(store->ListInventory("", 10).tiles, IsEmpty());
+  EXPECT_EQ(FilesIn("corrupt"), 2);
+}
+
+TEST_F(ShardStoreTest, ATileThatFindsNoMemoryStaysOnDisk) {
+  {
+    const auto store = OpenDisk();
+    ASSERT_THAT(StageRow(*store, "a", 0), IsOk());
+    ASSERT_THAT(store->Commit({"a"}), IsOk());
+  }
+  {
+    MemoryBudget nothing(0);
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store,
+                                   ShardStore::Open({BufferPool::Create(&nothing, 0), data_dir_}));
+    ASSERT_THAT(store->recovery_report().problems, SizeIs(1));
+    EXPECT_THAT(store->recovery_report().problems[0].status,
+                StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+    EXPECT_THAT(store->recovery_report().problems[0].moved_to, IsEmpty());
+  }
+  EXPECT_EQ(OpenDisk()->recovery_report().committed_tiles, 1);
+}
+
+TEST_F(ShardStoreTest, AFolderBelongsToOneStoreAndOneCluster) {
+  const auto store = OpenDisk();
+  const auto second = ShardStore::Open({BufferPool::Create(&budget_, 0), data_dir_});
+  EXPECT_THAT(second, StatusIs(absl::StatusCode::kFailedPrecondition));
+  EXPECT_THAT(std::string(second.status().message()), HasSubstr(data_dir_));
+  EXPECT_THAT(store->SetClusterId("cluster"), IsOk());
+  EXPECT_THAT(store->SetClusterId("other"),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kClusterMismatch));
+  EXPECT_THAT(store->SetClusterId(""), StatusIs(absl::StatusCode::kInvalidArgument));
+}
+
+TEST_F(ShardStoreTest, DurableTilesNeedAFolderAndACluster) {
+  EXPECT_THAT(OpenMemory()->Stage(Row("a", 0), true),
+              StatusIs(absl::StatusCode::kFailedPrecondition));
+  EXPECT_THAT(Open(data_dir_)->Stage(Row("a", 0), true),
+              StatusIs(absl::StatusCode::kFailedPrecondition));
+}
+
+TEST_F(ShardStoreTest, AnAbortedReceiverLeavesNoFile) {
+  const auto store = OpenDisk();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto staged, store->Stage(Row("a", 0), true));
+  ASSERT_THAT(staged->Append(0, RowBytes(0), Crc32c(RowBytes(0))), IsOk());
+  ASSERT_THAT(store->Abort({"a"}), IsOk());
+  EXPECT_THAT(staged->Finish(std::nullopt), StatusIs(absl::StatusCode::kAborted));
+  EXPECT_EQ(FilesIn("staged"), 0);
+}
+
+TEST_F(ShardStoreTest, ThreadsStageCommitReadAbortAndReleaseAtOnce) {
+  const auto store = OpenDisk();
+  std::atomic<bool> stop = false;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 3; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 12; ++i) {
+        const std::string id = StrCat("array-", t, "-", i);
+        EXPECT_THAT(StageRow(*store, id, 0), IsOk());
+        EXPECT_THAT(StageRow(*store, id, 1), IsOk());
+        if (i % 3 == 0) {
+          EXPECT_THAT(store->Abort({id}), IsOk());
+          continue;
+        }
+        EXPECT_THAT(store->Commit({id}), IsOk());
+        EXPECT_THAT(*store->FindAll(id), SizeIs(2));
+        if (i % 3 == 1) {
+          EXPECT_THAT(store->Release({id}), IsOk());
+        }
+      }
+    });
+  }
+  // Aborts a tile that another thread is writing, as often as it can.
+  threads.emplace_back([&] {
+    for (int i = 0; i < 30; ++i) {
+      std::thread abort([&] { EXPECT_THAT(store->Abort({"contested"}), IsOk()); });
+      const auto result = StageRow(*store, "contested", 0);
+      EXPECT_TRUE(result.ok() || absl::IsAborted(result.status())) << result.status();
+      abort.join();
+      EXPECT_THAT(store->Abort({"contested"}), IsOk());
+    }
+  });
+  std::thread reader([&] {
+    while (!stop) {
+      for (const ShardStore::HeldTile& held : store->ListInventory("", 1000).tiles) {
+        EXPECT_EQ(Crc32c(held.tile->bytes()), held.tile->crc32c());
+      }
+    }
+  });
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  stop = true;
+  reader.join();
+  EXPECT_THAT(store->ListInventory("", 1000).tiles, SizeIs(3 * 4 * 2));
+  EXPECT_EQ(FilesIn("arrays"), 3 * 4 * 2);
+  EXPECT_EQ(FilesIn("staged"), 0);
+}
+
+}  // namespace
+}  // namespace shardmesh::worker
