@@ -1,0 +1,151 @@
+// The connections of one worker to its peers: one Exchange stream a pair, kept up for as long as
+// both are members, and the steps that exchange messages over them.
+//
+//   options.customize = [&](grpc::ServerBuilder& b) { links->Customize(b); };   // before the
+//   server services.push_back({.name = PeerLinks::kServiceName, .service = links->service()});
+//   links->Start();                                       // once the server runs
+//   links->SetMembership(view);                           // at each change
+//   auto link = links->OpenLink("default", 7, view.epoch, deadline);  // a step's exchange of
+//   messages links->Close();                                       // in the server's on_drain
+//
+// Of two workers the one with the bytewise lower identity dials. Each side's first frame is a
+// hello; a stream whose hello names another worker, incarnation or cluster than the membership says
+// is refused with FAILED_PRECONDITION. Broken or refused streams are dialled again, with growing
+// delays, while both workers are members. A peer that is silent for Options::silence_limit is given
+// up: quiet streams carry pings.
+//
+// Data goes out as frames of at most kDataFrameBytes from the memory where it lies; under one tag
+// at most Mailbox's tag limit is under way until the receiver has taken it, so that a slow receiver
+// of one tag holds up no other. Control frames go first, short messages before long ones, and long
+// ones take turns.
+#ifndef SHARDMESH_WORKER_PEER_LINKS_H_
+#define SHARDMESH_WORKER_PEER_LINKS_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "rpc/call.h"
+#include "rpc/clock.h"
+#include "rpc/credentials.h"
+#include "worker/collective/link.h"
+#include "worker/collective/mailbox.h"
+#include "worker/membership_view.h"
+
+namespace grpc {
+class ServerBuilder;
+class Service;
+}  // namespace grpc
+
+namespace shardmesh::worker {
+
+// The link of one step. Destroyed when the step is over on this rank: messages that still come for
+// it are dropped. Not to be destroyed while a Receive is under way; must not outlive its PeerLinks.
+class StepLink : public Link {
+ public:
+  // OK until the step fails: a member is gone, or a peer or this worker aborted it. Then the error
+  // that a Receive would give. Costs one short lock: for kernels to ask now and then.
+  virtual absl::Status Check() const = 0;
+  // The peer that is to blame for the failure; empty if none is known, or it is this worker.
+  virtual std::string blamed_identity() const = 0;
+  // Bytes of messages that were sent to peers.
+  virtual int64_t sent_bytes() const = 0;
+};
+
+// Thread-safe.
+class PeerLinks {
+ public:
+  // Full name of the service, for health and metrics.
+  static constexpr const char* kServiceName = "shardmesh.v1.ExchangeService";
+  // Most payload of a data frame: what a control frame may have to wait for.
+  static constexpr int64_t kDataFrameBytes = int64_t{256} << 10;
+
+  // Called with the epoch and the identities of peers that are not reached, sorted, whenever either
+  // changed; the last call tells the present state. Runs on the clock's thread, never two at once,
+  // holds no lock, and must not block.
+  using PeersChanged =
+      std::function<void(int64_t epoch, const std::vector<std::string>& unreached)>;
+
+  struct Options {
+    WorkerSelf self;
+    rpc::Credentials credentials = rpc::Credentials::Insecure();
+    // Outlives the links.
+    rpc::Clock* clock = nullptr;
+    PeersChanged peers_changed;
+    // Most bytes that wait for receivers, per tag and per peer.
+    int64_t tag_limit_bytes = Mailbox::Options().tag_limit_bytes;
+    int64_t peer_limit_bytes = Mailbox::Options().worker_limit_bytes;
+    // A stream without a frame for this long is pinged; for that long it is broken.
+    absl::Duration ping_interval = absl::Seconds(1);
+    absl::Duration silence_limit = absl::Seconds(4);
+    // Delays between dials of a peer.
+    rpc::RetryPolicy redial;
+  };
+
+  static std::unique_ptr<PeerLinks> Create(Options options);
+  // Closes what is open, and waits for it. The server that has `service()` must have stopped (its
+  // ServerLifecycle drained or destroyed), and no StepLink be left.
+  virtual ~PeerLinks() = default;
+  PeerLinks(const PeerLinks&) = delete;
+  PeerLinks& operator=(const PeerLinks&) = delete;
+
+  // The server's side: give both to the server before it starts, and call Start once it runs.
+  // service() belongs to this object.
+  virtual void Customize(grpc::ServerBuilder& builder) = 0;
+  virtual grpc::Service* service() = 0;
+  virtual void Start() = 0;
+
+  // Ends all streams and dials no more; every step fails with UNAVAILABLE. For on_drain.
+  virtual void Close() = 0;
+
+  // The cluster that peers have to be of; before the first membership. Empty: hellos are not
+  // checked for it.
+  virtual void SetClusterId(std::string cluster_id) = 0;
+
+  // Who is alive. Streams to workers that left, or that started anew, are ended; new ones dialled.
+  // A view of a lower epoch is ignored.
+  virtual void SetMembership(MembershipView view) = 0;
+  // The view last set.
+  virtual MembershipView membership() const = 0;
+
+  // Begins step `sequence` on a mesh, as it was in `epoch`. Waits until `deadline` for a membership
+  // of that epoch, if this worker has not heard of it yet. Steps are opened in the order of their
+  // numbers.
+  //
+  // FAILED_PRECONDITION: NOT_FOUND reason if this worker does not serve the mesh; MESH_INCOMPLETE
+  //   if a rank has no worker; the step's number is not above those before.
+  // ABORTED (STALE_EPOCH): the mesh's workers have changed since that epoch.
+  // UNAVAILABLE (WORKER_LOST): a member is not reached.
+  // DEADLINE_EXCEEDED: no membership of that epoch came.
+  // Otherwise: what the step was aborted with.
+  virtual absl::StatusOr<std::unique_ptr<StepLink>> OpenLink(std::string_view mesh_id,
+                                                             int64_t sequence, int64_t epoch,
+                                                             absl::Time deadline) = 0;
+
+  // Ends a step's exchanges, also of one that is still to be opened: every Receive fails with
+  // `status` at once, here and on the peers, which are told. `blamed` is the identity of the worker
+  // to blame. No effect on a step that is over or was aborted before.
+  virtual void AbortStep(int64_t sequence, const absl::Status& status, std::string_view blamed) = 0;
+
+  // Since the start.
+  struct Counters {
+    int64_t sent_bytes = 0;      // payload, to all peers
+    int64_t received_bytes = 0;  // payload, from all peers
+    int64_t dropped_frames = 0;  // of steps that were over
+    int64_t broken_streams = 0;  // that had been up
+  };
+  virtual Counters counters() const = 0;
+
+ protected:
+  PeerLinks() = default;
+};
+
+}  // namespace shardmesh::worker
+
+#endif  // SHARDMESH_WORKER_PEER_LINKS_H_

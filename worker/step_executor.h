@@ -1,0 +1,165 @@
+// Runs the steps that the coordinator orders: this rank's part of each, one after the other.
+#ifndef SHARDMESH_WORKER_STEP_EXECUTOR_H_
+#define SHARDMESH_WORKER_STEP_EXECUTOR_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "rpc/clock.h"
+#include "sharding/mesh.h"
+#include "tensor/array_descriptor.h"
+#include "tensor/buffer.h"
+#include "tensor/literal.h"
+#include "tensor/program.h"
+#include "worker/flight_recorder.h"
+#include "worker/kernel/matmul.h"
+#include "worker/peer_links.h"
+#include "worker/shard_store.h"
+
+namespace shardmesh::worker {
+
+// An operand of a step.
+struct StepOperand {
+  // The id of a committed array, or a whole tensor that every device gets.
+  std::variant<std::string, Literal> value;
+  // The step is the last use of the array: it is released when the step commits.
+  bool donate = false;
+};
+
+// A result of a step.
+struct StepOutput {
+  ArrayDescriptor array;
+  // `array` in the terms of the caller, kept with the tile (TileDescription::array_descriptor).
+  std::string encoded;
+};
+
+// One step as it was ordered; the same for every rank of the mesh.
+struct StepOrder {
+  int64_t sequence = 0;
+  int64_t epoch = 0;
+  int64_t term = 0;
+  std::string plan_hash;   // SHA-256 of the plan's bytes
+  std::string plan_bytes;  // empty where the plan should be known
+  std::vector<StepOperand> operands;
+  std::vector<StepOutput> outputs;  // as many as the plan has
+  absl::Duration timeout = absl::InfiniteDuration();
+  // Report the elements of outputs, where this rank holds the tile's first replica.
+  bool return_literals = false;
+};
+
+enum class StepOutcome {
+  kDone,      // every output is staged
+  kFailed,    // nothing is staged
+  kNeedPlan,  // the plan is not known; the step waits for Run with the plan's bytes
+};
+
+struct StepResult {
+  struct Output {
+    std::string array_id;
+    uint32_t crc32c = 0;     // of the tile
+    int64_t size_bytes = 0;  // of the tile
+    std::string data;        // its elements, if asked for and this rank's to send
+  };
+
+  int64_t sequence = 0;
+  int64_t epoch = 0;  // of the order
+  int64_t term = 0;   // of the order
+  DeviceId rank = 0;  // in the plan's mesh; 0 where the plan is not known
+  StepOutcome outcome = StepOutcome::kDone;
+  std::vector<Output> outputs;  // if done
+  // If failed: names this rank, the step and the op.
+  absl::Status status;
+  // The peer that is to blame, if it is not this worker.
+  std::string blamed_identity;
+  absl::Duration kernel_time;
+  absl::Duration collective_time;
+  int64_t sent_bytes = 0;
+};
+
+// What is told of the work, for metrics. Each may be empty; called on the executor's thread, with
+// no lock held.
+struct StepObserver {
+  std::function<void(StepOutcome outcome, absl::Duration elapsed)> step;
+  std::function<void(int64_t flops, absl::Duration elapsed)> kernel;
+  std::function<void(CollectiveKind kind, int64_t sent_bytes, absl::Duration elapsed)> collective;
+};
+
+// Runs steps on a thread of its own, in the order of their sequence numbers. A step that is not the
+// first waits for those before it; steps without common operands could overlap, but do not.
+//
+//   Run -> waiting -> running -> staged -> Commit: its outputs are arrays
+//            |           |         |
+//            +-----------+---------+----> Abort, failure: nothing is left of it
+//
+// A step that fails here is aborted on its peers too; an abort is noticed at once where the step
+// waits for data, and between blocks of a kernel otherwise. Plans are kept by hash.
+//
+// Thread-safe.
+class StepExecutor {
+ public:
+  // Most elements, in bytes, that one result carries.
+  static constexpr int64_t kMaxReturnedBytes = kMaxLiteralBytes;
+  // Plans kept; a plan takes some kilobytes, and a client has some tens.
+  static constexpr size_t kPlanCapacity = 256;
+
+  // All pointers outlive the executor.
+  struct Options {
+    std::string identity;
+    PeerLinks* links = nullptr;
+    ShardStore* store = nullptr;
+    // For values between operands and outputs; usually the store's.
+    std::shared_ptr<BufferPool> pool;
+    MatmulKernel* kernel = nullptr;
+    FlightRecorder* recorder = nullptr;
+    rpc::Clock* clock = nullptr;
+    StepObserver observer;
+  };
+
+  using Report = std::function<void(StepResult result)>;
+
+  static std::unique_ptr<StepExecutor> Start(Options options);
+  // Fails what waits and what runs (CANCELLED), reports it, and joins the thread.
+  virtual ~StepExecutor() = default;
+  StepExecutor(const StepExecutor&) = delete;
+  StepExecutor& operator=(const StepExecutor&) = delete;
+
+  // Queues a step, or gives a step that waits for its plan the plan's bytes. `report` is called
+  // once for each call of Run, on the executor's thread (or on this one, if the order is refused at
+  // once), and must not block. A step whose number is not above that of the last step begun is
+  // refused: FAILED_PRECONDITION, or ABORTED (STALE_TERM) for a term below the highest seen.
+  virtual void Run(StepOrder order, Report report) = 0;
+
+  // The step's outputs become arrays; operands that it donated are released. NOT_FOUND for a step
+  // that has nothing staged here; otherwise errors of ShardStore::Commit.
+  virtual absl::Status Commit(int64_t sequence) = 0;
+
+  // Ends the step wherever it stands: what it staged goes; if it still runs or waits it fails with
+  // `status`, and reports it.
+  virtual void Abort(int64_t sequence, const absl::Status& status) = 0;
+
+  // The caller lets go of these arrays: copies of them in the kernel's own layout go too. Call it
+  // along with ShardStore::Release.
+  virtual void Forget(absl::Span<const std::string> array_ids) = 0;
+
+  // What runs now, for heartbeats: sequence 0 if nothing does.
+  struct Running {
+    int64_t sequence = 0;
+    uint32_t instruction = 0;
+  };
+  virtual Running running() const = 0;
+
+ protected:
+  StepExecutor() = default;
+};
+
+}  // namespace shardmesh::worker
+
+#endif  // SHARDMESH_WORKER_STEP_EXECUTOR_H_
