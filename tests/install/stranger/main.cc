@@ -1,4 +1,4 @@
-// A program outside the project that uses the installed library: prints where the devices of a mesh are.
+// A program outside the project that uses the installed library: counts the devices of a mesh.
 #include <cstdint>
 #include <iostream>
 
