@@ -1,0 +1,180 @@
+// CoordinatorClient: one blocking method for each call that a client makes to the coordinator.
+#ifndef SHARDMESH_CLIENT_COORDINATOR_CLIENT_H_
+#define SHARDMESH_CLIENT_COORDINATOR_CLIENT_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "client/array.h"
+#include "client/cancellation.h"
+#include "client/catalog.h"
+#include "client/cluster.h"
+#include "client/layout.h"
+#include "client/step.h"
+#include "client/transfer.h"
+#include "rpc/call.h"
+#include "rpc/credentials.h"
+
+namespace shardmesh::client {
+
+// A session as opened.
+struct OpenedSession {
+  std::string session_id;
+  absl::Duration ttl = absl::ZeroDuration();
+};
+
+// A put as begun: where its tiles go.
+struct BegunPut {
+  struct Assignment {
+    ArrayDescriptor array;
+    std::string token;
+    std::vector<Correction> corrections;
+  };
+  std::string transfer_id;
+  std::vector<TransferDevice> devices;
+  std::vector<Assignment> assignments;  // in the order of the tensors
+  absl::Time expire_time = absl::InfiniteFuture();
+};
+
+// A put as committed.
+struct CommittedPut {
+  std::vector<std::string> array_ids;
+  int64_t revision = 0;
+  Durability durability = Durability::kUnknown;
+  absl::Duration transfer_time = absl::ZeroDuration();
+};
+
+// A get as begun: where its tiles are.
+struct BegunGet {
+  Array array;
+  std::vector<TransferDevice> devices;
+  std::string token;
+};
+
+// One page of a list; the token of the next one is empty on the last.
+struct EntryPage {
+  std::vector<Entry> entries;
+  std::string next_page_token;
+};
+struct ArrayPage {
+  std::vector<Array> arrays;
+  std::string next_page_token;
+};
+
+// Errors are the server's own, whole; where the connection failed, the address stands in front.
+// Unary calls and ResolveTree are repeated while the coordinator is UNAVAILABLE (not while it
+// answers that a worker is lost or missing) and their deadline allows: all of them are idempotent,
+// mutations by the request_id that each makes for itself.
+// Thread-safe.
+class CoordinatorClient {
+ public:
+  // Connects. INVALID_ARGUMENT for what is no address; UNAVAILABLE within 3 s, naming the address.
+  static absl::StatusOr<std::unique_ptr<CoordinatorClient>> Connect(
+      const std::string& address, const rpc::Credentials& credentials);
+  ~CoordinatorClient();
+  CoordinatorClient(const CoordinatorClient&) = delete;
+  CoordinatorClient& operator=(const CoordinatorClient&) = delete;
+
+  using Options = rpc::CallOptions;
+
+  // ClusterService.
+  absl::StatusOr<ServerVersion> GetVersion(const Options& options);
+  absl::StatusOr<ClusterStatus> GetStatus(const Options& options);
+
+  // SessionService.
+  absl::StatusOr<OpenedSession> OpenSession(absl::Duration ttl, const std::string& client_name,
+                                            const Options& options);
+  // Returns the time to live from now on.
+  absl::StatusOr<absl::Duration> RenewSession(const std::string& session_id,
+                                              const Options& options);
+  absl::Status CloseSession(const std::string& session_id, const Options& options);
+
+  // ResolveService.
+  absl::StatusOr<SpecAnswer> ResolveSpec(const ResolveSpecQuestion& question,
+                                         const Options& options);
+  absl::StatusOr<SpecAnswer> CorrectSpec(const CorrectSpecQuestion& question,
+                                         const Options& options);
+  absl::StatusOr<TilingAnswer> DescribeTiling(const TilingQuestion& question,
+                                              const Options& options);
+  absl::StatusOr<std::vector<NamedPreset>> ListPresets(const Options& options);
+  absl::StatusOr<TreeAnswer> ResolveTree(const TreeQuestion& question,
+                                         absl::Span<const TreeTensor> tensors,
+                                         const Options& options);
+
+  // CatalogService.
+  absl::StatusOr<Entry> CreateEntry(const std::string& name, const EntryValue& value,
+                                    const Options& options);
+  absl::StatusOr<Entry> GetEntry(EntryKind kind, const std::string& name, const Options& options);
+  absl::StatusOr<EntryPage> ListEntries(EntryKind kind, const std::string& page_token,
+                                        const Options& options);
+  absl::StatusOr<Entry> UpdateEntry(const std::string& name, const EntryValue& value,
+                                    int64_t expected_version, const Options& options);
+  absl::StatusOr<int64_t> DeleteEntry(EntryKind kind, const std::string& name,
+                                      int64_t expected_version, const Options& options);
+  // Until the deadline (DEADLINE_EXCEEDED) or until `on_changes` returns false (OK).
+  absl::Status Watch(absl::Span<const EntryKind> kinds, int64_t start_revision,
+                     const std::function<bool(const CatalogChanges&)>& on_changes,
+                     const Options& options);
+
+  // ArrayService.
+  absl::StatusOr<BegunPut> BeginPut(const std::string& session_id,
+                                    absl::Span<const PutTensor> tensors,
+                                    const PutOptions& put_options, const Options& options);
+  absl::StatusOr<CommittedPut> CommitTransfer(const std::string& transfer_id,
+                                              const Options& options);
+  absl::Status AbortTransfer(const std::string& transfer_id, std::string_view reason,
+                             const Options& options);
+  absl::StatusOr<BegunGet> BeginGet(const std::string& session_id, const ArraySelector& array,
+                                    const Options& options);
+  absl::StatusOr<Array> DescribeArray(const ArraySelector& array, const Options& options);
+  absl::StatusOr<ArrayPage> ListArrays(const std::string& prefix, const std::string& page_token,
+                                       const Options& options);
+  absl::StatusOr<int64_t> MoveName(const std::string& name, const std::string& array_id,
+                                   int64_t expected_version, const Options& options);
+  absl::Status DeleteName(const std::string& name, int64_t expected_version,
+                          const Options& options);
+  absl::StatusOr<int64_t> ReleaseArrays(const std::string& session_id,
+                                        absl::Span<const std::string> array_ids,
+                                        const Options& options);
+
+  // ComputeService.
+  absl::StatusOr<CompiledProgram> Compile(const Program& program,
+                                          absl::Span<const Operand> operands,
+                                          const std::string& mesh_id, const Options& options);
+  absl::StatusOr<StepResult> Execute(const std::string& session_id, const ExecuteCall& call,
+                                     const Options& options);
+  absl::StatusOr<StepResult> Linear(const std::string& session_id, const LinearCall& call,
+                                    const Options& options);
+  absl::StatusOr<StepResult> Matmul(const std::string& session_id, const MatmulCall& call,
+                                    const Options& options);
+  absl::StatusOr<StepResult> Collective(const std::string& session_id, const CollectiveCall& call,
+                                        const Options& options);
+
+  // OperationService.
+  absl::StatusOr<Operation> GetOperation(const std::string& operation_id, const Options& options);
+  // Until the operation has ended or `on_progress` returns false; returns it as last reported.
+  // CANCELLED after `cancellation`, which may be null.
+  absl::StatusOr<Operation> WatchOperation(const std::string& operation_id,
+                                           const std::function<bool(const Operation&)>& on_progress,
+                                           Cancellation* cancellation, const Options& options);
+  absl::StatusOr<Operation> CancelOperation(const std::string& operation_id,
+                                            const Options& options);
+
+ private:
+  struct Connection;
+  explicit CoordinatorClient(std::unique_ptr<Connection> connection);
+
+  const std::unique_ptr<Connection> connection_;
+};
+
+}  // namespace shardmesh::client
+
+#endif  // SHARDMESH_CLIENT_COORDINATOR_CLIENT_H_
