@@ -227,15 +227,17 @@ class Catalogue {
 
   absl::Status CheckCommit(const CommitRequest& request) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   absl::Status CheckMove(const NameMove& move) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
-  // The transaction of a commit, if it needs one; turns it into a manifest if one is not enough.
-  Transaction Write(Pending* pending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void WriteManifest(std::shared_ptr<Pending> pending, size_t next_chunk);
+  // Fills in the transaction of a commit, and the manifest if one transaction is not enough.
+  void Write(Pending* pending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void WriteChunk(std::shared_ptr<Pending> pending, size_t next)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Finish(const std::shared_ptr<Pending>& pending, absl::StatusOr<Revision> revision);
   void Apply(const Pending& pending, Revision revision) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AddName(NameEntry entry, std::string manifest_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Takes a name away from where it points; `key_stays`: its own key was written again.
   void DropName(Names::iterator name, bool key_stays) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void AddManifest(const std::string& id, Manifest manifest) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void DropManifest(std::map<std::string, Manifest>::iterator manifest)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ReleaseIfUnheld(std::string_view array_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Tells the listener what was released, and the store what it may forget.
   void FlushReleased() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -50,10 +50,10 @@ struct RankResult {
 struct RankReport {
   std::string identity;
   int64_t rank = 0;
-  absl::Status status;  // an error fails the work
-  std::vector<StagedTileReport> tiles;
+  absl::Status status = {};  // an error fails the work
+  std::vector<StagedTileReport> tiles = {};
   bool done = false;  // nothing more will come from this rank
-  std::string detail;
+  std::string detail = {};
 };
 
 // What a finished or failed piece of work came to. `sequence` is 0 where it ended without one.

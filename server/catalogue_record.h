@@ -1,0 +1,57 @@
+// Arrays, names, manifests and answers as bytes of the store, and back.
+#ifndef SHARDMESH_SERVER_CATALOGUE_RECORD_H_
+#define SHARDMESH_SERVER_CATALOGUE_RECORD_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/catalogue.h"
+
+namespace shardmesh::server {
+
+// The bytes are messages of shardmesh.store.v1. Decode returns DATA_LOSS (STORE_FAILED), naming
+// `key`, for bytes that are not, or that describe something impossible.
+
+struct ClusterRecord {
+  std::string cluster_id;
+  int64_t term = 0;
+};
+std::string EncodeCluster(const ClusterRecord& cluster);
+absl::StatusOr<ClusterRecord> DecodeCluster(std::string_view key, const std::string& bytes);
+
+// A decoded array is degraded, every rank missing: its tiles are yet to be reported.
+std::string EncodeArray(const Array& array);
+absl::StatusOr<Array> DecodeArray(std::string_view key, const std::string& bytes);
+
+// The array's id; empty: the name is deleted.
+std::string EncodeName(std::string_view array_id);
+absl::StatusOr<std::string> DecodeName(std::string_view key, const std::string& bytes);
+
+struct ManifestEntry {
+  std::string name;
+  ArrayPtr array;
+};
+// Splits the entries into chunks of at most kMaxChunkBytes (but an entry is never split).
+inline constexpr size_t kMaxChunkBytes = 1 << 20;
+std::vector<std::string> EncodeManifestChunks(const std::vector<ManifestEntry>& entries);
+absl::StatusOr<std::vector<ManifestEntry>> DecodeManifestChunk(std::string_view key,
+                                                               const std::string& bytes);
+std::string EncodeManifest(int64_t chunks);
+absl::StatusOr<int64_t> DecodeManifest(std::string_view key, const std::string& bytes);
+
+struct RequestRecord {
+  std::string fingerprint;
+  std::string answer;
+  absl::Time expires;
+};
+std::string EncodeRequest(const RequestRecord& request);
+absl::StatusOr<RequestRecord> DecodeRequest(std::string_view key, const std::string& bytes);
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_CATALOGUE_RECORD_H_

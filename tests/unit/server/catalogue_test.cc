@@ -1,0 +1,281 @@
+// Arrays and names: commits, lifetimes, and what a restart finds again.
+#include "server/catalogue.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <vector>
+
+#include "absl/synchronization/notification.h"
+#include "server/local_store.h"
+#include "server/random_id.h"
+#include "tests/testing/fake_clock.h"
+#include "tests/testing/status_matchers.h"
+
+namespace shardmesh::server {
+namespace {
+
+using ::shardmesh::test::IsOk;
+using ::shardmesh::test::StatusIs;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+class CatalogueTest : public ::testing::Test {
+ protected:
+  CatalogueTest() { Reopen(); }
+
+  // As after a restart of the coordinator over the same store.
+  void Reopen() {
+    catalogue_.reset();
+    released_.clear();
+    auto opened = Catalogue::Open(store_.get(), &clock_, [this](const auto& ids) {
+      released_.insert(released_.end(), ids.begin(), ids.end());
+    });
+    ASSERT_THAT(opened, IsOk());
+    catalogue_ = *std::move(opened);
+  }
+
+  std::string Stage() {
+    ArrayDefinition definition;
+    definition.descriptor.array_id = RandomId();
+    definition.descriptor.dtype = Dtype::kBF16;
+    definition.descriptor.shape = {8, 4};
+    definition.descriptor.spec = PartitionSpec({SpecEntry::Axis("dp")});
+    definition.descriptor.mesh_id = "m";
+    definition.descriptor.mesh_revision = 3;
+    definition.descriptor.mesh = *Mesh::Parse("dp=2");
+    definition.requested_spec = PartitionSpec({SpecEntry::Axis("dp"), SpecEntry::Axis("tp")});
+    definition.source = {"/models/m.safetensors", "w"};
+    std::string id = definition.descriptor.array_id;
+    EXPECT_THAT(catalogue_->Stage(std::move(definition)), IsOk());
+    return id;
+  }
+
+  static ArrayCommit Staged(const std::string& id) {
+    return {.array_id = id, .durability = Durability::kDisk, .tile_crc32c = {10, 11}};
+  }
+
+  absl::StatusOr<CommitResult> Commit(CommitRequest request) {
+    absl::Notification done;
+    absl::StatusOr<CommitResult> result;
+    catalogue_->Commit(std::move(request), [&](absl::StatusOr<CommitResult> committed) {
+      result = std::move(committed);
+      done.Notify();
+    });
+    done.WaitForNotification();
+    return result;
+  }
+  absl::StatusOr<CommitResult> Put(const std::string& name, const std::string& id,
+                                   std::optional<int64_t> expected = std::nullopt) {
+    return Commit({{Staged(id)}, {{name, id, expected}}, "", ""});
+  }
+  // Waits for the store's thread to have made the calls that it began.
+  void Settle() { ASSERT_THAT(CommitAndWait(*store_, {}), IsOk()); }
+
+  ArrayState StateOf(const std::string& id) {
+    const auto array = catalogue_->FindArray(id);
+    return array.ok() ? (*array)->state : ArrayState::kReleased;
+  }
+
+  test::FakeClock clock_;
+  const std::unique_ptr<Store> store_ = CreateMemoryStore();
+  std::vector<std::string> released_;
+  std::unique_ptr<Catalogue> catalogue_;
+};
+
+TEST_F(CatalogueTest, EachOpenIsANewTermOfTheSameCluster) {
+  const std::string cluster = catalogue_->cluster_id();
+  EXPECT_EQ(catalogue_->term(), 1);
+  Reopen();
+  EXPECT_EQ(catalogue_->term(), 2);
+  EXPECT_EQ(catalogue_->cluster_id(), cluster);
+}
+
+TEST_F(CatalogueTest, ANamedArrayIsThereAgainAfterARestartOnceItsTilesAre) {
+  const std::string id = Stage();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const CommitResult committed, Put("w", id));
+  const ArrayPtr before = *catalogue_->FindArray(id);
+  EXPECT_EQ(before->state, ArrayState::kAvailable);
+  Reopen();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const NameEntry name, catalogue_->FindName("w"));
+  EXPECT_EQ(name.array_id, id);
+  EXPECT_EQ(name.version, committed.revision);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const ArrayPtr after, catalogue_->FindArray(id));
+  EXPECT_EQ(after->definition.descriptor, before->definition.descriptor);
+  EXPECT_EQ(after->definition.requested_spec, before->definition.requested_spec);
+  EXPECT_EQ(after->definition.source.path, "/models/m.safetensors");
+  EXPECT_EQ(after->durability, Durability::kDisk);
+  EXPECT_EQ(after->created, before->created);
+  EXPECT_EQ(after->state, ArrayState::kDegraded);
+  EXPECT_THAT(after->missing_ranks, ElementsAre(0, 1));
+
+  EXPECT_THAT(catalogue_->TilesFound("m", 0, {{id, 10}, {"unknown", 0}}).drop,
+              ElementsAre("unknown"));
+  EXPECT_EQ(StateOf(id), ArrayState::kDegraded);
+  EXPECT_THAT(catalogue_->TilesFound("m", 1, {{id, 99}}).drop, ElementsAre(id));
+  EXPECT_EQ(StateOf(id), ArrayState::kDegraded);
+  EXPECT_THAT(catalogue_->TilesFound("m", 1, {{id, 11}}).keep, ElementsAre(id));
+  EXPECT_EQ(StateOf(id), ArrayState::kAvailable);
+  catalogue_->TilesLost("m", 0);
+  EXPECT_EQ(StateOf(id), ArrayState::kDegraded);
+}
+
+TEST_F(CatalogueTest, ReplacingANameLetsGoOfTheOldArrayUnlessItIsPinned) {
+  const std::string first = Stage();
+  const std::string second = Stage();
+  const std::string third = Stage();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const CommitResult one, Put("w", first));
+  ASSERT_THAT(catalogue_->Pin(first), IsOk());
+  ASSERT_THAT(Put("w", second), IsOk());
+  Settle();
+  EXPECT_THAT(released_, IsEmpty());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const NameEntry old, catalogue_->FindName("w", one.revision));
+  EXPECT_EQ(old.array_id, first);
+  catalogue_->Unpin(first);
+  Settle();
+  EXPECT_THAT(released_, ElementsAre(first));
+  EXPECT_THAT(catalogue_->FindName("w", one.revision),
+              StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  ASSERT_THAT(Put("w", third), IsOk());
+  Reopen();
+  EXPECT_THAT(catalogue_->ListArrays("", 10), SizeIs(1));
+}
+
+TEST_F(CatalogueTest, ComparesTheVersionOfAName) {
+  const std::string first = Stage();
+  const std::string second = Stage();
+  EXPECT_THAT(Put("w", first, 5), StatusIs(absl::StatusCode::kAborted, Reason::kVersionMismatch));
+  EXPECT_EQ(StateOf(first), ArrayState::kStaging);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const CommitResult one, Put("w", first, 0));
+  EXPECT_THAT(Put("w", second, 0), StatusIs(absl::StatusCode::kAborted, Reason::kVersionMismatch));
+  EXPECT_THAT(Put("w", second, one.revision), IsOk());
+}
+
+TEST_F(CatalogueTest, DeletesNames) {
+  const std::string id = Stage();
+  ASSERT_THAT(Put("w", id), IsOk());
+  EXPECT_THAT(Commit({{}, {{"w", "", std::nullopt}}, "", ""}), IsOk());
+  Settle();
+  EXPECT_THAT(released_, ElementsAre(id));
+  EXPECT_THAT(Commit({{}, {{"w", "", std::nullopt}}, "", ""}),
+              StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  Reopen();
+  EXPECT_THAT(catalogue_->ListNames("", "", 10), IsEmpty());
+}
+
+TEST_F(CatalogueTest, AnUnnamedArrayLivesAsLongAsItIsPinned) {
+  const std::string id = Stage();
+  ASSERT_THAT(catalogue_->Pin(id), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const CommitResult committed, Commit({{Staged(id)}, {}, "", ""}));
+  EXPECT_EQ(committed.revision, 0);
+  EXPECT_EQ(StateOf(id), ArrayState::kAvailable);
+  catalogue_->Unpin(id);
+  Settle();
+  EXPECT_THAT(released_, ElementsAre(id));
+}
+
+TEST_F(CatalogueTest, DiscardedArraysLeaveNoTrace) {
+  const std::string id = Stage();
+  catalogue_->Discard({id, "unknown"});
+  EXPECT_THAT(catalogue_->FindArray(id), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  EXPECT_THAT(Put("w", id), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+}
+
+TEST_F(CatalogueTest, ACheckpointOfManyNamesIsOneCommit) {
+  constexpr int kNames = 3000;
+  CommitRequest load;
+  for (int i = 0; i < kNames; ++i) {
+    load.arrays.push_back(Staged(Stage()));
+    load.moves.push_back({StrCat("layer.", absl::Dec(i, absl::kZeroPad5), std::string(600, 'x')),
+                          load.arrays.back().array_id, 0});
+  }
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const CommitResult committed, Commit(load));
+  EXPECT_GT(store_->List("manifest/")->items.size(), 2u);
+
+  // One is replaced and one deleted, each by its own key.
+  const std::string other = Stage();
+  ASSERT_THAT(Put(load.moves[0].name, other), IsOk());
+  ASSERT_THAT(Commit({{}, {{load.moves[1].name, "", std::nullopt}}, "", ""}), IsOk());
+  Reopen();
+  EXPECT_EQ(catalogue_->FindName(load.moves[0].name)->array_id, other);
+  EXPECT_EQ(catalogue_->FindName(load.moves[1].name).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(catalogue_->FindName(load.moves[2].name)->version, committed.revision);
+  EXPECT_THAT(catalogue_->ListNames("", "", kNames), SizeIs(kNames - 1));
+
+  // When none of its names is current any more, the manifest goes.
+  CommitRequest again;
+  for (const NameMove& move : load.moves) {
+    again.arrays.push_back(Staged(Stage()));
+    again.moves.push_back({move.name, again.arrays.back().array_id, std::nullopt});
+  }
+  ASSERT_THAT(Commit(again), IsOk());
+  Reopen();
+  Settle();
+  EXPECT_THAT(catalogue_->ListArrays("", 2 * kNames), SizeIs(kNames));
+  EXPECT_THAT(store_->List("name/")->items, IsEmpty());
+  EXPECT_THAT(store_->List("array/")->items, IsEmpty());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const KeyValues stored, store_->List("manifest/"));
+  int manifests = 0;
+  for (const KeyValue& item : stored.items) {
+    manifests += item.key.find('/', 9) == std::string::npos;
+  }
+  EXPECT_EQ(manifests, 1);
+}
+
+TEST_F(CatalogueTest, ChunksWithoutTheirManifestMeanNothing) {
+  const std::string id = Stage();
+  ASSERT_THAT(CommitAndWait(*store_, {.puts = {{"manifest/lost/000000", "half a chunk"}}}), IsOk());
+  Reopen();
+  Settle();
+  EXPECT_THAT(store_->List("manifest/")->items, IsEmpty());
+}
+
+TEST_F(CatalogueTest, ARecordThatCannotBeReadIsDataLoss) {
+  ASSERT_THAT(CommitAndWait(*store_, {.puts = {{"array/x", "\xff\xff"}}}), IsOk());
+  EXPECT_THAT(Catalogue::Open(store_.get(), &clock_, [](const auto&) {}).status(),
+              StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed));
+}
+
+TEST_F(CatalogueTest, ACoordinatorThatWasReplacedCannotWrite) {
+  const std::string id = Stage();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto successor,
+                                 Catalogue::Open(store_.get(), &clock_, [](const auto&) {}));
+  EXPECT_THAT(Put("w", id), StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kStaleTerm));
+  EXPECT_EQ(successor->FindName("w").status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(CatalogueTest, RemembersAnswersForTenMinutesAcrossARestart) {
+  const std::string id = Stage();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(auto first, catalogue_->requests().Begin("r", "put w"));
+  EXPECT_FALSE(first.has_value());
+  EXPECT_EQ(catalogue_->requests().Begin("r", "put w").status().code(), absl::StatusCode::kAborted);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const CommitResult committed,
+      Commit({{Staged(id)}, {{"w", id, std::nullopt}}, "r", "the answer"}));
+  Reopen();
+  clock_.Advance(absl::Minutes(9));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto again, catalogue_->requests().Begin("r", "put w"));
+  ASSERT_TRUE(again.has_value());
+  EXPECT_EQ(again->bytes, "the answer");
+  EXPECT_EQ(again->revision, committed.revision);
+  EXPECT_THAT(catalogue_->requests().Begin("r", "another").status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kRequestIdReused));
+  clock_.Advance(absl::Minutes(1));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto forgotten,
+                                 catalogue_->requests().Begin("r", "another"));
+  EXPECT_FALSE(forgotten.has_value());
+  Settle();
+  EXPECT_THAT(store_->List("request/")->items, IsEmpty());
+}
+
+TEST_F(CatalogueTest, AFailedRequestCanBeTriedAgain) {
+  ASSERT_THAT(catalogue_->requests().Begin("r", "f"), IsOk());
+  EXPECT_FALSE(Commit({{}, {{"w", "no such array", std::nullopt}}, "r", "never"}).ok());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto again, catalogue_->requests().Begin("r", "f"));
+  EXPECT_FALSE(again.has_value());
+}
+
+}  // namespace
+}  // namespace shardmesh::server

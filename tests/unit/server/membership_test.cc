@@ -1,0 +1,149 @@
+// Who is alive, who serves which rank, and what the epoch counts.
+#include "server/membership.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "tests/testing/fake_clock.h"
+#include "tests/testing/status_matchers.h"
+
+namespace shardmesh::server {
+namespace {
+
+using ::shardmesh::test::IsOk;
+using ::shardmesh::test::StatusIs;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class MembershipTest : public ::testing::Test {
+ protected:
+  MembershipTest() {
+    members_.AddListener([this](const MembershipEvent& event) {
+      static constexpr const char* kKinds[] = {"attached",   "lost",     "drain",
+                                               "mesh added", "assigned", "mesh removed"};
+      events_.push_back(StrCat(event.view->epoch, " ", kKinds[static_cast<int>(event.kind)], " ",
+                               event.identity, event.mesh_id));
+    });
+  }
+  absl::StatusOr<uint64_t> Attach(const std::string& identity, uint64_t incarnation = 1) {
+    return members_.Attach({.identity = identity,
+                            .incarnation = incarnation,
+                            .build_version = "1",
+                            .endpoints = {"127.0.0.1:1"},
+                            .pid = 42,
+                            .host = "host"});
+  }
+
+  test::FakeClock clock_;
+  std::vector<std::string> events_;
+  Membership members_{&clock_};
+};
+
+TEST_F(MembershipTest, CountsEachChangeOfWhoIsAliveInTheEpoch) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const uint64_t a, Attach("a"));
+  ASSERT_THAT(Attach("b"), IsOk());
+  members_.Detach(a, "its stream broke");
+  members_.Detach(a, "again");
+  ASSERT_THAT(Attach("a", 2), IsOk());
+  EXPECT_THAT(events_, ElementsAre("1 attached a", "2 attached b", "3 lost a", "4 attached a"));
+  EXPECT_EQ(members_.view()->epoch, 4);
+}
+
+TEST_F(MembershipTest, LosesAWorkerWhoseHeartbeatsStop) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const uint64_t a, Attach("a"));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const uint64_t b, Attach("b"));
+  for (int i = 0; i < 10; ++i) {
+    clock_.Advance(absl::Seconds(1));
+    ASSERT_THAT(members_.Heartbeat(a, 7), IsOk());
+    if (i < 2) {
+      ASSERT_THAT(members_.Heartbeat(b, 7), IsOk());
+    }
+  }
+  EXPECT_TRUE(members_.view()->IsAlive("a"));
+  EXPECT_FALSE(members_.view()->IsAlive("b"));
+  EXPECT_EQ(members_.view()->FindWorker("a")->used_bytes, 7);
+  EXPECT_THAT(members_.view()->FindWorker("b")->lost_because, HasSubstr("no heartbeat for 5s"));
+  EXPECT_THAT(members_.Heartbeat(b, 0), StatusIs(absl::StatusCode::kAborted, Reason::kStaleEpoch));
+}
+
+TEST_F(MembershipTest, RefusesASecondClaimantUntilTheFirstIsLost) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const uint64_t first, Attach("a", 1));
+  const absl::StatusOr<uint64_t> second = Attach("a", 2);
+  EXPECT_THAT(second, StatusIs(absl::StatusCode::kAlreadyExists, Reason::kIdentityInUse));
+  EXPECT_THAT(second.status().ToString(),
+              AllOf(HasSubstr("process 42"), HasSubstr("host"), HasSubstr("127.0.0.1:1")));
+  members_.Detach(first, "gone");
+  EXPECT_THAT(Attach("a", 2), IsOk());
+}
+
+TEST_F(MembershipTest, ANewStreamOfTheSameProcessTakesOver) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const uint64_t old, Attach("a", 1));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const uint64_t fresh, Attach("a", 1));
+  members_.Detach(old, "the old stream ends late");
+  EXPECT_TRUE(members_.view()->IsAlive("a"));
+  EXPECT_EQ(members_.view()->epoch, 1);
+  EXPECT_THAT(members_.Heartbeat(fresh, 0), IsOk());
+}
+
+TEST_F(MembershipTest, RefusesMalformedWorkers) {
+  EXPECT_EQ(Attach("").status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Attach("a", 0).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(members_.view()->workers.empty());
+}
+
+TEST_F(MembershipTest, GivesRanksInTheOrderOfIdentitiesOnceThereAreEnough) {
+  ASSERT_THAT(members_.AddMesh("m", 2, {}), IsOk());
+  ASSERT_THAT(Attach("b"), IsOk());
+  EXPECT_THAT(members_.view()->CheckComplete("m"),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshIncomplete));
+  ASSERT_THAT(Attach("a"), IsOk());
+  ASSERT_THAT(Attach("c"), IsOk());
+  EXPECT_THAT(members_.view()->FindMesh("m")->identities, ElementsAre("a", "b"));
+  EXPECT_THAT(members_.view()->CheckComplete("m"), IsOk());
+  EXPECT_EQ(members_.view()->FindMesh("m")->RankOf("c"), std::nullopt);
+}
+
+TEST_F(MembershipTest, AWorkerThatComesBackTakesItsRankAgain) {
+  ASSERT_THAT(members_.AddMesh("m", 2, {}), IsOk());
+  ASSERT_THAT(Attach("a"), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const uint64_t b, Attach("b"));
+  members_.Detach(b, "killed");
+  ASSERT_THAT(Attach("c"), IsOk());
+  const absl::Status incomplete = members_.view()->CheckComplete("m");
+  EXPECT_THAT(incomplete, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshIncomplete));
+  EXPECT_THAT(incomplete.ToString(), HasSubstr("rank 1 (b: killed)"));
+  ASSERT_THAT(Attach("b", 2), IsOk());
+  EXPECT_EQ(members_.view()->FindMesh("m")->RankOf("b"), 1);
+  EXPECT_THAT(members_.view()->CheckComplete("m"), IsOk());
+}
+
+TEST_F(MembershipTest, RefusesMeshesThatDoNotAddUp) {
+  EXPECT_THAT(members_.AddMesh("m", 2, {"a"}),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kMeshSizeMismatch));
+  EXPECT_THAT(members_.AddMesh("m", 2, {"a", "a"}),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  EXPECT_THAT(members_.AddMesh("m", 0, {}),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  EXPECT_THAT(members_.AddMesh("m", 1, {"a"}), IsOk());
+  EXPECT_THAT(members_.AddMesh("m", 1, {"a"}),
+              StatusIs(absl::StatusCode::kAlreadyExists, Reason::kAlreadyExists));
+  EXPECT_THAT(members_.RemoveMesh("m"), IsOk());
+  EXPECT_THAT(members_.RemoveMesh("m"), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+}
+
+TEST_F(MembershipTest, DrainingWorkersAreAliveButGetNoRank) {
+  ASSERT_THAT(Attach("a"), IsOk());
+  ASSERT_THAT(members_.Drain("a", true), IsOk());
+  ASSERT_THAT(Attach("b"), IsOk());
+  ASSERT_THAT(members_.AddMesh("m", 1, {}), IsOk());
+  EXPECT_THAT(members_.view()->FindMesh("m")->identities, ElementsAre("b"));
+  EXPECT_TRUE(members_.view()->IsAlive("a"));
+  EXPECT_EQ(members_.view()->epoch, 2);
+  EXPECT_THAT(members_.Drain("z", true), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+}
+
+}  // namespace
+}  // namespace shardmesh::server

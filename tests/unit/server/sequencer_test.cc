@@ -1,0 +1,252 @@
+// Order of admission, and exactly one end for each step and transfer.
+#include "server/sequencer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <thread>
+#include <vector>
+
+#include "tests/testing/fake_clock.h"
+#include "tests/testing/status_matchers.h"
+
+namespace shardmesh::server {
+namespace {
+
+using ::shardmesh::test::IsOk;
+using ::shardmesh::test::StatusIs;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// Writes down what the workers would hear.
+class RecordingTransport final : public StepTransport {
+ public:
+  void Start(const WorkRef& work, const std::shared_ptr<const std::string>& message) override {
+    Add(StrCat("start ", work.op));
+  }
+  void Commit(const WorkRef& work) override { Add(StrCat("commit ", work.op)); }
+  void Abort(const WorkRef& work, const absl::Status&) override { Add(StrCat("abort ", work.op)); }
+
+  std::vector<std::string> heard() {
+    absl::MutexLock lock(&mutex_);
+    return heard_;
+  }
+
+ private:
+  void Add(std::string what) {
+    absl::MutexLock lock(&mutex_);
+    heard_.push_back(std::move(what));
+  }
+  absl::Mutex mutex_;
+  std::vector<std::string> heard_ ABSL_GUARDED_BY(mutex_);
+};
+
+class SequencerTest : public ::testing::Test {
+ protected:
+  SequencerTest() {
+    sequencer_.WorkerAttached("a", 1);
+    sequencer_.WorkerAttached("b", 2);
+  }
+
+  StepRequest Step(const std::string& op, std::vector<std::string> reads,
+                   std::vector<std::string> writes) {
+    StepRequest request;
+    request.op = op;
+    request.mesh_id = "m";
+    request.participants = {{.rank = 0, .identity = "a"}, {.rank = 1, .identity = "b"}};
+    request.reads = std::move(reads);
+    request.writes = std::move(writes);
+    request.timeout = absl::Seconds(30);
+    return request;
+  }
+  absl::StatusOr<Sequencer::StepTicket> Submit(StepRequest request) {
+    return sequencer_.Submit(std::move(request),
+                             [this](const WorkOutcome& outcome) { outcomes_.push_back(outcome); });
+  }
+  absl::Status Report(int64_t sequence, const std::string& identity, int64_t rank,
+                      absl::Status status = absl::OkStatus()) {
+    return sequencer_.ReportStep(
+        sequence, 2, 7,
+        {.identity = identity, .rank = rank, .status = std::move(status), .done = true});
+  }
+  void BothDone(int64_t sequence) {
+    EXPECT_THAT(Report(sequence, "a", 0), IsOk());
+    EXPECT_THAT(Report(sequence, "b", 1), IsOk());
+  }
+
+  test::FakeClock clock_;
+  RecordingTransport transport_;
+  std::vector<WorkOutcome> outcomes_;
+  Sequencer sequencer_{&clock_, &transport_, {.term = 7, .last_sequence = 100}};
+};
+
+TEST_F(SequencerTest, CommitsWhenEveryRankIsDone) {
+  ASSERT_THAT(Submit(Step("linear", {"x"}, {"y"})), IsOk());
+  EXPECT_THAT(Report(101, "a", 0), IsOk());
+  EXPECT_TRUE(outcomes_.empty());
+  EXPECT_THAT(Report(101, "b", 1), IsOk());
+  ASSERT_EQ(outcomes_.size(), 1u);
+  EXPECT_THAT(outcomes_[0].status, IsOk());
+  EXPECT_EQ(outcomes_[0].sequence, 101);
+  EXPECT_THAT(transport_.heard(), ElementsAre("start linear", "commit linear"));
+  EXPECT_THAT(Report(101, "a", 0), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+}
+
+TEST_F(SequencerTest, StepsWithCommonOperandsWaitAndOthersOverlap) {
+  ASSERT_THAT(Submit(Step("one", {"x"}, {"y"})), IsOk());
+  ASSERT_THAT(Submit(Step("reads y", {"y"}, {"z"})), IsOk());
+  ASSERT_THAT(Submit(Step("reads x", {"x"}, {"w"})), IsOk());
+  ASSERT_THAT(Submit(Step("donates z", {}, {"z"})), IsOk());
+  EXPECT_THAT(transport_.heard(), ElementsAre("start one", "start reads x"));
+  BothDone(101);
+  EXPECT_THAT(transport_.heard(),
+              ElementsAre("start one", "start reads x", "commit one", "start reads y"));
+  BothDone(103);
+  EXPECT_EQ(transport_.heard().back(), "start donates z");
+  EXPECT_EQ(sequencer_.last_sequence(), 104);
+}
+
+TEST_F(SequencerTest, AnErrorOfOneRankAbortsTheStepOnceAndIsNamed) {
+  ASSERT_THAT(Submit(Step("matmul", {"x"}, {"y"})), IsOk());
+  EXPECT_THAT(Report(101, "b", 1,
+                     WithReason(absl::ResourceExhaustedError("no memory"), Reason::kMemoryLimit)),
+              IsOk());
+  ASSERT_EQ(outcomes_.size(), 1u);
+  EXPECT_THAT(outcomes_[0].status,
+              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+  EXPECT_THAT(outcomes_[0].status.ToString(),
+              AllOf(HasSubstr("rank 1 (b)"), HasSubstr("step 101 (matmul)")));
+  EXPECT_EQ(Report(101, "a", 0).code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(transport_.heard(), ElementsAre("start matmul", "abort matmul"));
+}
+
+TEST_F(SequencerTest, ALostWorkerFailsTheStepsThatInvolveIt) {
+  ASSERT_THAT(Submit(Step("linear", {"x"}, {"y"})), IsOk());
+  ASSERT_THAT(Submit(Step("behind", {"y"}, {})), IsOk());
+  StepRequest alone = Step("alone", {"x"}, {});
+  alone.participants = {{.rank = 0, .identity = "a"}};
+  ASSERT_THAT(Submit(std::move(alone)), IsOk());
+  sequencer_.WorkerLost("b", 3, "its stream broke");
+  ASSERT_EQ(outcomes_.size(), 2u);
+  EXPECT_THAT(outcomes_[0].status, StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
+  EXPECT_THAT(outcomes_[0].status.ToString(),
+              AllOf(HasSubstr("rank 1 (b)"), HasSubstr("its stream broke"),
+                    HasSubstr("step 101 (linear)")));
+  EXPECT_THAT(transport_.heard(), ElementsAre("start linear", "start alone", "abort linear"));
+  EXPECT_THAT(Submit(Step("next", {}, {})),
+              StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
+  EXPECT_THAT(Report(102, "a", 0), IsOk());
+  EXPECT_EQ(transport_.heard().back(), "commit alone");
+}
+
+TEST_F(SequencerTest, ADeadlineNamesWhoWasWaitedFor) {
+  ASSERT_THAT(Submit(Step("linear", {"x"}, {"y"})), IsOk());
+  EXPECT_THAT(Report(101, "a", 0), IsOk());
+  clock_.Advance(absl::Seconds(30));
+  ASSERT_EQ(outcomes_.size(), 1u);
+  EXPECT_THAT(outcomes_[0].status,
+              StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
+  EXPECT_THAT(outcomes_[0].status.ToString(), HasSubstr("waited for rank 1 (b)"));
+}
+
+TEST_F(SequencerTest, RefusesReportsOfOtherEpochsTermsAndWorkers) {
+  ASSERT_THAT(Submit(Step("linear", {"x"}, {"y"})), IsOk());
+  const RankReport report{.identity = "a", .rank = 0, .done = true};
+  EXPECT_THAT(sequencer_.ReportStep(101, 1, 7, report),
+              StatusIs(absl::StatusCode::kAborted, Reason::kStaleEpoch));
+  EXPECT_THAT(sequencer_.ReportStep(101, 2, 6, report),
+              StatusIs(absl::StatusCode::kAborted, Reason::kStaleTerm));
+  EXPECT_EQ(Report(101, "a", 1).code(), absl::StatusCode::kPermissionDenied);
+}
+
+TEST_F(SequencerTest, TheHookDecidesBeforeTheWorkersHear) {
+  absl::AnyInvocable<void(absl::Status) &&> decided;
+  StepRequest request = Step("linear", {"x"}, {"y"});
+  request.commit = [&](const WorkOutcome&, auto decide) { decided = std::move(decide); };
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto ticket, Submit(std::move(request)));
+  BothDone(101);
+  sequencer_.Cancel(ticket);
+  sequencer_.WorkerLost("a", 3, "late");
+  EXPECT_TRUE(outcomes_.empty());
+  std::move(decided)(absl::OkStatus());
+  EXPECT_THAT(transport_.heard(), ElementsAre("start linear", "commit linear"));
+}
+
+TEST_F(SequencerTest, AHookThatRefusesAborts) {
+  StepRequest request = Step("linear", {"x"}, {"y"});
+  request.commit = [](const WorkOutcome&, auto decide) {
+    std::move(decide)(absl::ResourceExhaustedError("disk full"));
+  };
+  ASSERT_THAT(Submit(std::move(request)), IsOk());
+  BothDone(101);
+  ASSERT_EQ(outcomes_.size(), 1u);
+  EXPECT_EQ(outcomes_[0].status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(transport_.heard(), ElementsAre("start linear", "abort linear"));
+}
+
+TEST_F(SequencerTest, ATransferCommitsWhenAllIsStagedAndTheClientAsksForIt) {
+  TransferRequest request{.transfer_id = "t",
+                          .op = "put",
+                          .mesh_id = "m",
+                          .participants = {{.rank = 0, .identity = "a", .expected_tiles = 2},
+                                           {.rank = 1, .identity = "b", .expected_tiles = 1}},
+                          .timeout = absl::Minutes(1),
+                          .commit = nullptr};
+  ASSERT_THAT(
+      sequencer_.BeginTransfer(
+          std::move(request), [this](const WorkOutcome& outcome) { outcomes_.push_back(outcome); }),
+      IsOk());
+  const auto staged = [&](const std::string& identity, int64_t rank, const std::string& array) {
+    return sequencer_.ReportTransfer(
+        "t", 7, {.identity = identity, .rank = rank, .tiles = {{.array_id = array}}});
+  };
+  EXPECT_THAT(staged("a", 0, "x"), IsOk());
+  EXPECT_THAT(staged("a", 0, "x"), IsOk());
+  EXPECT_THAT(staged("b", 1, "x"), IsOk());
+  EXPECT_THAT(sequencer_.CommitTransfer("t"), IsOk());
+  EXPECT_TRUE(outcomes_.empty());
+  EXPECT_THAT(staged("a", 0, "y"), IsOk());
+  ASSERT_EQ(outcomes_.size(), 1u);
+  EXPECT_THAT(outcomes_[0].status, IsOk());
+  EXPECT_EQ(outcomes_[0].sequence, 101);
+  EXPECT_EQ(outcomes_[0].ranks[0].tiles.size(), 2u);
+  EXPECT_THAT(transport_.heard(), ElementsAre("commit put"));
+  EXPECT_THAT(sequencer_.CommitTransfer("t"),
+              StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+}
+
+TEST_F(SequencerTest, EveryStepEndsOnceUnderManyThreads) {
+  constexpr int kThreads = 4;
+  constexpr int kSteps = 100;
+  absl::Mutex mutex;
+  int committed = 0;
+  int aborted = 0;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < kSteps; ++i) {
+        const auto ticket =
+            sequencer_.Submit(Step("linear", {StrCat("x", i % 3)}, {StrCat("y", (i + t) % 3)}),
+                              [&](const WorkOutcome& outcome) {
+                                absl::MutexLock lock(&mutex);
+                                ++(outcome.status.ok() ? committed : aborted);
+                              });
+        ASSERT_THAT(ticket, IsOk());
+        if (i % 5 == 0) sequencer_.Cancel(*ticket);
+        for (const Sequencer::LiveWork& live : sequencer_.Live()) {
+          if (live.work.sequence == 0) continue;
+          Report(live.work.sequence, "a", 0).IgnoreError();
+          Report(live.work.sequence, "b", 1).IgnoreError();
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  while (!sequencer_.Live().empty()) BothDone(sequencer_.Live().front().work.sequence);
+  absl::MutexLock lock(&mutex);
+  EXPECT_EQ(committed + aborted, kThreads * kSteps);
+}
+
+}  // namespace
+}  // namespace shardmesh::server
