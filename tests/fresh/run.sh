@@ -44,7 +44,8 @@ make_machine() {
     ! grep -qsE '^[^#/]*Acquire::' "$file" || carry "$file"
   done
   carry /etc/pip.conf /etc/npmrc "$HOME/.npmrc" "$HOME/.config/pip" "$HOME/.pip"
-  git clone --quiet --no-hardlinks "$root" "$machine/root/shardmesh"
+  git -C "$root" bundle create --quiet "$machine/root/shardmesh.bundle" HEAD
+  git clone --quiet "$machine/root/shardmesh.bundle" "$machine/root/shardmesh"
 }
 
 # Runs in the new machine's namespaces.
