@@ -45,7 +45,7 @@ make_machine() {
   done
   carry /etc/pip.conf /etc/npmrc "$HOME/.npmrc" "$HOME/.config/pip" "$HOME/.pip"
   git -C "$root" bundle create --quiet "$machine/root/shardmesh.bundle" HEAD
-  git clone --quiet "$machine/root/shardmesh.bundle" "$machine/root/shardmesh"
+  git -c advice.detachedHead=false clone --quiet "$machine/root/shardmesh.bundle" "$machine/root/shardmesh"
 }
 
 # Runs in the new machine's namespaces.
