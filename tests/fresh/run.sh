@@ -32,6 +32,10 @@ carry() {
 make_machine() {
   local file
   say "Making a minimal Debian 12 in $machine"
+  if [[ -e $machine && ! -e $machine/debootstrap && ! -e $machine/srv/shardmesh.bundle ]]; then
+    echo "$machine is there and was not made by me; name a new folder in SHARDMESH_FRESH_DIR" >&2
+    return 1
+  fi
   rm -rf --one-file-system "$machine"
   mkdir -p "$machine"
   debootstrap --variant=minbase --include=ca-certificates,git bookworm "$machine" \
@@ -43,9 +47,10 @@ make_machine() {
   for file in /etc/apt/apt.conf /etc/apt/apt.conf.d/*; do
     ! grep -qsE '^[^#/]*Acquire::' "$file" || carry "$file"
   done
+  mkdir -p "$machine$HOME"
   carry /etc/pip.conf /etc/npmrc "$HOME/.npmrc" "$HOME/.config/pip" "$HOME/.pip"
-  git -C "$root" bundle create --quiet "$machine/root/shardmesh.bundle" HEAD
-  git -c advice.detachedHead=false clone --quiet "$machine/root/shardmesh.bundle" "$machine/root/shardmesh"
+  git -C "$root" bundle create --quiet "$machine/srv/shardmesh.bundle" HEAD
+  git -c advice.detachedHead=false clone --quiet "$machine/srv/shardmesh.bundle" "$machine/srv/shardmesh"
 }
 
 # Runs in the new machine's namespaces.
@@ -55,9 +60,9 @@ enter_machine() {
   mount -t proc proc "$machine/proc"
   mount -t sysfs sysfs "$machine/sys"
   mount --rbind /dev "$machine/dev"
-  exec chroot "$machine" /usr/bin/env -i HOME=/root LANG=C.UTF-8 CI="${CI:-}" \
+  exec chroot "$machine" /usr/bin/env -i HOME="$HOME" LANG=C.UTF-8 CI="${CI:-}" \
     PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin "${environment[@]}" \
-    bash -ec "cd /root/shardmesh; $1"
+    bash -ec "cd /srv/shardmesh; $1"
 }
 
 if ((EUID != 0)); then exec sudo --preserve-env "$0" "$@"; fi
