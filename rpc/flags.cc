@@ -1,0 +1,261 @@
+// Reads command lines against the flags that a program knows.
+#include "rpc/flags.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "sharding/nearest_name.h"
+#include "sharding/reason.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+
+namespace shardmesh::rpc {
+namespace {
+
+constexpr std::string_view kHelpFlag = "help";
+
+absl::Status WrongUse(std::string_view message) {
+  return WithReason(absl::InvalidArgumentError(ToAbsl(message)), Reason::kBadField);
+}
+
+absl::Status BadValue(std::string_view value, std::string_view expected) {
+  return WrongUse(StrCat("\"", value, "\" is not ", expected));
+}
+
+struct Unit {
+  std::string_view name;
+  double bytes;
+};
+constexpr Unit kUnits[] = {{"", 1},
+                           {"b", 1},
+                           {"kib", 1024.0},
+                           {"mib", 1024.0 * 1024},
+                           {"gib", 1024.0 * 1024 * 1024},
+                           {"tib", 1024.0 * 1024 * 1024 * 1024},
+                           {"kb", 1e3},
+                           {"mb", 1e6},
+                           {"gb", 1e9},
+                           {"tb", 1e12}};
+
+// The line that says what was wrong, and where to read on.
+std::string WrongUseText(std::string_view program, const absl::Status& status) {
+  return StrCat(program, ": ", ToStd(status.message()), "\n`", program,
+                " --help` lists the flags\n");
+}
+
+}  // namespace
+
+absl::StatusOr<int64_t> ParseByteSize(std::string_view text) {
+  constexpr std::string_view kExpected = "a number of bytes such as 1024, 64KiB or 4GiB";
+  const size_t digits = std::min(text.find_first_not_of("0123456789."), text.size());
+  const std::string unit_name = absl::AsciiStrToLower(ToAbsl(text.substr(digits)));
+  double number = 0;
+  // SimpleAtod alone would also read "inf" and exponents.
+  if (digits == 0 || !absl::SimpleAtod(ToAbsl(text.substr(0, digits)), &number)) {
+    return BadValue(text, kExpected);
+  }
+  for (const Unit& unit : kUnits) {
+    if (unit.name != unit_name) {
+      continue;
+    }
+    int64_t whole = 0;
+    if (unit.bytes == 1 && absl::SimpleAtoi(ToAbsl(text.substr(0, digits)), &whole)) {
+      return whole;  // a double would round what is beyond 2^53
+    }
+    const double bytes = number * unit.bytes;
+    if (bytes != std::floor(bytes)) {
+      return BadValue(text, "a whole number of bytes");
+    }
+    if (bytes >= static_cast<double>(std::numeric_limits<int64_t>::max())) {
+      return BadValue(text, "a number of bytes below 8 EiB");
+    }
+    return static_cast<int64_t>(bytes);
+  }
+  return BadValue(text, kExpected);
+}
+
+FlagSet::FlagSet(std::string program, std::string purpose)
+    : program_(std::move(program)), purpose_(std::move(purpose)) {}
+
+void FlagSet::AddText(std::string name, std::string placeholder, std::string help,
+                      std::string* target) {
+  if (!target->empty()) {
+    StrAppend(&help, " (default ", *target, ")");
+  }
+  Add({.name = std::move(name),
+       .placeholder = std::move(placeholder),
+       .help = std::move(help),
+       .set = [target](std::string_view value) {
+         *target = std::string(value);
+         return absl::OkStatus();
+       }});
+}
+
+void FlagSet::AddTexts(std::string name, std::string placeholder, std::string help,
+                       std::vector<std::string>* target) {
+  Add({.name = std::move(name),
+       .placeholder = std::move(placeholder),
+       .help = std::move(help),
+       .set = [target](std::string_view value) {
+         target->emplace_back(value);
+         return absl::OkStatus();
+       }});
+}
+
+void FlagSet::AddInt(std::string name, std::string help, int64_t min, int64_t max,
+                     int64_t* target) {
+  StrAppend(&help, " (default ", *target, ")");
+  Add({.name = std::move(name),
+       .placeholder = "N",
+       .help = std::move(help),
+       .set = [min, max, target](std::string_view value) -> absl::Status {
+         int64_t number = 0;
+         if (!absl::SimpleAtoi(ToAbsl(value), &number) || number < min || number > max) {
+           return BadValue(value, StrCat("a whole number from ", min, " to ", max));
+         }
+         *target = number;
+         return absl::OkStatus();
+       }});
+}
+
+void FlagSet::AddBytes(std::string name, std::string help, int64_t* target) {
+  if (*target > 0) {
+    StrAppend(&help, " (default ", *target, ")");
+  }
+  Add({.name = std::move(name),
+       .placeholder = "SIZE",
+       .help = std::move(help),
+       .set = [target](std::string_view value) -> absl::Status {
+         SHARDMESH_ASSIGN_OR_RETURN(const int64_t bytes, ParseByteSize(value));
+         if (bytes < 1) {
+           return BadValue(value, "at least one byte");
+         }
+         *target = bytes;
+         return absl::OkStatus();
+       }});
+}
+
+void FlagSet::AddDuration(std::string name, std::string help, absl::Duration* target) {
+  StrAppend(&help, " (default ", absl::FormatDuration(*target), ")");
+  Add({.name = std::move(name),
+       .placeholder = "DURATION",
+       .help = std::move(help),
+       .set = [target](std::string_view value) -> absl::Status {
+         absl::Duration duration;
+         if (!absl::ParseDuration(ToAbsl(value), &duration) || duration <= absl::ZeroDuration()) {
+           return BadValue(value, "a duration above zero such as 5s or 250ms");
+         }
+         *target = duration;
+         return absl::OkStatus();
+       }});
+}
+
+void FlagSet::AddSwitch(std::string name, std::string help, bool* target) {
+  Add({.name = std::move(name),
+       .placeholder = "",
+       .help = std::move(help),
+       .set = [target](std::string_view value) -> absl::Status {
+         if (value != "true" && value != "false") {
+           return BadValue(value, "true or false");
+         }
+         *target = value == "true";
+         return absl::OkStatus();
+       },
+       .is_switch = true});
+}
+
+void FlagSet::AddLog(LogOptions* target) {
+  Add({.name = "log-format",
+       .placeholder = "FORMAT",
+       .help = "how logs are written to standard error: text or json (default text)",
+       .set = [target](std::string_view value) -> absl::Status {
+         if (value != "text" && value != "json") {
+           return BadValue(value, "text or json");
+         }
+         target->format = value == "json" ? LogFormat::kJson : LogFormat::kText;
+         return absl::OkStatus();
+       }});
+  Add({.name = "log-level",
+       .placeholder = "LEVEL",
+       .help = "the least that is logged: debug, info, warning, error or off (default info)",
+       .set = [target](std::string_view value) -> absl::Status {
+         SHARDMESH_ASSIGN_OR_RETURN(target->level, ParseLogLevel(value));
+         return absl::OkStatus();
+       }});
+}
+
+absl::StatusOr<const FlagSet::Flag*> FlagSet::Find(std::string_view name) const {
+  std::vector<std::string_view> known = {kHelpFlag};
+  for (const Flag& flag : flags_) {
+    if (flag.name == name) {
+      return &flag;
+    }
+    known.push_back(flag.name);
+  }
+  return WrongUse(StrCat("there is no flag --", name, DidYouMean(name, known)));
+}
+
+absl::Status FlagSet::Parse(absl::Span<const char* const> arguments) {
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const std::string_view argument = arguments[i];
+    if (argument == "-h" || argument == "--help") {
+      return absl::CancelledError("help was asked for");
+    }
+    if (argument.size() < 3 || argument.substr(0, 2) != "--") {
+      return WrongUse(StrCat("\"", argument, "\" is no flag; flags start with --"));
+    }
+    const size_t equals = argument.find('=');
+    const std::string_view name = argument.substr(2, equals - std::min(equals, size_t{2}));
+    SHARDMESH_ASSIGN_OR_RETURN(const Flag* flag, Find(name));
+    std::string_view value = "true";
+    if (equals != std::string_view::npos) {
+      value = argument.substr(equals + 1);
+    } else if (!flag->is_switch) {
+      if (++i == arguments.size()) {
+        return WrongUse(StrCat("--", name, " needs a value: --", name, " ", flag->placeholder));
+      }
+      value = arguments[i];
+    }
+    SHARDMESH_RETURN_IF_ERROR(WithContext(flag->set(value), StrCat("--", name)));
+  }
+  return absl::OkStatus();
+}
+
+std::optional<int> FlagSet::ParseMain(int argc, const char* const* argv) {
+  const size_t count = argc > 0 ? static_cast<size_t>(argc) - 1 : 0;
+  const absl::Status parsed = Parse(absl::MakeConstSpan(argv + (argc > 0 ? 1 : 0), count));
+  if (parsed.ok()) {
+    return std::nullopt;
+  }
+  if (absl::IsCancelled(parsed)) {
+    std::fputs(Help().c_str(), stdout);
+    return kDone;
+  }
+  std::fputs(WrongUseText(program_, parsed).c_str(), stderr);
+  return kWrongUse;
+}
+
+std::string FlagSet::Help() const {
+  std::vector<std::pair<std::string, std::string_view>> rows;
+  for (const Flag& flag : flags_) {
+    rows.emplace_back(StrCat("--", flag.name, flag.is_switch ? "" : " ", flag.placeholder),
+                      flag.help);
+  }
+  rows.emplace_back(StrCat("--", kHelpFlag), "print this");
+  size_t width = 0;
+  for (const auto& [left, help] : rows) {
+    width = std::max(width, left.size());
+  }
+  std::string text = StrCat("usage: ", program_, " [FLAG...]\n\n", purpose_, "\n\n");
+  for (const auto& [left, help] : rows) {
+    StrAppend(&text, "  ", left, std::string(width - left.size() + 2, ' '), help, "\n");
+  }
+  return text;
+}
+
+}  // namespace shardmesh::rpc
