@@ -6,12 +6,14 @@ add_custom_target(shardmesh_programs)
 add_custom_target(shardmesh_concurrent_tests)
 
 # What every target of ours is compiled with: the source root as include path, C++20, and strict warnings.
+# One of them is off: gcc 12 sees uninitialised values in Abseil's inlined containers where there are none.
 function(shardmesh_target_defaults target)
   target_include_directories(${target} PUBLIC
     $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/shardmesh>)
   target_compile_features(${target} PUBLIC cxx_std_20)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor
-    -Woverloaded-virtual -Wno-unused-parameter $<$<BOOL:${SHARDMESH_WERROR}>:-Werror>)
+    -Woverloaded-virtual -Wno-unused-parameter -Wno-maybe-uninitialized
+    $<$<BOOL:${SHARDMESH_WERROR}>:-Werror>)
 endfunction()
 
 # What every program of ours is linked with, beyond that: under ThreadSanitizer, what tells it of the synchronisation
