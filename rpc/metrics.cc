@@ -13,6 +13,7 @@
 #include "prometheus/registry.h"
 #include "prometheus/text_serializer.h"
 #include "rpc/metrics_collector.h"
+#include "rpc/version.h"
 
 namespace shardmesh::rpc {
 
@@ -49,7 +50,7 @@ absl::Span<const double> LatencyBuckets() {
 
 Metrics::Metrics(const std::string& component) : collector_(std::make_shared<Collector>()) {
   AddGauge("shardmesh_build_info", "The build, as labels of a constant 1.",
-           {{"version", SHARDMESH_VERSION}, {"component", component}})
+           {{"version", std::string(BuildVersion())}, {"component", component}})
       .Set(1);
 }
 
