@@ -1,0 +1,629 @@
+// Arrays on the wire. Blocks nowhere: commits answer from the store's thread.
+#include "server/array_service.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "rpc/array_codec.h"
+#include "rpc/digest.h"
+#include "rpc/field_check.h"
+#include "rpc/outbox.h"
+#include "rpc/spec_codec.h"
+#include "rpc/status.h"
+#include "rpc/time_codec.h"
+#include "rpc/transfer_token.h"
+#include "server/array_view_codec.h"
+#include "server/random_id.h"
+#include "server/tree_resolver.h"
+#include "sharding/reason.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+#include "shardmesh/v1/array_service.grpc.pb.h"
+
+namespace shardmesh::server {
+namespace {
+
+// How long a token to read an array holds.
+constexpr absl::Duration kGetTimeout = absl::Hours(1);
+// What of an answer is sent in one message.
+constexpr int64_t kPieceBytes = int64_t{512} << 10;
+constexpr int kMaxReleased = 10'000;
+// Without a deadline of its own a commit waits so long for missing tiles.
+constexpr absl::Duration kCommitTimeout = absl::Minutes(5);
+
+// The contract's expected_version: 0 any, -1 none, else that one. The catalogue's: nullopt, 0,
+// that.
+std::optional<int64_t> DecodeExpectedVersion(int64_t version) {
+  if (version == 0) {
+    return std::nullopt;
+  }
+  return std::max<int64_t>(version, 0);
+}
+
+void Encode(const RankEndpoint& from, v1::DeviceEndpoint* to) {
+  to->set_rank(static_cast<int32_t>(from.rank));
+  to->set_identity(from.identity);
+  to->set_incarnation(from.incarnation);
+  for (const std::string& address : from.endpoints) {
+    to->add_endpoints()->set_address(address);
+  }
+}
+
+// A put as its client describes it, and the answer that it gets.
+class PutPlan {
+ public:
+  explicit PutPlan(const ArrayContext& context) : context_(context) {}
+
+  absl::Status TakeHeader(const v1::BeginPutHeader& header) {
+    SHARDMESH_RETURN_IF_ERROR(rpc::CheckRequestId(header.request_id(), "header.request_id"));
+    SHARDMESH_RETURN_IF_ERROR(context_.sessions->Get(header.session_id()).status());
+    if (header.source().has_path()) {
+      return WithReason(absl::UnimplementedError("workers do not read files by themselves in this "
+                                                 "build; stream the tensors instead"),
+                        Reason::kNotAvailable);
+    }
+    if (header.release_first()) {
+      return WithReason(absl::UnimplementedError("release_first is not done by this build; delete "
+                                                 "the names first"),
+                        Reason::kNotAvailable);
+    }
+    if (header.mesh().has_inline_()) {
+      return rpc::BadField("header.mesh", "is given inline; arrays lie on meshes of the catalog");
+    }
+    mesh_id_ = header.mesh().name().empty() ? "default" : header.mesh().name();
+    const ClusterState& state = context_.publisher->state();
+    SHARDMESH_ASSIGN_OR_RETURN(const auto definition, state.Find(DefinitionKind::kMesh, mesh_id_));
+    mesh_ = std::get<rpc::MeshDefinition>(definition->value).mesh;
+    mesh_revision_ = definition->revision;
+    SHARDMESH_RETURN_IF_ERROR(context_.hub->CheckReady(mesh_id_));
+
+    TreeQuestion question;
+    question.mesh = mesh_;
+    auto strict = rpc::DecodeIsStrict(header.policy());
+    if (!strict.ok()) {
+      return rpc::WithField(strict.status(), "header.policy");
+    }
+    question.strict = strict_ = *strict;
+    if (header.rule_set().has_name()) {
+      SHARDMESH_ASSIGN_OR_RETURN(const rpc::RuleSetDefinition* rules,
+                                 state.FindRuleSet(header.rule_set().name()));
+      question.rules = *rules;
+    } else if (header.rule_set().has_inline_()) {
+      auto rules = rpc::Decode(header.rule_set().inline_());
+      if (!rules.ok()) {
+        return rpc::WithField(rules.status(), "header.rule_set.inline");
+      }
+      question.rules = *std::move(rules);
+    }
+    resolver_ = std::make_unique<TreeResolver>(std::move(question));
+    session_id_ = header.session_id();
+    request_id_ = header.request_id();
+    return absl::OkStatus();
+  }
+
+  bool has_header() const { return resolver_ != nullptr; }
+  const std::string& session_id() const { return session_id_; }
+  const std::string& request_id() const { return request_id_; }
+
+  absl::Status TakeTensor(const v1::PutTensor& tensor) {
+    PutItem item;
+    ArrayDescriptor& array = item.definition.descriptor;
+    item.name = tensor.name();
+    if (!item.name.empty()) {
+      SHARDMESH_RETURN_IF_ERROR(rpc::CheckArrayName(item.name, "name"));
+    }
+    if (tensor.expected_version() < -1) {
+      return rpc::BadField("expected_version", "is below -1");
+    }
+    item.expected_version = DecodeExpectedVersion(tensor.expected_version());
+    array.array_id = RandomId();
+    auto dtype = rpc::Decode(tensor.dtype());
+    if (!dtype.ok()) {
+      return rpc::WithField(dtype.status(), "dtype");
+    }
+    array.dtype = *dtype;
+    auto shape = rpc::DecodeShape(tensor.shape());
+    if (!shape.ok()) {
+      return rpc::WithField(shape.status(), "shape");
+    }
+    array.shape = *std::move(shape);
+    SHARDMESH_ASSIGN_OR_RETURN(const int64_t elements, ElementCount(array.shape));
+    SHARDMESH_RETURN_IF_ERROR(PackedSizeBytes(array.dtype, elements).status());
+    array.mesh_id = mesh_id_;
+    array.mesh_revision = mesh_revision_;
+    array.mesh = mesh_;
+    auto cut_points = rpc::DecodeCutPoints(tensor.cut_points(), array.shape);
+    if (!cut_points.ok()) {
+      return rpc::WithField(cut_points.status(), "cut_points");
+    }
+    array.cut_points = *std::move(cut_points);
+    SHARDMESH_RETURN_IF_ERROR(Place(tensor, &item.definition));
+    items_.push_back(std::move(item));
+    return absl::OkStatus();
+  }
+
+  // Begins the transfer; the answer is cut into messages.
+  absl::StatusOr<std::vector<std::shared_ptr<v1::BeginPutResponse>>> Begin() {
+    if (items_.empty()) {
+      return rpc::BadField("tensors", "is empty; a put needs at least one tensor");
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(const std::vector<RankEndpoint> endpoints,
+                               context_.hub->Endpoints(mesh_id_));
+    if (static_cast<int64_t>(endpoints.size()) != mesh_.size()) {
+      return context_.hub->CheckReady(mesh_id_);
+    }
+    SHARDMESH_RETURN_IF_ERROR(CheckMemory(endpoints));
+    std::vector<std::string> identities;
+    for (const RankEndpoint& endpoint : endpoints) {
+      identities.push_back(endpoint.identity);
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(
+        const std::string transfer_id,
+        context_.transfers->Begin(session_id_, mesh_id_, identities, items_));
+
+    rpc::TransferClaims claims{.direction = rpc::TransferDirection::kPut,
+                               .transfer_id = transfer_id,
+                               .session_id = session_id_,
+                               .array = {},
+                               .term = context_.term,
+                               .expire_time = context_.clock->Now() + Transfers::kTimeout};
+    std::vector<std::shared_ptr<v1::BeginPutResponse>> answer;
+    answer.push_back(std::make_shared<v1::BeginPutResponse>());
+    answer.back()->set_transfer_id(transfer_id);
+    answer.back()->set_term(context_.term);
+    rpc::Encode(claims.expire_time, answer.back()->mutable_expire_time());
+    for (const RankEndpoint& endpoint : endpoints) {
+      Encode(endpoint, answer.back()->add_devices());
+    }
+    int64_t size_bytes = 0;
+    for (size_t i = 0; i < items_.size(); ++i) {
+      if (size_bytes > kPieceBytes) {
+        answer.push_back(std::make_shared<v1::BeginPutResponse>());
+        size_bytes = 0;
+      }
+      claims.array = items_[i].definition.descriptor;
+      v1::PutAssignment* assignment = answer.back()->add_assignments();
+      rpc::Encode(claims.array, assignment->mutable_array_descriptor());
+      assignment->set_token(rpc::SignToken(claims, context_.token_key));
+      for (const Correction& correction : corrections_[i]) {
+        rpc::Encode(correction, assignment->add_corrections());
+      }
+      size_bytes += static_cast<int64_t>(assignment->ByteSizeLong());
+    }
+    return answer;
+  }
+
+ private:
+  // Gives the array its spec: the tensor's own, or the rules'.
+  absl::Status Place(const v1::PutTensor& tensor, ArrayDefinition* definition) {
+    ArrayDescriptor* array = &definition->descriptor;
+    if (tensor.has_spec()) {
+      auto spec = rpc::Decode(tensor.spec());
+      if (!spec.ok()) {
+        return rpc::WithField(spec.status(), "spec");
+      }
+      if (!array->cut_points.empty()) {
+        array->spec = *std::move(spec);  // must fit as it is; correction knows equal parts alone
+        corrections_.emplace_back();
+        return array->Tiling().status();
+      }
+      SHARDMESH_ASSIGN_OR_RETURN(CorrectionResult corrected, Correct(*spec, array->shape, mesh_));
+      if (strict_ && !corrected.corrections.empty()) {
+        const Correction& first = corrected.corrections.front();
+        return InvalidArgument(first.reason, first.ToString());
+      }
+      if (!corrected.corrections.empty()) {
+        definition->requested_spec = *std::move(spec);
+      }
+      array->spec = std::move(corrected.effective);
+      corrections_.push_back(std::move(corrected.corrections));
+      return absl::OkStatus();
+    }
+    if (tensor.name().empty()) {
+      return rpc::BadField("spec", "is not set, and a tensor without a name matches no rule");
+    }
+    const TreeTensor named{
+        .name = tensor.name(), .shape = array->shape, .dtype = array->dtype, .axes = {}};
+    SHARDMESH_ASSIGN_OR_RETURN(const std::vector<TreePlacement> placements,
+                               resolver_->Add({named}));
+    const TreeSpec& spec = resolver_->specs()[placements.front().spec_index];
+    if (!spec.corrections.empty()) {
+      definition->requested_spec = spec.requested;
+    }
+    array->spec = spec.effective;
+    corrections_.push_back(spec.corrections);
+    return absl::OkStatus();
+  }
+
+  // A put that cannot fit is refused before a byte of it moves.
+  absl::Status CheckMemory(const std::vector<RankEndpoint>& endpoints) const {
+    int64_t need_bytes = 0;
+    for (const PutItem& item : items_) {
+      const ArrayDescriptor& descriptor = item.definition.descriptor;
+      SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, descriptor.Tiling());
+      SHARDMESH_ASSIGN_OR_RETURN(const int64_t elements, ElementCount(tiling.ShardShape()));
+      SHARDMESH_ASSIGN_OR_RETURN(const int64_t bytes, PackedSizeBytes(descriptor.dtype, elements));
+      need_bytes += bytes;
+    }
+    const std::shared_ptr<const MembershipView> view = context_.membership->view();
+    for (const RankEndpoint& endpoint : endpoints) {
+      const WorkerStatus* worker = view->FindWorker(endpoint.identity);
+      const int64_t have_bytes = worker->info.capacity_bytes - worker->used_bytes;
+      if (need_bytes > have_bytes) {
+        return WithReason(
+            absl::ResourceExhaustedError(StrCat(
+                "rank ", endpoint.rank, " (worker \"", endpoint.identity, "\") has ", have_bytes,
+                " of ", worker->info.capacity_bytes, " bytes left, and the put needs ", need_bytes,
+                " there; release arrays, or start workers with more --memory")),
+            Reason::kMemoryLimit);
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  const ArrayContext& context_;
+  std::string session_id_;
+  std::string request_id_;
+  std::string mesh_id_;
+  Revision mesh_revision_ = 0;
+  Mesh mesh_;
+  bool strict_ = false;
+  std::unique_ptr<TreeResolver> resolver_;
+  std::vector<PutItem> items_;
+  std::vector<std::vector<Correction>> corrections_;  // by item
+};
+
+// Answers to BeginPut by request id, for as long as their transfers are remembered.
+class BegunPuts {
+ public:
+  using Answer = std::vector<std::shared_ptr<v1::BeginPutResponse>>;
+
+  // `begin` is called unless there is an answer for the id already.
+  template <typename Begin>
+  absl::StatusOr<Answer> GetOrBegin(const std::string& key, const Transfers& transfers,
+                                    Begin begin) {
+    absl::MutexLock lock(&mutex_);
+    std::erase_if(answers_, [&](const auto& each) {
+      return !transfers.Progress(each.second.front()->transfer_id()).ok();
+    });
+    if (const auto known = answers_.find(key); known != answers_.end()) {
+      return known->second;
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(Answer answer, begin());
+    answers_.emplace(key, answer);
+    return answer;
+  }
+
+ private:
+  absl::Mutex mutex_;
+  std::map<std::string, Answer> answers_ ABSL_GUARDED_BY(mutex_);
+};
+
+// BeginPut, written straight:
+//   plan.TakeHeader(read()); while (tensors = read()) plan.TakeTensor(each)
+//   for (piece : plan.Begin()) write(piece); finish
+class BeginPutReactor final
+    : public grpc::ServerBidiReactor<v1::BeginPutRequest, v1::BeginPutResponse> {
+ public:
+  BeginPutReactor(const ArrayContext& context, BegunPuts* begun)
+      : context_(context), begun_(begun), plan_(context) {
+    StartRead(&request_);
+  }
+
+  void OnReadDone(bool ok) override {
+    if (ok) {
+      if (const absl::Status taken = Take(); !taken.ok()) {
+        return Finish(rpc::ToGrpc(taken));
+      }
+      return StartRead(&request_);
+    }
+    if (!plan_.has_header()) {
+      return Finish(
+          rpc::ToGrpc(rpc::BadField("header", "is missing; it must be the first message")));
+    }
+    auto answer = begun_->GetOrBegin(StrCat(plan_.session_id(), "/", plan_.request_id()),
+                                     *context_.transfers, [this] { return plan_.Begin(); });
+    if (!answer.ok()) {
+      return Finish(rpc::ToGrpc(answer.status()));
+    }
+    answer_ = *std::move(answer);
+    StartWrite(answer_[written_].get());
+  }
+  void OnWriteDone(bool ok) override {
+    if (!ok || ++written_ == answer_.size()) {
+      return Finish(grpc::Status::OK);
+    }
+    StartWrite(answer_[written_].get());
+  }
+  void OnDone() override { delete this; }
+
+ private:
+  absl::Status Take() {
+    if (request_.has_header() == plan_.has_header()) {
+      return rpc::BadField("header", "must be in the first message, and only there");
+    }
+    if (request_.has_header()) {
+      SHARDMESH_RETURN_IF_ERROR(plan_.TakeHeader(request_.header()));
+    }
+    for (int i = 0; i < request_.tensors_size(); ++i) {
+      const v1::PutTensor& tensor = request_.tensors(i);
+      if (++tensors_ > TreeResolver::kMaxTensors) {
+        return WithReason(absl::ResourceExhaustedError(
+                              StrCat("a put has at most ", TreeResolver::kMaxTensors, " tensors")),
+                          Reason::kLimitExceeded);
+      }
+      if (const absl::Status taken = plan_.TakeTensor(tensor); !taken.ok()) {
+        return rpc::WithField(WithContext(taken, StrCat("tensor \"", tensor.name(), "\"")),
+                              "tensors", static_cast<size_t>(i));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  const ArrayContext& context_;
+  BegunPuts* const begun_;
+  v1::BeginPutRequest request_;
+  PutPlan plan_;
+  int64_t tensors_ = 0;
+  BegunPuts::Answer answer_;
+  size_t written_ = 0;
+};
+
+class ArrayService final : public v1::ArrayService::CallbackService {
+ public:
+  explicit ArrayService(const ArrayContext& context) : context_(context) {}
+
+  grpc::ServerBidiReactor<v1::BeginPutRequest, v1::BeginPutResponse>* BeginPut(
+      grpc::CallbackServerContext*) override {
+    return new BeginPutReactor(context_, &begun_puts_);
+  }
+
+  grpc::ServerUnaryReactor* CommitTransfer(grpc::CallbackServerContext* context,
+                                           const v1::CommitTransferRequest* request,
+                                           v1::CommitTransferResponse* response) override {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    if (const absl::Status checked = rpc::CheckRequestId(request->request_id(), "request_id");
+        !checked.ok()) {
+      reactor->Finish(rpc::ToGrpc(checked));
+      return reactor;
+    }
+    // A little before the client's own deadline, so that it hears who was missing.
+    const absl::Time give_up =
+        std::min(absl::FromChrono(context->deadline()) - absl::Milliseconds(100),
+                 context_.clock->Now() + kCommitTimeout);
+    const absl::StatusOr<TransferProgress> progress =
+        context_.transfers->Progress(request->transfer_id());
+    const absl::Time started = progress.ok() ? progress->started : context_.clock->Now();
+    context_.transfers->Commit(request->transfer_id(), request->request_id(), give_up,
+                               [reactor, response, started,
+                                clock = context_.clock](absl::StatusOr<TransferResult> result) {
+                                 if (result.ok()) {
+                                   for (const std::string& array_id : result->array_ids) {
+                                     response->add_array_ids(array_id);
+                                   }
+                                   response->set_revision(result->revision);
+                                   response->set_durability(Encode(result->durability));
+                                   rpc::Encode(clock->Now() - started,
+                                               response->mutable_transfer_time());
+                                 }
+                                 reactor->Finish(rpc::ToGrpc(result.status()));
+                               });
+    return reactor;
+  }
+
+  grpc::ServerUnaryReactor* AbortTransfer(grpc::CallbackServerContext* context,
+                                          const v1::AbortTransferRequest* request,
+                                          v1::AbortTransferResponse*) override {
+    context_.transfers->Abort(
+        request->transfer_id(),
+        WithReason(
+            absl::CancelledError(StrCat("the client aborted the transfer: ", request->reason())),
+            Reason::kCancelled));
+    return Answer(context, absl::OkStatus());
+  }
+
+  grpc::ServerUnaryReactor* BeginGet(grpc::CallbackServerContext* context,
+                                     const v1::BeginGetRequest* request,
+                                     v1::BeginGetResponse* response) override {
+    return Answer(context, Get(*request, response));
+  }
+
+  grpc::ServerUnaryReactor* DescribeArray(grpc::CallbackServerContext* context,
+                                          const v1::DescribeArrayRequest* request,
+                                          v1::DescribeArrayResponse* response) override {
+    const absl::StatusOr<SelectedArray> selected = Select(*context_.catalogue, request->array());
+    if (selected.ok()) {
+      Encode(*selected->array, &selected->name, response->mutable_array());
+    }
+    return Answer(context, selected.status());
+  }
+
+  grpc::ServerUnaryReactor* ListArrays(grpc::CallbackServerContext* context,
+                                       const v1::ListArraysRequest* request,
+                                       v1::ListArraysResponse* response) override {
+    const absl::StatusOr<int64_t> page_size = rpc::CheckPageSize(request->page_size(), "page_size");
+    if (!page_size.ok()) {
+      return Answer(context, page_size.status());
+    }
+    response->set_revision(context_.publisher->state().revision());
+    // A page's token is the last name on it.
+    const std::vector<Catalogue::NamedArray> named =
+        context_.catalogue->ListNames(request->prefix(), request->page_token(), *page_size + 1);
+    for (const Catalogue::NamedArray& each : named) {
+      if (response->arrays_size() == *page_size) {
+        response->set_next_page_token(response->arrays(response->arrays_size() - 1).name());
+        break;
+      }
+      Encode(*each.array, &each.name, response->add_arrays());
+    }
+    return Answer(context, absl::OkStatus());
+  }
+
+  grpc::ServerUnaryReactor* MoveName(grpc::CallbackServerContext* context,
+                                     const v1::MoveNameRequest* request,
+                                     v1::MoveNameResponse* response) override {
+    absl::Status checked = rpc::CheckArrayName(request->name(), "name");
+    if (checked.ok()) {
+      checked = rpc::CheckArrayId(request->array_id(), "array_id");
+    }
+    return Move(context, checked, request->request_id(),
+                {.name = request->name(),
+                 .array_id = request->array_id(),
+                 .expected_version = DecodeExpectedVersion(request->expected_version())},
+                [response](Revision revision) {
+                  response->set_version(revision);
+                  response->set_revision(revision);
+                });
+  }
+
+  grpc::ServerUnaryReactor* DeleteName(grpc::CallbackServerContext* context,
+                                       const v1::DeleteNameRequest* request,
+                                       v1::DeleteNameResponse* response) override {
+    return Move(context, rpc::CheckArrayName(request->name(), "name"), request->request_id(),
+                {.name = request->name(),
+                 .array_id = "",
+                 .expected_version = DecodeExpectedVersion(request->expected_version())},
+                [response](Revision revision) { response->set_revision(revision); });
+  }
+
+  grpc::ServerUnaryReactor* ReleaseArrays(grpc::CallbackServerContext* context,
+                                          const v1::ReleaseArraysRequest* request,
+                                          v1::ReleaseArraysResponse* response) override {
+    return Answer(context, Release(*request, response));
+  }
+
+ private:
+  static grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context,
+                                          const absl::Status& status) {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    reactor->Finish(rpc::ToGrpc(status));
+    return reactor;
+  }
+
+  absl::Status Get(const v1::BeginGetRequest& request, v1::BeginGetResponse* response) {
+    SHARDMESH_RETURN_IF_ERROR(context_.sessions->Get(request.session_id()).status());
+    SHARDMESH_ASSIGN_OR_RETURN(const SelectedArray selected,
+                               Select(*context_.catalogue, request.array()));
+    const ArrayDescriptor& descriptor = selected.array->definition.descriptor;
+    SHARDMESH_RETURN_IF_ERROR(CheckReadable(*selected.array));
+    SHARDMESH_ASSIGN_OR_RETURN(
+        const bool is_new, context_.sessions->PinArray(request.session_id(), descriptor.array_id));
+    if (is_new) {
+      SHARDMESH_RETURN_IF_ERROR(context_.catalogue->Pin(descriptor.array_id));
+    }
+    Encode(*selected.array, &selected.name, response->mutable_array());
+    SHARDMESH_ASSIGN_OR_RETURN(const std::vector<RankEndpoint> endpoints,
+                               context_.hub->Endpoints(descriptor.mesh_id));
+    const std::vector<int64_t>& missing = selected.array->missing_ranks;
+    for (const RankEndpoint& endpoint : endpoints) {
+      if (std::find(missing.begin(), missing.end(), endpoint.rank) == missing.end()) {
+        Encode(endpoint, response->add_devices());
+      }
+    }
+    const rpc::TransferClaims claims{.direction = rpc::TransferDirection::kGet,
+                                     .transfer_id = "",
+                                     .session_id = request.session_id(),
+                                     .array = descriptor,
+                                     .term = context_.term,
+                                     .expire_time = context_.clock->Now() + kGetTimeout};
+    response->set_token(rpc::SignToken(claims, context_.token_key));
+    rpc::Encode(claims.expire_time, response->mutable_expire_time());
+    return absl::OkStatus();
+  }
+
+  // Whether every distinct tile has a holder.
+  static absl::Status CheckReadable(const Array& array) {
+    if (array.missing_ranks.empty()) {
+      return absl::OkStatus();
+    }
+    const ArrayDescriptor& descriptor = array.definition.descriptor;
+    SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, descriptor.Tiling());
+    for (const OwnedTile& tile : tiling.OwnersOf(Tile::Whole(descriptor.shape))) {
+      const bool held = std::any_of(tile.devices.begin(), tile.devices.end(), [&](DeviceId device) {
+        return std::find(array.missing_ranks.begin(), array.missing_ranks.end(), device) ==
+               array.missing_ranks.end();
+      });
+      if (!held) {
+        return WithReason(
+            absl::FailedPreconditionError(
+                StrCat("tile ", tile.tile.ToString(), " of array ", descriptor.array_id,
+                       " is on no live worker; missing: ranks ", StrJoin(array.missing_ranks, ", "),
+                       "; wait for their workers, or load the tensor again")),
+            Reason::kArrayDegraded);
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  template <typename OnMoved>
+  grpc::ServerUnaryReactor* Move(grpc::CallbackServerContext* context, absl::Status checked,
+                                 const std::string& request_id, NameMove move, OnMoved on_moved) {
+    if (checked.ok()) {
+      checked = rpc::CheckRequestId(request_id, "request_id");
+    }
+    if (!checked.ok()) {
+      return Answer(context, checked);
+    }
+    const auto remembered = context_.catalogue->requests().Begin(
+        request_id, rpc::Sha256(StrCat("move ", move.name, "\n", move.array_id, "\n",
+                                       move.expected_version.value_or(-1))));
+    if (!remembered.ok()) {
+      return Answer(context, remembered.status());
+    }
+    if (remembered->has_value()) {
+      on_moved((*remembered)->revision);
+      return Answer(context, absl::OkStatus());
+    }
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    CommitRequest commit;
+    commit.moves.push_back(std::move(move));
+    commit.request_id = request_id;
+    context_.catalogue->Commit(std::move(commit),
+                               [reactor, on_moved](absl::StatusOr<CommitResult> result) {
+                                 if (result.ok()) {
+                                   on_moved(result->revision);
+                                 }
+                                 reactor->Finish(rpc::ToGrpc(result.status()));
+                               });
+    return reactor;
+  }
+
+  absl::Status Release(const v1::ReleaseArraysRequest& request,
+                       v1::ReleaseArraysResponse* response) {
+    if (request.array_ids_size() > kMaxReleased) {
+      return rpc::WithField(InvalidArgument(Reason::kLimitExceeded,
+                                            StrCat(request.array_ids_size(),
+                                                   " arrays are over the limit of ", kMaxReleased)),
+                            "array_ids");
+    }
+    SHARDMESH_RETURN_IF_ERROR(context_.sessions->Get(request.session_id()).status());
+    for (const std::string& array_id : request.array_ids()) {
+      SHARDMESH_ASSIGN_OR_RETURN(const bool pinned,
+                                 context_.sessions->UnpinArray(request.session_id(), array_id));
+      if (pinned) {
+        context_.catalogue->Unpin(array_id);
+        response->set_released(response->released() + 1);
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  const ArrayContext context_;
+  BegunPuts begun_puts_;
+};
+
+}  // namespace
+
+std::unique_ptr<grpc::Service> MakeArrayService(const ArrayContext& context) {
+  return std::make_unique<ArrayService>(context);
+}
+
+}  // namespace shardmesh::server

@@ -1,0 +1,40 @@
+// Serves shardmesh.v1.ArrayService: puts and gets begin and end here, names move here.
+#ifndef SHARDMESH_SERVER_ARRAY_SERVICE_H_
+#define SHARDMESH_SERVER_ARRAY_SERVICE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "rpc/clock.h"
+#include "server/attach_service.h"
+#include "server/catalogue.h"
+#include "server/cluster_state.h"
+#include "server/session.h"
+#include "server/transfers.h"
+
+namespace grpc {
+class Service;
+}  // namespace grpc
+
+namespace shardmesh::server {
+
+// What the array and compute services work with. All outlive the services.
+struct ArrayContext {
+  rpc::Clock* clock = nullptr;
+  const StatePublisher* publisher = nullptr;
+  const Membership* membership = nullptr;
+  const AttachHub* hub = nullptr;
+  Catalogue* catalogue = nullptr;
+  SessionTable* sessions = nullptr;
+  Transfers* transfers = nullptr;
+  std::string token_key;  // see rpc/transfer_token.h
+  int64_t term = 0;
+};
+
+// Thread-safe.
+std::unique_ptr<grpc::Service> MakeArrayService(const ArrayContext& context);
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_ARRAY_SERVICE_H_

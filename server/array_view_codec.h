@@ -1,0 +1,27 @@
+// Arrays of the catalogue as clients and workers see them.
+#ifndef SHARDMESH_SERVER_ARRAY_VIEW_CODEC_H_
+#define SHARDMESH_SERVER_ARRAY_VIEW_CODEC_H_
+
+#include "absl/status/statusor.h"
+#include "server/catalogue.h"
+#include "shardmesh/v1/array.pb.h"
+
+namespace shardmesh::server {
+
+v1::Durability Encode(Durability durability);
+// With the name that it was found by, if there is one.
+void Encode(const Array& array, const NameEntry* name, v1::Array* to);
+
+// An array and the name that it was selected by; `name.version` 0 where it was selected by id.
+struct SelectedArray {
+  ArrayPtr array;
+  NameEntry name;
+};
+
+// NOT_FOUND as Catalogue says, also for arrays that are not committed; INVALID_ARGUMENT for a
+// selector without a name and an id.
+absl::StatusOr<SelectedArray> Select(const Catalogue& catalogue, const v1::ArraySelector& selector);
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_ARRAY_VIEW_CODEC_H_

@@ -1,0 +1,790 @@
+// Takes in workers, keeps them informed, and passes on what they report.
+#include "server/attach_service.h"
+
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/synchronization/mutex.h"
+#include "rpc/array_codec.h"
+#include "rpc/call.h"
+#include "rpc/field_check.h"
+#include "rpc/log.h"
+#include "rpc/outbox.h"
+#include "rpc/spec_codec.h"
+#include "rpc/status.h"
+#include "rpc/time_codec.h"
+#include "rpc/worker_error_codec.h"
+#include "server/streaming_service.h"
+#include "sharding/reason.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+#include "shardmesh/v1/attach_service.grpc.pb.h"
+#include "shardmesh/v1/tile_service.grpc.pb.h"
+
+namespace shardmesh::server {
+namespace {
+
+constexpr int32_t kProtocolVersion = 1;
+constexpr int kMaxEndpoints = 16;
+// A worker that lets this much wait is as good as lost: a few hundred of the largest steps.
+constexpr int64_t kOutboxBytes = int64_t{256} << 20;
+
+using RawOutbox = rpc::Outbox<grpc::ByteBuffer>;
+
+// A message serialised once, for any number of streams.
+std::shared_ptr<const grpc::ByteBuffer> Serialise(const v1::AttachResponse& message) {
+  auto bytes = std::make_shared<grpc::ByteBuffer>();
+  bool owned = false;
+  grpc::SerializationTraits<v1::AttachResponse>::Serialize(message, bytes.get(), &owned);
+  return bytes;
+}
+
+absl::Status NotServing() {
+  return rpc::WithRetryDelay(
+      WithReason(absl::UnavailableError("the coordinator is stopping; attach again later"),
+                 Reason::kNotServing),
+      absl::Seconds(1));
+}
+
+// Asks every endpoint of a hello who answers there; `done` gets those that lead back to the worker,
+// in the hello's order.
+class EndpointCheck {
+ public:
+  using Done = absl::AnyInvocable<void(std::vector<std::string> verified, std::string failures) &&>;
+
+  static void Start(const v1::Hello& hello, const rpc::Credentials& credentials,
+                    absl::Duration timeout, Done done) {
+    // Deletes itself after the last answer.
+    auto* check = new EndpointCheck(hello, std::move(done));
+    const int count = hello.endpoints_size();
+    for (int i = 0; i < count; ++i) {
+      check->Ask(static_cast<size_t>(i), credentials, timeout);
+    }
+  }
+
+ private:
+  struct Probe {
+    std::string address;
+    std::unique_ptr<v1::TileService::Stub> stub;
+    grpc::ClientContext context;
+    v1::IdentifyRequest request;
+    v1::IdentifyResponse response;
+    absl::Status status;
+  };
+
+  EndpointCheck(const v1::Hello& hello, Done done)
+      : identity_(hello.identity()),
+        incarnation_(hello.incarnation()),
+        nonce_(hello.nonce()),
+        done_(std::move(done)),
+        probes_(static_cast<size_t>(hello.endpoints_size())),
+        waiting_(probes_.size()) {
+    for (size_t i = 0; i < probes_.size(); ++i) {
+      probes_[i].address = hello.endpoints(static_cast<int>(i)).address();
+    }
+  }
+
+  void Ask(size_t index, const rpc::Credentials& credentials, absl::Duration timeout) {
+    Probe& probe = probes_[index];
+    auto channel = rpc::CreateChannel(probe.address, {.credentials = credentials});
+    if (!channel.ok()) {
+      return Answered(index, channel.status());
+    }
+    probe.stub = v1::TileService::NewStub(*channel);
+    rpc::Apply(rpc::CallOptions::Within(timeout), &probe.context);
+    probe.stub->async()->Identify(
+        &probe.context, &probe.request, &probe.response,
+        [this, index](const grpc::Status& status) { Answered(index, rpc::FromGrpc(status)); });
+  }
+
+  void Answered(size_t index, absl::Status status) {
+    Probe& probe = probes_[index];
+    if (status.ok() &&
+        (probe.response.identity() != identity_ || probe.response.incarnation() != incarnation_ ||
+         probe.response.nonce() != nonce_)) {
+      status = absl::FailedPreconditionError(StrCat(
+          "\"", probe.response.identity(), "\" answers there, of another incarnation or name"));
+    }
+    {
+      absl::MutexLock lock(&mutex_);
+      probe.status = std::move(status);
+      if (--waiting_ > 0) {
+        return;
+      }
+    }
+    std::vector<std::string> verified;
+    std::string failures;
+    for (const Probe& each : probes_) {
+      if (each.status.ok()) {
+        verified.push_back(each.address);
+      } else {
+        StrAppend(&failures, failures.empty() ? "" : "; ", each.address, ": ",
+                  ToStd(each.status.message()));
+      }
+    }
+    Done done = std::move(done_);
+    delete this;
+    std::move(done)(std::move(verified), std::move(failures));
+  }
+
+  const std::string identity_;
+  const uint64_t incarnation_;
+  const std::string nonce_;
+  Done done_;
+  std::vector<Probe> probes_;
+  absl::Mutex mutex_;
+  size_t waiting_ ABSL_GUARDED_BY(mutex_);
+};
+
+absl::Status CheckHello(const v1::Hello& hello, const AttachHubOptions& options) {
+  SHARDMESH_RETURN_IF_ERROR(rpc::CheckIdentity(hello.identity(), "hello.identity"));
+  if (hello.incarnation() == 0) {
+    return rpc::BadField("hello.incarnation", "is 0; it must be random, new at each start");
+  }
+  if (hello.endpoints_size() < 1 || hello.endpoints_size() > kMaxEndpoints) {
+    return rpc::BadField(
+        "hello.endpoints",
+        StrCat("has ", hello.endpoints_size(), " entries; a worker names 1 to ", kMaxEndpoints));
+  }
+  if (hello.nonce().size() < 16 || hello.nonce().size() > 64) {
+    return rpc::BadField("hello.nonce",
+                         StrCat("has ", hello.nonce().size(), " bytes; it must have 16 to 64"));
+  }
+  if (hello.capacity().memory_bytes() < 0) {
+    return rpc::BadField("hello.capacity.memory_bytes", "is negative");
+  }
+  if (hello.protocol().min() > kProtocolVersion || hello.protocol().max() < kProtocolVersion) {
+    return WithReason(
+        absl::FailedPreconditionError(StrCat("worker \"", hello.identity(), "\" speaks protocol ",
+                                             hello.protocol().min(), " to ", hello.protocol().max(),
+                                             ", this coordinator ", kProtocolVersion,
+                                             "; run builds that have one in common")),
+        Reason::kProtocolMismatch);
+  }
+  if (!hello.cluster_id().empty() && hello.cluster_id() != options.cluster_id) {
+    return WithReason(absl::FailedPreconditionError(StrCat(
+                          "worker \"", hello.identity(), "\" holds data of cluster ",
+                          hello.cluster_id(), ", this is cluster ", options.cluster_id,
+                          "; point it to its own coordinator, or give it an empty data folder")),
+                      Reason::kClusterMismatch);
+  }
+  if (hello.term() > options.term) {
+    return WithReason(absl::AbortedError(StrCat("worker \"", hello.identity(), "\" knows term ",
+                                                hello.term(), ", this coordinator has term ",
+                                                options.term, "; a newer coordinator leads")),
+                      Reason::kStaleTerm);
+  }
+  return absl::OkStatus();
+}
+
+class Hub;
+
+// Attach, written straight:
+//   hello = read(); endpoints = verify(hello)
+//   attachment = membership.Attach(hello, endpoints); write(welcome)
+//   inventory = read() ...; write(verdict); write(membership)
+//   while (report = read()) pass it on
+//   membership.Detach(attachment)
+// Reads go on one at a time; all writes go through the outbox.
+class AttachReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+ public:
+  explicit AttachReactor(Hub* hub);
+
+  void Send(std::shared_ptr<const grpc::ByteBuffer> message);
+  void Send(const v1::AttachResponse& message) { Send(Serialise(message)); }
+  // Ends the stream with this status; of several calls the first one counts.
+  void Close(absl::Status status);
+  void End() { Close(NotServing()); }
+
+  const std::string& identity() const { return hello_.identity(); }  // after the hello
+  // Whether the worker has the plan of this hash; of all later calls for it the answer is yes.
+  bool LearnPlan(const std::string& plan_hash);
+
+  void OnReadDone(bool ok) override;
+  void OnWriteDone(bool ok) override { outbox_.OnWriteDone(ok); }
+  void OnCancel() override { Close(absl::CancelledError("its stream broke")); }
+  void OnDone() override;
+
+ private:
+  enum class Phase { kHello, kVerifying, kInventory, kMember };
+
+  void FinishWith(absl::Status status);
+  absl::Status Take(const v1::AttachRequest& request);
+  absl::Status TakeHello(const v1::Hello& hello);
+  void Verified(std::vector<std::string> endpoints, const std::string& failures);
+  absl::Status TakeInventory(const v1::InventoryPage& page);
+  absl::Status TakeTileStaged(const v1::TileStaged& staged);
+  absl::Status TakeStepReport(const v1::StepReport& report);
+
+  Hub* const hub_;
+  RawOutbox outbox_;
+
+  // Touched by one reaction at a time: reads follow one another.
+  grpc::ByteBuffer read_;
+  Phase phase_ = Phase::kHello;
+  v1::Hello hello_;
+  std::map<std::string, std::vector<InventoryTile>> inventory_;  // by mesh id
+
+  absl::Mutex mutex_;
+  uint64_t attachment_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+  bool verifying_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status close_status_ ABSL_GUARDED_BY(mutex_);  // of a Close while verifying_
+  std::string end_reason_ ABSL_GUARDED_BY(mutex_) = "its stream broke";
+  absl::flat_hash_set<std::string> plans_ ABSL_GUARDED_BY(mutex_);
+};
+
+class AttachService final
+    : public v1::AttachService::WithRawCallbackMethod_Attach<v1::AttachService::Service> {
+ public:
+  explicit AttachService(Hub* hub) : hub_(hub) {}
+
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Attach(
+      grpc::CallbackServerContext*) override {
+    return new AttachReactor(hub_);
+  }
+
+ private:
+  Hub* const hub_;
+};
+
+class Hub final : public AttachHub {
+ public:
+  Hub(Membership* membership, Catalogue* catalogue, const StatePublisher* publisher,
+      AttachHubOptions options)
+      : membership_(membership),
+        catalogue_(catalogue),
+        publisher_(publisher),
+        options_(std::move(options)),
+        service_(this) {}
+
+  grpc::Service* service() override { return &service_; }
+  void SetSequencer(Sequencer* sequencer) override { sequencer_ = sequencer; }
+  void SetTileListener(TileListener listener) override { tile_listener_ = std::move(listener); }
+
+  bool IsReady(std::string_view identity) const override {
+    const int64_t epoch = membership_->view()->epoch;
+    absl::MutexLock lock(&mutex_);
+    const auto found = members_.find(identity);
+    return found != members_.end() && found->second.ready_epoch == epoch;
+  }
+
+  absl::Status CheckReady(std::string_view mesh_id) const override {
+    const std::shared_ptr<const MembershipView> view = membership_->view();
+    SHARDMESH_RETURN_IF_ERROR(view->CheckComplete(mesh_id));
+    const MeshRanks* ranks = view->FindMesh(mesh_id);
+    std::vector<std::string> missing;
+    for (size_t rank = 0; rank < ranks->identities.size(); ++rank) {
+      const std::string& identity = ranks->identities[rank];
+      if (view->FindWorker(identity)->state == WorkerState::kDraining) {
+        missing.push_back(StrCat("rank ", rank, " (worker \"", identity, "\" is draining)"));
+      } else if (!IsReady(identity)) {
+        missing.push_back(
+            StrCat("rank ", rank, " (worker \"", identity, "\" does not reach all its peers yet)"));
+      }
+    }
+    if (missing.empty()) {
+      return absl::OkStatus();
+    }
+    return rpc::WithRetryDelay(
+        WithReason(absl::FailedPreconditionError(
+                       StrCat("the mesh \"", mesh_id, "\" is not ready: ", StrJoin(missing, ", "))),
+                   Reason::kMeshIncomplete),
+        absl::Milliseconds(200));
+  }
+
+  absl::StatusOr<std::vector<RankEndpoint>> Endpoints(std::string_view mesh_id) const override {
+    const std::shared_ptr<const MembershipView> view = membership_->view();
+    const MeshRanks* ranks = view->FindMesh(mesh_id);
+    if (ranks == nullptr) {
+      return WithReason(absl::NotFoundError(StrCat("there is no mesh named \"", mesh_id, "\"")),
+                        Reason::kNotFound);
+    }
+    std::vector<RankEndpoint> result;
+    for (size_t rank = 0; rank < ranks->identities.size(); ++rank) {
+      if (view->IsAlive(ranks->identities[rank])) {
+        const WorkerInfo& info = view->FindWorker(ranks->identities[rank])->info;
+        result.push_back({.rank = static_cast<int64_t>(rank),
+                          .identity = info.identity,
+                          .incarnation = info.incarnation,
+                          .endpoints = info.endpoints});
+      }
+    }
+    return result;
+  }
+
+  void Drop(const std::vector<std::string>& array_ids) override {
+    // Pieces, lest one message grow without bound.
+    constexpr size_t kIdsPerMessage = 10'000;
+    for (size_t first = 0; first < array_ids.size(); first += kIdsPerMessage) {
+      v1::AttachResponse message;
+      const size_t end = std::min(array_ids.size(), first + kIdsPerMessage);
+      for (size_t i = first; i < end; ++i) {
+        message.mutable_drop_arrays()->add_array_ids(array_ids[i]);
+      }
+      const auto bytes = Serialise(message);
+      absl::MutexLock lock(&mutex_);
+      for (const auto& [identity, member] : members_) {
+        member.stream->Send(bytes);
+      }
+    }
+  }
+
+  void MembershipChanged() override {
+    absl::MutexLock lock(&mutex_);
+    // Read under the lock, so that no worker hears of an older view after a newer one.
+    const std::shared_ptr<const MembershipView> view = membership_->view();
+    for (const auto& [identity, member] : members_) {
+      SendMembership(member.stream, *view);
+    }
+  }
+
+  void EndStreams() override { streams_.EndAll(); }
+
+  // StepTransport.
+  void Start(const WorkRef& work, const std::shared_ptr<const std::string>& message) override {
+    v1::AttachResponse response;
+    v1::RunStep* step = response.mutable_run_step();
+    step->ParseFromString(*message);
+    step->set_sequence(work.sequence);
+    step->set_epoch(work.epoch);
+    step->set_term(work.term);
+    const auto with_plan = Serialise(response);
+    step->clear_plan();
+    const auto without_plan = Serialise(response);
+
+    absl::MutexLock lock(&mutex_);
+    started_.emplace(work.sequence, with_plan);
+    bool all_know = true;
+    for (const Participant& participant : work.participants) {
+      if (AttachReactor* stream = StreamOf(participant.identity); stream != nullptr) {
+        all_know &= stream->LearnPlan(step->plan_hash());
+      }
+    }
+    for (const Participant& participant : work.participants) {
+      if (AttachReactor* stream = StreamOf(participant.identity); stream != nullptr) {
+        stream->Send(all_know ? without_plan : with_plan);
+      }
+    }
+  }
+  void Commit(const WorkRef& work) override { End(work, absl::OkStatus()); }
+  void Abort(const WorkRef& work, const absl::Status& reason) override { End(work, reason); }
+
+  // From the streams.
+  const AttachHubOptions& options() const { return options_; }
+  Membership& membership() { return *membership_; }
+  Catalogue& catalogue() { return *catalogue_; }
+  Sequencer& sequencer() { return *sequencer_; }
+  StreamSet<AttachReactor>& streams() { return streams_; }
+  void TileStaged(std::string_view transfer_id, int64_t size_bytes) {
+    if (tile_listener_) {
+      tile_listener_(transfer_id, size_bytes);
+    }
+  }
+
+  // The stream's worker takes part from now on; it is told who is alive.
+  void Join(AttachReactor* stream) {
+    absl::MutexLock lock(&mutex_);
+    members_[stream->identity()] = Member{.stream = stream};
+    SendMembership(stream, *membership_->view());
+  }
+  void Leave(AttachReactor* stream) {
+    absl::MutexLock lock(&mutex_);
+    if (const auto found = members_.find(stream->identity());
+        found != members_.end() && found->second.stream == stream) {
+      members_.erase(found);
+    }
+  }
+  void TakePeersReport(AttachReactor* stream, const v1::PeersReport& report) {
+    absl::MutexLock lock(&mutex_);
+    const auto found = members_.find(stream->identity());
+    if (found != members_.end() && found->second.stream == stream) {
+      found->second.ready_epoch = report.unreached().empty() ? report.epoch() : -1;
+    }
+  }
+  void SendPlan(AttachReactor* stream, int64_t sequence) {
+    absl::MutexLock lock(&mutex_);
+    if (const auto found = started_.find(sequence); found != started_.end()) {
+      stream->Send(found->second);
+    }
+  }
+
+ private:
+  struct Member {
+    AttachReactor* stream = nullptr;
+    int64_t ready_epoch = -1;  // in which it reached all its peers
+  };
+
+  AttachReactor* StreamOf(std::string_view identity) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const auto found = members_.find(identity);
+    return found == members_.end() ? nullptr : found->second.stream;
+  }
+
+  void End(const WorkRef& work, const absl::Status& status) {
+    v1::AttachResponse response;
+    if (work.transfer_id.empty()) {
+      v1::EndStep* end = response.mutable_end_step();
+      end->set_sequence(work.sequence);
+      end->set_commit(status.ok());
+      if (!status.ok()) {
+        rpc::Encode(status, end->mutable_error());
+      }
+    } else {
+      v1::EndTransfer* end = response.mutable_end_transfer();
+      end->set_transfer_id(work.transfer_id);
+      end->set_commit(status.ok());
+      if (!status.ok()) {
+        rpc::Encode(status, end->mutable_error());
+      }
+    }
+    const auto bytes = Serialise(response);
+    absl::MutexLock lock(&mutex_);
+    started_.erase(work.sequence);
+    for (const Participant& participant : work.participants) {
+      if (AttachReactor* stream = StreamOf(participant.identity); stream != nullptr) {
+        stream->Send(bytes);
+      }
+    }
+  }
+
+  // The meshes that the stream's worker serves, with their live workers.
+  void SendMembership(AttachReactor* stream, const MembershipView& view) const {
+    v1::AttachResponse response;
+    v1::Membership* message = response.mutable_membership();
+    message->set_epoch(view.epoch);
+    message->set_term(options_.term);
+    const std::shared_ptr<const ClusterState> state = publisher_->shared_state();
+    for (const auto& [mesh_id, ranks] : view.meshes) {
+      const auto definition = state->Find(DefinitionKind::kMesh, mesh_id);
+      if (!definition.ok() || !ranks.RankOf(stream->identity()).has_value()) {
+        continue;
+      }
+      v1::MeshMembership* mesh = message->add_meshes();
+      mesh->set_mesh_id(mesh_id);
+      mesh->set_mesh_revision((*definition)->revision);
+      rpc::Encode(std::get<rpc::MeshDefinition>((*definition)->value).mesh, mesh->mutable_mesh());
+      for (size_t rank = 0; rank < ranks.identities.size(); ++rank) {
+        const WorkerStatus* worker = view.FindWorker(ranks.identities[rank]);
+        if (worker == nullptr || !view.IsAlive(ranks.identities[rank])) {
+          continue;
+        }
+        v1::DeviceEndpoint* device = mesh->add_devices();
+        device->set_rank(static_cast<int32_t>(rank));
+        device->set_identity(worker->info.identity);
+        device->set_incarnation(worker->info.incarnation);
+        for (const std::string& address : worker->info.endpoints) {
+          device->add_endpoints()->set_address(address);
+        }
+      }
+    }
+    stream->Send(response);
+  }
+
+  Membership* const membership_;
+  Catalogue* const catalogue_;
+  const StatePublisher* const publisher_;
+  const AttachHubOptions options_;
+  Sequencer* sequencer_ = nullptr;  // set before workers attach, as is the listener
+  TileListener tile_listener_;
+  AttachService service_;
+  StreamSet<AttachReactor> streams_;
+
+  mutable absl::Mutex mutex_;
+  std::map<std::string, Member, std::less<>> members_ ABSL_GUARDED_BY(mutex_);
+  // Live steps, as they are sent to a worker that lacks the plan.
+  absl::flat_hash_map<int64_t, std::shared_ptr<const grpc::ByteBuffer>> started_
+      ABSL_GUARDED_BY(mutex_);
+};
+
+AttachReactor::AttachReactor(Hub* hub)
+    : hub_(hub), outbox_(kOutboxBytes, [this](const grpc::ByteBuffer* m) { StartWrite(m); }) {
+  hub_->streams().Add(this);
+  StartRead(&read_);
+}
+
+void AttachReactor::Send(std::shared_ptr<const grpc::ByteBuffer> message) {
+  const auto size_bytes = static_cast<int64_t>(message->Length());
+  if (const absl::Status pushed = outbox_.Push(std::move(message), size_bytes);
+      absl::IsResourceExhausted(pushed)) {
+    Close(pushed);
+  }
+}
+
+void AttachReactor::Close(absl::Status status) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (closed_) {
+      return;
+    }
+    closed_ = true;
+    if (attachment_ != 0 && !absl::IsCancelled(status)) {
+      end_reason_ = std::string(status.message());
+    }
+    if (verifying_) {
+      close_status_ = std::move(status);
+      return;  // Verified, which uses this object, closes.
+    }
+  }
+  FinishWith(std::move(status));
+}
+
+void AttachReactor::FinishWith(absl::Status status) {
+  outbox_.Close(RawOutbox::kFlush,
+                [this, status = std::move(status)] { Finish(rpc::ToGrpc(status)); });
+}
+
+bool AttachReactor::LearnPlan(const std::string& plan_hash) {
+  absl::MutexLock lock(&mutex_);
+  return !plans_.insert(plan_hash).second;
+}
+
+void AttachReactor::OnReadDone(bool ok) {
+  if (!ok) {
+    return Close(absl::CancelledError("its stream broke"));
+  }
+  v1::AttachRequest request;
+  if (!grpc::SerializationTraits<v1::AttachRequest>::Deserialize(&read_, &request).ok()) {
+    return Close(rpc::BadField("message", "is not an AttachRequest"));
+  }
+  if (const absl::Status taken = Take(request); !taken.ok()) {
+    return Close(taken);
+  }
+  // While endpoints are verified nothing is read; Verified goes on.
+  if (phase_ != Phase::kVerifying) {
+    StartRead(&read_);
+  }
+}
+
+void AttachReactor::OnDone() {
+  hub_->Leave(this);
+  uint64_t attachment = 0;
+  std::string reason;
+  {
+    absl::MutexLock lock(&mutex_);
+    attachment = attachment_;
+    reason = end_reason_;
+  }
+  if (attachment != 0) {
+    hub_->membership().Detach(attachment, std::move(reason));
+  }
+  hub_->streams().Remove(this);
+  delete this;
+}
+
+absl::Status AttachReactor::Take(const v1::AttachRequest& request) {
+  using Message = v1::AttachRequest;
+  if (phase_ == Phase::kHello) {
+    if (request.message_case() != Message::kHello) {
+      return rpc::BadField("hello", "is missing; it must be the first message");
+    }
+    return TakeHello(request.hello());
+  }
+  uint64_t attachment = 0;
+  {
+    absl::MutexLock lock(&mutex_);
+    attachment = attachment_;
+  }
+  switch (request.message_case()) {
+    case Message::kHello:
+      return rpc::BadField("hello", "comes a second time");
+    case Message::kInventory:
+      return TakeInventory(request.inventory());
+    case Message::kHeartbeat:
+      return hub_->membership().Heartbeat(attachment, request.heartbeat().used_bytes());
+    case Message::kTileStaged:
+      return TakeTileStaged(request.tile_staged());
+    case Message::kStepReport:
+      return TakeStepReport(request.step_report());
+    case Message::kPeers:
+      hub_->TakePeersReport(this, request.peers());
+      return absl::OkStatus();
+    case Message::kLeaving: {
+      absl::MutexLock lock(&mutex_);
+      end_reason_ = StrCat("it left: ", request.leaving().reason());
+      return absl::OkStatus();
+    }
+    case Message::MESSAGE_NOT_SET:
+      break;  // of a newer worker: not for us
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AttachReactor::TakeHello(const v1::Hello& hello) {
+  SHARDMESH_RETURN_IF_ERROR(CheckHello(hello, hub_->options()));
+  hello_ = hello;
+  phase_ = Phase::kVerifying;
+  {
+    absl::MutexLock lock(&mutex_);
+    verifying_ = true;
+  }
+  EndpointCheck::Start(hello_, hub_->options().credentials, hub_->options().verify_timeout,
+                       [this](std::vector<std::string> endpoints, std::string failures) {
+                         Verified(std::move(endpoints), failures);
+                       });
+  return absl::OkStatus();
+}
+
+void AttachReactor::Verified(std::vector<std::string> endpoints, const std::string& failures) {
+  std::optional<absl::Status> closed;
+  {
+    absl::MutexLock lock(&mutex_);
+    verifying_ = false;
+    if (closed_) {
+      closed = std::move(close_status_);
+    }
+  }
+  if (closed.has_value()) {
+    return FinishWith(*std::move(closed));
+  }
+  if (endpoints.empty()) {
+    return Close(
+        WithReason(absl::FailedPreconditionError(StrCat(
+                       "no endpoint of worker \"", hello_.identity(),
+                       "\" leads back to it; advertise an address that the coordinator reaches (",
+                       failures, ")")),
+                   Reason::kEndpointUnverified));
+  }
+  WorkerInfo info;
+  info.identity = hello_.identity();
+  info.incarnation = hello_.incarnation();
+  info.build_version = hello_.build().version();
+  info.endpoints = std::move(endpoints);
+  info.pid = hello_.pid();
+  info.host = hello_.boot_id();
+  info.capacity_bytes = hello_.capacity().memory_bytes();
+  const absl::StatusOr<uint64_t> attachment = hub_->membership().Attach(std::move(info));
+  if (!attachment.ok()) {
+    return Close(attachment.status());
+  }
+  {
+    absl::MutexLock lock(&mutex_);
+    attachment_ = *attachment;
+  }
+  rpc::LogInfo("worker attached", {{"identity", hello_.identity()}, {"pid", hello_.pid()}});
+
+  const MembershipOptions& timing = hub_->membership().options();
+  v1::AttachResponse response;
+  v1::Welcome* welcome = response.mutable_welcome();
+  welcome->set_cluster_id(hub_->options().cluster_id);
+  welcome->set_term(hub_->options().term);
+  welcome->set_protocol(kProtocolVersion);
+  rpc::Encode(timing.heartbeat_interval, welcome->mutable_heartbeat_interval());
+  rpc::Encode(timing.lost_after, welcome->mutable_heartbeat_limit());
+  welcome->set_token_key(hub_->options().token_key);
+  welcome->mutable_build()->set_version(hub_->options().build_version);
+  Send(response);
+  phase_ = Phase::kInventory;
+  StartRead(&read_);
+}
+
+absl::Status AttachReactor::TakeInventory(const v1::InventoryPage& page) {
+  if (phase_ != Phase::kInventory) {
+    return rpc::BadField("inventory", "comes after its last page");
+  }
+  for (const v1::HeldTile& tile : page.tiles()) {
+    inventory_[tile.array().mesh_id()].push_back(
+        {.array_id = tile.array().array_id(), .crc32c = tile.crc32c()});
+  }
+  if (!page.last()) {
+    return absl::OkStatus();
+  }
+  // Every mesh that the worker serves, so that arrays that it lacks are known to lack it.
+  const std::shared_ptr<const MembershipView> view = hub_->membership().view();
+  v1::AttachResponse response;
+  v1::InventoryVerdict* verdict = response.mutable_inventory_verdict();
+  for (const auto& [mesh_id, ranks] : view->meshes) {
+    const std::optional<int64_t> rank = ranks.RankOf(hello_.identity());
+    if (!rank.has_value()) {
+      continue;
+    }
+    const InventoryVerdict of_mesh =
+        hub_->catalogue().TilesFound(mesh_id, *rank, inventory_[mesh_id]);
+    inventory_.erase(mesh_id);
+    for (const std::string& array_id : of_mesh.keep) {
+      verdict->add_commit_array_ids(array_id);
+    }
+    for (const std::string& array_id : of_mesh.drop) {
+      verdict->add_drop_array_ids(array_id);
+    }
+  }
+  for (const auto& [mesh_id, tiles] : inventory_) {
+    for (const InventoryTile& tile : tiles) {
+      verdict->add_drop_array_ids(tile.array_id);
+    }
+  }
+  inventory_.clear();
+  verdict->set_last(true);
+  Send(response);
+  phase_ = Phase::kMember;
+  hub_->Join(this);
+  return absl::OkStatus();
+}
+
+absl::Status AttachReactor::TakeTileStaged(const v1::TileStaged& staged) {
+  RankReport report;
+  report.identity = hello_.identity();
+  report.rank = staged.rank();
+  report.tiles.push_back({.array_id = staged.array_id(),
+                          .crc32c = staged.crc32c(),
+                          .size_bytes = staged.size_bytes(),
+                          .on_disk = staged.durability() == v1::DURABILITY_DISK});
+  hub_->TileStaged(staged.transfer_id(), staged.size_bytes());
+  const absl::Status reported =
+      hub_->sequencer().ReportTransfer(staged.transfer_id(), staged.term(), std::move(report));
+  if (!reported.ok()) {
+    rpc::LogDebug("report of a transfer that has ended",
+                  {{"identity", hello_.identity()}, {"transfer", staged.transfer_id()}});
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AttachReactor::TakeStepReport(const v1::StepReport& report) {
+  if (report.outcome() == v1::StepReport::OUTCOME_NEED_PLAN) {
+    hub_->SendPlan(this, report.sequence());
+    return absl::OkStatus();
+  }
+  RankReport result;
+  result.identity = hello_.identity();
+  result.rank = report.rank();
+  result.done = true;
+  if (report.outcome() != v1::StepReport::OUTCOME_DONE) {
+    result.status = rpc::Decode(report.error());
+    if (result.status.ok()) {
+      result.status = absl::InternalError("the worker names no error");
+    }
+  }
+  for (const v1::StagedOutput& output : report.outputs()) {
+    result.tiles.push_back({.array_id = output.array_id(),
+                            .crc32c = output.crc32c(),
+                            .size_bytes = output.size_bytes()});
+  }
+  result.detail = report.SerializeAsString();
+  const absl::Status reported = hub_->sequencer().ReportStep(report.sequence(), report.epoch(),
+                                                             report.term(), std::move(result));
+  if (!reported.ok()) {
+    rpc::LogDebug("report of a step that has ended",
+                  {{"identity", hello_.identity()}, {"sequence", report.sequence()}});
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::unique_ptr<AttachHub> AttachHub::Create(Membership* membership, Catalogue* catalogue,
+                                             const StatePublisher* publisher,
+                                             AttachHubOptions options) {
+  return std::make_unique<Hub>(membership, catalogue, publisher, std::move(options));
+}
+
+}  // namespace shardmesh::server

@@ -1,0 +1,86 @@
+// The streams to the attached workers: who they are, what they are told, what they report.
+#ifndef SHARDMESH_SERVER_ATTACH_SERVICE_H_
+#define SHARDMESH_SERVER_ATTACH_SERVICE_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "rpc/credentials.h"
+#include "server/catalogue.h"
+#include "server/cluster_state.h"
+#include "server/membership.h"
+#include "server/sequencer.h"
+
+namespace grpc {
+class Service;
+}  // namespace grpc
+
+namespace shardmesh::server {
+
+// A live worker and where a client reaches it.
+struct RankEndpoint {
+  int64_t rank = 0;
+  std::string identity;
+  uint64_t incarnation = 0;
+  std::vector<std::string> endpoints;  // best first
+};
+
+struct AttachHubOptions {
+  std::string cluster_id;
+  int64_t term = 0;
+  std::string token_key;  // under which transfer tokens are signed; given to workers
+  std::string build_version;
+  rpc::Credentials credentials = rpc::Credentials::Insecure();  // to call endpoints back with
+  // How long an endpoint has to answer who it is.
+  absl::Duration verify_timeout = absl::Seconds(3);
+};
+
+// Serves shardmesh.v1.AttachService. A worker's stream goes
+//   hello -> endpoints verified -> Membership::Attach -> welcome -> inventory -> verdict -> member
+// and from then on brings heartbeats and reports up, and takes steps and memberships down. When it
+// ends, for whatever reason, the worker is lost.
+//
+// As the StepTransport it hands the serialised message of a step to all participants; the plan's
+// bytes go along until a worker is known to have the plan.
+//
+// Thread-safe. Membership, catalogue and publisher outlive the hub. Before workers attach,
+// SetSequencer.
+class AttachHub : public StepTransport {
+ public:
+  static std::unique_ptr<AttachHub> Create(Membership* membership, Catalogue* catalogue,
+                                           const StatePublisher* publisher,
+                                           AttachHubOptions options);
+
+  virtual grpc::Service* service() = 0;
+  virtual void SetSequencer(Sequencer* sequencer) = 0;
+  // Hears of each tile of a put that a rank has staged, before the sequencer does. Before workers
+  // attach.
+  using TileListener = std::function<void(std::string_view transfer_id, int64_t size_bytes)>;
+  virtual void SetTileListener(TileListener listener) = 0;
+
+  // Whether the worker reaches all its peers, as of the newest epoch.
+  virtual bool IsReady(std::string_view identity) const = 0;
+  // FAILED_PRECONDITION (MESH_INCOMPLETE) unless every rank of the mesh has a ready worker that is
+  // not draining; names the ranks. NOT_FOUND: no such mesh.
+  virtual absl::Status CheckReady(std::string_view mesh_id) const = 0;
+  // The live workers of a mesh, by rank. NOT_FOUND: no such mesh.
+  virtual absl::StatusOr<std::vector<RankEndpoint>> Endpoints(std::string_view mesh_id) const = 0;
+
+  // Tells all workers to let go of these arrays.
+  virtual void Drop(const std::vector<std::string>& array_ids) = 0;
+  // Tells workers who is alive; for the membership's listener.
+  virtual void MembershipChanged() = 0;
+  // Ends all streams: workers attach anew elsewhere, or later.
+  virtual void EndStreams() = 0;
+};
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_ATTACH_SERVICE_H_

@@ -1,0 +1,354 @@
+// Definitions in the store, and the snapshots made of them.
+#include "server/cluster_state.h"
+
+#include <optional>
+#include <utility>
+
+#include "rpc/digest.h"
+#include "rpc/field_check.h"
+#include "rpc/spec_codec.h"
+#include "rpc/status.h"
+#include "rpc/time_codec.h"
+#include "sharding/nearest_name.h"
+#include "sharding/reason.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+#include "shardmesh/store/v1/definition.pb.h"
+#include "shardmesh/v1/catalog_service.pb.h"
+
+namespace shardmesh::server {
+namespace {
+
+constexpr DefinitionKind kKinds[] = {DefinitionKind::kMesh, DefinitionKind::kProfile,
+                                     DefinitionKind::kRuleSet};
+
+std::string KeyOf(DefinitionKind kind, std::string_view name) {
+  return StrCat(DefinitionKindName(kind), "/", name);
+}
+
+// The kind and the name in a key of the store; nullopt for keys of other things.
+std::optional<std::pair<DefinitionKind, std::string>> ParseKey(std::string_view key) {
+  for (const DefinitionKind kind : kKinds) {
+    const std::string prefix = KeyOf(kind, "");
+    if (key.substr(0, prefix.size()) == prefix) {
+      return std::pair(kind, std::string(key.substr(prefix.size())));
+    }
+  }
+  return std::nullopt;
+}
+
+std::string Encode(const Definition& definition) {
+  store::v1::Definition record;
+  record.set_version(definition.version);
+  rpc::Encode(definition.updated, record.mutable_update_time());
+  record.mutable_value()->ParseFromString(definition.wire_value);
+  return record.SerializeAsString();
+}
+
+absl::StatusOr<std::shared_ptr<const Definition>> Decode(std::string_view name,
+                                                         std::string_view bytes,
+                                                         Revision revision) {
+  store::v1::Definition record;
+  if (!record.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
+    return absl::DataLossError("the record is not a Definition message");
+  }
+  auto definition = std::make_shared<Definition>();
+  definition->name = std::string(name);
+  definition->version = record.version();
+  definition->revision = revision;
+  SHARDMESH_ASSIGN_OR_RETURN(definition->updated, rpc::Decode(record.update_time()));
+  definition->wire_value = record.value().SerializeAsString();
+  SHARDMESH_ASSIGN_OR_RETURN(definition->value,
+                             StatePublisher::DecodeValue(definition->wire_value));
+  return definition;
+}
+
+absl::Status VersionMismatch(DefinitionKind kind, std::string_view name, int64_t have,
+                             int64_t expected) {
+  return WithReason(
+      absl::AbortedError(StrCat("the ", DefinitionKindName(kind), " \"", name, "\" is at version ",
+                                have, ", not ", expected, "; read it and decide again")),
+      Reason::kVersionMismatch);
+}
+
+uint64_t NextPublisherId() {
+  static std::atomic<uint64_t> last = 0;
+  return ++last;
+}
+
+}  // namespace
+
+std::string_view DefinitionKindName(DefinitionKind kind) {
+  switch (kind) {
+    case DefinitionKind::kMesh:
+      return "mesh";
+    case DefinitionKind::kProfile:
+      return "profile";
+    case DefinitionKind::kRuleSet:
+      return "rule_set";
+  }
+  return "";
+}
+
+DefinitionKind KindOf(const DefinitionValue& value) {
+  return static_cast<DefinitionKind>(value.index());
+}
+
+absl::StatusOr<std::shared_ptr<const Definition>> ClusterState::Find(DefinitionKind kind,
+                                                                     std::string_view name) const {
+  const Definitions& definitions = all(kind);
+  if (const auto found = definitions.find(name); found != definitions.end()) {
+    return found->second;
+  }
+  std::vector<std::string_view> known;
+  known.reserve(definitions.size());
+  for (const auto& [each, definition] : definitions) {
+    known.push_back(each);
+  }
+  return WithReason(absl::NotFoundError(StrCat("there is no ", DefinitionKindName(kind),
+                                               " named \"", name, "\"", DidYouMean(name, known))),
+                    Reason::kNotFound);
+}
+
+absl::StatusOr<const rpc::MeshDefinition*> ClusterState::FindMesh(std::string_view name) const {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto definition, Find(DefinitionKind::kMesh, name));
+  return &std::get<rpc::MeshDefinition>(definition->value);
+}
+
+absl::StatusOr<const PartitionAxis*> ClusterState::FindProfile(std::string_view name) const {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto definition, Find(DefinitionKind::kProfile, name));
+  return &std::get<PartitionAxis>(definition->value);
+}
+
+absl::StatusOr<const rpc::RuleSetDefinition*> ClusterState::FindRuleSet(
+    std::string_view name) const {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto definition, Find(DefinitionKind::kRuleSet, name));
+  return &std::get<rpc::RuleSetDefinition>(definition->value);
+}
+
+StatePublisher::StatePublisher(Store* store, rpc::Clock* clock, RequestMemory* requests)
+    : store_(store),
+      clock_(clock),
+      requests_(requests),
+      id_(NextPublisherId()),
+      state_(std::make_shared<ClusterState>()) {}
+
+absl::StatusOr<std::unique_ptr<StatePublisher>> StatePublisher::Open(Store* store,
+                                                                     rpc::Clock* clock,
+                                                                     RequestMemory* requests) {
+  auto publisher = std::unique_ptr<StatePublisher>(new StatePublisher(store, clock, requests));
+  SHARDMESH_RETURN_IF_ERROR(publisher->Load());
+  return publisher;
+}
+
+absl::Status StatePublisher::Load() {
+  auto state = std::make_shared<ClusterState>();
+  for (const DefinitionKind kind : kKinds) {
+    SHARDMESH_ASSIGN_OR_RETURN(const KeyValues stored, store_->List(KeyOf(kind, "")));
+    state->revision_ = stored.revision;
+    for (const KeyValue& item : stored.items) {
+      const std::string name = ParseKey(item.key)->second;
+      auto definition = Decode(name, item.value, item.mod_revision);
+      if (!definition.ok()) {
+        return WithReason(absl::DataLossError(StrCat("cannot read ", item.key, " in the store: ",
+                                                     ToStd(definition.status().message()))),
+                          Reason::kStoreFailed);
+      }
+      state->definitions_[static_cast<size_t>(kind)].emplace(name, *std::move(definition));
+    }
+  }
+  absl::MutexLock lock(&mutex_);
+  state_ = std::move(state);
+  return absl::OkStatus();
+}
+
+std::shared_ptr<const ClusterState> StatePublisher::shared_state() const {
+  absl::MutexLock lock(&mutex_);
+  return state_;
+}
+
+const ClusterState& StatePublisher::state() const {
+  // Ids and generations are never used again, so a cache left by another publisher cannot match.
+  struct Cache {
+    uint64_t publisher = 0;
+    uint64_t generation = 0;
+    std::shared_ptr<const ClusterState> state;
+  };
+  thread_local Cache cache;
+  const uint64_t generation = generation_.load(std::memory_order_acquire);
+  if (cache.publisher != id_ || cache.generation != generation) {
+    cache = {.publisher = id_, .generation = generation, .state = shared_state()};
+  }
+  return *cache.state;
+}
+
+absl::StatusOr<DefinitionValue> StatePublisher::DecodeValue(std::string_view wire_value) {
+  v1::EntryValue value;
+  if (!value.ParseFromArray(wire_value.data(), static_cast<int>(wire_value.size()))) {
+    return rpc::BadField("value", "is not an EntryValue message");
+  }
+  switch (value.value_case()) {
+    case v1::EntryValue::kMesh: {
+      auto mesh = rpc::Decode(value.mesh());
+      if (!mesh.ok()) {
+        return rpc::WithField(rpc::WithField(mesh.status(), "mesh"), "value");
+      }
+      return *std::move(mesh);
+    }
+    case v1::EntryValue::kProfile: {
+      auto profile = rpc::Decode(value.profile());
+      if (!profile.ok()) {
+        return rpc::WithField(rpc::WithField(profile.status(), "profile"), "value");
+      }
+      return *std::move(profile);
+    }
+    case v1::EntryValue::kRuleSet: {
+      auto rules = rpc::Decode(value.rule_set());
+      if (!rules.ok()) {
+        return rpc::WithField(rpc::WithField(rules.status(), "rule_set"), "value");
+      }
+      return *std::move(rules);
+    }
+    case v1::EntryValue::VALUE_NOT_SET:
+      break;
+  }
+  return rpc::BadField("value", "has neither a mesh, nor a profile, nor a rule set");
+}
+
+void StatePublisher::Create(Change change, std::string wire_value, Callback callback) {
+  auto value = DecodeValue(wire_value);
+  if (!value.ok()) {
+    return std::move(callback)(value.status());
+  }
+  const DefinitionKind kind = KindOf(*value);
+  Write(Verb::kCreate, std::move(change), kind, std::move(wire_value), *std::move(value),
+        std::move(callback));
+}
+
+void StatePublisher::Update(Change change, std::string wire_value, Callback callback) {
+  auto value = DecodeValue(wire_value);
+  if (!value.ok()) {
+    return std::move(callback)(value.status());
+  }
+  const DefinitionKind kind = KindOf(*value);
+  Write(Verb::kUpdate, std::move(change), kind, std::move(wire_value), *std::move(value),
+        std::move(callback));
+}
+
+void StatePublisher::Delete(Change change, DefinitionKind kind, Callback callback) {
+  Write(Verb::kDelete, std::move(change), kind, "", {}, std::move(callback));
+}
+
+void StatePublisher::Write(Verb verb, Change change, DefinitionKind kind, std::string wire_value,
+                           DefinitionValue value, Callback callback) {
+  if (const absl::Status named = rpc::CheckEntryName(change.name, "name"); !named.ok()) {
+    return std::move(callback)(named);
+  }
+  const std::string fingerprint =
+      rpc::Sha256(StrCat(static_cast<int>(verb), "\n", KeyOf(kind, change.name), "\n",
+                         change.expected_version, "\n", wire_value));
+  auto remembered = requests_->Begin(change.request_id, fingerprint);
+  if (!remembered.ok()) {
+    return std::move(callback)(remembered.status());
+  }
+  if (remembered->has_value()) {
+    return std::move(callback)(Decode(change.name, (*remembered)->bytes, (*remembered)->revision));
+  }
+
+  const auto existing = shared_state()->Find(kind, change.name);
+  absl::Status refused;
+  if (verb == Verb::kCreate && existing.ok()) {
+    refused = WithReason(absl::AlreadyExistsError(
+                             StrCat("there is a ", DefinitionKindName(kind), " named \"",
+                                    change.name, "\" already, at version ", (*existing)->version,
+                                    "; update it, or choose another name")),
+                         Reason::kAlreadyExists);
+  } else if (verb != Verb::kCreate && !existing.ok()) {
+    refused = existing.status();
+  } else if (change.expected_version != 0 && existing.ok() &&
+             (*existing)->version != change.expected_version) {
+    refused = VersionMismatch(kind, change.name, (*existing)->version, change.expected_version);
+  }
+  if (!refused.ok()) {
+    requests_->Abandon(change.request_id);
+    return std::move(callback)(std::move(refused));
+  }
+
+  auto definition = std::make_shared<Definition>();
+  if (verb == Verb::kDelete) {
+    *definition = **existing;
+  } else {
+    definition->name = change.name;
+    definition->version = existing.ok() ? (*existing)->version + 1 : 1;
+    definition->updated = clock_->Now();
+    definition->value = std::move(value);
+    definition->wire_value = std::move(wire_value);
+  }
+  const std::string key = KeyOf(kind, change.name);
+  std::string record = Encode(*definition);
+  Transaction transaction;
+  transaction.compares.push_back(
+      {.key = key, .mod_revision = existing.ok() ? (*existing)->revision : 0});
+  requests_->AddTo(&transaction, change.request_id, record);
+  if (verb == Verb::kDelete) {
+    transaction.deletes.push_back(key);
+  } else {
+    transaction.puts.push_back({.key = key, .value = std::move(record)});
+  }
+  store_->Commit(std::move(transaction),
+                 [this, definition = std::move(definition), kind, verb,
+                  request_id = std::move(change.request_id),
+                  callback = std::move(callback)](absl::StatusOr<Revision> revision) mutable {
+                   if (!revision.ok()) {
+                     requests_->Abandon(request_id);
+                     return std::move(callback)(revision.status());
+                   }
+                   definition->revision = *revision;
+                   Publish(definition, kind, verb == Verb::kDelete);
+                   requests_->Finish(request_id, *revision);
+                   std::move(callback)(std::move(definition));
+                 });
+}
+
+void StatePublisher::Publish(std::shared_ptr<const Definition> definition, DefinitionKind kind,
+                             bool deleted) {
+  absl::MutexLock lock(&mutex_);
+  auto next = std::make_shared<ClusterState>(*state_);
+  next->revision_ = definition->revision;
+  ClusterState::Definitions& definitions = next->definitions_[static_cast<size_t>(kind)];
+  if (deleted) {
+    definitions.erase(definition->name);
+  } else {
+    definitions.insert_or_assign(definition->name, definition);
+  }
+  state_ = std::move(next);
+  generation_.fetch_add(1, std::memory_order_release);
+}
+
+absl::StatusOr<std::unique_ptr<WatchHandle>> StatePublisher::Watch(Revision from_revision,
+                                                                   WatchCallback callback) {
+  return store_->Watch("", from_revision,
+                       [callback = std::move(callback)](const std::vector<WatchEvent>& changes) {
+                         std::vector<Event> events;
+                         for (const WatchEvent& change : changes) {
+                           auto key = ParseKey(change.key);
+                           if (!key.has_value()) {
+                             continue;
+                           }
+                           Event event{.kind = key->first,
+                                       .name = std::move(key->second),
+                                       .definition = nullptr,
+                                       .revision = change.revision};
+                           if (change.value.has_value()) {
+                             // What this process wrote, it can read.
+                             event.definition = *Decode(event.name, *change.value, change.revision);
+                           }
+                           events.push_back(std::move(event));
+                         }
+                         if (!events.empty()) {
+                           callback(events);
+                         }
+                       });
+}
+
+}  // namespace shardmesh::server

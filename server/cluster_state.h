@@ -1,0 +1,146 @@
+// The definitions that requests name, as one immutable snapshot, and who publishes the next one.
+#ifndef SHARDMESH_SERVER_CLUSTER_STATE_H_
+#define SHARDMESH_SERVER_CLUSTER_STATE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "rpc/clock.h"
+#include "rpc/definitions.h"
+#include "server/request_memory.h"
+#include "server/store.h"
+#include "sharding/partition_axis.h"
+
+namespace shardmesh::server {
+
+// In the order of DefinitionValue.
+enum class DefinitionKind { kMesh, kProfile, kRuleSet };
+std::string_view DefinitionKindName(DefinitionKind kind);  // "mesh", "profile", "rule_set"
+
+using DefinitionValue = std::variant<rpc::MeshDefinition, PartitionAxis, rpc::RuleSetDefinition>;
+DefinitionKind KindOf(const DefinitionValue& value);
+
+// A named, versioned definition.
+struct Definition {
+  std::string name;
+  int64_t version = 0;    // 1 when created, one more at each update
+  Revision revision = 0;  // of the store, at its last change
+  absl::Time updated;
+  DefinitionValue value;
+  // The wire's EntryValue that it was made from: what clients get back.
+  std::string wire_value;
+};
+
+// All definitions at one revision. Immutable, hence safe to share between threads.
+class ClusterState {
+ public:
+  using Definitions = std::map<std::string, std::shared_ptr<const Definition>, std::less<>>;
+
+  // The store's revision that the answers hold for.
+  Revision revision() const { return revision_; }
+  // By name.
+  const Definitions& all(DefinitionKind kind) const {
+    return definitions_[static_cast<size_t>(kind)];
+  }
+
+  // NOT_FOUND names the kind and the nearest name that there is.
+  absl::StatusOr<std::shared_ptr<const Definition>> Find(DefinitionKind kind,
+                                                         std::string_view name) const;
+  // Their values; valid as long as this snapshot.
+  absl::StatusOr<const rpc::MeshDefinition*> FindMesh(std::string_view name) const;
+  absl::StatusOr<const PartitionAxis*> FindProfile(std::string_view name) const;
+  absl::StatusOr<const rpc::RuleSetDefinition*> FindRuleSet(std::string_view name) const;
+
+ private:
+  friend class StatePublisher;
+
+  Revision revision_ = 0;
+  Definitions definitions_[3];
+};
+
+// Keeps the definitions in the store and publishes them as snapshots.
+//
+// Thread-safe. Callbacks run on the store's thread, without a lock. Destroy it after the last
+// callback has run; store, clock and request memory live longer.
+class StatePublisher {
+ public:
+  using Callback = absl::AnyInvocable<void(absl::StatusOr<std::shared_ptr<const Definition>>) &&>;
+
+  // Loads every definition. Blocks. DATA_LOSS names the key of one that cannot be read.
+  static absl::StatusOr<std::unique_ptr<StatePublisher>> Open(Store* store, rpc::Clock* clock,
+                                                              RequestMemory* requests);
+
+  // The newest snapshot: one atomic read when nothing changed since this thread asked last. Valid
+  // until this thread's next call.
+  const ClusterState& state() const;
+  // The same, to be kept.
+  std::shared_ptr<const ClusterState> shared_state() const;
+
+  // A change, and its answer's fate: see RequestMemory. `expected_version` 0 means any.
+  struct Change {
+    std::string request_id;
+    std::string name;
+    int64_t expected_version = 0;
+  };
+  // The callback gets what is defined now (after Delete: what was). Errors:
+  //   INVALID_ARGUMENT  a malformed name or value, REQUEST_ID_REUSED.
+  //   ALREADY_EXISTS    Create of a name that there is.
+  //   NOT_FOUND         Update, Delete of one that there is not.
+  //   ABORTED           VERSION_MISMATCH; or another change is under way: retry.
+  //   as Store::Commit  for the rest.
+  // `wire_value` is a serialised v1::EntryValue; it is decoded and checked here.
+  void Create(Change change, std::string wire_value, Callback callback);
+  void Update(Change change, std::string wire_value, Callback callback);
+  void Delete(Change change, DefinitionKind kind, Callback callback);
+
+  // Calls back with each change of a definition from `from_revision` on; see Store::Watch.
+  struct Event {
+    DefinitionKind kind = DefinitionKind::kMesh;
+    std::string name;
+    std::shared_ptr<const Definition> definition;  // null: deleted
+    Revision revision = 0;
+  };
+  using WatchCallback = std::function<void(const std::vector<Event>&)>;
+  absl::StatusOr<std::unique_ptr<WatchHandle>> Watch(Revision from_revision,
+                                                     WatchCallback callback);
+
+  // The definition in a serialised v1::EntryValue. INVALID_ARGUMENT names the field.
+  static absl::StatusOr<DefinitionValue> DecodeValue(std::string_view wire_value);
+
+ private:
+  enum class Verb { kCreate, kUpdate, kDelete };
+
+  StatePublisher(Store* store, rpc::Clock* clock, RequestMemory* requests);
+
+  absl::Status Load();
+  void Write(Verb verb, Change change, DefinitionKind kind, std::string wire_value,
+             DefinitionValue value, Callback callback);
+  void Publish(std::shared_ptr<const Definition> definition, DefinitionKind kind, bool deleted);
+
+  Store* const store_;
+  rpc::Clock* const clock_;
+  RequestMemory* const requests_;
+  const uint64_t id_;  // tells publishers apart in threads' caches
+
+  std::atomic<uint64_t> generation_ = 1;  // rises with each snapshot
+  mutable absl::Mutex mutex_;
+  std::shared_ptr<const ClusterState> state_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_CLUSTER_STATE_H_

@@ -1,0 +1,800 @@
+// Programs on the wire: operands in, a step through the sequencer, results out.
+#include "server/compute_service.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <algorithm>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "rpc/array_codec.h"
+#include "rpc/field_check.h"
+#include "rpc/plan_codec.h"
+#include "rpc/spec_codec.h"
+#include "rpc/status.h"
+#include "rpc/time_codec.h"
+#include "server/array_view_codec.h"
+#include "server/random_id.h"
+#include "sharding/reason.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+#include "shardmesh/v1/attach_service.pb.h"
+#include "shardmesh/v1/compute_service.grpc.pb.h"
+#include "tensor/view.h"
+
+namespace shardmesh::server {
+namespace {
+
+constexpr absl::Duration kMaxStepTimeout = absl::Minutes(5);
+// Answers are remembered this long, and this many of them, for clients that ask again.
+constexpr absl::Duration kRememberFor = absl::Minutes(10);
+constexpr size_t kMaxRemembered = 1'000;
+
+// An operand that was found: an array, kept alive by a pin, or a literal of the request.
+struct FoundOperand {
+  ArrayPtr array;  // null: the literal
+  ValueDescriptor described;
+  bool donate = false;
+};
+
+// The operands of a request and the mesh on which they lie.
+struct FoundOperands {
+  std::vector<FoundOperand> operands;
+  PlanTarget target;
+};
+
+// A step's request, whichever RPC it came by.
+struct StepCall {
+  v1::ExecuteRequest request;  // of an equivalent Execute
+  absl::Time deadline;         // the call's own
+};
+
+// What a step came to, and the operands whose pins it held.
+using StepAnswer = absl::StatusOr<v1::ExecuteResponse>;
+using StepCallback = absl::AnyInvocable<void(StepAnswer) &&>;
+
+// Answers of steps by request id. They live as long as the process: results without a name, which
+// most are, do so too.
+class RecentAnswers {
+ public:
+  std::optional<v1::ExecuteResponse> Find(const std::string& request_id, absl::Time now) {
+    absl::MutexLock lock(&mutex_);
+    Forget(now);
+    const auto found = answers_.find(request_id);
+    return found == answers_.end() ? std::nullopt : std::optional(found->second);
+  }
+  void Add(const std::string& request_id, const v1::ExecuteResponse& answer, absl::Time now) {
+    absl::MutexLock lock(&mutex_);
+    Forget(now);
+    if (answers_.emplace(request_id, answer).second) {
+      order_.emplace_back(now, request_id);
+    }
+  }
+
+ private:
+  void Forget(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    while (!order_.empty() &&
+           (order_.size() > kMaxRemembered || order_.front().first + kRememberFor < now)) {
+      answers_.erase(order_.front().second);
+      order_.pop_front();
+    }
+  }
+
+  absl::Mutex mutex_;
+  std::map<std::string, v1::ExecuteResponse> answers_ ABSL_GUARDED_BY(mutex_);
+  std::deque<std::pair<absl::Time, std::string>> order_ ABSL_GUARDED_BY(mutex_);
+};
+
+// The first op's name, for people: "linear", "matmul", "program" for several.
+std::string NameOf(const v1::Program& program) {
+  if (program.ops_size() != 1) {
+    return "program";
+  }
+  switch (program.ops(0).op_case()) {
+    case v1::ProgramOp::kLinear:
+      return "linear";
+    case v1::ProgramOp::kMatmul:
+      return "matmul";
+    case v1::ProgramOp::kCollective:
+      return "collective";
+    case v1::ProgramOp::kReshard:
+      return "reshard";
+    case v1::ProgramOp::OP_NOT_SET:
+      break;
+  }
+  return "program";
+}
+
+// Runs steps. One object for the service; Run may be called by any thread.
+class StepRunner {
+ public:
+  StepRunner(const ArrayContext& context, Planner* planner, Sequencer* sequencer,
+             rpc::Metrics* metrics)
+      : context_(context),
+        planner_(planner),
+        sequencer_(sequencer),
+        done_(metrics->AddCounter("shardmesh_steps_total", "Steps by how they ended.",
+                                  {{"outcome", "committed"}})),
+        failed_(metrics->AddCounter("shardmesh_steps_total", "Steps by how they ended.",
+                                    {{"outcome", "aborted"}})),
+        seconds_(metrics->AddHistogram("shardmesh_step_duration_seconds",
+                                       "From a step's admission to its end.")) {}
+
+  absl::StatusOr<v1::CompileResponse> Compile(const v1::CompileRequest& request) {
+    SHARDMESH_ASSIGN_OR_RETURN(const FoundOperands found,
+                               FindOperands(request.operands(), request.mesh_id()));
+    SHARDMESH_ASSIGN_OR_RETURN(const auto prepared, Prepare(request.program(), found));
+    v1::CompileResponse response;
+    response.set_plan_hash(prepared->hash);
+    rpc::Encode(prepared->plan, response.mutable_plan());
+    return response;
+  }
+
+  // Calls back once, from any thread, perhaps before it returns. The ticket, if there is one, is
+  // for Cancel.
+  std::optional<Sequencer::StepTicket> Run(StepCall call, StepCallback callback);
+  void Cancel(Sequencer::StepTicket ticket) { sequencer_->Cancel(ticket); }
+
+ private:
+  // A step between its admission and its end.
+  struct Running {
+    v1::ExecuteRequest request;
+    std::shared_ptr<const PreparedPlan> prepared;
+    std::vector<FoundOperand> operands;
+    std::vector<ArrayDescriptor> outputs;
+    absl::Time started;
+    Revision revision = 0;
+  };
+  using RunningPtr = std::shared_ptr<Running>;
+
+  absl::StatusOr<FoundOperands> FindOperands(
+      const google::protobuf::RepeatedPtrField<v1::Operand>& operands,
+      const std::string& mesh_id) const;
+  absl::StatusOr<FoundOperand> FindOperand(const v1::Operand& operand) const;
+  absl::StatusOr<std::shared_ptr<const PreparedPlan>> Prepare(const v1::Program& program,
+                                                              const FoundOperands& found) {
+    auto decoded = rpc::Decode(program);
+    if (!decoded.ok()) {
+      return rpc::WithField(decoded.status(), "program");
+    }
+    std::vector<ValueDescriptor> described;
+    for (const FoundOperand& operand : found.operands) {
+      described.push_back(operand.described);
+    }
+    return planner_->Prepare(*decoded, described, found.target);
+  }
+
+  absl::StatusOr<RunningPtr> Admit(StepCall* call, StepRequest* step);
+  absl::Status CheckOutputs(const v1::ExecuteRequest& request, const Plan& plan) const;
+  absl::Status StageOutputs(const RunningPtr& running);
+  void Commit(const RunningPtr& running, const WorkOutcome& outcome,
+              absl::AnyInvocable<void(absl::Status) &&> decided);
+  void End(const RunningPtr& running, const absl::Status& status);
+  StepAnswer Answer(const RunningPtr& running, const WorkOutcome& outcome) const;
+
+  const ArrayContext context_;
+  Planner* const planner_;
+  Sequencer* const sequencer_;
+  const rpc::Counter done_;
+  const rpc::Counter failed_;
+  const rpc::Histogram seconds_;
+  RecentAnswers recent_;
+};
+
+absl::StatusOr<FoundOperand> StepRunner::FindOperand(const v1::Operand& operand) const {
+  FoundOperand found;
+  found.donate = operand.donate();
+  switch (operand.operand_case()) {
+    case v1::Operand::kArray: {
+      SHARDMESH_ASSIGN_OR_RETURN(SelectedArray selected,
+                                 Select(*context_.catalogue, operand.array()));
+      const ArrayDescriptor& descriptor = selected.array->definition.descriptor;
+      if (selected.array->state == ArrayState::kDegraded) {
+        return WithReason(
+            absl::FailedPreconditionError(
+                StrCat("array ", descriptor.array_id, selected.name.version != 0 ? " (\"" : "",
+                       selected.name.name, selected.name.version != 0 ? "\")" : "",
+                       " lacks the tiles of ranks ", StrJoin(selected.array->missing_ranks, ", "),
+                       "; wait for their workers, or load it again")),
+            Reason::kArrayDegraded);
+      }
+      if (!descriptor.cut_points.empty()) {
+        return WithReason(absl::UnimplementedError(StrCat(
+                              "array ", descriptor.array_id,
+                              " is cut into unequal tiles; this build computes on equal ones")),
+                          Reason::kNotAvailable);
+      }
+      found.described = {
+          .dtype = descriptor.dtype, .shape = descriptor.shape, .spec = descriptor.spec};
+      found.array = std::move(selected.array);
+      return found;
+    }
+    case v1::Operand::kLiteral: {
+      auto literal = rpc::Decode(operand.literal());
+      if (!literal.ok()) {
+        return rpc::WithField(literal.status(), "literal");
+      }
+      found.described = {.dtype = literal->dtype, .shape = literal->shape, .spec = {}};
+      return found;
+    }
+    case v1::Operand::OPERAND_NOT_SET:
+      break;
+  }
+  return rpc::BadField("operand", "is neither an array nor a literal");
+}
+
+absl::StatusOr<FoundOperands> StepRunner::FindOperands(
+    const google::protobuf::RepeatedPtrField<v1::Operand>& operands,
+    const std::string& mesh_id) const {
+  FoundOperands result;
+  const ArrayDescriptor* first = nullptr;
+  for (int i = 0; i < operands.size(); ++i) {
+    auto found = FindOperand(operands.Get(i));
+    if (!found.ok()) {
+      return rpc::WithField(found.status(), "operands", static_cast<size_t>(i));
+    }
+    result.operands.push_back(*std::move(found));
+    if (const ArrayPtr& array = result.operands.back().array; array != nullptr) {
+      const ArrayDescriptor& descriptor = array->definition.descriptor;
+      if (first == nullptr) {
+        first = &descriptor;
+      } else if (first->mesh_id != descriptor.mesh_id ||
+                 first->mesh_revision != descriptor.mesh_revision) {
+        return rpc::WithField(
+            absl::FailedPreconditionError(
+                StrCat("operands lie on different meshes: \"", first->mesh_id, "\" at revision ",
+                       first->mesh_revision, " and \"", descriptor.mesh_id, "\" at revision ",
+                       descriptor.mesh_revision, "; load them onto one")),
+            "operands", static_cast<size_t>(i));
+      }
+    }
+  }
+  const std::string name = first != nullptr  ? first->mesh_id
+                           : mesh_id.empty() ? "default"
+                                             : mesh_id;
+  SHARDMESH_ASSIGN_OR_RETURN(const auto mesh,
+                             context_.publisher->state().Find(DefinitionKind::kMesh, name));
+  if (first != nullptr && first->mesh_revision != mesh->revision) {
+    return absl::FailedPreconditionError(
+        StrCat("array ", first->array_id, " lies on revision ", first->mesh_revision, " of mesh \"",
+               name, "\", which is at revision ", mesh->revision, " now; load it again"));
+  }
+  result.target = {.mesh_id = name,
+                   .mesh_revision = mesh->revision,
+                   .mesh = std::get<rpc::MeshDefinition>(mesh->value).mesh};
+  return result;
+}
+
+absl::Status StepRunner::CheckOutputs(const v1::ExecuteRequest& request, const Plan& plan) const {
+  const v1::OutputOptions& options = request.output();
+  if (plan.outputs.empty()) {
+    return rpc::BadField("program.outputs", "is empty; a step makes at least one array");
+  }
+  if (options.names_size() > static_cast<int>(plan.outputs.size())) {
+    return rpc::BadField("output.names", StrCat("has ", options.names_size(), " entries for ",
+                                                plan.outputs.size(), " results"));
+  }
+  int64_t literal_bytes = 0;
+  for (size_t i = 0; i < plan.outputs.size(); ++i) {
+    const ValueDescriptor& value = plan.values[plan.outputs[i]];
+    SHARDMESH_ASSIGN_OR_RETURN(const int64_t elements, ElementCount(value.shape));
+    SHARDMESH_ASSIGN_OR_RETURN(const int64_t bytes, PackedSizeBytes(value.dtype, elements));
+    literal_bytes += bytes;
+    if (options.return_literals() && !value.spec.unreduced().empty()) {
+      return rpc::BadField("output.return_literals",
+                           StrCat("result ", i, " is a partial sum; reduce it first"));
+    }
+  }
+  if (options.return_literals() && literal_bytes > kMaxLiteralBytes) {
+    return rpc::BadField("output.return_literals",
+                         StrCat("the results have ", literal_bytes, " bytes; at most ",
+                                kMaxLiteralBytes, " are returned inline; get the arrays instead"));
+  }
+  for (int i = 0; i < options.names_size(); ++i) {
+    if (!options.names(i).empty()) {
+      if (const absl::Status checked = rpc::CheckArrayName(options.names(i), "output.names");
+          !checked.ok()) {
+        return checked;
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StepRunner::StageOutputs(const RunningPtr& running) {
+  const Plan& plan = running->prepared->plan;
+  for (const ValueIndex output : plan.outputs) {
+    const ValueDescriptor& value = plan.values[output];
+    const ArrayDescriptor descriptor{.array_id = RandomId(),
+                                     .dtype = value.dtype,
+                                     .shape = value.shape,
+                                     .spec = value.spec,
+                                     .mesh_id = plan.mesh_id,
+                                     .mesh_revision = plan.mesh_revision,
+                                     .mesh = plan.mesh,
+                                     .cut_points = {}};
+    SHARDMESH_RETURN_IF_ERROR(context_.catalogue->Stage({.descriptor = descriptor}));
+    running->outputs.push_back(descriptor);
+    SHARDMESH_ASSIGN_OR_RETURN(
+        const bool pinned,
+        context_.sessions->PinArray(running->request.session_id(), descriptor.array_id));
+    if (pinned) {
+      SHARDMESH_RETURN_IF_ERROR(context_.catalogue->Pin(descriptor.array_id));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Everything up to the submission; fills in what the sequencer needs.
+absl::StatusOr<StepRunner::RunningPtr> StepRunner::Admit(StepCall* call, StepRequest* step) {
+  const v1::ExecuteRequest& request = call->request;
+  SHARDMESH_RETURN_IF_ERROR(rpc::CheckRequestId(request.request_id(), "request_id"));
+  SHARDMESH_RETURN_IF_ERROR(context_.sessions->Get(request.session_id()).status());
+  SHARDMESH_ASSIGN_OR_RETURN(FoundOperands found,
+                             FindOperands(request.operands(), request.mesh_id()));
+  auto running = std::make_shared<Running>();
+  if (request.work_case() == v1::ExecuteRequest::kPlanHash) {
+    SHARDMESH_ASSIGN_OR_RETURN(running->prepared, planner_->Find(request.plan_hash()));
+    const Plan& plan = running->prepared->plan;
+    const bool fits = plan.operand_count == found.operands.size() &&
+                      plan.mesh_id == found.target.mesh_id &&
+                      plan.mesh_revision == found.target.mesh_revision &&
+                      std::equal(found.operands.begin(), found.operands.end(), plan.values.begin(),
+                                 [](const FoundOperand& operand, const ValueDescriptor& value) {
+                                   return operand.described == value;
+                                 });
+    if (!fits) {
+      return rpc::BadField("plan_hash", "is of a plan for other operands; compile for these");
+    }
+  } else if (request.work_case() == v1::ExecuteRequest::kProgram) {
+    SHARDMESH_ASSIGN_OR_RETURN(running->prepared, Prepare(request.program(), found));
+  } else {
+    return rpc::BadField("work", "is neither a program nor a plan's hash");
+  }
+  const Plan& plan = running->prepared->plan;
+  SHARDMESH_RETURN_IF_ERROR(CheckOutputs(request, plan));
+  SHARDMESH_RETURN_IF_ERROR(context_.hub->CheckReady(plan.mesh_id));
+
+  absl::Duration timeout = std::min(call->deadline - context_.clock->Now(), kMaxStepTimeout);
+  if (request.has_timeout()) {
+    SHARDMESH_ASSIGN_OR_RETURN(const absl::Duration asked, rpc::Decode(request.timeout()));
+    timeout = std::min(timeout, asked);
+  }
+  // The client is to hear who was missing before its own deadline.
+  timeout -= std::min(timeout / 10, absl::Milliseconds(100));
+  if (timeout <= absl::ZeroDuration()) {
+    return WithReason(absl::DeadlineExceededError("no time is left for the step"),
+                      Reason::kDeadline);
+  }
+
+  running->request = std::move(call->request);
+  running->operands = std::move(found.operands);
+  running->started = context_.clock->Now();
+  absl::Status staged = StageOutputs(running);
+  // From here on operands are pinned until End; one that went meanwhile ends the step.
+  for (FoundOperand& operand : running->operands) {
+    if (operand.array != nullptr) {
+      if (const absl::Status pinned =
+              context_.catalogue->Pin(operand.array->definition.descriptor.array_id);
+          !pinned.ok()) {
+        operand.array = nullptr;
+        staged.Update(pinned);
+      }
+    }
+  }
+  if (!staged.ok()) {
+    End(running, staged);
+    return staged;
+  }
+
+  v1::RunStep message;
+  message.set_plan_hash(running->prepared->hash);
+  message.set_plan(running->prepared->bytes);
+  for (int i = 0; i < running->request.operands_size(); ++i) {
+    const FoundOperand& operand = running->operands[static_cast<size_t>(i)];
+    v1::StepOperand* encoded = message.add_operands();
+    encoded->set_donate(operand.donate);
+    if (operand.array != nullptr) {
+      encoded->set_array_id(operand.array->definition.descriptor.array_id);
+      step->reads.push_back(operand.array->definition.descriptor.array_id);
+    } else {
+      *encoded->mutable_literal() = running->request.operands(i).literal();
+    }
+  }
+  for (const ArrayDescriptor& output : running->outputs) {
+    rpc::Encode(output, message.add_outputs());
+    step->writes.push_back(output.array_id);
+  }
+  rpc::Encode(timeout, message.mutable_timeout());
+  message.set_return_literals(running->request.output().return_literals());
+  step->message = std::make_shared<const std::string>(message.SerializeAsString());
+  step->op = NameOf(running->request.program());
+  step->mesh_id = plan.mesh_id;
+  step->timeout = timeout;
+  const std::shared_ptr<const MembershipView> view = context_.membership->view();
+  const MeshRanks* ranks = view->FindMesh(plan.mesh_id);
+  for (size_t rank = 0; ranks != nullptr && rank < ranks->identities.size(); ++rank) {
+    step->participants.push_back({.rank = static_cast<int64_t>(rank),
+                                  .identity = ranks->identities[rank],
+                                  .expected_tiles = static_cast<int64_t>(running->outputs.size())});
+  }
+  return running;
+}
+
+std::optional<Sequencer::StepTicket> StepRunner::Run(StepCall call, StepCallback callback) {
+  const std::string request_id = call.request.request_id();
+  if (std::optional<v1::ExecuteResponse> answer = recent_.Find(request_id, context_.clock->Now())) {
+    std::move(callback)(*std::move(answer));
+    return std::nullopt;
+  }
+  StepRequest step;
+  absl::StatusOr<RunningPtr> admitted = Admit(&call, &step);
+  if (!admitted.ok()) {
+    std::move(callback)(admitted.status());
+    return std::nullopt;
+  }
+  const RunningPtr running = *std::move(admitted);
+  step.commit = [this, running](const WorkOutcome& outcome,
+                                absl::AnyInvocable<void(absl::Status) &&> decided) {
+    Commit(running, outcome, std::move(decided));
+  };
+  // The sequencer drops the callback if it refuses; the answer is then given here.
+  auto shared_callback = std::make_shared<StepCallback>(std::move(callback));
+  const absl::StatusOr<Sequencer::StepTicket> ticket = sequencer_->Submit(
+      std::move(step), [this, running, shared_callback](const WorkOutcome& outcome) {
+        End(running, outcome.status);
+        StepAnswer answer = outcome.status.ok() ? Answer(running, outcome) : outcome.status;
+        if (answer.ok()) {
+          recent_.Add(running->request.request_id(), *answer, context_.clock->Now());
+        }
+        std::move (*shared_callback)(std::move(answer));
+      });
+  if (!ticket.ok()) {
+    End(running, ticket.status());
+    std::move (*shared_callback)(ticket.status());
+    return std::nullopt;
+  }
+  return *ticket;
+}
+
+void StepRunner::Commit(const RunningPtr& running, const WorkOutcome& outcome,
+                        absl::AnyInvocable<void(absl::Status) &&> decided) {
+  CommitRequest commit;
+  const v1::OutputOptions& options = running->request.output();
+  for (size_t i = 0; i < running->outputs.size(); ++i) {
+    const std::string& array_id = running->outputs[i].array_id;
+    ArrayCommit array{.array_id = array_id,
+                      .durability = Durability::kMemory,
+                      .tile_crc32c = std::vector<uint32_t>(outcome.ranks.size())};
+    for (const RankResult& rank : outcome.ranks) {
+      for (const StagedTileReport& tile : rank.tiles) {
+        if (tile.array_id == array_id) {
+          array.tile_crc32c[static_cast<size_t>(rank.participant.rank)] = tile.crc32c;
+        }
+      }
+    }
+    commit.arrays.push_back(std::move(array));
+    const int index = static_cast<int>(i);
+    if (index < options.names_size() && !options.names(index).empty()) {
+      NameMove move{.name = options.names(index), .array_id = array_id, .expected_version = {}};
+      if (index < options.expected_versions_size() && options.expected_versions(index) != 0) {
+        move.expected_version = std::max<int64_t>(options.expected_versions(index), 0);
+      }
+      commit.moves.push_back(std::move(move));
+    }
+  }
+  context_.catalogue->Commit(std::move(commit), [running, decided = std::move(decided)](
+                                                    absl::StatusOr<CommitResult> result) mutable {
+    if (result.ok()) {
+      running->revision = result->revision;
+    }
+    std::move(decided)(result.status());
+  });
+}
+
+void StepRunner::End(const RunningPtr& running, const absl::Status& status) {
+  (status.ok() ? done_ : failed_).Add();
+  seconds_.Observe(absl::ToDoubleSeconds(context_.clock->Now() - running->started));
+  const std::string& session_id = running->request.session_id();
+  const auto unpin_from_session = [&](const std::string& array_id) {
+    if (const auto pinned = context_.sessions->UnpinArray(session_id, array_id);
+        pinned.ok() && *pinned) {
+      context_.catalogue->Unpin(array_id);
+    }
+  };
+  for (const FoundOperand& operand : running->operands) {
+    if (operand.array == nullptr) {
+      continue;
+    }
+    context_.catalogue->Unpin(operand.array->definition.descriptor.array_id);
+    if (operand.donate && status.ok()) {
+      unpin_from_session(operand.array->definition.descriptor.array_id);
+    }
+  }
+  if (!status.ok()) {
+    std::vector<std::string> array_ids;
+    for (const ArrayDescriptor& output : running->outputs) {
+      unpin_from_session(output.array_id);
+      array_ids.push_back(output.array_id);
+    }
+    context_.catalogue->Discard(array_ids);
+  }
+}
+
+StepAnswer StepRunner::Answer(const RunningPtr& running, const WorkOutcome& outcome) const {
+  v1::ExecuteResponse response;
+  response.set_sequence(outcome.sequence);
+  response.set_plan_hash(running->prepared->hash);
+  absl::Duration kernel;
+  absl::Duration collective;
+  int64_t sent_bytes = 0;
+  std::vector<v1::StepReport> reports(outcome.ranks.size());
+  for (size_t i = 0; i < outcome.ranks.size(); ++i) {
+    if (!reports[i].ParseFromString(outcome.ranks[i].detail)) {
+      return absl::InternalError("a rank's report cannot be read again");
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(const absl::Duration in_kernels,
+                               rpc::Decode(reports[i].kernel_time()));
+    SHARDMESH_ASSIGN_OR_RETURN(const absl::Duration in_collectives,
+                               rpc::Decode(reports[i].collective_time()));
+    kernel = std::max(kernel, in_kernels);
+    collective = std::max(collective, in_collectives);
+    sent_bytes += reports[i].sent_bytes();
+  }
+  v1::StepTimings* timings = response.mutable_timings();
+  rpc::Encode(context_.clock->Now() - running->started, timings->mutable_total());
+  rpc::Encode(kernel, timings->mutable_kernel());
+  rpc::Encode(collective, timings->mutable_collective());
+  timings->set_sent_bytes(sent_bytes);
+
+  for (size_t i = 0; i < running->outputs.size(); ++i) {
+    const ArrayDescriptor& descriptor = running->outputs[i];
+    v1::StepOutput* output = response.add_outputs();
+    SHARDMESH_ASSIGN_OR_RETURN(const ArrayPtr array,
+                               context_.catalogue->FindArray(descriptor.array_id));
+    const v1::OutputOptions& options = running->request.output();
+    NameEntry name;
+    if (const int index = static_cast<int>(i);
+        index < options.names_size() && !options.names(index).empty()) {
+      name = {.name = options.names(index),
+              .array_id = descriptor.array_id,
+              .version = running->revision};
+    }
+    Encode(*array, &name, output->mutable_array());
+    if (!options.return_literals()) {
+      continue;
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, descriptor.Tiling());
+    SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes, descriptor.SizeBytes());
+    Literal literal{.dtype = descriptor.dtype,
+                    .shape = descriptor.shape,
+                    .bytes = std::string(static_cast<size_t>(size_bytes), '\0')};
+    SHARDMESH_ASSIGN_OR_RETURN(
+        const MutableTensorView whole,
+        MutableTensorView::Create(literal.dtype, literal.shape, absl::MakeSpan(literal.bytes)));
+    for (size_t rank = 0; rank < reports.size(); ++rank) {
+      if (tiling.ReplicaIdOf(static_cast<DeviceId>(rank)) != 0) {
+        continue;
+      }
+      const auto& outputs = reports[rank].outputs();
+      const auto staged = std::find_if(
+          outputs.begin(), outputs.end(),
+          [&](const v1::StagedOutput& each) { return each.array_id() == descriptor.array_id; });
+      if (staged == outputs.end()) {
+        return absl::InternalError(StrCat("rank ", rank, " returned no elements of its tile"));
+      }
+      SHARDMESH_RETURN_IF_ERROR(
+          PasteTileBytes(staged->data(), tiling.TileOf(static_cast<DeviceId>(rank)), 0, whole));
+    }
+    rpc::Encode(std::move(literal), output->mutable_literal());
+  }
+  return response;
+}
+
+// A unary call that runs a step; cancelled with it. `fill` turns the step's answer into the RPC's.
+template <typename Response>
+class StepReactor final : public grpc::ServerUnaryReactor {
+ public:
+  using Fill = void (*)(v1::ExecuteResponse answer, Response* response);
+
+  StepReactor(StepRunner* runner, Response* response, Fill fill)
+      : runner_(runner), response_(response), fill_(fill) {}
+
+  void Start(StepCall call) {
+    std::optional<Sequencer::StepTicket> ticket =
+        runner_->Run(std::move(call), [this](StepAnswer answer) { Answered(std::move(answer)); });
+    StepRunner* const runner = runner_;  // from started_ on, OnDone may delete this
+    bool is_over = false;
+    {
+      absl::MutexLock lock(&mutex_);
+      started_ = true;
+      ticket_ = ticket;
+      is_over = done_;
+      if (!is_over && !cancelled_) {
+        return;
+      }
+    }
+    if (is_over) {
+      delete this;
+    } else if (ticket.has_value()) {
+      runner->Cancel(*ticket);
+    }
+  }
+
+  void OnCancel() override {
+    std::optional<Sequencer::StepTicket> ticket;
+    {
+      absl::MutexLock lock(&mutex_);
+      cancelled_ = true;
+      ticket = ticket_;
+    }
+    if (ticket.has_value()) {
+      runner_->Cancel(*ticket);
+    }
+  }
+
+  // Start may still be running when the call is over: the later of the two deletes.
+  void OnDone() override {
+    {
+      absl::MutexLock lock(&mutex_);
+      done_ = true;
+      if (!started_) {
+        return;
+      }
+    }
+    delete this;
+  }
+
+ private:
+  void Answered(StepAnswer answer) {
+    if (answer.ok()) {
+      fill_(*std::move(answer), response_);
+      Finish(grpc::Status::OK);
+    } else {
+      Finish(rpc::ToGrpc(answer.status()));
+    }
+  }
+
+  StepRunner* const runner_;
+  Response* const response_;
+  const Fill fill_;
+  absl::Mutex mutex_;
+  bool started_ ABSL_GUARDED_BY(mutex_) = false;
+  bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
+  bool done_ ABSL_GUARDED_BY(mutex_) = false;
+  std::optional<Sequencer::StepTicket> ticket_ ABSL_GUARDED_BY(mutex_);
+};
+
+// The answer of an RPC whose program has one result.
+template <typename Response>
+void FillSingle(v1::ExecuteResponse answer, Response* response) {
+  *response->mutable_output() = std::move(*answer.mutable_outputs(0));
+  response->set_sequence(answer.sequence());
+  *response->mutable_timings() = std::move(*answer.mutable_timings());
+}
+
+class ComputeService final : public v1::ComputeService::CallbackService {
+ public:
+  ComputeService(const ArrayContext& context, Planner* planner, Sequencer* sequencer,
+                 rpc::Metrics* metrics)
+      : runner_(context, planner, sequencer, metrics) {}
+
+  grpc::ServerUnaryReactor* Compile(grpc::CallbackServerContext* context,
+                                    const v1::CompileRequest* request,
+                                    v1::CompileResponse* response) override {
+    absl::StatusOr<v1::CompileResponse> compiled = runner_.Compile(*request);
+    if (compiled.ok()) {
+      *response = *std::move(compiled);
+    }
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    reactor->Finish(rpc::ToGrpc(compiled.status()));
+    return reactor;
+  }
+
+  grpc::ServerUnaryReactor* Execute(grpc::CallbackServerContext* context,
+                                    const v1::ExecuteRequest* request,
+                                    v1::ExecuteResponse* response) override {
+    return Start<v1::ExecuteResponse>(
+        context, *request, response,
+        [](v1::ExecuteResponse answer, v1::ExecuteResponse* to) { *to = std::move(answer); });
+  }
+
+  grpc::ServerUnaryReactor* Linear(grpc::CallbackServerContext* context,
+                                   const v1::LinearRequest* request,
+                                   v1::LinearResponse* response) override {
+    v1::ExecuteRequest step = SingleOp(*request);
+    *step.add_operands() = request->input();
+    *step.add_operands() = request->weight();
+    v1::LinearOp* op = step.mutable_program()->mutable_ops(0)->mutable_linear();
+    op->set_input(0);
+    op->set_weight(1);
+    if (request->has_bias()) {
+      *step.add_operands() = request->bias();
+      op->set_bias(2);
+    }
+    op->set_weight_layout(request->weight_layout());
+    op->set_activation(request->activation());
+    if (request->has_scale()) {
+      op->set_scale(request->scale());
+    }
+    return Start<v1::LinearResponse>(context, Finished(std::move(step)), response, FillSingle);
+  }
+
+  grpc::ServerUnaryReactor* Matmul(grpc::CallbackServerContext* context,
+                                   const v1::MatmulRequest* request,
+                                   v1::MatmulResponse* response) override {
+    v1::ExecuteRequest step = SingleOp(*request);
+    *step.add_operands() = request->lhs();
+    *step.add_operands() = request->rhs();
+    v1::MatmulOp* op = step.mutable_program()->mutable_ops(0)->mutable_matmul();
+    op->set_lhs(0);
+    op->set_rhs(1);
+    op->set_transpose_lhs(request->transpose_lhs());
+    op->set_transpose_rhs(request->transpose_rhs());
+    return Start<v1::MatmulResponse>(context, Finished(std::move(step)), response, FillSingle);
+  }
+
+  grpc::ServerUnaryReactor* Collective(grpc::CallbackServerContext* context,
+                                       const v1::CollectiveRequest* request,
+                                       v1::CollectiveResponse* response) override {
+    v1::ExecuteRequest step = SingleOp(*request);
+    *step.add_operands() = request->input();
+    v1::CollectiveOp* op = step.mutable_program()->mutable_ops(0)->mutable_collective();
+    op->set_input(0);
+    op->set_kind(request->kind());
+    *op->mutable_axes() = request->axes();
+    op->set_dimension(request->dimension());
+    op->set_reduction(request->reduction());
+    return Start<v1::CollectiveResponse>(context, Finished(std::move(step)), response, FillSingle);
+  }
+
+ private:
+  // An Execute of a program of one op, which the caller fills in together with the operands.
+  template <typename Request>
+  static v1::ExecuteRequest SingleOp(const Request& request) {
+    v1::ExecuteRequest step;
+    step.set_request_id(request.request_id());
+    step.set_session_id(request.session_id());
+    *step.mutable_output() = request.output();
+    if (request.has_timeout()) {
+      *step.mutable_timeout() = request.timeout();
+    }
+    step.mutable_program()->add_ops();
+    return step;
+  }
+  // The operands are all there: the op's result, which follows them, is the program's.
+  static v1::ExecuteRequest Finished(v1::ExecuteRequest step) {
+    const auto operands = static_cast<uint32_t>(step.operands_size());
+    step.mutable_program()->set_operand_count(operands);
+    step.mutable_program()->add_outputs(operands);
+    return step;
+  }
+
+  template <typename Response>
+  grpc::ServerUnaryReactor* Start(grpc::CallbackServerContext* context, v1::ExecuteRequest request,
+                                  Response* response, typename StepReactor<Response>::Fill fill) {
+    auto* reactor = new StepReactor<Response>(&runner_, response, fill);
+    reactor->Start(
+        {.request = std::move(request), .deadline = absl::FromChrono(context->deadline())});
+    return reactor;
+  }
+
+  StepRunner runner_;
+};
+
+}  // namespace
+
+std::unique_ptr<grpc::Service> MakeComputeService(const ArrayContext& context, Planner* planner,
+                                                  Sequencer* sequencer, rpc::Metrics* metrics) {
+  return std::make_unique<ComputeService>(context, planner, sequencer, metrics);
+}
+
+}  // namespace shardmesh::server

@@ -1,0 +1,384 @@
+// Wires the coordinator: store below, decisions above it, services at the rim.
+#include "server/coordinator_server.h"
+
+#include <grpcpp/impl/service_type.h>
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "absl/synchronization/notification.h"
+#include "rpc/clock.h"
+#include "rpc/digest.h"
+#include "rpc/log.h"
+#include "rpc/metrics.h"
+#include "rpc/metrics_endpoint.h"
+#include "rpc/server_lifecycle.h"
+#include "rpc/spec_codec.h"
+#include "rpc/transfer_token.h"
+#include "rpc/version.h"
+#include "server/array_service.h"
+#include "server/attach_service.h"
+#include "server/catalog_service.h"
+#include "server/catalogue.h"
+#include "server/cluster_service.h"
+#include "server/cluster_state.h"
+#include "server/compute_service.h"
+#include "server/local_store.h"
+#include "server/operation_service.h"
+#include "server/planner.h"
+#include "server/resolve_service.h"
+#include "server/sequencer.h"
+#include "server/session.h"
+#include "server/session_service.h"
+#include "server/sqlite_store.h"
+#include "server/transfers.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+#include "shardmesh/v1/catalog_service.pb.h"
+
+namespace shardmesh::server {
+namespace {
+
+constexpr std::string_view kDefaultMesh = "default";
+// Room between the epochs of one run and the next: no worker changes as often.
+constexpr int64_t kEpochsPerTerm = int64_t{1} << 32;
+// The same for the numbers of steps.
+constexpr int64_t kSequencesPerTerm = int64_t{1} << 40;
+
+class Server final : public CoordinatorServer {
+ public:
+  explicit Server(CoordinatorOptions options)
+      : options_(std::move(options)), metrics_("coordinator") {}
+  ~Server() override { Drain(absl::InfinitePast()); }
+
+  absl::Status Start();
+
+  int port() const override { return lifecycle_->port(); }
+  int http_port() const override { return endpoint_ == nullptr ? 0 : endpoint_->port(); }
+  const std::string& address() const override { return lifecycle_->address(); }
+  void Drain(absl::Time deadline) override;
+
+ private:
+  absl::Status OpenState();
+  void AddService(std::string_view name, std::unique_ptr<grpc::Service> service) {
+    services_.emplace_back(StrCat("shardmesh.v1.", name), std::move(service));
+  }
+  void AddStreamingService(std::string_view name, StreamingService service) {
+    AddService(name, std::move(service.service));
+    end_streams_.push_back(std::move(service.end_streams));
+  }
+  absl::Status DefineMesh();
+  absl::Status KeepMeshes();
+  void MeshesChanged(const std::vector<StatePublisher::Event>& events);
+  void MembershipChanged(const MembershipEvent& event);
+  void WriteRanks(const std::string& mesh_id, const MembershipView& view);
+  void SessionEnded(const EndedSession& session);
+  void ExportMetrics();
+
+  const CoordinatorOptions options_;
+  std::atomic<bool> draining_ = false;
+  rpc::Metrics metrics_;
+
+  // In the order in which they depend on one another; destroyed the other way round.
+  rpc::RealClock clock_;
+  std::unique_ptr<Store> store_;
+  std::unique_ptr<Catalogue> catalogue_;
+  std::unique_ptr<StatePublisher> publisher_;
+  std::unique_ptr<Membership> membership_;
+  std::unique_ptr<SessionTable> sessions_;
+  std::unique_ptr<Transfers> transfers_;
+  std::unique_ptr<AttachHub> hub_;
+  std::unique_ptr<Sequencer> sequencer_;
+  Planner planner_;
+  std::unique_ptr<WatchHandle> mesh_watch_;
+  std::vector<std::pair<std::string, std::unique_ptr<grpc::Service>>> services_;  // by full name
+  std::vector<std::function<void()>> end_streams_;
+  std::unique_ptr<rpc::ServerLifecycle> lifecycle_;
+  std::unique_ptr<rpc::MetricsEndpoint> endpoint_;
+};
+
+absl::Status Server::OpenState() {
+  if (options_.data_dir.empty()) {
+    store_ = CreateMemoryStore();
+  } else {
+    SHARDMESH_ASSIGN_OR_RETURN(store_, OpenSqliteStore({.folder = options_.data_dir}));
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(
+      catalogue_,
+      Catalogue::Open(store_.get(), &clock_, [this](const std::vector<std::string>& ids) {
+        if (hub_ != nullptr) {
+          hub_->Drop(ids);
+        }
+      }));
+  SHARDMESH_ASSIGN_OR_RETURN(publisher_,
+                             StatePublisher::Open(store_.get(), &clock_, &catalogue_->requests()));
+  const int64_t term = catalogue_->term();
+
+  MembershipOptions membership = options_.membership;
+  membership.first_epoch = term * kEpochsPerTerm;
+  membership_ = std::make_unique<Membership>(&clock_, membership);
+  sessions_ = std::make_unique<SessionTable>(
+      &clock_, [this](const EndedSession& session) { SessionEnded(session); });
+  transfers_ = std::make_unique<Transfers>(&clock_, catalogue_.get(), sessions_.get());
+  const std::string token_key = rpc::RandomBytes(rpc::kTokenKeyBytes);
+  hub_ = AttachHub::Create(membership_.get(), catalogue_.get(), publisher_.get(),
+                           {.cluster_id = catalogue_->cluster_id(),
+                            .term = term,
+                            .token_key = token_key,
+                            .build_version = std::string(rpc::BuildVersion()),
+                            .credentials = options_.credentials});
+  sequencer_ = std::make_unique<Sequencer>(
+      &clock_, hub_.get(),
+      Sequencer::Options{.term = term, .last_sequence = term * kSequencesPerTerm});
+  hub_->SetSequencer(sequencer_.get());
+  hub_->SetTileListener([this](std::string_view transfer_id, int64_t size_bytes) {
+    transfers_->TileStaged(transfer_id, size_bytes);
+  });
+  transfers_->SetSequencer(sequencer_.get());
+  membership_->AddListener([this](const MembershipEvent& event) { MembershipChanged(event); });
+
+  const ArrayContext context{.clock = &clock_,
+                             .publisher = publisher_.get(),
+                             .membership = membership_.get(),
+                             .hub = hub_.get(),
+                             .catalogue = catalogue_.get(),
+                             .sessions = sessions_.get(),
+                             .transfers = transfers_.get(),
+                             .token_key = token_key,
+                             .term = term};
+  AddService("ResolveService", MakeResolveService(publisher_.get(), &metrics_));
+  AddService("SessionService", MakeSessionService(sessions_.get()));
+  AddService("ArrayService", MakeArrayService(context));
+  AddService("ComputeService", MakeComputeService(context, &planner_, sequencer_.get(), &metrics_));
+  AddService("ClusterService",
+             MakeClusterService(context, {.cluster_id = catalogue_->cluster_id(),
+                                          .build_version = std::string(rpc::BuildVersion()),
+                                          .is_draining = [this] { return draining_.load(); }}));
+  AddStreamingService("CatalogService", MakeCatalogService(publisher_.get(), catalogue_.get()));
+  AddStreamingService("OperationService", MakeOperationService(&clock_, transfers_.get()));
+  end_streams_.push_back([this] { hub_->EndStreams(); });
+  return absl::OkStatus();
+}
+
+absl::Status Server::DefineMesh() {
+  if (!options_.mesh.has_value()) {
+    return absl::OkStatus();
+  }
+  const std::shared_ptr<const ClusterState> state = publisher_->shared_state();
+  if (const auto existing = state->FindMesh(kDefaultMesh); existing.ok()) {
+    if ((*existing)->mesh == *options_.mesh) {
+      return absl::OkStatus();
+    }
+    return absl::FailedPreconditionError(
+        StrCat("the mesh \"", kDefaultMesh, "\" in ", options_.data_dir, " is ",
+               (*existing)->mesh.ToString(), ", not ", options_.mesh->ToString(),
+               "; start without --mesh, or with another data folder"));
+  }
+  v1::EntryValue value;
+  rpc::Encode(rpc::MeshDefinition{.mesh = *options_.mesh, .workers = {}}, value.mutable_mesh());
+  absl::Status created;
+  absl::Notification done;
+  publisher_->Create({.request_id = "", .name = std::string(kDefaultMesh)},
+                     value.SerializeAsString(),
+                     [&](absl::StatusOr<std::shared_ptr<const Definition>> definition) {
+                       created = definition.status();
+                       done.Notify();
+                     });
+  done.WaitForNotification();
+  return created;
+}
+
+// The membership has the meshes of the catalog, now and from now on.
+absl::Status Server::KeepMeshes() {
+  const std::shared_ptr<const ClusterState> state = publisher_->shared_state();
+  for (const auto& [name, definition] : state->all(DefinitionKind::kMesh)) {
+    const auto& mesh = std::get<rpc::MeshDefinition>(definition->value);
+    SHARDMESH_RETURN_IF_ERROR(membership_->AddMesh(name, mesh.mesh.size(), mesh.workers));
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(
+      mesh_watch_, publisher_->Watch(store_->revision() + 1,
+                                     [this](const std::vector<StatePublisher::Event>& events) {
+                                       MeshesChanged(events);
+                                     }));
+  return absl::OkStatus();
+}
+
+void Server::MeshesChanged(const std::vector<StatePublisher::Event>& events) {
+  for (const StatePublisher::Event& event : events) {
+    if (event.kind != DefinitionKind::kMesh) {
+      continue;
+    }
+    const std::shared_ptr<const MembershipView> view = membership_->view();
+    const MeshRanks* ranks = view->FindMesh(event.name);
+    const rpc::MeshDefinition* mesh = nullptr;
+    if (event.definition != nullptr) {
+      mesh = &std::get<rpc::MeshDefinition>(event.definition->value);
+      // Ranks that were given here come back as a definition; then only the revision is new.
+      if (ranks != nullptr && ranks->size == mesh->mesh.size() &&
+          ranks->identities == mesh->workers) {
+        hub_->MembershipChanged();
+        continue;
+      }
+    }
+    absl::Status changed =
+        ranks == nullptr ? absl::OkStatus() : membership_->RemoveMesh(event.name);
+    if (mesh != nullptr) {
+      changed.Update(membership_->AddMesh(event.name, mesh->mesh.size(), mesh->workers));
+    }
+    if (!changed.ok()) {
+      rpc::LogError("a mesh's change was not taken over",
+                    {{"mesh", event.name}, {"error", changed}});
+    }
+  }
+}
+
+void Server::WriteRanks(const std::string& mesh_id, const MembershipView& view) {
+  const std::shared_ptr<const ClusterState> state = publisher_->shared_state();
+  const auto mesh = state->FindMesh(mesh_id);
+  const MeshRanks* ranks = view.FindMesh(mesh_id);
+  if (!mesh.ok() || ranks == nullptr || (*mesh)->workers == ranks->identities) {
+    return;
+  }
+  v1::EntryValue value;
+  rpc::Encode(rpc::MeshDefinition{.mesh = (*mesh)->mesh, .workers = ranks->identities},
+              value.mutable_mesh());
+  publisher_->Update({.request_id = "", .name = mesh_id}, value.SerializeAsString(),
+                     [mesh_id](absl::StatusOr<std::shared_ptr<const Definition>> written) {
+                       if (!written.ok()) {
+                         rpc::LogError("the ranks of a mesh could not be written down",
+                                       {{"mesh", mesh_id}, {"error", written.status()}});
+                       }
+                     });
+}
+
+void Server::MembershipChanged(const MembershipEvent& event) {
+  using Kind = MembershipEvent::Kind;
+  switch (event.kind) {
+    case Kind::kAttached:
+      sequencer_->WorkerAttached(event.identity, event.view->epoch);
+      break;
+    case Kind::kLost: {
+      const WorkerStatus* worker = event.view->FindWorker(event.identity);
+      rpc::LogWarning("worker lost",
+                      {{"identity", event.identity}, {"reason", worker->lost_because}});
+      sequencer_->WorkerLost(event.identity, event.view->epoch, worker->lost_because);
+      for (const auto& [mesh_id, ranks] : event.view->meshes) {
+        if (const auto rank = ranks.RankOf(event.identity); rank.has_value()) {
+          catalogue_->TilesLost(mesh_id, *rank);
+        }
+      }
+      break;
+    }
+    case Kind::kRanksAssigned:
+      WriteRanks(event.mesh_id, *event.view);
+      break;
+    case Kind::kDrainChanged:
+    case Kind::kMeshAdded:
+    case Kind::kMeshRemoved:
+      break;
+  }
+  hub_->MembershipChanged();
+}
+
+void Server::SessionEnded(const EndedSession& session) {
+  for (const std::string& transfer_id : session.transfers) {
+    transfers_->Abort(
+        transfer_id, absl::CancelledError(
+                         StrCat("its session ", session.id,
+                                session.end == SessionEnd::kExpired ? " expired" : " was closed")));
+  }
+  for (const std::string& array_id : session.arrays) {
+    catalogue_->Unpin(array_id);
+  }
+}
+
+void Server::ExportMetrics() {
+  const rpc::Gauge epoch =
+      metrics_.AddGauge("shardmesh_epoch", "Version of who is alive; rises with each change.");
+  const rpc::Gauge term =
+      metrics_.AddGauge("shardmesh_term", "The coordinator's leadership version.");
+  term.Set(static_cast<double>(catalogue_->term()));
+  const rpc::Gauge sessions = metrics_.AddGauge("shardmesh_sessions", "Open sessions.");
+  const rpc::Gauge revision =
+      metrics_.AddGauge("shardmesh_store_revision", "Revision of the durable state.");
+  std::map<WorkerState, rpc::Gauge> workers;
+  for (const auto& [state, label] :
+       {std::pair(WorkerState::kAttached, "attached"),
+        std::pair(WorkerState::kDraining, "draining"), std::pair(WorkerState::kLost, "lost")}) {
+    workers.emplace(
+        state, metrics_.AddGauge("shardmesh_workers", "Workers by state.", {{"state", label}}));
+  }
+  metrics_.OnScrape([this, epoch, sessions, revision, workers] {
+    const std::shared_ptr<const MembershipView> view = membership_->view();
+    epoch.Set(static_cast<double>(view->epoch));
+    sessions.Set(static_cast<double>(sessions_->List().size()));
+    revision.Set(static_cast<double>(store_->revision()));
+    std::map<WorkerState, int> counts;
+    for (const auto& [identity, worker] : view->workers) {
+      ++counts[worker.state];
+    }
+    for (const auto& [state, gauge] : workers) {
+      gauge.Set(counts[state]);
+    }
+  });
+}
+
+absl::Status Server::Start() {
+  SHARDMESH_RETURN_IF_ERROR(OpenState());
+  SHARDMESH_RETURN_IF_ERROR(DefineMesh());
+  SHARDMESH_RETURN_IF_ERROR(KeepMeshes());
+  ExportMetrics();
+  std::vector<rpc::NamedService> services = {{"shardmesh.v1.AttachService", hub_->service()}};
+  for (const auto& [name, service] : services_) {
+    services.push_back({name, service.get()});
+  }
+  rpc::ServerOptions server;
+  server.address = options_.listen_address;
+  server.credentials = options_.credentials;
+  server.insecure = options_.insecure;
+  server.metrics = &metrics_;
+  server.on_drain = [this] {
+    for (const auto& end : end_streams_) {
+      end();
+    }
+  };
+  SHARDMESH_ASSIGN_OR_RETURN(lifecycle_, rpc::ServerLifecycle::Start(server, services));
+  if (!options_.http_address.empty()) {
+    SHARDMESH_ASSIGN_OR_RETURN(
+        endpoint_, rpc::MetricsEndpoint::Start(metrics_, options_.http_address, options_.insecure));
+  }
+  lifecycle_->SetReady(true);
+  rpc::LogInfo("coordinator serves", {{"address", lifecycle_->address()},
+                                      {"cluster", catalogue_->cluster_id()},
+                                      {"term", catalogue_->term()}});
+  return absl::OkStatus();
+}
+
+void Server::Drain(absl::Time deadline) {
+  if (draining_.exchange(true)) {
+    return;
+  }
+  endpoint_.reset();
+  if (lifecycle_ != nullptr) {
+    lifecycle_->Drain(deadline);
+  }
+  mesh_watch_.reset();
+  if (transfers_ != nullptr) {
+    transfers_->Stop();
+  }
+  sequencer_.reset();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Start(
+    CoordinatorOptions options) {
+  auto server = std::make_unique<Server>(std::move(options));
+  SHARDMESH_RETURN_IF_ERROR(server->Start());
+  return server;
+}
+
+}  // namespace shardmesh::server

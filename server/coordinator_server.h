@@ -1,0 +1,50 @@
+// The coordinator as a whole: its state, its services, and how they are wired.
+#ifndef SHARDMESH_SERVER_COORDINATOR_SERVER_H_
+#define SHARDMESH_SERVER_COORDINATOR_SERVER_H_
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "rpc/credentials.h"
+#include "server/membership.h"
+#include "sharding/mesh.h"
+
+namespace shardmesh::server {
+
+struct CoordinatorOptions {
+  std::string listen_address = "127.0.0.1:7070";  // port 0: a free one
+  std::string http_address = "127.0.0.1:7071";    // of the metrics; empty: none
+  // Where state is kept; empty: in memory, gone with the process.
+  std::string data_dir;
+  // Defines the mesh "default" if there is none yet; if there is one, it must be this.
+  std::optional<Mesh> mesh;
+  bool insecure = false;  // allows plaintext beyond loopback
+  rpc::Credentials credentials = rpc::Credentials::Insecure();
+  MembershipOptions membership;
+};
+
+// Serves from Start to Drain. Thread-safe.
+class CoordinatorServer {
+ public:
+  // Opens the state, binds, and serves. Errors name what could not be had: those of
+  // OpenSqliteStore, Catalogue::Open and ServerLifecycle::Start; FAILED_PRECONDITION where the
+  // mesh "default" is defined otherwise.
+  static absl::StatusOr<std::unique_ptr<CoordinatorServer>> Start(CoordinatorOptions options);
+  // Stops at once if Drain was not called.
+  virtual ~CoordinatorServer() = default;
+
+  virtual int port() const = 0;
+  virtual int http_port() const = 0;  // 0: none
+  virtual const std::string& address() const = 0;
+
+  // Not serving, refuses new calls, lets running ones finish until `deadline`, then ends them.
+  virtual void Drain(absl::Time deadline) = 0;
+};
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_COORDINATOR_SERVER_H_

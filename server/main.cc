@@ -1,0 +1,71 @@
+// The program shardmesh-coordinator.
+#include <cstdio>
+#include <optional>
+#include <string>
+
+#include "absl/time/clock.h"
+#include "rpc/flags.h"
+#include "rpc/log.h"
+#include "rpc/signal.h"
+#include "server/coordinator_server.h"
+#include "sharding/mesh.h"
+
+namespace shardmesh::server {
+namespace {
+
+int Main(int argc, char** argv) {
+  rpc::StopSignal stop;
+  CoordinatorOptions options;
+  std::string mesh;
+  rpc::LogOptions log;
+  absl::Duration grace = absl::Seconds(10);
+  rpc::FlagSet flags("shardmesh-coordinator",
+                     "Answers which device holds which piece of which tensor, and directs the "
+                     "workers that hold them.");
+  flags.AddText("listen", "HOST:PORT", "where to serve; port 0 takes a free one",
+                &options.listen_address);
+  flags.AddText("http-listen", "HOST:PORT", "where to serve metrics; empty for nowhere",
+                &options.http_address);
+  flags.AddText("data-dir", "FOLDER", "where to keep state; empty keeps it in memory",
+                &options.data_dir);
+  flags.AddText("mesh", "AXIS=SIZE,...", "defines the mesh \"default\" if there is none yet",
+                &mesh);
+  flags.AddDuration("heartbeat-interval", "how often workers show that they live",
+                    &options.membership.heartbeat_interval);
+  flags.AddDuration("lost-after", "how long a worker may be silent until it counts as lost",
+                    &options.membership.lost_after);
+  flags.AddDuration("grace", "how long running calls may go on when stopping", &grace);
+  flags.AddSwitch("insecure", "allow plaintext beyond this host", &options.insecure);
+  flags.AddLog(&log);
+  if (const std::optional<int> code = flags.ParseMain(argc, argv); code.has_value()) {
+    return *code;
+  }
+  rpc::ConfigureLog(log);
+  if (!mesh.empty()) {
+    absl::StatusOr<Mesh> parsed = Mesh::Parse(mesh);
+    if (!parsed.ok()) {
+      std::fprintf(stderr, "shardmesh-coordinator: --mesh %s: %s\n", mesh.c_str(),
+                   std::string(parsed.status().message()).c_str());
+      return rpc::FlagSet::kWrongUse;
+    }
+    options.mesh = *std::move(parsed);
+  }
+
+  const auto server = CoordinatorServer::Start(std::move(options));
+  if (!server.ok()) {
+    std::fprintf(stderr, "shardmesh-coordinator: %s\n",
+                 std::string(server.status().message()).c_str());
+    return rpc::FlagSet::kFailed;
+  }
+  std::printf("shardmesh-coordinator listening on %s\n", (*server)->address().c_str());
+  std::fflush(stdout);
+  const int signal = stop.Wait();
+  rpc::LogInfo("stopping", {{"signal", signal}, {"grace", grace}});
+  (*server)->Drain(absl::Now() + grace);
+  return rpc::FlagSet::kDone;
+}
+
+}  // namespace
+}  // namespace shardmesh::server
+
+int main(int argc, char** argv) { return shardmesh::server::Main(argc, argv); }

@@ -1,0 +1,26 @@
+// Serves shardmesh.v1.ResolveService from the newest snapshot of the definitions.
+#ifndef SHARDMESH_SERVER_RESOLVE_SERVICE_H_
+#define SHARDMESH_SERVER_RESOLVE_SERVICE_H_
+
+#include <memory>
+
+#include "server/cluster_state.h"
+
+namespace grpc {
+class Service;
+}  // namespace grpc
+
+namespace shardmesh::rpc {
+class Metrics;
+}  // namespace shardmesh::rpc
+
+namespace shardmesh::server {
+
+// Thread-safe. `publisher` and `metrics` (corrections by reason are counted there; may be null)
+// outlive the service.
+std::unique_ptr<grpc::Service> MakeResolveService(const StatePublisher* publisher,
+                                                  rpc::Metrics* metrics);
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_RESOLVE_SERVICE_H_

@@ -1,0 +1,106 @@
+// Leases on the wire: open, renew, close.
+#include "server/session_service.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <map>
+#include <string>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "rpc/field_check.h"
+#include "rpc/status.h"
+#include "rpc/time_codec.h"
+#include "sharding/reason.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+#include "shardmesh/v1/session_service.grpc.pb.h"
+
+namespace shardmesh::server {
+namespace {
+
+constexpr absl::Duration kMinTtl = absl::Seconds(1);
+constexpr absl::Duration kMaxTtl = absl::Hours(1);
+constexpr size_t kMaxClientNameBytes = 255;
+
+class SessionService final : public v1::SessionService::CallbackService {
+ public:
+  explicit SessionService(SessionTable* sessions) : sessions_(sessions) {}
+
+  grpc::ServerUnaryReactor* OpenSession(grpc::CallbackServerContext* context,
+                                        const v1::OpenSessionRequest* request,
+                                        v1::OpenSessionResponse* response) override {
+    return Answer(context, Open(*request, response));
+  }
+  grpc::ServerUnaryReactor* RenewSession(grpc::CallbackServerContext* context,
+                                         const v1::RenewSessionRequest* request,
+                                         v1::RenewSessionResponse* response) override {
+    const absl::StatusOr<Session> session = sessions_->Renew(request->session_id());
+    if (session.ok()) {
+      rpc::Encode(session->ttl, response->mutable_ttl());
+    }
+    return Answer(context, session.status());
+  }
+  grpc::ServerUnaryReactor* CloseSession(grpc::CallbackServerContext* context,
+                                         const v1::CloseSessionRequest* request,
+                                         v1::CloseSessionResponse*) override {
+    const absl::Status closed = sessions_->Close(request->session_id());
+    return Answer(context, absl::IsNotFound(closed) ? absl::OkStatus() : closed);
+  }
+
+ private:
+  static grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context,
+                                          const absl::Status& status) {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    reactor->Finish(rpc::ToGrpc(status));
+    return reactor;
+  }
+
+  absl::Status Open(const v1::OpenSessionRequest& request, v1::OpenSessionResponse* response) {
+    SHARDMESH_RETURN_IF_ERROR(rpc::CheckRequestId(request.request_id(), "request_id"));
+    if (request.client_name().size() > kMaxClientNameBytes) {
+      return rpc::BadField("client_name", StrCat("has ", request.client_name().size(),
+                                                 " bytes; at most ", kMaxClientNameBytes));
+    }
+    absl::Duration ttl = absl::ZeroDuration();  // the table's default
+    if (request.has_ttl()) {
+      SHARDMESH_ASSIGN_OR_RETURN(ttl, rpc::Decode(request.ttl()));
+      if (ttl < kMinTtl || ttl > kMaxTtl) {
+        return rpc::BadField(
+            "ttl", StrCat("is ", absl::FormatDuration(ttl), "; it must be ",
+                          absl::FormatDuration(kMinTtl), " to ", absl::FormatDuration(kMaxTtl)));
+      }
+    }
+    // A repeated request gets its session as long as that lives: sessions end with the process, and
+    // so does this memory of them.
+    absl::MutexLock lock(&mutex_);
+    if (const auto opened = opened_.find(request.request_id()); opened != opened_.end()) {
+      if (const absl::StatusOr<Session> session = sessions_->Renew(opened->second); session.ok()) {
+        return Encode(*session, response);
+      }
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(const Session session, sessions_->Open(request.client_name(), ttl));
+    std::erase_if(opened_, [this](const auto& each) { return !sessions_->Get(each.second).ok(); });
+    opened_[request.request_id()] = session.id;
+    return Encode(session, response);
+  }
+
+  static absl::Status Encode(const Session& session, v1::OpenSessionResponse* response) {
+    response->set_session_id(session.id);
+    rpc::Encode(session.ttl, response->mutable_ttl());
+    return absl::OkStatus();
+  }
+
+  SessionTable* const sessions_;
+  absl::Mutex mutex_;
+  std::map<std::string, std::string> opened_ ABSL_GUARDED_BY(mutex_);  // session by request id
+};
+
+}  // namespace
+
+std::unique_ptr<grpc::Service> MakeSessionService(SessionTable* sessions) {
+  return std::make_unique<SessionService>(sessions);
+}
+
+}  // namespace shardmesh::server

@@ -1,0 +1,310 @@
+// Puts from their beginning to their commit or abort.
+#include "server/transfers.h"
+
+#include <utility>
+
+#include "absl/strings/str_split.h"
+#include "rpc/digest.h"
+#include "server/random_id.h"
+#include "sharding/reason.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+
+namespace shardmesh::server {
+namespace {
+
+absl::Status NoTransfer(std::string_view transfer_id) {
+  return WithReason(absl::NotFoundError(StrCat("there is no transfer \"", transfer_id,
+                                               "\"; it may have ended long ago")),
+                    Reason::kNotFound);
+}
+
+// Bytes of all tiles of an array, replicas included.
+absl::StatusOr<int64_t> TileBytes(const ArrayDefinition& array) {
+  SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, array.descriptor.Tiling());
+  SHARDMESH_ASSIGN_OR_RETURN(const int64_t bytes, array.descriptor.SizeBytes());
+  return bytes * tiling.replica_count();
+}
+
+// What RequestMemory keeps of a commit: its durability, and a line for each array.
+std::string EncodeAnswer(const TransferResult& result) {
+  return StrCat(static_cast<int>(result.durability), "\n", StrJoin(result.array_ids, "\n"));
+}
+
+TransferResult DecodeAnswer(const RememberedAnswer& answer) {
+  TransferResult result;
+  result.array_ids = absl::StrSplit(answer.bytes, '\n');
+  result.durability = result.array_ids.front() == "1" ? Durability::kDisk : Durability::kMemory;
+  result.array_ids.erase(result.array_ids.begin());
+  result.revision = answer.revision;
+  return result;
+}
+
+}  // namespace
+
+Transfers::Transfers(rpc::Clock* clock, Catalogue* catalogue, SessionTable* sessions)
+    : clock_(clock),
+      catalogue_(catalogue),
+      sessions_(sessions),
+      give_up_alarm_(std::make_unique<rpc::Alarm>(clock, [this] { AbortOverdue(); })) {}
+
+absl::Status Transfers::CheckVersion(const PutItem& item) const {
+  if (item.name.empty() || !item.expected_version.has_value()) {
+    return absl::OkStatus();
+  }
+  const absl::StatusOr<NameEntry> name = catalogue_->FindName(item.name);
+  const int64_t version = name.ok() ? name->version : 0;
+  if (version == *item.expected_version) {
+    return absl::OkStatus();
+  }
+  return WithReason(
+      absl::AbortedError(StrCat("the name \"", item.name, "\" is at version ", version, ", not ",
+                                *item.expected_version, "; describe it and decide again")),
+      Reason::kVersionMismatch);
+}
+
+absl::StatusOr<std::string> Transfers::Begin(const std::string& session_id,
+                                             const std::string& mesh_id,
+                                             const std::vector<std::string>& identities,
+                                             std::vector<PutItem> items) {
+  auto transfer = std::make_shared<Transfer>();
+  TransferProgress& progress = transfer->progress;
+  progress.transfer_id = RandomId();
+  progress.session_id = session_id;
+  progress.description = StrCat("put of ", items.size(), " tensors on mesh \"", mesh_id, "\"");
+  progress.total_tiles = static_cast<int64_t>(items.size() * identities.size());
+  progress.started = clock_->Now();
+  for (const PutItem& item : items) {
+    SHARDMESH_RETURN_IF_ERROR(CheckVersion(item));
+    SHARDMESH_ASSIGN_OR_RETURN(const int64_t bytes, TileBytes(item.definition));
+    progress.total_bytes += bytes;
+  }
+  transfer->items = std::move(items);
+  const std::string transfer_id = progress.transfer_id;
+  SHARDMESH_RETURN_IF_ERROR(sessions_->AddTransfer(session_id, transfer_id));
+
+  absl::Status status;
+  for (const PutItem& item : transfer->items) {
+    status = catalogue_->Stage(item.definition);
+    transfer->result.array_ids.push_back(item.definition.descriptor.array_id);
+    if (status.ok() && item.name.empty()) {
+      const absl::StatusOr<bool> pinned =
+          sessions_->PinArray(session_id, item.definition.descriptor.array_id);
+      status = pinned.ok() ? catalogue_->Pin(item.definition.descriptor.array_id) : pinned.status();
+    }
+    if (!status.ok()) {
+      break;
+    }
+  }
+  if (status.ok()) {
+    {
+      absl::MutexLock lock(&mutex_);
+      Forget();
+      transfers_.emplace(transfer_id, transfer);
+    }
+    TransferRequest request{.transfer_id = transfer_id,
+                            .op = "put",
+                            .mesh_id = mesh_id,
+                            .participants = {},
+                            .timeout = kTimeout,
+                            .commit = {}};
+    for (size_t rank = 0; rank < identities.size(); ++rank) {
+      request.participants.push_back(
+          {.rank = static_cast<int64_t>(rank),
+           .identity = identities[rank],
+           .expected_tiles = static_cast<int64_t>(transfer->items.size())});
+    }
+    request.commit = [this, transfer](const WorkOutcome& outcome,
+                                      absl::AnyInvocable<void(absl::Status) &&> decided) {
+      CommitCatalogue(transfer, outcome, std::move(decided));
+    };
+    status = sequencer_->BeginTransfer(
+        std::move(request),
+        [this, transfer](const WorkOutcome& outcome) { End(transfer, outcome.status); });
+  }
+  if (!status.ok()) {
+    End(transfer, status);
+    return status;
+  }
+  return transfer_id;
+}
+
+void Transfers::CommitCatalogue(const TransferPtr& transfer, const WorkOutcome& outcome,
+                                absl::AnyInvocable<void(absl::Status) &&> decided) {
+  CommitRequest request;
+  bool on_disk = true;
+  for (const PutItem& item : transfer->items) {
+    ArrayCommit commit{.array_id = item.definition.descriptor.array_id,
+                       .durability = Durability::kDisk,
+                       .tile_crc32c = std::vector<uint32_t>(outcome.ranks.size())};
+    request.arrays.push_back(std::move(commit));
+    if (!item.name.empty()) {
+      request.moves.push_back({.name = item.name,
+                               .array_id = item.definition.descriptor.array_id,
+                               .expected_version = item.expected_version});
+    }
+  }
+  std::map<std::string_view, ArrayCommit*> by_id;
+  for (ArrayCommit& commit : request.arrays) {
+    by_id.emplace(commit.array_id, &commit);
+  }
+  for (const RankResult& rank : outcome.ranks) {
+    for (const StagedTileReport& tile : rank.tiles) {
+      const auto found = by_id.find(tile.array_id);
+      if (found == by_id.end()) {
+        return std::move(decided)(
+            absl::InternalError(StrCat("rank ", rank.participant.rank, " staged a tile of array ",
+                                       tile.array_id, ", which is not of this transfer")));
+      }
+      found->second->tile_crc32c[static_cast<size_t>(rank.participant.rank)] = tile.crc32c;
+      if (!tile.on_disk) {
+        found->second->durability = Durability::kMemory;
+        on_disk = false;
+      }
+    }
+  }
+  {
+    absl::MutexLock lock(&mutex_);
+    request.request_id = std::exchange(transfer->request_id, {});
+    transfer->result.durability = on_disk ? Durability::kDisk : Durability::kMemory;
+  }
+  request.answer = EncodeAnswer(transfer->result);
+  catalogue_->Commit(std::move(request), [this, transfer, decided = std::move(decided)](
+                                             absl::StatusOr<CommitResult> committed) mutable {
+    if (committed.ok()) {
+      absl::MutexLock lock(&mutex_);
+      transfer->result.revision = committed->revision;
+    }
+    std::move(decided)(committed.status());
+  });
+}
+
+void Transfers::End(const TransferPtr& transfer, const absl::Status& status) {
+  std::vector<CommitCallback> waiting;
+  std::string request_id;
+  TransferResult result;
+  {
+    absl::MutexLock lock(&mutex_);
+    transfer->progress.ended = true;
+    transfer->progress.status = status;
+    transfer->progress.finished = clock_->Now();
+    waiting = std::move(transfer->waiting);
+    request_id = std::exchange(transfer->request_id, {});
+    result = transfer->result;
+    ended_.push_back(transfer);
+  }
+  if (!status.ok()) {
+    for (const std::string& array_id : result.array_ids) {
+      if (const auto unpinned = sessions_->UnpinArray(transfer->progress.session_id, array_id);
+          unpinned.ok() && *unpinned) {
+        catalogue_->Unpin(array_id);
+      }
+    }
+    catalogue_->Discard(result.array_ids);
+    if (!request_id.empty()) {
+      catalogue_->requests().Abandon(request_id);
+    }
+  }
+  sessions_->RemoveTransfer(transfer->progress.session_id, transfer->progress.transfer_id);
+  for (CommitCallback& callback : waiting) {
+    std::move(callback)(status.ok() ? absl::StatusOr<TransferResult>(result) : status);
+  }
+}
+
+void Transfers::Commit(std::string_view transfer_id, std::string request_id, absl::Time give_up,
+                       CommitCallback callback) {
+  const auto remembered =
+      catalogue_->requests().Begin(request_id, rpc::Sha256(StrCat("commit ", transfer_id)));
+  if (!remembered.ok()) {
+    return std::move(callback)(remembered.status());
+  }
+  absl::StatusOr<TransferResult> ended = NoTransfer(transfer_id);
+  bool is_live = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (const TransferPtr transfer = Find(transfer_id); transfer != nullptr) {
+      if (!transfer->progress.ended) {
+        is_live = true;
+        transfer->waiting.push_back(std::move(callback));
+        if (!remembered->has_value()) {
+          transfer->request_id = std::move(request_id);
+        }
+        give_up_.emplace(give_up, transfer_id);
+      } else if (transfer->progress.status.ok()) {
+        ended = transfer->result;
+      } else {
+        ended = transfer->progress.status;
+      }
+    } else if (remembered->has_value()) {
+      ended = DecodeAnswer(**remembered);
+    }
+  }
+  if (!is_live) {
+    if (!remembered->has_value()) {
+      catalogue_->requests().Abandon(request_id);
+    }
+    return std::move(callback)(std::move(ended));
+  }
+  give_up_alarm_->SetNoLaterThan(give_up);
+  // Of a transfer that ended meanwhile the callback has heard.
+  sequencer_->CommitTransfer(transfer_id).IgnoreError();
+}
+
+void Transfers::Abort(std::string_view transfer_id, absl::Status reason) {
+  // Of one that has ended there is nothing to abort.
+  sequencer_->AbortTransfer(transfer_id, std::move(reason)).IgnoreError();
+}
+
+void Transfers::AbortOverdue() {
+  std::vector<std::string> overdue;
+  absl::Time next = absl::InfiniteFuture();
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto due = give_up_.upper_bound(clock_->Now());
+    for (auto each = give_up_.begin(); each != due; ++each) {
+      overdue.push_back(std::move(each->second));
+    }
+    give_up_.erase(give_up_.begin(), due);
+    if (!give_up_.empty()) {
+      next = give_up_.begin()->first;
+    }
+  }
+  for (const std::string& transfer_id : overdue) {
+    Abort(transfer_id, WithReason(absl::DeadlineExceededError(StrCat(
+                                      "tiles of transfer ", transfer_id,
+                                      " were still missing at the commit's deadline; put again")),
+                                  Reason::kDeadline));
+  }
+  give_up_alarm_->SetNoLaterThan(next);
+}
+
+void Transfers::TileStaged(std::string_view transfer_id, int64_t size_bytes) {
+  absl::MutexLock lock(&mutex_);
+  if (const TransferPtr transfer = Find(transfer_id); transfer != nullptr) {
+    ++transfer->progress.staged_tiles;
+    transfer->progress.staged_bytes += size_bytes;
+  }
+}
+
+absl::StatusOr<TransferProgress> Transfers::Progress(std::string_view transfer_id) const {
+  absl::MutexLock lock(&mutex_);
+  if (const TransferPtr transfer = Find(transfer_id); transfer != nullptr) {
+    return transfer->progress;
+  }
+  return NoTransfer(transfer_id);
+}
+
+Transfers::TransferPtr Transfers::Find(std::string_view transfer_id) const {
+  const auto found = transfers_.find(transfer_id);
+  return found == transfers_.end() ? nullptr : found->second;
+}
+
+void Transfers::Forget() {
+  const absl::Time oldest = clock_->Now() - kRememberFor;
+  while (!ended_.empty() && ended_.front()->progress.finished < oldest) {
+    transfers_.erase(ended_.front()->progress.transfer_id);
+    ended_.pop_front();
+  }
+}
+
+}  // namespace shardmesh::server

@@ -1,0 +1,136 @@
+// The puts under way and those that ended lately.
+#ifndef SHARDMESH_SERVER_TRANSFERS_H_
+#define SHARDMESH_SERVER_TRANSFERS_H_
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "rpc/clock.h"
+#include "server/catalogue.h"
+#include "server/sequencer.h"
+#include "server/session.h"
+
+namespace shardmesh::server {
+
+// An array that a put is to make.
+struct PutItem {
+  ArrayDefinition definition;
+  std::string name;                         // empty: none; the session then pins the array
+  std::optional<int64_t> expected_version;  // of the name; see NameMove
+};
+
+// How far a put is.
+struct TransferProgress {
+  std::string transfer_id;
+  std::string session_id;
+  std::string description;
+  // Running, or ended with `status`: CANCELLED where its owner ended it.
+  bool ended = false;
+  absl::Status status;
+  int64_t staged_tiles = 0;
+  int64_t total_tiles = 0;
+  int64_t staged_bytes = 0;
+  int64_t total_bytes = 0;  // of all tiles, replicas included
+  absl::Time started;
+  absl::Time finished = absl::InfiniteFuture();
+};
+
+// What a put came to.
+struct TransferResult {
+  std::vector<std::string> array_ids;  // in the order of its items
+  Revision revision = 0;
+  Durability durability = Durability::kMemory;
+};
+
+// A put goes: Begin -> tiles are staged -> Commit -> committed; from each state but the last it is
+// aborted by Abort, the loss of a worker, its session's end, or time. Then nothing of it remains.
+//
+// Thread-safe. Callbacks run without a lock. Everything given outlives this object but for the
+// sequencer, which ends what is live when it is destroyed: call Stop before that, and destroy this
+// after it.
+class Transfers {
+ public:
+  using CommitCallback = absl::AnyInvocable<void(absl::StatusOr<TransferResult>) &&>;
+
+  // How long tiles of a put may arrive; its tokens hold as long.
+  static constexpr absl::Duration kTimeout = absl::Hours(1);
+  // How long the outcome of a put is remembered.
+  static constexpr absl::Duration kRememberFor = absl::Minutes(10);
+
+  Transfers(rpc::Clock* clock, Catalogue* catalogue, SessionTable* sessions);
+
+  // Before anything else.
+  void SetSequencer(Sequencer* sequencer) { sequencer_ = sequencer; }
+  // No commit gives up by itself any more.
+  void Stop() { give_up_alarm_.reset(); }
+
+  // Stages the arrays and waits for their tiles from every rank in `identities` (by rank); returns
+  // the transfer's id. Errors: those of Catalogue::Stage, SessionTable and
+  // Sequencer::BeginTransfer; ABORTED (VERSION_MISMATCH) for a name that is not at the expected
+  // version already.
+  absl::StatusOr<std::string> Begin(const std::string& session_id, const std::string& mesh_id,
+                                    const std::vector<std::string>& identities,
+                                    std::vector<PutItem> items);
+
+  // Everything was sent: commits when the last tile is reported. `callback` hears of the end, also
+  // if it came before. `give_up` is when tiles that are still missing abort the transfer.
+  // `request_id` as in RequestMemory. NOT_FOUND where there is no such transfer.
+  void Commit(std::string_view transfer_id, std::string request_id, absl::Time give_up,
+              CommitCallback callback);
+
+  // Nothing if it has ended or never was.
+  void Abort(std::string_view transfer_id, absl::Status reason);
+
+  // A rank reported a tile.
+  void TileStaged(std::string_view transfer_id, int64_t size_bytes);
+
+  // NOT_FOUND: no such transfer, or it ended more than kRememberFor ago.
+  absl::StatusOr<TransferProgress> Progress(std::string_view transfer_id) const;
+
+ private:
+  struct Transfer {
+    TransferProgress progress;
+    std::vector<PutItem> items;
+    std::string request_id;  // of the commit
+    TransferResult result;
+    std::vector<CommitCallback> waiting;
+  };
+  using TransferPtr = std::shared_ptr<Transfer>;
+
+  absl::Status CheckVersion(const PutItem& item) const;
+  void CommitCatalogue(const TransferPtr& transfer, const WorkOutcome& outcome,
+                       absl::AnyInvocable<void(absl::Status) &&> decided);
+  void End(const TransferPtr& transfer, const absl::Status& status);
+  void AbortOverdue();
+  void Forget() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  TransferPtr Find(std::string_view transfer_id) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+
+  rpc::Clock* const clock_;
+  Catalogue* const catalogue_;
+  SessionTable* const sessions_;
+  Sequencer* sequencer_ = nullptr;
+
+  mutable absl::Mutex mutex_;
+  // What the pointers lead to is guarded too.
+  std::map<std::string, TransferPtr, std::less<>> transfers_ ABSL_GUARDED_BY(mutex_);
+  std::deque<TransferPtr> ended_ ABSL_GUARDED_BY(mutex_);  // oldest first
+  std::multimap<absl::Time, std::string> give_up_ ABSL_GUARDED_BY(mutex_);
+
+  std::unique_ptr<rpc::Alarm> give_up_alarm_;  // last: its destructor waits for AbortOverdue
+};
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_TRANSFERS_H_
