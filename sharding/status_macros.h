@@ -8,14 +8,15 @@
 #include "absl/status/statusor.h"
 
 // Evaluates an absl::Status expression once and returns it from the function if it is an error.
-#define SHARDMESH_RETURN_IF_ERROR(expr)                                    \
-  do {                                                                     \
+#define SHARDMESH_RETURN_IF_ERROR(expr)                                     \
+  do {                                                                      \
     if (::absl::Status shardmesh_status = (expr); !shardmesh_status.ok()) { \
-      return shardmesh_status;                                             \
-    }                                                                      \
+      return shardmesh_status;                                              \
+    }                                                                       \
   } while (false)
 
-// SHARDMESH_ASSIGN_OR_RETURN(auto mesh, Mesh::Create(...)); assigns the value, or returns the error.
+// SHARDMESH_ASSIGN_OR_RETURN(auto mesh, Mesh::Create(...)); assigns the value, or returns the
+// error.
 #define SHARDMESH_ASSIGN_OR_RETURN(lhs, expr) \
   SHARDMESH_ASSIGN_OR_RETURN_IMPL_(SHARDMESH_CONCAT_(shardmesh_result_, __LINE__), lhs, expr)
 

@@ -419,7 +419,8 @@ TEST(PlanTest, RefusesMalformedPrograms) {
   const ValueDescriptor matrix = Value({4, 4}, PartitionSpec());
   EXPECT_EQ(plan_of({.operand_count = 2, .ops = {}, .outputs = {}}, matrix), Reason::kBadField);
   EXPECT_EQ(plan_of({.operand_count = 1, .ops = {}, .outputs = {0}}, matrix), Reason::kBadField);
-  EXPECT_EQ(plan_of({.operand_count = 1, .ops = {ReshardOp{.input = 1, .spec = {}}}, .outputs = {}}, matrix),
+  EXPECT_EQ(plan_of({.operand_count = 1, .ops = {ReshardOp{.input = 1, .spec = {}}}, .outputs = {}},
+                    matrix),
             Reason::kBadField);
   EXPECT_EQ(
       plan_of(
