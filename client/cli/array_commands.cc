@@ -1,0 +1,311 @@
+// load, ls, get, describe, rm: tensors that lie on the workers.
+#include <algorithm>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "client/cli/command_line.h"
+#include "client/cli/commands.h"
+#include "client/cli/grammar.h"
+#include "client/cli/placement.h"
+#include "client/cli/progress_bar.h"
+#include "client/cli/table.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+#include "sharding/tile.h"
+#include "tensor/dtype.h"
+
+namespace shardmesh::client {
+namespace {
+
+std::string_view StateName(ArrayState state) {
+  switch (state) {
+    case ArrayState::kAvailable:
+      return "available";
+    case ArrayState::kDegraded:
+      return "degraded";
+    case ArrayState::kUnknown:
+      break;
+  }
+  return "unknown";
+}
+
+std::string_view DurabilityName(Durability durability) {
+  switch (durability) {
+    case Durability::kMemory:
+      return "memory";
+    case Durability::kDisk:
+      return "disk";
+    case Durability::kUnknown:
+      break;
+  }
+  return "unknown";
+}
+
+Json ArrayJson(const Array& array) {
+  return {{"name", array.name},
+          {"version", array.name_version},
+          {"array_id", array.descriptor.array_id},
+          {"dtype", std::string(DtypeName(array.descriptor.dtype))},
+          {"shape", ShapeJson(array.descriptor.shape)},
+          {"spec", SpecJson(array.descriptor.spec)},
+          {"requested_spec",
+           array.requested_spec.has_value() ? SpecJson(*array.requested_spec) : Json(nullptr)},
+          {"corrections", CorrectionsJson(array.corrections)},
+          {"mesh", array.descriptor.mesh_id},
+          {"size_bytes", array.size_bytes},
+          {"state", std::string(StateName(array.state))},
+          {"missing_ranks", array.missing_ranks},
+          {"durability", std::string(DurabilityName(array.durability))}};
+}
+
+struct LoadFlags {
+  std::string checkpoint;
+  std::string rules;
+  std::string mesh;
+  bool strict = false;
+  bool release_first = false;
+  bool quiet = false;
+};
+
+absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
+  SHARDMESH_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(flags.checkpoint));
+  SHARDMESH_ASSIGN_OR_RETURN(const RuleSetSelector rules, SelectRules(flags.rules));
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+
+  TreeQuestion question;
+  question.rules = rules;
+  question.strict = flags.strict;
+  if (!flags.mesh.empty()) {
+    question.mesh = flags.mesh;
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const Placement placement,
+                             AskPlacement(client.get(), checkpoint, question));
+  if (!invocation.json && !flags.quiet) {
+    PrintPlacement(placement);
+    std::cout << std::endl;
+  }
+
+  PutOptions options;
+  options.mesh = flags.mesh;
+  options.rules = rules;
+  options.strict = flags.strict;
+  options.release_first = flags.release_first;
+  const absl::Time start = absl::Now();
+  absl::StatusOr<PutResult> result;
+  {
+    ProgressBar bar("loading");
+    options.progress = [&bar](int64_t done, int64_t total) { bar.Show(done, total); };
+    result = client->LoadCheckpoint(checkpoint, options);
+  }
+  SHARDMESH_RETURN_IF_ERROR(result.status());
+  const absl::Duration time = absl::Now() - start;
+
+  if (invocation.json) {
+    Json json = PlacementJson(placement);
+    json["revision"] = result->revision;
+    json["sent_bytes"] = result->sent_bytes;
+    json["time_s"] = Seconds(time);
+    json["transfer_time_s"] = Seconds(result->transfer_time);
+    json["durability"] = std::string(DurabilityName(result->durability));
+    PrintJson(json);
+    return absl::OkStatus();
+  }
+  std::cout << "Loaded " << result->arrays.size() << " tensors, "
+            << FormatBytes(checkpoint.size_bytes()) << " as " << FormatBytes(result->sent_bytes)
+            << " of tiles, in " << FormatTime(time) << "; durable in "
+            << DurabilityName(result->durability) << ", revision " << result->revision << "\n";
+  return absl::OkStatus();
+}
+
+absl::Status RunLs(const Invocation& invocation, const std::string& prefix) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<Array> arrays, client->ListArrays(prefix));
+  if (invocation.json) {
+    Json list = Json::array();
+    for (const Array& array : arrays) {
+      list.push_back(ArrayJson(array));
+    }
+    PrintJson(list);
+    return absl::OkStatus();
+  }
+  Table table({{"name"},
+               {"version", Table::Align::kRight},
+               {"dtype"},
+               {"shape"},
+               {"spec"},
+               {"size", Table::Align::kRight},
+               {"mesh"},
+               {"state"}});
+  int64_t total_bytes = 0;
+  for (const Array& array : arrays) {
+    total_bytes += array.size_bytes;
+    table.AddRow(
+        {array.name, StrCat(array.name_version), std::string(DtypeName(array.descriptor.dtype)),
+         FormatShape(array.descriptor.shape), FormatSpec(array.descriptor.spec),
+         FormatBytes(array.size_bytes), array.descriptor.mesh_id,
+         array.missing_ranks.empty() ? std::string(StateName(array.state))
+                                     : StrCat(StateName(array.state), ", ranks ",
+                                              StrJoin(array.missing_ranks, ","), " missing")});
+  }
+  if (!arrays.empty()) {
+    table.Print();
+    std::cout << "\n";
+  }
+  std::cout << arrays.size() << " arrays, " << FormatBytes(total_bytes) << "\n";
+  return absl::OkStatus();
+}
+
+absl::Status RunGet(const Invocation& invocation, const ArraySelector& selector,
+                    const std::string& path) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  const absl::Time start = absl::Now();
+  SHARDMESH_ASSIGN_OR_RETURN(const Array array, client->GatherToNpy(selector, path));
+  const absl::Duration time = absl::Now() - start;
+  if (invocation.json) {
+    Json json = ArrayJson(array);
+    json["path"] = path;
+    json["time_s"] = Seconds(time);
+    PrintJson(json);
+    return absl::OkStatus();
+  }
+  std::cout << "Wrote " << path << ": " << selector.name << ", "
+            << DtypeName(array.descriptor.dtype) << " " << FormatShape(array.descriptor.shape)
+            << ", " << FormatBytes(array.size_bytes) << " in " << FormatTime(time) << "\n";
+  return absl::OkStatus();
+}
+
+// Most devices whose tiles are shown one by one.
+constexpr int64_t kMaxShownDevices = 64;
+
+absl::Status RunDescribe(const Invocation& invocation, const ArraySelector& selector) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const Array array, client->DescribeArray(selector));
+  SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, array.descriptor.Tiling());
+  const int64_t devices = std::min(tiling.mesh().size(), kMaxShownDevices);
+  const auto is_missing = [&array](DeviceId device) {
+    return std::find(array.missing_ranks.begin(), array.missing_ranks.end(), device) !=
+           array.missing_ranks.end();
+  };
+  if (invocation.json) {
+    Json json = ArrayJson(array);
+    Json tiles = Json::array();
+    for (DeviceId device = 0; device < devices; ++device) {
+      tiles.push_back({{"rank", device},
+                       {"tile", tiling.TileOf(device).ToString()},
+                       {"replica", tiling.ReplicaIdOf(device)},
+                       {"present", !is_missing(device)}});
+    }
+    json["tiles"] = std::move(tiles);
+    PrintJson(json);
+    return absl::OkStatus();
+  }
+  std::cout << "name        " << array.name << " version " << array.name_version << "\n"
+            << "array       " << array.descriptor.array_id << "\n"
+            << "tensor      " << DtypeName(array.descriptor.dtype) << " "
+            << FormatShape(array.descriptor.shape) << ", " << FormatBytes(array.size_bytes) << "\n"
+            << "mesh        " << array.descriptor.mesh_id << " " << array.descriptor.mesh.ToString()
+            << ", revision " << array.descriptor.mesh_revision << "\n";
+  if (array.requested_spec.has_value()) {
+    std::cout << "requested   " << FormatSpec(*array.requested_spec) << "\n";
+  }
+  std::cout << "effective   " << FormatSpec(array.descriptor.spec) << "\n";
+  for (const Correction& correction : array.corrections) {
+    std::cout << "corrected   " << correction.ToString() << "\n";
+  }
+  std::cout << "state       " << StateName(array.state) << ", in "
+            << DurabilityName(array.durability) << "\n\n";
+  Table table({{"rank", Table::Align::kRight},
+               {"tile"},
+               {"replica", Table::Align::kRight},
+               {"size", Table::Align::kRight},
+               {"state"}});
+  for (DeviceId device = 0; device < devices; ++device) {
+    const Tile tile = tiling.TileOf(device);
+    SHARDMESH_ASSIGN_OR_RETURN(const int64_t size, array.descriptor.TileSizeBytes(tile));
+    table.AddRow({StrCat(device), tile.ToString(), StrCat(tiling.ReplicaIdOf(device)),
+                  FormatBytes(size), is_missing(device) ? "missing" : "present"});
+  }
+  table.Print();
+  if (devices < tiling.mesh().size()) {
+    std::cout << "and " << tiling.mesh().size() - devices << " more devices\n";
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunRm(const Invocation& invocation, const std::vector<std::string>& names) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  for (const std::string& name : names) {
+    SHARDMESH_RETURN_IF_ERROR(client->DeleteName(name));
+    if (!invocation.json) {
+      std::cout << "Removed " << name << "\n";
+    }
+  }
+  if (invocation.json) {
+    PrintJson({{"removed", names}});
+  }
+  return absl::OkStatus();
+}
+
+void AddLoad(CommandLine* line) {
+  auto flags = std::make_shared<LoadFlags>();
+  CLI::App* const load =
+      line->AddCommand("load", "Load a checkpoint onto the workers, each tensor under its name",
+                       [flags](const Invocation& i) { return RunLoad(i, *flags); });
+  load->add_option("checkpoint", flags->checkpoint, "safetensors file, index, or model folder")
+      ->required();
+  load->add_option("--rules", flags->rules, "rules: YAML file, or name in the catalog")->required();
+  load->add_option("--mesh", flags->mesh, "name of the mesh (default: default)");
+  load->add_flag("--strict", flags->strict, "make the first correction an error");
+  load->add_flag("--release-first", flags->release_first,
+                 "let go of the tensors that are replaced before loading: needs less memory, but "
+                 "they are lost if loading fails");
+  load->add_flag("--quiet", flags->quiet, "do not show the placement");
+}
+
+void AddGet(CommandLine* line) {
+  struct GetFlags {
+    ArraySelector array;
+    std::string path;
+  };
+  auto flags = std::make_shared<GetFlags>();
+  CLI::App* const get = line->AddCommand(
+      "get", "Gather a tensor from the workers into a .npy file",
+      [flags](const Invocation& i) { return RunGet(i, flags->array, flags->path); });
+  get->add_option("tensor", flags->array.name, "name of the array")->required();
+  get->add_option("--version", flags->array.version, "version of the name (default: the current)")
+      ->check(CLI::PositiveNumber);
+  get->add_option("--out", flags->path, "file to write, complete or not at all")->required();
+}
+
+}  // namespace
+
+void AddArrayCommands(CommandLine* line) {
+  AddLoad(line);
+
+  auto prefix = std::make_shared<std::string>();
+  CLI::App* const ls = line->AddCommand(
+      "ls", "List the named arrays", [prefix](const Invocation& i) { return RunLs(i, *prefix); });
+  ls->add_option("prefix", *prefix, "only names that begin so");
+
+  AddGet(line);
+
+  auto described = std::make_shared<ArraySelector>();
+  CLI::App* const describe =
+      line->AddCommand("describe", "Show how an array lies, device by device",
+                       [described](const Invocation& i) { return RunDescribe(i, *described); });
+  describe->add_option("tensor", described->name, "name of the array")->required();
+  describe->add_option("--version", described->version, "version of the name")
+      ->check(CLI::PositiveNumber);
+
+  auto removed = std::make_shared<std::vector<std::string>>();
+  CLI::App* const rm =
+      line->AddCommand("rm", "Remove names; arrays go when nothing else holds them",
+                       [removed](const Invocation& i) { return RunRm(i, *removed); });
+  rm->add_option("tensor", *removed, "names of arrays")->required();
+}
+
+}  // namespace shardmesh::client

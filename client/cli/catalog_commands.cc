@@ -1,0 +1,257 @@
+// catalog ls, get, put, rm: named definitions of meshes, profiles and rules.
+#include <iostream>
+#include <memory>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "client/cli/command_line.h"
+#include "client/cli/commands.h"
+#include "client/cli/grammar.h"
+#include "client/cli/table.h"
+#include "rpc/config.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+
+namespace shardmesh::client {
+namespace {
+
+std::string_view KindName(EntryKind kind) {
+  switch (kind) {
+    case EntryKind::kMesh:
+      return "mesh";
+    case EntryKind::kProfile:
+      return "profile";
+    case EntryKind::kRuleSet:
+      return "rules";
+  }
+  return "entry";
+}
+
+// One line about a definition.
+std::string Summary(const EntryValue& value) {
+  struct Visitor {
+    std::string operator()(const rpc::MeshDefinition& mesh) const {
+      return StrCat(mesh.mesh.ToString(), mesh.workers.empty()
+                                              ? std::string()
+                                              : StrCat(" over ", StrJoin(mesh.workers, ",")));
+    }
+    std::string operator()(const PartitionAxis& profile) const {
+      return StrCat("batch on ", profile.field(AxisField::kBatch).ToString(), ", heads on ",
+                    profile.field(AxisField::kHead).ToString());
+    }
+    std::string operator()(const rpc::RuleSetDefinition& rules) const {
+      return StrCat(rules.rules.rules().size(), " rules");
+    }
+  };
+  return std::visit(Visitor(), value);
+}
+
+Json ValueJson(const EntryValue& value) {
+  struct Visitor {
+    Json operator()(const rpc::MeshDefinition& mesh) const {
+      return {{"axes", MeshJson(mesh.mesh)}, {"workers", mesh.workers}};
+    }
+    Json operator()(const PartitionAxis& profile) const {
+      Json fields = Json::object();
+      for (size_t i = 0; i < AxisFieldNames().size(); ++i) {
+        fields[std::string(AxisFieldNames()[i])] =
+            profile.field(static_cast<AxisField>(i)).ToString();
+      }
+      Json axes = Json::object();
+      for (const SemanticAxis& axis : profile.semantic_axes()) {
+        axes[axis.name] = axis.value.ToString();
+      }
+      return {{"fields", std::move(fields)}, {"axes", std::move(axes)}};
+    }
+    Json operator()(const rpc::RuleSetDefinition& definition) const {
+      Json rules = Json::array();
+      for (const Rule& rule : definition.rules.rules()) {
+        rules.push_back({{"pattern", rule.pattern}, {"spec", SpecJson(rule.spec)}});
+      }
+      return {{"rules", std::move(rules)},
+              {"min_size", definition.rules.min_size()},
+              {"strict", definition.rules.strict()},
+              {"separator", definition.slashes ? "/" : "."}};
+    }
+  };
+  return std::visit(Visitor(), value);
+}
+
+Json EntryJson(const Entry& entry) {
+  return {{"kind", std::string(KindName(KindOf(entry.value)))},
+          {"name", entry.name},
+          {"version", entry.version},
+          {"revision", entry.revision},
+          {"value", ValueJson(entry.value)}};
+}
+
+void PrintValue(const EntryValue& value) {
+  struct Visitor {
+    void operator()(const rpc::MeshDefinition& mesh) const { std::cout << Summary(mesh) << "\n"; }
+    void operator()(const PartitionAxis& profile) const {
+      Table table({{"field"}, {"mesh axes"}});
+      for (size_t i = 0; i < AxisFieldNames().size(); ++i) {
+        table.AddRow({std::string(AxisFieldNames()[i]),
+                      profile.field(static_cast<AxisField>(i)).ToString()});
+      }
+      for (const SemanticAxis& axis : profile.semantic_axes()) {
+        table.AddRow({axis.name, axis.value.ToString()});
+      }
+      table.Print();
+    }
+    void operator()(const rpc::RuleSetDefinition& definition) const {
+      Table table({{"rule", Table::Align::kRight}, {"pattern"}, {"spec"}});
+      for (size_t i = 0; i < definition.rules.rules().size(); ++i) {
+        const Rule& rule = definition.rules.rules()[i];
+        table.AddRow({StrCat(i), rule.pattern, FormatSpec(rule.spec)});
+      }
+      table.Print();
+    }
+  };
+  std::visit(Visitor(), value);
+}
+
+absl::StatusOr<EntryValue> LoadValue(EntryKind kind, const std::string& path) {
+  switch (kind) {
+    case EntryKind::kMesh: {
+      SHARDMESH_ASSIGN_OR_RETURN(rpc::MeshDefinition mesh, rpc::LoadMesh(path));
+      return EntryValue(std::move(mesh));
+    }
+    case EntryKind::kProfile: {
+      SHARDMESH_ASSIGN_OR_RETURN(PartitionAxis profile, rpc::LoadProfile(path));
+      return EntryValue(std::move(profile));
+    }
+    case EntryKind::kRuleSet: {
+      SHARDMESH_ASSIGN_OR_RETURN(rpc::RuleSetDefinition rules, rpc::LoadRules(path));
+      return EntryValue(std::move(rules));
+    }
+  }
+  return WrongUse("an entry is a mesh, a profile or rules");
+}
+
+struct EntryFlags {
+  EntryKind kind = EntryKind::kMesh;
+  std::string name;
+  std::string path;
+  int64_t version = kAnyVersion;
+};
+
+absl::Status RunList(const Invocation& invocation, std::vector<EntryKind> kinds) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  Json list = Json::array();
+  Table table({{"kind"}, {"name"}, {"version", Table::Align::kRight}, {"what"}});
+  for (const EntryKind kind : kinds) {
+    SHARDMESH_ASSIGN_OR_RETURN(const std::vector<Entry> entries, client->ListEntries(kind));
+    for (const Entry& entry : entries) {
+      list.push_back(EntryJson(entry));
+      table.AddRow(
+          {std::string(KindName(kind)), entry.name, StrCat(entry.version), Summary(entry.value)});
+    }
+  }
+  if (invocation.json) {
+    PrintJson(list);
+  } else {
+    table.Print();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunGetEntry(const Invocation& invocation, const EntryFlags& flags) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const Entry entry, client->GetEntry(flags.kind, flags.name));
+  if (invocation.json) {
+    PrintJson(EntryJson(entry));
+  } else {
+    std::cout << KindName(flags.kind) << " " << entry.name << ", version " << entry.version
+              << "\n\n";
+    PrintValue(entry.value);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunPut(const Invocation& invocation, const EntryFlags& flags) {
+  SHARDMESH_ASSIGN_OR_RETURN(const EntryValue value, LoadValue(flags.kind, flags.path));
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  absl::StatusOr<Entry> entry = absl::AlreadyExistsError("");
+  if (flags.version == kAnyVersion) {
+    entry = client->CreateEntry(flags.name, value);
+  }
+  if (absl::IsAlreadyExists(entry.status())) {
+    entry = client->UpdateEntry(flags.name, value, flags.version);
+  }
+  SHARDMESH_RETURN_IF_ERROR(entry.status());
+  if (invocation.json) {
+    PrintJson(EntryJson(*entry));
+  } else {
+    std::cout << "Put " << KindName(flags.kind) << " " << entry->name << ", version "
+              << entry->version << "\n";
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunDelete(const Invocation& invocation, const EntryFlags& flags) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const int64_t revision,
+                             client->DeleteEntry(flags.kind, flags.name, flags.version));
+  if (invocation.json) {
+    PrintJson({{"kind", std::string(KindName(flags.kind))},
+               {"name", flags.name},
+               {"revision", revision}});
+  } else {
+    std::cout << "Removed " << KindName(flags.kind) << " " << flags.name << "\n";
+  }
+  return absl::OkStatus();
+}
+
+// A command about one entry; `run` gets its kind and name.
+CLI::App* AddEntryCommand(CommandLine* line, CLI::App* catalog, const std::string& name,
+                          const std::string& help, EntryFlags* flags, Handler handler) {
+  CLI::App* const command = line->AddCommand(name, help, std::move(handler), catalog);
+  AddParsedOption(command, "kind", &flags->kind, ParseEntryKind, "mesh, profile or rules")
+      ->required();
+  command->add_option("entry", flags->name, "name of the entry")->required();
+  return command;
+}
+
+constexpr char kVersionHelp[] = "fail unless this is the entry's version now";
+
+}  // namespace
+
+void AddCatalogCommands(CommandLine* line) {
+  CLI::App* const catalog = line->AddGroup(
+      "catalog", "Named definitions of meshes, profiles and rules: ls, get, put, rm");
+
+  auto kinds = std::make_shared<std::vector<EntryKind>>(
+      std::vector<EntryKind>{EntryKind::kMesh, EntryKind::kProfile, EntryKind::kRuleSet});
+  CLI::App* const ls = line->AddCommand(
+      "ls", "List the entries", [kinds](const Invocation& i) { return RunList(i, *kinds); },
+      catalog);
+  AddParsedOption(
+      ls, "kind", kinds.get(),
+      [](std::string_view text) -> absl::StatusOr<std::vector<EntryKind>> {
+        SHARDMESH_ASSIGN_OR_RETURN(const EntryKind kind, ParseEntryKind(text));
+        return std::vector<EntryKind>{kind};
+      },
+      "mesh, profile or rules (default: all)");
+
+  auto got = std::make_shared<EntryFlags>();
+  AddEntryCommand(line, catalog, "get", "Show an entry", got.get(),
+                  [got](const Invocation& i) { return RunGetEntry(i, *got); });
+
+  auto put = std::make_shared<EntryFlags>();
+  CLI::App* const put_command =
+      AddEntryCommand(line, catalog, "put", "Create an entry from a YAML file, or replace it",
+                      put.get(), [put](const Invocation& i) { return RunPut(i, *put); });
+  put_command->add_option("file", put->path, "YAML file")->required();
+  put_command->add_option("--version", put->version, kVersionHelp)->check(CLI::PositiveNumber);
+
+  auto removed = std::make_shared<EntryFlags>();
+  AddEntryCommand(line, catalog, "rm", "Remove an entry", removed.get(),
+                  [removed](const Invocation& i) { return RunDelete(i, *removed); })
+      ->add_option("--version", removed->version, kVersionHelp)
+      ->check(CLI::PositiveNumber);
+}
+
+}  // namespace shardmesh::client

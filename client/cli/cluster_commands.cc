@@ -1,0 +1,332 @@
+// up, down, status, version.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "client/cli/cluster_record.h"
+#include "client/cli/command_line.h"
+#include "client/cli/commands.h"
+#include "client/cli/local_cluster.h"
+#include "client/cli/table.h"
+#include "rpc/flags.h"
+#include "rpc/signal.h"
+#include "rpc/version.h"
+#include "sharding/reason.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+
+namespace shardmesh::client {
+namespace {
+
+constexpr char kDefaultMesh[] = "fsdp=2,tp=2";
+constexpr absl::Duration kStartTimeout = absl::Seconds(30);
+constexpr absl::Duration kGrace = absl::Seconds(10);
+
+struct UpFlags {
+  std::string mesh;
+  std::optional<int64_t> workers;
+  std::string data_folder;
+  int port = 0;
+  bool detach = false;
+  std::string memory;
+};
+
+// The mesh that the flags describe; both are flags, hence a contradiction is wrong use.
+absl::StatusOr<Mesh> MeshOf(const UpFlags& flags) {
+  std::string text = flags.mesh;
+  if (text.empty()) {
+    text = flags.workers.has_value() ? StrCat("fsdp=", *flags.workers) : kDefaultMesh;
+  }
+  MeshOptions options;
+  options.device_count = flags.workers;
+  absl::StatusOr<Mesh> mesh = Mesh::Parse(text, options);
+  if (!mesh.ok()) {
+    return WrongUse(StrCat(
+        "--mesh ", text,
+        flags.workers.has_value() ? StrCat(" with --workers ", *flags.workers) : std::string(),
+        ": ", ToStd(mesh.status().message())));
+  }
+  return mesh;
+}
+
+Json RecordJson(const ClusterRecord& record) {
+  Json processes = Json::array();
+  for (const RecordedProcess& process : record.processes) {
+    processes.push_back(
+        {{"identity", process.identity}, {"pid", process.id.pid}, {"log", process.log_path}});
+  }
+  return {{"name", record.name},
+          {"address", record.address},
+          {"mesh", record.mesh},
+          {"processes", std::move(processes)}};
+}
+
+// Waits for a signal, saying what ends meanwhile; FAILED_PRECONDITION once nothing is left.
+absl::Status Supervise(LocalCluster* cluster, rpc::StopSignal* stop) {
+  while (!stop->WaitFor(absl::Milliseconds(200)).has_value()) {
+    for (const EndedProcess& ended : cluster->CollectEnded()) {
+      std::cerr << ended.identity << " (pid " << ended.pid << ") " << ended.how
+                << "; `shardmesh status` shows what is left\n";
+    }
+    if (!cluster->AnyRunning()) {
+      return absl::FailedPreconditionError("all processes of the cluster have ended");
+    }
+  }
+  return absl::OkStatus();
+}
+
+void ReportStopped(const std::string& name, const std::vector<std::string>& killed) {
+  for (const std::string& identity : killed) {
+    std::cerr << identity << " did not stop within " << absl::FormatDuration(kGrace)
+              << " and was killed\n";
+  }
+  std::cerr << "Stopped the cluster \"" << name << "\"\n";
+}
+
+absl::Status RunUp(const Invocation& invocation, const UpFlags& flags) {
+  if (const absl::Status status = CheckClusterName(invocation.cluster_name); !status.ok()) {
+    return WrongUse(ToStd(status.message()));
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(Mesh mesh, MeshOf(flags));
+  if (mesh.size() > 1024) {
+    return WrongUse(StrCat("a mesh of ", mesh.size(),
+                           " workers is too large for one host; at most 1024 are started"));
+  }
+  LocalClusterOptions options;
+  options.name = invocation.cluster_name;
+  options.folder = ClusterFolder(invocation.cluster_name);
+  SHARDMESH_ASSIGN_OR_RETURN(options.binary_folder, OwnBinaryFolder());
+  options.mesh = std::move(mesh);
+  options.port = flags.port;
+  if (!flags.data_folder.empty()) {
+    options.data_folder = std::filesystem::absolute(flags.data_folder).lexically_normal().string();
+  }
+  options.worker_memory = flags.memory;
+  options.ends_with_parent = !flags.detach;
+
+  std::optional<rpc::StopSignal> stop;
+  if (!flags.detach) {
+    stop.emplace();
+  }
+  const absl::Time start = absl::Now();
+  const absl::Time deadline = start + invocation.DeadlineOr(kStartTimeout);
+  SHARDMESH_ASSIGN_OR_RETURN(const std::unique_ptr<LocalCluster> cluster,
+                             LocalCluster::Start(std::move(options), deadline));
+  SHARDMESH_RETURN_IF_ERROR(cluster->WaitUntilHealthy(deadline));
+
+  if (invocation.json) {
+    PrintJson(RecordJson(cluster->record()));
+  } else {
+    std::cout << "Cluster \"" << invocation.cluster_name << "\" is up at " << cluster->address()
+              << ": mesh " << cluster->record().mesh << ", "
+              << cluster->record().processes.size() - 1 << " workers, ready after "
+              << FormatTime(absl::Now() - start) << "\n";
+    std::cout << "Logs are in " << ClusterFolder(invocation.cluster_name) << "\n";
+  }
+  std::cout.flush();
+  if (flags.detach) {
+    cluster->Detach();
+    return absl::OkStatus();
+  }
+  std::cerr << "Ctrl-C stops it\n";
+  const absl::Status status = Supervise(cluster.get(), &*stop);
+  ReportStopped(invocation.cluster_name, cluster->Stop(kGrace));
+  return status;
+}
+
+absl::Status RunDown(const Invocation& invocation) {
+  const std::string& name = invocation.cluster_name;
+  if (const absl::Status status = CheckClusterName(name); !status.ok()) {
+    return WrongUse(ToStd(status.message()));
+  }
+  const std::string folder = ClusterFolder(name);
+  const absl::StatusOr<ClusterRecord> record = ReadRecord(folder);
+  if (absl::IsNotFound(record.status())) {
+    return WithReason(absl::NotFoundError(StrCat("no cluster \"", name, "\" is up on this host (",
+                                                 folder, " has no record)")),
+                      Reason::kNotFound);
+  }
+  SHARDMESH_RETURN_IF_ERROR(record.status());
+  const bool was_up = record->IsUp();
+  const std::vector<std::string> killed = StopRecorded(folder, *record, kGrace);
+  if (!was_up) {
+    std::cerr << "The processes of cluster \"" << name
+              << "\" were gone already; its record was removed\n";
+    return absl::OkStatus();
+  }
+  ReportStopped(name, killed);
+  return absl::OkStatus();
+}
+
+Json WorkerJson(const WorkerStatus& worker) {
+  return {{"identity", worker.identity},
+          {"incarnation", worker.incarnation},
+          {"state", std::string(WorkerStateName(worker.state))},
+          {"pid", worker.pid},
+          {"addresses", worker.addresses},
+          {"capacity_bytes", worker.capacity_bytes},
+          {"used_bytes", worker.used_bytes},
+          {"heartbeat_age_s", Seconds(worker.heartbeat_age)},
+          {"lost_reason", worker.lost_reason},
+          {"version", worker.build.version}};
+}
+
+Json StatusJson(const std::string& address, const ClusterStatus& status) {
+  Json meshes = Json::array();
+  for (const MeshStatus& mesh : status.meshes) {
+    meshes.push_back({{"name", mesh.mesh_id},
+                      {"revision", mesh.revision},
+                      {"axes", MeshJson(mesh.mesh)},
+                      {"workers", mesh.workers},
+                      {"complete", mesh.complete}});
+  }
+  Json workers = Json::array();
+  for (const WorkerStatus& worker : status.workers) {
+    workers.push_back(WorkerJson(worker));
+  }
+  return {{"address", address},
+          {"cluster_id", status.cluster_id},
+          {"state", std::string(CoordinatorStateName(status.state))},
+          {"pid", status.pid},
+          {"epoch", status.epoch},
+          {"term", status.term},
+          {"revision", status.revision},
+          {"arrays", status.arrays},
+          {"sessions", status.sessions},
+          {"meshes", std::move(meshes)},
+          {"workers", std::move(workers)}};
+}
+
+// The ranks of a worker, as `default:0`; of the only mesh, as `0`.
+std::string Ranks(const ClusterStatus& status, const std::string& identity) {
+  std::vector<std::string> ranks;
+  for (const MeshStatus& mesh : status.meshes) {
+    for (size_t rank = 0; rank < mesh.workers.size(); ++rank) {
+      if (mesh.workers[rank] == identity) {
+        ranks.push_back(status.meshes.size() == 1 ? StrCat(rank) : StrCat(mesh.mesh_id, ":", rank));
+      }
+    }
+  }
+  return ranks.empty() ? "-" : StrJoin(ranks, ",");
+}
+
+void PrintStatus(const std::string& address, const ClusterStatus& status) {
+  std::cout << "Coordinator at " << address << ", pid " << status.pid << ": "
+            << CoordinatorStateName(status.state) << ", epoch " << status.epoch << ", term "
+            << status.term << ", revision " << status.revision << "\n"
+            << "Cluster " << status.cluster_id << ": " << status.arrays << " arrays, "
+            << status.sessions << " sessions\n";
+  for (const MeshStatus& mesh : status.meshes) {
+    const auto missing = std::count(mesh.workers.begin(), mesh.workers.end(), std::string());
+    std::cout << "Mesh \"" << mesh.mesh_id << "\" " << mesh.mesh.ToString() << ": "
+              << (mesh.complete ? "complete" : "not complete");
+    if (missing > 0) {
+      std::cout << ", " << missing << " of " << mesh.mesh.size() << " ranks never had a worker";
+    }
+    std::cout << "\n";
+  }
+  if (status.workers.empty()) {
+    return;
+  }
+  Table table({{"worker"},
+               {"rank", Table::Align::kRight},
+               {"state"},
+               {"pid", Table::Align::kRight},
+               {"address"},
+               {"memory", Table::Align::kRight},
+               {"of", Table::Align::kRight},
+               {"heartbeat", Table::Align::kRight},
+               {"remark"}});
+  for (const WorkerStatus& worker : status.workers) {
+    table.AddRow({worker.identity, Ranks(status, worker.identity),
+                  std::string(WorkerStateName(worker.state)), StrCat(worker.pid),
+                  worker.addresses.empty() ? "-" : worker.addresses.front(),
+                  FormatBytes(worker.used_bytes), FormatBytes(worker.capacity_bytes),
+                  StrCat(FormatTime(worker.heartbeat_age), " ago"), worker.lost_reason});
+  }
+  std::cout << "\n";
+  table.Print();
+}
+
+absl::Status RunStatus(const Invocation& invocation) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const ClusterStatus status, client->GetStatus());
+  if (invocation.json) {
+    PrintJson(StatusJson(invocation.address, status));
+  } else {
+    PrintStatus(invocation.address, status);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunVersion(const Invocation& invocation) {
+  const std::string own(rpc::BuildVersion());
+  absl::StatusOr<ServerVersion> server = absl::UnavailableError("");
+  if (const auto client = invocation.Connect(); client.ok()) {
+    server = (*client)->GetVersion();
+  }
+  if (invocation.json) {
+    Json json = {{"client", own}, {"server", nullptr}};
+    if (server.ok()) {
+      json["server"] = {
+          {"address", invocation.address},        {"version", server->build.version},
+          {"revision", server->build.revision},   {"min_protocol", server->min_protocol},
+          {"max_protocol", server->max_protocol}, {"features", server->features},
+          {"cluster_id", server->cluster_id}};
+    }
+    PrintJson(json);
+    return absl::OkStatus();
+  }
+  std::cout << "shardmesh " << own << "\n";
+  if (!server.ok()) {
+    std::cout << "no coordinator answers at " << invocation.address << "\n";
+    return absl::OkStatus();
+  }
+  std::cout << "coordinator at " << invocation.address << ": " << server->build.version
+            << (server->build.revision.empty() ? "" : " of " + server->build.revision)
+            << ", protocol " << server->min_protocol << " to " << server->max_protocol << "\n";
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddClusterCommands(CommandLine* line) {
+  auto flags = std::make_shared<UpFlags>();
+  CLI::App* const up = line->AddCommand("up", "Start a coordinator and workers on this host",
+                                        [flags](const Invocation& i) { return RunUp(i, *flags); });
+  up->add_option("--mesh", flags->mesh,
+                 "axes of the mesh \"default\", one worker a device; one size may be -1 if "
+                 "--workers is given (default: fsdp=2,tp=2, or fsdp=N with --workers N alone)");
+  up->add_option("--workers", flags->workers, "how many workers; must be the mesh's product")
+      ->check(CLI::Range(1, 1024));
+  up->add_option("--data-dir", flags->data_folder,
+                 "keep state and tensors below this folder (default: in memory)");
+  up->add_option("--port", flags->port, "the coordinator's (default: a free one)")
+      ->check(CLI::Range(1, 65535));
+  up->add_flag("--detach", flags->detach, "return when the cluster is healthy, and leave it up");
+  AddParsedOption(
+      up, "--memory", &flags->memory,
+      [](std::string_view text) -> absl::StatusOr<std::string> {
+        SHARDMESH_RETURN_IF_ERROR(rpc::ParseByteSize(text).status());
+        return std::string(text);
+      },
+      "most memory for tensors of each worker, such as 4GiB");
+
+  line->AddCommand("down", "Stop the cluster that `up` started",
+                   [](const Invocation& i) { return RunDown(i); });
+  line->AddCommand("status", "Show the meshes, the workers and how they are",
+                   [](const Invocation& i) { return RunStatus(i); });
+  line->AddCommand("version", "Show the versions of this program and of the coordinator",
+                   [](const Invocation& i) { return RunVersion(i); });
+}
+
+}  // namespace shardmesh::client

@@ -1,0 +1,174 @@
+// What `shardmesh up` notes down about a cluster, as a JSON file.
+#include "client/cli/cluster_record.h"
+
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/time/clock.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+#include "tensor/file.h"
+
+namespace shardmesh::client {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string RecordPath(const std::string& folder) { return folder + "/cluster.json"; }
+
+Json ToJson(const ProcessId& id) { return {{"pid", id.pid}, {"start_ticks", id.start_ticks}}; }
+
+ProcessId ProcessFromJson(const Json& json) {
+  return {json.at("pid").get<pid_t>(), json.at("start_ticks").get<uint64_t>()};
+}
+
+// Asks with SIGTERM, insists with SIGKILL; whether it had to insist.
+bool StopProcess(const ProcessId& id, absl::Time deadline) {
+  if (!SendSignal(id, SIGTERM).ok() || WaitUntilGone(id, deadline)) {
+    return false;
+  }
+  if (SendSignal(id, SIGKILL).ok()) {
+    WaitUntilGone(id, absl::Now() + absl::Seconds(5));
+  }
+  return true;
+}
+
+}  // namespace
+
+bool ClusterRecord::IsUp() const {
+  return std::any_of(processes.begin(), processes.end(),
+                     [](const RecordedProcess& process) { return IsRunning(process.id); });
+}
+
+absl::Status CheckClusterName(std::string_view name) {
+  const bool fits = !name.empty() && name.size() <= 64 && name.front() != '.' &&
+                    std::all_of(name.begin(), name.end(), [](char c) {
+                      return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_' ||
+                             c == '.' || c == '-';
+                    });
+  if (fits) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      StrCat("\"", name,
+             "\" cannot name a cluster: 1 to 64 letters, digits, _, - and . are "
+             "allowed, the first no dot"));
+}
+
+std::string ClusterFolder(const std::string& name) {
+  const char* const runtime = std::getenv("XDG_RUNTIME_DIR");
+  return runtime != nullptr && *runtime == '/'
+             ? StrCat(runtime, "/shardmesh/", name)
+             : StrCat("/tmp/shardmesh-", static_cast<int64_t>(getuid()), "/", name);
+}
+
+absl::Status MakeClusterFolder(const std::string& folder) {
+  const std::string parent = folder.substr(0, folder.rfind('/'));
+  for (const std::string& path : {parent, folder}) {
+    if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) {
+      return FileError("make folder", path, errno);
+    }
+    struct stat state = {};
+    if (lstat(path.c_str(), &state) != 0) {
+      return FileError("look at", path, errno);
+    }
+    if (!S_ISDIR(state.st_mode) || state.st_uid != getuid()) {
+      return absl::FailedPreconditionError(
+          StrCat(path, " is not a folder of this user; set XDG_RUNTIME_DIR to one that is"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ClusterRecord> ReadRecord(const std::string& folder) {
+  const std::string path = RecordPath(folder);
+  if (access(path.c_str(), F_OK) != 0) {
+    return FileError("open", path, errno);
+  }
+  try {
+    const Json json = Json::parse(ReadLog(path));
+    ClusterRecord record;
+    record.name = json.at("name").get<std::string>();
+    record.address = json.at("address").get<std::string>();
+    record.mesh = json.at("mesh").get<std::string>();
+    for (const Json& process : json.at("processes")) {
+      record.processes.push_back({process.at("identity").get<std::string>(),
+                                  ProcessFromJson(process), process.at("log").get<std::string>()});
+    }
+    if (const auto supervisor = json.find("supervisor"); supervisor != json.end()) {
+      record.supervisor = ProcessFromJson(*supervisor);
+    }
+    return record;
+  } catch (const Json::exception& error) {
+    return absl::DataLossError(
+        StrCat(path, " is no record of a cluster (", error.what(), "); delete it"));
+  }
+}
+
+absl::Status WriteRecord(const std::string& folder, const ClusterRecord& record) {
+  Json json = {{"name", record.name},
+               {"address", record.address},
+               {"mesh", record.mesh},
+               {"processes", Json::array()}};
+  for (const RecordedProcess& process : record.processes) {
+    Json entry = {{"identity", process.identity}};
+    entry.update(ToJson(process.id));
+    entry["log"] = process.log_path;
+    json["processes"].push_back(std::move(entry));
+  }
+  if (record.supervisor.has_value()) {
+    json["supervisor"] = ToJson(*record.supervisor);
+  }
+  const std::string text = json.dump(2) + "\n";
+  SHARDMESH_ASSIGN_OR_RETURN(AtomicFileWriter file, AtomicFileWriter::Create(RecordPath(folder)));
+  SHARDMESH_RETURN_IF_ERROR(file.Append(text));
+  return file.Finish();
+}
+
+void RemoveRecord(const std::string& folder) { unlink(RecordPath(folder).c_str()); }
+
+std::optional<std::string> RecordedAddress(const std::string& name) {
+  if (!CheckClusterName(name).ok()) {
+    return std::nullopt;
+  }
+  const absl::StatusOr<ClusterRecord> record = ReadRecord(ClusterFolder(name));
+  if (!record.ok() || !record->IsUp()) {
+    return std::nullopt;
+  }
+  return record->address;
+}
+
+std::vector<std::string> StopRecorded(const std::string& folder, const ClusterRecord& record,
+                                      absl::Duration grace) {
+  std::vector<std::string> killed;
+  if (record.supervisor.has_value() && *record.supervisor != *IdentifyProcess(getpid()) &&
+      SendSignal(*record.supervisor, SIGTERM).ok()) {
+    WaitUntilGone(*record.supervisor, absl::Now() + grace);
+  }
+  // All workers at once, each with the whole grace; the coordinator, the first, when they are gone.
+  for (size_t i = 1; i < record.processes.size(); ++i) {
+    SendSignal(record.processes[i].id, SIGTERM).IgnoreError();  // gone already is as well
+  }
+  absl::Time deadline = absl::Now() + grace;
+  for (size_t i = record.processes.size(); i-- > 0;) {
+    if (i == 0) {
+      deadline = absl::Now() + grace;
+    }
+    if (StopProcess(record.processes[i].id, deadline)) {
+      killed.push_back(record.processes[i].identity);
+    }
+  }
+  RemoveRecord(folder);
+  return killed;
+}
+
+}  // namespace shardmesh::client

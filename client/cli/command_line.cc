@@ -1,0 +1,218 @@
+// The frame of the command line; CLI11 reads the arguments, and its exceptions end here.
+#include "client/cli/command_line.h"
+
+#include <cstdio>
+#include <exception>
+#include <iostream>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "client/cli/cluster_record.h"
+#include "rpc/version.h"
+#include "sharding/nearest_name.h"
+#include "sharding/reason.h"
+#include "sharding/str_cat.h"
+
+namespace shardmesh::client {
+namespace {
+
+constexpr char kProgram[] = "shardmesh";
+constexpr char kDefaultAddress[] = "127.0.0.1:7070";
+// Marks an error as one of the command line.
+constexpr char kWrongUsePayload[] = "shardmesh.cli/wrong_use";
+
+absl::StatusOr<absl::Duration> ParseDeadline(std::string_view text) {
+  absl::Duration duration;
+  if (!absl::ParseDuration(ToAbsl(text), &duration) || duration <= absl::ZeroDuration() ||
+      duration == absl::InfiniteDuration()) {
+    return absl::InvalidArgumentError(
+        ToAbsl(StrCat("\"", text, "\" is no time above zero; write 30s, 500ms or 2m")));
+  }
+  return duration;
+}
+
+std::string ReasonSuffix(const absl::Status& status) {
+  const Reason reason = ReasonOf(status);
+  return StrCat(" (",
+                reason == Reason::kUnspecified ? ToStd(absl::StatusCodeToString(status.code()))
+                                               : std::string_view(ReasonName(reason)),
+                ")");
+}
+
+void PrintError(const std::string& message) {
+  std::fflush(stdout);
+  std::fprintf(stderr, "%s: %s\n", kProgram, message.c_str());
+}
+
+// Every name by which the options of `app` can be given, with its dashes.
+std::vector<std::string> OptionNames(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) {
+      names.push_back("--" + name);
+    }
+  }
+  return names;
+}
+
+std::vector<std::string> CommandNames(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands({})) {
+    names.push_back(command->get_name());
+  }
+  return names;
+}
+
+std::string DidYouMeanOneOf(std::string_view name, const std::vector<std::string>& known) {
+  return DidYouMean(name, std::vector<std::string_view>(known.begin(), known.end()));
+}
+
+// The innermost command that the arguments chose.
+CLI::App* Chosen(CLI::App* app) {
+  const std::vector<CLI::App*> chosen = app->get_subcommands();
+  return chosen.empty() ? app : Chosen(chosen.front());
+}
+
+// `shardmesh catalog get`.
+std::string FullName(const CLI::App* app) {
+  return app->get_parent() == nullptr ? kProgram
+                                      : FullName(app->get_parent()) + " " + app->get_name();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<MeshClient>> Invocation::Connect() const {
+  MeshClientOptions options;
+  if (deadline.has_value()) {
+    options.timeout = *deadline;
+    options.transfer_timeout = *deadline;
+  }
+  options.client_name = "shardmesh command line";
+  return MeshClient::Connect(address, options);
+}
+
+absl::Status WrongUse(std::string_view message) {
+  absl::Status status = absl::InvalidArgumentError(ToAbsl(message));
+  status.SetPayload(kWrongUsePayload, absl::Cord("1"));
+  return status;
+}
+
+int ExitCodeOf(const absl::Status& status) {
+  if (status.ok()) {
+    return kExitDone;
+  }
+  if (status.GetPayload(kWrongUsePayload).has_value()) {
+    return kExitWrongUse;
+  }
+  return absl::IsUnavailable(status) && ReasonOf(status) == Reason::kUnspecified ? kExitUnreachable
+                                                                                 : kExitFailed;
+}
+
+void PrintJson(const Json& json) {
+  std::cout << json.dump(2, ' ', false, Json::error_handler_t::replace) << "\n";
+}
+
+CommandLine::CommandLine()
+    : app_("Places tensors on meshes of workers, keeps them there, and computes with them.") {
+  app_.name(kProgram);
+  app_.set_version_flag("--version", StrCat(kProgram, " ", rpc::BuildVersion()));
+  app_.require_subcommand(1);
+  app_.footer(
+      "`shardmesh COMMAND --help` explains a command. Exit codes: 0 done, 1 the operation "
+      "failed, 2 wrong use, 3 the cluster cannot be reached.");
+}
+
+CLI::App* CommandLine::AddCommand(const std::string& name, const std::string& help, Handler handler,
+                                  CLI::App* parent) {
+  CLI::App* command = (parent == nullptr ? &app_ : parent)->add_subcommand(name, help);
+  command->add_option("--address", common_.address,
+                      "the coordinator, HOST:PORT (default: the cluster that `up` recorded, else "
+                      "127.0.0.1:7070)");
+  command->add_option("--name", common_.cluster_name,
+                      "name of the cluster on this host that `up` recorded (default: default)");
+  AddParsedOption(command, "--deadline", &common_.deadline, ParseDeadline,
+                  "most time that each call may take (default: 30s; transfers 30m)");
+  command
+      ->add_option_function<std::string>(
+          "--output", [this](const std::string& text) { common_.json = text == "json"; },
+          "table or json (default: table)")
+      ->check(CLI::IsMember({"table", "json"}));
+  handlers_[command] = std::move(handler);
+  return command;
+}
+
+CLI::App* CommandLine::AddGroup(const std::string& name, const std::string& help) {
+  CLI::App* group = app_.add_subcommand(name, help);
+  group->require_subcommand(1);
+  return group;
+}
+
+void CommandLine::CheckCommandNames(int argc, const char* const* argv) {
+  CLI::App* app = &app_;
+  for (int i = 1; handlers_.find(app) == handlers_.end(); ++i) {
+    const std::vector<std::string> known = CommandNames(*app);
+    if (i == argc) {
+      throw CLI::RequiredError(StrCat("a command is missing: ", StrJoin(known, ", ")),
+                               CLI::ExitCodes::RequiredError);
+    }
+    const std::string name = argv[i];
+    if (name.starts_with('-')) {
+      return;  // an option of the program itself: CLI11's to judge
+    }
+    const auto found = std::find(known.begin(), known.end(), name);
+    if (found == known.end()) {
+      throw CLI::ExtrasError(
+          FullName(app), {StrCat("unknown command \"", name, "\"", DidYouMeanOneOf(name, known))});
+    }
+    app = app->get_subcommand(name);
+  }
+}
+
+int CommandLine::ReportWrongUse(const CLI::ParseError& error) {
+  const CLI::App* command = Chosen(&app_);
+  std::string message = error.what();
+  const std::vector<std::string> rest = command->remaining();
+  if (!rest.empty()) {
+    const std::string& first = rest.front();
+    message = first.starts_with('-')
+                  ? StrCat("unknown option ", first,
+                           DidYouMeanOneOf(first.substr(0, first.find('=')), OptionNames(*command)))
+                  : StrCat("unexpected argument \"", first, "\"");
+  } else if (const size_t named = message.find("unknown command"); named != std::string::npos) {
+    message = message.substr(named);
+  }
+  PrintError(StrCat(message, "; see `", FullName(command), " --help`"));
+  return kExitWrongUse;
+}
+
+int CommandLine::Run(int argc, const char* const* argv) {
+  try {
+    CheckCommandNames(argc, argv);
+    app_.parse(argc, argv);
+  } catch (const CLI::Success& help) {
+    return app_.exit(help);
+  } catch (const CLI::ParseError& error) {
+    return ReportWrongUse(error);
+  }
+  absl::Status status;
+  try {
+    Invocation invocation{.address = common_.address,
+                          .cluster_name = common_.cluster_name,
+                          .deadline = common_.deadline,
+                          .json = common_.json};
+    if (invocation.address.empty()) {
+      invocation.address = RecordedAddress(common_.cluster_name).value_or(kDefaultAddress);
+    }
+    status = handlers_.at(Chosen(&app_))(invocation);
+  } catch (const std::exception& error) {
+    status = absl::InternalError(error.what());
+  }
+  if (!status.ok()) {
+    PrintError(StrCat(status.message(), ReasonSuffix(status)));
+  }
+  return ExitCodeOf(status);
+}
+
+}  // namespace shardmesh::client

@@ -1,0 +1,112 @@
+// The frame of the command line: commands with their common options, errors and exit codes.
+#ifndef SHARDMESH_CLIENT_CLI_COMMAND_LINE_H_
+#define SHARDMESH_CLIENT_CLI_COMMAND_LINE_H_
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "client/mesh_client.h"
+#include "sharding/str_cat.h"
+
+namespace shardmesh::client {
+
+// Exit codes of the program; part of its contract.
+inline constexpr int kExitDone = 0;
+inline constexpr int kExitFailed = 1;       // the operation failed, or the server refused it
+inline constexpr int kExitWrongUse = 2;     // the command line itself
+inline constexpr int kExitUnreachable = 3;  // no cluster at the address
+
+// JSON whose keys stay in the order in which they were written.
+using Json = nlohmann::ordered_json;
+
+// What holds for one run of one command, beside its own options.
+struct Invocation {
+  // The coordinator: as given, else of the cluster that `up` recorded, else 127.0.0.1:7070.
+  std::string address;
+  // Of the cluster that `up` and `down` are about.
+  std::string cluster_name;
+  // As given; commands that move tensors have a longer one of their own otherwise.
+  std::optional<absl::Duration> deadline;
+  bool json = false;
+
+  absl::Duration DeadlineOr(absl::Duration otherwise) const { return deadline.value_or(otherwise); }
+  // Errors of MeshClient::Connect.
+  absl::StatusOr<std::unique_ptr<MeshClient>> Connect() const;
+};
+
+// Does a command's work. Results go to standard output, all else to standard error.
+using Handler = std::function<absl::Status(const Invocation&)>;
+
+// An error of the command line, for which the exit code is kExitWrongUse.
+absl::Status WrongUse(std::string_view message);
+
+// The code with which the program ends after `status`: an UNAVAILABLE that bears no reason comes
+// from the connection, not from a server.
+int ExitCodeOf(const absl::Status& status);
+
+// Writes a document to standard output, indented.
+void PrintJson(const Json& json);
+
+// The program's commands. Not thread-safe.
+class CommandLine {
+ public:
+  CommandLine();
+
+  // Defines a command below `parent` (null: the program). The returned app takes its options;
+  // --address, --name, --deadline and --output are there already.
+  CLI::App* AddCommand(const std::string& name, const std::string& help, Handler handler,
+                       CLI::App* parent = nullptr);
+  // Defines a name below which further commands stand.
+  CLI::App* AddGroup(const std::string& name, const std::string& help);
+
+  // Runs the command that the arguments name; returns the program's exit code. Errors go to
+  // standard error as `shardmesh: message (REASON)`.
+  int Run(int argc, const char* const* argv);
+
+ private:
+  struct CommonOptions {
+    std::string address;
+    std::string cluster_name = "default";
+    std::optional<absl::Duration> deadline;
+    bool json = false;
+  };
+
+  // Throws CLI::ParseError where the first words name no command.
+  void CheckCommandNames(int argc, const char* const* argv);
+  int ReportWrongUse(const CLI::ParseError& error);
+
+  CLI::App app_;
+  std::map<const CLI::App*, Handler> handlers_;
+  CommonOptions common_;
+};
+
+// Adds an option whose text `parse` reads into `*target`, which outlives the app; an error of
+// `parse` is one of wrong use. Target may be T or std::optional<T>.
+template <typename Parse, typename Target>
+CLI::Option* AddParsedOption(CLI::App* app, const std::string& names, Target* target, Parse parse,
+                             const std::string& help) {
+  return app->add_option_function<std::string>(
+      names,
+      [target, parse, names](const std::string& text) {
+        auto value = parse(std::string_view(text));
+        if (!value.ok()) {
+          throw CLI::ValidationError(names, std::string(value.status().message()));
+        }
+        *target = *std::move(value);
+      },
+      help);
+}
+
+}  // namespace shardmesh::client
+
+#endif  // SHARDMESH_CLIENT_CLI_COMMAND_LINE_H_

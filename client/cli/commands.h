@@ -1,0 +1,18 @@
+// All commands of the program, by topic; each function adds its own to the command line.
+#ifndef SHARDMESH_CLIENT_CLI_COMMANDS_H_
+#define SHARDMESH_CLIENT_CLI_COMMANDS_H_
+
+#include "client/cli/command_line.h"
+
+namespace shardmesh::client {
+
+void AddClusterCommands(CommandLine* line);     // up, down, status, version
+void AddLayoutCommands(CommandLine* line);      // resolve, match, plan, presets
+void AddArrayCommands(CommandLine* line);       // load, ls, get, describe, rm
+void AddComputeCommands(CommandLine* line);     // linear, matmul, collective
+void AddCatalogCommands(CommandLine* line);     // catalog ls, get, put, rm
+void AddCheckpointCommands(CommandLine* line);  // make-checkpoint, make-tensor
+
+}  // namespace shardmesh::client
+
+#endif  // SHARDMESH_CLIENT_CLI_COMMANDS_H_

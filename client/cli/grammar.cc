@@ -1,0 +1,258 @@
+// How the values of the command line's arguments are written.
+#include "client/cli/grammar.h"
+
+#include <unistd.h>
+
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
+#include "client/cli/command_line.h"
+#include "rpc/config.h"
+#include "sharding/nearest_name.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+
+namespace shardmesh::client {
+namespace {
+
+std::string_view Strip(std::string_view text) {
+  return ToStd(absl::StripAsciiWhitespace(ToAbsl(text)));
+}
+
+absl::Status Malformed(std::string_view text, std::string_view why) {
+  return WrongUse(StrCat("\"", text, "\" ", why));
+}
+
+// Cuts `text` at each `separator` that stands in no parenthesis.
+absl::StatusOr<std::vector<std::string_view>> Split(std::string_view text, char separator) {
+  std::vector<std::string_view> pieces;
+  std::string closers;
+  size_t begin = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (c == '(' || c == '[') {
+      closers.push_back(c == '(' ? ')' : ']');
+    } else if (c == ')' || c == ']') {
+      if (closers.empty() || closers.back() != c) {
+        return Malformed(text, StrCat("closes a \"", std::string(1, c), "\" that is not open"));
+      }
+      closers.pop_back();
+    } else if (c == separator && closers.empty()) {
+      pieces.push_back(text.substr(begin, i - begin));
+      begin = i + 1;
+    }
+  }
+  if (!closers.empty()) {
+    return Malformed(text, StrCat("lacks a closing \"", closers.substr(0, 1), "\""));
+  }
+  pieces.push_back(text.substr(begin));
+  return pieces;
+}
+
+// How deep parentheses may nest; the originals nest them once.
+constexpr int kMaxDepth = 4;
+
+absl::StatusOr<AxisValue> ParseAxisValue(std::string_view text, int depth = 0);
+
+absl::StatusOr<std::vector<AxisValue>> ParseEntries(std::string_view text, char separator,
+                                                    int depth) {
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<std::string_view> pieces, Split(text, separator));
+  std::vector<AxisValue> entries;
+  for (const std::string_view piece : pieces) {
+    // As in Python, a comma may end the list.
+    if (Strip(piece).empty() && entries.size() + 1 == pieces.size() && pieces.size() > 1) {
+      break;
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(AxisValue entry, ParseAxisValue(piece, depth));
+    entries.push_back(std::move(entry));
+  }
+  return entries;
+}
+
+absl::StatusOr<AxisValue> ParseAxisValue(std::string_view text, int depth) {
+  text = Strip(text);
+  if (depth > kMaxDepth) {
+    return Malformed(text, "nests too deep");
+  }
+  if (text.empty()) {
+    return WrongUse("a dimension is empty; write - for one that is not partitioned");
+  }
+  if (text == "-" || text == "_" || text == "none" || text == "None") {
+    return AxisValue::None();
+  }
+  if (text == "?") {
+    return AxisValue::Unconstrained();
+  }
+  const std::string_view inside = text.substr(1, text.size() < 2 ? 0 : text.size() - 2);
+  if (text.front() == '(' && text.back() == ')') {
+    if (Strip(inside).empty()) {
+      return AxisValue::None();
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(std::vector<AxisValue> entries,
+                               ParseEntries(inside, ',', depth + 1));
+    return AxisValue::Tuple(std::move(entries));
+  }
+  if (text.front() == '[' && text.back() == ']') {
+    if (Strip(inside).empty()) {
+      return AxisValue::List({});
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(std::vector<AxisValue> entries,
+                               ParseEntries(inside, ',', depth + 1));
+    return AxisValue::List(std::move(entries));
+  }
+  if (text.find('+') != std::string_view::npos) {
+    SHARDMESH_ASSIGN_OR_RETURN(std::vector<AxisValue> entries, ParseEntries(text, '+', depth + 1));
+    return AxisValue::Tuple(std::move(entries));
+  }
+  if (text.find_first_of("()[] =\t") != std::string_view::npos) {
+    return Malformed(text, "is no axis: names are separated by commas, one for each dimension");
+  }
+  return AxisValue::Name(std::string(text));
+}
+
+// The value whose name is `text`, among `known`.
+template <typename T>
+absl::StatusOr<T> Named(std::string_view text,
+                        const std::vector<std::pair<std::string_view, T>>& known) {
+  std::vector<std::string_view> names;
+  for (const auto& [name, value] : known) {
+    if (text == name) {
+      return value;
+    }
+    names.push_back(name);
+  }
+  return Malformed(text, StrCat("is none of ", StrJoin(names, ", "), DidYouMean(text, names)));
+}
+
+}  // namespace
+
+absl::StatusOr<Shape> ParseShape(std::string_view text) {
+  Shape shape;
+  if (Strip(text).empty()) {
+    return shape;
+  }
+  for (const absl::string_view piece : absl::StrSplit(ToAbsl(text), ',')) {
+    int64_t extent = 0;
+    if (!absl::SimpleAtoi(absl::StripAsciiWhitespace(piece), &extent)) {
+      return Malformed(text, "is no shape; write extents with commas, such as 30522,384");
+    }
+    shape.push_back(extent);
+  }
+  if (const absl::Status status = CheckShape(shape); !status.ok()) {
+    return WrongUse(ToStd(status.message()));
+  }
+  return shape;
+}
+
+absl::StatusOr<std::vector<AxisValue>> ParseAxes(std::string_view text) {
+  text = Strip(text);
+  if (text.empty() || text == "()") {
+    return std::vector<AxisValue>();
+  }
+  return ParseEntries(text, ',', 0);
+}
+
+absl::StatusOr<PartitionSpec> ParseSpec(std::string_view text) {
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<AxisValue> entries, ParseAxes(text));
+  absl::StatusOr<PartitionSpec> spec = PartitionSpec::Create(entries);
+  if (!spec.ok()) {
+    return WrongUse(ToStd(spec.status().message()));
+  }
+  return spec;
+}
+
+absl::StatusOr<Mode> ParseMode(std::string_view text) {
+  int64_t dimension = 0;
+  if (absl::SimpleAtoi(ToAbsl(text), &dimension)) {
+    return Mode::OfDimension(dimension);
+  }
+  const std::string name = text.starts_with('_') ? std::string(text) : StrCat("__", text, "__");
+  absl::StatusOr<Mode> mode = Mode::Parse(name);
+  if (!mode.ok()) {
+    return WrongUse(ToStd(mode.status().message()));
+  }
+  return mode;
+}
+
+bool LooksLikePath(std::string_view text) {
+  return text.find('/') != std::string_view::npos || text.ends_with(".yaml") ||
+         text.ends_with(".yml") || text.ends_with(".json") ||
+         access(std::string(text).c_str(), F_OK) == 0;
+}
+
+absl::StatusOr<MeshSelector> SelectMesh(std::string_view text) {
+  if (text.empty()) {
+    return MeshSelector();
+  }
+  if (text.find('=') != std::string_view::npos) {
+    absl::StatusOr<Mesh> mesh = Mesh::Parse(text);
+    if (!mesh.ok()) {
+      return WrongUse(ToStd(mesh.status().message()));
+    }
+    return *std::move(mesh);
+  }
+  if (LooksLikePath(text)) {
+    SHARDMESH_ASSIGN_OR_RETURN(rpc::MeshDefinition definition, rpc::LoadMesh(std::string(text)));
+    return std::move(definition.mesh);
+  }
+  return std::string(text);
+}
+
+absl::StatusOr<ProfileSelector> SelectProfile(std::string_view text) {
+  if (text.empty()) {
+    return ProfileSelector();
+  }
+  if (LooksLikePath(text)) {
+    return rpc::LoadProfile(std::string(text));
+  }
+  return std::string(text);
+}
+
+absl::StatusOr<RuleSetSelector> SelectRules(std::string_view text) {
+  if (text.empty()) {
+    return RuleSetSelector();
+  }
+  if (LooksLikePath(text)) {
+    return rpc::LoadRules(std::string(text));
+  }
+  return std::string(text);
+}
+
+absl::StatusOr<Activation> ParseActivation(std::string_view text) {
+  return Named<Activation>(text, {{"none", Activation::kNone},
+                                  {"relu", Activation::kRelu},
+                                  {"gelu", Activation::kGelu},
+                                  {"gelu-tanh", Activation::kGeluTanh},
+                                  {"silu", Activation::kSilu}});
+}
+
+absl::StatusOr<WeightLayout> ParseWeightLayout(std::string_view text) {
+  return Named<WeightLayout>(text,
+                             {{"out-in", WeightLayout::kOutIn}, {"in-out", WeightLayout::kInOut}});
+}
+
+absl::StatusOr<CollectiveKind> ParseCollectiveKind(std::string_view text) {
+  return Named<CollectiveKind>(text, {{"all-reduce", CollectiveKind::kAllReduce},
+                                      {"all-gather", CollectiveKind::kAllGather},
+                                      {"reduce-scatter", CollectiveKind::kReduceScatter}});
+}
+
+absl::StatusOr<Reduction> ParseReduction(std::string_view text) {
+  return Named<Reduction>(text, {{"sum", Reduction::kSum},
+                                 {"product", Reduction::kProduct},
+                                 {"min", Reduction::kMin},
+                                 {"max", Reduction::kMax},
+                                 {"mean", Reduction::kMean}});
+}
+
+absl::StatusOr<EntryKind> ParseEntryKind(std::string_view text) {
+  return Named<EntryKind>(text, {{"mesh", EntryKind::kMesh},
+                                 {"profile", EntryKind::kProfile},
+                                 {"rules", EntryKind::kRuleSet}});
+}
+
+}  // namespace shardmesh::client

@@ -1,0 +1,57 @@
+// How the values of the command line's arguments are written: shapes, axes, specs, and what is
+// named or given.
+#ifndef SHARDMESH_CLIENT_CLI_GRAMMAR_H_
+#define SHARDMESH_CLIENT_CLI_GRAMMAR_H_
+
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/catalog.h"
+#include "client/layout.h"
+#include "client/step.h"
+#include "sharding/axis_value.h"
+#include "sharding/mode.h"
+#include "sharding/shape.h"
+#include "sharding/spec.h"
+
+namespace shardmesh::client {
+
+// `30522,384`; empty for a scalar. Errors of CheckShape too.
+absl::StatusOr<Shape> ParseShape(std::string_view text);
+
+// One value per dimension, separated by commas; blanks are ignored:
+//   NAME            one axis
+//   -  _  none      not partitioned
+//   A+B  (A,B)      several axes, major to minor
+//   ?               left open
+// `()` or nothing at all is no dimension: P().
+// Example: `(fsdp,dp),-,tp` is P(('fsdp', 'dp'), None, 'tp').
+absl::StatusOr<PartitionSpec> ParseSpec(std::string_view text);
+
+// Logical axes in the same grammar, where `[A,B]` is a composite axis.
+absl::StatusOr<std::vector<AxisValue>> ParseAxes(std::string_view text);
+
+// A mode's name with or without its underscores, or a dimension's number.
+absl::StatusOr<Mode> ParseMode(std::string_view text);
+
+// An existing file, or a text that looks like a path (has a slash or ends in .yaml, .yml or .json),
+// is read; any other is the name of an entry of the catalog. A mesh may also be given by its axes,
+// `fsdp=2,tp=2`. Empty text selects nothing. Errors: those of rpc/config.h; axes that make no mesh
+// are wrong use.
+absl::StatusOr<MeshSelector> SelectMesh(std::string_view text);
+absl::StatusOr<ProfileSelector> SelectProfile(std::string_view text);
+absl::StatusOr<RuleSetSelector> SelectRules(std::string_view text);
+// Whether `text` is taken for a path by these.
+bool LooksLikePath(std::string_view text);
+
+// The names of the options of computations, such as `gelu` or `reduce-scatter`.
+absl::StatusOr<Activation> ParseActivation(std::string_view text);
+absl::StatusOr<WeightLayout> ParseWeightLayout(std::string_view text);
+absl::StatusOr<CollectiveKind> ParseCollectiveKind(std::string_view text);
+absl::StatusOr<Reduction> ParseReduction(std::string_view text);
+absl::StatusOr<EntryKind> ParseEntryKind(std::string_view text);
+
+}  // namespace shardmesh::client
+
+#endif  // SHARDMESH_CLIENT_CLI_GRAMMAR_H_

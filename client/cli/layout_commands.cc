@@ -1,0 +1,253 @@
+// resolve, match, plan, presets: questions about layouts, which need no worker.
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "client/cli/command_line.h"
+#include "client/cli/commands.h"
+#include "client/cli/grammar.h"
+#include "client/cli/placement.h"
+#include "client/cli/table.h"
+#include "sharding/presets.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+
+namespace shardmesh::client {
+namespace {
+
+struct ResolveFlags {
+  std::optional<std::vector<AxisValue>> axes;
+  std::string preset;
+  std::optional<PartitionSpec> spec;
+  std::optional<Mode> mode;
+  std::optional<Shape> shape;
+  std::string profile;
+  std::string mesh;
+  bool strict = false;
+  bool explain = false;
+  bool exact = false;
+
+  Compatibility compatibility() const {
+    return exact ? Compatibility::kExact : Compatibility::kDefault;
+  }
+};
+
+std::string_view StepKindName(ExplanationStep::Kind kind) {
+  switch (kind) {
+    case ExplanationStep::Kind::kSemanticName:
+      return "axis";
+    case ExplanationStep::Kind::kModeVariant:
+      return "mode";
+    case ExplanationStep::Kind::kMeshAxes:
+      return "mesh axes";
+    case ExplanationStep::Kind::kRule:
+      return "rule";
+    case ExplanationStep::Kind::kCorrection:
+      return "correction";
+  }
+  return "step";
+}
+
+void PrintAnswer(const SpecAnswer& answer) {
+  std::cout << "requested  " << FormatSpec(answer.requested) << "\n"
+            << "effective  " << FormatSpec(answer.effective) << "\n";
+  if (answer.shard_shape.has_value()) {
+    std::cout << "tile       " << FormatShape(*answer.shard_shape) << "\n";
+  }
+  for (const Correction& correction : answer.corrections) {
+    std::cout << "corrected  " << correction.ToString() << "\n";
+  }
+  if (!answer.explanation.empty()) {
+    Table table({{"dimension", Table::Align::kRight}, {"step"}, {"of"}, {"gives"}});
+    for (const ExplanationStep& step : answer.explanation) {
+      table.AddRow({step.dim < 0 ? "all" : StrCat(step.dim), std::string(StepKindName(step.kind)),
+                    step.subject, step.result});
+    }
+    std::cout << "\n";
+    table.Print();
+  }
+}
+
+Json AnswerJson(const SpecAnswer& answer) {
+  Json json = {{"requested", SpecJson(answer.requested)},
+               {"effective", SpecJson(answer.effective)},
+               {"corrections", CorrectionsJson(answer.corrections)},
+               {"shard_shape",
+                answer.shard_shape.has_value() ? ShapeJson(*answer.shard_shape) : Json(nullptr)},
+               {"revision", answer.revision}};
+  if (!answer.explanation.empty()) {
+    Json steps = Json::array();
+    for (const ExplanationStep& step : answer.explanation) {
+      steps.push_back({{"dimension", step.dim},
+                       {"step", std::string(StepKindName(step.kind))},
+                       {"subject", step.subject},
+                       {"result", step.result}});
+    }
+    json["explanation"] = std::move(steps);
+  }
+  return json;
+}
+
+absl::StatusOr<SpecAnswer> AskResolve(const Invocation& invocation, const ResolveFlags& flags) {
+  const int given = (flags.axes.has_value() ? 1 : 0) + (flags.preset.empty() ? 0 : 1) +
+                    (flags.spec.has_value() ? 1 : 0);
+  if (given != 1) {
+    return WrongUse("give one of --axes, --preset and --spec");
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(MeshSelector mesh, SelectMesh(flags.mesh));
+  if (flags.spec.has_value()) {
+    if (!flags.shape.has_value()) {
+      return WrongUse("--spec is corrected against a shape: give --shape too");
+    }
+    if (flags.mode.has_value() || !flags.profile.empty() || flags.explain) {
+      return WrongUse("--mode, --profile and --explain are about logical axes, not about --spec");
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+    return client->CorrectSpec({.spec = *flags.spec,
+                                .shape = *flags.shape,
+                                .mesh = std::move(mesh),
+                                .strict = flags.strict,
+                                .compatibility = flags.compatibility()});
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(ProfileSelector profile, SelectProfile(flags.profile));
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  return client->ResolveSpec({.axes = flags.axes.value_or(std::vector<AxisValue>()),
+                              .preset = flags.preset,
+                              .mode = flags.mode,
+                              .shape = flags.shape,
+                              .profile = std::move(profile),
+                              .mesh = std::move(mesh),
+                              .strict = flags.strict,
+                              .compatibility = flags.compatibility(),
+                              .explain = flags.explain});
+}
+
+absl::Status RunResolve(const Invocation& invocation, const ResolveFlags& flags) {
+  SHARDMESH_ASSIGN_OR_RETURN(const SpecAnswer answer, AskResolve(invocation, flags));
+  if (invocation.json) {
+    PrintJson(AnswerJson(answer));
+  } else {
+    PrintAnswer(answer);
+  }
+  return absl::OkStatus();
+}
+
+struct TreeFlags {
+  std::string checkpoint;
+  std::string rules;
+  std::string mesh;
+  bool strict = false;
+};
+
+absl::Status RunTree(const Invocation& invocation, const TreeFlags& flags, bool match_only) {
+  TreeQuestion question;
+  question.strict = flags.strict;
+  question.match_only = match_only;
+  SHARDMESH_ASSIGN_OR_RETURN(question.mesh, SelectMesh(flags.mesh));
+  SHARDMESH_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(flags.checkpoint));
+  SHARDMESH_ASSIGN_OR_RETURN(question.rules, SelectRules(flags.rules));
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const Placement placement,
+                             AskPlacement(client.get(), checkpoint, question));
+  if (invocation.json) {
+    PrintJson(PlacementJson(placement));
+  } else {
+    PrintPlacement(placement);
+  }
+  return absl::OkStatus();
+}
+
+std::string FormatAxes(const std::vector<AxisValue>& axes) {
+  return StrJoin(axes, ",", [](std::string* out, const AxisValue& axis) {
+    out->append(axis.is_name() ? axis.name() : axis.ToString());
+  });
+}
+
+absl::Status RunPresets(const Invocation& invocation) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<NamedPreset> presets, client->ListPresets());
+  if (invocation.json) {
+    Json list = Json::array();
+    for (const NamedPreset& preset : presets) {
+      list.push_back({{"name", preset.name},
+                      {"axes", FormatAxes(preset.axes)},
+                      {"mode", preset.mode.ToString()}});
+    }
+    PrintJson(list);
+    return absl::OkStatus();
+  }
+  Table table({{"preset"}, {"axes"}, {"mode"}});
+  for (const NamedPreset& preset : presets) {
+    table.AddRow({preset.name, FormatAxes(preset.axes), preset.mode.ToString()});
+  }
+  table.Print();
+  return absl::OkStatus();
+}
+
+void AddResolve(CommandLine* line) {
+  auto flags = std::make_shared<ResolveFlags>();
+  CLI::App* const resolve = line->AddCommand(
+      "resolve", "Resolve logical axes to a partition spec, or correct a spec for a shape",
+      [flags](const Invocation& i) { return RunResolve(i, *flags); });
+  AddParsedOption(resolve, "--axes", &flags->axes, ParseAxes,
+                  "logical axes, one a dimension, such as __BATCH__,__LENGTH__,__EMBED__; - for "
+                  "none");
+  resolve->add_option("--preset", flags->preset, "name of a preset, which brings axes and mode");
+  AddParsedOption(resolve, "--spec", &flags->spec, ParseSpec,
+                  "mesh axes, one entry a dimension: fsdp,tp; fsdp+dp or (fsdp,dp) for several; - "
+                  "for none");
+  AddParsedOption(resolve, "--mode", &flags->mode, ParseMode,
+                  "train, prefill, autoregressive, insert, or the dimension whose extent tells");
+  AddParsedOption(resolve, "--shape", &flags->shape, ParseShape,
+                  "the tensor's extents, such as 30522,384: the spec is corrected for them");
+  resolve->add_option("--profile", flags->profile, "a profile: YAML file, or name in the catalog");
+  resolve->add_option("--mesh", flags->mesh,
+                      "a mesh: axes as dp=4,tp=8, YAML file, or name in the catalog (default: "
+                      "default)");
+  resolve->add_flag("--strict", flags->strict, "make the first correction an error");
+  resolve->add_flag("--explain", flags->explain, "show the steps that led to each dimension");
+  resolve->add_flag("--exact", flags->exact, "answer as the Python originals do to the letter");
+}
+
+void AddTreeOptions(CLI::App* command, TreeFlags* flags) {
+  command->add_option("checkpoint", flags->checkpoint, "safetensors file, index, or model folder")
+      ->required();
+  command->add_option("--rules", flags->rules, "rules: YAML file, or name in the catalog")
+      ->required();
+}
+
+void AddMatch(CommandLine* line) {
+  auto flags = std::make_shared<TreeFlags>();
+  AddTreeOptions(
+      line->AddCommand(
+          "match", "Show which rule gives each tensor of a checkpoint its spec",
+          [flags](const Invocation& i) { return RunTree(i, *flags, /*match_only=*/true); }),
+      flags.get());
+}
+
+void AddPlan(CommandLine* line) {
+  auto flags = std::make_shared<TreeFlags>();
+  CLI::App* const plan = line->AddCommand(
+      "plan", "Show how a checkpoint would lie on a mesh, from its header alone",
+      [flags](const Invocation& i) { return RunTree(i, *flags, /*match_only=*/false); });
+  AddTreeOptions(plan, flags.get());
+  plan->add_option(
+      "--mesh", flags->mesh,
+      "a mesh: axes as dp=4,tp=8, YAML file, or name in the catalog (default: default)");
+  plan->add_flag("--strict", flags->strict, "make the first correction an error");
+}
+
+}  // namespace
+
+void AddLayoutCommands(CommandLine* line) {
+  AddResolve(line);
+  AddMatch(line);
+  AddPlan(line);
+  line->AddCommand("presets", "List the named axes of a transformer's usual tensors",
+                   [](const Invocation& i) { return RunPresets(i); });
+}
+
+}  // namespace shardmesh::client

@@ -1,0 +1,304 @@
+// A coordinator and its workers as processes of this host.
+#include "client/cli/local_cluster.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <optional>
+#include <system_error>
+
+#include "absl/time/clock.h"
+#include "client/mesh_client.h"
+#include "sharding/reason.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+#include "tensor/file.h"
+
+namespace shardmesh::client {
+namespace {
+
+constexpr char kCoordinator[] = "coordinator";
+constexpr char kListening[] = "shardmesh-coordinator listening on ";
+// How often processes and logs are looked at.
+constexpr absl::Duration kPollInterval = absl::Milliseconds(20);
+constexpr absl::Duration kGrace = absl::Seconds(10);
+constexpr int kLogLines = 10;
+
+// Held while a cluster of some name is being started, so that two starts do not meet.
+absl::StatusOr<FileDescriptor> LockFolder(const std::string& folder, const std::string& name) {
+  const std::string path = folder + "/lock";
+  FileDescriptor file(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  if (!file.valid()) {
+    return FileError("open", path, errno);
+  }
+  if (flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
+    return WithReason(absl::AlreadyExistsError(
+                          StrCat("the cluster \"", name, "\" is being started by another command")),
+                      Reason::kAlreadyExists);
+  }
+  return file;
+}
+
+absl::Status MakeFolders(const std::string& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  return error ? FileError("make folder", path, error.value()) : absl::OkStatus();
+}
+
+// The ranks of the default mesh that have no ready worker, as `worker-2 (joining)`.
+std::vector<std::string> Missing(const ClusterStatus& status,
+                                 const std::vector<std::string>& identities) {
+  std::vector<std::string> missing;
+  for (const std::string& identity : identities) {
+    const auto worker = std::find_if(status.workers.begin(), status.workers.end(),
+                                     [&](const WorkerStatus& w) { return w.identity == identity; });
+    if (worker == status.workers.end()) {
+      missing.push_back(identity + " (not attached)");
+    } else if (worker->state != WorkerState::kReady) {
+      missing.push_back(StrCat(identity, " (", WorkerStateName(worker->state), ")"));
+    }
+  }
+  return missing;
+}
+
+bool IsComplete(const ClusterStatus& status) {
+  return std::any_of(status.meshes.begin(), status.meshes.end(), [](const MeshStatus& mesh) {
+    return mesh.mesh_id == "default" && mesh.complete;
+  });
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> OwnBinaryFolder() {
+  std::error_code error;
+  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (error) {
+    return FileError("read", "/proc/self/exe", error.value());
+  }
+  return program.parent_path().string();
+}
+
+std::string LocalCluster::LogPath(const std::string& identity) const {
+  return StrCat(options_.folder, "/", identity, ".log");
+}
+
+ProcessOptions LocalCluster::CoordinatorProcess(const std::string& listen) const {
+  ProcessOptions process;
+  process.command = {options_.binary_folder + "/shardmesh-coordinator", "--listen=" + listen,
+                     "--http-listen=127.0.0.1:0", "--mesh=" + options_.mesh.ToString()};
+  if (!options_.data_folder.empty()) {
+    process.command.push_back(StrCat("--data-dir=", options_.data_folder, "/", kCoordinator));
+  }
+  process.command.insert(process.command.end(), options_.coordinator_flags.begin(),
+                         options_.coordinator_flags.end());
+  process.log_path = LogPath(kCoordinator);
+  return process;
+}
+
+ProcessOptions LocalCluster::WorkerProcess(const std::string& identity) const {
+  ProcessOptions process;
+  process.command = {options_.binary_folder + "/shardmesh-worker",
+                     "--coordinator=" + record_.address, "--listen=127.0.0.1:0",
+                     "--identity=" + identity};
+  if (!options_.worker_memory.empty()) {
+    process.command.push_back("--memory=" + options_.worker_memory);
+  }
+  if (!options_.data_folder.empty()) {
+    process.command.push_back(StrCat("--data-dir=", options_.data_folder, "/", identity));
+  }
+  process.command.insert(process.command.end(), options_.worker_flags.begin(),
+                         options_.worker_flags.end());
+  process.log_path = LogPath(identity);
+  return process;
+}
+
+absl::Status LocalCluster::About(const Member& member, absl::StatusCode code,
+                                 std::string_view what) {
+  const std::string tail =
+      LastLines(ReadLog(member.process.log_path(), member.process.log_offset_bytes()), kLogLines);
+  return absl::Status(
+      code, StrCat(member.identity, " (pid ", member.process.id().pid, ") ", what,
+                   tail.empty() ? StrCat("; its log ", member.process.log_path(), " is empty")
+                                : StrCat("; its log ends:\n", tail)));
+}
+
+LocalCluster::Member* LocalCluster::Find(const std::string& identity) {
+  const auto found = std::find_if(members_.begin(), members_.end(), [&](const Member& member) {
+    return member.identity == identity;
+  });
+  return found == members_.end() ? nullptr : &*found;
+}
+
+absl::Status LocalCluster::Launch(const std::string& identity, ProcessOptions process) {
+  process.ends_with_parent = options_.ends_with_parent;
+  process.parent_end_signal = options_.parent_end_signal;
+  SHARDMESH_ASSIGN_OR_RETURN(ChildProcess child, ChildProcess::Start(process));
+  if (Member* const member = Find(identity); member != nullptr) {
+    *member = {identity, std::move(process), std::move(child), false};
+  } else {
+    members_.push_back({identity, std::move(process), std::move(child), false});
+  }
+  return WriteDown();
+}
+
+absl::Status LocalCluster::WriteDown() {
+  record_.processes.clear();
+  for (const Member& member : members_) {
+    record_.processes.push_back({member.identity, member.process.id(), member.process.log_path()});
+  }
+  return WriteRecord(options_.folder, record_);
+}
+
+absl::Status LocalCluster::WaitUntilListening(Member* coordinator, absl::Time deadline) {
+  for (;;) {
+    // Before the log is read, lest its last words come between.
+    const std::optional<std::string> end = coordinator->process.Ended();
+    const std::string log =
+        ReadLog(coordinator->process.log_path(), coordinator->process.log_offset_bytes());
+    const size_t line = log.find(kListening);
+    const size_t line_end = log.find('\n', line);
+    if (line != std::string::npos && line_end != std::string::npos) {
+      const size_t begin = line + sizeof(kListening) - 1;
+      record_.address = log.substr(begin, line_end - begin);
+      return absl::OkStatus();
+    }
+    if (end.has_value()) {
+      return About(*coordinator, absl::StatusCode::kFailedPrecondition, *end);
+    }
+    if (absl::Now() >= deadline) {
+      return About(*coordinator, absl::StatusCode::kDeadlineExceeded, "does not listen yet");
+    }
+    absl::SleepFor(kPollInterval);
+  }
+}
+
+absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(LocalClusterOptions options,
+                                                                  absl::Time deadline) {
+  SHARDMESH_RETURN_IF_ERROR(CheckClusterName(options.name));
+  SHARDMESH_RETURN_IF_ERROR(MakeClusterFolder(options.folder));
+  SHARDMESH_ASSIGN_OR_RETURN(const FileDescriptor lock, LockFolder(options.folder, options.name));
+  if (const absl::StatusOr<ClusterRecord> old = ReadRecord(options.folder); old.ok()) {
+    if (old->IsUp()) {
+      return WithReason(
+          absl::AlreadyExistsError(StrCat("the cluster \"", options.name, "\" is up at ",
+                                          old->address, "; stop it with `shardmesh down --name ",
+                                          options.name, "`, or choose another --name")),
+          Reason::kAlreadyExists);
+    }
+    RemoveRecord(options.folder);
+  }
+  if (!options.data_folder.empty()) {
+    SHARDMESH_RETURN_IF_ERROR(MakeFolders(options.data_folder));
+  }
+
+  std::unique_ptr<LocalCluster> cluster(new LocalCluster(std::move(options)));
+  cluster->record_.name = cluster->options_.name;
+  cluster->record_.mesh = cluster->options_.mesh.ToString();
+  if (cluster->options_.ends_with_parent) {
+    SHARDMESH_ASSIGN_OR_RETURN(cluster->record_.supervisor, IdentifyProcess(getpid()));
+  }
+  const std::string listen = StrCat("127.0.0.1:", cluster->options_.port);
+  SHARDMESH_RETURN_IF_ERROR(cluster->Launch(kCoordinator, cluster->CoordinatorProcess(listen)));
+  SHARDMESH_RETURN_IF_ERROR(cluster->WaitUntilListening(&cluster->members_.front(), deadline));
+  for (int64_t i = 0; i < cluster->options_.mesh.size(); ++i) {
+    const std::string identity = StrCat("worker-", i);
+    SHARDMESH_RETURN_IF_ERROR(cluster->Launch(identity, cluster->WorkerProcess(identity)));
+  }
+  return cluster;
+}
+
+LocalCluster::~LocalCluster() {
+  if (!detached_) {
+    Stop(kGrace);
+  }
+}
+
+absl::Status LocalCluster::WaitUntilHealthy(absl::Time deadline) {
+  std::vector<std::string> identities;
+  for (size_t i = 1; i < members_.size(); ++i) {
+    identities.push_back(members_[i].identity);
+  }
+  MeshClientOptions options;
+  options.timeout = std::max(deadline - absl::Now(), absl::Milliseconds(1));
+  SHARDMESH_ASSIGN_OR_RETURN(const std::unique_ptr<MeshClient> client,
+                             MeshClient::Connect(record_.address, options));
+  for (;;) {
+    for (Member& member : members_) {
+      if (const std::optional<std::string> end = member.process.Ended(); end.has_value()) {
+        return WithReason(About(member, absl::StatusCode::kUnavailable, *end),
+                          Reason::kMeshIncomplete);
+      }
+    }
+    const absl::StatusOr<ClusterStatus> status = client->GetStatus();
+    if (status.ok() && IsComplete(*status)) {
+      return absl::OkStatus();
+    }
+    if (absl::Now() >= deadline) {
+      if (!status.ok()) {
+        return About(members_.front(), absl::StatusCode::kDeadlineExceeded,
+                     StrCat("does not answer: ", ToStd(status.status().message())));
+      }
+      const std::vector<std::string> missing = Missing(*status, identities);
+      const Member* const first = missing.empty()
+                                      ? &members_.front()
+                                      : Find(missing.front().substr(0, missing.front().find(' ')));
+      return WithReason(
+          About(*first, absl::StatusCode::kDeadlineExceeded,
+                missing.empty() ? "has not completed the mesh"
+                                : StrCat("is not ready; missing: ", StrJoin(missing, ", "))),
+          Reason::kMeshIncomplete);
+    }
+    absl::SleepFor(kPollInterval);
+  }
+}
+
+std::vector<EndedProcess> LocalCluster::CollectEnded() {
+  std::vector<EndedProcess> ended;
+  for (Member& member : members_) {
+    const std::optional<std::string> end = member.process.Ended();
+    if (end.has_value() && !std::exchange(member.reported, true)) {
+      ended.push_back({member.identity, member.process.id().pid, *end});
+    }
+  }
+  return ended;
+}
+
+bool LocalCluster::AnyRunning() const { return record_.IsUp(); }
+
+absl::Status LocalCluster::Signal(const std::string& identity, int signal) {
+  Member* const member = Find(identity);
+  if (member == nullptr) {
+    return absl::NotFoundError(StrCat("the cluster has no \"", identity, "\""));
+  }
+  return SendSignal(member->process.id(), signal);
+}
+
+absl::Status LocalCluster::Restart(const std::string& identity, absl::Time deadline) {
+  Member* const member = Find(identity);
+  if (member == nullptr) {
+    return absl::NotFoundError(StrCat("the cluster has no \"", identity, "\""));
+  }
+  if (!member->process.Ended().has_value()) {
+    return absl::FailedPreconditionError(StrCat(identity, " still runs"));
+  }
+  if (identity != kCoordinator) {
+    return Launch(identity, member->options);
+  }
+  SHARDMESH_RETURN_IF_ERROR(Launch(identity, CoordinatorProcess(record_.address)));
+  return WaitUntilListening(Find(identity), deadline);
+}
+
+std::vector<std::string> LocalCluster::Stop(absl::Duration grace) {
+  std::vector<std::string> killed = StopRecorded(options_.folder, record_, grace);
+  for (Member& member : members_) {
+    member.process.Ended();
+  }
+  return killed;
+}
+
+}  // namespace shardmesh::client

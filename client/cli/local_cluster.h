@@ -1,0 +1,119 @@
+// LocalCluster: a coordinator and its workers as processes of this host.
+#ifndef SHARDMESH_CLIENT_CLI_LOCAL_CLUSTER_H_
+#define SHARDMESH_CLIENT_CLI_LOCAL_CLUSTER_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "client/cli/cluster_record.h"
+#include "client/cli/process.h"
+#include "sharding/mesh.h"
+
+namespace shardmesh::client {
+
+struct LocalClusterOptions {
+  std::string name = "default";
+  // For the record and the logs; see ClusterFolder. Made if missing.
+  std::string folder;
+  // Where the programs shardmesh-coordinator and shardmesh-worker lie.
+  std::string binary_folder;
+  // Of the mesh "default"; one worker for each device.
+  Mesh mesh;
+  // The coordinator's; 0: a free one.
+  int port = 0;
+  // Keeps state and tiles below this folder; empty: in memory.
+  std::string data_folder;
+  // Of each worker, as its flag --memory takes it; empty: its own default.
+  std::string worker_memory;
+  std::vector<std::string> coordinator_flags;  // further ones
+  std::vector<std::string> worker_flags;
+  // Processes end with this one; otherwise they outlive it.
+  bool ends_with_parent = true;
+  int parent_end_signal = 15;
+};
+
+// A process that ended though nobody stopped it.
+struct EndedProcess {
+  std::string identity;
+  pid_t pid = 0;
+  std::string how;
+};
+
+// Workers have the identities worker-0, worker-1, ... Not thread-safe; one thread starts the
+// cluster and outlives it if processes are to end with their parent.
+class LocalCluster {
+ public:
+  // The coordinator, then all workers, without waiting for the latter; see WaitUntilHealthy.
+  // A cluster of that name that is up is ALREADY_EXISTS; the record of one that is gone is
+  // replaced. A process that does not come to listen is an error with the end of its log, and the
+  // others are stopped.
+  static absl::StatusOr<std::unique_ptr<LocalCluster>> Start(LocalClusterOptions options,
+                                                             absl::Time deadline);
+  // Stops the processes unless they were detached.
+  ~LocalCluster();
+  LocalCluster(const LocalCluster&) = delete;
+  LocalCluster& operator=(const LocalCluster&) = delete;
+
+  const std::string& address() const { return record_.address; }
+  const ClusterRecord& record() const { return record_; }
+
+  // Waits until every rank of the mesh has a ready worker. DEADLINE_EXCEEDED names those that are
+  // missing, UNAVAILABLE one that ended; both with the end of its log.
+  absl::Status WaitUntilHealthy(absl::Time deadline);
+
+  // The processes that ended since the last call.
+  std::vector<EndedProcess> CollectEnded();
+  bool AnyRunning() const;
+
+  // Sends a signal to the coordinator or a worker. NOT_FOUND for another identity, or if it is
+  // gone.
+  absl::Status Signal(const std::string& identity, int signal);
+  // Starts it again, as it was: the coordinator at the same port, a worker with the same identity.
+  // FAILED_PRECONDITION while it still runs.
+  absl::Status Restart(const std::string& identity, absl::Time deadline);
+
+  // Ends all processes (see StopRecorded); returns the identities of those that had to be killed.
+  std::vector<std::string> Stop(absl::Duration grace);
+  // Leaves the processes running when this object goes.
+  void Detach() { detached_ = true; }
+
+ private:
+  struct Member {
+    std::string identity;
+    ProcessOptions options;
+    ChildProcess process;
+    bool reported = false;  // as ended
+  };
+
+  explicit LocalCluster(LocalClusterOptions options) : options_(std::move(options)) {}
+
+  std::string LogPath(const std::string& identity) const;
+  ProcessOptions CoordinatorProcess(const std::string& listen) const;
+  ProcessOptions WorkerProcess(const std::string& identity) const;
+  absl::Status Launch(const std::string& identity, ProcessOptions process);
+  // Waits for the coordinator's line with its address.
+  absl::Status WaitUntilListening(Member* coordinator, absl::Time deadline);
+  absl::Status WriteDown();
+  Member* Find(const std::string& identity);
+  // An error about a member, with the end of its log.
+  static absl::Status About(const Member& member, absl::StatusCode code, std::string_view what);
+
+  const LocalClusterOptions options_;
+  std::vector<Member> members_;  // the coordinator first
+  ClusterRecord record_;
+  bool detached_ = false;
+};
+
+// The folder of the running program, where the others lie beside it.
+absl::StatusOr<std::string> OwnBinaryFolder();
+
+}  // namespace shardmesh::client
+
+#endif  // SHARDMESH_CLIENT_CLI_LOCAL_CLUSTER_H_

@@ -1,0 +1,14 @@
+// The program shardmesh: everything that a user does with a cluster, from a terminal.
+#include "client/cli/command_line.h"
+#include "client/cli/commands.h"
+
+int main(int argc, char** argv) {
+  shardmesh::client::CommandLine line;
+  shardmesh::client::AddClusterCommands(&line);
+  shardmesh::client::AddLayoutCommands(&line);
+  shardmesh::client::AddArrayCommands(&line);
+  shardmesh::client::AddComputeCommands(&line);
+  shardmesh::client::AddCatalogCommands(&line);
+  shardmesh::client::AddCheckpointCommands(&line);
+  return line.Run(argc, argv);
+}

@@ -1,0 +1,206 @@
+// Processes of this host, by fork and exec, /proc and process descriptors.
+#include "client/cli/process.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <fstream>
+#include <iterator>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+#include "tensor/file.h"
+
+namespace shardmesh::client {
+namespace {
+
+struct ProcessState {
+  char state = 0;  // Z and X: ended
+  uint64_t start_ticks = 0;
+};
+
+// Of /proc/PID/stat, whose second field, the name in parentheses, may hold anything.
+std::optional<ProcessState> ReadState(pid_t pid) {
+  std::ifstream file(StrCat("/proc/", pid, "/stat"));
+  const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  const size_t name_end = text.rfind(')');
+  if (name_end == std::string::npos) {
+    return std::nullopt;
+  }
+  // Fields 3 (state) and 22 (start time), counted from 1.
+  const std::vector<std::string> fields =
+      absl::StrSplit(text.substr(name_end + 1), ' ', absl::SkipEmpty());
+  ProcessState state;
+  if (fields.size() < 20 || fields[0].empty() ||
+      !absl::SimpleAtoi(fields[19], &state.start_ticks)) {
+    return std::nullopt;
+  }
+  state.state = fields[0].front();
+  return state;
+}
+
+bool HasEnded(const ProcessState& state) { return state.state == 'Z' || state.state == 'X'; }
+
+absl::Status Gone(const ProcessId& id) {
+  return absl::NotFoundError(StrCat("process ", id.pid, " is gone"));
+}
+
+// Runs in the child between fork and exec: only what is safe there. Returns errno's value.
+int BecomeProgram(const ProcessOptions& options, char* const* arguments, int log, int input,
+                  pid_t parent) {
+  sigset_t none;
+  sigemptyset(&none);
+  if (sigprocmask(SIG_SETMASK, &none, nullptr) != 0) {
+    return errno;
+  }
+  if (options.ends_with_parent) {
+    setpgid(0, 0);
+    if (prctl(PR_SET_PDEATHSIG, options.parent_end_signal) != 0) {
+      return errno;
+    }
+    if (getppid() != parent) {
+      return ECHILD;  // the parent ended before it could be watched
+    }
+  } else {
+    setsid();
+  }
+  if (dup2(input, STDIN_FILENO) < 0 || dup2(log, STDOUT_FILENO) < 0 ||
+      dup2(log, STDERR_FILENO) < 0) {
+    return errno;
+  }
+  execv(arguments[0], arguments);
+  return errno;
+}
+
+}  // namespace
+
+absl::StatusOr<ProcessId> IdentifyProcess(pid_t pid) {
+  const std::optional<ProcessState> state = ReadState(pid);
+  if (!state.has_value()) {
+    return Gone({pid, 0});
+  }
+  return ProcessId{pid, state->start_ticks};
+}
+
+bool IsRunning(const ProcessId& id) {
+  const std::optional<ProcessState> state = ReadState(id.pid);
+  return state.has_value() && state->start_ticks == id.start_ticks && !HasEnded(*state);
+}
+
+absl::Status SendSignal(const ProcessId& id, int signal) {
+  const FileDescriptor process(static_cast<int>(syscall(SYS_pidfd_open, id.pid, 0)));
+  // The descriptor holds on to whoever bears the pid now; only then is it worth looking who.
+  if (!process.valid() || !IsRunning(id)) {
+    return Gone(id);
+  }
+  if (syscall(SYS_pidfd_send_signal, process.get(), signal, nullptr, 0) != 0) {
+    return errno == ESRCH ? Gone(id) : FileError("signal", StrCat("process ", id.pid), errno);
+  }
+  return absl::OkStatus();
+}
+
+bool WaitUntilGone(const ProcessId& id, absl::Time deadline) {
+  const FileDescriptor process(static_cast<int>(syscall(SYS_pidfd_open, id.pid, 0)));
+  if (!process.valid() || !IsRunning(id)) {
+    return true;
+  }
+  pollfd waited = {.fd = process.get(), .events = POLLIN, .revents = 0};
+  const int64_t left = std::max<int64_t>(0, absl::ToInt64Milliseconds(deadline - absl::Now()));
+  poll(&waited, 1, static_cast<int>(std::min<int64_t>(left, 1 << 30)));
+  return !IsRunning(id);
+}
+
+absl::StatusOr<ChildProcess> ChildProcess::Start(const ProcessOptions& options) {
+  const std::string& program = options.command.front();
+  if (access(program.c_str(), X_OK) != 0) {
+    return FileError("start", program, errno);
+  }
+  const FileDescriptor log(
+      open(options.log_path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+  if (!log.valid()) {
+    return FileError("open", options.log_path, errno);
+  }
+  const FileDescriptor input(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  struct stat log_state = {};
+  int error_pipe[2];
+  if (!input.valid() || fstat(log.get(), &log_state) != 0 || pipe2(error_pipe, O_CLOEXEC) != 0) {
+    return FileError("prepare to start", program, errno);
+  }
+  const FileDescriptor error_reader(error_pipe[0]);
+  FileDescriptor error_writer(error_pipe[1]);
+
+  std::vector<char*> arguments;
+  for (const std::string& argument : options.command) {
+    arguments.push_back(const_cast<char*>(argument.c_str()));
+  }
+  arguments.push_back(nullptr);
+  const pid_t parent = getpid();
+  const pid_t pid = fork();
+  if (pid < 0) {
+    return FileError("start", program, errno);
+  }
+  if (pid == 0) {
+    const int error = BecomeProgram(options, arguments.data(), log.get(), input.get(), parent);
+    [[maybe_unused]] const ssize_t written = write(error_writer.get(), &error, sizeof(error));
+    _exit(127);
+  }
+  // The pipe closes without a word when exec succeeds.
+  error_writer.Close();
+  int error = 0;
+  ssize_t size = 0;
+  do {
+    size = read(error_reader.get(), &error, sizeof(error));
+  } while (size < 0 && errno == EINTR);
+  if (size == static_cast<ssize_t>(sizeof(error))) {
+    waitpid(pid, nullptr, 0);
+    return FileError("start", program, error);
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const ProcessId id, IdentifyProcess(pid));
+  return ChildProcess(id, options.log_path, log_state.st_size);
+}
+
+std::optional<std::string> ChildProcess::Ended() {
+  int state = 0;
+  if (!end_.has_value() && waitpid(id_.pid, &state, WNOHANG) == id_.pid) {
+    ended_well_ = WIFEXITED(state) && WEXITSTATUS(state) == 0;
+    end_ = WIFEXITED(state) ? StrCat("exited with code ", WEXITSTATUS(state))
+                            : StrCat("was killed by signal ", WTERMSIG(state), " (",
+                                     strsignal(WTERMSIG(state)), ")");
+  }
+  return end_;
+}
+
+std::string ReadLog(const std::string& path, int64_t offset_bytes) {
+  std::ifstream file(path, std::ios::binary);
+  file.seekg(offset_bytes);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+std::string LastLines(std::string_view text, int lines) {
+  while (text.ends_with('\n')) {
+    text.remove_suffix(1);
+  }
+  size_t begin = text.size();
+  for (int i = 0; i < lines && begin != 0; ++i) {
+    begin = text.rfind('\n', begin - 1);
+    if (begin == std::string_view::npos) {
+      return std::string(text);
+    }
+  }
+  return std::string(text.substr(std::min(text.size(), begin + 1)));
+}
+
+}  // namespace shardmesh::client

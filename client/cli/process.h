@@ -1,0 +1,84 @@
+// Processes of this host: started in the background, recognised again later, and stopped.
+#ifndef SHARDMESH_CLIENT_CLI_PROCESS_H_
+#define SHARDMESH_CLIENT_CLI_PROCESS_H_
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace shardmesh::client {
+
+// A process for good: the system gives a pid to others later, but never with this start.
+struct ProcessId {
+  pid_t pid = 0;
+  // When it started, in the kernel's ticks since boot.
+  uint64_t start_ticks = 0;
+
+  friend bool operator==(const ProcessId&, const ProcessId&) = default;
+};
+
+// NOT_FOUND if no process bears the pid.
+absl::StatusOr<ProcessId> IdentifyProcess(pid_t pid);
+// Whether it still runs; one that has ended and waits to be reaped does not.
+bool IsRunning(const ProcessId& id);
+// Sends a signal to this very process. NOT_FOUND if it is gone, PERMISSION_DENIED if it is of
+// another user.
+absl::Status SendSignal(const ProcessId& id, int signal);
+// Waits until it is gone; false if it still runs at `deadline`.
+bool WaitUntilGone(const ProcessId& id, absl::Time deadline);
+
+struct ProcessOptions {
+  // The program's path, then its arguments.
+  std::vector<std::string> command;
+  // Standard output and error are appended to this file; standard input is empty.
+  std::string log_path;
+  // Gets SIGTERM when the thread that started it ends; otherwise lives on in a session of its own.
+  bool ends_with_parent = true;
+  // What that signal is instead: SIGKILL, for what must leave nothing behind.
+  int parent_end_signal = 15;
+};
+
+// A child of this process. Not thread-safe. The destructor leaves it running.
+class ChildProcess {
+ public:
+  // Errors as the system says, such as NOT_FOUND for a program that is not there.
+  static absl::StatusOr<ChildProcess> Start(const ProcessOptions& options);
+
+  const ProcessId& id() const { return id_; }
+  const std::string& log_path() const { return log_path_; }
+  // Where this process' own output begins in the log.
+  int64_t log_offset_bytes() const { return log_offset_bytes_; }
+
+  // Nullopt while it runs; else how it ended, such as `exited with code 1` or `was killed by signal
+  // 9`. Reaps it.
+  std::optional<std::string> Ended();
+  // Of an ended process: whether its exit code was 0.
+  bool ended_well() const { return ended_well_; }
+
+ private:
+  ChildProcess(ProcessId id, std::string log_path, int64_t log_offset_bytes)
+      : id_(id), log_path_(std::move(log_path)), log_offset_bytes_(log_offset_bytes) {}
+
+  ProcessId id_;
+  std::string log_path_;
+  int64_t log_offset_bytes_ = 0;
+  std::optional<std::string> end_;
+  bool ended_well_ = false;
+};
+
+// What was written to a log from `offset_bytes` on; empty if it cannot be read.
+std::string ReadLog(const std::string& path, int64_t offset_bytes = 0);
+// The last `lines` lines of a text.
+std::string LastLines(std::string_view text, int lines);
+
+}  // namespace shardmesh::client
+
+#endif  // SHARDMESH_CLIENT_CLI_PROCESS_H_

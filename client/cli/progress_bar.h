@@ -1,0 +1,35 @@
+// Shows on standard error how far a transfer is: a bar on a terminal, plain lines elsewhere.
+#ifndef SHARDMESH_CLIENT_CLI_PROGRESS_BAR_H_
+#define SHARDMESH_CLIENT_CLI_PROGRESS_BAR_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/time/time.h"
+
+namespace shardmesh::client {
+
+// Not thread-safe.
+class ProgressBar {
+ public:
+  // `what` stands in front, such as `load`.
+  explicit ProgressBar(std::string what);
+  // Ends the bar's line.
+  ~ProgressBar();
+  ProgressBar(const ProgressBar&) = delete;
+  ProgressBar& operator=(const ProgressBar&) = delete;
+
+  // A line elsewhere than on a terminal is written at each quarter only.
+  void Show(int64_t done_bytes, int64_t total_bytes);
+
+ private:
+  const std::string what_;
+  const bool terminal_;
+  const absl::Time start_;
+  int64_t quarters_ = 0;
+  bool open_ = false;  // the bar's line is not ended
+};
+
+}  // namespace shardmesh::client
+
+#endif  // SHARDMESH_CLIENT_CLI_PROGRESS_BAR_H_

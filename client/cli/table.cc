@@ -1,0 +1,171 @@
+// Tables and values as a person reads them in a terminal, and as JSON.
+#include "client/cli/table.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <iostream>
+
+#include "absl/strings/str_format.h"
+#include "sharding/reason.h"
+#include "sharding/str_cat.h"
+
+namespace shardmesh::client {
+namespace {
+
+// Columns of a terminal that `text`, UTF-8, takes: its characters.
+size_t Width(std::string_view text) {
+  return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) {
+    return (static_cast<unsigned char>(c) & 0xC0) != 0x80;
+  }));
+}
+
+// Three digits of a number below 1000.
+std::string ThreeDigits(double value) {
+  return absl::StrFormat("%.*f", value < 9.995 ? 2 : value < 99.95 ? 1 : 0, value);
+}
+
+Json EntryJson(const SpecEntry& entry) {
+  if (entry.is_unconstrained()) {
+    return "?";
+  }
+  Json names = Json::array();
+  for (const AxisName& axis : entry.axes()) {
+    names.push_back(axis.has_value() ? Json(*axis) : Json(nullptr));
+  }
+  return names.empty() ? Json(nullptr) : names.size() == 1 ? names.front() : names;
+}
+
+std::string FormatEntry(const SpecEntry& entry) {
+  if (entry.is_unconstrained()) {
+    return "?";
+  }
+  if (entry.is_none()) {
+    return "-";
+  }
+  const std::string names = StrJoin(entry.axes(), ",", [](std::string* out, const AxisName& axis) {
+    out->append(axis.value_or("-"));
+  });
+  return entry.axes().size() == 1 ? names : StrCat("(", names, ")");
+}
+
+}  // namespace
+
+std::string Table::ToString() const {
+  std::vector<size_t> widths;
+  for (size_t i = 0; i < columns_.size(); ++i) {
+    size_t width = Width(columns_[i].title);
+    for (const std::vector<std::string>& row : rows_) {
+      width = std::max(width, Width(row[i]));
+    }
+    widths.push_back(width);
+  }
+  std::string text;
+  const auto add_line = [&](const auto& cell_of) {
+    std::string line;
+    for (size_t i = 0; i < columns_.size(); ++i) {
+      const std::string& cell = cell_of(i);
+      const std::string padding(widths[i] - Width(cell), ' ');
+      line += i == 0 ? "" : "  ";
+      line += columns_[i].align == Align::kRight ? padding + cell : cell + padding;
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    text += line + "\n";
+  };
+  add_line([&](size_t i) -> const std::string& { return columns_[i].title; });
+  for (const std::vector<std::string>& row : rows_) {
+    add_line([&](size_t i) -> const std::string& { return row[i]; });
+  }
+  return text;
+}
+
+void Table::Print() const { std::cout << ToString(); }
+
+std::string FormatBytes(int64_t bytes) {
+  constexpr std::array kUnits = {"kB", "MB", "GB", "TB", "PB", "EB"};
+  if (bytes < 1000) {
+    return StrCat(bytes, " B");
+  }
+  double value = static_cast<double>(bytes) / 1000;
+  size_t unit = 0;
+  for (; value >= 999.5 && unit + 1 < kUnits.size(); ++unit) {
+    value /= 1000;
+  }
+  return StrCat(ThreeDigits(value), " ", kUnits[unit]);
+}
+
+std::string FormatTime(absl::Duration duration) {
+  const double seconds = absl::ToDoubleSeconds(duration);
+  if (seconds < 1e-3) {
+    return StrCat(ThreeDigits(seconds * 1e6), " us");
+  }
+  if (seconds < 1) {
+    return StrCat(ThreeDigits(seconds * 1e3), " ms");
+  }
+  return seconds < 100 ? StrCat(ThreeDigits(seconds), " s")
+                       : absl::FormatDuration(absl::Trunc(duration, absl::Seconds(1)));
+}
+
+std::string FormatShape(absl::Span<const int64_t> shape) {
+  return shape.empty() ? "scalar" : StrJoin(shape, "x");
+}
+
+std::string FormatSpec(const PartitionSpec& spec) {
+  std::string text =
+      spec.empty() ? "()"
+                   : StrJoin(spec.entries(), ",", [](std::string* out, const SpecEntry& entry) {
+                       out->append(FormatEntry(entry));
+                     });
+  if (!spec.unreduced().empty()) {
+    StrAppend(&text, " unreduced ", StrJoin(spec.unreduced(), ","));
+  }
+  return text;
+}
+
+std::string FormatCorrections(absl::Span<const Correction> corrections) {
+  return StrJoin(corrections, "; ", [](std::string* out, const Correction& correction) {
+    out->append(correction.ToString());
+  });
+}
+
+Json SpecJson(const PartitionSpec& spec) {
+  Json entries = Json::array();
+  for (const SpecEntry& entry : spec.entries()) {
+    entries.push_back(EntryJson(entry));
+  }
+  return entries;
+}
+
+Json CorrectionsJson(absl::Span<const Correction> corrections) {
+  Json list = Json::array();
+  for (const Correction& correction : corrections) {
+    list.push_back({{"dimension", correction.dim},
+                    {"requested", EntryJson(correction.requested)},
+                    {"reason", std::string(ReasonName(correction.reason))},
+                    {"have", correction.have},
+                    {"need", correction.need},
+                    {"text", correction.ToString()}});
+  }
+  return list;
+}
+
+Json ShapeJson(absl::Span<const int64_t> shape) {
+  Json extents = Json::array();
+  for (const int64_t extent : shape) {
+    extents.push_back(extent);
+  }
+  return extents;
+}
+
+Json MeshJson(const Mesh& mesh) {
+  Json axes = Json::object();
+  for (const MeshAxis& axis : mesh.axes()) {
+    axes[axis.name] = axis.size;
+  }
+  return axes;
+}
+
+double Seconds(absl::Duration duration) { return absl::ToDoubleSeconds(duration); }
+
+}  // namespace shardmesh::client

@@ -1,0 +1,65 @@
+// Tables and values as a person reads them in a terminal, and as JSON.
+#ifndef SHARDMESH_CLIENT_CLI_TABLE_H_
+#define SHARDMESH_CLIENT_CLI_TABLE_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "client/cli/command_line.h"
+#include "sharding/correction.h"
+#include "sharding/mesh.h"
+#include "sharding/spec.h"
+
+namespace shardmesh::client {
+
+// Rows under a header, each column as wide as its widest cell. Not thread-safe.
+class Table {
+ public:
+  enum class Align { kLeft, kRight };
+  struct Column {
+    std::string title;
+    Align align = Align::kLeft;
+  };
+
+  explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
+
+  // As many cells as there are columns.
+  void AddRow(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
+
+  // Lines that end in a newline, without blanks at their ends.
+  std::string ToString() const;
+  // To standard output.
+  void Print() const;
+
+ private:
+  const std::vector<Column> columns_;
+  std::vector<std::vector<std::string>> rows_;
+};
+
+// `91.0 MB`; units of 1000, three digits.
+std::string FormatBytes(int64_t bytes);
+// `1.23 ms`; three digits.
+std::string FormatTime(absl::Duration duration);
+// `8x16`; `scalar`.
+std::string FormatShape(absl::Span<const int64_t> shape);
+// In the grammar of ParseSpec: `(fsdp,dp),-,tp`; `()` for P().
+std::string FormatSpec(const PartitionSpec& spec);
+// `dimension 1: ...; dimension 2: ...`; empty if there are none.
+std::string FormatCorrections(absl::Span<const Correction> corrections);
+
+// A list with null, a name or a list of names for each dimension; unreduced axes are not in it.
+Json SpecJson(const PartitionSpec& spec);
+Json CorrectionsJson(absl::Span<const Correction> corrections);
+Json ShapeJson(absl::Span<const int64_t> shape);
+// {"fsdp": 2, "tp": 2}.
+Json MeshJson(const Mesh& mesh);
+// Seconds.
+double Seconds(absl::Duration duration);
+
+}  // namespace shardmesh::client
+
+#endif  // SHARDMESH_CLIENT_CLI_TABLE_H_
