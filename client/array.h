@@ -65,11 +65,11 @@ struct PutTensor {
   // Its bytes; they stay as they are until the put returns.
   TensorView view;
   // Nullopt: the rules decide.
-  std::optional<PartitionSpec> spec;
+  std::optional<PartitionSpec> spec = std::nullopt;
   // The version of the name that is replaced.
   int64_t expected_version = kAnyVersion;
   // As in Tiling::Create.
-  std::vector<CutPoints> cut_points;
+  std::vector<CutPoints> cut_points = {};
 };
 
 // Bytes handed to the network so far, and in all; replicas count each time.
@@ -77,16 +77,16 @@ using ProgressCallback = std::function<void(int64_t done_bytes, int64_t total_by
 
 struct PutOptions {
   // The mesh's name; empty means "default".
-  std::string mesh;
+  std::string mesh = {};
   // For tensors without a spec.
-  RuleSetSelector rules;
+  RuleSetSelector rules = {};
   // The first correction is an error.
   bool strict = false;
   // Let the old arrays of the names go first: needs less memory, but a failure loses them.
   bool release_first = false;
   // Called at most about 20 times a second, and once at the end of the bytes; one call at a time,
   // on any thread. Null for none.
-  ProgressCallback progress;
+  ProgressCallback progress = nullptr;
 };
 
 // An array as put, and why its spec is not the one asked for.

@@ -32,14 +32,14 @@ using RuleSetSelector = std::variant<std::monostate, std::string, rpc::RuleSetDe
 // Which spec do these logical axes resolve to?
 struct ResolveSpecQuestion {
   // Semantic axes, one a dimension; or the name of a preset, which brings axes and mode.
-  std::vector<AxisValue> axes;
-  std::string preset;
+  std::vector<AxisValue> axes = {};
+  std::string preset = {};
   // Nullopt: the preset decides, or training.
-  std::optional<Mode> mode;
+  std::optional<Mode> mode = std::nullopt;
   // Without a shape nothing is corrected, and no mesh is needed.
-  std::optional<Shape> shape;
-  ProfileSelector profile;
-  MeshSelector mesh;
+  std::optional<Shape> shape = std::nullopt;
+  ProfileSelector profile = {};
+  MeshSelector mesh = {};
   // The first correction is an error.
   bool strict = false;
   Compatibility compatibility = Compatibility::kDefault;
@@ -106,11 +106,11 @@ struct NamedPreset {
 // What holds for a whole tree of tensors.
 struct TreeQuestion {
   // For tensors without axes of their own.
-  RuleSetSelector rules;
+  RuleSetSelector rules = {};
   // For tensors with axes.
-  ProfileSelector profile;
-  std::optional<Mode> mode;
-  MeshSelector mesh;
+  ProfileSelector profile = {};
+  std::optional<Mode> mode = std::nullopt;
+  MeshSelector mesh = {};
   bool strict = false;
   Compatibility compatibility = Compatibility::kDefault;
   // Specs are those of the rules: no mesh is asked, nothing is corrected, no bytes are counted.
@@ -120,8 +120,8 @@ struct TreeQuestion {
 struct TreeTensor {
   std::string name;  // unique in the tree, 1 to 1,024 bytes
   Shape shape;
-  std::optional<Dtype> dtype;  // nullopt counts no bytes
-  std::vector<AxisValue> axes;
+  std::optional<Dtype> dtype = std::nullopt;  // nullopt counts no bytes
+  std::vector<AxisValue> axes = {};           // semantic; instead of rules
 };
 
 struct TreeSpec {

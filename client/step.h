@@ -32,9 +32,9 @@ struct Operand {
 // What is to become of results.
 struct OutputOptions {
   // By result, in order; an empty or missing name leaves it without one.
-  std::vector<std::string> names;
+  std::vector<std::string> names = {};
   // Of the names; missing means kAnyVersion.
-  std::vector<int64_t> expected_versions;
+  std::vector<int64_t> expected_versions = {};
   // Return the elements too, at most 1 MiB together.
   bool return_literals = false;
 };
@@ -62,19 +62,19 @@ struct ExecuteCall {
   std::variant<Program, std::string> work;
   std::vector<Operand> operands;
   // Needed where no operand is an array.
-  std::string mesh_id;
-  OutputOptions output;
+  std::string mesh_id = {};
+  OutputOptions output = {};
 };
 
 // activation(scale * input * weight + bias).
 struct LinearCall {
   Operand input;  // [..., in]
   Operand weight;
-  std::optional<Operand> bias;  // [out]
+  std::optional<Operand> bias = std::nullopt;  // [out]
   WeightLayout weight_layout = WeightLayout::kOutIn;
   Activation activation = Activation::kNone;
   float scale = 1;
-  OutputOptions output;
+  OutputOptions output = {};
 };
 
 struct MatmulCall {
@@ -82,7 +82,7 @@ struct MatmulCall {
   Operand rhs;  // [K, N]; [N, K] if transposed
   bool transpose_lhs = false;
   bool transpose_rhs = false;
-  OutputOptions output;
+  OutputOptions output = {};
 };
 
 // See CollectiveOp.
@@ -92,7 +92,7 @@ struct CollectiveCall {
   std::vector<std::string> axes;
   int64_t dimension = 0;
   Reduction reduction = Reduction::kSum;
-  OutputOptions output;
+  OutputOptions output = {};
 };
 
 struct CompiledProgram {

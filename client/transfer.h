@@ -39,7 +39,7 @@ struct TransferOptions {
   rpc::Credentials credentials = rpc::Credentials::Insecure();
   absl::Time deadline = absl::InfiniteFuture();
   // See PutOptions::progress.
-  ProgressCallback progress;
+  ProgressCallback progress = nullptr;
 };
 
 // Hands every device its tile of every tensor: one stream and one thread a worker, none waiting for

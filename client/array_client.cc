@@ -1,0 +1,224 @@
+// The calls of CoordinatorClient about arrays.
+#include <utility>
+
+#include "client/coordinator_client.h"
+#include "client/coordinator_connection.h"
+#include "client/wire_enums.h"
+#include "rpc/array_codec.h"
+#include "rpc/spec_codec.h"
+#include "rpc/time_codec.h"
+#include "sharding/status_macros.h"
+
+namespace shardmesh::client {
+namespace {
+
+void EncodeTensor(const PutTensor& from, v1::PutTensor* to) {
+  to->set_name(from.name);
+  to->set_dtype(rpc::Encode(from.view.dtype()));
+  rpc::Encode(from.view.shape(), to->mutable_shape());
+  if (from.spec.has_value()) {
+    rpc::Encode(*from.spec, to->mutable_spec());
+  }
+  to->set_expected_version(from.expected_version);
+  rpc::Encode(from.cut_points, to->mutable_cut_points());
+}
+
+void EncodeHeader(const std::string& session_id, const PutOptions& from, v1::BeginPutHeader* to) {
+  to->set_request_id(NewRequestId());
+  to->set_session_id(session_id);
+  if (!from.mesh.empty()) {
+    to->mutable_mesh()->set_name(from.mesh);
+  }
+  if (from.rules.index() != 0) {
+    EncodeSelector(from.rules, to->mutable_rule_set());
+  }
+  to->set_policy(EncodePolicy(from.strict));
+  to->mutable_source()->mutable_stream();
+  to->set_release_first(from.release_first);
+}
+
+std::vector<TransferDevice> DecodeDevices(
+    const google::protobuf::RepeatedPtrField<v1::DeviceEndpoint>& from) {
+  std::vector<TransferDevice> devices;
+  for (const v1::DeviceEndpoint& wire : from) {
+    TransferDevice& device = devices.emplace_back();
+    device.rank = wire.rank();
+    device.identity = wire.identity();
+    device.incarnation = wire.incarnation();
+    for (const v1::Endpoint& endpoint : wire.endpoints()) {
+      device.addresses.push_back(endpoint.address());
+    }
+  }
+  return devices;
+}
+
+absl::Status Append(const v1::BeginPutResponse& from, BegunPut* to) {
+  if (!from.transfer_id().empty()) {
+    to->transfer_id = from.transfer_id();
+    to->devices = DecodeDevices(from.devices());
+    SHARDMESH_ASSIGN_OR_RETURN(to->expire_time, DecodeAnswer(from.expire_time()));
+  }
+  for (const v1::PutAssignment& wire : from.assignments()) {
+    BegunPut::Assignment& assignment = to->assignments.emplace_back();
+    SHARDMESH_ASSIGN_OR_RETURN(assignment.array, DecodeAnswer(wire.array_descriptor()));
+    assignment.token = wire.token();
+    SHARDMESH_RETURN_IF_ERROR(DecodeAnswers(wire.corrections(), &assignment.corrections));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<BegunPut> CoordinatorClient::BeginPut(const std::string& session_id,
+                                                     absl::Span<const PutTensor> tensors,
+                                                     const PutOptions& put_options,
+                                                     const Options& options) {
+  grpc::ClientContext context;
+  rpc::Apply(options, &context);
+  const auto stream = connection_->arrays->BeginPut(&context);
+  BegunPut put;
+  absl::Status unreadable;
+  WriteWhileReading(
+      [&] {
+        v1::BeginPutRequest request;
+        EncodeHeader(session_id, put_options, request.mutable_header());
+        bool is_open = stream->Write(request);
+        for (size_t i = 0; i < tensors.size() && is_open;) {
+          request.Clear();
+          for (size_t bytes = 0; i < tensors.size() && bytes < kBatchBytes; ++i) {
+            v1::PutTensor& tensor = *request.add_tensors();
+            EncodeTensor(tensors[i], &tensor);
+            bytes += tensor.ByteSizeLong();
+          }
+          is_open = stream->Write(request);
+        }
+        stream->WritesDone();
+      },
+      [&] {
+        v1::BeginPutResponse response;
+        while (unreadable.ok() && stream->Read(&response)) {
+          unreadable = Append(response, &put);
+        }
+        if (!unreadable.ok()) {
+          context.TryCancel();
+        }
+      });
+  const absl::Status status = connection_->StatusOf(stream->Finish());
+  SHARDMESH_RETURN_IF_ERROR(unreadable);
+  SHARDMESH_RETURN_IF_ERROR(status);
+  if (put.transfer_id.empty() || put.assignments.size() != tensors.size()) {
+    return BadAnswer(absl::InvalidArgumentError(StrCat(put.assignments.size(), " assignments of ",
+                                                       tensors.size(), " tensors in transfer '",
+                                                       put.transfer_id, "'")));
+  }
+  return put;
+}
+
+absl::StatusOr<CommittedPut> CoordinatorClient::CommitTransfer(const std::string& transfer_id,
+                                                               const Options& options) {
+  v1::CommitTransferRequest request;
+  request.set_request_id(NewRequestId());
+  request.set_transfer_id(transfer_id);
+  v1::CommitTransferResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
+      connection_->arrays, &v1::ArrayService::Stub::CommitTransfer, request, options, &response));
+  CommittedPut put;
+  put.array_ids.assign(response.array_ids().begin(), response.array_ids().end());
+  put.revision = response.revision();
+  put.durability = DurabilityOf(response.durability());
+  SHARDMESH_ASSIGN_OR_RETURN(put.transfer_time, DecodeAnswer(response.transfer_time()));
+  return put;
+}
+
+absl::Status CoordinatorClient::AbortTransfer(const std::string& transfer_id,
+                                              std::string_view reason, const Options& options) {
+  v1::AbortTransferRequest request;
+  request.set_transfer_id(transfer_id);
+  request.set_reason(std::string(reason));
+  v1::AbortTransferResponse response;
+  return connection_->Call(connection_->arrays, &v1::ArrayService::Stub::AbortTransfer, request,
+                           options, &response);
+}
+
+absl::StatusOr<BegunGet> CoordinatorClient::BeginGet(const std::string& session_id,
+                                                     const ArraySelector& array,
+                                                     const Options& options) {
+  v1::BeginGetRequest request;
+  request.set_session_id(session_id);
+  EncodeSelector(array, request.mutable_array());
+  v1::BeginGetResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
+      connection_->arrays, &v1::ArrayService::Stub::BeginGet, request, options, &response));
+  BegunGet get;
+  SHARDMESH_ASSIGN_OR_RETURN(get.array, DecodeArray(response.array()));
+  get.devices = DecodeDevices(response.devices());
+  get.token = response.token();
+  return get;
+}
+
+absl::StatusOr<Array> CoordinatorClient::DescribeArray(const ArraySelector& array,
+                                                       const Options& options) {
+  v1::DescribeArrayRequest request;
+  EncodeSelector(array, request.mutable_array());
+  v1::DescribeArrayResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
+      connection_->arrays, &v1::ArrayService::Stub::DescribeArray, request, options, &response));
+  return DecodeArray(response.array());
+}
+
+absl::StatusOr<ArrayPage> CoordinatorClient::ListArrays(const std::string& prefix,
+                                                        const std::string& page_token,
+                                                        const Options& options) {
+  v1::ListArraysRequest request;
+  request.set_prefix(prefix);
+  request.set_page_token(page_token);
+  v1::ListArraysResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
+      connection_->arrays, &v1::ArrayService::Stub::ListArrays, request, options, &response));
+  ArrayPage page;
+  for (const v1::Array& array : response.arrays()) {
+    SHARDMESH_ASSIGN_OR_RETURN(page.arrays.emplace_back(), DecodeArray(array));
+  }
+  page.next_page_token = response.next_page_token();
+  return page;
+}
+
+absl::StatusOr<int64_t> CoordinatorClient::MoveName(const std::string& name,
+                                                    const std::string& array_id,
+                                                    int64_t expected_version,
+                                                    const Options& options) {
+  v1::MoveNameRequest request;
+  request.set_request_id(NewRequestId());
+  request.set_name(name);
+  request.set_array_id(array_id);
+  request.set_expected_version(expected_version);
+  v1::MoveNameResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
+      connection_->arrays, &v1::ArrayService::Stub::MoveName, request, options, &response));
+  return response.version();
+}
+
+absl::Status CoordinatorClient::DeleteName(const std::string& name, int64_t expected_version,
+                                           const Options& options) {
+  v1::DeleteNameRequest request;
+  request.set_request_id(NewRequestId());
+  request.set_name(name);
+  request.set_expected_version(expected_version);
+  v1::DeleteNameResponse response;
+  return connection_->Call(connection_->arrays, &v1::ArrayService::Stub::DeleteName, request,
+                           options, &response);
+}
+
+absl::StatusOr<int64_t> CoordinatorClient::ReleaseArrays(const std::string& session_id,
+                                                         absl::Span<const std::string> array_ids,
+                                                         const Options& options) {
+  v1::ReleaseArraysRequest request;
+  request.set_session_id(session_id);
+  request.mutable_array_ids()->Add(array_ids.begin(), array_ids.end());
+  v1::ReleaseArraysResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
+      connection_->arrays, &v1::ArrayService::Stub::ReleaseArrays, request, options, &response));
+  return response.released();
+}
+
+}  // namespace shardmesh::client

@@ -1,0 +1,52 @@
+// The names of states, as users see them.
+#include "client/cluster.h"
+
+namespace shardmesh::client {
+
+std::string_view WorkerStateName(WorkerState state) {
+  switch (state) {
+    case WorkerState::kJoining:
+      return "joining";
+    case WorkerState::kReady:
+      return "ready";
+    case WorkerState::kDraining:
+      return "draining";
+    case WorkerState::kLost:
+      return "lost";
+    case WorkerState::kUnknown:
+      break;
+  }
+  return "unknown";
+}
+
+std::string_view CoordinatorStateName(CoordinatorState state) {
+  switch (state) {
+    case CoordinatorState::kRecovering:
+      return "recovering";
+    case CoordinatorState::kServing:
+      return "serving";
+    case CoordinatorState::kDraining:
+      return "draining";
+    case CoordinatorState::kUnknown:
+      break;
+  }
+  return "unknown";
+}
+
+std::string_view OperationStateName(OperationState state) {
+  switch (state) {
+    case OperationState::kRunning:
+      return "running";
+    case OperationState::kDone:
+      return "done";
+    case OperationState::kFailed:
+      return "failed";
+    case OperationState::kCancelled:
+      return "cancelled";
+    case OperationState::kUnknown:
+      break;
+  }
+  return "unknown";
+}
+
+}  // namespace shardmesh::client

@@ -1,0 +1,408 @@
+// The connection, and the calls about the cluster: versions, sessions, definitions, operations.
+#include "client/coordinator_client.h"
+
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "client/coordinator_connection.h"
+#include "client/wire_enums.h"
+#include "rpc/array_codec.h"
+#include "rpc/digest.h"
+#include "rpc/time_codec.h"
+#include "sharding/status_macros.h"
+
+namespace shardmesh::client {
+namespace {
+
+BuildVersion DecodeBuild(const v1::BuildVersion& from) { return {from.version(), from.revision()}; }
+
+v1::EntryKind EncodeKind(EntryKind kind) {
+  static_assert(static_cast<int>(EntryKind::kMesh) + 1 == v1::ENTRY_KIND_MESH);
+  static_assert(static_cast<int>(EntryKind::kRuleSet) + 1 == v1::ENTRY_KIND_RULE_SET);
+  return static_cast<v1::EntryKind>(static_cast<int>(kind) + 1);
+}
+
+absl::StatusOr<EntryKind> DecodeKind(v1::EntryKind from) {
+  if (from == v1::ENTRY_KIND_UNSPECIFIED || !v1::EntryKind_IsValid(from)) {
+    return BadAnswer(absl::InvalidArgumentError(
+        StrCat("kind ", static_cast<int>(from), " of a catalog's entry is not known")));
+  }
+  return static_cast<EntryKind>(static_cast<int>(from) - 1);
+}
+
+void EncodeValue(const EntryValue& from, v1::EntryValue* to) {
+  struct Encoder {
+    v1::EntryValue* to;
+    void operator()(const rpc::MeshDefinition& mesh) { rpc::Encode(mesh, to->mutable_mesh()); }
+    void operator()(const PartitionAxis& profile) { rpc::Encode(profile, to->mutable_profile()); }
+    void operator()(const rpc::RuleSetDefinition& rules) {
+      rpc::Encode(rules, to->mutable_rule_set());
+    }
+  };
+  std::visit(Encoder{to}, from);
+}
+
+absl::StatusOr<EntryValue> DecodeValue(const v1::EntryValue& from) {
+  switch (from.value_case()) {
+    case v1::EntryValue::kMesh:
+      return DecodeAnswer(from.mesh());
+    case v1::EntryValue::kProfile:
+      return DecodeAnswer(from.profile());
+    case v1::EntryValue::kRuleSet:
+      return DecodeAnswer(from.rule_set());
+    case v1::EntryValue::VALUE_NOT_SET:
+      break;
+  }
+  return BadAnswer(absl::InvalidArgumentError("a catalog's entry has no value"));
+}
+
+absl::StatusOr<Entry> DecodeEntry(const v1::Entry& from) {
+  Entry entry;
+  entry.name = from.name();
+  SHARDMESH_ASSIGN_OR_RETURN(entry.value, DecodeValue(from.value()));
+  entry.version = from.version();
+  entry.revision = from.revision();
+  SHARDMESH_ASSIGN_OR_RETURN(entry.update_time, DecodeAnswer(from.update_time()));
+  return entry;
+}
+
+absl::StatusOr<CatalogChanges> DecodeChanges(const v1::WatchResponse& from) {
+  CatalogChanges changes;
+  changes.revision = from.revision();
+  for (const v1::EntryChange& wire : from.changes()) {
+    EntryChange& change = changes.changes.emplace_back();
+    SHARDMESH_ASSIGN_OR_RETURN(change.kind, DecodeKind(wire.kind()));
+    change.name = wire.name();
+    if (wire.has_entry()) {
+      SHARDMESH_ASSIGN_OR_RETURN(change.entry, DecodeEntry(wire.entry()));
+    }
+  }
+  return changes;
+}
+
+absl::StatusOr<WorkerStatus> DecodeWorker(const v1::WorkerStatus& from) {
+  WorkerStatus worker;
+  worker.identity = from.identity();
+  worker.incarnation = from.incarnation();
+  worker.state = StateOf(from.state());
+  for (const v1::Endpoint& endpoint : from.endpoints()) {
+    worker.addresses.push_back(endpoint.address());
+  }
+  worker.pid = from.pid();
+  worker.capacity_bytes = from.capacity_bytes();
+  worker.used_bytes = from.used_bytes();
+  SHARDMESH_ASSIGN_OR_RETURN(worker.heartbeat_age, DecodeAnswer(from.heartbeat_age()));
+  worker.lost_reason = from.lost_reason();
+  worker.build = DecodeBuild(from.build());
+  return worker;
+}
+
+absl::StatusOr<MeshStatus> DecodeMesh(const v1::MeshStatus& from) {
+  MeshStatus mesh;
+  mesh.mesh_id = from.mesh_id();
+  mesh.revision = from.revision();
+  SHARDMESH_ASSIGN_OR_RETURN(mesh.mesh, DecodeAnswer(from.mesh()));
+  for (const v1::RankStatus& rank : from.ranks()) {
+    mesh.workers.push_back(rank.identity());
+  }
+  mesh.complete = from.complete();
+  return mesh;
+}
+
+absl::StatusOr<Operation> DecodeOperation(const v1::Operation& from) {
+  Operation operation;
+  operation.operation_id = from.operation_id();
+  operation.description = from.description();
+  operation.state = StateOf(from.state());
+  operation.done = from.done();
+  operation.total = from.total();
+  operation.done_bytes = from.done_bytes();
+  operation.total_bytes = from.total_bytes();
+  SHARDMESH_ASSIGN_OR_RETURN(operation.start_time, DecodeAnswer(from.start_time()));
+  if (from.has_end_time()) {
+    SHARDMESH_ASSIGN_OR_RETURN(operation.end_time, DecodeAnswer(from.end_time()));
+  }
+  if (operation.state == OperationState::kFailed) {
+    const auto code = static_cast<absl::StatusCode>(from.error_code());
+    operation.error = absl::Status(
+        code == absl::StatusCode::kOk ? absl::StatusCode::kUnknown : code, from.error_message());
+  }
+  return operation;
+}
+
+}  // namespace
+
+std::string NewRequestId() { return absl::BytesToHexString(rpc::RandomBytes(16)); }
+
+void EncodeSelector(const ArraySelector& from, v1::ArraySelector* to) {
+  if (!from.name.empty()) {
+    to->set_name(from.name);
+  } else {
+    to->set_array_id(from.array_id);
+  }
+  to->set_version(from.version);
+}
+
+v1::CorrectionPolicy EncodePolicy(bool strict) {
+  return strict ? v1::CORRECTION_POLICY_STRICT : v1::CORRECTION_POLICY_REPORT;
+}
+
+v1::Compatibility EncodeCompatibility(Compatibility compatibility) {
+  return compatibility == Compatibility::kExact ? v1::COMPATIBILITY_EXACT
+                                                : v1::COMPATIBILITY_UNSPECIFIED;
+}
+
+absl::Status BadAnswer(const absl::Status& status) {
+  return absl::InternalError(
+      StrCat("the coordinator's answer cannot be read: ", ToStd(status.message())));
+}
+
+absl::StatusOr<Array> DecodeArray(const v1::Array& from) {
+  Array array;
+  SHARDMESH_ASSIGN_OR_RETURN(array.descriptor, DecodeAnswer(from.array_descriptor()));
+  array.state = StateOf(from.state());
+  array.missing_ranks.assign(from.missing_ranks().begin(), from.missing_ranks().end());
+  array.name = from.name();
+  array.name_version = from.name_version();
+  array.durability = DurabilityOf(from.durability());
+  SHARDMESH_ASSIGN_OR_RETURN(array.create_time, DecodeAnswer(from.create_time()));
+  array.size_bytes = from.size_bytes();
+  if (from.has_requested_spec()) {
+    SHARDMESH_ASSIGN_OR_RETURN(array.requested_spec, DecodeAnswer(from.requested_spec()));
+  }
+  SHARDMESH_RETURN_IF_ERROR(DecodeAnswers(from.corrections(), &array.corrections));
+  return array;
+}
+
+CoordinatorClient::CoordinatorClient(std::unique_ptr<Connection> connection)
+    : connection_(std::move(connection)) {}
+CoordinatorClient::~CoordinatorClient() = default;
+
+absl::StatusOr<std::unique_ptr<CoordinatorClient>> CoordinatorClient::Connect(
+    const std::string& address, const rpc::Credentials& credentials) {
+  SHARDMESH_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel,
+                             rpc::CreateChannel(address, {.credentials = credentials}));
+  SHARDMESH_RETURN_IF_ERROR(rpc::WaitForConnected(*channel, address));
+  return std::unique_ptr<CoordinatorClient>(
+      new CoordinatorClient(std::make_unique<Connection>(address, channel)));
+}
+
+absl::StatusOr<ServerVersion> CoordinatorClient::GetVersion(const Options& options) {
+  v1::GetVersionResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->cluster,
+                                              &v1::ClusterService::Stub::GetVersion,
+                                              v1::GetVersionRequest(), options, &response));
+  ServerVersion version;
+  version.build = DecodeBuild(response.build());
+  version.min_protocol = response.protocol().min();
+  version.max_protocol = response.protocol().max();
+  version.features.assign(response.features().begin(), response.features().end());
+  version.cluster_id = response.cluster_id();
+  return version;
+}
+
+absl::StatusOr<ClusterStatus> CoordinatorClient::GetStatus(const Options& options) {
+  v1::GetStatusResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->cluster,
+                                              &v1::ClusterService::Stub::GetStatus,
+                                              v1::GetStatusRequest(), options, &response));
+  ClusterStatus status;
+  status.cluster_id = response.cluster_id();
+  status.epoch = response.epoch();
+  status.term = response.term();
+  status.revision = response.revision();
+  status.state = StateOf(response.state());
+  for (const v1::MeshStatus& mesh : response.meshes()) {
+    SHARDMESH_ASSIGN_OR_RETURN(status.meshes.emplace_back(), DecodeMesh(mesh));
+  }
+  for (const v1::WorkerStatus& worker : response.workers()) {
+    SHARDMESH_ASSIGN_OR_RETURN(status.workers.emplace_back(), DecodeWorker(worker));
+  }
+  status.pid = response.pid();
+  status.arrays = response.arrays();
+  status.sessions = response.sessions();
+  return status;
+}
+
+absl::StatusOr<OpenedSession> CoordinatorClient::OpenSession(absl::Duration ttl,
+                                                             const std::string& client_name,
+                                                             const Options& options) {
+  v1::OpenSessionRequest request;
+  request.set_request_id(NewRequestId());
+  rpc::Encode(ttl, request.mutable_ttl());
+  request.set_client_name(client_name);
+  v1::OpenSessionResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
+      connection_->sessions, &v1::SessionService::Stub::OpenSession, request, options, &response));
+  OpenedSession session;
+  session.session_id = response.session_id();
+  SHARDMESH_ASSIGN_OR_RETURN(session.ttl, DecodeAnswer(response.ttl()));
+  return session;
+}
+
+absl::StatusOr<absl::Duration> CoordinatorClient::RenewSession(const std::string& session_id,
+                                                               const Options& options) {
+  v1::RenewSessionRequest request;
+  request.set_session_id(session_id);
+  v1::RenewSessionResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
+      connection_->sessions, &v1::SessionService::Stub::RenewSession, request, options, &response));
+  return DecodeAnswer(response.ttl());
+}
+
+absl::Status CoordinatorClient::CloseSession(const std::string& session_id,
+                                             const Options& options) {
+  v1::CloseSessionRequest request;
+  request.set_session_id(session_id);
+  v1::CloseSessionResponse response;
+  return connection_->Call(connection_->sessions, &v1::SessionService::Stub::CloseSession, request,
+                           options, &response);
+}
+
+absl::StatusOr<Entry> CoordinatorClient::CreateEntry(const std::string& name,
+                                                     const EntryValue& value,
+                                                     const Options& options) {
+  v1::CreateEntryRequest request;
+  request.set_request_id(NewRequestId());
+  request.set_name(name);
+  EncodeValue(value, request.mutable_value());
+  v1::CreateEntryResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
+      connection_->catalog, &v1::CatalogService::Stub::CreateEntry, request, options, &response));
+  return DecodeEntry(response.entry());
+}
+
+absl::StatusOr<Entry> CoordinatorClient::GetEntry(EntryKind kind, const std::string& name,
+                                                  const Options& options) {
+  v1::GetEntryRequest request;
+  request.set_kind(EncodeKind(kind));
+  request.set_name(name);
+  v1::GetEntryResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
+      connection_->catalog, &v1::CatalogService::Stub::GetEntry, request, options, &response));
+  return DecodeEntry(response.entry());
+}
+
+absl::StatusOr<EntryPage> CoordinatorClient::ListEntries(EntryKind kind,
+                                                         const std::string& page_token,
+                                                         const Options& options) {
+  v1::ListEntriesRequest request;
+  request.set_kind(EncodeKind(kind));
+  request.set_page_token(page_token);
+  v1::ListEntriesResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
+      connection_->catalog, &v1::CatalogService::Stub::ListEntries, request, options, &response));
+  EntryPage page;
+  for (const v1::Entry& entry : response.entries()) {
+    SHARDMESH_ASSIGN_OR_RETURN(page.entries.emplace_back(), DecodeEntry(entry));
+  }
+  page.next_page_token = response.next_page_token();
+  return page;
+}
+
+absl::StatusOr<Entry> CoordinatorClient::UpdateEntry(const std::string& name,
+                                                     const EntryValue& value,
+                                                     int64_t expected_version,
+                                                     const Options& options) {
+  v1::UpdateEntryRequest request;
+  request.set_request_id(NewRequestId());
+  request.set_name(name);
+  EncodeValue(value, request.mutable_value());
+  request.set_expected_version(expected_version);
+  v1::UpdateEntryResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
+      connection_->catalog, &v1::CatalogService::Stub::UpdateEntry, request, options, &response));
+  return DecodeEntry(response.entry());
+}
+
+absl::StatusOr<int64_t> CoordinatorClient::DeleteEntry(EntryKind kind, const std::string& name,
+                                                       int64_t expected_version,
+                                                       const Options& options) {
+  v1::DeleteEntryRequest request;
+  request.set_request_id(NewRequestId());
+  request.set_kind(EncodeKind(kind));
+  request.set_name(name);
+  request.set_expected_version(expected_version);
+  v1::DeleteEntryResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
+      connection_->catalog, &v1::CatalogService::Stub::DeleteEntry, request, options, &response));
+  return response.revision();
+}
+
+absl::Status CoordinatorClient::Watch(absl::Span<const EntryKind> kinds, int64_t start_revision,
+                                      const std::function<bool(const CatalogChanges&)>& on_changes,
+                                      const Options& options) {
+  v1::WatchRequest request;
+  for (const EntryKind kind : kinds) {
+    request.add_kinds(EncodeKind(kind));
+  }
+  request.set_start_revision(start_revision);
+  grpc::ClientContext context;
+  rpc::Apply(options, &context);
+  const auto stream = connection_->catalog->Watch(&context, request);
+  v1::WatchResponse response;
+  absl::Status unreadable;
+  bool is_wanted = true;
+  while (is_wanted && stream->Read(&response)) {
+    const absl::StatusOr<CatalogChanges> changes = DecodeChanges(response);
+    unreadable = changes.status();
+    is_wanted = changes.ok() && on_changes(*changes);
+  }
+  if (!is_wanted) {
+    context.TryCancel();
+    stream->Finish();  // CANCELLED, as it was asked to be.
+    return unreadable;
+  }
+  return connection_->StatusOf(stream->Finish());
+}
+
+absl::StatusOr<Operation> CoordinatorClient::GetOperation(const std::string& operation_id,
+                                                          const Options& options) {
+  v1::GetOperationRequest request;
+  request.set_operation_id(operation_id);
+  v1::GetOperationResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->operations,
+                                              &v1::OperationService::Stub::GetOperation, request,
+                                              options, &response));
+  return DecodeOperation(response.operation());
+}
+
+absl::StatusOr<Operation> CoordinatorClient::WatchOperation(
+    const std::string& operation_id, const std::function<bool(const Operation&)>& on_progress,
+    Cancellation* cancellation, const Options& options) {
+  v1::WatchOperationRequest request;
+  request.set_operation_id(operation_id);
+  grpc::ClientContext context;
+  rpc::Apply(options, &context);
+  Cancellation never;
+  const Cancellation::Registration registration(cancellation == nullptr ? &never : cancellation,
+                                                [&context] { context.TryCancel(); });
+  const auto stream = connection_->operations->WatchOperation(&context, request);
+  v1::WatchOperationResponse response;
+  absl::StatusOr<Operation> last = absl::InternalError("the coordinator reported nothing");
+  bool is_wanted = true;
+  while (is_wanted && stream->Read(&response)) {
+    last = DecodeOperation(response.operation());
+    is_wanted = last.ok() && on_progress(*last);
+  }
+  if (!is_wanted) {
+    context.TryCancel();
+    stream->Finish();  // CANCELLED, as it was asked to be.
+    return last;
+  }
+  SHARDMESH_RETURN_IF_ERROR(connection_->StatusOf(stream->Finish()));
+  return last;
+}
+
+absl::StatusOr<Operation> CoordinatorClient::CancelOperation(const std::string& operation_id,
+                                                             const Options& options) {
+  v1::CancelOperationRequest request;
+  request.set_operation_id(operation_id);
+  v1::CancelOperationResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->operations,
+                                              &v1::OperationService::Stub::CancelOperation, request,
+                                              options, &response));
+  return DecodeOperation(response.operation());
+}
+
+}  // namespace shardmesh::client

@@ -1,0 +1,151 @@
+// What the parts of CoordinatorClient share: stubs, calls with retries, and values that occur in
+// the requests of several services.
+#ifndef SHARDMESH_CLIENT_COORDINATOR_CONNECTION_H_
+#define SHARDMESH_CLIENT_COORDINATOR_CONNECTION_H_
+
+#include <grpcpp/channel.h>
+#include <grpcpp/client_context.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "client/coordinator_client.h"
+#include "rpc/array_codec.h"
+#include "rpc/call.h"
+#include "rpc/plan_codec.h"
+#include "rpc/spec_codec.h"
+#include "rpc/status.h"
+#include "rpc/time_codec.h"
+#include "sharding/reason.h"
+#include "sharding/str_cat.h"
+#include "shardmesh/v1/array_service.grpc.pb.h"
+#include "shardmesh/v1/catalog_service.grpc.pb.h"
+#include "shardmesh/v1/cluster_service.grpc.pb.h"
+#include "shardmesh/v1/compute_service.grpc.pb.h"
+#include "shardmesh/v1/operation_service.grpc.pb.h"
+#include "shardmesh/v1/resolve_service.grpc.pb.h"
+#include "shardmesh/v1/session_service.grpc.pb.h"
+
+namespace shardmesh::client {
+
+struct CoordinatorClient::Connection {
+  Connection(std::string coordinator, const std::shared_ptr<grpc::Channel>& channel)
+      : address(std::move(coordinator)),
+        arrays(v1::ArrayService::NewStub(channel)),
+        catalog(v1::CatalogService::NewStub(channel)),
+        cluster(v1::ClusterService::NewStub(channel)),
+        compute(v1::ComputeService::NewStub(channel)),
+        layouts(v1::ResolveService::NewStub(channel)),
+        operations(v1::OperationService::NewStub(channel)),
+        sessions(v1::SessionService::NewStub(channel)) {}
+
+  const std::string address;
+  const std::unique_ptr<v1::ArrayService::Stub> arrays;
+  const std::unique_ptr<v1::CatalogService::Stub> catalog;
+  const std::unique_ptr<v1::ClusterService::Stub> cluster;
+  const std::unique_ptr<v1::ComputeService::Stub> compute;
+  const std::unique_ptr<v1::ResolveService::Stub> layouts;
+  const std::unique_ptr<v1::OperationService::Stub> operations;
+  const std::unique_ptr<v1::SessionService::Stub> sessions;
+
+  // The error as the server sent it, or with the address in front if it never came that far.
+  absl::Status StatusOf(const grpc::Status& from) const {
+    absl::Status status = rpc::FromGrpc(from);
+    return absl::IsUnavailable(status) && ReasonOf(status) == Reason::kUnspecified
+               ? WithContext(status, StrCat("coordinator at ", address))
+               : status;
+  }
+
+  // Makes a unary call, again and again while that may help.
+  // Example: Call(sessions, &v1::SessionService::Stub::CloseSession, request, options, &response)
+  template <typename Stub, typename Request, typename Response>
+  absl::Status Call(const std::unique_ptr<Stub>& stub,
+                    grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+                    const Request& request, const rpc::CallOptions& options,
+                    Response* response) const {
+    return Repeat(options, [&] {
+      grpc::ClientContext context;
+      rpc::Apply(options, &context);
+      return StatusOf(((*stub).*method)(&context, request, response));
+    });
+  }
+
+  // Makes an idempotent call until it succeeds or fails for another reason than that the
+  // coordinator cannot be reached or does not serve yet.
+  static absl::Status Repeat(const rpc::CallOptions& options,
+                             const std::function<absl::Status()>& call) {
+    absl::Status status;
+    rpc::Retry({}, options.deadline, [&] {
+      status = call();
+      const Reason reason = ReasonOf(status);
+      const bool may_help = reason == Reason::kUnspecified || reason == Reason::kNotServing;
+      return may_help ? status : absl::OkStatus();
+    }).IgnoreError();
+    return status;
+  }
+};
+
+// An id that no other request has.
+std::string NewRequestId();
+
+// Runs `write` on a thread of its own while this one reads: neither side of a stream waits for the
+// other to have said all.
+template <typename Write, typename Read>
+void WriteWhileReading(const Write& write, const Read& read) {
+  std::thread writer(write);
+  read();
+  writer.join();
+}
+
+// Bytes up to which entries are collected for one message of a stream.
+inline constexpr size_t kBatchBytes = size_t{256} << 10;
+
+template <typename Value, typename WireSelector>
+void EncodeSelector(const std::variant<std::monostate, std::string, Value>& from,
+                    WireSelector* to) {
+  if (const std::string* name = std::get_if<std::string>(&from)) {
+    to->set_name(*name);
+  } else if (const Value* value = std::get_if<Value>(&from)) {
+    rpc::Encode(*value, to->mutable_inline_());
+  }
+}
+
+void EncodeSelector(const ArraySelector& from, v1::ArraySelector* to);
+
+v1::CorrectionPolicy EncodePolicy(bool strict);
+v1::Compatibility EncodeCompatibility(Compatibility compatibility);
+
+// Decodes an answer. One that does not decode is the server's fault: INTERNAL.
+absl::Status BadAnswer(const absl::Status& status);
+template <typename Wire>
+auto DecodeAnswer(const Wire& from) {
+  auto decoded = rpc::Decode(from);
+  return decoded.ok() ? std::move(decoded)
+                      : decltype(decoded)(BadAnswer(std::move(decoded).status()));
+}
+template <typename Wire, typename Value>
+absl::Status DecodeAnswers(const google::protobuf::RepeatedPtrField<Wire>& from,
+                           std::vector<Value>* to) {
+  to->reserve(static_cast<size_t>(from.size()));
+  for (const Wire& wire : from) {
+    auto value = DecodeAnswer(wire);
+    if (!value.ok()) {
+      return std::move(value).status();
+    }
+    to->push_back(*std::move(value));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Array> DecodeArray(const v1::Array& from);
+
+}  // namespace shardmesh::client
+
+#endif  // SHARDMESH_CLIENT_COORDINATOR_CONNECTION_H_

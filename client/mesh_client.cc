@@ -1,0 +1,352 @@
+// The facade: sessions, deadlines and transfers around the calls of CoordinatorClient.
+#include "client/mesh_client.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "client/cancellation.h"
+#include "client/coordinator_client.h"
+#include "client/session_keeper.h"
+#include "client/transfer.h"
+#include "rpc/call.h"
+#include "sharding/reason.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+#include "tensor/npy.h"
+
+namespace shardmesh::client {
+namespace {
+
+// How long to wait for the coordinator's own account of a transfer that broke off: it takes 5 s at
+// most to notice that a worker is lost.
+constexpr absl::Duration kVerdictTimeout = absl::Seconds(7);
+// How long a broken transfer's abort may take. It is over anyway when the session ends.
+constexpr absl::Duration kAbortTimeout = absl::Seconds(2);
+
+// Whether a stream's error may be but the trace of what the coordinator knows better: that a worker
+// is lost, or that the transfer has ended.
+bool IsSymptom(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kUnavailable:
+    case absl::StatusCode::kCancelled:
+    case absl::StatusCode::kAborted:
+    case absl::StatusCode::kUnknown:
+    case absl::StatusCode::kInternal:
+      return ReasonOf(status) != Reason::kMemoryLimit;
+    default:
+      return false;
+  }
+}
+
+// Cancels a transfer's streams as soon as the coordinator says that it failed, so that nobody goes
+// on sending to a worker that does not take anything any more.
+class TransferWatch {
+ public:
+  TransferWatch(CoordinatorClient& coordinator, const std::string& transfer_id, absl::Time deadline,
+                Cancellation* streams)
+      : thread_([this, &coordinator, transfer_id, deadline, streams] {
+          const absl::StatusOr<Operation> operation = coordinator.WatchOperation(
+              transfer_id, [](const Operation&) { return true; }, &stop_, {deadline, {}});
+          if (operation.ok() && (operation->state == OperationState::kFailed ||
+                                 operation->state == OperationState::kCancelled)) {
+            streams->Cancel();
+          }
+        }) {}
+  ~TransferWatch() {
+    stop_.Cancel();
+    thread_.join();
+  }
+
+ private:
+  Cancellation stop_;
+  std::thread thread_;  // last: uses the above
+};
+
+}  // namespace
+
+class MeshClient::Impl {
+ public:
+  Impl(std::unique_ptr<CoordinatorClient> coordinator, const MeshClientOptions& options)
+      : options_(options),
+        coordinator_(std::move(coordinator)),
+        session_(coordinator_.get(), options.session_ttl, options.client_name) {}
+
+  CoordinatorClient& coordinator() { return *coordinator_; }
+  rpc::CallOptions CallDeadline() const { return rpc::CallOptions::Within(options_.timeout); }
+  rpc::CallOptions TransferDeadline() const {
+    return rpc::CallOptions::Within(options_.transfer_timeout);
+  }
+  TransferOptions Transfer(const rpc::CallOptions& call, ProgressCallback progress) const {
+    return {options_.credentials, call.deadline, std::move(progress)};
+  }
+
+  // Calls `call` with the session's id; once more with another session if that one was gone.
+  template <typename Call>
+  auto InSession(const rpc::CallOptions& options, const Call& call) -> decltype(call("")) {
+    SHARDMESH_ASSIGN_OR_RETURN(std::string session_id, session_.Get(options));
+    auto result = call(session_id);
+    if (ReasonOf(result.status()) != Reason::kSessionGone) {
+      return result;
+    }
+    session_.Forget(session_id);
+    SHARDMESH_ASSIGN_OR_RETURN(session_id, session_.Get(options));
+    return call(session_id);
+  }
+
+  // Ends a put whose tiles were sent, or whose sending failed with `sent`.
+  absl::StatusOr<CommittedPut> Conclude(const std::string& transfer_id, const absl::Status& sent,
+                                        const rpc::CallOptions& options) {
+    if (sent.ok()) {
+      return coordinator_->CommitTransfer(transfer_id, options);
+    }
+    if (IsSymptom(sent)) {
+      // The coordinator answers as soon as it knows: with the cause, or even that all is there.
+      absl::StatusOr<CommittedPut> verdict = coordinator_->CommitTransfer(
+          transfer_id, {std::min(options.deadline, absl::Now() + kVerdictTimeout), {}});
+      if (verdict.ok() || ReasonOf(verdict.status()) == Reason::kWorkerLost) {
+        return verdict;
+      }
+      if (absl::IsCancelled(sent) && !absl::IsDeadlineExceeded(verdict.status())) {
+        return verdict;
+      }
+    }
+    coordinator_
+        ->AbortTransfer(transfer_id, ToStd(sent.message()), rpc::CallOptions::Within(kAbortTimeout))
+        .IgnoreError();
+    return sent;
+  }
+
+ private:
+  const MeshClientOptions options_;
+  const std::unique_ptr<CoordinatorClient> coordinator_;
+  SessionKeeper session_;
+};
+
+MeshClient::MeshClient(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+MeshClient::~MeshClient() = default;
+
+absl::StatusOr<std::unique_ptr<MeshClient>> MeshClient::Connect(const std::string& address,
+                                                                const MeshClientOptions& options) {
+  SHARDMESH_ASSIGN_OR_RETURN(std::unique_ptr<CoordinatorClient> coordinator,
+                             CoordinatorClient::Connect(address, options.credentials));
+  return std::unique_ptr<MeshClient>(
+      new MeshClient(std::make_unique<Impl>(std::move(coordinator), options)));
+}
+
+absl::StatusOr<ServerVersion> MeshClient::GetVersion() {
+  return impl_->coordinator().GetVersion(impl_->CallDeadline());
+}
+
+absl::StatusOr<ClusterStatus> MeshClient::GetStatus() {
+  return impl_->coordinator().GetStatus(impl_->CallDeadline());
+}
+
+absl::StatusOr<SpecAnswer> MeshClient::ResolveSpec(const ResolveSpecQuestion& question) {
+  return impl_->coordinator().ResolveSpec(question, impl_->CallDeadline());
+}
+
+absl::StatusOr<SpecAnswer> MeshClient::CorrectSpec(const CorrectSpecQuestion& question) {
+  return impl_->coordinator().CorrectSpec(question, impl_->CallDeadline());
+}
+
+absl::StatusOr<TilingAnswer> MeshClient::DescribeTiling(const TilingQuestion& question) {
+  return impl_->coordinator().DescribeTiling(question, impl_->CallDeadline());
+}
+
+absl::StatusOr<std::vector<NamedPreset>> MeshClient::ListPresets() {
+  return impl_->coordinator().ListPresets(impl_->CallDeadline());
+}
+
+absl::StatusOr<TreeAnswer> MeshClient::ResolveTree(const TreeQuestion& question,
+                                                   absl::Span<const TreeTensor> tensors) {
+  return impl_->coordinator().ResolveTree(question, tensors, impl_->CallDeadline());
+}
+
+absl::StatusOr<Entry> MeshClient::CreateEntry(const std::string& name, const EntryValue& value) {
+  return impl_->coordinator().CreateEntry(name, value, impl_->CallDeadline());
+}
+
+absl::StatusOr<Entry> MeshClient::GetEntry(EntryKind kind, const std::string& name) {
+  return impl_->coordinator().GetEntry(kind, name, impl_->CallDeadline());
+}
+
+absl::StatusOr<std::vector<Entry>> MeshClient::ListEntries(EntryKind kind) {
+  const rpc::CallOptions options = impl_->CallDeadline();
+  std::vector<Entry> entries;
+  std::string page_token;
+  do {
+    SHARDMESH_ASSIGN_OR_RETURN(EntryPage page,
+                               impl_->coordinator().ListEntries(kind, page_token, options));
+    std::move(page.entries.begin(), page.entries.end(), std::back_inserter(entries));
+    page_token = std::move(page.next_page_token);
+  } while (!page_token.empty());
+  return entries;
+}
+
+absl::StatusOr<Entry> MeshClient::UpdateEntry(const std::string& name, const EntryValue& value,
+                                              int64_t expected_version) {
+  return impl_->coordinator().UpdateEntry(name, value, expected_version, impl_->CallDeadline());
+}
+
+absl::StatusOr<int64_t> MeshClient::DeleteEntry(EntryKind kind, const std::string& name,
+                                                int64_t expected_version) {
+  return impl_->coordinator().DeleteEntry(kind, name, expected_version, impl_->CallDeadline());
+}
+
+absl::Status MeshClient::Watch(absl::Span<const EntryKind> kinds, int64_t start_revision,
+                               absl::Time until,
+                               const std::function<bool(const CatalogChanges&)>& on_changes) {
+  absl::Status status = impl_->coordinator().Watch(kinds, start_revision, on_changes, {until, {}});
+  return absl::IsDeadlineExceeded(status) && absl::Now() >= until ? absl::OkStatus() : status;
+}
+
+absl::StatusOr<PutResult> MeshClient::PutTensors(absl::Span<const PutTensor> tensors,
+                                                 const PutOptions& options) {
+  const rpc::CallOptions call = impl_->TransferDeadline();
+  SHARDMESH_ASSIGN_OR_RETURN(
+      BegunPut put, impl_->InSession(call, [&](const std::string& session_id) {
+        return impl_->coordinator().BeginPut(session_id, tensors, options, call);
+      }));
+
+  std::vector<UploadTensor> uploads;
+  uploads.reserve(tensors.size());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    uploads.push_back({&put.assignments[i].array, put.assignments[i].token, tensors[i].view});
+  }
+  const absl::StatusOr<int64_t> sent = [&] {
+    Cancellation streams;
+    const TransferWatch watch(impl_->coordinator(), put.transfer_id, call.deadline, &streams);
+    return Upload(put.devices, uploads, &streams, impl_->Transfer(call, options.progress));
+  }();
+  SHARDMESH_ASSIGN_OR_RETURN(CommittedPut committed,
+                             impl_->Conclude(put.transfer_id, sent.status(), call));
+
+  PutResult result;
+  result.arrays.reserve(put.assignments.size());
+  for (BegunPut::Assignment& assignment : put.assignments) {
+    result.arrays.push_back({std::move(assignment.array), std::move(assignment.corrections)});
+  }
+  result.revision = committed.revision;
+  result.durability = committed.durability;
+  result.sent_bytes = sent.value_or(0);
+  result.transfer_time = committed.transfer_time;
+  return result;
+}
+
+absl::StatusOr<PutResult> MeshClient::LoadCheckpoint(const Checkpoint& checkpoint,
+                                                     const PutOptions& options) {
+  std::vector<PutTensor> tensors;
+  tensors.reserve(checkpoint.tensors().size());
+  for (const Checkpoint::Entry& entry : checkpoint.tensors()) {
+    tensors.push_back({.name = entry.tensor->name, .view = checkpoint.View(entry)});
+  }
+  return PutTensors(tensors, options);
+}
+
+absl::StatusOr<PutResult> MeshClient::LoadCheckpoint(const std::string& path,
+                                                     const PutOptions& options) {
+  SHARDMESH_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(path));
+  return LoadCheckpoint(checkpoint, options);
+}
+
+absl::StatusOr<GatheredTensor> MeshClient::Gather(const ArraySelector& array) {
+  const rpc::CallOptions call = impl_->TransferDeadline();
+  SHARDMESH_ASSIGN_OR_RETURN(BegunGet get,
+                             impl_->InSession(call, [&](const std::string& session_id) {
+                               return impl_->coordinator().BeginGet(session_id, array, call);
+                             }));
+  SHARDMESH_ASSIGN_OR_RETURN(GatheredTensor tensor, GatheredTensor::Allocate(std::move(get.array)));
+  SHARDMESH_RETURN_IF_ERROR(Download(tensor.array().descriptor, get.token, get.devices,
+                                     tensor.mutable_view(), impl_->Transfer(call, nullptr)));
+  return tensor;
+}
+
+absl::StatusOr<Array> MeshClient::GatherToNpy(const ArraySelector& array, const std::string& path) {
+  SHARDMESH_ASSIGN_OR_RETURN(const GatheredTensor tensor, Gather(array));
+  SHARDMESH_RETURN_IF_ERROR(WriteNpy(path, tensor.view()));
+  return tensor.array();
+}
+
+absl::StatusOr<Array> MeshClient::DescribeArray(const ArraySelector& array) {
+  return impl_->coordinator().DescribeArray(array, impl_->CallDeadline());
+}
+
+absl::StatusOr<std::vector<Array>> MeshClient::ListArrays(const std::string& prefix) {
+  const rpc::CallOptions options = impl_->CallDeadline();
+  std::vector<Array> arrays;
+  std::string page_token;
+  do {
+    SHARDMESH_ASSIGN_OR_RETURN(ArrayPage page,
+                               impl_->coordinator().ListArrays(prefix, page_token, options));
+    std::move(page.arrays.begin(), page.arrays.end(), std::back_inserter(arrays));
+    page_token = std::move(page.next_page_token);
+  } while (!page_token.empty());
+  return arrays;
+}
+
+absl::StatusOr<int64_t> MeshClient::MoveName(const std::string& name, const std::string& array_id,
+                                             int64_t expected_version) {
+  return impl_->coordinator().MoveName(name, array_id, expected_version, impl_->CallDeadline());
+}
+
+absl::Status MeshClient::DeleteName(const std::string& name, int64_t expected_version) {
+  return impl_->coordinator().DeleteName(name, expected_version, impl_->CallDeadline());
+}
+
+absl::StatusOr<int64_t> MeshClient::ReleaseArrays(absl::Span<const std::string> array_ids) {
+  const rpc::CallOptions options = impl_->CallDeadline();
+  return impl_->InSession(options, [&](const std::string& session_id) {
+    return impl_->coordinator().ReleaseArrays(session_id, array_ids, options);
+  });
+}
+
+absl::StatusOr<CompiledProgram> MeshClient::Compile(const Program& program,
+                                                    absl::Span<const Operand> operands,
+                                                    const std::string& mesh_id) {
+  return impl_->coordinator().Compile(program, operands, mesh_id, impl_->CallDeadline());
+}
+
+absl::StatusOr<StepResult> MeshClient::Execute(const ExecuteCall& call) {
+  const rpc::CallOptions options = impl_->CallDeadline();
+  return impl_->InSession(options, [&](const std::string& session_id) {
+    return impl_->coordinator().Execute(session_id, call, options);
+  });
+}
+
+absl::StatusOr<StepResult> MeshClient::Linear(const LinearCall& call) {
+  const rpc::CallOptions options = impl_->CallDeadline();
+  return impl_->InSession(options, [&](const std::string& session_id) {
+    return impl_->coordinator().Linear(session_id, call, options);
+  });
+}
+
+absl::StatusOr<StepResult> MeshClient::Matmul(const MatmulCall& call) {
+  const rpc::CallOptions options = impl_->CallDeadline();
+  return impl_->InSession(options, [&](const std::string& session_id) {
+    return impl_->coordinator().Matmul(session_id, call, options);
+  });
+}
+
+absl::StatusOr<StepResult> MeshClient::Collective(const CollectiveCall& call) {
+  const rpc::CallOptions options = impl_->CallDeadline();
+  return impl_->InSession(options, [&](const std::string& session_id) {
+    return impl_->coordinator().Collective(session_id, call, options);
+  });
+}
+
+absl::StatusOr<Operation> MeshClient::GetOperation(const std::string& operation_id) {
+  return impl_->coordinator().GetOperation(operation_id, impl_->CallDeadline());
+}
+
+absl::StatusOr<Operation> MeshClient::WatchOperation(
+    const std::string& operation_id, const std::function<bool(const Operation&)>& on_progress) {
+  return impl_->coordinator().WatchOperation(operation_id, on_progress, nullptr,
+                                             impl_->TransferDeadline());
+}
+
+absl::StatusOr<Operation> MeshClient::CancelOperation(const std::string& operation_id) {
+  return impl_->coordinator().CancelOperation(operation_id, impl_->CallDeadline());
+}
+
+}  // namespace shardmesh::client

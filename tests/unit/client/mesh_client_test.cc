@@ -1,0 +1,188 @@
+// The facade against a small cluster in the same process.
+#include "client/mesh_client.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "sharding/str_cat.h"
+#include "tensor/npy.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/unit/client/small_cluster.h"
+
+namespace shardmesh::client {
+namespace {
+
+using ::shardmesh::test::IsOk;
+using ::shardmesh::test::StatusIs;
+using test::SmallCoordinator;
+using test::SmallWorker;
+using ::testing::HasSubstr;
+
+class MeshClientTest : public ::testing::Test {
+ protected:
+  MeshClientTest() {
+    std::vector<SmallWorker*> workers;
+    for (auto& worker : workers_) {
+      worker = std::make_unique<SmallWorker>();
+      workers.push_back(worker.get());
+    }
+    coordinator_ = std::make_unique<SmallCoordinator>(*Mesh::Parse("tp=2"), workers);
+    client_ = *MeshClient::Connect(coordinator_->address(), {.session_ttl = absl::Seconds(60)});
+  }
+
+  // A tensor of 16 MiB, by columns.
+  PutTensor Large(const std::string& name) {
+    bytes_.resize(size_t{16} << 20, 'b');
+    return {.name = name,
+            .view = *TensorView::Create(Dtype::kU8, {4096, 4096}, bytes_),
+            .spec = PartitionSpec({SpecEntry::None(), SpecEntry::Axis("tp")})};
+  }
+
+  std::string bytes_;
+  std::unique_ptr<SmallWorker> workers_[2];
+  std::unique_ptr<SmallCoordinator> coordinator_;
+  std::unique_ptr<MeshClient> client_;
+};
+
+TEST_F(MeshClientTest, NamesACoordinatorThatIsNotThereWithinThreeSeconds) {
+  const std::string address = coordinator_->address();
+  client_.reset();
+  coordinator_.reset();
+  const absl::Time start = absl::Now();
+  const auto client = MeshClient::Connect(address);
+  EXPECT_THAT(client, StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(client.status().ToString(), HasSubstr(address));
+  EXPECT_LT(absl::Now() - start, absl::Seconds(3.5));
+}
+
+TEST_F(MeshClientTest, RefusesWhatIsNoAddress) {
+  EXPECT_THAT(MeshClient::Connect("nowhere"), StatusIs(absl::StatusCode::kInvalidArgument));
+}
+
+TEST_F(MeshClientTest, LoadsACheckpointAndGathersItsTensors) {
+  const std::string path = ::testing::TempDir() + "/mesh_client_test.safetensors";
+  const std::string data(2 * 6 * 4 + 3 * 8, 'q');
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(
+        SafetensorsWriter writer,
+        SafetensorsWriter::Create(path, {{"w", Dtype::kF32, {2, 6}}, {"i", Dtype::kI64, {3}}}, {}));
+    ASSERT_THAT(writer.Append(data), IsOk());
+    ASSERT_THAT(writer.Finish(), IsOk());
+  }
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const PutResult loaded, client_->LoadCheckpoint(path));
+  EXPECT_EQ(loaded.arrays.size(), 2u);
+  EXPECT_EQ(loaded.revision, 42);
+  EXPECT_EQ(loaded.durability, Durability::kMemory);
+  EXPECT_EQ(loaded.sent_bytes, static_cast<int64_t>(2 * data.size()));  // both hold everything
+
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::vector<Array> arrays, client_->ListArrays());
+  ASSERT_EQ(arrays.size(), 2u);
+  EXPECT_EQ(arrays[0].name, "i");
+  EXPECT_EQ(arrays[1].name, "w");
+
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const GatheredTensor tensor,
+                                 client_->Gather(ArraySelector::ByName("w")));
+  EXPECT_EQ(tensor.array().descriptor.shape, (Shape{2, 6}));
+  EXPECT_EQ(std::string(tensor.view().bytes().data(), tensor.view().bytes().size()),
+            data.substr(0, 2 * 6 * 4));
+
+  const std::string npy = ::testing::TempDir() + "/mesh_client_test.npy";
+  ASSERT_THAT(client_->GatherToNpy(ArraySelector::ByName("i"), npy), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const NpyFile file, NpyFile::Open(npy));
+  EXPECT_EQ(file.View().dtype(), Dtype::kI64);
+}
+
+TEST_F(MeshClientTest, KeepsTheServersErrorsWhole) {
+  const auto tensor = client_->Gather(ArraySelector::ByName("nope"));
+  EXPECT_THAT(tensor, StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  EXPECT_EQ(tensor.status().message(), "no array is named 'nope'");
+}
+
+TEST_F(MeshClientTest, AsksAgainWhileTheCoordinatorDoesNotServe) {
+  coordinator_->FailNextGetVersion(
+      WithReason(absl::UnavailableError("starting"), Reason::kNotServing));
+  EXPECT_THAT(client_->GetVersion(), IsOk());
+}
+
+TEST_F(MeshClientTest, AsksOnceWhenAWorkerIsLost) {
+  coordinator_->FailNextGetVersion(
+      WithReason(absl::UnavailableError("rank 1"), Reason::kWorkerLost));
+  EXPECT_THAT(client_->GetVersion(), StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
+}
+
+TEST_F(MeshClientTest, OpensOneSessionRenewsItAndClosesIt) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      client_,
+      MeshClient::Connect(coordinator_->address(), {.session_ttl = absl::Milliseconds(60)}));
+  EXPECT_EQ(coordinator_->opened_sessions(), 0);
+  ASSERT_THAT(client_->PutTensors({}), IsOk());
+  ASSERT_THAT(client_->PutTensors({}), IsOk());
+  EXPECT_EQ(coordinator_->opened_sessions(), 1);
+  EXPECT_TRUE(coordinator_->AwaitRenewals(3));
+  client_.reset();
+  EXPECT_EQ(coordinator_->open_sessions(), 0);
+}
+
+TEST_F(MeshClientTest, OpensAnotherSessionWhenItsOwnIsGone) {
+  ASSERT_THAT(client_->PutTensors({}), IsOk());
+  coordinator_->ForgetSessions();
+  ASSERT_THAT(client_->PutTensors({}), IsOk());
+  EXPECT_EQ(coordinator_->opened_sessions(), 2);
+}
+
+TEST_F(MeshClientTest, AWorkerLostWhilePuttingIsTheCoordinatorsToName) {
+  workers_[1]->FailPutsAfter(1, absl::UnavailableError("the connection broke"));
+  coordinator_->FailTransfers(
+      WithReason(absl::UnavailableError("worker w-1 of rank 1 is lost"), Reason::kWorkerLost));
+  const auto put = client_->PutTensors({Large("a")});
+  EXPECT_THAT(put, StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
+  EXPECT_EQ(put.status().message(), "worker w-1 of rank 1 is lost");
+}
+
+TEST_F(MeshClientTest, StopsSendingToAWorkerThatTakesNothingOnceTheTransferFailed) {
+  workers_[1]->StallPuts();
+  std::thread failer([this] {
+    EXPECT_TRUE(workers_[1]->AwaitStalledPut());
+    coordinator_->FailTransfers(
+        WithReason(absl::UnavailableError("worker w-1 is lost"), Reason::kWorkerLost));
+  });
+  EXPECT_THAT(client_->PutTensors({Large("a")}),
+              StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
+  failer.join();
+}
+
+TEST_F(MeshClientTest, AbortsATransferThatAWorkerRefuses) {
+  workers_[0]->FailPutsAfter(
+      1, WithReason(absl::ResourceExhaustedError("too much"), Reason::kMemoryLimit));
+  EXPECT_THAT(client_->PutTensors({Large("a")}),
+              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+  EXPECT_EQ(coordinator_->aborted_transfers(), 1);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::vector<Array> arrays, client_->ListArrays());
+  EXPECT_TRUE(arrays.empty());
+}
+
+TEST_F(MeshClientTest, ResolvesATreeOfManyMessages) {
+  std::vector<TreeTensor> tensors;
+  for (int i = 0; i < 50'000; ++i) {
+    tensors.push_back({.name = StrCat("model.layers.", i, ".self_attention.query.weight"),
+                       .shape = {1024, 1024},
+                       .dtype = Dtype::kBF16});
+  }
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const TreeAnswer answer,
+                                 client_->ResolveTree({.match_only = true}, tensors));
+  EXPECT_EQ(answer.placements.size(), tensors.size());
+  ASSERT_EQ(answer.specs.size(), 1u);
+  EXPECT_EQ(answer.specs[0].requested, PartitionSpec({SpecEntry::Axis("tp")}));
+  EXPECT_EQ(answer.placements[0].rule_index, std::nullopt);
+  EXPECT_EQ(answer.placements[8].rule_index, 0);
+  EXPECT_EQ(answer.summary.tensors, 50'000);
+  EXPECT_EQ(answer.revision, 5);
+}
+
+}  // namespace
+}  // namespace shardmesh::client

@@ -1,0 +1,505 @@
+// Services with the contract's simplest correct behaviour, on gRPC's blocking interface.
+#include "tests/unit/client/small_cluster.h"
+
+#include <grpcpp/security/server_credentials.h>
+#include <grpcpp/server_builder.h>
+
+#include <algorithm>
+
+#include "absl/time/clock.h"
+#include "rpc/array_codec.h"
+#include "rpc/spec_codec.h"
+#include "rpc/status.h"
+#include "rpc/time_codec.h"
+#include "sharding/reason.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+#include "tensor/crc32c.h"
+#include "tensor/view.h"
+
+namespace shardmesh::client::test {
+namespace {
+
+// Far longer than anything here takes.
+constexpr absl::Duration kGenerous = absl::Seconds(30);
+// Pieces of answers are small, so that tiles of tests have several.
+constexpr size_t kPieceBytes = 1000;
+
+std::unique_ptr<grpc::Server> Serve(const std::vector<grpc::Service*>& services,
+                                    std::string* address) {
+  grpc::ServerBuilder builder;
+  int port = 0;
+  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+  for (grpc::Service* service : services) {
+    builder.RegisterService(service);
+  }
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  *address = StrCat("127.0.0.1:", port);
+  return server;
+}
+
+absl::Status BadToken() {
+  return WithReason(absl::PermissionDeniedError("not the token of this array"), Reason::kBadToken);
+}
+
+}  // namespace
+
+std::string PutToken(const std::string& array_id) { return "put " + array_id; }
+std::string GetToken(const std::string& array_id) { return "get " + array_id; }
+
+SmallWorker::SmallWorker() { server_ = Serve({this}, &address_); }
+
+SmallWorker::~SmallWorker() { Stop(); }
+
+void SmallWorker::Stop() {
+  if (!stopping_.HasBeenNotified()) {
+    stopping_.Notify();
+    server_->Shutdown(std::chrono::system_clock::now());
+    server_->Wait();
+  }
+}
+
+void SmallWorker::FailPutsAfter(int64_t bytes, absl::Status error) {
+  absl::MutexLock lock(&mutex_);
+  put_failure_.emplace(bytes, std::move(error));
+}
+
+void SmallWorker::StallPuts() {
+  absl::MutexLock lock(&mutex_);
+  stalls_puts_ = true;
+}
+
+void SmallWorker::CorruptGets() {
+  absl::MutexLock lock(&mutex_);
+  corrupts_gets_ = true;
+}
+
+void SmallWorker::BreakGets() {
+  absl::MutexLock lock(&mutex_);
+  breaks_gets_ = true;
+}
+
+std::optional<std::string> SmallWorker::TileOf(const std::string& array_id, int32_t rank) const {
+  absl::MutexLock lock(&mutex_);
+  for (const Stored& tile : tiles_) {
+    if (tile.header.array_id() == array_id && tile.header.rank() == rank) {
+      return tile.bytes;
+    }
+  }
+  return std::nullopt;
+}
+
+int64_t SmallWorker::gets() const {
+  absl::MutexLock lock(&mutex_);
+  return gets_;
+}
+
+bool SmallWorker::AwaitStalledPut() {
+  return put_is_stalled_.WaitForNotificationWithTimeout(kGenerous);
+}
+
+absl::Status SmallWorker::Take(const v1::PutTilesRequest& request, Stored* open) {
+  if (request.has_header()) {
+    open->header = request.header();
+    open->bytes.clear();
+    return open->header.token() == PutToken(open->header.array_id()) ? absl::OkStatus()
+                                                                     : BadToken();
+  }
+  const v1::TilePiece& piece = request.piece();
+  if (piece.offset_bytes() != static_cast<int64_t>(open->bytes.size())) {
+    return absl::InvalidArgumentError("a piece is out of order");
+  }
+  open->bytes += piece.data();
+  if (piece.crc32c() != Crc32c(piece.data())) {
+    return WithReason(absl::DataLossError("a piece is corrupted"), Reason::kChecksumMismatch);
+  }
+  if (piece.has_tile_crc32c()) {
+    if (piece.tile_crc32c() != Crc32c(open->bytes) ||
+        open->header.size_bytes() != static_cast<int64_t>(open->bytes.size())) {
+      return WithReason(absl::DataLossError("a tile is corrupted"), Reason::kChecksumMismatch);
+    }
+    absl::MutexLock lock(&mutex_);
+    tiles_.push_back(*open);
+  }
+  return absl::OkStatus();
+}
+
+grpc::Status SmallWorker::PutTiles(grpc::ServerContext* context,
+                                   grpc::ServerReader<v1::PutTilesRequest>* reader,
+                                   v1::PutTilesResponse* response) {
+  v1::PutTilesRequest request;
+  Stored open;
+  int64_t taken_bytes = 0;
+  while (reader->Read(&request)) {
+    taken_bytes += static_cast<int64_t>(request.piece().data().size());
+    bool stalls = false;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (put_failure_.has_value() && taken_bytes >= put_failure_->first) {
+        return rpc::ToGrpc(put_failure_->second);
+      }
+      stalls = stalls_puts_;
+    }
+    if (stalls) {
+      if (!put_is_stalled_.HasBeenNotified()) {
+        put_is_stalled_.Notify();
+      }
+      stopping_.WaitForNotificationWithTimeout(kGenerous);
+      return grpc::Status::CANCELLED;
+    }
+    if (absl::Status status = Take(request, &open); !status.ok()) {
+      return rpc::ToGrpc(status);
+    }
+    response->set_tiles(response->tiles() + (request.has_header() ? 1 : 0));
+  }
+  response->set_size_bytes(taken_bytes);
+  response->set_durability(v1::DURABILITY_MEMORY);
+  return grpc::Status::OK;
+}
+
+grpc::Status SmallWorker::GetTiles(grpc::ServerContext* context, const v1::GetTilesRequest* request,
+                                   grpc::ServerWriter<v1::GetTilesResponse>* writer) {
+  absl::MutexLock lock(&mutex_);
+  ++gets_;
+  for (const v1::TileSelector& selector : request->tiles()) {
+    if (selector.token() != GetToken(selector.array_id())) {
+      return rpc::ToGrpc(BadToken());
+    }
+    const auto found = std::find_if(tiles_.begin(), tiles_.end(), [&](const Stored& tile) {
+      return tile.header.array_id() == selector.array_id() &&
+             tile.header.tile().SerializeAsString() == selector.tile().SerializeAsString();
+    });
+    if (found == tiles_.end()) {
+      return grpc::Status(grpc::StatusCode::NOT_FOUND, "no such tile");
+    }
+    v1::GetTilesResponse response;
+    response.mutable_opening()->set_array_id(selector.array_id());
+    *response.mutable_opening()->mutable_tile() = selector.tile();
+    response.mutable_opening()->set_size_bytes(found->header.size_bytes());
+    writer->Write(response);
+    for (size_t offset = 0; offset < found->bytes.size(); offset += kPieceBytes) {
+      v1::TilePiece& piece = *response.mutable_piece();
+      piece.set_offset_bytes(static_cast<int64_t>(offset));
+      piece.set_data(found->bytes.substr(offset, kPieceBytes));
+      piece.set_crc32c(Crc32c(piece.data()));
+      if (offset + kPieceBytes >= found->bytes.size()) {
+        piece.set_tile_crc32c(Crc32c(found->bytes));
+      }
+      if (corrupts_gets_) {
+        piece.mutable_data()->front() ^= 1;
+      }
+      writer->Write(response);
+      if (breaks_gets_) {
+        return grpc::Status(grpc::StatusCode::UNAVAILABLE, "the worker goes");
+      }
+    }
+  }
+  return grpc::Status::OK;
+}
+
+grpc::Status SmallWorker::Identify(grpc::ServerContext* context, const v1::IdentifyRequest* request,
+                                   v1::IdentifyResponse* response) {
+  response->set_identity(address_);
+  response->set_incarnation(7);
+  return grpc::Status::OK;
+}
+
+class SmallCoordinator::Sessions final : public v1::SessionService::Service {
+ public:
+  explicit Sessions(SmallCoordinator* owner) : owner_(*owner) {}
+
+  grpc::Status OpenSession(grpc::ServerContext* context, const v1::OpenSessionRequest* request,
+                           v1::OpenSessionResponse* response) override {
+    absl::MutexLock lock(&owner_.mutex_);
+    response->set_session_id(StrCat("session-", ++owner_.opened_));
+    *response->mutable_ttl() = request->ttl();
+    owner_.sessions_.insert(response->session_id());
+    return grpc::Status::OK;
+  }
+  grpc::Status RenewSession(grpc::ServerContext* context, const v1::RenewSessionRequest* request,
+                            v1::RenewSessionResponse* response) override {
+    if (grpc::Status status = owner_.CheckSession(request->session_id()); !status.ok()) {
+      return status;
+    }
+    absl::MutexLock lock(&owner_.mutex_);
+    ++owner_.renewals_;
+    rpc::Encode(absl::Milliseconds(60), response->mutable_ttl());
+    return grpc::Status::OK;
+  }
+  grpc::Status CloseSession(grpc::ServerContext* context, const v1::CloseSessionRequest* request,
+                            v1::CloseSessionResponse* response) override {
+    absl::MutexLock lock(&owner_.mutex_);
+    owner_.sessions_.erase(request->session_id());
+    return grpc::Status::OK;
+  }
+
+ private:
+  SmallCoordinator& owner_;
+};
+
+class SmallCoordinator::Cluster final : public v1::ClusterService::Service {
+ public:
+  explicit Cluster(SmallCoordinator* owner) : owner_(*owner) {}
+
+  grpc::Status GetVersion(grpc::ServerContext* context, const v1::GetVersionRequest* request,
+                          v1::GetVersionResponse* response) override {
+    absl::MutexLock lock(&owner_.mutex_);
+    if (!owner_.version_error_.ok()) {
+      return rpc::ToGrpc(std::exchange(owner_.version_error_, absl::OkStatus()));
+    }
+    response->mutable_build()->set_version("0.1.0");
+    response->set_cluster_id("small");
+    return grpc::Status::OK;
+  }
+
+ private:
+  SmallCoordinator& owner_;
+};
+
+// Every tensor of a tree gets P('tp').
+class SmallCoordinator::Layouts final : public v1::ResolveService::Service {
+ public:
+  grpc::Status ResolveTree(
+      grpc::ServerContext* context,
+      grpc::ServerReaderWriter<v1::ResolveTreeResponse, v1::ResolveTreeRequest>* stream) override {
+    v1::ResolveTreeRequest request;
+    v1::ResolveTreeResponse response;
+    rpc::Encode(PartitionSpec({SpecEntry::Axis("tp")}), response.add_specs()->mutable_requested());
+    int64_t tensors = 0;
+    while (stream->Read(&request)) {
+      for (int i = 0; i < request.tensors().tensors_size(); ++i) {
+        response.add_placements()->set_rule_index(static_cast<int32_t>(tensors++ % 7) - 1);
+      }
+      stream->Write(response);
+      response.Clear();
+    }
+    response.mutable_summary()->set_tensors(tensors);
+    response.set_revision(5);
+    stream->Write(response);
+    return grpc::Status::OK;
+  }
+};
+
+class SmallCoordinator::Operations final : public v1::OperationService::Service {
+ public:
+  explicit Operations(SmallCoordinator* owner) : owner_(*owner) {}
+
+  // Reports once, and again when transfers fail.
+  grpc::Status WatchOperation(grpc::ServerContext* context,
+                              const v1::WatchOperationRequest* request,
+                              grpc::ServerWriter<v1::WatchOperationResponse>* writer) override {
+    v1::WatchOperationResponse response;
+    response.mutable_operation()->set_operation_id(request->operation_id());
+    response.mutable_operation()->set_state(v1::OPERATION_STATE_RUNNING);
+    response.mutable_operation()->mutable_start_time();
+    writer->Write(response);
+    absl::MutexLock lock(&owner_.mutex_);
+    const auto has_ended = [this, context] {
+      return !owner_.transfer_error_.ok() || owner_.stopping_ || context->IsCancelled();
+    };
+    for (const absl::Time limit = absl::Now() + kGenerous; !has_ended() && absl::Now() < limit;) {
+      owner_.mutex_.AwaitWithTimeout(absl::Condition(&has_ended), absl::Milliseconds(20));
+    }
+    if (!owner_.transfer_error_.ok()) {
+      response.mutable_operation()->set_state(v1::OPERATION_STATE_FAILED);
+      response.mutable_operation()->set_error_code(static_cast<int>(owner_.transfer_error_.code()));
+      writer->Write(response);
+    }
+    return grpc::Status::OK;
+  }
+
+ private:
+  SmallCoordinator& owner_;
+};
+
+SmallCoordinator::SmallCoordinator(Mesh mesh, std::vector<SmallWorker*> workers)
+    : mesh_(std::move(mesh)), workers_(std::move(workers)) {
+  others_.push_back(std::make_unique<Sessions>(this));
+  others_.push_back(std::make_unique<Cluster>(this));
+  others_.push_back(std::make_unique<Layouts>());
+  others_.push_back(std::make_unique<Operations>(this));
+  std::vector<grpc::Service*> services = {this};
+  for (const std::unique_ptr<grpc::Service>& service : others_) {
+    services.push_back(service.get());
+  }
+  server_ = Serve(services, &address_);
+}
+
+SmallCoordinator::~SmallCoordinator() {
+  {
+    absl::MutexLock lock(&mutex_);
+    stopping_ = true;
+  }
+  server_->Shutdown(std::chrono::system_clock::now());
+  server_->Wait();
+}
+
+std::vector<TransferDevice> SmallCoordinator::devices() const {
+  std::vector<TransferDevice> devices;
+  for (size_t rank = 0; rank < workers_.size(); ++rank) {
+    devices.push_back({.rank = static_cast<int32_t>(rank),
+                       .identity = StrCat("w-", rank),
+                       .incarnation = 1,
+                       .addresses = {workers_[rank]->address()}});
+  }
+  return devices;
+}
+
+void SmallCoordinator::FailTransfers(absl::Status error) {
+  absl::MutexLock lock(&mutex_);
+  transfer_error_ = std::move(error);
+}
+
+void SmallCoordinator::FailNextGetVersion(absl::Status error) {
+  absl::MutexLock lock(&mutex_);
+  version_error_ = std::move(error);
+}
+
+void SmallCoordinator::ForgetSessions() {
+  absl::MutexLock lock(&mutex_);
+  sessions_.clear();
+}
+
+int64_t SmallCoordinator::opened_sessions() const {
+  absl::MutexLock lock(&mutex_);
+  return opened_;
+}
+
+int64_t SmallCoordinator::open_sessions() const {
+  absl::MutexLock lock(&mutex_);
+  return static_cast<int64_t>(sessions_.size());
+}
+
+int64_t SmallCoordinator::aborted_transfers() const {
+  absl::MutexLock lock(&mutex_);
+  return aborts_;
+}
+
+bool SmallCoordinator::AwaitRenewals(int64_t count) {
+  absl::MutexLock lock(&mutex_);
+  const auto are_enough = [this, count] { return renewals_ >= count; };
+  return mutex_.AwaitWithTimeout(absl::Condition(&are_enough), kGenerous);
+}
+
+grpc::Status SmallCoordinator::CheckSession(const std::string& session_id) const {
+  absl::MutexLock lock(&mutex_);
+  return sessions_.contains(session_id)
+             ? grpc::Status::OK
+             : rpc::ToGrpc(
+                   WithReason(absl::NotFoundError("no such session"), Reason::kSessionGone));
+}
+
+grpc::Status SmallCoordinator::BeginPut(
+    grpc::ServerContext* context,
+    grpc::ServerReaderWriter<v1::BeginPutResponse, v1::BeginPutRequest>* stream) {
+  v1::BeginPutRequest request;
+  v1::BeginPutResponse response;
+  stream->Read(&request);
+  if (grpc::Status status = CheckSession(request.header().session_id()); !status.ok()) {
+    return status;
+  }
+  response.set_transfer_id("transfer");
+  response.mutable_expire_time();
+  for (const TransferDevice& device : devices()) {
+    v1::DeviceEndpoint& endpoint = *response.add_devices();
+    endpoint.set_rank(device.rank);
+    endpoint.set_identity(device.identity);
+    endpoint.add_endpoints()->set_address(device.addresses[0]);
+  }
+  absl::MutexLock lock(&mutex_);
+  staged_.clear();
+  while (stream->Read(&request)) {
+    for (const v1::PutTensor& tensor : request.tensors()) {
+      v1::PutAssignment& assignment = *response.add_assignments();
+      v1::ArrayDescriptor& array = *assignment.mutable_array_descriptor();
+      array.set_array_id(StrCat("array-", arrays_.size() + staged_.size()));
+      array.set_dtype(tensor.dtype());
+      *array.mutable_shape() = tensor.shape();
+      *array.mutable_spec() = tensor.spec();
+      array.set_mesh_id("default");
+      rpc::Encode(mesh_, array.mutable_mesh());
+      assignment.set_token(PutToken(array.array_id()));
+      v1::Array& staged = staged_.emplace_back();
+      *staged.mutable_array_descriptor() = array;
+      staged.set_name(tensor.name());
+      staged.set_name_version(1);
+      staged.set_state(v1::ARRAY_STATE_AVAILABLE);
+      staged.mutable_create_time();
+    }
+    stream->Write(response);
+    response.Clear();
+  }
+  if (!response.transfer_id().empty()) {  // There were no tensors.
+    stream->Write(response);
+  }
+  return grpc::Status::OK;
+}
+
+grpc::Status SmallCoordinator::CommitTransfer(grpc::ServerContext* context,
+                                              const v1::CommitTransferRequest* request,
+                                              v1::CommitTransferResponse* response) {
+  absl::MutexLock lock(&mutex_);
+  if (!transfer_error_.ok()) {
+    return rpc::ToGrpc(transfer_error_);
+  }
+  for (v1::Array& array : staged_) {
+    response->add_array_ids(array.array_descriptor().array_id());
+    arrays_[array.name()] = std::move(array);
+  }
+  staged_.clear();
+  response->set_revision(42);
+  response->set_durability(v1::DURABILITY_MEMORY);
+  response->mutable_transfer_time();
+  return grpc::Status::OK;
+}
+
+grpc::Status SmallCoordinator::AbortTransfer(grpc::ServerContext* context,
+                                             const v1::AbortTransferRequest* request,
+                                             v1::AbortTransferResponse* response) {
+  absl::MutexLock lock(&mutex_);
+  ++aborts_;
+  staged_.clear();
+  return grpc::Status::OK;
+}
+
+grpc::Status SmallCoordinator::BeginGet(grpc::ServerContext* context,
+                                        const v1::BeginGetRequest* request,
+                                        v1::BeginGetResponse* response) {
+  if (grpc::Status status = CheckSession(request->session_id()); !status.ok()) {
+    return status;
+  }
+  absl::MutexLock lock(&mutex_);
+  const auto found = arrays_.find(request->array().name());
+  if (found == arrays_.end()) {
+    return rpc::ToGrpc(
+        WithReason(absl::NotFoundError(StrCat("no array is named '", request->array().name(), "'")),
+                   Reason::kNotFound));
+  }
+  *response->mutable_array() = found->second;
+  for (const TransferDevice& device : devices()) {
+    v1::DeviceEndpoint& endpoint = *response->add_devices();
+    endpoint.set_rank(device.rank);
+    endpoint.set_identity(device.identity);
+    endpoint.add_endpoints()->set_address(device.addresses[0]);
+  }
+  response->set_token(GetToken(found->second.array_descriptor().array_id()));
+  return grpc::Status::OK;
+}
+
+// Pages of one array each.
+grpc::Status SmallCoordinator::ListArrays(grpc::ServerContext* context,
+                                          const v1::ListArraysRequest* request,
+                                          v1::ListArraysResponse* response) {
+  absl::MutexLock lock(&mutex_);
+  const auto first = arrays_.upper_bound(request->page_token());
+  if (first != arrays_.end()) {
+    *response->add_arrays() = first->second;
+    if (std::next(first) != arrays_.end()) {
+      response->set_next_page_token(first->first);
+    }
+  }
+  return grpc::Status::OK;
+}
+
+}  // namespace shardmesh::client::test

@@ -1,0 +1,156 @@
+// A small cluster in this process: services that do what the contract says, simply, in memory.
+//
+// Workers take in and give out tiles; the coordinator keeps sessions, arrays, entries and
+// transfers. Each can be told to fail in a way that a test is about.
+#ifndef SHARDMESH_TESTS_UNIT_CLIENT_SMALL_CLUSTER_H_
+#define SHARDMESH_TESTS_UNIT_CLIENT_SMALL_CLUSTER_H_
+
+#include <grpcpp/server.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
+#include "client/transfer.h"
+#include "sharding/mesh.h"
+#include "shardmesh/v1/array_service.grpc.pb.h"
+#include "shardmesh/v1/catalog_service.grpc.pb.h"
+#include "shardmesh/v1/cluster_service.grpc.pb.h"
+#include "shardmesh/v1/operation_service.grpc.pb.h"
+#include "shardmesh/v1/resolve_service.grpc.pb.h"
+#include "shardmesh/v1/session_service.grpc.pb.h"
+#include "shardmesh/v1/tile_service.grpc.pb.h"
+#include "tensor/array_descriptor.h"
+
+namespace shardmesh::client::test {
+
+// The tokens that the small cluster gives out and accepts.
+std::string PutToken(const std::string& array_id);
+std::string GetToken(const std::string& array_id);
+
+// One worker, serving on a port of its own. Thread-safe.
+class SmallWorker final : public v1::TileService::Service {
+ public:
+  SmallWorker();
+  ~SmallWorker() override;
+
+  const std::string& address() const { return address_; }
+  // Ends every call and refuses new connections.
+  void Stop();
+
+  // Fails every put with this error once it has taken so many bytes.
+  void FailPutsAfter(int64_t bytes, absl::Status error);
+  // From now on puts are not read on, until the worker stops or the call ends.
+  void StallPuts();
+  // Flips a bit in every piece that goes out.
+  void CorruptGets();
+  // Ends every get with UNAVAILABLE after its first piece.
+  void BreakGets();
+
+  // Bytes of the tile of an array that came for a rank; nullopt if none did.
+  std::optional<std::string> TileOf(const std::string& array_id, int32_t rank) const;
+  int64_t gets() const;
+  // Waits until a put is stalled; false after a generous time.
+  bool AwaitStalledPut();
+
+  grpc::Status PutTiles(grpc::ServerContext* context,
+                        grpc::ServerReader<v1::PutTilesRequest>* reader,
+                        v1::PutTilesResponse* response) override;
+  grpc::Status GetTiles(grpc::ServerContext* context, const v1::GetTilesRequest* request,
+                        grpc::ServerWriter<v1::GetTilesResponse>* writer) override;
+  grpc::Status Identify(grpc::ServerContext* context, const v1::IdentifyRequest* request,
+                        v1::IdentifyResponse* response) override;
+
+ private:
+  struct Stored {
+    v1::TileHeader header;
+    std::string bytes;
+  };
+
+  absl::Status Take(const v1::PutTilesRequest& request, Stored* open) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  mutable absl::Mutex mutex_;
+  std::vector<Stored> tiles_ ABSL_GUARDED_BY(mutex_);
+  std::optional<std::pair<int64_t, absl::Status>> put_failure_ ABSL_GUARDED_BY(mutex_);
+  bool stalls_puts_ ABSL_GUARDED_BY(mutex_) = false;
+  bool corrupts_gets_ ABSL_GUARDED_BY(mutex_) = false;
+  bool breaks_gets_ ABSL_GUARDED_BY(mutex_) = false;
+  int64_t gets_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::Notification put_is_stalled_;
+  absl::Notification stopping_;
+  std::string address_;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+// A coordinator of one mesh, "default", over `workers` by rank. Thread-safe.
+class SmallCoordinator final : public v1::ArrayService::Service {
+ public:
+  SmallCoordinator(Mesh mesh, std::vector<SmallWorker*> workers);
+  ~SmallCoordinator() override;
+
+  const std::string& address() const { return address_; }
+  std::vector<TransferDevice> devices() const;
+
+  // Commits fail with this error, and watched transfers count as failed from now on.
+  void FailTransfers(absl::Status error);
+  // The next call of GetVersion fails with this error.
+  void FailNextGetVersion(absl::Status error);
+  // No session that was opened so far is known any more.
+  void ForgetSessions();
+
+  int64_t opened_sessions() const;
+  int64_t open_sessions() const;
+  int64_t aborted_transfers() const;
+  // Waits until sessions were renewed so often; false after a generous time.
+  bool AwaitRenewals(int64_t count);
+
+  grpc::Status BeginPut(
+      grpc::ServerContext* context,
+      grpc::ServerReaderWriter<v1::BeginPutResponse, v1::BeginPutRequest>* stream) override;
+  grpc::Status CommitTransfer(grpc::ServerContext* context,
+                              const v1::CommitTransferRequest* request,
+                              v1::CommitTransferResponse* response) override;
+  grpc::Status AbortTransfer(grpc::ServerContext* context, const v1::AbortTransferRequest* request,
+                             v1::AbortTransferResponse* response) override;
+  grpc::Status BeginGet(grpc::ServerContext* context, const v1::BeginGetRequest* request,
+                        v1::BeginGetResponse* response) override;
+  grpc::Status ListArrays(grpc::ServerContext* context, const v1::ListArraysRequest* request,
+                          v1::ListArraysResponse* response) override;
+
+ private:
+  class Sessions;
+  class Cluster;
+  class Layouts;
+  class Operations;
+
+  grpc::Status CheckSession(const std::string& session_id) const;
+
+  const Mesh mesh_;
+  const std::vector<SmallWorker*> workers_;
+  mutable absl::Mutex mutex_;
+  std::set<std::string> sessions_ ABSL_GUARDED_BY(mutex_);
+  int64_t opened_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t renewals_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t aborts_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::Status transfer_error_ ABSL_GUARDED_BY(mutex_);
+  absl::Status version_error_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<v1::Array> staged_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, v1::Array> arrays_ ABSL_GUARDED_BY(mutex_);  // by name
+  std::vector<std::unique_ptr<grpc::Service>> others_;
+  std::string address_;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+}  // namespace shardmesh::client::test
+
+#endif  // SHARDMESH_TESTS_UNIT_CLIENT_SMALL_CLUSTER_H_
