@@ -153,7 +153,32 @@ StagedTile::~StagedTile() {
 
 absl::Status StagedTile::Append(int64_t offset_bytes, absl::Span<const char> piece,
                                 uint32_t piece_crc32c) {
-  const int64_t piece_bytes = static_cast<int64_t>(piece.size());
+  SHARDMESH_RETURN_IF_ERROR(CheckNext(offset_bytes, static_cast<int64_t>(piece.size())));
+  if (const uint32_t found = Crc32c(piece); found != piece_crc32c) {
+    return ChecksumMismatch(StrCat(TileName(description_), ": the piece at byte ", offset_bytes),
+                            found, piece_crc32c);
+  }
+  return AppendParts(offset_bytes, {piece}, piece_crc32c);
+}
+
+absl::Status StagedTile::AppendParts(int64_t offset_bytes,
+                                     absl::Span<const absl::Span<const char>> parts,
+                                     uint32_t piece_crc32c) {
+  int64_t piece_bytes = 0;
+  for (const absl::Span<const char> part : parts) {
+    piece_bytes += static_cast<int64_t>(part.size());
+  }
+  SHARDMESH_RETURN_IF_ERROR(CheckNext(offset_bytes, piece_bytes));
+  char* to = buffer_.data() + offset_bytes;
+  for (const absl::Span<const char> part : parts) {
+    to = std::copy(part.begin(), part.end(), to);
+  }
+  received_crc32c_ = ConcatCrc32c(received_crc32c_, piece_crc32c, piece_bytes);
+  received_bytes_ += piece_bytes;
+  return absl::OkStatus();
+}
+
+absl::Status StagedTile::CheckNext(int64_t offset_bytes, int64_t piece_bytes) const {
   if (offset_bytes != received_bytes_) {
     return InvalidArgument(Reason::kBadTile,
                            StrCat(TileName(description_), ": a piece starts at byte ", offset_bytes,
@@ -164,16 +189,7 @@ absl::Status StagedTile::Append(int64_t offset_bytes, absl::Span<const char> pie
                                                     piece_bytes, " bytes at byte ", offset_bytes,
                                                     " goes beyond its ", size_bytes_, " bytes"));
   }
-  SHARDMESH_RETURN_IF_ERROR(store_->CheckReceiving(description_));
-  const uint32_t found = Crc32c(piece);
-  if (found != piece_crc32c) {
-    return ChecksumMismatch(StrCat(TileName(description_), ": the piece at byte ", offset_bytes),
-                            found, piece_crc32c);
-  }
-  std::copy(piece.begin(), piece.end(), buffer_.data() + offset_bytes);
-  received_crc32c_ = ConcatCrc32c(received_crc32c_, found, piece_bytes);
-  received_bytes_ += piece_bytes;
-  return absl::OkStatus();
+  return store_->CheckReceiving(description_);
 }
 
 absl::Span<char> StagedTile::mutable_bytes() {

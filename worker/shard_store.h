@@ -84,6 +84,11 @@ class StagedTile {
   // tile is then as before. ABORTED once the array was aborted.
   absl::Status Append(int64_t offset_bytes, absl::Span<const char> piece, uint32_t piece_crc32c);
 
+  // The same for a piece that lies in parts, to be joined in order, and whose bytes are known to be
+  // of that CRC-32C: they are copied once, and not looked at again.
+  absl::Status AppendParts(int64_t offset_bytes, absl::Span<const absl::Span<const char>> parts,
+                           uint32_t piece_crc32c);
+
   // All bytes of the tile, for a producer in place, which calls no Append.
   absl::Span<char> mutable_bytes();
 
@@ -98,6 +103,8 @@ class StagedTile {
   friend class ShardStore;
   StagedTile(ShardStore* store, TileDescription description, Buffer buffer, bool durable);
 
+  // Whether a piece of that many bytes may come there now.
+  absl::Status CheckNext(int64_t offset_bytes, int64_t piece_bytes) const;
   absl::StatusOr<StoredTilePtr> FinishOnce(std::optional<uint32_t> crc32c);
 
   ShardStore* const store_;

@@ -1,0 +1,509 @@
+// The stream to a coordinator, against a small one in this process.
+#include "worker/coordinator_link.h"
+
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "rpc/array_codec.h"
+#include "rpc/clock.h"
+#include "rpc/server_lifecycle.h"
+#include "rpc/status.h"
+#include "rpc/time_codec.h"
+#include "shardmesh/v1/attach_service.grpc.pb.h"
+#include "tensor/buffer.h"
+#include "tests/testing/status_matchers.h"
+
+namespace shardmesh::worker {
+namespace {
+
+using ::shardmesh::test::IsOk;
+using ::shardmesh::test::StatusIs;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+constexpr absl::Duration kTimeout = absl::Seconds(20);
+
+// Records what a worker asks of its peers' links; it has no peers.
+class RecordingLinks final : public PeerLinks {
+ public:
+  void Customize(grpc::ServerBuilder&) override {}
+  grpc::Service* service() override { return nullptr; }
+  void Start() override {}
+  void Close() override {}
+  void SetClusterId(std::string cluster_id) override {
+    absl::MutexLock lock(&mutex_);
+    cluster_id_ = std::move(cluster_id);
+  }
+  void SetMembership(MembershipView view) override {
+    absl::MutexLock lock(&mutex_);
+    view_ = std::move(view);
+  }
+  MembershipView membership() const override {
+    absl::MutexLock lock(&mutex_);
+    return view_;
+  }
+  absl::StatusOr<std::unique_ptr<StepLink>> OpenLink(std::string_view, int64_t, int64_t,
+                                                     absl::Time) override {
+    return absl::UnavailableError("no peers");
+  }
+  void AbortStep(int64_t, const absl::Status&, std::string_view) override {}
+  Counters counters() const override { return {}; }
+
+  std::string cluster_id() const {
+    absl::MutexLock lock(&mutex_);
+    return cluster_id_;
+  }
+
+ private:
+  mutable absl::Mutex mutex_;
+  std::string cluster_id_ ABSL_GUARDED_BY(mutex_);
+  MembershipView view_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Takes steps and leaves it to the test when they end.
+class HeldExecutor final : public StepExecutor {
+ public:
+  void Run(StepOrder order, Report report) override {
+    absl::MutexLock lock(&mutex_);
+    runs_.emplace_back(std::move(order), std::move(report));
+  }
+  absl::Status Commit(int64_t sequence) override {
+    absl::MutexLock lock(&mutex_);
+    committed_.push_back(sequence);
+    return absl::OkStatus();
+  }
+  void Abort(int64_t sequence, const absl::Status& status) override {
+    absl::MutexLock lock(&mutex_);
+    EXPECT_FALSE(status.ok());
+    aborted_.push_back(sequence);
+  }
+  void Forget(absl::Span<const std::string> array_ids) override {
+    absl::MutexLock lock(&mutex_);
+    forgotten_.insert(forgotten_.end(), array_ids.begin(), array_ids.end());
+  }
+  Running running() const override { return {.sequence = 9, .instruction = 2}; }
+
+  template <typename Read>
+  auto With(Read read) const {
+    absl::MutexLock lock(&mutex_);
+    return read(*this);
+  }
+
+  mutable absl::Mutex mutex_;
+  std::vector<std::pair<StepOrder, Report>> runs_ ABSL_GUARDED_BY(mutex_);
+  std::vector<int64_t> committed_ ABSL_GUARDED_BY(mutex_);
+  std::vector<int64_t> aborted_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::string> forgotten_ ABSL_GUARDED_BY(mutex_);
+};
+
+// A coordinator that lets the test read and write the stream of the worker that attached last.
+class Coordinator final : public v1::AttachService::Service {
+ public:
+  using Stream = grpc::ServerReaderWriter<v1::AttachResponse, v1::AttachRequest>;
+
+  // Refuses all who attach from now on; OK: takes them in.
+  void RefuseWith(absl::Status status) {
+    absl::MutexLock lock(&mutex_);
+    refusal_ = std::move(status);
+  }
+
+  // The next message other than a heartbeat, from whichever stream.
+  v1::AttachRequest Read() {
+    absl::MutexLock lock(&mutex_);
+    const auto has_message = [this] { return !messages_.empty(); };
+    if (!mutex_.AwaitWithTimeout(absl::Condition(&has_message), kTimeout)) {
+      ADD_FAILURE() << "the worker sends nothing";
+      return {};
+    }
+    v1::AttachRequest message = std::move(messages_.front());
+    messages_.pop_front();
+    return message;
+  }
+  int attaches() const {
+    absl::MutexLock lock(&mutex_);
+    return attaches_;
+  }
+  v1::Heartbeat last_heartbeat() const {
+    absl::MutexLock lock(&mutex_);
+    return heartbeat_;
+  }
+  void Write(const v1::AttachResponse& message) {
+    absl::MutexLock lock(&mutex_);
+    ASSERT_NE(stream_, nullptr);
+    stream_->Write(message);
+  }
+  // Breaks the stream of the worker.
+  void Break() {
+    absl::MutexLock lock(&mutex_);
+    if (context_ != nullptr) {
+      context_->TryCancel();
+    }
+  }
+
+  grpc::Status Attach(grpc::ServerContext* context, Stream* stream) override {
+    {
+      absl::MutexLock lock(&mutex_);
+      ++attaches_;
+      if (!refusal_.ok()) {
+        return rpc::ToGrpc(refusal_);
+      }
+      stream_ = stream;
+      context_ = context;
+    }
+    v1::AttachRequest message;
+    while (stream->Read(&message)) {
+      absl::MutexLock lock(&mutex_);
+      if (message.has_heartbeat()) {
+        heartbeat_ = message.heartbeat();
+      } else {
+        messages_.push_back(message);
+      }
+    }
+    absl::MutexLock lock(&mutex_);
+    if (stream_ == stream) {
+      stream_ = nullptr;
+      context_ = nullptr;
+    }
+    return grpc::Status::OK;
+  }
+
+ private:
+  mutable absl::Mutex mutex_;
+  absl::Status refusal_ ABSL_GUARDED_BY(mutex_);
+  int attaches_ ABSL_GUARDED_BY(mutex_) = 0;
+  Stream* stream_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  grpc::ServerContext* context_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  v1::Heartbeat heartbeat_ ABSL_GUARDED_BY(mutex_);
+  std::deque<v1::AttachRequest> messages_ ABSL_GUARDED_BY(mutex_);
+};
+
+template <typename Condition>
+bool Eventually(Condition condition) {
+  const absl::Time deadline = absl::Now() + kTimeout;
+  while (!condition()) {
+    if (absl::Now() > deadline) {
+      return false;
+    }
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  return true;
+}
+
+class CoordinatorLinkTest : public ::testing::Test {
+ protected:
+  CoordinatorLinkTest() {
+    store_ = *ShardStore::Open({.pool = pool_, .data_dir = ""});
+    gate_ = std::make_unique<TileGate>(TileGate::Options{
+        .identity = "w1", .store = store_.get(), .clock = &clock_, .staged = [](const auto&) {}});
+    server_ =
+        *rpc::ServerLifecycle::Start({}, {{v1::AttachService::service_full_name(), &coordinator_}});
+  }
+  ~CoordinatorLinkTest() override {
+    link_.reset();
+    server_->Drain(absl::Now() + kTimeout);
+  }
+
+  void Start() {
+    auto link =
+        CoordinatorLink::Create({.coordinator = server_->address(),
+                                 .self = {.identity = "w1", .incarnation = 7, .boot_id = "boot"},
+                                 .nonce = "0123456789abcdef",
+                                 .endpoints = {"127.0.0.1:1"},
+                                 .threads = 2,
+                                 .data_dir = "",
+                                 .clock = &clock_,
+                                 .store = store_.get(),
+                                 .gate = gate_.get(),
+                                 .links = &links_,
+                                 .executor = &executor_,
+                                 .ready_changed =
+                                     [this](bool ready) {
+                                       absl::MutexLock lock(&mutex_);
+                                       ready_ = ready;
+                                     },
+                                 .failed =
+                                     [this](const absl::Status& reason) {
+                                       absl::MutexLock lock(&mutex_);
+                                       failure_ = reason;
+                                     },
+                                 .retry = {.max_attempts = 1,
+                                           .initial_delay = absl::Milliseconds(1),
+                                           .max_delay = absl::Milliseconds(10)}});
+    ASSERT_THAT(link, IsOk());
+    link_ = *std::move(link);
+    link_->Start();
+  }
+
+  static v1::AttachResponse Welcome(int64_t term = 3, const std::string& cluster_id = "cluster") {
+    v1::AttachResponse response;
+    v1::Welcome* welcome = response.mutable_welcome();
+    welcome->set_cluster_id(cluster_id);
+    welcome->set_term(term);
+    welcome->set_protocol(1);
+    welcome->set_token_key(std::string(32, 'k'));
+    rpc::Encode(absl::Milliseconds(20), welcome->mutable_heartbeat_interval());
+    return response;
+  }
+  static v1::AttachResponse Membership(int64_t epoch) {
+    v1::AttachResponse response;
+    v1::Membership* membership = response.mutable_membership();
+    membership->set_epoch(epoch);
+    membership->set_term(3);
+    v1::MeshMembership* mesh = membership->add_meshes();
+    mesh->set_mesh_id("m");
+    mesh->set_mesh_revision(2);
+    v1::MeshAxis* axis = mesh->mutable_mesh()->add_axes();
+    axis->set_name("x");
+    axis->set_size(1);
+    v1::DeviceEndpoint* device = mesh->add_devices();
+    device->set_rank(0);
+    device->set_identity("w1");
+    device->set_incarnation(7);
+    device->add_endpoints()->set_address("127.0.0.1:1");
+    return response;
+  }
+  static v1::AttachResponse Verdict(std::vector<std::string> commit,
+                                    std::vector<std::string> drop) {
+    v1::AttachResponse response;
+    for (const std::string& id : commit) {
+      response.mutable_inventory_verdict()->add_commit_array_ids(id);
+    }
+    for (const std::string& id : drop) {
+      response.mutable_inventory_verdict()->add_drop_array_ids(id);
+    }
+    response.mutable_inventory_verdict()->set_last(true);
+    return response;
+  }
+
+  // Brings the worker from its hello to membership.
+  void TakeIn(int64_t epoch) {
+    EXPECT_TRUE(coordinator_.Read().has_hello());
+    coordinator_.Write(Welcome());
+    EXPECT_TRUE(coordinator_.Read().inventory().last());
+    coordinator_.Write(Verdict({}, {}));
+    coordinator_.Write(Membership(epoch));
+    EXPECT_TRUE(Eventually([&] { return link_->state().epoch == epoch; }));
+  }
+
+  void Stage(const std::string& id) {
+    auto staged = store_->Stage({.array_id = id,
+                                 .dtype = Dtype::kF32,
+                                 .array_shape = {4},
+                                 .tile = {{{0, 4}}},
+                                 .array_descriptor = "",
+                                 .transfer_id = "t"},
+                                /*durable=*/false);
+    ASSERT_THAT(staged, IsOk());
+    (*staged)->mutable_bytes()[0] = 'x';
+    ASSERT_THAT((*staged)->Finish(std::nullopt), IsOk());
+  }
+
+  bool ready() {
+    absl::MutexLock lock(&mutex_);
+    return ready_;
+  }
+  absl::Status failure() {
+    absl::MutexLock lock(&mutex_);
+    return failure_;
+  }
+
+  rpc::RealClock clock_;
+  MemoryBudget budget_{int64_t{16} << 20};
+  std::shared_ptr<BufferPool> pool_ = BufferPool::Create(&budget_, 0);
+  std::unique_ptr<ShardStore> store_;
+  std::unique_ptr<TileGate> gate_;
+  RecordingLinks links_;
+  HeldExecutor executor_;
+  Coordinator coordinator_;
+  std::unique_ptr<rpc::ServerLifecycle> server_;
+  absl::Mutex mutex_;
+  bool ready_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status failure_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<CoordinatorLink> link_;
+};
+
+TEST_F(CoordinatorLinkTest, IntroducesItselfAndBecomesReadyOnceItsPeersAreReached) {
+  Start();
+  const v1::Hello hello = coordinator_.Read().hello();
+  EXPECT_EQ(hello.identity(), "w1");
+  EXPECT_EQ(hello.incarnation(), 7u);
+  EXPECT_EQ(hello.nonce(), "0123456789abcdef");
+  EXPECT_EQ(hello.protocol().min(), 1);
+  EXPECT_EQ(hello.capacity().memory_bytes(), int64_t{16} << 20);
+  EXPECT_EQ(hello.cluster_id(), "");
+  ASSERT_THAT(hello.endpoints(), SizeIs(1));
+
+  coordinator_.Write(Welcome());
+  EXPECT_TRUE(coordinator_.Read().inventory().last());
+  coordinator_.Write(Verdict({}, {}));
+  link_->ReportPeers(4, {});  // before the membership is known here: told afterwards
+  EXPECT_FALSE(ready());
+  coordinator_.Write(Membership(4));
+  const v1::PeersReport peers = coordinator_.Read().peers();
+  EXPECT_EQ(peers.epoch(), 4);
+  EXPECT_THAT(peers.unreached(), IsEmpty());
+  EXPECT_TRUE(Eventually([&] { return ready(); }));
+  EXPECT_EQ(store_->cluster_id(), "cluster");
+  EXPECT_EQ(links_.cluster_id(), "cluster");
+  EXPECT_EQ(links_.membership().Find("m")->revision, 2);
+
+  link_->ReportPeers(4, {"w2"});
+  EXPECT_THAT(coordinator_.Read().peers().unreached(), ElementsAre("w2"));
+  EXPECT_FALSE(ready());
+  EXPECT_TRUE(Eventually([&] { return coordinator_.last_heartbeat().epoch() == 4; }));
+  EXPECT_EQ(coordinator_.last_heartbeat().running_sequence(), 9);
+}
+
+TEST_F(CoordinatorLinkTest, BringsItsInventoryAndObeysTheVerdict) {
+  for (const char* id : {"commit", "drop_staged", "drop_committed"}) {
+    Stage(id);
+  }
+  ASSERT_THAT(store_->Commit({"drop_committed"}), IsOk());
+  Start();
+  EXPECT_TRUE(coordinator_.Read().has_hello());
+  coordinator_.Write(Welcome());
+  const v1::InventoryPage page = coordinator_.Read().inventory();
+  ASSERT_THAT(page.tiles(), SizeIs(3));
+  EXPECT_EQ(page.tiles(0).array().array_id(), "commit");
+  EXPECT_EQ(page.tiles(0).transfer_id(), "t");
+  EXPECT_FALSE(page.tiles(0).committed());
+  EXPECT_TRUE(page.tiles(1).committed());
+  coordinator_.Write(Verdict({"commit", "not_here"}, {"drop_staged", "drop_committed"}));
+  coordinator_.Write(Membership(1));
+  EXPECT_TRUE(Eventually([&] { return link_->state().epoch == 1; }));
+  EXPECT_THAT(store_->FindAll("commit"), IsOk());
+  const ShardStore::InventoryPage left = store_->ListInventory("", 10);
+  EXPECT_THAT(left.tiles, SizeIs(1));
+}
+
+TEST_F(CoordinatorLinkTest, RunsReportsAndEndsSteps) {
+  Start();
+  TakeIn(1);
+  v1::AttachResponse run;
+  run.mutable_run_step()->set_sequence(5);
+  run.mutable_run_step()->set_epoch(1);
+  run.mutable_run_step()->set_term(3);
+  run.mutable_run_step()->set_plan_hash("hash");
+  run.mutable_run_step()->set_plan("plan");
+  run.mutable_run_step()->add_operands()->set_array_id("a");
+  coordinator_.Write(run);
+  const auto count = [&] { return executor_.With([](const auto& e) { return e.runs_.size(); }); };
+  ASSERT_TRUE(Eventually([&] { return count() == 1; }));
+  auto [order, report] = executor_.With([](const auto& e) { return e.runs_[0]; });
+  EXPECT_EQ(order.plan_bytes, "plan");
+  EXPECT_EQ(std::get<std::string>(order.operands[0].value), "a");
+
+  StepResult result;
+  result.sequence = 5;
+  result.epoch = 1;
+  result.term = 3;
+  result.outputs.push_back({.array_id = "out", .crc32c = 8, .size_bytes = 4, .data = "data"});
+  report(result);
+  const v1::StepReport reported = coordinator_.Read().step_report();
+  EXPECT_EQ(reported.outcome(), v1::StepReport::OUTCOME_DONE);
+  EXPECT_EQ(reported.term(), 3);
+  EXPECT_EQ(reported.outputs(0).data(), "data");
+
+  v1::AttachResponse end;
+  end.mutable_end_step()->set_sequence(5);
+  end.mutable_end_step()->set_commit(true);
+  coordinator_.Write(end);
+  v1::AttachResponse drop;
+  drop.mutable_drop_arrays()->add_array_ids("gone");
+  coordinator_.Write(drop);
+  EXPECT_TRUE(Eventually([&] {
+    return executor_.With([](const auto& e) { return e.forgotten_; }) ==
+           std::vector<std::string>{"gone"};
+  }));
+  EXPECT_THAT(executor_.With([](const auto& e) { return e.committed_; }), ElementsAre(5));
+}
+
+TEST_F(CoordinatorLinkTest, RefusesAStepThatItCannotRead) {
+  Start();
+  TakeIn(1);
+  v1::AttachResponse run;
+  run.mutable_run_step()->set_sequence(5);
+  run.mutable_run_step()->add_outputs()->set_array_id("no shape, no mesh");
+  coordinator_.Write(run);
+  const v1::StepReport report = coordinator_.Read().step_report();
+  EXPECT_EQ(report.sequence(), 5);
+  EXPECT_EQ(report.outcome(), v1::StepReport::OUTCOME_FAILED);
+}
+
+TEST_F(CoordinatorLinkTest, AttachesAnewAfterABreakAndEndsWhatWasUnderWay) {
+  Start();
+  TakeIn(1);
+  link_->ReportPeers(1, {});
+  EXPECT_TRUE(coordinator_.Read().has_peers());
+  v1::AttachResponse run;
+  run.mutable_run_step()->set_sequence(5);
+  coordinator_.Write(run);
+  ASSERT_TRUE(Eventually(
+      [&] { return executor_.With([](const auto& e) { return e.runs_.size(); }) == 1; }));
+
+  coordinator_.Break();
+  EXPECT_TRUE(Eventually([&] {
+    return executor_.With([](const auto& e) { return e.aborted_; }) == std::vector<int64_t>{5};
+  }));
+  EXPECT_FALSE(ready());
+  const v1::Hello hello = coordinator_.Read().hello();
+  EXPECT_EQ(hello.term(), 3);
+  EXPECT_EQ(hello.cluster_id(), "cluster");
+  coordinator_.Write(Welcome());
+  EXPECT_TRUE(coordinator_.Read().inventory().last());
+  coordinator_.Write(Membership(2));
+  EXPECT_TRUE(Eventually([&] { return link_->state().epoch == 2; }));
+  EXPECT_FALSE(ready());  // the peers' report is of the older epoch
+}
+
+TEST_F(CoordinatorLinkTest, RefusesACoordinatorOfAnOlderTerm) {
+  Start();
+  TakeIn(1);
+  coordinator_.Break();
+  EXPECT_TRUE(coordinator_.Read().has_hello());
+  coordinator_.Write(Welcome(/*term=*/2));
+  EXPECT_TRUE(coordinator_.Read().has_hello());  // it tried anew instead of going on
+  EXPECT_EQ(link_->state().term, 3);
+  EXPECT_THAT(failure(), IsOk());
+}
+
+TEST_F(CoordinatorLinkTest, TriesAgainWhereWaitingHelps) {
+  coordinator_.RefuseWith(
+      WithReason(absl::AlreadyExistsError("held by process 12"), Reason::kIdentityInUse));
+  Start();
+  EXPECT_TRUE(Eventually([&] { return coordinator_.attaches() >= 3; }));
+  EXPECT_THAT(failure(), IsOk());
+  coordinator_.RefuseWith(absl::OkStatus());
+  TakeIn(1);
+}
+
+TEST_F(CoordinatorLinkTest, GivesUpWhereWaitingCannotHelp) {
+  coordinator_.RefuseWith(
+      WithReason(absl::FailedPreconditionError("another cluster"), Reason::kClusterMismatch));
+  Start();
+  EXPECT_TRUE(Eventually([&] { return !failure().ok(); }));
+  EXPECT_THAT(failure(), StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kClusterMismatch));
+  EXPECT_EQ(coordinator_.attaches(), 1);
+}
+
+TEST_F(CoordinatorLinkTest, SaysThatItLeavesAndWaitsForItsSteps) {
+  Start();
+  TakeIn(1);
+  link_->Leave("it is draining", absl::Now() + kTimeout);
+  EXPECT_EQ(coordinator_.Read().leaving().reason(), "it is draining");
+  EXPECT_FALSE(link_->state().attached);
+}
+
+}  // namespace
+}  // namespace shardmesh::worker

@@ -1,0 +1,462 @@
+// Tiles put into and got out of a worker's store, over real streams.
+#include "worker/tile_service.h"
+
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "rpc/array_codec.h"
+#include "rpc/call.h"
+#include "rpc/clock.h"
+#include "rpc/server_lifecycle.h"
+#include "rpc/spec_codec.h"
+#include "rpc/status.h"
+#include "rpc/transfer_token.h"
+#include "shardmesh/v1/tile_service.grpc.pb.h"
+#include "tensor/buffer.h"
+#include "tensor/crc32c.h"
+#include "tests/testing/status_matchers.h"
+
+namespace shardmesh::worker {
+namespace {
+
+using ::shardmesh::test::IsOk;
+using ::shardmesh::test::StatusIs;
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+
+constexpr int64_t kMemoryBytes = int64_t{64} << 20;
+constexpr int64_t kTerm = 5;
+constexpr absl::Duration kTimeout = absl::Seconds(20);
+const std::string kKey(rpc::kTokenKeyBytes, 'k');
+
+// Bytes that differ from place to place.
+std::string Pattern(int64_t size) {
+  std::string bytes(static_cast<size_t>(size), '\0');
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    bytes[i] = static_cast<char>(i * 31 + i / 251);
+  }
+  return bytes;
+}
+
+// A worker "w1" that serves rank 1 of a mesh x=2. Arrays are F32 of (rows, 256), cut in two by
+// rows.
+class TileServiceTest : public ::testing::Test {
+ protected:
+  void Start(const std::string& data_dir = "") {
+    auto opened = ShardStore::Open({.pool = pool_, .data_dir = data_dir});
+    ASSERT_THAT(opened, IsOk());
+    store_ = *std::move(opened);
+    ASSERT_THAT(store_->SetClusterId("cluster"), IsOk());
+    gate_ = std::make_unique<TileGate>(TileGate::Options{
+        .identity = "w1", .store = store_.get(), .clock = &clock_, .staged = [this](const auto& r) {
+          absl::MutexLock lock(&mutex_);
+          reports_.push_back(r);
+        }});
+    work_ = std::make_unique<WorkQueue>(2);
+    service_ = MakeTileService({.self = {.identity = "w1", .incarnation = 7, .boot_id = ""},
+                                .nonce = "0123456789abcdef",
+                                .store = store_.get(),
+                                .gate = gate_.get(),
+                                .work = work_.get()});
+    auto server = rpc::ServerLifecycle::Start(
+        {.max_message_bytes = rpc::kMaxDataMessageBytes, .on_drain = nullptr, .customize = nullptr},
+        {{v1::TileService::service_full_name(), service_.get()}});
+    ASSERT_THAT(server, IsOk());
+    server_ = *std::move(server);
+    auto channel =
+        rpc::CreateChannel(server_->address(), {.max_message_bytes = rpc::kMaxDataMessageBytes});
+    ASSERT_THAT(channel, IsOk());
+    stub_ = v1::TileService::NewStub(*channel);
+  }
+
+  void Serve() {
+    auto view = std::make_shared<MembershipView>();
+    view->epoch = 1;
+    view->meshes.push_back(
+        {.mesh_id = "m",
+         .revision = 3,
+         .mesh = *Mesh::Create({{"x", 2}}),
+         .devices = {{.rank = 0, .identity = "w0", .incarnation = 1, .endpoints = {}},
+                     {.rank = 1, .identity = "w1", .incarnation = 7, .endpoints = {}}}});
+    gate_->Serve({.term = kTerm, .token_key = kKey}, view);
+  }
+
+  void TearDown() override {
+    if (server_ != nullptr) {
+      server_->Drain(absl::Now() + kTimeout);
+    }
+    work_.reset();
+  }
+
+  static ArrayDescriptor Array(const std::string& id, int64_t rows = 8) {
+    return {.array_id = id,
+            .dtype = Dtype::kF32,
+            .shape = {rows, 256},
+            .spec = *PartitionSpec::Create({AxisValue::Name("x")}),
+            .mesh_id = "m",
+            .mesh_revision = 3,
+            .mesh = *Mesh::Create({{"x", 2}}),
+            .cut_points = {}};
+  }
+  static Tile OwnTile(int64_t rows = 8) { return {{{rows / 2, rows}, {0, 256}}}; }
+  static int64_t OwnBytes(int64_t rows = 8) { return rows / 2 * 256 * 4; }
+
+  std::string Token(const ArrayDescriptor& array, rpc::TransferDirection direction,
+                    absl::Duration ttl = absl::Minutes(1), int64_t term = kTerm) {
+    return rpc::SignToken({.direction = direction,
+                           .transfer_id = "t-" + array.array_id,
+                           .session_id = "s",
+                           .array = array,
+                           .term = term,
+                           .expire_time = clock_.Now() + ttl},
+                          kKey);
+  }
+
+  // The messages of one put tile, for tests to spoil.
+  std::vector<v1::PutTilesRequest> Messages(const ArrayDescriptor& array, const Tile& tile,
+                                            const std::string& bytes) {
+    std::vector<v1::PutTilesRequest> messages(1);
+    v1::TileHeader* header = messages[0].mutable_header();
+    header->set_token(Token(array, rpc::TransferDirection::kPut));
+    header->set_array_id(array.array_id);
+    rpc::Encode(tile, header->mutable_tile());
+    header->set_size_bytes(static_cast<int64_t>(bytes.size()));
+    header->set_rank(1);
+    constexpr size_t kPiece = size_t{1} << 20;
+    for (size_t offset = 0; offset == 0 || offset < bytes.size(); offset += kPiece) {
+      v1::TilePiece* piece = messages.emplace_back().mutable_piece();
+      piece->set_offset_bytes(static_cast<int64_t>(offset));
+      piece->set_data(bytes.substr(offset, kPiece));
+      piece->set_crc32c(Crc32c(piece->data()));
+    }
+    messages.back().mutable_piece()->set_tile_crc32c(Crc32c(bytes));
+    return messages;
+  }
+
+  absl::StatusOr<v1::PutTilesResponse> Put(const std::vector<v1::PutTilesRequest>& messages) {
+    grpc::ClientContext context;
+    rpc::Apply(rpc::CallOptions::Within(kTimeout), &context);
+    v1::PutTilesResponse response;
+    auto stream = stub_->PutTiles(&context, &response);
+    for (const v1::PutTilesRequest& message : messages) {
+      if (!stream->Write(message)) {
+        break;
+      }
+    }
+    stream->WritesDone();
+    const absl::Status status = rpc::FromGrpc(stream->Finish());
+    if (!status.ok()) {
+      return status;
+    }
+    return response;
+  }
+  absl::StatusOr<v1::PutTilesResponse> PutGood(const std::string& id, int64_t rows = 8) {
+    return Put(Messages(Array(id, rows), OwnTile(rows), Pattern(OwnBytes(rows))));
+  }
+
+  struct Got {
+    std::vector<v1::TileOpening> openings;
+    std::string bytes;
+  };
+  absl::StatusOr<Got> Get(const ArrayDescriptor& array, std::optional<Tile> range,
+                          std::optional<std::string> token = std::nullopt) {
+    grpc::ClientContext context;
+    rpc::Apply(rpc::CallOptions::Within(kTimeout), &context);
+    v1::GetTilesRequest request;
+    v1::TileSelector* selector = request.add_tiles();
+    selector->set_array_id(array.array_id);
+    selector->set_token(token.value_or(Token(array, rpc::TransferDirection::kGet)));
+    if (range.has_value()) {
+      rpc::Encode(*range, selector->mutable_tile());
+    }
+    auto stream = stub_->GetTiles(&context, request);
+    Got got;
+    v1::GetTilesResponse response;
+    uint32_t tile_crc32c = 0;
+    while (stream->Read(&response)) {
+      if (response.has_opening()) {
+        got.openings.push_back(response.opening());
+        continue;
+      }
+      EXPECT_EQ(response.piece().offset_bytes(), static_cast<int64_t>(got.bytes.size()));
+      EXPECT_EQ(response.piece().crc32c(), Crc32c(response.piece().data()));
+      EXPECT_LE(response.piece().data().size(), size_t{1} << 20);
+      got.bytes += response.piece().data();
+      tile_crc32c = response.piece().tile_crc32c();
+    }
+    const absl::Status status = rpc::FromGrpc(stream->Finish());
+    if (!status.ok()) {
+      return status;
+    }
+    EXPECT_EQ(tile_crc32c, Crc32c(got.bytes));
+    return got;
+  }
+
+  // Waits until the store holds no more than that: what a broken stream held is freed a little
+  // later.
+  bool UsedBytesFallTo(int64_t bytes) {
+    const absl::Time deadline = absl::Now() + kTimeout;
+    while (absl::Now() < deadline) {
+      pool_->Trim();
+      if (store_->used_bytes() <= bytes) {
+        return true;
+      }
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+    return false;
+  }
+
+  std::vector<TileReport> reports() {
+    absl::MutexLock lock(&mutex_);
+    return reports_;
+  }
+
+  rpc::RealClock clock_;
+  MemoryBudget budget_{kMemoryBytes};
+  std::shared_ptr<BufferPool> pool_ = BufferPool::Create(&budget_, 0);
+  std::unique_ptr<ShardStore> store_;
+  std::unique_ptr<TileGate> gate_;
+  std::unique_ptr<WorkQueue> work_;
+  std::unique_ptr<grpc::Service> service_;
+  std::unique_ptr<rpc::ServerLifecycle> server_;
+  std::unique_ptr<v1::TileService::Stub> stub_;
+  absl::Mutex mutex_;
+  std::vector<TileReport> reports_ ABSL_GUARDED_BY(mutex_);
+};
+
+TEST_F(TileServiceTest, StagesReportsCommitsAndGivesBackTiles) {
+  Start();
+  Serve();
+  // The second one is large: it takes several pieces.
+  std::vector<v1::PutTilesRequest> messages = Messages(Array("a"), OwnTile(), Pattern(OwnBytes()));
+  const int64_t rows = 16384;
+  const std::string large = Pattern(OwnBytes(rows));
+  for (const v1::PutTilesRequest& message : Messages(Array("b", rows), OwnTile(rows), large)) {
+    messages.push_back(message);
+  }
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const v1::PutTilesResponse response, Put(messages));
+  EXPECT_EQ(response.tiles(), 2);
+  EXPECT_EQ(response.size_bytes(), OwnBytes() + OwnBytes(rows));
+  EXPECT_EQ(response.durability(), v1::DURABILITY_MEMORY);
+
+  ASSERT_THAT(reports(), SizeIs(2));
+  EXPECT_EQ(reports()[0].transfer_id, "t-a");
+  EXPECT_EQ(reports()[0].rank, 1);
+  EXPECT_EQ(reports()[0].term, kTerm);
+  EXPECT_EQ(reports()[1].crc32c, Crc32c(large));
+
+  EXPECT_THAT(Get(Array("a"), std::nullopt), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_THAT(gate_->EndTransfer("t-a", true), IsOk());
+  EXPECT_THAT(gate_->EndTransfer("t-b", true), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Got got, Get(Array("b", rows), std::nullopt));
+  EXPECT_THAT(got.openings, SizeIs(1));
+  EXPECT_TRUE(got.bytes == large);
+}
+
+TEST_F(TileServiceTest, KeepsTilesOnDiskBeforeItSaysSo) {
+  Start(::testing::TempDir() + "/tile_service_disk_" + std::to_string(getpid()));
+  Serve();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const v1::PutTilesResponse response, PutGood("a"));
+  EXPECT_EQ(response.durability(), v1::DURABILITY_DISK);
+  ASSERT_THAT(reports(), SizeIs(1));
+  EXPECT_TRUE(reports()[0].durable);
+}
+
+TEST_F(TileServiceTest, GivesOutRangesOfATile) {
+  Start();
+  Serve();
+  ASSERT_THAT(PutGood("a"), IsOk());
+  ASSERT_THAT(gate_->EndTransfer("t-a", true), IsOk());
+  const std::string bytes = Pattern(OwnBytes());
+  // Rows [5,7) of the array are rows [1,3) of the tile: one run.
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Got rows, Get(Array("a"), Tile{{{5, 7}, {0, 256}}}));
+  EXPECT_EQ(rows.bytes, bytes.substr(1024, 2048));
+  // Columns [1,3) of two rows are two runs.
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Got columns, Get(Array("a"), Tile{{{5, 7}, {1, 3}}}));
+  EXPECT_EQ(columns.bytes, bytes.substr(1024 + 4, 8) + bytes.substr(2048 + 4, 8));
+  EXPECT_THAT(Get(Array("a"), Tile{{{3, 5}, {0, 256}}}),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadTile));
+}
+
+TEST_F(TileServiceTest, RefusesPutsWithoutARightfulToken) {
+  Start();
+  Serve();
+  const ArrayDescriptor array = Array("a");
+  const std::vector<v1::PutTilesRequest> good = Messages(array, OwnTile(), Pattern(OwnBytes()));
+  struct Case {
+    std::string token;
+    absl::StatusCode code;
+    Reason reason;
+  };
+  const std::vector<Case> cases = {
+      {"", absl::StatusCode::kUnauthenticated, Reason::kBadToken},
+      {"made up", absl::StatusCode::kUnauthenticated, Reason::kBadToken},
+      {Token(array, rpc::TransferDirection::kGet), absl::StatusCode::kPermissionDenied,
+       Reason::kBadToken},
+      {Token(array, rpc::TransferDirection::kPut, -absl::Seconds(1)),
+       absl::StatusCode::kPermissionDenied, Reason::kBadToken},
+      {Token(Array("b"), rpc::TransferDirection::kPut), absl::StatusCode::kPermissionDenied,
+       Reason::kBadToken},
+      {Token(array, rpc::TransferDirection::kPut, absl::Minutes(1), kTerm - 1),
+       absl::StatusCode::kAborted, Reason::kStaleTerm},
+  };
+  for (const Case& each : cases) {
+    std::vector<v1::PutTilesRequest> messages = good;
+    messages[0].mutable_header()->set_token(each.token);
+    const auto put = Put(messages);
+    EXPECT_THAT(put, StatusIs(each.code, each.reason));
+  }
+  EXPECT_THAT(Get(array, std::nullopt, ""),
+              StatusIs(absl::StatusCode::kUnauthenticated, Reason::kBadToken));
+  EXPECT_THAT(Get(array, std::nullopt, Token(Array("b"), rpc::TransferDirection::kGet)),
+              StatusIs(absl::StatusCode::kPermissionDenied, Reason::kBadToken));
+  EXPECT_THAT(reports(), SizeIs(0));
+  EXPECT_EQ(store_->used_bytes(), 0);
+}
+
+TEST_F(TileServiceTest, RefusesTilesThatAreNotItsOwn) {
+  Start();
+  Serve();
+  const std::string bytes = Pattern(OwnBytes());
+  const auto bad_tile = StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadTile);
+  EXPECT_THAT(Put(Messages(Array("a"), Tile{{{0, 4}, {0, 256}}}, bytes)), bad_tile);
+
+  std::vector<v1::PutTilesRequest> other_rank =
+      Messages(Array("a"), Tile{{{0, 4}, {0, 256}}}, bytes);
+  other_rank[0].mutable_header()->set_rank(0);
+  EXPECT_THAT(Put(other_rank), bad_tile);
+
+  std::vector<v1::PutTilesRequest> other_size = Messages(Array("a"), OwnTile(), bytes);
+  other_size[0].mutable_header()->set_size_bytes(OwnBytes() + 4);
+  EXPECT_THAT(Put(other_size), bad_tile);
+
+  ArrayDescriptor other_mesh = Array("a");
+  other_mesh.mesh_id = "other";
+  EXPECT_THAT(Put(Messages(other_mesh, OwnTile(), bytes)), bad_tile);
+  ArrayDescriptor other_revision = Array("a");
+  other_revision.mesh_revision = 4;
+  EXPECT_THAT(Put(Messages(other_revision, OwnTile(), bytes)), bad_tile);
+  EXPECT_EQ(store_->used_bytes(), 0);
+}
+
+TEST_F(TileServiceTest, RefusesWhatIsOverTheMemoryLimitBeforeTakingAnyOfIt) {
+  Start();
+  Serve();
+  const int64_t rows = 2 * kMemoryBytes / 1024 + 1024;
+  v1::PutTilesRequest header = Messages(Array("a", rows), OwnTile(rows), "")[0];
+  header.mutable_header()->set_size_bytes(OwnBytes(rows));
+  const auto put = Put({header});
+  EXPECT_THAT(put, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+  EXPECT_THAT(std::string(put.status().message()), HasSubstr(std::to_string(kMemoryBytes)));
+  EXPECT_EQ(store_->used_bytes(), 0);
+}
+
+TEST_F(TileServiceTest, RefusesPiecesThatDoNotAddUpAndDropsTheTile) {
+  Start();
+  Serve();
+  const int64_t rows = 4096;  // two pieces
+  const auto good = Messages(Array("a", rows), OwnTile(rows), Pattern(OwnBytes(rows)));
+  ASSERT_THAT(good, SizeIs(3));
+  const auto bad_tile = StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadTile);
+  const auto mismatch = StatusIs(absl::StatusCode::kDataLoss, Reason::kChecksumMismatch);
+
+  auto corrupted = good;
+  (*corrupted[1].mutable_piece()->mutable_data())[100] ^= 1;
+  EXPECT_THAT(Put(corrupted), mismatch);
+  auto wrong_tile_crc = good;
+  wrong_tile_crc[2].mutable_piece()->set_tile_crc32c(1);
+  EXPECT_THAT(Put(wrong_tile_crc), mismatch);
+  EXPECT_THAT(Put({good[0], good[2]}), bad_tile);           // a gap
+  EXPECT_THAT(Put({good[0], good[1]}), bad_tile);           // cut off
+  EXPECT_THAT(Put({good[0], good[1], good[1]}), bad_tile);  // twice
+  EXPECT_THAT(Put({good[1]}), bad_tile);                    // no header
+  EXPECT_THAT(Put({good[0], good[0]}), bad_tile);           // a header within a tile
+  auto no_tile_crc = good;
+  no_tile_crc[2].mutable_piece()->clear_tile_crc32c();
+  EXPECT_THAT(Put(no_tile_crc), bad_tile);
+  EXPECT_TRUE(UsedBytesFallTo(0));
+  EXPECT_THAT(reports(), SizeIs(0));
+  EXPECT_THAT(Put(good), IsOk());  // nothing stands in the way of the next try
+}
+
+TEST_F(TileServiceTest, DropsTheTileOfABrokenStreamAndKeepsThoseBefore) {
+  Start();
+  Serve();
+  const int64_t rows = 4096;
+  const auto whole = Messages(Array("a"), OwnTile(), Pattern(OwnBytes()));
+  const auto cut = Messages(Array("b", rows), OwnTile(rows), Pattern(OwnBytes(rows)));
+  {
+    grpc::ClientContext context;
+    v1::PutTilesResponse response;
+    auto stream = stub_->PutTiles(&context, &response);
+    for (const auto& message : {whole[0], whole[1], cut[0], cut[1]}) {
+      ASSERT_TRUE(stream->Write(message));
+    }
+    const absl::Time deadline = absl::Now() + kTimeout;
+    while (store_->used_bytes() < OwnBytes(rows) && absl::Now() < deadline) {
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+    context.TryCancel();
+    EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  }
+  EXPECT_TRUE(UsedBytesFallTo(OwnBytes()));
+  EXPECT_THAT(reports(), SizeIs(1));
+  EXPECT_THAT(gate_->EndTransfer("t-a", true), IsOk());
+  EXPECT_THAT(Get(Array("a"), std::nullopt), IsOk());
+}
+
+TEST_F(TileServiceTest, ServesOnlyWhileAttached) {
+  Start();
+  const auto not_serving = StatusIs(absl::StatusCode::kUnavailable, Reason::kNotServing);
+  const auto early = PutGood("a");
+  EXPECT_THAT(early, not_serving);
+  EXPECT_TRUE(rpc::RetryDelayOf(early.status()).has_value());
+  EXPECT_THAT(Get(Array("a"), std::nullopt), not_serving);
+
+  Serve();
+  ASSERT_THAT(PutGood("a"), IsOk());
+  ASSERT_THAT(gate_->EndTransfer("t-a", true), IsOk());
+  gate_->Suspend();
+  EXPECT_THAT(PutGood("b"), not_serving);
+  EXPECT_THAT(Get(Array("a"), std::nullopt), IsOk());
+
+  Serve();
+  ASSERT_THAT(PutGood("b"), IsOk());
+  gate_->Drain();
+  EXPECT_THAT(PutGood("c"), not_serving);
+  EXPECT_THAT(Get(Array("a"), std::nullopt), not_serving);
+}
+
+TEST_F(TileServiceTest, RefusesTilesOfATransferThatHasEnded) {
+  Start();
+  Serve();
+  ASSERT_THAT(PutGood("a"), IsOk());
+  ASSERT_THAT(gate_->EndTransfer("t-a", false), IsOk());
+  EXPECT_THAT(PutGood("a"), StatusIs(absl::StatusCode::kAborted));
+  EXPECT_TRUE(UsedBytesFallTo(0));
+}
+
+TEST_F(TileServiceTest, SaysWhoItIsBeforeItServes) {
+  Start();
+  grpc::ClientContext context;
+  rpc::Apply(rpc::CallOptions::Within(kTimeout), &context);
+  v1::IdentifyResponse response;
+  ASSERT_TRUE(stub_->Identify(&context, {}, &response).ok());
+  EXPECT_EQ(response.identity(), "w1");
+  EXPECT_EQ(response.incarnation(), 7u);
+  EXPECT_EQ(response.nonce(), "0123456789abcdef");
+  EXPECT_EQ(response.cluster_id(), "cluster");
+}
+
+}  // namespace
+}  // namespace shardmesh::worker

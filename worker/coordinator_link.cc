@@ -1,0 +1,791 @@
+// Attaches, stays attached, and acts on what the coordinator says.
+#include "worker/coordinator_link.h"
+
+#include <grpcpp/grpcpp.h>
+#include <unistd.h>
+
+#include <deque>
+#include <map>
+#include <optional>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/numbers.h"
+#include "absl/synchronization/mutex.h"
+#include "rpc/array_codec.h"
+#include "rpc/log.h"
+#include "rpc/outbox.h"
+#include "rpc/spec_codec.h"
+#include "rpc/status.h"
+#include "rpc/time_codec.h"
+#include "rpc/version.h"
+#include "rpc/worker_error_codec.h"
+#include "sharding/reason.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+#include "shardmesh/v1/attach_service.grpc.pb.h"
+#include "tensor/file.h"
+
+namespace shardmesh::worker {
+namespace {
+
+constexpr int32_t kProtocolVersion = 1;
+// Reports that wait for a coordinator that does not read: an inventory of millions of tiles fits,
+// and a coordinator that is further behind is as good as lost.
+constexpr int64_t kOutboxBytes = int64_t{256} << 20;
+// Orders that wait for this worker; beyond that the coordinator's outbox holds them.
+constexpr size_t kMaxInbox = 64;
+constexpr int64_t kInventoryPageTiles = 256;
+// Of the encoded tiles in a message, so that it stays below 1 MiB with the last tile.
+constexpr int64_t kInventoryMessageBytes = int64_t{768} << 10;
+// How often the log repeats what the worker waits for.
+constexpr absl::Duration kLogInterval = absl::Seconds(30);
+constexpr char kTermFile[] = "term";
+constexpr int64_t kMaxTermFileBytes = 20;
+
+absl::Status CoordinatorGone() {
+  return WithReason(absl::UnavailableError("this worker lost its coordinator"),
+                    Reason::kStepAborted);
+}
+
+// 0 where no term was kept yet.
+absl::StatusOr<int64_t> ReadTerm(const std::string& path) {
+  absl::StatusOr<InputFile> file = OpenInputFile(path);
+  if (absl::IsNotFound(file.status())) {
+    return 0;
+  }
+  SHARDMESH_RETURN_IF_ERROR(file.status());
+  std::string text(static_cast<size_t>(std::min(file->size_bytes, kMaxTermFileBytes)), '\0');
+  SHARDMESH_RETURN_IF_ERROR(ReadExactly(*file, path, 0, absl::MakeSpan(text)));
+  int64_t term = 0;
+  if (!absl::SimpleAtoi(text, &term) || term < 0) {
+    return WithReason(absl::DataLossError(StrCat(path,
+                                                 " is damaged: it does not hold a number; "
+                                                 "remove it if no older coordinator runs")),
+                      Reason::kBadFile);
+  }
+  return term;
+}
+
+absl::Status WriteTerm(const std::string& path, int64_t term) {
+  SHARDMESH_ASSIGN_OR_RETURN(AtomicFileWriter file, AtomicFileWriter::Create(path));
+  SHARDMESH_RETURN_IF_ERROR(file.Append(StrCat(term)));
+  return file.Finish();
+}
+
+// Attach, the client's side:
+//   write(...) through the outbox; while (message = read()) inbox.push(message)
+// The inbox is taken from by one thread; it ends with the stream.
+class AttachStream final : public grpc::ClientBidiReactor<v1::AttachRequest, v1::AttachResponse>,
+                           public std::enable_shared_from_this<AttachStream> {
+ public:
+  AttachStream() : outbox_(kOutboxBytes, [this](const v1::AttachRequest* m) { StartWrite(m); }) {}
+
+  void Start(v1::AttachService::Stub& stub) {
+    self_ = shared_from_this();
+    stub.async()->Attach(&context_, this);
+    AddHold();  // for the outbox and the inbox; its closing lets go
+    StartRead(&read_);
+    StartCall();
+  }
+
+  // A message that finds no room ends the stream: the coordinator does not read.
+  void Send(v1::AttachRequest request) {
+    const auto size_bytes = static_cast<int64_t>(request.ByteSizeLong());
+    auto message = std::make_shared<const v1::AttachRequest>(std::move(request));
+    if (absl::IsResourceExhausted(outbox_.Push(std::move(message), size_bytes))) {
+      Cancel();
+    }
+  }
+  // Ends the stream when all is written.
+  void CloseAfterWrites() {
+    outbox_.Close(Outbox::kFlush, [this] {
+      StartWritesDone();
+      RemoveHold();
+    });
+  }
+  void Cancel() { context_.TryCancel(); }
+
+  // Waits for the next message; nullopt once the stream is over and all were taken.
+  std::optional<v1::AttachResponse> Next() {
+    bool resume = false;
+    std::optional<v1::AttachResponse> message;
+    {
+      absl::MutexLock lock(&mutex_);
+      mutex_.Await(absl::Condition(this, &AttachStream::HasNextOrIsOver));
+      if (inbox_.empty()) {
+        return std::nullopt;
+      }
+      message = std::move(inbox_.front());
+      inbox_.pop_front();
+      resume = std::exchange(paused_, false);
+    }
+    if (resume) {
+      StartRead(&read_);
+    }
+    return message;
+  }
+  // Waits for the stream's end.
+  absl::Status Wait() {
+    absl::MutexLock lock(&mutex_);
+    mutex_.Await(absl::Condition(&over_));
+    return status_;
+  }
+
+  void OnReadDone(bool ok) override {
+    if (!ok) {
+      outbox_.Close(Outbox::kDrop, [this] { RemoveHold(); });
+      return;
+    }
+    {
+      absl::MutexLock lock(&mutex_);
+      inbox_.push_back(std::move(read_));
+      paused_ = inbox_.size() >= kMaxInbox;
+      if (paused_) {
+        return;
+      }
+    }
+    read_.Clear();
+    StartRead(&read_);
+  }
+  void OnWriteDone(bool ok) override { outbox_.OnWriteDone(ok); }
+  void OnDone(const grpc::Status& status) override {
+    const std::shared_ptr<AttachStream> self = std::move(self_);
+    absl::MutexLock lock(&mutex_);
+    status_ = rpc::FromGrpc(status);
+    over_ = true;
+  }
+
+ private:
+  using Outbox = rpc::Outbox<v1::AttachRequest>;
+
+  bool HasNextOrIsOver() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return over_ || !inbox_.empty();
+  }
+
+  grpc::ClientContext context_;
+  Outbox outbox_;
+  v1::AttachResponse read_;             // of the read under way
+  std::shared_ptr<AttachStream> self_;  // until OnDone
+
+  absl::Mutex mutex_;
+  std::deque<v1::AttachResponse> inbox_ ABSL_GUARDED_BY(mutex_);
+  bool paused_ ABSL_GUARDED_BY(mutex_) = false;  // no read is under way: the inbox is full
+  bool over_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);
+};
+
+using AttachStreamPtr = std::shared_ptr<AttachStream>;
+
+absl::StatusOr<MembershipView> Decode(const v1::Membership& from) {
+  MembershipView view{.epoch = from.epoch(), .term = from.term(), .meshes = {}};
+  for (const v1::MeshMembership& each : from.meshes()) {
+    SHARDMESH_ASSIGN_OR_RETURN(Mesh mesh, rpc::Decode(each.mesh()));
+    MeshMembers members{.mesh_id = each.mesh_id(),
+                        .revision = each.mesh_revision(),
+                        .mesh = std::move(mesh),
+                        .devices = {}};
+    for (const v1::DeviceEndpoint& device : each.devices()) {
+      MeshDevice& added =
+          members.devices.emplace_back(MeshDevice{.rank = device.rank(),
+                                                  .identity = device.identity(),
+                                                  .incarnation = device.incarnation(),
+                                                  .endpoints = {}});
+      for (const v1::Endpoint& endpoint : device.endpoints()) {
+        added.endpoints.push_back(endpoint.address());
+      }
+    }
+    view.meshes.push_back(std::move(members));
+  }
+  return view;
+}
+
+absl::StatusOr<StepOrder> Decode(v1::RunStep&& from) {
+  StepOrder order;
+  order.sequence = from.sequence();
+  order.epoch = from.epoch();
+  order.term = from.term();
+  order.plan_hash = from.plan_hash();
+  order.plan_bytes = std::move(*from.mutable_plan());
+  order.return_literals = from.return_literals();
+  if (from.has_timeout()) {
+    SHARDMESH_ASSIGN_OR_RETURN(order.timeout, rpc::Decode(from.timeout()));
+  }
+  for (v1::StepOperand& operand : *from.mutable_operands()) {
+    StepOperand& added = order.operands.emplace_back();
+    added.donate = operand.donate();
+    if (operand.has_literal()) {
+      SHARDMESH_ASSIGN_OR_RETURN(added.value, rpc::Decode(std::move(*operand.mutable_literal())));
+    } else {
+      added.value = operand.array_id();
+    }
+  }
+  for (const v1::ArrayDescriptor& output : from.outputs()) {
+    SHARDMESH_ASSIGN_OR_RETURN(ArrayDescriptor array, rpc::Decode(output));
+    order.outputs.push_back({.array = std::move(array), .encoded = output.SerializeAsString()});
+  }
+  return order;
+}
+
+v1::StepReport::Outcome Encode(StepOutcome outcome) {
+  switch (outcome) {
+    case StepOutcome::kDone:
+      return v1::StepReport::OUTCOME_DONE;
+    case StepOutcome::kFailed:
+      return v1::StepReport::OUTCOME_FAILED;
+    case StepOutcome::kNeedPlan:
+      return v1::StepReport::OUTCOME_NEED_PLAN;
+  }
+  return v1::StepReport::OUTCOME_FAILED;
+}
+
+v1::AttachRequest Encode(StepResult result) {
+  v1::AttachRequest request;
+  v1::StepReport* report = request.mutable_step_report();
+  report->set_sequence(result.sequence);
+  report->set_epoch(result.epoch);
+  report->set_term(result.term);
+  report->set_rank(static_cast<int32_t>(result.rank));
+  report->set_outcome(Encode(result.outcome));
+  for (StepResult::Output& output : result.outputs) {
+    v1::StagedOutput* added = report->add_outputs();
+    added->set_array_id(output.array_id);
+    added->set_crc32c(output.crc32c);
+    added->set_size_bytes(output.size_bytes);
+    added->set_data(std::move(output.data));
+  }
+  if (result.outcome == StepOutcome::kFailed) {
+    rpc::Encode(result.status, report->mutable_error());
+    report->set_blamed_identity(result.blamed_identity);
+  }
+  rpc::Encode(result.kernel_time, report->mutable_kernel_time());
+  rpc::Encode(result.collective_time, report->mutable_collective_time());
+  report->set_sent_bytes(result.sent_bytes);
+  return request;
+}
+
+v1::HeldTile Encode(const ShardStore::HeldTile& from) {
+  v1::HeldTile to;
+  const TileDescription& description = from.tile->description();
+  if (!to.mutable_array()->ParseFromString(description.array_descriptor)) {
+    to.mutable_array()->Clear();
+  }
+  to.mutable_array()->set_array_id(description.array_id);
+  rpc::Encode(description.tile, to.mutable_tile());
+  to.set_crc32c(from.tile->crc32c());
+  to.set_durability(from.tile->durable() ? v1::DURABILITY_DISK : v1::DURABILITY_MEMORY);
+  to.set_committed(from.state == TileState::kCommitted);
+  if (!to.committed()) {
+    to.set_transfer_id(description.transfer_id);
+  }
+  return to;
+}
+
+// Errors that no waiting helps.
+bool IsFinal(const absl::Status& status) {
+  const Reason reason = ReasonOf(status);
+  return reason == Reason::kClusterMismatch || reason == Reason::kProtocolMismatch ||
+         absl::IsInvalidArgument(status);
+}
+
+class AttachLoop final : public CoordinatorLink {
+ public:
+  AttachLoop(Options options, int64_t term, const std::shared_ptr<grpc::Channel>& channel)
+      : options_(std::move(options)),
+        stub_(v1::AttachService::NewStub(channel)),
+        term_(term),
+        heartbeat_(options_.clock, [this] { Beat(); }) {}
+
+  ~AttachLoop() override {
+    AttachStreamPtr stream;
+    {
+      absl::MutexLock lock(&mutex_);
+      stopping_ = true;
+      stream = stream_;
+    }
+    if (stream != nullptr) {
+      stream->Cancel();
+    }
+    if (thread_.joinable()) {
+      thread_.join();
+    }
+  }
+
+  void Start() override {
+    thread_ = std::thread([this] { Run(); });
+  }
+
+  void ReportTile(const TileReport& report) override {
+    v1::AttachRequest request;
+    v1::TileStaged* staged = request.mutable_tile_staged();
+    staged->set_transfer_id(report.transfer_id);
+    staged->set_array_id(report.array_id);
+    staged->set_rank(static_cast<int32_t>(report.rank));
+    staged->set_crc32c(report.crc32c);
+    staged->set_size_bytes(report.size_bytes);
+    staged->set_durability(report.durable ? v1::DURABILITY_DISK : v1::DURABILITY_MEMORY);
+    rpc::Encode(report.transfer_time, staged->mutable_transfer_time());
+    staged->set_term(report.term);
+    if (const AttachStreamPtr stream = AttachedStream(); stream != nullptr) {
+      stream->Send(std::move(request));
+    }
+  }
+
+  void ReportPeers(int64_t epoch, const std::vector<std::string>& unreached) override {
+    absl::MutexLock lock(&mutex_);
+    peers_epoch_ = epoch;
+    unreached_ = unreached;
+    SendPeers();
+  }
+
+  void Leave(const std::string& reason, absl::Time deadline) override {
+    AttachStreamPtr stream;
+    {
+      absl::MutexLock lock(&mutex_);
+      stopping_ = true;
+      stream = stream_;
+    }
+    if (stream != nullptr) {
+      v1::AttachRequest request;
+      request.mutable_leaving()->set_reason(reason);
+      stream->Send(std::move(request));
+      {
+        absl::MutexLock lock(&mutex_);
+        mutex_.AwaitWithDeadline(absl::Condition(this, &AttachLoop::HasNoStepsOrStream), deadline);
+      }
+      stream->CloseAfterWrites();
+    }
+    absl::MutexLock lock(&mutex_);
+    if (!mutex_.AwaitWithDeadline(absl::Condition(this, &AttachLoop::HasNoStream),
+                                  std::max(deadline, absl::Now() + kCloseTimeout))) {
+      stream->Cancel();
+    }
+  }
+
+  State state() const override {
+    absl::MutexLock lock(&mutex_);
+    return {.attached = attached_, .ready = ready_, .epoch = epoch_, .term = term_};
+  }
+
+ private:
+  // A coordinator that lives ends a stream that was closed at once.
+  static constexpr absl::Duration kCloseTimeout = absl::Milliseconds(500);
+
+  bool HasNoStream() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stream_ == nullptr; }
+  bool HasNoStepsOrStream() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return steps_.empty() || stream_ == nullptr;
+  }
+  AttachStreamPtr AttachedStream() const {
+    absl::MutexLock lock(&mutex_);
+    return attached_ ? stream_ : nullptr;
+  }
+
+  // On the link's thread.
+  void Run();
+  absl::Status AttachOnce(rpc::Backoff& backoff);
+  void Detached();
+  void LogWait(const absl::Status& status);
+  v1::AttachRequest MakeHello() const;
+  absl::Status Take(v1::AttachResponse message, rpc::Backoff& backoff);
+  absl::Status TakeWelcome(const v1::Welcome& welcome);
+  void SendInventory();
+  absl::Status TakeVerdict(const v1::InventoryVerdict& verdict);
+  absl::Status TakeMembership(const v1::Membership& membership);
+  void TakeRunStep(v1::RunStep step);
+  absl::Status TakeEndStep(const v1::EndStep& end);
+  absl::Status TakeEndTransfer(const v1::EndTransfer& end);
+  absl::Status TakeDetach(const v1::Detach& detach);
+  template <typename Ids>
+  absl::Status Drop(const Ids& array_ids);
+
+  void Beat();
+  void SendPeers() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void UpdateReady() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const Options options_;
+  const std::unique_ptr<v1::AttachService::Stub> stub_;
+
+  // Of the link's thread alone.
+  std::shared_ptr<const MembershipView> view_;  // the last one
+  Attachment attachment_;                       // the last one
+  bool detached_for_good_ = false;
+  std::string logged_wait_;
+  absl::Time log_time_ = absl::InfinitePast();
+
+  mutable absl::Mutex mutex_;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  AttachStreamPtr stream_ ABSL_GUARDED_BY(mutex_);
+  bool attached_ ABSL_GUARDED_BY(mutex_) = false;  // welcome
+  bool member_ ABSL_GUARDED_BY(mutex_) = false;    // membership of this attach
+  bool ready_ ABSL_GUARDED_BY(mutex_) = false;
+  int64_t term_ ABSL_GUARDED_BY(mutex_);
+  int64_t epoch_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t peers_epoch_ ABSL_GUARDED_BY(mutex_) = -1;
+  std::vector<std::string> unreached_ ABSL_GUARDED_BY(mutex_);
+  absl::Duration heartbeat_interval_ ABSL_GUARDED_BY(mutex_) = absl::Seconds(1);
+  std::set<int64_t> steps_ ABSL_GUARDED_BY(mutex_);  // begun here, not ended by the coordinator
+
+  std::thread thread_;
+  rpc::Alarm heartbeat_;
+};
+
+void AttachLoop::Run() {
+  rpc::Backoff backoff(options_.retry);
+  for (;;) {
+    const absl::Status ended = AttachOnce(backoff);
+    {
+      absl::MutexLock lock(&mutex_);
+      if (stopping_) {
+        return;
+      }
+    }
+    if (detached_for_good_ || IsFinal(ended)) {
+      rpc::LogError("the coordinator refuses this worker",
+                    {{"coordinator", options_.coordinator}, {"error", ended}});
+      return options_.failed(ended);
+    }
+    LogWait(ended);
+    absl::MutexLock lock(&mutex_);
+    if (mutex_.AwaitWithTimeout(absl::Condition(&stopping_), backoff.NextDelay(ended))) {
+      return;
+    }
+  }
+}
+
+absl::Status AttachLoop::AttachOnce(rpc::Backoff& backoff) {
+  auto stream = std::make_shared<AttachStream>();
+  v1::AttachRequest hello = MakeHello();
+  {
+    absl::MutexLock lock(&mutex_);
+    if (stopping_) {
+      return absl::CancelledError("the worker stops");
+    }
+    stream_ = stream;
+    stream->Start(*stub_);
+  }
+  stream->Send(std::move(hello));
+  absl::Status status;
+  while (std::optional<v1::AttachResponse> message = stream->Next()) {
+    if (status.ok()) {
+      status = Take(*std::move(message), backoff);
+      if (!status.ok()) {
+        stream->Cancel();
+      }
+    }
+  }
+  const absl::Status ended = stream->Wait();
+  const bool was_attached = AttachedStream() != nullptr;
+  Detached();
+  if (!status.ok()) {
+    return status;
+  }
+  if (was_attached && absl::IsInvalidArgument(ended)) {
+    // Not about the hello: attaching anew may help.
+    return absl::UnavailableError(ended.message());
+  }
+  return ended.ok() ? absl::UnavailableError("the coordinator ended the stream") : ended;
+}
+
+void AttachLoop::Detached() {
+  std::set<int64_t> steps;
+  bool was_attached = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    was_attached = std::exchange(attached_, false);
+    member_ = false;
+    UpdateReady();
+    steps.swap(steps_);
+  }
+  if (was_attached) {
+    options_.gate->Suspend();
+    for (const int64_t sequence : steps) {
+      options_.executor->Abort(sequence, CoordinatorGone());
+    }
+  }
+  absl::MutexLock lock(&mutex_);
+  stream_ = nullptr;
+}
+
+void AttachLoop::LogWait(const absl::Status& status) {
+  const absl::Time now = options_.clock->Now();
+  std::string text = status.ToString(absl::StatusToStringMode::kWithNoExtraData);
+  if (text != logged_wait_ || now - log_time_ >= kLogInterval) {
+    rpc::LogWarning("waiting to attach",
+                    {{"coordinator", options_.coordinator}, {"error", status}});
+    logged_wait_ = std::move(text);
+    log_time_ = now;
+  }
+}
+
+v1::AttachRequest AttachLoop::MakeHello() const {
+  v1::AttachRequest request;
+  v1::Hello* hello = request.mutable_hello();
+  hello->set_cluster_id(options_.store->cluster_id());
+  hello->set_identity(options_.self.identity);
+  hello->set_incarnation(options_.self.incarnation);
+  hello->mutable_build()->set_version(std::string(rpc::BuildVersion()));
+  hello->mutable_protocol()->set_min(kProtocolVersion);
+  hello->mutable_protocol()->set_max(kProtocolVersion);
+  for (const std::string& endpoint : options_.endpoints) {
+    hello->add_endpoints()->set_address(endpoint);
+  }
+  hello->set_nonce(options_.nonce);
+  hello->mutable_capacity()->set_memory_bytes(options_.store->limit_bytes());
+  hello->mutable_capacity()->set_threads(options_.threads);
+  hello->mutable_capacity()->set_durable(options_.store->has_data_dir());
+  hello->set_pid(getpid());
+  hello->set_boot_id(options_.self.boot_id);
+  absl::MutexLock lock(&mutex_);
+  hello->set_term(term_);
+  return request;
+}
+
+absl::Status AttachLoop::Take(v1::AttachResponse message, rpc::Backoff& backoff) {
+  using Message = v1::AttachResponse;
+  if (message.message_case() != Message::kWelcome && AttachedStream() == nullptr) {
+    return absl::InternalError("the coordinator's first message is no welcome");
+  }
+  switch (message.message_case()) {
+    case Message::kWelcome:
+      return TakeWelcome(message.welcome());
+    case Message::kInventoryVerdict:
+      return TakeVerdict(message.inventory_verdict());
+    case Message::kMembership:
+      backoff.Reset();
+      return TakeMembership(message.membership());
+    case Message::kRunStep:
+      TakeRunStep(std::move(*message.mutable_run_step()));
+      return absl::OkStatus();
+    case Message::kEndStep:
+      return TakeEndStep(message.end_step());
+    case Message::kEndTransfer:
+      return TakeEndTransfer(message.end_transfer());
+    case Message::kDropArrays:
+      return Drop(message.drop_arrays().array_ids());
+    case Message::kDetach:
+      return TakeDetach(message.detach());
+    case Message::MESSAGE_NOT_SET:
+      break;  // of a newer coordinator: not for us
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AttachLoop::TakeWelcome(const v1::Welcome& welcome) {
+  SHARDMESH_ASSIGN_OR_RETURN(const absl::Duration interval,
+                             rpc::Decode(welcome.heartbeat_interval()));
+  if (welcome.protocol() != kProtocolVersion) {
+    return WithReason(
+        absl::FailedPreconditionError(StrCat("the coordinator speaks protocol ", welcome.protocol(),
+                                             ", this worker ", kProtocolVersion)),
+        Reason::kProtocolMismatch);
+  }
+  bool is_newer = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (welcome.term() < term_) {
+      return WithReason(
+          absl::AbortedError(StrCat("the coordinator is of term ", welcome.term(),
+                                    ", this worker has heard of ", term_, "; a newer one leads")),
+          Reason::kStaleTerm);
+    }
+    is_newer = welcome.term() > term_;
+    term_ = welcome.term();
+  }
+  SHARDMESH_RETURN_IF_ERROR(options_.store->SetClusterId(welcome.cluster_id()));
+  if (is_newer && !options_.data_dir.empty()) {
+    SHARDMESH_RETURN_IF_ERROR(WriteTerm(StrCat(options_.data_dir, "/", kTermFile), welcome.term()));
+  }
+  options_.links->SetClusterId(welcome.cluster_id());
+  attachment_ = {.term = welcome.term(), .token_key = welcome.token_key()};
+  {
+    absl::MutexLock lock(&mutex_);
+    attached_ = true;
+    heartbeat_interval_ = std::max(interval, absl::Milliseconds(10));
+    heartbeat_.SetNoLaterThan(options_.clock->Now() + heartbeat_interval_);
+  }
+  logged_wait_.clear();
+  rpc::LogInfo("attached", {{"coordinator", options_.coordinator}, {"term", welcome.term()}});
+  SendInventory();
+  return absl::OkStatus();
+}
+
+void AttachLoop::SendInventory() {
+  const AttachStreamPtr stream = AttachedStream();
+  v1::AttachRequest request;
+  int64_t size_bytes = 0;
+  const auto send = [&](bool last) {
+    request.mutable_inventory()->set_last(last);
+    stream->Send(std::exchange(request, {}));
+    size_bytes = 0;
+  };
+  std::string first_array_id;
+  do {
+    const ShardStore::InventoryPage page =
+        options_.store->ListInventory(first_array_id, kInventoryPageTiles);
+    for (const ShardStore::HeldTile& tile : page.tiles) {
+      v1::HeldTile encoded = Encode(tile);
+      size_bytes += static_cast<int64_t>(encoded.ByteSizeLong());
+      *request.mutable_inventory()->add_tiles() = std::move(encoded);
+      if (size_bytes >= kInventoryMessageBytes) {
+        send(/*last=*/false);
+      }
+    }
+    first_array_id = page.next_array_id;
+  } while (!first_array_id.empty());
+  send(/*last=*/true);
+}
+
+absl::Status AttachLoop::TakeVerdict(const v1::InventoryVerdict& verdict) {
+  for (const std::string& array_id : verdict.commit_array_ids()) {
+    // One at a time: an array that is not here (the coordinator knows by the inventory) must not
+    // keep the others from their commit.
+    if (const absl::Status committed = options_.store->Commit({array_id});
+        !committed.ok() && !absl::IsNotFound(committed)) {
+      return committed;
+    }
+  }
+  return Drop(verdict.drop_array_ids());
+}
+
+absl::Status AttachLoop::TakeMembership(const v1::Membership& membership) {
+  SHARDMESH_ASSIGN_OR_RETURN(MembershipView view, Decode(membership));
+  view_ = std::make_shared<const MembershipView>(std::move(view));
+  options_.gate->Serve(attachment_, view_);
+  options_.links->SetMembership(*view_);
+  absl::MutexLock lock(&mutex_);
+  member_ = true;
+  epoch_ = view_->epoch;
+  SendPeers();  // of an epoch of which the links spoke before it was known here
+  return absl::OkStatus();
+}
+
+void AttachLoop::TakeRunStep(v1::RunStep step) {
+  const AttachStreamPtr stream = AttachedStream();
+  // The rank in the mesh of the step, also where its plan is not known or not readable.
+  std::optional<DeviceId> rank;
+  if (view_ != nullptr && step.outputs_size() > 0) {
+    if (const MeshMembers* mesh = view_->Find(step.outputs(0).mesh_id()); mesh != nullptr) {
+      rank = mesh->RankOf(options_.self.identity);
+    }
+  }
+  StepResult refused;
+  refused.sequence = step.sequence();
+  refused.epoch = step.epoch();
+  refused.term = step.term();
+  refused.rank = rank.value_or(0);
+  refused.outcome = StepOutcome::kFailed;
+  absl::StatusOr<StepOrder> order = Decode(std::move(step));
+  if (!order.ok()) {
+    refused.status = WithContext(order.status(), StrCat("step ", refused.sequence));
+    return stream->Send(Encode(std::move(refused)));
+  }
+  {
+    absl::MutexLock lock(&mutex_);
+    steps_.insert(order->sequence);
+  }
+  options_.executor->Run(*std::move(order), [stream, rank](StepResult result) {
+    result.rank = rank.value_or(result.rank);
+    stream->Send(Encode(std::move(result)));
+  });
+}
+
+absl::Status AttachLoop::TakeEndStep(const v1::EndStep& end) {
+  absl::Status ended;
+  if (end.commit()) {
+    ended = options_.executor->Commit(end.sequence());
+  } else {
+    const absl::Status error = rpc::Decode(end.error());
+    options_.executor->Abort(
+        end.sequence(), error.ok() ? absl::AbortedError("the coordinator ended the step") : error);
+  }
+  absl::MutexLock lock(&mutex_);
+  steps_.erase(end.sequence());
+  return WithContext(ended, StrCat("cannot commit step ", end.sequence()));
+}
+
+absl::Status AttachLoop::TakeEndTransfer(const v1::EndTransfer& end) {
+  return WithContext(options_.gate->EndTransfer(end.transfer_id(), end.commit()),
+                     StrCat("cannot end transfer ", end.transfer_id()));
+}
+
+absl::Status AttachLoop::TakeDetach(const v1::Detach& detach) {
+  absl::Status reason = rpc::Decode(detach.reason());
+  if (reason.ok()) {
+    reason = absl::UnavailableError("it gives no reason");
+  }
+  reason = WithContext(reason, "the coordinator detached this worker");
+  detached_for_good_ = !detach.has_retry_time();
+  if (detached_for_good_) {
+    return reason;
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const absl::Time retry_time, rpc::Decode(detach.retry_time()));
+  return rpc::WithRetryDelay(std::move(reason),
+                             std::max(retry_time - absl::Now(), absl::ZeroDuration()));
+}
+
+template <typename Ids>
+absl::Status AttachLoop::Drop(const Ids& array_ids) {
+  const std::vector<std::string> ids(array_ids.begin(), array_ids.end());
+  for (const std::string& id : ids) {
+    if (!options_.store->Abort({id}).ok()) {  // it is committed
+      SHARDMESH_RETURN_IF_ERROR(options_.store->Release({id}));
+    }
+  }
+  options_.executor->Forget(ids);
+  return absl::OkStatus();
+}
+
+void AttachLoop::Beat() {
+  const StepExecutor::Running running = options_.executor->running();
+  v1::AttachRequest request;
+  v1::Heartbeat* heartbeat = request.mutable_heartbeat();
+  heartbeat->set_used_bytes(options_.store->used_bytes());
+  heartbeat->set_running_sequence(running.sequence);
+  heartbeat->set_running_instruction(running.instruction);
+  absl::MutexLock lock(&mutex_);
+  if (!attached_) {
+    return;  // the next welcome sets the alarm
+  }
+  heartbeat->set_epoch(epoch_);
+  stream_->Send(std::move(request));
+  heartbeat_.SetNoLaterThan(options_.clock->Now() + heartbeat_interval_);
+}
+
+void AttachLoop::SendPeers() {
+  UpdateReady();
+  if (!member_ || peers_epoch_ != epoch_) {
+    return;
+  }
+  v1::AttachRequest request;
+  request.mutable_peers()->set_epoch(peers_epoch_);
+  for (const std::string& identity : unreached_) {
+    request.mutable_peers()->add_unreached(identity);
+  }
+  stream_->Send(std::move(request));
+}
+
+void AttachLoop::UpdateReady() {
+  const bool ready = member_ && peers_epoch_ == epoch_ && unreached_.empty();
+  if (ready != ready_) {
+    ready_ = ready;
+    options_.ready_changed(ready);
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CoordinatorLink>> CoordinatorLink::Create(Options options) {
+  int64_t term = 0;
+  if (!options.data_dir.empty()) {
+    SHARDMESH_ASSIGN_OR_RETURN(term, ReadTerm(StrCat(options.data_dir, "/", kTermFile)));
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(
+      const std::shared_ptr<grpc::Channel> channel,
+      rpc::CreateChannel(options.coordinator,
+                         {.credentials = options.credentials, .own_connection = true}));
+  return std::make_unique<AttachLoop>(std::move(options), term, channel);
+}
+
+}  // namespace shardmesh::worker

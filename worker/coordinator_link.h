@@ -1,0 +1,96 @@
+// The stream to the coordinator: what this worker holds and reports goes up, what it is to know and
+// do comes down.
+#ifndef SHARDMESH_WORKER_COORDINATOR_LINK_H_
+#define SHARDMESH_WORKER_COORDINATOR_LINK_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "rpc/call.h"
+#include "rpc/clock.h"
+#include "rpc/credentials.h"
+#include "worker/membership_view.h"
+#include "worker/peer_links.h"
+#include "worker/shard_store.h"
+#include "worker/step_executor.h"
+#include "worker/tile_gate.h"
+
+namespace shardmesh::worker {
+
+// Keeps the worker attached:
+//
+//   detached -> (hello, welcome) -> attached -> (inventory, verdict, membership) -> member
+//      ^                                |                                             |
+//      +--------- the stream ends: steps and puts under way end, peers stay ----------+
+//
+// and tries again, with growing delays and for ever, whenever the stream ends; the log says what it
+// waits for. Only errors that waiting cannot help end it: see Options::failed. Messages of the
+// coordinator are acted on in their order, on a thread of the link's own.
+//
+// Thread-safe.
+class CoordinatorLink {
+ public:
+  // Pointers outlive the link.
+  struct Options {
+    std::string coordinator;  // host:port
+    rpc::Credentials credentials = rpc::Credentials::Insecure();
+    WorkerSelf self;
+    std::string nonce;                   // that Identify answers with
+    std::vector<std::string> endpoints;  // where this worker is reached, best first
+    int threads = 1;                     // for kernels
+    // Where the newest term is kept; empty for in memory alone.
+    std::string data_dir;
+    rpc::Clock* clock = nullptr;
+    ShardStore* store = nullptr;
+    TileGate* gate = nullptr;
+    PeerLinks* links = nullptr;
+    StepExecutor* executor = nullptr;
+    // Whether the worker is a member and reaches all its peers. Called at each change, under a lock
+    // of the link's: must not call back.
+    std::function<void(bool ready)> ready_changed;
+    // Called once, when the coordinator refuses this worker for good: CLUSTER_MISMATCH,
+    // PROTOCOL_MISMATCH, or a hello that it calls malformed. The link does nothing more.
+    std::function<void(const absl::Status& reason)> failed;
+    rpc::RetryPolicy retry = {};
+  };
+
+  // INVALID_ARGUMENT for a bad address; errors of reading the term.
+  static absl::StatusOr<std::unique_ptr<CoordinatorLink>> Create(Options options);
+  // Ends the stream.
+  virtual ~CoordinatorLink() = default;
+  CoordinatorLink(const CoordinatorLink&) = delete;
+  CoordinatorLink& operator=(const CoordinatorLink&) = delete;
+
+  // Begins to attach. To be called once.
+  virtual void Start() = 0;
+
+  // Reports go up if the worker is attached, and are dropped otherwise: at the next attach the
+  // inventory tells what came of them.
+  virtual void ReportTile(const TileReport& report) = 0;
+  virtual void ReportPeers(int64_t epoch, const std::vector<std::string>& unreached) = 0;
+
+  // Tells the coordinator that the worker leaves and why, waits until its steps have ended, but not
+  // beyond `deadline`, and ends the stream for good.
+  virtual void Leave(const std::string& reason, absl::Time deadline) = 0;
+
+  struct State {
+    bool attached = false;
+    bool ready = false;
+    int64_t epoch = 0;  // of the last membership
+    int64_t term = 0;   // the newest heard of
+  };
+  virtual State state() const = 0;
+
+ protected:
+  CoordinatorLink() = default;
+};
+
+}  // namespace shardmesh::worker
+
+#endif  // SHARDMESH_WORKER_COORDINATOR_LINK_H_

@@ -1,0 +1,68 @@
+// The program shardmesh-worker: serves one device of a mesh until it is told to stop.
+#include <cstdio>
+#include <memory>
+#include <optional>
+
+#include "rpc/flags.h"
+#include "rpc/log.h"
+#include "rpc/signal.h"
+#include "worker/worker_server.h"
+
+namespace shardmesh::worker {
+namespace {
+
+// How often the main thread looks whether the coordinator has refused this worker for good.
+constexpr absl::Duration kFailurePollInterval = absl::Milliseconds(100);
+
+int Main(int argc, const char* const* argv) {
+  rpc::StopSignal stop;  // before any thread starts
+  WorkerOptions options;
+  rpc::LogOptions log;
+  absl::Duration drain_timeout = absl::Seconds(30);
+  rpc::FlagSet flags("shardmesh-worker", "Serves one device of a mesh: its tiles, and its steps.");
+  flags.AddText("coordinator", "HOST:PORT", "the coordinator to attach to", &options.coordinator);
+  flags.AddText("listen", "HOST:PORT", "where to serve; port 0 takes a free one", &options.listen);
+  flags.AddTexts("advertise", "HOST:PORT",
+                 "where others reach this worker, best first; port 0 stands for the bound one",
+                 &options.advertise);
+  flags.AddText("identity", "NAME", "stable name of this worker, by default the host's",
+                &options.identity);
+  flags.AddBytes("memory", "limit of the memory for tiles", &options.memory_bytes);
+  flags.AddText("data-dir", "DIR", "keep tiles on disk too, in this folder", &options.data_dir);
+  flags.AddInt("threads", "threads for kernels; 0 for as many as there are cores", 0, 1024,
+               &options.threads);
+  flags.AddText("metrics-listen", "HOST:PORT", "serve Prometheus metrics over HTTP here",
+                &options.metrics_listen);
+  flags.AddSwitch("insecure", "allow plaintext beyond loopback", &options.insecure);
+  flags.AddDuration("drain-timeout", "how long running steps and streams have when it stops",
+                    &drain_timeout);
+  flags.AddLog(&log);
+  if (const std::optional<int> code = flags.ParseMain(argc, argv); code.has_value()) {
+    return *code;
+  }
+  rpc::ConfigureLog(log);
+
+  absl::StatusOr<std::unique_ptr<WorkerServer>> server = WorkerServer::Start(std::move(options));
+  if (!server.ok()) {
+    rpc::LogError("cannot start", {{"error", server.status()}});
+    return rpc::FlagSet::kFailed;
+  }
+  std::printf("shardmesh-worker %s listening on %s\n", (*server)->identity().c_str(),
+              (*server)->address().c_str());
+  std::fflush(stdout);
+  std::optional<int> signal;
+  while (!signal.has_value() && !(*server)->failure().has_value()) {
+    signal = stop.WaitFor(kFailurePollInterval);
+  }
+  if (!signal.has_value()) {
+    return rpc::FlagSet::kFailed;  // the log has the reason
+  }
+  rpc::LogInfo("draining", {{"signal", *signal}});
+  (*server)->Drain(absl::Now() + drain_timeout);
+  return rpc::FlagSet::kDone;
+}
+
+}  // namespace
+}  // namespace shardmesh::worker
+
+int main(int argc, char** argv) { return shardmesh::worker::Main(argc, argv); }

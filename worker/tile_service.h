@@ -1,0 +1,37 @@
+// Serves shardmesh.v1.TileService: tiles between clients and this worker.
+#ifndef SHARDMESH_WORKER_TILE_SERVICE_H_
+#define SHARDMESH_WORKER_TILE_SERVICE_H_
+
+#include <memory>
+#include <string>
+
+#include "worker/membership_view.h"
+#include "worker/shard_store.h"
+#include "worker/tile_gate.h"
+#include "worker/work_queue.h"
+
+namespace grpc {
+class Service;
+}  // namespace grpc
+
+namespace shardmesh::worker {
+
+struct TileServiceOptions {
+  WorkerSelf self;
+  std::string nonce;  // of this worker's hello, for Identify
+  // All outlive the service.
+  ShardStore* store = nullptr;
+  TileGate* gate = nullptr;
+  WorkQueue* work = nullptr;  // where disks are waited for
+};
+
+// The bytes of a put are copied once, from where the network left them into the staged tile; those
+// of a get are sent from the committed tile. A stream of a put that breaks, or that fails, drops
+// the tile under way; tiles before it stay staged until their transfer ends.
+//
+// Thread-safe. Streams must have ended (the server drained) before it is destroyed.
+std::unique_ptr<grpc::Service> MakeTileService(const TileServiceOptions& options);
+
+}  // namespace shardmesh::worker
+
+#endif  // SHARDMESH_WORKER_TILE_SERVICE_H_

@@ -1,0 +1,370 @@
+// Wires a worker, and takes it down in the opposite order.
+#include "worker/worker_server.h"
+
+#include <grpcpp/grpcpp.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstring>
+#include <fstream>
+#include <thread>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/ascii.h"
+#include "absl/synchronization/mutex.h"
+#include "rpc/clock.h"
+#include "rpc/digest.h"
+#include "rpc/field_check.h"
+#include "rpc/host_port.h"
+#include "rpc/log.h"
+#include "rpc/metrics.h"
+#include "rpc/metrics_endpoint.h"
+#include "rpc/server_lifecycle.h"
+#include "sharding/reason.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+#include "shardmesh/v1/tile_service.grpc.pb.h"
+#include "tensor/buffer.h"
+#include "worker/coordinator_link.h"
+#include "worker/flight_recorder.h"
+#include "worker/kernel/matmul.h"
+#include "worker/peer_links.h"
+#include "worker/shard_store.h"
+#include "worker/step_executor.h"
+#include "worker/tile_gate.h"
+#include "worker/tile_service.h"
+#include "worker/work_queue.h"
+
+namespace shardmesh::worker {
+namespace {
+
+// Two tiles are synced at a time; more would only queue at the disk.
+constexpr int kWorkThreads = 2;
+constexpr size_t kNonceBytes = 32;
+
+std::string HostName() {
+  std::array<char, 256> name{};
+  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "worker";
+}
+
+// Empty where the system does not tell.
+std::string BootId() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string id;
+  std::getline(file, id);
+  return id;
+}
+
+uint64_t RandomIncarnation() {
+  uint64_t incarnation = 0;
+  while (incarnation == 0) {
+    const std::string bytes = rpc::RandomBytes(sizeof(incarnation));
+    std::memcpy(&incarnation, bytes.data(), sizeof(incarnation));
+  }
+  return incarnation;
+}
+
+// Buffers that wait for reuse take at most this part of the memory.
+int64_t MaxIdleBytes(int64_t memory_bytes) { return memory_bytes / 8; }
+
+absl::StatusOr<std::vector<std::string>> Endpoints(const WorkerOptions& options,
+                                                   const rpc::ServerLifecycle& server) {
+  std::vector<std::string> endpoints;
+  for (const std::string& address : options.advertise) {
+    if (rpc::IsUnixAddress(address)) {
+      endpoints.push_back(address);
+      continue;
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(rpc::HostPort parsed, rpc::ParseHostPort(address));
+    if (parsed.port == 0) {
+      parsed.port = server.port();
+    }
+    endpoints.push_back(parsed.ToString());
+  }
+  if (!endpoints.empty()) {
+    return endpoints;
+  }
+  if (!rpc::IsUnixAddress(server.address())) {
+    SHARDMESH_ASSIGN_OR_RETURN(const rpc::HostPort bound, rpc::ParseHostPort(server.address()));
+    if (bound.host == "0.0.0.0" || bound.host == "::") {
+      return absl::FailedPreconditionError(
+          StrCat("the worker listens on all addresses (", options.listen,
+                 "), so nobody knows which one leads to it; say it with --advertise HOST:0"));
+    }
+  }
+  endpoints.push_back(server.address());
+  return endpoints;
+}
+
+std::string_view OutcomeLabel(StepOutcome outcome) {
+  switch (outcome) {
+    case StepOutcome::kDone:
+      return "done";
+    case StepOutcome::kFailed:
+      return "failed";
+    case StepOutcome::kNeedPlan:
+      return "need_plan";
+  }
+  return "";
+}
+
+std::string_view KindLabel(CollectiveKind kind) {
+  switch (kind) {
+    case CollectiveKind::kAllReduce:
+      return "all_reduce";
+    case CollectiveKind::kAllGather:
+      return "all_gather";
+    case CollectiveKind::kReduceScatter:
+      return "reduce_scatter";
+  }
+  return "";
+}
+
+// What the executor tells of its work, as metrics.
+StepObserver ObserveInto(rpc::Metrics& metrics) {
+  const rpc::Histogram step_seconds =
+      metrics.AddHistogram("shardmesh_worker_step_duration_seconds",
+                           "From a step's begin on this worker to its report.");
+  std::map<StepOutcome, rpc::Counter> steps;
+  for (const StepOutcome outcome :
+       {StepOutcome::kDone, StepOutcome::kFailed, StepOutcome::kNeedPlan}) {
+    steps.emplace(
+        outcome, metrics.AddCounter("shardmesh_worker_steps_total", "Steps by how they ended here.",
+                                    {{"outcome", std::string(OutcomeLabel(outcome))}}));
+  }
+  const rpc::Counter kernel_flops = metrics.AddCounter("shardmesh_worker_kernel_flops_total",
+                                                       "Floating-point operations of kernels.");
+  const rpc::Counter kernel_seconds =
+      metrics.AddCounter("shardmesh_worker_kernel_seconds_total", "Time in kernels.");
+  struct Collective {
+    rpc::Counter sent_bytes;
+    rpc::Counter seconds;
+  };
+  std::map<CollectiveKind, Collective> collectives;
+  for (const CollectiveKind kind :
+       {CollectiveKind::kAllReduce, CollectiveKind::kAllGather, CollectiveKind::kReduceScatter}) {
+    const rpc::MetricLabels labels = {{"op", std::string(KindLabel(kind))}};
+    collectives.emplace(
+        kind, Collective{metrics.AddCounter("shardmesh_worker_collective_sent_bytes_total",
+                                            "Bytes that collectives sent to peers.", labels),
+                         metrics.AddCounter("shardmesh_worker_collective_seconds_total",
+                                            "Time in collectives.", labels)});
+  }
+  StepObserver observer;
+  observer.step = [=](StepOutcome outcome, absl::Duration elapsed) {
+    steps.at(outcome).Add();
+    step_seconds.Observe(absl::ToDoubleSeconds(elapsed));
+  };
+  observer.kernel = [=](int64_t flops, absl::Duration elapsed) {
+    kernel_flops.Add(static_cast<double>(flops));
+    kernel_seconds.Add(absl::ToDoubleSeconds(elapsed));
+  };
+  observer.collective = [=](CollectiveKind kind, int64_t sent_bytes, absl::Duration elapsed) {
+    collectives.at(kind).sent_bytes.Add(static_cast<double>(sent_bytes));
+    collectives.at(kind).seconds.Add(absl::ToDoubleSeconds(elapsed));
+  };
+  return observer;
+}
+
+}  // namespace
+
+class WorkerServer::Impl {
+ public:
+  explicit Impl(WorkerOptions options)
+      : options_(std::move(options)),
+        budget_(options_.memory_bytes),
+        pool_(BufferPool::Create(&budget_, MaxIdleBytes(options_.memory_bytes))),
+        kernel_({.threads = static_cast<int>(options_.threads)}) {}
+
+  ~Impl() { Drain(absl::InfinitePast()); }
+
+  absl::Status Start() {
+    if (options_.identity.empty()) {
+      options_.identity = HostName();
+    }
+    SHARDMESH_RETURN_IF_ERROR(rpc::CheckIdentity(options_.identity, "identity"));
+    const WorkerSelf self{
+        .identity = options_.identity, .incarnation = RandomIncarnation(), .boot_id = BootId()};
+    const std::string nonce = rpc::RandomBytes(kNonceBytes);
+    SHARDMESH_ASSIGN_OR_RETURN(store_,
+                               ShardStore::Open({.pool = pool_, .data_dir = options_.data_dir}));
+    LogRecovery();
+    gate_ = std::make_unique<TileGate>(TileGate::Options{
+        .identity = self.identity,
+        .store = store_.get(),
+        .clock = &clock_,
+        .staged = [this](const TileReport& report) { link_->ReportTile(report); }});
+    links_ =
+        PeerLinks::Create({.self = self,
+                           .credentials = options_.credentials,
+                           .clock = &clock_,
+                           .peers_changed =
+                               [this](int64_t epoch, const std::vector<std::string>& unreached) {
+                                 link_->ReportPeers(epoch, unreached);
+                               },
+                           .redial = {}});
+    executor_ = StepExecutor::Start({.identity = self.identity,
+                                     .links = links_.get(),
+                                     .store = store_.get(),
+                                     .pool = pool_,
+                                     .kernel = &kernel_,
+                                     .recorder = &recorder_,
+                                     .clock = &clock_,
+                                     .observer = ObserveInto(metrics_)});
+    tiles_ = MakeTileService(
+        {.self = self, .nonce = nonce, .store = store_.get(), .gate = gate_.get(), .work = &work_});
+    SHARDMESH_ASSIGN_OR_RETURN(
+        server_,
+        rpc::ServerLifecycle::Start(
+            {.address = options_.listen,
+             .credentials = options_.credentials,
+             .insecure = options_.insecure,
+             .max_message_bytes = rpc::kMaxDataMessageBytes,
+             .metrics = &metrics_,
+             .on_drain = [this] { links_->Close(); },
+             .customize = [this](grpc::ServerBuilder& builder) { links_->Customize(builder); }},
+            {{v1::TileService::service_full_name(), tiles_.get()},
+             {PeerLinks::kServiceName, links_->service()}}));
+    SHARDMESH_ASSIGN_OR_RETURN(std::vector<std::string> endpoints, Endpoints(options_, *server_));
+    SHARDMESH_ASSIGN_OR_RETURN(
+        link_, CoordinatorLink::Create(
+                   {.coordinator = options_.coordinator,
+                    .credentials = options_.credentials,
+                    .self = self,
+                    .nonce = nonce,
+                    .endpoints = std::move(endpoints),
+                    .threads = options_.threads > 0
+                                   ? static_cast<int>(options_.threads)
+                                   : static_cast<int>(std::thread::hardware_concurrency()),
+                    .data_dir = options_.data_dir,
+                    .clock = &clock_,
+                    .store = store_.get(),
+                    .gate = gate_.get(),
+                    .links = links_.get(),
+                    .executor = executor_.get(),
+                    .ready_changed = [this](bool ready) { server_->SetReady(ready); },
+                    .failed = [this](const absl::Status& reason) { SetFailure(reason); }}));
+    AddGauges();
+    if (!options_.metrics_listen.empty()) {
+      SHARDMESH_ASSIGN_OR_RETURN(
+          metrics_endpoint_,
+          rpc::MetricsEndpoint::Start(metrics_, options_.metrics_listen, options_.insecure));
+    }
+    links_->Start();
+    link_->Start();
+    return absl::OkStatus();
+  }
+
+  void Drain(absl::Time deadline) {
+    {
+      absl::MutexLock lock(&mutex_);
+      if (std::exchange(drained_, true)) {
+        return;
+      }
+    }
+    metrics_endpoint_.reset();
+    if (server_ == nullptr) {
+      return;
+    }
+    server_->SetReady(false);
+    gate_->Drain();
+    if (link_ != nullptr) {
+      link_->Leave("it is draining", deadline);
+    }
+    server_->Drain(deadline);
+  }
+
+  const std::string& identity() const { return options_.identity; }
+  const std::string& address() const { return server_->address(); }
+  int metrics_port() const { return metrics_endpoint_ == nullptr ? 0 : metrics_endpoint_->port(); }
+  bool ready() const { return server_->ready(); }
+  std::optional<absl::Status> failure() const {
+    absl::MutexLock lock(&mutex_);
+    return failure_;
+  }
+
+ private:
+  void SetFailure(const absl::Status& reason) {
+    absl::MutexLock lock(&mutex_);
+    failure_ = reason;
+  }
+
+  void LogRecovery() const {
+    const RecoveryReport& report = store_->recovery_report();
+    for (const RecoveryProblem& problem : report.problems) {
+      rpc::LogWarning(
+          "a tile could not be read back",
+          {{"path", problem.path}, {"moved_to", problem.moved_to}, {"error", problem.status}});
+    }
+    if (store_->has_data_dir()) {
+      rpc::LogInfo("tiles read back", {{"data_dir", options_.data_dir},
+                                       {"committed", report.committed_tiles},
+                                       {"staged", report.staged_tiles},
+                                       {"size_bytes", report.size_bytes}});
+    }
+  }
+
+  void AddGauges() {
+    const auto used = metrics_.AddGauge("shardmesh_worker_store_used_bytes",
+                                        "Shard memory in use, idle buffers included.");
+    const auto limit =
+        metrics_.AddGauge("shardmesh_worker_store_limit_bytes", "Limit of shard memory.");
+    const auto attached =
+        metrics_.AddGauge("shardmesh_worker_attached", "1 while attached to a coordinator.");
+    const auto ready =
+        metrics_.AddGauge("shardmesh_worker_ready", "1 while attached and all peers are reached.");
+    const auto epoch = metrics_.AddGauge("shardmesh_worker_epoch", "Epoch of the last membership.");
+    const auto term = metrics_.AddGauge("shardmesh_worker_term", "The newest term heard of.");
+    metrics_.OnScrape([=, this] {
+      const CoordinatorLink::State state = link_->state();
+      used.Set(static_cast<double>(store_->used_bytes()));
+      limit.Set(static_cast<double>(store_->limit_bytes()));
+      attached.Set(state.attached ? 1 : 0);
+      ready.Set(state.ready ? 1 : 0);
+      epoch.Set(static_cast<double>(state.epoch));
+      term.Set(static_cast<double>(state.term));
+    });
+  }
+
+  WorkerOptions options_;
+
+  // Each uses those above it, and is destroyed before them.
+  rpc::RealClock clock_;
+  rpc::Metrics metrics_{"worker"};
+  MemoryBudget budget_;
+  const std::shared_ptr<BufferPool> pool_;
+  MatmulKernel kernel_;
+  FlightRecorder recorder_;
+  std::unique_ptr<ShardStore> store_;
+  std::unique_ptr<TileGate> gate_;
+  WorkQueue work_{kWorkThreads};
+  std::unique_ptr<PeerLinks> links_;
+  std::unique_ptr<StepExecutor> executor_;
+  std::unique_ptr<grpc::Service> tiles_;
+  std::unique_ptr<rpc::ServerLifecycle> server_;
+  std::unique_ptr<CoordinatorLink> link_;
+  std::unique_ptr<rpc::MetricsEndpoint> metrics_endpoint_;
+
+  mutable absl::Mutex mutex_;
+  bool drained_ ABSL_GUARDED_BY(mutex_) = false;
+  std::optional<absl::Status> failure_ ABSL_GUARDED_BY(mutex_);
+};
+
+WorkerServer::WorkerServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+WorkerServer::~WorkerServer() = default;
+
+absl::StatusOr<std::unique_ptr<WorkerServer>> WorkerServer::Start(WorkerOptions options) {
+  auto impl = std::make_unique<Impl>(std::move(options));
+  SHARDMESH_RETURN_IF_ERROR(impl->Start());
+  return std::unique_ptr<WorkerServer>(new WorkerServer(std::move(impl)));
+}
+
+const std::string& WorkerServer::identity() const { return impl_->identity(); }
+const std::string& WorkerServer::address() const { return impl_->address(); }
+int WorkerServer::metrics_port() const { return impl_->metrics_port(); }
+bool WorkerServer::ready() const { return impl_->ready(); }
+std::optional<absl::Status> WorkerServer::failure() const { return impl_->failure(); }
+void WorkerServer::Drain(absl::Time deadline) { impl_->Drain(deadline); }
+
+}  // namespace shardmesh::worker

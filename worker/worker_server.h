@@ -1,0 +1,71 @@
+// A worker: its store, kernels, links and services, wired together.
+#ifndef SHARDMESH_WORKER_WORKER_SERVER_H_
+#define SHARDMESH_WORKER_WORKER_SERVER_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "rpc/credentials.h"
+
+namespace shardmesh::worker {
+
+struct WorkerOptions {
+  std::string coordinator = "127.0.0.1:7070";
+  std::string listen = "127.0.0.1:0";
+  // Addresses under which the coordinator, peers and clients reach it, best first; a port of 0
+  // stands for the bound one. Empty: the address that it listens on.
+  std::vector<std::string> advertise;
+  // Stable name; empty for the host's.
+  std::string identity;
+  int64_t memory_bytes = int64_t{4} << 30;  // limit of shard memory
+  std::string data_dir;                     // empty: tiles are kept in memory alone
+  int64_t threads = 0;                      // for kernels; 0 for as many as there are cores
+  std::string metrics_listen;               // host:port of GET /metrics; empty for none
+  bool insecure = false;                    // allows plaintext beyond loopback
+  rpc::Credentials credentials = rpc::Credentials::Insecure();
+};
+
+// A running worker. Start binds and answers health, Identify and peers at once; health says that it
+// is ready when it is attached and reaches all its peers, and again after each loss of either.
+//
+// Thread-safe.
+class WorkerServer {
+ public:
+  // Errors of ShardStore::Open, ServerLifecycle::Start, MetricsEndpoint::Start and
+  // CoordinatorLink::Create; INVALID_ARGUMENT for a bad identity or address; FAILED_PRECONDITION if
+  // it listens on all addresses and none is advertised.
+  static absl::StatusOr<std::unique_ptr<WorkerServer>> Start(WorkerOptions options);
+  // Stops at once if Drain was not called.
+  ~WorkerServer();
+  WorkerServer(const WorkerServer&) = delete;
+  WorkerServer& operator=(const WorkerServer&) = delete;
+
+  const std::string& identity() const;
+  // host:port with the port that was bound.
+  const std::string& address() const;
+  // Of the metrics endpoint; 0 if there is none.
+  int metrics_port() const;
+  bool ready() const;
+  // Why the coordinator refuses the worker for good; nullopt as long as it does not.
+  std::optional<absl::Status> failure() const;
+
+  // No longer ready, refuses transfers, tells the coordinator that it leaves, waits until
+  // `deadline` for steps and streams that run, and stops. Must not be called from a reaction.
+  void Drain(absl::Time deadline);
+
+ private:
+  class Impl;
+  explicit WorkerServer(std::unique_ptr<Impl> impl);
+
+  const std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace shardmesh::worker
+
+#endif  // SHARDMESH_WORKER_WORKER_SERVER_H_
