@@ -1,0 +1,250 @@
+// The coordinator over real gRPC: what its services answer, and refuse, without any worker.
+#include "server/coordinator_server.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "rpc/call.h"
+#include "rpc/status.h"
+#include "sharding/reason.h"
+#include "shardmesh/v1/array_service.grpc.pb.h"
+#include "shardmesh/v1/catalog_service.grpc.pb.h"
+#include "shardmesh/v1/cluster_service.grpc.pb.h"
+#include "shardmesh/v1/compute_service.grpc.pb.h"
+#include "shardmesh/v1/resolve_service.grpc.pb.h"
+#include "shardmesh/v1/session_service.grpc.pb.h"
+#include "tests/testing/status_matchers.h"
+
+namespace shardmesh::server {
+namespace {
+
+using test::StatusIs;
+using ::testing::HasSubstr;
+
+class CoordinatorServerTest : public testing::Test {
+ protected:
+  CoordinatorServerTest() {
+    CoordinatorOptions options;
+    options.listen_address = "127.0.0.1:0";
+    options.http_address = "127.0.0.1:0";
+    options.mesh = *Mesh::Parse("fsdp=2,tp=2");
+    server_ = *CoordinatorServer::Start(std::move(options));
+    channel_ = *rpc::CreateChannel(server_->address());
+  }
+  ~CoordinatorServerTest() override { server_->Drain(absl::Now() + absl::Seconds(5)); }
+
+  // Calls `method` of a stub; the status as the client library sees it.
+  template <typename Stub, typename Request, typename Response>
+  absl::Status Call(const std::unique_ptr<Stub>& stub,
+                    grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+                    const Request& request, Response* response) {
+    grpc::ClientContext context;
+    rpc::Apply(rpc::CallOptions::Within(absl::Seconds(10)), &context);
+    return rpc::FromGrpc((stub.get()->*method)(&context, request, response));
+  }
+
+  std::string OpenSession() {
+    const auto stub = v1::SessionService::NewStub(channel_);
+    v1::OpenSessionRequest request;
+    request.set_request_id("open");
+    v1::OpenSessionResponse response;
+    EXPECT_TRUE(Call(stub, &v1::SessionService::Stub::OpenSession, request, &response).ok());
+    return response.session_id();
+  }
+
+  std::unique_ptr<CoordinatorServer> server_;
+  std::shared_ptr<grpc::Channel> channel_;
+};
+
+TEST_F(CoordinatorServerTest, ResolvesAgainstTheDefaultMesh) {
+  const auto stub = v1::ResolveService::NewStub(channel_);
+  v1::ResolveSpecRequest request;
+  request.add_axes()->set_name("__BATCH__");
+  request.add_axes()->set_name("__EMBED__");
+  request.mutable_shape()->add_sizes(32);
+  request.mutable_shape()->add_sizes(384);
+  request.set_explain(true);
+  v1::ResolveSpecResponse response;
+  const absl::Status status =
+      Call(stub, &v1::ResolveService::Stub::ResolveSpec, request, &response);
+  ASSERT_TRUE(status.ok()) << status;
+  // dp is not in the mesh, so the batch's (fsdp, dp) goes as a whole.
+  EXPECT_EQ(response.effective().dimensions(0).constant(), v1::AXIS_CONSTANT_NONE);
+  EXPECT_EQ(response.effective().dimensions(1).name(), "tp");
+  ASSERT_EQ(response.corrections_size(), 1);
+  EXPECT_EQ(response.corrections(0).reason(), v1::REASON_AXIS_NOT_IN_MESH);
+  EXPECT_GT(response.explanation_size(), 0);
+  EXPECT_THAT(response.shard_shape(), testing::ElementsAre(32, 192));
+
+  request.set_policy(v1::CORRECTION_POLICY_STRICT);
+  EXPECT_THAT(Call(stub, &v1::ResolveService::Stub::ResolveSpec, request, &response),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kAxisNotInMesh));
+}
+
+TEST_F(CoordinatorServerTest, NamesTheAxisThatItDoesNotKnow) {
+  const auto stub = v1::ResolveService::NewStub(channel_);
+  v1::ResolveSpecRequest request;
+  request.add_axes()->set_name("__HAED__");
+  v1::ResolveSpecResponse response;
+  const absl::Status status =
+      Call(stub, &v1::ResolveService::Stub::ResolveSpec, request, &response);
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kUnknownAxis));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("__HEAD__"));
+}
+
+TEST_F(CoordinatorServerTest, RefusesASpecThatStillUsesAnAxisTwice) {
+  const auto stub = v1::ResolveService::NewStub(channel_);
+  v1::CorrectSpecRequest request;
+  request.mutable_spec()->add_dimensions()->set_name("tp");
+  request.mutable_spec()->add_dimensions()->set_name("tp");
+  request.mutable_shape()->add_sizes(8);
+  request.mutable_shape()->add_sizes(8);
+  v1::CorrectSpecResponse response;
+  EXPECT_THAT(Call(stub, &v1::ResolveService::Stub::CorrectSpec, request, &response),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kDuplicateAxis));
+}
+
+TEST_F(CoordinatorServerTest, ResolvesATreeInPieces) {
+  const auto stub = v1::ResolveService::NewStub(channel_);
+  grpc::ClientContext context;
+  rpc::Apply(rpc::CallOptions::Within(absl::Seconds(10)), &context);
+  const auto stream = stub->ResolveTree(&context);
+  v1::ResolveTreeRequest request;
+  v1::Rule* rule = request.mutable_header()->mutable_rule_set()->mutable_inline_()->add_rules();
+  rule->set_pattern("kernel$");
+  rule->mutable_spec()->add_dimensions()->set_name("fsdp");
+  ASSERT_TRUE(stream->Write(request));
+  int placements = 0;
+  v1::ResolveTreeResponse response;
+  for (int piece = 0; piece < 3; ++piece) {
+    request.Clear();
+    for (int i = 0; i < 10; ++i) {
+      v1::TreeTensor* tensor = request.mutable_tensors()->add_tensors();
+      tensor->set_name("layer" + std::to_string(piece) + "." + std::to_string(i) + ".kernel");
+      tensor->add_shape(16);
+      tensor->set_dtype(v1::DTYPE_F32);
+    }
+    ASSERT_TRUE(stream->Write(request));
+    ASSERT_TRUE(stream->Read(&response));
+    EXPECT_EQ(response.specs_size(), piece == 0 ? 1 : 0) << "a spec is sent once";
+    placements += response.placements_size();
+  }
+  stream->WritesDone();
+  ASSERT_TRUE(stream->Read(&response));
+  EXPECT_TRUE(stream->Finish().ok());
+  EXPECT_EQ(placements, 30);
+  EXPECT_EQ(response.summary().tensors(), 30);
+  EXPECT_EQ(response.summary().max_bytes_per_device(), 30 * 32);
+}
+
+TEST_F(CoordinatorServerTest, KeepsDefinitionsThatRequestsName) {
+  const auto catalog = v1::CatalogService::NewStub(channel_);
+  v1::CreateEntryRequest create;
+  create.set_request_id("create");
+  create.set_name("wide");
+  v1::MeshAxis* axis = create.mutable_value()->mutable_mesh()->mutable_mesh()->add_axes();
+  axis->set_name("tp");
+  axis->set_size(64);
+  v1::CreateEntryResponse created;
+  ASSERT_TRUE(Call(catalog, &v1::CatalogService::Stub::CreateEntry, create, &created).ok());
+
+  const auto resolve = v1::ResolveService::NewStub(channel_);
+  v1::DescribeTilingRequest describe;
+  describe.mutable_mesh()->set_name("wide");
+  describe.mutable_spec()->add_dimensions()->set_name("tp");
+  describe.mutable_shape()->add_sizes(128);
+  describe.add_devices(63);
+  v1::DescribeTilingResponse tiling;
+  const absl::Status status =
+      Call(resolve, &v1::ResolveService::Stub::DescribeTiling, describe, &tiling);
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_EQ(tiling.tiles(0).tile().ranges(0).start(), 126);
+
+  describe.mutable_mesh()->set_name("wyde");
+  EXPECT_THAT(Call(resolve, &v1::ResolveService::Stub::DescribeTiling, describe, &tiling),
+              StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+}
+
+TEST_F(CoordinatorServerTest, RefusesAPutOntoAMeshWithoutWorkers) {
+  const std::string session = OpenSession();
+  const auto stub = v1::ArrayService::NewStub(channel_);
+  grpc::ClientContext context;
+  rpc::Apply(rpc::CallOptions::Within(absl::Seconds(10)), &context);
+  const auto stream = stub->BeginPut(&context);
+  v1::BeginPutRequest request;
+  request.mutable_header()->set_request_id("put");
+  request.mutable_header()->set_session_id(session);
+  stream->Write(request);
+  stream->WritesDone();
+  v1::BeginPutResponse response;
+  EXPECT_FALSE(stream->Read(&response));
+  EXPECT_THAT(rpc::FromGrpc(stream->Finish()),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshIncomplete));
+}
+
+TEST_F(CoordinatorServerTest, RefusesAStepOnAnArrayThatThereIsNot) {
+  v1::MatmulRequest request;
+  request.set_request_id("step");
+  request.set_session_id(OpenSession());
+  request.mutable_lhs()->mutable_array()->set_name("a");
+  request.mutable_rhs()->mutable_array()->set_name("b");
+  v1::MatmulResponse response;
+  const auto stub = v1::ComputeService::NewStub(channel_);
+  EXPECT_THAT(Call(stub, &v1::ComputeService::Stub::Matmul, request, &response),
+              StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+}
+
+TEST_F(CoordinatorServerTest, TellsWhatItIsAndHowItIsDoing) {
+  const auto stub = v1::ClusterService::NewStub(channel_);
+  v1::GetVersionResponse version;
+  ASSERT_TRUE(
+      Call(stub, &v1::ClusterService::Stub::GetVersion, v1::GetVersionRequest(), &version).ok());
+  EXPECT_FALSE(version.build().version().empty());
+  v1::GetStatusResponse status;
+  ASSERT_TRUE(
+      Call(stub, &v1::ClusterService::Stub::GetStatus, v1::GetStatusRequest(), &status).ok());
+  EXPECT_EQ(status.cluster_id(), version.cluster_id());
+  ASSERT_EQ(status.meshes_size(), 1);
+  EXPECT_EQ(status.meshes(0).ranks_size(), 4);
+  EXPECT_FALSE(status.meshes(0).complete());
+}
+
+TEST_F(CoordinatorServerTest, SaysThatAPortIsInUse) {
+  CoordinatorOptions options;
+  options.listen_address = server_->address();
+  options.http_address = "";
+  const auto second = CoordinatorServer::Start(std::move(options));
+  EXPECT_THAT(second, StatusIs(absl::StatusCode::kAlreadyExists));
+  EXPECT_THAT(std::string(second.status().message()), HasSubstr(std::to_string(server_->port())));
+}
+
+TEST(CoordinatorServerStartTest, RefusesPlaintextBeyondThisHost) {
+  CoordinatorOptions options;
+  options.listen_address = "0.0.0.0:0";
+  options.http_address = "";
+  EXPECT_THAT(CoordinatorServer::Start(std::move(options)),
+              StatusIs(absl::StatusCode::kFailedPrecondition));
+}
+
+TEST(CoordinatorServerStartTest, RefusesAnotherMeshThanItsStateHas) {
+  const std::string folder = testing::TempDir() + "/coordinator_other_mesh";
+  CoordinatorOptions options;
+  options.listen_address = "127.0.0.1:0";
+  options.http_address = "";
+  options.data_dir = folder;
+  options.mesh = *Mesh::Parse("fsdp=2,tp=2");
+  ASSERT_TRUE(CoordinatorServer::Start(options).ok());
+  options.mesh = *Mesh::Parse("fsdp=4");
+  const auto other = CoordinatorServer::Start(options);
+  EXPECT_THAT(other, StatusIs(absl::StatusCode::kFailedPrecondition));
+  EXPECT_THAT(std::string(other.status().message()), HasSubstr("fsdp=2,tp=2"));
+}
+
+}  // namespace
+}  // namespace shardmesh::server

@@ -1,0 +1,118 @@
+// Trees of tensors: specs once, tensors by index, totals, and errors that name the tensor.
+#include "server/tree_resolver.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "sharding/reason.h"
+#include "tests/testing/status_matchers.h"
+
+namespace shardmesh::server {
+namespace {
+
+using test::StatusIs;
+using ::testing::HasSubstr;
+
+PartitionSpec Spec(std::vector<std::string> axes) {
+  std::vector<SpecEntry> entries;
+  for (std::string& axis : axes) {
+    entries.push_back(axis.empty() ? SpecEntry::None() : SpecEntry::Axis(std::move(axis)));
+  }
+  return PartitionSpec(std::move(entries));
+}
+
+TreeQuestion Question(std::vector<Rule> rules, RuleSetOptions options = {}) {
+  TreeQuestion question;
+  question.rules = rpc::RuleSetDefinition{.rules = *RuleSet::Create(std::move(rules), options)};
+  question.mesh = *Mesh::Parse("fsdp=2,tp=4");
+  return question;
+}
+
+TreeTensor Tensor(std::string_view name, Shape shape) {
+  return {.name = name, .shape = std::move(shape), .dtype = Dtype::kF32, .axes = {}};
+}
+
+TEST(TreeResolverTest, AnswersDistinctSpecsOnceAndTensorsByIndex) {
+  TreeResolver resolver(Question({{"kernel", Spec({"fsdp", "tp"})}, {"bias", Spec({"tp"})}}));
+  const auto placements =
+      resolver.Add({Tensor("a.kernel", {8, 8}), Tensor("a.bias", {8}), Tensor("b.kernel", {8, 8})});
+  ASSERT_TRUE(placements.ok()) << placements.status();
+  ASSERT_EQ(resolver.specs().size(), 2u);
+  EXPECT_EQ((*placements)[0].spec_index, (*placements)[2].spec_index);
+  EXPECT_EQ((*placements)[0].rule, 0);
+  EXPECT_EQ((*placements)[1].rule, 1);
+  EXPECT_EQ((*placements)[0].bytes_per_device, 8 * 8 * 4 / 8);
+}
+
+TEST(TreeResolverTest, CountsWhatEachDeviceHolds) {
+  TreeResolver resolver(Question({{"kernel", Spec({"fsdp", "tp"})}, {".*", PartitionSpec()}}));
+  ASSERT_TRUE(resolver.Add({Tensor("kernel", {8, 8}), Tensor("scale", {16})}).ok());
+  const LayoutSummary& summary = resolver.summary();
+  EXPECT_EQ(summary.tensors, 2);
+  EXPECT_EQ(summary.devices, 8);
+  EXPECT_EQ(summary.total_bytes, 256 + 64);
+  EXPECT_EQ(summary.max_bytes_per_device, 32 + 64);
+  EXPECT_EQ(summary.replicated_bytes, 7 * 64);
+  EXPECT_EQ(summary.replicated_tensors, 1);
+  EXPECT_EQ(summary.corrected_tensors, 0);
+}
+
+TEST(TreeResolverTest, KeepsTheRequestBesideTheCorrectedSpec) {
+  TreeResolver resolver(Question({{".*", Spec({"fsdp", "tp"})}}));
+  ASSERT_TRUE(resolver.Add({Tensor("odd", {8, 6})}).ok());
+  const TreeSpec& spec = resolver.specs()[0];
+  EXPECT_EQ(spec.requested, Spec({"fsdp", "tp"}));
+  EXPECT_EQ(spec.effective, Spec({"fsdp", ""}));
+  ASSERT_EQ(spec.corrections.size(), 1u);
+  EXPECT_EQ(spec.corrections[0].reason, Reason::kNotDivisible);
+  EXPECT_EQ(spec.corrections[0].have, 6);
+  EXPECT_EQ(spec.corrections[0].need, 4);
+}
+
+TEST(TreeResolverTest, ShowsTheRulesSpecForATensorThatIsTooSmall) {
+  TreeResolver resolver(Question({{".*", Spec({"fsdp"})}}, {.min_size = 100}));
+  ASSERT_TRUE(resolver.Add({Tensor("small", {8})}).ok());
+  EXPECT_EQ(resolver.specs()[0].requested, Spec({"fsdp"}));
+  EXPECT_EQ(resolver.specs()[0].effective, PartitionSpec());
+}
+
+TEST(TreeResolverTest, StopsAtTheFirstCorrectionWhenStrict) {
+  TreeQuestion question = Question({{".*", Spec({"fsdp", "tp"})}});
+  question.strict = true;
+  TreeResolver resolver(std::move(question));
+  const auto refused = resolver.Add({Tensor("fits", {8, 8}), Tensor("odd", {8, 6})});
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kNotDivisible));
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("tensor \"odd\""));
+}
+
+TEST(TreeResolverTest, NamesTheTensorThatNoRuleMatches) {
+  TreeResolver resolver(Question({{"kernel", Spec({"fsdp"})}}));
+  const auto refused = resolver.Add({Tensor("a.bias", {8})});
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kUnmatchedTensor));
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("a.bias"));
+}
+
+TEST(TreeResolverTest, RefusesATensorThatIsListedTwice) {
+  TreeResolver resolver(Question({{".*", PartitionSpec()}}));
+  ASSERT_TRUE(resolver.Add({Tensor("a", {8})}).ok());
+  EXPECT_THAT(resolver.Add({Tensor("a", {8})}),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+}
+
+TEST(TreeResolverTest, ResolvesTensorsThatBringTheirOwnAxes) {
+  TreeQuestion question;
+  question.mesh = *Mesh::Parse("fsdp=2,tp=4");
+  TreeResolver resolver(std::move(question));
+  TreeTensor tensor = Tensor("h", {8, 8});
+  tensor.axes = {AxisValue::None(), AxisValue::Name("__HEAD__")};
+  ASSERT_TRUE(resolver.Add({tensor}).ok());
+  EXPECT_EQ(resolver.specs()[0].effective, Spec({"", "tp"}));
+  EXPECT_THAT(resolver.Add({Tensor("neither", {8})}),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kMissingArgument));
+}
+
+}  // namespace
+}  // namespace shardmesh::server
