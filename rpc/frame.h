@@ -59,7 +59,7 @@ struct FrameHello {
 // Why a step is over. Of the status code, message and reason travel.
 struct FrameAbort {
   absl::Status status;
-  std::string blamed_identity;
+  std::string blamed_identity = {};
 
   friend bool operator==(const FrameAbort&, const FrameAbort&) = default;
 };
@@ -70,13 +70,13 @@ struct FrameHeader {
   FrameKind kind = FrameKind::kPing;
   int64_t epoch = 0;
   int64_t term = 0;
-  FrameTag tag;
-  int64_t offset_bytes = 0;         // data: where the payload goes in the message
-  int64_t message_bytes = 0;        // data: bytes of the whole message
-  int64_t credit_bytes = 0;         // credit: bytes beyond those allowed before
-  std::optional<FrameHello> hello;  // hello
-  std::optional<FrameAbort> abort;  // abort
-  int64_t ping = 0;                 // ping: asks for the number's negative
+  FrameTag tag = {};
+  int64_t offset_bytes = 0;                        // data: where the payload goes in the message
+  int64_t message_bytes = 0;                       // data: bytes of the whole message
+  int64_t credit_bytes = 0;                        // credit: bytes beyond those allowed before
+  std::optional<FrameHello> hello = std::nullopt;  // hello
+  std::optional<FrameAbort> abort = std::nullopt;  // abort
+  int64_t ping = 0;                                // ping: asks for the number's negative
 
   friend bool operator==(const FrameHeader&, const FrameHeader&) = default;
 };

@@ -14,7 +14,7 @@
 // delays, while both workers are members. A peer that is silent for Options::silence_limit is given
 // up: quiet streams carry pings.
 //
-// Data goes out as frames of at most kDataFrameBytes from the memory where it lies; under one tag
+// Data goes out as frames of at most 256 KiB from the memory where it lies; under one tag
 // at most Mailbox's tag limit is under way until the receiver has taken it, so that a slow receiver
 // of one tag holds up no other. Control frames go first, short messages before long ones, and long
 // ones take turns.
@@ -52,8 +52,6 @@ class StepLink : public Link {
   // OK until the step fails: a member is gone, or a peer or this worker aborted it. Then the error
   // that a Receive would give. Costs one short lock: for kernels to ask now and then.
   virtual absl::Status Check() const = 0;
-  // The peer that is to blame for the failure; empty if none is known, or it is this worker.
-  virtual std::string blamed_identity() const = 0;
   // Bytes of messages that were sent to peers.
   virtual int64_t sent_bytes() const = 0;
 };
@@ -63,9 +61,6 @@ class PeerLinks {
  public:
   // Full name of the service, for health and metrics.
   static constexpr const char* kServiceName = "shardmesh.v1.ExchangeService";
-  // Most payload of a data frame: what a control frame may have to wait for.
-  static constexpr int64_t kDataFrameBytes = int64_t{256} << 10;
-
   // Called with the epoch and the identities of peers that are not reached, sorted, whenever either
   // changed; the last call tells the present state. Runs on the clock's thread, never two at once,
   // holds no lock, and must not block.
@@ -89,8 +84,8 @@ class PeerLinks {
   };
 
   static std::unique_ptr<PeerLinks> Create(Options options);
-  // Closes what is open, and waits for it. The server that has `service()` must have stopped (its
-  // ServerLifecycle drained or destroyed), and no StepLink be left.
+  // Closes what is open, and waits for it. Close was called and then the server that has
+  // `service()` stopped (its ServerLifecycle drained or destroyed), and no StepLink is left.
   virtual ~PeerLinks() = default;
   PeerLinks(const PeerLinks&) = delete;
   PeerLinks& operator=(const PeerLinks&) = delete;
@@ -132,6 +127,10 @@ class PeerLinks {
   // `status` at once, here and on the peers, which are told. `blamed` is the identity of the worker
   // to blame. No effect on a step that is over or was aborted before.
   virtual void AbortStep(int64_t sequence, const absl::Status& status, std::string_view blamed) = 0;
+
+  // The worker that is to blame for the failure of a step, the last one opened or a later one;
+  // empty if none is known.
+  virtual std::string BlamedFor(int64_t sequence) const = 0;
 
   // Since the start.
   struct Counters {

@@ -74,13 +74,13 @@ struct StepResult {
   int64_t term = 0;   // of the order
   DeviceId rank = 0;  // in the plan's mesh; 0 where the plan is not known
   StepOutcome outcome = StepOutcome::kDone;
-  std::vector<Output> outputs;  // if done
+  std::vector<Output> outputs = {};  // if done
   // If failed: names this rank, the step and the op.
-  absl::Status status;
+  absl::Status status = absl::OkStatus();
   // The peer that is to blame, if it is not this worker.
-  std::string blamed_identity;
-  absl::Duration kernel_time;
-  absl::Duration collective_time;
+  std::string blamed_identity = {};
+  absl::Duration kernel_time = absl::ZeroDuration();
+  absl::Duration collective_time = absl::ZeroDuration();
   int64_t sent_bytes = 0;
 };
 
@@ -118,6 +118,8 @@ class StepExecutor {
     // For values between operands and outputs; usually the store's.
     std::shared_ptr<BufferPool> pool;
     MatmulKernel* kernel = nullptr;
+    // Where packed copies of weights are reserved, usually the store's budget; null: none are kept.
+    MemoryBudget* weight_budget = nullptr;
     FlightRecorder* recorder = nullptr;
     rpc::Clock* clock = nullptr;
     StepObserver observer;
@@ -132,9 +134,10 @@ class StepExecutor {
   StepExecutor& operator=(const StepExecutor&) = delete;
 
   // Queues a step, or gives a step that waits for its plan the plan's bytes. `report` is called
-  // once for each call of Run, on the executor's thread (or on this one, if the order is refused at
-  // once), and must not block. A step whose number is not above that of the last step begun is
-  // refused: FAILED_PRECONDITION, or ABORTED (STALE_TERM) for a term below the highest seen.
+  // once for each call of Run, on the executor's thread (or on this one, if the order is refused or
+  // the plan not known), and must not block. A step whose number is not above that of the last step
+  // begun is refused: FAILED_PRECONDITION, or ABORTED (STALE_TERM) for a term below the highest
+  // seen. A step that waits for its plan holds up those after it, until its timeout.
   virtual void Run(StepOrder order, Report report) = 0;
 
   // The step's outputs become arrays; operands that it donated are released. NOT_FOUND for a step

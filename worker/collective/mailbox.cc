@@ -79,6 +79,12 @@ void Mailbox::Abort(int64_t step, absl::Status error) {
   if (Step* found = FindOrHold(step); found != nullptr) Fail(*found, std::move(error), dropped);
 }
 
+absl::Status Mailbox::FailureOf(int64_t step) const {
+  absl::MutexLock lock(&mutex_);
+  auto found = steps_.find(step);
+  return found == steps_.end() ? absl::OkStatus() : found->second.failure;
+}
+
 void Mailbox::FailWorker(const std::string& worker, std::string_view reason) {
   std::vector<OwnedBytes> dropped;
   absl::MutexLock lock(&mutex_);

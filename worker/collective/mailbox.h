@@ -74,6 +74,9 @@ class Mailbox {
   // waited for. The first failure of a step stays. A step not yet open fails when opened.
   void Abort(int64_t step, absl::Status error);
 
+  // What a step failed with, also one that is not yet open; OK if it did not fail, or is closed.
+  absl::Status FailureOf(int64_t step) const;
+
   // The worker is gone: fails every step that it is a member of with UNAVAILABLE, and drops what is
   // held from it for steps not yet open. `reason` completes "rank 3 (worker-3) is gone: <reason>".
   void FailWorker(const std::string& worker, std::string_view reason);

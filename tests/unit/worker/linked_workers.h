@@ -1,0 +1,135 @@
+// Workers of one process that are linked over real gRPC on loopback.
+#ifndef SHARDMESH_TESTS_UNIT_WORKER_LINKED_WORKERS_H_
+#define SHARDMESH_TESTS_UNIT_WORKER_LINKED_WORKERS_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "rpc/clock.h"
+#include "rpc/frame.h"
+#include "rpc/server_lifecycle.h"
+#include "sharding/mesh.h"
+#include "sharding/str_cat.h"
+#include "worker/membership_view.h"
+#include "worker/peer_links.h"
+
+namespace shardmesh::test {
+
+// One worker: its links and the server that they are reached at.
+class LinkedWorker {
+ public:
+  LinkedWorker(std::string identity, uint64_t incarnation, rpc::Clock* clock,
+               int64_t tag_limit_bytes, std::string cluster_id) {
+    worker::PeerLinks::Options options;
+    options.self = {.identity = std::move(identity), .incarnation = incarnation, .boot_id = {}};
+    options.clock = clock;
+    options.tag_limit_bytes = tag_limit_bytes;
+    options.redial = {.initial_delay = absl::Milliseconds(10),
+                      .max_delay = absl::Milliseconds(100)};
+    options.peers_changed = [this](int64_t epoch, const std::vector<std::string>& unreached) {
+      absl::MutexLock lock(&mutex_);
+      epoch_ = epoch;
+      unreached_ = unreached;
+    };
+    device_.identity = options.self.identity;
+    device_.incarnation = incarnation;
+    links_ = worker::PeerLinks::Create(std::move(options));
+    links_->SetClusterId(std::move(cluster_id));
+    rpc::ServerOptions server;
+    server.max_message_bytes = rpc::kMaxFrameBytes;
+    server.customize = [this](grpc::ServerBuilder& builder) { links_->Customize(builder); };
+    server.on_drain = [this] { links_->Close(); };
+    server_ = *rpc::ServerLifecycle::Start(server,
+                                           {{worker::PeerLinks::kServiceName, links_->service()}});
+    links_->Start();
+    device_.endpoints = {server_->address()};
+  }
+  ~LinkedWorker() {
+    server_->Drain(absl::Now() + absl::Seconds(5));
+    links_.reset();
+  }
+
+  worker::PeerLinks& links() { return *links_; }
+  // Its rank is to be filled in.
+  const worker::MeshDevice& device() const { return device_; }
+
+  // Whether all peers of the epoch are reached before the deadline.
+  bool AwaitReached(int64_t epoch, absl::Time deadline) {
+    absl::MutexLock lock(&mutex_);
+    const auto reached = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return epoch_ == epoch && unreached_.empty();
+    };
+    return mutex_.AwaitWithDeadline(absl::Condition(&reached), deadline);
+  }
+  // Whether exactly these peers are not reached, before the deadline.
+  bool AwaitUnreached(const std::vector<std::string>& peers, absl::Time deadline) {
+    absl::MutexLock lock(&mutex_);
+    const auto lost = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return unreached_ == peers; };
+    return mutex_.AwaitWithDeadline(absl::Condition(&lost), deadline);
+  }
+
+ private:
+  worker::MeshDevice device_;
+  std::unique_ptr<worker::PeerLinks> links_;
+  std::unique_ptr<rpc::ServerLifecycle> server_;
+  absl::Mutex mutex_;
+  int64_t epoch_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<std::string> unreached_ ABSL_GUARDED_BY(mutex_);
+};
+
+// The workers worker-0 ... of the mesh "default", worker-r serving rank r.
+class LinkedWorkers {
+ public:
+  explicit LinkedWorkers(const std::string& mesh, int64_t tag_limit_bytes = int64_t{4} << 20)
+      : mesh_(*Mesh::Parse(mesh)) {
+    for (DeviceId rank = 0; rank < mesh_.size(); ++rank) {
+      workers_.push_back(std::make_unique<LinkedWorker>(StrCat("worker-", rank), 100 + rank,
+                                                        &clock_, tag_limit_bytes, "cluster"));
+    }
+  }
+
+  rpc::RealClock& clock() { return clock_; }
+  const Mesh& mesh() const { return mesh_; }
+  int64_t size() const { return mesh_.size(); }
+  worker::PeerLinks& links(DeviceId rank) { return workers_[static_cast<size_t>(rank)]->links(); }
+  LinkedWorker& worker(DeviceId rank) { return *workers_[static_cast<size_t>(rank)]; }
+
+  worker::MembershipView View(int64_t epoch) const {
+    worker::MembershipView view{.epoch = epoch, .term = 1, .meshes = {}};
+    worker::MeshMembers members{.mesh_id = "default", .revision = 1, .mesh = mesh_, .devices = {}};
+    for (size_t rank = 0; rank < workers_.size(); ++rank) {
+      if (workers_[rank] == nullptr) continue;
+      members.devices.push_back(workers_[rank]->device());
+      members.devices.back().rank = static_cast<DeviceId>(rank);
+    }
+    view.meshes.push_back(std::move(members));
+    return view;
+  }
+  // Tells all workers the present membership and waits until all have reached one another.
+  bool Connect(int64_t epoch) {
+    const worker::MembershipView view = View(epoch);
+    for (auto& worker : workers_) worker->links().SetMembership(view);
+    for (auto& worker : workers_) {
+      if (!worker->AwaitReached(epoch, absl::Now() + absl::Seconds(20))) return false;
+    }
+    return true;
+  }
+  // The worker's process is gone.
+  void Kill(DeviceId rank) { workers_[static_cast<size_t>(rank)].reset(); }
+
+ private:
+  rpc::RealClock clock_;
+  const Mesh mesh_;
+  std::vector<std::unique_ptr<LinkedWorker>> workers_;
+};
+
+}  // namespace shardmesh::test
+
+#endif  // SHARDMESH_TESTS_UNIT_WORKER_LINKED_WORKERS_H_

@@ -1,0 +1,356 @@
+// PeerLinks over real gRPC on loopback: messages of all sizes, credit, loss, refusals.
+#include "worker/peer_links.h"
+
+#include <gmock/gmock.h>
+#include <grpcpp/channel.h>
+#include <grpcpp/completion_queue.h>
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "linked_workers.h"
+#include "rpc/call.h"
+#include "sharding/reason.h"
+#include "tests/testing/status_matchers.h"
+#include "worker/exchange_stream.h"
+
+namespace shardmesh::worker {
+namespace {
+
+using ::shardmesh::test::LinkedWorkers;
+using ::testing::HasSubstr;
+
+absl::Time Soon() { return absl::Now() + absl::Seconds(20); }
+
+std::string Pattern(int64_t size_bytes, int seed) {
+  std::string bytes(static_cast<size_t>(size_bytes), '\0');
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    bytes[i] = static_cast<char>((i * 131 + i / 251 + static_cast<size_t>(seed)) % 256);
+  }
+  return bytes;
+}
+
+OwnedBytes Own(std::string bytes) {
+  auto owner = std::make_shared<const std::string>(std::move(bytes));
+  return {*owner, owner};
+}
+
+absl::StatusOr<std::string> ReceiveAll(Link& link, DeviceId peer, const Tag& tag,
+                                       int64_t message_bytes) {
+  std::string message;
+  while (static_cast<int64_t>(message.size()) < message_bytes) {
+    absl::StatusOr<OwnedBytes> piece = link.Receive(peer, tag, message_bytes, Soon());
+    if (!piece.ok()) return piece.status();
+    message.append(piece->bytes.data(), piece->bytes.size());
+  }
+  return message;
+}
+
+std::unique_ptr<StepLink> Open(LinkedWorkers& workers, DeviceId rank, int64_t sequence) {
+  auto link = workers.links(rank).OpenLink("default", sequence, 1, Soon());
+  EXPECT_TRUE(link.ok()) << link.status();
+  return link.ok() ? *std::move(link) : nullptr;
+}
+
+TEST(PeerLinksTest, EveryPairExchangesMessagesOfAllSizesBothWays) {
+  LinkedWorkers workers("x=4");
+  ASSERT_TRUE(workers.Connect(1));
+  const std::vector<int64_t> sizes = {1, 5, 16384, 16385, 262144, 262145, 8 << 20};
+  std::vector<std::thread> ranks;
+  for (DeviceId rank = 0; rank < workers.size(); ++rank) {
+    ranks.emplace_back([&, rank] {
+      const auto link = Open(workers, rank, 1);
+      ASSERT_NE(link, nullptr);
+      for (size_t i = 0; i < sizes.size(); ++i) {
+        const Tag tag = *Tag::Create(1, static_cast<int64_t>(i), 0);
+        for (DeviceId peer = 0; peer < workers.size(); ++peer) {
+          if (peer == rank) continue;
+          EXPECT_TRUE(link->Send(peer, tag, Own(Pattern(sizes[i], static_cast<int>(rank)))).ok());
+        }
+      }
+      for (size_t i = sizes.size(); i-- > 0;) {
+        const Tag tag = *Tag::Create(1, static_cast<int64_t>(i), 0);
+        for (DeviceId peer = 0; peer < workers.size(); ++peer) {
+          if (peer == rank) continue;
+          const auto message = ReceiveAll(*link, peer, tag, sizes[i]);
+          ASSERT_TRUE(message.ok()) << message.status();
+          EXPECT_TRUE(*message == Pattern(sizes[i], static_cast<int>(peer)))
+              << sizes[i] << " bytes from rank " << peer << " to rank " << rank;
+        }
+      }
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+}
+
+TEST(PeerLinksTest, ReceiverThatIsSlowOnOneTagDoesNotHoldUpOthers) {
+  LinkedWorkers workers("x=2", /*tag_limit_bytes=*/64 << 10);
+  ASSERT_TRUE(workers.Connect(1));
+  const auto sender = Open(workers, 0, 1);
+  const auto receiver = Open(workers, 1, 1);
+  const Tag slow = *Tag::Create(1, 0, 0);
+  const std::string long_message = Pattern(4 << 20, 1);
+  ASSERT_TRUE(sender->Send(1, slow, Own(long_message)).ok());
+  for (int64_t op = 1; op <= 200; ++op) {
+    const Tag tag = *Tag::Create(1, op, 0);
+    ASSERT_TRUE(sender->Send(1, tag, Own(Pattern(20000, 2))).ok());
+  }
+  for (int64_t op = 200; op >= 1; --op) {
+    const auto message = ReceiveAll(*receiver, 0, *Tag::Create(1, op, 0), 20000);
+    ASSERT_TRUE(message.ok()) << message.status();
+    EXPECT_EQ(*message, Pattern(20000, 2));
+  }
+  // What has come of the slow one is what its credit allows.
+  EXPECT_LE(workers.links(1).counters().received_bytes, 200 * 20000 + (64 << 10));
+  const auto message = ReceiveAll(*receiver, 0, slow, static_cast<int64_t>(long_message.size()));
+  ASSERT_TRUE(message.ok()) << message.status();
+  EXPECT_TRUE(*message == long_message);
+}
+
+TEST(PeerLinksTest, MessageOfAStepThatIsNotOpenYetIsHeldForIt) {
+  LinkedWorkers workers("x=2");
+  ASSERT_TRUE(workers.Connect(1));
+  const auto sender = Open(workers, 0, 5);
+  ASSERT_TRUE(sender->Send(1, *Tag::Create(5, 0, 0), Own("early")).ok());
+  const absl::Time deadline = Soon();
+  while (workers.links(1).counters().received_bytes < 5 && absl::Now() < deadline) {
+    std::this_thread::yield();
+  }
+  const auto receiver = Open(workers, 1, 5);
+  const auto message = ReceiveAll(*receiver, 0, *Tag::Create(5, 0, 0), 5);
+  ASSERT_TRUE(message.ok()) << message.status();
+  EXPECT_EQ(*message, "early");
+}
+
+TEST(PeerLinksTest, FrameOfAStepThatIsOverIsDroppedAndCounted) {
+  LinkedWorkers workers("x=2");
+  ASSERT_TRUE(workers.Connect(1));
+  const auto sender = Open(workers, 0, 1);
+  Open(workers, 1, 1).reset();
+  ASSERT_TRUE(sender->Send(1, *Tag::Create(1, 0, 0), Own("late")).ok());
+  const absl::Time deadline = Soon();
+  while (workers.links(1).counters().dropped_frames == 0 && absl::Now() < deadline) {
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(workers.links(1).counters().dropped_frames, 1);
+  EXPECT_EQ(workers.links(1).counters().broken_streams, 0);
+}
+
+TEST(PeerLinksTest, LostPeerFailsEveryWaitOfItsStepsAndIsNamed) {
+  LinkedWorkers workers("x=3");
+  ASSERT_TRUE(workers.Connect(1));
+  const auto link = Open(workers, 0, 7);
+  absl::Status from_lost;
+  absl::Status from_other;
+  std::thread waits_for_lost(
+      [&] { from_lost = link->Receive(2, *Tag::Create(7, 4, 0), 8, Soon()).status(); });
+  std::thread waits_for_other(
+      [&] { from_other = link->Receive(1, *Tag::Create(7, 4, 0), 8, Soon()).status(); });
+  const absl::Time killed = absl::Now();
+  workers.Kill(2);
+  waits_for_lost.join();
+  waits_for_other.join();
+  EXPECT_LT(absl::Now() - killed, absl::Seconds(10));
+  for (const absl::Status& status : {from_lost, from_other}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+    EXPECT_EQ(ReasonOf(status), Reason::kWorkerLost);
+    EXPECT_THAT(std::string(status.message()),
+                testing::AllOf(HasSubstr("rank 2 (worker-2)"), HasSubstr("step 7, op 4")));
+  }
+  EXPECT_EQ(workers.links(0).BlamedFor(7), "worker-2");
+  EXPECT_FALSE(link->Check().ok());
+  EXPECT_TRUE(workers.worker(0).AwaitUnreached({"worker-2"}, Soon()));
+  EXPECT_EQ(workers.links(0).OpenLink("default", 8, 1, Soon()).status().code(),
+            absl::StatusCode::kUnavailable);
+}
+
+TEST(PeerLinksTest, AbortEndsTheStepOnAllItsRanks) {
+  LinkedWorkers workers("x=3");
+  ASSERT_TRUE(workers.Connect(1));
+  const auto one = Open(workers, 1, 3);
+  const auto zero = Open(workers, 0, 3);
+  workers.links(0).AbortStep(
+      3, WithReason(absl::ResourceExhaustedError("no memory"), Reason::kMemoryLimit), "worker-0");
+  const absl::Status status = one->Receive(2, *Tag::Create(3, 0, 0), 8, Soon()).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(ReasonOf(status), Reason::kMemoryLimit);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("no memory"));
+  EXPECT_EQ(workers.links(1).BlamedFor(3), "worker-0");
+  // A rank that begins the step only now finds it aborted.
+  const auto two = Open(workers, 2, 3);
+  EXPECT_EQ(two->Receive(1, *Tag::Create(3, 0, 0), 8, Soon()).status().code(),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(workers.links(2).BlamedFor(3), "worker-0");
+}
+
+TEST(PeerLinksTest, StepOfAnEpochBeforeTheWorkersChangedIsRefused) {
+  LinkedWorkers workers("x=2");
+  ASSERT_TRUE(workers.Connect(3));
+  EXPECT_EQ(ReasonOf(workers.links(0).OpenLink("default", 1, 2, Soon()).status()),
+            Reason::kStaleEpoch);
+  // Nothing changed for this mesh, so that epoch 3 still holds in epoch 4.
+  MembershipView view = workers.View(4);
+  workers.links(0).SetMembership(view);
+  EXPECT_TRUE(workers.links(0).OpenLink("default", 2, 3, Soon()).ok());
+}
+
+TEST(PeerLinksTest, StepOfAnEpochToComeWaitsForIt) {
+  LinkedWorkers workers("x=1");
+  ASSERT_TRUE(workers.Connect(1));
+  EXPECT_EQ(workers.links(0).OpenLink("default", 1, 2, absl::Now()).status().code(),
+            absl::StatusCode::kDeadlineExceeded);
+  std::thread coordinator([&] { workers.links(0).SetMembership(workers.View(2)); });
+  EXPECT_TRUE(workers.links(0).OpenLink("default", 1, 2, Soon()).ok());
+  coordinator.join();
+}
+
+// A stream that a test speaks by itself.
+class RawPeer final : public ExchangeStream::Handler {
+ public:
+  explicit RawPeer(const std::string& address)
+      : channel_(*rpc::CreateChannel(address, {.own_connection = true})),
+        stream_(DialExchange(channel_, &queue_)),
+        thread_([this] { RunCompletions(queue_); }) {}
+  ~RawPeer() override {
+    stream_->Close(absl::CancelledError());
+    EXPECT_FALSE(AwaitClosed().ok());
+    queue_.Shutdown();
+    thread_.join();
+  }
+
+  // Sends these frames one by one.
+  void Speak(std::vector<grpc::ByteBuffer> frames) {
+    frames_ = std::move(frames);
+    stream_->Open(std::shared_ptr<Handler>(this, [](Handler*) {}));
+  }
+  absl::Status AwaitClosed() {
+    absl::MutexLock lock(&mutex_);
+    const auto closed = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return closed_; };
+    if (!mutex_.AwaitWithDeadline(absl::Condition(&closed), Soon())) {
+      return absl::DeadlineExceededError("the stream stays open");
+    }
+    return status_;
+  }
+
+  void OnOpen() override { OnWritten(); }
+  void OnFrame(const grpc::ByteBuffer& /*frame*/) override {}
+  void OnWritten() override {
+    if (next_ < frames_.size()) stream_->Write(frames_[next_++]);
+  }
+  void OnClosed(const absl::Status& status) override {
+    absl::MutexLock lock(&mutex_);
+    closed_ = true;
+    status_ = status;
+  }
+
+ private:
+  grpc::CompletionQueue queue_;
+  const std::shared_ptr<grpc::Channel> channel_;
+  const std::shared_ptr<ExchangeStream> stream_;
+  std::vector<grpc::ByteBuffer> frames_;
+  size_t next_ = 0;
+  absl::Mutex mutex_;
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);
+  std::thread thread_;
+};
+
+rpc::FrameHello GoodHello() {
+  return {.identity = "worker-0",
+          .incarnation = 100,
+          .peer_identity = "worker-1",
+          .peer_incarnation = 101,
+          .cluster_id = "cluster",
+          .initial_credit_bytes = 1 << 20,
+          .boot_id = {}};
+}
+
+grpc::ByteBuffer HelloFrame(const rpc::FrameHello& hello) {
+  return *rpc::WriteFrame({.kind = rpc::FrameKind::kHello, .hello = hello});
+}
+
+grpc::ByteBuffer Garbage() {
+  const grpc::Slice slice("this is no frame");
+  return grpc::ByteBuffer(&slice, 1);
+}
+
+TEST(PeerLinksTest, RefusesStreamsThatDoNotBeginAsTheyMust) {
+  LinkedWorkers workers("x=2");
+  workers.links(1).SetMembership(workers.View(1));
+  rpc::FrameHello other_peer = GoodHello();
+  other_peer.peer_identity = "worker-9";
+  rpc::FrameHello other_incarnation = GoodHello();
+  other_incarnation.peer_incarnation = 7;
+  rpc::FrameHello old_incarnation = GoodHello();
+  old_incarnation.incarnation = 99;
+  rpc::FrameHello other_cluster = GoodHello();
+  other_cluster.cluster_id = "other";
+  rpc::FrameHello higher = GoodHello();
+  higher.identity = "worker-5";
+  const std::vector<std::pair<grpc::ByteBuffer, absl::StatusCode>> cases = {
+      {HelloFrame(other_peer), absl::StatusCode::kFailedPrecondition},
+      {HelloFrame(other_incarnation), absl::StatusCode::kFailedPrecondition},
+      {HelloFrame(old_incarnation), absl::StatusCode::kFailedPrecondition},
+      {HelloFrame(other_cluster), absl::StatusCode::kFailedPrecondition},
+      {HelloFrame(higher), absl::StatusCode::kFailedPrecondition},
+      {*rpc::WriteFrame({.kind = rpc::FrameKind::kPing, .ping = 1}),
+       absl::StatusCode::kInvalidArgument},
+      {Garbage(), absl::StatusCode::kDataLoss},
+  };
+  for (const auto& [frame, code] : cases) {
+    RawPeer peer(workers.worker(1).device().endpoints[0]);
+    peer.Speak({frame});
+    EXPECT_EQ(peer.AwaitClosed().code(), code);
+  }
+  EXPECT_EQ(workers.links(1).counters().broken_streams, 0);
+}
+
+TEST(PeerLinksTest, GarbageOnAStreamThatIsUpBreaksIt) {
+  LinkedWorkers workers("x=2");
+  workers.links(1).SetMembership(workers.View(1));
+  RawPeer peer(workers.worker(1).device().endpoints[0]);
+  peer.Speak({HelloFrame(GoodHello()), Garbage()});
+  EXPECT_FALSE(peer.AwaitClosed().ok());
+  const absl::Time deadline = Soon();
+  while (workers.links(1).counters().broken_streams == 0 && absl::Now() < deadline) {
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(workers.links(1).counters().broken_streams, 1);
+}
+
+TEST(PeerLinksTest, BrokenStreamIsDialledAgain) {
+  LinkedWorkers workers("x=2");
+  ASSERT_TRUE(workers.Connect(1));
+  {
+    // Takes the place of the stream from worker-0, and goes.
+    RawPeer peer(workers.worker(1).device().endpoints[0]);
+    peer.Speak({HelloFrame(GoodHello()), Garbage()});
+    EXPECT_FALSE(peer.AwaitClosed().ok());
+  }
+  const absl::Time deadline = Soon();
+  absl::Status status;
+  do {
+    const auto zero = workers.links(0).OpenLink("default", 2, 1, Soon());
+    const auto one = workers.links(1).OpenLink("default", 2, 1, Soon());
+    status = zero.ok() ? one.status() : zero.status();
+    if (status.ok()) break;
+    std::this_thread::yield();
+  } while (absl::IsUnavailable(status) && absl::Now() < deadline);
+  EXPECT_TRUE(workers.worker(0).AwaitReached(1, deadline));
+  EXPECT_TRUE(workers.worker(1).AwaitReached(1, deadline));
+}
+
+TEST(PeerLinksTest, WorkerThatJoinsIsReachedByAll) {
+  LinkedWorkers workers("x=2");
+  MembershipView alone = workers.View(1);
+  alone.meshes[0].devices.pop_back();
+  workers.links(0).SetMembership(alone);
+  EXPECT_TRUE(workers.worker(0).AwaitReached(1, Soon()));
+  EXPECT_EQ(ReasonOf(workers.links(0).OpenLink("default", 1, 1, Soon()).status()),
+            Reason::kMeshIncomplete);
+  ASSERT_TRUE(workers.Connect(2));
+  EXPECT_TRUE(workers.links(0).OpenLink("default", 2, 2, Soon()).ok());
+}
+
+}  // namespace
+}  // namespace shardmesh::worker

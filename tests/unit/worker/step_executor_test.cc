@@ -1,0 +1,464 @@
+// StepExecutor: whole steps over real links and stores, one executor a rank, in one process.
+#include "worker/step_executor.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "linked_workers.h"
+#include "rpc/digest.h"
+#include "rpc/plan_codec.h"
+#include "sharding/reason.h"
+#include "tensor/plan.h"
+#include "tensor/view.h"
+#include "tests/testing/status_matchers.h"
+
+namespace shardmesh::worker {
+namespace {
+
+using ::shardmesh::test::LinkedWorkers;
+using ::testing::HasSubstr;
+
+constexpr int64_t kMemory = int64_t{256} << 20;
+
+PartitionSpec SpecOf(std::vector<std::string> axes) {
+  std::vector<SpecEntry> entries;
+  for (std::string& axis : axes) {
+    entries.push_back(axis.empty() ? SpecEntry::None() : SpecEntry::Axis(std::move(axis)));
+  }
+  return PartitionSpec(std::move(entries));
+}
+
+// A float tensor as a test writes it down.
+struct Tensor {
+  Shape shape;
+  std::vector<float> elements;
+
+  static Tensor Random(Shape shape, int seed) {
+    Tensor tensor{std::move(shape), {}};
+    const int64_t count = std::accumulate(tensor.shape.begin(), tensor.shape.end(), int64_t{1},
+                                          std::multiplies<int64_t>());
+    for (int64_t i = 0; i < count; ++i) {
+      tensor.elements.push_back(static_cast<float>((i * 7919 + seed * 31) % 200 - 100) / 100.0F);
+    }
+    return tensor;
+  }
+  absl::Span<const char> bytes() const {
+    return {reinterpret_cast<const char*>(elements.data()), elements.size() * sizeof(float)};
+  }
+};
+
+// An executor with all that it needs, for one rank.
+struct Rank {
+  Rank(const std::string& identity, PeerLinks* links, rpc::Clock* clock)
+      : budget(kMemory), pool(BufferPool::Create(&budget, 0)), kernel({.threads = 1}) {
+    store = *ShardStore::Open({.pool = pool, .data_dir = ""});
+    executor = StepExecutor::Start({.identity = identity,
+                                    .links = links,
+                                    .store = store.get(),
+                                    .pool = pool,
+                                    .kernel = &kernel,
+                                    .weight_budget = &budget,
+                                    .recorder = &recorder,
+                                    .clock = clock,
+                                    .observer = {}});
+  }
+
+  MemoryBudget budget;
+  std::shared_ptr<BufferPool> pool;
+  MatmulKernel kernel;
+  FlightRecorder recorder;
+  std::unique_ptr<ShardStore> store;
+  std::unique_ptr<StepExecutor> executor;
+};
+
+class StepExecutorTest : public testing::Test {
+ protected:
+  void StartMesh(const std::string& mesh) {
+    workers_ = std::make_unique<LinkedWorkers>(mesh);
+    ASSERT_TRUE(workers_->Connect(1));
+    for (DeviceId rank = 0; rank < workers_->size(); ++rank) {
+      ranks_.push_back(std::make_unique<Rank>(StrCat("worker-", rank), &workers_->links(rank),
+                                              &workers_->clock()));
+    }
+  }
+  void TearDown() override {
+    for (auto& rank : ranks_) {
+      if (rank != nullptr) rank->executor.reset();
+    }
+    workers_.reset();
+  }
+
+  const Mesh& mesh() const { return workers_->mesh(); }
+  Rank& rank(DeviceId rank) { return *ranks_[static_cast<size_t>(rank)]; }
+
+  ArrayDescriptor Describe(const std::string& id, const ValueDescriptor& value) const {
+    return {.array_id = id,
+            .dtype = value.dtype,
+            .shape = value.shape,
+            .spec = value.spec,
+            .mesh_id = "default",
+            .mesh_revision = 1,
+            .mesh = mesh(),
+            .cut_points = {}};
+  }
+
+  // Puts an array on all ranks.
+  void Put(const std::string& id, const Tensor& tensor, const PartitionSpec& spec) {
+    const Tiling tiling = *Tiling::Create(mesh(), spec, tensor.shape);
+    const TensorView whole = *TensorView::Create(Dtype::kF32, tensor.shape, tensor.bytes());
+    for (DeviceId device = 0; device < mesh().size(); ++device) {
+      const Tile tile = tiling.TileOf(device);
+      auto staged = *rank(device).store->Stage({.array_id = id,
+                                                .dtype = Dtype::kF32,
+                                                .array_shape = tensor.shape,
+                                                .tile = tile,
+                                                .array_descriptor = "",
+                                                .transfer_id = "put"},
+                                               false);
+      ASSERT_TRUE(CopyTileBytes(whole, tile, 0, staged->mutable_bytes()).ok());
+      ASSERT_TRUE(staged->Finish(std::nullopt).ok());
+      ASSERT_TRUE(rank(device).store->Commit({id}).ok());
+    }
+    operands_.push_back({.dtype = Dtype::kF32, .shape = tensor.shape, .spec = spec});
+    order_.operands.push_back({.value = id});
+  }
+
+  // Plans a program for what was put, as the order of all ranks.
+  void Order(int64_t sequence, const Program& program) {
+    auto plan =
+        PlanProgram(program, operands_, {.mesh_id = "default", .mesh_revision = 1, .mesh = mesh()});
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    order_.sequence = sequence;
+    order_.epoch = 1;
+    order_.term = 1;
+    order_.plan_bytes = rpc::PlanBytes(*plan);
+    order_.plan_hash = rpc::Sha256(order_.plan_bytes);
+    order_.timeout = absl::Seconds(30);
+    order_.return_literals = true;
+    order_.outputs.clear();
+    for (size_t i = 0; i < plan->outputs.size(); ++i) {
+      order_.outputs.push_back(
+          {Describe(StrCat("out-", sequence, "-", i), plan->values[plan->outputs[i]]), "encoded"});
+    }
+  }
+
+  void Run(DeviceId device, const StepOrder& order) {
+    rank(device).executor->Run(order, [this, device](StepResult result) {
+      absl::MutexLock lock(&mutex_);
+      results_[device].push_back(std::move(result));
+    });
+  }
+  void RunOnAll() {
+    for (DeviceId device = 0; device < mesh().size(); ++device) Run(device, order_);
+  }
+  // The `count`th result of a rank.
+  StepResult Await(DeviceId device, size_t count = 1) {
+    absl::MutexLock lock(&mutex_);
+    const auto reported = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return results_[device].size() >= count;
+    };
+    if (!mutex_.AwaitWithTimeout(absl::Condition(&reported), absl::Seconds(60))) {
+      ADD_FAILURE() << "rank " << device << " reports nothing";
+      return {.outcome = StepOutcome::kFailed};
+    }
+    return results_[device][count - 1];
+  }
+
+  // Waits for all ranks, commits, and puts output `index` together from their tiles.
+  Tensor Assemble(size_t index = 0) {
+    const ArrayDescriptor& array = order_.outputs[index].array;
+    const Tiling tiling = *array.Tiling();
+    Tensor whole = Tensor::Random(array.shape, 0);
+    std::fill(whole.elements.begin(), whole.elements.end(), NAN);
+    const MutableTensorView view = *MutableTensorView::Create(
+        array.dtype, array.shape,
+        {reinterpret_cast<char*>(whole.elements.data()), whole.bytes().size()});
+    for (DeviceId device = 0; device < mesh().size(); ++device) {
+      const StepResult result = Await(device);
+      EXPECT_EQ(result.outcome, StepOutcome::kDone) << result.status;
+      if (result.outcome != StepOutcome::kDone) return whole;
+      EXPECT_EQ(result.rank, device);
+      EXPECT_TRUE(rank(device).executor->Commit(order_.sequence).ok());
+      const StoredTilePtr tile = *rank(device).store->Find(array.array_id, tiling.TileOf(device));
+      EXPECT_EQ(tile->crc32c(), result.outputs[index].crc32c);
+      EXPECT_EQ(tile->description().array_descriptor, "encoded");
+      if (tiling.ReplicaIdOf(device) == 0) {
+        EXPECT_EQ(result.outputs[index].data,
+                  std::string(tile->bytes().data(), tile->bytes().size()));
+      } else {
+        EXPECT_TRUE(result.outputs[index].data.empty());
+      }
+      EXPECT_TRUE(PasteTileBytes(tile->bytes(), tiling.TileOf(device), 0, view).ok());
+    }
+    return whole;
+  }
+
+  std::unique_ptr<LinkedWorkers> workers_;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+  std::vector<ValueDescriptor> operands_;
+  StepOrder order_;
+  absl::Mutex mutex_;
+  std::map<DeviceId, std::vector<StepResult>> results_ ABSL_GUARDED_BY(mutex_);
+};
+
+// input [m, k] times weight [n, k], transposed, in doubles.
+std::vector<double> Multiply(const std::vector<double>& input, const Tensor& weight, int64_t m) {
+  const int64_t n = weight.shape[0];
+  const int64_t k = weight.shape[1];
+  std::vector<double> out(static_cast<size_t>(m * n));
+  for (int64_t i = 0; i < m; ++i) {
+    for (int64_t j = 0; j < n; ++j) {
+      double sum = 0;
+      for (int64_t x = 0; x < k; ++x) {
+        sum += input[static_cast<size_t>(i * k + x)] *
+               static_cast<double>(weight.elements[static_cast<size_t>(j * k + x)]);
+      }
+      out[static_cast<size_t>(i * n + j)] = sum;
+    }
+  }
+  return out;
+}
+
+TEST_F(StepExecutorTest, FeedForwardColumnThenRowParallelEqualsPlainLoops) {
+  StartMesh("fsdp=2,tp=2");
+  const Tensor input = Tensor::Random({8, 32}, 1);
+  const Tensor up = Tensor::Random({64, 32}, 2);
+  const Tensor down = Tensor::Random({32, 64}, 3);
+  const Tensor bias = Tensor::Random({32}, 4);
+  Put("input", input, SpecOf({"fsdp", ""}));
+  Put("up", up, SpecOf({"tp", ""}));
+  Put("down", down, SpecOf({"", "tp"}));
+  Put("bias", bias, SpecOf({""}));
+  Order(1, {.operand_count = 4,
+            .ops = {LinearOp{.input = 0, .weight = 1, .activation = Activation::kRelu},
+                    LinearOp{.input = 4, .weight = 2, .bias = 3}},
+            .outputs = {5}});
+  RunOnAll();
+  const Tensor out = Assemble();
+
+  std::vector<double> hidden =
+      Multiply({input.elements.begin(), input.elements.end()}, up, input.shape[0]);
+  for (double& x : hidden) x = std::max(x, 0.0);
+  const std::vector<double> expected = Multiply(hidden, down, input.shape[0]);
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_NEAR(static_cast<double>(out.elements[i]),
+                expected[i] + static_cast<double>(bias.elements[i % 32]), 1e-3)
+        << "element " << i;
+  }
+  const std::vector<FlightRecord> flights = rank(0).recorder.Last();
+  ASSERT_EQ(flights.size(), 1u);
+  EXPECT_THAT(flights[0].what, HasSubstr("all-reduce over tp"));
+  EXPECT_TRUE(flights[0].outcome.ok());
+  EXPECT_GT(Await(0).sent_bytes, 0);
+}
+
+TEST_F(StepExecutorTest, CollectivesAlongAnyDimensionEqualTheirDefinition) {
+  struct Case {
+    std::string name;
+    CollectiveOp op;
+    PartitionSpec spec;
+    std::function<float(const Tensor&, size_t)> expected;
+  };
+  const auto same = [](const Tensor& in, size_t i) { return in.elements[i]; };
+  const auto times = [](float factor) {
+    return [factor](const Tensor& in, size_t i) { return factor * in.elements[i]; };
+  };
+  const std::vector<Case> cases = {
+      {"all-gather of rows",
+       {.kind = CollectiveKind::kAllGather, .axes = {"x"}, .dimension = 0},
+       SpecOf({"x", ""}),
+       same},
+      {"all-gather of columns",
+       {.kind = CollectiveKind::kAllGather, .axes = {"y"}, .dimension = 1},
+       SpecOf({"x", "y"}),
+       same},
+      {"all-reduce of replicas",
+       {.kind = CollectiveKind::kAllReduce, .axes = {"x", "y"}},
+       SpecOf({"", ""}),
+       times(4)},
+      {"all-reduce, mean",
+       {.kind = CollectiveKind::kAllReduce, .axes = {"x"}, .reduction = Reduction::kMean},
+       SpecOf({"", "y"}),
+       same},
+      {"reduce-scatter of columns",
+       {.kind = CollectiveKind::kReduceScatter, .axes = {"y"}, .dimension = 1},
+       SpecOf({"x", ""}),
+       times(2)},
+      {"reduce-scatter of rows",
+       {.kind = CollectiveKind::kReduceScatter, .axes = {"x", "y"}, .dimension = 0},
+       SpecOf({"", ""}),
+       times(4)},
+  };
+  StartMesh("x=2,y=2");
+  int64_t sequence = 0;
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.name);
+    for (const Shape& shape : {Shape{8, 12}, Shape{4, 0}}) {
+      const Tensor input = Tensor::Random(shape, 5);
+      operands_.clear();
+      order_.operands.clear();
+      results_.clear();
+      ++sequence;
+      Put(StrCat("in-", sequence), input, c.spec);
+      Order(sequence, {.operand_count = 1, .ops = {c.op}, .outputs = {1}});
+      RunOnAll();
+      const Tensor out = Assemble();
+      ASSERT_EQ(out.elements.size(), input.elements.size());
+      for (size_t i = 0; i < out.elements.size(); ++i) {
+        EXPECT_FLOAT_EQ(out.elements[i], c.expected(input, i)) << "element " << i;
+      }
+    }
+  }
+}
+
+TEST_F(StepExecutorTest, OneRankTakesALiteralAndSlicesNothing) {
+  StartMesh("x=1");
+  const Tensor weight = Tensor::Random({4, 3}, 1);
+  const Tensor input = Tensor::Random({2, 3}, 2);
+  Put("weight", weight, SpecOf({"", ""}));
+  operands_.push_back({.dtype = Dtype::kF32, .shape = input.shape, .spec = SpecOf({"", ""})});
+  order_.operands.push_back(
+      {.value = Literal{Dtype::kF32, input.shape,
+                        std::string(input.bytes().data(), input.bytes().size())}});
+  Order(1, {.operand_count = 2, .ops = {LinearOp{.input = 1, .weight = 0}}, .outputs = {2}});
+  RunOnAll();
+  const Tensor out = Assemble();
+  const std::vector<double> expected =
+      Multiply({input.elements.begin(), input.elements.end()}, weight, 2);
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_NEAR(static_cast<double>(out.elements[i]), expected[i], 1e-5);
+  }
+}
+
+class AllReduceStepTest : public StepExecutorTest {
+ protected:
+  void Prepare(int64_t sequence) {
+    StartMesh("x=3");
+    Put("in", Tensor::Random({6, 5}, 1), SpecOf({"", ""}));
+    Order(sequence, {.operand_count = 1,
+                     .ops = {CollectiveOp{.kind = CollectiveKind::kAllReduce, .axes = {"x"}}},
+                     .outputs = {1}});
+  }
+};
+
+TEST_F(AllReduceStepTest, FailureOfOneRankEndsTheStepOnAllAndIsNamed) {
+  Prepare(4);
+  ASSERT_TRUE(rank(1).store->Release({"in"}).ok());
+  RunOnAll();
+  for (DeviceId device = 0; device < 3; ++device) {
+    const StepResult result = Await(device);
+    EXPECT_EQ(result.outcome, StepOutcome::kFailed);
+    EXPECT_EQ(result.status.code(), absl::StatusCode::kNotFound) << result.status;
+    EXPECT_THAT(std::string(result.status.message()),
+                testing::AllOf(HasSubstr("(worker-1), step 4"), HasSubstr("operand 0")));
+    if (device != 1) {
+      EXPECT_EQ(result.blamed_identity, "worker-1");
+    }
+    EXPECT_FALSE(rank(device).store->FindAll("out-4-0").ok());
+    EXPECT_EQ(ReasonOf(rank(device).executor->Commit(4)), Reason::kNotFound);
+  }
+}
+
+TEST_F(AllReduceStepTest, LossOfARankEndsTheStepOnTheOthers) {
+  Prepare(1);
+  Run(0, order_);
+  Run(1, order_);
+  ranks_[2]->executor.reset();
+  workers_->Kill(2);
+  for (DeviceId device = 0; device < 2; ++device) {
+    const StepResult result = Await(device);
+    EXPECT_EQ(result.outcome, StepOutcome::kFailed);
+    EXPECT_EQ(ReasonOf(result.status), Reason::kWorkerLost) << result.status;
+    EXPECT_THAT(std::string(result.status.message()),
+                testing::AllOf(HasSubstr("worker-2"), HasSubstr("step 1")));
+  }
+}
+
+TEST_F(AllReduceStepTest, UnknownPlanIsAskedForAndHoldsTheStepsPlace) {
+  Prepare(1);
+  StepOrder without_bytes = order_;
+  without_bytes.plan_bytes.clear();
+  for (DeviceId device = 0; device < 3; ++device) Run(device, without_bytes);
+  for (DeviceId device = 0; device < 3; ++device) {
+    EXPECT_EQ(Await(device).outcome, StepOutcome::kNeedPlan);
+  }
+  RunOnAll();
+  for (DeviceId device = 0; device < 3; ++device) {
+    EXPECT_EQ(Await(device, 2).outcome, StepOutcome::kDone) << Await(device, 2).status;
+  }
+  // From now on it is known.
+  without_bytes.sequence = 2;
+  without_bytes.outputs[0].array.array_id = "out-2-0";
+  for (DeviceId device = 0; device < 3; ++device) Run(device, without_bytes);
+  for (DeviceId device = 0; device < 3; ++device) {
+    EXPECT_EQ(Await(device, 3).outcome, StepOutcome::kDone) << Await(device, 3).status;
+  }
+}
+
+TEST_F(AllReduceStepTest, StepThatAPeerNeverBeginsEndsAtItsDeadline) {
+  Prepare(1);
+  order_.timeout = absl::Milliseconds(200);
+  Run(0, order_);
+  const StepResult result = Await(0);
+  EXPECT_EQ(result.outcome, StepOutcome::kFailed);
+  EXPECT_EQ(result.status.code(), absl::StatusCode::kDeadlineExceeded) << result.status;
+  EXPECT_THAT(std::string(result.status.message()),
+              testing::AllOf(HasSubstr("rank 0 (worker-0), step 1"), HasSubstr("all-reduce")));
+}
+
+TEST_F(AllReduceStepTest, AbortEndsARunningAWaitingAndAStagedStep) {
+  Prepare(1);
+  StepOrder second = order_;
+  second.sequence = 2;
+  second.outputs[0].array.array_id = "out-2-0";
+  Run(0, order_);  // its peers never begin it
+  Run(0, second);
+  rank(0).executor->Abort(2, absl::CancelledError("nobody wants it"));
+  const StepResult waiting = Await(0);
+  EXPECT_EQ(waiting.sequence, 2);
+  EXPECT_EQ(waiting.status.code(), absl::StatusCode::kCancelled);
+  rank(0).executor->Abort(1, absl::CancelledError("nobody wants it"));
+  EXPECT_EQ(Await(0, 2).status.code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(Await(0, 2).sequence, 1);
+
+  order_.sequence = 3;
+  order_.outputs[0].array.array_id = "out-3-0";
+  RunOnAll();
+  EXPECT_EQ(Await(0, 3).outcome, StepOutcome::kDone) << Await(0, 3).status;
+  rank(0).executor->Abort(3, absl::CancelledError("another rank failed"));
+  EXPECT_FALSE(rank(0).store->FindStaged("out-3-0", Tile::Whole(Shape{6, 5})).ok());
+}
+
+TEST_F(AllReduceStepTest, OrdersOfAnOlderTermOrOutOfOrderAreRefused) {
+  Prepare(7);
+  RunOnAll();
+  for (DeviceId device = 0; device < 3; ++device) {
+    ASSERT_EQ(Await(device).outcome, StepOutcome::kDone) << Await(device).status;
+  }
+  Run(0, order_);
+  EXPECT_EQ(Await(0, 2).status.code(), absl::StatusCode::kFailedPrecondition);
+  order_.sequence = 8;
+  order_.term = 0;
+  Run(0, order_);
+  EXPECT_EQ(ReasonOf(Await(0, 3).status), Reason::kStaleTerm);
+}
+
+TEST_F(AllReduceStepTest, DonatedOperandIsReleasedWhenTheStepCommits) {
+  Prepare(1);
+  order_.operands[0].donate = true;
+  RunOnAll();
+  for (DeviceId device = 0; device < 3; ++device) {
+    ASSERT_EQ(Await(device).outcome, StepOutcome::kDone) << Await(device).status;
+    EXPECT_TRUE(rank(device).store->FindAll("in").ok());
+    EXPECT_TRUE(rank(device).executor->Commit(1).ok());
+    EXPECT_FALSE(rank(device).store->FindAll("in").ok());
+    EXPECT_TRUE(rank(device).store->FindAll("out-1-0").ok());
+  }
+}
+
+}  // namespace
+}  // namespace shardmesh::worker

@@ -1,0 +1,318 @@
+// PeerLink: frames in are judged and passed on; frames out are chosen by urgency and credit.
+#include "worker/peer_link.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "sharding/reason.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+
+namespace shardmesh::worker {
+namespace {
+
+absl::Status Refuse(std::string_view message) {
+  return WithReason(absl::InvalidArgumentError(ToAbsl(message)), Reason::kBadField);
+}
+
+}  // namespace
+
+PeerLink::PeerLink(Owner* owner, const rpc::Clock* clock, std::optional<rpc::FrameHello> greeting)
+    : owner_(owner), clock_(clock), greeting_(std::move(greeting)), heard_(clock->Now()) {
+  if (greeting_.has_value()) peer_ = greeting_->peer_identity;
+}
+
+void PeerLink::Attach(std::shared_ptr<ExchangeStream> stream) {
+  absl::MutexLock lock(&mutex_);
+  stream_ = std::move(stream);
+}
+
+std::string PeerLink::peer() const {
+  absl::MutexLock lock(&mutex_);
+  return peer_;
+}
+
+bool PeerLink::is_up() const {
+  absl::MutexLock lock(&mutex_);
+  return state_ == State::kUp;
+}
+
+std::vector<int64_t> PeerLink::recent_steps() const {
+  absl::MutexLock lock(&mutex_);
+  return {recent_steps_.begin(), recent_steps_.end()};
+}
+
+// --- Out.
+
+absl::Status PeerLink::Send(const rpc::FrameTag& tag, int64_t epoch, OwnedBytes message) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (state_ != State::kUp) {
+      return WithReason(absl::UnavailableError(StrCat("there is no stream to ", peer_)),
+                        Reason::kWorkerLost);
+    }
+    Outgoing outgoing{.tag = tag,
+                      .epoch = epoch,
+                      .message = std::move(message),
+                      .credit_bytes = initial_credit_bytes_};
+    const auto [it, is_new] = outgoing_.try_emplace(KeyOf(tag), std::move(outgoing));
+    if (!is_new) {
+      return absl::InvalidArgumentError(StrCat("a message to ", peer_, " is under way (step ",
+                                               tag.sequence, ", op ", tag.op, ", round ", tag.round,
+                                               "); each tag is for one message"));
+    }
+    QueueOf(it->second).push_back(it->first);
+    recent_steps_.insert(tag.sequence);
+    if (recent_steps_.size() > kRememberedSteps) recent_steps_.erase(recent_steps_.begin());
+  }
+  WriteNext();
+  return absl::OkStatus();
+}
+
+void PeerLink::SendAbort(int64_t sequence, const rpc::FrameAbort& abort) {
+  {
+    absl::MutexLock lock(&mutex_);
+    DropStepLocked(sequence);
+    if (state_ != State::kUp) return;
+    Queue({.kind = rpc::FrameKind::kAbort, .tag = {.sequence = sequence}, .abort = abort});
+  }
+  WriteNext();
+}
+
+void PeerLink::Grant(const rpc::FrameTag& tag, int64_t size_bytes, int64_t lot_bytes) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (state_ != State::kUp) return;
+    int64_t& owed = owed_credit_[KeyOf(tag)];
+    owed += size_bytes;
+    if (owed < lot_bytes) return;
+    Queue({.kind = rpc::FrameKind::kCredit, .tag = tag, .credit_bytes = owed});
+    owed_credit_.erase(KeyOf(tag));
+  }
+  WriteNext();
+}
+
+void PeerLink::DropStep(int64_t sequence) {
+  absl::MutexLock lock(&mutex_);
+  DropStepLocked(sequence);
+}
+
+void PeerLink::DropStepLocked(int64_t sequence) {
+  const TagKey begin{sequence, 0, 0};
+  const TagKey end{sequence + 1, 0, 0};
+  outgoing_.erase(outgoing_.lower_bound(begin), outgoing_.lower_bound(end));
+  owed_credit_.erase(owed_credit_.lower_bound(begin), owed_credit_.lower_bound(end));
+}
+
+void PeerLink::Tick(absl::Duration ping_interval, absl::Duration silence_limit) {
+  std::shared_ptr<ExchangeStream> silent;
+  absl::Duration silence;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (state_ == State::kClosed) return;
+    const absl::Time now = clock_->Now();
+    silence = now - heard_;
+    if (silence >= silence_limit) {
+      silent = stream_;
+    } else if (state_ == State::kUp && silence >= ping_interval && now - pinged_ >= ping_interval) {
+      pinged_ = now;
+      Queue({.kind = rpc::FrameKind::kPing, .ping = ++pings_});
+    }
+  }
+  if (silent != nullptr) {
+    silent->Close(WithReason(
+        absl::UnavailableError(StrCat("nothing was heard for ", absl::FormatDuration(silence))),
+        Reason::kWorkerLost));
+    return;
+  }
+  WriteNext();
+}
+
+void PeerLink::Close(const absl::Status& status) {
+  std::shared_ptr<ExchangeStream> stream;
+  {
+    absl::MutexLock lock(&mutex_);
+    stream = stream_;
+  }
+  if (stream != nullptr) stream->Close(status);
+}
+
+void PeerLink::Queue(rpc::FrameHeader header) { control_.push_back(std::move(header)); }
+
+std::deque<PeerLink::TagKey>& PeerLink::QueueOf(const Outgoing& outgoing) {
+  const auto size_bytes = static_cast<int64_t>(outgoing.message.bytes.size());
+  return size_bytes <= kShortMessageBytes ? short_ : long_;
+}
+
+std::optional<PeerLink::NextFrame> PeerLink::Next() {
+  if (!can_write_) return std::nullopt;
+  if (!control_.empty()) {
+    NextFrame next{.header = std::move(control_.front())};
+    control_.pop_front();
+    can_write_ = false;
+    return next;
+  }
+  while (!short_.empty() || !long_.empty()) {
+    std::deque<TagKey>& queue = short_.empty() ? long_ : short_;
+    const auto found = outgoing_.find(queue.front());
+    queue.pop_front();
+    if (found == outgoing_.end()) continue;  // its step was aborted
+    Outgoing& outgoing = found->second;
+    const auto message_bytes = static_cast<int64_t>(outgoing.message.bytes.size());
+    const int64_t size_bytes =
+        std::min({message_bytes - outgoing.sent_bytes, outgoing.credit_bytes, kDataFrameBytes});
+    if (size_bytes == 0) continue;  // told of again when credit comes
+    NextFrame next{
+        .header = {.kind = rpc::FrameKind::kData,
+                   .epoch = outgoing.epoch,
+                   .tag = outgoing.tag,
+                   .offset_bytes = outgoing.sent_bytes,
+                   .message_bytes = message_bytes},
+        .payload = {outgoing.message.bytes.subspan(static_cast<size_t>(outgoing.sent_bytes),
+                                                   static_cast<size_t>(size_bytes)),
+                    outgoing.message.owner}};
+    outgoing.sent_bytes += size_bytes;
+    outgoing.credit_bytes -= size_bytes;
+    if (outgoing.sent_bytes == message_bytes) {
+      outgoing_.erase(found);
+    } else if (outgoing.credit_bytes > 0) {
+      queue.push_back(found->first);
+    }
+    can_write_ = false;
+    return next;
+  }
+  return std::nullopt;
+}
+
+void PeerLink::WriteNext() {
+  std::optional<NextFrame> next;
+  std::shared_ptr<ExchangeStream> stream;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (stream_ == nullptr) return;
+    next = Next();
+    if (!next.has_value()) return;
+    stream = stream_;
+  }
+  const absl::Span<const char> payload = next->payload.bytes;
+  const absl::StatusOr<grpc::ByteBuffer> frame = rpc::WriteFrame(
+      next->header, absl::MakeConstSpan(&payload, payload.empty() ? 0 : 1), next->payload.owner);
+  if (!frame.ok()) {
+    stream->Close(frame.status());
+    return;
+  }
+  stream->Write(*frame);
+}
+
+void PeerLink::OnWritten() {
+  {
+    absl::MutexLock lock(&mutex_);
+    can_write_ = true;
+  }
+  WriteNext();
+}
+
+// --- In.
+
+void PeerLink::OnOpen() {
+  {
+    absl::MutexLock lock(&mutex_);
+    can_write_ = true;
+    if (greeting_.has_value()) Queue({.kind = rpc::FrameKind::kHello, .hello = greeting_});
+  }
+  WriteNext();
+}
+
+void PeerLink::OnFrame(const grpc::ByteBuffer& bytes) {
+  const absl::StatusOr<rpc::Frame> frame = rpc::ReadFrame(bytes);
+  const absl::Status status = frame.ok() ? Take(*frame) : frame.status();
+  if (!status.ok()) Close(status);
+}
+
+absl::Status PeerLink::Take(const rpc::Frame& frame) {
+  State state;
+  {
+    absl::MutexLock lock(&mutex_);
+    heard_ = clock_->Now();
+    state = state_;
+  }
+  if (state == State::kGreeting) return TakeHello(frame.header);
+  switch (frame.header.kind) {
+    case rpc::FrameKind::kHello:
+      return Refuse("a second hello");
+    case rpc::FrameKind::kData:
+      return owner_->OnData(*this, frame);
+    case rpc::FrameKind::kAbort:
+      owner_->OnAbort(*this, frame.header.tag.sequence, *frame.header.abort);
+      return absl::OkStatus();
+    case rpc::FrameKind::kCredit:
+    case rpc::FrameKind::kPing:
+      return TakeControl(frame.header);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PeerLink::TakeHello(const rpc::FrameHeader& header) {
+  if (header.kind != rpc::FrameKind::kHello) return Refuse("a frame before the hello");
+  if (header.hello->initial_credit_bytes <= 0) return Refuse("a hello without initial credit");
+  SHARDMESH_ASSIGN_OR_RETURN(rpc::FrameHello answer, owner_->CheckHello(*this, *header.hello));
+  {
+    absl::MutexLock lock(&mutex_);
+    peer_ = header.hello->identity;
+    initial_credit_bytes_ = header.hello->initial_credit_bytes;
+    state_ = State::kUp;
+    if (!greeting_.has_value()) {
+      Queue({.kind = rpc::FrameKind::kHello, .hello = std::move(answer)});
+    }
+  }
+  owner_->OnUp(shared_from_this());
+  WriteNext();
+  return absl::OkStatus();
+}
+
+absl::Status PeerLink::TakeControl(const rpc::FrameHeader& header) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (header.kind == rpc::FrameKind::kCredit) {
+      const auto found = outgoing_.find(KeyOf(header.tag));
+      if (found == outgoing_.end()) return absl::OkStatus();  // sent, or its step was aborted
+      Outgoing& outgoing = found->second;
+      const auto left_bytes =
+          static_cast<int64_t>(outgoing.message.bytes.size()) - outgoing.sent_bytes;
+      if (outgoing.credit_bytes == 0) QueueOf(outgoing).push_back(found->first);
+      // More than is left to send means the same as all of it.
+      outgoing.credit_bytes += std::min(header.credit_bytes, left_bytes);
+    } else if (header.ping > 0) {
+      if (control_.size() >= kMaxControlFrames) {
+        return WithReason(
+            absl::ResourceExhaustedError(StrCat(control_.size(), " control frames wait for ", peer_,
+                                                "; it asks for more and does not read them")),
+            Reason::kLimitExceeded);
+      }
+      Queue({.kind = rpc::FrameKind::kPing, .ping = -header.ping});
+    }
+  }
+  WriteNext();
+  return absl::OkStatus();
+}
+
+void PeerLink::OnClosed(const absl::Status& status) {
+  bool was_up = false;
+  std::map<TagKey, Outgoing> dropped;
+  std::shared_ptr<ExchangeStream> stream;
+  {
+    absl::MutexLock lock(&mutex_);
+    was_up = state_ == State::kUp;
+    state_ = State::kClosed;
+    can_write_ = false;
+    stream = std::move(stream_);
+    dropped.swap(outgoing_);
+    control_.clear();
+    short_.clear();
+    long_.clear();
+    owed_credit_.clear();
+  }
+  owner_->OnDown(shared_from_this(), was_up, status);
+}
+
+}  // namespace shardmesh::worker

@@ -1,0 +1,157 @@
+// What two workers say to each other over one Exchange stream: hellos, data within its credit,
+// aborts, pings.
+#ifndef SHARDMESH_WORKER_PEER_LINK_H_
+#define SHARDMESH_WORKER_PEER_LINK_H_
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "rpc/clock.h"
+#include "rpc/frame.h"
+#include "worker/collective/link.h"
+#include "worker/exchange_stream.h"
+
+namespace shardmesh::worker {
+
+// One end of one stream, for as long as the stream lives.
+//
+// States: greeting (until the peer's hello) -> up -> closed. What is sent goes out in this order:
+// control frames; messages of at most kShortMessageBytes; longer ones, a frame of each in turn.
+// Memory is bounded: messages are sent from where they lie, and the control frames that wait are
+// counted.
+//
+// Thread-safe.
+class PeerLink final : public ExchangeStream::Handler,
+                       public std::enable_shared_from_this<PeerLink> {
+ public:
+  static constexpr int64_t kShortMessageBytes = int64_t{16} << 10;
+  // Most payload of a data frame: what a control frame may have to wait for.
+  static constexpr int64_t kDataFrameBytes = int64_t{256} << 10;
+  // Control frames that wait: a peer that causes more of them and does not read is cut off.
+  static constexpr size_t kMaxControlFrames = 4096;
+
+  // Who decides and takes what comes in. Called on the stream's thread, with no lock held; must not
+  // block.
+  class Owner {
+   public:
+    virtual ~Owner() = default;
+    // Judges the peer's hello; returns the one to answer with. An error closes the stream with it.
+    virtual absl::StatusOr<rpc::FrameHello> CheckHello(PeerLink& link,
+                                                       const rpc::FrameHello& hello) = 0;
+    // The peer is greeted: messages may be sent.
+    virtual void OnUp(const std::shared_ptr<PeerLink>& link) = 0;
+    // An error closes the stream with it.
+    virtual absl::Status OnData(PeerLink& link, const rpc::Frame& frame) = 0;
+    virtual void OnAbort(PeerLink& link, int64_t sequence, const rpc::FrameAbort& abort) = 0;
+    // The stream is over; last call. `was_up`: OnUp was called.
+    virtual void OnDown(const std::shared_ptr<PeerLink>& link, bool was_up,
+                        const absl::Status& status) = 0;
+  };
+
+  // `greeting`: the hello to begin with, of the end that dials; the other end answers the hello it
+  // gets. `now` starts the watch over silence. The owner outlives the link.
+  PeerLink(Owner* owner, const rpc::Clock* clock, std::optional<rpc::FrameHello> greeting);
+
+  // Before the stream's first event.
+  void Attach(std::shared_ptr<ExchangeStream> stream);
+
+  bool dialled() const { return greeting_.has_value(); }
+  // The peer's identity: the one that was dialled, or else as its hello says (empty before).
+  std::string peer() const;
+  bool is_up() const;
+
+  // Takes a message for the peer, of at least one byte. UNAVAILABLE if the link is not up;
+  // INVALID_ARGUMENT if a message of this tag is under way.
+  absl::Status Send(const rpc::FrameTag& tag, int64_t epoch, OwnedBytes message);
+  // Tells that a step is over, and drops what is still to be sent of it.
+  void SendAbort(int64_t sequence, const rpc::FrameAbort& abort);
+  // Allows the peer `size_bytes` more under a tag. Told to it in lots of `lot_bytes`.
+  void Grant(const rpc::FrameTag& tag, int64_t size_bytes, int64_t lot_bytes);
+  void DropStep(int64_t sequence);
+
+  // To be called now and then: pings a peer that was silent for `ping_interval`, and closes the
+  // stream after `silence_limit`.
+  void Tick(absl::Duration ping_interval, absl::Duration silence_limit);
+
+  // Ends the stream; OnDown follows. See ExchangeStream::Close for what the peer hears.
+  void Close(const absl::Status& status);
+
+  // The last kRememberedSteps steps of which data was sent: where the stream breaks, the peer may
+  // miss some of it.
+  static constexpr size_t kRememberedSteps = 64;
+  std::vector<int64_t> recent_steps() const;
+
+  // Handler of the stream.
+  void OnOpen() override;
+  void OnFrame(const grpc::ByteBuffer& bytes) override;
+  void OnWritten() override;
+  void OnClosed(const absl::Status& status) override;
+
+ private:
+  enum class State { kGreeting, kUp, kClosed };
+  using TagKey = std::tuple<int64_t, uint32_t, uint32_t>;
+  static TagKey KeyOf(const rpc::FrameTag& tag) { return {tag.sequence, tag.op, tag.round}; }
+
+  // A message on its way out.
+  struct Outgoing {
+    rpc::FrameTag tag;
+    int64_t epoch = 0;
+    OwnedBytes message;
+    int64_t sent_bytes = 0;
+    int64_t credit_bytes = 0;  // that may be sent now
+  };
+  // A frame to be written; its payload is empty for control frames.
+  struct NextFrame {
+    rpc::FrameHeader header;
+    OwnedBytes payload = {};
+  };
+
+  absl::Status Take(const rpc::Frame& frame);
+  absl::Status TakeHello(const rpc::FrameHeader& header);
+  absl::Status TakeControl(const rpc::FrameHeader& header);
+
+  void Queue(rpc::FrameHeader header) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void DropStepLocked(int64_t sequence) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::deque<TagKey>& QueueOf(const Outgoing& outgoing) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What to write now; nullopt if a frame is being written or nothing waits.
+  std::optional<NextFrame> Next() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void WriteNext() ABSL_LOCKS_EXCLUDED(mutex_);
+
+  Owner* const owner_;
+  const rpc::Clock* const clock_;
+  const std::optional<rpc::FrameHello> greeting_;
+
+  mutable absl::Mutex mutex_;
+  std::shared_ptr<ExchangeStream> stream_ ABSL_GUARDED_BY(mutex_);  // null once closed
+  State state_ ABSL_GUARDED_BY(mutex_) = State::kGreeting;
+  std::string peer_ ABSL_GUARDED_BY(mutex_);
+  int64_t initial_credit_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // as the peer's hello says
+  absl::Time heard_ ABSL_GUARDED_BY(mutex_);                  // when a frame last came
+  absl::Time pinged_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
+  int64_t pings_ ABSL_GUARDED_BY(mutex_) = 0;
+
+  bool can_write_ ABSL_GUARDED_BY(mutex_) = false;  // open, and no frame is being written
+  std::deque<rpc::FrameHeader> control_ ABSL_GUARDED_BY(mutex_);
+  std::map<TagKey, Outgoing> outgoing_ ABSL_GUARDED_BY(mutex_);
+  // Of outgoing messages those with credit; dropped ones are passed over.
+  std::deque<TagKey> short_ ABSL_GUARDED_BY(mutex_);
+  std::deque<TagKey> long_ ABSL_GUARDED_BY(mutex_);
+  std::map<TagKey, int64_t> owed_credit_ ABSL_GUARDED_BY(mutex_);  // granted, not told yet
+  std::set<int64_t> recent_steps_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace shardmesh::worker
+
+#endif  // SHARDMESH_WORKER_PEER_LINK_H_

@@ -1,0 +1,695 @@
+// PeerLinks: who is connected to whom, which steps are open, and what one means for the other.
+#include "worker/peer_links.h"
+
+#include <grpcpp/channel.h>
+#include <grpcpp/completion_queue.h>
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <optional>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "rpc/frame.h"
+#include "rpc/log.h"
+#include "sharding/reason.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+#include "worker/exchange_service.h"
+#include "worker/exchange_stream.h"
+#include "worker/peer_link.h"
+
+namespace shardmesh::worker {
+namespace {
+
+// Steps that peers may begin before this worker does: the coordinator has far fewer under way.
+constexpr size_t kMaxHeldSteps = 1024;
+
+rpc::FrameTag FrameTagOf(const Tag& tag) {
+  return {.sequence = tag.step(),
+          .op = static_cast<uint32_t>(tag.op()),
+          .round = static_cast<uint32_t>(tag.round())};
+}
+
+absl::Status WorkerLost(std::string_view message) {
+  return WithReason(absl::UnavailableError(ToAbsl(message)), Reason::kWorkerLost);
+}
+
+absl::Status WrongHello(std::string_view message, Reason reason) {
+  return WithReason(absl::FailedPreconditionError(ToAbsl(message)), reason);
+}
+
+class PeerLinksImpl;
+
+class StepLinkImpl final : public StepLink {
+ public:
+  // `links[r]` is the link to the worker of rank r; null for the own rank.
+  StepLinkImpl(PeerLinksImpl* owner, int64_t sequence, int64_t epoch, DeviceId rank,
+               std::vector<std::shared_ptr<PeerLink>> links)
+      : owner_(owner), sequence_(sequence), epoch_(epoch), rank_(rank), links_(std::move(links)) {}
+  ~StepLinkImpl() override;
+
+  DeviceId rank() const override { return rank_; }
+  absl::Status Send(DeviceId peer, const Tag& tag, OwnedBytes message) override;
+  absl::StatusOr<OwnedBytes> Receive(DeviceId peer, const Tag& tag, int64_t message_bytes,
+                                     absl::Time deadline) override;
+  absl::Status Check() const override;
+  int64_t sent_bytes() const override { return sent_bytes_.load(std::memory_order_relaxed); }
+
+ private:
+  PeerLinksImpl* const owner_;
+  const int64_t sequence_;
+  const int64_t epoch_;
+  const DeviceId rank_;
+  const std::vector<std::shared_ptr<PeerLink>> links_;
+  std::atomic<int64_t> sent_bytes_ = 0;
+};
+
+class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
+ public:
+  explicit PeerLinksImpl(Options options)
+      : options_(std::move(options)),
+        mailbox_(Mailbox::Options{
+            .tag_limit_bytes = options_.tag_limit_bytes,
+            .worker_limit_bytes = options_.peer_limit_bytes,
+            .credit = [this](const std::string& worker, const Tag& tag,
+                             int64_t size_bytes) { Grant(worker, tag, size_bytes); }}),
+        service_(ExchangeService::Create(
+            [this](std::shared_ptr<ExchangeStream> stream) { return Accept(std::move(stream)); })),
+        dial_thread_([this] { RunCompletions(dial_queue_); }),
+        alarm_(std::in_place, options_.clock, [this] { Tick(); }) {}
+
+  ~PeerLinksImpl() override {
+    Close();
+    alarm_.reset();
+    service_->AwaitIdle();
+    {
+      absl::MutexLock lock(&mutex_);
+      const auto none_left = [this]()
+                                 ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return live_links_ == 0; };
+      mutex_.Await(absl::Condition(&none_left));
+    }
+    service_.reset();
+    dial_queue_.Shutdown();
+    dial_thread_.join();
+  }
+
+  void Customize(grpc::ServerBuilder& builder) override { service_->Customize(builder); }
+  grpc::Service* service() override { return service_->service(); }
+  void Start() override { service_->Start(); }
+
+  void Close() override {
+    service_->StopAccepting();
+    std::vector<std::shared_ptr<PeerLink>> links;
+    {
+      absl::MutexLock lock(&mutex_);
+      closed_ = true;
+      for (auto& [identity, peer] : peers_) {
+        if (peer.link != nullptr) links.push_back(peer.link);
+        mailbox_.FailWorker(identity, "this worker is shutting down");
+      }
+      links.insert(links.end(), greeting_.begin(), greeting_.end());
+    }
+    for (const auto& link : links) {
+      link->Close(WorkerLost(StrCat(options_.self.identity, " is shutting down")));
+    }
+  }
+
+  void SetClusterId(std::string cluster_id) override {
+    absl::MutexLock lock(&mutex_);
+    cluster_id_ = std::move(cluster_id);
+  }
+
+  void SetMembership(MembershipView view) override;
+
+  MembershipView membership() const override {
+    absl::MutexLock lock(&mutex_);
+    return view_;
+  }
+
+  absl::StatusOr<std::unique_ptr<StepLink>> OpenLink(std::string_view mesh_id, int64_t sequence,
+                                                     int64_t epoch, absl::Time deadline) override;
+
+  void AbortStep(int64_t sequence, const absl::Status& status, std::string_view blamed) override;
+
+  std::string BlamedFor(int64_t sequence) const override {
+    absl::MutexLock lock(&mutex_);
+    if (const auto step = steps_.find(sequence); step != steps_.end()) return step->second.blamed;
+    const auto held = held_steps_.find(sequence);
+    return held == held_steps_.end() ? "" : held->second;
+  }
+
+  Counters counters() const override {
+    absl::MutexLock lock(&mutex_);
+    Counters counters = counters_;
+    counters.sent_bytes = sent_bytes_.load(std::memory_order_relaxed);
+    return counters;
+  }
+
+  // For StepLinkImpl.
+  Mailbox& mailbox() { return mailbox_; }
+  void CountSent(int64_t size_bytes) {
+    sent_bytes_.fetch_add(size_bytes, std::memory_order_relaxed);
+  }
+  void CloseStep(int64_t sequence) {
+    mailbox_.CloseStep(sequence);
+    absl::MutexLock lock(&mutex_);
+    steps_.erase(sequence);
+  }
+
+ private:
+  struct Peer {
+    explicit Peer(const rpc::RetryPolicy& policy) : backoff(policy) {}
+
+    MeshDevice device;               // its identity, incarnation and endpoints
+    std::shared_ptr<PeerLink> link;  // dialled or up; null while there is none
+    bool up = false;
+    // Of a peer that this worker dials.
+    rpc::Backoff backoff;
+    absl::Time dial_time = absl::InfinitePast();
+    size_t next_endpoint = 0;
+    // Steps of which data was sent over a stream that broke: the peer may miss some.
+    std::set<int64_t> broken_steps;
+  };
+  struct Step {
+    int64_t epoch = 0;
+    std::vector<std::string> members = {};
+    bool aborted = false;
+    std::string blamed = {};
+  };
+
+  bool Dials(const std::string& identity) const { return options_.self.identity < identity; }
+  rpc::FrameHello HelloTo(const MeshDevice& device) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return {.identity = options_.self.identity,
+            .incarnation = options_.self.incarnation,
+            .peer_identity = device.identity,
+            .peer_incarnation = device.incarnation,
+            .cluster_id = cluster_id_,
+            .initial_credit_bytes = options_.tag_limit_bytes,
+            .boot_id = options_.self.boot_id};
+  }
+
+  // Dials, pings, tells of changes; on the clock's thread.
+  void Tick();
+  void Dial(Peer& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::shared_ptr<ExchangeStream::Handler> Accept(std::shared_ptr<ExchangeStream> stream);
+  void Grant(const std::string& worker, const Tag& tag, int64_t size_bytes);
+
+  // The peer's stream is over: its steps fail.
+  void Lose(Peer& peer, std::string_view reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Of a step that is over or is not of this epoch: nothing waits for it.
+  bool IsOver(int64_t sequence, int64_t epoch) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // OK if a step that is not open yet can be held.
+  absl::Status Hold(int64_t sequence) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Has Tick called soon.
+  void Notify() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    // Once closed, the alarm may be gone.
+    if (!closed_) alarm_->SetNoLaterThan(options_.clock->Now());
+  }
+
+  // PeerLink::Owner.
+  absl::StatusOr<rpc::FrameHello> CheckHello(PeerLink& link, const rpc::FrameHello& hello) override;
+  void OnUp(const std::shared_ptr<PeerLink>& link) override;
+  absl::Status OnData(PeerLink& link, const rpc::Frame& frame) override;
+  void OnAbort(PeerLink& link, int64_t sequence, const rpc::FrameAbort& abort) override;
+  void OnDown(const std::shared_ptr<PeerLink>& link, bool was_up,
+              const absl::Status& status) override;
+
+  const Options options_;
+
+  Mailbox mailbox_;
+  std::atomic<int64_t> sent_bytes_ = 0;
+
+  // Taken before the mutexes of links, streams and mailbox.
+  mutable absl::Mutex mutex_;
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+  std::string cluster_id_ ABSL_GUARDED_BY(mutex_);
+  MembershipView view_ ABSL_GUARDED_BY(mutex_);
+  // By mesh: the epoch in which its workers last changed.
+  std::map<std::string, int64_t> changed_epoch_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, Peer> peers_ ABSL_GUARDED_BY(mutex_);  // by identity
+  // Accepted, hello not heard yet.
+  std::set<std::shared_ptr<PeerLink>> greeting_ ABSL_GUARDED_BY(mutex_);
+  int64_t live_links_ ABSL_GUARDED_BY(mutex_) = 0;         // OnDown not yet called
+  std::map<int64_t, Step> steps_ ABSL_GUARDED_BY(mutex_);  // open
+  // Not open, but begun by peers or failed before: who is to blame, if they failed.
+  std::map<int64_t, std::string> held_steps_ ABSL_GUARDED_BY(mutex_);
+  int64_t last_opened_ ABSL_GUARDED_BY(mutex_) = -1;
+  Counters counters_ ABSL_GUARDED_BY(mutex_);
+
+  // For the clock's thread.
+  std::optional<std::pair<int64_t, std::vector<std::string>>> told_;
+
+  std::unique_ptr<ExchangeService> service_;
+  grpc::CompletionQueue dial_queue_;
+  std::thread dial_thread_;
+  std::optional<rpc::Alarm> alarm_;  // last: starts when everything above is there
+};
+
+// --- A step's link.
+
+StepLinkImpl::~StepLinkImpl() { owner_->CloseStep(sequence_); }
+
+absl::Status StepLinkImpl::Send(DeviceId peer, const Tag& tag, OwnedBytes message) {
+  if (message.bytes.empty() || peer == rank_ || peer < 0 ||
+      peer >= static_cast<DeviceId>(links_.size())) {
+    return absl::InvalidArgumentError(StrCat("rank ", rank_, " cannot send ", message.bytes.size(),
+                                             " bytes to rank ", peer, " (", tag.ToString(), ")"));
+  }
+  SHARDMESH_RETURN_IF_ERROR(Check());
+  const auto size_bytes = static_cast<int64_t>(message.bytes.size());
+  if (absl::Status sent =
+          links_[static_cast<size_t>(peer)]->Send(FrameTagOf(tag), epoch_, std::move(message));
+      !sent.ok()) {
+    return WithContext(sent, StrCat("rank ", peer, ", ", tag.ToString()));
+  }
+  sent_bytes_.fetch_add(size_bytes, std::memory_order_relaxed);
+  owner_->CountSent(size_bytes);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<OwnedBytes> StepLinkImpl::Receive(DeviceId peer, const Tag& tag,
+                                                 int64_t message_bytes, absl::Time deadline) {
+  return owner_->mailbox().Receive(peer, tag, message_bytes, deadline);
+}
+
+absl::Status StepLinkImpl::Check() const { return owner_->mailbox().FailureOf(sequence_); }
+
+// --- Membership.
+
+void PeerLinksImpl::SetMembership(MembershipView view) {
+  std::vector<std::pair<std::shared_ptr<PeerLink>, absl::Status>> ended;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (view.epoch < view_.epoch || closed_) return;
+    std::map<std::string, MeshDevice> members;
+    for (const MeshMembers& mesh : view.meshes) {
+      const MeshMembers* before = view_.Find(mesh.mesh_id);
+      if (before == nullptr || !(*before == mesh)) changed_epoch_[mesh.mesh_id] = view.epoch;
+      for (const MeshDevice& device : mesh.devices) {
+        if (device.identity != options_.self.identity) members[device.identity] = device;
+      }
+    }
+    for (auto it = peers_.begin(); it != peers_.end();) {
+      const auto member = members.find(it->first);
+      const bool stays =
+          member != members.end() && member->second.incarnation == it->second.device.incarnation;
+      if (stays) {
+        it->second.device = member->second;
+        ++it;
+        continue;
+      }
+      const std::string reason =
+          member == members.end()
+              ? StrCat("it is no member of epoch ", view.epoch, " any more")
+              : StrCat("it was started anew (incarnation ", member->second.incarnation, ")");
+      Lose(it->second, reason);
+      if (it->second.link != nullptr) {
+        ended.emplace_back(it->second.link, WorkerLost(StrCat(it->first, " is gone: ", reason)));
+      }
+      it = peers_.erase(it);
+    }
+    for (auto& [identity, device] : members) {
+      const auto [it, is_new] = peers_.try_emplace(identity, options_.redial);
+      if (!is_new) continue;
+      it->second.device = device;
+      mailbox_.FailWorker(identity, "it is not connected yet");
+    }
+    view_ = std::move(view);
+    Notify();
+  }
+  for (const auto& [link, status] : ended) link->Close(status);
+}
+
+void PeerLinksImpl::Tick() {
+  std::vector<std::shared_ptr<PeerLink>> links;
+  std::pair<int64_t, std::vector<std::string>> present;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (closed_) return;
+    const absl::Time now = options_.clock->Now();
+    absl::Time next = now + options_.ping_interval / 2;
+    present.first = view_.epoch;
+    for (auto& [identity, peer] : peers_) {
+      if (!peer.up) present.second.push_back(identity);
+      if (peer.link == nullptr && Dials(identity)) {
+        if (peer.dial_time <= now) {
+          Dial(peer);
+        } else {
+          next = std::min(next, peer.dial_time);
+        }
+      }
+      if (peer.link != nullptr) links.push_back(peer.link);
+    }
+    links.insert(links.end(), greeting_.begin(), greeting_.end());
+    if (!peers_.empty() || !links.empty()) alarm_->SetNoLaterThan(next);
+  }
+  for (const auto& link : links) link->Tick(options_.ping_interval, options_.silence_limit);
+  if (present.first > 0 && present != told_) {
+    told_ = present;
+    if (options_.peers_changed) options_.peers_changed(present.first, present.second);
+  }
+}
+
+void PeerLinksImpl::Dial(Peer& peer) {
+  const MeshDevice& device = peer.device;
+  const auto give_up = [&](const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    rpc::LogWarning("cannot dial peer", {{"peer", device.identity}, {"error", status}});
+    peer.dial_time = options_.clock->Now() + peer.backoff.NextDelay(status);
+  };
+  if (device.endpoints.empty()) {
+    give_up(absl::FailedPreconditionError("the membership has no endpoint of it"));
+    return;
+  }
+  const std::string& endpoint = device.endpoints[peer.next_endpoint++ % device.endpoints.size()];
+  auto channel = rpc::CreateChannel(
+      endpoint, {.credentials = options_.credentials,
+                 .max_message_bytes = rpc::kMaxFrameBytes,
+                 // A connection of its own: bulk data, and no backoff inherited from another dial.
+                 .own_connection = true});
+  if (!channel.ok()) {
+    give_up(channel.status());
+    return;
+  }
+  peer.link = std::make_shared<PeerLink>(this, options_.clock, HelloTo(device));
+  ++live_links_;
+  const std::shared_ptr<ExchangeStream> stream = DialExchange(*channel, &dial_queue_);
+  peer.link->Attach(stream);
+  stream->Open(peer.link);
+}
+
+std::shared_ptr<ExchangeStream::Handler> PeerLinksImpl::Accept(
+    std::shared_ptr<ExchangeStream> stream) {
+  auto link = std::make_shared<PeerLink>(this, options_.clock, std::nullopt);
+  link->Attach(std::move(stream));
+  absl::MutexLock lock(&mutex_);
+  ++live_links_;
+  greeting_.insert(link);
+  Notify();
+  return link;
+}
+
+// --- Steps.
+
+absl::StatusOr<std::unique_ptr<StepLink>> PeerLinksImpl::OpenLink(std::string_view mesh_id,
+                                                                  int64_t sequence, int64_t epoch,
+                                                                  absl::Time deadline) {
+  absl::MutexLock lock(&mutex_);
+  const auto can_decide = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return view_.epoch >= epoch || closed_ || !mailbox_.FailureOf(sequence).ok();
+  };
+  if (!mutex_.AwaitWithDeadline(absl::Condition(&can_decide), deadline)) {
+    return WithReason(absl::DeadlineExceededError(StrCat(
+                          "no membership of epoch ", epoch,
+                          " came from the coordinator; the last one is of epoch ", view_.epoch)),
+                      Reason::kDeadline);
+  }
+  if (closed_) return WorkerLost(StrCat(options_.self.identity, " is shutting down"));
+  // One that was aborted before it began is opened all the same, where it can be: it fails as one
+  // that was aborted later.
+  if (view_.epoch < epoch) return mailbox_.FailureOf(sequence);
+  const MeshMembers* mesh = view_.Find(mesh_id);
+  const std::optional<DeviceId> rank =
+      mesh == nullptr ? std::nullopt : mesh->RankOf(options_.self.identity);
+  if (!rank.has_value()) {
+    return WithReason(
+        absl::FailedPreconditionError(StrCat(options_.self.identity, " serves no rank of mesh \"",
+                                             mesh_id, "\" in epoch ", view_.epoch)),
+        Reason::kNotFound);
+  }
+  if (const int64_t changed = changed_epoch_[std::string(mesh_id)]; changed > epoch) {
+    return WithReason(
+        absl::AbortedError(StrCat("the workers of mesh \"", mesh_id, "\" changed in epoch ",
+                                  changed, ", the step is of epoch ", epoch, "; run it again")),
+        Reason::kStaleEpoch);
+  }
+  if (!mesh->complete()) {
+    return WithReason(absl::FailedPreconditionError(
+                          StrCat("mesh \"", mesh_id, "\" has workers for ", mesh->devices.size(),
+                                 " of its ", mesh->mesh.size(), " ranks")),
+                      Reason::kMeshIncomplete);
+  }
+  std::string& blamed = held_steps_[sequence];
+  Step step{.epoch = epoch};
+  std::vector<std::shared_ptr<PeerLink>> links;
+  for (const MeshDevice& device : mesh->devices) {
+    step.members.push_back(device.identity);
+    const auto peer = peers_.find(device.identity);
+    links.push_back(peer == peers_.end() ? nullptr : peer->second.link);
+    if (peer != peers_.end() && !peer->second.up && blamed.empty()) blamed = peer->first;
+  }
+  step.blamed = blamed;
+  SHARDMESH_RETURN_IF_ERROR(mailbox_.OpenStep(sequence, step.members));
+  last_opened_ = sequence;
+  held_steps_.erase(held_steps_.begin(), held_steps_.upper_bound(sequence));
+  steps_[sequence] = std::move(step);
+  return std::make_unique<StepLinkImpl>(this, sequence, epoch, *rank, std::move(links));
+}
+
+void PeerLinksImpl::AbortStep(int64_t sequence, const absl::Status& status,
+                              std::string_view blamed) {
+  std::vector<std::shared_ptr<PeerLink>> told;
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto step = steps_.find(sequence);
+    if (step == steps_.end() && (sequence <= last_opened_ || !mailbox_.FailureOf(sequence).ok())) {
+      return;
+    }
+    if (step != steps_.end()) {
+      if (step->second.aborted) return;
+      step->second.aborted = true;
+      if (step->second.blamed.empty()) step->second.blamed = std::string(blamed);
+    }
+    for (const auto& [identity, peer] : peers_) {
+      const bool takes_part = step == steps_.end() ||
+                              std::find(step->second.members.begin(), step->second.members.end(),
+                                        identity) != step->second.members.end();
+      if (peer.up && takes_part) told.push_back(peer.link);
+    }
+    mailbox_.Abort(sequence, status);
+  }
+  for (const auto& link : told) {
+    link->SendAbort(sequence, {.status = status, .blamed_identity = std::string(blamed)});
+  }
+}
+
+void PeerLinksImpl::Grant(const std::string& worker, const Tag& tag, int64_t size_bytes) {
+  std::shared_ptr<PeerLink> link;
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto peer = peers_.find(worker);
+    if (peer == peers_.end() || !peer->second.up) return;
+    link = peer->second.link;
+  }
+  // A sender that has used up its credit has the whole limit under way: lots of a quarter of it
+  // come back before that.
+  link->Grant(FrameTagOf(tag), size_bytes, std::max<int64_t>(1, options_.tag_limit_bytes / 4));
+}
+
+bool PeerLinksImpl::IsOver(int64_t sequence, int64_t epoch) const {
+  if (sequence > last_opened_) return false;
+  const auto step = steps_.find(sequence);
+  return step == steps_.end() || step->second.epoch != epoch;
+}
+
+absl::Status PeerLinksImpl::Hold(int64_t sequence) {
+  if (sequence <= last_opened_ || held_steps_.contains(sequence)) return absl::OkStatus();
+  if (held_steps_.size() >= kMaxHeldSteps) {
+    return WithReason(absl::ResourceExhaustedError(
+                          StrCat("step ", sequence, " is one too many: ", held_steps_.size(),
+                                 " steps wait for this worker to begin them")),
+                      Reason::kLimitExceeded);
+  }
+  held_steps_.try_emplace(sequence);
+  return absl::OkStatus();
+}
+
+// --- What streams bring.
+
+absl::StatusOr<rpc::FrameHello> PeerLinksImpl::CheckHello(PeerLink& link,
+                                                          const rpc::FrameHello& hello) {
+  const std::string& own = options_.self.identity;
+  absl::MutexLock lock(&mutex_);
+  if (closed_) return WorkerLost(StrCat(own, " is shutting down"));
+  if (hello.peer_identity != own) {
+    return WrongHello(StrCat("the hello is for ", hello.peer_identity, "; this is ", own),
+                      Reason::kEndpointUnverified);
+  }
+  if (hello.peer_incarnation != 0 && hello.peer_incarnation != options_.self.incarnation) {
+    return WrongHello(StrCat("the hello is for incarnation ", hello.peer_incarnation, " of ", own,
+                             "; this is ", options_.self.incarnation),
+                      Reason::kEndpointUnverified);
+  }
+  if (!cluster_id_.empty() && hello.cluster_id != cluster_id_) {
+    return WrongHello(StrCat(hello.identity, " is of cluster \"", hello.cluster_id, "\", ", own,
+                             " of \"", cluster_id_, "\""),
+                      Reason::kClusterMismatch);
+  }
+  if (link.dialled() ? hello.identity != link.peer() : !(hello.identity < own)) {
+    return WrongHello(
+        link.dialled()
+            ? StrCat(hello.identity, " answered where ", link.peer(), " was dialled")
+            : StrCat(hello.identity, " dialled ", own, "; the lower identity has to dial"),
+        Reason::kEndpointUnverified);
+  }
+  const auto peer = peers_.find(hello.identity);
+  if (peer == peers_.end() || peer->second.device.incarnation != hello.incarnation) {
+    return WrongHello(StrCat(hello.identity, " (incarnation ", hello.incarnation,
+                             ") is not a member of epoch ", view_.epoch, " as ", own, " knows it"),
+                      Reason::kStaleEpoch);
+  }
+  return HelloTo(peer->second.device);
+}
+
+void PeerLinksImpl::OnUp(const std::shared_ptr<PeerLink>& link) {
+  std::shared_ptr<PeerLink> replaced;
+  std::set<int64_t> broken_steps;
+  bool is_member = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    greeting_.erase(link);
+    const auto found = peers_.find(link->peer());
+    // The membership may have changed since the hello was judged.
+    is_member =
+        !closed_ && found != peers_.end() && (!link->dialled() || found->second.link == link);
+    if (is_member) {
+      Peer& peer = found->second;
+      if (peer.link != link && peer.link != nullptr) {
+        Lose(peer, "it opened another stream");
+        replaced = std::move(peer.link);
+      }
+      peer.link = link;
+      peer.up = true;
+      peer.backoff.Reset();
+      broken_steps.swap(peer.broken_steps);
+      mailbox_.RestoreWorker(found->first);
+      Notify();
+    }
+  }
+  if (!is_member) {
+    link->Close(WrongHello("the membership has changed", Reason::kStaleEpoch));
+    return;
+  }
+  if (replaced != nullptr) replaced->Close(WorkerLost("another stream took its place"));
+  rpc::LogInfo("peer connected", {{"identity", options_.self.identity}, {"peer", link->peer()}});
+  for (const int64_t sequence : broken_steps) {
+    link->SendAbort(
+        sequence,
+        {.status = WorkerLost(StrCat("the stream between ", options_.self.identity, " and ",
+                                     link->peer(), " broke during step ", sequence))});
+  }
+}
+
+absl::Status PeerLinksImpl::OnData(PeerLink& link, const rpc::Frame& frame) {
+  const rpc::FrameHeader& header = frame.header;
+  SHARDMESH_ASSIGN_OR_RETURN(const Tag tag,
+                             Tag::Create(header.tag.sequence, header.tag.op, header.tag.round));
+  const std::string peer = link.peer();
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto sender = peers_.find(peer);
+    const bool is_current =
+        sender != peers_.end() && sender->second.up && sender->second.link.get() == &link;
+    if (!is_current || IsOver(tag.step(), header.epoch)) {
+      ++counters_.dropped_frames;
+      return absl::OkStatus();
+    }
+    SHARDMESH_RETURN_IF_ERROR(Hold(tag.step()));
+    counters_.received_bytes += frame.payload_bytes();
+  }
+  int64_t offset_bytes = header.offset_bytes;
+  for (const grpc::Slice& slice : frame.payload) {
+    auto owner = std::make_shared<const grpc::Slice>(slice);
+    const absl::Span<const char> bytes(reinterpret_cast<const char*>(owner->begin()),
+                                       owner->size());
+    SHARDMESH_RETURN_IF_ERROR(mailbox_.Deliver(peer, tag,
+                                               {.offset_bytes = offset_bytes,
+                                                .message_bytes = header.message_bytes,
+                                                .content = {bytes, std::move(owner)}}));
+    offset_bytes += static_cast<int64_t>(bytes.size());
+  }
+  return absl::OkStatus();
+}
+
+void PeerLinksImpl::OnAbort(PeerLink& link, int64_t sequence, const rpc::FrameAbort& abort) {
+  std::vector<std::shared_ptr<PeerLink>> links;
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto step = steps_.find(sequence);
+    if (step == steps_.end() && (sequence <= last_opened_ || !Hold(sequence).ok())) {
+      ++counters_.dropped_frames;
+      return;
+    }
+    // Who aborts a step tells all its members, so this worker need not.
+    if (step != steps_.end()) step->second.aborted = true;
+    std::string& blamed = step == steps_.end() ? held_steps_[sequence] : step->second.blamed;
+    if (blamed.empty()) {
+      blamed = abort.blamed_identity.empty() ? link.peer() : abort.blamed_identity;
+    }
+    for (const auto& [identity, peer] : peers_) {
+      if (peer.up) links.push_back(peer.link);
+    }
+    mailbox_.Abort(sequence, abort.status);
+  }
+  for (const auto& each : links) each->DropStep(sequence);
+}
+
+void PeerLinksImpl::Lose(Peer& peer, std::string_view reason) {
+  const std::string& identity = peer.device.identity;
+  if (peer.up) {
+    ++counters_.broken_streams;
+    for (const int64_t sequence : peer.link->recent_steps()) peer.broken_steps.insert(sequence);
+  }
+  peer.up = false;
+  mailbox_.FailWorker(identity, reason);
+  for (auto& [sequence, step] : steps_) {
+    if (step.blamed.empty() &&
+        std::find(step.members.begin(), step.members.end(), identity) != step.members.end()) {
+      step.blamed = identity;
+    }
+  }
+}
+
+void PeerLinksImpl::OnDown(const std::shared_ptr<PeerLink>& link, bool was_up,
+                           const absl::Status& status) {
+  {
+    absl::MutexLock lock(&mutex_);
+    greeting_.erase(link);
+    const auto found = peers_.find(link->peer());
+    if (found != peers_.end() && found->second.link == link) {
+      Peer& peer = found->second;
+      if (!closed_) {
+        Lose(peer,
+             StrCat(was_up ? "its stream to " : "there is no stream to ", options_.self.identity,
+                    was_up ? " broke: " : ": ", ToStd(status.message())));
+      }
+      peer.link = nullptr;
+      if (Dials(found->first)) {
+        peer.dial_time = options_.clock->Now() + peer.backoff.NextDelay(status);
+      }
+    }
+    if (was_up && !closed_) {
+      rpc::LogWarning(
+          "peer lost",
+          {{"identity", options_.self.identity}, {"peer", link->peer()}, {"error", status}});
+    } else if (!closed_) {
+      rpc::LogInfo(
+          link->dialled() ? "peer not reached" : "stream refused",
+          {{"identity", options_.self.identity}, {"peer", link->peer()}, {"error", status}});
+    }
+    Notify();
+    --live_links_;
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<PeerLinks> PeerLinks::Create(Options options) {
+  return std::make_unique<PeerLinksImpl>(std::move(options));
+}
+
+}  // namespace shardmesh::worker

@@ -1,0 +1,313 @@
+// StepExecutor: a queue by sequence number and the thread that works through it.
+#include "worker/step_executor.h"
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "rpc/log.h"
+#include "sharding/reason.h"
+#include "sharding/str_cat.h"
+#include "worker/plan_cache.h"
+#include "worker/step_run.h"
+#include "worker/weight_cache.h"
+
+namespace shardmesh::worker {
+namespace {
+
+class StepExecutorImpl final : public StepExecutor {
+ public:
+  explicit StepExecutorImpl(Options options)
+      : options_(std::move(options)),
+        plans_(kPlanCapacity),
+        weights_(options_.kernel, options_.weight_budget),
+        thread_([this] { Work(); }) {}
+
+  ~StepExecutorImpl() override {
+    int64_t running = 0;
+    {
+      absl::MutexLock lock(&mutex_);
+      stopping_ = true;
+      running = running_;
+    }
+    if (running != 0) options_.links->AbortStep(running, Stopping(), options_.identity);
+    thread_.join();
+    for (auto& [sequence, step] : queue_) Refuse(*step.order, step.report, Stopping());
+  }
+
+  void Run(StepOrder order, Report report) override {
+    absl::StatusOr<PlanPtr> plan = plans_.Find(order.plan_hash);
+    if (*plan == nullptr && !order.plan_bytes.empty()) {
+      plan = plans_.Add(order.plan_hash, order.plan_bytes);
+    }
+    absl::Status refused = plan.ok() ? absl::OkStatus() : plan.status();
+    StepResult need_plan{.sequence = order.sequence,
+                         .epoch = order.epoch,
+                         .term = order.term,
+                         .outcome = StepOutcome::kNeedPlan};
+    if (refused.ok()) {
+      absl::MutexLock lock(&mutex_);
+      refused = Enqueue(order, *plan, report);
+    }
+    if (!refused.ok()) {
+      // The other ranks would wait for this one.
+      if (!plan.ok()) options_.links->AbortStep(order.sequence, refused, options_.identity);
+      Refuse(order, report, refused);
+    } else if (*plan == nullptr) {
+      report(std::move(need_plan));
+    }
+  }
+
+  absl::Status Commit(int64_t sequence) override {
+    Staged staged;
+    {
+      absl::MutexLock lock(&mutex_);
+      const auto found = staged_.find(sequence);
+      if (found == staged_.end()) {
+        return WithReason(absl::NotFoundError(StrCat("step ", sequence, " has nothing staged on ",
+                                                     options_.identity)),
+                          Reason::kNotFound);
+      }
+      staged = std::move(found->second);
+      staged_.erase(found);
+    }
+    if (absl::Status committed = options_.store->Commit(staged.array_ids); !committed.ok()) {
+      absl::MutexLock lock(&mutex_);
+      staged_.emplace(sequence, std::move(staged));
+      return committed;
+    }
+    Forget(staged.donated_ids);
+    return options_.store->Release(staged.donated_ids);
+  }
+
+  void Abort(int64_t sequence, const absl::Status& status) override {
+    Staged staged;
+    std::optional<Waiting> waiting;
+    bool runs = false;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (const auto found = queue_.find(sequence); found != queue_.end()) {
+        waiting = std::move(found->second);
+        queue_.erase(found);
+      } else if (const auto done = staged_.find(sequence); done != staged_.end()) {
+        staged = std::move(done->second);
+        staged_.erase(done);
+      } else if (running_ == sequence) {
+        runs = true;
+        running_abort_ = status;
+      }
+    }
+    if (waiting.has_value()) Refuse(*waiting->order, waiting->report, status);
+    if (runs) options_.links->AbortStep(sequence, status, "");
+    Discard(staged.array_ids);
+  }
+
+  void Forget(absl::Span<const std::string> array_ids) override { weights_.Forget(array_ids); }
+
+  Running running() const override {
+    absl::MutexLock lock(&mutex_);
+    return {running_, instruction_.load(std::memory_order_relaxed)};
+  }
+
+ private:
+  struct Waiting {
+    std::shared_ptr<const StepOrder> order;
+    PlanPtr plan;             // null: its bytes are awaited
+    Report report = nullptr;  // empty: NEED_PLAN was reported
+    absl::Time deadline = absl::InfiniteFuture();
+  };
+  // What a step left in the store, to be committed or aborted.
+  struct Staged {
+    std::vector<std::string> array_ids;
+    std::vector<std::string> donated_ids;
+  };
+
+  absl::Status Stopping() const {
+    return WithReason(absl::CancelledError(StrCat(options_.identity, " is shutting down")),
+                      Reason::kNotServing);
+  }
+
+  // Takes the order and, where the plan is known, the report.
+  absl::Status Enqueue(StepOrder& order, const PlanPtr& plan, Report& report)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (stopping_) return Stopping();
+    if (order.term < term_) {
+      return WithReason(absl::AbortedError(StrCat("step ", order.sequence, " is of term ",
+                                                  order.term, "; the coordinator's is ", term_)),
+                        Reason::kStaleTerm);
+    }
+    if (order.sequence <= last_begun_) {
+      return absl::FailedPreconditionError(StrCat("step ", order.sequence, " comes after step ",
+                                                  last_begun_, ", which was begun before it"));
+    }
+    term_ = order.term;
+    Waiting waiting{.order = std::make_shared<const StepOrder>(order),
+                    .plan = plan,
+                    .deadline = options_.clock->Now() + order.timeout};
+    if (plan != nullptr) waiting.report = report;
+    const auto [it, is_new] = queue_.try_emplace(order.sequence, waiting);
+    if (is_new) return absl::OkStatus();
+    if (it->second.plan != nullptr) {
+      return absl::FailedPreconditionError(StrCat("step ", order.sequence, " was ordered before"));
+    }
+    it->second.plan = plan;
+    it->second.report = std::move(waiting.report);
+    return absl::OkStatus();
+  }
+
+  // The first step, as soon as it can run or its time is over; nullopt at the end.
+  std::optional<Waiting> Next() ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    while (true) {
+      const auto changed = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        return stopping_ || (!queue_.empty() && queue_.begin()->second.plan != nullptr);
+      };
+      const absl::Time deadline =
+          queue_.empty() ? absl::InfiniteFuture() : queue_.begin()->second.deadline;
+      // Woken also when another step becomes the first: its deadline may be earlier.
+      const int64_t first = queue_.empty() ? 0 : queue_.begin()->first;
+      const auto ready = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        return changed() || first != (queue_.empty() ? 0 : queue_.begin()->first);
+      };
+      const bool in_time = mutex_.AwaitWithDeadline(absl::Condition(&ready), deadline);
+      if (stopping_) return std::nullopt;
+      if (in_time && !changed()) continue;
+      if (queue_.empty()) continue;
+      Waiting step = std::move(queue_.begin()->second);
+      last_begun_ = queue_.begin()->first;
+      queue_.erase(queue_.begin());
+      running_ = last_begun_;
+      running_abort_ = absl::OkStatus();
+      instruction_.store(0, std::memory_order_relaxed);
+      return step;
+    }
+  }
+
+  void Work() {
+    while (std::optional<Waiting> step = Next()) {
+      const StepOrder& order = *step->order;
+      const absl::Time started = options_.clock->Now();
+      StepResult result{.sequence = order.sequence, .epoch = order.epoch, .term = order.term};
+      result.status = RunOne(*step, &result);
+      Staged staged;
+      for (const StepOutput& output : order.outputs) {
+        staged.array_ids.push_back(output.array.array_id);
+      }
+      for (const StepOperand& operand : order.operands) {
+        const auto* array_id = std::get_if<std::string>(&operand.value);
+        if (array_id != nullptr && operand.donate) staged.donated_ids.push_back(*array_id);
+      }
+      {
+        absl::MutexLock lock(&mutex_);
+        if (result.status.ok()) result.status = running_abort_;
+        running_ = 0;
+        if (result.status.ok()) staged_.emplace(order.sequence, staged);
+      }
+      if (!result.status.ok()) {
+        result.outcome = StepOutcome::kFailed;
+        result.outputs.clear();
+        Discard(staged.array_ids);
+      }
+      if (options_.observer.step) {
+        options_.observer.step(result.outcome, options_.clock->Now() - started);
+      }
+      if (step->report) step->report(std::move(result));
+    }
+  }
+
+  // Runs the step; on an error its peers have been told.
+  absl::Status RunOne(const Waiting& step, StepResult* result) {
+    const StepOrder& order = *step.order;
+    std::unique_ptr<StepLink> link;
+    absl::Status status = Open(step, &link);
+    if (status.ok()) {
+      result->rank = link->rank();
+      status = RunStep({.options = &options_,
+                        .weights = &weights_,
+                        .link = link.get(),
+                        .plan = step.plan,
+                        .order = step.order,
+                        .deadline = step.deadline,
+                        .instruction = &instruction_},
+                       result);
+      result->sent_bytes = link->sent_bytes();
+    }
+    if (status.ok()) return status;
+    const std::string rank = link == nullptr ? "" : StrCat("rank ", link->rank(), " ");
+    status = WithContext(status, StrCat(rank, "(", options_.identity, "), step ", order.sequence));
+    const std::string blamed = options_.links->BlamedFor(order.sequence);
+    if (blamed != options_.identity) result->blamed_identity = blamed;
+    options_.links->AbortStep(order.sequence, status, blamed.empty() ? options_.identity : blamed);
+    rpc::LogWarning("step failed",
+                    {{"identity", options_.identity}, {"step", order.sequence}, {"error", status}});
+    return status;
+  }
+
+  absl::Status Open(const Waiting& step, std::unique_ptr<StepLink>* link) {
+    const StepOrder& order = *step.order;
+    if (step.plan == nullptr) {
+      return WithReason(absl::DeadlineExceededError(
+                            StrCat("the plan's bytes did not come within the step's timeout of ",
+                                   absl::FormatDuration(order.timeout))),
+                        Reason::kDeadline);
+    }
+    auto opened =
+        options_.links->OpenLink(step.plan->mesh_id, order.sequence, order.epoch, step.deadline);
+    if (!opened.ok()) return opened.status();
+    *link = *std::move(opened);
+    const MembershipView view = options_.links->membership();
+    const MeshMembers* mesh = view.Find(step.plan->mesh_id);
+    if (mesh != nullptr && mesh->revision != step.plan->mesh_revision) {
+      return WithReason(absl::FailedPreconditionError(StrCat(
+                            "the plan is for revision ", step.plan->mesh_revision, " of mesh \"",
+                            step.plan->mesh_id, "\"; it is now at ", mesh->revision)),
+                        Reason::kVersionMismatch);
+    }
+    return absl::OkStatus();
+  }
+
+  void Refuse(const StepOrder& order, const Report& report, const absl::Status& status) {
+    if (!report) return;
+    StepResult result{.sequence = order.sequence,
+                      .epoch = order.epoch,
+                      .term = order.term,
+                      .outcome = StepOutcome::kFailed};
+    result.status = WithContext(status, StrCat("(", options_.identity, "), step ", order.sequence));
+    report(std::move(result));
+  }
+
+  void Discard(absl::Span<const std::string> array_ids) {
+    if (absl::Status aborted = options_.store->Abort(array_ids); !aborted.ok()) {
+      rpc::LogError("cannot discard a step's outputs",
+                    {{"identity", options_.identity}, {"error", aborted}});
+    }
+  }
+
+  const Options options_;
+  PlanCache plans_;
+  WeightCache weights_;
+  std::atomic<uint32_t> instruction_ = 0;
+
+  mutable absl::Mutex mutex_;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::map<int64_t, Waiting> queue_ ABSL_GUARDED_BY(mutex_);
+  std::map<int64_t, Staged> staged_ ABSL_GUARDED_BY(mutex_);
+  int64_t term_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t last_begun_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t running_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: nothing
+  absl::Status running_abort_ ABSL_GUARDED_BY(mutex_);
+  std::thread thread_;  // last: starts when everything above is there
+};
+
+}  // namespace
+
+std::unique_ptr<StepExecutor> StepExecutor::Start(Options options) {
+  return std::make_unique<StepExecutorImpl>(std::move(options));
+}
+
+}  // namespace shardmesh::worker

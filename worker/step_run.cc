@@ -1,0 +1,419 @@
+// RunStep: plan and rank give the tiles; kernels and collectives fill them.
+#include "worker/step_run.h"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+
+#include "sharding/device_group.h"
+#include "sharding/reason.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+#include "tensor/view.h"
+#include "worker/collective/pairwise.h"
+#include "worker/combiners.h"
+#include "worker/kernel/epilogue.h"
+
+namespace shardmesh::worker {
+namespace {
+
+// This rank's tile of a value: where it lies in the whole, and its bytes once they are there.
+struct LocalValue {
+  Dtype dtype = Dtype::kF32;
+  Tile tile = {};
+  Shape shape = {};  // of the tile
+  int64_t size_bytes = 0;
+  size_t last_use = 0;  // by instruction
+  bool is_output = false;
+  // Its memory is that of the staged tile. Not for memory that is sent from: the network may hold
+  // on to it after the step.
+  bool in_place = false;
+
+  OwnedBytes content = {};
+  std::string array_id = {};  // of an operand that is an array
+};
+
+absl::Span<char> Mutable(const LocalValue& value) {
+  // Made by this step, hence not shared with anyone yet.
+  return {const_cast<char*>(value.content.bytes.data()), value.content.bytes.size()};
+}
+
+// Part `place` of `parts` equal ones of a tensor along a dimension.
+Tile PartOf(const Shape& shape, int64_t dimension, int64_t place, int64_t parts) {
+  Tile tile = Tile::Whole(shape);
+  const int64_t extent = shape[static_cast<size_t>(dimension)] / parts;
+  tile.ranges[static_cast<size_t>(dimension)] = {place * extent, (place + 1) * extent};
+  return tile;
+}
+
+class StepRunner {
+ public:
+  StepRunner(const StepRunContext& context, StepResult* result)
+      : context_(context),
+        options_(*context.options),
+        plan_(*context.plan),
+        order_(*context.order),
+        rank_(context.link->rank()),
+        result_(*result) {}
+
+  absl::Status Run() {
+    SHARDMESH_RETURN_IF_ERROR(Prepare());
+    SHARDMESH_RETURN_IF_ERROR(FetchOperands());
+    for (size_t i = 0; i < plan_.instructions.size(); ++i) {
+      const Instruction& instruction = plan_.instructions[i];
+      context_.instruction->store(static_cast<uint32_t>(i), std::memory_order_relaxed);
+      absl::Status done = CheckAbort();
+      if (done.ok()) done = Allocate(instruction.output);
+      if (done.ok()) {
+        done = std::visit([&](const auto& kind) { return Execute(i, instruction, kind); },
+                          instruction.kind);
+      }
+      if (!done.ok()) return WithContext(done, instruction.label);
+      for (const ValueIndex input : InputsOf(instruction)) {
+        if (values_[input].last_use == i && !values_[input].is_output) values_[input].content = {};
+      }
+    }
+    return StageOutputs();
+  }
+
+ private:
+  absl::Status Prepare() {
+    if (order_.operands.size() != plan_.operand_count ||
+        order_.outputs.size() != plan_.outputs.size()) {
+      return InvalidArgument(
+          Reason::kBadField,
+          StrCat("the plan has ", plan_.operand_count, " operands and ", plan_.outputs.size(),
+                 " outputs, the order ", order_.operands.size(), " and ", order_.outputs.size()));
+    }
+    for (const ValueDescriptor& described : plan_.values) {
+      SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling,
+                                 Tiling::Create(plan_.mesh, described.spec, described.shape));
+      LocalValue value{.dtype = described.dtype, .tile = tiling.TileOf(rank_)};
+      value.shape = value.tile.shape();
+      SHARDMESH_ASSIGN_OR_RETURN(value.size_bytes,
+                                 PackedSizeBytes(value.dtype, value.tile.element_count()));
+      values_.push_back(std::move(value));
+    }
+    for (const ValueIndex output : plan_.outputs) {
+      values_[output].is_output = true;
+      values_[output].in_place = true;
+    }
+    for (size_t i = 0; i < plan_.instructions.size(); ++i) {
+      const Instruction& instruction = plan_.instructions[i];
+      const auto* collective = std::get_if<GroupCollective>(&instruction.kind);
+      for (const ValueIndex input : InputsOf(instruction)) {
+        values_[input].last_use = i;
+        if (collective != nullptr) values_[input].in_place = false;
+      }
+      if (collective != nullptr && collective->kind == CollectiveKind::kAllReduce) {
+        values_[instruction.output].in_place = false;
+      }
+    }
+    staged_.resize(plan_.outputs.size());
+    return CheckOutputs();
+  }
+
+  absl::Status CheckOutputs() const {
+    int64_t returned_bytes = 0;
+    for (size_t i = 0; i < plan_.outputs.size(); ++i) {
+      const ArrayDescriptor& array = order_.outputs[i].array;
+      const LocalValue& value = values_[plan_.outputs[i]];
+      SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, array.Tiling());
+      if (array.dtype != value.dtype || tiling.mesh().size() != plan_.mesh.size() ||
+          tiling.TileOf(rank_) != value.tile) {
+        return InvalidArgument(
+            Reason::kShapeMismatch,
+            StrCat("output ", i, " (array ", array.array_id,
+                   ") does not lie as the plan says: its tile here would be ",
+                   tiling.TileOf(rank_).ToString(), ", the plan makes ", value.tile.ToString()));
+      }
+      SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes, array.SizeBytes());
+      returned_bytes += size_bytes;
+    }
+    if (order_.return_literals && returned_bytes > StepExecutor::kMaxReturnedBytes) {
+      return InvalidArgument(
+          Reason::kLimitExceeded,
+          StrCat("the results have ", returned_bytes, " bytes; at most ",
+                 StepExecutor::kMaxReturnedBytes, " can be returned inline, get them as arrays"));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status FetchOperands() {
+    for (size_t i = 0; i < order_.operands.size(); ++i) {
+      if (absl::Status fetched = FetchOperand(order_.operands[i], values_[i]); !fetched.ok()) {
+        return WithContext(fetched, StrCat("operand ", i));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status FetchOperand(const StepOperand& operand, LocalValue& value) {
+    const Shape& whole_shape = plan_.values[static_cast<size_t>(&value - values_.data())].shape;
+    if (const auto* array_id = std::get_if<std::string>(&operand.value)) {
+      SHARDMESH_ASSIGN_OR_RETURN(const StoredTilePtr stored,
+                                 options_.store->Find(*array_id, value.tile));
+      if (stored->description().dtype != value.dtype ||
+          stored->description().array_shape != whole_shape) {
+        return Misfit(stored->description().dtype, stored->description().array_shape, value.dtype,
+                      whole_shape);
+      }
+      value.content = {stored->bytes(), stored};
+      value.array_id = *array_id;
+      return absl::OkStatus();
+    }
+    const auto& literal = std::get<Literal>(operand.value);
+    if (literal.dtype != value.dtype || literal.shape != whole_shape) {
+      return Misfit(literal.dtype, literal.shape, value.dtype, whole_shape);
+    }
+    if (value.tile == Tile::Whole(whole_shape)) {
+      value.content = {literal.bytes, context_.order};
+      return absl::OkStatus();
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(const TensorView whole,
+                               TensorView::Create(literal.dtype, literal.shape, literal.bytes));
+    SHARDMESH_RETURN_IF_ERROR(AllocatePooled(value, "an operand's tile"));
+    return CopyTileBytes(whole, value.tile, 0, Mutable(value));
+  }
+
+  static absl::Status Misfit(Dtype dtype, const Shape& shape, Dtype planned_dtype,
+                             const Shape& planned_shape) {
+    return InvalidArgument(
+        Reason::kShapeMismatch,
+        StrCat("it is ", DtypeName(dtype), " of shape ", ShapeToString(shape), ", the plan takes ",
+               DtypeName(planned_dtype), " of shape ", ShapeToString(planned_shape)));
+  }
+
+  absl::Status AllocatePooled(LocalValue& value, std::string_view what) {
+    SHARDMESH_ASSIGN_OR_RETURN(Buffer buffer, options_.pool->Allocate(value.size_bytes, what));
+    auto shared = std::make_shared<Buffer>(std::move(buffer));
+    value.content = {shared->bytes(), shared};
+    return absl::OkStatus();
+  }
+
+  absl::Status Allocate(ValueIndex index) {
+    LocalValue& value = values_[index];
+    if (!value.in_place) return AllocatePooled(value, "a step's value");
+    const auto output = static_cast<size_t>(
+        std::find(plan_.outputs.begin(), plan_.outputs.end(), index) - plan_.outputs.begin());
+    SHARDMESH_RETURN_IF_ERROR(Stage(output));
+    value.content = {staged_[output]->mutable_bytes(), nullptr};
+    return absl::OkStatus();
+  }
+
+  absl::Status Stage(size_t output) {
+    const StepOutput& wanted = order_.outputs[output];
+    const LocalValue& value = values_[plan_.outputs[output]];
+    SHARDMESH_ASSIGN_OR_RETURN(
+        staged_[output], options_.store->Stage({.array_id = wanted.array.array_id,
+                                                .dtype = value.dtype,
+                                                .array_shape = wanted.array.shape,
+                                                .tile = value.tile,
+                                                .array_descriptor = wanted.encoded,
+                                                .transfer_id = StrCat("step-", order_.sequence)},
+                                               /*durable=*/false));
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckAbort() const {
+    SHARDMESH_RETURN_IF_ERROR(context_.link->Check());
+    if (options_.clock->Now() >= context_.deadline) {
+      return WithReason(
+          absl::DeadlineExceededError(StrCat("the step took longer than its timeout of ",
+                                             absl::FormatDuration(order_.timeout))),
+          Reason::kDeadline);
+    }
+    return absl::OkStatus();
+  }
+
+  // --- Instructions. The output's memory is there.
+
+  absl::Status Execute(size_t /*op*/, const Instruction& instruction, const LocalMatmul& matmul) {
+    const LocalValue& lhs = values_[matmul.lhs];
+    const LocalValue& rhs = values_[matmul.rhs];
+    const LocalValue& out = values_[instruction.output];
+    MatmulSpec spec{.n = rhs.shape[matmul.transpose_rhs ? 0 : 1],
+                    .k = rhs.shape[matmul.transpose_rhs ? 1 : 0],
+                    .lhs_dtype = lhs.dtype,
+                    .rhs_dtype = rhs.dtype,
+                    .out_dtype = out.dtype,
+                    .transpose_lhs = matmul.transpose_lhs,
+                    .transpose_rhs = matmul.transpose_rhs,
+                    .has_bias = matmul.bias.has_value(),
+                    .scale = matmul.scale,
+                    .activation = matmul.activation};
+    spec.m = 1;
+    for (size_t dim = 0; dim + 1 < out.shape.size(); ++dim) spec.m *= out.shape[dim];
+    MatmulOperands operands{
+        .lhs = lhs.content.bytes, .rhs = rhs.content.bytes, .bias = {}, .out = Mutable(out)};
+    if (matmul.bias.has_value()) {
+      spec.bias_dtype = values_[*matmul.bias].dtype;
+      operands.bias = values_[*matmul.bias].content.bytes;
+    }
+    std::shared_ptr<const PackedWeights> packed;
+    if (!rhs.array_id.empty()) {
+      packed = context_.weights->Find(rhs.array_id, spec, operands.rhs);
+      operands.packed = packed.get();
+    }
+    const absl::Time started = options_.clock->Now();
+    const absl::Status done = options_.kernel->Run(spec, operands, [this] { return CheckAbort(); });
+    TellKernel(2 * spec.m * spec.n * spec.k, started);
+    return done;
+  }
+
+  absl::Status Execute(size_t /*op*/, const Instruction& instruction,
+                       const LocalEpilogue& epilogue) {
+    const LocalValue& in = values_[epilogue.input];
+    const LocalValue& out = values_[instruction.output];
+    const int64_t columns = out.shape.empty() ? 1 : out.shape.back();
+    EpilogueSpec spec{.rows = columns == 0 ? 0 : out.tile.element_count() / columns,
+                      .columns = columns,
+                      .in_dtype = in.dtype,
+                      .out_dtype = out.dtype,
+                      .has_bias = epilogue.bias.has_value(),
+                      .activation = epilogue.activation};
+    absl::Span<const char> bias;
+    if (epilogue.bias.has_value()) {
+      spec.bias_dtype = values_[*epilogue.bias].dtype;
+      bias = values_[*epilogue.bias].content.bytes;
+    }
+    const absl::Time started = options_.clock->Now();
+    const absl::Status done = ApplyEpilogue(spec, in.content.bytes, bias, Mutable(out));
+    TellKernel(out.tile.element_count(), started);
+    return done;
+  }
+
+  absl::Status Execute(size_t /*op*/, const Instruction& instruction, const LocalSlice& slice) {
+    const LocalValue& in = values_[slice.input];
+    const LocalValue& out = values_[instruction.output];
+    SHARDMESH_ASSIGN_OR_RETURN(const TensorView from,
+                               TensorView::Create(in.dtype, in.shape, in.content.bytes));
+    SHARDMESH_ASSIGN_OR_RETURN(const MutableTensorView to,
+                               MutableTensorView::Create(out.dtype, out.shape, Mutable(out)));
+    return CopyTile(from, in.tile, to, out.tile, out.tile);
+  }
+
+  absl::Status Execute(size_t op, const Instruction& instruction,
+                       const GroupCollective& collective) {
+    SHARDMESH_ASSIGN_OR_RETURN(const DeviceGroup group,
+                               DeviceGroup::Create(plan_.mesh, collective.axes, rank_));
+    std::vector<DeviceId> peers(group.devices().begin(), group.devices().end());
+    peers.erase(peers.begin() + group.place());
+    const absl::Time started = options_.clock->Now();
+    const int64_t sent_before = context_.link->sent_bytes();
+    const FlightRecorder::Ticket ticket = options_.recorder->Begin(
+        order_.sequence, static_cast<int64_t>(op), instruction.label, peers, started);
+    const CollectiveCall call{.link = context_.link,
+                              .group = &group,
+                              .step = order_.sequence,
+                              .op = static_cast<int64_t>(op),
+                              .deadline = context_.deadline,
+                              .received = [&](DeviceId peer) {
+                                options_.recorder->DataCame(ticket, peer, options_.clock->Now());
+                              }};
+    const absl::Status done =
+        Exchange(call, collective, values_[collective.input], values_[instruction.output]);
+    const absl::Time ended = options_.clock->Now();
+    options_.recorder->End(ticket, done, ended);
+    result_.collective_time += ended - started;
+    result_.sent_bytes = context_.link->sent_bytes();
+    if (options_.observer.collective) {
+      options_.observer.collective(collective.kind, result_.sent_bytes - sent_before,
+                                   ended - started);
+    }
+    return done;
+  }
+
+  absl::Status Exchange(const CollectiveCall& call, const GroupCollective& collective,
+                        const LocalValue& in, const LocalValue& out) {
+    const int64_t parts = call.group->size();
+    if (collective.kind == CollectiveKind::kAllGather) {
+      SHARDMESH_ASSIGN_OR_RETURN(const MutableTensorView joined,
+                                 MutableTensorView::Create(out.dtype, out.shape, Mutable(out)));
+      absl::Status pasted;
+      SHARDMESH_RETURN_IF_ERROR(PairwiseAllGather(
+          call, in.content, std::vector<int64_t>(static_cast<size_t>(parts), in.size_bytes),
+          [&](int64_t place, int64_t offset_bytes, absl::Span<const char> bytes) {
+            const Tile part = PartOf(out.shape, collective.dimension, place, parts);
+            pasted.Update(PasteTileBytes(bytes, part, offset_bytes, joined));
+          }));
+      return pasted;
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(const Combiner combiner,
+                               CombinerFor(collective.reduction, in.dtype, out.dtype, parts));
+    if (collective.kind == CollectiveKind::kAllReduce) {
+      return PairwiseAllReduce(call, combiner, in.content, {Mutable(out), out.content.owner});
+    }
+    std::vector<OwnedBytes> operands;
+    for (int64_t place = 0; place < parts; ++place) {
+      SHARDMESH_ASSIGN_OR_RETURN(
+          operands.emplace_back(),
+          Contiguous(in, PartOf(in.shape, collective.dimension, place, parts)));
+    }
+    return PairwiseReduceScatter(call, combiner, operands, Mutable(out));
+  }
+
+  // A part of a value in one piece: where it lies, or else copied.
+  absl::StatusOr<OwnedBytes> Contiguous(const LocalValue& value, const Tile& part) {
+    SHARDMESH_ASSIGN_OR_RETURN(const TensorView view,
+                               TensorView::Create(value.dtype, value.shape, value.content.bytes));
+    SHARDMESH_ASSIGN_OR_RETURN(const auto bytes, ContiguousTileBytes(view, part));
+    if (bytes.has_value()) return OwnedBytes{*bytes, value.content.owner};
+    SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes,
+                               PackedSizeBytes(value.dtype, part.element_count()));
+    SHARDMESH_ASSIGN_OR_RETURN(Buffer buffer,
+                               options_.pool->Allocate(size_bytes, "a part to be sent"));
+    auto shared = std::make_shared<Buffer>(std::move(buffer));
+    SHARDMESH_RETURN_IF_ERROR(CopyTileBytes(view, part, 0, shared->mutable_bytes()));
+    return OwnedBytes{shared->bytes(), shared};
+  }
+
+  void TellKernel(int64_t flops, absl::Time started) {
+    const absl::Duration elapsed = options_.clock->Now() - started;
+    result_.kernel_time += elapsed;
+    if (options_.observer.kernel) options_.observer.kernel(flops, elapsed);
+  }
+
+  absl::Status StageOutputs() {
+    SHARDMESH_RETURN_IF_ERROR(CheckAbort());
+    for (size_t i = 0; i < plan_.outputs.size(); ++i) {
+      const LocalValue& value = values_[plan_.outputs[i]];
+      const ArrayDescriptor& array = order_.outputs[i].array;
+      if (staged_[i] == nullptr) {
+        SHARDMESH_RETURN_IF_ERROR(Stage(i));
+        const absl::Span<char> bytes = staged_[i]->mutable_bytes();
+        if (!bytes.empty()) std::memcpy(bytes.data(), value.content.bytes.data(), bytes.size());
+      }
+      SHARDMESH_ASSIGN_OR_RETURN(const StoredTilePtr stored, staged_[i]->Finish(std::nullopt));
+      StepResult::Output& output = result_.outputs.emplace_back();
+      output.array_id = array.array_id;
+      output.crc32c = stored->crc32c();
+      output.size_bytes = value.size_bytes;
+      SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, array.Tiling());
+      if (order_.return_literals && tiling.ReplicaIdOf(rank_) == 0) {
+        output.data.assign(stored->bytes().data(), stored->bytes().size());
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  const StepRunContext& context_;
+  const StepExecutor::Options& options_;
+  const Plan& plan_;
+  const StepOrder& order_;
+  const DeviceId rank_;
+  StepResult& result_;
+  std::vector<LocalValue> values_;
+  std::vector<std::unique_ptr<StagedTile>> staged_;  // by output; null until its memory is taken
+};
+
+}  // namespace
+
+absl::Status RunStep(const StepRunContext& context, StepResult* result) {
+  return StepRunner(context, result).Run();
+}
+
+}  // namespace shardmesh::worker

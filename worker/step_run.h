@@ -1,0 +1,38 @@
+// One rank's part in one step: from its tiles of the operands to its staged tiles of the outputs.
+#ifndef SHARDMESH_WORKER_STEP_RUN_H_
+#define SHARDMESH_WORKER_STEP_RUN_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "worker/peer_links.h"
+#include "worker/plan_cache.h"
+#include "worker/step_executor.h"
+#include "worker/weight_cache.h"
+
+namespace shardmesh::worker {
+
+// What a step is run with. Pointers outlive the run.
+struct StepRunContext {
+  const StepExecutor::Options* options = nullptr;
+  WeightCache* weights = nullptr;
+  StepLink* link = nullptr;  // opened for the step on the plan's mesh
+  PlanPtr plan;
+  std::shared_ptr<const StepOrder> order;
+  absl::Time deadline;
+  std::atomic<uint32_t>* instruction = nullptr;  // kept at the one that runs
+};
+
+// Runs the plan's instructions one by one and stages the outputs; each value's memory is given back
+// after its last use. Fills in outputs, times and bytes sent of `result`. An error names the op;
+// the caller aborts the outputs in the store, and the step.
+absl::Status RunStep(const StepRunContext& context, StepResult* result);
+
+}  // namespace shardmesh::worker
+
+#endif  // SHARDMESH_WORKER_STEP_RUN_H_

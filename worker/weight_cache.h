@@ -1,0 +1,50 @@
+// Weights in the layout that the kernel reads fastest, for as long as their arrays live.
+#ifndef SHARDMESH_WORKER_WEIGHT_CACHE_H_
+#define SHARDMESH_WORKER_WEIGHT_CACHE_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
+#include "tensor/buffer.h"
+#include "worker/kernel/matmul.h"
+
+namespace shardmesh::worker {
+
+// Packs a weight when it is first used, if the budget has room for the copy; it is not tried again
+// for a weight that found none. Thread-safe.
+class WeightCache {
+ public:
+  // Both outlive the cache. Without a budget nothing is packed.
+  WeightCache(MatmulKernel* kernel, MemoryBudget* budget) : kernel_(kernel), budget_(budget) {}
+
+  // The packed form of `rhs`, which is this worker's tile of the array, for products like `spec`;
+  // null where there is none, and the plain form is to be used.
+  std::shared_ptr<const PackedWeights> Find(const std::string& array_id, const MatmulSpec& spec,
+                                            absl::Span<const char> rhs);
+
+  // The arrays are gone. Products under way keep what they use.
+  void Forget(absl::Span<const std::string> array_ids);
+
+ private:
+  // Everything that a packing depends on but the number of rows.
+  using Key = std::tuple<std::string, int64_t, int64_t, Dtype, Dtype, Dtype, bool, bool>;
+  struct Entry {
+    std::shared_ptr<const PackedWeights> weights;  // null: there was no room
+    MemoryBudget::Reservation reservation;
+  };
+
+  MatmulKernel* const kernel_;
+  MemoryBudget* const budget_;
+  absl::Mutex mutex_;
+  std::map<Key, Entry> entries_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace shardmesh::worker
+
+#endif  // SHARDMESH_WORKER_WEIGHT_CACHE_H_
