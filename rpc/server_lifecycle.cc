@@ -12,6 +12,7 @@
 #include "grpc/health/v1/health.pb.h"
 #include "rpc/host_port.h"
 #include "rpc/rpc_metrics.h"
+#include "rpc/transport_args.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -53,6 +54,9 @@ absl::StatusOr<std::unique_ptr<ServerLifecycle>> ServerLifecycle::Start(
   }
   builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
   builder.SetMaxSendMessageSize(static_cast<int>(options.max_message_bytes));
+  for (const TransportArg& arg : kTransportArgs) {
+    builder.AddChannelArgument(arg.name, arg.value);
+  }
   // Two servers on one port would share its calls in silence.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
