@@ -49,6 +49,7 @@ class RecordingLinks final : public PeerLinks {
     absl::MutexLock lock(&mutex_);
     view_ = std::move(view);
   }
+  std::string BlamedFor(int64_t) const override { return ""; }
   MembershipView membership() const override {
     absl::MutexLock lock(&mutex_);
     return view_;
