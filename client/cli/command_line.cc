@@ -183,7 +183,7 @@ int CommandLine::ReportWrongUse(const CLI::ParseError& error) {
   } else if (const size_t named = message.find("unknown command"); named != std::string::npos) {
     message = message.substr(named);
   }
-  PrintError(StrCat(message, "; see `", FullName(command), " --help`"));
+  PrintError(StrCat(message, " (see `", FullName(command), " --help`)"));
   return kExitWrongUse;
 }
 
@@ -209,10 +209,13 @@ int CommandLine::Run(int argc, const char* const* argv) {
   } catch (const std::exception& error) {
     status = absl::InternalError(error.what());
   }
-  if (!status.ok()) {
+  const int exit_code = ExitCodeOf(status);
+  if (exit_code == kExitWrongUse) {
+    PrintError(StrCat(status.message(), " (see `", FullName(Chosen(&app_)), " --help`)"));
+  } else if (exit_code != kExitDone) {
     PrintError(StrCat(status.message(), ReasonSuffix(status)));
   }
-  return ExitCodeOf(status);
+  return exit_code;
 }
 
 }  // namespace shardmesh::client

@@ -15,6 +15,7 @@
 #include <cerrno>
 #include <fstream>
 #include <iterator>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -27,32 +28,43 @@
 namespace shardmesh::client {
 namespace {
 
-struct ProcessState {
-  char state = 0;  // Z and X: ended
-  uint64_t start_ticks = 0;
-};
-
-// Of /proc/PID/stat, whose second field, the name in parentheses, may hold anything.
-std::optional<ProcessState> ReadState(pid_t pid) {
+// Field 22 of /proc/PID/stat, whose second field, the name in parentheses, may hold anything.
+std::optional<uint64_t> ReadStartTicks(pid_t pid) {
   std::ifstream file(StrCat("/proc/", pid, "/stat"));
   const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
   const size_t name_end = text.rfind(')');
   if (name_end == std::string::npos) {
     return std::nullopt;
   }
-  // Fields 3 (state) and 22 (start time), counted from 1.
+  // From field 3 on.
   const std::vector<std::string> fields =
       absl::StrSplit(text.substr(name_end + 1), ' ', absl::SkipEmpty());
-  ProcessState state;
-  if (fields.size() < 20 || fields[0].empty() ||
-      !absl::SimpleAtoi(fields[19], &state.start_ticks)) {
+  uint64_t start_ticks = 0;
+  if (fields.size() < 20 || !absl::SimpleAtoi(fields[19], &start_ticks)) {
     return std::nullopt;
   }
-  state.state = fields[0].front();
-  return state;
+  return start_ticks;
 }
 
-bool HasEnded(const ProcessState& state) { return state.state == 'Z' || state.state == 'X'; }
+// Holds on to the process; not valid if it is gone, reaped and all.
+FileDescriptor OpenProcess(const ProcessId& id) {
+  FileDescriptor process(static_cast<int>(syscall(SYS_pidfd_open, id.pid, 0)));
+  // Only now that nobody else can get the pid is it worth looking whose it is.
+  return ReadStartTicks(id.pid) == id.start_ticks ? std::move(process) : FileDescriptor();
+}
+
+// Whether the process ends, with all its threads, until `deadline`.
+bool AwaitEnd(const FileDescriptor& process, absl::Time deadline) {
+  pollfd awaited = {.fd = process.get(), .events = POLLIN, .revents = 0};
+  for (;;) {
+    const int64_t left = std::clamp<int64_t>(absl::ToInt64Milliseconds(deadline - absl::Now()), 0,
+                                             std::numeric_limits<int>::max());
+    const int ready = poll(&awaited, 1, static_cast<int>(left));
+    if (ready >= 0 || errno != EINTR) {
+      return ready > 0;
+    }
+  }
+}
 
 absl::Status Gone(const ProcessId& id) {
   return absl::NotFoundError(StrCat("process ", id.pid, " is gone"));
@@ -88,22 +100,18 @@ int BecomeProgram(const ProcessOptions& options, char* const* arguments, int log
 }  // namespace
 
 absl::StatusOr<ProcessId> IdentifyProcess(pid_t pid) {
-  const std::optional<ProcessState> state = ReadState(pid);
-  if (!state.has_value()) {
+  const std::optional<uint64_t> start_ticks = ReadStartTicks(pid);
+  if (!start_ticks.has_value()) {
     return Gone({pid, 0});
   }
-  return ProcessId{pid, state->start_ticks};
+  return ProcessId{pid, *start_ticks};
 }
 
-bool IsRunning(const ProcessId& id) {
-  const std::optional<ProcessState> state = ReadState(id.pid);
-  return state.has_value() && state->start_ticks == id.start_ticks && !HasEnded(*state);
-}
+bool IsRunning(const ProcessId& id) { return !WaitUntilGone(id, absl::InfinitePast()); }
 
 absl::Status SendSignal(const ProcessId& id, int signal) {
-  const FileDescriptor process(static_cast<int>(syscall(SYS_pidfd_open, id.pid, 0)));
-  // The descriptor holds on to whoever bears the pid now; only then is it worth looking who.
-  if (!process.valid() || !IsRunning(id)) {
+  const FileDescriptor process = OpenProcess(id);
+  if (!process.valid()) {
     return Gone(id);
   }
   if (syscall(SYS_pidfd_send_signal, process.get(), signal, nullptr, 0) != 0) {
@@ -113,14 +121,8 @@ absl::Status SendSignal(const ProcessId& id, int signal) {
 }
 
 bool WaitUntilGone(const ProcessId& id, absl::Time deadline) {
-  const FileDescriptor process(static_cast<int>(syscall(SYS_pidfd_open, id.pid, 0)));
-  if (!process.valid() || !IsRunning(id)) {
-    return true;
-  }
-  pollfd waited = {.fd = process.get(), .events = POLLIN, .revents = 0};
-  const int64_t left = std::max<int64_t>(0, absl::ToInt64Milliseconds(deadline - absl::Now()));
-  poll(&waited, 1, static_cast<int>(std::min<int64_t>(left, 1 << 30)));
-  return !IsRunning(id);
+  const FileDescriptor process = OpenProcess(id);
+  return !process.valid() || AwaitEnd(process, deadline);
 }
 
 absl::StatusOr<ChildProcess> ChildProcess::Start(const ProcessOptions& options) {

@@ -27,7 +27,7 @@ struct ProcessId {
 
 // NOT_FOUND if no process bears the pid.
 absl::StatusOr<ProcessId> IdentifyProcess(pid_t pid);
-// Whether it still runs; one that has ended and waits to be reaped does not.
+// Whether it still runs, any thread of it; one that has ended and waits to be reaped does not.
 bool IsRunning(const ProcessId& id);
 // Sends a signal to this very process. NOT_FOUND if it is gone, PERMISSION_DENIED if it is of
 // another user.

@@ -1,0 +1,397 @@
+// The command line against real clusters: what it does, and how it refuses bad input.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "client/cli/cluster_record.h"
+#include "client/cli/process.h"
+#include "client/worker_client.h"
+#include "rpc/call.h"
+#include "sharding/str_cat.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/testing/test_cluster.h"
+
+namespace shardmesh::test {
+namespace {
+
+using ::nlohmann::json;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr char kRules[] = SHARDMESH_SOURCE_DIR "/docs/examples/bert.yaml";
+
+std::string WriteFile(const std::string& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary) << text;
+  return path;
+}
+
+std::string ReadFile(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+// A file with this header, `length` before it (its true one by default), and so many bytes of data.
+std::string Safetensors(const std::string& header, size_t data_bytes, int64_t length = -1) {
+  const uint64_t declared = length < 0 ? header.size() : static_cast<uint64_t>(length);
+  std::string text(sizeof(declared), '\0');
+  std::memcpy(text.data(), &declared, sizeof(declared));
+  return text + header + std::string(data_bytes, 'x');
+}
+
+// Tests without a cluster.
+class CommandLineTest : public ::testing::Test {
+ protected:
+  ~CommandLineTest() override { std::filesystem::remove_all(folder_); }
+
+  CommandResult Run(const std::vector<std::string>& arguments) const {
+    return RunShardmesh(arguments, folder_);
+  }
+
+  const std::string folder_ = MakeTestFolder("records");
+};
+
+TEST_F(CommandLineTest, RefusesWrongUse) {
+  struct Case {
+    std::vector<std::string> arguments;
+    std::string error;
+  };
+  const Case kCases[] = {
+      {{}, "a command is missing"},
+      {{"statsu"}, "unknown command \"statsu\"; did you mean \"status\"?"},
+      {{"catalog", "gte"}, "unknown command \"gte\"; did you mean \"get\"?"},
+      {{"status", "--adress", "x:1"}, "unknown option --adress; did you mean \"--address\"?"},
+      {{"status", "more"}, "unexpected argument \"more\""},
+      {{"status", "--deadline", "soon"}, "\"soon\" is no time above zero"},
+      {{"status", "--output", "xml"}, "--output"},
+      {{"up", "--mesh", "fsdp=2,tp=2", "--workers", "3"}, "--mesh fsdp=2,tp=2 with --workers 3"},
+      {{"up", "--mesh", "tp=2,tp=2"}, "tp"},
+      {{"up", "--mesh", "fsdp"}, "--mesh fsdp"},
+      {{"up", "--name", "a/b"}, "\"a/b\" cannot name a cluster"},
+      {{"resolve", "--spec", "fsdp,tp"}, "give --shape too"},
+      {{"resolve", "--spec", "(fsdp,tp", "--shape", "4,4"}, "lacks a closing \")\""},
+      {{"resolve"}, "give one of --axes, --preset and --spec"},
+      {{"resolve", "--axes", "__BATCH__", "--mode", "__trian__"}, "__trian__"},
+      {{"linear", "--input", "a", "--weight", "b", "--activation", "gelo"},
+       "\"gelo\" is none of none, relu, gelu, gelu-tanh, silu; did you mean \"gelu\"?"},
+      {{"get", "wq"}, "--out"},
+      {{"make-checkpoint", "--out", "x", "--like", "llama"}, "--like llama needs a --size"},
+  };
+  for (const Case& c : kCases) {
+    SCOPED_TRACE(StrJoin(c.arguments, " "));
+    const CommandResult result = Run(c.arguments);
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_THAT(result.err, AllOf(::testing::StartsWith("shardmesh: "), HasSubstr(c.error)));
+    EXPECT_THAT(result.out, IsEmpty());
+  }
+}
+
+TEST_F(CommandLineTest, NamesTheAddressOfACoordinatorThatIsNotThere) {
+  // A port that was free a moment ago.
+  const int socket_fd = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  ASSERT_EQ(bind(socket_fd, reinterpret_cast<sockaddr*>(&address), size), 0);
+  ASSERT_EQ(getsockname(socket_fd, reinterpret_cast<sockaddr*>(&address), &size), 0);
+  const std::string text = StrCat("127.0.0.1:", ntohs(address.sin_port));
+  close(socket_fd);
+  for (const std::vector<std::string>& command :
+       std::vector<std::vector<std::string>>{{"status"}, {"ls"}, {"presets"}}) {
+    std::vector<std::string> arguments = command;
+    arguments.push_back("--address=" + text);
+    const CommandResult result = Run(arguments);
+    EXPECT_EQ(result.exit_code, 3) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(text));
+    EXPECT_LT(result.time, absl::Seconds(4));  // the limit of 3 s, and a start of the program
+  }
+}
+
+TEST_F(CommandLineTest, SaysThatNoClusterIsUp) {
+  const CommandResult result = Run({"down"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("no cluster \"default\" is up on this host"));
+}
+
+TEST_F(CommandLineTest, MakesTheSameCheckpointFromTheSameSeed) {
+  for (const char* name : {"a", "b"}) {
+    const CommandResult result =
+        Run({"make-checkpoint", "--out", folder_ + "/" + name, "--seed", "7"});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_THAT(result.out, HasSubstr("104 tensors"));
+  }
+  EXPECT_TRUE(ReadFile(folder_ + "/a") == ReadFile(folder_ + "/b"));
+}
+
+TEST_F(CommandLineTest, StartsAClusterAndStopsItAgain) {
+  CommandResult result = Run({"up", "--mesh", "fsdp=2", "--detach", "--output", "json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json record = json::parse(result.out);
+  ASSERT_EQ(record["processes"].size(), 3u);
+
+  result = Run({"status", "--output", "json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json status = json::parse(result.out);
+  EXPECT_EQ(status["address"], record["address"]);
+  EXPECT_EQ(status["meshes"][0]["axes"], json({{"fsdp", 2}}));
+  EXPECT_EQ(status["meshes"][0]["complete"], true);
+  for (const json& worker : status["workers"]) {
+    EXPECT_EQ(worker["state"], "ready");
+  }
+
+  result = Run({"up", "--mesh", "fsdp=2", "--detach"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("the cluster \"default\" is up at"));
+
+  const std::string address = record["address"];
+  const std::string port = address.substr(address.rfind(':') + 1);
+  result = Run({"up", "--mesh", "fsdp=1", "--name", "other", "--port", port, "--detach"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr(address)) << "a port in use is named";
+
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterRecord written,
+                                 client::ReadRecord(folder_ + "/shardmesh/default"));
+  EXPECT_TRUE(written.IsUp());
+  result = Run({"down"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_FALSE(written.IsUp());
+  EXPECT_EQ(Run({"down"}).exit_code, 1);
+}
+
+TEST_F(CommandLineTest, CleansUpARecordWhoseProcessesAreGone) {
+  CommandResult result = Run({"up", "--mesh", "fsdp=1", "--detach", "--output", "json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json record = json::parse(result.out);
+  for (const json& process : record["processes"]) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ProcessId id,
+                                   client::IdentifyProcess(process["pid"].get<pid_t>()));
+    ASSERT_THAT(client::SendSignal(id, SIGKILL), IsOk());
+    ASSERT_TRUE(client::WaitUntilGone(id, absl::Now() + absl::Seconds(10)));
+  }
+  result = Run({"up", "--mesh", "fsdp=1", "--detach"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(Run({"down"}).exit_code, 0);
+}
+
+TEST_F(CommandLineTest, StopsEverythingWhenTheForegroundCommandIsStopped) {
+  client::ProcessOptions options;
+  options.command = {"/bin/sh", "-c", "export XDG_RUNTIME_DIR=\"$1\"; exec \"$0\" up --mesh fsdp=1",
+                     SHARDMESH_BINARY_DIR "/shardmesh", folder_};
+  options.log_path = folder_ + "/up.log";
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(client::ChildProcess up, client::ChildProcess::Start(options));
+  const absl::Time deadline = absl::Now() + absl::Seconds(60);
+  while (client::ReadLog(options.log_path).find("is up at") == std::string::npos) {
+    ASSERT_LT(absl::Now(), deadline) << client::ReadLog(options.log_path);
+    absl::SleepFor(absl::Milliseconds(20));
+  }
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterRecord record,
+                                 client::ReadRecord(folder_ + "/shardmesh/default"));
+  ASSERT_THAT(client::SendSignal(up.id(), SIGTERM), IsOk());
+  ASSERT_TRUE(client::WaitUntilGone(up.id(), absl::Now() + absl::Seconds(30)));
+  EXPECT_EQ(up.Ended(), "exited with code 0") << client::ReadLog(options.log_path);
+  EXPECT_FALSE(record.IsUp());
+}
+
+// Tests against one cluster.
+class ClusterCommandTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(cluster_, TestCluster::Start());
+    checkpoint_ = cluster_->folder() + "/model.safetensors";
+    ASSERT_EQ(cluster_->Run({"make-checkpoint", "--out", checkpoint_}).exit_code, 0);
+  }
+
+  // The cluster's arrays and definitions.
+  std::string Contents() const {
+    return cluster_->Run({"ls", "--output=json"}).out +
+           cluster_->Run({"catalog", "ls", "--output=json"}).out;
+  }
+
+  struct Refused {
+    std::string what;
+    std::vector<std::string> arguments;
+    std::string error;
+  };
+  // Each fails with its error, and the cluster is as it was.
+  void ExpectRefused(const std::vector<Refused>& cases) const {
+    const std::string before = Contents();
+    for (const Refused& c : cases) {
+      SCOPED_TRACE(c.what);
+      const CommandResult result = cluster_->Run(c.arguments);
+      EXPECT_EQ(result.exit_code, 1);
+      EXPECT_THAT(result.err, HasSubstr(c.error));
+      EXPECT_THAT(result.out, IsEmpty());
+    }
+    EXPECT_EQ(Contents(), before);
+  }
+
+  std::string Path(const std::string& name) const { return cluster_->folder() + "/" + name; }
+
+  std::unique_ptr<TestCluster> cluster_;
+  std::string checkpoint_;
+};
+
+TEST_F(ClusterCommandTest, ResolvesAndCorrects) {
+  CommandResult result = cluster_->Run({"resolve", "--axes", "__BATCH__,__LENGTH__,__EMBED__",
+                                        "--mode", "__train__", "--output=json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(json::parse(result.out)["requested"], json::parse(R"([["fsdp","dp"],"sp","tp"])"));
+
+  result = cluster_->Run({"resolve", "--spec", "fsdp,tp", "--shape", "30522,384"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("effective  fsdp,tp"));
+
+  result = cluster_->Run(
+      {"resolve", "--spec", "dp+tp,-", "--shape", "30522,384", "--mesh", "dp=4,tp=8"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("30522 is not divisible by 32"));
+}
+
+TEST_F(ClusterCommandTest, MatchesAndPlansFromTheHeaderAlone) {
+  CommandResult result = cluster_->Run({"match", checkpoint_, "--rules", kRules});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("104 tensors, all matched"));
+
+  result = cluster_->Run(
+      {"plan", checkpoint_, "--rules", kRules, "--mesh", "fsdp=4,tp=8", "--output=json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json plan = json::parse(result.out);
+  EXPECT_EQ(plan["tensors"].size(), 104u);
+  EXPECT_EQ(plan["summary"]["devices"], 32);
+  EXPECT_EQ(plan["summary"]["total_bytes"], 90'856'960);
+}
+
+TEST_F(ClusterCommandTest, LoadsGetsAndComputes) {
+  CommandResult result = cluster_->Run({"load", checkpoint_, "--rules", kRules});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("Loaded 104 tensors"));
+  const std::string layer = "encoder.layer.0.";
+  result = cluster_->Run({"ls", layer, "--output=json"});
+  EXPECT_EQ(json::parse(result.out).size(), 16u);
+
+  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape", "128,384", "--out", Path("x.npy")}).exit_code,
+            0);
+  result = cluster_->Run(
+      {"linear", "--input", Path("x.npy"), "--weight", layer + "intermediate.dense.weight",
+       "--bias", layer + "intermediate.dense.bias", "--activation", "gelu", "--as", "hidden"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  result = cluster_->Run({"linear", "--input", "hidden", "--weight", layer + "output.dense.weight",
+                          "--bias", layer + "output.dense.bias", "--out", Path("y.npy"),
+                          "--output=json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(json::parse(result.out)["shape"], json({128, 384}));
+  EXPECT_TRUE(std::filesystem::exists(Path("y.npy")));
+
+  EXPECT_EQ(cluster_->Run({"rm", "hidden"}).exit_code, 0);
+  result = cluster_->Run({"describe", layer + "output.dense.weight"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("[0,192)x[0,768)"));
+  ExpectRefused(
+      {{"a name that does not exist", {"get", "hidden", "--out", Path("h.npy")}, "hidden"},
+       {"a name that does not exist", {"rm", "hidden"}, "hidden"},
+       {"shapes that do not multiply",
+        {"matmul", layer + "output.dense.weight", layer + "output.dense.weight"},
+        "SHAPE_MISMATCH"}});
+  EXPECT_FALSE(std::filesystem::exists(Path("h.npy")));
+}
+
+TEST_F(ClusterCommandTest, KeepsDefinitions) {
+  CommandResult result = cluster_->Run({"catalog", "put", "rules", "bert", kRules});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  result = cluster_->Run({"catalog", "put", "rules", "bert", kRules});
+  EXPECT_THAT(result.out, HasSubstr("version 2"));
+  EXPECT_EQ(cluster_->Run({"match", checkpoint_, "--rules", "bert"}).exit_code, 0);
+  EXPECT_THAT(cluster_->Run({"catalog", "get", "rules", "bert"}).out, HasSubstr("word_embeddings"));
+  EXPECT_EQ(cluster_->Run({"catalog", "rm", "rules", "bert"}).exit_code, 0);
+  EXPECT_EQ(cluster_->Run({"catalog", "get", "rules", "bert"}).exit_code, 1);
+}
+
+TEST_F(ClusterCommandTest, RefusesCheckpointsThatAreNotWhole) {
+  const std::string tensor = R"("a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]})";
+  const auto file = [this](const std::string& name, const std::string& text) {
+    return std::vector<std::string>{"load", WriteFile(Path(name), text), "--rules", kRules};
+  };
+  ExpectRefused({
+      {"missing", {"load", Path("nowhere.safetensors"), "--rules", kRules}, "nowhere.safetensors"},
+      {"cut off", file("cut", Safetensors("{" + tensor + "}", 15)), "BAD_FILE"},
+      {"overlapping",
+       file("overlap",
+            Safetensors("{" + tensor + R"(,"b":{"dtype":"F32","shape":[4],"data_offsets":[8,24]}})",
+                        24)),
+       "BAD_FILE"},
+      {"out of bounds",
+       file("beyond",
+            Safetensors(R"({"a":{"dtype":"F32","shape":[4],"data_offsets":[16,32]}})", 16)),
+       "BAD_FILE"},
+      {"header longer than the file", file("long", Safetensors("{" + tensor + "}", 16, 1 << 20)),
+       "BAD_FILE"},
+      {"header over the limit", file("huge", Safetensors("{}", 0, int64_t{1} << 40)), "BAD_FILE"},
+      {"not UTF-8",
+       file("latin", Safetensors("{\"\xE4\":{\"dtype\":\"F32\",\"shape\":[4],"
+                                 "\"data_offsets\":[0,16]}}",
+                                 16)),
+       "BAD_FILE"},
+      {"unknown dtype",
+       file("dtype", Safetensors(R"({"a":{"dtype":"F31","shape":[4],"data_offsets":[0,16]}})", 16)),
+       "UNKNOWN_DTYPE"},
+  });
+}
+
+TEST_F(ClusterCommandTest, RefusesRulesAndAxesThatDoNotFit) {
+  const auto rules = [this](const std::string& name, const std::string& text) {
+    return std::vector<std::string>{"load", checkpoint_, "--rules",
+                                    WriteFile(Path(name), "rules:\n" + text)};
+  };
+  ExpectRefused({
+      {"bad pattern", rules("bad.yaml", "- {pattern: 'a(', spec: []}\n"), "BAD_PATTERN"},
+      {"unmatched tensor", rules("few.yaml", "- {pattern: LayerNorm, spec: []}\n"),
+       "UNMATCHED_TENSOR"},
+      {"an axis twice after correction", rules("twice.yaml", "- {pattern: '.*', spec: [tp, tp]}\n"),
+       "DUPLICATE_AXIS"},
+      {"unknown logical axis", {"resolve", "--axes", "__BATHC__"}, "__BATCH__"},
+      {"unknown rules", {"match", checkpoint_, "--rules", "none-such"}, "none-such"},
+      {"a mesh with an axis twice",
+       {"catalog", "put", "mesh", "twice",
+        WriteFile(Path("mesh.yaml"), "axes: [{name: tp, size: 2}, {name: tp, size: 2}]\n")},
+       "tp"},
+  });
+}
+
+TEST_F(ClusterCommandTest, RefusesATileWithoutAToken) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterStatus status,
+                                 cluster_->client().GetStatus());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const auto worker,
+      client::WorkerClient::Connect(status.workers.front().addresses, rpc::Credentials::Insecure(),
+                                    absl::Now() + absl::Seconds(5)));
+  const std::string bytes(16, 'x');
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const TensorView view,
+                                 TensorView::Create(Dtype::kF32, {4}, bytes));
+  client::OutgoingTile tile{
+      .token = "", .array_id = "anything", .rank = 0, .tile = Tile::Whole({4}), .tensor = view};
+  client::Cancellation cancellation;
+  const std::string before = Contents();
+  EXPECT_THAT(
+      worker->PutTiles(
+          {&tile, 1}, [](int64_t) {}, &cancellation, rpc::CallOptions::Within(absl::Seconds(5))),
+      StatusIs(absl::StatusCode::kUnauthenticated, Reason::kBadToken));
+  EXPECT_EQ(Contents(), before);
+}
+
+}  // namespace
+}  // namespace shardmesh::test

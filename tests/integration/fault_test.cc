@@ -1,0 +1,210 @@
+// Killed and stopped processes: the error names them, nothing half-made is visible, and afterwards
+// all is well again.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <atomic>
+#include <cstdint>
+#include <future>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "sharding/str_cat.h"
+#include "tensor/literal.h"
+#include "tensor/view.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/testing/test_cluster.h"
+
+namespace shardmesh::test {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+// From the death of a worker to the error that names it.
+constexpr absl::Duration kNamedWithin = absl::Seconds(2);
+
+PartitionSpec Spec(std::vector<std::string> axes) {
+  std::vector<SpecEntry> entries;
+  for (std::string& axis : axes) {
+    entries.push_back(SpecEntry::Axis(std::move(axis)));
+  }
+  return PartitionSpec(std::move(entries));
+}
+
+// A matrix of small whole numbers, cut over fsdp and tp.
+class Weights {
+ public:
+  explicit Weights(int64_t side) : side_(side), values_(static_cast<size_t>(side * side)) {
+    for (size_t i = 0; i < values_.size(); ++i) {
+      values_[i] = static_cast<float>(i % 7);
+    }
+  }
+
+  client::PutTensor Tensor(const std::string& name) const {
+    return {.name = name,
+            .view = *TensorView::Create(Dtype::kF32, {side_, side_}, bytes()),
+            .spec = Spec({"fsdp", "tp"}),
+            .cut_points = {}};
+  }
+  absl::Span<const char> bytes() const {
+    return {reinterpret_cast<const char*>(values_.data()), values_.size() * sizeof(float)};
+  }
+
+ private:
+  const int64_t side_;
+  std::vector<float> values_;
+};
+
+Literal Ones(int64_t rows, int64_t columns) {
+  const std::vector<float> ones(static_cast<size_t>(rows * columns), 1.0f);
+  return {Dtype::kF32,
+          {rows, columns},
+          std::string(reinterpret_cast<const char*>(ones.data()), ones.size() * sizeof(float))};
+}
+
+client::MatmulCall Product(const std::string& name) {
+  return {.lhs = client::Operand(Ones(8, 64)),
+          .rhs = client::Operand(client::ArraySelector::ByName(name))};
+}
+
+class FaultTest : public ::testing::Test {
+ protected:
+  void StartCluster(const TestCluster::Options& options = {}) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(cluster_, TestCluster::Start(options));
+  }
+  void Put(const Weights& weights, const std::string& name) {
+    const client::PutTensor tensor = weights.Tensor(name);
+    ASSERT_THAT(client().PutTensors({&tensor, 1}), IsOk());
+  }
+  std::vector<std::string> Names() {
+    std::vector<std::string> names;
+    for (const client::Array& array : *client().ListArrays()) {
+      names.push_back(array.name);
+    }
+    return names;
+  }
+  client::MeshClient& client() { return cluster_->client(); }
+
+  std::unique_ptr<TestCluster> cluster_;
+};
+
+TEST_F(FaultTest, AWorkerKilledDuringALoadIsNamedAndNothingIsVisible) {
+  StartCluster();
+  const Weights weights(4096);  // 64 MiB: more than what connections hold
+  const client::PutTensor tensor = weights.Tensor("big");
+  // A stopped worker takes nothing in, so that the load is under way when the worker dies.
+  ASSERT_THAT(cluster_->Signal("worker-2", SIGSTOP), IsOk());
+  std::promise<void> begun;
+  std::atomic<bool> has_begun = false;
+  client::PutOptions options;
+  options.progress = [&](int64_t done, int64_t) {
+    if (done > 0 && !has_begun.exchange(true)) {
+      begun.set_value();
+    }
+  };
+  auto put = std::async(std::launch::async, [&] {
+    return client().PutTensors({&tensor, 1}, options);
+  });
+  ASSERT_EQ(begun.get_future().wait_for(std::chrono::seconds(4)), std::future_status::ready);
+  const absl::Time killed = absl::Now();
+  ASSERT_THAT(cluster_->Kill("worker-2"), IsOk());
+  const auto result = put.get();
+  EXPECT_LT(absl::Now() - killed, kNamedWithin);
+  EXPECT_THAT(result, StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
+  EXPECT_THAT(std::string(result.status().message()), HasSubstr("worker-2"));
+  EXPECT_THAT(Names(), IsEmpty());
+  EXPECT_THAT(client().CorrectSpec({.spec = Spec({"fsdp", "tp"}), .shape = {8, 8}, .mesh = {}}),
+              IsOk());
+
+  ASSERT_THAT(cluster_->Restart("worker-2"), IsOk());
+  ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
+  EXPECT_THAT(client().PutTensors({&tensor, 1}), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::GatheredTensor gathered,
+                                 client().Gather(client::ArraySelector::ByName("big")));
+  EXPECT_TRUE(gathered.view().bytes() == weights.bytes());
+}
+
+TEST_F(FaultTest, AWorkerKilledDuringAStepIsNamedAndTheOthersGoOn) {
+  StartCluster();
+  const Weights weights(64);
+  Put(weights, "w");
+  const client::PutTensor replicated = {
+      .name = "everywhere",
+      .view = *TensorView::Create(Dtype::kF32, {64, 64}, weights.bytes()),
+      .spec = PartitionSpec(),
+      .cut_points = {}};
+  ASSERT_THAT(client().PutTensors({&replicated, 1}), IsOk());
+
+  ASSERT_THAT(cluster_->Signal("worker-1", SIGSTOP), IsOk());
+  auto step = std::async(std::launch::async, [&] { return client().Matmul(Product("w")); });
+  // It cannot end: a rank is stopped.
+  ASSERT_EQ(step.wait_for(std::chrono::milliseconds(300)), std::future_status::timeout);
+  const absl::Time killed = absl::Now();
+  ASSERT_THAT(cluster_->Kill("worker-1"), IsOk());
+  const auto result = step.get();
+  EXPECT_LT(absl::Now() - killed, kNamedWithin);
+  EXPECT_FALSE(result.ok());
+  EXPECT_THAT(std::string(result.status().message()), HasSubstr("worker-1"));
+  EXPECT_THAT(Names(), ::testing::ElementsAre("everywhere", "w"));
+
+  // Reads from the other workers go on.
+  EXPECT_THAT(client().Gather(client::ArraySelector::ByName("everywhere")), IsOk());
+  EXPECT_THAT(client().Gather(client::ArraySelector::ByName("w")),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kArrayDegraded));
+
+  ASSERT_THAT(cluster_->Restart("worker-1"), IsOk());
+  ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterStatus status, client().GetStatus());
+  EXPECT_EQ(status.meshes.front().workers[1], "worker-1") << "it takes its rank back";
+  Put(weights, "w");
+  EXPECT_THAT(client().Matmul(Product("w")), IsOk());
+}
+
+TEST_F(FaultTest, AStoppedWorkerIsNamedAfterTheHeartbeatLimit) {
+  StartCluster(
+      {.coordinator_flags = {"--heartbeat-interval=200ms", "--lost-after=1s"}, .worker_flags = {}});
+  const Weights weights(64);
+  Put(weights, "w");
+  const absl::Time stopped = absl::Now();
+  ASSERT_THAT(cluster_->Signal("worker-3", SIGSTOP), IsOk());
+  const auto result = client().Matmul(Product("w"));
+  EXPECT_LT(absl::Now() - stopped, absl::Seconds(1) + kNamedWithin);
+  EXPECT_FALSE(result.ok());
+  EXPECT_THAT(std::string(result.status().message()), HasSubstr("worker-3"));
+  ASSERT_THAT(cluster_->Signal("worker-3", SIGCONT), IsOk());
+  ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
+  EXPECT_THAT(client().Matmul(Product("w")), IsOk()) << "it kept its tiles";
+}
+
+TEST_F(FaultTest, StateSurvivesTheDeathOfTheCoordinator) {
+  StartCluster({.durable = true, .coordinator_flags = {}, .worker_flags = {}});
+  const Weights weights(64);
+  Put(weights, "w");
+  ASSERT_THAT(cluster_->Kill("coordinator"), IsOk());
+  ASSERT_THAT(cluster_->Restart("coordinator"), IsOk());
+  ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::GatheredTensor gathered,
+                                 client().Gather(client::ArraySelector::ByName("w")));
+  EXPECT_TRUE(gathered.view().bytes() == weights.bytes());
+  EXPECT_THAT(client().Matmul(Product("w")), IsOk());
+}
+
+TEST_F(FaultTest, TilesOnDiskSurviveTheDeathOfAWorker) {
+  StartCluster({.durable = true, .coordinator_flags = {}, .worker_flags = {}});
+  const Weights weights(64);
+  Put(weights, "w");
+  ASSERT_THAT(cluster_->Kill("worker-0"), IsOk());
+  ASSERT_THAT(cluster_->Restart("worker-0"), IsOk());
+  ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::GatheredTensor gathered,
+                                 client().Gather(client::ArraySelector::ByName("w")));
+  EXPECT_TRUE(gathered.view().bytes() == weights.bytes());
+}
+
+}  // namespace
+}  // namespace shardmesh::test

@@ -1,0 +1,118 @@
+// The real programs as processes, for tests.
+#include "tests/testing/test_cluster.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "client/cli/process.h"
+#include "sharding/mesh.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+
+namespace shardmesh::test {
+namespace {
+
+// For a busy machine, on which sanitizers run too.
+constexpr absl::Duration kStartTimeout = absl::Seconds(60);
+
+}  // namespace
+
+std::string MakeTestFolder(const std::string& name) {
+  std::string pattern = StrCat(::testing::TempDir(), "shardmesh-", name, "-XXXXXX");
+  if (mkdtemp(pattern.data()) == nullptr) {
+    ADD_FAILURE() << "cannot make a folder like " << pattern;
+  }
+  return pattern;
+}
+
+CommandResult RunShardmesh(const std::vector<std::string>& arguments,
+                           const std::string& runtime_folder, absl::Duration timeout) {
+  CommandResult result;
+  const std::string out = MakeTestFolder("command");
+  // The shell parts the two outputs, and passes its arguments on as they are.
+  client::ProcessOptions options;
+  options.command = {"/bin/sh", "-c",
+                     StrCat("export XDG_RUNTIME_DIR=\"$1\"; shift; exec \"$0\" \"$@\" > ", out,
+                            "/out 2> ", out, "/err"),
+                     SHARDMESH_BINARY_DIR "/shardmesh", runtime_folder};
+  options.command.insert(options.command.end(), arguments.begin(), arguments.end());
+  options.log_path = out + "/log";
+  const absl::Time start = absl::Now();
+  const absl::StatusOr<client::ChildProcess> process = client::ChildProcess::Start(options);
+  if (!process.ok()) {
+    ADD_FAILURE() << process.status();
+    return result;
+  }
+  if (!client::WaitUntilGone(process->id(), start + timeout)) {
+    client::SendSignal(process->id(), SIGKILL).IgnoreError();
+  }
+  int state = 0;
+  waitpid(process->id().pid, &state, 0);
+  result.time = absl::Now() - start;
+  result.exit_code = WIFEXITED(state) ? WEXITSTATUS(state) : -1;
+  result.out = client::ReadLog(out + "/out");
+  result.err = client::ReadLog(out + "/err");
+  std::filesystem::remove_all(out);
+  return result;
+}
+
+absl::StatusOr<std::unique_ptr<TestCluster>> TestCluster::Start(const Options& options) {
+  std::unique_ptr<TestCluster> cluster(new TestCluster());
+  cluster->folder_ = MakeTestFolder("cluster");
+  client::LocalClusterOptions local;
+  local.name = "test";
+  local.folder = cluster->folder_ + "/shardmesh/test";
+  local.binary_folder = SHARDMESH_BINARY_DIR;
+  SHARDMESH_ASSIGN_OR_RETURN(local.mesh, Mesh::Parse(options.mesh));
+  local.coordinator_flags = options.coordinator_flags;
+  local.worker_flags = options.worker_flags;
+  if (options.durable) {
+    local.data_folder = cluster->folder_ + "/data";
+  }
+  local.parent_end_signal = SIGKILL;
+  std::filesystem::create_directory(cluster->folder_ + "/shardmesh");
+  SHARDMESH_ASSIGN_OR_RETURN(cluster->cluster_, client::LocalCluster::Start(
+                                                    std::move(local), absl::Now() + kStartTimeout));
+  SHARDMESH_RETURN_IF_ERROR(cluster->WaitUntilHealthy());
+  SHARDMESH_ASSIGN_OR_RETURN(cluster->client_, client::MeshClient::Connect(cluster->address()));
+  return cluster;
+}
+
+TestCluster::~TestCluster() {
+  client_.reset();
+  cluster_.reset();
+  std::filesystem::remove_all(folder_);
+}
+
+absl::Status TestCluster::WaitUntilHealthy() {
+  return cluster_->WaitUntilHealthy(absl::Now() + kStartTimeout);
+}
+
+CommandResult TestCluster::Run(std::vector<std::string> arguments) const {
+  arguments.push_back("--address=" + address());
+  return RunShardmesh(arguments, folder_);
+}
+
+absl::Status TestCluster::Kill(const std::string& identity) {
+  SHARDMESH_RETURN_IF_ERROR(cluster_->Signal(identity, SIGKILL));
+  for (const client::RecordedProcess& process : cluster_->record().processes) {
+    if (process.identity == identity &&
+        !client::WaitUntilGone(process.id, absl::Now() + absl::Seconds(10))) {
+      return absl::DeadlineExceededError(StrCat(identity, " survives SIGKILL"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TestCluster::Restart(const std::string& identity) {
+  return cluster_->Restart(identity, absl::Now() + kStartTimeout);
+}
+
+}  // namespace shardmesh::test

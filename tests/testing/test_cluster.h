@@ -1,0 +1,79 @@
+// TestCluster: the real programs as processes, for tests that kill, stop and restart them.
+#ifndef SHARDMESH_TESTS_TESTING_TEST_CLUSTER_H_
+#define SHARDMESH_TESTS_TESTING_TEST_CLUSTER_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "client/cli/local_cluster.h"
+#include "client/mesh_client.h"
+
+namespace shardmesh::test {
+
+// How a run of the command line ended.
+struct CommandResult {
+  int exit_code = -1;  // -1: killed, by a signal or because it took too long
+  std::string out;
+  std::string err;
+  absl::Duration time;
+};
+
+// Runs `shardmesh ARGUMENTS...` and waits for it, at most `timeout`. Records of clusters are those
+// below `runtime_folder`.
+CommandResult RunShardmesh(const std::vector<std::string>& arguments,
+                           const std::string& runtime_folder,
+                           absl::Duration timeout = absl::Seconds(60));
+
+// A new, empty folder below the test's own temporary one.
+std::string MakeTestFolder(const std::string& name);
+
+// A cluster with a runtime folder of its own. Processes end with the thread that started it,
+// whatever becomes of the test. Not thread-safe, but for client().
+class TestCluster {
+ public:
+  struct Options {
+    std::string mesh = "fsdp=2,tp=2";
+    // Keep state and tiles on disk.
+    bool durable = false;
+    std::vector<std::string> coordinator_flags;
+    std::vector<std::string> worker_flags;
+  };
+
+  // Healthy when this returns.
+  static absl::StatusOr<std::unique_ptr<TestCluster>> Start(const Options& options);
+  static absl::StatusOr<std::unique_ptr<TestCluster>> Start() { return Start(Options()); }
+  ~TestCluster();
+
+  const std::string& address() const { return cluster_->address(); }
+  const std::string& folder() const { return folder_; }
+  // Connected since the start.
+  client::MeshClient& client() { return *client_; }
+  // Waits for all ranks.
+  absl::Status WaitUntilHealthy();
+
+  // Runs a command against this cluster.
+  CommandResult Run(std::vector<std::string> arguments) const;
+
+  // Identities are `coordinator` and `worker-0` to `worker-N`.
+  absl::Status Signal(const std::string& identity, int signal) {
+    return cluster_->Signal(identity, signal);
+  }
+  // Kills with SIGKILL and waits until the process is gone.
+  absl::Status Kill(const std::string& identity);
+  absl::Status Restart(const std::string& identity);
+
+ private:
+  TestCluster() = default;
+
+  std::string folder_;
+  std::unique_ptr<client::LocalCluster> cluster_;
+  std::unique_ptr<client::MeshClient> client_;  // closes before the cluster ends
+};
+
+}  // namespace shardmesh::test
+
+#endif  // SHARDMESH_TESTS_TESTING_TEST_CLUSTER_H_
