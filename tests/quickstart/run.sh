@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The main job: a cluster on loopback, the checkpoint's placement, load, feed-forward block and gathers, then the check.
+# The main job: a cluster on loopback, a checkpoint's placement, load, feed-forward block and gathers, then the check.
 #
 #   tests/quickstart/run.sh BIN_FOLDER CHECKPOINT
 #
@@ -9,30 +9,53 @@ set -euo pipefail
 bin=$1
 checkpoint=$2
 rules=docs/examples/bert.yaml
-gathered=(
-  embeddings.word_embeddings.weight
-  encoder.layer.0.intermediate.dense.weight
-  encoder.layer.0.output.dense.bias
-)
+layer=encoder.layer.0
+gathered=(embeddings.word_embeddings.weight "$layer.intermediate.dense.weight" "$layer.output.dense.bias")
 
-results=$(mktemp -d)
-cluster=''
+folder=$(mktemp -d)
+# The cluster is recorded there, and does not meet one that the user has up.
+export XDG_RUNTIME_DIR=$folder
 clean_up() {
-  # The command line's own group holds all processes that it started.
-  if [[ -n $cluster ]]; then kill -TERM -- "-$cluster" 2>/dev/null || true; fi
-  rm -rf "$results"
+  "$bin/shardmesh" down 2>/dev/null || true
+  rm -rf "$folder"
 }
 trap clean_up EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-printf '\033[1m== Running the main job on a cluster of four workers, mesh fsdp=2,tp=2\033[0m\n' >&2
-setsid "$bin/shardmesh" quickstart --checkpoint "$checkpoint" --rules "$rules" --out "$results" \
-  "${gathered[@]/#/--gather=}" &
-cluster=$!
-wait "$cluster"
+step() { printf '\033[1m[%s/6] %s\033[0m\n' "$1" "$2" >&2; }
+# Shows a command of the program, shardmesh, and runs it.
+run() {
+  printf '\033[2m$ shardmesh %s\033[0m\n' "$*" >&2
+  "$bin/shardmesh" "$@"
+}
 
-printf '\033[1m== Checking the results against plain loops in double, and the file\033[0m\n' >&2
+step 1 "The checkpoint: $checkpoint, $(stat -Lc %s "$checkpoint") bytes"
+
+step 2 'A coordinator and four workers on a mesh fsdp=2,tp=2'
+run up --mesh fsdp=2,tp=2 --detach
+run status
+
+step 3 'Where each tensor is to lie'
+run plan "$checkpoint" --rules "$rules"
+
+step 4 'The checkpoint onto the workers, to each its tiles alone'
+run load "$checkpoint" --rules "$rules" --quiet
+
+step 5 'The feed-forward block of layer 0 for 128 rows: column-parallel with GELU, then row-parallel'
+run make-tensor --shape 128,384 --seed 7 --out "$folder/input.npy"
+run linear --input "$folder/input.npy" --weight "$layer.intermediate.dense.weight" \
+  --bias "$layer.intermediate.dense.bias" --activation gelu --as hidden
+run linear --input hidden --weight "$layer.output.dense.weight" --bias "$layer.output.dense.bias" \
+  --out "$folder/result.npy"
+
+step 6 'The result against plain loops in double, and three tensors gathered back against the file'
 comparisons=()
-for name in "${gathered[@]}"; do comparisons+=(--compare "$name" "$results/$name.npy"); done
-"$bin/quickstart-check" "$checkpoint" --input "$results/input.npy" --result "$results/result.npy" "${comparisons[@]}"
+for name in "${gathered[@]}"; do
+  run get "$name" --out "$folder/$name.npy"
+  comparisons+=(--compare "$name" "$folder/$name.npy")
+done
+"$bin/quickstart-check" "$checkpoint" --input "$folder/input.npy" --result "$folder/result.npy" "${comparisons[@]}"
+run down
+
+printf '\033[1mSuccess: the cluster computed what the checkpoint says, and every process is stopped.\033[0m\n'
