@@ -177,7 +177,6 @@ absl::StatusOr<ChildProcess> ChildProcess::Start(const ProcessOptions& options) 
 std::optional<std::string> ChildProcess::Ended() {
   int state = 0;
   if (!end_.has_value() && waitpid(id_.pid, &state, WNOHANG) == id_.pid) {
-    ended_well_ = WIFEXITED(state) && WEXITSTATUS(state) == 0;
     end_ = WIFEXITED(state) ? StrCat("exited with code ", WEXITSTATUS(state))
                             : StrCat("was killed by signal ", WTERMSIG(state), " (",
                                      strsignal(WTERMSIG(state)), ")");

@@ -60,8 +60,6 @@ class ChildProcess {
   // Nullopt while it runs; else how it ended, such as `exited with code 1` or `was killed by signal
   // 9`. Reaps it.
   std::optional<std::string> Ended();
-  // Of an ended process: whether its exit code was 0.
-  bool ended_well() const { return ended_well_; }
 
  private:
   ChildProcess(ProcessId id, std::string log_path, int64_t log_offset_bytes)
@@ -71,7 +69,6 @@ class ChildProcess {
   std::string log_path_;
   int64_t log_offset_bytes_ = 0;
   std::optional<std::string> end_;
-  bool ended_well_ = false;
 };
 
 // What was written to a log from `offset_bytes` on; empty if it cannot be read.

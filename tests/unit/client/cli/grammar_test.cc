@@ -1,0 +1,121 @@
+// Tests of how the command line's values are written.
+#include "client/cli/grammar.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "client/cli/command_line.h"
+#include "client/cli/table.h"
+#include "tests/testing/status_matchers.h"
+
+namespace shardmesh::client {
+namespace {
+
+using test::IsOk;
+using ::testing::HasSubstr;
+
+TEST(GrammarTest, ReadsSpecs) {
+  struct Case {
+    std::string text;
+    std::string spec;
+  };
+  const Case kCases[] = {
+      {"fsdp,tp", "P('fsdp', 'tp')"},
+      {" fsdp , tp ", "P('fsdp', 'tp')"},
+      {"fsdp+dp,-", "P(('fsdp', 'dp'), None)"},
+      {"(fsdp,dp),_,tp", "P(('fsdp', 'dp'), None, 'tp')"},
+      {"(tp),none", "P('tp', None)"},
+      {"(tp,),()", "P('tp', None)"},
+      {"?,tp", "P(UNCONSTRAINED, 'tp')"},
+      {"tp,", "P('tp')"},
+      {"", "P()"},
+      {"()", "P()"},
+  };
+  for (const Case& c : kCases) {
+    const absl::StatusOr<PartitionSpec> spec = ParseSpec(c.text);
+    ASSERT_THAT(spec, IsOk()) << c.text;
+    EXPECT_EQ(spec->ToString(), c.spec) << c.text;
+  }
+}
+
+TEST(GrammarTest, RefusesSpecsAsWrongUse) {
+  struct Case {
+    std::string text;
+    std::string error;
+  };
+  const Case kCases[] = {
+      {"(fsdp,tp", "lacks a closing \")\""},
+      {"fsdp),tp", "closes a \")\" that is not open"},
+      {"fsdp,,tp", "a dimension is empty"},
+      {"fsdp tp", "is no axis"},
+      {"tp=2", "is no axis"},
+      {"((a,b),c)", "tuple"},
+      {"((((((a))))))", "nests too deep"},
+  };
+  for (const Case& c : kCases) {
+    const absl::StatusOr<PartitionSpec> spec = ParseSpec(c.text);
+    EXPECT_EQ(ExitCodeOf(spec.status()), kExitWrongUse) << c.text;
+    EXPECT_THAT(std::string(spec.status().message()), HasSubstr(c.error)) << c.text;
+  }
+}
+
+TEST(GrammarTest, TablesShowSpecsAsTheyAreWritten) {
+  for (const char* text : {"()", "fsdp,tp", "(fsdp,dp),-,tp", "-,tp", "?,tp"}) {
+    EXPECT_EQ(FormatSpec(*ParseSpec(text)), text);
+  }
+}
+
+TEST(GrammarTest, ReadsShapes) {
+  EXPECT_EQ(*ParseShape("30522,384"), (Shape{30522, 384}));
+  EXPECT_EQ(*ParseShape(" 8 , 0 "), (Shape{8, 0}));
+  EXPECT_EQ(*ParseShape(""), Shape());
+  for (const char* text : {"8,", "8x8", "-1", "9223372036854775807,2"}) {
+    EXPECT_EQ(ExitCodeOf(ParseShape(text).status()), kExitWrongUse) << text;
+  }
+}
+
+TEST(GrammarTest, ReadsModes) {
+  EXPECT_EQ(*ParseMode("train"), Mode(RuntimeMode::kTrain));
+  EXPECT_EQ(*ParseMode("__insert__"), Mode(RuntimeMode::kInsert));
+  EXPECT_EQ(*ParseMode("1"), Mode::OfDimension(1));
+  EXPECT_EQ(ExitCodeOf(ParseMode("trian").status()), kExitWrongUse);
+}
+
+TEST(GrammarTest, NamesTheNearestValue) {
+  EXPECT_THAT(std::string(ParseActivation("gelo").status().message()),
+              HasSubstr("did you mean \"gelu\"?"));
+}
+
+TEST(ExitCodeTest, FollowsFromTheStatus) {
+  EXPECT_EQ(ExitCodeOf(absl::OkStatus()), kExitDone);
+  EXPECT_EQ(ExitCodeOf(absl::InvalidArgumentError("")), kExitFailed);
+  EXPECT_EQ(ExitCodeOf(WrongUse("")), kExitWrongUse);
+  EXPECT_EQ(ExitCodeOf(absl::UnavailableError("")), kExitUnreachable);
+  EXPECT_EQ(ExitCodeOf(WithReason(absl::UnavailableError(""), Reason::kWorkerLost)), kExitFailed);
+}
+
+TEST(TableTest, AlignsColumnsByCharacters) {
+  Table table({{"name"}, {"size", Table::Align::kRight}, {"remark"}});
+  table.AddRow({"é", "10", ""});
+  table.AddRow({"longer", "2", "x"});
+  EXPECT_EQ(table.ToString(),
+            "name    size  remark\n"
+            "é         10\n"
+            "longer     2  x\n");
+}
+
+TEST(TableTest, WritesBytesAndTimesWithThreeDigits) {
+  EXPECT_EQ(FormatBytes(0), "0 B");
+  EXPECT_EQ(FormatBytes(999), "999 B");
+  EXPECT_EQ(FormatBytes(1536), "1.54 kB");
+  EXPECT_EQ(FormatBytes(999'999), "1.00 MB");
+  EXPECT_EQ(FormatBytes(90'868'376), "90.9 MB");
+  EXPECT_EQ(FormatTime(absl::Microseconds(12)), "12.0 us");
+  EXPECT_EQ(FormatTime(absl::Milliseconds(141)), "141 ms");
+  EXPECT_EQ(FormatTime(absl::Seconds(2.5)), "2.50 s");
+}
+
+}  // namespace
+}  // namespace shardmesh::client

@@ -1,0 +1,98 @@
+// Tests of the processes of this host, and of the records of clusters.
+#include "client/cli/process.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <string>
+
+#include "absl/time/clock.h"
+#include "client/cli/cluster_record.h"
+#include "tests/testing/status_matchers.h"
+
+namespace shardmesh::client {
+namespace {
+
+using test::IsOk;
+using test::IsOkAndHolds;
+using test::StatusIs;
+
+absl::Time Soon() { return absl::Now() + absl::Seconds(20); }
+
+ProcessOptions Shell(const std::string& script) {
+  ProcessOptions options;
+  options.command = {"/bin/sh", "-c", script};
+  options.log_path = ::testing::TempDir() + "/process_test.log";
+  return options;
+}
+
+TEST(ProcessTest, KnowsAProcessAgain) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(ChildProcess child, ChildProcess::Start(Shell("sleep 60")));
+  EXPECT_THAT(IdentifyProcess(child.id().pid), IsOkAndHolds(child.id()));
+  EXPECT_TRUE(IsRunning(child.id()));
+  EXPECT_FALSE(WaitUntilGone(child.id(), absl::Now()));
+  // The same pid, started at another time, is another process.
+  const ProcessId other = {child.id().pid, child.id().start_ticks + 1};
+  EXPECT_FALSE(IsRunning(other));
+  EXPECT_THAT(SendSignal(other, SIGKILL), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_TRUE(IsRunning(child.id()));
+
+  ASSERT_THAT(SendSignal(child.id(), SIGKILL), IsOk());
+  EXPECT_TRUE(WaitUntilGone(child.id(), Soon()));
+  EXPECT_EQ(child.Ended(), "was killed by signal 9 (Killed)");
+  EXPECT_THAT(SendSignal(child.id(), SIGKILL), StatusIs(absl::StatusCode::kNotFound));
+}
+
+TEST(ProcessTest, ReportsHowItEndedAndWhatItSaid) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(ChildProcess child,
+                                 ChildProcess::Start(Shell("echo out; echo err >&2; exit 3")));
+  ASSERT_TRUE(WaitUntilGone(child.id(), Soon()));
+  EXPECT_EQ(child.Ended(), "exited with code 3");
+  EXPECT_EQ(ReadLog(child.log_path(), child.log_offset_bytes()), "out\nerr\n");
+}
+
+TEST(ProcessTest, NamesAProgramThatIsNotThere) {
+  ProcessOptions options = Shell("");
+  options.command = {"/nowhere/shardmesh-worker"};
+  const auto child = ChildProcess::Start(options);
+  EXPECT_THAT(child, StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_THAT(std::string(child.status().message()), ::testing::HasSubstr(options.command[0]));
+}
+
+TEST(ProcessTest, LastLines) {
+  EXPECT_EQ(LastLines("a\nb\nc\n", 2), "b\nc");
+  EXPECT_EQ(LastLines("a\nb", 5), "a\nb");
+  EXPECT_EQ(LastLines("", 5), "");
+}
+
+TEST(ClusterRecordTest, ComesBackAsWritten) {
+  const std::string folder = ::testing::TempDir() + "/records-" + std::to_string(getpid()) + "/x";
+  ASSERT_THAT(MakeClusterFolder(folder), IsOk());
+  EXPECT_THAT(ReadRecord(folder), StatusIs(absl::StatusCode::kNotFound));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const ProcessId self, IdentifyProcess(getpid()));
+  ClusterRecord record{.name = "x",
+                       .address = "127.0.0.1:1",
+                       .mesh = "tp=2",
+                       .processes = {{"coordinator", self, folder + "/coordinator.log"}},
+                       .supervisor = self};
+  ASSERT_THAT(WriteRecord(folder, record), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const ClusterRecord read, ReadRecord(folder));
+  EXPECT_EQ(read.address, record.address);
+  EXPECT_EQ(read.processes.front().id, self);
+  EXPECT_EQ(read.supervisor, self);
+  EXPECT_TRUE(read.IsUp());
+  RemoveRecord(folder);
+  EXPECT_THAT(ReadRecord(folder), StatusIs(absl::StatusCode::kNotFound));
+}
+
+TEST(ClusterRecordTest, RefusesNamesThatLeadElsewhere) {
+  EXPECT_THAT(CheckClusterName("default"), IsOk());
+  for (const char* name : {"", ".", "..", "a/b", ".hidden", "a b"}) {
+    EXPECT_THAT(CheckClusterName(name), StatusIs(absl::StatusCode::kInvalidArgument)) << name;
+  }
+}
+
+}  // namespace
+}  // namespace shardmesh::client
