@@ -7,7 +7,8 @@
 // the original and declares the happens-before edge.
 //   - absl::Mutex, CondVar, Notification, BlockingCounter: what every such lock promises;
 //   - a gRPC operation: all that came before its start happens before whoever gets its tag;
-//   - the end of a server's callback call, whose counters are decremented in the library as well.
+//   - the end of a server's callback call, whose counters are decremented in the library as well;
+//   - a slice over borrowed memory: what came before it was made happens before its release.
 // Linked into all programs of the tsan preset, and itself compiled without instrumentation. It is
 // bound to the symbols of Abseil 20220623 and gRPC 1.51; with other versions it does not link, or
 // stops at the first call that it cannot find. tests/tsan proves that a real race in a handler is
@@ -17,6 +18,7 @@
 #include <absl/synchronization/notification.h>
 #include <dlfcn.h>
 #include <grpc/grpc.h>
+#include <grpc/slice.h>
 #include <grpcpp/support/server_callback.h>
 #include <sanitizer/tsan_interface.h>
 
@@ -254,7 +256,32 @@ void AcquireWhenRun(void* tag) {
 
 }  // namespace
 
+namespace {
+
+// A slice's release function and argument, behind one that acquires what its maker released.
+struct BorrowedSlice {
+  void (*release)(void*);
+  void* argument;
+
+  static void Release(void* self) {
+    __tsan_acquire(self);
+    auto* slice = static_cast<BorrowedSlice*>(self);
+    slice->release(slice->argument);
+    delete slice;
+  }
+};
+
+}  // namespace
+
 extern "C" {
+
+grpc_slice grpc_slice_new_with_user_data(void* bytes, size_t size, void (*release)(void*),
+                                         void* argument) {
+  auto* slice = new BorrowedSlice{release, argument};
+  __tsan_release(slice);
+  return Original<"grpc_slice_new_with_user_data", grpc_slice>(bytes, size, &BorrowedSlice::Release,
+                                                               static_cast<void*>(slice));
+}
 
 grpc_call_error grpc_call_start_batch(grpc_call* call, const grpc_op* ops, size_t nops, void* tag,
                                       void* reserved) {
