@@ -94,7 +94,7 @@ class FaultTest : public ::testing::Test {
 };
 
 TEST_F(FaultTest, AWorkerKilledDuringALoadIsNamedAndNothingIsVisible) {
-  StartCluster();
+  ASSERT_NO_FATAL_FAILURE(StartCluster());
   const Weights weights(4096);  // 64 MiB: more than what connections hold
   const client::PutTensor tensor = weights.Tensor("big");
   // A stopped worker takes nothing in, so that the load is under way when the worker dies.
@@ -130,9 +130,9 @@ TEST_F(FaultTest, AWorkerKilledDuringALoadIsNamedAndNothingIsVisible) {
 }
 
 TEST_F(FaultTest, AWorkerKilledDuringAStepIsNamedAndTheOthersGoOn) {
-  StartCluster();
+  ASSERT_NO_FATAL_FAILURE(StartCluster());
   const Weights weights(64);
-  Put(weights, "w");
+  ASSERT_NO_FATAL_FAILURE(Put(weights, "w"));
   const client::PutTensor replicated = {
       .name = "everywhere",
       .view = *TensorView::Create(Dtype::kF32, {64, 64}, weights.bytes()),
@@ -161,15 +161,16 @@ TEST_F(FaultTest, AWorkerKilledDuringAStepIsNamedAndTheOthersGoOn) {
   ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterStatus status, client().GetStatus());
   EXPECT_EQ(status.meshes.front().workers[1], "worker-1") << "it takes its rank back";
-  Put(weights, "w");
+  ASSERT_NO_FATAL_FAILURE(Put(weights, "w"));
   EXPECT_THAT(client().Matmul(Product("w")), IsOk());
 }
 
 TEST_F(FaultTest, AStoppedWorkerIsNamedAfterTheHeartbeatLimit) {
-  StartCluster(
-      {.coordinator_flags = {"--heartbeat-interval=200ms", "--lost-after=1s"}, .worker_flags = {}});
+  ASSERT_NO_FATAL_FAILURE(
+      StartCluster({.coordinator_flags = {"--heartbeat-interval=200ms", "--lost-after=1s"},
+                    .worker_flags = {}}));
   const Weights weights(64);
-  Put(weights, "w");
+  ASSERT_NO_FATAL_FAILURE(Put(weights, "w"));
   const absl::Time stopped = absl::Now();
   ASSERT_THAT(cluster_->Signal("worker-3", SIGSTOP), IsOk());
   const auto result = client().Matmul(Product("w"));
@@ -182,9 +183,10 @@ TEST_F(FaultTest, AStoppedWorkerIsNamedAfterTheHeartbeatLimit) {
 }
 
 TEST_F(FaultTest, StateSurvivesTheDeathOfTheCoordinator) {
-  StartCluster({.durable = true, .coordinator_flags = {}, .worker_flags = {}});
+  ASSERT_NO_FATAL_FAILURE(
+      StartCluster({.durable = true, .coordinator_flags = {}, .worker_flags = {}}));
   const Weights weights(64);
-  Put(weights, "w");
+  ASSERT_NO_FATAL_FAILURE(Put(weights, "w"));
   ASSERT_THAT(cluster_->Kill("coordinator"), IsOk());
   ASSERT_THAT(cluster_->Restart("coordinator"), IsOk());
   ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
@@ -195,9 +197,10 @@ TEST_F(FaultTest, StateSurvivesTheDeathOfTheCoordinator) {
 }
 
 TEST_F(FaultTest, TilesOnDiskSurviveTheDeathOfAWorker) {
-  StartCluster({.durable = true, .coordinator_flags = {}, .worker_flags = {}});
+  ASSERT_NO_FATAL_FAILURE(
+      StartCluster({.durable = true, .coordinator_flags = {}, .worker_flags = {}}));
   const Weights weights(64);
-  Put(weights, "w");
+  ASSERT_NO_FATAL_FAILURE(Put(weights, "w"));
   ASSERT_THAT(cluster_->Kill("worker-0"), IsOk());
   ASSERT_THAT(cluster_->Restart("worker-0"), IsOk());
   ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
