@@ -3,8 +3,9 @@
 
 Each sample starts a fresh cluster, loads once, and samples the memory of all processes meanwhile: the sum of their
 proportional anonymous and shared pages, so that each page counts once and the mapped file does not. Where jax is
-installed it loads the same file in the same run, alternating: device_put of every tensor from the mapped file onto as
-many CPU devices, with the same layout. Prints one JSON object a line.
+installed it loads the same file in the same run, alternating: each tensor is read into an array, as the safetensors
+loaders do, and device_put onto as many CPU devices with the same layout. (Given the mapped file itself, device_put on
+CPU would only point into it, and move no byte.) Prints one JSON object a line.
 
 usage: load_bench.py BIN_FOLDER [--samples N]
 """
@@ -35,7 +36,7 @@ mesh = Mesh(np.array(jax.devices()), ("tp",))
 with open(path, "rb") as file:
     size = struct.unpack("<Q", file.read(8))[0]
     header = json.loads(file.read(size))
-data = np.memmap(path, dtype=np.uint8, mode="r", offset=8 + size)
+file = open(path, "rb")
 column = ("embed_tokens", "lm_head", "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 row = ("o_proj", "down_proj")
 def spec(name):
@@ -47,7 +48,8 @@ arrays = []
 for name, entry in header.items():
     if name == "__metadata__": continue
     begin, end = entry["data_offsets"]
-    tensor = data[begin:end].view(np.float32).reshape(entry["shape"])
+    file.seek(8 + size + begin)
+    tensor = np.fromfile(file, dtype=np.float32, count=(end - begin) // 4).reshape(entry["shape"])
     arrays.append(jax.device_put(tensor, NamedSharding(mesh, spec(name))))
 jax.block_until_ready(arrays)
 print(time.perf_counter() - start)

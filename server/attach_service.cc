@@ -557,11 +557,13 @@ void AttachReactor::OnReadDone(bool ok) {
   if (!grpc::SerializationTraits<v1::AttachRequest>::Deserialize(&read_, &request).ok()) {
     return Close(rpc::BadField("message", "is not an AttachRequest"));
   }
+  // While endpoints are verified nothing is read: Verified, perhaps on another thread already, goes
+  // on.
+  const bool is_hello = phase_ == Phase::kHello;
   if (const absl::Status taken = Take(request); !taken.ok()) {
     return Close(taken);
   }
-  // While endpoints are verified nothing is read; Verified goes on.
-  if (phase_ != Phase::kVerifying) {
+  if (!is_hello) {
     StartRead(&read_);
   }
 }
@@ -743,8 +745,12 @@ absl::Status AttachReactor::TakeTileStaged(const v1::TileStaged& staged) {
   const absl::Status reported =
       hub_->sequencer().ReportTransfer(staged.transfer_id(), staged.term(), std::move(report));
   if (!reported.ok()) {
-    rpc::LogDebug("report of a transfer that has ended",
-                  {{"identity", hello_.identity()}, {"transfer", staged.transfer_id()}});
+    // It came too late: the tile is to go, as those that were staged in time have.
+    v1::AttachResponse response;
+    v1::EndTransfer* end = response.mutable_end_transfer();
+    end->set_transfer_id(staged.transfer_id());
+    rpc::Encode(reported, end->mutable_error());
+    Send(response);
   }
   return absl::OkStatus();
 }

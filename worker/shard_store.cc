@@ -628,13 +628,24 @@ absl::StatusOr<StoredTilePtr> ShardStore::FindIn(std::string_view array_id, cons
 }
 
 absl::StatusOr<std::vector<StoredTilePtr>> ShardStore::FindAll(std::string_view array_id) const {
+  return FindAllIn(array_id, /*staged_too=*/false);
+}
+
+absl::StatusOr<std::vector<StoredTilePtr>> ShardStore::FindAllStaged(
+    std::string_view array_id) const {
+  return FindAllIn(array_id, /*staged_too=*/true);
+}
+
+absl::StatusOr<std::vector<StoredTilePtr>> ShardStore::FindAllIn(std::string_view array_id,
+                                                                 bool staged_too) const {
   std::vector<StoredTilePtr> stored;
   {
     absl::MutexLock lock(&mutex_);
     const auto array = arrays_.find(ToAbsl(array_id));
     if (array != arrays_.end()) {
       for (const auto& [tile, entry] : array->second.tiles) {
-        if (entry.state == TileState::kCommitted) {
+        if (entry.state == TileState::kCommitted ||
+            (staged_too && entry.state == TileState::kStaged)) {
           stored.push_back(entry.stored);
         }
       }

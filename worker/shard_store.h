@@ -195,6 +195,9 @@ class ShardStore {
   absl::StatusOr<StoredTilePtr> Find(std::string_view array_id, const Tile& tile) const;
   // All committed tiles of an array, by index range. NOT_FOUND if there are none.
   absl::StatusOr<std::vector<StoredTilePtr>> FindAll(std::string_view array_id) const;
+  // The same, with those that are staged: for who knows that the array is committed, whether or not
+  // this worker has heard of it.
+  absl::StatusOr<std::vector<StoredTilePtr>> FindAllStaged(std::string_view array_id) const;
   // As Find, also for a tile that is only Staged: for the step that made it.
   absl::StatusOr<StoredTilePtr> FindStaged(std::string_view array_id, const Tile& tile) const;
 
@@ -237,6 +240,8 @@ class ShardStore {
 
   absl::StatusOr<StoredTilePtr> FindIn(std::string_view array_id, const Tile& tile,
                                        bool staged_too) const;
+  absl::StatusOr<std::vector<StoredTilePtr>> FindAllIn(std::string_view array_id,
+                                                       bool staged_too) const;
 
   // Called by StagedTile: ABORTED unless the tile is Receiving; Receiving to Staged; the end of a
   // tile that does not get that far.

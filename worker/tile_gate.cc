@@ -243,7 +243,10 @@ absl::StatusOr<std::vector<RequestedTile>> TileGate::Find(std::string_view token
   SHARDMESH_RETURN_IF_ERROR(VerifyArrayToken(token, array_id, rpc::TransferDirection::kGet,
                                              attachment, options_.clock->Now())
                                 .status());
-  SHARDMESH_ASSIGN_OR_RETURN(std::vector<StoredTilePtr> stored, options_.store->FindAll(array_id));
+  // The coordinator signs such a token for committed arrays alone, but the client that brings it
+  // may be here before the coordinator's own word of the commit.
+  SHARDMESH_ASSIGN_OR_RETURN(std::vector<StoredTilePtr> stored,
+                             options_.store->FindAllStaged(array_id));
   std::vector<RequestedTile> tiles;
   for (StoredTilePtr& each : stored) {
     const Tile& held = each->description().tile;
