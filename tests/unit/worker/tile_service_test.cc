@@ -255,12 +255,22 @@ TEST_F(TileServiceTest, StagesReportsCommitsAndGivesBackTiles) {
   EXPECT_EQ(reports()[0].term, kTerm);
   EXPECT_EQ(reports()[1].crc32c, Crc32c(large));
 
-  EXPECT_THAT(Get(Array("a"), std::nullopt), StatusIs(absl::StatusCode::kNotFound));
   EXPECT_THAT(gate_->EndTransfer("t-a", true), IsOk());
   EXPECT_THAT(gate_->EndTransfer("t-b", true), IsOk());
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const Got got, Get(Array("b", rows), std::nullopt));
   EXPECT_THAT(got.openings, SizeIs(1));
   EXPECT_TRUE(got.bytes == large);
+}
+
+// The coordinator signs a token to read for committed arrays alone, and its client may be here
+// first.
+TEST_F(TileServiceTest, BelievesATokenToReadBeforeItHearsOfTheCommit) {
+  Start();
+  Serve();
+  ASSERT_THAT(PutGood("a"), IsOk());
+  EXPECT_THAT(Get(Array("a"), std::nullopt), IsOk());
+  EXPECT_THAT(gate_->EndTransfer("t-a", false), IsOk());
+  EXPECT_THAT(Get(Array("a"), std::nullopt), StatusIs(absl::StatusCode::kNotFound));
 }
 
 TEST_F(TileServiceTest, KeepsTilesOnDiskBeforeItSaysSo) {
