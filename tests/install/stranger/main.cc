@@ -1,15 +1,15 @@
-// A program outside the project that uses the installed library: counts the devices of a mesh.
-#include <cstdint>
+// A program outside the project that uses the installed client library: it calls a coordinator that
+// is not there, and is told so.
 #include <iostream>
+#include <string>
 
-#include "sharding/mesh.h"
+#include "client/mesh_client.h"
 
 int main() {
-  const auto mesh = shardmesh::Mesh::Parse("fsdp=2,tp=2");
-  if (!mesh.ok()) {
-    std::cerr << mesh.status() << "\n";
-    return 1;
-  }
-  std::cout << mesh->size() << " devices on " << mesh->axis_count() << " axes\n";
-  return mesh->size() == 4 ? 0 : 1;
+  const std::string address = "127.0.0.1:1";
+  const auto client = shardmesh::client::MeshClient::Connect(address);
+  const absl::Status status = client.ok() ? (*client)->GetStatus().status() : client.status();
+  std::cout << status << "\n";
+  const bool names_the_address = std::string(status.message()).find(address) != std::string::npos;
+  return absl::IsUnavailable(status) && names_the_address ? 0 : 1;
 }
