@@ -24,13 +24,15 @@ constexpr absl::Duration kLongestWait = absl::Milliseconds(500);
 RealClock::RealClock()
     : wall_start_(absl::Now()), steady_start_ns_(SteadyNanoseconds()), thread_([this] { Run(); }) {}
 
-RealClock::~RealClock() {
+RealClock::~RealClock() { Stop(); }
+
+void RealClock::Stop() {
   {
     absl::MutexLock lock(&mutex_);
     stopping_ = true;
     changed_.SignalAll();
   }
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 absl::Time RealClock::Now() const {

@@ -53,6 +53,10 @@ class RealClock final : public Clock {
   TimerId CallAt(absl::Time when, std::function<void()> function) override;
   bool Cancel(TimerId timer) override;
 
+  // Waits for a running function; none is called from here on. What uses the clock can then be
+  // taken apart in any order. Not from a function of the clock. A second call does nothing.
+  void Stop();
+
  private:
   void Run();
 

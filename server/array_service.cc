@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/synchronization/mutex.h"
 #include "rpc/array_codec.h"
 #include "rpc/digest.h"
@@ -22,6 +23,7 @@
 #include "rpc/transfer_token.h"
 #include "server/array_view_codec.h"
 #include "server/random_id.h"
+#include "server/session_pins.h"
 #include "server/tree_resolver.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
@@ -36,6 +38,8 @@ constexpr absl::Duration kGetTimeout = absl::Hours(1);
 // What of an answer is sent in one message.
 constexpr int64_t kPieceBytes = int64_t{512} << 10;
 constexpr int kMaxReleased = 10'000;
+// The answer to a put's commit names its arrays, in one message and in one transaction.
+constexpr int64_t kMaxPutTensors = 40'000;
 // Without a deadline of its own a commit waits so long for missing tiles.
 constexpr absl::Duration kCommitTimeout = absl::Minutes(5);
 
@@ -119,6 +123,9 @@ class PutPlan {
     item.name = tensor.name();
     if (!item.name.empty()) {
       SHARDMESH_RETURN_IF_ERROR(rpc::CheckArrayName(item.name, "name"));
+      if (!names_.insert(item.name).second) {
+        return rpc::BadField("name", "is listed twice");
+      }
     }
     if (tensor.expected_version() < -1) {
       return rpc::BadField("expected_version", "is below -1");
@@ -158,7 +165,13 @@ class PutPlan {
     SHARDMESH_ASSIGN_OR_RETURN(const std::vector<RankEndpoint> endpoints,
                                context_.hub->Endpoints(mesh_id_));
     if (static_cast<int64_t>(endpoints.size()) != mesh_.size()) {
-      return context_.hub->CheckReady(mesh_id_);
+      SHARDMESH_RETURN_IF_ERROR(context_.hub->CheckReady(mesh_id_));
+      return MeshChanged();
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(
+        const auto mesh, context_.publisher->shared_state()->Find(DefinitionKind::kMesh, mesh_id_));
+    if (mesh->revision != mesh_revision_) {
+      return MeshChanged();
     }
     SHARDMESH_RETURN_IF_ERROR(CheckMemory(endpoints));
     std::vector<std::string> identities;
@@ -202,6 +215,14 @@ class PutPlan {
   }
 
  private:
+  absl::Status MeshChanged() const {
+    return rpc::WithRetryDelay(
+        WithReason(absl::FailedPreconditionError(
+                       StrCat("the mesh \"", mesh_id_, "\" changed meanwhile; put again")),
+                   Reason::kMeshIncomplete),
+        absl::Milliseconds(100));
+  }
+
   // Gives the array its spec: the tensor's own, or the rules'.
   absl::Status Place(const v1::PutTensor& tensor, ArrayDefinition* definition) {
     ArrayDescriptor* array = &definition->descriptor;
@@ -277,6 +298,7 @@ class PutPlan {
   Mesh mesh_;
   bool strict_ = false;
   std::unique_ptr<TreeResolver> resolver_;
+  absl::flat_hash_set<std::string> names_;
   std::vector<PutItem> items_;
   std::vector<std::vector<Correction>> corrections_;  // by item
 };
@@ -302,6 +324,11 @@ class BegunPuts {
     return answer;
   }
 
+  void Forget(const std::string& key) {
+    absl::MutexLock lock(&mutex_);
+    answers_.erase(key);
+  }
+
  private:
   absl::Mutex mutex_;
   std::map<std::string, Answer> answers_ ABSL_GUARDED_BY(mutex_);
@@ -313,8 +340,9 @@ class BegunPuts {
 class BeginPutReactor final
     : public grpc::ServerBidiReactor<v1::BeginPutRequest, v1::BeginPutResponse> {
  public:
-  BeginPutReactor(const ArrayContext& context, BegunPuts* begun)
-      : context_(context), begun_(begun), plan_(context) {
+  BeginPutReactor(const ArrayContext& context, BegunPuts* begun,
+                  const grpc::CallbackServerContext* call)
+      : context_(context), begun_(begun), call_(call), plan_(context) {
     StartRead(&request_);
   }
 
@@ -325,12 +353,14 @@ class BeginPutReactor final
       }
       return StartRead(&request_);
     }
+    if (call_->IsCancelled()) {
+      return Finish(rpc::ToGrpc(absl::CancelledError("the client left before it had sent all")));
+    }
     if (!plan_.has_header()) {
       return Finish(
           rpc::ToGrpc(rpc::BadField("header", "is missing; it must be the first message")));
     }
-    auto answer = begun_->GetOrBegin(StrCat(plan_.session_id(), "/", plan_.request_id()),
-                                     *context_.transfers, [this] { return plan_.Begin(); });
+    auto answer = begun_->GetOrBegin(Key(), *context_.transfers, [this] { return plan_.Begin(); });
     if (!answer.ok()) {
       return Finish(rpc::ToGrpc(answer.status()));
     }
@@ -338,7 +368,16 @@ class BeginPutReactor final
     StartWrite(answer_[written_].get());
   }
   void OnWriteDone(bool ok) override {
-    if (!ok || ++written_ == answer_.size()) {
+    if (!ok) {
+      // Nobody knows of the transfer; a repeated request begins another.
+      begun_->Forget(Key());
+      context_.transfers
+          ->Abort(answer_.front()->transfer_id(),
+                  absl::CancelledError("the client left before it had the answer"))
+          .IgnoreError();
+      return Finish(grpc::Status::CANCELLED);
+    }
+    if (++written_ == answer_.size()) {
       return Finish(grpc::Status::OK);
     }
     StartWrite(answer_[written_].get());
@@ -355,10 +394,10 @@ class BeginPutReactor final
     }
     for (int i = 0; i < request_.tensors_size(); ++i) {
       const v1::PutTensor& tensor = request_.tensors(i);
-      if (++tensors_ > TreeResolver::kMaxTensors) {
-        return WithReason(absl::ResourceExhaustedError(
-                              StrCat("a put has at most ", TreeResolver::kMaxTensors, " tensors")),
-                          Reason::kLimitExceeded);
+      if (++tensors_ > kMaxPutTensors) {
+        return WithReason(
+            absl::ResourceExhaustedError(StrCat("a put has at most ", kMaxPutTensors, " tensors")),
+            Reason::kLimitExceeded);
       }
       if (const absl::Status taken = plan_.TakeTensor(tensor); !taken.ok()) {
         return rpc::WithField(WithContext(taken, StrCat("tensor \"", tensor.name(), "\"")),
@@ -368,8 +407,11 @@ class BeginPutReactor final
     return absl::OkStatus();
   }
 
+  std::string Key() const { return StrCat(plan_.session_id(), "/", plan_.request_id()); }
+
   const ArrayContext& context_;
   BegunPuts* const begun_;
+  const grpc::CallbackServerContext* const call_;
   v1::BeginPutRequest request_;
   PutPlan plan_;
   int64_t tensors_ = 0;
@@ -382,8 +424,8 @@ class ArrayService final : public v1::ArrayService::CallbackService {
   explicit ArrayService(const ArrayContext& context) : context_(context) {}
 
   grpc::ServerBidiReactor<v1::BeginPutRequest, v1::BeginPutResponse>* BeginPut(
-      grpc::CallbackServerContext*) override {
-    return new BeginPutReactor(context_, &begun_puts_);
+      grpc::CallbackServerContext* context) override {
+    return new BeginPutReactor(context_, &begun_puts_, context);
   }
 
   grpc::ServerUnaryReactor* CommitTransfer(grpc::CallbackServerContext* context,
@@ -422,12 +464,12 @@ class ArrayService final : public v1::ArrayService::CallbackService {
   grpc::ServerUnaryReactor* AbortTransfer(grpc::CallbackServerContext* context,
                                           const v1::AbortTransferRequest* request,
                                           v1::AbortTransferResponse*) override {
-    context_.transfers->Abort(
-        request->transfer_id(),
-        WithReason(
-            absl::CancelledError(StrCat("the client aborted the transfer: ", request->reason())),
-            Reason::kCancelled));
-    return Answer(context, absl::OkStatus());
+    return Answer(
+        context, context_.transfers->Abort(
+                     request->transfer_id(),
+                     WithReason(absl::CancelledError(
+                                    StrCat("the client aborted the transfer: ", request->reason())),
+                                Reason::kCancelled)));
   }
 
   grpc::ServerUnaryReactor* BeginGet(grpc::CallbackServerContext* context,
@@ -514,11 +556,8 @@ class ArrayService final : public v1::ArrayService::CallbackService {
                                Select(*context_.catalogue, request.array()));
     const ArrayDescriptor& descriptor = selected.array->definition.descriptor;
     SHARDMESH_RETURN_IF_ERROR(CheckReadable(*selected.array));
-    SHARDMESH_ASSIGN_OR_RETURN(
-        const bool is_new, context_.sessions->PinArray(request.session_id(), descriptor.array_id));
-    if (is_new) {
-      SHARDMESH_RETURN_IF_ERROR(context_.catalogue->Pin(descriptor.array_id));
-    }
+    SHARDMESH_RETURN_IF_ERROR(PinForSession(*context_.catalogue, *context_.sessions,
+                                            request.session_id(), descriptor.array_id));
     Encode(*selected.array, &selected.name, response->mutable_array());
     SHARDMESH_ASSIGN_OR_RETURN(const std::vector<RankEndpoint> endpoints,
                                context_.hub->Endpoints(descriptor.mesh_id));
@@ -606,10 +645,8 @@ class ArrayService final : public v1::ArrayService::CallbackService {
     }
     SHARDMESH_RETURN_IF_ERROR(context_.sessions->Get(request.session_id()).status());
     for (const std::string& array_id : request.array_ids()) {
-      SHARDMESH_ASSIGN_OR_RETURN(const bool pinned,
-                                 context_.sessions->UnpinArray(request.session_id(), array_id));
-      if (pinned) {
-        context_.catalogue->Unpin(array_id);
+      if (UnpinForSession(*context_.catalogue, *context_.sessions, request.session_id(),
+                          array_id)) {
         response->set_released(response->released() + 1);
       }
     }

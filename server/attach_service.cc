@@ -37,6 +37,8 @@ namespace {
 
 constexpr int32_t kProtocolVersion = 1;
 constexpr int kMaxEndpoints = 16;
+// Lists of arrays are cut into messages, lest one grow without bound.
+constexpr int kIdsPerMessage = 10'000;
 // A worker that lets this much wait is as good as lost: a few hundred of the largest steps.
 constexpr int64_t kOutboxBytes = int64_t{256} << 20;
 
@@ -199,7 +201,7 @@ class Hub;
 // Reads go on one at a time; all writes go through the outbox.
 class AttachReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  explicit AttachReactor(Hub* hub);
+  AttachReactor(Hub* hub, grpc::CallbackServerContext* context);
 
   void Send(std::shared_ptr<const grpc::ByteBuffer> message);
   void Send(const v1::AttachResponse& message) { Send(Serialise(message)); }
@@ -223,11 +225,13 @@ class AttachReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   absl::Status Take(const v1::AttachRequest& request);
   absl::Status TakeHello(const v1::Hello& hello);
   void Verified(std::vector<std::string> endpoints, const std::string& failures);
+  void Admit(std::vector<std::string> endpoints, const std::string& failures);
   absl::Status TakeInventory(const v1::InventoryPage& page);
   absl::Status TakeTileStaged(const v1::TileStaged& staged);
   absl::Status TakeStepReport(const v1::StepReport& report);
 
   Hub* const hub_;
+  grpc::CallbackServerContext* const context_;
   RawOutbox outbox_;
 
   // Touched by one reaction at a time: reads follow one another.
@@ -251,8 +255,8 @@ class AttachService final
   explicit AttachService(Hub* hub) : hub_(hub) {}
 
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Attach(
-      grpc::CallbackServerContext*) override {
-    return new AttachReactor(hub_);
+      grpc::CallbackServerContext* context) override {
+    return new AttachReactor(hub_, context);
   }
 
  private:
@@ -284,6 +288,12 @@ class Hub final : public AttachHub {
     const std::shared_ptr<const MembershipView> view = membership_->view();
     SHARDMESH_RETURN_IF_ERROR(view->CheckComplete(mesh_id));
     const MeshRanks* ranks = view->FindMesh(mesh_id);
+    // Ranks that were just given are written into the definition, which then has a new revision.
+    const std::shared_ptr<const ClusterState> state = publisher_->shared_state();
+    SHARDMESH_ASSIGN_OR_RETURN(const rpc::MeshDefinition* definition, state->FindMesh(mesh_id));
+    if (definition->workers != ranks->identities) {
+      return NotReady(mesh_id, "its ranks are being given out");
+    }
     std::vector<std::string> missing;
     for (size_t rank = 0; rank < ranks->identities.size(); ++rank) {
       const std::string& identity = ranks->identities[rank];
@@ -294,14 +304,14 @@ class Hub final : public AttachHub {
             StrCat("rank ", rank, " (worker \"", identity, "\" does not reach all its peers yet)"));
       }
     }
-    if (missing.empty()) {
-      return absl::OkStatus();
-    }
-    return rpc::WithRetryDelay(
-        WithReason(absl::FailedPreconditionError(
-                       StrCat("the mesh \"", mesh_id, "\" is not ready: ", StrJoin(missing, ", "))),
-                   Reason::kMeshIncomplete),
-        absl::Milliseconds(200));
+    return missing.empty() ? absl::OkStatus() : NotReady(mesh_id, StrJoin(missing, ", "));
+  }
+
+  static absl::Status NotReady(std::string_view mesh_id, std::string_view why) {
+    return rpc::WithRetryDelay(WithReason(absl::FailedPreconditionError(StrCat(
+                                              "the mesh \"", mesh_id, "\" is not ready: ", why)),
+                                          Reason::kMeshIncomplete),
+                               absl::Milliseconds(200));
   }
 
   absl::StatusOr<std::vector<RankEndpoint>> Endpoints(std::string_view mesh_id) const override {
@@ -325,11 +335,10 @@ class Hub final : public AttachHub {
   }
 
   void Drop(const std::vector<std::string>& array_ids) override {
-    // Pieces, lest one message grow without bound.
-    constexpr size_t kIdsPerMessage = 10'000;
-    for (size_t first = 0; first < array_ids.size(); first += kIdsPerMessage) {
+    constexpr size_t kPiece = kIdsPerMessage;
+    for (size_t first = 0; first < array_ids.size(); first += kPiece) {
       v1::AttachResponse message;
-      const size_t end = std::min(array_ids.size(), first + kIdsPerMessage);
+      const size_t end = std::min(array_ids.size(), first + kPiece);
       for (size_t i = first; i < end; ++i) {
         message.mutable_drop_arrays()->add_array_ids(array_ids[i]);
       }
@@ -507,8 +516,10 @@ class Hub final : public AttachHub {
       ABSL_GUARDED_BY(mutex_);
 };
 
-AttachReactor::AttachReactor(Hub* hub)
-    : hub_(hub), outbox_(kOutboxBytes, [this](const grpc::ByteBuffer* m) { StartWrite(m); }) {
+AttachReactor::AttachReactor(Hub* hub, grpc::CallbackServerContext* context)
+    : hub_(hub),
+      context_(context),
+      outbox_(kOutboxBytes, [this](const grpc::ByteBuffer* m) { StartWrite(m); }) {
   hub_->streams().Add(this);
   StartRead(&read_);
 }
@@ -517,7 +528,10 @@ void AttachReactor::Send(std::shared_ptr<const grpc::ByteBuffer> message) {
   const auto size_bytes = static_cast<int64_t>(message->Length());
   if (const absl::Status pushed = outbox_.Push(std::move(message), size_bytes);
       absl::IsResourceExhausted(pushed)) {
+    // It does not read: what waits will not leave, and neither would a status.
     Close(pushed);
+    outbox_.Close(RawOutbox::kDrop, nullptr);
+    context_->TryCancel();
   }
 }
 
@@ -638,6 +652,7 @@ absl::Status AttachReactor::TakeHello(const v1::Hello& hello) {
 }
 
 void AttachReactor::Verified(std::vector<std::string> endpoints, const std::string& failures) {
+  Admit(std::move(endpoints), failures);
   std::optional<absl::Status> closed;
   {
     absl::MutexLock lock(&mutex_);
@@ -646,8 +661,18 @@ void AttachReactor::Verified(std::vector<std::string> endpoints, const std::stri
       closed = std::move(close_status_);
     }
   }
+  // Until verifying_ was false nobody finished the stream; from there on this may be gone.
   if (closed.has_value()) {
-    return FinishWith(*std::move(closed));
+    FinishWith(*std::move(closed));
+  }
+}
+
+void AttachReactor::Admit(std::vector<std::string> endpoints, const std::string& failures) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (closed_) {
+      return;
+    }
   }
   if (endpoints.empty()) {
     return Close(
@@ -705,6 +730,12 @@ absl::Status AttachReactor::TakeInventory(const v1::InventoryPage& page) {
   const std::shared_ptr<const MembershipView> view = hub_->membership().view();
   v1::AttachResponse response;
   v1::InventoryVerdict* verdict = response.mutable_inventory_verdict();
+  const auto send_if_full = [&] {
+    if (verdict->commit_array_ids_size() + verdict->drop_array_ids_size() >= kIdsPerMessage) {
+      Send(response);
+      verdict->Clear();
+    }
+  };
   for (const auto& [mesh_id, ranks] : view->meshes) {
     const std::optional<int64_t> rank = ranks.RankOf(hello_.identity());
     if (!rank.has_value()) {
@@ -715,14 +746,17 @@ absl::Status AttachReactor::TakeInventory(const v1::InventoryPage& page) {
     inventory_.erase(mesh_id);
     for (const std::string& array_id : of_mesh.keep) {
       verdict->add_commit_array_ids(array_id);
+      send_if_full();
     }
     for (const std::string& array_id : of_mesh.drop) {
       verdict->add_drop_array_ids(array_id);
+      send_if_full();
     }
   }
   for (const auto& [mesh_id, tiles] : inventory_) {
     for (const InventoryTile& tile : tiles) {
       verdict->add_drop_array_ids(tile.array_id);
+      send_if_full();
     }
   }
   inventory_.clear();

@@ -636,6 +636,12 @@ absl::Status Catalogue::Pin(std::string_view array_id) {
   return absl::OkStatus();
 }
 
+bool Catalogue::IsHeldBy(std::string_view array_id, int64_t pins) const {
+  absl::MutexLock lock(&mutex_);
+  const auto found = arrays_.find(array_id);
+  return found != arrays_.end() && found->second.names == 0 && found->second.pins <= pins;
+}
+
 void Catalogue::Unpin(std::string_view array_id) {
   {
     absl::MutexLock lock(&mutex_);

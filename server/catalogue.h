@@ -192,6 +192,8 @@ class Catalogue {
   absl::Status Pin(std::string_view array_id);
   // Nothing if the array is not there.
   void Unpin(std::string_view array_id);
+  // Whether no name points to the array and at most so many pins hold it.
+  bool IsHeldBy(std::string_view array_id, int64_t pins) const;
 
   // The worker of this rank is lost, and what it held with it.
   void TilesLost(std::string_view mesh_id, int64_t rank);

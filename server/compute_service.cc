@@ -16,6 +16,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "rpc/array_codec.h"
+#include "rpc/digest.h"
 #include "rpc/field_check.h"
 #include "rpc/plan_codec.h"
 #include "rpc/spec_codec.h"
@@ -23,6 +24,7 @@
 #include "rpc/time_codec.h"
 #include "server/array_view_codec.h"
 #include "server/random_id.h"
+#include "server/session_pins.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -34,9 +36,11 @@ namespace shardmesh::server {
 namespace {
 
 constexpr absl::Duration kMaxStepTimeout = absl::Minutes(5);
-// Answers are remembered this long, and this many of them, for clients that ask again.
+// Of an operand that only its donor holds: the session's pin and the step's own.
+constexpr int64_t kDonorsPins = 2;
+// Answers are remembered this long, and so many bytes of them, for clients that ask again.
 constexpr absl::Duration kRememberFor = absl::Minutes(10);
-constexpr size_t kMaxRemembered = 1'000;
+constexpr int64_t kMaxRememberedBytes = int64_t{64} << 20;
 
 // An operand that was found: an array, kept alive by a pin, or a literal of the request.
 struct FoundOperand {
@@ -62,35 +66,67 @@ using StepAnswer = absl::StatusOr<v1::ExecuteResponse>;
 using StepCallback = absl::AnyInvocable<void(StepAnswer) &&>;
 
 // Answers of steps by request id. They live as long as the process: results without a name, which
-// most are, do so too.
+// most are, do so too. A request goes: Begin -> Finish, or Abandon if it failed. Thread-safe.
 class RecentAnswers {
  public:
-  std::optional<v1::ExecuteResponse> Find(const std::string& request_id, absl::Time now) {
+  // Nothing: the request is the first with this id. Otherwise its answer. INVALID_ARGUMENT
+  // (REQUEST_ID_REUSED) if the id was used for another request; ABORTED while that one runs.
+  absl::StatusOr<std::optional<v1::ExecuteResponse>> Begin(const v1::ExecuteRequest& request,
+                                                           absl::Time now) {
+    const std::string fingerprint = rpc::Sha256(request.SerializeAsString());
     absl::MutexLock lock(&mutex_);
     Forget(now);
-    const auto found = answers_.find(request_id);
-    return found == answers_.end() ? std::nullopt : std::optional(found->second);
-  }
-  void Add(const std::string& request_id, const v1::ExecuteResponse& answer, absl::Time now) {
-    absl::MutexLock lock(&mutex_);
-    Forget(now);
-    if (answers_.emplace(request_id, answer).second) {
-      order_.emplace_back(now, request_id);
+    const auto [entry, is_new] = entries_.try_emplace(request.request_id());
+    if (is_new) {
+      entry->second.fingerprint = fingerprint;
+      return std::nullopt;
     }
+    if (entry->second.fingerprint != fingerprint) {
+      return InvalidArgument(Reason::kRequestIdReused, StrCat("request_id \"", request.request_id(),
+                                                              "\" was used for another request"));
+    }
+    if (!entry->second.answer.has_value()) {
+      return rpc::WithRetryDelay(
+          absl::AbortedError(StrCat("request \"", request.request_id(), "\" still runs; retry")),
+          absl::Milliseconds(100));
+    }
+    return entry->second.answer;
+  }
+  void Finish(const std::string& request_id, const v1::ExecuteResponse& answer, absl::Time now) {
+    absl::MutexLock lock(&mutex_);
+    Entry& entry = entries_[request_id];
+    entry.answer = answer;
+    entry.size_bytes = static_cast<int64_t>(answer.ByteSizeLong());
+    size_bytes_ += entry.size_bytes;
+    order_.emplace_back(now, request_id);
+    Forget(now);
+  }
+  void Abandon(const std::string& request_id) {
+    absl::MutexLock lock(&mutex_);
+    entries_.erase(request_id);
   }
 
  private:
+  struct Entry {
+    std::string fingerprint;
+    std::optional<v1::ExecuteResponse> answer;  // nullopt: running
+    int64_t size_bytes = 0;
+  };
+
   void Forget(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     while (!order_.empty() &&
-           (order_.size() > kMaxRemembered || order_.front().first + kRememberFor < now)) {
-      answers_.erase(order_.front().second);
+           (size_bytes_ > kMaxRememberedBytes || order_.front().first + kRememberFor < now)) {
+      const auto oldest = entries_.find(order_.front().second);
+      size_bytes_ -= oldest->second.size_bytes;
+      entries_.erase(oldest);
       order_.pop_front();
     }
   }
 
   absl::Mutex mutex_;
-  std::map<std::string, v1::ExecuteResponse> answers_ ABSL_GUARDED_BY(mutex_);
-  std::deque<std::pair<absl::Time, std::string>> order_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, Entry> entries_ ABSL_GUARDED_BY(mutex_);
+  std::deque<std::pair<absl::Time, std::string>> order_ ABSL_GUARDED_BY(mutex_);  // answered ones
+  int64_t size_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 // The first op's name, for people: "linear", "matmul", "program" for several.
@@ -323,12 +359,8 @@ absl::Status StepRunner::StageOutputs(const RunningPtr& running) {
                                      .cut_points = {}};
     SHARDMESH_RETURN_IF_ERROR(context_.catalogue->Stage({.descriptor = descriptor}));
     running->outputs.push_back(descriptor);
-    SHARDMESH_ASSIGN_OR_RETURN(
-        const bool pinned,
-        context_.sessions->PinArray(running->request.session_id(), descriptor.array_id));
-    if (pinned) {
-      SHARDMESH_RETURN_IF_ERROR(context_.catalogue->Pin(descriptor.array_id));
-    }
+    SHARDMESH_RETURN_IF_ERROR(PinForSession(*context_.catalogue, *context_.sessions,
+                                            running->request.session_id(), descriptor.array_id));
   }
   return absl::OkStatus();
 }
@@ -336,7 +368,6 @@ absl::Status StepRunner::StageOutputs(const RunningPtr& running) {
 // Everything up to the submission; fills in what the sequencer needs.
 absl::StatusOr<StepRunner::RunningPtr> StepRunner::Admit(StepCall* call, StepRequest* step) {
   const v1::ExecuteRequest& request = call->request;
-  SHARDMESH_RETURN_IF_ERROR(rpc::CheckRequestId(request.request_id(), "request_id"));
   SHARDMESH_RETURN_IF_ERROR(context_.sessions->Get(request.session_id()).status());
   SHARDMESH_ASSIGN_OR_RETURN(FoundOperands found,
                              FindOperands(request.operands(), request.mesh_id()));
@@ -399,12 +430,15 @@ absl::StatusOr<StepRunner::RunningPtr> StepRunner::Admit(StepCall* call, StepReq
   message.set_plan_hash(running->prepared->hash);
   message.set_plan(running->prepared->bytes);
   for (int i = 0; i < running->request.operands_size(); ++i) {
-    const FoundOperand& operand = running->operands[static_cast<size_t>(i)];
+    FoundOperand& operand = running->operands[static_cast<size_t>(i)];
     v1::StepOperand* encoded = message.add_operands();
-    encoded->set_donate(operand.donate);
     if (operand.array != nullptr) {
-      encoded->set_array_id(operand.array->definition.descriptor.array_id);
-      step->reads.push_back(operand.array->definition.descriptor.array_id);
+      const std::string& array_id = operand.array->definition.descriptor.array_id;
+      // What a name or another pin holds is lent, not given: the step leaves it alone.
+      operand.donate = operand.donate && context_.catalogue->IsHeldBy(array_id, kDonorsPins);
+      encoded->set_array_id(array_id);
+      encoded->set_donate(operand.donate);
+      (operand.donate ? step->writes : step->reads).push_back(array_id);
     } else {
       *encoded->mutable_literal() = running->request.operands(i).literal();
     }
@@ -431,13 +465,20 @@ absl::StatusOr<StepRunner::RunningPtr> StepRunner::Admit(StepCall* call, StepReq
 
 std::optional<Sequencer::StepTicket> StepRunner::Run(StepCall call, StepCallback callback) {
   const std::string request_id = call.request.request_id();
-  if (std::optional<v1::ExecuteResponse> answer = recent_.Find(request_id, context_.clock->Now())) {
-    std::move(callback)(*std::move(answer));
+  if (const absl::Status checked = rpc::CheckRequestId(request_id, "request_id"); !checked.ok()) {
+    std::move(callback)(checked);
+    return std::nullopt;
+  }
+  auto remembered = recent_.Begin(call.request, context_.clock->Now());
+  if (!remembered.ok() || remembered->has_value()) {
+    std::move(callback)(remembered.ok() ? StepAnswer(**std::move(remembered))
+                                        : remembered.status());
     return std::nullopt;
   }
   StepRequest step;
   absl::StatusOr<RunningPtr> admitted = Admit(&call, &step);
   if (!admitted.ok()) {
+    recent_.Abandon(request_id);
     std::move(callback)(admitted.status());
     return std::nullopt;
   }
@@ -453,11 +494,14 @@ std::optional<Sequencer::StepTicket> StepRunner::Run(StepCall call, StepCallback
         End(running, outcome.status);
         StepAnswer answer = outcome.status.ok() ? Answer(running, outcome) : outcome.status;
         if (answer.ok()) {
-          recent_.Add(running->request.request_id(), *answer, context_.clock->Now());
+          recent_.Finish(running->request.request_id(), *answer, context_.clock->Now());
+        } else {
+          recent_.Abandon(running->request.request_id());
         }
         std::move (*shared_callback)(std::move(answer));
       });
   if (!ticket.ok()) {
+    recent_.Abandon(request_id);
     End(running, ticket.status());
     std::move (*shared_callback)(ticket.status());
     return std::nullopt;
@@ -505,10 +549,7 @@ void StepRunner::End(const RunningPtr& running, const absl::Status& status) {
   seconds_.Observe(absl::ToDoubleSeconds(context_.clock->Now() - running->started));
   const std::string& session_id = running->request.session_id();
   const auto unpin_from_session = [&](const std::string& array_id) {
-    if (const auto pinned = context_.sessions->UnpinArray(session_id, array_id);
-        pinned.ok() && *pinned) {
-      context_.catalogue->Unpin(array_id);
-    }
+    UnpinForSession(*context_.catalogue, *context_.sessions, session_id, array_id);
   };
   for (const FoundOperand& operand : running->operands) {
     if (operand.array == nullptr) {

@@ -265,9 +265,12 @@ void Server::MembershipChanged(const MembershipEvent& event) {
       rpc::LogWarning("worker lost",
                       {{"identity", event.identity}, {"reason", worker->lost_because}});
       sequencer_->WorkerLost(event.identity, event.view->epoch, worker->lost_because);
-      for (const auto& [mesh_id, ranks] : event.view->meshes) {
-        if (const auto rank = ranks.RankOf(event.identity); rank.has_value()) {
-          catalogue_->TilesLost(mesh_id, *rank);
+      // A worker that is back already has brought its inventory, or will.
+      if (!membership_->view()->IsAlive(event.identity)) {
+        for (const auto& [mesh_id, ranks] : event.view->meshes) {
+          if (const auto rank = ranks.RankOf(event.identity); rank.has_value()) {
+            catalogue_->TilesLost(mesh_id, *rank);
+          }
         }
       }
       break;
@@ -285,10 +288,11 @@ void Server::MembershipChanged(const MembershipEvent& event) {
 
 void Server::SessionEnded(const EndedSession& session) {
   for (const std::string& transfer_id : session.transfers) {
-    transfers_->Abort(
-        transfer_id, absl::CancelledError(
-                         StrCat("its session ", session.id,
-                                session.end == SessionEnd::kExpired ? " expired" : " was closed")));
+    const std::string_view how = session.end == SessionEnd::kExpired ? "expired" : "was closed";
+    // One that is being committed ends by itself.
+    transfers_
+        ->Abort(transfer_id, absl::CancelledError(StrCat("its session ", session.id, " ", how)))
+        .IgnoreError();
   }
   for (const std::string& array_id : session.arrays) {
     catalogue_->Unpin(array_id);
@@ -365,10 +369,9 @@ void Server::Drain(absl::Time deadline) {
   if (lifecycle_ != nullptr) {
     lifecycle_->Drain(deadline);
   }
+  // No lease, heartbeat or deadline ends from here on; what is live ends with the sequencer.
+  clock_.Stop();
   mesh_watch_.reset();
-  if (transfers_ != nullptr) {
-    transfers_->Stop();
-  }
   sequencer_.reset();
 }
 

@@ -154,13 +154,10 @@ absl::StatusOr<uint64_t> Membership::Attach(WorkerInfo info) {
     worker.last_heartbeat = now;
     worker.lost_because.clear();
     silence_.SetNoLaterThan(now + options_.lost_after);
-    if (!known_alive) {
-      ++state_.epoch;
-      Publish(std::move(event));
-      AssignRanks();
-    } else {
-      view_ = nullptr;
-    }
+    // Also where a new stream takes over: what was on its way on the old one is lost.
+    ++state_.epoch;
+    Publish(std::move(event));
+    if (!known_alive) AssignRanks();
   }
   events_.MakeCalls();
   return attachment;

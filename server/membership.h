@@ -29,7 +29,7 @@ namespace shardmesh::server {
 //   kAttached, kDraining -> kLost   its stream broke, its heartbeats stopped, or it said good-bye
 //   kLost     -> kAttached          Attach, by the same or a new incarnation
 // A worker is alive when it is kAttached or kDraining. The epoch rises by one whenever a worker
-// becomes alive, is lost, or is alive as a new incarnation.
+// becomes alive, is lost, or attaches anew.
 enum class WorkerState { kAttached, kDraining, kLost };
 std::string_view WorkerStateName(WorkerState state);  // "ATTACHED", ...
 
@@ -83,7 +83,7 @@ struct MembershipView {
 // What changed from one view to the next.
 struct MembershipEvent {
   enum class Kind {
-    kAttached,       // `identity` became alive, or is alive as a new incarnation
+    kAttached,       // `identity` became alive, or attached anew
     kLost,           // `identity` is alive no more
     kDrainChanged,   // `identity` drains, or does not any more
     kMeshAdded,      // `mesh_id` is defined

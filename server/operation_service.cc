@@ -122,9 +122,14 @@ class OperationService final : public v1::OperationService::CallbackService {
   grpc::ServerUnaryReactor* CancelOperation(grpc::CallbackServerContext* context,
                                             const v1::CancelOperationRequest* request,
                                             v1::CancelOperationResponse* response) override {
-    transfers_->Abort(
+    const absl::Status aborted = transfers_->Abort(
         request->operation_id(),
         WithReason(absl::CancelledError("the operation was cancelled"), Reason::kCancelled));
+    if (!aborted.ok()) {
+      grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+      reactor->Finish(rpc::ToGrpc(aborted));
+      return reactor;
+    }
     return Answer(context, request->operation_id(), response);
   }
 

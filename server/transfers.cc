@@ -6,6 +6,7 @@
 #include "absl/strings/str_split.h"
 #include "rpc/digest.h"
 #include "server/random_id.h"
+#include "server/session_pins.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -46,7 +47,7 @@ Transfers::Transfers(rpc::Clock* clock, Catalogue* catalogue, SessionTable* sess
     : clock_(clock),
       catalogue_(catalogue),
       sessions_(sessions),
-      give_up_alarm_(std::make_unique<rpc::Alarm>(clock, [this] { AbortOverdue(); })) {}
+      give_up_alarm_(clock, [this] { AbortOverdue(); }) {}
 
 absl::Status Transfers::CheckVersion(const PutItem& item) const {
   if (item.name.empty() || !item.expected_version.has_value()) {
@@ -88,9 +89,8 @@ absl::StatusOr<std::string> Transfers::Begin(const std::string& session_id,
     status = catalogue_->Stage(item.definition);
     transfer->result.array_ids.push_back(item.definition.descriptor.array_id);
     if (status.ok() && item.name.empty()) {
-      const absl::StatusOr<bool> pinned =
-          sessions_->PinArray(session_id, item.definition.descriptor.array_id);
-      status = pinned.ok() ? catalogue_->Pin(item.definition.descriptor.array_id) : pinned.status();
+      status =
+          PinForSession(*catalogue_, *sessions_, session_id, item.definition.descriptor.array_id);
     }
     if (!status.ok()) {
       break;
@@ -125,6 +125,11 @@ absl::StatusOr<std::string> Transfers::Begin(const std::string& session_id,
   if (!status.ok()) {
     End(transfer, status);
     return status;
+  }
+  // A session that ended meanwhile did not find the transfer to abort it.
+  if (const absl::Status session = sessions_->Get(session_id).status(); !session.ok()) {
+    Abort(transfer_id, session).IgnoreError();
+    return session;
   }
   return transfer_id;
 }
@@ -166,6 +171,7 @@ void Transfers::CommitCatalogue(const TransferPtr& transfer, const WorkOutcome& 
   {
     absl::MutexLock lock(&mutex_);
     request.request_id = std::exchange(transfer->request_id, {});
+    transfer->committing = true;
     transfer->result.durability = on_disk ? Durability::kDisk : Durability::kMemory;
   }
   request.answer = EncodeAnswer(transfer->result);
@@ -195,15 +201,12 @@ void Transfers::End(const TransferPtr& transfer, const absl::Status& status) {
   }
   if (!status.ok()) {
     for (const std::string& array_id : result.array_ids) {
-      if (const auto unpinned = sessions_->UnpinArray(transfer->progress.session_id, array_id);
-          unpinned.ok() && *unpinned) {
-        catalogue_->Unpin(array_id);
-      }
+      UnpinForSession(*catalogue_, *sessions_, transfer->progress.session_id, array_id);
     }
     catalogue_->Discard(result.array_ids);
-    if (!request_id.empty()) {
-      catalogue_->requests().Abandon(request_id);
-    }
+  }
+  if (!request_id.empty()) {
+    catalogue_->requests().Abandon(request_id);
   }
   sessions_->RemoveTransfer(transfer->progress.session_id, transfer->progress.transfer_id);
   for (CommitCallback& callback : waiting) {
@@ -226,8 +229,8 @@ void Transfers::Commit(std::string_view transfer_id, std::string request_id, abs
       if (!transfer->progress.ended) {
         is_live = true;
         transfer->waiting.push_back(std::move(callback));
-        if (!remembered->has_value()) {
-          transfer->request_id = std::move(request_id);
+        if (!remembered->has_value() && transfer->request_id.empty() && !transfer->committing) {
+          transfer->request_id = std::exchange(request_id, {});
         }
         give_up_.emplace(give_up, transfer_id);
       } else if (transfer->progress.status.ok()) {
@@ -239,20 +242,21 @@ void Transfers::Commit(std::string_view transfer_id, std::string request_id, abs
       ended = DecodeAnswer(**remembered);
     }
   }
+  if (!remembered->has_value() && !request_id.empty()) {
+    // Another request commits, or committed, the transfer: its outcome is the answer, unremembered.
+    catalogue_->requests().Abandon(request_id);
+  }
   if (!is_live) {
-    if (!remembered->has_value()) {
-      catalogue_->requests().Abandon(request_id);
-    }
     return std::move(callback)(std::move(ended));
   }
-  give_up_alarm_->SetNoLaterThan(give_up);
+  give_up_alarm_.SetNoLaterThan(give_up);
   // Of a transfer that ended meanwhile the callback has heard.
   sequencer_->CommitTransfer(transfer_id).IgnoreError();
 }
 
-void Transfers::Abort(std::string_view transfer_id, absl::Status reason) {
-  // Of one that has ended there is nothing to abort.
-  sequencer_->AbortTransfer(transfer_id, std::move(reason)).IgnoreError();
+absl::Status Transfers::Abort(std::string_view transfer_id, absl::Status reason) {
+  const absl::Status aborted = sequencer_->AbortTransfer(transfer_id, std::move(reason));
+  return absl::IsNotFound(aborted) ? absl::OkStatus() : aborted;
 }
 
 void Transfers::AbortOverdue() {
@@ -270,12 +274,14 @@ void Transfers::AbortOverdue() {
     }
   }
   for (const std::string& transfer_id : overdue) {
+    // One that is being committed needs no giving up.
     Abort(transfer_id, WithReason(absl::DeadlineExceededError(StrCat(
                                       "tiles of transfer ", transfer_id,
                                       " were still missing at the commit's deadline; put again")),
-                                  Reason::kDeadline));
+                                  Reason::kDeadline))
+        .IgnoreError();
   }
-  give_up_alarm_->SetNoLaterThan(next);
+  give_up_alarm_.SetNoLaterThan(next);
 }
 
 void Transfers::TileStaged(std::string_view transfer_id, int64_t size_bytes) {

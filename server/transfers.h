@@ -58,8 +58,8 @@ struct TransferResult {
 // aborted by Abort, the loss of a worker, its session's end, or time. Then nothing of it remains.
 //
 // Thread-safe. Callbacks run without a lock. Everything given outlives this object but for the
-// sequencer, which ends what is live when it is destroyed: call Stop before that, and destroy this
-// after it.
+// sequencer, which ends what is live when it is destroyed: stop the clock before that, and destroy
+// this after it.
 class Transfers {
  public:
   using CommitCallback = absl::AnyInvocable<void(absl::StatusOr<TransferResult>) &&>;
@@ -73,8 +73,6 @@ class Transfers {
 
   // Before anything else.
   void SetSequencer(Sequencer* sequencer) { sequencer_ = sequencer; }
-  // No commit gives up by itself any more.
-  void Stop() { give_up_alarm_.reset(); }
 
   // Stages the arrays and waits for their tiles from every rank in `identities` (by rank); returns
   // the transfer's id. Errors: those of Catalogue::Stage, SessionTable and
@@ -90,8 +88,8 @@ class Transfers {
   void Commit(std::string_view transfer_id, std::string request_id, absl::Time give_up,
               CommitCallback callback);
 
-  // Nothing if it has ended or never was.
-  void Abort(std::string_view transfer_id, absl::Status reason);
+  // Nothing if it has ended or never was. FAILED_PRECONDITION: it is being committed.
+  absl::Status Abort(std::string_view transfer_id, absl::Status reason);
 
   // A rank reported a tile.
   void TileStaged(std::string_view transfer_id, int64_t size_bytes);
@@ -103,7 +101,8 @@ class Transfers {
   struct Transfer {
     TransferProgress progress;
     std::vector<PutItem> items;
-    std::string request_id;  // of the commit
+    std::string request_id;  // of the commit, until it is handed on
+    bool committing = false;
     TransferResult result;
     std::vector<CommitCallback> waiting;
   };
@@ -128,7 +127,7 @@ class Transfers {
   std::deque<TransferPtr> ended_ ABSL_GUARDED_BY(mutex_);  // oldest first
   std::multimap<absl::Time, std::string> give_up_ ABSL_GUARDED_BY(mutex_);
 
-  std::unique_ptr<rpc::Alarm> give_up_alarm_;  // last: its destructor waits for AbortOverdue
+  rpc::Alarm give_up_alarm_;  // last: its destructor waits for AbortOverdue
 };
 
 }  // namespace shardmesh::server

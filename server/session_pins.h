@@ -1,0 +1,42 @@
+// An array that a session pins, in the session's book and in the catalogue's count together.
+#ifndef SHARDMESH_SERVER_SESSION_PINS_H_
+#define SHARDMESH_SERVER_SESSION_PINS_H_
+
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/catalogue.h"
+#include "server/session.h"
+#include "sharding/status_macros.h"
+
+namespace shardmesh::server {
+
+// NOT_FOUND: no such array, or SESSION_GONE. A second pin of the same session changes nothing.
+// The catalogue comes first: whoever takes the array out of the session's book, at any moment, then
+// finds a count to take back.
+inline absl::Status PinForSession(Catalogue& catalogue, SessionTable& sessions,
+                                  std::string_view session_id, const std::string& array_id) {
+  SHARDMESH_RETURN_IF_ERROR(catalogue.Pin(array_id));
+  const absl::StatusOr<bool> is_new = sessions.PinArray(session_id, array_id);
+  if (!is_new.ok() || !*is_new) {
+    catalogue.Unpin(array_id);
+  }
+  return is_new.status();
+}
+
+// Whether the session had pinned the array. A session that is gone has let go of it before.
+inline bool UnpinForSession(Catalogue& catalogue, SessionTable& sessions,
+                            std::string_view session_id, const std::string& array_id) {
+  const absl::StatusOr<bool> pinned = sessions.UnpinArray(session_id, array_id);
+  if (!pinned.ok() || !*pinned) {
+    return false;
+  }
+  catalogue.Unpin(array_id);
+  return true;
+}
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_SESSION_PINS_H_
