@@ -2,6 +2,7 @@
 #include "rpc/server_lifecycle.h"
 
 #include <grpc/grpc.h>
+#include <grpc/support/log.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/server.h>
@@ -11,6 +12,7 @@
 
 #include "grpc/health/v1/health.pb.h"
 #include "rpc/host_port.h"
+#include "rpc/log.h"
 #include "rpc/rpc_metrics.h"
 #include "rpc/transport_args.h"
 #include "sharding/reason.h"
@@ -31,6 +33,10 @@ void EnablePlugins() {
   static const bool once = [] {
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+    // What matters of it comes back as a status; the rest is for who debugs gRPC.
+    gpr_set_log_function([](gpr_log_func_args* line) {
+      LogDebug("grpc", {{"message", line->message}});
+    });
     // Links the descriptor of the health service, so that reflection can describe it.
     return grpc::health::v1::HealthCheckRequest::descriptor() != nullptr;
   }();

@@ -400,7 +400,7 @@ class BeginPutReactor final
             Reason::kLimitExceeded);
       }
       if (const absl::Status taken = plan_.TakeTensor(tensor); !taken.ok()) {
-        return rpc::WithField(WithContext(taken, StrCat("tensor \"", tensor.name(), "\"")),
+        return rpc::WithField(WithContext(taken, StrCat("tensor ", PythonRepr(tensor.name()))),
                               "tensors", static_cast<size_t>(i));
       }
     }

@@ -354,6 +354,9 @@ absl::Status Server::Start() {
     SHARDMESH_ASSIGN_OR_RETURN(
         endpoint_, rpc::MetricsEndpoint::Start(metrics_, options_.http_address, options_.insecure));
   }
+  if (endpoint_ != nullptr) {
+    rpc::LogInfo("metrics served", {{"port", endpoint_->port()}});
+  }
   lifecycle_->SetReady(true);
   rpc::LogInfo("coordinator serves", {{"address", lifecycle_->address()},
                                       {"cluster", catalogue_->cluster_id()},

@@ -102,7 +102,7 @@ absl::StatusOr<std::vector<TreePlacement>> TreeResolver::Add(
   for (const TreeTensor& tensor : tensors) {
     if (!names_.insert(std::string(tensor.name)).second) {
       return InvalidArgument(Reason::kBadField,
-                             StrCat("tensor \"", tensor.name, "\" is listed twice"));
+                             StrCat("tensor ", PythonRepr(tensor.name), " is listed twice"));
     }
     if (!tensor.axes.empty()) {
       continue;
@@ -165,7 +165,7 @@ absl::StatusOr<std::vector<TreePlacement>> TreeResolver::Add(
       status = Count(tensor, *placed, &placement);
     }
     if (!status.ok()) {
-      return WithContext(status, StrCat("tensor \"", tensor.name, "\""));
+      return WithContext(status, StrCat("tensor ", PythonRepr(tensor.name)));
     }
     placements.push_back(placement);
   }

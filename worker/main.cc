@@ -31,7 +31,7 @@ int Main(int argc, const char* const* argv) {
   flags.AddText("data-dir", "DIR", "keep tiles on disk too, in this folder", &options.data_dir);
   flags.AddInt("threads", "threads for kernels; 0 for as many as there are cores", 0, 1024,
                &options.threads);
-  flags.AddText("metrics-listen", "HOST:PORT", "serve Prometheus metrics over HTTP here",
+  flags.AddText("http-listen", "HOST:PORT", "serve Prometheus metrics over HTTP here",
                 &options.metrics_listen);
   flags.AddSwitch("insecure", "allow plaintext beyond loopback", &options.insecure);
   flags.AddDuration("drain-timeout", "how long running steps and streams have when it stops",

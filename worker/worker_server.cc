@@ -250,6 +250,7 @@ class WorkerServer::Impl {
       SHARDMESH_ASSIGN_OR_RETURN(
           metrics_endpoint_,
           rpc::MetricsEndpoint::Start(metrics_, options_.metrics_listen, options_.insecure));
+      rpc::LogInfo("metrics served", {{"port", metrics_endpoint_->port()}});
     }
     links_->Start();
     link_->Start();

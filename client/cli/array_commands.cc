@@ -116,8 +116,9 @@ absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
   }
   std::cout << "Loaded " << result->arrays.size() << " tensors, "
             << FormatBytes(checkpoint.size_bytes()) << " as " << FormatBytes(result->sent_bytes)
-            << " of tiles, in " << FormatTime(time) << "; durable in "
-            << DurabilityName(result->durability) << ", revision " << result->revision << "\n";
+            << " of tiles, in " << FormatTime(time) << "; "
+            << (result->durability == Durability::kDisk ? "on disk" : "in memory") << ", revision "
+            << result->revision << "\n";
   return absl::OkStatus();
 }
 

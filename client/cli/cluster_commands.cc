@@ -143,13 +143,45 @@ absl::Status RunUp(const Invocation& invocation, const UpFlags& flags) {
   return status;
 }
 
+// A worker that was started again by hand is recorded from here on as the process that the
+// coordinator knows, if that is one of this host's.
+void FollowRestarts(const Invocation& invocation, ClusterRecord* record) {
+  Invocation there = invocation;
+  there.address = record->address;
+  const auto client = there.Connect();
+  const absl::StatusOr<ClusterStatus> status =
+      client.ok() ? (*client)->GetStatus() : absl::StatusOr<ClusterStatus>(client.status());
+  if (!status.ok()) {
+    return;  // nobody knows more than the record
+  }
+  for (const WorkerStatus& worker : status->workers) {
+    for (RecordedProcess& process : record->processes) {
+      if (process.identity != worker.identity || IsRunning(process.id)) {
+        continue;
+      }
+      const auto id = IdentifyProcess(static_cast<pid_t>(worker.pid));
+      std::error_code error;
+      const std::filesystem::path program =
+          std::filesystem::read_symlink(StrCat("/proc/", worker.pid, "/exe"), error);
+      if (id.ok() && !error && program.filename() == "shardmesh-worker") {
+        process.id = *id;
+      }
+    }
+  }
+}
+
 absl::Status RunDown(const Invocation& invocation) {
+  if (invocation.has_address) {
+    return WrongUse(
+        "`down` stops what `up` started on this host: choose it by --name, not by "
+        "--address");
+  }
   const std::string& name = invocation.cluster_name;
   if (const absl::Status status = CheckClusterName(name); !status.ok()) {
     return WrongUse(ToStd(status.message()));
   }
   const std::string folder = ClusterFolder(name);
-  const absl::StatusOr<ClusterRecord> record = ReadRecord(folder);
+  absl::StatusOr<ClusterRecord> record = ReadRecord(folder);
   if (absl::IsNotFound(record.status())) {
     return WithReason(absl::NotFoundError(StrCat("no cluster \"", name, "\" is up on this host (",
                                                  folder, " has no record)")),
@@ -157,6 +189,7 @@ absl::Status RunDown(const Invocation& invocation) {
   }
   SHARDMESH_RETURN_IF_ERROR(record.status());
   const bool was_up = record->IsUp();
+  FollowRestarts(invocation, &*record);
   const std::vector<std::string> killed = StopRecorded(folder, *record, kGrace);
   if (!was_up) {
     std::cerr << "The processes of cluster \"" << name

@@ -20,6 +20,7 @@ namespace {
 
 constexpr char kProgram[] = "shardmesh";
 constexpr char kDefaultAddress[] = "127.0.0.1:7070";
+constexpr char kDefaultCluster[] = "default";
 // Marks an error as one of the command line.
 constexpr char kWrongUsePayload[] = "shardmesh.cli/wrong_use";
 
@@ -90,6 +91,11 @@ absl::StatusOr<std::unique_ptr<MeshClient>> Invocation::Connect() const {
     options.transfer_timeout = *deadline;
   }
   options.client_name = "shardmesh command line";
+  if (address.empty()) {
+    return absl::UnavailableError(StrCat("no cluster \"", cluster_name, "\" is up on this host (",
+                                         ClusterFolder(cluster_name),
+                                         " has no record); give its --address, or another --name"));
+  }
   return MeshClient::Connect(address, options);
 }
 
@@ -199,11 +205,15 @@ int CommandLine::Run(int argc, const char* const* argv) {
   absl::Status status;
   try {
     Invocation invocation{.address = common_.address,
+                          .has_address = !common_.address.empty(),
                           .cluster_name = common_.cluster_name,
                           .deadline = common_.deadline,
                           .json = common_.json};
-    if (invocation.address.empty()) {
-      invocation.address = RecordedAddress(common_.cluster_name).value_or(kDefaultAddress);
+    if (!invocation.has_address) {
+      // A cluster that was named is meant, and no other.
+      invocation.address =
+          RecordedAddress(common_.cluster_name)
+              .value_or(common_.cluster_name == kDefaultCluster ? kDefaultAddress : "");
     }
     status = handlers_.at(Chosen(&app_))(invocation);
   } catch (const std::exception& error) {

@@ -33,6 +33,8 @@ using Json = nlohmann::ordered_json;
 struct Invocation {
   // The coordinator: as given, else of the cluster that `up` recorded, else 127.0.0.1:7070.
   std::string address;
+  // Whether it was given.
+  bool has_address = false;
   // Of the cluster that `up` and `down` are about.
   std::string cluster_name;
   // As given; commands that move tensors have a longer one of their own otherwise.
@@ -40,7 +42,7 @@ struct Invocation {
   bool json = false;
 
   absl::Duration DeadlineOr(absl::Duration otherwise) const { return deadline.value_or(otherwise); }
-  // Errors of MeshClient::Connect.
+  // Errors of MeshClient::Connect; UNAVAILABLE where a cluster was named that is not up here.
   absl::StatusOr<std::unique_ptr<MeshClient>> Connect() const;
 };
 

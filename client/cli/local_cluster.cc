@@ -104,7 +104,7 @@ ProcessOptions LocalCluster::WorkerProcess(const std::string& identity) const {
   ProcessOptions process;
   process.command = {options_.binary_folder + "/shardmesh-worker",
                      "--coordinator=" + record_.address, "--listen=127.0.0.1:0",
-                     "--identity=" + identity};
+                     "--http-listen=127.0.0.1:0", "--identity=" + identity};
   if (!options_.worker_memory.empty()) {
     process.command.push_back("--memory=" + options_.worker_memory);
   }
@@ -183,6 +183,15 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(LocalClusterOp
   SHARDMESH_RETURN_IF_ERROR(MakeClusterFolder(options.folder));
   SHARDMESH_ASSIGN_OR_RETURN(const FileDescriptor lock, LockFolder(options.folder, options.name));
   if (const absl::StatusOr<ClusterRecord> old = ReadRecord(options.folder); old.ok()) {
+    if (old->IsUp() && !old->processes.empty() && !IsRunning(old->processes.front().id)) {
+      return WithReason(
+          absl::FailedPreconditionError(
+              StrCat("the coordinator of cluster \"", options.name,
+                     "\" is gone, but some of its workers still run; end them with `shardmesh down "
+                     "--name ",
+                     options.name, "` and start again: what is under --data-dir stays")),
+          Reason::kAlreadyExists);
+    }
     if (old->IsUp()) {
       return WithReason(
           absl::AlreadyExistsError(StrCat("the cluster \"", options.name, "\" is up at ",

@@ -85,7 +85,7 @@ TEST(TreeResolverTest, StopsAtTheFirstCorrectionWhenStrict) {
   TreeResolver resolver(std::move(question));
   const auto refused = resolver.Add({Tensor("fits", {8, 8}), Tensor("odd", {8, 6})});
   EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kNotDivisible));
-  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("tensor \"odd\""));
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("tensor 'odd'"));
 }
 
 TEST(TreeResolverTest, NamesTheTensorThatNoRuleMatches) {
