@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "client/cli/cluster_record.h"
+#include "rpc/host_port.h"
 #include "rpc/version.h"
 #include "sharding/nearest_name.h"
 #include "sharding/reason.h"
@@ -215,7 +216,12 @@ int CommandLine::Run(int argc, const char* const* argv) {
           RecordedAddress(common_.cluster_name)
               .value_or(common_.cluster_name == kDefaultCluster ? kDefaultAddress : "");
     }
-    status = handlers_.at(Chosen(&app_))(invocation);
+    if (const absl::Status address = rpc::CheckAddress(invocation.address);
+        invocation.has_address && !address.ok()) {
+      status = WrongUse(StrCat("--address: ", ToStd(address.message())));
+    } else {
+      status = handlers_.at(Chosen(&app_))(invocation);
+    }
   } catch (const std::exception& error) {
     status = absl::InternalError(error.what());
   }

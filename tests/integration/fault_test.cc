@@ -82,8 +82,9 @@ class FaultTest : public ::testing::Test {
     ASSERT_THAT(client().PutTensors({&tensor, 1}), IsOk());
   }
   std::vector<std::string> Names() {
+    const absl::StatusOr<std::vector<client::Array>> arrays = client().ListArrays();
     std::vector<std::string> names;
-    for (const client::Array& array : *client().ListArrays()) {
+    for (const client::Array& array : *arrays) {
       names.push_back(array.name);
     }
     return names;
