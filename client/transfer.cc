@@ -288,7 +288,8 @@ absl::Status Download(const ArrayDescriptor& array, std::string_view token,
                       NameOf(*inbound.device));
       if (status.ok()) {
         inbound.is_done = true;
-      } else if (absl::IsUnavailable(status)) {
+      } else if (absl::IsUnavailable(status) || absl::IsNotFound(status)) {
+        // It is gone, or came back without the tile: another may have it too.
         absl::MutexLock lock(&mutex);
         lost.insert(inbound.device->identity);
         last_loss = std::move(status);

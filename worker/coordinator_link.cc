@@ -695,6 +695,11 @@ absl::Status AttachLoop::TakeEndStep(const v1::EndStep& end) {
   absl::Status ended;
   if (end.commit()) {
     ended = options_.executor->Commit(end.sequence());
+    if (absl::IsNotFound(ended)) {
+      // Aborted here when the stream broke; the inventory has told the coordinator.
+      rpc::LogWarning("commit of a step that this worker has left", {{"step", end.sequence()}});
+      ended = absl::OkStatus();
+    }
   } else {
     const absl::Status error = rpc::Decode(end.error());
     options_.executor->Abort(

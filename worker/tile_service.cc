@@ -61,8 +61,10 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
 
   void OnReadDone(bool ok) override {
     if (!ok) {
-      return End(tile_ == nullptr ? absl::OkStatus()
-                                  : BadStream("the stream ended within a tile; send all of it"));
+      // The tile goes before the client hears: it may send it again at once.
+      const bool within_tile = std::exchange(tile_, nullptr) != nullptr;
+      return End(within_tile ? BadStream("the stream ended within a tile; send all of it")
+                             : absl::OkStatus());
     }
     if (absl::Status taken = Take(); !taken.ok()) {
       tile_.reset();

@@ -209,6 +209,7 @@ class WorkerServer::Impl {
                                      .store = store_.get(),
                                      .pool = pool_,
                                      .kernel = &kernel_,
+                                     .weight_budget = &budget_,
                                      .recorder = &recorder_,
                                      .clock = &clock_,
                                      .observer = ObserveInto(metrics_)});
