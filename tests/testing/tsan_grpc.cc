@@ -31,6 +31,8 @@ extern "C" {
 void AnnotateIgnoreReadsBegin(const char* file, int line);
 void AnnotateIgnoreReadsEnd(const char* file, int line);
 const char* __tsan_default_options() { return "ignore_noninstrumented_modules=1"; }
+// gRPC joins the threads of its completion queue in its own time, which may be after main's end.
+const char* __tsan_default_suppressions() { return "thread:grpc_core::Thread::Thread\n"; }
 }
 
 namespace {

@@ -5,9 +5,11 @@
 //
 // Several clients call at once, unary or in bidirectional streams. `racy`
 // counts without a lock, in CountWithoutLock, and must be reported; `locked`
-// must not be.
+// must not be. However the machine schedules the clients, the first handler
+// waits for a second one, so that at least these two do race.
 #include <grpcpp/grpcpp.h>
 
+#include <atomic>
 #include <iostream>
 #include <memory>
 #include <string>
@@ -17,6 +19,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "shardmesh/v1/exchange_service.grpc.pb.h"
 
@@ -29,7 +33,8 @@ using grpc::health::v1::HealthCheckResponse;
 
 constexpr int kClients = 4;
 constexpr int kCallsPerClient = 200;
-constexpr int kCountsPerCall = 1000;  // makes a handler last long enough to meet another
+constexpr int kCountsPerCall = 1000;
+constexpr absl::Duration kMeetTimeout = absl::Seconds(20);  // of two handlers
 constexpr int64_t kExpected = int64_t{kClients} * kCallsPerClient * kCountsPerCall;
 
 class Counter {
@@ -37,6 +42,7 @@ class Counter {
   explicit Counter(bool locked) : locked_(locked) {}
 
   void CountCall() {
+    Meet();
     for (int i = 0; i < kCountsPerCall; ++i) {
       if (locked_) {
         absl::MutexLock lock(&mutex_);
@@ -53,10 +59,20 @@ class Counter {
   }
 
  private:
+  // Returns once two calls have come here. In relaxed order, which orders nothing else: what the
+  // two do next is not synchronised by their meeting.
+  void Meet() {
+    arrived_.fetch_add(1, std::memory_order_relaxed);
+    const absl::Time deadline = absl::Now() + kMeetTimeout;
+    while (arrived_.load(std::memory_order_relaxed) < 2 && absl::Now() < deadline) {
+      std::this_thread::yield();
+    }
+  }
   // The planted race. Not inlined, so that the report names it.
   [[gnu::noinline]] void CountWithoutLock() ABSL_NO_THREAD_SAFETY_ANALYSIS { ++count_; }
 
   const bool locked_;
+  std::atomic<int> arrived_ = 0;
   mutable absl::Mutex mutex_;
   int64_t count_ ABSL_GUARDED_BY(mutex_) = 0;
 };
@@ -144,6 +160,8 @@ int64_t Run(bool bidi, bool locked) {
   CountingExchange exchange(&counter);
   int port = 0;
   const auto server = grpc::ServerBuilder()
+                          // Otherwise two servers may share the port that they find free.
+                          .AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0)
                           .AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port)
                           .RegisterService(&health)
                           .RegisterService(&exchange)
