@@ -86,7 +86,8 @@ class AttachStream final : public grpc::ClientBidiReactor<v1::AttachRequest, v1:
   void Start(v1::AttachService::Stub& stub) {
     self_ = shared_from_this();
     stub.async()->Attach(&context_, this);
-    AddHold();  // for the outbox and the inbox; its closing lets go
+    AddHold();  // of the outbox, whose closing lets go
+    AddHold();  // of the inbox, whose end lets go
     StartRead(&read_);
     StartCall();
   }
@@ -137,6 +138,7 @@ class AttachStream final : public grpc::ClientBidiReactor<v1::AttachRequest, v1:
   void OnReadDone(bool ok) override {
     if (!ok) {
       outbox_.Close(Outbox::kDrop, [this] { RemoveHold(); });
+      RemoveHold();
       return;
     }
     {
@@ -489,20 +491,18 @@ absl::Status AttachLoop::AttachOnce(rpc::Backoff& backoff) {
 }
 
 void AttachLoop::Detached() {
-  std::set<int64_t> steps;
   bool was_attached = false;
   {
     absl::MutexLock lock(&mutex_);
     was_attached = std::exchange(attached_, false);
     member_ = false;
     UpdateReady();
-    steps.swap(steps_);
+    steps_.clear();
   }
   if (was_attached) {
     options_.gate->Suspend();
-    for (const int64_t sequence : steps) {
-      options_.executor->Abort(sequence, CoordinatorGone());
-    }
+    // What was staged may have been committed by a word that is lost: the next verdict tells.
+    options_.executor->AbortUnfinished(CoordinatorGone());
   }
   absl::MutexLock lock(&mutex_);
   stream_ = nullptr;
@@ -646,7 +646,11 @@ absl::Status AttachLoop::TakeVerdict(const v1::InventoryVerdict& verdict) {
       return committed;
     }
   }
-  return Drop(verdict.drop_array_ids());
+  SHARDMESH_RETURN_IF_ERROR(Drop(verdict.drop_array_ids()));
+  if (verdict.last()) {
+    options_.executor->LeaveStaged();
+  }
+  return absl::OkStatus();
 }
 
 absl::Status AttachLoop::TakeMembership(const v1::Membership& membership) {
@@ -696,7 +700,7 @@ absl::Status AttachLoop::TakeEndStep(const v1::EndStep& end) {
   if (end.commit()) {
     ended = options_.executor->Commit(end.sequence());
     if (absl::IsNotFound(ended)) {
-      // Aborted here when the stream broke; the inventory has told the coordinator.
+      // Left when the stream broke; the verdict on the inventory has settled it.
       rpc::LogWarning("commit of a step that this worker has left", {{"step", end.sequence()}});
       ended = absl::OkStatus();
     }

@@ -453,28 +453,32 @@ absl::StatusOr<std::unique_ptr<StepLink>> PeerLinksImpl::OpenLink(std::string_vi
 void PeerLinksImpl::AbortStep(int64_t sequence, const absl::Status& status,
                               std::string_view blamed) {
   std::vector<std::shared_ptr<PeerLink>> told;
+  std::vector<std::shared_ptr<PeerLink>> others;
   {
     absl::MutexLock lock(&mutex_);
     const auto step = steps_.find(sequence);
-    if (step == steps_.end() && (sequence <= last_opened_ || !mailbox_.FailureOf(sequence).ok())) {
-      return;
-    }
-    if (step != steps_.end()) {
-      if (step->second.aborted) return;
+    // Then there is nobody left to tell, but what this worker still had to send is to go.
+    const bool is_over =
+        step == steps_.end()
+            ? sequence <= last_opened_ || !mailbox_.FailureOf(sequence).ok()
+            : step->second.aborted;
+    if (step != steps_.end() && !is_over) {
       step->second.aborted = true;
       if (step->second.blamed.empty()) step->second.blamed = std::string(blamed);
     }
     for (const auto& [identity, peer] : peers_) {
+      if (!peer.up) continue;
       const bool takes_part = step == steps_.end() ||
                               std::find(step->second.members.begin(), step->second.members.end(),
                                         identity) != step->second.members.end();
-      if (peer.up && takes_part) told.push_back(peer.link);
+      (takes_part && !is_over ? told : others).push_back(peer.link);
     }
-    mailbox_.Abort(sequence, status);
+    if (!is_over) mailbox_.Abort(sequence, status);
   }
   for (const auto& link : told) {
     link->SendAbort(sequence, {.status = status, .blamed_identity = std::string(blamed)});
   }
+  for (const auto& link : others) link->DropStep(sequence);
 }
 
 void PeerLinksImpl::Grant(const std::string& worker, const Tag& tag, int64_t size_bytes) {
@@ -621,19 +625,19 @@ void PeerLinksImpl::OnAbort(PeerLink& link, int64_t sequence, const rpc::FrameAb
     absl::MutexLock lock(&mutex_);
     const auto step = steps_.find(sequence);
     if (step == steps_.end() && (sequence <= last_opened_ || !Hold(sequence).ok())) {
-      ++counters_.dropped_frames;
-      return;
-    }
-    // Who aborts a step tells all its members, so this worker need not.
-    if (step != steps_.end()) step->second.aborted = true;
-    std::string& blamed = step == steps_.end() ? held_steps_[sequence] : step->second.blamed;
-    if (blamed.empty()) {
-      blamed = abort.blamed_identity.empty() ? link.peer() : abort.blamed_identity;
+      ++counters_.dropped_frames;  // but what a finished step had yet to send goes
+    } else {
+      // Who aborts a step tells all its members, so this worker need not.
+      if (step != steps_.end()) step->second.aborted = true;
+      std::string& blamed = step == steps_.end() ? held_steps_[sequence] : step->second.blamed;
+      if (blamed.empty()) {
+        blamed = abort.blamed_identity.empty() ? link.peer() : abort.blamed_identity;
+      }
+      mailbox_.Abort(sequence, abort.status);
     }
     for (const auto& [identity, peer] : peers_) {
       if (peer.up) links.push_back(peer.link);
     }
-    mailbox_.Abort(sequence, abort.status);
   }
   for (const auto& each : links) each->DropStep(sequence);
 }

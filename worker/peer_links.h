@@ -125,7 +125,7 @@ class PeerLinks {
 
   // Ends a step's exchanges, also of one that is still to be opened: every Receive fails with
   // `status` at once, here and on the peers, which are told. `blamed` is the identity of the worker
-  // to blame. No effect on a step that is over or was aborted before.
+  // to blame. Of a step that is over or was aborted before, only what still waits to be sent goes.
   virtual void AbortStep(int64_t sequence, const absl::Status& status, std::string_view blamed) = 0;
 
   // The worker that is to blame for the failure of a step, the last one opened or a later one;

@@ -88,7 +88,6 @@ class StepExecutorImpl final : public StepExecutor {
   void Abort(int64_t sequence, const absl::Status& status) override {
     Staged staged;
     std::optional<Waiting> waiting;
-    bool runs = false;
     {
       absl::MutexLock lock(&mutex_);
       if (const auto found = queue_.find(sequence); found != queue_.end()) {
@@ -98,13 +97,34 @@ class StepExecutorImpl final : public StepExecutor {
         staged = std::move(done->second);
         staged_.erase(done);
       } else if (running_ == sequence) {
-        runs = true;
         running_abort_ = status;
       }
     }
+    // Also where nothing runs: peers may have sent, or wait for, data of the step.
+    options_.links->AbortStep(sequence, status, "");
     if (waiting.has_value()) Refuse(*waiting->order, waiting->report, status);
-    if (runs) options_.links->AbortStep(sequence, status, "");
     Discard(staged.array_ids);
+  }
+
+  void AbortUnfinished(const absl::Status& status) override {
+    std::map<int64_t, Waiting> waiting;
+    int64_t running = 0;
+    {
+      absl::MutexLock lock(&mutex_);
+      waiting.swap(queue_);
+      running = running_;
+      if (running != 0) running_abort_ = status;
+    }
+    if (running != 0) options_.links->AbortStep(running, status, "");
+    for (const auto& [sequence, step] : waiting) {
+      options_.links->AbortStep(sequence, status, "");
+      Refuse(*step.order, step.report, status);
+    }
+  }
+
+  void LeaveStaged() override {
+    absl::MutexLock lock(&mutex_);
+    staged_.clear();
   }
 
   void Forget(absl::Span<const std::string> array_ids) override { weights_.Forget(array_ids); }
@@ -194,6 +214,7 @@ class StepExecutorImpl final : public StepExecutor {
       const absl::Time started = options_.clock->Now();
       StepResult result{.sequence = order.sequence, .epoch = order.epoch, .term = order.term};
       result.status = RunOne(*step, &result);
+      weights_.ForgetGone();
       Staged staged;
       for (const StepOutput& output : order.outputs) {
         staged.array_ids.push_back(output.array.array_id);

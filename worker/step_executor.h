@@ -144,9 +144,17 @@ class StepExecutor {
   // that has nothing staged here; otherwise errors of ShardStore::Commit.
   virtual absl::Status Commit(int64_t sequence) = 0;
 
-  // Ends the step wherever it stands: what it staged goes; if it still runs or waits it fails with
-  // `status`, and reports it.
+  // Ends the step wherever it stands: what it staged goes, and what it had yet to send; if it still
+  // runs or waits it fails with `status`, and reports it.
   virtual void Abort(int64_t sequence, const absl::Status& status) = 0;
+
+  // Fails what waits and what runs with `status`, and reports it. What is staged stays: whether its
+  // outputs are arrays is for the coordinator to say.
+  virtual void AbortUnfinished(const absl::Status& status) = 0;
+
+  // The caller has committed or aborted in the store, array by array, whatever steps staged:
+  // their Commit and Abort find nothing any more.
+  virtual void LeaveStaged() = 0;
 
   // The caller lets go of these arrays: copies of them in the kernel's own layout go too. Call it
   // along with ShardStore::Release.

@@ -255,7 +255,7 @@ class StepRunner {
     }
     std::shared_ptr<const PackedWeights> packed;
     if (!rhs.array_id.empty()) {
-      packed = context_.weights->Find(rhs.array_id, spec, operands.rhs);
+      packed = context_.weights->Find(rhs.array_id, spec, rhs.content);
       operands.packed = packed.get();
     }
     const absl::Time started = options_.clock->Now();

@@ -60,7 +60,13 @@ IncomingTile::IncomingTile(TileGate* gate, std::unique_ptr<StagedTile> staged, D
                            int64_t term, absl::Time start_time)
     : gate_(gate), rank_(rank), term_(term), start_time_(start_time), staged_(std::move(staged)) {}
 
-IncomingTile::~IncomingTile() { gate_->Left(staged_->description().array_id); }
+IncomingTile::~IncomingTile() { Leave(); }
+
+void IncomingTile::Leave() {
+  if (!std::exchange(left_, true)) {
+    gate_->Left(staged_->description().array_id);
+  }
+}
 
 absl::Status IncomingTile::Append(int64_t offset_bytes,
                                   absl::Span<const absl::Span<const char>> parts, uint32_t crc32c) {
@@ -74,6 +80,7 @@ absl::Status IncomingTile::Finish(uint32_t tile_crc32c) {
     return Explain(stored.status());
   }
   const TileDescription& description = (*stored)->description();
+  Leave();  // what is reported waits for the coordinator's word, whatever happens to it
   gate_->options_.staged({.transfer_id = description.transfer_id,
                           .array_id = description.array_id,
                           .rank = rank_,

@@ -87,12 +87,15 @@ class IncomingTile {
 
   // What happened, if the gate's suspension is behind it.
   absl::Status Explain(absl::Status status) const;
+  // It is no longer on its way in.
+  void Leave();
 
   TileGate* const gate_;
   const DeviceId rank_;
   const int64_t term_;
   const absl::Time start_time_;
   std::unique_ptr<StagedTile> staged_;
+  bool left_ = false;
 };
 
 // States: closed -> (Serve) <-> suspended (Suspend: puts are refused, gets go on) -> draining

@@ -4,6 +4,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -25,6 +26,7 @@ namespace shardmesh::worker {
 namespace {
 
 constexpr int kMaxTilesPerGet = 10'000;
+
 template <typename Message>
 absl::Status Parse(grpc::ByteBuffer* from, Message* to) {
   if (!grpc::SerializationTraits<Message>::Deserialize(from, to).ok()) {
@@ -45,6 +47,47 @@ absl::Status BadStream(std::string_view message) {
   return InvalidArgument(Reason::kBadTile, message);
 }
 
+// Calls a function once a stream stood still for `limit`. A client that stops in the middle would
+// otherwise keep the memory of its tile for as long as it likes.
+class IdleLimit {
+ public:
+  // `clock` outlives the object. `give_up` may end the stream, and with it this object.
+  IdleLimit(rpc::Clock* clock, absl::Duration limit, std::function<void()> give_up)
+      : clock_(clock),
+        limit_(limit),
+        give_up_(std::move(give_up)),
+        progress_time_(clock->Now()),
+        alarm_(clock, [this] { Check(); }) {
+    alarm_.SetNoLaterThan(clock->Now() + limit);
+  }
+
+  void NoteProgress() {
+    absl::MutexLock lock(&mutex_);
+    progress_time_ = clock_->Now();
+  }
+  absl::Duration limit() const { return limit_; }
+
+ private:
+  void Check() {
+    absl::Time due;
+    {
+      absl::MutexLock lock(&mutex_);
+      due = progress_time_ + limit_;
+    }
+    if (clock_->Now() < due) {
+      return alarm_.SetNoLaterThan(due);
+    }
+    give_up_();
+  }
+
+  rpc::Clock* const clock_;
+  const absl::Duration limit_;
+  const std::function<void()> give_up_;
+  absl::Mutex mutex_;
+  absl::Time progress_time_ ABSL_GUARDED_BY(mutex_);
+  rpc::Alarm alarm_;  // last: it calls Check
+};
+
 // PutTiles, written straight:
 //   while (message = read()) {
 //     header: tile = gate.Open(header)
@@ -55,11 +98,14 @@ absl::Status BadStream(std::string_view message) {
 class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
  public:
   PutTilesReactor(const TileServiceOptions& options, grpc::ByteBuffer* response)
-      : options_(options), response_(response) {
+      : options_(options),
+        response_(response),
+        idle_(options.clock, options.idle_limit, [this] { GiveUp(); }) {
     StartRead(&read_);
   }
 
   void OnReadDone(bool ok) override {
+    idle_.NoteProgress();
     if (!ok) {
       // The tile goes before the client hears: it may send it again at once.
       const bool within_tile = std::exchange(tile_, nullptr) != nullptr;
@@ -168,10 +214,20 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
     }
     FinishIfDue();
   }
-  // No more is read. Of several calls the first error counts.
+  // The client has sent nothing for too long.
+  void GiveUp() {
+    End(WithReason(absl::DeadlineExceededError(
+                       StrCat("nothing came on this stream for ",
+                              absl::FormatDuration(idle_.limit()), "; put the tiles again")),
+                   Reason::kDeadline));
+  }
+  // No more is read. The first call counts.
   void End(absl::Status status) {
     {
       absl::MutexLock lock(&mutex_);
+      if (ended_) {
+        return;
+      }
       ended_ = true;
       if (status_.ok()) {
         status_ = std::move(status);
@@ -217,6 +273,7 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
   int64_t staged_tiles_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t staged_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  IdleLimit idle_;  // last: it calls GiveUp
 };
 
 // The messages that carry one tile or a part of it, one after the other.
@@ -307,7 +364,9 @@ class TileMessages {
 // All tiles are found before the first byte is sent, so that an error comes before any.
 class GetTilesReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
-  GetTilesReactor(const TileServiceOptions& options, grpc::ByteBuffer request) {
+  GetTilesReactor(const TileServiceOptions& options, grpc::CallbackServerContext* context,
+                  grpc::ByteBuffer request)
+      : idle_(options.clock, options.idle_limit, [context] { context->TryCancel(); }) {
     if (absl::Status status = Find(options, &request); !status.ok()) {
       Finish(rpc::ToGrpc(status));
       return;
@@ -317,8 +376,9 @@ class GetTilesReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
 
   void OnWriteDone(bool ok) override {
     if (!ok) {
-      return Finish(rpc::ToGrpc(absl::CancelledError("the client left")));
+      return Finish(rpc::ToGrpc(absl::CancelledError("the client left, or stopped reading")));
     }
+    idle_.NoteProgress();
     WriteNext();
   }
   void OnDone() override { delete this; }
@@ -371,6 +431,7 @@ class GetTilesReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
   std::vector<TileMessages> tiles_;
   size_t next_ = 0;
   grpc::ByteBuffer written_;
+  IdleLimit idle_;
 };
 
 // All methods but Identify take and give raw bytes.
@@ -386,9 +447,9 @@ class TileService final : public TileServiceBase {
                                                       grpc::ByteBuffer* response) override {
     return new PutTilesReactor(options_, response);
   }
-  grpc::ServerWriteReactor<grpc::ByteBuffer>* GetTiles(grpc::CallbackServerContext*,
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* GetTiles(grpc::CallbackServerContext* context,
                                                        const grpc::ByteBuffer* request) override {
-    return new GetTilesReactor(options_, *request);
+    return new GetTilesReactor(options_, context, *request);
   }
   grpc::ServerUnaryReactor* Identify(grpc::CallbackServerContext* context,
                                      const v1::IdentifyRequest*,

@@ -23,6 +23,10 @@ struct TileServiceOptions {
   ShardStore* store = nullptr;
   TileGate* gate = nullptr;
   WorkQueue* work = nullptr;  // where disks are waited for
+  rpc::Clock* clock = nullptr;
+  // A stream on which nothing moves for so long is ended: a put with DEADLINE_EXCEEDED (DEADLINE), a
+  // get by cancelling it.
+  absl::Duration idle_limit = absl::Seconds(60);
 };
 
 // The bytes of a put are copied once, from where the network left them into the staged tile; those

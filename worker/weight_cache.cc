@@ -1,6 +1,7 @@
 // WeightCache: packed weights by array and layout, reserved from the worker's budget.
 #include "worker/weight_cache.h"
 
+#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -8,33 +9,36 @@ namespace shardmesh::worker {
 
 std::shared_ptr<const PackedWeights> WeightCache::Find(const std::string& array_id,
                                                        const MatmulSpec& spec,
-                                                       absl::Span<const char> rhs) {
-  if (budget_ == nullptr || rhs.empty()) return nullptr;
+                                                       const OwnedBytes& rhs) {
+  if (budget_ == nullptr || rhs.bytes.empty()) return nullptr;
   const Key key(array_id, spec.n, spec.k, spec.lhs_dtype, spec.rhs_dtype, spec.out_dtype,
                 spec.transpose_lhs, spec.transpose_rhs);
+  // The packed form is about as large as the plain one: ask before any memory is taken.
+  Entry entry{.size_bytes = static_cast<int64_t>(rhs.bytes.size()), .tile = rhs.owner};
   {
     absl::MutexLock lock(&mutex_);
-    const auto found = entries_.find(key);
-    if (found != entries_.end()) return found->second.weights;
-  }
-  // The packed form is about as large as the plain one: ask before any memory is taken.
-  Entry entry;
-  const auto size_bytes = static_cast<int64_t>(rhs.size());
-  if (auto plain = budget_->Reserve(size_bytes, "packed weights"); plain.ok()) {
-    auto packed = kernel_->Pack(spec, rhs);
-    if (packed.ok() && (*packed)->size_bytes() <= size_bytes) {
-      entry.weights = *std::move(packed);
-      entry.reservation = *std::move(plain);
-    } else if (packed.ok()) {
-      *plain = MemoryBudget::Reservation();
-      if (auto exact = budget_->Reserve((*packed)->size_bytes(), "packed weights"); exact.ok()) {
-        entry.weights = *std::move(packed);
-        entry.reservation = *std::move(exact);
-      }
+    if (const auto found = entries_.find(key); found != entries_.end()) {
+      if (found->second.weights != nullptr) return found->second.weights;
+      entry.size_bytes = found->second.size_bytes;
     }
   }
+  auto room = budget_->Reserve(entry.size_bytes, "packed weights");
+  if (!room.ok()) return nullptr;
+  auto packed = kernel_->Pack(spec, rhs.bytes);
+  if (!packed.ok()) return nullptr;
+  if ((*packed)->size_bytes() > entry.size_bytes) {
+    entry.size_bytes = (*packed)->size_bytes();
+    *room = MemoryBudget::Reservation();
+    room = budget_->Reserve(entry.size_bytes, "packed weights");
+  }
+  if (room.ok()) {
+    entry.weights = *std::move(packed);
+    entry.reservation = *std::move(room);
+  }
   absl::MutexLock lock(&mutex_);
-  return entries_.try_emplace(key, std::move(entry)).first->second.weights;
+  Entry& kept = entries_[key];
+  if (kept.weights == nullptr) kept = std::move(entry);
+  return kept.weights;
 }
 
 void WeightCache::Forget(absl::Span<const std::string> array_ids) {
@@ -43,6 +47,13 @@ void WeightCache::Forget(absl::Span<const std::string> array_ids) {
     auto it = entries_.lower_bound(Key(array_id, std::numeric_limits<int64_t>::min(), 0, Dtype(0),
                                        Dtype(0), Dtype(0), false, false));
     while (it != entries_.end() && std::get<0>(it->first) == array_id) it = entries_.erase(it);
+  }
+}
+
+void WeightCache::ForgetGone() {
+  absl::MutexLock lock(&mutex_);
+  for (auto it = entries_.begin(); it != entries_.end();) {
+    it = it->second.tile.expired() ? entries_.erase(it) : std::next(it);
   }
 }
 

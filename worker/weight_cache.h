@@ -12,12 +12,13 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
 #include "tensor/buffer.h"
+#include "worker/collective/link.h"
 #include "worker/kernel/matmul.h"
 
 namespace shardmesh::worker {
 
-// Packs a weight when it is first used, if the budget has room for the copy; it is not tried again
-// for a weight that found none. Thread-safe.
+// Packs a weight when it is first used and the budget has room for the copy, and keeps that for as
+// long as somebody keeps the tile. Thread-safe.
 class WeightCache {
  public:
   // Both outlive the cache. Without a budget nothing is packed.
@@ -26,17 +27,22 @@ class WeightCache {
   // The packed form of `rhs`, which is this worker's tile of the array, for products like `spec`;
   // null where there is none, and the plain form is to be used.
   std::shared_ptr<const PackedWeights> Find(const std::string& array_id, const MatmulSpec& spec,
-                                            absl::Span<const char> rhs);
+                                            const OwnedBytes& rhs);
 
   // The arrays are gone. Products under way keep what they use.
   void Forget(absl::Span<const std::string> array_ids);
+  // Lets go of the weights whose tiles nobody keeps any more: of an array that was dropped while a
+  // step used it.
+  void ForgetGone();
 
  private:
   // Everything that a packing depends on but the number of rows.
   using Key = std::tuple<std::string, int64_t, int64_t, Dtype, Dtype, Dtype, bool, bool>;
   struct Entry {
-    std::shared_ptr<const PackedWeights> weights;  // null: there was no room
-    MemoryBudget::Reservation reservation;
+    std::shared_ptr<const PackedWeights> weights = nullptr;  // null: there was no room
+    MemoryBudget::Reservation reservation = {};              // none where there was no room
+    int64_t size_bytes = 0;                                  // that the weights take
+    std::weak_ptr<const void> tile = {};
   };
 
   MatmulKernel* const kernel_;

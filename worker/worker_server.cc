@@ -213,8 +213,12 @@ class WorkerServer::Impl {
                                      .recorder = &recorder_,
                                      .clock = &clock_,
                                      .observer = ObserveInto(metrics_)});
-    tiles_ = MakeTileService(
-        {.self = self, .nonce = nonce, .store = store_.get(), .gate = gate_.get(), .work = &work_});
+    tiles_ = MakeTileService({.self = self,
+                              .nonce = nonce,
+                              .store = store_.get(),
+                              .gate = gate_.get(),
+                              .work = &work_,
+                              .clock = &clock_});
     SHARDMESH_ASSIGN_OR_RETURN(
         server_,
         rpc::ServerLifecycle::Start(

@@ -183,6 +183,35 @@ TEST(PeerLinksTest, AbortEndsTheStepOnAllItsRanks) {
   EXPECT_EQ(workers.links(2).BlamedFor(3), "worker-0");
 }
 
+TEST(PeerLinksTest, WhatAnEndedStepHadYetToSendGoesWhenAPeerAbortsIt) {
+  LinkedWorkers workers("x=2", /*tag_limit_bytes=*/1024);
+  ASSERT_TRUE(workers.Connect(1));
+  const auto message = std::make_shared<const std::string>(4096, 'm');  // more than the credit
+  const auto receiver = Open(workers, 1, 3);
+  auto sender = Open(workers, 0, 3);
+  ASSERT_TRUE(sender->Send(1, *Tag::Create(3, 0, 0), {*message, message}).ok());
+  sender.reset();  // over, as far as this rank is concerned
+  EXPECT_GT(message.use_count(), 1);
+  workers.links(1).AbortStep(3, absl::CancelledError("out of time"), "worker-1");
+  const absl::Time deadline = Soon();
+  while (message.use_count() > 1 && absl::Now() < deadline) std::this_thread::yield();
+  EXPECT_EQ(message.use_count(), 1);
+}
+
+TEST(PeerLinksTest, WhatAnEndedStepHadYetToSendGoesWhenItIsAbortedHere) {
+  LinkedWorkers workers("x=2", /*tag_limit_bytes=*/1024);
+  ASSERT_TRUE(workers.Connect(1));
+  const auto message = std::make_shared<const std::string>(4096, 'm');
+  const auto receiver = Open(workers, 1, 3);
+  auto sender = Open(workers, 0, 3);
+  ASSERT_TRUE(sender->Send(1, *Tag::Create(3, 0, 0), {*message, message}).ok());
+  sender.reset();
+  workers.links(0).AbortStep(3, absl::CancelledError("the coordinator gave up"), "");
+  const absl::Time deadline = Soon();
+  while (message.use_count() > 1 && absl::Now() < deadline) std::this_thread::yield();
+  EXPECT_EQ(message.use_count(), 1);
+}
+
 TEST(PeerLinksTest, StepOfAnEpochBeforeTheWorkersChangedIsRefused) {
   LinkedWorkers workers("x=2");
   ASSERT_TRUE(workers.Connect(3));

@@ -433,6 +433,34 @@ TEST_F(AllReduceStepTest, AbortEndsARunningAWaitingAndAStagedStep) {
   EXPECT_FALSE(rank(0).store->FindStaged("out-3-0", Tile::Whole(Shape{6, 5})).ok());
 }
 
+TEST_F(AllReduceStepTest, WhatIsStagedOutlivesTheEndOfWhatIsNot) {
+  Prepare(1);
+  RunOnAll();
+  for (DeviceId device = 0; device < 3; ++device) {
+    ASSERT_EQ(Await(device).outcome, StepOutcome::kDone) << Await(device).status;
+  }
+  StepOrder second = order_;
+  second.sequence = 2;
+  second.outputs[0].array.array_id = "out-2-0";
+  StepOrder third = second;
+  third.sequence = 3;
+  Run(0, second);  // its peers never begin it
+  Run(0, third);
+  rank(0).executor->AbortUnfinished(absl::UnavailableError("the coordinator is gone"));
+  for (const size_t count : {2, 3}) {
+    EXPECT_EQ(Await(0, count).status.code(), absl::StatusCode::kUnavailable);
+  }
+  const Tile whole = Tile::Whole(Shape{6, 5});
+  EXPECT_TRUE(rank(0).store->FindStaged("out-1-0", whole).ok());
+  EXPECT_TRUE(rank(0).executor->Commit(1).ok());
+  EXPECT_TRUE(rank(0).store->FindAll("out-1-0").ok());
+  // What the store was told of by another way is not the executor's to end any more.
+  rank(1).executor->LeaveStaged();
+  EXPECT_EQ(ReasonOf(rank(1).executor->Commit(1)), Reason::kNotFound);
+  rank(1).executor->Abort(1, absl::CancelledError("too late"));
+  EXPECT_TRUE(rank(1).store->FindStaged("out-1-0", whole).ok());
+}
+
 TEST_F(AllReduceStepTest, OrdersOfAnOlderTermOrOutOfOrderAreRefused) {
   Prepare(7);
   RunOnAll();

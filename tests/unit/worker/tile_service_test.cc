@@ -67,7 +67,9 @@ class TileServiceTest : public ::testing::Test {
                                 .nonce = "0123456789abcdef",
                                 .store = store_.get(),
                                 .gate = gate_.get(),
-                                .work = work_.get()});
+                                .work = work_.get(),
+                                .clock = &clock_,
+                                .idle_limit = idle_limit_});
     auto server = rpc::ServerLifecycle::Start(
         {.max_message_bytes = rpc::kMaxDataMessageBytes, .on_drain = nullptr, .customize = nullptr},
         {{v1::TileService::service_full_name(), service_.get()}});
@@ -222,6 +224,7 @@ class TileServiceTest : public ::testing::Test {
   }
 
   rpc::RealClock clock_;
+  absl::Duration idle_limit_ = kTimeout;
   MemoryBudget budget_{kMemoryBytes};
   std::shared_ptr<BufferPool> pool_ = BufferPool::Create(&budget_, 0);
   std::unique_ptr<ShardStore> store_;
@@ -423,6 +426,73 @@ TEST_F(TileServiceTest, DropsTheTileOfABrokenStreamAndKeepsThoseBefore) {
   EXPECT_THAT(reports(), SizeIs(1));
   EXPECT_THAT(gate_->EndTransfer("t-a", true), IsOk());
   EXPECT_THAT(Get(Array("a"), std::nullopt), IsOk());
+}
+
+TEST_F(TileServiceTest, EndsAPutThatStandsStillAndDropsItsTile) {
+  idle_limit_ = absl::Milliseconds(100);
+  Start();
+  Serve();
+  const int64_t rows = 4096;
+  const auto cut = Messages(Array("b", rows), OwnTile(rows), Pattern(OwnBytes(rows)));
+  grpc::ClientContext context;
+  rpc::Apply(rpc::CallOptions::Within(kTimeout), &context);
+  v1::PutTilesResponse response;
+  auto stream = stub_->PutTiles(&context, &response);
+  ASSERT_TRUE(stream->Write(cut[0]));
+  ASSERT_TRUE(stream->Write(cut[1]));
+  const absl::Status status = rpc::FromGrpc(stream->Finish());  // without a WritesDone
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("100ms"));
+  EXPECT_TRUE(UsedBytesFallTo(0));
+}
+
+TEST_F(TileServiceTest, EndsAGetThatNobodyReads) {
+  idle_limit_ = absl::Milliseconds(200);
+  Start();
+  Serve();
+  const int64_t rows = 32768;  // 16 MiB: more than the transport takes on its own
+  ASSERT_THAT(PutGood("a", rows), IsOk());
+  ASSERT_THAT(gate_->EndTransfer("t-a", true), IsOk());
+  const Tile own = OwnTile(rows);
+  std::weak_ptr<const StoredTile> tile = *store_->Find("a", own);
+  grpc::ClientContext context;
+  rpc::Apply(rpc::CallOptions::Within(kTimeout), &context);
+  v1::GetTilesRequest request;
+  v1::TileSelector* selector = request.add_tiles();
+  selector->set_array_id("a");
+  selector->set_token(Token(Array("a", rows), rpc::TransferDirection::kGet));
+  auto stream = stub_->GetTiles(&context, request);
+  v1::GetTilesResponse response;
+  ASSERT_TRUE(stream->Read(&response));
+  ASSERT_THAT(store_->Release({"a"}), IsOk());
+  const absl::Time deadline = absl::Now() + kTimeout;
+  while (!tile.expired() && absl::Now() < deadline) {
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+  EXPECT_TRUE(tile.expired());
+  while (stream->Read(&response)) {
+  }
+  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
+}
+
+TEST_F(TileServiceTest, AReportedTileOutlivesTheLossOfTheCoordinator) {
+  Start();
+  Serve();
+  const auto whole = Messages(Array("a"), OwnTile(), Pattern(OwnBytes()));
+  grpc::ClientContext context;
+  rpc::Apply(rpc::CallOptions::Within(kTimeout), &context);
+  v1::PutTilesResponse response;
+  auto stream = stub_->PutTiles(&context, &response);
+  ASSERT_TRUE(stream->Write(whole[0]));
+  ASSERT_TRUE(stream->Write(whole[1]));
+  const absl::Time deadline = absl::Now() + kTimeout;
+  while (reports().empty() && absl::Now() < deadline) {
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  gate_->Suspend();  // the stream of the put is still open
+  stream->WritesDone();
+  EXPECT_TRUE(stream->Finish().ok());
+  EXPECT_TRUE(store_->FindStaged("a", OwnTile()).ok());
 }
 
 TEST_F(TileServiceTest, ServesOnlyWhileAttached) {
