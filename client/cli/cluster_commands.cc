@@ -92,6 +92,17 @@ void ReportStopped(const std::string& name, const std::vector<std::string>& kill
   std::cerr << "Stopped the cluster \"" << name << "\"\n";
 }
 
+// What became of an earlier cluster of the name.
+void ReportEarlier(const LocalCluster& cluster) {
+  if (!cluster.restarted().empty()) {
+    std::cerr << "Started again what had ended: " << StrJoin(cluster.restarted(), ", ") << "\n";
+  }
+  if (!cluster.replaced().empty()) {
+    std::cerr << "The coordinator had ended, and with it what it kept in memory: stopped "
+              << StrJoin(cluster.replaced(), ", ") << " and started a new cluster\n";
+  }
+}
+
 absl::Status RunUp(const Invocation& invocation, const UpFlags& flags) {
   if (const absl::Status status = CheckClusterName(invocation.cluster_name); !status.ok()) {
     return WrongUse(ToStd(status.message()));
@@ -123,6 +134,7 @@ absl::Status RunUp(const Invocation& invocation, const UpFlags& flags) {
                              LocalCluster::Start(std::move(options), deadline));
   SHARDMESH_RETURN_IF_ERROR(cluster->WaitUntilHealthy(deadline));
 
+  ReportEarlier(*cluster);
   if (invocation.json) {
     PrintJson(RecordJson(cluster->record()));
   } else {
@@ -141,33 +153,6 @@ absl::Status RunUp(const Invocation& invocation, const UpFlags& flags) {
   const absl::Status status = Supervise(cluster.get(), &*stop);
   ReportStopped(invocation.cluster_name, cluster->Stop(kGrace));
   return status;
-}
-
-// A worker that was started again by hand is recorded from here on as the process that the
-// coordinator knows, if that is one of this host's.
-void FollowRestarts(const Invocation& invocation, ClusterRecord* record) {
-  Invocation there = invocation;
-  there.address = record->address;
-  const auto client = there.Connect();
-  const absl::StatusOr<ClusterStatus> status =
-      client.ok() ? (*client)->GetStatus() : absl::StatusOr<ClusterStatus>(client.status());
-  if (!status.ok()) {
-    return;  // nobody knows more than the record
-  }
-  for (const WorkerStatus& worker : status->workers) {
-    for (RecordedProcess& process : record->processes) {
-      if (process.identity != worker.identity || IsRunning(process.id)) {
-        continue;
-      }
-      const auto id = IdentifyProcess(static_cast<pid_t>(worker.pid));
-      std::error_code error;
-      const std::filesystem::path program =
-          std::filesystem::read_symlink(StrCat("/proc/", worker.pid, "/exe"), error);
-      if (id.ok() && !error && program.filename() == "shardmesh-worker") {
-        process.id = *id;
-      }
-    }
-  }
 }
 
 absl::Status RunDown(const Invocation& invocation) {
@@ -189,7 +174,7 @@ absl::Status RunDown(const Invocation& invocation) {
   }
   SHARDMESH_RETURN_IF_ERROR(record.status());
   const bool was_up = record->IsUp();
-  FollowRestarts(invocation, &*record);
+  FollowRestarts(&*record);
   const std::vector<std::string> killed = StopRecorded(folder, *record, kGrace);
   if (!was_up) {
     std::cerr << "The processes of cluster \"" << name

@@ -99,6 +99,7 @@ absl::StatusOr<ClusterRecord> ReadRecord(const std::string& folder) {
     record.name = json.at("name").get<std::string>();
     record.address = json.at("address").get<std::string>();
     record.mesh = json.at("mesh").get<std::string>();
+    record.data_folder = json.at("data_dir").get<std::string>();
     for (const Json& process : json.at("processes")) {
       record.processes.push_back({process.at("identity").get<std::string>(),
                                   ProcessFromJson(process), process.at("log").get<std::string>()});
@@ -117,6 +118,7 @@ absl::Status WriteRecord(const std::string& folder, const ClusterRecord& record)
   Json json = {{"name", record.name},
                {"address", record.address},
                {"mesh", record.mesh},
+               {"data_dir", record.data_folder},
                {"processes", Json::array()}};
   for (const RecordedProcess& process : record.processes) {
     Json entry = {{"identity", process.identity}};

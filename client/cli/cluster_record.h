@@ -28,6 +28,8 @@ struct ClusterRecord {
   std::string name;
   std::string address;
   std::string mesh;
+  // Where state and tiles are kept; empty: in memory.
+  std::string data_folder;
   // The coordinator first.
   std::vector<RecordedProcess> processes;
   // The `up` that stays in the foreground and stops the others when it is stopped.

@@ -12,6 +12,7 @@
 #include <optional>
 #include <system_error>
 
+#include "absl/strings/match.h"
 #include "absl/time/clock.h"
 #include "client/mesh_client.h"
 #include "sharding/reason.h"
@@ -23,6 +24,8 @@ namespace shardmesh::client {
 namespace {
 
 constexpr char kCoordinator[] = "coordinator";
+constexpr char kCoordinatorProgram[] = "shardmesh-coordinator";
+constexpr char kWorkerProgram[] = "shardmesh-worker";
 constexpr char kListening[] = "shardmesh-coordinator listening on ";
 // How often processes and logs are looked at.
 constexpr absl::Duration kPollInterval = absl::Milliseconds(20);
@@ -72,6 +75,61 @@ bool IsComplete(const ClusterStatus& status) {
   });
 }
 
+// The coordinator, then the workers.
+std::vector<std::string> IdentitiesOn(const Mesh& mesh) {
+  std::vector<std::string> identities = {kCoordinator};
+  for (int64_t i = 0; i < mesh.size(); ++i) {
+    identities.push_back(StrCat("worker-", i));
+  }
+  return identities;
+}
+
+const RecordedProcess* FindProcess(const ClusterRecord& record, const std::string& identity) {
+  const auto found =
+      std::find_if(record.processes.begin(), record.processes.end(),
+                   [&](const RecordedProcess& process) { return process.identity == identity; });
+  return found == record.processes.end() ? nullptr : &*found;
+}
+
+// Those of `identities` that run, or those that do not.
+std::vector<std::string> Choose(const ClusterRecord& record,
+                                const std::vector<std::string>& identities, bool running) {
+  std::vector<std::string> chosen;
+  for (const std::string& identity : identities) {
+    const RecordedProcess* const process = FindProcess(record, identity);
+    if ((process != nullptr && IsRunning(process->id)) == running) {
+      chosen.push_back(identity);
+    }
+  }
+  return chosen;
+}
+
+// Whether what has ended of a cluster can be started again as `options` say.
+absl::Status CheckResumable(const ClusterRecord& record, const LocalClusterOptions& options,
+                            const std::vector<std::string>& ended) {
+  const auto refused = [&](std::string_view why) {
+    return WithReason(
+        absl::FailedPreconditionError(StrCat(
+            "of the cluster \"", record.name, "\" at ", record.address, " ", StrJoin(ended, ", "),
+            " ended and the others run; ", why, ", or stop them with `shardmesh down --name ",
+            record.name, "` and start again: what is under --data-dir stays")),
+        Reason::kAlreadyExists);
+  };
+  if (record.supervisor.has_value() && IsRunning(*record.supervisor)) {
+    return refused(
+        StrCat("stop the `shardmesh up` in the foreground, pid ", record.supervisor->pid));
+  }
+  const bool same_port =
+      options.port == 0 || absl::EndsWith(record.address, StrCat(":", options.port));
+  if (record.mesh != options.mesh.ToString() || record.data_folder != options.data_folder ||
+      !same_port) {
+    return refused(StrCat("to have that started again give its own --mesh ", record.mesh,
+                          record.data_folder.empty() ? " without --data-dir" : " and --data-dir ",
+                          record.data_folder, same_port ? "" : ", and no other --port"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<std::string> OwnBinaryFolder() {
@@ -89,7 +147,7 @@ std::string LocalCluster::LogPath(const std::string& identity) const {
 
 ProcessOptions LocalCluster::CoordinatorProcess(const std::string& listen) const {
   ProcessOptions process;
-  process.command = {options_.binary_folder + "/shardmesh-coordinator", "--listen=" + listen,
+  process.command = {StrCat(options_.binary_folder, "/", kCoordinatorProgram), "--listen=" + listen,
                      "--http-listen=127.0.0.1:0", "--mesh=" + options_.mesh.ToString()};
   if (!options_.data_folder.empty()) {
     process.command.push_back(StrCat("--data-dir=", options_.data_folder, "/", kCoordinator));
@@ -102,7 +160,7 @@ ProcessOptions LocalCluster::CoordinatorProcess(const std::string& listen) const
 
 ProcessOptions LocalCluster::WorkerProcess(const std::string& identity) const {
   ProcessOptions process;
-  process.command = {options_.binary_folder + "/shardmesh-worker",
+  process.command = {StrCat(options_.binary_folder, "/", kWorkerProgram),
                      "--coordinator=" + record_.address, "--listen=127.0.0.1:0",
                      "--http-listen=127.0.0.1:0", "--identity=" + identity};
   if (!options_.worker_memory.empty()) {
@@ -177,46 +235,78 @@ absl::Status LocalCluster::WaitUntilListening(Member* coordinator, absl::Time de
   }
 }
 
+LocalCluster::LocalCluster(LocalClusterOptions options) : options_(std::move(options)) {
+  record_.name = options_.name;
+  record_.mesh = options_.mesh.ToString();
+  record_.data_folder = options_.data_folder;
+  if (options_.ends_with_parent) {
+    record_.supervisor = *IdentifyProcess(getpid());
+  }
+}
+
+absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Resume(LocalClusterOptions options,
+                                                                   const ClusterRecord& record,
+                                                                   absl::Time deadline) {
+  const std::vector<std::string> identities = IdentitiesOn(options.mesh);
+  std::vector<std::string> ended = Choose(record, identities, /*running=*/false);
+  SHARDMESH_RETURN_IF_ERROR(CheckResumable(record, options, ended));
+  std::unique_ptr<LocalCluster> cluster(new LocalCluster(std::move(options)));
+  cluster->detached_ = true;
+  cluster->record_.address = record.address;
+  for (const std::string& identity : identities) {
+    if (const RecordedProcess* const process = FindProcess(record, identity); process != nullptr) {
+      cluster->members_.push_back({identity,
+                                   identity == kCoordinator
+                                       ? cluster->CoordinatorProcess(record.address)
+                                       : cluster->WorkerProcess(identity),
+                                   ChildProcess::TakeOver(process->id, process->log_path)});
+    }
+  }
+  for (const std::string& identity : ended) {
+    SHARDMESH_RETURN_IF_ERROR(cluster->Find(identity) == nullptr
+                                  ? cluster->Launch(identity, cluster->WorkerProcess(identity))
+                                  : cluster->Restart(identity, deadline));
+  }
+  cluster->restarted_ = std::move(ended);
+  return cluster;
+}
+
 absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(LocalClusterOptions options,
                                                                   absl::Time deadline) {
   SHARDMESH_RETURN_IF_ERROR(CheckClusterName(options.name));
   SHARDMESH_RETURN_IF_ERROR(MakeClusterFolder(options.folder));
   SHARDMESH_ASSIGN_OR_RETURN(const FileDescriptor lock, LockFolder(options.folder, options.name));
-  if (const absl::StatusOr<ClusterRecord> old = ReadRecord(options.folder); old.ok()) {
-    if (old->IsUp() && !old->processes.empty() && !IsRunning(old->processes.front().id)) {
-      return WithReason(
-          absl::FailedPreconditionError(
-              StrCat("the coordinator of cluster \"", options.name,
-                     "\" is gone, but some of its workers still run; end them with `shardmesh down "
-                     "--name ",
-                     options.name, "` and start again: what is under --data-dir stays")),
-          Reason::kAlreadyExists);
-    }
-    if (old->IsUp()) {
+  std::vector<std::string> replaced;
+  if (absl::StatusOr<ClusterRecord> old = ReadRecord(options.folder); old.ok() && old->IsUp()) {
+    FollowRestarts(&*old);
+    SHARDMESH_ASSIGN_OR_RETURN(const Mesh mesh, Mesh::Parse(old->mesh));
+    const std::vector<std::string> identities = IdentitiesOn(mesh);
+    if (Choose(*old, identities, /*running=*/false).empty()) {
       return WithReason(
           absl::AlreadyExistsError(StrCat("the cluster \"", options.name, "\" is up at ",
                                           old->address, "; stop it with `shardmesh down --name ",
                                           options.name, "`, or choose another --name")),
           Reason::kAlreadyExists);
     }
-    RemoveRecord(options.folder);
+    if (!old->data_folder.empty() || IsRunning(old->processes.front().id)) {
+      return Resume(std::move(options), *old, deadline);
+    }
+    replaced = Choose(*old, identities, /*running=*/true);
+    StopRecorded(options.folder, *old, kGrace);
   }
   if (!options.data_folder.empty()) {
     SHARDMESH_RETURN_IF_ERROR(MakeFolders(options.data_folder));
   }
 
   std::unique_ptr<LocalCluster> cluster(new LocalCluster(std::move(options)));
-  cluster->record_.name = cluster->options_.name;
-  cluster->record_.mesh = cluster->options_.mesh.ToString();
-  if (cluster->options_.ends_with_parent) {
-    SHARDMESH_ASSIGN_OR_RETURN(cluster->record_.supervisor, IdentifyProcess(getpid()));
-  }
+  cluster->replaced_ = std::move(replaced);
   const std::string listen = StrCat("127.0.0.1:", cluster->options_.port);
   SHARDMESH_RETURN_IF_ERROR(cluster->Launch(kCoordinator, cluster->CoordinatorProcess(listen)));
   SHARDMESH_RETURN_IF_ERROR(cluster->WaitUntilListening(&cluster->members_.front(), deadline));
-  for (int64_t i = 0; i < cluster->options_.mesh.size(); ++i) {
-    const std::string identity = StrCat("worker-", i);
-    SHARDMESH_RETURN_IF_ERROR(cluster->Launch(identity, cluster->WorkerProcess(identity)));
+  for (const std::string& identity : IdentitiesOn(cluster->options_.mesh)) {
+    if (identity != kCoordinator) {
+      SHARDMESH_RETURN_IF_ERROR(cluster->Launch(identity, cluster->WorkerProcess(identity)));
+    }
   }
   return cluster;
 }
@@ -308,6 +398,33 @@ std::vector<std::string> LocalCluster::Stop(absl::Duration grace) {
     member.process.Ended();
   }
   return killed;
+}
+
+void FollowRestarts(ClusterRecord* record) {
+  const auto client = MeshClient::Connect(record->address);
+  const absl::StatusOr<ClusterStatus> status =
+      client.ok() ? (*client)->GetStatus() : absl::StatusOr<ClusterStatus>(client.status());
+  if (!status.ok()) {
+    return;  // nobody knows more than the record
+  }
+  const auto follow = [record](const std::string& identity, int64_t pid, std::string_view program) {
+    for (RecordedProcess& process : record->processes) {
+      if (process.identity != identity || IsRunning(process.id)) {
+        continue;
+      }
+      const auto id = IdentifyProcess(static_cast<pid_t>(pid));
+      std::error_code error;
+      const std::filesystem::path path =
+          std::filesystem::read_symlink(StrCat("/proc/", pid, "/exe"), error);
+      if (id.ok() && !error && path.filename().string() == program) {
+        process.id = *id;
+      }
+    }
+  };
+  follow(kCoordinator, status->pid, kCoordinatorProgram);
+  for (const WorkerStatus& worker : status->workers) {
+    follow(worker.identity, worker.pid, kWorkerProgram);
+  }
 }
 
 }  // namespace shardmesh::client

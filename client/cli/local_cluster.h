@@ -50,10 +50,18 @@ struct EndedProcess {
 // cluster and outlives it if processes are to end with their parent.
 class LocalCluster {
  public:
-  // The coordinator, then all workers, without waiting for the latter; see WaitUntilHealthy.
-  // A cluster of that name that is up is ALREADY_EXISTS; the record of one that is gone is
-  // replaced. A process that does not come to listen is an error with the end of its log, and the
-  // others are stopped.
+  // The coordinator, then all workers, without waiting for the latter; see WaitUntilHealthy. A
+  // process that does not come to listen is an error with the end of its log, and the others are
+  // stopped.
+  //
+  // Where there is a cluster of that name already:
+  //   it is up             ALREADY_EXISTS
+  //   it is gone           its record is replaced
+  //   a part of it is up   what has ended is started again, and all of it left running if that
+  //                        fails, as after Detach; see restarted(). FAILED_PRECONDITION if it has
+  //                        another mesh, port or data folder, or an `up` in the foreground.
+  //   ... but without a coordinator, and in memory: the rest is stopped, and the cluster started
+  //                        anew; see replaced()
   static absl::StatusOr<std::unique_ptr<LocalCluster>> Start(LocalClusterOptions options,
                                                              absl::Time deadline);
   // Stops the processes unless they were detached.
@@ -63,6 +71,10 @@ class LocalCluster {
 
   const std::string& address() const { return record_.address; }
   const ClusterRecord& record() const { return record_; }
+  // The identities that Start found ended and started again.
+  const std::vector<std::string>& restarted() const { return restarted_; }
+  // The identities that Start stopped, as their coordinator was gone with all that it knew.
+  const std::vector<std::string>& replaced() const { return replaced_; }
 
   // Waits until every rank of the mesh has a ready worker. DEADLINE_EXCEEDED names those that are
   // missing, UNAVAILABLE one that ended; both with the end of its log.
@@ -92,7 +104,12 @@ class LocalCluster {
     bool reported = false;  // as ended
   };
 
-  explicit LocalCluster(LocalClusterOptions options) : options_(std::move(options)) {}
+  explicit LocalCluster(LocalClusterOptions options);
+
+  // Starts again what has ended of the cluster in `record`.
+  static absl::StatusOr<std::unique_ptr<LocalCluster>> Resume(LocalClusterOptions options,
+                                                              const ClusterRecord& record,
+                                                              absl::Time deadline);
 
   std::string LogPath(const std::string& identity) const;
   ProcessOptions CoordinatorProcess(const std::string& listen) const;
@@ -108,8 +125,14 @@ class LocalCluster {
   const LocalClusterOptions options_;
   std::vector<Member> members_;  // the coordinator first
   ClusterRecord record_;
+  std::vector<std::string> restarted_;
+  std::vector<std::string> replaced_;
   bool detached_ = false;
 };
+
+// A process that was started again by hand is recorded from here on as the one that the coordinator
+// knows, if that is one of this host's.
+void FollowRestarts(ClusterRecord* record);
 
 // The folder of the running program, where the others lie beside it.
 absl::StatusOr<std::string> OwnBinaryFolder();

@@ -175,11 +175,16 @@ absl::StatusOr<ChildProcess> ChildProcess::Start(const ProcessOptions& options) 
 }
 
 std::optional<std::string> ChildProcess::Ended() {
+  if (end_.has_value()) {
+    return end_;
+  }
   int state = 0;
-  if (!end_.has_value() && waitpid(id_.pid, &state, WNOHANG) == id_.pid) {
+  if (const pid_t reaped = waitpid(id_.pid, &state, WNOHANG); reaped == id_.pid) {
     end_ = WIFEXITED(state) ? StrCat("exited with code ", WEXITSTATUS(state))
                             : StrCat("was killed by signal ", WTERMSIG(state), " (",
                                      strsignal(WTERMSIG(state)), ")");
+  } else if (reaped < 0 && !IsRunning(id_)) {
+    end_ = "has ended";  // no child of this process: only its parent learns more
   }
   return end_;
 }

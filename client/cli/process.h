@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -46,11 +47,15 @@ struct ProcessOptions {
   int parent_end_signal = 15;
 };
 
-// A child of this process. Not thread-safe. The destructor leaves it running.
+// A process that this one started, or took over. Not thread-safe. The destructor leaves it running.
 class ChildProcess {
  public:
   // Errors as the system says, such as NOT_FOUND for a program that is not there.
   static absl::StatusOr<ChildProcess> Start(const ProcessOptions& options);
+  // One that another process started. Its log counts from the beginning.
+  static ChildProcess TakeOver(const ProcessId& id, std::string log_path) {
+    return {id, std::move(log_path), 0};
+  }
 
   const ProcessId& id() const { return id_; }
   const std::string& log_path() const { return log_path_; }
@@ -58,7 +63,7 @@ class ChildProcess {
   int64_t log_offset_bytes() const { return log_offset_bytes_; }
 
   // Nullopt while it runs; else how it ended, such as `exited with code 1` or `was killed by signal
-  // 9`. Reaps it.
+  // 9`; of one that was taken over only that it `has ended`. Reaps it.
   std::optional<std::string> Ended();
 
  private:

@@ -62,6 +62,23 @@ class CommandLineTest : public ::testing::Test {
     return RunShardmesh(arguments, folder_);
   }
 
+  // In what `up --output json` said.
+  static pid_t PidOf(const json& cluster, const std::string& identity) {
+    for (const json& process : cluster["processes"]) {
+      if (process["identity"] == identity) {
+        return process["pid"].get<pid_t>();
+      }
+    }
+    ADD_FAILURE() << "no " << identity << " in " << cluster;
+    return -1;
+  }
+  static void Kill(const json& cluster, const std::string& identity) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ProcessId id,
+                                   client::IdentifyProcess(PidOf(cluster, identity)));
+    ASSERT_THAT(client::SendSignal(id, SIGKILL), IsOk());
+    ASSERT_TRUE(client::WaitUntilGone(id, absl::Now() + absl::Seconds(10)));
+  }
+
   const std::string folder_ = MakeTestFolder("records");
 };
 
@@ -173,15 +190,65 @@ TEST_F(CommandLineTest, StartsAClusterAndStopsItAgain) {
   EXPECT_EQ(Run({"down"}).exit_code, 1);
 }
 
+TEST_F(CommandLineTest, StartsAgainWhatEndedOfAClusterOnDisk) {
+  const std::vector<std::string> up = {"up",       "--mesh", "fsdp=2",     "--detach",
+                                       "--output", "json",   "--data-dir", folder_ + "/data"};
+  CommandResult result = Run(up);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json before = json::parse(result.out);
+  const std::string rules =
+      WriteFile(folder_ + "/rules.yaml", "rules:\n- {pattern: '.*', spec: [fsdp]}\n");
+  ASSERT_EQ(Run({"make-checkpoint", "--out", folder_ + "/c.safetensors"}).exit_code, 0);
+  ASSERT_EQ(Run({"load", folder_ + "/c.safetensors", "--rules", rules}).exit_code, 0);
+
+  ASSERT_NO_FATAL_FAILURE(Kill(before, "coordinator"));
+  ASSERT_NO_FATAL_FAILURE(Kill(before, "worker-1"));
+  result = Run({"up", "--mesh", "fsdp=2", "--detach"});
+  EXPECT_EQ(result.exit_code, 1) << "this one is in memory";
+  EXPECT_THAT(result.err, AllOf(HasSubstr("coordinator, worker-1 ended"),
+                                HasSubstr("--data-dir " + folder_ + "/data")));
+  result = Run(up);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("Started again what had ended: coordinator, worker-1"));
+  const json after = json::parse(result.out);
+  EXPECT_EQ(after["address"], before["address"]);
+  EXPECT_NE(PidOf(after, "coordinator"), PidOf(before, "coordinator"));
+  EXPECT_EQ(PidOf(after, "worker-0"), PidOf(before, "worker-0"));
+  EXPECT_NE(PidOf(after, "worker-1"), PidOf(before, "worker-1"));
+  const std::string tensor = "embeddings.word_embeddings.weight";
+  result = Run({"get", tensor, "--out", folder_ + "/w.npy"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+
+  result = Run(up);
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("is up at " + after["address"].get<std::string>()));
+  EXPECT_EQ(Run({"down"}).exit_code, 0);
+}
+
+TEST_F(CommandLineTest, StartsANewClusterWhenStateInMemoryIsGone) {
+  const std::vector<std::string> up = {"up", "--mesh", "fsdp=2", "--detach", "--output", "json"};
+  CommandResult result = Run(up);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json before = json::parse(result.out);
+  ASSERT_NO_FATAL_FAILURE(Kill(before, "worker-1"));
+  result = Run(up);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("Started again what had ended: worker-1"));
+
+  ASSERT_NO_FATAL_FAILURE(Kill(before, "coordinator"));
+  result = Run(up);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("stopped worker-0, worker-1 and started a new cluster"));
+  EXPECT_NE(PidOf(json::parse(result.out), "worker-0"), PidOf(before, "worker-0"));
+  EXPECT_EQ(Run({"down"}).exit_code, 0);
+}
+
 TEST_F(CommandLineTest, CleansUpARecordWhoseProcessesAreGone) {
   CommandResult result = Run({"up", "--mesh", "fsdp=1", "--detach", "--output", "json"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const json record = json::parse(result.out);
   for (const json& process : record["processes"]) {
-    SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ProcessId id,
-                                   client::IdentifyProcess(process["pid"].get<pid_t>()));
-    ASSERT_THAT(client::SendSignal(id, SIGKILL), IsOk());
-    ASSERT_TRUE(client::WaitUntilGone(id, absl::Now() + absl::Seconds(10)));
+    ASSERT_NO_FATAL_FAILURE(Kill(record, process["identity"]));
   }
   result = Run({"up", "--mesh", "fsdp=1", "--detach"});
   EXPECT_EQ(result.exit_code, 0) << result.err;

@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <optional>
 #include <string>
 
 #include "absl/time/clock.h"
@@ -53,6 +54,21 @@ TEST(ProcessTest, ReportsHowItEndedAndWhatItSaid) {
   EXPECT_EQ(ReadLog(child.log_path(), child.log_offset_bytes()), "out\nerr\n");
 }
 
+TEST(ProcessTest, TakesOverAProcessOfAnother) {
+  // The shell's child outlives it, and is then nobody's here.
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(ChildProcess shell,
+                                 ChildProcess::Start(Shell("sleep 60 & echo $!")));
+  ASSERT_TRUE(WaitUntilGone(shell.id(), Soon()));
+  EXPECT_EQ(shell.Ended(), "exited with code 0");
+  const std::string pid = ReadLog(shell.log_path(), shell.log_offset_bytes());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const ProcessId id, IdentifyProcess(std::stoi(pid)));
+  ChildProcess taken = ChildProcess::TakeOver(id, shell.log_path());
+  EXPECT_EQ(taken.Ended(), std::nullopt);
+  ASSERT_THAT(SendSignal(id, SIGKILL), IsOk());
+  ASSERT_TRUE(WaitUntilGone(id, Soon()));
+  EXPECT_EQ(taken.Ended(), "has ended");
+}
+
 TEST(ProcessTest, NamesAProgramThatIsNotThere) {
   ProcessOptions options = Shell("");
   options.command = {"/nowhere/shardmesh-worker"};
@@ -75,11 +91,13 @@ TEST(ClusterRecordTest, ComesBackAsWritten) {
   ClusterRecord record{.name = "x",
                        .address = "127.0.0.1:1",
                        .mesh = "tp=2",
+                       .data_folder = "/data",
                        .processes = {{"coordinator", self, folder + "/coordinator.log"}},
                        .supervisor = self};
   ASSERT_THAT(WriteRecord(folder, record), IsOk());
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const ClusterRecord read, ReadRecord(folder));
   EXPECT_EQ(read.address, record.address);
+  EXPECT_EQ(read.data_folder, record.data_folder);
   EXPECT_EQ(read.processes.front().id, self);
   EXPECT_EQ(read.supervisor, self);
   EXPECT_TRUE(read.IsUp());
