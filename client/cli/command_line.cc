@@ -1,7 +1,6 @@
 // The frame of the command line; CLI11 reads the arguments, and its exceptions end here.
 #include "client/cli/command_line.h"
 
-#include <cstdio>
 #include <exception>
 #include <iostream>
 #include <string>
@@ -10,7 +9,9 @@
 #include <vector>
 
 #include "client/cli/cluster_record.h"
+#include "rpc/call.h"
 #include "rpc/host_port.h"
+#include "rpc/status.h"
 #include "rpc/version.h"
 #include "sharding/nearest_name.h"
 #include "sharding/reason.h"
@@ -43,9 +44,45 @@ std::string ReasonSuffix(const absl::Status& status) {
                 ")");
 }
 
-void PrintError(const std::string& message) {
-  std::fflush(stdout);
-  std::fprintf(stderr, "%s: %s\n", kProgram, message.c_str());
+// The error's further facts; empty where there are none.
+Json DetailsJson(const absl::Status& status) {
+  Json details = Json::object();
+  for (const rpc::FieldViolation& violation : rpc::FieldViolationsOf(status)) {
+    details["fields"].push_back(
+        {{"field", violation.field}, {"description", violation.description}});
+  }
+  if (const auto delay = rpc::RetryDelayOf(status); delay.has_value()) {
+    details["retry_delay_s"] = absl::ToDoubleSeconds(*delay);
+  }
+  if (const std::string python_type = PythonTypeOf(status); !python_type.empty()) {
+    details["python_type"] = python_type;
+  }
+  return details;
+}
+
+std::string ErrorJson(const absl::Status& status, const std::string& message) {
+  const Reason reason = ReasonOf(status);
+  Json error = {{"code", absl::StatusCodeToString(status.code())},
+                {"reason", reason == Reason::kUnspecified ? Json(nullptr)
+                                                          : Json(std::string(ReasonName(reason)))},
+                {"message", message},
+                {"retryable", rpc::IsRetryable(status)}};
+  if (Json details = DetailsJson(status); !details.empty()) {
+    error["details"] = std::move(details);
+  }
+  return Json{{"error", std::move(error)}}.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+// Before the arguments are read, which may fail.
+bool AsksForJson(int argc, const char* const* argv) {
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view argument = argv[i];
+    if (argument == "--output=json" ||
+        (argument == "--output" && i + 1 < argc && std::string_view(argv[i + 1]) == "json")) {
+      return true;
+    }
+  }
+  return false;
 }
 
 // Every name by which the options of `app` can be given, with its dashes.
@@ -177,7 +214,7 @@ void CommandLine::CheckCommandNames(int argc, const char* const* argv) {
   }
 }
 
-int CommandLine::ReportWrongUse(const CLI::ParseError& error) {
+absl::Status CommandLine::ParseErrorStatus(const CLI::ParseError& error) {
   const CLI::App* command = Chosen(&app_);
   std::string message = error.what();
   const std::vector<std::string> rest = command->remaining();
@@ -190,18 +227,37 @@ int CommandLine::ReportWrongUse(const CLI::ParseError& error) {
   } else if (const size_t named = message.find("unknown command"); named != std::string::npos) {
     message = message.substr(named);
   }
-  PrintError(StrCat(message, " (see `", FullName(command), " --help`)"));
-  return kExitWrongUse;
+  return WrongUse(message);
+}
+
+int CommandLine::Report(const absl::Status& status) {
+  const int exit_code = ExitCodeOf(status);
+  if (exit_code == kExitDone) {
+    return exit_code;
+  }
+  std::string message(status.message());
+  if (exit_code == kExitWrongUse) {
+    StrAppend(&message, " (see `", FullName(Chosen(&app_)), " --help`)");
+  }
+  std::cout.flush();
+  if (common_.json) {
+    std::cerr << ErrorJson(status, message) << "\n";
+  } else {
+    std::cerr << kProgram << ": " << message
+              << (exit_code == kExitWrongUse ? std::string() : ReasonSuffix(status)) << "\n";
+  }
+  return exit_code;
 }
 
 int CommandLine::Run(int argc, const char* const* argv) {
+  common_.json = AsksForJson(argc, argv);
   try {
     CheckCommandNames(argc, argv);
     app_.parse(argc, argv);
   } catch (const CLI::Success& help) {
     return app_.exit(help);
   } catch (const CLI::ParseError& error) {
-    return ReportWrongUse(error);
+    return Report(ParseErrorStatus(error));
   }
   absl::Status status;
   try {
@@ -225,13 +281,7 @@ int CommandLine::Run(int argc, const char* const* argv) {
   } catch (const std::exception& error) {
     status = absl::InternalError(error.what());
   }
-  const int exit_code = ExitCodeOf(status);
-  if (exit_code == kExitWrongUse) {
-    PrintError(StrCat(status.message(), " (see `", FullName(Chosen(&app_)), " --help`)"));
-  } else if (exit_code != kExitDone) {
-    PrintError(StrCat(status.message(), ReasonSuffix(status)));
-  }
-  return exit_code;
+  return Report(status);
 }
 
 }  // namespace shardmesh::client

@@ -72,7 +72,7 @@ class CommandLine {
   CLI::App* AddGroup(const std::string& name, const std::string& help);
 
   // Runs the command that the arguments name; returns the program's exit code. Errors go to
-  // standard error as `shardmesh: message (REASON)`.
+  // standard error as `shardmesh: message (REASON)`, or with --output json as one line of JSON.
   int Run(int argc, const char* const* argv);
 
  private:
@@ -85,7 +85,10 @@ class CommandLine {
 
   // Throws CLI::ParseError where the first words name no command.
   void CheckCommandNames(int argc, const char* const* argv);
-  int ReportWrongUse(const CLI::ParseError& error);
+  // What was wrong with the arguments, as an error of wrong use.
+  absl::Status ParseErrorStatus(const CLI::ParseError& error);
+  // Writes an error to standard error; returns the exit code.
+  int Report(const absl::Status& status);
 
   CLI::App app_;
   std::map<const CLI::App*, Handler> handlers_;

@@ -117,6 +117,25 @@ TEST_F(CommandLineTest, RefusesWrongUse) {
   }
 }
 
+TEST_F(CommandLineTest, ReportsErrorsAsJson) {
+  for (const std::vector<std::string>& arguments : std::vector<std::vector<std::string>>{
+           {"statsu", "--output=json"}, {"status", "--output", "json", "--deadline", "soon"}}) {
+    const CommandResult result = Run(arguments);
+    EXPECT_EQ(result.exit_code, 2);
+    const json error = json::parse(result.err)["error"];
+    EXPECT_EQ(error["code"], "INVALID_ARGUMENT");
+    EXPECT_EQ(error["reason"], nullptr);
+    EXPECT_EQ(error["retryable"], false);
+    EXPECT_THAT(error["message"].get<std::string>(), HasSubstr("--help`"));
+  }
+  const CommandResult result = Run({"status", "--output=json", "--name=other"});
+  EXPECT_EQ(result.exit_code, 3);
+  const json error = json::parse(result.err)["error"];
+  EXPECT_EQ(error["code"], "UNAVAILABLE");
+  EXPECT_EQ(error["retryable"], true);
+  EXPECT_FALSE(error.contains("details"));
+}
+
 TEST_F(CommandLineTest, NamesTheAddressOfACoordinatorThatIsNotThere) {
   // A port that was free a moment ago.
   const int socket_fd = socket(AF_INET, SOCK_STREAM, 0);
@@ -437,6 +456,15 @@ TEST_F(ClusterCommandTest, RefusesRulesAndAxesThatDoNotFit) {
         WriteFile(Path("mesh.yaml"), "axes: [{name: tp, size: 2}, {name: tp, size: 2}]\n")},
        "tp"},
   });
+}
+
+TEST_F(ClusterCommandTest, ReportsRefusalsAsJson) {
+  const CommandResult result = cluster_->Run({"resolve", "--axes", "__BATHC__", "--output=json"});
+  EXPECT_EQ(result.exit_code, 1);
+  const json error = json::parse(result.err)["error"];
+  EXPECT_EQ(error["code"], "INVALID_ARGUMENT");
+  EXPECT_EQ(error["reason"], "UNKNOWN_AXIS");
+  EXPECT_EQ(error["details"]["python_type"], "ValueError");
 }
 
 TEST_F(ClusterCommandTest, RefusesATileWithoutAToken) {
