@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/cleanup/cleanup.h"
 #include "absl/container/btree_map.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
@@ -32,6 +33,7 @@ class ProgressMeter {
   ProgressMeter(const ProgressCallback& callback, int64_t total_bytes)
       : callback_(callback), total_bytes_(total_bytes) {}
 
+  // Negative for bytes that have to come once more; what was reported does not shrink.
   void Add(int64_t bytes) {
     const int64_t done = done_bytes_.fetch_add(bytes) + bytes;
     if (callback_ == nullptr) {
@@ -188,13 +190,15 @@ absl::StatusOr<std::vector<Inbound>> PlanDownload(const std::vector<PendingTile>
   return plan;
 }
 
-// Fetches one worker's share, piece by piece into place.
+// Fetches one worker's share, piece by piece into place. All of it counts as progress, or nothing.
 absl::Status Fetch(const Inbound& inbound, std::string_view token, const ArrayDescriptor& array,
                    const MutableTensorView& into, ProgressMeter& progress,
                    Cancellation* cancellation, const TransferOptions& options) {
   SHARDMESH_ASSIGN_OR_RETURN(
       const std::unique_ptr<WorkerClient> worker,
       WorkerClient::Connect(inbound.device->addresses, options.credentials, options.deadline));
+  int64_t received_bytes = 0;
+  absl::Cleanup take_back = [&] { progress.Add(-received_bytes); };
   for (size_t begin = 0; begin < inbound.tiles.size(); begin += kMaxTilesPerGet) {
     const auto part = absl::MakeConstSpan(inbound.tiles).subspan(begin, kMaxTilesPerGet);
     std::vector<IncomingTile> tiles;
@@ -203,11 +207,13 @@ absl::Status Fetch(const Inbound& inbound, std::string_view token, const ArrayDe
       tiles.push_back({token, array.array_id, tile->tile, tile->size_bytes});
     }
     const TileSink sink = [&](size_t index, int64_t offset, absl::Span<const char> bytes) {
+      received_bytes += static_cast<int64_t>(bytes.size());
       progress.Add(static_cast<int64_t>(bytes.size()));
       return PasteTileBytes(bytes, part[index]->tile, offset, into);
     };
     SHARDMESH_RETURN_IF_ERROR(worker->GetTiles(tiles, sink, cancellation, {options.deadline, {}}));
   }
+  std::move(take_back).Cancel();
   return absl::OkStatus();
 }
 

@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 
+#include "rpc/allocator.h"
 #include "rpc/flags.h"
 #include "rpc/log.h"
 #include "rpc/signal.h"
@@ -15,6 +16,7 @@ namespace {
 constexpr absl::Duration kFailurePollInterval = absl::Milliseconds(100);
 
 int Main(int argc, const char* const* argv) {
+  rpc::KeepMessageMemory();
   rpc::StopSignal stop;  // before any thread starts
   WorkerOptions options;
   rpc::LogOptions log;

@@ -1,8 +1,10 @@
 // The program shardmesh: everything that a user does with a cluster, from a terminal.
 #include "client/cli/command_line.h"
 #include "client/cli/commands.h"
+#include "rpc/allocator.h"
 
 int main(int argc, char** argv) {
+  shardmesh::rpc::KeepMessageMemory();
   shardmesh::client::CommandLine line;
   shardmesh::client::AddClusterCommands(&line);
   shardmesh::client::AddLayoutCommands(&line);

@@ -185,9 +185,16 @@ TEST_F(TransferTest, TakesAnotherHolderWhenOneIsLostMidway) {
   ASSERT_THAT(UploadAll(tensors), IsOk());
   workers_[0]->BreakGets();
   workers_[1]->Stop();
+  int64_t done_bytes = 0;
+  options_.progress = [&](int64_t done, int64_t total) {
+    EXPECT_GT(done, done_bytes);
+    EXPECT_LE(done, total);  // what came twice counts once
+    done_bytes = done;
+  };
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string bytes,
                                  DownloadAll(tensors[0], coordinator_->devices()));
   EXPECT_TRUE(bytes == tensors[0].bytes);
+  EXPECT_EQ(done_bytes, static_cast<int64_t>(bytes.size()));
 
   workers_[3]->Stop();
   const absl::StatusOr<std::string> degraded = DownloadAll(tensors[0], coordinator_->devices());
