@@ -7,10 +7,16 @@
 #include <grpcpp/create_channel.h>
 #include <grpcpp/server_context.h>
 #include <grpcpp/support/channel_arguments.h>
+#include <netdb.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 
+#include "rpc/clock.h"
 #include "rpc/host_port.h"
 #include "rpc/status.h"
 #include "rpc/transport_args.h"
@@ -69,11 +75,42 @@ absl::Status WaitForConnected(grpc::Channel& channel, std::string_view address,
       return unavailable("the channel was shut down");
     }
     if (!channel.WaitForStateChange(state, deadline)) {
-      return unavailable(StrCat("no connection within ", absl::FormatDuration(timeout)));
+      return unavailable(StrCat("no connection within ", FormatRounded(timeout)));
     }
     state = channel.GetState(/*try_to_connect=*/true);
   }
   return absl::OkStatus();
+}
+
+bool AcceptsConnections(std::string_view address, absl::Duration timeout) {
+  const absl::StatusOr<HostPort> parsed = ParseHostPort(address);
+  if (IsUnixAddress(address) || !parsed.ok()) {
+    return false;
+  }
+  addrinfo hints = {};
+  hints.ai_flags = AI_NUMERICSERV;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(parsed->host.c_str(), StrCat(parsed->port).c_str(), &hints, &found) != 0) {
+    return false;
+  }
+  bool accepts = false;
+  for (const addrinfo* each = found; each != nullptr && !accepts; each = each->ai_next) {
+    const int fd = socket(each->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0) {
+      continue;
+    }
+    accepts = connect(fd, each->ai_addr, each->ai_addrlen) == 0;
+    if (pollfd ready = {.fd = fd, .events = POLLOUT, .revents = 0};
+        !accepts && errno == EINPROGRESS && poll(&ready, 1, Milliseconds(timeout)) == 1) {
+      int error = 0;
+      socklen_t size = sizeof(error);
+      accepts = getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == 0;
+    }
+    close(fd);
+  }
+  freeaddrinfo(found);
+  return accepts;
 }
 
 void Apply(const CallOptions& options, grpc::ClientContext* context) {

@@ -114,4 +114,11 @@ void Alarm::Ring(State& state, uint64_t setting) {
   state.is_running = false;
 }
 
+std::string FormatRounded(absl::Duration duration) {
+  const absl::Duration unit = duration < absl::Milliseconds(1) ? absl::Microseconds(1)
+                              : duration < absl::Seconds(1)    ? absl::Milliseconds(1)
+                                                               : absl::Milliseconds(100);
+  return absl::FormatDuration(absl::Trunc(duration, unit));
+}
+
 }  // namespace shardmesh::rpc

@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -108,6 +109,9 @@ class Alarm {
   Clock* const clock_;
   const std::shared_ptr<State> state_;
 };
+
+// For people: `5s`, `1.2s`, `350ms`; cut to tenths of a second, below one second to milliseconds.
+std::string FormatRounded(absl::Duration duration);
 
 }  // namespace shardmesh::rpc
 

@@ -568,6 +568,7 @@ void Encode(const Correction& from, v1::Correction* to) {
   to->set_have(from.have);
   to->set_need(from.need);
   to->set_message(from.ToString());
+  to->mutable_absent_axes()->Add(from.absent_axes.begin(), from.absent_axes.end());
 }
 
 absl::StatusOr<Correction> Decode(const v1::Correction& from) {
@@ -579,8 +580,9 @@ absl::StatusOr<Correction> Decode(const v1::Correction& from) {
   if (!requested.ok()) {
     return WithField(std::move(requested).status(), "requested");
   }
-  return Correction{from.dimension(), *std::move(requested), Decode(from.reason()), from.have(),
-                    from.need()};
+  return Correction{from.dimension(),      *std::move(requested),
+                    Decode(from.reason()), from.have(),
+                    from.need(),           {from.absent_axes().begin(), from.absent_axes().end()}};
 }
 
 void Encode(const ExplanationStep& from, v1::ExplanationStep* to) {

@@ -555,7 +555,7 @@ class ArrayService final : public v1::ArrayService::CallbackService {
     SHARDMESH_ASSIGN_OR_RETURN(const SelectedArray selected,
                                Select(*context_.catalogue, request.array()));
     const ArrayDescriptor& descriptor = selected.array->definition.descriptor;
-    SHARDMESH_RETURN_IF_ERROR(CheckReadable(*selected.array));
+    SHARDMESH_RETURN_IF_ERROR(CheckReadable(selected));
     SHARDMESH_RETURN_IF_ERROR(PinForSession(*context_.catalogue, *context_.sessions,
                                             request.session_id(), descriptor.array_id));
     Encode(*selected.array, &selected.name, response->mutable_array());
@@ -579,7 +579,8 @@ class ArrayService final : public v1::ArrayService::CallbackService {
   }
 
   // Whether every distinct tile has a holder.
-  static absl::Status CheckReadable(const Array& array) {
+  absl::Status CheckReadable(const SelectedArray& selected) const {
+    const Array& array = *selected.array;
     if (array.missing_ranks.empty()) {
       return absl::OkStatus();
     }
@@ -591,12 +592,7 @@ class ArrayService final : public v1::ArrayService::CallbackService {
                array.missing_ranks.end();
       });
       if (!held) {
-        return WithReason(
-            absl::FailedPreconditionError(
-                StrCat("tile ", tile.tile.ToString(), " of array ", descriptor.array_id,
-                       " is on no live worker; missing: ranks ", StrJoin(array.missing_ranks, ", "),
-                       "; wait for their workers, or load the tensor again")),
-            Reason::kArrayDegraded);
+        return Degraded(selected, *context_.membership->view());
       }
     }
     return absl::OkStatus();

@@ -49,6 +49,9 @@ absl::StatusOr<SelectedArray> Select(const Catalogue& catalogue,
                                      const v1::ArraySelector& selector) {
   SelectedArray selected;
   std::string array_id;
+  if (selector.name().empty() && selector.array_id().empty()) {
+    return rpc::BadField("array", "no array is named: its name, or its id, is empty");
+  }
   switch (selector.array_case()) {
     case v1::ArraySelector::kName: {
       SHARDMESH_ASSIGN_OR_RETURN(selected.name,
@@ -60,7 +63,7 @@ absl::StatusOr<SelectedArray> Select(const Catalogue& catalogue,
       array_id = selector.array_id();
       break;
     case v1::ArraySelector::ARRAY_NOT_SET:
-      return rpc::BadField("array", "has neither a name nor an array id");
+      break;
   }
   SHARDMESH_ASSIGN_OR_RETURN(selected.array, catalogue.FindArray(array_id));
   if (selected.array->state == ArrayState::kStaging) {
@@ -68,6 +71,23 @@ absl::StatusOr<SelectedArray> Select(const Catalogue& catalogue,
                       Reason::kNotFound);
   }
   return selected;
+}
+
+absl::Status Degraded(const SelectedArray& selected, const MembershipView& membership) {
+  const ArrayDescriptor& descriptor = selected.array->definition.descriptor;
+  const MeshRanks* const mesh = membership.FindMesh(descriptor.mesh_id);
+  const std::string ranks =
+      StrJoin(selected.array->missing_ranks, ", ", [&](std::string* out, int64_t rank) {
+        StrAppend(out, mesh == nullptr || mesh->identities.empty()
+                           ? StrCat("rank ", rank)
+                           : membership.DescribeRank(*mesh, rank));
+      });
+  return WithReason(
+      absl::FailedPreconditionError(
+          StrCat(selected.name.version != 0 ? StrCat("tensor \"", selected.name.name, "\"")
+                                            : StrCat("array ", descriptor.array_id),
+                 " lacks the tiles of ", ranks, "; start lost workers again, or load it again")),
+      Reason::kArrayDegraded);
 }
 
 }  // namespace shardmesh::server

@@ -4,6 +4,7 @@
 
 #include "absl/status/statusor.h"
 #include "server/catalogue.h"
+#include "server/membership.h"
 #include "shardmesh/v1/array.pb.h"
 
 namespace shardmesh::server {
@@ -19,8 +20,12 @@ struct SelectedArray {
 };
 
 // NOT_FOUND as Catalogue says, also for arrays that are not committed; INVALID_ARGUMENT for a
-// selector without a name and an id.
+// selector that holds neither a name nor an id, or an empty one.
 absl::StatusOr<SelectedArray> Select(const Catalogue& catalogue, const v1::ArraySelector& selector);
+
+// FAILED_PRECONDITION (ARRAY_DEGRADED) that names the array, the ranks whose tiles are missing, and
+// their workers.
+absl::Status Degraded(const SelectedArray& selected, const MembershipView& membership);
 
 }  // namespace shardmesh::server
 

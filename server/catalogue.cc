@@ -6,6 +6,7 @@
 
 #include "server/catalogue_record.h"
 #include "server/random_id.h"
+#include "sharding/nearest_name.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -34,11 +35,6 @@ absl::Status NoArray(std::string_view id) {
   return WithReason(
       absl::NotFoundError(StrCat("no array \"", id, "\"; it was released, or never was")),
       Reason::kNotFound);
-}
-
-absl::Status NoName(std::string_view name) {
-  return WithReason(absl::NotFoundError(StrCat("no array is named \"", name, "\"")),
-                    Reason::kNotFound);
 }
 
 absl::Status CheckName(const std::string& name) {
@@ -586,6 +582,22 @@ absl::StatusOr<ArrayPtr> Catalogue::FindArray(std::string_view array_id) const {
   const auto found = arrays_.find(array_id);
   if (found == arrays_.end()) return NoArray(array_id);
   return found->second.array;
+}
+
+absl::Status Catalogue::NoName(std::string_view name) const {
+  // The neighbours in order: of a model's names all, of very many those with the same beginning.
+  constexpr int kMaxNeighbours = 500;
+  std::vector<std::string_view> neighbours;
+  auto after = names_.lower_bound(name);
+  for (auto before = after; before != names_.begin() && neighbours.size() < kMaxNeighbours;) {
+    neighbours.push_back((--before)->first);
+  }
+  for (; after != names_.end() && neighbours.size() < 2 * kMaxNeighbours; ++after) {
+    neighbours.push_back(after->first);
+  }
+  return WithReason(
+      absl::NotFoundError(StrCat("no array is named \"", name, "\"", DidYouMean(name, neighbours))),
+      Reason::kNotFound);
 }
 
 absl::StatusOr<NameEntry> Catalogue::FindName(std::string_view name, int64_t version) const {

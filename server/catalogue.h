@@ -228,6 +228,8 @@ class Catalogue {
   absl::Status Load() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   absl::Status CheckCommit(const CommitRequest& request) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  // NOT_FOUND, with the nearest name that there is.
+  absl::Status NoName(std::string_view name) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   absl::Status CheckMove(const NameMove& move) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   // Fills in the transaction of a commit, and the manifest if one transaction is not enough.
   void Write(Pending* pending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

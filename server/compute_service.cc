@@ -234,13 +234,7 @@ absl::StatusOr<FoundOperand> StepRunner::FindOperand(const v1::Operand& operand)
                                  Select(*context_.catalogue, operand.array()));
       const ArrayDescriptor& descriptor = selected.array->definition.descriptor;
       if (selected.array->state == ArrayState::kDegraded) {
-        return WithReason(
-            absl::FailedPreconditionError(
-                StrCat("array ", descriptor.array_id, selected.name.version != 0 ? " (\"" : "",
-                       selected.name.name, selected.name.version != 0 ? "\")" : "",
-                       " lacks the tiles of ranks ", StrJoin(selected.array->missing_ranks, ", "),
-                       "; wait for their workers, or load it again")),
-            Reason::kArrayDegraded);
+        return Degraded(selected, *context_.membership->view());
       }
       if (!descriptor.cut_points.empty()) {
         return WithReason(absl::UnimplementedError(StrCat(

@@ -83,6 +83,15 @@ bool MembershipView::IsAlive(std::string_view identity) const {
   return worker != nullptr && server::IsAlive(*worker);
 }
 
+std::string MembershipView::DescribeRank(const MeshRanks& mesh, int64_t rank) const {
+  const std::string& identity = mesh.identities[static_cast<size_t>(rank)];
+  const WorkerStatus* worker = FindWorker(identity);
+  const std::string why = worker == nullptr          ? ": never attached"
+                          : server::IsAlive(*worker) ? ""
+                                                     : StrCat(": ", worker->lost_because);
+  return StrCat("rank ", rank, " (", identity, why, ")");
+}
+
 absl::Status MembershipView::CheckComplete(std::string_view mesh_id) const {
   const MeshRanks* mesh = FindMesh(mesh_id);
   if (mesh == nullptr) return NoMesh(mesh_id);
@@ -97,11 +106,9 @@ absl::Status MembershipView::CheckComplete(std::string_view mesh_id) const {
   }
   std::vector<std::string> missing;
   for (size_t rank = 0; rank < mesh->identities.size(); ++rank) {
-    const std::string& identity = mesh->identities[rank];
-    if (IsAlive(identity)) continue;
-    const WorkerStatus* worker = FindWorker(identity);
-    missing.push_back(StrCat("rank ", rank, " (", identity, ": ",
-                             worker == nullptr ? "never attached" : worker->lost_because, ")"));
+    if (!IsAlive(mesh->identities[rank])) {
+      missing.push_back(DescribeRank(*mesh, static_cast<int64_t>(rank)));
+    }
   }
   if (missing.empty()) return absl::OkStatus();
   return WithReason(
@@ -263,8 +270,7 @@ void Membership::LoseSilent() {
       if (!IsAlive(worker)) continue;
       const absl::Time lost_at = worker.last_heartbeat + options_.lost_after;
       if (lost_at <= now) {
-        Lose(&worker,
-             StrCat("no heartbeat for ", absl::FormatDuration(now - worker.last_heartbeat)));
+        Lose(&worker, StrCat("no heartbeat for ", rpc::FormatRounded(now - worker.last_heartbeat)));
       } else {
         next = std::min(next, lost_at);
       }

@@ -75,6 +75,9 @@ struct MembershipView {
   const WorkerStatus* FindWorker(std::string_view identity) const;
   const MeshRanks* FindMesh(std::string_view mesh_id) const;
   bool IsAlive(std::string_view identity) const;
+  // `rank 1 (worker-1: no heartbeat for 5s)`, for errors: the rank, who serves it, and why that one
+  // is lost if it is. Ranks of the mesh are given, and this is one of them.
+  std::string DescribeRank(const MeshRanks& mesh, int64_t rank) const;
   // FAILED_PRECONDITION (MESH_INCOMPLETE): not every rank of the mesh has a live worker; names
   // those ranks and their workers. NOT_FOUND: no such mesh.
   absl::Status CheckComplete(std::string_view mesh_id) const;

@@ -245,6 +245,7 @@ absl::StatusOr<TreeQuestion> DecodeHeader(const ClusterState& state,
   SHARDMESH_DECODE(profile, "profile", SelectProfile(state, header.profile()));
   question.compatibility = compatibility;
   question.strict = strict;
+  question.keep_unmatched = header.keep_unmatched();
   question.mode = mode;
   question.profile = std::move(profile);
   switch (header.rule_set().rule_set_case()) {
@@ -358,6 +359,7 @@ class ResolveTreeReactor final
       encoded->set_spec_index(placement.spec_index);
       encoded->set_rule_index(static_cast<int32_t>(placement.rule.value_or(-1)));
       encoded->set_bytes_per_device(placement.bytes_per_device);
+      encoded->set_unmatched(placement.unmatched);
       counter_.Count(resolver_->specs()[placement.spec_index].corrections);
     }
     return absl::OkStatus();
@@ -366,9 +368,12 @@ class ResolveTreeReactor final
   static absl::StatusOr<TreeTensor> DecodeTensor(const v1::TreeTensor& from) {
     TreeTensor tensor;
     tensor.name = from.name();
-    if (from.name().empty() || from.name().size() > kMaxTensorNameBytes) {
-      return rpc::BadField("name", StrCat("has ", from.name().size(), " bytes; it must have 1 to ",
-                                          kMaxTensorNameBytes));
+    if (from.name().empty()) {
+      return rpc::BadField("name", "is empty; rules go by the tensor's name");
+    }
+    if (from.name().size() > kMaxTensorNameBytes) {
+      return rpc::BadField("name", StrCat("has ", from.name().size(), " bytes; at most ",
+                                          kMaxTensorNameBytes, " are allowed"));
     }
     SHARDMESH_DECODE(shape, "shape", rpc::DecodeShape(from.shape()));
     tensor.shape = std::move(shape);

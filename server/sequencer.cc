@@ -459,11 +459,11 @@ void Sequencer::AbortOverdue() {
       std::vector<std::string> waiting;
       for (const Participant& participant : work->WaitingFor())
         waiting.push_back(Name(participant));
-      End(work, WithReason(absl::DeadlineExceededError(
-                               StrCat(Name(work->ref), " did not end within ",
-                                      absl::FormatDuration(work->timeout), "; waited for ",
-                                      waiting.empty() ? "the client" : StrJoin(waiting, ", "))),
-                           Reason::kDeadline));
+      End(work,
+          WithReason(absl::DeadlineExceededError(StrCat(
+                         Name(work->ref), " did not end within ", rpc::FormatRounded(work->timeout),
+                         "; waited for ", waiting.empty() ? "the client" : StrJoin(waiting, ", "))),
+                     Reason::kDeadline));
     }
     deadline_.SetNoLaterThan(next);
     AdmitWaiting();

@@ -121,7 +121,8 @@ absl::StatusOr<std::vector<TreePlacement>> TreeResolver::Add(
         matches, question_.rules->rules.MatchTree(ForRules(by_rule, rule_names),
                                                   {.strategy = MatchStrategy::kFastest,
                                                    .cost_reading = absl::GetCurrentTimeNanos,
-                                                   .is_cancelled = is_cancelled}));
+                                                   .is_cancelled = is_cancelled,
+                                                   .keep_unmatched = question_.keep_unmatched}));
   }
 
   const absl::Span<const Rule> rule_specs =
@@ -134,6 +135,7 @@ absl::StatusOr<std::vector<TreePlacement>> TreeResolver::Add(
     absl::StatusOr<Placed> placed = Placed{};
     if (tensor.axes.empty()) {
       placement.rule = match->rule;
+      placement.unmatched = match->unmatched;
       const RuleAndShape key{.rule = match->rule.value_or(-1), .shape = tensor.shape};
       if (const auto known = placed_by_rule_.find(key); known != placed_by_rule_.end()) {
         placed = known->second;

@@ -46,6 +46,7 @@ struct TreeSpec {
 struct TreePlacement {
   uint32_t spec_index = 0;
   std::optional<int64_t> rule;   // that matched
+  bool unmatched = false;        // no rule did: counted as replicated
   int64_t bytes_per_device = 0;  // on the device that holds most
 };
 
@@ -67,6 +68,8 @@ struct TreeQuestion {
   // Nullopt: specs are those asked for, nothing is corrected, no bytes are counted.
   std::optional<Mesh> mesh;
   bool strict = false;  // the first correction is an error
+  // A tensor that no rule matches is answered as such; otherwise it is an error.
+  bool keep_unmatched = false;
   Compatibility compatibility = Compatibility::kDefault;
 };
 

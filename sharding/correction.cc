@@ -20,9 +20,13 @@ std::optional<Correction> Objection(const SpecEntry& entry, int64_t dim, int64_t
   }
   int64_t known = 0;
   int64_t parts = 1;
+  std::vector<std::string> absent;
   for (const AxisName& name : entry.axes()) {
     const std::optional<int64_t> axis = name.has_value() ? mesh.FindAxis(*name) : std::nullopt;
     if (!axis.has_value()) {
+      if (name.has_value()) {
+        absent.push_back(*name);
+      }
       continue;
     }
     ++known;
@@ -32,7 +36,7 @@ std::optional<Correction> Objection(const SpecEntry& entry, int64_t dim, int64_t
   }
   const auto named = static_cast<int64_t>(entry.axes().size());
   if (known != named) {
-    return Correction{dim, entry, Reason::kAxisNotInMesh, known, named};
+    return Correction{dim, entry, Reason::kAxisNotInMesh, known, named, std::move(absent)};
   }
   if (extent % parts != 0) {
     return Correction{dim, entry, Reason::kNotDivisible, extent, parts};
@@ -50,10 +54,18 @@ std::string Correction::ToString() const {
     case Reason::kNotDivisible:
       return StrCat(subject, have, " is not divisible by ", need);
     case Reason::kAxisNotInMesh:
-      return need == 1 ? StrCat(subject, "the mesh has no such axis")
-                       : StrCat(subject, "the mesh has ", have, " of its ", need, " axes");
+      if (need == 1) {
+        return StrCat(subject, "the mesh has no such axis");
+      }
+      return absent_axes.empty() ? StrCat(subject, "the mesh has ", have, " of its ", need, " axes")
+                                 : StrCat(subject, "the mesh has no axis ",
+                                          StrJoin(absent_axes, " and no axis ",
+                                                  [](std::string* out, const std::string& axis) {
+                                                    out->append(PythonRepr(axis));
+                                                  }));
     case Reason::kRankTruncated:
-      return StrCat(subject, "the tensor has ", have, " dimensions and the spec ", need);
+      return StrCat(subject, "the tensor has ", have, have == 1 ? " dimension" : " dimensions",
+                    " and the spec ", need);
     case Reason::kBelowMinSize:
       return StrCat(subject, have, " elements are fewer than the least of ", need);
     case Reason::kUnconstrained:

@@ -30,6 +30,9 @@ struct Correction {
   //   kUnconstrained  0; 0
   int64_t have = 0;
   int64_t need = 0;
+  // kAxisNotInMesh: the entry's axes that the mesh does not have; a none within a tuple is none of
+  // them.
+  std::vector<std::string> absent_axes = {};
 
   // `dimension 1: 'tp' dropped, 30 is not divisible by 4`.
   std::string ToString() const;

@@ -159,7 +159,7 @@ absl::StatusOr<int64_t> RuleSet::State::FindAtOnce(std::string_view name,
 absl::StatusOr<RuleMatch> RuleSet::State::Apply(int64_t rule, std::string_view name,
                                                 OptionalShape shape) const {
   const PartitionSpec& spec = rules[rule].spec;
-  RuleMatch match{rule, spec, {}};
+  RuleMatch match{.rule = rule, .spec = spec, .corrections = {}};
   if (!strict) {
     return match;
   }
@@ -268,8 +268,13 @@ absl::StatusOr<std::vector<RuleMatch>> RuleSet::MatchTree(absl::Span<const Named
       matches.emplace_back();
       continue;
     }
-    SHARDMESH_ASSIGN_OR_RETURN(const int64_t rule, find(tensor.name, set));
-    SHARDMESH_ASSIGN_OR_RETURN(RuleMatch match, state_->Apply(rule, tensor.name, tensor.shape));
+    const absl::StatusOr<int64_t> rule = find(tensor.name, set);
+    if (options.keep_unmatched && ReasonOf(rule.status()) == Reason::kUnmatchedTensor) {
+      matches.push_back({.rule = std::nullopt, .unmatched = true, .spec = {}, .corrections = {}});
+      continue;
+    }
+    SHARDMESH_RETURN_IF_ERROR(rule.status());
+    SHARDMESH_ASSIGN_OR_RETURN(RuleMatch match, state_->Apply(*rule, tensor.name, tensor.shape));
     matches.push_back(std::move(match));
   }
   return matches;

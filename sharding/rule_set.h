@@ -49,6 +49,8 @@ struct RuleMatch {
   // Index of the first rule that matches; nullopt if no rule was asked, since a scalar or a leaf
   // without shape is replicated in any case.
   std::optional<int64_t> rule;
+  // No rule matches; `spec` is P(). Only where the caller takes that for an answer.
+  bool unmatched = false;
   PartitionSpec spec;
   // Why `spec` is not the rule's own: one kBelowMinSize, or one kRankTruncated per entry cut off.
   // As elsewhere, only what the rule asked for is noted, not a none that went.
@@ -69,6 +71,8 @@ struct MatchTreeOptions {
   std::function<int64_t()> cost_reading;
   // Asked now and then; true ends the call with CANCELLED.
   std::function<bool()> is_cancelled;
+  // A tensor that no rule matches is an answer, not an error.
+  bool keep_unmatched = false;
 };
 
 // Example: rules ("kernel$", P('fsdp', 'tp')), (".*", P()): "mlp/kernel" of shape 8x8 gets

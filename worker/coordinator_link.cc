@@ -388,7 +388,7 @@ class AttachLoop final : public CoordinatorLink {
   void Run();
   absl::Status AttachOnce(rpc::Backoff& backoff);
   void Detached();
-  void LogWait(const absl::Status& status);
+  void LogWait(const absl::Status& status, absl::Duration delay);
   v1::AttachRequest MakeHello() const;
   absl::Status Take(v1::AttachResponse message, rpc::Backoff& backoff);
   absl::Status TakeWelcome(const v1::Welcome& welcome);
@@ -448,9 +448,10 @@ void AttachLoop::Run() {
                     {{"coordinator", options_.coordinator}, {"error", ended}});
       return options_.failed(ended);
     }
-    LogWait(ended);
+    const absl::Duration delay = backoff.NextDelay(ended);
+    LogWait(ended, delay);
     absl::MutexLock lock(&mutex_);
-    if (mutex_.AwaitWithTimeout(absl::Condition(&stopping_), backoff.NextDelay(ended))) {
+    if (mutex_.AwaitWithTimeout(absl::Condition(&stopping_), delay)) {
       return;
     }
   }
@@ -508,12 +509,13 @@ void AttachLoop::Detached() {
   stream_ = nullptr;
 }
 
-void AttachLoop::LogWait(const absl::Status& status) {
+void AttachLoop::LogWait(const absl::Status& status, absl::Duration delay) {
   const absl::Time now = options_.clock->Now();
   std::string text = status.ToString(absl::StatusToStringMode::kWithNoExtraData);
   if (text != logged_wait_ || now - log_time_ >= kLogInterval) {
-    rpc::LogWarning("waiting to attach",
-                    {{"coordinator", options_.coordinator}, {"error", status}});
+    rpc::LogWarning("cannot attach, will retry", {{"coordinator", options_.coordinator},
+                                                  {"error", status},
+                                                  {"retry_in", rpc::FormatRounded(delay)}});
     logged_wait_ = std::move(text);
     log_time_ = now;
   }
@@ -649,6 +651,7 @@ absl::Status AttachLoop::TakeVerdict(const v1::InventoryVerdict& verdict) {
   SHARDMESH_RETURN_IF_ERROR(Drop(verdict.drop_array_ids()));
   if (verdict.last()) {
     options_.executor->LeaveStaged();
+    Beat();  // what is held is known now, and to be shown at once
   }
   return absl::OkStatus();
 }

@@ -121,7 +121,7 @@ void PeerLink::Tick(absl::Duration ping_interval, absl::Duration silence_limit) 
   }
   if (silent != nullptr) {
     silent->Close(WithReason(
-        absl::UnavailableError(StrCat("nothing was heard for ", absl::FormatDuration(silence))),
+        absl::UnavailableError(StrCat("nothing was heard for ", rpc::FormatRounded(silence))),
         Reason::kWorkerLost));
     return;
   }

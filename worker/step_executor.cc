@@ -274,7 +274,7 @@ class StepExecutorImpl final : public StepExecutor {
     if (step.plan == nullptr) {
       return WithReason(absl::DeadlineExceededError(
                             StrCat("the plan's bytes did not come within the step's timeout of ",
-                                   absl::FormatDuration(order.timeout))),
+                                   rpc::FormatRounded(order.timeout))),
                         Reason::kDeadline);
     }
     auto opened =

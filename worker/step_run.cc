@@ -223,7 +223,7 @@ class StepRunner {
     if (options_.clock->Now() >= context_.deadline) {
       return WithReason(
           absl::DeadlineExceededError(StrCat("the step took longer than its timeout of ",
-                                             absl::FormatDuration(order_.timeout))),
+                                             rpc::FormatRounded(order_.timeout))),
           Reason::kDeadline);
     }
     return absl::OkStatus();

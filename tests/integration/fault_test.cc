@@ -22,6 +22,7 @@
 namespace shardmesh::test {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
@@ -155,8 +156,10 @@ TEST_F(FaultTest, AWorkerKilledDuringAStepIsNamedAndTheOthersGoOn) {
 
   // Reads from the other workers go on.
   EXPECT_THAT(client().Gather(client::ArraySelector::ByName("everywhere")), IsOk());
-  EXPECT_THAT(client().Gather(client::ArraySelector::ByName("w")),
-              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kArrayDegraded));
+  const auto degraded = client().Gather(client::ArraySelector::ByName("w"));
+  EXPECT_THAT(degraded, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kArrayDegraded));
+  EXPECT_THAT(std::string(degraded.status().message()),
+              AllOf(HasSubstr("tensor \"w\" lacks"), HasSubstr("rank 1 (worker-1: ")));
 
   ASSERT_THAT(cluster_->Restart("worker-1"), IsOk());
   ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());

@@ -141,5 +141,13 @@ TEST(AlarmTest, DestructorWaitsForTheRunningFunction) {
   }
 }
 
+TEST(FormatRoundedTest, LeavesOutWhatNobodyReads) {
+  EXPECT_EQ(FormatRounded(absl::Nanoseconds(5'000'108'242)), "5s");
+  EXPECT_EQ(FormatRounded(absl::Milliseconds(1'290)), "1.2s");
+  EXPECT_EQ(FormatRounded(absl::Nanoseconds(73'510'002)), "73ms");
+  EXPECT_EQ(FormatRounded(absl::Microseconds(12)), "12us");
+  EXPECT_EQ(FormatRounded(absl::Minutes(2)), "2m");
+}
+
 }  // namespace
 }  // namespace shardmesh::rpc

@@ -100,6 +100,8 @@ TEST_F(CatalogueTest, ANamedArrayIsThereAgainAfterARestartOnceItsTilesAre) {
   EXPECT_EQ(before->state, ArrayState::kAvailable);
   Reopen();
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const NameEntry name, catalogue_->FindName("w"));
+  EXPECT_THAT(catalogue_->FindName("W").status().ToString(),
+              ::testing::HasSubstr("no array is named \"W\"; did you mean \"w\"?"));
   EXPECT_EQ(name.array_id, id);
   EXPECT_EQ(name.version, committed.revision);
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const ArrayPtr after, catalogue_->FindArray(id));

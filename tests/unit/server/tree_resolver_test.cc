@@ -95,6 +95,18 @@ TEST(TreeResolverTest, NamesTheTensorThatNoRuleMatches) {
   EXPECT_THAT(std::string(refused.status().message()), HasSubstr("a.bias"));
 }
 
+TEST(TreeResolverTest, CountsATensorThatNoRuleMatchesAsReplicatedWhereItIsKept) {
+  TreeQuestion question = Question({{"kernel", Spec({"fsdp"})}});
+  question.keep_unmatched = true;
+  TreeResolver resolver(std::move(question));
+  const auto placements = resolver.Add({Tensor("a.bias", {8}), Tensor("a.kernel", {8})});
+  ASSERT_TRUE(placements.ok()) << placements.status();
+  EXPECT_TRUE((*placements)[0].unmatched);
+  EXPECT_EQ((*placements)[0].bytes_per_device, 32);
+  EXPECT_FALSE((*placements)[1].unmatched);
+  EXPECT_EQ(resolver.summary().replicated_tensors, 1);
+}
+
 TEST(TreeResolverTest, RefusesATensorThatIsListedTwice) {
   TreeResolver resolver(Question({{".*", PartitionSpec()}}));
   ASSERT_TRUE(resolver.Add({Tensor("a", {8})}).ok());

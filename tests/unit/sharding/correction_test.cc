@@ -101,14 +101,14 @@ TEST(CorrectTest, NamesTheReasonOfEachDroppedDimension) {
   EXPECT_EQ(result.effective, Spec({SpecEntry::None(), SpecEntry::None(), SpecEntry::None(),
                                     SpecEntry::Axis("dp"), SpecEntry::None()}));
   EXPECT_THAT(result.corrections,
-              ElementsAre(Correction{0, lacking, Reason::kAxisNotInMesh, 1, 2},
+              ElementsAre(Correction{0, lacking, Reason::kAxisNotInMesh, 1, 2, {"xx"}},
                           Correction{1, both, Reason::kNotDivisible, 12, 8},
                           Correction{2, SpecEntry::Unconstrained(), Reason::kUnconstrained, 0, 0},
                           Correction{5, SpecEntry::Axis("tp"), Reason::kRankTruncated, 5, 7}));
   EXPECT_EQ(result.corrections[1].ToString(),
             "dimension 1: ('dp', 'tp') dropped, 12 is not divisible by 8");
   EXPECT_EQ(result.corrections[0].ToString(),
-            "dimension 0: ('tp', 'xx') dropped, the mesh has 1 of its 2 axes");
+            "dimension 0: ('tp', 'xx') dropped, the mesh has no axis 'xx'");
 }
 
 TEST(CorrectTest, ReportsNothingWhereNothingWasAskedFor) {

@@ -317,6 +317,22 @@ TEST(RuleSetTreeTest, ReturnsTheFirstTensorsError) {
   }
 }
 
+TEST(RuleSetTreeTest, AnswersTensorsThatNoRuleMatchesWhereThatIsAskedFor) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const RuleSet rule_set, RuleSet::Create(SomeRules()));
+  const std::vector<NamedShape> tensors = {{"kernel", kOne}, {"first", kOne}};
+  for (const MatchStrategy strategy : {MatchStrategy::kRuleByRule, MatchStrategy::kAtOnce}) {
+    MatchTreeOptions options;
+    options.strategy = strategy;
+    options.keep_unmatched = true;
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::vector<RuleMatch> matches,
+                                   rule_set.MatchTree(tensors, options));
+    EXPECT_FALSE(matches[0].unmatched);
+    EXPECT_TRUE(matches[1].unmatched);
+    EXPECT_EQ(matches[1].rule, std::nullopt);
+    EXPECT_EQ(matches[1].spec, PartitionSpec());
+  }
+}
+
 TEST(RuleSetTreeTest, MatchesRuleByRuleWhereTheRulesCannotBeJoined) {
   RuleSetOptions options;
   options.defer_pattern_errors = true;

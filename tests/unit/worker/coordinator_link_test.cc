@@ -399,6 +399,20 @@ TEST_F(CoordinatorLinkTest, BringsItsInventoryAndObeysTheVerdict) {
   EXPECT_THAT(left.tiles, SizeIs(1));
 }
 
+TEST_F(CoordinatorLinkTest, SaysWhatItHoldsAsSoonAsTheVerdictIsThere) {
+  Stage("held");
+  ASSERT_THAT(store_->Commit({"held"}), IsOk());
+  Start();
+  EXPECT_TRUE(coordinator_.Read().has_hello());
+  v1::AttachResponse welcome = Welcome();
+  rpc::Encode(absl::Hours(1), welcome.mutable_welcome()->mutable_heartbeat_interval());
+  coordinator_.Write(welcome);
+  EXPECT_TRUE(coordinator_.Read().has_inventory());
+  coordinator_.Write(Verdict({}, {}));
+  EXPECT_TRUE(Eventually([&] { return coordinator_.last_heartbeat().used_bytes() > 0; }));
+  EXPECT_EQ(coordinator_.last_heartbeat().used_bytes(), store_->used_bytes());
+}
+
 TEST_F(CoordinatorLinkTest, RunsReportsAndEndsSteps) {
   Start();
   TakeIn(1);
