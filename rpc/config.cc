@@ -16,6 +16,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/numbers.h"
+#include "rpc/field_check.h"
 #include "sharding/nearest_name.h"
 #include "sharding/reason.h"
 #include "sharding/shape.h"
@@ -313,6 +314,9 @@ absl::StatusOr<MeshDefinition> ParseMeshNode(const File& file, std::string_view 
     absl::flat_hash_set<std::string> seen;
     for (const YAML::Node& node : workers) {
       SHARDMESH_ASSIGN_OR_RETURN(std::string worker, file.Text(node, "a worker's identity"));
+      if (const absl::Status status = CheckIdentity(worker, "a worker's identity"); !status.ok()) {
+        return file.At(node.Mark(), status);
+      }
       if (!seen.insert(worker).second) {
         return file.Bad(node.Mark(), StrCat("worker \"", worker, "\" serves two ranks"));
       }

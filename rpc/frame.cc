@@ -281,19 +281,20 @@ absl::StatusOr<Layout> FindFields(absl::Span<const grpc::Slice> slices, size_t s
         return BadFrame("a second checksum");
       }
       if (tag == kPayloadTag) {
-        uint32_t length = 0;
-        if (!input.ReadVarint32(&length)) {
+        int length = 0;
+        if (!input.ReadVarintSizeAsInt(&length)) {
           return BadFrame("a payload without a length");
         }
         layout.payload_begin = static_cast<size_t>(input.CurrentPosition());
-        if (length > size - layout.payload_begin) {
+        const size_t length_bytes = static_cast<size_t>(length);
+        if (length_bytes > size - layout.payload_begin) {
           return BadFrame("a payload that ends after the frame");
         }
-        if (static_cast<int64_t>(length) > kMaxFramePayloadBytes) {
+        if (length > kMaxFramePayloadBytes) {
           return OverLimit("the payload of a frame", length, kMaxFramePayloadBytes);
         }
-        layout.payload_end = layout.payload_begin + length;
-        input.Skip(static_cast<int>(length));
+        layout.payload_end = layout.payload_begin + length_bytes;
+        input.Skip(length);
       } else if (!WireFormatLite::SkipField(&input, tag, &header)) {
         return BadFrame("not a protobuf message");
       }

@@ -412,6 +412,9 @@ absl::StatusOr<Plan> Decode(const v1::Plan& from) {
     return WithField(std::move(mesh).status(), "mesh");
   }
   plan.mesh = *std::move(mesh);
+  if (plan.mesh.empty()) {
+    return BadField("mesh", "a plan is made for a mesh, and this one names no axes");
+  }
   plan.values.reserve(static_cast<size_t>(from.values_size()));
   for (int i = 0; i < from.values_size(); ++i) {
     auto value = Decode(from.values(i));

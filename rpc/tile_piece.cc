@@ -64,8 +64,8 @@ absl::Status ReadFields(CodedInputStream& input, TilePiece* piece) {
         piece->header.tile_crc32c = crc;
       }
     } else if (tag == kDataTag) {
-      uint32_t length = 0;
-      if (!input.ReadVarint32(&length)) {
+      int length = 0;
+      if (!input.ReadVarintSizeAsInt(&length)) {
         return BadPiece("data without a length");
       }
       if (length > kMaxTilePieceBytes) {
@@ -75,7 +75,7 @@ absl::Status ReadFields(CodedInputStream& input, TilePiece* piece) {
             Reason::kLimitExceeded);
       }
       piece->data.clear();
-      for (int left = static_cast<int>(length); left > 0;) {
+      for (int left = length; left > 0;) {
         const void* bytes = nullptr;
         int size = 0;
         if (!input.GetDirectBufferPointer(&bytes, &size)) {

@@ -84,6 +84,11 @@ Shape Tile::shape() const {
 }
 
 int64_t Tile::element_count() const {
+  // First of all, since the other extents of a tensor without elements may multiply to anything.
+  if (std::any_of(ranges.begin(), ranges.end(),
+                  [](const IndexRange& range) { return range.size() == 0; })) {
+    return 0;
+  }
   int64_t count = 1;
   for (const IndexRange& range : ranges) {
     count *= range.size();

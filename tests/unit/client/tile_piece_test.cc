@@ -111,6 +111,17 @@ TEST(TilePieceTest, RefusesMessagesThatAreCutOff) {
   }
 }
 
+TEST(TilePieceTest, RefusesDataWhoseLengthOnlyLooksShortInItsLow32Bits) {
+  const std::string data = "ab";
+  v1::TilePiece checksum;
+  checksum.set_crc32c(Crc32c(data));
+  const std::string claim = "\x7a\x82\x80\x80\x80\x80\x80\x80\x80\x80\x01";  // 2^63 + 2
+  const std::string body = checksum.SerializeAsString() + claim + data;
+  grpc::ByteBuffer buffer = BufferOf(std::string("\x7a") + static_cast<char>(body.size()) + body);
+  EXPECT_THAT(ReadTilePiece(&buffer),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+}
+
 TEST(TilePieceTest, RefusesMoreBytesThanAPieceMayHave) {
   grpc::ByteBuffer buffer =
       BufferOf(PieceOf(std::string((size_t{1} << 20) + 1, 'z')).SerializeAsString());

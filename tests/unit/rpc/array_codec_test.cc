@@ -208,6 +208,11 @@ TEST(PlanCodecTest, PlansCrossTheWireAsTheSameBytes) {
   Plan broken = plan;
   broken.outputs = {99};
   EXPECT_FALSE(ParsePlanBytes(PlanBytes(broken)).ok());
+  broken = plan;
+  broken.mesh = Mesh();
+  const absl::Status status = ParsePlanBytes(PlanBytes(broken)).status();
+  EXPECT_THAT(status, StatusIs(kInvalid, Reason::kBadField));
+  EXPECT_EQ(FieldOf(status), "mesh");
 }
 
 }  // namespace

@@ -125,6 +125,11 @@ TEST(ConfigTest, ReadsMeshes) {
   EXPECT_THAT(
       std::string(ParseMesh(std::string(text) + "workers: [a, a]", "m.yaml").status().message()),
       HasSubstr("m.yaml:2:14: worker \"a\" serves two ranks"));
+  EXPECT_THAT(
+      ParseMesh(std::string(text) + "workers: [" + std::string(256, 'w') + "]", "m.yaml").status(),
+      StatusIs(kInvalid, Reason::kLimitExceeded));
+  EXPECT_THAT(ParseMesh(std::string(text) + "workers: [\"a\\n\", b]", "m.yaml").status(),
+              StatusIs(kInvalid, Reason::kBadField));
 }
 
 TEST(ConfigTest, FilesThatCannotBeReadAreNamed) {

@@ -248,6 +248,15 @@ TEST(FrameTest, RefusesWhatNoSenderMaySend) {
   EXPECT_THAT(refused(message), bad);  // a second checksum
 }
 
+TEST(FrameTest, RefusesAPayloadWhoseLengthOnlyLooksShortInItsLow32Bits) {
+  v1::ExchangeRequest message;
+  message.set_kind(v1::FRAME_KIND_DATA);
+  message.set_message_bytes(9);
+  const std::string claim = "\x7a\x82\x80\x80\x80\x80\x80\x80\x80\x80\x01";  // 2^63 + 2
+  EXPECT_THAT(ReadFrame(Split(Seal(message.SerializeAsString() + claim + "ab"), 100)).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+}
+
 TEST(FrameTest, TheLargestPayloadPassesAndOneMoreByteDoesNot) {
   const std::string payload(static_cast<size_t>(kMaxFramePayloadBytes) + 1, 'x');
   FrameHeader header = DataHeader();

@@ -278,6 +278,12 @@ TEST(TilingTest, AnswersForOneDeviceOfAHugeMesh) {
   EXPECT_THAT(tiling.OwnersOf(Tile{{{512, 513}}})[0].devices, ElementsAre(1));
 }
 
+TEST(TileTest, CountsNoElementsWhateverTheOtherExtents) {
+  const Tile tile = Tile::Whole({int64_t{1} << 62, 10, 0, 18});
+  EXPECT_EQ(tile.element_count(), 0);
+  EXPECT_TRUE(tile.empty());
+}
+
 TEST(TileTest, WritesItsRanges) {
   EXPECT_EQ((Tile{{{4, 8}, {0, 3}}}).ToString(), "[4,8)x[0,3)");
   EXPECT_EQ(Tile{}.ToString(), "()");
