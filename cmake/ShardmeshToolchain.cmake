@@ -15,6 +15,11 @@ if(SHARDMESH_MOLD)
   add_link_options(-fuse-ld=mold)
 endif()
 
+# Debian's Abseil is built by a g++ that names templates by an older rule than clang does from version 18 on.
+if(CMAKE_CXX_COMPILER_ID STREQUAL Clang AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 18)
+  add_compile_options(-fclang-abi-compat=17)
+endif()
+
 if(SHARDMESH_SANITIZE)
   add_compile_options(-fsanitize=${SHARDMESH_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${SHARDMESH_SANITIZE})

@@ -1,0 +1,40 @@
+// Fuzzes transfer tokens: none is accepted that was not signed; claims that are accepted describe
+// an array that lies as it says, and signed anew they are the same.
+#include "rpc/transfer_token.h"
+
+#include <string>
+#include <string_view>
+
+#include "rpc/digest.h"
+#include "shardmesh/internal/v1/transfer_token.pb.h"
+#include "tests/fuzz/fuzz.h"
+#include "tests/fuzz/quiet_protobuf.h"
+
+namespace shardmesh::fuzz {
+
+// The input is a token, then the claims of one that is signed here.
+void Check(std::string_view input) {
+  static const std::string key(rpc::kTokenKeyBytes, 'k');
+  const absl::Time now = absl::UnixEpoch();
+  Require(rpc::VerifyToken(input, key, rpc::TransferDirection::kGet, now).status().code() ==
+          absl::StatusCode::kUnauthenticated);
+
+  internal::v1::TransferToken token;
+  token.set_claims(std::string(input));
+  token.set_signature(rpc::HmacSha256(key, input));
+  for (const auto direction : {rpc::TransferDirection::kGet, rpc::TransferDirection::kPut}) {
+    const auto claims = rpc::VerifyToken(token.SerializeAsString(), key, direction, now);
+    if (!claims.ok()) {
+      continue;
+    }
+    const auto tiling = claims->array.Tiling();
+    Require(tiling.ok());
+    for (const DeviceId device : {DeviceId{0}, claims->array.mesh.size() - 1}) {
+      Require(claims->array.TileSizeBytes(tiling->TileOf(device)).ok());
+    }
+    const auto again = rpc::VerifyToken(rpc::SignToken(*claims, key), key, direction, now);
+    Require(again.ok() && *again == *claims);
+  }
+}
+
+}  // namespace shardmesh::fuzz
