@@ -132,6 +132,12 @@ absl::StatusOr<Operation> DecodeOperation(const v1::Operation& from) {
 
 }  // namespace
 
+absl::Status NoCoordinator(std::string_view address) {
+  return absl::UnavailableError(StrCat(
+      address,
+      " answers, but is no shardmesh coordinator, or one that hangs; is the address right?"));
+}
+
 std::string NewRequestId() { return absl::BytesToHexString(rpc::RandomBytes(16)); }
 
 void EncodeSelector(const ArraySelector& from, v1::ArraySelector* to) {
@@ -179,10 +185,17 @@ CoordinatorClient::CoordinatorClient(std::unique_ptr<Connection> connection)
 CoordinatorClient::~CoordinatorClient() = default;
 
 absl::StatusOr<std::unique_ptr<CoordinatorClient>> CoordinatorClient::Connect(
-    const std::string& address, const rpc::Credentials& credentials) {
+    const std::string& address, const rpc::Credentials& credentials, absl::Duration timeout) {
+  const absl::Time start = absl::Now();
   SHARDMESH_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel,
                              rpc::CreateChannel(address, {.credentials = credentials}));
-  SHARDMESH_RETURN_IF_ERROR(rpc::WaitForConnected(*channel, address));
+  if (const absl::Status connected = rpc::WaitForConnected(*channel, address, timeout);
+      !connected.ok()) {
+    // A time that is too short says nothing about who is there.
+    const bool in_time = absl::Now() - start < timeout;
+    return in_time && rpc::AcceptsConnections(address, timeout) ? NoCoordinator(address)
+                                                                : connected;
+  }
   return std::unique_ptr<CoordinatorClient>(
       new CoordinatorClient(std::make_unique<Connection>(address, channel)));
 }

@@ -57,6 +57,7 @@ struct BegunGet {
   Array array;
   std::vector<TransferDevice> devices;
   std::string token;
+  bool pinned = false;  // by this call, and not by the session before
 };
 
 // One page of a list; the token of the next one is empty on the last.
@@ -76,9 +77,11 @@ struct ArrayPage {
 // Thread-safe.
 class CoordinatorClient {
  public:
-  // Connects. INVALID_ARGUMENT for what is no address; UNAVAILABLE within 3 s, naming the address.
+  // Connects. INVALID_ARGUMENT for what is no address; UNAVAILABLE after `timeout`, naming the
+  // address, and whether there is something else.
   static absl::StatusOr<std::unique_ptr<CoordinatorClient>> Connect(
-      const std::string& address, const rpc::Credentials& credentials);
+      const std::string& address, const rpc::Credentials& credentials,
+      absl::Duration timeout = rpc::kConnectTimeout);
   ~CoordinatorClient();
   CoordinatorClient(const CoordinatorClient&) = delete;
   CoordinatorClient& operator=(const CoordinatorClient&) = delete;

@@ -35,6 +35,9 @@
 
 namespace shardmesh::client {
 
+// What is at the address speaks something else, or serves something else.
+absl::Status NoCoordinator(std::string_view address);
+
 struct CoordinatorClient::Connection {
   Connection(std::string coordinator, const std::shared_ptr<grpc::Channel>& channel)
       : address(std::move(coordinator)),
@@ -58,6 +61,9 @@ struct CoordinatorClient::Connection {
   // The error as the server sent it, or with the address in front if it never came that far.
   absl::Status StatusOf(const grpc::Status& from) const {
     absl::Status status = rpc::FromGrpc(from);
+    if (absl::IsUnimplemented(status) && ReasonOf(status) == Reason::kUnspecified) {
+      return NoCoordinator(address);
+    }
     return absl::IsUnavailable(status) && ReasonOf(status) == Reason::kUnspecified
                ? WithContext(status, StrCat("coordinator at ", address))
                : status;

@@ -115,6 +115,9 @@ struct TreeQuestion {
   Compatibility compatibility = Compatibility::kDefault;
   // Specs are those of the rules: no mesh is asked, nothing is corrected, no bytes are counted.
   bool match_only = false;
+  // A tensor that no rule matches is answered as such; otherwise it ends the call with
+  // UNMATCHED_TENSOR.
+  bool keep_unmatched = false;
 };
 
 struct TreeTensor {
@@ -133,8 +136,10 @@ struct TreeSpec {
 struct TreePlacement {
   // Index into TreeAnswer::specs.
   size_t spec_index = 0;
-  // The rule that matched, from 0; nullopt if none was needed.
+  // The rule that matched, from 0; nullopt if none was needed, or none matched.
   std::optional<int64_t> rule_index;
+  // No rule matched, and the tensor is counted as replicated; see TreeQuestion::keep_unmatched.
+  bool unmatched = false;
   int64_t bytes_per_device = 0;
 };
 

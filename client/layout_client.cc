@@ -44,6 +44,7 @@ void EncodeHeader(const TreeQuestion& from, v1::ResolveTreeHeader* to) {
   to->set_policy(EncodePolicy(from.strict));
   to->set_compatibility(EncodeCompatibility(from.compatibility));
   to->set_match_only(from.match_only);
+  to->set_keep_unmatched(from.keep_unmatched);
 }
 
 void EncodeTensor(const TreeTensor& from, v1::TreeTensor* to) {
@@ -72,6 +73,7 @@ absl::Status Append(const v1::ResolveTreeResponse& from, TreeAnswer* to) {
     if (wire.rule_index() >= 0) {
       placement.rule_index = wire.rule_index();
     }
+    placement.unmatched = wire.unmatched();
     placement.bytes_per_device = wire.bytes_per_device();
   }
   if (from.has_summary()) {

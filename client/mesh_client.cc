@@ -128,8 +128,10 @@ MeshClient::~MeshClient() = default;
 
 absl::StatusOr<std::unique_ptr<MeshClient>> MeshClient::Connect(const std::string& address,
                                                                 const MeshClientOptions& options) {
-  SHARDMESH_ASSIGN_OR_RETURN(std::unique_ptr<CoordinatorClient> coordinator,
-                             CoordinatorClient::Connect(address, options.credentials));
+  SHARDMESH_ASSIGN_OR_RETURN(
+      std::unique_ptr<CoordinatorClient> coordinator,
+      CoordinatorClient::Connect(address, options.credentials,
+                                 std::min(options.timeout, rpc::kConnectTimeout)));
   return std::unique_ptr<MeshClient>(
       new MeshClient(std::make_unique<Impl>(std::move(coordinator), options)));
 }

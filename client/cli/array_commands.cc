@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -71,10 +72,26 @@ struct LoadFlags {
   bool quiet = false;
 };
 
+// Refuses a mesh that is given by its axes or a file, naming those that the cluster has.
+absl::Status CheckMeshName(MeshClient* client, const std::string& mesh) {
+  if (mesh.find_first_of("=/") == std::string::npos) {
+    return absl::OkStatus();
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const ClusterStatus status, client->GetStatus());
+  return WrongUse(StrCat(
+      "--mesh ", mesh, ": tensors are loaded onto a mesh of the cluster, by its name; there is ",
+      StrJoin(status.meshes, ", ",
+              [](std::string* out, const MeshStatus& known) {
+                StrAppend(out, "\"", known.mesh_id, "\" ", known.mesh.ToString());
+              }),
+      " (`plan` takes any mesh)"));
+}
+
 absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(flags.checkpoint));
   SHARDMESH_ASSIGN_OR_RETURN(const RuleSetSelector rules, SelectRules(flags.rules));
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_RETURN_IF_ERROR(CheckMeshName(client.get(), flags.mesh));
 
   TreeQuestion question;
   question.rules = rules;
@@ -83,7 +100,8 @@ absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
     question.mesh = flags.mesh;
   }
   SHARDMESH_ASSIGN_OR_RETURN(const Placement placement,
-                             AskPlacement(client.get(), checkpoint, question));
+                             AskPlacement(client.get(), checkpoint, std::move(question)));
+  SHARDMESH_RETURN_IF_ERROR(CheckAllMatched(placement));
   if (!invocation.json && !flags.quiet) {
     PrintPlacement(placement);
     std::cout << std::endl;
@@ -97,8 +115,11 @@ absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
   const absl::Time start = absl::Now();
   absl::StatusOr<PutResult> result;
   {
-    ProgressBar bar("loading");
-    options.progress = [&bar](int64_t done, int64_t total) { bar.Show(done, total); };
+    std::optional<ProgressBar> bar;
+    if (!flags.quiet) {
+      bar.emplace("loading");
+      options.progress = [&bar](int64_t done, int64_t total) { bar->Show(done, total); };
+    }
     result = client->LoadCheckpoint(checkpoint, options);
   }
   SHARDMESH_RETURN_IF_ERROR(result.status());
@@ -114,11 +135,10 @@ absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
     PrintJson(json);
     return absl::OkStatus();
   }
-  std::cout << "Loaded " << result->arrays.size() << " tensors, "
+  std::cout << "Loaded " << FormatCount(result->arrays.size(), "tensor") << ", "
             << FormatBytes(checkpoint.size_bytes()) << " as " << FormatBytes(result->sent_bytes)
-            << " of tiles, in " << FormatTime(time) << "; "
-            << (result->durability == Durability::kDisk ? "on disk" : "in memory") << ", revision "
-            << result->revision << "\n";
+            << " of tiles, in " << FormatTime(time) << "; " << FormatDurability(result->durability)
+            << ", revision " << result->revision << "\n";
   return absl::OkStatus();
 }
 
@@ -149,14 +169,15 @@ absl::Status RunLs(const Invocation& invocation, const std::string& prefix) {
          FormatShape(array.descriptor.shape), FormatSpec(array.descriptor.spec),
          FormatBytes(array.size_bytes), array.descriptor.mesh_id,
          array.missing_ranks.empty() ? std::string(StateName(array.state))
-                                     : StrCat(StateName(array.state), ", ranks ",
+                                     : StrCat(StateName(array.state), ", rank",
+                                              array.missing_ranks.size() == 1 ? " " : "s ",
                                               StrJoin(array.missing_ranks, ","), " missing")});
   }
   if (!arrays.empty()) {
     table.Print();
     std::cout << "\n";
   }
-  std::cout << arrays.size() << " arrays, " << FormatBytes(total_bytes) << "\n";
+  std::cout << FormatCount(arrays.size(), "array") << ", " << FormatBytes(total_bytes) << "\n";
   return absl::OkStatus();
 }
 
@@ -217,8 +238,8 @@ absl::Status RunDescribe(const Invocation& invocation, const ArraySelector& sele
   for (const Correction& correction : array.corrections) {
     std::cout << "corrected   " << correction.ToString() << "\n";
   }
-  std::cout << "state       " << StateName(array.state) << ", in "
-            << DurabilityName(array.durability) << "\n\n";
+  std::cout << "state       " << StateName(array.state) << ", "
+            << FormatDurability(array.durability) << "\n\n";
   Table table({{"rank", Table::Align::kRight},
                {"tile"},
                {"replica", Table::Align::kRight},
@@ -232,7 +253,7 @@ absl::Status RunDescribe(const Invocation& invocation, const ArraySelector& sele
   }
   table.Print();
   if (devices < tiling.mesh().size()) {
-    std::cout << "and " << tiling.mesh().size() - devices << " more devices\n";
+    std::cout << "and " << FormatCount(tiling.mesh().size() - devices, "more device") << "\n";
   }
   return absl::OkStatus();
 }
@@ -264,7 +285,7 @@ void AddLoad(CommandLine* line) {
   load->add_flag("--release-first", flags->release_first,
                  "let go of the tensors that are replaced before loading: needs less memory, but "
                  "they are lost if loading fails");
-  load->add_flag("--quiet", flags->quiet, "do not show the placement");
+  load->add_flag("--quiet", flags->quiet, "show neither the placement nor the progress");
 }
 
 void AddGet(CommandLine* line) {

@@ -42,7 +42,7 @@ std::string Summary(const EntryValue& value) {
                     profile.field(AxisField::kHead).ToString());
     }
     std::string operator()(const rpc::RuleSetDefinition& rules) const {
-      return StrCat(rules.rules.rules().size(), " rules");
+      return FormatCount(rules.rules.rules().size(), "rule");
     }
   };
   return std::visit(Visitor(), value);

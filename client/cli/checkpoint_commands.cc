@@ -59,7 +59,8 @@ absl::Status RunMakeCheckpoint(const Invocation& invocation, const CheckpointFla
                {"size_bytes", checkpoint.size_bytes()},
                {"seed", flags.seed}});
   } else {
-    std::cout << "Wrote " << flags.path << ": " << checkpoint.tensors().size() << " tensors, "
+    std::cout << "Wrote " << flags.path << ": "
+              << FormatCount(checkpoint.tensors().size(), "tensor") << ", "
               << FormatBytes(checkpoint.size_bytes()) << ", random values of seed " << flags.seed
               << "\n";
   }

@@ -61,8 +61,10 @@ absl::StatusOr<Mesh> MeshOf(const UpFlags& flags) {
 Json RecordJson(const ClusterRecord& record) {
   Json processes = Json::array();
   for (const RecordedProcess& process : record.processes) {
-    processes.push_back(
-        {{"identity", process.identity}, {"pid", process.id.pid}, {"log", process.log_path}});
+    processes.push_back({{"identity", process.identity},
+                         {"pid", process.id.pid},
+                         {"log", process.log_path},
+                         {"metrics", process.metrics_address}});
   }
   return {{"name", record.name},
           {"address", record.address},
@@ -140,7 +142,7 @@ absl::Status RunUp(const Invocation& invocation, const UpFlags& flags) {
   } else {
     std::cout << "Cluster \"" << invocation.cluster_name << "\" is up at " << cluster->address()
               << ": mesh " << cluster->record().mesh << ", "
-              << cluster->record().processes.size() - 1 << " workers, ready after "
+              << FormatCount(cluster->record().processes.size() - 1, "worker") << ", ready after "
               << FormatTime(absl::Now() - start) << "\n";
     std::cout << "Logs are in " << ClusterFolder(invocation.cluster_name) << "\n";
   }
@@ -185,12 +187,40 @@ absl::Status RunDown(const Invocation& invocation) {
   return absl::OkStatus();
 }
 
-Json WorkerJson(const WorkerStatus& worker) {
+// Where processes of this host serve their metrics; empty for others.
+class MetricsAddresses {
+ public:
+  explicit MetricsAddresses(const Invocation& invocation) {
+    if (!CheckClusterName(invocation.cluster_name).ok()) {
+      return;
+    }
+    absl::StatusOr<ClusterRecord> record = ReadRecord(ClusterFolder(invocation.cluster_name));
+    if (record.ok() && record->address == invocation.address) {
+      processes_ = std::move(record->processes);
+    }
+  }
+
+  bool known() const { return !processes_.empty(); }
+  std::string Of(int64_t pid) const {
+    for (const RecordedProcess& process : processes_) {
+      if (process.id.pid == pid) {
+        return process.metrics_address;
+      }
+    }
+    return "";
+  }
+
+ private:
+  std::vector<RecordedProcess> processes_;
+};
+
+Json WorkerJson(const WorkerStatus& worker, const std::string& metrics) {
   return {{"identity", worker.identity},
           {"incarnation", worker.incarnation},
           {"state", std::string(WorkerStateName(worker.state))},
           {"pid", worker.pid},
           {"addresses", worker.addresses},
+          {"metrics", metrics},
           {"capacity_bytes", worker.capacity_bytes},
           {"used_bytes", worker.used_bytes},
           {"heartbeat_age_s", Seconds(worker.heartbeat_age)},
@@ -198,7 +228,8 @@ Json WorkerJson(const WorkerStatus& worker) {
           {"version", worker.build.version}};
 }
 
-Json StatusJson(const std::string& address, const ClusterStatus& status) {
+Json StatusJson(const std::string& address, const ClusterStatus& status,
+                const MetricsAddresses& metrics) {
   Json meshes = Json::array();
   for (const MeshStatus& mesh : status.meshes) {
     meshes.push_back({{"name", mesh.mesh_id},
@@ -209,12 +240,13 @@ Json StatusJson(const std::string& address, const ClusterStatus& status) {
   }
   Json workers = Json::array();
   for (const WorkerStatus& worker : status.workers) {
-    workers.push_back(WorkerJson(worker));
+    workers.push_back(WorkerJson(worker, metrics.Of(worker.pid)));
   }
   return {{"address", address},
           {"cluster_id", status.cluster_id},
           {"state", std::string(CoordinatorStateName(status.state))},
           {"pid", status.pid},
+          {"metrics", metrics.Of(status.pid)},
           {"epoch", status.epoch},
           {"term", status.term},
           {"revision", status.revision},
@@ -237,39 +269,56 @@ std::string Ranks(const ClusterStatus& status, const std::string& identity) {
   return ranks.empty() ? "-" : StrJoin(ranks, ",");
 }
 
-void PrintStatus(const std::string& address, const ClusterStatus& status) {
+void PrintStatus(const std::string& address, const ClusterStatus& status,
+                 const MetricsAddresses& metrics) {
   std::cout << "Coordinator at " << address << ", pid " << status.pid << ": "
             << CoordinatorStateName(status.state) << ", epoch " << status.epoch << ", term "
             << status.term << ", revision " << status.revision << "\n"
-            << "Cluster " << status.cluster_id << ": " << status.arrays << " arrays, "
-            << status.sessions << " sessions\n";
+            << "Cluster " << status.cluster_id << ": " << FormatCount(status.arrays, "array")
+            << ", " << FormatCount(status.sessions, "session") << "\n";
+  if (metrics.known()) {
+    std::cout << "Metrics at http://" << metrics.Of(status.pid) << "/metrics\n";
+  }
   for (const MeshStatus& mesh : status.meshes) {
     const auto missing = std::count(mesh.workers.begin(), mesh.workers.end(), std::string());
     std::cout << "Mesh \"" << mesh.mesh_id << "\" " << mesh.mesh.ToString() << ": "
               << (mesh.complete ? "complete" : "not complete");
     if (missing > 0) {
-      std::cout << ", " << missing << " of " << mesh.mesh.size() << " ranks never had a worker";
+      std::cout << ", " << missing << " of " << FormatCount(mesh.mesh.size(), "rank")
+                << " never had a worker";
     }
     std::cout << "\n";
   }
   if (status.workers.empty()) {
     return;
   }
-  Table table({{"worker"},
-               {"rank", Table::Align::kRight},
-               {"state"},
-               {"pid", Table::Align::kRight},
-               {"address"},
-               {"memory", Table::Align::kRight},
-               {"of", Table::Align::kRight},
-               {"heartbeat", Table::Align::kRight},
-               {"remark"}});
+  std::vector<Table::Column> columns = {{"worker"},
+                                        {"rank", Table::Align::kRight},
+                                        {"state"},
+                                        {"pid", Table::Align::kRight},
+                                        {"address"},
+                                        {"memory", Table::Align::kRight},
+                                        {"of", Table::Align::kRight},
+                                        {"heartbeat", Table::Align::kRight}};
+  if (metrics.known()) {
+    columns.push_back({"metrics"});
+  }
+  columns.push_back({"remark"});
+  Table table(std::move(columns));
   for (const WorkerStatus& worker : status.workers) {
-    table.AddRow({worker.identity, Ranks(status, worker.identity),
-                  std::string(WorkerStateName(worker.state)), StrCat(worker.pid),
-                  worker.addresses.empty() ? "-" : worker.addresses.front(),
-                  FormatBytes(worker.used_bytes), FormatBytes(worker.capacity_bytes),
-                  StrCat(FormatTime(worker.heartbeat_age), " ago"), worker.lost_reason});
+    std::vector<std::string> row = {worker.identity,
+                                    Ranks(status, worker.identity),
+                                    std::string(WorkerStateName(worker.state)),
+                                    StrCat(worker.pid),
+                                    worker.addresses.empty() ? "-" : worker.addresses.front(),
+                                    FormatBytes(worker.used_bytes),
+                                    FormatBytes(worker.capacity_bytes),
+                                    StrCat(FormatTime(worker.heartbeat_age), " ago")};
+    if (metrics.known()) {
+      row.push_back(metrics.Of(worker.pid));
+    }
+    row.push_back(worker.lost_reason);
+    table.AddRow(std::move(row));
   }
   std::cout << "\n";
   table.Print();
@@ -278,10 +327,11 @@ void PrintStatus(const std::string& address, const ClusterStatus& status) {
 absl::Status RunStatus(const Invocation& invocation) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   SHARDMESH_ASSIGN_OR_RETURN(const ClusterStatus status, client->GetStatus());
+  const MetricsAddresses metrics(invocation);
   if (invocation.json) {
-    PrintJson(StatusJson(invocation.address, status));
+    PrintJson(StatusJson(invocation.address, status, metrics));
   } else {
-    PrintStatus(invocation.address, status);
+    PrintStatus(invocation.address, status, metrics);
   }
   return absl::OkStatus();
 }

@@ -102,7 +102,8 @@ absl::StatusOr<ClusterRecord> ReadRecord(const std::string& folder) {
     record.data_folder = json.at("data_dir").get<std::string>();
     for (const Json& process : json.at("processes")) {
       record.processes.push_back({process.at("identity").get<std::string>(),
-                                  ProcessFromJson(process), process.at("log").get<std::string>()});
+                                  ProcessFromJson(process), process.at("log").get<std::string>(),
+                                  process.at("metrics").get<std::string>()});
     }
     if (const auto supervisor = json.find("supervisor"); supervisor != json.end()) {
       record.supervisor = ProcessFromJson(*supervisor);
@@ -124,6 +125,7 @@ absl::Status WriteRecord(const std::string& folder, const ClusterRecord& record)
     Json entry = {{"identity", process.identity}};
     entry.update(ToJson(process.id));
     entry["log"] = process.log_path;
+    entry["metrics"] = process.metrics_address;
     json["processes"].push_back(std::move(entry));
   }
   if (record.supervisor.has_value()) {

@@ -22,6 +22,8 @@ struct RecordedProcess {
   std::string identity;
   ProcessId id;
   std::string log_path;
+  // Where it serves its metrics, HOST:PORT; empty until the cluster was healthy.
+  std::string metrics_address = {};
 };
 
 struct ClusterRecord {

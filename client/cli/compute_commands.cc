@@ -77,7 +77,7 @@ absl::Status Finish(const Invocation& invocation, MeshClient* client, const Step
             << FormatShape(array.descriptor.shape) << ", spec "
             << FormatSpec(array.descriptor.spec);
   if (!flags.name.empty()) {
-    std::cout << ", named " << flags.name;
+    std::cout << ", named " << flags.name << " (" << FormatDurability(array.durability) << ")";
   }
   if (!flags.path.empty()) {
     std::cout << ", written to " << flags.path;

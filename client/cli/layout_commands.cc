@@ -151,13 +151,17 @@ absl::Status RunTree(const Invocation& invocation, const TreeFlags& flags, bool 
   SHARDMESH_ASSIGN_OR_RETURN(question.rules, SelectRules(flags.rules));
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   SHARDMESH_ASSIGN_OR_RETURN(const Placement placement,
-                             AskPlacement(client.get(), checkpoint, question));
+                             AskPlacement(client.get(), checkpoint, std::move(question)));
+  const absl::Status matched = CheckAllMatched(placement);
+  if (!match_only) {
+    SHARDMESH_RETURN_IF_ERROR(matched);
+  }
   if (invocation.json) {
     PrintJson(PlacementJson(placement));
   } else {
     PrintPlacement(placement);
   }
-  return absl::OkStatus();
+  return matched;
 }
 
 std::string FormatAxes(const std::vector<AxisValue>& axes) {

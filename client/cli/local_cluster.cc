@@ -27,6 +27,7 @@ constexpr char kCoordinator[] = "coordinator";
 constexpr char kCoordinatorProgram[] = "shardmesh-coordinator";
 constexpr char kWorkerProgram[] = "shardmesh-worker";
 constexpr char kListening[] = "shardmesh-coordinator listening on ";
+constexpr char kMetricsServed[] = "metrics served port=";
 // How often processes and logs are looked at.
 constexpr absl::Duration kPollInterval = absl::Milliseconds(20);
 constexpr absl::Duration kGrace = absl::Seconds(10);
@@ -197,9 +198,9 @@ absl::Status LocalCluster::Launch(const std::string& identity, ProcessOptions pr
   process.parent_end_signal = options_.parent_end_signal;
   SHARDMESH_ASSIGN_OR_RETURN(ChildProcess child, ChildProcess::Start(process));
   if (Member* const member = Find(identity); member != nullptr) {
-    *member = {identity, std::move(process), std::move(child), false};
+    *member = {identity, std::move(process), std::move(child)};
   } else {
-    members_.push_back({identity, std::move(process), std::move(child), false});
+    members_.push_back({identity, std::move(process), std::move(child)});
   }
   return WriteDown();
 }
@@ -207,9 +208,26 @@ absl::Status LocalCluster::Launch(const std::string& identity, ProcessOptions pr
 absl::Status LocalCluster::WriteDown() {
   record_.processes.clear();
   for (const Member& member : members_) {
-    record_.processes.push_back({member.identity, member.process.id(), member.process.log_path()});
+    record_.processes.push_back(
+        {member.identity, member.process.id(), member.process.log_path(), member.metrics_address});
   }
   return WriteRecord(options_.folder, record_);
+}
+
+absl::Status LocalCluster::NoteMetrics() {
+  for (Member& member : members_) {
+    if (!member.metrics_address.empty()) {
+      continue;
+    }
+    const std::string log = ReadLog(member.process.log_path(), member.process.log_offset_bytes());
+    const size_t line = log.find(kMetricsServed);
+    if (line != std::string::npos) {
+      const size_t begin = line + sizeof(kMetricsServed) - 1;
+      const size_t end = log.find_first_not_of("0123456789", begin);
+      member.metrics_address = StrCat("127.0.0.1:", log.substr(begin, end - begin));
+    }
+  }
+  return WriteDown();
 }
 
 absl::Status LocalCluster::WaitUntilListening(Member* coordinator, absl::Time deadline) {
@@ -255,11 +273,11 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Resume(LocalClusterO
   cluster->record_.address = record.address;
   for (const std::string& identity : identities) {
     if (const RecordedProcess* const process = FindProcess(record, identity); process != nullptr) {
-      cluster->members_.push_back({identity,
-                                   identity == kCoordinator
-                                       ? cluster->CoordinatorProcess(record.address)
-                                       : cluster->WorkerProcess(identity),
-                                   ChildProcess::TakeOver(process->id, process->log_path)});
+      cluster->members_.push_back(
+          {identity,
+           identity == kCoordinator ? cluster->CoordinatorProcess(record.address)
+                                    : cluster->WorkerProcess(identity),
+           ChildProcess::TakeOver(process->id, process->log_path), process->metrics_address});
     }
   }
   for (const std::string& identity : ended) {
@@ -335,7 +353,7 @@ absl::Status LocalCluster::WaitUntilHealthy(absl::Time deadline) {
     }
     const absl::StatusOr<ClusterStatus> status = client->GetStatus();
     if (status.ok() && IsComplete(*status)) {
-      return absl::OkStatus();
+      return NoteMetrics();
     }
     if (absl::Now() >= deadline) {
       if (!status.ok()) {

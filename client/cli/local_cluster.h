@@ -76,8 +76,9 @@ class LocalCluster {
   // The identities that Start stopped, as their coordinator was gone with all that it knew.
   const std::vector<std::string>& replaced() const { return replaced_; }
 
-  // Waits until every rank of the mesh has a ready worker. DEADLINE_EXCEEDED names those that are
-  // missing, UNAVAILABLE one that ended; both with the end of its log.
+  // Waits until every rank of the mesh has a ready worker, and notes in the record where metrics
+  // are served. DEADLINE_EXCEEDED names those that are missing, UNAVAILABLE one that ended; both
+  // with the end of its log.
   absl::Status WaitUntilHealthy(absl::Time deadline);
 
   // The processes that ended since the last call.
@@ -101,6 +102,7 @@ class LocalCluster {
     std::string identity;
     ProcessOptions options;
     ChildProcess process;
+    std::string metrics_address = {};
     bool reported = false;  // as ended
   };
 
@@ -118,6 +120,8 @@ class LocalCluster {
   // Waits for the coordinator's line with its address.
   absl::Status WaitUntilListening(Member* coordinator, absl::Time deadline);
   absl::Status WriteDown();
+  // Reads from the logs where metrics are served.
+  absl::Status NoteMetrics();
   Member* Find(const std::string& identity);
   // An error about a member, with the end of its log.
   static absl::Status About(const Member& member, absl::StatusCode code, std::string_view what);

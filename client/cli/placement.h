@@ -20,9 +20,12 @@ struct Placement {
   bool match_only = false;
 };
 
-// Errors of MeshClient::ResolveTree.
+// Errors of MeshClient::ResolveTree; tensors that no rule matches are none.
 absl::StatusOr<Placement> AskPlacement(MeshClient* client, const Checkpoint& checkpoint,
-                                       const TreeQuestion& question);
+                                       TreeQuestion question);
+
+// INVALID_ARGUMENT (UNMATCHED_TENSOR) says how many tensors no rule matches, and names the first.
+absl::Status CheckAllMatched(const Placement& placement);
 
 // One row per tensor, then the totals, to standard output.
 void PrintPlacement(const Placement& placement);

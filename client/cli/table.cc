@@ -107,6 +107,22 @@ std::string FormatTime(absl::Duration duration) {
                        : absl::FormatDuration(absl::Trunc(duration, absl::Seconds(1)));
 }
 
+std::string FormatCount(int64_t count, std::string_view noun) {
+  return StrCat(count, " ", noun, count == 1 ? "" : "s");
+}
+
+std::string_view FormatDurability(Durability durability) {
+  switch (durability) {
+    case Durability::kMemory:
+      return "in memory";
+    case Durability::kDisk:
+      return "on disk";
+    case Durability::kUnknown:
+      break;
+  }
+  return "of unknown durability";
+}
+
 std::string FormatShape(absl::Span<const int64_t> shape) {
   return shape.empty() ? "scalar" : StrJoin(shape, "x");
 }

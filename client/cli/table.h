@@ -9,6 +9,7 @@
 
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "client/array.h"
 #include "client/cli/command_line.h"
 #include "sharding/correction.h"
 #include "sharding/mesh.h"
@@ -44,6 +45,10 @@ class Table {
 std::string FormatBytes(int64_t bytes);
 // `1.23 ms`; three digits.
 std::string FormatTime(absl::Duration duration);
+// `1 tensor`, `2 tensors`; for nouns whose plural takes an s.
+std::string FormatCount(int64_t count, std::string_view noun);
+// `in memory`, `on disk`.
+std::string_view FormatDurability(Durability durability);
 // `8x16`; `scalar`.
 std::string FormatShape(absl::Span<const int64_t> shape);
 // In the grammar of ParseSpec: `(fsdp,dp),-,tp`; `()` for P().

@@ -14,6 +14,8 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -51,6 +53,19 @@ std::string Safetensors(const std::string& header, size_t data_bytes, int64_t le
   std::string text(sizeof(declared), '\0');
   std::memcpy(text.data(), &declared, sizeof(declared));
   return text + header + std::string(data_bytes, 'x');
+}
+
+// A socket bound to a free port of this host, and its address.
+int BindLoopback(std::string* text) {
+  const int socket_fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  EXPECT_EQ(bind(socket_fd, reinterpret_cast<sockaddr*>(&address), size), 0);
+  EXPECT_EQ(getsockname(socket_fd, reinterpret_cast<sockaddr*>(&address), &size), 0);
+  *text = StrCat("127.0.0.1:", ntohs(address.sin_port));
+  return socket_fd;
 }
 
 // Tests without a cluster.
@@ -138,15 +153,8 @@ TEST_F(CommandLineTest, ReportsErrorsAsJson) {
 
 TEST_F(CommandLineTest, NamesTheAddressOfACoordinatorThatIsNotThere) {
   // A port that was free a moment ago.
-  const int socket_fd = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  ASSERT_EQ(bind(socket_fd, reinterpret_cast<sockaddr*>(&address), size), 0);
-  ASSERT_EQ(getsockname(socket_fd, reinterpret_cast<sockaddr*>(&address), &size), 0);
-  const std::string text = StrCat("127.0.0.1:", ntohs(address.sin_port));
-  close(socket_fd);
+  std::string text;
+  close(BindLoopback(&text));
   for (const std::vector<std::string>& command :
        std::vector<std::vector<std::string>>{{"status"}, {"ls"}, {"presets"}}) {
     std::vector<std::string> arguments = command;
@@ -156,6 +164,25 @@ TEST_F(CommandLineTest, NamesTheAddressOfACoordinatorThatIsNotThere) {
     EXPECT_THAT(result.err, HasSubstr(text));
     EXPECT_LT(result.time, absl::Seconds(4));  // the limit of 3 s, and a start of the program
   }
+}
+
+TEST_F(CommandLineTest, KnowsAnotherServerFromACoordinator) {
+  std::string address;
+  const int listener = BindLoopback(&address);
+  ASSERT_EQ(listen(listener, 8), 0);
+  std::thread http([listener] {
+    for (int peer = 0; (peer = accept(listener, nullptr, nullptr)) >= 0; close(peer)) {
+      const std::string_view answer = "HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n";
+      send(peer, answer.data(), answer.size(), MSG_NOSIGNAL);
+    }
+  });
+  const CommandResult result = Run({"status", "--address=" + address});
+  shutdown(listener, SHUT_RDWR);
+  http.join();
+  close(listener);
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_THAT(result.err, HasSubstr(address + " answers, but is no shardmesh coordinator"));
+  EXPECT_LT(result.time, absl::Seconds(4));
 }
 
 TEST_F(CommandLineTest, SaysThatNoClusterIsUp) {
@@ -186,9 +213,13 @@ TEST_F(CommandLineTest, StartsAClusterAndStopsItAgain) {
   EXPECT_EQ(status["address"], record["address"]);
   EXPECT_EQ(status["meshes"][0]["axes"], json({{"fsdp", 2}}));
   EXPECT_EQ(status["meshes"][0]["complete"], true);
+  EXPECT_EQ(status["metrics"], record["processes"][0]["metrics"]);
   for (const json& worker : status["workers"]) {
     EXPECT_EQ(worker["state"], "ready");
+    EXPECT_THAT(worker["metrics"].get<std::string>(), ::testing::StartsWith("127.0.0.1:"));
   }
+  EXPECT_THAT(Run({"status"}).out,
+              HasSubstr("http://" + status["metrics"].get<std::string>() + "/metrics"));
 
   result = Run({"up", "--mesh", "fsdp=2", "--detach"});
   EXPECT_EQ(result.exit_code, 1);
@@ -362,10 +393,84 @@ TEST_F(ClusterCommandTest, MatchesAndPlansFromTheHeaderAlone) {
   EXPECT_EQ(plan["summary"]["total_bytes"], 90'856'960);
 }
 
+TEST_F(ClusterCommandTest, NamesTheTensorsThatNoRuleMatches) {
+  const std::string rules =
+      WriteFile(Path("few.yaml"), "rules:\n- {pattern: LayerNorm, spec: []}\n");
+  const std::string error = "no rule matches 78 of 104 tensors: embeddings.position_ids, ";
+  for (const char* command : {"match", "plan", "load"}) {
+    SCOPED_TRACE(command);
+    const CommandResult result = cluster_->Run({command, checkpoint_, "--rules", rules});
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_THAT(result.err, AllOf(HasSubstr(error), HasSubstr(" and 73 more; add rules"),
+                                  HasSubstr("UNMATCHED_TENSOR")));
+    EXPECT_THAT(result.out, command == std::string("match")
+                                ? ::testing::Matcher<const std::string&>(HasSubstr("(no rule)"))
+                                : IsEmpty());
+  }
+}
+
+TEST_F(ClusterCommandTest, SaysWhySpecsDiffer) {
+  const std::string rules = WriteFile(
+      Path("why.yaml"),
+      "rules:\n- {pattern: bias, spec: [tp, fsdp]}\n- {pattern: word, spec: [null, null]}\n"
+      "- {pattern: '.*', spec: [[tp, xx]]}\n");
+  CommandResult result = cluster_->Run({"match", checkpoint_, "--rules", rules});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("the tensor has 1 dimension and the spec 2"));
+  result = cluster_->Run({"plan", checkpoint_, "--rules", rules});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("('tp', 'xx') dropped, the mesh has no axis 'xx'"),
+                                HasSubstr("nothing was asked for that cuts the tensor")));
+}
+
+TEST_F(ClusterCommandTest, GivesUpWhenTheDeadlineIsOver) {
+  for (const std::vector<std::string>& command : std::vector<std::vector<std::string>>{
+           {"status", "--deadline=1us"},
+           {"ls", "--deadline=1us"},
+           {"load", checkpoint_, "--rules", kRules, "--deadline=1us"}}) {
+    const CommandResult result = cluster_->Run(command);
+    EXPECT_EQ(result.exit_code, 3) << "not even connected";
+    EXPECT_THAT(result.err, HasSubstr("no connection within 1us"));
+  }
+}
+
+TEST_F(ClusterCommandTest, NamesAWorkerAsNoCoordinator) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterStatus status,
+                                 cluster_->client().GetStatus());
+  const std::string address = status.workers.front().addresses.front();
+  const CommandResult result = RunShardmesh({"ls", "--address=" + address}, cluster_->folder());
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_THAT(result.err, HasSubstr(address + " answers, but is no shardmesh coordinator"));
+}
+
+TEST_F(ClusterCommandTest, ASecondWorkerOfAnIdentityWaitsAndSaysSo) {
+  client::ProcessOptions options;
+  options.command = {SHARDMESH_BINARY_DIR "/shardmesh-worker",
+                     "--coordinator=" + cluster_->address(), "--listen=127.0.0.1:0",
+                     "--identity=worker-0"};
+  options.log_path = Path("second.log");
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ChildProcess second,
+                                 client::ChildProcess::Start(options));
+  const absl::Time deadline = absl::Now() + absl::Seconds(60);
+  std::string log;
+  while (log.find("IDENTITY") == std::string::npos &&
+         log.find("worker-0\\\"") == std::string::npos && absl::Now() < deadline) {
+    absl::SleepFor(absl::Milliseconds(20));
+    log = client::ReadLog(options.log_path);
+  }
+  EXPECT_THAT(log, AllOf(HasSubstr("cannot attach, will retry"), HasSubstr("retry_in=")));
+  EXPECT_THAT(client::SendSignal(second.id(), SIGKILL), IsOk());
+  EXPECT_TRUE(client::WaitUntilGone(second.id(), deadline));
+}
+
 TEST_F(ClusterCommandTest, LoadsGetsAndComputes) {
-  CommandResult result = cluster_->Run({"load", checkpoint_, "--rules", kRules});
+  CommandResult result = cluster_->Run({"load", checkpoint_, "--rules", kRules, "--mesh", "tp=2"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("there is \"default\" fsdp=2,tp=2"));
+  result = cluster_->Run({"load", checkpoint_, "--rules", kRules, "--quiet"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("Loaded 104 tensors"));
+  EXPECT_THAT(result.err, IsEmpty());
   const std::string layer = "encoder.layer.0.";
   result = cluster_->Run({"ls", layer, "--output=json"});
   EXPECT_EQ(json::parse(result.out).size(), 16u);
@@ -376,6 +481,7 @@ TEST_F(ClusterCommandTest, LoadsGetsAndComputes) {
       {"linear", "--input", Path("x.npy"), "--weight", layer + "intermediate.dense.weight",
        "--bias", layer + "intermediate.dense.bias", "--activation", "gelu", "--as", "hidden"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("named hidden (in memory)"));
   result = cluster_->Run({"linear", "--input", "hidden", "--weight", layer + "output.dense.weight",
                           "--bias", layer + "output.dense.bias", "--out", Path("y.npy"),
                           "--output=json"});
@@ -390,6 +496,10 @@ TEST_F(ClusterCommandTest, LoadsGetsAndComputes) {
   ExpectRefused(
       {{"a name that does not exist", {"get", "hidden", "--out", Path("h.npy")}, "hidden"},
        {"a name that does not exist", {"rm", "hidden"}, "hidden"},
+       {"a name that nearly exists",
+        {"describe", "embeddings.word_embedings.weight"},
+        "did you mean \"embeddings.word_embeddings.weight\"?"},
+       {"no name", {"get", "", "--out", Path("h.npy")}, "no array is named"},
        {"shapes that do not multiply",
         {"matmul", layer + "output.dense.weight", layer + "output.dense.weight"},
         "SHAPE_MISMATCH"}});

@@ -106,6 +106,12 @@ TEST(TableTest, AlignsColumnsByCharacters) {
             "longer     2  x\n");
 }
 
+TEST(TableTest, CountsOneInTheSingular) {
+  EXPECT_EQ(FormatCount(0, "tensor"), "0 tensors");
+  EXPECT_EQ(FormatCount(1, "tensor"), "1 tensor");
+  EXPECT_EQ(FormatCount(2, "tensor"), "2 tensors");
+}
+
 TEST(TableTest, WritesBytesAndTimesWithThreeDigits) {
   EXPECT_EQ(FormatBytes(0), "0 B");
   EXPECT_EQ(FormatBytes(999), "999 B");

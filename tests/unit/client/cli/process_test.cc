@@ -88,17 +88,19 @@ TEST(ClusterRecordTest, ComesBackAsWritten) {
   ASSERT_THAT(MakeClusterFolder(folder), IsOk());
   EXPECT_THAT(ReadRecord(folder), StatusIs(absl::StatusCode::kNotFound));
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const ProcessId self, IdentifyProcess(getpid()));
-  ClusterRecord record{.name = "x",
-                       .address = "127.0.0.1:1",
-                       .mesh = "tp=2",
-                       .data_folder = "/data",
-                       .processes = {{"coordinator", self, folder + "/coordinator.log"}},
-                       .supervisor = self};
+  ClusterRecord record{
+      .name = "x",
+      .address = "127.0.0.1:1",
+      .mesh = "tp=2",
+      .data_folder = "/data",
+      .processes = {{"coordinator", self, folder + "/coordinator.log", "127.0.0.1:9"}},
+      .supervisor = self};
   ASSERT_THAT(WriteRecord(folder, record), IsOk());
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const ClusterRecord read, ReadRecord(folder));
   EXPECT_EQ(read.address, record.address);
   EXPECT_EQ(read.data_folder, record.data_folder);
   EXPECT_EQ(read.processes.front().id, self);
+  EXPECT_EQ(read.processes.front().metrics_address, "127.0.0.1:9");
   EXPECT_EQ(read.supervisor, self);
   EXPECT_TRUE(read.IsUp());
   RemoveRecord(folder);
