@@ -1,9 +1,16 @@
 // Serves metrics over HTTP.
 #include "rpc/metrics_endpoint.h"
 
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include <exception>
+#include <thread>
 #include <utility>
 
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
 #include "prometheus/exposer.h"
 #include "rpc/credentials.h"
 #include "rpc/host_port.h"
@@ -13,6 +20,34 @@
 #include "sharding/str_cat.h"
 
 namespace shardmesh::rpc {
+namespace {
+
+constexpr absl::Duration kKnockInterval = absl::Milliseconds(10);
+
+// Connects to a listening port of this host, and leaves. Best effort.
+void Knock(const std::string& host, int port) {
+  const addrinfo hints{.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV,
+                       .ai_family = AF_UNSPEC,
+                       .ai_socktype = SOCK_STREAM,
+                       .ai_protocol = 0,
+                       .ai_addrlen = 0,
+                       .ai_addr = nullptr,
+                       .ai_canonname = nullptr,
+                       .ai_next = nullptr};
+  addrinfo* address = nullptr;
+  if (getaddrinfo(host.c_str(), StrCat(port).c_str(), &hints, &address) != 0) {
+    return;
+  }
+  const int socket_fd =
+      socket(address->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, /*protocol=*/0);
+  if (socket_fd >= 0) {
+    connect(socket_fd, address->ai_addr, address->ai_addrlen);  // under way is enough
+    close(socket_fd);
+  }
+  freeaddrinfo(address);
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<MetricsEndpoint>> MetricsEndpoint::Start(const Metrics& metrics,
                                                                         const std::string& address,
@@ -26,7 +61,8 @@ absl::StatusOr<std::unique_ptr<MetricsEndpoint>> MetricsEndpoint::Start(const Me
     auto exposer = std::make_unique<prometheus::Exposer>(parsed.ToString(), /*num_threads=*/1);
     const int port = exposer->GetListeningPorts().at(0);
     exposer->RegisterCollectable(metrics.collector_);
-    return std::unique_ptr<MetricsEndpoint>(new MetricsEndpoint(std::move(exposer), port));
+    return std::unique_ptr<MetricsEndpoint>(
+        new MetricsEndpoint(std::move(exposer), parsed.host, port));
   } catch (const std::exception& e) {
     return WithReason(
         absl::AlreadyExistsError(StrCat("cannot serve metrics on ", address, " (", e.what(),
@@ -36,9 +72,21 @@ absl::StatusOr<std::unique_ptr<MetricsEndpoint>> MetricsEndpoint::Start(const Me
   }
 }
 
-MetricsEndpoint::MetricsEndpoint(std::unique_ptr<prometheus::Exposer> exposer, int port)
-    : exposer_(std::move(exposer)), port_(port) {}
+MetricsEndpoint::MetricsEndpoint(std::unique_ptr<prometheus::Exposer> exposer, std::string host,
+                                 int port)
+    : exposer_(std::move(exposer)), host_(std::move(host)), port_(port) {}
 
-MetricsEndpoint::~MetricsEndpoint() = default;
+// The HTTP server sees that it is to end when a connection comes, or else every 2 s.
+MetricsEndpoint::~MetricsEndpoint() {
+  absl::Notification closed;
+  std::thread knocking([&] {
+    while (!closed.WaitForNotificationWithTimeout(kKnockInterval)) {
+      Knock(host_, port_);
+    }
+  });
+  exposer_.reset();
+  closed.Notify();
+  knocking.join();
+}
 
 }  // namespace shardmesh::rpc

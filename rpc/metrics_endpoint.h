@@ -27,9 +27,10 @@ class MetricsEndpoint {
   int port() const { return port_; }
 
  private:
-  MetricsEndpoint(std::unique_ptr<prometheus::Exposer> exposer, int port);
+  MetricsEndpoint(std::unique_ptr<prometheus::Exposer> exposer, std::string host, int port);
 
-  const std::unique_ptr<prometheus::Exposer> exposer_;
+  std::unique_ptr<prometheus::Exposer> exposer_;
+  const std::string host_;  // an IP address
   const int port_;
 };
 

@@ -232,6 +232,17 @@ TEST(MetricsTest, SameNameAndLabelsAreTheSameSeries) {
   EXPECT_THAT(text, HasSubstr("shardmesh_build_info{component=\"worker\",version=\""));
 }
 
+TEST(MetricsEndpointTest, StopsAtOnce) {
+  Metrics metrics("worker");
+  for (const char* address : {"127.0.0.1:0", "localhost:0"}) {
+    auto endpoint = MetricsEndpoint::Start(metrics, address);
+    ASSERT_THAT(endpoint, IsOk());
+    const absl::Time start = absl::Now();
+    endpoint->reset();
+    EXPECT_LT(absl::Now() - start, absl::Seconds(1)) << address;
+  }
+}
+
 TEST(MetricsEndpointTest, BindsAFreePortAndRefusesOneInUseOrBeyondLoopback) {
   Metrics metrics("worker");
   SHARDMESH_ASSERT_OK_AND_ASSIGN(auto endpoint, MetricsEndpoint::Start(metrics, "127.0.0.1:0"));
