@@ -153,6 +153,7 @@ absl::StatusOr<BegunGet> CoordinatorClient::BeginGet(const std::string& session_
   SHARDMESH_ASSIGN_OR_RETURN(get.array, DecodeArray(response.array()));
   get.devices = DecodeDevices(response.devices());
   get.token = response.token();
+  get.pinned = response.pinned();
   return get;
 }
 

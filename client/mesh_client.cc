@@ -5,6 +5,10 @@
 #include <thread>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/cleanup/cleanup.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/synchronization/mutex.h"
 #include "client/cancellation.h"
 #include "client/coordinator_client.h"
 #include "client/session_keeper.h"
@@ -23,6 +27,8 @@ namespace {
 constexpr absl::Duration kVerdictTimeout = absl::Seconds(7);
 // How long a broken transfer's abort may take. It is over anyway when the session ends.
 constexpr absl::Duration kAbortTimeout = absl::Seconds(2);
+// The same for letting go of an array that was read.
+constexpr absl::Duration kLetGoTimeout = absl::Seconds(2);
 
 // Whether a stream's error may be but the trace of what the coordinator knows better: that a worker
 // is lost, or that the transfer has ended.
@@ -63,6 +69,38 @@ class TransferWatch {
   std::thread thread_;  // last: uses the above
 };
 
+// The arrays that gathers under way have pinned. Several may read one array, which only the first
+// of them pins. Thread-safe.
+class ReadPins {
+ public:
+  void Begin(const std::string& array_id, bool pinned) {
+    absl::MutexLock lock(&mutex_);
+    Reading& reading = readings_[array_id];
+    ++reading.readers;
+    reading.pinned |= pinned;
+  }
+  // Whether the array is now to be let go of.
+  bool End(const std::string& array_id) {
+    absl::MutexLock lock(&mutex_);
+    const auto found = readings_.find(array_id);
+    if (--found->second.readers > 0) {
+      return false;
+    }
+    const bool pinned = found->second.pinned;
+    readings_.erase(found);
+    return pinned;
+  }
+
+ private:
+  struct Reading {
+    int readers = 0;
+    bool pinned = false;
+  };
+
+  absl::Mutex mutex_;
+  absl::flat_hash_map<std::string, Reading> readings_ ABSL_GUARDED_BY(mutex_);
+};
+
 }  // namespace
 
 class MeshClient::Impl {
@@ -73,6 +111,7 @@ class MeshClient::Impl {
         session_(coordinator_.get(), options.session_ttl, options.client_name) {}
 
   CoordinatorClient& coordinator() { return *coordinator_; }
+  ReadPins& read_pins() { return read_pins_; }
   rpc::CallOptions CallDeadline() const { return rpc::CallOptions::Within(options_.timeout); }
   rpc::CallOptions TransferDeadline() const {
     return rpc::CallOptions::Within(options_.transfer_timeout);
@@ -121,6 +160,7 @@ class MeshClient::Impl {
   const MeshClientOptions options_;
   const std::unique_ptr<CoordinatorClient> coordinator_;
   SessionKeeper session_;
+  ReadPins read_pins_;
 };
 
 MeshClient::MeshClient(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -254,10 +294,21 @@ absl::StatusOr<PutResult> MeshClient::LoadCheckpoint(const std::string& path,
 
 absl::StatusOr<GatheredTensor> MeshClient::Gather(const ArraySelector& array) {
   const rpc::CallOptions call = impl_->TransferDeadline();
+  std::string session;
   SHARDMESH_ASSIGN_OR_RETURN(BegunGet get,
                              impl_->InSession(call, [&](const std::string& session_id) {
+                               session = session_id;
                                return impl_->coordinator().BeginGet(session_id, array, call);
                              }));
+  const std::string array_id = get.array.descriptor.array_id;
+  impl_->read_pins().Begin(array_id, get.pinned);
+  const absl::Cleanup let_go = [&] {
+    if (impl_->read_pins().End(array_id)) {
+      impl_->coordinator()
+          .ReleaseArrays(session, {array_id}, rpc::CallOptions::Within(kLetGoTimeout))
+          .IgnoreError();
+    }
+  };
   SHARDMESH_ASSIGN_OR_RETURN(GatheredTensor tensor, GatheredTensor::Allocate(std::move(get.array)));
   SHARDMESH_RETURN_IF_ERROR(Download(tensor.array().descriptor, get.token, get.devices,
                                      tensor.mutable_view(), impl_->Transfer(call, nullptr)));

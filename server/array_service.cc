@@ -556,8 +556,10 @@ class ArrayService final : public v1::ArrayService::CallbackService {
                                Select(*context_.catalogue, request.array()));
     const ArrayDescriptor& descriptor = selected.array->definition.descriptor;
     SHARDMESH_RETURN_IF_ERROR(CheckReadable(selected));
-    SHARDMESH_RETURN_IF_ERROR(PinForSession(*context_.catalogue, *context_.sessions,
-                                            request.session_id(), descriptor.array_id));
+    SHARDMESH_ASSIGN_OR_RETURN(const bool pinned,
+                               PinForSession(*context_.catalogue, *context_.sessions,
+                                             request.session_id(), descriptor.array_id));
+    response->set_pinned(pinned);
     Encode(*selected.array, &selected.name, response->mutable_array());
     SHARDMESH_ASSIGN_OR_RETURN(const std::vector<RankEndpoint> endpoints,
                                context_.hub->Endpoints(descriptor.mesh_id));

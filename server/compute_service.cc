@@ -354,7 +354,8 @@ absl::Status StepRunner::StageOutputs(const RunningPtr& running) {
     SHARDMESH_RETURN_IF_ERROR(context_.catalogue->Stage({.descriptor = descriptor}));
     running->outputs.push_back(descriptor);
     SHARDMESH_RETURN_IF_ERROR(PinForSession(*context_.catalogue, *context_.sessions,
-                                            running->request.session_id(), descriptor.array_id));
+                                            running->request.session_id(), descriptor.array_id)
+                                  .status());
   }
   return absl::OkStatus();
 }

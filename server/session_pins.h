@@ -13,17 +13,18 @@
 
 namespace shardmesh::server {
 
-// NOT_FOUND: no such array, or SESSION_GONE. A second pin of the same session changes nothing.
-// The catalogue comes first: whoever takes the array out of the session's book, at any moment, then
-// finds a count to take back.
-inline absl::Status PinForSession(Catalogue& catalogue, SessionTable& sessions,
-                                  std::string_view session_id, const std::string& array_id) {
+// Whether the session did not pin the array before: a second pin changes nothing. NOT_FOUND: no
+// such array, or SESSION_GONE. The catalogue comes first: whoever takes the array out of the
+// session's book, at any moment, then finds a count to take back.
+inline absl::StatusOr<bool> PinForSession(Catalogue& catalogue, SessionTable& sessions,
+                                          std::string_view session_id,
+                                          const std::string& array_id) {
   SHARDMESH_RETURN_IF_ERROR(catalogue.Pin(array_id));
   const absl::StatusOr<bool> is_new = sessions.PinArray(session_id, array_id);
   if (!is_new.ok() || !*is_new) {
     catalogue.Unpin(array_id);
   }
-  return is_new.status();
+  return is_new;
 }
 
 // Whether the session had pinned the array. A session that is gone has let go of it before.

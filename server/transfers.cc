@@ -90,7 +90,8 @@ absl::StatusOr<std::string> Transfers::Begin(const std::string& session_id,
     transfer->result.array_ids.push_back(item.definition.descriptor.array_id);
     if (status.ok() && item.name.empty()) {
       status =
-          PinForSession(*catalogue_, *sessions_, session_id, item.definition.descriptor.array_id);
+          PinForSession(*catalogue_, *sessions_, session_id, item.definition.descriptor.array_id)
+              .status();
     }
     if (!status.ok()) {
       break;
