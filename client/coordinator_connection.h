@@ -64,7 +64,8 @@ struct CoordinatorClient::Connection {
     if (absl::IsUnimplemented(status) && ReasonOf(status) == Reason::kUnspecified) {
       return NoCoordinator(address);
     }
-    return absl::IsUnavailable(status) && ReasonOf(status) == Reason::kUnspecified
+    const bool is_own = absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
+    return is_own && ReasonOf(status) == Reason::kUnspecified
                ? WithContext(status, StrCat("coordinator at ", address))
                : status;
   }

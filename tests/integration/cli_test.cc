@@ -32,6 +32,7 @@ namespace {
 
 using ::nlohmann::json;
 using ::testing::AllOf;
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
@@ -429,8 +430,11 @@ TEST_F(ClusterCommandTest, GivesUpWhenTheDeadlineIsOver) {
            {"ls", "--deadline=1us"},
            {"load", checkpoint_, "--rules", kRules, "--deadline=1us"}}) {
     const CommandResult result = cluster_->Run(command);
-    EXPECT_EQ(result.exit_code, 3) << "not even connected";
-    EXPECT_THAT(result.err, HasSubstr("no connection within 1us"));
+    // Where connecting came first the call is late.
+    EXPECT_THAT(result.exit_code, AnyOf(3, 1));
+    EXPECT_THAT(result.err,
+                HasSubstr(result.exit_code == 3 ? std::string("no connection within 1us")
+                                                : cluster_->address() + ": Deadline Exceeded"));
   }
 }
 
@@ -453,12 +457,12 @@ TEST_F(ClusterCommandTest, ASecondWorkerOfAnIdentityWaitsAndSaysSo) {
                                  client::ChildProcess::Start(options));
   const absl::Time deadline = absl::Now() + absl::Seconds(60);
   std::string log;
-  while (log.find("IDENTITY") == std::string::npos &&
-         log.find("worker-0\\\"") == std::string::npos && absl::Now() < deadline) {
+  while (log.find("retry_in=") == std::string::npos && absl::Now() < deadline) {
     absl::SleepFor(absl::Milliseconds(20));
     log = client::ReadLog(options.log_path);
   }
-  EXPECT_THAT(log, AllOf(HasSubstr("cannot attach, will retry"), HasSubstr("retry_in=")));
+  EXPECT_THAT(log, AllOf(HasSubstr("cannot attach, will retry"), HasSubstr("worker-0"),
+                         HasSubstr("retry_in=")));
   EXPECT_THAT(client::SendSignal(second.id(), SIGKILL), IsOk());
   EXPECT_TRUE(client::WaitUntilGone(second.id(), deadline));
 }
@@ -561,6 +565,9 @@ TEST_F(ClusterCommandTest, RefusesRulesAndAxesThatDoNotFit) {
        "DUPLICATE_AXIS"},
       {"unknown logical axis", {"resolve", "--axes", "__BATHC__"}, "__BATCH__"},
       {"unknown rules", {"match", checkpoint_, "--rules", "none-such"}, "none-such"},
+      {"a mesh that nearly exists",
+       {"plan", checkpoint_, "--rules", kRules, "--mesh", "defualt"},
+       "did you mean \"default\"?"},
       {"a mesh with an axis twice",
        {"catalog", "put", "mesh", "twice",
         WriteFile(Path("mesh.yaml"), "axes: [{name: tp, size: 2}, {name: tp, size: 2}]\n")},
