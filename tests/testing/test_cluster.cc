@@ -100,6 +100,14 @@ CommandResult TestCluster::Run(std::vector<std::string> arguments) const {
   return RunShardmesh(arguments, folder_);
 }
 
+std::vector<std::string> TestCluster::metrics_addresses() const {
+  std::vector<std::string> addresses;
+  for (const client::RecordedProcess& process : cluster_->record().processes) {
+    addresses.push_back(process.metrics_address);
+  }
+  return addresses;
+}
+
 absl::Status TestCluster::Kill(const std::string& identity) {
   SHARDMESH_RETURN_IF_ERROR(cluster_->Signal(identity, SIGKILL));
   for (const client::RecordedProcess& process : cluster_->record().processes) {

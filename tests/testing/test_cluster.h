@@ -50,6 +50,8 @@ class TestCluster {
 
   const std::string& address() const { return cluster_->address(); }
   const std::string& folder() const { return folder_; }
+  // Where each process, the coordinator first, serves its metrics, as HOST:PORT.
+  std::vector<std::string> metrics_addresses() const;
   // Connected since the start.
   client::MeshClient& client() { return *client_; }
   // Waits for all ranks.
