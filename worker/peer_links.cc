@@ -458,10 +458,9 @@ void PeerLinksImpl::AbortStep(int64_t sequence, const absl::Status& status,
     absl::MutexLock lock(&mutex_);
     const auto step = steps_.find(sequence);
     // Then there is nobody left to tell, but what this worker still had to send is to go.
-    const bool is_over =
-        step == steps_.end()
-            ? sequence <= last_opened_ || !mailbox_.FailureOf(sequence).ok()
-            : step->second.aborted;
+    const bool is_over = step == steps_.end()
+                             ? sequence <= last_opened_ || !mailbox_.FailureOf(sequence).ok()
+                             : step->second.aborted;
     if (step != steps_.end() && !is_over) {
       step->second.aborted = true;
       if (step->second.blamed.empty()) step->second.blamed = std::string(blamed);

@@ -216,9 +216,9 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   }
   // The client has sent nothing for too long.
   void GiveUp() {
-    End(WithReason(absl::DeadlineExceededError(
-                       StrCat("nothing came on this stream for ",
-                              absl::FormatDuration(idle_.limit()), "; put the tiles again")),
+    End(WithReason(absl::DeadlineExceededError(StrCat("nothing came on this stream for ",
+                                                      absl::FormatDuration(idle_.limit()),
+                                                      "; put the tiles again")),
                    Reason::kDeadline));
   }
   // No more is read. The first call counts.

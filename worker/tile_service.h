@@ -24,8 +24,8 @@ struct TileServiceOptions {
   TileGate* gate = nullptr;
   WorkQueue* work = nullptr;  // where disks are waited for
   rpc::Clock* clock = nullptr;
-  // A stream on which nothing moves for so long is ended: a put with DEADLINE_EXCEEDED (DEADLINE), a
-  // get by cancelling it.
+  // A stream on which nothing moves for so long is ended: a put with DEADLINE_EXCEEDED (DEADLINE),
+  // a get by cancelling it.
   absl::Duration idle_limit = absl::Seconds(60);
 };
 
