@@ -347,6 +347,9 @@ class Hub final : public AttachHub {
       for (const auto& [identity, member] : members_) {
         member.stream->Send(bytes);
       }
+      for (AttachReactor* stream : arriving_) {
+        stream->Send(bytes);
+      }
     }
   }
 
@@ -402,14 +405,21 @@ class Hub final : public AttachHub {
     }
   }
 
+  // Before the verdict on the worker's inventory: what is dropped from then on it hears of.
+  void Arrive(AttachReactor* stream) {
+    absl::MutexLock lock(&mutex_);
+    arriving_.insert(stream);
+  }
   // The stream's worker takes part from now on; it is told who is alive.
   void Join(AttachReactor* stream) {
     absl::MutexLock lock(&mutex_);
+    arriving_.erase(stream);
     members_[stream->identity()] = Member{.stream = stream};
     SendMembership(stream, *membership_->view());
   }
   void Leave(AttachReactor* stream) {
     absl::MutexLock lock(&mutex_);
+    arriving_.erase(stream);
     if (const auto found = members_.find(stream->identity());
         found != members_.end() && found->second.stream == stream) {
       members_.erase(found);
@@ -511,6 +521,7 @@ class Hub final : public AttachHub {
 
   mutable absl::Mutex mutex_;
   std::map<std::string, Member, std::less<>> members_ ABSL_GUARDED_BY(mutex_);
+  std::set<AttachReactor*> arriving_ ABSL_GUARDED_BY(mutex_);  // between Arrive and Join
   // Live steps, as they are sent to a worker that lacks the plan.
   absl::flat_hash_map<int64_t, std::shared_ptr<const grpc::ByteBuffer>> started_
       ABSL_GUARDED_BY(mutex_);
@@ -726,6 +737,7 @@ absl::Status AttachReactor::TakeInventory(const v1::InventoryPage& page) {
   if (!page.last()) {
     return absl::OkStatus();
   }
+  hub_->Arrive(this);
   // Every mesh that the worker serves, so that arrays that it lacks are known to lack it.
   const std::shared_ptr<const MembershipView> view = hub_->membership().view();
   v1::AttachResponse response;
