@@ -78,6 +78,9 @@ struct CoordinatorClient::Connection {
                     const Request& request, const rpc::CallOptions& options,
                     Response* response) const {
     return Repeat(options, [&] {
+      if (absl::Now() >= options.deadline) {  // gRPC would still give it a millisecond
+        return StatusOf({grpc::StatusCode::DEADLINE_EXCEEDED, "Deadline Exceeded"});
+      }
       grpc::ClientContext context;
       rpc::Apply(options, &context);
       return StatusOf(((*stub).*method)(&context, request, response));
