@@ -97,6 +97,9 @@ absl::StatusOr<WorkerStatus> DecodeWorker(const v1::WorkerStatus& from) {
   return worker;
 }
 
+// Of whoever took too long to answer, beyond the time given for connecting.
+constexpr absl::Duration kProbeTimeout = absl::Milliseconds(100);
+
 absl::StatusOr<MeshStatus> DecodeMesh(const v1::MeshStatus& from) {
   MeshStatus mesh;
   mesh.mesh_id = from.mesh_id();
@@ -131,12 +134,6 @@ absl::StatusOr<Operation> DecodeOperation(const v1::Operation& from) {
 }
 
 }  // namespace
-
-absl::Status NoCoordinator(std::string_view address) {
-  return absl::UnavailableError(StrCat(
-      address,
-      " answers, but is no shardmesh coordinator, or one that hangs; is the address right?"));
-}
 
 std::string NewRequestId() { return absl::BytesToHexString(rpc::RandomBytes(16)); }
 
@@ -189,12 +186,15 @@ absl::StatusOr<std::unique_ptr<CoordinatorClient>> CoordinatorClient::Connect(
   const absl::Time start = absl::Now();
   SHARDMESH_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel,
                              rpc::CreateChannel(address, {.credentials = credentials}));
-  if (const absl::Status connected = rpc::WaitForConnected(*channel, address, timeout);
-      !connected.ok()) {
-    // A time that is too short says nothing about who is there.
-    const bool in_time = absl::Now() - start < timeout;
-    return in_time && rpc::AcceptsConnections(address, timeout) ? NoCoordinator(address)
-                                                                : connected;
+  absl::Status connected = rpc::WaitForConnected(*channel, address, timeout);
+  if (!connected.ok()) {
+    const absl::Duration left = std::max(timeout - (absl::Now() - start), kProbeTimeout);
+    if (rpc::AcceptsConnections(address, std::min(left, timeout))) {
+      return absl::UnavailableError(
+          StrCat(ToStd(connected.message()), " Something answers there, but not as a shardmesh ",
+                 "coordinator: it is another server, has other TLS settings, or hangs"));
+    }
+    return connected;
   }
   return std::unique_ptr<CoordinatorClient>(
       new CoordinatorClient(std::make_unique<Connection>(address, channel)));

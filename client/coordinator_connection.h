@@ -35,9 +35,6 @@
 
 namespace shardmesh::client {
 
-// What is at the address speaks something else, or serves something else.
-absl::Status NoCoordinator(std::string_view address);
-
 struct CoordinatorClient::Connection {
   Connection(std::string coordinator, const std::shared_ptr<grpc::Channel>& channel)
       : address(std::move(coordinator)),
@@ -62,7 +59,9 @@ struct CoordinatorClient::Connection {
   absl::Status StatusOf(const grpc::Status& from) const {
     absl::Status status = rpc::FromGrpc(from);
     if (absl::IsUnimplemented(status) && ReasonOf(status) == Reason::kUnspecified) {
-      return NoCoordinator(address);
+      return absl::UnimplementedError(
+          StrCat(address, " does not know this call: it is no shardmesh coordinator, or one of an ",
+                 "older version"));
     }
     const bool is_own = absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
     return is_own && ReasonOf(status) == Reason::kUnspecified

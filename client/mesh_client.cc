@@ -69,26 +69,52 @@ class TransferWatch {
   std::thread thread_;  // last: uses the above
 };
 
-// The arrays that gathers under way have pinned. Several may read one array, which only the first
-// of them pins. Thread-safe.
+// The arrays that the session pins only because somebody reads them. The coordinator says who was
+// the first to pin an array; the last of its readers lets go of it. So that nobody lets go of what
+// another was just told that it is pinned, no reading begins while some array is let go of, nor the
+// other way round. Thread-safe.
 class ReadPins {
  public:
-  void Begin(const std::string& array_id, bool pinned) {
+  // Around the question to the coordinator that pins. Waits, for the time of one call at most.
+  void BeginAsking() {
     absl::MutexLock lock(&mutex_);
-    Reading& reading = readings_[array_id];
-    ++reading.readers;
-    reading.pinned |= pinned;
+    mutex_.Await(absl::Condition(
+        +[](bool* letting_go) { return !*letting_go; }, &letting_go_));
+    ++asking_;
   }
-  // Whether the array is now to be let go of.
-  bool End(const std::string& array_id) {
+  void EndAsking(const absl::StatusOr<BegunGet>& get) {
     absl::MutexLock lock(&mutex_);
-    const auto found = readings_.find(array_id);
-    if (--found->second.readers > 0) {
-      return false;
+    --asking_;
+    if (get.ok()) {
+      Reading& reading = readings_[get->array.descriptor.array_id];
+      ++reading.readers;
+      reading.pinned |= get->pinned;
     }
-    const bool pinned = found->second.pinned;
-    readings_.erase(found);
-    return pinned;
+  }
+  // Ends a reading. Returns what is to be let go of now; unless that is nothing, call EndLettingGo
+  // afterwards.
+  std::vector<std::string> EndReading(const std::string& array_id) {
+    absl::MutexLock lock(&mutex_);
+    --readings_[array_id].readers;
+    std::vector<std::string> idle;
+    if (asking_ > 0 || letting_go_) {
+      return idle;  // whoever ends later sees to it
+    }
+    for (auto it = readings_.begin(); it != readings_.end();) {
+      const auto current = it++;
+      if (current->second.readers == 0) {
+        if (current->second.pinned) {
+          idle.push_back(current->first);
+        }
+        readings_.erase(current);
+      }
+    }
+    letting_go_ = !idle.empty();
+    return idle;
+  }
+  void EndLettingGo() {
+    absl::MutexLock lock(&mutex_);
+    letting_go_ = false;
   }
 
  private:
@@ -98,6 +124,8 @@ class ReadPins {
   };
 
   absl::Mutex mutex_;
+  int asking_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool letting_go_ ABSL_GUARDED_BY(mutex_) = false;
   absl::flat_hash_map<std::string, Reading> readings_ ABSL_GUARDED_BY(mutex_);
 };
 
@@ -294,19 +322,21 @@ absl::StatusOr<PutResult> MeshClient::LoadCheckpoint(const std::string& path,
 
 absl::StatusOr<GatheredTensor> MeshClient::Gather(const ArraySelector& array) {
   const rpc::CallOptions call = impl_->TransferDeadline();
+  ReadPins& pins = impl_->read_pins();
   std::string session;
-  SHARDMESH_ASSIGN_OR_RETURN(BegunGet get,
-                             impl_->InSession(call, [&](const std::string& session_id) {
-                               session = session_id;
-                               return impl_->coordinator().BeginGet(session_id, array, call);
-                             }));
-  const std::string array_id = get.array.descriptor.array_id;
-  impl_->read_pins().Begin(array_id, get.pinned);
-  const absl::Cleanup let_go = [&] {
-    if (impl_->read_pins().End(array_id)) {
+  pins.BeginAsking();
+  absl::StatusOr<BegunGet> begun = impl_->InSession(call, [&](const std::string& session_id) {
+    session = session_id;
+    return impl_->coordinator().BeginGet(session_id, array, call);
+  });
+  pins.EndAsking(begun);
+  SHARDMESH_ASSIGN_OR_RETURN(BegunGet get, std::move(begun));
+  const absl::Cleanup let_go = [&, array_id = get.array.descriptor.array_id] {
+    if (const std::vector<std::string> idle = pins.EndReading(array_id); !idle.empty()) {
       impl_->coordinator()
-          .ReleaseArrays(session, {array_id}, rpc::CallOptions::Within(kLetGoTimeout))
+          .ReleaseArrays(session, idle, rpc::CallOptions::Within(kLetGoTimeout))
           .IgnoreError();
+      pins.EndLettingGo();
     }
   };
   SHARDMESH_ASSIGN_OR_RETURN(GatheredTensor tensor, GatheredTensor::Allocate(std::move(get.array)));

@@ -29,8 +29,9 @@ namespace {
 
 constexpr const char* kTraceparent = "traceparent";
 
+// At least 0.
 int Milliseconds(absl::Duration duration) {
-  return static_cast<int>(absl::ToInt64Milliseconds(duration));
+  return static_cast<int>(absl::ToInt64Milliseconds(std::max(duration, absl::ZeroDuration())));
 }
 
 }  // namespace
@@ -49,7 +50,8 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> CreateChannel(const std::string& 
   args.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   args.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-  args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
+  // How long one attempt may take, in spite of the name.
+  args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, Milliseconds(kConnectTimeout));
   args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, options.own_connection ? 1 : 0);
   // Retries are ours: gRPC's would buffer every message of a stream.
@@ -83,6 +85,7 @@ absl::Status WaitForConnected(grpc::Channel& channel, std::string_view address,
 }
 
 bool AcceptsConnections(std::string_view address, absl::Duration timeout) {
+  const absl::Time deadline = absl::Now() + timeout;
   const absl::StatusOr<HostPort> parsed = ParseHostPort(address);
   if (IsUnixAddress(address) || !parsed.ok()) {
     return false;
@@ -102,7 +105,8 @@ bool AcceptsConnections(std::string_view address, absl::Duration timeout) {
     }
     accepts = connect(fd, each->ai_addr, each->ai_addrlen) == 0;
     if (pollfd ready = {.fd = fd, .events = POLLOUT, .revents = 0};
-        !accepts && errno == EINPROGRESS && poll(&ready, 1, Milliseconds(timeout)) == 1) {
+        !accepts && errno == EINPROGRESS &&
+        poll(&ready, 1, Milliseconds(deadline - absl::Now())) == 1) {
       int error = 0;
       socklen_t size = sizeof(error);
       accepts = getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == 0;

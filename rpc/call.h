@@ -54,7 +54,7 @@ absl::Status WaitForConnected(grpc::Channel& channel, std::string_view address,
                               absl::Duration timeout = kConnectTimeout);
 
 // Whether anybody accepts TCP connections at `address`, whatever they speak. False for a unix
-// socket. Blocks, at most for `timeout` and the time that the host's name takes.
+// socket. Blocks, at most for `timeout` in all and the time that the host's name takes.
 bool AcceptsConnections(std::string_view address, absl::Duration timeout);
 
 // What holds for one call.

@@ -214,11 +214,10 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
     }
     FinishIfDue();
   }
-  // The client has sent nothing for too long.
+  // The client has sent nothing for too long. Its tile goes when the read under way has ended.
   void GiveUp() {
     End(WithReason(absl::DeadlineExceededError(StrCat("nothing came on this stream for ",
-                                                      absl::FormatDuration(idle_.limit()),
-                                                      "; put the tiles again")),
+                                                      absl::FormatDuration(idle_.limit()))),
                    Reason::kDeadline));
   }
   // No more is read. The first call counts.

@@ -150,8 +150,10 @@ int ExitCodeOf(const absl::Status& status) {
   if (status.GetPayload(kWrongUsePayload).has_value()) {
     return kExitWrongUse;
   }
-  return absl::IsUnavailable(status) && ReasonOf(status) == Reason::kUnspecified ? kExitUnreachable
-                                                                                 : kExitFailed;
+  // Without a reason it does not come from a coordinator that could do what was asked.
+  const bool is_unreachable = (absl::IsUnavailable(status) || absl::IsUnimplemented(status)) &&
+                              ReasonOf(status) == Reason::kUnspecified;
+  return is_unreachable ? kExitUnreachable : kExitFailed;
 }
 
 void PrintJson(const Json& json) {

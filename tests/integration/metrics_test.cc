@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,11 @@ std::string Scrape(const std::string& address) {
 }
 
 TEST(MetricsTest, PromtoolFindsNothingToObjectTo) {
+  const char* const ci = std::getenv("CI");
+  if (Bash("command -v promtool >/dev/null") != "[0]" &&
+      (ci == nullptr || ci != std::string("true"))) {
+    GTEST_SKIP() << "THE METRICS WERE NOT CHECKED: there is no promtool; `./dev test` installs it";
+  }
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, TestCluster::Start());
   const std::vector<std::string> addresses = cluster->metrics_addresses();
   EXPECT_EQ(addresses.size(), 5);

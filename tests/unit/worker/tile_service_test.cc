@@ -438,8 +438,8 @@ TEST_F(TileServiceTest, EndsAPutThatStandsStillAndDropsItsTile) {
   rpc::Apply(rpc::CallOptions::Within(kTimeout), &context);
   v1::PutTilesResponse response;
   auto stream = stub_->PutTiles(&context, &response);
-  ASSERT_TRUE(stream->Write(cut[0]));
-  ASSERT_TRUE(stream->Write(cut[1]));
+  stream->Write(cut[0]);
+  stream->Write(cut[1]);                                        // on a slow machine too late
   const absl::Status status = rpc::FromGrpc(stream->Finish());  // without a WritesDone
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
   EXPECT_THAT(std::string(status.message()), HasSubstr("100ms"));
@@ -447,7 +447,7 @@ TEST_F(TileServiceTest, EndsAPutThatStandsStillAndDropsItsTile) {
 }
 
 TEST_F(TileServiceTest, EndsAGetThatNobodyReads) {
-  idle_limit_ = absl::Milliseconds(200);
+  idle_limit_ = absl::Seconds(2);  // long enough for the put
   Start();
   Serve();
   const int64_t rows = 32768;  // 16 MiB: more than the transport takes on its own
