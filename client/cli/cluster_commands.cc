@@ -30,6 +30,8 @@ namespace {
 constexpr char kDefaultMesh[] = "fsdp=2,tp=2";
 constexpr absl::Duration kStartTimeout = absl::Seconds(30);
 constexpr absl::Duration kGrace = absl::Seconds(10);
+// How long `down` asks a coordinator for what was started again.
+constexpr absl::Duration kFollowTimeout = absl::Seconds(30);
 
 struct UpFlags {
   std::string mesh;
@@ -99,9 +101,11 @@ void ReportEarlier(const LocalCluster& cluster) {
   if (!cluster.restarted().empty()) {
     std::cerr << "Started again what had ended: " << StrJoin(cluster.restarted(), ", ") << "\n";
   }
-  if (!cluster.replaced().empty()) {
-    std::cerr << "The coordinator had ended, and with it what it kept in memory: stopped "
-              << StrJoin(cluster.replaced(), ", ") << " and started a new cluster\n";
+  if (const std::vector<std::string>& replaced = cluster.replaced(); !replaced.empty()) {
+    std::cerr << (replaced.front() == "coordinator"
+                      ? "An earlier start was cut off"
+                      : "The coordinator had ended, and with it what it kept in memory")
+              << ": stopped " << StrJoin(replaced, ", ") << " and started a new cluster\n";
   }
 }
 
@@ -176,7 +180,7 @@ absl::Status RunDown(const Invocation& invocation) {
   }
   SHARDMESH_RETURN_IF_ERROR(record.status());
   const bool was_up = record->IsUp();
-  FollowRestarts(&*record);
+  FollowRestarts(&*record, absl::Now() + invocation.DeadlineOr(kFollowTimeout));
   const std::vector<std::string> killed = StopRecorded(folder, *record, kGrace);
   if (!was_up) {
     std::cerr << "The processes of cluster \"" << name
@@ -187,7 +191,7 @@ absl::Status RunDown(const Invocation& invocation) {
   return absl::OkStatus();
 }
 
-// Where processes of this host serve their metrics; empty for others.
+// Where processes of this host serve their metrics; empty where that is unknown.
 class MetricsAddresses {
  public:
   explicit MetricsAddresses(const Invocation& invocation) {
@@ -197,9 +201,12 @@ class MetricsAddresses {
     absl::StatusOr<ClusterRecord> record = ReadRecord(ClusterFolder(invocation.cluster_name));
     if (record.ok() && record->address == invocation.address) {
       processes_ = std::move(record->processes);
+      std::erase_if(processes_,
+                    [](const RecordedProcess& process) { return process.metrics_address.empty(); });
     }
   }
 
+  // Whether any is known.
   bool known() const { return !processes_.empty(); }
   std::string Of(int64_t pid) const {
     for (const RecordedProcess& process : processes_) {
@@ -276,8 +283,8 @@ void PrintStatus(const std::string& address, const ClusterStatus& status,
             << status.term << ", revision " << status.revision << "\n"
             << "Cluster " << status.cluster_id << ": " << FormatCount(status.arrays, "array")
             << ", " << FormatCount(status.sessions, "session") << "\n";
-  if (metrics.known()) {
-    std::cout << "Metrics at http://" << metrics.Of(status.pid) << "/metrics\n";
+  if (const std::string served = metrics.Of(status.pid); !served.empty()) {
+    std::cout << "Metrics at http://" << served << "/metrics\n";
   }
   for (const MeshStatus& mesh : status.meshes) {
     const auto missing = std::count(mesh.workers.begin(), mesh.workers.end(), std::string());

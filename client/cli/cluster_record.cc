@@ -99,19 +99,21 @@ absl::StatusOr<ClusterRecord> ReadRecord(const std::string& folder) {
     record.name = json.at("name").get<std::string>();
     record.address = json.at("address").get<std::string>();
     record.mesh = json.at("mesh").get<std::string>();
-    record.data_folder = json.at("data_dir").get<std::string>();
+    // What follows with a default is absent in records of older builds.
+    record.cluster_id = json.value("cluster_id", "");
+    record.data_folder = json.value("data_dir", "");
     for (const Json& process : json.at("processes")) {
       record.processes.push_back({process.at("identity").get<std::string>(),
                                   ProcessFromJson(process), process.at("log").get<std::string>(),
-                                  process.at("metrics").get<std::string>()});
+                                  process.value("metrics", "")});
     }
     if (const auto supervisor = json.find("supervisor"); supervisor != json.end()) {
       record.supervisor = ProcessFromJson(*supervisor);
     }
     return record;
   } catch (const Json::exception& error) {
-    return absl::DataLossError(
-        StrCat(path, " is no record of a cluster (", error.what(), "); delete it"));
+    return absl::DataLossError(StrCat(path, " is no record of a cluster (", error.what(),
+                                      "); stop its processes, if any still run, and delete it"));
   }
 }
 
@@ -119,6 +121,7 @@ absl::Status WriteRecord(const std::string& folder, const ClusterRecord& record)
   Json json = {{"name", record.name},
                {"address", record.address},
                {"mesh", record.mesh},
+               {"cluster_id", record.cluster_id},
                {"data_dir", record.data_folder},
                {"processes", Json::array()}};
   for (const RecordedProcess& process : record.processes) {

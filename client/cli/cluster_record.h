@@ -21,6 +21,7 @@ struct RecordedProcess {
   // `coordinator`, or a worker's identity.
   std::string identity;
   ProcessId id;
+  // Empty if unknown.
   std::string log_path;
   // Where it serves its metrics, HOST:PORT; empty until the cluster was healthy.
   std::string metrics_address = {};
@@ -28,8 +29,12 @@ struct RecordedProcess {
 
 struct ClusterRecord {
   std::string name;
+  // Empty until the coordinator listens.
   std::string address;
   std::string mesh;
+  // By which the coordinator at the address is known as this cluster's; empty until the cluster was
+  // healthy.
+  std::string cluster_id;
   // Where state and tiles are kept; empty: in memory.
   std::string data_folder;
   // The coordinator first.

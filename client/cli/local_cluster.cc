@@ -54,6 +54,23 @@ absl::Status MakeFolders(const std::string& path) {
   return error ? FileError("make folder", path, error.value()) : absl::OkStatus();
 }
 
+absl::StatusOr<std::unique_ptr<MeshClient>> ConnectUntil(const std::string& address,
+                                                         absl::Time deadline) {
+  MeshClientOptions options;
+  options.timeout = std::max(deadline - absl::Now(), absl::Milliseconds(1));
+  return MeshClient::Connect(address, options);
+}
+
+// The file that a process writes its log to; empty if that is no file.
+std::string LogOf(pid_t pid) {
+  const std::string output = StrCat("/proc/", pid, "/fd/2");
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(output, error)) {
+    return "";  // reading on a terminal would wait for its user
+  }
+  return std::filesystem::read_symlink(output, error).string();
+}
+
 // The ranks of the default mesh that have no ready worker, as `worker-2 (joining)`.
 std::vector<std::string> Missing(const ClusterStatus& status,
                                  const std::vector<std::string>& identities) {
@@ -178,12 +195,12 @@ ProcessOptions LocalCluster::WorkerProcess(const std::string& identity) const {
 
 absl::Status LocalCluster::About(const Member& member, absl::StatusCode code,
                                  std::string_view what) {
-  const std::string tail =
-      LastLines(ReadLog(member.process.log_path(), member.process.log_offset_bytes()), kLogLines);
-  return absl::Status(
-      code, StrCat(member.identity, " (pid ", member.process.id().pid, ") ", what,
-                   tail.empty() ? StrCat("; its log ", member.process.log_path(), " is empty")
-                                : StrCat("; its log ends:\n", tail)));
+  const std::string& log = member.process.log_path();
+  const std::string tail = LastLines(ReadLog(log, member.process.log_offset_bytes()), kLogLines);
+  return absl::Status(code, StrCat(member.identity, " (pid ", member.process.id().pid, ") ", what,
+                                   log.empty()    ? std::string("; it writes no log file")
+                                   : tail.empty() ? StrCat("; its log ", log, " is empty")
+                                                  : StrCat("; its log ends:\n", tail)));
 }
 
 LocalCluster::Member* LocalCluster::Find(const std::string& identity) {
@@ -220,7 +237,8 @@ absl::Status LocalCluster::NoteMetrics() {
       continue;
     }
     const std::string log = ReadLog(member.process.log_path(), member.process.log_offset_bytes());
-    const size_t line = log.find(kMetricsServed);
+    // Of a process that was taken over the log may hold the runs before it as well.
+    const size_t line = log.rfind(kMetricsServed);
     if (line != std::string::npos) {
       const size_t begin = line + sizeof(kMetricsServed) - 1;
       const size_t end = log.find_first_not_of("0123456789", begin);
@@ -271,6 +289,7 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Resume(LocalClusterO
   std::unique_ptr<LocalCluster> cluster(new LocalCluster(std::move(options)));
   cluster->detached_ = true;
   cluster->record_.address = record.address;
+  cluster->record_.cluster_id = record.cluster_id;
   for (const std::string& identity : identities) {
     if (const RecordedProcess* const process = FindProcess(record, identity); process != nullptr) {
       cluster->members_.push_back(
@@ -295,8 +314,12 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(LocalClusterOp
   SHARDMESH_RETURN_IF_ERROR(MakeClusterFolder(options.folder));
   SHARDMESH_ASSIGN_OR_RETURN(const FileDescriptor lock, LockFolder(options.folder, options.name));
   std::vector<std::string> replaced;
-  if (absl::StatusOr<ClusterRecord> old = ReadRecord(options.folder); old.ok() && old->IsUp()) {
-    FollowRestarts(&*old);
+  absl::StatusOr<ClusterRecord> old = ReadRecord(options.folder);
+  if (!old.ok() && !absl::IsNotFound(old.status())) {
+    return old.status();
+  }
+  if (old.ok() && old->IsUp()) {
+    FollowRestarts(&*old, deadline);
     SHARDMESH_ASSIGN_OR_RETURN(const Mesh mesh, Mesh::Parse(old->mesh));
     const std::vector<std::string> identities = IdentitiesOn(mesh);
     if (Choose(*old, identities, /*running=*/false).empty()) {
@@ -306,7 +329,8 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(LocalClusterOp
                                           options.name, "`, or choose another --name")),
           Reason::kAlreadyExists);
     }
-    if (!old->data_folder.empty() || IsRunning(old->processes.front().id)) {
+    const bool listened = !old->address.empty();
+    if (listened && (!old->data_folder.empty() || IsRunning(old->processes.front().id))) {
       return Resume(std::move(options), *old, deadline);
     }
     replaced = Choose(*old, identities, /*running=*/true);
@@ -340,10 +364,8 @@ absl::Status LocalCluster::WaitUntilHealthy(absl::Time deadline) {
   for (size_t i = 1; i < members_.size(); ++i) {
     identities.push_back(members_[i].identity);
   }
-  MeshClientOptions options;
-  options.timeout = std::max(deadline - absl::Now(), absl::Milliseconds(1));
   SHARDMESH_ASSIGN_OR_RETURN(const std::unique_ptr<MeshClient> client,
-                             MeshClient::Connect(record_.address, options));
+                             ConnectUntil(record_.address, deadline));
   for (;;) {
     for (Member& member : members_) {
       if (const std::optional<std::string> end = member.process.Ended(); end.has_value()) {
@@ -353,6 +375,7 @@ absl::Status LocalCluster::WaitUntilHealthy(absl::Time deadline) {
     }
     const absl::StatusOr<ClusterStatus> status = client->GetStatus();
     if (status.ok() && IsComplete(*status)) {
+      record_.cluster_id = status->cluster_id;
       return NoteMetrics();
     }
     if (absl::Now() >= deadline) {
@@ -418,11 +441,14 @@ std::vector<std::string> LocalCluster::Stop(absl::Duration grace) {
   return killed;
 }
 
-void FollowRestarts(ClusterRecord* record) {
-  const auto client = MeshClient::Connect(record->address);
+void FollowRestarts(ClusterRecord* record, absl::Time deadline) {
+  if (record->cluster_id.empty()) {
+    return;  // whoever answers may be of another cluster
+  }
+  const auto client = ConnectUntil(record->address, deadline);
   const absl::StatusOr<ClusterStatus> status =
       client.ok() ? (*client)->GetStatus() : absl::StatusOr<ClusterStatus>(client.status());
-  if (!status.ok()) {
+  if (!status.ok() || status->cluster_id != record->cluster_id) {
     return;  // nobody knows more than the record
   }
   const auto follow = [record](const std::string& identity, int64_t pid, std::string_view program) {
@@ -435,7 +461,7 @@ void FollowRestarts(ClusterRecord* record) {
       const std::filesystem::path path =
           std::filesystem::read_symlink(StrCat("/proc/", pid, "/exe"), error);
       if (id.ok() && !error && path.filename().string() == program) {
-        process.id = *id;
+        process = {identity, *id, LogOf(id->pid)};
       }
     }
   };

@@ -57,11 +57,14 @@ class LocalCluster {
   // Where there is a cluster of that name already:
   //   it is up             ALREADY_EXISTS
   //   it is gone           its record is replaced
-  //   a part of it is up   what has ended is started again, and all of it left running if that
-  //                        fails, as after Detach; see restarted(). FAILED_PRECONDITION if it has
+  //   a part of it is up   what has ended is started again; see restarted(). If that fails, nothing
+  //                        is stopped, as after Detach; but what was started again ends with this
+  //                        process where ends_with_parent says so. FAILED_PRECONDITION if it has
   //                        another mesh, port or data folder, or an `up` in the foreground.
-  //   ... but without a coordinator, and in memory: the rest is stopped, and the cluster started
-  //                        anew; see replaced()
+  //   ... but its start was cut off before the coordinator listened, or it is in memory and without
+  //                        a coordinator: the rest is stopped, and the cluster started anew; see
+  //                        replaced()
+  //   its record does not read  DATA_LOSS, as of ReadRecord
   static absl::StatusOr<std::unique_ptr<LocalCluster>> Start(LocalClusterOptions options,
                                                              absl::Time deadline);
   // Stops the processes unless they were detached.
@@ -73,12 +76,13 @@ class LocalCluster {
   const ClusterRecord& record() const { return record_; }
   // The identities that Start found ended and started again.
   const std::vector<std::string>& restarted() const { return restarted_; }
-  // The identities that Start stopped, as their coordinator was gone with all that it knew.
+  // The identities that Start stopped: the coordinator alone, as the start of its cluster was cut
+  // off, or workers whose coordinator was gone with all that it knew.
   const std::vector<std::string>& replaced() const { return replaced_; }
 
-  // Waits until every rank of the mesh has a ready worker, and notes in the record where metrics
-  // are served. DEADLINE_EXCEEDED names those that are missing, UNAVAILABLE one that ended; both
-  // with the end of its log.
+  // Waits until every rank of the mesh has a ready worker, and notes in the record the cluster's id
+  // and where metrics are served. DEADLINE_EXCEEDED names those that are missing, UNAVAILABLE one
+  // that ended; both with the end of its log.
   absl::Status WaitUntilHealthy(absl::Time deadline);
 
   // The processes that ended since the last call.
@@ -135,8 +139,10 @@ class LocalCluster {
 };
 
 // A process that was started again by hand is recorded from here on as the one that the coordinator
-// knows, if that is one of this host's.
-void FollowRestarts(ClusterRecord* record);
+// knows, if that is one of this host's: with the log that it writes, and its metrics not yet known.
+// Leaves the record as it is where nobody answers until `deadline`, or a cluster other than the
+// recorded one.
+void FollowRestarts(ClusterRecord* record, absl::Time deadline);
 
 // The folder of the running program, where the others lie beside it.
 absl::StatusOr<std::string> OwnBinaryFolder();

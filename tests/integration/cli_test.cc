@@ -19,6 +19,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
 #include "client/cli/cluster_record.h"
 #include "client/cli/process.h"
 #include "client/worker_client.h"
@@ -94,6 +96,9 @@ class CommandLineTest : public ::testing::Test {
     ASSERT_THAT(client::SendSignal(id, SIGKILL), IsOk());
     ASSERT_TRUE(client::WaitUntilGone(id, absl::Now() + absl::Seconds(10)));
   }
+
+  // Of a cluster's, by its name.
+  std::string RecordFolder(const std::string& name) const { return folder_ + "/shardmesh/" + name; }
 
   const std::string folder_ = MakeTestFolder("records");
 };
@@ -182,7 +187,8 @@ TEST_F(CommandLineTest, KnowsAnotherServerFromACoordinator) {
   http.join();
   close(listener);
   EXPECT_EQ(result.exit_code, 3);
-  EXPECT_THAT(result.err, HasSubstr(address + " answers, but is no shardmesh coordinator"));
+  EXPECT_THAT(result.err,
+              AllOf(HasSubstr(address), HasSubstr("answers there, but not as a shardmesh")));
   EXPECT_LT(result.time, absl::Seconds(4));
 }
 
@@ -232,9 +238,13 @@ TEST_F(CommandLineTest, StartsAClusterAndStopsItAgain) {
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.err, HasSubstr(address)) << "a port in use is named";
 
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterRecord written,
-                                 client::ReadRecord(folder_ + "/shardmesh/default"));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(client::ClusterRecord written,
+                                 client::ReadRecord(RecordFolder("default")));
   EXPECT_TRUE(written.IsUp());
+  written.processes[0].metrics_address.clear();
+  ASSERT_THAT(client::WriteRecord(RecordFolder("default"), written), IsOk());
+  EXPECT_THAT(Run({"status"}).out, AllOf(HasSubstr(written.processes[1].metrics_address),
+                                         ::testing::Not(HasSubstr("Metrics at"))));
   result = Run({"down"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_FALSE(written.IsUp());
@@ -294,6 +304,130 @@ TEST_F(CommandLineTest, StartsANewClusterWhenStateInMemoryIsGone) {
   EXPECT_EQ(Run({"down"}).exit_code, 0);
 }
 
+TEST_F(CommandLineTest, LeavesAloneAnotherClusterAtItsFormerAddress) {
+  CommandResult result =
+      Run({"up", "--mesh", "fsdp=2", "--name", "a", "--detach", "--output", "json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json a = json::parse(result.out);
+  ASSERT_NO_FATAL_FAILURE(Kill(a, "coordinator"));
+  ASSERT_NO_FATAL_FAILURE(Kill(a, "worker-0"));
+  const std::string address = a["address"];
+  const std::string port = address.substr(address.rfind(':') + 1);
+  result = Run({"up", "--mesh", "fsdp=1", "--name", "b", "--port", port, "--detach"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterRecord b,
+                                 client::ReadRecord(RecordFolder("b")));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(client::ClusterRecord of_a, client::ReadRecord(RecordFolder("a")));
+  EXPECT_NE(of_a.cluster_id, b.cluster_id);
+
+  result = Run({"down", "--name", "a"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_FALSE(of_a.IsUp());
+  for (const client::RecordedProcess& process : b.processes) {
+    EXPECT_TRUE(client::IsRunning(process.id)) << process.identity;
+  }
+  of_a.cluster_id.clear();  // as an older build left it
+  ASSERT_THAT(client::WriteRecord(RecordFolder("a"), of_a), IsOk());
+  EXPECT_EQ(Run({"down", "--name", "a"}).exit_code, 0);
+  for (const client::RecordedProcess& process : b.processes) {
+    EXPECT_TRUE(client::IsRunning(process.id)) << process.identity;
+  }
+  EXPECT_EQ(Run({"down", "--name", "b"}).exit_code, 0);
+}
+
+TEST_F(CommandLineTest, FollowsAProcessThatWasStartedByHand) {
+  const std::vector<std::string> up = {"up", "--mesh", "fsdp=2", "--detach", "--output", "json"};
+  CommandResult result = Run(up);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  json cluster = json::parse(result.out);
+  client::ProcessOptions options;
+  options.command = absl::StrSplit(
+      ReadFile(StrCat("/proc/", PidOf(cluster, "worker-0"), "/cmdline")), '\0', absl::SkipEmpty());
+  // The first of these has the output of an earlier run already.
+  for (const std::string& log : {RecordFolder("default") + "/worker-0.log", folder_ + "/other"}) {
+    ASSERT_NO_FATAL_FAILURE(Kill(cluster, "worker-0"));
+    ASSERT_NO_FATAL_FAILURE(Kill(cluster, "worker-1"));
+    options.log_path = log;
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ChildProcess worker,
+                                   client::ChildProcess::Start(options));
+    const absl::Time deadline = absl::Now() + absl::Seconds(60);
+    for (json known; known != worker.id().pid; absl::SleepFor(absl::Milliseconds(20))) {
+      ASSERT_LT(absl::Now(), deadline) << client::ReadLog(log);
+      const json status = json::parse(Run({"status", "--output=json"}).out);
+      for (const json& each : status["workers"]) {
+        if (each["identity"] == "worker-0") {
+          known = each["pid"];
+        }
+      }
+    }
+    result = Run(up);
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_THAT(result.err, HasSubstr("Started again what had ended: worker-1\n"));
+    cluster = json::parse(result.out);
+    const json& recorded = cluster["processes"][1];
+    EXPECT_EQ(recorded["pid"], worker.id().pid);
+    EXPECT_EQ(recorded["log"], log);
+    const std::string metrics = recorded["metrics"];
+    EXPECT_THAT(client::ReadLog(log, worker.log_offset_bytes()),
+                HasSubstr("metrics served port=" + metrics.substr(metrics.rfind(':') + 1) + "\n"));
+  }
+  EXPECT_EQ(Run({"down"}).exit_code, 0);
+}
+
+TEST_F(CommandLineTest, StartsANewClusterWhereAStartWasCutOff) {
+  const std::vector<std::string> up = {"up",       "--mesh", "fsdp=1",     "--detach",
+                                       "--output", "json",   "--data-dir", folder_ + "/data"};
+  CommandResult result = Run(up);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json before = json::parse(result.out);
+  // As the record was before the coordinator listened.
+  ASSERT_NO_FATAL_FAILURE(Kill(before, "worker-0"));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(client::ClusterRecord record,
+                                 client::ReadRecord(RecordFolder("default")));
+  record.address.clear();
+  record.cluster_id.clear();
+  record.processes.resize(1);
+  ASSERT_THAT(client::WriteRecord(RecordFolder("default"), record), IsOk());
+
+  result = Run(up);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err,
+              HasSubstr("start was cut off: stopped coordinator and started a new cluster"));
+  EXPECT_FALSE(record.IsUp());
+  EXPECT_EQ(Run({"down"}).exit_code, 0);
+}
+
+TEST_F(CommandLineTest, KeepsARecordThatItCannotRead) {
+  const std::vector<std::string> up = {"up", "--mesh", "fsdp=1", "--detach"};
+  CommandResult result = Run(up);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const std::string path = RecordFolder("default") + "/cluster.json";
+  const std::string record = ReadFile(path);
+  WriteFile(path, "{");
+  for (const std::vector<std::string>& command : {up, {"down"}}) {
+    result = Run(command);
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_THAT(result.err, HasSubstr(path + " is no record of a cluster"));
+    EXPECT_EQ(ReadFile(path), "{");
+  }
+  WriteFile(path, record);
+  EXPECT_EQ(Run({"down"}).exit_code, 0);
+}
+
+TEST_F(CommandLineTest, StopsWithinTheDeadlineThoughNobodyAnswers) {
+  client::ClusterRecord record;
+  record.name = "mute";
+  record.cluster_id = "c1";
+  const int listener = BindLoopback(&record.address);
+  ASSERT_EQ(listen(listener, 8), 0);
+  std::filesystem::create_directories(RecordFolder("mute"));
+  ASSERT_THAT(client::WriteRecord(RecordFolder("mute"), record), IsOk());
+  const CommandResult result = Run({"down", "--name=mute", "--deadline=100ms"});
+  close(listener);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_LT(result.time, absl::Seconds(2));  // and not the 3 s of a connection
+}
+
 TEST_F(CommandLineTest, CleansUpARecordWhoseProcessesAreGone) {
   CommandResult result = Run({"up", "--mesh", "fsdp=1", "--detach", "--output", "json"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
@@ -318,7 +452,7 @@ TEST_F(CommandLineTest, StopsEverythingWhenTheForegroundCommandIsStopped) {
     absl::SleepFor(absl::Milliseconds(20));
   }
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterRecord record,
-                                 client::ReadRecord(folder_ + "/shardmesh/default"));
+                                 client::ReadRecord(RecordFolder("default")));
   ASSERT_THAT(client::SendSignal(up.id(), SIGTERM), IsOk());
   ASSERT_TRUE(client::WaitUntilGone(up.id(), absl::Now() + absl::Seconds(30)));
   EXPECT_EQ(up.Ended(), "exited with code 0") << client::ReadLog(options.log_path);
@@ -444,7 +578,8 @@ TEST_F(ClusterCommandTest, NamesAWorkerAsNoCoordinator) {
   const std::string address = status.workers.front().addresses.front();
   const CommandResult result = RunShardmesh({"ls", "--address=" + address}, cluster_->folder());
   EXPECT_EQ(result.exit_code, 3);
-  EXPECT_THAT(result.err, HasSubstr(address + " answers, but is no shardmesh coordinator"));
+  EXPECT_THAT(result.err,
+              HasSubstr(address + " does not know this call: it is no shardmesh coordinator"));
 }
 
 TEST_F(ClusterCommandTest, ASecondWorkerOfAnIdentityWaitsAndSaysSo) {

@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <fstream>
 #include <optional>
 #include <string>
 
@@ -92,12 +93,14 @@ TEST(ClusterRecordTest, ComesBackAsWritten) {
       .name = "x",
       .address = "127.0.0.1:1",
       .mesh = "tp=2",
+      .cluster_id = "c1",
       .data_folder = "/data",
       .processes = {{"coordinator", self, folder + "/coordinator.log", "127.0.0.1:9"}},
       .supervisor = self};
   ASSERT_THAT(WriteRecord(folder, record), IsOk());
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const ClusterRecord read, ReadRecord(folder));
   EXPECT_EQ(read.address, record.address);
+  EXPECT_EQ(read.cluster_id, record.cluster_id);
   EXPECT_EQ(read.data_folder, record.data_folder);
   EXPECT_EQ(read.processes.front().id, self);
   EXPECT_EQ(read.processes.front().metrics_address, "127.0.0.1:9");
@@ -105,6 +108,27 @@ TEST(ClusterRecordTest, ComesBackAsWritten) {
   EXPECT_TRUE(read.IsUp());
   RemoveRecord(folder);
   EXPECT_THAT(ReadRecord(folder), StatusIs(absl::StatusCode::kNotFound));
+}
+
+TEST(ClusterRecordTest, ReadsWhatOlderBuildsWroteAndRefusesWhatNobodyDid) {
+  const std::string folder = ::testing::TempDir() + "/records-" + std::to_string(getpid()) + "/y";
+  ASSERT_THAT(MakeClusterFolder(folder), IsOk());
+  std::ofstream(folder + "/cluster.json")
+      << R"({"name": "y", "address": "127.0.0.1:1", "mesh": "tp=2", "processes": [)"
+      << R"({"identity": "coordinator", "pid": 1, "start_ticks": 2, "log": "a.log"}]})";
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const ClusterRecord read, ReadRecord(folder));
+  EXPECT_EQ(read.mesh, "tp=2");
+  EXPECT_EQ(read.cluster_id, "");
+  EXPECT_EQ(read.data_folder, "");
+  ASSERT_EQ(read.processes.size(), 1u);
+  EXPECT_EQ(read.processes.front().log_path, "a.log");
+  EXPECT_EQ(read.processes.front().metrics_address, "");
+
+  for (const char* text : {"", "{", "[]", R"({"name": "y"})"}) {
+    std::ofstream(folder + "/cluster.json") << text;
+    EXPECT_THAT(ReadRecord(folder), StatusIs(absl::StatusCode::kDataLoss)) << text;
+  }
+  RemoveRecord(folder);
 }
 
 TEST(ClusterRecordTest, RefusesNamesThatLeadElsewhere) {
