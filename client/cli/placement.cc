@@ -98,7 +98,9 @@ void PrintPlacement(const Placement& placement) {
   }
   std::cout << ", " << FormatBytes(summary.total_bytes) << "; " << summary.corrected_tensors
             << " corrected, " << summary.replicated_tensors << " replicated\n"
-            << "Each of the " << FormatCount(summary.devices, "device") << " holds "
+            << (summary.devices == 1
+                    ? "The one device holds "
+                    : StrCat("Each of the ", FormatCount(summary.devices, "device"), " holds "))
             << FormatBytes(summary.max_bytes_per_device);
   if (summary.min_bytes_per_device != summary.max_bytes_per_device) {
     std::cout << " at most, " << FormatBytes(summary.min_bytes_per_device) << " at least";

@@ -526,6 +526,9 @@ TEST_F(ClusterCommandTest, MatchesAndPlansFromTheHeaderAlone) {
   EXPECT_EQ(plan["tensors"].size(), 104u);
   EXPECT_EQ(plan["summary"]["devices"], 32);
   EXPECT_EQ(plan["summary"]["total_bytes"], 90'856'960);
+
+  result = cluster_->Run({"plan", checkpoint_, "--rules", kRules, "--mesh", "fsdp=1"});
+  EXPECT_THAT(result.out, HasSubstr("The one device holds 90.9 MB; "));
 }
 
 TEST_F(ClusterCommandTest, NamesTheTensorsThatNoRuleMatches) {
