@@ -93,6 +93,25 @@ absl::StatusOr<std::vector<AxisValue>> DecodeEntries(const v1::AxisValueList& fr
   return entries;
 }
 
+// The same limits for a value that was derived from others.
+absl::Status CheckLimits(const AxisValue& value, int depth, std::string_view field,
+                         int64_t& budget) {
+  if (!value.is_tuple() && !value.is_list()) {
+    return absl::OkStatus();
+  }
+  if (depth >= kMaxAxisValueDepth) {
+    return LimitExceeded(field, "levels of tuples and lists", depth + 1, kMaxAxisValueDepth);
+  }
+  budget -= static_cast<int64_t>(value.entries().size());
+  if (budget < 0) {
+    return LimitExceeded(field, "entries or more in one value", kMaxAxisValues + 1, kMaxAxisValues);
+  }
+  for (const AxisValue& entry : value.entries()) {
+    SHARDMESH_RETURN_IF_ERROR(CheckLimits(entry, depth + 1, field, budget));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<AxisValue> DecodeConstant(v1::AxisConstant from) {
   switch (from) {
     case v1::AXIS_CONSTANT_NOT_GIVEN:
@@ -453,6 +472,12 @@ absl::StatusOr<PartitionAxis> Decode(const v1::PartitionAxis& from) {
   auto profile = PartitionAxis::Create(fields, axes);
   if (!profile.ok()) {
     return WithField(std::move(profile).status(), axes.empty() ? "fields" : "semantic_axes");
+  }
+  // A field that is not given takes after others: the batch axis holds two of them.
+  for (size_t i = 0; i < kProfileFields.size(); ++i) {
+    int64_t budget = kMaxAxisValues;
+    SHARDMESH_RETURN_IF_ERROR(CheckLimits(profile->field(static_cast<AxisField>(i)), /*depth=*/0,
+                                          kProfileFields[i].name, budget));
   }
   return profile;
 }

@@ -12,6 +12,7 @@
 namespace shardmesh::rpc {
 namespace {
 
+using ::shardmesh::test::IsOk;
 using ::shardmesh::test::IsOkAndHolds;
 using ::shardmesh::test::StatusIs;
 
@@ -65,6 +66,21 @@ TEST(SpecCodecTest, AxisValuesAreBoundedInDepthAndCount) {
   EXPECT_THAT(
       RoundTrip<v1::AxisValue>(AxisValue::Name(std::string(kMaxAxisNameBytes + 1, 'x'))).status(),
       StatusIs(kInvalid, Reason::kLimitExceeded));
+}
+
+TEST(SpecCodecTest, AProfileIsBoundedAlsoInWhatItDerives) {
+  AxisValue nested = AxisValue::Name("a");
+  for (int depth = 0; depth < kMaxAxisValueDepth; ++depth) {
+    nested = AxisValue::Tuple({nested});
+  }
+  // The batch axis, by default, is a tuple of this one and another.
+  v1::PartitionAxis profile;
+  Encode(nested, profile.mutable_data_parallel_axis());
+  const auto refused = Decode(profile);
+  EXPECT_THAT(refused.status(), StatusIs(kInvalid, Reason::kLimitExceeded));
+  EXPECT_EQ(FieldOf(refused.status()), "batch_axis");
+  Encode(AxisValue::Name("b"), profile.mutable_batch_axis());
+  EXPECT_THAT(Decode(profile), IsOk());
 }
 
 TEST(SpecCodecTest, AnEmptyOrUnknownAxisValueIsRefused) {
