@@ -17,6 +17,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/numbers.h"
 #include "rpc/field_check.h"
+#include "rpc/spec_codec.h"
 #include "sharding/nearest_name.h"
 #include "sharding/reason.h"
 #include "sharding/shape.h"
@@ -372,22 +373,39 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
   return text;
 }
 
+// What a file defines is to be sent: it has to keep the limits of the wire.
+template <typename Message, typename Defined>
+absl::StatusOr<Defined> Sendable(const File& file, absl::StatusOr<Defined> defined) {
+  if (!defined.ok()) {
+    return defined;
+  }
+  Message message;
+  Encode(*defined, &message);
+  if (const absl::Status status = Decode(message).status(); !status.ok()) {
+    return file.At(YAML::Mark::null_mark(), status);
+  }
+  return defined;
+}
+
 }  // namespace
 
 absl::StatusOr<RuleSetDefinition> ParseRules(std::string_view text, std::string_view name) {
   const File file(name);
-  return WithoutExceptions(file, [&] { return ParseRulesNode(file, text); });
+  return Sendable<v1::RuleSet>(file,
+                               WithoutExceptions(file, [&] { return ParseRulesNode(file, text); }));
 }
 
 absl::StatusOr<PartitionAxis> ParseProfile(std::string_view text, std::string_view name) {
   const File file(name);
-  return WithoutExceptions(file, [&] { return ParseProfileNode(file, text); });
+  return Sendable<v1::PartitionAxis>(
+      file, WithoutExceptions(file, [&] { return ParseProfileNode(file, text); }));
 }
 
 absl::StatusOr<MeshDefinition> ParseMesh(std::string_view text, std::string_view name,
                                          std::optional<int64_t> device_count) {
   const File file(name);
-  return WithoutExceptions(file, [&] { return ParseMeshNode(file, text, device_count); });
+  return Sendable<v1::MeshDefinition>(
+      file, WithoutExceptions(file, [&] { return ParseMeshNode(file, text, device_count); }));
 }
 
 absl::StatusOr<RuleSetDefinition> LoadRules(const std::string& path) {

@@ -613,7 +613,9 @@ class InstructionChecker {
       }
       int64_t& extent = expected[static_cast<size_t>(collective.dimension)];
       if (collective.kind == CollectiveKind::kAllGather) {
-        extent *= group.size();
+        if (__builtin_mul_overflow(extent, group.size(), &extent)) {
+          return Misfit("the gathered dimension is beyond 64 bits");
+        }
       } else if (extent % group.size() != 0) {
         return Misfit("the group does not divide the dimension");
       } else {

@@ -93,6 +93,16 @@ TEST(ConfigTest, HostileFilesEndInErrors) {
   EXPECT_THAT(RulesError(wide + "tp]}"), HasSubstr("at most 16"));
 }
 
+TEST(ConfigTest, KeepsTheLimitsOfTheWire) {
+  const std::string name(256, 'x');
+  const auto rules = ParseRules("rules: [{pattern: a, spec: [" + name + "]}]", "r.yaml");
+  EXPECT_THAT(rules, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kLimitExceeded));
+  EXPECT_THAT(std::string(rules.status().message()),
+              AllOf(HasSubstr("r.yaml"), HasSubstr("256"), HasSubstr("255")));
+  EXPECT_THAT(ParseProfile("batch_axis: " + name, "p.yaml"),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kLimitExceeded));
+}
+
 TEST(ConfigTest, ReadsProfiles) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const PartitionAxis profile, ParseProfile(R"(
 batch_axis: [fsdp, dp]
