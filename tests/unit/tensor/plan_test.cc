@@ -453,5 +453,18 @@ TEST(PlanTest, CheckPlanRefusesPlansThatWereTamperedWith) {
   EXPECT_FALSE(CheckPlan(missing_output).ok());
 }
 
+TEST(PlanTest, CheckPlanRefusesAGatherBeyond64Bits) {
+  auto plan =
+      PlanProgram(Program{.operand_count = 1,
+                          .ops = {CollectiveOp{.kind = CollectiveKind::kAllGather, .axes = {"tp"}}},
+                          .outputs = {1}},
+                  {Value({8, 4}, Spec({{"tp"}, {}}))}, Target("tp=4"));
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  ASSERT_TRUE(CheckPlan(*plan).ok());
+  plan->values[0].shape = {int64_t{1} << 62, 1};
+  plan->values[0].spec = PartitionSpec();
+  EXPECT_EQ(ReasonOf(CheckPlan(*plan)), Reason::kShapeMismatch) << CheckPlan(*plan);
+}
+
 }  // namespace
 }  // namespace shardmesh
