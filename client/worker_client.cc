@@ -30,6 +30,9 @@ namespace {
 
 constexpr const char* kPutTiles = "/shardmesh.v1.TileService/PutTiles";
 constexpr const char* kGetTiles = "/shardmesh.v1.TileService/GetTiles";
+// The coordinator has said that the worker is there: one that is busy is waited for. One that is
+// gone refuses the connection at once.
+constexpr absl::Duration kConnectTimeout = absl::Seconds(10);
 
 // The memory that slices of one stream lie in: the tensors' own, and blocks for bytes that had to
 // be cut out. It knows which of them gRPC still holds, and recycles its blocks. Thread-safe.
@@ -373,7 +376,7 @@ absl::StatusOr<std::unique_ptr<WorkerClient>> WorkerClient::Connect(
       continue;
     }
     absl::Status connected = rpc::WaitForConnected(
-        **channel, address, std::min(rpc::kConnectTimeout, deadline - absl::Now()));
+        **channel, address, std::min(kConnectTimeout, deadline - absl::Now()));
     if (connected.ok()) {
       return std::unique_ptr<WorkerClient>(
           new WorkerClient(std::make_unique<Impl>(*std::move(channel), address)));
