@@ -25,9 +25,13 @@ struct Rule {
   PartitionSpec spec;
 };
 
+// What a min_size that is left open stands for, unless it is configured.
+inline constexpr int64_t kDefaultMinSize = 16384;
+
 struct RuleSetOptions {
-  // Tensors of fewer elements are replicated. nullopt means kDefaultMinSize; 0 replicates none.
+  // Tensors of fewer elements are replicated. nullopt means default_min_size; 0 replicates none.
   std::optional<int64_t> min_size = 0;
+  int64_t default_min_size = kDefaultMinSize;
   // Whether shapes count. If not, the rule's spec is returned untouched, for any shape.
   bool strict = true;
   // Whether a faulty pattern is an error only for a tensor whose search comes to it, as in Python,
@@ -82,7 +86,7 @@ class RuleSet {
  public:
   static constexpr int64_t kMaxRules = 10'000;
   static constexpr int64_t kMaxProgramSize = 5'000'000;  // of all patterns, see Pattern
-  static constexpr int64_t kDefaultMinSize = 16384;
+  static constexpr int64_t kDefaultMinSize = shardmesh::kDefaultMinSize;
 
   // INVALID_ARGUMENT: the first faulty pattern, with its rule's index and Pattern::Create's reason
   // (unless deferred); LIMIT_EXCEEDED for more rules than kMaxRules, or larger ones in sum than
@@ -100,6 +104,13 @@ class RuleSet {
   // CANCELLED if is_cancelled said so.
   absl::StatusOr<std::vector<RuleMatch>> MatchTree(absl::Span<const NamedShape> tensors,
                                                    const MatchTreeOptions& options = {}) const;
+
+  // Indices of all rules whose patterns are found in the name, rising, whatever the shape; rules
+  // with a deferred pattern error are not among them.
+  std::vector<int64_t> MatchingRules(std::string_view name) const;
+
+  // OK unless the rule has a deferred pattern error. Requires an index of rules().
+  absl::Status PatternStatus(int64_t rule) const;
 
   absl::Span<const Rule> rules() const;
   int64_t min_size() const;
