@@ -1,15 +1,14 @@
 // SHA-256 and its HMAC, by libcrypto.
-#include "rpc/digest.h"
+#include "sharding/digest.h"
 
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
-#include <openssl/rand.h>
 #include <openssl/sha.h>
 
 #include <cstdlib>
 
-namespace shardmesh::rpc {
+namespace shardmesh {
 namespace {
 
 unsigned char* Bytes(std::string& text) { return reinterpret_cast<unsigned char*>(text.data()); }
@@ -37,12 +36,4 @@ bool EqualInConstantTime(std::string_view a, std::string_view b) {
   return a.size() == b.size() && CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
 }
 
-std::string RandomBytes(size_t size) {
-  std::string bytes(size, '\0');
-  if (RAND_bytes(Bytes(bytes), static_cast<int>(size)) != 1) {
-    std::abort();  // Without randomness every key and id would be guessable.
-  }
-  return bytes;
-}
-
-}  // namespace shardmesh::rpc
+}  // namespace shardmesh
