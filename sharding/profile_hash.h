@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "absl/status/statusor.h"
 #include "sharding/partition_axis.h"
 #include "sharding/python_value.h"
 
@@ -21,7 +22,8 @@ std::string Fingerprint(const PartitionAxis& profile);
 
 // eformer's hash of the same object, for parity: only fields that hold a list count, so that most
 // profiles share one hash. Further semantic axes, which eformer does not have, do not count.
-PythonHash HashProfile(const PartitionAxis& profile);
+// Error as HashFn.
+absl::StatusOr<PythonHash> HashProfile(const PartitionAxis& profile);
 
 }  // namespace shardmesh
 

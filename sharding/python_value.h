@@ -66,8 +66,8 @@ struct PythonHash {
 
 // Hashes the texts of the attributes, one after the other without anything between them, in the
 // object's own order. Only bool, int, float, list and dict count; None, strings and tuples are left
-// out.
-PythonHash HashFn(absl::Span<const PythonValue> attributes);
+// out. The only error is SafeHashInt's where this host's OpenSSL is configured to have no MD5.
+absl::StatusOr<PythonHash> HashFn(absl::Span<const PythonValue> attributes);
 
 }  // namespace shardmesh
 

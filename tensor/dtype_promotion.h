@@ -42,7 +42,7 @@ absl::StatusOr<Dtype> PromoteDtype(absl::Span<const Dtype> arrays,
                                    std::optional<Dtype> dtype = std::nullopt);
 
 // The canonical type of a layer's parameters. INVALID_ARGUMENT (UNSUPPORTED_DTYPE; ValueError)
-// unless it is inexact.
+// unless it is inexact; TypeError for F4, which is too narrow, and for the 6-bit types.
 absl::StatusOr<Dtype> ParameterDtype(Dtype dtype);
 
 }  // namespace shardmesh
