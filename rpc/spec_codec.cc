@@ -336,11 +336,33 @@ absl::StatusOr<PartitionSpec> Decode(const v1::PartitionSpec& from) {
   return spec;
 }
 
+namespace {
+
+// The wire keeps 0 for "not set" and has the types in the same order.
+static_assert(static_cast<int>(AxisType::kManual) + 1 == v1::AXIS_TYPE_MANUAL);
+
+v1::AxisType Encode(AxisType from) { return static_cast<v1::AxisType>(static_cast<int>(from) + 1); }
+
+absl::StatusOr<AxisType> Decode(v1::AxisType from) {
+  if (!v1::AxisType_IsValid(from)) {
+    return BadField("type", StrCat("axis type ", static_cast<int>(from),
+                                   " is not known; leave it unset, or use AUTO, EXPLICIT or "
+                                   "MANUAL"));
+  }
+  return from == v1::AXIS_TYPE_UNSPECIFIED ? AxisType::kAuto
+                                           : static_cast<AxisType>(static_cast<int>(from) - 1);
+}
+
+}  // namespace
+
 void Encode(const Mesh& from, v1::Mesh* to) {
   for (const MeshAxis& axis : from.axes()) {
     v1::MeshAxis* added = to->add_axes();
     added->set_name(axis.name);
     added->set_size(axis.size);
+    if (axis.type != AxisType::kAuto) {
+      added->set_type(Encode(axis.type));
+    }
   }
   // Ids that are the positions are left out; asking each position would cost O(devices) to no end.
   MeshOptions options;
@@ -366,13 +388,11 @@ absl::StatusOr<Mesh> Decode(const v1::Mesh& from, std::optional<int64_t> device_
   axes.reserve(static_cast<size_t>(from.axes_size()));
   for (int i = 0; i < from.axes_size(); ++i) {
     const v1::MeshAxis& axis = from.axes(i);
-    if (!v1::AxisType_IsValid(axis.type())) {
-      return WithField(BadField("type", StrCat("axis type ", static_cast<int>(axis.type()),
-                                               " is not known; leave it unset, or use AUTO, "
-                                               "EXPLICIT or MANUAL")),
-                       "axes", static_cast<size_t>(i));
+    const auto type = Decode(axis.type());
+    if (!type.ok()) {
+      return WithField(type.status(), "axes", static_cast<size_t>(i));
     }
-    axes.push_back({axis.name(), axis.size()});
+    axes.push_back({axis.name(), axis.size(), *type});
   }
   MeshOptions options;
   options.device_count = device_count;

@@ -62,7 +62,7 @@ absl::StatusOr<PartitionSpec> Decode(const v1::PartitionSpec& from);
 
 void Encode(const Mesh& from, v1::Mesh* to);
 // No axes make the empty mesh. A size of -1 needs `device_count`; kExact accepts what JAX accepts.
-// Axis types are checked and have no effect.
+// An axis type that is not set is kAuto, and kAuto is not set.
 absl::StatusOr<Mesh> Decode(const v1::Mesh& from,
                             std::optional<int64_t> device_count = std::nullopt,
                             Compatibility compatibility = Compatibility::kDefault);
