@@ -20,7 +20,7 @@ namespace shardmesh::server {
 namespace {
 
 constexpr DefinitionKind kKinds[] = {DefinitionKind::kMesh, DefinitionKind::kProfile,
-                                     DefinitionKind::kRuleSet};
+                                     DefinitionKind::kRuleSet, DefinitionKind::kLogicalRules};
 
 std::string KeyOf(DefinitionKind kind, std::string_view name) {
   return StrCat(DefinitionKindName(kind), "/", name);
@@ -88,6 +88,8 @@ std::string_view DefinitionKindName(DefinitionKind kind) {
       return "profile";
     case DefinitionKind::kRuleSet:
       return "rule_set";
+    case DefinitionKind::kLogicalRules:
+      return "logical_rules";
   }
   return "";
 }
@@ -126,6 +128,11 @@ absl::StatusOr<const rpc::RuleSetDefinition*> ClusterState::FindRuleSet(
     std::string_view name) const {
   SHARDMESH_ASSIGN_OR_RETURN(const auto definition, Find(DefinitionKind::kRuleSet, name));
   return &std::get<rpc::RuleSetDefinition>(definition->value);
+}
+
+absl::StatusOr<const LogicalRules*> ClusterState::FindLogicalRules(std::string_view name) const {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto definition, Find(DefinitionKind::kLogicalRules, name));
+  return &std::get<LogicalRules>(definition->value);
 }
 
 StatePublisher::StatePublisher(Store* store, rpc::Clock* clock, RequestMemory* requests,
@@ -218,10 +225,18 @@ absl::StatusOr<DefinitionValue> StatePublisher::DecodeValue(std::string_view wir
       }
       return *std::move(rules);
     }
+    case v1::EntryValue::kLogicalRules: {
+      auto rules = rpc::Decode(value.logical_rules());
+      if (!rules.ok()) {
+        return rpc::WithField(rpc::WithField(rules.status(), "logical_rules"), "value");
+      }
+      return *std::move(rules);
+    }
     case v1::EntryValue::VALUE_NOT_SET:
       break;
   }
-  return rpc::BadField("value", "has neither a mesh, nor a profile, nor a rule set");
+  return rpc::BadField("value",
+                       "has neither a mesh, nor a profile, nor a rule set, nor logical rules");
 }
 
 void StatePublisher::Create(Change change, std::string wire_value, Callback callback) {
@@ -338,7 +353,8 @@ void StatePublisher::Publish(std::shared_ptr<const Definition> definition, Defin
 absl::StatusOr<std::unique_ptr<WatchHandle>> StatePublisher::Watch(Revision from_revision,
                                                                    WatchCallback callback) {
   return store_->Watch("", from_revision,
-                       [callback = std::move(callback)](const std::vector<WatchEvent>& changes) {
+                       [min_sharding_size = min_sharding_size_,
+                        callback = std::move(callback)](const std::vector<WatchEvent>& changes) {
                          std::vector<Event> events;
                          for (const WatchEvent& change : changes) {
                            auto key = ParseKey(change.key);
@@ -351,7 +367,8 @@ absl::StatusOr<std::unique_ptr<WatchHandle>> StatePublisher::Watch(Revision from
                                        .revision = change.revision};
                            if (change.value.has_value()) {
                              // What this process wrote, it can read.
-                             event.definition = *Decode(event.name, *change.value, change.revision);
+                             event.definition = *Decode(event.name, *change.value, change.revision,
+                                                         min_sharding_size);
                            }
                            events.push_back(std::move(event));
                          }

@@ -23,15 +23,17 @@
 #include "rpc/definitions.h"
 #include "server/request_memory.h"
 #include "server/store.h"
+#include "sharding/logical_rules.h"
 #include "sharding/partition_axis.h"
 
 namespace shardmesh::server {
 
 // In the order of DefinitionValue.
-enum class DefinitionKind { kMesh, kProfile, kRuleSet };
-std::string_view DefinitionKindName(DefinitionKind kind);  // "mesh", "profile", "rule_set"
+enum class DefinitionKind { kMesh, kProfile, kRuleSet, kLogicalRules };
+std::string_view DefinitionKindName(DefinitionKind kind);  // "mesh", "rule_set", ...
 
-using DefinitionValue = std::variant<rpc::MeshDefinition, PartitionAxis, rpc::RuleSetDefinition>;
+using DefinitionValue =
+    std::variant<rpc::MeshDefinition, PartitionAxis, rpc::RuleSetDefinition, LogicalRules>;
 DefinitionKind KindOf(const DefinitionValue& value);
 
 // A named, versioned definition.
@@ -66,13 +68,14 @@ class ClusterState {
   absl::StatusOr<const rpc::MeshDefinition*> FindMesh(std::string_view name) const;
   absl::StatusOr<const PartitionAxis*> FindProfile(std::string_view name) const;
   absl::StatusOr<const rpc::RuleSetDefinition*> FindRuleSet(std::string_view name) const;
+  absl::StatusOr<const LogicalRules*> FindLogicalRules(std::string_view name) const;
 
  private:
   friend class StatePublisher;
 
   Revision revision_ = 0;
   int64_t min_sharding_size_ = kDefaultMinSize;
-  Definitions definitions_[3];
+  Definitions definitions_[4];
 };
 
 // Keeps the definitions in the store and publishes them as snapshots.
