@@ -938,8 +938,8 @@ class ComponentWalk {
 };
 
 // A dimension whose digits are its own and differ between the sides: every part of one side meets
-// every part of the other in some device. `holders_agree`: the devices that have one source tile are
-// all of one part of the new layout here, instead of all parts.
+// every part of the other in some device. `holders_agree`: the devices that have one source tile
+// are all of one part of the new layout here, instead of all parts.
 Sums SweepAlone(const Problem& problem, bool holders_agree) {
   Sums sums;
   sums.kept = problem.dst.extent;

@@ -108,8 +108,7 @@ std::vector<std::vector<int64_t>> IndicesOf(const Tile& tile) {
 // An element of the tensor, as one partial sum of it.
 using Piece = std::pair<std::map<std::string, int64_t>, std::vector<int64_t>>;
 
-std::set<Piece> HeldBy(const Tiling& tiling, DeviceId device,
-                       absl::Span<const std::string> axes) {
+std::set<Piece> HeldBy(const Tiling& tiling, DeviceId device, absl::Span<const std::string> axes) {
   std::set<Piece> held;
   for (std::vector<int64_t>& index : IndicesOf(tiling.TileOf(device))) {
     held.emplace(Coordinates(tiling, device, axes), std::move(index));
@@ -140,7 +139,8 @@ void CheckByHand(const ReshardPlan& plan) {
     std::vector<std::map<std::string, int64_t>> sums = {Coordinates(to, device, stay)};
     for (const std::string& axis : reduced) {
       std::vector<std::map<std::string, int64_t>> more;
-      const int64_t size = from.mesh().axes()[static_cast<size_t>(*from.mesh().FindAxis(axis))].size;
+      const int64_t size =
+          from.mesh().axes()[static_cast<size_t>(*from.mesh().FindAxis(axis))].size;
       for (std::map<std::string, int64_t> sum : sums) {
         for (int64_t i = 0; i < size; ++i) {
           sum[axis] = i;
@@ -204,8 +204,8 @@ void CheckByHand(const ReshardPlan& plan) {
   EXPECT_EQ(totals->max_sent, *std::max_element(sent.begin(), sent.end()));
   EXPECT_DOUBLE_EQ(totals->mean_sent,
                    static_cast<double>(expected.need) / static_cast<double>(sent.size()));
-  const bool moves_nothing = plan.pattern() == ReshardPattern::kNoop ||
-                             plan.pattern() == ReshardPattern::kSlice;
+  const bool moves_nothing =
+      plan.pattern() == ReshardPattern::kNoop || plan.pattern() == ReshardPattern::kSlice;
   EXPECT_EQ(moves_nothing, totals->noop) << ReshardPatternName(plan.pattern());
   for (DeviceId device = 0; device < from.mesh().size(); ++device) {
     const absl::StatusOr<std::vector<ReshardLink>> out = plan.LinksOutOf(device);
@@ -420,18 +420,14 @@ TEST(ReshardPlanTest, TellsTheCollectiveByItsAxes) {
       {"dp=4,tp=4", "dp,tp", "tp,dp", P::kPermute, {}},
       {"dp=2,tp=4", "dp+tp,-", "tp+dp,-", P::kPermute, {}},
       {"dp=2,tp=4", "dp+tp,-", "tp,-", P::kGeneral, {}},
-      {"dp=2,tp=4,x=2",
-       "tp,x",
-       "-,tp",
-       P::kGeneral,
-       {}},
+      {"dp=2,tp=4,x=2", "tp,x", "-,tp", P::kGeneral, {}},
   };
   for (const Row& row : rows) {
     const ReshardPlan plan = PlanOf(row.mesh, row.from, row.to, {16, 16});
     SCOPED_TRACE(StrCat(row.from, " -> ", row.to));
     EXPECT_EQ(plan.pattern(), row.pattern) << ReshardPatternName(plan.pattern());
-    EXPECT_TRUE(std::equal(plan.steps().begin(), plan.steps().end(), row.steps.begin(),
-                           row.steps.end()));
+    EXPECT_TRUE(
+        std::equal(plan.steps().begin(), plan.steps().end(), row.steps.begin(), row.steps.end()));
     CheckByHand(plan);
   }
 }
@@ -442,8 +438,8 @@ TEST(ReshardPlanTest, ReducesUnreducedAxes) {
   const Tiling partial = TilingOf(mesh, SpecOf("dp,-", {"tp"}), shape);
   const ReshardPlan scatter = PlanOf(partial, TilingOf(mesh, SpecOf("dp,tp"), shape));
   EXPECT_EQ(scatter.pattern(), ReshardPattern::kReduceScatter);
-  EXPECT_THAT(scatter.steps(), ElementsAre(ReshardStep{ReshardPattern::kReduceScatter,
-                                                       {"tp"}, std::nullopt, 1}));
+  EXPECT_THAT(scatter.steps(),
+              ElementsAre(ReshardStep{ReshardPattern::kReduceScatter, {"tp"}, std::nullopt, 1}));
   EXPECT_EQ(scatter.DeviceOf(0).need, 3 * 8);
   CheckByHand(scatter);
   const ReshardPlan all = PlanOf(partial, TilingOf(mesh, SpecOf("dp,-"), shape));
@@ -467,9 +463,9 @@ TEST(ReshardPlanTest, RefusesToMakePartialSums) {
 
 TEST(ReshardPlanTest, RefusesAnotherShape) {
   const Mesh mesh = MeshOf("dp=2");
-  EXPECT_THAT(ReshardPlan::Create(TilingOf(mesh, SpecOf("dp"), {8}),
-                                  TilingOf(mesh, SpecOf("dp"), {8, 1})),
-              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kShapeMismatch));
+  EXPECT_THAT(
+      ReshardPlan::Create(TilingOf(mesh, SpecOf("dp"), {8}), TilingOf(mesh, SpecOf("dp"), {8, 1})),
+      StatusIs(absl::StatusCode::kInvalidArgument, Reason::kShapeMismatch));
 }
 
 TEST(ReshardPlanTest, SpreadsToNewDevices) {
@@ -481,9 +477,9 @@ TEST(ReshardPlanTest, SpreadsToNewDevices) {
   CheckByHand(broadcast);
   EXPECT_EQ(broadcast.Totals()->max_sent, 7 * 8);
   // To eight that are others altogether.
-  const ReshardPlan away = PlanOf(
-      TilingOf(eight, SpecOf("x"), {8}),
-      TilingOf(MeshOf("x=8", {8, 9, 10, 11, 12, 13, 14, 15}), SpecOf("x"), {8}));
+  const ReshardPlan away =
+      PlanOf(TilingOf(eight, SpecOf("x"), {8}),
+             TilingOf(MeshOf("x=8", {8, 9, 10, 11, 12, 13, 14, 15}), SpecOf("x"), {8}));
   EXPECT_EQ(away.pattern(), ReshardPattern::kPermute);
   CheckByHand(away);
   EXPECT_EQ(away.Totals()->need, 8);
@@ -558,8 +554,8 @@ TEST(ReshardPlanTest, AddsUpForMoreDevicesThanAnyoneHas) {
   };
   for (const Row& row : rows) {
     SCOPED_TRACE(StrCat(row.from, " -> ", row.to));
-    const ReshardPlan plan = PlanOf("a=65536,b=32768", row.from, row.to,
-                                    row.from.size() > 1 ? shape : Shape{1 << 16});
+    const ReshardPlan plan =
+        PlanOf("a=65536,b=32768", row.from, row.to, row.from.size() > 1 ? shape : Shape{1 << 16});
     const absl::StatusOr<ReshardTotals> totals = plan.Totals();
     ASSERT_THAT(totals, IsOk());
     EXPECT_EQ(totals->max_need, row.max_need);
@@ -575,8 +571,7 @@ TEST(ReshardPlanTest, StopsWhenCancelledAndBeyondItsBounds) {
   EXPECT_THAT(walk.Totals([] { return true; }),
               StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
   EXPECT_THAT(walk.Totals(), IsOk());
-  const ReshardPlan endless =
-      PlanOf("a=32768,b=32768", "a+b", "b+a", {int64_t{1} << 30});
+  const ReshardPlan endless = PlanOf("a=32768,b=32768", "a+b", "b+a", {int64_t{1} << 30});
   EXPECT_THAT(endless.Totals(),
               StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
   EXPECT_EQ(endless.DeviceOf(1).need, 1);
