@@ -46,7 +46,7 @@ class TensorGroups {
 struct SearchAxis {
   std::string name;
   int64_t min_size = 1;
-  std::optional<int64_t> max_size;  // nullopt: no bound. Equal to min_size: fixed
+  std::optional<int64_t> max_size = {};  // nullopt: no bound. Equal to min_size: fixed
 };
 
 // What candidates are compared by. Less is better; kFit puts those that fit first.

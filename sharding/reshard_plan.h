@@ -83,7 +83,7 @@ struct ReshardTotals {
   int64_t links = 0;      // pairs of devices that talk
   int64_t max_link = 0;   // the most that one device sends another
   double mean_sent = 0;   // need / devices of the source mesh
-  // The most that one source device sends; nullopt where only walking more than kMaxWalk links
+  // The most that one source device sends; nullopt where only walking more than kMaxLinkWalk links
   // would tell.
   std::optional<int64_t> max_sent;
 };
@@ -118,6 +118,8 @@ class ReshardPlan {
  public:
   // Most steps of one walk, be it over coordinates, devices or links.
   static constexpr int64_t kMaxWalk = int64_t{1} << 25;
+  // Most links, and devices where positions do not match, that are gone through for a detail.
+  static constexpr int64_t kMaxLinkWalk = int64_t{1} << 21;
   // Most regions or links that one call returns by default.
   static constexpr int64_t kDefaultMaxRegions = int64_t{1} << 20;
 

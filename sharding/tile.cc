@@ -268,6 +268,30 @@ std::vector<DeviceId> Tiling::Holders(DeviceId base) const {
   return devices;
 }
 
+OwnedTile Tiling::ReplicaGroup(int64_t tile) const {
+  OwnedTile group;
+  group.tile.ranges.resize(shape_.size());
+  DeviceId base = 0;
+  for (size_t dim = dimensions_.size(); dim-- > 0;) {
+    const int64_t part = tile % dimensions_[dim].part_count;
+    tile /= dimensions_[dim].part_count;
+    group.tile.ranges[dim] = PartRange(static_cast<int64_t>(dim), part);
+    for (const Digit& digit : dimensions_[dim].digits) {
+      base += part / digit.weight % digit.size * digit.stride;
+    }
+  }
+  group.devices = Holders(base);
+  return group;
+}
+
+int64_t Tiling::TileNumberOf(DeviceId device) const {
+  int64_t number = 0;
+  for (int64_t dim = 0; dim < rank(); ++dim) {
+    number = number * PartCount(dim) + PartOf(device, dim);
+  }
+  return number;
+}
+
 std::vector<OwnedTile> Tiling::OwnersOf(const Tile& range) const {
   std::vector<OwnedTile> owned;
   if (range.empty()) {

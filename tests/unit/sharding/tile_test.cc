@@ -297,5 +297,35 @@ TEST(TileTest, IntersectsWhereBothHaveIndices) {
   EXPECT_EQ(Intersect(Tile{}, Tile{}), Tile{});
 }
 
+TEST(TilingTest, ListsEachReplicaGroupByTheNumberOfItsTile) {
+  const Mesh mesh = MeshOf("dp=2,fsdp=3,tp=2");
+  const Tiling tiling = *Tiling::Create(
+      mesh, Spec({SpecEntry::Axis("tp"), SpecEntry::Axis("fsdp")}), {4, 9}, {{0, 1, 4}, {}});
+  std::map<DeviceId, int64_t> seen;
+  for (int64_t tile = 0; tile < tiling.DistinctTileCount(); ++tile) {
+    const OwnedTile group = tiling.ReplicaGroup(tile);
+    EXPECT_EQ(group.devices.size(), 2u);
+    for (size_t replica = 0; replica < group.devices.size(); ++replica) {
+      const DeviceId device = group.devices[replica];
+      EXPECT_EQ(tiling.TileOf(device), group.tile);
+      EXPECT_EQ(tiling.TileNumberOf(device), tile);
+      EXPECT_EQ(tiling.ReplicaIdOf(device), static_cast<int64_t>(replica));
+      EXPECT_TRUE(seen.emplace(device, tile).second);
+    }
+  }
+  EXPECT_EQ(static_cast<int64_t>(seen.size()), mesh.size());
+}
+
+TEST(TilingTest, NumbersTheOneTileOfScalarsAndOfTensorsWithoutElements) {
+  for (const Shape& shape : {Shape{}, Shape{0, 4}}) {
+    const Tiling tiling = *Tiling::Create(
+        MeshOf("dp=2,tp=2"),
+        shape.empty() ? Spec({}) : Spec({SpecEntry::Axis("dp"), SpecEntry::None()}), shape);
+    EXPECT_EQ(tiling.DistinctTileCount(), 1);
+    EXPECT_THAT(tiling.ReplicaGroup(0).devices, ElementsAre(0, 1, 2, 3));
+    EXPECT_EQ(tiling.TileNumberOf(3), 0);
+  }
+}
+
 }  // namespace
 }  // namespace shardmesh
