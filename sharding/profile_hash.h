@@ -17,7 +17,8 @@ namespace shardmesh {
 // item for each field in the order of AxisField, its name and its value, then one for each further
 // semantic axis in the order given: its name, its value, and its generation value or `-`. A name
 // is written as its length in bytes, a colon and the bytes; a value as `_` (none), `*` (left open),
-// a name, or `(` or `[`, the number of entries, a colon and the entries.
+// `?` (not given, which a tuple may hide), a name, or `(` or `[`, the number of entries, a colon
+// and the entries.
 std::string Fingerprint(const PartitionAxis& profile);
 
 // eformer's hash of the same object, for parity: only fields that hold a list count, so that most
