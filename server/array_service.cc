@@ -606,7 +606,7 @@ class ArrayService final : public v1::ArrayService::CallbackService {
     }
     const auto remembered = context_.catalogue->requests().Begin(
         request_id, Sha256(StrCat("move ", move.name, "\n", move.array_id, "\n",
-                                       move.expected_version.value_or(-1))));
+                                  move.expected_version.value_or(-1))));
     if (!remembered.ok()) {
       return Answer(context, remembered.status());
     }

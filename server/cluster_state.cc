@@ -270,7 +270,7 @@ void StatePublisher::Write(Verb verb, Change change, DefinitionKind kind, std::s
   }
   const std::string fingerprint =
       Sha256(StrCat(static_cast<int>(verb), "\n", KeyOf(kind, change.name), "\n",
-                         change.expected_version, "\n", wire_value));
+                    change.expected_version, "\n", wire_value));
   auto remembered = requests_->Begin(change.request_id, fingerprint);
   if (!remembered.ok()) {
     return std::move(callback)(remembered.status());

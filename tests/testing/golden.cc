@@ -11,12 +11,19 @@
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
+#include "tests/testing/exact_json.h"
 
 namespace shardmesh::test {
 namespace {
 
 // Differences beyond these are counted and not printed.
 constexpr int64_t kMaxPrinted = 20;
+
+// Nothing nests deeper.
+constexpr int kMaxDepth = 64;
+
+// The members of questions within which Python prints objects, in their order.
+constexpr std::string_view kOrderedMembers[] = {"attributes", "text"};
 
 std::string PathOf(std::string_view file) {
   return StrCat(SHARDMESH_SOURCE_DIR, "/tests/data/goldens/", file);
@@ -51,7 +58,7 @@ std::vector<Golden> LoadGoldens(std::string_view file) {
   std::vector<Golden> goldens;
   std::string line;
   while (std::getline(in, line)) {
-    const Json parsed = Json::parse(line);
+    const Json parsed = ParseExactJson(line, kOrderedMembers, kMaxDepth);
     Golden golden{parsed.at("id"), parsed.at("fn"), parsed.at("input"), std::nullopt, ""};
     if (parsed.contains("error")) {
       golden.py_type = parsed.at("error").at("py_type");
