@@ -7,7 +7,7 @@
 #include "client/coordinator_connection.h"
 #include "client/wire_enums.h"
 #include "rpc/array_codec.h"
-#include "rpc/digest.h"
+#include "rpc/random_bytes.h"
 #include "rpc/time_codec.h"
 #include "sharding/status_macros.h"
 

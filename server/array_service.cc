@@ -14,7 +14,6 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/synchronization/mutex.h"
 #include "rpc/array_codec.h"
-#include "rpc/digest.h"
 #include "rpc/field_check.h"
 #include "rpc/outbox.h"
 #include "rpc/spec_codec.h"
@@ -25,6 +24,7 @@
 #include "server/random_id.h"
 #include "server/session_pins.h"
 #include "server/tree_resolver.h"
+#include "sharding/digest.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -610,7 +610,7 @@ class ArrayService final : public v1::ArrayService::CallbackService {
       return Answer(context, checked);
     }
     const auto remembered = context_.catalogue->requests().Begin(
-        request_id, rpc::Sha256(StrCat("move ", move.name, "\n", move.array_id, "\n",
+        request_id, Sha256(StrCat("move ", move.name, "\n", move.array_id, "\n",
                                        move.expected_version.value_or(-1))));
     if (!remembered.ok()) {
       return Answer(context, remembered.status());

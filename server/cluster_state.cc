@@ -4,11 +4,11 @@
 #include <optional>
 #include <utility>
 
-#include "rpc/digest.h"
 #include "rpc/field_check.h"
 #include "rpc/spec_codec.h"
 #include "rpc/status.h"
 #include "rpc/time_codec.h"
+#include "sharding/digest.h"
 #include "sharding/nearest_name.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
@@ -245,7 +245,7 @@ void StatePublisher::Write(Verb verb, Change change, DefinitionKind kind, std::s
     return std::move(callback)(named);
   }
   const std::string fingerprint =
-      rpc::Sha256(StrCat(static_cast<int>(verb), "\n", KeyOf(kind, change.name), "\n",
+      Sha256(StrCat(static_cast<int>(verb), "\n", KeyOf(kind, change.name), "\n",
                          change.expected_version, "\n", wire_value));
   auto remembered = requests_->Begin(change.request_id, fingerprint);
   if (!remembered.ok()) {

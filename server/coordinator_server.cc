@@ -11,10 +11,10 @@
 
 #include "absl/synchronization/notification.h"
 #include "rpc/clock.h"
-#include "rpc/digest.h"
 #include "rpc/log.h"
 #include "rpc/metrics.h"
 #include "rpc/metrics_endpoint.h"
+#include "rpc/random_bytes.h"
 #include "rpc/server_lifecycle.h"
 #include "rpc/spec_codec.h"
 #include "rpc/transfer_token.h"

@@ -66,8 +66,8 @@ class AxisValue {
   std::vector<AxisValue> entries_;
 };
 
-// `text` between quotes, as Python's repr writes a string: 'tp', "it's", '\n'. Bytes from 0x80 on
-// are kept as they are.
+// `text` between quotes, as Python's repr writes a string: 'tp', "it's", '\n', '\u200b'. In a text
+// that is not UTF-8, bytes from 0x80 on are kept as they are.
 std::string PythonRepr(std::string_view text);
 
 }  // namespace shardmesh

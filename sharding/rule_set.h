@@ -100,6 +100,15 @@ class RuleSet {
   // tensor and the rules that come nearest; INVALID_SHAPE; a deferred pattern error.
   absl::StatusOr<RuleMatch> Match(std::string_view name, OptionalShape shape) const;
 
+  // What follows for a tensor from the rule of this index matching its name: Match from there on.
+  // Requires an index of rules() and !ReplicatesUnasked(shape). INVALID_ARGUMENT: INVALID_SHAPE.
+  absl::StatusOr<RuleMatch> Apply(int64_t rule, std::string_view name, OptionalShape shape) const;
+  // Whether the tensor is P() whatever its name: a strict set asks no rule about scalars and leaves
+  // without shape.
+  bool ReplicatesUnasked(OptionalShape shape) const;
+  // The error of a tensor that no rule matches: UNMATCHED_TENSOR, with the nearest rules.
+  absl::Status UnmatchedError(std::string_view name) const;
+
   // The specs of many tensors, in their order: what Match gives for each, or the first error.
   // CANCELLED if is_cancelled said so.
   absl::StatusOr<std::vector<RuleMatch>> MatchTree(absl::Span<const NamedShape> tensors,
@@ -117,11 +126,36 @@ class RuleSet {
   bool strict() const;
 
  private:
+  friend class RuleFinder;
   struct State;
 
   explicit RuleSet(std::shared_ptr<const State> state) : state_(std::move(state)) {}
 
   std::shared_ptr<const State> state_;
+};
+
+// Finds the first rules of many names, of which it learns which strategy is the faster one.
+// For one thread.
+class RuleFinder {
+ public:
+  // `cost_reading` as in MatchTreeOptions; without it kFastest is kRuleByRule.
+  RuleFinder(RuleSet rules, MatchStrategy strategy, std::function<int64_t()> cost_reading);
+
+  // Index of the first rule, in order, that matches; nullopt if none does. Errors: a deferred
+  // pattern error. kFastest tries one strategy on the first names and the other on those that
+  // follow, then stays with the faster one: names that come in any order cost about the same.
+  absl::StatusOr<std::optional<int64_t>> Find(std::string_view name);
+
+ private:
+  void Decide();
+
+  RuleSet rules_;
+  bool at_once_ = false;  // the strategy in force
+  std::function<int64_t()> cost_reading_;  // empty once decided
+  int64_t asked_ = 0;
+  int64_t started_ = 0;  // the reading when the trial in progress began
+  int64_t cost_rule_by_rule_ = 0;
+  std::vector<int> matching_;  // kept for its memory
 };
 
 }  // namespace shardmesh

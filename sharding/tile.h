@@ -91,6 +91,11 @@ class Tiling {
   int64_t replica_count() const { return replica_count_; }
   // How many different tiles there are.
   int64_t DistinctTileCount() const { return mesh_.size() / replica_count_; }
+  // The tile of that number, counted row-major over the dimensions, and the replica group that
+  // holds it. Costs O(rank + replicas). Requires 0 <= tile < DistinctTileCount().
+  OwnedTile ReplicaGroup(int64_t tile) const;
+  // Number of the tile that a device holds, in the same count.
+  int64_t TileNumberOf(DeviceId device) const;
   // Whether no axis of more than one device is in the spec, whatever the extents.
   bool FullyReplicated() const { return fully_replicated_; }
 

@@ -5,10 +5,11 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/escaping.h"
-#include "rpc/digest.h"
 #include "rpc/plan_codec.h"
+#include "rpc/random_bytes.h"
 #include "rpc/status.h"
 #include "rpc/transfer_token.h"
+#include "sharding/digest.h"
 #include "tests/testing/status_matchers.h"
 
 namespace shardmesh::rpc {
