@@ -245,6 +245,10 @@ absl::StatusOr<PatternNode> Parser::Parse() {
   SHARDMESH_RETURN_IF_ERROR(Tokenize());
   Flags flags;
   SHARDMESH_ASSIGN_OR_RETURN(Part whole, ParseAlternation(flags, 0));
+  // In Python's order, which decides on the class of the error.
+  if (global_ascii_ && global_unicode_) {
+    return Bad(0, "the flags a and u exclude one another", "ValueError");
+  }
   if (!AtEnd()) {
     return Bad(Position(), "closing parenthesis without an opening one");
   }
@@ -252,9 +256,6 @@ absl::StatusOr<PatternNode> Parser::Parse() {
     if (group >= static_cast<int64_t>(groups_.size())) {
       return Bad(position, StrCat("there is no group ", group, ", referred to"));
     }
-  }
-  if (global_ascii_ && global_unicode_) {
-    return Bad(0, "the flags a and u exclude one another", "ValueError");
   }
   SHARDMESH_RETURN_IF_ERROR(refusal_);
   return std::move(whole.node);

@@ -1,62 +1,20 @@
 // From recorded calls about rules to questions, and back to what the originals return.
 #include "tests/conformance/rules.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "sharding/status_macros.h"
 #include "tests/testing/golden.h"
+#include "tests/testing/golden_tree.h"
 
 namespace shardmesh::conformance {
 namespace {
 
 using ::shardmesh::test::DecodeMesh;
-using ::shardmesh::test::DecodeShape;
 using ::shardmesh::test::DecodeSpec;
+using ::shardmesh::test::DecodeTree;
 using ::shardmesh::test::EncodeSpec;
-
-// The leaves of a nested tree in the order in which JAX visits them: keys sorted by code point (as
-// UTF-8 sorts), positions of lists and tuples as names; None is no leaf.
-void Flatten(const Json& tree, const std::string& path, std::vector<TreeLeaf>& leaves) {
-  const auto child_path = [&path](const std::string& key) {
-    return path.empty() ? key : path + "/" + key;
-  };
-  if (tree.contains("none")) {
-    return;
-  }
-  if (tree.contains("shape")) {
-    leaves.push_back({path, DecodeShape(tree.at("shape"))});
-  } else if (tree.contains("value")) {
-    leaves.push_back({path, std::nullopt});
-  } else if (tree.contains("__list__") || tree.contains("__tuple__")) {
-    const Json& children = tree.contains("__list__") ? tree.at("__list__") : tree.at("__tuple__");
-    for (size_t i = 0; i < children.size(); ++i) {
-      Flatten(children[i], child_path(std::to_string(i)), leaves);
-    }
-  } else {
-    for (const auto& [key, child] : tree.items()) {
-      Flatten(child, child_path(key), leaves);
-    }
-  }
-}
-
-std::vector<TreeLeaf> LeavesOf(const Json& input) {
-  std::vector<TreeLeaf> leaves;
-  if (input.contains("tree")) {
-    Flatten(input.at("tree"), "", leaves);
-    return leaves;
-  }
-  for (const Json& param : input.at("params")) {
-    leaves.push_back({param.at(0).get<std::string>(), DecodeShape(param.at(1))});
-  }
-  // Flat parameters stand for a nested tree, whose keys are sorted level by level.
-  std::sort(leaves.begin(), leaves.end(), [](const TreeLeaf& a, const TreeLeaf& b) {
-    return std::lexicographical_compare(
-        a.name.begin(), a.name.end(), b.name.begin(), b.name.end(),
-        [](char x, char y) { return std::pair(x != '/', x) < std::pair(y != '/', y); });
-  });
-  return leaves;
-}
+using ::shardmesh::test::TreeLeaf;
 
 absl::StatusOr<Json> MatchPartitionRules(const RulesSubject& subject, const Json& input) {
   std::optional<int64_t> min_size = 0;
@@ -70,7 +28,7 @@ absl::StatusOr<Json> MatchPartitionRules(const RulesSubject& subject, const Json
     SHARDMESH_ASSIGN_OR_RETURN(PartitionSpec spec, DecodeSpec(rule.at(1)));
     rules.push_back({rule.at(0).get<std::string>(), std::move(spec)});
   }
-  const std::vector<TreeLeaf> leaves = LeavesOf(input);
+  const std::vector<TreeLeaf> leaves = DecodeTree(input);
   SHARDMESH_ASSIGN_OR_RETURN(
       const std::vector<PartitionSpec> specs,
       subject.MatchTree(rules, min_size, input.value("strict", true), leaves));

@@ -13,17 +13,11 @@
 #include "absl/types/span.h"
 #include "sharding/mesh.h"
 #include "sharding/rule_set.h"
-#include "sharding/shape.h"
 #include "sharding/spec.h"
 #include "tests/conformance/question.h"
+#include "tests/testing/golden_tree.h"
 
 namespace shardmesh::conformance {
-
-// A leaf of a tree: an array, or a value without shape.
-struct TreeLeaf {
-  std::string name;
-  std::optional<Shape> shape;
-};
 
 // Who answers. All of it as the originals do, errors included.
 class RulesSubject {
@@ -33,7 +27,7 @@ class RulesSubject {
   // The spec of each leaf, in the leaves' order.
   virtual absl::StatusOr<std::vector<PartitionSpec>> MatchTree(
       const std::vector<Rule>& rules, std::optional<int64_t> min_size, bool strict,
-      absl::Span<const TreeLeaf> leaves) const = 0;
+      absl::Span<const test::TreeLeaf> leaves) const = 0;
 
   // The spec of a name by rules in one line of text.
   virtual absl::StatusOr<PartitionSpec> SpecByPatternText(std::string_view text,

@@ -14,14 +14,14 @@ class Library final : public RulesSubject {
  public:
   absl::StatusOr<std::vector<PartitionSpec>> MatchTree(
       const std::vector<Rule>& rules, std::optional<int64_t> min_size, bool strict,
-      absl::Span<const TreeLeaf> leaves) const override {
+      absl::Span<const test::TreeLeaf> leaves) const override {
     RuleSetOptions options;
     options.min_size = min_size;
     options.strict = strict;
     options.defer_pattern_errors = true;
     SHARDMESH_ASSIGN_OR_RETURN(const RuleSet rule_set, RuleSet::Create(rules, options));
     std::vector<NamedShape> tensors;
-    for (const TreeLeaf& leaf : leaves) {
+    for (const test::TreeLeaf& leaf : leaves) {
       tensors.push_back(
           {leaf.name, leaf.shape.has_value() ? OptionalShape(*leaf.shape) : std::nullopt});
     }
