@@ -47,7 +47,8 @@ std::string Encode(const Definition& definition) {
 
 absl::StatusOr<std::shared_ptr<const Definition>> Decode(std::string_view name,
                                                          std::string_view bytes,
-                                                         Revision revision) {
+                                                         Revision revision,
+                                                         int64_t min_sharding_size) {
   store::v1::Definition record;
   if (!record.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
     return absl::DataLossError("the record is not a Definition message");
@@ -59,7 +60,8 @@ absl::StatusOr<std::shared_ptr<const Definition>> Decode(std::string_view name,
   SHARDMESH_ASSIGN_OR_RETURN(definition->updated, rpc::Decode(record.update_time()));
   definition->wire_value = record.value().SerializeAsString();
   SHARDMESH_ASSIGN_OR_RETURN(definition->value,
-                             StatePublisher::DecodeValue(definition->wire_value));
+                             StatePublisher::DecodeValue(definition->wire_value,
+                                                         min_sharding_size));
   return definition;
 }
 
@@ -126,29 +128,34 @@ absl::StatusOr<const rpc::RuleSetDefinition*> ClusterState::FindRuleSet(
   return &std::get<rpc::RuleSetDefinition>(definition->value);
 }
 
-StatePublisher::StatePublisher(Store* store, rpc::Clock* clock, RequestMemory* requests)
+StatePublisher::StatePublisher(Store* store, rpc::Clock* clock, RequestMemory* requests,
+                               int64_t min_sharding_size)
     : store_(store),
       clock_(clock),
       requests_(requests),
+      min_sharding_size_(min_sharding_size),
       id_(NextPublisherId()),
       state_(std::make_shared<ClusterState>()) {}
 
 absl::StatusOr<std::unique_ptr<StatePublisher>> StatePublisher::Open(Store* store,
                                                                      rpc::Clock* clock,
-                                                                     RequestMemory* requests) {
-  auto publisher = std::unique_ptr<StatePublisher>(new StatePublisher(store, clock, requests));
+                                                                     RequestMemory* requests,
+                                                                     int64_t min_sharding_size) {
+  auto publisher = std::unique_ptr<StatePublisher>(
+      new StatePublisher(store, clock, requests, min_sharding_size));
   SHARDMESH_RETURN_IF_ERROR(publisher->Load());
   return publisher;
 }
 
 absl::Status StatePublisher::Load() {
   auto state = std::make_shared<ClusterState>();
+  state->min_sharding_size_ = min_sharding_size_;
   for (const DefinitionKind kind : kKinds) {
     SHARDMESH_ASSIGN_OR_RETURN(const KeyValues stored, store_->List(KeyOf(kind, "")));
     state->revision_ = stored.revision;
     for (const KeyValue& item : stored.items) {
       const std::string name = ParseKey(item.key)->second;
-      auto definition = Decode(name, item.value, item.mod_revision);
+      auto definition = Decode(name, item.value, item.mod_revision, min_sharding_size_);
       if (!definition.ok()) {
         return WithReason(absl::DataLossError(StrCat("cannot read ", item.key, " in the store: ",
                                                      ToStd(definition.status().message()))),
@@ -182,7 +189,8 @@ const ClusterState& StatePublisher::state() const {
   return *cache.state;
 }
 
-absl::StatusOr<DefinitionValue> StatePublisher::DecodeValue(std::string_view wire_value) {
+absl::StatusOr<DefinitionValue> StatePublisher::DecodeValue(std::string_view wire_value,
+                                                             int64_t min_sharding_size) {
   v1::EntryValue value;
   if (!value.ParseFromArray(wire_value.data(), static_cast<int>(wire_value.size()))) {
     return rpc::BadField("value", "is not an EntryValue message");
@@ -203,7 +211,8 @@ absl::StatusOr<DefinitionValue> StatePublisher::DecodeValue(std::string_view wir
       return *std::move(profile);
     }
     case v1::EntryValue::kRuleSet: {
-      auto rules = rpc::Decode(value.rule_set());
+      auto rules =
+          rpc::Decode(value.rule_set(), Compatibility::kDefault, min_sharding_size);
       if (!rules.ok()) {
         return rpc::WithField(rpc::WithField(rules.status(), "rule_set"), "value");
       }
@@ -216,7 +225,7 @@ absl::StatusOr<DefinitionValue> StatePublisher::DecodeValue(std::string_view wir
 }
 
 void StatePublisher::Create(Change change, std::string wire_value, Callback callback) {
-  auto value = DecodeValue(wire_value);
+  auto value = DecodeValue(wire_value, min_sharding_size_);
   if (!value.ok()) {
     return std::move(callback)(value.status());
   }
@@ -226,7 +235,7 @@ void StatePublisher::Create(Change change, std::string wire_value, Callback call
 }
 
 void StatePublisher::Update(Change change, std::string wire_value, Callback callback) {
-  auto value = DecodeValue(wire_value);
+  auto value = DecodeValue(wire_value, min_sharding_size_);
   if (!value.ok()) {
     return std::move(callback)(value.status());
   }
@@ -252,7 +261,8 @@ void StatePublisher::Write(Verb verb, Change change, DefinitionKind kind, std::s
     return std::move(callback)(remembered.status());
   }
   if (remembered->has_value()) {
-    return std::move(callback)(Decode(change.name, (*remembered)->bytes, (*remembered)->revision));
+    return std::move(callback)(Decode(change.name, (*remembered)->bytes,
+                                       (*remembered)->revision, min_sharding_size_));
   }
 
   const auto existing = shared_state()->Find(kind, change.name);

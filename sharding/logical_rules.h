@@ -90,7 +90,9 @@ struct ShardValueDecision {
 //   NO_MESH (ValueError)          `mesh` is the mesh without axes;
 //   those of ResolveLogicalSpec;
 //   DUPLICATE_AXIS (DuplicateSpecError)  the spec names an axis twice;
-//   AXIS_NOT_IN_MESH (ValueError)        the spec names an axis that the mesh does not have;
+//   AXIS_NOT_IN_MESH (ValueError)        the spec names an axis that the mesh does not have, or
+//                                        holds none within a tuple;
+//   UNCONSTRAINED (ValueError)    the spec leaves a dimension open and no axis is kAuto;
 //   INVALID_MESH (ValueError)     the axes are not all kAuto and not all kExplicit.
 absl::StatusOr<ShardValueDecision> ResolveShardValue(absl::Span<const AxisValue> names,
                                                      absl::Span<const LogicalRule> rules,

@@ -119,7 +119,7 @@ absl::StatusOr<Mesh> SubmeshOf(const Mesh& mesh, absl::Span<const std::string> a
   SHARDMESH_ASSIGN_OR_RETURN(const DeviceGroup group, DeviceGroup::Create(mesh, axes, device));
   std::vector<MeshAxis> sub_axes;
   for (const std::string& name : axes) {
-    sub_axes.push_back({name, SizeOf(mesh, *mesh.FindAxis(name))});
+    sub_axes.push_back(mesh.axes()[static_cast<size_t>(*mesh.FindAxis(name))]);
   }
   MeshOptions options;
   for (const DeviceId member : group.devices()) {

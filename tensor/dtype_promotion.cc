@@ -58,10 +58,6 @@ Family FamilyOf(Dtype dtype) {
   return Family::kForeign;
 }
 
-bool IsInteger(Dtype dtype) {
-  return FamilyOf(dtype) == Family::kUnsigned || FamilyOf(dtype) == Family::kSigned;
-}
-
 absl::Status Unsupported(std::string_view message, std::string_view python_type) {
   return InvalidArgument(Reason::kUnsupportedDtype, message, python_type);
 }

@@ -126,6 +126,11 @@ absl::StatusOr<Mesh> DecodeMesh(const Json& value) {
   for (const Json& axis : value.at("axes")) {
     axes.push_back({axis.at(0), axis.at(1)});
   }
+  if (value.contains("axis_types")) {
+    for (size_t i = 0; i < axes.size(); ++i) {
+      axes[i].type = AxisTypeFromName(value.at("axis_types").at(i).get<std::string>()).value();
+    }
+  }
   MeshOptions options;
   options.allow_degenerate = true;
   if (value.contains("device_ids")) {
