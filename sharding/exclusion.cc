@@ -20,6 +20,8 @@ namespace shardmesh {
 namespace {
 
 constexpr std::string_view kOpening = "(?!";
+// Each may cost a few tenths of a second.
+constexpr int64_t kMaxSpelledOut = 100;
 
 // `^(?!BODY)(?!BODY)REST`, perhaps after flags.
 struct Exclusion {
@@ -187,6 +189,7 @@ absl::StatusOr<std::optional<std::string>> SpellOut(const Exclusion& exclusion) 
 
 absl::StatusOr<RewrittenRules> RewriteExclusions(absl::Span<const Rule> rules) {
   RewrittenRules out;
+  int64_t spelled_out = 0;
   const auto add = [&](std::string pattern, size_t origin) {
     out.rules.push_back({std::move(pattern), rules[origin].spec});
     out.origins.push_back(static_cast<int64_t>(origin));
@@ -211,6 +214,13 @@ absl::StatusOr<RewrittenRules> RewriteExclusions(absl::Span<const Rule> rules) {
         }
         continue;
       }
+    }
+    if (++spelled_out > kMaxSpelledOut) {
+      return WithReason(absl::InvalidArgumentError(
+                            StrCat("rule ", i, " is the ", spelled_out,
+                                   "th whose exclusion has to ", "be spelled out; the limit is ",
+                                   kMaxSpelledOut, ", put rules for excluded names before them")),
+                        Reason::kLimitExceeded);
     }
     absl::StatusOr<std::optional<std::string>> spelled = SpellOut(*exclusion);
     if (!spelled.ok()) {

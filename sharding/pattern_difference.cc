@@ -21,10 +21,12 @@
 namespace shardmesh {
 namespace {
 
-constexpr size_t kMaxInstructions = 5'000;
+constexpr size_t kMaxInstructions = 2'000;
 constexpr size_t kMaxStates = 300;
-// Expressions on the way to the result may be somewhat longer than a pattern may be.
-constexpr size_t kMaxExpression = 4 * Pattern::kMaxLength;
+// Bytes of all expressions on the way to the result, of which most come to nothing: they bound its
+// time and memory.
+constexpr size_t kMaxWritten = 4 << 20;
+constexpr size_t kWrittenPerEdge = 16;
 
 absl::Status Unsupported(std::string_view what) {
   return InvalidArgument(Reason::kUnsupportedPattern,
@@ -34,9 +36,10 @@ absl::Status Unsupported(std::string_view what) {
 }
 
 absl::Status TooLarge() {
-  return InvalidArgument(Reason::kLimitExceeded,
-                         "written without its look-ahead the pattern would be too long; put the "
-                         "rule for the excluded names before this one");
+  return WithReason(
+      absl::InvalidArgumentError("written without its look-ahead the pattern would be too long; "
+                                 "put a rule for the excluded names before it, and .* after it"),
+      Reason::kLimitExceeded);
 }
 
 // --- Characters ---
@@ -611,6 +614,7 @@ class Speller {
   const Alphabet& alphabet_;
   Edges out_;
   std::map<size_t, std::vector<size_t>> in_;  // may name edges that are gone
+  size_t written_ = 0;                        // bytes of all labels, gone ones too
 };
 
 Expression Speller::Either(const Expression& a, const Expression& b) const {
@@ -661,6 +665,7 @@ void Speller::AddEdge(size_t from, size_t to, const Expression& label) {
   } else {
     known->second = Either(known->second, label);
   }
+  written_ += known->second.text.size() + kWrittenPerEdge;
 }
 
 absl::Status Speller::Eliminate(size_t state) {
@@ -680,7 +685,7 @@ absl::Status Speller::Eliminate(size_t state) {
     edges->second.erase(state);
     for (const auto& [to, label] : out) {
       AddEdge(from, to, Then(entry, label));
-      if (out_[from][to].text.size() > kMaxExpression) {
+      if (written_ > kMaxWritten) {
         return TooLarge();
       }
     }
@@ -762,7 +767,11 @@ absl::StatusOr<std::optional<std::string>> Speller::Spell() {
   if (whole == out_[start].end()) {
     return std::nullopt;
   }
-  return StrCat("^", Grouped(whole->second, Expression::Form::kSequence));
+  std::string pattern = StrCat("^", Grouped(whole->second, Expression::Form::kSequence));
+  if (pattern.size() > static_cast<size_t>(Pattern::kMaxLength)) {
+    return TooLarge();
+  }
+  return pattern;
 }
 
 }  // namespace

@@ -188,6 +188,8 @@ class Parser {
   // Groups that conditionals name by number, with the position; checked at the end.
   std::vector<std::pair<int64_t, int64_t>> conditional_groups_;
   absl::Status final_backslash_;  // an error if the pattern ends in one
+  // The first look-behind of no fixed width, which Python finds only once it has read all.
+  absl::Status behind_width_;
   bool global_ascii_ = false;
   bool global_unicode_ = false;
   absl::Status refusal_;
@@ -265,6 +267,7 @@ absl::StatusOr<PatternNode> Parser::Parse() {
       return Bad(position, StrCat("there is no group ", group, ", referred to"));
     }
   }
+  SHARDMESH_RETURN_IF_ERROR(behind_width_);
   SHARDMESH_RETURN_IF_ERROR(refusal_);
   return std::move(whole.node);
 }
@@ -563,8 +566,8 @@ absl::StatusOr<Part> Parser::ParseLookAround(int64_t start, bool behind, Flags f
   if (outermost) {
     look_behind_groups_.reset();
   }
-  if (behind && body.width.least != body.width.most) {
-    return Bad(start, "look-behind of no fixed width");
+  if (behind && body.width.least != body.width.most && behind_width_.ok()) {
+    behind_width_ = Bad(start, "look-behind of no fixed width");
   }
   return Part{};
 }

@@ -242,6 +242,7 @@ TEST(PatternTest, RefusesWhatPythonRefusesWithThePosition) {
       {"(?a)(?u))", "the flags a and u exclude one another at position 0", "ValueError"},
       {"(?<=a|bc)d", "look-behind of no fixed width at position 0"},
       {"(?<=a+)d", "look-behind of no fixed width at position 0"},
+      {"(?<=a+)b{4294967295}", "is too large at position 8", "OverflowError"},
       {"(?=a)(", "missing ) for the group opened at position 5"},
       {"\xff", "not valid UTF-8"},
   };
