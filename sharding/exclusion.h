@@ -36,10 +36,10 @@ struct RewrittenRules {
 // (".*", P()).
 //
 // Errors are INVALID_ARGUMENT, with the rule's index and the part that stands in the way:
-// UNSUPPORTED_PATTERN for look-around in any other place and all else that Pattern refuses, and
-// for parts that are not rewritten (line and word boundaries, an anchor in the middle, classes that
-// cannot be told apart); BAD_PATTERN; LIMIT_EXCEEDED where what is spelled out is longer than a
-// pattern may be.
+// UNSUPPORTED_PATTERN for look-around in any other place and all else that Pattern refuses, and for
+// parts that are not rewritten (word boundaries, `$` in the middle, case that is ignored beyond
+// ASCII, named classes beside other characters beyond ASCII); BAD_PATTERN; LIMIT_EXCEEDED where
+// what is spelled out is longer than a pattern may be, or more than 100 rules would have to be.
 absl::StatusOr<RewrittenRules> RewriteExclusions(absl::Span<const Rule> rules);
 
 }  // namespace shardmesh

@@ -40,8 +40,8 @@ struct LayoutBudget {
 struct TensorDiff {
   std::string name;
   // nullopt where the layout does not have the tensor.
-  std::optional<PartitionSpec> spec_a;
-  std::optional<PartitionSpec> spec_b;
+  std::optional<PartitionSpec> spec_a = std::nullopt;
+  std::optional<PartitionSpec> spec_b = std::nullopt;
   // What each device holds of it; 0 where the layout does not have the tensor.
   int64_t bytes_per_device_a = 0;
   int64_t bytes_per_device_b = 0;

@@ -17,10 +17,11 @@ namespace shardmesh {
 struct RuleExplanation {
   // As RuleSet::Match answers; `unmatched` where that is an error.
   RuleMatch match;
-  // The nearest of the earlier rules, best first: see NearestRules. All rules count as earlier
-  // where none matches.
+  // The nearest of the earlier rules, at most three, best first: see NearestRules. All rules count
+  // as earlier where none matches.
   std::vector<int64_t> near_misses;
-  // For the whole spec (dim -1): near misses, the rule; then a correction for each of `match`.
+  // For the whole spec (dim -1): near misses, the rule, and if it was cut to the
+  // rank or the tensor is too small, a correction from the rule's spec to the effective one.
   std::vector<ExplanationStep> steps;
 };
 

@@ -2,6 +2,7 @@
 #ifndef SHARDMESH_SHARDING_RULE_LINT_H_
 #define SHARDMESH_SHARDING_RULE_LINT_H_
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -37,7 +38,6 @@ struct LintMesh {
 
 // One thing to look at. What a finding does not depend on is left empty.
 struct Finding {
-  // In the order in which findings are listed.
   enum class Kind {
     // A pattern that cannot be used (of a rule set that defers such errors). rules: it; reason.
     kBadPattern,
@@ -66,13 +66,13 @@ struct Finding {
     kCorrected,
   };
   Kind kind = Kind::kDead;
-  std::vector<int64_t> rules;
-  std::string tensor;
-  std::vector<RuntimeMode> modes;  // in their order; all those that give the same finding
-  std::string mesh;
+  std::vector<int64_t> rules = {};
+  std::string tensor = {};
+  std::vector<RuntimeMode> modes = {};  // in their order; all those that give the same finding
+  std::string mesh = {};
   Reason reason = Reason::kUnspecified;
-  int64_t count = 0;  // of tensors
-  std::string text;   // a sentence for a person
+  int64_t count = 0;      // of tensors
+  std::string text = {};  // a sentence for a person
 
   friend bool operator==(const Finding&, const Finding&) = default;
 };
@@ -93,7 +93,7 @@ struct LintReport {
   // By kind, then by rule, tensor in tree order, mesh as given, mode.
   std::vector<Finding> findings;
   // Of each kind, by its number, how many there are, listed or not.
-  std::vector<int64_t> counts = std::vector<int64_t>(kFindingKindCount, 0);
+  std::array<int64_t, kFindingKindCount> counts = {};
 
   bool clean() const { return findings.empty(); }
 };
@@ -104,7 +104,8 @@ struct LintReport {
 // by a mesh are left out; axes are looked at only with a profile.
 //
 // Errors: INVALID_ARGUMENT (INVALID_SHAPE) naming the tensor; CANCELLED.
-// O(tensors * (rules + meshes)); the answer depends on the arguments alone.
+// O(tensors * (rules + meshes)), and at most a million pairs of overlapping rules are told apart;
+// the answer depends on the arguments alone.
 absl::StatusOr<LintReport> LintRules(const RuleSet& rule_set, absl::Span<const LintTensor> tree,
                                      const PartitionAxis* profile,
                                      absl::Span<const LintMesh> meshes,

@@ -10,6 +10,7 @@
 #include "re2/set.h"
 #include "sharding/axis_value.h"
 #include "sharding/reason.h"
+#include "sharding/rule_explanation.h"
 #include "sharding/shape.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -24,7 +25,7 @@ constexpr int64_t kNamesBeforeTrial = 128;
 // Names between two questions whether to stop: some milliseconds with ordinary rules, a second with
 // the most and slowest.
 constexpr size_t kNamesPerCancellationCheck = 64;
-constexpr size_t kNearestRules = 3;
+constexpr int64_t kNearestRules = 3;
 
 absl::Status Prefixed(const std::string& prefix, const absl::Status& status) {
   absl::Status out(status.code(), StrCat(prefix, status.message()));
@@ -42,43 +43,10 @@ std::vector<std::string> Unreduced(const PartitionSpec& spec) {
   return {spec.unreduced().begin(), spec.unreduced().end()};
 }
 
-// How much of a pattern's plain words stands in a name: the bytes of its runs of at least three
-// letters, digits or underscores that do.
-size_t SharedWords(std::string_view pattern, std::string_view name) {
-  const auto is_word = [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
-  };
-  size_t shared = 0;
-  for (size_t i = 0; i < pattern.size();) {
-    if (!is_word(pattern[i])) {
-      i += pattern[i] == '\\' ? 2 : 1;
-      continue;
-    }
-    size_t end = i;
-    while (end < pattern.size() && is_word(pattern[end])) {
-      ++end;
-    }
-    if (end - i >= 3 && name.find(pattern.substr(i, end - i)) != std::string_view::npos) {
-      shared += end - i;
-    }
-    i = end;
-  }
-  return shared;
-}
-
 absl::Status Unmatched(std::string_view name, absl::Span<const Rule> rules) {
-  std::vector<std::pair<size_t, size_t>> nearest;  // shared bytes, index
-  for (size_t i = 0; i < rules.size(); ++i) {
-    if (const size_t shared = SharedWords(rules[i].pattern, name); shared > 0) {
-      nearest.emplace_back(shared, i);
-    }
-  }
-  std::stable_sort(nearest.begin(), nearest.end(),
-                   [](const auto& a, const auto& b) { return a.first > b.first; });
-  nearest.resize(std::min(nearest.size(), kNearestRules));
-  const std::string named =
-      StrJoin(nearest, ", ", [&rules](std::string* out, const std::pair<size_t, size_t>& rule) {
-        StrAppend(out, "rule ", rule.second, " ", PythonRepr(rules[rule.second].pattern));
+  const std::string named = StrJoin(
+      NearestRules(rules, name, kNearestRules), ", ", [&rules](std::string* out, int64_t rule) {
+        StrAppend(out, "rule ", rule, " ", PythonRepr(rules[static_cast<size_t>(rule)].pattern));
       });
   const std::string message =
       StrCat("none of the ", rules.size(), " rules matches the tensor ", PythonRepr(name),
@@ -209,7 +177,7 @@ absl::StatusOr<RuleSet> RuleSet::Create(std::vector<Rule> rules, const RuleSetOp
     state->patterns.push_back(std::move(pattern));
   }
   state->rules = std::move(rules);
-  state->min_size = options.min_size.value_or(kDefaultMinSize);
+  state->min_size = options.min_size.value_or(options.default_min_size);
   state->strict = options.strict;
   return RuleSet(std::move(state));
 }
@@ -256,6 +224,29 @@ absl::StatusOr<std::vector<RuleMatch>> RuleSet::MatchTree(absl::Span<const Named
     }
   }
   return matches;
+}
+
+std::vector<int64_t> RuleSet::MatchingRules(std::string_view name) const {
+  std::vector<int64_t> matching;
+  std::vector<int> found;
+  RE2::Set::ErrorInfo error;
+  const RE2::Set* set = Pattern::IsPlain(name) ? state_->AllAtOnce() : nullptr;
+  if (set != nullptr && (set->Match(re2::StringPiece(name.data(), name.size()), &found, &error) ||
+                         error.kind == RE2::Set::kNoError)) {
+    matching.assign(found.begin(), found.end());
+    std::sort(matching.begin(), matching.end());
+    return matching;
+  }
+  for (size_t i = 0; i < state_->patterns.size(); ++i) {
+    if (state_->patterns[i].ok() && state_->patterns[i]->Search(name)) {
+      matching.push_back(static_cast<int64_t>(i));
+    }
+  }
+  return matching;
+}
+
+absl::Status RuleSet::PatternStatus(int64_t rule) const {
+  return state_->patterns[static_cast<size_t>(rule)].status();
 }
 
 RuleFinder::RuleFinder(RuleSet rules, MatchStrategy strategy, std::function<int64_t()> cost_reading)
