@@ -127,7 +127,7 @@ absl::Status ResolveOne(const ClusterState& state, const CorrectionCounter& coun
     }
   } else {
     question.axes = absl::MakeConstSpan(axes);
-    if (!mode.has_value()) {
+    if (!mode.has_value() && compatibility == Compatibility::kDefault) {
       question.mode = RuntimeMode::kTrain;
     }
   }
