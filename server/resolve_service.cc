@@ -140,6 +140,8 @@ absl::Status ResolveOne(const ClusterState& state, const CorrectionCounter& coun
     SHARDMESH_DECODE(selected, "mesh", SelectMesh(state, request.mesh(), compatibility));
     mesh = std::move(selected);
   }
+  // A mesh without axes stands for none; the shape then serves the mode alone.
+  const bool corrects = request.has_shape() && !mesh.empty();
 
   PartitionSpec requested;
   CorrectionResult corrected;
@@ -153,7 +155,7 @@ absl::Status ResolveOne(const ClusterState& state, const CorrectionCounter& coun
                  .corrections = std::move(explanation.corrections)};
   } else {
     SHARDMESH_ASSIGN_OR_RETURN(requested, ResolveSpec(profile, question));
-    if (request.has_shape()) {
+    if (corrects) {
       SHARDMESH_ASSIGN_OR_RETURN(corrected, Correct(requested, shape, mesh));
     } else {
       corrected.effective = requested;
@@ -168,7 +170,7 @@ absl::Status ResolveOne(const ClusterState& state, const CorrectionCounter& coun
   for (const Correction& correction : corrected.corrections) {
     rpc::Encode(correction, response->add_corrections());
   }
-  if (request.has_shape()) {
+  if (corrects) {
     SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling,
                                Tiling::Create(mesh, corrected.effective, shape));
     rpc::Encode(tiling.ShardShape(), response->mutable_shard_shape());
