@@ -1,10 +1,8 @@
-// The Python original's answers about profiles, semantic axes, presets and the layout of one array,
-// line by line.
+// The Python original's answers about profiles, semantic axes and presets, line by line.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <iostream>
 #include <map>
 #include <optional>
 #include <string>
@@ -13,7 +11,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "sharding/logical_sharding.h"
 #include "sharding/mode.h"
 #include "sharding/partition_axis.h"
 #include "sharding/presets.h"
@@ -29,130 +26,12 @@ namespace {
 
 using ::testing::UnorderedElementsAreArray;
 
-constexpr Compatibility kExact = Compatibility::kExact;
-
 absl::StatusOr<PartitionAxis> DecodeProfile(const Json& overrides) {
   std::vector<FieldValue> fields;
   for (const auto& [field, value] : overrides.items()) {
     fields.push_back({field, DecodeAxisValue(value)});
   }
   return PartitionAxis::Create(fields);
-}
-
-// One semantic axis. Python takes any object there and looks it up; a number or a boolean, which
-// AxisValue cannot hold, is asked as the name that Python prints for it, just as unknown.
-AxisValue DecodeAxis(const Json& axis) {
-  if (axis.is_boolean()) return AxisValue::Name(axis.get<bool>() ? "True" : "False");
-  if (axis.is_number()) return AxisValue::Name(axis.dump());
-  return DecodeAxisValue(axis, ArrayMeans::kList);
-}
-
-// The sequence of axes. Of Python's other arguments a string is the sequence of its characters, an
-// instance of dynamic axes that of its two fields, and None none at all: what our functions take is
-// a sequence, so that refusal is made here.
-absl::StatusOr<std::vector<AxisValue>> DecodeAxes(const Json& axes) {
-  std::vector<AxisValue> decoded;
-  if (axes.is_null()) {
-    return InvalidArgument(Reason::kInvalidAxisValue, "None is no sequence", "TypeError");
-  }
-  if (axes.is_string()) {
-    for (const char character : axes.get<std::string>()) {
-      decoded.push_back(AxisValue::Name(std::string(1, character)));
-    }
-    return decoded;
-  }
-  if (axes.is_object()) {
-    const Json& instance = axes.at("instance");
-    return std::vector<AxisValue>{DecodeAxis(instance.at("axes")), DecodeAxis(instance.at("mode"))};
-  }
-  for (const Json& axis : axes) decoded.push_back(DecodeAxis(axis));
-  return decoded;
-}
-
-// The mode of a profile's own functions, which know no dimensions: there whatever is not a
-// generation mode's name acts as train.
-RuntimeMode DecodeRuntimeMode(const Json& mode) {
-  if (!mode.is_string()) return RuntimeMode::kTrain;
-  return *Mode::Parse(mode.get<std::string>(), kExact)->Resolve(std::nullopt);
-}
-
-// A partition manager's mode. A boolean is an integer in Python.
-Mode DecodeMode(const Json& mode) {
-  if (mode.is_boolean()) return Mode::OfDimension(mode.get<bool>() ? 1 : 0);
-  if (mode.is_number_integer()) return Mode::OfDimension(mode.get<int64_t>());
-  return DecodeRuntimeMode(mode);
-}
-
-// Owns what a LogicalQuestion views.
-struct ManagerArguments {
-  std::vector<AxisValue> axes;
-  DynamicAxes dynamic_axes;
-  Shape shape;
-  LogicalQuestion question;
-
-  absl::Status Decode(const Json& input) {
-    question.compatibility = kExact;
-    const auto use_preset = [&](const std::string& name) -> absl::Status {
-      SHARDMESH_ASSIGN_OR_RETURN(const Preset* preset, FindPreset(name));
-      question.dynamic_axes = &preset->dynamic_axes;
-      return absl::OkStatus();
-    };
-    if (input.contains("dynamic_axes")) {
-      const Json& given = input.at("dynamic_axes");
-      if (given.is_string()) {
-        SHARDMESH_RETURN_IF_ERROR(use_preset(given));
-      } else {
-        SHARDMESH_ASSIGN_OR_RETURN(dynamic_axes.axes, DecodeAxes(given.at("axes")));
-        dynamic_axes.mode = DecodeMode(given.at("mode"));
-        question.dynamic_axes = &dynamic_axes;
-      }
-    }
-    if (input.contains("axes")) {
-      const Json& given = input.at("axes");
-      if (given.is_object() && given.contains("preset")) {
-        // A preset in the place of axes is the dynamic axes, and no axes are given.
-        SHARDMESH_RETURN_IF_ERROR(use_preset(given.at("preset")));
-      } else {
-        SHARDMESH_ASSIGN_OR_RETURN(axes, DecodeAxes(given));
-        question.axes = axes;
-      }
-    }
-    if (input.contains("mode")) question.mode = DecodeMode(input.at("mode"));
-    if (input.contains("shape")) {
-      shape = DecodeShape(input.at("shape"));
-      question.shape = shape;
-    }
-    return absl::OkStatus();
-  }
-};
-
-// Every function of a file is asked, or left out for a reason.
-void ExpectFunctions(std::string_view file, const std::vector<std::string>& asked,
-                     const std::map<std::string, std::string>& left_out) {
-  std::map<std::string, int64_t> found;
-  for (const Golden& golden : LoadGoldens(file)) ++found[golden.fn];
-  std::vector<std::string> functions;
-  for (const auto& [function, count] : found) functions.push_back(function);
-  std::vector<std::string> expected = asked;
-  for (const auto& [function, reason] : left_out) {
-    expected.push_back(function);
-    std::cout << "left out: " << found[function] << " lines of " << function << " (" << reason
-              << ")\n";
-  }
-  EXPECT_THAT(functions, UnorderedElementsAreArray(expected));
-}
-
-TEST(ProfileGoldenTest, AsksEveryFunctionOrSaysWhyNot) {
-  const std::string hashing = "hashes of Python objects are not part of the algebra yet";
-  ExpectFunctions(
-      "partition_axis.jsonl", {"partition_axis", "partition_axis_repr", "semantic_map"},
-      {{"hash_fn", hashing}, {"get_safe_hash_int", hashing}, {"partition_manager_hash", hashing}});
-  ExpectFunctions("resolve.jsonl", {"resolve_axis", "resolve_spec"}, {});
-  ExpectFunctions(
-      "manager.jsonl", {"resolve", "shard", "apply_logical_sharding"},
-      {{"partition_manager", "a manager of something else than a profile cannot be written in C++"},
-       {"partition_manager_repr",
-        "the text of a Python class that has no counterpart; it shows no value"}});
 }
 
 TEST(ProfileGoldenTest, ResolvesFields) {
@@ -209,66 +88,6 @@ TEST(ProfileGoldenTest, HasTheSameTables) {
         }
         return Json{{"semantic", semantic}, {"generation", generation}, {"fields", fields}};
       });
-}
-
-TEST(ProfileGoldenTest, ResolvesAxes) {
-  ExpectGoldens(
-      "resolve.jsonl", "resolve_axis", 469, [](const Json& input) -> absl::StatusOr<Json> {
-        SHARDMESH_ASSIGN_OR_RETURN(const PartitionAxis profile,
-                                   DecodeProfile(input.at("overrides")));
-        SHARDMESH_ASSIGN_OR_RETURN(const std::vector<AxisValue> axes, DecodeAxes(input.at("axes")));
-        SHARDMESH_ASSIGN_OR_RETURN(
-            const std::vector<AxisValue> values,
-            profile.ResolveAxis(axes, DecodeRuntimeMode(input.at("mode")), kExact));
-        return EncodeAxisValue(AxisValue::List(values));
-      });
-}
-
-TEST(ProfileGoldenTest, ResolvesSpecs) {
-  ExpectGoldens(
-      "resolve.jsonl", "resolve_spec", 765, [](const Json& input) -> absl::StatusOr<Json> {
-        SHARDMESH_ASSIGN_OR_RETURN(const PartitionAxis profile,
-                                   DecodeProfile(input.at("overrides")));
-        SHARDMESH_ASSIGN_OR_RETURN(const std::vector<AxisValue> axes, DecodeAxes(input.at("axes")));
-        SHARDMESH_ASSIGN_OR_RETURN(
-            const PartitionSpec spec,
-            profile.ResolveSpec(axes, DecodeRuntimeMode(input.at("mode")), kExact));
-        return EncodeSpec(spec);
-      });
-}
-
-TEST(ProfileGoldenTest, ResolvesAsAManagerDoes) {
-  ExpectGoldens("manager.jsonl", "resolve", 480, [](const Json& input) -> absl::StatusOr<Json> {
-    SHARDMESH_ASSIGN_OR_RETURN(const PartitionAxis profile, DecodeProfile(input.at("overrides")));
-    ManagerArguments arguments;
-    SHARDMESH_RETURN_IF_ERROR(arguments.Decode(input));
-    SHARDMESH_ASSIGN_OR_RETURN(const PartitionSpec spec, ResolveSpec(profile, arguments.question));
-    return EncodeSpec(spec);
-  });
-}
-
-// What a manager does to an array: `constraint` is the spec that the array is constrained to.
-absl::StatusOr<Json> Shard(const Json& input) {
-  SHARDMESH_ASSIGN_OR_RETURN(const PartitionAxis profile, DecodeProfile(input.at("overrides")));
-  SHARDMESH_ASSIGN_OR_RETURN(const Mesh mesh, DecodeMesh(input.at("mesh")));
-  ManagerArguments arguments;
-  SHARDMESH_RETURN_IF_ERROR(arguments.Decode(input));
-  SHARDMESH_ASSIGN_OR_RETURN(const LogicalSharding sharding,
-                             ApplyLogicalSharding(profile, arguments.question, mesh,
-                                                  input.at("auto_correct").get<bool>()));
-  Json answer{{"resolved", EncodeSpec(sharding.requested)}, {"constraint", nullptr}};
-  if (sharding.constraint.has_value()) answer["constraint"] = EncodeSpec(*sharding.constraint);
-  // JAX on CPU does not constrain arrays without elements, so there the array's own spec
-  // afterwards, else always the constraint, is not recorded.
-  bool has_elements = true;
-  for (const int64_t extent : arguments.shape) has_elements = has_elements && extent != 0;
-  if (has_elements) answer["result_spec"] = answer["constraint"];
-  return answer;
-}
-
-TEST(ProfileGoldenTest, LaysOutAnArrayAsAManagerDoes) {
-  ExpectGoldens("manager.jsonl", "shard", 268, Shard);
-  ExpectGoldens("manager.jsonl", "apply_logical_sharding", 15, Shard);
 }
 
 TEST(PresetGoldenTest, HasEveryPresetOfTheOriginal) {
