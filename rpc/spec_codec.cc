@@ -522,7 +522,8 @@ absl::StatusOr<RuleSetDefinition> Decode(const v1::RuleSet& from, Compatibility 
   if (from.rules_size() > RuleSet::kMaxRules) {
     return LimitExceeded("rules", "rules", from.rules_size(), RuleSet::kMaxRules);
   }
-  if (from.min_size() < 0) {
+  // Below 0 is as good as 0, and the originals take it.
+  if (from.min_size() < 0 && compatibility == Compatibility::kDefault) {
     return BadField("min_size", StrCat("min_size is ", from.min_size(), "; it must be at least 0"));
   }
   if (from.has_min_size() && from.use_min_sharding_size()) {

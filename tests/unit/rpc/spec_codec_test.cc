@@ -248,6 +248,7 @@ TEST(SpecCodecTest, MalformedRuleSetsNameTheirField) {
   wire.Clear();
   wire.set_min_size(-1);
   EXPECT_EQ(FieldOf(Decode(wire).status()), "min_size");
+  EXPECT_TRUE(Decode(wire, Compatibility::kExact).ok());
   wire.Clear();
   wire.add_rules()->set_pattern("(");
   EXPECT_THAT(Decode(wire).status(), StatusIs(kInvalid, Reason::kBadPattern));
