@@ -38,9 +38,7 @@ void EncodeValue(const EntryValue& from, v1::EntryValue* to) {
     void operator()(const rpc::RuleSetDefinition& rules) {
       rpc::Encode(rules, to->mutable_rule_set());
     }
-    void operator()(const LogicalRules& rules) {
-      rpc::Encode(rules, to->mutable_logical_rules());
-    }
+    void operator()(const LogicalRules& rules) { rpc::Encode(rules, to->mutable_logical_rules()); }
   };
   std::visit(Encoder{to}, from);
 }

@@ -238,10 +238,10 @@ struct TreePlacement {
 // A report, and how many tensors are of some kinds. Bytes count tensors whose dtype was given.
 struct TreeReport {
   LayoutReport layout;
-  int64_t devices = 0;              // 0 without a mesh
-  int64_t corrected_tensors = 0;    // whose spec was corrected
-  int64_t replicated_tensors = 0;   // of which each device holds all
-  int64_t unmatched_tensors = 0;    // that no rule matches
+  int64_t devices = 0;             // 0 without a mesh
+  int64_t corrected_tensors = 0;   // whose spec was corrected
+  int64_t replicated_tensors = 0;  // of which each device holds all
+  int64_t unmatched_tensors = 0;   // that no rule matches
 };
 
 struct TreeAnswer {

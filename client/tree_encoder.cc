@@ -10,8 +10,8 @@
 namespace shardmesh::client {
 
 uint32_t TreeEncoder::AxesIndex(const std::vector<AxisValue>& axes, v1::TreeTensors* to) {
-  const auto [known, is_new] = axes_.try_emplace(AxisValue::List(axes).ToString(),
-                                                 static_cast<uint32_t>(axes_.size()) + 1);
+  const auto [known, is_new] =
+      axes_.try_emplace(AxisValue::List(axes).ToString(), static_cast<uint32_t>(axes_.size()) + 1);
   if (is_new) {
     v1::LogicalAxes* table = to->add_axes_table();
     for (const AxisValue& axis : axes) {
@@ -49,8 +49,7 @@ void TreeEncoder::EncodeNext(v1::TreeTensors* to) {
     to->add_ranks(static_cast<uint32_t>(tensor.shape.size()));
     to->mutable_sizes()->Add(tensor.shape.begin(), tensor.shape.end());
     if (has_dtypes) {
-      to->add_dtypes(tensor.dtype.has_value() ? rpc::Encode(*tensor.dtype)
-                                              : v1::DTYPE_UNSPECIFIED);
+      to->add_dtypes(tensor.dtype.has_value() ? rpc::Encode(*tensor.dtype) : v1::DTYPE_UNSPECIFIED);
     }
     if (has_axes) {
       to->add_axes_indexes(tensor.axes.has_value() ? AxesIndex(*tensor.axes, to) : 0);

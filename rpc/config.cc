@@ -238,6 +238,27 @@ absl::StatusOr<RuleSetDefinition> ParseRulesNode(const File& file, std::string_v
                            /*default_min_size=*/!options.min_size.has_value()};
 }
 
+absl::StatusOr<LogicalRules> ParseLogicalRulesNode(const File& file, std::string_view text) {
+  constexpr std::array<std::string_view, 1> kKeys = {"rules"};
+  constexpr std::array<std::string_view, 2> kRuleKeys = {"name", "axes"};
+  const YAML::Node root = YAML::Load(std::string(text));
+  SHARDMESH_RETURN_IF_ERROR(file.CheckMap(root, "a file of logical rules", kKeys));
+  if (!root["rules"] || !root["rules"].IsSequence()) {
+    return file.Bad(root.Mark(), "a file of logical rules needs a list of rules");
+  }
+  LogicalRules rules;
+  for (const YAML::Node& node : root["rules"]) {
+    SHARDMESH_RETURN_IF_ERROR(file.CheckMap(node, "a logical rule", kRuleKeys));
+    if (!node["name"] || !node["axes"]) {
+      return file.Bad(node.Mark(), "a logical rule needs name and axes");
+    }
+    LogicalRule& rule = rules.emplace_back();
+    SHARDMESH_ASSIGN_OR_RETURN(rule.name, file.Text(node["name"], "name"));
+    SHARDMESH_ASSIGN_OR_RETURN(rule.mesh_axes, file.Axes(node["axes"], "axes"));
+  }
+  return rules;
+}
+
 absl::StatusOr<SemanticAxis> ParseSemanticAxis(const File& file, const YAML::Node& node) {
   constexpr std::array<std::string_view, 3> kKeys = {"name", "value", "generation_value"};
   SHARDMESH_RETURN_IF_ERROR(file.CheckMap(node, "a semantic axis", kKeys));
@@ -407,6 +428,17 @@ absl::StatusOr<MeshDefinition> ParseMesh(std::string_view text, std::string_view
   const File file(name);
   return Sendable<v1::MeshDefinition>(
       file, WithoutExceptions(file, [&] { return ParseMeshNode(file, text, device_count); }));
+}
+
+absl::StatusOr<LogicalRules> ParseLogicalRules(std::string_view text, std::string_view name) {
+  const File file(name);
+  return Sendable<v1::LogicalRules>(
+      file, WithoutExceptions(file, [&] { return ParseLogicalRulesNode(file, text); }));
+}
+
+absl::StatusOr<LogicalRules> LoadLogicalRules(const std::string& path) {
+  SHARDMESH_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  return ParseLogicalRules(text, path);
 }
 
 absl::StatusOr<RuleSetDefinition> LoadRules(const std::string& path) {

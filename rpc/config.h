@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "rpc/definitions.h"
+#include "sharding/logical_rules.h"
 #include "sharding/partition_axis.h"
 
 namespace shardmesh::rpc {
@@ -26,10 +27,13 @@ absl::StatusOr<PartitionAxis> ParseProfile(std::string_view text, std::string_vi
 absl::StatusOr<MeshDefinition> ParseMesh(std::string_view text, std::string_view name,
                                          std::optional<int64_t> device_count = std::nullopt);
 
+absl::StatusOr<LogicalRules> ParseLogicalRules(std::string_view text, std::string_view name);
+
 // Read the file at `path`. Further errors: NOT_FOUND, PERMISSION_DENIED, or FAILED_PRECONDITION for
 // what is no regular file, each naming the path.
 absl::StatusOr<RuleSetDefinition> LoadRules(const std::string& path);
 absl::StatusOr<PartitionAxis> LoadProfile(const std::string& path);
+absl::StatusOr<LogicalRules> LoadLogicalRules(const std::string& path);
 absl::StatusOr<MeshDefinition> LoadMesh(const std::string& path,
                                         std::optional<int64_t> device_count = std::nullopt);
 

@@ -22,8 +22,8 @@
 #include "rpc/transfer_token.h"
 #include "server/array_view_codec.h"
 #include "server/random_id.h"
-#include "server/session_pins.h"
 #include "server/resolve_answers.h"
+#include "server/session_pins.h"
 #include "server/tree_resolver.h"
 #include "sharding/digest.h"
 #include "sharding/reason.h"
@@ -246,8 +246,7 @@ class PutPlan {
     if (tensor.name().empty()) {
       return rpc::BadField("spec", "is not set, and a tensor without a name matches no rule");
     }
-    const TreeTensor named{
-        .name = tensor.name(), .shape = array->shape, .dtype = array->dtype};
+    const TreeTensor named{.name = tensor.name(), .shape = array->shape, .dtype = array->dtype};
     SHARDMESH_ASSIGN_OR_RETURN(const std::vector<TreePlacement> placements,
                                resolver_->Add({named}));
     const TreeSpec& spec = resolver_->specs()[placements.front().spec_index];

@@ -46,8 +46,7 @@ std::string Encode(const Definition& definition) {
 }
 
 absl::StatusOr<std::shared_ptr<const Definition>> Decode(std::string_view name,
-                                                         std::string_view bytes,
-                                                         Revision revision,
+                                                         std::string_view bytes, Revision revision,
                                                          int64_t min_sharding_size) {
   store::v1::Definition record;
   if (!record.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
@@ -59,9 +58,8 @@ absl::StatusOr<std::shared_ptr<const Definition>> Decode(std::string_view name,
   definition->revision = revision;
   SHARDMESH_ASSIGN_OR_RETURN(definition->updated, rpc::Decode(record.update_time()));
   definition->wire_value = record.value().SerializeAsString();
-  SHARDMESH_ASSIGN_OR_RETURN(definition->value,
-                             StatePublisher::DecodeValue(definition->wire_value,
-                                                         min_sharding_size));
+  SHARDMESH_ASSIGN_OR_RETURN(
+      definition->value, StatePublisher::DecodeValue(definition->wire_value, min_sharding_size));
   return definition;
 }
 
@@ -197,7 +195,7 @@ const ClusterState& StatePublisher::state() const {
 }
 
 absl::StatusOr<DefinitionValue> StatePublisher::DecodeValue(std::string_view wire_value,
-                                                             int64_t min_sharding_size) {
+                                                            int64_t min_sharding_size) {
   v1::EntryValue value;
   if (!value.ParseFromArray(wire_value.data(), static_cast<int>(wire_value.size()))) {
     return rpc::BadField("value", "is not an EntryValue message");
@@ -218,8 +216,7 @@ absl::StatusOr<DefinitionValue> StatePublisher::DecodeValue(std::string_view wir
       return *std::move(profile);
     }
     case v1::EntryValue::kRuleSet: {
-      auto rules =
-          rpc::Decode(value.rule_set(), Compatibility::kDefault, min_sharding_size);
+      auto rules = rpc::Decode(value.rule_set(), Compatibility::kDefault, min_sharding_size);
       if (!rules.ok()) {
         return rpc::WithField(rpc::WithField(rules.status(), "rule_set"), "value");
       }
@@ -276,8 +273,8 @@ void StatePublisher::Write(Verb verb, Change change, DefinitionKind kind, std::s
     return std::move(callback)(remembered.status());
   }
   if (remembered->has_value()) {
-    return std::move(callback)(Decode(change.name, (*remembered)->bytes,
-                                       (*remembered)->revision, min_sharding_size_));
+    return std::move(callback)(
+        Decode(change.name, (*remembered)->bytes, (*remembered)->revision, min_sharding_size_));
   }
 
   const auto existing = shared_state()->Find(kind, change.name);
@@ -368,7 +365,7 @@ absl::StatusOr<std::unique_ptr<WatchHandle>> StatePublisher::Watch(Revision from
                            if (change.value.has_value()) {
                              // What this process wrote, it can read.
                              event.definition = *Decode(event.name, *change.value, change.revision,
-                                                         min_sharding_size);
+                                                        min_sharding_size);
                            }
                            events.push_back(std::move(event));
                          }

@@ -58,7 +58,8 @@ absl::StatusOr<std::optional<rpc::RuleSetDefinition>> SelectRules(
       return *rules;
     }
     case v1::RuleSetSelector::kInline: {
-      SHARDMESH_DECODE(rules, "inline", rpc::Decode(selector.inline_(), compatibility, state.min_sharding_size()));
+      SHARDMESH_DECODE(rules, "inline",
+                       rpc::Decode(selector.inline_(), compatibility, state.min_sharding_size()));
       return std::optional<rpc::RuleSetDefinition>(std::move(rules));
     }
     case v1::RuleSetSelector::RULE_SET_NOT_SET:
@@ -76,10 +77,9 @@ absl::Status FirstCorrection(const PartitionSpec& requested, absl::Span<const in
       fixes.push_back(fix.text);
     }
   }
-  return InvalidArgument(first.reason, fixes.empty()
-                                           ? first.ToString()
-                                           : StrCat(first.ToString(), "; to mend it, ",
-                                                    StrJoin(fixes, ", or ")));
+  return InvalidArgument(first.reason, fixes.empty() ? first.ToString()
+                                                     : StrCat(first.ToString(), "; to mend it, ",
+                                                              StrJoin(fixes, ", or ")));
 }
 
 void EncodeCorrections(const PartitionSpec& requested, absl::Span<const int64_t> shape,

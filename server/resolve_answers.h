@@ -1,5 +1,5 @@
-// The answers of ResolveService, by topic: each takes a request apart, asks the algebra, and puts the
-// answer together. resolve_service.cc calls them; none of them blocks or locks.
+// The answers of ResolveService, by topic: each takes a request apart, asks the algebra, and puts
+// the answer together. resolve_service.cc calls them; none of them blocks or locks.
 #ifndef SHARDMESH_SERVER_RESOLVE_ANSWERS_H_
 #define SHARDMESH_SERVER_RESOLVE_ANSWERS_H_
 

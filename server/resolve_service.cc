@@ -1,4 +1,5 @@
-// The rind of ResolveService: hands requests to their answers, and streams of trees to their reactors.
+// The rind of ResolveService: hands requests to their answers, and streams of trees to their
+// reactors.
 #include "server/resolve_service.h"
 
 #include <grpcpp/grpcpp.h>
@@ -20,14 +21,15 @@ class ResolveService final : public v1::ResolveService::CallbackService {
       : options_(options), counter_(options.metrics) {}
 
 // A call of one question and one answer.
-#define SHARDMESH_UNARY(Method)                                                               \
-  grpc::ServerUnaryReactor* Method(grpc::CallbackServerContext* context,                      \
-                                   const v1::Method##Request* request,                        \
-                                   v1::Method##Response* response) override {                 \
-    const absl::Status status = Answer({options_.publisher->state(), counter_}, *request, response); \
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();                            \
-    reactor->Finish(status.ok() ? grpc::Status::OK : rpc::ToGrpc(status));                    \
-    return reactor;                                                                           \
+#define SHARDMESH_UNARY(Method)                                               \
+  grpc::ServerUnaryReactor* Method(grpc::CallbackServerContext* context,      \
+                                   const v1::Method##Request* request,        \
+                                   v1::Method##Response* response) override { \
+    const absl::Status status =                                               \
+        Answer({options_.publisher->state(), counter_}, *request, response);  \
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();            \
+    reactor->Finish(status.ok() ? grpc::Status::OK : rpc::ToGrpc(status));    \
+    return reactor;                                                           \
   }
   SHARDMESH_UNARY(ResolveSpec)
   SHARDMESH_UNARY(ResolveAxes)

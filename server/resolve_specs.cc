@@ -1,4 +1,5 @@
-// Answers about the spec of one array: resolved, corrected, constrained, compared, explained, laid out.
+// Answers about the spec of one array: resolved, corrected, constrained, compared, explained, laid
+// out.
 #include <optional>
 #include <string>
 
@@ -31,8 +32,8 @@ struct HeldQuestion {
   HeldQuestion& operator=(const HeldQuestion&) = delete;
 };
 
-// Takes in what says which axes are meant, under which mode. `axes` and `preset` as the contract has
-// them: one of the two, or under EXACT both.
+// Takes in what says which axes are meant, under which mode. `axes` and `preset` as the contract
+// has them: one of the two, or under EXACT both.
 absl::Status SetAxes(std::vector<AxisValue> axes, const std::string& preset_name,
                      std::optional<Mode> mode, Compatibility compatibility, HeldQuestion* to) {
   to->axes = std::move(axes);
@@ -80,10 +81,9 @@ absl::Status CheckCount(int count, int limit, std::string_view what, std::string
   if (count <= limit) {
     return absl::OkStatus();
   }
-  return rpc::WithField(
-      InvalidArgument(Reason::kLimitExceeded,
-                      StrCat(count, " ", what, " are over the limit of ", limit)),
-      field);
+  return rpc::WithField(InvalidArgument(Reason::kLimitExceeded,
+                                        StrCat(count, " ", what, " are over the limit of ", limit)),
+                        field);
 }
 
 absl::Status CheckDevice(int64_t device, const Mesh& mesh, std::string_view field, int index) {
@@ -107,8 +107,7 @@ absl::Status Answer(Context context, const v1::ResolveSpecRequest& request,
   SHARDMESH_DECODE(profile, "profile", SelectProfile(context.state, request.profile()));
 
   HeldQuestion held;
-  SHARDMESH_RETURN_IF_ERROR(
-      SetAxes(std::move(axes), request.preset(), mode, compatibility, &held));
+  SHARDMESH_RETURN_IF_ERROR(SetAxes(std::move(axes), request.preset(), mode, compatibility, &held));
   Mesh mesh;
   if (request.has_shape()) {
     SHARDMESH_RETURN_IF_ERROR(SetShape(request.shape(), &held));
@@ -145,8 +144,8 @@ absl::Status Answer(Context context, const v1::ResolveSpecRequest& request,
   EncodeCorrections(requested, held.shape, mesh, corrected, request.suggest_fixes(),
                     response->mutable_corrections());
   if (corrects) {
-    SHARDMESH_RETURN_IF_ERROR(EncodeShardShape(mesh, corrected.effective, held.shape,
-                                               response->mutable_shard_shape()));
+    SHARDMESH_RETURN_IF_ERROR(
+        EncodeShardShape(mesh, corrected.effective, held.shape, response->mutable_shard_shape()));
   }
   response->set_revision(context.state.revision());
   return absl::OkStatus();
@@ -216,7 +215,8 @@ absl::Status Answer(Context context, const v1::ConstrainArrayRequest& request,
   LogicalSharding sharding;
   if (request.layout_case() == v1::ConstrainArrayRequest::kSpec) {
     if (request.has_mode() || request.has_profile() || request.auto_correct()) {
-      return rpc::BadField("spec", "needs neither mode nor profile nor auto_correct; leave them out");
+      return rpc::BadField("spec",
+                           "needs neither mode nor profile nor auto_correct; leave them out");
     }
     SHARDMESH_DECODE(spec, "spec", rpc::Decode(request.spec()));
     sharding.requested = std::move(spec);
@@ -244,11 +244,11 @@ absl::Status Answer(Context context, const v1::ConstrainArrayRequest& request,
       default:
         return rpc::BadField("layout", "is not set; give a spec, axes or a preset");
     }
-    SHARDMESH_RETURN_IF_ERROR(
-        SetAxes(std::move(axes), request.layout_case() == v1::ConstrainArrayRequest::kPreset
-                                     ? request.preset()
-                                     : std::string(),
-                mode, compatibility, &held));
+    SHARDMESH_RETURN_IF_ERROR(SetAxes(std::move(axes),
+                                      request.layout_case() == v1::ConstrainArrayRequest::kPreset
+                                          ? request.preset()
+                                          : std::string(),
+                                      mode, compatibility, &held));
     SHARDMESH_ASSIGN_OR_RETURN(
         sharding, ApplyLogicalSharding(profile, held.question, mesh, request.auto_correct()));
   }
@@ -276,7 +276,8 @@ absl::Status Answer(Context context, const v1::CompareSpecsRequest& request,
   SHARDMESH_DECODE(b, "b", rpc::Decode(request.b()));
   SHARDMESH_DECODE(mesh, "mesh", SelectMesh(context.state, request.mesh(), compatibility));
   if (request.rank() < 0 || request.rank() > kMaxRank) {
-    return rpc::BadField("rank", StrCat("is ", request.rank(), "; it must be from 0 to ", kMaxRank));
+    return rpc::BadField("rank",
+                         StrCat("is ", request.rank(), "; it must be from 0 to ", kMaxRank));
   }
   // A tensor without elements has any such shape, and every axis divides it.
   const Shape shape(static_cast<size_t>(request.rank()), 0);
@@ -325,16 +326,14 @@ absl::Status Answer(Context context, const v1::ExplainTensorRequest& request,
       return rpc::BadField("rule_set", "is not set; give rules or semantic axes");
     }
     const std::string name = rpc::NameForRules(*rules, request.name());
-    SHARDMESH_ASSIGN_OR_RETURN(
-        RuleExplanation explanation,
-        ExplainRules(rules->rules, name, absl::MakeConstSpan(held.shape)));
+    SHARDMESH_ASSIGN_OR_RETURN(RuleExplanation explanation,
+                               ExplainRules(rules->rules, name, absl::MakeConstSpan(held.shape)));
     if (explanation.match.unmatched) {
       return rules->rules.UnmatchedError(name);
     }
     const RuleMatch& match = explanation.match;
-    requested = match.rule.has_value()
-                    ? rules->rules.rules()[static_cast<size_t>(*match.rule)].spec
-                    : match.spec;
+    requested = match.rule.has_value() ? rules->rules.rules()[static_cast<size_t>(*match.rule)].spec
+                                       : match.spec;
     response->set_rule(match.rule.has_value() ? static_cast<uint32_t>(*match.rule) + 1 : 0);
     steps = std::move(explanation.steps);
     SHARDMESH_ASSIGN_OR_RETURN(corrected, Correct(match.spec, held.shape, mesh));
@@ -386,15 +385,14 @@ absl::Status Answer(Context context, const v1::DescribeTilingRequest& request,
                                  " devices; ask for fewer of them")),
           "replica_groups_of");
     }
-    const std::vector<DeviceId> group =
-        tiling.ReplicaGroup(tiling.TileNumberOf(device)).devices;
+    const std::vector<DeviceId> group = tiling.ReplicaGroup(tiling.TileNumberOf(device)).devices;
     response->add_replica_groups()->mutable_devices()->Add(group.begin(), group.end());
   }
   if (request.has_range()) {
     SHARDMESH_DECODE(range, "range", rpc::Decode(request.range()));
     if (static_cast<int64_t>(range.ranges.size()) != tiling.rank()) {
-      return rpc::BadField("range", StrCat("has ", range.ranges.size(), " dimensions, the tensor ",
-                                           tiling.rank()));
+      return rpc::BadField(
+          "range", StrCat("has ", range.ranges.size(), " dimensions, the tensor ", tiling.rank()));
     }
     int64_t pieces = tiling.replica_count();
     for (int64_t dim = 0; dim < tiling.rank(); ++dim) {
@@ -405,11 +403,10 @@ absl::Status Answer(Context context, const v1::DescribeTilingRequest& request,
       }
       pieces *= std::min(tiling.PartCount(dim), std::max<int64_t>(asked.size(), 1));
       if (pieces > kMaxListedPieces) {
-        return rpc::WithField(
-            InvalidArgument(Reason::kLimitExceeded,
-                            StrCat("the range has more than ", kMaxListedPieces,
-                                   " pieces and holders; ask for a smaller one")),
-            "range");
+        return rpc::WithField(InvalidArgument(Reason::kLimitExceeded,
+                                              StrCat("the range has more than ", kMaxListedPieces,
+                                                     " pieces and holders; ask for a smaller one")),
+                              "range");
       }
     }
     for (const OwnedTile& piece : tiling.OwnersOf(range)) {

@@ -41,8 +41,9 @@ absl::StatusOr<const Entry*> Find(const std::deque<Entry>& table, uint32_t index
   }
   if (index > table.size()) {
     return rpc::WithField(
-        InvalidArgument(Reason::kBadField, StrCat("is ", index, ", and the table has ", table.size(),
-                                 " entries so far; write 1 + an index into it, or 0")),
+        InvalidArgument(Reason::kBadField,
+                        StrCat("is ", index, ", and the table has ", table.size(),
+                               " entries so far; write 1 + an index into it, or 0")),
         StrCat(column, "[", place, "]"));
   }
   return &table[index - 1];
@@ -94,18 +95,18 @@ absl::StatusOr<absl::Span<const TreeTensor>> TreeDecoder::Decode(const v1::TreeT
     const uint32_t rank = from.ranks(i);
     if (rank > kMaxRank || rank > sizes.size()) {
       return rpc::WithField(
-          InvalidArgument(Reason::kBadField, rank > kMaxRank
-                                ? StrCat("is ", rank, "; tensors have at most ", kMaxRank,
-                                         " dimensions")
-                                : StrCat("is ", rank, ", and `sizes` has only ", sizes.size(),
-                                         " entries left")),
+          InvalidArgument(
+              Reason::kBadField,
+              rank > kMaxRank
+                  ? StrCat("is ", rank, "; tensors have at most ", kMaxRank, " dimensions")
+                  : StrCat("is ", rank, ", and `sizes` has only ", sizes.size(), " entries left")),
           "ranks", place);
     }
     tensor.shape = sizes.first(rank);
     sizes.remove_prefix(rank);
     if (const absl::Status status = CheckShape(tensor.shape); !status.ok()) {
-      return rpc::WithField(
-          WithContext(status, StrCat("tensor ", PythonRepr(tensor.name))), "sizes");
+      return rpc::WithField(WithContext(status, StrCat("tensor ", PythonRepr(tensor.name))),
+                            "sizes");
     }
     if (from.dtypes_size() != 0 && from.dtypes(i) != v1::DTYPE_UNSPECIFIED) {
       auto dtype = rpc::Decode(from.dtypes(i));
@@ -115,8 +116,7 @@ absl::StatusOr<absl::Span<const TreeTensor>> TreeDecoder::Decode(const v1::TreeT
       tensor.dtype = *dtype;
     }
     if (from.axes_indexes_size() != 0) {
-      SHARDMESH_ASSIGN_OR_RETURN(tensor.axes,
-                                 Find(axes_, from.axes_indexes(i), "axes_indexes", i));
+      SHARDMESH_ASSIGN_OR_RETURN(tensor.axes, Find(axes_, from.axes_indexes(i), "axes_indexes", i));
     }
     if (from.spec_indexes_size() != 0) {
       SHARDMESH_ASSIGN_OR_RETURN(tensor.spec,
@@ -124,12 +124,14 @@ absl::StatusOr<absl::Span<const TreeTensor>> TreeDecoder::Decode(const v1::TreeT
     }
     if (tensor.axes != nullptr && tensor.spec != nullptr) {
       return rpc::WithField(
-          InvalidArgument(Reason::kBadField, "gives the tensor a spec, and axes_indexes gives it axes; give one"),
+          InvalidArgument(Reason::kBadField,
+                          "gives the tensor a spec, and axes_indexes gives it axes; give one"),
           "spec_indexes", place);
     }
   }
   if (!sizes.empty()) {
-    return rpc::BadField("sizes", StrCat("has ", sizes.size(), " entries more than the ranks ask for"));
+    return rpc::BadField("sizes",
+                         StrCat("has ", sizes.size(), " entries more than the ranks ask for"));
   }
   return absl::MakeConstSpan(tensors_);
 }

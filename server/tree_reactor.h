@@ -1,5 +1,5 @@
-// Calls whose client streams a tree: a header, then tensors. What is done with them is a class of its
-// own for each call; the two reactors here feed it.
+// Calls whose client streams a tree: a header, then tensors. What is done with them is a class of
+// its own for each call; the two reactors here feed it.
 #ifndef SHARDMESH_SERVER_TREE_REACTOR_H_
 #define SHARDMESH_SERVER_TREE_REACTOR_H_
 
@@ -137,10 +137,10 @@ class TreeReadReactor final : public grpc::ServerReadReactor<Request> {
       const bool taken = background_->Run(
           [this] { this->Finish(rpc::ToGrpc(feeder_.End(response_, is_cancelled_))); });
       if (!taken) {
-        this->Finish(rpc::ToGrpc(WithReason(
-            absl::ResourceExhaustedError(
-                "too many such calls wait for their answers; ask again in a while"),
-            Reason::kLimitExceeded)));
+        this->Finish(rpc::ToGrpc(
+            WithReason(absl::ResourceExhaustedError(
+                           "too many such calls wait for their answers; ask again in a while"),
+                       Reason::kLimitExceeded)));
       }
       return;
     }

@@ -71,8 +71,7 @@ absl::Status TreeResolver::Remember(std::string_view name) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<TreeSpec> TreeResolver::Request(const TreeTensor& tensor,
-                                               std::string_view rule_name,
+absl::StatusOr<TreeSpec> TreeResolver::Request(const TreeTensor& tensor, std::string_view rule_name,
                                                const SourceView& source) const {
   TreeSpec spec;
   if (tensor.spec != nullptr) {
@@ -143,9 +142,10 @@ absl::StatusOr<TreePlacement> TreeResolver::Answer(const TreeTensor& tensor) {
   std::string_view rule_name = tensor.name;
   if (source.given == nullptr) {
     if (!question_.rules.has_value()) {
-      return InvalidArgument(Reason::kMissingArgument,
-                             "there are neither axes nor a spec nor rules; give a rule set, or axes "
-                             "or a spec with the tensor");
+      return InvalidArgument(
+          Reason::kMissingArgument,
+          "there are neither axes nor a spec nor rules; give a rule set, or axes "
+          "or a spec with the tensor");
     }
     if (question_.rules->slashes) {
       rule_name_.assign(tensor.name);

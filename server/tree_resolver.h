@@ -62,9 +62,9 @@ struct TreeCounts {
   int64_t tensors = 0;
   int64_t parameters = 0;          // elements of all tensors
   int64_t sharded_parameters = 0;  // of those that are not replicated
-  int64_t corrected = 0;   // whose spec was corrected
-  int64_t replicated = 0;  // of which each device holds all
-  int64_t unmatched = 0;   // that no rule matches
+  int64_t corrected = 0;           // whose spec was corrected
+  int64_t replicated = 0;          // of which each device holds all
+  int64_t unmatched = 0;           // that no rule matches
 };
 
 struct TreeQuestion {
@@ -81,8 +81,8 @@ struct TreeQuestion {
   Compatibility compatibility = Compatibility::kDefault;
 };
 
-// Answers a tree. Costs little for a tensor whose source of layout and shape occurred before. For one
-// thread.
+// Answers a tree. Costs little for a tensor whose source of layout and shape occurred before. For
+// one thread.
 class TreeResolver {
  public:
   static constexpr int64_t kMaxTensors = 1'000'000;

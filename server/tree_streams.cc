@@ -68,8 +68,7 @@ class TreeAnswer {
   void Encode(const TreeSpec& from, v1::TreeSpec* to) const {
     rpc::Encode(from.requested, to->mutable_requested());
     rpc::Encode(from.effective, to->mutable_effective());
-    EncodeCorrections(from.requested, from.shape,
-                      resolver_->question().mesh.value_or(Mesh()),
+    EncodeCorrections(from.requested, from.shape, resolver_->question().mesh.value_or(Mesh()),
                       {.effective = from.effective, .corrections = from.corrections},
                       suggest_fixes_, to->mutable_corrections());
   }

@@ -25,6 +25,8 @@ std::string_view KindName(EntryKind kind) {
       return "profile";
     case EntryKind::kRuleSet:
       return "rules";
+    case EntryKind::kLogicalRules:
+      return "logical";
   }
   return "entry";
 }
@@ -43,6 +45,9 @@ std::string Summary(const EntryValue& value) {
     }
     std::string operator()(const rpc::RuleSetDefinition& rules) const {
       return FormatCount(rules.rules.rules().size(), "rule");
+    }
+    std::string operator()(const LogicalRules& rules) const {
+      return FormatCount(rules.size(), "logical rule");
     }
   };
   return std::visit(Visitor(), value);
@@ -74,6 +79,13 @@ Json ValueJson(const EntryValue& value) {
               {"min_size", definition.rules.min_size()},
               {"strict", definition.rules.strict()},
               {"separator", definition.slashes ? "/" : "."}};
+    }
+    Json operator()(const LogicalRules& rules) const {
+      Json list = Json::array();
+      for (const LogicalRule& rule : rules) {
+        list.push_back({{"name", rule.name}, {"axes", rule.mesh_axes.ToString()}});
+      }
+      return {{"rules", std::move(list)}};
     }
   };
   return std::visit(Visitor(), value);
@@ -109,6 +121,13 @@ void PrintValue(const EntryValue& value) {
       }
       table.Print();
     }
+    void operator()(const LogicalRules& rules) const {
+      Table table({{"name"}, {"mesh axes"}});
+      for (const LogicalRule& rule : rules) {
+        table.AddRow({rule.name, rule.mesh_axes.ToString()});
+      }
+      table.Print();
+    }
   };
   std::visit(Visitor(), value);
 }
@@ -127,8 +146,12 @@ absl::StatusOr<EntryValue> LoadValue(EntryKind kind, const std::string& path) {
       SHARDMESH_ASSIGN_OR_RETURN(rpc::RuleSetDefinition rules, rpc::LoadRules(path));
       return EntryValue(std::move(rules));
     }
+    case EntryKind::kLogicalRules: {
+      SHARDMESH_ASSIGN_OR_RETURN(LogicalRules rules, rpc::LoadLogicalRules(path));
+      return EntryValue(std::move(rules));
+    }
   }
-  return WrongUse("an entry is a mesh, a profile or rules");
+  return WrongUse("an entry is a mesh, a profile, rules or logical rules");
 }
 
 struct EntryFlags {
@@ -209,7 +232,7 @@ absl::Status RunDelete(const Invocation& invocation, const EntryFlags& flags) {
 CLI::App* AddEntryCommand(CommandLine* line, CLI::App* catalog, const std::string& name,
                           const std::string& help, EntryFlags* flags, Handler handler) {
   CLI::App* const command = line->AddCommand(name, help, std::move(handler), catalog);
-  AddParsedOption(command, "kind", &flags->kind, ParseEntryKind, "mesh, profile or rules")
+  AddParsedOption(command, "kind", &flags->kind, ParseEntryKind, "mesh, profile, rules or logical")
       ->required();
   command->add_option("entry", flags->name, "name of the entry")->required();
   return command;
@@ -223,8 +246,8 @@ void AddCatalogCommands(CommandLine* line) {
   CLI::App* const catalog = line->AddGroup(
       "catalog", "Named definitions of meshes, profiles and rules: ls, get, put, rm");
 
-  auto kinds = std::make_shared<std::vector<EntryKind>>(
-      std::vector<EntryKind>{EntryKind::kMesh, EntryKind::kProfile, EntryKind::kRuleSet});
+  auto kinds = std::make_shared<std::vector<EntryKind>>(std::vector<EntryKind>{
+      EntryKind::kMesh, EntryKind::kProfile, EntryKind::kRuleSet, EntryKind::kLogicalRules});
   CLI::App* const ls = line->AddCommand(
       "ls", "List the entries", [kinds](const Invocation& i) { return RunList(i, *kinds); },
       catalog);

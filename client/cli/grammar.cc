@@ -252,7 +252,8 @@ absl::StatusOr<Reduction> ParseReduction(std::string_view text) {
 absl::StatusOr<EntryKind> ParseEntryKind(std::string_view text) {
   return Named<EntryKind>(text, {{"mesh", EntryKind::kMesh},
                                  {"profile", EntryKind::kProfile},
-                                 {"rules", EntryKind::kRuleSet}});
+                                 {"rules", EntryKind::kRuleSet},
+                                 {"logical", EntryKind::kLogicalRules}});
 }
 
 }  // namespace shardmesh::client

@@ -33,9 +33,8 @@ absl::StatusOr<Placement> AskPlacement(MeshClient* client, const Checkpoint& che
   placement.match_only = question.match_only;
   question.keep_unmatched = true;
   for (const Checkpoint::Entry& entry : checkpoint.tensors()) {
-    placement.tensors.push_back({.name = entry.tensor->name,
-                                 .shape = entry.tensor->shape,
-                                 .dtype = entry.tensor->dtype});
+    placement.tensors.push_back(
+        {.name = entry.tensor->name, .shape = entry.tensor->shape, .dtype = entry.tensor->dtype});
   }
   SHARDMESH_ASSIGN_OR_RETURN(placement.answer, client->ResolveTree(question, placement.tensors));
   return placement;

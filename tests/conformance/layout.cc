@@ -259,9 +259,9 @@ absl::StatusOr<Json> PlanModel(const LayoutSubject& subject, const Json& input) 
   return Json{{"params", std::move(params)},
               {"elements_total", elements},
               {"elements_per_device", elements_per_device},
-              {"bytes_per_device", placed.summary.max_bytes_per_device},
-              {"bytes_total", placed.summary.total_bytes},
-              {"devices", placed.summary.devices}};
+              {"bytes_per_device", placed.report.layout.most_device_bytes},
+              {"bytes_total", placed.report.layout.bytes},
+              {"devices", placed.report.devices}};
 }
 
 absl::StatusOr<Json> PlaceNamedSharding(const LayoutSubject& subject, const Json& input) {

@@ -87,9 +87,9 @@ class Layout final : public LayoutSubject {
     client::TreeAnswer answer;
     for (size_t i = 0; i < tensors.size(); ++i) {
       client::TreePlacement placement{.spec_index = i, .rule_index = matches[i].rule};
-      client::TreeSpec spec{matches[i].spec, matches[i].spec, {}};
+      client::TreeSpec spec{matches[i].spec, matches[i].spec, {}, {}};
       if (mesh.has_value()) {
-        SHARDMESH_RETURN_IF_ERROR(Place(tensors[i], *mesh, &spec, &placement, &answer.summary));
+        SHARDMESH_RETURN_IF_ERROR(Place(tensors[i], *mesh, &spec, &placement, &answer.report));
       }
       answer.specs.push_back(std::move(spec));
       answer.placements.push_back(placement);
@@ -100,7 +100,7 @@ class Layout final : public LayoutSubject {
  private:
   static absl::Status Place(const client::TreeTensor& tensor, const Mesh& mesh,
                             client::TreeSpec* spec, client::TreePlacement* placement,
-                            client::LayoutSummary* summary) {
+                            client::TreeReport* report) {
     SHARDMESH_ASSIGN_OR_RETURN(CorrectionResult corrected,
                                Correct(spec->effective, tensor.shape, mesh));
     spec->effective = std::move(corrected.effective);
@@ -109,14 +109,14 @@ class Layout final : public LayoutSubject {
                                Tiling::Create(mesh, spec->effective, tensor.shape));
     SHARDMESH_ASSIGN_OR_RETURN(const int64_t elements, ElementCount(tensor.shape));
     SHARDMESH_ASSIGN_OR_RETURN(const int64_t held, ElementCount(tiling.ShardShape()));
-    ++summary->tensors;
-    summary->devices = mesh.size();
+    ++report->layout.tensors;
+    report->devices = mesh.size();
     if (tensor.dtype.has_value()) {
       SHARDMESH_ASSIGN_OR_RETURN(const int64_t bytes, PackedSizeBytes(*tensor.dtype, elements));
       SHARDMESH_ASSIGN_OR_RETURN(placement->bytes_per_device, PackedSizeBytes(*tensor.dtype, held));
-      summary->total_bytes += bytes;
-      summary->min_bytes_per_device += placement->bytes_per_device;
-      summary->max_bytes_per_device += placement->bytes_per_device;
+      report->layout.bytes += bytes;
+      report->layout.least_device_bytes += placement->bytes_per_device;
+      report->layout.most_device_bytes += placement->bytes_per_device;
     }
     return absl::OkStatus();
   }

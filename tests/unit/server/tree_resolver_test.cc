@@ -41,9 +41,10 @@ std::unique_ptr<TreeResolver> Resolver(TreeQuestion question) {
 }
 
 TEST(TreeResolverTest, AnswersDistinctSpecsOnceAndTensorsByIndex) {
-  const auto resolver = Resolver(Question({{"kernel", Spec({"fsdp", "tp"})}, {"bias", Spec({"tp"})}}));
-  const auto placements =
-      resolver->Add({Tensor("a.kernel", {8, 8}), Tensor("a.bias", {8}), Tensor("b.kernel", {8, 8})});
+  const auto resolver =
+      Resolver(Question({{"kernel", Spec({"fsdp", "tp"})}, {"bias", Spec({"tp"})}}));
+  const auto placements = resolver->Add(
+      {Tensor("a.kernel", {8, 8}), Tensor("a.bias", {8}), Tensor("b.kernel", {8, 8})});
   ASSERT_TRUE(placements.ok()) << placements.status();
   ASSERT_EQ(resolver->specs().size(), 2u);
   EXPECT_EQ((*placements)[0].spec_index, (*placements)[2].spec_index);
@@ -53,7 +54,8 @@ TEST(TreeResolverTest, AnswersDistinctSpecsOnceAndTensorsByIndex) {
 }
 
 TEST(TreeResolverTest, CountsWhatEachDeviceHolds) {
-  const auto resolver = Resolver(Question({{"kernel", Spec({"fsdp", "tp"})}, {".*", PartitionSpec()}}));
+  const auto resolver =
+      Resolver(Question({{"kernel", Spec({"fsdp", "tp"})}, {".*", PartitionSpec()}}));
   ASSERT_TRUE(resolver->Add({Tensor("kernel", {8, 8}), Tensor("scale", {16})}).ok());
   const absl::StatusOr<LayoutReport> report = resolver->analysis()->Report();
   ASSERT_TRUE(report.ok()) << report.status();

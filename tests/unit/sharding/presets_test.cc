@@ -11,7 +11,9 @@
 #include <vector>
 
 #include "sharding/mode.h"
+#include "sharding/partition_axis.h"
 #include "sharding/presets.h"
+#include "sharding/rule_set.h"
 #include "sharding/semantic_axis.h"
 #include "tests/testing/golden.h"
 
