@@ -10,14 +10,16 @@
 
 #include "absl/time/time.h"
 #include "rpc/definitions.h"
+#include "sharding/logical_rules.h"
 #include "sharding/partition_axis.h"
 
 namespace shardmesh::client {
 
-enum class EntryKind { kMesh, kProfile, kRuleSet };
+enum class EntryKind { kMesh, kProfile, kRuleSet, kLogicalRules };
 
 // In the order of EntryKind: the index of the alternative is the kind.
-using EntryValue = std::variant<rpc::MeshDefinition, PartitionAxis, rpc::RuleSetDefinition>;
+using EntryValue =
+    std::variant<rpc::MeshDefinition, PartitionAxis, rpc::RuleSetDefinition, LogicalRules>;
 
 inline EntryKind KindOf(const EntryValue& value) { return static_cast<EntryKind>(value.index()); }
 

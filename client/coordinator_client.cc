@@ -7,7 +7,7 @@
 #include "client/coordinator_connection.h"
 #include "client/wire_enums.h"
 #include "rpc/array_codec.h"
-#include "rpc/digest.h"
+#include "rpc/random_bytes.h"
 #include "rpc/time_codec.h"
 #include "sharding/status_macros.h"
 
@@ -18,7 +18,7 @@ BuildVersion DecodeBuild(const v1::BuildVersion& from) { return {from.version(),
 
 v1::EntryKind EncodeKind(EntryKind kind) {
   static_assert(static_cast<int>(EntryKind::kMesh) + 1 == v1::ENTRY_KIND_MESH);
-  static_assert(static_cast<int>(EntryKind::kRuleSet) + 1 == v1::ENTRY_KIND_RULE_SET);
+  static_assert(static_cast<int>(EntryKind::kLogicalRules) + 1 == v1::ENTRY_KIND_LOGICAL_RULES);
   return static_cast<v1::EntryKind>(static_cast<int>(kind) + 1);
 }
 
@@ -38,6 +38,9 @@ void EncodeValue(const EntryValue& from, v1::EntryValue* to) {
     void operator()(const rpc::RuleSetDefinition& rules) {
       rpc::Encode(rules, to->mutable_rule_set());
     }
+    void operator()(const LogicalRules& rules) {
+      rpc::Encode(rules, to->mutable_logical_rules());
+    }
   };
   std::visit(Encoder{to}, from);
 }
@@ -50,6 +53,8 @@ absl::StatusOr<EntryValue> DecodeValue(const v1::EntryValue& from) {
       return DecodeAnswer(from.profile());
     case v1::EntryValue::kRuleSet:
       return DecodeAnswer(from.rule_set());
+    case v1::EntryValue::kLogicalRules:
+      return DecodeAnswer(from.logical_rules());
     case v1::EntryValue::VALUE_NOT_SET:
       break;
   }

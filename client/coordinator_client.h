@@ -105,6 +105,13 @@ class CoordinatorClient {
                                          const Options& options);
   absl::StatusOr<SpecAnswer> CorrectSpec(const CorrectSpecQuestion& question,
                                          const Options& options);
+  absl::StatusOr<std::vector<AxisValue>> ResolveAxes(const ResolveAxesQuestion& question,
+                                                     const Options& options);
+  absl::StatusOr<ConstraintAnswer> ConstrainArray(const ConstrainQuestion& question,
+                                                  const Options& options);
+  absl::StatusOr<Comparison> CompareSpecs(const CompareQuestion& question, const Options& options);
+  absl::StatusOr<TensorExplanation> ExplainTensor(const ExplainQuestion& question,
+                                                  const Options& options);
   absl::StatusOr<TilingAnswer> DescribeTiling(const TilingQuestion& question,
                                               const Options& options);
   absl::StatusOr<std::vector<NamedPreset>> ListPresets(const Options& options);

@@ -154,6 +154,7 @@ absl::Status DecodeAnswers(const google::protobuf::RepeatedPtrField<Wire>& from,
 }
 
 absl::StatusOr<Array> DecodeArray(const v1::Array& from);
+absl::StatusOr<TreeReport> DecodeReport(const v1::LayoutReport& from);
 
 }  // namespace shardmesh::client
 

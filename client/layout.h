@@ -13,6 +13,8 @@
 #include "sharding/compatibility.h"
 #include "sharding/correction.h"
 #include "sharding/explanation.h"
+#include "sharding/fix.h"
+#include "sharding/layout_analysis.h"
 #include "sharding/mesh.h"
 #include "sharding/mode.h"
 #include "sharding/partition_axis.h"
@@ -45,15 +47,30 @@ struct ResolveSpecQuestion {
   Compatibility compatibility = Compatibility::kDefault;
   // Return the chain of reasons.
   bool explain = false;
+  // Return fixes of the corrections.
+  bool suggest_fixes = false;
+};
+
+// Which mesh axes do these logical axes stand for, each for itself?
+struct ResolveAxesQuestion {
+  std::vector<AxisValue> axes;
+  // Nullopt: training. No dimension.
+  std::optional<Mode> mode = std::nullopt;
+  ProfileSelector profile = {};
+  Compatibility compatibility = Compatibility::kDefault;
 };
 
 // Does this spec fit shape and mesh?
 struct CorrectSpecQuestion {
   PartitionSpec spec;
   Shape shape;
-  MeshSelector mesh;
+  MeshSelector mesh = {};
   bool strict = false;
   Compatibility compatibility = Compatibility::kDefault;
+  // Return fixes of the corrections.
+  bool suggest_fixes = false;
+  // An empty mesh leaves P(), instead of being an error.
+  bool allow_empty_mesh = false;
 };
 
 struct SpecAnswer {
@@ -62,6 +79,8 @@ struct SpecAnswer {
   PartitionSpec effective;
   // By rising dimension.
   std::vector<Correction> corrections;
+  // Empty unless asked for; see SuggestFixes.
+  std::vector<Fix> fixes;
   // Empty unless asked for.
   std::vector<ExplanationStep> explanation;
   // The tile's extent in each dimension; nullopt where no shape was given.
@@ -70,14 +89,74 @@ struct SpecAnswer {
   int64_t revision = 0;
 };
 
+// What is an existing array of this shape constrained to?
+struct ConstrainQuestion {
+  // A spec; or semantic axes or the name of a preset, with a mode and a profile.
+  std::variant<PartitionSpec, std::vector<AxisValue>, std::string> layout;
+  std::optional<Mode> mode = std::nullopt;
+  ProfileSelector profile = {};
+  Shape shape;
+  MeshSelector mesh = {};
+  // With axes or a preset: see ApplyLogicalSharding.
+  bool auto_correct = false;
+  bool strict = false;
+  Compatibility compatibility = Compatibility::kDefault;
+};
+
+struct ConstraintAnswer {
+  PartitionSpec requested;
+  // Nullopt: the array stays as it is.
+  std::optional<PartitionSpec> constraint;
+  std::vector<Correction> corrections;
+  int64_t revision = 0;
+};
+
+// Do two specs mean the same for tensors of this rank?
+struct CompareQuestion {
+  PartitionSpec a;
+  PartitionSpec b;
+  MeshSelector mesh = {};
+  int64_t rank = 0;
+  Compatibility compatibility = Compatibility::kDefault;
+};
+
+struct Comparison {
+  bool equal = false;       // P() and P(None) are not
+  bool equivalent = false;  // every tensor of that rank lies alike
+  bool a_fully_replicated = false;
+  bool b_fully_replicated = false;
+};
+
+// Why does a tensor have its spec?
+struct ExplainQuestion {
+  std::string name;  // 1 to 1,024 bytes
+  Shape shape;
+  RuleSetSelector rules = {};
+  // Instead of rules: semantic axes, with a profile and a mode.
+  std::optional<std::vector<AxisValue>> axes = std::nullopt;
+  ProfileSelector profile = {};
+  std::optional<Mode> mode = std::nullopt;
+  MeshSelector mesh = {};
+  Compatibility compatibility = Compatibility::kDefault;
+};
+
+struct TensorExplanation {
+  SpecAnswer spec;  // with fixes and the chain of reasons
+  std::optional<int64_t> rule_index;
+};
+
 // How does a tensor lie on a mesh?
 struct TilingQuestion {
   MeshSelector mesh;
   PartitionSpec spec;  // must fit
   Shape shape;
   // Positions whose tiles are wanted, at most 65,536.
-  std::vector<DeviceId> devices;
+  std::vector<DeviceId> devices = {};
   Compatibility compatibility = Compatibility::kDefault;
+  // A range of the tensor whose owners are wanted.
+  std::optional<Tile> range = std::nullopt;
+  // Positions whose replica groups are wanted, at most 65,536.
+  std::vector<DeviceId> replica_groups_of = {};
 };
 
 struct DeviceTile {
@@ -93,6 +172,10 @@ struct TilingAnswer {
   bool fully_replicated = false;
   // Of the devices asked for, in that order.
   std::vector<DeviceTile> tiles;
+  // The pieces of the range asked for, in row-major order.
+  std::vector<OwnedTile> owners;
+  // For each position asked for, all devices that hold its tile.
+  std::vector<std::vector<DeviceId>> replica_groups;
   int64_t revision = 0;
 };
 
@@ -118,19 +201,28 @@ struct TreeQuestion {
   // A tensor that no rule matches is answered as such; otherwise it ends the call with
   // UNMATCHED_TENSOR.
   bool keep_unmatched = false;
+  // Return fixes of the corrections.
+  bool suggest_fixes = false;
+  // Specs that tensors bring must name axes of the mesh alone, each once, though correction would
+  // drop the others.
+  bool own_specs_must_suit_mesh = false;
 };
 
 struct TreeTensor {
   std::string name;  // unique in the tree, 1 to 1,024 bytes
   Shape shape;
   std::optional<Dtype> dtype = std::nullopt;  // nullopt counts no bytes
-  std::vector<AxisValue> axes = {};           // semantic; instead of rules
+  // Instead of rules: semantic axes, or a spec of the tensor's own.
+  std::optional<std::vector<AxisValue>> axes = std::nullopt;
+  std::optional<PartitionSpec> spec = std::nullopt;
 };
 
 struct TreeSpec {
   PartitionSpec requested;
   PartitionSpec effective;
   std::vector<Correction> corrections;
+  // Empty unless asked for; see SuggestFixes.
+  std::vector<Fix> fixes;
 };
 
 struct TreePlacement {
@@ -143,16 +235,13 @@ struct TreePlacement {
   int64_t bytes_per_device = 0;
 };
 
-// Totals over a tree; bytes count tensors whose dtype was given.
-struct LayoutSummary {
-  int64_t tensors = 0;
-  int64_t total_bytes = 0;  // each element once
-  int64_t min_bytes_per_device = 0;
-  int64_t max_bytes_per_device = 0;
-  int64_t replicated_bytes = 0;    // sum over devices minus total_bytes
-  int64_t replicated_tensors = 0;  // of which each device holds all
-  int64_t corrected_tensors = 0;
-  int64_t devices = 0;
+// A report, and how many tensors are of some kinds. Bytes count tensors whose dtype was given.
+struct TreeReport {
+  LayoutReport layout;
+  int64_t devices = 0;              // 0 without a mesh
+  int64_t corrected_tensors = 0;    // whose spec was corrected
+  int64_t replicated_tensors = 0;   // of which each device holds all
+  int64_t unmatched_tensors = 0;    // that no rule matches
 };
 
 struct TreeAnswer {
@@ -160,7 +249,7 @@ struct TreeAnswer {
   std::vector<TreeSpec> specs;
   // One for each tensor, in the order asked.
   std::vector<TreePlacement> placements;
-  LayoutSummary summary;
+  TreeReport report;
   int64_t revision = 0;
 };
 

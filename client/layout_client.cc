@@ -3,7 +3,9 @@
 
 #include "client/coordinator_client.h"
 #include "client/coordinator_connection.h"
+#include "client/tree_encoder.h"
 #include "rpc/array_codec.h"
+#include "rpc/layout_codec.h"
 #include "rpc/spec_codec.h"
 #include "sharding/status_macros.h"
 
@@ -17,11 +19,25 @@ void EncodeAxes(absl::Span<const AxisValue> from,
   }
 }
 
+// Corrections, and the fixes that stand in them.
+absl::Status DecodeCorrections(const google::protobuf::RepeatedPtrField<v1::Correction>& from,
+                               std::vector<Correction>* corrections, std::vector<Fix>* fixes) {
+  SHARDMESH_RETURN_IF_ERROR(DecodeAnswers(from, corrections));
+  for (int i = 0; i < from.size(); ++i) {
+    for (const v1::Fix& wire : from[i].fixes()) {
+      SHARDMESH_ASSIGN_OR_RETURN(Fix fix, DecodeAnswer(wire));
+      fix.correction = i;
+      fixes->push_back(std::move(fix));
+    }
+  }
+  return absl::OkStatus();
+}
+
 // Fields that the answers to both questions about one spec have.
 template <typename Response>
 absl::Status DecodeFit(const Response& from, SpecAnswer* to) {
   SHARDMESH_ASSIGN_OR_RETURN(to->effective, DecodeAnswer(from.effective()));
-  SHARDMESH_RETURN_IF_ERROR(DecodeAnswers(from.corrections(), &to->corrections));
+  SHARDMESH_RETURN_IF_ERROR(DecodeCorrections(from.corrections(), &to->corrections, &to->fixes));
   to->revision = from.revision();
   return absl::OkStatus();
 }
@@ -45,53 +61,77 @@ void EncodeHeader(const TreeQuestion& from, v1::ResolveTreeHeader* to) {
   to->set_compatibility(EncodeCompatibility(from.compatibility));
   to->set_match_only(from.match_only);
   to->set_keep_unmatched(from.keep_unmatched);
+  to->set_suggest_fixes(from.suggest_fixes);
+  to->set_own_specs_must_suit_mesh(from.own_specs_must_suit_mesh);
 }
 
-void EncodeTensor(const TreeTensor& from, v1::TreeTensor* to) {
-  to->set_name(from.name);
-  rpc::Encode(from.shape, to->mutable_shape());
-  if (from.dtype.has_value()) {
-    to->set_dtype(rpc::Encode(*from.dtype));
+absl::Status Append(const v1::TreeSpec& from, std::vector<TreeSpec>* to) {
+  TreeSpec& spec = to->emplace_back();
+  SHARDMESH_ASSIGN_OR_RETURN(spec.requested, DecodeAnswer(from.requested()));
+  SHARDMESH_ASSIGN_OR_RETURN(spec.effective, DecodeAnswer(from.effective()));
+  return DecodeCorrections(from.corrections(), &spec.corrections, &spec.fixes);
+}
+
+// Whether a column has an entry for each of `count` tensors, or is left out.
+bool IsColumn(int have, int count) { return have == 0 || have == count; }
+
+absl::Status Append(const v1::TreePlacements& from, TreeAnswer* to) {
+  const int count = from.spec_indexes_size();
+  if (!IsColumn(from.rules_size(), count) || !IsColumn(from.bytes_per_device_size(), count)) {
+    return BadAnswer(absl::InvalidArgumentError("columns of placements differ in length"));
   }
-  EncodeAxes(from.axes, to->mutable_axes());
+  const size_t first = to->placements.size();
+  to->placements.resize(first + static_cast<size_t>(count));
+  for (int i = 0; i < count; ++i) {
+    TreePlacement& placement = to->placements[first + static_cast<size_t>(i)];
+    placement.spec_index = from.spec_indexes(i);
+    if (placement.spec_index >= to->specs.size()) {
+      return BadAnswer(absl::InvalidArgumentError(
+          StrCat("spec ", placement.spec_index, " of ", to->specs.size())));
+    }
+    if (from.rules_size() != 0 && from.rules(i) != 0) {
+      placement.rule_index = static_cast<int64_t>(from.rules(i)) - 1;
+    }
+    if (from.bytes_per_device_size() != 0) {
+      placement.bytes_per_device = from.bytes_per_device(i);
+    }
+  }
+  for (const uint32_t i : from.unmatched()) {
+    if (i >= static_cast<uint32_t>(count)) {
+      return BadAnswer(absl::InvalidArgumentError(StrCat("placement ", i, " of ", count)));
+    }
+    to->placements[first + i].unmatched = true;
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Append(const v1::ResolveTreeResponse& from, TreeAnswer* to) {
   for (const v1::TreeSpec& wire : from.specs()) {
-    TreeSpec& spec = to->specs.emplace_back();
-    SHARDMESH_ASSIGN_OR_RETURN(spec.requested, DecodeAnswer(wire.requested()));
-    SHARDMESH_ASSIGN_OR_RETURN(spec.effective, DecodeAnswer(wire.effective()));
-    SHARDMESH_RETURN_IF_ERROR(DecodeAnswers(wire.corrections(), &spec.corrections));
+    SHARDMESH_RETURN_IF_ERROR(Append(wire, &to->specs));
   }
-  for (const v1::TreePlacement& wire : from.placements()) {
-    if (wire.spec_index() >= to->specs.size()) {
-      return BadAnswer(
-          absl::InvalidArgumentError(StrCat("spec ", wire.spec_index(), " of ", to->specs.size())));
-    }
-    TreePlacement& placement = to->placements.emplace_back();
-    placement.spec_index = wire.spec_index();
-    if (wire.rule_index() >= 0) {
-      placement.rule_index = wire.rule_index();
-    }
-    placement.unmatched = wire.unmatched();
-    placement.bytes_per_device = wire.bytes_per_device();
-  }
-  if (from.has_summary()) {
-    const v1::LayoutSummary& wire = from.summary();
-    to->summary = {.tensors = wire.tensors(),
-                   .total_bytes = wire.total_bytes(),
-                   .min_bytes_per_device = wire.min_bytes_per_device(),
-                   .max_bytes_per_device = wire.max_bytes_per_device(),
-                   .replicated_bytes = wire.replicated_bytes(),
-                   .replicated_tensors = wire.replicated_tensors(),
-                   .corrected_tensors = wire.corrected_tensors(),
-                   .devices = wire.devices()};
+  SHARDMESH_RETURN_IF_ERROR(Append(from.placements(), to));
+  if (from.has_report()) {
+    SHARDMESH_ASSIGN_OR_RETURN(to->report, DecodeReport(from.report()));
     to->revision = from.revision();
   }
   return absl::OkStatus();
 }
 
 }  // namespace
+
+absl::StatusOr<TreeReport> DecodeReport(const v1::LayoutReport& from) {
+  TreeReport report;
+  absl::StatusOr<LayoutReport> layout = rpc::Decode(from);
+  if (!layout.ok()) {
+    return BadAnswer(layout.status());
+  }
+  report.layout = *std::move(layout);
+  report.devices = from.devices();
+  report.corrected_tensors = from.corrected_tensors();
+  report.replicated_tensors = from.replicated_tensors();
+  report.unmatched_tensors = from.unmatched_tensors();
+  return report;
+}
 
 absl::StatusOr<SpecAnswer> CoordinatorClient::ResolveSpec(const ResolveSpecQuestion& question,
                                                           const Options& options) {
@@ -109,6 +149,7 @@ absl::StatusOr<SpecAnswer> CoordinatorClient::ResolveSpec(const ResolveSpecQuest
   request.set_policy(EncodePolicy(question.strict));
   request.set_compatibility(EncodeCompatibility(question.compatibility));
   request.set_explain(question.explain);
+  request.set_suggest_fixes(question.suggest_fixes);
   v1::ResolveSpecResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection_->Call(
       connection_->layouts, &v1::ResolveService::Stub::ResolveSpec, request, options, &response));
@@ -116,10 +157,28 @@ absl::StatusOr<SpecAnswer> CoordinatorClient::ResolveSpec(const ResolveSpecQuest
   SHARDMESH_ASSIGN_OR_RETURN(answer.requested, DecodeAnswer(response.requested()));
   SHARDMESH_RETURN_IF_ERROR(DecodeFit(response, &answer));
   SHARDMESH_RETURN_IF_ERROR(DecodeAnswers(response.explanation(), &answer.explanation));
-  if (question.shape.has_value()) {
+  const Mesh* const mesh = std::get_if<Mesh>(&question.mesh);
+  if (question.shape.has_value() && (mesh == nullptr || !mesh->empty())) {
     answer.shard_shape = ShapeOf(response.shard_shape());
   }
   return answer;
+}
+
+absl::StatusOr<std::vector<AxisValue>> CoordinatorClient::ResolveAxes(
+    const ResolveAxesQuestion& question, const Options& options) {
+  v1::ResolveAxesRequest request;
+  EncodeAxes(question.axes, request.mutable_axes());
+  if (question.mode.has_value()) {
+    rpc::Encode(*question.mode, request.mutable_mode());
+  }
+  EncodeSelector(question.profile, request.mutable_profile());
+  request.set_compatibility(EncodeCompatibility(question.compatibility));
+  v1::ResolveAxesResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
+      connection_->layouts, &v1::ResolveService::Stub::ResolveAxes, request, options, &response));
+  std::vector<AxisValue> values;
+  SHARDMESH_RETURN_IF_ERROR(DecodeAnswers(response.values(), &values));
+  return values;
 }
 
 absl::StatusOr<SpecAnswer> CoordinatorClient::CorrectSpec(const CorrectSpecQuestion& question,
@@ -130,6 +189,8 @@ absl::StatusOr<SpecAnswer> CoordinatorClient::CorrectSpec(const CorrectSpecQuest
   EncodeSelector(question.mesh, request.mutable_mesh());
   request.set_policy(EncodePolicy(question.strict));
   request.set_compatibility(EncodeCompatibility(question.compatibility));
+  request.set_suggest_fixes(question.suggest_fixes);
+  request.set_allow_empty_mesh(question.allow_empty_mesh);
   v1::CorrectSpecResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection_->Call(
       connection_->layouts, &v1::ResolveService::Stub::CorrectSpec, request, options, &response));
@@ -140,6 +201,91 @@ absl::StatusOr<SpecAnswer> CoordinatorClient::CorrectSpec(const CorrectSpecQuest
   return answer;
 }
 
+absl::StatusOr<ConstraintAnswer> CoordinatorClient::ConstrainArray(
+    const ConstrainQuestion& question, const Options& options) {
+  v1::ConstrainArrayRequest request;
+  if (const auto* spec = std::get_if<PartitionSpec>(&question.layout)) {
+    rpc::Encode(*spec, request.mutable_spec());
+  } else {
+    if (const auto* axes = std::get_if<std::vector<AxisValue>>(&question.layout)) {
+      EncodeAxes(*axes, request.mutable_axes()->mutable_axes());
+    } else {
+      request.set_preset(std::get<std::string>(question.layout));
+    }
+    if (question.mode.has_value()) {
+      rpc::Encode(*question.mode, request.mutable_mode());
+    }
+    EncodeSelector(question.profile, request.mutable_profile());
+  }
+  rpc::Encode(question.shape, request.mutable_shape()->mutable_sizes());
+  EncodeSelector(question.mesh, request.mutable_mesh());
+  request.set_auto_correct(question.auto_correct);
+  request.set_policy(EncodePolicy(question.strict));
+  request.set_compatibility(EncodeCompatibility(question.compatibility));
+  v1::ConstrainArrayResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->layouts,
+                                              &v1::ResolveService::Stub::ConstrainArray, request,
+                                              options, &response));
+  ConstraintAnswer answer;
+  SHARDMESH_ASSIGN_OR_RETURN(answer.requested, DecodeAnswer(response.requested()));
+  if (response.has_constraint()) {
+    SHARDMESH_ASSIGN_OR_RETURN(answer.constraint, DecodeAnswer(response.constraint()));
+  }
+  SHARDMESH_RETURN_IF_ERROR(DecodeAnswers(response.corrections(), &answer.corrections));
+  answer.revision = response.revision();
+  return answer;
+}
+
+absl::StatusOr<Comparison> CoordinatorClient::CompareSpecs(const CompareQuestion& question,
+                                                           const Options& options) {
+  v1::CompareSpecsRequest request;
+  rpc::Encode(question.a, request.mutable_a());
+  rpc::Encode(question.b, request.mutable_b());
+  EncodeSelector(question.mesh, request.mutable_mesh());
+  request.set_rank(static_cast<int32_t>(question.rank));
+  request.set_compatibility(EncodeCompatibility(question.compatibility));
+  v1::CompareSpecsResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
+      connection_->layouts, &v1::ResolveService::Stub::CompareSpecs, request, options, &response));
+  return Comparison{.equal = response.equal(),
+                    .equivalent = response.equivalent(),
+                    .a_fully_replicated = response.a_fully_replicated(),
+                    .b_fully_replicated = response.b_fully_replicated()};
+}
+
+absl::StatusOr<TensorExplanation> CoordinatorClient::ExplainTensor(const ExplainQuestion& question,
+                                                                   const Options& options) {
+  v1::ExplainTensorRequest request;
+  request.set_name(question.name);
+  rpc::Encode(question.shape, request.mutable_shape()->mutable_sizes());
+  if (question.axes.has_value()) {
+    EncodeAxes(*question.axes, request.mutable_axes()->mutable_axes());
+    EncodeSelector(question.profile, request.mutable_profile());
+    if (question.mode.has_value()) {
+      rpc::Encode(*question.mode, request.mutable_mode());
+    }
+  } else {
+    EncodeSelector(question.rules, request.mutable_rule_set());
+  }
+  EncodeSelector(question.mesh, request.mutable_mesh());
+  request.set_compatibility(EncodeCompatibility(question.compatibility));
+  v1::ExplainTensorResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
+      connection_->layouts, &v1::ResolveService::Stub::ExplainTensor, request, options, &response));
+  TensorExplanation answer;
+  SHARDMESH_ASSIGN_OR_RETURN(answer.spec.requested, DecodeAnswer(response.spec().requested()));
+  SHARDMESH_ASSIGN_OR_RETURN(answer.spec.effective, DecodeAnswer(response.spec().effective()));
+  SHARDMESH_RETURN_IF_ERROR(DecodeCorrections(response.spec().corrections(),
+                                              &answer.spec.corrections, &answer.spec.fixes));
+  SHARDMESH_RETURN_IF_ERROR(DecodeAnswers(response.steps(), &answer.spec.explanation));
+  answer.spec.shard_shape = ShapeOf(response.shard_shape());
+  answer.spec.revision = response.revision();
+  if (response.rule() != 0) {
+    answer.rule_index = static_cast<int64_t>(response.rule()) - 1;
+  }
+  return answer;
+}
+
 absl::StatusOr<TilingAnswer> CoordinatorClient::DescribeTiling(const TilingQuestion& question,
                                                                const Options& options) {
   v1::DescribeTilingRequest request;
@@ -147,6 +293,11 @@ absl::StatusOr<TilingAnswer> CoordinatorClient::DescribeTiling(const TilingQuest
   rpc::Encode(question.spec, request.mutable_spec());
   rpc::Encode(question.shape, request.mutable_shape()->mutable_sizes());
   request.mutable_devices()->Add(question.devices.begin(), question.devices.end());
+  if (question.range.has_value()) {
+    rpc::Encode(*question.range, request.mutable_range());
+  }
+  request.mutable_replica_groups_of()->Add(question.replica_groups_of.begin(),
+                                           question.replica_groups_of.end());
   request.set_compatibility(EncodeCompatibility(question.compatibility));
   v1::DescribeTilingResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->layouts,
@@ -161,6 +312,14 @@ absl::StatusOr<TilingAnswer> CoordinatorClient::DescribeTiling(const TilingQuest
     tile.device = wire.device();
     SHARDMESH_ASSIGN_OR_RETURN(tile.tile, DecodeAnswer(wire.tile()));
     tile.replica_id = wire.replica_id();
+  }
+  for (const v1::OwnedTile& wire : response.owners()) {
+    OwnedTile& owned = answer.owners.emplace_back();
+    SHARDMESH_ASSIGN_OR_RETURN(owned.tile, DecodeAnswer(wire.tile()));
+    owned.devices.assign(wire.devices().begin(), wire.devices().end());
+  }
+  for (const v1::DeviceGroup& wire : response.replica_groups()) {
+    answer.replica_groups.emplace_back(wire.devices().begin(), wire.devices().end());
   }
   answer.revision = response.revision();
   return answer;
@@ -196,16 +355,7 @@ absl::StatusOr<TreeAnswer> CoordinatorClient::ResolveTree(const TreeQuestion& qu
         [&] {
           v1::ResolveTreeRequest request;
           EncodeHeader(question, request.mutable_header());
-          bool is_open = stream->Write(request);
-          for (size_t i = 0; i < tensors.size() && is_open;) {
-            request.Clear();
-            for (size_t bytes = 0; i < tensors.size() && bytes < kBatchBytes; ++i) {
-              v1::TreeTensor& tensor = *request.mutable_tensors()->add_tensors();
-              EncodeTensor(tensors[i], &tensor);
-              bytes += tensor.ByteSizeLong();
-            }
-            is_open = stream->Write(request);
-          }
+          WriteTree(stream.get(), &request, tensors);
           stream->WritesDone();
         },
         [&] {

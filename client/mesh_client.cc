@@ -220,6 +220,23 @@ absl::StatusOr<SpecAnswer> MeshClient::CorrectSpec(const CorrectSpecQuestion& qu
   return impl_->coordinator().CorrectSpec(question, impl_->CallDeadline());
 }
 
+absl::StatusOr<std::vector<AxisValue>> MeshClient::ResolveAxes(
+    const ResolveAxesQuestion& question) {
+  return impl_->coordinator().ResolveAxes(question, impl_->CallDeadline());
+}
+
+absl::StatusOr<ConstraintAnswer> MeshClient::ConstrainArray(const ConstrainQuestion& question) {
+  return impl_->coordinator().ConstrainArray(question, impl_->CallDeadline());
+}
+
+absl::StatusOr<Comparison> MeshClient::CompareSpecs(const CompareQuestion& question) {
+  return impl_->coordinator().CompareSpecs(question, impl_->CallDeadline());
+}
+
+absl::StatusOr<TensorExplanation> MeshClient::ExplainTensor(const ExplainQuestion& question) {
+  return impl_->coordinator().ExplainTensor(question, impl_->CallDeadline());
+}
+
 absl::StatusOr<TilingAnswer> MeshClient::DescribeTiling(const TilingQuestion& question) {
   return impl_->coordinator().DescribeTiling(question, impl_->CallDeadline());
 }

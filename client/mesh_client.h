@@ -66,6 +66,10 @@ class MeshClient {
   // Layouts: pure questions, which need no worker.
   absl::StatusOr<SpecAnswer> ResolveSpec(const ResolveSpecQuestion& question);
   absl::StatusOr<SpecAnswer> CorrectSpec(const CorrectSpecQuestion& question);
+  absl::StatusOr<std::vector<AxisValue>> ResolveAxes(const ResolveAxesQuestion& question);
+  absl::StatusOr<ConstraintAnswer> ConstrainArray(const ConstrainQuestion& question);
+  absl::StatusOr<Comparison> CompareSpecs(const CompareQuestion& question);
+  absl::StatusOr<TensorExplanation> ExplainTensor(const ExplainQuestion& question);
   absl::StatusOr<TilingAnswer> DescribeTiling(const TilingQuestion& question);
   absl::StatusOr<std::vector<NamedPreset>> ListPresets();
   // At most 1,000,000 tensors.

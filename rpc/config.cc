@@ -234,7 +234,8 @@ absl::StatusOr<RuleSetDefinition> ParseRulesNode(const File& file, std::string_v
   if (!rule_set.ok()) {
     return file.At(root["rules"].Mark(), rule_set.status());
   }
-  return RuleSetDefinition{*std::move(rule_set), separator == "/"};
+  return RuleSetDefinition{*std::move(rule_set), separator == "/",
+                           /*default_min_size=*/!options.min_size.has_value()};
 }
 
 absl::StatusOr<SemanticAxis> ParseSemanticAxis(const File& file, const YAML::Node& node) {

@@ -25,6 +25,8 @@ struct RuleSetDefinition {
   RuleSet rules;
   // Dots of names become slashes, as flax trees have them.
   bool slashes = false;
+  // The least size of `rules` was left to the coordinator's configuration.
+  bool default_min_size = false;
 };
 
 // `name` as the rules of `definition` see it.

@@ -336,11 +336,33 @@ absl::StatusOr<PartitionSpec> Decode(const v1::PartitionSpec& from) {
   return spec;
 }
 
+namespace {
+
+// The wire keeps 0 for "not set" and has the types in the same order.
+static_assert(static_cast<int>(AxisType::kManual) + 1 == v1::AXIS_TYPE_MANUAL);
+
+v1::AxisType Encode(AxisType from) { return static_cast<v1::AxisType>(static_cast<int>(from) + 1); }
+
+absl::StatusOr<AxisType> Decode(v1::AxisType from) {
+  if (!v1::AxisType_IsValid(from)) {
+    return BadField("type", StrCat("axis type ", static_cast<int>(from),
+                                   " is not known; leave it unset, or use AUTO, EXPLICIT or "
+                                   "MANUAL"));
+  }
+  return from == v1::AXIS_TYPE_UNSPECIFIED ? AxisType::kAuto
+                                           : static_cast<AxisType>(static_cast<int>(from) - 1);
+}
+
+}  // namespace
+
 void Encode(const Mesh& from, v1::Mesh* to) {
   for (const MeshAxis& axis : from.axes()) {
     v1::MeshAxis* added = to->add_axes();
     added->set_name(axis.name);
     added->set_size(axis.size);
+    if (axis.type != AxisType::kAuto) {
+      added->set_type(Encode(axis.type));
+    }
   }
   // Ids that are the positions are left out; asking each position would cost O(devices) to no end.
   MeshOptions options;
@@ -366,13 +388,11 @@ absl::StatusOr<Mesh> Decode(const v1::Mesh& from, std::optional<int64_t> device_
   axes.reserve(static_cast<size_t>(from.axes_size()));
   for (int i = 0; i < from.axes_size(); ++i) {
     const v1::MeshAxis& axis = from.axes(i);
-    if (!v1::AxisType_IsValid(axis.type())) {
-      return WithField(BadField("type", StrCat("axis type ", static_cast<int>(axis.type()),
-                                               " is not known; leave it unset, or use AUTO, "
-                                               "EXPLICIT or MANUAL")),
-                       "axes", static_cast<size_t>(i));
+    const auto type = Decode(axis.type());
+    if (!type.ok()) {
+      return WithField(type.status(), "axes", static_cast<size_t>(i));
     }
-    axes.push_back({axis.name(), axis.size()});
+    axes.push_back({axis.name(), axis.size(), *type});
   }
   MeshOptions options;
   options.device_count = device_count;
@@ -488,17 +508,26 @@ void Encode(const RuleSetDefinition& from, v1::RuleSet* to) {
     added->set_pattern(rule.pattern);
     Encode(rule.spec, added->mutable_spec());
   }
-  to->set_min_size(from.rules.min_size());
+  if (from.default_min_size) {
+    to->set_use_min_sharding_size(true);
+  } else {
+    to->set_min_size(from.rules.min_size());
+  }
   to->set_strict(from.rules.strict());
   to->set_separator(from.slashes ? "/" : ".");
 }
 
-absl::StatusOr<RuleSetDefinition> Decode(const v1::RuleSet& from, Compatibility compatibility) {
+absl::StatusOr<RuleSetDefinition> Decode(const v1::RuleSet& from, Compatibility compatibility,
+                                         int64_t min_sharding_size) {
   if (from.rules_size() > RuleSet::kMaxRules) {
     return LimitExceeded("rules", "rules", from.rules_size(), RuleSet::kMaxRules);
   }
-  if (from.min_size() < 0) {
+  // Below 0 is as good as 0, and the originals take it.
+  if (from.min_size() < 0 && compatibility == Compatibility::kDefault) {
     return BadField("min_size", StrCat("min_size is ", from.min_size(), "; it must be at least 0"));
+  }
+  if (from.has_min_size() && from.use_min_sharding_size()) {
+    return BadField("use_min_sharding_size", "is set, and so is min_size; set one of them");
   }
   if (!from.separator().empty() && from.separator() != "." && from.separator() != "/") {
     return BadField("separator", StrCat("separator ", PythonRepr(from.separator()),
@@ -515,14 +544,15 @@ absl::StatusOr<RuleSetDefinition> Decode(const v1::RuleSet& from, Compatibility 
     rules.push_back({from.rules(i).pattern(), *std::move(spec)});
   }
   RuleSetOptions options;
-  options.min_size = from.min_size();
+  options.min_size = from.use_min_sharding_size() ? min_sharding_size : from.min_size();
   options.strict = !from.has_strict() || from.strict();
   options.defer_pattern_errors = compatibility == Compatibility::kExact;
   auto rule_set = RuleSet::Create(std::move(rules), options);
   if (!rule_set.ok()) {
     return WithField(std::move(rule_set).status(), "rules");
   }
-  return RuleSetDefinition{*std::move(rule_set), from.separator() == "/"};
+  return RuleSetDefinition{*std::move(rule_set), from.separator() == "/",
+                           from.use_min_sharding_size()};
 }
 
 void Encode(const Mode& from, v1::ModeSelector* to) {
@@ -610,10 +640,76 @@ absl::StatusOr<Correction> Decode(const v1::Correction& from) {
                     from.need(),           {from.absent_axes().begin(), from.absent_axes().end()}};
 }
 
+void Encode(const Fix& from, v1::Fix* to) {
+  // The wire keeps 0 for "not set" and has the kinds in the same order.
+  static_assert(static_cast<int>(Fix::Kind::kAxisOrder) + 1 == v1::Fix::KIND_AXIS_ORDER);
+  to->set_kind(static_cast<v1::Fix::Kind>(static_cast<int>(from.kind) + 1));
+  to->set_dimension(static_cast<int32_t>(from.dim));
+  Encode(from.spec, to->mutable_spec());
+  Encode(from.shape, to->mutable_shape());
+  to->set_message(from.text);
+  to->mutable_axes()->Add(from.axes.begin(), from.axes.end());
+  to->set_size(from.size);
+}
+
+absl::StatusOr<Fix> Decode(const v1::Fix& from) {
+  if (from.kind() == v1::Fix::KIND_UNSPECIFIED || !v1::Fix::Kind_IsValid(from.kind())) {
+    return BadField("kind", StrCat("fix of unknown kind ", static_cast<int>(from.kind())));
+  }
+  Fix fix;
+  fix.kind = static_cast<Fix::Kind>(static_cast<int>(from.kind()) - 1);
+  fix.dim = from.dimension();
+  auto spec = Decode(from.spec());
+  if (!spec.ok()) {
+    return WithField(std::move(spec).status(), "spec");
+  }
+  fix.spec = *std::move(spec);
+  auto shape = DecodeShape(from.shape());
+  if (!shape.ok()) {
+    return WithField(std::move(shape).status(), "shape");
+  }
+  fix.shape = *std::move(shape);
+  fix.text = from.message();
+  fix.axes.assign(from.axes().begin(), from.axes().end());
+  fix.size = from.size();
+  return fix;
+}
+
+void Encode(absl::Span<const LogicalRule> from, v1::LogicalRules* to) {
+  for (const LogicalRule& rule : from) {
+    v1::LogicalRule* added = to->add_rules();
+    added->set_name(rule.name);
+    Encode(rule.mesh_axes, added->mutable_value());
+  }
+}
+
+absl::StatusOr<LogicalRules> Decode(const v1::LogicalRules& from) {
+  if (from.rules_size() > kMaxLogicalRules) {
+    return LimitExceeded("rules", "rules", from.rules_size(), kMaxLogicalRules);
+  }
+  LogicalRules rules;
+  rules.reserve(static_cast<size_t>(from.rules_size()));
+  for (int i = 0; i < from.rules_size(); ++i) {
+    const v1::LogicalRule& rule = from.rules(i);
+    const auto place = static_cast<size_t>(i);
+    if (rule.name().size() > kMaxAxisNameBytes) {
+      return WithField(LimitExceeded("name", "bytes", static_cast<int64_t>(rule.name().size()),
+                                     static_cast<int64_t>(kMaxAxisNameBytes)),
+                       "rules", place);
+    }
+    auto value = Decode(rule.value());
+    if (!value.ok()) {
+      return WithField(WithField(std::move(value).status(), "value"), "rules", place);
+    }
+    rules.push_back({rule.name(), *std::move(value)});
+  }
+  return rules;
+}
+
 void Encode(const ExplanationStep& from, v1::ExplanationStep* to) {
   // The wire keeps 0 for "not set" and has the kinds in the same order.
-  static_assert(static_cast<int>(ExplanationStep::Kind::kCorrection) + 1 ==
-                v1::ExplanationStep::KIND_CORRECTION);
+  static_assert(static_cast<int>(ExplanationStep::Kind::kNearMiss) + 1 ==
+                v1::ExplanationStep::KIND_NEAR_MISS);
   to->set_kind(static_cast<v1::ExplanationStep::Kind>(static_cast<int>(from.kind) + 1));
   to->set_dimension(static_cast<int32_t>(from.dim));
   to->set_subject(from.subject);

@@ -19,6 +19,8 @@
 #include "sharding/compatibility.h"
 #include "sharding/correction.h"
 #include "sharding/explanation.h"
+#include "sharding/fix.h"
+#include "sharding/logical_rules.h"
 #include "sharding/mesh.h"
 #include "sharding/mode.h"
 #include "sharding/partition_axis.h"
@@ -60,7 +62,7 @@ absl::StatusOr<PartitionSpec> Decode(const v1::PartitionSpec& from);
 
 void Encode(const Mesh& from, v1::Mesh* to);
 // No axes make the empty mesh. A size of -1 needs `device_count`; kExact accepts what JAX accepts.
-// Axis types are checked and have no effect.
+// An axis type that is not set is kAuto, and kAuto is not set.
 absl::StatusOr<Mesh> Decode(const v1::Mesh& from,
                             std::optional<int64_t> device_count = std::nullopt,
                             Compatibility compatibility = Compatibility::kDefault);
@@ -75,8 +77,10 @@ void Encode(const PartitionAxis& from, v1::PartitionAxis* to);
 absl::StatusOr<PartitionAxis> Decode(const v1::PartitionAxis& from);
 
 void Encode(const RuleSetDefinition& from, v1::RuleSet* to);
+// `min_sharding_size` is the least size where the wire asks for the configured one.
 absl::StatusOr<RuleSetDefinition> Decode(const v1::RuleSet& from,
-                                         Compatibility compatibility = Compatibility::kDefault);
+                                         Compatibility compatibility = Compatibility::kDefault,
+                                         int64_t min_sharding_size = kDefaultMinSize);
 
 void Encode(const Mode& from, v1::ModeSelector* to);
 // Nullopt where nothing is set. Errors: Mode::Parse's.
@@ -94,6 +98,14 @@ absl::StatusOr<Shape> DecodeShape(const google::protobuf::RepeatedField<int64_t>
 
 void Encode(const Correction& from, v1::Correction* to);
 absl::StatusOr<Correction> Decode(const v1::Correction& from);
+
+// Which correction a fix is for is told by where it stands: Fix::correction is left 0.
+void Encode(const Fix& from, v1::Fix* to);
+absl::StatusOr<Fix> Decode(const v1::Fix& from);
+
+void Encode(absl::Span<const LogicalRule> from, v1::LogicalRules* to);
+// At most kMaxLogicalRules, names of at most kMaxAxisNameBytes.
+absl::StatusOr<LogicalRules> Decode(const v1::LogicalRules& from);
 
 void Encode(const ExplanationStep& from, v1::ExplanationStep* to);
 absl::StatusOr<ExplanationStep> Decode(const v1::ExplanationStep& from);

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "rpc/array_codec.h"
-#include "rpc/digest.h"
 #include "rpc/time_codec.h"
+#include "sharding/digest.h"
 #include "sharding/reason.h"
 #include "sharding/str_cat.h"
 #include "shardmesh/internal/v1/transfer_token.pb.h"

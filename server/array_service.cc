@@ -14,7 +14,6 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/synchronization/mutex.h"
 #include "rpc/array_codec.h"
-#include "rpc/digest.h"
 #include "rpc/field_check.h"
 #include "rpc/outbox.h"
 #include "rpc/spec_codec.h"
@@ -24,7 +23,9 @@
 #include "server/array_view_codec.h"
 #include "server/random_id.h"
 #include "server/session_pins.h"
+#include "server/resolve_answers.h"
 #include "server/tree_resolver.h"
+#include "sharding/digest.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -96,18 +97,12 @@ class PutPlan {
       return rpc::WithField(strict.status(), "header.policy");
     }
     question.strict = strict_ = *strict;
-    if (header.rule_set().has_name()) {
-      SHARDMESH_ASSIGN_OR_RETURN(const rpc::RuleSetDefinition* rules,
-                                 state.FindRuleSet(header.rule_set().name()));
-      question.rules = *rules;
-    } else if (header.rule_set().has_inline_()) {
-      auto rules = rpc::Decode(header.rule_set().inline_());
-      if (!rules.ok()) {
-        return rpc::WithField(rules.status(), "header.rule_set.inline");
-      }
-      question.rules = *std::move(rules);
+    auto rules = SelectRules(state, header.rule_set(), Compatibility::kDefault);
+    if (!rules.ok()) {
+      return rpc::WithField(rules.status(), "header.rule_set");
     }
-    resolver_ = std::make_unique<TreeResolver>(std::move(question));
+    question.rules = *std::move(rules);
+    SHARDMESH_ASSIGN_OR_RETURN(resolver_, TreeResolver::Create(std::move(question)));
     session_id_ = header.session_id();
     request_id_ = header.request_id();
     return absl::OkStatus();
@@ -252,7 +247,7 @@ class PutPlan {
       return rpc::BadField("spec", "is not set, and a tensor without a name matches no rule");
     }
     const TreeTensor named{
-        .name = tensor.name(), .shape = array->shape, .dtype = array->dtype, .axes = {}};
+        .name = tensor.name(), .shape = array->shape, .dtype = array->dtype};
     SHARDMESH_ASSIGN_OR_RETURN(const std::vector<TreePlacement> placements,
                                resolver_->Add({named}));
     const TreeSpec& spec = resolver_->specs()[placements.front().spec_index];
@@ -610,8 +605,8 @@ class ArrayService final : public v1::ArrayService::CallbackService {
       return Answer(context, checked);
     }
     const auto remembered = context_.catalogue->requests().Begin(
-        request_id, rpc::Sha256(StrCat("move ", move.name, "\n", move.array_id, "\n",
-                                       move.expected_version.value_or(-1))));
+        request_id, Sha256(StrCat("move ", move.name, "\n", move.array_id, "\n",
+                                  move.expected_version.value_or(-1))));
     if (!remembered.ok()) {
       return Answer(context, remembered.status());
     }

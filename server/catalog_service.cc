@@ -32,6 +32,8 @@ v1::EntryKind Encode(DefinitionKind kind) {
       return v1::ENTRY_KIND_PROFILE;
     case DefinitionKind::kRuleSet:
       return v1::ENTRY_KIND_RULE_SET;
+    case DefinitionKind::kLogicalRules:
+      return v1::ENTRY_KIND_LOGICAL_RULES;
   }
   return v1::ENTRY_KIND_UNSPECIFIED;
 }
@@ -44,8 +46,10 @@ absl::StatusOr<DefinitionKind> Decode(v1::EntryKind kind) {
       return DefinitionKind::kProfile;
     case v1::ENTRY_KIND_RULE_SET:
       return DefinitionKind::kRuleSet;
+    case v1::ENTRY_KIND_LOGICAL_RULES:
+      return DefinitionKind::kLogicalRules;
     default:
-      return rpc::BadField("kind", "must be a mesh, a profile or a rule set");
+      return rpc::BadField("kind", "must be a mesh, a profile, a rule set or logical rules");
   }
 }
 

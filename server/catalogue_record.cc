@@ -72,6 +72,7 @@ void Encode(const Mesh& from, proto::ArrayRecord* to) {
     proto::MeshAxisRecord* record = to->add_axes();
     record->set_name(axis.name);
     record->set_size(axis.size);
+    record->set_type(static_cast<uint32_t>(axis.type));
   }
   bool in_order = true;
   for (DeviceId device = 0; device < from.size(); ++device) {
@@ -122,7 +123,9 @@ absl::StatusOr<Array> Decode(std::string_view key, const proto::ArrayRecord& fro
   descriptor.mesh_id = from.mesh_id();
   descriptor.mesh_revision = from.mesh_revision();
   std::vector<MeshAxis> axes;
-  for (const proto::MeshAxisRecord& axis : from.axes()) axes.push_back({axis.name(), axis.size()});
+  for (const proto::MeshAxisRecord& axis : from.axes()) {
+    axes.push_back({axis.name(), axis.size(), static_cast<AxisType>(axis.type())});
+  }
   MeshOptions options;
   options.global_ids.assign(from.device_ids().begin(), from.device_ids().end());
   absl::StatusOr<Mesh> mesh = Mesh::Create(std::move(axes), std::move(options));

@@ -4,11 +4,11 @@
 #include <optional>
 #include <utility>
 
-#include "rpc/digest.h"
 #include "rpc/field_check.h"
 #include "rpc/spec_codec.h"
 #include "rpc/status.h"
 #include "rpc/time_codec.h"
+#include "sharding/digest.h"
 #include "sharding/nearest_name.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
@@ -20,7 +20,7 @@ namespace shardmesh::server {
 namespace {
 
 constexpr DefinitionKind kKinds[] = {DefinitionKind::kMesh, DefinitionKind::kProfile,
-                                     DefinitionKind::kRuleSet};
+                                     DefinitionKind::kRuleSet, DefinitionKind::kLogicalRules};
 
 std::string KeyOf(DefinitionKind kind, std::string_view name) {
   return StrCat(DefinitionKindName(kind), "/", name);
@@ -47,7 +47,8 @@ std::string Encode(const Definition& definition) {
 
 absl::StatusOr<std::shared_ptr<const Definition>> Decode(std::string_view name,
                                                          std::string_view bytes,
-                                                         Revision revision) {
+                                                         Revision revision,
+                                                         int64_t min_sharding_size) {
   store::v1::Definition record;
   if (!record.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
     return absl::DataLossError("the record is not a Definition message");
@@ -59,7 +60,8 @@ absl::StatusOr<std::shared_ptr<const Definition>> Decode(std::string_view name,
   SHARDMESH_ASSIGN_OR_RETURN(definition->updated, rpc::Decode(record.update_time()));
   definition->wire_value = record.value().SerializeAsString();
   SHARDMESH_ASSIGN_OR_RETURN(definition->value,
-                             StatePublisher::DecodeValue(definition->wire_value));
+                             StatePublisher::DecodeValue(definition->wire_value,
+                                                         min_sharding_size));
   return definition;
 }
 
@@ -86,6 +88,8 @@ std::string_view DefinitionKindName(DefinitionKind kind) {
       return "profile";
     case DefinitionKind::kRuleSet:
       return "rule_set";
+    case DefinitionKind::kLogicalRules:
+      return "logical_rules";
   }
   return "";
 }
@@ -126,29 +130,39 @@ absl::StatusOr<const rpc::RuleSetDefinition*> ClusterState::FindRuleSet(
   return &std::get<rpc::RuleSetDefinition>(definition->value);
 }
 
-StatePublisher::StatePublisher(Store* store, rpc::Clock* clock, RequestMemory* requests)
+absl::StatusOr<const LogicalRules*> ClusterState::FindLogicalRules(std::string_view name) const {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto definition, Find(DefinitionKind::kLogicalRules, name));
+  return &std::get<LogicalRules>(definition->value);
+}
+
+StatePublisher::StatePublisher(Store* store, rpc::Clock* clock, RequestMemory* requests,
+                               int64_t min_sharding_size)
     : store_(store),
       clock_(clock),
       requests_(requests),
+      min_sharding_size_(min_sharding_size),
       id_(NextPublisherId()),
       state_(std::make_shared<ClusterState>()) {}
 
 absl::StatusOr<std::unique_ptr<StatePublisher>> StatePublisher::Open(Store* store,
                                                                      rpc::Clock* clock,
-                                                                     RequestMemory* requests) {
-  auto publisher = std::unique_ptr<StatePublisher>(new StatePublisher(store, clock, requests));
+                                                                     RequestMemory* requests,
+                                                                     int64_t min_sharding_size) {
+  auto publisher = std::unique_ptr<StatePublisher>(
+      new StatePublisher(store, clock, requests, min_sharding_size));
   SHARDMESH_RETURN_IF_ERROR(publisher->Load());
   return publisher;
 }
 
 absl::Status StatePublisher::Load() {
   auto state = std::make_shared<ClusterState>();
+  state->min_sharding_size_ = min_sharding_size_;
   for (const DefinitionKind kind : kKinds) {
     SHARDMESH_ASSIGN_OR_RETURN(const KeyValues stored, store_->List(KeyOf(kind, "")));
     state->revision_ = stored.revision;
     for (const KeyValue& item : stored.items) {
       const std::string name = ParseKey(item.key)->second;
-      auto definition = Decode(name, item.value, item.mod_revision);
+      auto definition = Decode(name, item.value, item.mod_revision, min_sharding_size_);
       if (!definition.ok()) {
         return WithReason(absl::DataLossError(StrCat("cannot read ", item.key, " in the store: ",
                                                      ToStd(definition.status().message()))),
@@ -182,7 +196,8 @@ const ClusterState& StatePublisher::state() const {
   return *cache.state;
 }
 
-absl::StatusOr<DefinitionValue> StatePublisher::DecodeValue(std::string_view wire_value) {
+absl::StatusOr<DefinitionValue> StatePublisher::DecodeValue(std::string_view wire_value,
+                                                             int64_t min_sharding_size) {
   v1::EntryValue value;
   if (!value.ParseFromArray(wire_value.data(), static_cast<int>(wire_value.size()))) {
     return rpc::BadField("value", "is not an EntryValue message");
@@ -203,20 +218,29 @@ absl::StatusOr<DefinitionValue> StatePublisher::DecodeValue(std::string_view wir
       return *std::move(profile);
     }
     case v1::EntryValue::kRuleSet: {
-      auto rules = rpc::Decode(value.rule_set());
+      auto rules =
+          rpc::Decode(value.rule_set(), Compatibility::kDefault, min_sharding_size);
       if (!rules.ok()) {
         return rpc::WithField(rpc::WithField(rules.status(), "rule_set"), "value");
+      }
+      return *std::move(rules);
+    }
+    case v1::EntryValue::kLogicalRules: {
+      auto rules = rpc::Decode(value.logical_rules());
+      if (!rules.ok()) {
+        return rpc::WithField(rpc::WithField(rules.status(), "logical_rules"), "value");
       }
       return *std::move(rules);
     }
     case v1::EntryValue::VALUE_NOT_SET:
       break;
   }
-  return rpc::BadField("value", "has neither a mesh, nor a profile, nor a rule set");
+  return rpc::BadField("value",
+                       "has neither a mesh, nor a profile, nor a rule set, nor logical rules");
 }
 
 void StatePublisher::Create(Change change, std::string wire_value, Callback callback) {
-  auto value = DecodeValue(wire_value);
+  auto value = DecodeValue(wire_value, min_sharding_size_);
   if (!value.ok()) {
     return std::move(callback)(value.status());
   }
@@ -226,7 +250,7 @@ void StatePublisher::Create(Change change, std::string wire_value, Callback call
 }
 
 void StatePublisher::Update(Change change, std::string wire_value, Callback callback) {
-  auto value = DecodeValue(wire_value);
+  auto value = DecodeValue(wire_value, min_sharding_size_);
   if (!value.ok()) {
     return std::move(callback)(value.status());
   }
@@ -245,14 +269,15 @@ void StatePublisher::Write(Verb verb, Change change, DefinitionKind kind, std::s
     return std::move(callback)(named);
   }
   const std::string fingerprint =
-      rpc::Sha256(StrCat(static_cast<int>(verb), "\n", KeyOf(kind, change.name), "\n",
-                         change.expected_version, "\n", wire_value));
+      Sha256(StrCat(static_cast<int>(verb), "\n", KeyOf(kind, change.name), "\n",
+                    change.expected_version, "\n", wire_value));
   auto remembered = requests_->Begin(change.request_id, fingerprint);
   if (!remembered.ok()) {
     return std::move(callback)(remembered.status());
   }
   if (remembered->has_value()) {
-    return std::move(callback)(Decode(change.name, (*remembered)->bytes, (*remembered)->revision));
+    return std::move(callback)(Decode(change.name, (*remembered)->bytes,
+                                       (*remembered)->revision, min_sharding_size_));
   }
 
   const auto existing = shared_state()->Find(kind, change.name);
@@ -328,7 +353,8 @@ void StatePublisher::Publish(std::shared_ptr<const Definition> definition, Defin
 absl::StatusOr<std::unique_ptr<WatchHandle>> StatePublisher::Watch(Revision from_revision,
                                                                    WatchCallback callback) {
   return store_->Watch("", from_revision,
-                       [callback = std::move(callback)](const std::vector<WatchEvent>& changes) {
+                       [min_sharding_size = min_sharding_size_,
+                        callback = std::move(callback)](const std::vector<WatchEvent>& changes) {
                          std::vector<Event> events;
                          for (const WatchEvent& change : changes) {
                            auto key = ParseKey(change.key);
@@ -341,7 +367,8 @@ absl::StatusOr<std::unique_ptr<WatchHandle>> StatePublisher::Watch(Revision from
                                        .revision = change.revision};
                            if (change.value.has_value()) {
                              // What this process wrote, it can read.
-                             event.definition = *Decode(event.name, *change.value, change.revision);
+                             event.definition = *Decode(event.name, *change.value, change.revision,
+                                                         min_sharding_size);
                            }
                            events.push_back(std::move(event));
                          }

@@ -23,15 +23,17 @@
 #include "rpc/definitions.h"
 #include "server/request_memory.h"
 #include "server/store.h"
+#include "sharding/logical_rules.h"
 #include "sharding/partition_axis.h"
 
 namespace shardmesh::server {
 
 // In the order of DefinitionValue.
-enum class DefinitionKind { kMesh, kProfile, kRuleSet };
-std::string_view DefinitionKindName(DefinitionKind kind);  // "mesh", "profile", "rule_set"
+enum class DefinitionKind { kMesh, kProfile, kRuleSet, kLogicalRules };
+std::string_view DefinitionKindName(DefinitionKind kind);  // "mesh", "rule_set", ...
 
-using DefinitionValue = std::variant<rpc::MeshDefinition, PartitionAxis, rpc::RuleSetDefinition>;
+using DefinitionValue =
+    std::variant<rpc::MeshDefinition, PartitionAxis, rpc::RuleSetDefinition, LogicalRules>;
 DefinitionKind KindOf(const DefinitionValue& value);
 
 // A named, versioned definition.
@@ -52,6 +54,8 @@ class ClusterState {
 
   // The store's revision that the answers hold for.
   Revision revision() const { return revision_; }
+  // The least size of tensors that are sharded, where a rule set leaves it open.
+  int64_t min_sharding_size() const { return min_sharding_size_; }
   // By name.
   const Definitions& all(DefinitionKind kind) const {
     return definitions_[static_cast<size_t>(kind)];
@@ -64,12 +68,14 @@ class ClusterState {
   absl::StatusOr<const rpc::MeshDefinition*> FindMesh(std::string_view name) const;
   absl::StatusOr<const PartitionAxis*> FindProfile(std::string_view name) const;
   absl::StatusOr<const rpc::RuleSetDefinition*> FindRuleSet(std::string_view name) const;
+  absl::StatusOr<const LogicalRules*> FindLogicalRules(std::string_view name) const;
 
  private:
   friend class StatePublisher;
 
   Revision revision_ = 0;
-  Definitions definitions_[3];
+  int64_t min_sharding_size_ = kDefaultMinSize;
+  Definitions definitions_[4];
 };
 
 // Keeps the definitions in the store and publishes them as snapshots.
@@ -81,8 +87,10 @@ class StatePublisher {
   using Callback = absl::AnyInvocable<void(absl::StatusOr<std::shared_ptr<const Definition>>) &&>;
 
   // Loads every definition. Blocks. DATA_LOSS names the key of one that cannot be read.
-  static absl::StatusOr<std::unique_ptr<StatePublisher>> Open(Store* store, rpc::Clock* clock,
-                                                              RequestMemory* requests);
+  // `min_sharding_size`: see ClusterState.
+  static absl::StatusOr<std::unique_ptr<StatePublisher>> Open(
+      Store* store, rpc::Clock* clock, RequestMemory* requests,
+      int64_t min_sharding_size = kDefaultMinSize);
 
   // The newest snapshot: one atomic read when nothing changed since this thread asked last. Valid
   // until this thread's next call.
@@ -119,12 +127,14 @@ class StatePublisher {
                                                      WatchCallback callback);
 
   // The definition in a serialised v1::EntryValue. INVALID_ARGUMENT names the field.
-  static absl::StatusOr<DefinitionValue> DecodeValue(std::string_view wire_value);
+  static absl::StatusOr<DefinitionValue> DecodeValue(std::string_view wire_value,
+                                                     int64_t min_sharding_size);
 
  private:
   enum class Verb { kCreate, kUpdate, kDelete };
 
-  StatePublisher(Store* store, rpc::Clock* clock, RequestMemory* requests);
+  StatePublisher(Store* store, rpc::Clock* clock, RequestMemory* requests,
+                 int64_t min_sharding_size);
 
   absl::Status Load();
   void Write(Verb verb, Change change, DefinitionKind kind, std::string wire_value,
@@ -134,6 +144,7 @@ class StatePublisher {
   Store* const store_;
   rpc::Clock* const clock_;
   RequestMemory* const requests_;
+  const int64_t min_sharding_size_;
   const uint64_t id_;  // tells publishers apart in threads' caches
 
   std::atomic<uint64_t> generation_ = 1;  // rises with each snapshot

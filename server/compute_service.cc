@@ -16,7 +16,6 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "rpc/array_codec.h"
-#include "rpc/digest.h"
 #include "rpc/field_check.h"
 #include "rpc/plan_codec.h"
 #include "rpc/spec_codec.h"
@@ -25,6 +24,7 @@
 #include "server/array_view_codec.h"
 #include "server/random_id.h"
 #include "server/session_pins.h"
+#include "sharding/digest.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -73,7 +73,7 @@ class RecentAnswers {
   // (REQUEST_ID_REUSED) if the id was used for another request; ABORTED while that one runs.
   absl::StatusOr<std::optional<v1::ExecuteResponse>> Begin(const v1::ExecuteRequest& request,
                                                            absl::Time now) {
-    const std::string fingerprint = rpc::Sha256(request.SerializeAsString());
+    const std::string fingerprint = Sha256(request.SerializeAsString());
     absl::MutexLock lock(&mutex_);
     Forget(now);
     const auto [entry, is_new] = entries_.try_emplace(request.request_id());

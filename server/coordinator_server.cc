@@ -11,10 +11,10 @@
 
 #include "absl/synchronization/notification.h"
 #include "rpc/clock.h"
-#include "rpc/digest.h"
 #include "rpc/log.h"
 #include "rpc/metrics.h"
 #include "rpc/metrics_endpoint.h"
+#include "rpc/random_bytes.h"
 #include "rpc/server_lifecycle.h"
 #include "rpc/spec_codec.h"
 #include "rpc/transfer_token.h"
@@ -114,7 +114,8 @@ absl::Status Server::OpenState() {
         }
       }));
   SHARDMESH_ASSIGN_OR_RETURN(publisher_,
-                             StatePublisher::Open(store_.get(), &clock_, &catalogue_->requests()));
+                             StatePublisher::Open(store_.get(), &clock_, &catalogue_->requests(),
+                                                  options_.min_sharding_size));
   const int64_t term = catalogue_->term();
 
   MembershipOptions membership = options_.membership;
@@ -149,7 +150,7 @@ absl::Status Server::OpenState() {
                              .transfers = transfers_.get(),
                              .token_key = token_key,
                              .term = term};
-  AddService("ResolveService", MakeResolveService(publisher_.get(), &metrics_));
+  AddService("ResolveService", MakeResolveService({.publisher = publisher_.get(), .metrics = &metrics_}));
   AddService("SessionService", MakeSessionService(sessions_.get()));
   AddService("ArrayService", MakeArrayService(context));
   AddService("ComputeService", MakeComputeService(context, &planner_, sequencer_.get(), &metrics_));

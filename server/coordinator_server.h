@@ -12,6 +12,7 @@
 #include "rpc/credentials.h"
 #include "server/membership.h"
 #include "sharding/mesh.h"
+#include "sharding/rule_set.h"
 
 namespace shardmesh::server {
 
@@ -22,6 +23,8 @@ struct CoordinatorOptions {
   std::string data_dir;
   // Defines the mesh "default" if there is none yet; if there is one, it must be this.
   std::optional<Mesh> mesh;
+  // The least elements of a tensor that is sharded, where a rule set leaves that open.
+  int64_t min_sharding_size = kDefaultMinSize;
   bool insecure = false;  // allows plaintext beyond loopback
   rpc::Credentials credentials = rpc::Credentials::Insecure();
   MembershipOptions membership;

@@ -1,5 +1,7 @@
 // The program shardmesh-coordinator.
+#include <cstdint>
 #include <cstdio>
+#include <limits>
 #include <optional>
 #include <string>
 
@@ -30,6 +32,9 @@ int Main(int argc, char** argv) {
                 &options.data_dir);
   flags.AddText("mesh", "AXIS=SIZE,...", "defines the mesh \"default\" if there is none yet",
                 &mesh);
+  flags.AddInt("min-sharding-size",
+               "the least elements of a tensor that is sharded, for rules whose min_size is null", 0,
+               std::numeric_limits<int64_t>::max(), &options.min_sharding_size);
   flags.AddDuration("heartbeat-interval", "how often workers show that they live",
                     &options.membership.heartbeat_interval);
   flags.AddDuration("lost-after", "how long a worker may be silent until it counts as lost",

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "rpc/digest.h"
 #include "rpc/plan_codec.h"
+#include "sharding/digest.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 
@@ -28,7 +28,7 @@ absl::StatusOr<std::shared_ptr<const PreparedPlan>> Planner::Prepare(
   SHARDMESH_ASSIGN_OR_RETURN(Plan plan, PlanProgram(program, operands, target));
   auto prepared = std::make_shared<PreparedPlan>();
   prepared->bytes = rpc::PlanBytes(plan);
-  prepared->hash = rpc::Sha256(prepared->bytes);
+  prepared->hash = Sha256(prepared->bytes);
   prepared->plan = std::move(plan);
   absl::MutexLock lock(&mutex_);
   entries_.push_front(

@@ -16,10 +16,14 @@ class Metrics;
 
 namespace shardmesh::server {
 
-// Thread-safe. `publisher` and `metrics` (corrections by reason are counted there; may be null)
-// outlive the service.
-std::unique_ptr<grpc::Service> MakeResolveService(const StatePublisher* publisher,
-                                                  rpc::Metrics* metrics);
+struct ResolveServiceOptions {
+  const StatePublisher* publisher = nullptr;
+  // Corrections by reason are counted there; may be null.
+  rpc::Metrics* metrics = nullptr;
+};
+
+// Thread-safe. What the options point to outlives the service.
+std::unique_ptr<grpc::Service> MakeResolveService(const ResolveServiceOptions& options);
 
 }  // namespace shardmesh::server
 

@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "absl/strings/str_split.h"
-#include "rpc/digest.h"
 #include "server/random_id.h"
 #include "server/session_pins.h"
+#include "sharding/digest.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -218,7 +218,7 @@ void Transfers::End(const TransferPtr& transfer, const absl::Status& status) {
 void Transfers::Commit(std::string_view transfer_id, std::string request_id, absl::Time give_up,
                        CommitCallback callback) {
   const auto remembered =
-      catalogue_->requests().Begin(request_id, rpc::Sha256(StrCat("commit ", transfer_id)));
+      catalogue_->requests().Begin(request_id, Sha256(StrCat("commit ", transfer_id)));
   if (!remembered.ok()) {
     return std::move(callback)(remembered.status());
   }

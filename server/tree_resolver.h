@@ -3,7 +3,9 @@
 #define SHARDMESH_SERVER_TREE_RESOLVER_H_
 
 #include <cstdint>
+#include <deque>
 #include <functional>
+#include <memory_resource>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -18,21 +20,25 @@
 #include "sharding/axis_value.h"
 #include "sharding/compatibility.h"
 #include "sharding/correction.h"
+#include "sharding/layout_analysis.h"
 #include "sharding/mesh.h"
 #include "sharding/mode.h"
 #include "sharding/partition_axis.h"
 #include "sharding/shape.h"
 #include "sharding/spec.h"
+#include "sharding/tile.h"
 #include "tensor/dtype.h"
 
 namespace shardmesh::server {
 
-// A tensor of a tree. Views only: what they point to outlives the call.
+// A tensor of a tree. Views only. The name and the shape outlive the call; axes and spec, which the
+// tensors of a tree share, outlive the resolver: it knows them by their addresses.
 struct TreeTensor {
   std::string_view name;
-  Shape shape;
-  std::optional<Dtype> dtype;   // nullopt: no bytes are counted
-  std::vector<AxisValue> axes;  // semantic; empty: the rules decide
+  absl::Span<const int64_t> shape;
+  std::optional<Dtype> dtype = std::nullopt;     // nullopt: no bytes are counted
+  const std::vector<AxisValue>* axes = nullptr;  // semantic, instead of rules
+  const PartitionSpec* spec = nullptr;           // the tensor's own, instead of either
 };
 
 // A spec that one or more tensors of a tree have.
@@ -40,29 +46,29 @@ struct TreeSpec {
   PartitionSpec requested;
   PartitionSpec effective;
   std::vector<Correction> corrections;
+  Shape shape;  // of the first tensor that has it: the corrections are about it
 };
 
 // The answer for one tensor.
 struct TreePlacement {
   uint32_t spec_index = 0;
-  std::optional<int64_t> rule;   // that matched
-  bool unmatched = false;        // no rule did: counted as replicated
-  int64_t bytes_per_device = 0;  // on the device that holds most
+  std::optional<int64_t> rule = std::nullopt;  // that matched
+  bool unmatched = false;                      // no rule did: counted as replicated
+  int64_t bytes_per_device = 0;                // on the device that holds most
 };
 
-struct LayoutSummary {
+// How many tensors a tree has of some kinds.
+struct TreeCounts {
   int64_t tensors = 0;
-  int64_t total_bytes = 0;           // each element once
-  int64_t min_bytes_per_device = 0;  // on the least loaded device
-  int64_t max_bytes_per_device = 0;  // on the most loaded one
-  int64_t replicated_bytes = 0;      // all devices together, less total_bytes
-  int64_t replicated_tensors = 0;    // of which each device holds all
-  int64_t corrected_tensors = 0;
-  int64_t devices = 0;
+  int64_t parameters = 0;          // elements of all tensors
+  int64_t sharded_parameters = 0;  // of those that are not replicated
+  int64_t corrected = 0;   // whose spec was corrected
+  int64_t replicated = 0;  // of which each device holds all
+  int64_t unmatched = 0;   // that no rule matches
 };
 
 struct TreeQuestion {
-  std::optional<rpc::RuleSetDefinition> rules;  // for tensors without axes
+  std::optional<rpc::RuleSetDefinition> rules;  // for tensors without axes and spec
   PartitionAxis profile;                        // for tensors with axes
   std::optional<Mode> mode;                     // nullopt: training
   // Nullopt: specs are those asked for, nothing is corrected, no bytes are counted.
@@ -70,60 +76,98 @@ struct TreeQuestion {
   bool strict = false;  // the first correction is an error
   // A tensor that no rule matches is answered as such; otherwise it is an error.
   bool keep_unmatched = false;
+  // Specs that tensors bring must name axes of the mesh alone, each once.
+  bool own_specs_must_suit_mesh = false;
   Compatibility compatibility = Compatibility::kDefault;
 };
 
-// Answers a tree. For one thread.
+// Answers a tree. Costs little for a tensor whose source of layout and shape occurred before. For one
+// thread.
 class TreeResolver {
  public:
   static constexpr int64_t kMaxTensors = 1'000'000;
 
-  explicit TreeResolver(TreeQuestion question) : question_(std::move(question)) {}
+  // FAILED_PRECONDITION (NO_MESH) for an empty mesh.
+  static absl::StatusOr<std::unique_ptr<TreeResolver>> Create(TreeQuestion question);
 
   // Answers the next tensors, in their order, and appends to specs() what they have that is new.
-  // `is_cancelled` is asked now and then; true ends the call with CANCELLED.
+  // `is_cancelled` is asked every 64 tensors; true ends the call with CANCELLED.
   //
   // Errors name the tensor. INVALID_ARGUMENT: RuleSet::Match's, ResolveSpec's, Correct's, a name
-  // that came before, MISSING_ARGUMENT for neither rules nor axes, and under strict the first
-  // correction, with its reason. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED): over kMaxTensors.
+  // that came before, MISSING_ARGUMENT for neither rules nor axes nor spec, and under strict the
+  // first correction, with its reason. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED): over kMaxTensors.
   absl::StatusOr<std::vector<TreePlacement>> Add(absl::Span<const TreeTensor> tensors,
                                                  const std::function<bool()>& is_cancelled = {});
 
+  const TreeQuestion& question() const { return question_; }
   // The distinct specs so far, in order of their first appearance.
   const std::vector<TreeSpec>& specs() const { return specs_; }
-  // Totals over all tensors so far.
-  const LayoutSummary& summary() const { return summary_; }
+  // How many tensors have the spec of that index.
+  int64_t UsesOf(uint32_t spec_index) const { return uses_[spec_index]; }
+  // Over all tensors so far.
+  const TreeCounts& counts() const { return counts_; }
+  // The layout of all tensors so far whose dtype is known; null without a mesh.
+  const LayoutAnalysis* analysis() const { return analysis_.has_value() ? &*analysis_ : nullptr; }
 
  private:
-  // What the tensors of one shape that one rule matches have in common.
-  struct RuleAndShape {
-    int64_t rule = 0;
+  // Where a tensor's layout comes from, and its shape: what tensors placed alike have in common.
+  struct Source {
+    const void* given = nullptr;  // axes or spec
+    int64_t rule = 0;             // or else the rule; -1 if none was asked, -2 if none matched
     Shape shape;
-
-    friend bool operator==(const RuleAndShape&, const RuleAndShape&) = default;
-    template <typename H>
-    friend H AbslHashValue(H h, const RuleAndShape& key) {
-      return H::combine(std::move(h), key.rule, key.shape);
+  };
+  struct SourceView {
+    const void* given;
+    int64_t rule;
+    absl::Span<const int64_t> shape;
+  };
+  struct SourceHash {
+    using is_transparent = void;
+    size_t operator()(const SourceView& view) const {
+      return absl::HashOf(view.given, view.rule, view.shape);
+    }
+    size_t operator()(const Source& source) const {
+      return (*this)(SourceView{source.given, source.rule, source.shape});
+    }
+  };
+  struct SourceEqual {
+    using is_transparent = void;
+    template <typename A, typename B>
+    bool operator()(const A& a, const B& b) const {
+      return a.given == b.given && a.rule == b.rule &&
+             absl::MakeConstSpan(a.shape) == absl::MakeConstSpan(b.shape);
     }
   };
   struct Placed {
     uint32_t spec_index = 0;
-    int64_t shard_elements = 0;
     bool fully_replicated = false;
     bool corrected = false;
+    int64_t elements = 0;
+    int64_t shard_elements = 0;
+    std::optional<Tiling> tiling;  // with a mesh
   };
 
-  absl::StatusOr<PartitionSpec> ResolveAxes(const TreeTensor& tensor) const;
+  explicit TreeResolver(TreeQuestion question);
+
+  absl::StatusOr<TreePlacement> Answer(const TreeTensor& tensor);
+  absl::Status Remember(std::string_view name);
+  // Of the tensor's own axes, its spec, or its rule.
+  absl::StatusOr<TreeSpec> Request(const TreeTensor& tensor, std::string_view rule_name,
+                                   const SourceView& source) const;
   // Corrects `spec.effective`, which is as the rules or axes give it.
-  absl::StatusOr<Placed> Place(TreeSpec spec, const Shape& shape);
-  absl::Status Count(const TreeTensor& tensor, const Placed& placed, TreePlacement* placement);
+  absl::StatusOr<Placed> Place(TreeSpec spec, const TreeTensor& tensor);
 
   const TreeQuestion question_;
+  std::optional<RuleFinder> finder_;
   std::vector<TreeSpec> specs_;
-  LayoutSummary summary_;
-  absl::flat_hash_set<std::string> names_;
+  std::vector<int64_t> uses_;
+  TreeCounts counts_;
+  std::optional<LayoutAnalysis> analysis_;
+  std::pmr::monotonic_buffer_resource name_bytes_{size_t{1} << 20};
+  absl::flat_hash_set<std::string_view> names_;              // of bytes in name_bytes_
+  std::string rule_name_;                                    // kept for its memory
   absl::flat_hash_map<std::string, uint32_t> spec_indexes_;  // by the specs' texts
-  absl::flat_hash_map<RuleAndShape, Placed> placed_by_rule_;
+  absl::flat_hash_map<Source, Placed, SourceHash, SourceEqual> placed_;
 };
 
 }  // namespace shardmesh::server

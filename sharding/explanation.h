@@ -16,6 +16,8 @@ struct ExplanationStep {
     kMeshAxes,      // the value was read: subject = the field or the name, result = mesh axes
     kRule,          // a rule matched: subject = the tensor's name, result = the pattern
     kCorrection,    // the value was corrected: subject = requested, result = effective
+    kNearMiss,      // an earlier rule nearly matched: subject = the tensor's name, result = the
+                    // pattern
   };
   Kind kind = Kind::kSemanticName;
   // From 0; -1 for the whole spec.

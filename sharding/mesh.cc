@@ -2,6 +2,7 @@
 #include "sharding/mesh.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -26,6 +27,9 @@ absl::Status SizeMismatch(std::string_view message) {
 std::string AxesToString(absl::Span<const MeshAxis> axes) {
   return StrJoin(axes, ",", [](std::string* out, const MeshAxis& axis) {
     StrAppend(out, axis.name, "=", axis.size);
+    if (axis.type != AxisType::kAuto) {
+      StrAppend(out, ":", AxisTypeName(axis.type));
+    }
   });
 }
 
@@ -45,7 +49,7 @@ absl::Status CheckNames(absl::Span<const MeshAxis> axes) {
   return absl::OkStatus();
 }
 
-// Keeps each name's first place and last size, as a Python dict made of the pairs would.
+// Keeps each name's first place and last size and type, as a Python dict made of the pairs would.
 void MergeRepeatedNames(std::vector<MeshAxis>& axes) {
   std::vector<MeshAxis> merged;
   for (MeshAxis& axis : axes) {
@@ -54,6 +58,7 @@ void MergeRepeatedNames(std::vector<MeshAxis>& axes) {
     });
     if (first != merged.end()) {
       first->size = axis.size;
+      first->type = axis.type;
     } else {
       merged.push_back(std::move(axis));
     }
@@ -142,7 +147,20 @@ absl::Status CheckGlobalIds(absl::Span<const int64_t> ids, int64_t size) {
   return absl::OkStatus();
 }
 
+constexpr std::string_view kAxisTypeNames[] = {"auto", "explicit", "manual"};
+
 }  // namespace
+
+std::string_view AxisTypeName(AxisType type) { return kAxisTypeNames[static_cast<size_t>(type)]; }
+
+std::optional<AxisType> AxisTypeFromName(std::string_view name) {
+  for (size_t i = 0; i < std::size(kAxisTypeNames); ++i) {
+    if (kAxisTypeNames[i] == name) {
+      return static_cast<AxisType>(i);
+    }
+  }
+  return std::nullopt;
+}
 
 Mesh::Mesh() {
   static const auto& kEmpty = *new std::shared_ptr<const Rep>(std::make_shared<const Rep>());
@@ -215,6 +233,11 @@ std::optional<int64_t> Mesh::FindAxis(std::string_view name) const {
   return std::nullopt;
 }
 
+bool Mesh::AllAxesAre(AxisType type) const {
+  return !axes().empty() && std::all_of(axes().begin(), axes().end(),
+                                        [type](const MeshAxis& axis) { return axis.type == type; });
+}
+
 MeshCoordinates Mesh::CoordinatesOf(DeviceId device) const {
   MeshCoordinates coordinates;
   for (int64_t axis = 0; axis < axis_count(); ++axis) {
@@ -258,16 +281,28 @@ bool operator==(const Mesh& a, const Mesh& b) {
 
 absl::StatusOr<std::vector<MeshAxis>> ParseMeshAxes(std::string_view text) {
   std::vector<MeshAxis> axes;
-  for (const absl::string_view view : absl::StrSplit(ToAbsl(text), ',')) {
-    const std::string_view piece = ToStd(view);
+  for (const absl::string_view piece : absl::StrSplit(ToAbsl(text), ',')) {
+    const auto not_an_axis = [&](std::string_view what_to_do) {
+      return InvalidMesh(StrCat(PythonRepr(ToStd(piece)), " in the mesh ", PythonRepr(text),
+                                " is not an axis; ", what_to_do));
+    };
     const size_t separator = piece.find_first_of("=:");
     MeshAxis axis;
-    if (separator != std::string_view::npos) {
-      axis.name = std::string(absl::StripAsciiWhitespace(view.substr(0, separator)));
+    absl::string_view size;
+    if (separator != absl::string_view::npos) {
+      axis.name = std::string(absl::StripAsciiWhitespace(piece.substr(0, separator)));
+      size = piece.substr(separator + 1);
     }
-    if (axis.name.empty() || !absl::SimpleAtoi(view.substr(separator + 1), &axis.size)) {
-      return InvalidMesh(StrCat(PythonRepr(piece), " in the mesh ", PythonRepr(text),
-                                " is not an axis; write NAME=SIZE, as in dp=2,tp=4"));
+    if (const size_t colon = size.find(':'); colon != absl::string_view::npos) {
+      const auto type = AxisTypeFromName(ToStd(absl::StripAsciiWhitespace(size.substr(colon + 1))));
+      if (!type.has_value()) {
+        return not_an_axis("its type is auto, explicit or manual, as in dp=2:explicit");
+      }
+      axis.type = *type;
+      size = size.substr(0, colon);
+    }
+    if (axis.name.empty() || !absl::SimpleAtoi(size, &axis.size)) {
+      return not_an_axis("write NAME=SIZE, as in dp=2,tp=4");
     }
     axes.push_back(std::move(axis));
   }

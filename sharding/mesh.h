@@ -32,9 +32,23 @@ using DeviceId = int64_t;
 // One coordinate per axis, in axis order.
 using MeshCoordinates = absl::InlinedVector<int64_t, 6>;
 
+// Who decides how arrays lie along an axis, as JAX has it. Tiles, corrections and plans are the
+// same for all three; ResolveShardValue (logical_rules.h) asks for it.
+enum class AxisType {
+  kAuto,      // the compiler
+  kExplicit,  // each array's type says it
+  kManual,    // the program's own communication
+};
+
+// `auto`, `explicit`, `manual`.
+std::string_view AxisTypeName(AxisType type);
+// The type of that name; nullopt for a name of none.
+std::optional<AxisType> AxisTypeFromName(std::string_view name);
+
 struct MeshAxis {
   std::string name;
   int64_t size = 0;
+  AxisType type = AxisType::kAuto;
 
   friend bool operator==(const MeshAxis&, const MeshAxis&) = default;
 };
@@ -50,7 +64,7 @@ struct MeshOptions {
   std::vector<int64_t> global_ids;
 
   // Accept what JAX's Mesh accepts: no axes, empty names, size 0, and a name that occurs again (it
-  // keeps its first place and takes the last size, as in a dict).
+  // keeps its first place and takes the last size and type, as in a dict).
   bool allow_degenerate = false;
 };
 
@@ -83,6 +97,8 @@ class Mesh {
   // Index of the axis of this name.
   std::optional<int64_t> FindAxis(std::string_view name) const;
   bool HasAxis(std::string_view name) const { return FindAxis(name).has_value(); }
+  // Whether every axis is of this type; false for a mesh without axes.
+  bool AllAxesAre(AxisType type) const;
   // How far apart neighbours along this axis are in position order.
   int64_t stride(int64_t axis) const { return rep_->strides[static_cast<size_t>(axis)]; }
 
@@ -98,10 +114,12 @@ class Mesh {
   int64_t GlobalIdOf(DeviceId device) const;
   std::optional<DeviceId> DeviceOfGlobalId(int64_t global_id) const;
 
-  // `dp=2,tp=4`; `(empty)` without axes.
+  // `dp=2,tp=4`; `(empty)` without axes. An axis that is not of type kAuto shows its type,
+  // `dp=2:explicit,tp=4`. Parse reads it back.
   std::string ToString() const;
 
-  // Same axes in the same order, over the same devices.
+  // Same axes in the same order, over the same devices. Types count, as in JAX: one spec asks for
+  // different things on two meshes that differ in them.
   friend bool operator==(const Mesh& a, const Mesh& b);
 
  private:
@@ -117,8 +135,9 @@ class Mesh {
   std::shared_ptr<const Rep> rep_;
 };
 
-// Reads `dp=2,tp=4` or `dp:2,tp:4`; blanks around names and sizes are ignored, a size is a decimal
-// number or -1. INVALID_ARGUMENT (INVALID_MESH) names the piece that does not read.
+// Reads `dp=2,tp=4` or `dp:2,tp:4`; blanks around names, sizes and types are ignored, a size is a
+// decimal number or -1. A size may be followed by a colon and the axis's type: `dp=2:explicit`,
+// `dp:2:explicit`. INVALID_ARGUMENT (INVALID_MESH) names the piece that does not read.
 absl::StatusOr<std::vector<MeshAxis>> ParseMeshAxes(std::string_view text);
 
 }  // namespace shardmesh

@@ -187,6 +187,9 @@ class Parser {
   std::optional<int64_t> look_behind_groups_;
   // Groups that conditionals name by number, with the position; checked at the end.
   std::vector<std::pair<int64_t, int64_t>> conditional_groups_;
+  absl::Status final_backslash_;  // an error if the pattern ends in one
+  // The first look-behind of no fixed width, which Python finds only once it has read all.
+  absl::Status behind_width_;
   bool global_ascii_ = false;
   bool global_unicode_ = false;
   absl::Status refusal_;
@@ -231,7 +234,8 @@ absl::Status Parser::Tokenize() {
     Token token{characters_[i], false, i};
     if (token.character == '\\') {
       if (++i == length_) {
-        return Bad(token.position, "backslash without a character after it");
+        final_backslash_ = Bad(token.position, "backslash without a character after it");
+        break;
       }
       token.character = characters_[i];
       token.escaped = true;
@@ -244,7 +248,17 @@ absl::Status Parser::Tokenize() {
 absl::StatusOr<PatternNode> Parser::Parse() {
   SHARDMESH_RETURN_IF_ERROR(Tokenize());
   Flags flags;
-  SHARDMESH_ASSIGN_OR_RETURN(Part whole, ParseAlternation(flags, 0));
+  absl::StatusOr<Part> parsed = ParseAlternation(flags, 0);
+  if (!final_backslash_.ok()) {
+    // Python looks one item ahead. Of what it may have found before, one error is of another class.
+    const bool seen = AtEnd() || PythonTypeOf(parsed.status()) != "OverflowError";
+    return seen ? final_backslash_ : parsed.status();
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(Part whole, std::move(parsed));
+  // In Python's order, which decides on the class of the error.
+  if (global_ascii_ && global_unicode_) {
+    return Bad(0, "the flags a and u exclude one another", "ValueError");
+  }
   if (!AtEnd()) {
     return Bad(Position(), "closing parenthesis without an opening one");
   }
@@ -253,9 +267,7 @@ absl::StatusOr<PatternNode> Parser::Parse() {
       return Bad(position, StrCat("there is no group ", group, ", referred to"));
     }
   }
-  if (global_ascii_ && global_unicode_) {
-    return Bad(0, "the flags a and u exclude one another", "ValueError");
-  }
+  SHARDMESH_RETURN_IF_ERROR(behind_width_);
   SHARDMESH_RETURN_IF_ERROR(refusal_);
   return std::move(whole.node);
 }
@@ -554,8 +566,8 @@ absl::StatusOr<Part> Parser::ParseLookAround(int64_t start, bool behind, Flags f
   if (outermost) {
     look_behind_groups_.reset();
   }
-  if (behind && body.width.least != body.width.most) {
-    return Bad(start, "look-behind of no fixed width");
+  if (behind && body.width.least != body.width.most && behind_width_.ok()) {
+    behind_width_ = Bad(start, "look-behind of no fixed width");
   }
   return Part{};
 }

@@ -10,6 +10,7 @@
 #include "re2/set.h"
 #include "sharding/axis_value.h"
 #include "sharding/reason.h"
+#include "sharding/rule_explanation.h"
 #include "sharding/shape.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -17,14 +18,14 @@
 namespace shardmesh {
 namespace {
 
-// Names on which kFastest tries both ways: enough for RE2 to have built the states it will use.
-constexpr size_t kTrialNames = 64;
-// A tree below this size is not worth a trial.
-constexpr size_t kLeastNamesForTrial = 4 * kTrialNames;
+// Names on which kFastest tries either way: enough for RE2 to have built most states it will use.
+constexpr int64_t kTrialNames = 64;
+// Names before the first trial: a tree of fewer is not worth the building of a set.
+constexpr int64_t kNamesBeforeTrial = 128;
 // Names between two questions whether to stop: some milliseconds with ordinary rules, a second with
 // the most and slowest.
 constexpr size_t kNamesPerCancellationCheck = 64;
-constexpr size_t kNearestRules = 3;
+constexpr int64_t kNearestRules = 3;
 
 absl::Status Prefixed(const std::string& prefix, const absl::Status& status) {
   absl::Status out(status.code(), StrCat(prefix, status.message()));
@@ -42,43 +43,10 @@ std::vector<std::string> Unreduced(const PartitionSpec& spec) {
   return {spec.unreduced().begin(), spec.unreduced().end()};
 }
 
-// How much of a pattern's plain words stands in a name: the bytes of its runs of at least three
-// letters, digits or underscores that do.
-size_t SharedWords(std::string_view pattern, std::string_view name) {
-  const auto is_word = [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
-  };
-  size_t shared = 0;
-  for (size_t i = 0; i < pattern.size();) {
-    if (!is_word(pattern[i])) {
-      i += pattern[i] == '\\' ? 2 : 1;
-      continue;
-    }
-    size_t end = i;
-    while (end < pattern.size() && is_word(pattern[end])) {
-      ++end;
-    }
-    if (end - i >= 3 && name.find(pattern.substr(i, end - i)) != std::string_view::npos) {
-      shared += end - i;
-    }
-    i = end;
-  }
-  return shared;
-}
-
 absl::Status Unmatched(std::string_view name, absl::Span<const Rule> rules) {
-  std::vector<std::pair<size_t, size_t>> nearest;  // shared bytes, index
-  for (size_t i = 0; i < rules.size(); ++i) {
-    if (const size_t shared = SharedWords(rules[i].pattern, name); shared > 0) {
-      nearest.emplace_back(shared, i);
-    }
-  }
-  std::stable_sort(nearest.begin(), nearest.end(),
-                   [](const auto& a, const auto& b) { return a.first > b.first; });
-  nearest.resize(std::min(nearest.size(), kNearestRules));
-  const std::string named =
-      StrJoin(nearest, ", ", [&rules](std::string* out, const std::pair<size_t, size_t>& rule) {
-        StrAppend(out, "rule ", rule.second, " ", PythonRepr(rules[rule.second].pattern));
+  const std::string named = StrJoin(
+      NearestRules(rules, name, kNearestRules), ", ", [&rules](std::string* out, int64_t rule) {
+        StrAppend(out, "rule ", rule, " ", PythonRepr(rules[static_cast<size_t>(rule)].pattern));
       });
   const std::string message =
       StrCat("none of the ", rules.size(), " rules matches the tensor ", PythonRepr(name),
@@ -97,15 +65,10 @@ struct RuleSet::State {
   // All patterns in one automaton, built when first asked for; null if RE2 cannot have that.
   const RE2::Set* AllAtOnce() const;
   // The first rule that matches, asking one after another.
-  absl::StatusOr<int64_t> FindRuleByRule(std::string_view name) const;
-  // The same with `set`, where that is exact for the name.
-  absl::StatusOr<int64_t> FindAtOnce(std::string_view name, const RE2::Set& set) const;
-  // Whether the tensor is replicated without asking any rule.
-  bool IsReplicatedUnasked(OptionalShape shape) const {
-    return strict && (!shape.has_value() || shape->empty());
-  }
-  // What follows from the rule for the shape. Requires !IsReplicatedUnasked(shape).
-  absl::StatusOr<RuleMatch> Apply(int64_t rule, std::string_view name, OptionalShape shape) const;
+  absl::StatusOr<std::optional<int64_t>> FindRuleByRule(std::string_view name) const;
+  // The same with `set`, where that is exact for the name. `matching` is room for the answer.
+  absl::StatusOr<std::optional<int64_t>> FindAtOnce(std::string_view name, const RE2::Set& set,
+                                                    std::vector<int>* matching) const;
 
  private:
   mutable absl::once_flag set_once_;
@@ -131,36 +94,36 @@ const RE2::Set* RuleSet::State::AllAtOnce() const {
   return set_.get();
 }
 
-absl::StatusOr<int64_t> RuleSet::State::FindRuleByRule(std::string_view name) const {
+absl::StatusOr<std::optional<int64_t>> RuleSet::State::FindRuleByRule(std::string_view name) const {
   for (size_t i = 0; i < patterns.size(); ++i) {
     SHARDMESH_RETURN_IF_ERROR(patterns[i].status());
     if (patterns[i]->Search(name)) {
       return static_cast<int64_t>(i);
     }
   }
-  return Unmatched(name, rules);
+  return std::nullopt;
 }
 
-absl::StatusOr<int64_t> RuleSet::State::FindAtOnce(std::string_view name,
-                                                   const RE2::Set& set) const {
-  std::vector<int> matching;
+absl::StatusOr<std::optional<int64_t>> RuleSet::State::FindAtOnce(
+    std::string_view name, const RE2::Set& set, std::vector<int>* matching) const {
   RE2::Set::ErrorInfo error;
   if (!Pattern::IsPlain(name) ||
-      (!set.Match(re2::StringPiece(name.data(), name.size()), &matching, &error) &&
+      (!set.Match(re2::StringPiece(name.data(), name.size()), matching, &error) &&
        error.kind != RE2::Set::kNoError)) {
     return FindRuleByRule(name);
   }
-  if (matching.empty()) {
-    return Unmatched(name, rules);
+  if (matching->empty()) {
+    return std::nullopt;
   }
-  return *std::min_element(matching.begin(), matching.end());
+  return *std::min_element(matching->begin(), matching->end());
 }
 
-absl::StatusOr<RuleMatch> RuleSet::State::Apply(int64_t rule, std::string_view name,
-                                                OptionalShape shape) const {
-  const PartitionSpec& spec = rules[rule].spec;
+absl::StatusOr<RuleMatch> RuleSet::Apply(int64_t rule, std::string_view name,
+                                         OptionalShape shape) const {
+  const PartitionSpec& spec = rules()[static_cast<size_t>(rule)].spec;
+  const int64_t min_size = state_->min_size;
   RuleMatch match{.rule = rule, .spec = spec, .corrections = {}};
-  if (!strict) {
+  if (!strict()) {
     return match;
   }
   const absl::StatusOr<int64_t> elements = ElementCount(*shape);
@@ -214,70 +177,122 @@ absl::StatusOr<RuleSet> RuleSet::Create(std::vector<Rule> rules, const RuleSetOp
     state->patterns.push_back(std::move(pattern));
   }
   state->rules = std::move(rules);
-  state->min_size = options.min_size.value_or(kDefaultMinSize);
+  state->min_size = options.min_size.value_or(options.default_min_size);
   state->strict = options.strict;
   return RuleSet(std::move(state));
 }
 
+bool RuleSet::ReplicatesUnasked(OptionalShape shape) const {
+  return strict() && (!shape.has_value() || shape->empty());
+}
+
+absl::Status RuleSet::UnmatchedError(std::string_view name) const {
+  return Unmatched(name, rules());
+}
+
 absl::StatusOr<RuleMatch> RuleSet::Match(std::string_view name, OptionalShape shape) const {
-  if (state_->IsReplicatedUnasked(shape)) {
+  if (ReplicatesUnasked(shape)) {
     return RuleMatch{};
   }
-  SHARDMESH_ASSIGN_OR_RETURN(const int64_t rule, state_->FindRuleByRule(name));
-  return state_->Apply(rule, name, shape);
+  SHARDMESH_ASSIGN_OR_RETURN(const std::optional<int64_t> rule, state_->FindRuleByRule(name));
+  return rule.has_value() ? Apply(*rule, name, shape) : UnmatchedError(name);
 }
 
 absl::StatusOr<std::vector<RuleMatch>> RuleSet::MatchTree(absl::Span<const NamedShape> tensors,
                                                           const MatchTreeOptions& options) const {
-  const auto find = [this](std::string_view name, const RE2::Set* set) {
-    return set != nullptr ? state_->FindAtOnce(name, *set) : state_->FindRuleByRule(name);
-  };
-  const auto is_cancelled = [&options] {
-    return options.is_cancelled != nullptr && options.is_cancelled();
-  };
-  // What the first names cost with `set`; errors come to light when they are matched in earnest.
-  const auto trial_cost = [&](const RE2::Set* set) {
-    const int64_t before = options.cost_reading();
-    for (const NamedShape& tensor : tensors.first(kTrialNames)) {
-      if (!state_->IsReplicatedUnasked(tensor.shape)) {
-        find(tensor.name, set).IgnoreError();
-      }
-    }
-    return options.cost_reading() - before;
-  };
-
-  const RE2::Set* set = nullptr;
-  if (options.strategy == MatchStrategy::kAtOnce) {
-    set = state_->AllAtOnce();
-  } else if (options.strategy == MatchStrategy::kFastest && options.cost_reading != nullptr &&
-             tensors.size() >= kLeastNamesForTrial) {
-    set = state_->AllAtOnce();
-    if (set != nullptr && trial_cost(nullptr) < trial_cost(set)) {
-      set = nullptr;
-    }
-  }
-
+  RuleFinder finder(*this, options.strategy, options.cost_reading);
   std::vector<RuleMatch> matches;
   matches.reserve(tensors.size());
   for (const NamedShape& tensor : tensors) {
-    if (matches.size() % kNamesPerCancellationCheck == 0 && is_cancelled()) {
+    if (matches.size() % kNamesPerCancellationCheck == 0 && options.is_cancelled != nullptr &&
+        options.is_cancelled()) {
       return absl::CancelledError(StrCat("matching was cancelled after ", matches.size(), " of ",
                                          tensors.size(), " tensors"));
     }
-    if (state_->IsReplicatedUnasked(tensor.shape)) {
+    if (ReplicatesUnasked(tensor.shape)) {
       matches.emplace_back();
       continue;
     }
-    const absl::StatusOr<int64_t> rule = find(tensor.name, set);
-    if (options.keep_unmatched && ReasonOf(rule.status()) == Reason::kUnmatchedTensor) {
+    SHARDMESH_ASSIGN_OR_RETURN(const std::optional<int64_t> rule, finder.Find(tensor.name));
+    if (rule.has_value()) {
+      SHARDMESH_ASSIGN_OR_RETURN(RuleMatch match, Apply(*rule, tensor.name, tensor.shape));
+      matches.push_back(std::move(match));
+    } else if (options.keep_unmatched) {
       matches.push_back({.rule = std::nullopt, .unmatched = true, .spec = {}, .corrections = {}});
-      continue;
+    } else {
+      return UnmatchedError(tensor.name);
     }
-    SHARDMESH_RETURN_IF_ERROR(rule.status());
-    SHARDMESH_ASSIGN_OR_RETURN(RuleMatch match, state_->Apply(*rule, tensor.name, tensor.shape));
-    matches.push_back(std::move(match));
   }
   return matches;
+}
+
+std::vector<int64_t> RuleSet::MatchingRules(std::string_view name) const {
+  std::vector<int64_t> matching;
+  std::vector<int> found;
+  RE2::Set::ErrorInfo error;
+  const RE2::Set* set = Pattern::IsPlain(name) ? state_->AllAtOnce() : nullptr;
+  if (set != nullptr && (set->Match(re2::StringPiece(name.data(), name.size()), &found, &error) ||
+                         error.kind == RE2::Set::kNoError)) {
+    matching.assign(found.begin(), found.end());
+    std::sort(matching.begin(), matching.end());
+    return matching;
+  }
+  for (size_t i = 0; i < state_->patterns.size(); ++i) {
+    if (state_->patterns[i].ok() && state_->patterns[i]->Search(name)) {
+      matching.push_back(static_cast<int64_t>(i));
+    }
+  }
+  return matching;
+}
+
+absl::Status RuleSet::PatternStatus(int64_t rule) const {
+  return state_->patterns[static_cast<size_t>(rule)].status();
+}
+
+RuleFinder::RuleFinder(RuleSet rules, MatchStrategy strategy, std::function<int64_t()> cost_reading)
+    : rules_(std::move(rules)) {
+  if (strategy == MatchStrategy::kAtOnce) {
+    at_once_ = rules_.state_->AllAtOnce() != nullptr;
+  } else if (strategy == MatchStrategy::kFastest) {
+    cost_reading_ = std::move(cost_reading);
+  }
+}
+
+// By the number of names asked so far: some rule by rule without a reading, to have RE2 build its
+// states; a trial rule by rule; as many at once without a reading; a trial at once.
+void RuleFinder::Decide() {
+  constexpr int64_t kFirstEnd = kNamesBeforeTrial + kTrialNames;
+  constexpr int64_t kSecondStart = kFirstEnd + kTrialNames;
+  switch (asked_) {
+    case kNamesBeforeTrial:
+      started_ = cost_reading_();
+      break;
+    case kFirstEnd:
+      cost_rule_by_rule_ = cost_reading_() - started_;
+      at_once_ = rules_.state_->AllAtOnce() != nullptr;
+      if (!at_once_) {
+        cost_reading_ = nullptr;
+      }
+      break;
+    case kSecondStart:
+      started_ = cost_reading_();
+      break;
+    case kSecondStart + kTrialNames:
+      at_once_ = cost_reading_() - started_ <= cost_rule_by_rule_;
+      cost_reading_ = nullptr;
+      break;
+    default:
+      break;
+  }
+  ++asked_;
+}
+
+absl::StatusOr<std::optional<int64_t>> RuleFinder::Find(std::string_view name) {
+  if (cost_reading_ != nullptr) {
+    Decide();
+  }
+  return at_once_ ? rules_.state_->FindAtOnce(name, *rules_.state_->AllAtOnce(), &matching_)
+                  : rules_.state_->FindRuleByRule(name);
 }
 
 absl::Span<const Rule> RuleSet::rules() const { return state_->rules; }

@@ -25,9 +25,13 @@ struct Rule {
   PartitionSpec spec;
 };
 
+// What a min_size that is left open stands for, unless it is configured.
+inline constexpr int64_t kDefaultMinSize = 16384;
+
 struct RuleSetOptions {
-  // Tensors of fewer elements are replicated. nullopt means kDefaultMinSize; 0 replicates none.
+  // Tensors of fewer elements are replicated. nullopt means default_min_size; 0 replicates none.
   std::optional<int64_t> min_size = 0;
+  int64_t default_min_size = kDefaultMinSize;
   // Whether shapes count. If not, the rule's spec is returned untouched, for any shape.
   bool strict = true;
   // Whether a faulty pattern is an error only for a tensor whose search comes to it, as in Python,
@@ -82,7 +86,7 @@ class RuleSet {
  public:
   static constexpr int64_t kMaxRules = 10'000;
   static constexpr int64_t kMaxProgramSize = 5'000'000;  // of all patterns, see Pattern
-  static constexpr int64_t kDefaultMinSize = 16384;
+  static constexpr int64_t kDefaultMinSize = shardmesh::kDefaultMinSize;
 
   // INVALID_ARGUMENT: the first faulty pattern, with its rule's index and Pattern::Create's reason
   // (unless deferred); LIMIT_EXCEEDED for more rules than kMaxRules, or larger ones in sum than
@@ -96,21 +100,62 @@ class RuleSet {
   // tensor and the rules that come nearest; INVALID_SHAPE; a deferred pattern error.
   absl::StatusOr<RuleMatch> Match(std::string_view name, OptionalShape shape) const;
 
+  // What follows for a tensor from the rule of this index matching its name: Match from there on.
+  // Requires an index of rules() and !ReplicatesUnasked(shape). INVALID_ARGUMENT: INVALID_SHAPE.
+  absl::StatusOr<RuleMatch> Apply(int64_t rule, std::string_view name, OptionalShape shape) const;
+  // Whether the tensor is P() whatever its name: a strict set asks no rule about scalars and leaves
+  // without shape.
+  bool ReplicatesUnasked(OptionalShape shape) const;
+  // The error of a tensor that no rule matches: UNMATCHED_TENSOR, with the nearest rules.
+  absl::Status UnmatchedError(std::string_view name) const;
+
   // The specs of many tensors, in their order: what Match gives for each, or the first error.
   // CANCELLED if is_cancelled said so.
   absl::StatusOr<std::vector<RuleMatch>> MatchTree(absl::Span<const NamedShape> tensors,
                                                    const MatchTreeOptions& options = {}) const;
+
+  // Indices of all rules whose patterns are found in the name, rising, whatever the shape; rules
+  // with a deferred pattern error are not among them.
+  std::vector<int64_t> MatchingRules(std::string_view name) const;
+
+  // OK unless the rule has a deferred pattern error. Requires an index of rules().
+  absl::Status PatternStatus(int64_t rule) const;
 
   absl::Span<const Rule> rules() const;
   int64_t min_size() const;
   bool strict() const;
 
  private:
+  friend class RuleFinder;
   struct State;
 
   explicit RuleSet(std::shared_ptr<const State> state) : state_(std::move(state)) {}
 
   std::shared_ptr<const State> state_;
+};
+
+// Finds the first rules of many names, of which it learns which strategy is the faster one.
+// For one thread.
+class RuleFinder {
+ public:
+  // `cost_reading` as in MatchTreeOptions; without it kFastest is kRuleByRule.
+  RuleFinder(RuleSet rules, MatchStrategy strategy, std::function<int64_t()> cost_reading);
+
+  // Index of the first rule, in order, that matches; nullopt if none does. Errors: a deferred
+  // pattern error. kFastest tries one strategy on the first names and the other on those that
+  // follow, then stays with the faster one: names that come in any order cost about the same.
+  absl::StatusOr<std::optional<int64_t>> Find(std::string_view name);
+
+ private:
+  void Decide();
+
+  RuleSet rules_;
+  bool at_once_ = false;  // the strategy in force
+  std::function<int64_t()> cost_reading_;  // empty once decided
+  int64_t asked_ = 0;
+  int64_t started_ = 0;  // the reading when the trial in progress began
+  int64_t cost_rule_by_rule_ = 0;
+  std::vector<int> matching_;  // kept for its memory
 };
 
 }  // namespace shardmesh

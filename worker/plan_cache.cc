@@ -2,8 +2,8 @@
 #include "worker/plan_cache.h"
 
 #include "absl/strings/escaping.h"
-#include "rpc/digest.h"
 #include "rpc/plan_codec.h"
+#include "sharding/digest.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -19,7 +19,7 @@ PlanPtr PlanCache::Find(std::string_view hash) {
 }
 
 absl::StatusOr<PlanPtr> PlanCache::Add(std::string_view hash, std::string_view bytes) {
-  if (const std::string actual = rpc::Sha256(bytes); actual != hash) {
+  if (const std::string actual = Sha256(bytes); actual != hash) {
     return InvalidArgument(Reason::kChecksumMismatch,
                            StrCat("the plan's bytes have SHA-256 ", absl::BytesToHexString(actual),
                                   ", the order says ", absl::BytesToHexString(ToAbsl(hash))));

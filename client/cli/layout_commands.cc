@@ -47,6 +47,8 @@ std::string_view StepKindName(ExplanationStep::Kind kind) {
       return "rule";
     case ExplanationStep::Kind::kCorrection:
       return "correction";
+    case ExplanationStep::Kind::kNearMiss:
+      return "near miss";
   }
   return "step";
 }

@@ -35,8 +35,7 @@ absl::StatusOr<Placement> AskPlacement(MeshClient* client, const Checkpoint& che
   for (const Checkpoint::Entry& entry : checkpoint.tensors()) {
     placement.tensors.push_back({.name = entry.tensor->name,
                                  .shape = entry.tensor->shape,
-                                 .dtype = entry.tensor->dtype,
-                                 .axes = {}});
+                                 .dtype = entry.tensor->dtype});
   }
   SHARDMESH_ASSIGN_OR_RETURN(placement.answer, client->ResolveTree(question, placement.tensors));
   return placement;
@@ -90,23 +89,64 @@ void PrintPlacement(const Placement& placement) {
   }
   table.Print();
 
-  const LayoutSummary& summary = placement.answer.summary;
+  const TreeReport& report = placement.answer.report;
+  const LayoutReport& layout = report.layout;
   std::cout << "\n" << FormatCount(placement.tensors.size(), "tensor");
   if (placement.match_only) {
     std::cout << (CheckAllMatched(placement).ok() ? ", all matched\n" : ", not all matched\n");
     return;
   }
-  std::cout << ", " << FormatBytes(summary.total_bytes) << "; " << summary.corrected_tensors
-            << " corrected, " << summary.replicated_tensors << " replicated\n"
-            << (summary.devices == 1
+  std::cout << ", " << FormatBytes(layout.bytes) << "; " << report.corrected_tensors
+            << " corrected, " << report.replicated_tensors << " replicated\n"
+            << (report.devices == 1
                     ? "The one device holds "
-                    : StrCat("Each of the ", FormatCount(summary.devices, "device"), " holds "))
-            << FormatBytes(summary.max_bytes_per_device);
-  if (summary.min_bytes_per_device != summary.max_bytes_per_device) {
-    std::cout << " at most, " << FormatBytes(summary.min_bytes_per_device) << " at least";
+                    : StrCat("Each of the ", FormatCount(report.devices, "device"), " holds "))
+            << FormatBytes(layout.most_device_bytes);
+  if (layout.least_device_bytes != layout.most_device_bytes) {
+    std::cout << " at most, " << FormatBytes(layout.least_device_bytes) << " at least";
   }
-  std::cout << "; copies take " << FormatBytes(summary.replicated_bytes)
+  std::cout << "; copies take " << FormatBytes(layout.wasted_bytes)
             << " beyond one of each element\n";
+}
+
+Json ReportJson(const TreeReport& report) {
+  const auto usages = [](const std::vector<TensorUsage>& tensors) {
+    Json list = Json::array();
+    for (const TensorUsage& tensor : tensors) {
+      list.push_back({{"name", tensor.name},
+                      {"shape", ShapeJson(tensor.shape)},
+                      {"spec", SpecJson(tensor.spec)},
+                      {"bytes", tensor.bytes},
+                      {"bytes_per_device", tensor.device_bytes},
+                      {"wasted_bytes", tensor.wasted_bytes}});
+    }
+    return list;
+  };
+  const LayoutReport& layout = report.layout;
+  Json specs = Json::array();
+  for (const SpecUsage& usage : layout.specs) {
+    specs.push_back({{"spec", SpecJson(usage.spec)},
+                     {"tensors", usage.tensors},
+                     {"parameters", usage.parameters},
+                     {"bytes", usage.bytes}});
+  }
+  return {{"tensors", layout.tensors},
+          {"parameters", layout.parameters},
+          {"sharded_parameters", layout.sharded_parameters},
+          {"total_bytes", layout.bytes},
+          {"sharded_bytes", layout.sharded_bytes},
+          {"wasted_bytes", layout.wasted_bytes},
+          {"devices", report.devices},
+          {"min_bytes_per_device", layout.least_device_bytes},
+          {"mean_bytes_per_device", layout.mean_device_bytes},
+          {"max_bytes_per_device", layout.most_device_bytes},
+          {"balance_score", layout.balance_score},
+          {"corrected_tensors", report.corrected_tensors},
+          {"replicated_tensors", report.replicated_tensors},
+          {"unmatched_tensors", report.unmatched_tensors},
+          {"specs", std::move(specs)},
+          {"worst", usages(layout.worst)},
+          {"largest", usages(layout.largest)}};
 }
 
 Json PlacementJson(const Placement& placement) {
@@ -132,15 +172,7 @@ Json PlacementJson(const Placement& placement) {
   }
   Json json = {{"tensors", std::move(tensors)}};
   if (!placement.match_only) {
-    const LayoutSummary& summary = placement.answer.summary;
-    json["summary"] = {{"tensors", summary.tensors},
-                       {"total_bytes", summary.total_bytes},
-                       {"devices", summary.devices},
-                       {"min_bytes_per_device", summary.min_bytes_per_device},
-                       {"max_bytes_per_device", summary.max_bytes_per_device},
-                       {"replicated_bytes", summary.replicated_bytes},
-                       {"replicated_tensors", summary.replicated_tensors},
-                       {"corrected_tensors", summary.corrected_tensors}};
+    json["summary"] = ReportJson(placement.answer.report);
   }
   json["revision"] = placement.answer.revision;
   return json;

@@ -30,6 +30,7 @@ absl::Status CheckAllMatched(const Placement& placement);
 // One row per tensor, then the totals, to standard output.
 void PrintPlacement(const Placement& placement);
 Json PlacementJson(const Placement& placement);
+Json ReportJson(const TreeReport& report);
 
 }  // namespace shardmesh::client
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "rpc/digest.h"
+#include "sharding/digest.h"
 #include "shardmesh/internal/v1/transfer_token.pb.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/quiet_protobuf.h"
@@ -21,7 +21,7 @@ void Check(std::string_view input) {
 
   internal::v1::TransferToken token;
   token.set_claims(std::string(input));
-  token.set_signature(rpc::HmacSha256(key, input));
+  token.set_signature(HmacSha256(key, input));
   for (const auto direction : {rpc::TransferDirection::kGet, rpc::TransferDirection::kPut}) {
     const auto claims = rpc::VerifyToken(token.SerializeAsString(), key, direction, now);
     if (!claims.ok()) {

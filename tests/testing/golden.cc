@@ -11,12 +11,16 @@
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
+#include "tests/testing/exact_json.h"
 
 namespace shardmesh::test {
 namespace {
 
 // Differences beyond these are counted and not printed.
 constexpr int64_t kMaxPrinted = 20;
+
+// The members of questions within which Python prints objects, in their order.
+constexpr std::string_view kOrderedMembers[] = {"attributes", "text"};
 
 std::string PathOf(std::string_view file) {
   return StrCat(SHARDMESH_SOURCE_DIR, "/tests/data/goldens/", file);
@@ -31,34 +35,51 @@ std::ifstream OpenOrDie(std::string_view file) {
   return in;
 }
 
-// Empty if `got` is what `golden` expects, else both in words.
-std::string Difference(const Golden& golden, const absl::StatusOr<Json>& got) {
-  const std::string wanted =
-      golden.expect.has_value() ? golden.expect->dump() : StrCat("error ", golden.py_type);
-  const std::string given =
-      got.ok() ? got->dump()
-               : StrCat("error ", PythonTypeOf(got.status()), ": ", got.status().ToString());
-  const bool same = golden.expect.has_value()
-                        ? got.ok() && *got == *golden.expect
-                        : !got.ok() && PythonTypeOf(got.status()) == golden.py_type;
-  return same ? "" : StrCat("\n  expected ", wanted, "\n  got      ", given);
+std::string TextOf(const Json& value) {
+  return value.dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);
 }
 
 }  // namespace
+
+void ThrowWrongForm(std::string_view message) {
+  constexpr int kTypeMustBe = 302;  // the number that the library gives to a value of another type
+  throw Json::type_error::create(kTypeMustBe, std::string(message), nullptr);
+}
+
+Golden ParseGolden(std::string_view line) {
+  const Json parsed = ParseExactJson(line, kOrderedMembers, kMaxGoldenDepth);
+  Golden golden{parsed.at("id"), parsed.at("fn"), parsed.at("input"), std::nullopt, ""};
+  if (parsed.contains("error") == parsed.contains("expect")) {
+    ThrowWrongForm("a case has one of \"expect\" and \"error\"");
+  }
+  if (parsed.contains("error")) {
+    golden.py_type = parsed.at("error").at("py_type");
+  } else {
+    golden.expect = parsed.at("expect");
+  }
+  return golden;
+}
+
+bool Agrees(const Golden& golden, const absl::StatusOr<Json>& got) {
+  return golden.expect.has_value() ? got.ok() && *got == *golden.expect
+                                   : !got.ok() && PythonTypeOf(got.status()) == golden.py_type;
+}
+
+std::string ExpectedText(const Golden& golden) {
+  return golden.expect.has_value() ? TextOf(*golden.expect) : StrCat("error ", golden.py_type);
+}
+
+std::string AnswerText(const absl::StatusOr<Json>& got) {
+  return got.ok() ? TextOf(*got)
+                  : StrCat("error ", PythonTypeOf(got.status()), ": ", got.status().ToString());
+}
 
 std::vector<Golden> LoadGoldens(std::string_view file) {
   std::ifstream in = OpenOrDie(file);
   std::vector<Golden> goldens;
   std::string line;
   while (std::getline(in, line)) {
-    const Json parsed = Json::parse(line);
-    Golden golden{parsed.at("id"), parsed.at("fn"), parsed.at("input"), std::nullopt, ""};
-    if (parsed.contains("error")) {
-      golden.py_type = parsed.at("error").at("py_type");
-    } else {
-      golden.expect = parsed.at("expect");
-    }
-    goldens.push_back(std::move(golden));
+    goldens.push_back(ParseGolden(line));
   }
   return goldens;
 }
@@ -77,9 +98,10 @@ void ExpectGoldens(std::string_view file, std::string_view fn, int64_t count,
       continue;
     }
     ++asked;
-    const std::string difference = Difference(golden, answer(golden.input));
-    if (!difference.empty() && ++different <= kMaxPrinted) {
-      ADD_FAILURE() << golden.id << " " << golden.input << difference;
+    const absl::StatusOr<Json> got = answer(golden.input);
+    if (!Agrees(golden, got) && ++different <= kMaxPrinted) {
+      ADD_FAILURE() << golden.id << " " << golden.input << "\n  expected " << ExpectedText(golden)
+                    << "\n  got      " << AnswerText(got);
     }
   }
   EXPECT_EQ(different, 0) << "answers about " << fn << " differ, of " << asked;
@@ -88,6 +110,10 @@ void ExpectGoldens(std::string_view file, std::string_view fn, int64_t count,
 
 AxisValue DecodeAxisValue(const Json& value, ArrayMeans array_means) {
   const auto decode_entries = [array_means](const Json& entries) {
+    // Iterating over a number would give the number itself, for ever.
+    if (!entries.is_array()) {
+      ThrowWrongForm(StrCat("an axis value is null, a name or an array, not ", TextOf(entries)));
+    }
     std::vector<AxisValue> decoded;
     for (const Json& entry : entries) {
       decoded.push_back(DecodeAxisValue(entry, array_means));
@@ -115,7 +141,11 @@ AxisValue DecodeAxisValue(const Json& value, ArrayMeans array_means) {
 }
 
 absl::StatusOr<PartitionSpec> DecodeSpec(const Json& value) {
-  return PartitionSpec::Create(DecodeAxisValue(value).entries());
+  const AxisValue entries = DecodeAxisValue(value);
+  if (!entries.is_tuple() && !entries.is_list()) {
+    ThrowWrongForm(StrCat("a spec is an array, not ", TextOf(value)));
+  }
+  return PartitionSpec::Create(entries.entries());
 }
 
 absl::StatusOr<Mesh> DecodeMesh(const Json& value) {
@@ -126,6 +156,11 @@ absl::StatusOr<Mesh> DecodeMesh(const Json& value) {
   for (const Json& axis : value.at("axes")) {
     axes.push_back({axis.at(0), axis.at(1)});
   }
+  if (value.contains("axis_types")) {
+    for (size_t i = 0; i < axes.size(); ++i) {
+      axes[i].type = AxisTypeFromName(value.at("axis_types").at(i).get<std::string>()).value();
+    }
+  }
   MeshOptions options;
   options.allow_degenerate = true;
   if (value.contains("device_ids")) {
@@ -135,11 +170,8 @@ absl::StatusOr<Mesh> DecodeMesh(const Json& value) {
 }
 
 Shape DecodeShape(const Json& value) {
-  Shape shape;
-  for (const Json& extent : value) {
-    shape.push_back(extent);
-  }
-  return shape;
+  const auto extents = value.get<std::vector<int64_t>>();
+  return Shape(extents.begin(), extents.end());
 }
 
 Json EncodeAxisValue(const AxisValue& value) {

@@ -29,6 +29,17 @@ struct Golden {
   std::string py_type;         // the expected error's exact Python class
 };
 
+// Reads one line. Throws Json::exception, whose text says what is wrong, for a line that is no
+// JSON, nests deeper than kMaxGoldenDepth, or lacks a field; one needs either `expect` or `error`.
+inline constexpr int kMaxGoldenDepth = 64;
+Golden ParseGolden(std::string_view line);
+
+// Whether `got` is what `golden` expects: an equal value, or an error with the same Python class.
+bool Agrees(const Golden& golden, const absl::StatusOr<Json>& got);
+// What is expected and what was answered, each on one line; bytes that are not UTF-8 are replaced.
+std::string ExpectedText(const Golden& golden);
+std::string AnswerText(const absl::StatusOr<Json>& got);
+
 // All lines of tests/data/goldens/<file>. A file that is missing or malformed ends the program.
 std::vector<Golden> LoadGoldens(std::string_view file);
 // A golden file that is one JSON document, such as presets.json.
@@ -42,8 +53,12 @@ using Answer = std::function<absl::StatusOr<Json>(const Json& input)>;
 // whose PythonTypeOf is the golden's. `count` guards against lines that silently drop out.
 void ExpectGoldens(std::string_view file, std::string_view fn, int64_t count, const Answer& answer);
 
-// Decoders. They trust the files: a value of another form ends the program. What the libraries
-// themselves refuse, such as a nested tuple in a spec, comes back as our error.
+// Decoders. A value of another form than described in tests/data/goldens/README.md throws
+// Json::exception. What the libraries themselves refuse, such as a nested tuple in a spec, comes
+// back as our error.
+
+// Throws what Json throws for a value of the wrong type.
+[[noreturn]] void ThrowWrongForm(std::string_view message);
 
 // What a bare JSON array stands for: a tuple in fields and specs, a list among semantic axes.
 enum class ArrayMeans { kTuple, kList };

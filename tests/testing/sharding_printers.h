@@ -20,7 +20,7 @@ inline void PrintTo(const IndexRange& value, std::ostream* out) {
 }
 inline void PrintTo(const Mesh& value, std::ostream* out) { *out << value.ToString(); }
 inline void PrintTo(const MeshAxis& value, std::ostream* out) {
-  *out << value.name << "=" << value.size;
+  *out << value.name << "=" << value.size << ":" << AxisTypeName(value.type);
 }
 inline void PrintTo(const PartitionSpec& value, std::ostream* out) { *out << value.ToString(); }
 inline void PrintTo(Reason value, std::ostream* out) { *out << ReasonName(value); }

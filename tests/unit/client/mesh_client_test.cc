@@ -180,7 +180,7 @@ TEST_F(MeshClientTest, ResolvesATreeOfManyMessages) {
   EXPECT_EQ(answer.specs[0].requested, PartitionSpec({SpecEntry::Axis("tp")}));
   EXPECT_EQ(answer.placements[0].rule_index, std::nullopt);
   EXPECT_EQ(answer.placements[8].rule_index, 0);
-  EXPECT_EQ(answer.summary.tensors, 50'000);
+  EXPECT_EQ(answer.report.layout.tensors, 50'000);
   EXPECT_EQ(answer.revision, 5);
 }
 

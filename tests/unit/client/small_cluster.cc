@@ -268,13 +268,14 @@ class SmallCoordinator::Layouts final : public v1::ResolveService::Service {
     rpc::Encode(PartitionSpec({SpecEntry::Axis("tp")}), response.add_specs()->mutable_requested());
     int64_t tensors = 0;
     while (stream->Read(&request)) {
-      for (int i = 0; i < request.tensors().tensors_size(); ++i) {
-        response.add_placements()->set_rule_index(static_cast<int32_t>(tensors++ % 7) - 1);
+      for (int i = 0; i < request.tensors().names_size(); ++i) {
+        response.mutable_placements()->add_spec_indexes(0);
+        response.mutable_placements()->add_rules(static_cast<uint32_t>(tensors++ % 7));
       }
       stream->Write(response);
       response.Clear();
     }
-    response.mutable_summary()->set_tensors(tensors);
+    response.mutable_report()->set_tensors(tensors);
     response.set_revision(5);
     stream->Write(response);
     return grpc::Status::OK;

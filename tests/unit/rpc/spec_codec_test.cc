@@ -145,6 +145,26 @@ TEST(SpecCodecTest, MeshesCrossTheWire) {
   EXPECT_EQ(wire.device_ids_size(), 0);
 }
 
+TEST(SpecCodecTest, AxisTypesCrossTheWireAndAutoIsLeftOut) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Mesh typed, Mesh::Parse("a=2,b=2:explicit,c=2:manual"));
+  EXPECT_THAT(RoundTrip<v1::Mesh>(typed), IsOkAndHolds(typed));
+  v1::Mesh wire;
+  Encode(typed, &wire);
+  EXPECT_EQ(wire.axes(0).type(), v1::AXIS_TYPE_UNSPECIFIED);
+  EXPECT_EQ(wire.axes(1).type(), v1::AXIS_TYPE_EXPLICIT);
+  EXPECT_EQ(wire.axes(2).type(), v1::AXIS_TYPE_MANUAL);
+  EXPECT_EQ(wire.device_ids_size(), 0);
+  wire.mutable_axes(0)->set_type(v1::AXIS_TYPE_AUTO);
+  EXPECT_THAT(Decode(wire), IsOkAndHolds(typed));
+
+  MeshOptions options;
+  options.global_ids = {1, 0};
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Mesh numbered, Mesh::Parse("a=2:explicit", options));
+  EXPECT_THAT(RoundTrip<v1::Mesh>(numbered), IsOkAndHolds(numbered));
+  wire.mutable_axes(2)->set_type(static_cast<v1::AxisType>(4));
+  EXPECT_EQ(FieldOf(Decode(wire).status()), "axes[2].type");
+}
+
 TEST(SpecCodecTest, AMissingSizeNeedsTheNumberOfDevices) {
   v1::Mesh wire;
   wire.add_axes()->set_name("dp");
@@ -228,6 +248,7 @@ TEST(SpecCodecTest, MalformedRuleSetsNameTheirField) {
   wire.Clear();
   wire.set_min_size(-1);
   EXPECT_EQ(FieldOf(Decode(wire).status()), "min_size");
+  EXPECT_TRUE(Decode(wire, Compatibility::kExact).ok());
   wire.Clear();
   wire.add_rules()->set_pattern("(");
   EXPECT_THAT(Decode(wire).status(), StatusIs(kInvalid, Reason::kBadPattern));

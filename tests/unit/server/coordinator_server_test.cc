@@ -125,22 +125,23 @@ TEST_F(CoordinatorServerTest, ResolvesATreeInPieces) {
   for (int piece = 0; piece < 3; ++piece) {
     request.Clear();
     for (int i = 0; i < 10; ++i) {
-      v1::TreeTensor* tensor = request.mutable_tensors()->add_tensors();
-      tensor->set_name("layer" + std::to_string(piece) + "." + std::to_string(i) + ".kernel");
-      tensor->add_shape(16);
-      tensor->set_dtype(v1::DTYPE_F32);
+      v1::TreeTensors* tensors = request.mutable_tensors();
+      tensors->add_names("layer" + std::to_string(piece) + "." + std::to_string(i) + ".kernel");
+      tensors->add_ranks(1);
+      tensors->add_sizes(16);
+      tensors->add_dtypes(v1::DTYPE_F32);
     }
     ASSERT_TRUE(stream->Write(request));
     ASSERT_TRUE(stream->Read(&response));
     EXPECT_EQ(response.specs_size(), piece == 0 ? 1 : 0) << "a spec is sent once";
-    placements += response.placements_size();
+    placements += response.placements().spec_indexes_size();
   }
   stream->WritesDone();
   ASSERT_TRUE(stream->Read(&response));
   EXPECT_TRUE(stream->Finish().ok());
   EXPECT_EQ(placements, 30);
-  EXPECT_EQ(response.summary().tensors(), 30);
-  EXPECT_EQ(response.summary().max_bytes_per_device(), 30 * 32);
+  EXPECT_EQ(response.report().tensors(), 30);
+  EXPECT_EQ(response.report().most_device_bytes(), 30 * 32);
 }
 
 TEST_F(CoordinatorServerTest, KeepsDefinitionsThatRequestsName) {

@@ -31,16 +31,21 @@ TreeQuestion Question(std::vector<Rule> rules, RuleSetOptions options = {}) {
   return question;
 }
 
-TreeTensor Tensor(std::string_view name, Shape shape) {
-  return {.name = name, .shape = std::move(shape), .dtype = Dtype::kF32, .axes = {}};
+// `shape` outlives the use of the tensor: all are literals within one statement, or variables.
+TreeTensor Tensor(std::string_view name, absl::Span<const int64_t> shape) {
+  return {.name = name, .shape = shape, .dtype = Dtype::kF32};
+}
+
+std::unique_ptr<TreeResolver> Resolver(TreeQuestion question) {
+  return *TreeResolver::Create(std::move(question));
 }
 
 TEST(TreeResolverTest, AnswersDistinctSpecsOnceAndTensorsByIndex) {
-  TreeResolver resolver(Question({{"kernel", Spec({"fsdp", "tp"})}, {"bias", Spec({"tp"})}}));
+  const auto resolver = Resolver(Question({{"kernel", Spec({"fsdp", "tp"})}, {"bias", Spec({"tp"})}}));
   const auto placements =
-      resolver.Add({Tensor("a.kernel", {8, 8}), Tensor("a.bias", {8}), Tensor("b.kernel", {8, 8})});
+      resolver->Add({Tensor("a.kernel", {8, 8}), Tensor("a.bias", {8}), Tensor("b.kernel", {8, 8})});
   ASSERT_TRUE(placements.ok()) << placements.status();
-  ASSERT_EQ(resolver.specs().size(), 2u);
+  ASSERT_EQ(resolver->specs().size(), 2u);
   EXPECT_EQ((*placements)[0].spec_index, (*placements)[2].spec_index);
   EXPECT_EQ((*placements)[0].rule, 0);
   EXPECT_EQ((*placements)[1].rule, 1);
@@ -48,22 +53,24 @@ TEST(TreeResolverTest, AnswersDistinctSpecsOnceAndTensorsByIndex) {
 }
 
 TEST(TreeResolverTest, CountsWhatEachDeviceHolds) {
-  TreeResolver resolver(Question({{"kernel", Spec({"fsdp", "tp"})}, {".*", PartitionSpec()}}));
-  ASSERT_TRUE(resolver.Add({Tensor("kernel", {8, 8}), Tensor("scale", {16})}).ok());
-  const LayoutSummary& summary = resolver.summary();
-  EXPECT_EQ(summary.tensors, 2);
-  EXPECT_EQ(summary.devices, 8);
-  EXPECT_EQ(summary.total_bytes, 256 + 64);
-  EXPECT_EQ(summary.max_bytes_per_device, 32 + 64);
-  EXPECT_EQ(summary.replicated_bytes, 7 * 64);
-  EXPECT_EQ(summary.replicated_tensors, 1);
-  EXPECT_EQ(summary.corrected_tensors, 0);
+  const auto resolver = Resolver(Question({{"kernel", Spec({"fsdp", "tp"})}, {".*", PartitionSpec()}}));
+  ASSERT_TRUE(resolver->Add({Tensor("kernel", {8, 8}), Tensor("scale", {16})}).ok());
+  const absl::StatusOr<LayoutReport> report = resolver->analysis()->Report();
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->bytes, 256 + 64);
+  EXPECT_EQ(report->most_device_bytes, 32 + 64);
+  EXPECT_EQ(report->wasted_bytes, 7 * 64);
+  EXPECT_EQ(resolver->counts().tensors, 2);
+  EXPECT_EQ(resolver->counts().parameters, 64 + 16);
+  EXPECT_EQ(resolver->counts().sharded_parameters, 64);
+  EXPECT_EQ(resolver->counts().replicated, 1);
+  EXPECT_EQ(resolver->counts().corrected, 0);
 }
 
 TEST(TreeResolverTest, KeepsTheRequestBesideTheCorrectedSpec) {
-  TreeResolver resolver(Question({{".*", Spec({"fsdp", "tp"})}}));
-  ASSERT_TRUE(resolver.Add({Tensor("odd", {8, 6})}).ok());
-  const TreeSpec& spec = resolver.specs()[0];
+  const auto resolver = Resolver(Question({{".*", Spec({"fsdp", "tp"})}}));
+  ASSERT_TRUE(resolver->Add({Tensor("odd", {8, 6})}).ok());
+  const TreeSpec& spec = resolver->specs()[0];
   EXPECT_EQ(spec.requested, Spec({"fsdp", "tp"}));
   EXPECT_EQ(spec.effective, Spec({"fsdp", ""}));
   ASSERT_EQ(spec.corrections.size(), 1u);
@@ -73,24 +80,24 @@ TEST(TreeResolverTest, KeepsTheRequestBesideTheCorrectedSpec) {
 }
 
 TEST(TreeResolverTest, ShowsTheRulesSpecForATensorThatIsTooSmall) {
-  TreeResolver resolver(Question({{".*", Spec({"fsdp"})}}, {.min_size = 100}));
-  ASSERT_TRUE(resolver.Add({Tensor("small", {8})}).ok());
-  EXPECT_EQ(resolver.specs()[0].requested, Spec({"fsdp"}));
-  EXPECT_EQ(resolver.specs()[0].effective, PartitionSpec());
+  const auto resolver = Resolver(Question({{".*", Spec({"fsdp"})}}, {.min_size = 100}));
+  ASSERT_TRUE(resolver->Add({Tensor("small", {8})}).ok());
+  EXPECT_EQ(resolver->specs()[0].requested, Spec({"fsdp"}));
+  EXPECT_EQ(resolver->specs()[0].effective, PartitionSpec());
 }
 
 TEST(TreeResolverTest, StopsAtTheFirstCorrectionWhenStrict) {
   TreeQuestion question = Question({{".*", Spec({"fsdp", "tp"})}});
   question.strict = true;
-  TreeResolver resolver(std::move(question));
-  const auto refused = resolver.Add({Tensor("fits", {8, 8}), Tensor("odd", {8, 6})});
+  const auto resolver = Resolver(std::move(question));
+  const auto refused = resolver->Add({Tensor("fits", {8, 8}), Tensor("odd", {8, 6})});
   EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kNotDivisible));
   EXPECT_THAT(std::string(refused.status().message()), HasSubstr("tensor 'odd'"));
 }
 
 TEST(TreeResolverTest, NamesTheTensorThatNoRuleMatches) {
-  TreeResolver resolver(Question({{"kernel", Spec({"fsdp"})}}));
-  const auto refused = resolver.Add({Tensor("a.bias", {8})});
+  const auto resolver = Resolver(Question({{"kernel", Spec({"fsdp"})}}));
+  const auto refused = resolver->Add({Tensor("a.bias", {8})});
   EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kUnmatchedTensor));
   EXPECT_THAT(std::string(refused.status().message()), HasSubstr("a.bias"));
 }
@@ -98,31 +105,32 @@ TEST(TreeResolverTest, NamesTheTensorThatNoRuleMatches) {
 TEST(TreeResolverTest, CountsATensorThatNoRuleMatchesAsReplicatedWhereItIsKept) {
   TreeQuestion question = Question({{"kernel", Spec({"fsdp"})}});
   question.keep_unmatched = true;
-  TreeResolver resolver(std::move(question));
-  const auto placements = resolver.Add({Tensor("a.bias", {8}), Tensor("a.kernel", {8})});
+  const auto resolver = Resolver(std::move(question));
+  const auto placements = resolver->Add({Tensor("a.bias", {8}), Tensor("a.kernel", {8})});
   ASSERT_TRUE(placements.ok()) << placements.status();
   EXPECT_TRUE((*placements)[0].unmatched);
   EXPECT_EQ((*placements)[0].bytes_per_device, 32);
   EXPECT_FALSE((*placements)[1].unmatched);
-  EXPECT_EQ(resolver.summary().replicated_tensors, 1);
+  EXPECT_EQ(resolver->counts().replicated, 1);
 }
 
 TEST(TreeResolverTest, RefusesATensorThatIsListedTwice) {
-  TreeResolver resolver(Question({{".*", PartitionSpec()}}));
-  ASSERT_TRUE(resolver.Add({Tensor("a", {8})}).ok());
-  EXPECT_THAT(resolver.Add({Tensor("a", {8})}),
+  const auto resolver = Resolver(Question({{".*", PartitionSpec()}}));
+  ASSERT_TRUE(resolver->Add({Tensor("a", {8})}).ok());
+  EXPECT_THAT(resolver->Add({Tensor("a", {8})}),
               StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
 }
 
 TEST(TreeResolverTest, ResolvesTensorsThatBringTheirOwnAxes) {
   TreeQuestion question;
   question.mesh = *Mesh::Parse("fsdp=2,tp=4");
-  TreeResolver resolver(std::move(question));
+  const auto resolver = Resolver(std::move(question));
   TreeTensor tensor = Tensor("h", {8, 8});
-  tensor.axes = {AxisValue::None(), AxisValue::Name("__HEAD__")};
-  ASSERT_TRUE(resolver.Add({tensor}).ok());
-  EXPECT_EQ(resolver.specs()[0].effective, Spec({"", "tp"}));
-  EXPECT_THAT(resolver.Add({Tensor("neither", {8})}),
+  const std::vector<AxisValue> axes = {AxisValue::None(), AxisValue::Name("__HEAD__")};
+  tensor.axes = &axes;
+  ASSERT_TRUE(resolver->Add({tensor}).ok());
+  EXPECT_EQ(resolver->specs()[0].effective, Spec({"", "tp"}));
+  EXPECT_THAT(resolver->Add({Tensor("neither", {8})}),
               StatusIs(absl::StatusCode::kInvalidArgument, Reason::kMissingArgument));
 }
 

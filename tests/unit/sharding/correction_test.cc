@@ -1,5 +1,4 @@
-// Tests of sharding/correction.h: the goldens, the reasons, and that correcting twice changes
-// nothing.
+// Tests of sharding/correction.h: the reasons, and that correcting twice changes nothing.
 #include "sharding/correction.h"
 
 #include <gmock/gmock.h>
@@ -8,20 +7,13 @@
 #include <limits>
 #include <random>
 
-#include "tests/testing/golden.h"
 #include "tests/testing/sharding_printers.h"
 #include "tests/testing/status_matchers.h"
 
 namespace shardmesh {
 namespace {
 
-using ::shardmesh::test::DecodeMesh;
-using ::shardmesh::test::DecodeShape;
-using ::shardmesh::test::DecodeSpec;
-using ::shardmesh::test::EncodeSpec;
-using ::shardmesh::test::ExpectGoldens;
 using ::shardmesh::test::IsOk;
-using ::shardmesh::test::Json;
 using ::shardmesh::test::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
@@ -31,63 +23,6 @@ constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 PartitionSpec Spec(std::vector<SpecEntry> entries) { return PartitionSpec(std::move(entries)); }
 
 Mesh MeshOf(std::string_view text) { return *Mesh::Parse(text); }
-
-TEST(CorrectionGoldenTest, CorrectsAsGetCorrectedNamedShardingDoes) {
-  ExpectGoldens("corrected_sharding.jsonl", "get_corrected_named_sharding", 757,
-                [](const Json& input) -> absl::StatusOr<Json> {
-                  SHARDMESH_ASSIGN_OR_RETURN(const Mesh mesh, DecodeMesh(input["mesh"]));
-                  SHARDMESH_ASSIGN_OR_RETURN(const PartitionSpec spec, DecodeSpec(input["spec"]));
-                  if (mesh.empty() && !input.value("raise_mesh_error", true)) {
-                    return Json{{"spec", Json::array()}, {"mesh_empty", true}};
-                  }
-                  SHARDMESH_ASSIGN_OR_RETURN(const CorrectionResult result,
-                                             Correct(spec, DecodeShape(input["shape"]), mesh));
-                  return Json{{"spec", EncodeSpec(result.effective)}, {"mesh_empty", mesh.empty()}};
-                });
-}
-
-TEST(CorrectionGoldenTest, ConstrainsAnArrayAsWithShardingConstraintDoes) {
-  ExpectGoldens("corrected_sharding.jsonl", "with_sharding_constraint", 234,
-                [](const Json& input) -> absl::StatusOr<Json> {
-                  if (input.contains("sharding_python_type")) {
-                    // Our types admit a spec alone; the nearest to another Python object is what
-                    // decoding refuses.
-                    return InvalidArgument(Reason::kBadField, "not a partition spec", "TypeError");
-                  }
-                  SHARDMESH_ASSIGN_OR_RETURN(const Mesh mesh, DecodeMesh(input["mesh"]));
-                  SHARDMESH_ASSIGN_OR_RETURN(const PartitionSpec spec, DecodeSpec(input["spec"]));
-                  const Shape shape = DecodeShape(input["shape"]);
-                  SHARDMESH_ASSIGN_OR_RETURN(const std::optional<CorrectionResult> result,
-                                             CorrectConstraint(spec, shape, mesh));
-                  const Json constraint =
-                      result.has_value() ? EncodeSpec(result->effective) : Json();
-                  Json answer = {{"constraint", constraint}, {"unchanged", !result.has_value()}};
-                  if (!result.has_value() || ElementCount(shape).value() > 0) {
-                    answer["result_spec"] = constraint;
-                  }
-                  return answer;
-                });
-}
-
-TEST(CorrectionGoldenTest, ConstrainsEachLeafOfATreeForItself) {
-  ExpectGoldens("corrected_sharding.jsonl", "with_sharding_constraint_tree", 22,
-                [](const Json& input) -> absl::StatusOr<Json> {
-                  SHARDMESH_ASSIGN_OR_RETURN(const Mesh mesh, DecodeMesh(input["mesh"]));
-                  SHARDMESH_ASSIGN_OR_RETURN(const PartitionSpec spec, DecodeSpec(input["spec"]));
-                  Json answer = Json::object();
-                  for (const auto& [name, leaf] : input["tree"].items()) {
-                    if (leaf["kind"] != "jax") {
-                      answer[name] = "unchanged";  // no array of the library's, hence left alone
-                      continue;
-                    }
-                    SHARDMESH_ASSIGN_OR_RETURN(
-                        const std::optional<CorrectionResult> result,
-                        CorrectConstraint(spec, DecodeShape(leaf["shape"]), mesh));
-                    answer[name] = result.has_value() ? EncodeSpec(result->effective) : Json();
-                  }
-                  return answer;
-                });
-}
 
 TEST(CorrectTest, NamesTheReasonOfEachDroppedDimension) {
   const Mesh mesh = MeshOf("dp=2,tp=4");

@@ -26,6 +26,23 @@ TEST(ParseMeshAxesTest, ReadsBothNotations) {
   EXPECT_THAT(ParseMeshAxes(" dp = 2 , tp = -1 "), IsOkAndHolds(axes));
 }
 
+TEST(ParseMeshAxesTest, ReadsTypesInBothNotations) {
+  const auto axes =
+      ElementsAre(MeshAxis{"dp", 2, AxisType::kExplicit}, MeshAxis{"tp", -1, AxisType::kAuto},
+                  MeshAxis{"sp", 4, AxisType::kManual}, MeshAxis{"ep", 1});
+  EXPECT_THAT(ParseMeshAxes("dp=2:explicit,tp=-1:auto,sp=4:manual,ep=1"), IsOkAndHolds(axes));
+  EXPECT_THAT(ParseMeshAxes("dp:2:explicit,tp:-1:auto,sp:4:manual,ep:1"), IsOkAndHolds(axes));
+  EXPECT_THAT(ParseMeshAxes(" dp = 2 : explicit , tp=-1, sp = 4: manual,ep=1"), IsOkAndHolds(axes));
+}
+
+TEST(ParseMeshAxesTest, RefusesTypesThatAreNone) {
+  for (const std::string_view text :
+       {"dp=2:", "dp=2:Explicit", "dp=2:none", "dp=2:auto:auto", "dp=:auto", "dp:explicit",
+        "=2:auto", "dp=2=auto", "dp=2:auto=2"}) {
+    EXPECT_THAT(ParseMeshAxes(text), StatusIs(kInvalid, Reason::kInvalidMesh)) << text;
+  }
+}
+
 TEST(ParseMeshAxesTest, RefusesPiecesThatAreNoAxis) {
   for (const std::string_view text : {"", "dp", "dp=", "=2", "dp=2,", "dp=2,,tp=4", "dp=two",
                                       "dp=2.5", "dp=2 tp=4", "dp=99999999999999999999"}) {
@@ -94,6 +111,33 @@ TEST(MeshTest, AcceptsDegenerateMeshesOnRequest) {
                                  Mesh::Create({{"dp", 2}, {"tp", 3}, {"dp", 4}}, options));
   EXPECT_THAT(repeated.axes(), ElementsAre(MeshAxis{"dp", 4}, MeshAxis{"tp", 3}));
   EXPECT_EQ(repeated.size(), 12);
+  EXPECT_THAT(Mesh::Create({{"dp", 2}, {"dp", 4, AxisType::kManual}}, options),
+              IsOkAndHolds(*Mesh::Parse("dp=4:manual")));
+}
+
+TEST(MeshTest, KeepsAxisTypesAndShowsThoseThatAreNotAuto) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Mesh mixed,
+                                 Mesh::Create({{"a", 2, AxisType::kExplicit}, {"b", 3}}));
+  EXPECT_EQ(mixed.axes()[0].type, AxisType::kExplicit);
+  EXPECT_EQ(mixed.ToString(), "a=2:explicit,b=3");
+  EXPECT_THAT(Mesh::Parse(mixed.ToString()), IsOkAndHolds(mixed));
+  EXPECT_EQ(Mesh::Parse("a=2:auto,b=3:auto")->ToString(), "a=2,b=3");
+  // As in JAX, and whatever the types, no axis moves.
+  EXPECT_FALSE(mixed == *Mesh::Parse("a=2,b=3"));
+  EXPECT_EQ(mixed.CoordinatesOf(4), Mesh::Parse("a=2,b=3")->CoordinatesOf(4));
+
+  EXPECT_FALSE(mixed.AllAxesAre(AxisType::kExplicit));
+  EXPECT_FALSE(mixed.AllAxesAre(AxisType::kAuto));
+  EXPECT_TRUE(Mesh::Parse("a=2,b=3")->AllAxesAre(AxisType::kAuto));
+  EXPECT_TRUE(Mesh::Parse("a=2:manual")->AllAxesAre(AxisType::kManual));
+  EXPECT_FALSE(Mesh().AllAxesAre(AxisType::kAuto));
+}
+
+TEST(AxisTypeTest, NamesReadBack) {
+  for (const AxisType type : {AxisType::kAuto, AxisType::kExplicit, AxisType::kManual}) {
+    EXPECT_EQ(AxisTypeFromName(AxisTypeName(type)), type);
+  }
+  EXPECT_EQ(AxisTypeFromName("AUTO"), std::nullopt);
 }
 
 TEST(MeshTest, IsEmptyByDefault) {

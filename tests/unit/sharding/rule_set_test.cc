@@ -10,18 +10,20 @@
 #include <vector>
 
 #include "tests/testing/golden.h"
+#include "tests/testing/golden_tree.h"
 #include "tests/testing/sharding_printers.h"
 #include "tests/testing/status_matchers.h"
 
 namespace shardmesh {
 namespace {
 
-using ::shardmesh::test::DecodeShape;
 using ::shardmesh::test::DecodeSpec;
+using ::shardmesh::test::DecodeTree;
 using ::shardmesh::test::EncodeSpec;
 using ::shardmesh::test::ExpectGoldens;
 using ::shardmesh::test::Json;
 using ::shardmesh::test::StatusIs;
+using ::shardmesh::test::TreeLeaf;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -48,54 +50,6 @@ std::vector<Rule> SomeRules() {
 
 // --- Goldens ---
 
-struct Leaf {
-  std::string name;
-  std::optional<Shape> shape;
-};
-
-// The leaves of a golden's tree in the order in which JAX visits them: keys sorted by code point
-// (as UTF-8 sorts), positions of lists as names.
-void Flatten(const Json& tree, const std::string& path, std::vector<Leaf>& leaves) {
-  const auto child_path = [&path](const std::string& key) {
-    return path.empty() ? key : path + "/" + key;
-  };
-  if (tree.contains("none")) {
-    return;
-  }
-  if (tree.contains("shape")) {
-    leaves.push_back({path, DecodeShape(tree["shape"])});
-  } else if (tree.contains("value")) {
-    leaves.push_back({path, std::nullopt});
-  } else if (tree.contains("__list__") || tree.contains("__tuple__")) {
-    const Json& children = tree.contains("__list__") ? tree["__list__"] : tree["__tuple__"];
-    for (size_t i = 0; i < children.size(); ++i) {
-      Flatten(children[i], child_path(std::to_string(i)), leaves);
-    }
-  } else {
-    for (const auto& [key, child] : tree.items()) {
-      Flatten(child, child_path(key), leaves);
-    }
-  }
-}
-
-std::vector<Leaf> LeavesOf(const Json& input) {
-  std::vector<Leaf> leaves;
-  if (input.contains("tree")) {
-    Flatten(input["tree"], "", leaves);
-    return leaves;
-  }
-  for (const Json& param : input["params"]) {
-    leaves.push_back({param[0].get<std::string>(), DecodeShape(param[1])});
-  }
-  // Flat parameters stand for a nested tree, whose keys are sorted level by level.
-  std::sort(leaves.begin(), leaves.end(), [](const Leaf& a, const Leaf& b) {
-    return std::lexicographical_compare(
-        a.name.begin(), a.name.end(), b.name.begin(), b.name.end(),
-        [](char x, char y) { return std::pair(x != '/', x) < std::pair(y != '/', y); });
-  });
-  return leaves;
-}
-
 absl::StatusOr<Json> MatchPartitionRules(const Json& input, MatchStrategy strategy) {
   RuleSetOptions options;
   options.defer_pattern_errors = true;
@@ -111,9 +65,9 @@ absl::StatusOr<Json> MatchPartitionRules(const Json& input, MatchStrategy strate
     rules.push_back({rule[0].get<std::string>(), std::move(spec)});
   }
   SHARDMESH_ASSIGN_OR_RETURN(const RuleSet rule_set, RuleSet::Create(std::move(rules), options));
-  const std::vector<Leaf> leaves = LeavesOf(input);
+  const std::vector<TreeLeaf> leaves = DecodeTree(input);
   std::vector<NamedShape> tensors;
-  for (const Leaf& leaf : leaves) {
+  for (const TreeLeaf& leaf : leaves) {
     tensors.push_back(
         {leaf.name, leaf.shape.has_value() ? OptionalShape(*leaf.shape) : std::nullopt});
   }
@@ -189,6 +143,33 @@ TEST(RuleSetTest, HasADefaultMinSizeForNone) {
   options.min_size = std::nullopt;
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const RuleSet rules, RuleSet::Create(SomeRules(), options));
   EXPECT_EQ(rules.min_size(), 16384);
+}
+
+TEST(RuleSetTest, TakesAnotherDefaultMinSizeForNone) {
+  RuleSetOptions options;
+  options.min_size = std::nullopt;
+  options.default_min_size = 65;
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const RuleSet rules, RuleSet::Create(SomeRules(), options));
+  EXPECT_EQ(rules.min_size(), 65);
+  options.min_size = 0;
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const RuleSet given, RuleSet::Create(SomeRules(), options));
+  EXPECT_EQ(given.min_size(), 0);
+}
+
+TEST(RuleSetTest, NamesAllRulesThatMatch) {
+  RuleSetOptions options;
+  options.defer_pattern_errors = true;
+  std::vector<Rule> rules = {{"b", {}}, {"a", {}}, {"(", {}}, {"b$", {}}};
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const RuleSet deferred, RuleSet::Create(rules, options));
+  rules.erase(rules.begin() + 2);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const RuleSet joined, RuleSet::Create(rules));
+  EXPECT_THAT(deferred.MatchingRules("b"), ElementsAre(0, 3));
+  EXPECT_THAT(joined.MatchingRules("b"), ElementsAre(0, 2));
+  EXPECT_THAT(joined.MatchingRules("b\n"), ElementsAre(0, 2));
+  EXPECT_THAT(joined.MatchingRules("ba"), ElementsAre(0, 1));
+  EXPECT_THAT(joined.MatchingRules("c"), IsEmpty());
+  EXPECT_THAT(deferred.PatternStatus(0), test::IsOk());
+  EXPECT_THAT(deferred.PatternStatus(2), StatusIs(kInvalid, Reason::kBadPattern));
 }
 
 TEST(RuleSetTest, IgnoresShapesUnlessStrict) {

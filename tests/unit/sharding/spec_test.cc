@@ -1,40 +1,22 @@
-// Tests of sharding/spec.h: equality and equivalence as in the goldens, normalisation, text.
+// Tests of sharding/spec.h: normalisation, names, equivalence, text.
 #include "sharding/spec.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/testing/golden.h"
 #include "tests/testing/sharding_printers.h"
 #include "tests/testing/status_matchers.h"
 
 namespace shardmesh {
 namespace {
 
-using ::shardmesh::test::DecodeMesh;
-using ::shardmesh::test::DecodeSpec;
-using ::shardmesh::test::ExpectGoldens;
 using ::shardmesh::test::IsOk;
 using ::shardmesh::test::IsOkAndHolds;
-using ::shardmesh::test::Json;
 using ::shardmesh::test::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-
-TEST(SpecGoldenTest, ComparesAsNamedShardingDoes) {
-  ExpectGoldens("named_sharding.jsonl", "is_equivalent_to", 175,
-                [](const Json& input) -> absl::StatusOr<Json> {
-                  SHARDMESH_ASSIGN_OR_RETURN(const Mesh mesh, DecodeMesh(input["mesh"]));
-                  SHARDMESH_ASSIGN_OR_RETURN(const PartitionSpec a, DecodeSpec(input["a"]));
-                  SHARDMESH_ASSIGN_OR_RETURN(const PartitionSpec b, DecodeSpec(input["b"]));
-                  return Json{{"equal", a == b},
-                              {"spec_equal", a == b},
-                              {"equivalent", Equivalent(a, b, mesh, input["ndim"])},
-                              {"replicated", {FullyReplicated(a, mesh), FullyReplicated(b, mesh)}}};
-                });
-}
 
 TEST(SpecEntryTest, NormalisesAsTheConstructorDoes) {
   const AxisValue none = AxisValue::None();

@@ -1,4 +1,4 @@
-// Tests of sharding/tile.h: the goldens, covering, owners, and uneven cuts.
+// Tests of sharding/tile.h: covering, owners, and uneven cuts.
 #include "sharding/tile.h"
 
 #include <gmock/gmock.h>
@@ -7,19 +7,13 @@
 #include <map>
 #include <random>
 
-#include "tests/testing/golden.h"
 #include "tests/testing/sharding_printers.h"
 #include "tests/testing/status_matchers.h"
 
 namespace shardmesh {
 namespace {
 
-using ::shardmesh::test::DecodeMesh;
-using ::shardmesh::test::DecodeShape;
-using ::shardmesh::test::DecodeSpec;
-using ::shardmesh::test::ExpectGoldens;
 using ::shardmesh::test::IsOk;
-using ::shardmesh::test::Json;
 using ::shardmesh::test::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
@@ -29,35 +23,6 @@ constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 Mesh MeshOf(std::string_view text) { return *Mesh::Parse(text); }
 
 PartitionSpec Spec(std::vector<SpecEntry> entries) { return PartitionSpec(std::move(entries)); }
-
-TEST(TilingGoldenTest, PlacesAsNamedShardingDoes) {
-  ExpectGoldens("named_sharding.jsonl", "named_sharding", 1519,
-                [](const Json& input) -> absl::StatusOr<Json> {
-                  SHARDMESH_ASSIGN_OR_RETURN(const Mesh mesh, DecodeMesh(input["mesh"]));
-                  SHARDMESH_ASSIGN_OR_RETURN(const PartitionSpec spec, DecodeSpec(input["spec"]));
-                  SHARDMESH_ASSIGN_OR_RETURN(
-                      const Tiling tiling, Tiling::Create(mesh, spec, DecodeShape(input["shape"])));
-                  Json tiles = Json::array();
-                  Json replica_ids = Json::array();
-                  for (DeviceId device = 0; device < mesh.size(); ++device) {
-                    Json ranges = Json::array();
-                    for (const IndexRange& range : tiling.TileOf(device).ranges) {
-                      ranges.push_back({range.start, range.stop});
-                    }
-                    tiles.push_back(std::move(ranges));
-                    replica_ids.push_back(tiling.ReplicaIdOf(device));
-                  }
-                  Json shard_shape = Json::array();
-                  for (const int64_t extent : tiling.ShardShape()) {
-                    shard_shape.push_back(extent);
-                  }
-                  return Json{{"shard_shape", std::move(shard_shape)},
-                              {"fully_replicated", tiling.FullyReplicated()},
-                              {"distinct_tiles", tiling.DistinctTileCount()},
-                              {"tiles", std::move(tiles)},
-                              {"replica_ids", std::move(replica_ids)}};
-                });
-}
 
 // Expects each element of the tensor in exactly one tile of every replica id, and in as many pieces
 // of OwnersOf(everything) as say so.

@@ -9,8 +9,8 @@
 #include <numeric>
 
 #include "linked_workers.h"
-#include "rpc/digest.h"
 #include "rpc/plan_codec.h"
+#include "sharding/digest.h"
 #include "sharding/reason.h"
 #include "tensor/plan.h"
 #include "tensor/view.h"
@@ -136,7 +136,7 @@ class StepExecutorTest : public testing::Test {
     order_.epoch = 1;
     order_.term = 1;
     order_.plan_bytes = rpc::PlanBytes(*plan);
-    order_.plan_hash = rpc::Sha256(order_.plan_bytes);
+    order_.plan_hash = Sha256(order_.plan_bytes);
     order_.timeout = absl::Seconds(30);
     order_.return_literals = true;
     order_.outputs.clear();

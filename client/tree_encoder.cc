@@ -1,0 +1,65 @@
+// Trees of tensors on their way to the server: columns, and tables of what tensors share.
+#include "client/tree_encoder.h"
+
+#include <algorithm>
+
+#include "rpc/array_codec.h"
+#include "rpc/spec_codec.h"
+#include "sharding/str_cat.h"
+
+namespace shardmesh::client {
+
+uint32_t TreeEncoder::AxesIndex(const std::vector<AxisValue>& axes, v1::TreeTensors* to) {
+  const auto [known, is_new] = axes_.try_emplace(AxisValue::List(axes).ToString(),
+                                                 static_cast<uint32_t>(axes_.size()) + 1);
+  if (is_new) {
+    v1::LogicalAxes* table = to->add_axes_table();
+    for (const AxisValue& axis : axes) {
+      rpc::Encode(axis, table->add_axes());
+    }
+  }
+  return known->second;
+}
+
+uint32_t TreeEncoder::SpecIndex(const PartitionSpec& spec, v1::TreeTensors* to) {
+  const auto [known, is_new] =
+      specs_.try_emplace(spec.ToString(), static_cast<uint32_t>(specs_.size()) + 1);
+  if (is_new) {
+    rpc::Encode(spec, to->add_spec_table());
+  }
+  return known->second;
+}
+
+void TreeEncoder::EncodeNext(v1::TreeTensors* to) {
+  size_t count = 0;
+  bool has_dtypes = false;
+  bool has_axes = false;
+  bool has_specs = false;
+  for (size_t bytes = 0; count < rest_.size() && bytes < kMessageBytes; ++count) {
+    const TreeTensor& tensor = rest_[count];
+    bytes += tensor.name.size() + 2 * tensor.shape.size() + 8;
+    has_dtypes = has_dtypes || tensor.dtype.has_value();
+    has_axes = has_axes || tensor.axes.has_value();
+    has_specs = has_specs || tensor.spec.has_value();
+  }
+  to->mutable_names()->Reserve(static_cast<int>(count));
+  to->mutable_ranks()->Reserve(static_cast<int>(count));
+  for (const TreeTensor& tensor : rest_.first(count)) {
+    to->add_names(tensor.name);
+    to->add_ranks(static_cast<uint32_t>(tensor.shape.size()));
+    to->mutable_sizes()->Add(tensor.shape.begin(), tensor.shape.end());
+    if (has_dtypes) {
+      to->add_dtypes(tensor.dtype.has_value() ? rpc::Encode(*tensor.dtype)
+                                              : v1::DTYPE_UNSPECIFIED);
+    }
+    if (has_axes) {
+      to->add_axes_indexes(tensor.axes.has_value() ? AxesIndex(*tensor.axes, to) : 0);
+    }
+    if (has_specs) {
+      to->add_spec_indexes(tensor.spec.has_value() ? SpecIndex(*tensor.spec, to) : 0);
+    }
+  }
+  rest_.remove_prefix(count);
+}
+
+}  // namespace shardmesh::client

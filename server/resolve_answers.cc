@@ -1,0 +1,120 @@
+// What the answers of ResolveService share: selectors, corrections and their fixes.
+#include "server/resolve_answers.h"
+
+#include <algorithm>
+#include <array>
+#include <iterator>
+
+#include "sharding/fix.h"
+#include "sharding/reason.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+
+namespace shardmesh::server {
+namespace {
+
+constexpr std::string_view kDefaultMesh = "default";
+constexpr std::array kCountedReasons = {Reason::kNotDivisible, Reason::kAxisNotInMesh,
+                                        Reason::kRankTruncated, Reason::kBelowMinSize,
+                                        Reason::kUnconstrained};
+
+}  // namespace
+
+absl::StatusOr<Mesh> SelectMesh(const ClusterState& state, const v1::MeshSelector& selector,
+                                Compatibility compatibility) {
+  if (selector.has_inline_()) {
+    auto mesh = rpc::Decode(selector.inline_(), std::nullopt, compatibility);
+    return mesh.ok() ? mesh : rpc::WithField(mesh.status(), "inline");
+  }
+  const std::string_view name =
+      selector.mesh_case() == v1::MeshSelector::kName ? selector.name() : kDefaultMesh;
+  SHARDMESH_ASSIGN_OR_RETURN(const rpc::MeshDefinition* mesh, state.FindMesh(name));
+  return mesh->mesh;
+}
+
+absl::StatusOr<PartitionAxis> SelectProfile(const ClusterState& state,
+                                            const v1::ProfileSelector& selector) {
+  switch (selector.profile_case()) {
+    case v1::ProfileSelector::kInline: {
+      auto profile = rpc::Decode(selector.inline_());
+      return profile.ok() ? profile : rpc::WithField(profile.status(), "inline");
+    }
+    case v1::ProfileSelector::kName: {
+      SHARDMESH_ASSIGN_OR_RETURN(const PartitionAxis* profile, state.FindProfile(selector.name()));
+      return *profile;
+    }
+    case v1::ProfileSelector::PROFILE_NOT_SET:
+      break;
+  }
+  static const PartitionAxis* const kDefaults = new PartitionAxis();
+  return *kDefaults;
+}
+
+absl::StatusOr<std::optional<rpc::RuleSetDefinition>> SelectRules(
+    const ClusterState& state, const v1::RuleSetSelector& selector, Compatibility compatibility) {
+  switch (selector.rule_set_case()) {
+    case v1::RuleSetSelector::kName: {
+      SHARDMESH_DECODE(rules, "name", state.FindRuleSet(selector.name()));
+      return *rules;
+    }
+    case v1::RuleSetSelector::kInline: {
+      SHARDMESH_DECODE(rules, "inline", rpc::Decode(selector.inline_(), compatibility, state.min_sharding_size()));
+      return std::optional<rpc::RuleSetDefinition>(std::move(rules));
+    }
+    case v1::RuleSetSelector::RULE_SET_NOT_SET:
+      break;
+  }
+  return std::nullopt;
+}
+
+absl::Status FirstCorrection(const PartitionSpec& requested, absl::Span<const int64_t> shape,
+                             const Mesh& mesh, const CorrectionResult& corrected) {
+  const Correction& first = corrected.corrections.front();
+  std::vector<std::string> fixes;
+  for (const Fix& fix : SuggestFixes(requested, shape, mesh, corrected)) {
+    if (fix.correction == 0) {
+      fixes.push_back(fix.text);
+    }
+  }
+  return InvalidArgument(first.reason, fixes.empty()
+                                           ? first.ToString()
+                                           : StrCat(first.ToString(), "; to mend it, ",
+                                                    StrJoin(fixes, ", or ")));
+}
+
+void EncodeCorrections(const PartitionSpec& requested, absl::Span<const int64_t> shape,
+                       const Mesh& mesh, const CorrectionResult& corrected, bool suggest_fixes,
+                       google::protobuf::RepeatedPtrField<v1::Correction>* to) {
+  for (const Correction& correction : corrected.corrections) {
+    rpc::Encode(correction, to->Add());
+  }
+  if (suggest_fixes && !corrected.corrections.empty()) {
+    for (const Fix& fix : SuggestFixes(requested, shape, mesh, corrected)) {
+      rpc::Encode(fix, to->Mutable(static_cast<int>(fix.correction))->add_fixes());
+    }
+  }
+}
+
+CorrectionCounter::CorrectionCounter(rpc::Metrics* metrics) {
+  if (metrics == nullptr) {
+    return;
+  }
+  for (const Reason reason : kCountedReasons) {
+    counters_.push_back(metrics->AddCounter("shardmesh_corrections_total",
+                                            "Changes made to requested specs so that they fit.",
+                                            {{"reason", std::string(ReasonName(reason))}}));
+  }
+}
+
+void CorrectionCounter::Count(const std::vector<Correction>& corrections, int64_t times) const {
+  for (const Correction& correction : corrections) {
+    const auto reason =
+        std::find(kCountedReasons.begin(), kCountedReasons.end(), correction.reason);
+    if (reason != kCountedReasons.end() && !counters_.empty()) {
+      counters_[static_cast<size_t>(std::distance(kCountedReasons.begin(), reason))].Add(
+          static_cast<double>(times));
+    }
+  }
+}
+
+}  // namespace shardmesh::server

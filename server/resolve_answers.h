@@ -1,0 +1,120 @@
+// The answers of ResolveService, by topic: each takes a request apart, asks the algebra, and puts the
+// answer together. resolve_service.cc calls them; none of them blocks or locks.
+#ifndef SHARDMESH_SERVER_RESOLVE_ANSWERS_H_
+#define SHARDMESH_SERVER_RESOLVE_ANSWERS_H_
+
+#include <cstdint>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "rpc/metrics.h"
+#include "rpc/spec_codec.h"
+#include "rpc/status.h"
+#include "server/cluster_state.h"
+#include "sharding/compatibility.h"
+#include "sharding/correction.h"
+#include "sharding/logical_rules.h"
+#include "sharding/mesh.h"
+#include "sharding/partition_axis.h"
+#include "shardmesh/v1/resolve_service.pb.h"
+
+namespace shardmesh::server {
+
+class CorrectionCounter;
+
+// What an answer may look at. Valid for the call.
+struct AnswerContext {
+  const ClusterState& state;
+  const CorrectionCounter& counter;
+};
+
+// The answer to one request; `response` is empty before. Errors as the contract says, each with the
+// path of the field that is at fault.
+using Context = const AnswerContext&;
+
+// resolve_specs.cc
+absl::Status Answer(Context, const v1::ResolveSpecRequest&, v1::ResolveSpecResponse*);
+absl::Status Answer(Context, const v1::ResolveAxesRequest&, v1::ResolveAxesResponse*);
+absl::Status Answer(Context, const v1::CorrectSpecRequest&, v1::CorrectSpecResponse*);
+absl::Status Answer(Context, const v1::ConstrainArrayRequest&, v1::ConstrainArrayResponse*);
+absl::Status Answer(Context, const v1::CompareSpecsRequest&, v1::CompareSpecsResponse*);
+absl::Status Answer(Context, const v1::ExplainTensorRequest&, v1::ExplainTensorResponse*);
+absl::Status Answer(Context, const v1::DescribeTilingRequest&, v1::DescribeTilingResponse*);
+absl::Status Answer(Context, const v1::ListPresetsRequest&, v1::ListPresetsResponse*);
+
+// resolve_profiles.cc
+absl::Status Answer(Context, const v1::DescribeProfileRequest&, v1::DescribeProfileResponse*);
+absl::Status Answer(Context, const v1::ComputeHashRequest&, v1::ComputeHashResponse*);
+
+// resolve_meshes.cc
+absl::Status Answer(Context, const v1::DescribeMeshRequest&, v1::DescribeMeshResponse*);
+absl::Status Answer(Context, const v1::QueryMeshRequest&, v1::QueryMeshResponse*);
+absl::Status Answer(Context, const v1::ListSpecAxesRequest&, v1::ListSpecAxesResponse*);
+
+// resolve_rules.cc
+absl::Status Answer(Context, const v1::ParsePatternRulesRequest&, v1::ParsePatternRulesResponse*);
+absl::Status Answer(Context, const v1::CheckPatternRequest&, v1::CheckPatternResponse*);
+absl::Status Answer(Context, const v1::RewriteRulesRequest&, v1::RewriteRulesResponse*);
+
+// resolve_logical.cc
+absl::Status Answer(Context, const v1::ComposeLogicalRulesRequest&,
+                    v1::ComposeLogicalRulesResponse*);
+absl::Status Answer(Context, const v1::ResolveLogicalAxesRequest&, v1::ResolveLogicalAxesResponse*);
+
+// resolve_layers.cc
+absl::Status Answer(Context, const v1::ResolveOutputSpecRequest&, v1::ResolveOutputSpecResponse*);
+absl::Status Answer(Context, const v1::CheckTensorParallelRequest&,
+                    v1::CheckTensorParallelResponse*);
+absl::Status Answer(Context, const v1::DescribeLinearLayerRequest&,
+                    v1::DescribeLinearLayerResponse*);
+absl::Status Answer(Context, const v1::PromoteDtypesRequest&, v1::PromoteDtypesResponse*);
+
+// resolve_plans.cc
+absl::Status Answer(Context, const v1::PlanReshardRequest&, v1::PlanReshardResponse*);
+
+// Decodes a field, and names it in the error.
+#define SHARDMESH_DECODE(lhs, field, decoded)                   \
+  auto lhs##_or = (decoded);                                    \
+  if (!lhs##_or.ok()) {                                         \
+    return rpc::WithField(std::move(lhs##_or).status(), field); \
+  }                                                             \
+  auto lhs = *std::move(lhs##_or)
+
+// What selectors select: the value given inline, or the one of that name; without either the mesh
+// "default", the profile of defaults, no logical rules. NOT_FOUND for a name of none.
+absl::StatusOr<Mesh> SelectMesh(const ClusterState& state, const v1::MeshSelector& selector,
+                                Compatibility compatibility);
+absl::StatusOr<PartitionAxis> SelectProfile(const ClusterState& state,
+                                            const v1::ProfileSelector& selector);
+// Nullopt where nothing is selected.
+absl::StatusOr<std::optional<rpc::RuleSetDefinition>> SelectRules(
+    const ClusterState& state, const v1::RuleSetSelector& selector, Compatibility compatibility);
+
+// The first correction as the error that it is under STRICT, with its fixes in words.
+absl::Status FirstCorrection(const PartitionSpec& requested, absl::Span<const int64_t> shape,
+                             const Mesh& mesh, const CorrectionResult& corrected);
+
+// Puts the corrections together, each with its fixes if asked for.
+void EncodeCorrections(const PartitionSpec& requested, absl::Span<const int64_t> shape,
+                       const Mesh& mesh, const CorrectionResult& corrected, bool suggest_fixes,
+                       google::protobuf::RepeatedPtrField<v1::Correction>* to);
+
+// Corrections by reason, as a metric. Thread-safe.
+class CorrectionCounter {
+ public:
+  // `metrics` may be null: nothing is counted then.
+  explicit CorrectionCounter(rpc::Metrics* metrics);
+
+  // As if each of the corrections had been made `times` times.
+  void Count(const std::vector<Correction>& corrections, int64_t times = 1) const;
+
+ private:
+  std::vector<rpc::Counter> counters_;
+};
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_RESOLVE_ANSWERS_H_

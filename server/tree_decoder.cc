@@ -1,0 +1,137 @@
+// Takes apart the columns in which trees travel.
+#include "server/tree_decoder.h"
+
+#include <string>
+
+#include "rpc/array_codec.h"
+#include "rpc/spec_codec.h"
+#include "rpc/status.h"
+#include "sharding/reason.h"
+#include "sharding/shape.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+
+namespace shardmesh::server {
+namespace {
+
+absl::Status CheckColumn(int have, int names, bool may_be_empty, std::string_view column) {
+  if (have == names || (may_be_empty && have == 0)) {
+    return absl::OkStatus();
+  }
+  return rpc::BadField(column, StrCat("has ", have, " entries for ", names, " names; give ",
+                                      may_be_empty ? "none or one a name" : "one a name"));
+}
+
+absl::Status CheckTable(size_t have, int more, std::string_view table) {
+  if (have + static_cast<size_t>(more) <= TreeDecoder::kMaxTableSize) {
+    return absl::OkStatus();
+  }
+  return rpc::WithField(
+      InvalidArgument(Reason::kLimitExceeded, StrCat("the tree has more than ",
+                                                     TreeDecoder::kMaxTableSize, " entries here")),
+      table);
+}
+
+// The entry that a column's index means; null for 0.
+template <typename Entry>
+absl::StatusOr<const Entry*> Find(const std::deque<Entry>& table, uint32_t index,
+                                  std::string_view column, int place) {
+  if (index == 0) {
+    return nullptr;
+  }
+  if (index > table.size()) {
+    return rpc::WithField(
+        InvalidArgument(Reason::kBadField, StrCat("is ", index, ", and the table has ", table.size(),
+                                 " entries so far; write 1 + an index into it, or 0")),
+        StrCat(column, "[", place, "]"));
+  }
+  return &table[index - 1];
+}
+
+}  // namespace
+
+absl::StatusOr<absl::Span<const TreeTensor>> TreeDecoder::Decode(const v1::TreeTensors& from) {
+  SHARDMESH_RETURN_IF_ERROR(CheckTable(axes_.size(), from.axes_table_size(), "axes_table"));
+  for (int i = 0; i < from.axes_table_size(); ++i) {
+    auto axes = rpc::DecodeAxes(from.axes_table(i).axes());
+    if (!axes.ok()) {
+      return rpc::WithField(rpc::WithField(axes.status(), "axes"), "axes_table",
+                            static_cast<size_t>(i));
+    }
+    axes_.push_back(*std::move(axes));
+  }
+  SHARDMESH_RETURN_IF_ERROR(CheckTable(specs_.size(), from.spec_table_size(), "spec_table"));
+  for (int i = 0; i < from.spec_table_size(); ++i) {
+    auto spec = rpc::Decode(from.spec_table(i));
+    if (!spec.ok()) {
+      return rpc::WithField(spec.status(), "spec_table", static_cast<size_t>(i));
+    }
+    specs_.push_back(*std::move(spec));
+  }
+
+  const int count = from.names_size();
+  SHARDMESH_RETURN_IF_ERROR(CheckColumn(from.ranks_size(), count, false, "ranks"));
+  SHARDMESH_RETURN_IF_ERROR(CheckColumn(from.dtypes_size(), count, true, "dtypes"));
+  SHARDMESH_RETURN_IF_ERROR(CheckColumn(from.axes_indexes_size(), count, true, "axes_indexes"));
+  SHARDMESH_RETURN_IF_ERROR(CheckColumn(from.spec_indexes_size(), count, true, "spec_indexes"));
+
+  tensors_.clear();
+  tensors_.reserve(static_cast<size_t>(count));
+  absl::Span<const int64_t> sizes(from.sizes().data(), static_cast<size_t>(from.sizes_size()));
+  for (int i = 0; i < count; ++i) {
+    const auto place = static_cast<size_t>(i);
+    TreeTensor& tensor = tensors_.emplace_back();
+    tensor.name = from.names(i);
+    if (tensor.name.empty() || tensor.name.size() > kMaxNameBytes) {
+      return rpc::WithField(
+          tensor.name.empty()
+              ? InvalidArgument(Reason::kBadField, "is empty; rules go by the tensor's name")
+              : InvalidArgument(Reason::kLimitExceeded,
+                                StrCat("the name has ", tensor.name.size(), " bytes; at most ",
+                                       kMaxNameBytes, " are allowed")),
+          "names", place);
+    }
+    const uint32_t rank = from.ranks(i);
+    if (rank > kMaxRank || rank > sizes.size()) {
+      return rpc::WithField(
+          InvalidArgument(Reason::kBadField, rank > kMaxRank
+                                ? StrCat("is ", rank, "; tensors have at most ", kMaxRank,
+                                         " dimensions")
+                                : StrCat("is ", rank, ", and `sizes` has only ", sizes.size(),
+                                         " entries left")),
+          "ranks", place);
+    }
+    tensor.shape = sizes.first(rank);
+    sizes.remove_prefix(rank);
+    if (const absl::Status status = CheckShape(tensor.shape); !status.ok()) {
+      return rpc::WithField(
+          WithContext(status, StrCat("tensor ", PythonRepr(tensor.name))), "sizes");
+    }
+    if (from.dtypes_size() != 0 && from.dtypes(i) != v1::DTYPE_UNSPECIFIED) {
+      auto dtype = rpc::Decode(from.dtypes(i));
+      if (!dtype.ok()) {
+        return rpc::WithField(dtype.status(), "dtypes", place);
+      }
+      tensor.dtype = *dtype;
+    }
+    if (from.axes_indexes_size() != 0) {
+      SHARDMESH_ASSIGN_OR_RETURN(tensor.axes,
+                                 Find(axes_, from.axes_indexes(i), "axes_indexes", i));
+    }
+    if (from.spec_indexes_size() != 0) {
+      SHARDMESH_ASSIGN_OR_RETURN(tensor.spec,
+                                 Find(specs_, from.spec_indexes(i), "spec_indexes", i));
+    }
+    if (tensor.axes != nullptr && tensor.spec != nullptr) {
+      return rpc::WithField(
+          InvalidArgument(Reason::kBadField, "gives the tensor a spec, and axes_indexes gives it axes; give one"),
+          "spec_indexes", place);
+    }
+  }
+  if (!sizes.empty()) {
+    return rpc::BadField("sizes", StrCat("has ", sizes.size(), " entries more than the ranks ask for"));
+  }
+  return absl::MakeConstSpan(tensors_);
+}
+
+}  // namespace shardmesh::server

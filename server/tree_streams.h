@@ -1,0 +1,21 @@
+// The calls of ResolveService that stream trees.
+#ifndef SHARDMESH_SERVER_TREE_STREAMS_H_
+#define SHARDMESH_SERVER_TREE_STREAMS_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <memory>
+
+#include "server/cluster_state.h"
+#include "server/resolve_answers.h"
+#include "shardmesh/v1/resolve_service.pb.h"
+
+namespace shardmesh::server {
+
+// Each lives until its call is done. `counter` outlives it.
+grpc::ServerBidiReactor<v1::ResolveTreeRequest, v1::ResolveTreeResponse>* MakeResolveTreeReactor(
+    std::shared_ptr<const ClusterState> state, const CorrectionCounter& counter);
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_TREE_STREAMS_H_

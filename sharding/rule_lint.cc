@@ -1,0 +1,474 @@
+// One pass over the tree that counts what findings are made of, then the findings.
+#include "sharding/rule_lint.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <tuple>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "sharding/correction.h"
+#include "sharding/rule_explanation.h"
+#include "sharding/spec.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+
+namespace shardmesh {
+namespace {
+
+// Tensors between two questions whether to stop.
+constexpr size_t kTensorsPerCancellationCheck = 16;
+// Pairs of overlapping rules that are told apart. Real rule sets have hundreds; ten thousand rules
+// made for it could have fifty million.
+constexpr size_t kMaxPairs = 1'000'000;
+constexpr int64_t kTakersNamed = 3;
+constexpr int64_t kNearestNamed = 3;
+
+// Modes answer alike by twos; the first of each stands for both.
+constexpr RuntimeMode kModePairs[2][2] = {{RuntimeMode::kTrain, RuntimeMode::kPrefill},
+                                          {RuntimeMode::kAutoregressive, RuntimeMode::kInsert}};
+
+// Tensors that something holds for.
+struct Tally {
+  int64_t count = 0;
+  size_t tensor = 0;  // the first, or the worst
+  int64_t elements = -1;
+
+  void AddFirst(size_t index) {
+    if (count++ == 0) {
+      tensor = index;
+    }
+  }
+  void AddWorst(size_t index, int64_t size) {
+    ++count;
+    if (size > elements) {
+      elements = size;
+      tensor = index;
+    }
+  }
+  friend bool operator==(const Tally&, const Tally&) = default;
+};
+
+// What a rule set gives a tensor for a rule that matches: as RuleSet::Match, without what makes no
+// difference to it.
+std::vector<SpecEntry> Applied(const RuleSet& rules, int64_t rule, const LintTensor& tensor,
+                               int64_t elements) {
+  if (rules.strict() && elements < rules.min_size()) {
+    return {};
+  }
+  const absl::Span<const SpecEntry> entries =
+      rules.rules()[static_cast<size_t>(rule)].spec.entries();
+  size_t size =
+      tensor.shape.has_value() ? std::min(entries.size(), tensor.shape->size()) : entries.size();
+  while (size > 0 && entries[size - 1].is_none()) {
+    --size;
+  }
+  return {entries.begin(), entries.begin() + static_cast<std::ptrdiff_t>(size)};
+}
+
+// `rule 3 'attn/.*kernel'`.
+std::string RuleText(const RuleSet& rules, int64_t rule) {
+  return StrCat("rule ", rule, " ", PythonRepr(rules.rules()[static_cast<size_t>(rule)].pattern));
+}
+
+std::string RuleTexts(const RuleSet& rules, absl::Span<const int64_t> indices) {
+  return StrJoin(indices, ", ",
+                 [&rules](std::string* out, int64_t rule) { out->append(RuleText(rules, rule)); });
+}
+
+std::string Tensors(int64_t count) { return StrCat(count, count == 1 ? " tensor" : " tensors"); }
+
+std::string ReasonText(Reason reason) {
+  switch (reason) {
+    case Reason::kNotDivisible:
+      return "the product of the axes does not divide the dimension";
+    case Reason::kAxisNotInMesh:
+      return "the mesh lacks an axis";
+    case Reason::kRankTruncated:
+      return "the spec is longer than the rank, and is cut";
+    case Reason::kUnconstrained:
+      return "a dimension is left open, and is not partitioned";
+    default:
+      return std::string(ReasonName(reason));
+  }
+}
+
+// No mesh, in the keys below.
+constexpr int64_t kNoMesh = -1;
+
+class Linter {
+ public:
+  Linter(const RuleSet& rules, absl::Span<const LintTensor> tree, const PartitionAxis* profile,
+         absl::Span<const LintMesh> meshes, const LintOptions& options)
+      : rules_(rules), tree_(tree), profile_(profile), meshes_(meshes), options_(options) {}
+
+  absl::StatusOr<LintReport> Lint();
+
+ private:
+  // What a set of tensors is blamed for: by a rule (rule >= 0) or by its axes in a pair of modes.
+  struct Subject {
+    int64_t rule = -1;
+    int mode_pair = 0;
+
+    friend auto operator<=>(const Subject&, const Subject&) = default;
+  };
+  using Blame = std::tuple<Subject, int64_t, Reason>;  // with a mesh
+
+  absl::Status LookAtRules(size_t index, int64_t elements);
+  void LookAtAxes(size_t index, int64_t elements);
+  // Corrects a spec on every mesh.
+  void LookAtSpec(const Subject& subject, const PartitionSpec& spec, size_t index,
+                  int64_t elements);
+
+  void Report();
+  void ReportRules();
+  void ReportBlames(Finding::Kind kind, const std::map<Blame, Tally>& blames);
+  // Counts the finding, and lists it where there is room: `fill` writes its text then.
+  template <typename Fill>
+  void Add(Finding finding, const Fill& fill);
+  std::string MeshName(int64_t mesh) const {
+    return mesh == kNoMesh ? "" : meshes_[static_cast<size_t>(mesh)].name;
+  }
+
+  const RuleSet& rules_;
+  const absl::Span<const LintTensor> tree_;
+  const PartitionAxis* const profile_;
+  const absl::Span<const LintMesh> meshes_;
+  const LintOptions& options_;
+
+  int64_t asked_ = 0;           // tensors that rules are asked about
+  std::vector<Tally> matched_;  // by rule: tensors whose names contain its pattern
+  std::vector<int64_t> won_;    // by rule: tensors that it decides
+  struct Pair {
+    int64_t count = 0;  // tensors that the first decides and the second matches
+    Tally differing;    // those to which they give different specs
+  };
+  absl::flat_hash_map<std::pair<int64_t, int64_t>, Pair> pairs_;
+  std::vector<size_t> unmatched_;
+  std::map<Blame, Tally> bad_axes_;
+  std::map<Blame, Tally> duplicates_;
+  std::map<Blame, Tally> corrected_;
+  LintReport report_;
+};
+
+absl::StatusOr<LintReport> Linter::Lint() {
+  matched_.resize(rules_.rules().size());
+  won_.resize(rules_.rules().size());
+  for (size_t i = 0; i < tree_.size(); ++i) {
+    if (i % kTensorsPerCancellationCheck == 0 && options_.is_cancelled != nullptr &&
+        options_.is_cancelled()) {
+      return absl::CancelledError(
+          StrCat("the lint was cancelled after ", i, " of ", tree_.size(), " tensors"));
+    }
+    const LintTensor& tensor = tree_[i];
+    int64_t elements = 0;
+    if (tensor.shape.has_value()) {
+      const absl::StatusOr<int64_t> count = ElementCount(*tensor.shape);
+      if (!count.ok()) {
+        return WithContext(count.status(), StrCat("tensor ", PythonRepr(tensor.name)));
+      }
+      elements = *count;
+    }
+    SHARDMESH_RETURN_IF_ERROR(LookAtRules(i, elements));
+    LookAtAxes(i, elements);
+  }
+  Report();
+  return std::move(report_);
+}
+
+absl::Status Linter::LookAtRules(size_t index, int64_t elements) {
+  const LintTensor& tensor = tree_[index];
+  if (rules_.strict() && (!tensor.shape.has_value() || tensor.shape->empty())) {
+    return absl::OkStatus();
+  }
+  ++asked_;
+  const std::vector<int64_t> matching = rules_.MatchingRules(tensor.name);
+  for (const int64_t rule : matching) {
+    matched_[static_cast<size_t>(rule)].AddFirst(index);
+  }
+  if (matching.empty()) {
+    unmatched_.push_back(index);
+    return absl::OkStatus();
+  }
+  const int64_t winner = matching.front();
+  ++won_[static_cast<size_t>(winner)];
+  const std::vector<SpecEntry> applied = Applied(rules_, winner, tensor, elements);
+  for (size_t i = 1; i < matching.size(); ++i) {
+    const std::pair<int64_t, int64_t> key(winner, matching[i]);
+    auto pair = pairs_.find(key);
+    if (pair == pairs_.end()) {
+      if (pairs_.size() >= kMaxPairs) {
+        continue;
+      }
+      pair = pairs_.emplace(key, Pair{}).first;
+    }
+    ++pair->second.count;
+    if (Applied(rules_, matching[i], tensor, elements) != applied) {
+      pair->second.differing.AddFirst(index);
+    }
+  }
+
+  const PartitionSpec& spec = rules_.rules()[static_cast<size_t>(winner)].spec;
+  const bool below_min_size = rules_.strict() && elements < rules_.min_size();
+  if (below_min_size || !tensor.shape.has_value()) {
+    return absl::OkStatus();
+  }
+  const Subject subject{.rule = winner};
+  const size_t rank = tensor.shape->size();
+  const absl::Span<const SpecEntry> entries = spec.entries();
+  if (std::any_of(entries.begin() + static_cast<std::ptrdiff_t>(std::min(entries.size(), rank)),
+                  entries.end(), [](const SpecEntry& entry) { return !entry.is_none(); })) {
+    corrected_[{subject, kNoMesh, Reason::kRankTruncated}].AddWorst(index, elements);
+  }
+  LookAtSpec(subject, spec, index, elements);
+  return absl::OkStatus();
+}
+
+void Linter::LookAtAxes(size_t index, int64_t elements) {
+  const LintTensor& tensor = tree_[index];
+  if (profile_ == nullptr || !tensor.axes.has_value()) {
+    return;
+  }
+  for (int mode_pair = 0; mode_pair < 2; ++mode_pair) {
+    const Subject subject{.rule = -1, .mode_pair = mode_pair};
+    const absl::StatusOr<PartitionSpec> spec =
+        profile_->ResolveSpec(*tensor.axes, kModePairs[mode_pair][0], options_.compatibility);
+    if (!spec.ok()) {
+      bad_axes_[{subject, kNoMesh, ReasonOf(spec.status())}].AddFirst(index);
+    } else {
+      LookAtSpec(subject, *spec, index, elements);
+    }
+  }
+}
+
+void Linter::LookAtSpec(const Subject& subject, const PartitionSpec& spec, size_t index,
+                        int64_t elements) {
+  const std::optional<Shape>& shape = tree_[index].shape;
+  if (meshes_.empty() || !shape.has_value()) {
+    if (!spec.DuplicateAxes().empty()) {
+      duplicates_[{subject, kNoMesh, Reason::kUnspecified}].AddFirst(index);
+    }
+    return;
+  }
+  for (size_t mesh = 0; mesh < meshes_.size(); ++mesh) {
+    const auto mesh_key = static_cast<int64_t>(mesh);
+    const absl::StatusOr<CorrectionResult> result = Correct(spec, *shape, meshes_[mesh].mesh);
+    if (!result.ok()) {
+      if (ReasonOf(result.status()) == Reason::kDuplicateAxis) {
+        duplicates_[{subject, mesh_key, Reason::kUnspecified}].AddFirst(index);
+      }
+      continue;
+    }
+    std::vector<Reason> seen;
+    for (const Correction& correction : result->corrections) {
+      // What a rule has too much is cut whatever the mesh, and was counted before.
+      const bool counted = subject.rule >= 0 && correction.reason == Reason::kRankTruncated;
+      if (!counted && std::find(seen.begin(), seen.end(), correction.reason) == seen.end()) {
+        seen.push_back(correction.reason);
+        corrected_[{subject, mesh_key, correction.reason}].AddWorst(index, elements);
+      }
+    }
+  }
+}
+
+template <typename Fill>
+void Linter::Add(Finding finding, const Fill& fill) {
+  int64_t& count = report_.counts[static_cast<size_t>(finding.kind)];
+  if (count++ < options_.max_findings_per_kind) {
+    finding.text = fill(finding);
+    report_.findings.push_back(std::move(finding));
+  }
+}
+
+void Linter::ReportRules() {
+  const auto rule_count = static_cast<int64_t>(rules_.rules().size());
+  for (int64_t rule = 0; rule < rule_count; ++rule) {
+    const absl::Status status = rules_.PatternStatus(rule);
+    if (!status.ok()) {
+      Add({.kind = Finding::Kind::kBadPattern, .rules = {rule}, .reason = ReasonOf(status)},
+          [&](const Finding&) { return std::string(ToStd(status.message())); });
+    }
+  }
+  for (int64_t rule = 0; rule < rule_count; ++rule) {
+    if (matched_[static_cast<size_t>(rule)].count == 0 && rules_.PatternStatus(rule).ok()) {
+      Add({.kind = Finding::Kind::kDead, .rules = {rule}}, [&](const Finding&) {
+        return StrCat(RuleText(rules_, rule), " matches none of ", Tensors(asked_));
+      });
+    }
+  }
+
+  // Pairs by their second rule, and in order.
+  std::vector<std::pair<std::pair<int64_t, int64_t>, const Pair*>> pairs;
+  pairs.reserve(pairs_.size());
+  for (const auto& [key, pair] : pairs_) {
+    pairs.emplace_back(std::pair(key.second, key.first), &pair);
+  }
+  std::sort(pairs.begin(), pairs.end(),
+            [](const auto& a, const auto& b) { return a.first < b.first; });
+  auto next = pairs.begin();
+  for (int64_t rule = 0; rule < rule_count; ++rule) {
+    const auto first = std::find_if(next, pairs.end(),
+                                    [rule](const auto& pair) { return pair.first.first >= rule; });
+    next = std::find_if(first, pairs.end(),
+                        [rule](const auto& pair) { return pair.first.first > rule; });
+    const Tally& matched = matched_[static_cast<size_t>(rule)];
+    if (matched.count == 0 || won_[static_cast<size_t>(rule)] > 0) {
+      continue;
+    }
+    std::vector<std::pair<int64_t, int64_t>> takers;  // minus the count, rule
+    for (auto pair = first; pair != next; ++pair) {
+      takers.emplace_back(-pair->second->count, pair->first.second);
+    }
+    std::sort(takers.begin(), takers.end());
+    Finding finding{.kind = Finding::Kind::kShadowed,
+                    .rules = {rule},
+                    .tensor = tree_[matched.tensor].name,
+                    .count = matched.count};
+    for (const auto& [count, taker] : takers) {
+      if (static_cast<int64_t>(finding.rules.size()) <= kTakersNamed) {
+        finding.rules.push_back(taker);
+      }
+    }
+    Add(std::move(finding), [&](const Finding& listed) {
+      return StrCat(
+          RuleText(rules_, rule), " decides nothing: ",
+          matched.count == 1 ? "the one tensor" : StrCat("all ", matched.count, " tensors"),
+          " that it matches ", matched.count == 1 ? "goes" : "go", " to ",
+          RuleTexts(rules_, absl::MakeConstSpan(listed.rules).subspan(1)));
+    });
+  }
+
+  std::sort(pairs.begin(), pairs.end(), [](const auto& a, const auto& b) {
+    return std::pair(a.first.second, a.first.first) < std::pair(b.first.second, b.first.first);
+  });
+  for (const auto& [key, pair] : pairs) {
+    const int64_t later = key.first;
+    const int64_t earlier = key.second;
+    if (pair->differing.count == 0 || pair->count == won_[static_cast<size_t>(earlier)] ||
+        won_[static_cast<size_t>(later)] == 0) {
+      continue;
+    }
+    Add({.kind = Finding::Kind::kConflicting,
+         .rules = {earlier, later},
+         .tensor = tree_[pair->differing.tensor].name,
+         .count = pair->differing.count},
+        [&, differing = pair->differing](const Finding& listed) {
+          const absl::Span<const Rule> rules = rules_.rules();
+          return StrCat(RuleText(rules_, earlier), " and ", RuleText(rules_, later), " both match ",
+                        Tensors(differing.count), ", such as ", PythonRepr(listed.tensor),
+                        ", and the order alone makes that ",
+                        rules[static_cast<size_t>(earlier)].spec.ToString(), " instead of ",
+                        rules[static_cast<size_t>(later)].spec.ToString());
+        });
+  }
+
+  for (const size_t index : unmatched_) {
+    Add({.kind = Finding::Kind::kUnmatched, .tensor = tree_[index].name, .count = 1},
+        [&](const Finding& listed) {
+          const std::vector<int64_t> nearest =
+              NearestRules(rules_.rules(), listed.tensor, kNearestNamed);
+          return StrCat("no rule matches ", PythonRepr(listed.tensor),
+                        nearest.empty() ? "" : "; nearest: ", RuleTexts(rules_, nearest));
+        });
+  }
+}
+
+void Linter::ReportBlames(Finding::Kind kind, const std::map<Blame, Tally>& blames) {
+  const auto add = [&](const Blame& blame, const Tally& tally, std::vector<RuntimeMode> modes) {
+    const auto& [subject, mesh, reason] = blame;
+    Finding finding{.kind = kind,
+                    .tensor = tree_[tally.tensor].name,
+                    .modes = std::move(modes),
+                    .mesh = MeshName(mesh),
+                    .reason = reason,
+                    .count = tally.count};
+    if (subject.rule >= 0) {
+      finding.rules = {subject.rule};
+    }
+    Add(std::move(finding), [&](const Finding& listed) {
+      const std::string who =
+          subject.rule >= 0 ? RuleText(rules_, subject.rule)
+                            : StrCat("axes in ", StrJoin(listed.modes, ", ",
+                                                         [](std::string* out, RuntimeMode mode) {
+                                                           out->append(RuntimeModeName(mode));
+                                                         }));
+      const std::string where =
+          listed.mesh.empty() ? "" : StrCat(" on mesh ", PythonRepr(listed.mesh));
+      const std::string what =
+          kind == Finding::Kind::kBadAxes         ? StrCat("do not resolve, ", ReasonName(reason))
+          : kind == Finding::Kind::kDuplicateAxis ? std::string("an axis is used twice")
+                                                  : ReasonText(reason);
+      return StrCat(who, where, ": ", what, ", for ", Tensors(tally.count),
+                    kind == Finding::Kind::kCorrected ? ", the largest " : ", the first ",
+                    PythonRepr(listed.tensor));
+    });
+  };
+  const std::vector<RuntimeMode> all = {kModePairs[0][0], kModePairs[0][1], kModePairs[1][0],
+                                        kModePairs[1][1]};
+  for (const auto& [blame, tally] : blames) {
+    const auto& [subject, mesh, reason] = blame;
+    if (subject.rule >= 0) {
+      add(blame, tally, {});
+    }
+  }
+  // In the order of meshes; what holds in all modes is said once.
+  std::map<std::pair<int64_t, Reason>, std::vector<std::pair<Blame, Tally>>> by_mesh;
+  for (const auto& [blame, tally] : blames) {
+    const auto& [subject, mesh, reason] = blame;
+    if (subject.rule < 0) {
+      by_mesh[{mesh, reason}].emplace_back(blame, tally);
+    }
+  }
+  for (const auto& [key, pairs] : by_mesh) {
+    if (pairs.size() == 2 && pairs[0].second == pairs[1].second) {
+      add(pairs[0].first, pairs[0].second, all);
+      continue;
+    }
+    for (const auto& [blame, tally] : pairs) {
+      const auto& modes = kModePairs[std::get<Subject>(blame).mode_pair];
+      add(blame, tally, {modes[0], modes[1]});
+    }
+  }
+}
+
+void Linter::Report() {
+  ReportRules();
+  ReportBlames(Finding::Kind::kBadAxes, bad_axes_);
+  ReportBlames(Finding::Kind::kDuplicateAxis, duplicates_);
+  ReportBlames(Finding::Kind::kCorrected, corrected_);
+}
+
+}  // namespace
+
+std::string_view FindingKindName(Finding::Kind kind) {
+  switch (kind) {
+    case Finding::Kind::kBadPattern:
+      return "BAD_PATTERN";
+    case Finding::Kind::kDead:
+      return "DEAD";
+    case Finding::Kind::kShadowed:
+      return "SHADOWED";
+    case Finding::Kind::kConflicting:
+      return "CONFLICTING";
+    case Finding::Kind::kUnmatched:
+      return "UNMATCHED";
+    case Finding::Kind::kBadAxes:
+      return "BAD_AXES";
+    case Finding::Kind::kDuplicateAxis:
+      return "DUPLICATE_AXIS";
+    case Finding::Kind::kCorrected:
+      return "CORRECTED";
+  }
+  return "UNKNOWN";
+}
+
+absl::StatusOr<LintReport> LintRules(const RuleSet& rule_set, absl::Span<const LintTensor> tree,
+                                     const PartitionAxis* profile,
+                                     absl::Span<const LintMesh> meshes,
+                                     const LintOptions& options) {
+  return Linter(rule_set, tree, profile, meshes, options).Lint();
+}
+
+}  // namespace shardmesh

@@ -1,0 +1,249 @@
+// JAX's lattice of element types.
+#include "tensor/dtype_promotion.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "sharding/axis_value.h"
+#include "sharding/nearest_name.h"
+#include "sharding/reason.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+
+namespace shardmesh {
+namespace {
+
+// The kinds in which types promote upwards.
+enum class Family {
+  kBool,
+  kUnsigned,
+  kSigned,
+  kNarrowFloat,  // of 8 bits and fewer: promotes to itself alone
+  kFloat,
+  kComplex,
+  kForeign,  // not a type of JAX
+};
+
+Family FamilyOf(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kBool:
+      return Family::kBool;
+    case Dtype::kU8:
+    case Dtype::kU16:
+    case Dtype::kU32:
+    case Dtype::kU64:
+      return Family::kUnsigned;
+    case Dtype::kI8:
+    case Dtype::kI16:
+    case Dtype::kI32:
+    case Dtype::kI64:
+      return Family::kSigned;
+    case Dtype::kF4:
+    case Dtype::kF8E5M2:
+    case Dtype::kF8E4M3:
+    case Dtype::kF8E8M0:
+      return Family::kNarrowFloat;
+    case Dtype::kF16:
+    case Dtype::kBF16:
+    case Dtype::kF32:
+    case Dtype::kF64:
+      return Family::kFloat;
+    case Dtype::kC64:
+      return Family::kComplex;
+    case Dtype::kF6E2M3:
+    case Dtype::kF6E3M2:
+      break;
+  }
+  return Family::kForeign;
+}
+
+absl::Status Unsupported(std::string_view message, std::string_view python_type) {
+  return InvalidArgument(Reason::kUnsupportedDtype, message, python_type);
+}
+
+absl::Status Foreign(Dtype dtype) {
+  return Unsupported(
+      StrCat(NumpyDtypeName(dtype), " is no element type of JAX; convert the array first"),
+      "TypeError");
+}
+
+Dtype SignedOfBits(int bits) {
+  switch (bits) {
+    case 8:
+      return Dtype::kI8;
+    case 16:
+      return Dtype::kI16;
+    default:
+      // The lattice goes on to 64 bits, which is 32 here.
+      return Dtype::kI32;
+  }
+}
+
+// Of two bools or integers, canonical ones.
+Dtype CommonInteger(Dtype a, Dtype b) {
+  if (FamilyOf(a) == Family::kBool) return b;
+  if (FamilyOf(b) == Family::kBool) return a;
+  const bool a_is_wider = BitsPerElement(a) >= BitsPerElement(b);
+  if (FamilyOf(a) == FamilyOf(b)) return a_is_wider ? a : b;
+  const Dtype without_sign = FamilyOf(a) == Family::kUnsigned ? a : b;
+  const Dtype with_sign = FamilyOf(a) == Family::kUnsigned ? b : a;
+  return SignedOfBits(std::max(2 * BitsPerElement(without_sign), BitsPerElement(with_sign)));
+}
+
+// Of two inexact types, canonical ones.
+absl::StatusOr<Dtype> CommonInexact(Dtype a, Dtype b) {
+  if (a == b) return a;
+  for (const Dtype narrow : {a, b}) {
+    if (FamilyOf(narrow) == Family::kNarrowFloat) {
+      return Unsupported(StrCat(NumpyDtypeName(a), " and ", NumpyDtypeName(b),
+                                " have no common element type, as ", NumpyDtypeName(narrow),
+                                " converts to no other by itself; convert one of the arrays, or "
+                                "give the dtype"),
+                         "TypePromotionError");
+    }
+  }
+  if (FamilyOf(a) == Family::kComplex || FamilyOf(b) == Family::kComplex) return Dtype::kC64;
+  return Dtype::kF32;
+}
+
+}  // namespace
+
+std::string_view NumpyDtypeName(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kBool:
+      return "bool";
+    case Dtype::kF4:
+      return "float4_e2m1fn";
+    case Dtype::kF6E2M3:
+      return "float6_e2m3fn";
+    case Dtype::kF6E3M2:
+      return "float6_e3m2fn";
+    case Dtype::kU8:
+      return "uint8";
+    case Dtype::kI8:
+      return "int8";
+    case Dtype::kF8E5M2:
+      return "float8_e5m2";
+    case Dtype::kF8E4M3:
+      return "float8_e4m3fn";
+    case Dtype::kF8E8M0:
+      return "float8_e8m0fnu";
+    case Dtype::kI16:
+      return "int16";
+    case Dtype::kU16:
+      return "uint16";
+    case Dtype::kF16:
+      return "float16";
+    case Dtype::kBF16:
+      return "bfloat16";
+    case Dtype::kI32:
+      return "int32";
+    case Dtype::kU32:
+      return "uint32";
+    case Dtype::kF32:
+      return "float32";
+    case Dtype::kC64:
+      return "complex64";
+    case Dtype::kF64:
+      return "float64";
+    case Dtype::kI64:
+      return "int64";
+    case Dtype::kU64:
+      return "uint64";
+  }
+  return "";
+}
+
+absl::StatusOr<Dtype> ParseNumpyDtype(std::string_view name) {
+  std::vector<std::string_view> known;
+  for (const Dtype dtype : AllDtypes()) {
+    if (NumpyDtypeName(dtype) == name) return dtype;
+    known.push_back(NumpyDtypeName(dtype));
+  }
+  return InvalidArgument(Reason::kUnknownDtype,
+                         StrCat(PythonRepr(name), " is no element type", DidYouMean(name, known),
+                                "; there are ", StrJoin(known, ", ")),
+                         "TypeError");
+}
+
+bool IsInexact(Dtype dtype) {
+  switch (FamilyOf(dtype)) {
+    case Family::kNarrowFloat:
+    case Family::kFloat:
+    case Family::kComplex:
+      return true;
+    case Family::kBool:
+    case Family::kUnsigned:
+    case Family::kSigned:
+    case Family::kForeign:
+      break;
+  }
+  return false;
+}
+
+Dtype CanonicalDtype(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kF64:
+      return Dtype::kF32;
+    case Dtype::kI64:
+      return Dtype::kI32;
+    case Dtype::kU64:
+      return Dtype::kU32;
+    default:
+      return dtype;
+  }
+}
+
+absl::StatusOr<Dtype> ResultDtype(absl::Span<const Dtype> dtypes) {
+  if (dtypes.empty()) {
+    return InvalidArgument(Reason::kMissingArgument,
+                           "no element types are given to combine; give at least one");
+  }
+  std::optional<Dtype> integer;
+  std::optional<Dtype> inexact;
+  for (const Dtype given : dtypes) {
+    if (FamilyOf(given) == Family::kForeign) return Foreign(given);
+  }
+  for (const Dtype given : dtypes) {
+    const Dtype dtype = CanonicalDtype(given);
+    if (!IsInexact(dtype)) {
+      integer = integer.has_value() ? CommonInteger(*integer, dtype) : dtype;
+    } else if (inexact.has_value()) {
+      SHARDMESH_ASSIGN_OR_RETURN(inexact, CommonInexact(*inexact, dtype));
+    } else {
+      inexact = dtype;
+    }
+  }
+  return inexact.has_value() ? *inexact : *integer;
+}
+
+absl::StatusOr<Dtype> PromoteDtype(absl::Span<const Dtype> arrays, std::optional<Dtype> dtype) {
+  if (dtype.has_value()) {
+    if (!IsInexact(*dtype)) {
+      return Unsupported(StrCat("the dtype must hold fractions, and ", NumpyDtypeName(*dtype),
+                                " does not; give one such as float32"),
+                         "ValueError");
+    }
+    return CanonicalDtype(*dtype);
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const Dtype common, ResultDtype(arrays));
+  return IsInexact(common) ? common : Dtype::kF32;
+}
+
+absl::StatusOr<Dtype> ParameterDtype(Dtype dtype) {
+  if (FamilyOf(dtype) == Family::kForeign) return Foreign(dtype);
+  // The originals draw the first weights at random, which takes whole bytes.
+  if (dtype == Dtype::kF4) {
+    return Unsupported("float4_e2m1fn is too narrow to draw weights in; give a wider dtype",
+                       "TypeError");
+  }
+  if (!IsInexact(dtype)) {
+    return Unsupported(StrCat("weights must hold fractions, and ", NumpyDtypeName(dtype),
+                              " does not; give a dtype such as float32"),
+                       "ValueError");
+  }
+  return CanonicalDtype(dtype);
+}
+
+}  // namespace shardmesh

@@ -1,0 +1,53 @@
+// The topics, one line each.
+#include "tests/conformance/all_questions.h"
+
+#include <array>
+
+#include "tests/conformance/analysis.h"
+#include "tests/conformance/layout.h"
+#include "tests/conformance/linear.h"
+#include "tests/conformance/logical.h"
+#include "tests/conformance/mesh.h"
+#include "tests/conformance/profile.h"
+#include "tests/conformance/reshard.h"
+#include "tests/conformance/rules.h"
+
+namespace shardmesh::conformance {
+
+Questions LibraryQuestions() {
+  Questions questions;
+  AddAnalysisQuestions(LibraryAnalysis(), &questions);
+  AddConstraintQuestions(LibraryConstraint(), &questions);
+  AddLayoutQuestions(LibraryLayout(), &questions);
+  AddLinearQuestions(LibraryLinear(), &questions);
+  AddLogicalQuestions(LibraryLogical(), &questions);
+  AddMeshQuestions(LibraryMeshes(), &questions);
+  AddProfileQuestions(LibraryProfiles(), &questions);
+  AddReshardQuestions(LibraryReshard(), &questions);
+  AddRulesQuestions(LibraryRules(), &questions);
+  return questions;
+}
+
+Questions WireQuestions(client::MeshClient& client) {
+  Questions questions;
+  AddLayoutQuestions(WireLayout(client), &questions);
+  return questions;
+}
+
+absl::Span<const std::string_view> AnsweredByTheRunner() {
+  static constexpr auto kTexts = std::to_array<std::string_view>({
+      // Layouts.
+      "axes given as a string: the sequence of its characters",
+      "axes given as None: no sequence, hence TypeError",
+      "an instance of dynamic axes in the place of axes: the sequence of its two fields",
+      "a preset in the place of axes: the preset, without axes",
+      "a number or boolean among axes: its Python text, which is no known name",
+      "a mode that is None, a float or any unknown text: training; a boolean: dimension 0 or 1",
+      "something else than a spec as sharding constraint: TypeError",
+      "raise_mesh_error=False: a missing mesh gives P() on an empty mesh instead of an error",
+      "leaves of a tree that are no arrays (numbers, None, NumPy's arrays): left alone",
+  });
+  return kTexts;
+}
+
+}  // namespace shardmesh::conformance

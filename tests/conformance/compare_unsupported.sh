@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Compares a list with what the conformance runner calls unsupported: compare_unsupported.sh PROGRAM LIST ARGUMENT...
+# The list is made anew by: build/release/bin/conformance tests/data/goldens --list-unsupported
+set -euo pipefail
+
+program=$1
+list=$2
+shift 2
+"$program" "$@" --list-unsupported | diff -u "$list" -

@@ -1,0 +1,81 @@
+// A coordinator's answers about layouts.
+#include <utility>
+
+#include "rpc/definitions.h"
+#include "sharding/status_macros.h"
+#include "tests/conformance/layout.h"
+
+namespace shardmesh::conformance {
+namespace {
+
+constexpr Compatibility kExact = Compatibility::kExact;
+
+class Layout final : public LayoutSubject {
+ public:
+  explicit Layout(client::MeshClient& client) : client_(client) {}
+
+  absl::StatusOr<client::SpecAnswer> ResolveSpec(const LogicalArguments& arguments,
+                                                 const Mesh& mesh) const override {
+    client::ResolveSpecQuestion question;
+    question.profile = arguments.profile;
+    question.mesh = mesh;
+    question.shape = arguments.shape;
+    question.compatibility = kExact;
+    // A request brings axes and mode or names a preset; dynamic axes of another make are their own
+    // axes and mode.
+    if (!arguments.axes.has_value() || !arguments.mode.has_value()) {
+      if (!arguments.preset.empty()) {
+        question.preset = arguments.preset;
+        return client_.ResolveSpec(question);
+      }
+      if (arguments.dynamic_axes.has_value()) {
+        question.axes = arguments.dynamic_axes->axes;
+        question.mode = arguments.dynamic_axes->mode;
+        return client_.ResolveSpec(question);
+      }
+    }
+    if (arguments.axes.has_value()) question.axes = *arguments.axes;
+    question.mode = arguments.mode;
+    return client_.ResolveSpec(question);
+  }
+
+  absl::StatusOr<PartitionSpec> CorrectSpec(const PartitionSpec& spec, const Shape& shape,
+                                            const Mesh& mesh) const override {
+    SHARDMESH_ASSIGN_OR_RETURN(
+        client::SpecAnswer answer,
+        client_.CorrectSpec({.spec = spec, .shape = shape, .mesh = mesh, .compatibility = kExact}));
+    return std::move(answer.effective);
+  }
+
+  absl::StatusOr<client::TilingAnswer> DescribeTiling(
+      const PartitionSpec& spec, const Shape& shape, const Mesh& mesh,
+      absl::Span<const DeviceId> devices) const override {
+    return client_.DescribeTiling({.mesh = mesh,
+                                   .spec = spec,
+                                   .shape = shape,
+                                   .devices = {devices.begin(), devices.end()},
+                                   .compatibility = kExact});
+  }
+
+  absl::StatusOr<client::TreeAnswer> ResolveTree(const RuleSet& rules,
+                                                 absl::Span<const client::TreeTensor> tensors,
+                                                 const std::optional<Mesh>& mesh) const override {
+    client::TreeQuestion question;
+    question.rules = rpc::RuleSetDefinition{.rules = rules, .slashes = false};
+    question.match_only = !mesh.has_value();
+    if (mesh.has_value()) question.mesh = *mesh;
+    question.compatibility = kExact;
+    return client_.ResolveTree(question, tensors);
+  }
+
+ private:
+  client::MeshClient& client_;
+};
+
+}  // namespace
+
+std::shared_ptr<const LayoutSubject> WireLayout(client::MeshClient& client) {
+  return std::make_shared<Layout>(client);
+}
+
+}  // namespace shardmesh::conformance

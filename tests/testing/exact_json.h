@@ -1,0 +1,24 @@
+// JSON as Python reads it: with integers of any size, and objects in their order where it matters.
+#ifndef SHARDMESH_TESTS_TESTING_EXACT_JSON_H_
+#define SHARDMESH_TESTS_TESTING_EXACT_JSON_H_
+
+#include <string>
+#include <string_view>
+
+#include "absl/types/span.h"
+#include "nlohmann/json.hpp"
+
+namespace shardmesh::test {
+
+// Parses one document. What nlohmann::json would lose of it comes encoded:
+//   - an integer beyond 64 bits, which would become a rounded number, as {"__int__": "DIGITS"};
+//   - within members of the names in `ordered`, at any depth, an object, whose keys would be
+//     sorted, as {"__dict__": [[KEY, VALUE], ...]}.
+// Throws nlohmann::json::exception for what is no JSON, and for values nested deeper than
+// `max_depth`.
+nlohmann::json ParseExactJson(std::string_view text, absl::Span<const std::string_view> ordered,
+                              int max_depth);
+
+}  // namespace shardmesh::test
+
+#endif  // SHARDMESH_TESTS_TESTING_EXACT_JSON_H_
