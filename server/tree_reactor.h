@@ -76,8 +76,8 @@ class TreeFeeder {
 // A call that answers each piece, and closes with totals:
 //   while (request = read()) { if (feeder.Take(request, &response) was tensors) write(response) }
 //   feeder.End(&response); write(response); finish
-// A reaction answers one piece of at most 1 MiB. The next piece is read, and taken out of its bytes,
-// while one is answered; a piece is answered when the answer before it is written.
+// A reaction answers one piece of at most 1 MiB. The next piece is read, and taken out of its
+// bytes, while one is answered; a piece is answered when the answer before it is written.
 template <typename Work, typename Request, typename Response>
 class TreeBidiReactor final : public grpc::ServerBidiReactor<Request, Response> {
  public:
