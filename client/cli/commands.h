@@ -8,6 +8,7 @@ namespace shardmesh::client {
 
 void AddClusterCommands(CommandLine* line);     // up, down, status, version
 void AddLayoutCommands(CommandLine* line);      // resolve, match, plan, presets
+void AddSpecCommands(CommandLine* line);        // explain, constrain, compare, tiles, axes
 void AddArrayCommands(CommandLine* line);       // load, ls, get, describe, rm
 void AddComputeCommands(CommandLine* line);     // linear, matmul, collective
 void AddCatalogCommands(CommandLine* line);     // catalog ls, get, put, rm

@@ -14,11 +14,15 @@
 #include "sharding/mode.h"
 #include "sharding/shape.h"
 #include "sharding/spec.h"
+#include "sharding/tile.h"
 
 namespace shardmesh::client {
 
 // `30522,384`; empty for a scalar. Errors of CheckShape too.
 absl::StatusOr<Shape> ParseShape(std::string_view text);
+
+// A range of each dimension, half-open: `0:16,0:384`; nothing for a scalar.
+absl::StatusOr<Tile> ParseTile(std::string_view text);
 
 // One value per dimension, separated by commas; blanks are ignored:
 //   NAME            one axis
