@@ -31,6 +31,8 @@ Questions LibraryQuestions() {
 Questions WireQuestions(client::MeshClient& client) {
   Questions questions;
   AddLayoutQuestions(WireLayout(client), &questions);
+  AddLogicalQuestions(WireLogical(client), &questions);
+  AddRulesQuestions(WireRules(client), &questions);
   return questions;
 }
 
