@@ -207,7 +207,7 @@ TEST_F(RuleStreamsTest, TellsWhichTensorsLieOtherwise) {
               IsOk());
   ASSERT_EQ(changes_.size(), 2u);
   const v1::TensorChange& change = changes_["a.kernel"];
-  ASSERT_EQ(specs_.size(), 2u) << "each spec is sent once";
+  ASSERT_EQ(specs_.size(), 3u) << "each spec is sent once: P('tp', None), P('tp') and P()";
   EXPECT_EQ(specs_[change.a_spec()].dimensions(0).name(), "tp");
   EXPECT_EQ(specs_[change.b_spec()].dimensions_size(), 0);
   EXPECT_EQ(change.a_bytes_per_device(), 128);
