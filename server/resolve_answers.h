@@ -92,6 +92,8 @@ absl::StatusOr<PartitionAxis> SelectProfile(const ClusterState& state,
 // Nullopt where nothing is selected.
 absl::StatusOr<std::optional<rpc::RuleSetDefinition>> SelectRules(
     const ClusterState& state, const v1::RuleSetSelector& selector, Compatibility compatibility);
+absl::StatusOr<LogicalRules> SelectLogicalRules(const ClusterState& state,
+                                                const v1::LogicalRulesSelector& selector);
 
 // The first correction as the error that it is under STRICT, with its fixes in words.
 absl::Status FirstCorrection(const PartitionSpec& requested, absl::Span<const int64_t> shape,

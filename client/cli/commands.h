@@ -12,6 +12,8 @@ void AddSpecCommands(CommandLine* line);        // explain, constrain, compare, 
 void AddArrayCommands(CommandLine* line);       // load, ls, get, describe, rm
 void AddComputeCommands(CommandLine* line);     // linear, matmul, collective
 void AddCatalogCommands(CommandLine* line);     // catalog ls, get, put, rm
+void AddRulesCommands(CommandLine* line);       // rules lint, diff, test, rewrite, from-text
+void AddLogicalCommands(CommandLine* line);     // logical resolve, compose
 void AddCheckpointCommands(CommandLine* line);  // make-checkpoint, make-tensor
 
 }  // namespace shardmesh::client

@@ -234,12 +234,22 @@ absl::StatusOr<ProfileSelector> SelectProfile(std::string_view text) {
   return std::string(text);
 }
 
-absl::StatusOr<RuleSetSelector> SelectRules(std::string_view text) {
+absl::StatusOr<RuleSetSelector> SelectRules(std::string_view text, Compatibility compatibility) {
   if (text.empty()) {
     return RuleSetSelector();
   }
   if (LooksLikePath(text)) {
-    return rpc::LoadRules(std::string(text));
+    return rpc::LoadRules(std::string(text), compatibility);
+  }
+  return std::string(text);
+}
+
+absl::StatusOr<LogicalRulesSelector> SelectLogicalRules(std::string_view text) {
+  if (text.empty()) {
+    return LogicalRulesSelector();
+  }
+  if (LooksLikePath(text)) {
+    return rpc::LoadLogicalRules(std::string(text));
   }
   return std::string(text);
 }

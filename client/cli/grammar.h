@@ -9,8 +9,10 @@
 #include "absl/status/statusor.h"
 #include "client/catalog.h"
 #include "client/layout.h"
+#include "client/logical_questions.h"
 #include "client/step.h"
 #include "sharding/axis_value.h"
+#include "sharding/compatibility.h"
 #include "sharding/mode.h"
 #include "sharding/shape.h"
 #include "sharding/spec.h"
@@ -45,7 +47,10 @@ absl::StatusOr<Mode> ParseMode(std::string_view text);
 // are wrong use.
 absl::StatusOr<MeshSelector> SelectMesh(std::string_view text);
 absl::StatusOr<ProfileSelector> SelectProfile(std::string_view text);
-absl::StatusOr<RuleSetSelector> SelectRules(std::string_view text);
+// `compatibility`: kExact keeps faulty patterns of a file.
+absl::StatusOr<RuleSetSelector> SelectRules(std::string_view text,
+                                            Compatibility compatibility = Compatibility::kDefault);
+absl::StatusOr<LogicalRulesSelector> SelectLogicalRules(std::string_view text);
 // Whether `text` is taken for a path by these.
 bool LooksLikePath(std::string_view text);
 

@@ -12,6 +12,8 @@ int main(int argc, char** argv) {
   shardmesh::client::AddArrayCommands(&line);
   shardmesh::client::AddComputeCommands(&line);
   shardmesh::client::AddCatalogCommands(&line);
+  shardmesh::client::AddRulesCommands(&line);
+  shardmesh::client::AddLogicalCommands(&line);
   shardmesh::client::AddCheckpointCommands(&line);
   return line.Run(argc, argv);
 }

@@ -30,6 +30,8 @@ Questions LibraryQuestions() {
 Questions WireQuestions(client::MeshClient& client) {
   Questions questions;
   AddLayoutQuestions(WireLayout(client), &questions);
+  AddLogicalQuestions(WireLogical(client), &questions);
+  AddRulesQuestions(WireRules(client), &questions);
   return questions;
 }
 
