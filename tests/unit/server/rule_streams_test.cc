@@ -28,7 +28,8 @@ struct Tensor {
 v1::TreeTensors Columns(const std::vector<Tensor>& tensors) {
   v1::TreeTensors columns;
   for (const Tensor& tensor : tensors) {
-    columns.add_names(tensor.name);
+    columns.mutable_names()->append(tensor.name);
+    columns.add_name_sizes(static_cast<uint32_t>(tensor.name.size()));
     columns.add_ranks(static_cast<uint32_t>(tensor.shape.size()));
     columns.mutable_sizes()->Add(tensor.shape.begin(), tensor.shape.end());
     columns.add_dtypes(tensor.dtype);
