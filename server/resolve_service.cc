@@ -39,6 +39,15 @@ class ResolveService final : public v1::ResolveService::CallbackService {
   SHARDMESH_UNARY(ExplainTensor)
   SHARDMESH_UNARY(DescribeTiling)
   SHARDMESH_UNARY(ListPresets)
+  SHARDMESH_UNARY(DescribeProfile)
+  SHARDMESH_UNARY(ComputeHash)
+  SHARDMESH_UNARY(DescribeMesh)
+  SHARDMESH_UNARY(QueryMesh)
+  SHARDMESH_UNARY(ListSpecAxes)
+  SHARDMESH_UNARY(ResolveOutputSpec)
+  SHARDMESH_UNARY(CheckTensorParallel)
+  SHARDMESH_UNARY(DescribeLinearLayer)
+  SHARDMESH_UNARY(PromoteDtypes)
 #undef SHARDMESH_UNARY
 
   grpc::ServerBidiReactor<v1::ResolveTreeRequest, v1::ResolveTreeResponse>* ResolveTree(
