@@ -162,6 +162,8 @@ TEST_F(ResolveLayersTest, RefusesWhatMakesNoLayer) {
   layer_.add_out_features(8);
   layer_.set_dtype(v1::DTYPE_I32);
   EXPECT_EQ(FieldOf(Describe()), "dtype");
+  layer_.set_dtype(static_cast<v1::Dtype>(60));
+  EXPECT_EQ(FieldOf(Describe()), "dtype");
   layer_.set_direction(static_cast<v1::ParallelDirection>(3));
   EXPECT_EQ(FieldOf(Describe()), "direction");
   layer_.set_rule(std::string(256, 'x'));
@@ -191,6 +193,9 @@ TEST_F(ResolveLayersTest, PromotesElementTypes) {
   promote_.add_dtypes(static_cast<v1::Dtype>(60));
   EXPECT_EQ(FieldOf(Promote()), "dtypes[3]");
   promote_.clear_dtypes();
+  promote_.set_dtype(static_cast<v1::Dtype>(60));
+  EXPECT_EQ(FieldOf(Promote()), "dtype");
+  promote_.clear_dtype();
   EXPECT_THAT(Promote(), StatusIs(kInvalid, Reason::kMissingArgument));
   promote_.mutable_dtypes()->Resize(10'001, v1::DTYPE_F32);
   EXPECT_THAT(Promote(), StatusIs(kInvalid, Reason::kLimitExceeded));
