@@ -1,11 +1,13 @@
 // What whole trees cost: in this process, and over the wire to a coordinator.
 //
-//   tree_bench chain                     resolve and correct, chained, on one thread: calls a second
-//   tree_bench batch ADDRESS             the same chain, 100,000 tensors with axes in one call: tensors a second
-//   tree_bench match ADDRESS NAMES RULES NAMES tensors (a file of names, one a line) by RULES (YAML): seconds
-//   tree_bench many ADDRESS COUNT RULES  COUNT made names by RULES: seconds, and bytes of the request
+//   tree_bench chain                     resolve and correct, chained, on one thread: calls a
+//   second tree_bench batch ADDRESS             the same chain, 100,000 tensors with axes in one
+//   call: tensors a second tree_bench match ADDRESS NAMES RULES NAMES tensors (a file of names, one
+//   a line) by RULES (YAML): seconds tree_bench many ADDRESS COUNT RULES  COUNT made names by
+//   RULES: seconds, and bytes of the request
 //
-// Prints one JSON object: the best and the median of several runs. Answers are checked in the same run.
+// Prints one JSON object: the best and the median of several runs. Answers are checked in the same
+// run.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -124,8 +126,8 @@ void Match(const std::string& address, std::vector<client::TreeTensor> tensors,
   const std::vector<double> seconds =
       Time([&] { answer = ValueOrFail(client->ResolveTree(question, tensors)); });
   for (size_t i = 0; i < tensors.size(); i += 997) {
-    const RuleMatch match = ValueOrFail(
-        rules.rules.Match(rpc::NameForRules(rules, tensors[i].name), absl::MakeConstSpan(tensors[i].shape)));
+    const RuleMatch match = ValueOrFail(rules.rules.Match(rpc::NameForRules(rules, tensors[i].name),
+                                                          absl::MakeConstSpan(tensors[i].shape)));
     if (answer.specs[answer.placements[i].spec_index].effective != match.spec) {
       Fail("a wrong answer about " + tensors[i].name);
     }
@@ -152,9 +154,9 @@ int Main(int argc, char** argv) {
     for (int64_t i = 0; i < count; ++i) {
       static constexpr const char* kLeaves[] = {"self_attn/q_proj", "self_attn/o_proj",
                                                 "mlp/gate_proj", "mlp/down_proj"};
-      tensors.push_back({.name = "model/layers/" + std::to_string(i / 4) + "/" +
-                                 kLeaves[i % 4] + "/kernel",
-                         .shape = {4096, 4096}});
+      tensors.push_back(
+          {.name = "model/layers/" + std::to_string(i / 4) + "/" + kLeaves[i % 4] + "/kernel",
+           .shape = {4096, 4096}});
     }
     Match(arguments[1], std::move(tensors), arguments[3]);
   } else {

@@ -20,8 +20,10 @@
 #include "client/cluster.h"
 #include "client/layer_questions.h"
 #include "client/layout.h"
+#include "client/logical_questions.h"
 #include "client/mesh_questions.h"
 #include "client/profile_questions.h"
+#include "client/rule_questions.h"
 #include "client/step.h"
 #include "client/transfer.h"
 #include "rpc/call.h"
@@ -75,10 +77,9 @@ struct ArrayPage {
 };
 
 // Errors are the server's own, whole; where the connection failed, the address stands in front.
-// Unary calls and ResolveTree are repeated while the coordinator is UNAVAILABLE (not while it
-// answers that a worker is lost or missing) and their deadline allows: all of them are idempotent,
-// mutations by the request_id that each makes for itself.
-// Thread-safe.
+// Unary calls and those that stream a tree are repeated while the coordinator is UNAVAILABLE (not
+// while it answers that a worker is lost or missing) and their deadline allows: all of them are
+// idempotent, mutations by the request_id that each makes for itself. Thread-safe.
 class CoordinatorClient {
  public:
   // Connects. INVALID_ARGUMENT for what is no address; UNAVAILABLE after `timeout`, naming the
@@ -138,6 +139,25 @@ class CoordinatorClient {
   absl::StatusOr<TreeAnswer> ResolveTree(const TreeQuestion& question,
                                          absl::Span<const TreeTensor> tensors,
                                          const Options& options);
+  absl::StatusOr<PatternRulesAnswer> ParsePatternRules(const PatternRulesQuestion& question,
+                                                       const Options& options);
+  absl::StatusOr<PatternCheck> CheckPattern(const std::string& pattern,
+                                            absl::Span<const std::string> names,
+                                            const Options& options);
+  absl::StatusOr<RewriteAnswer> RewriteRules(const rpc::RuleSetDefinition& rules,
+                                             const Options& options);
+  absl::StatusOr<LintAnswer> LintRules(const LintQuestion& question,
+                                       absl::Span<const TreeTensor> tensors,
+                                       const Options& options);
+  absl::StatusOr<DiffAnswer> DiffLayouts(const DiffQuestion& question,
+                                         absl::Span<const TreeTensor> tensors,
+                                         const Options& options);
+  absl::StatusOr<LogicalRules> ComposeLogicalRules(const LogicalRulesSelector& first,
+                                                   const LogicalRulesSelector& second,
+                                                   const Options& options);
+  absl::StatusOr<SpmdAnswer> ResolveSpmdAxes(const SpmdQuestion& question, const Options& options);
+  absl::StatusOr<std::optional<PartitionSpec>> ResolveLinenAxes(const LinenQuestion& question,
+                                                                const Options& options);
 
   // CatalogService.
   absl::StatusOr<Entry> CreateEntry(const std::string& name, const EntryValue& value,

@@ -290,6 +290,44 @@ absl::StatusOr<TreeAnswer> MeshClient::ResolveTree(const TreeQuestion& question,
   return impl_->coordinator().ResolveTree(question, tensors, impl_->CallDeadline());
 }
 
+absl::StatusOr<PatternRulesAnswer> MeshClient::ParsePatternRules(
+    const PatternRulesQuestion& question) {
+  return impl_->coordinator().ParsePatternRules(question, impl_->CallDeadline());
+}
+
+absl::StatusOr<PatternCheck> MeshClient::CheckPattern(const std::string& pattern,
+                                                      absl::Span<const std::string> names) {
+  return impl_->coordinator().CheckPattern(pattern, names, impl_->CallDeadline());
+}
+
+absl::StatusOr<RewriteAnswer> MeshClient::RewriteRules(const rpc::RuleSetDefinition& rules) {
+  return impl_->coordinator().RewriteRules(rules, impl_->CallDeadline());
+}
+
+absl::StatusOr<LintAnswer> MeshClient::LintRules(const LintQuestion& question,
+                                                 absl::Span<const TreeTensor> tensors) {
+  return impl_->coordinator().LintRules(question, tensors, impl_->CallDeadline());
+}
+
+absl::StatusOr<DiffAnswer> MeshClient::DiffLayouts(const DiffQuestion& question,
+                                                   absl::Span<const TreeTensor> tensors) {
+  return impl_->coordinator().DiffLayouts(question, tensors, impl_->CallDeadline());
+}
+
+absl::StatusOr<LogicalRules> MeshClient::ComposeLogicalRules(const LogicalRulesSelector& first,
+                                                             const LogicalRulesSelector& second) {
+  return impl_->coordinator().ComposeLogicalRules(first, second, impl_->CallDeadline());
+}
+
+absl::StatusOr<SpmdAnswer> MeshClient::ResolveSpmdAxes(const SpmdQuestion& question) {
+  return impl_->coordinator().ResolveSpmdAxes(question, impl_->CallDeadline());
+}
+
+absl::StatusOr<std::optional<PartitionSpec>> MeshClient::ResolveLinenAxes(
+    const LinenQuestion& question) {
+  return impl_->coordinator().ResolveLinenAxes(question, impl_->CallDeadline());
+}
+
 absl::StatusOr<Entry> MeshClient::CreateEntry(const std::string& name, const EntryValue& value) {
   return impl_->coordinator().CreateEntry(name, value, impl_->CallDeadline());
 }

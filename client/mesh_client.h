@@ -18,8 +18,10 @@
 #include "client/cluster.h"
 #include "client/layer_questions.h"
 #include "client/layout.h"
+#include "client/logical_questions.h"
 #include "client/mesh_questions.h"
 #include "client/profile_questions.h"
+#include "client/rule_questions.h"
 #include "client/step.h"
 #include "rpc/credentials.h"
 #include "tensor/safetensors.h"
@@ -96,6 +98,27 @@ class MeshClient {
   // At most 1,000,000 tensors.
   absl::StatusOr<TreeAnswer> ResolveTree(const TreeQuestion& question,
                                          absl::Span<const TreeTensor> tensors);
+
+  // Rules. INVALID_ARGUMENT for a bad or unsupported pattern, with the part that is at fault.
+  absl::StatusOr<PatternRulesAnswer> ParsePatternRules(const PatternRulesQuestion& question);
+  // In which of the names, at most 10,000 of at most 1,024 bytes, the pattern is found.
+  absl::StatusOr<PatternCheck> CheckPattern(const std::string& pattern,
+                                            absl::Span<const std::string> names);
+  // The rules, which defer pattern errors, without exclusions such as `^(?!.*bias)`.
+  // INVALID_ARGUMENT names the rule for which there is no other writing.
+  absl::StatusOr<RewriteAnswer> RewriteRules(const rpc::RuleSetDefinition& rules);
+  // Over at most 1,000,000 tensors, none with a spec of its own.
+  absl::StatusOr<LintAnswer> LintRules(const LintQuestion& question,
+                                       absl::Span<const TreeTensor> tensors);
+  absl::StatusOr<DiffAnswer> DiffLayouts(const DiffQuestion& question,
+                                         absl::Span<const TreeTensor> tensors);
+
+  // Logical names of flax, by the functions of sharding/logical_rules.h, whose errors they have.
+  absl::StatusOr<LogicalRules> ComposeLogicalRules(const LogicalRulesSelector& first,
+                                                   const LogicalRulesSelector& second);
+  absl::StatusOr<SpmdAnswer> ResolveSpmdAxes(const SpmdQuestion& question);
+  // Nullopt: the array stays as it is.
+  absl::StatusOr<std::optional<PartitionSpec>> ResolveLinenAxes(const LinenQuestion& question);
 
   // Definitions. `expected_version`: kAnyVersion, or the version that is replaced or deleted
   // (ABORTED, VERSION_MISMATCH, if it is another). CreateEntry: ALREADY_EXISTS for a taken name.

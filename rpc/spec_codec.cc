@@ -9,6 +9,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "rpc/field_check.h"
 #include "rpc/status.h"
+#include "sharding/exclusion.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
 
@@ -160,12 +161,13 @@ void Encode(const AxisName& from, v1::AxisValue* to) {
 }
 
 // Without a detour over AxisValue: this is what every answer carries.
+// An empty name alone reads as none, as in JAX; in a tuple of one it stays an axis.
 void Encode(const SpecEntry& from, v1::AxisValue* to) {
   if (from.is_unconstrained()) {
     to->set_constant(v1::AXIS_CONSTANT_UNCONSTRAINED);
   } else if (from.is_none()) {
     to->set_constant(v1::AXIS_CONSTANT_NONE);
-  } else if (from.axes().size() == 1) {
+  } else if (from.axes().size() == 1 && from.axes()[0] != "") {
     Encode(from.axes()[0], to);
   } else {
     for (const AxisName& axis : from.axes()) {
@@ -574,12 +576,25 @@ absl::StatusOr<RuleSetDefinition> Decode(const v1::RuleSet& from, Compatibility 
   options.min_size = from.use_min_sharding_size() ? min_sharding_size : from.min_size();
   options.strict = !from.has_strict() || from.strict();
   options.defer_pattern_errors = compatibility == Compatibility::kExact;
-  auto rule_set = RuleSet::Create(std::move(rules), options);
+  auto rule_set = RuleSet::Create(rules, options);
   if (!rule_set.ok()) {
-    return WithField(std::move(rule_set).status(), "rules");
+    return WithField(WithRewriteHint(std::move(rule_set).status(), rules), "rules");
   }
   return RuleSetDefinition{*std::move(rule_set), from.separator() == "/",
                            from.use_min_sharding_size()};
+}
+
+absl::Status WithRewriteHint(absl::Status status, absl::Span<const Rule> rules) {
+  if (ReasonOf(status) != Reason::kUnsupportedPattern || !RewriteExclusions(rules).ok()) {
+    return status;
+  }
+  absl::Status hinted(
+      status.code(),
+      ToAbsl(StrCat(ToStd(status.message()),
+                    "; `shardmesh rules rewrite FILE` gives rules that mean the same without it")));
+  status.ForEachPayload(
+      [&](absl::string_view url, const absl::Cord& payload) { hinted.SetPayload(url, payload); });
+  return hinted;
 }
 
 void Encode(const Mode& from, v1::ModeSelector* to) {

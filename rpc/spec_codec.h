@@ -88,6 +88,10 @@ absl::StatusOr<RuleSetDefinition> Decode(const v1::RuleSet& from,
                                          Compatibility compatibility = Compatibility::kDefault,
                                          int64_t min_sharding_size = kDefaultMinSize);
 
+// Adds to the error of a pattern that is not supported how to go on, if all that stands in the way
+// of these rules is that they exclude names; other statuses stay.
+absl::Status WithRewriteHint(absl::Status status, absl::Span<const Rule> rules);
+
 void Encode(const Mode& from, v1::ModeSelector* to);
 // Nullopt where nothing is set. Errors: Mode::Parse's.
 absl::StatusOr<std::optional<Mode>> Decode(const v1::ModeSelector& from,

@@ -92,6 +92,23 @@ absl::Status CheckDevice(int64_t device, const Mesh& mesh, std::string_view fiel
       field, static_cast<size_t>(index));
 }
 
+absl::StatusOr<LogicalRules> SelectLogicalRules(const ClusterState& state,
+                                                const v1::LogicalRulesSelector& selector) {
+  switch (selector.logical_rules_case()) {
+    case v1::LogicalRulesSelector::kName: {
+      SHARDMESH_DECODE(rules, "name", state.FindLogicalRules(selector.name()));
+      return *rules;
+    }
+    case v1::LogicalRulesSelector::kInline: {
+      SHARDMESH_DECODE(rules, "inline", rpc::Decode(selector.inline_()));
+      return rules;
+    }
+    case v1::LogicalRulesSelector::LOGICAL_RULES_NOT_SET:
+      break;
+  }
+  return LogicalRules();
+}
+
 absl::Status FirstCorrection(const PartitionSpec& requested, absl::Span<const int64_t> shape,
                              const Mesh& mesh, const CorrectionResult& corrected) {
   const Correction& first = corrected.corrections.front();

@@ -95,6 +95,8 @@ absl::StatusOr<PartitionAxis> SelectProfile(const ClusterState& state,
 // Nullopt where nothing is selected.
 absl::StatusOr<std::optional<rpc::RuleSetDefinition>> SelectRules(
     const ClusterState& state, const v1::RuleSetSelector& selector, Compatibility compatibility);
+absl::StatusOr<LogicalRules> SelectLogicalRules(const ClusterState& state,
+                                                const v1::LogicalRulesSelector& selector);
 
 // Most devices that a question may list, or an answer.
 inline constexpr int64_t kMaxListedDevices = 65'536;

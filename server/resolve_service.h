@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "server/catalogue.h"
 #include "server/cluster_state.h"
 
 namespace grpc {
@@ -18,6 +19,8 @@ namespace shardmesh::server {
 
 struct ResolveServiceOptions {
   const StatePublisher* publisher = nullptr;
+  // The arrays that the cluster holds.
+  const Catalogue* catalogue = nullptr;
   // Corrections by reason are counted there; may be null.
   rpc::Metrics* metrics = nullptr;
 };

@@ -62,13 +62,12 @@ absl::StatusOr<std::string_view> TakeName(std::string_view* names, uint32_t size
     return refuse(Reason::kBadField, "the name is empty; rules go by the tensor's name");
   }
   if (size > TreeDecoder::kMaxNameBytes) {
-    return refuse(Reason::kLimitExceeded,
-                  StrCat("the name has ", size, " bytes; at most ", TreeDecoder::kMaxNameBytes,
-                         " are allowed"));
+    return refuse(Reason::kLimitExceeded, StrCat("the name has ", size, " bytes; at most ",
+                                                 TreeDecoder::kMaxNameBytes, " are allowed"));
   }
   if (size > names->size()) {
-    return refuse(Reason::kBadField, StrCat("is ", size, ", and `names` has only ", names->size(),
-                                            " bytes left"));
+    return refuse(Reason::kBadField,
+                  StrCat("is ", size, ", and `names` has only ", names->size(), " bytes left"));
   }
   if (size < names->size() && !BeginsCharacter((*names)[size])) {
     return refuse(Reason::kBadField, "the name ends within a character of UTF-8");

@@ -76,8 +76,8 @@ class TreeFeeder {
 // A call that answers each piece, and closes with totals:
 //   while (request = read()) { if (feeder.Take(request, &response) was tensors) write(response) }
 //   feeder.End(&response); write(response); finish
-// A reaction answers one piece of at most 1 MiB. The next piece is read, and taken out of its bytes,
-// while one is answered; a piece is answered when the answer before it is written.
+// A reaction answers one piece of at most 1 MiB. The next piece is read, and taken out of its
+// bytes, while one is answered; a piece is answered when the answer before it is written.
 template <typename Work, typename Request, typename Response>
 class TreeBidiReactor final : public grpc::ServerBidiReactor<Request, Response> {
  public:
@@ -187,10 +187,7 @@ class TreeReadReactor final : public grpc::ServerReadReactor<Request> {
       const bool taken = background_->Run(
           [this] { this->Finish(rpc::ToGrpc(feeder_.End(response_, is_cancelled_))); });
       if (!taken) {
-        this->Finish(rpc::ToGrpc(
-            WithReason(absl::ResourceExhaustedError(
-                           "too many such calls wait for their answers; ask again in a while"),
-                       Reason::kLimitExceeded)));
+        this->Finish(rpc::ToGrpc(TooManyWait()));
       }
       return;
     }

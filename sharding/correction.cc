@@ -135,9 +135,9 @@ absl::StatusOr<CorrectionResult> Correct(const PartitionSpec& spec, absl::Span<c
         kept[dim] = spec.entry(static_cast<int64_t>(dim));
       }
     }
-    result.effective = PartitionSpec(std::move(kept),
-                                     std::vector<std::string>(spec.unreduced().begin(),
-                                                              spec.unreduced().end()));
+    result.effective =
+        PartitionSpec(std::move(kept),
+                      std::vector<std::string>(spec.unreduced().begin(), spec.unreduced().end()));
   }
   SHARDMESH_RETURN_IF_ERROR(CheckDistinctAxes(result.effective));
   return result;

@@ -640,8 +640,8 @@ absl::StatusOr<PartitionSpec> PartitionAxis::ResolvePreset(size_t preset, Runtim
   if (const PartitionSpec* known = slot.load(std::memory_order_acquire); known != nullptr) {
     return *known;
   }
-  SHARDMESH_ASSIGN_OR_RETURN(
-      PartitionSpec spec, ResolveSpec(Presets()[preset].dynamic_axes.axes, mode, compatibility));
+  SHARDMESH_ASSIGN_OR_RETURN(PartitionSpec spec,
+                             ResolveSpec(Presets()[preset].dynamic_axes.axes, mode, compatibility));
   auto made = std::make_unique<const PartitionSpec>(spec);
   const PartitionSpec* expected = nullptr;
   if (slot.compare_exchange_strong(expected, made.get(), std::memory_order_acq_rel)) {

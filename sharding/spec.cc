@@ -126,8 +126,7 @@ AxisValue SpecEntry::ToAxisValue() const {
   return entries.size() == 1 ? entries[0] : AxisValue::Tuple(std::move(entries));
 }
 
-PartitionSpec::PartitionSpec(std::vector<SpecEntry> entries, std::vector<std::string> unreduced)
-{
+PartitionSpec::PartitionSpec(std::vector<SpecEntry> entries, std::vector<std::string> unreduced) {
   if (entries.empty() && unreduced.empty()) {
     return;
   }

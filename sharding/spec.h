@@ -61,8 +61,8 @@ class SpecEntry {
 //
 // A spec knows no mesh and no shape: Correct() and Tiling::Create() judge it against them.
 // Equality is by entries: P() and P(None) are not equal. Equivalent() asks whether they place
-// alike. Immutable but for assignment; safe to read from several threads. A copy is cheap: it shares
-// the entries.
+// alike. Immutable but for assignment; safe to read from several threads. A copy is cheap: it
+// shares the entries.
 class PartitionSpec {
  public:
   // P().

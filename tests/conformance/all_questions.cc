@@ -31,8 +31,10 @@ Questions WireQuestions(client::MeshClient& client) {
   Questions questions;
   AddLayoutQuestions(WireLayout(client), &questions);
   AddLinearQuestions(WireLinear(client), &questions);
+  AddLogicalQuestions(WireLogical(client), &questions);
   AddMeshQuestions(WireMeshes(client), &questions);
   AddProfileQuestions(WireProfiles(client), &questions);
+  AddRulesQuestions(WireRules(client), &questions);
   return questions;
 }
 

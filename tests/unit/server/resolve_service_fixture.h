@@ -30,7 +30,8 @@ class ResolveServiceTest : public testing::Test {
     options.http_address = "127.0.0.1:0";
     options.mesh = *Mesh::Parse("fsdp=2,tp=2");
     server_ = *CoordinatorServer::Start(std::move(options));
-    stub_ = v1::ResolveService::NewStub(*rpc::CreateChannel(server_->address()));
+    channel_ = *rpc::CreateChannel(server_->address());
+    stub_ = v1::ResolveService::NewStub(channel_);
   }
   ~ResolveServiceTest() override { server_->Drain(absl::Now() + absl::Seconds(5)); }
 
@@ -44,6 +45,10 @@ class ResolveServiceTest : public testing::Test {
     return rpc::FromGrpc((stub_.get()->*method)(&context, request, response));
   }
 
+  // For calls that stream, and for other services.
+  Stub& stub() { return *stub_; }
+  const std::shared_ptr<grpc::Channel>& channel() { return channel_; }
+
   // The path of the field that an error is about; empty if there is none.
   static std::string FieldOf(const absl::Status& status) {
     const auto violations = rpc::FieldViolationsOf(status);
@@ -52,6 +57,7 @@ class ResolveServiceTest : public testing::Test {
 
  private:
   std::unique_ptr<CoordinatorServer> server_;
+  std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<Stub> stub_;
 };
 
