@@ -18,8 +18,11 @@
 #include "client/cancellation.h"
 #include "client/catalog.h"
 #include "client/cluster.h"
+#include "client/layer_questions.h"
 #include "client/layout.h"
 #include "client/logical_questions.h"
+#include "client/mesh_questions.h"
+#include "client/profile_questions.h"
 #include "client/rule_questions.h"
 #include "client/step.h"
 #include "client/transfer.h"
@@ -117,6 +120,22 @@ class CoordinatorClient {
   absl::StatusOr<TilingAnswer> DescribeTiling(const TilingQuestion& question,
                                               const Options& options);
   absl::StatusOr<std::vector<NamedPreset>> ListPresets(const Options& options);
+  absl::StatusOr<ProfileAnswer> DescribeProfile(const ProfileQuestion& question,
+                                                const Options& options);
+  absl::StatusOr<PythonHash> ComputeHash(const HashQuestion& question, const Options& options);
+  absl::StatusOr<MeshAnswer> DescribeMesh(const MeshQuestion& question, const Options& options);
+  absl::StatusOr<MeshAxesAnswer> QueryMesh(const MeshAxesQuestion& question,
+                                           const Options& options);
+  absl::StatusOr<std::vector<std::string>> ListSpecAxes(absl::Span<const PartitionSpec> specs,
+                                                        const Options& options);
+  absl::StatusOr<std::optional<PartitionSpec>> ResolveOutputSpec(const OutputSpecQuestion& question,
+                                                                 const Options& options);
+  absl::StatusOr<TensorParallelConfig> CheckTensorParallel(const TensorParallelQuestion& question,
+                                                           const Options& options);
+  absl::StatusOr<LinearLayer> DescribeLinearLayer(const LinearLayerQuestion& question,
+                                                  const Options& options);
+  absl::StatusOr<Dtype> PromoteDtypes(absl::Span<const Dtype> dtypes, std::optional<Dtype> dtype,
+                                      const Options& options);
   absl::StatusOr<TreeAnswer> ResolveTree(const TreeQuestion& question,
                                          absl::Span<const TreeTensor> tensors,
                                          const Options& options);

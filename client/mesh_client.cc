@@ -245,6 +245,46 @@ absl::StatusOr<std::vector<NamedPreset>> MeshClient::ListPresets() {
   return impl_->coordinator().ListPresets(impl_->CallDeadline());
 }
 
+absl::StatusOr<ProfileAnswer> MeshClient::DescribeProfile(const ProfileQuestion& question) {
+  return impl_->coordinator().DescribeProfile(question, impl_->CallDeadline());
+}
+
+absl::StatusOr<PythonHash> MeshClient::ComputeHash(const HashQuestion& question) {
+  return impl_->coordinator().ComputeHash(question, impl_->CallDeadline());
+}
+
+absl::StatusOr<MeshAnswer> MeshClient::DescribeMesh(const MeshQuestion& question) {
+  return impl_->coordinator().DescribeMesh(question, impl_->CallDeadline());
+}
+
+absl::StatusOr<MeshAxesAnswer> MeshClient::QueryMesh(const MeshAxesQuestion& question) {
+  return impl_->coordinator().QueryMesh(question, impl_->CallDeadline());
+}
+
+absl::StatusOr<std::vector<std::string>> MeshClient::ListSpecAxes(
+    absl::Span<const PartitionSpec> specs) {
+  return impl_->coordinator().ListSpecAxes(specs, impl_->CallDeadline());
+}
+
+absl::StatusOr<std::optional<PartitionSpec>> MeshClient::ResolveOutputSpec(
+    const OutputSpecQuestion& question) {
+  return impl_->coordinator().ResolveOutputSpec(question, impl_->CallDeadline());
+}
+
+absl::StatusOr<TensorParallelConfig> MeshClient::CheckTensorParallel(
+    const TensorParallelQuestion& question) {
+  return impl_->coordinator().CheckTensorParallel(question, impl_->CallDeadline());
+}
+
+absl::StatusOr<LinearLayer> MeshClient::DescribeLinearLayer(const LinearLayerQuestion& question) {
+  return impl_->coordinator().DescribeLinearLayer(question, impl_->CallDeadline());
+}
+
+absl::StatusOr<Dtype> MeshClient::PromoteDtypes(absl::Span<const Dtype> dtypes,
+                                                std::optional<Dtype> dtype) {
+  return impl_->coordinator().PromoteDtypes(dtypes, dtype, impl_->CallDeadline());
+}
+
 absl::StatusOr<TreeAnswer> MeshClient::ResolveTree(const TreeQuestion& question,
                                                    absl::Span<const TreeTensor> tensors) {
   return impl_->coordinator().ResolveTree(question, tensors, impl_->CallDeadline());

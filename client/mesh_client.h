@@ -16,8 +16,11 @@
 #include "client/array.h"
 #include "client/catalog.h"
 #include "client/cluster.h"
+#include "client/layer_questions.h"
 #include "client/layout.h"
 #include "client/logical_questions.h"
+#include "client/mesh_questions.h"
+#include "client/profile_questions.h"
 #include "client/rule_questions.h"
 #include "client/step.h"
 #include "rpc/credentials.h"
@@ -75,6 +78,23 @@ class MeshClient {
   absl::StatusOr<TensorExplanation> ExplainTensor(const ExplainQuestion& question);
   absl::StatusOr<TilingAnswer> DescribeTiling(const TilingQuestion& question);
   absl::StatusOr<std::vector<NamedPreset>> ListPresets();
+  // UNKNOWN_FIELD (TypeError), before the coordinator is asked, for a field that there is not.
+  absl::StatusOr<ProfileAnswer> DescribeProfile(const ProfileQuestion& question);
+  // The digest of a text or of an object's attributes, in decimal; of a text without hash()'s
+  // value.
+  absl::StatusOr<PythonHash> ComputeHash(const HashQuestion& question);
+  absl::StatusOr<MeshAnswer> DescribeMesh(const MeshQuestion& question);
+  absl::StatusOr<MeshAxesAnswer> QueryMesh(const MeshAxesQuestion& question);
+  // The axes that specs name, each once, sorted. At most 10,000 specs.
+  absl::StatusOr<std::vector<std::string>> ListSpecAxes(absl::Span<const PartitionSpec> specs);
+  // Nullopt: the result has no spec, as an operand is not placed.
+  absl::StatusOr<std::optional<PartitionSpec>> ResolveOutputSpec(
+      const OutputSpecQuestion& question);
+  absl::StatusOr<TensorParallelConfig> CheckTensorParallel(const TensorParallelQuestion& question);
+  absl::StatusOr<LinearLayer> DescribeLinearLayer(const LinearLayerQuestion& question);
+  // See PromoteDtype. At most 10,000 types.
+  absl::StatusOr<Dtype> PromoteDtypes(absl::Span<const Dtype> dtypes,
+                                      std::optional<Dtype> dtype = std::nullopt);
   // At most 1,000,000 tensors.
   absl::StatusOr<TreeAnswer> ResolveTree(const TreeQuestion& question,
                                          absl::Span<const TreeTensor> tensors);

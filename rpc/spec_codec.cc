@@ -338,12 +338,13 @@ absl::StatusOr<PartitionSpec> Decode(const v1::PartitionSpec& from) {
   return spec;
 }
 
+v1::AxisType Encode(AxisType from) {
+  // The wire keeps 0 for "not set" and has the types in the same order.
+  static_assert(static_cast<int>(AxisType::kManual) + 1 == v1::AXIS_TYPE_MANUAL);
+  return static_cast<v1::AxisType>(static_cast<int>(from) + 1);
+}
+
 namespace {
-
-// The wire keeps 0 for "not set" and has the types in the same order.
-static_assert(static_cast<int>(AxisType::kManual) + 1 == v1::AXIS_TYPE_MANUAL);
-
-v1::AxisType Encode(AxisType from) { return static_cast<v1::AxisType>(static_cast<int>(from) + 1); }
 
 absl::StatusOr<AxisType> Decode(v1::AxisType from) {
   if (!v1::AxisType_IsValid(from)) {
@@ -443,18 +444,44 @@ absl::StatusOr<MeshDefinition> Decode(const v1::MeshDefinition& from,
   return definition;
 }
 
+namespace {
+
+void EncodeSemanticAxes(absl::Span<const SemanticAxis> from, v1::PartitionAxis* to) {
+  for (const SemanticAxis& axis : from) {
+    v1::SemanticAxis* added = to->add_semantic_axes();
+    added->set_name(axis.name);
+    rpc::Encode(axis.value, added->mutable_value());
+    if (axis.generation_value.has_value()) {
+      rpc::Encode(*axis.generation_value, added->mutable_generation_value());
+    }
+  }
+}
+
+}  // namespace
+
 void Encode(const PartitionAxis& from, v1::PartitionAxis* to) {
   for (size_t i = 0; i < kProfileFields.size(); ++i) {
     Encode(from.field(static_cast<AxisField>(i)), (to->*kProfileFields[i].mutable_value)());
   }
-  for (const SemanticAxis& axis : from.semantic_axes()) {
-    v1::SemanticAxis* added = to->add_semantic_axes();
-    added->set_name(axis.name);
-    Encode(axis.value, added->mutable_value());
-    if (axis.generation_value.has_value()) {
-      Encode(*axis.generation_value, added->mutable_generation_value());
+  EncodeSemanticAxes(from.semantic_axes(), to);
+}
+
+absl::Status EncodeFields(absl::Span<const FieldValue> fields,
+                          absl::Span<const SemanticAxis> semantic_axes, v1::PartitionAxis* to) {
+  for (const FieldValue& given : fields) {
+    const std::optional<AxisField> known = FindAxisField(given.field);
+    const FieldValue once{given.field, AxisValue::None()};
+    if (!known.has_value()) {
+      return PartitionAxis::Create({once}).status();
     }
+    const ProfileField& field = kProfileFields[static_cast<size_t>(*known)];
+    if ((to->*field.has)()) {
+      return PartitionAxis::Create({once, once}).status();
+    }
+    Encode(given.value, (to->*field.mutable_value)());
   }
+  EncodeSemanticAxes(semantic_axes, to);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<PartitionAxis> Decode(const v1::PartitionAxis& from) {

@@ -40,6 +40,15 @@ class ResolveService final : public v1::ResolveService::CallbackService {
   SHARDMESH_UNARY(ListPresets)
   SHARDMESH_UNARY(ComposeLogicalRules)
   SHARDMESH_UNARY(ResolveLogicalAxes)
+  SHARDMESH_UNARY(DescribeProfile)
+  SHARDMESH_UNARY(ComputeHash)
+  SHARDMESH_UNARY(DescribeMesh)
+  SHARDMESH_UNARY(QueryMesh)
+  SHARDMESH_UNARY(ListSpecAxes)
+  SHARDMESH_UNARY(ResolveOutputSpec)
+  SHARDMESH_UNARY(CheckTensorParallel)
+  SHARDMESH_UNARY(DescribeLinearLayer)
+  SHARDMESH_UNARY(PromoteDtypes)
 #undef SHARDMESH_UNARY
 
   // Ordinary questions about patterns are answered at once.

@@ -288,4 +288,20 @@ absl::StatusOr<EntryKind> ParseEntryKind(std::string_view text) {
                                  {"logical", EntryKind::kLogicalRules}});
 }
 
+absl::StatusOr<MeshAxesQuestion::Kind> ParseMeshAxesKind(std::string_view text) {
+  using Kind = MeshAxesQuestion::Kind;
+  return Named<Kind>(text, {{"present", Kind::kPresent},
+                            {"size", Kind::kSize},
+                            {"mapped-size", Kind::kMappedSize},
+                            {"index", Kind::kIndex},
+                            {"groups", Kind::kGroups},
+                            {"submesh", Kind::kSubmesh}});
+}
+
+absl::StatusOr<OutputSpecQuestion::Kind> ParseOutputKind(std::string_view text) {
+  using Kind = OutputSpecQuestion::Kind;
+  return Named<Kind>(
+      text, {{"matmul", Kind::kMatmul}, {"linear", Kind::kLinear}, {"operand", Kind::kOperand}});
+}
+
 }  // namespace shardmesh::client

@@ -8,8 +8,10 @@
 
 #include "absl/status/statusor.h"
 #include "client/catalog.h"
+#include "client/layer_questions.h"
 #include "client/layout.h"
 #include "client/logical_questions.h"
+#include "client/mesh_questions.h"
 #include "client/step.h"
 #include "sharding/axis_value.h"
 #include "sharding/compatibility.h"
@@ -60,6 +62,9 @@ absl::StatusOr<WeightLayout> ParseWeightLayout(std::string_view text);
 absl::StatusOr<CollectiveKind> ParseCollectiveKind(std::string_view text);
 absl::StatusOr<Reduction> ParseReduction(std::string_view text);
 absl::StatusOr<EntryKind> ParseEntryKind(std::string_view text);
+// The names of questions, such as `mapped-size` and `matmul`.
+absl::StatusOr<MeshAxesQuestion::Kind> ParseMeshAxesKind(std::string_view text);
+absl::StatusOr<OutputSpecQuestion::Kind> ParseOutputKind(std::string_view text);
 
 }  // namespace shardmesh::client
 

@@ -9,6 +9,9 @@ int main(int argc, char** argv) {
   shardmesh::client::AddClusterCommands(&line);
   shardmesh::client::AddLayoutCommands(&line);
   shardmesh::client::AddSpecCommands(&line);
+  shardmesh::client::AddProfileCommands(&line);
+  shardmesh::client::AddMeshCommands(&line);
+  shardmesh::client::AddLayerCommands(&line);
   shardmesh::client::AddArrayCommands(&line);
   shardmesh::client::AddComputeCommands(&line);
   shardmesh::client::AddCatalogCommands(&line);

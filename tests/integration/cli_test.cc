@@ -514,6 +514,75 @@ TEST_F(ClusterCommandTest, ResolvesAndCorrects) {
   EXPECT_THAT(result.out, HasSubstr("30522 is not divisible by 32"));
 }
 
+TEST_F(ClusterCommandTest, ShowsProfilesAndHashes) {
+  CommandResult result = cluster_->Run({"profile", "show"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("__HEAD__"), HasSubstr("fingerprint  ")));
+  const std::string profile =
+      WriteFile(Path("profile.yaml"), "fields:\n  tensor_parallel_axis: model\n");
+  result = cluster_->Run({"profile", "show", "--profile", profile, "--output=json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(json::parse(result.out)["fields"]["head_axis"], "'model'");
+
+  result = cluster_->Run({"hash", "", "--output=json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(json::parse(result.out)["hash"], "281949768489412648962353822266799178366");
+  result = cluster_->Run({"hash", "x", "--algorithm", "sha257"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("did you mean \"sha256\"?"));
+}
+
+TEST_F(ClusterCommandTest, AnswersAboutMeshes) {
+  CommandResult result =
+      cluster_->Run({"mesh", "show", "dp:-1,tp:4", "--devices", "32", "--output=json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(json::parse(result.out)["text"], "dp=8,tp=4");
+  result = cluster_->Run({"mesh", "show"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("fsdp"), HasSubstr("4 devices"), HasSubstr("worker-0")));
+
+  result = cluster_->Run({"mesh", "query", "groups", "--mesh", "dp=2,tp=4", "--axes", "tp",
+                          "--device", "5", "--output=json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(json::parse(result.out)["groups"], json::parse("[[4,5,6,7]]"));
+  result = cluster_->Run({"mesh", "query", "present", "--axes", "tp,pp"});
+  EXPECT_THAT(result.out, HasSubstr("no: pp missing"));
+  result = cluster_->Run({"mesh", "query", "size", "--axes", "pp"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("AXIS_NOT_IN_MESH"));
+  result = cluster_->Run({"mesh", "query", "sise", "--axes", "tp"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("did you mean \"size\"?"));
+
+  result = cluster_->Run({"spec", "axes", "(fsdp,dp),-", "tp", "--output=json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(json::parse(result.out)["axes"], json::parse(R"(["dp","fsdp","tp"])"));
+}
+
+TEST_F(ClusterCommandTest, AnswersAboutLayers) {
+  CommandResult result =
+      cluster_->Run({"layer", "output", "matmul", "--lhs", "dp,tp", "--rhs", "tp,sp"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.out, "dp,sp\n");
+  result = cluster_->Run({"layer", "output", "matmul", "--lhs", "dp,tp"});
+  EXPECT_EQ(result.exit_code, 2);
+  result = cluster_->Run({"layer", "check", "--method", "all_gather", "--output=json"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("NO_MESH"));
+  result = cluster_->Run(
+      {"layer", "check", "--method", "all_gather", "--context-mesh", "default", "--output=json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(json::parse(result.out)["axis_name"], "tp");
+  result = cluster_->Run({"layer", "describe", "--in", "16", "--out", "64,32", "--scale", "fan_in",
+                          "--direction", "row", "--output=json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(json::parse(result.out)["kernel_shape"], json::parse("[16,96]"));
+  EXPECT_EQ(json::parse(result.out)["scale_factor"], 0.25);
+  result = cluster_->Run({"layer", "promote", "BF16", "F16"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.out, "F32\n");
+}
+
 TEST_F(ClusterCommandTest, MatchesAndPlansFromTheHeaderAlone) {
   CommandResult result = cluster_->Run({"match", checkpoint_, "--rules", kRules});
   ASSERT_EQ(result.exit_code, 0) << result.err;
