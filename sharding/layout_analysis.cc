@@ -221,7 +221,7 @@ absl::Status LayoutAnalysis::Add(std::string_view name, const Tiling& tiling,
     SHARDMESH_ASSIGN_OR_RETURN(usage.held_bytes,
                                Product(usage.held_bytes, state_->mesh.size() / count));
   }
-  usage.wasted_bytes = std::max<int64_t>(0, usage.held_bytes - usage.bytes);
+  usage.wasted_bytes = usage.held_bytes - usage.bytes;  // tiles cover, and round up
 
   // The sums, before anything is changed. All other ones are smaller than one of these.
   LayoutReport& report = state_->report;

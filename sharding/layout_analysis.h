@@ -40,7 +40,7 @@ struct TensorUsage {
   int64_t bytes = 0;         // of one copy
   int64_t device_bytes = 0;  // of its largest tile
   int64_t held_bytes = 0;    // on all devices together
-  int64_t wasted_bytes = 0;  // held_bytes - bytes; 0 where tiles of less than a byte make it less
+  int64_t wasted_bytes = 0;  // held_bytes - bytes
 
   friend bool operator==(const TensorUsage&, const TensorUsage&) = default;
 };

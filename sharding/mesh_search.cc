@@ -160,9 +160,18 @@ struct PreparedGroup {
   int64_t bytes = 0;  // of one tensor
 };
 
+absl::Status CheckCount(int64_t count) {
+  if (count < 1 || count > kMaxGroupCount) {
+    return InvalidArgument(Reason::kLimitExceeded,
+                           StrCat("a group has 1 to ", kMaxGroupCount, " tensors, not ", count));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<PreparedGroup> Prepare(const TensorGroup& group,
                                       const std::vector<SearchAxis>& axes) {
   PreparedGroup prepared;
+  SHARDMESH_RETURN_IF_ERROR(CheckCount(group.count));
   SHARDMESH_ASSIGN_OR_RETURN(prepared.elements, ElementCount(group.shape));
   SHARDMESH_ASSIGN_OR_RETURN(prepared.bytes, TileBytes(prepared.elements, group.bits_per_element));
   prepared.bits_per_element = group.bits_per_element;
@@ -210,6 +219,12 @@ absl::StatusOr<PreparedGroup> Prepare(const TensorGroup& group,
     }
   }
   return prepared;
+}
+
+absl::Status OverLimit() {
+  return WithReason(absl::ResourceExhaustedError(
+                        "a sum over the tensors and devices of a candidate does not fit 63 bits"),
+                    Reason::kLimitExceeded);
 }
 
 class Judge {
@@ -263,7 +278,11 @@ class Judge {
       }
       const absl::int128 held = absl::int128(tile_bytes) * options_.device_count;
       device_bytes += absl::int128(tile_bytes) * group.count;
-      wasted_bytes += std::max<absl::int128>(0, held - group.bytes) * group.count;
+      wasted_bytes += (held - group.bytes) * group.count;
+      // Before the next one, which is below 2^125, so that 128 bits are enough.
+      if (std::max(device_bytes, wasted_bytes) > std::numeric_limits<int64_t>::max()) {
+        return OverLimit();
+      }
       if (!is_unplaceable && (used & large) != 0) {
         sharded_bytes += absl::int128(group.bytes) * group.count;
       }
@@ -272,10 +291,7 @@ class Judge {
     }
     const auto to_int64 = [](const absl::int128& value) -> absl::StatusOr<int64_t> {
       if (value > std::numeric_limits<int64_t>::max()) {
-        return WithReason(
-            absl::ResourceExhaustedError("a sum over the tensors and devices of a candidate does "
-                                         "not fit 63 bits"),
-            Reason::kLimitExceeded);
+        return OverLimit();
       }
       return static_cast<int64_t>(value);
     };
@@ -344,13 +360,16 @@ absl::Status TensorGroups::Add(const PartitionSpec& spec, absl::Span<const int64
                                int64_t bits_per_element, int64_t count) {
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t elements, ElementCount(shape));
   SHARDMESH_RETURN_IF_ERROR(TileBytes(elements, bits_per_element).status());
+  SHARDMESH_RETURN_IF_ERROR(CheckCount(count));
   std::string key = StrCat(spec.ToString(), ShapeToString(shape), bits_per_element);
   const auto [at, is_new] = index_.try_emplace(std::move(key), groups_.size());
   if (is_new) {
     groups_.push_back({spec, Shape(shape.begin(), shape.end()), bits_per_element, count});
-  } else {
-    groups_[at->second].count += count;
+    return absl::OkStatus();
   }
+  TensorGroup& group = groups_[at->second];
+  SHARDMESH_RETURN_IF_ERROR(CheckCount(group.count + count));
+  group.count += count;
   return absl::OkStatus();
 }
 

@@ -24,13 +24,17 @@ struct TensorGroup {
   PartitionSpec spec;  // as asked for, before correction
   Shape shape;
   int64_t bits_per_element = 0;
-  int64_t count = 1;
+  int64_t count = 1;  // from 1 to kMaxGroupCount
 };
+
+// Most tensors of a group.
+inline constexpr int64_t kMaxGroupCount = int64_t{1} << 31;
 
 // Sorts the tensors of a tree into groups. Not synchronised.
 class TensorGroups {
  public:
-  // INVALID_ARGUMENT (INVALID_SHAPE) for a malformed shape or fewer than 1 bit per element.
+  // INVALID_ARGUMENT (INVALID_SHAPE) for a malformed shape or fewer than 1 bit per element;
+  // (LIMIT_EXCEEDED) for a count that is not from 1 to kMaxGroupCount in all.
   absl::Status Add(const PartitionSpec& spec, absl::Span<const int64_t> shape,
                    int64_t bits_per_element, int64_t count = 1);
 

@@ -125,7 +125,9 @@ class ReshardPlan {
 
   // INVALID_ARGUMENT: SHAPE_MISMATCH if the two shapes differ; INVALID_SPEC if the destination has
   // an unreduced axis that the source has not (partial sums cannot be made of sums), or one of
-  // another size.
+  // another size. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED) if the partial sums of all elements are more
+  // than int64_t can count. O(rank * axes), and a look at up to kMaxLinkWalk devices where parts
+  // are uneven or positions do not match.
   static absl::StatusOr<ReshardPlan> Create(const Tiling& from, const Tiling& to);
 
   const Tiling& from() const;

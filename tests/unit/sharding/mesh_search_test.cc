@@ -168,6 +168,10 @@ TEST(MeshSearchTest, GroupsTensorsThatAreAlike) {
   ASSERT_THAT(groups.Add(P({Axis("tp"), {}}), {6}, 8), IsOk());
   ASSERT_EQ(groups.groups().size(), 3u);
   EXPECT_EQ(groups.groups()[0].count, 5);
+  EXPECT_THAT(groups.Add(P({Axis("tp")}), {6}, 8, kMaxGroupCount),
+              StatusIs(kInvalid, Reason::kLimitExceeded));
+  EXPECT_THAT(groups.Add(P({}), {6}, 8, 0), StatusIs(kInvalid, Reason::kLimitExceeded));
+  EXPECT_EQ(groups.groups()[0].count, 5);
   EXPECT_THAT(groups.Add(P({}), {6}, 0), StatusIs(kInvalid, Reason::kInvalidShape));
   EXPECT_THAT(groups.Add(P({}), {-6}, 8), StatusIs(kInvalid, Reason::kInvalidShape));
 }
@@ -209,6 +213,9 @@ TEST(MeshSearchTest, StopsWhenCancelled) {
 TEST(MeshSearchTest, RefusesSumsBeyond63Bits) {
   const TensorGroup huge = {P({}), {int64_t{1} << 60}, 8, 16};
   EXPECT_THAT(SearchMeshes({huge}, Options(4, {{"a"}})),
+              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
+  const TensorGroup most = {P({}), {int64_t{1} << 61}, 8, kMaxGroupCount};
+  EXPECT_THAT(SearchMeshes({most, most}, Options(kMaxMeshDevices, {{"a"}})),
               StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
   // A repeated axis multiplies to anything and divides nothing.
   const TensorGroup repeated = {P({SpecEntry::Axes({"a", "a", "a", "a"})}), {1 << 20}, 8, 1};

@@ -451,6 +451,12 @@ TEST(ReshardPlanTest, ReducesUnreducedAxes) {
   CheckByHand(none);
 }
 
+TEST(ReshardPlanTest, FindsTheLargestLinkBesideUnevenCutsOfWholeDimensions) {
+  const Mesh mesh = MeshOf("a=3,b=3");
+  CheckByHand(PlanOf(TilingOf(mesh, SpecOf("-,b,-"), {2, 8, 4}, {{}, {0, 2, 5, 8}, {}}),
+                     TilingOf(mesh, SpecOf("-,b,a"), {2, 8, 4}, {{}, {0, 3, 5, 8}, {0, 1, 2, 4}})));
+}
+
 TEST(ReshardPlanTest, RefusesToMakePartialSums) {
   const Mesh mesh = MeshOf("dp=2,tp=4");
   EXPECT_THAT(ReshardPlan::Create(TilingOf(mesh, SpecOf("dp"), {8}),
@@ -459,6 +465,19 @@ TEST(ReshardPlanTest, RefusesToMakePartialSums) {
   EXPECT_THAT(ReshardPlan::Create(TilingOf(mesh, SpecOf("dp", {"tp"}), {8}),
                                   TilingOf(MeshOf("dp=2,tp=2"), SpecOf("dp", {"tp"}), {8})),
               StatusIs(absl::StatusCode::kInvalidArgument, Reason::kInvalidSpec));
+}
+
+TEST(ReshardPlanTest, RefusesSizesBeyond63Bits) {
+  const Mesh mesh = MeshOf("dp=4,tp=4");
+  const Shape shape = {int64_t{1} << 62};
+  EXPECT_THAT(ReshardPlan::Create(TilingOf(mesh, SpecOf("dp", {"tp"}), shape),
+                                  TilingOf(mesh, SpecOf("dp"), shape)),
+              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
+  const ReshardPlan gather =
+      PlanOf(TilingOf(mesh, SpecOf("dp"), shape), TilingOf(mesh, SpecOf(""), shape));
+  EXPECT_EQ(gather.DeviceOf(5).need, (int64_t{1} << 62) / 4 * 3);
+  EXPECT_THAT(gather.Totals(),
+              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
 }
 
 TEST(ReshardPlanTest, RefusesAnotherShape) {

@@ -1,0 +1,135 @@
+// A layout as a reshard sees it: parts per dimension, numbered by digits of a device's position.
+// Inner parts of ReshardPlan.
+#ifndef SHARDMESH_SHARDING_RESHARD_LAYOUT_H_
+#define SHARDMESH_SHARDING_RESHARD_LAYOUT_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "sharding/mesh.h"
+#include "sharding/tile.h"
+
+namespace shardmesh::reshard_internal {
+
+constexpr size_t Index(int64_t i) { return static_cast<size_t>(i); }
+
+// RESOURCE_EXHAUSTED (LIMIT_EXCEEDED).
+absl::Status OverLimit(std::string_view what);
+
+// One digit of a device's position: position / stride % size, worth `weight`.
+struct Digit {
+  int64_t stride = 1;
+  int64_t size = 1;
+  int64_t weight = 1;
+
+  int64_t CoordinateOf(int64_t position) const { return position / stride % size; }
+};
+
+// Weights such that the last digit is worth 1. Returns the number of values.
+int64_t SetWeights(std::vector<Digit>& digits);
+
+// What the digits of a position are worth together.
+int64_t ValueOf(const std::vector<Digit>& digits, int64_t position);
+
+// The part of a position that these digits make up when they show `value`.
+int64_t PositionAt(const std::vector<Digit>& digits, int64_t value);
+
+// A dimension cut into parts, none of them empty.
+struct Cut {
+  int64_t extent = 1;
+  int64_t parts = 1;
+  CutPoints points;  // empty: equal parts
+
+  IndexRange Range(int64_t part) const {
+    if (!points.empty()) {
+      return {points[Index(part)], points[Index(part) + 1]};
+    }
+    const int64_t size = extent / parts;
+    return {part * size, (part + 1) * size};
+  }
+  int64_t Holding(int64_t index) const {
+    if (!points.empty()) {
+      return std::upper_bound(points.begin(), points.end(), index) - points.begin() - 1;
+    }
+    return index / (extent / parts);
+  }
+  // First and last part that a range meets. Requires a range within, not empty.
+  std::pair<int64_t, int64_t> Meeting(const IndexRange& range) const {
+    return {Holding(range.start), Holding(range.stop - 1)};
+  }
+
+  bool uneven() const { return !points.empty(); }
+
+  friend bool operator==(const Cut&, const Cut&) = default;
+};
+
+// How many indices are in both.
+int64_t Overlap(const IndexRange& a, const IndexRange& b);
+
+struct Dimension {
+  std::vector<Digit> digits;  // major to minor, none of size 1
+  Cut cut;
+};
+
+// One layout. Its dimensions are those of the tensor, then one for every unreduced axis of the
+// source, whose indices number the partial sums.
+struct Side {
+  Mesh mesh;
+  std::vector<Dimension> dimensions;
+  std::vector<Digit> replicas;  // the axes that cut nothing, none of size 1
+  int64_t replica_count = 1;
+
+  int64_t PartOf(size_t dim, DeviceId device) const {
+    return ValueOf(dimensions[dim].digits, device);
+  }
+};
+
+// The coordinate along an axis of the mesh.
+Digit DigitOf(const Mesh& mesh, std::string_view axis);
+
+// The tensor's own dimensions; the replicas are still to be found.
+Side SideOf(const Tiling& tiling);
+
+// A dimension of `count` partial sums, one per device along `axis`; all of them in every device if
+// there is no axis.
+Dimension PartialSums(const Mesh& mesh, std::optional<std::string_view> axis, int64_t count);
+
+// Whether the axis of that stride cuts a dimension. Among axes of more than one device the stride
+// tells which it is.
+bool UsesStride(const Side& side, int64_t stride);
+
+// Sets the replicas, once all dimensions are there.
+void FindReplicas(Side& side);
+
+// Whether equal positions are the same device, as far as both meshes reach.
+bool PositionsMatch(const Mesh& a, const Mesh& b);
+
+// The positions below `limit` as digits so fine that every axis of both meshes is a run of them:
+// digit k is position / boundaries[k] % (boundaries[k + 1] / boundaries[k]). Empty if there are no
+// such digits.
+std::vector<int64_t> CommonBoundaries(const Mesh& a, const Mesh& b, int64_t limit);
+
+// A digit that both meshes know, and what it is worth in a part's number.
+struct SharedDigit {
+  size_t id = 0;
+  int64_t weight = 1;
+};
+
+// The digits of one dimension on one side, in terms of those that both meshes know.
+struct SharedDigits {
+  std::vector<SharedDigit> digits;  // major to minor
+  bool complete = true;  // false if some parts belong to positions beyond the shared ones
+};
+
+// `boundaries`: see CommonBoundaries; not empty.
+SharedDigits ShareDigits(const Dimension& dimension, const std::vector<int64_t>& boundaries);
+
+}  // namespace shardmesh::reshard_internal
+
+#endif  // SHARDMESH_SHARDING_RESHARD_LAYOUT_H_
