@@ -18,6 +18,7 @@
 #include "client/catalog.h"
 #include "client/cluster.h"
 #include "client/layout.h"
+#include "client/plan.h"
 #include "client/step.h"
 #include "client/transfer.h"
 #include "rpc/call.h"
@@ -71,7 +72,7 @@ struct ArrayPage {
 };
 
 // Errors are the server's own, whole; where the connection failed, the address stands in front.
-// Unary calls and ResolveTree are repeated while the coordinator is UNAVAILABLE (not while it
+// Unary calls and those that stream trees are repeated while the coordinator is UNAVAILABLE (not while it
 // answers that a worker is lost or missing) and their deadline allows: all of them are idempotent,
 // mutations by the request_id that each makes for itself.
 // Thread-safe.
@@ -118,6 +119,16 @@ class CoordinatorClient {
   absl::StatusOr<TreeAnswer> ResolveTree(const TreeQuestion& question,
                                          absl::Span<const TreeTensor> tensors,
                                          const Options& options);
+  absl::StatusOr<ReshardAnswer> PlanReshard(const ReshardQuestion& question,
+                                            const Options& options);
+  absl::StatusOr<AnalyzeAnswer> AnalyzeLayout(const AnalyzeQuestion& question,
+                                              absl::Span<const TreeTensor> tensors,
+                                              const Options& options);
+  absl::StatusOr<SearchAnswer> SearchMeshes(const SearchQuestion& question,
+                                            absl::Span<const TreeTensor> tensors,
+                                            const Options& options);
+  absl::StatusOr<std::vector<ShardingsEntry>> ListShardings(const ShardingsQuestion& question,
+                                                            const Options& options);
 
   // CatalogService.
   absl::StatusOr<Entry> CreateEntry(const std::string& name, const EntryValue& value,

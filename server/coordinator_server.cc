@@ -151,7 +151,9 @@ absl::Status Server::OpenState() {
                              .token_key = token_key,
                              .term = term};
   AddService("ResolveService",
-             MakeResolveService({.publisher = publisher_.get(), .metrics = &metrics_}));
+             MakeResolveService({.publisher = publisher_.get(),
+                                 .catalogue = catalogue_.get(),
+                                 .metrics = &metrics_}));
   AddService("SessionService", MakeSessionService(sessions_.get()));
   AddService("ArrayService", MakeArrayService(context));
   AddService("ComputeService", MakeComputeService(context, &planner_, sequencer_.get(), &metrics_));

@@ -8,6 +8,8 @@
 
 #include "rpc/metrics.h"
 #include "rpc/status.h"
+#include "server/background.h"
+#include "server/plan_streams.h"
 #include "server/resolve_answers.h"
 #include "server/tree_streams.h"
 #include "shardmesh/v1/resolve_service.grpc.pb.h"
@@ -46,9 +48,33 @@ class ResolveService final : public v1::ResolveService::CallbackService {
     return MakeResolveTreeReactor(options_.publisher->shared_state(), counter_);
   }
 
+  grpc::ServerUnaryReactor* PlanReshard(grpc::CallbackServerContext*,
+                                        const v1::PlanReshardRequest* request,
+                                        v1::PlanReshardResponse* response) override {
+    return MakePlanReshardReactor(options_.publisher->shared_state(), counter_, request, response,
+                                  &background_);
+  }
+
+  grpc::ServerReadReactor<v1::AnalyzeLayoutRequest>* AnalyzeLayout(
+      grpc::CallbackServerContext*, v1::AnalyzeLayoutResponse* response) override {
+    return MakeAnalyzeLayoutReactor(options_.publisher->shared_state(), response, &background_);
+  }
+
+  grpc::ServerReadReactor<v1::SearchMeshesRequest>* SearchMeshes(
+      grpc::CallbackServerContext*, v1::SearchMeshesResponse* response) override {
+    return MakeSearchMeshesReactor(options_.publisher->shared_state(), response, &background_);
+  }
+
+  grpc::ServerWriteReactor<v1::ListShardingsResponse>* ListShardings(
+      grpc::CallbackServerContext*, const v1::ListShardingsRequest* request) override {
+    return MakeListShardingsReactor(options_.publisher->shared_state(), options_.catalogue,
+                                    request);
+  }
+
  private:
   const ResolveServiceOptions options_;
   const CorrectionCounter counter_;
+  Background background_{2};  // last: its tasks use the above
 };
 
 }  // namespace

@@ -16,8 +16,12 @@ class Metrics;
 
 namespace shardmesh::server {
 
+class Catalogue;
+
 struct ResolveServiceOptions {
   const StatePublisher* publisher = nullptr;
+  // The cluster's arrays; null: there are none.
+  const Catalogue* catalogue = nullptr;
   // Corrections by reason are counted there; may be null.
   rpc::Metrics* metrics = nullptr;
 };

@@ -7,7 +7,8 @@
 namespace shardmesh::client {
 
 void AddClusterCommands(CommandLine* line);     // up, down, status, version
-void AddLayoutCommands(CommandLine* line);      // resolve, match, plan, presets
+void AddLayoutCommands(CommandLine* line);      // resolve, match, presets
+void AddPlanCommands(CommandLine* line);        // plan, reshard, shardings
 void AddArrayCommands(CommandLine* line);       // load, ls, get, describe, rm
 void AddComputeCommands(CommandLine* line);     // linear, matmul, collective
 void AddCatalogCommands(CommandLine* line);     // catalog ls, get, put, rm

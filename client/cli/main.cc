@@ -8,6 +8,7 @@ int main(int argc, char** argv) {
   shardmesh::client::CommandLine line;
   shardmesh::client::AddClusterCommands(&line);
   shardmesh::client::AddLayoutCommands(&line);
+  shardmesh::client::AddPlanCommands(&line);
   shardmesh::client::AddArrayCommands(&line);
   shardmesh::client::AddComputeCommands(&line);
   shardmesh::client::AddCatalogCommands(&line);

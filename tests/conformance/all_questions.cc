@@ -30,7 +30,9 @@ Questions LibraryQuestions() {
 
 Questions WireQuestions(client::MeshClient& client) {
   Questions questions;
+  AddAnalysisQuestions(WireAnalysis(client), &questions);
   AddLayoutQuestions(WireLayout(client), &questions);
+  AddReshardQuestions(WireReshard(client), &questions);
   return questions;
 }
 
