@@ -72,10 +72,9 @@ struct ArrayPage {
 };
 
 // Errors are the server's own, whole; where the connection failed, the address stands in front.
-// Unary calls and those that stream trees are repeated while the coordinator is UNAVAILABLE (not while it
-// answers that a worker is lost or missing) and their deadline allows: all of them are idempotent,
-// mutations by the request_id that each makes for itself.
-// Thread-safe.
+// Unary calls and those that stream trees are repeated while the coordinator is UNAVAILABLE (not
+// while it answers that a worker is lost or missing) and their deadline allows: all of them are
+// idempotent, mutations by the request_id that each makes for itself. Thread-safe.
 class CoordinatorClient {
  public:
   // Connects. INVALID_ARGUMENT for what is no address; UNAVAILABLE after `timeout`, naming the

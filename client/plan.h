@@ -26,10 +26,10 @@ namespace shardmesh::client {
 // same where their ids are.
 struct ReshardQuestion {
   MeshSelector from_mesh = {};
-  PartitionSpec from;  // must fit, as the other one
+  PartitionSpec from = {};  // must fit, as the other one
   MeshSelector to_mesh = {};
-  PartitionSpec to;
-  Shape shape;
+  PartitionSpec to = {};
+  Shape shape = {};
   Dtype dtype = Dtype::kF32;
   // Positions in the destination's mesh of which to tell what they need and from whom, and in the
   // source's of which to tell what they send; at most 65,536 each. The answer must fit 4 MiB

@@ -150,10 +150,9 @@ absl::Status Server::OpenState() {
                              .transfers = transfers_.get(),
                              .token_key = token_key,
                              .term = term};
-  AddService("ResolveService",
-             MakeResolveService({.publisher = publisher_.get(),
-                                 .catalogue = catalogue_.get(),
-                                 .metrics = &metrics_}));
+  AddService("ResolveService", MakeResolveService({.publisher = publisher_.get(),
+                                                   .catalogue = catalogue_.get(),
+                                                   .metrics = &metrics_}));
   AddService("SessionService", MakeSessionService(sessions_.get()));
   AddService("ArrayService", MakeArrayService(context));
   AddService("ComputeService", MakeComputeService(context, &planner_, sequencer_.get(), &metrics_));

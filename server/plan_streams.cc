@@ -33,9 +33,9 @@ class PlanReshardReactor final : public grpc::ServerUnaryReactor {
                      Background* background)
       : state_(std::move(state)) {
     const bool taken = background->Run([this, &counter, request, response] {
-      const absl::Status status =
-          Answer({*state_, counter}, *request, response,
-                 [this] { return cancelled_.load(std::memory_order_relaxed); });
+      const absl::Status status = Answer({*state_, counter}, *request, response, [this] {
+        return cancelled_.load(std::memory_order_relaxed);
+      });
       Finish(rpc::ToGrpc(status));
     });
     if (!taken) {
@@ -132,14 +132,12 @@ class AnalyzeAnswer {
     Source source(tensor.spec, Shape(tensor.shape.begin(), tensor.shape.end()));
     auto known = tilings_.find(source);
     if (known == tilings_.end()) {
-      SHARDMESH_ASSIGN_OR_RETURN(Tiling tiling,
-                                 Tiling::Create(mesh_, *tensor.spec, source.second));
+      SHARDMESH_ASSIGN_OR_RETURN(Tiling tiling, Tiling::Create(mesh_, *tensor.spec, source.second));
       known = tilings_.emplace(std::move(source), std::move(tiling)).first;
     }
     const Tiling& tiling = known->second;
     if (tensor.dtype.has_value()) {
-      SHARDMESH_RETURN_IF_ERROR(
-          analysis_->Add(tensor.name, tiling, BitsPerElement(*tensor.dtype)));
+      SHARDMESH_RETURN_IF_ERROR(analysis_->Add(tensor.name, tiling, BitsPerElement(*tensor.dtype)));
     }
     if (tiling.FullyReplicated()) {
       ++replicated_tensors_;
@@ -212,11 +210,10 @@ class SearchAnswer {
     const auto groups = static_cast<int64_t>(groups_.groups().size());
     int64_t layouts = 0;
     if (__builtin_mul_overflow(meshes_, groups, &layouts) || layouts > kMaxLayouts) {
-      return WithReason(
-          absl::ResourceExhaustedError(StrCat(
-              meshes_, " meshes and ", groups, " kinds of tensors have more than ", kMaxLayouts,
-              " layouts; bound the axes, or fix some of them")),
-          Reason::kLimitExceeded);
+      return WithReason(absl::ResourceExhaustedError(StrCat(
+                            meshes_, " meshes and ", groups, " kinds of tensors have more than ",
+                            kMaxLayouts, " layouts; bound the axes, or fix some of them")),
+                        Reason::kLimitExceeded);
     }
     options_.is_cancelled = is_cancelled;
     SHARDMESH_ASSIGN_OR_RETURN(const MeshSearchResult result,
@@ -244,13 +241,13 @@ class SearchAnswer {
  private:
   absl::Status DecodeOptions(const v1::SearchMeshesHeader& header) {
     if (header.devices() < 1 || header.devices() > kMaxMeshDevices) {
-      return rpc::BadField("devices", StrCat("is ", header.devices(), "; it must be from 1 to ",
-                                             kMaxMeshDevices));
+      return rpc::BadField(
+          "devices", StrCat("is ", header.devices(), "; it must be from 1 to ", kMaxMeshDevices));
     }
     options_.device_count = header.devices();
     if (header.axes_size() < 1 || header.axes_size() > kMaxAxes) {
-      return rpc::BadField("axes", StrCat("has ", header.axes_size(), " entries; it must have 1 to ",
-                                          kMaxAxes));
+      return rpc::BadField(
+          "axes", StrCat("has ", header.axes_size(), " entries; it must have 1 to ", kMaxAxes));
     }
     for (int i = 0; i < header.axes_size(); ++i) {
       SHARDMESH_ASSIGN_OR_RETURN(SearchAxis axis, DecodeAxis(header.axes(i), i));
@@ -258,15 +255,15 @@ class SearchAnswer {
     }
     if (header.has_device_memory_bytes()) {
       if (header.device_memory_bytes() < 0) {
-        return rpc::BadField("device_memory_bytes",
-                             StrCat("is ", header.device_memory_bytes(), "; it must be at least 0"));
+        return rpc::BadField("device_memory_bytes", StrCat("is ", header.device_memory_bytes(),
+                                                           "; it must be at least 0"));
       }
       options_.device_memory_bytes = header.device_memory_bytes();
     }
     if (header.max_results() < 0 || header.max_results() > kMaxResults) {
-      return rpc::BadField("max_results", StrCat("is ", header.max_results(),
-                                                 "; it must be from 1 to ", kMaxResults, ", or 0 for ",
-                                                 kDefaultResults));
+      return rpc::BadField(
+          "max_results", StrCat("is ", header.max_results(), "; it must be from 1 to ", kMaxResults,
+                                ", or 0 for ", kDefaultResults));
     }
     options_.keep = header.max_results() == 0 ? kDefaultResults : header.max_results();
     if (header.ranking_size() > 0) {
@@ -297,8 +294,8 @@ class SearchAnswer {
     SearchAxis axis;
     axis.name = from.name();
     if (axis.name.empty() || axis.name.size() > kMaxAxisNameBytes) {
-      return bad("name", StrCat("has ", axis.name.size(), " bytes; it must have 1 to ",
-                                kMaxAxisNameBytes));
+      return bad("name",
+                 StrCat("has ", axis.name.size(), " bytes; it must have 1 to ", kMaxAxisNameBytes));
     }
     if (from.min_size() < 0) {
       return bad("min_size", StrCat("is ", from.min_size(), "; it must be at least 1, or 0 for 1"));
@@ -357,10 +354,10 @@ class ListShardingsReactor final : public grpc::ServerWriteReactor<v1::ListShard
           "prefix");
     }
     if (request_->leaves_size() > kMaxLeaves) {
-      return rpc::WithField(
-          InvalidArgument(Reason::kLimitExceeded, StrCat(request_->leaves_size(),
-                                                         " leaves are over the limit of ", kMaxLeaves)),
-          "leaves");
+      return rpc::WithField(InvalidArgument(Reason::kLimitExceeded,
+                                            StrCat(request_->leaves_size(),
+                                                   " leaves are over the limit of ", kMaxLeaves)),
+                            "leaves");
     }
     std::vector<HeldLeaf> leaves;
     leaves.reserve(static_cast<size_t>(request_->leaves_size()));

@@ -73,8 +73,7 @@ class TreeReader final : public nlohmann::json_sax<Json> {
     }
     Shape& shape = objects_.back().tensor.shape;
     if (static_cast<int64_t>(shape.size()) == kMaxRank) {
-      return Fail(Reason::kInvalidShape,
-                  StrCat("shape has more than ", kMaxRank, " dimensions"));
+      return Fail(Reason::kInvalidShape, StrCat("shape has more than ", kMaxRank, " dimensions"));
     }
     shape.push_back(static_cast<int64_t>(value));
     return true;
@@ -96,8 +95,7 @@ class TreeReader final : public nlohmann::json_sax<Json> {
           objects_.back().is_tensor = true;
           absl::StatusOr<Dtype> dtype = ParseDtype(value);
           if (!dtype.ok()) {
-            return Fail(Reason::kUnknownDtype,
-                        StrCat("dtype ", ToStd(dtype.status().message())));
+            return Fail(Reason::kUnknownDtype, StrCat("dtype ", ToStd(dtype.status().message())));
           }
           objects_.back().tensor.dtype = *dtype;
           return true;
@@ -195,11 +193,10 @@ class TreeReader final : public nlohmann::json_sax<Json> {
     // After "[json.exception...] " the text is meant for people, but may quote broken bytes.
     const std::string_view text = error.what();
     const size_t begin = text.find("] ");
-    status_ = InvalidArgument(
-        Reason::kBadFile,
-        StrCat("it is not JSON in UTF-8, at byte ", position, ": ",
-               absl::Utf8SafeCHexEscape(
-                   ToAbsl(text.substr(begin == std::string_view::npos ? 0 : begin + 2)))));
+    status_ = InvalidArgument(Reason::kBadFile,
+                              StrCat("it is not JSON in UTF-8, at byte ", position, ": ",
+                                     absl::Utf8SafeCHexEscape(ToAbsl(text.substr(
+                                         begin == std::string_view::npos ? 0 : begin + 2)))));
     return false;
   }
 
@@ -309,9 +306,9 @@ absl::Status CheckSize(std::string_view source, std::string_view text) {
   if (static_cast<int64_t>(text.size()) <= kMaxTreeFileBytes) {
     return absl::OkStatus();
   }
-  return InvalidArgument(Reason::kLimitExceeded,
-                         StrCat(source, ": ", text.size(), " bytes are over the limit of ",
-                                kMaxTreeFileBytes));
+  return InvalidArgument(
+      Reason::kLimitExceeded,
+      StrCat(source, ": ", text.size(), " bytes are over the limit of ", kMaxTreeFileBytes));
 }
 
 absl::Status Read(std::string_view text, bool is_line, Tree* tree) {

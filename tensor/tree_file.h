@@ -27,10 +27,10 @@ inline constexpr int64_t kMaxTreeFileBytes = int64_t{512} << 20;
 // A tensor of a tree. At most one of `axes` and `spec`.
 struct TreeFileTensor {
   std::string name;  // unique in the tree, 1 to kMaxTreeNameBytes bytes of UTF-8
-  Shape shape;       // one that CheckShape accepts
-  std::optional<Dtype> dtype;
-  std::optional<std::vector<AxisValue>> axes;  // semantic, at most one a dimension
-  std::optional<PartitionSpec> spec;
+  Shape shape = {};  // one that CheckShape accepts
+  std::optional<Dtype> dtype = std::nullopt;
+  std::optional<std::vector<AxisValue>> axes = std::nullopt;  // semantic
+  std::optional<PartitionSpec> spec = std::nullopt;
 
   friend bool operator==(const TreeFileTensor&, const TreeFileTensor&) = default;
 };
@@ -55,7 +55,8 @@ absl::StatusOr<std::vector<TreeFileTensor>> ParseTree(std::string_view source,
 
 // Reads a tree from lines that each hold one tensor as an object with the keys above and `name`.
 // Blank lines are passed over. Errors as above, with the line's number.
-// Example: {"name": "layers.0.wq", "shape": [512, 512], "dtype": "BF16", "axes": [null, "__HEAD__"]}
+// Example: {"name": "layers.0.wq", "shape": [512, 512], "dtype": "BF16", "axes": [null,
+// "__HEAD__"]}
 absl::StatusOr<std::vector<TreeFileTensor>> ParseTreeLines(std::string_view source,
                                                            std::string_view text);
 

@@ -100,8 +100,9 @@ absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
   if (!flags.mesh.empty()) {
     question.mesh = flags.mesh;
   }
-  SHARDMESH_ASSIGN_OR_RETURN(const Placement placement,
-                             AskPlacement(client.get(), TensorsOf(checkpoint), std::move(question)));
+  SHARDMESH_ASSIGN_OR_RETURN(
+      const Placement placement,
+      AskPlacement(client.get(), TensorsOf(checkpoint), std::move(question)));
   SHARDMESH_RETURN_IF_ERROR(CheckAllMatched(placement));
   if (!invocation.json && !flags.quiet) {
     PrintPlacement(placement);

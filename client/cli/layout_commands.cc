@@ -149,9 +149,8 @@ absl::Status RunMatch(const Invocation& invocation, const MatchFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(std::vector<TreeTensor> tensors, ReadTree(flags.tree));
   SHARDMESH_ASSIGN_OR_RETURN(question.rules, SelectRules(flags.rules));
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
-  SHARDMESH_ASSIGN_OR_RETURN(
-      const Placement placement,
-      AskPlacement(client.get(), std::move(tensors), std::move(question)));
+  SHARDMESH_ASSIGN_OR_RETURN(const Placement placement,
+                             AskPlacement(client.get(), std::move(tensors), std::move(question)));
   if (invocation.json) {
     PrintJson(PlacementJson(placement));
   } else {

@@ -64,8 +64,7 @@ absl::StatusOr<SearchAxis> ParseSearchAxis(std::string_view text) {
     return absl::OkStatus();
   };
   const std::string_view low = bounds.substr(0, dots);
-  const std::string_view high =
-      dots == std::string_view::npos ? low : bounds.substr(dots + 2);
+  const std::string_view high = dots == std::string_view::npos ? low : bounds.substr(dots + 2);
   if (low.empty() && high.empty()) {
     return read("", &axis.min_size);
   }
@@ -98,8 +97,8 @@ absl::Status CheckFlags(PlanFlags* flags) {
   if (flags->file.empty()) {
     flags->file = flags->tree;
   }
-  const bool of_search = flags->axes.has_value() || flags->memory.has_value() ||
-                         flags->keep.has_value();
+  const bool of_search =
+      flags->axes.has_value() || flags->memory.has_value() || flags->keep.has_value();
   if (!flags->search.has_value()) {
     return of_search ? WrongUse("--axes, --memory and --keep go with --search") : absl::OkStatus();
   }
@@ -108,8 +107,9 @@ absl::Status CheckFlags(PlanFlags* flags) {
   }
   if (!flags->mesh.empty() || !flags->html.empty() || !flags->devices.empty() || flags->strict ||
       flags->summary) {
-    return WrongUse("--search finds meshes; --mesh, --html, --device, --strict and --summary are "
-                    "about one that is given");
+    return WrongUse(
+        "--search finds meshes; --mesh, --html, --device, --strict and --summary are "
+        "about one that is given");
   }
   return absl::OkStatus();
 }
@@ -282,7 +282,8 @@ absl::Status RunSearch(const Invocation& invocation, const PlanFlags& flags) {
                       : "no"});
   }
   table.Print();
-  std::cout << "\n" << result.fitting << " of " << result.evaluated << " meshes of "
+  std::cout << "\n"
+            << result.fitting << " of " << result.evaluated << " meshes of "
             << FormatCount(question.devices, "device") << " fit";
   if (flags.memory.has_value()) {
     std::cout << " in " << FormatBytes(*flags.memory) << " per device";
@@ -311,9 +312,8 @@ absl::Status RunPlan(const Invocation& invocation, PlanFlags flags) {
     SHARDMESH_RETURN_IF_ERROR(CheckDevices(flags.devices, mesh));
     question.mesh = mesh;
   }
-  SHARDMESH_ASSIGN_OR_RETURN(
-      const Placement placement,
-      AskPlacement(client.get(), std::move(tensors), std::move(question)));
+  SHARDMESH_ASSIGN_OR_RETURN(const Placement placement,
+                             AskPlacement(client.get(), std::move(tensors), std::move(question)));
   SHARDMESH_RETURN_IF_ERROR(CheckAllMatched(placement));
   if (!flags.html.empty()) {
     SHARDMESH_RETURN_IF_ERROR(WriteHtml(flags, placement, mesh));
@@ -380,8 +380,7 @@ void PrintTransfers(const std::vector<ReshardTransfer>& transfers) {
 }
 
 std::string StepText(const ReshardStep& step) {
-  std::string text =
-      StrCat(ReshardPatternName(step.pattern), " along ", StrJoin(step.axes, ", "));
+  std::string text = StrCat(ReshardPatternName(step.pattern), " along ", StrJoin(step.axes, ", "));
   if (step.from_dim.has_value() && step.to_dim.has_value()) {
     StrAppend(&text, ", dimension ", *step.from_dim, " to ", *step.to_dim);
   } else if (step.from_dim.has_value()) {
@@ -448,14 +447,14 @@ Json ReshardJson(const ReshardAnswer& answer) {
   }
   Json devices = Json::array();
   for (const ReshardDevice& device : answer.devices) {
-    devices.push_back({{"device", device.device},
-                       {"source_tile", device.part.src.has_value() ? TileJson(*device.part.src)
-                                                                   : Json(nullptr)},
-                       {"destination_tile", TileJson(device.part.dst)},
-                       {"kept_elements", device.part.kept},
-                       {"needed_elements", device.part.need},
-                       {"needed_bytes", device.needed_bytes},
-                       {"regions", TransfersJson(device.regions)}});
+    devices.push_back(
+        {{"device", device.device},
+         {"source_tile", device.part.src.has_value() ? TileJson(*device.part.src) : Json(nullptr)},
+         {"destination_tile", TileJson(device.part.dst)},
+         {"kept_elements", device.part.kept},
+         {"needed_elements", device.part.need},
+         {"needed_bytes", device.needed_bytes},
+         {"regions", TransfersJson(device.regions)}});
   }
   return {{"pattern", std::string(ReshardPatternName(answer.pattern))},
           {"steps", std::move(steps)},
@@ -505,8 +504,7 @@ struct ShardingsFlags {
 absl::Status RunShardings(const Invocation& invocation, const ShardingsFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   ShardingsQuestion question;
-  question.kind =
-      flags.specs ? ShardingsQuestion::Kind::kSpecs : ShardingsQuestion::Kind::kLayouts;
+  question.kind = flags.specs ? ShardingsQuestion::Kind::kSpecs : ShardingsQuestion::Kind::kLayouts;
   question.prefix = flags.prefix;
   SHARDMESH_ASSIGN_OR_RETURN(const std::vector<ShardingsEntry> entries,
                              client->ListShardings(question));
@@ -586,7 +584,8 @@ void AddReshard(CommandLine* line) {
   reshard->add_option("--to", flags->to, "the same; without a mesh: that of --from")->required();
   AddParsedOption(reshard, "--shape", &flags->shape, ParseShape, "the array's extents, 4096,4096")
       ->required();
-  AddParsedOption(reshard, "--dtype", &flags->dtype, ParseDtype, "its element type (default: BF16)");
+  AddParsedOption(reshard, "--dtype", &flags->dtype, ParseDtype,
+                  "its element type (default: BF16)");
   reshard
       ->add_option("--partial", flags->partial,
                    "axes along which the array is a partial sum before")

@@ -37,7 +37,7 @@ p{margin:4px 0}.soft{color:var(--soft)}.mono,td,code{font-variant-numeric:tabula
 .mono,code{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;font-size:12.5px}
 .cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(180px,1fr));gap:12px;margin-top:18px}
 .card{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:12px 14px;overflow:hidden}
-.card b{display:block;font-size:22px;font-weight:650;margin:2px 0}
+.cards b{display:block;font-size:22px;font-weight:650;margin:2px 0}
 .axes{display:flex;flex-wrap:wrap;gap:8px;align-items:center;margin:10px 0}
 .chip{display:inline-block;border-radius:5px;padding:1px 7px;color:#fff;font-size:12.5px;font-weight:600;white-space:nowrap}
 .open{background:none;border:1.5px dashed;padding:0 6px}
@@ -122,7 +122,7 @@ std::string Escape(std::string_view text) {
 // `65,536`.
 std::string Grouped(int64_t count) {
   std::string digits = StrCat(count);
-  for (size_t i = digits.size(); i > 3 + (count < 0 ? 1 : 0);) {
+  for (size_t i = digits.size(), first = count < 0 ? 4 : 3; i > first;) {
     i -= 3;
     digits.insert(i, ",");
   }
@@ -151,10 +151,9 @@ std::string Percent(double part, double whole) {
 double AsDouble(int64_t count) { return static_cast<double>(count); }
 
 std::string Dimensions(absl::Span<const int64_t> shape) {
-  return shape.empty() ? "scalar"
-                       : StrJoin(shape, " × ", [](std::string* out, int64_t extent) {
-                           out->append(Grouped(extent));
-                         });
+  return shape.empty() ? "scalar" : StrJoin(shape, " × ", [](std::string* out, int64_t extent) {
+    out->append(Grouped(extent));
+  });
 }
 
 std::string DtypeText(const std::optional<Dtype>& dtype) {
@@ -324,8 +323,8 @@ class Page {
                 Number(usage.parameters, Short(usage.parameters)),
                 Number(usage.bytes, FormatBytes(usage.bytes)), "<td data-v=\"", usage.bytes,
                 "\"><div class=\"bar\"><i style=\"background:",
-                FullyReplicated(usage.spec, mesh_) ? "#9aa3b2" : "#3b76d6", ";width:",
-                absl::StrFormat("%.2f", share), "%\"></i></div></td></tr>\n");
+                FullyReplicated(usage.spec, mesh_) ? "#9aa3b2" : "#3b76d6",
+                ";width:", absl::StrFormat("%.2f", share), "%\"></i></div></td></tr>\n");
     }
     EndTable();
   }
@@ -353,10 +352,9 @@ class Page {
   }
   static int64_t BytesOf(const TreeTensor& tensor) {
     const absl::StatusOr<int64_t> elements = ElementCount(tensor.shape);
-    const absl::StatusOr<int64_t> bytes =
-        elements.ok() && tensor.dtype.has_value()
-            ? TileBytes(*elements, BitsPerElement(*tensor.dtype))
-            : absl::StatusOr<int64_t>(0);
+    const absl::StatusOr<int64_t> bytes = elements.ok() && tensor.dtype.has_value()
+                                              ? TileBytes(*elements, BitsPerElement(*tensor.dtype))
+                                              : absl::StatusOr<int64_t>(0);
     return bytes.ok() ? *bytes : 0;
   }
   const TreeSpec& SpecOf(size_t tensor) const {
@@ -456,7 +454,7 @@ class Page {
   static std::string Line(double x1, double y1, double x2, double y2, std::string_view color) {
     return absl::StrFormat(
         "<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" stroke=\"%s\" "
-        "stroke-width=\"1.8\"/>",
+        "stroke-width=\"1.5\"/>",
         x1, y1, x2, y2, ToAbsl(color));
   }
   static std::string Text(double x, double y, std::string_view text, std::string_view more = "") {
@@ -484,6 +482,9 @@ class Page {
                                  : StrCat(" and ", Grouped(group.tensors - 1),
                                           group.tensors == 2 ? " other" : " others"),
               "</p>");
+    if (const PartitionSpec& requested = SpecOf(group.first).requested; requested != spec) {
+      StrAppend(&html_, "<p class=\"warn\">asked for ", SpecChips(requested), "</p>");
+    }
     Svg(tiling);
     Facts(tiling, group);
     StrAppend(&html_, "</div>\n");
@@ -507,8 +508,8 @@ class Page {
         height = Bars(tiling, height + 10, 13, &body);
       }
     }
-    StrAppend(&html_, absl::StrFormat("<svg viewBox=\"0 0 %.0f %.0f\" role=\"img\">", kWidth,
-                                      height + 4),
+    StrAppend(&html_,
+              absl::StrFormat("<svg viewBox=\"0 0 %.0f %.0f\" role=\"img\">", kWidth, height + 4),
               body, "</svg>");
   }
 
@@ -588,10 +589,19 @@ class Page {
     body->append(Text(left + width / 2, top - (sheets > 1 ? 20 : 8),
                       StrCat("dim ", across, ": ", CutText(tiling, across)),
                       "text-anchor=\"middle\""));
-    body->append(Text(left - 8, top + height / 2 - 3, StrCat("dim ", down),
+    const int64_t parts = tiling.PartCount(down);
+    const double middle = top + height / 2 + 4;
+    body->append(Text(left - 8, middle - (parts == 1 ? 8 : 16), StrCat("dim ", down),
                       "text-anchor=\"end\""));
-    body->append(Text(left - 8, top + height / 2 + 12, CutText(tiling, down),
+    body->append(Text(left - 8, middle + (parts == 1 ? 8 : 0),
+                      Grouped(tiling.shape()[static_cast<size_t>(down)]),
                       "text-anchor=\"end\" class=\"s\""));
+    if (parts > 1) {
+      body->append(Text(left - 8, middle + 15,
+                        StrCat("÷ ", Grouped(parts), " = ",
+                               Grouped(tiling.ShardShape()[static_cast<size_t>(down)])),
+                        "text-anchor=\"end\" class=\"s\""));
+    }
     if (sheets > 1) {
       body->append(Text(left + width + 20, top + 4, StrCat("× ", Short(sheets)), "class=\"s\""));
     }
@@ -681,10 +691,9 @@ class Page {
               tiling.DistinctTileCount() == 1 ? " tile" : " different tiles");
     if (tensor.dtype.has_value()) {
       StrAppend(&html_, "; ", FormatBytes(answer_.placements[group.first].bytes_per_device),
-                group.tensors == 1
-                    ? std::string(" each")
-                    : StrCat(" each, ", FormatBytes(group.device_bytes), " all ",
-                             Grouped(group.tensors)));
+                group.tensors == 1 ? std::string(" each")
+                                   : StrCat(" each, ", FormatBytes(group.device_bytes), " all ",
+                                            Grouped(group.tensors)));
     }
     StrAppend(&html_, "</li></ul>");
   }
@@ -766,13 +775,13 @@ class Page {
         const TreeTensor& tensor = report_.placement->tensors[groups[i].first];
         const PartitionSpec& spec = SpecOf(groups[i].first).effective;
         SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, Tiling::Create(mesh_, spec, tensor.shape));
-        StrAppend(&html_, "<tr><td class=\"mono\">", Escape(tensor.name),
-                  groups[i].tensors == 1 ? ""
-                                         : StrCat(" and ", Grouped(groups[i].tensors - 1), " more"),
-                  "</td><td>", Dimensions(tensor.shape), "</td><td>", SpecChips(spec),
-                  "</td><td class=\"mono\">", tiling.TileOf(device).ToString(),
-                  "</td><td class=\"r\">", Grouped(tiling.ReplicaIdOf(device)), " of ",
-                  Grouped(tiling.replica_count()), "</td></tr>\n");
+        StrAppend(
+            &html_, "<tr><td class=\"mono\">", Escape(tensor.name),
+            groups[i].tensors == 1 ? "" : StrCat(" and ", Grouped(groups[i].tensors - 1), " more"),
+            "</td><td>", Dimensions(tensor.shape), "</td><td>", SpecChips(spec),
+            "</td><td class=\"mono\">", tiling.TileOf(device).ToString(), "</td><td class=\"r\">",
+            Grouped(tiling.ReplicaIdOf(device)), " of ", Grouped(tiling.replica_count()),
+            "</td></tr>\n");
       }
       EndTable();
     }
@@ -786,9 +795,10 @@ class Page {
       return StrCat(answer_.placements[i].spec_index, "|", DtypeText(tensor.dtype), "|",
                     StrJoin(tensor.shape, "x"), "|", PatternOf(tensor.name));
     });
-    StrAppend(&html_, "<h2>Tensors</h2><p class=\"soft\">",
-              "Tensors that lie alike and whose names differ in numbers alone share a row. Click a ",
-              "head to sort.</p><input id=\"filter\" placeholder=\"filter\"/>");
+    StrAppend(
+        &html_, "<h2>Tensors</h2><p class=\"soft\">",
+        "Tensors that lie alike and whose names differ in numbers alone share a row. Click a ",
+        "head to sort.</p><input id=\"filter\" placeholder=\"filter\"/>");
     BeginTable(
         "<th>tensor</th><th class=\"r\">how many</th><th>dtype</th><th>shape</th><th>asked for</th>"
         "<th>given</th><th class=\"r\">rule</th><th class=\"r\">on a device, each</th>"
@@ -799,16 +809,17 @@ class Page {
       const TreeTensor& tensor = placement.tensors[group.first];
       const TreePlacement& placed = answer_.placements[group.first];
       const TreeSpec& spec = SpecOf(group.first);
-      StrAppend(&html_, "<tr><td class=\"mono\">",
-                Escape(group.tensors == 1 ? tensor.name : PatternOf(tensor.name)), "</td>",
-                Number(group.tensors, Grouped(group.tensors)), "<td>", DtypeText(tensor.dtype),
-                "</td><td>", Dimensions(tensor.shape), "</td><td>",
-                placed.unmatched ? "<span class=\"warn\">no rule</span>" : SpecChips(spec.requested),
-                "</td><td>", SpecChips(spec.effective), "</td><td class=\"r\" data-v=\"",
-                placed.rule_index.value_or(-1), "\">",
-                placed.rule_index.has_value() ? StrCat(*placed.rule_index) : "–", "</td>",
-                Number(placed.bytes_per_device, FormatBytes(placed.bytes_per_device)),
-                Number(group.device_bytes, FormatBytes(group.device_bytes)), "</tr>\n");
+      StrAppend(
+          &html_, "<tr><td class=\"mono\">",
+          Escape(group.tensors == 1 ? tensor.name : PatternOf(tensor.name)), "</td>",
+          Number(group.tensors, Grouped(group.tensors)), "<td>", DtypeText(tensor.dtype),
+          "</td><td>", Dimensions(tensor.shape), "</td><td>",
+          placed.unmatched ? "<span class=\"warn\">no rule</span>" : SpecChips(spec.requested),
+          "</td><td>", SpecChips(spec.effective), "</td><td class=\"r\" data-v=\"",
+          placed.rule_index.value_or(-1), "\">",
+          placed.rule_index.has_value() ? StrCat(*placed.rule_index) : "–", "</td>",
+          Number(placed.bytes_per_device, FormatBytes(placed.bytes_per_device)),
+          Number(group.device_bytes, FormatBytes(group.device_bytes)), "</tr>\n");
     }
     EndTable();
     if (groups.size() > kMaxTensorRows) {

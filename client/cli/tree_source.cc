@@ -36,9 +36,8 @@ absl::StatusOr<std::string> ReadStandardInput() {
   while (std::cin.read(piece, sizeof(piece)), std::cin.gcount() > 0) {
     text.append(piece, static_cast<size_t>(std::cin.gcount()));
     if (static_cast<int64_t>(text.size()) > kMaxTreeFileBytes) {
-      return InvalidArgument(
-          Reason::kLimitExceeded,
-          StrCat("standard input has more than the ", kMaxTreeFileBytes, " bytes of a tree"));
+      return InvalidArgument(Reason::kLimitExceeded, StrCat("standard input has more than the ",
+                                                            kMaxTreeFileBytes, " bytes of a tree"));
     }
   }
   return text;

@@ -17,7 +17,9 @@ using ::shardmesh::test::IsOk;
 using ::shardmesh::test::StatusIs;
 using ::testing::HasSubstr;
 
-PartitionSpec Spec(const std::vector<AxisValue>& entries) { return *PartitionSpec::Create(entries); }
+PartitionSpec Spec(const std::vector<AxisValue>& entries) {
+  return *PartitionSpec::Create(entries);
+}
 
 TEST(TreeFileTest, JoinsTheKeysOnTheWayToATensor) {
   const auto tree = ParseTree("t", R"({
@@ -38,7 +40,8 @@ TEST(TreeFileTest, JoinsTheKeysOnTheWayToATensor) {
 }
 
 TEST(TreeFileTest, TakesTheKeysOfTensorsAsNamesOfParts) {
-  const auto tree = ParseTree("t", R"({"shape": {"dtype": {"shape": [4]}, "axes": {"shape": [2]}}})");
+  const auto tree =
+      ParseTree("t", R"({"shape": {"dtype": {"shape": [4]}, "axes": {"shape": [2]}}})");
   ASSERT_THAT(tree, IsOk());
   ASSERT_EQ(tree->size(), 2u);
   EXPECT_EQ((*tree)[0].name, "shape.dtype");
@@ -46,10 +49,11 @@ TEST(TreeFileTest, TakesTheKeysOfTensorsAsNamesOfParts) {
 }
 
 TEST(TreeFileTest, ReadsATensorALine) {
-  const auto tree = ParseTreeLines("t",
-                                   "{\"name\": \"b\", \"shape\": [7], \"axes\": [[\"A\", \"B\"]]}\r\n"
-                                   "  \n"
-                                   "{\"shape\": [2, 0], \"dtype\": \"F32\", \"name\": \"a.w\"}");
+  const auto tree =
+      ParseTreeLines("t",
+                     "{\"name\": \"b\", \"shape\": [7], \"axes\": [[\"A\", \"B\"]]}\r\n"
+                     "  \n"
+                     "{\"shape\": [2, 0], \"dtype\": \"F32\", \"name\": \"a.w\"}");
   ASSERT_THAT(tree, IsOk());
   const std::vector<TreeFileTensor> expected = {
       {.name = "b",
