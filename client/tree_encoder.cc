@@ -32,20 +32,24 @@ uint32_t TreeEncoder::SpecIndex(const PartitionSpec& spec, v1::TreeTensors* to) 
 
 void TreeEncoder::EncodeNext(v1::TreeTensors* to) {
   size_t count = 0;
+  size_t name_bytes = 0;
   bool has_dtypes = false;
   bool has_axes = false;
   bool has_specs = false;
   for (size_t bytes = 0; count < rest_.size() && bytes < kMessageBytes; ++count) {
     const TreeTensor& tensor = rest_[count];
+    name_bytes += tensor.name.size();
     bytes += tensor.name.size() + 2 * tensor.shape.size() + 8;
     has_dtypes = has_dtypes || tensor.dtype.has_value();
     has_axes = has_axes || tensor.axes.has_value();
     has_specs = has_specs || tensor.spec.has_value();
   }
-  to->mutable_names()->Reserve(static_cast<int>(count));
+  to->mutable_names()->reserve(name_bytes);
+  to->mutable_name_sizes()->Reserve(static_cast<int>(count));
   to->mutable_ranks()->Reserve(static_cast<int>(count));
   for (const TreeTensor& tensor : rest_.first(count)) {
-    to->add_names(tensor.name);
+    to->mutable_names()->append(tensor.name);
+    to->add_name_sizes(static_cast<uint32_t>(tensor.name.size()));
     to->add_ranks(static_cast<uint32_t>(tensor.shape.size()));
     to->mutable_sizes()->Add(tensor.shape.begin(), tensor.shape.end());
     if (has_dtypes) {

@@ -49,6 +49,34 @@ absl::StatusOr<const Entry*> Find(const std::deque<Entry>& table, uint32_t index
   return &table[index - 1];
 }
 
+// Whether a byte begins a character, in UTF-8.
+bool BeginsCharacter(char c) { return (c & 0xc0) != 0x80; }
+
+// The name of tensor `place`: the next bytes of `names`, which is UTF-8 as a whole.
+absl::StatusOr<std::string_view> TakeName(std::string_view* names, uint32_t size, int place) {
+  const auto refuse = [place](Reason reason, std::string_view message) {
+    return rpc::WithField(InvalidArgument(reason, message), "name_sizes",
+                          static_cast<size_t>(place));
+  };
+  if (size == 0) {
+    return refuse(Reason::kBadField, "the name is empty; rules go by the tensor's name");
+  }
+  if (size > TreeDecoder::kMaxNameBytes) {
+    return refuse(Reason::kLimitExceeded, StrCat("the name has ", size, " bytes; at most ",
+                                                 TreeDecoder::kMaxNameBytes, " are allowed"));
+  }
+  if (size > names->size()) {
+    return refuse(Reason::kBadField,
+                  StrCat("is ", size, ", and `names` has only ", names->size(), " bytes left"));
+  }
+  if (size < names->size() && !BeginsCharacter((*names)[size])) {
+    return refuse(Reason::kBadField, "the name ends within a character of UTF-8");
+  }
+  const std::string_view name = names->substr(0, size);
+  names->remove_prefix(size);
+  return name;
+}
+
 }  // namespace
 
 absl::StatusOr<absl::Span<const TreeTensor>> TreeDecoder::Decode(const v1::TreeTensors& from) {
@@ -70,28 +98,20 @@ absl::StatusOr<absl::Span<const TreeTensor>> TreeDecoder::Decode(const v1::TreeT
     specs_.push_back(*std::move(spec));
   }
 
-  const int count = from.names_size();
+  const int count = from.name_sizes_size();
   SHARDMESH_RETURN_IF_ERROR(CheckColumn(from.ranks_size(), count, false, "ranks"));
   SHARDMESH_RETURN_IF_ERROR(CheckColumn(from.dtypes_size(), count, true, "dtypes"));
   SHARDMESH_RETURN_IF_ERROR(CheckColumn(from.axes_indexes_size(), count, true, "axes_indexes"));
   SHARDMESH_RETURN_IF_ERROR(CheckColumn(from.spec_indexes_size(), count, true, "spec_indexes"));
 
   tensors_.clear();
+  std::string_view names = from.names();
   tensors_.reserve(static_cast<size_t>(count));
   absl::Span<const int64_t> sizes(from.sizes().data(), static_cast<size_t>(from.sizes_size()));
   for (int i = 0; i < count; ++i) {
     const auto place = static_cast<size_t>(i);
     TreeTensor& tensor = tensors_.emplace_back();
-    tensor.name = from.names(i);
-    if (tensor.name.empty() || tensor.name.size() > kMaxNameBytes) {
-      return rpc::WithField(
-          tensor.name.empty()
-              ? InvalidArgument(Reason::kBadField, "is empty; rules go by the tensor's name")
-              : InvalidArgument(Reason::kLimitExceeded,
-                                StrCat("the name has ", tensor.name.size(), " bytes; at most ",
-                                       kMaxNameBytes, " are allowed")),
-          "names", place);
-    }
+    SHARDMESH_ASSIGN_OR_RETURN(tensor.name, TakeName(&names, from.name_sizes(i), i));
     const uint32_t rank = from.ranks(i);
     if (rank > kMaxRank || rank > sizes.size()) {
       return rpc::WithField(
@@ -128,6 +148,10 @@ absl::StatusOr<absl::Span<const TreeTensor>> TreeDecoder::Decode(const v1::TreeT
                           "gives the tensor a spec, and axes_indexes gives it axes; give one"),
           "spec_indexes", place);
     }
+  }
+  if (!names.empty()) {
+    return rpc::BadField("names",
+                         StrCat("has ", names.size(), " bytes more than the name_sizes ask for"));
   }
   if (!sizes.empty()) {
     return rpc::BadField("sizes",

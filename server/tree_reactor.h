@@ -9,7 +9,9 @@
 #include <functional>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
 #include "rpc/status.h"
 #include "server/background.h"
 #include "server/tree_decoder.h"
@@ -74,51 +76,99 @@ class TreeFeeder {
 // A call that answers each piece, and closes with totals:
 //   while (request = read()) { if (feeder.Take(request, &response) was tensors) write(response) }
 //   feeder.End(&response); write(response); finish
-// A reaction answers one piece of at most 1 MiB.
+// A reaction answers one piece of at most 1 MiB. The next piece is read, and taken out of its
+// bytes, while one is answered; a piece is answered when the answer before it is written.
 template <typename Work, typename Request, typename Response>
 class TreeBidiReactor final : public grpc::ServerBidiReactor<Request, Response> {
  public:
-  explicit TreeBidiReactor(Work work) : feeder_(std::move(work)) { this->StartRead(&request_); }
+  explicit TreeBidiReactor(Work work) : feeder_(std::move(work)) { this->StartRead(&requests_[0]); }
 
   void OnReadDone(bool ok) override {
-    response_.Clear();
-    if (!ok) {
-      const absl::Status status = feeder_.End(&response_, is_cancelled_);
-      if (!status.ok()) {
-        return this->Finish(rpc::ToGrpc(status));
-      }
-      closing_ = true;
-      return this->StartWrite(&response_);
+    {
+      absl::MutexLock lock(&mutex_);
+      (ok ? has_request_ : has_all_) = true;
     }
-    bool is_tensors = false;
-    const absl::Status status = feeder_.Take(request_, is_cancelled_, &is_tensors, &response_);
-    if (!status.ok()) {
-      this->Finish(rpc::ToGrpc(status));
-    } else if (is_tensors) {
-      this->StartWrite(&response_);
-    } else {
-      this->StartRead(&request_);
-    }
+    Proceed();
   }
   void OnWriteDone(bool ok) override {
-    if (closing_ || !ok) {
-      return this->Finish(grpc::Status::OK);
+    {
+      absl::MutexLock lock(&mutex_);
+      is_busy_ = false;
+      is_broken_ = is_broken_ || !ok;
     }
-    this->StartRead(&request_);
+    Proceed();
   }
   void OnCancel() override { cancelled_.store(true, std::memory_order_relaxed); }
   void OnDone() override { delete this; }
 
  private:
+  // Answers what is there to be answered, unless that is being done.
+  void Proceed() {
+    while (true) {
+      bool at_end = false;
+      bool finishes = false;
+      {
+        absl::MutexLock lock(&mutex_);
+        if (is_busy_ || finished_ || (!has_request_ && !has_all_ && !closing_ && !is_broken_)) {
+          return;
+        }
+        is_busy_ = true;
+        if (closing_ || is_broken_) {
+          finished_ = finishes = true;
+        } else if (has_request_) {
+          has_request_ = false;
+        } else {
+          at_end = closing_ = true;
+        }
+      }
+      if (finishes) {
+        return this->Finish(grpc::Status::OK);
+      }
+      response_.Clear();
+      if (at_end) {
+        const absl::Status status = feeder_.End(&response_, is_cancelled_);
+        return status.ok() ? this->StartWrite(&response_) : Fail(status);
+      }
+      const Request& request = requests_[current_];
+      current_ = 1 - current_;
+      this->StartRead(&requests_[current_]);
+      bool is_tensors = false;
+      const absl::Status status = feeder_.Take(request, is_cancelled_, &is_tensors, &response_);
+      if (!status.ok()) {
+        return Fail(status);
+      }
+      if (is_tensors) {
+        return this->StartWrite(&response_);
+      }
+      absl::MutexLock lock(&mutex_);
+      is_busy_ = false;
+    }
+  }
+
+  void Fail(const absl::Status& status) {
+    {
+      absl::MutexLock lock(&mutex_);
+      finished_ = true;
+    }
+    this->Finish(rpc::ToGrpc(status));
+  }
+
   std::atomic<bool> cancelled_ = false;
   const std::function<bool()> is_cancelled_ = [this] {
     return cancelled_.load(std::memory_order_relaxed);
   };
-  // Reads and writes alternate: one reaction at a time touches these.
-  Request request_;
+  absl::Mutex mutex_;
+  bool has_request_ ABSL_GUARDED_BY(mutex_) = false;  // requests_[current_] is read and not taken
+  bool has_all_ ABSL_GUARDED_BY(mutex_) = false;      // there are no more
+  bool is_busy_ ABSL_GUARDED_BY(mutex_) = false;      // somebody answers or writes
+  bool is_broken_ ABSL_GUARDED_BY(mutex_) = false;    // answers cannot be written any more
+  bool closing_ ABSL_GUARDED_BY(mutex_) = false;      // the totals are written
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+  // Touched by who has set is_busy_.
+  Request requests_[2];
+  int current_ = 0;  // that which is read
   Response response_;
   TreeFeeder<Work, Request> feeder_;
-  bool closing_ = false;
 };
 
 // A call that answers once, after the whole tree:

@@ -15,6 +15,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "rpc/definitions.h"
 #include "sharding/axis_value.h"
@@ -164,7 +165,7 @@ class TreeResolver {
   TreeCounts counts_;
   std::optional<LayoutAnalysis> analysis_;
   std::pmr::monotonic_buffer_resource name_bytes_{size_t{1} << 20};
-  absl::flat_hash_set<std::string_view> names_;              // of bytes in name_bytes_
+  absl::flat_hash_set<absl::string_view> names_;             // of bytes in name_bytes_
   std::string rule_name_;                                    // kept for its memory
   absl::flat_hash_map<std::string, uint32_t> spec_indexes_;  // by the specs' texts
   absl::flat_hash_map<Source, Placed, SourceHash, SourceEqual> placed_;

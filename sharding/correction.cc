@@ -1,9 +1,12 @@
 // Correction of a requested spec, dimension by dimension.
 #include "sharding/correction.h"
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 
+#include "absl/container/inlined_vector.h"
+#include "sharding/shape.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
 
@@ -11,6 +14,21 @@ namespace shardmesh {
 namespace {
 
 constexpr int64_t kSaturated = std::numeric_limits<int64_t>::max();
+
+// Whether `entry`, which asks for something, can partition a dimension of this extent.
+bool Fits(const SpecEntry& entry, int64_t extent, const Mesh& mesh) {
+  int64_t parts = 1;
+  for (const AxisName& name : entry.axes()) {
+    const std::optional<int64_t> axis = name.has_value() ? mesh.FindAxis(*name) : std::nullopt;
+    if (!axis.has_value()) {
+      return false;
+    }
+    // A repeated axis counts each time, so the product has no bound of its own.
+    const int64_t size = mesh.axes()[static_cast<size_t>(*axis)].size;
+    parts = parts > kSaturated / size ? kSaturated : parts * size;
+  }
+  return !entry.is_unconstrained() && extent % parts == 0;
+}
 
 // Why `entry` cannot partition dimension `dim` of this extent; nullopt if it can.
 std::optional<Correction> Objection(const SpecEntry& entry, int64_t dim, int64_t extent,
@@ -86,19 +104,21 @@ absl::StatusOr<CorrectionResult> Correct(const PartitionSpec& spec, absl::Span<c
   }
   const auto rank = static_cast<int64_t>(shape.size());
   CorrectionResult result;
-  std::vector<SpecEntry> kept;
+  // Whether anything is left, and which dimensions lose what they ask for.
   bool any_kept = false;
-  for (int64_t dim = 0; dim < rank && !spec.empty(); ++dim) {
-    const SpecEntry& entry = spec.entry(dim);
-    std::optional<Correction> objection =
-        Objection(entry, dim, shape[static_cast<size_t>(dim)], mesh);
-    if (objection.has_value()) {
-      result.corrections.push_back(*std::move(objection));
-      kept.push_back(SpecEntry::None());
-    } else {
-      any_kept = any_kept || !entry.is_none();
-      kept.push_back(entry);
+  absl::InlinedVector<bool, kMaxRank> dropped(shape.size(), false);
+  for (int64_t dim = 0; dim < std::min(rank, spec.size()); ++dim) {
+    const auto place = static_cast<size_t>(dim);
+    const SpecEntry& entry = spec.entries()[place];
+    if (entry.is_none()) {
+      continue;
     }
+    if (Fits(entry, shape[place], mesh)) {
+      any_kept = true;
+      continue;
+    }
+    result.corrections.push_back(*Objection(entry, dim, shape[place], mesh));
+    dropped[place] = true;
   }
   for (int64_t dim = rank; dim < spec.size(); ++dim) {
     if (!spec.entry(dim).is_none()) {
@@ -106,11 +126,19 @@ absl::StatusOr<CorrectionResult> Correct(const PartitionSpec& spec, absl::Span<c
           {dim, spec.entry(dim), Reason::kRankTruncated, rank, spec.size()});
     }
   }
-  if (!any_kept) {
-    kept.clear();
+  if (any_kept && result.corrections.empty() && spec.size() == rank) {
+    result.effective = spec;
+  } else {
+    std::vector<SpecEntry> kept(any_kept ? shape.size() : 0);
+    for (size_t dim = 0; dim < kept.size(); ++dim) {
+      if (!dropped[dim]) {
+        kept[dim] = spec.entry(static_cast<int64_t>(dim));
+      }
+    }
+    result.effective =
+        PartitionSpec(std::move(kept),
+                      std::vector<std::string>(spec.unreduced().begin(), spec.unreduced().end()));
   }
-  result.effective = PartitionSpec(
-      std::move(kept), std::vector<std::string>(spec.unreduced().begin(), spec.unreduced().end()));
   SHARDMESH_RETURN_IF_ERROR(CheckDistinctAxes(result.effective));
   return result;
 }

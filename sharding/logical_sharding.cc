@@ -13,7 +13,17 @@ namespace {
 struct SettledQuestion {
   absl::Span<const AxisValue> axes;
   RuntimeMode mode;
+  // If the axes are those of a preset, its index.
+  std::optional<size_t> preset = std::nullopt;
 };
+
+std::optional<size_t> IndexOfPreset(const DynamicAxes& dynamic) {
+  const absl::Span<const Preset> presets = Presets();
+  for (size_t i = 0; i < presets.size(); ++i) {
+    if (&presets[i].dynamic_axes == &dynamic) return i;
+  }
+  return std::nullopt;
+}
 
 absl::StatusOr<SettledQuestion> Settle(const LogicalQuestion& question) {
   if (question.axes.has_value() && question.mode.has_value()) {
@@ -27,7 +37,7 @@ absl::StatusOr<SettledQuestion> Settle(const LogicalQuestion& question) {
   }
   const DynamicAxes& dynamic = *question.dynamic_axes;
   SHARDMESH_ASSIGN_OR_RETURN(const RuntimeMode mode, dynamic.mode.Resolve(question.shape));
-  return SettledQuestion{dynamic.axes, mode};
+  return SettledQuestion{dynamic.axes, mode, IndexOfPreset(dynamic)};
 }
 
 }  // namespace
@@ -35,7 +45,9 @@ absl::StatusOr<SettledQuestion> Settle(const LogicalQuestion& question) {
 absl::StatusOr<PartitionSpec> ResolveSpec(const PartitionAxis& profile,
                                           const LogicalQuestion& question) {
   SHARDMESH_ASSIGN_OR_RETURN(const SettledQuestion settled, Settle(question));
-  return profile.ResolveSpec(settled.axes, settled.mode, question.compatibility);
+  return settled.preset.has_value()
+             ? profile.ResolvePreset(*settled.preset, settled.mode, question.compatibility)
+             : profile.ResolveSpec(settled.axes, settled.mode, question.compatibility);
 }
 
 absl::StatusOr<LogicalSharding> ApplyLogicalSharding(const PartitionAxis& profile,

@@ -2,13 +2,16 @@
 #include "sharding/partition_axis.h"
 
 #include <array>
+#include <atomic>
 #include <cstddef>
+#include <memory>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "sharding/mesh.h"
 #include "sharding/name_table.h"
 #include "sharding/nearest_name.h"
+#include "sharding/presets.h"
 #include "sharding/reason.h"
 #include "sharding/semantic_axis.h"
 #include "sharding/status_macros.h"
@@ -306,6 +309,22 @@ struct PartitionAxis::Rep {
   // The fields', in their order; then two for each further semantic axis, train and generation.
   std::vector<Answer> answers;
   NameTable<Places> places;  // by semantic name, kEmpty not among them
+
+  // Specs of presets, each made when it is first asked for: by preset, then train and generation,
+  // then by compatibility. Null until then, and for what does not resolve.
+  static size_t PresetSlot(size_t preset, RuntimeMode mode, Compatibility compatibility) {
+    return preset * 4 + (IsGeneration(mode) ? 2 : 0) +
+           (compatibility == Compatibility::kExact ? 1 : 0);
+  }
+  mutable std::vector<std::atomic<const PartitionSpec*>> preset_specs =
+      std::vector<std::atomic<const PartitionSpec*>>(Presets().size() * 4);
+
+  Rep() = default;
+  Rep(const Rep&) = delete;
+  Rep& operator=(const Rep&) = delete;
+  ~Rep() {
+    for (const auto& spec : preset_specs) delete spec.load(std::memory_order_relaxed);
+  }
 };
 
 // Resolves a profile's further semantic axes, depth first.
@@ -606,6 +625,23 @@ absl::StatusOr<PartitionSpec> PartitionAxis::ResolveSpec(absl::Span<const AxisVa
   }
   if (!unfit.ok()) return unfit;
   return PartitionSpec(std::move(entries));
+}
+
+absl::StatusOr<PartitionSpec> PartitionAxis::ResolvePreset(size_t preset, RuntimeMode mode,
+                                                           Compatibility compatibility) const {
+  std::atomic<const PartitionSpec*>& slot =
+      rep_->preset_specs[Rep::PresetSlot(preset, mode, compatibility)];
+  if (const PartitionSpec* known = slot.load(std::memory_order_acquire); known != nullptr) {
+    return *known;
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(PartitionSpec spec,
+                             ResolveSpec(Presets()[preset].dynamic_axes.axes, mode, compatibility));
+  auto made = std::make_unique<const PartitionSpec>(spec);
+  const PartitionSpec* expected = nullptr;
+  if (slot.compare_exchange_strong(expected, made.get(), std::memory_order_acq_rel)) {
+    made.release();  // The profile owns it now.
+  }
+  return spec;
 }
 
 void PartitionAxis::Rep::ExplainName(int64_t dim, std::string_view name, RuntimeMode mode,

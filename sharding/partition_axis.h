@@ -135,6 +135,11 @@ class PartitionAxis {
       absl::Span<const AxisValue> axes, RuntimeMode mode,
       Compatibility compatibility = Compatibility::kDefault) const;
 
+  // ResolveSpec of a preset's axes; `preset` is an index of Presets(). Answers are remembered: from
+  // the second on they cost a copy of the spec.
+  absl::StatusOr<PartitionSpec> ResolvePreset(
+      size_t preset, RuntimeMode mode, Compatibility compatibility = Compatibility::kDefault) const;
+
   // The steps from each axis to its mesh axes: semantic name, in generation modes the variant, mesh
   // axes; a list has those of its members first. Same errors as ResolveAxis.
   absl::StatusOr<std::vector<ExplanationStep>> Explain(

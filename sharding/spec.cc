@@ -126,10 +126,13 @@ AxisValue SpecEntry::ToAxisValue() const {
   return entries.size() == 1 ? entries[0] : AxisValue::Tuple(std::move(entries));
 }
 
-PartitionSpec::PartitionSpec(std::vector<SpecEntry> entries, std::vector<std::string> unreduced)
-    : entries_(std::move(entries)), unreduced_(std::move(unreduced)) {
-  std::sort(unreduced_.begin(), unreduced_.end());
-  unreduced_.erase(std::unique(unreduced_.begin(), unreduced_.end()), unreduced_.end());
+PartitionSpec::PartitionSpec(std::vector<SpecEntry> entries, std::vector<std::string> unreduced) {
+  if (entries.empty() && unreduced.empty()) {
+    return;
+  }
+  std::sort(unreduced.begin(), unreduced.end());
+  unreduced.erase(std::unique(unreduced.begin(), unreduced.end()), unreduced.end());
+  rep_ = std::make_shared<const Rep>(Rep{std::move(entries), std::move(unreduced)});
 }
 
 absl::StatusOr<PartitionSpec> PartitionSpec::Create(absl::Span<const AxisValue> entries,
@@ -148,13 +151,13 @@ absl::StatusOr<PartitionSpec> PartitionSpec::Create(absl::Span<const AxisValue> 
 
 const SpecEntry& PartitionSpec::entry(int64_t dim) const {
   static const SpecEntry& kNone = *new SpecEntry();
-  return dim < size() ? entries_[static_cast<size_t>(dim)] : kNone;
+  return dim < size() ? rep_->entries[static_cast<size_t>(dim)] : kNone;
 }
 
 std::vector<std::string> PartitionSpec::AxisNames() const {
   std::vector<std::string> names;
   absl::flat_hash_set<std::string> seen;
-  ForEachAxisName(entries_, [&](const std::string& name) {
+  ForEachAxisName(entries(), [&](const std::string& name) {
     if (seen.insert(name).second) {
       names.push_back(name);
     }
@@ -164,8 +167,8 @@ std::vector<std::string> PartitionSpec::AxisNames() const {
 
 std::vector<std::string> PartitionSpec::DuplicateAxes() const {
   absl::flat_hash_map<std::string, int64_t> counts;
-  ForEachAxisName(entries_, [&counts](const std::string& name) { ++counts[name]; });
-  for (const std::string& name : unreduced_) {
+  ForEachAxisName(entries(), [&counts](const std::string& name) { ++counts[name]; });
+  for (const std::string& name : unreduced()) {
     ++counts[name];
   }
   std::vector<std::string> names = AxisNames();
@@ -177,12 +180,12 @@ std::vector<std::string> PartitionSpec::DuplicateAxes() const {
 
 std::string PartitionSpec::ToString() const {
   std::vector<std::string> parts;
-  for (const SpecEntry& entry : entries_) {
+  for (const SpecEntry& entry : entries()) {
     parts.push_back(entry.ToString());
   }
-  if (!unreduced_.empty()) {
+  if (!unreduced().empty()) {
     parts.push_back(StrCat("unreduced={",
-                           StrJoin(unreduced_, ", ",
+                           StrJoin(unreduced(), ", ",
                                    [](std::string* out, const std::string& name) {
                                      StrAppend(out, PythonRepr(name));
                                    }),
@@ -193,11 +196,14 @@ std::string PartitionSpec::ToString() const {
 
 absl::Status CheckDistinctAxes(const PartitionSpec& spec) {
   // Every tensor passes here, nearly always with a handful of distinct names: no allocation for
-  // those.
+  // those, and each compared with those before it.
   absl::InlinedVector<std::string_view, 16> names(spec.unreduced().begin(), spec.unreduced().end());
-  ForEachAxisName(spec.entries(), [&names](const std::string& name) { names.push_back(name); });
-  std::sort(names.begin(), names.end());
-  if (std::adjacent_find(names.begin(), names.end()) == names.end()) {
+  bool distinct = true;
+  ForEachAxisName(spec.entries(), [&](const std::string& name) {
+    distinct = distinct && std::find(names.begin(), names.end(), name) == names.end();
+    names.push_back(name);
+  });
+  if (distinct) {
     return absl::OkStatus();
   }
   const std::vector<std::string> duplicates = spec.DuplicateAxes();

@@ -3,6 +3,7 @@
 #define SHARDMESH_SHARDING_SPEC_H_
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -60,7 +61,8 @@ class SpecEntry {
 //
 // A spec knows no mesh and no shape: Correct() and Tiling::Create() judge it against them.
 // Equality is by entries: P() and P(None) are not equal. Equivalent() asks whether they place
-// alike. Immutable but for assignment; safe to read from several threads.
+// alike. Immutable but for assignment; safe to read from several threads. A copy is cheap: it
+// shares the entries.
 class PartitionSpec {
  public:
   // P().
@@ -73,14 +75,19 @@ class PartitionSpec {
   static absl::StatusOr<PartitionSpec> Create(absl::Span<const AxisValue> entries,
                                               std::vector<std::string> unreduced = {});
 
-  int64_t size() const { return static_cast<int64_t>(entries_.size()); }
-  // P().
-  bool empty() const { return entries_.empty(); }
-  absl::Span<const SpecEntry> entries() const { return entries_; }
+  int64_t size() const { return rep_ == nullptr ? 0 : static_cast<int64_t>(rep_->entries.size()); }
+  // P(), whatever is unreduced.
+  bool empty() const { return rep_ == nullptr || rep_->entries.empty(); }
+  // Valid as long as a copy of this spec lives.
+  absl::Span<const SpecEntry> entries() const {
+    return rep_ == nullptr ? absl::Span<const SpecEntry>() : absl::MakeConstSpan(rep_->entries);
+  }
   // The entry of dimension `dim`; None beyond the last. Requires dim >= 0.
   const SpecEntry& entry(int64_t dim) const;
   // Sorted, distinct.
-  absl::Span<const std::string> unreduced() const { return unreduced_; }
+  absl::Span<const std::string> unreduced() const {
+    return rep_ == nullptr ? absl::Span<const std::string>() : absl::MakeConstSpan(rep_->unreduced);
+  }
 
   // Mesh axis names in order of first appearance, each once; unreduced axes not among them.
   std::vector<std::string> AxisNames() const;
@@ -91,11 +98,16 @@ class PartitionSpec {
   // `P('dp', ('fsdp', 'tp'), None)`, `P()`, `P('dp', unreduced={'tp'})`.
   std::string ToString() const;
 
-  friend bool operator==(const PartitionSpec&, const PartitionSpec&) = default;
+  friend bool operator==(const PartitionSpec& a, const PartitionSpec& b) {
+    return a.rep_ == b.rep_ || (a.entries() == b.entries() && a.unreduced() == b.unreduced());
+  }
 
  private:
-  std::vector<SpecEntry> entries_;
-  std::vector<std::string> unreduced_;
+  struct Rep {
+    std::vector<SpecEntry> entries;
+    std::vector<std::string> unreduced;
+  };
+  std::shared_ptr<const Rep> rep_;  // shared by copies; null for P() without unreduced axes
 };
 
 // OK unless an axis occurs twice: INVALID_ARGUMENT (DUPLICATE_AXIS; DuplicateSpecError) names it.

@@ -17,7 +17,6 @@ namespace shardmesh::conformance {
 Questions LibraryQuestions() {
   Questions questions;
   AddAnalysisQuestions(LibraryAnalysis(), &questions);
-  AddConstraintQuestions(LibraryConstraint(), &questions);
   AddLayoutQuestions(LibraryLayout(), &questions);
   AddLinearQuestions(LibraryLinear(), &questions);
   AddLogicalQuestions(LibraryLogical(), &questions);

@@ -295,11 +295,11 @@ absl::StatusOr<Json> GetCorrectedNamedSharding(const LayoutSubject& subject, con
 }
 
 // What a manager does to an array: `constraint` is the spec that the array is constrained to.
-absl::StatusOr<Json> Shard(const ConstraintSubject& subject, const Json& input) {
+absl::StatusOr<Json> Shard(const LayoutSubject& subject, const Json& input) {
   SHARDMESH_ASSIGN_OR_RETURN(const LogicalArguments arguments, DecodeManagerArguments(input));
   SHARDMESH_ASSIGN_OR_RETURN(const Mesh mesh, DecodeMesh(input.at("mesh")));
   SHARDMESH_ASSIGN_OR_RETURN(
-      const ConstraintAnswer sharding,
+      const client::ConstraintAnswer sharding,
       subject.ApplyLogicalSharding(arguments, mesh, input.at("auto_correct").get<bool>()));
   Json answer{{"resolved", EncodeSpec(sharding.requested)},
               {"constraint", EncodeConstraint(sharding.constraint)}};
@@ -307,7 +307,7 @@ absl::StatusOr<Json> Shard(const ConstraintSubject& subject, const Json& input) 
   return answer;
 }
 
-absl::StatusOr<Json> WithShardingConstraint(const ConstraintSubject& subject, const Json& input) {
+absl::StatusOr<Json> WithShardingConstraint(const LayoutSubject& subject, const Json& input) {
   if (input.contains("sharding_python_type")) {
     // A subject takes a spec alone; another Python object is refused here.
     return InvalidArgument(Reason::kBadField, "not a partition spec", "TypeError");
@@ -315,7 +315,8 @@ absl::StatusOr<Json> WithShardingConstraint(const ConstraintSubject& subject, co
   SHARDMESH_ASSIGN_OR_RETURN(const Mesh mesh, DecodeMesh(input.at("mesh")));
   SHARDMESH_ASSIGN_OR_RETURN(const PartitionSpec spec, DecodeSpec(input.at("spec")));
   const Shape shape = DecodeShape(input.at("shape"));
-  SHARDMESH_ASSIGN_OR_RETURN(const ConstraintAnswer answer, subject.Constrain(spec, shape, mesh));
+  SHARDMESH_ASSIGN_OR_RETURN(const client::ConstraintAnswer answer,
+                             subject.Constrain(spec, shape, mesh));
   Json encoded{{"constraint", EncodeConstraint(answer.constraint)},
                {"unchanged", !answer.constraint.has_value()}};
   if (!answer.constraint.has_value() || HasElements(shape)) {
@@ -326,7 +327,7 @@ absl::StatusOr<Json> WithShardingConstraint(const ConstraintSubject& subject, co
 
 // Each leaf for itself. Leaves that are no arrays of the library's, such as numbers and NumPy's
 // arrays, are left alone.
-absl::StatusOr<Json> ConstrainTree(const ConstraintSubject& subject, const Json& input) {
+absl::StatusOr<Json> ConstrainTree(const LayoutSubject& subject, const Json& input) {
   SHARDMESH_ASSIGN_OR_RETURN(const Mesh mesh, DecodeMesh(input.at("mesh")));
   SHARDMESH_ASSIGN_OR_RETURN(const PartitionSpec spec, DecodeSpec(input.at("spec")));
   Json answer = Json::object();
@@ -335,24 +336,24 @@ absl::StatusOr<Json> ConstrainTree(const ConstraintSubject& subject, const Json&
       answer[name] = "unchanged";
       continue;
     }
-    SHARDMESH_ASSIGN_OR_RETURN(const ConstraintAnswer constrained,
+    SHARDMESH_ASSIGN_OR_RETURN(const client::ConstraintAnswer constrained,
                                subject.Constrain(spec, DecodeShape(leaf.at("shape")), mesh));
     answer[name] = EncodeConstraint(constrained.constraint);
   }
   return answer;
 }
 
-absl::StatusOr<Json> IsEquivalentTo(const ConstraintSubject& subject, const Json& input) {
+absl::StatusOr<Json> IsEquivalentTo(const LayoutSubject& subject, const Json& input) {
   SHARDMESH_ASSIGN_OR_RETURN(const Mesh mesh, DecodeMesh(input.at("mesh")));
   SHARDMESH_ASSIGN_OR_RETURN(const PartitionSpec a, DecodeSpec(input.at("a")));
   SHARDMESH_ASSIGN_OR_RETURN(const PartitionSpec b, DecodeSpec(input.at("b")));
-  SHARDMESH_ASSIGN_OR_RETURN(const SpecComparison comparison,
+  SHARDMESH_ASSIGN_OR_RETURN(const client::Comparison comparison,
                              subject.CompareSpecs(a, b, mesh, input.at("ndim").get<int64_t>()));
   // On one mesh two shardings are equal exactly if their specs are.
   return Json{{"equal", comparison.equal},
               {"spec_equal", comparison.equal},
               {"equivalent", comparison.equivalent},
-              {"replicated", {comparison.a_replicated, comparison.b_replicated}}};
+              {"replicated", {comparison.a_fully_replicated, comparison.b_fully_replicated}}};
 }
 
 }  // namespace
@@ -379,23 +380,13 @@ void AddLayoutQuestions(std::shared_ptr<const LayoutSubject> subject, Questions*
   add("named_sharding", PlaceNamedSharding);
   add("resolve_correct_place", ResolveCorrectPlace);
   add("model_plan", PlanModel);
-}
-
-void AddConstraintQuestions(std::shared_ptr<const ConstraintSubject> subject,
-                            Questions* questions) {
-  const auto add = [&](std::string_view name, const auto& ask) {
-    (*questions)[std::string(name)] = [subject, ask](const Json& input) {
-      return ask(*subject, input);
-    };
-  };
-  add("resolve_axis",
-      [](const ConstraintSubject& asked, const Json& input) -> absl::StatusOr<Json> {
-        SHARDMESH_ASSIGN_OR_RETURN(const LogicalArguments arguments, DecodeProfileArguments(input));
-        SHARDMESH_ASSIGN_OR_RETURN(
-            std::vector<AxisValue> values,
-            asked.ResolveAxes(arguments.profile, *arguments.axes, *arguments.mode));
-        return EncodeAxisValue(AxisValue::List(std::move(values)));
-      });
+  add("resolve_axis", [](const LayoutSubject& asked, const Json& input) -> absl::StatusOr<Json> {
+    SHARDMESH_ASSIGN_OR_RETURN(const LogicalArguments arguments, DecodeProfileArguments(input));
+    SHARDMESH_ASSIGN_OR_RETURN(
+        std::vector<AxisValue> values,
+        asked.ResolveAxes(arguments.profile, *arguments.axes, *arguments.mode));
+    return EncodeAxisValue(AxisValue::List(std::move(values)));
+  });
   add("shard", Shard);
   add("apply_logical_sharding", Shard);
   add("with_sharding_constraint", WithShardingConstraint);

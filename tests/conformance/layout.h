@@ -56,56 +56,30 @@ class LayoutSubject {
   virtual absl::StatusOr<client::TreeAnswer> ResolveTree(
       const RuleSet& rules, absl::Span<const client::TreeTensor> tensors,
       const std::optional<Mesh>& mesh) const = 0;
+  // One value per axis.
+  virtual absl::StatusOr<std::vector<AxisValue>> ResolveAxes(const PartitionAxis& profile,
+                                                             absl::Span<const AxisValue> axes,
+                                                             const Mode& mode) const = 0;
+  // Resolves, then constrains; see shardmesh::ApplyLogicalSharding about `auto_correct`.
+  virtual absl::StatusOr<client::ConstraintAnswer> ApplyLogicalSharding(
+      const LogicalArguments& arguments, const Mesh& mesh, bool auto_correct) const = 0;
+  virtual absl::StatusOr<client::ConstraintAnswer> Constrain(const PartitionSpec& spec,
+                                                             const Shape& shape,
+                                                             const Mesh& mesh) const = 0;
+  // For arrays of this rank.
+  virtual absl::StatusOr<client::Comparison> CompareSpecs(const PartitionSpec& a,
+                                                          const PartitionSpec& b, const Mesh& mesh,
+                                                          int64_t rank) const = 0;
 };
 
 std::shared_ptr<const LayoutSubject> LibraryLayout();
 // `client` outlives the subject.
 std::shared_ptr<const LayoutSubject> WireLayout(client::MeshClient& client);
 
-// resolve_spec, resolve, get_corrected_named_sharding, named_sharding, resolve_correct_place,
-// model_plan.
+// resolve_axis, resolve_spec, resolve, shard, apply_logical_sharding, get_corrected_named_sharding,
+// with_sharding_constraint, with_sharding_constraint_tree, named_sharding, is_equivalent_to,
+// resolve_correct_place, model_plan.
 void AddLayoutQuestions(std::shared_ptr<const LayoutSubject> subject, Questions* questions);
-
-// What an array is constrained to.
-struct ConstraintAnswer {
-  PartitionSpec requested;
-  // Nullopt: the array stays as it is.
-  std::optional<PartitionSpec> constraint;
-};
-
-struct SpecComparison {
-  bool equal = false;
-  bool equivalent = false;  // each device has the same tile
-  bool a_replicated = false;
-  bool b_replicated = false;
-};
-
-// As LayoutSubject.
-class ConstraintSubject {
- public:
-  virtual ~ConstraintSubject() = default;
-
-  // One value per axis.
-  virtual absl::StatusOr<std::vector<AxisValue>> ResolveAxes(const PartitionAxis& profile,
-                                                             absl::Span<const AxisValue> axes,
-                                                             const Mode& mode) const = 0;
-  // Resolves, then constrains; see shardmesh::ApplyLogicalSharding about `auto_correct`.
-  virtual absl::StatusOr<ConstraintAnswer> ApplyLogicalSharding(const LogicalArguments& arguments,
-                                                                const Mesh& mesh,
-                                                                bool auto_correct) const = 0;
-  virtual absl::StatusOr<ConstraintAnswer> Constrain(const PartitionSpec& spec, const Shape& shape,
-                                                     const Mesh& mesh) const = 0;
-  // For arrays of this rank.
-  virtual absl::StatusOr<SpecComparison> CompareSpecs(const PartitionSpec& a,
-                                                      const PartitionSpec& b, const Mesh& mesh,
-                                                      int64_t rank) const = 0;
-};
-
-std::shared_ptr<const ConstraintSubject> LibraryConstraint();
-
-// resolve_axis, shard, apply_logical_sharding, with_sharding_constraint,
-// with_sharding_constraint_tree, is_equivalent_to.
-void AddConstraintQuestions(std::shared_ptr<const ConstraintSubject> subject, Questions* questions);
 
 }  // namespace shardmesh::conformance
 

@@ -97,6 +97,53 @@ class Layout final : public LayoutSubject {
     return answer;
   }
 
+  absl::StatusOr<std::vector<AxisValue>> ResolveAxes(const PartitionAxis& profile,
+                                                     absl::Span<const AxisValue> axes,
+                                                     const Mode& mode) const override {
+    SHARDMESH_ASSIGN_OR_RETURN(const RuntimeMode resolved, mode.Resolve(std::nullopt));
+    return profile.ResolveAxis(axes, resolved, kExact);
+  }
+
+  absl::StatusOr<client::ConstraintAnswer> ApplyLogicalSharding(const LogicalArguments& arguments,
+                                                                const Mesh& mesh,
+                                                                bool auto_correct) const override {
+    SHARDMESH_ASSIGN_OR_RETURN(const LogicalQuestion question, QuestionOf(arguments));
+    SHARDMESH_ASSIGN_OR_RETURN(
+        LogicalSharding sharding,
+        shardmesh::ApplyLogicalSharding(arguments.profile, question, mesh, auto_correct));
+    return client::ConstraintAnswer{.requested = std::move(sharding.requested),
+                                    .constraint = std::move(sharding.constraint),
+                                    .corrections = std::move(sharding.corrections)};
+  }
+
+  absl::StatusOr<client::ConstraintAnswer> Constrain(const PartitionSpec& spec, const Shape& shape,
+                                                     const Mesh& mesh) const override {
+    SHARDMESH_RETURN_IF_ERROR(CheckShape(shape));
+    SHARDMESH_ASSIGN_OR_RETURN(std::optional<CorrectionResult> corrected,
+                               CorrectConstraint(spec, shape, mesh));
+    client::ConstraintAnswer answer;
+    answer.requested = spec;
+    if (corrected.has_value()) answer.constraint = std::move(corrected->effective);
+    return answer;
+  }
+
+  absl::StatusOr<client::Comparison> CompareSpecs(const PartitionSpec& a, const PartitionSpec& b,
+                                                  const Mesh& mesh, int64_t rank) const override {
+    // Compared are specs that an array of that rank may have; any axes divide an extent of 0.
+    if (rank < 0 || rank > kMaxRank) {
+      return InvalidArgument(Reason::kInvalidShape,
+                             StrCat("a rank is from 0 to ", kMaxRank, ", not ", rank));
+    }
+    const Shape empty(static_cast<size_t>(rank), 0);
+    for (const PartitionSpec* spec : {&a, &b}) {
+      SHARDMESH_RETURN_IF_ERROR(Tiling::Create(mesh, *spec, empty).status());
+    }
+    return client::Comparison{.equal = a == b,
+                              .equivalent = Equivalent(a, b, mesh, rank),
+                              .a_fully_replicated = FullyReplicated(a, mesh),
+                              .b_fully_replicated = FullyReplicated(b, mesh)};
+  }
+
  private:
   static absl::Status Place(const client::TreeTensor& tensor, const Mesh& mesh,
                             client::TreeSpec* spec, client::TreePlacement* placement,
@@ -122,59 +169,8 @@ class Layout final : public LayoutSubject {
   }
 };
 
-class Constraint final : public ConstraintSubject {
- public:
-  absl::StatusOr<std::vector<AxisValue>> ResolveAxes(const PartitionAxis& profile,
-                                                     absl::Span<const AxisValue> axes,
-                                                     const Mode& mode) const override {
-    SHARDMESH_ASSIGN_OR_RETURN(const RuntimeMode resolved, mode.Resolve(std::nullopt));
-    return profile.ResolveAxis(axes, resolved, kExact);
-  }
-
-  absl::StatusOr<ConstraintAnswer> ApplyLogicalSharding(const LogicalArguments& arguments,
-                                                        const Mesh& mesh,
-                                                        bool auto_correct) const override {
-    SHARDMESH_ASSIGN_OR_RETURN(const LogicalQuestion question, QuestionOf(arguments));
-    SHARDMESH_ASSIGN_OR_RETURN(
-        LogicalSharding sharding,
-        shardmesh::ApplyLogicalSharding(arguments.profile, question, mesh, auto_correct));
-    return ConstraintAnswer{std::move(sharding.requested), std::move(sharding.constraint)};
-  }
-
-  absl::StatusOr<ConstraintAnswer> Constrain(const PartitionSpec& spec, const Shape& shape,
-                                             const Mesh& mesh) const override {
-    SHARDMESH_RETURN_IF_ERROR(CheckShape(shape));
-    SHARDMESH_ASSIGN_OR_RETURN(std::optional<CorrectionResult> corrected,
-                               CorrectConstraint(spec, shape, mesh));
-    ConstraintAnswer answer{spec, std::nullopt};
-    if (corrected.has_value()) answer.constraint = std::move(corrected->effective);
-    return answer;
-  }
-
-  absl::StatusOr<SpecComparison> CompareSpecs(const PartitionSpec& a, const PartitionSpec& b,
-                                              const Mesh& mesh, int64_t rank) const override {
-    // Compared are specs that an array of that rank may have; any axes divide an extent of 0.
-    if (rank < 0 || rank > kMaxRank) {
-      return InvalidArgument(Reason::kInvalidShape,
-                             StrCat("a rank is from 0 to ", kMaxRank, ", not ", rank));
-    }
-    const Shape empty(static_cast<size_t>(rank), 0);
-    for (const PartitionSpec* spec : {&a, &b}) {
-      SHARDMESH_RETURN_IF_ERROR(Tiling::Create(mesh, *spec, empty).status());
-    }
-    return SpecComparison{.equal = a == b,
-                          .equivalent = Equivalent(a, b, mesh, rank),
-                          .a_replicated = FullyReplicated(a, mesh),
-                          .b_replicated = FullyReplicated(b, mesh)};
-  }
-};
-
 }  // namespace
 
 std::shared_ptr<const LayoutSubject> LibraryLayout() { return std::make_shared<Layout>(); }
-
-std::shared_ptr<const ConstraintSubject> LibraryConstraint() {
-  return std::make_shared<Constraint>();
-}
 
 }  // namespace shardmesh::conformance

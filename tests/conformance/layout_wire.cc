@@ -68,6 +68,51 @@ class Layout final : public LayoutSubject {
     return client_.ResolveTree(question, tensors);
   }
 
+  absl::StatusOr<std::vector<AxisValue>> ResolveAxes(const PartitionAxis& profile,
+                                                     absl::Span<const AxisValue> axes,
+                                                     const Mode& mode) const override {
+    return client_.ResolveAxes({.axes = {axes.begin(), axes.end()},
+                                .mode = mode,
+                                .profile = profile,
+                                .compatibility = kExact});
+  }
+
+  absl::StatusOr<client::ConstraintAnswer> ApplyLogicalSharding(const LogicalArguments& arguments,
+                                                                const Mesh& mesh,
+                                                                bool auto_correct) const override {
+    client::ConstrainQuestion question;
+    question.profile = arguments.profile;
+    question.shape = arguments.shape.value_or(Shape());
+    question.mesh = mesh;
+    question.auto_correct = auto_correct;
+    question.compatibility = kExact;
+    question.mode = arguments.mode;
+    if (arguments.axes.has_value() && arguments.mode.has_value()) {
+      question.layout = *arguments.axes;
+    } else if (!arguments.preset.empty()) {
+      question.layout = arguments.preset;
+      question.mode.reset();
+    } else if (arguments.dynamic_axes.has_value()) {
+      question.layout = arguments.dynamic_axes->axes;
+      question.mode = arguments.dynamic_axes->mode;
+    } else {
+      question.layout = arguments.axes.value_or(std::vector<AxisValue>());
+    }
+    return client_.ConstrainArray(question);
+  }
+
+  absl::StatusOr<client::ConstraintAnswer> Constrain(const PartitionSpec& spec, const Shape& shape,
+                                                     const Mesh& mesh) const override {
+    return client_.ConstrainArray(
+        {.layout = spec, .shape = shape, .mesh = mesh, .compatibility = kExact});
+  }
+
+  absl::StatusOr<client::Comparison> CompareSpecs(const PartitionSpec& a, const PartitionSpec& b,
+                                                  const Mesh& mesh, int64_t rank) const override {
+    return client_.CompareSpecs(
+        {.a = a, .b = b, .mesh = mesh, .rank = rank, .compatibility = kExact});
+  }
+
  private:
   client::MeshClient& client_;
 };

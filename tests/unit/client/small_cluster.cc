@@ -268,7 +268,7 @@ class SmallCoordinator::Layouts final : public v1::ResolveService::Service {
     rpc::Encode(PartitionSpec({SpecEntry::Axis("tp")}), response.add_specs()->mutable_requested());
     int64_t tensors = 0;
     while (stream->Read(&request)) {
-      for (int i = 0; i < request.tensors().names_size(); ++i) {
+      for (int i = 0; i < request.tensors().name_sizes_size(); ++i) {
         response.mutable_placements()->add_spec_indexes(0);
         response.mutable_placements()->add_rules(static_cast<uint32_t>(tensors++ % 7));
       }

@@ -126,7 +126,9 @@ TEST_F(CoordinatorServerTest, ResolvesATreeInPieces) {
     request.Clear();
     for (int i = 0; i < 10; ++i) {
       v1::TreeTensors* tensors = request.mutable_tensors();
-      tensors->add_names("layer" + std::to_string(piece) + "." + std::to_string(i) + ".kernel");
+      const std::string name = "layer" + std::to_string(piece) + "." + std::to_string(i) + ".kernel";
+      tensors->mutable_names()->append(name);
+      tensors->add_name_sizes(static_cast<uint32_t>(name.size()));
       tensors->add_ranks(1);
       tensors->add_sizes(16);
       tensors->add_dtypes(v1::DTYPE_F32);

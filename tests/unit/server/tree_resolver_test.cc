@@ -127,7 +127,8 @@ TEST(TreeResolverTest, ResolvesTensorsThatBringTheirOwnAxes) {
   TreeQuestion question;
   question.mesh = *Mesh::Parse("fsdp=2,tp=4");
   const auto resolver = Resolver(std::move(question));
-  TreeTensor tensor = Tensor("h", {8, 8});
+  const Shape shape = {8, 8};
+  TreeTensor tensor = Tensor("h", shape);
   const std::vector<AxisValue> axes = {AxisValue::None(), AxisValue::Name("__HEAD__")};
   tensor.axes = &axes;
   ASSERT_TRUE(resolver->Add({tensor}).ok());

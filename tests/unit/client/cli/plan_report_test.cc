@@ -108,21 +108,17 @@ std::string HtmlOf(const Mesh& mesh, const Placement& placement,
 
 TEST(PlanReportTest, IsWellFormedForTensorsOfEveryRank) {
   const Mesh mesh = *Mesh::Parse("dp=64,fsdp=32,tp=32");
+  const Shape extents = {65'536, 2048, 32, 32, 2048, 1, 2, 1, 2, 1, 2, 1, 2, 1, 2, 1};
   std::vector<TreeTensor> tensors;
-  Shape shape;
-  for (int rank = 0; rank <= 16; ++rank) {
-    for (const char* spec : {"()", "tp", "tp,fsdp", "dp+fsdp,-,tp", "?,-,-,fsdp,tp+dp"}) {
-      tensors.push_back({.name = StrCat("rank.", rank, ".", spec),
-                         .shape = shape,
-                         .dtype = Dtype::kF32,
-                         .spec = *ParseSpec(rank < 5 ? "()" : spec)});
-    }
-    shape.push_back(rank < 5 ? 65'536 : rank % 3);
-    if (rank >= 5) {
-      shape.back() = 1 + rank % 2;
-    }
-    if (rank == 4) {
-      shape = {2048, 1, 32, 32, 2048};
+  for (size_t rank = 0; rank <= extents.size(); ++rank) {
+    for (const char* text : {"()", "tp", "tp,fsdp", "dp+fsdp,-,tp", "?,-,-,fsdp,tp+dp"}) {
+      PartitionSpec spec = *ParseSpec(text);
+      if (static_cast<size_t>(spec.size()) <= rank) {
+        tensors.push_back({.name = StrCat("rank.", rank, ".", text),
+                           .shape = {extents.begin(), extents.begin() + static_cast<int64_t>(rank)},
+                           .dtype = Dtype::kF32,
+                           .spec = std::move(spec)});
+      }
     }
   }
   tensors.push_back({.name = "vector", .shape = {4096}, .spec = *ParseSpec("fsdp+tp")});
