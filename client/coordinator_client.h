@@ -24,6 +24,7 @@
 #include "client/mesh_questions.h"
 #include "client/profile_questions.h"
 #include "client/rule_questions.h"
+#include "client/plan.h"
 #include "client/step.h"
 #include "client/transfer.h"
 #include "rpc/call.h"
@@ -158,6 +159,16 @@ class CoordinatorClient {
   absl::StatusOr<SpmdAnswer> ResolveSpmdAxes(const SpmdQuestion& question, const Options& options);
   absl::StatusOr<std::optional<PartitionSpec>> ResolveLinenAxes(const LinenQuestion& question,
                                                                 const Options& options);
+  absl::StatusOr<ReshardAnswer> PlanReshard(const ReshardQuestion& question,
+                                            const Options& options);
+  absl::StatusOr<AnalyzeAnswer> AnalyzeLayout(const AnalyzeQuestion& question,
+                                              absl::Span<const TreeTensor> tensors,
+                                              const Options& options);
+  absl::StatusOr<SearchAnswer> SearchMeshes(const SearchQuestion& question,
+                                            absl::Span<const TreeTensor> tensors,
+                                            const Options& options);
+  absl::StatusOr<std::vector<ShardingsEntry>> ListShardings(const ShardingsQuestion& question,
+                                                            const Options& options);
 
   // CatalogService.
   absl::StatusOr<Entry> CreateEntry(const std::string& name, const EntryValue& value,

@@ -328,6 +328,25 @@ absl::StatusOr<std::optional<PartitionSpec>> MeshClient::ResolveLinenAxes(
   return impl_->coordinator().ResolveLinenAxes(question, impl_->CallDeadline());
 }
 
+absl::StatusOr<ReshardAnswer> MeshClient::PlanReshard(const ReshardQuestion& question) {
+  return impl_->coordinator().PlanReshard(question, impl_->CallDeadline());
+}
+
+absl::StatusOr<AnalyzeAnswer> MeshClient::AnalyzeLayout(const AnalyzeQuestion& question,
+                                                        absl::Span<const TreeTensor> tensors) {
+  return impl_->coordinator().AnalyzeLayout(question, tensors, impl_->CallDeadline());
+}
+
+absl::StatusOr<SearchAnswer> MeshClient::SearchMeshes(const SearchQuestion& question,
+                                                      absl::Span<const TreeTensor> tensors) {
+  return impl_->coordinator().SearchMeshes(question, tensors, impl_->CallDeadline());
+}
+
+absl::StatusOr<std::vector<ShardingsEntry>> MeshClient::ListShardings(
+    const ShardingsQuestion& question) {
+  return impl_->coordinator().ListShardings(question, impl_->CallDeadline());
+}
+
 absl::StatusOr<Entry> MeshClient::CreateEntry(const std::string& name, const EntryValue& value) {
   return impl_->coordinator().CreateEntry(name, value, impl_->CallDeadline());
 }

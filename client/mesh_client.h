@@ -22,6 +22,7 @@
 #include "client/mesh_questions.h"
 #include "client/profile_questions.h"
 #include "client/rule_questions.h"
+#include "client/plan.h"
 #include "client/step.h"
 #include "rpc/credentials.h"
 #include "tensor/safetensors.h"
@@ -119,6 +120,17 @@ class MeshClient {
   absl::StatusOr<SpmdAnswer> ResolveSpmdAxes(const SpmdQuestion& question);
   // Nullopt: the array stays as it is.
   absl::StatusOr<std::optional<PartitionSpec>> ResolveLinenAxes(const LinenQuestion& question);
+  // Plans: pure questions too.
+  // What must move to turn one layout of an array into another.
+  absl::StatusOr<ReshardAnswer> PlanReshard(const ReshardQuestion& question);
+  // What a layout comes to. Every tensor brings its spec; at most 1,000,000 of them.
+  absl::StatusOr<AnalyzeAnswer> AnalyzeLayout(const AnalyzeQuestion& question,
+                                              absl::Span<const TreeTensor> tensors);
+  // The best meshes for a tree of at most 1,000,000 tensors, each with its dtype.
+  absl::StatusOr<SearchAnswer> SearchMeshes(const SearchQuestion& question,
+                                            absl::Span<const TreeTensor> tensors);
+  // First the leaves in their order, then the cluster's arrays by name.
+  absl::StatusOr<std::vector<ShardingsEntry>> ListShardings(const ShardingsQuestion& question);
 
   // Definitions. `expected_version`: kAnyVersion, or the version that is replaced or deleted
   // (ABORTED, VERSION_MISMATCH, if it is another). CreateEntry: ALREADY_EXISTS for a taken name.

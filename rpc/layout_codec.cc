@@ -1,12 +1,16 @@
-// Reports on layouts of whole trees between wire and algebra.
+// Plans, and reports on layouts of whole trees, between wire and algebra.
 #include "rpc/layout_codec.h"
 
 #include <algorithm>
+#include <array>
+#include <iterator>
 #include <utility>
 
 #include "rpc/spec_codec.h"
 #include "rpc/status.h"
+#include "sharding/reason.h"
 #include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
 
 namespace shardmesh::rpc {
 namespace {
@@ -105,6 +109,150 @@ absl::StatusOr<LayoutReport> Decode(const v1::LayoutReport& from) {
     report.largest.push_back(*std::move(tensor));
   }
   return report;
+}
+
+namespace {
+
+// What the wire's enums stand for.
+constexpr std::array<std::pair<ReshardPattern, v1::ReshardPattern>, 9> kPatterns = {{
+    {ReshardPattern::kNoop, v1::RESHARD_PATTERN_NOOP},
+    {ReshardPattern::kSlice, v1::RESHARD_PATTERN_SLICE},
+    {ReshardPattern::kAllGather, v1::RESHARD_PATTERN_ALL_GATHER},
+    {ReshardPattern::kAllToAll, v1::RESHARD_PATTERN_ALL_TO_ALL},
+    {ReshardPattern::kPermute, v1::RESHARD_PATTERN_PERMUTE},
+    {ReshardPattern::kBroadcast, v1::RESHARD_PATTERN_BROADCAST},
+    {ReshardPattern::kReduceScatter, v1::RESHARD_PATTERN_REDUCE_SCATTER},
+    {ReshardPattern::kAllReduce, v1::RESHARD_PATTERN_ALL_REDUCE},
+    {ReshardPattern::kGeneral, v1::RESHARD_PATTERN_GENERAL},
+}};
+constexpr std::array<std::pair<MeshCriterion, v1::SearchMeshesHeader::Criterion>, 4> kCriteria = {{
+    {MeshCriterion::kFit, v1::SearchMeshesHeader::CRITERION_FIT},
+    {MeshCriterion::kDeviceBytes, v1::SearchMeshesHeader::CRITERION_DEVICE_BYTES},
+    {MeshCriterion::kWastedBytes, v1::SearchMeshesHeader::CRITERION_WASTED_BYTES},
+    {MeshCriterion::kCorrections, v1::SearchMeshesHeader::CRITERION_CORRECTIONS},
+}};
+constexpr std::array<std::pair<HeldLeaf::Kind, v1::ArrayLeaf::Kind>, 7> kLeafKinds = {{
+    {HeldLeaf::Kind::kNone, v1::ArrayLeaf::KIND_NONE},
+    {HeldLeaf::Kind::kSharded, v1::ArrayLeaf::KIND_SHARDED},
+    {HeldLeaf::Kind::kSpecOnly, v1::ArrayLeaf::KIND_SPEC_ONLY},
+    {HeldLeaf::Kind::kSingle, v1::ArrayLeaf::KIND_SINGLE_DEVICE},
+    {HeldLeaf::Kind::kHostArray, v1::ArrayLeaf::KIND_HOST},
+    {HeldLeaf::Kind::kNumber, v1::ArrayLeaf::KIND_NUMBER},
+    {HeldLeaf::Kind::kOther, v1::ArrayLeaf::KIND_OTHER},
+}};
+
+// The wire's number of a value, which the table has.
+template <typename Table, typename Ours>
+auto ToWire(const Table& table, Ours value) {
+  return std::find_if(std::begin(table), std::end(table),
+                      [&](const auto& entry) { return entry.first == value; })
+      ->second;
+}
+// Null for one that the table does not have.
+template <typename Table, typename Wire>
+auto FromWire(const Table& table, Wire value) {
+  const auto entry = std::find_if(std::begin(table), std::end(table),
+                                  [&](const auto& each) { return each.second == value; });
+  return entry == std::end(table) ? nullptr : &entry->first;
+}
+
+}  // namespace
+
+v1::ReshardPattern Encode(ReshardPattern pattern) { return ToWire(kPatterns, pattern); }
+
+ReshardPattern Decode(v1::ReshardPattern pattern) {
+  const ReshardPattern* known = FromWire(kPatterns, pattern);
+  return known == nullptr ? ReshardPattern::kGeneral : *known;
+}
+
+void Encode(const ReshardStep& from, v1::ReshardStep* to) {
+  to->set_pattern(Encode(from.pattern));
+  to->mutable_axes()->Add(from.axes.begin(), from.axes.end());
+  if (from.from_dim.has_value()) {
+    to->set_from_dimension(static_cast<int32_t>(*from.from_dim));
+  }
+  if (from.to_dim.has_value()) {
+    to->set_to_dimension(static_cast<int32_t>(*from.to_dim));
+  }
+}
+
+ReshardStep Decode(const v1::ReshardStep& from) {
+  ReshardStep step;
+  step.pattern = Decode(from.pattern());
+  step.axes.assign(from.axes().begin(), from.axes().end());
+  if (from.has_from_dimension()) {
+    step.from_dim = from.from_dimension();
+  }
+  if (from.has_to_dimension()) {
+    step.to_dim = from.to_dimension();
+  }
+  return step;
+}
+
+v1::SearchMeshesHeader::Criterion Encode(MeshCriterion criterion) {
+  return ToWire(kCriteria, criterion);
+}
+
+absl::StatusOr<MeshCriterion> Decode(v1::SearchMeshesHeader::Criterion from) {
+  if (const MeshCriterion* known = FromWire(kCriteria, from); known != nullptr) {
+    return *known;
+  }
+  return InvalidArgument(Reason::kBadField,
+                         StrCat("the number ", static_cast<int>(from),
+                                " is no criterion; meshes are compared by CRITERION_FIT, "
+                                "_DEVICE_BYTES, _WASTED_BYTES and _CORRECTIONS"));
+}
+
+void Encode(const HeldLeaf& from, v1::ArrayLeaf* to) {
+  to->set_name(from.name);
+  to->set_kind(ToWire(kLeafKinds, from.kind));
+  if (from.kind == HeldLeaf::Kind::kSharded) {
+    Encode(from.mesh, to->mutable_mesh());
+  }
+  if (from.kind == HeldLeaf::Kind::kSharded || from.kind == HeldLeaf::Kind::kSpecOnly) {
+    Encode(from.spec, to->mutable_spec());
+  }
+}
+
+absl::StatusOr<HeldLeaf> Decode(const v1::ArrayLeaf& from, Compatibility compatibility) {
+  HeldLeaf leaf;
+  leaf.name = from.name();
+  if (leaf.name.size() > kMaxLeafNameBytes) {
+    return WithField(InvalidArgument(Reason::kLimitExceeded,
+                                     StrCat("the name has ", leaf.name.size(), " bytes; at most ",
+                                            kMaxLeafNameBytes, " are allowed")),
+                     "name");
+  }
+  const HeldLeaf::Kind* kind = FromWire(kLeafKinds, from.kind());
+  if (kind == nullptr) {
+    return BadField("kind", "is not set, or none that this build knows");
+  }
+  leaf.kind = *kind;
+  const bool has_mesh = leaf.kind == HeldLeaf::Kind::kSharded;
+  const bool has_spec = has_mesh || leaf.kind == HeldLeaf::Kind::kSpecOnly;
+  if (from.has_mesh() != has_mesh) {
+    return BadField("mesh", has_mesh ? "is not set; a sharded array has one"
+                                     : "is set, and a leaf of this kind has none");
+  }
+  if (from.has_spec() != has_spec) {
+    return BadField("spec", has_spec ? "is not set; a leaf of this kind has one"
+                                     : "is set, and a leaf of this kind has none");
+  }
+  if (has_mesh) {
+    auto mesh = Decode(from.mesh(), std::nullopt, compatibility);
+    if (!mesh.ok()) {
+      return WithField(std::move(mesh).status(), "mesh");
+    }
+    leaf.mesh = *std::move(mesh);
+  }
+  if (has_spec) {
+    auto spec = Decode(from.spec());
+    if (!spec.ok()) {
+      return WithField(std::move(spec).status(), "spec");
+    }
+    leaf.spec = *std::move(spec);
+  }
+  return leaf;
 }
 
 }  // namespace shardmesh::rpc

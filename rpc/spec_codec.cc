@@ -630,8 +630,9 @@ absl::StatusOr<Compatibility> Decode(v1::Compatibility from) {
     case v1::COMPATIBILITY_EXACT:
       return Compatibility::kExact;
     default:
-      return BadField("compatibility", StrCat("compatibility ", static_cast<int>(from),
-                                              " is not known; leave it unset, or use EXACT"));
+      return InvalidArgument(Reason::kBadField,
+                             StrCat("compatibility ", static_cast<int>(from),
+                                    " is not known; leave it unset, or use EXACT"));
   }
 }
 
@@ -643,8 +644,9 @@ absl::StatusOr<bool> DecodeIsStrict(v1::CorrectionPolicy from) {
     case v1::CORRECTION_POLICY_STRICT:
       return true;
     default:
-      return BadField("policy", StrCat("correction policy ", static_cast<int>(from),
-                                       " is not known; use REPORT or STRICT"));
+      return InvalidArgument(Reason::kBadField,
+                             StrCat("correction policy ", static_cast<int>(from),
+                                    " is not known; use REPORT or STRICT"));
   }
 }
 

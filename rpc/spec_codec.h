@@ -97,6 +97,7 @@ void Encode(const Mode& from, v1::ModeSelector* to);
 absl::StatusOr<std::optional<Mode>> Decode(const v1::ModeSelector& from,
                                            Compatibility compatibility = Compatibility::kDefault);
 
+// Field paths of these two are left to the caller.
 absl::StatusOr<Compatibility> Decode(v1::Compatibility from);
 
 // Whether the first correction is to be an error.

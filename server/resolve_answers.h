@@ -4,6 +4,7 @@
 #define SHARDMESH_SERVER_RESOLVE_ANSWERS_H_
 
 #include <cstdint>
+#include <functional>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -73,7 +74,10 @@ absl::Status Answer(Context, const v1::DescribeLinearLayerRequest&,
 absl::Status Answer(Context, const v1::PromoteDtypesRequest&, v1::PromoteDtypesResponse*);
 
 // resolve_plans.cc
-absl::Status Answer(Context, const v1::PlanReshardRequest&, v1::PlanReshardResponse*);
+// Can take a second: runs in the background. `is_cancelled`, asked now and then, may be null; true
+// ends it with CANCELLED.
+absl::Status Answer(Context, const v1::PlanReshardRequest&, v1::PlanReshardResponse*,
+                    const std::function<bool()>& is_cancelled);
 
 // Decodes a field, and names it in the error.
 #define SHARDMESH_DECODE(lhs, field, decoded)                   \

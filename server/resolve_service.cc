@@ -9,6 +9,7 @@
 #include "rpc/metrics.h"
 #include "rpc/status.h"
 #include "server/background.h"
+#include "server/plan_streams.h"
 #include "server/resolve_answers.h"
 #include "server/rule_streams.h"
 #include "server/tree_reactor.h"
@@ -82,6 +83,29 @@ class ResolveService final : public v1::ResolveService::CallbackService {
   grpc::ServerBidiReactor<v1::DiffLayoutsRequest, v1::DiffLayoutsResponse>* DiffLayouts(
       grpc::CallbackServerContext*) override {
     return MakeDiffLayoutsReactor(options_.publisher->shared_state());
+  }
+
+  grpc::ServerUnaryReactor* PlanReshard(grpc::CallbackServerContext*,
+                                        const v1::PlanReshardRequest* request,
+                                        v1::PlanReshardResponse* response) override {
+    return MakePlanReshardReactor(options_.publisher->shared_state(), counter_, request, response,
+                                  &background_);
+  }
+
+  grpc::ServerReadReactor<v1::AnalyzeLayoutRequest>* AnalyzeLayout(
+      grpc::CallbackServerContext*, v1::AnalyzeLayoutResponse* response) override {
+    return MakeAnalyzeLayoutReactor(options_.publisher->shared_state(), response, &background_);
+  }
+
+  grpc::ServerReadReactor<v1::SearchMeshesRequest>* SearchMeshes(
+      grpc::CallbackServerContext*, v1::SearchMeshesResponse* response) override {
+    return MakeSearchMeshesReactor(options_.publisher->shared_state(), response, &background_);
+  }
+
+  grpc::ServerWriteReactor<v1::ListShardingsResponse>* ListShardings(
+      grpc::CallbackServerContext*, const v1::ListShardingsRequest* request) override {
+    return MakeListShardingsReactor(options_.publisher->shared_state(), options_.catalogue,
+                                    request);
   }
 
  private:

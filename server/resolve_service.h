@@ -17,9 +17,11 @@ class Metrics;
 
 namespace shardmesh::server {
 
+class Catalogue;
+
 struct ResolveServiceOptions {
   const StatePublisher* publisher = nullptr;
-  // The arrays that the cluster holds.
+  // The cluster's arrays; null: there are none.
   const Catalogue* catalogue = nullptr;
   // Corrections by reason are counted there; may be null.
   rpc::Metrics* metrics = nullptr;

@@ -14,6 +14,7 @@
 #include "client/cli/placement.h"
 #include "client/cli/progress_bar.h"
 #include "client/cli/table.h"
+#include "client/cli/tree_source.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
 #include "sharding/tile.h"
@@ -99,8 +100,9 @@ absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
   if (!flags.mesh.empty()) {
     question.mesh = flags.mesh;
   }
-  SHARDMESH_ASSIGN_OR_RETURN(const Placement placement,
-                             AskPlacement(client.get(), checkpoint, std::move(question)));
+  SHARDMESH_ASSIGN_OR_RETURN(
+      const Placement placement,
+      AskPlacement(client.get(), TensorsOf(checkpoint), std::move(question)));
   SHARDMESH_RETURN_IF_ERROR(CheckAllMatched(placement));
   if (!invocation.json && !flags.quiet) {
     PrintPlacement(placement);

@@ -7,11 +7,12 @@
 namespace shardmesh::client {
 
 void AddClusterCommands(CommandLine* line);     // up, down, status, version
-void AddLayoutCommands(CommandLine* line);      // resolve, match, plan, presets
+void AddLayoutCommands(CommandLine* line);      // resolve, match, presets
 void AddSpecCommands(CommandLine* line);        // explain, constrain, compare, tiles, axes
 void AddProfileCommands(CommandLine* line);     // profile show, hash
 void AddMeshCommands(CommandLine* line);        // mesh show, mesh query, spec axes
 void AddLayerCommands(CommandLine* line);       // layer output, check, describe, promote
+void AddPlanCommands(CommandLine* line);        // plan, reshard, shardings
 void AddArrayCommands(CommandLine* line);       // load, ls, get, describe, rm
 void AddComputeCommands(CommandLine* line);     // linear, matmul, collective
 void AddCatalogCommands(CommandLine* line);     // catalog ls, get, put, rm

@@ -1,4 +1,4 @@
-// resolve, match, plan, presets: questions about layouts, which need no worker.
+// resolve, match, presets: questions about layouts, which need no worker.
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -12,6 +12,7 @@
 #include "client/cli/placement.h"
 #include "client/cli/spec_printing.h"
 #include "client/cli/table.h"
+#include "client/cli/tree_source.h"
 #include "sharding/presets.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -82,33 +83,25 @@ absl::Status RunResolve(const Invocation& invocation, const ResolveFlags& flags)
   return absl::OkStatus();
 }
 
-struct TreeFlags {
-  std::string checkpoint;
+struct MatchFlags {
+  std::string tree;
   std::string rules;
-  std::string mesh;
-  bool strict = false;
 };
 
-absl::Status RunTree(const Invocation& invocation, const TreeFlags& flags, bool match_only) {
+absl::Status RunMatch(const Invocation& invocation, const MatchFlags& flags) {
   TreeQuestion question;
-  question.strict = flags.strict;
-  question.match_only = match_only;
-  SHARDMESH_ASSIGN_OR_RETURN(question.mesh, SelectMesh(flags.mesh));
-  SHARDMESH_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(flags.checkpoint));
+  question.match_only = true;
+  SHARDMESH_ASSIGN_OR_RETURN(std::vector<TreeTensor> tensors, ReadTree(flags.tree));
   SHARDMESH_ASSIGN_OR_RETURN(question.rules, SelectRules(flags.rules));
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   SHARDMESH_ASSIGN_OR_RETURN(const Placement placement,
-                             AskPlacement(client.get(), checkpoint, std::move(question)));
-  const absl::Status matched = CheckAllMatched(placement);
-  if (!match_only) {
-    SHARDMESH_RETURN_IF_ERROR(matched);
-  }
+                             AskPlacement(client.get(), std::move(tensors), std::move(question)));
   if (invocation.json) {
     PrintJson(PlacementJson(placement));
   } else {
     PrintPlacement(placement);
   }
-  return matched;
+  return CheckAllMatched(placement);
 }
 
 std::string FormatAxes(const std::vector<AxisValue>& axes) {
@@ -163,32 +156,18 @@ void AddResolve(CommandLine* line) {
   resolve->add_flag("--exact", flags->exact, "answer as the Python originals do to the letter");
 }
 
-void AddTreeOptions(CLI::App* command, TreeFlags* flags) {
-  command->add_option("checkpoint", flags->checkpoint, "safetensors file, index, or model folder")
-      ->required();
-  command->add_option("--rules", flags->rules, "rules: YAML file, or name in the catalog")
-      ->required();
-}
-
 void AddMatch(CommandLine* line) {
-  auto flags = std::make_shared<TreeFlags>();
-  AddTreeOptions(
-      line->AddCommand(
-          "match", "Show which rule gives each tensor of a checkpoint its spec",
-          [flags](const Invocation& i) { return RunTree(i, *flags, /*match_only=*/true); }),
-      flags.get());
-}
-
-void AddPlan(CommandLine* line) {
-  auto flags = std::make_shared<TreeFlags>();
-  CLI::App* const plan = line->AddCommand(
-      "plan", "Show how a checkpoint would lie on a mesh, from its header alone",
-      [flags](const Invocation& i) { return RunTree(i, *flags, /*match_only=*/false); });
-  AddTreeOptions(plan, flags.get());
-  plan->add_option(
-      "--mesh", flags->mesh,
-      "a mesh: axes as dp=4,tp=8, YAML file, or name in the catalog (default: default)");
-  plan->add_flag("--strict", flags->strict, "make the first correction an error");
+  auto flags = std::make_shared<MatchFlags>();
+  CLI::App* const match =
+      line->AddCommand("match", "Show which rule gives each tensor of a model its spec",
+                       [flags](const Invocation& i) { return RunMatch(i, *flags); });
+  match
+      ->add_option("checkpoint", flags->tree,
+                   "safetensors file, index or model folder; .json file of name to shape and "
+                   "dtype; .jsonl file, or - for such lines on standard input")
+      ->required();
+  match->add_option("--rules", flags->rules, "rules: YAML file, or name in the catalog")
+      ->required();
 }
 
 }  // namespace
@@ -196,7 +175,6 @@ void AddPlan(CommandLine* line) {
 void AddLayoutCommands(CommandLine* line) {
   AddResolve(line);
   AddMatch(line);
-  AddPlan(line);
   line->AddCommand("presets", "List the named axes of a transformer's usual tensors",
                    [](const Invocation& i) { return RunPresets(i); });
 }

@@ -12,6 +12,7 @@ int main(int argc, char** argv) {
   shardmesh::client::AddProfileCommands(&line);
   shardmesh::client::AddMeshCommands(&line);
   shardmesh::client::AddLayerCommands(&line);
+  shardmesh::client::AddPlanCommands(&line);
   shardmesh::client::AddArrayCommands(&line);
   shardmesh::client::AddComputeCommands(&line);
   shardmesh::client::AddCatalogCommands(&line);

@@ -1,10 +1,11 @@
-// How the tensors of a checkpoint are to lie, as a table.
+// How the tensors of a tree are to lie, as tables.
 #include "client/cli/placement.h"
 
 #include <iostream>
 #include <string>
 #include <utility>
 
+#include "absl/strings/str_format.h"
 #include "client/cli/table.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
@@ -25,42 +26,26 @@ std::string WhyTheyDiffer(const TreeSpec& spec) {
              : "nothing was asked for that cuts the tensor";
 }
 
-}  // namespace
-
-absl::StatusOr<Placement> AskPlacement(MeshClient* client, const Checkpoint& checkpoint,
-                                       TreeQuestion question) {
-  Placement placement;
-  placement.match_only = question.match_only;
-  question.keep_unmatched = true;
-  for (const Checkpoint::Entry& entry : checkpoint.tensors()) {
-    placement.tensors.push_back(
-        {.name = entry.tensor->name, .shape = entry.tensor->shape, .dtype = entry.tensor->dtype});
+void PrintUsages(std::string_view title, const std::vector<TensorUsage>& tensors) {
+  if (tensors.empty()) {
+    return;
   }
-  SHARDMESH_ASSIGN_OR_RETURN(placement.answer, client->ResolveTree(question, placement.tensors));
-  return placement;
+  std::cout << "\n" << title << "\n";
+  Table table({{"tensor"},
+               {"shape"},
+               {"spec"},
+               {"bytes/device", Table::Align::kRight},
+               {"one copy", Table::Align::kRight},
+               {"in copies", Table::Align::kRight}});
+  for (const TensorUsage& tensor : tensors) {
+    table.AddRow({tensor.name, FormatShape(tensor.shape), FormatSpec(tensor.spec),
+                  FormatBytes(tensor.device_bytes), FormatBytes(tensor.bytes),
+                  FormatBytes(tensor.wasted_bytes)});
+  }
+  table.Print();
 }
 
-absl::Status CheckAllMatched(const Placement& placement) {
-  constexpr int64_t kMaxNamed = 5;
-  std::vector<std::string> names;
-  int64_t unmatched = 0;
-  for (size_t i = 0; i < placement.tensors.size(); ++i) {
-    if (placement.answer.placements[i].unmatched && ++unmatched <= kMaxNamed) {
-      names.push_back(placement.tensors[i].name);
-    }
-  }
-  if (unmatched == 0) {
-    return absl::OkStatus();
-  }
-  const int64_t more = unmatched - static_cast<int64_t>(names.size());
-  return InvalidArgument(
-      Reason::kUnmatchedTensor,
-      StrCat("no rule matches ", unmatched, " of ", FormatCount(placement.tensors.size(), "tensor"),
-             ": ", StrJoin(names, ", "), more > 0 ? StrCat(" and ", more, " more") : std::string(),
-             "; add rules for them, or a last rule '.*'"));
-}
-
-void PrintPlacement(const Placement& placement) {
+void PrintTensors(const Placement& placement) {
   Table table({{"tensor"},
                {"dtype"},
                {"shape"},
@@ -87,10 +72,82 @@ void PrintPlacement(const Placement& placement) {
     table.AddRow(std::move(row));
   }
   table.Print();
+  std::cout << "\n";
+}
 
+// A row for each correction of each spec, with its fixes and how many tensors it is about.
+void PrintCorrections(const Placement& placement) {
+  const std::vector<SpecUse> uses = UsesOfSpecs(placement);
+  bool has_title = false;
+  for (size_t i = 0; i < uses.size(); ++i) {
+    const TreeSpec& spec = placement.answer.specs[i];
+    if (spec.corrections.empty() || uses[i].tensors == 0) {
+      continue;
+    }
+    std::cout << (std::exchange(has_title, true) ? "" : "\nCorrections\n")
+              << FormatSpec(spec.requested) << " to " << FormatSpec(spec.effective) << ": "
+              << FormatCount(uses[i].tensors, "tensor") << ", as "
+              << placement.tensors[uses[i].first].name << " "
+              << FormatShape(placement.tensors[uses[i].first].shape) << "\n";
+    for (size_t j = 0; j < spec.corrections.size(); ++j) {
+      std::cout << "  " << spec.corrections[j].ToString() << "\n";
+      for (const Fix& fix : spec.fixes) {
+        if (fix.correction == static_cast<int64_t>(j)) {
+          std::cout << "    fix: " << fix.text << "\n";
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<Placement> AskPlacement(MeshClient* client, std::vector<TreeTensor> tensors,
+                                       TreeQuestion question) {
+  Placement placement;
+  placement.match_only = question.match_only;
+  question.keep_unmatched = true;
+  placement.tensors = std::move(tensors);
+  SHARDMESH_ASSIGN_OR_RETURN(placement.answer, client->ResolveTree(question, placement.tensors));
+  return placement;
+}
+
+std::vector<SpecUse> UsesOfSpecs(const Placement& placement) {
+  std::vector<SpecUse> uses(placement.answer.specs.size());
+  for (size_t i = 0; i < placement.tensors.size(); ++i) {
+    SpecUse& use = uses[placement.answer.placements[i].spec_index];
+    use.first = use.tensors++ == 0 ? i : use.first;
+  }
+  return uses;
+}
+
+absl::Status CheckAllMatched(const Placement& placement) {
+  constexpr int64_t kMaxNamed = 5;
+  std::vector<std::string> names;
+  int64_t unmatched = 0;
+  for (size_t i = 0; i < placement.tensors.size(); ++i) {
+    if (placement.answer.placements[i].unmatched && ++unmatched <= kMaxNamed) {
+      names.push_back(placement.tensors[i].name);
+    }
+  }
+  if (unmatched == 0) {
+    return absl::OkStatus();
+  }
+  const int64_t more = unmatched - static_cast<int64_t>(names.size());
+  return InvalidArgument(
+      Reason::kUnmatchedTensor,
+      StrCat("no rule matches ", unmatched, " of ", FormatCount(placement.tensors.size(), "tensor"),
+             ": ", StrJoin(names, ", "), more > 0 ? StrCat(" and ", more, " more") : std::string(),
+             "; add rules for them, or a last rule '.*'"));
+}
+
+void PrintPlacement(const Placement& placement, bool with_tensors) {
+  if (with_tensors) {
+    PrintTensors(placement);
+  }
   const TreeReport& report = placement.answer.report;
   const LayoutReport& layout = report.layout;
-  std::cout << "\n" << FormatCount(placement.tensors.size(), "tensor");
+  std::cout << FormatCount(placement.tensors.size(), "tensor");
   if (placement.match_only) {
     std::cout << (CheckAllMatched(placement).ok() ? ", all matched\n" : ", not all matched\n");
     return;
@@ -106,6 +163,42 @@ void PrintPlacement(const Placement& placement) {
   }
   std::cout << "; copies take " << FormatBytes(layout.wasted_bytes)
             << " beyond one of each element\n";
+}
+
+void PrintReport(const Placement& placement) {
+  const TreeReport& report = placement.answer.report;
+  const LayoutReport& layout = report.layout;
+  const auto percent = [](double part, double whole) {
+    return absl::StrFormat("%.1f %%", whole > 0 ? 100 * part / whole : 0.0);
+  };
+  const auto as_double = [](int64_t count) { return static_cast<double>(count); };
+  std::cout << "\nPer device  least " << FormatBytes(layout.least_device_bytes) << " (device "
+            << layout.least_loaded_device << "), mean "
+            << FormatBytes(static_cast<int64_t>(layout.mean_device_bytes)) << ", most "
+            << FormatBytes(layout.most_device_bytes) << " (device " << layout.most_loaded_device
+            << "); balance " << absl::StrFormat("%.3f", layout.balance_score) << "\n"
+            << "Sharded     "
+            << percent(as_double(layout.sharded_parameters), as_double(layout.parameters))
+            << " of the parameters, "
+            << percent(as_double(layout.sharded_bytes), as_double(layout.bytes))
+            << " of the bytes\n"
+            << "Copies      " << FormatBytes(layout.wasted_bytes) << ", "
+            << percent(as_double(layout.wasted_bytes), as_double(layout.held_bytes)) << " of the "
+            << FormatBytes(layout.held_bytes) << " on all devices\n";
+
+  std::cout << "\nSpecs\n";
+  Table specs({{"spec"},
+               {"tensors", Table::Align::kRight},
+               {"parameters", Table::Align::kRight},
+               {"size", Table::Align::kRight}});
+  for (const SpecUsage& usage : layout.specs) {
+    specs.AddRow({FormatSpec(usage.spec), StrCat(usage.tensors), StrCat(usage.parameters),
+                  FormatBytes(usage.bytes)});
+  }
+  specs.Print();
+  PrintUsages("Most bytes on a device", layout.largest);
+  PrintUsages("Most bytes in copies", layout.worst);
+  PrintCorrections(placement);
 }
 
 Json ReportJson(const TreeReport& report) {
@@ -164,6 +257,12 @@ Json PlacementJson(const Placement& placement) {
         {"rule", placed.rule_index.has_value() ? Json(*placed.rule_index) : Json(nullptr)},
         {"unmatched", placed.unmatched},
         {"corrections", CorrectionsJson(spec.corrections)}};
+    if (!spec.fixes.empty()) {
+      Json& fixes = entry["fixes"] = Json::array();
+      for (const Fix& fix : spec.fixes) {
+        fixes.push_back({{"correction", fix.correction}, {"text", fix.text}});
+      }
+    }
     if (!placement.match_only) {
       entry["bytes_per_device"] = placed.bytes_per_device;
     }

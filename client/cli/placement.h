@@ -1,5 +1,5 @@
-// How the tensors of a checkpoint are to lie: asked of the coordinator by the file's header alone,
-// and shown as a table.
+// How the tensors of a tree are to lie: asked of the coordinator by names, shapes and element types
+// alone, and shown as tables.
 #ifndef SHARDMESH_CLIENT_CLI_PLACEMENT_H_
 #define SHARDMESH_CLIENT_CLI_PLACEMENT_H_
 
@@ -9,7 +9,6 @@
 #include "client/cli/command_line.h"
 #include "client/layout.h"
 #include "client/mesh_client.h"
-#include "tensor/safetensors.h"
 
 namespace shardmesh::client {
 
@@ -21,14 +20,24 @@ struct Placement {
 };
 
 // Errors of MeshClient::ResolveTree; tensors that no rule matches are none.
-absl::StatusOr<Placement> AskPlacement(MeshClient* client, const Checkpoint& checkpoint,
+absl::StatusOr<Placement> AskPlacement(MeshClient* client, std::vector<TreeTensor> tensors,
                                        TreeQuestion question);
+
+// How many tensors have a spec of the answer, and the first of them.
+struct SpecUse {
+  int64_t tensors = 0;
+  size_t first = 0;
+};
+// By TreePlacement::spec_index.
+std::vector<SpecUse> UsesOfSpecs(const Placement& placement);
 
 // INVALID_ARGUMENT (UNMATCHED_TENSOR) says how many tensors no rule matches, and names the first.
 absl::Status CheckAllMatched(const Placement& placement);
 
-// One row per tensor, then the totals, to standard output.
-void PrintPlacement(const Placement& placement);
+// One row per tensor, unless these are left out, then the totals, to standard output.
+void PrintPlacement(const Placement& placement, bool with_tensors = true);
+// What it comes to: bytes per device, shares, specs, costly tensors, and corrections with fixes.
+void PrintReport(const Placement& placement);
 Json PlacementJson(const Placement& placement);
 Json ReportJson(const TreeReport& report);
 

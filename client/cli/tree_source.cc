@@ -1,13 +1,68 @@
 // Where commands get the tensors of a model from.
 #include "client/cli/tree_source.h"
 
+#include <filesystem>
+#include <iostream>
+#include <iterator>
+#include <string_view>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "sharding/reason.h"
 #include "sharding/status_macros.h"
-#include "tensor/safetensors.h"
+#include "sharding/str_cat.h"
+#include "tensor/file.h"
+#include "tensor/tree_file.h"
 
 namespace shardmesh::client {
+namespace {
 
-absl::StatusOr<std::vector<TreeTensor>> ReadTree(const std::string& path) {
-  SHARDMESH_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(path));
+std::vector<TreeTensor> TensorsOf(std::vector<TreeFileTensor> tree) {
+  std::vector<TreeTensor> tensors;
+  tensors.reserve(tree.size());
+  for (TreeFileTensor& tensor : tree) {
+    tensors.push_back({.name = std::move(tensor.name),
+                       .shape = std::move(tensor.shape),
+                       .dtype = tensor.dtype,
+                       .axes = std::move(tensor.axes),
+                       .spec = std::move(tensor.spec)});
+  }
+  return tensors;
+}
+
+absl::StatusOr<std::string> ReadStandardInput() {
+  std::string text;
+  char piece[size_t{64} << 10];
+  while (std::cin.read(piece, sizeof(piece)), std::cin.gcount() > 0) {
+    text.append(piece, static_cast<size_t>(std::cin.gcount()));
+    if (static_cast<int64_t>(text.size()) > kMaxTreeFileBytes) {
+      return InvalidArgument(Reason::kLimitExceeded, StrCat("standard input has more than the ",
+                                                            kMaxTreeFileBytes, " bytes of a tree"));
+    }
+  }
+  return text;
+}
+
+absl::StatusOr<std::string> ReadFile(const std::string& path) {
+  SHARDMESH_ASSIGN_OR_RETURN(const InputFile file, OpenInputFile(path));
+  if (file.size_bytes > kMaxTreeFileBytes) {
+    return InvalidArgument(Reason::kLimitExceeded,
+                           StrCat(path, ": ", file.size_bytes, " bytes are more than the ",
+                                  kMaxTreeFileBytes, " of a tree"));
+  }
+  std::string text(static_cast<size_t>(file.size_bytes), '\0');
+  SHARDMESH_RETURN_IF_ERROR(ReadExactly(file, path, 0, absl::MakeSpan(text.data(), text.size())));
+  return text;
+}
+
+// Whether a text that is no tree looks like the index of a checkpoint.
+bool LooksLikeIndex(std::string_view text) {
+  return text.find("\"weight_map\"") != std::string_view::npos;
+}
+
+}  // namespace
+
+std::vector<TreeTensor> TensorsOf(const Checkpoint& checkpoint) {
   std::vector<TreeTensor> tensors;
   tensors.reserve(checkpoint.tensors().size());
   for (const Checkpoint::Entry& entry : checkpoint.tensors()) {
@@ -15,6 +70,28 @@ absl::StatusOr<std::vector<TreeTensor>> ReadTree(const std::string& path) {
         {.name = entry.tensor->name, .shape = entry.tensor->shape, .dtype = entry.tensor->dtype});
   }
   return tensors;
+}
+
+absl::StatusOr<std::vector<TreeTensor>> ReadTree(const std::string& path) {
+  if (path == "-") {
+    SHARDMESH_ASSIGN_OR_RETURN(const std::string text, ReadStandardInput());
+    SHARDMESH_ASSIGN_OR_RETURN(std::vector<TreeFileTensor> tree,
+                               ParseTreeLines("standard input", text));
+    return TensorsOf(std::move(tree));
+  }
+  const bool is_lines = absl::EndsWith(path, ".jsonl");
+  const bool is_json = absl::EndsWith(path, ".json") && !absl::EndsWith(path, ".index.json");
+  std::error_code ignored;
+  if ((is_lines || is_json) && !std::filesystem::is_directory(path, ignored)) {
+    SHARDMESH_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+    auto tree = is_lines ? ParseTreeLines(path, text) : ParseTree(path, text);
+    if (tree.ok() || !LooksLikeIndex(text)) {
+      SHARDMESH_RETURN_IF_ERROR(tree.status());
+      return TensorsOf(*std::move(tree));
+    }
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(path));
+  return TensorsOf(checkpoint);
 }
 
 }  // namespace shardmesh::client

@@ -1,4 +1,4 @@
-// Where commands get the tensors of a model from.
+// Where commands get the tensors of a model from: checkpoints, tree files, standard input.
 #ifndef SHARDMESH_CLIENT_CLI_TREE_SOURCE_H_
 #define SHARDMESH_CLIENT_CLI_TREE_SOURCE_H_
 
@@ -7,10 +7,17 @@
 
 #include "absl/status/statusor.h"
 #include "client/layout.h"
+#include "tensor/safetensors.h"
 
 namespace shardmesh::client {
 
-// The tensors of a checkpoint, by its headers alone. Errors of Checkpoint::Open.
+// The tensors of a checkpoint, in its order.
+std::vector<TreeTensor> TensorsOf(const Checkpoint& checkpoint);
+
+// Reads a tree: of a safetensors file, an index or a model folder, by their headers alone; of a
+// JSON file (a name that ends in .json, see ParseTree) or of JSON lines (.jsonl, see
+// ParseTreeLines); of JSON lines on standard input for `-`. Errors of Checkpoint::Open, of those
+// two, and NOT_FOUND or as the system says for a file that cannot be read.
 absl::StatusOr<std::vector<TreeTensor>> ReadTree(const std::string& path);
 
 }  // namespace shardmesh::client

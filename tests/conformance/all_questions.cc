@@ -29,12 +29,14 @@ Questions LibraryQuestions() {
 
 Questions WireQuestions(client::MeshClient& client) {
   Questions questions;
+  AddAnalysisQuestions(WireAnalysis(client), &questions);
   AddLayoutQuestions(WireLayout(client), &questions);
   AddLinearQuestions(WireLinear(client), &questions);
   AddLogicalQuestions(WireLogical(client), &questions);
   AddMeshQuestions(WireMeshes(client), &questions);
   AddProfileQuestions(WireProfiles(client), &questions);
   AddRulesQuestions(WireRules(client), &questions);
+  AddReshardQuestions(WireReshard(client), &questions);
   return questions;
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "client/mesh_client.h"
 #include "sharding/held_shardings.h"
 #include "sharding/layout_analysis.h"
 #include "sharding/mesh.h"
@@ -34,6 +35,8 @@ class AnalysisSubject {
 };
 
 std::shared_ptr<const AnalysisSubject> LibraryAnalysis();
+// `client` outlives the subject.
+std::shared_ptr<const AnalysisSubject> WireAnalysis(client::MeshClient& client);
 
 // `analyze_sharding_strategy`, `make_shard_and_gather_fns`, `extract_sharding_structure`,
 // `get_shardings_with_structure`, `extract_shardings` and `get_partition_spec`.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "client/mesh_client.h"
 #include "sharding/mesh.h"
 #include "sharding/reshard_plan.h"
 #include "sharding/shape.h"
@@ -43,6 +44,8 @@ class ReshardSubject {
 };
 
 std::shared_ptr<const ReshardSubject> LibraryReshard();
+// `client` outlives the subject.
+std::shared_ptr<const ReshardSubject> WireReshard(client::MeshClient& client);
 
 // `reshard`.
 void AddReshardQuestions(std::shared_ptr<const ReshardSubject> subject, Questions* questions);

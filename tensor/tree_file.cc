@@ -1,0 +1,352 @@
+// Trees of tensors as JSON.
+#include "tensor/tree_file.h"
+
+#include <algorithm>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/escaping.h"
+#include "sharding/reason.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+
+namespace shardmesh {
+namespace {
+
+using Json = nlohmann::json;
+
+// A name from a file, fit to stand in a message.
+std::string Quoted(std::string_view name) {
+  constexpr size_t kLongest = 200;
+  const bool cut = name.size() > kLongest;
+  return StrCat("\"", absl::Utf8SafeCHexEscape(ToAbsl(name.substr(0, kLongest))), cut ? "..." : "",
+                "\"");
+}
+
+// The tensors read so far, and their names.
+struct Tree {
+  std::vector<TreeFileTensor> tensors;
+  absl::flat_hash_set<std::string> names;
+};
+
+// Takes the JSON apart as it is read: no document is built, and a repeated key is seen.
+class TreeReader final : public nlohmann::json_sax<Json> {
+ public:
+  // `is_line`: the text is one tensor, which has its name among its keys.
+  TreeReader(bool is_line, Tree* tree) : is_line_(is_line), tree_(tree) {}
+
+  // OK unless reading ended early; without the text's name.
+  const absl::Status& status() const { return status_; }
+
+  bool boolean(bool value) override { return Unexpected(value ? "true" : "false"); }
+  bool number_float(double, const std::string& text) override { return Unexpected(text); }
+  bool binary(binary_t&) override { return Unexpected("binary data"); }
+  bool number_integer(int64_t value) override {
+    return Unexpected(StrCat("the negative number ", value));
+  }
+
+  bool null() override {
+    switch (place_) {
+      case Place::kEntries:
+        return AddEntry(AxisValue::None());
+      case Place::kObject:
+        if (!objects_.empty() && (key_ == "dtype" || key_ == "axes" || key_ == "spec")) {
+          objects_.back().is_tensor = true;
+          return true;
+        }
+        break;
+      default:
+        break;
+    }
+    return Unexpected("null");
+  }
+
+  bool number_unsigned(uint64_t value) override {
+    if (place_ != Place::kShape) {
+      return Unexpected(StrCat("the number ", value));
+    }
+    if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
+      return Fail(Reason::kInvalidShape,
+                  StrCat("shape has ", value, ", which is more than 63 bits hold"));
+    }
+    Shape& shape = objects_.back().tensor.shape;
+    if (static_cast<int64_t>(shape.size()) == kMaxRank) {
+      return Fail(Reason::kInvalidShape, StrCat("shape has more than ", kMaxRank, " dimensions"));
+    }
+    shape.push_back(static_cast<int64_t>(value));
+    return true;
+  }
+
+  bool string(std::string& value) override {
+    switch (place_) {
+      case Place::kEntries:
+        return AddEntry(AxisValue::Name(value));
+      case Place::kEntry:
+        if (static_cast<int64_t>(entry_.size()) == kMaxMeshAxes) {
+          return Fail(Reason::kLimitExceeded,
+                      StrCat("an entry of ", key_, " has more than ", kMaxMeshAxes, " names"));
+        }
+        entry_.push_back(AxisValue::Name(value));
+        return true;
+      case Place::kObject:
+        if (!objects_.empty() && key_ == "dtype") {
+          objects_.back().is_tensor = true;
+          absl::StatusOr<Dtype> dtype = ParseDtype(value);
+          if (!dtype.ok()) {
+            return Fail(Reason::kUnknownDtype, StrCat("dtype ", ToStd(dtype.status().message())));
+          }
+          objects_.back().tensor.dtype = *dtype;
+          return true;
+        }
+        if (is_line_ && !objects_.empty() && key_ == "name") {
+          objects_.back().is_tensor = true;
+          return Extend(value);
+        }
+        break;
+      case Place::kShape:
+        break;
+    }
+    return Unexpected(StrCat("the text ", Quoted(value)));
+  }
+
+  bool start_object(size_t) override {
+    if (place_ != Place::kObject) {
+      return Unexpected("an object");
+    }
+    if (!objects_.empty()) {
+      if (is_line_ || objects_.back().is_tensor) {
+        return Unexpected("an object");
+      }
+      objects_.back().has_parts = true;
+    }
+    if (objects_.size() == kMaxTreeDepth) {
+      return Fail(Reason::kBadFile, StrCat("parts nest more than ", kMaxTreeDepth, " deep"));
+    }
+    const size_t prefix_bytes = name_.size();
+    if (!objects_.empty() && !Extend(key_)) {
+      return false;
+    }
+    objects_.emplace_back().prefix_bytes = prefix_bytes;
+    return true;
+  }
+
+  bool key(std::string& value) override {
+    key_ = value;
+    Object& object = objects_.back();
+    if (!object.keys.insert(value).second) {
+      return Fail(Reason::kBadFile, StrCat("the key ", Quoted(value), " occurs twice"));
+    }
+    return true;
+  }
+
+  bool end_object() override {
+    Object object = std::move(objects_.back());
+    objects_.pop_back();
+    if ((object.is_tensor || is_line_) && !Finish(std::move(object))) {
+      return false;
+    }
+    name_.resize(object.prefix_bytes);
+    return true;
+  }
+
+  bool start_array(size_t) override {
+    if (place_ == Place::kEntries) {
+      place_ = Place::kEntry;
+      entry_.clear();
+      return true;
+    }
+    const bool is_shape = key_ == "shape";
+    if (place_ != Place::kObject || objects_.empty() ||
+        !(is_shape || key_ == "axes" || key_ == "spec")) {
+      return Unexpected("a list");
+    }
+    Object& object = objects_.back();
+    object.is_tensor = true;
+    object.has_shape = object.has_shape || is_shape;
+    place_ = is_shape ? Place::kShape : Place::kEntries;
+    entries_.clear();
+    return true;
+  }
+
+  bool end_array() override {
+    switch (place_) {
+      case Place::kEntry:
+        place_ = Place::kEntries;
+        return AddEntry(key_ == "spec" ? AxisValue::Tuple(std::move(entry_))
+                                       : AxisValue::List(std::move(entry_)));
+      case Place::kEntries:
+        place_ = Place::kObject;
+        return FinishEntries();
+      default:
+        place_ = Place::kObject;
+        return true;
+    }
+  }
+
+  bool parse_error(size_t position, const std::string&,
+                   const nlohmann::detail::exception& error) override {
+    if (!status_.ok()) {
+      return false;
+    }
+    // After "[json.exception...] " the text is meant for people, but may quote broken bytes.
+    const std::string_view text = error.what();
+    const size_t begin = text.find("] ");
+    status_ = InvalidArgument(Reason::kBadFile,
+                              StrCat("it is not JSON in UTF-8, at byte ", position, ": ",
+                                     absl::Utf8SafeCHexEscape(ToAbsl(text.substr(
+                                         begin == std::string_view::npos ? 0 : begin + 2)))));
+    return false;
+  }
+
+ private:
+  enum class Place { kObject, kShape, kEntries, kEntry };
+
+  // An object that is being read: a tensor, or parts of the tree.
+  struct Object {
+    size_t prefix_bytes = 0;  // of the name before it
+    absl::flat_hash_set<std::string> keys;
+    bool is_tensor = false;
+    bool has_parts = false;
+    bool has_shape = false;
+    TreeFileTensor tensor;
+  };
+
+  bool Fail(Reason reason, std::string_view what) {
+    status_ = InvalidArgument(
+        reason, name_.empty() ? std::string(what) : StrCat(Quoted(name_), ": ", what));
+    return false;
+  }
+
+  bool Unexpected(std::string_view what) {
+    return Fail(Reason::kBadFile,
+                objects_.empty()
+                    ? StrCat(what, " stands where the tree's object should")
+                    : StrCat(what, " stands at the key ", Quoted(key_),
+                             "; a tensor has shape (a list of sizes), dtype (a name), and axes or "
+                             "spec (a list of null, names or lists of names)",
+                             is_line_ ? "" : "; all else are objects with tensors in them"));
+  }
+
+  // Puts a part at the end of the name.
+  bool Extend(std::string_view part) {
+    if (name_.size() + part.size() + 1 > kMaxTreeNameBytes) {
+      return Fail(Reason::kLimitExceeded,
+                  StrCat("the name goes on to more than ", kMaxTreeNameBytes, " bytes"));
+    }
+    StrAppend(&name_, name_.empty() ? "" : ".", part);
+    return true;
+  }
+
+  bool AddEntry(AxisValue entry) {
+    if (static_cast<int64_t>(entries_.size()) == kMaxRank) {
+      return Fail(Reason::kLimitExceeded, StrCat(key_, " has more than ", kMaxRank, " entries"));
+    }
+    entries_.push_back(std::move(entry));
+    return true;
+  }
+
+  bool FinishEntries() {
+    TreeFileTensor& tensor = objects_.back().tensor;
+    if (key_ == "axes") {
+      tensor.axes = std::move(entries_);
+      return true;
+    }
+    absl::StatusOr<PartitionSpec> spec = PartitionSpec::Create(entries_);
+    if (!spec.ok()) {
+      return Fail(Reason::kInvalidSpec, ToStd(spec.status().message()));
+    }
+    tensor.spec = *std::move(spec);
+    return true;
+  }
+
+  bool Finish(Object object) {
+    if (object.has_parts) {
+      return Fail(Reason::kBadFile, "has the keys of a tensor, and objects beside them");
+    }
+    if (name_.empty()) {
+      return Fail(Reason::kBadFile, is_line_ ? "a tensor has no name"
+                                             : "the whole is one tensor, without a name; write "
+                                               "{\"NAME\": {\"shape\": [...]}}");
+    }
+    if (!object.has_shape) {
+      return Fail(Reason::kBadFile, "has no shape");
+    }
+    if (object.tensor.axes.has_value() && object.tensor.spec.has_value()) {
+      return Fail(Reason::kBadFile, "has both axes and a spec; give one");
+    }
+    if (const absl::Status status = CheckShape(object.tensor.shape); !status.ok()) {
+      return Fail(Reason::kInvalidShape, ToStd(status.message()));
+    }
+    if (!tree_->names.insert(name_).second) {
+      return Fail(Reason::kBadFile, "the tensor is listed twice");
+    }
+    if (tree_->tensors.size() == kMaxTreeTensors) {
+      return Fail(Reason::kLimitExceeded,
+                  StrCat("the tree has more than ", kMaxTreeTensors, " tensors"));
+    }
+    object.tensor.name = name_;
+    tree_->tensors.push_back(std::move(object.tensor));
+    return true;
+  }
+
+  const bool is_line_;
+  Tree* const tree_;
+  absl::Status status_;
+  Place place_ = Place::kObject;
+  std::vector<Object> objects_;
+  std::string name_;  // of the part that is being read
+  std::string key_;
+  std::vector<AxisValue> entries_;
+  std::vector<AxisValue> entry_;
+};
+
+absl::Status CheckSize(std::string_view source, std::string_view text) {
+  if (static_cast<int64_t>(text.size()) <= kMaxTreeFileBytes) {
+    return absl::OkStatus();
+  }
+  return InvalidArgument(
+      Reason::kLimitExceeded,
+      StrCat(source, ": ", text.size(), " bytes are over the limit of ", kMaxTreeFileBytes));
+}
+
+absl::Status Read(std::string_view text, bool is_line, Tree* tree) {
+  TreeReader reader(is_line, tree);
+  Json::sax_parse(text.begin(), text.end(), &reader);
+  return reader.status();
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<TreeFileTensor>> ParseTree(std::string_view source,
+                                                      std::string_view text) {
+  SHARDMESH_RETURN_IF_ERROR(CheckSize(source, text));
+  Tree tree;
+  const absl::Status status = Read(text, /*is_line=*/false, &tree);
+  if (!status.ok()) {
+    return WithContext(status, source);
+  }
+  return std::move(tree.tensors);
+}
+
+absl::StatusOr<std::vector<TreeFileTensor>> ParseTreeLines(std::string_view source,
+                                                           std::string_view text) {
+  SHARDMESH_RETURN_IF_ERROR(CheckSize(source, text));
+  Tree tree;
+  for (int64_t number = 1; !text.empty(); ++number) {
+    const size_t end = std::min(text.find('\n'), text.size());
+    const std::string_view line = text.substr(0, end);
+    text.remove_prefix(std::min(end + 1, text.size()));
+    if (line.find_first_not_of(" \t\r") == std::string_view::npos) {
+      continue;
+    }
+    const absl::Status status = Read(line, /*is_line=*/true, &tree);
+    if (!status.ok()) {
+      return WithContext(status, StrCat(source, ":", number));
+    }
+  }
+  return std::move(tree.tensors);
+}
+
+}  // namespace shardmesh

@@ -1,0 +1,107 @@
+// A coordinator's answers about trees of tensors.
+#include <utility>
+
+#include "sharding/status_macros.h"
+#include "tests/conformance/analysis.h"
+
+namespace shardmesh::conformance {
+namespace {
+
+constexpr Compatibility kExact = Compatibility::kExact;
+
+class WireSubject final : public AnalysisSubject {
+ public:
+  explicit WireSubject(client::MeshClient& client) : client_(client) {}
+
+  absl::StatusOr<ExactAnalysis> Analyze(const std::vector<AnalyzedTensor>& tensors,
+                                        const Mesh& mesh) const override {
+    std::vector<client::TreeTensor> tree;
+    for (const AnalyzedTensor& tensor : tensors) {
+      tree.push_back({.name = tensor.name, .shape = tensor.shape, .spec = tensor.spec});
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(
+        const client::AnalyzeAnswer answer,
+        client_.AnalyzeLayout({.mesh = mesh, .compatibility = kExact}, tree));
+    return answer.exact;
+  }
+
+  // Every leaf is a tensor that brings its spec.
+  absl::StatusOr<std::vector<LeafPlacement>> ShardAndGather(const std::vector<LeafToShard>& leaves,
+                                                            const Mesh& mesh) const override {
+    std::vector<client::TreeTensor> tree;
+    for (const LeafToShard& leaf : leaves) {
+      tree.push_back({.name = leaf.name, .shape = leaf.shape, .spec = leaf.spec});
+    }
+    client::TreeQuestion question;
+    question.mesh = mesh;
+    question.compatibility = kExact;
+    question.own_specs_must_suit_mesh = true;
+    SHARDMESH_ASSIGN_OR_RETURN(const client::TreeAnswer answer,
+                               client_.ResolveTree(question, tree));
+    std::vector<LeafPlacement> placements;
+    for (size_t i = 0; i < leaves.size(); ++i) {
+      const client::TreeSpec& spec = answer.specs[answer.placements[i].spec_index];
+      LeafPlacement& placement = placements.emplace_back();
+      placement.name = leaves[i].name;
+      // P() leaves a tensor as it is; see CorrectConstraint.
+      if (spec.requested != PartitionSpec()) {
+        placement.shard = CorrectionResult{spec.effective, spec.corrections};
+      }
+    }
+    return placements;
+  }
+
+  absl::StatusOr<std::vector<std::optional<NamedSharding>>> ShardingStructure(
+      const std::vector<HeldLeaf>& leaves) const override {
+    return Layouts({.kind = client::ShardingsQuestion::Kind::kLayouts,
+                    .leaves = leaves,
+                    .compatibility = kExact});
+  }
+
+  absl::StatusOr<std::vector<std::optional<NamedSharding>>> Shardings(
+      const std::vector<HeldLeaf>& leaves, const Mesh& mesh) const override {
+    return Layouts({.kind = client::ShardingsQuestion::Kind::kLayoutsOnMesh,
+                    .leaves = leaves,
+                    .mesh = mesh,
+                    .compatibility = kExact});
+  }
+
+  absl::StatusOr<std::vector<std::optional<PartitionSpec>>> PartitionSpecs(
+      const std::vector<HeldLeaf>& leaves) const override {
+    SHARDMESH_ASSIGN_OR_RETURN(
+        std::vector<client::ShardingsEntry> entries,
+        client_.ListShardings({.kind = client::ShardingsQuestion::Kind::kSpecs,
+                               .leaves = leaves,
+                               .compatibility = kExact}));
+    std::vector<std::optional<PartitionSpec>> specs;
+    for (client::ShardingsEntry& entry : entries) {
+      specs.push_back(std::move(entry.spec));
+    }
+    return specs;
+  }
+
+ private:
+  absl::StatusOr<std::vector<std::optional<NamedSharding>>> Layouts(
+      const client::ShardingsQuestion& question) const {
+    SHARDMESH_ASSIGN_OR_RETURN(std::vector<client::ShardingsEntry> entries,
+                               client_.ListShardings(question));
+    std::vector<std::optional<NamedSharding>> layouts;
+    for (client::ShardingsEntry& entry : entries) {
+      std::optional<NamedSharding>& layout = layouts.emplace_back();
+      if (entry.spec.has_value() && entry.mesh.has_value()) {
+        layout = NamedSharding{*std::move(entry.mesh), *std::move(entry.spec)};
+      }
+    }
+    return layouts;
+  }
+
+  client::MeshClient& client_;
+};
+
+}  // namespace
+
+std::shared_ptr<const AnalysisSubject> WireAnalysis(client::MeshClient& client) {
+  return std::make_shared<WireSubject>(client);
+}
+
+}  // namespace shardmesh::conformance
