@@ -644,9 +644,8 @@ absl::StatusOr<bool> DecodeIsStrict(v1::CorrectionPolicy from) {
     case v1::CORRECTION_POLICY_STRICT:
       return true;
     default:
-      return InvalidArgument(Reason::kBadField,
-                             StrCat("correction policy ", static_cast<int>(from),
-                                    " is not known; use REPORT or STRICT"));
+      return InvalidArgument(Reason::kBadField, StrCat("correction policy ", static_cast<int>(from),
+                                                       " is not known; use REPORT or STRICT"));
   }
 }
 
