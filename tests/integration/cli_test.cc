@@ -518,8 +518,7 @@ TEST_F(ClusterCommandTest, ShowsProfilesAndHashes) {
   CommandResult result = cluster_->Run({"profile", "show"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, AllOf(HasSubstr("__HEAD__"), HasSubstr("fingerprint  ")));
-  const std::string profile =
-      WriteFile(Path("profile.yaml"), "fields:\n  tensor_parallel_axis: model\n");
+  const std::string profile = WriteFile(Path("profile.yaml"), "tensor_parallel_axis: model\n");
   result = cluster_->Run({"profile", "show", "--profile", profile, "--output=json"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(json::parse(result.out)["fields"]["head_axis"], "'model'");
