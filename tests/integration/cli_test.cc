@@ -531,6 +531,64 @@ TEST_F(ClusterCommandTest, MatchesAndPlansFromTheHeaderAlone) {
   EXPECT_THAT(result.out, HasSubstr("The one device holds 90.9 MB; "));
 }
 
+TEST_F(ClusterCommandTest, PlansATreeOnDevicesThatThereAreNot) {
+  const std::string tree = WriteFile(
+      Path("tree.json"),
+      R"({"layers": {"0": {"w": {"shape": [4096, 4096], "dtype": "BF16"}}}, "b": {"shape": [30]}})");
+  const std::string rules =
+      WriteFile(Path("rules.yaml"), "rules:\n- {pattern: '.*', spec: [tp]}\n");
+  const std::string html = Path("plan.html");
+  CommandResult result = cluster_->Run({"plan", "--tree", tree, "--rules", rules, "--mesh",
+                                        "dp=2048,tp=32", "--device", "65535", "--html", html});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("Each of the 65536 devices holds 1.05 MB"),
+                                HasSubstr("[3968,4096)x[0,4096)"),
+                                HasSubstr("fix: pad dimension 0 from 30 to 32")));
+  EXPECT_THAT(ReadFile(html), AllOf(HasSubstr("<svg"), HasSubstr("layers.0.w")));
+
+  result = cluster_->Run({"plan", tree, "--rules", rules, "--search", "8", "--axes", "dp,tp=2..4",
+                          "--memory", "10MB", "--output=json"});
+  ASSERT_EQ(result.exit_code, 1) << "b has no dtype";
+  EXPECT_THAT(result.err, HasSubstr("MISSING_ARGUMENT"));
+  WriteFile(tree, R"({"w": {"shape": [4096, 4096], "dtype": "BF16"}})");
+  result = cluster_->Run({"plan", tree, "--rules", rules, "--search", "8", "--axes", "dp,tp=2..4",
+                          "--memory", "10MB", "--output=json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json search = json::parse(result.out);
+  EXPECT_EQ(search["evaluated"], 2);
+  EXPECT_EQ(search["fitting"], 1);
+  EXPECT_EQ(search["meshes"][0]["mesh"]["tp"], 4);
+  EXPECT_EQ(cluster_->Run({"plan", tree, "--rules", rules, "--search", "8"}).exit_code, 2);
+  EXPECT_EQ(cluster_->Run({"plan", tree, "--mesh", "tp=4"}).exit_code, 2) << "there are no rules";
+}
+
+TEST_F(ClusterCommandTest, PlansWhatMovesBetweenLayouts) {
+  CommandResult result =
+      cluster_->Run({"reshard", "--from", "tp=4:tp", "--to", "-,tp", "--shape", "8,8", "--dtype",
+                     "F32", "--device", "2", "--source", "1", "--output=json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json plan = json::parse(result.out);
+  EXPECT_EQ(plan["pattern"], "all-to-all");
+  EXPECT_EQ(plan["total_needed_bytes"], 192);
+  EXPECT_EQ(plan["devices"][0]["regions"].size(), 3u);
+  EXPECT_EQ(plan["sent"].size(), 3u);
+  result = cluster_->Run(
+      {"reshard", "--from", "tp=4:-", "--to", "tp", "--shape", "8", "--partial", "tp"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("reduce-scatter"));
+}
+
+TEST_F(ClusterCommandTest, ListsTheLayoutsOfItsArrays) {
+  ASSERT_EQ(cluster_->Run({"load", checkpoint_, "--rules", kRules, "--quiet"}).exit_code, 0);
+  CommandResult result = cluster_->Run({"shardings", "encoder.layer.0.output", "--output=json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json layouts = json::parse(result.out);
+  ASSERT_FALSE(layouts.empty());
+  EXPECT_EQ(layouts[0]["mesh"]["fsdp"], 2);
+  result = cluster_->Run({"shardings", "encoder.layer.0.output.dense.weight", "--specs"});
+  EXPECT_THAT(result.out, HasSubstr("fsdp,tp"));
+}
+
 TEST_F(ClusterCommandTest, NamesTheTensorsThatNoRuleMatches) {
   const std::string rules =
       WriteFile(Path("few.yaml"), "rules:\n- {pattern: LayerNorm, spec: []}\n");
