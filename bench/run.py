@@ -1,6 +1,6 @@
-"""Runs benchmarks by id and prints what they measured as a table.
+"""Runs benchmarks by id or group and prints what they measured as a table.
 
-    run.py [ID] [--bin FOLDER] [--json FILE]
+    run.py [ID|GROUP] [--bin FOLDER] [--json FILE]
 
 bench/benchmarks.txt says which command measures what. Exit code 1 if a benchmark fails to run; a target that is missed
 is a result, not a failure.
@@ -19,8 +19,10 @@ MET = {True: "yes", False: "no", None: "not comparable"}
 
 
 def listed():
+    """Groups and commands by id."""
     lines = (ROOT / "bench/benchmarks.txt").read_text(encoding="utf-8").splitlines()
-    return dict(line.split(maxsplit=1) for line in lines if line and not line.startswith("#"))
+    rows = (line.split(maxsplit=2) for line in lines if line and not line.startswith("#"))
+    return {key: (group, command) for key, group, command in rows}
 
 
 def measure(command):
@@ -52,18 +54,20 @@ def print_table(results):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("id", nargs="?", help="the benchmark to run; all of them if not given")
+    parser.add_argument("id", nargs="?", help="the benchmark or the group of benchmarks to run; all of them if not given")
     parser.add_argument("--bin", default="build/release/bin", help="folder of the benchmark programs")
     parser.add_argument("--json", type=pathlib.Path, help="also write the results, as a list, to this file")
     arguments = parser.parse_args()
 
     commands = listed()
-    if arguments.id and arguments.id not in commands:
-        parser.error(f"no benchmark {arguments.id}; there are {', '.join(commands)}")
+    chosen = [name for name, (group, _) in commands.items() if arguments.id in (None, name, group)]
+    if not chosen:
+        groups = dict.fromkeys(group for group, _ in commands.values())
+        parser.error(f"no benchmark {arguments.id}; there are {', '.join(commands)}, in the groups {', '.join(groups)}")
     results, failed = [], False
-    for name in [arguments.id] if arguments.id else commands:
+    for name in chosen:
         try:
-            results += measure(commands[name].format(bin=arguments.bin))
+            results += measure(commands[name][1].format(bin=arguments.bin))
         except (OSError, ValueError, subprocess.CalledProcessError) as error:
             print(f"{name}: {error}", file=sys.stderr)
             failed = True

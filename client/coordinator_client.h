@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,8 +18,13 @@
 #include "client/cancellation.h"
 #include "client/catalog.h"
 #include "client/cluster.h"
+#include "client/layer_questions.h"
 #include "client/layout.h"
+#include "client/logical_questions.h"
+#include "client/mesh_questions.h"
 #include "client/plan.h"
+#include "client/profile_questions.h"
+#include "client/rule_questions.h"
 #include "client/step.h"
 #include "client/transfer.h"
 #include "rpc/call.h"
@@ -72,7 +78,7 @@ struct ArrayPage {
 };
 
 // Errors are the server's own, whole; where the connection failed, the address stands in front.
-// Unary calls and those that stream trees are repeated while the coordinator is UNAVAILABLE (not
+// Unary calls and those that stream a tree are repeated while the coordinator is UNAVAILABLE (not
 // while it answers that a worker is lost or missing) and their deadline allows: all of them are
 // idempotent, mutations by the request_id that each makes for itself. Thread-safe.
 class CoordinatorClient {
@@ -115,9 +121,44 @@ class CoordinatorClient {
   absl::StatusOr<TilingAnswer> DescribeTiling(const TilingQuestion& question,
                                               const Options& options);
   absl::StatusOr<std::vector<NamedPreset>> ListPresets(const Options& options);
+  absl::StatusOr<ProfileAnswer> DescribeProfile(const ProfileQuestion& question,
+                                                const Options& options);
+  absl::StatusOr<PythonHash> ComputeHash(const HashQuestion& question, const Options& options);
+  absl::StatusOr<MeshAnswer> DescribeMesh(const MeshQuestion& question, const Options& options);
+  absl::StatusOr<MeshAxesAnswer> QueryMesh(const MeshAxesQuestion& question,
+                                           const Options& options);
+  absl::StatusOr<std::vector<std::string>> ListSpecAxes(absl::Span<const PartitionSpec> specs,
+                                                        const Options& options);
+  absl::StatusOr<std::optional<PartitionSpec>> ResolveOutputSpec(const OutputSpecQuestion& question,
+                                                                 const Options& options);
+  absl::StatusOr<TensorParallelConfig> CheckTensorParallel(const TensorParallelQuestion& question,
+                                                           const Options& options);
+  absl::StatusOr<LinearLayer> DescribeLinearLayer(const LinearLayerQuestion& question,
+                                                  const Options& options);
+  absl::StatusOr<Dtype> PromoteDtypes(absl::Span<const Dtype> dtypes, std::optional<Dtype> dtype,
+                                      const Options& options);
   absl::StatusOr<TreeAnswer> ResolveTree(const TreeQuestion& question,
                                          absl::Span<const TreeTensor> tensors,
                                          const Options& options);
+  absl::StatusOr<PatternRulesAnswer> ParsePatternRules(const PatternRulesQuestion& question,
+                                                       const Options& options);
+  absl::StatusOr<PatternCheck> CheckPattern(const std::string& pattern,
+                                            absl::Span<const std::string> names,
+                                            const Options& options);
+  absl::StatusOr<RewriteAnswer> RewriteRules(const rpc::RuleSetDefinition& rules,
+                                             const Options& options);
+  absl::StatusOr<LintAnswer> LintRules(const LintQuestion& question,
+                                       absl::Span<const TreeTensor> tensors,
+                                       const Options& options);
+  absl::StatusOr<DiffAnswer> DiffLayouts(const DiffQuestion& question,
+                                         absl::Span<const TreeTensor> tensors,
+                                         const Options& options);
+  absl::StatusOr<LogicalRules> ComposeLogicalRules(const LogicalRulesSelector& first,
+                                                   const LogicalRulesSelector& second,
+                                                   const Options& options);
+  absl::StatusOr<SpmdAnswer> ResolveSpmdAxes(const SpmdQuestion& question, const Options& options);
+  absl::StatusOr<std::optional<PartitionSpec>> ResolveLinenAxes(const LinenQuestion& question,
+                                                                const Options& options);
   absl::StatusOr<ReshardAnswer> PlanReshard(const ReshardQuestion& question,
                                             const Options& options);
   absl::StatusOr<AnalyzeAnswer> AnalyzeLayout(const AnalyzeQuestion& question,

@@ -245,9 +245,87 @@ absl::StatusOr<std::vector<NamedPreset>> MeshClient::ListPresets() {
   return impl_->coordinator().ListPresets(impl_->CallDeadline());
 }
 
+absl::StatusOr<ProfileAnswer> MeshClient::DescribeProfile(const ProfileQuestion& question) {
+  return impl_->coordinator().DescribeProfile(question, impl_->CallDeadline());
+}
+
+absl::StatusOr<PythonHash> MeshClient::ComputeHash(const HashQuestion& question) {
+  return impl_->coordinator().ComputeHash(question, impl_->CallDeadline());
+}
+
+absl::StatusOr<MeshAnswer> MeshClient::DescribeMesh(const MeshQuestion& question) {
+  return impl_->coordinator().DescribeMesh(question, impl_->CallDeadline());
+}
+
+absl::StatusOr<MeshAxesAnswer> MeshClient::QueryMesh(const MeshAxesQuestion& question) {
+  return impl_->coordinator().QueryMesh(question, impl_->CallDeadline());
+}
+
+absl::StatusOr<std::vector<std::string>> MeshClient::ListSpecAxes(
+    absl::Span<const PartitionSpec> specs) {
+  return impl_->coordinator().ListSpecAxes(specs, impl_->CallDeadline());
+}
+
+absl::StatusOr<std::optional<PartitionSpec>> MeshClient::ResolveOutputSpec(
+    const OutputSpecQuestion& question) {
+  return impl_->coordinator().ResolveOutputSpec(question, impl_->CallDeadline());
+}
+
+absl::StatusOr<TensorParallelConfig> MeshClient::CheckTensorParallel(
+    const TensorParallelQuestion& question) {
+  return impl_->coordinator().CheckTensorParallel(question, impl_->CallDeadline());
+}
+
+absl::StatusOr<LinearLayer> MeshClient::DescribeLinearLayer(const LinearLayerQuestion& question) {
+  return impl_->coordinator().DescribeLinearLayer(question, impl_->CallDeadline());
+}
+
+absl::StatusOr<Dtype> MeshClient::PromoteDtypes(absl::Span<const Dtype> dtypes,
+                                                std::optional<Dtype> dtype) {
+  return impl_->coordinator().PromoteDtypes(dtypes, dtype, impl_->CallDeadline());
+}
+
 absl::StatusOr<TreeAnswer> MeshClient::ResolveTree(const TreeQuestion& question,
                                                    absl::Span<const TreeTensor> tensors) {
   return impl_->coordinator().ResolveTree(question, tensors, impl_->CallDeadline());
+}
+
+absl::StatusOr<PatternRulesAnswer> MeshClient::ParsePatternRules(
+    const PatternRulesQuestion& question) {
+  return impl_->coordinator().ParsePatternRules(question, impl_->CallDeadline());
+}
+
+absl::StatusOr<PatternCheck> MeshClient::CheckPattern(const std::string& pattern,
+                                                      absl::Span<const std::string> names) {
+  return impl_->coordinator().CheckPattern(pattern, names, impl_->CallDeadline());
+}
+
+absl::StatusOr<RewriteAnswer> MeshClient::RewriteRules(const rpc::RuleSetDefinition& rules) {
+  return impl_->coordinator().RewriteRules(rules, impl_->CallDeadline());
+}
+
+absl::StatusOr<LintAnswer> MeshClient::LintRules(const LintQuestion& question,
+                                                 absl::Span<const TreeTensor> tensors) {
+  return impl_->coordinator().LintRules(question, tensors, impl_->CallDeadline());
+}
+
+absl::StatusOr<DiffAnswer> MeshClient::DiffLayouts(const DiffQuestion& question,
+                                                   absl::Span<const TreeTensor> tensors) {
+  return impl_->coordinator().DiffLayouts(question, tensors, impl_->CallDeadline());
+}
+
+absl::StatusOr<LogicalRules> MeshClient::ComposeLogicalRules(const LogicalRulesSelector& first,
+                                                             const LogicalRulesSelector& second) {
+  return impl_->coordinator().ComposeLogicalRules(first, second, impl_->CallDeadline());
+}
+
+absl::StatusOr<SpmdAnswer> MeshClient::ResolveSpmdAxes(const SpmdQuestion& question) {
+  return impl_->coordinator().ResolveSpmdAxes(question, impl_->CallDeadline());
+}
+
+absl::StatusOr<std::optional<PartitionSpec>> MeshClient::ResolveLinenAxes(
+    const LinenQuestion& question) {
+  return impl_->coordinator().ResolveLinenAxes(question, impl_->CallDeadline());
 }
 
 absl::StatusOr<ReshardAnswer> MeshClient::PlanReshard(const ReshardQuestion& question) {

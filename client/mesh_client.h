@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,8 +16,13 @@
 #include "client/array.h"
 #include "client/catalog.h"
 #include "client/cluster.h"
+#include "client/layer_questions.h"
 #include "client/layout.h"
+#include "client/logical_questions.h"
+#include "client/mesh_questions.h"
 #include "client/plan.h"
+#include "client/profile_questions.h"
+#include "client/rule_questions.h"
 #include "client/step.h"
 #include "rpc/credentials.h"
 #include "tensor/safetensors.h"
@@ -73,10 +79,47 @@ class MeshClient {
   absl::StatusOr<TensorExplanation> ExplainTensor(const ExplainQuestion& question);
   absl::StatusOr<TilingAnswer> DescribeTiling(const TilingQuestion& question);
   absl::StatusOr<std::vector<NamedPreset>> ListPresets();
+  // UNKNOWN_FIELD (TypeError), before the coordinator is asked, for a field that there is not.
+  absl::StatusOr<ProfileAnswer> DescribeProfile(const ProfileQuestion& question);
+  // The digest of a text or of an object's attributes, in decimal; of a text without hash()'s
+  // value.
+  absl::StatusOr<PythonHash> ComputeHash(const HashQuestion& question);
+  absl::StatusOr<MeshAnswer> DescribeMesh(const MeshQuestion& question);
+  absl::StatusOr<MeshAxesAnswer> QueryMesh(const MeshAxesQuestion& question);
+  // The axes that specs name, each once, sorted. At most 10,000 specs.
+  absl::StatusOr<std::vector<std::string>> ListSpecAxes(absl::Span<const PartitionSpec> specs);
+  // Nullopt: the result has no spec, as an operand is not placed.
+  absl::StatusOr<std::optional<PartitionSpec>> ResolveOutputSpec(
+      const OutputSpecQuestion& question);
+  absl::StatusOr<TensorParallelConfig> CheckTensorParallel(const TensorParallelQuestion& question);
+  absl::StatusOr<LinearLayer> DescribeLinearLayer(const LinearLayerQuestion& question);
+  // See PromoteDtype. At most 10,000 types.
+  absl::StatusOr<Dtype> PromoteDtypes(absl::Span<const Dtype> dtypes,
+                                      std::optional<Dtype> dtype = std::nullopt);
   // At most 1,000,000 tensors.
   absl::StatusOr<TreeAnswer> ResolveTree(const TreeQuestion& question,
                                          absl::Span<const TreeTensor> tensors);
 
+  // Rules. INVALID_ARGUMENT for a bad or unsupported pattern, with the part that is at fault.
+  absl::StatusOr<PatternRulesAnswer> ParsePatternRules(const PatternRulesQuestion& question);
+  // In which of the names, at most 10,000 of at most 1,024 bytes, the pattern is found.
+  absl::StatusOr<PatternCheck> CheckPattern(const std::string& pattern,
+                                            absl::Span<const std::string> names);
+  // The rules, which defer pattern errors, without exclusions such as `^(?!.*bias)`.
+  // INVALID_ARGUMENT names the rule for which there is no other writing.
+  absl::StatusOr<RewriteAnswer> RewriteRules(const rpc::RuleSetDefinition& rules);
+  // Over at most 1,000,000 tensors, none with a spec of its own.
+  absl::StatusOr<LintAnswer> LintRules(const LintQuestion& question,
+                                       absl::Span<const TreeTensor> tensors);
+  absl::StatusOr<DiffAnswer> DiffLayouts(const DiffQuestion& question,
+                                         absl::Span<const TreeTensor> tensors);
+
+  // Logical names of flax, by the functions of sharding/logical_rules.h, whose errors they have.
+  absl::StatusOr<LogicalRules> ComposeLogicalRules(const LogicalRulesSelector& first,
+                                                   const LogicalRulesSelector& second);
+  absl::StatusOr<SpmdAnswer> ResolveSpmdAxes(const SpmdQuestion& question);
+  // Nullopt: the array stays as it is.
+  absl::StatusOr<std::optional<PartitionSpec>> ResolveLinenAxes(const LinenQuestion& question);
   // Plans: pure questions too.
   // What must move to turn one layout of an array into another.
   absl::StatusOr<ReshardAnswer> PlanReshard(const ReshardQuestion& question);

@@ -190,13 +190,11 @@ absl::StatusOr<Rule> ParseRule(const File& file, const YAML::Node& node) {
   Rule rule;
   SHARDMESH_ASSIGN_OR_RETURN(rule.pattern, file.Text(node["pattern"], "pattern"));
   SHARDMESH_ASSIGN_OR_RETURN(rule.spec, file.Spec(node["spec"]));
-  if (auto pattern = Pattern::Create(rule.pattern); !pattern.ok()) {
-    return file.At(node["pattern"].Mark(), pattern.status());
-  }
   return rule;
 }
 
-absl::StatusOr<RuleSetDefinition> ParseRulesNode(const File& file, std::string_view text) {
+absl::StatusOr<RuleSetDefinition> ParseRulesNode(const File& file, std::string_view text,
+                                                 Compatibility compatibility) {
   constexpr std::array<std::string_view, 4> kKeys = {"rules", "min_size", "strict", "separator"};
   SHARDMESH_ASSIGN_OR_RETURN(const YAML::Node root, Load(file, text));
   SHARDMESH_RETURN_IF_ERROR(file.CheckMap(root, "a rules file", kKeys));
@@ -210,6 +208,12 @@ absl::StatusOr<RuleSetDefinition> ParseRulesNode(const File& file, std::string_v
     rules.push_back(std::move(rule));
   }
   RuleSetOptions options;
+  options.defer_pattern_errors = compatibility == Compatibility::kExact;
+  for (size_t i = 0; i < rules.size() && !options.defer_pattern_errors; ++i) {
+    if (absl::Status status = Pattern::Create(rules[i].pattern).status(); !status.ok()) {
+      return file.At(root["rules"][i]["pattern"].Mark(), WithRewriteHint(std::move(status), rules));
+    }
+  }
   if (const YAML::Node min_size = root["min_size"]; min_size && min_size.IsNull()) {
     options.min_size = std::nullopt;
   } else if (min_size) {
@@ -241,11 +245,12 @@ absl::StatusOr<RuleSetDefinition> ParseRulesNode(const File& file, std::string_v
 absl::StatusOr<LogicalRules> ParseLogicalRulesNode(const File& file, std::string_view text) {
   constexpr std::array<std::string_view, 1> kKeys = {"rules"};
   constexpr std::array<std::string_view, 2> kRuleKeys = {"name", "axes"};
-  const YAML::Node root = YAML::Load(std::string(text));
+  SHARDMESH_ASSIGN_OR_RETURN(const YAML::Node root, Load(file, text));
   SHARDMESH_RETURN_IF_ERROR(file.CheckMap(root, "a file of logical rules", kKeys));
   if (!root["rules"] || !root["rules"].IsSequence()) {
     return file.Bad(root.Mark(), "a file of logical rules needs a list of rules");
   }
+  SHARDMESH_RETURN_IF_ERROR(file.CheckCount(root["rules"], "logical rules", kMaxLogicalRules));
   LogicalRules rules;
   for (const YAML::Node& node : root["rules"]) {
     SHARDMESH_RETURN_IF_ERROR(file.CheckMap(node, "a logical rule", kRuleKeys));
@@ -359,6 +364,21 @@ absl::StatusOr<MeshDefinition> ParseMeshNode(const File& file, std::string_view 
   return definition;
 }
 
+// As File::Axes reads it.
+void WriteAxes(const AxisValue& axes, YAML::Emitter* out) {
+  if (axes.is_name()) {
+    *out << axes.name();
+  } else if (axes.is_tuple()) {
+    *out << YAML::Flow << YAML::BeginSeq;
+    for (const AxisValue& entry : axes.entries()) {
+      WriteAxes(entry, out);
+    }
+    *out << YAML::EndSeq;
+  } else {
+    *out << YAML::Null;
+  }
+}
+
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
   const auto failed = [&](int error) {
     return absl::ErrnoToStatus(error, StrCat("cannot read ", path));
@@ -396,14 +416,15 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
 }
 
 // What a file defines is to be sent: it has to keep the limits of the wire.
-template <typename Message, typename Defined>
-absl::StatusOr<Defined> Sendable(const File& file, absl::StatusOr<Defined> defined) {
+template <typename Message, typename Defined, typename... DecodeArgs>
+absl::StatusOr<Defined> Sendable(const File& file, absl::StatusOr<Defined> defined,
+                                 DecodeArgs... arguments) {
   if (!defined.ok()) {
     return defined;
   }
   Message message;
   Encode(*defined, &message);
-  if (const absl::Status status = Decode(message).status(); !status.ok()) {
+  if (const absl::Status status = Decode(message, arguments...).status(); !status.ok()) {
     return file.At(YAML::Mark::null_mark(), status);
   }
   return defined;
@@ -411,10 +432,12 @@ absl::StatusOr<Defined> Sendable(const File& file, absl::StatusOr<Defined> defin
 
 }  // namespace
 
-absl::StatusOr<RuleSetDefinition> ParseRules(std::string_view text, std::string_view name) {
+absl::StatusOr<RuleSetDefinition> ParseRules(std::string_view text, std::string_view name,
+                                             Compatibility compatibility) {
   const File file(name);
-  return Sendable<v1::RuleSet>(file,
-                               WithoutExceptions(file, [&] { return ParseRulesNode(file, text); }));
+  return Sendable<v1::RuleSet>(
+      file, WithoutExceptions(file, [&] { return ParseRulesNode(file, text, compatibility); }),
+      compatibility);
 }
 
 absl::StatusOr<PartitionAxis> ParseProfile(std::string_view text, std::string_view name) {
@@ -441,9 +464,9 @@ absl::StatusOr<LogicalRules> LoadLogicalRules(const std::string& path) {
   return ParseLogicalRules(text, path);
 }
 
-absl::StatusOr<RuleSetDefinition> LoadRules(const std::string& path) {
+absl::StatusOr<RuleSetDefinition> LoadRules(const std::string& path, Compatibility compatibility) {
   SHARDMESH_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
-  return ParseRules(text, path);
+  return ParseRules(text, path, compatibility);
 }
 
 absl::StatusOr<PartitionAxis> LoadProfile(const std::string& path) {
@@ -455,6 +478,34 @@ absl::StatusOr<MeshDefinition> LoadMesh(const std::string& path,
                                         std::optional<int64_t> device_count) {
   SHARDMESH_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
   return ParseMesh(text, path, device_count);
+}
+
+std::string FormatRules(const RuleSetDefinition& definition) {
+  YAML::Emitter out;
+  out << YAML::BeginMap;
+  if (definition.default_min_size) {
+    out << YAML::Key << "min_size" << YAML::Value << YAML::Null;
+  } else if (definition.rules.min_size() != 0) {
+    out << YAML::Key << "min_size" << YAML::Value << definition.rules.min_size();
+  }
+  if (!definition.rules.strict()) {
+    out << YAML::Key << "strict" << YAML::Value << false;
+  }
+  if (definition.slashes) {
+    out << YAML::Key << "separator" << YAML::Value << "/";
+  }
+  out << YAML::Key << "rules" << YAML::Value << YAML::BeginSeq;
+  for (const Rule& rule : definition.rules.rules()) {
+    out << YAML::Flow << YAML::BeginMap << YAML::Key << "pattern" << YAML::Value
+        << YAML::SingleQuoted << rule.pattern << YAML::Key << "spec" << YAML::Value << YAML::Flow
+        << YAML::BeginSeq;
+    for (const SpecEntry& entry : rule.spec.entries()) {
+      WriteAxes(entry.ToAxisValue(), &out);
+    }
+    out << YAML::EndSeq << YAML::EndMap;
+  }
+  out << YAML::EndSeq << YAML::EndMap;
+  return StrCat(out.c_str(), "\n");
 }
 
 }  // namespace shardmesh::rpc

@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "rpc/definitions.h"
+#include "sharding/compatibility.h"
 #include "sharding/logical_rules.h"
 #include "sharding/partition_axis.h"
 
@@ -21,7 +22,10 @@ inline constexpr int64_t kMaxConfigBytes = int64_t{4} << 20;
 // Errors are INVALID_ARGUMENT: BAD_FILE, as `bert.yaml:3:7: unknown key "patern"; did you mean
 // "pattern"?`, for text that is not YAML, an unknown or repeated key, a value of the wrong kind;
 // LIMIT_EXCEEDED for too long a text; otherwise the algebra's own reason with the place in front.
-absl::StatusOr<RuleSetDefinition> ParseRules(std::string_view text, std::string_view name);
+//
+// With kExact a faulty pattern of rules is kept, as in RuleSet::Create.
+absl::StatusOr<RuleSetDefinition> ParseRules(std::string_view text, std::string_view name,
+                                             Compatibility compatibility = Compatibility::kDefault);
 absl::StatusOr<PartitionAxis> ParseProfile(std::string_view text, std::string_view name);
 // A size of -1 needs workers in the file or a `device_count`.
 absl::StatusOr<MeshDefinition> ParseMesh(std::string_view text, std::string_view name,
@@ -31,11 +35,16 @@ absl::StatusOr<LogicalRules> ParseLogicalRules(std::string_view text, std::strin
 
 // Read the file at `path`. Further errors: NOT_FOUND, PERMISSION_DENIED, or FAILED_PRECONDITION for
 // what is no regular file, each naming the path.
-absl::StatusOr<RuleSetDefinition> LoadRules(const std::string& path);
+absl::StatusOr<RuleSetDefinition> LoadRules(const std::string& path,
+                                            Compatibility compatibility = Compatibility::kDefault);
 absl::StatusOr<PartitionAxis> LoadProfile(const std::string& path);
 absl::StatusOr<LogicalRules> LoadLogicalRules(const std::string& path);
 absl::StatusOr<MeshDefinition> LoadMesh(const std::string& path,
                                         std::optional<int64_t> device_count = std::nullopt);
+
+// The text of a file that ParseRules reads as `rules`, faulty patterns included. Requires specs
+// that such a file can have: nothing unconstrained, nothing unreduced.
+std::string FormatRules(const RuleSetDefinition& rules);
 
 }  // namespace shardmesh::rpc
 

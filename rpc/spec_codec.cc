@@ -9,6 +9,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "rpc/field_check.h"
 #include "rpc/status.h"
+#include "sharding/exclusion.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
 
@@ -160,12 +161,13 @@ void Encode(const AxisName& from, v1::AxisValue* to) {
 }
 
 // Without a detour over AxisValue: this is what every answer carries.
+// An empty name alone reads as none, as in JAX; in a tuple of one it stays an axis.
 void Encode(const SpecEntry& from, v1::AxisValue* to) {
   if (from.is_unconstrained()) {
     to->set_constant(v1::AXIS_CONSTANT_UNCONSTRAINED);
   } else if (from.is_none()) {
     to->set_constant(v1::AXIS_CONSTANT_NONE);
-  } else if (from.axes().size() == 1) {
+  } else if (from.axes().size() == 1 && from.axes()[0] != "") {
     Encode(from.axes()[0], to);
   } else {
     for (const AxisName& axis : from.axes()) {
@@ -336,12 +338,13 @@ absl::StatusOr<PartitionSpec> Decode(const v1::PartitionSpec& from) {
   return spec;
 }
 
+v1::AxisType Encode(AxisType from) {
+  // The wire keeps 0 for "not set" and has the types in the same order.
+  static_assert(static_cast<int>(AxisType::kManual) + 1 == v1::AXIS_TYPE_MANUAL);
+  return static_cast<v1::AxisType>(static_cast<int>(from) + 1);
+}
+
 namespace {
-
-// The wire keeps 0 for "not set" and has the types in the same order.
-static_assert(static_cast<int>(AxisType::kManual) + 1 == v1::AXIS_TYPE_MANUAL);
-
-v1::AxisType Encode(AxisType from) { return static_cast<v1::AxisType>(static_cast<int>(from) + 1); }
 
 absl::StatusOr<AxisType> Decode(v1::AxisType from) {
   if (!v1::AxisType_IsValid(from)) {
@@ -441,18 +444,44 @@ absl::StatusOr<MeshDefinition> Decode(const v1::MeshDefinition& from,
   return definition;
 }
 
+namespace {
+
+void EncodeSemanticAxes(absl::Span<const SemanticAxis> from, v1::PartitionAxis* to) {
+  for (const SemanticAxis& axis : from) {
+    v1::SemanticAxis* added = to->add_semantic_axes();
+    added->set_name(axis.name);
+    rpc::Encode(axis.value, added->mutable_value());
+    if (axis.generation_value.has_value()) {
+      rpc::Encode(*axis.generation_value, added->mutable_generation_value());
+    }
+  }
+}
+
+}  // namespace
+
 void Encode(const PartitionAxis& from, v1::PartitionAxis* to) {
   for (size_t i = 0; i < kProfileFields.size(); ++i) {
     Encode(from.field(static_cast<AxisField>(i)), (to->*kProfileFields[i].mutable_value)());
   }
-  for (const SemanticAxis& axis : from.semantic_axes()) {
-    v1::SemanticAxis* added = to->add_semantic_axes();
-    added->set_name(axis.name);
-    Encode(axis.value, added->mutable_value());
-    if (axis.generation_value.has_value()) {
-      Encode(*axis.generation_value, added->mutable_generation_value());
+  EncodeSemanticAxes(from.semantic_axes(), to);
+}
+
+absl::Status EncodeFields(absl::Span<const FieldValue> fields,
+                          absl::Span<const SemanticAxis> semantic_axes, v1::PartitionAxis* to) {
+  for (const FieldValue& given : fields) {
+    const std::optional<AxisField> known = FindAxisField(given.field);
+    const FieldValue once{given.field, AxisValue::None()};
+    if (!known.has_value()) {
+      return PartitionAxis::Create({once}).status();
     }
+    const ProfileField& field = kProfileFields[static_cast<size_t>(*known)];
+    if ((to->*field.has)()) {
+      return PartitionAxis::Create({once, once}).status();
+    }
+    Encode(given.value, (to->*field.mutable_value)());
   }
+  EncodeSemanticAxes(semantic_axes, to);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<PartitionAxis> Decode(const v1::PartitionAxis& from) {
@@ -547,12 +576,25 @@ absl::StatusOr<RuleSetDefinition> Decode(const v1::RuleSet& from, Compatibility 
   options.min_size = from.use_min_sharding_size() ? min_sharding_size : from.min_size();
   options.strict = !from.has_strict() || from.strict();
   options.defer_pattern_errors = compatibility == Compatibility::kExact;
-  auto rule_set = RuleSet::Create(std::move(rules), options);
+  auto rule_set = RuleSet::Create(rules, options);
   if (!rule_set.ok()) {
-    return WithField(std::move(rule_set).status(), "rules");
+    return WithField(WithRewriteHint(std::move(rule_set).status(), rules), "rules");
   }
   return RuleSetDefinition{*std::move(rule_set), from.separator() == "/",
                            from.use_min_sharding_size()};
+}
+
+absl::Status WithRewriteHint(absl::Status status, absl::Span<const Rule> rules) {
+  if (ReasonOf(status) != Reason::kUnsupportedPattern || !RewriteExclusions(rules).ok()) {
+    return status;
+  }
+  absl::Status hinted(
+      status.code(),
+      ToAbsl(StrCat(ToStd(status.message()),
+                    "; `shardmesh rules rewrite FILE` gives rules that mean the same without it")));
+  status.ForEachPayload(
+      [&](absl::string_view url, const absl::Cord& payload) { hinted.SetPayload(url, payload); });
+  return hinted;
 }
 
 void Encode(const Mode& from, v1::ModeSelector* to) {
@@ -602,9 +644,8 @@ absl::StatusOr<bool> DecodeIsStrict(v1::CorrectionPolicy from) {
     case v1::CORRECTION_POLICY_STRICT:
       return true;
     default:
-      return InvalidArgument(Reason::kBadField,
-                             StrCat("correction policy ", static_cast<int>(from),
-                                    " is not known; use REPORT or STRICT"));
+      return InvalidArgument(Reason::kBadField, StrCat("correction policy ", static_cast<int>(from),
+                                                       " is not known; use REPORT or STRICT"));
   }
 }
 

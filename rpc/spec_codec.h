@@ -60,6 +60,8 @@ void Encode(const PartitionSpec& from, v1::PartitionSpec* to);
 // from the axes of the dimensions.
 absl::StatusOr<PartitionSpec> Decode(const v1::PartitionSpec& from);
 
+v1::AxisType Encode(AxisType from);
+
 void Encode(const Mesh& from, v1::Mesh* to);
 // No axes make the empty mesh. A size of -1 needs `device_count`; kExact accepts what JAX accepts.
 // An axis type that is not set is kAuto, and kAuto is not set.
@@ -75,12 +77,20 @@ absl::StatusOr<MeshDefinition> Decode(const v1::MeshDefinition& from,
 // Encodes the resolved profile: every field is set.
 void Encode(const PartitionAxis& from, v1::PartitionAxis* to);
 absl::StatusOr<PartitionAxis> Decode(const v1::PartitionAxis& from);
+// A profile as it was given, for the other side to resolve. INVALID_ARGUMENT (UNKNOWN_FIELD;
+// TypeError), as PartitionAxis::Create, for a field that there is not or that occurs twice.
+absl::Status EncodeFields(absl::Span<const FieldValue> fields,
+                          absl::Span<const SemanticAxis> semantic_axes, v1::PartitionAxis* to);
 
 void Encode(const RuleSetDefinition& from, v1::RuleSet* to);
 // `min_sharding_size` is the least size where the wire asks for the configured one.
 absl::StatusOr<RuleSetDefinition> Decode(const v1::RuleSet& from,
                                          Compatibility compatibility = Compatibility::kDefault,
                                          int64_t min_sharding_size = kDefaultMinSize);
+
+// Adds to the error of a pattern that is not supported how to go on, if all that stands in the way
+// of these rules is that they exclude names; other statuses stay.
+absl::Status WithRewriteHint(absl::Status status, absl::Span<const Rule> rules);
 
 void Encode(const Mode& from, v1::ModeSelector* to);
 // Nullopt where nothing is set. Errors: Mode::Parse's.

@@ -3,6 +3,8 @@
 
 #include <utility>
 
+#include "sharding/reason.h"
+
 namespace shardmesh::server {
 
 Background::Background(int threads) {
@@ -48,6 +50,12 @@ void Background::Work() {
     }
     std::move(task)();
   }
+}
+
+absl::Status TooManyWait() {
+  return WithReason(absl::ResourceExhaustedError(
+                        "too many such calls wait for their answers; ask again in a while"),
+                    Reason::kLimitExceeded);
 }
 
 }  // namespace shardmesh::server

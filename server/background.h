@@ -9,6 +9,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 
 namespace shardmesh::server {
@@ -38,6 +39,9 @@ class Background {
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;  // constant after construction
 };
+
+// What a call ends with whose task was not taken: RESOURCE_EXHAUSTED (LIMIT_EXCEEDED).
+absl::Status TooManyWait();
 
 }  // namespace shardmesh::server
 

@@ -26,10 +26,14 @@ absl::StatusOr<Mesh> SelectMesh(const ClusterState& state, const v1::MeshSelecto
     auto mesh = rpc::Decode(selector.inline_(), std::nullopt, compatibility);
     return mesh.ok() ? mesh : rpc::WithField(mesh.status(), "inline");
   }
-  const std::string_view name =
-      selector.mesh_case() == v1::MeshSelector::kName ? selector.name() : kDefaultMesh;
-  SHARDMESH_ASSIGN_OR_RETURN(const rpc::MeshDefinition* mesh, state.FindMesh(name));
+  SHARDMESH_ASSIGN_OR_RETURN(const rpc::MeshDefinition* mesh, FindMesh(state, selector));
   return mesh->mesh;
+}
+
+absl::StatusOr<const rpc::MeshDefinition*> FindMesh(const ClusterState& state,
+                                                    const v1::MeshSelector& selector) {
+  return state.FindMesh(selector.mesh_case() == v1::MeshSelector::kName ? selector.name()
+                                                                        : kDefaultMesh);
 }
 
 absl::StatusOr<PartitionAxis> SelectProfile(const ClusterState& state,
@@ -66,6 +70,43 @@ absl::StatusOr<std::optional<rpc::RuleSetDefinition>> SelectRules(
       break;
   }
   return std::nullopt;
+}
+
+absl::Status CheckCount(int64_t count, int64_t limit, std::string_view what,
+                        std::string_view field) {
+  if (count <= limit) {
+    return absl::OkStatus();
+  }
+  return rpc::WithField(InvalidArgument(Reason::kLimitExceeded,
+                                        StrCat(count, " ", what, " are over the limit of ", limit)),
+                        field);
+}
+
+absl::Status CheckDevice(int64_t device, const Mesh& mesh, std::string_view field, int index) {
+  if (device >= 0 && device < mesh.size()) {
+    return absl::OkStatus();
+  }
+  return rpc::WithField(
+      InvalidArgument(Reason::kBadField, StrCat("device ", device, " is not one of the ",
+                                                mesh.size(), " of ", mesh.ToString())),
+      field, static_cast<size_t>(index));
+}
+
+absl::StatusOr<LogicalRules> SelectLogicalRules(const ClusterState& state,
+                                                const v1::LogicalRulesSelector& selector) {
+  switch (selector.logical_rules_case()) {
+    case v1::LogicalRulesSelector::kName: {
+      SHARDMESH_DECODE(rules, "name", state.FindLogicalRules(selector.name()));
+      return *rules;
+    }
+    case v1::LogicalRulesSelector::kInline: {
+      SHARDMESH_DECODE(rules, "inline", rpc::Decode(selector.inline_()));
+      return rules;
+    }
+    case v1::LogicalRulesSelector::LOGICAL_RULES_NOT_SET:
+      break;
+  }
+  return LogicalRules();
 }
 
 absl::Status FirstCorrection(const PartitionSpec& requested, absl::Span<const int64_t> shape,

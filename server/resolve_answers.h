@@ -91,11 +91,26 @@ absl::Status Answer(Context, const v1::PlanReshardRequest&, v1::PlanReshardRespo
 // "default", the profile of defaults, no logical rules. NOT_FOUND for a name of none.
 absl::StatusOr<Mesh> SelectMesh(const ClusterState& state, const v1::MeshSelector& selector,
                                 Compatibility compatibility);
+// The same where no mesh is given inline, with its workers. Valid as long as the state.
+absl::StatusOr<const rpc::MeshDefinition*> FindMesh(const ClusterState& state,
+                                                    const v1::MeshSelector& selector);
 absl::StatusOr<PartitionAxis> SelectProfile(const ClusterState& state,
                                             const v1::ProfileSelector& selector);
 // Nullopt where nothing is selected.
 absl::StatusOr<std::optional<rpc::RuleSetDefinition>> SelectRules(
     const ClusterState& state, const v1::RuleSetSelector& selector, Compatibility compatibility);
+absl::StatusOr<LogicalRules> SelectLogicalRules(const ClusterState& state,
+                                                const v1::LogicalRulesSelector& selector);
+
+// Most devices that a question may list, or an answer.
+inline constexpr int64_t kMaxListedDevices = 65'536;
+
+// LIMIT_EXCEEDED of `field` for more than `limit` of `what`.
+absl::Status CheckCount(int64_t count, int64_t limit, std::string_view what,
+                        std::string_view field);
+
+// BAD_FIELD of `field[index]` for what is no position of the mesh.
+absl::Status CheckDevice(int64_t device, const Mesh& mesh, std::string_view field, int index);
 
 // The first correction as the error that it is under STRICT, with its fixes in words.
 absl::Status FirstCorrection(const PartitionSpec& requested, absl::Span<const int64_t> shape,

@@ -11,6 +11,8 @@
 #include "server/background.h"
 #include "server/plan_streams.h"
 #include "server/resolve_answers.h"
+#include "server/rule_streams.h"
+#include "server/tree_reactor.h"
 #include "server/tree_streams.h"
 #include "shardmesh/v1/resolve_service.grpc.pb.h"
 
@@ -27,11 +29,7 @@ class ResolveService final : public v1::ResolveService::CallbackService {
   grpc::ServerUnaryReactor* Method(grpc::CallbackServerContext* context,      \
                                    const v1::Method##Request* request,        \
                                    v1::Method##Response* response) override { \
-    const absl::Status status =                                               \
-        Answer({options_.publisher->state(), counter_}, *request, response);  \
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();            \
-    reactor->Finish(status.ok() ? grpc::Status::OK : rpc::ToGrpc(status));    \
-    return reactor;                                                           \
+    return AtOnce(context, request, response);                                \
   }
   SHARDMESH_UNARY(ResolveSpec)
   SHARDMESH_UNARY(ResolveAxes)
@@ -41,11 +39,50 @@ class ResolveService final : public v1::ResolveService::CallbackService {
   SHARDMESH_UNARY(ExplainTensor)
   SHARDMESH_UNARY(DescribeTiling)
   SHARDMESH_UNARY(ListPresets)
+  SHARDMESH_UNARY(ComposeLogicalRules)
+  SHARDMESH_UNARY(ResolveLogicalAxes)
+  SHARDMESH_UNARY(DescribeProfile)
+  SHARDMESH_UNARY(ComputeHash)
+  SHARDMESH_UNARY(DescribeMesh)
+  SHARDMESH_UNARY(QueryMesh)
+  SHARDMESH_UNARY(ListSpecAxes)
+  SHARDMESH_UNARY(ResolveOutputSpec)
+  SHARDMESH_UNARY(CheckTensorParallel)
+  SHARDMESH_UNARY(DescribeLinearLayer)
+  SHARDMESH_UNARY(PromoteDtypes)
 #undef SHARDMESH_UNARY
+
+  // Ordinary questions about patterns are answered at once.
+  grpc::ServerUnaryReactor* ParsePatternRules(grpc::CallbackServerContext* context,
+                                              const v1::ParsePatternRulesRequest* request,
+                                              v1::ParsePatternRulesResponse* response) override {
+    return request->text().size() <= kOrdinaryTextBytes ? AtOnce(context, request, response)
+                                                        : InBackground(context, request, response);
+  }
+  grpc::ServerUnaryReactor* CheckPattern(grpc::CallbackServerContext* context,
+                                         const v1::CheckPatternRequest* request,
+                                         v1::CheckPatternResponse* response) override {
+    return request->names_size() <= kOrdinaryNames ? AtOnce(context, request, response)
+                                                   : InBackground(context, request, response);
+  }
+  grpc::ServerUnaryReactor* RewriteRules(grpc::CallbackServerContext* context,
+                                         const v1::RewriteRulesRequest* request,
+                                         v1::RewriteRulesResponse* response) override {
+    return InBackground(context, request, response);
+  }
 
   grpc::ServerBidiReactor<v1::ResolveTreeRequest, v1::ResolveTreeResponse>* ResolveTree(
       grpc::CallbackServerContext*) override {
     return MakeResolveTreeReactor(options_.publisher->shared_state(), counter_);
+  }
+  grpc::ServerReadReactor<v1::LintRulesRequest>* LintRules(
+      grpc::CallbackServerContext*, v1::LintRulesResponse* response) override {
+    return MakeLintRulesReactor(options_.publisher->shared_state(), options_.catalogue,
+                                &background_, response);
+  }
+  grpc::ServerBidiReactor<v1::DiffLayoutsRequest, v1::DiffLayoutsResponse>* DiffLayouts(
+      grpc::CallbackServerContext*) override {
+    return MakeDiffLayoutsReactor(options_.publisher->shared_state());
   }
 
   grpc::ServerUnaryReactor* PlanReshard(grpc::CallbackServerContext*,
@@ -72,6 +109,34 @@ class ResolveService final : public v1::ResolveService::CallbackService {
   }
 
  private:
+  static constexpr size_t kOrdinaryTextBytes = size_t{4} << 10;
+  static constexpr int kOrdinaryNames = 64;
+
+  template <typename Request, typename Response>
+  grpc::ServerUnaryReactor* AtOnce(grpc::CallbackServerContext* context, const Request* request,
+                                   Response* response) {
+    const absl::Status status = Answer({options_.publisher->state(), counter_}, *request, response);
+    grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
+    reactor->Finish(status.ok() ? grpc::Status::OK : rpc::ToGrpc(status));
+    return reactor;
+  }
+
+  // A call whose answer takes too long for a reaction.
+  template <typename Request, typename Response>
+  grpc::ServerUnaryReactor* InBackground(grpc::CallbackServerContext* context,
+                                         const Request* request, Response* response) {
+    grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
+    const bool taken = background_.Run(
+        [this, state = options_.publisher->shared_state(), request, response, reactor] {
+          const absl::Status status = Answer({*state, counter_}, *request, response);
+          reactor->Finish(status.ok() ? grpc::Status::OK : rpc::ToGrpc(status));
+        });
+    if (!taken) {
+      reactor->Finish(rpc::ToGrpc(TooManyWait()));
+    }
+    return reactor;
+  }
+
   const ResolveServiceOptions options_;
   const CorrectionCounter counter_;
   Background background_{2};  // last: its tasks use the above

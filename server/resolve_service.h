@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "server/catalogue.h"
 #include "server/cluster_state.h"
 
 namespace grpc {

@@ -18,7 +18,6 @@
 namespace shardmesh::server {
 namespace {
 
-constexpr int kMaxListedDevices = 65'536;
 constexpr int64_t kMaxListedPieces = 65'536;
 
 // A question about logical axes, with what it views.
@@ -75,25 +74,6 @@ absl::Status EncodeShardShape(const Mesh& mesh, const PartitionSpec& spec, const
   SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, Tiling::Create(mesh, spec, shape));
   rpc::Encode(tiling.ShardShape(), to);
   return absl::OkStatus();
-}
-
-absl::Status CheckCount(int count, int limit, std::string_view what, std::string_view field) {
-  if (count <= limit) {
-    return absl::OkStatus();
-  }
-  return rpc::WithField(InvalidArgument(Reason::kLimitExceeded,
-                                        StrCat(count, " ", what, " are over the limit of ", limit)),
-                        field);
-}
-
-absl::Status CheckDevice(int64_t device, const Mesh& mesh, std::string_view field, int index) {
-  if (device >= 0 && device < mesh.size()) {
-    return absl::OkStatus();
-  }
-  return rpc::WithField(
-      InvalidArgument(Reason::kBadField, StrCat("device ", device, " is not one of the ",
-                                                mesh.size(), " of ", mesh.ToString())),
-      field, static_cast<size_t>(index));
 }
 
 }  // namespace

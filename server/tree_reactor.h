@@ -187,10 +187,7 @@ class TreeReadReactor final : public grpc::ServerReadReactor<Request> {
       const bool taken = background_->Run(
           [this] { this->Finish(rpc::ToGrpc(feeder_.End(response_, is_cancelled_))); });
       if (!taken) {
-        this->Finish(rpc::ToGrpc(
-            WithReason(absl::ResourceExhaustedError(
-                           "too many such calls wait for their answers; ask again in a while"),
-                       Reason::kLimitExceeded)));
+        this->Finish(rpc::ToGrpc(TooManyWait()));
       }
       return;
     }

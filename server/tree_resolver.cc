@@ -178,7 +178,7 @@ absl::StatusOr<TreePlacement> TreeResolver::Answer(const TreeTensor& tensor) {
   }
   if (placed.tiling.has_value() && tensor.dtype.has_value()) {
     SHARDMESH_ASSIGN_OR_RETURN(placement.bytes_per_device,
-                               PackedSizeBytes(*tensor.dtype, placed.shard_elements));
+                               TileBytes(placed.shard_elements, BitsPerElement(*tensor.dtype)));
     SHARDMESH_RETURN_IF_ERROR(
         analysis_->Add(tensor.name, *placed.tiling, BitsPerElement(*tensor.dtype)));
   }

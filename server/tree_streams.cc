@@ -61,7 +61,7 @@ class TreeAnswer {
       counter_->Count(resolver_->specs()[i].corrections, resolver_->UsesOf(i));
     }
     response->set_revision(state_->revision());
-    return Encode(*resolver_, response->mutable_report());
+    return EncodeReport(*resolver_, response->mutable_report());
   }
 
  private:
@@ -101,21 +101,6 @@ class TreeAnswer {
     }
   }
 
-  static absl::Status Encode(const TreeResolver& from, v1::LayoutReport* to) {
-    if (from.analysis() != nullptr) {
-      SHARDMESH_ASSIGN_OR_RETURN(const LayoutReport report, from.analysis()->Report());
-      rpc::Encode(report, to);
-      to->set_devices(from.question().mesh->size());
-    }
-    to->set_tensors(from.counts().tensors);
-    to->set_parameters(from.counts().parameters);
-    to->set_sharded_parameters(from.counts().sharded_parameters);
-    to->set_corrected_tensors(from.counts().corrected);
-    to->set_replicated_tensors(from.counts().replicated);
-    to->set_unmatched_tensors(from.counts().unmatched);
-    return absl::OkStatus();
-  }
-
   std::shared_ptr<const ClusterState> state_;
   const CorrectionCounter* counter_;
   bool suggest_fixes_ = false;
@@ -123,6 +108,21 @@ class TreeAnswer {
 };
 
 }  // namespace
+
+absl::Status EncodeReport(const TreeResolver& from, v1::LayoutReport* to) {
+  if (from.analysis() != nullptr) {
+    SHARDMESH_ASSIGN_OR_RETURN(const LayoutReport report, from.analysis()->Report());
+    rpc::Encode(report, to);
+    to->set_devices(from.question().mesh->size());
+  }
+  to->set_tensors(from.counts().tensors);
+  to->set_parameters(from.counts().parameters);
+  to->set_sharded_parameters(from.counts().sharded_parameters);
+  to->set_corrected_tensors(from.counts().corrected);
+  to->set_replicated_tensors(from.counts().replicated);
+  to->set_unmatched_tensors(from.counts().unmatched);
+  return absl::OkStatus();
+}
 
 grpc::ServerBidiReactor<v1::ResolveTreeRequest, v1::ResolveTreeResponse>* MakeResolveTreeReactor(
     std::shared_ptr<const ClusterState> state, const CorrectionCounter& counter) {

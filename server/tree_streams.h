@@ -8,9 +8,13 @@
 
 #include "server/cluster_state.h"
 #include "server/resolve_answers.h"
+#include "server/tree_resolver.h"
 #include "shardmesh/v1/resolve_service.pb.h"
 
 namespace shardmesh::server {
+
+// The totals of a tree, byte counts only where there is a mesh. Errors: LayoutAnalysis::Report's.
+absl::Status EncodeReport(const TreeResolver& from, v1::LayoutReport* to);
 
 // Each lives until its call is done. `counter` outlives it.
 grpc::ServerBidiReactor<v1::ResolveTreeRequest, v1::ResolveTreeResponse>* MakeResolveTreeReactor(

@@ -195,6 +195,9 @@ absl::StatusOr<RewrittenRules> RewriteExclusions(absl::Span<const Rule> rules) {
     out.origins.push_back(static_cast<int64_t>(origin));
   };
   for (size_t i = 0; i < rules.size(); ++i) {
+    if (static_cast<int64_t>(out.rules.size()) > RuleSet::kMaxRules) {
+      break;
+    }
     const std::string& pattern = rules[i].pattern;
     const absl::Status status = Pattern::Create(pattern).status();
     if (status.ok()) {
@@ -229,6 +232,11 @@ absl::StatusOr<RewrittenRules> RewriteExclusions(absl::Span<const Rule> rules) {
     if (spelled->has_value()) {
       add(**std::move(spelled), i);
     }
+  }
+  if (static_cast<int64_t>(out.rules.size()) > RuleSet::kMaxRules) {
+    return InvalidArgument(Reason::kLimitExceeded,
+                           StrCat("without exclusions there are more than ", RuleSet::kMaxRules,
+                                  " rules, as each excluded pattern becomes one; exclude fewer"));
   }
   return out;
 }

@@ -39,7 +39,8 @@ struct RewrittenRules {
 // UNSUPPORTED_PATTERN for look-around in any other place and all else that Pattern refuses, and for
 // parts that are not rewritten (word boundaries, `$` in the middle, case that is ignored beyond
 // ASCII, named classes beside other characters beyond ASCII); BAD_PATTERN; LIMIT_EXCEEDED where
-// what is spelled out is longer than a pattern may be, or more than 100 rules would have to be.
+// what is spelled out is longer than a pattern may be, more than 100 rules would have to be, or the
+// rules come to more than RuleSet::kMaxRules.
 absl::StatusOr<RewrittenRules> RewriteExclusions(absl::Span<const Rule> rules);
 
 }  // namespace shardmesh

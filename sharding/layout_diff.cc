@@ -72,7 +72,7 @@ absl::Status TooManyBytes(std::string_view what) {
 
 absl::StatusOr<int64_t> BytesOf(absl::Span<const int64_t> shape, const PlacedTensor& tensor) {
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t elements, ElementCount(shape));
-  const absl::int128 bytes = absl::int128(elements) * tensor.element_bytes;
+  const absl::int128 bytes = (absl::int128(elements) * tensor.bits_per_element + 7) / 8;
   if (bytes > std::numeric_limits<int64_t>::max()) {
     return TooManyBytes("the tensor");
   }
@@ -80,9 +80,9 @@ absl::StatusOr<int64_t> BytesOf(absl::Span<const int64_t> shape, const PlacedTen
 }
 
 absl::StatusOr<Placed> Place(const PlacedTensor& tensor, const Mesh& mesh) {
-  if (tensor.element_bytes <= 0) {
+  if (tensor.bits_per_element < 0) {
     return InvalidArgument(Reason::kBadField,
-                           StrCat("an element has ", tensor.element_bytes, " bytes"));
+                           StrCat("an element has ", tensor.bits_per_element, " bits"));
   }
   SHARDMESH_ASSIGN_OR_RETURN(Tiling tiling, Tiling::Create(mesh, tensor.spec, tensor.shape));
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t bytes, BytesOf(tensor.shape, tensor));
@@ -148,26 +148,6 @@ bool TilesDiffer(const Placed& a, const Placed& b) {
   return false;
 }
 
-// Nullopt if the increase keeps to the budget.
-std::optional<std::string> OverBudget(int64_t before, int64_t after, const LayoutBudget& budget) {
-  if (after <= before) {
-    return std::nullopt;
-  }
-  const int64_t increase = after - before;
-  if (budget.max_increase_bytes.has_value() && increase > *budget.max_increase_bytes) {
-    return StrCat("a device holds ", after, " bytes instead of ", before, ", ", increase,
-                  " more; the budget allows ", *budget.max_increase_bytes, " more");
-  }
-  // Written so that a ratio that is not a number allows nothing.
-  if (budget.max_increase_ratio.has_value() &&
-      !(static_cast<double>(increase) <=
-        *budget.max_increase_ratio * static_cast<double>(before))) {
-    return StrCat("a device holds ", after, " bytes instead of ", before, ", ", increase,
-                  " more; the budget allows ", *budget.max_increase_ratio * 100, "% more");
-  }
-  return std::nullopt;
-}
-
 }  // namespace
 
 absl::StatusOr<LayoutDiff> DiffLayouts(const Layout& a, const Layout& b,
@@ -216,6 +196,29 @@ absl::StatusOr<LayoutDiff> DiffLayouts(const Layout& a, const Layout& b,
     diff.budget_text = *std::move(over);
   }
   return diff;
+}
+
+std::optional<std::string> OverBudget(int64_t before, int64_t after, const LayoutBudget& budget) {
+  if (budget.max_bytes_per_device.has_value() && after > *budget.max_bytes_per_device) {
+    return StrCat("a device holds ", after, " bytes; the budget allows ",
+                  *budget.max_bytes_per_device);
+  }
+  if (after <= before) {
+    return std::nullopt;
+  }
+  const int64_t increase = after - before;
+  if (budget.max_increase_bytes.has_value() && increase > *budget.max_increase_bytes) {
+    return StrCat("a device holds ", after, " bytes instead of ", before, ", ", increase,
+                  " more; the budget allows ", *budget.max_increase_bytes, " more");
+  }
+  // Written so that a ratio that is not a number allows nothing.
+  if (budget.max_increase_ratio.has_value() &&
+      !(static_cast<double>(increase) <=
+        *budget.max_increase_ratio * static_cast<double>(before))) {
+    return StrCat("a device holds ", after, " bytes instead of ", before, ", ", increase,
+                  " more; the budget allows ", *budget.max_increase_ratio * 100, "% more");
+  }
+  return std::nullopt;
 }
 
 }  // namespace shardmesh

@@ -19,7 +19,7 @@ namespace shardmesh {
 struct PlacedTensor {
   std::string name;
   Shape shape;
-  int64_t element_bytes = 1;  // positive
+  int64_t bits_per_element = 8;  // 0: its bytes are not counted
   PartitionSpec spec;
 };
 
@@ -29,11 +29,13 @@ struct Layout {
   absl::Span<const PlacedTensor> tensors;  // of distinct names
 };
 
-// How much more a device may hold. Unset: no bound.
+// What a device may hold, and how much more. Unset: no bound.
 struct LayoutBudget {
   std::optional<int64_t> max_increase_bytes;
   // Of what a device holds in A: 0.05 allows 5% more. An increase from 0 exceeds any ratio.
   std::optional<double> max_increase_ratio;
+  // What a device may hold in B at all, even if it is less than in A.
+  std::optional<int64_t> max_bytes_per_device;
 };
 
 // A tensor that is not placed alike.
@@ -75,12 +77,18 @@ struct LayoutDiff {
 
 // Compares two layouts: two rule sets over one tree, or one over two meshes.
 //
+// Elements of less than a byte are packed within a tile, whose last byte is filled up.
+//
 // Errors are INVALID_ARGUMENT: Tiling::Create's, naming the tensor and the layout; BAD_FIELD for a
-// name that occurs twice or element bytes that are not positive; LIMIT_EXCEEDED where bytes are
-// beyond 64 bits; FAILED_PRECONDITION (NO_MESH) on an empty mesh.
+// name that occurs twice or a negative number of bits; LIMIT_EXCEEDED where bytes are beyond 64
+// bits; FAILED_PRECONDITION (NO_MESH) on an empty mesh.
 // O(tensors * rank), whatever the number of devices.
 absl::StatusOr<LayoutDiff> DiffLayouts(const Layout& a, const Layout& b,
                                        const LayoutBudget& budget = {});
+
+// What exceeds the budget where a device holds `after` bytes instead of `before`, as a sentence;
+// nullopt if nothing does. For layouts that are compared piece by piece.
+std::optional<std::string> OverBudget(int64_t before, int64_t after, const LayoutBudget& budget);
 
 }  // namespace shardmesh
 

@@ -104,14 +104,28 @@ absl::StatusOr<int64_t> MappedAxesSize(const Mesh& mesh, absl::Span<const std::s
 
 absl::StatusOr<int64_t> SubmeshIndex(const Mesh& mesh, absl::Span<const std::string> axes,
                                      DeviceId device) {
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<int64_t> indices,
+                             SubmeshIndices(mesh, axes, absl::MakeConstSpan(&device, 1)));
+  return indices.front();
+}
+
+absl::StatusOr<std::vector<int64_t>> SubmeshIndices(const Mesh& mesh,
+                                                    absl::Span<const std::string> axes,
+                                                    absl::Span<const DeviceId> devices) {
   // Checks every name, and that the index fits.
   SHARDMESH_RETURN_IF_ERROR(MappedAxesSize(mesh, axes).status());
-  int64_t index = 0;
-  for (const std::string& name : axes) {
-    const int64_t axis = *mesh.FindAxis(name);
-    index = index * SizeOf(mesh, axis) + mesh.CoordinateOf(device, axis);
+  std::vector<int64_t> found;
+  for (const std::string& name : axes) found.push_back(*mesh.FindAxis(name));
+  std::vector<int64_t> indices;
+  indices.reserve(devices.size());
+  for (const DeviceId device : devices) {
+    int64_t index = 0;
+    for (const int64_t axis : found) {
+      index = index * SizeOf(mesh, axis) + mesh.CoordinateOf(device, axis);
+    }
+    indices.push_back(index);
   }
-  return index;
+  return indices;
 }
 
 absl::StatusOr<Mesh> SubmeshOf(const Mesh& mesh, absl::Span<const std::string> axes,

@@ -47,6 +47,12 @@ absl::StatusOr<int64_t> MappedAxesSize(const Mesh& mesh, absl::Span<const std::s
 absl::StatusOr<int64_t> SubmeshIndex(const Mesh& mesh, absl::Span<const std::string> axes,
                                      DeviceId device);
 
+// The same for many devices, in the order given: the axes are looked up once. Errors do not depend
+// on the devices, of which there may be none.
+absl::StatusOr<std::vector<int64_t>> SubmeshIndices(const Mesh& mesh,
+                                                    absl::Span<const std::string> axes,
+                                                    absl::Span<const DeviceId> devices);
+
 // The mesh over `axes`, in the order given, whose devices are those of `mesh` that differ from
 // `device` along these axes alone. Each bears the global id that it has in `mesh`. Looks at no
 // other device. Errors as DeviceGroup::Create; INVALID_MESH without axes.

@@ -394,6 +394,12 @@ class PartitionAxis::Builder {
     std::vector<AxisValue> entries;
     SHARDMESH_RETURN_IF_ERROR(Append(node, own ? *axis.generation_value : axis.value, entries));
     path_.pop_back();
+    if (entries.size() > kMaxSemanticAxisEntries) {
+      return InvalidArgument(
+          Reason::kLimitExceeded,
+          StrCat("semantic axis \"", axis.name, "\" stands for ", entries.size(),
+                 " mesh axes; at most ", kMaxSemanticAxisEntries, " are allowed"));
+    }
     if (entries.empty()) {
       value = AxisValue::None();
     } else {

@@ -2,6 +2,7 @@
 #ifndef SHARDMESH_SHARDING_PARTITION_AXIS_H_
 #define SHARDMESH_SHARDING_PARTITION_AXIS_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -74,6 +75,10 @@ struct FieldValue {
   AxisValue value;
 };
 
+// Most mesh axes, repeated ones counted, that one semantic axis may stand for. Axes that stand for
+// several others could otherwise stand for more than any memory holds.
+inline constexpr size_t kMaxSemanticAxisEntries = 256;
+
 // A user's own semantic axis.
 struct SemanticAxis {
   // 1 to kMaxAxisNameBytes bytes; not the name of a built-in axis or of a field.
@@ -109,7 +114,7 @@ class PartitionAxis {
   //
   // Errors are INVALID_ARGUMENT: UNKNOWN_FIELD (TypeError) for a field that there is not or that
   // occurs twice, UNRESOLVED_FIELD for one given as kNotGiven that no rule resolves (the first in
-  // order), INVALID_AXIS_VALUE, UNKNOWN_AXIS and CYCLIC_AXIS for semantic axes.
+  // order), INVALID_AXIS_VALUE, UNKNOWN_AXIS, CYCLIC_AXIS and LIMIT_EXCEEDED for semantic axes.
   static absl::StatusOr<PartitionAxis> Create(absl::Span<const FieldValue> fields,
                                               absl::Span<const SemanticAxis> semantic_axes = {});
 

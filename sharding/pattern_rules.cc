@@ -82,14 +82,19 @@ absl::StatusOr<PatternRules> PatternRules::Create(std::string_view text, Partiti
   return PatternRules(std::move(rule_set), std::move(default_spec));
 }
 
-absl::StatusOr<PartitionSpec> PatternRules::SpecOf(std::string_view name) const {
+absl::StatusOr<std::optional<int64_t>> PatternRules::RuleOf(std::string_view name) const {
   MatchTreeOptions options;
   options.strategy = MatchStrategy::kRuleByRule;
   options.keep_unmatched = true;
   const NamedShape tensor = {name, std::nullopt};
   SHARDMESH_ASSIGN_OR_RETURN(const std::vector<RuleMatch> matches,
                              rule_set_.MatchTree({&tensor, 1}, options));
-  return matches.front().unmatched ? default_spec_ : matches.front().spec;
+  return matches.front().rule;
+}
+
+absl::StatusOr<PartitionSpec> PatternRules::SpecOf(std::string_view name) const {
+  SHARDMESH_ASSIGN_OR_RETURN(const std::optional<int64_t> rule, RuleOf(name));
+  return rule.has_value() ? rules()[static_cast<size_t>(*rule)].spec : default_spec_;
 }
 
 }  // namespace shardmesh

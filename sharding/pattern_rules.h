@@ -3,6 +3,8 @@
 #define SHARDMESH_SHARDING_PATTERN_RULES_H_
 
 #include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -48,6 +50,8 @@ class PatternRules {
   // The spec of the first rule whose pattern is found in the name, else the default one. Shapes do
   // not count. Only in kExact there are errors: those of a pattern that is reached.
   absl::StatusOr<PartitionSpec> SpecOf(std::string_view name) const;
+  // The index of that rule; nullopt if none matches.
+  absl::StatusOr<std::optional<int64_t>> RuleOf(std::string_view name) const;
 
   absl::Span<const Rule> rules() const { return rule_set_.rules(); }
   const PartitionSpec& default_spec() const { return default_spec_; }

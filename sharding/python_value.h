@@ -39,6 +39,11 @@ class PythonValue {
   static PythonValue Dict(std::vector<DictItem> items);
 
   Kind kind() const { return kind_; }
+  // kString: the text; kBool, kInt, kFloat: as Python prints it; empty for the others.
+  const std::string& text() const { return text_; }
+  // kList, kTuple: the entries; kDict: key, value, key, value, ...; empty for the others. Valid as
+  // long as this value is unchanged.
+  absl::Span<const PythonValue> entries() const { return entries_; }
 
   // As str() writes it: a string is itself, any other value its repr.
   std::string Str() const;

@@ -228,7 +228,7 @@ absl::Status Linter::LookAtRules(size_t index, int64_t elements) {
 
 void Linter::LookAtAxes(size_t index, int64_t elements) {
   const LintTensor& tensor = tree_[index];
-  if (profile_ == nullptr || !tensor.axes.has_value()) {
+  if (profile_ == nullptr || tensor.axes == nullptr) {
     return;
   }
   for (int mode_pair = 0; mode_pair < 2; ++mode_pair) {

@@ -28,7 +28,8 @@ struct LintTensor {
   std::string name;            // valid UTF-8
   std::optional<Shape> shape;  // nullopt for a leaf that is no array
   // Its semantic axes, if it has any: one per dimension, as PartitionAxis::ResolveAxis takes them.
-  std::optional<std::vector<AxisValue>> axes = std::nullopt;
+  // Tensors may share them; they outlive the call.
+  const std::vector<AxisValue>* axes = nullptr;
 };
 
 struct LintMesh {

@@ -8,10 +8,16 @@ namespace shardmesh::client {
 
 void AddClusterCommands(CommandLine* line);     // up, down, status, version
 void AddLayoutCommands(CommandLine* line);      // resolve, match, presets
+void AddSpecCommands(CommandLine* line);        // explain, constrain, compare, tiles, axes
+void AddProfileCommands(CommandLine* line);     // profile show, hash
+void AddMeshCommands(CommandLine* line);        // mesh show, mesh query, spec axes
+void AddLayerCommands(CommandLine* line);       // layer output, check, describe, promote
 void AddPlanCommands(CommandLine* line);        // plan, reshard, shardings
 void AddArrayCommands(CommandLine* line);       // load, ls, get, describe, rm
 void AddComputeCommands(CommandLine* line);     // linear, matmul, collective
 void AddCatalogCommands(CommandLine* line);     // catalog ls, get, put, rm
+void AddRulesCommands(CommandLine* line);       // rules lint, diff, test, rewrite, from-text
+void AddLogicalCommands(CommandLine* line);     // logical resolve, compose
 void AddCheckpointCommands(CommandLine* line);  // make-checkpoint, make-tensor
 
 }  // namespace shardmesh::client

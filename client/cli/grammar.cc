@@ -148,6 +148,28 @@ absl::StatusOr<Shape> ParseShape(std::string_view text) {
   return shape;
 }
 
+absl::StatusOr<Tile> ParseTile(std::string_view text) {
+  Tile tile;
+  if (Strip(text).empty()) {
+    return tile;
+  }
+  for (const absl::string_view piece : absl::StrSplit(ToAbsl(text), ',')) {
+    const std::pair<absl::string_view, absl::string_view> ends = absl::StrSplit(piece, ':');
+    IndexRange range;
+    if (!absl::SimpleAtoi(ends.first, &range.start) ||
+        !absl::SimpleAtoi(ends.second, &range.stop)) {
+      return Malformed(text,
+                       "is no range; write START:STOP for each dimension, such as 0:16,0:384");
+    }
+    if (range.start < 0 || range.stop < range.start) {
+      return Malformed(text,
+                       StrCat("has the range ", ToStd(piece), ", which does not rise from 0"));
+    }
+    tile.ranges.push_back(range);
+  }
+  return tile;
+}
+
 absl::StatusOr<std::vector<AxisValue>> ParseAxes(std::string_view text) {
   text = Strip(text);
   if (text.empty() || text == "()") {
@@ -212,12 +234,22 @@ absl::StatusOr<ProfileSelector> SelectProfile(std::string_view text) {
   return std::string(text);
 }
 
-absl::StatusOr<RuleSetSelector> SelectRules(std::string_view text) {
+absl::StatusOr<RuleSetSelector> SelectRules(std::string_view text, Compatibility compatibility) {
   if (text.empty()) {
     return RuleSetSelector();
   }
   if (LooksLikePath(text)) {
-    return rpc::LoadRules(std::string(text));
+    return rpc::LoadRules(std::string(text), compatibility);
+  }
+  return std::string(text);
+}
+
+absl::StatusOr<LogicalRulesSelector> SelectLogicalRules(std::string_view text) {
+  if (text.empty()) {
+    return LogicalRulesSelector();
+  }
+  if (LooksLikePath(text)) {
+    return rpc::LoadLogicalRules(std::string(text));
   }
   return std::string(text);
 }
@@ -254,6 +286,22 @@ absl::StatusOr<EntryKind> ParseEntryKind(std::string_view text) {
                                  {"profile", EntryKind::kProfile},
                                  {"rules", EntryKind::kRuleSet},
                                  {"logical", EntryKind::kLogicalRules}});
+}
+
+absl::StatusOr<MeshAxesQuestion::Kind> ParseMeshAxesKind(std::string_view text) {
+  using Kind = MeshAxesQuestion::Kind;
+  return Named<Kind>(text, {{"present", Kind::kPresent},
+                            {"size", Kind::kSize},
+                            {"mapped-size", Kind::kMappedSize},
+                            {"index", Kind::kIndex},
+                            {"groups", Kind::kGroups},
+                            {"submesh", Kind::kSubmesh}});
+}
+
+absl::StatusOr<OutputSpecQuestion::Kind> ParseOutputKind(std::string_view text) {
+  using Kind = OutputSpecQuestion::Kind;
+  return Named<Kind>(
+      text, {{"matmul", Kind::kMatmul}, {"linear", Kind::kLinear}, {"operand", Kind::kOperand}});
 }
 
 }  // namespace shardmesh::client

@@ -8,17 +8,25 @@
 
 #include "absl/status/statusor.h"
 #include "client/catalog.h"
+#include "client/layer_questions.h"
 #include "client/layout.h"
+#include "client/logical_questions.h"
+#include "client/mesh_questions.h"
 #include "client/step.h"
 #include "sharding/axis_value.h"
+#include "sharding/compatibility.h"
 #include "sharding/mode.h"
 #include "sharding/shape.h"
 #include "sharding/spec.h"
+#include "sharding/tile.h"
 
 namespace shardmesh::client {
 
 // `30522,384`; empty for a scalar. Errors of CheckShape too.
 absl::StatusOr<Shape> ParseShape(std::string_view text);
+
+// A range of each dimension, half-open: `0:16,0:384`; nothing for a scalar.
+absl::StatusOr<Tile> ParseTile(std::string_view text);
 
 // One value per dimension, separated by commas; blanks are ignored:
 //   NAME            one axis
@@ -41,7 +49,10 @@ absl::StatusOr<Mode> ParseMode(std::string_view text);
 // are wrong use.
 absl::StatusOr<MeshSelector> SelectMesh(std::string_view text);
 absl::StatusOr<ProfileSelector> SelectProfile(std::string_view text);
-absl::StatusOr<RuleSetSelector> SelectRules(std::string_view text);
+// `compatibility`: kExact keeps faulty patterns of a file.
+absl::StatusOr<RuleSetSelector> SelectRules(std::string_view text,
+                                            Compatibility compatibility = Compatibility::kDefault);
+absl::StatusOr<LogicalRulesSelector> SelectLogicalRules(std::string_view text);
 // Whether `text` is taken for a path by these.
 bool LooksLikePath(std::string_view text);
 
@@ -51,6 +62,9 @@ absl::StatusOr<WeightLayout> ParseWeightLayout(std::string_view text);
 absl::StatusOr<CollectiveKind> ParseCollectiveKind(std::string_view text);
 absl::StatusOr<Reduction> ParseReduction(std::string_view text);
 absl::StatusOr<EntryKind> ParseEntryKind(std::string_view text);
+// The names of questions, such as `mapped-size` and `matmul`.
+absl::StatusOr<MeshAxesQuestion::Kind> ParseMeshAxesKind(std::string_view text);
+absl::StatusOr<OutputSpecQuestion::Kind> ParseOutputKind(std::string_view text);
 
 }  // namespace shardmesh::client
 

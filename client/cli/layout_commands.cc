@@ -10,6 +10,7 @@
 #include "client/cli/commands.h"
 #include "client/cli/grammar.h"
 #include "client/cli/placement.h"
+#include "client/cli/spec_printing.h"
 #include "client/cli/table.h"
 #include "client/cli/tree_source.h"
 #include "sharding/presets.h"
@@ -36,64 +37,6 @@ struct ResolveFlags {
   }
 };
 
-std::string_view StepKindName(ExplanationStep::Kind kind) {
-  switch (kind) {
-    case ExplanationStep::Kind::kSemanticName:
-      return "axis";
-    case ExplanationStep::Kind::kModeVariant:
-      return "mode";
-    case ExplanationStep::Kind::kMeshAxes:
-      return "mesh axes";
-    case ExplanationStep::Kind::kRule:
-      return "rule";
-    case ExplanationStep::Kind::kCorrection:
-      return "correction";
-    case ExplanationStep::Kind::kNearMiss:
-      return "near miss";
-  }
-  return "step";
-}
-
-void PrintAnswer(const SpecAnswer& answer) {
-  std::cout << "requested  " << FormatSpec(answer.requested) << "\n"
-            << "effective  " << FormatSpec(answer.effective) << "\n";
-  if (answer.shard_shape.has_value()) {
-    std::cout << "tile       " << FormatShape(*answer.shard_shape) << "\n";
-  }
-  for (const Correction& correction : answer.corrections) {
-    std::cout << "corrected  " << correction.ToString() << "\n";
-  }
-  if (!answer.explanation.empty()) {
-    Table table({{"dimension", Table::Align::kRight}, {"step"}, {"of"}, {"gives"}});
-    for (const ExplanationStep& step : answer.explanation) {
-      table.AddRow({step.dim < 0 ? "all" : StrCat(step.dim), std::string(StepKindName(step.kind)),
-                    step.subject, step.result});
-    }
-    std::cout << "\n";
-    table.Print();
-  }
-}
-
-Json AnswerJson(const SpecAnswer& answer) {
-  Json json = {{"requested", SpecJson(answer.requested)},
-               {"effective", SpecJson(answer.effective)},
-               {"corrections", CorrectionsJson(answer.corrections)},
-               {"shard_shape",
-                answer.shard_shape.has_value() ? ShapeJson(*answer.shard_shape) : Json(nullptr)},
-               {"revision", answer.revision}};
-  if (!answer.explanation.empty()) {
-    Json steps = Json::array();
-    for (const ExplanationStep& step : answer.explanation) {
-      steps.push_back({{"dimension", step.dim},
-                       {"step", std::string(StepKindName(step.kind))},
-                       {"subject", step.subject},
-                       {"result", step.result}});
-    }
-    json["explanation"] = std::move(steps);
-  }
-  return json;
-}
-
 absl::StatusOr<SpecAnswer> AskResolve(const Invocation& invocation, const ResolveFlags& flags) {
   const int given = (flags.axes.has_value() ? 1 : 0) + (flags.preset.empty() ? 0 : 1) +
                     (flags.spec.has_value() ? 1 : 0);
@@ -113,7 +56,8 @@ absl::StatusOr<SpecAnswer> AskResolve(const Invocation& invocation, const Resolv
                                 .shape = *flags.shape,
                                 .mesh = std::move(mesh),
                                 .strict = flags.strict,
-                                .compatibility = flags.compatibility()});
+                                .compatibility = flags.compatibility(),
+                                .suggest_fixes = true});
   }
   SHARDMESH_ASSIGN_OR_RETURN(ProfileSelector profile, SelectProfile(flags.profile));
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
@@ -125,15 +69,16 @@ absl::StatusOr<SpecAnswer> AskResolve(const Invocation& invocation, const Resolv
                               .mesh = std::move(mesh),
                               .strict = flags.strict,
                               .compatibility = flags.compatibility(),
-                              .explain = flags.explain});
+                              .explain = flags.explain,
+                              .suggest_fixes = true});
 }
 
 absl::Status RunResolve(const Invocation& invocation, const ResolveFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const SpecAnswer answer, AskResolve(invocation, flags));
   if (invocation.json) {
-    PrintJson(AnswerJson(answer));
+    PrintJson(SpecAnswerJson(answer));
   } else {
-    PrintAnswer(answer);
+    PrintSpecAnswer(answer);
   }
   return absl::OkStatus();
 }

@@ -8,10 +8,16 @@ int main(int argc, char** argv) {
   shardmesh::client::CommandLine line;
   shardmesh::client::AddClusterCommands(&line);
   shardmesh::client::AddLayoutCommands(&line);
+  shardmesh::client::AddSpecCommands(&line);
+  shardmesh::client::AddProfileCommands(&line);
+  shardmesh::client::AddMeshCommands(&line);
+  shardmesh::client::AddLayerCommands(&line);
   shardmesh::client::AddPlanCommands(&line);
   shardmesh::client::AddArrayCommands(&line);
   shardmesh::client::AddComputeCommands(&line);
   shardmesh::client::AddCatalogCommands(&line);
+  shardmesh::client::AddRulesCommands(&line);
+  shardmesh::client::AddLogicalCommands(&line);
   shardmesh::client::AddCheckpointCommands(&line);
   return line.Run(argc, argv);
 }

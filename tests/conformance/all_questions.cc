@@ -31,6 +31,11 @@ Questions WireQuestions(client::MeshClient& client) {
   Questions questions;
   AddAnalysisQuestions(WireAnalysis(client), &questions);
   AddLayoutQuestions(WireLayout(client), &questions);
+  AddLinearQuestions(WireLinear(client), &questions);
+  AddLogicalQuestions(WireLogical(client), &questions);
+  AddMeshQuestions(WireMeshes(client), &questions);
+  AddProfileQuestions(WireProfiles(client), &questions);
+  AddRulesQuestions(WireRules(client), &questions);
   AddReshardQuestions(WireReshard(client), &questions);
   return questions;
 }
@@ -47,6 +52,17 @@ absl::Span<const std::string_view> AnsweredByTheRunner() {
       "something else than a spec as sharding constraint: TypeError",
       "raise_mesh_error=False: a missing mesh gives P() on an empty mesh instead of an error",
       "leaves of a tree that are no arrays (numbers, None, NumPy's arrays): left alone",
+      // Profiles and hashes.
+      "get_safe_hash_int of something else than a text: of its str()",
+      "a partition manager of something else than a profile: TypeError",
+      "a partition manager's str() and repr(), which show no value of the profile",
+      // Meshes.
+      "axis names given as None or a set: TypeError; None among them: the class of an absent name",
+      "a tree of specs in dictionaries and lists: its specs; None among them: no spec",
+      "a name in the place of a spec: a spec of that name; a number there: TypeError",
+      // Linear layers.
+      "out_features as text, or with something else than integers in it: TypeError",
+      "a scale of None: TypeError when it is applied",
   });
   return kTexts;
 }

@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "client/mesh_client.h"
 #include "sharding/mesh.h"
 #include "sharding/parallel_linear.h"
 #include "sharding/spec.h"
@@ -39,6 +40,8 @@ class LinearSubject {
 };
 
 std::shared_ptr<const LinearSubject> LibraryLinear();
+// `client` outlives the subject.
+std::shared_ptr<const LinearSubject> WireLinear(client::MeshClient& client);
 
 // get_sharding, get_output_partition_spec, get_matmul_output_sharding, tensor_parallel_config,
 // parallel_linear, promote_dtype.

@@ -116,10 +116,13 @@ absl::StatusOr<Json> AskLinen(const LogicalSubject& subject, LinenMethod method,
     return nullptr;
   }
   SHARDMESH_ASSIGN_OR_RETURN(const auto names, DecodeNames(input.at("names")));
-  const auto fallback = RulesFallbackFromName(input.at("fallback").get<std::string>());
-  SHARDMESH_ASSIGN_OR_RETURN(
-      const std::optional<PartitionSpec> spec,
-      (subject.*method)(names, DecodeRules(input.at("rules")), fallback.value()));
+  const auto name = input.at("fallback").get<std::string>();
+  const auto fallback = RulesFallbackFromName(name);
+  if (!fallback.has_value()) {
+    test::ThrowWrongForm("fallback " + PythonRepr(name) + " is none that flax has");
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const std::optional<PartitionSpec> spec,
+                             (subject.*method)(names, DecodeRules(input.at("rules")), *fallback));
   return spec.has_value() ? test::EncodeSpec(*spec) : Json(nullptr);
 }
 

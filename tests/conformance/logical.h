@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "client/mesh_client.h"
 #include "sharding/axis_value.h"
 #include "sharding/logical_rules.h"
 #include "sharding/mesh.h"
@@ -39,6 +40,8 @@ class LogicalSubject {
 };
 
 std::shared_ptr<const LogicalSubject> LibraryLogical();
+// `client` outlives the subject.
+std::shared_ptr<const LogicalSubject> WireLogical(client::MeshClient& client);
 
 // composite_rules, from_sharding_rules, get_pspec, logical_axis_rules, logical_axis_rules_threads,
 // shard_value, logical_to_mesh_axes, with_logical_constraint.

@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "client/mesh_client.h"
 #include "sharding/mesh.h"
 #include "sharding/spec.h"
 #include "tests/conformance/question.h"
@@ -39,6 +40,8 @@ class MeshSubject {
 };
 
 std::shared_ptr<const MeshSubject> LibraryMeshes();
+// `client` outlives the subject.
+std::shared_ptr<const MeshSubject> WireMeshes(client::MeshClient& client);
 
 // names_in_current_mesh, get_names_from_partition_spec, get_mesh_axis_names, get_axes_size_in_mesh,
 // get_mesh_axis_size, get_submesh_device_index, get_incontext_mesh, nested_mesh_context, mesh.

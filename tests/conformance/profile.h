@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "client/mesh_client.h"
 #include "sharding/partition_axis.h"
 #include "sharding/python_value.h"
 #include "tests/conformance/question.h"
@@ -47,6 +48,8 @@ class ProfileSubject {
 };
 
 std::shared_ptr<const ProfileSubject> LibraryProfiles();
+// `client` outlives the subject.
+std::shared_ptr<const ProfileSubject> WireProfiles(client::MeshClient& client);
 
 // partition_axis, partition_axis_repr, semantic_map, hash_fn, partition_manager_hash,
 // get_safe_hash_int, partition_manager, partition_manager_repr.

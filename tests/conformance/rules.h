@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "client/mesh_client.h"
 #include "sharding/mesh.h"
 #include "sharding/rule_set.h"
 #include "sharding/spec.h"
@@ -40,6 +41,8 @@ class RulesSubject {
 };
 
 std::shared_ptr<const RulesSubject> LibraryRules();
+// `client` outlives the subject.
+std::shared_ptr<const RulesSubject> WireRules(client::MeshClient& client);
 
 // Adds match_partition_rules, create_pattern_based_partition_spec and re_search.
 void AddRulesQuestions(std::shared_ptr<const RulesSubject> subject, Questions* questions);

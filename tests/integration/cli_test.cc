@@ -514,6 +514,74 @@ TEST_F(ClusterCommandTest, ResolvesAndCorrects) {
   EXPECT_THAT(result.out, HasSubstr("30522 is not divisible by 32"));
 }
 
+TEST_F(ClusterCommandTest, ShowsProfilesAndHashes) {
+  CommandResult result = cluster_->Run({"profile", "show"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("__HEAD__"), HasSubstr("fingerprint  ")));
+  const std::string profile = WriteFile(Path("profile.yaml"), "tensor_parallel_axis: model\n");
+  result = cluster_->Run({"profile", "show", "--profile", profile, "--output=json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(json::parse(result.out)["fields"]["head_axis"], "'model'");
+
+  result = cluster_->Run({"hash", "", "--output=json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(json::parse(result.out)["hash"], "281949768489412648962353822266799178366");
+  result = cluster_->Run({"hash", "x", "--algorithm", "sha257"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("did you mean \"sha256\"?"));
+}
+
+TEST_F(ClusterCommandTest, AnswersAboutMeshes) {
+  CommandResult result =
+      cluster_->Run({"mesh", "show", "dp:-1,tp:4", "--devices", "32", "--output=json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(json::parse(result.out)["text"], "dp=8,tp=4");
+  result = cluster_->Run({"mesh", "show"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("fsdp"), HasSubstr("4 devices"), HasSubstr("worker-0")));
+
+  result = cluster_->Run({"mesh", "query", "groups", "--mesh", "dp=2,tp=4", "--axes", "tp",
+                          "--device", "5", "--output=json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(json::parse(result.out)["groups"], json::parse("[[4,5,6,7]]"));
+  result = cluster_->Run({"mesh", "query", "present", "--axes", "tp,pp"});
+  EXPECT_THAT(result.out, HasSubstr("no: pp missing"));
+  result = cluster_->Run({"mesh", "query", "size", "--axes", "pp"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("AXIS_NOT_IN_MESH"));
+  result = cluster_->Run({"mesh", "query", "sise", "--axes", "tp"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("did you mean \"size\"?"));
+
+  result = cluster_->Run({"spec", "axes", "(fsdp,dp),-", "tp", "--output=json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(json::parse(result.out)["axes"], json::parse(R"(["dp","fsdp","tp"])"));
+}
+
+TEST_F(ClusterCommandTest, AnswersAboutLayers) {
+  CommandResult result =
+      cluster_->Run({"layer", "output", "matmul", "--lhs", "dp,tp", "--rhs", "tp,sp"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.out, "dp,sp\n");
+  result = cluster_->Run({"layer", "output", "matmul", "--lhs", "dp,tp"});
+  EXPECT_EQ(result.exit_code, 2);
+  result = cluster_->Run({"layer", "check", "--method", "all_gather", "--output=json"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("NO_MESH"));
+  result = cluster_->Run(
+      {"layer", "check", "--method", "all_gather", "--context-mesh", "default", "--output=json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(json::parse(result.out)["axis_name"], "tp");
+  result = cluster_->Run({"layer", "describe", "--in", "16", "--out", "64,32", "--scale", "fan_in",
+                          "--direction", "row", "--output=json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(json::parse(result.out)["kernel_shape"], json::parse("[16,96]"));
+  EXPECT_EQ(json::parse(result.out)["scale_factor"], 0.25);
+  result = cluster_->Run({"layer", "promote", "BF16", "F16"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.out, "F32\n");
+}
+
 TEST_F(ClusterCommandTest, MatchesAndPlansFromTheHeaderAlone) {
   CommandResult result = cluster_->Run({"match", checkpoint_, "--rules", kRules});
   ASSERT_EQ(result.exit_code, 0) << result.err;
@@ -715,6 +783,100 @@ TEST_F(ClusterCommandTest, KeepsDefinitions) {
   EXPECT_THAT(cluster_->Run({"catalog", "get", "rules", "bert"}).out, HasSubstr("word_embeddings"));
   EXPECT_EQ(cluster_->Run({"catalog", "rm", "rules", "bert"}).exit_code, 0);
   EXPECT_EQ(cluster_->Run({"catalog", "get", "rules", "bert"}).exit_code, 1);
+}
+
+TEST_F(ClusterCommandTest, LooksThroughRules) {
+  CommandResult result = cluster_->Run({"rules", "lint", kRules, "--tree", checkpoint_, "--mesh",
+                                        "fsdp=2,tp=2", "--mesh", "fsdp=4,tp=64"});
+  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  EXPECT_THAT(result.out, HasSubstr("104 tensors on 2 meshes"));
+  result = cluster_->Run({"rules", "lint", kRules, "--tree", checkpoint_, "--mesh", "fsdp=4,tp=64",
+                          "--strict", "--output=json"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_GT(json::parse(result.out)["counts"]["CORRECTED"], 0);
+
+  const std::string bad =
+      WriteFile(Path("bad.yaml"),
+                "rules:\n- {pattern: 'a(?=b)', spec: []}\n- {pattern: nosuch, spec: []}\n"
+                "- {pattern: '.*', spec: []}\n");
+  result = cluster_->Run({"rules", "lint", bad, "--tree", checkpoint_});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.out, AllOf(HasSubstr("BAD_PATTERN"), HasSubstr("DEAD")));
+  EXPECT_THAT(result.err, HasSubstr("the rules have 2 findings beside corrections"));
+  EXPECT_EQ(cluster_->Run({"rules", "lint", bad}).exit_code, 2);
+}
+
+TEST_F(ClusterCommandTest, ComparesRulesWithinABudget) {
+  const std::string none =
+      WriteFile(Path("replicate.yaml"), "rules:\n- {pattern: '.*', spec: []}\n");
+  const std::vector<std::string> diff = {"rules",  "diff",      kRules,   none,
+                                         "--tree", checkpoint_, "--mesh", "fsdp=2,tp=2"};
+  const auto within = [&](const std::string& option, const std::string& value) {
+    std::vector<std::string> command = diff;
+    command.insert(command.end(), {option, value});
+    return cluster_->Run(command);
+  };
+  CommandResult result = cluster_->Run(diff);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("tp,fsdp"), HasSubstr(" of 104 tensors differ")));
+  EXPECT_EQ(within("--max-increase", "500%").exit_code, 0);
+  EXPECT_EQ(within("--max-bytes", "100MB").exit_code, 0);
+  result = within("--max-increase", "5%");
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("over budget: a device holds 90856960 bytes instead of "));
+  EXPECT_EQ(within("--max-increase", "1MiB").exit_code, 1);
+  EXPECT_EQ(within("--max-bytes", "80MB").exit_code, 1);
+  EXPECT_EQ(within("--max-increase", "some").exit_code, 2);
+  EXPECT_EQ(cluster_->Run({"rules", "diff", kRules, kRules, "--tree", checkpoint_}).exit_code, 0);
+}
+
+TEST_F(ClusterCommandTest, RewritesRulesThatExcludeNames) {
+  const std::string excluding = WriteFile(
+      Path("excluding.yaml"),
+      "rules:\n- {pattern: '^(?!.*bias).*weight$', spec: [tp]}\n- {pattern: '.*', spec: []}\n");
+  CommandResult result = cluster_->Run({"match", checkpoint_, "--rules", excluding});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("excluding.yaml:2:13"), HasSubstr("rules rewrite FILE"),
+                                HasSubstr("UNSUPPORTED_PATTERN")));
+  result = cluster_->Run({"rules", "rewrite", excluding});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const std::string rewritten = WriteFile(Path("rewritten.yaml"), result.out);
+  EXPECT_EQ(cluster_->Run({"match", checkpoint_, "--rules", rewritten}).exit_code, 0);
+  result = cluster_->Run({"rules", "rewrite", kRules});
+  EXPECT_THAT(result.err, HasSubstr("No rule excludes names"));
+
+  result = cluster_->Run({"rules", "from-text", "word|bias->tp.fsdp,LayerNorm->"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const std::string from_text = WriteFile(Path("text.yaml"), result.out);
+  EXPECT_EQ(cluster_->Run({"match", checkpoint_, "--rules", from_text}).exit_code, 0);
+  result = cluster_->Run({"rules", "from-text", "word|bias->tp.fsdp", "--tensor", "a.bias"});
+  EXPECT_EQ(result.out, "tp,fsdp\n");
+  result = cluster_->Run({"rules", "test", "ker(nel|n)$", "a.kernel", "a.bias"});
+  EXPECT_THAT(result.out, AllOf(HasSubstr("a.kernel  yes"), HasSubstr("a.bias    no")));
+}
+
+TEST_F(ClusterCommandTest, ResolvesLogicalNames) {
+  const std::string rules = WriteFile(Path("logical.yaml"),
+                                      "rules:\n- {name: batch, axes: fsdp}\n"
+                                      "- {name: embed, axes: fsdp}\n- {name: embed, axes: tp}\n");
+  CommandResult result =
+      cluster_->Run({"logical", "resolve", "--names", "batch,length,embed", "--rules", rules});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("spec    fsdp,length,tp"));
+  result = cluster_->Run({"logical", "resolve", "--names", "batch,-,embed", "--rules", rules,
+                          "--linen", "--output=json"});
+  EXPECT_EQ(json::parse(result.out)["spec"], json::parse(R"(["fsdp",null,"tp"])"));
+  result = cluster_->Run({"logical", "resolve", "--names", "length", "--rules", rules, "--linen",
+                          "--fallback", "raise_error"});
+  EXPECT_EQ(result.exit_code, 1);
+  result = cluster_->Run(
+      {"logical", "resolve", "--names", "embed", "--rules", rules, "--mesh", "tp=2:explicit"});
+  EXPECT_THAT(result.out, HasSubstr("action  reshard"));
+  result = cluster_->Run({"logical", "compose", rules, rules});
+  EXPECT_EQ(result.exit_code, 1) << "it disagrees with itself about embed";
+  EXPECT_EQ(cluster_->Run({"catalog", "put", "logical", "few", rules}).exit_code, 0);
+  result = cluster_->Run({"logical", "compose", "few", WriteFile(Path("none.yaml"), "rules: []")});
+  EXPECT_THAT(result.out, HasSubstr("batch"));
 }
 
 TEST_F(ClusterCommandTest, RefusesCheckpointsThatAreNotWhole) {

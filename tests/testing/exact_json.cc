@@ -69,7 +69,9 @@ class ExactBuilder {
   void Open(Json empty) {
     if (open_.size() >= max_depth_) {
       constexpr int kTypeMustBe = 302;  // nlohmann's number for a value of another form
-      throw Json::type_error::create(kTypeMustBe, "values are nested too deep", nullptr);
+      throw Json::type_error::create(
+          kTypeMustBe, "values are nested deeper than " + std::to_string(max_depth_) + " levels",
+          nullptr);
     }
     const bool keeps_order =
         !open_.empty() &&

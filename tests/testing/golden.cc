@@ -158,7 +158,9 @@ absl::StatusOr<Mesh> DecodeMesh(const Json& value) {
   }
   if (value.contains("axis_types")) {
     for (size_t i = 0; i < axes.size(); ++i) {
-      axes[i].type = AxisTypeFromName(value.at("axis_types").at(i).get<std::string>()).value();
+      const auto type = AxisTypeFromName(value.at("axis_types").at(i).get<std::string>());
+      if (!type.has_value()) ThrowWrongForm("a type of mesh axes that JAX does not have");
+      axes[i].type = *type;
     }
   }
   MeshOptions options;

@@ -79,6 +79,55 @@ TEST(ConfigTest, ErrorsKeepTheReasonOfTheAlgebra) {
               StatusIs(kInvalid, Reason::kLimitExceeded));
 }
 
+TEST(ConfigTest, SaysThatExclusionsCanBeRewritten) {
+  const auto error = [](const std::string& pattern) {
+    return RulesError("rules:\n  - {pattern: '" + pattern +
+                      "', spec: [tp]}\n  - {pattern: '.*', spec: []}");
+  };
+  EXPECT_THAT(error("^(?!.*bias)"),
+              AllOf(HasSubstr("r.yaml:2:15: "), HasSubstr("`shardmesh rules rewrite FILE`")));
+  EXPECT_THAT(error("a(?=b)"), testing::Not(HasSubstr("rewrite")));
+}
+
+TEST(ConfigTest, KeepsFaultyPatternsIfExact) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const RuleSetDefinition definition,
+      ParseRules("rules: [{pattern: '(', spec: []}, {pattern: '^(?!a)', spec: []}]", "r.yaml",
+                 Compatibility::kExact));
+  EXPECT_EQ(definition.rules.PatternStatus(0).code(), kInvalid);
+  EXPECT_EQ(definition.rules.rules()[1].pattern, "^(?!a)");
+}
+
+TEST(ConfigTest, WritesRulesAsItReadsThem) {
+  const std::string patterns[] = {"a",     "",     "it's", "#x: [y]", "null", "a\nb",
+                                  "\"\\d", "käse", " a ",  "~",       "*a",   "\x01"};
+  std::vector<Rule> rules;
+  for (const std::string& pattern : patterns) {
+    std::string axis = pattern.empty() ? "tp" : pattern;
+    rules.push_back({pattern, PartitionSpec({SpecEntry::Axis(axis), SpecEntry::None(),
+                                             SpecEntry::Axes({axis, "null", "true"})})});
+  }
+  RuleSetOptions options;
+  options.min_size = 7;
+  options.strict = false;
+  options.defer_pattern_errors = true;
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(RuleSet rule_set, RuleSet::Create(rules, options));
+  const std::string text = FormatRules({.rules = std::move(rule_set), .slashes = true});
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const RuleSetDefinition back,
+                                 ParseRules(text, "r.yaml", Compatibility::kExact));
+  ASSERT_EQ(back.rules.rules().size(), rules.size()) << text;
+  for (size_t i = 0; i < rules.size(); ++i) {
+    EXPECT_EQ(back.rules.rules()[i].pattern, rules[i].pattern) << text;
+    EXPECT_EQ(back.rules.rules()[i].spec, rules[i].spec) << text;
+  }
+  EXPECT_EQ(back.rules.min_size(), 7);
+  EXPECT_FALSE(back.rules.strict());
+  EXPECT_TRUE(back.slashes);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const RuleSetDefinition open,
+                                 ParseRules("{rules: [], min_size: null}", "r.yaml"));
+  EXPECT_TRUE(ParseRules(FormatRules(open), "r.yaml")->default_min_size);
+}
+
 TEST(ConfigTest, HostileFilesEndInErrors) {
   std::string deep;
   for (int i = 0; i < 100'000; ++i) {

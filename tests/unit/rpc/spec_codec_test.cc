@@ -102,6 +102,11 @@ TEST(SpecCodecTest, SpecsCrossTheWireAndStayDistinct) {
   }
 }
 
+TEST(SpecCodecTest, AnAxisOfEmptyNameStaysOne) {
+  const PartitionSpec spec({SpecEntry::Axis(""), SpecEntry::Axes({"", "tp"}), SpecEntry::None()});
+  EXPECT_THAT(RoundTrip<v1::PartitionSpec>(spec), IsOkAndHolds(spec));
+}
+
 TEST(SpecCodecTest, MalformedSpecsNameTheirField) {
   v1::PartitionSpec not_given;
   not_given.add_dimensions()->set_name("tp");

@@ -126,7 +126,8 @@ TEST_F(CoordinatorServerTest, ResolvesATreeInPieces) {
     request.Clear();
     for (int i = 0; i < 10; ++i) {
       v1::TreeTensors* tensors = request.mutable_tensors();
-      const std::string name = "layer" + std::to_string(piece) + "." + std::to_string(i) + ".kernel";
+      const std::string name =
+          "layer" + std::to_string(piece) + "." + std::to_string(i) + ".kernel";
       tensors->mutable_names()->append(name);
       tensors->add_name_sizes(static_cast<uint32_t>(name.size()));
       tensors->add_ranks(1);

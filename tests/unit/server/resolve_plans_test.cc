@@ -212,7 +212,8 @@ TEST_F(ResolvePlansTest, RefusesAnAnswerThatFitsNoMessage) {
 // A tensor of F32 with a spec of its own.
 void AddTensor(v1::TreeTensors* to, const std::string& name, const std::vector<int64_t>& shape,
                const std::vector<std::string>& spec) {
-  to->add_names(name);
+  to->mutable_names()->append(name);
+  to->add_name_sizes(static_cast<uint32_t>(std::string_view(name).size()));
   to->add_ranks(static_cast<uint32_t>(shape.size()));
   to->mutable_sizes()->Add(shape.begin(), shape.end());
   to->add_dtypes(v1::DTYPE_F32);

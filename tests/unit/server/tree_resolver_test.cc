@@ -116,6 +116,16 @@ TEST(TreeResolverTest, CountsATensorThatNoRuleMatchesAsReplicatedWhereItIsKept) 
   EXPECT_EQ(resolver->counts().replicated, 1);
 }
 
+TEST(TreeResolverTest, FillsUpTheLastByteOfElementsThatAreSmallerThanOne) {
+  const auto resolver = Resolver(Question({{".*", PartitionSpec()}}));
+  const Shape shape = {3};
+  TreeTensor tensor = Tensor("small", shape);
+  tensor.dtype = Dtype::kF4;
+  const auto placements = resolver->Add({tensor});
+  ASSERT_TRUE(placements.ok()) << placements.status();
+  EXPECT_EQ((*placements)[0].bytes_per_device, 2);
+}
+
 TEST(TreeResolverTest, RefusesATensorThatIsListedTwice) {
   const auto resolver = Resolver(Question({{".*", PartitionSpec()}}));
   ASSERT_TRUE(resolver->Add({Tensor("a", {8})}).ok());

@@ -214,5 +214,19 @@ TEST(ExclusionTest, RefusesWhatItCannotRewriteWithTheRule) {
   }
 }
 
+TEST(ExclusionTest, RefusesMoreRulesThanThereMayBe) {
+  std::string exclusions = "^";
+  for (int i = 0; i < 500; ++i) {
+    exclusions += "(?!a)";
+  }
+  std::vector<Rule> rules;
+  for (int i = 0; i < 21; ++i) {
+    rules.push_back({exclusions, {}});
+    rules.push_back({".*", {}});
+  }
+  EXPECT_THAT(RewriteExclusions(rules),
+              test::StatusIs(absl::StatusCode::kInvalidArgument, Reason::kLimitExceeded));
+}
+
 }  // namespace
 }  // namespace shardmesh

@@ -35,12 +35,12 @@ PartitionSpec Spec(const std::vector<std::string>& axes) {
 
 TEST(LayoutDiffTest, ListsWhatDiffersAndCountsBytes) {
   const Mesh mesh = SomeMesh("dp=2,tp=4");
-  const std::vector<PlacedTensor> a = {{"same", {8, 8}, 4, Spec({"dp"})},
-                                       {"other", {8, 8}, 4, Spec({"dp", "tp"})},
-                                       {"gone", {8}, 2, Spec({})}};
-  const std::vector<PlacedTensor> b = {{"new", {4}, 1, Spec({"tp"})},
-                                       {"other", {8, 8}, 4, Spec({"dp"})},
-                                       {"same", {8, 8}, 4, Spec({"dp"})}};
+  const std::vector<PlacedTensor> a = {{"same", {8, 8}, 32, Spec({"dp"})},
+                                       {"other", {8, 8}, 32, Spec({"dp", "tp"})},
+                                       {"gone", {8}, 16, Spec({})}};
+  const std::vector<PlacedTensor> b = {{"new", {4}, 8, Spec({"tp"})},
+                                       {"other", {8, 8}, 32, Spec({"dp"})},
+                                       {"same", {8, 8}, 32, Spec({"dp"})}};
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const LayoutDiff diff, DiffLayouts({&mesh, a}, {&mesh, b}));
   EXPECT_EQ(diff.unchanged_count, 1);
   EXPECT_EQ(diff.bytes_per_device_a, 128 + 32 + 16);
@@ -80,8 +80,8 @@ TEST(LayoutDiffTest, TellsSpecsFromTiles) {
       {&larger, Spec({"dp"}), Spec({"", "dp"}), true, true},
   };
   for (const Case& c : kCases) {
-    const std::vector<PlacedTensor> a = {{"w", {24, 24}, 1, c.a}};
-    const std::vector<PlacedTensor> b = {{"w", {24, 24}, 1, c.b}};
+    const std::vector<PlacedTensor> a = {{"w", {24, 24}, 8, c.a}};
+    const std::vector<PlacedTensor> b = {{"w", {24, 24}, 8, c.b}};
     SHARDMESH_ASSERT_OK_AND_ASSIGN(const LayoutDiff diff, DiffLayouts({&mesh, a}, {c.other, b}));
     const bool differs = c.spec_differs || c.tiles_differ;
     ASSERT_THAT(diff.changed, SizeIs(differs ? 1 : 0)) << c.a.ToString() << c.b.ToString();
@@ -114,8 +114,8 @@ TEST(LayoutDiffTest, TilesDifferWhereSomePositionHoldsAnotherTile) {
       }
       return PartitionSpec({SpecEntry::Axes(entries[0]), SpecEntry::Axes(entries[1])});
     };
-    const std::vector<PlacedTensor> a = {{"w", {12, 24}, 1, spec_for(mesh_a)}};
-    const std::vector<PlacedTensor> b = {{"w", {12, 24}, 1, spec_for(mesh_b)}};
+    const std::vector<PlacedTensor> a = {{"w", {12, 24}, 8, spec_for(mesh_a)}};
+    const std::vector<PlacedTensor> b = {{"w", {12, 24}, 8, spec_for(mesh_b)}};
     SHARDMESH_ASSERT_OK_AND_ASSIGN(const LayoutDiff diff, DiffLayouts({&mesh_a, a}, {&mesh_b, b}));
     SHARDMESH_ASSERT_OK_AND_ASSIGN(const Tiling tiling_a,
                                    Tiling::Create(mesh_a, a[0].spec, a[0].shape));
@@ -135,8 +135,8 @@ TEST(LayoutDiffTest, TilesDifferWhereSomePositionHoldsAnotherTile) {
 
 TEST(LayoutDiffTest, KeepsABudget) {
   const Mesh mesh = SomeMesh("dp=2");
-  const std::vector<PlacedTensor> small = {{"w", {100}, 1, Spec({"dp"})}};
-  const std::vector<PlacedTensor> large = {{"w", {100}, 1, Spec({})}};
+  const std::vector<PlacedTensor> small = {{"w", {100}, 8, Spec({"dp"})}};
+  const std::vector<PlacedTensor> large = {{"w", {100}, 8, Spec({})}};
   const std::vector<PlacedTensor> none;
   struct Case {
     absl::Span<const PlacedTensor> a;
@@ -146,13 +146,16 @@ TEST(LayoutDiffTest, KeepsABudget) {
   };
   const Case kCases[] = {
       {small, large, {}, true},
-      {small, large, {50, std::nullopt}, true},
-      {small, large, {49, std::nullopt}, false},
-      {small, large, {std::nullopt, 1.0}, true},
-      {small, large, {std::nullopt, 0.99}, false},
-      {small, large, {50, 0.99}, false},
-      {large, small, {0, 0.0}, true},
-      {none, small, {std::nullopt, 1000.0}, false},
+      {small, large, {50, {}, {}}, true},
+      {small, large, {49, {}, {}}, false},
+      {small, large, {{}, 1.0, {}}, true},
+      {small, large, {{}, 0.99, {}}, false},
+      {small, large, {50, 0.99, {}}, false},
+      {large, small, {0, 0.0, {}}, true},
+      {none, small, {{}, 1000.0, {}}, false},
+      {small, large, {{}, {}, 100}, true},
+      {small, large, {{}, {}, 99}, false},
+      {large, small, {0, 0.0, 49}, false},
   };
   for (const Case& c : kCases) {
     SHARDMESH_ASSERT_OK_AND_ASSIGN(const LayoutDiff diff,
@@ -162,20 +165,31 @@ TEST(LayoutDiffTest, KeepsABudget) {
   }
 }
 
+TEST(LayoutDiffTest, CountsElementsOfLessThanAByte) {
+  const Mesh mesh = SomeMesh("dp=2");
+  const std::vector<PlacedTensor> a = {{"four_bits", {6}, 4, Spec({})}, {"no_bytes", {6}, 0, {}}};
+  const std::vector<PlacedTensor> b = {{"four_bits", {6}, 4, Spec({"dp"})},
+                                       {"no_bytes", {6}, 0, {}}};
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const LayoutDiff diff, DiffLayouts({&mesh, a}, {&mesh, b}));
+  EXPECT_EQ(diff.bytes_per_device_a, 3);
+  EXPECT_EQ(diff.bytes_per_device_b, 2) << "three elements, the second byte filled up";
+  EXPECT_EQ(diff.unchanged_count, 1);
+}
+
 TEST(LayoutDiffTest, RefusesWhatIsNoPlacement) {
   const Mesh mesh = SomeMesh("dp=2");
   const auto status = [&mesh](std::vector<PlacedTensor> tensors) {
     return DiffLayouts({&mesh, {}}, {&mesh, tensors}).status();
   };
-  const absl::Status indivisible = status({{"w", {3}, 1, Spec({"dp"})}});
+  const absl::Status indivisible = status({{"w", {3}, 8, Spec({"dp"})}});
   EXPECT_THAT(indivisible, StatusIs(kInvalid, Reason::kNotDivisible));
   EXPECT_THAT(indivisible.ToString(), HasSubstr("layout B, tensor 'w'"));
-  EXPECT_THAT(status({{"w", {2}, 1, {}}, {"w", {2}, 1, {}}}),
+  EXPECT_THAT(status({{"w", {2}, 8, {}}, {"w", {2}, 8, {}}}),
               StatusIs(kInvalid, Reason::kBadField));
-  EXPECT_THAT(status({{"w", {2}, 0, {}}}), StatusIs(kInvalid, Reason::kBadField));
-  EXPECT_THAT(status({{"w", {int64_t{1} << 61}, 8, {}}}),
+  EXPECT_THAT(status({{"w", {2}, -1, {}}}), StatusIs(kInvalid, Reason::kBadField));
+  EXPECT_THAT(status({{"w", {int64_t{1} << 61}, 64, {}}}),
               StatusIs(kInvalid, Reason::kLimitExceeded));
-  EXPECT_THAT(status({{"v", {int64_t{1} << 60}, 7, {}}, {"w", {int64_t{1} << 60}, 7, {}}}),
+  EXPECT_THAT(status({{"v", {int64_t{1} << 60}, 56, {}}, {"w", {int64_t{1} << 60}, 56, {}}}),
               StatusIs(kInvalid, Reason::kLimitExceeded));
 }
 

@@ -110,6 +110,14 @@ TEST(SubmeshIndexTest, CountsTheFirstAxisAsMajor) {
   EXPECT_THAT(SubmeshIndex(Mesh(), Names{}, 0), IsOkAndHolds(0));
 }
 
+TEST(SubmeshIndexTest, AnswersForManyDevicesInTheirOrder) {
+  const Mesh mesh = MakeMesh("sp=4,tp=2");
+  EXPECT_THAT(SubmeshIndices(mesh, Names{"tp", "sp"}, std::vector<DeviceId>{3, 0, 3}),
+              IsOkAndHolds(std::vector<int64_t>{5, 0, 5}));
+  EXPECT_THAT(SubmeshIndices(mesh, Names{"tp"}, {}), IsOkAndHolds(std::vector<int64_t>{}));
+  EXPECT_THAT(SubmeshIndices(mesh, Names{"pp"}, {}), StatusIs(kInvalid, Reason::kAxisNotInMesh));
+}
+
 TEST(SubmeshOfTest, HasTheDevicesThroughOneDevice) {
   const Mesh mesh = MakeMesh("dp=2,tp=4");
   EXPECT_THAT(SubmeshOf(mesh, Names{"tp"}, 5), IsOkAndHolds(MakeMesh("tp=4", {4, 5, 6, 7})));

@@ -219,6 +219,23 @@ TEST(PartitionAxisTest, RefusesSemanticAxesThatGoInACircle) {
   EXPECT_TRUE(PartitionAxis::Create({}, no_circle).ok());
 }
 
+TEST(PartitionAxisTest, RefusesSemanticAxesThatStandForTooMuch) {
+  // Each stands for twice as much as the one before.
+  std::vector<SemanticAxis> axes = {{"a0", Name("x"), std::nullopt}};
+  for (int i = 1; i <= 8; ++i) {
+    const AxisValue before = Name(StrCat("a", i - 1));
+    axes.push_back({StrCat("a", i), Tuple({before, before}), std::nullopt});
+  }
+  EXPECT_TRUE(PartitionAxis::Create({}, axes).ok());
+  for (int i = 9; i <= 200; ++i) {
+    const AxisValue before = Name(StrCat("a", i - 1));
+    axes.push_back({StrCat("a", i), Tuple({before, before}), std::nullopt});
+  }
+  const absl::Status status = PartitionAxis::Create({}, axes).status();
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kLimitExceeded));
+  EXPECT_THAT(ToStd(status.message()), HasSubstr("\"a9\""));
+}
+
 TEST(PartitionAxisTest, RefusesSemanticAxesOfWrongNameOrValue) {
   const struct {
     std::vector<SemanticAxis> axes;

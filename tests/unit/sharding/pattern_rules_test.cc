@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,6 +29,13 @@ std::string Parsed(std::string_view text) {
                                 StrAppend(out, rule.pattern, ":", rule.spec.ToString());
                               })
                     : rules.status().ToString();
+}
+
+TEST(PatternRulesTest, TellsWhichRuleMatched) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const PatternRules rules,
+                                 PatternRules::Create("bias->tp,kernel->fsdp", {}, Mesh()));
+  EXPECT_THAT(rules.RuleOf("mlp/kernel"), test::IsOkAndHolds(std::optional<int64_t>(1)));
+  EXPECT_THAT(rules.RuleOf("norm"), test::IsOkAndHolds(std::optional<int64_t>()));
 }
 
 TEST(PatternRulesTest, ReadsRulesOutOfTheText) {

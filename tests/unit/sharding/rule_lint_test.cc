@@ -176,12 +176,14 @@ TEST(RuleLintTest, LooksAtSemanticAxesInEveryMode) {
       const PartitionAxis profile,
       PartitionAxis::Create({{{"decode_head_axis", AxisValue::Name("fsdp")},
                               {"decode_batch_axis", AxisValue::Name("fsdp")}}}));
-  const std::vector<LintTensor> tree = {
-      {"twice", Shape{8, 8}, axes({semantic::kBatch, semantic::kHead})},
-      {"always", Shape{8, 8}, axes({semantic::kHead, semantic::kVocab})},
-      {"odd", Shape{7, 8}, axes({semantic::kVocab, semantic::kEmpty})},
-      {"wrong", Shape{8}, axes({"__NONE_SUCH__"})},
-  };
+  const std::vector<AxisValue> twice = axes({semantic::kBatch, semantic::kHead});
+  const std::vector<AxisValue> always = axes({semantic::kHead, semantic::kVocab});
+  const std::vector<AxisValue> odd = axes({semantic::kVocab, semantic::kEmpty});
+  const std::vector<AxisValue> wrong = axes({"__NONE_SUCH__"});
+  const std::vector<LintTensor> tree = {{"twice", Shape{8, 8}, &twice},
+                                        {"always", Shape{8, 8}, &always},
+                                        {"odd", Shape{7, 8}, &odd},
+                                        {"wrong", Shape{8}, &wrong}};
   EXPECT_THAT(Lint({{"", {}}}, tree, Meshes({{"m", "dp=2,fsdp=2,tp=2"}}), &profile),
               ElementsAre("BAD_AXES 4modes:__train__ UNKNOWN_AXIS x1 wrong",
                           "DUPLICATE_AXIS m 2modes:__train__ x1 always",

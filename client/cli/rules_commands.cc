@@ -1,0 +1,424 @@
+// rules lint, diff, test, rewrite, from-text: questions about rules, which need no worker.
+#include <algorithm>
+#include <cmath>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "client/cli/command_line.h"
+#include "client/cli/commands.h"
+#include "client/cli/grammar.h"
+#include "client/cli/placement.h"
+#include "client/cli/table.h"
+#include "client/cli/tree_source.h"
+#include "rpc/config.h"
+#include "rpc/flags.h"
+#include "sharding/reason.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+
+namespace shardmesh::client {
+namespace {
+
+// What exits with kExitFailed although the question was answered.
+absl::Status Verdict(std::string_view message) {
+  return absl::FailedPreconditionError(ToAbsl(message));
+}
+
+Json RulesJson(absl::Span<const Rule> rules) {
+  Json list = Json::array();
+  for (const Rule& rule : rules) {
+    list.push_back({{"pattern", rule.pattern}, {"spec", SpecJson(rule.spec)}});
+  }
+  return list;
+}
+
+struct LintFlags {
+  std::string rules;
+  std::vector<std::string> trees;
+  std::vector<std::string> meshes;
+  std::optional<std::string> held_prefix;
+  std::string profile;
+  int64_t max_findings = 100;
+  bool strict = false;
+  bool exact = false;
+};
+
+// The tensors of all trees; one that several trees have alike stands once.
+absl::StatusOr<std::vector<TreeTensor>> ReadTrees(const std::vector<std::string>& paths) {
+  std::vector<TreeTensor> all;
+  std::set<std::pair<std::string, Shape>> seen;
+  for (const std::string& path : paths) {
+    SHARDMESH_ASSIGN_OR_RETURN(std::vector<TreeTensor> tree, ReadTree(path));
+    for (TreeTensor& tensor : tree) {
+      if (seen.emplace(tensor.name, tensor.shape).second || paths.size() == 1) {
+        all.push_back(std::move(tensor));
+      }
+    }
+  }
+  return all;
+}
+
+Json LintJson(const LintAnswer& answer) {
+  Json findings = Json::array();
+  for (const Finding& finding : answer.findings) {
+    Json modes = Json::array();
+    for (const RuntimeMode mode : finding.modes) {
+      modes.push_back(std::string(RuntimeModeName(mode)));
+    }
+    findings.push_back({{"kind", std::string(FindingKindName(finding.kind))},
+                        {"rules", finding.rules},
+                        {"tensor", finding.tensor},
+                        {"tensors", finding.count},
+                        {"mesh", finding.mesh},
+                        {"modes", std::move(modes)},
+                        {"reason", finding.reason == Reason::kUnspecified
+                                       ? Json(nullptr)
+                                       : Json(std::string(ReasonName(finding.reason)))},
+                        {"text", finding.text}});
+  }
+  Json counts = Json::object();
+  for (int64_t kind = 0; kind < kFindingKindCount; ++kind) {
+    const auto named = static_cast<Finding::Kind>(kind);
+    counts[std::string(FindingKindName(named))] = answer.count(named);
+  }
+  return {{"findings", std::move(findings)},
+          {"counts", std::move(counts)},
+          {"tensors", answer.tensors},
+          {"meshes", answer.meshes},
+          {"revision", answer.revision}};
+}
+
+absl::Status RunLint(const Invocation& invocation, const LintFlags& flags) {
+  if (flags.trees.empty() && !flags.held_prefix.has_value()) {
+    return WrongUse("give tensors to look at: --tree FILE, or --held PREFIX for the cluster's");
+  }
+  LintQuestion question;
+  SHARDMESH_ASSIGN_OR_RETURN(question.rules, SelectRules(flags.rules, Compatibility::kExact));
+  SHARDMESH_ASSIGN_OR_RETURN(question.profile, SelectProfile(flags.profile));
+  for (const std::string& mesh : flags.meshes) {
+    SHARDMESH_ASSIGN_OR_RETURN(MeshSelector selector, SelectMesh(mesh));
+    question.meshes.push_back(std::move(selector));
+  }
+  question.held_prefix = flags.held_prefix;
+  question.max_findings = flags.max_findings;
+  question.compatibility = flags.exact ? Compatibility::kExact : Compatibility::kDefault;
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<TreeTensor> tree, ReadTrees(flags.trees));
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const LintAnswer answer, client->LintRules(question, tree));
+
+  int64_t all = 0;
+  for (const int64_t count : answer.counts) {
+    all += count;
+  }
+  const int64_t corrections = answer.count(Finding::Kind::kCorrected);
+  if (invocation.json) {
+    PrintJson(LintJson(answer));
+  } else {
+    if (!answer.findings.empty()) {
+      Table table({{"finding"}, {"what"}});
+      for (const Finding& finding : answer.findings) {
+        table.AddRow({std::string(FindingKindName(finding.kind)), finding.text});
+      }
+      table.Print();
+      std::cout << "\n";
+    }
+    std::cout << FormatCount(answer.tensors, "tensor") << " on "
+              << (answer.meshes == 1 ? "1 mesh" : StrCat(answer.meshes, " meshes")) << ": "
+              << FormatCount(all, "finding") << ", " << corrections << " of them corrections";
+    if (static_cast<int64_t>(answer.findings.size()) < all) {
+      std::cout << "; " << all - static_cast<int64_t>(answer.findings.size()) << " not listed";
+    }
+    std::cout << "\n";
+  }
+  const int64_t faults = flags.strict ? all : all - corrections;
+  return faults == 0 ? absl::OkStatus()
+                     : Verdict(StrCat("the rules have ", FormatCount(faults, "finding"),
+                                      flags.strict ? "" : " beside corrections"));
+}
+
+// `5%` or a number of bytes.
+struct Increase {
+  std::optional<int64_t> bytes;
+  std::optional<double> ratio;
+};
+
+absl::StatusOr<Increase> ParseIncrease(std::string_view text) {
+  Increase increase;
+  if (text.ends_with('%')) {
+    double percent = 0;
+    if (!absl::SimpleAtod(ToAbsl(text.substr(0, text.size() - 1)), &percent) ||
+        !std::isfinite(percent) || percent < 0) {
+      return WrongUse(StrCat("\"", text, "\" is no increase; write 5% or 512MiB"));
+    }
+    increase.ratio = percent / 100;
+    return increase;
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(increase.bytes, rpc::ParseByteSize(text));
+  return increase;
+}
+
+struct DiffFlags {
+  std::string a;
+  std::string b;
+  std::string tree;
+  std::string mesh;
+  std::string mesh_b;
+  std::string profile;
+  std::optional<Mode> mode;
+  Increase max_increase;
+  std::optional<int64_t> max_bytes;
+  bool exact = false;
+};
+
+Json DiffJson(const DiffAnswer& answer) {
+  Json changes = Json::array();
+  for (const TensorDiff& change : answer.changes) {
+    changes.push_back({{"name", change.name},
+                       {"a", SpecJson(*change.spec_a)},
+                       {"b", SpecJson(*change.spec_b)},
+                       {"a_bytes_per_device", change.bytes_per_device_a},
+                       {"b_bytes_per_device", change.bytes_per_device_b},
+                       {"spec_changed", change.spec_differs},
+                       {"tiles_changed", change.tiles_differ}});
+  }
+  return {{"changes", std::move(changes)}, {"a", ReportJson(answer.a)},
+          {"b", ReportJson(answer.b)},     {"within_budget", answer.within_budget},
+          {"budget", answer.budget_text},  {"revision", answer.revision}};
+}
+
+void PrintDiff(const DiffAnswer& answer) {
+  if (!answer.changes.empty()) {
+    Table table({{"tensor"},
+                 {"before"},
+                 {"after"},
+                 {"bytes/device", Table::Align::kRight},
+                 {"after", Table::Align::kRight},
+                 {"tiles"}});
+    for (const TensorDiff& change : answer.changes) {
+      table.AddRow({change.name, FormatSpec(*change.spec_a), FormatSpec(*change.spec_b),
+                    FormatBytes(change.bytes_per_device_a), FormatBytes(change.bytes_per_device_b),
+                    change.tiles_differ ? "others" : "the same"});
+    }
+    table.Print();
+    std::cout << "\n";
+  }
+  std::cout << answer.changes.size() << " of " << FormatCount(answer.a.layout.tensors, "tensor")
+            << " differ; the most loaded device holds "
+            << FormatBytes(answer.a.layout.most_device_bytes) << " before, "
+            << FormatBytes(answer.b.layout.most_device_bytes) << " after\n";
+}
+
+absl::Status RunDiff(const Invocation& invocation, const DiffFlags& flags) {
+  DiffQuestion question;
+  SHARDMESH_ASSIGN_OR_RETURN(question.a.rules, SelectRules(flags.a));
+  SHARDMESH_ASSIGN_OR_RETURN(question.b.rules, SelectRules(flags.b));
+  SHARDMESH_ASSIGN_OR_RETURN(question.a.mesh, SelectMesh(flags.mesh));
+  SHARDMESH_ASSIGN_OR_RETURN(question.b.mesh,
+                             SelectMesh(flags.mesh_b.empty() ? flags.mesh : flags.mesh_b));
+  SHARDMESH_ASSIGN_OR_RETURN(question.a.profile, SelectProfile(flags.profile));
+  question.b.profile = question.a.profile;
+  question.a.mode = flags.mode;
+  question.b.mode = flags.mode;
+  question.budget = {.max_increase_bytes = flags.max_increase.bytes,
+                     .max_increase_ratio = flags.max_increase.ratio,
+                     .max_bytes_per_device = flags.max_bytes};
+  question.compatibility = flags.exact ? Compatibility::kExact : Compatibility::kDefault;
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<TreeTensor> tree, ReadTree(flags.tree));
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const DiffAnswer answer, client->DiffLayouts(question, tree));
+  if (invocation.json) {
+    PrintJson(DiffJson(answer));
+  } else {
+    PrintDiff(answer);
+  }
+  return answer.within_budget ? absl::OkStatus()
+                              : Verdict(StrCat("over budget: ", answer.budget_text));
+}
+
+struct TestFlags {
+  std::string pattern;
+  std::vector<std::string> names;
+};
+
+absl::Status RunTest(const Invocation& invocation, const TestFlags& flags) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const PatternCheck check,
+                             client->CheckPattern(flags.pattern, flags.names));
+  if (invocation.json) {
+    Json names = Json::array();
+    for (size_t i = 0; i < flags.names.size(); ++i) {
+      names.push_back({{"name", flags.names[i]}, {"found", static_cast<bool>(check.found[i])}});
+    }
+    PrintJson({{"pattern", flags.pattern},
+               {"re2_pattern", check.re2_pattern.empty() ? Json(nullptr) : Json(check.re2_pattern)},
+               {"names", std::move(names)}});
+    return absl::OkStatus();
+  }
+  std::cout << "as RE2  "
+            << (check.re2_pattern.empty() ? "(cannot be written; an automaton matches it)"
+                                          : check.re2_pattern)
+            << "\n";
+  if (!flags.names.empty()) {
+    Table table({{"name"}, {"found"}});
+    for (size_t i = 0; i < flags.names.size(); ++i) {
+      table.AddRow({flags.names[i], check.found[i] ? "yes" : "no"});
+    }
+    std::cout << "\n";
+    table.Print();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunRewrite(const Invocation& invocation, const std::string& path) {
+  SHARDMESH_ASSIGN_OR_RETURN(const rpc::RuleSetDefinition rules,
+                             rpc::LoadRules(path, Compatibility::kExact));
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const RewriteAnswer answer, client->RewriteRules(rules));
+  if (invocation.json) {
+    PrintJson({{"changed", answer.changed},
+               {"rules", RulesJson(answer.rules.rules.rules())},
+               {"origins", answer.origins}});
+    return absl::OkStatus();
+  }
+  std::cout << rpc::FormatRules(answer.rules);
+  if (!answer.changed) {
+    std::cerr << "No rule excludes names; these are the rules as they were.\n";
+  }
+  return absl::OkStatus();
+}
+
+struct FromTextFlags {
+  std::string text;
+  std::optional<std::string> tensor;
+  PartitionSpec default_spec;
+};
+
+// The rules as a file that gives every name the same spec: in a file shapes count unless it says
+// otherwise, and a name must have a rule.
+absl::StatusOr<std::string> FileOf(const PatternRulesAnswer& answer,
+                                   const PartitionSpec& default_spec) {
+  std::vector<Rule> rules = answer.rules;
+  rules.push_back({".*", default_spec});
+  SHARDMESH_ASSIGN_OR_RETURN(RuleSet rule_set,
+                             RuleSet::Create(std::move(rules), {.strict = false}));
+  return rpc::FormatRules({.rules = std::move(rule_set)});
+}
+
+absl::Status RunFromText(const Invocation& invocation, const FromTextFlags& flags) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(
+      const PatternRulesAnswer answer,
+      client->ParsePatternRules(
+          {.text = flags.text, .name = flags.tensor, .default_spec = flags.default_spec}));
+  if (invocation.json) {
+    Json json = {{"rules", RulesJson(answer.rules)}};
+    if (answer.spec.has_value()) {
+      json["spec"] = SpecJson(*answer.spec);
+      json["rule"] = answer.rule_index.has_value() ? Json(*answer.rule_index) : Json(nullptr);
+    }
+    PrintJson(json);
+    return absl::OkStatus();
+  }
+  if (answer.spec.has_value()) {
+    std::cout << FormatSpec(*answer.spec) << "\n";
+    return absl::OkStatus();
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const std::string file, FileOf(answer, flags.default_spec));
+  std::cout << file;
+  return absl::OkStatus();
+}
+
+constexpr char kRulesHelp[] = "rules: YAML file, or name in the catalog";
+constexpr char kMeshHelp[] =
+    "a mesh: axes as dp=4,tp=8, YAML file, or name in the catalog (default: ";
+constexpr char kTreeHelp[] = "the tensors: safetensors file, index, or model folder";
+constexpr char kProfileHelp[] = "for tensors with semantic axes: YAML file, or name in the catalog";
+constexpr char kExactHelp[] = "answer as the Python originals do to the letter";
+
+void AddLint(CommandLine* line, CLI::App* rules) {
+  auto flags = std::make_shared<LintFlags>();
+  CLI::App* const lint = line->AddCommand(
+      "lint", "Look for rules that match nothing, are never reached or contradict one another",
+      [flags](const Invocation& i) { return RunLint(i, *flags); }, rules);
+  lint->add_option("rules", flags->rules, kRulesHelp)->required();
+  lint->add_option("--tree", flags->trees, kTreeHelp)->expected(1)->take_all();
+  lint->add_option("--held", flags->held_prefix,
+                   "also the cluster's arrays whose names begin so; \"\" for all");
+  lint->add_option("--mesh", flags->meshes, StrCat(kMeshHelp, "every one of the catalog)"))
+      ->expected(1)
+      ->take_all();
+  lint->add_option("--profile", flags->profile, kProfileHelp);
+  lint->add_option("--max-findings", flags->max_findings, "most to list of a kind (default: 100)")
+      ->check(CLI::Range(1, 1000));
+  lint->add_flag("--strict", flags->strict, "fail for corrections too");
+  lint->add_flag("--exact", flags->exact, "resolve semantic axes as the Python originals do");
+}
+
+void AddDiff(CommandLine* line, CLI::App* rules) {
+  auto flags = std::make_shared<DiffFlags>();
+  CLI::App* const diff = line->AddCommand(
+      "diff", "Compare where a model lies by two rule sets, or on two meshes",
+      [flags](const Invocation& i) { return RunDiff(i, *flags); }, rules);
+  diff->add_option("a", flags->a, StrCat("before; ", kRulesHelp))->required();
+  diff->add_option("b", flags->b, StrCat("after; ", kRulesHelp))->required();
+  diff->add_option("--tree", flags->tree, kTreeHelp)->required();
+  diff->add_option("--mesh", flags->mesh, StrCat(kMeshHelp, "default)"));
+  diff->add_option("--mesh-b", flags->mesh_b, "the mesh after, if it is another");
+  diff->add_option("--profile", flags->profile, kProfileHelp);
+  AddParsedOption(diff, "--mode", &flags->mode, ParseMode, "for tensors with semantic axes");
+  AddParsedOption(diff, "--max-increase", &flags->max_increase, ParseIncrease,
+                  "fail if the most loaded device gains more: 5% or 512MiB");
+  AddParsedOption(diff, "--max-bytes", &flags->max_bytes, rpc::ParseByteSize,
+                  "fail if the most loaded device holds more: 80GiB");
+  diff->add_flag("--exact", flags->exact, kExactHelp);
+}
+
+void AddTest(CommandLine* line, CLI::App* rules) {
+  auto flags = std::make_shared<TestFlags>();
+  CLI::App* const test = line->AddCommand(
+      "test", "Show in which names a pattern is found, and how it is matched",
+      [flags](const Invocation& i) { return RunTest(i, *flags); }, rules);
+  test->add_option("pattern", flags->pattern, "a regular expression, as Python's re reads it")
+      ->required();
+  test->add_option("names", flags->names, "names to search");
+}
+
+void AddRewrite(CommandLine* line, CLI::App* rules) {
+  auto path = std::make_shared<std::string>();
+  line->AddCommand(
+          "rewrite", "Write rules with exclusions such as ^(?!.*bias) without them",
+          [path](const Invocation& i) { return RunRewrite(i, *path); }, rules)
+      ->add_option("file", *path, "YAML file of rules")
+      ->required();
+}
+
+void AddFromText(CommandLine* line, CLI::App* rules) {
+  auto flags = std::make_shared<FromTextFlags>();
+  CLI::App* const from_text = line->AddCommand(
+      "from-text", "Write rules given in one line as a file, or show the spec of one tensor",
+      [flags](const Invocation& i) { return RunFromText(i, *flags); }, rules);
+  from_text->add_option("text", flags->text, "such as 'attention|mlp->fsdp.tp,norm->'")->required();
+  from_text->add_option("--tensor", flags->tensor, "name whose spec is wanted");
+  AddParsedOption(from_text, "--default", &flags->default_spec, ParseSpec,
+                  "spec of names that no rule matches (default: ())");
+}
+
+}  // namespace
+
+void AddRulesCommands(CommandLine* line) {
+  CLI::App* const rules =
+      line->AddGroup("rules", "Questions about rules: lint, diff, test, rewrite, from-text");
+  AddLint(line, rules);
+  AddDiff(line, rules);
+  AddTest(line, rules);
+  AddRewrite(line, rules);
+  AddFromText(line, rules);
+}
+
+}  // namespace shardmesh::client

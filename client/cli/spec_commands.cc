@@ -1,0 +1,332 @@
+// explain, constrain, compare, tiles, axes: questions about the spec of one tensor, which need no
+// worker.
+#include <algorithm>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "client/cli/command_line.h"
+#include "client/cli/commands.h"
+#include "client/cli/grammar.h"
+#include "client/cli/spec_printing.h"
+#include "client/cli/table.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+
+namespace shardmesh::client {
+namespace {
+
+constexpr char kMeshHelp[] =
+    "a mesh: axes as dp=4,tp=8, YAML file, or name in the catalog (default: default)";
+constexpr char kModeHelp[] =
+    "train, prefill, autoregressive, insert, or the dimension whose extent tells";
+constexpr char kAxesHelp[] =
+    "logical axes, one a dimension, such as __BATCH__,__LENGTH__,__EMBED__; - for none";
+constexpr char kSpecHelp[] =
+    "mesh axes, one entry a dimension: fsdp,tp; fsdp+dp or (fsdp,dp) for several; - for none";
+
+// What the commands take; each takes some of it.
+struct SpecFlags {
+  std::string name;
+  std::string rules;
+  std::optional<std::vector<AxisValue>> axes;
+  std::string preset;
+  std::optional<PartitionSpec> spec;
+  std::optional<PartitionSpec> other_spec;
+  std::optional<Mode> mode;
+  std::optional<Shape> shape;
+  std::string profile;
+  std::string mesh;
+  int64_t rank = 0;
+  std::vector<int64_t> devices;
+  std::vector<int64_t> groups_of;
+  std::optional<Tile> range;
+  bool auto_correct = false;
+  bool strict = false;
+  bool exact = false;
+
+  Compatibility compatibility() const {
+    return exact ? Compatibility::kExact : Compatibility::kDefault;
+  }
+};
+
+absl::StatusOr<Shape> Needed(const std::optional<Shape>& shape) {
+  if (!shape.has_value()) {
+    return WrongUse("give the tensor's shape: --shape 30522,384");
+  }
+  return *shape;
+}
+
+absl::Status RunExplain(const Invocation& invocation, const SpecFlags& flags) {
+  if (flags.rules.empty() == !flags.axes.has_value()) {
+    return WrongUse("give one of --rules and --axes");
+  }
+  ExplainQuestion question;
+  question.name = flags.name;
+  SHARDMESH_ASSIGN_OR_RETURN(question.shape, Needed(flags.shape));
+  SHARDMESH_ASSIGN_OR_RETURN(question.rules, SelectRules(flags.rules));
+  SHARDMESH_ASSIGN_OR_RETURN(question.profile, SelectProfile(flags.profile));
+  SHARDMESH_ASSIGN_OR_RETURN(question.mesh, SelectMesh(flags.mesh));
+  question.axes = flags.axes;
+  question.mode = flags.mode;
+  question.compatibility = flags.compatibility();
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const TensorExplanation answer, client->ExplainTensor(question));
+  if (invocation.json) {
+    Json json = SpecAnswerJson(answer.spec);
+    json["rule"] = answer.rule_index.has_value() ? Json(*answer.rule_index) : Json(nullptr);
+    PrintJson(json);
+    return absl::OkStatus();
+  }
+  if (answer.rule_index.has_value()) {
+    std::cout << "rule       " << *answer.rule_index << "\n";
+  }
+  PrintSpecAnswer(answer.spec);
+  return absl::OkStatus();
+}
+
+absl::Status RunConstrain(const Invocation& invocation, const SpecFlags& flags) {
+  const int given = (flags.axes.has_value() ? 1 : 0) + (flags.preset.empty() ? 0 : 1) +
+                    (flags.spec.has_value() ? 1 : 0);
+  if (given != 1) {
+    return WrongUse("give one of --axes, --preset and --spec");
+  }
+  ConstrainQuestion question;
+  if (flags.spec.has_value()) {
+    if (flags.mode.has_value() || !flags.profile.empty() || flags.auto_correct) {
+      return WrongUse(
+          "--mode, --profile and --auto-correct are about logical axes, not about --spec");
+    }
+    question.layout = *flags.spec;
+  } else if (flags.axes.has_value()) {
+    question.layout = *flags.axes;
+  } else {
+    question.layout = flags.preset;
+  }
+  question.mode = flags.mode;
+  SHARDMESH_ASSIGN_OR_RETURN(question.profile, SelectProfile(flags.profile));
+  SHARDMESH_ASSIGN_OR_RETURN(question.shape, Needed(flags.shape));
+  SHARDMESH_ASSIGN_OR_RETURN(question.mesh, SelectMesh(flags.mesh));
+  question.auto_correct = flags.auto_correct;
+  question.strict = flags.strict;
+  question.compatibility = flags.compatibility();
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const ConstraintAnswer answer, client->ConstrainArray(question));
+  if (invocation.json) {
+    PrintJson({{"requested", SpecJson(answer.requested)},
+               {"constraint",
+                answer.constraint.has_value() ? SpecJson(*answer.constraint) : Json(nullptr)},
+               {"corrections", CorrectionsJson(answer.corrections)},
+               {"revision", answer.revision}});
+    return absl::OkStatus();
+  }
+  std::cout << "requested   " << FormatSpec(answer.requested) << "\n"
+            << "constraint  "
+            << (answer.constraint.has_value() ? FormatSpec(*answer.constraint)
+                                              : "none: the array stays as it is")
+            << "\n";
+  for (const Correction& correction : answer.corrections) {
+    std::cout << "corrected   " << correction.ToString() << "\n";
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunCompare(const Invocation& invocation, const SpecFlags& flags) {
+  CompareQuestion question;
+  question.a = *flags.spec;
+  question.b = *flags.other_spec;
+  question.rank = flags.rank > 0 ? flags.rank : std::max(question.a.size(), question.b.size());
+  SHARDMESH_ASSIGN_OR_RETURN(question.mesh, SelectMesh(flags.mesh));
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const Comparison answer, client->CompareSpecs(question));
+  if (invocation.json) {
+    PrintJson({{"equal", answer.equal},
+               {"equivalent", answer.equivalent},
+               {"a_fully_replicated", answer.a_fully_replicated},
+               {"b_fully_replicated", answer.b_fully_replicated}});
+    return absl::OkStatus();
+  }
+  const auto replicated = [](bool is) { return is ? ", every device holds everything" : ""; };
+  std::cout << FormatSpec(question.a) << " and " << FormatSpec(question.b)
+            << (answer.equal        ? " are the same spec\n"
+                : answer.equivalent ? " are two specs that place every tensor alike\n"
+                                    : " place tensors differently\n")
+            << "a  " << FormatSpec(question.a) << replicated(answer.a_fully_replicated) << "\n"
+            << "b  " << FormatSpec(question.b) << replicated(answer.b_fully_replicated) << "\n";
+  return absl::OkStatus();
+}
+
+std::string FormatDevices(const std::vector<DeviceId>& devices) { return StrJoin(devices, ","); }
+
+absl::Status RunTiles(const Invocation& invocation, const SpecFlags& flags) {
+  TilingQuestion question;
+  SHARDMESH_ASSIGN_OR_RETURN(question.shape, Needed(flags.shape));
+  SHARDMESH_ASSIGN_OR_RETURN(question.mesh, SelectMesh(flags.mesh));
+  question.spec = *flags.spec;
+  question.devices = flags.devices;
+  question.replica_groups_of = flags.groups_of;
+  question.range = flags.range;
+  question.compatibility = flags.compatibility();
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const TilingAnswer answer, client->DescribeTiling(question));
+  if (invocation.json) {
+    Json tiles = Json::array();
+    for (const DeviceTile& tile : answer.tiles) {
+      tiles.push_back(
+          {{"device", tile.device}, {"tile", tile.tile.ToString()}, {"replica", tile.replica_id}});
+    }
+    Json owners = Json::array();
+    for (const OwnedTile& owned : answer.owners) {
+      owners.push_back({{"tile", owned.tile.ToString()}, {"devices", owned.devices}});
+    }
+    PrintJson({{"shard_shape", ShapeJson(answer.shard_shape)},
+               {"distinct_tiles", answer.distinct_tiles},
+               {"fully_replicated", answer.fully_replicated},
+               {"tiles", std::move(tiles)},
+               {"owners", std::move(owners)},
+               {"replica_groups", answer.replica_groups},
+               {"revision", answer.revision}});
+    return absl::OkStatus();
+  }
+  std::cout << "tile            " << FormatShape(answer.shard_shape) << "\n"
+            << "distinct tiles  " << answer.distinct_tiles
+            << (answer.fully_replicated ? ", every device holds everything" : "") << "\n";
+  if (!answer.tiles.empty()) {
+    Table table({{"device", Table::Align::kRight}, {"tile"}, {"replica", Table::Align::kRight}});
+    for (const DeviceTile& tile : answer.tiles) {
+      table.AddRow({StrCat(tile.device), tile.tile.ToString(), StrCat(tile.replica_id)});
+    }
+    std::cout << "\n";
+    table.Print();
+  }
+  if (!answer.owners.empty()) {
+    Table table({{"piece"}, {"devices that hold it"}});
+    for (const OwnedTile& owned : answer.owners) {
+      table.AddRow({owned.tile.ToString(), FormatDevices(owned.devices)});
+    }
+    std::cout << "\n";
+    table.Print();
+  }
+  if (!answer.replica_groups.empty()) {
+    Table table({{"device", Table::Align::kRight}, {"holders of its tile"}});
+    for (size_t i = 0; i < answer.replica_groups.size(); ++i) {
+      table.AddRow({StrCat(flags.groups_of[i]), FormatDevices(answer.replica_groups[i])});
+    }
+    std::cout << "\n";
+    table.Print();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunAxes(const Invocation& invocation, const SpecFlags& flags) {
+  ResolveAxesQuestion question;
+  question.axes = *flags.axes;
+  question.mode = flags.mode;
+  SHARDMESH_ASSIGN_OR_RETURN(question.profile, SelectProfile(flags.profile));
+  question.compatibility = flags.compatibility();
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<AxisValue> values, client->ResolveAxes(question));
+  if (invocation.json) {
+    Json list = Json::array();
+    for (const AxisValue& value : values) {
+      list.push_back(value.ToString());
+    }
+    PrintJson(list);
+    return absl::OkStatus();
+  }
+  Table table({{"dimension", Table::Align::kRight}, {"axis"}, {"mesh axes"}});
+  for (size_t i = 0; i < values.size(); ++i) {
+    const AxisValue& axis = (*flags.axes)[i];
+    table.AddRow({StrCat(i), axis.is_name() ? axis.name() : axis.ToString(), values[i].ToString()});
+  }
+  table.Print();
+  return absl::OkStatus();
+}
+
+void AddExact(CLI::App* command, SpecFlags* flags) {
+  command->add_flag("--exact", flags->exact, "answer as the Python originals do to the letter");
+}
+
+void AddLogicalOptions(CLI::App* command, SpecFlags* flags) {
+  AddParsedOption(command, "--axes", &flags->axes, ParseAxes, kAxesHelp);
+  AddParsedOption(command, "--mode", &flags->mode, ParseMode, kModeHelp);
+  command->add_option("--profile", flags->profile, "a profile: YAML file, or name in the catalog");
+}
+
+void AddShapeAndMesh(CLI::App* command, SpecFlags* flags) {
+  AddParsedOption(command, "--shape", &flags->shape, ParseShape,
+                  "the tensor's extents, such as 30522,384");
+  command->add_option("--mesh", flags->mesh, kMeshHelp);
+}
+
+}  // namespace
+
+void AddSpecCommands(CommandLine* line) {
+  {
+    auto flags = std::make_shared<SpecFlags>();
+    CLI::App* const command = line->AddCommand(
+        "explain",
+        "Show the way from a tensor's name or logical axes to its spec, and how to mend it",
+        [flags](const Invocation& i) { return RunExplain(i, *flags); });
+    command->add_option("tensor", flags->name, "the tensor's name")->required();
+    command->add_option("--rules", flags->rules, "rules: YAML file, or name in the catalog");
+    AddLogicalOptions(command, flags.get());
+    AddShapeAndMesh(command, flags.get());
+    AddExact(command, flags.get());
+  }
+  {
+    auto flags = std::make_shared<SpecFlags>();
+    CLI::App* const command =
+        line->AddCommand("constrain", "Show which layout an existing array is constrained to",
+                         [flags](const Invocation& i) { return RunConstrain(i, *flags); });
+    AddLogicalOptions(command, flags.get());
+    command->add_option("--preset", flags->preset, "name of a preset, which brings axes and mode");
+    AddParsedOption(command, "--spec", &flags->spec, ParseSpec, kSpecHelp);
+    AddShapeAndMesh(command, flags.get());
+    command->add_flag("--auto-correct", flags->auto_correct,
+                      "correct before constraining: what is left as () constrains nothing");
+    command->add_flag("--strict", flags->strict, "make the first correction an error");
+    AddExact(command, flags.get());
+  }
+  {
+    auto flags = std::make_shared<SpecFlags>();
+    CLI::App* const command =
+        line->AddCommand("compare", "Tell whether two specs place tensors alike",
+                         [flags](const Invocation& i) { return RunCompare(i, *flags); });
+    AddParsedOption(command, "a", &flags->spec, ParseSpec, kSpecHelp)->required();
+    AddParsedOption(command, "b", &flags->other_spec, ParseSpec, "the other spec")->required();
+    command->add_option("--rank", flags->rank,
+                        "dimensions of the tensors (default: as many as the longer spec has)");
+    command->add_option("--mesh", flags->mesh, kMeshHelp);
+  }
+  {
+    auto flags = std::make_shared<SpecFlags>();
+    CLI::App* const command =
+        line->AddCommand("tiles", "Show how a tensor lies on a mesh, and who holds what of it",
+                         [flags](const Invocation& i) { return RunTiles(i, *flags); });
+    AddParsedOption(command, "--spec", &flags->spec, ParseSpec, kSpecHelp)->required();
+    AddShapeAndMesh(command, flags.get());
+    command->add_option("--device", flags->devices, "a device whose tile to show; may be repeated");
+    command->add_option("--group-of", flags->groups_of,
+                        "a device of whose tile to show all holders; may be repeated");
+    AddParsedOption(command, "--range", &flags->range, ParseTile,
+                    "a range of the tensor whose holders to show, such as 0:16,0:384");
+    AddExact(command, flags.get());
+  }
+  {
+    auto flags = std::make_shared<SpecFlags>();
+    CLI::App* const command =
+        line->AddCommand("axes", "Show which mesh axes each logical axis stands for",
+                         [flags](const Invocation& i) { return RunAxes(i, *flags); });
+    AddParsedOption(command, "axes", &flags->axes, ParseAxes, kAxesHelp)->required();
+    AddParsedOption(command, "--mode", &flags->mode, ParseMode, kModeHelp);
+    command->add_option("--profile", flags->profile,
+                        "a profile: YAML file, or name in the catalog");
+    AddExact(command, flags.get());
+  }
+}
+
+}  // namespace shardmesh::client

@@ -1,0 +1,356 @@
+// The calls of ResolveService that look through rules, and compare layouts, over a streamed tree:
+// what each does with the tensors.
+#include "server/rule_streams.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "rpc/lint_codec.h"
+#include "server/resolve_answers.h"
+#include "server/tree_reactor.h"
+#include "server/tree_resolver.h"
+#include "server/tree_streams.h"
+#include "sharding/layout_diff.h"
+#include "sharding/reason.h"
+#include "sharding/rule_lint.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+#include "tensor/dtype.h"
+
+namespace shardmesh::server {
+namespace {
+
+using IsCancelled = std::function<bool()>;
+
+// LintRules. Rules are looked through at the end, when all tensors are there.
+class LintAnswer {
+ public:
+  LintAnswer(std::shared_ptr<const ClusterState> state, const Catalogue* catalogue)
+      : state_(std::move(state)), catalogue_(catalogue) {}
+
+  absl::Status Begin(const v1::LintRulesHeader& header) {
+    SHARDMESH_DECODE(compatibility, "compatibility", rpc::Decode(header.compatibility()));
+    // Patterns that cannot be used are findings, not errors.
+    SHARDMESH_DECODE(rules, "rule_set",
+                     SelectRules(*state_, header.rule_set(), Compatibility::kExact));
+    if (!rules.has_value()) {
+      return rpc::BadField("rule_set", "is not set; it is what is looked through");
+    }
+    SHARDMESH_DECODE(profile, "profile", SelectProfile(*state_, header.profile()));
+    SHARDMESH_RETURN_IF_ERROR(SelectMeshes(header, compatibility));
+    if (header.max_findings() < 0 || header.max_findings() > kMaxFindings) {
+      return rpc::BadField("max_findings", StrCat("is ", header.max_findings(),
+                                                  "; it must be from 0 to ", kMaxFindings));
+    }
+    rules_ = std::move(rules);
+    profile_ = std::move(profile);
+    if (header.has_held_prefix()) {
+      held_prefix_ = header.held_prefix();
+    }
+    options_.compatibility = compatibility;
+    if (header.max_findings() != 0) {
+      options_.max_findings_per_kind = header.max_findings();
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Add(absl::Span<const TreeTensor> tensors, const IsCancelled&) {
+    SHARDMESH_RETURN_IF_ERROR(CheckCount(tensors_.size() + tensors.size()));
+    for (const TreeTensor& tensor : tensors) {
+      if (tensor.spec != nullptr) {
+        return rpc::BadField("tensors.spec_indexes",
+                             StrCat("gives tensor ", PythonRepr(tensor.name),
+                                    " a spec, of which neither rules nor axes are asked; leave it "
+                                    "out"));
+      }
+      tensors_.push_back({.name = rpc::NameForRules(*rules_, tensor.name),
+                          .shape = Shape(tensor.shape.begin(), tensor.shape.end()),
+                          .axes = tensor.axes});
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status End(v1::LintRulesResponse* response, const IsCancelled& is_cancelled) {
+    SHARDMESH_RETURN_IF_ERROR(AddHeld(is_cancelled));
+    options_.is_cancelled = is_cancelled;
+    SHARDMESH_ASSIGN_OR_RETURN(const LintReport report,
+                               LintRules(rules_->rules, tensors_, &profile_, meshes_, options_));
+    std::array<size_t, kFindingKindCount> bytes = {};
+    for (const Finding& finding : report.findings) {
+      v1::LintFinding* const added = response->add_findings();
+      rpc::Encode(finding, added);
+      size_t& of_kind = bytes[static_cast<size_t>(finding.kind)];
+      if ((of_kind += added->ByteSizeLong()) > kMaxBytesOfAKind) {
+        response->mutable_findings()->RemoveLast();
+      }
+    }
+    for (size_t kind = 0; kind < report.counts.size(); ++kind) {
+      if (report.counts[kind] > 0) {
+        v1::LintCount* const count = response->add_counts();
+        count->set_kind(rpc::Encode(static_cast<Finding::Kind>(kind)));
+        count->set_findings(report.counts[kind]);
+      }
+    }
+    response->set_tensors(static_cast<int64_t>(tensors_.size()));
+    response->set_meshes(static_cast<int32_t>(meshes_.size()));
+    response->set_revision(state_->revision());
+    return absl::OkStatus();
+  }
+
+ private:
+  static constexpr int kMaxFindings = 1'000;
+  // Of all kinds together well below what a message may have.
+  static constexpr size_t kMaxBytesOfAKind = size_t{256} << 10;
+  static constexpr int kMaxMeshes = 256;
+  static constexpr int64_t kNamesPerPage = 1'000;
+
+  static absl::Status CheckCount(size_t tensors) {
+    if (tensors <= static_cast<size_t>(TreeResolver::kMaxTensors)) {
+      return absl::OkStatus();
+    }
+    return WithReason(absl::ResourceExhaustedError(
+                          StrCat("the tree has more than ", TreeResolver::kMaxTensors, " tensors")),
+                      Reason::kLimitExceeded);
+  }
+
+  absl::Status SelectMeshes(const v1::LintRulesHeader& header, Compatibility compatibility) {
+    if (header.meshes_size() > kMaxMeshes) {
+      return rpc::WithField(
+          InvalidArgument(Reason::kLimitExceeded, StrCat(header.meshes_size(), " meshes; at most ",
+                                                         kMaxMeshes, " are allowed")),
+          "meshes");
+    }
+    for (int i = 0; i < header.meshes_size(); ++i) {
+      const v1::MeshSelector& selector = header.meshes(i);
+      absl::StatusOr<Mesh> mesh = SelectMesh(*state_, selector, compatibility);
+      if (mesh.ok() && mesh->empty()) {
+        mesh = WithReason(absl::FailedPreconditionError(
+                              "the mesh has no axes, and nothing can be asked of it; leave it out"),
+                          Reason::kNoMesh);
+      }
+      if (!mesh.ok()) {
+        return rpc::WithField(std::move(mesh).status(), "meshes", static_cast<size_t>(i));
+      }
+      std::string name = selector.has_inline_()    ? mesh->ToString()
+                         : selector.name().empty() ? "default"
+                                                   : selector.name();
+      meshes_.push_back({.name = std::move(name), .mesh = *std::move(mesh)});
+    }
+    if (header.meshes_size() == 0) {
+      for (const auto& [name, definition] : state_->all(DefinitionKind::kMesh)) {
+        const Mesh& mesh = std::get<rpc::MeshDefinition>(definition->value).mesh;
+        if (!mesh.empty()) {
+          meshes_.push_back({.name = name, .mesh = mesh});
+        }
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  // Adds the cluster's arrays, and refuses names that occur twice in the tree itself.
+  absl::Status AddHeld(const IsCancelled& is_cancelled) {
+    std::vector<LintTensor> held;
+    std::string last;
+    while (held_prefix_.has_value()) {
+      const std::vector<Catalogue::NamedArray> page =
+          catalogue_->ListNames(*held_prefix_, last, kNamesPerPage);
+      if (page.empty()) {
+        break;
+      }
+      if (is_cancelled()) {
+        return absl::CancelledError("cancelled while the cluster's arrays were listed");
+      }
+      for (const Catalogue::NamedArray& array : page) {
+        held.push_back({.name = rpc::NameForRules(*rules_, array.name.name),
+                        .shape = array.array->definition.descriptor.shape});
+      }
+      SHARDMESH_RETURN_IF_ERROR(CheckCount(tensors_.size() + held.size()));
+      last = page.back().name.name;
+    }
+    tensors_.reserve(tensors_.size() + held.size());  // names stay where they are from here on
+    // Trees of several models may have a name each, with shapes of their own.
+    absl::flat_hash_set<std::string_view> names;
+    absl::flat_hash_set<std::pair<std::string_view, absl::Span<const int64_t>>> tensors;
+    for (const LintTensor& tensor : tensors_) {
+      names.insert(tensor.name);
+      if (!tensors.insert({tensor.name, *tensor.shape}).second) {
+        return InvalidArgument(Reason::kBadField, StrCat("tensor ", PythonRepr(tensor.name),
+                                                         ": the tensor is listed twice"));
+      }
+    }
+    for (LintTensor& tensor : held) {
+      if (!names.contains(tensor.name)) {
+        tensors_.push_back(std::move(tensor));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  std::shared_ptr<const ClusterState> state_;
+  const Catalogue* catalogue_;
+  std::optional<rpc::RuleSetDefinition> rules_;
+  PartitionAxis profile_;
+  std::vector<LintMesh> meshes_;
+  std::optional<std::string> held_prefix_;
+  LintOptions options_;
+  std::vector<LintTensor> tensors_;
+};
+
+// DiffLayouts.
+class DiffAnswer {
+ public:
+  explicit DiffAnswer(std::shared_ptr<const ClusterState> state) : state_(std::move(state)) {}
+
+  absl::Status Begin(const v1::DiffLayoutsHeader& header) {
+    SHARDMESH_DECODE(compatibility, "compatibility", rpc::Decode(header.compatibility()));
+    SHARDMESH_RETURN_IF_ERROR(rpc::WithField(MakeResolver(header.a(), compatibility, &a_), "a"));
+    SHARDMESH_RETURN_IF_ERROR(rpc::WithField(MakeResolver(header.b(), compatibility, &b_), "b"));
+    return rpc::WithField(SetBudget(header.budget()), "budget");
+  }
+
+  absl::Status Add(absl::Span<const TreeTensor> tensors, const IsCancelled& is_cancelled,
+                   v1::DiffLayoutsResponse* response) {
+    while (!tensors.empty()) {
+      const absl::Span<const TreeTensor> next = tensors.subspan(0, kTensorsAtOnce);
+      tensors.remove_prefix(next.size());
+      SHARDMESH_ASSIGN_OR_RETURN(const std::vector<PlacedTensor> a,
+                                 Place(next, "A", a_.get(), is_cancelled));
+      SHARDMESH_ASSIGN_OR_RETURN(const std::vector<PlacedTensor> b,
+                                 Place(next, "B", b_.get(), is_cancelled));
+      SHARDMESH_ASSIGN_OR_RETURN(const LayoutDiff diff, DiffLayouts({&*a_->question().mesh, a},
+                                                                    {&*b_->question().mesh, b}));
+      for (const TensorDiff& tensor : diff.changed) {
+        v1::TensorChange* const change = response->add_changes();
+        change->set_name(tensor.name);
+        change->set_a_spec(IndexOf(*tensor.spec_a, response));
+        change->set_b_spec(IndexOf(*tensor.spec_b, response));
+        change->set_a_bytes_per_device(tensor.bytes_per_device_a);
+        change->set_b_bytes_per_device(tensor.bytes_per_device_b);
+        change->set_spec_changed(tensor.spec_differs);
+        change->set_tiles_changed(tensor.tiles_differ);
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status End(v1::DiffLayoutsResponse* response, const IsCancelled&) {
+    SHARDMESH_RETURN_IF_ERROR(EncodeReport(*a_, response->mutable_a()));
+    SHARDMESH_RETURN_IF_ERROR(EncodeReport(*b_, response->mutable_b()));
+    const std::optional<std::string> over =
+        OverBudget(response->a().most_device_bytes(), response->b().most_device_bytes(), budget_);
+    response->set_within_budget(!over.has_value());
+    response->set_budget_message(over.value_or(""));
+    response->set_revision(state_->revision());
+    return absl::OkStatus();
+  }
+
+ private:
+  // Tensors between two questions whether to stop: a few milliseconds' work.
+  static constexpr size_t kTensorsAtOnce = 1024;
+
+  absl::Status MakeResolver(const v1::LayoutChoice& choice, Compatibility compatibility,
+                            std::unique_ptr<TreeResolver>* to) const {
+    TreeQuestion question;
+    SHARDMESH_DECODE(mode, "mode", rpc::Decode(choice.mode(), compatibility));
+    SHARDMESH_DECODE(profile, "profile", SelectProfile(*state_, choice.profile()));
+    SHARDMESH_DECODE(rules, "rule_set", SelectRules(*state_, choice.rule_set(), compatibility));
+    SHARDMESH_DECODE(mesh, "mesh", SelectMesh(*state_, choice.mesh(), compatibility));
+    question.compatibility = compatibility;
+    question.mode = mode;
+    question.profile = std::move(profile);
+    question.rules = std::move(rules);
+    question.mesh = std::move(mesh);
+    SHARDMESH_DECODE(resolver, "mesh", TreeResolver::Create(std::move(question)));
+    *to = std::move(resolver);
+    return absl::OkStatus();
+  }
+
+  absl::Status SetBudget(const v1::LayoutBudget& budget) {
+    constexpr std::string_view kNegative =
+        "is negative; a change that must save bytes is asked "
+        "for by max_bytes_per_device";
+    if (budget.max_bytes_per_device() < 0) {
+      return rpc::BadField("max_bytes_per_device", "is negative; no device holds so little");
+    }
+    if (budget.max_increase_bytes() < 0) {
+      return rpc::BadField("max_increase_bytes", kNegative);
+    }
+    if (!(budget.max_increase_ratio() >= 0)) {  // nor is it a number that is none
+      return rpc::BadField("max_increase_ratio", kNegative);
+    }
+    if (budget.has_max_bytes_per_device()) {
+      budget_.max_bytes_per_device = budget.max_bytes_per_device();
+    }
+    if (budget.has_max_increase_bytes()) {
+      budget_.max_increase_bytes = budget.max_increase_bytes();
+    }
+    if (budget.has_max_increase_ratio()) {
+      budget_.max_increase_ratio = budget.max_increase_ratio();
+    }
+    return absl::OkStatus();
+  }
+
+  static absl::StatusOr<std::vector<PlacedTensor>> Place(absl::Span<const TreeTensor> tensors,
+                                                         std::string_view layout,
+                                                         TreeResolver* resolver,
+                                                         const IsCancelled& is_cancelled) {
+    const absl::StatusOr<std::vector<TreePlacement>> placements =
+        resolver->Add(tensors, is_cancelled);
+    if (!placements.ok()) {
+      return WithContext(placements.status(), StrCat("layout ", layout));
+    }
+    std::vector<PlacedTensor> placed;
+    placed.reserve(tensors.size());
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      const TreeTensor& tensor = tensors[i];
+      placed.push_back(
+          {.name = std::string(tensor.name),
+           .shape = Shape(tensor.shape.begin(), tensor.shape.end()),
+           .bits_per_element = tensor.dtype.has_value() ? BitsPerElement(*tensor.dtype) : 0,
+           .spec = resolver->specs()[(*placements)[i].spec_index].effective});
+    }
+    return placed;
+  }
+
+  // The spec's place in the answer's table, to which it is added if it is new.
+  uint32_t IndexOf(const PartitionSpec& spec, v1::DiffLayoutsResponse* response) {
+    const auto [known, is_new] =
+        spec_indexes_.try_emplace(spec.ToString(), static_cast<uint32_t>(spec_indexes_.size()));
+    if (is_new) {
+      rpc::Encode(spec, response->add_specs());
+    }
+    return known->second;
+  }
+
+  std::shared_ptr<const ClusterState> state_;
+  std::unique_ptr<TreeResolver> a_;
+  std::unique_ptr<TreeResolver> b_;
+  LayoutBudget budget_;
+  absl::flat_hash_map<std::string, uint32_t> spec_indexes_;  // by the specs' texts
+};
+
+}  // namespace
+
+grpc::ServerReadReactor<v1::LintRulesRequest>* MakeLintRulesReactor(
+    std::shared_ptr<const ClusterState> state, const Catalogue* catalogue, Background* background,
+    v1::LintRulesResponse* response) {
+  return new TreeReadReactor<LintAnswer, v1::LintRulesRequest, v1::LintRulesResponse>(
+      LintAnswer(std::move(state), catalogue), response, background);
+}
+
+grpc::ServerBidiReactor<v1::DiffLayoutsRequest, v1::DiffLayoutsResponse>* MakeDiffLayoutsReactor(
+    std::shared_ptr<const ClusterState> state) {
+  return new TreeBidiReactor<DiffAnswer, v1::DiffLayoutsRequest, v1::DiffLayoutsResponse>(
+      DiffAnswer(std::move(state)));
+}
+
+}  // namespace shardmesh::server

@@ -1,0 +1,269 @@
+// Rules looked through, and layouts compared, over real gRPC and trees that come in pieces.
+#include <map>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "sharding/reason.h"
+#include "shardmesh/v1/catalog_service.grpc.pb.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/unit/server/resolve_service_fixture.h"
+
+namespace shardmesh::server {
+namespace {
+
+using test::IsOk;
+using test::StatusIs;
+using ::testing::HasSubstr;
+
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+
+struct Tensor {
+  std::string name;
+  std::vector<int64_t> shape;
+  v1::Dtype dtype = v1::DTYPE_F32;
+};
+
+v1::TreeTensors Columns(const std::vector<Tensor>& tensors) {
+  v1::TreeTensors columns;
+  for (const Tensor& tensor : tensors) {
+    columns.mutable_names()->append(tensor.name);
+    columns.add_name_sizes(static_cast<uint32_t>(tensor.name.size()));
+    columns.add_ranks(static_cast<uint32_t>(tensor.shape.size()));
+    columns.mutable_sizes()->Add(tensor.shape.begin(), tensor.shape.end());
+    columns.add_dtypes(tensor.dtype);
+  }
+  return columns;
+}
+
+void AddRule(const std::string& pattern, const std::vector<std::string>& axes,
+             v1::RuleSetSelector* to) {
+  v1::Rule* const rule = to->mutable_inline_()->add_rules();
+  rule->set_pattern(pattern);
+  for (const std::string& axis : axes) {
+    rule->mutable_spec()->add_dimensions()->set_name(axis);
+  }
+}
+
+void AddAxis(const std::string& name, int64_t size, v1::Mesh* to) {
+  v1::MeshAxis* const axis = to->add_axes();
+  axis->set_name(name);
+  axis->set_size(size);
+}
+
+class RuleStreamsTest : public ResolveServiceTest {
+ protected:
+  // A piece of the tree for each list.
+  absl::Status Lint(const v1::LintRulesHeader& header, const std::vector<v1::TreeTensors>& pieces) {
+    lint_.Clear();
+    grpc::ClientContext context;
+    rpc::Apply(rpc::CallOptions::Within(absl::Seconds(10)), &context);
+    const auto stream = stub().LintRules(&context, &lint_);
+    v1::LintRulesRequest request;
+    *request.mutable_header() = header;
+    stream->Write(request);
+    for (const v1::TreeTensors& piece : pieces) {
+      *request.mutable_tensors() = piece;
+      stream->Write(request);
+    }
+    stream->WritesDone();
+    return rpc::FromGrpc(stream->Finish());
+  }
+  // Collects the changes, by name; the table of specs, and the last message.
+  absl::Status Diff(const v1::DiffLayoutsHeader& header,
+                    const std::vector<v1::TreeTensors>& pieces) {
+    changes_.clear();
+    specs_.clear();
+    grpc::ClientContext context;
+    rpc::Apply(rpc::CallOptions::Within(absl::Seconds(10)), &context);
+    const auto stream = stub().DiffLayouts(&context);
+    v1::DiffLayoutsRequest request;
+    *request.mutable_header() = header;
+    stream->Write(request);
+    for (const v1::TreeTensors& piece : pieces) {
+      *request.mutable_tensors() = piece;
+      stream->Write(request);
+      if (!Read(stream.get())) {
+        break;
+      }
+    }
+    stream->WritesDone();
+    while (Read(stream.get())) {
+    }
+    return rpc::FromGrpc(stream->Finish());
+  }
+
+  v1::LintRulesResponse lint_;
+  v1::DiffLayoutsResponse diff_;
+  std::map<std::string, v1::TensorChange> changes_;
+  std::vector<v1::PartitionSpec> specs_;
+
+ private:
+  template <typename Stream>
+  bool Read(Stream* stream) {
+    if (!stream->Read(&diff_)) {
+      return false;
+    }
+    specs_.insert(specs_.end(), diff_.specs().begin(), diff_.specs().end());
+    for (const v1::TensorChange& change : diff_.changes()) {
+      changes_[change.name()] = change;
+    }
+    return true;
+  }
+};
+
+TEST_F(RuleStreamsTest, LooksThroughRulesOnEveryMeshOfTheCatalog) {
+  const auto catalog = v1::CatalogService::NewStub(channel());
+  v1::CreateEntryRequest create;
+  create.set_request_id("create");
+  create.set_name("wide");
+  AddAxis("tp", 16, create.mutable_value()->mutable_mesh()->mutable_mesh());
+  grpc::ClientContext context;
+  v1::CreateEntryResponse created;
+  ASSERT_TRUE(catalog->CreateEntry(&context, create, &created).ok());
+
+  v1::LintRulesHeader header;
+  AddRule("kernel", {"tp"}, header.mutable_rule_set());
+  AddRule("mlp.kernel", {"fsdp"}, header.mutable_rule_set());
+  AddRule("a(?=b)", {}, header.mutable_rule_set());
+  AddRule("scale", {}, header.mutable_rule_set());
+  const std::vector<v1::TreeTensors> tree = {Columns({{"mlp.kernel", {8, 8}}}),
+                                             Columns({{"attn.kernel", {16, 8}}, {"bias", {8}}})};
+  ASSERT_THAT(Lint(header, tree), IsOk());
+  EXPECT_EQ(lint_.tensors(), 3);
+  EXPECT_EQ(lint_.meshes(), 2) << "default, wide";
+  std::vector<std::string> found;
+  for (const v1::LintFinding& finding : lint_.findings()) {
+    found.push_back(v1::LintFinding::Kind_Name(finding.kind()) + " " + finding.mesh());
+  }
+  EXPECT_THAT(found, testing::ElementsAre("KIND_BAD_PATTERN ", "KIND_DEAD ", "KIND_SHADOWED ",
+                                          "KIND_UNMATCHED ", "KIND_CORRECTED wide"));
+  EXPECT_EQ(lint_.findings(0).reason(), v1::REASON_UNSUPPORTED_PATTERN);
+  EXPECT_EQ(lint_.findings(4).tensor(), "mlp.kernel") << "16 does not divide 8";
+  EXPECT_EQ(lint_.counts_size(), 5);
+
+  header.add_meshes()->set_name("default");
+  ASSERT_THAT(Lint(header, tree), IsOk());
+  EXPECT_EQ(lint_.meshes(), 1);
+  EXPECT_EQ(lint_.findings_size(), 4);
+}
+
+TEST_F(RuleStreamsTest, ListsNoMoreFindingsThanAskedForAndCountsTheRest) {
+  v1::LintRulesHeader header;
+  header.set_max_findings(3);
+  AddRule("none such", {}, header.mutable_rule_set());
+  std::vector<Tensor> tensors;
+  for (int i = 0; i < 600; ++i) {
+    tensors.push_back({std::string(1000, 'x') + std::to_string(i), {8}});
+  }
+  ASSERT_THAT(Lint(header, {Columns(tensors)}), IsOk());
+  EXPECT_EQ(lint_.findings_size(), 4) << "one rule is dead";
+  EXPECT_EQ(lint_.counts(1).findings(), 600);
+  header.set_max_findings(1000);
+  ASSERT_THAT(Lint(header, {Columns(tensors)}), IsOk());
+  EXPECT_LT(lint_.findings_size(), 300) << "no more than 256 KiB of a kind";
+  EXPECT_GT(lint_.findings_size(), 50);
+}
+
+TEST_F(RuleStreamsTest, RefusesToLookThroughWhatIsMalformed) {
+  v1::LintRulesHeader header;
+  const std::vector<v1::TreeTensors> tree = {Columns({{"kernel", {8}}})};
+  absl::Status status = Lint(header, tree);
+  EXPECT_THAT(status, StatusIs(kInvalid, Reason::kBadField));
+  EXPECT_EQ(FieldOf(status), "header.rule_set");
+
+  AddRule("", {}, header.mutable_rule_set());
+  header.set_max_findings(1001);
+  EXPECT_EQ(FieldOf(Lint(header, tree)), "header.max_findings");
+  header.set_max_findings(0);
+  header.add_meshes();
+  header.add_meshes()->mutable_inline_();
+  status = Lint(header, tree);
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kNoMesh));
+  EXPECT_EQ(FieldOf(status), "header.meshes[1]");
+  for (int i = 0; i < 256; ++i) {
+    header.add_meshes();
+  }
+  EXPECT_EQ(FieldOf(Lint(header, tree)), "header.meshes");
+  header.clear_meshes();
+
+  EXPECT_THAT(Lint(header, {tree[0], tree[0]}), StatusIs(kInvalid, Reason::kBadField));
+  EXPECT_THAT(Lint(header, {tree[0], Columns({{"kernel", {9}}})}), IsOk())
+      << "another model's tensor";
+  v1::TreeTensors with_spec = tree[0];
+  with_spec.add_spec_table();
+  with_spec.add_spec_indexes(1);
+  EXPECT_EQ(FieldOf(Lint(header, {with_spec})), "tensors.spec_indexes");
+}
+
+TEST_F(RuleStreamsTest, TellsWhichTensorsLieOtherwise) {
+  v1::DiffLayoutsHeader header;
+  AddRule("kernel", {"tp"}, header.mutable_a()->mutable_rule_set());
+  AddRule("", {}, header.mutable_a()->mutable_rule_set());
+  AddRule("", {}, header.mutable_b()->mutable_rule_set());
+  header.mutable_budget()->set_max_increase_bytes(10);
+  ASSERT_THAT(Diff(header, {Columns({{"a.kernel", {8, 8}}, {"a.bias", {8}}}),
+                            Columns({{"b.kernel", {12}, v1::DTYPE_F4}})}),
+              IsOk());
+  ASSERT_EQ(changes_.size(), 2u);
+  const v1::TensorChange& change = changes_["a.kernel"];
+  ASSERT_EQ(specs_.size(), 3u) << "each spec is sent once: P('tp', None), P('tp') and P()";
+  EXPECT_EQ(specs_[change.a_spec()].dimensions(0).name(), "tp");
+  EXPECT_EQ(specs_[change.b_spec()].dimensions_size(), 0);
+  EXPECT_EQ(change.a_bytes_per_device(), 128);
+  EXPECT_EQ(change.b_bytes_per_device(), 256);
+  EXPECT_TRUE(change.tiles_changed());
+  EXPECT_EQ(changes_["b.kernel"].a_bytes_per_device(), 3) << "six elements of four bits";
+  EXPECT_EQ(diff_.a().most_device_bytes(), 128 + 32 + 3);
+  EXPECT_EQ(diff_.b().most_device_bytes(), 256 + 32 + 6);
+  EXPECT_FALSE(diff_.within_budget());
+  EXPECT_THAT(diff_.budget_message(), HasSubstr("131 more"));
+
+  header.mutable_budget()->set_max_increase_bytes(128);
+  ASSERT_THAT(Diff(header, {Columns({{"a.kernel", {8, 8}}})}), IsOk());
+  EXPECT_TRUE(diff_.within_budget());
+  header.mutable_budget()->set_max_bytes_per_device(255);
+  ASSERT_THAT(Diff(header, {Columns({{"a.kernel", {8, 8}}})}), IsOk());
+  EXPECT_FALSE(diff_.within_budget());
+}
+
+TEST_F(RuleStreamsTest, ComparesMeshesToo) {
+  v1::DiffLayoutsHeader header;
+  AddRule("", {"tp"}, header.mutable_a()->mutable_rule_set());
+  *header.mutable_b()->mutable_rule_set() = header.a().rule_set();
+  AddAxis("tp", 4, header.mutable_b()->mutable_mesh()->mutable_inline_());
+  ASSERT_THAT(Diff(header, {Columns({{"kernel", {8}}, {"odd", {2}}})}), IsOk());
+  EXPECT_EQ(changes_["kernel"].b_bytes_per_device(), 8);
+  EXPECT_FALSE(changes_["kernel"].spec_changed());
+  EXPECT_TRUE(changes_["odd"].spec_changed()) << "4 does not divide 2";
+}
+
+TEST_F(RuleStreamsTest, RefusesToCompareWhatIsMalformed) {
+  v1::DiffLayoutsHeader header;
+  const std::vector<v1::TreeTensors> tree = {Columns({{"kernel", {8}}})};
+  AddRule("kernel", {"tp"}, header.mutable_a()->mutable_rule_set());
+  AddRule("bias", {"tp"}, header.mutable_b()->mutable_rule_set());
+  absl::Status status = Diff(header, tree);
+  EXPECT_THAT(status, StatusIs(kInvalid, Reason::kUnmatchedTensor));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("layout B: tensor 'kernel'"));
+  header.mutable_b()->mutable_rule_set()->mutable_inline_()->mutable_rules(0)->set_pattern("(");
+  status = Diff(header, tree);
+  EXPECT_THAT(status, StatusIs(kInvalid, Reason::kBadPattern));
+  EXPECT_EQ(FieldOf(status), "header.b.rule_set.inline.rules");
+
+  header.mutable_b()->mutable_rule_set()->mutable_inline_()->mutable_rules(0)->set_pattern("");
+  EXPECT_THAT(Diff(header, {tree[0], tree[0]}), StatusIs(kInvalid, Reason::kBadField));
+  header.mutable_b()->mutable_mesh()->mutable_inline_();
+  EXPECT_THAT(Diff(header, tree), StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kNoMesh));
+  header.mutable_b()->clear_mesh();
+  header.mutable_budget()->set_max_increase_ratio(-0.1);
+  EXPECT_EQ(FieldOf(Diff(header, tree)), "header.budget.max_increase_ratio");
+  header.mutable_budget()->set_max_increase_bytes(-1);
+  EXPECT_EQ(FieldOf(Diff(header, tree)), "header.budget.max_increase_bytes");
+  header.mutable_budget()->set_max_bytes_per_device(-1);
+  EXPECT_EQ(FieldOf(Diff(header, tree)), "header.budget.max_bytes_per_device");
+}
+
+}  // namespace
+}  // namespace shardmesh::server
