@@ -62,7 +62,7 @@ function(shardmesh_test)
   endif()
   add_executable(${arg_NAME} ${arg_SRCS})
   shardmesh_program_defaults(${arg_NAME})
-  target_link_libraries(${arg_NAME} PRIVATE ${arg_DEPS} GTest::gmock GTest::gtest GTest::gtest_main)
+  target_link_libraries(${arg_NAME} PRIVATE ${arg_DEPS} shardmesh::test_main GTest::gmock GTest::gtest)
   target_compile_definitions(${arg_NAME} PRIVATE SHARDMESH_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
     SHARDMESH_BINARY_DIR="${CMAKE_BINARY_DIR}/bin")
   if("concurrent" IN_LIST arg_LABELS)

@@ -31,6 +31,11 @@ constexpr const char* kTraceparent = "traceparent";
 // How long one attempt to connect may take; whoever waits for it may give up earlier.
 constexpr absl::Duration kAttemptTimeout = absl::Seconds(10);
 
+// gRPC 1.51 looks at connect()'s errno after other calls, one of which may have changed it: then it
+// takes a connection under way for a failed one (once in a few thousand new processes). Where
+// something listens it gets this long for another attempt, which it begins after 80 to 120 ms.
+constexpr absl::Duration kSecondAttempt = absl::Milliseconds(500);
+
 // At least 0.
 int Milliseconds(absl::Duration duration) {
   return static_cast<int>(absl::ToInt64Milliseconds(std::max(duration, absl::ZeroDuration())));
@@ -69,17 +74,23 @@ absl::Status WaitForConnected(grpc::Channel& channel, std::string_view address,
     return absl::UnavailableError(
         StrCat("cannot reach ", address, ": ", why, "; is it running, and is the address right?"));
   };
-  const auto deadline = absl::ToChronoTime(absl::Now() + timeout);
+  absl::Time deadline = absl::Now() + timeout;
+  bool failed = false;
   grpc_connectivity_state state = channel.GetState(/*try_to_connect=*/true);
   while (state != GRPC_CHANNEL_READY) {
-    if (state == GRPC_CHANNEL_TRANSIENT_FAILURE) {
-      return unavailable("the connection was refused or failed");
+    if (state == GRPC_CHANNEL_TRANSIENT_FAILURE && !failed) {
+      failed = true;
+      deadline = std::min(deadline, absl::Now() + kSecondAttempt);
+      if (!AcceptsConnections(address, deadline - absl::Now())) {
+        return unavailable("the connection was refused or failed");
+      }
     }
     if (state == GRPC_CHANNEL_SHUTDOWN) {
       return unavailable("the channel was shut down");
     }
-    if (!channel.WaitForStateChange(state, deadline)) {
-      return unavailable(StrCat("no connection within ", FormatRounded(timeout)));
+    if (!channel.WaitForStateChange(state, absl::ToChronoTime(deadline))) {
+      return unavailable(failed ? "the connection was refused or failed"
+                                : StrCat("no connection within ", FormatRounded(timeout)));
     }
     state = channel.GetState(/*try_to_connect=*/true);
   }

@@ -49,7 +49,7 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> CreateChannel(const std::string& 
 inline constexpr absl::Duration kConnectTimeout = absl::Seconds(3);
 
 // Blocks until the channel is connected. UNAVAILABLE, naming `address`, if that takes longer than
-// `timeout`, or as soon as the connection is refused.
+// `timeout`, as soon as the connection is refused, or half a second after it fails otherwise.
 absl::Status WaitForConnected(grpc::Channel& channel, std::string_view address,
                               absl::Duration timeout = kConnectTimeout);
 

@@ -277,7 +277,7 @@ TEST_F(TileServiceTest, BelievesATokenToReadBeforeItHearsOfTheCommit) {
 }
 
 TEST_F(TileServiceTest, KeepsTilesOnDiskBeforeItSaysSo) {
-  Start(::testing::TempDir() + "/tile_service_disk_" + std::to_string(getpid()));
+  Start(testing::TempDir() + "tile_service_disk");
   Serve();
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const v1::PutTilesResponse response, PutGood("a"));
   EXPECT_EQ(response.durability(), v1::DURABILITY_DISK);
