@@ -115,7 +115,10 @@ absl::Status FirstCorrection(const PartitionSpec& requested, absl::Span<const in
   std::vector<std::string> fixes;
   for (const Fix& fix : SuggestFixes(requested, shape, mesh, corrected)) {
     if (fix.correction == 0) {
-      fixes.push_back(fix.text);
+      // With other corrections the text, which is about this one, is not all that has to change.
+      fixes.push_back(corrected.corrections.size() == 1
+                          ? fix.text
+                          : StrCat(fix.text, ": ", fix.spec.ToString()));
     }
   }
   return InvalidArgument(first.reason, fixes.empty() ? first.ToString()

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "client/cli/spec_printing.h"
 #include "client/cli/table.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
@@ -16,14 +17,14 @@ namespace shardmesh::client {
 
 namespace {
 
-// Empty where requested and effective spec are the same.
+// Empty where the specs are the same, but for dimensions filled up with none.
 std::string WhyTheyDiffer(const TreeSpec& spec) {
   if (!spec.corrections.empty()) {
     return FormatCorrections(spec.corrections);
   }
-  return FormatSpec(spec.requested) == FormatSpec(spec.effective)
-             ? std::string()
-             : "nothing was asked for that cuts the tensor";
+  return spec.effective.empty() && !spec.requested.empty()
+             ? "nothing was asked for that cuts the tensor"
+             : std::string();
 }
 
 void PrintUsages(std::string_view title, const std::vector<TensorUsage>& tensors) {
@@ -93,7 +94,7 @@ void PrintCorrections(const Placement& placement) {
       std::cout << "  " << spec.corrections[j].ToString() << "\n";
       for (const Fix& fix : spec.fixes) {
         if (fix.correction == static_cast<int64_t>(j)) {
-          std::cout << "    fix: " << fix.text << "\n";
+          std::cout << "    fix: " << FormatFix(fix) << "\n";
         }
       }
     }
@@ -242,6 +243,7 @@ Json ReportJson(const TreeReport& report) {
 }
 
 Json PlacementJson(const Placement& placement) {
+  const std::vector<SpecUse> uses = UsesOfSpecs(placement);
   Json tensors = Json::array();
   for (size_t i = 0; i < placement.tensors.size(); ++i) {
     const TreeTensor& tensor = placement.tensors[i];
@@ -257,11 +259,10 @@ Json PlacementJson(const Placement& placement) {
         {"rule", placed.rule_index.has_value() ? Json(*placed.rule_index) : Json(nullptr)},
         {"unmatched", placed.unmatched},
         {"corrections", CorrectionsJson(spec.corrections)}};
-    if (!spec.fixes.empty()) {
-      Json& fixes = entry["fixes"] = Json::array();
-      for (const Fix& fix : spec.fixes) {
-        fixes.push_back({{"correction", fix.correction}, {"text", fix.text}});
-      }
+    // Fixes were made for the shape of the first tensor that has the spec.
+    if (!spec.fixes.empty() &&
+        tensor.shape == placement.tensors[uses[placed.spec_index].first].shape) {
+      entry["fixes"] = FixesJson(spec.fixes);
     }
     if (!placement.match_only) {
       entry["bytes_per_device"] = placed.bytes_per_device;

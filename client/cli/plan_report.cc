@@ -482,8 +482,9 @@ class Page {
                                  : StrCat(" and ", Grouped(group.tensors - 1),
                                           group.tensors == 2 ? " other" : " others"),
               "</p>");
-    if (const PartitionSpec& requested = SpecOf(group.first).requested; requested != spec) {
-      StrAppend(&html_, "<p class=\"warn\">asked for ", SpecChips(requested), "</p>");
+    // Without a correction they differ in the dimensions that nothing was asked for at most.
+    if (const TreeSpec& asked = SpecOf(group.first); !asked.corrections.empty()) {
+      StrAppend(&html_, "<p class=\"warn\">asked for ", SpecChips(asked.requested), "</p>");
     }
     Svg(tiling);
     Facts(tiling, group);
@@ -727,7 +728,7 @@ class Page {
       StrAppend(&html_, "<span class=\"soft\">such as <span class=\"mono\">", Escape(tensor.name),
                 "</span> ", Dimensions(tensor.shape), "</span></td><td class=\"wrap\">");
       for (const Fix& fix : spec.fixes) {
-        StrAppend(&html_, Escape(fix.text), "<br/>");
+        StrAppend(&html_, Escape(FormatFix(fix)), "<br/>");
       }
       StrAppend(&html_, "</td></tr>\n");
     }

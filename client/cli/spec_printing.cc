@@ -54,7 +54,7 @@ void PrintSpecAnswer(const SpecAnswer& answer) {
     std::cout << "corrected  " << answer.corrections[i].ToString() << "\n";
     for (const Fix& fix : answer.fixes) {
       if (fix.correction == static_cast<int64_t>(i)) {
-        std::cout << "           fix: " << fix.text << "\n";
+        std::cout << "           fix: " << FormatFix(fix) << "\n";
       }
     }
   }

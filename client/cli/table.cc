@@ -145,6 +145,12 @@ std::string FormatCorrections(absl::Span<const Correction> corrections) {
   });
 }
 
+std::string FormatFix(const Fix& fix) {
+  return StrCat(fix.text, ": spec ", FormatSpec(fix.spec),
+                fix.kind == Fix::Kind::kPaddedSize ? StrCat(", shape ", StrJoin(fix.shape, ","))
+                                                   : std::string());
+}
+
 Json SpecJson(const PartitionSpec& spec) {
   Json entries = Json::array();
   for (const SpecEntry& entry : spec.entries()) {

@@ -12,6 +12,7 @@
 #include "client/array.h"
 #include "client/cli/command_line.h"
 #include "sharding/correction.h"
+#include "sharding/fix.h"
 #include "sharding/mesh.h"
 #include "sharding/spec.h"
 
@@ -55,6 +56,9 @@ std::string FormatShape(absl::Span<const int64_t> shape);
 std::string FormatSpec(const PartitionSpec& spec);
 // `dimension 1: ...; dimension 2: ...`; empty if there are none.
 std::string FormatCorrections(absl::Span<const Correction> corrections);
+// What to change, and the whole spec to ask for, with which nothing is corrected:
+// `pad dimension 0 from 30 to 32: spec tp,-, shape 32,8`. In the grammar of ParseSpec and ParseShape.
+std::string FormatFix(const Fix& fix);
 
 // A list with null, a name or a list of names for each dimension; unreduced axes are not in it.
 Json SpecJson(const PartitionSpec& spec);

@@ -37,6 +37,7 @@ using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 constexpr char kRules[] = SHARDMESH_SOURCE_DIR "/docs/examples/bert.yaml";
 
@@ -244,7 +245,7 @@ TEST_F(CommandLineTest, StartsAClusterAndStopsItAgain) {
   written.processes[0].metrics_address.clear();
   ASSERT_THAT(client::WriteRecord(RecordFolder("default"), written), IsOk());
   EXPECT_THAT(Run({"status"}).out, AllOf(HasSubstr(written.processes[1].metrics_address),
-                                         ::testing::Not(HasSubstr("Metrics at"))));
+                                         Not(HasSubstr("Metrics at"))));
   result = Run({"down"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_FALSE(written.IsUp());
@@ -685,6 +686,18 @@ TEST_F(ClusterCommandTest, SaysWhySpecsDiffer) {
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, AllOf(HasSubstr("('tp', 'xx') dropped, the mesh has no axis 'xx'"),
                                 HasSubstr("nothing was asked for that cuts the tensor")));
+}
+
+TEST_F(ClusterCommandTest, DoesNotExplainASpecThatIsFilledUpToTheRank) {
+  const std::string tree =
+      WriteFile(Path("tree.json"), R"({"w": {"shape": [8, 8], "dtype": "F32"}})");
+  const std::string rules =
+      WriteFile(Path("rules.yaml"), "rules:\n- {pattern: '.*', spec: [fsdp]}\n");
+  const CommandResult result = cluster_->Run(
+      {"plan", tree, "--rules", rules, "--mesh", "fsdp=2,tp=2", "--html", Path("plan.html")});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("fsdp,-"), Not(HasSubstr("nothing was asked"))));
+  EXPECT_THAT(ReadFile(Path("plan.html")), Not(HasSubstr("<p class=\"warn\">asked for")));
 }
 
 TEST_F(ClusterCommandTest, GivesUpWhenTheDeadlineIsOver) {
