@@ -30,6 +30,7 @@ namespace {
 // As on the wire, and as many workers as anyone writes down by hand.
 constexpr int64_t kMaxSemanticAxes = 256;
 constexpr int64_t kMaxWorkers = 65'536;
+constexpr int64_t kMaxOrderedDevices = 65'536;
 
 // The file's name and the checks that all kinds of files share. Every error says where.
 class File {
@@ -314,7 +315,7 @@ absl::StatusOr<PartitionAxis> ParseProfileNode(const File& file, std::string_vie
 
 absl::StatusOr<MeshDefinition> ParseMeshNode(const File& file, std::string_view text,
                                              std::optional<int64_t> device_count) {
-  constexpr std::array<std::string_view, 2> kKeys = {"axes", "workers"};
+  constexpr std::array<std::string_view, 3> kKeys = {"axes", "workers", "devices"};
   constexpr std::array<std::string_view, 2> kAxisKeys = {"name", "size"};
   SHARDMESH_ASSIGN_OR_RETURN(const YAML::Node root, Load(file, text));
   SHARDMESH_RETURN_IF_ERROR(file.CheckMap(root, "a mesh file", kKeys));
@@ -356,6 +357,20 @@ absl::StatusOr<MeshDefinition> ParseMeshNode(const File& file, std::string_view 
   }
   MeshOptions options;
   options.device_count = device_count;
+  if (const YAML::Node devices = root["devices"]) {
+    if (!devices.IsSequence() || devices.size() == 0) {
+      return file.Bad(devices.Mark(),
+                      "devices must be a sequence of the devices' numbers, by position");
+    }
+    SHARDMESH_RETURN_IF_ERROR(file.CheckCount(devices, "devices of a mesh", kMaxOrderedDevices));
+    for (const YAML::Node& node : devices) {
+      SHARDMESH_ASSIGN_OR_RETURN(const int64_t device, file.Integer(node, "a device"));
+      options.global_ids.push_back(device);
+    }
+    if (!device_count.has_value()) {
+      options.device_count = static_cast<int64_t>(options.global_ids.size());
+    }
+  }
   auto mesh = Mesh::Create(std::move(axes), std::move(options));
   if (!mesh.ok()) {
     return file.At(root["axes"].Mark(), mesh.status());

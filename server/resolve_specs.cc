@@ -319,7 +319,7 @@ absl::Status Answer(Context context, const v1::ExplainTensorRequest& request,
     SHARDMESH_ASSIGN_OR_RETURN(corrected, Correct(match.spec, held.shape, mesh));
     for (const Correction& correction : corrected.corrections) {
       steps.push_back({ExplanationStep::Kind::kCorrection, correction.dim,
-                       correction.requested.ToString(), correction.ToString()});
+                       correction.requested.ToString(), SpecEntry::None().ToString()});
     }
     corrected.corrections.insert(corrected.corrections.begin(), match.corrections.begin(),
                                  match.corrections.end());

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "server/resolve_answers.h"
 #include "sharding/logical_sharding.h"
 #include "sharding/mesh_query.h"
 #include "sharding/reason.h"
@@ -119,8 +120,8 @@ absl::StatusOr<TreeResolver::Placed> TreeResolver::Place(TreeSpec spec, const Tr
   }
   placed.corrected = !spec.corrections.empty();
   if (placed.corrected && question_.strict) {
-    const Correction& first = spec.corrections.front();
-    return InvalidArgument(first.reason, first.ToString());
+    return FirstCorrection(spec.requested, tensor.shape, question_.mesh.value_or(Mesh()),
+                           {.effective = spec.effective, .corrections = spec.corrections});
   }
   const auto [known, is_new] =
       spec_indexes_.try_emplace(TextOf(spec), static_cast<uint32_t>(specs_.size()));

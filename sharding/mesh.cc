@@ -301,6 +301,12 @@ absl::StatusOr<std::vector<MeshAxis>> ParseMeshAxes(std::string_view text) {
       axis.type = *type;
       size = size.substr(0, colon);
     }
+    size = absl::StripAsciiWhitespace(size);
+    if (!axis.name.empty() && !size.empty() &&
+        size.find_first_not_of("0123456789") == absl::string_view::npos &&
+        !absl::SimpleAtoi(size, &axis.size)) {
+      return not_an_axis(StrCat("its size is over the limit of ", kMaxMeshDevices, " devices"));
+    }
     if (axis.name.empty() || !absl::SimpleAtoi(size, &axis.size)) {
       return not_an_axis("write NAME=SIZE, as in dp=2,tp=4");
     }

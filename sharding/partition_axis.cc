@@ -7,6 +7,7 @@
 #include <memory>
 #include <utility>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "sharding/mesh.h"
 #include "sharding/name_table.h"
@@ -303,6 +304,9 @@ struct PartitionAxis::Rep {
                    std::vector<ExplanationStep>& steps) const;
   void ExplainMembers(int64_t dim, const AxisValue& list, RuntimeMode mode,
                       std::vector<ExplanationStep>& steps) const;
+  // Appends the semantic names in a further axis' value that are new to `seen`.
+  void AppendReferred(const AxisValue& value, absl::flat_hash_set<std::string>& seen,
+                      std::vector<std::string>& out) const;
 
   std::array<AxisValue, kFieldCount> fields;
   std::vector<SemanticAxis> semantic_axes;
@@ -653,26 +657,57 @@ absl::StatusOr<PartitionSpec> PartitionAxis::ResolvePreset(size_t preset, Runtim
 void PartitionAxis::Rep::ExplainName(int64_t dim, std::string_view name, RuntimeMode mode,
                                      std::vector<ExplanationStep>& steps) const {
   using Kind = ExplanationStep::Kind;
-  std::string read(name);
-  const Places* semantic_places = places.Find(name);
-  const std::optional<AxisField> named_field = FindAxisField(name);
-  const Places found = semantic_places != nullptr ? *semantic_places : PlacesOf(*named_field);
-  if (found.train < kFieldCount) {
-    const std::string_view field = kFieldNames[found.train];
-    if (!named_field.has_value()) {
-      steps.push_back({Kind::kSemanticName, dim, read, std::string(field)});
+  // A further axis may stand for others: those whose turn is to come, the next one last.
+  std::vector<std::string> names = {std::string(name)};
+  absl::flat_hash_set<std::string> seen = {names.front()};
+  while (!names.empty()) {
+    std::string read = std::move(names.back());
+    names.pop_back();
+    const Places* semantic_places = places.Find(read);
+    const std::optional<AxisField> named_field = FindAxisField(read);
+    const Places found = semantic_places != nullptr ? *semantic_places : PlacesOf(*named_field);
+    if (found.train < kFieldCount) {
+      const std::string_view field = kFieldNames[found.train];
+      if (!named_field.has_value()) {
+        steps.push_back({Kind::kSemanticName, dim, read, std::string(field)});
+      }
+      read = kFieldNames[found.in(mode)];
+      if (IsGeneration(mode) && GenerationVariant(static_cast<AxisField>(found.train))) {
+        steps.push_back({Kind::kModeVariant, dim, std::string(field), read});
+      }
+    } else {
+      const SemanticAxis& axis = semantic_axes[(found.train - kFieldCount) / 2];
+      steps.push_back({Kind::kSemanticName, dim, read, axis.value.ToString()});
+      const bool own = IsGeneration(mode) && axis.generation_value.has_value();
+      if (own) {
+        steps.push_back({Kind::kModeVariant, dim, read, axis.generation_value->ToString()});
+      }
+      std::vector<std::string> referred;
+      AppendReferred(own ? *axis.generation_value : axis.value, seen, referred);
+      if (!referred.empty()) {
+        names.insert(names.end(), referred.rbegin(), referred.rend());
+        continue;
+      }
     }
-    read = kFieldNames[found.in(mode)];
-    if (IsGeneration(mode) && GenerationVariant(static_cast<AxisField>(found.train))) {
-      steps.push_back({Kind::kModeVariant, dim, std::string(field), read});
-    }
-  } else {
-    const SemanticAxis& axis = semantic_axes[(found.train - kFieldCount) / 2];
-    const bool own = IsGeneration(mode) && axis.generation_value.has_value();
-    steps.push_back(
-        {Kind::kSemanticName, dim, read, (own ? *axis.generation_value : axis.value).ToString()});
+    steps.push_back({Kind::kMeshAxes, dim, read, answers[found.in(mode)].exact.ToString()});
   }
-  steps.push_back({Kind::kMeshAxes, dim, read, answers[found.in(mode)].exact.ToString()});
+  if (seen.size() > 1) {
+    steps.push_back(
+        {Kind::kMeshAxes, dim, std::string(name), FindName(name, mode)->exact.ToString()});
+  }
+}
+
+void PartitionAxis::Rep::AppendReferred(const AxisValue& value,
+                                        absl::flat_hash_set<std::string>& seen,
+                                        std::vector<std::string>& out) const {
+  if (IsSequence(value)) {
+    for (const AxisValue& entry : value.entries()) {
+      AppendReferred(entry, seen, out);
+    }
+  } else if (value.is_name() && places.Find(value.name()) != nullptr &&
+             seen.size() < kMaxExplainedNames && seen.insert(value.name()).second) {
+    out.push_back(value.name());
+  }
 }
 
 void PartitionAxis::Rep::ExplainMembers(int64_t dim, const AxisValue& list, RuntimeMode mode,

@@ -79,6 +79,9 @@ struct FieldValue {
 // several others could otherwise stand for more than any memory holds.
 inline constexpr size_t kMaxSemanticAxisEntries = 256;
 
+// Most names that the explanation of one axis follows.
+inline constexpr size_t kMaxExplainedNames = 64;
+
 // A user's own semantic axis.
 struct SemanticAxis {
   // 1 to kMaxAxisNameBytes bytes; not the name of a built-in axis or of a field.
@@ -146,7 +149,8 @@ class PartitionAxis {
       size_t preset, RuntimeMode mode, Compatibility compatibility = Compatibility::kDefault) const;
 
   // The steps from each axis to its mesh axes: semantic name, in generation modes the variant, mesh
-  // axes; a list has those of its members first. Same errors as ResolveAxis.
+  // axes; a list has those of its members first, and an axis of the user's own those of the names
+  // that it stands for, each once and kMaxExplainedNames at most. Same errors as ResolveAxis.
   absl::StatusOr<std::vector<ExplanationStep>> Explain(
       absl::Span<const AxisValue> axes, RuntimeMode mode,
       Compatibility compatibility = Compatibility::kDefault) const;

@@ -40,6 +40,7 @@ struct UpFlags {
   int port = 0;
   bool detach = false;
   std::string memory;
+  std::optional<int64_t> min_sharding_size;
 };
 
 // The mesh that the flags describe; both are flags, hence a contradiction is wrong use.
@@ -128,6 +129,9 @@ absl::Status RunUp(const Invocation& invocation, const UpFlags& flags) {
     options.data_folder = std::filesystem::absolute(flags.data_folder).lexically_normal().string();
   }
   options.worker_memory = flags.memory;
+  if (flags.min_sharding_size.has_value()) {
+    options.coordinator_flags.push_back(StrCat("--min-sharding-size=", *flags.min_sharding_size));
+  }
   options.ends_with_parent = !flags.detach;
 
   std::optional<rpc::StopSignal> stop;
@@ -395,6 +399,10 @@ void AddClusterCommands(CommandLine* line) {
         return std::string(text);
       },
       "most memory for tensors of each worker, such as 4GiB");
+  up->add_option("--min-sharding-size", flags->min_sharding_size,
+                 "the least elements of a tensor that is sharded, for rules whose min_size is null "
+                 "(default: 16384)")
+      ->check(CLI::NonNegativeNumber);
 
   line->AddCommand("down", "Stop the cluster that `up` started",
                    [](const Invocation& i) { return RunDown(i); });

@@ -1,8 +1,10 @@
 // The frame of the command line; CLI11 reads the arguments, and its exceptions end here.
 #include "client/cli/command_line.h"
 
+#include <algorithm>
 #include <exception>
 #include <iostream>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -108,6 +110,15 @@ std::string DidYouMeanOneOf(std::string_view name, const std::vector<std::string
   return DidYouMean(name, std::vector<std::string_view>(known.begin(), known.end()));
 }
 
+// Whether a message says something of a field without naming it: `is 0; it must be from 1 to 16`.
+bool SaysOf(std::string_view message) {
+  constexpr std::string_view kVerbs[] = {"is",    "has",   "must",  "ends",   "begins", "needs",
+                                         "lacks", "holds", "names", "occurs", "may",    "cannot"};
+  const std::string_view first = message.substr(0, message.find(' '));
+  return first.size() < message.size() &&
+         std::find(std::begin(kVerbs), std::end(kVerbs), first) != std::end(kVerbs);
+}
+
 // The innermost command that the arguments chose.
 CLI::App* Chosen(CLI::App* app) {
   const std::vector<CLI::App*> chosen = app->get_subcommands();
@@ -195,7 +206,7 @@ CLI::App* CommandLine::AddGroup(const std::string& name, const std::string& help
   return group;
 }
 
-void CommandLine::CheckCommandNames(int argc, const char* const* argv) {
+const CLI::App* CommandLine::FindCommand(int argc, const char* const* argv) {
   CLI::App* app = &app_;
   for (int i = 1; handlers_.find(app) == handlers_.end(); ++i) {
     const std::vector<std::string> known = CommandNames(*app);
@@ -205,7 +216,7 @@ void CommandLine::CheckCommandNames(int argc, const char* const* argv) {
     }
     const std::string name = argv[i];
     if (name.starts_with('-')) {
-      return;  // an option of the program itself: CLI11's to judge
+      return nullptr;  // an option of the program itself: CLI11's to judge
     }
     const auto found = std::find(known.begin(), known.end(), name);
     if (found == known.end()) {
@@ -214,6 +225,37 @@ void CommandLine::CheckCommandNames(int argc, const char* const* argv) {
     }
     app = app->get_subcommand(name);
   }
+  return app;
+}
+
+std::vector<std::string> CommandLine::Arguments(int argc, const char* const* argv,
+                                                const CLI::App* command) {
+  const bool takes_specs = spec_commands_.find(command) != spec_commands_.end();
+  std::vector<std::string> arguments;
+  bool is_value = false;  // of the option before
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view argument = argv[i];
+    if (argument == "--") {
+      arguments.insert(arguments.end(), argv + i, argv + argc);
+      break;
+    }
+    const bool is_option = !is_value && argument.starts_with("--");
+    if (is_option && argument.ends_with('=') && argument.find('=') + 1 == argument.size()) {
+      arguments.emplace_back(argument.substr(0, argument.size() - 1));
+      arguments.emplace_back();
+      continue;
+    }
+    if (takes_specs && !is_value && argument.starts_with("-,")) {
+      arguments.push_back(StrCat("_", argument.substr(1)));
+    } else {
+      arguments.emplace_back(argument);
+    }
+    const CLI::Option* const option = is_option && command != nullptr
+                                          ? command->get_option_no_throw(std::string(argument))
+                                          : nullptr;
+    is_value = option != nullptr && option->get_items_expected_max() > 0;
+  }
+  return arguments;
 }
 
 absl::Status CommandLine::ParseErrorStatus(const CLI::ParseError& error) {
@@ -232,12 +274,24 @@ absl::Status CommandLine::ParseErrorStatus(const CLI::ParseError& error) {
   return WrongUse(message);
 }
 
+std::string CommandLine::MessageOf(const absl::Status& status) {
+  std::string message(status.message());
+  const std::vector<rpc::FieldViolation> violations = rpc::FieldViolationsOf(status);
+  if (violations.size() != 1 || !SaysOf(message)) {
+    return message;
+  }
+  // The field is that of the request; often there is an option of the same name.
+  const std::string& field = violations.front().field;
+  const bool is_option = Chosen(&app_)->get_option_no_throw("--" + field) != nullptr;
+  return StrCat(is_option ? "--" : "", field, " ", message);
+}
+
 int CommandLine::Report(const absl::Status& status) {
   const int exit_code = ExitCodeOf(status);
   if (exit_code == kExitDone) {
     return exit_code;
   }
-  std::string message(status.message());
+  std::string message = common_.json ? std::string(status.message()) : MessageOf(status);
   if (exit_code == kExitWrongUse) {
     StrAppend(&message, " (see `", FullName(Chosen(&app_)), " --help`)");
   }
@@ -254,8 +308,10 @@ int CommandLine::Report(const absl::Status& status) {
 int CommandLine::Run(int argc, const char* const* argv) {
   common_.json = AsksForJson(argc, argv);
   try {
-    CheckCommandNames(argc, argv);
-    app_.parse(argc, argv);
+    const CLI::App* const command = FindCommand(argc, argv);
+    std::vector<std::string> arguments = Arguments(argc, argv, command);
+    // CLI11 takes them from the end.
+    app_.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
   } catch (const CLI::Success& help) {
     return app_.exit(help);
   } catch (const CLI::ParseError& error) {

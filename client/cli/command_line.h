@@ -8,9 +8,11 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -68,6 +70,8 @@ class CommandLine {
   // --address, --name, --deadline and --output are there already.
   CLI::App* AddCommand(const std::string& name, const std::string& help, Handler handler,
                        CLI::App* parent = nullptr);
+  // Says that the operands of a command are specs, so that one may begin with a dash: `-,tp`.
+  void TakeSpecOperands(const CLI::App* command) { spec_commands_.insert(command); }
   // Defines a name below which further commands stand.
   CLI::App* AddGroup(const std::string& name, const std::string& help);
 
@@ -83,15 +87,23 @@ class CommandLine {
     bool json = false;
   };
 
-  // Throws CLI::ParseError where the first words name no command.
-  void CheckCommandNames(int argc, const char* const* argv);
+  // The command that the first words name, or null where an option of the program itself comes
+  // before. Throws CLI::ParseError where they name none.
+  const CLI::App* FindCommand(int argc, const char* const* argv);
+  // The arguments in the writing that CLI11 takes: `--shape=` as `--shape ''`, and a spec's dash at
+  // the beginning of an operand as the underscore that means the same.
+  std::vector<std::string> Arguments(int argc, const char* const* argv, const CLI::App* command);
   // What was wrong with the arguments, as an error of wrong use.
   absl::Status ParseErrorStatus(const CLI::ParseError& error);
+  // An error for a person: where it is about a field that its text does not name, with that name,
+  // or the option of the same name.
+  std::string MessageOf(const absl::Status& status);
   // Writes an error to standard error; returns the exit code.
   int Report(const absl::Status& status);
 
   CLI::App app_;
   std::map<const CLI::App*, Handler> handlers_;
+  std::set<const CLI::App*> spec_commands_;
   CommonOptions common_;
 };
 

@@ -105,6 +105,9 @@ absl::StatusOr<AxisValue> ParseAxisValue(std::string_view text, int depth) {
     return AxisValue::List(std::move(entries));
   }
   if (text.find('+') != std::string_view::npos) {
+    if (text.ends_with('+')) {
+      return Malformed(text, "ends in a + without an axis after it");
+    }
     SHARDMESH_ASSIGN_OR_RETURN(std::vector<AxisValue> entries, ParseEntries(text, '+', depth + 1));
     return AxisValue::Tuple(std::move(entries));
   }
@@ -187,13 +190,13 @@ absl::StatusOr<PartitionSpec> ParseSpec(std::string_view text) {
   return spec;
 }
 
-absl::StatusOr<Mode> ParseMode(std::string_view text) {
+absl::StatusOr<Mode> ParseMode(std::string_view text, Compatibility compatibility) {
   int64_t dimension = 0;
   if (absl::SimpleAtoi(ToAbsl(text), &dimension)) {
     return Mode::OfDimension(dimension);
   }
   const std::string name = text.starts_with('_') ? std::string(text) : StrCat("__", text, "__");
-  absl::StatusOr<Mode> mode = Mode::Parse(name);
+  absl::StatusOr<Mode> mode = Mode::Parse(name, compatibility);
   if (!mode.ok()) {
     return WrongUse(ToStd(mode.status().message()));
   }
@@ -206,19 +209,26 @@ bool LooksLikePath(std::string_view text) {
          access(std::string(text).c_str(), F_OK) == 0;
 }
 
-absl::StatusOr<MeshSelector> SelectMesh(std::string_view text) {
+bool LooksLikeAxes(std::string_view text) { return text.find('=') != std::string_view::npos; }
+
+absl::StatusOr<MeshSelector> SelectMesh(std::string_view text, std::optional<int64_t> device_count,
+                                        Compatibility compatibility) {
   if (text.empty()) {
     return MeshSelector();
   }
-  if (text.find('=') != std::string_view::npos) {
-    absl::StatusOr<Mesh> mesh = Mesh::Parse(text);
+  if (LooksLikeAxes(text)) {
+    MeshOptions options;
+    options.device_count = device_count;
+    options.allow_degenerate = compatibility == Compatibility::kExact;
+    absl::StatusOr<Mesh> mesh = Mesh::Parse(text, std::move(options));
     if (!mesh.ok()) {
       return WrongUse(ToStd(mesh.status().message()));
     }
     return *std::move(mesh);
   }
   if (LooksLikePath(text)) {
-    SHARDMESH_ASSIGN_OR_RETURN(rpc::MeshDefinition definition, rpc::LoadMesh(std::string(text)));
+    SHARDMESH_ASSIGN_OR_RETURN(rpc::MeshDefinition definition,
+                               rpc::LoadMesh(std::string(text), device_count));
     return std::move(definition.mesh);
   }
   return std::string(text);

@@ -3,6 +3,8 @@
 #ifndef SHARDMESH_CLIENT_CLI_GRAMMAR_H_
 #define SHARDMESH_CLIENT_CLI_GRAMMAR_H_
 
+#include <cstdint>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -40,20 +42,27 @@ absl::StatusOr<PartitionSpec> ParseSpec(std::string_view text);
 // Logical axes in the same grammar, where `[A,B]` is a composite axis.
 absl::StatusOr<std::vector<AxisValue>> ParseAxes(std::string_view text);
 
-// A mode's name with or without its underscores, or a dimension's number.
-absl::StatusOr<Mode> ParseMode(std::string_view text);
+// A mode's name with or without its underscores, or a dimension's number. With kExact any other
+// text is a mode too: see Mode::Parse.
+absl::StatusOr<Mode> ParseMode(std::string_view text,
+                               Compatibility compatibility = Compatibility::kDefault);
 
 // An existing file, or a text that looks like a path (has a slash or ends in .yaml, .yml or .json),
 // is read; any other is the name of an entry of the catalog. A mesh may also be given by its axes,
 // `fsdp=2,tp=2`. Empty text selects nothing. Errors: those of rpc/config.h; axes that make no mesh
-// are wrong use.
-absl::StatusOr<MeshSelector> SelectMesh(std::string_view text);
+// are wrong use. Of a mesh so given or in a file one size may be -1, if `device_count` tells it;
+// with kExact axes make the meshes that JAX takes.
+absl::StatusOr<MeshSelector> SelectMesh(std::string_view text,
+                                        std::optional<int64_t> device_count = std::nullopt,
+                                        Compatibility compatibility = Compatibility::kDefault);
 absl::StatusOr<ProfileSelector> SelectProfile(std::string_view text);
 // `compatibility`: kExact keeps faulty patterns of a file.
 absl::StatusOr<RuleSetSelector> SelectRules(std::string_view text,
                                             Compatibility compatibility = Compatibility::kDefault);
 absl::StatusOr<LogicalRulesSelector> SelectLogicalRules(std::string_view text);
-// Whether `text` is taken for a path by these.
+// Whether `text` is taken for the axes of a mesh.
+bool LooksLikeAxes(std::string_view text);
+// Whether `text` is taken for a path by these, if it does not look like axes.
 bool LooksLikePath(std::string_view text);
 
 // The names of the options of computations, such as `gelu` or `reduce-scatter`.

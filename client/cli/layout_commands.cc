@@ -10,6 +10,7 @@
 #include "client/cli/commands.h"
 #include "client/cli/grammar.h"
 #include "client/cli/placement.h"
+#include "client/cli/shared_options.h"
 #include "client/cli/spec_printing.h"
 #include "client/cli/table.h"
 #include "client/cli/tree_source.h"
@@ -24,31 +25,29 @@ struct ResolveFlags {
   std::optional<std::vector<AxisValue>> axes;
   std::string preset;
   std::optional<PartitionSpec> spec;
-  std::optional<Mode> mode;
+  ModeOption mode;
   std::optional<Shape> shape;
   std::string profile;
-  std::string mesh;
+  MeshOption mesh;
   bool strict = false;
   bool explain = false;
-  bool exact = false;
-
-  Compatibility compatibility() const {
-    return exact ? Compatibility::kExact : Compatibility::kDefault;
-  }
+  ExactOption exact;
 };
 
-absl::StatusOr<SpecAnswer> AskResolve(const Invocation& invocation, const ResolveFlags& flags) {
+absl::StatusOr<SpecAnswer> AskResolve(const Invocation& invocation, const ResolveFlags& flags,
+                                      const std::optional<Mode>& mode) {
   const int given = (flags.axes.has_value() ? 1 : 0) + (flags.preset.empty() ? 0 : 1) +
                     (flags.spec.has_value() ? 1 : 0);
   if (given != 1) {
     return WrongUse("give one of --axes, --preset and --spec");
   }
-  SHARDMESH_ASSIGN_OR_RETURN(MeshSelector mesh, SelectMesh(flags.mesh));
+  SHARDMESH_ASSIGN_OR_RETURN(MeshSelector mesh,
+                             SelectMesh(flags.mesh, flags.exact.compatibility()));
   if (flags.spec.has_value()) {
     if (!flags.shape.has_value()) {
       return WrongUse("--spec is corrected against a shape: give --shape too");
     }
-    if (flags.mode.has_value() || !flags.profile.empty() || flags.explain) {
+    if (mode.has_value() || !flags.profile.empty() || flags.explain) {
       return WrongUse("--mode, --profile and --explain are about logical axes, not about --spec");
     }
     SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
@@ -56,29 +55,33 @@ absl::StatusOr<SpecAnswer> AskResolve(const Invocation& invocation, const Resolv
                                 .shape = *flags.shape,
                                 .mesh = std::move(mesh),
                                 .strict = flags.strict,
-                                .compatibility = flags.compatibility(),
+                                .compatibility = flags.exact.compatibility(),
                                 .suggest_fixes = true});
   }
   SHARDMESH_ASSIGN_OR_RETURN(ProfileSelector profile, SelectProfile(flags.profile));
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   return client->ResolveSpec({.axes = flags.axes.value_or(std::vector<AxisValue>()),
                               .preset = flags.preset,
-                              .mode = flags.mode,
+                              .mode = mode,
                               .shape = flags.shape,
                               .profile = std::move(profile),
                               .mesh = std::move(mesh),
                               .strict = flags.strict,
-                              .compatibility = flags.compatibility(),
+                              .compatibility = flags.exact.compatibility(),
                               .explain = flags.explain,
                               .suggest_fixes = true});
 }
 
 absl::Status RunResolve(const Invocation& invocation, const ResolveFlags& flags) {
-  SHARDMESH_ASSIGN_OR_RETURN(const SpecAnswer answer, AskResolve(invocation, flags));
+  SHARDMESH_ASSIGN_OR_RETURN(const std::optional<Mode> mode,
+                             SelectMode(flags.mode, flags.exact.compatibility()));
+  SHARDMESH_ASSIGN_OR_RETURN(const SpecAnswer answer, AskResolve(invocation, flags, mode));
+  const std::optional<RuntimeMode> read_as =
+      ModeOf(mode, flags.preset, flags.shape, flags.exact.compatibility());
   if (invocation.json) {
-    PrintJson(SpecAnswerJson(answer));
+    PrintJson(SpecAnswerJson(answer, read_as));
   } else {
-    PrintSpecAnswer(answer);
+    PrintSpecAnswer(answer, read_as);
   }
   return absl::OkStatus();
 }
@@ -86,13 +89,17 @@ absl::Status RunResolve(const Invocation& invocation, const ResolveFlags& flags)
 struct MatchFlags {
   std::string tree;
   std::string rules;
+  bool strict = false;
+  ExactOption exact;
 };
 
 absl::Status RunMatch(const Invocation& invocation, const MatchFlags& flags) {
   TreeQuestion question;
   question.match_only = true;
+  question.strict = flags.strict;
+  question.compatibility = flags.exact.compatibility();
   SHARDMESH_ASSIGN_OR_RETURN(std::vector<TreeTensor> tensors, ReadTree(flags.tree));
-  SHARDMESH_ASSIGN_OR_RETURN(question.rules, SelectRules(flags.rules));
+  SHARDMESH_ASSIGN_OR_RETURN(question.rules, SelectRules(flags.rules, flags.exact.compatibility()));
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   SHARDMESH_ASSIGN_OR_RETURN(const Placement placement,
                              AskPlacement(client.get(), std::move(tensors), std::move(question)));
@@ -143,17 +150,14 @@ void AddResolve(CommandLine* line) {
   AddParsedOption(resolve, "--spec", &flags->spec, ParseSpec,
                   "mesh axes, one entry a dimension: fsdp,tp; fsdp+dp or (fsdp,dp) for several; - "
                   "for none");
-  AddParsedOption(resolve, "--mode", &flags->mode, ParseMode,
-                  "train, prefill, autoregressive, insert, or the dimension whose extent tells");
+  AddModeOption(resolve, &flags->mode);
   AddParsedOption(resolve, "--shape", &flags->shape, ParseShape,
                   "the tensor's extents, such as 30522,384: the spec is corrected for them");
   resolve->add_option("--profile", flags->profile, "a profile: YAML file, or name in the catalog");
-  resolve->add_option("--mesh", flags->mesh,
-                      "a mesh: axes as dp=4,tp=8, YAML file, or name in the catalog (default: "
-                      "default)");
+  AddMeshOptions(resolve, &flags->mesh);
   resolve->add_flag("--strict", flags->strict, "make the first correction an error");
   resolve->add_flag("--explain", flags->explain, "show the steps that led to each dimension");
-  resolve->add_flag("--exact", flags->exact, "answer as the Python originals do to the letter");
+  AddExactOption(resolve, &flags->exact);
 }
 
 void AddMatch(CommandLine* line) {
@@ -168,6 +172,9 @@ void AddMatch(CommandLine* line) {
       ->required();
   match->add_option("--rules", flags->rules, "rules: YAML file, or name in the catalog")
       ->required();
+  match->add_flag("--strict", flags->strict,
+                  "make the first spec that is cut off or dropped an error");
+  AddExactOption(match, &flags->exact);
 }
 
 }  // namespace

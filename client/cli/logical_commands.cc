@@ -9,6 +9,7 @@
 #include "client/cli/command_line.h"
 #include "client/cli/commands.h"
 #include "client/cli/grammar.h"
+#include "client/cli/shared_options.h"
 #include "client/cli/table.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -70,16 +71,16 @@ struct ResolveFlags {
   std::vector<AxisValue> names;
   std::string rules;
   std::string context;
-  std::string mesh;
+  MeshOption mesh;
   bool linen = false;
   std::optional<RulesFallback> fallback;
   bool constrain = false;
   bool values_only = false;
-  bool exact = false;
+  ExactOption exact;
 };
 
 absl::Status RunLinen(const Invocation& invocation, const ResolveFlags& flags) {
-  if (!flags.context.empty() || !flags.mesh.empty() || flags.values_only || flags.exact) {
+  if (!flags.context.empty() || !flags.mesh.empty() || flags.values_only || flags.exact.exact) {
     return WrongUse(
         "--context, --mesh, --values and --exact are about flax.core.spmd, not --linen");
   }
@@ -107,14 +108,13 @@ absl::Status RunSpmd(const Invocation& invocation, const ResolveFlags& flags) {
   if (flags.values_only && !flags.mesh.empty()) {
     return WrongUse("--values asks for no spec, and --mesh is given for one");
   }
-  SpmdQuestion question{
-      .names = flags.names,
-      .values_only = flags.values_only,
-      .compatibility = flags.exact ? Compatibility::kExact : Compatibility::kDefault};
+  SpmdQuestion question{.names = flags.names,
+                        .values_only = flags.values_only,
+                        .compatibility = flags.exact.compatibility()};
   SHARDMESH_ASSIGN_OR_RETURN(question.rules, SelectLogicalRules(flags.rules));
   SHARDMESH_ASSIGN_OR_RETURN(question.context_rules, SelectLogicalRules(flags.context));
   if (!flags.mesh.empty()) {
-    SHARDMESH_ASSIGN_OR_RETURN(question.mesh, SelectMesh(flags.mesh));
+    SHARDMESH_ASSIGN_OR_RETURN(question.mesh, SelectMesh(flags.mesh, question.compatibility));
   }
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   SHARDMESH_ASSIGN_OR_RETURN(const SpmdAnswer answer, client->ResolveSpmdAxes(question));
@@ -186,9 +186,9 @@ void AddLogicalCommands(CommandLine* line) {
   resolve->add_option("--rules", flags->rules, kRulesHelp);
   resolve->add_option("--context", flags->context,
                       StrCat("those that hold around the array; ", kRulesHelp));
-  resolve->add_option("--mesh", flags->mesh,
-                      "tell what becomes of an array there: axes as dp=4,tp=8:explicit, YAML file, "
-                      "or name in the catalog");
+  AddMeshOptions(resolve, &flags->mesh,
+                 "tell what becomes of an array there: axes as dp=4,tp=8:explicit, YAML file, or "
+                 "name in the catalog");
   resolve->add_flag("--linen", flags->linen, "by flax.linen: rules in order, an axis used once");
   AddParsedOption(resolve, "--fallback", &flags->fallback, ParseFallback,
                   "linen, for names that get nothing: axis_is_unsharded (default), raise_error, "
@@ -196,7 +196,7 @@ void AddLogicalCommands(CommandLine* line) {
   resolve->add_flag("--constrain", flags->constrain,
                     "linen: without any rules the array stays as it is");
   resolve->add_flag("--values", flags->values_only, "the values alone, without a spec");
-  resolve->add_flag("--exact", flags->exact, "take meshes that JAX takes");
+  AddExactOption(resolve, &flags->exact);
 
   auto composed = std::make_shared<ComposeFlags>();
   CLI::App* const compose = line->AddCommand(

@@ -12,6 +12,7 @@
 #include "client/cli/command_line.h"
 #include "client/cli/commands.h"
 #include "client/cli/grammar.h"
+#include "client/cli/shared_options.h"
 #include "client/cli/table.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -20,9 +21,6 @@ namespace shardmesh::client {
 namespace {
 
 using Kind = MeshAxesQuestion::Kind;
-
-constexpr char kMeshHelp[] =
-    "a mesh: axes as dp=4,tp=8, YAML file, or name in the catalog (default: default)";
 
 struct ShowFlags {
   std::string mesh;
@@ -38,7 +36,7 @@ absl::StatusOr<MeshQuestion> QuestionOf(const ShowFlags& flags) {
   if (!LooksLikePath(flags.mesh) && flags.mesh.find_first_of("=:") != std::string::npos) {
     question.mesh = MeshText{flags.mesh};
   } else {
-    SHARDMESH_ASSIGN_OR_RETURN(question.mesh, SelectMesh(flags.mesh));
+    SHARDMESH_ASSIGN_OR_RETURN(question.mesh, SelectMesh(flags.mesh, flags.devices));
   }
   return question;
 }
@@ -106,10 +104,10 @@ absl::Status RunShow(const Invocation& invocation, const ShowFlags& flags) {
 
 struct QueryFlags {
   std::optional<Kind> kind;
-  std::string mesh;
+  MeshOption mesh;
   std::vector<std::string> axes;
   std::vector<int64_t> devices;
-  bool exact = false;
+  ExactOption exact;
 };
 
 absl::StatusOr<std::vector<std::string>> ParseNames(std::string_view text) {
@@ -192,10 +190,10 @@ void PrintAnswer(const QueryFlags& flags, const MeshAxesAnswer& answer) {
 absl::Status RunQuery(const Invocation& invocation, const QueryFlags& flags) {
   MeshAxesQuestion question;
   question.kind = *flags.kind;
-  SHARDMESH_ASSIGN_OR_RETURN(question.mesh, SelectMesh(flags.mesh));
+  SHARDMESH_ASSIGN_OR_RETURN(question.mesh, SelectMesh(flags.mesh, flags.exact.compatibility()));
   question.axes = flags.axes;
   question.devices = flags.devices;
-  question.compatibility = flags.exact ? Compatibility::kExact : Compatibility::kDefault;
+  question.compatibility = flags.exact.compatibility();
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   SHARDMESH_ASSIGN_OR_RETURN(const MeshAxesAnswer answer, client->QueryMesh(question));
   if (invocation.json) {
@@ -245,12 +243,12 @@ void AddQuery(CommandLine* line, CLI::App* group) {
   AddParsedOption(query, "question", &flags->kind, ParseMeshAxesKind,
                   "present, size, mapped-size, index, groups or submesh")
       ->required();
-  query->add_option("--mesh", flags->mesh, kMeshHelp);
+  AddMeshOptions(query, &flags->mesh);
   AddParsedOption(query, "--axes", &flags->axes, ParseNames, "axes of the mesh, such as dp,tp")
       ->required();
   query->add_option("--device", flags->devices,
                     "a position in the mesh, for index, groups and submesh; may be repeated");
-  query->add_flag("--exact", flags->exact, "take the meshes that JAX takes");
+  AddExactOption(query, &flags->exact);
 }
 
 }  // namespace
@@ -262,11 +260,11 @@ void AddMeshCommands(CommandLine* line) {
 
   CLI::App* const spec = line->AddGroup("spec", "Ask about specs");
   auto texts = std::make_shared<std::vector<std::string>>();
-  line->AddCommand(
-          "axes", "List the mesh axes that specs name",
-          [texts](const Invocation& i) { return RunSpecAxes(i, *texts); }, spec)
-      ->add_option("spec", *texts, "specs, such as (fsdp,dp),-,tp")
-      ->required();
+  CLI::App* const axes = line->AddCommand(
+      "axes", "List the mesh axes that specs name",
+      [texts](const Invocation& i) { return RunSpecAxes(i, *texts); }, spec);
+  line->TakeSpecOperands(axes);
+  axes->add_option("spec", *texts, "specs, such as (fsdp,dp),-,tp")->required();
 }
 
 }  // namespace shardmesh::client

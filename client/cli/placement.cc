@@ -1,6 +1,7 @@
 // How the tensors of a tree are to lie, as tables.
 #include "client/cli/placement.h"
 
+#include <algorithm>
 #include <iostream>
 #include <string>
 #include <utility>
@@ -47,21 +48,28 @@ void PrintUsages(std::string_view title, const std::vector<TensorUsage>& tensors
 }
 
 void PrintTensors(const Placement& placement) {
-  Table table({{"tensor"},
-               {"dtype"},
-               {"shape"},
-               {"requested"},
-               {"effective"},
-               {placement.match_only ? "rule" : "bytes/device", Table::Align::kRight},
-               {"why they differ"}});
+  std::vector<Table::Column> columns = {{"tensor"}, {"dtype"}, {"shape"}};
+  if (placement.match_only) {
+    // Nothing was corrected for a mesh.
+    columns.insert(columns.end(), {{"spec"}, {"rule (from 0)", Table::Align::kRight}, {"remark"}});
+  } else {
+    columns.insert(columns.end(), {{"requested"},
+                                   {"effective"},
+                                   {"bytes/device", Table::Align::kRight},
+                                   {"why they differ"}});
+  }
+  Table table(std::move(columns));
   for (size_t i = 0; i < placement.tensors.size(); ++i) {
     const TreeTensor& tensor = placement.tensors[i];
     const TreePlacement& placed = placement.answer.placements[i];
     const TreeSpec& spec = placement.answer.specs[placed.spec_index];
     std::vector<std::string> row = {
         tensor.name, tensor.dtype.has_value() ? std::string(DtypeName(*tensor.dtype)) : "-",
-        FormatShape(tensor.shape), placed.unmatched ? "" : FormatSpec(spec.requested),
-        placed.unmatched ? "" : FormatSpec(spec.effective)};
+        FormatShape(tensor.shape)};
+    if (!placement.match_only) {
+      row.push_back(placed.unmatched ? "" : FormatSpec(spec.requested));
+    }
+    row.push_back(placed.unmatched ? "" : FormatSpec(spec.effective));
     if (placement.match_only) {
       row.push_back(placed.unmatched                ? "(no rule)"
                     : placed.rule_index.has_value() ? StrCat(*placed.rule_index)
@@ -122,6 +130,11 @@ std::vector<SpecUse> UsesOfSpecs(const Placement& placement) {
   return uses;
 }
 
+int64_t UncountedTensors(const Placement& placement) {
+  return std::count_if(placement.tensors.begin(), placement.tensors.end(),
+                       [](const TreeTensor& tensor) { return !tensor.dtype.has_value(); });
+}
+
 absl::Status CheckAllMatched(const Placement& placement) {
   constexpr int64_t kMaxNamed = 5;
   std::vector<std::string> names;
@@ -164,11 +177,22 @@ void PrintPlacement(const Placement& placement, bool with_tensors) {
   }
   std::cout << "; copies take " << FormatBytes(layout.wasted_bytes)
             << " beyond one of each element\n";
+  if (const int64_t uncounted = UncountedTensors(placement); uncounted > 0) {
+    const auto first =
+        std::find_if(placement.tensors.begin(), placement.tensors.end(),
+                     [](const TreeTensor& tensor) { return !tensor.dtype.has_value(); });
+    std::cout << "Without a dtype, and hence in no number of bytes or parameters: "
+              << FormatCount(uncounted, "tensor") << ", such as " << first->name << "\n";
+  }
 }
 
 void PrintReport(const Placement& placement) {
   const TreeReport& report = placement.answer.report;
   const LayoutReport& layout = report.layout;
+  if (layout.tensors == 0) {
+    PrintCorrections(placement);  // there is nothing to count
+    return;
+  }
   const auto percent = [](double part, double whole) {
     return absl::StrFormat("%.1f %%", whole > 0 ? 100 * part / whole : 0.0);
   };
@@ -272,6 +296,7 @@ Json PlacementJson(const Placement& placement) {
   Json json = {{"tensors", std::move(tensors)}};
   if (!placement.match_only) {
     json["summary"] = ReportJson(placement.answer.report);
+    json["summary"]["tensors_without_dtype"] = UncountedTensors(placement);
   }
   json["revision"] = placement.answer.revision;
   return json;

@@ -1,5 +1,6 @@
 // plan, reshard, shardings: what layouts cost, what moves between them, and how arrays lie.
 #include <algorithm>
+#include <array>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -15,9 +16,12 @@
 #include "client/cli/grammar.h"
 #include "client/cli/placement.h"
 #include "client/cli/plan_report.h"
+#include "client/cli/shared_options.h"
 #include "client/cli/table.h"
 #include "client/cli/tree_source.h"
 #include "rpc/flags.h"
+#include "sharding/mesh_search.h"
+#include "sharding/nearest_name.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
 #include "sharding/tile.h"
@@ -26,22 +30,55 @@
 namespace shardmesh::client {
 namespace {
 
+// What a device can hold, and how that was written.
+struct Memory {
+  int64_t bytes = 0;
+  std::string text;
+};
+
+absl::StatusOr<Memory> ParseMemory(std::string_view text) {
+  SHARDMESH_ASSIGN_OR_RETURN(const int64_t bytes, rpc::ParseByteSize(text));
+  return Memory{bytes, std::string(text)};
+}
+
+// Criteria by their names, such as `fit,wasted_bytes`.
+absl::StatusOr<std::vector<MeshCriterion>> ParseRanking(std::string_view text) {
+  std::vector<MeshCriterion> ranking;
+  for (const absl::string_view piece : absl::StrSplit(ToAbsl(text), ',')) {
+    const std::optional<MeshCriterion> criterion = MeshCriterionFromName(ToStd(piece));
+    if (!criterion.has_value()) {
+      constexpr std::array kKnown = {MeshCriterion::kFit, MeshCriterion::kDeviceBytes,
+                                     MeshCriterion::kWastedBytes, MeshCriterion::kCorrections};
+      std::vector<std::string_view> names;
+      for (const MeshCriterion known : kKnown) {
+        names.push_back(MeshCriterionName(known));
+      }
+      return WrongUse(StrCat("\"", ToStd(piece), "\" is none of ", StrJoin(names, ", "),
+                             DidYouMean(ToStd(piece), names)));
+    }
+    ranking.push_back(*criterion);
+  }
+  return ranking;
+}
+
 struct PlanFlags {
   std::string file;  // positional
   std::string tree;  // the same by its option
   std::string rules;
   std::string profile;
-  std::optional<Mode> mode;
-  std::string mesh;
+  ModeOption mode;
+  MeshOption mesh;
   std::vector<int64_t> devices;
   std::string html;
   bool summary = false;
   bool strict = false;
+  ExactOption exact;
   // The search.
   std::optional<int64_t> search;
   std::optional<std::vector<SearchAxis>> axes;
-  std::optional<int64_t> memory;
+  std::optional<Memory> memory;
   std::optional<int64_t> keep;
+  std::optional<std::vector<MeshCriterion>> ranking;
 };
 
 // `tp`, `tp=8`, `tp=2..8`, `tp=..8`, `tp=2..`.
@@ -97,19 +134,28 @@ absl::Status CheckFlags(PlanFlags* flags) {
   if (flags->file.empty()) {
     flags->file = flags->tree;
   }
-  const bool of_search =
-      flags->axes.has_value() || flags->memory.has_value() || flags->keep.has_value();
+  // A device is shown once.
+  std::vector<int64_t> devices;
+  for (const int64_t device : flags->devices) {
+    if (std::find(devices.begin(), devices.end(), device) == devices.end()) {
+      devices.push_back(device);
+    }
+  }
+  flags->devices = std::move(devices);
+  const bool of_search = flags->axes.has_value() || flags->memory.has_value() ||
+                         flags->keep.has_value() || flags->ranking.has_value();
   if (!flags->search.has_value()) {
-    return of_search ? WrongUse("--axes, --memory and --keep go with --search") : absl::OkStatus();
+    return of_search ? WrongUse("--axes, --memory, --keep and --rank-by go with --search")
+                     : absl::OkStatus();
   }
   if (!flags->axes.has_value()) {
     return WrongUse("--search tries meshes of some axes: name them with --axes dp,fsdp,tp");
   }
-  if (!flags->mesh.empty() || !flags->html.empty() || !flags->devices.empty() || flags->strict ||
-      flags->summary) {
+  if (!flags->mesh.empty() || flags->mesh.devices.has_value() || !flags->html.empty() ||
+      !flags->devices.empty() || flags->strict || flags->summary || flags->exact.exact) {
     return WrongUse(
-        "--search finds meshes; --mesh, --html, --device, --strict and --summary are "
-        "about one that is given");
+        "--search finds meshes; --mesh, --devices, --html, --device, --strict, --summary and "
+        "--exact are about one that is given");
   }
   return absl::OkStatus();
 }
@@ -180,14 +226,6 @@ absl::Status PrintDevice(const Placement& placement, const Mesh& mesh, DeviceId 
   return absl::OkStatus();
 }
 
-Json TileJson(const Tile& tile) {
-  Json ranges = Json::array();
-  for (const IndexRange& range : tile.ranges) {
-    ranges.push_back({range.start, range.stop});
-  }
-  return ranges;
-}
-
 absl::StatusOr<Json> DevicesJson(const Placement& placement, const Mesh& mesh,
                                  const std::vector<int64_t>& devices) {
   Json list = Json::array();
@@ -241,12 +279,24 @@ std::string MeshText(const MeshCandidate& candidate, const std::vector<SearchAxi
   return StrJoin(pieces, ",");
 }
 
+// A search that finds nothing has failed, though it was answered.
+absl::Status SearchVerdict(const MeshSearchResult& result) {
+  return result.fitting > 0
+             ? absl::OkStatus()
+             : absl::FailedPreconditionError(StrCat("none of ", result.evaluated,
+                                                    " meshes fits; the first of the table comes "
+                                                    "nearest"));
+}
+
 absl::Status RunSearch(const Invocation& invocation, const PlanFlags& flags) {
   SearchQuestion question = {.devices = *flags.search,
                              .axes = *flags.axes,
-                             .device_memory_bytes = flags.memory,
-                             .mode = flags.mode,
-                             .keep = flags.keep.value_or(20)};
+                             .keep = flags.keep.value_or(20),
+                             .ranking = flags.ranking.value_or(std::vector<MeshCriterion>())};
+  if (flags.memory.has_value()) {
+    question.device_memory_bytes = flags.memory->bytes;
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(question.mode, SelectMode(flags.mode, Compatibility::kDefault));
   SHARDMESH_ASSIGN_OR_RETURN(const std::vector<TreeTensor> tensors, ReadTreeOf(flags));
   SHARDMESH_ASSIGN_OR_RETURN(question.rules, SelectRules(flags.rules));
   SHARDMESH_ASSIGN_OR_RETURN(question.profile, SelectProfile(flags.profile));
@@ -263,7 +313,7 @@ absl::Status RunSearch(const Invocation& invocation, const PlanFlags& flags) {
                {"fitting", result.fitting},
                {"meshes", std::move(meshes)},
                {"revision", answer.revision}});
-    return absl::OkStatus();
+    return SearchVerdict(result);
   }
   Table table({{"mesh"},
                {"bytes/device", Table::Align::kRight},
@@ -286,10 +336,10 @@ absl::Status RunSearch(const Invocation& invocation, const PlanFlags& flags) {
             << result.fitting << " of " << result.evaluated << " meshes of "
             << FormatCount(question.devices, "device") << " fit";
   if (flags.memory.has_value()) {
-    std::cout << " in " << FormatBytes(*flags.memory) << " per device";
+    std::cout << " in " << flags.memory->text << " per device";
   }
   std::cout << "\n";
-  return absl::OkStatus();
+  return SearchVerdict(result);
 }
 
 absl::Status RunPlan(const Invocation& invocation, PlanFlags flags) {
@@ -300,10 +350,11 @@ absl::Status RunPlan(const Invocation& invocation, PlanFlags flags) {
   TreeQuestion question;
   question.strict = flags.strict;
   question.suggest_fixes = true;
-  question.mode = flags.mode;
-  SHARDMESH_ASSIGN_OR_RETURN(question.mesh, SelectMesh(flags.mesh));
+  question.compatibility = flags.exact.compatibility();
+  SHARDMESH_ASSIGN_OR_RETURN(question.mode, SelectMode(flags.mode, question.compatibility));
+  SHARDMESH_ASSIGN_OR_RETURN(question.mesh, SelectMesh(flags.mesh, question.compatibility));
   SHARDMESH_ASSIGN_OR_RETURN(std::vector<TreeTensor> tensors, ReadTreeOf(flags));
-  SHARDMESH_ASSIGN_OR_RETURN(question.rules, SelectRules(flags.rules));
+  SHARDMESH_ASSIGN_OR_RETURN(question.rules, SelectRules(flags.rules, question.compatibility));
   SHARDMESH_ASSIGN_OR_RETURN(question.profile, SelectProfile(flags.profile));
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   Mesh mesh;
@@ -525,6 +576,10 @@ absl::Status RunShardings(const Invocation& invocation, const ShardingsFlags& fl
   if (!flags.specs) {
     columns.push_back({"mesh"});
   }
+  if (entries.empty()) {
+    std::cerr << "No array's name begins with \"" << flags.prefix << "\".\n";
+    return absl::OkStatus();
+  }
   Table table(std::move(columns));
   for (const ShardingsEntry& entry : entries) {
     std::vector<std::string> row = {entry.name,
@@ -552,14 +607,11 @@ void AddPlan(CommandLine* line) {
                    "axes or a spec");
   plan->add_option("--profile", flags->profile,
                    "for tensors that bring axes, a profile: YAML file, or name in the catalog");
-  AddParsedOption(plan, "--mode", &flags->mode, ParseMode,
-                  "for tensors that bring axes: train, prefill, autoregressive, insert, or the "
-                  "dimension whose extent tells");
-  plan->add_option(
-      "--mesh", flags->mesh,
-      "a mesh: axes as dp=4,tp=8, YAML file, or name in the catalog (default: default)");
+  AddModeOption(plan, &flags->mode, "for tensors that bring axes: ");
+  AddMeshOptions(plan, &flags->mesh);
   plan->add_flag("--strict", flags->strict, "make the first correction an error");
   plan->add_flag("--summary", flags->summary, "leave out the table of tensors");
+  AddExactOption(plan, &flags->exact);
   plan->add_option("--device", flags->devices,
                    "a device of the mesh whose tiles to show; may be given again");
   plan->add_option("--html", flags->html, "also write a report with pictures to this file");
@@ -567,9 +619,12 @@ void AddPlan(CommandLine* line) {
                    "rank all meshes of that many devices over --axes, instead of a mesh");
   AddParsedOption(plan, "--axes", &flags->axes, ParseSearchAxes,
                   "with --search, the axes: dp,fsdp,tp; tp=8 is fixed, tp=2..8 is bounded");
-  AddParsedOption(plan, "--memory", &flags->memory, rpc::ParseByteSize,
+  AddParsedOption(plan, "--memory", &flags->memory, ParseMemory,
                   "with --search, what a device can hold, such as 80GiB");
   plan->add_option("--keep", flags->keep, "with --search, how many meshes to show (default: 20)");
+  AddParsedOption(plan, "--rank-by", &flags->ranking, ParseRanking,
+                  "with --search, what meshes are compared by, the first that differs decides "
+                  "(default: fit,device_bytes,wasted_bytes,corrections)");
 }
 
 void AddReshard(CommandLine* line) {

@@ -160,27 +160,6 @@ std::string DtypeText(const std::optional<Dtype>& dtype) {
   return dtype.has_value() ? std::string(DtypeName(*dtype)) : "-";
 }
 
-// A name with its numbers left open: `layers.*.wq`.
-std::string PatternOf(std::string_view name) {
-  std::string pattern;
-  bool in_number = false;
-  for (const char c : name) {
-    const bool is_digit = c >= '0' && c <= '9';
-    // A number is a whole part of the name: the 2 of `w2` stays.
-    const bool begins = is_digit && !in_number &&
-                        (pattern.empty() || pattern.back() == '.' || pattern.back() == '/' ||
-                         pattern.back() == '_');
-    if (begins) {
-      pattern.push_back('*');
-    }
-    in_number = is_digit && (begins || in_number);
-    if (!in_number) {
-      pattern.push_back(c);
-    }
-  }
-  return pattern;
-}
-
 // Tensors that a row or a picture stands for.
 struct Group {
   std::string name;  // of the first, or their pattern
@@ -210,9 +189,10 @@ class Page {
     Usages("Most bytes in copies", answer_.report.layout.worst);
     SHARDMESH_RETURN_IF_ERROR(Devices());
     Tensors();
-    StrAppend(&html_, "<footer class=\"soft\">Made by shardmesh plan. Sizes in units of 1000; ",
-              "device 0 is shown dark in every picture.</footer></main><script>", kScript,
-              "</script></body></html>\n");
+    StrAppend(
+        &html_, "<footer class=\"soft\">Made by shardmesh plan. Sizes in units of 1000; ",
+        "numbers in pictures are devices; what device 0 holds is dark.</footer></main><script>",
+        kScript, "</script></body></html>\n");
     return std::move(html_);
   }
 
@@ -293,6 +273,10 @@ class Page {
                     ? ""
                     : StrCat("; ", Grouped(report.unmatched_tensors), " have no rule")));
     StrAppend(&html_, "</div>\n");
+    if (const int64_t uncounted = UncountedTensors(*report_.placement); uncounted > 0) {
+      StrAppend(&html_, "<p class=\"warn\">", FormatCount(uncounted, "tensor"),
+                " without a dtype: in no number of bytes or parameters here.</p>\n");
+    }
   }
 
   void BeginTable(std::string_view heads, bool sortable = false, std::string_view id = "") {
@@ -370,7 +354,8 @@ class Page {
   absl::Status Pictures() {
     const std::vector<Group> groups = GroupByLayout();
     StrAppend(&html_, "<h2>How tensors lie on the mesh</h2><p class=\"soft\">One picture for each ",
-              "spec and shape, the most bytes on a device first. Dark: what device 0 holds. ",
+              "spec and shape, the most bytes on a device first. The numbers are the devices that ",
+              "hold a tile, as far as there is room; dark: what device 0 holds. ",
               "A line has the colour of the axis that cuts there.</p><div class=\"pictures\">\n");
     for (size_t i = 0; i < std::min(groups.size(), kMaxPictures); ++i) {
       SHARDMESH_RETURN_IF_ERROR(Picture(groups[i]));
@@ -407,6 +392,84 @@ class Page {
       span *= mesh_.axes()[static_cast<size_t>(*axis)].size;
     }
     return color;
+  }
+
+  // The device of the least number that holds the tile at the part `part` of `dim`, and of
+  // `other_dim`; at the first part of every other dimension.
+  DeviceId HolderOf(const Tiling& tiling, int64_t dim, int64_t part, int64_t other_dim = -1,
+                    int64_t other_part = 0) const {
+    DeviceId device = 0;
+    for (auto [each, left] : {std::pair(dim, part), std::pair(other_dim, other_part)}) {
+      if (each < 0) {
+        continue;
+      }
+      const std::vector<int64_t> axes = AxesOf(tiling, each);
+      for (auto axis = axes.rbegin(); axis != axes.rend(); ++axis) {
+        const int64_t size = mesh_.axes()[static_cast<size_t>(*axis)].size;
+        device += left % size * mesh_.stride(*axis);
+        left /= size;
+      }
+    }
+    return device;
+  }
+
+  // The axes that cut nothing of a tensor: along them there are copies.
+  std::vector<int64_t> CopyAxesOf(const Tiling& tiling) const {
+    std::vector<bool> cuts(static_cast<size_t>(mesh_.axis_count()), false);
+    for (int64_t dim = 0; dim < tiling.rank(); ++dim) {
+      for (const int64_t axis : AxesOf(tiling, dim)) {
+        cuts[static_cast<size_t>(axis)] = true;
+      }
+    }
+    std::vector<int64_t> copies;
+    for (int64_t axis = 0; axis < mesh_.axis_count(); ++axis) {
+      if (!cuts[static_cast<size_t>(axis)] && mesh_.axes()[static_cast<size_t>(axis)].size > 1) {
+        copies.push_back(axis);
+      }
+    }
+    return copies;
+  }
+
+  // The devices that hold a tile, from the first of them on, in a cell of that size; as many as
+  // there is room for, which may be none.
+  std::string HoldersLabel(const Tiling& tiling, DeviceId first, double x, double y, double width,
+                           double height) const {
+    constexpr double kDigitWidth = 6.4;  // of 11 pixels' text
+    if (height < 14) {
+      return "";
+    }
+    std::string text;
+    const auto fits = [&](const std::string& label) {
+      return static_cast<double>(label.size()) * kDigitWidth + 4 <= width;
+    };
+    if (tiling.FullyReplicated() && fits("every device")) {
+      text = "every device";
+    } else {
+      const std::vector<DeviceId> copies = FirstCopies(CopyAxesOf(tiling), 8);
+      for (const DeviceId copy : copies) {
+        const bool is_last =
+            copy == copies.back() && AsCount(copies.size()) == tiling.replica_count();
+        const std::string longer = StrCat(text, text.empty() ? "" : ",", first + copy);
+        if (!fits(is_last ? longer : StrCat(longer, ",.."))) {
+          break;
+        }
+        text = longer;
+        if (is_last) {
+          return HolderText(x, y, width, height, text, first == 0);
+        }
+      }
+      if (text.empty()) {
+        return "";
+      }
+      text += ",…";
+    }
+    return HolderText(x, y, width, height, text, first == 0);
+  }
+  static std::string HolderText(double x, double y, double width, double height,
+                                std::string_view text, bool on_dark) {
+    return Text(
+        x + width / 2, y + height / 2 + 4, text,
+        on_dark ? "class=\"on\" text-anchor=\"middle\"" : "class=\"s\" text-anchor=\"middle\"");
   }
 
   // How one dimension is drawn: some parts at its beginning, a gap, the last ones.
@@ -580,12 +643,15 @@ class Page {
                           "text-anchor=\"middle\""));
       }
     }
-    const double tile_width = width * (x.cells[0].end - x.cells[0].begin);
-    const double tile_height = height * (y.cells[0].end - y.cells[0].begin);
-    if (tile_width > 46 && tile_height > 16) {
-      body->append(Text(left + tile_width / 2, top + tile_height / 2 + 4,
-                        tiling.FullyReplicated() ? "every device" : "device 0",
-                        "class=\"on\" text-anchor=\"middle\""));
+    for (const Ruler::Cell& row : y.cells) {
+      for (const Ruler::Cell& column : x.cells) {
+        if (row.part >= 0 && column.part >= 0) {
+          body->append(HoldersLabel(tiling, HolderOf(tiling, down, row.part, across, column.part),
+                                    left + width * column.begin, top + height * row.begin,
+                                    width * (column.end - column.begin),
+                                    height * (row.end - row.begin)));
+        }
+      }
     }
     body->append(Text(left + width / 2, top - (sheets > 1 ? 20 : 8),
                       StrCat("dim ", across, ": ", CutText(tiling, across)),
@@ -627,6 +693,11 @@ class Page {
           body->append(Line(left + width * cell.begin, top, left + width * cell.begin, top + height,
                             CutColor(axes, cell.part)));
         }
+        if (cell.part >= 0 && tiling.rank() == 1) {
+          body->append(HoldersLabel(tiling, HolderOf(tiling, dim, cell.part),
+                                    left + width * cell.begin, top, width * (cell.end - cell.begin),
+                                    height));
+        }
       }
       const double baseline = top + height / 2 + 4;
       body->append(Text(left - 6, baseline, StrCat("dim ", dim), "text-anchor=\"end\""));
@@ -654,7 +725,10 @@ class Page {
   void Facts(const Tiling& tiling, const Group& group) {
     const TreeTensor& tensor = report_.placement->tensors[group.first];
     StrAppend(&html_, "<ul class=\"facts\">");
-    std::vector<bool> cuts(static_cast<size_t>(mesh_.axis_count()), false);
+    if (std::find(tensor.shape.begin(), tensor.shape.end(), 0) != tensor.shape.end()) {
+      StrAppend(&html_, "<li>without elements: there is nothing to cut</li></ul>");
+      return;
+    }
     for (int64_t dim = 0; dim < tiling.rank(); ++dim) {
       const std::vector<int64_t> axes = AxesOf(tiling, dim);
       if (axes.empty()) {
@@ -662,19 +736,13 @@ class Page {
       }
       StrAppend(&html_, "<li>");
       for (const int64_t axis : axes) {
-        cuts[static_cast<size_t>(axis)] = true;
         StrAppend(&html_, axis == axes.front() ? "" : " then ", AxisChip(axis));
       }
       StrAppend(&html_, axes.size() == 1 ? " cuts" : " cut", " dim ", dim, " into ",
                 Grouped(tiling.PartCount(dim)), " of ",
                 Grouped(tiling.ShardShape()[static_cast<size_t>(dim)]), "</li>");
     }
-    std::vector<int64_t> copies;
-    for (int64_t axis = 0; axis < mesh_.axis_count(); ++axis) {
-      if (!cuts[static_cast<size_t>(axis)] && mesh_.axes()[static_cast<size_t>(axis)].size > 1) {
-        copies.push_back(axis);
-      }
-    }
+    const std::vector<int64_t> copies = CopyAxesOf(tiling);
     if (copies.empty()) {
       StrAppend(&html_, "<li>each tile is on one device, without copies</li>");
     } else {
@@ -794,7 +862,7 @@ class Page {
     const std::vector<Group> groups = GroupBy([&](size_t i) {
       const TreeTensor& tensor = placement.tensors[i];
       return StrCat(answer_.placements[i].spec_index, "|", DtypeText(tensor.dtype), "|",
-                    StrJoin(tensor.shape, "x"), "|", PatternOf(tensor.name));
+                    StrJoin(tensor.shape, "x"), "|", NamePattern(tensor.name));
     });
     StrAppend(
         &html_, "<h2>Tensors</h2><p class=\"soft\">",
@@ -812,7 +880,7 @@ class Page {
       const TreeSpec& spec = SpecOf(group.first);
       StrAppend(
           &html_, "<tr><td class=\"mono\">",
-          Escape(group.tensors == 1 ? tensor.name : PatternOf(tensor.name)), "</td>",
+          Escape(group.tensors == 1 ? tensor.name : NamePattern(tensor.name)), "</td>",
           Number(group.tensors, Grouped(group.tensors)), "<td>", DtypeText(tensor.dtype),
           "</td><td>", Dimensions(tensor.shape), "</td><td>",
           placed.unmatched ? "<span class=\"warn\">no rule</span>" : SpecChips(spec.requested),

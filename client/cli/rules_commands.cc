@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <iostream>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -14,6 +15,7 @@
 #include "client/cli/commands.h"
 #include "client/cli/grammar.h"
 #include "client/cli/placement.h"
+#include "client/cli/shared_options.h"
 #include "client/cli/table.h"
 #include "client/cli/tree_source.h"
 #include "rpc/config.h"
@@ -159,6 +161,9 @@ absl::StatusOr<Increase> ParseIncrease(std::string_view text) {
     increase.ratio = percent / 100;
     return increase;
   }
+  if (!text.empty() && text.find_first_not_of("0123456789.") == std::string_view::npos) {
+    return WrongUse(StrCat("\"", text, "\" has no unit; write ", text, "% or ", text, "B"));
+  }
   SHARDMESH_ASSIGN_OR_RETURN(increase.bytes, rpc::ParseByteSize(text));
   return increase;
 }
@@ -167,13 +172,13 @@ struct DiffFlags {
   std::string a;
   std::string b;
   std::string tree;
-  std::string mesh;
+  MeshOption mesh;
   std::string mesh_b;
   std::string profile;
-  std::optional<Mode> mode;
+  ModeOption mode;
   Increase max_increase;
   std::optional<int64_t> max_bytes;
-  bool exact = false;
+  ExactOption exact;
 };
 
 Json DiffJson(const DiffAnswer& answer) {
@@ -192,16 +197,41 @@ Json DiffJson(const DiffAnswer& answer) {
           {"budget", answer.budget_text},  {"revision", answer.revision}};
 }
 
+// Tensors of a diff whose names differ in numbers alone and which change alike.
+struct ChangeGroup {
+  const TensorDiff* first = nullptr;
+  int64_t tensors = 0;
+};
+
+std::vector<ChangeGroup> GroupChanges(const std::vector<TensorDiff>& changes) {
+  std::vector<ChangeGroup> groups;
+  std::map<std::string, size_t> known;
+  for (const TensorDiff& change : changes) {
+    const std::string key = StrCat(NamePattern(change.name), "\n", FormatSpec(*change.spec_a), "\n",
+                                   FormatSpec(*change.spec_b), "\n", change.bytes_per_device_a, " ",
+                                   change.bytes_per_device_b, " ", change.tiles_differ ? 1 : 0);
+    const auto [place, is_new] = known.try_emplace(key, groups.size());
+    if (is_new) {
+      groups.push_back({&change});
+    }
+    ++groups[place->second].tensors;
+  }
+  return groups;
+}
+
 void PrintDiff(const DiffAnswer& answer) {
   if (!answer.changes.empty()) {
     Table table({{"tensor"},
+                 {"how many", Table::Align::kRight},
                  {"before"},
                  {"after"},
                  {"bytes/device", Table::Align::kRight},
                  {"after", Table::Align::kRight},
                  {"tiles"}});
-    for (const TensorDiff& change : answer.changes) {
-      table.AddRow({change.name, FormatSpec(*change.spec_a), FormatSpec(*change.spec_b),
+    for (const ChangeGroup& group : GroupChanges(answer.changes)) {
+      const TensorDiff& change = *group.first;
+      table.AddRow({group.tensors == 1 ? change.name : NamePattern(change.name),
+                    StrCat(group.tensors), FormatSpec(*change.spec_a), FormatSpec(*change.spec_b),
                     FormatBytes(change.bytes_per_device_a), FormatBytes(change.bytes_per_device_b),
                     change.tiles_differ ? "others" : "the same"});
     }
@@ -216,19 +246,22 @@ void PrintDiff(const DiffAnswer& answer) {
 
 absl::Status RunDiff(const Invocation& invocation, const DiffFlags& flags) {
   DiffQuestion question;
-  SHARDMESH_ASSIGN_OR_RETURN(question.a.rules, SelectRules(flags.a));
-  SHARDMESH_ASSIGN_OR_RETURN(question.b.rules, SelectRules(flags.b));
-  SHARDMESH_ASSIGN_OR_RETURN(question.a.mesh, SelectMesh(flags.mesh));
-  SHARDMESH_ASSIGN_OR_RETURN(question.b.mesh,
-                             SelectMesh(flags.mesh_b.empty() ? flags.mesh : flags.mesh_b));
+  question.compatibility = flags.exact.compatibility();
+  SHARDMESH_ASSIGN_OR_RETURN(question.a.rules, SelectRules(flags.a, question.compatibility));
+  SHARDMESH_ASSIGN_OR_RETURN(question.b.rules, SelectRules(flags.b, question.compatibility));
+  SHARDMESH_ASSIGN_OR_RETURN(question.a.mesh, SelectMesh(flags.mesh, question.compatibility));
+  question.b.mesh = question.a.mesh;
+  if (!flags.mesh_b.empty()) {
+    SHARDMESH_ASSIGN_OR_RETURN(question.b.mesh,
+                               SelectMesh(flags.mesh_b, std::nullopt, question.compatibility));
+  }
   SHARDMESH_ASSIGN_OR_RETURN(question.a.profile, SelectProfile(flags.profile));
   question.b.profile = question.a.profile;
-  question.a.mode = flags.mode;
-  question.b.mode = flags.mode;
+  SHARDMESH_ASSIGN_OR_RETURN(question.a.mode, SelectMode(flags.mode, question.compatibility));
+  question.b.mode = question.a.mode;
   question.budget = {.max_increase_bytes = flags.max_increase.bytes,
                      .max_increase_ratio = flags.max_increase.ratio,
                      .max_bytes_per_device = flags.max_bytes};
-  question.compatibility = flags.exact ? Compatibility::kExact : Compatibility::kDefault;
   SHARDMESH_ASSIGN_OR_RETURN(const std::vector<TreeTensor> tree, ReadTree(flags.tree));
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   SHARDMESH_ASSIGN_OR_RETURN(const DiffAnswer answer, client->DiffLayouts(question, tree));
@@ -339,7 +372,6 @@ constexpr char kMeshHelp[] =
     "a mesh: axes as dp=4,tp=8, YAML file, or name in the catalog (default: ";
 constexpr char kTreeHelp[] = "the tensors: safetensors file, index, or model folder";
 constexpr char kProfileHelp[] = "for tensors with semantic axes: YAML file, or name in the catalog";
-constexpr char kExactHelp[] = "answer as the Python originals do to the letter";
 
 void AddLint(CommandLine* line, CLI::App* rules) {
   auto flags = std::make_shared<LintFlags>();
@@ -368,15 +400,15 @@ void AddDiff(CommandLine* line, CLI::App* rules) {
   diff->add_option("a", flags->a, StrCat("before; ", kRulesHelp))->required();
   diff->add_option("b", flags->b, StrCat("after; ", kRulesHelp))->required();
   diff->add_option("--tree", flags->tree, kTreeHelp)->required();
-  diff->add_option("--mesh", flags->mesh, StrCat(kMeshHelp, "default)"));
+  AddMeshOptions(diff, &flags->mesh);
   diff->add_option("--mesh-b", flags->mesh_b, "the mesh after, if it is another");
   diff->add_option("--profile", flags->profile, kProfileHelp);
-  AddParsedOption(diff, "--mode", &flags->mode, ParseMode, "for tensors with semantic axes");
+  AddModeOption(diff, &flags->mode, "for tensors with semantic axes: ");
   AddParsedOption(diff, "--max-increase", &flags->max_increase, ParseIncrease,
                   "fail if the most loaded device gains more: 5% or 512MiB");
   AddParsedOption(diff, "--max-bytes", &flags->max_bytes, rpc::ParseByteSize,
                   "fail if the most loaded device holds more: 80GiB");
-  diff->add_flag("--exact", flags->exact, kExactHelp);
+  AddExactOption(diff, &flags->exact);
 }
 
 void AddTest(CommandLine* line, CLI::App* rules) {

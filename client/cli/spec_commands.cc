@@ -11,18 +11,18 @@
 #include "client/cli/command_line.h"
 #include "client/cli/commands.h"
 #include "client/cli/grammar.h"
+#include "client/cli/shared_options.h"
 #include "client/cli/spec_printing.h"
 #include "client/cli/table.h"
+#include "client/cli/tree_source.h"
+#include "sharding/nearest_name.h"
+#include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
 
 namespace shardmesh::client {
 namespace {
 
-constexpr char kMeshHelp[] =
-    "a mesh: axes as dp=4,tp=8, YAML file, or name in the catalog (default: default)";
-constexpr char kModeHelp[] =
-    "train, prefill, autoregressive, insert, or the dimension whose extent tells";
 constexpr char kAxesHelp[] =
     "logical axes, one a dimension, such as __BATCH__,__LENGTH__,__EMBED__; - for none";
 constexpr char kSpecHelp[] =
@@ -36,21 +36,20 @@ struct SpecFlags {
   std::string preset;
   std::optional<PartitionSpec> spec;
   std::optional<PartitionSpec> other_spec;
-  std::optional<Mode> mode;
+  ModeOption mode;
   std::optional<Shape> shape;
+  std::string tree;
   std::string profile;
-  std::string mesh;
-  int64_t rank = 0;
+  MeshOption mesh;
+  std::optional<int64_t> rank;
   std::vector<int64_t> devices;
   std::vector<int64_t> groups_of;
   std::optional<Tile> range;
   bool auto_correct = false;
   bool strict = false;
-  bool exact = false;
+  ExactOption exact;
 
-  Compatibility compatibility() const {
-    return exact ? Compatibility::kExact : Compatibility::kDefault;
-  }
+  Compatibility compatibility() const { return exact.compatibility(); }
 };
 
 absl::StatusOr<Shape> Needed(const std::optional<Shape>& shape) {
@@ -60,31 +59,119 @@ absl::StatusOr<Shape> Needed(const std::optional<Shape>& shape) {
   return *shape;
 }
 
-absl::Status RunExplain(const Invocation& invocation, const SpecFlags& flags) {
-  if (flags.rules.empty() == !flags.axes.has_value()) {
-    return WrongUse("give one of --rules and --axes");
+// The tensor of that name, where it is to be looked up in a tree.
+absl::StatusOr<TreeTensor> FindTensor(const std::string& path, const std::string& name) {
+  SHARDMESH_ASSIGN_OR_RETURN(std::vector<TreeTensor> tensors, ReadTree(path));
+  std::vector<std::string_view> names;
+  for (TreeTensor& tensor : tensors) {
+    if (tensor.name == name) {
+      return std::move(tensor);
+    }
+    names.push_back(tensor.name);
   }
+  return WithReason(
+      absl::NotFoundError(StrCat(path, " has no tensor \"", name, "\"", DidYouMean(name, names))),
+      Reason::kNotFound);
+}
+
+absl::StatusOr<ExplainQuestion> QuestionOf(const SpecFlags& flags) {
   ExplainQuestion question;
   question.name = flags.name;
-  SHARDMESH_ASSIGN_OR_RETURN(question.shape, Needed(flags.shape));
-  SHARDMESH_ASSIGN_OR_RETURN(question.rules, SelectRules(flags.rules));
-  SHARDMESH_ASSIGN_OR_RETURN(question.profile, SelectProfile(flags.profile));
-  SHARDMESH_ASSIGN_OR_RETURN(question.mesh, SelectMesh(flags.mesh));
   question.axes = flags.axes;
-  question.mode = flags.mode;
   question.compatibility = flags.compatibility();
-  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
-  SHARDMESH_ASSIGN_OR_RETURN(const TensorExplanation answer, client->ExplainTensor(question));
+  if (flags.tree.empty()) {
+    SHARDMESH_ASSIGN_OR_RETURN(question.shape, Needed(flags.shape));
+  } else if (flags.shape.has_value()) {
+    return WrongUse("the shape is given twice, by --shape and by --tree");
+  } else {
+    SHARDMESH_ASSIGN_OR_RETURN(TreeTensor tensor, FindTensor(flags.tree, flags.name));
+    question.shape = std::move(tensor.shape);
+    if (!question.axes.has_value() && flags.rules.empty()) {
+      question.axes = std::move(tensor.axes);
+    }
+  }
+  if (flags.rules.empty() == !question.axes.has_value()) {
+    return WrongUse("give one of --rules and --axes");
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(question.rules, SelectRules(flags.rules, flags.compatibility()));
+  SHARDMESH_ASSIGN_OR_RETURN(question.profile, SelectProfile(flags.profile));
+  SHARDMESH_ASSIGN_OR_RETURN(question.mesh, SelectMesh(flags.mesh, flags.compatibility()));
+  SHARDMESH_ASSIGN_OR_RETURN(question.mode, SelectMode(flags.mode, flags.compatibility()));
+  return question;
+}
+
+// A spec that uses an axis twice has no effective one, and the way to it is wanted all the more:
+// as far as it goes without a shape. Prints nothing where that fails too.
+void PrintWayToError(const Invocation& invocation, MeshClient* client,
+                     const ExplainQuestion& question) {
+  SpecAnswer answer;
+  std::optional<RuntimeMode> mode;
+  if (question.axes.has_value()) {
+    mode = ModeOf(question.mode, "", question.shape, question.compatibility);
+    absl::StatusOr<SpecAnswer> resolved =
+        client->ResolveSpec({.axes = *question.axes,
+                             .mode = mode,
+                             .profile = question.profile,
+                             .compatibility = question.compatibility,
+                             .explain = true});
+    if (!resolved.ok()) {
+      return;
+    }
+    answer = *std::move(resolved);
+  } else {
+    const std::vector<TreeTensor> tree = {{.name = question.name, .shape = question.shape}};
+    const absl::StatusOr<TreeAnswer> matched = client->ResolveTree(
+        {.rules = question.rules, .compatibility = question.compatibility, .match_only = true},
+        tree);
+    if (!matched.ok()) {
+      return;
+    }
+    answer.requested = matched->specs[0].requested;
+    if (const std::optional<int64_t> rule = matched->placements[0].rule_index; rule.has_value()) {
+      answer.explanation.push_back({ExplanationStep::Kind::kRule, -1, question.name,
+                                    StrCat("rule ", *rule, ": ", FormatSpec(answer.requested))});
+    }
+  }
   if (invocation.json) {
-    Json json = SpecAnswerJson(answer.spec);
+    PrintJson({{"requested", SpecJson(answer.requested)},
+               {"effective", nullptr},
+               {"explanation", ExplanationJson(answer.explanation)}});
+    return;
+  }
+  std::cout << "requested  " << FormatSpec(answer.requested) << "\n";
+  if (!answer.explanation.empty()) {
+    std::cout << "\n";
+    PrintExplanation(answer, mode);
+  }
+}
+
+absl::Status RunExplain(const Invocation& invocation, const SpecFlags& flags) {
+  SHARDMESH_ASSIGN_OR_RETURN(const ExplainQuestion question, QuestionOf(flags));
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  const absl::StatusOr<TensorExplanation> explained = client->ExplainTensor(question);
+  if (ReasonOf(explained.status()) == Reason::kDuplicateAxis) {
+    PrintWayToError(invocation, client.get(), question);
+  }
+  SHARDMESH_RETURN_IF_ERROR(explained.status());
+  const TensorExplanation& answer = *explained;
+  std::optional<RuntimeMode> mode;
+  if (question.axes.has_value()) {
+    mode = ModeOf(question.mode, "", question.shape, question.compatibility);
+  }
+  if (invocation.json) {
+    Json json = SpecAnswerJson(answer.spec, mode);
     json["rule"] = answer.rule_index.has_value() ? Json(*answer.rule_index) : Json(nullptr);
     PrintJson(json);
-    return absl::OkStatus();
+  } else {
+    if (answer.rule_index.has_value()) {
+      std::cout << "rule       " << *answer.rule_index << " (the first is 0)\n";
+    }
+    PrintSpecAnswer(answer.spec, mode);
   }
-  if (answer.rule_index.has_value()) {
-    std::cout << "rule       " << *answer.rule_index << "\n";
+  if (flags.strict && !answer.spec.corrections.empty()) {
+    const Correction& first = answer.spec.corrections.front();
+    return InvalidArgument(first.reason, first.ToString());
   }
-  PrintSpecAnswer(answer.spec);
   return absl::OkStatus();
 }
 
@@ -96,7 +183,7 @@ absl::Status RunConstrain(const Invocation& invocation, const SpecFlags& flags) 
   }
   ConstrainQuestion question;
   if (flags.spec.has_value()) {
-    if (flags.mode.has_value() || !flags.profile.empty() || flags.auto_correct) {
+    if (flags.mode.text.has_value() || !flags.profile.empty() || flags.auto_correct) {
       return WrongUse(
           "--mode, --profile and --auto-correct are about logical axes, not about --spec");
     }
@@ -106,20 +193,32 @@ absl::Status RunConstrain(const Invocation& invocation, const SpecFlags& flags) 
   } else {
     question.layout = flags.preset;
   }
-  question.mode = flags.mode;
+  SHARDMESH_ASSIGN_OR_RETURN(question.mode, SelectMode(flags.mode, flags.compatibility()));
   SHARDMESH_ASSIGN_OR_RETURN(question.profile, SelectProfile(flags.profile));
   SHARDMESH_ASSIGN_OR_RETURN(question.shape, Needed(flags.shape));
-  SHARDMESH_ASSIGN_OR_RETURN(question.mesh, SelectMesh(flags.mesh));
+  SHARDMESH_ASSIGN_OR_RETURN(question.mesh, SelectMesh(flags.mesh, flags.compatibility()));
   question.auto_correct = flags.auto_correct;
   question.strict = flags.strict;
   question.compatibility = flags.compatibility();
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   SHARDMESH_ASSIGN_OR_RETURN(const ConstraintAnswer answer, client->ConstrainArray(question));
+  // What would have needed no correction.
+  std::vector<Fix> fixes;
+  if (!answer.corrections.empty()) {
+    SHARDMESH_ASSIGN_OR_RETURN(SpecAnswer corrected,
+                               client->CorrectSpec({.spec = answer.requested,
+                                                    .shape = question.shape,
+                                                    .mesh = question.mesh,
+                                                    .compatibility = question.compatibility,
+                                                    .suggest_fixes = true}));
+    fixes = std::move(corrected.fixes);
+  }
   if (invocation.json) {
     PrintJson({{"requested", SpecJson(answer.requested)},
                {"constraint",
                 answer.constraint.has_value() ? SpecJson(*answer.constraint) : Json(nullptr)},
                {"corrections", CorrectionsJson(answer.corrections)},
+               {"fixes", FixesJson(fixes)},
                {"revision", answer.revision}});
     return absl::OkStatus();
   }
@@ -128,9 +227,7 @@ absl::Status RunConstrain(const Invocation& invocation, const SpecFlags& flags) 
             << (answer.constraint.has_value() ? FormatSpec(*answer.constraint)
                                               : "none: the array stays as it is")
             << "\n";
-  for (const Correction& correction : answer.corrections) {
-    std::cout << "corrected   " << correction.ToString() << "\n";
-  }
+  PrintCorrections(answer.corrections, fixes);
   return absl::OkStatus();
 }
 
@@ -138,8 +235,14 @@ absl::Status RunCompare(const Invocation& invocation, const SpecFlags& flags) {
   CompareQuestion question;
   question.a = *flags.spec;
   question.b = *flags.other_spec;
-  question.rank = flags.rank > 0 ? flags.rank : std::max(question.a.size(), question.b.size());
-  SHARDMESH_ASSIGN_OR_RETURN(question.mesh, SelectMesh(flags.mesh));
+  const int64_t longer = std::max(question.a.size(), question.b.size());
+  question.rank = flags.rank.value_or(longer);
+  if (question.rank >= 0 && question.rank < longer) {
+    return WrongUse(StrCat("--rank ", question.rank, " is below the ",
+                           FormatCount(longer, "dimension"), " of the longer spec"));
+  }
+  question.compatibility = flags.compatibility();
+  SHARDMESH_ASSIGN_OR_RETURN(question.mesh, SelectMesh(flags.mesh, flags.compatibility()));
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   SHARDMESH_ASSIGN_OR_RETURN(const Comparison answer, client->CompareSpecs(question));
   if (invocation.json) {
@@ -164,7 +267,7 @@ std::string FormatDevices(const std::vector<DeviceId>& devices) { return StrJoin
 absl::Status RunTiles(const Invocation& invocation, const SpecFlags& flags) {
   TilingQuestion question;
   SHARDMESH_ASSIGN_OR_RETURN(question.shape, Needed(flags.shape));
-  SHARDMESH_ASSIGN_OR_RETURN(question.mesh, SelectMesh(flags.mesh));
+  SHARDMESH_ASSIGN_OR_RETURN(question.mesh, SelectMesh(flags.mesh, flags.compatibility()));
   question.spec = *flags.spec;
   question.devices = flags.devices;
   question.replica_groups_of = flags.groups_of;
@@ -176,11 +279,11 @@ absl::Status RunTiles(const Invocation& invocation, const SpecFlags& flags) {
     Json tiles = Json::array();
     for (const DeviceTile& tile : answer.tiles) {
       tiles.push_back(
-          {{"device", tile.device}, {"tile", tile.tile.ToString()}, {"replica", tile.replica_id}});
+          {{"device", tile.device}, {"tile", TileJson(tile.tile)}, {"replica", tile.replica_id}});
     }
     Json owners = Json::array();
     for (const OwnedTile& owned : answer.owners) {
-      owners.push_back({{"tile", owned.tile.ToString()}, {"devices", owned.devices}});
+      owners.push_back({{"tile", TileJson(owned.tile)}, {"devices", owned.devices}});
     }
     PrintJson({{"shard_shape", ShapeJson(answer.shard_shape)},
                {"distinct_tiles", answer.distinct_tiles},
@@ -224,7 +327,7 @@ absl::Status RunTiles(const Invocation& invocation, const SpecFlags& flags) {
 absl::Status RunAxes(const Invocation& invocation, const SpecFlags& flags) {
   ResolveAxesQuestion question;
   question.axes = *flags.axes;
-  question.mode = flags.mode;
+  SHARDMESH_ASSIGN_OR_RETURN(question.mode, SelectMode(flags.mode, flags.compatibility()));
   SHARDMESH_ASSIGN_OR_RETURN(question.profile, SelectProfile(flags.profile));
   question.compatibility = flags.compatibility();
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
@@ -246,20 +349,16 @@ absl::Status RunAxes(const Invocation& invocation, const SpecFlags& flags) {
   return absl::OkStatus();
 }
 
-void AddExact(CLI::App* command, SpecFlags* flags) {
-  command->add_flag("--exact", flags->exact, "answer as the Python originals do to the letter");
-}
-
 void AddLogicalOptions(CLI::App* command, SpecFlags* flags) {
   AddParsedOption(command, "--axes", &flags->axes, ParseAxes, kAxesHelp);
-  AddParsedOption(command, "--mode", &flags->mode, ParseMode, kModeHelp);
+  AddModeOption(command, &flags->mode);
   command->add_option("--profile", flags->profile, "a profile: YAML file, or name in the catalog");
 }
 
 void AddShapeAndMesh(CLI::App* command, SpecFlags* flags) {
   AddParsedOption(command, "--shape", &flags->shape, ParseShape,
                   "the tensor's extents, such as 30522,384");
-  command->add_option("--mesh", flags->mesh, kMeshHelp);
+  AddMeshOptions(command, &flags->mesh);
 }
 
 }  // namespace
@@ -275,7 +374,11 @@ void AddSpecCommands(CommandLine* line) {
     command->add_option("--rules", flags->rules, "rules: YAML file, or name in the catalog");
     AddLogicalOptions(command, flags.get());
     AddShapeAndMesh(command, flags.get());
-    AddExact(command, flags.get());
+    command->add_option("--tree", flags->tree,
+                        "where the tensor's shape stands, and its axes if it brings any: "
+                        "safetensors file, index, model folder, .json or .jsonl file");
+    command->add_flag("--strict", flags->strict, "fail if anything is corrected");
+    AddExactOption(command, &flags->exact);
   }
   {
     auto flags = std::make_shared<SpecFlags>();
@@ -289,18 +392,20 @@ void AddSpecCommands(CommandLine* line) {
     command->add_flag("--auto-correct", flags->auto_correct,
                       "correct before constraining: what is left as () constrains nothing");
     command->add_flag("--strict", flags->strict, "make the first correction an error");
-    AddExact(command, flags.get());
+    AddExactOption(command, &flags->exact);
   }
   {
     auto flags = std::make_shared<SpecFlags>();
     CLI::App* const command =
         line->AddCommand("compare", "Tell whether two specs place tensors alike",
                          [flags](const Invocation& i) { return RunCompare(i, *flags); });
+    line->TakeSpecOperands(command);
     AddParsedOption(command, "a", &flags->spec, ParseSpec, kSpecHelp)->required();
     AddParsedOption(command, "b", &flags->other_spec, ParseSpec, "the other spec")->required();
     command->add_option("--rank", flags->rank,
                         "dimensions of the tensors (default: as many as the longer spec has)");
-    command->add_option("--mesh", flags->mesh, kMeshHelp);
+    AddMeshOptions(command, &flags->mesh);
+    AddExactOption(command, &flags->exact);
   }
   {
     auto flags = std::make_shared<SpecFlags>();
@@ -314,18 +419,19 @@ void AddSpecCommands(CommandLine* line) {
                         "a device of whose tile to show all holders; may be repeated");
     AddParsedOption(command, "--range", &flags->range, ParseTile,
                     "a range of the tensor whose holders to show, such as 0:16,0:384");
-    AddExact(command, flags.get());
+    AddExactOption(command, &flags->exact);
   }
   {
     auto flags = std::make_shared<SpecFlags>();
     CLI::App* const command =
         line->AddCommand("axes", "Show which mesh axes each logical axis stands for",
                          [flags](const Invocation& i) { return RunAxes(i, *flags); });
+    line->TakeSpecOperands(command);
     AddParsedOption(command, "axes", &flags->axes, ParseAxes, kAxesHelp)->required();
-    AddParsedOption(command, "--mode", &flags->mode, ParseMode, kModeHelp);
+    AddModeOption(command, &flags->mode);
     command->add_option("--profile", flags->profile,
                         "a profile: YAML file, or name in the catalog");
-    AddExact(command, flags.get());
+    AddExactOption(command, &flags->exact);
   }
 }
 

@@ -44,32 +44,52 @@ std::string_view StepKindName(ExplanationStep::Kind kind) {
 
 }  // namespace
 
-void PrintSpecAnswer(const SpecAnswer& answer) {
+void PrintSpecAnswer(const SpecAnswer& answer, std::optional<RuntimeMode> mode) {
   std::cout << "requested  " << FormatSpec(answer.requested) << "\n"
             << "effective  " << FormatSpec(answer.effective) << "\n";
   if (answer.shard_shape.has_value()) {
     std::cout << "tile       " << FormatShape(*answer.shard_shape) << "\n";
   }
-  for (size_t i = 0; i < answer.corrections.size(); ++i) {
-    std::cout << "corrected  " << answer.corrections[i].ToString() << "\n";
-    for (const Fix& fix : answer.fixes) {
+  PrintCorrections(answer.corrections, answer.fixes);
+  if (!answer.explanation.empty()) {
+    std::cout << "\n";
+    PrintExplanation(answer, mode);
+  }
+}
+
+void PrintCorrections(const std::vector<Correction>& corrections, const std::vector<Fix>& fixes) {
+  for (size_t i = 0; i < corrections.size(); ++i) {
+    std::cout << "corrected  " << corrections[i].ToString() << "\n";
+    for (const Fix& fix : fixes) {
       if (fix.correction == static_cast<int64_t>(i)) {
         std::cout << "           fix: " << FormatFix(fix) << "\n";
       }
     }
   }
-  if (!answer.explanation.empty()) {
-    Table table({{"dimension", Table::Align::kRight}, {"step"}, {"of"}, {"gives"}});
-    for (const ExplanationStep& step : answer.explanation) {
-      table.AddRow({step.dim < 0 ? "all" : StrCat(step.dim), std::string(StepKindName(step.kind)),
-                    step.subject, step.result});
-    }
-    std::cout << "\n";
-    table.Print();
-  }
 }
 
-Json SpecAnswerJson(const SpecAnswer& answer) {
+void PrintExplanation(const SpecAnswer& answer, std::optional<RuntimeMode> mode) {
+  Table table({{"dimension", Table::Align::kRight}, {"step"}, {"of"}, {"gives"}});
+  for (const ExplanationStep& step : answer.explanation) {
+    std::string kind(StepKindName(step.kind));
+    if (step.kind == ExplanationStep::Kind::kModeVariant && mode.has_value()) {
+      StrAppend(&kind, " ", RuntimeModeName(*mode));
+    }
+    // A correction's reason says more than what is left.
+    std::string result = step.result;
+    for (const Correction& correction : answer.corrections) {
+      if (step.kind == ExplanationStep::Kind::kCorrection && step.dim >= 0 &&
+          correction.dim == step.dim) {
+        result = correction.ToString();
+      }
+    }
+    table.AddRow({step.dim < 0 ? "all" : StrCat(step.dim), std::move(kind), step.subject,
+                  std::move(result)});
+  }
+  table.Print();
+}
+
+Json SpecAnswerJson(const SpecAnswer& answer, std::optional<RuntimeMode> mode) {
   Json json = {{"requested", SpecJson(answer.requested)},
                {"effective", SpecJson(answer.effective)},
                {"corrections", CorrectionsJson(answer.corrections)},
@@ -77,17 +97,24 @@ Json SpecAnswerJson(const SpecAnswer& answer) {
                {"shard_shape",
                 answer.shard_shape.has_value() ? ShapeJson(*answer.shard_shape) : Json(nullptr)},
                {"revision", answer.revision}};
+  if (mode.has_value()) {
+    json["mode"] = std::string(RuntimeModeName(*mode));
+  }
   if (!answer.explanation.empty()) {
-    Json steps = Json::array();
-    for (const ExplanationStep& step : answer.explanation) {
-      steps.push_back({{"dimension", step.dim},
-                       {"step", std::string(StepKindName(step.kind))},
-                       {"subject", step.subject},
-                       {"result", step.result}});
-    }
-    json["explanation"] = std::move(steps);
+    json["explanation"] = ExplanationJson(answer.explanation);
   }
   return json;
+}
+
+Json ExplanationJson(const std::vector<ExplanationStep>& steps) {
+  Json list = Json::array();
+  for (const ExplanationStep& step : steps) {
+    list.push_back({{"dimension", step.dim},
+                    {"step", std::string(StepKindName(step.kind))},
+                    {"subject", step.subject},
+                    {"result", step.result}});
+  }
+  return list;
 }
 
 Json FixesJson(const std::vector<Fix>& fixes) {

@@ -2,14 +2,24 @@
 #ifndef SHARDMESH_CLIENT_CLI_SPEC_PRINTING_H_
 #define SHARDMESH_CLIENT_CLI_SPEC_PRINTING_H_
 
+#include <optional>
+#include <vector>
+
 #include "client/cli/command_line.h"
 #include "client/layout.h"
+#include "sharding/mode.h"
 
 namespace shardmesh::client {
 
 // Specs, tile, corrections with their fixes, and the chain of reasons, to standard output.
-void PrintSpecAnswer(const SpecAnswer& answer);
-Json SpecAnswerJson(const SpecAnswer& answer);
+// `mode`: by which logical axes were read, if any were.
+void PrintSpecAnswer(const SpecAnswer& answer, std::optional<RuntimeMode> mode = std::nullopt);
+Json SpecAnswerJson(const SpecAnswer& answer, std::optional<RuntimeMode> mode = std::nullopt);
+// A line for each correction, with its fixes below it.
+void PrintCorrections(const std::vector<Correction>& corrections, const std::vector<Fix>& fixes);
+// The chain of reasons alone.
+void PrintExplanation(const SpecAnswer& answer, std::optional<RuntimeMode> mode);
+Json ExplanationJson(const std::vector<ExplanationStep>& steps);
 // {"kind", "correction", "spec", "shape", "text"} each.
 Json FixesJson(const std::vector<Fix>& fixes);
 

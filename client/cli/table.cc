@@ -21,6 +21,22 @@ size_t Width(std::string_view text) {
   }));
 }
 
+std::string EscapeControls(std::string_view text) {
+  std::string escaped;
+  for (const char c : text) {
+    if (c == '\n') {
+      escaped += "\\n";
+    } else if (c == '\t') {
+      escaped += "\\t";
+    } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
+      absl::StrAppendFormat(&escaped, "\\x%02x", c);
+    } else {
+      escaped.push_back(c);
+    }
+  }
+  return escaped;
+}
+
 // Three digits of a number below 1000.
 std::string ThreeDigits(double value) {
   return absl::StrFormat("%.*f", value < 9.995 ? 2 : value < 99.95 ? 1 : 0, value);
@@ -52,6 +68,13 @@ std::string FormatEntry(const SpecEntry& entry) {
 
 }  // namespace
 
+void Table::AddRow(std::vector<std::string> cells) {
+  for (std::string& cell : cells) {
+    cell = EscapeControls(cell);
+  }
+  rows_.push_back(std::move(cells));
+}
+
 std::string Table::ToString() const {
   std::vector<size_t> widths;
   for (size_t i = 0; i < columns_.size(); ++i) {
@@ -81,6 +104,26 @@ std::string Table::ToString() const {
 }
 
 void Table::Print() const { std::cout << ToString(); }
+
+std::string NamePattern(std::string_view name) {
+  std::string pattern;
+  bool in_number = false;
+  for (const char c : name) {
+    const bool is_digit = c >= '0' && c <= '9';
+    // A number is a whole part of the name: the 2 of `w2` stays.
+    const bool begins = is_digit && !in_number &&
+                        (pattern.empty() || pattern.back() == '.' || pattern.back() == '/' ||
+                         pattern.back() == '_');
+    if (begins) {
+      pattern.push_back('*');
+    }
+    in_number = is_digit && (begins || in_number);
+    if (!in_number) {
+      pattern.push_back(c);
+    }
+  }
+  return pattern;
+}
 
 std::string FormatBytes(int64_t bytes) {
   constexpr std::array kUnits = {"kB", "MB", "GB", "TB", "PB", "EB"};
@@ -178,6 +221,14 @@ Json ShapeJson(absl::Span<const int64_t> shape) {
     extents.push_back(extent);
   }
   return extents;
+}
+
+Json TileJson(const Tile& tile) {
+  Json ranges = Json::array();
+  for (const IndexRange& range : tile.ranges) {
+    ranges.push_back({range.start, range.stop});
+  }
+  return ranges;
 }
 
 Json MeshJson(const Mesh& mesh) {

@@ -15,6 +15,7 @@
 #include "sharding/fix.h"
 #include "sharding/mesh.h"
 #include "sharding/spec.h"
+#include "sharding/tile.h"
 
 namespace shardmesh::client {
 
@@ -29,8 +30,8 @@ class Table {
 
   explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
 
-  // As many cells as there are columns.
-  void AddRow(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
+  // As many cells as there are columns. Control characters are shown as `\n`, `\t` or `\x07`.
+  void AddRow(std::vector<std::string> cells);
 
   // Lines that end in a newline, without blanks at their ends.
   std::string ToString() const;
@@ -42,6 +43,8 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
+// A name with its numbers left open: `layers.*.wq`.
+std::string NamePattern(std::string_view name);
 // `91.0 MB`; units of 1000, three digits.
 std::string FormatBytes(int64_t bytes);
 // `1.23 ms`; three digits.
@@ -57,13 +60,16 @@ std::string FormatSpec(const PartitionSpec& spec);
 // `dimension 1: ...; dimension 2: ...`; empty if there are none.
 std::string FormatCorrections(absl::Span<const Correction> corrections);
 // What to change, and the whole spec to ask for, with which nothing is corrected:
-// `pad dimension 0 from 30 to 32: spec tp,-, shape 32,8`. In the grammar of ParseSpec and ParseShape.
+// `pad dimension 0 from 30 to 32: spec tp,-, shape 32,8`. In the grammar of ParseSpec and
+// ParseShape.
 std::string FormatFix(const Fix& fix);
 
 // A list with null, a name or a list of names for each dimension; unreduced axes are not in it.
 Json SpecJson(const PartitionSpec& spec);
 Json CorrectionsJson(absl::Span<const Correction> corrections);
 Json ShapeJson(absl::Span<const int64_t> shape);
+// [[0, 4], [8, 16]]: start and stop in each dimension.
+Json TileJson(const Tile& tile);
 // {"fsdp": 2, "tp": 2}.
 Json MeshJson(const Mesh& mesh);
 // Seconds.

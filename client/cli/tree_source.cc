@@ -72,7 +72,9 @@ std::vector<TreeTensor> TensorsOf(const Checkpoint& checkpoint) {
   return tensors;
 }
 
-absl::StatusOr<std::vector<TreeTensor>> ReadTree(const std::string& path) {
+namespace {
+
+absl::StatusOr<std::vector<TreeTensor>> ReadAnyTree(const std::string& path) {
   if (path == "-") {
     SHARDMESH_ASSIGN_OR_RETURN(const std::string text, ReadStandardInput());
     SHARDMESH_ASSIGN_OR_RETURN(std::vector<TreeFileTensor> tree,
@@ -91,7 +93,20 @@ absl::StatusOr<std::vector<TreeTensor>> ReadTree(const std::string& path) {
     }
   }
   SHARDMESH_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(path));
-  return TensorsOf(checkpoint);
+  return client::TensorsOf(checkpoint);
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<TreeTensor>> ReadTree(const std::string& path) {
+  SHARDMESH_ASSIGN_OR_RETURN(std::vector<TreeTensor> tensors, ReadAnyTree(path));
+  if (tensors.empty()) {
+    return InvalidArgument(Reason::kBadFile,
+                           StrCat(path == "-" ? "standard input" : path,
+                                  ": has no tensors; a tree has one at least, such as "
+                                  "{\"name\": \"w\", \"shape\": [8, 8], \"dtype\": \"F32\"}"));
+  }
+  return tensors;
 }
 
 }  // namespace shardmesh::client

@@ -17,7 +17,8 @@ std::vector<TreeTensor> TensorsOf(const Checkpoint& checkpoint);
 // Reads a tree: of a safetensors file, an index or a model folder, by their headers alone; of a
 // JSON file (a name that ends in .json, see ParseTree) or of JSON lines (.jsonl, see
 // ParseTreeLines); of JSON lines on standard input for `-`. Errors of Checkpoint::Open, of those
-// two, and NOT_FOUND or as the system says for a file that cannot be read.
+// two, NOT_FOUND or as the system says for a file that cannot be read, and BAD_FILE for a tree
+// without tensors.
 absl::StatusOr<std::vector<TreeTensor>> ReadTree(const std::string& path);
 
 }  // namespace shardmesh::client

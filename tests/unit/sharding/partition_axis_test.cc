@@ -285,9 +285,34 @@ TEST(PartitionAxisTest, ExplainsEachStepOfEachDimension) {
                   FieldsAre(Kind::kModeVariant, 3, "head_axis", "decode_head_axis"),
                   FieldsAre(Kind::kMeshAxes, 3, "decode_head_axis", "'tp'"),
                   FieldsAre(Kind::kMeshAxes, 3, "['__LENGTH__', 'head_axis']", "['sp', 'tp']"),
-                  FieldsAre(Kind::kSemanticName, 4, "own", "'y'"),
+                  FieldsAre(Kind::kSemanticName, 4, "own", "'__HEAD__'"),
+                  FieldsAre(Kind::kModeVariant, 4, "own", "'y'"),
                   FieldsAre(Kind::kMeshAxes, 4, "own", "'y'"),
                   FieldsAre(Kind::kMeshAxes, 5, "_", "None")));
+}
+
+TEST(PartitionAxisTest, ExplainsTheNamesThatAnOwnAxisStandsFor) {
+  const PartitionAxis profile =
+      MakeProfile({}, {{"__CONV__", Name("tp"), None()},
+                       {"__B__", Name("__CONV__"), {}},
+                       {"all", Tuple({Name("__B__"), Name(semantic::kBatch), Name("__B__")}), {}}});
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::vector<ExplanationStep> own,
+                                 profile.Explain({Name("__B__")}, kDecode));
+  EXPECT_THAT(own, ElementsAre(FieldsAre(Kind::kSemanticName, 0, "__B__", "'__CONV__'"),
+                               FieldsAre(Kind::kSemanticName, 0, "__CONV__", "'tp'"),
+                               FieldsAre(Kind::kModeVariant, 0, "__CONV__", "None"),
+                               FieldsAre(Kind::kMeshAxes, 0, "__CONV__", "None"),
+                               FieldsAre(Kind::kMeshAxes, 0, "__B__", "None")));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::vector<ExplanationStep> all,
+                                 profile.Explain({Name("all")}, kTrain));
+  EXPECT_THAT(
+      all, ElementsAre(FieldsAre(Kind::kSemanticName, 0, "all", "('__B__', '__BATCH__', '__B__')"),
+                       FieldsAre(Kind::kSemanticName, 0, "__B__", "'__CONV__'"),
+                       FieldsAre(Kind::kSemanticName, 0, "__CONV__", "'tp'"),
+                       FieldsAre(Kind::kMeshAxes, 0, "__CONV__", "'tp'"),
+                       FieldsAre(Kind::kSemanticName, 0, "__BATCH__", "batch_axis"),
+                       FieldsAre(Kind::kMeshAxes, 0, "batch_axis", "('fsdp', 'dp')"),
+                       FieldsAre(Kind::kMeshAxes, 0, "all", "('tp', 'fsdp', 'dp', 'tp')")));
 }
 
 TEST(PartitionAxisTest, ExplainsWithoutAVariantInTraining) {

@@ -1,0 +1,63 @@
+// Options that several commands have.
+#include "client/cli/shared_options.h"
+
+#include "client/cli/command_line.h"
+#include "client/cli/grammar.h"
+#include "sharding/presets.h"
+#include "sharding/str_cat.h"
+
+namespace shardmesh::client {
+
+void AddMeshOptions(CLI::App* app, MeshOption* option, std::string_view help) {
+  app->add_option("--mesh", option->text, std::string(help));
+  app->add_option("--devices", option->devices,
+                  "how many devices there are; a size of -1 in --mesh is inferred");
+}
+
+absl::StatusOr<MeshSelector> SelectMesh(const MeshOption& option, Compatibility compatibility) {
+  if (option.devices.has_value() && !LooksLikeAxes(option.text) && !LooksLikePath(option.text)) {
+    return WrongUse(
+        "--devices goes with a --mesh that is written out, such as --mesh dp=-1,tp=8, or a file");
+  }
+  return SelectMesh(option.text, option.devices, compatibility);
+}
+
+void AddExactOption(CLI::App* app, ExactOption* option) {
+  app->add_flag("--exact", option->exact, "answer as the Python originals do to the letter");
+}
+
+void AddModeOption(CLI::App* app, ModeOption* option, std::string_view help_prefix) {
+  app->add_option("--mode", option->text,
+                  StrCat(help_prefix,
+                         "train, prefill, autoregressive, insert, or the dimension whose extent "
+                         "tells"));
+}
+
+absl::StatusOr<std::optional<Mode>> SelectMode(const ModeOption& option,
+                                               Compatibility compatibility) {
+  if (!option.text.has_value()) {
+    return std::optional<Mode>();
+  }
+  absl::StatusOr<Mode> mode = ParseMode(*option.text, compatibility);
+  if (!mode.ok()) {
+    return WrongUse(StrCat("--mode: ", ToStd(mode.status().message())));
+  }
+  return std::optional<Mode>(*mode);
+}
+
+std::optional<RuntimeMode> ModeOf(const std::optional<Mode>& mode, std::string_view preset,
+                                  const std::optional<Shape>& shape, Compatibility compatibility) {
+  Mode read = mode.value_or(RuntimeMode::kTrain);
+  if (!preset.empty() && (!mode.has_value() || compatibility == Compatibility::kExact)) {
+    const absl::StatusOr<const Preset*> known = FindPreset(preset);
+    if (!known.ok()) {
+      return std::nullopt;
+    }
+    read = (*known)->dynamic_axes.mode;
+  }
+  const absl::StatusOr<RuntimeMode> resolved =
+      read.Resolve(shape.has_value() ? std::optional(absl::MakeConstSpan(*shape)) : std::nullopt);
+  return resolved.ok() ? std::optional(*resolved) : std::nullopt;
+}
+
+}  // namespace shardmesh::client

@@ -1,0 +1,60 @@
+// Options that several commands have: which mesh, which mode, and how what is answered.
+#ifndef SHARDMESH_CLIENT_CLI_SHARED_OPTIONS_H_
+#define SHARDMESH_CLIENT_CLI_SHARED_OPTIONS_H_
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "client/layout.h"
+#include "sharding/compatibility.h"
+#include "sharding/mode.h"
+#include "sharding/shape.h"
+
+namespace shardmesh::client {
+
+inline constexpr char kMeshOptionHelp[] =
+    "a mesh: axes as dp=4,tp=8, YAML file, or name in the catalog (default: default)";
+
+// --mesh and --devices.
+struct MeshOption {
+  std::string text;
+  std::optional<int64_t> devices;
+
+  bool empty() const { return text.empty(); }
+};
+// `option` outlives the app. `help` is that of --mesh.
+void AddMeshOptions(CLI::App* app, MeshOption* option, std::string_view help = kMeshOptionHelp);
+// As SelectMesh of grammar.h. --devices without a mesh that is written out is wrong use.
+absl::StatusOr<MeshSelector> SelectMesh(const MeshOption& option,
+                                        Compatibility compatibility = Compatibility::kDefault);
+
+// --exact.
+struct ExactOption {
+  bool exact = false;
+
+  Compatibility compatibility() const {
+    return exact ? Compatibility::kExact : Compatibility::kDefault;
+  }
+};
+void AddExactOption(CLI::App* app, ExactOption* option);
+
+// --mode. Which texts are modes depends on --exact, hence it is read when all options are there.
+struct ModeOption {
+  std::optional<std::string> text;
+};
+void AddModeOption(CLI::App* app, ModeOption* option, std::string_view help_prefix = "");
+// Nullopt where it was not given. Errors are of wrong use.
+absl::StatusOr<std::optional<Mode>> SelectMode(const ModeOption& option,
+                                               Compatibility compatibility);
+
+// The mode by which axes, or the axes of a preset, are read; nullopt where that cannot be told.
+std::optional<RuntimeMode> ModeOf(const std::optional<Mode>& mode, std::string_view preset,
+                                  const std::optional<Shape>& shape, Compatibility compatibility);
+
+}  // namespace shardmesh::client
+
+#endif  // SHARDMESH_CLIENT_CLI_SHARED_OPTIONS_H_
