@@ -54,7 +54,11 @@ absl::Status SetAxes(std::vector<AxisValue> axes, const std::string& preset_name
     to->question.axes = absl::MakeConstSpan(to->axes);
     to->question.dynamic_axes = &preset->dynamic_axes;
   } else if (mode.has_value() && !exact) {
-    to->question.axes = absl::MakeConstSpan(preset->dynamic_axes.axes);
+    // The original goes by the preset's mode, and says nothing of the one that was given.
+    return rpc::BadField(
+        "mode", StrCat("must not be set where a preset is given, which has its own (", preset_name,
+                       " goes by ", preset->dynamic_axes.mode.ToString(),
+                       "); leave it out, or name the preset's axes instead"));
   } else {
     to->question.mode.reset();
     to->question.dynamic_axes = &preset->dynamic_axes;
