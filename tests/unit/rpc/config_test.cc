@@ -180,7 +180,7 @@ TEST(ConfigTest, ReadsTheTypesOfAMeshsAxes) {
       ParseMesh("axes: [{name: dp, size: 2, type: explict}]", "m.yaml").status();
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadFile));
   EXPECT_THAT(std::string(status.message()),
-              AllOf(HasSubstr("m.yaml:1:33"), HasSubstr("did you mean \"explicit\"?")));
+              AllOf(HasSubstr("m.yaml:1:34"), HasSubstr("did you mean \"explicit\"?")));
   EXPECT_THAT(ParseMesh("axes: [{name: dp, size: 2, type: [auto]}]", "m.yaml").status(),
               StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadFile));
 }
