@@ -76,8 +76,7 @@ absl::Status RunResolve(const Invocation& invocation, const ResolveFlags& flags)
   SHARDMESH_ASSIGN_OR_RETURN(const std::optional<Mode> mode,
                              SelectMode(flags.mode, flags.exact.compatibility()));
   SHARDMESH_ASSIGN_OR_RETURN(const SpecAnswer answer, AskResolve(invocation, flags, mode));
-  const std::optional<RuntimeMode> read_as =
-      ModeOf(mode, flags.preset, flags.shape, flags.exact.compatibility());
+  const std::optional<RuntimeMode> read_as = ModeOf(mode, flags.preset, flags.shape);
   if (invocation.json) {
     PrintJson(SpecAnswerJson(answer, read_as));
   } else {

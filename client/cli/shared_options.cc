@@ -46,9 +46,9 @@ absl::StatusOr<std::optional<Mode>> SelectMode(const ModeOption& option,
 }
 
 std::optional<RuntimeMode> ModeOf(const std::optional<Mode>& mode, std::string_view preset,
-                                  const std::optional<Shape>& shape, Compatibility compatibility) {
+                                  const std::optional<Shape>& shape) {
   Mode read = mode.value_or(RuntimeMode::kTrain);
-  if (!preset.empty() && (!mode.has_value() || compatibility == Compatibility::kExact)) {
+  if (!preset.empty()) {
     const absl::StatusOr<const Preset*> known = FindPreset(preset);
     if (!known.ok()) {
       return std::nullopt;

@@ -51,9 +51,10 @@ void AddModeOption(CLI::App* app, ModeOption* option, std::string_view help_pref
 absl::StatusOr<std::optional<Mode>> SelectMode(const ModeOption& option,
                                                Compatibility compatibility);
 
-// The mode by which axes, or the axes of a preset, are read; nullopt where that cannot be told.
+// The mode by which axes are read, or those of a preset, which has its own; nullopt where that
+// cannot be told.
 std::optional<RuntimeMode> ModeOf(const std::optional<Mode>& mode, std::string_view preset,
-                                  const std::optional<Shape>& shape, Compatibility compatibility);
+                                  const std::optional<Shape>& shape);
 
 }  // namespace shardmesh::client
 

@@ -107,7 +107,7 @@ void PrintWayToError(const Invocation& invocation, MeshClient* client,
   SpecAnswer answer;
   std::optional<RuntimeMode> mode;
   if (question.axes.has_value()) {
-    mode = ModeOf(question.mode, "", question.shape, question.compatibility);
+    mode = ModeOf(question.mode, "", question.shape);
     absl::StatusOr<SpecAnswer> resolved =
         client->ResolveSpec({.axes = *question.axes,
                              .mode = mode,
@@ -156,7 +156,7 @@ absl::Status RunExplain(const Invocation& invocation, const SpecFlags& flags) {
   const TensorExplanation& answer = *explained;
   std::optional<RuntimeMode> mode;
   if (question.axes.has_value()) {
-    mode = ModeOf(question.mode, "", question.shape, question.compatibility);
+    mode = ModeOf(question.mode, "", question.shape);
   }
   if (invocation.json) {
     Json json = SpecAnswerJson(answer.spec, mode);
