@@ -128,7 +128,7 @@ absl::Status FirstCorrection(const PartitionSpec& requested, absl::Span<const in
   for (const Fix& fix : SuggestFixes(requested, shape, mesh, corrected)) {
     if (fix.correction == 0) {
       // With other corrections the text, which is about this one, is not all that has to change.
-      fixes.push_back(corrected.corrections.size() == 1
+      fixes.push_back(corrected.corrections.size() == 1 || fix.kind == Fix::Kind::kAxisOrder
                           ? fix.text
                           : StrCat(fix.text, ": ", fix.spec.ToString()));
     }

@@ -109,7 +109,7 @@ void AddCheckpointCommands(CommandLine* line) {
       ->check(CLI::IsMember({kMiniLm, kLlama}));
   AddParsedOption(checkpoint, "--size", &made->size_bytes, rpc::ParseByteSize,
                   "about how large, such as 2GiB");
-  AddParsedOption(checkpoint, "--dtype", &made->dtype, ParseDtype,
+  AddParsedOption(checkpoint, "--dtype", &made->dtype, ParseElementType,
                   "of the weights of --like llama: F32, F16 or BF16 (default: F32)");
   checkpoint->add_option("--seed", made->seed, "the same seed gives the same file (default: 1)");
 

@@ -280,9 +280,12 @@ std::string CommandLine::MessageOf(const absl::Status& status) {
   if (violations.size() != 1 || !SaysOf(message)) {
     return message;
   }
-  // The field is that of the request; often there is an option of the same name.
-  const std::string& field = violations.front().field;
-  const bool is_option = Chosen(&app_)->get_option_no_throw("--" + field) != nullptr;
+  // The field is that of the request; often there is an option of the same name. Streams have
+  // their questions in a header.
+  std::string_view field = violations.front().field;
+  constexpr std::string_view kHeader = "header.";
+  const bool is_option = Chosen(&app_)->get_option_no_throw(StrCat("--", field)) != nullptr;
+  field.remove_prefix(field.starts_with(kHeader) ? kHeader.size() : 0);
   return StrCat(is_option ? "--" : "", field, " ", message);
 }
 

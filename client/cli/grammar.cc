@@ -15,6 +15,7 @@
 #include "sharding/nearest_name.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
+#include "tensor/dtype_promotion.h"
 
 namespace shardmesh::client {
 namespace {
@@ -188,6 +189,11 @@ absl::StatusOr<PartitionSpec> ParseSpec(std::string_view text) {
     return WrongUse(ToStd(spec.status().message()));
   }
   return spec;
+}
+
+absl::StatusOr<Dtype> ParseElementType(std::string_view text) {
+  const absl::StatusOr<Dtype> of_numpy = ParseNumpyDtype(text);
+  return of_numpy.ok() ? of_numpy : ParseDtype(text);
 }
 
 absl::StatusOr<Mode> ParseMode(std::string_view text, Compatibility compatibility) {

@@ -21,6 +21,7 @@
 #include "sharding/shape.h"
 #include "sharding/spec.h"
 #include "sharding/tile.h"
+#include "tensor/dtype.h"
 
 namespace shardmesh::client {
 
@@ -41,6 +42,9 @@ absl::StatusOr<PartitionSpec> ParseSpec(std::string_view text);
 
 // Logical axes in the same grammar, where `[A,B]` is a composite axis.
 absl::StatusOr<std::vector<AxisValue>> ParseAxes(std::string_view text);
+
+// The name of an element type, of safetensors (`F32`) or of NumPy (`float32`).
+absl::StatusOr<Dtype> ParseElementType(std::string_view text);
 
 // A mode's name with or without its underscores, or a dimension's number. With kExact any other
 // text is a mode too: see Mode::Parse.

@@ -182,7 +182,7 @@ struct PromoteFlags {
 absl::Status RunPromote(const Invocation& invocation, const PromoteFlags& flags) {
   std::vector<Dtype> dtypes;
   for (const std::string& text : flags.dtypes) {
-    const absl::StatusOr<Dtype> dtype = ParseDtype(text);
+    const absl::StatusOr<Dtype> dtype = ParseElementType(text);
     if (!dtype.ok()) {
       return WrongUse(ToStd(dtype.status().message()));
     }
@@ -249,7 +249,7 @@ void AddDescribe(CommandLine* line, CLI::App* group) {
   describe->add_flag("--no-bias", flags->no_bias, "the layer has no bias");
   AddParsedOption(describe, "--scale", &options->scale, ParseScale,
                   "a factor, fan_in or fan_out (default: 1)");
-  AddParsedOption(describe, "--dtype", &flags->question.dtype, ParseDtype,
+  AddParsedOption(describe, "--dtype", &flags->question.dtype, ParseElementType,
                   "the parameters' element type (default: F32)");
   AddParsedOption(describe, "--direction", &options->direction, ParseDirection, "row or column");
   describe->add_flag("--exact", flags->exact, "answer as the Python originals do to the letter");
@@ -261,7 +261,7 @@ void AddPromote(CommandLine* line, CLI::App* group) {
       "promote", "Tell the element type in which operands of several types are computed",
       [flags](const Invocation& i) { return RunPromote(i, *flags); }, group);
   promote->add_option("types", flags->dtypes, "the operands' types, such as BF16 I32")->required();
-  AddParsedOption(promote, "--dtype", &flags->dtype, ParseDtype, "the type to compute in");
+  AddParsedOption(promote, "--dtype", &flags->dtype, ParseElementType, "the type to compute in");
 }
 
 }  // namespace

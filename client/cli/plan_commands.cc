@@ -111,6 +111,9 @@ absl::StatusOr<SearchAxis> ParseSearchAxis(std::string_view text) {
   if (!high.empty()) {
     int64_t size = 0;
     SHARDMESH_RETURN_IF_ERROR(read(high, &size));
+    if (size < axis.min_size) {
+      return WrongUse(StrCat("\"", text, "\" allows no size: ", size, " is below ", axis.min_size));
+    }
     axis.max_size = size;
   }
   return axis;
@@ -617,7 +620,8 @@ void AddPlan(CommandLine* line) {
                    "a device of the mesh whose tiles to show; may be given again");
   plan->add_option("--html", flags->html, "also write a report with pictures to this file");
   plan->add_option("--search", flags->search,
-                   "rank all meshes of that many devices over --axes, instead of a mesh");
+                   "rank all meshes of that many devices over --axes, instead of a mesh")
+      ->check(CLI::PositiveNumber);
   AddParsedOption(plan, "--axes", &flags->axes, ParseSearchAxes,
                   "with --search, the axes: dp,fsdp,tp; tp=8 is fixed, tp=2..8 is bounded");
   AddParsedOption(plan, "--memory", &flags->memory, ParseMemory,
@@ -640,7 +644,7 @@ void AddReshard(CommandLine* line) {
   reshard->add_option("--to", flags->to, "the same; without a mesh: that of --from")->required();
   AddParsedOption(reshard, "--shape", &flags->shape, ParseShape, "the array's extents, 4096,4096")
       ->required();
-  AddParsedOption(reshard, "--dtype", &flags->dtype, ParseDtype,
+  AddParsedOption(reshard, "--dtype", &flags->dtype, ParseElementType,
                   "its element type (default: BF16)");
   reshard
       ->add_option("--partial", flags->partial,

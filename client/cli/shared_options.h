@@ -22,7 +22,7 @@ inline constexpr char kMeshOptionHelp[] =
 // --mesh and --devices.
 struct MeshOption {
   std::string text;
-  std::optional<int64_t> devices;
+  std::optional<int64_t> devices = std::nullopt;
 
   bool empty() const { return text.empty(); }
 };
@@ -44,7 +44,7 @@ void AddExactOption(CLI::App* app, ExactOption* option);
 
 // --mode. Which texts are modes depends on --exact, hence it is read when all options are there.
 struct ModeOption {
-  std::optional<std::string> text;
+  std::optional<std::string> text = std::nullopt;
 };
 void AddModeOption(CLI::App* app, ModeOption* option, std::string_view help_prefix = "");
 // Nullopt where it was not given. Errors are of wrong use.

@@ -189,9 +189,15 @@ std::string FormatCorrections(absl::Span<const Correction> corrections) {
 }
 
 std::string FormatFix(const Fix& fix) {
-  return StrCat(fix.text, ": spec ", FormatSpec(fix.spec),
-                fix.kind == Fix::Kind::kPaddedSize ? StrCat(", shape ", StrJoin(fix.shape, ","))
-                                                   : std::string());
+  switch (fix.kind) {
+    case Fix::Kind::kAxisOrder:  // its text is the spec in the writing of Python
+      return StrCat("move the axes: spec ", FormatSpec(fix.spec));
+    case Fix::Kind::kPaddedSize:
+      return StrCat(fix.text, ": spec ", FormatSpec(fix.spec), ", shape ", StrJoin(fix.shape, ","));
+    case Fix::Kind::kAxesSubset:
+      break;
+  }
+  return StrCat(fix.text, ": spec ", FormatSpec(fix.spec));
 }
 
 Json SpecJson(const PartitionSpec& spec) {

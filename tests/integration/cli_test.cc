@@ -128,6 +128,14 @@ TEST_F(CommandLineTest, RefusesWrongUse) {
       {{"linear", "--input", "a", "--weight", "b", "--activation", "gelo"},
        "\"gelo\" is none of none, relu, gelu, gelu-tanh, silu; did you mean \"gelu\"?"},
       {{"get", "wq"}, "--out"},
+      {{"plan", "t.json", "--search", "0", "--axes", "dp"}, "--search"},
+      {{"plan", "t.json", "--search", "4", "--axes", "dp=3..1"}, "1 is below 3"},
+      {{"plan", "t.json", "--search", "4", "--axes", "dp", "--rank-by", "wasted_byte"},
+       "did you mean \"wasted_bytes\"?"},
+      {{"resolve", "--axes", "a", "--mesh", "dp=99999999999999999999"}, "over the limit of"},
+      {{"rules", "diff", "a", "b", "--tree", "t", "--max-increase", "5"}, "write 5% or 5B"},
+      {{"compare", "a,b", "a", "--rank", "1"}, "--rank 1 is below the 2 dimensions"},
+      {{"plan", "t.json", "--rules", "r", "--devices", "8"}, "--devices goes with a --mesh"},
       {{"make-checkpoint", "--out", "x", "--like", "llama"}, "--like llama needs a --size"},
   };
   for (const Case& c : kCases) {
@@ -244,8 +252,8 @@ TEST_F(CommandLineTest, StartsAClusterAndStopsItAgain) {
   EXPECT_TRUE(written.IsUp());
   written.processes[0].metrics_address.clear();
   ASSERT_THAT(client::WriteRecord(RecordFolder("default"), written), IsOk());
-  EXPECT_THAT(Run({"status"}).out, AllOf(HasSubstr(written.processes[1].metrics_address),
-                                         Not(HasSubstr("Metrics at"))));
+  EXPECT_THAT(Run({"status"}).out,
+              AllOf(HasSubstr(written.processes[1].metrics_address), Not(HasSubstr("Metrics at"))));
   result = Run({"down"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_FALSE(written.IsUp());
@@ -686,6 +694,129 @@ TEST_F(ClusterCommandTest, SaysWhySpecsDiffer) {
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, AllOf(HasSubstr("('tp', 'xx') dropped, the mesh has no axis 'xx'"),
                                 HasSubstr("nothing was asked for that cuts the tensor")));
+}
+
+TEST_F(ClusterCommandTest, FixesThatItPrintsNeedNoCorrection) {
+  const CommandResult explained =
+      cluster_->Run({"explain", "embeddings.word_embeddings.weight", "--tree", checkpoint_,
+                     "--rules", kRules, "--mesh", "dp=4,tp=8", "--strict"});
+  EXPECT_EQ(explained.exit_code, 1) << "something was corrected";
+  int fixes = 0;
+  for (const absl::string_view line : absl::StrSplit(explained.out, '\n')) {
+    const size_t spec = line.find(": spec ");
+    if (line.find("fix: ") == absl::string_view::npos || spec == absl::string_view::npos) {
+      continue;
+    }
+    const std::string_view request = ToStd(line.substr(spec + 7));
+    const size_t shape = request.find(", shape ");
+    const CommandResult asked = cluster_->Run(
+        {"resolve", "--strict", "--mesh", "dp=4,tp=8", StrCat("--spec=", request.substr(0, shape)),
+         StrCat("--shape=",
+                shape == std::string_view::npos ? "30522,384" : request.substr(shape + 8))});
+    EXPECT_EQ(asked.exit_code, 0) << line << ": " << asked.err;
+    ++fixes;
+  }
+  EXPECT_EQ(fixes, 3) << explained.out;
+  const CommandResult plan = cluster_->Run(
+      {"plan", checkpoint_, "--rules", kRules, "--mesh", "dp=4,tp=8", "--output=json"});
+  bool has_fix = false;
+  for (const json& tensor : json::parse(plan.out)["tensors"]) {
+    if (tensor["name"] == "embeddings.word_embeddings.weight") {
+      has_fix = tensor["fixes"][1]["spec"] == json({"tp", nullptr}) &&
+                tensor["fixes"][1]["shape"] == json({30528, 384});
+    }
+  }
+  EXPECT_TRUE(has_fix);
+}
+
+TEST_F(ClusterCommandTest, ExplainsUpToAnErrorAndNamesTheMode) {
+  const std::string profile = WriteFile(Path("profile.yaml"),
+                                        "semantic_axes:\n"
+                                        "- {name: __CONV__, value: tp, generation_value: null}\n"
+                                        "- {name: __B__, value: __CONV__}\n");
+  CommandResult result =
+      cluster_->Run({"explain", "q", "--axes", "__B__", "--mode", "insert", "--shape", "8",
+                     "--profile", profile, "--mesh", "tp=2,sp=2"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("mode __insert__  __CONV__  None"),
+                                HasSubstr("mesh axes        __B__     None")));
+  result = cluster_->Run({"explain", "q", "--axes", "__B__,__CONV__", "--shape", "8,8", "--profile",
+                          profile, "--mesh", "tp=2,sp=2"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("DUPLICATE_AXIS"));
+  EXPECT_THAT(result.out, AllOf(HasSubstr("requested  tp,tp"), HasSubstr("__CONV__  'tp'")));
+}
+
+TEST_F(ClusterCommandTest, SaysWhatIsNotCounted) {
+  const std::string tree = WriteFile(Path("tree.json"), R"({"a": {"shape": [4]}})");
+  const std::string rules =
+      WriteFile(Path("rules.yaml"), "rules:\n- {pattern: '.*', spec: [fsdp]}\n");
+  CommandResult result = cluster_->Run({"plan", tree, "--rules", rules});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("in no number of bytes or parameters: 1 tensor"),
+                                Not(HasSubstr("100.0 %"))));
+  result = cluster_->Run({"plan", tree, "--rules", rules, "--output=json"});
+  EXPECT_EQ(json::parse(result.out)["summary"]["tensors_without_dtype"], 1);
+  WriteFile(tree, "{}");
+  result = cluster_->Run({"plan", tree, "--rules", rules});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("has no tensors"));
+}
+
+TEST_F(ClusterCommandTest, NamesTheOptionThatARefusalIsAbout) {
+  ExpectRefused({
+      {"an option", {"compare", "a", "b", "--rank", "17", "--mesh", "a=2,b=2"}, "--rank is 17; it"},
+      {"an option's text",
+       {"tiles", "--spec", "tp", "--shape", "8", "--range", "0:5000"},
+       "--range ends at 5000"},
+  });
+}
+
+TEST_F(ClusterCommandTest, TakesSpecsThatBeginWithADashAndEmptyValues) {
+  CommandResult result = cluster_->Run({"compare", "()", "-,-"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("() and -,- are two specs"));
+  result = cluster_->Run({"spec", "axes", "-,tp"});
+  EXPECT_EQ(result.out, "tp\n") << result.err;
+  result = cluster_->Run({"resolve", "--spec", "()", "--shape=", "--mesh", "tp=2"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("tile       scalar"));
+}
+
+TEST_F(ClusterCommandTest, TakesMeshesAsTheyAreGiven) {
+  const std::string mesh =
+      WriteFile(Path("ring.yaml"),
+                "axes: [{name: fsdp, size: 2}, {name: tp, size: -1}]\ndevices: [0, 1, 3, 2]\n");
+  CommandResult result = cluster_->Run({"mesh", "show", mesh});
+  EXPECT_THAT(result.out, HasSubstr("device ids 0,1,3,2")) << result.err;
+  result = cluster_->Run({"reshard", "--from", "fsdp=2,tp=2:tp", "--to", mesh + ":tp", "--shape",
+                          "8", "--dtype", "float32"});
+  EXPECT_THAT(result.out, HasSubstr("pattern      permute")) << result.err;
+  result = cluster_->Run({"plan", checkpoint_, "--rules", kRules, "--mesh", "fsdp=-1,tp=8",
+                          "--devices", "32", "--summary"});
+  EXPECT_THAT(result.out, HasSubstr("Each of the 32 devices")) << result.err;
+  result = cluster_->Run({"plan", checkpoint_, "--rules", kRules, "--mesh", "fsdp=4,tp=2,tp=8",
+                          "--exact", "--summary"});
+  EXPECT_THAT(result.out, HasSubstr("Each of the 32 devices")) << result.err;
+}
+
+TEST_F(ClusterCommandTest, FailsWhereNoMeshFits) {
+  const std::vector<std::string> search = {"plan",     checkpoint_, "--rules", kRules,
+                                           "--search", "8",         "--axes",  "fsdp,tp"};
+  std::vector<std::string> arguments = search;
+  arguments.insert(arguments.end(), {"--memory", "1KiB"});
+  CommandResult result = cluster_->Run(arguments);
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.out, HasSubstr("0 of 4 meshes of 8 devices fit in 1KiB per device"));
+  EXPECT_THAT(result.err, HasSubstr("none of 4 meshes fits"));
+  arguments = search;
+  arguments.insert(arguments.end(), {"--rank-by", "corrections,device_bytes", "--output=json"});
+  result = cluster_->Run(arguments);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json meshes = json::parse(result.out)["meshes"];
+  for (size_t i = 1; i < meshes.size(); ++i) {
+    EXPECT_LE(meshes[i - 1]["corrected_tensors"], meshes[i]["corrected_tensors"]);
+  }
 }
 
 TEST_F(ClusterCommandTest, DoesNotExplainASpecThatIsFilledUpToTheRank) {

@@ -185,6 +185,19 @@ TEST(ConfigTest, ReadsTheTypesOfAMeshsAxes) {
               StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadFile));
 }
 
+TEST(ConfigTest, ReadsTheOrderOfAMeshsDevices) {
+  const std::string axes = "axes: [{name: dp, size: 2}, {name: tp, size: -1}]\n";
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const MeshDefinition mesh,
+                                 ParseMesh(axes + "devices: [0, 1, 3, 2]", "m.yaml"));
+  EXPECT_EQ(mesh.mesh.ToString(), "dp=2,tp=2");
+  EXPECT_EQ(mesh.mesh.GlobalIdOf(2), 3);
+  for (const char* devices : {"[0, 1, 3]", "[0, 1, 1, 2]", "[0, 1, -2, 3]", "[]", "4", "[a, b]"}) {
+    EXPECT_THAT(ParseMesh(axes + "devices: " + devices, "m.yaml").status(),
+                StatusIs(absl::StatusCode::kInvalidArgument))
+        << devices;
+  }
+}
+
 TEST(ConfigTest, ReadsMeshes) {
   const auto text = "axes: [{name: fsdp, size: -1}, {name: tp, size: 2}]\n";
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const MeshDefinition mesh, ParseMesh(text, "m.yaml", 8));

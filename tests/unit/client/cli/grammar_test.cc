@@ -4,9 +4,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <string>
+#include <variant>
 
 #include "client/cli/command_line.h"
+#include "client/cli/shared_options.h"
 #include "client/cli/table.h"
 #include "tests/testing/status_matchers.h"
 
@@ -53,6 +56,7 @@ TEST(GrammarTest, RefusesSpecsAsWrongUse) {
       {"tp=2", "is no axis"},
       {"((a,b),c)", "tuple"},
       {"((((((a))))))", "nests too deep"},
+      {"fsdp+,tp", "\"fsdp+\" ends in a + without an axis"},
   };
   for (const Case& c : kCases) {
     const absl::StatusOr<PartitionSpec> spec = ParseSpec(c.text);
@@ -83,6 +87,41 @@ TEST(GrammarTest, ReadsModes) {
   EXPECT_EQ(ExitCodeOf(ParseMode("trian").status()), kExitWrongUse);
 }
 
+TEST(GrammarTest, TakesAnyTextForAModeWhereTheOriginalDoes) {
+  EXPECT_EQ(*ParseMode("trian", Compatibility::kExact), Mode(RuntimeMode::kTrain));
+  EXPECT_EQ(*ParseMode("insert", Compatibility::kExact), Mode(RuntimeMode::kInsert));
+}
+
+TEST(GrammarTest, ReadsElementTypesByEitherName) {
+  EXPECT_EQ(*ParseElementType("F32"), Dtype::kF32);
+  EXPECT_EQ(*ParseElementType("float32"), Dtype::kF32);
+  EXPECT_EQ(*ParseElementType("float8_e4m3fn"), Dtype::kF8E4M3);
+  EXPECT_FALSE(ParseElementType("float31").ok());
+}
+
+TEST(SharedOptionsTest, InfersASizeOfAMeshFromTheDevices) {
+  const absl::StatusOr<MeshSelector> mesh = SelectMesh(MeshOption{"dp=-1,tp=8", 32});
+  ASSERT_THAT(mesh, IsOk());
+  EXPECT_EQ(std::get<Mesh>(*mesh).ToString(), "dp=4,tp=8");
+  for (const MeshOption& option : {MeshOption{"dp=-1,tp=8"}, MeshOption{"dp=-1,tp=8", 12},
+                                   MeshOption{"default", 8}, MeshOption{"", 8}}) {
+    EXPECT_EQ(ExitCodeOf(SelectMesh(option).status()), kExitWrongUse) << option.text;
+  }
+}
+
+TEST(SharedOptionsTest, TakesMeshesThatOnlyJaxTakesUnderExact) {
+  const MeshOption option = {"a=2,a=4"};
+  EXPECT_EQ(ExitCodeOf(SelectMesh(option).status()), kExitWrongUse);
+  EXPECT_THAT(SelectMesh(option, Compatibility::kExact), IsOk());
+}
+
+TEST(SharedOptionsTest, KnowsTheModeByWhichAxesAreRead) {
+  EXPECT_EQ(ModeOf(std::nullopt, "", std::nullopt), RuntimeMode::kTrain);
+  EXPECT_EQ(ModeOf(Mode::OfDimension(1), "", Shape{8, 1}), RuntimeMode::kAutoregressive);
+  EXPECT_EQ(ModeOf(Mode::OfDimension(1), "", std::nullopt), std::nullopt);
+  EXPECT_EQ(ModeOf(std::nullopt, "no such preset", std::nullopt), std::nullopt);
+}
+
 TEST(GrammarTest, NamesTheNearestValue) {
   EXPECT_THAT(std::string(ParseActivation("gelo").status().message()),
               HasSubstr("did you mean \"gelu\"?"));
@@ -104,6 +143,36 @@ TEST(TableTest, AlignsColumnsByCharacters) {
             "name    size  remark\n"
             "é         10\n"
             "longer     2  x\n");
+}
+
+TEST(TableTest, KeepsARowOnItsLine) {
+  Table table({{"name"}});
+  table.AddRow({"a\nb\tc\x07"});
+  EXPECT_EQ(table.ToString(), "name\na\\nb\\tc\\x07\n");
+}
+
+TEST(TableTest, LeavesTheNumbersOfNamesOpen) {
+  EXPECT_EQ(NamePattern("layers.12.w2"), "layers.*.w2");
+  EXPECT_EQ(NamePattern("h_3/b"), "h_*/b");
+}
+
+TEST(TableTest, WritesTheWholeRequestOfAFix) {
+  const Fix subset = {.kind = Fix::Kind::kAxesSubset,
+                      .spec = *ParseSpec("-,tp"),
+                      .shape = {30, 8},
+                      .text = "ask for no axis along dimension 0"};
+  EXPECT_EQ(FormatFix(subset), "ask for no axis along dimension 0: spec -,tp");
+  const Fix padded = {.kind = Fix::Kind::kPaddedSize,
+                      .size = 32,
+                      .spec = *ParseSpec("(dp,fsdp),tp"),
+                      .shape = {32, 8},
+                      .text = "pad dimension 0 from 30 to 32"};
+  EXPECT_EQ(FormatFix(padded), "pad dimension 0 from 30 to 32: spec (dp,fsdp),tp, shape 32,8");
+  const Fix moved = {.kind = Fix::Kind::kAxisOrder,
+                     .spec = *ParseSpec("tp,-"),
+                     .shape = {30, 8},
+                     .text = "move the axes: ask for P('tp', None)"};
+  EXPECT_EQ(FormatFix(moved), "move the axes: spec tp,-");
 }
 
 TEST(TableTest, CountsOneInTheSingular) {

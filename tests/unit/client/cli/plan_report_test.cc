@@ -131,6 +131,31 @@ TEST(PlanReportTest, IsWellFormedForTensorsOfEveryRank) {
   }
 }
 
+TEST(PlanReportTest, NumbersTheDevicesThatHoldATile) {
+  const Mesh mesh = *Mesh::Parse("dp=2,tp=2");
+  const auto label = [](std::string_view text) { return StrCat(">", text, "</text>"); };
+  const std::string cut = HtmlOf(
+      mesh, PlacementOf(mesh, {{.name = "w", .shape = {8, 8}, .spec = *ParseSpec("tp,dp")}}));
+  for (const char* device : {"0", "1", "2", "3"}) {
+    EXPECT_THAT(cut, HasSubstr(label(device)));
+  }
+  const std::string copied =
+      HtmlOf(mesh, PlacementOf(mesh, {{.name = "w", .shape = {8}, .spec = *ParseSpec("tp")}}));
+  EXPECT_THAT(copied, HasSubstr(label("0,2")));
+  EXPECT_THAT(copied, HasSubstr(label("1,3")));
+  const std::string whole =
+      HtmlOf(mesh, PlacementOf(mesh, {{.name = "w", .shape = {8, 8}, .spec = PartitionSpec()}}));
+  EXPECT_THAT(whole, HasSubstr(label("every device")));
+}
+
+TEST(PlanReportTest, SaysThatThereIsNothingToCutAndNothingToCount) {
+  const Mesh mesh = *Mesh::Parse("tp=2");
+  const std::string html = HtmlOf(
+      mesh, PlacementOf(mesh, {{.name = "empty", .shape = {0, 8}, .spec = *ParseSpec("tp")}}));
+  EXPECT_THAT(html, HasSubstr("without elements: there is nothing to cut"));
+  EXPECT_THAT(html, HasSubstr("1 tensor without a dtype"));
+}
+
 TEST(PlanReportTest, EscapesWhatItShows) {
   const Mesh mesh = *Mesh::Create({{"<b>&\"'", 2}});
   Placement placement = PlacementOf(mesh, {{.name = "<script>alert(\"1\")</script>\x01 & 'x'",
