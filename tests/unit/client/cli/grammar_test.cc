@@ -157,22 +157,21 @@ TEST(TableTest, LeavesTheNumbersOfNamesOpen) {
 }
 
 TEST(TableTest, WritesTheWholeRequestOfAFix) {
-  const Fix subset = {.kind = Fix::Kind::kAxesSubset,
-                      .spec = *ParseSpec("-,tp"),
-                      .shape = {30, 8},
-                      .text = "ask for no axis along dimension 0"};
-  EXPECT_EQ(FormatFix(subset), "ask for no axis along dimension 0: spec -,tp");
-  const Fix padded = {.kind = Fix::Kind::kPaddedSize,
-                      .size = 32,
-                      .spec = *ParseSpec("(dp,fsdp),tp"),
-                      .shape = {32, 8},
-                      .text = "pad dimension 0 from 30 to 32"};
-  EXPECT_EQ(FormatFix(padded), "pad dimension 0 from 30 to 32: spec (dp,fsdp),tp, shape 32,8");
-  const Fix moved = {.kind = Fix::Kind::kAxisOrder,
-                     .spec = *ParseSpec("tp,-"),
-                     .shape = {30, 8},
-                     .text = "move the axes: ask for P('tp', None)"};
-  EXPECT_EQ(FormatFix(moved), "move the axes: spec tp,-");
+  Fix fix;
+  fix.kind = Fix::Kind::kAxesSubset;
+  fix.spec = *ParseSpec("-,tp");
+  fix.shape = {30, 8};
+  fix.text = "ask for no axis along dimension 0";
+  EXPECT_EQ(FormatFix(fix), "ask for no axis along dimension 0: spec -,tp");
+  fix.kind = Fix::Kind::kPaddedSize;
+  fix.spec = *ParseSpec("(dp,fsdp),tp");
+  fix.shape = {32, 8};
+  fix.text = "pad dimension 0 from 30 to 32";
+  EXPECT_EQ(FormatFix(fix), "pad dimension 0 from 30 to 32: spec (dp,fsdp),tp, shape 32,8");
+  fix.kind = Fix::Kind::kAxisOrder;
+  fix.spec = *ParseSpec("tp,-");
+  fix.text = "move the axes: ask for P('tp', None)";
+  EXPECT_EQ(FormatFix(fix), "move the axes: spec tp,-");
 }
 
 TEST(TableTest, CountsOneInTheSingular) {
