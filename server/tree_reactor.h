@@ -13,8 +13,8 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "rpc/status.h"
+#include "rpc/tree_decoder.h"
 #include "server/background.h"
-#include "server/tree_decoder.h"
 #include "sharding/reason.h"
 
 namespace shardmesh::server {
@@ -69,7 +69,7 @@ class TreeFeeder {
   }
 
   Work work_;
-  TreeDecoder decoder_;
+  rpc::TreeDecoder decoder_;
   bool has_begun_ = false;
 };
 
