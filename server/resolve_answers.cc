@@ -72,6 +72,14 @@ absl::StatusOr<std::optional<rpc::RuleSetDefinition>> SelectRules(
   return std::nullopt;
 }
 
+absl::StatusOr<const StoredTree*> SelectTree(const ClusterState& state, const std::string& name) {
+  if (name.empty()) {
+    return nullptr;
+  }
+  auto tree = state.FindTree(name);
+  return tree.ok() ? tree : rpc::WithField(tree.status(), "stored_tree");
+}
+
 absl::Status CheckCount(int64_t count, int64_t limit, std::string_view what,
                         std::string_view field) {
   if (count <= limit) {

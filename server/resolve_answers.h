@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -99,6 +100,8 @@ absl::StatusOr<PartitionAxis> SelectProfile(const ClusterState& state,
 // Nullopt where nothing is selected.
 absl::StatusOr<std::optional<rpc::RuleSetDefinition>> SelectRules(
     const ClusterState& state, const v1::RuleSetSelector& selector, Compatibility compatibility);
+// Null for an empty name; valid as long as the state. The error names `stored_tree`.
+absl::StatusOr<const StoredTree*> SelectTree(const ClusterState& state, const std::string& name);
 absl::StatusOr<LogicalRules> SelectLogicalRules(const ClusterState& state,
                                                 const v1::LogicalRulesSelector& selector);
 

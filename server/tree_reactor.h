@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <functional>
+#include <string_view>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -15,21 +16,32 @@
 #include "rpc/status.h"
 #include "rpc/tree_decoder.h"
 #include "server/background.h"
+#include "server/stored_tree.h"
 #include "sharding/reason.h"
+#include "sharding/str_cat.h"
 
 namespace shardmesh::server {
+
+// The refusal of tensors that are streamed though the header's `field` names stored ones.
+inline absl::Status TensorsBesideStoredTree(std::string_view field) {
+  return rpc::BadField("tensors", StrCat("are given beside ", field, "; give one of both"));
+}
 
 // Takes the messages of one stream in their order. `Work` has
 //   absl::Status Begin(const Header&);
 //   absl::Status Add(absl::Span<const TreeTensor>, const std::function<bool()>& is_cancelled, ...);
 //   absl::Status End(Response*, const std::function<bool()>& is_cancelled);
-// The errors of the first two are about the header and the tensors.
+// The errors of the first two are about the header and the tensors. It may also have
+//   const StoredTree* stored_tree() const;
+// which is the tree that the header names, or null; it lives as long as the work. Such a tree is
+// added as one piece with the header, and no other may follow.
 template <typename Work, typename Request>
 class TreeFeeder {
  public:
   explicit TreeFeeder(Work work) : work_(std::move(work)) {}
 
-  // Takes a message; `add` are further arguments of Work::Add. `is_tensors` tells what it was.
+  // Takes a message; `add` are further arguments of Work::Add. `is_tensors` tells whether tensors
+  // came with it: as the message, or by a header that names a stored tree.
   template <typename... Args>
   absl::Status Take(const Request& request, const std::function<bool()>& is_cancelled,
                     bool* is_tensors, Args... args) {
@@ -40,10 +52,20 @@ class TreeFeeder {
           return rpc::BadField("header", "comes a second time; it is the first message alone");
         }
         has_begun_ = true;
-        return rpc::WithField(work_.Begin(request.header()), "header");
+        if (absl::Status status = work_.Begin(request.header()); !status.ok()) {
+          return rpc::WithField(std::move(status), "header");
+        }
+        if (stored_tree() == nullptr) {
+          return absl::OkStatus();
+        }
+        *is_tensors = true;
+        return work_.Add(stored_tree()->tensors(), is_cancelled, args...);
       case Request::kTensors: {
         if (!has_begun_) {
           return NoHeader();
+        }
+        if (stored_tree() != nullptr) {
+          return TensorsBesideStoredTree("header.stored_tree");
         }
         const auto tensors = decoder_.Decode(request.tensors());
         if (!tensors.ok()) {
@@ -64,6 +86,13 @@ class TreeFeeder {
   }
 
  private:
+  const StoredTree* stored_tree() const {
+    if constexpr (requires { work_.stored_tree(); }) {
+      return work_.stored_tree();
+    } else {
+      return nullptr;
+    }
+  }
   static absl::Status NoHeader() {
     return rpc::BadField("header", "is missing; it must be the first message");
   }
