@@ -102,7 +102,7 @@ struct LintOptions {
   int64_t max_findings_per_kind = 100;
   Compatibility compatibility = Compatibility::kDefault;  // how axes resolve
   // Asked now and then; true ends the call with CANCELLED.
-  std::function<bool()> is_cancelled;
+  std::function<bool()> is_cancelled = {};
 };
 
 // What there is to say of one tree, whatever the others are.

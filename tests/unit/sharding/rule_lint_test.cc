@@ -107,7 +107,7 @@ TEST(RuleLintTest, LooksAtSeveralTreesAsIfTheyWereOneAndTellsWhatEachAdds) {
                                           {"(", Spec({})}},
                                          {.defer_pattern_errors = true});
   std::vector<LintTensor> tensors = Tree({"attn", "bias", "kernel"});
-  for (const std::string& name : {"bias", "head", "gate.kernel"}) {
+  for (const char* name : {"bias", "head", "gate.kernel"}) {
     tensors.push_back({name, Shape{6, 8}, nullptr, /*tree=*/1});
   }
   const std::vector<LintMesh> meshes = Meshes({{"m", "dp=4,tp=4"}});
