@@ -31,6 +31,14 @@ struct HeldQuestion {
   HeldQuestion& operator=(const HeldQuestion&) = delete;
 };
 
+// The same as SHARDMESH_ASSIGN_OR_RETURN, with the field that the error of a layout is about.
+#define SHARDMESH_LAY_OUT(lhs, field, layout)                    \
+  auto lhs##_or = (layout);                                      \
+  if (!lhs##_or.ok()) {                                          \
+    return WithLayoutField(std::move(lhs##_or).status(), field); \
+  }                                                              \
+  auto lhs = *std::move(lhs##_or)
+
 // Takes in what says which axes are meant, under which mode. `axes` and `preset` as the contract
 // has them: one of the two, or under EXACT both.
 absl::Status SetAxes(std::vector<AxisValue> axes, const std::string& preset_name,
@@ -54,7 +62,11 @@ absl::Status SetAxes(std::vector<AxisValue> axes, const std::string& preset_name
     to->question.axes = absl::MakeConstSpan(to->axes);
     to->question.dynamic_axes = &preset->dynamic_axes;
   } else if (mode.has_value() && !exact) {
-    to->question.axes = absl::MakeConstSpan(preset->dynamic_axes.axes);
+    // The original goes by the preset's mode, and says nothing of the one that was given.
+    return rpc::BadField(
+        "mode", StrCat("must not be set where a preset is given, which has its own (", preset_name,
+                       " goes by ", preset->dynamic_axes.mode.ToString(),
+                       "); leave it out, or name the preset's axes instead"));
   } else {
     to->question.mode.reset();
     to->question.dynamic_axes = &preset->dynamic_axes;
@@ -97,10 +109,13 @@ absl::Status Answer(Context context, const v1::ResolveSpecRequest& request,
   // A mesh without axes stands for none; the shape then serves the mode alone.
   const bool corrects = request.has_shape() && !mesh.empty();
 
+  const std::string_view asked = request.axes().empty() && !request.preset().empty()
+                                     ? std::string_view("preset")
+                                     : std::string_view("axes");
   PartitionSpec requested;
   CorrectionResult corrected;
   if (request.explain()) {
-    SHARDMESH_ASSIGN_OR_RETURN(Explanation explanation, Explain(profile, held.question, mesh));
+    SHARDMESH_LAY_OUT(explanation, asked, Explain(profile, held.question, mesh));
     for (const ExplanationStep& step : explanation.steps) {
       rpc::Encode(step, response->add_explanation());
     }
@@ -108,16 +123,18 @@ absl::Status Answer(Context context, const v1::ResolveSpecRequest& request,
     corrected = {.effective = std::move(explanation.effective),
                  .corrections = std::move(explanation.corrections)};
   } else {
-    SHARDMESH_ASSIGN_OR_RETURN(requested, ResolveSpec(profile, held.question));
+    SHARDMESH_LAY_OUT(resolved, asked, ResolveSpec(profile, held.question));
+    requested = std::move(resolved);
     if (corrects) {
-      SHARDMESH_ASSIGN_OR_RETURN(corrected, Correct(requested, held.shape, mesh));
+      SHARDMESH_LAY_OUT(result, asked, Correct(requested, held.shape, mesh));
+      corrected = std::move(result);
     } else {
       corrected.effective = requested;
     }
   }
   context.counter.Count(corrected.corrections);
   if (strict && !corrected.corrections.empty()) {
-    return FirstCorrection(requested, held.shape, mesh, corrected);
+    return WithLayoutField(FirstCorrection(requested, held.shape, mesh, corrected), asked);
   }
   rpc::Encode(requested, response->mutable_requested());
   rpc::Encode(corrected.effective, response->mutable_effective());
@@ -143,10 +160,10 @@ absl::Status Answer(Context context, const v1::ResolveAxesRequest& request,
   }
   RuntimeMode runtime_mode = RuntimeMode::kTrain;
   if (mode.has_value()) {
-    SHARDMESH_ASSIGN_OR_RETURN(runtime_mode, mode->Resolve(std::nullopt));
+    SHARDMESH_DECODE(named, "mode", mode->Resolve(std::nullopt));
+    runtime_mode = named;
   }
-  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<AxisValue> values,
-                             profile.ResolveAxis(axes, runtime_mode, compatibility));
+  SHARDMESH_DECODE(values, "axes", profile.ResolveAxis(axes, runtime_mode, compatibility));
   for (const AxisValue& value : values) {
     rpc::Encode(value, response->add_values());
   }
@@ -170,10 +187,10 @@ absl::Status Answer(Context context, const v1::CorrectSpecRequest& request,
     rpc::Encode(shape, response->mutable_shard_shape());
     return absl::OkStatus();
   }
-  SHARDMESH_ASSIGN_OR_RETURN(const CorrectionResult corrected, Correct(spec, shape, mesh));
+  SHARDMESH_LAY_OUT(corrected, "spec", Correct(spec, shape, mesh));
   context.counter.Count(corrected.corrections);
   if (strict && !corrected.corrections.empty()) {
-    return FirstCorrection(spec, shape, mesh, corrected);
+    return WithLayoutField(FirstCorrection(spec, shape, mesh, corrected), "spec");
   }
   rpc::Encode(corrected.effective, response->mutable_effective());
   EncodeCorrections(spec, shape, mesh, corrected, request.suggest_fixes(),
@@ -200,8 +217,7 @@ absl::Status Answer(Context context, const v1::ConstrainArrayRequest& request,
     }
     SHARDMESH_DECODE(spec, "spec", rpc::Decode(request.spec()));
     sharding.requested = std::move(spec);
-    SHARDMESH_ASSIGN_OR_RETURN(std::optional<CorrectionResult> corrected,
-                               CorrectConstraint(sharding.requested, held.shape, mesh));
+    SHARDMESH_LAY_OUT(corrected, "spec", CorrectConstraint(sharding.requested, held.shape, mesh));
     if (corrected.has_value()) {
       sharding.constraint = std::move(corrected->effective);
       sharding.corrections = std::move(corrected->corrections);
@@ -229,14 +245,19 @@ absl::Status Answer(Context context, const v1::ConstrainArrayRequest& request,
                                           ? request.preset()
                                           : std::string(),
                                       mode, compatibility, &held));
-    SHARDMESH_ASSIGN_OR_RETURN(
-        sharding, ApplyLogicalSharding(profile, held.question, mesh, request.auto_correct()));
+    SHARDMESH_LAY_OUT(applied, request.has_axes() ? "axes" : "preset",
+                      ApplyLogicalSharding(profile, held.question, mesh, request.auto_correct()));
+    sharding = std::move(applied);
   }
   context.counter.Count(sharding.corrections);
   if (strict && !sharding.corrections.empty()) {
-    return FirstCorrection(sharding.requested, held.shape, mesh,
-                           {.effective = sharding.constraint.value_or(PartitionSpec()),
-                            .corrections = sharding.corrections});
+    return WithLayoutField(
+        FirstCorrection(sharding.requested, held.shape, mesh,
+                        {.effective = sharding.constraint.value_or(PartitionSpec()),
+                         .corrections = sharding.corrections}),
+        request.has_spec()   ? "spec"
+        : request.has_axes() ? "axes"
+                             : "preset");
   }
   rpc::Encode(sharding.requested, response->mutable_requested());
   if (sharding.constraint.has_value()) {
@@ -294,7 +315,7 @@ absl::Status Answer(Context context, const v1::ExplainTensorRequest& request,
     SHARDMESH_DECODE(mode, "mode", rpc::Decode(request.mode(), compatibility));
     SHARDMESH_DECODE(profile, "profile", SelectProfile(context.state, request.profile()));
     SHARDMESH_RETURN_IF_ERROR(SetAxes(std::move(axes), "", mode, compatibility, &held));
-    SHARDMESH_ASSIGN_OR_RETURN(Explanation explanation, Explain(profile, held.question, mesh));
+    SHARDMESH_LAY_OUT(explanation, "axes", Explain(profile, held.question, mesh));
     requested = std::move(explanation.requested);
     steps = std::move(explanation.steps);
     corrected = {.effective = std::move(explanation.effective),
@@ -306,17 +327,18 @@ absl::Status Answer(Context context, const v1::ExplainTensorRequest& request,
       return rpc::BadField("rule_set", "is not set; give rules or semantic axes");
     }
     const std::string name = rpc::NameForRules(*rules, request.name());
-    SHARDMESH_ASSIGN_OR_RETURN(RuleExplanation explanation,
-                               ExplainRules(rules->rules, name, absl::MakeConstSpan(held.shape)));
+    SHARDMESH_DECODE(explanation, "rule_set",
+                     ExplainRules(rules->rules, name, absl::MakeConstSpan(held.shape)));
     if (explanation.match.unmatched) {
-      return rules->rules.UnmatchedError(name);
+      return rpc::WithField(rules->rules.UnmatchedError(name), "name");
     }
     const RuleMatch& match = explanation.match;
     requested = match.rule.has_value() ? rules->rules.rules()[static_cast<size_t>(*match.rule)].spec
                                        : match.spec;
     response->set_rule(match.rule.has_value() ? static_cast<uint32_t>(*match.rule) + 1 : 0);
     steps = std::move(explanation.steps);
-    SHARDMESH_ASSIGN_OR_RETURN(corrected, Correct(match.spec, held.shape, mesh));
+    SHARDMESH_LAY_OUT(result, "rule_set", Correct(match.spec, held.shape, mesh));
+    corrected = std::move(result);
     for (const Correction& correction : corrected.corrections) {
       steps.push_back({ExplanationStep::Kind::kCorrection, correction.dim,
                        correction.requested.ToString(), correction.ToString()});
@@ -345,7 +367,7 @@ absl::Status Answer(Context context, const v1::DescribeTilingRequest& request,
       CheckCount(request.devices_size(), kMaxListedDevices, "devices", "devices"));
   SHARDMESH_RETURN_IF_ERROR(CheckCount(request.replica_groups_of_size(), kMaxListedDevices,
                                        "devices", "replica_groups_of"));
-  SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, Tiling::Create(mesh, spec, shape));
+  SHARDMESH_LAY_OUT(tiling, "spec", Tiling::Create(mesh, spec, shape));
   for (int i = 0; i < request.devices_size(); ++i) {
     const DeviceId device = request.devices(i);
     SHARDMESH_RETURN_IF_ERROR(CheckDevice(device, mesh, "devices", i));
@@ -374,7 +396,17 @@ absl::Status Answer(Context context, const v1::DescribeTilingRequest& request,
       return rpc::BadField(
           "range", StrCat("has ", range.ranges.size(), " dimensions, the tensor ", tiling.rank()));
     }
+    const auto check_pieces = [](int64_t pieces) {
+      return pieces <= kMaxListedPieces
+                 ? absl::OkStatus()
+                 : rpc::WithField(
+                       InvalidArgument(Reason::kLimitExceeded,
+                                       StrCat("the range has more than ", kMaxListedPieces,
+                                              " pieces and holders; ask for a smaller one")),
+                       "range");
+    };
     int64_t pieces = tiling.replica_count();
+    SHARDMESH_RETURN_IF_ERROR(check_pieces(pieces));
     for (int64_t dim = 0; dim < tiling.rank(); ++dim) {
       const IndexRange& asked = range.ranges[static_cast<size_t>(dim)];
       if (asked.stop > shape[static_cast<size_t>(dim)]) {
@@ -382,12 +414,7 @@ absl::Status Answer(Context context, const v1::DescribeTilingRequest& request,
                                              ", which has ", shape[static_cast<size_t>(dim)]));
       }
       pieces *= std::min(tiling.PartCount(dim), std::max<int64_t>(asked.size(), 1));
-      if (pieces > kMaxListedPieces) {
-        return rpc::WithField(InvalidArgument(Reason::kLimitExceeded,
-                                              StrCat("the range has more than ", kMaxListedPieces,
-                                                     " pieces and holders; ask for a smaller one")),
-                              "range");
-      }
+      SHARDMESH_RETURN_IF_ERROR(check_pieces(pieces));
     }
     for (const OwnedTile& piece : tiling.OwnersOf(range)) {
       v1::OwnedTile* owners = response->add_owners();
