@@ -466,16 +466,14 @@ grpc::ServerUnaryReactor* MakePlanReshardReactor(std::shared_ptr<const ClusterSt
   return new PlanReshardReactor(std::move(state), counter, request, response, background);
 }
 
-grpc::ServerReadReactor<v1::AnalyzeLayoutRequest>* MakeAnalyzeLayoutReactor(
-    std::shared_ptr<const ClusterState> state, v1::AnalyzeLayoutResponse* response,
-    Background* background) {
+grpc::ServerReadReactor<grpc::ByteBuffer>* MakeAnalyzeLayoutReactor(
+    std::shared_ptr<const ClusterState> state, grpc::ByteBuffer* response, Background* background) {
   return new TreeReadReactor<AnalyzeAnswer, v1::AnalyzeLayoutRequest, v1::AnalyzeLayoutResponse>(
       AnalyzeAnswer(std::move(state)), response, background);
 }
 
-grpc::ServerReadReactor<v1::SearchMeshesRequest>* MakeSearchMeshesReactor(
-    std::shared_ptr<const ClusterState> state, v1::SearchMeshesResponse* response,
-    Background* background) {
+grpc::ServerReadReactor<grpc::ByteBuffer>* MakeSearchMeshesReactor(
+    std::shared_ptr<const ClusterState> state, grpc::ByteBuffer* response, Background* background) {
   return new TreeReadReactor<SearchAnswer, v1::SearchMeshesRequest, v1::SearchMeshesResponse>(
       SearchAnswer(std::move(state)), response, background);
 }

@@ -24,13 +24,11 @@ grpc::ServerUnaryReactor* MakePlanReshardReactor(std::shared_ptr<const ClusterSt
                                                  v1::PlanReshardResponse* response,
                                                  Background* background);
 
-grpc::ServerReadReactor<v1::AnalyzeLayoutRequest>* MakeAnalyzeLayoutReactor(
-    std::shared_ptr<const ClusterState> state, v1::AnalyzeLayoutResponse* response,
-    Background* background);
+grpc::ServerReadReactor<grpc::ByteBuffer>* MakeAnalyzeLayoutReactor(
+    std::shared_ptr<const ClusterState> state, grpc::ByteBuffer* response, Background* background);
 
-grpc::ServerReadReactor<v1::SearchMeshesRequest>* MakeSearchMeshesReactor(
-    std::shared_ptr<const ClusterState> state, v1::SearchMeshesResponse* response,
-    Background* background);
+grpc::ServerReadReactor<grpc::ByteBuffer>* MakeSearchMeshesReactor(
+    std::shared_ptr<const ClusterState> state, grpc::ByteBuffer* response, Background* background);
 
 // `catalogue` may be null: then there are no named arrays.
 grpc::ServerWriteReactor<v1::ListShardingsResponse>* MakeListShardingsReactor(

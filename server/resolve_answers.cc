@@ -118,16 +118,19 @@ absl::Status FirstCorrection(const PartitionSpec& requested, absl::Span<const in
       fixes.push_back(fix.text);
     }
   }
-  return InvalidArgument(first.reason, fixes.empty() ? first.ToString()
-                                                     : StrCat(first.ToString(), "; to mend it, ",
-                                                              StrJoin(fixes, ", or ")));
+  return InvalidArgument(
+      first.reason, fixes.empty()
+                        ? first.ToString(mesh)
+                        : StrCat(first.ToString(mesh), "; to mend it, ", StrJoin(fixes, ", or ")));
 }
 
 void EncodeCorrections(const PartitionSpec& requested, absl::Span<const int64_t> shape,
                        const Mesh& mesh, const CorrectionResult& corrected, bool suggest_fixes,
                        google::protobuf::RepeatedPtrField<v1::Correction>* to) {
   for (const Correction& correction : corrected.corrections) {
-    rpc::Encode(correction, to->Add());
+    v1::Correction* const added = to->Add();
+    rpc::Encode(correction, added);
+    added->set_message(correction.ToString(mesh));
   }
   if (suggest_fixes && !corrected.corrections.empty()) {
     for (const Fix& fix : SuggestFixes(requested, shape, mesh, corrected)) {

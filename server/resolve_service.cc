@@ -12,6 +12,7 @@
 #include "server/plan_streams.h"
 #include "server/resolve_answers.h"
 #include "server/rule_streams.h"
+#include "server/service_mixins.h"
 #include "server/tree_reactor.h"
 #include "server/tree_streams.h"
 #include "shardmesh/v1/resolve_service.grpc.pb.h"
@@ -19,7 +20,29 @@
 namespace shardmesh::server {
 namespace {
 
-class ResolveService final : public v1::ResolveService::CallbackService {
+// Streams of requests come as bytes: see rpc/message_bytes.h.
+#define SHARDMESH_MESSAGES(Method) v1::ResolveService::WithCallbackMethod_##Method
+#define SHARDMESH_BYTES(Method) v1::ResolveService::WithRawCallbackMethod_##Method
+using ResolveServiceBase =
+    WithMethods<v1::ResolveService::Service, SHARDMESH_BYTES(ResolveTree),
+                SHARDMESH_BYTES(AnalyzeLayout), SHARDMESH_BYTES(LintRules),
+                SHARDMESH_BYTES(DiffLayouts), SHARDMESH_BYTES(SearchMeshes),
+                SHARDMESH_MESSAGES(ResolveSpec), SHARDMESH_MESSAGES(ResolveAxes),
+                SHARDMESH_MESSAGES(CorrectSpec), SHARDMESH_MESSAGES(ConstrainArray),
+                SHARDMESH_MESSAGES(CompareSpecs), SHARDMESH_MESSAGES(ExplainTensor),
+                SHARDMESH_MESSAGES(DescribeTiling), SHARDMESH_MESSAGES(PlanReshard),
+                SHARDMESH_MESSAGES(DescribeProfile), SHARDMESH_MESSAGES(ComputeHash),
+                SHARDMESH_MESSAGES(ListPresets), SHARDMESH_MESSAGES(DescribeMesh),
+                SHARDMESH_MESSAGES(QueryMesh), SHARDMESH_MESSAGES(ListSpecAxes),
+                SHARDMESH_MESSAGES(ParsePatternRules), SHARDMESH_MESSAGES(CheckPattern),
+                SHARDMESH_MESSAGES(RewriteRules), SHARDMESH_MESSAGES(ComposeLogicalRules),
+                SHARDMESH_MESSAGES(ResolveLogicalAxes), SHARDMESH_MESSAGES(ListShardings),
+                SHARDMESH_MESSAGES(ResolveOutputSpec), SHARDMESH_MESSAGES(CheckTensorParallel),
+                SHARDMESH_MESSAGES(DescribeLinearLayer), SHARDMESH_MESSAGES(PromoteDtypes)>::Type;
+#undef SHARDMESH_MESSAGES
+#undef SHARDMESH_BYTES
+
+class ResolveService final : public ResolveServiceBase {
  public:
   explicit ResolveService(const ResolveServiceOptions& options)
       : options_(options), counter_(options.metrics) {}
@@ -71,16 +94,16 @@ class ResolveService final : public v1::ResolveService::CallbackService {
     return InBackground(context, request, response);
   }
 
-  grpc::ServerBidiReactor<v1::ResolveTreeRequest, v1::ResolveTreeResponse>* ResolveTree(
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ResolveTree(
       grpc::CallbackServerContext*) override {
     return MakeResolveTreeReactor(options_.publisher->shared_state(), counter_);
   }
-  grpc::ServerReadReactor<v1::LintRulesRequest>* LintRules(
-      grpc::CallbackServerContext*, v1::LintRulesResponse* response) override {
+  grpc::ServerReadReactor<grpc::ByteBuffer>* LintRules(grpc::CallbackServerContext*,
+                                                       grpc::ByteBuffer* response) override {
     return MakeLintRulesReactor(options_.publisher->shared_state(), options_.catalogue,
                                 &background_, response);
   }
-  grpc::ServerBidiReactor<v1::DiffLayoutsRequest, v1::DiffLayoutsResponse>* DiffLayouts(
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* DiffLayouts(
       grpc::CallbackServerContext*) override {
     return MakeDiffLayoutsReactor(options_.publisher->shared_state());
   }
@@ -92,13 +115,13 @@ class ResolveService final : public v1::ResolveService::CallbackService {
                                   &background_);
   }
 
-  grpc::ServerReadReactor<v1::AnalyzeLayoutRequest>* AnalyzeLayout(
-      grpc::CallbackServerContext*, v1::AnalyzeLayoutResponse* response) override {
+  grpc::ServerReadReactor<grpc::ByteBuffer>* AnalyzeLayout(grpc::CallbackServerContext*,
+                                                           grpc::ByteBuffer* response) override {
     return MakeAnalyzeLayoutReactor(options_.publisher->shared_state(), response, &background_);
   }
 
-  grpc::ServerReadReactor<v1::SearchMeshesRequest>* SearchMeshes(
-      grpc::CallbackServerContext*, v1::SearchMeshesResponse* response) override {
+  grpc::ServerReadReactor<grpc::ByteBuffer>* SearchMeshes(grpc::CallbackServerContext*,
+                                                          grpc::ByteBuffer* response) override {
     return MakeSearchMeshesReactor(options_.publisher->shared_state(), response, &background_);
   }
 

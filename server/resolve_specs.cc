@@ -62,6 +62,39 @@ absl::Status SetAxes(std::vector<AxisValue> axes, const std::string& preset_name
   return absl::OkStatus();
 }
 
+// Names the field of the request that an error of the algebra is about: what is to tell the mode
+// from a shape, or else `layout`, which says what is asked for.
+absl::Status About(absl::Status status, const HeldQuestion& held, std::string_view layout) {
+  if (!absl::IsInvalidArgument(status)) {
+    return status;
+  }
+  const std::optional<Mode>& mode = held.question.mode;
+  if (mode.has_value() && !mode->Resolve(held.question.shape).ok()) {
+    return rpc::WithField(std::move(status), "mode.dimension");
+  }
+  return rpc::WithField(std::move(status), layout);
+}
+
+// The same, and which of the axes does not resolve by itself.
+absl::Status AboutAxes(absl::Status status, const PartitionAxis& profile, const HeldQuestion& held,
+                       std::string_view layout) {
+  if (held.question.mode.has_value() && !held.axes.empty()) {
+    const auto mode = held.question.mode->Resolve(held.question.shape);
+    for (size_t i = 0; mode.ok() && i < held.axes.size(); ++i) {
+      const auto alone = absl::MakeConstSpan(held.axes).subspan(i, 1);
+      if (!profile.ResolveSpec(alone, *mode, held.question.compatibility).ok()) {
+        return About(std::move(status), held, StrCat(layout, "[", i, "]"));
+      }
+    }
+  }
+  return About(std::move(status), held, layout);
+}
+
+// Only a bad argument is one of a field.
+absl::Status AboutField(absl::Status status, std::string_view field) {
+  return absl::IsInvalidArgument(status) ? rpc::WithField(std::move(status), field) : status;
+}
+
 absl::Status SetShape(const v1::TensorShape& from, HeldQuestion* to) {
   SHARDMESH_DECODE(sizes, "shape.sizes", rpc::DecodeShape(from.sizes()));
   to->shape = std::move(sizes);
@@ -94,38 +127,53 @@ absl::Status Answer(Context context, const v1::ResolveSpecRequest& request,
     SHARDMESH_DECODE(selected, "mesh", SelectMesh(context.state, request.mesh(), compatibility));
     mesh = std::move(selected);
   }
+  const std::string_view layout = request.axes().empty() && !request.preset().empty()
+                                      ? std::string_view("preset")
+                                      : std::string_view("axes");
   // A mesh without axes stands for none; the shape then serves the mode alone.
   const bool corrects = request.has_shape() && !mesh.empty();
 
   PartitionSpec requested;
   CorrectionResult corrected;
   if (request.explain()) {
-    SHARDMESH_ASSIGN_OR_RETURN(Explanation explanation, Explain(profile, held.question, mesh));
-    for (const ExplanationStep& step : explanation.steps) {
+    absl::StatusOr<Explanation> explanation = Explain(profile, held.question, mesh);
+    if (!explanation.ok()) {
+      return AboutAxes(std::move(explanation).status(), profile, held, layout);
+    }
+    for (const ExplanationStep& step : explanation->steps) {
       rpc::Encode(step, response->add_explanation());
     }
-    requested = std::move(explanation.requested);
-    corrected = {.effective = std::move(explanation.effective),
-                 .corrections = std::move(explanation.corrections)};
+    requested = std::move(explanation->requested);
+    corrected = {.effective = std::move(explanation->effective),
+                 .corrections = std::move(explanation->corrections)};
   } else {
-    SHARDMESH_ASSIGN_OR_RETURN(requested, ResolveSpec(profile, held.question));
+    absl::StatusOr<PartitionSpec> resolved = ResolveSpec(profile, held.question);
+    if (!resolved.ok()) {
+      return AboutAxes(std::move(resolved).status(), profile, held, layout);
+    }
+    requested = *std::move(resolved);
     if (corrects) {
-      SHARDMESH_ASSIGN_OR_RETURN(corrected, Correct(requested, held.shape, mesh));
+      absl::StatusOr<CorrectionResult> result = Correct(requested, held.shape, mesh);
+      if (!result.ok()) {
+        return About(std::move(result).status(), held, layout);
+      }
+      corrected = *std::move(result);
     } else {
       corrected.effective = requested;
     }
   }
   context.counter.Count(corrected.corrections);
   if (strict && !corrected.corrections.empty()) {
-    return FirstCorrection(requested, held.shape, mesh, corrected);
+    return About(FirstCorrection(requested, held.shape, mesh, corrected), held, layout);
   }
   rpc::Encode(requested, response->mutable_requested());
   rpc::Encode(corrected.effective, response->mutable_effective());
   EncodeCorrections(requested, held.shape, mesh, corrected, request.suggest_fixes(),
                     response->mutable_corrections());
   if (corrects) {
-    SHARDMESH_RETURN_IF_ERROR(
-        EncodeShardShape(mesh, corrected.effective, held.shape, response->mutable_shard_shape()));
+    SHARDMESH_RETURN_IF_ERROR(About(
+        EncodeShardShape(mesh, corrected.effective, held.shape, response->mutable_shard_shape()),
+        held, layout));
   }
   response->set_revision(context.state.revision());
   return absl::OkStatus();
@@ -145,9 +193,15 @@ absl::Status Answer(Context context, const v1::ResolveAxesRequest& request,
   if (mode.has_value()) {
     SHARDMESH_ASSIGN_OR_RETURN(runtime_mode, mode->Resolve(std::nullopt));
   }
-  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<AxisValue> values,
-                             profile.ResolveAxis(axes, runtime_mode, compatibility));
-  for (const AxisValue& value : values) {
+  const auto values = profile.ResolveAxis(axes, runtime_mode, compatibility);
+  if (!values.ok()) {
+    HeldQuestion held;
+    held.axes = std::move(axes);
+    held.question.mode = runtime_mode;
+    held.question.compatibility = compatibility;
+    return AboutAxes(values.status(), profile, held, "axes");
+  }
+  for (const AxisValue& value : *values) {
     rpc::Encode(value, response->add_values());
   }
   response->set_revision(context.state.revision());
@@ -170,15 +224,19 @@ absl::Status Answer(Context context, const v1::CorrectSpecRequest& request,
     rpc::Encode(shape, response->mutable_shard_shape());
     return absl::OkStatus();
   }
-  SHARDMESH_ASSIGN_OR_RETURN(const CorrectionResult corrected, Correct(spec, shape, mesh));
-  context.counter.Count(corrected.corrections);
-  if (strict && !corrected.corrections.empty()) {
-    return FirstCorrection(spec, shape, mesh, corrected);
+  const absl::StatusOr<CorrectionResult> corrected = Correct(spec, shape, mesh);
+  if (!corrected.ok()) {
+    return AboutField(corrected.status(), "spec");
   }
-  rpc::Encode(corrected.effective, response->mutable_effective());
-  EncodeCorrections(spec, shape, mesh, corrected, request.suggest_fixes(),
+  context.counter.Count(corrected->corrections);
+  if (strict && !corrected->corrections.empty()) {
+    return AboutField(FirstCorrection(spec, shape, mesh, *corrected), "spec");
+  }
+  rpc::Encode(corrected->effective, response->mutable_effective());
+  EncodeCorrections(spec, shape, mesh, *corrected, request.suggest_fixes(),
                     response->mutable_corrections());
-  return EncodeShardShape(mesh, corrected.effective, shape, response->mutable_shard_shape());
+  return AboutField(
+      EncodeShardShape(mesh, corrected->effective, shape, response->mutable_shard_shape()), "spec");
 }
 
 absl::Status Answer(Context context, const v1::ConstrainArrayRequest& request,
@@ -193,6 +251,7 @@ absl::Status Answer(Context context, const v1::ConstrainArrayRequest& request,
   SHARDMESH_DECODE(mesh, "mesh", SelectMesh(context.state, request.mesh(), compatibility));
 
   LogicalSharding sharding;
+  std::string_view layout = "spec";
   if (request.layout_case() == v1::ConstrainArrayRequest::kSpec) {
     if (request.has_mode() || request.has_profile() || request.auto_correct()) {
       return rpc::BadField("spec",
@@ -200,11 +259,14 @@ absl::Status Answer(Context context, const v1::ConstrainArrayRequest& request,
     }
     SHARDMESH_DECODE(spec, "spec", rpc::Decode(request.spec()));
     sharding.requested = std::move(spec);
-    SHARDMESH_ASSIGN_OR_RETURN(std::optional<CorrectionResult> corrected,
-                               CorrectConstraint(sharding.requested, held.shape, mesh));
-    if (corrected.has_value()) {
-      sharding.constraint = std::move(corrected->effective);
-      sharding.corrections = std::move(corrected->corrections);
+    absl::StatusOr<std::optional<CorrectionResult>> corrected =
+        CorrectConstraint(sharding.requested, held.shape, mesh);
+    if (!corrected.ok()) {
+      return AboutField(std::move(corrected).status(), layout);
+    }
+    if (corrected->has_value()) {
+      sharding.constraint = std::move((*corrected)->effective);
+      sharding.corrections = std::move((*corrected)->corrections);
     }
   } else {
     SHARDMESH_DECODE(mode, "mode", rpc::Decode(request.mode(), compatibility));
@@ -214,12 +276,14 @@ absl::Status Answer(Context context, const v1::ConstrainArrayRequest& request,
       case v1::ConstrainArrayRequest::kAxes: {
         SHARDMESH_DECODE(decoded, "axes.axes", rpc::DecodeAxes(request.axes().axes()));
         axes = std::move(decoded);
+        layout = "axes.axes";
         break;
       }
       case v1::ConstrainArrayRequest::kPreset:
         if (request.preset().empty()) {
           return rpc::BadField("preset", "is empty; ListPresets has their names");
         }
+        layout = "preset";
         break;
       default:
         return rpc::BadField("layout", "is not set; give a spec, axes or a preset");
@@ -229,22 +293,28 @@ absl::Status Answer(Context context, const v1::ConstrainArrayRequest& request,
                                           ? request.preset()
                                           : std::string(),
                                       mode, compatibility, &held));
-    SHARDMESH_ASSIGN_OR_RETURN(
-        sharding, ApplyLogicalSharding(profile, held.question, mesh, request.auto_correct()));
+    absl::StatusOr<LogicalSharding> applied =
+        ApplyLogicalSharding(profile, held.question, mesh, request.auto_correct());
+    if (!applied.ok()) {
+      return AboutAxes(std::move(applied).status(), profile, held, layout);
+    }
+    sharding = *std::move(applied);
   }
   context.counter.Count(sharding.corrections);
   if (strict && !sharding.corrections.empty()) {
-    return FirstCorrection(sharding.requested, held.shape, mesh,
-                           {.effective = sharding.constraint.value_or(PartitionSpec()),
-                            .corrections = sharding.corrections});
+    return About(FirstCorrection(sharding.requested, held.shape, mesh,
+                                 {.effective = sharding.constraint.value_or(PartitionSpec()),
+                                  .corrections = sharding.corrections}),
+                 held, layout);
   }
   rpc::Encode(sharding.requested, response->mutable_requested());
   if (sharding.constraint.has_value()) {
     rpc::Encode(*sharding.constraint, response->mutable_constraint());
   }
-  for (const Correction& correction : sharding.corrections) {
-    rpc::Encode(correction, response->add_corrections());
-  }
+  EncodeCorrections(sharding.requested, held.shape, mesh,
+                    {.effective = sharding.constraint.value_or(PartitionSpec()),
+                     .corrections = sharding.corrections},
+                    /*suggest_fixes=*/false, response->mutable_corrections());
   response->set_revision(context.state.revision());
   return absl::OkStatus();
 }
@@ -289,16 +359,20 @@ absl::Status Answer(Context context, const v1::ExplainTensorRequest& request,
   PartitionSpec requested;
   std::vector<ExplanationStep> steps;
   CorrectionResult corrected;
+  const std::string_view layout = request.has_axes() ? "axes.axes" : "rule_set";
   if (request.has_axes()) {
     SHARDMESH_DECODE(axes, "axes.axes", rpc::DecodeAxes(request.axes().axes()));
     SHARDMESH_DECODE(mode, "mode", rpc::Decode(request.mode(), compatibility));
     SHARDMESH_DECODE(profile, "profile", SelectProfile(context.state, request.profile()));
     SHARDMESH_RETURN_IF_ERROR(SetAxes(std::move(axes), "", mode, compatibility, &held));
-    SHARDMESH_ASSIGN_OR_RETURN(Explanation explanation, Explain(profile, held.question, mesh));
-    requested = std::move(explanation.requested);
-    steps = std::move(explanation.steps);
-    corrected = {.effective = std::move(explanation.effective),
-                 .corrections = std::move(explanation.corrections)};
+    absl::StatusOr<Explanation> explanation = Explain(profile, held.question, mesh);
+    if (!explanation.ok()) {
+      return AboutAxes(std::move(explanation).status(), profile, held, layout);
+    }
+    requested = std::move(explanation->requested);
+    steps = std::move(explanation->steps);
+    corrected = {.effective = std::move(explanation->effective),
+                 .corrections = std::move(explanation->corrections)};
   } else {
     SHARDMESH_DECODE(rules, "rule_set",
                      SelectRules(context.state, request.rule_set(), compatibility));
@@ -306,20 +380,28 @@ absl::Status Answer(Context context, const v1::ExplainTensorRequest& request,
       return rpc::BadField("rule_set", "is not set; give rules or semantic axes");
     }
     const std::string name = rpc::NameForRules(*rules, request.name());
-    SHARDMESH_ASSIGN_OR_RETURN(RuleExplanation explanation,
-                               ExplainRules(rules->rules, name, absl::MakeConstSpan(held.shape)));
+    absl::StatusOr<RuleExplanation> explained =
+        ExplainRules(rules->rules, name, absl::MakeConstSpan(held.shape));
+    if (!explained.ok()) {
+      return AboutField(std::move(explained).status(), layout);
+    }
+    RuleExplanation explanation = *std::move(explained);
     if (explanation.match.unmatched) {
-      return rules->rules.UnmatchedError(name);
+      return AboutField(rules->rules.UnmatchedError(name), layout);
     }
     const RuleMatch& match = explanation.match;
     requested = match.rule.has_value() ? rules->rules.rules()[static_cast<size_t>(*match.rule)].spec
                                        : match.spec;
     response->set_rule(match.rule.has_value() ? static_cast<uint32_t>(*match.rule) + 1 : 0);
     steps = std::move(explanation.steps);
-    SHARDMESH_ASSIGN_OR_RETURN(corrected, Correct(match.spec, held.shape, mesh));
+    absl::StatusOr<CorrectionResult> result = Correct(match.spec, held.shape, mesh);
+    if (!result.ok()) {
+      return AboutField(std::move(result).status(), layout);
+    }
+    corrected = *std::move(result);
     for (const Correction& correction : corrected.corrections) {
       steps.push_back({ExplanationStep::Kind::kCorrection, correction.dim,
-                       correction.requested.ToString(), correction.ToString()});
+                       correction.requested.ToString(), correction.ToString(mesh)});
     }
     corrected.corrections.insert(corrected.corrections.begin(), match.corrections.begin(),
                                  match.corrections.end());
@@ -332,7 +414,9 @@ absl::Status Answer(Context context, const v1::ExplainTensorRequest& request,
   for (const ExplanationStep& step : steps) {
     rpc::Encode(step, response->add_steps());
   }
-  return EncodeShardShape(mesh, corrected.effective, held.shape, response->mutable_shard_shape());
+  return AboutField(
+      EncodeShardShape(mesh, corrected.effective, held.shape, response->mutable_shard_shape()),
+      layout);
 }
 
 absl::Status Answer(Context context, const v1::DescribeTilingRequest& request,
@@ -345,7 +429,7 @@ absl::Status Answer(Context context, const v1::DescribeTilingRequest& request,
       CheckCount(request.devices_size(), kMaxListedDevices, "devices", "devices"));
   SHARDMESH_RETURN_IF_ERROR(CheckCount(request.replica_groups_of_size(), kMaxListedDevices,
                                        "devices", "replica_groups_of"));
-  SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, Tiling::Create(mesh, spec, shape));
+  SHARDMESH_DECODE(tiling, "spec", Tiling::Create(mesh, spec, shape));
   for (int i = 0; i < request.devices_size(); ++i) {
     const DeviceId device = request.devices(i);
     SHARDMESH_RETURN_IF_ERROR(CheckDevice(device, mesh, "devices", i));

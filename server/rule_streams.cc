@@ -340,14 +340,14 @@ class DiffAnswer {
 
 }  // namespace
 
-grpc::ServerReadReactor<v1::LintRulesRequest>* MakeLintRulesReactor(
+grpc::ServerReadReactor<grpc::ByteBuffer>* MakeLintRulesReactor(
     std::shared_ptr<const ClusterState> state, const Catalogue* catalogue, Background* background,
-    v1::LintRulesResponse* response) {
+    grpc::ByteBuffer* response) {
   return new TreeReadReactor<LintAnswer, v1::LintRulesRequest, v1::LintRulesResponse>(
       LintAnswer(std::move(state), catalogue), response, background);
 }
 
-grpc::ServerBidiReactor<v1::DiffLayoutsRequest, v1::DiffLayoutsResponse>* MakeDiffLayoutsReactor(
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* MakeDiffLayoutsReactor(
     std::shared_ptr<const ClusterState> state) {
   return new TreeBidiReactor<DiffAnswer, v1::DiffLayoutsRequest, v1::DiffLayoutsResponse>(
       DiffAnswer(std::move(state)));

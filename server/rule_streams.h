@@ -14,10 +14,10 @@
 namespace shardmesh::server {
 
 // Each lives until its call is done. `catalogue`, `background` and the response outlive it.
-grpc::ServerReadReactor<v1::LintRulesRequest>* MakeLintRulesReactor(
+grpc::ServerReadReactor<grpc::ByteBuffer>* MakeLintRulesReactor(
     std::shared_ptr<const ClusterState> state, const Catalogue* catalogue, Background* background,
-    v1::LintRulesResponse* response);
-grpc::ServerBidiReactor<v1::DiffLayoutsRequest, v1::DiffLayoutsResponse>* MakeDiffLayoutsReactor(
+    grpc::ByteBuffer* response);
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* MakeDiffLayoutsReactor(
     std::shared_ptr<const ClusterState> state);
 
 }  // namespace shardmesh::server

@@ -34,9 +34,10 @@ absl::Status CheckSuits(const PartitionSpec& spec, const Mesh& mesh) {
   SHARDMESH_RETURN_IF_ERROR(CheckDistinctAxes(spec));
   for (const std::string& axis : AxisNamesOf({&spec, 1})) {
     if (!mesh.HasAxis(axis)) {
-      return InvalidArgument(Reason::kAxisNotInMesh,
-                             StrCat("axis ", PythonRepr(axis), " of ", spec.ToString(),
-                                    " is not one of the mesh ", mesh.ToString()));
+      return InvalidArgument(
+          Reason::kAxisNotInMesh,
+          StrCat("axis ", PythonRepr(axis), " of ", spec.ToString(), " is not one of the mesh ",
+                 mesh.ToString(), mesh.DidYouMeanAxis(axis)));
     }
   }
   return absl::OkStatus();
@@ -120,7 +121,7 @@ absl::StatusOr<TreeResolver::Placed> TreeResolver::Place(TreeSpec spec, const Tr
   placed.corrected = !spec.corrections.empty();
   if (placed.corrected && question_.strict) {
     const Correction& first = spec.corrections.front();
-    return InvalidArgument(first.reason, first.ToString());
+    return InvalidArgument(first.reason, first.ToString(question_.mesh.value_or(Mesh())));
   }
   const auto [known, is_new] =
       spec_indexes_.try_emplace(TextOf(spec), static_cast<uint32_t>(specs_.size()));

@@ -124,7 +124,7 @@ absl::Status EncodeReport(const TreeResolver& from, v1::LayoutReport* to) {
   return absl::OkStatus();
 }
 
-grpc::ServerBidiReactor<v1::ResolveTreeRequest, v1::ResolveTreeResponse>* MakeResolveTreeReactor(
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* MakeResolveTreeReactor(
     std::shared_ptr<const ClusterState> state, const CorrectionCounter& counter) {
   return new TreeBidiReactor<TreeAnswer, v1::ResolveTreeRequest, v1::ResolveTreeResponse>(
       TreeAnswer(std::move(state), counter));

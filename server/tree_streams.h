@@ -17,7 +17,7 @@ namespace shardmesh::server {
 absl::Status EncodeReport(const TreeResolver& from, v1::LayoutReport* to);
 
 // Each lives until its call is done. `counter` outlives it.
-grpc::ServerBidiReactor<v1::ResolveTreeRequest, v1::ResolveTreeResponse>* MakeResolveTreeReactor(
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* MakeResolveTreeReactor(
     std::shared_ptr<const ClusterState> state, const CorrectionCounter& counter);
 
 }  // namespace shardmesh::server

@@ -29,9 +29,10 @@ absl::Status CheckSpecOnMesh(const PartitionSpec& spec, const Mesh& mesh) {
   names.insert(names.end(), spec.unreduced().begin(), spec.unreduced().end());
   for (const std::string& name : names) {
     if (!mesh.HasAxis(name)) {
-      return InvalidArgument(Reason::kAxisNotInMesh,
-                             StrCat("the spec ", spec.ToString(), " uses ", PythonRepr(name),
-                                    ", which is no axis of the mesh ", mesh.ToString()));
+      return InvalidArgument(
+          Reason::kAxisNotInMesh,
+          StrCat("the spec ", spec.ToString(), " uses ", PythonRepr(name),
+                 ", which is no axis of the mesh ", mesh.ToString(), mesh.DidYouMeanAxis(name)));
     }
   }
   return absl::OkStatus();
