@@ -32,8 +32,8 @@ constexpr int kCallsPerRound = 500;
 constexpr double kLatencyTarget = 1.15;  // times the empty call's
 constexpr double kRateTarget = 0.9;      // of the empty call's
 constexpr int kOutstanding = 64;
-constexpr int kRateRounds = 5;
-constexpr absl::Duration kRateTime = absl::Seconds(1);
+constexpr int kRateRounds = 30;
+constexpr absl::Duration kRateTime = absl::Milliseconds(200);
 
 double MicrosecondsOf(const auto& call) {
   const absl::Time start = absl::Now();
@@ -172,31 +172,31 @@ int Main() {
     grpc::health::v1::HealthCheckResponse answer;
   };
   const grpc::health::v1::HealthCheckRequest empty_request;
-  double ours_rate = 0;
-  double empty_rate = 0;
+  std::vector<double> ours_rates;
+  std::vector<double> empty_rates;
   for (int round = 0; round < kRateRounds; ++round) {
-    ours_rate = std::max(ours_rate, RateOf([&](std::function<void(bool)> done) {
-                           auto* call = new ResolveCall;
-                           resolve->async()->ResolveSpec(
-                               &call->context, &question, &call->answer,
-                               [call, done = std::move(done)](const grpc::Status& status) {
-                                 const bool right =
-                                     status.ok() && call->answer.effective().dimensions_size() == 3;
-                                 delete call;
-                                 done(right);
-                               });
-                         }));
-    empty_rate = std::max(empty_rate, RateOf([&](std::function<void(bool)> done) {
-                            auto* call = new CheckCall;
-                            health->async()->Check(
-                                &call->context, &empty_request, &call->answer,
-                                [call, done = std::move(done)](const grpc::Status& status) {
-                                  const bool right = status.ok();
-                                  delete call;
-                                  done(right);
-                                });
-                          }));
+    ours_rates.push_back(RateOf([&](std::function<void(bool)> done) {
+      auto* call = new ResolveCall;
+      resolve->async()->ResolveSpec(
+          &call->context, &question, &call->answer,
+          [call, done = std::move(done)](const grpc::Status& status) {
+            const bool right = status.ok() && call->answer.effective().dimensions_size() == 3;
+            delete call;
+            done(right);
+          });
+    }));
+    empty_rates.push_back(RateOf([&](std::function<void(bool)> done) {
+      auto* call = new CheckCall;
+      health->async()->Check(&call->context, &empty_request, &call->answer,
+                             [call, done = std::move(done)](const grpc::Status& status) {
+                               const bool right = status.ok();
+                               delete call;
+                               done(right);
+                             });
+    }));
   }
+  const double ours_rate = Percentile(ours_rates, 0.5);
+  const double empty_rate = Percentile(empty_rates, 0.5);
   Print("R1-64", "ResolveSpec calls a second, 64 outstanding, against empty ones", ours_rate,
         empty_rate, "1/s", kRateTarget, ours_rate >= kRateTarget * empty_rate);
   (*coordinator)->Drain(absl::Now() + absl::Seconds(1));

@@ -17,6 +17,7 @@ uint32_t TreeEncoder::AxesIndex(const std::vector<AxisValue>& axes, v1::TreeTens
     for (const AxisValue& axis : axes) {
       rpc::Encode(axis, table->add_axes());
     }
+    table_bytes_ += table->ByteSizeLong();
   }
   return known->second;
 }
@@ -25,7 +26,9 @@ uint32_t TreeEncoder::SpecIndex(const PartitionSpec& spec, v1::TreeTensors* to) 
   const auto [known, is_new] =
       specs_.try_emplace(spec.ToString(), static_cast<uint32_t>(specs_.size()) + 1);
   if (is_new) {
-    rpc::Encode(spec, to->add_spec_table());
+    v1::PartitionSpec* table = to->add_spec_table();
+    rpc::Encode(spec, table);
+    table_bytes_ += table->ByteSizeLong();
   }
   return known->second;
 }
@@ -39,7 +42,7 @@ void TreeEncoder::EncodeNext(v1::TreeTensors* to) {
   for (size_t bytes = 0; count < rest_.size() && bytes < kMessageBytes; ++count) {
     const TreeTensor& tensor = rest_[count];
     name_bytes += tensor.name.size();
-    bytes += tensor.name.size() + 2 * tensor.shape.size() + 8;
+    bytes += tensor.name.size() + 4 * tensor.shape.size() + 8;
     has_dtypes = has_dtypes || tensor.dtype.has_value();
     has_axes = has_axes || tensor.axes.has_value();
     has_specs = has_specs || tensor.spec.has_value();
@@ -47,7 +50,10 @@ void TreeEncoder::EncodeNext(v1::TreeTensors* to) {
   to->mutable_names()->reserve(name_bytes);
   to->mutable_name_sizes()->Reserve(static_cast<int>(count));
   to->mutable_ranks()->Reserve(static_cast<int>(count));
-  for (const TreeTensor& tensor : rest_.first(count)) {
+  table_bytes_ = 0;
+  size_t written = 0;
+  for (; written < count && table_bytes_ < kMessageBytes; ++written) {
+    const TreeTensor& tensor = rest_[written];
     to->mutable_names()->append(tensor.name);
     to->add_name_sizes(static_cast<uint32_t>(tensor.name.size()));
     to->add_ranks(static_cast<uint32_t>(tensor.shape.size()));
@@ -62,7 +68,7 @@ void TreeEncoder::EncodeNext(v1::TreeTensors* to) {
       to->add_spec_indexes(tensor.spec.has_value() ? SpecIndex(*tensor.spec, to) : 0);
     }
   }
-  rest_.remove_prefix(count);
+  rest_.remove_prefix(written);
 }
 
 }  // namespace shardmesh::client

@@ -16,7 +16,8 @@ namespace shardmesh::client {
 // Puts the tensors of one tree into messages. For one thread.
 class TreeEncoder {
  public:
-  // Bytes up to which tensors are collected for one message.
+  // Bytes up to which tensors are collected for one message, and as many for what they share: well
+  // below what a message may have.
   static constexpr size_t kMessageBytes = size_t{256} << 10;
 
   explicit TreeEncoder(absl::Span<const TreeTensor> tensors) : rest_(tensors) {}
@@ -30,6 +31,7 @@ class TreeEncoder {
   uint32_t SpecIndex(const PartitionSpec& spec, v1::TreeTensors* to);
 
   absl::Span<const TreeTensor> rest_;
+  size_t table_bytes_ = 0;  // of the message at hand
   // 1 + the place in the table, by text.
   absl::flat_hash_map<std::string, uint32_t> axes_;
   absl::flat_hash_map<std::string, uint32_t> specs_;

@@ -42,7 +42,11 @@ void EncodeHead(const Literal& from, v1::Literal* to) {
 // All but the bytes themselves, which are judged by their number.
 absl::StatusOr<Literal> DecodeHead(const v1::Literal& from) {
   Literal literal;
-  SHARDMESH_ASSIGN_OR_RETURN(literal.dtype, Decode(from.dtype()));
+  auto dtype = Decode(from.dtype());
+  if (!dtype.ok()) {
+    return WithField(std::move(dtype).status(), "dtype");
+  }
+  literal.dtype = *dtype;
   auto shape = DecodeShape(from.shape());
   if (!shape.ok()) {
     return WithField(std::move(shape).status(), "shape");
@@ -85,12 +89,10 @@ absl::StatusOr<Dtype> Decode(v1::Dtype dtype) {
       return row.dtype;
     }
   }
-  return WithField(
-      InvalidArgument(Reason::kUnknownDtype,
-                      dtype == v1::DTYPE_UNSPECIFIED
-                          ? std::string("no element type is set")
-                          : StrCat("element type ", static_cast<int>(dtype), " is not known")),
-      "dtype");
+  return InvalidArgument(Reason::kUnknownDtype,
+                         dtype == v1::DTYPE_UNSPECIFIED
+                             ? std::string("no element type is set")
+                             : StrCat("element type ", static_cast<int>(dtype), " is not known"));
 }
 
 void Encode(const ArrayDescriptor& from, v1::ArrayDescriptor* to) {
@@ -111,7 +113,11 @@ absl::StatusOr<ArrayDescriptor> Decode(const v1::ArrayDescriptor& from) {
   array.array_id = from.array_id();
   array.mesh_id = from.mesh_id();
   array.mesh_revision = from.mesh_revision();
-  SHARDMESH_ASSIGN_OR_RETURN(array.dtype, Decode(from.dtype()));
+  auto dtype = Decode(from.dtype());
+  if (!dtype.ok()) {
+    return WithField(std::move(dtype).status(), "dtype");
+  }
+  array.dtype = *dtype;
   auto shape = DecodeShape(from.shape());
   if (!shape.ok()) {
     return WithField(std::move(shape).status(), "shape");

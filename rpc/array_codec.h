@@ -14,7 +14,8 @@
 namespace shardmesh::rpc {
 
 v1::Dtype Encode(Dtype dtype);
-// UNKNOWN_DTYPE for one that is not set or that this build does not know.
+// UNKNOWN_DTYPE for one that is not set or that this build does not know. The field's path is left
+// to the caller.
 absl::StatusOr<Dtype> Decode(v1::Dtype dtype);
 
 void Encode(const ArrayDescriptor& from, v1::ArrayDescriptor* to);

@@ -23,6 +23,7 @@
 #include "sharding/shape.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
+#include "sharding/utf8.h"
 
 namespace shardmesh::rpc {
 namespace {
@@ -165,6 +166,9 @@ absl::StatusOr<YAML::Node> Load(const File& file, std::string_view text) {
         YAML::Mark::null_mark(),
         InvalidArgument(Reason::kLimitExceeded,
                         StrCat(text.size(), " bytes; at most ", kMaxConfigBytes, " are allowed")));
+  }
+  if (!DecodeUtf8(text).has_value()) {
+    return file.At(YAML::Mark::null_mark(), InvalidArgument(Reason::kBadFile, "it is not UTF-8"));
   }
   return YAML::Load(std::string(text));
 }
@@ -315,7 +319,7 @@ absl::StatusOr<PartitionAxis> ParseProfileNode(const File& file, std::string_vie
 absl::StatusOr<MeshDefinition> ParseMeshNode(const File& file, std::string_view text,
                                              std::optional<int64_t> device_count) {
   constexpr std::array<std::string_view, 2> kKeys = {"axes", "workers"};
-  constexpr std::array<std::string_view, 2> kAxisKeys = {"name", "size"};
+  constexpr std::array<std::string_view, 3> kAxisKeys = {"name", "size", "type"};
   SHARDMESH_ASSIGN_OR_RETURN(const YAML::Node root, Load(file, text));
   SHARDMESH_RETURN_IF_ERROR(file.CheckMap(root, "a mesh file", kKeys));
   if (!root["axes"] || !root["axes"].IsSequence()) {
@@ -331,6 +335,17 @@ absl::StatusOr<MeshDefinition> ParseMeshNode(const File& file, std::string_view 
     MeshAxis axis;
     SHARDMESH_ASSIGN_OR_RETURN(axis.name, file.Text(node["name"], "name"));
     SHARDMESH_ASSIGN_OR_RETURN(axis.size, file.Integer(node["size"], "size"));
+    if (node["type"]) {
+      SHARDMESH_ASSIGN_OR_RETURN(const std::string type, file.Text(node["type"], "type"));
+      const std::optional<AxisType> known = AxisTypeFromName(type);
+      if (!known.has_value()) {
+        constexpr std::array<std::string_view, 3> kTypes = {"auto", "explicit", "manual"};
+        return file.Bad(node["type"].Mark(),
+                        StrCat("type \"", type, "\" is not known; use ", StrJoin(kTypes, ", "),
+                               DidYouMean(type, kTypes)));
+      }
+      axis.type = *known;
+    }
     axes.push_back(std::move(axis));
   }
   MeshDefinition definition;

@@ -32,8 +32,14 @@ absl::StatusOr<HostPort> ParseHostPort(std::string_view address) {
   std::string_view host = address.substr(0, colon);
   if (host.starts_with('[') && host.ends_with(']')) {
     host = host.substr(1, host.size() - 2);
+    if (host.find(':') == std::string_view::npos) {
+      return bad("has no IPv6 address in its brackets");
+    }
   } else if (host.find(':') != std::string_view::npos) {
     return bad("has an IPv6 host without brackets");
+  }
+  if (host.find_first_of("[]") != std::string_view::npos) {
+    return bad("has brackets where they mean nothing");
   }
   if (host.empty()) {
     return bad("has no host");

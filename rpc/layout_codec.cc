@@ -174,6 +174,7 @@ void Encode(const ReshardStep& from, v1::ReshardStep* to) {
   if (from.to_dim.has_value()) {
     to->set_to_dimension(static_cast<int32_t>(*from.to_dim));
   }
+  to->set_group_size(from.group_size);
 }
 
 ReshardStep Decode(const v1::ReshardStep& from) {
@@ -186,6 +187,7 @@ ReshardStep Decode(const v1::ReshardStep& from) {
   if (from.has_to_dimension()) {
     step.to_dim = from.to_dimension();
   }
+  step.group_size = from.group_size();
   return step;
 }
 

@@ -360,7 +360,11 @@ void Encode(const ValueDescriptor& from, v1::ValueDescriptor* to) {
 
 absl::StatusOr<ValueDescriptor> Decode(const v1::ValueDescriptor& from) {
   ValueDescriptor value;
-  SHARDMESH_ASSIGN_OR_RETURN(value.dtype, Decode(from.dtype()));
+  auto dtype = Decode(from.dtype());
+  if (!dtype.ok()) {
+    return WithField(std::move(dtype).status(), "dtype");
+  }
+  value.dtype = *dtype;
   auto shape = DecodeShape(from.shape());
   if (!shape.ok()) {
     return WithField(std::move(shape).status(), "shape");

@@ -1,7 +1,9 @@
 // Decodes with all the checks that foreign messages need, and encodes.
 #include "rpc/spec_codec.h"
 
+#include <algorithm>
 #include <array>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -599,7 +601,9 @@ absl::Status WithRewriteHint(absl::Status status, absl::Span<const Rule> rules) 
 
 void Encode(const Mode& from, v1::ModeSelector* to) {
   if (const auto dimension = from.dimension(); dimension.has_value()) {
-    to->set_dimension(static_cast<int32_t>(*dimension));
+    // No tensor has a dimension beyond either end: what is refused there stays refused.
+    to->set_dimension(static_cast<int32_t>(std::clamp<int64_t>(
+        *dimension, std::numeric_limits<int32_t>::min(), std::numeric_limits<int32_t>::max())));
   } else {
     to->set_name(from.ToString());
   }

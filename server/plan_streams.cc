@@ -1,7 +1,6 @@
 // The calls of ResolveService about plans and held layouts.
 #include "server/plan_streams.h"
 
-#include <atomic>
 #include <optional>
 #include <string>
 #include <utility>
@@ -9,7 +8,6 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "rpc/layout_codec.h"
-#include "server/tree_reactor.h"
 #include "server/tree_resolver.h"
 #include "sharding/held_shardings.h"
 #include "sharding/layout_analysis.h"
@@ -23,36 +21,6 @@ namespace shardmesh::server {
 namespace {
 
 using IsCancelled = std::function<bool()>;
-
-// A call whose answer is worked out in the background:
-//   on a thread of its own: finish(Answer(request, &response))
-class PlanReshardReactor final : public grpc::ServerUnaryReactor {
- public:
-  PlanReshardReactor(std::shared_ptr<const ClusterState> state, const CorrectionCounter& counter,
-                     const v1::PlanReshardRequest* request, v1::PlanReshardResponse* response,
-                     Background* background)
-      : state_(std::move(state)) {
-    const bool taken = background->Run([this, &counter, request, response] {
-      const absl::Status status = Answer({*state_, counter}, *request, response, [this] {
-        return cancelled_.load(std::memory_order_relaxed);
-      });
-      Finish(rpc::ToGrpc(status));
-    });
-    if (!taken) {
-      Finish(rpc::ToGrpc(
-          WithReason(absl::ResourceExhaustedError(
-                         "too many such calls wait for their answers; ask again in a while"),
-                     Reason::kLimitExceeded)));
-    }
-  }
-
-  void OnCancel() override { cancelled_.store(true, std::memory_order_relaxed); }
-  void OnDone() override { delete this; }
-
- private:
-  const std::shared_ptr<const ClusterState> state_;
-  std::atomic<bool> cancelled_ = false;
-};
 
 // The error of one tensor.
 absl::Status TensorError(const absl::Status& status, std::string_view name) {
@@ -90,6 +58,9 @@ class AnalyzeAnswer {
     }
     SHARDMESH_RETURN_IF_ERROR(resolver_->Add(tensors, is_cancelled).status());
     for (const TreeTensor& tensor : tensors) {
+      if (is_cancelled()) {
+        return absl::CancelledError("cancelled while tensors were added up");
+      }
       if (exact_) {
         exact_tensors_.push_back({.name = std::string(tensor.name),
                                   .shape = Shape(tensor.shape.begin(), tensor.shape.end()),
@@ -199,6 +170,9 @@ class SearchAnswer {
                                resolver_->Add(tensors, is_cancelled));
     for (size_t i = 0; i < tensors.size(); ++i) {
       const TreeTensor& tensor = tensors[i];
+      if (is_cancelled()) {
+        return absl::CancelledError("cancelled while tensors were grouped");
+      }
       // What a rule's own conditions made of its spec is what the meshes are asked for.
       const PartitionSpec& spec = resolver_->specs()[placements[i].spec_index].effective;
       SHARDMESH_RETURN_IF_ERROR(groups_.Add(spec, tensor.shape, BitsPerElement(*tensor.dtype)));
@@ -458,24 +432,17 @@ class ListShardingsReactor final : public grpc::ServerWriteReactor<v1::ListShard
 
 }  // namespace
 
-grpc::ServerUnaryReactor* MakePlanReshardReactor(std::shared_ptr<const ClusterState> state,
-                                                 const CorrectionCounter& counter,
-                                                 const v1::PlanReshardRequest* request,
-                                                 v1::PlanReshardResponse* response,
-                                                 Background* background) {
-  return new PlanReshardReactor(std::move(state), counter, request, response, background);
+std::unique_ptr<AnalyzeLayoutCall> MakeAnalyzeLayoutCall(
+    std::shared_ptr<const ClusterState> state) {
+  return std::make_unique<
+      TreeFeeder<AnalyzeAnswer, v1::AnalyzeLayoutRequest, v1::AnalyzeLayoutResponse>>(
+      AnalyzeAnswer(std::move(state)));
 }
 
-grpc::ServerReadReactor<grpc::ByteBuffer>* MakeAnalyzeLayoutReactor(
-    std::shared_ptr<const ClusterState> state, grpc::ByteBuffer* response, Background* background) {
-  return new TreeReadReactor<AnalyzeAnswer, v1::AnalyzeLayoutRequest, v1::AnalyzeLayoutResponse>(
-      AnalyzeAnswer(std::move(state)), response, background);
-}
-
-grpc::ServerReadReactor<grpc::ByteBuffer>* MakeSearchMeshesReactor(
-    std::shared_ptr<const ClusterState> state, grpc::ByteBuffer* response, Background* background) {
-  return new TreeReadReactor<SearchAnswer, v1::SearchMeshesRequest, v1::SearchMeshesResponse>(
-      SearchAnswer(std::move(state)), response, background);
+std::unique_ptr<SearchMeshesCall> MakeSearchMeshesCall(std::shared_ptr<const ClusterState> state) {
+  return std::make_unique<
+      TreeFeeder<SearchAnswer, v1::SearchMeshesRequest, v1::SearchMeshesResponse>>(
+      SearchAnswer(std::move(state)));
 }
 
 grpc::ServerWriteReactor<v1::ListShardingsResponse>* MakeListShardingsReactor(

@@ -26,7 +26,7 @@ absl::StatusOr<Mesh> SelectMesh(const ClusterState& state, const v1::MeshSelecto
     auto mesh = rpc::Decode(selector.inline_(), std::nullopt, compatibility);
     return mesh.ok() ? mesh : rpc::WithField(mesh.status(), "inline");
   }
-  SHARDMESH_ASSIGN_OR_RETURN(const rpc::MeshDefinition* mesh, FindMesh(state, selector));
+  SHARDMESH_DECODE(mesh, "name", FindMesh(state, selector));
   return mesh->mesh;
 }
 
@@ -44,7 +44,7 @@ absl::StatusOr<PartitionAxis> SelectProfile(const ClusterState& state,
       return profile.ok() ? profile : rpc::WithField(profile.status(), "inline");
     }
     case v1::ProfileSelector::kName: {
-      SHARDMESH_ASSIGN_OR_RETURN(const PartitionAxis* profile, state.FindProfile(selector.name()));
+      SHARDMESH_DECODE(profile, "name", state.FindProfile(selector.name()));
       return *profile;
     }
     case v1::ProfileSelector::PROFILE_NOT_SET:
@@ -70,6 +70,18 @@ absl::StatusOr<std::optional<rpc::RuleSetDefinition>> SelectRules(
       break;
   }
   return std::nullopt;
+}
+
+absl::Status WithLayoutField(absl::Status status, std::string_view field) {
+  switch (ReasonOf(status)) {
+    case Reason::kInvalidDimension:
+    case Reason::kMissingArgument:
+      return rpc::WithField(std::move(status), "mode");
+    case Reason::kNoMesh:
+      return rpc::WithField(std::move(status), "mesh");
+    default:
+      return rpc::WithField(std::move(status), field);
+  }
 }
 
 absl::Status CheckCount(int64_t count, int64_t limit, std::string_view what,

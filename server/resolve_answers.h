@@ -56,9 +56,13 @@ absl::Status Answer(Context, const v1::QueryMeshRequest&, v1::QueryMeshResponse*
 absl::Status Answer(Context, const v1::ListSpecAxesRequest&, v1::ListSpecAxesResponse*);
 
 // resolve_rules.cc
-absl::Status Answer(Context, const v1::ParsePatternRulesRequest&, v1::ParsePatternRulesResponse*);
-absl::Status Answer(Context, const v1::CheckPatternRequest&, v1::CheckPatternResponse*);
-absl::Status Answer(Context, const v1::RewriteRulesRequest&, v1::RewriteRulesResponse*);
+// Can take a second. `is_cancelled`, asked now and then, may be null; true ends it with CANCELLED.
+absl::Status Answer(Context, const v1::ParsePatternRulesRequest&, v1::ParsePatternRulesResponse*,
+                    const std::function<bool()>& is_cancelled = {});
+absl::Status Answer(Context, const v1::CheckPatternRequest&, v1::CheckPatternResponse*,
+                    const std::function<bool()>& is_cancelled = {});
+absl::Status Answer(Context, const v1::RewriteRulesRequest&, v1::RewriteRulesResponse*,
+                    const std::function<bool()>& is_cancelled = {});
 
 // resolve_logical.cc
 absl::Status Answer(Context, const v1::ComposeLogicalRulesRequest&,
@@ -74,8 +78,7 @@ absl::Status Answer(Context, const v1::DescribeLinearLayerRequest&,
 absl::Status Answer(Context, const v1::PromoteDtypesRequest&, v1::PromoteDtypesResponse*);
 
 // resolve_plans.cc
-// Can take a second: runs in the background. `is_cancelled`, asked now and then, may be null; true
-// ends it with CANCELLED.
+// As long, and cancelled likewise.
 absl::Status Answer(Context, const v1::PlanReshardRequest&, v1::PlanReshardResponse*,
                     const std::function<bool()>& is_cancelled);
 
@@ -101,6 +104,10 @@ absl::StatusOr<std::optional<rpc::RuleSetDefinition>> SelectRules(
     const ClusterState& state, const v1::RuleSetSelector& selector, Compatibility compatibility);
 absl::StatusOr<LogicalRules> SelectLogicalRules(const ClusterState& state,
                                                 const v1::LogicalRulesSelector& selector);
+
+// Names the field that the error of a layout is about: the mode, the mesh, or `field`, which asks
+// for the layout.
+absl::Status WithLayoutField(absl::Status status, std::string_view field);
 
 // Most devices that a question may list, or an answer.
 inline constexpr int64_t kMaxListedDevices = 65'536;

@@ -48,8 +48,8 @@ absl::Status Answer(Context, const v1::ResolveOutputSpecRequest& request,
       break;
     }
     case v1::ResolveOutputSpecRequest::KIND_LINEAR: {
-      SHARDMESH_DECODE(lhs_spec, "lhs", GetSharding(lhs));
-      SHARDMESH_DECODE(rhs_spec, "rhs", GetSharding(rhs));
+      SHARDMESH_RETURN_IF_ERROR(rpc::WithField(GetSharding(lhs).status(), "lhs"));
+      SHARDMESH_RETURN_IF_ERROR(rpc::WithField(GetSharding(rhs).status(), "rhs"));
       auto output = GetOutputPartitionSpec(lhs, rhs, request.axis_name());
       if (!output.ok()) {
         const bool is_rank = ReasonOf(output.status()) == Reason::kInvalidShape;
@@ -121,7 +121,7 @@ absl::Status Answer(Context, const v1::DescribeLinearLayerRequest& request,
                     v1::DescribeLinearLayerResponse* response) {
   SHARDMESH_DECODE(compatibility, "compatibility", rpc::Decode(request.compatibility()));
   SHARDMESH_ASSIGN_OR_RETURN(const ParallelLinearOptions options, rpc::Decode(request));
-  SHARDMESH_ASSIGN_OR_RETURN(const std::optional<Dtype> given, DecodeOptional(request.dtype()));
+  SHARDMESH_DECODE(given, "dtype", DecodeOptional(request.dtype()));
   const absl::StatusOr<ParallelLinear> layer = MakeParallelLinear(options, compatibility);
   if (!layer.ok()) {
     const bool is_scale = ReasonOf(layer.status()) == Reason::kBadField;
@@ -143,13 +143,11 @@ absl::Status Answer(Context, const v1::PromoteDtypesRequest& request,
   for (int i = 0; i < request.dtypes_size(); ++i) {
     const auto dtype = rpc::Decode(request.dtypes(i));
     if (!dtype.ok()) {
-      // It names a field that this request does not have.
-      return rpc::WithField(InvalidArgument(Reason::kUnknownDtype, ToStd(dtype.status().message())),
-                            "dtypes", static_cast<size_t>(i));
+      return rpc::WithField(dtype.status(), "dtypes", static_cast<size_t>(i));
     }
     dtypes.push_back(*dtype);
   }
-  SHARDMESH_ASSIGN_OR_RETURN(const std::optional<Dtype> given, DecodeOptional(request.dtype()));
+  SHARDMESH_DECODE(given, "dtype", DecodeOptional(request.dtype()));
   SHARDMESH_DECODE(promoted, given.has_value() ? "dtype" : "dtypes", PromoteDtype(dtypes, given));
   response->set_dtype(rpc::Encode(promoted));
   return absl::OkStatus();

@@ -200,7 +200,7 @@ absl::Status Answer(Context context, const v1::PlanReshardRequest& request,
                     v1::PlanReshardResponse* response, const std::function<bool()>& is_cancelled) {
   SHARDMESH_DECODE(compatibility, "compatibility", rpc::Decode(request.compatibility()));
   SHARDMESH_DECODE(shape, "shape.sizes", rpc::DecodeShape(request.shape().sizes()));
-  SHARDMESH_ASSIGN_OR_RETURN(const Dtype dtype, rpc::Decode(request.dtype()));
+  SHARDMESH_DECODE(dtype, "dtype", rpc::Decode(request.dtype()));
   SHARDMESH_DECODE(from, "from", DecodeLayout(context.state, request.from(), shape, compatibility));
   SHARDMESH_DECODE(to, "to", DecodeLayout(context.state, request.to(), shape, compatibility));
   SHARDMESH_RETURN_IF_ERROR(CheckDevices(request.devices(), to.mesh(), "devices"));

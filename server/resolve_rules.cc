@@ -60,7 +60,8 @@ absl::StatusOr<Mesh> MeshForText(Context context, const v1::ParsePatternRulesReq
 }  // namespace
 
 absl::Status Answer(Context context, const v1::ParsePatternRulesRequest& request,
-                    v1::ParsePatternRulesResponse* response) {
+                    v1::ParsePatternRulesResponse* response,
+                    const std::function<bool()>& is_cancelled) {
   SHARDMESH_DECODE(compatibility, "compatibility", rpc::Decode(request.compatibility()));
   SHARDMESH_DECODE(default_spec, "default_spec", rpc::Decode(request.default_spec()));
   SHARDMESH_DECODE(mesh, "mesh", MeshForText(context, request, compatibility));
@@ -70,7 +71,8 @@ absl::Status Answer(Context context, const v1::ParsePatternRulesRequest& request
                                 kMaxTextBytes, " are allowed, store a rule set instead"));
   }
   SHARDMESH_RETURN_IF_ERROR(CheckSearchedName(request.name(), "name"));
-  auto rules = PatternRules::Create(request.text(), std::move(default_spec), mesh, compatibility);
+  auto rules = PatternRules::Create(request.text(), std::move(default_spec), mesh, compatibility,
+                                    is_cancelled);
   if (!rules.ok()) {
     return rpc::WithField(std::move(rules).status(),
                           ReasonOf(rules.status()) == Reason::kNoMesh ? "mesh" : "text");
@@ -89,7 +91,7 @@ absl::Status Answer(Context context, const v1::ParsePatternRulesRequest& request
 }
 
 absl::Status Answer(Context, const v1::CheckPatternRequest& request,
-                    v1::CheckPatternResponse* response) {
+                    v1::CheckPatternResponse* response, const std::function<bool()>& is_cancelled) {
   if (request.names_size() > kMaxSearchedNames) {
     return LimitExceeded("names", StrCat(request.names_size(), " names; at most ",
                                          kMaxSearchedNames, " are allowed"));
@@ -100,6 +102,9 @@ absl::Status Answer(Context, const v1::CheckPatternRequest& request,
   SHARDMESH_DECODE(pattern, "pattern", Pattern::Create(request.pattern()));
   response->mutable_found()->Reserve(request.names_size());
   for (const std::string& name : request.names()) {
+    if (is_cancelled != nullptr && is_cancelled()) {
+      return absl::CancelledError("cancelled while names were searched");
+    }
     response->add_found(pattern.Search(name));
   }
   response->set_re2_pattern(pattern.re2_text().value_or(""));
@@ -107,12 +112,12 @@ absl::Status Answer(Context, const v1::CheckPatternRequest& request,
 }
 
 absl::Status Answer(Context context, const v1::RewriteRulesRequest& request,
-                    v1::RewriteRulesResponse* response) {
+                    v1::RewriteRulesResponse* response, const std::function<bool()>& is_cancelled) {
   // What is to be rewritten cannot be matched yet: patterns are judged by the rewriting alone.
   SHARDMESH_DECODE(
       given, "rule_set",
       rpc::Decode(request.rule_set(), Compatibility::kExact, context.state.min_sharding_size()));
-  auto rewritten = RewriteExclusions(given.rules.rules());
+  auto rewritten = RewriteExclusions(given.rules.rules(), is_cancelled);
   if (!rewritten.ok()) {
     return rpc::WithField(rpc::WithField(std::move(rewritten).status(), "rules"), "rule_set");
   }

@@ -9,6 +9,7 @@
 #include "rpc/metrics.h"
 #include "rpc/status.h"
 #include "server/background.h"
+#include "server/background_reactor.h"
 #include "server/plan_streams.h"
 #include "server/resolve_answers.h"
 #include "server/rule_streams.h"
@@ -80,49 +81,51 @@ class ResolveService final : public ResolveServiceBase {
                                               const v1::ParsePatternRulesRequest* request,
                                               v1::ParsePatternRulesResponse* response) override {
     return request->text().size() <= kOrdinaryTextBytes ? AtOnce(context, request, response)
-                                                        : InBackground(context, request, response);
+                                                        : InBackground(request, response);
   }
   grpc::ServerUnaryReactor* CheckPattern(grpc::CallbackServerContext* context,
                                          const v1::CheckPatternRequest* request,
                                          v1::CheckPatternResponse* response) override {
     return request->names_size() <= kOrdinaryNames ? AtOnce(context, request, response)
-                                                   : InBackground(context, request, response);
+                                                   : InBackground(request, response);
   }
-  grpc::ServerUnaryReactor* RewriteRules(grpc::CallbackServerContext* context,
+  grpc::ServerUnaryReactor* RewriteRules(grpc::CallbackServerContext*,
                                          const v1::RewriteRulesRequest* request,
                                          v1::RewriteRulesResponse* response) override {
-    return InBackground(context, request, response);
+    return InBackground(request, response);
   }
 
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ResolveTree(
       grpc::CallbackServerContext*) override {
-    return MakeResolveTreeReactor(options_.publisher->shared_state(), counter_);
+    return new TreeBidiReactor(MakeResolveTreeCall(options_.publisher->shared_state(), counter_));
   }
   grpc::ServerReadReactor<grpc::ByteBuffer>* LintRules(grpc::CallbackServerContext*,
                                                        grpc::ByteBuffer* response) override {
-    return MakeLintRulesReactor(options_.publisher->shared_state(), options_.catalogue,
-                                &background_, response);
+    return new TreeReadReactor(
+        MakeLintRulesCall(options_.publisher->shared_state(), options_.catalogue), response,
+        &background_);
   }
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* DiffLayouts(
       grpc::CallbackServerContext*) override {
-    return MakeDiffLayoutsReactor(options_.publisher->shared_state());
+    return new TreeBidiReactor(MakeDiffLayoutsCall(options_.publisher->shared_state()));
   }
 
   grpc::ServerUnaryReactor* PlanReshard(grpc::CallbackServerContext*,
                                         const v1::PlanReshardRequest* request,
                                         v1::PlanReshardResponse* response) override {
-    return MakePlanReshardReactor(options_.publisher->shared_state(), counter_, request, response,
-                                  &background_);
+    return InBackground(request, response);
   }
 
   grpc::ServerReadReactor<grpc::ByteBuffer>* AnalyzeLayout(grpc::CallbackServerContext*,
                                                            grpc::ByteBuffer* response) override {
-    return MakeAnalyzeLayoutReactor(options_.publisher->shared_state(), response, &background_);
+    return new TreeReadReactor(MakeAnalyzeLayoutCall(options_.publisher->shared_state()), response,
+                               &background_);
   }
 
   grpc::ServerReadReactor<grpc::ByteBuffer>* SearchMeshes(grpc::CallbackServerContext*,
                                                           grpc::ByteBuffer* response) override {
-    return MakeSearchMeshesReactor(options_.publisher->shared_state(), response, &background_);
+    return new TreeReadReactor(MakeSearchMeshesCall(options_.publisher->shared_state()), response,
+                               &background_);
   }
 
   grpc::ServerWriteReactor<v1::ListShardingsResponse>* ListShardings(
@@ -146,18 +149,9 @@ class ResolveService final : public ResolveServiceBase {
 
   // A call whose answer takes too long for a reaction.
   template <typename Request, typename Response>
-  grpc::ServerUnaryReactor* InBackground(grpc::CallbackServerContext* context,
-                                         const Request* request, Response* response) {
-    grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
-    const bool taken = background_.Run(
-        [this, state = options_.publisher->shared_state(), request, response, reactor] {
-          const absl::Status status = Answer({*state, counter_}, *request, response);
-          reactor->Finish(status.ok() ? grpc::Status::OK : rpc::ToGrpc(status));
-        });
-    if (!taken) {
-      reactor->Finish(rpc::ToGrpc(TooManyWait()));
-    }
-    return reactor;
+  grpc::ServerUnaryReactor* InBackground(const Request* request, Response* response) {
+    return new BackgroundReactor(options_.publisher->shared_state(), counter_, request, response,
+                                 &background_);
   }
 
   const ResolveServiceOptions options_;

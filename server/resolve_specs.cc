@@ -31,6 +31,14 @@ struct HeldQuestion {
   HeldQuestion& operator=(const HeldQuestion&) = delete;
 };
 
+// The same as SHARDMESH_ASSIGN_OR_RETURN, with the field that the error of a layout is about.
+#define SHARDMESH_LAY_OUT(lhs, field, layout)                    \
+  auto lhs##_or = (layout);                                      \
+  if (!lhs##_or.ok()) {                                          \
+    return WithLayoutField(std::move(lhs##_or).status(), field); \
+  }                                                              \
+  auto lhs = *std::move(lhs##_or)
+
 // Takes in what says which axes are meant, under which mode. `axes` and `preset` as the contract
 // has them: one of the two, or under EXACT both.
 absl::Status SetAxes(std::vector<AxisValue> axes, const std::string& preset_name,
@@ -54,45 +62,16 @@ absl::Status SetAxes(std::vector<AxisValue> axes, const std::string& preset_name
     to->question.axes = absl::MakeConstSpan(to->axes);
     to->question.dynamic_axes = &preset->dynamic_axes;
   } else if (mode.has_value() && !exact) {
-    to->question.axes = absl::MakeConstSpan(preset->dynamic_axes.axes);
+    // The original goes by the preset's mode, and says nothing of the one that was given.
+    return rpc::BadField(
+        "mode", StrCat("must not be set where a preset is given, which has its own (", preset_name,
+                       " goes by ", preset->dynamic_axes.mode.ToString(),
+                       "); leave it out, or name the preset's axes instead"));
   } else {
     to->question.mode.reset();
     to->question.dynamic_axes = &preset->dynamic_axes;
   }
   return absl::OkStatus();
-}
-
-// Names the field of the request that an error of the algebra is about: what is to tell the mode
-// from a shape, or else `layout`, which says what is asked for.
-absl::Status About(absl::Status status, const HeldQuestion& held, std::string_view layout) {
-  if (!absl::IsInvalidArgument(status)) {
-    return status;
-  }
-  const std::optional<Mode>& mode = held.question.mode;
-  if (mode.has_value() && !mode->Resolve(held.question.shape).ok()) {
-    return rpc::WithField(std::move(status), "mode.dimension");
-  }
-  return rpc::WithField(std::move(status), layout);
-}
-
-// The same, and which of the axes does not resolve by itself.
-absl::Status AboutAxes(absl::Status status, const PartitionAxis& profile, const HeldQuestion& held,
-                       std::string_view layout) {
-  if (held.question.mode.has_value() && !held.axes.empty()) {
-    const auto mode = held.question.mode->Resolve(held.question.shape);
-    for (size_t i = 0; mode.ok() && i < held.axes.size(); ++i) {
-      const auto alone = absl::MakeConstSpan(held.axes).subspan(i, 1);
-      if (!profile.ResolveSpec(alone, *mode, held.question.compatibility).ok()) {
-        return About(std::move(status), held, StrCat(layout, "[", i, "]"));
-      }
-    }
-  }
-  return About(std::move(status), held, layout);
-}
-
-// Only a bad argument is one of a field.
-absl::Status AboutField(absl::Status status, std::string_view field) {
-  return absl::IsInvalidArgument(status) ? rpc::WithField(std::move(status), field) : status;
 }
 
 absl::Status SetShape(const v1::TensorShape& from, HeldQuestion* to) {
@@ -127,53 +106,43 @@ absl::Status Answer(Context context, const v1::ResolveSpecRequest& request,
     SHARDMESH_DECODE(selected, "mesh", SelectMesh(context.state, request.mesh(), compatibility));
     mesh = std::move(selected);
   }
-  const std::string_view layout = request.axes().empty() && !request.preset().empty()
-                                      ? std::string_view("preset")
-                                      : std::string_view("axes");
   // A mesh without axes stands for none; the shape then serves the mode alone.
   const bool corrects = request.has_shape() && !mesh.empty();
 
+  const std::string_view asked = request.axes().empty() && !request.preset().empty()
+                                     ? std::string_view("preset")
+                                     : std::string_view("axes");
   PartitionSpec requested;
   CorrectionResult corrected;
   if (request.explain()) {
-    absl::StatusOr<Explanation> explanation = Explain(profile, held.question, mesh);
-    if (!explanation.ok()) {
-      return AboutAxes(std::move(explanation).status(), profile, held, layout);
-    }
-    for (const ExplanationStep& step : explanation->steps) {
+    SHARDMESH_LAY_OUT(explanation, asked, Explain(profile, held.question, mesh));
+    for (const ExplanationStep& step : explanation.steps) {
       rpc::Encode(step, response->add_explanation());
     }
-    requested = std::move(explanation->requested);
-    corrected = {.effective = std::move(explanation->effective),
-                 .corrections = std::move(explanation->corrections)};
+    requested = std::move(explanation.requested);
+    corrected = {.effective = std::move(explanation.effective),
+                 .corrections = std::move(explanation.corrections)};
   } else {
-    absl::StatusOr<PartitionSpec> resolved = ResolveSpec(profile, held.question);
-    if (!resolved.ok()) {
-      return AboutAxes(std::move(resolved).status(), profile, held, layout);
-    }
-    requested = *std::move(resolved);
+    SHARDMESH_LAY_OUT(resolved, asked, ResolveSpec(profile, held.question));
+    requested = std::move(resolved);
     if (corrects) {
-      absl::StatusOr<CorrectionResult> result = Correct(requested, held.shape, mesh);
-      if (!result.ok()) {
-        return About(std::move(result).status(), held, layout);
-      }
-      corrected = *std::move(result);
+      SHARDMESH_LAY_OUT(result, asked, Correct(requested, held.shape, mesh));
+      corrected = std::move(result);
     } else {
       corrected.effective = requested;
     }
   }
   context.counter.Count(corrected.corrections);
   if (strict && !corrected.corrections.empty()) {
-    return About(FirstCorrection(requested, held.shape, mesh, corrected), held, layout);
+    return WithLayoutField(FirstCorrection(requested, held.shape, mesh, corrected), asked);
   }
   rpc::Encode(requested, response->mutable_requested());
   rpc::Encode(corrected.effective, response->mutable_effective());
   EncodeCorrections(requested, held.shape, mesh, corrected, request.suggest_fixes(),
                     response->mutable_corrections());
   if (corrects) {
-    SHARDMESH_RETURN_IF_ERROR(About(
-        EncodeShardShape(mesh, corrected.effective, held.shape, response->mutable_shard_shape()),
-        held, layout));
+    SHARDMESH_RETURN_IF_ERROR(
+        EncodeShardShape(mesh, corrected.effective, held.shape, response->mutable_shard_shape()));
   }
   response->set_revision(context.state.revision());
   return absl::OkStatus();
@@ -191,17 +160,11 @@ absl::Status Answer(Context context, const v1::ResolveAxesRequest& request,
   }
   RuntimeMode runtime_mode = RuntimeMode::kTrain;
   if (mode.has_value()) {
-    SHARDMESH_ASSIGN_OR_RETURN(runtime_mode, mode->Resolve(std::nullopt));
+    SHARDMESH_DECODE(named, "mode", mode->Resolve(std::nullopt));
+    runtime_mode = named;
   }
-  const auto values = profile.ResolveAxis(axes, runtime_mode, compatibility);
-  if (!values.ok()) {
-    HeldQuestion held;
-    held.axes = std::move(axes);
-    held.question.mode = runtime_mode;
-    held.question.compatibility = compatibility;
-    return AboutAxes(values.status(), profile, held, "axes");
-  }
-  for (const AxisValue& value : *values) {
+  SHARDMESH_DECODE(values, "axes", profile.ResolveAxis(axes, runtime_mode, compatibility));
+  for (const AxisValue& value : values) {
     rpc::Encode(value, response->add_values());
   }
   response->set_revision(context.state.revision());
@@ -224,19 +187,15 @@ absl::Status Answer(Context context, const v1::CorrectSpecRequest& request,
     rpc::Encode(shape, response->mutable_shard_shape());
     return absl::OkStatus();
   }
-  const absl::StatusOr<CorrectionResult> corrected = Correct(spec, shape, mesh);
-  if (!corrected.ok()) {
-    return AboutField(corrected.status(), "spec");
+  SHARDMESH_LAY_OUT(corrected, "spec", Correct(spec, shape, mesh));
+  context.counter.Count(corrected.corrections);
+  if (strict && !corrected.corrections.empty()) {
+    return WithLayoutField(FirstCorrection(spec, shape, mesh, corrected), "spec");
   }
-  context.counter.Count(corrected->corrections);
-  if (strict && !corrected->corrections.empty()) {
-    return AboutField(FirstCorrection(spec, shape, mesh, *corrected), "spec");
-  }
-  rpc::Encode(corrected->effective, response->mutable_effective());
-  EncodeCorrections(spec, shape, mesh, *corrected, request.suggest_fixes(),
+  rpc::Encode(corrected.effective, response->mutable_effective());
+  EncodeCorrections(spec, shape, mesh, corrected, request.suggest_fixes(),
                     response->mutable_corrections());
-  return AboutField(
-      EncodeShardShape(mesh, corrected->effective, shape, response->mutable_shard_shape()), "spec");
+  return EncodeShardShape(mesh, corrected.effective, shape, response->mutable_shard_shape());
 }
 
 absl::Status Answer(Context context, const v1::ConstrainArrayRequest& request,
@@ -251,7 +210,6 @@ absl::Status Answer(Context context, const v1::ConstrainArrayRequest& request,
   SHARDMESH_DECODE(mesh, "mesh", SelectMesh(context.state, request.mesh(), compatibility));
 
   LogicalSharding sharding;
-  std::string_view layout = "spec";
   if (request.layout_case() == v1::ConstrainArrayRequest::kSpec) {
     if (request.has_mode() || request.has_profile() || request.auto_correct()) {
       return rpc::BadField("spec",
@@ -259,14 +217,10 @@ absl::Status Answer(Context context, const v1::ConstrainArrayRequest& request,
     }
     SHARDMESH_DECODE(spec, "spec", rpc::Decode(request.spec()));
     sharding.requested = std::move(spec);
-    absl::StatusOr<std::optional<CorrectionResult>> corrected =
-        CorrectConstraint(sharding.requested, held.shape, mesh);
-    if (!corrected.ok()) {
-      return AboutField(std::move(corrected).status(), layout);
-    }
-    if (corrected->has_value()) {
-      sharding.constraint = std::move((*corrected)->effective);
-      sharding.corrections = std::move((*corrected)->corrections);
+    SHARDMESH_LAY_OUT(corrected, "spec", CorrectConstraint(sharding.requested, held.shape, mesh));
+    if (corrected.has_value()) {
+      sharding.constraint = std::move(corrected->effective);
+      sharding.corrections = std::move(corrected->corrections);
     }
   } else {
     SHARDMESH_DECODE(mode, "mode", rpc::Decode(request.mode(), compatibility));
@@ -276,14 +230,12 @@ absl::Status Answer(Context context, const v1::ConstrainArrayRequest& request,
       case v1::ConstrainArrayRequest::kAxes: {
         SHARDMESH_DECODE(decoded, "axes.axes", rpc::DecodeAxes(request.axes().axes()));
         axes = std::move(decoded);
-        layout = "axes.axes";
         break;
       }
       case v1::ConstrainArrayRequest::kPreset:
         if (request.preset().empty()) {
           return rpc::BadField("preset", "is empty; ListPresets has their names");
         }
-        layout = "preset";
         break;
       default:
         return rpc::BadField("layout", "is not set; give a spec, axes or a preset");
@@ -293,19 +245,19 @@ absl::Status Answer(Context context, const v1::ConstrainArrayRequest& request,
                                           ? request.preset()
                                           : std::string(),
                                       mode, compatibility, &held));
-    absl::StatusOr<LogicalSharding> applied =
-        ApplyLogicalSharding(profile, held.question, mesh, request.auto_correct());
-    if (!applied.ok()) {
-      return AboutAxes(std::move(applied).status(), profile, held, layout);
-    }
-    sharding = *std::move(applied);
+    SHARDMESH_LAY_OUT(applied, request.has_axes() ? "axes" : "preset",
+                      ApplyLogicalSharding(profile, held.question, mesh, request.auto_correct()));
+    sharding = std::move(applied);
   }
   context.counter.Count(sharding.corrections);
   if (strict && !sharding.corrections.empty()) {
-    return About(FirstCorrection(sharding.requested, held.shape, mesh,
-                                 {.effective = sharding.constraint.value_or(PartitionSpec()),
-                                  .corrections = sharding.corrections}),
-                 held, layout);
+    return WithLayoutField(
+        FirstCorrection(sharding.requested, held.shape, mesh,
+                        {.effective = sharding.constraint.value_or(PartitionSpec()),
+                         .corrections = sharding.corrections}),
+        request.has_spec()   ? "spec"
+        : request.has_axes() ? "axes"
+                             : "preset");
   }
   rpc::Encode(sharding.requested, response->mutable_requested());
   if (sharding.constraint.has_value()) {
@@ -359,20 +311,16 @@ absl::Status Answer(Context context, const v1::ExplainTensorRequest& request,
   PartitionSpec requested;
   std::vector<ExplanationStep> steps;
   CorrectionResult corrected;
-  const std::string_view layout = request.has_axes() ? "axes.axes" : "rule_set";
   if (request.has_axes()) {
     SHARDMESH_DECODE(axes, "axes.axes", rpc::DecodeAxes(request.axes().axes()));
     SHARDMESH_DECODE(mode, "mode", rpc::Decode(request.mode(), compatibility));
     SHARDMESH_DECODE(profile, "profile", SelectProfile(context.state, request.profile()));
     SHARDMESH_RETURN_IF_ERROR(SetAxes(std::move(axes), "", mode, compatibility, &held));
-    absl::StatusOr<Explanation> explanation = Explain(profile, held.question, mesh);
-    if (!explanation.ok()) {
-      return AboutAxes(std::move(explanation).status(), profile, held, layout);
-    }
-    requested = std::move(explanation->requested);
-    steps = std::move(explanation->steps);
-    corrected = {.effective = std::move(explanation->effective),
-                 .corrections = std::move(explanation->corrections)};
+    SHARDMESH_LAY_OUT(explanation, "axes", Explain(profile, held.question, mesh));
+    requested = std::move(explanation.requested);
+    steps = std::move(explanation.steps);
+    corrected = {.effective = std::move(explanation.effective),
+                 .corrections = std::move(explanation.corrections)};
   } else {
     SHARDMESH_DECODE(rules, "rule_set",
                      SelectRules(context.state, request.rule_set(), compatibility));
@@ -380,25 +328,18 @@ absl::Status Answer(Context context, const v1::ExplainTensorRequest& request,
       return rpc::BadField("rule_set", "is not set; give rules or semantic axes");
     }
     const std::string name = rpc::NameForRules(*rules, request.name());
-    absl::StatusOr<RuleExplanation> explained =
-        ExplainRules(rules->rules, name, absl::MakeConstSpan(held.shape));
-    if (!explained.ok()) {
-      return AboutField(std::move(explained).status(), layout);
-    }
-    RuleExplanation explanation = *std::move(explained);
+    SHARDMESH_DECODE(explanation, "rule_set",
+                     ExplainRules(rules->rules, name, absl::MakeConstSpan(held.shape)));
     if (explanation.match.unmatched) {
-      return AboutField(rules->rules.UnmatchedError(name), layout);
+      return rpc::WithField(rules->rules.UnmatchedError(name), "name");
     }
     const RuleMatch& match = explanation.match;
     requested = match.rule.has_value() ? rules->rules.rules()[static_cast<size_t>(*match.rule)].spec
                                        : match.spec;
     response->set_rule(match.rule.has_value() ? static_cast<uint32_t>(*match.rule) + 1 : 0);
     steps = std::move(explanation.steps);
-    absl::StatusOr<CorrectionResult> result = Correct(match.spec, held.shape, mesh);
-    if (!result.ok()) {
-      return AboutField(std::move(result).status(), layout);
-    }
-    corrected = *std::move(result);
+    SHARDMESH_LAY_OUT(result, "rule_set", Correct(match.spec, held.shape, mesh));
+    corrected = std::move(result);
     for (const Correction& correction : corrected.corrections) {
       steps.push_back({ExplanationStep::Kind::kCorrection, correction.dim,
                        correction.requested.ToString(), correction.ToString(mesh)});
@@ -414,9 +355,7 @@ absl::Status Answer(Context context, const v1::ExplainTensorRequest& request,
   for (const ExplanationStep& step : steps) {
     rpc::Encode(step, response->add_steps());
   }
-  return AboutField(
-      EncodeShardShape(mesh, corrected.effective, held.shape, response->mutable_shard_shape()),
-      layout);
+  return EncodeShardShape(mesh, corrected.effective, held.shape, response->mutable_shard_shape());
 }
 
 absl::Status Answer(Context context, const v1::DescribeTilingRequest& request,
@@ -429,7 +368,7 @@ absl::Status Answer(Context context, const v1::DescribeTilingRequest& request,
       CheckCount(request.devices_size(), kMaxListedDevices, "devices", "devices"));
   SHARDMESH_RETURN_IF_ERROR(CheckCount(request.replica_groups_of_size(), kMaxListedDevices,
                                        "devices", "replica_groups_of"));
-  SHARDMESH_DECODE(tiling, "spec", Tiling::Create(mesh, spec, shape));
+  SHARDMESH_LAY_OUT(tiling, "spec", Tiling::Create(mesh, spec, shape));
   for (int i = 0; i < request.devices_size(); ++i) {
     const DeviceId device = request.devices(i);
     SHARDMESH_RETURN_IF_ERROR(CheckDevice(device, mesh, "devices", i));
@@ -458,7 +397,17 @@ absl::Status Answer(Context context, const v1::DescribeTilingRequest& request,
       return rpc::BadField(
           "range", StrCat("has ", range.ranges.size(), " dimensions, the tensor ", tiling.rank()));
     }
+    const auto check_pieces = [](int64_t pieces) {
+      return pieces <= kMaxListedPieces
+                 ? absl::OkStatus()
+                 : rpc::WithField(
+                       InvalidArgument(Reason::kLimitExceeded,
+                                       StrCat("the range has more than ", kMaxListedPieces,
+                                              " pieces and holders; ask for a smaller one")),
+                       "range");
+    };
     int64_t pieces = tiling.replica_count();
+    SHARDMESH_RETURN_IF_ERROR(check_pieces(pieces));
     for (int64_t dim = 0; dim < tiling.rank(); ++dim) {
       const IndexRange& asked = range.ranges[static_cast<size_t>(dim)];
       if (asked.stop > shape[static_cast<size_t>(dim)]) {
@@ -466,12 +415,7 @@ absl::Status Answer(Context context, const v1::DescribeTilingRequest& request,
                                              ", which has ", shape[static_cast<size_t>(dim)]));
       }
       pieces *= std::min(tiling.PartCount(dim), std::max<int64_t>(asked.size(), 1));
-      if (pieces > kMaxListedPieces) {
-        return rpc::WithField(InvalidArgument(Reason::kLimitExceeded,
-                                              StrCat("the range has more than ", kMaxListedPieces,
-                                                     " pieces and holders; ask for a smaller one")),
-                              "range");
-      }
+      SHARDMESH_RETURN_IF_ERROR(check_pieces(pieces));
     }
     for (const OwnedTile& piece : tiling.OwnersOf(range)) {
       v1::OwnedTile* owners = response->add_owners();

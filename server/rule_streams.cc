@@ -16,7 +16,6 @@
 #include "absl/container/flat_hash_set.h"
 #include "rpc/lint_codec.h"
 #include "server/resolve_answers.h"
-#include "server/tree_reactor.h"
 #include "server/tree_resolver.h"
 #include "server/tree_streams.h"
 #include "sharding/layout_diff.h"
@@ -67,7 +66,7 @@ class LintAnswer {
     SHARDMESH_RETURN_IF_ERROR(CheckCount(tensors_.size() + tensors.size()));
     for (const TreeTensor& tensor : tensors) {
       if (tensor.spec != nullptr) {
-        return rpc::BadField("tensors.spec_indexes",
+        return rpc::BadField("spec_indexes",
                              StrCat("gives tensor ", PythonRepr(tensor.name),
                                     " a spec, of which neither rules nor axes are asked; leave it "
                                     "out"));
@@ -160,7 +159,7 @@ class LintAnswer {
   absl::Status AddHeld(const IsCancelled& is_cancelled) {
     std::vector<LintTensor> held;
     std::string last;
-    while (held_prefix_.has_value()) {
+    while (held_prefix_.has_value() && catalogue_ != nullptr) {
       const std::vector<Catalogue::NamedArray> page =
           catalogue_->ListNames(*held_prefix_, last, kNamesPerPage);
       if (page.empty()) {
@@ -181,10 +180,13 @@ class LintAnswer {
     absl::flat_hash_set<std::string_view> names;
     absl::flat_hash_set<std::pair<std::string_view, absl::Span<const int64_t>>> tensors;
     for (const LintTensor& tensor : tensors_) {
+      if (is_cancelled()) {
+        return absl::CancelledError("cancelled while the tree's names were compared");
+      }
       names.insert(tensor.name);
       if (!tensors.insert({tensor.name, *tensor.shape}).second) {
-        return InvalidArgument(Reason::kBadField, StrCat("tensor ", PythonRepr(tensor.name),
-                                                         ": the tensor is listed twice"));
+        return rpc::BadField(
+            "tensors", StrCat("tensor ", PythonRepr(tensor.name), ": the tensor is listed twice"));
       }
     }
     for (LintTensor& tensor : held) {
@@ -340,16 +342,14 @@ class DiffAnswer {
 
 }  // namespace
 
-grpc::ServerReadReactor<grpc::ByteBuffer>* MakeLintRulesReactor(
-    std::shared_ptr<const ClusterState> state, const Catalogue* catalogue, Background* background,
-    grpc::ByteBuffer* response) {
-  return new TreeReadReactor<LintAnswer, v1::LintRulesRequest, v1::LintRulesResponse>(
-      LintAnswer(std::move(state), catalogue), response, background);
+std::unique_ptr<LintRulesCall> MakeLintRulesCall(std::shared_ptr<const ClusterState> state,
+                                                 const Catalogue* catalogue) {
+  return std::make_unique<TreeFeeder<LintAnswer, v1::LintRulesRequest, v1::LintRulesResponse>>(
+      LintAnswer(std::move(state), catalogue));
 }
 
-grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* MakeDiffLayoutsReactor(
-    std::shared_ptr<const ClusterState> state) {
-  return new TreeBidiReactor<DiffAnswer, v1::DiffLayoutsRequest, v1::DiffLayoutsResponse>(
+std::unique_ptr<DiffLayoutsCall> MakeDiffLayoutsCall(std::shared_ptr<const ClusterState> state) {
+  return std::make_unique<TreeFeeder<DiffAnswer, v1::DiffLayoutsRequest, v1::DiffLayoutsResponse>>(
       DiffAnswer(std::move(state)));
 }
 

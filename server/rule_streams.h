@@ -2,23 +2,22 @@
 #ifndef SHARDMESH_SERVER_RULE_STREAMS_H_
 #define SHARDMESH_SERVER_RULE_STREAMS_H_
 
-#include <grpcpp/grpcpp.h>
-
 #include <memory>
 
-#include "server/background.h"
 #include "server/catalogue.h"
 #include "server/cluster_state.h"
+#include "server/tree_call.h"
 #include "shardmesh/v1/resolve_service.pb.h"
 
 namespace shardmesh::server {
 
-// Each lives until its call is done. `catalogue`, `background` and the response outlive it.
-grpc::ServerReadReactor<grpc::ByteBuffer>* MakeLintRulesReactor(
-    std::shared_ptr<const ClusterState> state, const Catalogue* catalogue, Background* background,
-    grpc::ByteBuffer* response);
-grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* MakeDiffLayoutsReactor(
-    std::shared_ptr<const ClusterState> state);
+using LintRulesCall = TreeCall<v1::LintRulesRequest, v1::LintRulesResponse>;
+using DiffLayoutsCall = TreeCall<v1::DiffLayoutsRequest, v1::DiffLayoutsResponse>;
+
+// `catalogue` outlives the call; null: there are no named arrays.
+std::unique_ptr<LintRulesCall> MakeLintRulesCall(std::shared_ptr<const ClusterState> state,
+                                                 const Catalogue* catalogue);
+std::unique_ptr<DiffLayoutsCall> MakeDiffLayoutsCall(std::shared_ptr<const ClusterState> state);
 
 }  // namespace shardmesh::server
 

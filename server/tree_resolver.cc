@@ -15,9 +15,6 @@
 namespace shardmesh::server {
 namespace {
 
-// Tensors between two questions whether to stop: well under a millisecond with ordinary rules.
-constexpr size_t kTensorsPerCancellationCheck = 64;
-
 constexpr int64_t kNoRuleAsked = -1;
 constexpr int64_t kNoRuleMatched = -2;
 
@@ -32,15 +29,7 @@ std::string TextOf(const TreeSpec& spec) {
 // A spec that is refused although correction would drop what is wrong with it.
 absl::Status CheckSuits(const PartitionSpec& spec, const Mesh& mesh) {
   SHARDMESH_RETURN_IF_ERROR(CheckDistinctAxes(spec));
-  for (const std::string& axis : AxisNamesOf({&spec, 1})) {
-    if (!mesh.HasAxis(axis)) {
-      return InvalidArgument(
-          Reason::kAxisNotInMesh,
-          StrCat("axis ", PythonRepr(axis), " of ", spec.ToString(), " is not one of the mesh ",
-                 mesh.ToString(), mesh.DidYouMeanAxis(axis)));
-    }
-  }
-  return absl::OkStatus();
+  return CheckAxesInMesh(spec, mesh);
 }
 
 }  // namespace
@@ -134,7 +123,8 @@ absl::StatusOr<TreeResolver::Placed> TreeResolver::Place(TreeSpec spec, const Tr
   return placed;
 }
 
-absl::StatusOr<TreePlacement> TreeResolver::Answer(const TreeTensor& tensor) {
+absl::StatusOr<TreePlacement> TreeResolver::Answer(const TreeTensor& tensor,
+                                                   const std::function<bool()>& is_cancelled) {
   SHARDMESH_RETURN_IF_ERROR(Remember(tensor.name));
   SourceView source = {.given = tensor.spec != nullptr ? static_cast<const void*>(tensor.spec)
                                                        : static_cast<const void*>(tensor.axes),
@@ -154,7 +144,8 @@ absl::StatusOr<TreePlacement> TreeResolver::Answer(const TreeTensor& tensor) {
       rule_name = rule_name_;
     }
     if (!question_.rules->rules.ReplicatesUnasked(tensor.shape)) {
-      SHARDMESH_ASSIGN_OR_RETURN(const std::optional<int64_t> rule, finder_->Find(rule_name));
+      SHARDMESH_ASSIGN_OR_RETURN(const std::optional<int64_t> rule,
+                                 finder_->Find(rule_name, is_cancelled));
       if (!rule.has_value() && !question_.keep_unmatched) {
         return question_.rules->rules.UnmatchedError(rule_name);
       }
@@ -206,12 +197,11 @@ absl::StatusOr<std::vector<TreePlacement>> TreeResolver::Add(
   std::vector<TreePlacement> placements;
   placements.reserve(tensors.size());
   for (const TreeTensor& tensor : tensors) {
-    if (placements.size() % kTensorsPerCancellationCheck == 0 && is_cancelled != nullptr &&
-        is_cancelled()) {
+    if (is_cancelled != nullptr && is_cancelled()) {
       return absl::CancelledError(
           StrCat("cancelled after ", counts_.tensors, " tensors of the tree"));
     }
-    absl::StatusOr<TreePlacement> placement = Answer(tensor);
+    absl::StatusOr<TreePlacement> placement = Answer(tensor, is_cancelled);
     if (!placement.ok()) {
       return WithContext(placement.status(), StrCat("tensor ", PythonRepr(tensor.name)));
     }

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "rpc/layout_codec.h"
-#include "server/tree_reactor.h"
 #include "server/tree_resolver.h"
 #include "sharding/status_macros.h"
 
@@ -50,6 +49,9 @@ class TreeAnswer {
     SHARDMESH_ASSIGN_OR_RETURN(const std::vector<TreePlacement> placements,
                                resolver_->Add(tensors, is_cancelled));
     for (size_t i = known_specs; i < resolver_->specs().size(); ++i) {
+      if (is_cancelled != nullptr && is_cancelled()) {
+        return absl::CancelledError("cancelled while the specs of the tree were written");
+      }
       Encode(resolver_->specs()[i], response->add_specs());
     }
     Encode(placements, response->mutable_placements());
@@ -124,9 +126,9 @@ absl::Status EncodeReport(const TreeResolver& from, v1::LayoutReport* to) {
   return absl::OkStatus();
 }
 
-grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* MakeResolveTreeReactor(
-    std::shared_ptr<const ClusterState> state, const CorrectionCounter& counter) {
-  return new TreeBidiReactor<TreeAnswer, v1::ResolveTreeRequest, v1::ResolveTreeResponse>(
+std::unique_ptr<ResolveTreeCall> MakeResolveTreeCall(std::shared_ptr<const ClusterState> state,
+                                                     const CorrectionCounter& counter) {
+  return std::make_unique<TreeFeeder<TreeAnswer, v1::ResolveTreeRequest, v1::ResolveTreeResponse>>(
       TreeAnswer(std::move(state), counter));
 }
 

@@ -2,12 +2,11 @@
 #ifndef SHARDMESH_SERVER_TREE_STREAMS_H_
 #define SHARDMESH_SERVER_TREE_STREAMS_H_
 
-#include <grpcpp/grpcpp.h>
-
 #include <memory>
 
 #include "server/cluster_state.h"
 #include "server/resolve_answers.h"
+#include "server/tree_call.h"
 #include "server/tree_resolver.h"
 #include "shardmesh/v1/resolve_service.pb.h"
 
@@ -16,9 +15,11 @@ namespace shardmesh::server {
 // The totals of a tree, byte counts only where there is a mesh. Errors: LayoutAnalysis::Report's.
 absl::Status EncodeReport(const TreeResolver& from, v1::LayoutReport* to);
 
-// Each lives until its call is done. `counter` outlives it.
-grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* MakeResolveTreeReactor(
-    std::shared_ptr<const ClusterState> state, const CorrectionCounter& counter);
+using ResolveTreeCall = TreeCall<v1::ResolveTreeRequest, v1::ResolveTreeResponse>;
+
+// `counter` outlives the call.
+std::unique_ptr<ResolveTreeCall> MakeResolveTreeCall(std::shared_ptr<const ClusterState> state,
+                                                     const CorrectionCounter& counter);
 
 }  // namespace shardmesh::server
 

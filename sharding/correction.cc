@@ -62,6 +62,12 @@ std::optional<Correction> Objection(const SpecEntry& entry, int64_t dim, int64_t
   return std::nullopt;
 }
 
+// Whether the entry is the one axis "", for which a spec made anew has no axis: the original
+// corrects into such a spec.
+bool IsEmptyName(const SpecEntry& entry) {
+  return entry.axes().size() == 1 && entry.axes()[0].has_value() && entry.axes()[0]->empty();
+}
+
 }  // namespace
 
 std::string Correction::ToString() const {
@@ -115,6 +121,7 @@ absl::StatusOr<CorrectionResult> Correct(const PartitionSpec& spec, absl::Span<c
   CorrectionResult result;
   // Whether anything is left, and which dimensions lose what they ask for.
   bool any_kept = false;
+  bool any_nameless = false;
   absl::InlinedVector<bool, kMaxRank> dropped(shape.size(), false);
   for (int64_t dim = 0; dim < std::min(rank, spec.size()); ++dim) {
     const auto place = static_cast<size_t>(dim);
@@ -123,7 +130,9 @@ absl::StatusOr<CorrectionResult> Correct(const PartitionSpec& spec, absl::Span<c
       continue;
     }
     if (Fits(entry, shape[place], mesh)) {
-      any_kept = true;
+      dropped[place] = IsEmptyName(entry);
+      any_nameless = any_nameless || dropped[place];
+      any_kept = any_kept || !dropped[place];
       continue;
     }
     result.corrections.push_back(*Objection(entry, dim, shape[place], mesh));
@@ -135,7 +144,7 @@ absl::StatusOr<CorrectionResult> Correct(const PartitionSpec& spec, absl::Span<c
           {dim, spec.entry(dim), Reason::kRankTruncated, rank, spec.size()});
     }
   }
-  if (any_kept && result.corrections.empty() && spec.size() == rank) {
+  if (any_kept && !any_nameless && result.corrections.empty() && spec.size() == rank) {
     result.effective = spec;
   } else {
     std::vector<SpecEntry> kept(any_kept ? shape.size() : 0);

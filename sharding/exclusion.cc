@@ -187,7 +187,8 @@ absl::StatusOr<std::optional<std::string>> SpellOut(const Exclusion& exclusion) 
 
 }  // namespace
 
-absl::StatusOr<RewrittenRules> RewriteExclusions(absl::Span<const Rule> rules) {
+absl::StatusOr<RewrittenRules> RewriteExclusions(absl::Span<const Rule> rules,
+                                                 const std::function<bool()>& is_cancelled) {
   RewrittenRules out;
   int64_t spelled_out = 0;
   const auto add = [&](std::string pattern, size_t origin) {
@@ -197,6 +198,10 @@ absl::StatusOr<RewrittenRules> RewriteExclusions(absl::Span<const Rule> rules) {
   for (size_t i = 0; i < rules.size(); ++i) {
     if (static_cast<int64_t>(out.rules.size()) > RuleSet::kMaxRules) {
       break;
+    }
+    if (is_cancelled != nullptr && is_cancelled()) {
+      return absl::CancelledError(
+          StrCat("rewriting was cancelled after ", i, " of ", rules.size(), " rules"));
     }
     const std::string& pattern = rules[i].pattern;
     const absl::Status status = Pattern::Create(pattern).status();

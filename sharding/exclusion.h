@@ -3,6 +3,7 @@
 #define SHARDMESH_SHARDING_EXCLUSION_H_
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -40,8 +41,10 @@ struct RewrittenRules {
 // parts that are not rewritten (word boundaries, `$` in the middle, case that is ignored beyond
 // ASCII, named classes beside other characters beyond ASCII); BAD_PATTERN; LIMIT_EXCEEDED where
 // what is spelled out is longer than a pattern may be, more than 100 rules would have to be, or the
-// rules come to more than RuleSet::kMaxRules.
-absl::StatusOr<RewrittenRules> RewriteExclusions(absl::Span<const Rule> rules);
+// rules come to more than RuleSet::kMaxRules. CANCELLED where `is_cancelled`, asked before each
+// rule, says so.
+absl::StatusOr<RewrittenRules> RewriteExclusions(absl::Span<const Rule> rules,
+                                                 const std::function<bool()>& is_cancelled = {});
 
 }  // namespace shardmesh
 

@@ -25,17 +25,7 @@ std::optional<NamedSharding> ShardingOf(const HeldLeaf& leaf) {
 // Whether the spec is one of the mesh, for some shape.
 absl::Status CheckSpecOnMesh(const PartitionSpec& spec, const Mesh& mesh) {
   SHARDMESH_RETURN_IF_ERROR(CheckDistinctAxes(spec));
-  std::vector<std::string> names = spec.AxisNames();
-  names.insert(names.end(), spec.unreduced().begin(), spec.unreduced().end());
-  for (const std::string& name : names) {
-    if (!mesh.HasAxis(name)) {
-      return InvalidArgument(
-          Reason::kAxisNotInMesh,
-          StrCat("the spec ", spec.ToString(), " uses ", PythonRepr(name),
-                 ", which is no axis of the mesh ", mesh.ToString(), mesh.DidYouMeanAxis(name)));
-    }
-  }
-  return absl::OkStatus();
+  return CheckAxesInMesh(spec, mesh);
 }
 
 }  // namespace

@@ -117,18 +117,6 @@ absl::Status NameWithoutAxes(absl::Span<const AxisValue> names, size_t dim,
 // What JAX checks of a spec for this mesh.
 absl::Status CheckSpecOnMesh(const PartitionSpec& spec, const Mesh& mesh) {
   SHARDMESH_RETURN_IF_ERROR(CheckDistinctAxes(spec));
-  // To JAX, none among the axes of a dimension is one more name of an axis.
-  int64_t nones = 0;
-  for (const SpecEntry& entry : spec.entries()) {
-    nones += std::count(entry.axes().begin(), entry.axes().end(), std::nullopt);
-  }
-  if (nones > 1) {
-    return InvalidArgument(Reason::kDuplicateAxis,
-                           StrCat("the spec ", spec.ToString(),
-                                  " holds None among the axes of a dimension, and more than once; "
-                                  "drop it"),
-                           "DuplicateSpecError");
-  }
   bool is_open = false;
   for (const SpecEntry& entry : spec.entries()) {
     is_open = is_open || entry.is_unconstrained();

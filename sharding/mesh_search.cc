@@ -17,6 +17,9 @@
 namespace shardmesh {
 namespace {
 
+// Groups between two questions whether to stop: well under a millisecond.
+constexpr size_t kGroupsPerCancellationCheck = 4096;
+
 constexpr size_t Index(int64_t i) { return static_cast<size_t>(i); }
 
 struct CriterionRow {
@@ -227,6 +230,16 @@ absl::Status OverLimit() {
                     Reason::kLimitExceeded);
 }
 
+bool IsTimeToStop(size_t group, const MeshSearchOptions& options) {
+  return group % kGroupsPerCancellationCheck == kGroupsPerCancellationCheck - 1 &&
+         options.is_cancelled != nullptr && options.is_cancelled();
+}
+
+absl::Status Cancelled(std::string_view when) {
+  return WithReason(absl::CancelledError(StrCat("the search was cancelled ", when)),
+                    Reason::kCancelled);
+}
+
 class Judge {
  public:
   Judge(std::vector<PreparedGroup> groups, const MeshSearchOptions& options)
@@ -244,7 +257,11 @@ class Judge {
     absl::int128 sharded_bytes = 0;
     absl::int128 corrected = 0;
     absl::int128 unplaceable = 0;
-    for (const PreparedGroup& group : groups_) {
+    for (size_t i = 0; i < groups_.size(); ++i) {
+      if (IsTimeToStop(i, options_)) {
+        return absl::CancelledError("");
+      }
+      const PreparedGroup& group = groups_[i];
       bool is_corrected = group.is_corrected;
       bool is_unplaceable = group.is_unplaceable;
       AxisSet used = group.unreduced;
@@ -400,6 +417,9 @@ absl::StatusOr<MeshSearchResult> SearchMeshes(absl::Span<const TensorGroup> grou
   }
   std::vector<PreparedGroup> prepared;
   for (size_t i = 0; i < groups.size(); ++i) {
+    if (IsTimeToStop(i, options)) {
+      return Cancelled("before its first mesh");
+    }
     absl::StatusOr<PreparedGroup> group = Prepare(groups[i], options.axes);
     if (!group.ok()) {
       return WithContext(group.status(), StrCat("group ", i));
@@ -414,13 +434,15 @@ absl::StatusOr<MeshSearchResult> SearchMeshes(absl::Span<const TensorGroup> grou
   std::vector<MeshCandidate>& best = result.best;  // a heap, the worst in front
   SHARDMESH_RETURN_IF_ERROR(
       factorizations.ForEach([&](const std::vector<int64_t>& sizes) -> absl::Status {
-        if (options.is_cancelled != nullptr && options.is_cancelled()) {
-          return WithReason(
-              absl::CancelledError(StrCat("the search was cancelled after ", result.evaluated,
-                                          " of ", factorizations.count(), " meshes")),
-              Reason::kCancelled);
+        absl::StatusOr<MeshCandidate> evaluated = absl::CancelledError("");
+        if (options.is_cancelled == nullptr || !options.is_cancelled()) {
+          evaluated = judge.Evaluate(sizes);
         }
-        SHARDMESH_ASSIGN_OR_RETURN(MeshCandidate candidate, judge.Evaluate(sizes));
+        if (absl::IsCancelled(evaluated.status())) {
+          return Cancelled(
+              StrCat("after ", result.evaluated, " of ", factorizations.count(), " meshes"));
+        }
+        SHARDMESH_ASSIGN_OR_RETURN(MeshCandidate candidate, std::move(evaluated));
         ++result.evaluated;
         result.fitting += candidate.fits ? 1 : 0;
         if (static_cast<int64_t>(best.size()) == options.keep) {

@@ -77,7 +77,7 @@ struct MeshSearchOptions {
   // their axis sizes, larger first.
   std::vector<MeshCriterion> ranking = {MeshCriterion::kFit, MeshCriterion::kDeviceBytes,
                                         MeshCriterion::kWastedBytes, MeshCriterion::kCorrections};
-  // Asked before each candidate; true ends the search with CANCELLED.
+  // Asked before each candidate and every thousands of groups; true ends the search with CANCELLED.
   std::function<bool()> is_cancelled;
 };
 

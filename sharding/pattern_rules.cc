@@ -64,7 +64,8 @@ absl::StatusOr<std::vector<Rule>> ParsePatternRules(std::string_view text) {
 }
 
 absl::StatusOr<PatternRules> PatternRules::Create(std::string_view text, PartitionSpec default_spec,
-                                                  const Mesh& mesh, Compatibility compatibility) {
+                                                  const Mesh& mesh, Compatibility compatibility,
+                                                  const std::function<bool()>& is_cancelled) {
   const bool exact = compatibility == Compatibility::kExact;
   if (exact && mesh.empty()) {
     return WithPythonType(
@@ -78,6 +79,7 @@ absl::StatusOr<PatternRules> PatternRules::Create(std::string_view text, Partiti
   RuleSetOptions options;
   options.strict = false;
   options.defer_pattern_errors = exact;
+  options.is_cancelled = is_cancelled;
   SHARDMESH_ASSIGN_OR_RETURN(RuleSet rule_set, RuleSet::Create(std::move(rules), options));
   return PatternRules(std::move(rule_set), std::move(default_spec));
 }

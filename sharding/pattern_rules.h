@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -38,14 +39,15 @@ absl::StatusOr<std::vector<Rule>> ParsePatternRules(std::string_view text);
 // Immutable, hence safe to share between threads; copies are cheap.
 class PatternRules {
  public:
-  // Errors: ParsePatternRules', then RuleSet::Create's.
+  // Errors: ParsePatternRules', then RuleSet::Create's, which asks `is_cancelled`.
   //
   // kExact: a faulty pattern is an error only of a search that comes to it; and FAILED_PRECONDITION
   // (NO_MESH; AssertionError) on an empty mesh, which the original insists on although nothing in
   // its answers depends on it. kDefault: faulty patterns are refused here; `mesh` is not looked at.
   static absl::StatusOr<PatternRules> Create(std::string_view text, PartitionSpec default_spec,
                                              const Mesh& mesh,
-                                             Compatibility compatibility = Compatibility::kDefault);
+                                             Compatibility compatibility = Compatibility::kDefault,
+                                             const std::function<bool()>& is_cancelled = {});
 
   // The spec of the first rule whose pattern is found in the name, else the default one. Shapes do
   // not count. Only in kExact there are errors: those of a pattern that is reached.

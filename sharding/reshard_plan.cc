@@ -196,11 +196,15 @@ bool ReshardPlan::State::ClassifyByDigits() {
       step.pattern = ReshardPattern::kSlice;
     }
     step.axes.push_back(SourceAxisAt(boundaries[digit]));
+    step.group_size = boundaries[digit + 1] / boundaries[digit];
     ReshardStep* last = steps.empty() ? nullptr : &steps.back();
     if (last == nullptr || last->pattern != step.pattern || last->from_dim != step.from_dim ||
         last->to_dim != step.to_dim) {
       steps.push_back(std::move(step));
-    } else if (last->axes.back() != step.axes.back()) {
+      return;
+    }
+    last->group_size *= step.group_size;
+    if (last->axes.back() != step.axes.back()) {
       last->axes.push_back(step.axes.back());
     }
   };

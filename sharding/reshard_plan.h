@@ -38,9 +38,12 @@ std::string_view ReshardPatternName(ReshardPattern pattern);
 // to 1`.
 struct ReshardStep {
   ReshardPattern pattern = ReshardPattern::kGeneral;
-  std::vector<std::string> axes;    // major to minor
+  std::vector<std::string> axes;    // of the source mesh, major to minor
   std::optional<int64_t> from_dim;  // the dimension that they partition before
   std::optional<int64_t> to_dim;    // and after
+  // How many devices take part together: fewer than the axes have where only a factor of one of
+  // them changes its place.
+  int64_t group_size = 1;
 
   friend bool operator==(const ReshardStep&, const ReshardStep&) = default;
 };

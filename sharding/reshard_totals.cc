@@ -33,7 +33,7 @@ using reshard_internal::ShareDigits;
 using reshard_internal::Side;
 
 // How often a walk asks whether it was cancelled.
-constexpr int64_t kStepsPerQuestion = int64_t{1} << 16;
+constexpr int64_t kStepsPerQuestion = int64_t{1} << 10;
 
 // What the parts of one dimension have in common with the parts of the other side.
 struct PartFacts {

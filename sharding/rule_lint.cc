@@ -18,8 +18,6 @@
 namespace shardmesh {
 namespace {
 
-// Tensors between two questions whether to stop.
-constexpr size_t kTensorsPerCancellationCheck = 16;
 // Pairs of overlapping rules that are told apart. Real rule sets have hundreds; ten thousand rules
 // made for it could have fifty million.
 constexpr size_t kMaxPairs = 1'000'000;
@@ -122,6 +120,11 @@ class Linter {
   void LookAtSpec(const Subject& subject, const PartitionSpec& spec, size_t index,
                   int64_t elements);
 
+  bool IsCancelled() const { return options_.is_cancelled != nullptr && options_.is_cancelled(); }
+  absl::Status Cancelled(size_t tensors) const {
+    return absl::CancelledError(
+        StrCat("the lint was cancelled after ", tensors, " of ", tree_.size(), " tensors"));
+  }
   void Report();
   void ReportRules();
   void ReportBlames(Finding::Kind kind, const std::map<Blame, Tally>& blames);
@@ -157,10 +160,8 @@ absl::StatusOr<LintReport> Linter::Lint() {
   matched_.resize(rules_.rules().size());
   won_.resize(rules_.rules().size());
   for (size_t i = 0; i < tree_.size(); ++i) {
-    if (i % kTensorsPerCancellationCheck == 0 && options_.is_cancelled != nullptr &&
-        options_.is_cancelled()) {
-      return absl::CancelledError(
-          StrCat("the lint was cancelled after ", i, " of ", tree_.size(), " tensors"));
+    if (IsCancelled()) {
+      return Cancelled(i);
     }
     const LintTensor& tensor = tree_[i];
     int64_t elements = 0;
@@ -175,6 +176,9 @@ absl::StatusOr<LintReport> Linter::Lint() {
     LookAtAxes(i, elements);
   }
   Report();
+  if (IsCancelled()) {
+    return Cancelled(tree_.size());
+  }
   return std::move(report_);
 }
 
@@ -184,7 +188,7 @@ absl::Status Linter::LookAtRules(size_t index, int64_t elements) {
     return absl::OkStatus();
   }
   ++asked_;
-  const std::vector<int64_t> matching = rules_.MatchingRules(tensor.name);
+  const std::vector<int64_t> matching = rules_.MatchingRules(tensor.name, options_.is_cancelled);
   for (const int64_t rule : matching) {
     matched_[static_cast<size_t>(rule)].AddFirst(index);
   }
@@ -276,7 +280,8 @@ void Linter::LookAtSpec(const Subject& subject, const PartitionSpec& spec, size_
 template <typename Fill>
 void Linter::Add(Finding finding, const Fill& fill) {
   int64_t& count = report_.counts[static_cast<size_t>(finding.kind)];
-  if (count++ < options_.max_findings_per_kind) {
+  // Texts name the nearest rules, which takes a while where there are many.
+  if (count++ < options_.max_findings_per_kind && !IsCancelled()) {
     finding.text = fill(finding);
     report_.findings.push_back(std::move(finding));
   }

@@ -22,9 +22,10 @@ namespace {
 constexpr int64_t kTrialNames = 64;
 // Names before the first trial: a tree of fewer is not worth the building of a set.
 constexpr int64_t kNamesBeforeTrial = 128;
-// Names between two questions whether to stop: some milliseconds with ordinary rules, a second with
-// the most and slowest.
-constexpr size_t kNamesPerCancellationCheck = 64;
+// Rules between two questions whether to stop: a search takes up to some ten microseconds.
+constexpr size_t kRulesPerCancellationCheck = 16;
+// Instructions of all patterns up to which one automaton is tried: RE2 has no memory for more.
+constexpr int64_t kMaxAutomatonSize = 300'000;
 constexpr int64_t kNearestRules = 3;
 
 absl::Status Prefixed(const std::string& prefix, const absl::Status& status) {
@@ -41,6 +42,11 @@ bool AsksForAnything(const PartitionSpec& spec) {
 
 std::vector<std::string> Unreduced(const PartitionSpec& spec) {
   return {spec.unreduced().begin(), spec.unreduced().end()};
+}
+
+bool IsTimeToStop(size_t rule, const std::function<bool()>& is_cancelled) {
+  return is_cancelled != nullptr &&
+         rule % kRulesPerCancellationCheck == kRulesPerCancellationCheck - 1 && is_cancelled();
 }
 
 absl::Status Unmatched(std::string_view name, absl::Span<const Rule> rules) {
@@ -61,14 +67,17 @@ struct RuleSet::State {
   std::vector<absl::StatusOr<Pattern>> patterns;  // one per rule
   int64_t min_size = 0;
   bool strict = true;
+  int64_t program_size = 0;  // of all patterns
 
   // All patterns in one automaton, built when first asked for; null if RE2 cannot have that.
   const RE2::Set* AllAtOnce() const;
   // The first rule that matches, asking one after another.
-  absl::StatusOr<std::optional<int64_t>> FindRuleByRule(std::string_view name) const;
+  absl::StatusOr<std::optional<int64_t>> FindRuleByRule(
+      std::string_view name, const std::function<bool()>& is_cancelled) const;
   // The same with `set`, where that is exact for the name. `matching` is room for the answer.
-  absl::StatusOr<std::optional<int64_t>> FindAtOnce(std::string_view name, const RE2::Set& set,
-                                                    std::vector<int>* matching) const;
+  absl::StatusOr<std::optional<int64_t>> FindAtOnce(
+      std::string_view name, const RE2::Set& set, std::vector<int>* matching,
+      const std::function<bool()>& is_cancelled) const;
 
  private:
   mutable absl::once_flag set_once_;
@@ -77,6 +86,9 @@ struct RuleSet::State {
 
 const RE2::Set* RuleSet::State::AllAtOnce() const {
   absl::call_once(set_once_, [this] {
+    if (program_size > kMaxAutomatonSize) {
+      return;
+    }
     RE2::Options options;
     options.set_log_errors(false);
     options.set_never_capture(true);
@@ -94,8 +106,13 @@ const RE2::Set* RuleSet::State::AllAtOnce() const {
   return set_.get();
 }
 
-absl::StatusOr<std::optional<int64_t>> RuleSet::State::FindRuleByRule(std::string_view name) const {
+absl::StatusOr<std::optional<int64_t>> RuleSet::State::FindRuleByRule(
+    std::string_view name, const std::function<bool()>& is_cancelled) const {
   for (size_t i = 0; i < patterns.size(); ++i) {
+    if (IsTimeToStop(i, is_cancelled)) {
+      return absl::CancelledError(
+          StrCat("matching was cancelled after ", i, " of ", patterns.size(), " rules"));
+    }
     SHARDMESH_RETURN_IF_ERROR(patterns[i].status());
     if (patterns[i]->Search(name)) {
       return static_cast<int64_t>(i);
@@ -105,12 +122,13 @@ absl::StatusOr<std::optional<int64_t>> RuleSet::State::FindRuleByRule(std::strin
 }
 
 absl::StatusOr<std::optional<int64_t>> RuleSet::State::FindAtOnce(
-    std::string_view name, const RE2::Set& set, std::vector<int>* matching) const {
+    std::string_view name, const RE2::Set& set, std::vector<int>* matching,
+    const std::function<bool()>& is_cancelled) const {
   RE2::Set::ErrorInfo error;
   if (!Pattern::IsPlain(name) ||
       (!set.Match(re2::StringPiece(name.data(), name.size()), matching, &error) &&
        error.kind != RE2::Set::kNoError)) {
-    return FindRuleByRule(name);
+    return FindRuleByRule(name, is_cancelled);
   }
   if (matching->empty()) {
     return std::nullopt;
@@ -162,6 +180,10 @@ absl::StatusOr<RuleSet> RuleSet::Create(std::vector<Rule> rules, const RuleSetOp
   state->patterns.reserve(rules.size());
   int64_t program_size = 0;
   for (size_t i = 0; i < rules.size(); ++i) {
+    if (options.is_cancelled != nullptr && options.is_cancelled()) {
+      return absl::CancelledError(
+          StrCat("compiling was cancelled after ", i, " of ", rules.size(), " patterns"));
+    }
     absl::StatusOr<Pattern> pattern = Pattern::Create(rules[i].pattern);
     if (!pattern.ok()) {
       pattern = Prefixed(StrCat("rule ", i, ": "), pattern.status());
@@ -177,6 +199,7 @@ absl::StatusOr<RuleSet> RuleSet::Create(std::vector<Rule> rules, const RuleSetOp
     state->patterns.push_back(std::move(pattern));
   }
   state->rules = std::move(rules);
+  state->program_size = program_size;
   state->min_size = options.min_size.value_or(options.default_min_size);
   state->strict = options.strict;
   return RuleSet(std::move(state));
@@ -194,7 +217,7 @@ absl::StatusOr<RuleMatch> RuleSet::Match(std::string_view name, OptionalShape sh
   if (ReplicatesUnasked(shape)) {
     return RuleMatch{};
   }
-  SHARDMESH_ASSIGN_OR_RETURN(const std::optional<int64_t> rule, state_->FindRuleByRule(name));
+  SHARDMESH_ASSIGN_OR_RETURN(const std::optional<int64_t> rule, state_->FindRuleByRule(name, {}));
   return rule.has_value() ? Apply(*rule, name, shape) : UnmatchedError(name);
 }
 
@@ -204,8 +227,7 @@ absl::StatusOr<std::vector<RuleMatch>> RuleSet::MatchTree(absl::Span<const Named
   std::vector<RuleMatch> matches;
   matches.reserve(tensors.size());
   for (const NamedShape& tensor : tensors) {
-    if (matches.size() % kNamesPerCancellationCheck == 0 && options.is_cancelled != nullptr &&
-        options.is_cancelled()) {
+    if (options.is_cancelled != nullptr && options.is_cancelled()) {
       return absl::CancelledError(StrCat("matching was cancelled after ", matches.size(), " of ",
                                          tensors.size(), " tensors"));
     }
@@ -213,7 +235,8 @@ absl::StatusOr<std::vector<RuleMatch>> RuleSet::MatchTree(absl::Span<const Named
       matches.emplace_back();
       continue;
     }
-    SHARDMESH_ASSIGN_OR_RETURN(const std::optional<int64_t> rule, finder.Find(tensor.name));
+    SHARDMESH_ASSIGN_OR_RETURN(const std::optional<int64_t> rule,
+                               finder.Find(tensor.name, options.is_cancelled));
     if (rule.has_value()) {
       SHARDMESH_ASSIGN_OR_RETURN(RuleMatch match, Apply(*rule, tensor.name, tensor.shape));
       matches.push_back(std::move(match));
@@ -226,7 +249,8 @@ absl::StatusOr<std::vector<RuleMatch>> RuleSet::MatchTree(absl::Span<const Named
   return matches;
 }
 
-std::vector<int64_t> RuleSet::MatchingRules(std::string_view name) const {
+std::vector<int64_t> RuleSet::MatchingRules(std::string_view name,
+                                            const std::function<bool()>& is_cancelled) const {
   std::vector<int64_t> matching;
   std::vector<int> found;
   RE2::Set::ErrorInfo error;
@@ -237,7 +261,7 @@ std::vector<int64_t> RuleSet::MatchingRules(std::string_view name) const {
     std::sort(matching.begin(), matching.end());
     return matching;
   }
-  for (size_t i = 0; i < state_->patterns.size(); ++i) {
+  for (size_t i = 0; i < state_->patterns.size() && !IsTimeToStop(i, is_cancelled); ++i) {
     if (state_->patterns[i].ok() && state_->patterns[i]->Search(name)) {
       matching.push_back(static_cast<int64_t>(i));
     }
@@ -287,12 +311,14 @@ void RuleFinder::Decide() {
   ++asked_;
 }
 
-absl::StatusOr<std::optional<int64_t>> RuleFinder::Find(std::string_view name) {
+absl::StatusOr<std::optional<int64_t>> RuleFinder::Find(std::string_view name,
+                                                        const std::function<bool()>& is_cancelled) {
   if (cost_reading_ != nullptr) {
     Decide();
   }
-  return at_once_ ? rules_.state_->FindAtOnce(name, *rules_.state_->AllAtOnce(), &matching_)
-                  : rules_.state_->FindRuleByRule(name);
+  return at_once_ ? rules_.state_->FindAtOnce(name, *rules_.state_->AllAtOnce(), &matching_,
+                                              is_cancelled)
+                  : rules_.state_->FindRuleByRule(name, is_cancelled);
 }
 
 absl::Span<const Rule> RuleSet::rules() const { return state_->rules; }

@@ -37,6 +37,8 @@ struct RuleSetOptions {
   // Whether a faulty pattern is an error only for a tensor whose search comes to it, as in Python,
   // instead of an error of Create.
   bool defer_pattern_errors = false;
+  // Asked before each pattern is compiled; true ends Create with CANCELLED.
+  std::function<bool()> is_cancelled = {};
 };
 
 // Extents of a tensor; nullopt for a leaf of the tree that is no array.
@@ -90,7 +92,7 @@ class RuleSet {
 
   // INVALID_ARGUMENT: the first faulty pattern, with its rule's index and Pattern::Create's reason
   // (unless deferred); LIMIT_EXCEEDED for more rules than kMaxRules, or larger ones in sum than
-  // kMaxProgramSize.
+  // kMaxProgramSize. CANCELLED if options.is_cancelled said so.
   static absl::StatusOr<RuleSet> Create(std::vector<Rule> rules,
                                         const RuleSetOptions& options = {});
 
@@ -116,7 +118,9 @@ class RuleSet {
 
   // Indices of all rules whose patterns are found in the name, rising, whatever the shape; rules
   // with a deferred pattern error are not among them.
-  std::vector<int64_t> MatchingRules(std::string_view name) const;
+  // `is_cancelled`, if given, is asked every few rules; once it says true, some may be missing.
+  std::vector<int64_t> MatchingRules(std::string_view name,
+                                     const std::function<bool()>& is_cancelled = {}) const;
 
   // OK unless the rule has a deferred pattern error. Requires an index of rules().
   absl::Status PatternStatus(int64_t rule) const;
@@ -144,7 +148,9 @@ class RuleFinder {
   // Index of the first rule, in order, that matches; nullopt if none does. Errors: a deferred
   // pattern error. kFastest tries one strategy on the first names and the other on those that
   // follow, then stays with the faster one: names that come in any order cost about the same.
-  absl::StatusOr<std::optional<int64_t>> Find(std::string_view name);
+  // `is_cancelled`, if given, is asked every few rules; true ends the search with CANCELLED.
+  absl::StatusOr<std::optional<int64_t>> Find(std::string_view name,
+                                              const std::function<bool()>& is_cancelled = {});
 
  private:
   void Decide();

@@ -199,12 +199,26 @@ absl::Status CheckDistinctAxes(const PartitionSpec& spec) {
   // those, and each compared with those before it.
   absl::InlinedVector<std::string_view, 16> names(spec.unreduced().begin(), spec.unreduced().end());
   bool distinct = true;
-  ForEachAxisName(spec.entries(), [&](const std::string& name) {
-    distinct = distinct && std::find(names.begin(), names.end(), name) == names.end();
-    names.push_back(name);
-  });
-  if (distinct) {
+  int nones = 0;
+  for (const SpecEntry& entry : spec.entries()) {
+    for (const AxisName& name : entry.axes()) {
+      if (!name.has_value()) {
+        ++nones;
+        continue;
+      }
+      distinct = distinct && std::find(names.begin(), names.end(), *name) == names.end();
+      names.push_back(*name);
+    }
+  }
+  if (distinct && nones < 2) {
     return absl::OkStatus();
+  }
+  if (distinct) {
+    return InvalidArgument(
+        Reason::kDuplicateAxis,
+        StrCat("the spec ", spec.ToString(),
+               " holds None among the axes of a dimension, and more than once; drop it"),
+        "DuplicateSpecError");
   }
   const std::vector<std::string> duplicates = spec.DuplicateAxes();
   return InvalidArgument(
@@ -212,6 +226,30 @@ absl::Status CheckDistinctAxes(const PartitionSpec& spec) {
       StrCat("the spec ", spec.ToString(), " uses the mesh axis ", PythonRepr(duplicates[0]),
              " more than once; an axis may partition one dimension, once"),
       "DuplicateSpecError");
+}
+
+absl::Status CheckAxesInMesh(const PartitionSpec& spec, const Mesh& mesh) {
+  const auto refuse = [&](std::string_view what, std::string_view hint = "") {
+    return InvalidArgument(Reason::kAxisNotInMesh,
+                           StrCat("the spec ", spec.ToString(), " uses ", what,
+                                  ", which is no axis of the mesh ", mesh.ToString(), hint));
+  };
+  for (const SpecEntry& entry : spec.entries()) {
+    for (const AxisName& name : entry.axes()) {
+      if (!name.has_value()) {
+        return refuse("None within a tuple");
+      }
+      if (!mesh.HasAxis(*name)) {
+        return refuse(PythonRepr(*name), mesh.DidYouMeanAxis(*name));
+      }
+    }
+  }
+  for (const std::string& name : spec.unreduced()) {
+    if (!mesh.HasAxis(name)) {
+      return refuse(PythonRepr(name), mesh.DidYouMeanAxis(name));
+    }
+  }
+  return absl::OkStatus();
 }
 
 bool Equivalent(const PartitionSpec& a, const PartitionSpec& b, const Mesh& mesh, int64_t rank) {

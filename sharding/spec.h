@@ -111,7 +111,12 @@ class PartitionSpec {
 };
 
 // OK unless an axis occurs twice: INVALID_ARGUMENT (DUPLICATE_AXIS; DuplicateSpecError) names it.
+// None among the axes of a dimension counts as an axis, as in JAX.
 absl::Status CheckDistinctAxes(const PartitionSpec& spec);
+
+// OK unless the spec names what is no axis of the mesh: INVALID_ARGUMENT (AXIS_NOT_IN_MESH;
+// ValueError) names it. None among the axes of a dimension is none.
+absl::Status CheckAxesInMesh(const PartitionSpec& spec, const Mesh& mesh);
 
 // Whether both specs give every device of `mesh` the same tile, for every shape of rank `rank`:
 // equal after axes of size 1 are dropped and missing entries filled in. Unconstrained counts as

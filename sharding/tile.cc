@@ -10,30 +10,6 @@
 namespace shardmesh {
 namespace {
 
-absl::Status CheckAxesInMesh(const PartitionSpec& spec, const Mesh& mesh) {
-  const auto refuse = [&](std::string_view what, std::string_view hint) {
-    return InvalidArgument(Reason::kAxisNotInMesh,
-                           StrCat("the spec ", spec.ToString(), " uses ", what,
-                                  ", which is no axis of the mesh ", mesh.ToString(), hint));
-  };
-  for (const SpecEntry& entry : spec.entries()) {
-    for (const AxisName& name : entry.axes()) {
-      if (!name.has_value()) {
-        return refuse("None within a tuple", "");
-      }
-      if (!mesh.HasAxis(*name)) {
-        return refuse(PythonRepr(*name), mesh.DidYouMeanAxis(*name));
-      }
-    }
-  }
-  for (const std::string& name : spec.unreduced()) {
-    if (!mesh.HasAxis(name)) {
-      return refuse(PythonRepr(name), mesh.DidYouMeanAxis(name));
-    }
-  }
-  return absl::OkStatus();
-}
-
 absl::Status CheckCutPoints(const CutPoints& points, int64_t dim, int64_t extent, int64_t parts) {
   const auto refuse = [dim](std::string_view why) {
     return InvalidArgument(Reason::kInvalidCutPoints,

@@ -380,7 +380,8 @@ void PrintTransfers(const std::vector<ReshardTransfer>& transfers) {
 }
 
 std::string StepText(const ReshardStep& step) {
-  std::string text = StrCat(ReshardPatternName(step.pattern), " along ", StrJoin(step.axes, ", "));
+  std::string text = StrCat(ReshardPatternName(step.pattern), " along ", StrJoin(step.axes, ", "),
+                            " in groups of ", step.group_size);
   if (step.from_dim.has_value() && step.to_dim.has_value()) {
     StrAppend(&text, ", dimension ", *step.from_dim, " to ", *step.to_dim);
   } else if (step.from_dim.has_value()) {

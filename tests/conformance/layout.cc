@@ -221,7 +221,7 @@ absl::StatusOr<Json> PlanModel(const LayoutSubject& subject, const Json& input) 
   RuleSetOptions options;
   options.defer_pattern_errors = true;
   const Json& min_size = input.at("min_size");
-  options.min_size = min_size.is_null() ? std::optional<int64_t>() : min_size.get<int64_t>();
+  options.min_size = min_size.is_null() ? std::optional<int64_t>() : test::DecodeInteger(min_size);
   std::vector<Rule> decoded;
   for (const Json& rule : input.at("rules")) {
     SHARDMESH_ASSIGN_OR_RETURN(PartitionSpec spec, DecodeSpec(rule.at(1)));
@@ -347,8 +347,9 @@ absl::StatusOr<Json> IsEquivalentTo(const LayoutSubject& subject, const Json& in
   SHARDMESH_ASSIGN_OR_RETURN(const Mesh mesh, DecodeMesh(input.at("mesh")));
   SHARDMESH_ASSIGN_OR_RETURN(const PartitionSpec a, DecodeSpec(input.at("a")));
   SHARDMESH_ASSIGN_OR_RETURN(const PartitionSpec b, DecodeSpec(input.at("b")));
-  SHARDMESH_ASSIGN_OR_RETURN(const client::Comparison comparison,
-                             subject.CompareSpecs(a, b, mesh, input.at("ndim").get<int64_t>()));
+  SHARDMESH_ASSIGN_OR_RETURN(
+      const client::Comparison comparison,
+      subject.CompareSpecs(a, b, mesh, test::DecodeInteger(input.at("ndim"))));
   // On one mesh two shardings are equal exactly if their specs are.
   return Json{{"equal", comparison.equal},
               {"spec_equal", comparison.equal},

@@ -21,7 +21,7 @@ absl::StatusOr<Json> MatchPartitionRules(const RulesSubject& subject, const Json
   if (input.contains("min_size")) {
     min_size = input.at("min_size").is_null()
                    ? std::nullopt
-                   : std::optional<int64_t>(input.at("min_size").get<int64_t>());
+                   : std::optional<int64_t>(test::DecodeInteger(input.at("min_size")));
   }
   std::vector<Rule> rules;
   for (const Json& rule : input.at("rules")) {

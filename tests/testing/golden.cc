@@ -108,6 +108,14 @@ void ExpectGoldens(std::string_view file, std::string_view fn, int64_t count,
   EXPECT_EQ(asked, count) << "questions about " << fn << " in " << file;
 }
 
+int64_t DecodeInteger(const Json& value) {
+  if (!value.is_number_integer() ||
+      (value.is_number_unsigned() && value.get<uint64_t>() > uint64_t{INT64_MAX})) {
+    ThrowWrongForm(StrCat("a whole number of 64 bits is due, not ", TextOf(value)));
+  }
+  return value.get<int64_t>();
+}
+
 AxisValue DecodeAxisValue(const Json& value, ArrayMeans array_means) {
   const auto decode_entries = [array_means](const Json& entries) {
     // Iterating over a number would give the number itself, for ever.
@@ -154,7 +162,7 @@ absl::StatusOr<Mesh> DecodeMesh(const Json& value) {
   }
   std::vector<MeshAxis> axes;
   for (const Json& axis : value.at("axes")) {
-    axes.push_back({axis.at(0), axis.at(1)});
+    axes.push_back({axis.at(0), DecodeInteger(axis.at(1))});
   }
   if (value.contains("axis_types")) {
     for (size_t i = 0; i < axes.size(); ++i) {
@@ -166,14 +174,19 @@ absl::StatusOr<Mesh> DecodeMesh(const Json& value) {
   MeshOptions options;
   options.allow_degenerate = true;
   if (value.contains("device_ids")) {
-    options.global_ids = value.at("device_ids").get<std::vector<int64_t>>();
+    for (const Json& id : value.at("device_ids")) {
+      options.global_ids.push_back(DecodeInteger(id));
+    }
   }
   return Mesh::Create(std::move(axes), std::move(options));
 }
 
 Shape DecodeShape(const Json& value) {
-  const auto extents = value.get<std::vector<int64_t>>();
-  return Shape(extents.begin(), extents.end());
+  Shape shape;
+  for (const Json& extent : value) {
+    shape.push_back(DecodeInteger(extent));
+  }
+  return shape;
 }
 
 Json EncodeAxisValue(const AxisValue& value) {

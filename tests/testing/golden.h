@@ -66,6 +66,8 @@ AxisValue DecodeAxisValue(const Json& value, ArrayMeans array_means = ArrayMeans
 absl::StatusOr<PartitionSpec> DecodeSpec(const Json& value);
 // null is the empty mesh. Accepts what JAX accepts (MeshOptions::allow_degenerate).
 absl::StatusOr<Mesh> DecodeMesh(const Json& value);
+// A number without a fraction, in 64 bits.
+int64_t DecodeInteger(const Json& value);
 Shape DecodeShape(const Json& value);
 
 // Encoders of what the goldens expect. Lists and tuples both become arrays.

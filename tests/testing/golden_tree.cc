@@ -43,9 +43,10 @@ std::vector<TreeLeaf> DecodeTree(const Json& input) {
   }
   // Flat parameters stand for a nested tree, whose keys are sorted level by level.
   std::sort(leaves.begin(), leaves.end(), [](const TreeLeaf& a, const TreeLeaf& b) {
-    return std::lexicographical_compare(
-        a.name.begin(), a.name.end(), b.name.begin(), b.name.end(),
-        [](char x, char y) { return std::pair(x != '/', x) < std::pair(y != '/', y); });
+    return std::lexicographical_compare(a.name.begin(), a.name.end(), b.name.begin(), b.name.end(),
+                                        [](unsigned char x, unsigned char y) {
+                                          return std::pair(x != '/', x) < std::pair(y != '/', y);
+                                        });
   });
   return leaves;
 }

@@ -169,6 +169,22 @@ semantic_axes:
                         "\"head_axis\"?"));
 }
 
+TEST(ConfigTest, ReadsTheTypesOfAMeshsAxes) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const MeshDefinition mesh,
+      ParseMesh("axes: [{name: dp, size: 2, type: explicit}, {name: tp, size: 4}, "
+                "{name: pp, size: 1, type: manual}, {name: ep, size: 1, type: auto}]",
+                "m.yaml"));
+  EXPECT_EQ(mesh.mesh.ToString(), "dp=2:explicit,tp=4,pp=1:manual,ep=1");
+  const absl::Status status =
+      ParseMesh("axes: [{name: dp, size: 2, type: explict}]", "m.yaml").status();
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadFile));
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("m.yaml:1:34"), HasSubstr("did you mean \"explicit\"?")));
+  EXPECT_THAT(ParseMesh("axes: [{name: dp, size: 2, type: [auto]}]", "m.yaml").status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadFile));
+}
+
 TEST(ConfigTest, ReadsMeshes) {
   const auto text = "axes: [{name: fsdp, size: -1}, {name: tp, size: 2}]\n";
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const MeshDefinition mesh, ParseMesh(text, "m.yaml", 8));

@@ -20,8 +20,9 @@ TEST(HostPortTest, ReadsAndWritesAddresses) {
 }
 
 TEST(HostPortTest, RefusesWhatIsNoAddress) {
-  for (const char* text : {"", "host", "host:", ":1", "host:65536", "host:-1", "host:+1", "host:1x",
-                           "::1", "[::1]", "a:b:1"}) {
+  for (const char* text :
+       {"", "host", "host:", ":1", "host:65536", "host:-1", "host:+1", "host:1x", "::1", "[::1]",
+        "a:b:1", "[[a]]:5", "[[::1]]:5", "[a]:5", "[]:5", "a]:5", "[a:5", "a[b:5", "[::1]]:5"}) {
     EXPECT_THAT(CheckAddress(text), StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField))
         << text;
   }

@@ -267,6 +267,11 @@ TEST(SpecCodecTest, ModesCrossTheWire) {
     SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto back, RoundTrip<v1::ModeSelector>(mode));
     EXPECT_EQ(back, mode);
   }
+  for (const int64_t far : {int64_t{1} << 32, -(int64_t{1} << 32)}) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto back,
+                                   RoundTrip<v1::ModeSelector>(Mode::OfDimension(far)));
+    EXPECT_THAT(back->Resolve(Shape{4, 1}), StatusIs(kInvalid, Reason::kInvalidDimension));
+  }
   EXPECT_EQ(Decode(v1::ModeSelector()).value(), std::nullopt);
   v1::ModeSelector unknown;
   unknown.set_name("__sleep__");

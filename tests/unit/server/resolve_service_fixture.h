@@ -33,7 +33,10 @@ class ResolveServiceTest : public testing::Test {
     channel_ = *rpc::CreateChannel(server_->address());
     stub_ = v1::ResolveService::NewStub(channel_);
   }
-  ~ResolveServiceTest() override { server_->Drain(absl::Now() + absl::Seconds(5)); }
+  ~ResolveServiceTest() override { Drain(absl::Now() + absl::Seconds(5)); }
+
+  // Ends the coordinator, which waits for its calls until then.
+  void Drain(absl::Time deadline) { server_->Drain(deadline); }
 
   // Asks, with `*response` emptied before; the status as the client library sees it.
   template <typename Request, typename Response>

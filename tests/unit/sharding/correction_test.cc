@@ -61,6 +61,19 @@ TEST(CorrectTest, RefusesAnAxisThatStillOccursTwice) {
   EXPECT_THAT(Correct(Spec({SpecEntry::Axis("dp"), SpecEntry::Axis("dp")}), {4, 3}, mesh), IsOk());
 }
 
+// The original corrects into a spec made anew, which takes the name '' for no axis.
+TEST(CorrectTest, KeepsNoAxisOfTheEmptyNameAlone) {
+  MeshOptions options;
+  options.allow_degenerate = true;
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Mesh mesh, Mesh::Create({{"", 2}, {"a", 2}}, options));
+  const PartitionSpec alone({SpecEntry::Axes({""}), SpecEntry::Axis("a")});
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const CorrectionResult without, Correct(alone, {16, 8}, mesh));
+  EXPECT_EQ(without.effective, PartitionSpec({SpecEntry::None(), SpecEntry::Axis("a")}));
+  const PartitionSpec among({SpecEntry::Axes({"", "a"}), SpecEntry::None()});
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const CorrectionResult with, Correct(among, {16, 8}, mesh));
+  EXPECT_EQ(with.effective, among);
+}
+
 TEST(CorrectTest, KeepsUnreducedAxes) {
   const PartitionSpec spec({SpecEntry::Axis("dp")}, {"tp"});
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const CorrectionResult result,

@@ -402,21 +402,25 @@ TEST(ReshardPlanTest, TellsTheCollectiveByItsAxes) {
   const std::vector<Row> rows = {
       {"tp=4", "tp,-", "tp,-", P::kNoop, {}},
       {"tp=4,x=1", "tp,-", "x+tp,-", P::kNoop, {}},
-      {"tp=4", "-,-", "tp,-", P::kSlice, {{P::kSlice, {"tp"}, std::nullopt, 0}}},
-      {"tp=4", "tp,-", "-,-", P::kAllGather, {{P::kAllGather, {"tp"}, 0, std::nullopt}}},
+      {"tp=4", "-,-", "tp,-", P::kSlice, {{P::kSlice, {"tp"}, std::nullopt, 0, 4}}},
+      {"tp=4", "tp,-", "-,-", P::kAllGather, {{P::kAllGather, {"tp"}, 0, std::nullopt, 4}}},
       {"dp=2,tp=4",
        "dp+tp,-",
        "-,-",
        P::kAllGather,
-       {{P::kAllGather, {"dp", "tp"}, 0, std::nullopt}}},
-      {"dp=2,tp=4", "dp+tp,-", "dp,-", P::kAllGather, {{P::kAllGather, {"tp"}, 0, std::nullopt}}},
+       {{P::kAllGather, {"dp", "tp"}, 0, std::nullopt, 8}}},
+      {"dp=2,tp=4",
+       "dp+tp,-",
+       "dp,-",
+       P::kAllGather,
+       {{P::kAllGather, {"tp"}, 0, std::nullopt, 4}}},
       {"dp=2,tp=4",
        "tp,-",
        "-,dp",
        P::kAllGather,
-       {{P::kAllGather, {"tp"}, 0, std::nullopt}, {P::kSlice, {"dp"}, std::nullopt, 1}}},
-      {"tp=4", "tp,-", "-,tp", P::kAllToAll, {{P::kAllToAll, {"tp"}, 0, 1}}},
-      {"dp=2,tp=4", "dp,tp", "dp+tp,-", P::kAllToAll, {{P::kAllToAll, {"tp"}, 1, 0}}},
+       {{P::kAllGather, {"tp"}, 0, std::nullopt, 4}, {P::kSlice, {"dp"}, std::nullopt, 1, 2}}},
+      {"tp=4", "tp,-", "-,tp", P::kAllToAll, {{P::kAllToAll, {"tp"}, 0, 1, 4}}},
+      {"dp=2,tp=4", "dp,tp", "dp+tp,-", P::kAllToAll, {{P::kAllToAll, {"tp"}, 1, 0, 4}}},
       {"dp=4,tp=4", "dp,tp", "tp,dp", P::kPermute, {}},
       {"dp=2,tp=4", "dp+tp,-", "tp+dp,-", P::kPermute, {}},
       {"dp=2,tp=4", "dp+tp,-", "tp,-", P::kGeneral, {}},
@@ -432,6 +436,15 @@ TEST(ReshardPlanTest, TellsTheCollectiveByItsAxes) {
   }
 }
 
+// An axis of 8 that becomes axes of 4 and 2, of which only the minor changes its dimension.
+TEST(ReshardPlanTest, TellsTheGroupWhereAFactorOfAnAxisMoves) {
+  const Shape shape = {8, 8};
+  const ReshardPlan plan = PlanOf(TilingOf(MeshOf("a=8"), SpecOf("a,-"), shape),
+                                  TilingOf(MeshOf("b=4,c=2"), SpecOf("b,c"), shape));
+  EXPECT_THAT(plan.steps(), ElementsAre(ReshardStep{ReshardPattern::kAllToAll, {"a"}, 0, 1, 2}));
+  CheckByHand(plan);
+}
+
 TEST(ReshardPlanTest, ReducesUnreducedAxes) {
   const Mesh mesh = MeshOf("dp=2,tp=4");
   const Shape shape = {8, 8};
@@ -439,7 +452,7 @@ TEST(ReshardPlanTest, ReducesUnreducedAxes) {
   const ReshardPlan scatter = PlanOf(partial, TilingOf(mesh, SpecOf("dp,tp"), shape));
   EXPECT_EQ(scatter.pattern(), ReshardPattern::kReduceScatter);
   EXPECT_THAT(scatter.steps(),
-              ElementsAre(ReshardStep{ReshardPattern::kReduceScatter, {"tp"}, std::nullopt, 1}));
+              ElementsAre(ReshardStep{ReshardPattern::kReduceScatter, {"tp"}, std::nullopt, 1, 4}));
   EXPECT_EQ(scatter.DeviceOf(0).need, 3 * 8);
   CheckByHand(scatter);
   const ReshardPlan all = PlanOf(partial, TilingOf(mesh, SpecOf("dp,-"), shape));

@@ -86,6 +86,35 @@ TEST(PartitionSpecTest, ListsNamesAndRepeats) {
   EXPECT_THAT(CheckDistinctAxes(PartitionSpec()), IsOk());
 }
 
+// As NamedSharding of JAX 0.9.0.1 on dp=2,tp=4.
+TEST(PartitionSpecTest, TakesNoneAmongTheAxesOfADimensionForAnAxisAsJaxDoes) {
+  const SpecEntry dp_none = SpecEntry::Axes({"dp", std::nullopt});
+  const SpecEntry two_nones = SpecEntry::Axes({std::nullopt, std::nullopt});
+  const SpecEntry none_tp = SpecEntry::Axes({std::nullopt, "tp"});
+  struct Case {
+    PartitionSpec spec;
+    std::string distinct;  // the class of the error; empty for none
+    std::string in_mesh;
+  };
+  const Case kCases[] = {
+      {PartitionSpec({two_nones}), "DuplicateSpecError", "ValueError"},
+      {PartitionSpec({dp_none, none_tp}), "DuplicateSpecError", "ValueError"},
+      {PartitionSpec({dp_none}), "", "ValueError"},
+      {PartitionSpec({dp_none, SpecEntry::None()}), "", "ValueError"},
+      {PartitionSpec({SpecEntry::Axes({std::nullopt}), SpecEntry::None()}), "", ""},
+      {PartitionSpec({SpecEntry::Unconstrained(), SpecEntry::Unconstrained()}), "", ""},
+      {PartitionSpec({SpecEntry::Axis("nope")}), "", "ValueError"},
+      {PartitionSpec({}, {"nope"}), "", "ValueError"},
+  };
+  const Mesh mesh = *Mesh::Parse("dp=2,tp=4");
+  for (const Case& c : kCases) {
+    const absl::Status distinct = CheckDistinctAxes(c.spec);
+    const absl::Status in_mesh = CheckAxesInMesh(c.spec, mesh);
+    EXPECT_EQ(distinct.ok() ? "" : PythonTypeOf(distinct), c.distinct) << c.spec.ToString();
+    EXPECT_EQ(in_mesh.ok() ? "" : PythonTypeOf(in_mesh), c.in_mesh) << c.spec.ToString();
+  }
+}
+
 TEST(PartitionSpecTest, HasNoneBeyondItsEntries) {
   EXPECT_TRUE(PartitionSpec({SpecEntry::Axis("a")}).entry(7).is_none());
 }

@@ -1,0 +1,105 @@
+// What a call does with the tree that its client streams: a header, then tensors.
+#ifndef SHARDMESH_SERVER_TREE_CALL_H_
+#define SHARDMESH_SERVER_TREE_CALL_H_
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "rpc/status.h"
+#include "server/tree_decoder.h"
+#include "sharding/reason.h"
+#include "sharding/str_cat.h"
+
+namespace shardmesh::server {
+
+// Takes the messages of one stream in their order. The reactors of tree_reactor.h feed it. For one
+// thread at a time.
+template <typename Request, typename Response>
+class TreeCall {
+ public:
+  virtual ~TreeCall() = default;
+
+  // Takes a message; `is_tensors` tells what it was. A call that answers each piece fills
+  // `response`, which is empty, when they are tensors. Errors are those of the call, CANCELLED soon
+  // after `is_cancelled` says so; after an error the call is over.
+  virtual absl::Status Take(const Request& request, const std::function<bool()>& is_cancelled,
+                            Response* response, bool* is_tensors) = 0;
+
+  // The client has sent everything; fills `response`, which is empty, with the (last) answer.
+  virtual absl::Status End(Response* response, const std::function<bool()>& is_cancelled) = 0;
+};
+
+// The call whose `Work` has
+//   absl::Status Begin(const Header&);
+//   absl::Status Add(absl::Span<const TreeTensor>, const std::function<bool()>& is_cancelled);
+//     or, if it answers each piece, the same with a third argument, Response*;
+//   absl::Status End(Response*, const std::function<bool()>& is_cancelled);
+// The errors of the first two are about the header and the tensors.
+template <typename Work, typename Request, typename Response>
+class TreeFeeder final : public TreeCall<Request, Response> {
+ public:
+  explicit TreeFeeder(Work work) : work_(std::move(work)) {}
+
+  absl::Status Take(const Request& request, const std::function<bool()>& is_cancelled,
+                    Response* response, bool* is_tensors) override {
+    *is_tensors = request.piece_case() == Request::kTensors;
+    switch (request.piece_case()) {
+      case Request::kHeader:
+        if (has_begun_) {
+          return rpc::BadField("header", "comes a second time; it is the first message alone");
+        }
+        has_begun_ = true;
+        return rpc::WithField(work_.Begin(request.header()), "header");
+      case Request::kTensors: {
+        if (!has_begun_) {
+          return NoHeader();
+        }
+        const size_t bytes = request.tensors().ByteSizeLong();
+        if (bytes > kMaxPieceBytes) {
+          return rpc::WithField(InvalidArgument(Reason::kLimitExceeded,
+                                                StrCat("have ", bytes, " bytes; send at most ",
+                                                       kMaxPieceBytes, " at a time")),
+                                "tensors");
+        }
+        const auto tensors = decoder_.Decode(request.tensors());
+        if (!tensors.ok()) {
+          return OfTensors(tensors.status());
+        }
+        if constexpr (requires { work_.Add(*tensors, is_cancelled, response); }) {
+          return OfTensors(work_.Add(*tensors, is_cancelled, response));
+        } else {
+          return OfTensors(work_.Add(*tensors, is_cancelled));
+        }
+      }
+      case Request::PIECE_NOT_SET:
+        break;
+    }
+    return rpc::BadField("piece", "is neither a header nor tensors");
+  }
+
+  absl::Status End(Response* response, const std::function<bool()>& is_cancelled) override {
+    return has_begun_ ? work_.End(response, is_cancelled) : NoHeader();
+  }
+
+ private:
+  static constexpr size_t kMaxPieceBytes = size_t{1} << 20;
+
+  static absl::Status OfTensors(const absl::Status& status) {
+    return absl::IsInvalidArgument(status) ? rpc::WithField(status, "tensors") : status;
+  }
+  static absl::Status NoHeader() {
+    return rpc::BadField("header", "is missing; it must be the first message");
+  }
+
+  Work work_;
+  TreeDecoder decoder_;
+  bool has_begun_ = false;
+};
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_TREE_CALL_H_
