@@ -14,9 +14,6 @@ namespace shardmesh::server {
 namespace {
 
 constexpr std::string_view kDefaultMesh = "default";
-constexpr std::array kCountedReasons = {Reason::kNotDivisible, Reason::kAxisNotInMesh,
-                                        Reason::kRankTruncated, Reason::kBelowMinSize,
-                                        Reason::kUnconstrained};
 
 }  // namespace
 
@@ -151,24 +148,30 @@ void EncodeCorrections(const PartitionSpec& requested, absl::Span<const int64_t>
   }
 }
 
+void CorrectionTally::Add(const std::vector<Correction>& corrections, int64_t times) {
+  for (const Correction& correction : corrections) {
+    const auto reason = std::find(kReasons.begin(), kReasons.end(), correction.reason);
+    if (reason != kReasons.end()) {
+      counts_[static_cast<size_t>(std::distance(kReasons.begin(), reason))] += times;
+    }
+  }
+}
+
 CorrectionCounter::CorrectionCounter(rpc::Metrics* metrics) {
   if (metrics == nullptr) {
     return;
   }
-  for (const Reason reason : kCountedReasons) {
+  for (const Reason reason : CorrectionTally::kReasons) {
     counters_.push_back(metrics->AddCounter("shardmesh_corrections_total",
                                             "Changes made to requested specs so that they fit.",
                                             {{"reason", std::string(ReasonName(reason))}}));
   }
 }
 
-void CorrectionCounter::Count(const std::vector<Correction>& corrections, int64_t times) const {
-  for (const Correction& correction : corrections) {
-    const auto reason =
-        std::find(kCountedReasons.begin(), kCountedReasons.end(), correction.reason);
-    if (reason != kCountedReasons.end() && !counters_.empty()) {
-      counters_[static_cast<size_t>(std::distance(kCountedReasons.begin(), reason))].Add(
-          static_cast<double>(times));
+void CorrectionCounter::Count(const CorrectionTally& tally) const {
+  for (size_t i = 0; i < counters_.size(); ++i) {
+    if (tally.counts()[i] != 0) {
+      counters_[i].Add(static_cast<double>(tally.counts()[i]));
     }
   }
 }

@@ -2,12 +2,17 @@
 // reactors.
 #include "server/resolve_service.h"
 
+#include <google/protobuf/arena.h>
 #include <grpcpp/grpcpp.h>
 
 #include <memory>
+#include <string_view>
+#include <utility>
 
+#include "rpc/message_bytes.h"
 #include "rpc/metrics.h"
 #include "rpc/status.h"
+#include "server/answer_cache.h"
 #include "server/background.h"
 #include "server/background_reactor.h"
 #include "server/plan_streams.h"
@@ -16,30 +21,29 @@
 #include "server/service_mixins.h"
 #include "server/tree_reactor.h"
 #include "server/tree_streams.h"
+#include "sharding/status_macros.h"
 #include "shardmesh/v1/resolve_service.grpc.pb.h"
 
 namespace shardmesh::server {
 namespace {
 
-// Streams of requests come as bytes: see rpc/message_bytes.h.
+// Streams of requests come as bytes, see rpc/message_bytes.h; and questions whose answers are
+// remembered by their bytes.
 #define SHARDMESH_MESSAGES(Method) v1::ResolveService::WithCallbackMethod_##Method
 #define SHARDMESH_BYTES(Method) v1::ResolveService::WithRawCallbackMethod_##Method
-using ResolveServiceBase =
-    WithMethods<v1::ResolveService::Service, SHARDMESH_BYTES(ResolveTree),
-                SHARDMESH_BYTES(AnalyzeLayout), SHARDMESH_BYTES(LintRules),
-                SHARDMESH_BYTES(DiffLayouts), SHARDMESH_BYTES(SearchMeshes),
-                SHARDMESH_MESSAGES(ResolveSpec), SHARDMESH_MESSAGES(ResolveAxes),
-                SHARDMESH_MESSAGES(CorrectSpec), SHARDMESH_MESSAGES(ConstrainArray),
-                SHARDMESH_MESSAGES(CompareSpecs), SHARDMESH_MESSAGES(ExplainTensor),
-                SHARDMESH_MESSAGES(DescribeTiling), SHARDMESH_MESSAGES(PlanReshard),
-                SHARDMESH_MESSAGES(DescribeProfile), SHARDMESH_MESSAGES(ComputeHash),
-                SHARDMESH_MESSAGES(ListPresets), SHARDMESH_MESSAGES(DescribeMesh),
-                SHARDMESH_MESSAGES(QueryMesh), SHARDMESH_MESSAGES(ListSpecAxes),
-                SHARDMESH_MESSAGES(ParsePatternRules), SHARDMESH_MESSAGES(CheckPattern),
-                SHARDMESH_MESSAGES(RewriteRules), SHARDMESH_MESSAGES(ComposeLogicalRules),
-                SHARDMESH_MESSAGES(ResolveLogicalAxes), SHARDMESH_MESSAGES(ListShardings),
-                SHARDMESH_MESSAGES(ResolveOutputSpec), SHARDMESH_MESSAGES(CheckTensorParallel),
-                SHARDMESH_MESSAGES(DescribeLinearLayer), SHARDMESH_MESSAGES(PromoteDtypes)>::Type;
+using ResolveServiceBase = WithMethods<
+    v1::ResolveService::Service, SHARDMESH_BYTES(ResolveTree), SHARDMESH_BYTES(AnalyzeLayout),
+    SHARDMESH_BYTES(LintRules), SHARDMESH_BYTES(DiffLayouts), SHARDMESH_BYTES(SearchMeshes),
+    SHARDMESH_BYTES(ResolveSpec), SHARDMESH_BYTES(ResolveAxes), SHARDMESH_BYTES(CorrectSpec),
+    SHARDMESH_BYTES(ConstrainArray), SHARDMESH_BYTES(CompareSpecs), SHARDMESH_BYTES(ExplainTensor),
+    SHARDMESH_BYTES(DescribeTiling), SHARDMESH_MESSAGES(PlanReshard),
+    SHARDMESH_BYTES(DescribeProfile), SHARDMESH_BYTES(ComputeHash), SHARDMESH_BYTES(ListPresets),
+    SHARDMESH_BYTES(DescribeMesh), SHARDMESH_BYTES(QueryMesh), SHARDMESH_BYTES(ListSpecAxes),
+    SHARDMESH_MESSAGES(ParsePatternRules), SHARDMESH_MESSAGES(CheckPattern),
+    SHARDMESH_MESSAGES(RewriteRules), SHARDMESH_BYTES(ComposeLogicalRules),
+    SHARDMESH_BYTES(ResolveLogicalAxes), SHARDMESH_MESSAGES(ListShardings),
+    SHARDMESH_BYTES(ResolveOutputSpec), SHARDMESH_BYTES(CheckTensorParallel),
+    SHARDMESH_BYTES(DescribeLinearLayer), SHARDMESH_BYTES(PromoteDtypes)>::Type;
 #undef SHARDMESH_MESSAGES
 #undef SHARDMESH_BYTES
 
@@ -49,11 +53,12 @@ class ResolveService final : public ResolveServiceBase {
       : options_(options), counter_(options.metrics) {}
 
 // A call of one question and one answer.
-#define SHARDMESH_UNARY(Method)                                               \
-  grpc::ServerUnaryReactor* Method(grpc::CallbackServerContext* context,      \
-                                   const v1::Method##Request* request,        \
-                                   v1::Method##Response* response) override { \
-    return AtOnce(context, request, response);                                \
+#define SHARDMESH_UNARY(Method)                                                                 \
+  grpc::ServerUnaryReactor* Method(grpc::CallbackServerContext* context,                        \
+                                   const grpc::ByteBuffer* request, grpc::ByteBuffer* response) \
+      override {                                                                                \
+    return Finished(context,                                                                    \
+                    Remembered<v1::Method##Request, v1::Method##Response>(*request, response)); \
   }
   SHARDMESH_UNARY(ResolveSpec)
   SHARDMESH_UNARY(ResolveAxes)
@@ -138,13 +143,55 @@ class ResolveService final : public ResolveServiceBase {
   static constexpr size_t kOrdinaryTextBytes = size_t{4} << 10;
   static constexpr int kOrdinaryNames = 64;
 
-  template <typename Request, typename Response>
-  grpc::ServerUnaryReactor* AtOnce(grpc::CallbackServerContext* context, const Request* request,
-                                   Response* response) {
-    const absl::Status status = Answer({options_.publisher->state(), counter_}, *request, response);
+  // Some ten thousand answers to ordinary questions.
+  static constexpr size_t kRememberedBytes = size_t{32} << 20;
+
+  static grpc::ServerUnaryReactor* Finished(grpc::CallbackServerContext* context,
+                                            const absl::Status& status) {
     grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
     reactor->Finish(status.ok() ? grpc::Status::OK : rpc::ToGrpc(status));
     return reactor;
+  }
+
+  // Looks the request up among those that were answered before, or else answers it.
+  template <typename Request, typename Response>
+  absl::Status Remembered(const grpc::ByteBuffer& request, grpc::ByteBuffer* response) {
+    grpc::Slice slice;
+    if (!request.TrySingleSlice(&slice).ok() && !request.DumpToSingleSlice(&slice).ok()) {
+      return rpc::UnparsedMessage(*Request::descriptor());
+    }
+    const std::string_view bytes(reinterpret_cast<const char*>(slice.begin()), slice.size());
+    const ClusterState& state = options_.publisher->state();
+    // Tells the calls apart: no two take the same message.
+    const int method = Request::descriptor()->index();
+    if (const auto known = answers_.Find(method, bytes, state.revision()); known != nullptr) {
+      counter_.Count(known->corrections);
+      const grpc::Slice answer(known->bytes);
+      *response = grpc::ByteBuffer(&answer, 1);
+      return absl::OkStatus();
+    }
+    google::protobuf::Arena arena;
+    auto* const question = google::protobuf::Arena::CreateMessage<Request>(&arena);
+    auto* const answered = google::protobuf::Arena::CreateMessage<Response>(&arena);
+    grpc::ByteBuffer parsed(request);
+    SHARDMESH_RETURN_IF_ERROR(rpc::ParseMessage(&parsed, question));
+    KnownAnswer answer;
+    const absl::Status status = Answer({state, answer.corrections}, *question, answered);
+    counter_.Count(answer.corrections);
+    SHARDMESH_RETURN_IF_ERROR(status);
+    answer.bytes = answered->SerializeAsString();
+    const grpc::Slice serialized(answer.bytes);
+    *response = grpc::ByteBuffer(&serialized, 1);
+    answers_.Keep(method, bytes, state.revision(), std::move(answer));
+    return absl::OkStatus();
+  }
+
+  template <typename Request, typename Response>
+  grpc::ServerUnaryReactor* AtOnce(grpc::CallbackServerContext* context, const Request* request,
+                                   Response* response) {
+    CorrectionTally corrections;
+    return Finished(context,
+                    Answer({options_.publisher->state(), corrections}, *request, response));
   }
 
   // A call whose answer takes too long for a reaction.
@@ -156,6 +203,7 @@ class ResolveService final : public ResolveServiceBase {
 
   const ResolveServiceOptions options_;
   const CorrectionCounter counter_;
+  AnswerCache answers_{kRememberedBytes};
   Background background_{2};  // last: its tasks use the above
 };
 

@@ -132,7 +132,7 @@ absl::Status Answer(Context context, const v1::ResolveSpecRequest& request,
       corrected.effective = requested;
     }
   }
-  context.counter.Count(corrected.corrections);
+  context.corrections.Add(corrected.corrections);
   if (strict && !corrected.corrections.empty()) {
     return WithLayoutField(FirstCorrection(requested, held.shape, mesh, corrected), asked);
   }
@@ -188,7 +188,7 @@ absl::Status Answer(Context context, const v1::CorrectSpecRequest& request,
     return absl::OkStatus();
   }
   SHARDMESH_LAY_OUT(corrected, "spec", Correct(spec, shape, mesh));
-  context.counter.Count(corrected.corrections);
+  context.corrections.Add(corrected.corrections);
   if (strict && !corrected.corrections.empty()) {
     return WithLayoutField(FirstCorrection(spec, shape, mesh, corrected), "spec");
   }
@@ -249,7 +249,7 @@ absl::Status Answer(Context context, const v1::ConstrainArrayRequest& request,
                       ApplyLogicalSharding(profile, held.question, mesh, request.auto_correct()));
     sharding = std::move(applied);
   }
-  context.counter.Count(sharding.corrections);
+  context.corrections.Add(sharding.corrections);
   if (strict && !sharding.corrections.empty()) {
     return WithLayoutField(
         FirstCorrection(sharding.requested, held.shape, mesh,

@@ -1,0 +1,68 @@
+// Answers are remembered, forgotten, and never given to another question.
+#include "server/answer_cache.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+
+#include "sharding/str_cat.h"
+
+namespace shardmesh::server {
+namespace {
+
+std::string Found(AnswerCache& cache, int method, const std::string& request, int64_t revision) {
+  const std::shared_ptr<const KnownAnswer> answer = cache.Find(method, request, revision);
+  return answer == nullptr ? "nothing" : answer->bytes;
+}
+
+TEST(AnswerCacheTest, TellsMethodsAndRequestsApart) {
+  AnswerCache cache(1 << 20);
+  cache.Keep(1, "a", 7, {.bytes = "1a", .corrections = {}});
+  cache.Keep(2, "a", 7, {.bytes = "2a", .corrections = {}});
+  cache.Keep(257, "a", 7, {.bytes = "257a", .corrections = {}});
+  cache.Keep(1, "", 7, {.bytes = "1", .corrections = {}});
+  EXPECT_EQ(Found(cache, 1, "a", 7), "1a");
+  EXPECT_EQ(Found(cache, 2, "a", 7), "2a");
+  EXPECT_EQ(Found(cache, 257, "a", 7), "257a");
+  EXPECT_EQ(Found(cache, 1, "", 7), "1");
+  EXPECT_EQ(Found(cache, 1, "b", 7), "nothing");
+}
+
+TEST(AnswerCacheTest, ForgetsAnswersOfOtherRevisions) {
+  AnswerCache cache(1 << 20);
+  cache.Keep(1, "a", 7, {.bytes = "old", .corrections = {}});
+  EXPECT_EQ(Found(cache, 1, "a", 8), "nothing");
+  // Who still looks at the definitions before finds nothing, and leaves nothing.
+  EXPECT_EQ(Found(cache, 1, "a", 7), "nothing");
+  cache.Keep(1, "a", 7, {.bytes = "late", .corrections = {}});
+  EXPECT_EQ(Found(cache, 1, "a", 8), "nothing");
+  cache.Keep(1, "a", 8, {.bytes = "new", .corrections = {}});
+  EXPECT_EQ(Found(cache, 1, "a", 8), "new");
+}
+
+TEST(AnswerCacheTest, KeepsWhatIsAskedForWithinItsBytes) {
+  AnswerCache cache(10'000);
+  cache.Keep(1, "often", 1, {.bytes = "kept", .corrections = {}});
+  int found = 0;
+  for (int i = 0; i < 1000; ++i) {
+    cache.Keep(1, StrCat("once ", i), 1, {.bytes = "x", .corrections = {}});
+    EXPECT_EQ(Found(cache, 1, "often", 1), "kept") << i;
+  }
+  for (int i = 0; i < 1000; ++i) {
+    found += cache.Find(1, StrCat("once ", i), 1) != nullptr ? 1 : 0;
+  }
+  EXPECT_GT(found, 10);
+  EXPECT_LT(found, 10'000 / 100);
+}
+
+TEST(AnswerCacheTest, KeepsNoLongAnswers) {
+  AnswerCache cache(1 << 20);
+  cache.Keep(1, "a", 1,
+             {.bytes = std::string(AnswerCache::kMaxEntryBytes, 'x'), .corrections = {}});
+  EXPECT_EQ(cache.Find(1, "a", 1), nullptr);
+}
+
+}  // namespace
+}  // namespace shardmesh::server
