@@ -2,22 +2,27 @@
 #ifndef SHARDMESH_SERVER_ANSWER_CACHE_H_
 #define SHARDMESH_SERVER_ANSWER_CACHE_H_
 
+#include <grpcpp/support/slice.h>
+
 #include <cstddef>
 #include <cstdint>
-#include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/hash/hash.h"
 #include "absl/synchronization/mutex.h"
 #include "server/resolve_answers.h"
+#include "sharding/str_cat.h"
 
 namespace shardmesh::server {
 
 // An answer as it is sent, and what was corrected in making it.
 struct KnownAnswer {
-  std::string bytes;
+  grpc::Slice bytes;
   CorrectionTally corrections;
 };
 
@@ -32,17 +37,31 @@ class AnswerCache {
   // Keeps at most about `max_bytes` of requests and answers; those not asked for go first.
   explicit AnswerCache(size_t max_bytes) : max_bytes_(max_bytes) {}
 
-  // Null if it is not known.
-  std::shared_ptr<const KnownAnswer> Find(int method, std::string_view request, int64_t revision);
+  // Nullopt if it is not known.
+  std::optional<KnownAnswer> Find(int method, std::string_view request, int64_t revision);
 
-  void Keep(int method, std::string_view request, int64_t revision, KnownAnswer answer);
+  void Keep(int method, std::string_view request, int64_t revision, const KnownAnswer& answer);
 
  private:
-  using Answers = absl::flat_hash_map<std::string, std::shared_ptr<const KnownAnswer>>;
+  using Question = std::pair<int, std::string_view>;  // method and request
+  struct Hash {
+    using is_transparent = void;
+    size_t operator()(const Question& question) const {
+      return absl::HashOf(question.first, ToAbsl(question.second));
+    }
+    size_t operator()(const std::pair<int, std::string>& question) const {
+      return (*this)(Question(question));
+    }
+  };
+  struct Same {
+    using is_transparent = void;
+    bool operator()(const Question& a, const Question& b) const { return a == b; }
+  };
+  using Answers = absl::flat_hash_map<std::pair<int, std::string>, KnownAnswer, Hash, Same>;
 
   // Forgets what is of another revision. Returns whether `revision` is the newest known.
   bool Turn(int64_t revision) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Add(std::string key, std::shared_ptr<const KnownAnswer> answer)
+  void Add(const Question& question, const KnownAnswer& answer)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const size_t max_bytes_;

@@ -164,10 +164,9 @@ class ResolveService final : public ResolveServiceBase {
     const ClusterState& state = options_.publisher->state();
     // Tells the calls apart: no two take the same message.
     const int method = Request::descriptor()->index();
-    if (const auto known = answers_.Find(method, bytes, state.revision()); known != nullptr) {
+    if (const auto known = answers_.Find(method, bytes, state.revision()); known.has_value()) {
       counter_.Count(known->corrections);
-      const grpc::Slice answer(known->bytes);
-      *response = grpc::ByteBuffer(&answer, 1);
+      *response = grpc::ByteBuffer(&known->bytes, 1);
       return absl::OkStatus();
     }
     google::protobuf::Arena arena;
@@ -179,10 +178,9 @@ class ResolveService final : public ResolveServiceBase {
     const absl::Status status = Answer({state, answer.corrections}, *question, answered);
     counter_.Count(answer.corrections);
     SHARDMESH_RETURN_IF_ERROR(status);
-    answer.bytes = answered->SerializeAsString();
-    const grpc::Slice serialized(answer.bytes);
-    *response = grpc::ByteBuffer(&serialized, 1);
-    answers_.Keep(method, bytes, state.revision(), std::move(answer));
+    answer.bytes = grpc::Slice(answered->SerializeAsString());
+    *response = grpc::ByteBuffer(&answer.bytes, 1);
+    answers_.Keep(method, bytes, state.revision(), answer);
     return absl::OkStatus();
   }
 
