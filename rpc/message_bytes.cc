@@ -15,8 +15,8 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "rpc/status.h"
-#include "sharding/axis_value.h"
 #include "sharding/str_cat.h"
 #include "sharding/utf8.h"
 
@@ -78,8 +78,8 @@ std::optional<FieldViolation> FindFaultInField(CodedInputStream* from, uint32_t 
   }
   uint32_t length = 0;
   constexpr auto kMaxLength = static_cast<uint32_t>(std::numeric_limits<int32_t>::max());
-  const int left = from->BytesUntilLimit();
-  if (!from->ReadVarint32(&length) || length > kMaxLength || static_cast<int64_t>(length) > left) {
+  if (!from->ReadVarint32(&length) || length > kMaxLength ||
+      static_cast<int64_t>(length) > from->BytesUntilLimit()) {
     return FieldViolation{path, "says that it is longer than the message"};
   }
   if (field->type() == FieldDescriptor::TYPE_STRING) {
@@ -89,8 +89,9 @@ std::optional<FieldViolation> FindFaultInField(CodedInputStream* from, uint32_t 
       return std::nullopt;
     }
     const size_t at = FirstBadByte(text);
-    return FieldViolation{path, StrCat("is not UTF-8 from its byte ", at, " on: ",
-                                       PythonRepr(std::string_view(text).substr(at, kShownBytes)))};
+    return FieldViolation{
+        path, StrCat("is not UTF-8 from its byte ", at, " on: ", "\"",
+                     absl::CHexEscape(absl::string_view(text).substr(at, kShownBytes)), "\"")};
   }
   const CodedInputStream::Limit limit = from->PushLimit(static_cast<int>(length));
   auto fault = FindFault(from, *field->message_type(), path, depth + 1);

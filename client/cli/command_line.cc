@@ -8,12 +8,12 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "client/cli/cluster_record.h"
 #include "rpc/call.h"
 #include "rpc/host_port.h"
 #include "rpc/status.h"
 #include "rpc/version.h"
-#include "sharding/axis_value.h"
 #include "sharding/nearest_name.h"
 #include "sharding/reason.h"
 #include "sharding/str_cat.h"
@@ -111,7 +111,7 @@ absl::Status CheckUtf8(int argc, const char* const* argv) {
   for (int i = 1; i < argc; ++i) {
     if (!DecodeUtf8(argv[i]).has_value()) {
       const bool is_value = i > 1 && std::string_view(argv[i - 1]).starts_with("--");
-      return WrongUse(StrCat("argument ", i, ", ", PythonRepr(argv[i]),
+      return WrongUse(StrCat("argument ", i, ", ", "\"", absl::CHexEscape(argv[i]), "\"",
                              is_value ? StrCat(" after ", argv[i - 1]) : "",
                              ", is not UTF-8; write it in that encoding"));
     }
