@@ -110,7 +110,7 @@ absl::StatusOr<TreeResolver::Placed> TreeResolver::Place(TreeSpec spec, const Tr
   placed.corrected = !spec.corrections.empty();
   if (placed.corrected && question_.strict) {
     const Correction& first = spec.corrections.front();
-    return InvalidArgument(first.reason, first.ToString());
+    return InvalidArgument(first.reason, first.ToString(question_.mesh.value_or(Mesh())));
   }
   const auto [known, is_new] =
       spec_indexes_.try_emplace(TextOf(spec), static_cast<uint32_t>(specs_.size()));

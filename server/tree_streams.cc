@@ -62,9 +62,11 @@ class TreeAnswer {
   }
 
   absl::Status End(v1::ResolveTreeResponse* response, const IsCancelled&) {
+    CorrectionTally corrections;
     for (uint32_t i = 0; i < resolver_->specs().size(); ++i) {
-      counter_->Count(resolver_->specs()[i].corrections, resolver_->UsesOf(i));
+      corrections.Add(resolver_->specs()[i].corrections, resolver_->UsesOf(i));
     }
+    counter_->Count(corrections);
     response->set_revision(state_->revision());
     return EncodeReport(*resolver_, response->mutable_report());
   }

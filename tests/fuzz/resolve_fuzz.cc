@@ -25,8 +25,8 @@ void CheckRefusal(const absl::Status& status) {
 
 const server::AnswerContext& Context() {
   static const server::ClusterState& state = *new server::ClusterState();
-  static const server::CorrectionCounter& counter = *new server::CorrectionCounter(nullptr);
-  static const server::AnswerContext& context = *new server::AnswerContext{state, counter};
+  static server::CorrectionTally& corrections = *new server::CorrectionTally();
+  static const server::AnswerContext& context = *new server::AnswerContext{state, corrections};
   return context;
 }
 

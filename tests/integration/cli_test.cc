@@ -127,6 +127,8 @@ TEST_F(CommandLineTest, RefusesWrongUse) {
       {{"linear", "--input", "a", "--weight", "b", "--activation", "gelo"},
        "\"gelo\" is none of none, relu, gelu, gelu-tanh, silu; did you mean \"gelu\"?"},
       {{"get", "wq"}, "--out"},
+      {{"hash", "\xff"}, "argument 2, \"\\xff\", is not UTF-8"},
+      {{"plan", "--mesh", "\xff=2"}, "argument 3, \"\\xff=2\" after --mesh, is not UTF-8"},
       {{"make-checkpoint", "--out", "x", "--like", "llama"}, "--like llama needs a --size"},
   };
   for (const Case& c : kCases) {
