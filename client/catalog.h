@@ -9,17 +9,29 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "client/layout.h"
 #include "rpc/definitions.h"
 #include "sharding/logical_rules.h"
 #include "sharding/partition_axis.h"
 
 namespace shardmesh::client {
 
-enum class EntryKind { kMesh, kProfile, kRuleSet, kLogicalRules };
+enum class EntryKind { kMesh, kProfile, kRuleSet, kLogicalRules, kTree };
+
+// The tensors of a model, at most 100,000 and 1 MiB of names and shapes. Questions about trees can
+// name it.
+struct StoredTree {
+  // Each name once. Empty in lists, watches and the answers to changes; GetEntry has them.
+  std::vector<TreeTensor> tensors = {};
+  // What they come to, as the coordinator says; not read in changes.
+  int64_t tensor_count = 0;
+  int64_t parameters = 0;
+  int64_t bytes = 0;  // of the tensors whose dtype is given
+};
 
 // In the order of EntryKind: the index of the alternative is the kind.
-using EntryValue =
-    std::variant<rpc::MeshDefinition, PartitionAxis, rpc::RuleSetDefinition, LogicalRules>;
+using EntryValue = std::variant<rpc::MeshDefinition, PartitionAxis, rpc::RuleSetDefinition,
+                                LogicalRules, StoredTree>;
 
 inline EntryKind KindOf(const EntryValue& value) { return static_cast<EntryKind>(value.index()); }
 

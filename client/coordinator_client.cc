@@ -5,6 +5,7 @@
 
 #include "absl/strings/escaping.h"
 #include "client/coordinator_connection.h"
+#include "client/tree_encoder.h"
 #include "client/wire_enums.h"
 #include "rpc/array_codec.h"
 #include "rpc/random_bytes.h"
@@ -18,7 +19,7 @@ BuildVersion DecodeBuild(const v1::BuildVersion& from) { return {from.version(),
 
 v1::EntryKind EncodeKind(EntryKind kind) {
   static_assert(static_cast<int>(EntryKind::kMesh) + 1 == v1::ENTRY_KIND_MESH);
-  static_assert(static_cast<int>(EntryKind::kLogicalRules) + 1 == v1::ENTRY_KIND_LOGICAL_RULES);
+  static_assert(static_cast<int>(EntryKind::kTree) + 1 == v1::ENTRY_KIND_TREE);
   return static_cast<v1::EntryKind>(static_cast<int>(kind) + 1);
 }
 
@@ -30,17 +31,31 @@ absl::StatusOr<EntryKind> DecodeKind(v1::EntryKind from) {
   return static_cast<EntryKind>(static_cast<int>(from) - 1);
 }
 
-void EncodeValue(const EntryValue& from, v1::EntryValue* to) {
+// A tree that the coordinator would refuse may not even fit a message: it is refused here.
+absl::Status EncodeValue(const EntryValue& from, v1::EntryValue* to) {
   struct Encoder {
     v1::EntryValue* to;
-    void operator()(const rpc::MeshDefinition& mesh) { rpc::Encode(mesh, to->mutable_mesh()); }
-    void operator()(const PartitionAxis& profile) { rpc::Encode(profile, to->mutable_profile()); }
-    void operator()(const rpc::RuleSetDefinition& rules) {
-      rpc::Encode(rules, to->mutable_rule_set());
+    absl::Status operator()(const rpc::MeshDefinition& mesh) {
+      rpc::Encode(mesh, to->mutable_mesh());
+      return absl::OkStatus();
     }
-    void operator()(const LogicalRules& rules) { rpc::Encode(rules, to->mutable_logical_rules()); }
+    absl::Status operator()(const PartitionAxis& profile) {
+      rpc::Encode(profile, to->mutable_profile());
+      return absl::OkStatus();
+    }
+    absl::Status operator()(const rpc::RuleSetDefinition& rules) {
+      rpc::Encode(rules, to->mutable_rule_set());
+      return absl::OkStatus();
+    }
+    absl::Status operator()(const LogicalRules& rules) {
+      rpc::Encode(rules, to->mutable_logical_rules());
+      return absl::OkStatus();
+    }
+    absl::Status operator()(const StoredTree& tree) {
+      return rpc::WithField(rpc::WithField(Encode(tree, to->mutable_tree()), "tree"), "value");
+    }
   };
-  std::visit(Encoder{to}, from);
+  return std::visit(Encoder{to}, from);
 }
 
 absl::StatusOr<EntryValue> DecodeValue(const v1::EntryValue& from) {
@@ -53,6 +68,13 @@ absl::StatusOr<EntryValue> DecodeValue(const v1::EntryValue& from) {
       return DecodeAnswer(from.rule_set());
     case v1::EntryValue::kLogicalRules:
       return DecodeAnswer(from.logical_rules());
+    case v1::EntryValue::kTree: {
+      absl::StatusOr<StoredTree> tree = Decode(from.tree());
+      if (!tree.ok()) {
+        return BadAnswer(tree.status());
+      }
+      return *std::move(tree);
+    }
     case v1::EntryValue::VALUE_NOT_SET:
       break;
   }
@@ -281,7 +303,7 @@ absl::StatusOr<Entry> CoordinatorClient::CreateEntry(const std::string& name,
   v1::CreateEntryRequest request;
   request.set_request_id(NewRequestId());
   request.set_name(name);
-  EncodeValue(value, request.mutable_value());
+  SHARDMESH_RETURN_IF_ERROR(EncodeValue(value, request.mutable_value()));
   v1::CreateEntryResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection_->Call(
       connection_->catalog, &v1::CatalogService::Stub::CreateEntry, request, options, &response));
@@ -323,7 +345,7 @@ absl::StatusOr<Entry> CoordinatorClient::UpdateEntry(const std::string& name,
   v1::UpdateEntryRequest request;
   request.set_request_id(NewRequestId());
   request.set_name(name);
-  EncodeValue(value, request.mutable_value());
+  SHARDMESH_RETURN_IF_ERROR(EncodeValue(value, request.mutable_value()));
   request.set_expected_version(expected_version);
   v1::UpdateEntryResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection_->Call(

@@ -206,6 +206,8 @@ struct TreeQuestion {
   // Specs that tensors bring must name axes of the mesh alone, each once, though correction would
   // drop the others.
   bool own_specs_must_suit_mesh = false;
+  // The name of a tree of the catalog. No tensors are given then.
+  std::string stored_tree = {};
 };
 
 struct TreeTensor {
@@ -247,7 +249,7 @@ struct TreeReport {
 struct TreeAnswer {
   // The distinct specs.
   std::vector<TreeSpec> specs;
-  // One for each tensor, in the order asked.
+  // One for each tensor, in the order asked, or in that of the stored tree.
   std::vector<TreePlacement> placements;
   TreeReport report;
   int64_t revision = 0;

@@ -63,6 +63,7 @@ void EncodeHeader(const TreeQuestion& from, v1::ResolveTreeHeader* to) {
   to->set_keep_unmatched(from.keep_unmatched);
   to->set_suggest_fixes(from.suggest_fixes);
   to->set_own_specs_must_suit_mesh(from.own_specs_must_suit_mesh);
+  to->set_stored_tree(from.stored_tree);
 }
 
 absl::Status Append(const v1::TreeSpec& from, std::vector<TreeSpec>* to) {
@@ -370,7 +371,7 @@ absl::StatusOr<TreeAnswer> CoordinatorClient::ResolveTree(const TreeQuestion& qu
     const absl::Status status = connection_->StatusOf(stream->Finish());
     return unreadable.ok() ? status : unreadable;
   }));
-  if (answer.placements.size() != tensors.size()) {
+  if (question.stored_tree.empty() && answer.placements.size() != tensors.size()) {
     return BadAnswer(absl::InvalidArgumentError(
         StrCat(answer.placements.size(), " placements of ", tensors.size(), " tensors")));
   }

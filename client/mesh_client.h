@@ -96,7 +96,7 @@ class MeshClient {
   // See PromoteDtype. At most 10,000 types.
   absl::StatusOr<Dtype> PromoteDtypes(absl::Span<const Dtype> dtypes,
                                       std::optional<Dtype> dtype = std::nullopt);
-  // At most 1,000,000 tensors.
+  // At most 1,000,000 tensors; here and below none where the question names a stored tree.
   absl::StatusOr<TreeAnswer> ResolveTree(const TreeQuestion& question,
                                          absl::Span<const TreeTensor> tensors);
 
@@ -134,6 +134,7 @@ class MeshClient {
 
   // Definitions. `expected_version`: kAnyVersion, or the version that is replaced or deleted
   // (ABORTED, VERSION_MISMATCH, if it is another). CreateEntry: ALREADY_EXISTS for a taken name.
+  // Trees come with their tensors from GetEntry alone.
   absl::StatusOr<Entry> CreateEntry(const std::string& name, const EntryValue& value);
   absl::StatusOr<Entry> GetEntry(EntryKind kind, const std::string& name);
   absl::StatusOr<std::vector<Entry>> ListEntries(EntryKind kind);

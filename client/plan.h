@@ -80,6 +80,8 @@ struct AnalyzeQuestion {
   MeshSelector mesh = {};
   // EXACT: parameters alone are counted, as the original does.
   Compatibility compatibility = Compatibility::kDefault;
+  // The name of a tree of the catalog. No tensors are given then.
+  std::string stored_tree = {};
 };
 
 struct AnalyzeAnswer {
@@ -104,6 +106,8 @@ struct SearchQuestion {
   int64_t keep = 20;  // 1 to 1,000
   // The first that differs decides; none means all, in their order.
   std::vector<MeshCriterion> ranking = {};
+  // The name of a tree of the catalog. No tensors are given then.
+  std::string stored_tree = {};
 };
 
 struct SearchAnswer {

@@ -133,6 +133,7 @@ absl::StatusOr<AnalyzeAnswer> CoordinatorClient::AnalyzeLayout(const AnalyzeQues
     v1::AnalyzeLayoutRequest request;
     EncodeSelector(question.mesh, request.mutable_header()->mutable_mesh());
     request.mutable_header()->set_compatibility(EncodeCompatibility(question.compatibility));
+    request.mutable_header()->set_stored_tree(question.stored_tree);
     WriteTree(stream.get(), &request, tensors);
     stream->WritesDone();
     return connection_->StatusOf(stream->Finish());
@@ -179,6 +180,7 @@ absl::StatusOr<SearchAnswer> CoordinatorClient::SearchMeshes(const SearchQuestio
     for (const MeshCriterion criterion : question.ranking) {
       header->add_ranking(rpc::Encode(criterion));
     }
+    header->set_stored_tree(question.stored_tree);
     WriteTree(stream.get(), &request, tensors);
     stream->WritesDone();
     return connection_->StatusOf(stream->Finish());

@@ -63,12 +63,29 @@ struct LintQuestion {
   // Of a kind: 1 to 1,000. They come to at most 256 KiB of a kind in any case.
   int64_t max_findings = 100;
   Compatibility compatibility = Compatibility::kDefault;  // how axes resolve
+  // Trees of the catalog: these, at most 1,000, each once; or every one. No tensors are given then,
+  // and those of the trees that bring specs of their own are passed over.
+  std::vector<std::string> stored_trees = {};
+  bool all_stored_trees = false;
+};
+
+// One of the trees that were looked at.
+struct LintedTree {
+  enum class Source { kGiven, kCatalog, kHeld };
+  Source source = Source::kGiven;
+  // Of the catalog: which, at which version, and how many tensors were passed over.
+  std::string name;
+  int64_t version = 0;
+  int64_t own_specs = 0;
+  LintTreeReport report;
 };
 
 struct LintAnswer {
   std::vector<Finding> findings;  // by kind, then by rule and tensor
   // Of each kind, by its number, how many there are, listed or not.
   std::array<int64_t, kFindingKindCount> counts = {};
+  // Findings name them by their places here.
+  std::vector<LintedTree> trees;
   int64_t tensors = 0;  // looked at
   int64_t meshes = 0;   // looked at
   int64_t revision = 0;
@@ -90,6 +107,8 @@ struct DiffQuestion {
   LayoutChoice b;
   LayoutBudget budget = {};
   Compatibility compatibility = Compatibility::kDefault;
+  // The name of a tree of the catalog. No tensors are given then.
+  std::string stored_tree = {};
 };
 
 struct DiffAnswer {

@@ -31,7 +31,33 @@ void EncodeHeader(const LintQuestion& from, v1::LintRulesHeader* to) {
     to->set_held_prefix(*from.held_prefix);
   }
   to->set_max_findings(static_cast<int32_t>(from.max_findings));
+  to->mutable_stored_trees()->Add(from.stored_trees.begin(), from.stored_trees.end());
+  to->set_all_stored_trees(from.all_stored_trees);
   to->set_compatibility(EncodeCompatibility(from.compatibility));
+}
+
+absl::StatusOr<LintedTree> DecodeTree(const v1::LintTree& from) {
+  LintedTree tree;
+  switch (from.source()) {
+    case v1::LintTree::SOURCE_REQUEST:
+      break;
+    case v1::LintTree::SOURCE_CATALOG:
+      tree.source = LintedTree::Source::kCatalog;
+      break;
+    case v1::LintTree::SOURCE_HELD:
+      tree.source = LintedTree::Source::kHeld;
+      break;
+    default:
+      return BadAnswer(absl::InvalidArgumentError("a tree is of no source that is known here"));
+  }
+  tree.name = from.name();
+  tree.version = from.version();
+  tree.own_specs = from.own_specs();
+  tree.report = {.tensors = from.tensors(),
+                 .dead_rules = from.dead_rules(),
+                 .shadowed_rules = from.shadowed_rules(),
+                 .unmatched_tensors = from.unmatched_tensors()};
+  return tree;
 }
 
 absl::StatusOr<LintAnswer> DecodeLint(const v1::LintRulesResponse& from) {
@@ -41,7 +67,17 @@ absl::StatusOr<LintAnswer> DecodeLint(const v1::LintRulesResponse& from) {
     if (!finding.ok()) {
       return BadAnswer(finding.status());
     }
+    for (const Finding::InTree& in : finding->trees) {
+      if (in.tree < 0 || in.tree >= from.trees_size()) {
+        return BadAnswer(
+            absl::InvalidArgumentError(StrCat("tree ", in.tree, " of ", from.trees_size())));
+      }
+    }
     answer.findings.push_back(*std::move(finding));
+  }
+  for (const v1::LintTree& wire : from.trees()) {
+    SHARDMESH_ASSIGN_OR_RETURN(LintedTree tree, DecodeTree(wire));
+    answer.trees.push_back(std::move(tree));
   }
   for (const v1::LintCount& wire : from.counts()) {
     const absl::StatusOr<Finding::Kind> kind = rpc::Decode(wire.kind());
@@ -79,6 +115,7 @@ void EncodeHeader(const DiffQuestion& from, v1::DiffLayoutsHeader* to) {
     budget->set_max_increase_ratio(*from.budget.max_increase_ratio);
   }
   to->set_compatibility(EncodeCompatibility(from.compatibility));
+  to->set_stored_tree(from.stored_tree);
 }
 
 // Appends what a message brings; `specs` is the answer's table.

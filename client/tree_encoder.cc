@@ -2,9 +2,12 @@
 #include "client/tree_encoder.h"
 
 #include <algorithm>
+#include <cstdint>
 
 #include "rpc/array_codec.h"
 #include "rpc/spec_codec.h"
+#include "rpc/tree_decoder.h"
+#include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
 
 namespace shardmesh::client {
@@ -39,7 +42,7 @@ void TreeEncoder::EncodeNext(v1::TreeTensors* to) {
   bool has_dtypes = false;
   bool has_axes = false;
   bool has_specs = false;
-  for (size_t bytes = 0; count < rest_.size() && bytes < kMessageBytes; ++count) {
+  for (size_t bytes = 0; count < rest_.size() && bytes < message_bytes_; ++count) {
     const TreeTensor& tensor = rest_[count];
     name_bytes += tensor.name.size();
     bytes += tensor.name.size() + 4 * tensor.shape.size() + 8;
@@ -69,6 +72,33 @@ void TreeEncoder::EncodeNext(v1::TreeTensors* to) {
     }
   }
   rest_.remove_prefix(written);
+}
+
+absl::Status Encode(const StoredTree& from, v1::StoredTree* to) {
+  TreeEncoder(from.tensors, SIZE_MAX).EncodeNext(to->mutable_tensors());
+  return rpc::CheckStoredTreeSize(to->tensors());
+}
+
+absl::StatusOr<StoredTree> Decode(const v1::StoredTree& from) {
+  rpc::TreeDecoder decoder;
+  SHARDMESH_ASSIGN_OR_RETURN(const absl::Span<const rpc::TreeTensor> tensors,
+                             decoder.Decode(from.tensors()));
+  StoredTree tree = {
+      .tensor_count = from.tensor_count(), .parameters = from.parameters(), .bytes = from.bytes()};
+  tree.tensors.reserve(tensors.size());
+  for (const rpc::TreeTensor& tensor : tensors) {
+    TreeTensor& to = tree.tensors.emplace_back();
+    to.name = std::string(tensor.name);
+    to.shape.assign(tensor.shape.begin(), tensor.shape.end());
+    to.dtype = tensor.dtype;
+    if (tensor.axes != nullptr) {
+      to.axes = *tensor.axes;
+    }
+    if (tensor.spec != nullptr) {
+      to.spec = *tensor.spec;
+    }
+  }
+  return tree;
 }
 
 }  // namespace shardmesh::client

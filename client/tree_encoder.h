@@ -7,7 +7,10 @@
 #include <string>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "client/catalog.h"
 #include "client/layout.h"
 #include "shardmesh/v1/tree.pb.h"
 
@@ -20,7 +23,9 @@ class TreeEncoder {
   // below what a message may have.
   static constexpr size_t kMessageBytes = size_t{256} << 10;
 
-  explicit TreeEncoder(absl::Span<const TreeTensor> tensors) : rest_(tensors) {}
+  // `message_bytes`: see kMessageBytes.
+  explicit TreeEncoder(absl::Span<const TreeTensor> tensors, size_t message_bytes = kMessageBytes)
+      : message_bytes_(message_bytes), rest_(tensors) {}
 
   bool done() const { return rest_.empty(); }
   // Fills `to`, which is empty, with the tensors that are next.
@@ -30,12 +35,18 @@ class TreeEncoder {
   uint32_t AxesIndex(const std::vector<AxisValue>& axes, v1::TreeTensors* to);
   uint32_t SpecIndex(const PartitionSpec& spec, v1::TreeTensors* to);
 
+  const size_t message_bytes_;
   absl::Span<const TreeTensor> rest_;
   size_t table_bytes_ = 0;  // of the message at hand
   // 1 + the place in the table, by text.
   absl::flat_hash_map<std::string, uint32_t> axes_;
   absl::flat_hash_map<std::string, uint32_t> specs_;
 };
+
+// INVALID_ARGUMENT, as CheckStoredTreeSize says, names the field of the message.
+absl::Status Encode(const StoredTree& from, v1::StoredTree* to);
+// Errors of TreeDecoder.
+absl::StatusOr<StoredTree> Decode(const v1::StoredTree& from);
 
 // Writes the header that `request` has, and then all tensors; stops where the stream breaks.
 template <typename Stream, typename Request>

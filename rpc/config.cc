@@ -23,6 +23,7 @@
 #include "sharding/shape.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
+#include "sharding/utf8.h"
 
 namespace shardmesh::rpc {
 namespace {
@@ -166,6 +167,9 @@ absl::StatusOr<YAML::Node> Load(const File& file, std::string_view text) {
         YAML::Mark::null_mark(),
         InvalidArgument(Reason::kLimitExceeded,
                         StrCat(text.size(), " bytes; at most ", kMaxConfigBytes, " are allowed")));
+  }
+  if (!DecodeUtf8(text).has_value()) {
+    return file.At(YAML::Mark::null_mark(), InvalidArgument(Reason::kBadFile, "it is not UTF-8"));
   }
   return YAML::Load(std::string(text));
 }

@@ -7,6 +7,7 @@
 #include "rpc/spec_codec.h"
 #include "rpc/status.h"
 #include "sharding/mode.h"
+#include "sharding/str_cat.h"
 
 namespace shardmesh::rpc {
 
@@ -33,6 +34,10 @@ void Encode(const Finding& from, v1::LintFinding* to) {
   }
   if (from.reason != Reason::kUnspecified) {
     to->set_reason(Encode(from.reason));
+  }
+  for (const Finding::InTree& in : from.trees) {
+    to->add_trees(static_cast<int32_t>(in.tree));
+    to->add_tree_tensors(in.tensors);
   }
   to->set_message(from.text);
 }
@@ -65,6 +70,13 @@ absl::StatusOr<Finding> Decode(const v1::LintFinding& from) {
     finding.modes.push_back(*runtime_mode);
   }
   finding.reason = Decode(from.reason());
+  if (from.trees_size() != from.tree_tensors_size()) {
+    return BadField("tree_tensors", StrCat("has ", from.tree_tensors_size(), " entries for ",
+                                           from.trees_size(), " trees"));
+  }
+  for (int i = 0; i < from.trees_size(); ++i) {
+    finding.trees.push_back({.tree = from.trees(i), .tensors = from.tree_tensors(i)});
+  }
   finding.text = from.message();
   return finding;
 }

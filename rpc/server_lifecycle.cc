@@ -2,7 +2,6 @@
 #include "rpc/server_lifecycle.h"
 
 #include <grpc/grpc.h>
-#include <grpc/support/log.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/server.h>
@@ -12,9 +11,10 @@
 
 #include "grpc/health/v1/health.pb.h"
 #include "rpc/host_port.h"
-#include "rpc/log.h"
+#include "rpc/library_logs.h"
 #include "rpc/rpc_metrics.h"
 #include "rpc/transport_args.h"
+#include "rpc/unparsed_requests.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -33,10 +33,7 @@ void EnablePlugins() {
   static const bool once = [] {
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
-    // What matters of it comes back as a status; the rest is for who debugs gRPC.
-    gpr_set_log_function([](gpr_log_func_args* line) {
-      LogDebug("grpc", {{"message", line->message}});
-    });
+    TakeLibraryLogs();
     // Links the descriptor of the health service, so that reflection can describe it.
     return grpc::health::v1::HealthCheckRequest::descriptor() != nullptr;
   }();
@@ -68,11 +65,13 @@ absl::StatusOr<std::unique_ptr<ServerLifecycle>> ServerLifecycle::Start(
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
                              static_cast<int>(absl::ToInt64Milliseconds(kMinPingInterval)));
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  // A status to be sent passes them in this order: calls are counted as they are answered.
+  std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> creators;
+  creators.push_back(UnparsedRequestInterceptors(service_names));
   if (options.metrics != nullptr) {
-    std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> creators;
     creators.push_back(RpcMetricsInterceptors(*options.metrics, service_names));
-    builder.experimental().SetInterceptorCreators(std::move(creators));
   }
+  builder.experimental().SetInterceptorCreators(std::move(creators));
   if (options.customize) {
     options.customize(builder);
   }

@@ -15,6 +15,7 @@
 #include "absl/synchronization/mutex.h"
 #include "rpc/array_codec.h"
 #include "rpc/field_check.h"
+#include "rpc/message_bytes.h"
 #include "rpc/outbox.h"
 #include "rpc/spec_codec.h"
 #include "rpc/status.h"
@@ -23,6 +24,7 @@
 #include "server/array_view_codec.h"
 #include "server/random_id.h"
 #include "server/resolve_answers.h"
+#include "server/service_mixins.h"
 #include "server/session_pins.h"
 #include "server/tree_resolver.h"
 #include "sharding/digest.h"
@@ -331,13 +333,12 @@ class BegunPuts {
 // BeginPut, written straight:
 //   plan.TakeHeader(read()); while (tensors = read()) plan.TakeTensor(each)
 //   for (piece : plan.Begin()) write(piece); finish
-class BeginPutReactor final
-    : public grpc::ServerBidiReactor<v1::BeginPutRequest, v1::BeginPutResponse> {
+class BeginPutReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   BeginPutReactor(const ArrayContext& context, BegunPuts* begun,
                   const grpc::CallbackServerContext* call)
       : context_(context), begun_(begun), call_(call), plan_(context) {
-    StartRead(&request_);
+    StartRead(&read_);
   }
 
   void OnReadDone(bool ok) override {
@@ -345,7 +346,7 @@ class BeginPutReactor final
       if (const absl::Status taken = Take(); !taken.ok()) {
         return Finish(rpc::ToGrpc(taken));
       }
-      return StartRead(&request_);
+      return StartRead(&read_);
     }
     if (call_->IsCancelled()) {
       return Finish(rpc::ToGrpc(absl::CancelledError("the client left before it had sent all")));
@@ -359,7 +360,7 @@ class BeginPutReactor final
       return Finish(rpc::ToGrpc(answer.status()));
     }
     answer_ = *std::move(answer);
-    StartWrite(answer_[written_].get());
+    Write();
   }
   void OnWriteDone(bool ok) override {
     if (!ok) {
@@ -374,12 +375,18 @@ class BeginPutReactor final
     if (++written_ == answer_.size()) {
       return Finish(grpc::Status::OK);
     }
-    StartWrite(answer_[written_].get());
+    Write();
   }
   void OnDone() override { delete this; }
 
  private:
+  void Write() {
+    write_ = rpc::SerializeMessage(*answer_[written_]);
+    StartWrite(&write_);
+  }
+
   absl::Status Take() {
+    SHARDMESH_RETURN_IF_ERROR(rpc::ParseMessage(&read_, &request_));
     if (request_.has_header() == plan_.has_header()) {
       return rpc::BadField("header", "must be in the first message, and only there");
     }
@@ -406,18 +413,30 @@ class BeginPutReactor final
   const ArrayContext& context_;
   BegunPuts* const begun_;
   const grpc::CallbackServerContext* const call_;
+  grpc::ByteBuffer read_;
   v1::BeginPutRequest request_;
   PutPlan plan_;
   int64_t tensors_ = 0;
   BegunPuts::Answer answer_;
   size_t written_ = 0;
+  grpc::ByteBuffer write_;
 };
 
-class ArrayService final : public v1::ArrayService::CallbackService {
+// BeginPut's requests come as bytes: see rpc/message_bytes.h.
+#define SHARDMESH_MESSAGES(Method) v1::ArrayService::WithCallbackMethod_##Method
+using ArrayServiceBase =
+    WithMethods<v1::ArrayService::Service, v1::ArrayService::WithRawCallbackMethod_BeginPut,
+                SHARDMESH_MESSAGES(CommitTransfer), SHARDMESH_MESSAGES(AbortTransfer),
+                SHARDMESH_MESSAGES(BeginGet), SHARDMESH_MESSAGES(DescribeArray),
+                SHARDMESH_MESSAGES(ListArrays), SHARDMESH_MESSAGES(MoveName),
+                SHARDMESH_MESSAGES(DeleteName), SHARDMESH_MESSAGES(ReleaseArrays)>::Type;
+#undef SHARDMESH_MESSAGES
+
+class ArrayService final : public ArrayServiceBase {
  public:
   explicit ArrayService(const ArrayContext& context) : context_(context) {}
 
-  grpc::ServerBidiReactor<v1::BeginPutRequest, v1::BeginPutResponse>* BeginPut(
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* BeginPut(
       grpc::CallbackServerContext* context) override {
     return new BeginPutReactor(context_, &begun_puts_, context);
   }

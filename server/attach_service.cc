@@ -20,6 +20,7 @@
 #include "rpc/call.h"
 #include "rpc/field_check.h"
 #include "rpc/log.h"
+#include "rpc/message_bytes.h"
 #include "rpc/outbox.h"
 #include "rpc/spec_codec.h"
 #include "rpc/status.h"
@@ -46,10 +47,7 @@ using RawOutbox = rpc::Outbox<grpc::ByteBuffer>;
 
 // A message serialised once, for any number of streams.
 std::shared_ptr<const grpc::ByteBuffer> Serialise(const v1::AttachResponse& message) {
-  auto bytes = std::make_shared<grpc::ByteBuffer>();
-  bool owned = false;
-  grpc::SerializationTraits<v1::AttachResponse>::Serialize(message, bytes.get(), &owned);
-  return bytes;
+  return std::make_shared<grpc::ByteBuffer>(rpc::SerializeMessage(message));
 }
 
 absl::Status NotServing() {
@@ -579,8 +577,8 @@ void AttachReactor::OnReadDone(bool ok) {
     return Close(absl::CancelledError("its stream broke"));
   }
   v1::AttachRequest request;
-  if (!grpc::SerializationTraits<v1::AttachRequest>::Deserialize(&read_, &request).ok()) {
-    return Close(rpc::BadField("message", "is not an AttachRequest"));
+  if (const absl::Status parsed = rpc::ParseMessage(&read_, &request); !parsed.ok()) {
+    return Close(parsed);
   }
   // While endpoints are verified nothing is read: Verified, perhaps on another thread already, goes
   // on.

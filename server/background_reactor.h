@@ -26,9 +26,12 @@ class BackgroundReactor final : public grpc::ServerUnaryReactor {
       : state_(std::move(state)) {
     const bool taken = background->Run([this, &counter, request, response] {
       const auto is_cancelled = [this] { return cancelled_.load(std::memory_order_relaxed); };
-      Finish(rpc::ToGrpc(is_cancelled()
-                             ? absl::CancelledError("cancelled while it waited")
-                             : Answer({*state_, counter}, *request, response, is_cancelled)));
+      CorrectionTally corrections;
+      const absl::Status status =
+          is_cancelled() ? absl::CancelledError("cancelled while it waited")
+                         : Answer({*state_, corrections}, *request, response, is_cancelled);
+      counter.Count(corrections);
+      Finish(rpc::ToGrpc(status));
     });
     if (!taken) {
       Finish(rpc::ToGrpc(TooManyWait()));

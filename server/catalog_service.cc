@@ -7,8 +7,10 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
+#include "rpc/call.h"
 #include "rpc/field_check.h"
 #include "rpc/outbox.h"
 #include "rpc/status.h"
@@ -24,6 +26,11 @@ namespace {
 // What a slow watcher may leave waiting before it is cut off.
 constexpr int64_t kWatchOutboxBytes = int64_t{4} << 20;
 
+// Bytes from which on a page of a list is full; the entry that fills it has at most as many as a
+// transaction of the store, so that the page fits a message.
+constexpr size_t kPageBytes = size_t{1} << 20;
+static_assert(kPageBytes + kMaxTransactionBytes < rpc::kMaxControlMessageBytes);
+
 v1::EntryKind Encode(DefinitionKind kind) {
   switch (kind) {
     case DefinitionKind::kMesh:
@@ -34,6 +41,8 @@ v1::EntryKind Encode(DefinitionKind kind) {
       return v1::ENTRY_KIND_RULE_SET;
     case DefinitionKind::kLogicalRules:
       return v1::ENTRY_KIND_LOGICAL_RULES;
+    case DefinitionKind::kTree:
+      return v1::ENTRY_KIND_TREE;
   }
   return v1::ENTRY_KIND_UNSPECIFIED;
 }
@@ -48,14 +57,26 @@ absl::StatusOr<DefinitionKind> Decode(v1::EntryKind kind) {
       return DefinitionKind::kRuleSet;
     case v1::ENTRY_KIND_LOGICAL_RULES:
       return DefinitionKind::kLogicalRules;
+    case v1::ENTRY_KIND_TREE:
+      return DefinitionKind::kTree;
     default:
-      return rpc::BadField("kind", "must be a mesh, a profile, a rule set or logical rules");
+      return rpc::BadField("kind",
+                           "must be a mesh, a profile, a rule set, logical rules or a tree");
   }
 }
 
-void Encode(const Definition& definition, v1::Entry* to) {
+// Whether a tree's tensors go with it: they can be as large as a message, and few ask for them.
+enum class Tensors { kLeftOut, kWithTree };
+
+void Encode(const Definition& definition, Tensors tensors, v1::Entry* to) {
   to->set_name(definition.name);
-  to->mutable_value()->ParseFromString(definition.wire_value);
+  const auto* const tree = std::get_if<std::shared_ptr<const StoredTree>>(&definition.value);
+  if (tree == nullptr || tensors == Tensors::kWithTree) {
+    to->mutable_value()->ParseFromString(definition.wire_value);
+  }
+  if (tree != nullptr) {
+    (*tree)->EncodeSummary(to->mutable_value()->mutable_tree());
+  }
   to->set_version(definition.version);
   to->set_revision(definition.revision);
   rpc::Encode(definition.updated, to->mutable_update_time());
@@ -98,7 +119,7 @@ class WatchReactor final : public grpc::ServerWriteReactor<v1::WatchResponse> {
         change->set_kind(Encode(event.kind));
         change->set_name(event.name);
         if (event.definition != nullptr) {
-          Encode(*event.definition, change->mutable_entry());
+          Encode(*event.definition, Tensors::kLeftOut, change->mutable_entry());
         }
       }
       if (response->changes_size() > 0) {
@@ -239,7 +260,7 @@ class CatalogService final : public v1::CatalogService::CallbackService {
   static StatePublisher::Callback Answer(grpc::ServerUnaryReactor* reactor, Response* response) {
     return [reactor, response](absl::StatusOr<std::shared_ptr<const Definition>> definition) {
       if (definition.ok()) {
-        Encode(**definition, response->mutable_entry());
+        Encode(**definition, Tensors::kLeftOut, response->mutable_entry());
       }
       reactor->Finish(rpc::ToGrpc(definition.status()));
     };
@@ -249,7 +270,7 @@ class CatalogService final : public v1::CatalogService::CallbackService {
     SHARDMESH_ASSIGN_OR_RETURN(const DefinitionKind kind, Decode(request.kind()));
     SHARDMESH_ASSIGN_OR_RETURN(const auto definition,
                                publisher_->state().Find(kind, request.name()));
-    Encode(*definition, response->mutable_entry());
+    Encode(*definition, Tensors::kWithTree, response->mutable_entry());
     return absl::OkStatus();
   }
 
@@ -263,8 +284,12 @@ class CatalogService final : public v1::CatalogService::CallbackService {
     // A page's token is the last name on it.
     auto next = request.page_token().empty() ? definitions.begin()
                                              : definitions.upper_bound(request.page_token());
-    for (; next != definitions.end() && response->entries_size() < page_size; ++next) {
-      Encode(*next->second, response->add_entries());
+    size_t bytes = 0;
+    for (; next != definitions.end() && response->entries_size() < page_size && bytes < kPageBytes;
+         ++next) {
+      v1::Entry* const entry = response->add_entries();
+      Encode(*next->second, Tensors::kLeftOut, entry);
+      bytes += entry->ByteSizeLong();
     }
     if (next != definitions.end()) {
       response->set_next_page_token(response->entries(response->entries_size() - 1).name());

@@ -1,6 +1,7 @@
 // Definitions in the store, and the snapshots made of them.
 #include "server/cluster_state.h"
 
+#include <iterator>
 #include <optional>
 #include <utility>
 
@@ -20,7 +21,10 @@ namespace shardmesh::server {
 namespace {
 
 constexpr DefinitionKind kKinds[] = {DefinitionKind::kMesh, DefinitionKind::kProfile,
-                                     DefinitionKind::kRuleSet, DefinitionKind::kLogicalRules};
+                                     DefinitionKind::kRuleSet, DefinitionKind::kLogicalRules,
+                                     DefinitionKind::kTree};
+static_assert(std::size(kKinds) == kDefinitionKindCount);
+static_assert(std::variant_size_v<DefinitionValue> == kDefinitionKindCount);
 
 std::string KeyOf(DefinitionKind kind, std::string_view name) {
   return StrCat(DefinitionKindName(kind), "/", name);
@@ -37,17 +41,24 @@ std::optional<std::pair<DefinitionKind, std::string>> ParseKey(std::string_view 
   return std::nullopt;
 }
 
-std::string Encode(const Definition& definition) {
+store::v1::Definition EncodeWithoutValue(const Definition& definition) {
   store::v1::Definition record;
   record.set_version(definition.version);
   rpc::Encode(definition.updated, record.mutable_update_time());
+  return record;
+}
+
+std::string Encode(const Definition& definition) {
+  store::v1::Definition record = EncodeWithoutValue(definition);
   record.mutable_value()->ParseFromString(definition.wire_value);
   return record.SerializeAsString();
 }
 
-absl::StatusOr<std::shared_ptr<const Definition>> Decode(std::string_view name,
-                                                         std::string_view bytes, Revision revision,
-                                                         int64_t min_sharding_size) {
+// `*wire_value` is the record's value.
+absl::StatusOr<std::shared_ptr<Definition>> DecodeWithoutValue(std::string_view name,
+                                                               std::string_view bytes,
+                                                               Revision revision,
+                                                               std::string* wire_value) {
   store::v1::Definition record;
   if (!record.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
     return absl::DataLossError("the record is not a Definition message");
@@ -57,7 +68,17 @@ absl::StatusOr<std::shared_ptr<const Definition>> Decode(std::string_view name,
   definition->version = record.version();
   definition->revision = revision;
   SHARDMESH_ASSIGN_OR_RETURN(definition->updated, rpc::Decode(record.update_time()));
-  definition->wire_value = record.value().SerializeAsString();
+  *wire_value = record.value().SerializeAsString();
+  return definition;
+}
+
+absl::StatusOr<std::shared_ptr<const Definition>> Decode(std::string_view name,
+                                                         std::string_view bytes, Revision revision,
+                                                         int64_t min_sharding_size) {
+  std::string wire_value;
+  SHARDMESH_ASSIGN_OR_RETURN(const std::shared_ptr<Definition> definition,
+                             DecodeWithoutValue(name, bytes, revision, &wire_value));
+  definition->wire_value = std::move(wire_value);
   SHARDMESH_ASSIGN_OR_RETURN(
       definition->value, StatePublisher::DecodeValue(definition->wire_value, min_sharding_size));
   return definition;
@@ -88,6 +109,8 @@ std::string_view DefinitionKindName(DefinitionKind kind) {
       return "rule_set";
     case DefinitionKind::kLogicalRules:
       return "logical_rules";
+    case DefinitionKind::kTree:
+      return "tree";
   }
   return "";
 }
@@ -131,6 +154,11 @@ absl::StatusOr<const rpc::RuleSetDefinition*> ClusterState::FindRuleSet(
 absl::StatusOr<const LogicalRules*> ClusterState::FindLogicalRules(std::string_view name) const {
   SHARDMESH_ASSIGN_OR_RETURN(const auto definition, Find(DefinitionKind::kLogicalRules, name));
   return &std::get<LogicalRules>(definition->value);
+}
+
+absl::StatusOr<const StoredTree*> ClusterState::FindTree(std::string_view name) const {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto definition, Find(DefinitionKind::kTree, name));
+  return std::get<std::shared_ptr<const StoredTree>>(definition->value).get();
 }
 
 StatePublisher::StatePublisher(Store* store, rpc::Clock* clock, RequestMemory* requests,
@@ -229,11 +257,18 @@ absl::StatusOr<DefinitionValue> StatePublisher::DecodeValue(std::string_view wir
       }
       return *std::move(rules);
     }
+    case v1::EntryValue::kTree: {
+      auto tree = StoredTree::Create(std::move(*value.mutable_tree()));
+      if (!tree.ok()) {
+        return rpc::WithField(rpc::WithField(tree.status(), "tree"), "value");
+      }
+      return *std::move(tree);
+    }
     case v1::EntryValue::VALUE_NOT_SET:
       break;
   }
-  return rpc::BadField("value",
-                       "has neither a mesh, nor a profile, nor a rule set, nor logical rules");
+  return rpc::BadField(
+      "value", "has neither a mesh, nor a profile, nor a rule set, nor logical rules, nor a tree");
 }
 
 void StatePublisher::Create(Change change, std::string wire_value, Callback callback) {
@@ -273,8 +308,15 @@ void StatePublisher::Write(Verb verb, Change change, DefinitionKind kind, std::s
     return std::move(callback)(remembered.status());
   }
   if (remembered->has_value()) {
-    return std::move(callback)(
-        Decode(change.name, (*remembered)->bytes, (*remembered)->revision, min_sharding_size_));
+    // Its value is that of this request, as their fingerprints are the same.
+    std::string ignored;
+    auto definition =
+        DecodeWithoutValue(change.name, (*remembered)->bytes, (*remembered)->revision, &ignored);
+    if (definition.ok()) {
+      (*definition)->value = std::move(value);
+      (*definition)->wire_value = std::move(wire_value);
+    }
+    return std::move(callback)(std::move(definition));
   }
 
   const auto existing = shared_state()->Find(kind, change.name);
@@ -307,15 +349,15 @@ void StatePublisher::Write(Verb verb, Change change, DefinitionKind kind, std::s
     definition->wire_value = std::move(wire_value);
   }
   const std::string key = KeyOf(kind, change.name);
-  std::string record = Encode(*definition);
   Transaction transaction;
   transaction.compares.push_back(
       {.key = key, .mod_revision = existing.ok() ? (*existing)->revision : 0});
-  requests_->AddTo(&transaction, change.request_id, record);
+  requests_->AddTo(&transaction, change.request_id,
+                   EncodeWithoutValue(*definition).SerializeAsString());
   if (verb == Verb::kDelete) {
     transaction.deletes.push_back(key);
   } else {
-    transaction.puts.push_back({.key = key, .value = std::move(record)});
+    transaction.puts.push_back({.key = key, .value = Encode(*definition)});
   }
   store_->Commit(std::move(transaction),
                  [this, definition = std::move(definition), kind, verb,

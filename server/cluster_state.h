@@ -23,17 +23,19 @@
 #include "rpc/definitions.h"
 #include "server/request_memory.h"
 #include "server/store.h"
+#include "server/stored_tree.h"
 #include "sharding/logical_rules.h"
 #include "sharding/partition_axis.h"
 
 namespace shardmesh::server {
 
 // In the order of DefinitionValue.
-enum class DefinitionKind { kMesh, kProfile, kRuleSet, kLogicalRules };
+enum class DefinitionKind { kMesh, kProfile, kRuleSet, kLogicalRules, kTree };
+inline constexpr size_t kDefinitionKindCount = 5;
 std::string_view DefinitionKindName(DefinitionKind kind);  // "mesh", "rule_set", ...
 
-using DefinitionValue =
-    std::variant<rpc::MeshDefinition, PartitionAxis, rpc::RuleSetDefinition, LogicalRules>;
+using DefinitionValue = std::variant<rpc::MeshDefinition, PartitionAxis, rpc::RuleSetDefinition,
+                                     LogicalRules, std::shared_ptr<const StoredTree>>;
 DefinitionKind KindOf(const DefinitionValue& value);
 
 // A named, versioned definition.
@@ -43,7 +45,7 @@ struct Definition {
   Revision revision = 0;  // of the store, at its last change
   absl::Time updated;
   DefinitionValue value;
-  // The wire's EntryValue that it was made from: what clients get back.
+  // The wire's EntryValue that it was made from: what clients get back, trees in GetEntry alone.
   std::string wire_value;
 };
 
@@ -69,13 +71,14 @@ class ClusterState {
   absl::StatusOr<const PartitionAxis*> FindProfile(std::string_view name) const;
   absl::StatusOr<const rpc::RuleSetDefinition*> FindRuleSet(std::string_view name) const;
   absl::StatusOr<const LogicalRules*> FindLogicalRules(std::string_view name) const;
+  absl::StatusOr<const StoredTree*> FindTree(std::string_view name) const;
 
  private:
   friend class StatePublisher;
 
   Revision revision_ = 0;
   int64_t min_sharding_size_ = kDefaultMinSize;
-  Definitions definitions_[4];
+  Definitions definitions_[kDefinitionKindCount];
 };
 
 // Keeps the definitions in the store and publishes them as snapshots.
@@ -104,7 +107,8 @@ class StatePublisher {
     std::string name;
     int64_t expected_version = 0;
   };
-  // The callback gets what is defined now (after Delete: what was). Errors:
+  // The callback gets what is defined now. After Delete it gets what was; if that was a repeated
+  // request, without its value. Errors:
   //   INVALID_ARGUMENT  a malformed name or value, REQUEST_ID_REUSED.
   //   ALREADY_EXISTS    Create of a name that there is.
   //   NOT_FOUND         Update, Delete of one that there is not.

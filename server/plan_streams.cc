@@ -35,6 +35,7 @@ class AnalyzeAnswer {
   absl::Status Begin(const v1::AnalyzeLayoutHeader& header) {
     SHARDMESH_DECODE(compatibility, "compatibility", rpc::Decode(header.compatibility()));
     SHARDMESH_DECODE(mesh, "mesh", SelectMesh(*state_, header.mesh(), compatibility));
+    SHARDMESH_ASSIGN_OR_RETURN(stored_tree_, SelectTree(*state_, header.stored_tree()));
     mesh_ = std::move(mesh);
     exact_ = compatibility == Compatibility::kExact;
     if (!exact_) {
@@ -46,6 +47,8 @@ class AnalyzeAnswer {
     SHARDMESH_ASSIGN_OR_RETURN(resolver_, TreeResolver::Create(std::move(question)));
     return absl::OkStatus();
   }
+
+  const StoredTree* stored_tree() const { return stored_tree_; }
 
   absl::Status Add(absl::Span<const TreeTensor> tensors, const IsCancelled& is_cancelled) {
     for (const TreeTensor& tensor : tensors) {
@@ -121,6 +124,7 @@ class AnalyzeAnswer {
   }
 
   std::shared_ptr<const ClusterState> state_;
+  const StoredTree* stored_tree_ = nullptr;  // of state_
   Mesh mesh_;
   bool exact_ = false;
   std::unique_ptr<TreeResolver> resolver_;
@@ -150,6 +154,7 @@ class SearchAnswer {
     SHARDMESH_DECODE(profile, "profile", SelectProfile(*state_, header.profile()));
     SHARDMESH_DECODE(rules, "rule_set",
                      SelectRules(*state_, header.rule_set(), Compatibility::kDefault));
+    SHARDMESH_ASSIGN_OR_RETURN(stored_tree_, SelectTree(*state_, header.stored_tree()));
     TreeQuestion question;
     question.mode = mode;
     question.profile = std::move(profile);
@@ -157,6 +162,8 @@ class SearchAnswer {
     SHARDMESH_ASSIGN_OR_RETURN(resolver_, TreeResolver::Create(std::move(question)));
     return absl::OkStatus();
   }
+
+  const StoredTree* stored_tree() const { return stored_tree_; }
 
   absl::Status Add(absl::Span<const TreeTensor> tensors, const IsCancelled& is_cancelled) {
     for (const TreeTensor& tensor : tensors) {
@@ -286,6 +293,7 @@ class SearchAnswer {
   }
 
   std::shared_ptr<const ClusterState> state_;
+  const StoredTree* stored_tree_ = nullptr;  // of state_
   MeshSearchOptions options_;
   int64_t meshes_ = 0;
   std::unique_ptr<TreeResolver> resolver_;

@@ -14,9 +14,6 @@ namespace shardmesh::server {
 namespace {
 
 constexpr std::string_view kDefaultMesh = "default";
-constexpr std::array kCountedReasons = {Reason::kNotDivisible, Reason::kAxisNotInMesh,
-                                        Reason::kRankTruncated, Reason::kBelowMinSize,
-                                        Reason::kUnconstrained};
 
 }  // namespace
 
@@ -70,6 +67,14 @@ absl::StatusOr<std::optional<rpc::RuleSetDefinition>> SelectRules(
       break;
   }
   return std::nullopt;
+}
+
+absl::StatusOr<const StoredTree*> SelectTree(const ClusterState& state, const std::string& name) {
+  if (name.empty()) {
+    return nullptr;
+  }
+  auto tree = state.FindTree(name);
+  return tree.ok() ? tree : rpc::WithField(tree.status(), "stored_tree");
 }
 
 absl::Status WithLayoutField(absl::Status status, std::string_view field) {
@@ -133,16 +138,19 @@ absl::Status FirstCorrection(const PartitionSpec& requested, absl::Span<const in
                           : StrCat(fix.text, ": ", fix.spec.ToString()));
     }
   }
-  return InvalidArgument(first.reason, fixes.empty() ? first.ToString()
-                                                     : StrCat(first.ToString(), "; to mend it, ",
-                                                              StrJoin(fixes, ", or ")));
+  return InvalidArgument(
+      first.reason, fixes.empty()
+                        ? first.ToString(mesh)
+                        : StrCat(first.ToString(mesh), "; to mend it, ", StrJoin(fixes, ", or ")));
 }
 
 void EncodeCorrections(const PartitionSpec& requested, absl::Span<const int64_t> shape,
                        const Mesh& mesh, const CorrectionResult& corrected, bool suggest_fixes,
                        google::protobuf::RepeatedPtrField<v1::Correction>* to) {
   for (const Correction& correction : corrected.corrections) {
-    rpc::Encode(correction, to->Add());
+    v1::Correction* const added = to->Add();
+    rpc::Encode(correction, added);
+    added->set_message(correction.ToString(mesh));
   }
   if (suggest_fixes && !corrected.corrections.empty()) {
     for (const Fix& fix : SuggestFixes(requested, shape, mesh, corrected)) {
@@ -151,24 +159,30 @@ void EncodeCorrections(const PartitionSpec& requested, absl::Span<const int64_t>
   }
 }
 
+void CorrectionTally::Add(const std::vector<Correction>& corrections, int64_t times) {
+  for (const Correction& correction : corrections) {
+    const auto reason = std::find(kReasons.begin(), kReasons.end(), correction.reason);
+    if (reason != kReasons.end()) {
+      counts_[static_cast<size_t>(std::distance(kReasons.begin(), reason))] += times;
+    }
+  }
+}
+
 CorrectionCounter::CorrectionCounter(rpc::Metrics* metrics) {
   if (metrics == nullptr) {
     return;
   }
-  for (const Reason reason : kCountedReasons) {
+  for (const Reason reason : CorrectionTally::kReasons) {
     counters_.push_back(metrics->AddCounter("shardmesh_corrections_total",
                                             "Changes made to requested specs so that they fit.",
                                             {{"reason", std::string(ReasonName(reason))}}));
   }
 }
 
-void CorrectionCounter::Count(const std::vector<Correction>& corrections, int64_t times) const {
-  for (const Correction& correction : corrections) {
-    const auto reason =
-        std::find(kCountedReasons.begin(), kCountedReasons.end(), correction.reason);
-    if (reason != kCountedReasons.end() && !counters_.empty()) {
-      counters_[static_cast<size_t>(std::distance(kCountedReasons.begin(), reason))].Add(
-          static_cast<double>(times));
+void CorrectionCounter::Count(const CorrectionTally& tally) const {
+  for (size_t i = 0; i < counters_.size(); ++i) {
+    if (tally.counts()[i] != 0) {
+      counters_[i].Add(static_cast<double>(tally.counts()[i]));
     }
   }
 }

@@ -3,8 +3,10 @@
 #ifndef SHARDMESH_SERVER_RESOLVE_ANSWERS_H_
 #define SHARDMESH_SERVER_RESOLVE_ANSWERS_H_
 
+#include <array>
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -20,16 +22,33 @@
 #include "sharding/logical_rules.h"
 #include "sharding/mesh.h"
 #include "sharding/partition_axis.h"
+#include "sharding/reason.h"
 #include "shardmesh/v1/resolve_service.pb.h"
 
 namespace shardmesh::server {
 
-class CorrectionCounter;
+// How many corrections of each reason were made.
+class CorrectionTally {
+ public:
+  static constexpr std::array kReasons = {Reason::kNotDivisible, Reason::kAxisNotInMesh,
+                                          Reason::kRankTruncated, Reason::kBelowMinSize,
+                                          Reason::kUnconstrained};
 
-// What an answer may look at. Valid for the call.
+  // As if each of the corrections had been made `times` times.
+  void Add(const std::vector<Correction>& corrections, int64_t times = 1);
+
+  // By the place of the reason in kReasons.
+  const std::array<int64_t, kReasons.size()>& counts() const { return counts_; }
+
+ private:
+  std::array<int64_t, kReasons.size()> counts_ = {};
+};
+
+// What an answer looks at, and what it made of it. Valid for the call. An answer depends on nothing
+// but the request and the state.
 struct AnswerContext {
   const ClusterState& state;
-  const CorrectionCounter& counter;
+  CorrectionTally& corrections;
 };
 
 // The answer to one request; `response` is empty before. Errors as the contract says, each with the
@@ -102,6 +121,8 @@ absl::StatusOr<PartitionAxis> SelectProfile(const ClusterState& state,
 // Nullopt where nothing is selected.
 absl::StatusOr<std::optional<rpc::RuleSetDefinition>> SelectRules(
     const ClusterState& state, const v1::RuleSetSelector& selector, Compatibility compatibility);
+// Null for an empty name; valid as long as the state. The error names `stored_tree`.
+absl::StatusOr<const StoredTree*> SelectTree(const ClusterState& state, const std::string& name);
 absl::StatusOr<LogicalRules> SelectLogicalRules(const ClusterState& state,
                                                 const v1::LogicalRulesSelector& selector);
 
@@ -134,11 +155,10 @@ class CorrectionCounter {
   // `metrics` may be null: nothing is counted then.
   explicit CorrectionCounter(rpc::Metrics* metrics);
 
-  // As if each of the corrections had been made `times` times.
-  void Count(const std::vector<Correction>& corrections, int64_t times = 1) const;
+  void Count(const CorrectionTally& tally) const;
 
  private:
-  std::vector<rpc::Counter> counters_;
+  std::vector<rpc::Counter> counters_;  // by the place of the reason in the tally
 };
 
 }  // namespace shardmesh::server

@@ -48,7 +48,14 @@ absl::Status Answer(Context, const v1::ResolveOutputSpecRequest& request,
       break;
     }
     case v1::ResolveOutputSpecRequest::KIND_LINEAR: {
-      SHARDMESH_ASSIGN_OR_RETURN(spec, GetOutputPartitionSpec(lhs, rhs, request.axis_name()));
+      SHARDMESH_RETURN_IF_ERROR(rpc::WithField(GetSharding(lhs).status(), "lhs"));
+      SHARDMESH_RETURN_IF_ERROR(rpc::WithField(GetSharding(rhs).status(), "rhs"));
+      auto output = GetOutputPartitionSpec(lhs, rhs, request.axis_name());
+      if (!output.ok()) {
+        const bool is_rank = ReasonOf(output.status()) == Reason::kInvalidShape;
+        return rpc::WithField(std::move(output).status(), is_rank ? "lhs.rank" : "rhs");
+      }
+      spec = *std::move(output);
       break;
     }
     case v1::ResolveOutputSpecRequest::KIND_OPERAND: {
@@ -115,10 +122,15 @@ absl::Status Answer(Context, const v1::DescribeLinearLayerRequest& request,
   SHARDMESH_DECODE(compatibility, "compatibility", rpc::Decode(request.compatibility()));
   SHARDMESH_ASSIGN_OR_RETURN(const ParallelLinearOptions options, rpc::Decode(request));
   SHARDMESH_DECODE(given, "dtype", DecodeOptional(request.dtype()));
-  SHARDMESH_ASSIGN_OR_RETURN(const ParallelLinear layer,
-                             MakeParallelLinear(options, compatibility));
+  const absl::StatusOr<ParallelLinear> layer = MakeParallelLinear(options, compatibility);
+  if (!layer.ok()) {
+    const bool is_scale = ReasonOf(layer.status()) == Reason::kBadField;
+    return rpc::WithField(layer.status(), is_scale                     ? "rule"
+                                          : request.in_features() <= 0 ? "in_features"
+                                                                       : "out_features");
+  }
   SHARDMESH_DECODE(dtype, "dtype", ParameterDtype(given.value_or(Dtype::kF32)));
-  rpc::Encode(layer, response);
+  rpc::Encode(*layer, response);
   response->set_dtype(rpc::Encode(dtype));
   return absl::OkStatus();
 }

@@ -63,12 +63,18 @@ absl::Status AnswerLinen(const LogicalQuestion& question, const Request& request
   }
   SHARDMESH_ASSIGN_OR_RETURN(const RulesFallback fallback, DecodeFallback(request.fallback()));
   const auto resolve = request.constrain() ? ResolveLogicalConstraint : ResolveLogicalAxes;
-  SHARDMESH_ASSIGN_OR_RETURN(const std::optional<PartitionSpec> spec,
-                             resolve(question.names, question.rules, fallback));
+  SHARDMESH_DECODE(spec, "names", resolve(question.names, question.rules, fallback));
   if (spec.has_value()) {
     rpc::Encode(*spec, response->mutable_spec());
   }
   return absl::OkStatus();
+}
+
+// Names what an error of flax.core.spmd is about: rules that contradict the context's, or the
+// names.
+absl::Status About(absl::Status status, const LogicalQuestion& question) {
+  const bool rules_agree = CompositeRules(question.context, question.rules).ok();
+  return rpc::WithField(std::move(status), rules_agree ? "names" : "rules");
 }
 
 absl::Status AnswerSpmd(Context context, const LogicalQuestion& question, const Request& request,
@@ -86,20 +92,24 @@ absl::Status AnswerSpmd(Context context, const LogicalQuestion& question, const 
   if (request.has_mesh()) {
     SHARDMESH_DECODE(mesh, "mesh",
                      SelectMesh(context.state, request.mesh(), question.compatibility));
-    SHARDMESH_ASSIGN_OR_RETURN(
-        ShardValueDecision decision,
-        ResolveShardValue(question.names, question.rules, mesh, question.context));
-    response->set_action(Encode(decision.action));
-    if (decision.action == ShardValueAction::kNone) {
+    absl::StatusOr<ShardValueDecision> decision =
+        ResolveShardValue(question.names, question.rules, mesh, question.context);
+    if (!decision.ok()) {
+      return About(std::move(decision).status(), question);
+    }
+    response->set_action(Encode(decision->action));
+    if (decision->action == ShardValueAction::kNone) {
       return absl::OkStatus();
     }
-    spec = std::move(decision.spec);
+    spec = std::move(decision->spec);
   } else if (!request.values_only()) {
-    SHARDMESH_ASSIGN_OR_RETURN(
-        spec, ResolveLogicalSpec(question.names, question.rules, question.context));
+    auto resolved = ResolveLogicalSpec(question.names, question.rules, question.context);
+    if (!resolved.ok()) {
+      return About(std::move(resolved).status(), question);
+    }
+    spec = *std::move(resolved);
   }
-  SHARDMESH_ASSIGN_OR_RETURN(const LogicalRules rules,
-                             CompositeRules(question.context, question.rules));
+  SHARDMESH_DECODE(rules, "rules", CompositeRules(question.context, question.rules));
   for (const AxisValue& value : ApplyLogicalRules(question.names, rules)) {
     rpc::Encode(value, response->add_values());
   }
@@ -115,7 +125,7 @@ absl::Status Answer(Context context, const v1::ComposeLogicalRulesRequest& reque
                     v1::ComposeLogicalRulesResponse* response) {
   SHARDMESH_DECODE(first, "first", SelectLogicalRules(context.state, request.first()));
   SHARDMESH_DECODE(second, "second", SelectLogicalRules(context.state, request.second()));
-  SHARDMESH_ASSIGN_OR_RETURN(const LogicalRules rules, CompositeRules(first, second));
+  SHARDMESH_DECODE(rules, "second", CompositeRules(first, second));
   rpc::Encode(rules, response->mutable_rules());
   return absl::OkStatus();
 }

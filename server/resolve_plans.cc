@@ -205,7 +205,7 @@ absl::Status Answer(Context context, const v1::PlanReshardRequest& request,
   SHARDMESH_DECODE(to, "to", DecodeLayout(context.state, request.to(), shape, compatibility));
   SHARDMESH_RETURN_IF_ERROR(CheckDevices(request.devices(), to.mesh(), "devices"));
   SHARDMESH_RETURN_IF_ERROR(CheckDevices(request.sources(), from.mesh(), "sources"));
-  SHARDMESH_ASSIGN_OR_RETURN(const ReshardPlan plan, ReshardPlan::Create(from, to));
+  SHARDMESH_DECODE(plan, "to", ReshardPlan::Create(from, to));
   ReshardWriter writer(plan, BitsPerElement(dtype), request.omit_regions(), is_cancelled, response);
   SHARDMESH_RETURN_IF_ERROR(writer.Totals());
   for (const DeviceId device : request.devices()) {

@@ -6,8 +6,8 @@
 
 #include "rpc/spec_codec.h"
 #include "rpc/status.h"
+#include "rpc/tree_decoder.h"
 #include "server/resolve_answers.h"
-#include "server/tree_decoder.h"
 #include "sharding/exclusion.h"
 #include "sharding/pattern.h"
 #include "sharding/pattern_rules.h"
@@ -29,10 +29,10 @@ absl::Status LimitExceeded(std::string_view field, std::string_view message) {
 
 // A name to search, which may be empty.
 absl::Status CheckSearchedName(std::string_view name, std::string_view field) {
-  return name.size() <= TreeDecoder::kMaxNameBytes
+  return name.size() <= rpc::TreeDecoder::kMaxNameBytes
              ? absl::OkStatus()
              : LimitExceeded(field, StrCat("the name has ", name.size(), " bytes; at most ",
-                                           TreeDecoder::kMaxNameBytes, " are allowed"));
+                                           rpc::TreeDecoder::kMaxNameBytes, " are allowed"));
 }
 
 absl::Status EncodeRules(absl::Span<const Rule> from, std::string_view field,

@@ -2,35 +2,63 @@
 // reactors.
 #include "server/resolve_service.h"
 
+#include <google/protobuf/arena.h>
 #include <grpcpp/grpcpp.h>
 
 #include <memory>
+#include <string_view>
+#include <utility>
 
+#include "rpc/message_bytes.h"
 #include "rpc/metrics.h"
 #include "rpc/status.h"
+#include "server/answer_cache.h"
 #include "server/background.h"
 #include "server/background_reactor.h"
 #include "server/plan_streams.h"
 #include "server/resolve_answers.h"
 #include "server/rule_streams.h"
+#include "server/service_mixins.h"
 #include "server/tree_reactor.h"
 #include "server/tree_streams.h"
+#include "sharding/status_macros.h"
 #include "shardmesh/v1/resolve_service.grpc.pb.h"
 
 namespace shardmesh::server {
 namespace {
 
-class ResolveService final : public v1::ResolveService::CallbackService {
+// Streams of requests come as bytes, see rpc/message_bytes.h; and questions whose answers are
+// remembered by their bytes.
+#define SHARDMESH_MESSAGES(Method) v1::ResolveService::WithCallbackMethod_##Method
+#define SHARDMESH_BYTES(Method) v1::ResolveService::WithRawCallbackMethod_##Method
+using ResolveServiceBase = WithMethods<
+    v1::ResolveService::Service, SHARDMESH_BYTES(ResolveTree), SHARDMESH_BYTES(AnalyzeLayout),
+    SHARDMESH_BYTES(LintRules), SHARDMESH_BYTES(DiffLayouts), SHARDMESH_BYTES(SearchMeshes),
+    SHARDMESH_BYTES(ResolveSpec), SHARDMESH_BYTES(ResolveAxes), SHARDMESH_BYTES(CorrectSpec),
+    SHARDMESH_BYTES(ConstrainArray), SHARDMESH_BYTES(CompareSpecs), SHARDMESH_BYTES(ExplainTensor),
+    SHARDMESH_BYTES(DescribeTiling), SHARDMESH_MESSAGES(PlanReshard),
+    SHARDMESH_BYTES(DescribeProfile), SHARDMESH_BYTES(ComputeHash), SHARDMESH_BYTES(ListPresets),
+    SHARDMESH_BYTES(DescribeMesh), SHARDMESH_BYTES(QueryMesh), SHARDMESH_BYTES(ListSpecAxes),
+    SHARDMESH_MESSAGES(ParsePatternRules), SHARDMESH_MESSAGES(CheckPattern),
+    SHARDMESH_MESSAGES(RewriteRules), SHARDMESH_BYTES(ComposeLogicalRules),
+    SHARDMESH_BYTES(ResolveLogicalAxes), SHARDMESH_MESSAGES(ListShardings),
+    SHARDMESH_BYTES(ResolveOutputSpec), SHARDMESH_BYTES(CheckTensorParallel),
+    SHARDMESH_BYTES(DescribeLinearLayer), SHARDMESH_BYTES(PromoteDtypes)>::Type;
+#undef SHARDMESH_MESSAGES
+#undef SHARDMESH_BYTES
+
+class ResolveService final : public ResolveServiceBase {
  public:
   explicit ResolveService(const ResolveServiceOptions& options)
       : options_(options), counter_(options.metrics) {}
 
 // A call of one question and one answer.
-#define SHARDMESH_UNARY(Method)                                               \
-  grpc::ServerUnaryReactor* Method(grpc::CallbackServerContext* context,      \
-                                   const v1::Method##Request* request,        \
-                                   v1::Method##Response* response) override { \
-    return AtOnce(context, request, response);                                \
+#define SHARDMESH_UNARY(Method)                                                                 \
+  grpc::ServerUnaryReactor* Method(grpc::CallbackServerContext* context,                        \
+                                   const grpc::ByteBuffer* request, grpc::ByteBuffer* response) \
+      override {                                                                                \
+    return Finished(context,                                                                    \
+                    Remembered<v1::Method##Request, v1::Method##Response>(*request, response)); \
   }
   SHARDMESH_UNARY(ResolveSpec)
   SHARDMESH_UNARY(ResolveAxes)
@@ -72,17 +100,17 @@ class ResolveService final : public v1::ResolveService::CallbackService {
     return InBackground(request, response);
   }
 
-  grpc::ServerBidiReactor<v1::ResolveTreeRequest, v1::ResolveTreeResponse>* ResolveTree(
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ResolveTree(
       grpc::CallbackServerContext*) override {
     return new TreeBidiReactor(MakeResolveTreeCall(options_.publisher->shared_state(), counter_));
   }
-  grpc::ServerReadReactor<v1::LintRulesRequest>* LintRules(
-      grpc::CallbackServerContext*, v1::LintRulesResponse* response) override {
+  grpc::ServerReadReactor<grpc::ByteBuffer>* LintRules(grpc::CallbackServerContext*,
+                                                       grpc::ByteBuffer* response) override {
     return new TreeReadReactor(
         MakeLintRulesCall(options_.publisher->shared_state(), options_.catalogue), response,
         &background_);
   }
-  grpc::ServerBidiReactor<v1::DiffLayoutsRequest, v1::DiffLayoutsResponse>* DiffLayouts(
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* DiffLayouts(
       grpc::CallbackServerContext*) override {
     return new TreeBidiReactor(MakeDiffLayoutsCall(options_.publisher->shared_state()));
   }
@@ -93,14 +121,14 @@ class ResolveService final : public v1::ResolveService::CallbackService {
     return InBackground(request, response);
   }
 
-  grpc::ServerReadReactor<v1::AnalyzeLayoutRequest>* AnalyzeLayout(
-      grpc::CallbackServerContext*, v1::AnalyzeLayoutResponse* response) override {
+  grpc::ServerReadReactor<grpc::ByteBuffer>* AnalyzeLayout(grpc::CallbackServerContext*,
+                                                           grpc::ByteBuffer* response) override {
     return new TreeReadReactor(MakeAnalyzeLayoutCall(options_.publisher->shared_state()), response,
                                &background_);
   }
 
-  grpc::ServerReadReactor<v1::SearchMeshesRequest>* SearchMeshes(
-      grpc::CallbackServerContext*, v1::SearchMeshesResponse* response) override {
+  grpc::ServerReadReactor<grpc::ByteBuffer>* SearchMeshes(grpc::CallbackServerContext*,
+                                                          grpc::ByteBuffer* response) override {
     return new TreeReadReactor(MakeSearchMeshesCall(options_.publisher->shared_state()), response,
                                &background_);
   }
@@ -115,13 +143,53 @@ class ResolveService final : public v1::ResolveService::CallbackService {
   static constexpr size_t kOrdinaryTextBytes = size_t{4} << 10;
   static constexpr int kOrdinaryNames = 64;
 
-  template <typename Request, typename Response>
-  grpc::ServerUnaryReactor* AtOnce(grpc::CallbackServerContext* context, const Request* request,
-                                   Response* response) {
-    const absl::Status status = Answer({options_.publisher->state(), counter_}, *request, response);
+  // Some ten thousand answers to ordinary questions.
+  static constexpr size_t kRememberedBytes = size_t{32} << 20;
+
+  static grpc::ServerUnaryReactor* Finished(grpc::CallbackServerContext* context,
+                                            const absl::Status& status) {
     grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
     reactor->Finish(status.ok() ? grpc::Status::OK : rpc::ToGrpc(status));
     return reactor;
+  }
+
+  // Looks the request up among those that were answered before, or else answers it.
+  template <typename Request, typename Response>
+  absl::Status Remembered(const grpc::ByteBuffer& request, grpc::ByteBuffer* response) {
+    grpc::Slice slice;
+    if (!request.TrySingleSlice(&slice).ok() && !request.DumpToSingleSlice(&slice).ok()) {
+      return rpc::UnparsedMessage(*Request::descriptor());
+    }
+    const std::string_view bytes(reinterpret_cast<const char*>(slice.begin()), slice.size());
+    const ClusterState& state = options_.publisher->state();
+    // Tells the calls apart: no two take the same message.
+    const int method = Request::descriptor()->index();
+    if (const auto known = answers_.Find(method, bytes, state.revision()); known.has_value()) {
+      counter_.Count(known->corrections);
+      *response = grpc::ByteBuffer(&known->bytes, 1);
+      return absl::OkStatus();
+    }
+    google::protobuf::Arena arena;
+    auto* const question = google::protobuf::Arena::CreateMessage<Request>(&arena);
+    auto* const answered = google::protobuf::Arena::CreateMessage<Response>(&arena);
+    grpc::ByteBuffer parsed(request);
+    SHARDMESH_RETURN_IF_ERROR(rpc::ParseMessage(&parsed, question));
+    KnownAnswer answer;
+    const absl::Status status = Answer({state, answer.corrections}, *question, answered);
+    counter_.Count(answer.corrections);
+    SHARDMESH_RETURN_IF_ERROR(status);
+    answer.bytes = grpc::Slice(answered->SerializeAsString());
+    *response = grpc::ByteBuffer(&answer.bytes, 1);
+    answers_.Keep(method, bytes, state.revision(), answer);
+    return absl::OkStatus();
+  }
+
+  template <typename Request, typename Response>
+  grpc::ServerUnaryReactor* AtOnce(grpc::CallbackServerContext* context, const Request* request,
+                                   Response* response) {
+    CorrectionTally corrections;
+    return Finished(context,
+                    Answer({options_.publisher->state(), corrections}, *request, response));
   }
 
   // A call whose answer takes too long for a reaction.
@@ -133,6 +201,7 @@ class ResolveService final : public v1::ResolveService::CallbackService {
 
   const ResolveServiceOptions options_;
   const CorrectionCounter counter_;
+  AnswerCache answers_{kRememberedBytes};
   Background background_{2};  // last: its tasks use the above
 };
 

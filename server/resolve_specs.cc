@@ -132,7 +132,7 @@ absl::Status Answer(Context context, const v1::ResolveSpecRequest& request,
       corrected.effective = requested;
     }
   }
-  context.counter.Count(corrected.corrections);
+  context.corrections.Add(corrected.corrections);
   if (strict && !corrected.corrections.empty()) {
     return WithLayoutField(FirstCorrection(requested, held.shape, mesh, corrected), asked);
   }
@@ -188,7 +188,7 @@ absl::Status Answer(Context context, const v1::CorrectSpecRequest& request,
     return absl::OkStatus();
   }
   SHARDMESH_LAY_OUT(corrected, "spec", Correct(spec, shape, mesh));
-  context.counter.Count(corrected.corrections);
+  context.corrections.Add(corrected.corrections);
   if (strict && !corrected.corrections.empty()) {
     return WithLayoutField(FirstCorrection(spec, shape, mesh, corrected), "spec");
   }
@@ -249,7 +249,7 @@ absl::Status Answer(Context context, const v1::ConstrainArrayRequest& request,
                       ApplyLogicalSharding(profile, held.question, mesh, request.auto_correct()));
     sharding = std::move(applied);
   }
-  context.counter.Count(sharding.corrections);
+  context.corrections.Add(sharding.corrections);
   if (strict && !sharding.corrections.empty()) {
     return WithLayoutField(
         FirstCorrection(sharding.requested, held.shape, mesh,
@@ -263,9 +263,10 @@ absl::Status Answer(Context context, const v1::ConstrainArrayRequest& request,
   if (sharding.constraint.has_value()) {
     rpc::Encode(*sharding.constraint, response->mutable_constraint());
   }
-  for (const Correction& correction : sharding.corrections) {
-    rpc::Encode(correction, response->add_corrections());
-  }
+  EncodeCorrections(sharding.requested, held.shape, mesh,
+                    {.effective = sharding.constraint.value_or(PartitionSpec()),
+                     .corrections = sharding.corrections},
+                    /*suggest_fixes=*/false, response->mutable_corrections());
   response->set_revision(context.state.revision());
   return absl::OkStatus();
 }
@@ -341,7 +342,7 @@ absl::Status Answer(Context context, const v1::ExplainTensorRequest& request,
     corrected = std::move(result);
     for (const Correction& correction : corrected.corrections) {
       steps.push_back({ExplanationStep::Kind::kCorrection, correction.dim,
-                       correction.requested.ToString(), SpecEntry::None().ToString()});
+                       correction.requested.ToString(), correction.ToString(mesh)});
     }
     corrected.corrections.insert(corrected.corrections.begin(), match.corrections.begin(),
                                  match.corrections.end());

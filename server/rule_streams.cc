@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -46,6 +47,7 @@ class LintAnswer {
     }
     SHARDMESH_DECODE(profile, "profile", SelectProfile(*state_, header.profile()));
     SHARDMESH_RETURN_IF_ERROR(SelectMeshes(header, compatibility));
+    SHARDMESH_RETURN_IF_ERROR(SelectTrees(header));
     if (header.max_findings() < 0 || header.max_findings() > kMaxFindings) {
       return rpc::BadField("max_findings", StrCat("is ", header.max_findings(),
                                                   "; it must be from 0 to ", kMaxFindings));
@@ -63,6 +65,9 @@ class LintAnswer {
   }
 
   absl::Status Add(absl::Span<const TreeTensor> tensors, const IsCancelled&) {
+    if (of_catalog_) {
+      return TensorsBesideStoredTree(stored_field_);
+    }
     SHARDMESH_RETURN_IF_ERROR(CheckCount(tensors_.size() + tensors.size()));
     for (const TreeTensor& tensor : tensors) {
       if (tensor.spec != nullptr) {
@@ -71,14 +76,13 @@ class LintAnswer {
                                     " a spec, of which neither rules nor axes are asked; leave it "
                                     "out"));
       }
-      tensors_.push_back({.name = rpc::NameForRules(*rules_, tensor.name),
-                          .shape = Shape(tensor.shape.begin(), tensor.shape.end()),
-                          .axes = tensor.axes});
+      AddTensor(tensor);
     }
     return absl::OkStatus();
   }
 
   absl::Status End(v1::LintRulesResponse* response, const IsCancelled& is_cancelled) {
+    SHARDMESH_RETURN_IF_ERROR(AddStored(is_cancelled));
     SHARDMESH_RETURN_IF_ERROR(AddHeld(is_cancelled));
     options_.is_cancelled = is_cancelled;
     SHARDMESH_ASSIGN_OR_RETURN(const LintReport report,
@@ -99,6 +103,14 @@ class LintAnswer {
         count->set_findings(report.counts[kind]);
       }
     }
+    for (size_t tree = 0; tree < trees_.size(); ++tree) {
+      const LintTreeReport& from = report.trees[tree];
+      trees_[tree].set_tensors(from.tensors);
+      trees_[tree].set_dead_rules(from.dead_rules);
+      trees_[tree].set_shadowed_rules(from.shadowed_rules);
+      trees_[tree].set_unmatched_tensors(from.unmatched_tensors);
+      *response->add_trees() = trees_[tree];
+    }
     response->set_tensors(static_cast<int64_t>(tensors_.size()));
     response->set_meshes(static_cast<int32_t>(meshes_.size()));
     response->set_revision(state_->revision());
@@ -110,6 +122,7 @@ class LintAnswer {
   // Of all kinds together well below what a message may have.
   static constexpr size_t kMaxBytesOfAKind = size_t{256} << 10;
   static constexpr int kMaxMeshes = 256;
+  static constexpr size_t kMaxStoredTrees = 1'000;
   static constexpr int64_t kNamesPerPage = 1'000;
 
   static absl::Status CheckCount(size_t tensors) {
@@ -155,8 +168,88 @@ class LintAnswer {
     return absl::OkStatus();
   }
 
-  // Adds the cluster's arrays, and refuses names that occur twice in the tree itself.
+  absl::Status SelectTrees(const v1::LintRulesHeader& header) {
+    of_catalog_ = header.stored_trees_size() > 0 || header.all_stored_trees();
+    stored_field_ = header.all_stored_trees() ? "header.all_stored_trees" : "header.stored_trees";
+    if (header.all_stored_trees() && header.stored_trees_size() > 0) {
+      return rpc::BadField("stored_trees", "is given beside all_stored_trees; give one of both");
+    }
+    const ClusterState::Definitions& all = state_->all(DefinitionKind::kTree);
+    const size_t count =
+        header.all_stored_trees() ? all.size() : static_cast<size_t>(header.stored_trees_size());
+    if (count > kMaxStoredTrees) {
+      return rpc::WithField(
+          InvalidArgument(Reason::kLimitExceeded, StrCat(count, " trees; at most ", kMaxStoredTrees,
+                                                         " can be looked at together")),
+          header.all_stored_trees() ? "all_stored_trees" : "stored_trees");
+    }
+    for (int i = 0; i < header.stored_trees_size(); ++i) {
+      auto tree = state_->Find(DefinitionKind::kTree, header.stored_trees(i));
+      if (tree.ok() && std::find(stored_.begin(), stored_.end(), *tree) != stored_.end()) {
+        tree = InvalidArgument(Reason::kBadField,
+                               StrCat("\"", header.stored_trees(i), "\" is named twice"));
+      }
+      if (!tree.ok()) {
+        return rpc::WithField(tree.status(), "stored_trees", static_cast<size_t>(i));
+      }
+      stored_.push_back(*std::move(tree));
+    }
+    if (header.all_stored_trees()) {
+      for (const auto& [name, definition] : all) {
+        stored_.push_back(definition);
+      }
+    }
+    std::sort(stored_.begin(), stored_.end(),
+              [](const auto& a, const auto& b) { return a->name < b->name; });
+    return absl::OkStatus();
+  }
+
+  // Of the tree that comes next, or is being added.
+  void AddTensor(const TreeTensor& tensor) {
+    tensors_.push_back({.name = rpc::NameForRules(*rules_, tensor.name),
+                        .shape = Shape(tensor.shape.begin(), tensor.shape.end()),
+                        .axes = tensor.axes,
+                        .tree = static_cast<int64_t>(trees_.size())});
+  }
+
+  // The tensors added since the tree before are those of this one.
+  void EndTree(v1::LintTree tree, std::string text) {
+    trees_.push_back(std::move(tree));
+    options_.trees.push_back(std::move(text));
+  }
+
+  absl::Status AddStored(const IsCancelled& is_cancelled) {
+    for (const std::shared_ptr<const Definition>& definition : stored_) {
+      if (is_cancelled()) {
+        return absl::CancelledError("cancelled while the catalog's trees were read");
+      }
+      const auto& tree = *std::get<std::shared_ptr<const StoredTree>>(definition->value);
+      SHARDMESH_RETURN_IF_ERROR(CheckCount(tensors_.size() + tree.tensors().size()));
+      int64_t own_specs = 0;
+      for (const TreeTensor& tensor : tree.tensors()) {
+        if (tensor.spec != nullptr) {
+          ++own_specs;
+        } else {
+          AddTensor(tensor);
+        }
+      }
+      v1::LintTree wire;
+      wire.set_source(v1::LintTree::SOURCE_CATALOG);
+      wire.set_name(definition->name);
+      wire.set_version(definition->version);
+      wire.set_own_specs(own_specs);
+      EndTree(std::move(wire), StrCat("tree ", PythonRepr(definition->name)));
+    }
+    return absl::OkStatus();
+  }
+
+  // Adds the cluster's arrays, and refuses tensors that occur twice in the request's tree.
   absl::Status AddHeld(const IsCancelled& is_cancelled) {
+    if (!tensors_.empty() && !of_catalog_) {
+      v1::LintTree wire;
+      wire.set_source(v1::LintTree::SOURCE_REQUEST);
+      EndTree(std::move(wire), "the tensors given");
+    }
     std::vector<LintTensor> held;
     std::string last;
     while (held_prefix_.has_value() && catalogue_ != nullptr) {
@@ -184,15 +277,22 @@ class LintAnswer {
         return absl::CancelledError("cancelled while the tree's names were compared");
       }
       names.insert(tensor.name);
-      if (!tensors.insert({tensor.name, *tensor.shape}).second) {
+      if (!of_catalog_ && !tensors.insert({tensor.name, *tensor.shape}).second) {
         return rpc::BadField(
             "tensors", StrCat("tensor ", PythonRepr(tensor.name), ": the tensor is listed twice"));
       }
     }
+    const size_t of_trees = tensors_.size();
     for (LintTensor& tensor : held) {
       if (!names.contains(tensor.name)) {
+        tensor.tree = static_cast<int64_t>(trees_.size());
         tensors_.push_back(std::move(tensor));
       }
+    }
+    if (tensors_.size() > of_trees) {
+      v1::LintTree wire;
+      wire.set_source(v1::LintTree::SOURCE_HELD);
+      EndTree(std::move(wire), "the cluster's arrays");
     }
     return absl::OkStatus();
   }
@@ -202,6 +302,11 @@ class LintAnswer {
   std::optional<rpc::RuleSetDefinition> rules_;
   PartitionAxis profile_;
   std::vector<LintMesh> meshes_;
+  // Trees of the catalog take the place of tensors in the request.
+  bool of_catalog_ = false;
+  std::string_view stored_field_;
+  std::vector<std::shared_ptr<const Definition>> stored_;  // by name
+  std::vector<v1::LintTree> trees_;                        // those added so far
   std::optional<std::string> held_prefix_;
   LintOptions options_;
   std::vector<LintTensor> tensors_;
@@ -214,10 +319,13 @@ class DiffAnswer {
 
   absl::Status Begin(const v1::DiffLayoutsHeader& header) {
     SHARDMESH_DECODE(compatibility, "compatibility", rpc::Decode(header.compatibility()));
+    SHARDMESH_ASSIGN_OR_RETURN(stored_tree_, SelectTree(*state_, header.stored_tree()));
     SHARDMESH_RETURN_IF_ERROR(rpc::WithField(MakeResolver(header.a(), compatibility, &a_), "a"));
     SHARDMESH_RETURN_IF_ERROR(rpc::WithField(MakeResolver(header.b(), compatibility, &b_), "b"));
     return rpc::WithField(SetBudget(header.budget()), "budget");
   }
+
+  const StoredTree* stored_tree() const { return stored_tree_; }
 
   absl::Status Add(absl::Span<const TreeTensor> tensors, const IsCancelled& is_cancelled,
                    v1::DiffLayoutsResponse* response) {
@@ -334,6 +442,7 @@ class DiffAnswer {
   }
 
   std::shared_ptr<const ClusterState> state_;
+  const StoredTree* stored_tree_ = nullptr;  // of state_
   std::unique_ptr<TreeResolver> a_;
   std::unique_ptr<TreeResolver> b_;
   LayoutBudget budget_;

@@ -5,16 +5,26 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <string_view>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "rpc/status.h"
-#include "server/tree_decoder.h"
+#include "rpc/tree_decoder.h"
+#include "server/stored_tree.h"
+#include "server/tree_resolver.h"
 #include "sharding/reason.h"
 #include "sharding/str_cat.h"
 
 namespace shardmesh::server {
+
+// The refusal of tensors that are streamed though the header's `field` names stored ones; it is
+// about the message's field `tensors`.
+inline absl::Status TensorsBesideStoredTree(std::string_view field) {
+  return InvalidArgument(Reason::kBadField,
+                         StrCat("tensors are given beside ", field, "; give one of both"));
+}
 
 // Takes the messages of one stream in their order. The reactors of tree_reactor.h feed it. For one
 // thread at a time.
@@ -23,9 +33,10 @@ class TreeCall {
  public:
   virtual ~TreeCall() = default;
 
-  // Takes a message; `is_tensors` tells what it was. A call that answers each piece fills
-  // `response`, which is empty, when they are tensors. Errors are those of the call, CANCELLED soon
-  // after `is_cancelled` says so; after an error the call is over.
+  // Takes a message; `is_tensors` tells whether tensors came with it: as the message, or by a
+  // header that names a stored tree. A call that answers each piece fills `response`, which is
+  // empty, then. Errors are those of the call, CANCELLED soon after `is_cancelled` says so; after
+  // an error the call is over.
   virtual absl::Status Take(const Request& request, const std::function<bool()>& is_cancelled,
                             Response* response, bool* is_tensors) = 0;
 
@@ -38,7 +49,10 @@ class TreeCall {
 //   absl::Status Add(absl::Span<const TreeTensor>, const std::function<bool()>& is_cancelled);
 //     or, if it answers each piece, the same with a third argument, Response*;
 //   absl::Status End(Response*, const std::function<bool()>& is_cancelled);
-// The errors of the first two are about the header and the tensors.
+// The errors of the first two are about the header and the tensors. It may also have
+//   const StoredTree* stored_tree() const;
+// which is the tree that the header names, or null; it lives as long as the work. Such a tree is
+// added as one piece with the header, and no other may follow.
 template <typename Work, typename Request, typename Response>
 class TreeFeeder final : public TreeCall<Request, Response> {
  public:
@@ -53,10 +67,20 @@ class TreeFeeder final : public TreeCall<Request, Response> {
           return rpc::BadField("header", "comes a second time; it is the first message alone");
         }
         has_begun_ = true;
-        return rpc::WithField(work_.Begin(request.header()), "header");
+        if (absl::Status status = work_.Begin(request.header()); !status.ok()) {
+          return rpc::WithField(std::move(status), "header");
+        }
+        if (stored_tree() == nullptr) {
+          return absl::OkStatus();
+        }
+        *is_tensors = true;
+        return About("header.stored_tree", Add(stored_tree()->tensors(), is_cancelled, response));
       case Request::kTensors: {
         if (!has_begun_) {
           return NoHeader();
+        }
+        if (stored_tree() != nullptr) {
+          return About("tensors", TensorsBesideStoredTree("header.stored_tree"));
         }
         const size_t bytes = request.tensors().ByteSizeLong();
         if (bytes > kMaxPieceBytes) {
@@ -67,13 +91,9 @@ class TreeFeeder final : public TreeCall<Request, Response> {
         }
         const auto tensors = decoder_.Decode(request.tensors());
         if (!tensors.ok()) {
-          return OfTensors(tensors.status());
+          return About("tensors", tensors.status());
         }
-        if constexpr (requires { work_.Add(*tensors, is_cancelled, response); }) {
-          return OfTensors(work_.Add(*tensors, is_cancelled, response));
-        } else {
-          return OfTensors(work_.Add(*tensors, is_cancelled));
-        }
+        return About("tensors", Add(*tensors, is_cancelled, response));
       }
       case Request::PIECE_NOT_SET:
         break;
@@ -88,15 +108,30 @@ class TreeFeeder final : public TreeCall<Request, Response> {
  private:
   static constexpr size_t kMaxPieceBytes = size_t{1} << 20;
 
-  static absl::Status OfTensors(const absl::Status& status) {
-    return absl::IsInvalidArgument(status) ? rpc::WithField(status, "tensors") : status;
+  const StoredTree* stored_tree() const {
+    if constexpr (requires { work_.stored_tree(); }) {
+      return work_.stored_tree();
+    } else {
+      return nullptr;
+    }
+  }
+  absl::Status Add(absl::Span<const TreeTensor> tensors, const std::function<bool()>& is_cancelled,
+                   Response* response) {
+    if constexpr (requires { work_.Add(tensors, is_cancelled, response); }) {
+      return work_.Add(tensors, is_cancelled, response);
+    } else {
+      return work_.Add(tensors, is_cancelled);
+    }
+  }
+  static absl::Status About(std::string_view field, const absl::Status& status) {
+    return absl::IsInvalidArgument(status) ? rpc::WithField(status, field) : status;
   }
   static absl::Status NoHeader() {
     return rpc::BadField("header", "is missing; it must be the first message");
   }
 
   Work work_;
-  TreeDecoder decoder_;
+  rpc::TreeDecoder decoder_;
   bool has_begun_ = false;
 };
 

@@ -1,4 +1,5 @@
-// Calls whose client streams a tree: the two reactors that feed a TreeCall.
+// Calls whose client streams a tree: the two reactors that feed a TreeCall. They take and give
+// bytes: a message that does not parse is an error, and not the end of the tree.
 #ifndef SHARDMESH_SERVER_TREE_REACTOR_H_
 #define SHARDMESH_SERVER_TREE_REACTOR_H_
 
@@ -12,11 +13,28 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "rpc/message_bytes.h"
 #include "rpc/status.h"
 #include "server/background.h"
 #include "server/tree_call.h"
+#include "sharding/reason.h"
+#include "sharding/str_cat.h"
 
 namespace shardmesh::server {
+
+// Takes the messages of a stream out of their bytes; errors tell which message it was. For one
+// thread at a time.
+class MessageParser {
+ public:
+  absl::Status Parse(grpc::ByteBuffer* bytes, google::protobuf::Message* to) {
+    ++messages_;
+    return WithContext(rpc::ParseMessage(bytes, to),
+                       StrCat("message ", messages_, " of the stream"));
+  }
+
+ private:
+  int64_t messages_ = 0;
+};
 
 // A call that answers each piece, and closes with totals:
 //   while (request = read()) { if (call.Take(request, &response) was of tensors) write(response) }
@@ -24,16 +42,18 @@ namespace shardmesh::server {
 // A reaction answers one piece of at most 1 MiB. The next piece is read, and taken out of its
 // bytes, while one is answered; a piece is answered when the answer before it is written.
 template <typename Request, typename Response>
-class TreeBidiReactor final : public grpc::ServerBidiReactor<Request, Response> {
+class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   explicit TreeBidiReactor(std::unique_ptr<TreeCall<Request, Response>> call)
       : call_(std::move(call)) {
-    this->StartRead(&requests_[0]);
+    StartRead(&read_);
   }
 
   void OnReadDone(bool ok) override {
+    const absl::Status parsed = ok ? parser_.Parse(&read_, &requests_[current_]) : absl::OkStatus();
     {
       absl::MutexLock lock(&mutex_);
+      parsed_ = parsed;
       (ok ? has_request_ : has_all_) = true;
     }
     Proceed();
@@ -55,6 +75,7 @@ class TreeBidiReactor final : public grpc::ServerBidiReactor<Request, Response> 
     while (true) {
       bool at_end = false;
       bool finishes = false;
+      absl::Status parsed;
       {
         absl::MutexLock lock(&mutex_);
         if (is_busy_ || finished_ || (!has_request_ && !has_all_ && !closing_ && !is_broken_)) {
@@ -65,32 +86,41 @@ class TreeBidiReactor final : public grpc::ServerBidiReactor<Request, Response> 
           finished_ = finishes = true;
         } else if (has_request_) {
           has_request_ = false;
+          parsed = parsed_;
         } else {
           at_end = closing_ = true;
         }
       }
       if (finishes) {
-        return this->Finish(grpc::Status::OK);
+        return Finish(grpc::Status::OK);
       }
       response_.Clear();
       if (at_end) {
         const absl::Status status = call_->End(&response_, is_cancelled_);
-        return status.ok() ? this->StartWrite(&response_) : Fail(status);
+        return status.ok() ? Write() : Fail(status);
+      }
+      if (!parsed.ok()) {
+        return Fail(parsed);
       }
       const Request& request = requests_[current_];
       current_ = 1 - current_;
-      this->StartRead(&requests_[current_]);
+      StartRead(&read_);
       bool is_tensors = false;
       const absl::Status status = call_->Take(request, is_cancelled_, &response_, &is_tensors);
       if (!status.ok()) {
         return Fail(status);
       }
       if (is_tensors) {
-        return this->StartWrite(&response_);
+        return Write();
       }
       absl::MutexLock lock(&mutex_);
       is_busy_ = false;
     }
+  }
+
+  void Write() {
+    written_ = rpc::SerializeMessage(response_);
+    StartWrite(&written_);
   }
 
   void Fail(const absl::Status& status) {
@@ -98,7 +128,7 @@ class TreeBidiReactor final : public grpc::ServerBidiReactor<Request, Response> 
       absl::MutexLock lock(&mutex_);
       finished_ = true;
     }
-    this->Finish(rpc::ToGrpc(status));
+    Finish(rpc::ToGrpc(status));
   }
 
   std::atomic<bool> cancelled_ = false;
@@ -112,53 +142,68 @@ class TreeBidiReactor final : public grpc::ServerBidiReactor<Request, Response> 
   bool is_broken_ ABSL_GUARDED_BY(mutex_) = false;    // answers cannot be written any more
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;      // the totals are written
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
-  // Touched by who has set is_busy_.
+  absl::Status parsed_ ABSL_GUARDED_BY(mutex_);  // how requests_[current_] came out of its bytes
+  // Touched by one reaction at a time: reads follow one another.
+  grpc::ByteBuffer read_;
+  MessageParser parser_;
+  // Touched by who has set is_busy_, but for requests_[current_] while it is read.
   Request requests_[2];
   int current_ = 0;  // that which is read
   Response response_;
+  grpc::ByteBuffer written_;
   const std::unique_ptr<TreeCall<Request, Response>> call_;
 };
 
 // A call that answers once, after the whole tree:
 //   while (request = read()) call.Take(request)
 //   on a thread of its own: call.End(&response); finish(response)
+// `response` is the gRPC call's own.
 template <typename Request, typename Response>
-class TreeReadReactor final : public grpc::ServerReadReactor<Request> {
+class TreeReadReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
  public:
-  TreeReadReactor(std::unique_ptr<TreeCall<Request, Response>> call, Response* response,
+  TreeReadReactor(std::unique_ptr<TreeCall<Request, Response>> call, grpc::ByteBuffer* response,
                   Background* background)
       : response_(response), background_(background), call_(std::move(call)) {
-    this->StartRead(&request_);
+    StartRead(&read_);
   }
 
   void OnReadDone(bool ok) override {
     if (!ok) {
-      const bool taken = background_->Run([this] {
-        this->Finish(rpc::ToGrpc(is_cancelled_() ? absl::CancelledError("cancelled while it waited")
-                                                 : call_->End(response_, is_cancelled_)));
-      });
-      if (!taken) {
-        this->Finish(rpc::ToGrpc(TooManyWait()));
+      if (!background_->Run([this] { End(); })) {
+        Finish(rpc::ToGrpc(TooManyWait()));
       }
       return;
     }
-    bool is_tensors = false;
-    const absl::Status status = call_->Take(request_, is_cancelled_, response_, &is_tensors);
-    if (!status.ok()) {
-      return this->Finish(rpc::ToGrpc(status));
+    absl::Status status = parser_.Parse(&read_, &request_);
+    if (status.ok()) {
+      bool is_tensors = false;
+      status = call_->Take(request_, is_cancelled_, &answer_, &is_tensors);
     }
-    this->StartRead(&request_);
+    status.ok() ? StartRead(&read_) : Finish(rpc::ToGrpc(status));
   }
   void OnCancel() override { cancelled_.store(true, std::memory_order_relaxed); }
   void OnDone() override { delete this; }
 
  private:
+  void End() {
+    const absl::Status status = is_cancelled_() ? absl::CancelledError("cancelled while it waited")
+                                                : call_->End(&answer_, is_cancelled_);
+    if (status.ok()) {
+      *response_ = rpc::SerializeMessage(answer_);
+    }
+    Finish(rpc::ToGrpc(status));
+  }
+
   std::atomic<bool> cancelled_ = false;
   const std::function<bool()> is_cancelled_ = [this] {
     return cancelled_.load(std::memory_order_relaxed);
   };
-  Response* const response_;
+  grpc::ByteBuffer* const response_;
   Background* const background_;
+  // Touched by one reaction at a time: reads follow one another, and the end follows them.
+  grpc::ByteBuffer read_;
+  MessageParser parser_;
+  Response answer_;
   Request request_;
   const std::unique_ptr<TreeCall<Request, Response>> call_;
 };

@@ -18,6 +18,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "rpc/definitions.h"
+#include "rpc/tree_decoder.h"
 #include "sharding/axis_value.h"
 #include "sharding/compatibility.h"
 #include "sharding/correction.h"
@@ -28,19 +29,12 @@
 #include "sharding/shape.h"
 #include "sharding/spec.h"
 #include "sharding/tile.h"
-#include "tensor/dtype.h"
 
 namespace shardmesh::server {
 
-// A tensor of a tree. Views only. The name and the shape outlive the call; axes and spec, which the
-// tensors of a tree share, outlive the resolver: it knows them by their addresses.
-struct TreeTensor {
-  std::string_view name;
-  absl::Span<const int64_t> shape;
-  std::optional<Dtype> dtype = std::nullopt;     // nullopt: no bytes are counted
-  const std::vector<AxisValue>* axes = nullptr;  // semantic, instead of rules
-  const PartitionSpec* spec = nullptr;           // the tensor's own, instead of either
-};
+// The name and the shape of a tensor outlive the call; axes and spec, which the tensors of a tree
+// share, outlive the resolver: it knows them by their addresses.
+using rpc::TreeTensor;
 
 // A spec that one or more tensors of a tree have.
 struct TreeSpec {

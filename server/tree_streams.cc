@@ -38,10 +38,13 @@ class TreeAnswer {
       SHARDMESH_DECODE(mesh, "mesh", SelectMesh(*state_, header.mesh(), compatibility));
       question.mesh = std::move(mesh);
     }
+    SHARDMESH_ASSIGN_OR_RETURN(stored_tree_, SelectTree(*state_, header.stored_tree()));
     suggest_fixes_ = header.suggest_fixes();
     SHARDMESH_ASSIGN_OR_RETURN(resolver_, TreeResolver::Create(std::move(question)));
     return absl::OkStatus();
   }
+
+  const StoredTree* stored_tree() const { return stored_tree_; }
 
   absl::Status Add(absl::Span<const TreeTensor> tensors, const IsCancelled& is_cancelled,
                    v1::ResolveTreeResponse* response) {
@@ -59,9 +62,11 @@ class TreeAnswer {
   }
 
   absl::Status End(v1::ResolveTreeResponse* response, const IsCancelled&) {
+    CorrectionTally corrections;
     for (uint32_t i = 0; i < resolver_->specs().size(); ++i) {
-      counter_->Count(resolver_->specs()[i].corrections, resolver_->UsesOf(i));
+      corrections.Add(resolver_->specs()[i].corrections, resolver_->UsesOf(i));
     }
+    counter_->Count(corrections);
     response->set_revision(state_->revision());
     return EncodeReport(*resolver_, response->mutable_report());
   }
@@ -105,6 +110,7 @@ class TreeAnswer {
 
   std::shared_ptr<const ClusterState> state_;
   const CorrectionCounter* counter_;
+  const StoredTree* stored_tree_ = nullptr;  // of state_
   bool suggest_fixes_ = false;
   std::unique_ptr<TreeResolver> resolver_;
 };

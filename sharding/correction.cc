@@ -99,6 +99,15 @@ std::string Correction::ToString() const {
   }
 }
 
+std::string Correction::ToString(const Mesh& mesh) const {
+  for (const std::string& axis : absent_axes) {
+    if (const std::string hint = mesh.DidYouMeanAxis(axis); !hint.empty()) {
+      return ToString() + hint;
+    }
+  }
+  return ToString();
+}
+
 absl::StatusOr<CorrectionResult> Correct(const PartitionSpec& spec, absl::Span<const int64_t> shape,
                                          const Mesh& mesh) {
   if (mesh.empty()) {

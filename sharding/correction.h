@@ -36,6 +36,8 @@ struct Correction {
 
   // `dimension 1: 'tp' dropped, 30 is not divisible by 4`.
   std::string ToString() const;
+  // The same, with the axis that was probably meant where the mesh has none of a name.
+  std::string ToString(const Mesh& mesh) const;
 
   friend bool operator==(const Correction&, const Correction&) = default;
 };

@@ -15,9 +15,10 @@ absl::StatusOr<DeviceGroup> DeviceGroup::Create(const Mesh& mesh,
   for (size_t i = 0; i < axes.size(); ++i) {
     const std::optional<int64_t> axis = mesh.FindAxis(axes[i]);
     if (!axis.has_value()) {
-      return InvalidArgument(Reason::kAxisNotInMesh,
-                             StrCat("the group is along ", PythonRepr(axes[i]),
-                                    ", which is no axis of the mesh ", mesh.ToString()));
+      return InvalidArgument(
+          Reason::kAxisNotInMesh,
+          StrCat("the group is along ", PythonRepr(axes[i]), ", which is no axis of the mesh ",
+                 mesh.ToString(), mesh.DidYouMeanAxis(axes[i])));
     }
     for (size_t j = 0; j < i; ++j) {
       if (axes[j] == axes[i]) {

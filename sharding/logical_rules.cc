@@ -127,10 +127,11 @@ absl::Status CheckSpecOnMesh(const PartitionSpec& spec, const Mesh& mesh) {
                                       " holds None among the axes of a dimension; drop it"));
       }
       if (!mesh.HasAxis(*axis)) {
-        return InvalidArgument(Reason::kAxisNotInMesh,
-                               StrCat("the spec ", spec.ToString(), " names ", PythonRepr(*axis),
-                                      ", which is no axis of the mesh ", mesh.ToString(),
-                                      "; if it is a logical name, a rule for it is missing"));
+        return InvalidArgument(
+            Reason::kAxisNotInMesh,
+            StrCat("the spec ", spec.ToString(), " names ", PythonRepr(*axis),
+                   ", which is no axis of the mesh ", mesh.ToString(), mesh.DidYouMeanAxis(*axis),
+                   "; if it is a logical name, a rule for it is missing"));
       }
     }
   }

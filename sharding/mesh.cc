@@ -9,6 +9,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
 #include "sharding/axis_value.h"
+#include "sharding/nearest_name.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -231,6 +232,14 @@ std::optional<int64_t> Mesh::FindAxis(std::string_view name) const {
     }
   }
   return std::nullopt;
+}
+
+std::string Mesh::DidYouMeanAxis(std::string_view name) const {
+  std::vector<std::string_view> known;
+  for (const MeshAxis& axis : axes()) {
+    known.push_back(axis.name);
+  }
+  return DidYouMean(name, known);
 }
 
 bool Mesh::AllAxesAre(AxisType type) const {

@@ -97,6 +97,8 @@ class Mesh {
   // Index of the axis of this name.
   std::optional<int64_t> FindAxis(std::string_view name) const;
   bool HasAxis(std::string_view name) const { return FindAxis(name).has_value(); }
+  // For the error of a name that is no axis: `; did you mean "tp"?` if one is near, else nothing.
+  std::string DidYouMeanAxis(std::string_view name) const;
   // Whether every axis is of this type; false for a mesh without axes.
   bool AllAxesAre(AxisType type) const;
   // How far apart neighbours along this axis are in position order.

@@ -10,7 +10,6 @@
 
 #include "absl/numeric/int128.h"
 #include "sharding/axis_value.h"
-#include "sharding/nearest_name.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -24,11 +23,9 @@ constexpr std::string_view kAbsentInMapping = "NameError";
 absl::StatusOr<int64_t> FindAxis(const Mesh& mesh, const std::string& name,
                                  std::string_view python_type) {
   if (const std::optional<int64_t> axis = mesh.FindAxis(name); axis.has_value()) return *axis;
-  std::vector<std::string_view> known;
-  for (const MeshAxis& axis : mesh.axes()) known.push_back(axis.name);
   return InvalidArgument(Reason::kAxisNotInMesh,
                          StrCat(PythonRepr(name), " is no axis of the mesh ", mesh.ToString(),
-                                DidYouMean(name, known)),
+                                mesh.DidYouMeanAxis(name)),
                          python_type);
 }
 

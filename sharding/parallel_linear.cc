@@ -163,12 +163,10 @@ absl::StatusOr<TensorParallelConfig> CheckTensorParallelConfig(TensorParallelCon
     SHARDMESH_ASSIGN_OR_RETURN(config.mesh, ContextMesh(absl::MakeConstSpan(&context, 1)));
   }
   if (!config.mesh->HasAxis(config.axis_name)) {
-    const std::vector<std::string> names = MeshAxisNames(*config.mesh);
-    const std::vector<std::string_view> known(names.begin(), names.end());
     return InvalidArgument(
         Reason::kAxisNotInMesh,
         StrCat("axis_name ", PythonRepr(config.axis_name), " is no axis of the mesh ",
-               config.mesh->ToString(), DidYouMean(config.axis_name, known)));
+               config.mesh->ToString(), config.mesh->DidYouMeanAxis(config.axis_name)));
   }
   return config;
 }

@@ -23,6 +23,7 @@ namespace {
 constexpr size_t kMaxPairs = 1'000'000;
 constexpr int64_t kTakersNamed = 3;
 constexpr int64_t kNearestNamed = 3;
+constexpr size_t kTreesNamed = 3;
 
 // Modes answer alike by twos; the first of each stands for both.
 constexpr RuntimeMode kModePairs[2][2] = {{RuntimeMode::kTrain, RuntimeMode::kPrefill},
@@ -33,14 +34,24 @@ struct Tally {
   int64_t count = 0;
   size_t tensor = 0;  // the first, or the worst
   int64_t elements = -1;
+  std::vector<Finding::InTree> trees = {};
 
-  void AddFirst(size_t index) {
-    if (count++ == 0) {
+  // Tensors come tree by tree.
+  void Add(int64_t tree) {
+    ++count;
+    if (trees.empty() || trees.back().tree != tree) {
+      trees.push_back({.tree = tree});
+    }
+    ++trees.back().tensors;
+  }
+  void AddFirst(size_t index, int64_t tree) {
+    if (count == 0) {
       tensor = index;
     }
+    Add(tree);
   }
-  void AddWorst(size_t index, int64_t size) {
-    ++count;
+  void AddWorst(size_t index, int64_t tree, int64_t size) {
+    Add(tree);
     if (size > elements) {
       elements = size;
       tensor = index;
@@ -126,11 +137,14 @@ class Linter {
         StrCat("the lint was cancelled after ", tensors, " of ", tree_.size(), " tensors"));
   }
   void Report();
+  void ReportTrees();
   void ReportRules();
   void ReportBlames(Finding::Kind kind, const std::map<Blame, Tally>& blames);
   // Counts the finding, and lists it where there is room: `fill` writes its text then.
   template <typename Fill>
   void Add(Finding finding, const Fill& fill);
+  // ` (in tree 'a', tree 'b' and 2 more)`; nothing where there is only one tree.
+  std::string TreesText(const Finding& finding) const;
   std::string MeshName(int64_t mesh) const {
     return mesh == kNoMesh ? "" : meshes_[static_cast<size_t>(mesh)].name;
   }
@@ -143,13 +157,14 @@ class Linter {
 
   int64_t asked_ = 0;           // tensors that rules are asked about
   std::vector<Tally> matched_;  // by rule: tensors whose names contain its pattern
-  std::vector<int64_t> won_;    // by rule: tensors that it decides
+  std::vector<Tally> won_;      // by rule: tensors that it decides
   struct Pair {
     int64_t count = 0;  // tensors that the first decides and the second matches
     Tally differing;    // those to which they give different specs
   };
   absl::flat_hash_map<std::pair<int64_t, int64_t>, Pair> pairs_;
-  std::vector<size_t> unmatched_;
+  std::vector<Tally> unmatched_;  // one for each name
+  absl::flat_hash_map<std::string_view, size_t> unmatched_names_;
   std::map<Blame, Tally> bad_axes_;
   std::map<Blame, Tally> duplicates_;
   std::map<Blame, Tally> corrected_;
@@ -159,6 +174,7 @@ class Linter {
 absl::StatusOr<LintReport> Linter::Lint() {
   matched_.resize(rules_.rules().size());
   won_.resize(rules_.rules().size());
+  report_.trees.resize(std::max<size_t>(1, options_.trees.size()));
   for (size_t i = 0; i < tree_.size(); ++i) {
     if (IsCancelled()) {
       return Cancelled(i);
@@ -174,6 +190,7 @@ absl::StatusOr<LintReport> Linter::Lint() {
     }
     SHARDMESH_RETURN_IF_ERROR(LookAtRules(i, elements));
     LookAtAxes(i, elements);
+    ++report_.trees[static_cast<size_t>(tensor.tree)].tensors;
   }
   Report();
   if (IsCancelled()) {
@@ -190,14 +207,18 @@ absl::Status Linter::LookAtRules(size_t index, int64_t elements) {
   ++asked_;
   const std::vector<int64_t> matching = rules_.MatchingRules(tensor.name, options_.is_cancelled);
   for (const int64_t rule : matching) {
-    matched_[static_cast<size_t>(rule)].AddFirst(index);
+    matched_[static_cast<size_t>(rule)].AddFirst(index, tensor.tree);
   }
   if (matching.empty()) {
-    unmatched_.push_back(index);
+    const auto [known, is_new] = unmatched_names_.try_emplace(tensor.name, unmatched_.size());
+    if (is_new) {
+      unmatched_.emplace_back();
+    }
+    unmatched_[known->second].AddFirst(index, tensor.tree);
     return absl::OkStatus();
   }
   const int64_t winner = matching.front();
-  ++won_[static_cast<size_t>(winner)];
+  won_[static_cast<size_t>(winner)].AddFirst(index, tensor.tree);
   const std::vector<SpecEntry> applied = Applied(rules_, winner, tensor, elements);
   for (size_t i = 1; i < matching.size(); ++i) {
     const std::pair<int64_t, int64_t> key(winner, matching[i]);
@@ -210,7 +231,7 @@ absl::Status Linter::LookAtRules(size_t index, int64_t elements) {
     }
     ++pair->second.count;
     if (Applied(rules_, matching[i], tensor, elements) != applied) {
-      pair->second.differing.AddFirst(index);
+      pair->second.differing.AddFirst(index, tensor.tree);
     }
   }
 
@@ -224,7 +245,7 @@ absl::Status Linter::LookAtRules(size_t index, int64_t elements) {
   const absl::Span<const SpecEntry> entries = spec.entries();
   if (std::any_of(entries.begin() + static_cast<std::ptrdiff_t>(std::min(entries.size(), rank)),
                   entries.end(), [](const SpecEntry& entry) { return !entry.is_none(); })) {
-    corrected_[{subject, kNoMesh, Reason::kRankTruncated}].AddWorst(index, elements);
+    corrected_[{subject, kNoMesh, Reason::kRankTruncated}].AddWorst(index, tensor.tree, elements);
   }
   LookAtSpec(subject, spec, index, elements);
   return absl::OkStatus();
@@ -240,7 +261,7 @@ void Linter::LookAtAxes(size_t index, int64_t elements) {
     const absl::StatusOr<PartitionSpec> spec =
         profile_->ResolveSpec(*tensor.axes, kModePairs[mode_pair][0], options_.compatibility);
     if (!spec.ok()) {
-      bad_axes_[{subject, kNoMesh, ReasonOf(spec.status())}].AddFirst(index);
+      bad_axes_[{subject, kNoMesh, ReasonOf(spec.status())}].AddFirst(index, tensor.tree);
     } else {
       LookAtSpec(subject, *spec, index, elements);
     }
@@ -250,9 +271,10 @@ void Linter::LookAtAxes(size_t index, int64_t elements) {
 void Linter::LookAtSpec(const Subject& subject, const PartitionSpec& spec, size_t index,
                         int64_t elements) {
   const std::optional<Shape>& shape = tree_[index].shape;
+  const int64_t tree = tree_[index].tree;
   if (meshes_.empty() || !shape.has_value()) {
     if (!spec.DuplicateAxes().empty()) {
-      duplicates_[{subject, kNoMesh, Reason::kUnspecified}].AddFirst(index);
+      duplicates_[{subject, kNoMesh, Reason::kUnspecified}].AddFirst(index, tree);
     }
     return;
   }
@@ -261,7 +283,7 @@ void Linter::LookAtSpec(const Subject& subject, const PartitionSpec& spec, size_
     const absl::StatusOr<CorrectionResult> result = Correct(spec, *shape, meshes_[mesh].mesh);
     if (!result.ok()) {
       if (ReasonOf(result.status()) == Reason::kDuplicateAxis) {
-        duplicates_[{subject, mesh_key, Reason::kUnspecified}].AddFirst(index);
+        duplicates_[{subject, mesh_key, Reason::kUnspecified}].AddFirst(index, tree);
       }
       continue;
     }
@@ -271,7 +293,7 @@ void Linter::LookAtSpec(const Subject& subject, const PartitionSpec& spec, size_
       const bool counted = subject.rule >= 0 && correction.reason == Reason::kRankTruncated;
       if (!counted && std::find(seen.begin(), seen.end(), correction.reason) == seen.end()) {
         seen.push_back(correction.reason);
-        corrected_[{subject, mesh_key, correction.reason}].AddWorst(index, elements);
+        corrected_[{subject, mesh_key, correction.reason}].AddWorst(index, tree, elements);
       }
     }
   }
@@ -282,8 +304,49 @@ void Linter::Add(Finding finding, const Fill& fill) {
   int64_t& count = report_.counts[static_cast<size_t>(finding.kind)];
   // Texts name the nearest rules, which takes a while where there are many.
   if (count++ < options_.max_findings_per_kind && !IsCancelled()) {
-    finding.text = fill(finding);
+    finding.text = StrCat(fill(finding), TreesText(finding));
     report_.findings.push_back(std::move(finding));
+  }
+}
+
+std::string Linter::TreesText(const Finding& finding) const {
+  if (options_.trees.size() < 2 || finding.trees.empty()) {
+    return "";
+  }
+  if (finding.trees.size() == options_.trees.size()) {
+    return StrCat(" (in all ", finding.trees.size(), " trees)");
+  }
+  const size_t named = std::min(finding.trees.size(), kTreesNamed);
+  std::vector<std::string_view> names;
+  for (const Finding::InTree& in : absl::MakeConstSpan(finding.trees).first(named)) {
+    names.push_back(options_.trees[static_cast<size_t>(in.tree)]);
+  }
+  const size_t more = finding.trees.size() - named;
+  return StrCat(" (in ", StrJoin(names, ", "),
+                more == 0 ? std::string() : StrCat(" and ", more, " more"), ")");
+}
+
+void Linter::ReportTrees() {
+  int64_t usable = 0;
+  std::vector<int64_t> matching(report_.trees.size());
+  std::vector<int64_t> deciding(report_.trees.size());
+  for (size_t rule = 0; rule < matched_.size(); ++rule) {
+    usable += rules_.PatternStatus(static_cast<int64_t>(rule)).ok() ? 1 : 0;
+    for (const Finding::InTree& in : matched_[rule].trees) {
+      ++matching[static_cast<size_t>(in.tree)];
+    }
+    for (const Finding::InTree& in : won_[rule].trees) {
+      ++deciding[static_cast<size_t>(in.tree)];
+    }
+  }
+  for (size_t tree = 0; tree < report_.trees.size(); ++tree) {
+    report_.trees[tree].dead_rules = usable - matching[tree];
+    report_.trees[tree].shadowed_rules = matching[tree] - deciding[tree];
+  }
+  for (const Tally& tally : unmatched_) {
+    for (const Finding::InTree& in : tally.trees) {
+      report_.trees[static_cast<size_t>(in.tree)].unmatched_tensors += in.tensors;
+    }
   }
 }
 
@@ -299,7 +362,9 @@ void Linter::ReportRules() {
   for (int64_t rule = 0; rule < rule_count; ++rule) {
     if (matched_[static_cast<size_t>(rule)].count == 0 && rules_.PatternStatus(rule).ok()) {
       Add({.kind = Finding::Kind::kDead, .rules = {rule}}, [&](const Finding&) {
-        return StrCat(RuleText(rules_, rule), " matches none of ", Tensors(asked_));
+        return StrCat(RuleText(rules_, rule), " matches none of ", Tensors(asked_),
+                      options_.trees.size() < 2 ? std::string()
+                                                : StrCat(" of ", options_.trees.size(), " trees"));
       });
     }
   }
@@ -319,7 +384,7 @@ void Linter::ReportRules() {
     next = std::find_if(first, pairs.end(),
                         [rule](const auto& pair) { return pair.first.first > rule; });
     const Tally& matched = matched_[static_cast<size_t>(rule)];
-    if (matched.count == 0 || won_[static_cast<size_t>(rule)] > 0) {
+    if (matched.count == 0 || won_[static_cast<size_t>(rule)].count > 0) {
       continue;
     }
     std::vector<std::pair<int64_t, int64_t>> takers;  // minus the count, rule
@@ -330,7 +395,8 @@ void Linter::ReportRules() {
     Finding finding{.kind = Finding::Kind::kShadowed,
                     .rules = {rule},
                     .tensor = tree_[matched.tensor].name,
-                    .count = matched.count};
+                    .count = matched.count,
+                    .trees = matched.trees};
     for (const auto& [count, taker] : takers) {
       if (static_cast<int64_t>(finding.rules.size()) <= kTakersNamed) {
         finding.rules.push_back(taker);
@@ -351,26 +417,30 @@ void Linter::ReportRules() {
   for (const auto& [key, pair] : pairs) {
     const int64_t later = key.first;
     const int64_t earlier = key.second;
-    if (pair->differing.count == 0 || pair->count == won_[static_cast<size_t>(earlier)] ||
-        won_[static_cast<size_t>(later)] == 0) {
+    if (pair->differing.count == 0 || pair->count == won_[static_cast<size_t>(earlier)].count ||
+        won_[static_cast<size_t>(later)].count == 0) {
       continue;
     }
     Add({.kind = Finding::Kind::kConflicting,
          .rules = {earlier, later},
          .tensor = tree_[pair->differing.tensor].name,
-         .count = pair->differing.count},
-        [&, differing = pair->differing](const Finding& listed) {
+         .count = pair->differing.count,
+         .trees = pair->differing.trees},
+        [&](const Finding& listed) {
           const absl::Span<const Rule> rules = rules_.rules();
           return StrCat(RuleText(rules_, earlier), " and ", RuleText(rules_, later), " both match ",
-                        Tensors(differing.count), ", such as ", PythonRepr(listed.tensor),
+                        Tensors(listed.count), ", such as ", PythonRepr(listed.tensor),
                         ", and the order alone makes that ",
                         rules[static_cast<size_t>(earlier)].spec.ToString(), " instead of ",
                         rules[static_cast<size_t>(later)].spec.ToString());
         });
   }
 
-  for (const size_t index : unmatched_) {
-    Add({.kind = Finding::Kind::kUnmatched, .tensor = tree_[index].name, .count = 1},
+  for (const Tally& tally : unmatched_) {
+    Add({.kind = Finding::Kind::kUnmatched,
+         .tensor = tree_[tally.tensor].name,
+         .count = tally.count,
+         .trees = tally.trees},
         [&](const Finding& listed) {
           const std::vector<int64_t> nearest =
               NearestRules(rules_.rules(), listed.tensor, kNearestNamed);
@@ -388,7 +458,8 @@ void Linter::ReportBlames(Finding::Kind kind, const std::map<Blame, Tally>& blam
                     .modes = std::move(modes),
                     .mesh = MeshName(mesh),
                     .reason = reason,
-                    .count = tally.count};
+                    .count = tally.count,
+                    .trees = tally.trees};
     if (subject.rule >= 0) {
       finding.rules = {subject.rule};
     }
@@ -439,6 +510,7 @@ void Linter::ReportBlames(Finding::Kind kind, const std::map<Blame, Tally>& blam
 }
 
 void Linter::Report() {
+  ReportTrees();
   ReportRules();
   ReportBlames(Finding::Kind::kBadAxes, bad_axes_);
   ReportBlames(Finding::Kind::kDuplicateAxis, duplicates_);

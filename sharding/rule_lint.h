@@ -1,4 +1,5 @@
-// What is questionable about a rule set, over the tensors and meshes that it is meant for.
+// What is questionable about a rule set, over the trees of tensors and the meshes that it is meant
+// for.
 #ifndef SHARDMESH_SHARDING_RULE_LINT_H_
 #define SHARDMESH_SHARDING_RULE_LINT_H_
 
@@ -23,13 +24,15 @@
 
 namespace shardmesh {
 
-// A tensor of the tree.
+// A tensor of a tree.
 struct LintTensor {
   std::string name;            // valid UTF-8
   std::optional<Shape> shape;  // nullopt for a leaf that is no array
   // Its semantic axes, if it has any: one per dimension, as PartitionAxis::ResolveAxis takes them.
   // Tensors may share them; they outlive the call.
   const std::vector<AxisValue>* axes = nullptr;
+  // Which tree it is of, from 0. The tensors of a tree stand together, the trees by their numbers.
+  int64_t tree = 0;
 };
 
 struct LintMesh {
@@ -53,7 +56,7 @@ struct Finding {
     // shadows it, is no conflict.) rules: the first, the second; tensor: the first; count: how
     // many.
     kConflicting,
-    // No rule matches a tensor. tensor. One finding each.
+    // No rule matches a tensor. One finding for each name. tensor; count.
     kUnmatched,
     // The axes of a tensor do not resolve. modes; tensor: the first; reason: of the error; count.
     kBadAxes,
@@ -72,7 +75,16 @@ struct Finding {
   std::vector<RuntimeMode> modes = {};  // in their order; all those that give the same finding
   std::string mesh = {};
   Reason reason = Reason::kUnspecified;
-  int64_t count = 0;      // of tensors
+  int64_t count = 0;  // of tensors
+  // How many of these are of which trees, trees rising. Empty where no tensor is meant, and hence
+  // every tree.
+  struct InTree {
+    int64_t tree = 0;
+    int64_t tensors = 0;
+
+    friend bool operator==(const InTree&, const InTree&) = default;
+  };
+  std::vector<InTree> trees = {};
   std::string text = {};  // a sentence for a person
 
   friend bool operator==(const Finding&, const Finding&) = default;
@@ -83,11 +95,24 @@ inline constexpr int64_t kFindingKindCount = 8;
 std::string_view FindingKindName(Finding::Kind kind);
 
 struct LintOptions {
+  // What texts call the trees, by number, such as `tree 'bert'`. Empty: there is one tree, which
+  // needs no name.
+  std::vector<std::string> trees = {};
   // Findings beyond this of one kind are counted and not listed. Not negative.
   int64_t max_findings_per_kind = 100;
   Compatibility compatibility = Compatibility::kDefault;  // how axes resolve
   // Asked now and then; true ends the call with CANCELLED.
-  std::function<bool()> is_cancelled;
+  std::function<bool()> is_cancelled = {};
+};
+
+// What there is to say of one tree, whatever the others are.
+struct LintTreeReport {
+  int64_t tensors = 0;
+  int64_t dead_rules = 0;      // usable ones that match none of its tensors
+  int64_t shadowed_rules = 0;  // that match some of its tensors, and decide none
+  int64_t unmatched_tensors = 0;
+
+  friend bool operator==(const LintTreeReport&, const LintTreeReport&) = default;
 };
 
 struct LintReport {
@@ -95,14 +120,17 @@ struct LintReport {
   std::vector<Finding> findings;
   // Of each kind, by its number, how many there are, listed or not.
   std::array<int64_t, kFindingKindCount> counts = {};
+  // By number; as many as LintOptions::trees, at least one.
+  std::vector<LintTreeReport> trees;
 
   bool clean() const { return findings.empty(); }
 };
 
 // Looks at every rule over every tensor, on every mesh, and at every tensor's axes in every mode on
-// every mesh. As in matching, a strict rule set is not asked about scalars and leaves without
-// shape; small tensors below min_size are neither corrected nor blamed. Without meshes, corrections
-// by a mesh are left out; axes are looked at only with a profile.
+// every mesh. Several trees are looked at as if they were one: a rule is dead if it matches in none
+// of them, shadowed if it decides in none. As in matching, a strict rule set is not asked about
+// scalars and leaves without shape; small tensors below min_size are neither corrected nor blamed.
+// Without meshes, corrections by a mesh are left out; axes are looked at only with a profile.
 //
 // Errors: INVALID_ARGUMENT (INVALID_SHAPE) naming the tensor; CANCELLED.
 // O(tensors * (rules + meshes)), and at most a million pairs of overlapping rules are told apart;

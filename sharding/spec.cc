@@ -229,10 +229,10 @@ absl::Status CheckDistinctAxes(const PartitionSpec& spec) {
 }
 
 absl::Status CheckAxesInMesh(const PartitionSpec& spec, const Mesh& mesh) {
-  const auto refuse = [&](std::string_view what) {
+  const auto refuse = [&](std::string_view what, std::string_view hint = "") {
     return InvalidArgument(Reason::kAxisNotInMesh,
                            StrCat("the spec ", spec.ToString(), " uses ", what,
-                                  ", which is no axis of the mesh ", mesh.ToString()));
+                                  ", which is no axis of the mesh ", mesh.ToString(), hint));
   };
   for (const SpecEntry& entry : spec.entries()) {
     for (const AxisName& name : entry.axes()) {
@@ -240,13 +240,13 @@ absl::Status CheckAxesInMesh(const PartitionSpec& spec, const Mesh& mesh) {
         return refuse("None within a tuple");
       }
       if (!mesh.HasAxis(*name)) {
-        return refuse(PythonRepr(*name));
+        return refuse(PythonRepr(*name), mesh.DidYouMeanAxis(*name));
       }
     }
   }
   for (const std::string& name : spec.unreduced()) {
     if (!mesh.HasAxis(name)) {
-      return refuse(PythonRepr(name));
+      return refuse(PythonRepr(name), mesh.DidYouMeanAxis(name));
     }
   }
   return absl::OkStatus();

@@ -12,6 +12,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "rpc/message_bytes.h"
 #include "rpc/spec_codec.h"
 #include "rpc/status.h"
 #include "rpc/tile_piece.h"
@@ -26,22 +27,6 @@ namespace shardmesh::worker {
 namespace {
 
 constexpr int kMaxTilesPerGet = 10'000;
-
-template <typename Message>
-absl::Status Parse(grpc::ByteBuffer* from, Message* to) {
-  if (!grpc::SerializationTraits<Message>::Deserialize(from, to).ok()) {
-    return rpc::BadField("message", StrCat("is not a ", Message::descriptor()->name()));
-  }
-  return absl::OkStatus();
-}
-
-template <typename Message>
-grpc::ByteBuffer Serialize(const Message& message) {
-  grpc::ByteBuffer bytes;
-  bool owned = false;
-  grpc::SerializationTraits<Message>::Serialize(message, &bytes, &owned);
-  return bytes;
-}
 
 absl::Status BadStream(std::string_view message) {
   return InvalidArgument(Reason::kBadTile, message);
@@ -135,7 +120,7 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
       return BadStream("a tile is opened before the last piece of the one before");
     }
     v1::PutTilesRequest opening;
-    SHARDMESH_RETURN_IF_ERROR(Parse(&read_, &opening));
+    SHARDMESH_RETURN_IF_ERROR(rpc::ParseMessage(&read_, &opening));
     SHARDMESH_RETURN_IF_ERROR(Open(opening));
     StartRead(&read_);
     return absl::OkStatus();
@@ -251,7 +236,7 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
         response.set_size_bytes(staged_bytes_);
         response.set_durability(options_.store->has_data_dir() ? v1::DURABILITY_DISK
                                                                : v1::DURABILITY_MEMORY);
-        *response_ = Serialize(response);
+        *response_ = rpc::SerializeMessage(response);
       }
     }
     Finish(rpc::ToGrpc(status));
@@ -300,7 +285,7 @@ class TileMessages {
       opening->set_array_id(requested_.stored->description().array_id);
       rpc::Encode(requested_.range, opening->mutable_tile());
       opening->set_size_bytes(region_.size_bytes());
-      return Serialize(response);
+      return rpc::SerializeMessage(response);
     }
     if (closed_) {
       return std::nullopt;
@@ -385,7 +370,7 @@ class GetTilesReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
  private:
   absl::Status Find(const TileServiceOptions& options, grpc::ByteBuffer* bytes) {
     v1::GetTilesRequest request;
-    SHARDMESH_RETURN_IF_ERROR(Parse(bytes, &request));
+    SHARDMESH_RETURN_IF_ERROR(rpc::ParseMessage(bytes, &request));
     if (request.tiles_size() > kMaxTilesPerGet) {
       return WithReason(
           rpc::BadField("tiles", StrCat("has ", request.tiles_size(), " entries; at most ",

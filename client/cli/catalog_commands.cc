@@ -1,4 +1,4 @@
-// catalog ls, get, put, rm: named definitions of meshes, profiles and rules.
+// catalog ls, get, put, rm: named definitions of meshes, profiles, rules and trees.
 #include <iostream>
 #include <memory>
 #include <string>
@@ -10,9 +10,12 @@
 #include "client/cli/commands.h"
 #include "client/cli/grammar.h"
 #include "client/cli/table.h"
+#include "client/cli/tree_source.h"
 #include "rpc/config.h"
+#include "sharding/axis_value.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
+#include "tensor/dtype.h"
 
 namespace shardmesh::client {
 namespace {
@@ -27,6 +30,8 @@ std::string_view KindName(EntryKind kind) {
       return "rules";
     case EntryKind::kLogicalRules:
       return "logical";
+    case EntryKind::kTree:
+      return "tree";
   }
   return "entry";
 }
@@ -48,6 +53,10 @@ std::string Summary(const EntryValue& value) {
     }
     std::string operator()(const LogicalRules& rules) const {
       return FormatCount(rules.size(), "logical rule");
+    }
+    std::string operator()(const StoredTree& tree) const {
+      return StrCat(FormatCount(tree.tensor_count, "tensor"), ", ",
+                    FormatCount(tree.parameters, "parameter"), ", ", FormatBytes(tree.bytes));
     }
   };
   return std::visit(Visitor(), value);
@@ -87,6 +96,10 @@ Json ValueJson(const EntryValue& value) {
       }
       return {{"rules", std::move(list)}};
     }
+    Json operator()(const StoredTree& tree) const {
+      return {
+          {"tensors", tree.tensor_count}, {"parameters", tree.parameters}, {"bytes", tree.bytes}};
+    }
   };
   return std::visit(Visitor(), value);
 }
@@ -97,6 +110,57 @@ Json EntryJson(const Entry& entry) {
           {"version", entry.version},
           {"revision", entry.revision},
           {"value", ValueJson(entry.value)}};
+}
+
+Json AxisJson(const AxisValue& axis) {
+  if (axis.is_name()) {
+    return axis.name();
+  }
+  if (axis.is_none()) {
+    return nullptr;
+  }
+  Json list = Json::array();
+  for (const AxisValue& item : axis.entries()) {
+    list.push_back(AxisJson(item));
+  }
+  return list;
+}
+
+// As a tree file has it.
+Json TreeJson(const std::vector<TreeTensor>& tensors) {
+  Json::object_t tree;
+  tree.reserve(tensors.size());
+  for (const TreeTensor& tensor : tensors) {
+    Json json = {{"shape", ShapeJson(tensor.shape)}};
+    if (tensor.dtype.has_value()) {
+      json["dtype"] = std::string(DtypeName(*tensor.dtype));
+    }
+    if (tensor.axes.has_value()) {
+      Json& axes = json["axes"] = Json::array();
+      for (const AxisValue& axis : *tensor.axes) {
+        axes.push_back(AxisJson(axis));
+      }
+    }
+    if (tensor.spec.has_value()) {
+      json["spec"] = SpecJson(*tensor.spec);
+    }
+    tree.emplace_back(tensor.name, std::move(json));  // names are unique: none has to be looked up
+  }
+  return Json(std::move(tree));
+}
+
+// What a tensor asks for itself; empty if it leaves that to rules.
+std::string OwnLayout(const TreeTensor& tensor) {
+  if (tensor.spec.has_value()) {
+    return StrCat("spec ", FormatSpec(*tensor.spec));
+  }
+  return tensor.axes.has_value()
+             ? StrCat("axes ",
+                      StrJoin(*tensor.axes, ",",
+                              [](std::string* out, const AxisValue& axis) {
+                                out->append(axis.is_name() ? axis.name() : axis.ToString());
+                              }))
+             : std::string();
 }
 
 void PrintValue(const EntryValue& value) {
@@ -128,6 +192,16 @@ void PrintValue(const EntryValue& value) {
       }
       table.Print();
     }
+    void operator()(const StoredTree& tree) const {
+      Table table({{"tensor"}, {"dtype"}, {"shape"}, {"asks for"}});
+      for (const TreeTensor& tensor : tree.tensors) {
+        table.AddRow({tensor.name,
+                      tensor.dtype.has_value() ? std::string(DtypeName(*tensor.dtype)) : "-",
+                      FormatShape(tensor.shape), OwnLayout(tensor)});
+      }
+      table.Print();
+      std::cout << "\n" << Summary(tree) << "\n";
+    }
   };
   std::visit(Visitor(), value);
 }
@@ -150,8 +224,12 @@ absl::StatusOr<EntryValue> LoadValue(EntryKind kind, const std::string& path) {
       SHARDMESH_ASSIGN_OR_RETURN(LogicalRules rules, rpc::LoadLogicalRules(path));
       return EntryValue(std::move(rules));
     }
+    case EntryKind::kTree: {
+      SHARDMESH_ASSIGN_OR_RETURN(std::vector<TreeTensor> tensors, ReadTree(path));
+      return EntryValue(StoredTree{.tensors = std::move(tensors)});
+    }
   }
-  return WrongUse("an entry is a mesh, a profile, rules or logical rules");
+  return WrongUse("an entry is a mesh, a profile, rules, logical rules or a tree");
 }
 
 struct EntryFlags {
@@ -184,8 +262,10 @@ absl::Status RunList(const Invocation& invocation, std::vector<EntryKind> kinds)
 absl::Status RunGetEntry(const Invocation& invocation, const EntryFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   SHARDMESH_ASSIGN_OR_RETURN(const Entry entry, client->GetEntry(flags.kind, flags.name));
+  const auto* const tree = std::get_if<StoredTree>(&entry.value);
   if (invocation.json) {
-    PrintJson(EntryJson(entry));
+    // A tree as a file of one; `ls` tells its version.
+    PrintJson(tree == nullptr ? EntryJson(entry) : TreeJson(tree->tensors));
   } else {
     std::cout << KindName(flags.kind) << " " << entry.name << ", version " << entry.version
               << "\n\n";
@@ -232,7 +312,8 @@ absl::Status RunDelete(const Invocation& invocation, const EntryFlags& flags) {
 CLI::App* AddEntryCommand(CommandLine* line, CLI::App* catalog, const std::string& name,
                           const std::string& help, EntryFlags* flags, Handler handler) {
   CLI::App* const command = line->AddCommand(name, help, std::move(handler), catalog);
-  AddParsedOption(command, "kind", &flags->kind, ParseEntryKind, "mesh, profile, rules or logical")
+  AddParsedOption(command, "kind", &flags->kind, ParseEntryKind,
+                  "mesh, profile, rules, logical or tree")
       ->required();
   command->add_option("entry", flags->name, "name of the entry")->required();
   return command;
@@ -244,10 +325,11 @@ constexpr char kVersionHelp[] = "fail unless this is the entry's version now";
 
 void AddCatalogCommands(CommandLine* line) {
   CLI::App* const catalog = line->AddGroup(
-      "catalog", "Named definitions of meshes, profiles and rules: ls, get, put, rm");
+      "catalog", "Named definitions of meshes, profiles, rules and trees: ls, get, put, rm");
 
-  auto kinds = std::make_shared<std::vector<EntryKind>>(std::vector<EntryKind>{
-      EntryKind::kMesh, EntryKind::kProfile, EntryKind::kRuleSet, EntryKind::kLogicalRules});
+  auto kinds = std::make_shared<std::vector<EntryKind>>(
+      std::vector<EntryKind>{EntryKind::kMesh, EntryKind::kProfile, EntryKind::kRuleSet,
+                             EntryKind::kLogicalRules, EntryKind::kTree});
   CLI::App* const ls = line->AddCommand(
       "ls", "List the entries", [kinds](const Invocation& i) { return RunList(i, *kinds); },
       catalog);
@@ -257,7 +339,7 @@ void AddCatalogCommands(CommandLine* line) {
         SHARDMESH_ASSIGN_OR_RETURN(const EntryKind kind, ParseEntryKind(text));
         return std::vector<EntryKind>{kind};
       },
-      "mesh, profile or rules (default: all)");
+      "mesh, profile, rules, logical or tree (default: all)");
 
   auto got = std::make_shared<EntryFlags>();
   AddEntryCommand(line, catalog, "get", "Show an entry", got.get(),
@@ -265,9 +347,10 @@ void AddCatalogCommands(CommandLine* line) {
 
   auto put = std::make_shared<EntryFlags>();
   CLI::App* const put_command =
-      AddEntryCommand(line, catalog, "put", "Create an entry from a YAML file, or replace it",
-                      put.get(), [put](const Invocation& i) { return RunPut(i, *put); });
-  put_command->add_option("file", put->path, "YAML file")->required();
+      AddEntryCommand(line, catalog, "put", "Create an entry from a file, or replace it", put.get(),
+                      [put](const Invocation& i) { return RunPut(i, *put); });
+  put_command->add_option("file", put->path, StrCat("YAML file; for a tree: ", kTreeHelp))
+      ->required();
   put_command->add_option("--version", put->version, kVersionHelp)->check(CLI::PositiveNumber);
 
   auto removed = std::make_shared<EntryFlags>();

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "client/cli/cluster_record.h"
 #include "rpc/call.h"
 #include "rpc/host_port.h"
@@ -18,6 +19,7 @@
 #include "sharding/nearest_name.h"
 #include "sharding/reason.h"
 #include "sharding/str_cat.h"
+#include "sharding/utf8.h"
 
 namespace shardmesh::client {
 namespace {
@@ -104,6 +106,19 @@ std::vector<std::string> CommandNames(const CLI::App& app) {
     names.push_back(command->get_name());
   }
   return names;
+}
+
+// Requests hold text, which is UTF-8 on the wire.
+absl::Status CheckUtf8(int argc, const char* const* argv) {
+  for (int i = 1; i < argc; ++i) {
+    if (!DecodeUtf8(argv[i]).has_value()) {
+      const bool is_value = i > 1 && std::string_view(argv[i - 1]).starts_with("--");
+      return WrongUse(StrCat("argument ", i, ", ", "\"", absl::CHexEscape(argv[i]), "\"",
+                             is_value ? StrCat(" after ", argv[i - 1]) : "",
+                             ", is not UTF-8; write it in that encoding"));
+    }
+  }
+  return absl::OkStatus();
 }
 
 std::string DidYouMeanOneOf(std::string_view name, const std::vector<std::string>& known) {
@@ -310,6 +325,9 @@ int CommandLine::Report(const absl::Status& status) {
 
 int CommandLine::Run(int argc, const char* const* argv) {
   common_.json = AsksForJson(argc, argv);
+  if (const absl::Status checked = CheckUtf8(argc, argv); !checked.ok()) {
+    return Report(checked);
+  }
   try {
     const CLI::App* const command = FindCommand(argc, argv);
     std::vector<std::string> arguments = Arguments(argc, argv, command);

@@ -301,7 +301,8 @@ absl::StatusOr<EntryKind> ParseEntryKind(std::string_view text) {
   return Named<EntryKind>(text, {{"mesh", EntryKind::kMesh},
                                  {"profile", EntryKind::kProfile},
                                  {"rules", EntryKind::kRuleSet},
-                                 {"logical", EntryKind::kLogicalRules}});
+                                 {"logical", EntryKind::kLogicalRules},
+                                 {"tree", EntryKind::kTree}});
 }
 
 absl::StatusOr<MeshAxesQuestion::Kind> ParseMeshAxesKind(std::string_view text) {

@@ -87,6 +87,7 @@ absl::Status RunResolve(const Invocation& invocation, const ResolveFlags& flags)
 
 struct MatchFlags {
   std::string tree;
+  std::string stored_tree;
   std::string rules;
   bool strict = false;
   ExactOption exact;
@@ -97,9 +98,18 @@ absl::Status RunMatch(const Invocation& invocation, const MatchFlags& flags) {
   question.match_only = true;
   question.strict = flags.strict;
   question.compatibility = flags.exact.compatibility();
-  SHARDMESH_ASSIGN_OR_RETURN(std::vector<TreeTensor> tensors, ReadTree(flags.tree));
-  SHARDMESH_ASSIGN_OR_RETURN(question.rules, SelectRules(flags.rules, flags.exact.compatibility()));
+  if (flags.tree.empty() == flags.stored_tree.empty()) {
+    return WrongUse("name one tree: a file of tensors, or one of the catalog by --stored-tree");
+  }
+  std::vector<TreeTensor> tensors;
+  if (flags.stored_tree.empty()) {
+    SHARDMESH_ASSIGN_OR_RETURN(tensors, ReadTree(flags.tree));
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(question.rules, SelectRules(flags.rules, question.compatibility));
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  if (!flags.stored_tree.empty()) {
+    SHARDMESH_ASSIGN_OR_RETURN(tensors, FetchTree(client.get(), flags.stored_tree));
+  }
   SHARDMESH_ASSIGN_OR_RETURN(const Placement placement,
                              AskPlacement(client.get(), std::move(tensors), std::move(question)));
   if (invocation.json) {
@@ -164,11 +174,8 @@ void AddMatch(CommandLine* line) {
   CLI::App* const match =
       line->AddCommand("match", "Show which rule gives each tensor of a model its spec",
                        [flags](const Invocation& i) { return RunMatch(i, *flags); });
-  match
-      ->add_option("checkpoint", flags->tree,
-                   "safetensors file, index or model folder; .json file of name to shape and "
-                   "dtype; .jsonl file, or - for such lines on standard input")
-      ->required();
+  match->add_option("checkpoint", flags->tree, kTreeHelp);
+  match->add_option("--stored-tree", flags->stored_tree, kStoredTreeHelp);
   match->add_option("--rules", flags->rules, "rules: YAML file, or name in the catalog")
       ->required();
   match->add_flag("--strict", flags->strict,

@@ -2,9 +2,11 @@
 #include "client/cli/command_line.h"
 #include "client/cli/commands.h"
 #include "rpc/allocator.h"
+#include "rpc/library_logs.h"
 
 int main(int argc, char** argv) {
   shardmesh::rpc::KeepMessageMemory();
+  shardmesh::rpc::TakeLibraryLogs();
   shardmesh::client::CommandLine line;
   shardmesh::client::AddClusterCommands(&line);
   shardmesh::client::AddLayoutCommands(&line);

@@ -181,7 +181,7 @@ void PrintPlacement(const Placement& placement, bool with_tensors) {
     const auto first =
         std::find_if(placement.tensors.begin(), placement.tensors.end(),
                      [](const TreeTensor& tensor) { return !tensor.dtype.has_value(); });
-    std::cout << "Without a dtype, and hence in no number of bytes or parameters: "
+    std::cout << "Without a dtype, and hence in no number of bytes: "
               << FormatCount(uncounted, "tensor") << ", such as " << first->name << "\n";
   }
 }
@@ -189,8 +189,8 @@ void PrintPlacement(const Placement& placement, bool with_tensors) {
 void PrintReport(const Placement& placement) {
   const TreeReport& report = placement.answer.report;
   const LayoutReport& layout = report.layout;
-  if (layout.tensors == 0) {
-    PrintCorrections(placement);  // there is nothing to count
+  if (UncountedTensors(placement) == static_cast<int64_t>(placement.tensors.size())) {
+    PrintCorrections(placement);  // there are no bytes to tell of
     return;
   }
   const auto percent = [](double part, double whole) {

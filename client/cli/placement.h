@@ -31,7 +31,7 @@ struct SpecUse {
 // By TreePlacement::spec_index.
 std::vector<SpecUse> UsesOfSpecs(const Placement& placement);
 
-// How many tensors have no dtype, and are therefore in no number of bytes and of parameters.
+// How many tensors have no dtype, and are therefore in no number of bytes.
 int64_t UncountedTensors(const Placement& placement);
 
 // INVALID_ARGUMENT (UNMATCHED_TENSOR) says how many tensors no rule matches, and names the first.

@@ -64,6 +64,7 @@ absl::StatusOr<std::vector<MeshCriterion>> ParseRanking(std::string_view text) {
 struct PlanFlags {
   std::string file;  // positional
   std::string tree;  // the same by its option
+  std::string stored_tree;
   std::string rules;
   std::string profile;
   ModeOption mode;
@@ -129,10 +130,14 @@ absl::StatusOr<std::vector<SearchAxis>> ParseSearchAxes(std::string_view text) {
 }
 
 absl::Status CheckFlags(PlanFlags* flags) {
-  if (flags->file.empty() == flags->tree.empty()) {
-    return WrongUse(flags->file.empty() ? "name a tree: a safetensors file, index or model folder, "
-                                          "a .json file, or - for JSON lines on standard input"
-                                        : "the tree is given twice, as --tree and without it");
+  const int given = (flags->file.empty() ? 0 : 1) + (flags->tree.empty() ? 0 : 1) +
+                    (flags->stored_tree.empty() ? 0 : 1);
+  if (given != 1) {
+    return WrongUse(given == 0 ? "name a tree: a safetensors file, index or model folder, a .json "
+                                 "file, - for JSON lines on standard input, or one of the catalog "
+                                 "by --stored-tree"
+                               : "more than one tree is given; FILE, --tree and --stored-tree "
+                                 "exclude each other");
   }
   if (flags->file.empty()) {
     flags->file = flags->tree;
@@ -163,10 +168,9 @@ absl::Status CheckFlags(PlanFlags* flags) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<TreeTensor>> ReadTreeOf(const PlanFlags& flags) {
-  SHARDMESH_ASSIGN_OR_RETURN(std::vector<TreeTensor> tensors, ReadTree(flags.file));
+absl::Status CheckHasRules(const PlanFlags& flags, const std::vector<TreeTensor>& tensors) {
   if (!flags.rules.empty()) {
-    return tensors;
+    return absl::OkStatus();
   }
   for (const TreeTensor& tensor : tensors) {
     if (!tensor.axes.has_value() && !tensor.spec.has_value()) {
@@ -174,6 +178,16 @@ absl::StatusOr<std::vector<TreeTensor>> ReadTreeOf(const PlanFlags& flags) {
                              " brings neither axes nor a spec of its own"));
     }
   }
+  return absl::OkStatus();
+}
+
+// The tensors of the file; none where the tree is a stored one.
+absl::StatusOr<std::vector<TreeTensor>> ReadTreeOf(const PlanFlags& flags) {
+  if (!flags.stored_tree.empty()) {
+    return std::vector<TreeTensor>();
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(std::vector<TreeTensor> tensors, ReadTree(flags.file));
+  SHARDMESH_RETURN_IF_ERROR(CheckHasRules(flags, tensors));
   return tensors;
 }
 
@@ -248,7 +262,9 @@ absl::StatusOr<Json> DevicesJson(const Placement& placement, const Mesh& mesh,
 
 absl::Status WriteHtml(const PlanFlags& flags, const Placement& placement, const Mesh& mesh) {
   SHARDMESH_ASSIGN_OR_RETURN(const std::string html,
-                             PlanHtml({.title = flags.file == "-" ? "a tree" : flags.file,
+                             PlanHtml({.title = flags.file == "-"    ? "a tree"
+                                                : flags.file.empty() ? flags.stored_tree
+                                                                     : flags.file,
                                        .rules = flags.rules,
                                        .mesh = mesh,
                                        .placement = &placement,
@@ -295,7 +311,8 @@ absl::Status RunSearch(const Invocation& invocation, const PlanFlags& flags) {
   SearchQuestion question = {.devices = *flags.search,
                              .axes = *flags.axes,
                              .keep = flags.keep.value_or(20),
-                             .ranking = flags.ranking.value_or(std::vector<MeshCriterion>())};
+                             .ranking = flags.ranking.value_or(std::vector<MeshCriterion>()),
+                             .stored_tree = flags.stored_tree};
   if (flags.memory.has_value()) {
     question.device_memory_bytes = flags.memory->bytes;
   }
@@ -365,6 +382,11 @@ absl::Status RunPlan(const Invocation& invocation, PlanFlags flags) {
     SHARDMESH_ASSIGN_OR_RETURN(mesh, FetchMesh(client.get(), question.mesh));
     SHARDMESH_RETURN_IF_ERROR(CheckDevices(flags.devices, mesh));
     question.mesh = mesh;
+  }
+  if (!flags.stored_tree.empty()) {
+    // Each tensor is shown: what is shown and what is asked about is one version of the tree.
+    SHARDMESH_ASSIGN_OR_RETURN(tensors, FetchTree(client.get(), flags.stored_tree));
+    SHARDMESH_RETURN_IF_ERROR(CheckHasRules(flags, tensors));
   }
   SHARDMESH_ASSIGN_OR_RETURN(const Placement placement,
                              AskPlacement(client.get(), std::move(tensors), std::move(question)));
@@ -602,10 +624,9 @@ void AddPlan(CommandLine* line) {
   CLI::App* const plan = line->AddCommand(
       "plan", "Show how a model would lie on a mesh, from its header alone, or search for a mesh",
       [flags](const Invocation& i) { return RunPlan(i, *flags); });
-  plan->add_option("file", flags->file,
-                   "safetensors file, index or model folder; .json file of name to shape and "
-                   "dtype; .jsonl file, or - for such lines on standard input");
+  plan->add_option("file", flags->file, kTreeHelp);
   plan->add_option("--tree", flags->tree, "the same");
+  plan->add_option("--stored-tree", flags->stored_tree, kStoredTreeHelp);
   plan->add_option("--rules", flags->rules,
                    "rules: YAML file, or name in the catalog; not needed where every tensor brings "
                    "axes or a spec");

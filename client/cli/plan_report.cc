@@ -275,7 +275,7 @@ class Page {
     StrAppend(&html_, "</div>\n");
     if (const int64_t uncounted = UncountedTensors(*report_.placement); uncounted > 0) {
       StrAppend(&html_, "<p class=\"warn\">", FormatCount(uncounted, "tensor"),
-                " without a dtype: in no number of bytes or parameters here.</p>\n");
+                " without a dtype: in no number of bytes here.</p>\n");
     }
   }
 

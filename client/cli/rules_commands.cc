@@ -43,6 +43,7 @@ Json RulesJson(absl::Span<const Rule> rules) {
 struct LintFlags {
   std::string rules;
   std::vector<std::string> trees;
+  std::vector<std::string> stored_trees;
   std::vector<std::string> meshes;
   std::optional<std::string> held_prefix;
   std::string profile;
@@ -66,6 +67,18 @@ absl::StatusOr<std::vector<TreeTensor>> ReadTrees(const std::vector<std::string>
   return all;
 }
 
+std::string_view SourceName(LintedTree::Source source) {
+  switch (source) {
+    case LintedTree::Source::kGiven:
+      return "given";
+    case LintedTree::Source::kCatalog:
+      return "catalog";
+    case LintedTree::Source::kHeld:
+      return "held";
+  }
+  return "";
+}
+
 Json LintJson(const LintAnswer& answer) {
   Json findings = Json::array();
   for (const Finding& finding : answer.findings) {
@@ -73,10 +86,15 @@ Json LintJson(const LintAnswer& answer) {
     for (const RuntimeMode mode : finding.modes) {
       modes.push_back(std::string(RuntimeModeName(mode)));
     }
+    Json trees = Json::array();
+    for (const Finding::InTree& in : finding.trees) {
+      trees.push_back({{"tree", in.tree}, {"tensors", in.tensors}});
+    }
     findings.push_back({{"kind", std::string(FindingKindName(finding.kind))},
                         {"rules", finding.rules},
                         {"tensor", finding.tensor},
                         {"tensors", finding.count},
+                        {"trees", std::move(trees)},
                         {"mesh", finding.mesh},
                         {"modes", std::move(modes)},
                         {"reason", finding.reason == Reason::kUnspecified
@@ -84,36 +102,80 @@ Json LintJson(const LintAnswer& answer) {
                                        : Json(std::string(ReasonName(finding.reason)))},
                         {"text", finding.text}});
   }
+  Json trees = Json::array();
+  for (const LintedTree& tree : answer.trees) {
+    const bool of_catalog = tree.source == LintedTree::Source::kCatalog;
+    trees.push_back({{"source", std::string(SourceName(tree.source))},
+                     {"name", of_catalog ? Json(tree.name) : Json(nullptr)},
+                     {"version", of_catalog ? Json(tree.version) : Json(nullptr)},
+                     {"tensors", tree.report.tensors},
+                     {"own_specs", tree.own_specs},
+                     {"dead_rules", tree.report.dead_rules},
+                     {"shadowed_rules", tree.report.shadowed_rules},
+                     {"unmatched_tensors", tree.report.unmatched_tensors}});
+  }
   Json counts = Json::object();
   for (int64_t kind = 0; kind < kFindingKindCount; ++kind) {
     const auto named = static_cast<Finding::Kind>(kind);
     counts[std::string(FindingKindName(named))] = answer.count(named);
   }
-  return {{"findings", std::move(findings)},
-          {"counts", std::move(counts)},
-          {"tensors", answer.tensors},
-          {"meshes", answer.meshes},
-          {"revision", answer.revision}};
+  return {{"findings", std::move(findings)}, {"counts", std::move(counts)},
+          {"trees", std::move(trees)},       {"tensors", answer.tensors},
+          {"meshes", answer.meshes},         {"revision", answer.revision}};
+}
+
+// What each tree adds, where there are several or it is not the one that was given.
+void PrintTrees(const std::vector<LintedTree>& trees) {
+  if (trees.empty() || (trees.size() == 1 && trees[0].source == LintedTree::Source::kGiven)) {
+    return;
+  }
+  Table table({{"tree"},
+               {"version", Table::Align::kRight},
+               {"tensors", Table::Align::kRight},
+               {"dead rules", Table::Align::kRight},
+               {"shadowed rules", Table::Align::kRight},
+               {"unmatched", Table::Align::kRight},
+               {"own specs", Table::Align::kRight}});
+  for (const LintedTree& tree : trees) {
+    const bool of_catalog = tree.source == LintedTree::Source::kCatalog;
+    table.AddRow({of_catalog                                 ? tree.name
+                  : tree.source == LintedTree::Source::kHeld ? "(the cluster's arrays)"
+                                                             : "(given)",
+                  of_catalog ? StrCat(tree.version) : "-", StrCat(tree.report.tensors),
+                  StrCat(tree.report.dead_rules), StrCat(tree.report.shadowed_rules),
+                  StrCat(tree.report.unmatched_tensors), StrCat(tree.own_specs)});
+  }
+  table.Print();
+  std::cout << "\n";
 }
 
 absl::Status RunLint(const Invocation& invocation, const LintFlags& flags) {
-  if (flags.trees.empty() && !flags.held_prefix.has_value()) {
-    return WrongUse("give tensors to look at: --tree FILE, or --held PREFIX for the cluster's");
+  if (!flags.trees.empty() && !flags.stored_trees.empty()) {
+    return WrongUse("--tree and --stored-tree exclude each other; store the file's tree too");
   }
+  const bool looks_at_all =
+      flags.trees.empty() && flags.stored_trees.empty() && !flags.held_prefix.has_value();
   LintQuestion question;
+  question.stored_trees = flags.stored_trees;
+  question.all_stored_trees = looks_at_all;
   SHARDMESH_ASSIGN_OR_RETURN(question.rules, SelectRules(flags.rules, Compatibility::kExact));
   SHARDMESH_ASSIGN_OR_RETURN(question.profile, SelectProfile(flags.profile));
   for (const std::string& mesh : flags.meshes) {
     SHARDMESH_ASSIGN_OR_RETURN(MeshSelector selector, SelectMesh(mesh));
     question.meshes.push_back(std::move(selector));
   }
-  question.held_prefix = flags.held_prefix;
+  question.held_prefix = looks_at_all ? std::optional<std::string>("") : flags.held_prefix;
   question.max_findings = flags.max_findings;
   question.compatibility = flags.exact ? Compatibility::kExact : Compatibility::kDefault;
   SHARDMESH_ASSIGN_OR_RETURN(const std::vector<TreeTensor> tree, ReadTrees(flags.trees));
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   SHARDMESH_ASSIGN_OR_RETURN(const LintAnswer answer, client->LintRules(question, tree));
 
+  if (looks_at_all && answer.tensors == 0) {
+    return Verdict(
+        "there is nothing to look at: the cluster holds no arrays, and the catalog has no trees "
+        "with tensors for rules; give --tree FILE, or store one by catalog put tree NAME FILE");
+  }
   int64_t all = 0;
   for (const int64_t count : answer.counts) {
     all += count;
@@ -130,9 +192,12 @@ absl::Status RunLint(const Invocation& invocation, const LintFlags& flags) {
       table.Print();
       std::cout << "\n";
     }
-    std::cout << FormatCount(answer.tensors, "tensor") << " on "
-              << (answer.meshes == 1 ? "1 mesh" : StrCat(answer.meshes, " meshes")) << ": "
-              << FormatCount(all, "finding") << ", " << corrections << " of them corrections";
+    PrintTrees(answer.trees);
+    std::cout << FormatCount(answer.tensors, "tensor")
+              << (answer.trees.size() > 1 ? StrCat(" of ", answer.trees.size(), " trees") : "")
+              << " on " << (answer.meshes == 1 ? "1 mesh" : StrCat(answer.meshes, " meshes"))
+              << ": " << FormatCount(all, "finding") << ", " << corrections
+              << " of them corrections";
     if (static_cast<int64_t>(answer.findings.size()) < all) {
       std::cout << "; " << all - static_cast<int64_t>(answer.findings.size()) << " not listed";
     }
@@ -172,6 +237,7 @@ struct DiffFlags {
   std::string a;
   std::string b;
   std::string tree;
+  std::string stored_tree;
   MeshOption mesh;
   std::string mesh_b;
   std::string profile;
@@ -245,7 +311,11 @@ void PrintDiff(const DiffAnswer& answer) {
 }
 
 absl::Status RunDiff(const Invocation& invocation, const DiffFlags& flags) {
+  if (flags.tree.empty() == flags.stored_tree.empty()) {
+    return WrongUse("give one tree to compare the layouts of: --tree FILE or --stored-tree NAME");
+  }
   DiffQuestion question;
+  question.stored_tree = flags.stored_tree;
   question.compatibility = flags.exact.compatibility();
   SHARDMESH_ASSIGN_OR_RETURN(question.a.rules, SelectRules(flags.a, question.compatibility));
   SHARDMESH_ASSIGN_OR_RETURN(question.b.rules, SelectRules(flags.b, question.compatibility));
@@ -262,7 +332,10 @@ absl::Status RunDiff(const Invocation& invocation, const DiffFlags& flags) {
   question.budget = {.max_increase_bytes = flags.max_increase.bytes,
                      .max_increase_ratio = flags.max_increase.ratio,
                      .max_bytes_per_device = flags.max_bytes};
-  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<TreeTensor> tree, ReadTree(flags.tree));
+  std::vector<TreeTensor> tree;
+  if (flags.stored_tree.empty()) {
+    SHARDMESH_ASSIGN_OR_RETURN(tree, ReadTree(flags.tree));
+  }
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   SHARDMESH_ASSIGN_OR_RETURN(const DiffAnswer answer, client->DiffLayouts(question, tree));
   if (invocation.json) {
@@ -370,7 +443,6 @@ absl::Status RunFromText(const Invocation& invocation, const FromTextFlags& flag
 constexpr char kRulesHelp[] = "rules: YAML file, or name in the catalog";
 constexpr char kMeshHelp[] =
     "a mesh: axes as dp=4,tp=8, YAML file, or name in the catalog (default: ";
-constexpr char kTreeHelp[] = "the tensors: safetensors file, index, or model folder";
 constexpr char kProfileHelp[] = "for tensors with semantic axes: YAML file, or name in the catalog";
 
 void AddLint(CommandLine* line, CLI::App* rules) {
@@ -379,7 +451,13 @@ void AddLint(CommandLine* line, CLI::App* rules) {
       "lint", "Look for rules that match nothing, are never reached or contradict one another",
       [flags](const Invocation& i) { return RunLint(i, *flags); }, rules);
   lint->add_option("rules", flags->rules, kRulesHelp)->required();
-  lint->add_option("--tree", flags->trees, kTreeHelp)->expected(1)->take_all();
+  lint->add_option("--tree", flags->trees,
+                   StrCat("the tensors: ", kTreeHelp,
+                          " (default: every tree of the catalog, and "
+                          "the cluster's arrays)"))
+      ->expected(1)
+      ->take_all();
+  lint->add_option("--stored-tree", flags->stored_trees, kStoredTreeHelp)->expected(1)->take_all();
   lint->add_option("--held", flags->held_prefix,
                    "also the cluster's arrays whose names begin so; \"\" for all");
   lint->add_option("--mesh", flags->meshes, StrCat(kMeshHelp, "every one of the catalog)"))
@@ -399,7 +477,8 @@ void AddDiff(CommandLine* line, CLI::App* rules) {
       [flags](const Invocation& i) { return RunDiff(i, *flags); }, rules);
   diff->add_option("a", flags->a, StrCat("before; ", kRulesHelp))->required();
   diff->add_option("b", flags->b, StrCat("after; ", kRulesHelp))->required();
-  diff->add_option("--tree", flags->tree, kTreeHelp)->required();
+  diff->add_option("--tree", flags->tree, StrCat("the tensors: ", kTreeHelp));
+  diff->add_option("--stored-tree", flags->stored_tree, kStoredTreeHelp);
   AddMeshOptions(diff, &flags->mesh);
   diff->add_option("--mesh-b", flags->mesh_b, "the mesh after, if it is another");
   diff->add_option("--profile", flags->profile, kProfileHelp);

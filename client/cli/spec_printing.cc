@@ -79,7 +79,7 @@ void PrintExplanation(const SpecAnswer& answer, std::optional<RuntimeMode> mode)
     std::string result = step.result;
     for (const Correction& correction : answer.corrections) {
       if (step.kind == ExplanationStep::Kind::kCorrection && step.dim >= 0 &&
-          correction.dim == step.dim) {
+          correction.dim == step.dim && step.result == SpecEntry::None().ToString()) {
         result = correction.ToString();
       }
     }

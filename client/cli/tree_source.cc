@@ -6,6 +6,7 @@
 #include <iterator>
 #include <string_view>
 #include <utility>
+#include <variant>
 
 #include "absl/strings/match.h"
 #include "sharding/reason.h"
@@ -107,6 +108,11 @@ absl::StatusOr<std::vector<TreeTensor>> ReadTree(const std::string& path) {
                                   "{\"name\": \"w\", \"shape\": [8, 8], \"dtype\": \"F32\"}"));
   }
   return tensors;
+}
+
+absl::StatusOr<std::vector<TreeTensor>> FetchTree(MeshClient* client, const std::string& name) {
+  SHARDMESH_ASSIGN_OR_RETURN(Entry entry, client->GetEntry(EntryKind::kTree, name));
+  return std::move(std::get<StoredTree>(entry.value).tensors);
 }
 
 }  // namespace shardmesh::client

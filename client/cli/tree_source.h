@@ -1,4 +1,5 @@
-// Where commands get the tensors of a model from: checkpoints, tree files, standard input.
+// Where commands get the tensors of a model from: checkpoints, tree files, standard input, the
+// catalog.
 #ifndef SHARDMESH_CLIENT_CLI_TREE_SOURCE_H_
 #define SHARDMESH_CLIENT_CLI_TREE_SOURCE_H_
 
@@ -7,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "client/layout.h"
+#include "client/mesh_client.h"
 #include "tensor/safetensors.h"
 
 namespace shardmesh::client {
@@ -20,6 +22,15 @@ std::vector<TreeTensor> TensorsOf(const Checkpoint& checkpoint);
 // two, NOT_FOUND or as the system says for a file that cannot be read, and BAD_FILE for a tree
 // without tensors.
 absl::StatusOr<std::vector<TreeTensor>> ReadTree(const std::string& path);
+
+// The tensors of a stored tree, for commands that show each of them. Errors of GetEntry.
+absl::StatusOr<std::vector<TreeTensor>> FetchTree(MeshClient* client, const std::string& name);
+
+// Help of the options that name trees.
+inline constexpr char kTreeHelp[] =
+    "safetensors file, index or model folder; .json file of name to shape and dtype; .jsonl file, "
+    "or - for such lines on standard input";
+inline constexpr char kStoredTreeHelp[] = "the tensors: name of a tree in the catalog";
 
 }  // namespace shardmesh::client
 

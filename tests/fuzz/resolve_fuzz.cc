@@ -6,9 +6,9 @@
 #include <string>
 #include <string_view>
 
+#include "rpc/tree_decoder.h"
 #include "server/cluster_state.h"
 #include "server/resolve_answers.h"
-#include "server/tree_decoder.h"
 #include "server/tree_resolver.h"
 #include "sharding/mesh.h"
 #include "sharding/reason.h"
@@ -25,8 +25,8 @@ void CheckRefusal(const absl::Status& status) {
 
 const server::AnswerContext& Context() {
   static const server::ClusterState& state = *new server::ClusterState();
-  static const server::CorrectionCounter& counter = *new server::CorrectionCounter(nullptr);
-  static const server::AnswerContext& context = *new server::AnswerContext{state, counter};
+  static server::CorrectionTally& corrections = *new server::CorrectionTally();
+  static const server::AnswerContext& context = *new server::AnswerContext{state, corrections};
   return context;
 }
 
@@ -55,7 +55,7 @@ void CheckTree(const std::string& bytes) {
   if (!tensors.ParseFromString(bytes)) {
     return;
   }
-  server::TreeDecoder decoder;
+  rpc::TreeDecoder decoder;
   const auto decoded = decoder.Decode(tensors);
   CheckRefusal(decoded.status());
   if (!decoded.ok()) {

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "sharding/status_macros.h"
@@ -49,6 +50,73 @@ TEST_F(ClientTest, ReadingDoesNotEndWhatTheSessionKeeps) {
   for (int i = 0; i < 2; ++i) {
     EXPECT_THAT(client().Gather(client::ArraySelector::ById(unnamed)), IsOk());
   }
+}
+
+TEST_F(ClientTest, KeepsTreesAndAnswersQuestionsThatNameThem) {
+  using client::EntryKind;
+  const std::vector<client::TreeTensor> tensors = {
+      {.name = "layers.0.wq", .shape = {8, 4}, .dtype = Dtype::kBF16},
+      {.name = "layers.0.wk",
+       .shape = {8},
+       .dtype = Dtype::kF32,
+       .axes = std::vector<AxisValue>{AxisValue::Name("__HEAD__")}},
+      {.name = "scale", .shape = {}, .spec = PartitionSpec()}};
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      client::Entry entry, client().CreateEntry("model", client::StoredTree{.tensors = tensors}));
+  EXPECT_EQ(std::get<client::StoredTree>(entry.value).tensor_count, 3);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(entry, client().GetEntry(EntryKind::kTree, "model"));
+  const auto& tree = std::get<client::StoredTree>(entry.value);
+  ASSERT_EQ(tree.tensors.size(), 3u);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    EXPECT_EQ(tree.tensors[i].name, tensors[i].name);
+    EXPECT_EQ(tree.tensors[i].shape, tensors[i].shape);
+    EXPECT_EQ(tree.tensors[i].dtype, tensors[i].dtype);
+    EXPECT_EQ(tree.tensors[i].axes, tensors[i].axes);
+    EXPECT_EQ(tree.tensors[i].spec, tensors[i].spec);
+  }
+  EXPECT_EQ(tree.parameters, 32 + 8 + 1);
+  EXPECT_EQ(tree.bytes, 64 + 32);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::vector<client::Entry> listed,
+                                 client().ListEntries(EntryKind::kTree));
+  ASSERT_EQ(listed.size(), 1u);
+  EXPECT_TRUE(std::get<client::StoredTree>(listed[0].value).tensors.empty());
+
+  const rpc::RuleSetDefinition rules = {
+      .rules = *RuleSet::Create({{"wq", PartitionSpec({SpecEntry::Axis("tp")})}, {"bias", {}}})};
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::TreeAnswer streamed,
+                                 client().ResolveTree({.rules = rules}, tensors));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const client::TreeAnswer stored,
+      client().ResolveTree({.rules = rules, .stored_tree = "model"}, {}));
+  ASSERT_EQ(stored.placements.size(), 3u);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    EXPECT_EQ(stored.specs[stored.placements[i].spec_index].effective,
+              streamed.specs[streamed.placements[i].spec_index].effective);
+  }
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const client::LintAnswer lint,
+      client().LintRules({.rules = rules, .all_stored_trees = true}, {}));
+  ASSERT_EQ(lint.trees.size(), 1u);
+  EXPECT_EQ(lint.trees[0].source, client::LintedTree::Source::kCatalog);
+  EXPECT_EQ(lint.trees[0].name, "model");
+  EXPECT_EQ(lint.trees[0].own_specs, 1);
+  EXPECT_EQ(lint.trees[0].report.dead_rules, 1);
+  EXPECT_EQ(lint.trees[0].report.unmatched_tensors, 1) << "wk has axes, and no rule";
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const client::DiffAnswer diff,
+      client().DiffLayouts({.a = {.rules = rules}, .b = {.rules = rules}, .stored_tree = "model"},
+                           {}));
+  EXPECT_EQ(diff.a.layout.tensors, 3);
+  EXPECT_THAT(client().AnalyzeLayout({.stored_tree = "model"}, {}),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kMissingArgument))
+      << "not every tensor brings its spec";
+  EXPECT_THAT(
+      client().SearchMeshes(
+          {.devices = 4, .axes = {{.name = "tp"}}, .rules = rules, .stored_tree = "modle"}, {}),
+      StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  ASSERT_THAT(client().DeleteEntry(EntryKind::kTree, "model"), IsOk());
+  EXPECT_THAT(client().GetEntry(EntryKind::kTree, "model"),
+              StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
 }
 
 }  // namespace

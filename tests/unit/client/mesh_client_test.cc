@@ -184,5 +184,15 @@ TEST_F(MeshClientTest, ResolvesATreeOfManyMessages) {
   EXPECT_EQ(answer.revision, 5);
 }
 
+TEST_F(MeshClientTest, DoesNotSendATreeThatIsTooLargeToBeKept) {
+  StoredTree tree;
+  for (int i = 0; i < 200'000; ++i) {  // over 4 MiB, which no message may have
+    tree.tensors.push_back({.name = StrCat("model.layers.", i, ".query"), .shape = {8}});
+  }
+  const absl::Status status = client_->CreateEntry("large", tree).status();
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kLimitExceeded));
+  EXPECT_THAT(status.ToString(), HasSubstr("give a tree as large as this with each question"));
+}
+
 }  // namespace
 }  // namespace shardmesh::client

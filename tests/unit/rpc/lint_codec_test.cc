@@ -23,6 +23,7 @@ TEST(LintCodecTest, FindingsOfEveryKindCrossTheWire) {
                           .mesh = "default",
                           .reason = Reason::kNotDivisible,
                           .count = 7,
+                          .trees = {{.tree = 0, .tensors = 4}, {.tree = 2, .tensors = 3}},
                           .text = "why"};
     v1::LintFinding wire;
     Encode(finding, &wire);
@@ -43,6 +44,9 @@ TEST(LintCodecTest, RefusesKindsAndModesThatAreNone) {
   Encode(Finding(), &wire);
   wire.add_modes("none such");
   EXPECT_THAT(Decode(wire), StatusIs(kInvalid, Reason::kUnknownMode));
+  wire.clear_modes();
+  wire.add_trees(1);
+  EXPECT_THAT(Decode(wire), StatusIs(kInvalid, Reason::kBadField)) << "of how many tensors?";
 }
 
 }  // namespace

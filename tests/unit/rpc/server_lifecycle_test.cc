@@ -131,6 +131,20 @@ TEST_F(ServerLifecycleTest, CallsAreCountedByMethodAndCode) {
                               "OpenSession\"} 2"));
 }
 
+TEST_F(ServerLifecycleTest, ARequestThatDoesNotParseIsABadArgumentAndCountedAsOne) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(auto server, Start());
+  const absl::Status refused = Open(*server, "\xff");
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("shardmesh.v1.OpenSessionRequest"));
+  EXPECT_EQ(FieldViolationsOf(refused)[0].field, "message");
+  server->Drain(absl::Now() + absl::Seconds(10));
+  const std::string text = metrics_.Text();
+  EXPECT_THAT(text, HasSubstr("shardmesh_rpc_handled_total{code=\"INVALID_ARGUMENT\",method="
+                              "\"SessionService/OpenSession\"} 1"));
+  EXPECT_THAT(text, HasSubstr("shardmesh_rpc_handled_total{code=\"UNIMPLEMENTED\",method="
+                              "\"SessionService/OpenSession\"} 0"));
+}
+
 TEST_F(ServerLifecycleTest, APortInUseIsAnError) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(auto server, Start());
   ServerOptions options;

@@ -31,6 +31,21 @@ std::string MeshValue(int64_t size) {
   return value.SerializeAsString();
 }
 
+// A tree of tensors `w0`, `w1`, ... of some elements each.
+std::string TreeValue(int tensors, int64_t elements = 8) {
+  v1::EntryValue value;
+  v1::TreeTensors* const columns = value.mutable_tree()->mutable_tensors();
+  for (int i = 0; i < tensors; ++i) {
+    const std::string name = "w" + std::to_string(i);
+    columns->mutable_names()->append(name);
+    columns->add_name_sizes(static_cast<uint32_t>(name.size()));
+    columns->add_ranks(1);
+    columns->add_sizes(elements);
+    columns->add_dtypes(v1::DTYPE_F4);
+  }
+  return value.SerializeAsString();
+}
+
 using Answer = absl::StatusOr<std::shared_ptr<const Definition>>;
 
 class ClusterStateTest : public testing::Test {
@@ -49,6 +64,12 @@ class ClusterStateTest : public testing::Test {
     return Wait([&](StatePublisher::Callback done) {
       publisher_->Create({.request_id = std::move(request_id), .name = std::move(name)},
                          MeshValue(size), std::move(done));
+    });
+  }
+  Answer CreateTree(std::string name, std::string value, std::string request_id = "") {
+    return Wait([&](StatePublisher::Callback done) {
+      publisher_->Create({.request_id = std::move(request_id), .name = std::move(name)},
+                         std::move(value), std::move(done));
     });
   }
   Answer Update(std::string name, int64_t size, int64_t expected_version = 0) {
@@ -129,6 +150,48 @@ TEST_F(ClusterStateTest, FindsItsDefinitionsAgainAfterARestart) {
   store_.reset();
   Open(*OpenSqliteStore({.folder = folder, .quota_bytes = 1 << 30, .local = {}}));
   EXPECT_EQ((*publisher_->state().FindMesh("kept"))->mesh.size(), 4);
+}
+
+TEST_F(ClusterStateTest, FindsItsTreesAgainAfterARestart) {
+  const std::string folder = testing::TempDir() + "/cluster_state_trees";
+  Open(*OpenSqliteStore({.folder = folder, .quota_bytes = 1 << 30, .local = {}}));
+  // As large as a tree may be: its record must fit a transaction beside what is remembered.
+  std::string value = TreeValue(100'000);
+  const Answer created = CreateTree("kept", value, "request-1");
+  ASSERT_TRUE(created.ok()) << created.status();
+  publisher_.reset();
+  requests_.reset();
+  store_.reset();
+  Open(*OpenSqliteStore({.folder = folder, .quota_bytes = 1 << 30, .local = {}}));
+  const absl::StatusOr<const StoredTree*> tree = publisher_->state().FindTree("kept");
+  ASSERT_TRUE(tree.ok()) << tree.status();
+  ASSERT_EQ((*tree)->tensors().size(), 100'000u);
+  EXPECT_EQ((*tree)->tensors()[99'999].name, "w99999");
+  EXPECT_EQ((*tree)->tensors()[99'999].dtype, Dtype::kF4);
+
+  const Answer again = CreateTree("kept", value, "request-1");
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ((*again)->version, 1);
+  EXPECT_EQ((*again)->revision, (*created)->revision);
+  EXPECT_EQ((*again)->wire_value, value);
+  EXPECT_EQ(std::get<std::shared_ptr<const StoredTree>>((*again)->value)->tensors().size(),
+            100'000u);
+}
+
+TEST_F(ClusterStateTest, GivesARepeatedDeletionItsRevision) {
+  ASSERT_TRUE(CreateTree("t", TreeValue(2)).ok());
+  const auto remove = [&] {
+    return Wait([&](StatePublisher::Callback done) {
+      publisher_->Delete({.request_id = "request-2", .name = "t"}, DefinitionKind::kTree,
+                         std::move(done));
+    });
+  };
+  const Answer first = remove();
+  ASSERT_TRUE(first.ok());
+  EXPECT_FALSE(publisher_->state().FindTree("t").ok());
+  const Answer again = remove();
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ((*again)->revision, (*first)->revision);
 }
 
 TEST_F(ClusterStateTest, TellsAWatcherOfEachChangeOnce) {

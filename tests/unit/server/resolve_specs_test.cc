@@ -1,8 +1,9 @@
-// Specs from presets, by default and as the original has them.
+// Specs from presets, by default and as the original has them; and questions that come again.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "sharding/reason.h"
+#include "shardmesh/v1/catalog_service.grpc.pb.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/unit/server/resolve_service_fixture.h"
 
@@ -70,6 +71,46 @@ TEST_F(PresetTest, TrainsWhereAxesComeWithoutAMode) {
   request.set_compatibility(v1::COMPATIBILITY_EXACT);
   EXPECT_THAT(Ask(&Stub::ResolveSpec, request, &response_),
               StatusIs(absl::StatusCode::kInvalidArgument, Reason::kMissingArgument));
+}
+
+class RepeatedQuestionTest : public ResolveServiceTest {
+ protected:
+  RepeatedQuestionTest() {
+    request_.add_axes()->set_name("__EMBED__");
+    request_.mutable_shape()->add_sizes(3);
+    request_.mutable_profile()->set_name("mine");
+  }
+
+  v1::ResolveSpecRequest request_;
+  v1::ResolveSpecResponse response_;
+};
+
+TEST_F(RepeatedQuestionTest, GetsTheAnswerOfTheDefinitionsAsTheyAre) {
+  EXPECT_THAT(Ask(&Stub::ResolveSpec, request_, &response_), StatusIs(absl::StatusCode::kNotFound));
+  const auto catalog = v1::CatalogService::NewStub(channel());
+  v1::CreateEntryRequest create;
+  create.set_request_id("create");
+  create.set_name("mine");
+  create.mutable_value()->mutable_profile()->mutable_hidden_state_axis()->set_name("fsdp");
+  v1::CreateEntryResponse created;
+  grpc::ClientContext creating;
+  ASSERT_TRUE(catalog->CreateEntry(&creating, create, &created).ok());
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_THAT(Ask(&Stub::ResolveSpec, request_, &response_), IsOk());
+    EXPECT_EQ(response_.requested().dimensions(0).name(), "fsdp");
+    ASSERT_EQ(response_.corrections_size(), 1);
+  }
+  v1::UpdateEntryRequest update;
+  update.set_request_id("update");
+  update.set_name("mine");
+  update.set_expected_version(1);
+  update.mutable_value()->mutable_profile()->mutable_hidden_state_axis()->set_name("tp");
+  v1::UpdateEntryResponse updated;
+  grpc::ClientContext updating;
+  const grpc::Status status = catalog->UpdateEntry(&updating, update, &updated);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  ASSERT_THAT(Ask(&Stub::ResolveSpec, request_, &response_), IsOk());
+  EXPECT_EQ(response_.requested().dimensions(0).name(), "tp");
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "shardmesh/v1/catalog_service.grpc.pb.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/unit/server/resolve_service_fixture.h"
+#include "tests/unit/server/tree_columns.h"
 
 namespace shardmesh::server {
 namespace {
@@ -18,24 +19,6 @@ using test::StatusIs;
 using ::testing::HasSubstr;
 
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-
-struct Tensor {
-  std::string name;
-  std::vector<int64_t> shape;
-  v1::Dtype dtype = v1::DTYPE_F32;
-};
-
-v1::TreeTensors Columns(const std::vector<Tensor>& tensors) {
-  v1::TreeTensors columns;
-  for (const Tensor& tensor : tensors) {
-    columns.mutable_names()->append(tensor.name);
-    columns.add_name_sizes(static_cast<uint32_t>(tensor.name.size()));
-    columns.add_ranks(static_cast<uint32_t>(tensor.shape.size()));
-    columns.mutable_sizes()->Add(tensor.shape.begin(), tensor.shape.end());
-    columns.add_dtypes(tensor.dtype);
-  }
-  return columns;
-}
 
 void AddRule(const std::string& pattern, const std::vector<std::string>& axes,
              v1::RuleSetSelector* to) {
@@ -153,7 +136,7 @@ TEST_F(RuleStreamsTest, ListsNoMoreFindingsThanAskedForAndCountsTheRest) {
   v1::LintRulesHeader header;
   header.set_max_findings(3);
   AddRule("none such", {}, header.mutable_rule_set());
-  std::vector<Tensor> tensors;
+  std::vector<ColumnTensor> tensors;
   for (int i = 0; i < 600; ++i) {
     tensors.push_back({std::string(1000, 'x') + std::to_string(i), {8}});
   }

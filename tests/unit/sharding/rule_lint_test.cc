@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -95,6 +96,100 @@ TEST(RuleLintTest, HasNothingToSayOfOrdinaryRules) {
 TEST(RuleLintTest, FindsRulesThatMatchNothing) {
   EXPECT_THAT(Lint({{"kernal$", Spec({"tp"})}, {".*", Spec({})}}, Tree({"mlp/kernel"})),
               ElementsAre("DEAD 0 x0"));
+}
+
+TEST(RuleLintTest, LooksAtSeveralTreesAsIfTheyWereOneAndTellsWhatEachAdds) {
+  // Rule 0 is dead in the second tree, 1 in the first and shadowed in the second, 2 in all.
+  const RuleSet rules = *RuleSet::Create({{"attn", Spec({"tp"})},
+                                          {"gate", Spec({"tp"})},
+                                          {"nosuch", Spec({})},
+                                          {"kernel", Spec({"dp"})},
+                                          {"(", Spec({})}},
+                                         {.defer_pattern_errors = true});
+  std::vector<LintTensor> tensors = Tree({"attn", "bias", "kernel"});
+  for (const char* name : {"bias", "head", "gate.kernel"}) {
+    tensors.push_back({name, Shape{6, 8}, nullptr, /*tree=*/1});
+  }
+  const std::vector<LintMesh> meshes = Meshes({{"m", "dp=4,tp=4"}});
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const LintReport report,
+      LintRules(rules, tensors, nullptr, meshes, {.trees = {"tree 'a'", "tree 'b'", "nothing"}}));
+  EXPECT_THAT(Summaries(report),
+              ElementsAre("BAD_PATTERN 4 BAD_PATTERN x0", "DEAD 2 x0", "UNMATCHED x2 bias",
+                          "UNMATCHED x1 head", "CORRECTED 1 m NOT_DIVISIBLE x1 gate.kernel"));
+  using In = Finding::InTree;
+  EXPECT_THAT(report.findings[1].text, HasSubstr("matches none of 6 tensors of 3 trees"));
+  EXPECT_THAT(report.findings[1].trees, IsEmpty());
+  EXPECT_THAT(report.findings[2].trees, ElementsAre(In{0, 1}, In{1, 1}));
+  EXPECT_THAT(report.findings[2].text, HasSubstr(" (in tree 'a', tree 'b')"));
+  EXPECT_THAT(report.findings[3].trees, ElementsAre(In{1, 1}));
+  EXPECT_THAT(report.findings[3].text, HasSubstr(" (in tree 'b')"));
+  EXPECT_THAT(
+      report.trees,
+      ElementsAre(LintTreeReport{.tensors = 3, .dead_rules = 2, .unmatched_tensors = 1},
+                  LintTreeReport{
+                      .tensors = 3, .dead_rules = 2, .shadowed_rules = 1, .unmatched_tensors = 2},
+                  LintTreeReport{.dead_rules = 4}));
+}
+
+TEST(RuleLintTest, SaysTheSameOfTreesTogetherAsOfOneTreeOfTheirTensors) {
+  std::mt19937 random(7);  // NOLINT: the same numbers each time
+  const std::vector<std::string> words = {"attn", "mlp", "kernel", "bias", "q", "norm"};
+  const auto pick = [&](size_t count) { return static_cast<size_t>(random()) % count; };
+  for (int round = 0; round < 200; ++round) {
+    std::vector<Rule> list;
+    for (size_t i = 0; i < 1 + pick(5); ++i) {
+      list.push_back({words[pick(words.size())], Spec({pick(2) == 0 ? "dp" : "tp"})});
+    }
+    const RuleSet rules = *RuleSet::Create(list);
+    std::vector<LintTensor> apart;
+    LintOptions options;
+    for (int64_t tree = 0; tree < 3; ++tree) {
+      options.trees.push_back(StrCat("t", tree));
+      for (size_t i = 0; i < pick(6); ++i) {
+        apart.push_back({StrCat(words[pick(words.size())], ".", words[pick(words.size())]),
+                         Shape{static_cast<int64_t>(1 + pick(6))}, nullptr, tree});
+      }
+    }
+    std::vector<LintTensor> together = apart;
+    for (LintTensor& tensor : together) {
+      tensor.tree = 0;
+    }
+    const std::vector<LintMesh> meshes = Meshes({{"m", "dp=2,tp=3"}});
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const LintReport of_trees,
+                                   LintRules(rules, apart, nullptr, meshes, options));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const LintReport of_one,
+                                   LintRules(rules, together, nullptr, meshes));
+    EXPECT_EQ(Summaries(of_trees), Summaries(of_one));
+    LintTreeReport sum;
+    for (int64_t tree = 0; tree < 3; ++tree) {
+      // What is said of a tree is what is said of it alone.
+      std::vector<LintTensor> alone;
+      for (const LintTensor& tensor : apart) {
+        if (tensor.tree == tree) {
+          alone.push_back(tensor);
+          alone.back().tree = 0;
+        }
+      }
+      SHARDMESH_ASSERT_OK_AND_ASSIGN(const LintReport of_tree,
+                                     LintRules(rules, alone, nullptr, meshes));
+      const LintTreeReport& said = of_trees.trees[static_cast<size_t>(tree)];
+      EXPECT_EQ(said, of_tree.trees[0]);
+      EXPECT_EQ(said.dead_rules, of_tree.counts[static_cast<size_t>(Kind::kDead)]);
+      EXPECT_EQ(said.shadowed_rules, of_tree.counts[static_cast<size_t>(Kind::kShadowed)]);
+      sum.tensors += said.tensors;
+      sum.unmatched_tensors += said.unmatched_tensors;
+    }
+    EXPECT_EQ(sum.tensors, of_one.trees[0].tensors);
+    EXPECT_EQ(sum.unmatched_tensors, of_one.trees[0].unmatched_tensors);
+    for (const Finding& finding : of_trees.findings) {
+      int64_t count = 0;
+      for (const Finding::InTree& in : finding.trees) {
+        count += in.tensors;
+      }
+      EXPECT_EQ(count, finding.count) << finding.text;
+    }
+  }
 }
 
 TEST(RuleLintTest, TakesNoNoticeOfTensorsThatNoRuleIsAskedAbout) {

@@ -1,5 +1,5 @@
-// Takes apart the columns in which trees travel.
-#include "server/tree_decoder.h"
+// Takes apart the columns in which trees travel, and judges which trees may be kept.
+#include "rpc/tree_decoder.h"
 
 #include <string>
 
@@ -11,22 +11,22 @@
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
 
-namespace shardmesh::server {
+namespace shardmesh::rpc {
 namespace {
 
 absl::Status CheckColumn(int have, int names, bool may_be_empty, std::string_view column) {
   if (have == names || (may_be_empty && have == 0)) {
     return absl::OkStatus();
   }
-  return rpc::BadField(column, StrCat("has ", have, " entries for ", names, " names; give ",
-                                      may_be_empty ? "none or one a name" : "one a name"));
+  return BadField(column, StrCat("has ", have, " entries for ", names, " names; give ",
+                                 may_be_empty ? "none or one a name" : "one a name"));
 }
 
 absl::Status CheckTable(size_t have, int more, std::string_view table) {
   if (have + static_cast<size_t>(more) <= TreeDecoder::kMaxTableSize) {
     return absl::OkStatus();
   }
-  return rpc::WithField(
+  return WithField(
       InvalidArgument(Reason::kLimitExceeded, StrCat("the tree has more than ",
                                                      TreeDecoder::kMaxTableSize, " entries here")),
       table);
@@ -40,11 +40,10 @@ absl::StatusOr<const Entry*> Find(const std::deque<Entry>& table, uint32_t index
     return nullptr;
   }
   if (index > table.size()) {
-    return rpc::WithField(
-        InvalidArgument(Reason::kBadField,
-                        StrCat("is ", index, ", and the table has ", table.size(),
-                               " entries so far; write 1 + an index into it, or 0")),
-        StrCat(column, "[", place, "]"));
+    return WithField(InvalidArgument(Reason::kBadField,
+                                     StrCat("is ", index, ", and the table has ", table.size(),
+                                            " entries so far; write 1 + an index into it, or 0")),
+                     StrCat(column, "[", place, "]"));
   }
   return &table[index - 1];
 }
@@ -55,8 +54,7 @@ bool BeginsCharacter(char c) { return (c & 0xc0) != 0x80; }
 // The name of tensor `place`: the next bytes of `names`, which is UTF-8 as a whole.
 absl::StatusOr<std::string_view> TakeName(std::string_view* names, uint32_t size, int place) {
   const auto refuse = [place](Reason reason, std::string_view message) {
-    return rpc::WithField(InvalidArgument(reason, message), "name_sizes",
-                          static_cast<size_t>(place));
+    return WithField(InvalidArgument(reason, message), "name_sizes", static_cast<size_t>(place));
   };
   if (size == 0) {
     return refuse(Reason::kBadField, "the name is empty; rules go by the tensor's name");
@@ -82,10 +80,9 @@ absl::StatusOr<std::string_view> TakeName(std::string_view* names, uint32_t size
 absl::StatusOr<absl::Span<const TreeTensor>> TreeDecoder::Decode(const v1::TreeTensors& from) {
   SHARDMESH_RETURN_IF_ERROR(CheckTable(axes_.size(), from.axes_table_size(), "axes_table"));
   for (int i = 0; i < from.axes_table_size(); ++i) {
-    auto axes = rpc::DecodeAxes(from.axes_table(i).axes());
+    auto axes = DecodeAxes(from.axes_table(i).axes());
     if (!axes.ok()) {
-      return rpc::WithField(rpc::WithField(axes.status(), "axes"), "axes_table",
-                            static_cast<size_t>(i));
+      return WithField(WithField(axes.status(), "axes"), "axes_table", static_cast<size_t>(i));
     }
     axes_.push_back(*std::move(axes));
   }
@@ -93,7 +90,7 @@ absl::StatusOr<absl::Span<const TreeTensor>> TreeDecoder::Decode(const v1::TreeT
   for (int i = 0; i < from.spec_table_size(); ++i) {
     auto spec = rpc::Decode(from.spec_table(i));
     if (!spec.ok()) {
-      return rpc::WithField(spec.status(), "spec_table", static_cast<size_t>(i));
+      return WithField(spec.status(), "spec_table", static_cast<size_t>(i));
     }
     specs_.push_back(*std::move(spec));
   }
@@ -114,7 +111,7 @@ absl::StatusOr<absl::Span<const TreeTensor>> TreeDecoder::Decode(const v1::TreeT
     SHARDMESH_ASSIGN_OR_RETURN(tensor.name, TakeName(&names, from.name_sizes(i), i));
     const uint32_t rank = from.ranks(i);
     if (rank > kMaxRank || rank > sizes.size()) {
-      return rpc::WithField(
+      return WithField(
           InvalidArgument(
               Reason::kBadField,
               rank > kMaxRank
@@ -125,13 +122,12 @@ absl::StatusOr<absl::Span<const TreeTensor>> TreeDecoder::Decode(const v1::TreeT
     tensor.shape = sizes.first(rank);
     sizes.remove_prefix(rank);
     if (const absl::Status status = CheckShape(tensor.shape); !status.ok()) {
-      return rpc::WithField(WithContext(status, StrCat("tensor ", PythonRepr(tensor.name))),
-                            "sizes");
+      return WithField(WithContext(status, StrCat("tensor ", PythonRepr(tensor.name))), "sizes");
     }
     if (from.dtypes_size() != 0 && from.dtypes(i) != v1::DTYPE_UNSPECIFIED) {
       auto dtype = rpc::Decode(from.dtypes(i));
       if (!dtype.ok()) {
-        return rpc::WithField(dtype.status(), "dtypes", place);
+        return WithField(dtype.status(), "dtypes", place);
       }
       tensor.dtype = *dtype;
     }
@@ -143,21 +139,42 @@ absl::StatusOr<absl::Span<const TreeTensor>> TreeDecoder::Decode(const v1::TreeT
                                  Find(specs_, from.spec_indexes(i), "spec_indexes", i));
     }
     if (tensor.axes != nullptr && tensor.spec != nullptr) {
-      return rpc::WithField(
+      return WithField(
           InvalidArgument(Reason::kBadField,
                           "gives the tensor a spec, and axes_indexes gives it axes; give one"),
           "spec_indexes", place);
     }
   }
   if (!names.empty()) {
-    return rpc::BadField("names",
-                         StrCat("has ", names.size(), " bytes more than the name_sizes ask for"));
+    return BadField("names",
+                    StrCat("has ", names.size(), " bytes more than the name_sizes ask for"));
   }
   if (!sizes.empty()) {
-    return rpc::BadField("sizes",
-                         StrCat("has ", sizes.size(), " entries more than the ranks ask for"));
+    return BadField("sizes", StrCat("has ", sizes.size(), " entries more than the ranks ask for"));
   }
   return absl::MakeConstSpan(tensors_);
 }
 
-}  // namespace shardmesh::server
+absl::Status CheckStoredTreeSize(const v1::TreeTensors& tensors) {
+  if (tensors.name_sizes().empty()) {
+    return BadField("tensors", "is empty; a tree that is kept has tensors");
+  }
+  constexpr std::string_view kInstead = "; give a tree as large as this with each question instead";
+  if (tensors.name_sizes_size() > kMaxStoredTreeTensors) {
+    return WithField(
+        InvalidArgument(Reason::kLimitExceeded,
+                        StrCat(tensors.name_sizes_size(), " tensors are over the limit of ",
+                               kMaxStoredTreeTensors, kInstead)),
+        "tensors");
+  }
+  const auto bytes = static_cast<int64_t>(tensors.ByteSizeLong());
+  if (bytes > kMaxStoredTreeBytes) {
+    return WithField(InvalidArgument(Reason::kLimitExceeded, StrCat("names and shapes take ", bytes,
+                                                                    " bytes, over the limit of ",
+                                                                    kMaxStoredTreeBytes, kInstead)),
+                     "tensors");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace shardmesh::rpc

@@ -1,0 +1,29 @@
+// Sets the log handlers of gRPC and protobuf, once.
+#include "rpc/library_logs.h"
+
+#include <google/protobuf/stubs/logging.h>
+#include <grpc/support/log.h>
+
+#include <string>
+
+#include "rpc/log.h"
+
+namespace shardmesh::rpc {
+
+void TakeLibraryLogs() {
+  static const bool once = [] {
+    gpr_set_log_function([](gpr_log_func_args* line) {
+      LogDebug("grpc", {{"message", line->message}});
+    });
+    google::protobuf::SetLogHandler(
+        [](google::protobuf::LogLevel level, const char*, int, const std::string& message) {
+          // A fatal one ends the process.
+          level == google::protobuf::LOGLEVEL_FATAL ? LogError("protobuf", {{"message", message}})
+                                                    : LogDebug("protobuf", {{"message", message}});
+        });
+    return true;
+  }();
+  static_cast<void>(once);
+}
+
+}  // namespace shardmesh::rpc

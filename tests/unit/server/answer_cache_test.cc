@@ -1,0 +1,69 @@
+// Answers are remembered, forgotten, and never given to another question.
+#include "server/answer_cache.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <string>
+
+#include "sharding/str_cat.h"
+
+namespace shardmesh::server {
+namespace {
+
+std::string Found(AnswerCache& cache, int method, const std::string& request, int64_t revision) {
+  const std::optional<KnownAnswer> answer = cache.Find(method, request, revision);
+  return answer.has_value() ? std::string(answer->bytes.begin(), answer->bytes.end()) : "nothing";
+}
+
+TEST(AnswerCacheTest, TellsMethodsAndRequestsApart) {
+  AnswerCache cache(1 << 20);
+  cache.Keep(1, "a", 7, {.bytes = grpc::Slice("1a"), .corrections = {}});
+  cache.Keep(2, "a", 7, {.bytes = grpc::Slice("2a"), .corrections = {}});
+  cache.Keep(257, "a", 7, {.bytes = grpc::Slice("257a"), .corrections = {}});
+  cache.Keep(1, "", 7, {.bytes = grpc::Slice("1"), .corrections = {}});
+  EXPECT_EQ(Found(cache, 1, "a", 7), "1a");
+  EXPECT_EQ(Found(cache, 2, "a", 7), "2a");
+  EXPECT_EQ(Found(cache, 257, "a", 7), "257a");
+  EXPECT_EQ(Found(cache, 1, "", 7), "1");
+  EXPECT_EQ(Found(cache, 1, "b", 7), "nothing");
+}
+
+TEST(AnswerCacheTest, ForgetsAnswersOfOtherRevisions) {
+  AnswerCache cache(1 << 20);
+  cache.Keep(1, "a", 7, {.bytes = grpc::Slice("old"), .corrections = {}});
+  EXPECT_EQ(Found(cache, 1, "a", 8), "nothing");
+  // Who still looks at the definitions before finds nothing, and leaves nothing.
+  EXPECT_EQ(Found(cache, 1, "a", 7), "nothing");
+  cache.Keep(1, "a", 7, {.bytes = grpc::Slice("late"), .corrections = {}});
+  EXPECT_EQ(Found(cache, 1, "a", 8), "nothing");
+  cache.Keep(1, "a", 8, {.bytes = grpc::Slice("new"), .corrections = {}});
+  EXPECT_EQ(Found(cache, 1, "a", 8), "new");
+}
+
+TEST(AnswerCacheTest, KeepsWhatIsAskedForWithinItsBytes) {
+  AnswerCache cache(10'000);
+  cache.Keep(1, "often", 1, {.bytes = grpc::Slice("kept"), .corrections = {}});
+  int found = 0;
+  for (int i = 0; i < 1000; ++i) {
+    cache.Keep(1, StrCat("once ", i), 1, {.bytes = grpc::Slice("x"), .corrections = {}});
+    EXPECT_EQ(Found(cache, 1, "often", 1), "kept") << i;
+  }
+  for (int i = 0; i < 1000; ++i) {
+    found += cache.Find(1, StrCat("once ", i), 1).has_value() ? 1 : 0;
+  }
+  EXPECT_GT(found, 10);
+  EXPECT_LT(found, 10'000 / 100);
+}
+
+TEST(AnswerCacheTest, KeepsNoLongAnswers) {
+  AnswerCache cache(1 << 20);
+  cache.Keep(
+      1, "a", 1,
+      {.bytes = grpc::Slice(std::string(AnswerCache::kMaxEntryBytes, 'x')), .corrections = {}});
+  EXPECT_FALSE(cache.Find(1, "a", 1).has_value());
+}
+
+}  // namespace
+}  // namespace shardmesh::server
