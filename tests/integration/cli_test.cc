@@ -721,8 +721,9 @@ TEST_F(ClusterCommandTest, FixesThatItPrintsNeedNoCorrection) {
   EXPECT_EQ(fixes, 3) << explained.out;
   const CommandResult plan = cluster_->Run(
       {"plan", checkpoint_, "--rules", kRules, "--mesh", "dp=4,tp=8", "--output=json"});
+  const json answer = json::parse(plan.out);
   bool has_fix = false;
-  for (const json& tensor : json::parse(plan.out)["tensors"]) {
+  for (const json& tensor : answer["tensors"]) {
     if (tensor["name"] == "embeddings.word_embeddings.weight") {
       has_fix = tensor["fixes"][1]["spec"] == json::array({"tp", nullptr}) &&
                 tensor["fixes"][1]["shape"] == json::array({30528, 384});
