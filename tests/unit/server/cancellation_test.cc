@@ -168,6 +168,7 @@ class CancellationTest : public testing::Test {
 
   const std::shared_ptr<const ClusterState> state_ = std::make_shared<ClusterState>();
   const CorrectionCounter counter_{nullptr};
+  CorrectionTally corrections_;
 };
 
 TEST_F(CancellationTest, ResolvingATreeOfAMillionTensorsStopsWithinTenMilliseconds) {
@@ -275,7 +276,7 @@ TEST_F(CancellationTest, EveryStreamedCallStopsSoon) {
 }
 
 TEST_F(CancellationTest, EveryAnswerOfTheBackgroundStopsSoon) {
-  const AnswerContext context{*state_, counter_};
+  const AnswerContext context{*state_, corrections_};
   v1::PlanReshardRequest reshard;
   for (int i = 0; i < 8; ++i) {
     const std::string axis(1, static_cast<char>('a' + i));
