@@ -166,6 +166,7 @@ class Linter {
   std::vector<Tally> unmatched_;  // one for each name
   absl::flat_hash_map<std::string_view, size_t> unmatched_names_;
   std::map<Blame, Tally> bad_axes_;
+  std::map<Reason, std::string> bad_axes_errors_;  // the first of each reason
   std::map<Blame, Tally> duplicates_;
   std::map<Blame, Tally> corrected_;
   LintReport report_;
@@ -201,7 +202,8 @@ absl::StatusOr<LintReport> Linter::Lint() {
 
 absl::Status Linter::LookAtRules(size_t index, int64_t elements) {
   const LintTensor& tensor = tree_[index];
-  if (rules_.strict() && (!tensor.shape.has_value() || tensor.shape->empty())) {
+  const bool is_scalar = !tensor.shape.has_value() || tensor.shape->empty();
+  if (tensor.axes != nullptr || (rules_.strict() && is_scalar)) {
     return absl::OkStatus();
   }
   ++asked_;
@@ -261,7 +263,9 @@ void Linter::LookAtAxes(size_t index, int64_t elements) {
     const absl::StatusOr<PartitionSpec> spec =
         profile_->ResolveSpec(*tensor.axes, kModePairs[mode_pair][0], options_.compatibility);
     if (!spec.ok()) {
-      bad_axes_[{subject, kNoMesh, ReasonOf(spec.status())}].AddFirst(index, tensor.tree);
+      const Blame blame = {subject, kNoMesh, ReasonOf(spec.status())};
+      bad_axes_[blame].AddFirst(index, tensor.tree);
+      bad_axes_errors_.try_emplace(ReasonOf(spec.status()), ToStd(spec.status().message()));
     } else {
       LookAtSpec(subject, *spec, index, elements);
     }
@@ -362,9 +366,10 @@ void Linter::ReportRules() {
   for (int64_t rule = 0; rule < rule_count; ++rule) {
     if (matched_[static_cast<size_t>(rule)].count == 0 && rules_.PatternStatus(rule).ok()) {
       Add({.kind = Finding::Kind::kDead, .rules = {rule}}, [&](const Finding&) {
-        return StrCat(RuleText(rules_, rule), " matches none of ", Tensors(asked_),
+        return StrCat(RuleText(rules_, rule), " matches none of ", Tensors(asked_), " that ",
+                      asked_ == 1 ? "goes" : "go", " by rules",
                       options_.trees.size() < 2 ? std::string()
-                                                : StrCat(" of ", options_.trees.size(), " trees"));
+                                                : StrCat(", of ", options_.trees.size(), " trees"));
       });
     }
   }
@@ -472,10 +477,11 @@ void Linter::ReportBlames(Finding::Kind kind, const std::map<Blame, Tally>& blam
                                                          }));
       const std::string where =
           listed.mesh.empty() ? "" : StrCat(" on mesh ", PythonRepr(listed.mesh));
-      const std::string what =
-          kind == Finding::Kind::kBadAxes         ? StrCat("do not resolve, ", ReasonName(reason))
-          : kind == Finding::Kind::kDuplicateAxis ? std::string("an axis is used twice")
-                                                  : ReasonText(reason);
+      const std::string what = kind == Finding::Kind::kBadAxes
+                                   ? StrCat("do not resolve (", bad_axes_errors_.at(reason), ")")
+                               : kind == Finding::Kind::kDuplicateAxis
+                                   ? std::string("an axis is used twice")
+                                   : ReasonText(reason);
       return StrCat(who, where, ": ", what, ", for ", Tensors(tally.count),
                     kind == Finding::Kind::kCorrected ? ", the largest " : ", the first ",
                     PythonRepr(listed.tensor));

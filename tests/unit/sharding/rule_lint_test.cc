@@ -118,7 +118,8 @@ TEST(RuleLintTest, LooksAtSeveralTreesAsIfTheyWereOneAndTellsWhatEachAdds) {
               ElementsAre("BAD_PATTERN 4 BAD_PATTERN x0", "DEAD 2 x0", "UNMATCHED x2 bias",
                           "UNMATCHED x1 head", "CORRECTED 1 m NOT_DIVISIBLE x1 gate.kernel"));
   using In = Finding::InTree;
-  EXPECT_THAT(report.findings[1].text, HasSubstr("matches none of 6 tensors of 3 trees"));
+  EXPECT_THAT(report.findings[1].text,
+              HasSubstr("matches none of 6 tensors that go by rules, of 3 trees"));
   EXPECT_THAT(report.findings[1].trees, IsEmpty());
   EXPECT_THAT(report.findings[2].trees, ElementsAre(In{0, 1}, In{1, 1}));
   EXPECT_THAT(report.findings[2].text, HasSubstr(" (in tree 'a', tree 'b')"));
@@ -278,9 +279,12 @@ TEST(RuleLintTest, LooksAtSemanticAxesInEveryMode) {
   const std::vector<LintTensor> tree = {{"twice", Shape{8, 8}, &twice},
                                         {"always", Shape{8, 8}, &always},
                                         {"odd", Shape{7, 8}, &odd},
-                                        {"wrong", Shape{8}, &wrong}};
-  EXPECT_THAT(Lint({{"", {}}}, tree, Meshes({{"m", "dp=2,fsdp=2,tp=2"}}), &profile),
-              ElementsAre("BAD_AXES 4modes:__train__ UNKNOWN_AXIS x1 wrong",
+                                        {"wrong", Shape{8}, &wrong},
+                                        {"plain", Shape{8}}};
+  EXPECT_THAT(Lint({{"always", {}}}, tree, Meshes({{"m", "dp=2,fsdp=2,tp=2"}}), &profile),
+              // Rules are asked about the one without axes.
+              ElementsAre("DEAD 0 x0", "UNMATCHED x1 plain",
+                          "BAD_AXES 4modes:__train__ UNKNOWN_AXIS x1 wrong",
                           "DUPLICATE_AXIS m 2modes:__train__ x1 always",
                           "DUPLICATE_AXIS m 2modes:__autoregressive__ x1 twice",
                           "CORRECTED m 4modes:__train__ NOT_DIVISIBLE x1 odd"));
