@@ -14,6 +14,7 @@ constexpr size_t kOverheadBytes = 128;
 std::optional<KnownAnswer> AnswerCache::Find(int method, std::string_view request,
                                              int64_t revision) {
   const Question question(method, request);
+  Answers forgotten;
   absl::MutexLock lock(&mutex_);
   if (!Turn(revision)) {
     return std::nullopt;
@@ -27,7 +28,7 @@ std::optional<KnownAnswer> AnswerCache::Find(int method, std::string_view reques
   }
   const KnownAnswer answer = found->second;
   old_.erase(found);
-  Add(question, answer);
+  Add(question, answer, &forgotten);
   return answer;
 }
 
@@ -37,9 +38,12 @@ void AnswerCache::Keep(int method, std::string_view request, int64_t revision,
     return;
   }
   const Question question(method, request);
+  const size_t hash = Hash()(question);
+  Answers forgotten;
   absl::MutexLock lock(&mutex_);
-  if (Turn(revision) && !young_.contains(question)) {
-    Add(question, answer);
+  if (std::exchange(asked_[hash % asked_.size()], hash) == hash && Turn(revision) &&
+      !young_.contains(question)) {
+    Add(question, answer, &forgotten);
   }
 }
 
@@ -53,10 +57,10 @@ bool AnswerCache::Turn(int64_t revision) {
   return revision == revision_;
 }
 
-void AnswerCache::Add(const Question& question, const KnownAnswer& answer) {
+void AnswerCache::Add(const Question& question, const KnownAnswer& answer, Answers* forgotten) {
   const size_t bytes = question.second.size() + answer.bytes.size() + kOverheadBytes;
   if (young_bytes_ + bytes > max_bytes_ / 2) {
-    old_ = std::exchange(young_, {});
+    *forgotten = std::exchange(old_, std::exchange(young_, {}));
     young_bytes_ = 0;
   }
   young_bytes_ += bytes;

@@ -4,6 +4,7 @@
 
 #include <grpcpp/support/slice.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -40,6 +41,8 @@ class AnswerCache {
   // Nullopt if it is not known.
   std::optional<KnownAnswer> Find(int method, std::string_view request, int64_t revision);
 
+  // Keeps the answer if the question was asked before, or seems to have been: one that never comes
+  // again costs neither memory nor time.
   void Keep(int method, std::string_view request, int64_t revision, const KnownAnswer& answer);
 
  private:
@@ -61,7 +64,8 @@ class AnswerCache {
 
   // Forgets what is of another revision. Returns whether `revision` is the newest known.
   bool Turn(int64_t revision) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Add(const Question& question, const KnownAnswer& answer)
+  // What is forgotten goes to `forgotten`, to be destroyed without the lock.
+  void Add(const Question& question, const KnownAnswer& answer, Answers* forgotten)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const size_t max_bytes_;
@@ -73,6 +77,8 @@ class AnswerCache {
   Answers young_ ABSL_GUARDED_BY(mutex_);
   Answers old_ ABSL_GUARDED_BY(mutex_);
   size_t young_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  // Hashes of questions that were asked lately, each at the place that it names.
+  std::array<size_t, 4096> asked_ ABSL_GUARDED_BY(mutex_) = {};
 };
 
 }  // namespace shardmesh::server

@@ -17,12 +17,28 @@ std::string Found(AnswerCache& cache, int method, const std::string& request, in
   return answer.has_value() ? std::string(answer->bytes.begin(), answer->bytes.end()) : "nothing";
 }
 
-TEST(AnswerCacheTest, TellsMethodsAndRequestsApart) {
+// As for a question that is asked a second time.
+void KeepTwice(AnswerCache& cache, int method, const std::string& request, int64_t revision,
+               const std::string& answer) {
+  for (int i = 0; i < 2; ++i) {
+    cache.Keep(method, request, revision, {.bytes = grpc::Slice(answer), .corrections = {}});
+  }
+}
+
+TEST(AnswerCacheTest, KeepsNoAnswerToAQuestionThatCameOnce) {
   AnswerCache cache(1 << 20);
   cache.Keep(1, "a", 7, {.bytes = grpc::Slice("1a"), .corrections = {}});
-  cache.Keep(2, "a", 7, {.bytes = grpc::Slice("2a"), .corrections = {}});
-  cache.Keep(257, "a", 7, {.bytes = grpc::Slice("257a"), .corrections = {}});
-  cache.Keep(1, "", 7, {.bytes = grpc::Slice("1"), .corrections = {}});
+  EXPECT_EQ(Found(cache, 1, "a", 7), "nothing");
+  cache.Keep(1, "a", 7, {.bytes = grpc::Slice("1a"), .corrections = {}});
+  EXPECT_EQ(Found(cache, 1, "a", 7), "1a");
+}
+
+TEST(AnswerCacheTest, TellsMethodsAndRequestsApart) {
+  AnswerCache cache(1 << 20);
+  KeepTwice(cache, 1, "a", 7, "1a");
+  KeepTwice(cache, 2, "a", 7, "2a");
+  KeepTwice(cache, 257, "a", 7, "257a");
+  KeepTwice(cache, 1, "", 7, "1");
   EXPECT_EQ(Found(cache, 1, "a", 7), "1a");
   EXPECT_EQ(Found(cache, 2, "a", 7), "2a");
   EXPECT_EQ(Found(cache, 257, "a", 7), "257a");
@@ -32,22 +48,22 @@ TEST(AnswerCacheTest, TellsMethodsAndRequestsApart) {
 
 TEST(AnswerCacheTest, ForgetsAnswersOfOtherRevisions) {
   AnswerCache cache(1 << 20);
-  cache.Keep(1, "a", 7, {.bytes = grpc::Slice("old"), .corrections = {}});
+  KeepTwice(cache, 1, "a", 7, "old");
   EXPECT_EQ(Found(cache, 1, "a", 8), "nothing");
   // Who still looks at the definitions before finds nothing, and leaves nothing.
   EXPECT_EQ(Found(cache, 1, "a", 7), "nothing");
-  cache.Keep(1, "a", 7, {.bytes = grpc::Slice("late"), .corrections = {}});
+  KeepTwice(cache, 1, "a", 7, "late");
   EXPECT_EQ(Found(cache, 1, "a", 8), "nothing");
-  cache.Keep(1, "a", 8, {.bytes = grpc::Slice("new"), .corrections = {}});
+  KeepTwice(cache, 1, "a", 8, "new");
   EXPECT_EQ(Found(cache, 1, "a", 8), "new");
 }
 
 TEST(AnswerCacheTest, KeepsWhatIsAskedForWithinItsBytes) {
   AnswerCache cache(10'000);
-  cache.Keep(1, "often", 1, {.bytes = grpc::Slice("kept"), .corrections = {}});
+  KeepTwice(cache, 1, "often", 1, "kept");
   int found = 0;
   for (int i = 0; i < 1000; ++i) {
-    cache.Keep(1, StrCat("once ", i), 1, {.bytes = grpc::Slice("x"), .corrections = {}});
+    KeepTwice(cache, 1, StrCat("once ", i), 1, "x");
     EXPECT_EQ(Found(cache, 1, "often", 1), "kept") << i;
   }
   for (int i = 0; i < 1000; ++i) {
@@ -59,9 +75,7 @@ TEST(AnswerCacheTest, KeepsWhatIsAskedForWithinItsBytes) {
 
 TEST(AnswerCacheTest, KeepsNoLongAnswers) {
   AnswerCache cache(1 << 20);
-  cache.Keep(
-      1, "a", 1,
-      {.bytes = grpc::Slice(std::string(AnswerCache::kMaxEntryBytes, 'x')), .corrections = {}});
+  KeepTwice(cache, 1, "a", 1, std::string(AnswerCache::kMaxEntryBytes, 'x'));
   EXPECT_FALSE(cache.Find(1, "a", 1).has_value());
 }
 
