@@ -28,9 +28,8 @@ namespace shardmesh {
 struct LintTensor {
   std::string name;            // valid UTF-8
   std::optional<Shape> shape;  // nullopt for a leaf that is no array
-  // Its semantic axes, if it has any: one per dimension, as PartitionAxis::ResolveAxis takes them. It
-  // goes by them, and not by rules.
-  // Tensors may share them; they outlive the call.
+  // Its semantic axes, if it has any: one per dimension, as PartitionAxis::ResolveAxis takes them.
+  // It goes by them, and not by rules. Tensors may share them; they outlive the call.
   const std::vector<AxisValue>* axes = nullptr;
   // Which tree it is of, from 0. The tensors of a tree stand together, the trees by their numbers.
   int64_t tree = 0;

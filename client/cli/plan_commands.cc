@@ -576,12 +576,19 @@ absl::Status RunReshard(const Invocation& invocation, const ReshardFlags& flags)
 struct ShardingsFlags {
   std::string prefix;
   bool specs = false;
+  MeshOption mesh;
+  ExactOption exact;
 };
 
 absl::Status RunShardings(const Invocation& invocation, const ShardingsFlags& flags) {
-  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   ShardingsQuestion question;
   question.kind = flags.specs ? ShardingsQuestion::Kind::kSpecs : ShardingsQuestion::Kind::kLayouts;
+  question.compatibility = flags.exact.compatibility();
+  if (!flags.mesh.empty()) {
+    question.kind = ShardingsQuestion::Kind::kLayoutsOnMesh;
+    SHARDMESH_ASSIGN_OR_RETURN(question.mesh, SelectMesh(flags.mesh, question.compatibility));
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   question.prefix = flags.prefix;
   SHARDMESH_ASSIGN_OR_RETURN(const std::vector<ShardingsEntry> entries,
                              client->ListShardings(question));
@@ -685,7 +692,13 @@ void AddShardings(CommandLine* line) {
       line->AddCommand("shardings", "Show the layouts of the cluster's named arrays",
                        [flags](const Invocation& i) { return RunShardings(i, *flags); });
   shardings->add_option("prefix", flags->prefix, "what the names begin with");
-  shardings->add_flag("--specs", flags->specs, "show the specs alone");
+  CLI::Option* const specs = shardings->add_flag("--specs", flags->specs, "show the specs alone");
+  AddMeshOptions(
+      shardings, &flags->mesh,
+      "the mesh of arrays that have a spec and no mesh: axes as dp=4,tp=8, YAML file, or "
+      "name in the catalog");
+  shardings->get_option("--mesh")->excludes(specs);
+  AddExactOption(shardings, &flags->exact);
 }
 
 }  // namespace

@@ -537,6 +537,16 @@ TEST_F(ClusterCommandTest, ShowsProfilesAndHashes) {
   result = cluster_->Run({"hash", "", "--output=json"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(json::parse(result.out)["hash"], "281949768489412648962353822266799178366");
+  // As Python prints the values that eformer's hash_fn counts.
+  result = cluster_->Run({"hash", "--attributes",
+                          R"({"a":1,"b":[1,2.5,"x",null,true],"c":{"k":"v"},"d":"no"})",
+                          "--output=json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(json::parse(result.out)["text"], "1[1, 2.5, 'x', None, True]{'k': 'v'}");
+  EXPECT_EQ(json::parse(result.out)["hash"], "180444392705484764807662449959245547643");
+  result = cluster_->Run({"hash", "--attributes", "[1]"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("--attributes [1] is no JSON object"));
   result = cluster_->Run({"hash", "x", "--algorithm", "sha257"});
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.err, HasSubstr("did you mean \"sha256\"?"));
