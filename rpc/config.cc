@@ -10,6 +10,7 @@
 #include <array>
 #include <cerrno>
 #include <initializer_list>
+#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -159,6 +160,11 @@ class File {
   const std::string name_;
 };
 
+// A control character that a YAML text must not have; within double quotes it can be escaped.
+bool IsForbidden(char c) {
+  return static_cast<unsigned char>(c) < 0x20 && c != '\t' && c != '\n' && c != '\r';
+}
+
 // The document. The library bounds its depth itself; what an alias could blow up is counted where
 // it is read.
 absl::StatusOr<YAML::Node> Load(const File& file, std::string_view text) {
@@ -170,6 +176,16 @@ absl::StatusOr<YAML::Node> Load(const File& file, std::string_view text) {
   }
   if (!DecodeUtf8(text).has_value()) {
     return file.At(YAML::Mark::null_mark(), InvalidArgument(Reason::kBadFile, "it is not UTF-8"));
+  }
+  // YAML has no place for these, but the library takes them.
+  const auto control = std::find_if(text.begin(), text.end(), IsForbidden);
+  if (control != text.end()) {
+    return file.At(YAML::Mark::null_mark(),
+                   InvalidArgument(Reason::kBadFile,
+                                   StrCat("byte ", std::distance(text.begin(), control),
+                                          " is the control character ", static_cast<int>(*control),
+                                          ", which YAML does not have; in a pattern write \\x and "
+                                          "two digits")));
   }
   return YAML::Load(std::string(text));
 }
@@ -394,10 +410,16 @@ absl::StatusOr<MeshDefinition> ParseMeshNode(const File& file, std::string_view 
   return definition;
 }
 
+// A text that the library would not escape by itself goes into double quotes, where it does.
+void WriteText(const std::string& text, YAML::EMITTER_MANIP otherwise, YAML::Emitter* out) {
+  *out << (std::any_of(text.begin(), text.end(), IsForbidden) ? YAML::DoubleQuoted : otherwise)
+       << text;
+}
+
 // As File::Axes reads it.
 void WriteAxes(const AxisValue& axes, YAML::Emitter* out) {
   if (axes.is_name()) {
-    *out << axes.name();
+    WriteText(axes.name(), YAML::Auto, out);
   } else if (axes.is_tuple()) {
     *out << YAML::Flow << YAML::BeginSeq;
     for (const AxisValue& entry : axes.entries()) {
@@ -526,9 +548,9 @@ std::string FormatRules(const RuleSetDefinition& definition) {
   }
   out << YAML::Key << "rules" << YAML::Value << YAML::BeginSeq;
   for (const Rule& rule : definition.rules.rules()) {
-    out << YAML::Flow << YAML::BeginMap << YAML::Key << "pattern" << YAML::Value
-        << YAML::SingleQuoted << rule.pattern << YAML::Key << "spec" << YAML::Value << YAML::Flow
-        << YAML::BeginSeq;
+    out << YAML::Flow << YAML::BeginMap << YAML::Key << "pattern" << YAML::Value;
+    WriteText(rule.pattern, YAML::SingleQuoted, &out);
+    out << YAML::Key << "spec" << YAML::Value << YAML::Flow << YAML::BeginSeq;
     for (const SpecEntry& entry : rule.spec.entries()) {
       WriteAxes(entry.ToAxisValue(), &out);
     }

@@ -220,6 +220,20 @@ TEST(ConfigTest, ReadsMeshes) {
               StatusIs(kInvalid, Reason::kBadField));
 }
 
+TEST(ConfigTest, RefusesControlCharactersButEscapedOnes) {
+  EXPECT_THAT(ParseRules(std::string_view("rules: [{pattern: 'a\0b', spec: []}]", 37), "r.yaml"),
+              StatusIs(kInvalid, Reason::kBadFile));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const RuleSetDefinition rules,
+      ParseRules("rules: [{pattern: \"a\\0\\x01b\", spec: []}]", "r.yaml"));
+  ASSERT_EQ(rules.rules.rules()[0].pattern, std::string("a\0\x01"
+                                                        "b",
+                                                        4));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const RuleSetDefinition again,
+                                 ParseRules(FormatRules(rules), "again.yaml"));
+  EXPECT_EQ(again.rules.rules()[0].pattern, rules.rules.rules()[0].pattern);
+}
+
 TEST(ConfigTest, FilesThatCannotBeReadAreNamed) {
   const std::string missing = ::testing::TempDir() + "/none.yaml";
   EXPECT_THAT(LoadRules(missing).status(), StatusIs(absl::StatusCode::kNotFound));
