@@ -16,6 +16,9 @@
 namespace shardmesh::server {
 namespace {
 
+// Tensors between two questions whether to stop; a tensor of many rules asks between them too.
+constexpr size_t kTensorsPerCancellationCheck = 8;
+
 constexpr int64_t kNoRuleAsked = -1;
 constexpr int64_t kNoRuleMatched = -2;
 
@@ -198,7 +201,8 @@ absl::StatusOr<std::vector<TreePlacement>> TreeResolver::Add(
   std::vector<TreePlacement> placements;
   placements.reserve(tensors.size());
   for (const TreeTensor& tensor : tensors) {
-    if (is_cancelled != nullptr && is_cancelled()) {
+    if (placements.size() % kTensorsPerCancellationCheck == 0 && is_cancelled != nullptr &&
+        is_cancelled()) {
       return absl::CancelledError(
           StrCat("cancelled after ", counts_.tensors, " tensors of the tree"));
     }
