@@ -221,7 +221,8 @@ TEST(ConfigTest, ReadsMeshes) {
 }
 
 TEST(ConfigTest, RefusesControlCharactersButEscapedOnes) {
-  EXPECT_THAT(ParseRules(std::string_view("rules: [{pattern: 'a\0b', spec: []}]", 37), "r.yaml"),
+  constexpr char kWithNul[] = "rules: [{pattern: 'a\0b', spec: []}]";
+  EXPECT_THAT(ParseRules(std::string_view(kWithNul, sizeof(kWithNul) - 1), "r.yaml"),
               StatusIs(kInvalid, Reason::kBadFile));
   SHARDMESH_ASSERT_OK_AND_ASSIGN(
       const RuleSetDefinition rules,

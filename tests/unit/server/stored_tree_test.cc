@@ -180,7 +180,12 @@ TEST_F(StoredTreeTest, EndsAPageOfAListEarlyWhereItsEntriesAreLarge) {
     v1::RuleSet* const rules = request.mutable_value()->mutable_rule_set();
     rules->Clear();
     for (int rule = 0; rule < 300; ++rule) {
-      rules->add_rules()->set_pattern(StrCat(std::string(4000, 'x'), rule));
+      v1::Rule* const added = rules->add_rules();
+      added->set_pattern(StrCat("w", rule));
+      for (int dimension = 0; dimension < 16; ++dimension) {
+        added->mutable_spec()->add_dimensions()->set_name(
+            StrCat(std::string(250, 'x'), dimension));
+      }
     }
     ASSERT_THAT(AskCatalog(&CatalogStub::CreateEntry, request, &response), IsOk());
   }
