@@ -37,11 +37,15 @@ class LintAnswer {
   LintAnswer(std::shared_ptr<const ClusterState> state, const Catalogue* catalogue)
       : state_(std::move(state)), catalogue_(catalogue) {}
 
-  absl::Status Begin(const v1::LintRulesHeader& header) {
+  static bool BeginsLong(const v1::LintRulesHeader& header) {
+    return CompilesLong(header.rule_set());
+  }
+
+  absl::Status Begin(const v1::LintRulesHeader& header, const IsCancelled& is_cancelled) {
     SHARDMESH_DECODE(compatibility, "compatibility", rpc::Decode(header.compatibility()));
     // Patterns that cannot be used are findings, not errors.
     SHARDMESH_DECODE(rules, "rule_set",
-                     SelectRules(*state_, header.rule_set(), Compatibility::kExact));
+                     SelectRules(*state_, header.rule_set(), Compatibility::kExact, is_cancelled));
     if (!rules.has_value()) {
       return rpc::BadField("rule_set", "is not set; it is what is looked through");
     }
@@ -317,11 +321,17 @@ class DiffAnswer {
  public:
   explicit DiffAnswer(std::shared_ptr<const ClusterState> state) : state_(std::move(state)) {}
 
-  absl::Status Begin(const v1::DiffLayoutsHeader& header) {
+  static bool BeginsLong(const v1::DiffLayoutsHeader& header) {
+    return CompilesLong(header.a().rule_set()) || CompilesLong(header.b().rule_set());
+  }
+
+  absl::Status Begin(const v1::DiffLayoutsHeader& header, const IsCancelled& is_cancelled) {
     SHARDMESH_DECODE(compatibility, "compatibility", rpc::Decode(header.compatibility()));
     SHARDMESH_ASSIGN_OR_RETURN(stored_tree_, SelectTree(*state_, header.stored_tree()));
-    SHARDMESH_RETURN_IF_ERROR(rpc::WithField(MakeResolver(header.a(), compatibility, &a_), "a"));
-    SHARDMESH_RETURN_IF_ERROR(rpc::WithField(MakeResolver(header.b(), compatibility, &b_), "b"));
+    SHARDMESH_RETURN_IF_ERROR(
+        rpc::WithField(MakeResolver(header.a(), compatibility, is_cancelled, &a_), "a"));
+    SHARDMESH_RETURN_IF_ERROR(
+        rpc::WithField(MakeResolver(header.b(), compatibility, is_cancelled, &b_), "b"));
     return rpc::WithField(SetBudget(header.budget()), "budget");
   }
 
@@ -372,7 +382,8 @@ class DiffAnswer {
     TreeQuestion question;
     SHARDMESH_DECODE(mode, "mode", rpc::Decode(choice.mode(), compatibility));
     SHARDMESH_DECODE(profile, "profile", SelectProfile(*state_, choice.profile()));
-    SHARDMESH_DECODE(rules, "rule_set", SelectRules(*state_, choice.rule_set(), compatibility));
+    SHARDMESH_DECODE(rules, "rule_set",
+                     SelectRules(*state_, choice.rule_set(), compatibility, is_cancelled));
     SHARDMESH_DECODE(mesh, "mesh", SelectMesh(*state_, choice.mesh(), compatibility));
     question.compatibility = compatibility;
     question.mode = mode;
@@ -432,6 +443,7 @@ class DiffAnswer {
   }
 
   // The spec's place in the answer's table, to which it is added if it is new.
+                            const IsCancelled& is_cancelled,
   uint32_t IndexOf(const PartitionSpec& spec, v1::DiffLayoutsResponse* response) {
     const auto [known, is_new] =
         spec_indexes_.try_emplace(spec.ToString(), static_cast<uint32_t>(spec_indexes_.size()));

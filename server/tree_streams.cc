@@ -20,13 +20,18 @@ class TreeAnswer {
   TreeAnswer(std::shared_ptr<const ClusterState> state, const CorrectionCounter& counter)
       : state_(std::move(state)), counter_(&counter) {}
 
-  absl::Status Begin(const v1::ResolveTreeHeader& header) {
+  static bool BeginsLong(const v1::ResolveTreeHeader& header) {
+    return CompilesLong(header.rule_set());
+  }
+
+  absl::Status Begin(const v1::ResolveTreeHeader& header, const IsCancelled& is_cancelled) {
     TreeQuestion question;
     SHARDMESH_DECODE(compatibility, "compatibility", rpc::Decode(header.compatibility()));
     SHARDMESH_DECODE(strict, "policy", rpc::DecodeIsStrict(header.policy()));
     SHARDMESH_DECODE(mode, "mode", rpc::Decode(header.mode(), compatibility));
     SHARDMESH_DECODE(profile, "profile", SelectProfile(*state_, header.profile()));
-    SHARDMESH_DECODE(rules, "rule_set", SelectRules(*state_, header.rule_set(), compatibility));
+    SHARDMESH_DECODE(rules, "rule_set",
+                     SelectRules(*state_, header.rule_set(), compatibility, is_cancelled));
     question.compatibility = compatibility;
     question.strict = strict;
     question.keep_unmatched = header.keep_unmatched();
