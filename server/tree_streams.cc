@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "rpc/layout_codec.h"
 #include "server/tree_resolver.h"
 #include "sharding/status_macros.h"
@@ -54,13 +55,17 @@ class TreeAnswer {
   absl::Status Add(absl::Span<const TreeTensor> tensors, const IsCancelled& is_cancelled,
                    v1::ResolveTreeResponse* response) {
     const size_t known_specs = resolver_->specs().size();
-    SHARDMESH_ASSIGN_OR_RETURN(const std::vector<TreePlacement> placements,
+    SHARDMESH_ASSIGN_OR_RETURN(std::vector<TreePlacement> placements,
                                resolver_->Add(tensors, is_cancelled));
-    for (size_t i = known_specs; i < resolver_->specs().size(); ++i) {
-      if (is_cancelled != nullptr && is_cancelled()) {
-        return absl::CancelledError("cancelled while the specs of the tree were written");
+    if (suggest_fixes_) {
+      SHARDMESH_RETURN_IF_ERROR(AddSpecsByShape(tensors, is_cancelled, &placements, response));
+    } else {
+      for (size_t i = known_specs; i < resolver_->specs().size(); ++i) {
+        if (is_cancelled != nullptr && is_cancelled()) {
+          return Cancelled();
+        }
+        Encode(resolver_->specs()[i], resolver_->specs()[i].shape, response->add_specs());
       }
-      Encode(resolver_->specs()[i], response->add_specs());
     }
     Encode(placements, response->mutable_placements());
     return absl::OkStatus();
@@ -77,10 +82,38 @@ class TreeAnswer {
   }
 
  private:
-  void Encode(const TreeSpec& from, v1::TreeSpec* to) const {
+  static absl::Status Cancelled() {
+    return absl::CancelledError("cancelled while the specs of the tree were written");
+  }
+
+  // A spec that was corrected stands in the table once for each shape: fixes are those of a shape.
+  // Turns the resolver's indexes into those of this table.
+  absl::Status AddSpecsByShape(absl::Span<const TreeTensor> tensors,
+                               const IsCancelled& is_cancelled,
+                               std::vector<TreePlacement>* placements,
+                               v1::ResolveTreeResponse* response) {
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      uint32_t& index = (*placements)[i].spec_index;
+      const TreeSpec& spec = resolver_->specs()[index];
+      const absl::Span<const int64_t> shape = tensors[i].shape;
+      const auto [known, is_new] = indexes_by_shape_.try_emplace(
+          {index, spec.corrections.empty() ? Shape() : Shape(shape.begin(), shape.end())},
+          static_cast<uint32_t>(indexes_by_shape_.size()));
+      index = known->second;
+      if (is_new) {
+        if (is_cancelled != nullptr && is_cancelled()) {
+          return Cancelled();
+        }
+        Encode(spec, shape, response->add_specs());
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  void Encode(const TreeSpec& from, absl::Span<const int64_t> shape, v1::TreeSpec* to) const {
     rpc::Encode(from.requested, to->mutable_requested());
     rpc::Encode(from.effective, to->mutable_effective());
-    EncodeCorrections(from.requested, from.shape, resolver_->question().mesh.value_or(Mesh()),
+    EncodeCorrections(from.requested, shape, resolver_->question().mesh.value_or(Mesh()),
                       {.effective = from.effective, .corrections = from.corrections},
                       suggest_fixes_, to->mutable_corrections());
   }
@@ -118,6 +151,9 @@ class TreeAnswer {
   const StoredTree* stored_tree_ = nullptr;  // of state_
   bool suggest_fixes_ = false;
   std::unique_ptr<TreeResolver> resolver_;
+  // With fixes: places in the table of the answer, by the resolver's index and the shape, which is
+  // empty for what was not corrected.
+  absl::flat_hash_map<std::pair<uint32_t, Shape>, uint32_t> indexes_by_shape_;
 };
 
 }  // namespace

@@ -267,7 +267,6 @@ Json ReportJson(const TreeReport& report) {
 }
 
 Json PlacementJson(const Placement& placement) {
-  const std::vector<SpecUse> uses = UsesOfSpecs(placement);
   Json tensors = Json::array();
   for (size_t i = 0; i < placement.tensors.size(); ++i) {
     const TreeTensor& tensor = placement.tensors[i];
@@ -283,9 +282,7 @@ Json PlacementJson(const Placement& placement) {
         {"rule", placed.rule_index.has_value() ? Json(*placed.rule_index) : Json(nullptr)},
         {"unmatched", placed.unmatched},
         {"corrections", CorrectionsJson(spec.corrections)}};
-    // Fixes were made for the shape of the first tensor that has the spec.
-    if (!spec.fixes.empty() &&
-        tensor.shape == placement.tensors[uses[placed.spec_index].first].shape) {
+    if (!spec.fixes.empty()) {
       entry["fixes"] = FixesJson(spec.fixes);
     }
     if (!placement.match_only) {

@@ -739,6 +739,10 @@ TEST_F(ClusterCommandTest, FixesThatItPrintsNeedNoCorrection) {
                 tensor["fixes"][1]["shape"] == json::array({30528, 384});
     }
   }
+    EXPECT_EQ(tensor.contains("fixes"), !tensor["corrections"].empty()) << tensor;
+    for (const json& fix : tensor.value("fixes", json::array())) {
+      EXPECT_EQ(fix["shape"].size(), tensor["shape"].size()) << tensor;
+    }
   EXPECT_TRUE(has_fix);
 }
 

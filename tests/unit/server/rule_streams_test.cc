@@ -180,6 +180,49 @@ TEST_F(RuleStreamsTest, RefusesToLookThroughWhatIsMalformed) {
   EXPECT_EQ(FieldOf(Lint(header, {with_spec})), "tensors.spec_indexes");
 }
 
+TEST_F(RuleStreamsTest, WorksOutFixesForEachShapeOfASpec) {
+  const std::vector<v1::TreeTensors> pieces = {
+      Columns({{"a", {6, 9}}, {"b", {4, 4}}, {"c", {6, 9}}}),
+      Columns({{"d", {6, 15}}, {"e", {8, 8}}, {"f", {8, 15}}})};
+  for (const bool suggest_fixes : {true, false}) {
+    grpc::ClientContext context;
+    rpc::Apply(rpc::CallOptions::Within(absl::Seconds(10)), &context);
+    const auto stream = stub().ResolveTree(&context);
+    v1::ResolveTreeRequest request;
+    AddRule("", {"fsdp", "pp"}, request.mutable_header()->mutable_rule_set());
+    request.mutable_header()->set_suggest_fixes(suggest_fixes);
+    stream->Write(request);
+    std::vector<v1::TreeSpec> specs;
+    std::vector<uint32_t> indexes;
+    v1::ResolveTreeResponse response;
+    for (const v1::TreeTensors& piece : pieces) {
+      *request.mutable_tensors() = piece;
+      stream->Write(request);
+      ASSERT_TRUE(stream->Read(&response));
+      specs.insert(specs.end(), response.specs().begin(), response.specs().end());
+      indexes.insert(indexes.end(), response.placements().spec_indexes().begin(),
+                     response.placements().spec_indexes().end());
+    }
+    stream->WritesDone();
+    ASSERT_TRUE(stream->Read(&response));
+    EXPECT_EQ(response.report().corrected_tensors(), 6);
+    EXPECT_THAT(rpc::FromGrpc(stream->Finish()), IsOk());
+    if (!suggest_fixes) {
+      EXPECT_EQ(specs.size(), 1u);
+      EXPECT_THAT(indexes, testing::Each(0u));
+      continue;
+    }
+    EXPECT_THAT(indexes, testing::ElementsAre(0, 1, 0, 2, 3, 4));
+    ASSERT_EQ(specs.size(), 5u);
+    const std::vector<std::vector<int64_t>> shapes = {{6, 9}, {4, 4}, {6, 15}, {8, 8}, {8, 15}};
+    for (size_t i = 0; i < shapes.size(); ++i) {
+      ASSERT_EQ(specs[i].corrections_size(), 1);
+      ASSERT_GT(specs[i].corrections(0).fixes_size(), 0);
+      EXPECT_THAT(specs[i].corrections(0).fixes(0).shape(), testing::ElementsAreArray(shapes[i]));
+    }
+  }
+}
+
 TEST_F(RuleStreamsTest, TellsWhichTensorsLieOtherwise) {
   v1::DiffLayoutsHeader header;
   AddRule("kernel", {"tp"}, header.mutable_a()->mutable_rule_set());
