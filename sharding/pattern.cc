@@ -7,7 +7,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
 #include "re2/re2.h"
-#include "sharding/axis_value.h"
 #include "sharding/pattern_automaton.h"
 #include "sharding/pattern_syntax.h"
 #include "sharding/reason.h"
@@ -100,6 +99,7 @@ bool Printer::Print(const PatternNode& node) {
   }
   return false;
 }
+
 // Instructions of a byte of a pattern, such as `.`, and of the classes that a letter after a
 // backslash stands for.
 constexpr int64_t kInstructionsOfByte = 8;
@@ -134,7 +134,6 @@ int64_t CountAt(std::string_view text, size_t* position) {
   return count;
 }
 
-
 bool IsAscii(std::string_view text) {
   return std::all_of(text.begin(), text.end(), [](char c) { return (c & 0x80) == 0; });
 }
@@ -157,7 +156,7 @@ absl::StatusOr<Pattern> Pattern::Create(std::string_view text) {
     auto compiled = std::make_shared<RE2>(printer.out, options);
     if (!compiled->ok()) {
       return WithReason(absl::InvalidArgumentError(
-                            StrCat("pattern ", PythonRepr(text), ": too large to compile (",
+                            StrCat("pattern ", QuotePattern(text), ": too large to compile (",
                                    compiled->error(), "); lower its repeats")),
                         Reason::kLimitExceeded);
     }
@@ -173,6 +172,7 @@ absl::StatusOr<Pattern> Pattern::Create(std::string_view text) {
   }
   return pattern;
 }
+
 int64_t Pattern::CompileCostBound(std::string_view text) {
   int64_t once = kInstructionsOfByte * (static_cast<int64_t>(text.size()) + 2);
   int64_t repeats = 1;  // of the innermost repeat, if each stood in the one before
@@ -190,7 +190,6 @@ int64_t Pattern::CompileCostBound(std::string_view text) {
   }
   return once * repeats;
 }
-
 
 bool Pattern::IsPlain(std::string_view name) {
   return !name.empty() && !name.ends_with('\n') && IsAscii(name);

@@ -10,6 +10,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "sharding/correction.h"
+#include "sharding/pattern_syntax.h"
 #include "sharding/rule_explanation.h"
 #include "sharding/spec.h"
 #include "sharding/status_macros.h"
@@ -79,7 +80,7 @@ std::vector<SpecEntry> Applied(const RuleSet& rules, int64_t rule, const LintTen
 
 // `rule 3 'attn/.*kernel'`.
 std::string RuleText(const RuleSet& rules, int64_t rule) {
-  return StrCat("rule ", rule, " ", PythonRepr(rules.rules()[static_cast<size_t>(rule)].pattern));
+  return StrCat("rule ", rule, " ", QuotePattern(rules.rules()[static_cast<size_t>(rule)].pattern));
 }
 
 std::string RuleTexts(const RuleSet& rules, absl::Span<const int64_t> indices) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/container/btree_set.h"
+#include "sharding/pattern_syntax.h"
 #include "tests/testing/golden.h"
 #include "tests/testing/status_matchers.h"
 
@@ -194,6 +195,20 @@ TEST(PatternTest, PrintsForRe2) {
   }
 }
 
+// --- Messages ---
+
+TEST(PatternTest, IsQuotedInMessagesAsItWasWritten) {
+  EXPECT_EQ(QuotePattern(R"(layers\.\d+)"), R"('layers\.\d+')");
+  EXPECT_EQ(QuotePattern(R"(\\d)"), R"('\\d')");
+  EXPECT_EQ(QuotePattern("it's"), "\"it's\"");
+  EXPECT_EQ(QuotePattern("a'\"\\'"), "'a'\"\\''");
+  EXPECT_EQ(QuotePattern("a\n\x01é"), R"('a\n\x01é')");
+  EXPECT_EQ(QuotePattern("\\"), R"('\')");
+  EXPECT_EQ(QuotePattern(""), "''");
+  EXPECT_THAT(std::string(Pattern::Create(R"(\d()").status().message()),
+              HasSubstr(R"(bad pattern '\d(': missing )"));
+}
+
 // --- Refusals ---
 
 struct Refusal {
@@ -299,15 +314,6 @@ TEST(PatternTest, BoundsWhatAPatternMayCost) {
   EXPECT_THAT(Pattern::Create("a{1000}$"), test::IsOk());
 }
 
-TEST(PatternTest, CannotBeMadeToSearchForLong) {
-  // Exponential for a backtracking matcher, in either engine.
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Pattern pattern, Pattern::Create("^(a|a)*\\bb$"));
-  EXPECT_FALSE(pattern.Search(std::string(5000, 'a')));
-  EXPECT_FALSE(pattern.Search(std::string(5000, 'a') + "\n"));
-}
-
-}  // namespace
-}  // namespace shardmesh
 // Nothing compiles to more instructions than a glance at its text tells.
 TEST(PatternTest, BoundsTheCostOfCompilingBeforehand) {
   std::vector<std::string> patterns = {"",
@@ -344,3 +350,12 @@ TEST(PatternTest, BoundsTheCostOfCompilingBeforehand) {
   EXPECT_LT(Pattern::CompileCostBound(R"(model\.layers\.\d+\.mlp\.down_proj\.weight$)"), 1'000);
 }
 
+TEST(PatternTest, CannotBeMadeToSearchForLong) {
+  // Exponential for a backtracking matcher, in either engine.
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Pattern pattern, Pattern::Create("^(a|a)*\\bb$"));
+  EXPECT_FALSE(pattern.Search(std::string(5000, 'a')));
+  EXPECT_FALSE(pattern.Search(std::string(5000, 'a') + "\n"));
+}
+
+}  // namespace
+}  // namespace shardmesh
