@@ -561,6 +561,11 @@ TEST_F(ClusterCommandTest, AnswersAboutMeshes) {
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, AllOf(HasSubstr("fsdp"), HasSubstr("4 devices"), HasSubstr("worker-0")));
 
+  result = cluster_->Run({"mesh", "show", "=2", "--exact", "--output=json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(json::parse(result.out)["axes"][0]["name"], "");
+  EXPECT_EQ(cluster_->Run({"mesh", "show", "=2"}).exit_code, 1) << "an axis without a name";
+
   result = cluster_->Run({"mesh", "query", "groups", "--mesh", "dp=2,tp=4", "--axes", "tp",
                           "--device", "5", "--output=json"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
