@@ -739,15 +739,15 @@ TEST_F(ClusterCommandTest, FixesThatItPrintsNeedNoCorrection) {
   const json answer = json::parse(plan.out);
   bool has_fix = false;
   for (const json& tensor : answer["tensors"]) {
+    EXPECT_EQ(tensor.contains("fixes"), !tensor["corrections"].empty()) << tensor;
+    for (const json& fix : tensor.value("fixes", json::array())) {
+      EXPECT_EQ(fix["shape"].size(), tensor["shape"].size()) << tensor;
+    }
     if (tensor["name"] == "embeddings.word_embeddings.weight") {
       has_fix = tensor["fixes"][1]["spec"] == json::array({"tp", nullptr}) &&
                 tensor["fixes"][1]["shape"] == json::array({30528, 384});
     }
   }
-    EXPECT_EQ(tensor.contains("fixes"), !tensor["corrections"].empty()) << tensor;
-    for (const json& fix : tensor.value("fixes", json::array())) {
-      EXPECT_EQ(fix["shape"].size(), tensor["shape"].size()) << tensor;
-    }
   EXPECT_TRUE(has_fix);
 }
 
@@ -969,6 +969,24 @@ TEST_F(ClusterCommandTest, LooksThroughRules) {
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.out, AllOf(HasSubstr("BAD_PATTERN"), HasSubstr("DEAD")));
   EXPECT_THAT(result.err, HasSubstr("the rules have 2 findings beside corrections"));
+}
+
+TEST_F(ClusterCommandTest, SaysOfADescriptionThatThereIsNothingToLoad) {
+  for (const auto& [name, text] : std::vector<std::pair<std::string, std::string>>{
+           {"t.json", R"({"w": {"shape": [8]}, "v": {"shape": [8]}})"},
+           {"t.jsonl", "{\"name\": \"w\", \"shape\": [8]}\n{\"name\": \"v\", \"shape\": [8]}\n"}}) {
+    const std::string path = WriteFile(Path(name), text);
+    const CommandResult result = cluster_->Run({"load", path, "--rules", kRules});
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_THAT(result.err,
+                AllOf(HasSubstr(name + ": describes a tree, 2 tensors"),
+                      HasSubstr("`shardmesh plan " + path + "`"), HasSubstr("(BAD_FILE)")));
+  }
+  const std::string broken = WriteFile(Path("broken.json"), "{\"a\": ");
+  EXPECT_THAT(cluster_->Run({"load", broken, "--rules", kRules}).err,
+              Not(HasSubstr("describes a tree")));
+  EXPECT_THAT(cluster_->Run({"plan", broken, "--rules", kRules}).err,
+              HasSubstr("expected '[', '{', or a literal"));
 }
 
 TEST_F(ClusterCommandTest, KeepsTreesAndLooksThroughRulesOverThem) {
