@@ -132,6 +132,10 @@ class Linter {
   void LookAtSpec(const Subject& subject, const PartitionSpec& spec, size_t index,
                   int64_t elements);
 
+  // Whether it would go by rules, were it no scalar.
+  bool IsUnaskedScalar(const LintTensor& tensor) const {
+    return tensor.axes == nullptr && rules_.ReplicatesUnasked(tensor.shape);
+  }
   bool IsCancelled() const { return options_.is_cancelled != nullptr && options_.is_cancelled(); }
   absl::Status Cancelled(size_t tensors) const {
     return absl::CancelledError(
@@ -192,7 +196,9 @@ absl::StatusOr<LintReport> Linter::Lint() {
     }
     SHARDMESH_RETURN_IF_ERROR(LookAtRules(i, elements));
     LookAtAxes(i, elements);
-    ++report_.trees[static_cast<size_t>(tensor.tree)].tensors;
+    LintTreeReport& tree = report_.trees[static_cast<size_t>(tensor.tree)];
+    ++tree.tensors;
+    tree.scalars += IsUnaskedScalar(tensor) ? 1 : 0;
   }
   Report();
   if (IsCancelled()) {
@@ -203,8 +209,7 @@ absl::StatusOr<LintReport> Linter::Lint() {
 
 absl::Status Linter::LookAtRules(size_t index, int64_t elements) {
   const LintTensor& tensor = tree_[index];
-  const bool is_scalar = !tensor.shape.has_value() || tensor.shape->empty();
-  if (tensor.axes != nullptr || (rules_.strict() && is_scalar)) {
+  if (tensor.axes != nullptr || IsUnaskedScalar(tensor)) {
     return absl::OkStatus();
   }
   ++asked_;

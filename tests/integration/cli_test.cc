@@ -969,6 +969,31 @@ TEST_F(ClusterCommandTest, LooksThroughRules) {
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.out, AllOf(HasSubstr("BAD_PATTERN"), HasSubstr("DEAD")));
   EXPECT_THAT(result.err, HasSubstr("the rules have 2 findings beside corrections"));
+  EXPECT_THAT(result.out, Not(HasSubstr("scalar")));
+}
+
+TEST_F(ClusterCommandTest, TellsGivenTreesAndTheirScalarsApart) {
+  const std::string rules =
+      WriteFile(Path("two.yaml"), "rules:\n- {pattern: 'w\\d+$', spec: [tp]}\n");
+  const std::string a = WriteFile(
+      Path("a.json"), R"({"w1": {"shape": [8]}, "step": {"shape": []}, "v": {"shape": [8]}})");
+  const std::string b = WriteFile(Path("b.json"), R"({"w1": {"shape": [8]}})");
+  CommandResult result = cluster_->Run({"rules", "lint", rules, "--tree", a, "--tree", b});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.out, AllOf(HasSubstr("no rule matches 'v' (in tree '" + a + "')"),
+                                HasSubstr("4 tensors of 2 trees on "),
+                                HasSubstr("1 scalar of these left out")));
+  result = cluster_->Run({"rules", "lint", rules, "--tree", a, "--tree", b, "--output=json"});
+  const json answer = json::parse(result.out);
+  EXPECT_EQ(answer["scalars"], 1);
+  EXPECT_EQ(answer["trees"][0]["name"], a);
+  EXPECT_EQ(answer["trees"][0]["scalars"], 1);
+  EXPECT_EQ(answer["trees"][1]["name"], b);
+  EXPECT_EQ(answer["trees"][1]["unmatched_tensors"], 0);
+  EXPECT_EQ(cluster_->Run({"rules", "lint", rules, "--tree", a, "--tree", a}).exit_code, 2);
+  result = cluster_->Run({"rules", "lint", rules, "--tree", b, "--mesh", "dp=2", "--strict"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.out, HasSubstr(R"(rule 0 'w\d+$')")) << "as it was written";
 }
 
 TEST_F(ClusterCommandTest, SaysOfADescriptionThatThereIsNothingToLoad) {

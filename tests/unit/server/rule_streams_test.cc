@@ -180,6 +180,67 @@ TEST_F(RuleStreamsTest, RefusesToLookThroughWhatIsMalformed) {
   EXPECT_EQ(FieldOf(Lint(header, {with_spec})), "tensors.spec_indexes");
 }
 
+TEST_F(RuleStreamsTest, LooksThroughRulesOverSeveralTreesOfARequestByThemselves) {
+  v1::LintRulesHeader header;
+  AddRule("kernel", {"tp"}, header.mutable_rule_set());
+  AddRule("gate", {"tp"}, header.mutable_rule_set());
+  AddRule("bias", {}, header.mutable_rule_set());
+  const auto add_tree = [&header](const std::string& name, int64_t tensors) {
+    v1::LintGivenTree* const tree = header.add_given_trees();
+    tree->set_name(name);
+    tree->set_tensors(tensors);
+  };
+  add_tree("bert.json", 3);
+  add_tree("moe.json", 2);
+  // Pieces need not end where trees do.
+  const std::vector<v1::TreeTensors> pieces = {Columns({{"kernel", {8}}, {"step", {}}}),
+                                               Columns({{"embedding", {8}}, {"kernel", {8}}}),
+                                               Columns({{"gate", {8}}})};
+  ASSERT_THAT(Lint(header, pieces), IsOk());
+  ASSERT_EQ(lint_.trees_size(), 2);
+  EXPECT_EQ(lint_.trees(0).name(), "bert.json");
+  EXPECT_EQ(lint_.trees(0).source(), v1::LintTree::SOURCE_REQUEST);
+  EXPECT_EQ(lint_.trees(0).tensors(), 3);
+  EXPECT_EQ(lint_.trees(0).scalars(), 1);
+  EXPECT_EQ(lint_.trees(0).dead_rules(), 2);
+  EXPECT_EQ(lint_.trees(0).unmatched_tensors(), 1);
+  EXPECT_EQ(lint_.trees(1).name(), "moe.json");
+  EXPECT_EQ(lint_.trees(1).tensors(), 2);
+  EXPECT_EQ(lint_.trees(1).scalars(), 0);
+  EXPECT_EQ(lint_.trees(1).dead_rules(), 1);
+  ASSERT_EQ(lint_.findings_size(), 2) << "one rule is dead in both";
+  EXPECT_EQ(lint_.findings(0).kind(), v1::LintFinding::KIND_DEAD);
+  EXPECT_EQ(lint_.findings(0).rules(0), 2);
+  EXPECT_EQ(lint_.findings(1).kind(), v1::LintFinding::KIND_UNMATCHED);
+  EXPECT_THAT(lint_.findings(1).trees(), testing::ElementsAre(0));
+  EXPECT_THAT(lint_.findings(1).message(), HasSubstr("(in tree 'bert.json')"));
+
+  absl::Status status = Lint(header, {pieces[0]});
+  EXPECT_THAT(status, StatusIs(kInvalid, Reason::kBadField));
+  EXPECT_EQ(FieldOf(status), "header.given_trees");
+  status = Lint(header, {pieces[0], pieces[1], pieces[2], pieces[2]});
+  EXPECT_THAT(status, StatusIs(kInvalid, Reason::kBadField));
+  EXPECT_EQ(FieldOf(status), "tensors");
+  EXPECT_THAT(Lint(header, {pieces[0], pieces[1], Columns({{"kernel", {9}}})}),
+              StatusIs(kInvalid, Reason::kBadField))
+      << "twice in a tree";
+  add_tree("bert.json", 1);
+  EXPECT_EQ(FieldOf(Lint(header, pieces)), "header.given_trees[2].name");
+  header.mutable_given_trees(2)->set_name("");
+  EXPECT_EQ(FieldOf(Lint(header, pieces)), "header.given_trees[2].name");
+  header.mutable_given_trees(2)->set_name("third");
+  header.mutable_given_trees(2)->set_tensors(0);
+  EXPECT_EQ(FieldOf(Lint(header, pieces)), "header.given_trees[2].tensors");
+  header.set_all_stored_trees(true);
+  EXPECT_EQ(FieldOf(Lint(header, {})), "header.given_trees");
+  header.set_all_stored_trees(false);
+  header.clear_given_trees();
+  for (int i = 0; i <= 1'000; ++i) {
+    add_tree(std::to_string(i), 1);
+  }
+  EXPECT_THAT(Lint(header, {}), StatusIs(kInvalid, Reason::kLimitExceeded));
+}
+
 TEST_F(RuleStreamsTest, WorksOutFixesForEachShapeOfASpec) {
   const std::vector<v1::TreeTensors> pieces = {
       Columns({{"a", {6, 9}}, {"b", {4, 4}}, {"c", {6, 9}}}),
