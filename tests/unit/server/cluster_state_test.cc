@@ -103,9 +103,9 @@ class ClusterStateTest : public testing::Test {
     return mesh.ok() ? (*mesh)->mesh.size() : -1;
   }
   std::vector<int64_t> VersionsOf(const std::string& name) {
+    const auto found = publisher_->state().Versions(DefinitionKind::kMesh, name);
     std::vector<int64_t> versions;
-    for (const ClusterState::Version& version :
-         *publisher_->state().Versions(DefinitionKind::kMesh, name)) {
+    for (const ClusterState::Version& version : *found) {
       versions.push_back(version.version);
     }
     return versions;
