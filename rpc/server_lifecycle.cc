@@ -10,11 +10,10 @@
 #include <utility>
 
 #include "grpc/health/v1/health.pb.h"
+#include "rpc/call_interceptors.h"
 #include "rpc/host_port.h"
 #include "rpc/library_logs.h"
-#include "rpc/rpc_metrics.h"
 #include "rpc/transport_args.h"
-#include "rpc/unparsed_requests.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -65,12 +64,8 @@ absl::StatusOr<std::unique_ptr<ServerLifecycle>> ServerLifecycle::Start(
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
                              static_cast<int>(absl::ToInt64Milliseconds(kMinPingInterval)));
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
-  // A status to be sent passes them in this order: calls are counted as they are answered.
   std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> creators;
-  creators.push_back(UnparsedRequestInterceptors(service_names));
-  if (options.metrics != nullptr) {
-    creators.push_back(RpcMetricsInterceptors(*options.metrics, service_names));
-  }
+  creators.push_back(CallInterceptors(options.metrics, service_names));
   builder.experimental().SetInterceptorCreators(std::move(creators));
   if (options.customize) {
     options.customize(builder);

@@ -1,4 +1,6 @@
 // The program shardmesh-coordinator.
+#include <malloc.h>
+
 #include <cstdint>
 #include <cstdio>
 #include <limits>
@@ -15,7 +17,15 @@
 namespace shardmesh::server {
 namespace {
 
+// Keeps what a large tree took for the next one: memory that goes back to the system after each
+// call is cleared by the kernel page by page when it is taken again, a tenth of such a call's time.
+void KeepFreedMemory() {
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);
+  mallopt(M_TRIM_THRESHOLD, 64 << 20);
+}
+
 int Main(int argc, char** argv) {
+  KeepFreedMemory();
   rpc::StopSignal stop;
   CoordinatorOptions options;
   std::string mesh;

@@ -54,14 +54,14 @@ absl::StatusOr<std::unique_ptr<TreeResolver>> TreeResolver::Create(TreeQuestion 
 }
 
 absl::Status TreeResolver::Remember(std::string_view name) {
-  const auto [place, is_new] = names_.insert(ToAbsl(name));
+  const auto [place, is_new] = names_.insert({ToAbsl(name), absl::HashOf(name)});
   if (!is_new) {
     return InvalidArgument(Reason::kBadField, "the tensor is listed twice");
   }
   char* const bytes = static_cast<char*>(name_bytes_.allocate(name.size(), 1));
   std::memcpy(bytes, name.data(), name.size());
   // The same bytes elsewhere: the key's hash and equality stay what they are.
-  const_cast<absl::string_view&>(*place) = absl::string_view(bytes, name.size());
+  const_cast<absl::string_view&>(place->bytes) = absl::string_view(bytes, name.size());
   return absl::OkStatus();
 }
 

@@ -118,6 +118,19 @@ class TreeResolver {
     int64_t rule;
     absl::Span<const int64_t> shape;
   };
+  // A name with its hash, which a table that grows does not work out again.
+  struct Name {
+    absl::string_view bytes;
+    size_t hash;
+  };
+  struct NameHash {
+    size_t operator()(const Name& name) const { return name.hash; }
+  };
+  struct NameEqual {
+    bool operator()(const Name& a, const Name& b) const {
+      return a.hash == b.hash && a.bytes == b.bytes;
+    }
+  };
   struct SourceHash {
     using is_transparent = void;
     size_t operator()(const SourceView& view) const {
@@ -162,7 +175,7 @@ class TreeResolver {
   TreeCounts counts_;
   std::optional<LayoutAnalysis> analysis_;
   std::pmr::monotonic_buffer_resource name_bytes_{size_t{1} << 20};
-  absl::flat_hash_set<absl::string_view> names_;             // of bytes in name_bytes_
+  absl::flat_hash_set<Name, NameHash, NameEqual> names_;     // of bytes in name_bytes_
   std::string rule_name_;                                    // kept for its memory
   absl::flat_hash_map<std::string, uint32_t> spec_indexes_;  // by the specs' texts
   absl::flat_hash_map<Source, Placed, SourceHash, SourceEqual> placed_;

@@ -1,6 +1,7 @@
 // Texts and factories of axis values.
 #include "sharding/axis_value.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <utility>
@@ -98,6 +99,12 @@ std::string AxisValue::ToString() const {
 }
 
 std::string PythonRepr(std::string_view text) {
+  const bool is_plain = std::all_of(text.begin(), text.end(), [](char c) {
+    return c >= ' ' && c <= '~' && c != '\'' && c != '\\';
+  });
+  if (is_plain) {
+    return StrCat("'", text, "'");
+  }
   // Python prefers single quotes and changes to double ones only to save escapes.
   const bool has_single = text.find('\'') != std::string_view::npos;
   const bool has_double = text.find('"') != std::string_view::npos;
