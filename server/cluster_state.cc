@@ -85,17 +85,57 @@ absl::StatusOr<std::shared_ptr<Definition>> Decode(std::string_view name, std::s
   return definition;
 }
 
+// That of a record which cannot be read.
+absl::Status UnreadableVersion(std::string_view name, int64_t version, const absl::Status& status) {
+  return WithReason(absl::DataLossError(StrCat("cannot read version ", version, " of \"", name,
+                                               "\" in the store: ", ToStd(status.message()))),
+                    Reason::kStoreFailed);
+}
+
 absl::StatusOr<std::shared_ptr<const Definition>> Decode(std::string_view name,
                                                          const ReplacedDefinition& replaced,
                                                          int64_t min_sharding_size) {
+  SHARDMESH_RETURN_IF_ERROR(replaced.readable);
   auto definition = Decode(name, *replaced.record, replaced.revision, min_sharding_size);
   if (!definition.ok()) {
-    return WithReason(
-        absl::DataLossError(StrCat("cannot read version ", replaced.version, " of \"", name,
-                                   "\" in the store: ", ToStd(definition.status().message()))),
-        Reason::kStoreFailed);
+    return UnreadableVersion(name, replaced.version, definition.status());
   }
   return definition;
+}
+
+ReplacedDefinition MakeReplaced(std::string_view name, int64_t version, const KeptValue& kept) {
+  ReplacedDefinition replaced{.version = version,
+                              .revision = kept.mod_revision,
+                              .updated = {},
+                              .readable = {},
+                              .record = kept.value};
+  std::string wire_value;
+  const auto definition = DecodeWithoutValue(name, *kept.value, kept.mod_revision, &wire_value);
+  if (!definition.ok()) {
+    replaced.readable = UnreadableVersion(name, version, definition.status());
+    return replaced;
+  }
+  replaced.updated = (*definition)->updated;
+  replaced.size_bytes = static_cast<int64_t>(wire_value.size());
+  return replaced;
+}
+
+// What `previous` knows of the version that is kept there; nullopt if nothing.
+std::optional<ReplacedDefinition> KnownReplaced(const Definition& previous, const KeptValue& kept) {
+  if (previous.revision == kept.mod_revision) {
+    return ReplacedDefinition{.version = previous.version,
+                              .revision = previous.revision,
+                              .updated = previous.updated,
+                              .size_bytes = static_cast<int64_t>(previous.wire_value.size()),
+                              .readable = {},
+                              .record = kept.value};
+  }
+  for (const ReplacedDefinition& replaced : previous.replaced) {
+    if (replaced.revision == kept.mod_revision) {
+      return replaced;
+    }
+  }
+  return std::nullopt;
 }
 
 // What stands behind the '@' of a reference; nullopt if it is no version.
@@ -240,19 +280,17 @@ absl::StatusOr<std::shared_ptr<const StoredTree>> ClusterState::FindTree(
 absl::StatusOr<std::vector<ClusterState::Version>> ClusterState::Versions(
     DefinitionKind kind, std::string_view name) const {
   SHARDMESH_ASSIGN_OR_RETURN(const auto current, Find(kind, name));
-  const auto version_of = [](const Definition& definition, std::string_view wire_value) {
-    return Version{.version = definition.version,
-                   .revision = definition.revision,
-                   .updated = definition.updated,
-                   .size_bytes = static_cast<int64_t>(wire_value.size())};
-  };
-  std::vector<Version> versions = {version_of(*current, current->wire_value)};
+  std::vector<Version> versions = {
+      {.version = current->version,
+       .revision = current->revision,
+       .updated = current->updated,
+       .size_bytes = static_cast<int64_t>(current->wire_value.size())}};
   for (const ReplacedDefinition& replaced : current->replaced) {
-    std::string wire_value;
-    SHARDMESH_ASSIGN_OR_RETURN(
-        const auto definition,
-        DecodeWithoutValue(name, *replaced.record, replaced.revision, &wire_value));
-    versions.push_back(version_of(*definition, wire_value));
+    SHARDMESH_RETURN_IF_ERROR(replaced.readable);
+    versions.push_back({.version = replaced.version,
+                        .revision = replaced.revision,
+                        .updated = replaced.updated,
+                        .size_bytes = replaced.size_bytes});
   }
   return versions;
 }
@@ -291,7 +329,7 @@ absl::Status StatePublisher::Load() {
                           Reason::kStoreFailed);
       }
       const std::shared_ptr<Definition> definition = *std::move(decoded);
-      definition->replaced = ReplacedBy(*definition, kind, stored.revision);
+      definition->replaced = ReplacedBy(*definition, kind, stored.revision, nullptr);
       state->definitions_[static_cast<size_t>(kind)].emplace(name, definition);
     }
   }
@@ -301,15 +339,19 @@ absl::Status StatePublisher::Load() {
 }
 
 std::vector<ReplacedDefinition> StatePublisher::ReplacedBy(const Definition& definition,
-                                                           DefinitionKind kind, Revision at) const {
+                                                           DefinitionKind kind, Revision at,
+                                                           const Definition* previous) const {
   std::vector<ReplacedDefinition> replaced;
   const auto history = store_->History(KeyOf(kind, definition.name), at);
   // The definition itself comes first. Each update writes the key once, and adds one to the
   // version.
   for (size_t i = 1; history.ok() && i < history->size(); ++i) {
-    replaced.push_back({.version = definition.version - static_cast<int64_t>(i),
-                        .revision = (*history)[i].mod_revision,
-                        .record = (*history)[i].value});
+    const KeptValue& kept = (*history)[i];
+    auto known = previous == nullptr ? std::nullopt : KnownReplaced(*previous, kept);
+    replaced.push_back(
+        known.has_value()
+            ? *std::move(known)
+            : MakeReplaced(definition.name, definition.version - static_cast<int64_t>(i), kept));
   }
   return replaced;
 }
@@ -471,22 +513,23 @@ void StatePublisher::Write(Verb verb, Change change, DefinitionKind kind, std::s
   } else {
     transaction.puts.push_back({.key = key, .value = Encode(*definition)});
   }
-  store_->Commit(std::move(transaction),
-                 [this, definition = std::move(definition), kind, verb,
-                  request_id = std::move(change.request_id),
-                  callback = std::move(callback)](absl::StatusOr<Revision> revision) mutable {
-                   if (!revision.ok()) {
-                     requests_->Abandon(request_id);
-                     return std::move(callback)(revision.status());
-                   }
-                   definition->revision = *revision;
-                   if (verb == Verb::kUpdate) {
-                     definition->replaced = ReplacedBy(*definition, kind, *revision);
-                   }
-                   Publish(definition, kind, verb == Verb::kDelete);
-                   requests_->Finish(request_id, *revision);
-                   std::move(callback)(std::move(definition));
-                 });
+  store_->Commit(
+      std::move(transaction),
+      [this, definition = std::move(definition), kind, verb,
+       previous = existing.ok() ? *existing : nullptr, request_id = std::move(change.request_id),
+       callback = std::move(callback)](absl::StatusOr<Revision> revision) mutable {
+        if (!revision.ok()) {
+          requests_->Abandon(request_id);
+          return std::move(callback)(revision.status());
+        }
+        definition->revision = *revision;
+        if (verb == Verb::kUpdate) {
+          definition->replaced = ReplacedBy(*definition, kind, *revision, previous.get());
+        }
+        Publish(definition, kind, verb == Verb::kDelete);
+        requests_->Finish(request_id, *revision);
+        std::move(callback)(std::move(definition));
+      });
 }
 
 void StatePublisher::Publish(std::shared_ptr<const Definition> definition, DefinitionKind kind,

@@ -42,6 +42,10 @@ DefinitionKind KindOf(const DefinitionValue& value);
 struct ReplacedDefinition {
   int64_t version = 0;
   Revision revision = 0;  // of the store, when it was made
+  absl::Time updated;
+  int64_t size_bytes = 0;  // of its wire value
+  // DATA_LOSS (STORE_FAILED) if the record cannot be read; neither time nor size are known then.
+  absl::Status readable;
   std::shared_ptr<const std::string> record;
 };
 
@@ -95,7 +99,8 @@ class ClusterState {
   absl::StatusOr<std::shared_ptr<const StoredTree>> FindTree(std::string_view reference) const;
 
   // The current version of a definition and those before that are kept, the newest first; without
-  // their values. NOT_FOUND as for Find.
+  // their values. Takes a name alone. NOT_FOUND as for Find; DATA_LOSS (STORE_FAILED) names the
+  // version whose record cannot be read.
   struct Version {
     int64_t version = 0;
     Revision revision = 0;
@@ -177,9 +182,10 @@ class StatePublisher {
                  int64_t min_sharding_size);
 
   absl::Status Load();
-  // What the store keeps of the versions before that of `definition`, as of revision `at`.
+  // What the store keeps of the versions before that of `definition`, as of revision `at`. What
+  // `previous`, the one before it, knows of them is not read again; it may be null.
   std::vector<ReplacedDefinition> ReplacedBy(const Definition& definition, DefinitionKind kind,
-                                             Revision at) const;
+                                             Revision at, const Definition* previous) const;
   void Write(Verb verb, Change change, DefinitionKind kind, std::string wire_value,
              DefinitionValue value, Callback callback);
   void Publish(std::shared_ptr<const Definition> definition, DefinitionKind kind, bool deleted);

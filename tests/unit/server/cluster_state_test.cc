@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -291,6 +292,59 @@ TEST_F(ClusterStateTest, SaysWhichVersionsThereAre) {
   }
   EXPECT_THAT(publisher_->state().Versions(DefinitionKind::kMesh, "oncee"),
               StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+}
+
+TEST_F(ClusterStateTest, NamesAnOlderVersionThatCannotBeRead) {
+  ASSERT_TRUE(Create("m", 4).ok());
+  ASSERT_TRUE(Update("m", 8).ok());
+  const std::string second = store_->Get("mesh/m")->value;
+  const auto write = [this](std::optional<std::string> value) {
+    Transaction transaction;
+    if (value.has_value()) {
+      transaction.puts.push_back({.key = "mesh/m", .value = *std::move(value)});
+    } else {
+      transaction.deletes.emplace_back("mesh/m");
+    }
+    ASSERT_TRUE(CommitAndWait(*store_, std::move(transaction)).ok());
+  };
+  write(std::nullopt);
+  write("\xFF");
+  write(second);
+  Open(std::move(store_));
+  EXPECT_EQ(SizeOf("m"), 8) << "the current one is as it was";
+  for (const absl::Status& status :
+       {publisher_->state().FindMesh("m@1").status(),
+        publisher_->state().Versions(DefinitionKind::kMesh, "m").status()}) {
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed));
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("cannot read version 1 of \"m\" in the store: the record is not"));
+  }
+}
+
+TEST_F(ClusterStateTest, TellsOfOlderVersionsWhatItToldWhenTheyWereCurrent) {
+  ASSERT_TRUE(CreateTree("t", TreeValue(1)).ok());
+  for (int i = 2; i <= 40; ++i) {
+    clock_.Advance(absl::Seconds(i));
+    const Answer updated = Wait([&](StatePublisher::Callback done) {
+      publisher_->Update({.request_id = "", .name = "t"}, TreeValue(i), std::move(done));
+    });
+    ASSERT_TRUE(updated.ok()) << updated.status();
+  }
+  const auto as_changed = *publisher_->state().Versions(DefinitionKind::kTree, "t");
+  Open(std::move(store_));
+  const auto as_loaded = *publisher_->state().Versions(DefinitionKind::kTree, "t");
+  ASSERT_EQ(as_changed.size(), 32u);
+  ASSERT_EQ(as_loaded.size(), 32u);
+  for (size_t i = 0; i < as_changed.size(); ++i) {
+    const int64_t version = 40 - static_cast<int64_t>(i);
+    EXPECT_EQ(as_changed[i].version, version);
+    EXPECT_EQ(as_changed[i].size_bytes,
+              static_cast<int64_t>(TreeValue(static_cast<int>(version)).size()));
+    EXPECT_EQ(as_loaded[i].version, as_changed[i].version);
+    EXPECT_EQ(as_loaded[i].revision, as_changed[i].revision);
+    EXPECT_EQ(as_loaded[i].updated, as_changed[i].updated);
+    EXPECT_EQ(as_loaded[i].size_bytes, as_changed[i].size_bytes);
+  }
 }
 
 TEST_F(ClusterStateTest, KeepsFewerVersionsOfWhatIsLarge) {
