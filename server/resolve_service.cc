@@ -104,7 +104,7 @@ class ResolveService final : public ResolveServiceBase {
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ResolveTree(
       grpc::CallbackServerContext*) override {
     return new TreeBidiReactor(MakeResolveTreeCall(options_.publisher->shared_state(), counter_),
-                               &background_);
+                               &beginnings_);
   }
   grpc::ServerReadReactor<grpc::ByteBuffer>* LintRules(grpc::CallbackServerContext*,
                                                        grpc::ByteBuffer* response) override {
@@ -115,7 +115,7 @@ class ResolveService final : public ResolveServiceBase {
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* DiffLayouts(
       grpc::CallbackServerContext*) override {
     return new TreeBidiReactor(MakeDiffLayoutsCall(options_.publisher->shared_state()),
-                               &background_);
+                               &beginnings_);
   }
 
   grpc::ServerUnaryReactor* PlanReshard(grpc::CallbackServerContext*,
@@ -258,7 +258,10 @@ class ResolveService final : public ResolveServiceBase {
   const ResolveServiceOptions options_;
   const CorrectionCounter counter_;
   AnswerCache answers_{kRememberedBytes};
-  Background background_{2};  // last: its tasks use the above
+  // Last: their tasks use the above. Headers of streams whose rules take long to compile have
+  // threads of their own, so that they do not wait behind calls that take seconds.
+  Background background_{2};
+  Background beginnings_{2};
 };
 
 }  // namespace

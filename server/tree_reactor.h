@@ -58,32 +58,36 @@ class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
       parsed_ = parsed;
       (ok ? has_request_ : has_all_) = true;
     }
-    Proceed();
+    Proceed(false);
   }
   void OnWriteDone(bool ok) override {
     {
       absl::MutexLock lock(&mutex_);
-      is_busy_ = false;
       is_broken_ = is_broken_ || !ok;
     }
-    Proceed();
+    Proceed(true);
   }
   void OnCancel() override { cancelled_.store(true, std::memory_order_relaxed); }
   void OnDone() override { delete this; }
 
  private:
-  // Answers what is there to be answered, unless that is being done.
-  void Proceed() {
+  // Answers what is there to be answered, unless somebody else does that; `is_mine`: it is this
+  // caller who does. Where it lets go of that, it touches nothing any more: on a thread of the
+  // background nothing keeps the call from ending then.
+  void Proceed(bool is_mine) {
     while (true) {
       bool at_end = false;
       bool finishes = false;
       absl::Status parsed;
       {
         absl::MutexLock lock(&mutex_);
-        if (is_busy_ || finished_ || (!has_request_ && !has_all_ && !closing_ && !is_broken_)) {
+        if (is_busy_ && !is_mine) {
           return;
         }
-        is_busy_ = true;
+        is_busy_ = is_mine = !finished_ && (has_request_ || has_all_ || closing_ || is_broken_);
+        if (!is_mine) {
+          return;
+        }
         if (closing_ || is_broken_) {
           finished_ = finishes = true;
         } else if (has_request_) {
@@ -110,7 +114,7 @@ class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
       if (call_->TakesLong(request)) {
         const bool taken = background_->Run([this, &request] {
           if (Take(request)) {
-            Proceed();
+            Proceed(true);
           }
         });
         return taken ? void() : Fail(TooManyWait());
@@ -129,8 +133,6 @@ class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
       status.ok() ? Write() : Fail(status);
       return false;
     }
-    absl::MutexLock lock(&mutex_);
-    is_busy_ = false;
     return true;
   }
 

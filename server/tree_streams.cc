@@ -1,6 +1,7 @@
 // The calls of ResolveService that stream trees: what each does with the tensors.
 #include "server/tree_streams.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -64,7 +65,7 @@ class TreeAnswer {
         if (is_cancelled != nullptr && is_cancelled()) {
           return Cancelled();
         }
-        Encode(resolver_->specs()[i], resolver_->specs()[i].shape, response->add_specs());
+        Encode(resolver_->specs()[i], resolver_->specs()[i].shape, response->add_specs(), false);
       }
     }
     Encode(placements, response->mutable_placements());
@@ -82,12 +83,16 @@ class TreeAnswer {
   }
 
  private:
+  // Of specs with fixes in one call: what is sent at a time, and worked out, is bounded.
+  static constexpr size_t kMaxFixedBytes = size_t{1} << 20;
+
   static absl::Status Cancelled() {
     return absl::CancelledError("cancelled while the specs of the tree were written");
   }
 
   // A spec that was corrected stands in the table once for each shape: fixes are those of a shape.
-  // Turns the resolver's indexes into those of this table.
+  // Once the fixes have kMaxFixedBytes, it stands there once without any. Turns the resolver's
+  // indexes into those of this table.
   absl::Status AddSpecsByShape(absl::Span<const TreeTensor> tensors,
                                const IsCancelled& is_cancelled,
                                std::vector<TreePlacement>* placements,
@@ -96,26 +101,44 @@ class TreeAnswer {
       uint32_t& index = (*placements)[i].spec_index;
       const TreeSpec& spec = resolver_->specs()[index];
       const absl::Span<const int64_t> shape = tensors[i].shape;
-      const auto [known, is_new] = indexes_by_shape_.try_emplace(
-          {index, spec.corrections.empty() ? Shape() : Shape(shape.begin(), shape.end())},
-          static_cast<uint32_t>(indexes_by_shape_.size()));
-      index = known->second;
+      const Key with_fixes(index, MayHaveFixes(spec) ? Shape(shape.begin(), shape.end()) : Shape());
+      const Key without(index, Shape());
+      const auto next = static_cast<uint32_t>(indexes_by_shape_.size());
+      if (const auto known = indexes_by_shape_.find(with_fixes); known != indexes_by_shape_.end()) {
+        index = known->second;
+        continue;
+      }
+      const bool leaves_out = MayHaveFixes(spec) && fixed_bytes_ > kMaxFixedBytes;
+      const auto [place, is_new] =
+          indexes_by_shape_.try_emplace(leaves_out ? without : with_fixes, next);
+      index = place->second;
       if (is_new) {
         if (is_cancelled != nullptr && is_cancelled()) {
           return Cancelled();
         }
-        Encode(spec, shape, response->add_specs());
+        v1::TreeSpec* const added = response->add_specs();
+        Encode(spec, shape, added, !leaves_out);
+        added->set_fixes_left_out(leaves_out);
+        fixed_bytes_ += leaves_out ? 0 : added->ByteSizeLong();
       }
     }
     return absl::OkStatus();
   }
 
-  void Encode(const TreeSpec& from, absl::Span<const int64_t> shape, v1::TreeSpec* to) const {
+  // Nothing but another tensor mends one that is too small.
+  static bool MayHaveFixes(const TreeSpec& spec) {
+    return std::any_of(
+        spec.corrections.begin(), spec.corrections.end(),
+        [](const Correction& correction) { return correction.reason != Reason::kBelowMinSize; });
+  }
+
+  void Encode(const TreeSpec& from, absl::Span<const int64_t> shape, v1::TreeSpec* to,
+              bool with_fixes) const {
     rpc::Encode(from.requested, to->mutable_requested());
     rpc::Encode(from.effective, to->mutable_effective());
     EncodeCorrections(from.requested, shape, resolver_->question().mesh.value_or(Mesh()),
-                      {.effective = from.effective, .corrections = from.corrections},
-                      suggest_fixes_, to->mutable_corrections());
+                      {.effective = from.effective, .corrections = from.corrections}, with_fixes,
+                      to->mutable_corrections());
   }
 
   // Columns that say nothing stay away.
@@ -152,8 +175,10 @@ class TreeAnswer {
   bool suggest_fixes_ = false;
   std::unique_ptr<TreeResolver> resolver_;
   // With fixes: places in the table of the answer, by the resolver's index and the shape, which is
-  // empty for what was not corrected.
-  absl::flat_hash_map<std::pair<uint32_t, Shape>, uint32_t> indexes_by_shape_;
+  // empty where there are no fixes.
+  using Key = std::pair<uint32_t, Shape>;
+  absl::flat_hash_map<Key, uint32_t> indexes_by_shape_;
+  size_t fixed_bytes_ = 0;  // of the specs with fixes
 };
 
 }  // namespace

@@ -106,6 +106,9 @@ void PrintCorrections(const Placement& placement) {
         }
       }
     }
+    if (spec.fixes_left_out) {
+      std::cout << "    fixes: too many for one plan; ask 'shardmesh resolve --spec' about this one\n";
+    }
   }
 }
 
@@ -284,6 +287,9 @@ Json PlacementJson(const Placement& placement) {
         {"corrections", CorrectionsJson(spec.corrections)}};
     if (!spec.fixes.empty()) {
       entry["fixes"] = FixesJson(spec.fixes);
+    }
+    if (spec.fixes_left_out) {
+      entry["fixes_left_out"] = true;
     }
     if (!placement.match_only) {
       entry["bytes_per_device"] = placed.bytes_per_device;

@@ -284,6 +284,38 @@ TEST_F(RuleStreamsTest, WorksOutFixesForEachShapeOfASpec) {
   }
 }
 
+TEST_F(RuleStreamsTest, LeavesFixesOutOnceThereAreTooMany) {
+  constexpr int kTensors = 20'000;
+  std::vector<ColumnTensor> tensors;
+  for (int i = 0; i < kTensors; ++i) {
+    tensors.push_back({std::to_string(i), {4, i + 1}});
+  }
+  grpc::ClientContext context;
+  rpc::Apply(rpc::CallOptions::Within(absl::Seconds(30)), &context);
+  const auto stream = stub().ResolveTree(&context);
+  v1::ResolveTreeRequest request;
+  AddRule("", {"pp"}, request.mutable_header()->mutable_rule_set());
+  request.mutable_header()->set_suggest_fixes(true);
+  stream->Write(request);
+  *request.mutable_tensors() = Columns(tensors);
+  stream->Write(request);
+  v1::ResolveTreeResponse response;
+  ASSERT_TRUE(stream->Read(&response));
+  ASSERT_EQ(response.placements().spec_indexes_size(), kTensors);
+  const v1::TreeSpec& last =
+      response.specs(static_cast<int>(response.placements().spec_indexes(kTensors - 1)));
+  EXPECT_TRUE(last.fixes_left_out());
+  EXPECT_EQ(last.corrections_size(), 1) << "what was corrected is told all the same";
+  EXPECT_EQ(response.placements().spec_indexes(kTensors - 2),
+            response.placements().spec_indexes(kTensors - 1));
+  EXPECT_GT(response.specs(0).corrections(0).fixes_size(), 0);
+  EXPECT_LT(response.ByteSizeLong(), size_t{3} << 20);
+  stream->WritesDone();
+  ASSERT_TRUE(stream->Read(&response));
+  EXPECT_EQ(response.report().corrected_tensors(), kTensors);
+  EXPECT_THAT(rpc::FromGrpc(stream->Finish()), IsOk());
+}
+
 TEST_F(RuleStreamsTest, TellsWhichTensorsLieOtherwise) {
   v1::DiffLayoutsHeader header;
   AddRule("kernel", {"tp"}, header.mutable_a()->mutable_rule_set());
