@@ -4,6 +4,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -15,6 +16,8 @@
 #include "rpc/outbox.h"
 #include "rpc/status.h"
 #include "rpc/time_codec.h"
+#include "server/background.h"
+#include "server/background_reactor.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -233,8 +236,15 @@ class CatalogService final : public v1::CatalogService::CallbackService {
   grpc::ServerUnaryReactor* GetEntry(grpc::CallbackServerContext* context,
                                      const v1::GetEntryRequest* request,
                                      v1::GetEntryResponse* response) override {
+    if (NamesVersion(request->name())) {
+      return new BackgroundReactor(
+          [this, request, response](const std::function<bool()>& is_cancelled) {
+            return Get(*request, is_cancelled, response);
+          },
+          &background_);
+    }
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    reactor->Finish(rpc::ToGrpc(Get(*request, response)));
+    reactor->Finish(rpc::ToGrpc(Get(*request, {}, response)));
     return reactor;
   }
 
@@ -274,9 +284,11 @@ class CatalogService final : public v1::CatalogService::CallbackService {
     };
   }
 
-  absl::Status Get(const v1::GetEntryRequest& request, v1::GetEntryResponse* response) const {
+  absl::Status Get(const v1::GetEntryRequest& request, const std::function<bool()>& is_cancelled,
+                   v1::GetEntryResponse* response) const {
     SHARDMESH_ASSIGN_OR_RETURN(const DefinitionKind kind, Decode(request.kind()));
-    const auto definition = publisher_->state().FindReferred(kind, request.name());
+    const auto definition =
+        publisher_->shared_state()->FindReferred(kind, request.name(), is_cancelled);
     if (!definition.ok()) {
       return rpc::WithField(definition.status(), "name");
     }
@@ -350,6 +362,7 @@ class CatalogService final : public v1::CatalogService::CallbackService {
   StatePublisher* const publisher_;
   const Catalogue* const catalogue_;
   StreamSet<WatchReactor> watches_;
+  Background background_{2};  // last: its tasks use the above
 };
 
 }  // namespace

@@ -75,13 +75,15 @@ absl::StatusOr<std::shared_ptr<Definition>> DecodeWithoutValue(std::string_view 
 }
 
 absl::StatusOr<std::shared_ptr<Definition>> Decode(std::string_view name, std::string_view bytes,
-                                                   Revision revision, int64_t min_sharding_size) {
+                                                   Revision revision, int64_t min_sharding_size,
+                                                   const std::function<bool()>& is_cancelled = {}) {
   std::string wire_value;
   SHARDMESH_ASSIGN_OR_RETURN(std::shared_ptr<Definition> definition,
                              DecodeWithoutValue(name, bytes, revision, &wire_value));
   definition->wire_value = std::move(wire_value);
   SHARDMESH_ASSIGN_OR_RETURN(
-      definition->value, StatePublisher::DecodeValue(definition->wire_value, min_sharding_size));
+      definition->value,
+      StatePublisher::DecodeValue(definition->wire_value, min_sharding_size, is_cancelled));
   return definition;
 }
 
@@ -92,12 +94,13 @@ absl::Status UnreadableVersion(std::string_view name, int64_t version, const abs
                     Reason::kStoreFailed);
 }
 
-absl::StatusOr<std::shared_ptr<const Definition>> Decode(std::string_view name,
-                                                         const ReplacedDefinition& replaced,
-                                                         int64_t min_sharding_size) {
+absl::StatusOr<std::shared_ptr<const Definition>> Decode(
+    std::string_view name, const ReplacedDefinition& replaced, int64_t min_sharding_size,
+    const std::function<bool()>& is_cancelled) {
   SHARDMESH_RETURN_IF_ERROR(replaced.readable);
-  auto definition = Decode(name, *replaced.record, replaced.revision, min_sharding_size);
-  if (!definition.ok()) {
+  auto definition =
+      Decode(name, *replaced.record, replaced.revision, min_sharding_size, is_cancelled);
+  if (!definition.ok() && !absl::IsCancelled(definition.status())) {
     return UnreadableVersion(name, replaced.version, definition.status());
   }
   return definition;
@@ -191,6 +194,10 @@ std::string_view DefinitionKindName(DefinitionKind kind) {
   return "";
 }
 
+bool NamesVersion(std::string_view reference) {
+  return reference.find('@') != std::string_view::npos;
+}
+
 HistoryOptions DefinitionHistory() {
   HistoryOptions options;
   for (const DefinitionKind kind : kKinds) {
@@ -219,11 +226,12 @@ absl::StatusOr<std::shared_ptr<const Definition>> ClusterState::Find(DefinitionK
                     Reason::kNotFound);
 }
 
-absl::StatusOr<std::shared_ptr<const Definition>> ClusterState::FindReferred(
-    DefinitionKind kind, std::string_view reference) const {
+absl::StatusOr<ClusterState::Referred> ClusterState::Locate(DefinitionKind kind,
+                                                            std::string_view reference) const {
   const size_t at = reference.find('@');
   if (at == std::string_view::npos) {
-    return Find(kind, reference);
+    SHARDMESH_ASSIGN_OR_RETURN(auto current, Find(kind, reference));
+    return Referred{.current = std::move(current)};
   }
   const std::optional<int64_t> version = ParseVersion(reference.substr(at + 1));
   if (!version.has_value()) {
@@ -233,20 +241,42 @@ absl::StatusOr<std::shared_ptr<const Definition>> ClusterState::FindReferred(
   }
   SHARDMESH_ASSIGN_OR_RETURN(auto current, Find(kind, reference.substr(0, at)));
   if (*version == current->version) {
-    return current;
+    return Referred{.current = std::move(current)};
   }
   for (const ReplacedDefinition& replaced : current->replaced) {
     if (replaced.version == *version) {
-      return Decode(current->name, replaced, min_sharding_size_);
+      return Referred{.current = std::move(current), .replaced = &replaced};
     }
   }
   return NoSuchVersion(kind, *current, *version);
 }
 
+absl::StatusOr<std::shared_ptr<const Definition>> ClusterState::Load(
+    const Referred& referred, const std::function<bool()>& is_cancelled) const {
+  if (referred.replaced == nullptr) {
+    return referred.current;
+  }
+  const ReplacedDefinition& replaced = *referred.replaced;
+  if (auto known = decoded_->Find(replaced.record); known != nullptr) {
+    return known;
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(
+      auto definition, Decode(referred.current->name, replaced, min_sharding_size_, is_cancelled));
+  return decoded_->Keep(replaced.record, std::move(definition));
+}
+
+absl::StatusOr<std::shared_ptr<const Definition>> ClusterState::FindReferred(
+    DefinitionKind kind, std::string_view reference,
+    const std::function<bool()>& is_cancelled) const {
+  SHARDMESH_ASSIGN_OR_RETURN(const Referred referred, Locate(kind, reference));
+  return Load(referred, is_cancelled);
+}
+
 template <typename T>
-absl::StatusOr<std::shared_ptr<const T>> ClusterState::FindValue(DefinitionKind kind,
-                                                                 std::string_view reference) const {
-  SHARDMESH_ASSIGN_OR_RETURN(auto definition, FindReferred(kind, reference));
+absl::StatusOr<std::shared_ptr<const T>> ClusterState::FindValue(
+    DefinitionKind kind, std::string_view reference,
+    const std::function<bool()>& is_cancelled) const {
+  SHARDMESH_ASSIGN_OR_RETURN(auto definition, FindReferred(kind, reference, is_cancelled));
   const T* const value = &std::get<T>(definition->value);
   return std::shared_ptr<const T>(std::move(definition), value);
 }
@@ -262,8 +292,8 @@ absl::StatusOr<std::shared_ptr<const PartitionAxis>> ClusterState::FindProfile(
 }
 
 absl::StatusOr<std::shared_ptr<const rpc::RuleSetDefinition>> ClusterState::FindRuleSet(
-    std::string_view reference) const {
-  return FindValue<rpc::RuleSetDefinition>(DefinitionKind::kRuleSet, reference);
+    std::string_view reference, const std::function<bool()>& is_cancelled) const {
+  return FindValue<rpc::RuleSetDefinition>(DefinitionKind::kRuleSet, reference, is_cancelled);
 }
 
 absl::StatusOr<std::shared_ptr<const LogicalRules>> ClusterState::FindLogicalRules(
@@ -376,8 +406,9 @@ const ClusterState& StatePublisher::state() const {
   return *cache.state;
 }
 
-absl::StatusOr<DefinitionValue> StatePublisher::DecodeValue(std::string_view wire_value,
-                                                            int64_t min_sharding_size) {
+absl::StatusOr<DefinitionValue> StatePublisher::DecodeValue(
+    std::string_view wire_value, int64_t min_sharding_size,
+    const std::function<bool()>& is_cancelled) {
   v1::EntryValue value;
   if (!value.ParseFromArray(wire_value.data(), static_cast<int>(wire_value.size()))) {
     return rpc::BadField("value", "is not an EntryValue message");
@@ -398,7 +429,8 @@ absl::StatusOr<DefinitionValue> StatePublisher::DecodeValue(std::string_view wir
       return *std::move(profile);
     }
     case v1::EntryValue::kRuleSet: {
-      auto rules = rpc::Decode(value.rule_set(), Compatibility::kDefault, min_sharding_size);
+      auto rules =
+          rpc::Decode(value.rule_set(), Compatibility::kDefault, min_sharding_size, is_cancelled);
       if (!rules.ok()) {
         return rpc::WithField(rpc::WithField(rules.status(), "rule_set"), "value");
       }

@@ -21,6 +21,7 @@
 #include "absl/time/time.h"
 #include "rpc/clock.h"
 #include "rpc/definitions.h"
+#include "server/decoded_versions.h"
 #include "server/request_memory.h"
 #include "server/store.h"
 #include "server/stored_tree.h"
@@ -62,6 +63,10 @@ struct Definition {
   std::vector<ReplacedDefinition> replaced;
 };
 
+// Whether a reference names a version, `NAME@VERSION`: one that was replaced may have to be
+// decoded, which takes as long as it took when the definition came.
+bool NamesVersion(std::string_view reference);
+
 // What the store of a StatePublisher keeps of the definitions that were replaced.
 HistoryOptions DefinitionHistory();
 
@@ -82,18 +87,33 @@ class ClusterState {
   // As it is now. NOT_FOUND names the kind and the nearest name that there is.
   absl::StatusOr<std::shared_ptr<const Definition>> Find(DefinitionKind kind,
                                                          std::string_view name) const;
-  // What questions name: `NAME`, as it is now, or `NAME@VERSION`, as it was at that version, which
-  // is decoded anew each time if it was replaced since. INVALID_ARGUMENT (BAD_FIELD) for what is no
-  // version; NOT_FOUND as for Find, and for a version that is not kept; it says which are.
-  absl::StatusOr<std::shared_ptr<const Definition>> FindReferred(DefinitionKind kind,
-                                                                 std::string_view reference) const;
+  // What a reference names, which need not be decoded yet: see FindReferred.
+  struct Referred {
+    std::shared_ptr<const Definition> current;
+    const ReplacedDefinition* replaced = nullptr;  // of `current`; null: it is itself what is named
+
+    int64_t version() const { return replaced == nullptr ? current->version : replaced->version; }
+  };
+  // INVALID_ARGUMENT (BAD_FIELD) for what is no version; NOT_FOUND as for Find, and for a version
+  // that is not kept; it says which are.
+  absl::StatusOr<Referred> Locate(DefinitionKind kind, std::string_view reference) const;
+  // The definition that was located. A version that was replaced is decoded, unless it was lately:
+  // DATA_LOSS (STORE_FAILED) names one whose record cannot be read. `is_cancelled`, if given, is
+  // asked meanwhile, and true ends it with CANCELLED.
+  absl::StatusOr<std::shared_ptr<const Definition>> Load(
+      const Referred& referred, const std::function<bool()>& is_cancelled = {}) const;
+  // What questions name: `NAME`, as it is now, or `NAME@VERSION`, as it was at that version. Locate
+  // and Load, and their errors.
+  absl::StatusOr<std::shared_ptr<const Definition>> FindReferred(
+      DefinitionKind kind, std::string_view reference,
+      const std::function<bool()>& is_cancelled = {}) const;
   // The values of what is referred to.
   absl::StatusOr<std::shared_ptr<const rpc::MeshDefinition>> FindMesh(
       std::string_view reference) const;
   absl::StatusOr<std::shared_ptr<const PartitionAxis>> FindProfile(
       std::string_view reference) const;
   absl::StatusOr<std::shared_ptr<const rpc::RuleSetDefinition>> FindRuleSet(
-      std::string_view reference) const;
+      std::string_view reference, const std::function<bool()>& is_cancelled = {}) const;
   absl::StatusOr<std::shared_ptr<const LogicalRules>> FindLogicalRules(
       std::string_view reference) const;
   absl::StatusOr<std::shared_ptr<const StoredTree>> FindTree(std::string_view reference) const;
@@ -113,12 +133,15 @@ class ClusterState {
   friend class StatePublisher;
 
   template <typename T>
-  absl::StatusOr<std::shared_ptr<const T>> FindValue(DefinitionKind kind,
-                                                     std::string_view reference) const;
+  absl::StatusOr<std::shared_ptr<const T>> FindValue(
+      DefinitionKind kind, std::string_view reference,
+      const std::function<bool()>& is_cancelled = {}) const;
 
   Revision revision_ = 0;
   int64_t min_sharding_size_ = kDefaultMinSize;
   Definitions definitions_[kDefinitionKindCount];
+  // Of all snapshots of a publisher.
+  std::shared_ptr<DecodedVersions> decoded_ = std::make_shared<DecodedVersions>();
 };
 
 // Keeps the definitions in the store and publishes them as snapshots. What was replaced is kept as
@@ -172,8 +195,10 @@ class StatePublisher {
                                                      WatchCallback callback);
 
   // The definition in a serialised v1::EntryValue. INVALID_ARGUMENT names the field.
-  static absl::StatusOr<DefinitionValue> DecodeValue(std::string_view wire_value,
-                                                     int64_t min_sharding_size);
+  // `is_cancelled`, if given, is asked while rules are compiled, and true ends it with CANCELLED.
+  static absl::StatusOr<DefinitionValue> DecodeValue(
+      std::string_view wire_value, int64_t min_sharding_size,
+      const std::function<bool()>& is_cancelled = {});
 
  private:
   enum class Verb { kCreate, kUpdate, kDelete };

@@ -57,7 +57,7 @@ absl::StatusOr<std::optional<rpc::RuleSetDefinition>> SelectRules(
     const std::function<bool()>& is_cancelled) {
   switch (selector.rule_set_case()) {
     case v1::RuleSetSelector::kName: {
-      SHARDMESH_DECODE(rules, "name", state.FindRuleSet(selector.name()));
+      SHARDMESH_DECODE(rules, "name", state.FindRuleSet(selector.name(), is_cancelled));
       return *rules;
     }
     case v1::RuleSetSelector::kInline: {
@@ -77,6 +77,9 @@ bool CompilesLong(std::string_view pattern) {
 }
 
 bool CompilesLong(const v1::RuleSetSelector& selector) {
+  if (NamesVersion(selector.name())) {
+    return true;
+  }
   int64_t bound = 0;
   for (const v1::Rule& rule : selector.inline_().rules()) {
     bound += Pattern::CompileCostBound(rule.pattern());
