@@ -86,8 +86,11 @@ class PutPlan {
       return rpc::BadField("header.mesh", "is given inline; arrays lie on meshes of the catalog");
     }
     mesh_id_ = header.mesh().name().empty() ? "default" : header.mesh().name();
-    if (mesh_id_.find('@') != std::string::npos) {
-      return rpc::BadField("header.mesh", "names a version; arrays lie on a mesh as it is now");
+    if (NamesVersion(mesh_id_)) {
+      return rpc::BadField("header.mesh", StrCat(PythonRepr(mesh_id_),
+                                                 " names a version; arrays lie on a mesh as it is "
+                                                 "now, write ",
+                                                 mesh_id_.substr(0, mesh_id_.find('@'))));
     }
     const ClusterState& state = context_.publisher->state();
     SHARDMESH_ASSIGN_OR_RETURN(const auto definition, state.Find(DefinitionKind::kMesh, mesh_id_));

@@ -309,6 +309,12 @@ absl::StatusOr<std::shared_ptr<const StoredTree>> ClusterState::FindTree(
 
 absl::StatusOr<std::vector<ClusterState::Version>> ClusterState::Versions(
     DefinitionKind kind, std::string_view name) const {
+  if (NamesVersion(name)) {
+    return InvalidArgument(Reason::kBadField, StrCat(PythonRepr(name),
+                                                     " names a version; versions are listed of a "
+                                                     "name alone, write ",
+                                                     name.substr(0, name.find('@'))));
+  }
   SHARDMESH_ASSIGN_OR_RETURN(const auto current, Find(kind, name));
   std::vector<Version> versions = {
       {.version = current->version,

@@ -119,7 +119,8 @@ class ClusterState {
   absl::StatusOr<std::shared_ptr<const StoredTree>> FindTree(std::string_view reference) const;
 
   // The current version of a definition and those before that are kept, the newest first; without
-  // their values. Takes a name alone. NOT_FOUND as for Find; DATA_LOSS (STORE_FAILED) names the
+  // their values. INVALID_ARGUMENT (BAD_FIELD) for a reference that names a version: it is a name
+  // alone that has several. NOT_FOUND as for Find; DATA_LOSS (STORE_FAILED) names the
   // version whose record cannot be read.
   struct Version {
     int64_t version = 0;

@@ -85,7 +85,9 @@ class LintAnswer {
       if (!given_trees_.empty() && trees_.size() == given_trees_.size()) {
         return InvalidArgument(
             Reason::kBadField,
-            StrCat("there are more than the ", tensors_.size(), " of header.given_trees"));
+            StrCat("tensor ", PythonRepr(tensor.name), " comes after the ", tensors_.size(),
+                   " that header.given_trees tells of; raise the tensors of its tree, or leave it "
+                   "out"));
       }
       AddTensor(tensor);
       if (!given_trees_.empty() && ++of_given_tree_ == given_trees_[trees_.size()].tensors()) {
@@ -302,7 +304,13 @@ class LintAnswer {
   absl::Status AddStored(const Definition& definition, bool is_current, size_t* of_trees) {
     const auto& tree = *std::get<std::shared_ptr<const StoredTree>>(definition.value);
     *of_trees += tree.tensors().size();
-    SHARDMESH_RETURN_IF_ERROR(CheckCount(*of_trees));
+    if (*of_trees > static_cast<size_t>(TreeResolver::kMaxTensors)) {
+      return WithReason(absl::ResourceExhaustedError(
+                            StrCat("the stored trees up to \"", definition.name, "\" have ",
+                                   *of_trees, " tensors together, and ", TreeResolver::kMaxTensors,
+                                   " can be looked at; name fewer")),
+                        Reason::kLimitExceeded);
+    }
     int64_t own_specs = 0;
     absl::flat_hash_map<const std::vector<AxisValue>*, const std::vector<AxisValue>*> own_axes;
     for (TreeTensor tensor : tree.tensors()) {
@@ -334,9 +342,14 @@ class LintAnswer {
   // Adds the cluster's arrays, and refuses tensors that occur twice in the request's tree.
   absl::Status AddHeld(const IsCancelled& is_cancelled) {
     if (trees_.size() < given_trees_.size()) {
-      return rpc::WithField(rpc::BadField("given_trees", StrCat("tells of more tensors than the ",
-                                                                tensors_.size(), " that came")),
-                            "header");
+      const v1::LintGivenTree& tree = given_trees_[trees_.size()];
+      return rpc::WithField(
+          rpc::BadField("given_trees",
+                        StrCat("tells of ", tree.tensors(), " tensors of ", PythonRepr(tree.name()),
+                               ", tree ", trees_.size() + 1, " of ", given_trees_.size(), "; ",
+                               of_given_tree_, " of them came, ", tensors_.size(),
+                               " in all: send the others, or lower its tensors")),
+          "header");
     }
     if (!tensors_.empty() && !of_catalog_ && given_trees_.empty()) {
       EndGivenTree("");

@@ -292,6 +292,11 @@ TEST_F(ClusterStateTest, SaysWhichVersionsThereAre) {
   }
   EXPECT_THAT(publisher_->state().Versions(DefinitionKind::kMesh, "oncee"),
               StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  const absl::Status of_version =
+      publisher_->state().Versions(DefinitionKind::kMesh, "once@1").status();
+  EXPECT_THAT(of_version, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  EXPECT_EQ(of_version.message(),
+            "'once@1' names a version; versions are listed of a name alone, write once");
 }
 
 TEST_F(ClusterStateTest, NamesAnOlderVersionThatCannotBeRead) {
