@@ -18,6 +18,7 @@
 #include "rpc/time_codec.h"
 #include "server/background.h"
 #include "server/background_reactor.h"
+#include "server/resolve_answers.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -182,8 +183,11 @@ class CatalogService final : public v1::CatalogService::CallbackService {
       reactor->Finish(rpc::ToGrpc(checked));
       return reactor;
     }
-    publisher_->Create({.request_id = request->request_id(), .name = request->name()},
-                       request->value().SerializeAsString(), Answer(reactor, response));
+    Decoding(context, request->value(), reactor, [=, this](const IsCancelled& is_cancelled) {
+      publisher_->Create({.request_id = request->request_id(), .name = request->name()},
+                         request->value().SerializeAsString(), Answer(reactor, response),
+                         is_cancelled);
+    });
     return reactor;
   }
 
@@ -199,10 +203,13 @@ class CatalogService final : public v1::CatalogService::CallbackService {
       reactor->Finish(rpc::ToGrpc(checked));
       return reactor;
     }
-    publisher_->Update({.request_id = request->request_id(),
-                        .name = request->name(),
-                        .expected_version = request->expected_version()},
-                       request->value().SerializeAsString(), Answer(reactor, response));
+    Decoding(context, request->value(), reactor, [=, this](const IsCancelled& is_cancelled) {
+      publisher_->Update({.request_id = request->request_id(),
+                          .name = request->name(),
+                          .expected_version = request->expected_version()},
+                         request->value().SerializeAsString(), Answer(reactor, response),
+                         is_cancelled);
+    });
     return reactor;
   }
 
@@ -274,6 +281,24 @@ class CatalogService final : public v1::CatalogService::CallbackService {
   void EndWatches() { watches_.EndAll(); }
 
  private:
+  using IsCancelled = std::function<bool()>;
+
+  // Makes a change that decodes `value` first: on a thread of the background if that takes too long
+  // for a reaction.
+  template <typename Change>
+  void Decoding(const grpc::CallbackServerContext* context, const v1::EntryValue& value,
+                grpc::ServerUnaryReactor* reactor, Change change) {
+    if (!CompilesLong(value.rule_set())) {
+      return change(IsCancelled());
+    }
+    const bool taken = background_.Run([context, change = std::move(change)] {
+      change([context] { return context->IsCancelled(); });
+    });
+    if (!taken) {
+      reactor->Finish(rpc::ToGrpc(TooManyWait()));
+    }
+  }
+
   template <typename Response>
   static StatePublisher::Callback Answer(grpc::ServerUnaryReactor* reactor, Response* response) {
     return [reactor, response](absl::StatusOr<std::shared_ptr<const Definition>> definition) {

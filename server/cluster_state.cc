@@ -463,8 +463,9 @@ absl::StatusOr<DefinitionValue> StatePublisher::DecodeValue(
       "value", "has neither a mesh, nor a profile, nor a rule set, nor logical rules, nor a tree");
 }
 
-void StatePublisher::Create(Change change, std::string wire_value, Callback callback) {
-  auto value = DecodeValue(wire_value, min_sharding_size_);
+void StatePublisher::Create(Change change, std::string wire_value, Callback callback,
+                            const std::function<bool()>& is_cancelled) {
+  auto value = DecodeValue(wire_value, min_sharding_size_, is_cancelled);
   if (!value.ok()) {
     return std::move(callback)(value.status());
   }
@@ -473,8 +474,9 @@ void StatePublisher::Create(Change change, std::string wire_value, Callback call
         std::move(callback));
 }
 
-void StatePublisher::Update(Change change, std::string wire_value, Callback callback) {
-  auto value = DecodeValue(wire_value, min_sharding_size_);
+void StatePublisher::Update(Change change, std::string wire_value, Callback callback,
+                            const std::function<bool()>& is_cancelled) {
+  auto value = DecodeValue(wire_value, min_sharding_size_, is_cancelled);
   if (!value.ok()) {
     return std::move(callback)(value.status());
   }

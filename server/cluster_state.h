@@ -179,9 +179,12 @@ class StatePublisher {
   //   NOT_FOUND         Update, Delete of one that there is not.
   //   ABORTED           VERSION_MISMATCH; or another change is under way: retry.
   //   as Store::Commit  for the rest.
-  // `wire_value` is a serialised v1::EntryValue; it is decoded and checked here.
-  void Create(Change change, std::string wire_value, Callback callback);
-  void Update(Change change, std::string wire_value, Callback callback);
+  // `wire_value` is a serialised v1::EntryValue; it is decoded and checked here, before the call
+  // returns. `is_cancelled`, if given, is asked meanwhile, and true ends it with CANCELLED.
+  void Create(Change change, std::string wire_value, Callback callback,
+              const std::function<bool()>& is_cancelled = {});
+  void Update(Change change, std::string wire_value, Callback callback,
+              const std::function<bool()>& is_cancelled = {});
   void Delete(Change change, DefinitionKind kind, Callback callback);
 
   // Calls back with each change of a definition from `from_revision` on; see Store::Watch.

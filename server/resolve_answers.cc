@@ -76,18 +76,19 @@ bool CompilesLong(std::string_view pattern) {
   return Pattern::CompileCostBound(pattern) > kMostInstructionsAtOnce;
 }
 
-bool CompilesLong(const v1::RuleSetSelector& selector) {
-  if (NamesVersion(selector.name())) {
-    return true;
-  }
+bool CompilesLong(const v1::RuleSet& rules) {
   int64_t bound = 0;
-  for (const v1::Rule& rule : selector.inline_().rules()) {
+  for (const v1::Rule& rule : rules.rules()) {
     bound += Pattern::CompileCostBound(rule.pattern());
     if (bound > kMostInstructionsAtOnce) {
       return true;
     }
   }
   return false;
+}
+
+bool CompilesLong(const v1::RuleSetSelector& selector) {
+  return NamesVersion(selector.name()) || CompilesLong(selector.inline_());
 }
 
 absl::StatusOr<std::shared_ptr<const StoredTree>> SelectTree(const ClusterState& state,

@@ -134,9 +134,10 @@ absl::StatusOr<std::optional<rpc::RuleSetDefinition>> SelectRules(
 // about five milliseconds' work, and more than some twenty ordinary rules come to.
 inline constexpr int64_t kMostInstructionsAtOnce = 16'384;
 
-// Whether compiling may take longer than that: a pattern, the rules that are given inline, or
+// Whether compiling may take longer than that: a pattern, rules, those that are given inline, or
 // those of a version that is named, whatever they are.
 bool CompilesLong(std::string_view pattern);
+bool CompilesLong(const v1::RuleSet& rules);
 bool CompilesLong(const v1::RuleSetSelector& selector);
 
 // Null for an empty reference. The error names `stored_tree`.

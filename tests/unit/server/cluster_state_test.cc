@@ -532,6 +532,20 @@ TEST_F(ClusterStateTest, DecodingOfAnOlderVersionCanBeCancelled) {
   EXPECT_TRUE(publisher_->state().FindRuleSet("r@1", is_cancelled).ok()) << "is kept";
 }
 
+TEST_F(ClusterStateTest, ACancelledChangeIsNotMade) {
+  v1::EntryValue value;
+  value.mutable_rule_set()->add_rules()->set_pattern("kernel");
+  const auto create = [&](bool cancelled) {
+    return Wait([&](StatePublisher::Callback done) {
+      publisher_->Create({.request_id = "once", .name = "r"}, value.SerializeAsString(),
+                         std::move(done), [cancelled] { return cancelled; });
+    });
+  };
+  EXPECT_TRUE(absl::IsCancelled(create(true).status()));
+  EXPECT_FALSE(publisher_->state().FindRuleSet("r").ok());
+  EXPECT_TRUE(create(false).ok()) << "the request can be repeated";
+}
+
 TEST_F(ClusterStateTest, TellsAWatcherOfEachChangeOnce) {
   absl::Mutex mutex;
   std::vector<std::string> seen;
