@@ -7,6 +7,7 @@
 
 #include "absl/strings/numbers.h"
 #include "rpc/field_check.h"
+#include "rpc/log.h"
 #include "rpc/spec_codec.h"
 #include "rpc/status.h"
 #include "rpc/time_codec.h"
@@ -379,9 +380,17 @@ std::vector<ReplacedDefinition> StatePublisher::ReplacedBy(const Definition& def
                                                            const Definition* previous) const {
   std::vector<ReplacedDefinition> replaced;
   const auto history = store_->History(KeyOf(kind, definition.name), at);
+  if (!history.ok()) {
+    rpc::LogWarning("the versions before this one are not to be had until it is updated",
+                    {{"kind", DefinitionKindName(kind)},
+                     {"name", definition.name},
+                     {"version", definition.version},
+                     {"error", history.status()}});
+    return replaced;
+  }
   // The definition itself comes first. Each update writes the key once, and adds one to the
   // version.
-  for (size_t i = 1; history.ok() && i < history->size(); ++i) {
+  for (size_t i = 1; i < history->size(); ++i) {
     const KeptValue& kept = (*history)[i];
     auto known = previous == nullptr ? std::nullopt : KnownReplaced(*previous, kept);
     replaced.push_back(

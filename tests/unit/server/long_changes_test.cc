@@ -2,24 +2,21 @@
 #include <atomic>
 #include <memory>
 #include <string>
-#include <thread>
-#include <vector>
 
-#include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/resolve_answers.h"
 #include "sharding/reason.h"
 #include "shardmesh/v1/catalog_service.grpc.pb.h"
 #include "tests/testing/status_matchers.h"
-#include "tests/unit/server/resolve_service_fixture.h"
+#include "tests/unit/server/busy_callers.h"
 
 namespace shardmesh::server {
 namespace {
 
 using test::IsOk;
 
-class LongChangesTest : public ResolveServiceTest {
+class LongChangesTest : public BusyCallersTest {
  protected:
   // Rules of which each takes some tens of milliseconds.
   static v1::CreateEntryRequest Creation(const std::string& name, int rules) {
@@ -36,36 +33,11 @@ class LongChangesTest : public ResolveServiceTest {
 };
 
 TEST_F(LongChangesTest, CompilingTheirRulesHoldsUpNobodyElse) {
-  constexpr int kCallers = 8;  // more than gRPC's and the background's threads
-  constexpr int kAnswers = 50;
-  std::atomic<int> ended = 0;
-  std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
-  std::vector<std::thread> callers;
-  for (int i = 0; i < kCallers; ++i) {
-    contexts.push_back(std::make_unique<grpc::ClientContext>());
-    rpc::Apply(rpc::CallOptions::Within(absl::Seconds(60)), contexts.back().get());
-    callers.emplace_back([this, i, &ended, context = contexts.back().get()] {
-      v1::CreateEntryResponse response;
-      catalog_->CreateEntry(context, Creation("r" + std::to_string(i), 60), &response);
-      ++ended;
-    });
-  }
-  int answered = 0;
-  absl::Status status;
-  v1::ListPresetsResponse presets;
-  while (status.ok() && ended.load() == 0 && answered < kAnswers) {
-    status = Ask(&Stub::ListPresets, v1::ListPresetsRequest(), &presets);
-    answered += ended.load() == 0 ? 1 : 0;
-    absl::SleepFor(absl::Milliseconds(2));  // so that the others' requests arrive meanwhile
-  }
-  EXPECT_THAT(status, IsOk());
-  EXPECT_EQ(answered, kAnswers);
-  for (const auto& context : contexts) {
-    context->TryCancel();
-  }
-  for (std::thread& caller : callers) {
-    caller.join();
-  }
+  std::atomic<int> callers = 0;
+  ExpectOthersAreAnswered([&](grpc::ClientContext* context) {
+    v1::CreateEntryResponse response;
+    catalog_->CreateEntry(context, Creation("r" + std::to_string(++callers), 60), &response);
+  });
 }
 
 TEST_F(LongChangesTest, TheyAreMadeAsOthersAre) {
