@@ -43,6 +43,14 @@ struct Entry {
   absl::Time update_time = absl::InfinitePast();
 };
 
+// A version of an entry, without its value.
+struct EntryVersion {
+  int64_t version = 0;
+  int64_t revision = 0;  // the store's when it was made
+  absl::Time update_time = absl::InfinitePast();
+  int64_t size_bytes = 0;  // of its value on the wire
+};
+
 struct EntryChange {
   EntryKind kind = EntryKind::kMesh;
   std::string name;

@@ -321,6 +321,26 @@ absl::StatusOr<Entry> CoordinatorClient::GetEntry(EntryKind kind, const std::str
   return DecodeEntry(response.entry());
 }
 
+absl::StatusOr<std::vector<EntryVersion>> CoordinatorClient::ListEntryVersions(
+    EntryKind kind, const std::string& name, const Options& options) {
+  v1::ListEntryVersionsRequest request;
+  request.set_kind(EncodeKind(kind));
+  request.set_name(name);
+  v1::ListEntryVersionsResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->catalog,
+                                              &v1::CatalogService::Stub::ListEntryVersions, request,
+                                              options, &response));
+  std::vector<EntryVersion> versions;
+  for (const v1::EntryVersion& from : response.versions()) {
+    EntryVersion& version = versions.emplace_back();
+    version.version = from.version();
+    version.revision = from.revision();
+    SHARDMESH_ASSIGN_OR_RETURN(version.update_time, rpc::Decode(from.update_time()));
+    version.size_bytes = from.size_bytes();
+  }
+  return versions;
+}
+
 absl::StatusOr<EntryPage> CoordinatorClient::ListEntries(EntryKind kind,
                                                          const std::string& page_token,
                                                          const Options& options) {

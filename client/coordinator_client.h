@@ -174,6 +174,9 @@ class CoordinatorClient {
   absl::StatusOr<Entry> CreateEntry(const std::string& name, const EntryValue& value,
                                     const Options& options);
   absl::StatusOr<Entry> GetEntry(EntryKind kind, const std::string& name, const Options& options);
+  absl::StatusOr<std::vector<EntryVersion>> ListEntryVersions(EntryKind kind,
+                                                              const std::string& name,
+                                                              const Options& options);
   absl::StatusOr<EntryPage> ListEntries(EntryKind kind, const std::string& page_token,
                                         const Options& options);
   absl::StatusOr<Entry> UpdateEntry(const std::string& name, const EntryValue& value,

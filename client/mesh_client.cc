@@ -355,6 +355,11 @@ absl::StatusOr<Entry> MeshClient::GetEntry(EntryKind kind, const std::string& na
   return impl_->coordinator().GetEntry(kind, name, impl_->CallDeadline());
 }
 
+absl::StatusOr<std::vector<EntryVersion>> MeshClient::ListEntryVersions(EntryKind kind,
+                                                                        const std::string& name) {
+  return impl_->coordinator().ListEntryVersions(kind, name, impl_->CallDeadline());
+}
+
 absl::StatusOr<std::vector<Entry>> MeshClient::ListEntries(EntryKind kind) {
   const rpc::CallOptions options = impl_->CallDeadline();
   std::vector<Entry> entries;

@@ -134,9 +134,13 @@ class MeshClient {
 
   // Definitions. `expected_version`: kAnyVersion, or the version that is replaced or deleted
   // (ABORTED, VERSION_MISMATCH, if it is another). CreateEntry: ALREADY_EXISTS for a taken name.
-  // Trees come with their tensors from GetEntry alone.
+  // Trees come with their tensors from GetEntry alone, which takes `NAME@VERSION` too, as the
+  // selectors of questions do; NOT_FOUND says which versions are kept.
   absl::StatusOr<Entry> CreateEntry(const std::string& name, const EntryValue& value);
   absl::StatusOr<Entry> GetEntry(EntryKind kind, const std::string& name);
+  // Those that are kept, the newest first.
+  absl::StatusOr<std::vector<EntryVersion>> ListEntryVersions(EntryKind kind,
+                                                              const std::string& name);
   absl::StatusOr<std::vector<Entry>> ListEntries(EntryKind kind);
   absl::StatusOr<Entry> UpdateEntry(const std::string& name, const EntryValue& value,
                                     int64_t expected_version = kAnyVersion);

@@ -86,6 +86,9 @@ class PutPlan {
       return rpc::BadField("header.mesh", "is given inline; arrays lie on meshes of the catalog");
     }
     mesh_id_ = header.mesh().name().empty() ? "default" : header.mesh().name();
+    if (mesh_id_.find('@') != std::string::npos) {
+      return rpc::BadField("header.mesh", "names a version; arrays lie on a mesh as it is now");
+    }
     const ClusterState& state = context_.publisher->state();
     SHARDMESH_ASSIGN_OR_RETURN(const auto definition, state.Find(DefinitionKind::kMesh, mesh_id_));
     mesh_ = std::get<rpc::MeshDefinition>(definition->value).mesh;

@@ -288,7 +288,7 @@ class Hub final : public AttachHub {
     const MeshRanks* ranks = view->FindMesh(mesh_id);
     // Ranks that were just given are written into the definition, which then has a new revision.
     const std::shared_ptr<const ClusterState> state = publisher_->shared_state();
-    SHARDMESH_ASSIGN_OR_RETURN(const rpc::MeshDefinition* definition, state->FindMesh(mesh_id));
+    SHARDMESH_ASSIGN_OR_RETURN(const auto definition, state->FindMesh(mesh_id));
     if (definition->workers != ranks->identities) {
       return NotReady(mesh_id, "its ranks are being given out");
     }

@@ -1,4 +1,4 @@
-// Definitions on the wire: create, get, list, update, delete, watch.
+// Definitions on the wire: create, get, list, their versions, update, delete, watch.
 #include "server/catalog_service.h"
 
 #include <grpcpp/grpcpp.h>
@@ -246,6 +246,14 @@ class CatalogService final : public v1::CatalogService::CallbackService {
     return reactor;
   }
 
+  grpc::ServerUnaryReactor* ListEntryVersions(grpc::CallbackServerContext* context,
+                                              const v1::ListEntryVersionsRequest* request,
+                                              v1::ListEntryVersionsResponse* response) override {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    reactor->Finish(rpc::ToGrpc(ListVersions(*request, response)));
+    return reactor;
+  }
+
   grpc::ServerWriteReactor<v1::WatchResponse>* Watch(grpc::CallbackServerContext*,
                                                      const v1::WatchRequest* request) override {
     auto* reactor = new WatchReactor(&watches_);
@@ -268,9 +276,30 @@ class CatalogService final : public v1::CatalogService::CallbackService {
 
   absl::Status Get(const v1::GetEntryRequest& request, v1::GetEntryResponse* response) const {
     SHARDMESH_ASSIGN_OR_RETURN(const DefinitionKind kind, Decode(request.kind()));
-    SHARDMESH_ASSIGN_OR_RETURN(const auto definition,
-                               publisher_->state().Find(kind, request.name()));
-    Encode(*definition, Tensors::kWithTree, response->mutable_entry());
+    const auto definition = publisher_->state().FindReferred(kind, request.name());
+    if (!definition.ok()) {
+      return rpc::WithField(definition.status(), "name");
+    }
+    Encode(**definition, Tensors::kWithTree, response->mutable_entry());
+    return absl::OkStatus();
+  }
+
+  absl::Status ListVersions(const v1::ListEntryVersionsRequest& request,
+                            v1::ListEntryVersionsResponse* response) const {
+    SHARDMESH_ASSIGN_OR_RETURN(const DefinitionKind kind, Decode(request.kind()));
+    const ClusterState& state = publisher_->state();
+    const auto versions = state.Versions(kind, request.name());
+    if (!versions.ok()) {
+      return rpc::WithField(versions.status(), "name");
+    }
+    for (const ClusterState::Version& version : *versions) {
+      v1::EntryVersion* const to = response->add_versions();
+      to->set_version(version.version);
+      to->set_revision(version.revision);
+      rpc::Encode(version.updated, to->mutable_update_time());
+      to->set_size_bytes(version.size_bytes);
+    }
+    response->set_revision(state.revision());
     return absl::OkStatus();
   }
 

@@ -5,10 +5,12 @@
 #include <optional>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "rpc/field_check.h"
 #include "rpc/spec_codec.h"
 #include "rpc/status.h"
 #include "rpc/time_codec.h"
+#include "sharding/axis_value.h"
 #include "sharding/digest.h"
 #include "sharding/nearest_name.h"
 #include "sharding/reason.h"
@@ -72,16 +74,50 @@ absl::StatusOr<std::shared_ptr<Definition>> DecodeWithoutValue(std::string_view 
   return definition;
 }
 
-absl::StatusOr<std::shared_ptr<const Definition>> Decode(std::string_view name,
-                                                         std::string_view bytes, Revision revision,
-                                                         int64_t min_sharding_size) {
+absl::StatusOr<std::shared_ptr<Definition>> Decode(std::string_view name, std::string_view bytes,
+                                                   Revision revision, int64_t min_sharding_size) {
   std::string wire_value;
-  SHARDMESH_ASSIGN_OR_RETURN(const std::shared_ptr<Definition> definition,
+  SHARDMESH_ASSIGN_OR_RETURN(std::shared_ptr<Definition> definition,
                              DecodeWithoutValue(name, bytes, revision, &wire_value));
   definition->wire_value = std::move(wire_value);
   SHARDMESH_ASSIGN_OR_RETURN(
       definition->value, StatePublisher::DecodeValue(definition->wire_value, min_sharding_size));
   return definition;
+}
+
+absl::StatusOr<std::shared_ptr<const Definition>> Decode(std::string_view name,
+                                                         const ReplacedDefinition& replaced,
+                                                         int64_t min_sharding_size) {
+  auto definition = Decode(name, *replaced.record, replaced.revision, min_sharding_size);
+  if (!definition.ok()) {
+    return WithReason(
+        absl::DataLossError(StrCat("cannot read version ", replaced.version, " of \"", name,
+                                   "\" in the store: ", ToStd(definition.status().message()))),
+        Reason::kStoreFailed);
+  }
+  return definition;
+}
+
+// What stands behind the '@' of a reference; nullopt if it is no version.
+std::optional<int64_t> ParseVersion(std::string_view text) {
+  int64_t version = 0;
+  const bool is_number = !text.empty() && text.front() != '0' &&
+                         text.find_first_not_of("0123456789") == std::string_view::npos &&
+                         absl::SimpleAtoi(ToAbsl(text), &version);
+  return is_number ? std::optional(version) : std::nullopt;
+}
+
+absl::Status NoSuchVersion(DefinitionKind kind, const Definition& current, int64_t version) {
+  const int64_t oldest =
+      current.replaced.empty() ? current.version : current.replaced.back().version;
+  return WithReason(
+      absl::NotFoundError(
+          StrCat("version ", version, " of the ", DefinitionKindName(kind), " \"", current.name,
+                 "\" is ", version > current.version ? "still to come" : "no longer kept", "; ",
+                 oldest == current.version
+                     ? StrCat("version ", oldest, " is the only one kept")
+                     : StrCat("kept are versions ", oldest, " to ", current.version))),
+      Reason::kNotFound);
 }
 
 absl::Status VersionMismatch(DefinitionKind kind, std::string_view name, int64_t have,
@@ -115,6 +151,14 @@ std::string_view DefinitionKindName(DefinitionKind kind) {
   return "";
 }
 
+HistoryOptions DefinitionHistory() {
+  HistoryOptions options;
+  for (const DefinitionKind kind : kKinds) {
+    options.prefixes.push_back(KeyOf(kind, ""));
+  }
+  return options;
+}
+
 DefinitionKind KindOf(const DefinitionValue& value) {
   return static_cast<DefinitionKind>(value.index());
 }
@@ -135,30 +179,82 @@ absl::StatusOr<std::shared_ptr<const Definition>> ClusterState::Find(DefinitionK
                     Reason::kNotFound);
 }
 
-absl::StatusOr<const rpc::MeshDefinition*> ClusterState::FindMesh(std::string_view name) const {
-  SHARDMESH_ASSIGN_OR_RETURN(const auto definition, Find(DefinitionKind::kMesh, name));
-  return &std::get<rpc::MeshDefinition>(definition->value);
+absl::StatusOr<std::shared_ptr<const Definition>> ClusterState::FindReferred(
+    DefinitionKind kind, std::string_view reference) const {
+  const size_t at = reference.find('@');
+  if (at == std::string_view::npos) {
+    return Find(kind, reference);
+  }
+  const std::optional<int64_t> version = ParseVersion(reference.substr(at + 1));
+  if (!version.has_value()) {
+    return InvalidArgument(Reason::kBadField,
+                           StrCat(PythonRepr(reference), " names no version; write ",
+                                  reference.substr(0, at), "@N with a version N of 1 or more"));
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(auto current, Find(kind, reference.substr(0, at)));
+  if (*version == current->version) {
+    return current;
+  }
+  for (const ReplacedDefinition& replaced : current->replaced) {
+    if (replaced.version == *version) {
+      return Decode(current->name, replaced, min_sharding_size_);
+    }
+  }
+  return NoSuchVersion(kind, *current, *version);
 }
 
-absl::StatusOr<const PartitionAxis*> ClusterState::FindProfile(std::string_view name) const {
-  SHARDMESH_ASSIGN_OR_RETURN(const auto definition, Find(DefinitionKind::kProfile, name));
-  return &std::get<PartitionAxis>(definition->value);
+template <typename T>
+absl::StatusOr<std::shared_ptr<const T>> ClusterState::FindValue(DefinitionKind kind,
+                                                                 std::string_view reference) const {
+  SHARDMESH_ASSIGN_OR_RETURN(auto definition, FindReferred(kind, reference));
+  const T* const value = &std::get<T>(definition->value);
+  return std::shared_ptr<const T>(std::move(definition), value);
 }
 
-absl::StatusOr<const rpc::RuleSetDefinition*> ClusterState::FindRuleSet(
-    std::string_view name) const {
-  SHARDMESH_ASSIGN_OR_RETURN(const auto definition, Find(DefinitionKind::kRuleSet, name));
-  return &std::get<rpc::RuleSetDefinition>(definition->value);
+absl::StatusOr<std::shared_ptr<const rpc::MeshDefinition>> ClusterState::FindMesh(
+    std::string_view reference) const {
+  return FindValue<rpc::MeshDefinition>(DefinitionKind::kMesh, reference);
 }
 
-absl::StatusOr<const LogicalRules*> ClusterState::FindLogicalRules(std::string_view name) const {
-  SHARDMESH_ASSIGN_OR_RETURN(const auto definition, Find(DefinitionKind::kLogicalRules, name));
-  return &std::get<LogicalRules>(definition->value);
+absl::StatusOr<std::shared_ptr<const PartitionAxis>> ClusterState::FindProfile(
+    std::string_view reference) const {
+  return FindValue<PartitionAxis>(DefinitionKind::kProfile, reference);
 }
 
-absl::StatusOr<const StoredTree*> ClusterState::FindTree(std::string_view name) const {
-  SHARDMESH_ASSIGN_OR_RETURN(const auto definition, Find(DefinitionKind::kTree, name));
-  return std::get<std::shared_ptr<const StoredTree>>(definition->value).get();
+absl::StatusOr<std::shared_ptr<const rpc::RuleSetDefinition>> ClusterState::FindRuleSet(
+    std::string_view reference) const {
+  return FindValue<rpc::RuleSetDefinition>(DefinitionKind::kRuleSet, reference);
+}
+
+absl::StatusOr<std::shared_ptr<const LogicalRules>> ClusterState::FindLogicalRules(
+    std::string_view reference) const {
+  return FindValue<LogicalRules>(DefinitionKind::kLogicalRules, reference);
+}
+
+absl::StatusOr<std::shared_ptr<const StoredTree>> ClusterState::FindTree(
+    std::string_view reference) const {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto definition, FindReferred(DefinitionKind::kTree, reference));
+  return std::get<std::shared_ptr<const StoredTree>>(definition->value);
+}
+
+absl::StatusOr<std::vector<ClusterState::Version>> ClusterState::Versions(
+    DefinitionKind kind, std::string_view name) const {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto current, Find(kind, name));
+  const auto version_of = [](const Definition& definition, std::string_view wire_value) {
+    return Version{.version = definition.version,
+                   .revision = definition.revision,
+                   .updated = definition.updated,
+                   .size_bytes = static_cast<int64_t>(wire_value.size())};
+  };
+  std::vector<Version> versions = {version_of(*current, current->wire_value)};
+  for (const ReplacedDefinition& replaced : current->replaced) {
+    std::string wire_value;
+    SHARDMESH_ASSIGN_OR_RETURN(
+        const auto definition,
+        DecodeWithoutValue(name, *replaced.record, replaced.revision, &wire_value));
+    versions.push_back(version_of(*definition, wire_value));
+  }
+  return versions;
 }
 
 StatePublisher::StatePublisher(Store* store, rpc::Clock* clock, RequestMemory* requests,
@@ -188,18 +284,34 @@ absl::Status StatePublisher::Load() {
     state->revision_ = stored.revision;
     for (const KeyValue& item : stored.items) {
       const std::string name = ParseKey(item.key)->second;
-      auto definition = Decode(name, item.value, item.mod_revision, min_sharding_size_);
-      if (!definition.ok()) {
+      auto decoded = Decode(name, item.value, item.mod_revision, min_sharding_size_);
+      if (!decoded.ok()) {
         return WithReason(absl::DataLossError(StrCat("cannot read ", item.key, " in the store: ",
-                                                     ToStd(definition.status().message()))),
+                                                     ToStd(decoded.status().message()))),
                           Reason::kStoreFailed);
       }
-      state->definitions_[static_cast<size_t>(kind)].emplace(name, *std::move(definition));
+      const std::shared_ptr<Definition> definition = *std::move(decoded);
+      definition->replaced = ReplacedBy(*definition, kind, stored.revision);
+      state->definitions_[static_cast<size_t>(kind)].emplace(name, definition);
     }
   }
   absl::MutexLock lock(&mutex_);
   state_ = std::move(state);
   return absl::OkStatus();
+}
+
+std::vector<ReplacedDefinition> StatePublisher::ReplacedBy(const Definition& definition,
+                                                           DefinitionKind kind, Revision at) const {
+  std::vector<ReplacedDefinition> replaced;
+  const auto history = store_->History(KeyOf(kind, definition.name), at);
+  // The definition itself comes first. Each update writes the key once, and adds one to the
+  // version.
+  for (size_t i = 1; history.ok() && i < history->size(); ++i) {
+    replaced.push_back({.version = definition.version - static_cast<int64_t>(i),
+                        .revision = (*history)[i].mod_revision,
+                        .record = (*history)[i].value});
+  }
+  return replaced;
 }
 
 std::shared_ptr<const ClusterState> StatePublisher::shared_state() const {
@@ -368,6 +480,9 @@ void StatePublisher::Write(Verb verb, Change change, DefinitionKind kind, std::s
                      return std::move(callback)(revision.status());
                    }
                    definition->revision = *revision;
+                   if (verb == Verb::kUpdate) {
+                     definition->replaced = ReplacedBy(*definition, kind, *revision);
+                   }
                    Publish(definition, kind, verb == Verb::kDelete);
                    requests_->Finish(request_id, *revision);
                    std::move(callback)(std::move(definition));

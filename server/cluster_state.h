@@ -38,6 +38,13 @@ using DefinitionValue = std::variant<rpc::MeshDefinition, PartitionAxis, rpc::Ru
                                      LogicalRules, std::shared_ptr<const StoredTree>>;
 DefinitionKind KindOf(const DefinitionValue& value);
 
+// A version of a definition that was replaced, as it is in the store.
+struct ReplacedDefinition {
+  int64_t version = 0;
+  Revision revision = 0;  // of the store, when it was made
+  std::shared_ptr<const std::string> record;
+};
+
 // A named, versioned definition.
 struct Definition {
   std::string name;
@@ -47,7 +54,12 @@ struct Definition {
   DefinitionValue value;
   // The wire's EntryValue that it was made from: what clients get back, trees in GetEntry alone.
   std::string wire_value;
+  // Those before it that are kept, the newest first. Of current ones in a ClusterState alone.
+  std::vector<ReplacedDefinition> replaced;
 };
+
+// What the store of a StatePublisher keeps of the definitions that were replaced.
+HistoryOptions DefinitionHistory();
 
 // All definitions at one revision. Immutable, hence safe to share between threads.
 class ClusterState {
@@ -63,25 +75,49 @@ class ClusterState {
     return definitions_[static_cast<size_t>(kind)];
   }
 
-  // NOT_FOUND names the kind and the nearest name that there is.
+  // As it is now. NOT_FOUND names the kind and the nearest name that there is.
   absl::StatusOr<std::shared_ptr<const Definition>> Find(DefinitionKind kind,
                                                          std::string_view name) const;
-  // Their values; valid as long as this snapshot.
-  absl::StatusOr<const rpc::MeshDefinition*> FindMesh(std::string_view name) const;
-  absl::StatusOr<const PartitionAxis*> FindProfile(std::string_view name) const;
-  absl::StatusOr<const rpc::RuleSetDefinition*> FindRuleSet(std::string_view name) const;
-  absl::StatusOr<const LogicalRules*> FindLogicalRules(std::string_view name) const;
-  absl::StatusOr<const StoredTree*> FindTree(std::string_view name) const;
+  // What questions name: `NAME`, as it is now, or `NAME@VERSION`, as it was at that version, which
+  // is decoded anew each time if it was replaced since. INVALID_ARGUMENT (BAD_FIELD) for what is no
+  // version; NOT_FOUND as for Find, and for a version that is not kept; it says which are.
+  absl::StatusOr<std::shared_ptr<const Definition>> FindReferred(DefinitionKind kind,
+                                                                 std::string_view reference) const;
+  // The values of what is referred to.
+  absl::StatusOr<std::shared_ptr<const rpc::MeshDefinition>> FindMesh(
+      std::string_view reference) const;
+  absl::StatusOr<std::shared_ptr<const PartitionAxis>> FindProfile(
+      std::string_view reference) const;
+  absl::StatusOr<std::shared_ptr<const rpc::RuleSetDefinition>> FindRuleSet(
+      std::string_view reference) const;
+  absl::StatusOr<std::shared_ptr<const LogicalRules>> FindLogicalRules(
+      std::string_view reference) const;
+  absl::StatusOr<std::shared_ptr<const StoredTree>> FindTree(std::string_view reference) const;
+
+  // The current version of a definition and those before that are kept, the newest first; without
+  // their values. NOT_FOUND as for Find.
+  struct Version {
+    int64_t version = 0;
+    Revision revision = 0;
+    absl::Time updated;
+    int64_t size_bytes = 0;  // of its wire value
+  };
+  absl::StatusOr<std::vector<Version>> Versions(DefinitionKind kind, std::string_view name) const;
 
  private:
   friend class StatePublisher;
+
+  template <typename T>
+  absl::StatusOr<std::shared_ptr<const T>> FindValue(DefinitionKind kind,
+                                                     std::string_view reference) const;
 
   Revision revision_ = 0;
   int64_t min_sharding_size_ = kDefaultMinSize;
   Definitions definitions_[kDefinitionKindCount];
 };
 
-// Keeps the definitions in the store and publishes them as snapshots.
+// Keeps the definitions in the store and publishes them as snapshots. What was replaced is kept as
+// far as the store does: it is opened with DefinitionHistory().
 //
 // Thread-safe. Callbacks run on the store's thread, without a lock. Destroy it after the last
 // callback has run; store, clock and request memory live longer.
@@ -141,6 +177,9 @@ class StatePublisher {
                  int64_t min_sharding_size);
 
   absl::Status Load();
+  // What the store keeps of the versions before that of `definition`, as of revision `at`.
+  std::vector<ReplacedDefinition> ReplacedBy(const Definition& definition, DefinitionKind kind,
+                                             Revision at) const;
   void Write(Verb verb, Change change, DefinitionKind kind, std::string wire_value,
              DefinitionValue value, Callback callback);
   void Publish(std::shared_ptr<const Definition> definition, DefinitionKind kind, bool deleted);

@@ -102,9 +102,11 @@ class Server final : public CoordinatorServer {
 
 absl::Status Server::OpenState() {
   if (options_.data_dir.empty()) {
-    store_ = CreateMemoryStore();
+    store_ = CreateMemoryStore({.history = DefinitionHistory()});
   } else {
-    SHARDMESH_ASSIGN_OR_RETURN(store_, OpenSqliteStore({.folder = options_.data_dir}));
+    SHARDMESH_ASSIGN_OR_RETURN(
+        store_,
+        OpenSqliteStore({.folder = options_.data_dir, .local = {.history = DefinitionHistory()}}));
   }
   SHARDMESH_ASSIGN_OR_RETURN(
       catalogue_,

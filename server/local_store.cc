@@ -67,7 +67,7 @@ class LocalStore::Handle final : public WatchHandle {
 LocalStore::LocalStore(RevisionIndex index, std::unique_ptr<Journal> journal,
                        LocalStoreOptions options)
     : journal_(std::move(journal)),
-      options_(options),
+      options_(std::move(options)),
       index_(std::move(index)),
       writer_([this] { Run(); }) {}
 
@@ -110,6 +110,12 @@ void LocalStore::Commit(Transaction transaction, CommitCallback callback) {
 absl::StatusOr<KeyValue> LocalStore::Get(std::string_view key, Revision at) const {
   absl::ReaderMutexLock lock(&mutex_);
   return index_.Get(key, at);
+}
+
+absl::StatusOr<std::vector<KeptValue>> LocalStore::History(std::string_view key,
+                                                           Revision at) const {
+  absl::ReaderMutexLock lock(&mutex_);
+  return index_.History(key, at, options_.history);
 }
 
 absl::StatusOr<KeyValues> LocalStore::List(std::string_view prefix, ListOptions options) const {
@@ -282,7 +288,7 @@ absl::Status LocalStore::CompactNow(Revision revision) {
     absl::ReaderMutexLock lock(&mutex_);
     if (!failure_.ok()) return failure_;
   }
-  const std::vector<EventPosition> superseded = index_.SupersededAt(revision);
+  const std::vector<EventPosition> superseded = index_.SupersededAt(revision, options_.history);
   const absl::Status dropped = journal_->Drop(superseded, revision, index_.newest());
   if (!dropped.ok()) return dropped;
   // A watch that was promised these changes gets them first.
@@ -329,7 +335,8 @@ void LocalStore::DeliverToWatchers() {
 }
 
 std::unique_ptr<Store> CreateMemoryStore(LocalStoreOptions options) {
-  return std::make_unique<LocalStore>(RevisionIndex(), std::make_unique<NoJournal>(), options);
+  return std::make_unique<LocalStore>(RevisionIndex(), std::make_unique<NoJournal>(),
+                                      std::move(options));
 }
 
 }  // namespace shardmesh::server

@@ -45,6 +45,8 @@ struct LocalStoreOptions {
   // So many revisions stay readable at least: when there are twice as many, the older half is
   // compacted. 0: only Compact does it.
   int64_t retained_revisions = 20'000;
+  // Which keys keep older values than that.
+  HistoryOptions history = {};
 };
 
 // All reads come from memory. Writes go through one thread, which takes whatever has queued up
@@ -61,6 +63,7 @@ class LocalStore final : public Store {
 
   void Commit(Transaction transaction, CommitCallback callback) override;
   absl::StatusOr<KeyValue> Get(std::string_view key, Revision at) const override;
+  absl::StatusOr<std::vector<KeptValue>> History(std::string_view key, Revision at) const override;
   absl::StatusOr<KeyValues> List(std::string_view prefix, ListOptions options) const override;
   absl::StatusOr<std::unique_ptr<WatchHandle>> Watch(std::string prefix, Revision from_revision,
                                                      WatchCallback callback) override;

@@ -48,7 +48,7 @@ class AnalyzeAnswer {
     return absl::OkStatus();
   }
 
-  const StoredTree* stored_tree() const { return stored_tree_; }
+  const StoredTree* stored_tree() const { return stored_tree_.get(); }
 
   absl::Status Add(absl::Span<const TreeTensor> tensors, const IsCancelled& is_cancelled) {
     for (const TreeTensor& tensor : tensors) {
@@ -124,7 +124,7 @@ class AnalyzeAnswer {
   }
 
   std::shared_ptr<const ClusterState> state_;
-  const StoredTree* stored_tree_ = nullptr;  // of state_
+  std::shared_ptr<const StoredTree> stored_tree_;
   Mesh mesh_;
   bool exact_ = false;
   std::unique_ptr<TreeResolver> resolver_;
@@ -163,7 +163,7 @@ class SearchAnswer {
     return absl::OkStatus();
   }
 
-  const StoredTree* stored_tree() const { return stored_tree_; }
+  const StoredTree* stored_tree() const { return stored_tree_.get(); }
 
   absl::Status Add(absl::Span<const TreeTensor> tensors, const IsCancelled& is_cancelled) {
     for (const TreeTensor& tensor : tensors) {
@@ -293,7 +293,7 @@ class SearchAnswer {
   }
 
   std::shared_ptr<const ClusterState> state_;
-  const StoredTree* stored_tree_ = nullptr;  // of state_
+  std::shared_ptr<const StoredTree> stored_tree_;
   MeshSearchOptions options_;
   int64_t meshes_ = 0;
   std::unique_ptr<TreeResolver> resolver_;

@@ -27,8 +27,8 @@ absl::StatusOr<Mesh> SelectMesh(const ClusterState& state, const v1::MeshSelecto
   return mesh->mesh;
 }
 
-absl::StatusOr<const rpc::MeshDefinition*> FindMesh(const ClusterState& state,
-                                                    const v1::MeshSelector& selector) {
+absl::StatusOr<std::shared_ptr<const rpc::MeshDefinition>> FindMesh(
+    const ClusterState& state, const v1::MeshSelector& selector) {
   return state.FindMesh(selector.mesh_case() == v1::MeshSelector::kName ? selector.name()
                                                                         : kDefaultMesh);
 }
@@ -69,11 +69,12 @@ absl::StatusOr<std::optional<rpc::RuleSetDefinition>> SelectRules(
   return std::nullopt;
 }
 
-absl::StatusOr<const StoredTree*> SelectTree(const ClusterState& state, const std::string& name) {
-  if (name.empty()) {
+absl::StatusOr<std::shared_ptr<const StoredTree>> SelectTree(const ClusterState& state,
+                                                             const std::string& reference) {
+  if (reference.empty()) {
     return nullptr;
   }
-  auto tree = state.FindTree(name);
+  auto tree = state.FindTree(reference);
   return tree.ok() ? tree : rpc::WithField(tree.status(), "stored_tree");
 }
 

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -110,19 +111,21 @@ absl::Status Answer(Context, const v1::PlanReshardRequest&, v1::PlanReshardRespo
   auto lhs = *std::move(lhs##_or)
 
 // What selectors select: the value given inline, or the one of that name; without either the mesh
-// "default", the profile of defaults, no logical rules. NOT_FOUND for a name of none.
+// "default", the profile of defaults, no logical rules. Names are references: errors as those of
+// ClusterState::FindReferred.
 absl::StatusOr<Mesh> SelectMesh(const ClusterState& state, const v1::MeshSelector& selector,
                                 Compatibility compatibility);
-// The same where no mesh is given inline, with its workers. Valid as long as the state.
-absl::StatusOr<const rpc::MeshDefinition*> FindMesh(const ClusterState& state,
-                                                    const v1::MeshSelector& selector);
+// The same where no mesh is given inline, with its workers.
+absl::StatusOr<std::shared_ptr<const rpc::MeshDefinition>> FindMesh(
+    const ClusterState& state, const v1::MeshSelector& selector);
 absl::StatusOr<PartitionAxis> SelectProfile(const ClusterState& state,
                                             const v1::ProfileSelector& selector);
 // Nullopt where nothing is selected.
 absl::StatusOr<std::optional<rpc::RuleSetDefinition>> SelectRules(
     const ClusterState& state, const v1::RuleSetSelector& selector, Compatibility compatibility);
-// Null for an empty name; valid as long as the state. The error names `stored_tree`.
-absl::StatusOr<const StoredTree*> SelectTree(const ClusterState& state, const std::string& name);
+// Null for an empty reference. The error names `stored_tree`.
+absl::StatusOr<std::shared_ptr<const StoredTree>> SelectTree(const ClusterState& state,
+                                                             const std::string& reference);
 absl::StatusOr<LogicalRules> SelectLogicalRules(const ClusterState& state,
                                                 const v1::LogicalRulesSelector& selector);
 

@@ -15,6 +15,16 @@ bool StartsWith(std::string_view text, std::string_view prefix) {
   return text.substr(0, prefix.size()) == prefix;
 }
 
+bool KeepsHistory(std::string_view key, const HistoryOptions& options) {
+  return std::any_of(options.prefixes.begin(), options.prefixes.end(),
+                     [key](const std::string& prefix) { return StartsWith(key, prefix); });
+}
+
+absl::Status NotThere(std::string_view key, Revision at) {
+  return WithReason(absl::NotFoundError(StrCat("no key \"", key, "\" at revision ", at)),
+                    Reason::kNotFound);
+}
+
 }  // namespace
 
 Revision RevisionIndex::ModRevision(std::string_view key) const {
@@ -51,11 +61,40 @@ absl::StatusOr<KeyValue> RevisionIndex::Get(std::string_view key, Revision at) c
   SHARDMESH_RETURN_IF_ERROR(CheckReadable(at));
   const auto found = keys_.find(key);
   const Version* version = found == keys_.end() ? nullptr : VersionAt(found->second, at);
-  if (version == nullptr) {
-    return WithReason(absl::NotFoundError(StrCat("no key \"", key, "\" at revision ", at)),
-                      Reason::kNotFound);
-  }
+  if (version == nullptr) return NotThere(key, at);
   return KeyValue{std::string(key), *version->value, version->position.revision};
+}
+
+const RevisionIndex::Version* RevisionIndex::OldestKept(const Versions& versions,
+                                                        const Version* newest,
+                                                        const HistoryOptions& options) {
+  const Version* oldest = newest;
+  size_t bytes = 0;
+  while (oldest != versions.data() && newest - oldest + 1 < options.values) {
+    const Version* const before = oldest - 1;
+    if (before->value == nullptr) break;  // what a deletion ended was another thing
+    bytes += before->value->size();
+    if (bytes > options.bytes) break;
+    oldest = before;
+  }
+  return oldest;
+}
+
+absl::StatusOr<std::vector<KeptValue>> RevisionIndex::History(std::string_view key, Revision at,
+                                                              const HistoryOptions& options) const {
+  if (at == 0) at = newest_;
+  SHARDMESH_RETURN_IF_ERROR(CheckReadable(at));
+  const auto found = keys_.find(key);
+  const Version* const newest = found == keys_.end() ? nullptr : VersionAt(found->second, at);
+  if (newest == nullptr) return NotThere(key, at);
+  const Version* const oldest =
+      KeepsHistory(key, options) ? OldestKept(found->second, newest, options) : newest;
+  std::vector<KeptValue> values;
+  for (const Version* after = newest + 1; after != oldest; --after) {
+    const Version& version = *(after - 1);
+    values.push_back({version.value, version.position.revision});
+  }
+  return values;
 }
 
 absl::StatusOr<KeyValues> RevisionIndex::List(std::string_view prefix,
@@ -102,7 +141,13 @@ void RevisionIndex::Add(EventPosition position, std::string key, std::optional<s
   newest_ = std::max(newest_, position.revision);
 }
 
-std::vector<EventPosition> RevisionIndex::SupersededAt(Revision revision) const {
+std::vector<EventPosition> RevisionIndex::SupersededAt(Revision revision,
+                                                       const HistoryOptions& history) const {
+  const auto is_kept = [&history](const std::string& key, const Versions& versions,
+                                  EventPosition position) {
+    return versions.back().value != nullptr && KeepsHistory(key, history) &&
+           OldestKept(versions, &versions.back(), history)->position <= position;
+  };
   std::vector<EventPosition> superseded;
   for (auto at = history_.begin(); at != history_.end() && at->first.revision <= revision; ++at) {
     const Versions& versions = keys_.find(*at->second)->second;
@@ -111,7 +156,9 @@ std::vector<EventPosition> RevisionIndex::SupersededAt(Revision revision) const 
         [](const EventPosition& position, const Version& v) { return position < v.position; });
     const bool replaced = next != versions.end() && next->position.revision <= revision;
     const bool deletion = std::prev(next)->value == nullptr;
-    if (replaced || deletion) superseded.push_back(at->first);
+    if (deletion || (replaced && !is_kept(*at->second, versions, at->first))) {
+      superseded.push_back(at->first);
+    }
   }
   return superseded;
 }

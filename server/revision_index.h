@@ -43,6 +43,9 @@ class RevisionIndex {
 
   absl::StatusOr<KeyValue> Get(std::string_view key, Revision at) const;
   absl::StatusOr<KeyValues> List(std::string_view prefix, const ListOptions& options) const;
+  // See Store::History.
+  absl::StatusOr<std::vector<KeptValue>> History(std::string_view key, Revision at,
+                                                 const HistoryOptions& options) const;
 
   // The events of all commits from `from` on whose keys start with `prefix`, in order.
   std::vector<WatchEvent> EventsFrom(std::string_view prefix, Revision from) const;
@@ -50,9 +53,9 @@ class RevisionIndex {
   // Adds an event. Its position is behind every one added before; newest() follows it.
   void Add(EventPosition position, std::string key, std::optional<std::string> value);
 
-  // What Compact(revision) would forget: superseded values, and deletions with what they deleted.
-  // Requires revision <= newest().
-  std::vector<EventPosition> SupersededAt(Revision revision) const;
+  // What Compact(revision) would forget: superseded values that are no kept history, and deletions
+  // with what they deleted. Requires revision <= newest().
+  std::vector<EventPosition> SupersededAt(Revision revision, const HistoryOptions& history) const;
   // Forgets these positions, and raises compacted() to `revision`.
   void Compact(absl::Span<const EventPosition> superseded, Revision revision);
 
@@ -66,6 +69,9 @@ class RevisionIndex {
   absl::Status CheckReadable(Revision at) const;
   // What `versions` was at revision `at`; null: not there.
   static const Version* VersionAt(const Versions& versions, Revision at);
+  // The oldest value of the history whose newest value is `newest`.
+  static const Version* OldestKept(const Versions& versions, const Version* newest,
+                                   const HistoryOptions& options);
 
   std::map<std::string, Versions, std::less<>> keys_;
   // By position; the pointers are to keys of `keys_`, whose nodes stay where they are.

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -183,9 +184,10 @@ class LintAnswer {
                                                          " can be looked at together")),
           header.all_stored_trees() ? "all_stored_trees" : "stored_trees");
     }
+    absl::flat_hash_set<std::pair<std::string, int64_t>> versions;
     for (int i = 0; i < header.stored_trees_size(); ++i) {
-      auto tree = state_->Find(DefinitionKind::kTree, header.stored_trees(i));
-      if (tree.ok() && std::find(stored_.begin(), stored_.end(), *tree) != stored_.end()) {
+      auto tree = state_->FindReferred(DefinitionKind::kTree, header.stored_trees(i));
+      if (tree.ok() && !versions.insert({(*tree)->name, (*tree)->version}).second) {
         tree = InvalidArgument(Reason::kBadField,
                                StrCat("\"", header.stored_trees(i), "\" is named twice"));
       }
@@ -199,8 +201,9 @@ class LintAnswer {
         stored_.push_back(definition);
       }
     }
-    std::sort(stored_.begin(), stored_.end(),
-              [](const auto& a, const auto& b) { return a->name < b->name; });
+    std::sort(stored_.begin(), stored_.end(), [](const auto& a, const auto& b) {
+      return std::tie(a->name, a->version) < std::tie(b->name, b->version);
+    });
     return absl::OkStatus();
   }
 
@@ -238,7 +241,13 @@ class LintAnswer {
       wire.set_name(definition->name);
       wire.set_version(definition->version);
       wire.set_own_specs(own_specs);
-      EndTree(std::move(wire), StrCat("tree ", PythonRepr(definition->name)));
+      const ClusterState::Definitions& all = state_->all(DefinitionKind::kTree);
+      const auto current = all.find(definition->name);
+      const bool is_current = current != all.end() && current->second == definition;
+      EndTree(std::move(wire),
+              StrCat("tree ",
+                     PythonRepr(is_current ? definition->name
+                                           : StrCat(definition->name, "@", definition->version))));
     }
     return absl::OkStatus();
   }
@@ -325,7 +334,7 @@ class DiffAnswer {
     return rpc::WithField(SetBudget(header.budget()), "budget");
   }
 
-  const StoredTree* stored_tree() const { return stored_tree_; }
+  const StoredTree* stored_tree() const { return stored_tree_.get(); }
 
   absl::Status Add(absl::Span<const TreeTensor> tensors, const IsCancelled& is_cancelled,
                    v1::DiffLayoutsResponse* response) {
@@ -442,7 +451,7 @@ class DiffAnswer {
   }
 
   std::shared_ptr<const ClusterState> state_;
-  const StoredTree* stored_tree_ = nullptr;  // of state_
+  std::shared_ptr<const StoredTree> stored_tree_;
   std::unique_ptr<TreeResolver> a_;
   std::unique_ptr<TreeResolver> b_;
   LayoutBudget budget_;

@@ -374,7 +374,7 @@ absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(SqliteStoreOptions option
       std::move(index),
       std::make_unique<SqliteJournal>(std::move(lock), std::move(database), std::move(insert),
                                       std::move(erase), std::move(update)),
-      options.local);
+      std::move(options.local));
 }
 
 }  // namespace shardmesh::server

@@ -58,6 +58,19 @@ struct KeyValues {
   bool more = false;  // the limit was reached; go on with start_after = the last key
 };
 
+// What History found: a value that a key has or had.
+struct KeptValue {
+  std::shared_ptr<const std::string> value;
+  Revision mod_revision = 0;  // the commit that wrote it
+};
+
+// Which keys keep what was overwritten, also behind Compact, until they are deleted.
+struct HistoryOptions {
+  std::vector<std::string> prefixes = {};  // the keys that start with one of them
+  int64_t values = 32;     // so many of a key's newest values, the current among them
+  size_t bytes = 4 << 20;  // and no more than so many bytes of values beside the current one
+};
+
 struct ListOptions {
   Revision at = 0;               // 0: the newest
   std::string start_after = {};  // only keys behind this one
@@ -111,6 +124,12 @@ class Store {
   // or still to come.
   virtual absl::StatusOr<KeyValue> Get(std::string_view key, Revision at = 0) const = 0;
 
+  // What `key` was and is, the newest first: its value at that revision and, if it keeps its
+  // history (HistoryOptions), those before since it was made, as many as are kept. Errors as for
+  // Get.
+  virtual absl::StatusOr<std::vector<KeptValue>> History(std::string_view key,
+                                                         Revision at = 0) const = 0;
+
   // The keys that start with `prefix` (all for an empty one). OUT_OF_RANGE as for Get.
   virtual absl::StatusOr<KeyValues> List(std::string_view prefix,
                                          ListOptions options = {}) const = 0;
@@ -124,8 +143,9 @@ class Store {
                                                              Revision from_revision,
                                                              WatchCallback callback) = 0;
 
-  // Forgets what was overwritten or deleted at or before `revision`; reads at and watches from
-  // earlier revisions then fail. Ordered like Commit. OUT_OF_RANGE: still to come.
+  // Forgets what was overwritten or deleted at or before `revision`, but for what History keeps;
+  // reads at and watches from earlier revisions then fail. Ordered like Commit. OUT_OF_RANGE: still
+  // to come.
   virtual void Compact(Revision revision, absl::AnyInvocable<void(absl::Status) &&> callback) = 0;
 
   // The newest revision that reads see.

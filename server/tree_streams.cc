@@ -44,7 +44,7 @@ class TreeAnswer {
     return absl::OkStatus();
   }
 
-  const StoredTree* stored_tree() const { return stored_tree_; }
+  const StoredTree* stored_tree() const { return stored_tree_.get(); }
 
   absl::Status Add(absl::Span<const TreeTensor> tensors, const IsCancelled& is_cancelled,
                    v1::ResolveTreeResponse* response) {
@@ -110,7 +110,7 @@ class TreeAnswer {
 
   std::shared_ptr<const ClusterState> state_;
   const CorrectionCounter* counter_;
-  const StoredTree* stored_tree_ = nullptr;  // of state_
+  std::shared_ptr<const StoredTree> stored_tree_;
   bool suggest_fixes_ = false;
   std::unique_ptr<TreeResolver> resolver_;
 };

@@ -1,4 +1,4 @@
-// catalog ls, get, put, rm: named definitions of meshes, profiles, rules and trees.
+// catalog ls, get, history, put, rm: named definitions of meshes, profiles, rules and trees.
 #include <iostream>
 #include <memory>
 #include <string>
@@ -6,6 +6,7 @@
 #include <variant>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "client/cli/command_line.h"
 #include "client/cli/commands.h"
 #include "client/cli/grammar.h"
@@ -274,6 +275,36 @@ absl::Status RunGetEntry(const Invocation& invocation, const EntryFlags& flags) 
   return absl::OkStatus();
 }
 
+// In UTC, to the second.
+std::string FormatDate(absl::Time time) {
+  return absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", time, absl::UTCTimeZone());
+}
+
+absl::Status RunHistory(const Invocation& invocation, const EntryFlags& flags) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<EntryVersion> versions,
+                             client->ListEntryVersions(flags.kind, flags.name));
+  Json list = Json::array();
+  Table table({{"version", Table::Align::kRight},
+               {"made"},
+               {"revision", Table::Align::kRight},
+               {"size", Table::Align::kRight}});
+  for (const EntryVersion& version : versions) {
+    list.push_back({{"version", version.version},
+                    {"update_time", FormatDate(version.update_time)},
+                    {"revision", version.revision},
+                    {"size_bytes", version.size_bytes}});
+    table.AddRow({StrCat(version.version), FormatDate(version.update_time),
+                  StrCat(version.revision), FormatBytes(version.size_bytes)});
+  }
+  if (invocation.json) {
+    PrintJson(list);
+  } else {
+    table.Print();
+  }
+  return absl::OkStatus();
+}
+
 absl::Status RunPut(const Invocation& invocation, const EntryFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const EntryValue value, LoadValue(flags.kind, flags.path));
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
@@ -325,7 +356,8 @@ constexpr char kVersionHelp[] = "fail unless this is the entry's version now";
 
 void AddCatalogCommands(CommandLine* line) {
   CLI::App* const catalog = line->AddGroup(
-      "catalog", "Named definitions of meshes, profiles, rules and trees: ls, get, put, rm");
+      "catalog",
+      "Named definitions of meshes, profiles, rules and trees: ls, get, history, put, rm");
 
   auto kinds = std::make_shared<std::vector<EntryKind>>(
       std::vector<EntryKind>{EntryKind::kMesh, EntryKind::kProfile, EntryKind::kRuleSet,
@@ -342,8 +374,13 @@ void AddCatalogCommands(CommandLine* line) {
       "mesh, profile, rules, logical or tree (default: all)");
 
   auto got = std::make_shared<EntryFlags>();
-  AddEntryCommand(line, catalog, "get", "Show an entry", got.get(),
-                  [got](const Invocation& i) { return RunGetEntry(i, *got); });
+  AddEntryCommand(line, catalog, "get", "Show an entry, or with NAME@VERSION an older one",
+                  got.get(), [got](const Invocation& i) { return RunGetEntry(i, *got); });
+
+  auto looked_up = std::make_shared<EntryFlags>();
+  AddEntryCommand(line, catalog, "history", "List the versions of an entry that are kept",
+                  looked_up.get(),
+                  [looked_up](const Invocation& i) { return RunHistory(i, *looked_up); });
 
   auto put = std::make_shared<EntryFlags>();
   CLI::App* const put_command =

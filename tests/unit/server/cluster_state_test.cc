@@ -1,6 +1,7 @@
 // Definitions: versions, repeated requests, durability, snapshots and watches.
 #include "server/cluster_state.h"
 
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <utility>
@@ -50,7 +51,7 @@ using Answer = absl::StatusOr<std::shared_ptr<const Definition>>;
 
 class ClusterStateTest : public testing::Test {
  protected:
-  ClusterStateTest() { Open(CreateMemoryStore()); }
+  ClusterStateTest() { Open(CreateMemoryStore({.history = DefinitionHistory()})); }
 
   void Open(std::unique_ptr<Store> store) {
     publisher_.reset();
@@ -84,6 +85,30 @@ class ClusterStateTest : public testing::Test {
       publisher_->Delete({.request_id = "", .name = std::move(name)}, DefinitionKind::kMesh,
                          std::move(done));
     });
+  }
+
+  // The store in a folder, which forgets whatever it may at once.
+  void Reopen(const std::string& folder) {
+    publisher_.reset();
+    requests_.reset();
+    store_.reset();
+    Open(*OpenSqliteStore({.folder = folder,
+                           .quota_bytes = 1 << 30,
+                           .local = {.retained_revisions = 1, .history = DefinitionHistory()}}));
+  }
+
+  // The size of the mesh of a reference; -1 if there is none.
+  int64_t SizeOf(const std::string& reference) {
+    const auto mesh = publisher_->state().FindMesh(reference);
+    return mesh.ok() ? (*mesh)->mesh.size() : -1;
+  }
+  std::vector<int64_t> VersionsOf(const std::string& name) {
+    const auto found = publisher_->state().Versions(DefinitionKind::kMesh, name);
+    std::vector<int64_t> versions;
+    for (const ClusterState::Version& version : *found) {
+      versions.push_back(version.version);
+    }
+    return versions;
   }
 
   template <typename Call>
@@ -163,7 +188,7 @@ TEST_F(ClusterStateTest, FindsItsTreesAgainAfterARestart) {
   requests_.reset();
   store_.reset();
   Open(*OpenSqliteStore({.folder = folder, .quota_bytes = 1 << 30, .local = {}}));
-  const absl::StatusOr<const StoredTree*> tree = publisher_->state().FindTree("kept");
+  const auto tree = publisher_->state().FindTree("kept");
   ASSERT_TRUE(tree.ok()) << tree.status();
   ASSERT_EQ((*tree)->tensors().size(), 100'000u);
   EXPECT_EQ((*tree)->tensors()[99'999].name, "w99999");
@@ -192,6 +217,178 @@ TEST_F(ClusterStateTest, GivesARepeatedDeletionItsRevision) {
   const Answer again = remove();
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_EQ((*again)->revision, (*first)->revision);
+}
+
+TEST_F(ClusterStateTest, FindsEachVersionAsItWasWhenItWasCurrent) {
+  ASSERT_TRUE(Create("m", 4).ok());
+  const std::shared_ptr<const ClusterState> first = publisher_->shared_state();
+  clock_.Advance(absl::Seconds(5));
+  ASSERT_TRUE(Update("m", 8).ok());
+  ASSERT_TRUE(Update("m", 16, /*expected_version=*/2).ok());
+  EXPECT_EQ(SizeOf("m"), 16);
+  EXPECT_EQ(SizeOf("m@3"), 16);
+  EXPECT_EQ(SizeOf("m@2"), 8);
+  EXPECT_EQ(SizeOf("m@1"), 4);
+  EXPECT_EQ((*first->FindMesh("m@1"))->mesh.size(), 4);
+  EXPECT_FALSE(first->FindMesh("m@2").ok()) << "an older snapshot changed";
+  EXPECT_THAT(Update("m", 32, /*expected_version=*/1),
+              StatusIs(absl::StatusCode::kAborted, Reason::kVersionMismatch));
+  EXPECT_THAT(Update("m@1", 32), StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  EXPECT_THAT(Delete("m@1"), StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+
+  const auto old = publisher_->state().FindReferred(DefinitionKind::kMesh, "m@1");
+  ASSERT_TRUE(old.ok()) << old.status();
+  EXPECT_EQ((*old)->name, "m");
+  EXPECT_EQ((*old)->version, 1);
+  EXPECT_EQ((*old)->wire_value, MeshValue(4));
+  const auto versions = publisher_->state().Versions(DefinitionKind::kMesh, "m");
+  ASSERT_TRUE(versions.ok());
+  ASSERT_EQ(versions->size(), 3u);
+  EXPECT_EQ((*versions)[2].version, 1);
+  EXPECT_EQ((*versions)[2].revision, (*old)->revision);
+  EXPECT_EQ((*versions)[2].updated, (*old)->updated);
+  EXPECT_EQ((*versions)[2].size_bytes, static_cast<int64_t>(MeshValue(4).size()));
+  EXPECT_EQ((*versions)[1].updated - (*versions)[2].updated, absl::Seconds(5));
+}
+
+TEST_F(ClusterStateTest, SaysWhichVersionsThereAre) {
+  ASSERT_TRUE(Create("once", 4).ok());
+  ASSERT_TRUE(Create("often", 4).ok());
+  for (int i = 0; i < 40; ++i) {
+    ASSERT_TRUE(Update("often", i + 1).ok());
+  }
+  EXPECT_EQ(SizeOf("often@10"), 9) << "the oldest of 32";
+  const struct {
+    const char* reference;
+    absl::StatusCode code;
+    const char* says;
+  } kCases[] = {
+      {"often@9", absl::StatusCode::kNotFound,
+       "version 9 of the mesh \"often\" is no longer kept; kept are versions 10 to 41"},
+      {"often@42", absl::StatusCode::kNotFound,
+       "version 42 of the mesh \"often\" is still to come; kept are versions 10 to 41"},
+      {"once@2", absl::StatusCode::kNotFound,
+       "version 2 of the mesh \"once\" is still to come; version 1 is the only one kept"},
+      {"oncee@1", absl::StatusCode::kNotFound, "there is no mesh named \"oncee\"; did you mean"},
+      {"once@", absl::StatusCode::kInvalidArgument,
+       "'once@' names no version; write once@N with a version N of 1 or more"},
+      {"once@0", absl::StatusCode::kInvalidArgument, "names no version"},
+      {"once@-1", absl::StatusCode::kInvalidArgument, "names no version"},
+      {"once@+1", absl::StatusCode::kInvalidArgument, "names no version"},
+      {"once@01", absl::StatusCode::kInvalidArgument, "names no version"},
+      {"once@ 1", absl::StatusCode::kInvalidArgument, "names no version"},
+      {"once@1@1", absl::StatusCode::kInvalidArgument, "names no version"},
+      {"once@v1", absl::StatusCode::kInvalidArgument, "names no version"},
+      {"once@9223372036854775808", absl::StatusCode::kInvalidArgument, "names no version"},
+      {"once@9223372036854775807", absl::StatusCode::kNotFound, "still to come"},
+      {"@1", absl::StatusCode::kNotFound, "there is no mesh named \"\""},
+  };
+  for (const auto& [reference, code, says] : kCases) {
+    SCOPED_TRACE(reference);
+    const absl::Status status = publisher_->state().FindMesh(reference).status();
+    EXPECT_EQ(status.code(), code) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(says));
+  }
+  EXPECT_THAT(publisher_->state().Versions(DefinitionKind::kMesh, "oncee"),
+              StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+}
+
+TEST_F(ClusterStateTest, KeepsFewerVersionsOfWhatIsLarge) {
+  const std::string value = TreeValue(100'000);  // about 1 MiB
+  ASSERT_TRUE(CreateTree("t", value).ok());
+  for (int i = 0; i < 10; ++i) {
+    const Answer updated = Wait([&](StatePublisher::Callback done) {
+      publisher_->Update({.request_id = "", .name = "t"}, value, std::move(done));
+    });
+    ASSERT_TRUE(updated.ok()) << updated.status();
+  }
+  const auto versions = *publisher_->state().Versions(DefinitionKind::kTree, "t");
+  ASSERT_GT(versions.size(), 2u);
+  ASSERT_LT(versions.size(), 11u);
+  int64_t bytes = 0;
+  for (const ClusterState::Version& version : versions) {
+    bytes += version.version == 11 ? 0 : version.size_bytes;
+  }
+  EXPECT_LE(bytes, int64_t{4} << 20);
+  EXPECT_GT(bytes + versions[0].size_bytes, int64_t{4} << 20);
+}
+
+TEST_F(ClusterStateTest, ForgetsTheVersionsOfWhatIsDeleted) {
+  ASSERT_TRUE(Create("m", 4).ok());
+  ASSERT_TRUE(Update("m", 8).ok());
+  ASSERT_TRUE(Delete("m").ok());
+  EXPECT_EQ(SizeOf("m@1"), -1);
+  ASSERT_TRUE(Create("m", 16).ok());
+  EXPECT_EQ(SizeOf("m@1"), 16);
+  EXPECT_EQ(SizeOf("m@2"), -1);
+  EXPECT_THAT(VersionsOf("m"), testing::ElementsAre(1));
+}
+
+TEST_F(ClusterStateTest, FindsOlderVersionsAgainAfterARestart) {
+  std::string folder = testing::TempDir() + "/cluster_state_versions_XXXXXX";
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  Reopen(folder);
+  ASSERT_TRUE(Create("m", 1).ok());
+  ASSERT_TRUE(Create("gone", 1).ok());
+  ASSERT_TRUE(Update("gone", 2).ok());
+  for (int64_t size = 2; size <= 40; ++size) {
+    ASSERT_TRUE(Update("m", size).ok());
+  }
+  ASSERT_TRUE(Delete("gone").ok());
+  ASSERT_TRUE(Create("gone", 3).ok());
+  ASSERT_TRUE(Create("other", 3).ok());
+  const std::vector<int64_t> before = VersionsOf("m");
+  for (int restart = 0; restart < 2; ++restart) {
+    Reopen(folder);
+    EXPECT_GT(store_->compacted_revision(), 30) << "nothing was to be forgotten";
+    EXPECT_EQ(VersionsOf("m"), before);
+    EXPECT_EQ(SizeOf("m@8"), -1);
+    for (int64_t size = 9; size <= 40; ++size) {
+      EXPECT_EQ(SizeOf("m@" + std::to_string(size)), size);
+    }
+    EXPECT_THAT(VersionsOf("gone"), testing::ElementsAre(1));
+    EXPECT_EQ(SizeOf("gone@1"), 3);
+  }
+  ASSERT_TRUE(Update("m", 41).ok());
+  EXPECT_EQ(SizeOf("m@9"), -1);
+  EXPECT_EQ(SizeOf("m@40"), 40);
+}
+
+TEST_F(ClusterStateTest, FindsOlderVersionsOfEveryKind) {
+  const auto define = [&](const v1::EntryValue& first, const v1::EntryValue& second) {
+    ASSERT_TRUE(CreateTree("x", first.SerializeAsString()).ok());
+    const Answer updated = Wait([&](StatePublisher::Callback done) {
+      publisher_->Update({.request_id = "", .name = "x"}, second.SerializeAsString(),
+                         std::move(done));
+    });
+    ASSERT_TRUE(updated.ok()) << updated.status();
+  };
+  v1::EntryValue first;
+  v1::EntryValue second;
+  first.mutable_profile()->mutable_head_axis()->set_name("tp");
+  second.mutable_profile()->mutable_head_axis()->set_name("sp");
+  define(first, second);
+  first.mutable_rule_set()->add_rules()->set_pattern("first");
+  second.mutable_rule_set()->add_rules()->set_pattern("second");
+  define(first, second);
+  v1::LogicalRule* const rule = first.mutable_logical_rules()->add_rules();
+  rule->set_name("embed");
+  rule->mutable_value()->set_name("tp");
+  second.mutable_logical_rules();
+  define(first, second);
+  first.ParseFromString(TreeValue(2));
+  second.ParseFromString(TreeValue(3));
+  define(first, second);
+
+  const ClusterState& state = publisher_->state();
+  EXPECT_EQ((*state.FindProfile("x@1"))->field(AxisField::kHead), AxisValue::Name("tp"));
+  EXPECT_EQ((*state.FindProfile("x@2"))->field(AxisField::kHead), AxisValue::Name("sp"));
+  EXPECT_EQ((*state.FindRuleSet("x@1"))->rules.rules()[0].pattern, "first");
+  EXPECT_EQ((*state.FindRuleSet("x"))->rules.rules()[0].pattern, "second");
+  EXPECT_EQ((*state.FindLogicalRules("x@1"))->size(), 1u);
+  EXPECT_EQ((*state.FindLogicalRules("x"))->size(), 0u);
+  EXPECT_EQ((*state.FindTree("x@1"))->tensors().size(), 2u);
+  EXPECT_EQ((*state.FindTree("x@2"))->tensors().size(), 3u);
 }
 
 TEST_F(ClusterStateTest, TellsAWatcherOfEachChangeOnce) {

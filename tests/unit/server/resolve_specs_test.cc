@@ -111,6 +111,36 @@ TEST_F(RepeatedQuestionTest, GetsTheAnswerOfTheDefinitionsAsTheyAre) {
   ASSERT_TRUE(status.ok()) << status.error_message();
   ASSERT_THAT(Ask(&Stub::ResolveSpec, request_, &response_), IsOk());
   EXPECT_EQ(response_.requested().dimensions(0).name(), "tp");
+
+  // A version means the same, however often it is asked for and whatever became of the name.
+  const auto axis_of = [&](const std::string& reference) {
+    request_.mutable_profile()->set_name(reference);
+    const absl::Status asked = Ask(&Stub::ResolveSpec, request_, &response_);
+    return asked.ok() ? response_.requested().dimensions(0).name() : std::string(asked.message());
+  };
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(axis_of("mine@1"), "fsdp");
+    EXPECT_EQ(axis_of("mine@2"), "tp");
+    EXPECT_THAT(axis_of("mine@3"), HasSubstr("kept are versions 1 to 2"));
+  }
+  request_.mutable_profile()->set_name("mine@two");
+  const absl::Status malformed = Ask(&Stub::ResolveSpec, request_, &response_);
+  EXPECT_THAT(malformed, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  EXPECT_EQ(FieldOf(malformed), "profile.name");
+
+  v1::DeleteEntryRequest remove;
+  remove.set_request_id("delete");
+  remove.set_kind(v1::ENTRY_KIND_PROFILE);
+  remove.set_name("mine");
+  v1::DeleteEntryResponse removed;
+  grpc::ClientContext removing;
+  ASSERT_TRUE(catalog->DeleteEntry(&removing, remove, &removed).ok());
+  EXPECT_THAT(axis_of("mine@1"), HasSubstr("there is no profile named \"mine\""));
+  create.set_request_id("create again");
+  create.mutable_value()->mutable_profile()->mutable_hidden_state_axis()->set_name("dp");
+  grpc::ClientContext creating_again;
+  ASSERT_TRUE(catalog->CreateEntry(&creating_again, create, &created).ok());
+  EXPECT_EQ(axis_of("mine@1"), "dp") << "the version of another entry was remembered";
 }
 
 }  // namespace

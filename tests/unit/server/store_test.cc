@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -334,6 +335,85 @@ TEST_P(StoreTest, KeepsABoundedHistoryByItself) {
   EXPECT_LE(store->compacted_revision(), 51 - 10);
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const KeyValue a, store->Get("a"));
   EXPECT_EQ(a.value, "49");
+}
+
+// The values of a key's history, the newest first, or the error.
+std::vector<std::string> HistoryOf(const Store& store, std::string_view key, Revision at = 0) {
+  const absl::StatusOr<std::vector<KeptValue>> history = store.History(key, at);
+  if (!history.ok()) return {history.status().ToString()};
+  std::vector<std::string> values;
+  for (const KeptValue& kept : *history) {
+    values.push_back(StrCat(kept.mod_revision, ":", *kept.value));
+  }
+  return values;
+}
+
+TEST_P(StoreTest, KeepsWhatKeysOfSomePrefixesWereSinceTheyWereMade) {
+  const auto store = GetParam().make(
+      {.retained_revisions = 0, .history = {.prefixes = {"kept/", "too/"}, .values = 3}});
+  const auto put = [&](const std::string& key, const std::string& value) {
+    EXPECT_THAT(CommitAndWait(*store, {.puts = {{key, value}}}), IsOk());
+  };
+  for (const char* value : {"a", "b", "c", "d"}) {
+    put("kept/x", value);  // revisions 1 to 4
+  }
+  put("other/x", "a");
+  put("other/x", "b");
+  EXPECT_THAT(HistoryOf(*store, "kept/x"), ElementsAre("4:d", "3:c", "2:b"));
+  EXPECT_THAT(HistoryOf(*store, "kept/x", 2), ElementsAre("2:b", "1:a"));
+  EXPECT_THAT(HistoryOf(*store, "other/x"), ElementsAre("6:b"));
+  EXPECT_THAT(store->History("kept/none"), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_THAT(store->History("kept/x", 7), StatusIs(absl::StatusCode::kOutOfRange));
+
+  // What was before a deletion was something else.
+  ASSERT_THAT(CommitAndWait(*store, {.deletes = {"kept/x"}}), IsOk());
+  EXPECT_THAT(store->History("kept/x"), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_THAT(HistoryOf(*store, "kept/x", 4), ElementsAre("4:d", "3:c", "2:b"));
+  put("kept/x", "e");
+  EXPECT_THAT(HistoryOf(*store, "kept/x"), ElementsAre("8:e"));
+}
+
+TEST_P(StoreTest, KeepsNoMoreBytesOfHistoryThanAllowed) {
+  const auto store = GetParam().make(
+      {.retained_revisions = 0, .history = {.prefixes = {"kept/"}, .values = 10, .bytes = 5}});
+  for (const char* value : {"a", "bb", "cccc", "dd", "e", "ffffffff"}) {
+    ASSERT_THAT(CommitAndWait(*store, {.puts = {{"kept/x", value}}}), IsOk());
+  }
+  EXPECT_THAT(HistoryOf(*store, "kept/x"), ElementsAre("6:ffffffff", "5:e", "4:dd"))
+      << "the current value is kept whatever its size";
+}
+
+TEST_P(StoreTest, CompactionLeavesTheHistoryThatIsKept) {
+  constexpr int kRuns = 5;
+  std::mt19937 random(20);
+  for (int run = 0; run < kRuns; ++run) {
+    const LocalStoreOptions options = {
+        .retained_revisions = 0,
+        .history = {.prefixes = {"kept/"}, .values = 4, .bytes = size_t{12}}};
+    const auto compacted = GetParam().make(options);
+    const auto whole = CreateMemoryStore(options);
+    for (int step = 0; step < 60; ++step) {
+      const std::string key = StrCat("kept/", random() % 3);
+      const std::string value(random() % 6, static_cast<char>('a' + step % 26));
+      Transaction change = {.puts = {{key, value}}};
+      if (random() % 8 == 0) change = {.deletes = {key}};
+      ASSERT_THAT(CommitAndWait(*whole, change), IsOk());
+      ASSERT_THAT(CommitAndWait(*compacted, std::move(change)), IsOk());
+      if (random() % 5 != 0) continue;
+      const Revision oldest = compacted->compacted_revision();
+      const Revision to =
+          oldest + static_cast<Revision>(random() % (compacted->revision() - oldest + 1));
+      absl::Notification done;
+      compacted->Compact(to, [&](const absl::Status& status) {
+        EXPECT_THAT(status, IsOk());
+        done.Notify();
+      });
+      done.WaitForNotification();
+      for (const char* each : {"kept/0", "kept/1", "kept/2"}) {
+        EXPECT_EQ(HistoryOf(*compacted, each), HistoryOf(*whole, each)) << run << " " << step;
+      }
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, StoreTest,

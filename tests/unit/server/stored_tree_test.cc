@@ -145,6 +145,88 @@ TEST_F(StoredTreeTest, KeepsATreeAndGivesItsTensorsToWhoGetsIt) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("\"model\""));
 }
 
+TEST_F(StoredTreeTest, AnswersAboutTheVersionThatIsNamed) {
+  ASSERT_THAT(Store("model", Columns({{"old.kernel", {8}}, {"bias", {8}}})), IsOk());
+  v1::UpdateEntryRequest update;
+  update.set_request_id("update");
+  update.set_name("model");
+  *update.mutable_value()->mutable_tree()->mutable_tensors() = Columns({{"kernel", {8}}});
+  v1::UpdateEntryResponse updated;
+  ASSERT_THAT(AskCatalog(&CatalogStub::UpdateEntry, update, &updated), IsOk());
+
+  v1::GetEntryRequest get;
+  get.set_kind(v1::ENTRY_KIND_TREE);
+  get.set_name("model@1");
+  v1::GetEntryResponse got;
+  ASSERT_THAT(AskCatalog(&CatalogStub::GetEntry, get, &got), IsOk());
+  EXPECT_EQ(got.entry().name(), "model");
+  EXPECT_EQ(got.entry().version(), 1);
+  EXPECT_EQ(got.entry().revision(), entry_.revision());
+  EXPECT_EQ(got.entry().value().tree().tensors().names(), "old.kernelbias");
+  EXPECT_EQ(got.entry().value().tree().tensor_count(), 2);
+  v1::EntryValue put;
+  *put.mutable_tree()->mutable_tensors() = got.entry().value().tree().tensors();
+  get.set_name("model@3");
+  absl::Status status = AskCatalog(&CatalogStub::GetEntry, get, &got);
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("kept are versions 1 to 2"));
+  get.set_name("model@");
+  status = AskCatalog(&CatalogStub::GetEntry, get, &got);
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  EXPECT_EQ(FieldOf(status), "name");
+
+  v1::ListEntryVersionsRequest list;
+  list.set_kind(v1::ENTRY_KIND_TREE);
+  list.set_name("model");
+  v1::ListEntryVersionsResponse versions;
+  ASSERT_THAT(AskCatalog(&CatalogStub::ListEntryVersions, list, &versions), IsOk());
+  ASSERT_EQ(versions.versions_size(), 2);
+  EXPECT_EQ(versions.versions(0).version(), 2);
+  EXPECT_EQ(versions.versions(0).revision(), updated.entry().revision());
+  EXPECT_EQ(versions.versions(1).version(), 1);
+  EXPECT_EQ(versions.versions(1).revision(), entry_.revision());
+  EXPECT_EQ(versions.versions(1).update_time().seconds(), entry_.update_time().seconds());
+  EXPECT_EQ(versions.versions(1).size_bytes(), static_cast<int64_t>(put.ByteSizeLong()));
+  EXPECT_GE(versions.revision(), updated.entry().revision());
+  list.set_name("modle");
+  EXPECT_THAT(AskCatalog(&CatalogStub::ListEntryVersions, list, &versions),
+              StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  list.clear_kind();
+  EXPECT_THAT(AskCatalog(&CatalogStub::ListEntryVersions, list, &versions),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+
+  grpc::ClientContext context;
+  rpc::Apply(rpc::CallOptions::Within(absl::Seconds(10)), &context);
+  v1::ResolveTreeRequest resolve;
+  resolve.mutable_header()->set_stored_tree("model@1");
+  *resolve.mutable_header()->mutable_rule_set() = Rules({{".*", ""}});
+  std::vector<v1::ResolveTreeResponse> resolved;
+  ASSERT_THAT(Exchange(stub().ResolveTree(&context).get(), resolve, {}, &resolved), IsOk());
+  EXPECT_EQ(resolved[0].placements().spec_indexes_size(), 2);
+
+  // All trees are all names, as they are now; versions beside each other are named apart.
+  v1::LintRulesHeader lint;
+  *lint.mutable_rule_set() = Rules({{"kernel", ""}});
+  lint.set_all_stored_trees(true);
+  ASSERT_THAT(Lint(lint), IsOk());
+  EXPECT_EQ(lint_.tensors(), 1);
+  lint.clear_all_stored_trees();
+  lint.add_stored_trees("model");
+  lint.add_stored_trees("model@1");
+  ASSERT_THAT(Lint(lint), IsOk());
+  EXPECT_EQ(lint_.tensors(), 3);
+  ASSERT_EQ(lint_.trees_size(), 2);
+  EXPECT_EQ(lint_.trees(0).name(), "model");
+  EXPECT_EQ(lint_.trees(0).version(), 1);
+  EXPECT_EQ(lint_.trees(1).version(), 2);
+  ASSERT_EQ(lint_.findings_size(), 1);
+  EXPECT_THAT(lint_.findings(0).message(), HasSubstr("tree 'model@1'"));
+  lint.add_stored_trees("model@2");
+  status = Lint(lint);
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  EXPECT_EQ(FieldOf(status), "header.stored_trees[2]");
+}
+
 TEST_F(StoredTreeTest, LeavesTensorsOutOfListsAndWatches) {
   v1::WatchRequest watch;
   watch.add_kinds(v1::ENTRY_KIND_TREE);
@@ -183,8 +265,7 @@ TEST_F(StoredTreeTest, EndsAPageOfAListEarlyWhereItsEntriesAreLarge) {
       v1::Rule* const added = rules->add_rules();
       added->set_pattern(StrCat("w", rule));
       for (int dimension = 0; dimension < 16; ++dimension) {
-        added->mutable_spec()->add_dimensions()->set_name(
-            StrCat(std::string(250, 'x'), dimension));
+        added->mutable_spec()->add_dimensions()->set_name(StrCat(std::string(250, 'x'), dimension));
       }
     }
     ASSERT_THAT(AskCatalog(&CatalogStub::CreateEntry, request, &response), IsOk());
