@@ -1,0 +1,130 @@
+// From a kind and an algorithm to the function.
+#include "worker/collective/collectives.h"
+
+#include "sharding/status_macros.h"
+#include "tensor/collective_choice.h"
+#include "worker/collective/chain.h"
+#include "worker/collective/doubling.h"
+#include "worker/collective/halving.h"
+#include "worker/collective/pairwise.h"
+#include "worker/collective/ring.h"
+
+namespace shardmesh::worker {
+namespace {
+
+using Algorithm = CollectiveAlgorithm;
+
+absl::Status Check(CollectiveKind kind, const Manner& manner) {
+  return CheckAlgorithm(kind, manner.algorithm, manner.order);
+}
+
+}  // namespace
+
+bool SendsFromResult(CollectiveKind kind, CollectiveAlgorithm algorithm) {
+  switch (kind) {
+    case CollectiveKind::kAllReduce:
+      return algorithm != Algorithm::kDirect && algorithm != Algorithm::kDoubling;
+    case CollectiveKind::kBroadcast:
+      return algorithm != Algorithm::kPairwise;
+    default:
+      return false;
+  }
+}
+
+absl::Status AllReduce(const CollectiveCall& call, const Manner& manner, const Combiner& combiner,
+                       const OwnedBytes& operand, const OwnedMutableBytes& out) {
+  SHARDMESH_RETURN_IF_ERROR(Check(CollectiveKind::kAllReduce, manner));
+  switch (manner.algorithm) {
+    case Algorithm::kDirect:
+      return DirectAllReduce(call, combiner, operand, out.bytes);
+    case Algorithm::kDoubling:
+      return DoublingAllReduce(call, combiner, operand, out.bytes);
+    case Algorithm::kHalving:
+      return HalvingAllReduce(call, combiner, operand, out);
+    case Algorithm::kRing:
+      return RingAllReduce(call, combiner, operand, out);
+    default:
+      return PairwiseAllReduce(call, combiner, operand, out);
+  }
+}
+
+absl::Status ReduceScatter(const CollectiveCall& call, const Manner& manner,
+                           const Combiner& combiner, absl::Span<const OwnedBytes> parts,
+                           absl::Span<char> out) {
+  SHARDMESH_RETURN_IF_ERROR(Check(CollectiveKind::kReduceScatter, manner));
+  return manner.algorithm == Algorithm::kRing ? RingReduceScatter(call, combiner, parts, out)
+                                              : PairwiseReduceScatter(call, combiner, parts, out);
+}
+
+absl::Status AllGather(const CollectiveCall& call, const Manner& manner, const OwnedBytes& mine,
+                       absl::Span<const int64_t> sizes_bytes, PlaceFn place_fn) {
+  SHARDMESH_RETURN_IF_ERROR(Check(CollectiveKind::kAllGather, manner));
+  switch (manner.algorithm) {
+    case Algorithm::kDoubling:
+      return DoublingAllGather(call, mine, sizes_bytes, place_fn);
+    case Algorithm::kRing:
+      return RingAllGather(call, mine, sizes_bytes, place_fn);
+    default:
+      return PairwiseAllGather(call, mine, sizes_bytes, place_fn);
+  }
+}
+
+absl::Status AllToAll(const CollectiveCall& call, const Manner& manner,
+                      absl::Span<const OwnedBytes> parts, absl::Span<const int64_t> sizes_bytes,
+                      PlaceFn place_fn) {
+  SHARDMESH_RETURN_IF_ERROR(Check(CollectiveKind::kAllToAll, manner));
+  return PairwiseAllToAll(call, parts, sizes_bytes, place_fn);
+}
+
+absl::Status Broadcast(const CollectiveCall& call, const Manner& manner, int64_t root,
+                       const OwnedBytes& mine, const OwnedMutableBytes& out) {
+  SHARDMESH_RETURN_IF_ERROR(Check(CollectiveKind::kBroadcast, manner));
+  switch (manner.algorithm) {
+    case Algorithm::kBinomial:
+      return BinomialBroadcast(call, root, mine, out);
+    case Algorithm::kChain:
+      return ChainBroadcast(call, root, mine, out);
+    default:
+      return PairwiseBroadcast(call, root, mine, out.bytes);
+  }
+}
+
+absl::Status Reduce(const CollectiveCall& call, const Manner& manner, const Combiner& combiner,
+                    int64_t root, const OwnedBytes& operand, absl::Span<char> out) {
+  SHARDMESH_RETURN_IF_ERROR(Check(CollectiveKind::kReduce, manner));
+  switch (manner.algorithm) {
+    case Algorithm::kDirect:
+      return DirectReduce(call, combiner, root, operand, out);
+    case Algorithm::kBinomial:
+      return BinomialReduce(call, combiner, root, operand, out);
+    default:
+      return PairwiseReduce(call, combiner, root, operand, out);
+  }
+}
+
+absl::Status Gather(const CollectiveCall& call, const Manner& manner, int64_t root,
+                    const OwnedBytes& mine, absl::Span<const int64_t> sizes_bytes,
+                    PlaceFn place_fn) {
+  SHARDMESH_RETURN_IF_ERROR(Check(CollectiveKind::kGather, manner));
+  return PairwiseGather(call, root, mine, sizes_bytes, place_fn);
+}
+
+absl::Status Scatter(const CollectiveCall& call, const Manner& manner, int64_t root,
+                     absl::Span<const OwnedBytes> parts, absl::Span<char> out) {
+  SHARDMESH_RETURN_IF_ERROR(Check(CollectiveKind::kScatter, manner));
+  return PairwiseScatter(call, root, parts, out);
+}
+
+absl::Status Permute(const CollectiveCall& call, const Manner& manner,
+                     absl::Span<const std::optional<int64_t>> targets, const OwnedBytes& mine,
+                     absl::Span<char> out) {
+  SHARDMESH_RETURN_IF_ERROR(Check(CollectiveKind::kPermute, manner));
+  return Permute(call, targets, mine, out);
+}
+
+absl::Status Barrier(const CollectiveCall& call, const Manner& manner) {
+  SHARDMESH_RETURN_IF_ERROR(Check(CollectiveKind::kBarrier, manner));
+  return manner.algorithm == Algorithm::kDoubling ? DoublingBarrier(call) : PairwiseBarrier(call);
+}
+
+}  // namespace shardmesh::worker
