@@ -2,6 +2,7 @@
 #include "tensor/collective_choice.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <string_view>
 #include <vector>
@@ -17,8 +18,8 @@ using Kind = CollectiveKind;
 
 constexpr double kChunkBytes = 256 << 10;  // of what is passed on along a chain
 constexpr double kWorkOfAMessage = 0.25;   // in latencies
-constexpr double kPeersAtEase = 16;        // senders at once that are not in each other's way
-constexpr double kPeersToDouble = 128;     // so many more double the time of a byte
+constexpr double kCrowdAtEase = 16;        // senders at once that are not in each other's way
+constexpr double kCrowdToDouble = 128;     // so many more double the time of a byte
 
 constexpr Algorithm kOfAllReduce[] = {Algorithm::kPairwise, Algorithm::kDirect,
                                       Algorithm::kDoubling, Algorithm::kHalving, Algorithm::kRing};
@@ -47,7 +48,7 @@ int64_t Whole(double x) {
 struct Row {
   double rounds = 0;
   double messages = 0;
-  double peers = 0;
+  double crowd = 0;
   double sent = 0;
   double combined = 0;
   double way = -1;
@@ -62,6 +63,7 @@ Row RowOf(Kind kind, Algorithm algorithm, const CollectiveLoad& load) {
     ++l;
   }
   const double others = p - 1;
+  const double half = std::max(1.0, std::floor(p / 2));
   const double most = s * others / p;  // all parts of the operand but one
 
   switch (algorithm) {
@@ -93,10 +95,10 @@ Row RowOf(Kind kind, Algorithm algorithm, const CollectiveLoad& load) {
     case Algorithm::kDirect:
       return {1, others, others, kind == Kind::kReduce ? s : s * others, s * others, s * others};
     case Algorithm::kDoubling:
-      if (kind == Kind::kAllReduce) return {l, l, 1, w * l, s * l};
-      return {l, l, 1, kind == Kind::kBarrier ? l : s * p, 0};
+      if (kind == Kind::kAllReduce) return {l, l, half, w * l, s * l};
+      return {l, l, half, kind == Kind::kBarrier ? l : s * others, 0};
     case Algorithm::kHalving:
-      return {2 * l, 2 * l, 1, s / 2 + w * (0.5 - 1 / p) + most, most};
+      return {2 * l, 2 * l, half, s / 2 + w * (0.5 - 1 / p) + most, most};
     case Algorithm::kRing:
       if (kind == Kind::kAllReduce) {
         return {2 * others, 2 * others, 1, (w + s) * others / p, most};
@@ -104,8 +106,8 @@ Row RowOf(Kind kind, Algorithm algorithm, const CollectiveLoad& load) {
       if (kind == Kind::kReduceScatter) return {others, others, 1, w * others / p, most};
       return {others, others, 1, s * others, 0};
     case Algorithm::kBinomial:
-      if (kind == Kind::kReduce) return {l, l, 1, w, s * l, w * l};
-      return {l, l, 1, s * l, 0};
+      if (kind == Kind::kReduce) return {l, l, half, w, s * l, w * l};
+      return {l, l, half, s * l, 0};
     case Algorithm::kChain:
       return {others, others, 1, s, 0, s + (p - 2) * std::min(s, kChunkBytes)};
   }
@@ -172,7 +174,7 @@ CollectiveCost CostOf(CollectiveKind kind, CollectiveAlgorithm algorithm,
   const Row row = RowOf(kind, algorithm, load);
   return {.rounds = Whole(row.rounds),
           .messages = Whole(row.messages),
-          .peers = Whole(row.peers),
+          .crowd = Whole(row.crowd),
           .sent_bytes = Whole(row.sent),
           .way_bytes = Whole(row.way < 0 ? row.sent : row.way),
           .combined_bytes = Whole(row.combined)};
@@ -182,7 +184,7 @@ double PredictedSeconds(const CollectiveCost& cost, const LinkCost& link) {
   const auto rounds = static_cast<double>(cost.rounds);
   const double starts = rounds + (static_cast<double>(cost.messages) - rounds) * kWorkOfAMessage;
   const double crowding =
-      1 + std::max(0.0, static_cast<double>(cost.peers) - kPeersAtEase) / kPeersToDouble;
+      1 + std::max(0.0, static_cast<double>(cost.crowd) - kCrowdAtEase) / kCrowdToDouble;
   return link.latency_seconds * starts +
          link.seconds_per_byte * static_cast<double>(cost.way_bytes) * crowding +
          link.seconds_per_byte_combined * static_cast<double>(cost.combined_bytes);

@@ -34,36 +34,36 @@ struct CollectiveLoad {
 // What one rank has to do, the busiest of the group. For P ranks, S = bytes, W = partial_bytes,
 // L = ceil(log2 P) and c = min(S, 256 KiB):
 //
-//   kind, algorithm           rounds  messages  sent          on the way       combined
-//   all-reduce     pairwise   2       2 (P-1)   2 S (P-1)/P   = sent           S (P-1)/P
-//                  direct     1       P-1       S (P-1)       = sent           S (P-1)
-//                  doubling   L       L         W L           = sent           S L
-//                  halving    2 L     2 L       see below     = sent           S (P-1)/P
-//                  ring       2(P-1)  2 (P-1)   (W+S)(P-1)/P  = sent           S (P-1)/P
-//   reduce-scatter pairwise   1       P-1       S (P-1)/P     = sent           S (P-1)/P
-//                  ring       P-1     P-1       W (P-1)/P     = sent           S (P-1)/P
-//   all-gather     pairwise   1       P-1       S (P-1)       = sent           0
-//                  doubling   L       L         S P           = sent           0
-//                  ring       P-1     P-1       S (P-1)       = sent           0
-//   all-to-all     pairwise   1       P-1       S (P-1)/P     = sent           0
-//   broadcast      pairwise   1       P-1       S (P-1)       = sent           0
-//                  binomial   L       L         S L           = sent           0
-//                  chain      P-1     P-1       S             S + (P-2) c      0
-//   reduce         pairwise   2       2 (P-1)   S             2 S (P-1)/P      S (P-1)/P
-//                  direct     1       P-1       S             S (P-1)          S (P-1)
-//                  binomial   L       L         W             W L              S L
-//   gather         pairwise   1       P-1       S             S (P-1)          0
-//   scatter        pairwise   1       P-1       S (P-1)/P     = sent           0
-//   permute        pairwise   1       1         S             S                0
-//   barrier        pairwise   1       P-1       P-1           = sent           0
-//                  doubling   L       L         L             = sent           0
+//   kind, algorithm           rounds  messages  crowd  sent          on the way   combined
+//   all-reduce     pairwise   2       2 (P-1)   P-1    2 S (P-1)/P   = sent       S (P-1)/P
+//                  direct     1       P-1       P-1    S (P-1)       = sent       S (P-1)
+//                  doubling   L       L         P/2    W L           = sent       S L
+//                  halving    2 L     2 L       P/2    see below     = sent       S (P-1)/P
+//                  ring       2(P-1)  2 (P-1)   1      (W+S)(P-1)/P  = sent       S (P-1)/P
+//   reduce-scatter pairwise   1       P-1       P-1    S (P-1)/P     = sent       S (P-1)/P
+//                  ring       P-1     P-1       1      W (P-1)/P     = sent       S (P-1)/P
+//   all-gather     pairwise   1       P-1       P-1    S (P-1)       = sent       0
+//                  doubling   L       L         P/2    S (P-1)       = sent       0
+//                  ring       P-1     P-1       1      S (P-1)       = sent       0
+//   all-to-all     pairwise   1       P-1       P-1    S (P-1)/P     = sent       0
+//   broadcast      pairwise   1       P-1       1      S (P-1)       = sent       0
+//                  binomial   L       L         P/2    S L           = sent       0
+//                  chain      P-1     P-1       1      S             S + (P-2) c  0
+//   reduce         pairwise   2       2 (P-1)   P-1    S             2 S (P-1)/P  S (P-1)/P
+//                  direct     1       P-1       P-1    S             S (P-1)      S (P-1)
+//                  binomial   L       L         P/2    W             W L          S L
+//   gather         pairwise   1       P-1       P-1    S             S (P-1)      0
+//   scatter        pairwise   1       P-1       1      S (P-1)/P     = sent       0
+//   permute        pairwise   1       1         1      S             = sent       0
+//   barrier        pairwise   1       P-1       P-1    P-1           = sent       0
+//                  doubling   L       L         P/2    L             = sent       0
 //
 // Halving sends the operand at the first level and partial results from the second on, then
 // results: S/2 + W (1/2 - 1/P) + S (P-1)/P. One rank alone does nothing of all this.
 struct CollectiveCost {
   int64_t rounds = 0;          // each waits for the one before it
   int64_t messages = 0;        // sent or received, the larger
-  int64_t peers = 0;           // that are heard from at once
+  int64_t crowd = 0;           // whose messages may share a link: a rank's, or between hosts
   int64_t sent_bytes = 0;      // to peers
   int64_t way_bytes = 0;       // that follow one another through the busiest rank, either way
   int64_t combined_bytes = 0;  // of operands that are combined with others
@@ -86,11 +86,12 @@ struct LinkCost {
 
 // The time predicted:
 //     latency * (rounds + (messages - rounds) / 4)
-//   + seconds per byte * way_bytes * (1 + max(0, peers - 16) / 128)
+//   + seconds per byte * way_bytes * (1 + max(0, crowd - 16) / 128)
 //   + seconds per byte combined * combined_bytes
 // A quarter of a message's latency is taken to be work of the rank, which further messages of the
 // same round add, and the rest waiting. More than 16 senders at once are taken to be in each
-// other's way; how much is assumed, not measured.
+// other's way: all of the group's at a rank to which all send; half of them where ranks half the
+// group apart exchange. Both numbers are assumed, not measured.
 double PredictedSeconds(const CollectiveCost& cost, const LinkCost& link);
 
 // The algorithm of the least predicted time that `order` allows; of equals, the first that

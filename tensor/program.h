@@ -122,7 +122,7 @@ struct MatmulOp {
 struct CollectiveOp {
   ValueIndex input = 0;
   CollectiveKind kind = CollectiveKind::kAllReduce;
-  std::vector<std::string> axes;          // major to minor
+  std::vector<std::string> axes = {};     // major to minor
   int64_t dimension = 0;                  // all-gather, reduce-scatter, all-to-all, gather, scatter
   Reduction reduction = Reduction::kSum;  // all-reduce, reduce-scatter, reduce
   int64_t root = 0;                       // broadcast, reduce, gather, scatter; otherwise 0
