@@ -587,6 +587,20 @@ absl::StatusOr<ValueIndex> PlanBuilder::AddCollective(const CollectiveOp& op, Va
                ", of which products, minima and maxima mean nothing; sum over ",
                StrJoin(layout.unreduced, ","), " first"));
   }
+  if (op.kind == CollectiveKind::kPermute) {
+    for (const std::string& axis : axes) {
+      const bool partitions =
+          std::any_of(layout.dims.begin(), layout.dims.end(),
+                      [&](const Axes& dimension) { return Contains(dimension, axis); });
+      if (!partitions && !Contains(layout.unreduced, axis)) {
+        return Error(
+            Reason::kInvalidSpec,
+            StrCat("the operand, laid out as ", described.spec.ToString(), ", is replicated along ",
+                   axis, ", and its replicas would differ afterwards; partition it over ", axis,
+                   " first, or use broadcast"));
+      }
+    }
+  }
   const bool joins = JoinsTiles(op.kind);
   if (joins) {
     const Axes& have = layout.dims[static_cast<size_t>(op.dimension)];

@@ -114,7 +114,8 @@ struct MatmulOp {
 //   - scatter: each device gets its part, along `dimension`, of the root's tile. Layout as
 //     reduce-scatter.
 //   - permute: tiles move from places to places; a device that is no target gets zeros. The layout
-//     stays. Of one pair: the source sends, the target receives.
+//     stays, so each of `axes` partitions a dimension or is unreduced: replicas would differ. Of
+//     one pair: the source sends, the target receives.
 //   - barrier: the value passes through as it is, after every device of the group has come.
 // Partial sums may be summed, and averaged (the value's mean is then the value times 1/n); their
 // product, least and greatest mean nothing and are refused. The other kinds but broadcast and

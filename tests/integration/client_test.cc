@@ -171,8 +171,9 @@ class CollectiveClientTest : public ClientTest {
     SHARDMESH_ASSIGN_OR_RETURN(
         const client::GatheredTensor gathered,
         client().Gather(client::ArraySelector::ById(result.outputs[0].array.descriptor.array_id)));
-    std::vector<float> elements(gathered.data.size() / sizeof(float));
-    std::memcpy(elements.data(), gathered.data.data(), gathered.data.size());
+    const absl::Span<const char> bytes = gathered.view().bytes();
+    std::vector<float> elements(bytes.size() / sizeof(float));
+    std::memcpy(elements.data(), bytes.data(), bytes.size());
     return elements;
   }
 

@@ -10,7 +10,7 @@
 //   PairwiseAllReduce     2       2 S (P-1)/P            as PairwiseReduceScatter
 //   DirectAllReduce       1       S (P-1)                as PairwiseReduceScatter
 //   DirectReduce          1       S, the root 0          as PairwiseReduceScatter
-//   PairwiseReduce        2       2 S (P-1)/P            as PairwiseReduceScatter, and S/P
+//   PairwiseReduce        2       S, the root S (P-1)/P  as PairwiseReduceScatter, and S/P
 //   PairwiseAllGather     1       S (P-1)                none
 //   PairwiseAllToAll      1       S (P-1)/P              none
 //   PairwiseBroadcast     1       root S (P-1), else 0   none
