@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """R2 and R3: resolution in this process and over the wire, beside eformer doing the same.
 
-The peer runs in an interpreter that can import eformer: $SHARDMESH_PEER_PYTHON, build/peers/bin/python, or this one,
-whichever can first. Without one, ours are printed and not compared. (python3 -m venv build/peers && build/peers/bin/pip
+The peer runs in an interpreter that can import eformer: $SHARDMESH_PEER_PYTHON, which must if it is set; else
+build/peers/bin/python or this one, whichever can first. Without one, ours are printed and not compared. (python3 -m venv build/peers && build/peers/bin/pip
 install eformer==0.0.95 makes one.) Ours and the peer's samples alternate; of each the best counts, since noise only
 adds. Every answer is checked: ours by the program that times it, the peer's against ours by the counts of specs.
 
@@ -97,11 +97,29 @@ def tensor_names():
         layer += 1
 
 
+def imports_eformer(python):
+    """Whether `python` is an interpreter that can; what is no program at all cannot."""
+    try:
+        return subprocess.run([python, "-c", "import eformer"], capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
 def peer_interpreter():
-    for python in (os.environ.get("SHARDMESH_PEER_PYTHON"), str(ROOT / "build/peers/bin/python"), sys.executable):
-        if python and subprocess.run([python, "-c", "import eformer"], capture_output=True, check=False).returncode == 0:
+    """The one that is asked for, or else the first that can; None where there is none. Exits with 2 where the one asked
+    for cannot."""
+    asked = os.environ.get("SHARDMESH_PEER_PYTHON")
+    if asked:
+        if imports_eformer(asked):
+            return asked
+        print(f"tree_bench: SHARDMESH_PEER_PYTHON={asked} is no interpreter that can import eformer; set it to one, or "
+              "unset it to measure ours alone", file=sys.stderr)
+        sys.exit(2)
+    for python in (str(ROOT / "build/peers/bin/python"), sys.executable):
+        if imports_eformer(python):
             return python
-    print("tree_bench: no interpreter can import eformer; ours are not compared", file=sys.stderr)
+    print("tree_bench: no interpreter can import eformer, and ours are not compared; SHARDMESH_PEER_PYTHON names one that "
+          "can", file=sys.stderr)
     return None
 
 

@@ -225,6 +225,8 @@ struct TreeSpec {
   std::vector<Correction> corrections;
   // Empty unless asked for; see SuggestFixes.
   std::vector<Fix> fixes;
+  // They were asked for and left out, as those of the answer take too much already.
+  bool fixes_left_out = false;
 };
 
 struct TreePlacement {

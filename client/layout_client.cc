@@ -70,6 +70,7 @@ absl::Status Append(const v1::TreeSpec& from, std::vector<TreeSpec>* to) {
   TreeSpec& spec = to->emplace_back();
   SHARDMESH_ASSIGN_OR_RETURN(spec.requested, DecodeAnswer(from.requested()));
   SHARDMESH_ASSIGN_OR_RETURN(spec.effective, DecodeAnswer(from.effective()));
+  spec.fixes_left_out = from.fixes_left_out();
   return DecodeCorrections(from.corrections(), &spec.corrections, &spec.fixes);
 }
 

@@ -67,14 +67,22 @@ struct LintQuestion {
   // and those of the trees that bring specs of their own are passed over.
   std::vector<std::string> stored_trees = {};
   bool all_stored_trees = false;
+  // The trees that the tensors given are of, one after another, at most 1,000; names of 1 to 4,096
+  // bytes, each once. None: all are of one tree without a name.
+  struct GivenTree {
+    std::string name;
+    int64_t tensors = 0;  // at least 1
+  };
+  std::vector<GivenTree> given_trees = {};
 };
 
 // One of the trees that were looked at.
 struct LintedTree {
   enum class Source { kGiven, kCatalog, kHeld };
   Source source = Source::kGiven;
-  // Of the catalog: which, at which version, and how many tensors were passed over.
+  // Of the catalog, or the one given; may be empty then.
   std::string name;
+  // Of the catalog: at which version, and how many tensors were passed over.
   int64_t version = 0;
   int64_t own_specs = 0;
   LintTreeReport report;

@@ -33,6 +33,11 @@ void EncodeHeader(const LintQuestion& from, v1::LintRulesHeader* to) {
   to->set_max_findings(static_cast<int32_t>(from.max_findings));
   to->mutable_stored_trees()->Add(from.stored_trees.begin(), from.stored_trees.end());
   to->set_all_stored_trees(from.all_stored_trees);
+  for (const LintQuestion::GivenTree& tree : from.given_trees) {
+    v1::LintGivenTree* const wire = to->add_given_trees();
+    wire->set_name(tree.name);
+    wire->set_tensors(tree.tensors);
+  }
   to->set_compatibility(EncodeCompatibility(from.compatibility));
 }
 
@@ -56,7 +61,8 @@ absl::StatusOr<LintedTree> DecodeTree(const v1::LintTree& from) {
   tree.report = {.tensors = from.tensors(),
                  .dead_rules = from.dead_rules(),
                  .shadowed_rules = from.shadowed_rules(),
-                 .unmatched_tensors = from.unmatched_tensors()};
+                 .unmatched_tensors = from.unmatched_tensors(),
+                 .scalars = from.scalars()};
   return tree;
 }
 

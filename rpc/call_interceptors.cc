@@ -5,8 +5,10 @@
 #include <grpcpp/support/server_interceptor.h>
 
 #include <chrono>
+#include <cstddef>
+#include <memory>
 #include <optional>
-#include <utility>
+#include <string>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"

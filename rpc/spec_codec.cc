@@ -549,7 +549,8 @@ void Encode(const RuleSetDefinition& from, v1::RuleSet* to) {
 }
 
 absl::StatusOr<RuleSetDefinition> Decode(const v1::RuleSet& from, Compatibility compatibility,
-                                         int64_t min_sharding_size) {
+                                         int64_t min_sharding_size,
+                                         const std::function<bool()>& is_cancelled) {
   if (from.rules_size() > RuleSet::kMaxRules) {
     return LimitExceeded("rules", "rules", from.rules_size(), RuleSet::kMaxRules);
   }
@@ -578,6 +579,7 @@ absl::StatusOr<RuleSetDefinition> Decode(const v1::RuleSet& from, Compatibility 
   options.min_size = from.use_min_sharding_size() ? min_sharding_size : from.min_size();
   options.strict = !from.has_strict() || from.strict();
   options.defer_pattern_errors = compatibility == Compatibility::kExact;
+  options.is_cancelled = is_cancelled;
   auto rule_set = RuleSet::Create(rules, options);
   if (!rule_set.ok()) {
     return WithField(WithRewriteHint(std::move(rule_set).status(), rules), "rules");

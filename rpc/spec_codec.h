@@ -8,6 +8,7 @@
 #define SHARDMESH_RPC_SPEC_CODEC_H_
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -83,10 +84,12 @@ absl::Status EncodeFields(absl::Span<const FieldValue> fields,
                           absl::Span<const SemanticAxis> semantic_axes, v1::PartitionAxis* to);
 
 void Encode(const RuleSetDefinition& from, v1::RuleSet* to);
-// `min_sharding_size` is the least size where the wire asks for the configured one.
+// `min_sharding_size` is the least size where the wire asks for the configured one. `is_cancelled`,
+// if given, is asked before each pattern is compiled; true ends it with CANCELLED.
 absl::StatusOr<RuleSetDefinition> Decode(const v1::RuleSet& from,
                                          Compatibility compatibility = Compatibility::kDefault,
-                                         int64_t min_sharding_size = kDefaultMinSize);
+                                         int64_t min_sharding_size = kDefaultMinSize,
+                                         const std::function<bool()>& is_cancelled = {});
 
 // Adds to the error of a pattern that is not supported how to go on, if all that stands in the way
 // of these rules is that they exclude names; other statuses stay.

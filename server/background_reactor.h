@@ -5,32 +5,29 @@
 #include <grpcpp/grpcpp.h>
 
 #include <atomic>
-#include <memory>
+#include <functional>
 #include <utility>
 
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
 #include "rpc/status.h"
 #include "server/background.h"
-#include "server/resolve_answers.h"
 
 namespace shardmesh::server {
 
 // A call that is answered in the background, and ends soon after it is cancelled:
-//   on a thread of its own: finish(Answer(request, &response))
-// Lives until the call is done. Request and response are the call's own; the counter and the
-// background outlive it.
-template <typename Request, typename Response>
+//   on a thread of the background: finish(answer(is_cancelled))
+// Lives until the call is done; the background outlives it.
 class BackgroundReactor final : public grpc::ServerUnaryReactor {
  public:
-  BackgroundReactor(std::shared_ptr<const ClusterState> state, const CorrectionCounter& counter,
-                    const Request* request, Response* response, Background* background)
-      : state_(std::move(state)) {
-    const bool taken = background->Run([this, &counter, request, response] {
+  // Fills the call's response.
+  using Answering = absl::AnyInvocable<absl::Status(const std::function<bool()>& is_cancelled)>;
+
+  BackgroundReactor(Answering answer, Background* background) : answer_(std::move(answer)) {
+    const bool taken = background->Run([this] {
       const auto is_cancelled = [this] { return cancelled_.load(std::memory_order_relaxed); };
-      CorrectionTally corrections;
-      const absl::Status status =
-          is_cancelled() ? absl::CancelledError("cancelled while it waited")
-                         : Answer({*state_, corrections}, *request, response, is_cancelled);
-      counter.Count(corrections);
+      const absl::Status status = is_cancelled() ? absl::CancelledError("cancelled while it waited")
+                                                 : answer_(is_cancelled);
       Finish(rpc::ToGrpc(status));
     });
     if (!taken) {
@@ -42,7 +39,7 @@ class BackgroundReactor final : public grpc::ServerUnaryReactor {
   void OnDone() override { delete this; }
 
  private:
-  const std::shared_ptr<const ClusterState> state_;
+  Answering answer_;
   std::atomic<bool> cancelled_ = false;
 };
 

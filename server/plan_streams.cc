@@ -32,7 +32,7 @@ class AnalyzeAnswer {
  public:
   explicit AnalyzeAnswer(std::shared_ptr<const ClusterState> state) : state_(std::move(state)) {}
 
-  absl::Status Begin(const v1::AnalyzeLayoutHeader& header) {
+  absl::Status Begin(const v1::AnalyzeLayoutHeader& header, const IsCancelled&) {
     SHARDMESH_DECODE(compatibility, "compatibility", rpc::Decode(header.compatibility()));
     SHARDMESH_DECODE(mesh, "mesh", SelectMesh(*state_, header.mesh(), compatibility));
     SHARDMESH_ASSIGN_OR_RETURN(stored_tree_, SelectTree(*state_, header.stored_tree()));
@@ -147,13 +147,18 @@ class SearchAnswer {
 
   explicit SearchAnswer(std::shared_ptr<const ClusterState> state) : state_(std::move(state)) {}
 
-  absl::Status Begin(const v1::SearchMeshesHeader& header) {
+  static bool BeginsLong(const v1::SearchMeshesHeader& header) {
+    return CompilesLong(header.rule_set());
+  }
+
+  absl::Status Begin(const v1::SearchMeshesHeader& header, const IsCancelled& is_cancelled) {
     SHARDMESH_RETURN_IF_ERROR(DecodeOptions(header));
     SHARDMESH_ASSIGN_OR_RETURN(meshes_, CountMeshes(options_));
     SHARDMESH_DECODE(mode, "mode", rpc::Decode(header.mode(), Compatibility::kDefault));
     SHARDMESH_DECODE(profile, "profile", SelectProfile(*state_, header.profile()));
-    SHARDMESH_DECODE(rules, "rule_set",
-                     SelectRules(*state_, header.rule_set(), Compatibility::kDefault));
+    SHARDMESH_DECODE(
+        rules, "rule_set",
+        SelectRules(*state_, header.rule_set(), Compatibility::kDefault, is_cancelled));
     SHARDMESH_ASSIGN_OR_RETURN(stored_tree_, SelectTree(*state_, header.stored_tree()));
     TreeQuestion question;
     question.mode = mode;

@@ -6,6 +6,7 @@
 #include <iterator>
 
 #include "sharding/fix.h"
+#include "sharding/pattern.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -52,21 +53,38 @@ absl::StatusOr<PartitionAxis> SelectProfile(const ClusterState& state,
 }
 
 absl::StatusOr<std::optional<rpc::RuleSetDefinition>> SelectRules(
-    const ClusterState& state, const v1::RuleSetSelector& selector, Compatibility compatibility) {
+    const ClusterState& state, const v1::RuleSetSelector& selector, Compatibility compatibility,
+    const std::function<bool()>& is_cancelled) {
   switch (selector.rule_set_case()) {
     case v1::RuleSetSelector::kName: {
       SHARDMESH_DECODE(rules, "name", state.FindRuleSet(selector.name()));
       return *rules;
     }
     case v1::RuleSetSelector::kInline: {
-      SHARDMESH_DECODE(rules, "inline",
-                       rpc::Decode(selector.inline_(), compatibility, state.min_sharding_size()));
+      SHARDMESH_DECODE(
+          rules, "inline",
+          rpc::Decode(selector.inline_(), compatibility, state.min_sharding_size(), is_cancelled));
       return std::optional<rpc::RuleSetDefinition>(std::move(rules));
     }
     case v1::RuleSetSelector::RULE_SET_NOT_SET:
       break;
   }
   return std::nullopt;
+}
+
+bool CompilesLong(std::string_view pattern) {
+  return Pattern::CompileCostBound(pattern) > kMostInstructionsAtOnce;
+}
+
+bool CompilesLong(const v1::RuleSetSelector& selector) {
+  int64_t bound = 0;
+  for (const v1::Rule& rule : selector.inline_().rules()) {
+    bound += Pattern::CompileCostBound(rule.pattern());
+    if (bound > kMostInstructionsAtOnce) {
+      return true;
+    }
+  }
+  return false;
 }
 
 absl::StatusOr<std::shared_ptr<const StoredTree>> SelectTree(const ClusterState& state,

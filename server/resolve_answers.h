@@ -62,7 +62,10 @@ absl::Status Answer(Context, const v1::ResolveAxesRequest&, v1::ResolveAxesRespo
 absl::Status Answer(Context, const v1::CorrectSpecRequest&, v1::CorrectSpecResponse*);
 absl::Status Answer(Context, const v1::ConstrainArrayRequest&, v1::ConstrainArrayResponse*);
 absl::Status Answer(Context, const v1::CompareSpecsRequest&, v1::CompareSpecsResponse*);
-absl::Status Answer(Context, const v1::ExplainTensorRequest&, v1::ExplainTensorResponse*);
+// Rules given inline may take long to compile. `is_cancelled`, asked meanwhile, may be null; true
+// ends it with CANCELLED.
+absl::Status Answer(Context, const v1::ExplainTensorRequest&, v1::ExplainTensorResponse*,
+                    const std::function<bool()>& is_cancelled = {});
 absl::Status Answer(Context, const v1::DescribeTilingRequest&, v1::DescribeTilingResponse*);
 absl::Status Answer(Context, const v1::ListPresetsRequest&, v1::ListPresetsResponse*);
 
@@ -120,9 +123,20 @@ absl::StatusOr<std::shared_ptr<const rpc::MeshDefinition>> FindMesh(
     const ClusterState& state, const v1::MeshSelector& selector);
 absl::StatusOr<PartitionAxis> SelectProfile(const ClusterState& state,
                                             const v1::ProfileSelector& selector);
-// Nullopt where nothing is selected.
+// Nullopt where nothing is selected. Rules given inline are compiled, for which see CompilesLong;
+// `is_cancelled`, if given, is asked meanwhile, and true ends it with CANCELLED.
 absl::StatusOr<std::optional<rpc::RuleSetDefinition>> SelectRules(
-    const ClusterState& state, const v1::RuleSetSelector& selector, Compatibility compatibility);
+    const ClusterState& state, const v1::RuleSetSelector& selector, Compatibility compatibility,
+    const std::function<bool()>& is_cancelled = {});
+
+// Most instructions to which patterns may compile in a reaction, by Pattern::CompileCostBound:
+// about five milliseconds' work, and more than some twenty ordinary rules come to.
+inline constexpr int64_t kMostInstructionsAtOnce = 16'384;
+
+// Whether compiling may take longer than that: a pattern, or the rules that are given inline.
+bool CompilesLong(std::string_view pattern);
+bool CompilesLong(const v1::RuleSetSelector& selector);
+
 // Null for an empty reference. The error names `stored_tree`.
 absl::StatusOr<std::shared_ptr<const StoredTree>> SelectTree(const ClusterState& state,
                                                              const std::string& reference);

@@ -5,6 +5,7 @@
 #include <google/protobuf/arena.h>
 #include <grpcpp/grpcpp.h>
 
+#include <functional>
 #include <memory>
 #include <string_view>
 #include <utility>
@@ -57,8 +58,7 @@ class ResolveService final : public ResolveServiceBase {
   grpc::ServerUnaryReactor* Method(grpc::CallbackServerContext* context,                        \
                                    const grpc::ByteBuffer* request, grpc::ByteBuffer* response) \
       override {                                                                                \
-    return Finished(context,                                                                    \
-                    Remembered<v1::Method##Request, v1::Method##Response>(*request, response)); \
+    return Remembered<v1::Method##Request, v1::Method##Response>(context, *request, response);  \
   }
   SHARDMESH_UNARY(ResolveSpec)
   SHARDMESH_UNARY(ResolveAxes)
@@ -85,14 +85,15 @@ class ResolveService final : public ResolveServiceBase {
   grpc::ServerUnaryReactor* ParsePatternRules(grpc::CallbackServerContext* context,
                                               const v1::ParsePatternRulesRequest* request,
                                               v1::ParsePatternRulesResponse* response) override {
-    return request->text().size() <= kOrdinaryTextBytes ? AtOnce(context, request, response)
-                                                        : InBackground(request, response);
+    return CompilesLong(request->text()) ? InBackground(request, response)
+                                         : AtOnce(context, request, response);
   }
   grpc::ServerUnaryReactor* CheckPattern(grpc::CallbackServerContext* context,
                                          const v1::CheckPatternRequest* request,
                                          v1::CheckPatternResponse* response) override {
-    return request->names_size() <= kOrdinaryNames ? AtOnce(context, request, response)
-                                                   : InBackground(request, response);
+    return request->names_size() > kOrdinaryNames || CompilesLong(request->pattern())
+               ? InBackground(request, response)
+               : AtOnce(context, request, response);
   }
   grpc::ServerUnaryReactor* RewriteRules(grpc::CallbackServerContext*,
                                          const v1::RewriteRulesRequest* request,
@@ -102,7 +103,8 @@ class ResolveService final : public ResolveServiceBase {
 
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ResolveTree(
       grpc::CallbackServerContext*) override {
-    return new TreeBidiReactor(MakeResolveTreeCall(options_.publisher->shared_state(), counter_));
+    return new TreeBidiReactor(MakeResolveTreeCall(options_.publisher->shared_state(), counter_),
+                               &beginnings_);
   }
   grpc::ServerReadReactor<grpc::ByteBuffer>* LintRules(grpc::CallbackServerContext*,
                                                        grpc::ByteBuffer* response) override {
@@ -112,7 +114,8 @@ class ResolveService final : public ResolveServiceBase {
   }
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* DiffLayouts(
       grpc::CallbackServerContext*) override {
-    return new TreeBidiReactor(MakeDiffLayoutsCall(options_.publisher->shared_state()));
+    return new TreeBidiReactor(MakeDiffLayoutsCall(options_.publisher->shared_state()),
+                               &beginnings_);
   }
 
   grpc::ServerUnaryReactor* PlanReshard(grpc::CallbackServerContext*,
@@ -140,7 +143,6 @@ class ResolveService final : public ResolveServiceBase {
   }
 
  private:
-  static constexpr size_t kOrdinaryTextBytes = size_t{4} << 10;
   static constexpr int kOrdinaryNames = 64;
 
   // Some ten thousand answers to ordinary questions.
@@ -153,35 +155,81 @@ class ResolveService final : public ResolveServiceBase {
     return reactor;
   }
 
+  // Whether the answer takes too long for a reaction.
+  template <typename Request>
+  static bool TakesLong(const Request&) {
+    return false;
+  }
+  static bool TakesLong(const v1::ExplainTensorRequest& request) {
+    return CompilesLong(request.rule_set());
+  }
+
   // Looks the request up among those that were answered before, or else answers it.
   template <typename Request, typename Response>
-  absl::Status Remembered(const grpc::ByteBuffer& request, grpc::ByteBuffer* response) {
+  grpc::ServerUnaryReactor* Remembered(grpc::CallbackServerContext* context,
+                                       const grpc::ByteBuffer& request,
+                                       grpc::ByteBuffer* response) {
     grpc::Slice slice;
     if (!request.TrySingleSlice(&slice).ok() && !request.DumpToSingleSlice(&slice).ok()) {
-      return rpc::UnparsedMessage(*Request::descriptor());
+      return Finished(context, rpc::UnparsedMessage(*Request::descriptor()));
     }
-    const std::string_view bytes(reinterpret_cast<const char*>(slice.begin()), slice.size());
     const ClusterState& state = options_.publisher->state();
-    // Tells the calls apart: no two take the same message.
-    const int method = Request::descriptor()->index();
-    if (const auto known = answers_.Find(method, bytes, state.revision()); known.has_value()) {
+    if (const auto known = answers_.Find(MethodOf<Request>(), BytesOf(slice), state.revision());
+        known.has_value()) {
       counter_.Count(known->corrections);
       *response = grpc::ByteBuffer(&known->bytes, 1);
-      return absl::OkStatus();
+      return Finished(context, absl::OkStatus());
     }
     google::protobuf::Arena arena;
     auto* const question = google::protobuf::Arena::CreateMessage<Request>(&arena);
-    auto* const answered = google::protobuf::Arena::CreateMessage<Response>(&arena);
     grpc::ByteBuffer parsed(request);
-    SHARDMESH_RETURN_IF_ERROR(rpc::ParseMessage(&parsed, question));
+    if (const absl::Status status = rpc::ParseMessage(&parsed, question); !status.ok()) {
+      return Finished(context, status);
+    }
+    if (TakesLong(*question)) {
+      return new BackgroundReactor(
+          [this, shared_state = options_.publisher->shared_state(), slice,
+           kept = std::make_unique<Request>(*question),
+           response](const std::function<bool()>& is_cancelled) {
+            google::protobuf::Arena own_arena;
+            return AnswerAndKeep<Response>(*shared_state, slice, *kept, is_cancelled, &own_arena,
+                                           response);
+          },
+          &background_);
+    }
+    return Finished(context,
+                    AnswerAndKeep<Response>(state, slice, *question, {}, &arena, response));
+  }
+
+  // Answers what is not known yet; `request` is the question's bytes.
+  template <typename Response, typename Request>
+  absl::Status AnswerAndKeep(const ClusterState& state, const grpc::Slice& request,
+                             const Request& question, const std::function<bool()>& is_cancelled,
+                             google::protobuf::Arena* arena, grpc::ByteBuffer* response) {
+    auto* const answered = google::protobuf::Arena::CreateMessage<Response>(arena);
     KnownAnswer answer;
-    const absl::Status status = Answer({state, answer.corrections}, *question, answered);
+    const AnswerContext context = {state, answer.corrections};
+    absl::Status status;
+    if constexpr (requires { Answer(context, question, answered, is_cancelled); }) {
+      status = Answer(context, question, answered, is_cancelled);
+    } else {
+      status = Answer(context, question, answered);
+    }
     counter_.Count(answer.corrections);
     SHARDMESH_RETURN_IF_ERROR(status);
     answer.bytes = grpc::Slice(answered->SerializeAsString());
     *response = grpc::ByteBuffer(&answer.bytes, 1);
-    answers_.Keep(method, bytes, state.revision(), answer);
+    answers_.Keep(MethodOf<Request>(), BytesOf(request), state.revision(), answer);
     return absl::OkStatus();
+  }
+
+  // Tells the calls apart: no two take the same message.
+  template <typename Request>
+  static int MethodOf() {
+    return Request::descriptor()->index();
+  }
+  static std::string_view BytesOf(const grpc::Slice& slice) {
+    return {reinterpret_cast<const char*>(slice.begin()), slice.size()};
   }
 
   template <typename Request, typename Response>
@@ -195,14 +243,25 @@ class ResolveService final : public ResolveServiceBase {
   // A call whose answer takes too long for a reaction.
   template <typename Request, typename Response>
   grpc::ServerUnaryReactor* InBackground(const Request* request, Response* response) {
-    return new BackgroundReactor(options_.publisher->shared_state(), counter_, request, response,
-                                 &background_);
+    return new BackgroundReactor(
+        [this, state = options_.publisher->shared_state(), request,
+         response](const std::function<bool()>& is_cancelled) {
+          CorrectionTally corrections;
+          const absl::Status status =
+              Answer({*state, corrections}, *request, response, is_cancelled);
+          counter_.Count(corrections);
+          return status;
+        },
+        &background_);
   }
 
   const ResolveServiceOptions options_;
   const CorrectionCounter counter_;
   AnswerCache answers_{kRememberedBytes};
-  Background background_{2};  // last: its tasks use the above
+  // Last: their tasks use the above. Headers of streams whose rules take long to compile have
+  // threads of their own, so that they do not wait behind calls that take seconds.
+  Background background_{2};
+  Background beginnings_{2};
 };
 
 }  // namespace

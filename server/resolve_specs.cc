@@ -297,7 +297,8 @@ absl::Status Answer(Context context, const v1::CompareSpecsRequest& request,
 }
 
 absl::Status Answer(Context context, const v1::ExplainTensorRequest& request,
-                    v1::ExplainTensorResponse* response) {
+                    v1::ExplainTensorResponse* response,
+                    const std::function<bool()>& is_cancelled) {
   SHARDMESH_DECODE(compatibility, "compatibility", rpc::Decode(request.compatibility()));
   SHARDMESH_RETURN_IF_ERROR(rpc::CheckArrayName(request.name(), "name"));
   if (!request.has_shape()) {
@@ -323,7 +324,7 @@ absl::Status Answer(Context context, const v1::ExplainTensorRequest& request,
                  .corrections = std::move(explanation.corrections)};
   } else {
     SHARDMESH_DECODE(rules, "rule_set",
-                     SelectRules(context.state, request.rule_set(), compatibility));
+                     SelectRules(context.state, request.rule_set(), compatibility, is_cancelled));
     if (!rules.has_value()) {
       return rpc::BadField("rule_set", "is not set; give rules or semantic axes");
     }

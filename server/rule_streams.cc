@@ -38,17 +38,22 @@ class LintAnswer {
   LintAnswer(std::shared_ptr<const ClusterState> state, const Catalogue* catalogue)
       : state_(std::move(state)), catalogue_(catalogue) {}
 
-  absl::Status Begin(const v1::LintRulesHeader& header) {
+  static bool BeginsLong(const v1::LintRulesHeader& header) {
+    return CompilesLong(header.rule_set());
+  }
+
+  absl::Status Begin(const v1::LintRulesHeader& header, const IsCancelled& is_cancelled) {
     SHARDMESH_DECODE(compatibility, "compatibility", rpc::Decode(header.compatibility()));
     // Patterns that cannot be used are findings, not errors.
     SHARDMESH_DECODE(rules, "rule_set",
-                     SelectRules(*state_, header.rule_set(), Compatibility::kExact));
+                     SelectRules(*state_, header.rule_set(), Compatibility::kExact, is_cancelled));
     if (!rules.has_value()) {
       return rpc::BadField("rule_set", "is not set; it is what is looked through");
     }
     SHARDMESH_DECODE(profile, "profile", SelectProfile(*state_, header.profile()));
     SHARDMESH_RETURN_IF_ERROR(SelectMeshes(header, compatibility));
     SHARDMESH_RETURN_IF_ERROR(SelectTrees(header));
+    SHARDMESH_RETURN_IF_ERROR(SetGivenTrees(header));
     if (header.max_findings() < 0 || header.max_findings() > kMaxFindings) {
       return rpc::BadField("max_findings", StrCat("is ", header.max_findings(),
                                                   "; it must be from 0 to ", kMaxFindings));
@@ -77,7 +82,16 @@ class LintAnswer {
                                     " a spec, of which neither rules nor axes are asked; leave it "
                                     "out"));
       }
+      if (!given_trees_.empty() && trees_.size() == given_trees_.size()) {
+        return InvalidArgument(
+            Reason::kBadField,
+            StrCat("there are more than the ", tensors_.size(), " of header.given_trees"));
+      }
       AddTensor(tensor);
+      if (!given_trees_.empty() && ++of_given_tree_ == given_trees_[trees_.size()].tensors()) {
+        EndGivenTree(given_trees_[trees_.size()].name());
+        of_given_tree_ = 0;
+      }
     }
     return absl::OkStatus();
   }
@@ -110,6 +124,7 @@ class LintAnswer {
       trees_[tree].set_dead_rules(from.dead_rules);
       trees_[tree].set_shadowed_rules(from.shadowed_rules);
       trees_[tree].set_unmatched_tensors(from.unmatched_tensors);
+      trees_[tree].set_scalars(from.scalars);
       *response->add_trees() = trees_[tree];
     }
     response->set_tensors(static_cast<int64_t>(tensors_.size()));
@@ -124,6 +139,8 @@ class LintAnswer {
   static constexpr size_t kMaxBytesOfAKind = size_t{256} << 10;
   static constexpr int kMaxMeshes = 256;
   static constexpr size_t kMaxStoredTrees = 1'000;
+  static constexpr int kMaxGivenTrees = 1'000;
+  static constexpr size_t kMaxGivenNameBytes = 4'096;
   static constexpr int64_t kNamesPerPage = 1'000;
 
   static absl::Status CheckCount(size_t tensors) {
@@ -207,6 +224,40 @@ class LintAnswer {
     return absl::OkStatus();
   }
 
+  absl::Status SetGivenTrees(const v1::LintRulesHeader& header) {
+    if (header.given_trees_size() == 0) {
+      return absl::OkStatus();
+    }
+    if (of_catalog_) {
+      return rpc::BadField("given_trees",
+                           StrCat("is given beside ", stored_field_, "; give one of both"));
+    }
+    if (header.given_trees_size() > kMaxGivenTrees) {
+      return rpc::WithField(InvalidArgument(Reason::kLimitExceeded,
+                                            StrCat(header.given_trees_size(), " trees; at most ",
+                                                   kMaxGivenTrees, " can be looked at together")),
+                            "given_trees");
+    }
+    absl::flat_hash_set<std::string_view> names;
+    for (int i = 0; i < header.given_trees_size(); ++i) {
+      const v1::LintGivenTree& tree = header.given_trees(i);
+      absl::Status status;
+      if (tree.name().empty() || tree.name().size() > kMaxGivenNameBytes) {
+        status = rpc::BadField("name", StrCat("has ", tree.name().size(),
+                                              " bytes; it must have 1 to ", kMaxGivenNameBytes));
+      } else if (!names.insert(tree.name()).second) {
+        status = rpc::BadField("name", StrCat(PythonRepr(tree.name()), " occurs twice"));
+      } else if (tree.tensors() < 1) {
+        status =
+            rpc::BadField("tensors", StrCat("is ", tree.tensors(), "; a tree has one at least"));
+      }
+      SHARDMESH_RETURN_IF_ERROR(
+          rpc::WithField(std::move(status), "given_trees", static_cast<size_t>(i)));
+    }
+    given_trees_.assign(header.given_trees().begin(), header.given_trees().end());
+    return absl::OkStatus();
+  }
+
   // Of the tree that comes next, or is being added.
   void AddTensor(const TreeTensor& tensor) {
     tensors_.push_back({.name = rpc::NameForRules(*rules_, tensor.name),
@@ -219,6 +270,15 @@ class LintAnswer {
   void EndTree(v1::LintTree tree, std::string text) {
     trees_.push_back(std::move(tree));
     options_.trees.push_back(std::move(text));
+  }
+
+  // Without a name it is all of the request.
+  void EndGivenTree(const std::string& name) {
+    v1::LintTree wire;
+    wire.set_source(v1::LintTree::SOURCE_REQUEST);
+    wire.set_name(name);
+    EndTree(std::move(wire),
+            name.empty() ? "the tensors given" : StrCat("tree ", PythonRepr(name)));
   }
 
   absl::Status AddStored(const IsCancelled& is_cancelled) {
@@ -254,10 +314,13 @@ class LintAnswer {
 
   // Adds the cluster's arrays, and refuses tensors that occur twice in the request's tree.
   absl::Status AddHeld(const IsCancelled& is_cancelled) {
-    if (!tensors_.empty() && !of_catalog_) {
-      v1::LintTree wire;
-      wire.set_source(v1::LintTree::SOURCE_REQUEST);
-      EndTree(std::move(wire), "the tensors given");
+    if (trees_.size() < given_trees_.size()) {
+      return rpc::WithField(rpc::BadField("given_trees", StrCat("tells of more tensors than the ",
+                                                                tensors_.size(), " that came")),
+                            "header");
+    }
+    if (!tensors_.empty() && !of_catalog_ && given_trees_.empty()) {
+      EndGivenTree("");
     }
     std::vector<LintTensor> held;
     std::string last;
@@ -280,13 +343,15 @@ class LintAnswer {
     tensors_.reserve(tensors_.size() + held.size());  // names stay where they are from here on
     // Trees of several models may have a name each, with shapes of their own.
     absl::flat_hash_set<std::string_view> names;
-    absl::flat_hash_set<std::pair<std::string_view, absl::Span<const int64_t>>> tensors;
+    absl::flat_hash_set<std::tuple<int64_t, std::string_view, absl::Span<const int64_t>>> tensors;
     for (const LintTensor& tensor : tensors_) {
       if (is_cancelled()) {
         return absl::CancelledError("cancelled while the tree's names were compared");
       }
       names.insert(tensor.name);
-      if (!of_catalog_ && !tensors.insert({tensor.name, *tensor.shape}).second) {
+      const absl::Span<const int64_t> shape =
+          given_trees_.empty() ? absl::MakeConstSpan(*tensor.shape) : absl::Span<const int64_t>();
+      if (!of_catalog_ && !tensors.insert({tensor.tree, tensor.name, shape}).second) {
         return rpc::BadField(
             "tensors", StrCat("tensor ", PythonRepr(tensor.name), ": the tensor is listed twice"));
       }
@@ -315,7 +380,9 @@ class LintAnswer {
   bool of_catalog_ = false;
   std::string_view stored_field_;
   std::vector<std::shared_ptr<const Definition>> stored_;  // by name
-  std::vector<v1::LintTree> trees_;                        // those added so far
+  std::vector<v1::LintGivenTree> given_trees_;
+  int64_t of_given_tree_ = 0;        // tensors of the one that is being added
+  std::vector<v1::LintTree> trees_;  // those added so far
   std::optional<std::string> held_prefix_;
   LintOptions options_;
   std::vector<LintTensor> tensors_;
@@ -326,11 +393,17 @@ class DiffAnswer {
  public:
   explicit DiffAnswer(std::shared_ptr<const ClusterState> state) : state_(std::move(state)) {}
 
-  absl::Status Begin(const v1::DiffLayoutsHeader& header) {
+  static bool BeginsLong(const v1::DiffLayoutsHeader& header) {
+    return CompilesLong(header.a().rule_set()) || CompilesLong(header.b().rule_set());
+  }
+
+  absl::Status Begin(const v1::DiffLayoutsHeader& header, const IsCancelled& is_cancelled) {
     SHARDMESH_DECODE(compatibility, "compatibility", rpc::Decode(header.compatibility()));
     SHARDMESH_ASSIGN_OR_RETURN(stored_tree_, SelectTree(*state_, header.stored_tree()));
-    SHARDMESH_RETURN_IF_ERROR(rpc::WithField(MakeResolver(header.a(), compatibility, &a_), "a"));
-    SHARDMESH_RETURN_IF_ERROR(rpc::WithField(MakeResolver(header.b(), compatibility, &b_), "b"));
+    SHARDMESH_RETURN_IF_ERROR(
+        rpc::WithField(MakeResolver(header.a(), compatibility, is_cancelled, &a_), "a"));
+    SHARDMESH_RETURN_IF_ERROR(
+        rpc::WithField(MakeResolver(header.b(), compatibility, is_cancelled, &b_), "b"));
     return rpc::WithField(SetBudget(header.budget()), "budget");
   }
 
@@ -377,11 +450,13 @@ class DiffAnswer {
   static constexpr size_t kTensorsAtOnce = 1024;
 
   absl::Status MakeResolver(const v1::LayoutChoice& choice, Compatibility compatibility,
+                            const IsCancelled& is_cancelled,
                             std::unique_ptr<TreeResolver>* to) const {
     TreeQuestion question;
     SHARDMESH_DECODE(mode, "mode", rpc::Decode(choice.mode(), compatibility));
     SHARDMESH_DECODE(profile, "profile", SelectProfile(*state_, choice.profile()));
-    SHARDMESH_DECODE(rules, "rule_set", SelectRules(*state_, choice.rule_set(), compatibility));
+    SHARDMESH_DECODE(rules, "rule_set",
+                     SelectRules(*state_, choice.rule_set(), compatibility, is_cancelled));
     SHARDMESH_DECODE(mesh, "mesh", SelectMesh(*state_, choice.mesh(), compatibility));
     question.compatibility = compatibility;
     question.mode = mode;

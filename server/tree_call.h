@@ -33,6 +33,9 @@ class TreeCall {
  public:
   virtual ~TreeCall() = default;
 
+  // Whether taking this message, which is the next one, is too much for a reaction.
+  virtual bool TakesLong(const Request& request) const = 0;
+
   // Takes a message; `is_tensors` tells whether tensors came with it: as the message, or by a
   // header that names a stored tree. A call that answers each piece fills `response`, which is
   // empty, then. Errors are those of the call, CANCELLED soon after `is_cancelled` says so; after
@@ -45,11 +48,13 @@ class TreeCall {
 };
 
 // The call whose `Work` has
-//   absl::Status Begin(const Header&);
+//   absl::Status Begin(const Header&, const std::function<bool()>& is_cancelled);
 //   absl::Status Add(absl::Span<const TreeTensor>, const std::function<bool()>& is_cancelled);
 //     or, if it answers each piece, the same with a third argument, Response*;
 //   absl::Status End(Response*, const std::function<bool()>& is_cancelled);
 // The errors of the first two are about the header and the tensors. It may also have
+//   static bool BeginsLong(const Header&);
+// which tells of what header Begin is too much for a reaction, and
 //   const StoredTree* stored_tree() const;
 // which is the tree that the header names, or null; it lives as long as the work. Such a tree is
 // added as one piece with the header, and no other may follow.
@@ -57,6 +62,14 @@ template <typename Work, typename Request, typename Response>
 class TreeFeeder final : public TreeCall<Request, Response> {
  public:
   explicit TreeFeeder(Work work) : work_(std::move(work)) {}
+
+  bool TakesLong(const Request& request) const override {
+    if constexpr (requires { Work::BeginsLong(request.header()); }) {
+      return !has_begun_ && Work::BeginsLong(request.header());
+    } else {
+      return false;
+    }
+  }
 
   absl::Status Take(const Request& request, const std::function<bool()>& is_cancelled,
                     Response* response, bool* is_tensors) override {
@@ -67,7 +80,7 @@ class TreeFeeder final : public TreeCall<Request, Response> {
           return rpc::BadField("header", "comes a second time; it is the first message alone");
         }
         has_begun_ = true;
-        if (absl::Status status = work_.Begin(request.header()); !status.ok()) {
+        if (absl::Status status = work_.Begin(request.header(), is_cancelled); !status.ok()) {
           return rpc::WithField(std::move(status), "header");
         }
         if (stored_tree() == nullptr) {

@@ -39,13 +39,15 @@ class MessageParser {
 // A call that answers each piece, and closes with totals:
 //   while (request = read()) { if (call.Take(request, &response) was of tensors) write(response) }
 //   call.End(&response); write(response); finish
-// A reaction answers one piece of at most 1 MiB. The next piece is read, and taken out of its
-// bytes, while one is answered; a piece is answered when the answer before it is written.
+// A reaction answers one piece of at most 1 MiB; what takes too long for one is taken on a thread
+// of the background. The next piece is read, and taken out of its bytes, while one is answered; a
+// piece is answered when the answer before it is written.
 template <typename Request, typename Response>
 class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  explicit TreeBidiReactor(std::unique_ptr<TreeCall<Request, Response>> call)
-      : call_(std::move(call)) {
+  // The background outlives it.
+  TreeBidiReactor(std::unique_ptr<TreeCall<Request, Response>> call, Background* background)
+      : background_(background), call_(std::move(call)) {
     StartRead(&read_);
   }
 
@@ -56,32 +58,36 @@ class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
       parsed_ = parsed;
       (ok ? has_request_ : has_all_) = true;
     }
-    Proceed();
+    Proceed(false);
   }
   void OnWriteDone(bool ok) override {
     {
       absl::MutexLock lock(&mutex_);
-      is_busy_ = false;
       is_broken_ = is_broken_ || !ok;
     }
-    Proceed();
+    Proceed(true);
   }
   void OnCancel() override { cancelled_.store(true, std::memory_order_relaxed); }
   void OnDone() override { delete this; }
 
  private:
-  // Answers what is there to be answered, unless that is being done.
-  void Proceed() {
+  // Answers what is there to be answered, unless somebody else does that; `is_mine`: it is this
+  // caller who does. Where it lets go of that, it touches nothing any more: on a thread of the
+  // background nothing keeps the call from ending then.
+  void Proceed(bool is_mine) {
     while (true) {
       bool at_end = false;
       bool finishes = false;
       absl::Status parsed;
       {
         absl::MutexLock lock(&mutex_);
-        if (is_busy_ || finished_ || (!has_request_ && !has_all_ && !closing_ && !is_broken_)) {
+        if (is_busy_ && !is_mine) {
           return;
         }
-        is_busy_ = true;
+        is_busy_ = is_mine = !finished_ && (has_request_ || has_all_ || closing_ || is_broken_);
+        if (!is_mine) {
+          return;
+        }
         if (closing_ || is_broken_) {
           finished_ = finishes = true;
         } else if (has_request_) {
@@ -105,17 +111,29 @@ class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
       const Request& request = requests_[current_];
       current_ = 1 - current_;
       StartRead(&read_);
-      bool is_tensors = false;
-      const absl::Status status = call_->Take(request, is_cancelled_, &response_, &is_tensors);
-      if (!status.ok()) {
-        return Fail(status);
+      if (call_->TakesLong(request)) {
+        const bool taken = background_->Run([this, &request] {
+          if (Take(request)) {
+            Proceed(true);
+          }
+        });
+        return taken ? void() : Fail(TooManyWait());
       }
-      if (is_tensors) {
-        return Write();
+      if (!Take(request)) {
+        return;
       }
-      absl::MutexLock lock(&mutex_);
-      is_busy_ = false;
     }
+  }
+
+  // Whether there is more to do: false after what calls back, and after the end.
+  bool Take(const Request& request) {
+    bool is_tensors = false;
+    const absl::Status status = call_->Take(request, is_cancelled_, &response_, &is_tensors);
+    if (!status.ok() || is_tensors) {
+      status.ok() ? Write() : Fail(status);
+      return false;
+    }
+    return true;
   }
 
   void Write() {
@@ -151,12 +169,13 @@ class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
   int current_ = 0;  // that which is read
   Response response_;
   grpc::ByteBuffer written_;
+  Background* const background_;
   const std::unique_ptr<TreeCall<Request, Response>> call_;
 };
 
 // A call that answers once, after the whole tree:
-//   while (request = read()) call.Take(request)
-//   on a thread of its own: call.End(&response); finish(response)
+//   while (request = read()) call.Take(request), on a thread of the background if that takes long
+//   on a thread of the background: call.End(&response); finish(response)
 // `response` is the gRPC call's own.
 template <typename Request, typename Response>
 class TreeReadReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
@@ -174,17 +193,25 @@ class TreeReadReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
       }
       return;
     }
-    absl::Status status = parser_.Parse(&read_, &request_);
-    if (status.ok()) {
-      bool is_tensors = false;
-      status = call_->Take(request_, is_cancelled_, &answer_, &is_tensors);
+    const absl::Status parsed = parser_.Parse(&read_, &request_);
+    if (!parsed.ok()) {
+      Finish(rpc::ToGrpc(parsed));
+    } else if (!call_->TakesLong(request_)) {
+      Take();
+    } else if (!background_->Run([this] { Take(); })) {
+      Finish(rpc::ToGrpc(TooManyWait()));
     }
-    status.ok() ? StartRead(&read_) : Finish(rpc::ToGrpc(status));
   }
   void OnCancel() override { cancelled_.store(true, std::memory_order_relaxed); }
   void OnDone() override { delete this; }
 
  private:
+  void Take() {
+    bool is_tensors = false;
+    const absl::Status status = call_->Take(request_, is_cancelled_, &answer_, &is_tensors);
+    status.ok() ? StartRead(&read_) : Finish(rpc::ToGrpc(status));
+  }
+
   void End() {
     const absl::Status status = is_cancelled_() ? absl::CancelledError("cancelled while it waited")
                                                 : call_->End(&answer_, is_cancelled_);

@@ -120,14 +120,6 @@ absl::Status NoLength(std::string_view algorithm) {
       "Exception");
 }
 
-absl::Status NoAlgorithm(std::string_view algorithm) {
-  std::vector<std::string_view> known;
-  for (const Algorithm& each : kAlgorithms) known.push_back(each.name);
-  return InvalidArgument(Reason::kBadField, StrCat(PythonRepr(algorithm), " is no digest algorithm",
-                                                   DidYouMean(algorithm, known), "; there are ",
-                                                   StrJoin(known, ", ")));
-}
-
 // libcrypto's digest under its own name, or with `_` in the place of `-`.
 Digest FetchByOwnName(std::string_view algorithm) {
   if (algorithm.empty() || algorithm.size() > kMaxNameBytes ||
@@ -138,6 +130,27 @@ Digest FetchByOwnName(std::string_view algorithm) {
   if (Digest digest = FetchDigest(name)) return digest;
   std::replace(name.begin(), name.end(), '_', '-');
   return FetchDigest(name);
+}
+
+// Whether it has digests of a fixed length.
+bool IsUsable(const EVP_MD* digest) {
+  return digest != nullptr && !HasNoLengthOfItsOwn(digest) && EVP_MD_get_size(digest) > 0;
+}
+
+absl::Status NoAlgorithm(std::string_view algorithm, Compatibility compatibility) {
+  std::vector<std::string_view> known;
+  for (const Algorithm& each : kAlgorithms) known.push_back(each.name);
+  const bool is_exact = compatibility == Compatibility::kExact;
+  const bool is_of_openssl = is_exact && IsUsable(FetchByOwnName(algorithm).get());
+  return InvalidArgument(
+      Reason::kBadField,
+      StrCat(PythonRepr(algorithm),
+             is_of_openssl
+                 ? " is a name of OpenSSL's, which is known by default and not under EXACT"
+                 : " is no digest algorithm",
+             "; there are ", StrJoin(known, ", "),
+             is_exact ? "" : ", and OpenSSL's others by its own names",
+             is_of_openssl ? "" : DidYouMean(algorithm, known)));
 }
 
 std::string DigestAsDecimal(const EVP_MD* digest, std::string_view text) {
@@ -194,9 +207,9 @@ absl::StatusOr<std::string> SafeHashInt(std::string_view text, std::string_view 
   } else if (compatibility == Compatibility::kDefault) {
     digest = FetchByOwnName(algorithm);
   }
-  if (digest == nullptr) return NoAlgorithm(algorithm);
+  if (digest == nullptr) return NoAlgorithm(algorithm, compatibility);
   if (HasNoLengthOfItsOwn(digest.get())) return NoLength(algorithm);
-  if (EVP_MD_get_size(digest.get()) <= 0) return NoAlgorithm(algorithm);
+  if (EVP_MD_get_size(digest.get()) <= 0) return NoAlgorithm(algorithm, compatibility);
   return DigestAsDecimal(digest.get(), text);
 }
 

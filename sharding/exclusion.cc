@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "sharding/axis_value.h"
 #include "sharding/pattern.h"
 #include "sharding/pattern_difference.h"
 #include "sharding/pattern_syntax.h"
@@ -232,7 +231,7 @@ absl::StatusOr<RewrittenRules> RewriteExclusions(absl::Span<const Rule> rules,
     }
     absl::StatusOr<std::optional<std::string>> spelled = SpellOut(*exclusion);
     if (!spelled.ok()) {
-      return WithContext(spelled.status(), StrCat("rule ", i, ", pattern ", PythonRepr(pattern)));
+      return WithContext(spelled.status(), StrCat("rule ", i, ", pattern ", QuotePattern(pattern)));
     }
     if (spelled->has_value()) {
       add(**std::move(spelled), i);

@@ -221,7 +221,8 @@ absl::StatusOr<Mesh> Mesh::Create(std::vector<MeshAxis> axes, MeshOptions option
 }
 
 absl::StatusOr<Mesh> Mesh::Parse(std::string_view text, MeshOptions options) {
-  SHARDMESH_ASSIGN_OR_RETURN(std::vector<MeshAxis> axes, ParseMeshAxes(text));
+  SHARDMESH_ASSIGN_OR_RETURN(std::vector<MeshAxis> axes,
+                             ParseMeshAxes(text, options.allow_degenerate));
   return Create(std::move(axes), std::move(options));
 }
 
@@ -288,7 +289,7 @@ bool operator==(const Mesh& a, const Mesh& b) {
          (a.rep_->axes == b.rep_->axes && a.rep_->global_ids == b.rep_->global_ids);
 }
 
-absl::StatusOr<std::vector<MeshAxis>> ParseMeshAxes(std::string_view text) {
+absl::StatusOr<std::vector<MeshAxis>> ParseMeshAxes(std::string_view text, bool allow_empty_names) {
   std::vector<MeshAxis> axes;
   for (const absl::string_view piece : absl::StrSplit(ToAbsl(text), ',')) {
     const auto not_an_axis = [&](std::string_view what_to_do) {
@@ -311,12 +312,13 @@ absl::StatusOr<std::vector<MeshAxis>> ParseMeshAxes(std::string_view text) {
       size = size.substr(0, colon);
     }
     size = absl::StripAsciiWhitespace(size);
-    if (!axis.name.empty() && !size.empty() &&
+    const bool is_named = !axis.name.empty() || allow_empty_names;
+    if (is_named && !size.empty() &&
         size.find_first_not_of("0123456789") == absl::string_view::npos &&
         !absl::SimpleAtoi(size, &axis.size)) {
       return not_an_axis(StrCat("its size is over the limit of ", kMaxMeshDevices, " devices"));
     }
-    if (axis.name.empty() || !absl::SimpleAtoi(size, &axis.size)) {
+    if (!is_named || !absl::SimpleAtoi(size, &axis.size)) {
       return not_an_axis("write NAME=SIZE, as in dp=2,tp=4");
     }
     axes.push_back(std::move(axis));

@@ -85,7 +85,7 @@ class Mesh {
   // MESH_SIZE_MISMATCH where the sizes or the ids do not fit the devices, else INVALID_MESH.
   static absl::StatusOr<Mesh> Create(std::vector<MeshAxis> axes, MeshOptions options = {});
 
-  // Create(ParseMeshAxes(text), options).
+  // Create(ParseMeshAxes(text, options.allow_degenerate), options).
   static absl::StatusOr<Mesh> Parse(std::string_view text, MeshOptions options = {});
 
   absl::Span<const MeshAxis> axes() const { return rep_->axes; }
@@ -139,8 +139,10 @@ class Mesh {
 
 // Reads `dp=2,tp=4` or `dp:2,tp:4`; blanks around names, sizes and types are ignored, a size is a
 // decimal number or -1. A size may be followed by a colon and the axis's type: `dp=2:explicit`,
-// `dp:2:explicit`. INVALID_ARGUMENT (INVALID_MESH) names the piece that does not read.
-absl::StatusOr<std::vector<MeshAxis>> ParseMeshAxes(std::string_view text);
+// `dp:2:explicit`. INVALID_ARGUMENT (INVALID_MESH) names the piece that does not read; an axis
+// without a name, `=2`, is one, unless they are allowed.
+absl::StatusOr<std::vector<MeshAxis>> ParseMeshAxes(std::string_view text,
+                                                    bool allow_empty_names = false);
 
 }  // namespace shardmesh
 

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/ascii.h"
 #include "re2/re2.h"
-#include "sharding/axis_value.h"
 #include "sharding/pattern_automaton.h"
 #include "sharding/pattern_syntax.h"
 #include "sharding/reason.h"
@@ -100,6 +100,40 @@ bool Printer::Print(const PatternNode& node) {
   return false;
 }
 
+// Instructions of a byte of a pattern, such as `.`, and of the classes that a letter after a
+// backslash stands for.
+constexpr int64_t kInstructionsOfByte = 8;
+constexpr int64_t kInstructionsOfSpaces = 50;
+constexpr int64_t kInstructionsOfDigits = 300;
+constexpr int64_t kInstructionsOfWords = 1500;
+
+int64_t InstructionsOfEscape(char letter) {
+  switch (letter) {
+    case 'w':
+    case 'W':
+      return kInstructionsOfWords;
+    case 'd':
+    case 'D':
+      return kInstructionsOfDigits;
+    case 's':
+    case 'S':
+      return kInstructionsOfSpaces;
+    default:
+      return 0;
+  }
+}
+
+// The number whose digits begin at `position`, which is moved behind them; at most kMaxRepeat.
+int64_t CountAt(std::string_view text, size_t* position) {
+  int64_t count = 0;
+  for (;
+       *position < text.size() && absl::ascii_isdigit(static_cast<unsigned char>(text[*position]));
+       ++*position) {
+    count = std::min(count * 10 + (text[*position] - '0'), Pattern::kMaxRepeat);
+  }
+  return count;
+}
+
 bool IsAscii(std::string_view text) {
   return std::all_of(text.begin(), text.end(), [](char c) { return (c & 0x80) == 0; });
 }
@@ -122,7 +156,7 @@ absl::StatusOr<Pattern> Pattern::Create(std::string_view text) {
     auto compiled = std::make_shared<RE2>(printer.out, options);
     if (!compiled->ok()) {
       return WithReason(absl::InvalidArgumentError(
-                            StrCat("pattern ", PythonRepr(text), ": too large to compile (",
+                            StrCat("pattern ", QuotePattern(text), ": too large to compile (",
                                    compiled->error(), "); lower its repeats")),
                         Reason::kLimitExceeded);
     }
@@ -137,6 +171,24 @@ absl::StatusOr<Pattern> Pattern::Create(std::string_view text) {
     pattern.automaton_ = std::make_shared<PatternAutomaton>(std::move(automaton));
   }
   return pattern;
+}
+
+int64_t Pattern::CompileCostBound(std::string_view text) {
+  int64_t once = kInstructionsOfByte * (static_cast<int64_t>(text.size()) + 2);
+  int64_t repeats = 1;  // of the innermost repeat, if each stood in the one before
+  for (size_t i = 0; i + 1 < text.size(); ++i) {
+    if (text[i] == '\\') {
+      once += InstructionsOfEscape(text[++i]);
+    } else if (text[i] == '{') {
+      size_t end = i + 1;
+      int64_t count = CountAt(text, &end);
+      if (end < text.size() && text[end] == ',') {
+        count = std::max(count, CountAt(text, &++end));
+      }
+      repeats = std::min(repeats * std::max<int64_t>(count, 1), kMaxRepeat);
+    }
+  }
+  return once * repeats;
 }
 
 bool Pattern::IsPlain(std::string_view name) {

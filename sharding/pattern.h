@@ -47,6 +47,11 @@ class Pattern {
   // A pattern that is bad and unsupported is bad.
   static absl::StatusOr<Pattern> Create(std::string_view text);
 
+  // The most instructions that Create may come to, from a glance at the text, which need not be a
+  // pattern: each takes below a microsecond, and so does each byte. Never less than program_size()
+  // of what is created; far more only where bounds of repeats stand beside one another. O(text).
+  static int64_t CompileCostBound(std::string_view text);
+
   // Whether the pattern matches anywhere in `name`, which must be valid UTF-8 (bytes that are not
   // are matched by no character).
   bool Search(std::string_view name) const;

@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_split.h"
 #include "sharding/axis_value.h"
+#include "sharding/pattern_syntax.h"
 #include "sharding/reason.h"
 #include "sharding/shape.h"
 #include "sharding/status_macros.h"
@@ -47,7 +48,7 @@ absl::StatusOr<std::vector<Rule>> ParsePatternRules(std::string_view text) {
     if (sides.size() > 2) {
       return InvalidArgument(
           Reason::kBadPattern,
-          StrCat("the rule ", PythonRepr(ToStd(piece.substr(0, 80))), " has ", sides.size() - 1,
+          StrCat("the rule ", QuotePattern(ToStd(piece.substr(0, 80))), " has ", sides.size() - 1,
                  " arrows; write patterns->spec, and a comma between rules"));
     }
     SHARDMESH_ASSIGN_OR_RETURN(const PartitionSpec spec, ParseSpec(sides[1]));

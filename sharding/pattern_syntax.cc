@@ -199,12 +199,12 @@ absl::Status Parser::Bad(int64_t position, std::string_view what,
                          std::string_view python_type) const {
   return InvalidArgument(
       Reason::kBadPattern,
-      StrCat("bad pattern ", PythonRepr(text_), ": ", what, " at position ", position),
+      StrCat("bad pattern ", QuotePattern(text_), ": ", what, " at position ", position),
       python_type);
 }
 
 absl::Status Parser::Refusal(Reason reason, int64_t position, std::string_view what) const {
-  return WithReason(absl::InvalidArgumentError(StrCat("pattern ", PythonRepr(text_), ": ", what,
+  return WithReason(absl::InvalidArgumentError(StrCat("pattern ", QuotePattern(text_), ": ", what,
                                                       " at position ", position)),
                     reason);
 }
@@ -915,6 +915,19 @@ absl::StatusOr<PatternNode> ParsePattern(std::string_view text) {
         Reason::kLimitExceeded);
   }
   return Parser(text).Parse();
+}
+
+std::string QuotePattern(std::string_view text) {
+  const std::string repr = PythonRepr(text);
+  std::string out;
+  out.reserve(repr.size());
+  for (size_t i = 0; i < repr.size(); ++i) {
+    if (repr[i] == '\\' && (repr[i + 1] == '\\' || repr[i + 1] == '\'')) {
+      ++i;  // what was there stays, and what was put before it goes
+    }
+    out += repr[i];
+  }
+  return out;
 }
 
 }  // namespace shardmesh

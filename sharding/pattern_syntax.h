@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -42,6 +43,10 @@ struct PatternNode {
 // Parses a pattern; errors are those of Pattern::Create, but for the program's size, which is not
 // known yet. O(text).
 absl::StatusOr<PatternNode> ParsePattern(std::string_view text);
+
+// A pattern between quotes, for messages: as it was written, but that control characters and what
+// else cannot be printed are escaped as in PythonRepr. '\d+\.weight' stays '\d+\.weight'.
+std::string QuotePattern(std::string_view text);
 
 }  // namespace shardmesh
 

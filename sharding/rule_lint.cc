@@ -10,6 +10,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "sharding/correction.h"
+#include "sharding/pattern_syntax.h"
 #include "sharding/rule_explanation.h"
 #include "sharding/spec.h"
 #include "sharding/status_macros.h"
@@ -79,7 +80,7 @@ std::vector<SpecEntry> Applied(const RuleSet& rules, int64_t rule, const LintTen
 
 // `rule 3 'attn/.*kernel'`.
 std::string RuleText(const RuleSet& rules, int64_t rule) {
-  return StrCat("rule ", rule, " ", PythonRepr(rules.rules()[static_cast<size_t>(rule)].pattern));
+  return StrCat("rule ", rule, " ", QuotePattern(rules.rules()[static_cast<size_t>(rule)].pattern));
 }
 
 std::string RuleTexts(const RuleSet& rules, absl::Span<const int64_t> indices) {
@@ -131,6 +132,10 @@ class Linter {
   void LookAtSpec(const Subject& subject, const PartitionSpec& spec, size_t index,
                   int64_t elements);
 
+  // Whether it would go by rules, were it no scalar.
+  bool IsUnaskedScalar(const LintTensor& tensor) const {
+    return tensor.axes == nullptr && rules_.ReplicatesUnasked(tensor.shape);
+  }
   bool IsCancelled() const { return options_.is_cancelled != nullptr && options_.is_cancelled(); }
   absl::Status Cancelled(size_t tensors) const {
     return absl::CancelledError(
@@ -191,7 +196,9 @@ absl::StatusOr<LintReport> Linter::Lint() {
     }
     SHARDMESH_RETURN_IF_ERROR(LookAtRules(i, elements));
     LookAtAxes(i, elements);
-    ++report_.trees[static_cast<size_t>(tensor.tree)].tensors;
+    LintTreeReport& tree = report_.trees[static_cast<size_t>(tensor.tree)];
+    ++tree.tensors;
+    tree.scalars += IsUnaskedScalar(tensor) ? 1 : 0;
   }
   Report();
   if (IsCancelled()) {
@@ -202,8 +209,7 @@ absl::StatusOr<LintReport> Linter::Lint() {
 
 absl::Status Linter::LookAtRules(size_t index, int64_t elements) {
   const LintTensor& tensor = tree_[index];
-  const bool is_scalar = !tensor.shape.has_value() || tensor.shape->empty();
-  if (tensor.axes != nullptr || (rules_.strict() && is_scalar)) {
+  if (tensor.axes != nullptr || IsUnaskedScalar(tensor)) {
     return absl::OkStatus();
   }
   ++asked_;

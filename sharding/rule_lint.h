@@ -111,6 +111,9 @@ struct LintTreeReport {
   int64_t dead_rules = 0;      // usable ones that match none of its tensors
   int64_t shadowed_rules = 0;  // that match some of its tensors, and decide none
   int64_t unmatched_tensors = 0;
+  // Of the tensors, those that no rule is asked about: without axes, of a strict set, and scalars
+  // or leaves without shape.
+  int64_t scalars = 0;
 
   friend bool operator==(const LintTreeReport&, const LintTreeReport&) = default;
 };

@@ -9,6 +9,7 @@
 #include "re2/re2.h"
 #include "re2/set.h"
 #include "sharding/axis_value.h"
+#include "sharding/pattern_syntax.h"
 #include "sharding/reason.h"
 #include "sharding/rule_explanation.h"
 #include "sharding/shape.h"
@@ -52,7 +53,7 @@ bool IsTimeToStop(size_t rule, const std::function<bool()>& is_cancelled) {
 absl::Status Unmatched(std::string_view name, absl::Span<const Rule> rules) {
   const std::string named = StrJoin(
       NearestRules(rules, name, kNearestRules), ", ", [&rules](std::string* out, int64_t rule) {
-        StrAppend(out, "rule ", rule, " ", PythonRepr(rules[static_cast<size_t>(rule)].pattern));
+        StrAppend(out, "rule ", rule, " ", QuotePattern(rules[static_cast<size_t>(rule)].pattern));
       });
   const std::string message =
       StrCat("none of the ", rules.size(), " rules matches the tensor ", PythonRepr(name),

@@ -12,6 +12,7 @@
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
+#include "tensor/json_error.h"
 
 namespace shardmesh {
 namespace {
@@ -193,12 +194,8 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
 
   bool parse_error(size_t position, const std::string&,
                    const nlohmann::detail::exception& error) override {
-    // After "[json.exception...] " the text is meant for people, but may quote broken bytes.
-    const std::string_view text = error.what();
-    const size_t begin = text.find("] ");
-    return Fail(StrCat(
-        "the header is not JSON in UTF-8, at byte ", kLengthBytes + position, ": ",
-        absl::CHexEscape(ToAbsl(text.substr(begin == std::string_view::npos ? 0 : begin + 2)))));
+    return Fail(StrCat("the header is not JSON in UTF-8, at byte ", kLengthBytes + position, ": ",
+                       JsonErrorText(error.what())));
   }
 
  private:

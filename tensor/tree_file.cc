@@ -11,6 +11,7 @@
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
+#include "tensor/json_error.h"
 
 namespace shardmesh {
 namespace {
@@ -190,13 +191,9 @@ class TreeReader final : public nlohmann::json_sax<Json> {
     if (!status_.ok()) {
       return false;
     }
-    // After "[json.exception...] " the text is meant for people, but may quote broken bytes.
-    const std::string_view text = error.what();
-    const size_t begin = text.find("] ");
-    status_ = InvalidArgument(Reason::kBadFile,
-                              StrCat("it is not JSON in UTF-8, at byte ", position, ": ",
-                                     absl::Utf8SafeCHexEscape(ToAbsl(text.substr(
-                                         begin == std::string_view::npos ? 0 : begin + 2)))));
+    status_ = InvalidArgument(
+        Reason::kBadFile,
+        StrCat("it is not JSON in UTF-8, at byte ", position, ": ", JsonErrorText(error.what())));
     return false;
   }
 

@@ -88,8 +88,26 @@ absl::Status CheckMeshName(MeshClient* client, const std::string& mesh) {
       " (`plan` takes any mesh)"));
 }
 
+// A description of a tree is known from a checkpoint by what it is, not by its name alone.
+absl::StatusOr<Checkpoint> OpenCheckpoint(const std::string& path) {
+  absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(path);
+  if (checkpoint.ok() || !(path.ends_with(".json") || path.ends_with(".jsonl"))) {
+    return checkpoint;
+  }
+  const absl::StatusOr<std::vector<TreeTensor>> tree = ReadTree(path);
+  if (!tree.ok()) {
+    return checkpoint;
+  }
+  return InvalidArgument(
+      Reason::kBadFile,
+      StrCat(
+          path, ": describes a tree, ", FormatCount(tree->size(), "tensor"),
+          " by names and shapes, and holds no values to load; `shardmesh plan ", path,
+          "` shows how it would lie; load takes a safetensors file, its index or a model folder"));
+}
+
 absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
-  SHARDMESH_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(flags.checkpoint));
+  SHARDMESH_ASSIGN_OR_RETURN(const Checkpoint checkpoint, OpenCheckpoint(flags.checkpoint));
   SHARDMESH_ASSIGN_OR_RETURN(const RuleSetSelector rules, SelectRules(flags.rules));
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   SHARDMESH_RETURN_IF_ERROR(CheckMeshName(client.get(), flags.mesh));

@@ -106,6 +106,9 @@ void PrintCorrections(const Placement& placement) {
         }
       }
     }
+    if (spec.fixes_left_out) {
+      std::cout << "    fixes: too many for one plan; ask 'shardmesh resolve --spec' about this one\n";
+    }
   }
 }
 
@@ -267,7 +270,6 @@ Json ReportJson(const TreeReport& report) {
 }
 
 Json PlacementJson(const Placement& placement) {
-  const std::vector<SpecUse> uses = UsesOfSpecs(placement);
   Json tensors = Json::array();
   for (size_t i = 0; i < placement.tensors.size(); ++i) {
     const TreeTensor& tensor = placement.tensors[i];
@@ -283,10 +285,11 @@ Json PlacementJson(const Placement& placement) {
         {"rule", placed.rule_index.has_value() ? Json(*placed.rule_index) : Json(nullptr)},
         {"unmatched", placed.unmatched},
         {"corrections", CorrectionsJson(spec.corrections)}};
-    // Fixes were made for the shape of the first tensor that has the spec.
-    if (!spec.fixes.empty() &&
-        tensor.shape == placement.tensors[uses[placed.spec_index].first].shape) {
+    if (!spec.fixes.empty()) {
       entry["fixes"] = FixesJson(spec.fixes);
+    }
+    if (spec.fixes_left_out) {
+      entry["fixes_left_out"] = true;
     }
     if (!placement.match_only) {
       entry["bytes_per_device"] = placed.bytes_per_device;

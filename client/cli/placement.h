@@ -41,7 +41,7 @@ absl::Status CheckAllMatched(const Placement& placement);
 void PrintPlacement(const Placement& placement, bool with_tensors = true);
 // What it comes to: bytes per device, shares, specs, costly tensors, and corrections with fixes.
 void PrintReport(const Placement& placement);
-// Fixes stand at the tensors of the shape that they were made for.
+// Fixes stand at each tensor that has some.
 Json PlacementJson(const Placement& placement);
 Json ReportJson(const TreeReport& report);
 

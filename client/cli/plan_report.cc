@@ -798,6 +798,9 @@ class Page {
       for (const Fix& fix : spec.fixes) {
         StrAppend(&html_, Escape(FormatFix(fix)), "<br/>");
       }
+      if (spec.fixes_left_out) {
+        StrAppend(&html_, "<span class=\"soft\">too many for one plan</span>");
+      }
       StrAppend(&html_, "</td></tr>\n");
     }
     if (has_table) {

@@ -2,10 +2,10 @@
 #include <algorithm>
 #include <cmath>
 #include <iostream>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -52,17 +52,20 @@ struct LintFlags {
   bool exact = false;
 };
 
-// The tensors of all trees; one that several trees have alike stands once.
-absl::StatusOr<std::vector<TreeTensor>> ReadTrees(const std::vector<std::string>& paths) {
+// The tensors of all trees, one tree after another. Several trees are told apart by their files.
+absl::StatusOr<std::vector<TreeTensor>> ReadTrees(const std::vector<std::string>& paths,
+                                                  LintQuestion* question) {
   std::vector<TreeTensor> all;
-  std::set<std::pair<std::string, Shape>> seen;
-  for (const std::string& path : paths) {
-    SHARDMESH_ASSIGN_OR_RETURN(std::vector<TreeTensor> tree, ReadTree(path));
-    for (TreeTensor& tensor : tree) {
-      if (seen.emplace(tensor.name, tensor.shape).second || paths.size() == 1) {
-        all.push_back(std::move(tensor));
-      }
+  for (size_t i = 0; i < paths.size(); ++i) {
+    if (std::find(paths.begin(), paths.begin() + static_cast<std::ptrdiff_t>(i), paths[i]) !=
+        paths.begin() + static_cast<std::ptrdiff_t>(i)) {
+      return WrongUse(StrCat("--tree ", paths[i], " is given twice"));
     }
+    SHARDMESH_ASSIGN_OR_RETURN(std::vector<TreeTensor> tree, ReadTree(paths[i]));
+    if (paths.size() > 1) {
+      question->given_trees.push_back({paths[i], static_cast<int64_t>(tree.size())});
+    }
+    std::move(tree.begin(), tree.end(), std::back_inserter(all));
   }
   return all;
 }
@@ -77,6 +80,15 @@ std::string_view SourceName(LintedTree::Source source) {
       return "held";
   }
   return "";
+}
+
+// Of all trees, those that no rule was asked about.
+int64_t ScalarsOf(const LintAnswer& answer) {
+  int64_t scalars = 0;
+  for (const LintedTree& tree : answer.trees) {
+    scalars += tree.report.scalars;
+  }
+  return scalars;
 }
 
 Json LintJson(const LintAnswer& answer) {
@@ -106,9 +118,10 @@ Json LintJson(const LintAnswer& answer) {
   for (const LintedTree& tree : answer.trees) {
     const bool of_catalog = tree.source == LintedTree::Source::kCatalog;
     trees.push_back({{"source", std::string(SourceName(tree.source))},
-                     {"name", of_catalog ? Json(tree.name) : Json(nullptr)},
+                     {"name", tree.name.empty() ? Json(nullptr) : Json(tree.name)},
                      {"version", of_catalog ? Json(tree.version) : Json(nullptr)},
                      {"tensors", tree.report.tensors},
+                     {"scalars", tree.report.scalars},
                      {"own_specs", tree.own_specs},
                      {"dead_rules", tree.report.dead_rules},
                      {"shadowed_rules", tree.report.shadowed_rules},
@@ -121,7 +134,8 @@ Json LintJson(const LintAnswer& answer) {
   }
   return {{"findings", std::move(findings)}, {"counts", std::move(counts)},
           {"trees", std::move(trees)},       {"tensors", answer.tensors},
-          {"meshes", answer.meshes},         {"revision", answer.revision}};
+          {"scalars", ScalarsOf(answer)},    {"meshes", answer.meshes},
+          {"revision", answer.revision}};
 }
 
 // What each tree adds, where there are several or it is not the one that was given.
@@ -135,15 +149,17 @@ void PrintTrees(const std::vector<LintedTree>& trees) {
                {"dead rules", Table::Align::kRight},
                {"shadowed rules", Table::Align::kRight},
                {"unmatched", Table::Align::kRight},
+               {"scalars", Table::Align::kRight},
                {"own specs", Table::Align::kRight}});
   for (const LintedTree& tree : trees) {
     const bool of_catalog = tree.source == LintedTree::Source::kCatalog;
-    table.AddRow({of_catalog                                 ? tree.name
+    table.AddRow({!tree.name.empty()                         ? tree.name
                   : tree.source == LintedTree::Source::kHeld ? "(the cluster's arrays)"
                                                              : "(given)",
                   of_catalog ? StrCat(tree.version) : "-", StrCat(tree.report.tensors),
                   StrCat(tree.report.dead_rules), StrCat(tree.report.shadowed_rules),
-                  StrCat(tree.report.unmatched_tensors), StrCat(tree.own_specs)});
+                  StrCat(tree.report.unmatched_tensors), StrCat(tree.report.scalars),
+                  StrCat(tree.own_specs)});
   }
   table.Print();
   std::cout << "\n";
@@ -167,7 +183,7 @@ absl::Status RunLint(const Invocation& invocation, const LintFlags& flags) {
   question.held_prefix = looks_at_all ? std::optional<std::string>("") : flags.held_prefix;
   question.max_findings = flags.max_findings;
   question.compatibility = flags.exact ? Compatibility::kExact : Compatibility::kDefault;
-  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<TreeTensor> tree, ReadTrees(flags.trees));
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<TreeTensor> tree, ReadTrees(flags.trees, &question));
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   SHARDMESH_ASSIGN_OR_RETURN(const LintAnswer answer, client->LintRules(question, tree));
 
@@ -202,6 +218,10 @@ absl::Status RunLint(const Invocation& invocation, const LintFlags& flags) {
       std::cout << "; " << all - static_cast<int64_t>(answer.findings.size()) << " not listed";
     }
     std::cout << "\n";
+    if (const int64_t scalars = ScalarsOf(answer); scalars > 0) {
+      std::cout << FormatCount(scalars, "scalar")
+                << " of these left out: a strict rule set is not asked about scalars\n";
+    }
   }
   const int64_t faults = flags.strict ? all : all - corrections;
   return faults == 0 ? absl::OkStatus()

@@ -562,6 +562,11 @@ TEST_F(ClusterCommandTest, AnswersAboutMeshes) {
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, AllOf(HasSubstr("fsdp"), HasSubstr("4 devices"), HasSubstr("worker-0")));
 
+  result = cluster_->Run({"mesh", "show", "=2", "--exact", "--output=json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(json::parse(result.out)["axes"][0]["name"], "");
+  EXPECT_EQ(cluster_->Run({"mesh", "show", "=2"}).exit_code, 1) << "an axis without a name";
+
   result = cluster_->Run({"mesh", "query", "groups", "--mesh", "dp=2,tp=4", "--axes", "tp",
                           "--device", "5", "--output=json"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
@@ -735,6 +740,10 @@ TEST_F(ClusterCommandTest, FixesThatItPrintsNeedNoCorrection) {
   const json answer = json::parse(plan.out);
   bool has_fix = false;
   for (const json& tensor : answer["tensors"]) {
+    EXPECT_EQ(tensor.contains("fixes"), !tensor["corrections"].empty()) << tensor;
+    for (const json& fix : tensor.value("fixes", json::array())) {
+      EXPECT_EQ(fix["shape"].size(), tensor["shape"].size()) << tensor;
+    }
     if (tensor["name"] == "embeddings.word_embeddings.weight") {
       has_fix = tensor["fixes"][1]["spec"] == json::array({"tp", nullptr}) &&
                 tensor["fixes"][1]["shape"] == json::array({30528, 384});
@@ -1066,6 +1075,49 @@ TEST_F(ClusterCommandTest, LooksThroughRules) {
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.out, AllOf(HasSubstr("BAD_PATTERN"), HasSubstr("DEAD")));
   EXPECT_THAT(result.err, HasSubstr("the rules have 2 findings beside corrections"));
+  EXPECT_THAT(result.out, Not(HasSubstr("scalar")));
+}
+
+TEST_F(ClusterCommandTest, TellsGivenTreesAndTheirScalarsApart) {
+  const std::string rules =
+      WriteFile(Path("two.yaml"), "rules:\n- {pattern: 'w\\d+$', spec: [tp]}\n");
+  const std::string a = WriteFile(
+      Path("a.json"), R"({"w1": {"shape": [8]}, "step": {"shape": []}, "v": {"shape": [8]}})");
+  const std::string b = WriteFile(Path("b.json"), R"({"w1": {"shape": [8]}})");
+  CommandResult result = cluster_->Run({"rules", "lint", rules, "--tree", a, "--tree", b});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.out, AllOf(HasSubstr("no rule matches 'v' (in tree '" + a + "')"),
+                                HasSubstr("4 tensors of 2 trees on "),
+                                HasSubstr("1 scalar of these left out")));
+  result = cluster_->Run({"rules", "lint", rules, "--tree", a, "--tree", b, "--output=json"});
+  const json answer = json::parse(result.out);
+  EXPECT_EQ(answer["scalars"], 1);
+  EXPECT_EQ(answer["trees"][0]["name"], a);
+  EXPECT_EQ(answer["trees"][0]["scalars"], 1);
+  EXPECT_EQ(answer["trees"][1]["name"], b);
+  EXPECT_EQ(answer["trees"][1]["unmatched_tensors"], 0);
+  EXPECT_EQ(cluster_->Run({"rules", "lint", rules, "--tree", a, "--tree", a}).exit_code, 2);
+  result = cluster_->Run({"rules", "lint", rules, "--tree", b, "--mesh", "dp=2", "--strict"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.out, HasSubstr(R"(rule 0 'w\d+$')")) << "as it was written";
+}
+
+TEST_F(ClusterCommandTest, SaysOfADescriptionThatThereIsNothingToLoad) {
+  for (const auto& [name, text] : std::vector<std::pair<std::string, std::string>>{
+           {"t.json", R"({"w": {"shape": [8]}, "v": {"shape": [8]}})"},
+           {"t.jsonl", "{\"name\": \"w\", \"shape\": [8]}\n{\"name\": \"v\", \"shape\": [8]}\n"}}) {
+    const std::string path = WriteFile(Path(name), text);
+    const CommandResult result = cluster_->Run({"load", path, "--rules", kRules});
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_THAT(result.err,
+                AllOf(HasSubstr(name + ": describes a tree, 2 tensors"),
+                      HasSubstr("`shardmesh plan " + path + "`"), HasSubstr("(BAD_FILE)")));
+  }
+  const std::string broken = WriteFile(Path("broken.json"), "{\"a\": ");
+  EXPECT_THAT(cluster_->Run({"load", broken, "--rules", kRules}).err,
+              Not(HasSubstr("describes a tree")));
+  EXPECT_THAT(cluster_->Run({"plan", broken, "--rules", kRules}).err,
+              HasSubstr("expected '[', '{', or a literal"));
 }
 
 TEST_F(ClusterCommandTest, KeepsTreesAndLooksThroughRulesOverThem) {

@@ -180,6 +180,142 @@ TEST_F(RuleStreamsTest, RefusesToLookThroughWhatIsMalformed) {
   EXPECT_EQ(FieldOf(Lint(header, {with_spec})), "tensors.spec_indexes");
 }
 
+TEST_F(RuleStreamsTest, LooksThroughRulesOverSeveralTreesOfARequestByThemselves) {
+  v1::LintRulesHeader header;
+  AddRule("kernel", {"tp"}, header.mutable_rule_set());
+  AddRule("gate", {"tp"}, header.mutable_rule_set());
+  AddRule("bias", {}, header.mutable_rule_set());
+  const auto add_tree = [&header](const std::string& name, int64_t tensors) {
+    v1::LintGivenTree* const tree = header.add_given_trees();
+    tree->set_name(name);
+    tree->set_tensors(tensors);
+  };
+  add_tree("bert.json", 3);
+  add_tree("moe.json", 2);
+  // Pieces need not end where trees do.
+  const std::vector<v1::TreeTensors> pieces = {Columns({{"kernel", {8}}, {"step", {}}}),
+                                               Columns({{"embedding", {8}}, {"kernel", {8}}}),
+                                               Columns({{"gate", {8}}})};
+  ASSERT_THAT(Lint(header, pieces), IsOk());
+  ASSERT_EQ(lint_.trees_size(), 2);
+  EXPECT_EQ(lint_.trees(0).name(), "bert.json");
+  EXPECT_EQ(lint_.trees(0).source(), v1::LintTree::SOURCE_REQUEST);
+  EXPECT_EQ(lint_.trees(0).tensors(), 3);
+  EXPECT_EQ(lint_.trees(0).scalars(), 1);
+  EXPECT_EQ(lint_.trees(0).dead_rules(), 2);
+  EXPECT_EQ(lint_.trees(0).unmatched_tensors(), 1);
+  EXPECT_EQ(lint_.trees(1).name(), "moe.json");
+  EXPECT_EQ(lint_.trees(1).tensors(), 2);
+  EXPECT_EQ(lint_.trees(1).scalars(), 0);
+  EXPECT_EQ(lint_.trees(1).dead_rules(), 1);
+  ASSERT_EQ(lint_.findings_size(), 2) << "one rule is dead in both";
+  EXPECT_EQ(lint_.findings(0).kind(), v1::LintFinding::KIND_DEAD);
+  EXPECT_EQ(lint_.findings(0).rules(0), 2);
+  EXPECT_EQ(lint_.findings(1).kind(), v1::LintFinding::KIND_UNMATCHED);
+  EXPECT_THAT(lint_.findings(1).trees(), testing::ElementsAre(0));
+  EXPECT_THAT(lint_.findings(1).message(), HasSubstr("(in tree 'bert.json')"));
+
+  absl::Status status = Lint(header, {pieces[0]});
+  EXPECT_THAT(status, StatusIs(kInvalid, Reason::kBadField));
+  EXPECT_EQ(FieldOf(status), "header.given_trees");
+  status = Lint(header, {pieces[0], pieces[1], pieces[2], pieces[2]});
+  EXPECT_THAT(status, StatusIs(kInvalid, Reason::kBadField));
+  EXPECT_EQ(FieldOf(status), "tensors");
+  EXPECT_THAT(Lint(header, {pieces[0], pieces[1], Columns({{"kernel", {9}}})}),
+              StatusIs(kInvalid, Reason::kBadField))
+      << "twice in a tree";
+  add_tree("bert.json", 1);
+  EXPECT_EQ(FieldOf(Lint(header, pieces)), "header.given_trees[2].name");
+  header.mutable_given_trees(2)->set_name("");
+  EXPECT_EQ(FieldOf(Lint(header, pieces)), "header.given_trees[2].name");
+  header.mutable_given_trees(2)->set_name("third");
+  header.mutable_given_trees(2)->set_tensors(0);
+  EXPECT_EQ(FieldOf(Lint(header, pieces)), "header.given_trees[2].tensors");
+  header.set_all_stored_trees(true);
+  EXPECT_EQ(FieldOf(Lint(header, {})), "header.given_trees");
+  header.set_all_stored_trees(false);
+  header.clear_given_trees();
+  for (int i = 0; i <= 1'000; ++i) {
+    add_tree(std::to_string(i), 1);
+  }
+  EXPECT_THAT(Lint(header, {}), StatusIs(kInvalid, Reason::kLimitExceeded));
+}
+
+TEST_F(RuleStreamsTest, WorksOutFixesForEachShapeOfASpec) {
+  const std::vector<v1::TreeTensors> pieces = {
+      Columns({{"a", {6, 9}}, {"b", {4, 4}}, {"c", {6, 9}}}),
+      Columns({{"d", {6, 15}}, {"e", {8, 8}}, {"f", {8, 15}}})};
+  for (const bool suggest_fixes : {true, false}) {
+    grpc::ClientContext context;
+    rpc::Apply(rpc::CallOptions::Within(absl::Seconds(10)), &context);
+    const auto stream = stub().ResolveTree(&context);
+    v1::ResolveTreeRequest request;
+    AddRule("", {"fsdp", "pp"}, request.mutable_header()->mutable_rule_set());
+    request.mutable_header()->set_suggest_fixes(suggest_fixes);
+    stream->Write(request);
+    std::vector<v1::TreeSpec> specs;
+    std::vector<uint32_t> indexes;
+    v1::ResolveTreeResponse response;
+    for (const v1::TreeTensors& piece : pieces) {
+      *request.mutable_tensors() = piece;
+      stream->Write(request);
+      ASSERT_TRUE(stream->Read(&response));
+      specs.insert(specs.end(), response.specs().begin(), response.specs().end());
+      indexes.insert(indexes.end(), response.placements().spec_indexes().begin(),
+                     response.placements().spec_indexes().end());
+    }
+    stream->WritesDone();
+    ASSERT_TRUE(stream->Read(&response));
+    EXPECT_EQ(response.report().corrected_tensors(), 6);
+    EXPECT_THAT(rpc::FromGrpc(stream->Finish()), IsOk());
+    if (!suggest_fixes) {
+      EXPECT_EQ(specs.size(), 1u);
+      EXPECT_THAT(indexes, testing::Each(0u));
+      continue;
+    }
+    EXPECT_THAT(indexes, testing::ElementsAre(0, 1, 0, 2, 3, 4));
+    ASSERT_EQ(specs.size(), 5u);
+    const std::vector<std::vector<int64_t>> shapes = {{6, 9}, {4, 4}, {6, 15}, {8, 8}, {8, 15}};
+    for (size_t i = 0; i < shapes.size(); ++i) {
+      ASSERT_EQ(specs[i].corrections_size(), 1);
+      ASSERT_GT(specs[i].corrections(0).fixes_size(), 0);
+      EXPECT_THAT(specs[i].corrections(0).fixes(0).shape(), testing::ElementsAreArray(shapes[i]));
+    }
+  }
+}
+
+TEST_F(RuleStreamsTest, LeavesFixesOutOnceThereAreTooMany) {
+  constexpr int kTensors = 20'000;
+  std::vector<ColumnTensor> tensors;
+  for (int i = 0; i < kTensors; ++i) {
+    tensors.push_back({std::to_string(i), {4, i + 1}});
+  }
+  grpc::ClientContext context;
+  rpc::Apply(rpc::CallOptions::Within(absl::Seconds(30)), &context);
+  const auto stream = stub().ResolveTree(&context);
+  v1::ResolveTreeRequest request;
+  AddRule("", {"pp"}, request.mutable_header()->mutable_rule_set());
+  request.mutable_header()->set_suggest_fixes(true);
+  stream->Write(request);
+  *request.mutable_tensors() = Columns(tensors);
+  stream->Write(request);
+  v1::ResolveTreeResponse response;
+  ASSERT_TRUE(stream->Read(&response));
+  ASSERT_EQ(response.placements().spec_indexes_size(), kTensors);
+  const v1::TreeSpec& last =
+      response.specs(static_cast<int>(response.placements().spec_indexes(kTensors - 1)));
+  EXPECT_TRUE(last.fixes_left_out());
+  EXPECT_EQ(last.corrections_size(), 1) << "what was corrected is told all the same";
+  EXPECT_EQ(response.placements().spec_indexes(kTensors - 2),
+            response.placements().spec_indexes(kTensors - 1));
+  EXPECT_GT(response.specs(0).corrections(0).fixes_size(), 0);
+  EXPECT_LT(response.ByteSizeLong(), size_t{3} << 20);
+  stream->WritesDone();
+  ASSERT_TRUE(stream->Read(&response));
+  EXPECT_EQ(response.report().corrected_tensors(), kTensors);
+  EXPECT_THAT(rpc::FromGrpc(stream->Finish()), IsOk());
+}
+
 TEST_F(RuleStreamsTest, TellsWhichTensorsLieOtherwise) {
   v1::DiffLayoutsHeader header;
   AddRule("kernel", {"tp"}, header.mutable_a()->mutable_rule_set());

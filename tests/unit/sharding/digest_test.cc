@@ -15,6 +15,9 @@ namespace {
 
 using test::IsOkAndHolds;
 using test::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr Compatibility kExact = Compatibility::kExact;
 
@@ -50,6 +53,22 @@ TEST(SafeHashIntTest, KnowsOpenSslsOtherDigestsByDefaultAlone) {
   EXPECT_THAT(SafeHashInt("hello world", "md5_sha1"),
               IsOkAndHolds(std::string("183993762712994521463189383506540022158107804"
                                        "419652254132533992705836390321939865421549")));
+}
+
+TEST(SafeHashIntTest, SaysWhichNamesThereAre) {
+  const auto message = [](std::string_view name, Compatibility compatibility) {
+    return std::string(SafeHashInt("x", name, compatibility).status().message());
+  };
+  EXPECT_THAT(
+      message("sha25", Compatibility::kDefault),
+      AllOf(HasSubstr("'sha25' is no digest algorithm; there are blake2b, "),
+            HasSubstr(", and OpenSSL's others by its own names; did you mean \"sha256\"?")));
+  EXPECT_THAT(message("sha25", kExact),
+              AllOf(HasSubstr("sha3_512; did you mean \"sha256\"?"), Not(HasSubstr("OpenSSL"))));
+  EXPECT_THAT(message("SHA512-256", kExact),
+              HasSubstr("is a name of OpenSSL's, which is known by default and not under EXACT; "
+                        "there are blake2b, "));
+  EXPECT_THAT(message("NULL", kExact), HasSubstr("'NULL' is no digest algorithm"));
 }
 
 TEST(SafeHashIntTest, RefusesWhatIsNoAlgorithmWithTheOriginalsClass) {

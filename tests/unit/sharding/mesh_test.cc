@@ -102,6 +102,13 @@ TEST(MeshTest, AcceptsDegenerateMeshesOnRequest) {
   MeshOptions options;
   options.allow_degenerate = true;
   EXPECT_THAT(Mesh::Create({}, options), IsOkAndHolds(Mesh()));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Mesh unnamed, Mesh::Parse("=2,tp=3", options));
+  EXPECT_THAT(unnamed.axes(), ElementsAre(MeshAxis{"", 2}, MeshAxis{"tp", 3}));
+  EXPECT_THAT(Mesh::Parse(unnamed.ToString(), options), IsOkAndHolds(unnamed));
+  EXPECT_THAT(Mesh::Parse("=2"), StatusIs(kInvalid, Reason::kInvalidMesh));
+  for (const char* const text : {"", "=", "2", "=x", "tp=2,"}) {
+    EXPECT_THAT(Mesh::Parse(text, options), StatusIs(kInvalid, Reason::kInvalidMesh)) << text;
+  }
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const Mesh zero, Mesh::Create({{"dp", 2}, {"tp", 0}}, options));
   EXPECT_TRUE(zero.empty());
   EXPECT_EQ(zero.axis_count(), 2);

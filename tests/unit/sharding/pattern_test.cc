@@ -4,11 +4,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <random>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/container/btree_set.h"
+#include "sharding/pattern_syntax.h"
 #include "tests/testing/golden.h"
 #include "tests/testing/status_matchers.h"
 
@@ -193,6 +195,20 @@ TEST(PatternTest, PrintsForRe2) {
   }
 }
 
+// --- Messages ---
+
+TEST(PatternTest, IsQuotedInMessagesAsItWasWritten) {
+  EXPECT_EQ(QuotePattern(R"(layers\.\d+)"), R"('layers\.\d+')");
+  EXPECT_EQ(QuotePattern(R"(\\d)"), R"('\\d')");
+  EXPECT_EQ(QuotePattern("it's"), "\"it's\"");
+  EXPECT_EQ(QuotePattern("a'\"\\'"), "'a'\"\\''");
+  EXPECT_EQ(QuotePattern("a\n\x01é"), R"('a\n\x01é')");
+  EXPECT_EQ(QuotePattern("\\"), R"('\')");
+  EXPECT_EQ(QuotePattern(""), "''");
+  EXPECT_THAT(std::string(Pattern::Create(R"(\d()").status().message()),
+              HasSubstr(R"(bad pattern '\d(': missing )"));
+}
+
 // --- Refusals ---
 
 struct Refusal {
@@ -296,6 +312,42 @@ TEST(PatternTest, BoundsWhatAPatternMayCost) {
   }
   EXPECT_THAT(Pattern::Create(repeat("(", 200) + repeat(")", 200)), test::IsOk());
   EXPECT_THAT(Pattern::Create("a{1000}$"), test::IsOk());
+}
+
+// Nothing compiles to more instructions than a glance at its text tells.
+TEST(PatternTest, BoundsTheCostOfCompilingBeforehand) {
+  std::vector<std::string> patterns = {"",
+                                       "a",
+                                       ".",
+                                       R"(\w)",
+                                       R"(\W$)",
+                                       R"(\b\w+\b)",
+                                       R"((?i)k[à-ÿ])",
+                                       R"(\w{100})",
+                                       "a{,30}b{3,}",
+                                       R"(((\w?){10}){10})"};
+  for (const Golden& golden : LoadGoldens("regex_search.jsonl")) {
+    patterns.push_back(golden.input["pattern"].get<std::string>());
+  }
+  const std::vector<std::string> pieces = {"a",   ".",    R"(\w)", R"([^\W\d])", R"(\D)", R"(\S)",
+                                           "é?",  "[^ü]", "(",     ")",          "|",     "*",
+                                           "{3}", "{2,}", "{,4}",  "{2,5}",      R"(\b)", "(?i:k)"};
+  std::mt19937 random(11);
+  for (int i = 0; i < 3'000; ++i) {
+    std::string& pattern = patterns.emplace_back();
+    for (size_t count = random() % 12; count > 0; --count) {
+      pattern += pieces[random() % pieces.size()];
+    }
+  }
+  int compiled = 0;
+  for (const std::string& text : patterns) {
+    if (const auto pattern = Pattern::Create(text); pattern.ok()) {
+      ++compiled;
+      EXPECT_LE(pattern->program_size(), Pattern::CompileCostBound(text)) << text;
+    }
+  }
+  EXPECT_GT(compiled, 500);
+  EXPECT_LT(Pattern::CompileCostBound(R"(model\.layers\.\d+\.mlp\.down_proj\.weight$)"), 1'000);
 }
 
 TEST(PatternTest, CannotBeMadeToSearchForLong) {

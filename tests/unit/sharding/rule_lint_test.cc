@@ -204,6 +204,25 @@ TEST(RuleLintTest, TakesNoNoticeOfTensorsThatNoRuleIsAskedAbout) {
               ElementsAre("UNMATCHED x1 step"));
 }
 
+TEST(RuleLintTest, CountsTheScalarsThatNoRuleIsAskedAbout) {
+  const std::vector<AxisValue> axes;
+  std::vector<LintTensor> tree = Tree({"w"});
+  tree.push_back({"scale", Shape{}});
+  tree.push_back({"axes", Shape{}, &axes});
+  tree.push_back({"step", std::nullopt, nullptr, 1});
+  tree.push_back({"last", Shape{}, nullptr, 1});
+  LintOptions options;
+  options.trees = {"a", "b"};
+  for (const bool strict : {true, false}) {
+    const RuleSet rules = *RuleSet::Create({{".*", Spec({})}}, {.strict = strict});
+    const auto report = LintRules(rules, tree, nullptr, {}, options);
+    ASSERT_TRUE(report.ok()) << report.status();
+    EXPECT_EQ(report->trees[0].tensors, 3);
+    EXPECT_EQ(report->trees[0].scalars, strict ? 1 : 0);
+    EXPECT_EQ(report->trees[1].scalars, strict ? 2 : 0);
+  }
+}
+
 TEST(RuleLintTest, FindsRulesOfWhichEarlierOnesTakeAll) {
   EXPECT_THAT(Lint({{"q", Spec({"tp"})},
                     {"kernel", Spec({"dp"})},

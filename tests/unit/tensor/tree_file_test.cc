@@ -74,6 +74,9 @@ TEST(TreeFileTest, RefusesWhatIsNoTreeAndNamesThePlace) {
   const Case kCases[] = {
       {"", Reason::kBadFile, "t: it is not JSON in UTF-8, at byte"},
       {"{\"a\": {\"shape\": [1]}", Reason::kBadFile, "not JSON in UTF-8"},
+      {"{\"a\": ", Reason::kBadFile, "expected '[', '{', or a literal"},
+      {"{\"a\": \"\\x\"}", Reason::kBadFile, R"(last read: '"\x')"},
+      {"{\"a\": \"\xff\"}", Reason::kBadFile, R"(last read: '"\xff')"},
       {"[]", Reason::kBadFile, "a list stands where the tree's object should"},
       {"7", Reason::kBadFile, "the number 7 stands where"},
       {"null", Reason::kBadFile, "null stands where"},
