@@ -1,13 +1,13 @@
 // The program shardmesh-coordinator.
-#ifdef __GLIBC__
-#include <malloc.h>
-#endif
-
 #include <cstdint>
 #include <cstdio>
 #include <limits>
 #include <optional>
 #include <string>
+
+#ifdef __GLIBC__  // which the headers above define
+#include <malloc.h>
+#endif
 
 #include "absl/time/clock.h"
 #include "rpc/flags.h"

@@ -299,8 +299,10 @@ class StepRunner {
                        const GroupCollective& collective) {
     SHARDMESH_ASSIGN_OR_RETURN(const DeviceGroup group,
                                DeviceGroup::Create(plan_.mesh, collective.axes, rank_));
-    std::vector<DeviceId> peers(group.devices().begin(), group.devices().end());
-    peers.erase(peers.begin() + group.place());
+    std::vector<DeviceId> peers;
+    for (const int64_t place : PlacesHeard(collective, group)) {
+      peers.push_back(group.device_at(place));
+    }
     const absl::Time started = options_.clock->Now();
     const int64_t sent_before = context_.link->sent_bytes();
     const FlightRecorder::Ticket ticket = options_.recorder->Begin(

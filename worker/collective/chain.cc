@@ -88,4 +88,10 @@ absl::Status ChainBroadcast(const CollectiveCall& call, int64_t root, const Owne
   return PassOn(call, neighbours, mine, out);
 }
 
+std::vector<int64_t> BinomialBroadcastSources(const DeviceGroup& group, int64_t root) {
+  const int64_t distance = (group.place() - root + group.size()) % group.size();
+  if (distance == 0) return {};
+  return {(root + distance - (distance & -distance)) % group.size()};
+}
+
 }  // namespace shardmesh::worker

@@ -11,6 +11,7 @@
 #define SHARDMESH_WORKER_COLLECTIVE_CHAIN_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "worker/collective/call.h"
@@ -24,6 +25,9 @@ absl::Status BinomialBroadcast(const CollectiveCall& call, int64_t root, const O
 // Every place hears from the one before it, beginning with the root.
 absl::Status ChainBroadcast(const CollectiveCall& call, int64_t root, const OwnedBytes& mine,
                             const OwnedMutableBytes& out);
+
+// The place that a rank of the binomial tree hears from, none of the root, a place of the group.
+std::vector<int64_t> BinomialBroadcastSources(const DeviceGroup& group, int64_t root);
 
 }  // namespace shardmesh::worker
 

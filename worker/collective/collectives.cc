@@ -1,6 +1,9 @@
 // From a kind and an algorithm to the function.
 #include "worker/collective/collectives.h"
 
+#include <algorithm>
+#include <numeric>
+
 #include "sharding/status_macros.h"
 #include "tensor/collective_choice.h"
 #include "worker/collective/chain.h"
@@ -13,6 +16,43 @@ namespace shardmesh::worker {
 namespace {
 
 using Algorithm = CollectiveAlgorithm;
+
+std::vector<int64_t> Sources(const CollectiveOp& op, const DeviceGroup& group) {
+  using Kind = CollectiveKind;
+  const bool is_root = group.place() == op.root;
+  const int64_t before = (group.place() - 1 + group.size()) % group.size();
+  switch (op.algorithm) {
+    case Algorithm::kDoubling:
+      return op.kind == Kind::kBarrier ? DoublingBarrierSources(group) : DoublingSources(group);
+    case Algorithm::kHalving:
+      return HalvingSources(group);
+    case Algorithm::kRing:
+      return {before};
+    case Algorithm::kBinomial:
+      return op.kind == Kind::kReduce ? BinomialReduceSources(group, op.root)
+                                      : BinomialBroadcastSources(group, op.root);
+    case Algorithm::kChain:
+      if (is_root) return {};
+      return {before};
+    case Algorithm::kAuto:
+    case Algorithm::kPairwise:
+    case Algorithm::kDirect:
+      break;
+  }
+  if (op.kind == Kind::kPermute) {
+    for (const PermutePair& pair : op.permutation) {
+      if (pair.target == group.place()) return {pair.source};
+    }
+    return {};
+  }
+  if (op.kind == Kind::kBroadcast || op.kind == Kind::kScatter) return {op.root};
+  const bool is_at_root =
+      op.kind == Kind::kGather || (op.kind == Kind::kReduce && op.algorithm == Algorithm::kDirect);
+  if (is_at_root && !is_root) return {};
+  std::vector<int64_t> all(Index(group.size()));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
 
 absl::Status Check(CollectiveKind kind, const Manner& manner) {
   return CheckAlgorithm(kind, manner.algorithm, manner.order);
@@ -29,6 +69,14 @@ bool SendsFromResult(CollectiveKind kind, CollectiveAlgorithm algorithm) {
     default:
       return false;
   }
+}
+
+std::vector<int64_t> PlacesHeard(const CollectiveOp& op, const DeviceGroup& group) {
+  std::vector<int64_t> places = Sources(op, group);
+  std::erase(places, group.place());
+  std::sort(places.begin(), places.end());
+  places.erase(std::unique(places.begin(), places.end()), places.end());
+  return places;
 }
 
 absl::Status AllReduce(const CollectiveCall& call, const Manner& manner, const Combiner& combiner,

@@ -10,9 +10,11 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "sharding/device_group.h"
 #include "tensor/program.h"
 #include "worker/collective/call.h"
 #include "worker/collective/combiner.h"
@@ -28,6 +30,10 @@ struct Manner {
 // Whether a rank may send from the memory of its result, so that it must have an owner and stay as
 // it is until the link has let go of it; where not, `out.owner` may be null.
 bool SendsFromResult(CollectiveKind kind, CollectiveAlgorithm algorithm);
+
+// The places that a rank hears from in a collective of a plan, each once, rising; if operands are
+// so small that parts of them are empty, it may hear from fewer.
+std::vector<int64_t> PlacesHeard(const CollectiveOp& op, const DeviceGroup& group);
 
 // As PairwiseAllReduce.
 absl::Status AllReduce(const CollectiveCall& call, const Manner& manner, const Combiner& combiner,

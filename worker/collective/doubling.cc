@@ -32,6 +32,16 @@ absl::Status SendToSibling(const CollectiveCall& call, const BlockPair& pair, in
   return absl::OkStatus();
 }
 
+// Of a reduction to a root, the place that has T over a block.
+int64_t LeaderOf(const Block& block, int64_t root) {
+  return block.contains(root) ? root : block.begin;
+}
+
+// Whether the sibling's leader gets what this block has.
+bool SiblingLeads(const BlockPair& pair, int64_t root) {
+  return pair.sibling.contains(root) || (!pair.is_left && !pair.mine.contains(root));
+}
+
 // Memory for the partial results of one more combination: the result's own where they are the
 // result, once the last is reached.
 absl::StatusOr<OwnedMutableBytes> NextPartials(const CollectiveCall& call, const Combiner& combiner,
@@ -136,27 +146,51 @@ absl::Status BinomialReduce(const CollectiveCall& call, const Combiner& combiner
     CombineAlone(combiner, operand.bytes, out.data());
     return absl::OkStatus();
   }
-  // The place that has T over a block.
-  const auto leader = [root](const Block& block) {
-    return block.contains(root) ? root : block.begin;
-  };
   Held held{.bytes = operand};
   for (int64_t level = 0; level < levels; ++level) {
     const BlockPair pair = PairOf(group.size(), level, group.place());
     if (pair.sibling.size == 0) continue;
-    const bool sibling_leads =
-        pair.sibling.contains(root) || (!pair.is_left && !pair.mine.contains(root));
-    if (sibling_leads) return SendTo(call, leader(pair.sibling), level, held.bytes);
+    if (SiblingLeads(pair, root)) {
+      return SendTo(call, LeaderOf(pair.sibling, root), level, held.bytes);
+    }
     SHARDMESH_ASSIGN_OR_RETURN(
         const OwnedMutableBytes partials,
         NextPartials(call, combiner, count, is_root && level + 1 == levels, out));
     SHARDMESH_RETURN_IF_ERROR(CombineArriving(
         call, combiner, {.elements = held.bytes.bytes, .form = held.form, .is_left = pair.is_left},
-        leader(pair.sibling), level, FormOf(pair.sibling), partials.bytes.data()));
+        LeaderOf(pair.sibling, root), level, FormOf(pair.sibling), partials.bytes.data()));
     held = {.bytes = {partials.bytes, partials.owner}, .form = ElementForm::kPartial};
   }
   if (combiner.finish) combiner.finish(held.bytes.bytes.data(), count, out.data());
   return absl::OkStatus();
+}
+
+std::vector<int64_t> DoublingSources(const DeviceGroup& group) {
+  std::vector<int64_t> sources;
+  for (int64_t level = 0; level < LevelsOf(group.size()); ++level) {
+    const BlockPair pair = PairOf(group.size(), level, group.place());
+    if (pair.sibling.size > 0) sources.push_back(SourceOf(pair, group.place()));
+  }
+  return sources;
+}
+
+std::vector<int64_t> DoublingBarrierSources(const DeviceGroup& group) {
+  std::vector<int64_t> sources;
+  for (int64_t distance = 1; distance < group.size(); distance *= 2) {
+    sources.push_back((group.place() - distance + group.size()) % group.size());
+  }
+  return sources;
+}
+
+std::vector<int64_t> BinomialReduceSources(const DeviceGroup& group, int64_t root) {
+  std::vector<int64_t> sources;
+  for (int64_t level = 0; level < LevelsOf(group.size()); ++level) {
+    const BlockPair pair = PairOf(group.size(), level, group.place());
+    if (pair.sibling.size == 0) continue;
+    if (SiblingLeads(pair, root)) break;
+    sources.push_back(LeaderOf(pair.sibling, root));
+  }
+  return sources;
 }
 
 }  // namespace shardmesh::worker

@@ -16,6 +16,7 @@
 #define SHARDMESH_WORKER_COLLECTIVE_DOUBLING_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
@@ -38,6 +39,12 @@ absl::Status DoublingBarrier(const CollectiveCall& call);
 // one, sends to a rank of the other.
 absl::Status BinomialReduce(const CollectiveCall& call, const Combiner& combiner, int64_t root,
                             const OwnedBytes& operand, absl::Span<char> out);
+
+// The places that a rank hears from: of the all-reduce and the all-gather, of the barrier, and of
+// the reduce, whose root is a place of the group.
+std::vector<int64_t> DoublingSources(const DeviceGroup& group);
+std::vector<int64_t> DoublingBarrierSources(const DeviceGroup& group);
+std::vector<int64_t> BinomialReduceSources(const DeviceGroup& group, int64_t root);
 
 }  // namespace shardmesh::worker
 

@@ -228,4 +228,13 @@ absl::Status HalvingAllReduce(const CollectiveCall& call, const Combiner& combin
   return absl::OkStatus();
 }
 
+std::vector<int64_t> HalvingSources(const DeviceGroup& group) {
+  const std::vector<int64_t> order = BackwardOrder(group.size());
+  std::vector<int64_t> sources;
+  for (int64_t level = 0; level < LevelsOf(group.size()); ++level) {
+    for (const Run& run : RunsOf(order, level, group.place())) sources.push_back(run.peer);
+  }
+  return sources;
+}
+
 }  // namespace shardmesh::worker

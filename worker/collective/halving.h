@@ -26,6 +26,9 @@
 #ifndef SHARDMESH_WORKER_COLLECTIVE_HALVING_H_
 #define SHARDMESH_WORKER_COLLECTIVE_HALVING_H_
 
+#include <cstdint>
+#include <vector>
+
 #include "absl/status/status.h"
 #include "worker/collective/call.h"
 
@@ -33,6 +36,10 @@ namespace shardmesh::worker {
 
 absl::Status HalvingAllReduce(const CollectiveCall& call, const Combiner& combiner,
                               const OwnedBytes& operand, const OwnedMutableBytes& out);
+
+// The places that a rank hears from, on the way or on the way back; some more than once. None of a
+// part without elements is heard.
+std::vector<int64_t> HalvingSources(const DeviceGroup& group);
 
 }  // namespace shardmesh::worker
 
