@@ -95,7 +95,9 @@ Row RowOf(Kind kind, Algorithm algorithm, const CollectiveLoad& load) {
     case Algorithm::kDirect:
       return {1, others, others, kind == Kind::kReduce ? s : s * others, s * others, s * others};
     case Algorithm::kDoubling:
-      if (kind == Kind::kAllReduce) return {l, l, half, w * l, s * l};
+      if (kind == Kind::kAllReduce) {
+        return {l, l, half, w * l, s * l};
+      }
       return {l, l, half, kind == Kind::kBarrier ? l : s * others, 0};
     case Algorithm::kHalving:
       return {2 * l, 2 * l, half, s / 2 + w * (0.5 - 1 / p) + most, most};
@@ -103,10 +105,14 @@ Row RowOf(Kind kind, Algorithm algorithm, const CollectiveLoad& load) {
       if (kind == Kind::kAllReduce) {
         return {2 * others, 2 * others, 1, (w + s) * others / p, most};
       }
-      if (kind == Kind::kReduceScatter) return {others, others, 1, w * others / p, most};
+      if (kind == Kind::kReduceScatter) {
+        return {others, others, 1, w * others / p, most};
+      }
       return {others, others, 1, s * others, 0};
     case Algorithm::kBinomial:
-      if (kind == Kind::kReduce) return {l, l, half, w, s * l, w * l};
+      if (kind == Kind::kReduce) {
+        return {l, l, half, w, s * l, w * l};
+      }
       return {l, l, half, s * l, 0};
     case Algorithm::kChain:
       return {others, others, 1, s, 0, s + (p - 2) * std::min(s, kChunkBytes)};
