@@ -183,6 +183,26 @@ TEST(PeerLinksTest, AbortEndsTheStepOnAllItsRanks) {
   EXPECT_EQ(workers.links(2).BlamedFor(3), "worker-0");
 }
 
+TEST(PeerLinksTest, RanksThatRunDifferentCollectivesBothHearOfBoth) {
+  LinkedWorkers workers("x=2");
+  ASSERT_TRUE(workers.Connect(1));
+  const auto zero = Open(workers, 0, 3);
+  const auto one = Open(workers, 1, 3);
+  ASSERT_TRUE(zero->Begin(5, "all-reduce of F32[8]").ok());
+  ASSERT_TRUE(one->Begin(5, "all-reduce of F16[16]").ok());
+  const Tag tag = *Tag::Create(3, 5, 0);
+  ASSERT_TRUE(zero->Send(1, tag, Own(Pattern(32, 0))).ok());
+  ASSERT_TRUE(one->Send(0, tag, Own(Pattern(32, 1))).ok());
+  for (const auto& [link, peer] : {std::pair(zero.get(), 1), std::pair(one.get(), 0)}) {
+    const absl::Status status = link->Receive(peer, tag, 32, Soon()).status();
+    EXPECT_EQ(ReasonOf(status), Reason::kCollectiveMismatch) << status;
+    EXPECT_THAT(std::string(status.message()),
+                testing::AllOf(HasSubstr("all-reduce of F32[8]"), HasSubstr("F16[16]"),
+                               HasSubstr(peer == 1 ? "rank 1 (worker-1)" : "rank 0 (worker-0)")));
+  }
+  EXPECT_EQ(zero->Begin(6, std::string(513, 'x')).code(), absl::StatusCode::kInvalidArgument);
+}
+
 TEST(PeerLinksTest, WhatAnEndedStepHadYetToSendGoesWhenAPeerAbortsIt) {
   LinkedWorkers workers("x=2", /*tag_limit_bytes=*/1024);
   ASSERT_TRUE(workers.Connect(1));
