@@ -37,6 +37,8 @@ constexpr int kCallsPerRound = 500;
 constexpr double kLatencyTarget = 1.15;  // times the empty call's
 constexpr double kRateTarget = 0.9;      // of the empty call's
 constexpr int kOutstanding = 64;
+// Room for an answer and all that it consists of, so that it is taken apart in one piece of memory.
+constexpr size_t kAnswerBytes = 6'000;
 constexpr int kRateRounds = 30;
 constexpr absl::Duration kRateTime = absl::Milliseconds(200);
 
@@ -132,10 +134,12 @@ int Main() {
     question.mutable_shape()->add_sizes(size);
   }
   int64_t fresh = 32;
+  alignas(std::max_align_t) std::array<char, kAnswerBytes> arena_memory;
   const auto resolve_once = [&](bool is_new) {
     grpc::ClientContext context;
     question.mutable_shape()->set_sizes(0, is_new ? ++fresh : 32);
-    v1::ResolveSpecResponse answer;
+    google::protobuf::Arena arena(arena_memory.data(), arena_memory.size());
+    auto& answer = *google::protobuf::Arena::CreateMessage<v1::ResolveSpecResponse>(&arena);
     if (!resolve->ResolveSpec(&context, question, &answer).ok() ||
         answer.effective().dimensions_size() != 3) {
       std::fprintf(stderr, "resolve_rpc_bench: a wrong answer\n");
@@ -179,7 +183,7 @@ int Main() {
   // What an outstanding call needs until it is answered, in one piece of memory.
   struct ResolveCall {
     grpc::ClientContext context;
-    alignas(std::max_align_t) std::array<char, 6000> memory;
+    alignas(std::max_align_t) std::array<char, kAnswerBytes> memory;
     google::protobuf::Arena arena{memory.data(), memory.size()};
     v1::ResolveSpecResponse& answer =
         *google::protobuf::Arena::CreateMessage<v1::ResolveSpecResponse>(&arena);

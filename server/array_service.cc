@@ -1,9 +1,11 @@
-// Arrays on the wire. Blocks nowhere: commits answer from the store's thread.
+// Arrays on the wire. Blocks nowhere: commits answer from the store's thread, and rules that take
+// long are compiled in the background.
 #include "server/array_service.h"
 
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -22,6 +24,7 @@
 #include "rpc/time_codec.h"
 #include "rpc/transfer_token.h"
 #include "server/array_view_codec.h"
+#include "server/background.h"
 #include "server/random_id.h"
 #include "server/resolve_answers.h"
 #include "server/service_mixins.h"
@@ -69,7 +72,14 @@ class PutPlan {
  public:
   explicit PutPlan(const ArrayContext& context) : context_(context) {}
 
-  absl::Status TakeHeader(const v1::BeginPutHeader& header) {
+  // Whether taking it is too much for a reaction.
+  static bool TakesLong(const v1::BeginPutHeader& header) {
+    return CompilesLong(header.rule_set());
+  }
+
+  // CANCELLED soon after `is_cancelled` says so.
+  absl::Status TakeHeader(const v1::BeginPutHeader& header,
+                          const std::function<bool()>& is_cancelled) {
     SHARDMESH_RETURN_IF_ERROR(rpc::CheckRequestId(header.request_id(), "header.request_id"));
     SHARDMESH_RETURN_IF_ERROR(context_.sessions->Get(header.session_id()).status());
     if (header.source().has_path()) {
@@ -86,10 +96,14 @@ class PutPlan {
       return rpc::BadField("header.mesh", "is given inline; arrays lie on meshes of the catalog");
     }
     mesh_id_ = header.mesh().name().empty() ? "default" : header.mesh().name();
-    if (mesh_id_.find('@') != std::string::npos) {
-      return rpc::BadField("header.mesh", "names a version; arrays lie on a mesh as it is now");
+    if (NamesVersion(mesh_id_)) {
+      return rpc::BadField("header.mesh", StrCat(PythonRepr(mesh_id_),
+                                                 " names a version; arrays lie on a mesh as it is "
+                                                 "now, write ",
+                                                 mesh_id_.substr(0, mesh_id_.find('@'))));
     }
-    const ClusterState& state = context_.publisher->state();
+    const std::shared_ptr<const ClusterState> shared_state = context_.publisher->shared_state();
+    const ClusterState& state = *shared_state;
     SHARDMESH_ASSIGN_OR_RETURN(const auto definition, state.Find(DefinitionKind::kMesh, mesh_id_));
     mesh_ = std::get<rpc::MeshDefinition>(definition->value).mesh;
     mesh_revision_ = definition->revision;
@@ -102,7 +116,7 @@ class PutPlan {
       return rpc::WithField(strict.status(), "header.policy");
     }
     question.strict = strict_ = *strict;
-    auto rules = SelectRules(state, header.rule_set(), Compatibility::kDefault);
+    auto rules = SelectRules(state, header.rule_set(), Compatibility::kDefault, is_cancelled);
     if (!rules.ok()) {
       return rpc::WithField(rules.status(), "header.rule_set");
     }
@@ -334,22 +348,28 @@ class BegunPuts {
 };
 
 // BeginPut, written straight:
-//   plan.TakeHeader(read()); while (tensors = read()) plan.TakeTensor(each)
+//   plan.TakeHeader(read()), on a thread of the background if that takes long
+//   while (tensors = read()) plan.TakeTensor(each)
 //   for (piece : plan.Begin()) write(piece); finish
 class BeginPutReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
+  // The background outlives it.
   BeginPutReactor(const ArrayContext& context, BegunPuts* begun,
-                  const grpc::CallbackServerContext* call)
-      : context_(context), begun_(begun), call_(call), plan_(context) {
+                  const grpc::CallbackServerContext* call, Background* background)
+      : context_(context), begun_(begun), call_(call), background_(background), plan_(context) {
     StartRead(&read_);
   }
 
   void OnReadDone(bool ok) override {
     if (ok) {
-      if (const absl::Status taken = Take(); !taken.ok()) {
-        return Finish(rpc::ToGrpc(taken));
+      if (const absl::Status parsed = rpc::ParseMessage(&read_, &request_); !parsed.ok()) {
+        return Finish(rpc::ToGrpc(parsed));
       }
-      return StartRead(&read_);
+      if (plan_.has_header() || !PutPlan::TakesLong(request_.header())) {
+        return TakeAndGoOn();
+      }
+      return background_->Run([this] { TakeAndGoOn(); }) ? void()
+                                                         : Finish(rpc::ToGrpc(TooManyWait()));
     }
     if (call_->IsCancelled()) {
       return Finish(rpc::ToGrpc(absl::CancelledError("the client left before it had sent all")));
@@ -388,13 +408,18 @@ class BeginPutReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
     StartWrite(&write_);
   }
 
+  void TakeAndGoOn() {
+    const absl::Status taken = Take();
+    taken.ok() ? StartRead(&read_) : Finish(rpc::ToGrpc(taken));
+  }
+
   absl::Status Take() {
-    SHARDMESH_RETURN_IF_ERROR(rpc::ParseMessage(&read_, &request_));
     if (request_.has_header() == plan_.has_header()) {
       return rpc::BadField("header", "must be in the first message, and only there");
     }
     if (request_.has_header()) {
-      SHARDMESH_RETURN_IF_ERROR(plan_.TakeHeader(request_.header()));
+      SHARDMESH_RETURN_IF_ERROR(
+          plan_.TakeHeader(request_.header(), [this] { return call_->IsCancelled(); }));
     }
     for (int i = 0; i < request_.tensors_size(); ++i) {
       const v1::PutTensor& tensor = request_.tensors(i);
@@ -416,6 +441,7 @@ class BeginPutReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
   const ArrayContext& context_;
   BegunPuts* const begun_;
   const grpc::CallbackServerContext* const call_;
+  Background* const background_;
   grpc::ByteBuffer read_;
   v1::BeginPutRequest request_;
   PutPlan plan_;
@@ -441,7 +467,7 @@ class ArrayService final : public ArrayServiceBase {
 
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* BeginPut(
       grpc::CallbackServerContext* context) override {
-    return new BeginPutReactor(context_, &begun_puts_, context);
+    return new BeginPutReactor(context_, &begun_puts_, context, &background_);
   }
 
   grpc::ServerUnaryReactor* CommitTransfer(grpc::CallbackServerContext* context,
@@ -669,6 +695,7 @@ class ArrayService final : public ArrayServiceBase {
 
   const ArrayContext context_;
   BegunPuts begun_puts_;
+  Background background_{2};  // last: its tasks use the above
 };
 
 }  // namespace

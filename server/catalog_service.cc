@@ -4,6 +4,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -15,6 +16,9 @@
 #include "rpc/outbox.h"
 #include "rpc/status.h"
 #include "rpc/time_codec.h"
+#include "server/background.h"
+#include "server/background_reactor.h"
+#include "server/resolve_answers.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -179,8 +183,11 @@ class CatalogService final : public v1::CatalogService::CallbackService {
       reactor->Finish(rpc::ToGrpc(checked));
       return reactor;
     }
-    publisher_->Create({.request_id = request->request_id(), .name = request->name()},
-                       request->value().SerializeAsString(), Answer(reactor, response));
+    Decoding(context, request->value(), reactor, [=, this](const IsCancelled& is_cancelled) {
+      publisher_->Create({.request_id = request->request_id(), .name = request->name()},
+                         request->value().SerializeAsString(), Answer(reactor, response),
+                         is_cancelled);
+    });
     return reactor;
   }
 
@@ -196,10 +203,13 @@ class CatalogService final : public v1::CatalogService::CallbackService {
       reactor->Finish(rpc::ToGrpc(checked));
       return reactor;
     }
-    publisher_->Update({.request_id = request->request_id(),
-                        .name = request->name(),
-                        .expected_version = request->expected_version()},
-                       request->value().SerializeAsString(), Answer(reactor, response));
+    Decoding(context, request->value(), reactor, [=, this](const IsCancelled& is_cancelled) {
+      publisher_->Update({.request_id = request->request_id(),
+                          .name = request->name(),
+                          .expected_version = request->expected_version()},
+                         request->value().SerializeAsString(), Answer(reactor, response),
+                         is_cancelled);
+    });
     return reactor;
   }
 
@@ -233,8 +243,15 @@ class CatalogService final : public v1::CatalogService::CallbackService {
   grpc::ServerUnaryReactor* GetEntry(grpc::CallbackServerContext* context,
                                      const v1::GetEntryRequest* request,
                                      v1::GetEntryResponse* response) override {
+    if (NamesVersion(request->name())) {
+      return new BackgroundReactor(
+          [this, request, response](const std::function<bool()>& is_cancelled) {
+            return Get(*request, is_cancelled, response);
+          },
+          &background_);
+    }
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    reactor->Finish(rpc::ToGrpc(Get(*request, response)));
+    reactor->Finish(rpc::ToGrpc(Get(*request, {}, response)));
     return reactor;
   }
 
@@ -264,6 +281,24 @@ class CatalogService final : public v1::CatalogService::CallbackService {
   void EndWatches() { watches_.EndAll(); }
 
  private:
+  using IsCancelled = std::function<bool()>;
+
+  // Makes a change that decodes `value` first: on a thread of the background if that takes too long
+  // for a reaction.
+  template <typename Change>
+  void Decoding(const grpc::CallbackServerContext* context, const v1::EntryValue& value,
+                grpc::ServerUnaryReactor* reactor, Change change) {
+    if (!CompilesLong(value.rule_set())) {
+      return change(IsCancelled());
+    }
+    const bool taken = background_.Run([context, change = std::move(change)] {
+      change([context] { return context->IsCancelled(); });
+    });
+    if (!taken) {
+      reactor->Finish(rpc::ToGrpc(TooManyWait()));
+    }
+  }
+
   template <typename Response>
   static StatePublisher::Callback Answer(grpc::ServerUnaryReactor* reactor, Response* response) {
     return [reactor, response](absl::StatusOr<std::shared_ptr<const Definition>> definition) {
@@ -274,9 +309,11 @@ class CatalogService final : public v1::CatalogService::CallbackService {
     };
   }
 
-  absl::Status Get(const v1::GetEntryRequest& request, v1::GetEntryResponse* response) const {
+  absl::Status Get(const v1::GetEntryRequest& request, const std::function<bool()>& is_cancelled,
+                   v1::GetEntryResponse* response) const {
     SHARDMESH_ASSIGN_OR_RETURN(const DefinitionKind kind, Decode(request.kind()));
-    const auto definition = publisher_->state().FindReferred(kind, request.name());
+    const auto definition =
+        publisher_->shared_state()->FindReferred(kind, request.name(), is_cancelled);
     if (!definition.ok()) {
       return rpc::WithField(definition.status(), "name");
     }
@@ -350,6 +387,7 @@ class CatalogService final : public v1::CatalogService::CallbackService {
   StatePublisher* const publisher_;
   const Catalogue* const catalogue_;
   StreamSet<WatchReactor> watches_;
+  Background background_{2};  // last: its tasks use the above
 };
 
 }  // namespace

@@ -75,27 +75,70 @@ absl::StatusOr<std::shared_ptr<Definition>> DecodeWithoutValue(std::string_view 
 }
 
 absl::StatusOr<std::shared_ptr<Definition>> Decode(std::string_view name, std::string_view bytes,
-                                                   Revision revision, int64_t min_sharding_size) {
+                                                   Revision revision, int64_t min_sharding_size,
+                                                   const std::function<bool()>& is_cancelled = {}) {
   std::string wire_value;
   SHARDMESH_ASSIGN_OR_RETURN(std::shared_ptr<Definition> definition,
                              DecodeWithoutValue(name, bytes, revision, &wire_value));
   definition->wire_value = std::move(wire_value);
   SHARDMESH_ASSIGN_OR_RETURN(
-      definition->value, StatePublisher::DecodeValue(definition->wire_value, min_sharding_size));
+      definition->value,
+      StatePublisher::DecodeValue(definition->wire_value, min_sharding_size, is_cancelled));
   return definition;
 }
 
-absl::StatusOr<std::shared_ptr<const Definition>> Decode(std::string_view name,
-                                                         const ReplacedDefinition& replaced,
-                                                         int64_t min_sharding_size) {
-  auto definition = Decode(name, *replaced.record, replaced.revision, min_sharding_size);
-  if (!definition.ok()) {
-    return WithReason(
-        absl::DataLossError(StrCat("cannot read version ", replaced.version, " of \"", name,
-                                   "\" in the store: ", ToStd(definition.status().message()))),
-        Reason::kStoreFailed);
+// That of a record which cannot be read.
+absl::Status UnreadableVersion(std::string_view name, int64_t version, const absl::Status& status) {
+  return WithReason(absl::DataLossError(StrCat("cannot read version ", version, " of \"", name,
+                                               "\" in the store: ", ToStd(status.message()))),
+                    Reason::kStoreFailed);
+}
+
+absl::StatusOr<std::shared_ptr<const Definition>> Decode(
+    std::string_view name, const ReplacedDefinition& replaced, int64_t min_sharding_size,
+    const std::function<bool()>& is_cancelled) {
+  SHARDMESH_RETURN_IF_ERROR(replaced.readable);
+  auto definition =
+      Decode(name, *replaced.record, replaced.revision, min_sharding_size, is_cancelled);
+  if (!definition.ok() && !absl::IsCancelled(definition.status())) {
+    return UnreadableVersion(name, replaced.version, definition.status());
   }
   return definition;
+}
+
+ReplacedDefinition MakeReplaced(std::string_view name, int64_t version, const KeptValue& kept) {
+  ReplacedDefinition replaced{.version = version,
+                              .revision = kept.mod_revision,
+                              .updated = {},
+                              .readable = {},
+                              .record = kept.value};
+  std::string wire_value;
+  const auto definition = DecodeWithoutValue(name, *kept.value, kept.mod_revision, &wire_value);
+  if (!definition.ok()) {
+    replaced.readable = UnreadableVersion(name, version, definition.status());
+    return replaced;
+  }
+  replaced.updated = (*definition)->updated;
+  replaced.size_bytes = static_cast<int64_t>(wire_value.size());
+  return replaced;
+}
+
+// What `previous` knows of the version that is kept there; nullopt if nothing.
+std::optional<ReplacedDefinition> KnownReplaced(const Definition& previous, const KeptValue& kept) {
+  if (previous.revision == kept.mod_revision) {
+    return ReplacedDefinition{.version = previous.version,
+                              .revision = previous.revision,
+                              .updated = previous.updated,
+                              .size_bytes = static_cast<int64_t>(previous.wire_value.size()),
+                              .readable = {},
+                              .record = kept.value};
+  }
+  for (const ReplacedDefinition& replaced : previous.replaced) {
+    if (replaced.revision == kept.mod_revision) {
+      return replaced;
+    }
+  }
+  return std::nullopt;
 }
 
 // What stands behind the '@' of a reference; nullopt if it is no version.
@@ -151,6 +194,10 @@ std::string_view DefinitionKindName(DefinitionKind kind) {
   return "";
 }
 
+bool NamesVersion(std::string_view reference) {
+  return reference.find('@') != std::string_view::npos;
+}
+
 HistoryOptions DefinitionHistory() {
   HistoryOptions options;
   for (const DefinitionKind kind : kKinds) {
@@ -179,11 +226,12 @@ absl::StatusOr<std::shared_ptr<const Definition>> ClusterState::Find(DefinitionK
                     Reason::kNotFound);
 }
 
-absl::StatusOr<std::shared_ptr<const Definition>> ClusterState::FindReferred(
-    DefinitionKind kind, std::string_view reference) const {
+absl::StatusOr<ClusterState::Referred> ClusterState::Locate(DefinitionKind kind,
+                                                            std::string_view reference) const {
   const size_t at = reference.find('@');
   if (at == std::string_view::npos) {
-    return Find(kind, reference);
+    SHARDMESH_ASSIGN_OR_RETURN(auto current, Find(kind, reference));
+    return Referred{.current = std::move(current)};
   }
   const std::optional<int64_t> version = ParseVersion(reference.substr(at + 1));
   if (!version.has_value()) {
@@ -193,20 +241,42 @@ absl::StatusOr<std::shared_ptr<const Definition>> ClusterState::FindReferred(
   }
   SHARDMESH_ASSIGN_OR_RETURN(auto current, Find(kind, reference.substr(0, at)));
   if (*version == current->version) {
-    return current;
+    return Referred{.current = std::move(current)};
   }
   for (const ReplacedDefinition& replaced : current->replaced) {
     if (replaced.version == *version) {
-      return Decode(current->name, replaced, min_sharding_size_);
+      return Referred{.current = std::move(current), .replaced = &replaced};
     }
   }
   return NoSuchVersion(kind, *current, *version);
 }
 
+absl::StatusOr<std::shared_ptr<const Definition>> ClusterState::Load(
+    const Referred& referred, const std::function<bool()>& is_cancelled) const {
+  if (referred.replaced == nullptr) {
+    return referred.current;
+  }
+  const ReplacedDefinition& replaced = *referred.replaced;
+  if (auto known = decoded_->Find(replaced.record); known != nullptr) {
+    return known;
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(
+      auto definition, Decode(referred.current->name, replaced, min_sharding_size_, is_cancelled));
+  return decoded_->Keep(replaced.record, std::move(definition));
+}
+
+absl::StatusOr<std::shared_ptr<const Definition>> ClusterState::FindReferred(
+    DefinitionKind kind, std::string_view reference,
+    const std::function<bool()>& is_cancelled) const {
+  SHARDMESH_ASSIGN_OR_RETURN(const Referred referred, Locate(kind, reference));
+  return Load(referred, is_cancelled);
+}
+
 template <typename T>
-absl::StatusOr<std::shared_ptr<const T>> ClusterState::FindValue(DefinitionKind kind,
-                                                                 std::string_view reference) const {
-  SHARDMESH_ASSIGN_OR_RETURN(auto definition, FindReferred(kind, reference));
+absl::StatusOr<std::shared_ptr<const T>> ClusterState::FindValue(
+    DefinitionKind kind, std::string_view reference,
+    const std::function<bool()>& is_cancelled) const {
+  SHARDMESH_ASSIGN_OR_RETURN(auto definition, FindReferred(kind, reference, is_cancelled));
   const T* const value = &std::get<T>(definition->value);
   return std::shared_ptr<const T>(std::move(definition), value);
 }
@@ -222,8 +292,8 @@ absl::StatusOr<std::shared_ptr<const PartitionAxis>> ClusterState::FindProfile(
 }
 
 absl::StatusOr<std::shared_ptr<const rpc::RuleSetDefinition>> ClusterState::FindRuleSet(
-    std::string_view reference) const {
-  return FindValue<rpc::RuleSetDefinition>(DefinitionKind::kRuleSet, reference);
+    std::string_view reference, const std::function<bool()>& is_cancelled) const {
+  return FindValue<rpc::RuleSetDefinition>(DefinitionKind::kRuleSet, reference, is_cancelled);
 }
 
 absl::StatusOr<std::shared_ptr<const LogicalRules>> ClusterState::FindLogicalRules(
@@ -239,20 +309,24 @@ absl::StatusOr<std::shared_ptr<const StoredTree>> ClusterState::FindTree(
 
 absl::StatusOr<std::vector<ClusterState::Version>> ClusterState::Versions(
     DefinitionKind kind, std::string_view name) const {
+  if (NamesVersion(name)) {
+    return InvalidArgument(Reason::kBadField, StrCat(PythonRepr(name),
+                                                     " names a version; versions are listed of a "
+                                                     "name alone, write ",
+                                                     name.substr(0, name.find('@'))));
+  }
   SHARDMESH_ASSIGN_OR_RETURN(const auto current, Find(kind, name));
-  const auto version_of = [](const Definition& definition, std::string_view wire_value) {
-    return Version{.version = definition.version,
-                   .revision = definition.revision,
-                   .updated = definition.updated,
-                   .size_bytes = static_cast<int64_t>(wire_value.size())};
-  };
-  std::vector<Version> versions = {version_of(*current, current->wire_value)};
+  std::vector<Version> versions = {
+      {.version = current->version,
+       .revision = current->revision,
+       .updated = current->updated,
+       .size_bytes = static_cast<int64_t>(current->wire_value.size())}};
   for (const ReplacedDefinition& replaced : current->replaced) {
-    std::string wire_value;
-    SHARDMESH_ASSIGN_OR_RETURN(
-        const auto definition,
-        DecodeWithoutValue(name, *replaced.record, replaced.revision, &wire_value));
-    versions.push_back(version_of(*definition, wire_value));
+    SHARDMESH_RETURN_IF_ERROR(replaced.readable);
+    versions.push_back({.version = replaced.version,
+                        .revision = replaced.revision,
+                        .updated = replaced.updated,
+                        .size_bytes = replaced.size_bytes});
   }
   return versions;
 }
@@ -291,7 +365,7 @@ absl::Status StatePublisher::Load() {
                           Reason::kStoreFailed);
       }
       const std::shared_ptr<Definition> definition = *std::move(decoded);
-      definition->replaced = ReplacedBy(*definition, kind, stored.revision);
+      definition->replaced = ReplacedBy(*definition, kind, stored.revision, nullptr);
       state->definitions_[static_cast<size_t>(kind)].emplace(name, definition);
     }
   }
@@ -301,15 +375,19 @@ absl::Status StatePublisher::Load() {
 }
 
 std::vector<ReplacedDefinition> StatePublisher::ReplacedBy(const Definition& definition,
-                                                           DefinitionKind kind, Revision at) const {
+                                                           DefinitionKind kind, Revision at,
+                                                           const Definition* previous) const {
   std::vector<ReplacedDefinition> replaced;
   const auto history = store_->History(KeyOf(kind, definition.name), at);
   // The definition itself comes first. Each update writes the key once, and adds one to the
   // version.
   for (size_t i = 1; history.ok() && i < history->size(); ++i) {
-    replaced.push_back({.version = definition.version - static_cast<int64_t>(i),
-                        .revision = (*history)[i].mod_revision,
-                        .record = (*history)[i].value});
+    const KeptValue& kept = (*history)[i];
+    auto known = previous == nullptr ? std::nullopt : KnownReplaced(*previous, kept);
+    replaced.push_back(
+        known.has_value()
+            ? *std::move(known)
+            : MakeReplaced(definition.name, definition.version - static_cast<int64_t>(i), kept));
   }
   return replaced;
 }
@@ -334,8 +412,9 @@ const ClusterState& StatePublisher::state() const {
   return *cache.state;
 }
 
-absl::StatusOr<DefinitionValue> StatePublisher::DecodeValue(std::string_view wire_value,
-                                                            int64_t min_sharding_size) {
+absl::StatusOr<DefinitionValue> StatePublisher::DecodeValue(
+    std::string_view wire_value, int64_t min_sharding_size,
+    const std::function<bool()>& is_cancelled) {
   v1::EntryValue value;
   if (!value.ParseFromArray(wire_value.data(), static_cast<int>(wire_value.size()))) {
     return rpc::BadField("value", "is not an EntryValue message");
@@ -356,7 +435,8 @@ absl::StatusOr<DefinitionValue> StatePublisher::DecodeValue(std::string_view wir
       return *std::move(profile);
     }
     case v1::EntryValue::kRuleSet: {
-      auto rules = rpc::Decode(value.rule_set(), Compatibility::kDefault, min_sharding_size);
+      auto rules =
+          rpc::Decode(value.rule_set(), Compatibility::kDefault, min_sharding_size, is_cancelled);
       if (!rules.ok()) {
         return rpc::WithField(rpc::WithField(rules.status(), "rule_set"), "value");
       }
@@ -383,8 +463,9 @@ absl::StatusOr<DefinitionValue> StatePublisher::DecodeValue(std::string_view wir
       "value", "has neither a mesh, nor a profile, nor a rule set, nor logical rules, nor a tree");
 }
 
-void StatePublisher::Create(Change change, std::string wire_value, Callback callback) {
-  auto value = DecodeValue(wire_value, min_sharding_size_);
+void StatePublisher::Create(Change change, std::string wire_value, Callback callback,
+                            const std::function<bool()>& is_cancelled) {
+  auto value = DecodeValue(wire_value, min_sharding_size_, is_cancelled);
   if (!value.ok()) {
     return std::move(callback)(value.status());
   }
@@ -393,8 +474,9 @@ void StatePublisher::Create(Change change, std::string wire_value, Callback call
         std::move(callback));
 }
 
-void StatePublisher::Update(Change change, std::string wire_value, Callback callback) {
-  auto value = DecodeValue(wire_value, min_sharding_size_);
+void StatePublisher::Update(Change change, std::string wire_value, Callback callback,
+                            const std::function<bool()>& is_cancelled) {
+  auto value = DecodeValue(wire_value, min_sharding_size_, is_cancelled);
   if (!value.ok()) {
     return std::move(callback)(value.status());
   }
@@ -471,22 +553,23 @@ void StatePublisher::Write(Verb verb, Change change, DefinitionKind kind, std::s
   } else {
     transaction.puts.push_back({.key = key, .value = Encode(*definition)});
   }
-  store_->Commit(std::move(transaction),
-                 [this, definition = std::move(definition), kind, verb,
-                  request_id = std::move(change.request_id),
-                  callback = std::move(callback)](absl::StatusOr<Revision> revision) mutable {
-                   if (!revision.ok()) {
-                     requests_->Abandon(request_id);
-                     return std::move(callback)(revision.status());
-                   }
-                   definition->revision = *revision;
-                   if (verb == Verb::kUpdate) {
-                     definition->replaced = ReplacedBy(*definition, kind, *revision);
-                   }
-                   Publish(definition, kind, verb == Verb::kDelete);
-                   requests_->Finish(request_id, *revision);
-                   std::move(callback)(std::move(definition));
-                 });
+  store_->Commit(
+      std::move(transaction),
+      [this, definition = std::move(definition), kind, verb,
+       previous = existing.ok() ? *existing : nullptr, request_id = std::move(change.request_id),
+       callback = std::move(callback)](absl::StatusOr<Revision> revision) mutable {
+        if (!revision.ok()) {
+          requests_->Abandon(request_id);
+          return std::move(callback)(revision.status());
+        }
+        definition->revision = *revision;
+        if (verb == Verb::kUpdate) {
+          definition->replaced = ReplacedBy(*definition, kind, *revision, previous.get());
+        }
+        Publish(definition, kind, verb == Verb::kDelete);
+        requests_->Finish(request_id, *revision);
+        std::move(callback)(std::move(definition));
+      });
 }
 
 void StatePublisher::Publish(std::shared_ptr<const Definition> definition, DefinitionKind kind,

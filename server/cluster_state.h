@@ -21,6 +21,7 @@
 #include "absl/time/time.h"
 #include "rpc/clock.h"
 #include "rpc/definitions.h"
+#include "server/decoded_versions.h"
 #include "server/request_memory.h"
 #include "server/store.h"
 #include "server/stored_tree.h"
@@ -42,6 +43,10 @@ DefinitionKind KindOf(const DefinitionValue& value);
 struct ReplacedDefinition {
   int64_t version = 0;
   Revision revision = 0;  // of the store, when it was made
+  absl::Time updated;
+  int64_t size_bytes = 0;  // of its wire value
+  // DATA_LOSS (STORE_FAILED) if the record cannot be read; neither time nor size are known then.
+  absl::Status readable;
   std::shared_ptr<const std::string> record;
 };
 
@@ -57,6 +62,10 @@ struct Definition {
   // Those before it that are kept, the newest first. Of current ones in a ClusterState alone.
   std::vector<ReplacedDefinition> replaced;
 };
+
+// Whether a reference names a version, `NAME@VERSION`: one that was replaced may have to be
+// decoded, which takes as long as it took when the definition came.
+bool NamesVersion(std::string_view reference);
 
 // What the store of a StatePublisher keeps of the definitions that were replaced.
 HistoryOptions DefinitionHistory();
@@ -78,24 +87,41 @@ class ClusterState {
   // As it is now. NOT_FOUND names the kind and the nearest name that there is.
   absl::StatusOr<std::shared_ptr<const Definition>> Find(DefinitionKind kind,
                                                          std::string_view name) const;
-  // What questions name: `NAME`, as it is now, or `NAME@VERSION`, as it was at that version, which
-  // is decoded anew each time if it was replaced since. INVALID_ARGUMENT (BAD_FIELD) for what is no
-  // version; NOT_FOUND as for Find, and for a version that is not kept; it says which are.
-  absl::StatusOr<std::shared_ptr<const Definition>> FindReferred(DefinitionKind kind,
-                                                                 std::string_view reference) const;
+  // What a reference names, which need not be decoded yet: see FindReferred.
+  struct Referred {
+    std::shared_ptr<const Definition> current;
+    const ReplacedDefinition* replaced = nullptr;  // of `current`; null: it is itself what is named
+
+    int64_t version() const { return replaced == nullptr ? current->version : replaced->version; }
+  };
+  // INVALID_ARGUMENT (BAD_FIELD) for what is no version; NOT_FOUND as for Find, and for a version
+  // that is not kept; it says which are.
+  absl::StatusOr<Referred> Locate(DefinitionKind kind, std::string_view reference) const;
+  // The definition that was located. A version that was replaced is decoded, unless it was lately:
+  // DATA_LOSS (STORE_FAILED) names one whose record cannot be read. `is_cancelled`, if given, is
+  // asked meanwhile, and true ends it with CANCELLED.
+  absl::StatusOr<std::shared_ptr<const Definition>> Load(
+      const Referred& referred, const std::function<bool()>& is_cancelled = {}) const;
+  // What questions name: `NAME`, as it is now, or `NAME@VERSION`, as it was at that version. Locate
+  // and Load, and their errors.
+  absl::StatusOr<std::shared_ptr<const Definition>> FindReferred(
+      DefinitionKind kind, std::string_view reference,
+      const std::function<bool()>& is_cancelled = {}) const;
   // The values of what is referred to.
   absl::StatusOr<std::shared_ptr<const rpc::MeshDefinition>> FindMesh(
       std::string_view reference) const;
   absl::StatusOr<std::shared_ptr<const PartitionAxis>> FindProfile(
       std::string_view reference) const;
   absl::StatusOr<std::shared_ptr<const rpc::RuleSetDefinition>> FindRuleSet(
-      std::string_view reference) const;
+      std::string_view reference, const std::function<bool()>& is_cancelled = {}) const;
   absl::StatusOr<std::shared_ptr<const LogicalRules>> FindLogicalRules(
       std::string_view reference) const;
   absl::StatusOr<std::shared_ptr<const StoredTree>> FindTree(std::string_view reference) const;
 
   // The current version of a definition and those before that are kept, the newest first; without
-  // their values. NOT_FOUND as for Find.
+  // their values. INVALID_ARGUMENT (BAD_FIELD) for a reference that names a version: it is a name
+  // alone that has several. NOT_FOUND as for Find; DATA_LOSS (STORE_FAILED) names the
+  // version whose record cannot be read.
   struct Version {
     int64_t version = 0;
     Revision revision = 0;
@@ -108,12 +134,15 @@ class ClusterState {
   friend class StatePublisher;
 
   template <typename T>
-  absl::StatusOr<std::shared_ptr<const T>> FindValue(DefinitionKind kind,
-                                                     std::string_view reference) const;
+  absl::StatusOr<std::shared_ptr<const T>> FindValue(
+      DefinitionKind kind, std::string_view reference,
+      const std::function<bool()>& is_cancelled = {}) const;
 
   Revision revision_ = 0;
   int64_t min_sharding_size_ = kDefaultMinSize;
   Definitions definitions_[kDefinitionKindCount];
+  // Of all snapshots of a publisher.
+  std::shared_ptr<DecodedVersions> decoded_ = std::make_shared<DecodedVersions>();
 };
 
 // Keeps the definitions in the store and publishes them as snapshots. What was replaced is kept as
@@ -150,9 +179,12 @@ class StatePublisher {
   //   NOT_FOUND         Update, Delete of one that there is not.
   //   ABORTED           VERSION_MISMATCH; or another change is under way: retry.
   //   as Store::Commit  for the rest.
-  // `wire_value` is a serialised v1::EntryValue; it is decoded and checked here.
-  void Create(Change change, std::string wire_value, Callback callback);
-  void Update(Change change, std::string wire_value, Callback callback);
+  // `wire_value` is a serialised v1::EntryValue; it is decoded and checked here, before the call
+  // returns. `is_cancelled`, if given, is asked meanwhile, and true ends it with CANCELLED.
+  void Create(Change change, std::string wire_value, Callback callback,
+              const std::function<bool()>& is_cancelled = {});
+  void Update(Change change, std::string wire_value, Callback callback,
+              const std::function<bool()>& is_cancelled = {});
   void Delete(Change change, DefinitionKind kind, Callback callback);
 
   // Calls back with each change of a definition from `from_revision` on; see Store::Watch.
@@ -167,8 +199,10 @@ class StatePublisher {
                                                      WatchCallback callback);
 
   // The definition in a serialised v1::EntryValue. INVALID_ARGUMENT names the field.
-  static absl::StatusOr<DefinitionValue> DecodeValue(std::string_view wire_value,
-                                                     int64_t min_sharding_size);
+  // `is_cancelled`, if given, is asked while rules are compiled, and true ends it with CANCELLED.
+  static absl::StatusOr<DefinitionValue> DecodeValue(
+      std::string_view wire_value, int64_t min_sharding_size,
+      const std::function<bool()>& is_cancelled = {});
 
  private:
   enum class Verb { kCreate, kUpdate, kDelete };
@@ -177,9 +211,10 @@ class StatePublisher {
                  int64_t min_sharding_size);
 
   absl::Status Load();
-  // What the store keeps of the versions before that of `definition`, as of revision `at`.
+  // What the store keeps of the versions before that of `definition`, as of revision `at`. What
+  // `previous`, the one before it, knows of them is not read again; it may be null.
   std::vector<ReplacedDefinition> ReplacedBy(const Definition& definition, DefinitionKind kind,
-                                             Revision at) const;
+                                             Revision at, const Definition* previous) const;
   void Write(Verb verb, Change change, DefinitionKind kind, std::string wire_value,
              DefinitionValue value, Callback callback);
   void Publish(std::shared_ptr<const Definition> definition, DefinitionKind kind, bool deleted);

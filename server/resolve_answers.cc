@@ -57,7 +57,7 @@ absl::StatusOr<std::optional<rpc::RuleSetDefinition>> SelectRules(
     const std::function<bool()>& is_cancelled) {
   switch (selector.rule_set_case()) {
     case v1::RuleSetSelector::kName: {
-      SHARDMESH_DECODE(rules, "name", state.FindRuleSet(selector.name()));
+      SHARDMESH_DECODE(rules, "name", state.FindRuleSet(selector.name(), is_cancelled));
       return *rules;
     }
     case v1::RuleSetSelector::kInline: {
@@ -76,15 +76,19 @@ bool CompilesLong(std::string_view pattern) {
   return Pattern::CompileCostBound(pattern) > kMostInstructionsAtOnce;
 }
 
-bool CompilesLong(const v1::RuleSetSelector& selector) {
+bool CompilesLong(const v1::RuleSet& rules) {
   int64_t bound = 0;
-  for (const v1::Rule& rule : selector.inline_().rules()) {
+  for (const v1::Rule& rule : rules.rules()) {
     bound += Pattern::CompileCostBound(rule.pattern());
     if (bound > kMostInstructionsAtOnce) {
       return true;
     }
   }
   return false;
+}
+
+bool CompilesLong(const v1::RuleSetSelector& selector) {
+  return NamesVersion(selector.name()) || CompilesLong(selector.inline_());
 }
 
 absl::StatusOr<std::shared_ptr<const StoredTree>> SelectTree(const ClusterState& state,

@@ -1,5 +1,5 @@
 // The answers of ResolveService, by topic: each takes a request apart, asks the algebra, and puts
-// the answer together. resolve_service.cc calls them; none of them blocks or locks.
+// the answer together. resolve_service.cc calls them; none of them blocks, or locks for long.
 #ifndef SHARDMESH_SERVER_RESOLVE_ANSWERS_H_
 #define SHARDMESH_SERVER_RESOLVE_ANSWERS_H_
 
@@ -62,8 +62,8 @@ absl::Status Answer(Context, const v1::ResolveAxesRequest&, v1::ResolveAxesRespo
 absl::Status Answer(Context, const v1::CorrectSpecRequest&, v1::CorrectSpecResponse*);
 absl::Status Answer(Context, const v1::ConstrainArrayRequest&, v1::ConstrainArrayResponse*);
 absl::Status Answer(Context, const v1::CompareSpecsRequest&, v1::CompareSpecsResponse*);
-// Rules given inline may take long to compile. `is_cancelled`, asked meanwhile, may be null; true
-// ends it with CANCELLED.
+// Its rules may take long to compile: see CompilesLong. `is_cancelled`, asked meanwhile, may be
+// null; true ends it with CANCELLED.
 absl::Status Answer(Context, const v1::ExplainTensorRequest&, v1::ExplainTensorResponse*,
                     const std::function<bool()>& is_cancelled = {});
 absl::Status Answer(Context, const v1::DescribeTilingRequest&, v1::DescribeTilingResponse*);
@@ -123,8 +123,9 @@ absl::StatusOr<std::shared_ptr<const rpc::MeshDefinition>> FindMesh(
     const ClusterState& state, const v1::MeshSelector& selector);
 absl::StatusOr<PartitionAxis> SelectProfile(const ClusterState& state,
                                             const v1::ProfileSelector& selector);
-// Nullopt where nothing is selected. Rules given inline are compiled, for which see CompilesLong;
-// `is_cancelled`, if given, is asked meanwhile, and true ends it with CANCELLED.
+// Nullopt where nothing is selected. Rules given inline are compiled, and those of a version that
+// was replaced, for which see CompilesLong; `is_cancelled`, if given, is asked meanwhile, and true
+// ends it with CANCELLED.
 absl::StatusOr<std::optional<rpc::RuleSetDefinition>> SelectRules(
     const ClusterState& state, const v1::RuleSetSelector& selector, Compatibility compatibility,
     const std::function<bool()>& is_cancelled = {});
@@ -133,8 +134,10 @@ absl::StatusOr<std::optional<rpc::RuleSetDefinition>> SelectRules(
 // about five milliseconds' work, and more than some twenty ordinary rules come to.
 inline constexpr int64_t kMostInstructionsAtOnce = 16'384;
 
-// Whether compiling may take longer than that: a pattern, or the rules that are given inline.
+// Whether compiling may take longer than that: a pattern, rules, those that are given inline, or
+// those of a version that is named, whatever they are.
 bool CompilesLong(std::string_view pattern);
+bool CompilesLong(const v1::RuleSet& rules);
 bool CompilesLong(const v1::RuleSetSelector& selector);
 
 // Null for an empty reference. The error names `stored_tree`.

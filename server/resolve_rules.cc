@@ -114,10 +114,9 @@ absl::Status Answer(Context, const v1::CheckPatternRequest& request,
 absl::Status Answer(Context context, const v1::RewriteRulesRequest& request,
                     v1::RewriteRulesResponse* response, const std::function<bool()>& is_cancelled) {
   // What is to be rewritten cannot be matched yet: patterns are judged by the rewriting alone.
-  SHARDMESH_DECODE(
-      given, "rule_set",
-      rpc::Decode(request.rule_set(), Compatibility::kExact, context.state.min_sharding_size(),
-                  is_cancelled));
+  SHARDMESH_DECODE(given, "rule_set",
+                   rpc::Decode(request.rule_set(), Compatibility::kExact,
+                               context.state.min_sharding_size(), is_cancelled));
   auto rewritten = RewriteExclusions(given.rules.rules(), is_cancelled);
   if (!rewritten.ok()) {
     return rpc::WithField(rpc::WithField(std::move(rewritten).status(), "rules"), "rule_set");

@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <deque>
 #include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <tuple>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -85,7 +85,9 @@ class LintAnswer {
       if (!given_trees_.empty() && trees_.size() == given_trees_.size()) {
         return InvalidArgument(
             Reason::kBadField,
-            StrCat("there are more than the ", tensors_.size(), " of header.given_trees"));
+            StrCat("tensor ", PythonRepr(tensor.name), " comes after the ", tensors_.size(),
+                   " that header.given_trees tells of; raise the tensors of its tree, or leave it "
+                   "out"));
       }
       AddTensor(tensor);
       if (!given_trees_.empty() && ++of_given_tree_ == given_trees_[trees_.size()].tensors()) {
@@ -203,23 +205,24 @@ class LintAnswer {
     }
     absl::flat_hash_set<std::pair<std::string, int64_t>> versions;
     for (int i = 0; i < header.stored_trees_size(); ++i) {
-      auto tree = state_->FindReferred(DefinitionKind::kTree, header.stored_trees(i));
-      if (tree.ok() && !versions.insert({(*tree)->name, (*tree)->version}).second) {
+      auto tree = state_->Locate(DefinitionKind::kTree, header.stored_trees(i));
+      if (tree.ok() && !versions.insert({tree->current->name, tree->version()}).second) {
         tree = InvalidArgument(Reason::kBadField,
                                StrCat("\"", header.stored_trees(i), "\" is named twice"));
       }
       if (!tree.ok()) {
         return rpc::WithField(tree.status(), "stored_trees", static_cast<size_t>(i));
       }
-      stored_.push_back(*std::move(tree));
+      stored_.push_back({*std::move(tree), static_cast<size_t>(i)});
     }
     if (header.all_stored_trees()) {
       for (const auto& [name, definition] : all) {
-        stored_.push_back(definition);
+        stored_.push_back({{.current = definition}, stored_.size()});
       }
     }
-    std::sort(stored_.begin(), stored_.end(), [](const auto& a, const auto& b) {
-      return std::tie(a->name, a->version) < std::tie(b->name, b->version);
+    std::sort(stored_.begin(), stored_.end(), [](const StoredPlace& a, const StoredPlace& b) {
+      return std::pair(std::string_view(a.tree.current->name), a.tree.version()) <
+             std::pair(std::string_view(b.tree.current->name), b.tree.version());
     });
     return absl::OkStatus();
   }
@@ -281,43 +284,72 @@ class LintAnswer {
             name.empty() ? "the tensors given" : StrCat("tree ", PythonRepr(name)));
   }
 
+  // Versions that were replaced are decoded one at a time, and nothing of them is kept but what is
+  // looked at: of trees that come to too much, those that are too many are not even decoded.
   absl::Status AddStored(const IsCancelled& is_cancelled) {
-    for (const std::shared_ptr<const Definition>& definition : stored_) {
+    size_t of_trees = 0;
+    for (const auto& [tree, place] : stored_) {
       if (is_cancelled()) {
         return absl::CancelledError("cancelled while the catalog's trees were read");
       }
-      const auto& tree = *std::get<std::shared_ptr<const StoredTree>>(definition->value);
-      SHARDMESH_RETURN_IF_ERROR(CheckCount(tensors_.size() + tree.tensors().size()));
-      int64_t own_specs = 0;
-      for (const TreeTensor& tensor : tree.tensors()) {
-        if (tensor.spec != nullptr) {
-          ++own_specs;
-        } else {
-          AddTensor(tensor);
-        }
+      const auto definition = state_->Load(tree, is_cancelled);
+      if (!definition.ok()) {
+        return rpc::WithField(rpc::WithField(definition.status(), "stored_trees", place), "header");
       }
-      v1::LintTree wire;
-      wire.set_source(v1::LintTree::SOURCE_CATALOG);
-      wire.set_name(definition->name);
-      wire.set_version(definition->version);
-      wire.set_own_specs(own_specs);
-      const ClusterState::Definitions& all = state_->all(DefinitionKind::kTree);
-      const auto current = all.find(definition->name);
-      const bool is_current = current != all.end() && current->second == definition;
-      EndTree(std::move(wire),
-              StrCat("tree ",
-                     PythonRepr(is_current ? definition->name
-                                           : StrCat(definition->name, "@", definition->version))));
+      SHARDMESH_RETURN_IF_ERROR(AddStored(**definition, tree.replaced == nullptr, &of_trees));
     }
+    return absl::OkStatus();
+  }
+
+  absl::Status AddStored(const Definition& definition, bool is_current, size_t* of_trees) {
+    const auto& tree = *std::get<std::shared_ptr<const StoredTree>>(definition.value);
+    *of_trees += tree.tensors().size();
+    if (*of_trees > static_cast<size_t>(TreeResolver::kMaxTensors)) {
+      return WithReason(absl::ResourceExhaustedError(
+                            StrCat("the stored trees up to \"", definition.name, "\" have ",
+                                   *of_trees, " tensors together, and ", TreeResolver::kMaxTensors,
+                                   " can be looked at; name fewer")),
+                        Reason::kLimitExceeded);
+    }
+    int64_t own_specs = 0;
+    absl::flat_hash_map<const std::vector<AxisValue>*, const std::vector<AxisValue>*> own_axes;
+    for (TreeTensor tensor : tree.tensors()) {
+      if (tensor.spec != nullptr) {
+        ++own_specs;
+        continue;
+      }
+      if (tensor.axes != nullptr) {
+        const std::vector<AxisValue>*& axes = own_axes[tensor.axes];
+        if (axes == nullptr) {
+          axes = &axes_of_trees_.emplace_back(*tensor.axes);
+        }
+        tensor.axes = axes;
+      }
+      AddTensor(tensor);
+    }
+    v1::LintTree wire;
+    wire.set_source(v1::LintTree::SOURCE_CATALOG);
+    wire.set_name(definition.name);
+    wire.set_version(definition.version);
+    wire.set_own_specs(own_specs);
+    EndTree(
+        std::move(wire),
+        StrCat("tree ", PythonRepr(is_current ? definition.name
+                                              : StrCat(definition.name, "@", definition.version))));
     return absl::OkStatus();
   }
 
   // Adds the cluster's arrays, and refuses tensors that occur twice in the request's tree.
   absl::Status AddHeld(const IsCancelled& is_cancelled) {
     if (trees_.size() < given_trees_.size()) {
-      return rpc::WithField(rpc::BadField("given_trees", StrCat("tells of more tensors than the ",
-                                                                tensors_.size(), " that came")),
-                            "header");
+      const v1::LintGivenTree& tree = given_trees_[trees_.size()];
+      return rpc::WithField(
+          rpc::BadField("given_trees",
+                        StrCat("tells of ", tree.tensors(), " tensors of ", PythonRepr(tree.name()),
+                               ", tree ", trees_.size() + 1, " of ", given_trees_.size(), "; ",
+                               of_given_tree_, " of them came, ", tensors_.size(),
+                               " in all: send the others, or lower its tensors")),
+          "header");
     }
     if (!tensors_.empty() && !of_catalog_ && given_trees_.empty()) {
       EndGivenTree("");
@@ -379,7 +411,12 @@ class LintAnswer {
   // Trees of the catalog take the place of tensors in the request.
   bool of_catalog_ = false;
   std::string_view stored_field_;
-  std::vector<std::shared_ptr<const Definition>> stored_;  // by name
+  struct StoredPlace {
+    ClusterState::Referred tree;
+    size_t place = 0;  // in the header, if it names trees
+  };
+  std::vector<StoredPlace> stored_;                   // by name and version
+  std::deque<std::vector<AxisValue>> axes_of_trees_;  // theirs; tensors have them by address
   std::vector<v1::LintGivenTree> given_trees_;
   int64_t of_given_tree_ = 0;        // tensors of the one that is being added
   std::vector<v1::LintTree> trees_;  // those added so far

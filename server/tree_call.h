@@ -12,6 +12,7 @@
 #include "absl/types/span.h"
 #include "rpc/status.h"
 #include "rpc/tree_decoder.h"
+#include "server/cluster_state.h"
 #include "server/stored_tree.h"
 #include "server/tree_resolver.h"
 #include "sharding/reason.h"
@@ -54,7 +55,8 @@ class TreeCall {
 //   absl::Status End(Response*, const std::function<bool()>& is_cancelled);
 // The errors of the first two are about the header and the tensors. It may also have
 //   static bool BeginsLong(const Header&);
-// which tells of what header Begin is too much for a reaction, and
+// which tells of what header Begin is too much for a reaction (one that names a version of a stored
+// tree is in any case), and
 //   const StoredTree* stored_tree() const;
 // which is the tree that the header names, or null; it lives as long as the work. Such a tree is
 // added as one piece with the header, and no other may follow.
@@ -64,8 +66,16 @@ class TreeFeeder final : public TreeCall<Request, Response> {
   explicit TreeFeeder(Work work) : work_(std::move(work)) {}
 
   bool TakesLong(const Request& request) const override {
+    if (has_begun_) {
+      return false;
+    }
+    if constexpr (requires { request.header().stored_tree(); }) {
+      if (NamesVersion(request.header().stored_tree())) {
+        return true;
+      }
+    }
     if constexpr (requires { Work::BeginsLong(request.header()); }) {
-      return !has_begun_ && Work::BeginsLong(request.header());
+      return Work::BeginsLong(request.header());
     } else {
       return false;
     }

@@ -56,6 +56,8 @@ class PatternAutomaton::Builder {
   std::vector<Instruction> program_;
   std::vector<Set> sets_;
   absl::flat_hash_map<const PatternNode*, int32_t> set_of_node_;
+  // By what the ranges are printed as.
+  absl::flat_hash_map<std::string, std::shared_ptr<const re2::RE2>> folded_;
 };
 
 absl::StatusOr<PatternAutomaton> PatternAutomaton::Create(const PatternNode& root) {
@@ -68,6 +70,7 @@ absl::StatusOr<PatternAutomaton> PatternAutomaton::Builder::Build(const PatternN
   SHARDMESH_ASSIGN_OR_RETURN(automaton.start_, Compile(root, match));
   automaton.program_ = std::move(program_);
   automaton.sets_ = std::move(sets_);
+  automaton.folded_ranges_ = static_cast<int64_t>(folded_.size());
   return automaton;
 }
 
@@ -76,8 +79,12 @@ int32_t PatternAutomaton::Builder::SetOf(const PatternNode& node) {
   if (inserted) {
     Set set{node.set, nullptr};
     if (node.set.ignore_case) {
-      set.folded =
-          std::make_shared<re2::RE2>("(?i)" + PrintRanges(node.set.ranges, /*negated=*/false));
+      const std::string ranges = PrintRanges(node.set.ranges, /*negated=*/false);
+      std::shared_ptr<const re2::RE2>& folded = folded_[ranges];
+      if (folded == nullptr) {
+        folded = std::make_shared<re2::RE2>("(?i)" + ranges);
+      }
+      set.folded = folded;
     }
     sets_.push_back(std::move(set));
   }

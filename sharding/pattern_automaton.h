@@ -34,6 +34,9 @@ class PatternAutomaton {
   bool Search(std::string_view text) const;
 
   int64_t program_size() const { return static_cast<int64_t>(program_.size()); }
+  // Expressions of RE2 that tell whether a character is one of some ranges in either case; sets of
+  // the same ranges share one.
+  int64_t folded_ranges() const { return folded_ranges_; }
 
  private:
   struct Set {
@@ -59,6 +62,7 @@ class PatternAutomaton {
 
   std::vector<Instruction> program_;
   std::vector<Set> sets_;
+  int64_t folded_ranges_ = 0;
   int32_t start_ = 0;
 };
 

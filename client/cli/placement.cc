@@ -107,7 +107,8 @@ void PrintCorrections(const Placement& placement) {
       }
     }
     if (spec.fixes_left_out) {
-      std::cout << "    fixes: too many for one plan; ask 'shardmesh resolve --spec' about this one\n";
+      std::cout
+          << "    fixes: too many for one plan; ask 'shardmesh resolve --spec' about this one\n";
     }
   }
 }

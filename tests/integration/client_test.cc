@@ -9,6 +9,8 @@
 #include <variant>
 #include <vector>
 
+#include "rpc/definitions.h"
+#include "sharding/rule_set.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
 #include "tensor/collective_choice.h"
@@ -47,6 +49,26 @@ TEST_F(ClientTest, AnArrayThatWasReadGoesWithItsName) {
   ASSERT_THAT(Put("w"), IsOk());
   EXPECT_THAT(client().DescribeArray(client::ArraySelector::ById(first)),
               StatusIs(absl::StatusCode::kNotFound));
+}
+
+TEST_F(ClientTest, PutsByRulesThatTakeLongToCompile) {
+  const auto options_of = [](std::vector<Rule> rules) {
+    return client::PutOptions{.rules = rpc::RuleSetDefinition{.rules = *RuleSet::Create(rules)}};
+  };
+  const std::vector<Rule> rules = {{R"(\w{60}\b)", PartitionSpec()},
+                                   {R"(\w{60}\b)", PartitionSpec()},
+                                   {"^w$", PartitionSpec({SpecEntry::Axis("tp")})}};
+  const client::PutTensor tensor{
+      .name = "w",
+      .view = *TensorView::Create(
+          Dtype::kF32, {4}, {reinterpret_cast<const char*>(values_.data()), 4 * sizeof(float)}),
+      .spec = {},
+      .cut_points = {}};
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::PutResult result,
+                                 client().PutTensors({&tensor, 1}, options_of(rules)));
+  EXPECT_EQ(result.arrays[0].descriptor.spec, rules[2].spec);
+  EXPECT_THAT(client().PutTensors({&tensor, 1}, options_of({rules[0], rules[1]})),
+              StatusIs(absl::StatusCode::kInvalidArgument));
 }
 
 TEST_F(ClientTest, ReadingDoesNotEndWhatTheSessionKeeps) {

@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -291,6 +292,64 @@ TEST_F(ClusterStateTest, SaysWhichVersionsThereAre) {
   }
   EXPECT_THAT(publisher_->state().Versions(DefinitionKind::kMesh, "oncee"),
               StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  const absl::Status of_version =
+      publisher_->state().Versions(DefinitionKind::kMesh, "once@1").status();
+  EXPECT_THAT(of_version, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  EXPECT_EQ(of_version.message(),
+            "'once@1' names a version; versions are listed of a name alone, write once");
+}
+
+TEST_F(ClusterStateTest, NamesAnOlderVersionThatCannotBeRead) {
+  ASSERT_TRUE(Create("m", 4).ok());
+  ASSERT_TRUE(Update("m", 8).ok());
+  const std::string second = store_->Get("mesh/m")->value;
+  const auto write = [this](std::optional<std::string> value) {
+    Transaction transaction;
+    if (value.has_value()) {
+      transaction.puts.push_back({.key = "mesh/m", .value = *std::move(value)});
+    } else {
+      transaction.deletes.emplace_back("mesh/m");
+    }
+    ASSERT_TRUE(CommitAndWait(*store_, std::move(transaction)).ok());
+  };
+  write(std::nullopt);
+  write("\xFF");
+  write(second);
+  Open(std::move(store_));
+  EXPECT_EQ(SizeOf("m"), 8) << "the current one is as it was";
+  for (const absl::Status& status :
+       {publisher_->state().FindMesh("m@1").status(),
+        publisher_->state().Versions(DefinitionKind::kMesh, "m").status()}) {
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed));
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("cannot read version 1 of \"m\" in the store: the record is not"));
+  }
+}
+
+TEST_F(ClusterStateTest, TellsOfOlderVersionsWhatItToldWhenTheyWereCurrent) {
+  ASSERT_TRUE(CreateTree("t", TreeValue(1)).ok());
+  for (int i = 2; i <= 40; ++i) {
+    clock_.Advance(absl::Seconds(i));
+    const Answer updated = Wait([&](StatePublisher::Callback done) {
+      publisher_->Update({.request_id = "", .name = "t"}, TreeValue(i), std::move(done));
+    });
+    ASSERT_TRUE(updated.ok()) << updated.status();
+  }
+  const auto as_changed = *publisher_->state().Versions(DefinitionKind::kTree, "t");
+  Open(std::move(store_));
+  const auto as_loaded = *publisher_->state().Versions(DefinitionKind::kTree, "t");
+  ASSERT_EQ(as_changed.size(), 32u);
+  ASSERT_EQ(as_loaded.size(), 32u);
+  for (size_t i = 0; i < as_changed.size(); ++i) {
+    const int64_t version = 40 - static_cast<int64_t>(i);
+    EXPECT_EQ(as_changed[i].version, version);
+    EXPECT_EQ(as_changed[i].size_bytes,
+              static_cast<int64_t>(TreeValue(static_cast<int>(version)).size()));
+    EXPECT_EQ(as_loaded[i].version, as_changed[i].version);
+    EXPECT_EQ(as_loaded[i].revision, as_changed[i].revision);
+    EXPECT_EQ(as_loaded[i].updated, as_changed[i].updated);
+    EXPECT_EQ(as_loaded[i].size_bytes, as_changed[i].size_bytes);
+  }
 }
 
 TEST_F(ClusterStateTest, KeepsFewerVersionsOfWhatIsLarge) {
@@ -389,6 +448,102 @@ TEST_F(ClusterStateTest, FindsOlderVersionsOfEveryKind) {
   EXPECT_EQ((*state.FindLogicalRules("x"))->size(), 0u);
   EXPECT_EQ((*state.FindTree("x@1"))->tensors().size(), 2u);
   EXPECT_EQ((*state.FindTree("x@2"))->tensors().size(), 3u);
+}
+
+TEST_F(ClusterStateTest, QuestionsThatComeAgainShareAnOlderVersion) {
+  ASSERT_TRUE(Create("m", 4).ok());
+  ASSERT_TRUE(Update("m", 8).ok());
+  const auto find = [this](const std::string& reference) {
+    return *publisher_->state().FindReferred(DefinitionKind::kMesh, reference);
+  };
+  std::weak_ptr<const Definition> first = find("m@1");
+  EXPECT_FALSE(first.expired());
+  ASSERT_TRUE(Update("m", 16).ok());
+  EXPECT_EQ(find("m@1"), first.lock()) << "a change of the entry does not change it";
+  EXPECT_NE(find("m@2"), first.lock());
+
+  // So many that the first is none of those that are kept, though one of them is asked for always.
+  std::weak_ptr<const Definition> always;
+  for (size_t i = 0; i < DecodedVersions::kMaxVersions / 16 + 1; ++i) {
+    const std::string name = "other" + std::to_string(i);
+    ASSERT_TRUE(Create(name, 4).ok());
+    for (int version = 1; version <= 16; ++version) {
+      ASSERT_TRUE(Update(name, version + 4).ok());
+      find(name + "@" + std::to_string(version));
+      if (i == 0 && version == 1) {
+        always = find("other0@1");
+      }
+      EXPECT_EQ(find("other0@1"), always.lock());
+    }
+  }
+  EXPECT_TRUE(first.expired());
+  EXPECT_EQ(SizeOf("m@1"), 4);
+}
+
+TEST_F(ClusterStateTest, BoundsTheBytesOfOlderVersionsThatItKeepsDecoded) {
+  const std::string value = TreeValue(100'000);  // about 1 MiB
+  constexpr int kTrees = 3;
+  for (int i = 0; i < kTrees; ++i) {
+    const std::string name = "t" + std::to_string(i);
+    ASSERT_TRUE(CreateTree(name, value).ok());
+    for (int version = 2; version <= 5; ++version) {
+      const Answer updated = Wait([&](StatePublisher::Callback done) {
+        publisher_->Update({.request_id = "", .name = name}, TreeValue(100'000, version),
+                           std::move(done));
+      });
+      ASSERT_TRUE(updated.ok()) << updated.status();
+    }
+  }
+  std::vector<std::weak_ptr<const Definition>> all;
+  for (int i = 0; i < kTrees; ++i) {
+    for (int version = 2; version <= 4; ++version) {
+      all.push_back(*publisher_->state().FindReferred(
+          DefinitionKind::kTree, "t" + std::to_string(i) + "@" + std::to_string(version)));
+    }
+  }
+  size_t bytes = 0;
+  for (const auto& each : all) {
+    const auto kept = each.lock();
+    bytes += kept == nullptr ? 0 : kept->wire_value.size();
+  }
+  EXPECT_LE(bytes, DecodedVersions::kMaxRecordBytes);
+  EXPECT_GT(bytes, DecodedVersions::kMaxRecordBytes - 2 * value.size());
+  EXPECT_TRUE(all.front().expired());
+}
+
+TEST_F(ClusterStateTest, DecodingOfAnOlderVersionCanBeCancelled) {
+  for (const char* pattern : {"first", "second"}) {
+    v1::EntryValue value;
+    value.mutable_rule_set()->add_rules()->set_pattern(pattern);
+    const Answer changed = Wait([&](StatePublisher::Callback done) {
+      StatePublisher::Change change{.request_id = "", .name = "r"};
+      if (value.rule_set().rules(0).pattern() == "first") {
+        publisher_->Create(std::move(change), value.SerializeAsString(), std::move(done));
+      } else {
+        publisher_->Update(std::move(change), value.SerializeAsString(), std::move(done));
+      }
+    });
+    ASSERT_TRUE(changed.ok()) << changed.status();
+  }
+  const auto is_cancelled = [] { return true; };
+  EXPECT_TRUE(publisher_->state().FindRuleSet("r@2", is_cancelled).ok()) << "is compiled";
+  EXPECT_TRUE(absl::IsCancelled(publisher_->state().FindRuleSet("r@1", is_cancelled).status()));
+  ASSERT_TRUE(publisher_->state().FindRuleSet("r@1").ok());
+  EXPECT_TRUE(publisher_->state().FindRuleSet("r@1", is_cancelled).ok()) << "is kept";
+}
+
+TEST_F(ClusterStateTest, ACancelledChangeIsNotMade) {
+  v1::EntryValue value;
+  value.mutable_rule_set()->add_rules()->set_pattern("kernel");
+  const auto create = [&](bool cancelled) {
+    return Wait([&](StatePublisher::Callback done) {
+      publisher_->Create({.request_id = "once", .name = "r"}, value.SerializeAsString(),
+                         std::move(done), [cancelled] { return cancelled; });
+    });
+  };
+  EXPECT_TRUE(absl::IsCancelled(create(true).status()));
+  EXPECT_FALSE(publisher_->state().FindRuleSet("r").ok());
+  EXPECT_TRUE(create(false).ok()) << "the request can be repeated";
 }
 
 TEST_F(ClusterStateTest, TellsAWatcherOfEachChangeOnce) {

@@ -192,6 +192,26 @@ TEST_F(CoordinatorServerTest, RefusesAPutOntoAMeshWithoutWorkers) {
               StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshIncomplete));
 }
 
+TEST_F(CoordinatorServerTest, RefusesAPutOntoAVersionOfAMesh) {
+  const auto stub = v1::ArrayService::NewStub(channel_);
+  grpc::ClientContext context;
+  rpc::Apply(rpc::CallOptions::Within(absl::Seconds(10)), &context);
+  const auto stream = stub->BeginPut(&context);
+  v1::BeginPutRequest request;
+  request.mutable_header()->set_request_id("put");
+  request.mutable_header()->set_session_id(OpenSession());
+  request.mutable_header()->mutable_mesh()->set_name("default@1");
+  stream->Write(request);
+  stream->WritesDone();
+  v1::BeginPutResponse response;
+  EXPECT_FALSE(stream->Read(&response));
+  const absl::Status status = rpc::FromGrpc(stream->Finish());
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  EXPECT_THAT(std::string(status.message()),
+              testing::HasSubstr("'default@1' names a version; arrays lie on a mesh as it is now, "
+                                 "write default"));
+}
+
 TEST_F(CoordinatorServerTest, RefusesAStepOnAnArrayThatThereIsNot) {
   v1::MatmulRequest request;
   request.set_request_id("step");

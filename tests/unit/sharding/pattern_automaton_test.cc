@@ -47,5 +47,28 @@ TEST(PatternAutomatonTest, MatchesNothingInWhatIsNotUtf8) {
   EXPECT_FALSE(automaton.Search("\xFF"));
 }
 
+TEST(PatternAutomatonTest, SetsOfTheSameRangesShareTheirExpression) {
+  const struct {
+    std::string pattern;
+    int64_t folded_ranges;
+    std::string found;
+    std::string missed;
+  } kCases[] = {
+      {R"(\b)" + std::string(2000, 'k'), 0, std::string(2000, 'k'), std::string(1999, 'k')},
+      {R"((?i)\b)" + std::string(2000, 'k'), 1, std::string(2000, 'K'), std::string(1999, 'k')},
+      {R"((?i)\b(\u00e9k){500})", 2, "", "\xC3\x89"},
+      {R"((?i)\b[a-c][x]k[a-c][^a-c]k)", 3, "BXKCdk", "BXKCak"},
+  };
+  for (const auto& [pattern, folded_ranges, found, missed] : kCases) {
+    SCOPED_TRACE(pattern.substr(0, 40));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const PatternNode root, ParsePattern(pattern));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const PatternAutomaton automaton,
+                                   PatternAutomaton::Create(root));
+    EXPECT_EQ(automaton.folded_ranges(), folded_ranges);
+    EXPECT_TRUE(found.empty() || automaton.Search(found));
+    EXPECT_FALSE(automaton.Search(missed));
+  }
+}
+
 }  // namespace
 }  // namespace shardmesh
