@@ -26,8 +26,10 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "rpc/clock.h"
@@ -71,6 +73,10 @@ class Rank {
     PeerLinks::Options options;
     options.self = {.identity = IdentityOf(rank), .incarnation = 1, .boot_id = {}};
     options.clock = &clock_;
+    options.peers_changed = [this](int64_t epoch, const std::vector<std::string>& unreached) {
+      absl::MutexLock lock(&mutex_);
+      is_linked_ = epoch == 1 && unreached.empty();
+    };
     links_ = PeerLinks::Create(std::move(options));
     links_->SetClusterId("bench");
     rpc::ServerOptions server;
@@ -98,16 +104,13 @@ class Rank {
     group_.emplace(Check(DeviceGroup::Create(members.mesh, axes_, rank)));
     view.meshes.push_back(std::move(members));
     links_->SetMembership(std::move(view));
-    const absl::Time deadline = absl::Now() + kPatience;
-    while (true) {
-      auto link = links_->OpenLink("bench", ++step_, 1, deadline);
-      if (link.ok()) {
-        link_ = *std::move(link);
-        break;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (!mutex_.AwaitWithTimeout(absl::Condition(&is_linked_), kPatience)) {
+        Fail("the ranks do not reach one another");
       }
-      if (absl::Now() > deadline) Fail(link.status().ToString());
-      absl::SleepFor(absl::Milliseconds(20));
     }
+    link_ = Check(links_->OpenLink("bench", step_, 1, absl::Now() + kPatience));
   }
   ~Rank() {
     link_.reset();
@@ -146,8 +149,10 @@ class Rank {
   std::unique_ptr<rpc::ServerLifecycle> server_;
   std::optional<DeviceGroup> group_;
   std::unique_ptr<StepLink> link_;
-  int64_t step_ = 0;
+  const int64_t step_ = 1;
   int64_t op_ = 0;
+  absl::Mutex mutex_;
+  bool is_linked_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 using Memory = std::shared_ptr<std::vector<float>>;

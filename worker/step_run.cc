@@ -318,8 +318,14 @@ class StepRunner {
               options_.recorder->DataCame(ticket, peer, options_.clock->Now());
             },
         .scratch = [this](int64_t size_bytes) { return Pooled(size_bytes, "partial results"); }};
-    const absl::Status done =
-        Exchange(call, collective, values_[collective.input], values_[instruction.output]);
+    const LocalValue& in = values_[collective.input];
+    const LocalValue& out = values_[instruction.output];
+    absl::Status done =
+        context_.link->Begin(static_cast<int64_t>(op),
+                             SignatureOf(collective, group.size(), Describe(in), Describe(out)));
+    if (done.ok()) {
+      done = Exchange(call, collective, in, out);
+    }
     const absl::Time ended = options_.clock->Now();
     options_.recorder->End(ticket, done, ended);
     result_.collective_time += ended - started;
@@ -329,6 +335,11 @@ class StepRunner {
                                    ended - started);
     }
     return done;
+  }
+
+  // `F32[2,3]`, of this rank's tile.
+  static std::string Describe(const LocalValue& value) {
+    return StrCat(DtypeName(value.dtype), "[", StrJoin(value.shape, ","), "]");
   }
 
   absl::Status Exchange(const CollectiveCall& call, const GroupCollective& collective,

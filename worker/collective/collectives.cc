@@ -5,7 +5,9 @@
 #include <numeric>
 
 #include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
 #include "tensor/collective_choice.h"
+#include "tensor/crc32c.h"
 #include "worker/collective/chain.h"
 #include "worker/collective/doubling.h"
 #include "worker/collective/halving.h"
@@ -54,6 +56,51 @@ std::vector<int64_t> Sources(const CollectiveOp& op, const DeviceGroup& group) {
   return all;
 }
 
+std::string_view NameOf(Reduction reduction) {
+  switch (reduction) {
+    case Reduction::kSum:
+      return "sum";
+    case Reduction::kProduct:
+      return "product";
+    case Reduction::kMin:
+      return "min";
+    case Reduction::kMax:
+      return "max";
+    case Reduction::kMean:
+      return "mean";
+  }
+  return "";
+}
+
+// What a collective of its kind is told beyond its operand.
+std::string DetailsOf(const CollectiveOp& op) {
+  switch (op.kind) {
+    case CollectiveKind::kAllReduce:
+      return StrCat(" (", NameOf(op.reduction), ")");
+    case CollectiveKind::kReduceScatter:
+      return StrCat(" (", NameOf(op.reduction), ") along dimension ", op.dimension);
+    case CollectiveKind::kReduce:
+      return StrCat(" (", NameOf(op.reduction), ") to place ", op.root);
+    case CollectiveKind::kAllGather:
+      return StrCat(" along dimension ", op.dimension);
+    case CollectiveKind::kAllToAll:
+      return StrCat(" from dimension ", op.dimension, " to ", op.split_dimension);
+    case CollectiveKind::kBroadcast:
+      return StrCat(" from place ", op.root);
+    case CollectiveKind::kGather:
+    case CollectiveKind::kScatter:
+      return StrCat(" along dimension ", op.dimension, ", root ", op.root);
+    case CollectiveKind::kPermute:
+      return StrCat(" ",
+                    StrJoin(op.permutation, ",", [](std::string* out, const PermutePair& pair) {
+                      StrAppend(out, pair.source, ":", pair.target);
+                    }));
+    case CollectiveKind::kBarrier:
+      return "";
+  }
+  return "";
+}
+
 absl::Status Check(CollectiveKind kind, const Manner& manner) {
   return CheckAlgorithm(kind, manner.algorithm, manner.order);
 }
@@ -77,6 +124,21 @@ std::vector<int64_t> PlacesHeard(const CollectiveOp& op, const DeviceGroup& grou
   std::sort(places.begin(), places.end());
   places.erase(std::unique(places.begin(), places.end()), places.end());
   return places;
+}
+
+std::string SignatureOf(const CollectiveOp& op, int64_t ranks, std::string_view in,
+                        std::string_view out) {
+  constexpr size_t kMaxBytes = 512;
+  std::string text = StrCat(CollectiveKindName(op.kind), DetailsOf(op), " of ", in, " to ", out,
+                            " over ", StrJoin(op.axes, "+"), ", ", ranks, " ranks, by ",
+                            CollectiveAlgorithmName(op.algorithm),
+                            op.order == CollectiveOrder::kFastest ? " in any order" : "");
+  if (text.size() > kMaxBytes) {
+    const uint32_t checksum = Crc32c(text);
+    text.resize(kMaxBytes - 16);
+    StrAppend(&text, "... #", checksum);
+  }
+  return text;
 }
 
 absl::Status AllReduce(const CollectiveCall& call, const Manner& manner, const Combiner& combiner,

@@ -10,6 +10,8 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -34,6 +36,12 @@ bool SendsFromResult(CollectiveKind kind, CollectiveAlgorithm algorithm);
 // The places that a rank hears from in a collective of a plan, each once, rising; if operands are
 // so small that parts of them are empty, it may hear from fewer.
 std::vector<int64_t> PlacesHeard(const CollectiveOp& op, const DeviceGroup& group);
+
+// What a rank does as an op, for Link::Begin: the same text on every rank that does the same, such
+// as `all-reduce (sum) of F32[2,3] to F32[2,3] over tp, 4 ranks, by pairwise`. `in` and `out` say
+// what the rank has, and what it gets. Of a text over 512 bytes the beginning, and a checksum.
+std::string SignatureOf(const CollectiveOp& op, int64_t ranks, std::string_view in,
+                        std::string_view out);
 
 // As PairwiseAllReduce.
 absl::Status AllReduce(const CollectiveCall& call, const Manner& manner, const Combiner& combiner,

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -71,6 +72,36 @@ absl::Status RunPlanned(const CollectiveCall& call, const CollectiveOp& op) {
       return Barrier(call, manner);
   }
   return absl::InternalError("no kind");
+}
+
+TEST(CollectivesTest, SignaturesTellApartWhatDoesNotBelongTogether) {
+  const CollectiveOp op{.kind = CollectiveKind::kAllReduce,
+                        .axes = {"dp", "tp"},
+                        .algorithm = CollectiveAlgorithm::kHalving};
+  EXPECT_EQ(SignatureOf(op, 4, "BF16[2,3]", "F32[2,3]"),
+            "all-reduce (sum) of BF16[2,3] to F32[2,3] over dp+tp, 4 ranks, by halving");
+  // All changes of one field that changes what is exchanged.
+  std::vector<CollectiveOp> others(9, op);
+  others[1].axes = {"tp", "dp"};
+  others[2].reduction = Reduction::kMin;
+  others[3].algorithm = CollectiveAlgorithm::kPairwise;
+  others[4].order = CollectiveOrder::kFastest;
+  others[5] = {.kind = CollectiveKind::kReduce, .axes = op.axes, .root = 1};
+  others[6] = {.kind = CollectiveKind::kReduce, .axes = op.axes, .root = 2};
+  others[7] = {.kind = CollectiveKind::kPermute, .axes = op.axes, .permutation = {{0, 1}}};
+  others[8] = {.kind = CollectiveKind::kPermute, .axes = op.axes, .permutation = {{0, 2}}};
+  std::set<std::string> signatures;
+  for (const CollectiveOp& other : others) {
+    signatures.insert(SignatureOf(other, 4, "F32[2]", "F32[2]"));
+  }
+  EXPECT_EQ(signatures.size(), others.size());
+  // Long ones differ by what is not shown.
+  CollectiveOp permute = others[7];
+  for (int64_t place = 2; place < 1'000; ++place) permute.permutation.push_back({place, place});
+  const std::string text = SignatureOf(permute, 1'000, "F32[2]", "F32[2]");
+  permute.permutation.back().target = 1'000;
+  EXPECT_LE(text.size(), 512u);
+  EXPECT_NE(SignatureOf(permute, 1'000, "F32[2]", "F32[2]"), text);
 }
 
 TEST(CollectivesTest, RanksHearFromThePlacesThatAreNamedAndNoOthers) {

@@ -653,6 +653,27 @@ TEST_F(AllReduceStepTest, FailureOfOneRankEndsTheStepOnAllAndIsNamed) {
   }
 }
 
+TEST_F(AllReduceStepTest, RanksThatReduceOtherwiseFailInsteadOfMixingTheirBytes) {
+  Prepare(4);
+  Run(0, order_);
+  Run(1, order_);
+  // As many bytes, by the same algorithm.
+  Order(4, {.operand_count = 1,
+            .ops = {CollectiveOp{
+                .kind = CollectiveKind::kAllReduce, .axes = {"x"}, .reduction = Reduction::kMax}},
+            .outputs = {1}});
+  Run(2, order_);
+  for (DeviceId device = 0; device < 3; ++device) {
+    const StepResult result = Await(device);
+    EXPECT_EQ(result.outcome, StepOutcome::kFailed);
+    EXPECT_EQ(ReasonOf(result.status), Reason::kCollectiveMismatch) << result.status;
+    EXPECT_THAT(
+        std::string(result.status.message()),
+        testing::AllOf(HasSubstr("all-reduce (sum) of F32[6,5] to F32[6,5] over x, 3 ranks"),
+                       HasSubstr("all-reduce (max) of F32[6,5]"), HasSubstr("rank 2")));
+  }
+}
+
 TEST_F(AllReduceStepTest, LossOfARankEndsTheStepOnTheOthers) {
   Prepare(1);
   Run(0, order_);
