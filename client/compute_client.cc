@@ -154,6 +154,13 @@ absl::StatusOr<StepResult> CoordinatorClient::Collective(const std::string& sess
   request.mutable_axes()->Add(call.axes.begin(), call.axes.end());
   request.set_dimension(static_cast<int32_t>(call.dimension));
   request.set_reduction(rpc::Encode(call.reduction));
+  request.set_root(call.root);
+  request.set_split_dimension(static_cast<int32_t>(call.split_dimension));
+  for (const PermutePair& pair : call.permutation) {
+    rpc::Encode(pair, request.add_permutation());
+  }
+  request.set_algorithm(rpc::Encode(call.algorithm));
+  request.set_order(rpc::Encode(call.order));
   v1::CollectiveResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection_->Call(
       connection_->compute, &v1::ComputeService::Stub::Collective, request, options, &response));

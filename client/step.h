@@ -92,6 +92,11 @@ struct CollectiveCall {
   std::vector<std::string> axes;
   int64_t dimension = 0;
   Reduction reduction = Reduction::kSum;
+  int64_t root = 0;
+  int64_t split_dimension = 0;
+  std::vector<PermutePair> permutation = {};
+  CollectiveAlgorithm algorithm = CollectiveAlgorithm::kAuto;
+  CollectiveOrder order = CollectiveOrder::kReproducible;
   OutputOptions output = {};
 };
 

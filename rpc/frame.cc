@@ -121,6 +121,7 @@ void EncodeHeader(const FrameHeader& from, Wire* to) {
     EncodeAbort(*from.abort, to->mutable_abort());
   }
   to->set_ping(from.ping);
+  to->set_signature(from.signature);
 }
 
 absl::StatusOr<FrameHeader> DecodeHeader(const Wire& from, int64_t payload_bytes) {
@@ -136,6 +137,11 @@ absl::StatusOr<FrameHeader> DecodeHeader(const Wire& from, int64_t payload_bytes
   header.message_bytes = from.message_bytes();
   header.credit_bytes = from.credit_bytes();
   header.ping = from.ping();
+  if (static_cast<int64_t>(from.signature().size()) > kMaxSignatureBytes) {
+    return BadFrame(StrCat("a signature of ", from.signature().size(), " bytes; the limit is ",
+                           kMaxSignatureBytes));
+  }
+  header.signature = from.signature();
   if (from.has_hello()) {
     header.hello = DecodeHello(from.hello());
   }

@@ -24,6 +24,8 @@ namespace shardmesh::rpc {
 // Most bytes of a payload, and of a whole frame. Channels and servers that carry frames set the
 // latter as their message limit.
 inline constexpr int64_t kMaxFramePayloadBytes = int64_t{1} << 20;
+// Most bytes of a signature.
+inline constexpr int64_t kMaxSignatureBytes = 512;
 inline constexpr int64_t kMaxFrameBytes = kMaxFramePayloadBytes + (int64_t{64} << 10);
 
 enum class FrameKind {
@@ -77,6 +79,7 @@ struct FrameHeader {
   std::optional<FrameHello> hello = std::nullopt;  // hello
   std::optional<FrameAbort> abort = std::nullopt;  // abort
   int64_t ping = 0;                                // ping: asks for the number's negative
+  std::string signature = {};                      // data: what the sender does as the tag's op
 
   friend bool operator==(const FrameHeader&, const FrameHeader&) = default;
 };

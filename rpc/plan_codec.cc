@@ -23,8 +23,9 @@ namespace {
 // Values of these enums are one more on the wire, which keeps 0 for "not set".
 static_assert(static_cast<int>(Activation::kSilu) + 1 == v1::ACTIVATION_SILU);
 static_assert(static_cast<int>(Reduction::kMean) + 1 == v1::REDUCTION_MEAN);
-static_assert(static_cast<int>(CollectiveKind::kReduceScatter) + 1 ==
-              v1::COLLECTIVE_KIND_REDUCE_SCATTER);
+static_assert(static_cast<int>(CollectiveKind::kBarrier) + 1 == v1::COLLECTIVE_KIND_BARRIER);
+static_assert(static_cast<int>(CollectiveAlgorithm::kChain) + 1 == v1::COLLECTIVE_ALGORITHM_CHAIN);
+static_assert(static_cast<int>(CollectiveOrder::kFastest) + 1 == v1::COLLECTIVE_ORDER_FASTEST);
 static_assert(static_cast<int>(WeightLayout::kInOut) + 1 == v1::WEIGHT_LAYOUT_IN_OUT);
 
 template <typename Wire, typename Domain>
@@ -48,10 +49,9 @@ absl::Status TooMany(std::string_view field, int64_t have) {
 }
 
 // At least 0 and at most the largest rank: whether it is a dimension of the value, planning asks.
-absl::StatusOr<int64_t> DecodeDimension(int32_t dimension) {
+absl::StatusOr<int64_t> DecodeDimension(int32_t dimension, std::string_view field) {
   if (dimension < 0 || dimension >= kMaxRank) {
-    return BadField("dimension",
-                    StrCat("dimension ", dimension, " is not from 0 to ", kMaxRank - 1));
+    return BadField(field, StrCat(field, " ", dimension, " is not from 0 to ", kMaxRank - 1));
   }
   return dimension;
 }
@@ -73,26 +73,43 @@ absl::StatusOr<std::vector<std::string>> DecodeAxisNames(
   return std::vector<std::string>(from.begin(), from.end());
 }
 
-// The fields that CollectiveOp and GroupCollective share, of which the messages are alike too.
-template <typename Domain, typename Wire>
-void EncodeCollective(const Domain& from, Wire* to) {
+// v1::CollectiveOp and v1::GroupCollective have the same fields.
+template <typename Wire>
+void EncodeCollective(const CollectiveOp& from, Wire* to) {
   to->set_input(from.input);
   to->set_kind(Encode(from.kind));
-  for (const std::string& axis : from.axes) {
-    to->add_axes(axis);
-  }
+  to->mutable_axes()->Add(from.axes.begin(), from.axes.end());
   to->set_dimension(static_cast<int32_t>(from.dimension));
   to->set_reduction(Encode(from.reduction));
+  to->set_root(from.root);
+  to->set_split_dimension(static_cast<int32_t>(from.split_dimension));
+  for (const PermutePair& pair : from.permutation) {
+    Encode(pair, to->add_permutation());
+  }
+  to->set_algorithm(Encode(from.algorithm));
+  to->set_order(Encode(from.order));
 }
 
-template <typename Domain, typename Wire>
-absl::StatusOr<Domain> DecodeCollective(const Wire& from) {
-  Domain op;
+template <typename Wire>
+absl::StatusOr<CollectiveOp> DecodeCollective(const Wire& from) {
+  CollectiveOp op;
   op.input = from.input();
   SHARDMESH_ASSIGN_OR_RETURN(op.kind, Decode(from.kind()));
   SHARDMESH_ASSIGN_OR_RETURN(op.axes, DecodeAxisNames(from.axes()));
-  SHARDMESH_ASSIGN_OR_RETURN(op.dimension, DecodeDimension(from.dimension()));
+  SHARDMESH_ASSIGN_OR_RETURN(op.dimension, DecodeDimension(from.dimension(), "dimension"));
   SHARDMESH_ASSIGN_OR_RETURN(op.reduction, Decode(from.reduction()));
+  if (from.root() < 0) {
+    return BadField("root", StrCat("root ", from.root(), " is no place of a group"));
+  }
+  op.root = from.root();
+  SHARDMESH_ASSIGN_OR_RETURN(op.split_dimension,
+                             DecodeDimension(from.split_dimension(), "split_dimension"));
+  op.permutation.reserve(static_cast<size_t>(from.permutation_size()));
+  for (const v1::PermutePair& pair : from.permutation()) {
+    op.permutation.push_back(Decode(pair));
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(op.algorithm, Decode(from.algorithm()));
+  SHARDMESH_ASSIGN_OR_RETURN(op.order, Decode(from.order()));
   return op;
 }
 
@@ -158,7 +175,7 @@ absl::StatusOr<ProgramOp> DecodeOp(const v1::ProgramOp& from) {
       return MatmulOp{from.matmul().lhs(), from.matmul().rhs(), from.matmul().transpose_lhs(),
                       from.matmul().transpose_rhs()};
     case v1::ProgramOp::kCollective:
-      return at("collective", DecodeCollective<CollectiveOp>(from.collective()));
+      return at("collective", DecodeCollective(from.collective()));
     case v1::ProgramOp::kReshard:
       return at("reshard", DecodeReshard(from.reshard()));
     case v1::ProgramOp::OP_NOT_SET:
@@ -262,8 +279,7 @@ absl::StatusOr<Instruction> DecodeInstruction(const v1::Instruction& from) {
       instruction.kind = LocalSlice{from.slice().input()};
       return instruction;
     case v1::Instruction::kCollective:
-      SHARDMESH_RETURN_IF_ERROR(
-          take("collective", DecodeCollective<GroupCollective>(from.collective())));
+      SHARDMESH_RETURN_IF_ERROR(take("collective", DecodeCollective(from.collective())));
       return instruction;
     case v1::Instruction::KIND_NOT_SET:
       break;
@@ -296,6 +312,33 @@ v1::CollectiveKind Encode(CollectiveKind from) { return EncodeEnum<v1::Collectiv
 absl::StatusOr<CollectiveKind> Decode(v1::CollectiveKind from) {
   return DecodeEnum<CollectiveKind>(from, v1::CollectiveKind_IsValid(from), "kind");
 }
+
+v1::CollectiveAlgorithm Encode(CollectiveAlgorithm from) {
+  return EncodeEnum<v1::CollectiveAlgorithm>(from);
+}
+
+absl::StatusOr<CollectiveAlgorithm> Decode(v1::CollectiveAlgorithm from) {
+  if (from == v1::COLLECTIVE_ALGORITHM_UNSPECIFIED) {
+    return CollectiveAlgorithm::kAuto;
+  }
+  return DecodeEnum<CollectiveAlgorithm>(from, v1::CollectiveAlgorithm_IsValid(from), "algorithm");
+}
+
+v1::CollectiveOrder Encode(CollectiveOrder from) { return EncodeEnum<v1::CollectiveOrder>(from); }
+
+absl::StatusOr<CollectiveOrder> Decode(v1::CollectiveOrder from) {
+  if (from == v1::COLLECTIVE_ORDER_UNSPECIFIED) {
+    return CollectiveOrder::kReproducible;
+  }
+  return DecodeEnum<CollectiveOrder>(from, v1::CollectiveOrder_IsValid(from), "order");
+}
+
+void Encode(const PermutePair& from, v1::PermutePair* to) {
+  to->set_source(from.source);
+  to->set_target(from.target);
+}
+
+PermutePair Decode(const v1::PermutePair& from) { return {from.source(), from.target()}; }
 
 v1::WeightLayout Encode(WeightLayout from) { return EncodeEnum<v1::WeightLayout>(from); }
 

@@ -24,8 +24,15 @@ v1::Reduction Encode(Reduction from);
 absl::StatusOr<Reduction> Decode(v1::Reduction from);
 v1::CollectiveKind Encode(CollectiveKind from);
 absl::StatusOr<CollectiveKind> Decode(v1::CollectiveKind from);
+v1::CollectiveAlgorithm Encode(CollectiveAlgorithm from);
+absl::StatusOr<CollectiveAlgorithm> Decode(v1::CollectiveAlgorithm from);
+v1::CollectiveOrder Encode(CollectiveOrder from);
+absl::StatusOr<CollectiveOrder> Decode(v1::CollectiveOrder from);
 v1::WeightLayout Encode(WeightLayout from);
 absl::StatusOr<WeightLayout> Decode(v1::WeightLayout from);
+
+void Encode(const PermutePair& from, v1::PermutePair* to);
+PermutePair Decode(const v1::PermutePair& from);
 
 void Encode(const ValueDescriptor& from, v1::ValueDescriptor* to);
 absl::StatusOr<ValueDescriptor> Decode(const v1::ValueDescriptor& from);

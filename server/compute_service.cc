@@ -789,6 +789,11 @@ class ComputeService final : public v1::ComputeService::CallbackService {
     *op->mutable_axes() = request->axes();
     op->set_dimension(request->dimension());
     op->set_reduction(request->reduction());
+    op->set_root(request->root());
+    op->set_split_dimension(request->split_dimension());
+    *op->mutable_permutation() = request->permutation();
+    op->set_algorithm(request->algorithm());
+    op->set_order(request->order());
     return Start<v1::CollectiveResponse>(context, Finished(std::move(step)), response, FillSingle);
   }
 

@@ -75,6 +75,7 @@ constexpr std::array kRows = {
     Row{Reason::kStoreFailed, "STORE_FAILED"},
     Row{Reason::kCancelled, "CANCELLED"},
     Row{Reason::kDeadline, "DEADLINE"},
+    Row{Reason::kCollectiveMismatch, "COLLECTIVE_MISMATCH"},
 };
 
 }  // namespace

@@ -86,6 +86,7 @@ enum class Reason {
   kStoreFailed,         // durable state cannot be read or written
   kCancelled,           // the operation was cancelled by its owner
   kDeadline,            // a deadline passed; who was waited for is named
+  kCollectiveMismatch,  // ranks do not run the same collective; both are shown
 };
 
 // The stable name, such as "NOT_DIVISIBLE".

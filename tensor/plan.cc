@@ -2,14 +2,18 @@
 #include "tensor/plan.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string_view>
 #include <utility>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "sharding/device_group.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
+#include "tensor/collective_choice.h"
+#include "tensor/view.h"
 
 namespace shardmesh {
 namespace {
@@ -51,6 +55,168 @@ bool HasArithmetic(Dtype dtype) {
 // The type in which sums of products travel.
 Dtype PartialSumType(Dtype dtype) {
   return dtype == Dtype::kF16 || dtype == Dtype::kBF16 ? Dtype::kF32 : dtype;
+}
+
+bool HasRoot(CollectiveKind kind) {
+  return kind == CollectiveKind::kBroadcast || kind == CollectiveKind::kReduce ||
+         kind == CollectiveKind::kGather || kind == CollectiveKind::kScatter;
+}
+
+bool JoinsTiles(CollectiveKind kind) {
+  return kind == CollectiveKind::kAllGather || kind == CollectiveKind::kGather ||
+         kind == CollectiveKind::kAllToAll;
+}
+
+bool SplitsTiles(CollectiveKind kind) {
+  return kind == CollectiveKind::kReduceScatter || kind == CollectiveKind::kScatter ||
+         kind == CollectiveKind::kAllToAll;
+}
+
+// The dimension whose parts go apart.
+int64_t SplitDimension(const CollectiveOp& op) {
+  return op.kind == CollectiveKind::kAllToAll ? op.split_dimension : op.dimension;
+}
+
+absl::Status CheckPermutation(const CollectiveOp& op, int64_t ranks) {
+  if (op.kind != CollectiveKind::kPermute) {
+    if (op.permutation.empty()) {
+      return absl::OkStatus();
+    }
+    return InvalidArgument(Reason::kBadField,
+                           StrCat("pairs of places are given; only permute has them, not ",
+                                  CollectiveKindName(op.kind)));
+  }
+  if (op.permutation.empty()) {
+    return InvalidArgument(Reason::kMissingArgument,
+                           "no pairs of places are given; name at least one source and target");
+  }
+  absl::flat_hash_set<int64_t> sources;
+  absl::flat_hash_set<int64_t> targets;
+  for (const PermutePair& pair : op.permutation) {
+    for (const int64_t place : {pair.source, pair.target}) {
+      if (place < 0 || place >= ranks) {
+        return InvalidArgument(Reason::kBadField,
+                               StrCat("the pair ", pair.source, ":", pair.target, " names place ",
+                                      place, "; a group has the places 0 to ", ranks - 1));
+      }
+    }
+    if (!sources.insert(pair.source).second) {
+      return InvalidArgument(
+          Reason::kBadField,
+          StrCat("place ", pair.source, " is the source of two pairs; use broadcast to reach all"));
+    }
+    if (!targets.insert(pair.target).second) {
+      return InvalidArgument(Reason::kBadField,
+                             StrCat("place ", pair.target, " is the target of two pairs"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckDimension(std::string_view what, int64_t dimension, const Shape& shape) {
+  const auto rank = static_cast<int64_t>(shape.size());
+  if (dimension >= 0 && dimension < rank) {
+    return absl::OkStatus();
+  }
+  return InvalidArgument(Reason::kInvalidDimension,
+                         StrCat(what, " ", dimension, " is not one of the ", rank, " dimensions"));
+}
+
+// Of types whose elements share bytes: whether tiles, and the parts in which they are exchanged,
+// begin and end at whole bytes. `tile` is cut into `ranks` parts along `dimension`.
+absl::Status CheckWholeBytes(Dtype dtype, const Shape& tile, int64_t dimension, int64_t ranks) {
+  if (BitsPerElement(dtype) % 8 == 0 || ranks == 1) {
+    return absl::OkStatus();
+  }
+  Tile part = Tile::Whole(tile);
+  auto& range = part.ranges[static_cast<size_t>(dimension)];
+  const int64_t extent = tile[static_cast<size_t>(dimension)] / ranks;
+  range = {extent, 2 * extent};  // the others lie at multiples of its distance
+  if (const auto region = TileRegion::Create(dtype, tile, part); !region.ok()) {
+    return InvalidArgument(
+        Reason::kUnsupportedDtype,
+        StrCat(DtypeName(dtype), " elements share bytes, and parts along dimension ", dimension,
+               " of a tile of shape ", ShapeToString(tile), " would cut one"));
+  }
+  return absl::OkStatus();
+}
+
+// Whether a collective over groups of `ranks` devices is possible on tiles of this type and shape.
+// The algorithm is not judged.
+absl::Status CheckCollective(const CollectiveOp& op, int64_t ranks, Dtype dtype,
+                             const Shape& tile) {
+  const std::string_view kind = CollectiveKindName(op.kind);
+  if (IsReduction(op.kind) && !HasArithmetic(dtype)) {
+    return InvalidArgument(Reason::kUnsupportedDtype,
+                           StrCat(DtypeName(dtype), " has no arithmetic; it cannot be reduced"));
+  }
+  if (IsReduction(op.kind) && op.reduction == Reduction::kMean && !IsFloat(dtype)) {
+    return InvalidArgument(Reason::kUnsupportedDtype,
+                           StrCat("the mean of ", DtypeName(dtype), " is not defined; use a sum"));
+  }
+  if (op.root < 0 || op.root >= (HasRoot(op.kind) ? ranks : 1)) {
+    return InvalidArgument(
+        Reason::kBadField,
+        HasRoot(op.kind) ? StrCat("root ", op.root,
+                                  " is no place of a group; it has the places 0 to ", ranks - 1)
+                         : StrCat("root ", op.root, " is given; ", kind, " has no root"));
+  }
+  SHARDMESH_RETURN_IF_ERROR(CheckPermutation(op, ranks));
+  if (JoinsTiles(op.kind) || SplitsTiles(op.kind)) {
+    SHARDMESH_RETURN_IF_ERROR(CheckDimension("dimension", op.dimension, tile));
+  }
+  if (op.kind == CollectiveKind::kAllToAll) {
+    SHARDMESH_RETURN_IF_ERROR(CheckDimension("split_dimension", op.split_dimension, tile));
+    if (op.split_dimension == op.dimension) {
+      return InvalidArgument(Reason::kInvalidDimension,
+                             StrCat("dimension and split_dimension are both ", op.dimension,
+                                    "; what is joined along one dimension is split along another"));
+    }
+  }
+  if (SplitsTiles(op.kind)) {
+    const int64_t dimension = SplitDimension(op);
+    const int64_t extent = tile[static_cast<size_t>(dimension)];
+    if (extent % ranks != 0) {
+      return InvalidArgument(
+          Reason::kNotDivisible,
+          StrCat("dimension ", dimension, " of a tile has ", extent, " elements; ",
+                 StrJoin(op.axes, ","), "=", ranks, " does not divide it"));
+    }
+    SHARDMESH_RETURN_IF_ERROR(CheckWholeBytes(dtype, tile, dimension, ranks));
+  }
+  if (JoinsTiles(op.kind)) {
+    Shape joined = tile;
+    int64_t& extent = joined[static_cast<size_t>(op.dimension)];
+    if (__builtin_mul_overflow(extent, ranks, &extent)) {
+      return InvalidArgument(Reason::kShapeMismatch, "the joined dimension is beyond 64 bits");
+    }
+    SHARDMESH_RETURN_IF_ERROR(CheckWholeBytes(dtype, joined, op.dimension, ranks));
+  }
+  return absl::OkStatus();
+}
+
+// The shape of a tile after a collective that CheckCollective accepts.
+Shape TileAfter(const CollectiveOp& op, int64_t ranks, Shape tile) {
+  if (JoinsTiles(op.kind)) {
+    tile[static_cast<size_t>(op.dimension)] *= ranks;
+  }
+  if (SplitsTiles(op.kind)) {
+    tile[static_cast<size_t>(SplitDimension(op))] /= ranks;
+  }
+  return tile;
+}
+
+// For labels: "all-gather of dimension 1 over tp".
+std::string Describe(const CollectiveOp& op) {
+  std::string text(CollectiveKindName(op.kind));
+  if (JoinsTiles(op.kind) || SplitsTiles(op.kind)) {
+    StrAppend(&text, " of dimension ", op.dimension);
+  }
+  if (op.kind == CollectiveKind::kAllToAll) {
+    StrAppend(&text, " for ", op.split_dimension);
+  }
+  StrAppend(&text, " over ", StrJoin(op.axes, ","));
+  return text;
 }
 
 // A product of two values, whichever op asks for it.
@@ -100,9 +266,12 @@ class PlanBuilder {
   int64_t AxesSize(const Axes& axes) const;
   int64_t TileBytes(const ValueDescriptor& value) const;
   int64_t TileElements(const ValueDescriptor& value) const;
+  Shape TileShape(const ValueDescriptor& value) const;
 
   template <typename Kind>
   ValueIndex Emit(Kind kind, ValueDescriptor output, std::string_view what);
+  // With the algorithm chosen, and the costs added.
+  ValueIndex EmitCollective(CollectiveOp op, ValueDescriptor output);
 
   ValueIndex AllReduce(ValueIndex input, const Axes& axes, Reduction reduction);
   ValueIndex AllGather(ValueIndex input, const Axes& axes, int64_t dimension);
@@ -147,14 +316,22 @@ int64_t PlanBuilder::AxesSize(const Axes& axes) const {
   return size;
 }
 
-int64_t PlanBuilder::TileElements(const ValueDescriptor& described) const {
-  int64_t elements = 1;
-  for (size_t dim = 0; dim < described.shape.size(); ++dim) {
+Shape PlanBuilder::TileShape(const ValueDescriptor& described) const {
+  Shape tile = described.shape;
+  for (size_t dim = 0; dim < tile.size(); ++dim) {
     Axes axes;
     for (const AxisName& axis : described.spec.entry(static_cast<int64_t>(dim)).axes()) {
       axes.push_back(*axis);
     }
-    elements *= described.shape[dim] / AxesSize(axes);
+    tile[dim] /= AxesSize(axes);
+  }
+  return tile;
+}
+
+int64_t PlanBuilder::TileElements(const ValueDescriptor& described) const {
+  int64_t elements = 1;
+  for (const int64_t extent : TileShape(described)) {
+    elements *= extent;
   }
   return elements;
 }
@@ -173,19 +350,32 @@ ValueIndex PlanBuilder::Emit(Kind kind, ValueDescriptor output, std::string_view
   return index;
 }
 
+ValueIndex PlanBuilder::EmitCollective(CollectiveOp op, ValueDescriptor output) {
+  const ValueDescriptor& operand = value(op.input);
+  const CollectiveLoad load = {
+      .ranks = AxesSize(op.axes),
+      .bytes = TileBytes(operand),
+      .partial_bytes = TileElements(operand) * BitsPerElement(PartialSumType(operand.dtype)) / 8};
+  if (op.algorithm == CollectiveAlgorithm::kAuto) {
+    op.algorithm = ChooseAlgorithm(op.kind, load, op.order);
+  }
+  const CollectiveCost cost = CostOf(op.kind, op.algorithm, load);
+  plan_.cost.sent_bytes += cost.sent_bytes;
+  if (IsReduction(op.kind)) {
+    plan_.cost.flops += cost.combined_bytes / (BitsPerElement(operand.dtype) / 8);
+  }
+  const std::string what = Describe(op);
+  return Emit(std::move(op), std::move(output), what);
+}
+
 ValueIndex PlanBuilder::AllReduce(ValueIndex input, const Axes& axes, Reduction reduction) {
   Layout layout = LayoutOf(input);
   std::erase_if(layout.unreduced, [&](const std::string& axis) { return Contains(axes, axis); });
   ValueDescriptor output = value(input);
   output.spec = ToSpec(layout);
-  const int64_t ranks = AxesSize(axes);
-  plan_.cost.sent_bytes += 2 * TileBytes(output) * (ranks - 1) / ranks;
-  plan_.cost.flops += TileElements(output) * (ranks - 1) / ranks;
-  return Emit(GroupCollective{.input = input,
-                              .kind = CollectiveKind::kAllReduce,
-                              .axes = {axes.begin(), axes.end()},
-                              .reduction = reduction},
-              std::move(output), StrCat("all-reduce over ", StrJoin(axes, ",")));
+  return EmitCollective(
+      {.input = input, .kind = CollectiveKind::kAllReduce, .axes = axes, .reduction = reduction},
+      std::move(output));
 }
 
 ValueIndex PlanBuilder::AllGather(ValueIndex input, const Axes& axes, int64_t dimension) {
@@ -194,13 +384,9 @@ ValueIndex PlanBuilder::AllGather(ValueIndex input, const Axes& axes, int64_t di
   gathered.resize(gathered.size() - axes.size());
   ValueDescriptor output = value(input);
   output.spec = ToSpec(layout);
-  plan_.cost.sent_bytes += TileBytes(value(input)) * (AxesSize(axes) - 1);
-  return Emit(GroupCollective{.input = input,
-                              .kind = CollectiveKind::kAllGather,
-                              .axes = {axes.begin(), axes.end()},
-                              .dimension = dimension},
-              std::move(output),
-              StrCat("all-gather of dimension ", dimension, " over ", StrJoin(axes, ",")));
+  return EmitCollective(
+      {.input = input, .kind = CollectiveKind::kAllGather, .axes = axes, .dimension = dimension},
+      std::move(output));
 }
 
 ValueIndex PlanBuilder::Reduced(ValueIndex input) {
@@ -368,7 +554,9 @@ absl::StatusOr<ValueIndex> PlanBuilder::AddProduct(const Product& product) {
 
 absl::StatusOr<ValueIndex> PlanBuilder::AddCollective(const CollectiveOp& op, ValueIndex input) {
   const ValueDescriptor described = value(input);
-  const auto rank = static_cast<int64_t>(described.shape.size());
+  if (op.axes.empty()) {
+    return Error(Reason::kMissingArgument, "no mesh axes are given; name those to exchange along");
+  }
   Axes axes;
   for (const std::string& axis : op.axes) {
     if (!plan_.mesh.HasAxis(axis)) {
@@ -382,75 +570,84 @@ absl::StatusOr<ValueIndex> PlanBuilder::AddCollective(const CollectiveOp& op, Va
       axes.push_back(axis);
     }
   }
-  if (op.axes.empty()) {
-    return Error(Reason::kMissingArgument, "no mesh axes are given; name those to exchange along");
+  absl::Status fits = CheckCollective(op, AxesSize(axes), described.dtype, TileShape(described));
+  if (op.algorithm != CollectiveAlgorithm::kAuto) {
+    fits.Update(CheckAlgorithm(op.kind, op.algorithm, op.order));
   }
-  const bool reduces = op.kind != CollectiveKind::kAllGather;
-  if (op.kind != CollectiveKind::kAllReduce && (op.dimension < 0 || op.dimension >= rank)) {
-    return Error(Reason::kInvalidDimension,
-                 StrCat("dimension ", op.dimension, " is not one of the ", rank, " dimensions"));
+  if (!fits.ok()) {
+    return Error(ReasonOf(fits), ToStd(fits.message()));
   }
-  if (reduces && !HasArithmetic(described.dtype)) {
-    return Error(Reason::kUnsupportedDtype,
-                 StrCat(DtypeName(described.dtype), " has no arithmetic; it cannot be reduced"));
-  }
-  if (reduces && op.reduction == Reduction::kMean && !IsFloat(described.dtype)) {
-    return Error(Reason::kUnsupportedDtype,
-                 StrCat("the mean of ", DtypeName(described.dtype), " is not defined; use a sum"));
-  }
-  Layout layout = LayoutOf(input);
 
-  if (op.kind == CollectiveKind::kAllGather) {
+  Layout layout = LayoutOf(input);
+  const bool is_linear = op.reduction == Reduction::kSum || op.reduction == Reduction::kMean;
+  if (IsReduction(op.kind) && !is_linear && !layout.unreduced.empty()) {
+    return Error(
+        Reason::kInvalidSpec,
+        StrCat("the operand's tiles are partial sums along ", StrJoin(layout.unreduced, ","),
+               ", of which products, minima and maxima mean nothing; sum over ",
+               StrJoin(layout.unreduced, ","), " first"));
+  }
+  if (op.kind == CollectiveKind::kPermute) {
+    for (const std::string& axis : axes) {
+      const bool partitions =
+          std::any_of(layout.dims.begin(), layout.dims.end(),
+                      [&](const Axes& dimension) { return Contains(dimension, axis); });
+      if (!partitions && !Contains(layout.unreduced, axis)) {
+        return Error(
+            Reason::kInvalidSpec,
+            StrCat("the operand, laid out as ", described.spec.ToString(), ", is replicated along ",
+                   axis, ", and its replicas would differ afterwards; partition it over ", axis,
+                   " first, or use broadcast"));
+      }
+    }
+  }
+  const bool joins = JoinsTiles(op.kind);
+  if (joins) {
     const Axes& have = layout.dims[static_cast<size_t>(op.dimension)];
     if (have.size() < axes.size() || !std::equal(axes.rbegin(), axes.rend(), have.rbegin())) {
       return Error(Reason::kInvalidSpec,
                    StrCat("dimension ", op.dimension, " of ", described.spec.ToString(),
                           " is not partitioned over ", StrJoin(axes, ","),
-                          " as its minor axes; there is nothing to gather"));
+                          " as its minor axes; there is nothing to ",
+                          op.kind == CollectiveKind::kAllToAll ? "exchange" : "gather"));
     }
-    return axes.empty() ? Copy(input) : AllGather(input, axes, op.dimension);
+  }
+  if (axes.empty()) {
+    return Copy(input);  // every group is one device
   }
 
-  // Tiles are reduced as they are: a dimension that the group partitions shrinks by it.
+  // Whether tiles of several places become one that is the value of the whole group.
+  const bool becomes_one = IsReduction(op.kind) || op.kind == CollectiveKind::kBroadcast ||
+                           op.kind == CollectiveKind::kScatter;
   ValueDescriptor output = described;
-  for (size_t dim = 0; dim < layout.dims.size(); ++dim) {
-    Axes reduced;
-    for (const std::string& axis : layout.dims[dim]) {
-      if (Contains(axes, axis)) {
-        reduced.push_back(axis);
-      }
+  if (becomes_one) {
+    // Tiles are taken as they are: a dimension that the group partitions shrinks by it.
+    const auto of_group = [&](const std::string& axis) { return Contains(axes, axis); };
+    for (size_t dim = 0; dim < layout.dims.size(); ++dim) {
+      Axes gone;
+      std::copy_if(layout.dims[dim].begin(), layout.dims[dim].end(), std::back_inserter(gone),
+                   of_group);
+      output.shape[dim] /= AxesSize(gone);
+      std::erase_if(layout.dims[dim], of_group);
     }
-    output.shape[dim] /= AxesSize(reduced);
-    std::erase_if(layout.dims[dim], [&](const std::string& axis) { return Contains(axes, axis); });
+    std::erase_if(layout.unreduced, of_group);
   }
-  std::erase_if(layout.unreduced, [&](const std::string& axis) { return Contains(axes, axis); });
-  if (axes.empty()) {
-    return Copy(input);
+  if (joins) {
+    Axes& joined = layout.dims[static_cast<size_t>(op.dimension)];
+    joined.resize(joined.size() - axes.size());
   }
-  const int64_t ranks = AxesSize(axes);
-  if (op.kind == CollectiveKind::kReduceScatter) {
-    Axes& scattered = layout.dims[static_cast<size_t>(op.dimension)];
-    const int64_t extent = output.shape[static_cast<size_t>(op.dimension)] / AxesSize(scattered);
-    if (extent % ranks != 0) {
-      return Error(Reason::kNotDivisible,
-                   StrCat("dimension ", op.dimension, " of a tile has ", extent, " elements; ",
-                          StrJoin(axes, ","), "=", ranks, " does not divide it"));
-    }
-    scattered.insert(scattered.end(), axes.begin(), axes.end());
+  if (SplitsTiles(op.kind)) {
+    Axes& split = layout.dims[static_cast<size_t>(SplitDimension(op))];
+    split.insert(split.end(), axes.begin(), axes.end());
+  }
+  if (op.kind == CollectiveKind::kReduce || op.kind == CollectiveKind::kGather) {
+    layout.unreduced.insert(layout.unreduced.end(), axes.begin(), axes.end());
   }
   output.spec = ToSpec(layout);
-  const int64_t tile_bytes = TileBytes(described);
-  const int64_t passes = op.kind == CollectiveKind::kAllReduce ? 2 : 1;
-  plan_.cost.sent_bytes += passes * tile_bytes * (ranks - 1) / ranks;
-  plan_.cost.flops += TileElements(described) * (ranks - 1) / ranks;
-  const std::string_view what =
-      op.kind == CollectiveKind::kAllReduce ? "all-reduce" : "reduce-scatter";
-  return Emit(GroupCollective{.input = input,
-                              .kind = op.kind,
-                              .axes = {axes.begin(), axes.end()},
-                              .dimension = op.dimension,
-                              .reduction = op.reduction},
-              std::move(output), StrCat(what, " over ", StrJoin(axes, ",")));
+  CollectiveOp planned = op;
+  planned.input = input;
+  planned.axes = std::move(axes);
+  return EmitCollective(std::move(planned), std::move(output));
 }
 
 absl::StatusOr<ValueIndex> PlanBuilder::AddReshard(const PartitionSpec& spec, ValueIndex input) {
@@ -462,6 +659,12 @@ absl::StatusOr<ValueIndex> PlanBuilder::AddReshard(const PartitionSpec& spec, Va
   }
   if (const auto tiling = Tiling::Create(plan_.mesh, spec, wanted.shape); !tiling.ok()) {
     return Error(ReasonOf(tiling.status()), ToStd(tiling.status().message()));
+  }
+  if (!LayoutOf(input).unreduced.empty() && !HasArithmetic(wanted.dtype)) {
+    return Error(Reason::kUnsupportedDtype,
+                 StrCat(DtypeName(wanted.dtype), " has no arithmetic; its parts along ",
+                        StrJoin(LayoutOf(input).unreduced, ","),
+                        " cannot be summed, broadcast them from their root"));
   }
   // A value that is only described, to have its layout read.
   plan_.values.push_back(wanted);
@@ -604,29 +807,14 @@ class InstructionChecker {
   absl::Status CheckKind(const GroupCollective& collective, ValueIndex output) const {
     SHARDMESH_ASSIGN_OR_RETURN(const DeviceGroup group,
                                DeviceGroup::Create(plan_.mesh, collective.axes, 0));
-    const Shape out = TileShape(output);
-    Shape expected = TileShape(collective.input);
-    if (collective.kind != CollectiveKind::kAllReduce) {
-      if (collective.dimension < 0 ||
-          collective.dimension >= static_cast<int64_t>(expected.size())) {
-        return Misfit(StrCat("there is no dimension ", collective.dimension));
-      }
-      int64_t& extent = expected[static_cast<size_t>(collective.dimension)];
-      if (collective.kind == CollectiveKind::kAllGather) {
-        if (__builtin_mul_overflow(extent, group.size(), &extent)) {
-          return Misfit("the gathered dimension is beyond 64 bits");
-        }
-      } else if (extent % group.size() != 0) {
-        return Misfit("the group does not divide the dimension");
-      } else {
-        extent /= group.size();
-      }
-    }
-    if (out != expected || DtypeOf(collective.input) != DtypeOf(output)) {
+    const Shape tile = TileShape(collective.input);
+    SHARDMESH_RETURN_IF_ERROR(
+        CheckCollective(collective, group.size(), DtypeOf(collective.input), tile));
+    SHARDMESH_RETURN_IF_ERROR(
+        CheckAlgorithm(collective.kind, collective.algorithm, collective.order));
+    if (TileShape(output) != TileAfter(collective, group.size(), tile) ||
+        DtypeOf(collective.input) != DtypeOf(output)) {
       return Misfit("tiles of input and output do not fit the exchange");
-    }
-    if (collective.kind != CollectiveKind::kAllGather && !HasArithmetic(DtypeOf(output))) {
-      return Misfit("the element type has no arithmetic");
     }
     return absl::OkStatus();
   }

@@ -60,16 +60,8 @@ struct LocalSlice {
   friend bool operator==(const LocalSlice&, const LocalSlice&) = default;
 };
 
-// An exchange of tiles within each group along `axes`; see CollectiveOp.
-struct GroupCollective {
-  ValueIndex input = 0;
-  CollectiveKind kind = CollectiveKind::kAllReduce;
-  std::vector<std::string> axes;
-  int64_t dimension = 0;
-  Reduction reduction = Reduction::kSum;
-
-  friend bool operator==(const GroupCollective&, const GroupCollective&) = default;
-};
+// An exchange of tiles within each group along `axes`, by the algorithm that it names: not kAuto.
+using GroupCollective = CollectiveOp;
 
 struct Instruction {
   ValueIndex output = 0;
@@ -122,7 +114,9 @@ struct PlanTarget {
 // sums of F16 and BF16 are F32.
 //
 // INVALID_ARGUMENT names the op: SHAPE_MISMATCH (operands do not fit each other),
-// UNSUPPORTED_DTYPE, AXIS_NOT_IN_MESH, NOT_DIVISIBLE, BAD_FIELD (a malformed program).
+// UNSUPPORTED_DTYPE, AXIS_NOT_IN_MESH, NOT_DIVISIBLE, BAD_FIELD (a malformed program). Of
+// collectives also DUPLICATE_AXIS, MISSING_ARGUMENT (no axes, no pairs), INVALID_DIMENSION,
+// INVALID_SPEC (the layout does not allow it).
 absl::StatusOr<Plan> PlanProgram(const Program& program, absl::Span<const ValueDescriptor> operands,
                                  const PlanTarget& target);
 

@@ -44,7 +44,8 @@ std::vector<int64_t> PeerLink::recent_steps() const {
 
 // --- Out.
 
-absl::Status PeerLink::Send(const rpc::FrameTag& tag, int64_t epoch, OwnedBytes message) {
+absl::Status PeerLink::Send(const rpc::FrameTag& tag, int64_t epoch, OwnedBytes message,
+                            std::string signature) {
   {
     absl::MutexLock lock(&mutex_);
     if (state_ != State::kUp) {
@@ -54,6 +55,7 @@ absl::Status PeerLink::Send(const rpc::FrameTag& tag, int64_t epoch, OwnedBytes 
     Outgoing outgoing{.tag = tag,
                       .epoch = epoch,
                       .message = std::move(message),
+                      .signature = std::move(signature),
                       .credit_bytes = initial_credit_bytes_};
     const auto [it, is_new] = outgoing_.try_emplace(KeyOf(tag), std::move(outgoing));
     if (!is_new) {
@@ -167,7 +169,8 @@ std::optional<PeerLink::NextFrame> PeerLink::Next() {
                    .epoch = outgoing.epoch,
                    .tag = outgoing.tag,
                    .offset_bytes = outgoing.sent_bytes,
-                   .message_bytes = message_bytes},
+                   .message_bytes = message_bytes,
+                   .signature = std::exchange(outgoing.signature, {})},
         .payload = {outgoing.message.bytes.subspan(static_cast<size_t>(outgoing.sent_bytes),
                                                    static_cast<size_t>(size_bytes)),
                     outgoing.message.owner}};

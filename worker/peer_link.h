@@ -73,8 +73,10 @@ class PeerLink final : public ExchangeStream::Handler,
   bool is_up() const;
 
   // Takes a message for the peer, of at least one byte. UNAVAILABLE if the link is not up;
-  // INVALID_ARGUMENT if a message of this tag is under way.
-  absl::Status Send(const rpc::FrameTag& tag, int64_t epoch, OwnedBytes message);
+  // INVALID_ARGUMENT if a message of this tag is under way. `signature`, if not empty, goes with
+  // it.
+  absl::Status Send(const rpc::FrameTag& tag, int64_t epoch, OwnedBytes message,
+                    std::string signature = {});
   // Tells that a step is over, and drops what is still to be sent of it.
   void SendAbort(int64_t sequence, const rpc::FrameAbort& abort);
   // Allows the peer `size_bytes` more under a tag. Told to it in lots of `lot_bytes`.
@@ -109,6 +111,7 @@ class PeerLink final : public ExchangeStream::Handler,
     rpc::FrameTag tag;
     int64_t epoch = 0;
     OwnedBytes message;
+    std::string signature;  // empty once sent
     int64_t sent_bytes = 0;
     int64_t credit_bytes = 0;  // that may be sent now
   };

@@ -54,6 +54,7 @@ class StepLinkImpl final : public StepLink {
   ~StepLinkImpl() override;
 
   DeviceId rank() const override { return rank_; }
+  absl::Status Begin(int64_t op, std::string signature) override;
   absl::Status Send(DeviceId peer, const Tag& tag, OwnedBytes message) override;
   absl::StatusOr<OwnedBytes> Receive(DeviceId peer, const Tag& tag, int64_t message_bytes,
                                      absl::Time deadline) override;
@@ -67,6 +68,12 @@ class StepLinkImpl final : public StepLink {
   const DeviceId rank_;
   const std::vector<std::shared_ptr<PeerLink>> links_;
   std::atomic<int64_t> sent_bytes_ = 0;
+
+  absl::Mutex mutex_;
+  // The op that was begun last, and the ranks that are not told of it yet.
+  int64_t op_ ABSL_GUARDED_BY(mutex_) = -1;
+  std::string signature_ ABSL_GUARDED_BY(mutex_);
+  std::vector<bool> untold_ ABSL_GUARDED_BY(mutex_);
 };
 
 class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
@@ -254,6 +261,19 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
 
 StepLinkImpl::~StepLinkImpl() { owner_->CloseStep(sequence_); }
 
+absl::Status StepLinkImpl::Begin(int64_t op, std::string signature) {
+  if (signature.empty() || static_cast<int64_t>(signature.size()) > rpc::kMaxSignatureBytes) {
+    return absl::InvalidArgumentError(StrCat("a signature of ", signature.size(), " bytes (op ", op,
+                                             "); it has 1 to ", rpc::kMaxSignatureBytes));
+  }
+  SHARDMESH_RETURN_IF_ERROR(owner_->mailbox().Begin(sequence_, op, rank_, signature));
+  absl::MutexLock lock(&mutex_);
+  op_ = op;
+  signature_ = std::move(signature);
+  untold_.assign(links_.size(), true);
+  return absl::OkStatus();
+}
+
 absl::Status StepLinkImpl::Send(DeviceId peer, const Tag& tag, OwnedBytes message) {
   if (message.bytes.empty() || peer == rank_ || peer < 0 ||
       peer >= static_cast<DeviceId>(links_.size())) {
@@ -262,8 +282,16 @@ absl::Status StepLinkImpl::Send(DeviceId peer, const Tag& tag, OwnedBytes messag
   }
   SHARDMESH_RETURN_IF_ERROR(Check());
   const auto size_bytes = static_cast<int64_t>(message.bytes.size());
-  if (absl::Status sent =
-          links_[static_cast<size_t>(peer)]->Send(FrameTagOf(tag), epoch_, std::move(message));
+  std::string signature;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (tag.op() == op_ && untold_[static_cast<size_t>(peer)]) {
+      untold_[static_cast<size_t>(peer)] = false;
+      signature = signature_;
+    }
+  }
+  if (absl::Status sent = links_[static_cast<size_t>(peer)]->Send(
+          FrameTagOf(tag), epoch_, std::move(message), std::move(signature));
       !sent.ok()) {
     return WithContext(sent, StrCat("rank ", peer, ", ", tag.ToString()));
   }
@@ -605,6 +633,7 @@ absl::Status PeerLinksImpl::OnData(PeerLink& link, const rpc::Frame& frame) {
     counters_.received_bytes += frame.payload_bytes();
   }
   int64_t offset_bytes = header.offset_bytes;
+  std::string signature = header.signature;
   for (const grpc::Slice& slice : frame.payload) {
     auto owner = std::make_shared<const grpc::Slice>(slice);
     const absl::Span<const char> bytes(reinterpret_cast<const char*>(owner->begin()),
@@ -612,7 +641,8 @@ absl::Status PeerLinksImpl::OnData(PeerLink& link, const rpc::Frame& frame) {
     SHARDMESH_RETURN_IF_ERROR(mailbox_.Deliver(peer, tag,
                                                {.offset_bytes = offset_bytes,
                                                 .message_bytes = header.message_bytes,
-                                                .content = {bytes, std::move(owner)}}));
+                                                .content = {bytes, std::move(owner)},
+                                                .signature = std::exchange(signature, {})}));
     offset_bytes += static_cast<int64_t>(bytes.size());
   }
   return absl::OkStatus();

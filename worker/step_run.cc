@@ -13,7 +13,7 @@
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
 #include "tensor/view.h"
-#include "worker/collective/pairwise.h"
+#include "worker/collective/collectives.h"
 #include "worker/combiners.h"
 #include "worker/kernel/epilogue.h"
 
@@ -108,7 +108,7 @@ class StepRunner {
         values_[input].last_use = i;
         if (collective != nullptr) values_[input].in_place = false;
       }
-      if (collective != nullptr && collective->kind == CollectiveKind::kAllReduce) {
+      if (collective != nullptr && SendsFromResult(collective->kind, collective->algorithm)) {
         values_[instruction.output].in_place = false;
       }
     }
@@ -188,9 +188,8 @@ class StepRunner {
   }
 
   absl::Status AllocatePooled(LocalValue& value, std::string_view what) {
-    SHARDMESH_ASSIGN_OR_RETURN(Buffer buffer, options_.pool->Allocate(value.size_bytes, what));
-    auto shared = std::make_shared<Buffer>(std::move(buffer));
-    value.content = {shared->bytes(), shared};
+    SHARDMESH_ASSIGN_OR_RETURN(const OwnedMutableBytes memory, Pooled(value.size_bytes, what));
+    value.content = {memory.bytes, memory.owner};
     return absl::OkStatus();
   }
 
@@ -300,22 +299,33 @@ class StepRunner {
                        const GroupCollective& collective) {
     SHARDMESH_ASSIGN_OR_RETURN(const DeviceGroup group,
                                DeviceGroup::Create(plan_.mesh, collective.axes, rank_));
-    std::vector<DeviceId> peers(group.devices().begin(), group.devices().end());
-    peers.erase(peers.begin() + group.place());
+    std::vector<DeviceId> peers;
+    for (const int64_t place : PlacesHeard(collective, group)) {
+      peers.push_back(group.device_at(place));
+    }
     const absl::Time started = options_.clock->Now();
     const int64_t sent_before = context_.link->sent_bytes();
     const FlightRecorder::Ticket ticket = options_.recorder->Begin(
         order_.sequence, static_cast<int64_t>(op), instruction.label, peers, started);
-    const CollectiveCall call{.link = context_.link,
-                              .group = &group,
-                              .step = order_.sequence,
-                              .op = static_cast<int64_t>(op),
-                              .deadline = context_.deadline,
-                              .received = [&](DeviceId peer) {
-                                options_.recorder->DataCame(ticket, peer, options_.clock->Now());
-                              }};
-    const absl::Status done =
-        Exchange(call, collective, values_[collective.input], values_[instruction.output]);
+    const CollectiveCall call{
+        .link = context_.link,
+        .group = &group,
+        .step = order_.sequence,
+        .op = static_cast<int64_t>(op),
+        .deadline = context_.deadline,
+        .received =
+            [&](DeviceId peer) {
+              options_.recorder->DataCame(ticket, peer, options_.clock->Now());
+            },
+        .scratch = [this](int64_t size_bytes) { return Pooled(size_bytes, "partial results"); }};
+    const LocalValue& in = values_[collective.input];
+    const LocalValue& out = values_[instruction.output];
+    absl::Status done =
+        context_.link->Begin(static_cast<int64_t>(op),
+                             SignatureOf(collective, group.size(), Describe(in), Describe(out)));
+    if (done.ok()) {
+      done = Exchange(call, collective, in, out);
+    }
     const absl::Time ended = options_.clock->Now();
     options_.recorder->End(ticket, done, ended);
     result_.collective_time += ended - started;
@@ -327,33 +337,117 @@ class StepRunner {
     return done;
   }
 
+  // `F32[2,3]`, of this rank's tile.
+  static std::string Describe(const LocalValue& value) {
+    return StrCat(DtypeName(value.dtype), "[", StrJoin(value.shape, ","), "]");
+  }
+
   absl::Status Exchange(const CollectiveCall& call, const GroupCollective& collective,
                         const LocalValue& in, const LocalValue& out) {
-    const int64_t parts = call.group->size();
-    if (collective.kind == CollectiveKind::kAllGather) {
-      SHARDMESH_ASSIGN_OR_RETURN(const MutableTensorView joined,
-                                 MutableTensorView::Create(out.dtype, out.shape, Mutable(out)));
-      absl::Status pasted;
-      SHARDMESH_RETURN_IF_ERROR(PairwiseAllGather(
-          call, in.content, std::vector<int64_t>(static_cast<size_t>(parts), in.size_bytes),
-          [&](int64_t place, int64_t offset_bytes, absl::Span<const char> bytes) {
-            const Tile part = PartOf(out.shape, collective.dimension, place, parts);
-            pasted.Update(PasteTileBytes(bytes, part, offset_bytes, joined));
-          }));
-      return pasted;
+    const Manner manner = {.algorithm = collective.algorithm, .order = collective.order};
+    const int64_t ranks = call.group->size();
+    const bool is_root = call.group->place() == collective.root;
+    switch (collective.kind) {
+      case CollectiveKind::kAllReduce: {
+        SHARDMESH_ASSIGN_OR_RETURN(const Combiner combiner,
+                                   CombinerFor(collective.reduction, in.dtype, out.dtype, ranks));
+        return AllReduce(call, manner, combiner, in.content, {Mutable(out), out.content.owner});
+      }
+      case CollectiveKind::kReduceScatter: {
+        SHARDMESH_ASSIGN_OR_RETURN(const Combiner combiner,
+                                   CombinerFor(collective.reduction, in.dtype, out.dtype, ranks));
+        SHARDMESH_ASSIGN_OR_RETURN(const std::vector<OwnedBytes> parts,
+                                   PartsAlong(in, collective.dimension, ranks));
+        return ReduceScatter(call, manner, combiner, parts, Mutable(out));
+      }
+      case CollectiveKind::kReduce: {
+        SHARDMESH_ASSIGN_OR_RETURN(const Combiner combiner,
+                                   CombinerFor(collective.reduction, in.dtype, out.dtype, ranks));
+        if (!is_root) FillWithZeros(out);
+        return Reduce(call, manner, combiner, collective.root, in.content, Mutable(out));
+      }
+      case CollectiveKind::kAllGather:
+        return Joined(out, collective.dimension, ranks, [&](PlaceFn place_fn) {
+          return AllGather(call, manner, in.content, SizesOf(in.size_bytes, ranks), place_fn);
+        });
+      case CollectiveKind::kGather:
+        if (!is_root) FillWithZeros(out);
+        return Joined(out, collective.dimension, ranks, [&](PlaceFn place_fn) {
+          return Gather(call, manner, collective.root, in.content, SizesOf(in.size_bytes, ranks),
+                        place_fn);
+        });
+      case CollectiveKind::kAllToAll: {
+        SHARDMESH_ASSIGN_OR_RETURN(const std::vector<OwnedBytes> parts,
+                                   PartsAlong(in, collective.split_dimension, ranks));
+        return Joined(out, collective.dimension, ranks, [&](PlaceFn place_fn) {
+          return AllToAll(call, manner, parts, SizesOf(in.size_bytes / ranks, ranks), place_fn);
+        });
+      }
+      case CollectiveKind::kBroadcast:
+        return Broadcast(call, manner, collective.root, in.content,
+                         {Mutable(out), out.content.owner});
+      case CollectiveKind::kScatter: {
+        std::vector<OwnedBytes> parts;
+        if (is_root) {
+          SHARDMESH_ASSIGN_OR_RETURN(parts, PartsAlong(in, collective.dimension, ranks));
+        }
+        return Scatter(call, manner, collective.root, parts, Mutable(out));
+      }
+      case CollectiveKind::kPermute: {
+        std::vector<std::optional<int64_t>> targets(static_cast<size_t>(ranks));
+        for (const PermutePair& pair : collective.permutation) {
+          targets[static_cast<size_t>(pair.source)] = pair.target;
+        }
+        return Permute(call, manner, targets, in.content, Mutable(out));
+      }
+      case CollectiveKind::kBarrier:
+        SHARDMESH_RETURN_IF_ERROR(Barrier(call, manner));
+        if (in.size_bytes > 0) {
+          std::memcpy(Mutable(out).data(), in.content.bytes.data(), in.content.bytes.size());
+        }
+        return absl::OkStatus();
     }
-    SHARDMESH_ASSIGN_OR_RETURN(const Combiner combiner,
-                               CombinerFor(collective.reduction, in.dtype, out.dtype, parts));
-    if (collective.kind == CollectiveKind::kAllReduce) {
-      return PairwiseAllReduce(call, combiner, in.content, {Mutable(out), out.content.owner});
+    return absl::InternalError("a collective of no kind");
+  }
+
+  static std::vector<int64_t> SizesOf(int64_t size_bytes, int64_t ranks) {
+    return std::vector<int64_t>(static_cast<size_t>(ranks), size_bytes);
+  }
+
+  static void FillWithZeros(const LocalValue& value) {
+    if (value.size_bytes > 0) std::memset(Mutable(value).data(), 0, Mutable(value).size());
+  }
+
+  // Runs an exchange that hands over what each rank brings, which becomes its part of `out`.
+  template <typename Run>
+  static absl::Status Joined(const LocalValue& out, int64_t dimension, int64_t ranks, Run run) {
+    SHARDMESH_ASSIGN_OR_RETURN(const MutableTensorView joined,
+                               MutableTensorView::Create(out.dtype, out.shape, Mutable(out)));
+    absl::Status pasted;
+    SHARDMESH_RETURN_IF_ERROR(
+        run([&](int64_t place, int64_t offset_bytes, absl::Span<const char> bytes) {
+          const Tile part = PartOf(out.shape, dimension, place, ranks);
+          pasted.Update(PasteTileBytes(bytes, part, offset_bytes, joined));
+        }));
+    return pasted;
+  }
+
+  // The equal parts of a value along a dimension, each in one piece.
+  absl::StatusOr<std::vector<OwnedBytes>> PartsAlong(const LocalValue& value, int64_t dimension,
+                                                     int64_t ranks) {
+    std::vector<OwnedBytes> parts;
+    for (int64_t place = 0; place < ranks; ++place) {
+      SHARDMESH_ASSIGN_OR_RETURN(parts.emplace_back(),
+                                 Contiguous(value, PartOf(value.shape, dimension, place, ranks)));
     }
-    std::vector<OwnedBytes> operands;
-    for (int64_t place = 0; place < parts; ++place) {
-      SHARDMESH_ASSIGN_OR_RETURN(
-          operands.emplace_back(),
-          Contiguous(in, PartOf(in.shape, collective.dimension, place, parts)));
-    }
-    return PairwiseReduceScatter(call, combiner, operands, Mutable(out));
+    return parts;
+  }
+
+  // Memory of the pool with its owner.
+  absl::StatusOr<OwnedMutableBytes> Pooled(int64_t size_bytes, std::string_view what) {
+    SHARDMESH_ASSIGN_OR_RETURN(Buffer buffer, options_.pool->Allocate(size_bytes, what));
+    auto shared = std::make_shared<Buffer>(std::move(buffer));
+    return OwnedMutableBytes{shared->mutable_bytes(), shared};
   }
 
   // A part of a value in one piece: where it lies, or else copied.
@@ -364,11 +458,10 @@ class StepRunner {
     if (bytes.has_value()) return OwnedBytes{*bytes, value.content.owner};
     SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes,
                                PackedSizeBytes(value.dtype, part.element_count()));
-    SHARDMESH_ASSIGN_OR_RETURN(Buffer buffer,
-                               options_.pool->Allocate(size_bytes, "a part to be sent"));
-    auto shared = std::make_shared<Buffer>(std::move(buffer));
-    SHARDMESH_RETURN_IF_ERROR(CopyTileBytes(view, part, 0, shared->mutable_bytes()));
-    return OwnedBytes{shared->bytes(), shared};
+    SHARDMESH_ASSIGN_OR_RETURN(const OwnedMutableBytes copy,
+                               Pooled(size_bytes, "a part to be sent"));
+    SHARDMESH_RETURN_IF_ERROR(CopyTileBytes(view, part, 0, copy.bytes));
+    return OwnedBytes{copy.bytes, copy.owner};
   }
 
   void TellKernel(int64_t flops, absl::Time started) {

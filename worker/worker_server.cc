@@ -3,6 +3,7 @@
 
 #include <grpcpp/grpcpp.h>
 #include <unistd.h>
+#include <algorithm>
 
 #include <array>
 #include <cstring>
@@ -109,16 +110,11 @@ std::string_view OutcomeLabel(StepOutcome outcome) {
   return "";
 }
 
-std::string_view KindLabel(CollectiveKind kind) {
-  switch (kind) {
-    case CollectiveKind::kAllReduce:
-      return "all_reduce";
-    case CollectiveKind::kAllGather:
-      return "all_gather";
-    case CollectiveKind::kReduceScatter:
-      return "reduce_scatter";
-  }
-  return "";
+// `all_reduce`, ...
+std::string KindLabel(CollectiveKind kind) {
+  std::string label(CollectiveKindName(kind));
+  std::replace(label.begin(), label.end(), '-', '_');
+  return label;
 }
 
 // What the executor tells of its work, as metrics.
@@ -142,9 +138,8 @@ StepObserver ObserveInto(rpc::Metrics& metrics) {
     rpc::Counter seconds;
   };
   std::map<CollectiveKind, Collective> collectives;
-  for (const CollectiveKind kind :
-       {CollectiveKind::kAllReduce, CollectiveKind::kAllGather, CollectiveKind::kReduceScatter}) {
-    const rpc::MetricLabels labels = {{"op", std::string(KindLabel(kind))}};
+  for (const CollectiveKind kind : AllCollectiveKinds()) {
+    const rpc::MetricLabels labels = {{"op", KindLabel(kind)}};
     collectives.emplace(
         kind, Collective{metrics.AddCounter("shardmesh_worker_collective_sent_bytes_total",
                                             "Bytes that collectives sent to peers.", labels),

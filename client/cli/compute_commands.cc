@@ -151,11 +151,30 @@ struct CollectiveFlags {
   std::string input;
   std::vector<std::string> axes;
   int64_t dimension = 0;
+  int64_t split_dimension = 0;
   Reduction reduction = Reduction::kSum;
+  int64_t root = 0;
+  std::vector<std::string> pairs;
+  std::optional<int64_t> from;
+  std::optional<int64_t> to;
+  CollectiveAlgorithm algorithm = CollectiveAlgorithm::kAuto;
+  CollectiveOrder order = CollectiveOrder::kReproducible;
   ResultFlags result;
 };
 
+absl::StatusOr<std::vector<PermutePair>> PermutationOf(const CollectiveFlags& flags) {
+  std::vector<PermutePair> permutation;
+  for (const std::string& pair : flags.pairs) {
+    SHARDMESH_ASSIGN_OR_RETURN(permutation.emplace_back(), ParsePermutePair(pair));
+  }
+  if (flags.from.has_value()) {
+    permutation.push_back({.source = *flags.from, .target = *flags.to});
+  }
+  return permutation;
+}
+
 absl::Status RunCollective(const Invocation& invocation, const CollectiveFlags& flags) {
+  SHARDMESH_ASSIGN_OR_RETURN(std::vector<PermutePair> permutation, PermutationOf(flags));
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   SHARDMESH_ASSIGN_OR_RETURN(Operand input, OperandOf(client.get(), flags.input));
   SHARDMESH_ASSIGN_OR_RETURN(const StepResult result,
@@ -164,6 +183,11 @@ absl::Status RunCollective(const Invocation& invocation, const CollectiveFlags& 
                                                  .axes = flags.axes,
                                                  .dimension = flags.dimension,
                                                  .reduction = flags.reduction,
+                                                 .root = flags.root,
+                                                 .split_dimension = flags.split_dimension,
+                                                 .permutation = std::move(permutation),
+                                                 .algorithm = flags.algorithm,
+                                                 .order = flags.order,
                                                  .output = OutputOf(flags.result)}));
   return Finish(invocation, client.get(), result, flags.result);
 }
@@ -204,10 +228,11 @@ void AddComputeCommands(CommandLine* line) {
 
   auto collective_flags = std::make_shared<CollectiveFlags>();
   CLI::App* const collective = line->AddCommand(
-      "collective", "Reduce or gather an array along mesh axes",
+      "collective", "Exchange an array's tiles along mesh axes, in all groups of devices at once",
       [collective_flags](const Invocation& i) { return RunCollective(i, *collective_flags); });
-  AddParsedOption(collective, "kind", &collective_flags->kind, ParseCollectiveKind,
-                  "all-reduce, all-gather or reduce-scatter")
+  AddParsedOption(collective, "kind,--kind", &collective_flags->kind, ParseCollectiveKind,
+                  "all-reduce, all-gather, reduce-scatter, all-to-all, broadcast, reduce, gather, "
+                  "scatter, permute, send (a permute of one pair) or barrier")
       ->required();
   collective->add_option("tensor", collective_flags->input, kOperandHelp)->required();
   collective->add_option("--axes", collective_flags->axes, "mesh axes, major to minor, as fsdp,tp")
@@ -215,10 +240,41 @@ void AddComputeCommands(CommandLine* line) {
       ->required();
   collective
       ->add_option("--dimension", collective_flags->dimension,
-                   "of all-gather and reduce-scatter (default: 0)")
+                   "of all-gather, reduce-scatter, all-to-all (to be joined), gather and scatter "
+                   "(default: 0)")
+      ->check(CLI::NonNegativeNumber);
+  collective
+      ->add_option("--split-dimension", collective_flags->split_dimension,
+                   "of all-to-all: the dimension to be partitioned instead")
       ->check(CLI::NonNegativeNumber);
   AddParsedOption(collective, "--reduction", &collective_flags->reduction, ParseReduction,
                   "sum, product, min, max or mean (default: sum)");
+  collective
+      ->add_option("--root", collective_flags->root,
+                   "of broadcast, reduce, gather and scatter: a place within each group, along the "
+                   "axes (default: 0)")
+      ->check(CLI::NonNegativeNumber);
+  CLI::Option* const pairs =
+      collective
+          ->add_option("--pairs", collective_flags->pairs,
+                       "of permute: source and target places, as 0:1,1:2; who is no target gets "
+                       "zeros")
+          ->delimiter(',');
+  CLI::Option* const from =
+      collective->add_option("--from", collective_flags->from, "of send: the place that sends")
+          ->check(CLI::NonNegativeNumber)
+          ->excludes(pairs);
+  CLI::Option* const to =
+      collective->add_option("--to", collective_flags->to, "of send: the place that receives")
+          ->check(CLI::NonNegativeNumber)
+          ->excludes(pairs)
+          ->needs(from);
+  from->needs(to);
+  AddParsedOption(collective, "--algorithm", &collective_flags->algorithm, ParseCollectiveAlgorithm,
+                  "auto, pairwise, direct, doubling, halving, ring, binomial or chain, as far as "
+                  "the kind has it (default: auto)");
+  AddParsedOption(collective, "--order", &collective_flags->order, ParseCollectiveOrder,
+                  "of sums: reproducible, or fastest, which allows a ring (default: reproducible)");
   AddResultOptions(collective, &collective_flags->result);
 }
 

@@ -286,7 +286,42 @@ absl::StatusOr<WeightLayout> ParseWeightLayout(std::string_view text) {
 absl::StatusOr<CollectiveKind> ParseCollectiveKind(std::string_view text) {
   return Named<CollectiveKind>(text, {{"all-reduce", CollectiveKind::kAllReduce},
                                       {"all-gather", CollectiveKind::kAllGather},
-                                      {"reduce-scatter", CollectiveKind::kReduceScatter}});
+                                      {"reduce-scatter", CollectiveKind::kReduceScatter},
+                                      {"all-to-all", CollectiveKind::kAllToAll},
+                                      {"broadcast", CollectiveKind::kBroadcast},
+                                      {"reduce", CollectiveKind::kReduce},
+                                      {"gather", CollectiveKind::kGather},
+                                      {"scatter", CollectiveKind::kScatter},
+                                      {"permute", CollectiveKind::kPermute},
+                                      {"send", CollectiveKind::kPermute},
+                                      {"barrier", CollectiveKind::kBarrier}});
+}
+
+absl::StatusOr<CollectiveAlgorithm> ParseCollectiveAlgorithm(std::string_view text) {
+  return Named<CollectiveAlgorithm>(text, {{"auto", CollectiveAlgorithm::kAuto},
+                                           {"pairwise", CollectiveAlgorithm::kPairwise},
+                                           {"direct", CollectiveAlgorithm::kDirect},
+                                           {"doubling", CollectiveAlgorithm::kDoubling},
+                                           {"halving", CollectiveAlgorithm::kHalving},
+                                           {"ring", CollectiveAlgorithm::kRing},
+                                           {"binomial", CollectiveAlgorithm::kBinomial},
+                                           {"chain", CollectiveAlgorithm::kChain}});
+}
+
+absl::StatusOr<CollectiveOrder> ParseCollectiveOrder(std::string_view text) {
+  return Named<CollectiveOrder>(text, {{"reproducible", CollectiveOrder::kReproducible},
+                                       {"fastest", CollectiveOrder::kFastest}});
+}
+
+absl::StatusOr<PermutePair> ParsePermutePair(std::string_view text) {
+  const std::pair<std::string, std::string> ends =
+      absl::StrSplit(ToAbsl(text), absl::MaxSplits(':', 1));
+  PermutePair pair;
+  if (!absl::SimpleAtoi(ends.first, &pair.source) || !absl::SimpleAtoi(ends.second, &pair.target) ||
+      pair.source < 0 || pair.target < 0) {
+    return Malformed(text, "is no pair of places, as in \"0:1\"");
+  }
+  return pair;
 }
 
 absl::StatusOr<Reduction> ParseReduction(std::string_view text) {

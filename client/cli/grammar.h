@@ -72,7 +72,12 @@ bool LooksLikePath(std::string_view text);
 // The names of the options of computations, such as `gelu` or `reduce-scatter`.
 absl::StatusOr<Activation> ParseActivation(std::string_view text);
 absl::StatusOr<WeightLayout> ParseWeightLayout(std::string_view text);
+// Also `send`, which is a permute of one pair.
 absl::StatusOr<CollectiveKind> ParseCollectiveKind(std::string_view text);
+absl::StatusOr<CollectiveAlgorithm> ParseCollectiveAlgorithm(std::string_view text);
+absl::StatusOr<CollectiveOrder> ParseCollectiveOrder(std::string_view text);
+// `0:1`: from place 0 to place 1.
+absl::StatusOr<PermutePair> ParsePermutePair(std::string_view text);
 absl::StatusOr<Reduction> ParseReduction(std::string_view text);
 absl::StatusOr<EntryKind> ParseEntryKind(std::string_view text);
 // The names of questions, such as `mapped-size` and `matmul`.

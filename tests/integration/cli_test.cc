@@ -941,6 +941,52 @@ TEST_F(ClusterCommandTest, LoadsGetsAndComputes) {
   EXPECT_FALSE(std::filesystem::exists(Path("h.npy")));
 }
 
+TEST_F(ClusterCommandTest, ExchangesTiles) {
+  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape", "8,4", "--out", Path("a.npy")}).exit_code, 0);
+  const auto collective = [&](std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), "collective");
+    return cluster_->Run(std::move(arguments));
+  };
+  const auto expect = [&](std::vector<std::string> arguments, const std::string& spec) {
+    const CommandResult result = collective(std::move(arguments));
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_THAT(result.out, HasSubstr("spec " + spec));
+  };
+  expect({"scatter", Path("a.npy"), "--axes", "fsdp,tp", "--root", "3", "--as", "rows"},
+         "(fsdp,tp),-, named rows");
+  expect({"all-to-all", "rows", "--axes", "tp", "--split-dimension", "1"}, "fsdp,tp");
+  expect({"--kind", "all-gather", "rows", "--axes", "tp", "--algorithm", "ring"}, "fsdp,-");
+  expect({"permute", "rows", "--axes", "fsdp,tp", "--pairs", "0:1,1:2"}, "(fsdp,tp),-");
+  expect({"send", "rows", "--axes", "tp", "--from", "1", "--to", "0"}, "(fsdp,tp),-");
+  expect({"reduce", "rows", "--axes", "tp", "--root=1", "--algorithm", "binomial"},
+         "fsdp,- unreduced tp");
+  expect({"all-reduce", "rows", "--axes", "tp", "--order", "fastest", "--algorithm", "ring"},
+         "fsdp,-");
+  expect({"barrier", "rows", "--axes", "tp"}, "(fsdp,tp),-");
+
+  ExpectRefused(
+      {{"a root that is no place",
+        {"collective", "broadcast", "rows", "--axes", "tp", "--root", "2"},
+        "root 2 is no place of a group; it has the places 0 to 1"},
+       {"an algorithm that the kind does not have",
+        {"collective", "gather", "rows", "--axes", "tp", "--algorithm", "chain"},
+        "gather has no algorithm \"chain\"; those that fit: pairwise"},
+       {"no pairs", {"collective", "permute", "rows", "--axes", "tp"}, "no pairs of places"}});
+  const std::pair<std::vector<std::string>, std::string> wrong[] = {
+      {{"permute", "rows", "--axes", "tp", "--pairs", "0-1"}, "is no pair of places, as in"},
+      {{"send", "rows", "--axes", "tp", "--from", "1"}, "--to"},
+      {{"send", "rows", "--axes", "tp", "--from=1", "--to=0", "--pairs", "0:1"}, "--pairs"},
+      {{"broadcst", "rows", "--axes", "tp"}, "did you mean \"broadcast\"?"},
+      {{"all-reduce", "rows", "--axes", "tp", "--order", "slowest"}, "reproducible, fastest"},
+  };
+  for (const auto& [arguments, error] : wrong) {
+    const CommandResult result = collective(arguments);
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_THAT(result.err, HasSubstr(error));
+  }
+  EXPECT_EQ(cluster_->Run({"rm", "rows"}).exit_code, 0);
+}
+
 TEST_F(ClusterCommandTest, KeepsDefinitions) {
   CommandResult result = cluster_->Run({"catalog", "put", "rules", "bert", kRules});
   ASSERT_EQ(result.exit_code, 0) << result.err;

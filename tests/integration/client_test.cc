@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <variant>
@@ -10,6 +12,8 @@
 #include "rpc/definitions.h"
 #include "sharding/rule_set.h"
 #include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+#include "tensor/collective_choice.h"
 #include "tensor/view.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/test_cluster.h"
@@ -139,6 +143,151 @@ TEST_F(ClientTest, KeepsTreesAndAnswersQuestionsThatNameThem) {
   ASSERT_THAT(client().DeleteEntry(EntryKind::kTree, "model"), IsOk());
   EXPECT_THAT(client().GetEntry(EntryKind::kTree, "model"),
               StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+}
+
+// Collectives on an 8 x 4 matrix of the numbers 0, 1, 2, ..., whose rows lie over fsdp=2, tp=2.
+class CollectiveClientTest : public ClientTest {
+ protected:
+  void SetUp() override {
+    ClientTest::SetUp();
+    for (size_t i = 0; i < numbers_.size(); ++i) numbers_[i] = static_cast<float>(i);
+    const client::PutTensor tensor{
+        .name = "m",
+        .view = *TensorView::Create(
+            Dtype::kF32, {8, 4},
+            {reinterpret_cast<const char*>(numbers_.data()), numbers_.size() * sizeof(float)}),
+        .spec = PartitionSpec({SpecEntry::Axes({"fsdp", "tp"})}),
+        .cut_points = {}};
+    ASSERT_THAT(client().PutTensors({&tensor, 1}), IsOk());
+  }
+
+  // The rows [begin, end) of the matrix.
+  std::vector<float> Rows(size_t begin, size_t end) const {
+    return {numbers_.begin() + static_cast<std::ptrdiff_t>(4 * begin),
+            numbers_.begin() + static_cast<std::ptrdiff_t>(4 * end)};
+  }
+  static std::vector<float> Add(std::vector<float> a, const std::vector<float>& b) {
+    for (size_t i = 0; i < a.size(); ++i) a[i] += b[i];
+    return a;
+  }
+  static std::vector<float> Join(std::vector<float> a, const std::vector<float>& b) {
+    a.insert(a.end(), b.begin(), b.end());
+    return a;
+  }
+
+  // The elements of what a collective makes; partial sums are summed first.
+  absl::StatusOr<std::vector<float>> ElementsAfter(const client::CollectiveCall& call,
+                                                   PartitionSpec* spec) {
+    SHARDMESH_ASSIGN_OR_RETURN(client::StepResult result, client().Collective(call));
+    *spec = result.outputs[0].array.descriptor.spec;
+    if (!spec->unreduced().empty()) {
+      const client::ArraySelector parts =
+          client::ArraySelector::ById(result.outputs[0].array.descriptor.array_id);
+      EXPECT_FALSE(client().Gather(parts).ok()) << "of partial sums";
+      SHARDMESH_ASSIGN_OR_RETURN(
+          result,
+          client().Collective({.input = parts,
+                               .kind = CollectiveKind::kAllReduce,
+                               .axes = {spec->unreduced().begin(), spec->unreduced().end()}}));
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(
+        const client::GatheredTensor gathered,
+        client().Gather(client::ArraySelector::ById(result.outputs[0].array.descriptor.array_id)));
+    const absl::Span<const char> bytes = gathered.view().bytes();
+    std::vector<float> elements(bytes.size() / sizeof(float));
+    std::memcpy(elements.data(), bytes.data(), bytes.size());
+    return elements;
+  }
+
+  std::vector<float> numbers_ = std::vector<float>(32);
+};
+
+TEST_F(CollectiveClientTest, EveryKindByEveryAlgorithmOverProcesses) {
+  using Kind = CollectiveKind;
+  // Of a group along tp: rows 0, 1 and 2, 3 on the one, 4, 5 and 6, 7 on the other.
+  struct Case {
+    client::CollectiveCall call;
+    std::vector<float> expected;
+    PartitionSpec spec;
+  };
+  const client::Operand m = client::ArraySelector::ByName("m");
+  const std::vector<float> sums = Join(Add(Rows(0, 2), Rows(2, 4)), Add(Rows(4, 6), Rows(6, 8)));
+  const std::vector<float> of_place_1 = Join(Rows(2, 4), Rows(6, 8));
+  const std::vector<float> zeros(8);
+  const PartitionSpec over_fsdp_alone({SpecEntry::Axis("fsdp"), SpecEntry::None()});
+  const Case cases[] = {
+      {{.input = m, .kind = Kind::kAllReduce, .axes = {"tp"}}, sums, over_fsdp_alone},
+      {{.input = m, .kind = Kind::kAllGather, .axes = {"tp"}}, numbers_, over_fsdp_alone},
+      {{.input = m, .kind = Kind::kReduceScatter, .axes = {"tp"}},
+       sums,
+       PartitionSpec({SpecEntry::Axes({"fsdp", "tp"}), SpecEntry::None()})},
+      {{.input = m, .kind = Kind::kAllToAll, .axes = {"tp"}, .split_dimension = 1},
+       numbers_,
+       PartitionSpec({SpecEntry::Axis("fsdp"), SpecEntry::Axis("tp")})},
+      {{.input = m, .kind = Kind::kBroadcast, .axes = {"tp"}, .root = 1},
+       of_place_1,
+       over_fsdp_alone},
+      {{.input = m, .kind = Kind::kReduce, .axes = {"tp"}, .root = 1},
+       sums,
+       PartitionSpec({SpecEntry::Axis("fsdp"), SpecEntry::None()}, {"tp"})},
+      {{.input = m, .kind = Kind::kGather, .axes = {"tp"}, .root = 1},
+       numbers_,
+       PartitionSpec({SpecEntry::Axis("fsdp"), SpecEntry::None()}, {"tp"})},
+      {{.input = m, .kind = Kind::kScatter, .axes = {"tp"}, .root = 1},
+       of_place_1,
+       PartitionSpec({SpecEntry::Axes({"fsdp", "tp"}), SpecEntry::None()})},
+      {{.input = m, .kind = Kind::kPermute, .axes = {"tp"}, .permutation = {{0, 1}}},
+       Join(Join(zeros, Rows(0, 2)), Join(zeros, Rows(4, 6))),
+       PartitionSpec({SpecEntry::Axes({"fsdp", "tp"}), SpecEntry::None()})},
+      {{.input = m, .kind = Kind::kBarrier, .axes = {"fsdp", "tp"}},
+       numbers_,
+       PartitionSpec({SpecEntry::Axes({"fsdp", "tp"}), SpecEntry::None()})},
+  };
+  for (const Case& c : cases) {
+    for (const CollectiveAlgorithm algorithm : AllCollectiveAlgorithms()) {
+      const absl::Span<const CollectiveAlgorithm> known = AlgorithmsOf(c.call.kind);
+      const bool fits = algorithm == CollectiveAlgorithm::kAuto ||
+                        std::find(known.begin(), known.end(), algorithm) != known.end();
+      SCOPED_TRACE(
+          StrCat(CollectiveKindName(c.call.kind), " by ", CollectiveAlgorithmName(algorithm)));
+      client::CollectiveCall call = c.call;
+      call.algorithm = algorithm;
+      call.order = CollectiveOrder::kFastest;
+      PartitionSpec spec;
+      const absl::StatusOr<std::vector<float>> elements = ElementsAfter(call, &spec);
+      if (!fits) {
+        EXPECT_THAT(elements, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+        continue;
+      }
+      ASSERT_THAT(elements, IsOk());
+      EXPECT_EQ(*elements, c.expected);
+      EXPECT_EQ(spec, c.spec) << spec.ToString();
+    }
+  }
+}
+
+TEST_F(CollectiveClientTest, RefusesWhatCannotBeBeforeAnyByteMoves) {
+  const client::Operand m = client::ArraySelector::ByName("m");
+  const auto refusal = [&](const client::CollectiveCall& call) {
+    return client().Collective(call).status();
+  };
+  EXPECT_THAT(refusal({.input = m, .kind = CollectiveKind::kBroadcast, .axes = {"tp"}, .root = 2}),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  EXPECT_THAT(refusal({.input = m, .kind = CollectiveKind::kBroadcast, .axes = {"tp"}, .root = -1}),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  EXPECT_THAT(refusal({.input = m, .axes = {"tp"}, .algorithm = CollectiveAlgorithm::kRing}),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  EXPECT_THAT(refusal({.input = m, .axes = {"pp"}}),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kAxisNotInMesh));
+  EXPECT_THAT(refusal({.input = m,
+                       .kind = CollectiveKind::kPermute,
+                       .axes = {"tp"},
+                       .permutation = {{0, 1}, {1, 1}}}),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  PartitionSpec spec;
+  EXPECT_THAT(
+      ElementsAfter({.input = m, .kind = CollectiveKind::kAllGather, .axes = {"tp"}}, &spec),
+      IsOkAndHolds(numbers_));
 }
 
 }  // namespace

@@ -52,6 +52,7 @@ class InProcessRanks {
 
   // Opens the step on every rank.
   absl::Status OpenStep(int64_t step) {
+    opened_step_ = step;
     for (auto& mailbox : mailboxes_) {
       SHARDMESH_RETURN_IF_ERROR(mailbox->OpenStep(step, identities_));
     }
@@ -76,10 +77,28 @@ class InProcessRanks {
 
     DeviceId rank() const override { return rank_; }
 
+    absl::Status Begin(int64_t op, std::string signature) override {
+      SHARDMESH_RETURN_IF_ERROR(
+          ranks_->mailbox(rank_).Begin(ranks_->opened_step_, op, rank_, signature));
+      absl::MutexLock lock(&mutex_);
+      op_ = op;
+      signature_ = std::move(signature);
+      untold_.assign(ranks_->links_.size(), true);
+      return absl::OkStatus();
+    }
+
     absl::Status Send(DeviceId peer, const worker::Tag& tag, worker::OwnedBytes message) override {
       if (message.bytes.empty() || peer == rank_ || peer < 0 || peer >= ranks_->size()) {
         return absl::InvalidArgumentError(
             StrCat("rank ", rank_, " sends ", message.bytes.size(), " bytes to rank ", peer));
+      }
+      std::string signature;
+      {
+        absl::MutexLock lock(&mutex_);
+        if (tag.op() == op_ && untold_[static_cast<size_t>(peer)]) {
+          untold_[static_cast<size_t>(peer)] = false;
+          signature = signature_;
+        }
       }
       const auto message_bytes = static_cast<int64_t>(message.bytes.size());
       for (int64_t offset = 0; offset < message_bytes; offset += ranks_->piece_bytes_) {
@@ -88,9 +107,10 @@ class InProcessRanks {
             ranks_->identity(rank_), tag,
             {.offset_bytes = offset,
              .message_bytes = message_bytes,
-             .content = {
-                 message.bytes.subspan(static_cast<size_t>(offset), static_cast<size_t>(size)),
-                 message.owner}}));
+             .content = {message.bytes.subspan(static_cast<size_t>(offset),
+                                               static_cast<size_t>(size)),
+                         message.owner},
+             .signature = std::exchange(signature, {})}));
       }
       return absl::OkStatus();
     }
@@ -104,9 +124,14 @@ class InProcessRanks {
    private:
     InProcessRanks* const ranks_;
     const DeviceId rank_;
+    absl::Mutex mutex_;
+    int64_t op_ ABSL_GUARDED_BY(mutex_) = -1;
+    std::string signature_ ABSL_GUARDED_BY(mutex_);
+    std::vector<bool> untold_ ABSL_GUARDED_BY(mutex_);
   };
 
   const int64_t piece_bytes_;
+  int64_t opened_step_ = 0;
   std::vector<std::string> identities_;
   std::vector<std::unique_ptr<worker::Mailbox>> mailboxes_;
   std::vector<std::unique_ptr<RankLink>> links_;
@@ -128,6 +153,9 @@ class FaultyLink final : public worker::Link {
   FaultyLink(worker::Link* base, Decide decide) : base_(base), decide_(std::move(decide)) {}
 
   DeviceId rank() const override { return base_->rank(); }
+  absl::Status Begin(int64_t op, std::string signature) override {
+    return base_->Begin(op, std::move(signature));
+  }
 
   absl::Status Send(DeviceId peer, const worker::Tag& tag, worker::OwnedBytes message) override {
     switch (decide_(peer, tag)) {

@@ -73,6 +73,14 @@ class Link {
   // This end's own rank.
   virtual DeviceId rank() const = 0;
 
+  // Says what this rank is about to do as op `op` of the step, before it sends or receives anything
+  // of it: kind, reduction, element types, sizes, group and algorithm, as text of at most 512 bytes
+  // that is the same on every rank of the group. It goes along with the first message to each peer.
+  // Where a peer says something else, now or later, the step fails with FAILED_PRECONDITION
+  // (COLLECTIVE_MISMATCH), which shows both, instead of exchanging what does not belong together.
+  // Ops are begun one after the other. INVALID_ARGUMENT for an op that was begun, or longer text.
+  virtual absl::Status Begin(int64_t op, std::string signature) = 0;
+
   // Starts to send `message`, of at least one byte, as the message `tag` to `peer`, and returns
   // without waiting for the receiver, so that no order of sends and receives can deadlock. The
   // owner is released once the bytes are no longer needed, also after an abort; until then they

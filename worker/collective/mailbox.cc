@@ -1,7 +1,9 @@
 // Mailbox: pieces in, in order per worker and tag; receivers out, woken one by one.
 #include "worker/collective/mailbox.h"
 
+#include <algorithm>
 #include <iterator>
+#include <utility>
 
 #include "sharding/reason.h"
 #include "sharding/str_cat.h"
@@ -11,6 +13,8 @@ namespace {
 
 // What a held piece costs beyond its bytes, so that a flood of tiny messages is bounded too.
 constexpr int64_t kPieceOverheadBytes = 256;
+// Signatures that are held for ops that were not begun here, in one step.
+constexpr int64_t kMaxEarlySignatures = 16'384;
 
 int64_t ChargeOf(const OwnedBytes& piece) {
   return static_cast<int64_t>(piece.bytes.size()) + kPieceOverheadBytes;
@@ -112,6 +116,44 @@ void Mailbox::RestoreWorker(const std::string& worker) {
   gone_.erase(worker);
 }
 
+absl::Status Mailbox::Begin(int64_t step, int64_t op, DeviceId rank, std::string signature) {
+  std::vector<OwnedBytes> dropped;
+  absl::MutexLock lock(&mutex_);
+  const auto found = steps_.find(step);
+  if (found == steps_.end() || !found->second.open) {
+    return absl::FailedPreconditionError(
+        StrCat("op ", op, " was begun in step ", step, ", which is not open"));
+  }
+  Step& opened = found->second;
+  if (!opened.failure.ok()) return opened.failure;
+  Signatures& signatures = opened.signatures[op];
+  if (!signatures.own.empty()) {
+    return absl::InvalidArgumentError(
+        StrCat("op ", op, " of step ", step, " was begun before, as ", signatures.own));
+  }
+  signatures.rank = rank;
+  signatures.own = std::move(signature);
+  opened.early_signatures -= static_cast<int64_t>(signatures.early.size());
+  for (const auto& [worker, theirs] : std::exchange(signatures.early, {})) {
+    absl::Status same = CompareSignatures(opened, step, op, signatures, worker, theirs);
+    if (!same.ok()) Fail(opened, std::move(same), dropped);
+  }
+  return opened.failure;
+}
+
+absl::Status Mailbox::CompareSignatures(const Step& step, int64_t step_number, int64_t op,
+                                        const Signatures& signatures, const std::string& worker,
+                                        std::string_view theirs) {
+  if (signatures.own == theirs) return absl::OkStatus();
+  const auto rank = std::find(step.members.begin(), step.members.end(), worker);
+  return WithReason(
+      absl::FailedPreconditionError(StrCat(
+          "ranks do not run the same collective as op ", op, " of step ", step_number, ": rank ",
+          signatures.rank, " runs ", signatures.own, ", ",
+          RankName(static_cast<DeviceId>(rank - step.members.begin()), worker), " runs ", theirs)),
+      Reason::kCollectiveMismatch);
+}
+
 absl::Status Mailbox::Deliver(const std::string& worker, const Tag& tag, Piece piece) {
   const auto size_bytes = static_cast<int64_t>(piece.content.bytes.size());
   const auto refuse = [&](std::string_view why) {
@@ -124,6 +166,7 @@ absl::Status Mailbox::Deliver(const std::string& worker, const Tag& tag, Piece p
     return refuse("is out of the message's bounds");
   }
 
+  std::vector<OwnedBytes> dropped;
   absl::MutexLock lock(&mutex_);
   if (gone_.contains(worker)) return absl::OkStatus();
   Step* step = FindOrHold(tag.step());
@@ -158,6 +201,23 @@ absl::Status Mailbox::Deliver(const std::string& worker, const Tag& tag, Piece p
         StrCat("a piece of ", size_bytes, " bytes from ", worker, " (", tag.ToString(),
                ") is too much: ", charged_bytes, " bytes are held from this worker, ",
                options_.worker_limit_bytes, " are allowed"));
+  }
+
+  if (!piece.signature.empty()) {
+    Signatures& signatures = step->signatures[tag.op()];
+    if (signatures.own.empty()) {
+      if (step->early_signatures == kMaxEarlySignatures) {
+        return refuse(StrCat("comes with one signature more than ", kMaxEarlySignatures,
+                             " of ops that have not begun"));
+      }
+      ++step->early_signatures;
+      signatures.early.emplace_back(worker, std::move(piece.signature));
+    } else if (absl::Status same = CompareSignatures(*step, tag.step(), tag.op(), signatures,
+                                                     worker, piece.signature);
+               !same.ok()) {
+      Fail(*step, std::move(same), dropped);
+      return absl::OkStatus();  // the step is at fault, not the stream
+    }
   }
 
   Message& message = is_new ? step->messages[std::move(key)] : found->second;

@@ -52,9 +52,10 @@ class Mailbox {
 
   // A part of a message as it came in.
   struct Piece {
-    int64_t offset_bytes = 0;   // of the piece in the message
-    int64_t message_bytes = 0;  // of the whole message
-    OwnedBytes content;         // not empty
+    int64_t offset_bytes = 0;    // of the piece in the message
+    int64_t message_bytes = 0;   // of the whole message
+    OwnedBytes content;          // not empty
+    std::string signature = {};  // what the sender does as the tag's op, if it came along
   };
 
   explicit Mailbox(Options options) : options_(std::move(options)) {}
@@ -84,6 +85,12 @@ class Mailbox {
   // The worker is there again. Steps that failed stay failed.
   void RestoreWorker(const std::string& worker);
 
+  // Says what this worker, which serves `rank`, does as an op of an open step. If a peer has said
+  // something else, or does so later, the step fails with FAILED_PRECONDITION
+  // (COLLECTIVE_MISMATCH). FAILED_PRECONDITION if the step is not open; INVALID_ARGUMENT for an op
+  // that was begun; the step's failure.
+  absl::Status Begin(int64_t step, int64_t op, DeviceId rank, std::string signature);
+
   // Takes in a piece from a worker. On an error nothing is kept, and the stream that it came from
   // is not to be trusted further: INVALID_ARGUMENT for a piece that is empty, out of order, out of
   // its message's bounds, or from a worker that is no member of the step; RESOURCE_EXHAUSTED, with
@@ -107,17 +114,29 @@ class Mailbox {
     absl::CondVar changed;
   };
   using MessageKey = std::pair<std::string, Tag>;  // worker, tag
+  // What is done as one op: here, once it was begun, and by workers that came to it before.
+  struct Signatures {
+    DeviceId rank = 0;
+    std::string own;
+    std::vector<std::pair<std::string, std::string>> early;  // worker, signature
+  };
   struct Step {
     bool open = false;
     std::vector<std::string> members;
     absl::Status failure;
     // Stable addresses: a receiver waits on a message's condition variable.
     absl::node_hash_map<MessageKey, Message> messages;
+    std::map<int64_t, Signatures> signatures;  // by op
+    int64_t early_signatures = 0;              // of all ops
   };
   using Steps = std::map<int64_t, Step>;
 
   // Null for a step that is closed.
   Step* FindOrHold(int64_t step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // OK if the worker does the same as this one.
+  static absl::Status CompareSignatures(const Step& step, int64_t step_number, int64_t op,
+                                        const Signatures& signatures, const std::string& worker,
+                                        std::string_view theirs);
   // Sets the failure if there is none, wakes the receivers and moves what is held to `dropped`.
   void Fail(Step& step, absl::Status failure, std::vector<OwnedBytes>& dropped)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

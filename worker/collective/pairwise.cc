@@ -3,7 +3,8 @@
 
 #include <algorithm>
 #include <cstring>
-#include <optional>
+#include <string_view>
+#include <vector>
 
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -13,48 +14,60 @@
 namespace shardmesh::worker {
 namespace {
 
-size_t Index(int64_t i) { return static_cast<size_t>(i); }
-
-int64_t SizeOf(const OwnedBytes& bytes) { return static_cast<int64_t>(bytes.bytes.size()); }
-
-// Calls fn(place, device) for every place of the group but the own, beginning with the next one, so
-// that the ranks do not all send to the same one first.
+// Calls fn(place) for every place of the group but the own, beginning with the next one, so that
+// the ranks do not all send to the same one first.
 template <typename Fn>
 absl::Status ForEachPeer(const DeviceGroup& group, Fn fn) {
   for (int64_t distance = 1; distance < group.size(); ++distance) {
-    const int64_t place = (group.place() + distance) % group.size();
-    SHARDMESH_RETURN_IF_ERROR(fn(place, group.device_at(place)));
+    SHARDMESH_RETURN_IF_ERROR(fn((group.place() + distance) % group.size()));
   }
   return absl::OkStatus();
 }
 
-void ReportReceived(const CollectiveCall& call, DeviceId peer) {
-  if (call.received) call.received(peer);
+absl::Status CheckRoot(std::string_view what, const DeviceGroup& group, int64_t root) {
+  if (root >= 0 && root < group.size()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      StrCat(what, " with place ", root, " of a group of ", group.size(), " ranks as its root"));
 }
 
-OwnedBytes Part(const OwnedBytes& whole, int64_t begin_bytes, int64_t end_bytes) {
-  return {whole.bytes.subspan(Index(begin_bytes), Index(end_bytes - begin_bytes)), whole.owner};
+absl::Status CheckPerPlace(std::string_view what, const DeviceGroup& group, size_t given,
+                           std::string_view of_what) {
+  if (given == Index(group.size())) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      StrCat(what, " over ", group.size(), " ranks was given ", given, " ", of_what));
 }
 
-// Receives a message piece by piece: take(offset_bytes, bytes).
-template <typename Fn>
-absl::Status ReceiveInPieces(const CollectiveCall& call, DeviceId peer, const Tag& tag,
-                             int64_t message_bytes, Fn take) {
-  for (int64_t offset_bytes = 0; offset_bytes < message_bytes;) {
-    SHARDMESH_ASSIGN_OR_RETURN(OwnedBytes piece,
-                               call.link->Receive(peer, tag, message_bytes, call.deadline));
-    take(offset_bytes, piece.bytes);
-    offset_bytes += SizeOf(piece);
+absl::Status CheckSameSize(std::string_view what, size_t mine, size_t out) {
+  if (mine == out) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      StrCat(what, " of ", mine, " bytes to memory of ", out, " bytes"));
+}
+
+// The parts of an operand by place, and the sizes of their results.
+struct EvenParts {
+  std::vector<OwnedBytes> operands;
+  std::vector<int64_t> result_cuts;  // in bytes
+  std::vector<int64_t> result_bytes;
+};
+
+EvenParts PartsOf(const Combiner& combiner, const OwnedBytes& operand, int64_t ranks) {
+  EvenParts parts;
+  const std::vector<int64_t> cuts = EvenCuts(SizeOf(operand) / combiner.operand_bytes, ranks);
+  for (size_t place = 0; place + 1 < cuts.size(); ++place) {
+    parts.operands.push_back(PartOf(operand, cuts[place] * combiner.operand_bytes,
+                                    cuts[place + 1] * combiner.operand_bytes));
+    parts.result_cuts.push_back(cuts[place] * combiner.result_bytes);
+    parts.result_bytes.push_back((cuts[place + 1] - cuts[place]) * combiner.result_bytes);
   }
-  ReportReceived(call, peer);
-  return absl::OkStatus();
+  return parts;
 }
 
-// Combines the own part with the messages of all peers, a block at a time, as they arrive.
-absl::Status CombineArriving(const CollectiveCall& call, const Combiner& combiner, const Tag& tag,
-                             absl::Span<const char> own, absl::Span<char> out) {
+// Combines the own operand with the messages of all peers, a block at a time, as they arrive.
+absl::Status CombineAll(const CollectiveCall& call, const Combiner& combiner,
+                        absl::Span<const char> own, absl::Span<char> out) {
   const DeviceGroup& group = *call.group;
   const auto own_bytes = static_cast<int64_t>(own.size());
+  SHARDMESH_ASSIGN_OR_RETURN(const Tag tag, Tag::Create(call.step, call.op, call.round));
   std::vector<std::optional<MessageReader>> readers(Index(group.size()));
   for (int64_t place = 0; place < group.size(); ++place) {
     if (place == group.place()) continue;
@@ -81,7 +94,7 @@ absl::Status CombineArriving(const CollectiveCall& call, const Combiner& combine
     for (int64_t place = 0; place < group.size(); ++place) {
       if (place == group.place()) continue;
       readers[Index(place)]->Skip(Index(block * combiner.operand_bytes));
-      if (done == count) ReportReceived(call, group.device_at(place));
+      if (done == count && call.received) call.received(group.device_at(place));
     }
   }
   return absl::OkStatus();
@@ -89,21 +102,10 @@ absl::Status CombineArriving(const CollectiveCall& call, const Combiner& combine
 
 }  // namespace
 
-std::vector<int64_t> EvenCuts(int64_t count, int64_t parts) {
-  std::vector<int64_t> cuts(Index(parts) + 1);
-  for (int64_t i = 0; i <= parts; ++i) {
-    cuts[Index(i)] = count / parts * i + std::min(i, count % parts);
-  }
-  return cuts;
-}
-
 absl::Status PairwiseReduceScatter(const CollectiveCall& call, const Combiner& combiner,
                                    absl::Span<const OwnedBytes> parts, absl::Span<char> out) {
   const DeviceGroup& group = *call.group;
-  if (static_cast<int64_t>(parts.size()) != group.size()) {
-    return absl::InvalidArgumentError(
-        StrCat("reduce-scatter over ", group.size(), " ranks was given ", parts.size(), " parts"));
-  }
+  SHARDMESH_RETURN_IF_ERROR(CheckPerPlace("reduce-scatter", group, parts.size(), "parts"));
   for (const OwnedBytes& part : parts) {
     if (SizeOf(part) % combiner.operand_bytes != 0) {
       return absl::InvalidArgumentError(StrCat("a part of ", SizeOf(part),
@@ -112,106 +114,179 @@ absl::Status PairwiseReduceScatter(const CollectiveCall& call, const Combiner& c
     }
   }
   const OwnedBytes& own = parts[Index(group.place())];
-  const int64_t result_bytes = SizeOf(own) / combiner.operand_bytes * combiner.result_bytes;
-  if (static_cast<int64_t>(out.size()) != result_bytes) {
-    return absl::InvalidArgumentError(StrCat("the result of a reduction has ", result_bytes,
-                                             " bytes, its memory has ", out.size()));
-  }
-
-  SHARDMESH_ASSIGN_OR_RETURN(const Tag tag, Tag::Create(call.step, call.op, call.round));
-  SHARDMESH_RETURN_IF_ERROR(ForEachPeer(group, [&](int64_t place, DeviceId peer) {
-    const OwnedBytes& part = parts[Index(place)];
-    return part.bytes.empty() ? absl::OkStatus() : call.link->Send(peer, tag, part);
-  }));
-  return CombineArriving(call, combiner, tag, own.bytes, out);
+  SHARDMESH_RETURN_IF_ERROR(CheckReduction("reduce-scatter", combiner, own.bytes, out.size()));
+  SHARDMESH_RETURN_IF_ERROR(ForEachPeer(
+      group, [&](int64_t place) { return SendTo(call, place, 0, parts[Index(place)]); }));
+  return CombineAll(call, combiner, own.bytes, out);
 }
 
 absl::Status PairwiseAllGather(const CollectiveCall& call, const OwnedBytes& mine,
                                absl::Span<const int64_t> sizes_bytes, PlaceFn place_fn) {
+  return PairwiseAllToAll(call, std::vector<OwnedBytes>(Index(call.group->size()), mine),
+                          sizes_bytes, place_fn);
+}
+
+absl::Status PairwiseAllToAll(const CollectiveCall& call, absl::Span<const OwnedBytes> parts,
+                              absl::Span<const int64_t> sizes_bytes, PlaceFn place_fn) {
   const DeviceGroup& group = *call.group;
-  if (static_cast<int64_t>(sizes_bytes.size()) != group.size()) {
-    return absl::InvalidArgumentError(StrCat("all-gather over ", group.size(), " ranks was given ",
-                                             sizes_bytes.size(), " sizes"));
-  }
-  if (SizeOf(mine) != sizes_bytes[Index(group.place())]) {
-    return absl::InvalidArgumentError(StrCat("all-gather was given ", SizeOf(mine),
+  SHARDMESH_RETURN_IF_ERROR(CheckPerPlace("an exchange", group, parts.size(), "parts"));
+  SHARDMESH_RETURN_IF_ERROR(CheckPerPlace("an exchange", group, sizes_bytes.size(), "sizes"));
+  const OwnedBytes& own = parts[Index(group.place())];
+  if (SizeOf(own) != sizes_bytes[Index(group.place())]) {
+    return absl::InvalidArgumentError(StrCat("an exchange was given ", SizeOf(own),
                                              " bytes where this rank is to bring ",
                                              sizes_bytes[Index(group.place())]));
   }
-
-  SHARDMESH_ASSIGN_OR_RETURN(const Tag tag, Tag::Create(call.step, call.op, call.round));
-  if (!mine.bytes.empty()) {
-    SHARDMESH_RETURN_IF_ERROR(ForEachPeer(
-        group, [&](int64_t, DeviceId peer) { return call.link->Send(peer, tag, mine); }));
-    place_fn(group.place(), 0, mine.bytes);
-  }
-  return ForEachPeer(group, [&](int64_t place, DeviceId peer) {
-    return ReceiveInPieces(call, peer, tag, sizes_bytes[Index(place)],
-                           [&](int64_t offset_bytes, absl::Span<const char> bytes) {
-                             place_fn(place, offset_bytes, bytes);
-                           });
+  SHARDMESH_RETURN_IF_ERROR(ForEachPeer(
+      group, [&](int64_t place) { return SendTo(call, place, 0, parts[Index(place)]); }));
+  if (!own.bytes.empty()) place_fn(group.place(), 0, own.bytes);
+  return ForEachPeer(group, [&](int64_t place) {
+    return ReceivePieces(call, place, 0, sizes_bytes[Index(place)],
+                         [&](int64_t offset_bytes, absl::Span<const char> bytes) {
+                           place_fn(place, offset_bytes, bytes);
+                         });
   });
 }
 
 absl::Status PairwiseAllReduce(const CollectiveCall& call, const Combiner& combiner,
                                const OwnedBytes& operand, const OwnedMutableBytes& out) {
+  SHARDMESH_RETURN_IF_ERROR(
+      CheckReduction("all-reduce", combiner, operand.bytes, out.bytes.size()));
   const DeviceGroup& group = *call.group;
-  const int64_t count = SizeOf(operand) / combiner.operand_bytes;
-  if (SizeOf(operand) % combiner.operand_bytes != 0 ||
-      static_cast<int64_t>(out.bytes.size()) != count * combiner.result_bytes) {
-    return absl::InvalidArgumentError(StrCat(
-        "all-reduce of ", SizeOf(operand), " bytes in elements of ", combiner.operand_bytes, " to ",
-        out.bytes.size(), " bytes in elements of ", combiner.result_bytes, ": they do not fit"));
-  }
-
-  const std::vector<int64_t> cuts = EvenCuts(count, group.size());
-  std::vector<OwnedBytes> parts;
-  std::vector<int64_t> sizes_bytes;
-  for (size_t place = 0; place + 1 < cuts.size(); ++place) {
-    parts.push_back(Part(operand, cuts[place] * combiner.operand_bytes,
-                         cuts[place + 1] * combiner.operand_bytes));
-    sizes_bytes.push_back((cuts[place + 1] - cuts[place]) * combiner.result_bytes);
-  }
-  const auto begin_bytes = [&](int64_t place) {
-    return cuts[Index(place)] * combiner.result_bytes;
-  };
-  const absl::Span<char> own = out.bytes.subspan(Index(begin_bytes(group.place())),
-                                                 Index(sizes_bytes[Index(group.place())]));
-  SHARDMESH_RETURN_IF_ERROR(PairwiseReduceScatter(call, combiner, parts, own));
+  const EvenParts parts = PartsOf(combiner, operand, group.size());
+  const int64_t begin_bytes = parts.result_cuts[Index(group.place())];
+  const OwnedMutableBytes own =
+      PartOf(out, begin_bytes, begin_bytes + parts.result_bytes[Index(group.place())]);
+  SHARDMESH_RETURN_IF_ERROR(PairwiseReduceScatter(call, combiner, parts.operands, own.bytes));
 
   CollectiveCall gather = call;
   gather.round = call.round + 1;
-  return PairwiseAllGather(gather, OwnedBytes{own, out.owner}, sizes_bytes,
+  return PairwiseAllGather(gather, OwnedBytes{own.bytes, own.owner}, parts.result_bytes,
                            [&](int64_t place, int64_t offset_bytes, absl::Span<const char> bytes) {
                              if (place == group.place()) return;  // made where it belongs
-                             std::memcpy(out.bytes.data() + begin_bytes(place) + offset_bytes,
-                                         bytes.data(), bytes.size());
+                             std::memcpy(
+                                 out.bytes.data() + parts.result_cuts[Index(place)] + offset_bytes,
+                                 bytes.data(), bytes.size());
                            });
+}
+
+absl::Status DirectAllReduce(const CollectiveCall& call, const Combiner& combiner,
+                             const OwnedBytes& operand, absl::Span<char> out) {
+  SHARDMESH_RETURN_IF_ERROR(CheckReduction("all-reduce", combiner, operand.bytes, out.size()));
+  SHARDMESH_RETURN_IF_ERROR(
+      ForEachPeer(*call.group, [&](int64_t place) { return SendTo(call, place, 0, operand); }));
+  return CombineAll(call, combiner, operand.bytes, out);
+}
+
+absl::Status DirectReduce(const CollectiveCall& call, const Combiner& combiner, int64_t root,
+                          const OwnedBytes& operand, absl::Span<char> out) {
+  SHARDMESH_RETURN_IF_ERROR(CheckRoot("reduce", *call.group, root));
+  if (root != call.group->place()) return SendTo(call, root, 0, operand);
+  SHARDMESH_RETURN_IF_ERROR(CheckReduction("reduce", combiner, operand.bytes, out.size()));
+  return CombineAll(call, combiner, operand.bytes, out);
+}
+
+absl::Status PairwiseReduce(const CollectiveCall& call, const Combiner& combiner, int64_t root,
+                            const OwnedBytes& operand, absl::Span<char> out) {
+  const DeviceGroup& group = *call.group;
+  SHARDMESH_RETURN_IF_ERROR(CheckRoot("reduce", group, root));
+  const bool is_root = root == group.place();
+  if (is_root) {
+    SHARDMESH_RETURN_IF_ERROR(CheckReduction("reduce", combiner, operand.bytes, out.size()));
+  }
+  const EvenParts parts = PartsOf(combiner, operand, group.size());
+  const int64_t own_bytes = parts.result_bytes[Index(group.place())];
+  OwnedMutableBytes own;
+  if (is_root) {
+    own.bytes = out.subspan(Index(parts.result_cuts[Index(root)]), Index(own_bytes));
+  } else {
+    SHARDMESH_ASSIGN_OR_RETURN(own, Scratch(call, own_bytes));
+  }
+  SHARDMESH_RETURN_IF_ERROR(PairwiseReduceScatter(call, combiner, parts.operands, own.bytes));
+
+  CollectiveCall gather = call;
+  gather.round = call.round + 1;
+  return PairwiseGather(gather, root, OwnedBytes{own.bytes, own.owner}, parts.result_bytes,
+                        [&](int64_t place, int64_t offset_bytes, absl::Span<const char> bytes) {
+                          if (place == root) return;  // made where it belongs
+                          std::memcpy(out.data() + parts.result_cuts[Index(place)] + offset_bytes,
+                                      bytes.data(), bytes.size());
+                        });
 }
 
 absl::Status PairwiseBroadcast(const CollectiveCall& call, int64_t root, const OwnedBytes& mine,
                                absl::Span<char> out) {
+  SHARDMESH_RETURN_IF_ERROR(CheckRoot("broadcast", *call.group, root));
+  if (root != call.group->place()) return ReceiveInto(call, root, 0, out);
+  SHARDMESH_RETURN_IF_ERROR(CheckSameSize("broadcast", mine.bytes.size(), out.size()));
+  SHARDMESH_RETURN_IF_ERROR(
+      ForEachPeer(*call.group, [&](int64_t place) { return SendTo(call, place, 0, mine); }));
+  if (!out.empty()) std::memcpy(out.data(), mine.bytes.data(), out.size());
+  return absl::OkStatus();
+}
+
+absl::Status PairwiseGather(const CollectiveCall& call, int64_t root, const OwnedBytes& mine,
+                            absl::Span<const int64_t> sizes_bytes, PlaceFn place_fn) {
   const DeviceGroup& group = *call.group;
-  if (root < 0 || root >= group.size()) {
-    return absl::InvalidArgumentError(
-        StrCat("broadcast from place ", root, " of a group of ", group.size(), " ranks"));
+  SHARDMESH_RETURN_IF_ERROR(CheckRoot("gather", group, root));
+  SHARDMESH_RETURN_IF_ERROR(CheckPerPlace("gather", group, sizes_bytes.size(), "sizes"));
+  if (SizeOf(mine) != sizes_bytes[Index(group.place())]) {
+    return absl::InvalidArgumentError(StrCat("gather was given ", SizeOf(mine),
+                                             " bytes where this rank is to bring ",
+                                             sizes_bytes[Index(group.place())]));
   }
-  const bool is_root = root == group.place();
-  if (is_root && mine.bytes.size() != out.size()) {
-    return absl::InvalidArgumentError(
-        StrCat("broadcast of ", mine.bytes.size(), " bytes to memory of ", out.size(), " bytes"));
+  if (root != group.place()) return SendTo(call, root, 0, mine);
+  if (!mine.bytes.empty()) place_fn(root, 0, mine.bytes);
+  return ForEachPeer(group, [&](int64_t place) {
+    return ReceivePieces(call, place, 0, sizes_bytes[Index(place)],
+                         [&](int64_t offset_bytes, absl::Span<const char> bytes) {
+                           place_fn(place, offset_bytes, bytes);
+                         });
+  });
+}
+
+absl::Status PairwiseScatter(const CollectiveCall& call, int64_t root,
+                             absl::Span<const OwnedBytes> parts, absl::Span<char> out) {
+  const DeviceGroup& group = *call.group;
+  SHARDMESH_RETURN_IF_ERROR(CheckRoot("scatter", group, root));
+  if (root != group.place()) return ReceiveInto(call, root, 0, out);
+  SHARDMESH_RETURN_IF_ERROR(CheckPerPlace("scatter", group, parts.size(), "parts"));
+  const OwnedBytes& own = parts[Index(root)];
+  SHARDMESH_RETURN_IF_ERROR(CheckSameSize("scatter", own.bytes.size(), out.size()));
+  SHARDMESH_RETURN_IF_ERROR(ForEachPeer(
+      group, [&](int64_t place) { return SendTo(call, place, 0, parts[Index(place)]); }));
+  if (!out.empty()) std::memcpy(out.data(), own.bytes.data(), out.size());
+  return absl::OkStatus();
+}
+
+absl::Status Permute(const CollectiveCall& call, absl::Span<const std::optional<int64_t>> targets,
+                     const OwnedBytes& mine, absl::Span<char> out) {
+  const DeviceGroup& group = *call.group;
+  SHARDMESH_RETURN_IF_ERROR(CheckPerPlace("permute", group, targets.size(), "targets"));
+  SHARDMESH_RETURN_IF_ERROR(CheckSameSize("permute", mine.bytes.size(), out.size()));
+  std::vector<bool> is_target(targets.size());
+  std::optional<int64_t> source;
+  for (int64_t place = 0; place < group.size(); ++place) {
+    const std::optional<int64_t> target = targets[Index(place)];
+    if (!target.has_value()) continue;
+    if (*target < 0 || *target >= group.size() || is_target[Index(*target)]) {
+      return absl::InvalidArgumentError(
+          StrCat("permute from place ", place, " to place ", *target, " of a group of ",
+                 group.size(), " ranks: there is no such place, or it is a target already"));
+    }
+    is_target[Index(*target)] = true;
+    if (*target == group.place()) source = place;
+  }
+  const std::optional<int64_t> target = targets[Index(group.place())];
+  if (target.has_value() && *target != group.place()) {
+    SHARDMESH_RETURN_IF_ERROR(SendTo(call, *target, 0, mine));
   }
   if (out.empty()) return absl::OkStatus();
-
-  SHARDMESH_ASSIGN_OR_RETURN(const Tag tag, Tag::Create(call.step, call.op, call.round));
-  if (!is_root) {
-    return ReceiveInPieces(call, group.device_at(root), tag, static_cast<int64_t>(out.size()),
-                           [&](int64_t offset_bytes, absl::Span<const char> bytes) {
-                             std::memcpy(out.data() + offset_bytes, bytes.data(), bytes.size());
-                           });
+  if (!source.has_value()) {
+    std::memset(out.data(), 0, out.size());
+    return absl::OkStatus();
   }
-  SHARDMESH_RETURN_IF_ERROR(
-      ForEachPeer(group, [&](int64_t, DeviceId peer) { return call.link->Send(peer, tag, mine); }));
+  if (*source != group.place()) return ReceiveInto(call, *source, 0, out);
   std::memcpy(out.data(), mine.bytes.data(), out.size());
   return absl::OkStatus();
 }

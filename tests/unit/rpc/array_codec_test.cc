@@ -151,6 +151,21 @@ Program SomeProgram() {
       MatmulOp{3, 1, true, false},
       CollectiveOp{4, CollectiveKind::kReduceScatter, {"tp", "dp"}, 1, Reduction::kMax},
       ReshardOp{5, PartitionSpec({SpecEntry::Axis("dp")})},
+      CollectiveOp{.input = 6,
+                   .kind = CollectiveKind::kPermute,
+                   .axes = {"tp"},
+                   .permutation = {{0, 1}, {1, 0}}},
+      CollectiveOp{.input = 7,
+                   .kind = CollectiveKind::kReduce,
+                   .axes = {"tp"},
+                   .root = 3,
+                   .algorithm = CollectiveAlgorithm::kBinomial,
+                   .order = CollectiveOrder::kFastest},
+      CollectiveOp{.input = 8,
+                   .kind = CollectiveKind::kAllToAll,
+                   .axes = {"dp", "tp"},
+                   .dimension = 2,
+                   .split_dimension = 1},
   };
   program.outputs = {6, 0};
   return program;
@@ -169,17 +184,62 @@ TEST(PlanCodecTest, MalformedProgramsNameTheirField) {
   wire.mutable_ops(1)->mutable_matmul()->set_lhs(4);  // its own result
   EXPECT_EQ(FieldOf(Decode(wire).status()), "ops[1]");
   wire = good;
-  wire.set_outputs(0, 7);
+  wire.set_outputs(0, 10);
   EXPECT_EQ(FieldOf(Decode(wire).status()), "outputs[0]");
   wire = good;
   wire.mutable_ops(2)->mutable_collective()->clear_kind();
   EXPECT_EQ(FieldOf(Decode(wire).status()), "ops[2].collective.kind");
+  wire = good;
+  wire.mutable_ops(5)->mutable_collective()->set_root(-1);
+  EXPECT_EQ(FieldOf(Decode(wire).status()), "ops[5].collective.root");
+  wire = good;
+  wire.mutable_ops(6)->mutable_collective()->set_split_dimension(-1);
+  EXPECT_EQ(FieldOf(Decode(wire).status()), "ops[6].collective.split_dimension");
+  wire = good;
+  wire.mutable_ops(5)->mutable_collective()->set_algorithm(
+      static_cast<v1::CollectiveAlgorithm>(31));
+  EXPECT_EQ(FieldOf(Decode(wire).status()), "ops[5].collective.algorithm");
+  wire = good;
+  wire.mutable_ops(5)->mutable_collective()->set_order(static_cast<v1::CollectiveOrder>(9));
+  EXPECT_EQ(FieldOf(Decode(wire).status()), "ops[5].collective.order");
   wire = good;
   wire.mutable_ops(0)->clear_op();
   EXPECT_EQ(FieldOf(Decode(wire).status()), "ops[0].op");
   wire = good;
   wire.set_operand_count(kMaxProgramSize + 1);
   EXPECT_THAT(Decode(wire).status(), StatusIs(kInvalid, Reason::kLimitExceeded));
+}
+
+TEST(PlanCodecTest, EnumsOfCollectivesCrossTheWireAndUnsetMeansTheDefault) {
+  for (const CollectiveKind kind : AllCollectiveKinds()) {
+    EXPECT_THAT(Decode(Encode(kind)), IsOkAndHolds(kind));
+  }
+  for (const CollectiveAlgorithm algorithm : AllCollectiveAlgorithms()) {
+    EXPECT_THAT(Decode(Encode(algorithm)), IsOkAndHolds(algorithm));
+  }
+  EXPECT_THAT(Decode(v1::COLLECTIVE_ALGORITHM_UNSPECIFIED),
+              IsOkAndHolds(CollectiveAlgorithm::kAuto));
+  EXPECT_THAT(Decode(v1::COLLECTIVE_ORDER_UNSPECIFIED),
+              IsOkAndHolds(CollectiveOrder::kReproducible));
+  EXPECT_THAT(Decode(v1::COLLECTIVE_ORDER_FASTEST), IsOkAndHolds(CollectiveOrder::kFastest));
+}
+
+TEST(PlanCodecTest, PlansOfEveryCollectiveCrossTheWireAndNameTheirAlgorithm) {
+  for (const CollectiveKind kind : AllCollectiveKinds()) {
+    CollectiveOp op = {.kind = kind, .axes = {"tp"}, .algorithm = CollectiveAlgorithm::kAuto};
+    if (kind == CollectiveKind::kAllToAll) op.split_dimension = 1;
+    if (kind == CollectiveKind::kPermute) op.permutation = {{0, 1}};
+    const ValueDescriptor operand = {Dtype::kF32, {8, 16}, PartitionSpec({SpecEntry::Axis("tp")})};
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(
+        const Plan plan, PlanProgram(Program{.operand_count = 1, .ops = {op}, .outputs = {1}},
+                                     {operand}, {"default", 1, *Mesh::Parse("dp=2,tp=2")}));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const Plan back, ParsePlanBytes(PlanBytes(plan)));
+    EXPECT_TRUE(back == plan) << CollectiveKindName(kind);
+    v1::Plan wire;
+    Encode(plan, &wire);
+    wire.mutable_instructions(0)->mutable_collective()->clear_algorithm();
+    EXPECT_THAT(Decode(wire).status(), StatusIs(kInvalid, Reason::kBadField));
+  }
 }
 
 TEST(PlanCodecTest, PlansCrossTheWireAsTheSameBytes) {

@@ -62,6 +62,7 @@ FrameHeader DataHeader() {
   header.tag = {41, 3, 1};
   header.offset_bytes = 4;
   header.message_bytes = 4096;
+  header.signature = "all-reduce of F32[1024]";
   return header;
 }
 
@@ -240,8 +241,11 @@ TEST(FrameTest, RefusesWhatNoSenderMaySend) {
   message.set_message_bytes(100);
   message.set_offset_bytes(-1);
   EXPECT_THAT(refused(message), bad);
-  message.set_kind(v1::FRAME_KIND_PING);
   message.set_offset_bytes(0);
+  message.set_signature(std::string(static_cast<size_t>(kMaxSignatureBytes) + 1, 'x'));
+  EXPECT_THAT(refused(message), bad);
+  message.clear_signature();
+  message.set_kind(v1::FRAME_KIND_PING);
   EXPECT_THAT(refused(message), bad);  // a payload in a ping
   message.clear_payload();
   message.set_crc32c(1);

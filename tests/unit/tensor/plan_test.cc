@@ -13,6 +13,8 @@
 #include "gtest/gtest.h"
 #include "sharding/device_group.h"
 #include "sharding/reason.h"
+#include "sharding/str_cat.h"
+#include "tensor/collective_choice.h"
 
 namespace shardmesh {
 namespace {
@@ -369,6 +371,7 @@ TEST(PlanTest, LaysOutAnyMatrixAsAnyOther) {
 }
 
 TEST(PlanTest, CollectivesChangeShapeAndLayoutAsDocumented) {
+  using Kind = CollectiveKind;
   struct Case {
     CollectiveOp op;
     PartitionSpec from;
@@ -376,30 +379,298 @@ TEST(PlanTest, CollectivesChangeShapeAndLayoutAsDocumented) {
     PartitionSpec to;
   };
   const Case cases[] = {
-      {{.kind = CollectiveKind::kAllReduce, .axes = {"a"}},
-       Spec({{}, {}}, {"a"}),
+      {{.kind = Kind::kAllReduce, .axes = {"a"}}, Spec({{}, {}}, {"a"}), {8, 4}, Spec({{}, {}})},
+      {{.kind = Kind::kAllReduce, .axes = {"a"}}, Spec({{"a"}, {}}), {4, 4}, Spec({{}, {}})},
+      {{.kind = Kind::kAllReduce, .axes = {"a"}},
+       Spec({{}, {}}, {"a", "b"}),
        {8, 4},
-       Spec({{}, {}})},
-      {{.kind = CollectiveKind::kAllReduce, .axes = {"a"}},
-       Spec({{"a"}, {}}),
-       {4, 4},
-       Spec({{}, {}})},
-      {{.kind = CollectiveKind::kAllGather, .axes = {"b"}, .dimension = 0},
+       Spec({{}, {}}, {"b"})},
+      {{.kind = Kind::kAllGather, .axes = {"b"}, .dimension = 0},
        Spec({{"a", "b"}, {}}),
        {8, 4},
        Spec({{"a"}, {}})},
-      {{.kind = CollectiveKind::kReduceScatter, .axes = {"a"}, .dimension = 1},
+      {{.kind = Kind::kAllGather, .axes = {"b"}, .dimension = 1},
+       Spec({{}, {"b"}}, {"a"}),
+       {8, 4},
+       Spec({{}, {}}, {"a"})},
+      {{.kind = Kind::kReduceScatter, .axes = {"a"}, .dimension = 1},
        Spec({{"b"}, {}}, {"a"}),
        {8, 4},
        Spec({{"b"}, {"a"}})},
+      {{.kind = Kind::kAllToAll, .axes = {"b"}, .dimension = 0, .split_dimension = 1},
+       Spec({{"a", "b"}, {}}),
+       {8, 4},
+       Spec({{"a"}, {"b"}})},
+      {{.kind = Kind::kAllToAll, .axes = {"a"}, .dimension = 1, .split_dimension = 0},
+       Spec({{"b"}, {"a"}}),
+       {8, 4},
+       Spec({{"b", "a"}, {}})},
+      {{.kind = Kind::kAllToAll, .axes = {"b", "a"}, .dimension = 1, .split_dimension = 0},
+       Spec({{}, {"b", "a"}}),
+       {8, 4},
+       Spec({{"b", "a"}, {}})},
+      {{.kind = Kind::kBroadcast, .axes = {"a"}, .root = 1},
+       Spec({{"a"}, {"b"}}),
+       {4, 4},
+       Spec({{}, {"b"}})},
+      {{.kind = Kind::kBroadcast, .axes = {"a", "b"}, .root = 3},
+       Spec({{}, {}}, {"a"}),
+       {8, 4},
+       Spec({{}, {}})},
+      {{.kind = Kind::kReduce, .axes = {"a"}, .root = 1},
+       Spec({{"a"}, {"b"}}),
+       {4, 4},
+       Spec({{}, {"b"}}, {"a"})},
+      {{.kind = Kind::kReduce, .axes = {"a"}, .root = 1},
+       Spec({{}, {}}, {"a", "b"}),
+       {8, 4},
+       Spec({{}, {}}, {"a", "b"})},
+      {{.kind = Kind::kGather, .axes = {"b"}, .dimension = 0, .root = 1},
+       Spec({{"a", "b"}, {}}),
+       {8, 4},
+       Spec({{"a"}, {}}, {"b"})},
+      {{.kind = Kind::kScatter, .axes = {"b"}, .dimension = 1, .root = 1},
+       Spec({{"a"}, {}}, {"b"}),
+       {8, 4},
+       Spec({{"a"}, {"b"}})},
+      {{.kind = Kind::kScatter, .axes = {"a"}, .dimension = 0, .root = 1},
+       Spec({{"a"}, {}}),
+       {4, 4},
+       Spec({{"a"}, {}})},
+      {{.kind = Kind::kPermute, .axes = {"a"}, .permutation = {{0, 1}}},
+       Spec({{"a"}, {}}, {"b"}),
+       {8, 4},
+       Spec({{"a"}, {}}, {"b"})},
+      {{.kind = Kind::kBarrier, .axes = {"a", "b"}},
+       Spec({{"b"}, {}}, {"a"}),
+       {8, 4},
+       Spec({{"b"}, {}}, {"a"})},
   };
   for (const Case& c : cases) {
     const auto plan = PlanProgram(Program{.operand_count = 1, .ops = {c.op}, .outputs = {1}},
                                   {Value({8, 4}, c.from)}, Target("a=2,b=2"));
     ASSERT_TRUE(plan.ok()) << plan.status();
+    SCOPED_TRACE(plan->instructions[0].label);
     EXPECT_TRUE(CheckPlan(*plan).ok()) << CheckPlan(*plan);
     EXPECT_EQ(plan->values[1].shape, c.shape);
     EXPECT_EQ(plan->values[1].spec, c.to) << plan->values[1].spec.ToString();
+    const auto& collective = std::get<GroupCollective>(plan->instructions[0].kind);
+    EXPECT_NE(collective.algorithm, CollectiveAlgorithm::kAuto);
+    EXPECT_TRUE(CheckAlgorithm(c.op.kind, collective.algorithm, c.op.order).ok());
+  }
+}
+
+// A collective of the kind that is possible on a matrix partitioned over tp along dimension 0.
+CollectiveOp PossibleOp(CollectiveKind kind) {
+  CollectiveOp op = {.kind = kind, .axes = {"tp"}};
+  if (kind == CollectiveKind::kAllToAll) op.split_dimension = 1;
+  if (kind == CollectiveKind::kPermute) op.permutation = {{0, 0}};
+  return op;
+}
+
+absl::StatusOr<Plan> PlanOf(CollectiveOp op, ValueDescriptor operand,
+                            std::string_view mesh = "dp=3,tp=2,one=1") {
+  return PlanProgram(Program{.operand_count = 1, .ops = {std::move(op)}, .outputs = {1}},
+                     {std::move(operand)}, Target(mesh));
+}
+
+TEST(PlanTest, EveryKindAndAlgorithmIsPlannedForEveryTypeThatItCanDo) {
+  for (const CollectiveKind kind : AllCollectiveKinds()) {
+    for (const CollectiveAlgorithm algorithm : AlgorithmsOf(kind)) {
+      for (const Dtype dtype : AllDtypes()) {
+        CollectiveOp op = PossibleOp(kind);
+        op.algorithm = algorithm;
+        op.order = CollectiveOrder::kFastest;
+        for (const Shape& shape : {Shape{16, 16}, Shape{0, 16}}) {
+          const auto plan = PlanOf(op, Value(shape, Spec({{"tp"}, {}}), dtype));
+          const bool has_arithmetic = dtype == Dtype::kF16 || dtype == Dtype::kBF16 ||
+                                      dtype == Dtype::kF32 || dtype == Dtype::kF64 ||
+                                      dtype == Dtype::kI8 || dtype == Dtype::kU8 ||
+                                      dtype == Dtype::kI32 || dtype == Dtype::kI64;
+          SCOPED_TRACE(StrCat(CollectiveKindName(kind), " of ", DtypeName(dtype)));
+          if (IsReduction(kind) && !has_arithmetic) {
+            EXPECT_EQ(ReasonOf(plan.status()), Reason::kUnsupportedDtype);
+            continue;
+          }
+          ASSERT_TRUE(plan.ok()) << plan.status();
+          EXPECT_TRUE(CheckPlan(*plan).ok()) << CheckPlan(*plan);
+          EXPECT_EQ(std::get<GroupCollective>(plan->instructions[0].kind).algorithm, algorithm);
+        }
+      }
+    }
+  }
+}
+
+TEST(PlanTest, GroupsOfOneDeviceExchangeNothing) {
+  for (const CollectiveKind kind : AllCollectiveKinds()) {
+    CollectiveOp op = PossibleOp(kind);
+    op.axes = {"one"};
+    const ValueDescriptor operand = Value({4, 4}, Spec({{"tp", "one"}, {"dp"}}));
+    const auto plan = PlanOf(op, {.shape = {4, 6}, .spec = operand.spec});
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_TRUE(std::holds_alternative<LocalSlice>(plan->instructions[0].kind));
+    EXPECT_EQ(plan->cost.sent_bytes, 0);
+    EXPECT_EQ(plan->values[1].shape, (Shape{4, 6}));
+  }
+}
+
+TEST(PlanTest, RefusesCollectivesThatCannotBeWithTheReason) {
+  using Kind = CollectiveKind;
+  struct Case {
+    CollectiveOp op;
+    Reason reason;
+    std::string message;
+    PartitionSpec spec = Spec({{"tp"}, {}});
+    Dtype dtype = Dtype::kF32;
+    Shape shape = {6, 9};
+  };
+  const std::vector<std::string> tp = {"tp"};
+  const Case cases[] = {
+      {{.axes = {"pp"}}, Reason::kAxisNotInMesh, "axis 'pp' is not in the mesh"},
+      {{.axes = {}}, Reason::kMissingArgument, "no mesh axes are given"},
+      {{.axes = {"tp", "tp"}}, Reason::kDuplicateAxis, "axis 'tp' is given twice"},
+      {{.axes = tp}, Reason::kUnsupportedDtype, "BOOL has no arithmetic", {}, Dtype::kBool},
+      {{.kind = Kind::kReduce, .axes = tp, .reduction = Reduction::kMean},
+       Reason::kUnsupportedDtype,
+       "the mean of I32 is not defined; use a sum",
+       {},
+       Dtype::kI32},
+      {{.kind = Kind::kBroadcast, .axes = {"dp"}, .root = 3},
+       Reason::kBadField,
+       "root 3 is no place of a group; it has the places 0 to 2"},
+      {{.kind = Kind::kReduce, .axes = {"one"}, .root = 1}, Reason::kBadField, "root 1"},
+      {{.kind = Kind::kScatter, .axes = tp, .dimension = 0, .root = -1},
+       Reason::kBadField,
+       "root -1"},
+      {{.kind = Kind::kAllReduce, .axes = tp, .root = 1},
+       Reason::kBadField,
+       "all-reduce has no root"},
+      {{.kind = Kind::kPermute, .axes = tp}, Reason::kMissingArgument, "no pairs of places"},
+      {{.kind = Kind::kBarrier, .axes = tp, .permutation = {{0, 1}}},
+       Reason::kBadField,
+       "only permute has them, not barrier"},
+      {{.kind = Kind::kPermute, .axes = tp, .permutation = {{0, 2}}},
+       Reason::kBadField,
+       "the pair 0:2 names place 2; a group has the places 0 to 1"},
+      {{.kind = Kind::kPermute, .axes = tp, .permutation = {{-1, 0}}},
+       Reason::kBadField,
+       "names place -1"},
+      {{.kind = Kind::kPermute, .axes = {"dp"}, .permutation = {{0, 1}, {2, 1}}},
+       Reason::kBadField,
+       "place 1 is the target of two pairs"},
+      {{.kind = Kind::kPermute, .axes = {"dp"}, .permutation = {{2, 0}, {2, 1}}},
+       Reason::kBadField,
+       "place 2 is the source of two pairs; use broadcast"},
+      {{.kind = Kind::kPermute, .axes = {"tp", "dp"}, .permutation = {{0, 1}}},
+       Reason::kInvalidSpec,
+       "is replicated along dp, and its replicas would differ afterwards"},
+      {{.kind = Kind::kAllGather, .axes = tp, .dimension = 2},
+       Reason::kInvalidDimension,
+       "dimension 2 is not one of the 2 dimensions"},
+      {{.kind = Kind::kAllToAll, .axes = tp, .dimension = 0, .split_dimension = 2},
+       Reason::kInvalidDimension,
+       "split_dimension 2 is not one of the 2 dimensions"},
+      {{.kind = Kind::kAllToAll, .axes = tp, .dimension = 0, .split_dimension = 0},
+       Reason::kInvalidDimension,
+       "dimension and split_dimension are both 0"},
+      {{.kind = Kind::kAllToAll, .axes = tp, .dimension = 0, .split_dimension = 1},
+       Reason::kNotDivisible,
+       "dimension 1 of a tile has 9 elements; tp=2 does not divide it"},
+      {{.kind = Kind::kScatter, .axes = tp, .dimension = 1}, Reason::kNotDivisible, "9 elements"},
+      {{.kind = Kind::kReduceScatter, .axes = tp, .dimension = 1},
+       Reason::kNotDivisible,
+       "9 elements"},
+      {{.kind = Kind::kGather, .axes = {"dp"}, .dimension = 0},
+       Reason::kInvalidSpec,
+       "is not partitioned over dp as its minor axes; there is nothing to gather"},
+      {{.kind = Kind::kAllToAll, .axes = {"dp"}, .dimension = 0, .split_dimension = 1},
+       Reason::kInvalidSpec,
+       "there is nothing to exchange"},
+      {{.kind = Kind::kAllReduce, .axes = tp, .reduction = Reduction::kMax},
+       Reason::kInvalidSpec,
+       "partial sums along dp, of which products, minima and maxima mean nothing; sum over dp "
+       "first",
+       Spec({{"tp"}, {}}, {"dp"})},
+      {{.kind = Kind::kReduceScatter, .axes = tp, .reduction = Reduction::kProduct},
+       Reason::kInvalidSpec,
+       "sum over tp first",
+       Spec({{}, {}}, {"tp"})},
+      {{.kind = Kind::kAllGather, .axes = tp, .dimension = 1},
+       Reason::kUnsupportedDtype,
+       "F4 elements share bytes, and parts along dimension 1 of a tile of shape (2, 6) would cut "
+       "one",
+       Spec({{}, {"tp"}}),
+       Dtype::kF4,
+       {2, 6}},
+      {{.kind = Kind::kAllToAll, .axes = tp, .algorithm = CollectiveAlgorithm::kRing},
+       Reason::kInvalidDimension,
+       "both 0"},
+      {{.kind = Kind::kGather, .axes = tp, .algorithm = CollectiveAlgorithm::kRing},
+       Reason::kBadField,
+       "gather has no algorithm \"ring\"; those that fit: pairwise"},
+      {{.axes = tp, .algorithm = CollectiveAlgorithm::kRing},
+       Reason::kBadField,
+       "a ring sums in an order of its own, which all-reduce allows with the order \"fastest\" "
+       "alone; those that fit: pairwise, direct, doubling, halving"},
+  };
+  for (const Case& c : cases) {
+    const auto plan = PlanOf(c.op, Value(c.shape, c.spec, c.dtype));
+    SCOPED_TRACE(c.message);
+    EXPECT_EQ(plan.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(ReasonOf(plan.status()), c.reason) << plan.status();
+    EXPECT_THAT(std::string(plan.status().message()),
+                testing::AllOf(HasSubstr("op 0 (collective)"), HasSubstr(c.message)));
+  }
+}
+
+TEST(PlanTest, MeansOfPartialSumsAreThoseOfTheDevices) {
+  for (const Reduction reduction : {Reduction::kSum, Reduction::kMean}) {
+    const auto plan = PlanOf({.axes = {"tp"}, .reduction = reduction},
+                             Value({4, 4}, Spec({{}, {}}, {"tp", "dp"})));
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_EQ(plan->values[1].spec, Spec({{}, {}}, {"dp"}));
+  }
+}
+
+TEST(PlanTest, PartsWithoutArithmeticAreNotLaidOutAnew) {
+  const Program program = {
+      .operand_count = 1,
+      .ops = {CollectiveOp{.kind = CollectiveKind::kGather, .axes = {"tp"}, .root = 1},
+              ReshardOp{.input = 1, .spec = PartitionSpec()}},
+      .outputs = {2}};
+  const auto plan_of = [&](Dtype dtype) {
+    return PlanProgram(program, {Value({4, 4}, Spec({{"tp"}, {}}), dtype)}, Target("tp=2"));
+  };
+  EXPECT_TRUE(plan_of(Dtype::kU8).ok());
+  EXPECT_EQ(ReasonOf(plan_of(Dtype::kBool).status()), Reason::kUnsupportedDtype);
+  EXPECT_THAT(std::string(plan_of(Dtype::kBool).status().message()),
+              HasSubstr("broadcast them from their root"));
+}
+
+TEST(PlanTest, CostsAreThoseOfTheAlgorithm) {
+  struct Case {
+    CollectiveOp op;
+    int64_t sent_bytes;  // for tiles of 120 x 6 elements of 4 bytes, of 3 ranks
+  };
+  using Kind = CollectiveKind;
+  using Algorithm = CollectiveAlgorithm;
+  constexpr int64_t kTile = 120 * 6 * 4;
+  const Case cases[] = {
+      {{.kind = Kind::kAllReduce, .algorithm = Algorithm::kPairwise}, 2 * kTile * 2 / 3},
+      {{.kind = Kind::kAllReduce, .algorithm = Algorithm::kDirect}, kTile * 2},
+      {{.kind = Kind::kReduceScatter, .algorithm = Algorithm::kPairwise}, kTile * 2 / 3},
+      {{.kind = Kind::kAllGather, .algorithm = Algorithm::kRing}, kTile * 2},
+      {{.kind = Kind::kAllToAll, .dimension = 0, .split_dimension = 1}, kTile * 2 / 3},
+      {{.kind = Kind::kBroadcast, .algorithm = Algorithm::kChain}, kTile},
+      {{.kind = Kind::kPermute, .permutation = {{0, 2}}}, kTile},
+      {{.kind = Kind::kBarrier, .algorithm = Algorithm::kPairwise}, 2},
+  };
+  for (const Case& c : cases) {
+    CollectiveOp op = c.op;
+    op.axes = {"x"};
+    const auto plan = PlanOf(op, Value({360, 12}, Spec({{"x"}, {"y"}})), "x=3,y=2");
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_EQ(plan->cost.sent_bytes, c.sent_bytes) << plan->instructions[0].label;
   }
 }
 
@@ -451,6 +722,47 @@ TEST(PlanTest, CheckPlanRefusesPlansThatWereTamperedWith) {
   Plan missing_output = *plan;
   missing_output.outputs = {17};
   EXPECT_FALSE(CheckPlan(missing_output).ok());
+}
+
+TEST(PlanTest, CheckPlanJudgesCollectivesThatWereTamperedWith) {
+  const auto plan_of = [](CollectiveKind kind) {
+    return *PlanOf(PossibleOp(kind), Value({8, 4}, Spec({{"tp"}, {}})), "tp=2");
+  };
+  struct Case {
+    CollectiveKind kind;
+    std::function<void(CollectiveOp*)> tamper;
+  };
+  const Case cases[] = {
+      {CollectiveKind::kBroadcast, [](CollectiveOp* op) { op->root = 2; }},
+      {CollectiveKind::kReduce, [](CollectiveOp* op) { op->root = -1; }},
+      {CollectiveKind::kPermute,
+       [](CollectiveOp* op) {
+         op->permutation = {{0, 5}};
+       }},
+      {CollectiveKind::kPermute,
+       [](CollectiveOp* op) {
+         op->permutation = {{0, 1}, {1, 1}};
+       }},
+      {CollectiveKind::kAllToAll, [](CollectiveOp* op) { op->split_dimension = 0; }},
+      {CollectiveKind::kAllToAll, [](CollectiveOp* op) { op->split_dimension = 7; }},
+      {CollectiveKind::kGather, [](CollectiveOp* op) { op->dimension = 1; }},
+      {CollectiveKind::kScatter, [](CollectiveOp* op) { op->dimension = -1; }},
+      {CollectiveKind::kAllReduce,
+       [](CollectiveOp* op) { op->algorithm = CollectiveAlgorithm::kAuto; }},
+      {CollectiveKind::kAllReduce,
+       [](CollectiveOp* op) { op->algorithm = CollectiveAlgorithm::kRing; }},
+      {CollectiveKind::kBarrier,
+       [](CollectiveOp* op) { op->algorithm = CollectiveAlgorithm::kChain; }},
+      {CollectiveKind::kBroadcast, [](CollectiveOp* op) { op->kind = CollectiveKind::kScatter; }},
+      {CollectiveKind::kBarrier, [](CollectiveOp* op) { op->axes = {"pp"}; }},
+  };
+  for (const Case& c : cases) {
+    Plan plan = plan_of(c.kind);
+    EXPECT_TRUE(CheckPlan(plan).ok()) << CheckPlan(plan);
+    c.tamper(&std::get<GroupCollective>(plan.instructions[0].kind));
+    EXPECT_EQ(CheckPlan(plan).code(), absl::StatusCode::kInvalidArgument)
+        << CollectiveKindName(c.kind);
+  }
 }
 
 TEST(PlanTest, CheckPlanRefusesAGatherBeyond64Bits) {

@@ -101,6 +101,47 @@ TEST(MailboxTest, OpensStepsInOrderOnly) {
   EXPECT_THAT(mailbox.OpenStep(6, kMembers), IsOk());
 }
 
+TEST(MailboxTest, FailsTheStepWhereAPeerRunsAnotherCollectiveAndShowsBoth) {
+  for (const bool peer_is_first : {true, false}) {
+    SCOPED_TRACE(peer_is_first);
+    Mailbox mailbox({});
+    ASSERT_THAT(mailbox.OpenStep(1, kMembers), IsOk());
+    Mailbox::Piece piece = Whole("data");
+    piece.signature = "all-gather of F32[8]";
+    if (!peer_is_first) {
+      EXPECT_THAT(mailbox.Begin(1, 2, 0, "all-reduce of F32[8]"), IsOk());
+    }
+    ASSERT_THAT(mailbox.Deliver("w-b", TagOf(1), piece), IsOk()) << "its stream is not at fault";
+    if (peer_is_first) {
+      EXPECT_THAT(mailbox.FailureOf(1), IsOk());
+      EXPECT_THAT(mailbox.Begin(1, 2, 0, "all-reduce of F32[8]"),
+                  StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kCollectiveMismatch));
+    }
+    // Those who wait for others hear it too.
+    const auto received = mailbox.Receive(2, TagOf(1), 4, Soon());
+    EXPECT_THAT(received.status(),
+                StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kCollectiveMismatch));
+    EXPECT_THAT(std::string(received.status().message()),
+                HasSubstr("ranks do not run the same collective as op 2 of step 1: rank 0 runs "
+                          "all-reduce of F32[8], rank 1 (w-b) runs all-gather of F32[8]"));
+    EXPECT_EQ(mailbox.held_bytes(), 0);
+  }
+}
+
+TEST(MailboxTest, GoesOnWhereSignaturesAreTheSame) {
+  Mailbox mailbox({});
+  Mailbox::Piece piece = Whole("data");
+  piece.signature = "barrier";
+  ASSERT_THAT(mailbox.Deliver("w-b", TagOf(1), piece), IsOk());
+  ASSERT_THAT(mailbox.OpenStep(1, kMembers), IsOk());
+  ASSERT_THAT(mailbox.Begin(1, 2, 0, "barrier"), IsOk());
+  ASSERT_THAT(mailbox.Deliver("w-c", TagOf(1), piece), IsOk());
+  EXPECT_EQ(Text(mailbox.Receive(1, TagOf(1), 4, Soon())), "data");
+  EXPECT_EQ(Text(mailbox.Receive(2, TagOf(1), 4, Soon())), "data");
+  EXPECT_THAT(mailbox.Begin(1, 2, 0, "barrier"), StatusIs(absl::StatusCode::kInvalidArgument));
+  EXPECT_THAT(mailbox.Begin(2, 2, 0, "barrier"), StatusIs(absl::StatusCode::kFailedPrecondition));
+}
+
 TEST(MailboxTest, NamesRankStepAndOpAtTheDeadline) {
   Mailbox mailbox({});
   ASSERT_THAT(mailbox.OpenStep(7, kMembers), IsOk());

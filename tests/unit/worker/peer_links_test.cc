@@ -183,6 +183,27 @@ TEST(PeerLinksTest, AbortEndsTheStepOnAllItsRanks) {
   EXPECT_EQ(workers.links(2).BlamedFor(3), "worker-0");
 }
 
+TEST(PeerLinksTest, RanksThatRunDifferentCollectivesBothHearOfBoth) {
+  LinkedWorkers workers("x=2");
+  ASSERT_TRUE(workers.Connect(1));
+  const auto zero = Open(workers, 0, 3);
+  const auto one = Open(workers, 1, 3);
+  ASSERT_TRUE(zero->Begin(5, "all-reduce of F32[8]").ok());
+  ASSERT_TRUE(one->Begin(5, "all-reduce of F16[16]").ok());
+  const Tag tag = *Tag::Create(3, 5, 0);
+  ASSERT_TRUE(zero->Send(1, tag, Own(Pattern(32, 0))).ok());
+  const absl::Status found = one->Receive(0, tag, 32, Soon()).status();
+  // Whoever finds it ends the step for the others, as for any failure.
+  workers.links(1).AbortStep(3, found, "worker-1");
+  for (const absl::Status& status : {found, zero->Receive(1, tag, 32, Soon()).status()}) {
+    EXPECT_EQ(ReasonOf(status), Reason::kCollectiveMismatch) << status;
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("rank 1 runs all-reduce of F16[16], rank 0 (worker-0) runs all-reduce of "
+                          "F32[8]"));
+  }
+  EXPECT_EQ(one->Begin(6, std::string(513, 'x')).code(), absl::StatusCode::kInvalidArgument);
+}
+
 TEST(PeerLinksTest, WhatAnEndedStepHadYetToSendGoesWhenAPeerAbortsIt) {
   LinkedWorkers workers("x=2", /*tag_limit_bytes=*/1024);
   ASSERT_TRUE(workers.Connect(1));

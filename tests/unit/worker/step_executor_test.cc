@@ -4,14 +4,18 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <numeric>
+#include <random>
 
 #include "linked_workers.h"
 #include "rpc/plan_codec.h"
+#include "sharding/device_group.h"
 #include "sharding/digest.h"
 #include "sharding/reason.h"
+#include "tensor/collective_choice.h"
 #include "tensor/plan.h"
 #include "tensor/view.h"
 #include "tests/testing/status_matchers.h"
@@ -315,6 +319,292 @@ TEST_F(StepExecutorTest, CollectivesAlongAnyDimensionEqualTheirDefinition) {
   }
 }
 
+// Every collective, as its definition in tensor/program.h reads, on the tiles of all devices.
+class CollectiveStepTest : public StepExecutorTest {
+ protected:
+  using Tiles = std::vector<std::string>;  // bytes by device
+
+  // Puts an array of which each device has the tile given, whatever replicas have.
+  void PutTiles(const std::string& id, const ValueDescriptor& value, const Tiles& tiles) {
+    const Tiling tiling = *Tiling::Create(mesh(), value.spec, value.shape);
+    for (DeviceId device = 0; device < mesh().size(); ++device) {
+      auto staged = *rank(device).store->Stage({.array_id = id,
+                                                .dtype = value.dtype,
+                                                .array_shape = value.shape,
+                                                .tile = tiling.TileOf(device),
+                                                .array_descriptor = "",
+                                                .transfer_id = "put"},
+                                               false);
+      const std::string& tile = tiles[static_cast<size_t>(device)];
+      ASSERT_EQ(staged->mutable_bytes().size(), tile.size());
+      std::copy(tile.begin(), tile.end(), staged->mutable_bytes().begin());
+      ASSERT_TRUE(staged->Finish(std::nullopt).ok());
+      ASSERT_TRUE(rank(device).store->Commit({id}).ok());
+    }
+    operands_ = {value};
+    order_.operands = {{.value = id}};
+  }
+
+  // Different on every device; sums of floats depend on their order.
+  Tiles SomeTiles(const ValueDescriptor& value, bool exact) const {
+    const Tiling tiling = *Tiling::Create(mesh(), value.spec, value.shape);
+    Tiles tiles;
+    std::mt19937 random(7);
+    for (DeviceId device = 0; device < mesh().size(); ++device) {
+      const int64_t count = tiling.TileOf(device).element_count();
+      std::string tile;
+      if (value.dtype == Dtype::kF32) {
+        for (int64_t i = 0; i < count; ++i) {
+          const float x = exact ? static_cast<float>(random() % 1000)
+                                : std::ldexp(static_cast<float>(random() % 9999) - 5000.0F,
+                                             static_cast<int>(random() % 30));
+          tile.append(reinterpret_cast<const char*>(&x), sizeof(x));
+        }
+      } else {
+        tile.resize(static_cast<size_t>(*PackedSizeBytes(value.dtype, count)));
+        for (char& byte : tile) byte = static_cast<char>(random());
+      }
+      tiles.push_back(std::move(tile));
+    }
+    return tiles;
+  }
+
+  // T(lo, n) of element `i` of F32 or I32 tiles.
+  template <typename T>
+  static T TreeSum(const Tiles& tiles, size_t lo, size_t n, size_t i) {
+    if (n == 1) {
+      T x;
+      std::memcpy(&x, tiles[lo].data() + i * sizeof(T), sizeof(T));
+      return x;
+    }
+    size_t k = 1;
+    while (2 * k < n) k *= 2;
+    return static_cast<T>(TreeSum<T>(tiles, lo, k, i) + TreeSum<T>(tiles, lo + k, n - k, i));
+  }
+  template <typename T>
+  static std::string SumOf(const Tiles& tiles) {
+    std::string sum(tiles[0].size(), '\0');
+    for (size_t i = 0; i < sum.size() / sizeof(T); ++i) {
+      const T x = TreeSum<T>(tiles, 0, tiles.size(), i);
+      std::memcpy(sum.data() + i * sizeof(T), &x, sizeof(T));
+    }
+    return sum;
+  }
+
+  static Tile Part(const Shape& shape, int64_t dimension, size_t place, size_t parts) {
+    Tile tile = Tile::Whole(shape);
+    const auto dim = static_cast<size_t>(dimension);
+    const int64_t extent = shape[dim] / static_cast<int64_t>(parts);
+    const auto begin = static_cast<int64_t>(place) * extent;
+    tile.ranges[dim] = {begin, begin + extent};
+    return tile;
+  }
+  static std::string Cut(Dtype dtype, const Shape& shape, const std::string& bytes,
+                         const Tile& part) {
+    const TensorView whole = *TensorView::Create(dtype, shape, bytes);
+    std::string cut(static_cast<size_t>(*PackedSizeBytes(dtype, part.element_count())), '\0');
+    EXPECT_TRUE(CopyTileBytes(whole, part, 0, absl::MakeSpan(cut)).ok());
+    return cut;
+  }
+  static std::string Join(Dtype dtype, Shape shape, const Tiles& parts, int64_t dimension) {
+    shape[static_cast<size_t>(dimension)] *= static_cast<int64_t>(parts.size());
+    std::string joined;
+    for (const std::string& part : parts) joined += part;
+    std::string pasted(joined.size(), '\0');
+    const auto view = *MutableTensorView::Create(dtype, shape, absl::MakeSpan(pasted));
+    for (size_t i = 0; i < parts.size(); ++i) {
+      EXPECT_TRUE(PasteTileBytes(parts[i], Part(shape, dimension, i, parts.size()), 0, view).ok());
+    }
+    return pasted;
+  }
+
+  // What `device` has afterwards.
+  std::string Expected(const CollectiveOp& op, const ValueDescriptor& value, const Tiles& tiles,
+                       DeviceId device) const {
+    using Kind = CollectiveKind;
+    const DeviceGroup group = *DeviceGroup::Create(mesh(), op.axes, device);
+    const auto place = static_cast<size_t>(group.place());
+    const Shape shape = Tiling::Create(mesh(), value.spec, value.shape)->ShardShape();
+    Tiles members;
+    for (const DeviceId member : group.devices()) {
+      members.push_back(tiles[static_cast<size_t>(member)]);
+    }
+    const bool is_root = group.place() == op.root;
+    const std::string& of_root = members[static_cast<size_t>(op.root)];
+    const auto part = [&](const std::string& tile, int64_t dimension) {
+      return Cut(value.dtype, shape, tile, Part(shape, dimension, place, members.size()));
+    };
+    const auto sum = [&] {
+      return value.dtype == Dtype::kF32 ? SumOf<float>(members) : SumOf<uint32_t>(members);
+    };
+    const auto at_root = [&](std::string bytes) {
+      return is_root ? bytes : std::string(bytes.size(), '\0');
+    };
+    switch (op.kind) {
+      case Kind::kAllReduce:
+        return sum();
+      case Kind::kReduceScatter:
+        return part(sum(), op.dimension);
+      case Kind::kReduce:
+        return at_root(sum());
+      case Kind::kAllGather:
+        return Join(value.dtype, shape, members, op.dimension);
+      case Kind::kGather:
+        return at_root(Join(value.dtype, shape, members, op.dimension));
+      case Kind::kAllToAll: {
+        Shape part_shape = shape;
+        part_shape[static_cast<size_t>(op.split_dimension)] /= static_cast<int64_t>(members.size());
+        for (std::string& tile : members) tile = part(tile, op.split_dimension);
+        return Join(value.dtype, part_shape, members, op.dimension);
+      }
+      case Kind::kBroadcast:
+        return of_root;
+      case Kind::kScatter:
+        return part(of_root, op.dimension);
+      case Kind::kPermute:
+        for (const PermutePair& pair : op.permutation) {
+          if (pair.target == group.place()) return members[static_cast<size_t>(pair.source)];
+        }
+        return std::string(members[place].size(), '\0');
+      case Kind::kBarrier:
+        return members[place];
+    }
+    return "";
+  }
+
+  void ExpectAsDefined(const CollectiveOp& op, const ValueDescriptor& value, bool exact) {
+    SCOPED_TRACE(StrCat(CollectiveKindName(op.kind), " by ", CollectiveAlgorithmName(op.algorithm),
+                        " over ", StrJoin(op.axes, ","), " of ", DtypeName(value.dtype), " ",
+                        ShapeToString(value.shape), " at ", value.spec.ToString(), ", root ",
+                        op.root));
+    const Tiles tiles = SomeTiles(value, exact);
+    ++sequence_;
+    {
+      absl::MutexLock lock(&mutex_);
+      results_.clear();
+    }
+    PutTiles(StrCat("in-", sequence_), value, tiles);
+    Order(sequence_, {.operand_count = 1, .ops = {op}, .outputs = {1}});
+    order_.return_literals = false;
+    RunOnAll();
+    const ArrayDescriptor& out = order_.outputs[0].array;
+    for (DeviceId device = 0; device < mesh().size(); ++device) {
+      const StepResult result = Await(device);
+      ASSERT_EQ(result.outcome, StepOutcome::kDone) << result.status;
+      ASSERT_TRUE(rank(device).executor->Commit(order_.sequence).ok());
+      const StoredTilePtr tile =
+          *rank(device).store->Find(out.array_id, out.Tiling()->TileOf(device));
+      EXPECT_TRUE(std::string(tile->bytes().data(), tile->bytes().size()) ==
+                  Expected(op, value, tiles, device))
+          << "on device " << device;
+      ASSERT_TRUE(rank(device).store->Release({StrCat("in-", sequence_), out.array_id}).ok());
+    }
+  }
+
+  // Every kind by every algorithm over these axes, on tiles of which dimension 0 is partitioned
+  // over `outer` and the axes, and on empty ones. Extents of `shape` are divided by everything.
+  void ExpectAllAsDefined(const std::vector<std::string>& axes, const std::string& outer,
+                          const Shape& shape, Dtype dtype) {
+    int64_t ranks = 1;
+    for (const std::string& axis : axes) {
+      ranks *= mesh().axes()[static_cast<size_t>(*mesh().FindAxis(axis))].size;
+    }
+    std::vector<AxisName> first;
+    if (!outer.empty()) first.push_back(outer);
+    first.insert(first.end(), axes.begin(), axes.end());
+    const PartitionSpec spec({SpecEntry::Axes(first)});
+    const bool has_sums = dtype == Dtype::kF32 || dtype == Dtype::kI32;
+    for (const CollectiveKind kind : AllCollectiveKinds()) {
+      if (IsReduction(kind) && !has_sums) continue;
+      for (const CollectiveAlgorithm algorithm : AlgorithmsOf(kind)) {
+        CollectiveOp op = {.kind = kind, .axes = axes, .algorithm = algorithm};
+        if (kind == CollectiveKind::kAllToAll) op.split_dimension = 1;
+        if (kind == CollectiveKind::kPermute) {
+          op.permutation = {{.source = ranks - 1, .target = 0}};
+          if (ranks > 2) op.permutation.push_back({.source = 0, .target = 2});
+        }
+        const bool has_root = kind == CollectiveKind::kBroadcast ||
+                              kind == CollectiveKind::kReduce || kind == CollectiveKind::kGather ||
+                              kind == CollectiveKind::kScatter;
+        const bool sums_by_ring = algorithm == CollectiveAlgorithm::kRing && IsReduction(kind);
+        if (sums_by_ring) op.order = CollectiveOrder::kFastest;
+        for (op.root = 0; op.root < (has_root ? ranks : 1); ++op.root) {
+          ExpectAsDefined(op, {dtype, shape, spec}, sums_by_ring);
+        }
+        op.root = 0;
+        ExpectAsDefined(op, {dtype, {shape[0], 0, 2}, spec}, sums_by_ring);
+        ExpectAsDefined(op, {dtype, {0, shape[1]}, spec}, sums_by_ring);
+        if (kind == CollectiveKind::kScatter || kind == CollectiveKind::kReduceScatter) {
+          op.dimension = 1;  // whose parts do not lie in one piece
+          ExpectAsDefined(op, {dtype, shape, spec}, sums_by_ring);
+        }
+        if (kind == CollectiveKind::kAllGather || kind == CollectiveKind::kGather ||
+            kind == CollectiveKind::kAllToAll) {
+          op.dimension = 1;
+          op.split_dimension = kind == CollectiveKind::kAllToAll ? 2 : 0;
+          ExpectAsDefined(op,
+                          {dtype,
+                           {2, shape[0], shape[1]},
+                           PartitionSpec({SpecEntry::None(), SpecEntry::Axes(first)})},
+                          sums_by_ring);
+        }
+      }
+    }
+  }
+
+ private:
+  int64_t sequence_ = 0;
+};
+
+TEST_F(CollectiveStepTest, EveryKindByEveryAlgorithmAlongEachAxisOfAMeshAndBoth) {
+  StartMesh("x=2,y=2");
+  ExpectAllAsDefined({"x"}, "y", {16, 12}, Dtype::kF32);
+  ExpectAllAsDefined({"y"}, "", {16, 12}, Dtype::kI32);
+  ExpectAllAsDefined({"y", "x"}, "", {16, 12}, Dtype::kF32);
+}
+
+TEST_F(CollectiveStepTest, EveryKindByEveryAlgorithmOnThreeRanks) {
+  StartMesh("x=3");
+  ExpectAllAsDefined({"x"}, "", {18, 15}, Dtype::kF32);
+  ExpectAllAsDefined({"x"}, "", {18, 15}, Dtype::kBool);
+  ExpectAllAsDefined({"x"}, "", {9, 9}, Dtype::kC64);
+}
+
+TEST_F(CollectiveStepTest, EveryKindByEveryAlgorithmOnOneRank) {
+  StartMesh("x=1");
+  ExpectAllAsDefined({"x"}, "", {2, 3}, Dtype::kF32);
+}
+
+TEST_F(CollectiveStepTest, LargeTilesGoInChunks) {
+  StartMesh("x=3");
+  const ValueDescriptor value = {Dtype::kF32, {3, 100'003, 3}, SpecOf({"x"})};
+  for (const CollectiveAlgorithm algorithm : AlgorithmsOf(CollectiveKind::kAllReduce)) {
+    const bool by_ring = algorithm == CollectiveAlgorithm::kRing;
+    ExpectAsDefined({.kind = CollectiveKind::kAllReduce,
+                     .axes = {"x"},
+                     .algorithm = algorithm,
+                     .order = by_ring ? CollectiveOrder::kFastest : CollectiveOrder::kReproducible},
+                    value, by_ring);
+  }
+  for (const CollectiveAlgorithm algorithm : AlgorithmsOf(CollectiveKind::kBroadcast)) {
+    ExpectAsDefined(
+        {.kind = CollectiveKind::kBroadcast, .axes = {"x"}, .root = 1, .algorithm = algorithm},
+        value, false);
+  }
+}
+
+TEST_F(CollectiveStepTest, ElementsThatShareBytesMoveWhereNoneIsCut) {
+  StartMesh("x=2");
+  for (const CollectiveKind kind :
+       {CollectiveKind::kAllGather, CollectiveKind::kBroadcast, CollectiveKind::kPermute,
+        CollectiveKind::kGather, CollectiveKind::kScatter, CollectiveKind::kAllToAll}) {
+    CollectiveOp op = {.kind = kind, .axes = {"x"}, .algorithm = CollectiveAlgorithm::kPairwise};
+    if (kind == CollectiveKind::kPermute) op.permutation = {{0, 1}};
+    if (kind == CollectiveKind::kAllToAll) op.split_dimension = 1;
+    ExpectAsDefined(op, {Dtype::kF4, {4, 8}, SpecOf({"x"})}, false);
+  }
+}
+
 TEST_F(StepExecutorTest, OneRankTakesALiteralAndSlicesNothing) {
   StartMesh("x=1");
   const Tensor weight = Tensor::Random({4, 3}, 1);
@@ -360,6 +650,27 @@ TEST_F(AllReduceStepTest, FailureOfOneRankEndsTheStepOnAllAndIsNamed) {
     }
     EXPECT_FALSE(rank(device).store->FindAll("out-4-0").ok());
     EXPECT_EQ(ReasonOf(rank(device).executor->Commit(4)), Reason::kNotFound);
+  }
+}
+
+TEST_F(AllReduceStepTest, RanksThatReduceOtherwiseFailInsteadOfMixingTheirBytes) {
+  Prepare(4);
+  Run(0, order_);
+  Run(1, order_);
+  // As many bytes, by the same algorithm.
+  Order(4, {.operand_count = 1,
+            .ops = {CollectiveOp{
+                .kind = CollectiveKind::kAllReduce, .axes = {"x"}, .reduction = Reduction::kMax}},
+            .outputs = {1}});
+  Run(2, order_);
+  for (DeviceId device = 0; device < 3; ++device) {
+    const StepResult result = Await(device);
+    EXPECT_EQ(result.outcome, StepOutcome::kFailed);
+    EXPECT_EQ(ReasonOf(result.status), Reason::kCollectiveMismatch) << result.status;
+    EXPECT_THAT(
+        std::string(result.status.message()),
+        testing::AllOf(HasSubstr("all-reduce (sum) of F32[6,5] to F32[6,5] over x, 3 ranks"),
+                       HasSubstr("all-reduce (max) of F32[6,5]"), HasSubstr("rank 2")));
   }
 }
 

@@ -127,6 +127,21 @@ TEST(GrammarTest, NamesTheNearestValue) {
               HasSubstr("did you mean \"gelu\"?"));
 }
 
+TEST(GrammarTest, NamesOfCollectivesAreThoseOfPrograms) {
+  for (const CollectiveKind kind : AllCollectiveKinds()) {
+    EXPECT_EQ(*ParseCollectiveKind(CollectiveKindName(kind)), kind);
+  }
+  EXPECT_EQ(*ParseCollectiveKind("send"), CollectiveKind::kPermute);
+  for (const CollectiveAlgorithm algorithm : AllCollectiveAlgorithms()) {
+    EXPECT_EQ(*ParseCollectiveAlgorithm(CollectiveAlgorithmName(algorithm)), algorithm);
+  }
+  EXPECT_EQ(*ParseCollectiveOrder("fastest"), CollectiveOrder::kFastest);
+  EXPECT_EQ(*ParsePermutePair("3:0"), (PermutePair{3, 0}));
+  for (const char* text : {"", "1", ":", "1:", ":1", "1:2:3", "a:b", "-1:0", "0:-1"}) {
+    EXPECT_EQ(ExitCodeOf(ParsePermutePair(text).status()), kExitWrongUse) << text;
+  }
+}
+
 TEST(ExitCodeTest, FollowsFromTheStatus) {
   EXPECT_EQ(ExitCodeOf(absl::OkStatus()), kExitDone);
   EXPECT_EQ(ExitCodeOf(absl::InvalidArgumentError("")), kExitFailed);

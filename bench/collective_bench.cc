@@ -1,0 +1,458 @@
+// Collectives of the engine over real streams, each rank a process of its own.
+//
+//   collective_bench RANKS [--ops OP,...] [--sizes BYTES,...]
+//
+// Starts itself once for each rank; each serves its Exchange stream on loopback and reaches the
+// others as workers do. Every collective runs by every algorithm that it has. Sizes are those of
+// the vector that is reduced, or that a rank has in the end; elements are F32. Results are checked
+// before they are timed. Prints one JSON object for each, of the slowest rank's times:
+//   {"system", "op", "algorithm", "ranks", "bytes", "calls", "p50_us", "p99_us", "mean_us"}
+// busbw as nccl-tests has it follows from these (bench/collective_bench.py).
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "rpc/clock.h"
+#include "rpc/frame.h"
+#include "rpc/log.h"
+#include "rpc/server_lifecycle.h"
+#include "sharding/device_group.h"
+#include "sharding/mesh.h"
+#include "sharding/str_cat.h"
+#include "worker/collective/chain.h"
+#include "worker/collective/doubling.h"
+#include "worker/collective/halving.h"
+#include "worker/collective/pairwise.h"
+#include "worker/collective/ring.h"
+#include "worker/combiners.h"
+#include "worker/peer_links.h"
+
+namespace shardmesh::worker {
+namespace {
+
+constexpr absl::Duration kPatience = absl::Seconds(60);
+
+[[noreturn]] void Fail(const std::string& message) {
+  std::fprintf(stderr, "collective_bench: %s\n", message.c_str());
+  std::exit(1);
+}
+void Check(const absl::Status& status) {
+  if (!status.ok()) Fail(status.ToString());
+}
+template <typename T>
+T Check(absl::StatusOr<T> value) {
+  Check(value.status());
+  return *std::move(value);
+}
+
+// One rank: its links to the others, in one step that lasts as long as the process.
+class Rank {
+ public:
+  // `folder` is where ranks leave their addresses.
+  Rank(DeviceId rank, int64_t ranks, const std::string& folder) : rank_(rank), ranks_(ranks) {
+    PeerLinks::Options options;
+    options.self = {.identity = IdentityOf(rank), .incarnation = 1, .boot_id = {}};
+    options.clock = &clock_;
+    options.peers_changed = [this](int64_t epoch, const std::vector<std::string>& unreached) {
+      absl::MutexLock lock(&mutex_);
+      is_linked_ = epoch == 1 && unreached.empty();
+    };
+    links_ = PeerLinks::Create(std::move(options));
+    links_->SetClusterId("bench");
+    rpc::ServerOptions server;
+    server.max_message_bytes = rpc::kMaxFrameBytes;
+    server.customize = [this](grpc::ServerBuilder& builder) { links_->Customize(builder); };
+    server.on_drain = [this] { links_->Close(); };
+    server_ =
+        Check(rpc::ServerLifecycle::Start(server, {{PeerLinks::kServiceName, links_->service()}}));
+    links_->Start();
+    const std::string path = StrCat(folder, "/", rank);
+    std::ofstream(path + ".new") << server_->address();
+    std::filesystem::rename(path + ".new", path);
+
+    MembershipView view{.epoch = 1, .term = 1, .meshes = {}};
+    MeshMembers members{.mesh_id = "bench",
+                        .revision = 1,
+                        .mesh = Check(Mesh::Create({{"x", ranks}})),
+                        .devices = {}};
+    for (DeviceId peer = 0; peer < ranks; ++peer) {
+      members.devices.push_back({.rank = peer,
+                                 .identity = IdentityOf(peer),
+                                 .incarnation = 1,
+                                 .endpoints = {AddressOf(StrCat(folder, "/", peer))}});
+    }
+    group_.emplace(Check(DeviceGroup::Create(members.mesh, axes_, rank)));
+    view.meshes.push_back(std::move(members));
+    links_->SetMembership(std::move(view));
+    {
+      absl::MutexLock lock(&mutex_);
+      if (!mutex_.AwaitWithTimeout(absl::Condition(&is_linked_), kPatience)) {
+        Fail("the ranks do not reach one another");
+      }
+    }
+    link_ = Check(links_->OpenLink("bench", step_, 1, absl::Now() + kPatience));
+  }
+  ~Rank() {
+    link_.reset();
+    server_->Drain(absl::Now() + absl::Seconds(5));
+    links_.reset();
+  }
+
+  DeviceId rank() const { return rank_; }
+  int64_t ranks() const { return ranks_; }
+  // The next collective.
+  CollectiveCall Next() {
+    return {.link = link_.get(),
+            .group = &*group_,
+            .step = step_,
+            .op = op_++,
+            .deadline = absl::Now() + kPatience};
+  }
+
+ private:
+  static std::string IdentityOf(DeviceId rank) { return StrCat("rank-", rank); }
+  static std::string AddressOf(const std::string& path) {
+    const absl::Time deadline = absl::Now() + kPatience;
+    while (absl::Now() < deadline) {
+      std::string address;
+      if (std::ifstream(path) >> address) return address;
+      absl::SleepFor(absl::Milliseconds(5));
+    }
+    Fail("no address came to " + path);
+  }
+
+  const DeviceId rank_;
+  const int64_t ranks_;
+  const std::vector<std::string> axes_ = {"x"};
+  rpc::RealClock clock_;
+  std::unique_ptr<PeerLinks> links_;
+  std::unique_ptr<rpc::ServerLifecycle> server_;
+  std::optional<DeviceGroup> group_;
+  std::unique_ptr<StepLink> link_;
+  const int64_t step_ = 1;
+  int64_t op_ = 0;
+  absl::Mutex mutex_;
+  bool is_linked_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+using Memory = std::shared_ptr<std::vector<float>>;
+
+OwnedBytes Bytes(const Memory& memory) {
+  return {absl::MakeConstSpan(reinterpret_cast<const char*>(memory->data()), memory->size() * 4),
+          memory};
+}
+OwnedMutableBytes MutableBytes(const Memory& memory) {
+  return {absl::MakeSpan(reinterpret_cast<char*>(memory->data()), memory->size() * 4), memory};
+}
+
+// Vectors of one size, and the collectives over them.
+class Vectors {
+ public:
+  Vectors(Rank* rank, int64_t bytes)
+      : rank_(*rank),
+        count_(std::max<int64_t>(bytes / 4, 1)),
+        cuts_(EvenCuts(count_, rank->ranks())),
+        combiner_(Check(CombinerFor(Reduction::kSum, Dtype::kF32, Dtype::kF32, rank->ranks()))),
+        in_(std::make_shared<std::vector<float>>(count_)) {
+    Renew();
+    for (int64_t i = 0; i < count_; ++i) (*in_)[Index(i)] = Element(rank->rank(), i);
+    for (int64_t place = 0; place < rank->ranks(); ++place) {
+      parts_.push_back(PartOf(Bytes(in_), cuts_[Index(place)] * 4, cuts_[Index(place) + 1] * 4));
+      sizes_.push_back(SizeOf(parts_.back()));
+    }
+  }
+
+  int64_t bytes() const { return count_ * 4; }
+
+  struct Kind {
+    const char* op;
+    const char* algorithm;
+    std::function<absl::Status(const CollectiveCall&)> run;
+    std::function<bool()> is_right;  // whether out_ is, after a run
+  };
+
+  std::vector<Kind> Kinds() {
+    const auto sums = [this] { return IsRight(0, count_, [this](int64_t i) { return Sum(i); }); };
+    const auto joined = [this] {
+      return IsRight(0, count_, [this](int64_t i) { return Element(OwnerOf(i), i); });
+    };
+    const auto own_sums = [this] {
+      const int64_t begin = cuts_[Index(rank_.rank())];
+      return IsRight(0, cuts_[Index(rank_.rank()) + 1] - begin,
+                     [this, begin](int64_t i) { return Sum(begin + i); });
+    };
+    const auto roots = [this] {
+      return IsRight(0, count_, [](int64_t i) { return Element(0, i); });
+    };
+    const auto place = [this](int64_t from, int64_t offset, absl::Span<const char> bytes) {
+      std::memcpy(MutableBytes(out_).bytes.data() + cuts_[Index(from)] * 4 + offset, bytes.data(),
+                  bytes.size());
+    };
+    const auto own = [this] {
+      return MutableBytes(out_).bytes.first(Index(sizes_[Index(rank_.rank())]));
+    };
+    using Call = const CollectiveCall&;
+    return {
+        {"all-reduce", "pairwise",
+         [this](Call c) { return PairwiseAllReduce(c, combiner_, Bytes(in_), MutableBytes(out_)); },
+         sums},
+        {"all-reduce", "direct",
+         [this](Call c) {
+           return DirectAllReduce(c, combiner_, Bytes(in_), MutableBytes(out_).bytes);
+         },
+         sums},
+        {"all-reduce", "doubling",
+         [this](Call c) {
+           return DoublingAllReduce(c, combiner_, Bytes(in_), MutableBytes(out_).bytes);
+         },
+         sums},
+        {"all-reduce", "halving",
+         [this](Call c) { return HalvingAllReduce(c, combiner_, Bytes(in_), MutableBytes(out_)); },
+         sums},
+        {"all-reduce", "ring",
+         [this](Call c) { return RingAllReduce(c, combiner_, Bytes(in_), MutableBytes(out_)); },
+         sums},
+        {"all-gather", "pairwise",
+         [this, place](Call c) {
+           return PairwiseAllGather(c, parts_[Index(rank_.rank())], sizes_, place);
+         },
+         joined},
+        {"all-gather", "doubling",
+         [this, place](Call c) {
+           return DoublingAllGather(c, parts_[Index(rank_.rank())], sizes_, place);
+         },
+         joined},
+        {"all-gather", "ring",
+         [this, place](Call c) {
+           return RingAllGather(c, parts_[Index(rank_.rank())], sizes_, place);
+         },
+         joined},
+        {"reduce-scatter", "pairwise",
+         [this, own](Call c) { return PairwiseReduceScatter(c, combiner_, parts_, own()); },
+         own_sums},
+        {"reduce-scatter", "ring",
+         [this, own](Call c) { return RingReduceScatter(c, combiner_, parts_, own()); }, own_sums},
+        {"all-to-all", "pairwise",
+         [this](Call c) {
+           return PairwiseAllToAll(
+               c, parts_, std::vector<int64_t>(Index(rank_.ranks()), sizes_[Index(rank_.rank())]),
+               [this](int64_t from, int64_t offset, absl::Span<const char> bytes) {
+                 std::memcpy(
+                     MutableBytes(out_).bytes.data() + from * sizes_[Index(rank_.rank())] + offset,
+                     bytes.data(), bytes.size());
+               });
+         },
+         [this] {
+           const int64_t part = sizes_[Index(rank_.rank())] / 4;
+           return IsRight(0, part * rank_.ranks(), [this, part](int64_t i) {
+             return Element(i / part, cuts_[Index(rank_.rank())] + i % part);
+           });
+         }},
+        {"broadcast", "pairwise",
+         [this](Call c) { return PairwiseBroadcast(c, 0, Bytes(in_), MutableBytes(out_).bytes); },
+         roots},
+        {"broadcast", "binomial",
+         [this](Call c) { return BinomialBroadcast(c, 0, Bytes(in_), MutableBytes(out_)); }, roots},
+        {"broadcast", "chain",
+         [this](Call c) { return ChainBroadcast(c, 0, Bytes(in_), MutableBytes(out_)); }, roots},
+        {"barrier", "pairwise", [](Call c) { return PairwiseBarrier(c); }, [] { return true; }},
+        {"barrier", "doubling", [](Call c) { return DoublingBarrier(c); }, [] { return true; }},
+    };
+  }
+
+  // Takes memory for a result of which nothing is still being sent, as a worker's pool does.
+  void Renew() {
+    const auto free = std::find_if(results_.begin(), results_.end(),
+                                   [](const Memory& memory) { return memory.use_count() == 1; });
+    out_ = nullptr;
+    out_ = free != results_.end()
+               ? *free
+               : results_.emplace_back(std::make_shared<std::vector<float>>(count_));
+  }
+  void Forget() { std::fill(out_->begin(), out_->end(), -1.0f); }
+
+ private:
+  // Small whole numbers, whose sums are exact in any order.
+  static float Element(int64_t rank, int64_t i) {
+    return static_cast<float>((i * 7 + rank * 3) % 251);
+  }
+  float Sum(int64_t i) const {
+    float sum = 0;
+    for (int64_t rank = 0; rank < rank_.ranks(); ++rank) sum += Element(rank, i);
+    return sum;
+  }
+  int64_t OwnerOf(int64_t i) const {
+    return std::upper_bound(cuts_.begin(), cuts_.end(), i) - cuts_.begin() - 1;
+  }
+  bool IsRight(int64_t begin, int64_t end, const std::function<float(int64_t)>& expected) const {
+    for (int64_t i = begin; i < end; ++i) {
+      if ((*out_)[Index(i)] != expected(i)) return false;
+    }
+    return true;
+  }
+
+  Rank& rank_;
+  const int64_t count_;
+  const std::vector<int64_t> cuts_;
+  const Combiner combiner_;
+  const Memory in_;
+  std::vector<Memory> results_;
+  Memory out_;  // one of them
+  std::vector<OwnedBytes> parts_;
+  std::vector<int64_t> sizes_;
+};
+
+// Microseconds a call.
+struct Times {
+  double p50;
+  double p99;
+  double mean;
+};
+
+int64_t CallsFor(int64_t bytes) {
+  return bytes <= 65'536 ? 1'000 : std::clamp<int64_t>((int64_t{256} << 20) / bytes, 10, 400);
+}
+
+void Measure(Rank& rank, Vectors& vectors, const Vectors::Kind& kind) {
+  const auto run = [&] {
+    vectors.Renew();
+    Check(kind.run(rank.Next()));
+  };
+  vectors.Forget();
+  Check(kind.run(rank.Next()));
+  if (!kind.is_right()) Fail(StrCat(kind.op, " ", kind.algorithm, ": a wrong result"));
+  const int64_t calls = CallsFor(vectors.bytes());
+  for (int64_t i = 0; i < calls / 10 + 1; ++i) run();
+  Check(PairwiseBarrier(rank.Next()));
+  std::vector<double> microseconds;
+  const absl::Time begin = absl::Now();
+  for (int64_t i = 0; i < calls; ++i) {
+    const absl::Time start = absl::Now();
+    run();
+    microseconds.push_back(absl::ToDoubleMicroseconds(absl::Now() - start));
+  }
+  const double mean = absl::ToDoubleMicroseconds(absl::Now() - begin) / static_cast<double>(calls);
+  std::sort(microseconds.begin(), microseconds.end());
+  const auto at = [&](double p) {
+    return microseconds[static_cast<size_t>(p * static_cast<double>(calls - 1))];
+  };
+  Times slowest = {.p50 = at(0.5), .p99 = at(0.99), .mean = mean};
+  const Times own = slowest;
+  Check(PairwiseAllGather(
+      rank.Next(), {absl::MakeConstSpan(reinterpret_cast<const char*>(&own), sizeof(own)), nullptr},
+      std::vector<int64_t>(Index(rank.ranks()), sizeof(own)),
+      [&](int64_t, int64_t, absl::Span<const char> bytes) {
+        Times theirs;
+        std::memcpy(&theirs, bytes.data(), sizeof(theirs));
+        slowest.p50 = std::max(slowest.p50, theirs.p50);
+        slowest.p99 = std::max(slowest.p99, theirs.p99);
+        slowest.mean = std::max(slowest.mean, theirs.mean);
+      }));
+  // `own` is read by the link until all have it.
+  Check(PairwiseBarrier(rank.Next()));
+  if (rank.rank() != 0) return;
+  std::printf("%s\n", nlohmann::json{{"system", "shardmesh"},
+                                     {"op", kind.op},
+                                     {"algorithm", kind.algorithm},
+                                     {"ranks", rank.ranks()},
+                                     {"bytes", vectors.bytes()},
+                                     {"calls", calls},
+                                     {"p50_us", slowest.p50},
+                                     {"p99_us", slowest.p99},
+                                     {"mean_us", slowest.mean}}
+                          .dump()
+                          .c_str());
+  std::fflush(stdout);
+}
+
+struct Arguments {
+  int64_t ranks = 2;
+  std::vector<std::string> ops;  // empty: all
+  std::vector<int64_t> sizes = {8, 1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20};
+};
+
+void RunRank(DeviceId number, const Arguments& arguments, const std::string& folder) {
+  rpc::ConfigureLog({.level = rpc::LogLevel::kOff});
+  Rank rank(number, arguments.ranks, folder);
+  for (const int64_t bytes : arguments.sizes) {
+    Vectors vectors(&rank, bytes);
+    for (const Vectors::Kind& kind : vectors.Kinds()) {
+      const bool is_asked = arguments.ops.empty() ||
+                            std::count(arguments.ops.begin(), arguments.ops.end(), kind.op) > 0;
+      const bool is_barrier = std::string_view(kind.op) == "barrier";
+      if (is_asked && (!is_barrier || bytes == arguments.sizes.front())) {
+        Measure(rank, vectors, kind);
+      }
+    }
+  }
+  Check(PairwiseBarrier(rank.Next()));
+}
+
+Arguments Parse(const std::vector<std::string>& given) {
+  Arguments arguments;
+  for (size_t i = 0; i < given.size(); ++i) {
+    if (given[i] == "--ops" && i + 1 < given.size()) {
+      arguments.ops = absl::StrSplit(given[++i], ',');
+    } else if (given[i] == "--sizes" && i + 1 < given.size()) {
+      arguments.sizes.clear();
+      for (const auto& size : absl::StrSplit(given[++i], ',')) {
+        if (!absl::SimpleAtoi(size, &arguments.sizes.emplace_back())) Fail("--sizes: no number");
+      }
+    } else if (!absl::SimpleAtoi(given[i], &arguments.ranks) || arguments.ranks < 1) {
+      Fail("wrong arguments; see the head of its source");
+    }
+  }
+  return arguments;
+}
+
+int Main(int argc, char** argv) {
+  const Arguments arguments = Parse({argv + 1, argv + argc});
+  char folder[] = "/tmp/collective_bench.XXXXXX";
+  if (mkdtemp(folder) == nullptr) Fail("no temporary folder can be made");
+  std::vector<pid_t> children;
+  for (DeviceId rank = 0; rank < arguments.ranks; ++rank) {
+    const pid_t pid = fork();  // before anything has a thread
+    if (pid == 0) {
+      RunRank(rank, arguments, folder);
+      return 0;
+    }
+    children.push_back(pid);
+  }
+  int code = 0;
+  for (size_t left = children.size(); left > 0; --left) {
+    int status = 0;
+    const pid_t pid = wait(&status);
+    children.erase(std::find(children.begin(), children.end(), pid));
+    if (status == 0) continue;
+    // The others wait for it in vain.
+    for (const pid_t child : code == 0 ? children : std::vector<pid_t>()) kill(child, SIGTERM);
+    code = 1;
+  }
+  std::filesystem::remove_all(folder);
+  return code;
+}
+
+}  // namespace
+}  // namespace shardmesh::worker
+
+int main(int argc, char** argv) { return shardmesh::worker::Main(argc, argv); }

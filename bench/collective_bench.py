@@ -1,0 +1,117 @@
+"""Measures C1 to C3 (docs/benchmarks.md): our collectives beside Gloo's and OpenMPI's, in one run.
+
+    collective_bench.py BIN [--rounds N] [--ranks N,...] [--sizes BYTES,...] [--table]
+
+BIN is the folder of the benchmark programs. Systems take turns; of each, the best algorithm's median of the rounds counts.
+As root everything runs in a network namespace of its own without pacing or delayed acknowledgements, which would stall the
+peers; otherwise it says so. Prints one JSON object for each result, or with --table every single figure.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+
+from own_network import enter_own_network
+
+SIZES = [8, 1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20]
+OPS = ["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "barrier"]
+# Of what an all-reduce, ... of a vector of S bytes has to move, each rank sends this share of S: nccl-tests' bus bandwidth.
+BUS_SHARE = {"all-reduce": lambda p: 2 * (p - 1) / p, "all-gather": lambda p: (p - 1) / p,
+             "reduce-scatter": lambda p: (p - 1) / p, "all-to-all": lambda p: (p - 1) / p, "broadcast": lambda p: 1}
+
+
+def figures(text):
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
+def run_ours(folder, ranks, options):
+    return figures(subprocess.run([f"{folder}/collective_bench", str(ranks), *options], check=True, capture_output=True,
+                                  text=True).stdout)
+
+
+def run_gloo(folder, ranks, options):
+    with tempfile.TemporaryDirectory() as shared:
+        processes = [subprocess.Popen([f"{folder}/gloo_bench", str(ranks), str(rank), shared, *options],
+                                      stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) for rank in range(ranks)]
+        texts = [process.communicate()[0] for process in processes]
+    if any(process.returncode for process in processes):
+        raise subprocess.CalledProcessError(1, "gloo_bench")
+    return figures(texts[0])
+
+
+def run_mpi(folder, ranks, options):
+    return figures(subprocess.run(["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", str(ranks),
+                                   f"{folder}/mpi_bench", *options], check=True, capture_output=True, text=True).stdout)
+
+
+def systems(folder):
+    found = {"shardmesh": run_ours}
+    for name, program, run in (("gloo", f"{folder}/gloo_bench", run_gloo), ("mpi", f"{folder}/mpi_bench", run_mpi)):
+        if pathlib.Path(program).exists() and (name != "mpi" or shutil.which("mpirun")):
+            found[name] = run
+        else:
+            print(f"collective_bench: {name} is missing; ours is not compared with it "
+                  "(packages libgloo-dev, libopenmpi-dev and openmpi-bin; build again)", file=sys.stderr)
+    return found
+
+
+def report(key, what, ours, peer, target, met):
+    print(json.dumps({"id": key, "what": what, "ours": ours, "peer": peer, "unit": "us",
+                      "ratio": ours / peer if peer else None, "target": target, "met": met}), flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bin")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--ranks", default="2,4")
+    parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
+    parser.add_argument("--ops", default=",".join(OPS))
+    parser.add_argument("--table", action="store_true")
+    arguments = parser.parse_args()
+    if not enter_own_network():
+        print("collective_bench: not root: measured on the machine's own network", file=sys.stderr)
+    found = systems(arguments.bin)
+    options = ["--sizes", arguments.sizes, "--ops", arguments.ops]
+    samples = {}
+    for ranks in map(int, arguments.ranks.split(",")):
+        for _ in range(arguments.rounds):
+            for name, run in found.items():
+                for figure in run(arguments.bin, ranks, options):
+                    key = (ranks, figure["op"], figure["bytes"], name, figure["algorithm"])
+                    samples.setdefault(key, []).append(figure)
+
+    def best(ranks, op, size, name):
+        """The best algorithm's median p50, and the algorithm."""
+        medians = [(statistics.median(figure["p50_us"] for figure in figures), key[4])
+                   for key, figures in samples.items() if key[:4] == (ranks, op, size, name)]
+        return min(medians, default=(None, None))
+
+    if arguments.table:
+        print(f"{'ranks':>5} {'op':15} {'bytes':>9} {'system':10} {'algorithm':10} {'p50 us':>10} {'p99 us':>10} {'busbw GB/s':>10}")
+        for (ranks, op, size, name, algorithm), rows in sorted(samples.items()):
+            p50, p99 = (statistics.median(row[key] for row in rows) for key in ("p50_us", "p99_us"))
+            share = BUS_SHARE.get(op)
+            bandwidth = f"{size * share(ranks) / p50 / 1000:10.2f}" if share else f"{'-':>10}"
+            print(f"{ranks:5} {op:15} {size:9} {name:10} {algorithm:10} {p50:10.1f} {p99:10.1f} {bandwidth}")
+        return
+    for ranks, op, size in sorted({key[:3] for key in samples}):
+        ours, algorithm = best(ranks, op, size, "shardmesh")
+        gloo, gloo_algorithm = best(ranks, op, size, "gloo")
+        what = f"{op}, {ranks} ranks, {size} B, stream ({algorithm})"
+        if gloo and ours:
+            target = 1 / 3 if size <= 1024 else 1.0
+            report("C2", f"{what} beside Gloo ({gloo_algorithm})", ours, gloo, f"<= {target:.2f} x", ours <= target * gloo)
+        mpi, _ = best(ranks, op, size, "mpi")
+        if mpi and ours:
+            report("C1", f"{what} beside OpenMPI over shared memory", ours, mpi, None, None)
+
+
+if __name__ == "__main__":
+    main()

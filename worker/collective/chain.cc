@@ -1,0 +1,97 @@
+// Chunks go to those who come next as soon as they are there.
+#include "worker/collective/chain.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <optional>
+#include <vector>
+
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+
+namespace shardmesh::worker {
+namespace {
+
+constexpr int64_t kChunkBytes = int64_t{256} << 10;
+
+// From whom a rank hears, nobody if it is the root, and whom it tells, in this order.
+struct Neighbours {
+  std::optional<int64_t> before;
+  std::vector<int64_t> after;
+};
+
+absl::Status PassOn(const CollectiveCall& call, const Neighbours& neighbours,
+                    const OwnedBytes& mine, const OwnedMutableBytes& out) {
+  const auto size_bytes = static_cast<int64_t>(out.bytes.size());
+  const bool is_root = !neighbours.before.has_value();
+  if (is_root && SizeOf(mine) != size_bytes) {
+    return absl::InvalidArgumentError(
+        StrCat("broadcast of ", SizeOf(mine), " bytes to memory of ", size_bytes, " bytes"));
+  }
+  for (int64_t begin = 0, round = 0; begin < size_bytes; begin += kChunkBytes, ++round) {
+    const int64_t end = std::min(begin + kChunkBytes, size_bytes);
+    OwnedBytes chunk;
+    if (is_root) {
+      chunk = PartOf(mine, begin, end);
+    } else {
+      const OwnedMutableBytes arriving = PartOf(out, begin, end);
+      SHARDMESH_RETURN_IF_ERROR(ReceiveInto(call, *neighbours.before, round, arriving.bytes));
+      chunk = {arriving.bytes, arriving.owner};
+    }
+    for (const int64_t place : neighbours.after) {
+      SHARDMESH_RETURN_IF_ERROR(SendTo(call, place, round, chunk));
+    }
+  }
+  if (is_root && size_bytes > 0) {
+    std::memcpy(out.bytes.data(), mine.bytes.data(), out.bytes.size());
+  }
+  return absl::OkStatus();
+}
+
+// How many places this one is behind the root, around the group.
+absl::StatusOr<int64_t> DistanceFrom(int64_t root, const DeviceGroup& group) {
+  if (root < 0 || root >= group.size()) {
+    return absl::InvalidArgumentError(StrCat("broadcast with place ", root, " of a group of ",
+                                             group.size(), " ranks as its root"));
+  }
+  return (group.place() - root + group.size()) % group.size();
+}
+
+}  // namespace
+
+absl::Status BinomialBroadcast(const CollectiveCall& call, int64_t root, const OwnedBytes& mine,
+                               const OwnedMutableBytes& out) {
+  const int64_t ranks = call.group->size();
+  SHARDMESH_ASSIGN_OR_RETURN(const int64_t distance, DistanceFrom(root, *call.group));
+  const auto place_at = [&](int64_t behind) { return (root + behind) % ranks; };
+  Neighbours neighbours;
+  // The lowest bit of the own distance; of the root, one that is above all distances.
+  int64_t bit = int64_t{1} << std::bit_width(static_cast<uint64_t>(ranks - 1));
+  if (distance != 0) {
+    bit = distance & -distance;
+    neighbours.before = place_at(distance - bit);
+  }
+  for (int64_t below = bit / 2; below > 0; below /= 2) {
+    if (distance + below < ranks) neighbours.after.push_back(place_at(distance + below));
+  }
+  return PassOn(call, neighbours, mine, out);
+}
+
+absl::Status ChainBroadcast(const CollectiveCall& call, int64_t root, const OwnedBytes& mine,
+                            const OwnedMutableBytes& out) {
+  const int64_t ranks = call.group->size();
+  SHARDMESH_ASSIGN_OR_RETURN(const int64_t distance, DistanceFrom(root, *call.group));
+  Neighbours neighbours;
+  if (distance > 0) neighbours.before = (call.group->place() - 1 + ranks) % ranks;
+  if (distance + 1 < ranks) neighbours.after.push_back((call.group->place() + 1) % ranks);
+  return PassOn(call, neighbours, mine, out);
+}
+
+std::vector<int64_t> BinomialBroadcastSources(const DeviceGroup& group, int64_t root) {
+  const int64_t distance = (group.place() - root + group.size()) % group.size();
+  if (distance == 0) return {};
+  return {(root + distance - (distance & -distance)) % group.size()};
+}
+
+}  // namespace shardmesh::worker
