@@ -1,6 +1,7 @@
 // Collectives of the engine over real streams, each rank a process of its own.
 //
-//   collective_bench RANKS [--ops OP,...] [--sizes BYTES,...] [--transport auto|stream|shm]
+//   collective_bench RANKS [--ops OP,...] [--algorithms NAME,...] [--sizes BYTES,...] [--calls N]
+//                    [--transport auto|stream|shm]
 //
 // Starts itself once for each rank; each serves its Exchange stream on loopback and reaches the
 // others as workers do. Every collective runs by every algorithm that it has. Sizes are those of
@@ -36,6 +37,7 @@
 #include "rpc/clock.h"
 #include "rpc/frame.h"
 #include "rpc/log.h"
+#include "rpc/mutex_checks.h"
 #include "rpc/server_lifecycle.h"
 #include "sharding/device_group.h"
 #include "sharding/mesh.h"
@@ -132,13 +134,15 @@ class Rank {
   std::shared_ptr<Buffer> Take(int64_t size_bytes) {
     return std::make_shared<Buffer>(Check(pool_->Allocate(size_bytes, "a vector")));
   }
+  // Gives the collectives that follow their time.
+  void BePatient() { deadline_ = absl::Now() + 5 * kPatience; }
   // The next collective.
   CollectiveCall Next() {
     return {.link = link_.get(),
             .group = &*group_,
             .step = step_,
             .op = op_++,
-            .deadline = absl::Now() + kPatience,
+            .deadline = deadline_,
             .scratch = [this](int64_t size_bytes) -> absl::StatusOr<OwnedMutableBytes> {
               auto buffer = Take(size_bytes);
               return OwnedMutableBytes{buffer->mutable_bytes(), buffer};
@@ -170,6 +174,7 @@ class Rank {
   std::unique_ptr<StepLink> link_;
   const int64_t step_ = 1;
   int64_t op_ = 0;
+  absl::Time deadline_ = absl::Now() + kPatience;
   absl::Mutex mutex_;
   bool is_linked_ ABSL_GUARDED_BY(mutex_) = false;
 };
@@ -343,18 +348,19 @@ struct Times {
 };
 
 int64_t CallsFor(int64_t bytes) {
+  if (bytes <= 1'024) return 5'000;
   return bytes <= 65'536 ? 1'000 : std::clamp<int64_t>((int64_t{256} << 20) / bytes, 10, 400);
 }
 
-void Measure(Rank& rank, Vectors& vectors, const Vectors::Kind& kind) {
+void Measure(Rank& rank, Vectors& vectors, const Vectors::Kind& kind, int64_t calls) {
   const auto run = [&] {
     vectors.Renew();
     Check(kind.run(rank.Next()));
   };
+  rank.BePatient();
   vectors.Forget();
   Check(kind.run(rank.Next()));
   if (!kind.is_right()) Fail(StrCat(kind.op, " ", kind.algorithm, ": a wrong result"));
-  const int64_t calls = CallsFor(vectors.bytes());
   for (int64_t i = 0; i < calls / 10 + 1; ++i) run();
   Check(PairwiseBarrier(rank.Next()));
   std::vector<double> microseconds;
@@ -400,7 +406,9 @@ void Measure(Rank& rank, Vectors& vectors, const Vectors::Kind& kind) {
 
 struct Arguments {
   int64_t ranks = 2;
-  std::vector<std::string> ops;  // empty: all
+  std::vector<std::string> ops;         // empty: all
+  std::vector<std::string> algorithms;  // empty: all
+  int64_t calls = 0;                    // 0: by size
   std::vector<int64_t> sizes = {8, 1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20};
   Transport transport = Transport::kAuto;
 };
@@ -411,15 +419,24 @@ void RunRank(DeviceId number, const Arguments& arguments, const std::string& fol
   for (const int64_t bytes : arguments.sizes) {
     Vectors vectors(&rank, bytes);
     for (const Vectors::Kind& kind : vectors.Kinds()) {
-      const bool is_asked = arguments.ops.empty() ||
-                            std::count(arguments.ops.begin(), arguments.ops.end(), kind.op) > 0;
+      const auto is_among = [](const std::vector<std::string>& names, const char* name) {
+        return names.empty() || std::count(names.begin(), names.end(), name) > 0;
+      };
+      const bool is_asked =
+          is_among(arguments.ops, kind.op) && is_among(arguments.algorithms, kind.algorithm);
       const bool is_barrier = std::string_view(kind.op) == "barrier";
       if (is_asked && (!is_barrier || bytes == arguments.sizes.front())) {
-        Measure(rank, vectors, kind);
+        Measure(rank, vectors, kind, arguments.calls > 0 ? arguments.calls : CallsFor(bytes));
       }
     }
   }
   Check(PairwiseBarrier(rank.Next()));
+  // Who leaves while others still wait in the barrier fails their step.
+  const auto left = [&](DeviceId one) { return StrCat(folder, "/", one, ".left"); };
+  std::ofstream(left(number)).close();
+  for (DeviceId peer = 0; peer < arguments.ranks; ++peer) {
+    while (!std::filesystem::exists(left(peer))) absl::SleepFor(absl::Milliseconds(5));
+  }
 }
 
 Arguments Parse(const std::vector<std::string>& given) {
@@ -427,6 +444,10 @@ Arguments Parse(const std::vector<std::string>& given) {
   for (size_t i = 0; i < given.size(); ++i) {
     if (given[i] == "--ops" && i + 1 < given.size()) {
       arguments.ops = absl::StrSplit(given[++i], ',');
+    } else if (given[i] == "--algorithms" && i + 1 < given.size()) {
+      arguments.algorithms = absl::StrSplit(given[++i], ',');
+    } else if (given[i] == "--calls" && i + 1 < given.size()) {
+      if (!absl::SimpleAtoi(given[++i], &arguments.calls)) Fail("--calls: no number");
     } else if (given[i] == "--sizes" && i + 1 < given.size()) {
       arguments.sizes.clear();
       for (const auto& size : absl::StrSplit(given[++i], ',')) {
@@ -444,6 +465,7 @@ Arguments Parse(const std::vector<std::string>& given) {
 }
 
 int Main(int argc, char** argv) {
+  rpc::SkipMutexChecks();
   const Arguments arguments = Parse({argv + 1, argv + argc});
   char folder[] = "/tmp/collective_bench.XXXXXX";
   if (mkdtemp(folder) == nullptr) Fail("no temporary folder can be made");

@@ -6,6 +6,7 @@
 #include "rpc/allocator.h"
 #include "rpc/flags.h"
 #include "rpc/log.h"
+#include "rpc/mutex_checks.h"
 #include "rpc/signal.h"
 #include "worker/worker_server.h"
 
@@ -17,6 +18,7 @@ constexpr absl::Duration kFailurePollInterval = absl::Milliseconds(100);
 
 int Main(int argc, const char* const* argv) {
   rpc::KeepMessageMemory();
+  rpc::SkipMutexChecks();
   rpc::StopSignal stop;  // before any thread starts
   WorkerOptions options;
   rpc::LogOptions log;

@@ -40,7 +40,7 @@ constexpr absl::Duration kSharingLimit = absl::Seconds(2);
 
 // How a receiver of shared memory waits: it looks again at once for a while, where every rank has a
 // core; then it lets others run between its looks; then it sleeps, and is woken by the sender.
-constexpr int kSpins = 500;
+constexpr int kSpins = 50;
 constexpr absl::Duration kYielding = absl::Microseconds(500);
 // What comes on another way, and the end of a step, are noticed this late at most.
 constexpr absl::Duration kNap = absl::Milliseconds(5);
@@ -96,7 +96,7 @@ class StepLinkImpl final : public StepLink {
         epoch_(epoch),
         rank_(rank),
         ways_(std::move(ways)),
-        remembered_(ways_.size()) {
+        told_(std::make_unique<Told[]>(ways_.size())) {
     const int64_t sharing = std::count_if(ways_.begin(), ways_.end(),
                                           [](const Way& way) { return way.channel != nullptr; }) +
                             1;
@@ -129,12 +129,16 @@ class StepLinkImpl final : public StepLink {
   mutable std::atomic<uint64_t> checked_changes_ = ~uint64_t{0};
   std::atomic<uint64_t> signature_hash_ = 0;  // of op_'s
 
+  // What a rank was told.
+  struct Told {
+    std::atomic<int64_t> op = -1;             // the last op whose signature went there
+    std::atomic<bool> is_remembered = false;  // RememberStep was called
+  };
+  const std::unique_ptr<Told[]> told_;  // by rank
+  std::atomic<int64_t> op_ = -1;        // the op that was begun last
+
   absl::Mutex mutex_;
-  // The op that was begun last, and the ranks that are not told of it yet.
-  int64_t op_ ABSL_GUARDED_BY(mutex_) = -1;
-  std::string signature_ ABSL_GUARDED_BY(mutex_);
-  std::vector<bool> untold_ ABSL_GUARDED_BY(mutex_);
-  std::vector<bool> remembered_ ABSL_GUARDED_BY(mutex_);  // by rank: RememberStep was called
+  std::string signature_ ABSL_GUARDED_BY(mutex_);  // of op_
 };
 
 class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
@@ -368,10 +372,9 @@ absl::Status StepLinkImpl::Begin(int64_t op, std::string signature) {
   }
   SHARDMESH_RETURN_IF_ERROR(owner_->mailbox().Begin(sequence_, op, rank_, signature));
   absl::MutexLock lock(&mutex_);
-  op_ = op;
   signature_hash_.store(HashOf(signature), std::memory_order_relaxed);
   signature_ = std::move(signature);
-  untold_.assign(ways_.size(), true);
+  op_.store(op, std::memory_order_release);
   return absl::OkStatus();
 }
 
@@ -385,22 +388,21 @@ absl::Status StepLinkImpl::Send(DeviceId peer, const Tag& tag, OwnedBytes messag
   const auto size_bytes = static_cast<int64_t>(message.bytes.size());
   const auto index = static_cast<size_t>(peer);
   const Way& way = ways_[index];
+  Told& told = told_[index];
   std::string signature;
   uint64_t signature_hash = 0;
-  bool is_first = false;
-  {
+  if (tag.op() == op_.load(std::memory_order_acquire) &&
+      told.op.exchange(tag.op(), std::memory_order_relaxed) != tag.op()) {
     absl::MutexLock lock(&mutex_);
-    if (tag.op() == op_ && untold_[index]) {
-      untold_[index] = false;
-      signature = signature_;
-      signature_hash = signature_hash_.load(std::memory_order_relaxed);
-    }
-    is_first = !remembered_[index];
-    remembered_[index] = true;
+    signature = signature_;
+    signature_hash = signature_hash_.load(std::memory_order_relaxed);
   }
   bool is_shared = false;
   if (way.channel != nullptr) {
-    if (is_first) way.link->RememberStep(sequence_);
+    if (!told.is_remembered.load(std::memory_order_relaxed)) {
+      told.is_remembered.store(true, std::memory_order_relaxed);
+      way.link->RememberStep(sequence_);
+    }
     is_shared = way.channel->TrySend(tag, epoch_, signature, signature_hash, message);
   }
   if (!is_shared) {

@@ -42,7 +42,6 @@
 #include "worker/collective/link.h"
 #include "worker/collective/mailbox.h"
 #include "worker/membership_view.h"
-#include "worker/shm_arena.h"
 
 namespace grpc {
 class ServerBuilder;
@@ -61,6 +60,8 @@ class StepLink : public Link {
   // Bytes of messages that were sent to peers.
   virtual int64_t sent_bytes() const = 0;
 };
+
+class ShmArena;  // worker/shm_arena.h
 
 // How data goes between peers.
 enum class Transport {

@@ -75,7 +75,6 @@ char* ShmArena::TakeShared(size_t size_bytes) {
 void ShmArena::Free(char* data, size_t capacity_bytes) {
   if (data == nullptr) return;
   Segment gone;
-  std::function<void(uint64_t)> freed;
   {
     absl::MutexLock lock(&mutex_);
     const auto found = FindSegment(data);
@@ -113,9 +112,9 @@ void ShmArena::Free(char* data, size_t capacity_bytes) {
     gone = std::move(segment);
     by_id_.erase(gone.id);
     segments_.erase(found);
-    freed = freed_;
   }
-  if (freed) freed(gone.id);
+  absl::MutexLock lock(&freed_mutex_);
+  if (freed_) freed_(gone.id);
 }
 
 std::optional<ShmArena::Place> ShmArena::Locate(const char* data, size_t size_bytes) const {
@@ -140,7 +139,7 @@ bool ShmArena::WithSegment(uint64_t segment_id,
 }
 
 void ShmArena::OnFreed(std::function<void(uint64_t segment_id)> freed) {
-  absl::MutexLock lock(&mutex_);
+  absl::MutexLock lock(&freed_mutex_);
   freed_ = std::move(freed);
 }
 

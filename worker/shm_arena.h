@@ -55,8 +55,8 @@ class ShmArena final : public BlockSource {
   bool WithSegment(uint64_t segment_id,
                    const std::function<void(int fd, int64_t size_bytes)>& use) const;
 
-  // Called with the id of each segment that goes back to the host; holds no lock. Set before the
-  // first block is taken, or with none in use.
+  // Called with the id of each segment that goes back to the host; must not call the arena. Waits
+  // for a call of the one before to return.
   void OnFreed(std::function<void(uint64_t segment_id)> freed);
 
  private:
@@ -83,7 +83,9 @@ class ShmArena final : public BlockSource {
   std::map<uint64_t, const char*> by_id_ ABSL_GUARDED_BY(mutex_);
   // Free runs of shared segments: size, address.
   std::set<std::pair<size_t, char*>> free_runs_ ABSL_GUARDED_BY(mutex_);
-  std::function<void(uint64_t)> freed_ ABSL_GUARDED_BY(mutex_);
+
+  absl::Mutex freed_mutex_;  // held while freed_ is called; not together with mutex_
+  std::function<void(uint64_t)> freed_ ABSL_GUARDED_BY(freed_mutex_);
 };
 
 }  // namespace shardmesh::worker

@@ -152,7 +152,7 @@ absl::StatusOr<bool> ShmChannel::TryReceive(uint64_t expected_hash, Arrived* arr
   arrived->round = header.round;
   arrived->epoch = header.epoch;
   arrived->signature_hash = header.signature_hash;
-  arrived->signature.clear();
+  if (!arrived->signature.empty()) arrived->signature.clear();
   if (header.signature_hash != 0 && header.signature_hash != expected_hash) {
     if (header.signature_bytes == 0 || header.signature_bytes > kShmSignatureBytes) {
       return Wrong(StrCat("has a signature of ", header.signature_bytes, " bytes"));
@@ -161,14 +161,15 @@ absl::StatusOr<bool> ShmChannel::TryReceive(uint64_t expected_hash, Arrived* arr
                               header.signature_bytes);
   }
   if (header.segment_id == kInline) {
-    if (header.size_bytes == 0 || header.size_bytes != note_.size_bytes - sizeof(header)) {
+    if (header.size_bytes == 0 || header.size_bytes > kInlineBytes ||
+        header.size_bytes != note_.size_bytes - sizeof(header)) {
       return Wrong(StrCat("has ", note_.size_bytes - sizeof(header), " bytes of a message of ",
                           header.size_bytes));
     }
-    const std::shared_ptr<char[]> copy(new char[header.size_bytes]);
-    std::memcpy(copy.get(), note_.bytes.data() + sizeof(header), header.size_bytes);
+    const auto copy = std::make_shared_for_overwrite<std::array<char, kInlineBytes>>();
+    std::memcpy(copy->data(), note_.bytes.data() + sizeof(header), header.size_bytes);
     reader_.Release(note_.number);
-    arrived->message = {absl::MakeConstSpan(copy.get(), header.size_bytes), copy};
+    arrived->message = {absl::MakeConstSpan(copy->data(), header.size_bytes), copy};
     return true;
   }
   const std::shared_ptr<const ShmView> view = ViewOf(header.segment_id);

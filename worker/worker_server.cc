@@ -32,6 +32,7 @@
 #include "worker/kernel/matmul.h"
 #include "worker/peer_links.h"
 #include "worker/shard_store.h"
+#include "worker/shm_arena.h"
 #include "worker/step_executor.h"
 #include "worker/tile_gate.h"
 #include "worker/tile_service.h"

@@ -117,8 +117,8 @@ OwnedMutableBytes PartOf(const OwnedMutableBytes& whole, int64_t begin_bytes, in
 }
 
 void CombineAlone(const Combiner& combiner, absl::Span<const char> operands, char* results) {
-  TreeCombiner tree(combiner, 1);
   const int64_t count = static_cast<int64_t>(operands.size()) / combiner.operand_bytes;
+  TreeCombiner tree(combiner, 1, count);
   for (int64_t done = 0; done < count;) {
     const int64_t block = std::min(count - done, tree.block_elements());
     const char* const operand = operands.data() + done * combiner.operand_bytes;

@@ -75,7 +75,7 @@ absl::Status CombineAll(const CollectiveCall& call, const Combiner& combiner,
                                   combiner.operand_bytes, call.deadline);
   }
 
-  TreeCombiner tree(combiner, group.size());
+  TreeCombiner tree(combiner, group.size(), own_bytes / combiner.operand_bytes);
   std::vector<const char*> operands(Index(group.size()));
   const int64_t count = own_bytes / combiner.operand_bytes;
   for (int64_t done = 0; done < count;) {

@@ -31,15 +31,12 @@ class LinkedWorker {
  public:
   LinkedWorker(std::string identity, uint64_t incarnation, rpc::Clock* clock,
                int64_t tag_limit_bytes, std::string cluster_id, worker::Transport transport)
-      : arena_(transport == worker::Transport::kStream
-                   ? nullptr
-                   : std::make_shared<worker::ShmArena>("shardmesh-test")),
-        pool_(BufferPool::Create(&budget_, 0, arena_)) {
+      : memory_(std::make_shared<Memory>(transport)) {
     worker::PeerLinks::Options options;
     options.self = {
         .identity = std::move(identity), .incarnation = incarnation, .boot_id = "this host"};
     options.transport = transport;
-    options.arena = arena_;
+    options.arena = memory_->arena;
     options.clock = clock;
     options.tag_limit_bytes = tag_limit_bytes;
     options.redial = {.initial_delay = absl::Milliseconds(10),
@@ -68,8 +65,9 @@ class LinkedWorker {
   }
 
   worker::PeerLinks& links() { return *links_; }
-  // For what is to be sent: what the peers can read, if memory is shared.
-  const std::shared_ptr<BufferPool>& pool() const { return pool_; }
+  // For what is to be sent: what the peers can read, if memory is shared. Outlives the worker; to
+  // be kept for as long as there are buffers of it.
+  std::shared_ptr<BufferPool> pool() const { return {memory_, memory_->pool.get()}; }
   // Its rank is to be filled in.
   const worker::MeshDevice& device() const { return device_; }
 
@@ -89,9 +87,19 @@ class LinkedWorker {
   }
 
  private:
-  MemoryBudget budget_{int64_t{1} << 30};
-  const std::shared_ptr<worker::ShmArena> arena_;
-  const std::shared_ptr<BufferPool> pool_;
+  struct Memory {
+    explicit Memory(worker::Transport transport)
+        : arena(transport == worker::Transport::kStream
+                    ? nullptr
+                    : std::make_shared<worker::ShmArena>("shardmesh-test")),
+          pool(BufferPool::Create(&budget, 0, arena)) {}
+
+    MemoryBudget budget{int64_t{1} << 30};
+    const std::shared_ptr<worker::ShmArena> arena;
+    const std::shared_ptr<BufferPool> pool;
+  };
+
+  const std::shared_ptr<Memory> memory_;
   worker::MeshDevice device_;
   std::unique_ptr<worker::PeerLinks> links_;
   std::unique_ptr<rpc::ServerLifecycle> server_;
