@@ -89,7 +89,14 @@ struct StepResult {
 struct StepObserver {
   std::function<void(StepOutcome outcome, absl::Duration elapsed)> step;
   std::function<void(int64_t flops, absl::Duration elapsed)> kernel;
-  std::function<void(CollectiveKind kind, int64_t sent_bytes, absl::Duration elapsed)> collective;
+  // Bytes that a collective sent to peers, and those that were copied in memory on the way.
+  struct CollectiveBytes {
+    int64_t sent = 0;
+    int64_t copied_to_send = 0;
+    int64_t copied_received = 0;
+  };
+  std::function<void(CollectiveKind kind, const CollectiveBytes& bytes, absl::Duration elapsed)>
+      collective;
 };
 
 // Runs steps on a thread of its own, in the order of their sequence numbers. A step that is not the

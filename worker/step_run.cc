@@ -317,7 +317,9 @@ class StepRunner {
             [&](DeviceId peer) {
               options_.recorder->DataCame(ticket, peer, options_.clock->Now());
             },
-        .scratch = [this](int64_t size_bytes) { return Pooled(size_bytes, "partial results"); }};
+        .scratch = [this](int64_t size_bytes) { return Pooled(size_bytes, "partial results"); },
+        .copied = &copied_};
+    copied_ = {};
     const LocalValue& in = values_[collective.input];
     const LocalValue& out = values_[instruction.output];
     absl::Status done =
@@ -331,7 +333,10 @@ class StepRunner {
     result_.collective_time += ended - started;
     result_.sent_bytes = context_.link->sent_bytes();
     if (options_.observer.collective) {
-      options_.observer.collective(collective.kind, result_.sent_bytes - sent_before,
+      options_.observer.collective(collective.kind,
+                                   {.sent = result_.sent_bytes - sent_before,
+                                    .copied_to_send = copied_.to_send,
+                                    .copied_received = copied_.received},
                                    ended - started);
     }
     return done;
@@ -367,19 +372,19 @@ class StepRunner {
         return Reduce(call, manner, combiner, collective.root, in.content, Mutable(out));
       }
       case CollectiveKind::kAllGather:
-        return Joined(out, collective.dimension, ranks, [&](PlaceFn place_fn) {
+        return Joined(call, out, collective.dimension, ranks, [&](PlaceFn place_fn) {
           return AllGather(call, manner, in.content, SizesOf(in.size_bytes, ranks), place_fn);
         });
       case CollectiveKind::kGather:
         if (!is_root) FillWithZeros(out);
-        return Joined(out, collective.dimension, ranks, [&](PlaceFn place_fn) {
+        return Joined(call, out, collective.dimension, ranks, [&](PlaceFn place_fn) {
           return Gather(call, manner, collective.root, in.content, SizesOf(in.size_bytes, ranks),
                         place_fn);
         });
       case CollectiveKind::kAllToAll: {
         SHARDMESH_ASSIGN_OR_RETURN(const std::vector<OwnedBytes> parts,
                                    PartsAlong(in, collective.split_dimension, ranks));
-        return Joined(out, collective.dimension, ranks, [&](PlaceFn place_fn) {
+        return Joined(call, out, collective.dimension, ranks, [&](PlaceFn place_fn) {
           return AllToAll(call, manner, parts, SizesOf(in.size_bytes / ranks, ranks), place_fn);
         });
       }
@@ -420,7 +425,8 @@ class StepRunner {
 
   // Runs an exchange that hands over what each rank brings, which becomes its part of `out`.
   template <typename Run>
-  static absl::Status Joined(const LocalValue& out, int64_t dimension, int64_t ranks, Run run) {
+  absl::Status Joined(const CollectiveCall& call, const LocalValue& out, int64_t dimension,
+                      int64_t ranks, Run run) {
     SHARDMESH_ASSIGN_OR_RETURN(const MutableTensorView joined,
                                MutableTensorView::Create(out.dtype, out.shape, Mutable(out)));
     absl::Status pasted;
@@ -428,6 +434,9 @@ class StepRunner {
         run([&](int64_t place, int64_t offset_bytes, absl::Span<const char> bytes) {
           const Tile part = PartOf(out.shape, dimension, place, ranks);
           pasted.Update(PasteTileBytes(bytes, part, offset_bytes, joined));
+          if (place != call.group->place()) {
+            call.copied->received += static_cast<int64_t>(bytes.size());
+          }
         }));
     return pasted;
   }
@@ -461,6 +470,7 @@ class StepRunner {
     SHARDMESH_ASSIGN_OR_RETURN(const OwnedMutableBytes copy,
                                Pooled(size_bytes, "a part to be sent"));
     SHARDMESH_RETURN_IF_ERROR(CopyTileBytes(view, part, 0, copy.bytes));
+    copied_.to_send += size_bytes;
     return OwnedBytes{copy.bytes, copy.owner};
   }
 
@@ -499,6 +509,7 @@ class StepRunner {
   const StepOrder& order_;
   const DeviceId rank_;
   StepResult& result_;
+  CopiedBytes copied_;  // by the collective that runs
   std::vector<LocalValue> values_;
   std::vector<std::unique_ptr<StagedTile>> staged_;  // by output; null until its memory is taken
 };

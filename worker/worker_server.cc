@@ -136,16 +136,23 @@ StepObserver ObserveInto(rpc::Metrics& metrics) {
       metrics.AddCounter("shardmesh_worker_kernel_seconds_total", "Time in kernels.");
   struct Collective {
     rpc::Counter sent_bytes;
+    rpc::Counter copied_to_send_bytes;
+    rpc::Counter copied_received_bytes;
     rpc::Counter seconds;
   };
   std::map<CollectiveKind, Collective> collectives;
   for (const CollectiveKind kind : AllCollectiveKinds()) {
     const rpc::MetricLabels labels = {{"op", KindLabel(kind)}};
     collectives.emplace(
-        kind, Collective{metrics.AddCounter("shardmesh_worker_collective_sent_bytes_total",
-                                            "Bytes that collectives sent to peers.", labels),
-                         metrics.AddCounter("shardmesh_worker_collective_seconds_total",
-                                            "Time in collectives.", labels)});
+        kind,
+        Collective{metrics.AddCounter("shardmesh_worker_collective_sent_bytes_total",
+                                      "Bytes that collectives sent to peers.", labels),
+                   metrics.AddCounter("shardmesh_worker_collective_copied_to_send_bytes_total",
+                                      "Bytes copied into one piece before they were sent.", labels),
+                   metrics.AddCounter("shardmesh_worker_collective_copied_received_bytes_total",
+                                      "Bytes from peers copied into place.", labels),
+                   metrics.AddCounter("shardmesh_worker_collective_seconds_total",
+                                      "Time in collectives.", labels)});
   }
   StepObserver observer;
   observer.step = [=](StepOutcome outcome, absl::Duration elapsed) {
@@ -156,9 +163,13 @@ StepObserver ObserveInto(rpc::Metrics& metrics) {
     kernel_flops.Add(static_cast<double>(flops));
     kernel_seconds.Add(absl::ToDoubleSeconds(elapsed));
   };
-  observer.collective = [=](CollectiveKind kind, int64_t sent_bytes, absl::Duration elapsed) {
-    collectives.at(kind).sent_bytes.Add(static_cast<double>(sent_bytes));
-    collectives.at(kind).seconds.Add(absl::ToDoubleSeconds(elapsed));
+  observer.collective = [=](CollectiveKind kind, const StepObserver::CollectiveBytes& bytes,
+                            absl::Duration elapsed) {
+    const Collective& collective = collectives.at(kind);
+    collective.sent_bytes.Add(static_cast<double>(bytes.sent));
+    collective.copied_to_send_bytes.Add(static_cast<double>(bytes.copied_to_send));
+    collective.copied_received_bytes.Add(static_cast<double>(bytes.copied_received));
+    collective.seconds.Add(absl::ToDoubleSeconds(elapsed));
   };
   return observer;
 }

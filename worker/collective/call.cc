@@ -52,11 +52,16 @@ absl::Status ReceivePieces(
   return absl::OkStatus();
 }
 
+void CopyReceived(const CollectiveCall& call, absl::Span<const char> bytes, char* to) {
+  std::memcpy(to, bytes.data(), bytes.size());
+  if (call.copied != nullptr) call.copied->received += static_cast<int64_t>(bytes.size());
+}
+
 absl::Status ReceiveInto(const CollectiveCall& call, int64_t place, int64_t round,
                          absl::Span<char> out) {
   return ReceivePieces(call, place, round, static_cast<int64_t>(out.size()),
-                       [out](int64_t offset_bytes, absl::Span<const char> bytes) {
-                         std::memcpy(out.data() + offset_bytes, bytes.data(), bytes.size());
+                       [&call, out](int64_t offset_bytes, absl::Span<const char> bytes) {
+                         CopyReceived(call, bytes, out.data() + offset_bytes);
                        });
 }
 

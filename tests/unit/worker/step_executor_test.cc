@@ -61,21 +61,27 @@ struct Rank {
        rpc::Clock* clock)
       : budget(kMemory), pool(std::move(the_pool)), kernel({.threads = 1}) {
     store = *ShardStore::Open({.pool = pool, .data_dir = ""});
-    executor = StepExecutor::Start({.identity = identity,
-                                    .links = links,
-                                    .store = store.get(),
-                                    .pool = pool,
-                                    .kernel = &kernel,
-                                    .weight_budget = &budget,
-                                    .recorder = &recorder,
-                                    .clock = clock,
-                                    .observer = {}});
+    executor = StepExecutor::Start(
+        {.identity = identity,
+         .links = links,
+         .store = store.get(),
+         .pool = pool,
+         .kernel = &kernel,
+         .weight_budget = &budget,
+         .recorder = &recorder,
+         .clock = clock,
+         .observer = {.step = nullptr,
+                      .kernel = nullptr,
+                      .collective = [this](CollectiveKind, const auto& bytes, absl::Duration) {
+                        last_bytes = bytes;
+                      }}});
   }
 
   MemoryBudget budget;
   std::shared_ptr<BufferPool> pool;
   MatmulKernel kernel;
   FlightRecorder recorder;
+  StepObserver::CollectiveBytes last_bytes;  // of the executor's thread
   std::unique_ptr<ShardStore> store;
   std::unique_ptr<StepExecutor> executor;
 };
@@ -214,6 +220,56 @@ class StepExecutorTest : public testing::TestWithParam<Transport> {
   absl::Mutex mutex_;
   std::map<DeviceId, std::vector<StepResult>> results_ ABSL_GUARDED_BY(mutex_);
 };
+
+TEST_P(StepExecutorTest, NothingIsCopiedButWhatIsReceivedIntoPlaceAndPartsThatLieApart) {
+  StartMesh("x=2");
+  struct Case {
+    CollectiveOp op;
+    PartitionSpec operand;
+    StepObserver::CollectiveBytes bytes;  // of rank 0
+  };
+  // Of a tensor of 4 MiB: more than a frame, and a whole number of rows in each piece or not.
+  const Shape shape = {1000, 1048};
+  const int64_t all = 1000 * 1048 * 4;
+  using Kind = CollectiveKind;
+  using Algorithm = CollectiveAlgorithm;
+  const std::vector<Case> cases = {
+      {{.kind = Kind::kAllReduce, .axes = {"x"}, .algorithm = Algorithm::kDirect},
+       SpecOf({"", ""}),
+       {.sent = all}},
+      {{.kind = Kind::kAllReduce, .axes = {"x"}, .algorithm = Algorithm::kPairwise},
+       SpecOf({"", ""}),
+       {.sent = all, .copied_received = all / 2}},
+      {{.kind = Kind::kReduceScatter, .axes = {"x"}, .dimension = 0},
+       SpecOf({"", ""}),
+       {.sent = all / 2}},
+      {{.kind = Kind::kReduceScatter, .axes = {"x"}, .dimension = 1},
+       SpecOf({"", ""}),
+       {.sent = all / 2, .copied_to_send = all}},
+      {{.kind = Kind::kAllGather, .axes = {"x"}, .dimension = 0},
+       SpecOf({"x", ""}),
+       {.sent = all / 2, .copied_received = all / 2}},
+  };
+  int64_t sequence = 0;
+  for (const Case& c : cases) {
+    SCOPED_TRACE(StrCat("case ", sequence));
+    operands_.clear();
+    order_.operands.clear();
+    Put(StrCat("in-", ++sequence), Tensor::Random(shape, 5), c.operand);
+    Order(sequence, {.operand_count = 1, .ops = {c.op}, .outputs = {1}});
+    order_.return_literals = false;
+    RunOnAll();
+    for (DeviceId device = 0; device < 2; ++device) {
+      const StepResult result = Await(device, static_cast<size_t>(sequence));
+      ASSERT_EQ(result.outcome, StepOutcome::kDone) << result.status;
+      ASSERT_TRUE(rank(device).executor->Commit(sequence).ok());
+    }
+    const StepObserver::CollectiveBytes& bytes = rank(0).last_bytes;
+    EXPECT_EQ(bytes.sent, c.bytes.sent);
+    EXPECT_EQ(bytes.copied_to_send, c.bytes.copied_to_send);
+    EXPECT_EQ(bytes.copied_received, c.bytes.copied_received);
+  }
+}
 
 // input [m, k] times weight [n, k], transposed, in doubles.
 std::vector<double> Multiply(const std::vector<double>& input, const Tensor& weight, int64_t m) {
