@@ -102,7 +102,9 @@ class HeldExecutor final : public StepExecutor {
     absl::MutexLock lock(&mutex_);
     forgotten_.insert(forgotten_.end(), array_ids.begin(), array_ids.end());
   }
-  Running running() const override { return {.sequence = 9, .instruction = 2}; }
+  std::optional<rpc::StepProgress> progress() const override {
+    return rpc::StepProgress{.step = 9, .instruction = FlightRecord{.op = 2}};
+  }
 
   template <typename Read>
   auto With(Read read) const {
@@ -374,7 +376,8 @@ TEST_F(CoordinatorLinkTest, IntroducesItselfAndBecomesReadyOnceItsPeersAreReache
   EXPECT_THAT(coordinator_.Read().peers().unreached(), ElementsAre("w2"));
   EXPECT_FALSE(ready());
   EXPECT_TRUE(Eventually([&] { return coordinator_.last_heartbeat().epoch() == 4; }));
-  EXPECT_EQ(coordinator_.last_heartbeat().running_sequence(), 9);
+  EXPECT_EQ(coordinator_.last_heartbeat().progress().sequence(), 9);
+  EXPECT_EQ(coordinator_.last_heartbeat().progress().instruction().instruction(), 2u);
 }
 
 TEST_F(CoordinatorLinkTest, BringsItsInventoryAndObeysTheVerdict) {
