@@ -40,7 +40,7 @@ std::string InstructionText(const rpc::FlightRecord& record) {
 }
 
 std::string TimeOfDay(absl::Time time) {
-  return absl::FormatTime("%H:%M:%S", time, absl::LocalTimeZone());
+  return absl::FormatTime("%H:%M:%S UTC", time, absl::UTCTimeZone());
 }
 
 bool IsSilent(const ObservedRank& rank, const DiagnosisOptions& options) {
