@@ -33,8 +33,7 @@ Finding FindingOf(const FailedStep& step, absl::Time now) {
     names.push_back(Name(blamed));
   }
   finding.summary =
-      StrCat("step ", step.work.sequence, " (", step.work.op, ") failed ",
-             rpc::FormatRounded(now - step.failed), " ago",
+      StrCat("a step failed ", rpc::FormatRounded(now - step.failed), " ago",
              names.empty() ? std::string() : StrCat(" because of ", StrJoin(names, ", ")), ": ",
              finding.explanation);
   return finding;

@@ -54,7 +54,9 @@ std::string PeersText(const rpc::FlightRecord& record, bool has_come) {
 
 std::string OutcomeText(const rpc::FlightRecord& record) {
   if (!record.outcome.ok()) {
-    return std::string(record.outcome.message());
+    return StrCat(absl::StatusCodeToString(record.outcome.code()),
+                  record.waits_for.has_value() ? StrCat(", waited for rank ", *record.waits_for)
+                                               : std::string());
   }
   if (!record.is_running()) {
     return "done";
@@ -201,10 +203,10 @@ absl::Status RunDoctor(const Invocation& invocation, const DoctorFlags& flags) {
     }
     PrintRecords(flights);
   }
-  return diagnosis.healthy ? absl::OkStatus()
-                           : absl::FailedPreconditionError(
-                                 StrCat("the cluster has ",
-                                        FormatCount(std::ssize(diagnosis.findings), "finding")));
+  return diagnosis.healthy
+             ? absl::OkStatus()
+             : absl::FailedPreconditionError(StrCat(
+                   "the cluster has ", FormatCount(std::ssize(diagnosis.findings), "finding")));
 }
 
 }  // namespace
