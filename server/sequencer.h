@@ -96,14 +96,14 @@ struct TransferRequest {
 // A piece of work as the transport hears of it.
 struct WorkRef {
   int64_t sequence = 0;     // of a step always; of a transfer at its commit, else 0
-  std::string transfer_id;  // empty for a step
-  std::string op;
-  std::string mesh_id;
+  std::string transfer_id = {};  // empty for a step
+  std::string op = {};
+  std::string mesh_id = {};
   int64_t epoch = 0;  // the one at its admission, which its messages carry to the end
   int64_t term = 0;
-  absl::Time started;  // when it was admitted
-  absl::Time deadline;
-  std::vector<Participant> participants;
+  absl::Time started = absl::InfinitePast();  // when it was admitted
+  absl::Time deadline = absl::InfiniteFuture();
+  std::vector<Participant> participants = {};
   std::vector<Participant> blamed = {};  // of what failed: whose fault it is, as far as is known
 };
 
