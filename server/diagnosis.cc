@@ -54,6 +54,7 @@ std::string SilentText(const ObservedRank& rank, const DiagnosisOptions& options
 }
 
 std::string LostText(const ObservedRank& rank) {
+  if (rank.lost == absl::InfinitePast()) return StrCat("is not there: ", rank.lost_because);
   return StrCat("is lost since ", TimeOfDay(rank.lost), " (", rank.lost_because, ")");
 }
 

@@ -19,7 +19,7 @@ struct ObservedRank {
   std::string identity;
   // Empty while the worker is alive.
   std::string lost_because = {};
-  absl::Time lost = absl::InfinitePast();
+  absl::Time lost = absl::InfinitePast();  // InfinitePast: it never was there
   absl::Time last_heartbeat = absl::InfinitePast();
   std::vector<std::string> unreached = {};  // identities of peers
   // It has reported that its part of the step is done.

@@ -12,6 +12,9 @@
 namespace shardmesh::server {
 namespace {
 
+// Steps explained on one occasion, under the lock.
+constexpr int64_t kMaxExplanations = 16;
+
 std::string Name(const Participant& participant) {
   return StrCat("rank ", participant.rank, " (", participant.identity, ")");
 }
@@ -438,12 +441,13 @@ void Sequencer::End(const WorkPtr& work, absl::Status status) {
 }
 
 void Sequencer::FailIfInvolved(std::string_view identity, std::string_view what) {
+  int64_t explanations_left = kMaxExplanations;
   const std::map<StepTicket, WorkPtr> live = live_;
   for (const auto& [ticket, work] : live) {
     if (work->state == State::kCommitting) continue;
     for (const Participant& participant : work->ref.participants) {
       if (participant.identity != identity) continue;
-      const std::string waiting = Explain(*work).waiting;
+      const std::string waiting = Explain(*work, &explanations_left).waiting;
       work->ref.blamed = {participant};
       End(work, WithReason(absl::UnavailableError(
                                StrCat(Name(participant), " ", what, " during ", Name(work->ref),
@@ -456,12 +460,14 @@ void Sequencer::FailIfInvolved(std::string_view identity, std::string_view what)
   AdmitWaiting();
 }
 
-StepExplanation Sequencer::Explain(const Work& work) const {
-  if (!options_.explain || work.ref.sequence == 0) return {};
+StepExplanation Sequencer::Explain(const Work& work, int64_t* left) const {
+  if (!options_.explain || work.ref.sequence == 0 || *left == 0) return {};
+  --*left;
   return options_.explain(work.ref, work.WaitingFor());
 }
 
 void Sequencer::AbortOverdue() {
+  int64_t explanations_left = kMaxExplanations;
   {
     const absl::Time now = clock_->Now();
     absl::MutexLock lock(&mutex_);
@@ -476,7 +482,7 @@ void Sequencer::AbortOverdue() {
       std::vector<std::string> waiting;
       for (const Participant& participant : work->WaitingFor())
         waiting.push_back(Name(participant));
-      StepExplanation explanation = Explain(*work);
+      StepExplanation explanation = Explain(*work, &explanations_left);
       work->ref.blamed = std::move(explanation.blamed);
       End(work,
           WithReason(absl::DeadlineExceededError(StrCat(

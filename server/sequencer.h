@@ -95,7 +95,7 @@ struct TransferRequest {
 
 // A piece of work as the transport hears of it.
 struct WorkRef {
-  int64_t sequence = 0;     // of a step always; of a transfer at its commit, else 0
+  int64_t sequence = 0;          // of a step always; of a transfer at its commit, else 0
   std::string transfer_id = {};  // empty for a step
   std::string op = {};
   std::string mesh_id = {};
@@ -229,7 +229,8 @@ class Sequencer {
   void End(const WorkPtr& work, absl::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FailIfInvolved(std::string_view identity, std::string_view what)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  StepExplanation Explain(const Work& work) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  // Nothing where `left` of one occasion are used up: most steps wait for those before them.
+  StepExplanation Explain(const Work& work, int64_t* left) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   void AbortOverdue();
 
   rpc::Clock* const clock_;

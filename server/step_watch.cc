@@ -11,8 +11,10 @@
 namespace shardmesh::server {
 namespace {
 
-// Of a step's records, which tell what a rank has behind it.
-constexpr size_t kRecordsOfStep = 64;
+// Of a step's records, which tell what a rank has behind it: others cannot be further behind.
+constexpr size_t kRecordsOfStep = 16;
+// Steps that are looked at, the oldest: a worker runs them in their order, and is stuck in one.
+constexpr int64_t kMaxStepsJudged = 64;
 
 std::string Name(const Participant& participant) {
   return StrCat("rank ", participant.rank, " (", participant.identity, ")");
@@ -105,7 +107,7 @@ StepWatch::Verdict StepWatch::Judge(int64_t sequence,
   for (const Sequencer::LiveWork& each : live) {
     const bool is_step = each.work.transfer_id.empty() && each.work.sequence != 0;
     if (!is_step || (sequence != 0 && each.work.sequence != sequence)) continue;
-    ++running;
+    if (++running > kMaxStepsJudged) continue;
     std::optional<Finding> finding = DiagnoseStep(Observe(each.work, each.waiting_for), options);
     if (finding.has_value() && finding->is_blocked && options.now - finding->since >= kStuckAfter) {
       verdict.findings.push_back(*std::move(finding));

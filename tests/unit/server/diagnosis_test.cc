@@ -282,6 +282,9 @@ TEST(DiagnosisTest, FindsALostASilentAndAnUnreachedWorkerOfAMesh) {
             "rank 0 (worker-0) of mesh \"default\" is lost since 14:03:11 UTC (its stream broke)");
   EXPECT_EQ(gone[1].summary,
             "rank 2 (worker-2) of mesh \"default\" has sent no heartbeat for 2.1s");
+  const auto never_there = [](ObservedRank& rank) { rank.lost_because = "it never attached"; };
+  EXPECT_EQ(diagnose({never_there})[0].summary,
+            "rank 0 (worker-0) of mesh \"default\" is not there: it never attached");
   EXPECT_THAT(diagnose({Unreached({"worker-1"}, Idle()), Lost(Idle())}), SizeIs(1))
       << "that a lost one is not reached is no news";
 
