@@ -69,18 +69,18 @@ TEST_F(StuckTest, ARankThatIsKilledInACollectiveIsNamedEverywhere) {
 TEST_F(StuckTest, AStoppedRankIsNamedAtTheDeadlineAndGoesOnAfterwards) {
   ExpectSumSoon();
   ASSERT_THAT(cluster_->Signal("worker-3", SIGSTOP), IsOk());
+  // Before its streams count as broken.
   constexpr absl::Duration kTimeout = absl::Milliseconds(2500);
   const absl::Time begun = absl::Now();
-  auto sum = SumWithin(kTimeout);
-  const client::ClusterFinding stuck = AwaitBlame("worker-3", Kind::kStuck);
-  const auto result = sum.get();
+  const auto result = SumWithin(kTimeout).get();
   EXPECT_LT(absl::Now() - begun, kTimeout + kNamedWithin);
   EXPECT_EQ(result.status().code(), absl::StatusCode::kDeadlineExceeded) << result.status();
+  const client::ClusterFinding failed = AwaitBlame("worker-3", Kind::kFailed);
   EXPECT_THAT(std::string(result.status().message()),
-              AllOf(HasSubstr(StrCat("step ", stuck.step)),
+              AllOf(HasSubstr(StrCat("step ", failed.step)),
                     HasSubstr("ranks 0, 1 and 2 wait in instruction 0"),
                     HasSubstr("for rank 3 (worker-3)")));
-  ExpectNamedByTheOthers("worker-3", stuck.step);
+  ExpectNamedByTheOthers("worker-3", failed.step);
   ExpectDoctorNames("worker-3");
 
   ASSERT_THAT(cluster_->Signal("worker-3", SIGCONT), IsOk());
