@@ -169,7 +169,10 @@ class WorkerServer::Impl {
   explicit Impl(WorkerOptions options)
       : options_(std::move(options)),
         budget_(options_.memory_bytes),
-        pool_(BufferPool::Create(&budget_, MaxIdleBytes(options_.memory_bytes))),
+        arena_(options_.transport == Transport::kStream
+                   ? nullptr
+                   : std::make_shared<ShmArena>("shardmesh-tiles")),
+        pool_(BufferPool::Create(&budget_, MaxIdleBytes(options_.memory_bytes), arena_)),
         kernel_({.threads = static_cast<int>(options_.threads)}) {}
 
   ~Impl() { Drain(absl::InfinitePast()); }
@@ -198,7 +201,9 @@ class WorkerServer::Impl {
                                [this](int64_t epoch, const std::vector<std::string>& unreached) {
                                  link_->ReportPeers(epoch, unreached);
                                },
-                           .redial = {}});
+                           .redial = {},
+                           .transport = options_.transport,
+                           .arena = arena_});
     executor_ = StepExecutor::Start({.identity = self.identity,
                                      .links = links_.get(),
                                      .store = store_.get(),
@@ -335,6 +340,7 @@ class WorkerServer::Impl {
   rpc::RealClock clock_;
   rpc::Metrics metrics_{"worker"};
   MemoryBudget budget_;
+  const std::shared_ptr<ShmArena> arena_;  // null: memory is this process's alone
   const std::shared_ptr<BufferPool> pool_;
   MatmulKernel kernel_;
   FlightRecorder recorder_;

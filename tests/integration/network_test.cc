@@ -54,7 +54,7 @@ class NetworkTest : public CollectiveCluster {
     ASSERT_NO_FATAL_FAILURE(WriteWorkerProgram());
     ASSERT_NO_FATAL_FAILURE(
         StartCluster({.coordinator_flags = {"--listen=10.77.0.1:0", "--insecure"},
-                      .worker_flags = {"--insecure"},
+                      .worker_flags = {"--insecure", "--transport=stream"},
                       .binary_folder = folder_}));
   }
   void TearDown() override {

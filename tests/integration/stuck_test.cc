@@ -21,9 +21,13 @@ using Kind = client::ClusterFinding::Kind;
 // Of a broken stream, and beyond a deadline.
 constexpr absl::Duration kNamedWithin = absl::Seconds(2);
 
-class StuckTest : public CollectiveCluster {
+// By how data goes between the workers.
+class StuckTest : public CollectiveCluster, public ::testing::WithParamInterface<const char*> {
  protected:
-  void SetUp() override { ASSERT_NO_FATAL_FAILURE(StartCluster()); }
+  void SetUp() override {
+    ASSERT_NO_FATAL_FAILURE(StartCluster(
+        {.coordinator_flags = {}, .worker_flags = {StrCat("--transport=", GetParam())}}));
+  }
 
   std::map<std::string, int64_t> Pids() {
     std::map<std::string, int64_t> pids;
@@ -33,7 +37,10 @@ class StuckTest : public CollectiveCluster {
   }
 };
 
-TEST_F(StuckTest, ARankThatIsKilledInACollectiveIsNamedEverywhere) {
+INSTANTIATE_TEST_SUITE_P(Over, StuckTest, ::testing::Values("stream", "shm"),
+                         [](const auto& param) { return std::string(param.param); });
+
+TEST_P(StuckTest, ARankThatIsKilledInACollectiveIsNamedEverywhere) {
   std::map<std::string, int64_t> before = Pids();
   // Stopped, so that the others surely wait when it is killed.
   ASSERT_THAT(cluster_->Signal("worker-1", SIGSTOP), IsOk());
@@ -66,7 +73,7 @@ TEST_F(StuckTest, ARankThatIsKilledInACollectiveIsNamedEverywhere) {
   EXPECT_EQ(after, before) << "the others were not started again";
 }
 
-TEST_F(StuckTest, AStoppedRankIsNamedAtTheDeadlineAndGoesOnAfterwards) {
+TEST_P(StuckTest, AStoppedRankIsNamedAtTheDeadlineAndGoesOnAfterwards) {
   ExpectSumSoon();
   ASSERT_THAT(cluster_->Signal("worker-3", SIGSTOP), IsOk());
   // Before its streams count as broken.
@@ -87,7 +94,7 @@ TEST_F(StuckTest, AStoppedRankIsNamedAtTheDeadlineAndGoesOnAfterwards) {
   ExpectSumSoon();
 }
 
-TEST_F(StuckTest, ARankThatIsLateIsWaitedFor) {
+TEST_P(StuckTest, ARankThatIsLateIsWaitedFor) {
   ASSERT_THAT(cluster_->Signal("worker-2", SIGSTOP), IsOk());
   auto sum = SumWithin(absl::Seconds(60));
   AwaitBlame("worker-2", Kind::kStuck);
@@ -105,7 +112,7 @@ TEST_F(StuckTest, ARankThatIsLateIsWaitedFor) {
   EXPECT_THAT(doctor.out, HasSubstr("nothing is stuck"));
 }
 
-TEST_F(StuckTest, DoctorShowsWhatEachRankDidLast) {
+TEST_P(StuckTest, DoctorShowsWhatEachRankDidLast) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::StepResult result, client().Collective(Sum()));
   // Heartbeats bring the records.
   std::vector<client::WorkerFlight> flights;
@@ -143,7 +150,7 @@ TEST_F(StuckTest, DoctorShowsWhatEachRankDidLast) {
   EXPECT_THAT(unknown.err, AllOf(HasSubstr("worker-9"), HasSubstr("NOT_FOUND")));
 }
 
-TEST_F(StuckTest, ClientsThatUseGroupsInOppositeOrdersNeverDeadlock) {
+TEST_P(StuckTest, ClientsThatUseGroupsInOppositeOrdersNeverDeadlock) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const int64_t done,
                                  RunInOppositeOrders(cluster_->address(), absl::Seconds(3)));
   EXPECT_GT(done, 10);

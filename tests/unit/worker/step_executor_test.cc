@@ -58,8 +58,9 @@ struct Tensor {
 
 // An executor with all that it needs, for one rank.
 struct Rank {
-  Rank(const std::string& identity, PeerLinks* links, rpc::Clock* clock)
-      : budget(kMemory), pool(BufferPool::Create(&budget, 0)), kernel({.threads = 1}) {
+  Rank(const std::string& identity, PeerLinks* links, std::shared_ptr<BufferPool> the_pool,
+       rpc::Clock* clock)
+      : budget(kMemory), pool(std::move(the_pool)), kernel({.threads = 1}) {
     store = *ShardStore::Open({.pool = pool, .data_dir = ""});
     executor = StepExecutor::Start({.identity = identity,
                                     .links = links,
@@ -80,20 +81,25 @@ struct Rank {
   std::unique_ptr<StepExecutor> executor;
 };
 
-class StepExecutorTest : public testing::Test {
+std::string TransportName(const testing::TestParamInfo<Transport>& tested) {
+  return tested.param == Transport::kStream ? "Stream" : "SharedMemory";
+}
+
+class StepExecutorTest : public testing::TestWithParam<Transport> {
  protected:
   void StartMesh(const std::string& mesh) {
-    workers_ = std::make_unique<LinkedWorkers>(mesh);
+    workers_ = std::make_unique<LinkedWorkers>(mesh, int64_t{4} << 20, GetParam());
     ASSERT_TRUE(workers_->Connect(1));
     for (DeviceId rank = 0; rank < workers_->size(); ++rank) {
       ranks_.push_back(std::make_unique<Rank>(StrCat("worker-", rank), &workers_->links(rank),
-                                              &workers_->clock()));
+                                              workers_->worker(rank).pool(), &workers_->clock()));
     }
   }
   void TearDown() override {
     for (auto& rank : ranks_) {
       if (rank != nullptr) rank->executor.reset();
     }
+    ranks_.clear();  // their memory is of the workers' pools
     workers_.reset();
   }
 
@@ -228,7 +234,10 @@ std::vector<double> Multiply(const std::vector<double>& input, const Tensor& wei
   return out;
 }
 
-TEST_F(StepExecutorTest, FeedForwardColumnThenRowParallelEqualsPlainLoops) {
+INSTANTIATE_TEST_SUITE_P(All, StepExecutorTest,
+                         testing::Values(Transport::kStream, Transport::kShm), TransportName);
+
+TEST_P(StepExecutorTest, FeedForwardColumnThenRowParallelEqualsPlainLoops) {
   StartMesh("fsdp=2,tp=2");
   const Tensor input = Tensor::Random({8, 32}, 1);
   const Tensor up = Tensor::Random({64, 32}, 2);
@@ -263,7 +272,7 @@ TEST_F(StepExecutorTest, FeedForwardColumnThenRowParallelEqualsPlainLoops) {
   EXPECT_GT(Await(0).sent_bytes, 0);
 }
 
-TEST_F(StepExecutorTest, CollectivesAlongAnyDimensionEqualTheirDefinition) {
+TEST_P(StepExecutorTest, CollectivesAlongAnyDimensionEqualTheirDefinition) {
   struct Case {
     std::string name;
     CollectiveOp op;
@@ -559,26 +568,29 @@ class CollectiveStepTest : public StepExecutorTest {
   int64_t sequence_ = 0;
 };
 
-TEST_F(CollectiveStepTest, EveryKindByEveryAlgorithmAlongEachAxisOfAMeshAndBoth) {
+INSTANTIATE_TEST_SUITE_P(All, CollectiveStepTest,
+                         testing::Values(Transport::kStream, Transport::kShm), TransportName);
+
+TEST_P(CollectiveStepTest, EveryKindByEveryAlgorithmAlongEachAxisOfAMeshAndBoth) {
   StartMesh("x=2,y=2");
   ExpectAllAsDefined({"x"}, "y", {16, 12}, Dtype::kF32);
   ExpectAllAsDefined({"y"}, "", {16, 12}, Dtype::kI32);
   ExpectAllAsDefined({"y", "x"}, "", {16, 12}, Dtype::kF32);
 }
 
-TEST_F(CollectiveStepTest, EveryKindByEveryAlgorithmOnThreeRanks) {
+TEST_P(CollectiveStepTest, EveryKindByEveryAlgorithmOnThreeRanks) {
   StartMesh("x=3");
   ExpectAllAsDefined({"x"}, "", {18, 15}, Dtype::kF32);
   ExpectAllAsDefined({"x"}, "", {18, 15}, Dtype::kBool);
   ExpectAllAsDefined({"x"}, "", {9, 9}, Dtype::kC64);
 }
 
-TEST_F(CollectiveStepTest, EveryKindByEveryAlgorithmOnOneRank) {
+TEST_P(CollectiveStepTest, EveryKindByEveryAlgorithmOnOneRank) {
   StartMesh("x=1");
   ExpectAllAsDefined({"x"}, "", {2, 3}, Dtype::kF32);
 }
 
-TEST_F(CollectiveStepTest, LargeTilesGoInChunks) {
+TEST_P(CollectiveStepTest, LargeTilesGoInChunks) {
   StartMesh("x=3");
   const ValueDescriptor value = {Dtype::kF32, {3, 100'003, 3}, SpecOf({"x"})};
   for (const CollectiveAlgorithm algorithm : AlgorithmsOf(CollectiveKind::kAllReduce)) {
@@ -596,7 +608,7 @@ TEST_F(CollectiveStepTest, LargeTilesGoInChunks) {
   }
 }
 
-TEST_F(CollectiveStepTest, ElementsThatShareBytesMoveWhereNoneIsCut) {
+TEST_P(CollectiveStepTest, ElementsThatShareBytesMoveWhereNoneIsCut) {
   StartMesh("x=2");
   for (const CollectiveKind kind :
        {CollectiveKind::kAllGather, CollectiveKind::kBroadcast, CollectiveKind::kPermute,
@@ -608,7 +620,7 @@ TEST_F(CollectiveStepTest, ElementsThatShareBytesMoveWhereNoneIsCut) {
   }
 }
 
-TEST_F(StepExecutorTest, OneRankTakesALiteralAndSlicesNothing) {
+TEST_P(StepExecutorTest, OneRankTakesALiteralAndSlicesNothing) {
   StartMesh("x=1");
   const Tensor weight = Tensor::Random({4, 3}, 1);
   const Tensor input = Tensor::Random({2, 3}, 2);
@@ -638,7 +650,10 @@ class AllReduceStepTest : public StepExecutorTest {
   }
 };
 
-TEST_F(AllReduceStepTest, FailureOfOneRankEndsTheStepOnAllAndIsNamed) {
+INSTANTIATE_TEST_SUITE_P(All, AllReduceStepTest,
+                         testing::Values(Transport::kStream, Transport::kShm), TransportName);
+
+TEST_P(AllReduceStepTest, FailureOfOneRankEndsTheStepOnAllAndIsNamed) {
   Prepare(4);
   ASSERT_TRUE(rank(1).store->Release({"in"}).ok());
   RunOnAll();
@@ -656,7 +671,7 @@ TEST_F(AllReduceStepTest, FailureOfOneRankEndsTheStepOnAllAndIsNamed) {
   }
 }
 
-TEST_F(AllReduceStepTest, RanksThatReduceOtherwiseFailInsteadOfMixingTheirBytes) {
+TEST_P(AllReduceStepTest, RanksThatReduceOtherwiseFailInsteadOfMixingTheirBytes) {
   Prepare(4);
   Run(0, order_);
   Run(1, order_);
@@ -677,7 +692,7 @@ TEST_F(AllReduceStepTest, RanksThatReduceOtherwiseFailInsteadOfMixingTheirBytes)
   }
 }
 
-TEST_F(AllReduceStepTest, LossOfARankEndsTheStepOnTheOthers) {
+TEST_P(AllReduceStepTest, LossOfARankEndsTheStepOnTheOthers) {
   Prepare(1);
   Run(0, order_);
   Run(1, order_);
@@ -692,7 +707,7 @@ TEST_F(AllReduceStepTest, LossOfARankEndsTheStepOnTheOthers) {
   }
 }
 
-TEST_F(AllReduceStepTest, UnknownPlanIsAskedForAndHoldsTheStepsPlace) {
+TEST_P(AllReduceStepTest, UnknownPlanIsAskedForAndHoldsTheStepsPlace) {
   Prepare(1);
   StepOrder without_bytes = order_;
   without_bytes.plan_bytes.clear();
@@ -713,7 +728,7 @@ TEST_F(AllReduceStepTest, UnknownPlanIsAskedForAndHoldsTheStepsPlace) {
   }
 }
 
-TEST_F(AllReduceStepTest, StepThatAPeerNeverBeginsEndsAtItsDeadline) {
+TEST_P(AllReduceStepTest, StepThatAPeerNeverBeginsEndsAtItsDeadline) {
   Prepare(1);
   order_.timeout = absl::Milliseconds(200);
   Run(0, order_);
@@ -724,7 +739,7 @@ TEST_F(AllReduceStepTest, StepThatAPeerNeverBeginsEndsAtItsDeadline) {
               testing::AllOf(HasSubstr("rank 0 (worker-0), step 1"), HasSubstr("all-reduce")));
 }
 
-TEST_F(AllReduceStepTest, ProgressTellsWhoIsWaitedForAndTheDeadlineBlamesIt) {
+TEST_P(AllReduceStepTest, ProgressTellsWhoIsWaitedForAndTheDeadlineBlamesIt) {
   Prepare(1);
   order_.timeout = absl::Seconds(1);
   Run(0, order_);
@@ -759,7 +774,7 @@ TEST_F(AllReduceStepTest, ProgressTellsWhoIsWaitedForAndTheDeadlineBlamesIt) {
   }
 }
 
-TEST_F(AllReduceStepTest, AbortEndsARunningAWaitingAndAStagedStep) {
+TEST_P(AllReduceStepTest, AbortEndsARunningAWaitingAndAStagedStep) {
   Prepare(1);
   StepOrder second = order_;
   second.sequence = 2;
@@ -782,7 +797,7 @@ TEST_F(AllReduceStepTest, AbortEndsARunningAWaitingAndAStagedStep) {
   EXPECT_FALSE(rank(0).store->FindStaged("out-3-0", Tile::Whole(Shape{6, 5})).ok());
 }
 
-TEST_F(AllReduceStepTest, WhatIsStagedOutlivesTheEndOfWhatIsNot) {
+TEST_P(AllReduceStepTest, WhatIsStagedOutlivesTheEndOfWhatIsNot) {
   Prepare(1);
   RunOnAll();
   for (DeviceId device = 0; device < 3; ++device) {
@@ -810,7 +825,7 @@ TEST_F(AllReduceStepTest, WhatIsStagedOutlivesTheEndOfWhatIsNot) {
   EXPECT_TRUE(rank(1).store->FindStaged("out-1-0", whole).ok());
 }
 
-TEST_F(AllReduceStepTest, OrdersOfAnOlderTermOrOutOfOrderAreRefused) {
+TEST_P(AllReduceStepTest, OrdersOfAnOlderTermOrOutOfOrderAreRefused) {
   Prepare(7);
   RunOnAll();
   for (DeviceId device = 0; device < 3; ++device) {
@@ -824,7 +839,7 @@ TEST_F(AllReduceStepTest, OrdersOfAnOlderTermOrOutOfOrderAreRefused) {
   EXPECT_EQ(ReasonOf(Await(0, 3).status), Reason::kStaleTerm);
 }
 
-TEST_F(AllReduceStepTest, DonatedOperandIsReleasedWhenTheStepCommits) {
+TEST_P(AllReduceStepTest, DonatedOperandIsReleasedWhenTheStepCommits) {
   Prepare(1);
   order_.operands[0].donate = true;
   RunOnAll();
