@@ -260,6 +260,7 @@ class WorkerServer::Impl {
                     .gate = gate_.get(),
                     .links = links_.get(),
                     .executor = executor_.get(),
+                    .recorder = &recorder_,
                     .ready_changed = [this](bool ready) { server_->SetReady(ready); },
                     .failed = [this](const absl::Status& reason) { SetFailure(reason); }}));
     AddGauges();

@@ -11,6 +11,7 @@ int main(int argc, char** argv) {
   shardmesh::rpc::TakeLibraryLogs();
   shardmesh::client::CommandLine line;
   shardmesh::client::AddClusterCommands(&line);
+  shardmesh::client::AddDoctorCommands(&line);
   shardmesh::client::AddLayoutCommands(&line);
   shardmesh::client::AddSpecCommands(&line);
   shardmesh::client::AddProfileCommands(&line);

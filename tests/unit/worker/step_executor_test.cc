@@ -9,6 +9,7 @@
 #include <cstring>
 #include <numeric>
 #include <random>
+#include <thread>
 
 #include "linked_workers.h"
 #include "rpc/plan_codec.h"
@@ -318,7 +319,9 @@ TEST_P(StepExecutorTest, FeedForwardColumnThenRowParallelEqualsPlainLoops) {
                 expected[i] + static_cast<double>(bias.elements[i % 32]), 1e-3)
         << "element " << i;
   }
-  const std::vector<FlightRecord> flights = rank(0).recorder.Last();
+  std::vector<FlightRecord> flights = rank(0).recorder.Last();
+  EXPECT_GT(flights.size(), 1u) << "work of the rank alone is recorded too";
+  std::erase_if(flights, [](const FlightRecord& record) { return record.peers.empty(); });
   ASSERT_EQ(flights.size(), 1u);
   EXPECT_THAT(flights[0].what, HasSubstr("all-reduce over tp"));
   EXPECT_TRUE(flights[0].outcome.ok());
@@ -790,6 +793,41 @@ TEST_P(AllReduceStepTest, StepThatAPeerNeverBeginsEndsAtItsDeadline) {
   EXPECT_EQ(result.status.code(), absl::StatusCode::kDeadlineExceeded) << result.status;
   EXPECT_THAT(std::string(result.status.message()),
               testing::AllOf(HasSubstr("rank 0 (worker-0), step 1"), HasSubstr("all-reduce")));
+}
+
+TEST_P(AllReduceStepTest, ProgressTellsWhoIsWaitedForAndTheDeadlineBlamesIt) {
+  Prepare(1);
+  order_.timeout = absl::Seconds(1);
+  Run(0, order_);
+  Run(1, order_);
+  for (DeviceId device = 0; device < 2; ++device) {
+    const auto waits_for = [&]() -> std::optional<DeviceId> {
+      const auto progress = rank(device).executor->progress();
+      if (!progress.has_value() || !progress->instruction.has_value()) return std::nullopt;
+      EXPECT_EQ(progress->step, 1);
+      EXPECT_EQ(progress->instruction->mesh_id, "default");
+      EXPECT_EQ(progress->instruction->rank, device);
+      return progress->instruction->waits_for;
+    };
+    const auto has_ended = [&] {
+      const std::vector<FlightRecord> last = rank(device).recorder.Last(1);
+      return !last.empty() && !last[0].is_running();
+    };
+    bool is_seen = false;
+    while (!is_seen && !has_ended()) {
+      is_seen = waits_for() == 2;
+      std::this_thread::yield();
+    }
+    EXPECT_TRUE(is_seen);
+  }
+  for (DeviceId device = 0; device < 2; ++device) {
+    const StepResult result = Await(device);
+    EXPECT_EQ(result.status.code(), absl::StatusCode::kDeadlineExceeded) << result.status;
+    EXPECT_EQ(result.blamed_identity, "worker-2");
+    EXPECT_THAT(std::string(result.status.message()), HasSubstr("rank 2 (worker-2)"));
+    EXPECT_FALSE(rank(device).executor->progress().has_value());
+    EXPECT_EQ(rank(device).recorder.Last(1)[0].waits_for, 2);
+  }
 }
 
 TEST_P(AllReduceStepTest, AbortEndsARunningAWaitingAndAStagedStep) {
