@@ -1066,8 +1066,8 @@ TEST_F(ClusterCommandTest, ReadsAndUsesOlderVersionsOfDefinitions) {
 
 TEST_F(ClusterCommandTest, TimesCollectivesAndChecksTheirResults) {
   const CommandResult result =
-      cluster_->Run({"bench", "collectives", "--sizes", "8,100000", "--calls", "5", "--algorithms",
-                     "auto,ring,doubling", "--output", "json"});
+      cluster_->Run({"bench", "collectives", "--sizes", "100000", "--calls", "5", "--algorithms",
+                     "auto,ring", "--output", "json"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   std::map<std::string, int> rows;  // by op
   for (const json& row : json::parse(result.out)) {
@@ -1080,9 +1080,9 @@ TEST_F(ClusterCommandTest, TimesCollectivesAndChecksTheirResults) {
     EXPECT_GE(row["p99_us"], row["p50_us"]);
     EXPECT_NE(row["algorithm"], "auto");
   }
-  const std::map<std::string, int> expected = {{"all-reduce", 6},     {"all-gather", 6},
-                                               {"reduce-scatter", 4}, {"all-to-all", 2},
-                                               {"broadcast", 2},      {"barrier", 2}};
+  const std::map<std::string, int> expected = {{"all-reduce", 2},     {"all-gather", 2},
+                                               {"reduce-scatter", 2}, {"all-to-all", 1},
+                                               {"broadcast", 1},      {"barrier", 1}};
   EXPECT_EQ(rows, expected);
   EXPECT_THAT(cluster_->Run({"ls"}).out, Not(HasSubstr("array-")));
 
