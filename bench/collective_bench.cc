@@ -36,6 +36,7 @@
 #include "rpc/frame.h"
 #include "rpc/log.h"
 #include "rpc/server_lifecycle.h"
+#include "rpc/transport_args.h"
 #include "sharding/device_group.h"
 #include "sharding/mesh.h"
 #include "sharding/str_cat.h"
@@ -393,6 +394,7 @@ struct Arguments {
 
 void RunRank(DeviceId number, const Arguments& arguments, const std::string& folder) {
   rpc::ConfigureLog({.level = rpc::LogLevel::kOff});
+  rpc::PollOwnConnections();  // as a worker does
   Rank rank(number, arguments.ranks, folder);
   for (const int64_t bytes : arguments.sizes) {
     Vectors vectors(&rank, bytes);

@@ -7,6 +7,7 @@
 #include "rpc/flags.h"
 #include "rpc/log.h"
 #include "rpc/signal.h"
+#include "rpc/transport_args.h"
 #include "worker/worker_server.h"
 
 namespace shardmesh::worker {
@@ -17,6 +18,7 @@ constexpr absl::Duration kFailurePollInterval = absl::Milliseconds(100);
 
 int Main(int argc, const char* const* argv) {
   rpc::KeepMessageMemory();
+  rpc::PollOwnConnections();
   rpc::StopSignal stop;  // before any thread starts
   WorkerOptions options;
   rpc::LogOptions log;

@@ -2,14 +2,12 @@
 #include "worker/peer_links.h"
 
 #include <grpcpp/channel.h>
-#include <grpcpp/completion_queue.h>
 
 #include <algorithm>
 #include <atomic>
 #include <map>
 #include <optional>
 #include <set>
-#include <thread>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -19,6 +17,7 @@
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
+#include "worker/completion_poller.h"
 #include "worker/exchange_service.h"
 #include "worker/exchange_stream.h"
 #include "worker/peer_link.h"
@@ -84,10 +83,11 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
             .tag_limit_bytes = options_.tag_limit_bytes,
             .worker_limit_bytes = options_.peer_limit_bytes,
             .credit = [this](const std::string& worker, const Tag& tag,
-                             int64_t size_bytes) { Grant(worker, tag, size_bytes); }}),
+                             int64_t size_bytes) { Grant(worker, tag, size_bytes); },
+            .poll = [this](absl::FunctionRef<bool()> is_done) { poller_.Poll(is_done); }}),
         service_(ExchangeService::Create(
             [this](std::shared_ptr<ExchangeStream> stream) { return Accept(std::move(stream)); })),
-        dial_thread_([this] { RunCompletions(dial_queue_); }),
+        poller_([this] { return mailbox_.awaited(); }),
         alarm_(std::in_place, options_.clock, [this] { Tick(); }) {}
 
   ~PeerLinksImpl() override {
@@ -100,12 +100,14 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
                                  ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return live_links_ == 0; };
       mutex_.Await(absl::Condition(&none_left));
     }
+    poller_.Stop();
     service_.reset();
-    dial_queue_.Shutdown();
-    dial_thread_.join();
   }
 
-  void Customize(grpc::ServerBuilder& builder) override { service_->Customize(builder); }
+  void Customize(grpc::ServerBuilder& builder) override {
+    service_->Customize(builder);
+    poller_.Start(service_->queue());
+  }
   grpc::Service* service() override { return service_->service(); }
   void Start() override { service_->Start(); }
 
@@ -252,8 +254,7 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
   std::optional<std::pair<int64_t, std::vector<std::string>>> told_;
 
   std::unique_ptr<ExchangeService> service_;
-  grpc::CompletionQueue dial_queue_;
-  std::thread dial_thread_;
+  CompletionPoller poller_;          // of the service's queue, on which this worker dials as well
   std::optional<rpc::Alarm> alarm_;  // last: starts when everything above is there
 };
 
@@ -405,7 +406,7 @@ void PeerLinksImpl::Dial(Peer& peer) {
   }
   peer.link = std::make_shared<PeerLink>(this, options_.clock, HelloTo(device));
   ++live_links_;
-  const std::shared_ptr<ExchangeStream> stream = DialExchange(*channel, &dial_queue_);
+  const std::shared_ptr<ExchangeStream> stream = DialExchange(*channel, service_->queue());
   peer.link->Attach(stream);
   stream->Open(peer.link);
 }

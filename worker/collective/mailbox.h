@@ -2,6 +2,7 @@
 #ifndef SHARDMESH_WORKER_COLLECTIVE_MAILBOX_H_
 #define SHARDMESH_WORKER_COLLECTIVE_MAILBOX_H_
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -15,6 +16,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/node_hash_map.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
@@ -48,6 +50,9 @@ class Mailbox {
     // Called when a receiver has taken `size_bytes`, which the worker may now send anew under that
     // tag; not called for the last piece of a message. Runs on the receiver's thread.
     std::function<void(const std::string& worker, const Tag& tag, int64_t size_bytes)> credit;
+    // If set: called when a receiver begins to wait. May bring in messages for as long as `is_done`
+    // does not hold; returns soon if it cannot. Runs on the receiver's thread.
+    std::function<void(absl::FunctionRef<bool()> is_done)> poll = nullptr;
   };
 
   // A part of a message as it came in.
@@ -102,6 +107,9 @@ class Mailbox {
   absl::StatusOr<OwnedBytes> Receive(DeviceId peer, const Tag& tag, int64_t message_bytes,
                                      absl::Time deadline);
 
+  // Whether a receiver waits for what has not come.
+  bool awaited() const { return awaited_.load(std::memory_order_acquire) > 0; }
+
   // Bytes that wait for receivers.
   int64_t held_bytes() const;
 
@@ -112,6 +120,7 @@ class Mailbox {
     int64_t arrived_bytes = 0;
     int64_t taken_bytes = 0;
     absl::CondVar changed;
+    bool awaited = false;  // by a receiver, while there is no piece
   };
   using MessageKey = std::pair<std::string, Tag>;  // worker, tag
   // What is done as one op: here, once it was begun, and by workers that came to it before.
@@ -145,6 +154,7 @@ class Mailbox {
   void DropAll(Step& step, std::vector<OwnedBytes>& dropped) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Options options_;
+  std::atomic<int64_t> awaited_ = 0;  // messages that are; changed with the mutex held
 
   mutable absl::Mutex mutex_;
   Steps steps_ ABSL_GUARDED_BY(mutex_);               // open, and held for later
