@@ -38,7 +38,7 @@ class PeerLink final : public ExchangeStream::Handler,
  public:
   static constexpr int64_t kShortMessageBytes = int64_t{16} << 10;
   // Most payload of a data frame: what a control frame may have to wait for.
-  static constexpr int64_t kDataFrameBytes = int64_t{256} << 10;
+  static constexpr int64_t kDataFrameBytes = int64_t{512} << 10;
   // Control frames that wait: a peer that causes more of them and does not read is cut off.
   static constexpr size_t kMaxControlFrames = 4096;
 

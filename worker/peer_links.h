@@ -14,7 +14,7 @@
 // delays, while both workers are members. A peer that is silent for Options::silence_limit is given
 // up: quiet streams carry pings.
 //
-// Data goes out as frames of at most 256 KiB from the memory where it lies; under one tag
+// Data goes out as frames of at most 512 KiB from the memory where it lies; under one tag
 // at most Mailbox's tag limit is under way until the receiver has taken it, so that a slow receiver
 // of one tag holds up no other. Control frames go first, short messages before long ones, and long
 // ones take turns.
