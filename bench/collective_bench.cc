@@ -71,7 +71,8 @@ T Check(absl::StatusOr<T> value) {
 class Rank {
  public:
   // `folder` is where ranks leave their addresses.
-  Rank(DeviceId rank, int64_t ranks, const std::string& folder) : rank_(rank), ranks_(ranks) {
+  Rank(DeviceId rank, int64_t ranks, const std::string& folder)
+      : rank_(rank), ranks_(ranks), folder_(folder) {
     PeerLinks::Options options;
     options.self = {.identity = IdentityOf(rank), .incarnation = 1, .boot_id = {}};
     options.clock = &clock_;
@@ -122,6 +123,17 @@ class Rank {
 
   DeviceId rank() const { return rank_; }
   int64_t ranks() const { return ranks_; }
+  // Returns when all ranks have called it.
+  void AwaitAllDone() const {
+    const auto path = [this](DeviceId rank) { return StrCat(folder_, "/", rank, ".done"); };
+    std::ofstream(path(rank_)).flush();
+    const absl::Time deadline = absl::Now() + kPatience;
+    for (DeviceId rank = 0; rank < ranks_; ++rank) {
+      while (!std::filesystem::exists(path(rank)) && absl::Now() < deadline) {
+        absl::SleepFor(absl::Milliseconds(5));
+      }
+    }
+  }
   // The next collective.
   CollectiveCall Next() {
     return {.link = link_.get(),
@@ -145,6 +157,7 @@ class Rank {
 
   const DeviceId rank_;
   const int64_t ranks_;
+  const std::string folder_;
   const std::vector<std::string> axes_ = {"x"};
   rpc::RealClock clock_;
   std::unique_ptr<PeerLinks> links_;
@@ -414,6 +427,8 @@ void RunRank(DeviceId number, const Arguments& arguments, const std::string& fol
     }
   }
   Check(PairwiseBarrier(rank.Next()));
+  // A stream ends with its rank: nobody leaves before all have come through the barrier.
+  rank.AwaitAllDone();
 }
 
 Arguments Parse(const std::vector<std::string>& given) {

@@ -39,10 +39,10 @@ class Completion {
 class CompletionPoller {
  public:
   // How long the thread rests where nobody polls in its place.
-  static constexpr absl::Duration kRest = absl::Microseconds(500);
+  static constexpr absl::Duration kRest = absl::Milliseconds(1);
   // How often a receiver finds nothing before it goes to sleep; it yields its core between. About
   // as many microseconds where nothing else is to run.
-  static constexpr int kVainPolls = 64;
+  static constexpr int kVainPolls = 200;
 
   // `awaited`: whether anybody waits for what has not come yet; called with a lock held.
   explicit CompletionPoller(std::function<bool()> awaited) : awaited_(std::move(awaited)) {}

@@ -77,6 +77,8 @@ class PeerLink final : public ExchangeStream::Handler,
   // it.
   absl::Status Send(const rpc::FrameTag& tag, int64_t epoch, OwnedBytes message,
                     std::string signature = {});
+  // Whether something waits for the frame before it to be written.
+  bool is_behind() const;
   // Tells that a step is over, and drops what is still to be sent of it.
   void SendAbort(int64_t sequence, const rpc::FrameAbort& abort);
   // Allows the peer `size_bytes` more under a tag. Told to it in lots of `lot_bytes`.

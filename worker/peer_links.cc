@@ -161,6 +161,7 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
 
   // For StepLinkImpl.
   Mailbox& mailbox() { return mailbox_; }
+  CompletionPoller& poller() { return poller_; }
   void CountSent(int64_t size_bytes) {
     sent_bytes_.fetch_add(size_bytes, std::memory_order_relaxed);
   }
@@ -291,11 +292,14 @@ absl::Status StepLinkImpl::Send(DeviceId peer, const Tag& tag, OwnedBytes messag
       signature = signature_;
     }
   }
-  if (absl::Status sent = links_[static_cast<size_t>(peer)]->Send(
-          FrameTagOf(tag), epoch_, std::move(message), std::move(signature));
+  PeerLink& link = *links_[static_cast<size_t>(peer)];
+  if (absl::Status sent =
+          link.Send(FrameTagOf(tag), epoch_, std::move(message), std::move(signature));
       !sent.ok()) {
     return WithContext(sent, StrCat("rank ", peer, ", ", tag.ToString()));
   }
+  // The frame before it may be written by now.
+  if (link.is_behind()) owner_->poller().PollOnce();
   sent_bytes_.fetch_add(size_bytes, std::memory_order_relaxed);
   owner_->CountSent(size_bytes);
   return absl::OkStatus();
