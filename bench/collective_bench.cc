@@ -36,8 +36,8 @@
 #include "rpc/clock.h"
 #include "rpc/frame.h"
 #include "rpc/log.h"
+#include "rpc/process_tuning.h"
 #include "rpc/server_lifecycle.h"
-#include "rpc/transport_args.h"
 #include "sharding/device_group.h"
 #include "sharding/mesh.h"
 #include "sharding/str_cat.h"
@@ -414,6 +414,7 @@ void RunRank(DeviceId number, const Arguments& arguments, const std::string& fol
   // As a worker does.
   rpc::KeepMessageMemory();
   rpc::PollOwnConnections();
+  rpc::TrustLockOrder();
   Rank rank(number, arguments.ranks, folder);
   for (const int64_t bytes : arguments.sizes) {
     Vectors vectors(&rank, bytes);

@@ -3,7 +3,6 @@
 #define SHARDMESH_RPC_TRANSPORT_ARGS_H_
 
 #include <grpc/grpc.h>
-#include <stdlib.h>
 
 #include <array>
 
@@ -24,13 +23,6 @@ inline constexpr std::array<TransportArg, 3> kTransportArgs = {{
     {GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 8 << 20},
     {GRPC_ARG_HTTP2_MAX_FRAME_SIZE, (2 << 20)},
 }};
-
-// Has each completion queue's poller wait for its own connections with poll(2), where by default
-// one thread of the process waits for all of them and hands both the event and its place on: that
-// wakes two other threads for each message. Costs a few microseconds more for each hundred
-// connections. GRPC_POLL_STRATEGY in the environment goes before it. Before gRPC is used and before
-// any thread starts.
-inline void PollOwnConnections() { setenv("GRPC_POLL_STRATEGY", "poll", /*overwrite=*/0); }
 
 }  // namespace shardmesh::rpc
 

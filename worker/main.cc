@@ -6,8 +6,8 @@
 #include "rpc/allocator.h"
 #include "rpc/flags.h"
 #include "rpc/log.h"
+#include "rpc/process_tuning.h"
 #include "rpc/signal.h"
-#include "rpc/transport_args.h"
 #include "worker/worker_server.h"
 
 namespace shardmesh::worker {
@@ -19,6 +19,7 @@ constexpr absl::Duration kFailurePollInterval = absl::Milliseconds(100);
 int Main(int argc, const char* const* argv) {
   rpc::KeepMessageMemory();
   rpc::PollOwnConnections();
+  rpc::TrustLockOrder();
   rpc::StopSignal stop;  // before any thread starts
   WorkerOptions options;
   rpc::LogOptions log;
