@@ -4,6 +4,8 @@
 #include <grpcpp/completion_queue.h>
 #include <sched.h>
 
+#include <chrono>
+
 namespace shardmesh::worker {
 namespace {
 
@@ -72,16 +74,14 @@ void CompletionPoller::Poll(absl::FunctionRef<bool()> is_done) {
     if (is_polled_ || !started_ || stopped_) return;
     is_polled_ = true;
   }
+  const auto give_up = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(kMostPolling);
   bool done = is_done();
-  for (int vain = 0; !done && vain < kVainPolls;) {
-    const auto status = CompleteNext(*queue_);
-    if (status == grpc::CompletionQueue::SHUTDOWN) break;
-    if (status == grpc::CompletionQueue::GOT_EVENT) {
-      done = is_done();
-    } else {
-      ++vain;
+  for (int polls = 0; !done && polls < kVainPolls; ++polls) {
+    if (CompleteNext(*queue_) != grpc::CompletionQueue::GOT_EVENT) {
+      if (std::chrono::steady_clock::now() >= give_up) break;
       sched_yield();
     }
+    done = is_done();  // by what came, or because the step failed
   }
   absl::MutexLock lock(&mutex_);
   is_polled_ = false;

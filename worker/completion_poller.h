@@ -9,6 +9,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 
 namespace grpc {
 class CompletionQueue;
@@ -29,20 +30,21 @@ class Completion {
 // queue themselves, and find what they wait for without any other thread:
 //
 //   thread polls --it brought what was awaited, and receivers have polled lately--> thread rests
-//   thread rests --a receiver polls in vain or leaves others waiting; Wake; kRest without any-->
-//     thread polls
+//   thread rests --a receiver gives up or leaves others waiting; kRest without any--> thread polls
 //
-// While the thread rests and nobody polls, for at most twice kRest, what comes in waits in the
-// socket.
+// So whenever a receiver waits, somebody polls. While none does, what comes in may wait in the
+// socket, and what is to go out in its queue, for at most twice kRest.
 //
 // Thread-safe.
 class CompletionPoller {
  public:
   // How long the thread rests where nobody polls in its place.
   static constexpr absl::Duration kRest = absl::Milliseconds(1);
-  // How often a receiver finds nothing before it goes to sleep; it yields its core between. About
-  // as many microseconds where nothing else is to run.
+  // How often a receiver polls in vain before it goes to sleep; it yields its core between, so that
+  // this takes about as many microseconds where nothing else is to run, and at most kMostPolling
+  // where much is.
   static constexpr int kVainPolls = 200;
+  static constexpr absl::Duration kMostPolling = absl::Milliseconds(2);
 
   // `awaited`: whether anybody waits for what has not come yet; called with a lock held.
   explicit CompletionPoller(std::function<bool()> awaited) : awaited_(std::move(awaited)) {}
@@ -57,7 +59,7 @@ class CompletionPoller {
   void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // For a receiver for which awaited() holds: completes what comes until `is_done`, on this thread.
-  // Gives up after kVainPolls, or at once where another thread polls: then that one, or this
+  // Gives up after a while, or at once where another thread polls: then that one, or this
   // object's thread, brings what is awaited, and the receiver sleeps. Called with no lock held,
   // and not by a Completion.
   void Poll(absl::FunctionRef<bool()> is_done) ABSL_LOCKS_EXCLUDED(mutex_);
