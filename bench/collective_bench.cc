@@ -1,6 +1,7 @@
 // Collectives of the engine over real streams, each rank a process of its own.
 //
-//   collective_bench RANKS [--ops OP,...] [--sizes BYTES,...]
+//   collective_bench RANKS [--ops OP,...] [--algorithms NAME,...] [--sizes BYTES,...] [--calls N]
+//                    [--transport auto|stream|shm]
 //
 // Starts itself once for each rank; each serves its Exchange stream on loopback and reaches the
 // others as workers do. Every collective runs by every algorithm that it has. Sizes are those of
@@ -26,6 +27,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
@@ -36,7 +38,8 @@
 #include "rpc/clock.h"
 #include "rpc/frame.h"
 #include "rpc/log.h"
-#include "rpc/process_tuning.h"
+#include "rpc/mutex_checks.h"
+#include "rpc/poll_strategy.h"
 #include "rpc/server_lifecycle.h"
 #include "sharding/device_group.h"
 #include "sharding/mesh.h"
@@ -48,11 +51,13 @@
 #include "worker/collective/ring.h"
 #include "worker/combiners.h"
 #include "worker/peer_links.h"
+#include "worker/shm_arena.h"
 
 namespace shardmesh::worker {
 namespace {
 
 constexpr absl::Duration kPatience = absl::Seconds(60);
+constexpr int64_t kMemoryBytes = int64_t{2} << 30;
 
 [[noreturn]] void Fail(const std::string& message) {
   std::fprintf(stderr, "collective_bench: %s\n", message.c_str());
@@ -71,10 +76,15 @@ T Check(absl::StatusOr<T> value) {
 class Rank {
  public:
   // `folder` is where ranks leave their addresses.
-  Rank(DeviceId rank, int64_t ranks, const std::string& folder)
-      : rank_(rank), ranks_(ranks), folder_(folder) {
+  Rank(DeviceId rank, int64_t ranks, Transport transport, const std::string& folder)
+      : rank_(rank),
+        ranks_(ranks),
+        arena_(transport == Transport::kStream ? nullptr : std::make_shared<ShmArena>("bench")),
+        pool_(BufferPool::Create(&budget_, kMemoryBytes, arena_)) {
     PeerLinks::Options options;
-    options.self = {.identity = IdentityOf(rank), .incarnation = 1, .boot_id = {}};
+    options.self = {.identity = IdentityOf(rank), .incarnation = 1, .boot_id = "bench"};
+    options.transport = transport;
+    options.arena = arena_;
     options.clock = &clock_;
     options.peers_changed = [this](int64_t epoch, const std::vector<std::string>& unreached) {
       absl::MutexLock lock(&mutex_);
@@ -123,24 +133,22 @@ class Rank {
 
   DeviceId rank() const { return rank_; }
   int64_t ranks() const { return ranks_; }
-  // Returns when all ranks have called it.
-  void AwaitAllDone() const {
-    const auto path = [this](DeviceId rank) { return StrCat(folder_, "/", rank, ".done"); };
-    std::ofstream(path(rank_)).flush();
-    const absl::Time deadline = absl::Now() + kPatience;
-    for (DeviceId rank = 0; rank < ranks_; ++rank) {
-      while (!std::filesystem::exists(path(rank)) && absl::Now() < deadline) {
-        absl::SleepFor(absl::Milliseconds(5));
-      }
-    }
+  std::shared_ptr<Buffer> Take(int64_t size_bytes) {
+    return std::make_shared<Buffer>(Check(pool_->Allocate(size_bytes, "a vector")));
   }
+  // Gives the collectives that follow their time.
+  void BePatient() { deadline_ = absl::Now() + 5 * kPatience; }
   // The next collective.
   CollectiveCall Next() {
     return {.link = link_.get(),
             .group = &*group_,
             .step = step_,
             .op = op_++,
-            .deadline = absl::Now() + kPatience};
+            .deadline = deadline_,
+            .scratch = [this](int64_t size_bytes) -> absl::StatusOr<OwnedMutableBytes> {
+              auto buffer = Take(size_bytes);
+              return OwnedMutableBytes{buffer->mutable_bytes(), buffer};
+            }};
   }
 
  private:
@@ -157,8 +165,10 @@ class Rank {
 
   const DeviceId rank_;
   const int64_t ranks_;
-  const std::string folder_;
   const std::vector<std::string> axes_ = {"x"};
+  MemoryBudget budget_{kMemoryBytes};
+  const std::shared_ptr<ShmArena> arena_;
+  const std::shared_ptr<BufferPool> pool_;
   rpc::RealClock clock_;
   std::unique_ptr<PeerLinks> links_;
   std::unique_ptr<rpc::ServerLifecycle> server_;
@@ -166,18 +176,17 @@ class Rank {
   std::unique_ptr<StepLink> link_;
   const int64_t step_ = 1;
   int64_t op_ = 0;
+  absl::Time deadline_ = absl::Now() + kPatience;
   absl::Mutex mutex_;
   bool is_linked_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-using Memory = std::shared_ptr<std::vector<float>>;
+using Memory = std::shared_ptr<Buffer>;
 
-OwnedBytes Bytes(const Memory& memory) {
-  return {absl::MakeConstSpan(reinterpret_cast<const char*>(memory->data()), memory->size() * 4),
-          memory};
-}
-OwnedMutableBytes MutableBytes(const Memory& memory) {
-  return {absl::MakeSpan(reinterpret_cast<char*>(memory->data()), memory->size() * 4), memory};
+OwnedBytes Bytes(const Memory& memory) { return {memory->bytes(), memory}; }
+OwnedMutableBytes MutableBytes(const Memory& memory) { return {memory->mutable_bytes(), memory}; }
+absl::Span<float> Floats(const Memory& memory) {
+  return {reinterpret_cast<float*>(memory->data()), memory->size() / 4};
 }
 
 // Vectors of one size, and the collectives over them.
@@ -188,9 +197,9 @@ class Vectors {
         count_(std::max<int64_t>(bytes / 4, 1)),
         cuts_(EvenCuts(count_, rank->ranks())),
         combiner_(Check(CombinerFor(Reduction::kSum, Dtype::kF32, Dtype::kF32, rank->ranks()))),
-        in_(std::make_shared<std::vector<float>>(count_)) {
+        in_(rank->Take(count_ * 4)) {
     Renew();
-    for (int64_t i = 0; i < count_; ++i) (*in_)[Index(i)] = Element(rank->rank(), i);
+    for (int64_t i = 0; i < count_; ++i) Floats(in_)[Index(i)] = Element(rank->rank(), i);
     for (int64_t place = 0; place < rank->ranks(); ++place) {
       parts_.push_back(PartOf(Bytes(in_), cuts_[Index(place)] * 4, cuts_[Index(place) + 1] * 4));
       sizes_.push_back(SizeOf(parts_.back()));
@@ -220,33 +229,24 @@ class Vectors {
       return IsRight(0, count_, [](int64_t i) { return Element(0, i); });
     };
     const auto place = [this](int64_t from, int64_t offset, absl::Span<const char> bytes) {
-      std::memcpy(MutableBytes(out_).bytes.data() + cuts_[Index(from)] * 4 + offset, bytes.data(),
+      std::memcpy(Result().bytes.data() + cuts_[Index(from)] * 4 + offset, bytes.data(),
                   bytes.size());
     };
-    const auto own = [this] {
-      return MutableBytes(out_).bytes.first(Index(sizes_[Index(rank_.rank())]));
-    };
+    const auto own = [this] { return Result().bytes.first(Index(sizes_[Index(rank_.rank())])); };
     using Call = const CollectiveCall&;
     return {
         {"all-reduce", "pairwise",
-         [this](Call c) { return PairwiseAllReduce(c, combiner_, Bytes(in_), MutableBytes(out_)); },
-         sums},
+         [this](Call c) { return PairwiseAllReduce(c, combiner_, Bytes(in_), Result()); }, sums},
         {"all-reduce", "direct",
-         [this](Call c) {
-           return DirectAllReduce(c, combiner_, Bytes(in_), MutableBytes(out_).bytes);
-         },
+         [this](Call c) { return DirectAllReduce(c, combiner_, Bytes(in_), Result().bytes); },
          sums},
         {"all-reduce", "doubling",
-         [this](Call c) {
-           return DoublingAllReduce(c, combiner_, Bytes(in_), MutableBytes(out_).bytes);
-         },
+         [this](Call c) { return DoublingAllReduce(c, combiner_, Bytes(in_), Result().bytes); },
          sums},
         {"all-reduce", "halving",
-         [this](Call c) { return HalvingAllReduce(c, combiner_, Bytes(in_), MutableBytes(out_)); },
-         sums},
+         [this](Call c) { return HalvingAllReduce(c, combiner_, Bytes(in_), Result()); }, sums},
         {"all-reduce", "ring",
-         [this](Call c) { return RingAllReduce(c, combiner_, Bytes(in_), MutableBytes(out_)); },
-         sums},
+         [this](Call c) { return RingAllReduce(c, combiner_, Bytes(in_), Result()); }, sums},
         {"all-gather", "pairwise",
          [this, place](Call c) {
            return PairwiseAllGather(c, parts_[Index(rank_.rank())], sizes_, place);
@@ -284,12 +284,11 @@ class Vectors {
            });
          }},
         {"broadcast", "pairwise",
-         [this](Call c) { return PairwiseBroadcast(c, 0, Bytes(in_), MutableBytes(out_).bytes); },
-         roots},
+         [this](Call c) { return PairwiseBroadcast(c, 0, Bytes(in_), Result().bytes); }, roots},
         {"broadcast", "binomial",
-         [this](Call c) { return BinomialBroadcast(c, 0, Bytes(in_), MutableBytes(out_)); }, roots},
+         [this](Call c) { return BinomialBroadcast(c, 0, Bytes(in_), Result()); }, roots},
         {"broadcast", "chain",
-         [this](Call c) { return ChainBroadcast(c, 0, Bytes(in_), MutableBytes(out_)); }, roots},
+         [this](Call c) { return ChainBroadcast(c, 0, Bytes(in_), Result()); }, roots},
         {"barrier", "pairwise", [](Call c) { return PairwiseBarrier(c); }, [] { return true; }},
         {"barrier", "doubling", [](Call c) { return DoublingBarrier(c); }, [] { return true; }},
     };
@@ -300,11 +299,17 @@ class Vectors {
     const auto free = std::find_if(results_.begin(), results_.end(),
                                    [](const Memory& memory) { return memory.use_count() == 1; });
     out_ = nullptr;
-    out_ = free != results_.end()
-               ? *free
-               : results_.emplace_back(std::make_shared<std::vector<float>>(count_));
+    out_ = free != results_.end() ? *free : results_.emplace_back(rank_.Take(ResultBytes()));
   }
-  void Forget() { std::fill(out_->begin(), out_->end(), -1.0f); }
+  // All-to-all brings ranks parts of the size of this rank's, which may be longer than others'.
+  int64_t ResultBytes() const {
+    return (count_ + rank_.ranks() - 1) / rank_.ranks() * rank_.ranks() * 4;
+  }
+  OwnedMutableBytes Result() { return PartOf(MutableBytes(out_), 0, count_ * 4); }
+  void Forget() {
+    absl::Span<float> all = Floats(out_);
+    absl::c_fill(all, -1.0f);
+  }
 
  private:
   // Small whole numbers, whose sums are exact in any order.
@@ -321,7 +326,7 @@ class Vectors {
   }
   bool IsRight(int64_t begin, int64_t end, const std::function<float(int64_t)>& expected) const {
     for (int64_t i = begin; i < end; ++i) {
-      if ((*out_)[Index(i)] != expected(i)) return false;
+      if (Floats(out_)[Index(i)] != expected(i)) return false;
     }
     return true;
   }
@@ -345,18 +350,19 @@ struct Times {
 };
 
 int64_t CallsFor(int64_t bytes) {
+  if (bytes <= 1'024) return 5'000;
   return bytes <= 65'536 ? 1'000 : std::clamp<int64_t>((int64_t{256} << 20) / bytes, 10, 400);
 }
 
-void Measure(Rank& rank, Vectors& vectors, const Vectors::Kind& kind) {
+void Measure(Rank& rank, Vectors& vectors, const Vectors::Kind& kind, int64_t calls) {
   const auto run = [&] {
     vectors.Renew();
     Check(kind.run(rank.Next()));
   };
+  rank.BePatient();
   vectors.Forget();
   Check(kind.run(rank.Next()));
   if (!kind.is_right()) Fail(StrCat(kind.op, " ", kind.algorithm, ": a wrong result"));
-  const int64_t calls = CallsFor(vectors.bytes());
   for (int64_t i = 0; i < calls / 10 + 1; ++i) run();
   Check(PairwiseBarrier(rank.Next()));
   std::vector<double> microseconds;
@@ -405,8 +411,11 @@ void Measure(Rank& rank, Vectors& vectors, const Vectors::Kind& kind) {
 
 struct Arguments {
   int64_t ranks = 2;
-  std::vector<std::string> ops;  // empty: all
+  std::vector<std::string> ops;         // empty: all
+  std::vector<std::string> algorithms;  // empty: all
+  int64_t calls = 0;                    // 0: by size
   std::vector<int64_t> sizes = {8, 1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20};
+  Transport transport = Transport::kAuto;
 };
 
 void RunRank(DeviceId number, const Arguments& arguments, const std::string& folder) {
@@ -414,22 +423,28 @@ void RunRank(DeviceId number, const Arguments& arguments, const std::string& fol
   // As a worker does.
   rpc::KeepMessageMemory();
   rpc::PollOwnConnections();
-  rpc::TrustLockOrder();
-  Rank rank(number, arguments.ranks, folder);
+  Rank rank(number, arguments.ranks, arguments.transport, folder);
   for (const int64_t bytes : arguments.sizes) {
     Vectors vectors(&rank, bytes);
     for (const Vectors::Kind& kind : vectors.Kinds()) {
-      const bool is_asked = arguments.ops.empty() ||
-                            std::count(arguments.ops.begin(), arguments.ops.end(), kind.op) > 0;
+      const auto is_among = [](const std::vector<std::string>& names, const char* name) {
+        return names.empty() || std::count(names.begin(), names.end(), name) > 0;
+      };
+      const bool is_asked =
+          is_among(arguments.ops, kind.op) && is_among(arguments.algorithms, kind.algorithm);
       const bool is_barrier = std::string_view(kind.op) == "barrier";
       if (is_asked && (!is_barrier || bytes == arguments.sizes.front())) {
-        Measure(rank, vectors, kind);
+        Measure(rank, vectors, kind, arguments.calls > 0 ? arguments.calls : CallsFor(bytes));
       }
     }
   }
   Check(PairwiseBarrier(rank.Next()));
-  // A stream ends with its rank: nobody leaves before all have come through the barrier.
-  rank.AwaitAllDone();
+  // Who leaves while others still wait in the barrier fails their step.
+  const auto left = [&](DeviceId one) { return StrCat(folder, "/", one, ".left"); };
+  std::ofstream(left(number)).close();
+  for (DeviceId peer = 0; peer < arguments.ranks; ++peer) {
+    while (!std::filesystem::exists(left(peer))) absl::SleepFor(absl::Milliseconds(5));
+  }
 }
 
 Arguments Parse(const std::vector<std::string>& given) {
@@ -437,11 +452,19 @@ Arguments Parse(const std::vector<std::string>& given) {
   for (size_t i = 0; i < given.size(); ++i) {
     if (given[i] == "--ops" && i + 1 < given.size()) {
       arguments.ops = absl::StrSplit(given[++i], ',');
+    } else if (given[i] == "--algorithms" && i + 1 < given.size()) {
+      arguments.algorithms = absl::StrSplit(given[++i], ',');
+    } else if (given[i] == "--calls" && i + 1 < given.size()) {
+      if (!absl::SimpleAtoi(given[++i], &arguments.calls)) Fail("--calls: no number");
     } else if (given[i] == "--sizes" && i + 1 < given.size()) {
       arguments.sizes.clear();
       for (const auto& size : absl::StrSplit(given[++i], ',')) {
         if (!absl::SimpleAtoi(size, &arguments.sizes.emplace_back())) Fail("--sizes: no number");
       }
+    } else if (given[i] == "--transport" && i + 1 < given.size()) {
+      const auto transport = TransportFromName(given[++i]);
+      if (!transport.has_value()) Fail("--transport: auto, stream or shm");
+      arguments.transport = *transport;
     } else if (!absl::SimpleAtoi(given[i], &arguments.ranks) || arguments.ranks < 1) {
       Fail("wrong arguments; see the head of its source");
     }
@@ -450,6 +473,7 @@ Arguments Parse(const std::vector<std::string>& given) {
 }
 
 int Main(int argc, char** argv) {
+  rpc::SkipMutexChecks();
   const Arguments arguments = Parse({argv + 1, argv + argc});
   char folder[] = "/tmp/collective_bench.XXXXXX";
   if (mkdtemp(folder) == nullptr) Fail("no temporary folder can be made");

@@ -49,4 +49,22 @@ std::string_view OperationStateName(OperationState state) {
   return "unknown";
 }
 
+std::string_view ClusterFindingName(ClusterFinding::Kind kind) {
+  switch (kind) {
+    case ClusterFinding::Kind::kStuck:
+      return "stuck";
+    case ClusterFinding::Kind::kDeadlock:
+      return "deadlock";
+    case ClusterFinding::Kind::kCutOff:
+      return "cut-off";
+    case ClusterFinding::Kind::kFailed:
+      return "failed";
+    case ClusterFinding::Kind::kWorker:
+      return "worker";
+    case ClusterFinding::Kind::kUnknown:
+      break;
+  }
+  return "unknown";
+}
+
 }  // namespace shardmesh::client

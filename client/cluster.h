@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "rpc/flight_record.h"
 #include "sharding/mesh.h"
 
 namespace shardmesh::client {
@@ -73,6 +74,53 @@ struct ClusterStatus {
   int64_t pid = 0;
   int64_t arrays = 0;
   int64_t sessions = 0;
+};
+
+// What one worker did in its last steps; times are the coordinator's.
+struct WorkerFlight {
+  std::string identity;
+  uint64_t incarnation = 0;
+  WorkerState state = WorkerState::kUnknown;
+  absl::Duration heartbeat_age = absl::ZeroDuration();
+  std::optional<rpc::StepProgress> progress;  // as of its last heartbeat
+  std::vector<rpc::FlightRecord> records;     // instructions that ended, in order
+  int64_t omitted_records = 0;                // older ones that are not here
+};
+
+struct FlightQuestion {
+  std::string identity = {};  // of this worker alone; empty: of all
+  int64_t step = 0;           // of this step alone; 0: of all
+  int32_t max_records = 0;    // of each worker; 0: 64. At most 1,024
+};
+
+// One thing that is wrong with a cluster.
+struct ClusterFinding {
+  // kUnknown: one that this build does not know.
+  enum class Kind { kUnknown, kStuck, kDeadlock, kCutOff, kFailed, kWorker };
+  struct Culprit {
+    int64_t rank = -1;  // -1: not known
+    std::string identity;
+    std::string reason;  // "has sent no heartbeat for 2.1s"
+  };
+
+  Kind kind = Kind::kUnknown;
+  std::string summary;  // one sentence
+  int64_t step = 0;     // 0: about no step
+  std::string op;
+  std::string mesh_id;
+  std::optional<int64_t> instruction;  // in which ranks wait
+  std::string label;                   // of it
+  std::vector<int64_t> waiting_ranks;
+  std::vector<Culprit> culprits;
+  absl::Time time = absl::InfinitePast();  // since when it is so; when a step failed
+};
+// `stuck`, `deadlock`, `cut-off`, `failed`, `worker`.
+std::string_view ClusterFindingName(ClusterFinding::Kind kind);
+
+struct Diagnosis {
+  bool healthy = false;
+  std::string verdict;                   // one sentence
+  std::vector<ClusterFinding> findings;  // the worst first
 };
 
 struct Operation {

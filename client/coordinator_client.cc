@@ -8,6 +8,7 @@
 #include "client/tree_encoder.h"
 #include "client/wire_enums.h"
 #include "rpc/array_codec.h"
+#include "rpc/flight_codec.h"
 #include "rpc/random_bytes.h"
 #include "rpc/time_codec.h"
 #include "sharding/status_macros.h"
@@ -260,6 +261,63 @@ absl::StatusOr<ClusterStatus> CoordinatorClient::GetStatus(const Options& option
   status.arrays = response.arrays();
   status.sessions = response.sessions();
   return status;
+}
+
+absl::StatusOr<std::vector<WorkerFlight>> CoordinatorClient::ListFlightRecords(
+    const FlightQuestion& question, const Options& options) {
+  v1::ListFlightRecordsRequest request;
+  request.set_identity(question.identity);
+  request.set_sequence(question.step);
+  request.set_max_records(question.max_records);
+  v1::ListFlightRecordsResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->cluster,
+                                              &v1::ClusterService::Stub::ListFlightRecords, request,
+                                              options, &response));
+  std::vector<WorkerFlight> flights;
+  for (const v1::WorkerFlight& from : response.workers()) {
+    WorkerFlight& flight = flights.emplace_back();
+    flight.identity = from.identity();
+    flight.incarnation = from.incarnation();
+    flight.state = StateOf(from.state());
+    flight.omitted_records = from.omitted_records();
+    SHARDMESH_ASSIGN_OR_RETURN(flight.heartbeat_age, DecodeAnswer(from.heartbeat_age()));
+    if (from.has_progress()) {
+      SHARDMESH_ASSIGN_OR_RETURN(flight.progress, DecodeAnswer(from.progress()));
+    }
+    for (const v1::FlightRecord& record : from.records()) {
+      SHARDMESH_ASSIGN_OR_RETURN(flight.records.emplace_back(), DecodeAnswer(record));
+    }
+  }
+  return flights;
+}
+
+absl::StatusOr<Diagnosis> CoordinatorClient::Diagnose(int64_t step, const Options& options) {
+  v1::DiagnoseRequest request;
+  request.set_sequence(step);
+  v1::DiagnoseResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
+      connection_->cluster, &v1::ClusterService::Stub::Diagnose, request, options, &response));
+  Diagnosis diagnosis;
+  diagnosis.healthy = response.healthy();
+  diagnosis.verdict = response.verdict();
+  for (const v1::Finding& from : response.findings()) {
+    ClusterFinding& finding = diagnosis.findings.emplace_back();
+    finding.kind = KindOf(from.kind());
+    finding.summary = from.summary();
+    finding.step = from.sequence();
+    finding.op = from.op();
+    finding.mesh_id = from.mesh_id();
+    if (from.has_instruction()) {
+      finding.instruction = from.instruction();
+    }
+    finding.label = from.label();
+    finding.waiting_ranks.assign(from.waiting_ranks().begin(), from.waiting_ranks().end());
+    for (const v1::Culprit& culprit : from.culprits()) {
+      finding.culprits.push_back({culprit.rank(), culprit.identity(), culprit.reason()});
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(finding.time, DecodeAnswer(from.time()));
+  }
+  return diagnosis;
 }
 
 absl::StatusOr<OpenedSession> CoordinatorClient::OpenSession(absl::Duration ttl,

@@ -97,6 +97,9 @@ class CoordinatorClient {
   // ClusterService.
   absl::StatusOr<ServerVersion> GetVersion(const Options& options);
   absl::StatusOr<ClusterStatus> GetStatus(const Options& options);
+  absl::StatusOr<std::vector<WorkerFlight>> ListFlightRecords(const FlightQuestion& question,
+                                                              const Options& options);
+  absl::StatusOr<Diagnosis> Diagnose(int64_t step, const Options& options);
 
   // SessionService.
   absl::StatusOr<OpenedSession> OpenSession(absl::Duration ttl, const std::string& client_name,

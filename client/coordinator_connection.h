@@ -19,6 +19,7 @@
 #include "client/coordinator_client.h"
 #include "rpc/array_codec.h"
 #include "rpc/call.h"
+#include "rpc/flight_codec.h"
 #include "rpc/plan_codec.h"
 #include "rpc/spec_codec.h"
 #include "rpc/status.h"

@@ -212,6 +212,15 @@ absl::StatusOr<ClusterStatus> MeshClient::GetStatus() {
   return impl_->coordinator().GetStatus(impl_->CallDeadline());
 }
 
+absl::StatusOr<Diagnosis> MeshClient::Diagnose(int64_t step) {
+  return impl_->coordinator().Diagnose(step, impl_->CallDeadline());
+}
+
+absl::StatusOr<std::vector<WorkerFlight>> MeshClient::ListFlightRecords(
+    const FlightQuestion& question) {
+  return impl_->coordinator().ListFlightRecords(question, impl_->CallDeadline());
+}
+
 absl::StatusOr<SpecAnswer> MeshClient::ResolveSpec(const ResolveSpecQuestion& question) {
   return impl_->coordinator().ResolveSpec(question, impl_->CallDeadline());
 }

@@ -69,6 +69,11 @@ class MeshClient {
   // The cluster.
   absl::StatusOr<ServerVersion> GetVersion();
   absl::StatusOr<ClusterStatus> GetStatus();
+  // What is wrong with one step, or (0) with all and the workers: who waits for whom, what failed
+  // in the last five minutes, and who is to blame.
+  absl::StatusOr<Diagnosis> Diagnose(int64_t step = 0);
+  // By identity. NOT_FOUND: nothing is known of the worker that the question names.
+  absl::StatusOr<std::vector<WorkerFlight>> ListFlightRecords(const FlightQuestion& question = {});
 
   // Layouts: pure questions, which need no worker.
   absl::StatusOr<SpecAnswer> ResolveSpec(const ResolveSpecQuestion& question);

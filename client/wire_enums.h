@@ -49,6 +49,23 @@ inline WorkerState StateOf(v1::WorkerState from) {
   }
 }
 
+inline ClusterFinding::Kind KindOf(v1::FindingKind from) {
+  switch (from) {
+    case v1::FINDING_KIND_STUCK:
+      return ClusterFinding::Kind::kStuck;
+    case v1::FINDING_KIND_DEADLOCK:
+      return ClusterFinding::Kind::kDeadlock;
+    case v1::FINDING_KIND_CUT_OFF:
+      return ClusterFinding::Kind::kCutOff;
+    case v1::FINDING_KIND_FAILED:
+      return ClusterFinding::Kind::kFailed;
+    case v1::FINDING_KIND_WORKER:
+      return ClusterFinding::Kind::kWorker;
+    default:
+      return ClusterFinding::Kind::kUnknown;
+  }
+}
+
 inline CoordinatorState StateOf(v1::CoordinatorState from) {
   switch (from) {
     case v1::COORDINATOR_STATE_RECOVERING:

@@ -68,12 +68,14 @@ void EncodeHello(const FrameHello& from, v1::FrameHello* to) {
   to->set_cluster_id(from.cluster_id);
   to->set_initial_credit_bytes(from.initial_credit_bytes);
   to->set_boot_id(from.boot_id);
+  to->set_shm_socket(from.shm_socket);
+  to->set_shm_token(from.shm_token);
 }
 
 FrameHello DecodeHello(const v1::FrameHello& from) {
   return {from.identity(),         from.incarnation(), from.peer_identity(),
           from.peer_incarnation(), from.cluster_id(),  from.initial_credit_bytes(),
-          from.boot_id()};
+          from.boot_id(),          from.shm_socket(),  from.shm_token()};
 }
 
 void EncodeAbort(const FrameAbort& from, v1::FrameAbort* to) {

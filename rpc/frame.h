@@ -54,6 +54,8 @@ struct FrameHello {
   std::string cluster_id;
   int64_t initial_credit_bytes = 0;
   std::string boot_id;
+  std::string shm_socket = {};  // abstract, on the sender's host; empty: nothing is shared
+  std::string shm_token = {};   // 16 bytes, or none
 
   friend bool operator==(const FrameHello&, const FrameHello&) = default;
 };

@@ -19,6 +19,7 @@
 #include "rpc/array_codec.h"
 #include "rpc/call.h"
 #include "rpc/field_check.h"
+#include "rpc/flight_codec.h"
 #include "rpc/log.h"
 #include "rpc/message_bytes.h"
 #include "rpc/outbox.h"
@@ -225,6 +226,7 @@ class AttachReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   void Verified(std::vector<std::string> endpoints, const std::string& failures);
   void Admit(std::vector<std::string> endpoints, const std::string& failures);
   absl::Status TakeInventory(const v1::InventoryPage& page);
+  absl::Status TakeHeartbeat(uint64_t attachment, const v1::Heartbeat& heartbeat);
   absl::Status TakeTileStaged(const v1::TileStaged& staged);
   absl::Status TakeStepReport(const v1::StepReport& report);
 
@@ -389,7 +391,13 @@ class Hub final : public AttachHub {
     }
   }
   void Commit(const WorkRef& work) override { End(work, absl::OkStatus()); }
-  void Abort(const WorkRef& work, const absl::Status& reason) override { End(work, reason); }
+  void Abort(const WorkRef& work, const absl::Status& reason) override {
+    if (work.transfer_id.empty() && !absl::IsCancelled(reason)) {
+      options_.flight_log->StepFailed(
+          {.work = work, .failed = options_.clock->Now(), .status = reason});
+    }
+    End(work, reason);
+  }
 
   // From the streams.
   const AttachHubOptions& options() const { return options_; }
@@ -428,6 +436,8 @@ class Hub final : public AttachHub {
     const auto found = members_.find(stream->identity());
     if (found != members_.end() && found->second.stream == stream) {
       found->second.ready_epoch = report.unreached().empty() ? report.epoch() : -1;
+      options_.flight_log->PeersReported(stream->identity(),
+                                         {report.unreached().begin(), report.unreached().end()});
     }
   }
   void SendPlan(AttachReactor* stream, int64_t sequence) {
@@ -626,7 +636,7 @@ absl::Status AttachReactor::Take(const v1::AttachRequest& request) {
     case Message::kInventory:
       return TakeInventory(request.inventory());
     case Message::kHeartbeat:
-      return hub_->membership().Heartbeat(attachment, request.heartbeat().used_bytes());
+      return TakeHeartbeat(attachment, request.heartbeat());
     case Message::kTileStaged:
       return TakeTileStaged(request.tile_staged());
     case Message::kStepReport:
@@ -777,6 +787,23 @@ absl::Status AttachReactor::TakeInventory(const v1::InventoryPage& page) {
   return absl::OkStatus();
 }
 
+absl::Status AttachReactor::TakeHeartbeat(uint64_t attachment, const v1::Heartbeat& heartbeat) {
+  SHARDMESH_RETURN_IF_ERROR(hub_->membership().Heartbeat(attachment, heartbeat.used_bytes()));
+  const absl::Time now = hub_->options().clock->Now();
+  FlightLog::Heartbeat heard{.sent = now};
+  if (heartbeat.has_send_time()) {
+    SHARDMESH_ASSIGN_OR_RETURN(heard.sent, rpc::Decode(heartbeat.send_time()));
+  }
+  if (heartbeat.has_progress()) {
+    SHARDMESH_ASSIGN_OR_RETURN(heard.progress, rpc::Decode(heartbeat.progress()));
+  }
+  for (const v1::FlightRecord& record : heartbeat.records()) {
+    SHARDMESH_ASSIGN_OR_RETURN(heard.records.emplace_back(), rpc::Decode(record));
+  }
+  hub_->options().flight_log->Heard(hello_.identity(), hello_.incarnation(), std::move(heard), now);
+  return absl::OkStatus();
+}
+
 absl::Status AttachReactor::TakeTileStaged(const v1::TileStaged& staged) {
   RankReport report;
   report.identity = hello_.identity();
@@ -809,6 +836,7 @@ absl::Status AttachReactor::TakeStepReport(const v1::StepReport& report) {
   result.rank = report.rank();
   result.done = true;
   if (report.outcome() != v1::StepReport::OUTCOME_DONE) {
+    result.blamed_identity = report.blamed_identity();
     result.status = rpc::Decode(report.error());
     if (result.status.ok()) {
       result.status = absl::InternalError("the worker names no error");

@@ -12,9 +12,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "rpc/clock.h"
 #include "rpc/credentials.h"
 #include "server/catalogue.h"
 #include "server/cluster_state.h"
+#include "server/flight_log.h"
 #include "server/membership.h"
 #include "server/sequencer.h"
 
@@ -38,6 +40,9 @@ struct AttachHubOptions {
   std::string token_key;  // under which transfer tokens are signed; given to workers
   std::string build_version;
   rpc::Credentials credentials = rpc::Credentials::Insecure();  // to call endpoints back with
+  // What heartbeats tell of steps, and which steps failed, is written here. Both outlive the hub.
+  FlightLog* flight_log = nullptr;
+  const rpc::Clock* clock = nullptr;
   // How long an endpoint has to answer who it is.
   absl::Duration verify_timeout = absl::Seconds(3);
 };

@@ -1,14 +1,23 @@
-// Version and status on the wire.
+// Version, status, flight records and the diagnosis on the wire.
 #include "server/cluster_service.h"
 
 #include <grpcpp/grpcpp.h>
 #include <unistd.h>
 
+#include <iterator>
+#include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
+#include "rpc/field_check.h"
+#include "rpc/flight_codec.h"
 #include "rpc/spec_codec.h"
 #include "rpc/status.h"
 #include "rpc/time_codec.h"
+#include "sharding/reason.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
 #include "shardmesh/v1/cluster_service.grpc.pb.h"
 
 namespace shardmesh::server {
@@ -16,6 +25,10 @@ namespace {
 
 constexpr int kProtocolVersion = 1;
 constexpr int64_t kPage = 1'000;
+// Records of one worker in an answer, and bytes of those of all workers together.
+constexpr size_t kDefaultFlightRecords = 64;
+constexpr int32_t kMaxFlightRecords = static_cast<int32_t>(FlightLog::kMaxRecords);
+constexpr int64_t kFlightBytes = int64_t{2} << 20;
 
 v1::WorkerState StateOf(const WorkerStatus& worker, bool is_ready) {
   switch (worker.state) {
@@ -67,11 +80,133 @@ class ClusterService final : public v1::ClusterService::CallbackService {
     return Answer(context);
   }
 
+  grpc::ServerUnaryReactor* ListFlightRecords(grpc::CallbackServerContext* context,
+                                              const v1::ListFlightRecordsRequest* request,
+                                              v1::ListFlightRecordsResponse* response) override {
+    return Answer(context, ListFlights(*request, response));
+  }
+
+  grpc::ServerUnaryReactor* Diagnose(grpc::CallbackServerContext* context,
+                                     const v1::DiagnoseRequest* request,
+                                     v1::DiagnoseResponse* response) override {
+    if (const absl::Status valid = CheckSequence(request->sequence()); !valid.ok()) {
+      return Answer(context, valid);
+    }
+    const StepWatch::Verdict verdict =
+        options_.step_watch->Judge(request->sequence(), options_.live());
+    response->set_healthy(verdict.findings.empty());
+    response->set_verdict(verdict.sentence);
+    for (const Finding& finding : verdict.findings) {
+      Encode(finding, response->add_findings());
+    }
+    return Answer(context);
+  }
+
  private:
-  static grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context) {
+  static grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context,
+                                          const absl::Status& status = absl::OkStatus()) {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    reactor->Finish(grpc::Status::OK);
+    reactor->Finish(rpc::ToGrpc(status));
     return reactor;
+  }
+
+  static absl::Status CheckSequence(int64_t sequence) {
+    if (sequence >= 0) return absl::OkStatus();
+    return rpc::BadField("sequence", StrCat("is ", sequence,
+                                            "; steps are counted from 1, and 0 "
+                                            "means all"));
+  }
+
+  absl::Status ListFlights(const v1::ListFlightRecordsRequest& request,
+                           v1::ListFlightRecordsResponse* response) const {
+    SHARDMESH_RETURN_IF_ERROR(CheckSequence(request.sequence()));
+    if (request.max_records() < 0 || request.max_records() > kMaxFlightRecords) {
+      return rpc::BadField("max_records", StrCat("is ", request.max_records(),
+                                                 "; it must be between 0 and ", kMaxFlightRecords));
+    }
+    const size_t max_records = request.max_records() == 0
+                                   ? kDefaultFlightRecords
+                                   : static_cast<size_t>(request.max_records());
+    const std::vector<std::string> identities = request.identity().empty()
+                                                    ? options_.flight_log->Identities()
+                                                    : std::vector{request.identity()};
+    const std::shared_ptr<const MembershipView> view = context_.membership->view();
+    for (const std::string& identity : identities) {
+      const std::optional<WorkerFlight> flight =
+          options_.flight_log->Find(identity, request.sequence(), max_records);
+      if (!flight.has_value()) {
+        if (request.identity().empty()) continue;  // forgotten this moment
+        return WithReason(absl::NotFoundError(StrCat("nothing is known of a worker \"", identity,
+                                                     "\"; `shardmesh status` lists the workers")),
+                          Reason::kNotFound);
+      }
+      v1::WorkerFlight* to = response->add_workers();
+      to->set_identity(identity);
+      to->set_incarnation(flight->incarnation);
+      if (const WorkerStatus* worker = view->FindWorker(identity); worker != nullptr) {
+        to->set_state(StateOf(*worker, context_.hub->IsReady(identity)));
+        rpc::Encode(context_.clock->Now() - worker->last_heartbeat, to->mutable_heartbeat_age());
+      }
+      if (flight->progress.has_value()) rpc::Encode(*flight->progress, to->mutable_progress());
+      EncodeLast(*flight, kFlightBytes / std::ssize(identities), to);
+    }
+    return absl::OkStatus();
+  }
+
+  // The last records that have room.
+  static void EncodeLast(const WorkerFlight& flight, int64_t max_bytes, v1::WorkerFlight* to) {
+    std::vector<v1::FlightRecord> encoded;
+    for (auto record = flight.records.rbegin(); record != flight.records.rend(); ++record) {
+      v1::FlightRecord& added = encoded.emplace_back();
+      rpc::Encode(*record, &added);
+      max_bytes -= static_cast<int64_t>(added.ByteSizeLong());
+      if (max_bytes < 0) {
+        encoded.pop_back();
+        break;
+      }
+    }
+    to->set_omitted_records(encoded.empty() ? flight.omitted : encoded.back().number());
+    for (auto record = encoded.rbegin(); record != encoded.rend(); ++record) {
+      *to->add_records() = std::move(*record);
+    }
+  }
+
+  static v1::FindingKind KindOf(FindingKind kind) {
+    switch (kind) {
+      case FindingKind::kStuck:
+        return v1::FINDING_KIND_STUCK;
+      case FindingKind::kDeadlock:
+        return v1::FINDING_KIND_DEADLOCK;
+      case FindingKind::kCutOff:
+        return v1::FINDING_KIND_CUT_OFF;
+      case FindingKind::kFailed:
+        return v1::FINDING_KIND_FAILED;
+      case FindingKind::kWorker:
+        return v1::FINDING_KIND_WORKER;
+    }
+    return v1::FINDING_KIND_UNSPECIFIED;
+  }
+
+  static void Encode(const Finding& from, v1::Finding* to) {
+    to->set_kind(KindOf(from.kind));
+    to->set_summary(from.summary);
+    to->set_sequence(from.sequence);
+    to->set_op(from.op);
+    to->set_mesh_id(from.mesh_id);
+    if (from.instruction.has_value()) {
+      to->set_instruction(static_cast<uint32_t>(*from.instruction));
+    }
+    to->set_label(from.label);
+    for (const int64_t rank : from.waiting) {
+      to->add_waiting_ranks(static_cast<int32_t>(rank));
+    }
+    for (const Culprit& culprit : from.culprits) {
+      v1::Culprit* added = to->add_culprits();
+      added->set_rank(static_cast<int32_t>(culprit.rank));
+      added->set_identity(culprit.identity);
+      added->set_reason(culprit.reason);
+    }
+    rpc::Encode(from.since, to->mutable_time());
   }
 
   void Describe(const Definition& definition, const MembershipView& view,

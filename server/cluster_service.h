@@ -1,12 +1,17 @@
-// Serves shardmesh.v1.ClusterService: what the cluster is and how it is doing.
+// Serves shardmesh.v1.ClusterService: what the cluster is, how it is doing, and what its workers
+// did.
 #ifndef SHARDMESH_SERVER_CLUSTER_SERVICE_H_
 #define SHARDMESH_SERVER_CLUSTER_SERVICE_H_
 
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "server/array_service.h"
+#include "server/flight_log.h"
+#include "server/sequencer.h"
+#include "server/step_watch.h"
 
 namespace grpc {
 class Service;
@@ -18,6 +23,10 @@ struct ClusterServiceOptions {
   std::string cluster_id;
   std::string build_version;
   std::function<bool()> is_draining;
+  const FlightLog* flight_log = nullptr;
+  const StepWatch* step_watch = nullptr;
+  // What is live now.
+  std::function<std::vector<Sequencer::LiveWork>()> live;
 };
 
 // Thread-safe. What `context` names outlives the service.

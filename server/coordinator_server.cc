@@ -26,6 +26,7 @@
 #include "server/cluster_service.h"
 #include "server/cluster_state.h"
 #include "server/compute_service.h"
+#include "server/flight_log.h"
 #include "server/local_store.h"
 #include "server/operation_service.h"
 #include "server/planner.h"
@@ -34,6 +35,7 @@
 #include "server/session.h"
 #include "server/session_service.h"
 #include "server/sqlite_store.h"
+#include "server/step_watch.h"
 #include "server/transfers.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -88,6 +90,8 @@ class Server final : public CoordinatorServer {
   std::unique_ptr<Catalogue> catalogue_;
   std::unique_ptr<StatePublisher> publisher_;
   std::unique_ptr<Membership> membership_;
+  FlightLog flight_log_;
+  std::unique_ptr<StepWatch> step_watch_;
   std::unique_ptr<SessionTable> sessions_;
   std::unique_ptr<Transfers> transfers_;
   std::unique_ptr<AttachHub> hub_;
@@ -132,10 +136,15 @@ absl::Status Server::OpenState() {
                             .term = term,
                             .token_key = token_key,
                             .build_version = std::string(rpc::BuildVersion()),
-                            .credentials = options_.credentials});
-  sequencer_ = std::make_unique<Sequencer>(
-      &clock_, hub_.get(),
-      Sequencer::Options{.term = term, .last_sequence = term * kSequencesPerTerm});
+                            .credentials = options_.credentials,
+                            .flight_log = &flight_log_,
+                            .clock = &clock_});
+  step_watch_ = std::make_unique<StepWatch>(&clock_, membership_.get(), &flight_log_);
+  Sequencer::Options sequencer{.term = term, .last_sequence = term * kSequencesPerTerm};
+  sequencer.explain = [this](const WorkRef& work, const std::vector<Participant>& waiting_for) {
+    return step_watch_->Explain(work, waiting_for);
+  };
+  sequencer_ = std::make_unique<Sequencer>(&clock_, hub_.get(), std::move(sequencer));
   hub_->SetSequencer(sequencer_.get());
   hub_->SetTileListener([this](std::string_view transfer_id, int64_t size_bytes) {
     transfers_->TileStaged(transfer_id, size_bytes);
@@ -161,7 +170,10 @@ absl::Status Server::OpenState() {
   AddService("ClusterService",
              MakeClusterService(context, {.cluster_id = catalogue_->cluster_id(),
                                           .build_version = std::string(rpc::BuildVersion()),
-                                          .is_draining = [this] { return draining_.load(); }}));
+                                          .is_draining = [this] { return draining_.load(); },
+                                          .flight_log = &flight_log_,
+                                          .step_watch = step_watch_.get(),
+                                          .live = [this] { return sequencer_->Live(); }}));
   AddStreamingService("CatalogService", MakeCatalogService(publisher_.get(), catalogue_.get()));
   AddStreamingService("OperationService", MakeOperationService(&clock_, transfers_.get()));
   end_streams_.push_back([this] { hub_->EndStreams(); });
@@ -263,12 +275,15 @@ void Server::MembershipChanged(const MembershipEvent& event) {
   using Kind = MembershipEvent::Kind;
   switch (event.kind) {
     case Kind::kAttached:
+      flight_log_.Attached(event.identity,
+                           event.view->FindWorker(event.identity)->info.incarnation);
       sequencer_->WorkerAttached(event.identity, event.view->epoch);
       break;
     case Kind::kLost: {
       const WorkerStatus* worker = event.view->FindWorker(event.identity);
       rpc::LogWarning("worker lost",
                       {{"identity", event.identity}, {"reason", worker->lost_because}});
+      flight_log_.Lost(event.identity);
       sequencer_->WorkerLost(event.identity, event.view->epoch, worker->lost_because);
       // A worker that is back already has brought its inventory, or will.
       if (!membership_->view()->IsAlive(event.identity)) {

@@ -12,6 +12,7 @@
 #include "absl/time/clock.h"
 #include "rpc/flags.h"
 #include "rpc/log.h"
+#include "rpc/mutex_checks.h"
 #include "rpc/signal.h"
 #include "server/coordinator_server.h"
 #include "sharding/mesh.h"
@@ -32,6 +33,7 @@ void KeepFreedMemory() {
 
 int Main(int argc, char** argv) {
   KeepFreedMemory();
+  rpc::SkipMutexChecks();
   rpc::StopSignal stop;
   CoordinatorOptions options;
   std::string mesh;

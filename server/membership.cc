@@ -283,6 +283,7 @@ void Membership::LoseSilent() {
 void Membership::Lose(WorkerStatus* worker, std::string reason) {
   worker->state = WorkerState::kLost;
   worker->lost_because = std::move(reason);
+  worker->lost = clock_->Now();
   ++state_.epoch;
   Publish({.kind = MembershipEvent::Kind::kLost, .identity = worker->info.identity});
 }

@@ -52,6 +52,7 @@ struct WorkerStatus {
   absl::Time last_heartbeat;  // or attach
   int64_t used_bytes = 0;     // of capacity_bytes, by its last heartbeat
   std::string lost_because;   // when kLost
+  absl::Time lost;            // likewise
 };
 
 // Who serves which rank of one mesh.

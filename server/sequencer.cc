@@ -12,6 +12,9 @@
 namespace shardmesh::server {
 namespace {
 
+// Steps explained on one occasion, under the lock.
+constexpr int64_t kMaxExplanations = 16;
+
 std::string Name(const Participant& participant) {
   return StrCat("rank ", participant.rank, " (", participant.identity, ")");
 }
@@ -65,8 +68,8 @@ struct Sequencer::Work {
 Sequencer::Sequencer(rpc::Clock* clock, StepTransport* transport, Options options)
     : clock_(clock),
       transport_(transport),
-      options_(options),
-      last_sequence_(options.last_sequence),
+      options_(std::move(options)),
+      last_sequence_(options_.last_sequence),
       deadline_(clock, [this] { AbortOverdue(); }) {}
 
 Sequencer::~Sequencer() {
@@ -313,7 +316,8 @@ Sequencer::StepTicket Sequencer::Add(WorkPtr work) {
 void Sequencer::Run(Work* work) {
   work->state = State::kRunning;
   work->ref.epoch = epoch_;
-  work->ref.deadline = clock_->Now() + work->timeout;
+  work->ref.started = clock_->Now();
+  work->ref.deadline = work->ref.started + work->timeout;
   deadline_.SetNoLaterThan(work->ref.deadline);
 }
 
@@ -356,6 +360,14 @@ absl::Status Sequencer::Report(const WorkPtr& work, RankReport report) {
   }
   if (work->state != State::kRunning || work->done[place]) return absl::OkStatus();
   if (!report.status.ok()) {
+    // What two ranks do not agree on is neither's fault.
+    if (ReasonOf(report.status) != Reason::kCollectiveMismatch) {
+      const std::string& blamed =
+          report.blamed_identity.empty() ? report.identity : report.blamed_identity;
+      for (const Participant& participant : participants) {
+        if (participant.identity == blamed) work->ref.blamed.push_back(participant);
+      }
+    }
     End(work, Attribute(report.status, work->ref, participants[place]));
     return absl::OkStatus();
   }
@@ -429,22 +441,33 @@ void Sequencer::End(const WorkPtr& work, absl::Status status) {
 }
 
 void Sequencer::FailIfInvolved(std::string_view identity, std::string_view what) {
+  int64_t explanations_left = kMaxExplanations;
   const std::map<StepTicket, WorkPtr> live = live_;
   for (const auto& [ticket, work] : live) {
     if (work->state == State::kCommitting) continue;
     for (const Participant& participant : work->ref.participants) {
       if (participant.identity != identity) continue;
-      End(work,
-          WithReason(absl::UnavailableError(StrCat(Name(participant), " ", what, " during ",
-                                                   Name(work->ref), "; retry when it is back")),
-                     Reason::kWorkerLost));
+      const std::string waiting = Explain(*work, &explanations_left).waiting;
+      work->ref.blamed = {participant};
+      End(work, WithReason(absl::UnavailableError(
+                               StrCat(Name(participant), " ", what, " during ", Name(work->ref),
+                                      waiting.empty() ? std::string() : StrCat(", while ", waiting),
+                                      "; retry when it is back")),
+                           Reason::kWorkerLost));
       break;
     }
   }
   AdmitWaiting();
 }
 
+StepExplanation Sequencer::Explain(const Work& work, int64_t* left) const {
+  if (!options_.explain || work.ref.sequence == 0 || *left == 0) return {};
+  --*left;
+  return options_.explain(work.ref, work.WaitingFor());
+}
+
 void Sequencer::AbortOverdue() {
+  int64_t explanations_left = kMaxExplanations;
   {
     const absl::Time now = clock_->Now();
     absl::MutexLock lock(&mutex_);
@@ -459,10 +482,15 @@ void Sequencer::AbortOverdue() {
       std::vector<std::string> waiting;
       for (const Participant& participant : work->WaitingFor())
         waiting.push_back(Name(participant));
+      StepExplanation explanation = Explain(*work, &explanations_left);
+      work->ref.blamed = std::move(explanation.blamed);
       End(work,
           WithReason(absl::DeadlineExceededError(StrCat(
                          Name(work->ref), " did not end within ", rpc::FormatRounded(work->timeout),
-                         "; waited for ", waiting.empty() ? "the client" : StrJoin(waiting, ", "))),
+                         explanation.text.empty()
+                             ? StrCat("; waited for ",
+                                      waiting.empty() ? "the client" : StrJoin(waiting, ", "))
+                             : StrCat(": ", explanation.text))),
                      Reason::kDeadline));
     }
     deadline_.SetNoLaterThan(next);

@@ -54,6 +54,8 @@ struct RankReport {
   std::vector<StagedTileReport> tiles = {};
   bool done = false;  // nothing more will come from this rank
   std::string detail = {};
+  // Of an error: whose fault it is; empty: this rank's own.
+  std::string blamed_identity = {};
 };
 
 // What a finished or failed piece of work came to. `sequence` is 0 where it ended without one.
@@ -93,14 +95,25 @@ struct TransferRequest {
 
 // A piece of work as the transport hears of it.
 struct WorkRef {
-  int64_t sequence = 0;     // of a step always; of a transfer at its commit, else 0
-  std::string transfer_id;  // empty for a step
-  std::string op;
-  std::string mesh_id;
+  int64_t sequence = 0;          // of a step always; of a transfer at its commit, else 0
+  std::string transfer_id = {};  // empty for a step
+  std::string op = {};
+  std::string mesh_id = {};
   int64_t epoch = 0;  // the one at its admission, which its messages carry to the end
   int64_t term = 0;
-  absl::Time deadline;
-  std::vector<Participant> participants;
+  absl::Time started = absl::InfinitePast();  // when it was admitted
+  absl::Time deadline = absl::InfiniteFuture();
+  std::vector<Participant> participants = {};
+  std::vector<Participant> blamed = {};  // of what failed: whose fault it is, as far as is known
+};
+
+// Why a step does not come to its end, as far as is known.
+struct StepExplanation {
+  // Who waits where for whom; empty: not known.
+  std::string text = {};
+  // Who waits where: `ranks 0 and 1 waited in instruction 3 (...)`; empty: nobody, or not known.
+  std::string waiting = {};
+  std::vector<Participant> blamed = {};
 };
 
 // Carries the decisions to the workers. Called in one order, one call at a time, without a lock;
@@ -127,7 +140,8 @@ class StepTransport {
 // identity, sequence number and op:
 //   the rank's own code          a rank reported an error
 //   UNAVAILABLE (WORKER_LOST)    a participant was lost
-//   DEADLINE_EXCEEDED (DEADLINE) not all reports were there in time; names who was waited for
+//   DEADLINE_EXCEEDED (DEADLINE) not all reports were there in time; names who is to blame, or if
+//                                that is not known who was waited for
 //   CANCELLED (CANCELLED)        Cancel, AbortTransfer
 //   the hook's                   the hook refused
 // From kCommitting on only the hook decides.
@@ -144,6 +158,10 @@ class Sequencer {
     int64_t last_sequence = 0;
     // Bounds what may be live at once; over it work is refused.
     int64_t max_live = 10'000;
+    // Asked, under the sequencer's lock, about a step that is overdue or has lost a worker, and the
+    // participants that have not reported; null: nothing is known of why.
+    std::function<StepExplanation(const WorkRef& work, const std::vector<Participant>& waiting_for)>
+        explain = nullptr;
   };
   // Names a submitted step until its end; never 0.
   using StepTicket = int64_t;
@@ -211,6 +229,8 @@ class Sequencer {
   void End(const WorkPtr& work, absl::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FailIfInvolved(std::string_view identity, std::string_view what)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Nothing where `left` of one occasion are used up: most steps wait for those before them.
+  StepExplanation Explain(const Work& work, int64_t* left) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   void AbortOverdue();
 
   rpc::Clock* const clock_;

@@ -55,37 +55,40 @@ char* MapAligned(size_t capacity_bytes, size_t alignment) {
   return data;
 }
 
-// Null, with errno set, if the kernel refuses.
-char* AllocateBlock(size_t capacity_bytes) {
-  if (!IsMapped(capacity_bytes)) {
-    return static_cast<char*>(std::aligned_alloc(Buffer::kAlignment, capacity_bytes));
+// Memory of this process alone.
+class PrivateBlocks final : public BlockSource {
+ public:
+  char* Allocate(size_t capacity_bytes) override {
+    if (!IsMapped(capacity_bytes)) {
+      return static_cast<char*>(std::aligned_alloc(Buffer::kAlignment, capacity_bytes));
+    }
+    const bool huge = capacity_bytes >= kHugePageBytes;
+    char* data = MapAligned(capacity_bytes, huge ? kHugePageBytes : kPageBytes);
+    if (data == nullptr) {
+      return nullptr;
+    }
+    if (huge) {
+      madvise(data, capacity_bytes, MADV_HUGEPAGE);  // best effort: a host may not have them
+    }
+    if (madvise(data, capacity_bytes, MADV_POPULATE_WRITE) != 0 && errno == ENOMEM) {
+      munmap(data, capacity_bytes);
+      errno = ENOMEM;
+      return nullptr;
+    }  // any other failure: an older kernel, which faults the pages in as they are written
+    return data;
   }
-  const bool huge = capacity_bytes >= kHugePageBytes;
-  char* data = MapAligned(capacity_bytes, huge ? kHugePageBytes : kPageBytes);
-  if (data == nullptr) {
-    return nullptr;
-  }
-  if (huge) {
-    madvise(data, capacity_bytes, MADV_HUGEPAGE);  // best effort: a host may not have them
-  }
-  if (madvise(data, capacity_bytes, MADV_POPULATE_WRITE) != 0 && errno == ENOMEM) {
-    munmap(data, capacity_bytes);
-    errno = ENOMEM;
-    return nullptr;
-  }  // any other failure: an older kernel, which faults the pages in as they are written
-  return data;
-}
 
-void FreeBlock(char* data, size_t capacity_bytes) {
-  if (data == nullptr) {
-    return;
+  void Free(char* data, size_t capacity_bytes) override {
+    if (data == nullptr) {
+      return;
+    }
+    if (IsMapped(capacity_bytes)) {
+      munmap(data, capacity_bytes);
+    } else {
+      std::free(data);
+    }
   }
-  if (IsMapped(capacity_bytes)) {
-    munmap(data, capacity_bytes);
-  } else {
-    std::free(data);
-  }
-}
+};
 
 }  // namespace
 
@@ -153,8 +156,10 @@ Buffer::~Buffer() {
   }
 }
 
-std::shared_ptr<BufferPool> BufferPool::Create(MemoryBudget* budget, int64_t max_idle_bytes) {
-  return std::shared_ptr<BufferPool>(new BufferPool(budget, max_idle_bytes));
+std::shared_ptr<BufferPool> BufferPool::Create(MemoryBudget* budget, int64_t max_idle_bytes,
+                                               std::shared_ptr<BlockSource> source) {
+  if (source == nullptr) source = std::make_shared<PrivateBlocks>();
+  return std::shared_ptr<BufferPool>(new BufferPool(budget, max_idle_bytes, std::move(source)));
 }
 
 BufferPool::~BufferPool() { Trim(); }
@@ -180,7 +185,7 @@ absl::StatusOr<Buffer> BufferPool::Allocate(int64_t size_bytes, std::string_view
       return std::move(reservation).status();
     }
     block.reservation = *std::move(reservation);
-    block.data = AllocateBlock(capacity_bytes);
+    block.data = source_->Allocate(capacity_bytes);
     block.capacity_bytes = capacity_bytes;
     if (block.data == nullptr) {
       return WithReason(
@@ -206,7 +211,7 @@ void BufferPool::Trim() {
     idle_bytes_ = 0;
   }
   for (auto& [capacity_bytes, block] : dropped) {
-    FreeBlock(block.data, capacity_bytes);
+    source_->Free(block.data, capacity_bytes);
   }
 }
 
@@ -238,7 +243,7 @@ void BufferPool::Return(Block block) {
       return;
     }
   }
-  FreeBlock(block.data, block.capacity_bytes);
+  source_->Free(block.data, block.capacity_bytes);
 }
 
 }  // namespace shardmesh

@@ -60,6 +60,17 @@ class MemoryBudget {
   int64_t used_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
+// Where a pool's memory comes from. Thread-safe.
+class BlockSource {
+ public:
+  virtual ~BlockSource() = default;
+  // Memory of capacity_bytes > 0, a multiple of 64, that starts at a multiple of 64, faulted in;
+  // null, with errno set, if the host refuses.
+  virtual char* Allocate(size_t capacity_bytes) = 0;
+  // Takes back what Allocate gave for that size.
+  virtual void Free(char* data, size_t capacity_bytes) = 0;
+};
+
 class BufferPool;
 
 // A run of memory that starts at a multiple of 64 bytes. Its bytes are unspecified at first.
@@ -93,15 +104,17 @@ class Buffer {
 
 // Allocates buffers and keeps those given back for the next of about the same size.
 //
-// Memory of a page or more is mapped page by page from the kernel and faulted in at once, in huge
-// pages where the buffer is large and the host allows; the first writer then pays no faults.
+// Unless the pool is given another source, memory of a page or more is mapped page by page from the
+// kernel and faulted in at once, in huge pages where the buffer is large and the host allows; the
+// first writer then pays no faults.
 // Idle buffers count against the budget, and are given up before an allocation is refused.
 //
 // Thread-safe. Buffers keep their pool alive; the budget must outlive both.
 class BufferPool : public std::enable_shared_from_this<BufferPool> {
  public:
   // Keeps at most max_idle_bytes in idle buffers.
-  static std::shared_ptr<BufferPool> Create(MemoryBudget* budget, int64_t max_idle_bytes);
+  static std::shared_ptr<BufferPool> Create(MemoryBudget* budget, int64_t max_idle_bytes,
+                                            std::shared_ptr<BlockSource> source = nullptr);
   BufferPool(const BufferPool&) = delete;
   BufferPool& operator=(const BufferPool&) = delete;
   ~BufferPool();
@@ -125,8 +138,8 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   };
   friend class Buffer;
 
-  BufferPool(MemoryBudget* budget, int64_t max_idle_bytes)
-      : budget_(budget), max_idle_bytes_(max_idle_bytes) {}
+  BufferPool(MemoryBudget* budget, int64_t max_idle_bytes, std::shared_ptr<BlockSource> source)
+      : budget_(budget), max_idle_bytes_(max_idle_bytes), source_(std::move(source)) {}
 
   // Takes an idle block that fits without much waste; its data is null if there is none.
   Block TakeIdle(size_t capacity_bytes);
@@ -134,6 +147,7 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
 
   MemoryBudget* const budget_;
   const int64_t max_idle_bytes_;
+  const std::shared_ptr<BlockSource> source_;
   mutable absl::Mutex mutex_;
   std::multimap<size_t, Block> idle_ ABSL_GUARDED_BY(mutex_);  // by capacity
   int64_t idle_bytes_ ABSL_GUARDED_BY(mutex_) = 0;

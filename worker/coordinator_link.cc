@@ -15,6 +15,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/synchronization/mutex.h"
 #include "rpc/array_codec.h"
+#include "rpc/flight_codec.h"
 #include "rpc/log.h"
 #include "rpc/outbox.h"
 #include "rpc/spec_codec.h"
@@ -42,6 +43,11 @@ constexpr int64_t kInventoryPageTiles = 256;
 constexpr int64_t kInventoryMessageBytes = int64_t{768} << 10;
 // How often the log repeats what the worker waits for.
 constexpr absl::Duration kLogInterval = absl::Seconds(30);
+// An instruction that has run for so long is told of at once.
+constexpr absl::Duration kSlowAfter = absl::Milliseconds(100);
+// Records of instructions in one heartbeat, and the most bytes of them.
+constexpr size_t kMaxRecords = 64;
+constexpr int64_t kMaxRecordBytes = int64_t{32} << 10;
 constexpr char kTermFile[] = "term";
 constexpr int64_t kMaxTermFileBytes = 20;
 
@@ -285,6 +291,24 @@ v1::HeldTile Encode(const ShardStore::HeldTile& from) {
   return to;
 }
 
+// The last of the records, as many as have room.
+void Encode(const std::vector<FlightRecord>& from, v1::Heartbeat* to) {
+  std::vector<v1::FlightRecord> encoded;
+  int64_t size_bytes = 0;
+  for (auto record = from.rbegin(); record != from.rend(); ++record) {
+    v1::FlightRecord& added = encoded.emplace_back();
+    rpc::Encode(*record, &added);
+    size_bytes += static_cast<int64_t>(added.ByteSizeLong());
+    if (size_bytes > kMaxRecordBytes) {
+      encoded.pop_back();
+      break;
+    }
+  }
+  for (auto record = encoded.rbegin(); record != encoded.rend(); ++record) {
+    *to->add_records() = std::move(*record);
+  }
+}
+
 // Errors that no waiting helps.
 bool IsFinal(const absl::Status& status) {
   const Reason reason = ReasonOf(status);
@@ -427,6 +451,10 @@ class AttachLoop final : public CoordinatorLink {
   int64_t peers_epoch_ ABSL_GUARDED_BY(mutex_) = -1;
   std::vector<std::string> unreached_ ABSL_GUARDED_BY(mutex_);
   absl::Duration heartbeat_interval_ ABSL_GUARDED_BY(mutex_) = absl::Seconds(1);
+  absl::Time next_beat_ ABSL_GUARDED_BY(mutex_);
+  // Of the last heartbeat: the step and the instruction that ran, and the records that it carried.
+  std::pair<int64_t, int64_t> told_ ABSL_GUARDED_BY(mutex_);
+  FlightRecorder::Ticket next_record_ ABSL_GUARDED_BY(mutex_) = 0;
   std::set<int64_t> steps_ ABSL_GUARDED_BY(mutex_);  // begun here, not ended by the coordinator
 
   std::thread thread_;
@@ -605,7 +633,11 @@ absl::Status AttachLoop::TakeWelcome(const v1::Welcome& welcome) {
     absl::MutexLock lock(&mutex_);
     attached_ = true;
     heartbeat_interval_ = std::max(interval, absl::Milliseconds(10));
-    heartbeat_.SetNoLaterThan(options_.clock->Now() + heartbeat_interval_);
+    // This coordinator may know nothing of this worker.
+    next_record_ = 0;
+    told_ = {};
+    next_beat_ = options_.clock->Now() + heartbeat_interval_;
+    heartbeat_.SetNoLaterThan(next_beat_);
   }
   logged_wait_.clear();
   rpc::LogInfo("attached", {{"coordinator", options_.coordinator}, {"term", welcome.term()}});
@@ -651,7 +683,11 @@ absl::Status AttachLoop::TakeVerdict(const v1::InventoryVerdict& verdict) {
   SHARDMESH_RETURN_IF_ERROR(Drop(verdict.drop_array_ids()));
   if (verdict.last()) {
     options_.executor->LeaveStaged();
-    Beat();  // what is held is known now, and to be shown at once
+    {
+      absl::MutexLock lock(&mutex_);
+      next_beat_ = options_.clock->Now();  // what is held is known now, and to be shown at once
+    }
+    Beat();
   }
   return absl::OkStatus();
 }
@@ -691,6 +727,7 @@ void AttachLoop::TakeRunStep(v1::RunStep step) {
   {
     absl::MutexLock lock(&mutex_);
     steps_.insert(order->sequence);
+    heartbeat_.SetNoLaterThan(options_.clock->Now() + kSlowAfter);
   }
   options_.executor->Run(*std::move(order), [stream, rank](StepResult result) {
     result.rank = rank.value_or(result.rank);
@@ -750,19 +787,44 @@ absl::Status AttachLoop::Drop(const Ids& array_ids) {
 }
 
 void AttachLoop::Beat() {
-  const StepExecutor::Running running = options_.executor->running();
-  v1::AttachRequest request;
-  v1::Heartbeat* heartbeat = request.mutable_heartbeat();
-  heartbeat->set_used_bytes(options_.store->used_bytes());
-  heartbeat->set_running_sequence(running.sequence);
-  heartbeat->set_running_instruction(running.instruction);
+  const std::optional<rpc::StepProgress> progress = options_.executor->progress();
+  const int64_t used_bytes = options_.store->used_bytes();
   absl::MutexLock lock(&mutex_);
   if (!attached_) {
     return;  // the next welcome sets the alarm
   }
+  const absl::Time now = options_.clock->Now();
+  absl::Time slow_at = absl::InfiniteFuture();
+  std::pair<int64_t, int64_t> running;  // which instruction of which step
+  if (progress.has_value()) {
+    const std::optional<FlightRecord>& instruction = progress->instruction;
+    running = {progress->step, instruction.has_value() ? instruction->op : -1};
+    slow_at = (instruction.has_value() ? instruction->started : progress->started) + kSlowAfter;
+  }
+  if (now < next_beat_ && (running == told_ || now < slow_at)) {
+    const absl::Time look_again = running == told_ ? now + kSlowAfter : slow_at;
+    return heartbeat_.SetNoLaterThan(progress.has_value() ? std::min(next_beat_, look_again)
+                                                          : next_beat_);
+  }
+  v1::AttachRequest request;
+  v1::Heartbeat* heartbeat = request.mutable_heartbeat();
+  heartbeat->set_used_bytes(used_bytes);
   heartbeat->set_epoch(epoch_);
+  rpc::Encode(now, heartbeat->mutable_send_time());
+  if (progress.has_value()) {
+    rpc::Encode(*progress, heartbeat->mutable_progress());
+  }
+  if (options_.recorder != nullptr) {
+    const FlightRecorder::Tail tail = options_.recorder->EndedSince(next_record_, kMaxRecords);
+    Encode(tail.records, heartbeat);
+    next_record_ = tail.next;
+  }
   stream_->Send(std::move(request));
-  heartbeat_.SetNoLaterThan(options_.clock->Now() + heartbeat_interval_);
+  told_ = running;
+  next_beat_ = now + heartbeat_interval_;
+  // While a step runs its next instruction may be slow as well.
+  heartbeat_.SetNoLaterThan(progress.has_value() ? std::min(next_beat_, now + kSlowAfter)
+                                                 : next_beat_);
 }
 
 void AttachLoop::SendPeers() {

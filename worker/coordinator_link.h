@@ -15,6 +15,7 @@
 #include "rpc/call.h"
 #include "rpc/clock.h"
 #include "rpc/credentials.h"
+#include "worker/flight_recorder.h"
 #include "worker/membership_view.h"
 #include "worker/peer_links.h"
 #include "worker/shard_store.h"
@@ -32,6 +33,11 @@ namespace shardmesh::worker {
 // and tries again, with growing delays and for ever, whenever the stream ends; the log says what it
 // waits for. Only errors that waiting cannot help end it: see Options::failed. Messages of the
 // coordinator are acted on in their order, on a thread of the link's own.
+//
+// Heartbeats go up in the interval that the coordinator asks for, and one between as soon as an
+// instruction of a step has run for a tenth of a second, so that the coordinator knows who waits
+// for whom before the step's time is over. Each carries the step's progress and the records of
+// instructions that ended since the last.
 //
 // Thread-safe.
 class CoordinatorLink {
@@ -51,6 +57,8 @@ class CoordinatorLink {
     TileGate* gate = nullptr;
     PeerLinks* links = nullptr;
     StepExecutor* executor = nullptr;
+    // Whose records the heartbeats carry; null: none.
+    const FlightRecorder* recorder = nullptr;
     // Whether the worker is a member and reaches all its peers. Called at each change, under a lock
     // of the link's: must not call back.
     std::function<void(bool ready)> ready_changed;

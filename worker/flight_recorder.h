@@ -1,10 +1,10 @@
-// The last ops of a rank: what it did, when, and whose data it waited for.
+// The last instructions of a rank: what it did, when, and whose data it waited for.
 #ifndef SHARDMESH_WORKER_FLIGHT_RECORDER_H_
 #define SHARDMESH_WORKER_FLIGHT_RECORDER_H_
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
+#include <optional>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -12,30 +12,19 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "rpc/flight_record.h"
 #include "sharding/mesh.h"
 
 namespace shardmesh::worker {
 
-// One op of one step as this rank saw it.
-struct FlightRecord {
-  struct Peer {
-    DeviceId rank = 0;
-    absl::Time data_came = absl::InfiniteFuture();  // InfiniteFuture: not yet
-  };
+using rpc::FlightRecord;
 
-  int64_t step = 0;
-  int64_t op = 0;
-  std::string what;  // "op 0 (linear): all-reduce over tp"
-  absl::Time started;
-  absl::Time ended = absl::InfiniteFuture();  // InfiniteFuture: still runs
-  absl::Status outcome;                       // OK while it runs
-  std::vector<Peer> peers;                    // whose data it needs; may be empty
-};
-
-// Keeps the last kCapacity ops, the oldest making room for a new one. An op costs one allocation or
-// two and a few short holds of a mutex.
+// Keeps the last kCapacity instructions, the oldest making room for a new one. An instruction costs
+// one allocation or two and a few short holds of a mutex.
 //
-// Example: const auto op = recorder.Begin(7, 2, "all-reduce over tp", {1, 2, 3}, clock.Now());
+// Example: const auto op = recorder.Begin({.step = 7, .op = 2, .what = "all-reduce over tp",
+//                                          .started = clock.Now()}, {1, 2, 3});
+//          recorder.WaitsFor(op, 2);
 //          recorder.DataCame(op, 2, clock.Now());
 //          recorder.End(op, status, clock.Now());
 // Thread-safe.
@@ -43,25 +32,44 @@ class FlightRecorder {
  public:
   static constexpr size_t kCapacity = 1024;
 
-  // Names an op until it is pushed out.
+  // Names an instruction until it is pushed out: its number.
   using Ticket = int64_t;
 
-  Ticket Begin(int64_t step, int64_t op, std::string what, absl::Span<const DeviceId> peers,
-               absl::Time now);
+  // `record` says which instruction it is, and when it began; `peers` whose data it needs.
+  Ticket Begin(FlightRecord record, absl::Span<const DeviceId> peers);
 
-  // All data that the op needs of this rank has come. Of several calls for one rank the last
-  // stands. No effect on an op that was pushed out, or that does not wait for the rank.
+  // The calls below have no effect on what was pushed out.
+
+  // From now on it waits for data of this rank.
+  void WaitsFor(Ticket ticket, DeviceId peer);
+
+  // All data that it needs of this rank has come. Of several calls for one rank the last stands. No
+  // effect if it does not wait for the rank.
   void DataCame(Ticket ticket, DeviceId peer, absl::Time now);
 
-  // The op is over. No effect on an op that was pushed out.
+  // It is over. Whom it waited for is kept where it failed.
   void End(Ticket ticket, absl::Status outcome, absl::Time now);
 
-  // The last `count` ops, or all that are kept, the oldest first.
+  // The last `count`, or all that are kept, the oldest first.
   std::vector<FlightRecord> Last(size_t count = kCapacity) const;
+
+  // The one begun last, if it runs. Instructions of a rank follow one another.
+  std::optional<FlightRecord> Running() const;
+
+  // What ended since an earlier call.
+  struct Tail {
+    std::vector<FlightRecord> records;  // the oldest first; the last ones, if not all
+    Ticket next = 0;                    // for the next call
+  };
+  // Those from `first` on, up to the first that still runs; at most the last `max_records`.
+  Tail EndedSince(Ticket first, size_t max_records) const;
 
  private:
   // Null if pushed out.
   FlightRecord* Find(Ticket ticket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  const FlightRecord& At(Ticket ticket) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return ring_[static_cast<size_t>(ticket) % kCapacity];
+  }
 
   mutable absl::Mutex mutex_;
   std::vector<FlightRecord> ring_ ABSL_GUARDED_BY(mutex_);  // ticket t at t % kCapacity

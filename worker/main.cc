@@ -6,7 +6,8 @@
 #include "rpc/allocator.h"
 #include "rpc/flags.h"
 #include "rpc/log.h"
-#include "rpc/process_tuning.h"
+#include "rpc/mutex_checks.h"
+#include "rpc/poll_strategy.h"
 #include "rpc/signal.h"
 #include "worker/worker_server.h"
 
@@ -18,12 +19,13 @@ constexpr absl::Duration kFailurePollInterval = absl::Milliseconds(100);
 
 int Main(int argc, const char* const* argv) {
   rpc::KeepMessageMemory();
+  rpc::SkipMutexChecks();
   rpc::PollOwnConnections();
-  rpc::TrustLockOrder();
   rpc::StopSignal stop;  // before any thread starts
   WorkerOptions options;
   rpc::LogOptions log;
   absl::Duration drain_timeout = absl::Seconds(30);
+  std::string transport = "auto";
   rpc::FlagSet flags("shardmesh-worker", "Serves one device of a mesh: its tiles, and its steps.");
   flags.AddText("coordinator", "HOST:PORT", "the coordinator to attach to", &options.coordinator);
   flags.AddText("listen", "HOST:PORT", "where to serve; port 0 takes a free one", &options.listen);
@@ -38,6 +40,10 @@ int Main(int argc, const char* const* argv) {
                &options.threads);
   flags.AddText("http-listen", "HOST:PORT", "serve Prometheus metrics over HTTP here",
                 &options.metrics_listen);
+  flags.AddText(
+      "transport", "auto|stream|shm",
+      "how data goes between workers: auto takes shared memory where they are on one host",
+      &transport);
   flags.AddSwitch("insecure", "allow plaintext beyond loopback", &options.insecure);
   flags.AddDuration("drain-timeout", "how long running steps and streams have when it stops",
                     &drain_timeout);
@@ -46,6 +52,13 @@ int Main(int argc, const char* const* argv) {
     return *code;
   }
   rpc::ConfigureLog(log);
+  if (const auto known = TransportFromName(transport); known.has_value()) {
+    options.transport = *known;
+  } else {
+    std::fprintf(stderr, "shardmesh-worker: --transport is \"%s\"; it is auto, stream or shm\n",
+                 transport.c_str());
+    return rpc::FlagSet::kWrongUse;
+  }
 
   absl::StatusOr<std::unique_ptr<WorkerServer>> server = WorkerServer::Start(std::move(options));
   if (!server.ok()) {

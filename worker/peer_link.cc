@@ -69,11 +69,20 @@ absl::Status PeerLink::Send(const rpc::FrameTag& tag, int64_t epoch, OwnedBytes 
                                                "); each tag is for one message"));
     }
     QueueOf(it->second).push_back(it->first);
-    recent_steps_.insert(tag.sequence);
-    if (recent_steps_.size() > kRememberedSteps) recent_steps_.erase(recent_steps_.begin());
+    RememberStepLocked(tag.sequence);
   }
   WriteNext();
   return absl::OkStatus();
+}
+
+void PeerLink::RememberStep(int64_t sequence) {
+  absl::MutexLock lock(&mutex_);
+  RememberStepLocked(sequence);
+}
+
+void PeerLink::RememberStepLocked(int64_t sequence) {
+  recent_steps_.insert(sequence);
+  if (recent_steps_.size() > kRememberedSteps) recent_steps_.erase(recent_steps_.begin());
 }
 
 void PeerLink::SendAbort(int64_t sequence, const rpc::FrameAbort& abort) {

@@ -79,6 +79,8 @@ class PeerLink final : public ExchangeStream::Handler,
                     std::string signature = {});
   // Whether something waits for the frame before it to be written.
   bool is_behind() const;
+  // Data of a step was sent to the peer on another way: see recent_steps.
+  void RememberStep(int64_t sequence);
   // Tells that a step is over, and drops what is still to be sent of it.
   void SendAbort(int64_t sequence, const rpc::FrameAbort& abort);
   // Allows the peer `size_bytes` more under a tag. Told to it in lots of `lot_bytes`.
@@ -127,6 +129,7 @@ class PeerLink final : public ExchangeStream::Handler,
   absl::Status TakeHello(const rpc::FrameHeader& header);
   absl::Status TakeControl(const rpc::FrameHeader& header);
 
+  void RememberStepLocked(int64_t sequence) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Queue(rpc::FrameHeader header) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DropStepLocked(int64_t sequence) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::deque<TagKey>& QueueOf(const Outgoing& outgoing) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

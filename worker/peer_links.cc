@@ -2,9 +2,11 @@
 #include "worker/peer_links.h"
 
 #include <grpcpp/channel.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <map>
 #include <optional>
 #include <set>
@@ -21,12 +23,43 @@
 #include "worker/exchange_service.h"
 #include "worker/exchange_stream.h"
 #include "worker/peer_link.h"
+#include "worker/shm_channel.h"
+#include "worker/shm_peers.h"
 
 namespace shardmesh::worker {
 namespace {
 
 // Steps that peers may begin before this worker does: the coordinator has far fewer under way.
 constexpr size_t kMaxHeldSteps = 1024;
+
+// How long a peer on this host may take to share its memory before it counts as reached all the
+// same, over its stream.
+constexpr absl::Duration kSharingLimit = absl::Seconds(2);
+
+// How a receiver of shared memory waits: it looks again at once for a while, where every rank has a
+// core; then it lets others run between its looks; then it sleeps, and is woken by the sender.
+constexpr int kSpins = 50;
+constexpr absl::Duration kYielding = absl::Microseconds(500);
+// What comes on another way, and the end of a step, are noticed this late at most.
+constexpr absl::Duration kNap = absl::Milliseconds(5);
+
+void Pause() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#endif
+}
+
+int64_t Cores() {
+  cpu_set_t set;
+  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+// FNV-1a; never 0.
+uint64_t HashOf(std::string_view text) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  return hash == 0 ? 1 : hash;
+}
 
 rpc::FrameTag FrameTagOf(const Tag& tag) {
   return {.sequence = tag.step(),
@@ -46,10 +79,28 @@ class PeerLinksImpl;
 
 class StepLinkImpl final : public StepLink {
  public:
-  // `links[r]` is the link to the worker of rank r; null for the own rank.
+  // The ways to the worker of a rank; null for the own rank, and where there is no memory shared.
+  struct Way {
+    std::string identity;
+    std::shared_ptr<PeerLink> link;
+    std::shared_ptr<ShmChannel> channel;
+  };
+
+  // `ways[r]` leads to rank r.
   StepLinkImpl(PeerLinksImpl* owner, int64_t sequence, int64_t epoch, DeviceId rank,
-               std::vector<std::shared_ptr<PeerLink>> links)
-      : owner_(owner), sequence_(sequence), epoch_(epoch), rank_(rank), links_(std::move(links)) {}
+               std::vector<Way> ways)
+      : owner_(owner),
+        sequence_(sequence),
+        epoch_(epoch),
+        rank_(rank),
+        ways_(std::move(ways)),
+        told_(std::make_unique<Told[]>(ways_.size())) {
+    const int64_t sharing = std::count_if(ways_.begin(), ways_.end(),
+                                          [](const Way& way) { return way.channel != nullptr; }) +
+                            1;
+    static const int64_t cores = Cores();
+    spins_ = sharing <= cores ? kSpins : 0;
+  }
   ~StepLinkImpl() override;
 
   DeviceId rank() const override { return rank_; }
@@ -64,15 +115,28 @@ class StepLinkImpl final : public StepLink {
   PeerLinksImpl* const owner_;
   const int64_t sequence_;
   const int64_t epoch_;
+  // Link::Receive where the peer shares its memory: from there, or whatever else came for the tag.
+  absl::StatusOr<OwnedBytes> ReceiveShared(const Way& way, DeviceId peer, const Tag& tag,
+                                           int64_t message_bytes, absl::Time deadline);
+
   const DeviceId rank_;
-  const std::vector<std::shared_ptr<PeerLink>> links_;
+  const std::vector<Way> ways_;
+  int spins_ = 0;
   std::atomic<int64_t> sent_bytes_ = 0;
+  // Mailbox::changes() when the step was last seen not to have failed.
+  mutable std::atomic<uint64_t> checked_changes_ = ~uint64_t{0};
+  std::atomic<uint64_t> signature_hash_ = 0;  // of op_'s
+
+  // What a rank was told.
+  struct Told {
+    std::atomic<int64_t> op = -1;             // the last op whose signature went there
+    std::atomic<bool> is_remembered = false;  // RememberStep was called
+  };
+  const std::unique_ptr<Told[]> told_;  // by rank
+  std::atomic<int64_t> op_ = -1;        // the op that was begun last
 
   absl::Mutex mutex_;
-  // The op that was begun last, and the ranks that are not told of it yet.
-  int64_t op_ ABSL_GUARDED_BY(mutex_) = -1;
-  std::string signature_ ABSL_GUARDED_BY(mutex_);
-  std::vector<bool> untold_ ABSL_GUARDED_BY(mutex_);
+  std::string signature_ ABSL_GUARDED_BY(mutex_);  // of op_
 };
 
 class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
@@ -88,11 +152,14 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
         service_(ExchangeService::Create(
             [this](std::shared_ptr<ExchangeStream> stream) { return Accept(std::move(stream)); })),
         poller_([this] { return mailbox_.awaited(); }),
-        alarm_(std::in_place, options_.clock, [this] { Tick(); }) {}
+        alarm_(std::in_place, options_.clock, [this] { Tick(); }) {
+    if (options_.arena != nullptr && options_.transport != Transport::kStream) ShareMemory();
+  }
 
   ~PeerLinksImpl() override {
     Close();
     alarm_.reset();
+    shm_.reset();
     service_->AwaitIdle();
     {
       absl::MutexLock lock(&mutex_);
@@ -119,6 +186,7 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
       closed_ = true;
       for (auto& [identity, peer] : peers_) {
         if (peer.link != nullptr) links.push_back(peer.link);
+        if (peer.channel != nullptr) peer.channel->Close();
         mailbox_.FailWorker(identity, "this worker is shutting down");
       }
       links.insert(links.end(), greeting_.begin(), greeting_.end());
@@ -156,15 +224,26 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
     absl::MutexLock lock(&mutex_);
     Counters counters = counters_;
     counters.sent_bytes = sent_bytes_.load(std::memory_order_relaxed);
+    counters.shared_bytes = shared_bytes_.load(std::memory_order_relaxed);
+    counters.received_bytes += received_bytes_.load(std::memory_order_relaxed);
     return counters;
   }
 
   // For StepLinkImpl.
   Mailbox& mailbox() { return mailbox_; }
   CompletionPoller& poller() { return poller_; }
-  void CountSent(int64_t size_bytes) {
+  void CountSent(int64_t size_bytes, bool is_shared) {
     sent_bytes_.fetch_add(size_bytes, std::memory_order_relaxed);
+    if (is_shared) shared_bytes_.fetch_add(size_bytes, std::memory_order_relaxed);
   }
+  void CountReceived(int64_t size_bytes) {
+    received_bytes_.fetch_add(size_bytes, std::memory_order_relaxed);
+  }
+  // Takes in what came through shared memory and is not what a receiver waits for.
+  absl::Status TakeShared(const std::string& identity, const ShmChannel* channel,
+                          ShmChannel::Arrived arrived);
+  // The peer does not keep to the protocol: its stream, and with it its channel, is ended.
+  void Refuse(const std::string& identity, const ShmChannel* channel, const absl::Status& why);
   void CloseStep(int64_t sequence) {
     mailbox_.CloseStep(sequence);
     absl::MutexLock lock(&mutex_);
@@ -178,6 +257,12 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
     MeshDevice device;               // its identity, incarnation and endpoints
     std::shared_ptr<PeerLink> link;  // dialled or up; null while there is none
     bool up = false;
+    // Of a peer on this host: where its memory can be asked for, as its last hello said; which link
+    // a channel was asked for, 0 if none was; until when it is waited for; the channel.
+    ShmAddress shm_address = {};
+    uint64_t shm_link = 0;
+    absl::Time shm_deadline = absl::InfinitePast();
+    std::shared_ptr<ShmChannel> channel = nullptr;
     // Of a peer that this worker dials.
     rpc::Backoff backoff;
     absl::Time dial_time = absl::InfinitePast();
@@ -200,7 +285,21 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
             .peer_incarnation = device.incarnation,
             .cluster_id = cluster_id_,
             .initial_credit_bytes = options_.tag_limit_bytes,
-            .boot_id = options_.self.boot_id};
+            .boot_id = options_.self.boot_id,
+            .shm_socket = shm_ == nullptr ? "" : shm_->address().socket,
+            .shm_token = shm_ == nullptr ? ""
+                                         : std::string(shm_->address().token.data(),
+                                                       shm_->address().token.size())};
+  }
+
+  void ShareMemory();
+  void OnShared(const std::string& identity, uint64_t link, std::shared_ptr<ShmChannel> channel);
+  void OnSharingEnded(const std::string& identity, uint64_t link, bool was_connected,
+                      const absl::Status& why);
+  // Whether steps may count on the peer.
+  bool IsReached(const Peer& peer, absl::Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return peer.up && (peer.channel != nullptr ||
+                       (options_.transport != Transport::kShm && peer.shm_deadline <= now));
   }
 
   // Dials, pings, tells of changes; on the clock's thread.
@@ -233,6 +332,9 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
 
   Mailbox mailbox_;
   std::atomic<int64_t> sent_bytes_ = 0;
+  std::atomic<int64_t> shared_bytes_ = 0;
+  std::atomic<int64_t> received_bytes_ = 0;  // through shared memory, straight to a receiver
+  std::unique_ptr<ShmPeers> shm_;            // null if nothing is shared
 
   // Taken before the mutexes of links, streams and mailbox.
   mutable absl::Mutex mutex_;
@@ -249,6 +351,7 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
   // Not open, but begun by peers or failed before: who is to blame, if they failed.
   std::map<int64_t, std::string> held_steps_ ABSL_GUARDED_BY(mutex_);
   int64_t last_opened_ ABSL_GUARDED_BY(mutex_) = -1;
+  uint64_t last_shm_link_ ABSL_GUARDED_BY(mutex_) = 0;
   Counters counters_ ABSL_GUARDED_BY(mutex_);
 
   // For the clock's thread.
@@ -270,47 +373,131 @@ absl::Status StepLinkImpl::Begin(int64_t op, std::string signature) {
   }
   SHARDMESH_RETURN_IF_ERROR(owner_->mailbox().Begin(sequence_, op, rank_, signature));
   absl::MutexLock lock(&mutex_);
-  op_ = op;
+  signature_hash_.store(HashOf(signature), std::memory_order_relaxed);
   signature_ = std::move(signature);
-  untold_.assign(links_.size(), true);
+  op_.store(op, std::memory_order_release);
   return absl::OkStatus();
 }
 
 absl::Status StepLinkImpl::Send(DeviceId peer, const Tag& tag, OwnedBytes message) {
   if (message.bytes.empty() || peer == rank_ || peer < 0 ||
-      peer >= static_cast<DeviceId>(links_.size())) {
+      peer >= static_cast<DeviceId>(ways_.size())) {
     return absl::InvalidArgumentError(StrCat("rank ", rank_, " cannot send ", message.bytes.size(),
                                              " bytes to rank ", peer, " (", tag.ToString(), ")"));
   }
   SHARDMESH_RETURN_IF_ERROR(Check());
   const auto size_bytes = static_cast<int64_t>(message.bytes.size());
+  const auto index = static_cast<size_t>(peer);
+  const Way& way = ways_[index];
+  Told& told = told_[index];
   std::string signature;
-  {
+  uint64_t signature_hash = 0;
+  if (tag.op() == op_.load(std::memory_order_acquire) &&
+      told.op.exchange(tag.op(), std::memory_order_relaxed) != tag.op()) {
     absl::MutexLock lock(&mutex_);
-    if (tag.op() == op_ && untold_[static_cast<size_t>(peer)]) {
-      untold_[static_cast<size_t>(peer)] = false;
-      signature = signature_;
+    signature = signature_;
+    signature_hash = signature_hash_.load(std::memory_order_relaxed);
+  }
+  bool is_shared = false;
+  if (way.channel != nullptr) {
+    if (!told.is_remembered.load(std::memory_order_relaxed)) {
+      told.is_remembered.store(true, std::memory_order_relaxed);
+      way.link->RememberStep(sequence_);
     }
+    is_shared = way.channel->TrySend(tag, epoch_, signature, signature_hash, message);
   }
-  PeerLink& link = *links_[static_cast<size_t>(peer)];
-  if (absl::Status sent =
-          link.Send(FrameTagOf(tag), epoch_, std::move(message), std::move(signature));
-      !sent.ok()) {
-    return WithContext(sent, StrCat("rank ", peer, ", ", tag.ToString()));
+  if (!is_shared) {
+    if (absl::Status sent =
+            way.link->Send(FrameTagOf(tag), epoch_, std::move(message), std::move(signature));
+        !sent.ok()) {
+      return WithContext(sent, StrCat("rank ", peer, ", ", tag.ToString()));
+    }
+    // The frame before it may be written by now.
+    if (way.link->is_behind()) owner_->poller().PollOnce();
   }
-  // The frame before it may be written by now.
-  if (link.is_behind()) owner_->poller().PollOnce();
   sent_bytes_.fetch_add(size_bytes, std::memory_order_relaxed);
-  owner_->CountSent(size_bytes);
+  owner_->CountSent(size_bytes, is_shared);
   return absl::OkStatus();
 }
 
 absl::StatusOr<OwnedBytes> StepLinkImpl::Receive(DeviceId peer, const Tag& tag,
                                                  int64_t message_bytes, absl::Time deadline) {
+  if (peer >= 0 && peer < static_cast<DeviceId>(ways_.size())) {
+    const Way& way = ways_[static_cast<size_t>(peer)];
+    if (way.channel != nullptr) return ReceiveShared(way, peer, tag, message_bytes, deadline);
+  }
   return owner_->mailbox().Receive(peer, tag, message_bytes, deadline);
 }
 
-absl::Status StepLinkImpl::Check() const { return owner_->mailbox().FailureOf(sequence_); }
+absl::StatusOr<OwnedBytes> StepLinkImpl::ReceiveShared(const Way& way, DeviceId peer,
+                                                       const Tag& tag, int64_t message_bytes,
+                                                       absl::Time deadline) {
+  Mailbox& mailbox = owner_->mailbox();
+  const uint64_t own_hash = signature_hash_.load(std::memory_order_relaxed);
+  bool has_looked = mailbox.held_pieces() == 0 &&
+                    mailbox.changes() == checked_changes_.load(std::memory_order_relaxed);
+  uint64_t seen_changes = mailbox.changes();
+  ShmChannel::Arrived arrived;
+  absl::Time yielded_since = absl::InfiniteFuture();
+  for (int looks = 0;; ++looks) {
+    if (const uint64_t changes = mailbox.changes(); !has_looked || changes != seen_changes) {
+      SHARDMESH_ASSIGN_OR_RETURN(std::optional<OwnedBytes> piece,
+                                 mailbox.TryReceive(peer, tag, message_bytes));
+      if (piece.has_value()) return *std::move(piece);
+      has_looked = true;
+      seen_changes = changes;
+    }
+    const absl::StatusOr<bool> came = way.channel->TryReceive(own_hash, &arrived);
+    if (!came.ok()) {
+      owner_->Refuse(way.identity, way.channel.get(), came.status());
+      // Which fails the step.
+      return mailbox.Receive(peer, tag, message_bytes, deadline);
+    }
+    if (*came) {
+      const bool is_awaited = arrived.step == sequence_ && arrived.epoch == epoch_ &&
+                              arrived.op == tag.op() && arrived.round == tag.round() &&
+                              (arrived.signature_hash == 0 || arrived.signature_hash == own_hash) &&
+                              static_cast<int64_t>(arrived.message.bytes.size()) == message_bytes;
+      if (is_awaited) {
+        owner_->CountReceived(message_bytes);
+        return std::move(arrived.message);
+      }
+      if (arrived.signature_hash != 0 && arrived.signature.empty()) {
+        absl::MutexLock lock(&mutex_);
+        arrived.signature = signature_;
+      }
+      if (absl::Status taken =
+              owner_->TakeShared(way.identity, way.channel.get(), std::move(arrived));
+          !taken.ok()) {
+        owner_->Refuse(way.identity, way.channel.get(), taken);
+      }
+      looks = 0;
+      continue;
+    }
+    if (looks < spins_) {
+      Pause();
+      continue;
+    }
+    const absl::Time now = absl::Now();
+    if (now >= deadline || way.channel->closed()) {
+      return mailbox.Receive(peer, tag, message_bytes, deadline);
+    }
+    yielded_since = std::min(yielded_since, now);
+    if (now - yielded_since < kYielding) {
+      sched_yield();
+    } else {
+      way.channel->Sleep(std::min(kNap, deadline - now));
+    }
+  }
+}
+
+absl::Status StepLinkImpl::Check() const {
+  const uint64_t changes = owner_->mailbox().changes();
+  if (changes == checked_changes_.load(std::memory_order_relaxed)) return absl::OkStatus();
+  SHARDMESH_RETURN_IF_ERROR(owner_->mailbox().FailureOf(sequence_));
+  checked_changes_.store(changes, std::memory_order_relaxed);
+  return absl::OkStatus();
+}
 
 // --- Membership.
 
@@ -360,6 +547,7 @@ void PeerLinksImpl::SetMembership(MembershipView view) {
 
 void PeerLinksImpl::Tick() {
   std::vector<std::shared_ptr<PeerLink>> links;
+  std::vector<std::pair<std::string, std::shared_ptr<ShmChannel>>> channels;
   std::pair<int64_t, std::vector<std::string>> present;
   {
     absl::MutexLock lock(&mutex_);
@@ -368,7 +556,11 @@ void PeerLinksImpl::Tick() {
     absl::Time next = now + options_.ping_interval / 2;
     present.first = view_.epoch;
     for (auto& [identity, peer] : peers_) {
-      if (!peer.up) present.second.push_back(identity);
+      if (!IsReached(peer, now)) present.second.push_back(identity);
+      if (peer.up && peer.channel == nullptr && now < peer.shm_deadline) {
+        next = std::min(next, peer.shm_deadline);
+      }
+      if (peer.channel != nullptr) channels.emplace_back(identity, peer.channel);
       if (peer.link == nullptr && Dials(identity)) {
         if (peer.dial_time <= now) {
           Dial(peer);
@@ -382,6 +574,18 @@ void PeerLinksImpl::Tick() {
     if (!peers_.empty() || !links.empty()) alarm_->SetNoLaterThan(next);
   }
   for (const auto& link : links) link->Tick(options_.ping_interval, options_.silence_limit);
+  // What no receiver asks for, of steps that failed or are yet to begin.
+  for (const auto& [identity, channel] : channels) {
+    channel->Reap();
+    ShmChannel::Arrived arrived;
+    absl::StatusOr<bool> came = true;
+    while ((came = channel->TryReceive(0, &arrived)).ok() && *came) {
+      const absl::Status taken = TakeShared(identity, channel.get(), std::move(arrived));
+      if (!taken.ok()) came = taken;
+      if (!came.ok()) break;
+    }
+    if (!came.ok()) Refuse(identity, channel.get(), came.status());
+  }
   if (present.first > 0 && present != told_) {
     told_ = present;
     if (options_.peers_changed) options_.peers_changed(present.first, present.second);
@@ -468,19 +672,28 @@ absl::StatusOr<std::unique_ptr<StepLink>> PeerLinksImpl::OpenLink(std::string_vi
   }
   std::string& blamed = held_steps_[sequence];
   Step step{.epoch = epoch};
-  std::vector<std::shared_ptr<PeerLink>> links;
+  std::vector<StepLinkImpl::Way> ways;
   for (const MeshDevice& device : mesh->devices) {
     step.members.push_back(device.identity);
+    StepLinkImpl::Way& way = ways.emplace_back();
+    way.identity = device.identity;
     const auto peer = peers_.find(device.identity);
-    links.push_back(peer == peers_.end() ? nullptr : peer->second.link);
-    if (peer != peers_.end() && !peer->second.up && blamed.empty()) blamed = peer->first;
+    if (peer == peers_.end()) continue;
+    way.link = peer->second.link;
+    way.channel = peer->second.channel;
+    if (!peer->second.up && blamed.empty()) blamed = peer->first;
+    if (peer->second.up && way.channel == nullptr && options_.transport == Transport::kShm) {
+      return WorkerLost(StrCat("rank ", device.rank, " (", device.identity,
+                               ") shares no memory with ", options_.self.identity,
+                               ", which is to use nothing else (--transport shm)"));
+    }
   }
   step.blamed = blamed;
   SHARDMESH_RETURN_IF_ERROR(mailbox_.OpenStep(sequence, step.members));
   last_opened_ = sequence;
   held_steps_.erase(held_steps_.begin(), held_steps_.upper_bound(sequence));
   steps_[sequence] = std::move(step);
-  return std::make_unique<StepLinkImpl>(this, sequence, epoch, *rank, std::move(links));
+  return std::make_unique<StepLinkImpl>(this, sequence, epoch, *rank, std::move(ways));
 }
 
 void PeerLinksImpl::AbortStep(int64_t sequence, const absl::Status& status,
@@ -578,6 +791,13 @@ absl::StatusOr<rpc::FrameHello> PeerLinksImpl::CheckHello(PeerLink& link,
                              ") is not a member of epoch ", view_.epoch, " as ", own, " knows it"),
                       Reason::kStaleEpoch);
   }
+  ShmAddress& shm = peer->second.shm_address;
+  shm = {};
+  if (shm_ != nullptr && !hello.boot_id.empty() && hello.boot_id == options_.self.boot_id &&
+      hello.shm_token.size() == shm.token.size()) {
+    shm.socket = hello.shm_socket;
+    std::memcpy(shm.token.data(), hello.shm_token.data(), shm.token.size());
+  }
   return HelloTo(peer->second.device);
 }
 
@@ -600,6 +820,11 @@ void PeerLinksImpl::OnUp(const std::shared_ptr<PeerLink>& link) {
       }
       peer.link = link;
       peer.up = true;
+      if (!peer.shm_address.empty()) {
+        peer.shm_link = ++last_shm_link_;
+        peer.shm_deadline = options_.clock->Now() + kSharingLimit;
+        shm_->Expect(found->first, peer.shm_link, peer.shm_address, link->dialled());
+      }
       peer.backoff.Reset();
       broken_steps.swap(peer.broken_steps);
       mailbox_.RestoreWorker(found->first);
@@ -653,6 +878,101 @@ absl::Status PeerLinksImpl::OnData(PeerLink& link, const rpc::Frame& frame) {
   return absl::OkStatus();
 }
 
+// --- What shared memory brings.
+
+void PeerLinksImpl::ShareMemory() {
+  auto shm = ShmPeers::Start(
+      {.identity = options_.self.identity,
+       .arena = options_.arena,
+       .connected =
+           [this](const std::string& peer, uint64_t link, std::shared_ptr<ShmChannel> channel) {
+             OnShared(peer, link, std::move(channel));
+           },
+       .lost = [this](
+                   const std::string& peer, uint64_t link, bool was_connected,
+                   const absl::Status& why) { OnSharingEnded(peer, link, was_connected, why); }});
+  if (!shm.ok()) {
+    rpc::LogWarning("no memory is shared with peers",
+                    {{"identity", options_.self.identity}, {"error", shm.status()}});
+    return;
+  }
+  shm_ = *std::move(shm);
+}
+
+void PeerLinksImpl::OnShared(const std::string& identity, uint64_t link,
+                             std::shared_ptr<ShmChannel> channel) {
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto peer = peers_.find(identity);
+    if (!closed_ && peer != peers_.end() && peer->second.up && peer->second.shm_link == link) {
+      peer->second.channel = std::move(channel);
+      Notify();
+    }
+  }
+  if (channel != nullptr) {
+    channel->Close();
+    return;
+  }
+  rpc::LogInfo("memory shared", {{"identity", options_.self.identity}, {"peer", identity}});
+}
+
+void PeerLinksImpl::OnSharingEnded(const std::string& identity, uint64_t link, bool was_connected,
+                                   const absl::Status& why) {
+  std::shared_ptr<PeerLink> ended;
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto peer = peers_.find(identity);
+    if (closed_ || peer == peers_.end() || peer->second.shm_link != link) return;
+    peer->second.shm_link = 0;
+    peer->second.shm_deadline = absl::InfinitePast();
+    Notify();
+    // What was on its way is lost, and so is the stream's promise.
+    if (was_connected) ended = peer->second.link;
+  }
+  rpc::LogWarning(was_connected ? "shared memory lost" : "no memory shared",
+                  {{"identity", options_.self.identity}, {"peer", identity}, {"error", why}});
+  if (ended != nullptr)
+    ended->Close(WorkerLost(StrCat("its shared memory is gone: ", ToStd(why.message()))));
+}
+
+absl::Status PeerLinksImpl::TakeShared(const std::string& identity, const ShmChannel* channel,
+                                       ShmChannel::Arrived arrived) {
+  SHARDMESH_ASSIGN_OR_RETURN(const Tag tag, Tag::Create(arrived.step, arrived.op, arrived.round));
+  const auto size_bytes = static_cast<int64_t>(arrived.message.bytes.size());
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto sender = peers_.find(identity);
+    const bool is_current = sender != peers_.end() && sender->second.channel.get() == channel;
+    if (!is_current || IsOver(tag.step(), arrived.epoch)) {
+      ++counters_.dropped_frames;
+      return absl::OkStatus();
+    }
+    SHARDMESH_RETURN_IF_ERROR(Hold(tag.step()));
+    counters_.received_bytes += size_bytes;
+  }
+  return mailbox_.Deliver(identity, tag,
+                          {.message_bytes = size_bytes,
+                           .content = std::move(arrived.message),
+                           .signature = std::move(arrived.signature),
+                           .is_lent = true});
+}
+
+void PeerLinksImpl::Refuse(const std::string& identity, const ShmChannel* channel,
+                           const absl::Status& why) {
+  std::shared_ptr<PeerLink> link;
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto peer = peers_.find(identity);
+    if (peer == peers_.end() || peer->second.channel.get() != channel) return;
+    link = peer->second.link;
+  }
+  rpc::LogWarning("shared memory refused",
+                  {{"identity", options_.self.identity}, {"peer", identity}, {"error", why}});
+  if (link != nullptr) link->Close(why);
+}
+
+// --- The ends of steps and streams.
+
 void PeerLinksImpl::OnAbort(PeerLink& link, int64_t sequence, const rpc::FrameAbort& abort) {
   std::vector<std::shared_ptr<PeerLink>> links;
   {
@@ -683,6 +1003,8 @@ void PeerLinksImpl::Lose(Peer& peer, std::string_view reason) {
     for (const int64_t sequence : peer.link->recent_steps()) peer.broken_steps.insert(sequence);
   }
   peer.up = false;
+  if (std::exchange(peer.shm_link, 0) != 0) shm_->Forget(identity);
+  if (peer.channel != nullptr) std::exchange(peer.channel, nullptr)->Close();
   mailbox_.FailWorker(identity, reason);
   for (auto& [sequence, step] : steps_) {
     if (step.blamed.empty() &&
@@ -725,6 +1047,13 @@ void PeerLinksImpl::OnDown(const std::shared_ptr<PeerLink>& link, bool was_up,
 }
 
 }  // namespace
+
+std::optional<Transport> TransportFromName(std::string_view name) {
+  if (name == "auto") return Transport::kAuto;
+  if (name == "stream") return Transport::kStream;
+  if (name == "shm") return Transport::kShm;
+  return std::nullopt;
+}
 
 std::unique_ptr<PeerLinks> PeerLinks::Create(Options options) {
   return std::make_unique<PeerLinksImpl>(std::move(options));

@@ -14,16 +14,21 @@
 // delays, while both workers are members. A peer that is silent for Options::silence_limit is given
 // up: quiet streams carry pings.
 //
-// Data goes out as frames of at most 512 KiB from the memory where it lies; under one tag
-// at most Mailbox's tag limit is under way until the receiver has taken it, so that a slow receiver
-// of one tag holds up no other. Control frames go first, short messages before long ones, and long
-// ones take turns.
+// Peers on one host (boot ids, then ShmPeers) pass data through memory that each maps of the other,
+// read-only, instead; the stream stays, for aborts and for what does not lie in the arena. Only a
+// worker whose memory is an arena shares it.
+//
+// Over streams, data goes out as frames of at most 512 KiB from the memory where it lies; under one
+// tag at most Mailbox's tag limit is under way until the receiver has taken it, so that a slow
+// receiver of one tag holds up no other. Control frames go first, short messages before long ones,
+// and long ones take turns.
 #ifndef SHARDMESH_WORKER_PEER_LINKS_H_
 #define SHARDMESH_WORKER_PEER_LINKS_H_
 
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -56,6 +61,18 @@ class StepLink : public Link {
   virtual int64_t sent_bytes() const = 0;
 };
 
+class ShmArena;  // worker/shm_arena.h
+
+// How data goes between peers.
+enum class Transport {
+  kAuto,    // through shared memory where peers are on one host, over streams elsewhere
+  kStream,  // over streams alone
+  kShm,     // through shared memory: a peer that shares none is not reached
+};
+
+// auto, stream, shm; nullopt for anything else.
+std::optional<Transport> TransportFromName(std::string_view name);
+
 // Thread-safe.
 class PeerLinks {
  public:
@@ -81,6 +98,9 @@ class PeerLinks {
     absl::Duration silence_limit = absl::Seconds(4);
     // Delays between dials of a peer.
     rpc::RetryPolicy redial;
+    Transport transport = Transport::kAuto;
+    // Where this worker's messages lie, for peers on this host to read; null: nothing is shared.
+    std::shared_ptr<ShmArena> arena = nullptr;
   };
 
   static std::unique_ptr<PeerLinks> Create(Options options);
@@ -136,6 +156,7 @@ class PeerLinks {
   struct Counters {
     int64_t sent_bytes = 0;      // payload, to all peers
     int64_t received_bytes = 0;  // payload, from all peers
+    int64_t shared_bytes = 0;    // of those sent, through shared memory
     int64_t dropped_frames = 0;  // of steps that were over
     int64_t broken_streams = 0;  // that had been up
   };

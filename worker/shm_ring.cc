@@ -40,6 +40,10 @@ absl::StatusOr<bool> RingReader::TryRead(Note* note) {
   return true;
 }
 
+bool RingReader::HasNote(uint64_t number) const {
+  return slots_->slots[number % kRingSlots].written.load(std::memory_order_acquire) == number + 1;
+}
+
 void RingReader::Release(uint64_t number) {
   reads_->released[number % kRingSlots].store(number + 1, std::memory_order_release);
 }

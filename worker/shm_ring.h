@@ -92,6 +92,10 @@ class RingReader {
   // Lets go of a note that was read, once. Any thread.
   void Release(uint64_t number);
 
+  // The number of the note to be read next, and whether a note is written. HasNote: any thread.
+  uint64_t next() const { return next_; }
+  bool HasNote(uint64_t number) const;
+
  private:
   const RingSlots* const slots_;
   RingReads* const reads_;

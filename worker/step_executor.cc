@@ -2,7 +2,6 @@
 #include "worker/step_executor.h"
 
 #include <algorithm>
-#include <atomic>
 #include <map>
 #include <optional>
 #include <thread>
@@ -129,9 +128,19 @@ class StepExecutorImpl final : public StepExecutor {
 
   void Forget(absl::Span<const std::string> array_ids) override { weights_.Forget(array_ids); }
 
-  Running running() const override {
-    absl::MutexLock lock(&mutex_);
-    return {running_, instruction_.load(std::memory_order_relaxed)};
+  std::optional<rpc::StepProgress> progress() const override {
+    rpc::StepProgress progress;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (running_ == 0) return std::nullopt;
+      progress.step = running_;
+      progress.started = running_since_;
+    }
+    std::optional<FlightRecord> instruction = options_.recorder->Running();
+    if (instruction.has_value() && instruction->step == progress.step) {
+      progress.instruction = std::move(instruction);
+    }
+    return progress;
   }
 
  private:
@@ -168,7 +177,7 @@ class StepExecutorImpl final : public StepExecutor {
     term_ = order.term;
     Waiting waiting{.order = std::make_shared<const StepOrder>(order),
                     .plan = plan,
-                    .deadline = options_.clock->Now() + order.timeout};
+                    .deadline = options_.clock->Now() + order.timeout + kVerdictGrace};
     if (plan != nullptr) waiting.report = report;
     const auto [it, is_new] = queue_.try_emplace(order.sequence, waiting);
     if (is_new) return absl::OkStatus();
@@ -202,8 +211,8 @@ class StepExecutorImpl final : public StepExecutor {
       last_begun_ = queue_.begin()->first;
       queue_.erase(queue_.begin());
       running_ = last_begun_;
+      running_since_ = options_.clock->Now();
       running_abort_ = absl::OkStatus();
-      instruction_.store(0, std::memory_order_relaxed);
       return step;
     }
   }
@@ -253,17 +262,18 @@ class StepExecutorImpl final : public StepExecutor {
                         .link = link.get(),
                         .plan = step.plan,
                         .order = step.order,
-                        .deadline = step.deadline,
-                        .instruction = &instruction_},
+                        .deadline = step.deadline},
                        result);
       result->sent_bytes = link->sent_bytes();
     }
     if (status.ok()) return status;
     const std::string rank = link == nullptr ? "" : StrCat("rank ", link->rank(), " ");
     status = WithContext(status, StrCat(rank, "(", options_.identity, "), step ", order.sequence));
-    const std::string blamed = options_.links->BlamedFor(order.sequence);
-    if (blamed != options_.identity) result->blamed_identity = blamed;
-    options_.links->AbortStep(order.sequence, status, blamed.empty() ? options_.identity : blamed);
+    std::string blamed = options_.links->BlamedFor(order.sequence);
+    if (blamed.empty()) blamed = result->blamed_identity;
+    if (blamed.empty()) blamed = options_.identity;
+    result->blamed_identity = blamed == options_.identity ? "" : blamed;
+    options_.links->AbortStep(order.sequence, status, blamed);
     rpc::LogWarning("step failed",
                     {{"identity", options_.identity}, {"step", order.sequence}, {"error", status}});
     return status;
@@ -312,7 +322,6 @@ class StepExecutorImpl final : public StepExecutor {
   const Options options_;
   PlanCache plans_;
   WeightCache weights_;
-  std::atomic<uint32_t> instruction_ = 0;
 
   mutable absl::Mutex mutex_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
@@ -321,6 +330,7 @@ class StepExecutorImpl final : public StepExecutor {
   int64_t term_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t last_begun_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t running_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: nothing
+  absl::Time running_since_ ABSL_GUARDED_BY(mutex_);
   absl::Status running_abort_ ABSL_GUARDED_BY(mutex_);
   std::thread thread_;  // last: starts when everything above is there
 };

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -14,6 +15,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "rpc/clock.h"
+#include "rpc/flight_record.h"
 #include "sharding/mesh.h"
 #include "tensor/array_descriptor.h"
 #include "tensor/buffer.h"
@@ -89,7 +91,14 @@ struct StepResult {
 struct StepObserver {
   std::function<void(StepOutcome outcome, absl::Duration elapsed)> step;
   std::function<void(int64_t flops, absl::Duration elapsed)> kernel;
-  std::function<void(CollectiveKind kind, int64_t sent_bytes, absl::Duration elapsed)> collective;
+  // Bytes that a collective sent to peers, and those that were copied in memory on the way.
+  struct CollectiveBytes {
+    int64_t sent = 0;
+    int64_t copied_to_send = 0;
+    int64_t copied_received = 0;
+  };
+  std::function<void(CollectiveKind kind, const CollectiveBytes& bytes, absl::Duration elapsed)>
+      collective;
 };
 
 // Runs steps on a thread of its own, in the order of their sequence numbers. A step that is not the
@@ -105,6 +114,9 @@ struct StepObserver {
 // Thread-safe.
 class StepExecutor {
  public:
+  // At a step's timeout the coordinator, which hears of all ranks, says who is to blame. A worker
+  // that hears nothing of it ends the step so much later.
+  static constexpr absl::Duration kVerdictGrace = absl::Seconds(1);
   // Most elements, in bytes, that one result carries.
   static constexpr int64_t kMaxReturnedBytes = kMaxLiteralBytes;
   // Plans kept; a plan takes some kilobytes, and a client has some tens.
@@ -160,12 +172,8 @@ class StepExecutor {
   // along with ShardStore::Release.
   virtual void Forget(absl::Span<const std::string> array_ids) = 0;
 
-  // What runs now, for heartbeats: sequence 0 if nothing does.
-  struct Running {
-    int64_t sequence = 0;
-    uint32_t instruction = 0;
-  };
-  virtual Running running() const = 0;
+  // The step that runs, for heartbeats; nullopt if none does.
+  virtual std::optional<rpc::StepProgress> progress() const = 0;
 
  protected:
   StepExecutor() = default;

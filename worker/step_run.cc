@@ -2,6 +2,7 @@
 #include "worker/step_run.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <optional>
 #include <string>
@@ -49,6 +50,46 @@ Tile PartOf(const Shape& shape, int64_t dimension, int64_t place, int64_t parts)
   return tile;
 }
 
+// A step's link that tells the recorder whose data is waited for.
+class WatchedLink final : public Link {
+ public:
+  WatchedLink(StepLink* link, FlightRecorder* recorder) : link_(link), recorder_(recorder) {}
+
+  // What is received from now on is for this instruction.
+  void Watch(FlightRecorder::Ticket ticket) {
+    ticket_ = ticket;
+    peer_.store(kNone, std::memory_order_relaxed);
+  }
+  // Whose data this instruction waited for last.
+  std::optional<DeviceId> peer() const {
+    const DeviceId peer = peer_.load(std::memory_order_relaxed);
+    return peer == kNone ? std::nullopt : std::optional(peer);
+  }
+
+  DeviceId rank() const override { return link_->rank(); }
+  absl::Status Begin(int64_t op, std::string signature) override {
+    return link_->Begin(op, std::move(signature));
+  }
+  absl::Status Send(DeviceId peer, const Tag& tag, OwnedBytes message) override {
+    return link_->Send(peer, tag, std::move(message));
+  }
+  absl::StatusOr<OwnedBytes> Receive(DeviceId peer, const Tag& tag, int64_t message_bytes,
+                                     absl::Time deadline) override {
+    if (peer_.exchange(peer, std::memory_order_relaxed) != peer) {
+      recorder_->WaitsFor(ticket_, peer);
+    }
+    return link_->Receive(peer, tag, message_bytes, deadline);
+  }
+
+ private:
+  static constexpr DeviceId kNone = -1;
+
+  StepLink* const link_;
+  FlightRecorder* const recorder_;
+  FlightRecorder::Ticket ticket_ = 0;
+  std::atomic<DeviceId> peer_ = kNone;
+};
+
 class StepRunner {
  public:
   StepRunner(const StepRunContext& context, StepResult* result)
@@ -57,6 +98,7 @@ class StepRunner {
         plan_(*context.plan),
         order_(*context.order),
         rank_(context.link->rank()),
+        link_(context.link, context.options->recorder),
         result_(*result) {}
 
   absl::Status Run() {
@@ -64,14 +106,11 @@ class StepRunner {
     SHARDMESH_RETURN_IF_ERROR(FetchOperands());
     for (size_t i = 0; i < plan_.instructions.size(); ++i) {
       const Instruction& instruction = plan_.instructions[i];
-      context_.instruction->store(static_cast<uint32_t>(i), std::memory_order_relaxed);
-      absl::Status done = CheckAbort();
-      if (done.ok()) done = Allocate(instruction.output);
-      if (done.ok()) {
-        done = std::visit([&](const auto& kind) { return Execute(i, instruction, kind); },
-                          instruction.kind);
+      const absl::Status done = RunRecorded(i, instruction);
+      if (!done.ok()) {
+        Blame(done);
+        return WithContext(done, instruction.label);
       }
-      if (!done.ok()) return WithContext(done, instruction.label);
       for (const ValueIndex input : InputsOf(instruction)) {
         if (values_[input].last_use == i && !values_[input].is_output) values_[input].content = {};
       }
@@ -80,6 +119,44 @@ class StepRunner {
   }
 
  private:
+  absl::Status RunRecorded(size_t op, const Instruction& instruction) {
+    std::vector<DeviceId> peers;
+    if (const auto* collective = std::get_if<GroupCollective>(&instruction.kind)) {
+      SHARDMESH_ASSIGN_OR_RETURN(group_, DeviceGroup::Create(plan_.mesh, collective->axes, rank_));
+      for (const int64_t place : PlacesHeard(*collective, *group_)) {
+        peers.push_back(group_->device_at(place));
+      }
+    }
+    ticket_ = options_.recorder->Begin({.step = order_.sequence,
+                                        .mesh_id = plan_.mesh_id,
+                                        .rank = rank_,
+                                        .op = static_cast<int64_t>(op),
+                                        .what = instruction.label,
+                                        .started = options_.clock->Now()},
+                                       peers);
+    link_.Watch(ticket_);
+    absl::Status done = CheckAbort();
+    if (done.ok()) done = Allocate(instruction.output);
+    if (done.ok()) {
+      done = std::visit([&](const auto& kind) { return Execute(op, instruction, kind); },
+                        instruction.kind);
+    }
+    options_.recorder->End(ticket_, done, options_.clock->Now());
+    return done;
+  }
+
+  // Of a deadline that passed the rank is to blame that was waited for.
+  void Blame(const absl::Status& error) {
+    const std::optional<DeviceId> peer = link_.peer();
+    if (!absl::IsDeadlineExceeded(error) || !peer.has_value()) return;
+    const MembershipView view = options_.links->membership();
+    const MeshMembers* mesh = view.Find(plan_.mesh_id);
+    if (mesh == nullptr) return;
+    for (const MeshDevice& device : mesh->devices) {
+      if (device.rank == *peer) result_.blamed_identity = device.identity;
+    }
+  }
+
   absl::Status Prepare() {
     if (order_.operands.size() != plan_.operand_count ||
         order_.outputs.size() != plan_.outputs.size()) {
@@ -297,41 +374,37 @@ class StepRunner {
 
   absl::Status Execute(size_t op, const Instruction& instruction,
                        const GroupCollective& collective) {
-    SHARDMESH_ASSIGN_OR_RETURN(const DeviceGroup group,
-                               DeviceGroup::Create(plan_.mesh, collective.axes, rank_));
-    std::vector<DeviceId> peers;
-    for (const int64_t place : PlacesHeard(collective, group)) {
-      peers.push_back(group.device_at(place));
-    }
     const absl::Time started = options_.clock->Now();
     const int64_t sent_before = context_.link->sent_bytes();
-    const FlightRecorder::Ticket ticket = options_.recorder->Begin(
-        order_.sequence, static_cast<int64_t>(op), instruction.label, peers, started);
     const CollectiveCall call{
-        .link = context_.link,
-        .group = &group,
+        .link = &link_,
+        .group = &*group_,
         .step = order_.sequence,
         .op = static_cast<int64_t>(op),
         .deadline = context_.deadline,
         .received =
             [&](DeviceId peer) {
-              options_.recorder->DataCame(ticket, peer, options_.clock->Now());
+              options_.recorder->DataCame(ticket_, peer, options_.clock->Now());
             },
-        .scratch = [this](int64_t size_bytes) { return Pooled(size_bytes, "partial results"); }};
+        .scratch = [this](int64_t size_bytes) { return Pooled(size_bytes, "partial results"); },
+        .copied = &copied_};
+    copied_ = {};
     const LocalValue& in = values_[collective.input];
     const LocalValue& out = values_[instruction.output];
     absl::Status done =
-        context_.link->Begin(static_cast<int64_t>(op),
-                             SignatureOf(collective, group.size(), Describe(in), Describe(out)));
+        link_.Begin(static_cast<int64_t>(op),
+                    SignatureOf(collective, group_->size(), Describe(in), Describe(out)));
     if (done.ok()) {
       done = Exchange(call, collective, in, out);
     }
     const absl::Time ended = options_.clock->Now();
-    options_.recorder->End(ticket, done, ended);
     result_.collective_time += ended - started;
     result_.sent_bytes = context_.link->sent_bytes();
     if (options_.observer.collective) {
-      options_.observer.collective(collective.kind, result_.sent_bytes - sent_before,
+      options_.observer.collective(collective.kind,
+                                   {.sent = result_.sent_bytes - sent_before,
+                                    .copied_to_send = copied_.to_send,
+                                    .copied_received = copied_.received},
                                    ended - started);
     }
     return done;
@@ -367,19 +440,19 @@ class StepRunner {
         return Reduce(call, manner, combiner, collective.root, in.content, Mutable(out));
       }
       case CollectiveKind::kAllGather:
-        return Joined(out, collective.dimension, ranks, [&](PlaceFn place_fn) {
+        return Joined(call, out, collective.dimension, ranks, [&](PlaceFn place_fn) {
           return AllGather(call, manner, in.content, SizesOf(in.size_bytes, ranks), place_fn);
         });
       case CollectiveKind::kGather:
         if (!is_root) FillWithZeros(out);
-        return Joined(out, collective.dimension, ranks, [&](PlaceFn place_fn) {
+        return Joined(call, out, collective.dimension, ranks, [&](PlaceFn place_fn) {
           return Gather(call, manner, collective.root, in.content, SizesOf(in.size_bytes, ranks),
                         place_fn);
         });
       case CollectiveKind::kAllToAll: {
         SHARDMESH_ASSIGN_OR_RETURN(const std::vector<OwnedBytes> parts,
                                    PartsAlong(in, collective.split_dimension, ranks));
-        return Joined(out, collective.dimension, ranks, [&](PlaceFn place_fn) {
+        return Joined(call, out, collective.dimension, ranks, [&](PlaceFn place_fn) {
           return AllToAll(call, manner, parts, SizesOf(in.size_bytes / ranks, ranks), place_fn);
         });
       }
@@ -420,7 +493,8 @@ class StepRunner {
 
   // Runs an exchange that hands over what each rank brings, which becomes its part of `out`.
   template <typename Run>
-  static absl::Status Joined(const LocalValue& out, int64_t dimension, int64_t ranks, Run run) {
+  absl::Status Joined(const CollectiveCall& call, const LocalValue& out, int64_t dimension,
+                      int64_t ranks, Run run) {
     SHARDMESH_ASSIGN_OR_RETURN(const MutableTensorView joined,
                                MutableTensorView::Create(out.dtype, out.shape, Mutable(out)));
     absl::Status pasted;
@@ -428,6 +502,9 @@ class StepRunner {
         run([&](int64_t place, int64_t offset_bytes, absl::Span<const char> bytes) {
           const Tile part = PartOf(out.shape, dimension, place, ranks);
           pasted.Update(PasteTileBytes(bytes, part, offset_bytes, joined));
+          if (place != call.group->place()) {
+            call.copied->received += static_cast<int64_t>(bytes.size());
+          }
         }));
     return pasted;
   }
@@ -461,6 +538,7 @@ class StepRunner {
     SHARDMESH_ASSIGN_OR_RETURN(const OwnedMutableBytes copy,
                                Pooled(size_bytes, "a part to be sent"));
     SHARDMESH_RETURN_IF_ERROR(CopyTileBytes(view, part, 0, copy.bytes));
+    copied_.to_send += size_bytes;
     return OwnedBytes{copy.bytes, copy.owner};
   }
 
@@ -498,7 +576,12 @@ class StepRunner {
   const Plan& plan_;
   const StepOrder& order_;
   const DeviceId rank_;
+  WatchedLink link_;
   StepResult& result_;
+  CopiedBytes copied_;  // by the collective that runs
+  // Of the instruction that runs; its group, if it is a collective.
+  FlightRecorder::Ticket ticket_ = 0;
+  std::optional<DeviceGroup> group_;
   std::vector<LocalValue> values_;
   std::vector<std::unique_ptr<StagedTile>> staged_;  // by output; null until its memory is taken
 };

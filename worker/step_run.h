@@ -2,7 +2,6 @@
 #ifndef SHARDMESH_WORKER_STEP_RUN_H_
 #define SHARDMESH_WORKER_STEP_RUN_H_
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -25,12 +24,12 @@ struct StepRunContext {
   PlanPtr plan;
   std::shared_ptr<const StepOrder> order;
   absl::Time deadline;
-  std::atomic<uint32_t>* instruction = nullptr;  // kept at the one that runs
 };
 
 // Runs the plan's instructions one by one and stages the outputs; each value's memory is given back
-// after its last use. Fills in outputs, times and bytes sent of `result`. An error names the op;
-// the caller aborts the outputs in the store, and the step.
+// after its last use. Fills in outputs, times and bytes sent of `result`, and if a peer's data did
+// not come in time, that peer as the one to blame. An error names the op; the caller aborts the
+// outputs in the store, and the step. The options' recorder has a record of each instruction.
 absl::Status RunStep(const StepRunContext& context, StepResult* result);
 
 }  // namespace shardmesh::worker

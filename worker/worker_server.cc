@@ -32,6 +32,7 @@
 #include "worker/kernel/matmul.h"
 #include "worker/peer_links.h"
 #include "worker/shard_store.h"
+#include "worker/shm_arena.h"
 #include "worker/step_executor.h"
 #include "worker/tile_gate.h"
 #include "worker/tile_service.h"
@@ -135,16 +136,23 @@ StepObserver ObserveInto(rpc::Metrics& metrics) {
       metrics.AddCounter("shardmesh_worker_kernel_seconds_total", "Time in kernels.");
   struct Collective {
     rpc::Counter sent_bytes;
+    rpc::Counter copied_to_send_bytes;
+    rpc::Counter copied_received_bytes;
     rpc::Counter seconds;
   };
   std::map<CollectiveKind, Collective> collectives;
   for (const CollectiveKind kind : AllCollectiveKinds()) {
     const rpc::MetricLabels labels = {{"op", KindLabel(kind)}};
     collectives.emplace(
-        kind, Collective{metrics.AddCounter("shardmesh_worker_collective_sent_bytes_total",
-                                            "Bytes that collectives sent to peers.", labels),
-                         metrics.AddCounter("shardmesh_worker_collective_seconds_total",
-                                            "Time in collectives.", labels)});
+        kind,
+        Collective{metrics.AddCounter("shardmesh_worker_collective_sent_bytes_total",
+                                      "Bytes that collectives sent to peers.", labels),
+                   metrics.AddCounter("shardmesh_worker_collective_copied_to_send_bytes_total",
+                                      "Bytes copied into one piece before they were sent.", labels),
+                   metrics.AddCounter("shardmesh_worker_collective_copied_received_bytes_total",
+                                      "Bytes from peers copied into place.", labels),
+                   metrics.AddCounter("shardmesh_worker_collective_seconds_total",
+                                      "Time in collectives.", labels)});
   }
   StepObserver observer;
   observer.step = [=](StepOutcome outcome, absl::Duration elapsed) {
@@ -155,9 +163,13 @@ StepObserver ObserveInto(rpc::Metrics& metrics) {
     kernel_flops.Add(static_cast<double>(flops));
     kernel_seconds.Add(absl::ToDoubleSeconds(elapsed));
   };
-  observer.collective = [=](CollectiveKind kind, int64_t sent_bytes, absl::Duration elapsed) {
-    collectives.at(kind).sent_bytes.Add(static_cast<double>(sent_bytes));
-    collectives.at(kind).seconds.Add(absl::ToDoubleSeconds(elapsed));
+  observer.collective = [=](CollectiveKind kind, const StepObserver::CollectiveBytes& bytes,
+                            absl::Duration elapsed) {
+    const Collective& collective = collectives.at(kind);
+    collective.sent_bytes.Add(static_cast<double>(bytes.sent));
+    collective.copied_to_send_bytes.Add(static_cast<double>(bytes.copied_to_send));
+    collective.copied_received_bytes.Add(static_cast<double>(bytes.copied_received));
+    collective.seconds.Add(absl::ToDoubleSeconds(elapsed));
   };
   return observer;
 }
@@ -169,7 +181,10 @@ class WorkerServer::Impl {
   explicit Impl(WorkerOptions options)
       : options_(std::move(options)),
         budget_(options_.memory_bytes),
-        pool_(BufferPool::Create(&budget_, MaxIdleBytes(options_.memory_bytes))),
+        arena_(options_.transport == Transport::kStream
+                   ? nullptr
+                   : std::make_shared<ShmArena>("shardmesh-tiles")),
+        pool_(BufferPool::Create(&budget_, MaxIdleBytes(options_.memory_bytes), arena_)),
         kernel_({.threads = static_cast<int>(options_.threads)}) {}
 
   ~Impl() { Drain(absl::InfinitePast()); }
@@ -198,7 +213,9 @@ class WorkerServer::Impl {
                                [this](int64_t epoch, const std::vector<std::string>& unreached) {
                                  link_->ReportPeers(epoch, unreached);
                                },
-                           .redial = {}});
+                           .redial = {},
+                           .transport = options_.transport,
+                           .arena = arena_});
     executor_ = StepExecutor::Start({.identity = self.identity,
                                      .links = links_.get(),
                                      .store = store_.get(),
@@ -243,6 +260,7 @@ class WorkerServer::Impl {
                     .gate = gate_.get(),
                     .links = links_.get(),
                     .executor = executor_.get(),
+                    .recorder = &recorder_,
                     .ready_changed = [this](bool ready) { server_->SetReady(ready); },
                     .failed = [this](const absl::Status& reason) { SetFailure(reason); }}));
     AddGauges();
@@ -334,6 +352,7 @@ class WorkerServer::Impl {
   rpc::RealClock clock_;
   rpc::Metrics metrics_{"worker"};
   MemoryBudget budget_;
+  const std::shared_ptr<ShmArena> arena_;  // null: memory is this process's alone
   const std::shared_ptr<BufferPool> pool_;
   MatmulKernel kernel_;
   FlightRecorder recorder_;

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "rpc/credentials.h"
+#include "worker/peer_links.h"
 
 namespace shardmesh::worker {
 
@@ -28,6 +29,7 @@ struct WorkerOptions {
   int64_t threads = 0;                      // for kernels; 0 for as many as there are cores
   std::string metrics_listen;               // host:port of GET /metrics; empty for none
   bool insecure = false;                    // allows plaintext beyond loopback
+  Transport transport = Transport::kAuto;   // of data between workers
   rpc::Credentials credentials = rpc::Credentials::Insecure();
 };
 

@@ -3,12 +3,15 @@
 #include "client/cli/commands.h"
 #include "rpc/allocator.h"
 #include "rpc/library_logs.h"
+#include "rpc/mutex_checks.h"
 
 int main(int argc, char** argv) {
   shardmesh::rpc::KeepMessageMemory();
+  shardmesh::rpc::SkipMutexChecks();
   shardmesh::rpc::TakeLibraryLogs();
   shardmesh::client::CommandLine line;
   shardmesh::client::AddClusterCommands(&line);
+  shardmesh::client::AddDoctorCommands(&line);
   shardmesh::client::AddLayoutCommands(&line);
   shardmesh::client::AddSpecCommands(&line);
   shardmesh::client::AddProfileCommands(&line);

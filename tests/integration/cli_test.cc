@@ -139,6 +139,8 @@ TEST_F(CommandLineTest, RefusesWrongUse) {
       {{"plan", "t.json", "--rules", "r", "--devices", "8"}, "--devices goes with a --mesh"},
       {{"hash", "\xff"}, "argument 2, \"\\xff\", is not UTF-8"},
       {{"plan", "--mesh", "\xff=2"}, "argument 3, \"\\xff=2\" after --mesh, is not UTF-8"},
+      {{"doctor", "--step", "0"}, "--step"},
+      {{"doctor", "--records", "1025"}, "--records"},
       {{"make-checkpoint", "--out", "x", "--like", "llama"}, "--like llama needs a --size"},
   };
   for (const Case& c : kCases) {

@@ -69,7 +69,8 @@ absl::StatusOr<std::unique_ptr<TestCluster>> TestCluster::Start(const Options& o
   client::LocalClusterOptions local;
   local.name = "test";
   local.folder = cluster->folder_ + "/shardmesh/test";
-  local.binary_folder = SHARDMESH_BINARY_DIR;
+  local.binary_folder =
+      options.binary_folder.empty() ? SHARDMESH_BINARY_DIR : options.binary_folder;
   SHARDMESH_ASSIGN_OR_RETURN(local.mesh, Mesh::Parse(options.mesh));
   local.coordinator_flags = options.coordinator_flags;
   local.worker_flags = options.worker_flags;

@@ -41,6 +41,8 @@ class TestCluster {
     bool durable = false;
     std::vector<std::string> coordinator_flags;
     std::vector<std::string> worker_flags;
+    // Where the programs lie; empty: those of this build.
+    std::string binary_folder = {};
   };
 
   // Healthy when this returns.

@@ -52,11 +52,16 @@ absl::Status ReceivePieces(
   return absl::OkStatus();
 }
 
+void CopyReceived(const CollectiveCall& call, absl::Span<const char> bytes, char* to) {
+  std::memcpy(to, bytes.data(), bytes.size());
+  if (call.copied != nullptr) call.copied->received += static_cast<int64_t>(bytes.size());
+}
+
 absl::Status ReceiveInto(const CollectiveCall& call, int64_t place, int64_t round,
                          absl::Span<char> out) {
   return ReceivePieces(call, place, round, static_cast<int64_t>(out.size()),
-                       [out](int64_t offset_bytes, absl::Span<const char> bytes) {
-                         std::memcpy(out.data() + offset_bytes, bytes.data(), bytes.size());
+                       [&call, out](int64_t offset_bytes, absl::Span<const char> bytes) {
+                         CopyReceived(call, bytes, out.data() + offset_bytes);
                        });
 }
 
@@ -117,8 +122,8 @@ OwnedMutableBytes PartOf(const OwnedMutableBytes& whole, int64_t begin_bytes, in
 }
 
 void CombineAlone(const Combiner& combiner, absl::Span<const char> operands, char* results) {
-  TreeCombiner tree(combiner, 1);
   const int64_t count = static_cast<int64_t>(operands.size()) / combiner.operand_bytes;
+  TreeCombiner tree(combiner, 1, count);
   for (int64_t done = 0; done < count;) {
     const int64_t block = std::min(count - done, tree.block_elements());
     const char* const operand = operands.data() + done * combiner.operand_bytes;

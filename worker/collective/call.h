@@ -25,6 +25,13 @@ struct OwnedMutableBytes {
   std::shared_ptr<const void> owner;
 };
 
+// Bytes of messages that were copied in memory here, beside what the network and the kernel do: by
+// collectives over one thread.
+struct CopiedBytes {
+  int64_t to_send = 0;   // into one piece, since they lay apart
+  int64_t received = 0;  // into place, where nothing was combined
+};
+
 // This rank's part in one collective.
 struct CollectiveCall {
   Link* link = nullptr;                // its rank is the group's device at its place
@@ -39,7 +46,13 @@ struct CollectiveCall {
   // Memory for partial results that are sent on, of at least one byte; RESOURCE_EXHAUSTED if there
   // is none. If not set, it comes from the heap.
   std::function<absl::StatusOr<OwnedMutableBytes>(int64_t size_bytes)> scratch = nullptr;
+  // If set: counts what the functions copy. Who takes pieces in a function of its own (PlaceFn)
+  // counts them itself.
+  CopiedBytes* copied = nullptr;
 };
+
+// Copies what a peer sent into place, and counts it.
+void CopyReceived(const CollectiveCall& call, absl::Span<const char> bytes, char* to);
 
 // Where P parts of `count` elements begin and end: P+1 cut points from 0 to `count`, the parts of
 // equal size but that the first count % P have one element more. count >= 0, P >= 1.

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "sharding/reason.h"
+#include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
 
 namespace shardmesh::worker {
@@ -15,10 +16,6 @@ namespace {
 constexpr int64_t kPieceOverheadBytes = 256;
 // Signatures that are held for ops that were not begun here, in one step.
 constexpr int64_t kMaxEarlySignatures = 16'384;
-
-int64_t ChargeOf(const OwnedBytes& piece) {
-  return static_cast<int64_t>(piece.bytes.size()) + kPieceOverheadBytes;
-}
 
 // `failure` with what was waited for when it struck; machine-readable details stay attached.
 absl::Status Annotate(const absl::Status& failure, std::string_view waited_for) {
@@ -33,12 +30,32 @@ std::string RankName(DeviceId rank, std::string_view worker) {
   return StrCat("rank ", rank, " (", worker, ")");
 }
 
+std::string WaitedFor(DeviceId rank, std::string_view worker, const Tag& tag) {
+  return StrCat("waited for ", RankName(rank, worker), ", ", tag.ToString());
+}
+
+absl::Status NotOpen(const Tag& tag) {
+  return absl::FailedPreconditionError(
+      StrCat("a message was asked for (", tag.ToString(), ") in a step that is not open"));
+}
+
+absl::Status NoSuchRank(DeviceId peer, const Tag& tag, size_t ranks) {
+  return absl::InvalidArgumentError(StrCat("rank ", peer, " (", tag.ToString(),
+                                           ") is not of the step's mesh, which has ", ranks,
+                                           " ranks"));
+}
+
 absl::Status Gone(DeviceId rank, std::string_view worker, std::string_view reason) {
   return WithReason(absl::UnavailableError(StrCat(RankName(rank, worker), " is gone: ", reason)),
                     Reason::kWorkerLost);
 }
 
 }  // namespace
+
+int64_t Mailbox::ChargeOf(const Held& piece) {
+  return (piece.is_lent ? 0 : static_cast<int64_t>(piece.content.bytes.size())) +
+         kPieceOverheadBytes;
+}
 
 absl::Status Mailbox::OpenStep(int64_t step, std::vector<std::string> members) {
   std::vector<OwnedBytes> dropped;
@@ -189,14 +206,15 @@ absl::Status Mailbox::Deliver(const std::string& worker, const Tag& tag, Piece p
   if (piece.offset_bytes != arrived_bytes) {
     return refuse(StrCat("is out of order: ", arrived_bytes, " bytes came before it"));
   }
-  if (held_under_tag + size_bytes > options_.tag_limit_bytes) {
+  if (!piece.is_lent && held_under_tag + size_bytes > options_.tag_limit_bytes) {
     return absl::ResourceExhaustedError(
         StrCat("a piece of ", size_bytes, " bytes from ", worker, " (", tag.ToString(),
                ") is beyond its credit: ", held_under_tag, " bytes are held under this tag, ",
                options_.tag_limit_bytes, " are allowed"));
   }
   int64_t& charged_bytes = charged_bytes_[worker];
-  if (charged_bytes + ChargeOf(piece.content) > options_.worker_limit_bytes) {
+  Held held{.content = std::move(piece.content), .is_lent = piece.is_lent};
+  if (charged_bytes + ChargeOf(held) > options_.worker_limit_bytes) {
     return absl::ResourceExhaustedError(
         StrCat("a piece of ", size_bytes, " bytes from ", worker, " (", tag.ToString(),
                ") is too much: ", charged_bytes, " bytes are held from this worker, ",
@@ -221,43 +239,37 @@ absl::Status Mailbox::Deliver(const std::string& worker, const Tag& tag, Piece p
   }
 
   Message& message = is_new ? step->messages[std::move(key)] : found->second;
-  charged_bytes += ChargeOf(piece.content);
+  charged_bytes += ChargeOf(held);
   held_bytes_ += size_bytes;
+  held_pieces_.fetch_add(1, std::memory_order_release);
   message.message_bytes = piece.message_bytes;
   message.arrived_bytes += size_bytes;
-  message.pieces.push_back(std::move(piece.content));
+  message.pieces.push_back(std::move(held));
   if (message.awaited) {
     message.awaited = false;
     awaited_.fetch_sub(1, std::memory_order_release);
     message.changed.Signal();
   }
+  changes_.fetch_add(1, std::memory_order_release);
   return absl::OkStatus();
 }
 
 absl::StatusOr<OwnedBytes> Mailbox::Receive(DeviceId peer, const Tag& tag, int64_t message_bytes,
                                             absl::Time deadline) {
   std::string worker;
-  OwnedBytes taken;
-  bool is_last = false;
+  absl::StatusOr<OwnedBytes> taken;
+  bool is_credited = false;
   {
     absl::MutexLock lock(&mutex_);
     auto found = steps_.find(tag.step());
-    if (found == steps_.end() || !found->second.open) {
-      return absl::FailedPreconditionError(
-          StrCat("a message was asked for (", tag.ToString(), ") in a step that is not open"));
-    }
+    if (found == steps_.end() || !found->second.open) return NotOpen(tag);
     Step& step = found->second;
     if (peer < 0 || peer >= static_cast<DeviceId>(step.members.size())) {
-      return absl::InvalidArgumentError(StrCat("rank ", peer, " (", tag.ToString(),
-                                               ") is not of the step's mesh, which has ",
-                                               step.members.size(), " ranks"));
+      return NoSuchRank(peer, tag, step.members.size());
     }
     worker = step.members[static_cast<size_t>(peer)];
-    const auto waited_for = [&] {
-      return StrCat("waited for ", RankName(peer, worker), ", ", tag.ToString());
-    };
     // A failed step has let go of its messages; do not make one anew.
-    if (!step.failure.ok()) return Annotate(step.failure, waited_for());
+    if (!step.failure.ok()) return Annotate(step.failure, WaitedFor(peer, worker, tag));
     Message& message = step.messages[MessageKey(worker, tag)];
     const auto is_done = [&] { return !step.failure.ok() || !message.pieces.empty(); };
     if (message.pieces.empty()) {
@@ -280,29 +292,63 @@ absl::StatusOr<OwnedBytes> Mailbox::Receive(DeviceId peer, const Tag& tag, int64
       message.awaited = false;
       awaited_.fetch_sub(1, std::memory_order_release);
     }
-    if (!step.failure.ok()) return Annotate(step.failure, waited_for());
+    if (!step.failure.ok()) return Annotate(step.failure, WaitedFor(peer, worker, tag));
     if (message.pieces.empty()) {
       return absl::DeadlineExceededError(
           StrCat(RankName(peer, worker), " sent nothing in time: ", message.taken_bytes, " of ",
-                 message_bytes, " bytes have come; ", waited_for()));
+                 message_bytes, " bytes have come; ", WaitedFor(peer, worker, tag)));
     }
-    if (message.message_bytes != message_bytes) {
-      return absl::DataLossError(StrCat(
-          RankName(peer, worker), " sends ", message.message_bytes, " bytes where ", message_bytes,
-          " are expected: the ranks do not run the same operation; ", waited_for()));
-    }
-    taken = std::move(message.pieces.front());
-    message.pieces.pop_front();
-    const auto size_bytes = static_cast<int64_t>(taken.bytes.size());
-    message.taken_bytes += size_bytes;
-    is_last = message.taken_bytes == message.message_bytes;
-    held_bytes_ -= size_bytes;
-    charged_bytes_[worker] -= ChargeOf(taken);
+    taken = TakeFirst(peer, worker, tag, message, message_bytes, &is_credited);
   }
-  if (options_.credit && !is_last) {
-    options_.credit(worker, tag, static_cast<int64_t>(taken.bytes.size()));
+  if (options_.credit && is_credited) {
+    options_.credit(worker, tag, static_cast<int64_t>(taken->bytes.size()));
   }
   return taken;
+}
+
+absl::StatusOr<std::optional<OwnedBytes>> Mailbox::TryReceive(DeviceId peer, const Tag& tag,
+                                                              int64_t message_bytes) {
+  std::string worker;
+  absl::StatusOr<OwnedBytes> taken;
+  bool is_credited = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    auto found = steps_.find(tag.step());
+    if (found == steps_.end() || !found->second.open) return NotOpen(tag);
+    Step& step = found->second;
+    if (peer < 0 || peer >= static_cast<DeviceId>(step.members.size())) {
+      return NoSuchRank(peer, tag, step.members.size());
+    }
+    worker = step.members[static_cast<size_t>(peer)];
+    if (!step.failure.ok()) return Annotate(step.failure, WaitedFor(peer, worker, tag));
+    const auto message = step.messages.find(MessageKey(worker, tag));
+    if (message == step.messages.end() || message->second.pieces.empty()) return std::nullopt;
+    taken = TakeFirst(peer, worker, tag, message->second, message_bytes, &is_credited);
+  }
+  if (options_.credit && is_credited) {
+    options_.credit(worker, tag, static_cast<int64_t>(taken->bytes.size()));
+  }
+  SHARDMESH_RETURN_IF_ERROR(taken.status());
+  return *std::move(taken);
+}
+
+absl::StatusOr<OwnedBytes> Mailbox::TakeFirst(DeviceId peer, const std::string& worker,
+                                              const Tag& tag, Message& message,
+                                              int64_t message_bytes, bool* is_credited) {
+  if (message.message_bytes != message_bytes) {
+    return absl::DataLossError(StrCat(
+        RankName(peer, worker), " sends ", message.message_bytes, " bytes where ", message_bytes,
+        " are expected: the ranks do not run the same operation; ", WaitedFor(peer, worker, tag)));
+  }
+  Held taken = std::move(message.pieces.front());
+  message.pieces.pop_front();
+  const auto size_bytes = static_cast<int64_t>(taken.content.bytes.size());
+  message.taken_bytes += size_bytes;
+  held_bytes_ -= size_bytes;
+  held_pieces_.fetch_sub(1, std::memory_order_release);
+  charged_bytes_[worker] -= ChargeOf(taken);
+  *is_credited = !taken.is_lent && message.taken_bytes != message.message_bytes;
+  return std::move(taken.content);
 }
 
 int64_t Mailbox::held_bytes() const {
@@ -319,6 +365,7 @@ Mailbox::Step* Mailbox::FindOrHold(int64_t step) {
 void Mailbox::Fail(Step& step, absl::Status failure, std::vector<OwnedBytes>& dropped) {
   if (!step.failure.ok()) return;
   step.failure = std::move(failure);
+  changes_.fetch_add(1, std::memory_order_release);
   // The messages themselves stay: receivers wait on them.
   for (auto& [key, message] : step.messages) {
     Drop(key.first, message, dropped);
@@ -327,10 +374,11 @@ void Mailbox::Fail(Step& step, absl::Status failure, std::vector<OwnedBytes>& dr
 }
 
 void Mailbox::Drop(const std::string& worker, Message& message, std::vector<OwnedBytes>& dropped) {
-  for (OwnedBytes& piece : message.pieces) {
-    held_bytes_ -= static_cast<int64_t>(piece.bytes.size());
+  for (Held& piece : message.pieces) {
+    held_bytes_ -= static_cast<int64_t>(piece.content.bytes.size());
+    held_pieces_.fetch_sub(1, std::memory_order_release);
     charged_bytes_[worker] -= ChargeOf(piece);
-    dropped.push_back(std::move(piece));
+    dropped.push_back(std::move(piece.content));
   }
   message.pieces.clear();
 }

@@ -7,6 +7,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -61,6 +62,8 @@ class Mailbox {
     int64_t message_bytes = 0;   // of the whole message
     OwnedBytes content;          // not empty
     std::string signature = {};  // what the sender does as the tag's op, if it came along
+    // The content lies in the sender's memory: it takes none here, and there is no credit for it.
+    bool is_lent = false;
   };
 
   explicit Mailbox(Options options) : options_(std::move(options)) {}
@@ -107,16 +110,30 @@ class Mailbox {
   absl::StatusOr<OwnedBytes> Receive(DeviceId peer, const Tag& tag, int64_t message_bytes,
                                      absl::Time deadline);
 
+  // The same, without waiting: nullopt if no piece has come.
+  absl::StatusOr<std::optional<OwnedBytes>> TryReceive(DeviceId peer, const Tag& tag,
+                                                       int64_t message_bytes);
+
   // Whether a receiver waits for what has not come.
   bool awaited() const { return awaited_.load(std::memory_order_acquire) > 0; }
 
   // Bytes that wait for receivers.
   int64_t held_bytes() const;
 
+  // For those who wait for something else as well, without a lock: how often something came that a
+  // receiver could be waiting for, or a step failed; and how many pieces wait. A receiver that has
+  // looked while the first was the same, and the second 0, need not look again.
+  uint64_t changes() const { return changes_.load(std::memory_order_acquire); }
+  int64_t held_pieces() const { return held_pieces_.load(std::memory_order_acquire); }
+
  private:
+  struct Held {
+    OwnedBytes content;
+    bool is_lent = false;
+  };
   struct Message {
-    std::deque<OwnedBytes> pieces;  // arrived, not yet taken
-    int64_t message_bytes = 0;      // 0 until the first piece says
+    std::deque<Held> pieces;    // arrived, not yet taken
+    int64_t message_bytes = 0;  // 0 until the first piece says
     int64_t arrived_bytes = 0;
     int64_t taken_bytes = 0;
     absl::CondVar changed;
@@ -140,6 +157,12 @@ class Mailbox {
   };
   using Steps = std::map<int64_t, Step>;
 
+  static int64_t ChargeOf(const Held& piece);
+  // Takes the message's first piece, which must be there; `is_credited` if the sender is to get
+  // credit for it.
+  absl::StatusOr<OwnedBytes> TakeFirst(DeviceId peer, const std::string& worker, const Tag& tag,
+                                       Message& message, int64_t message_bytes, bool* is_credited)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Null for a step that is closed.
   Step* FindOrHold(int64_t step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // OK if the worker does the same as this one.
@@ -155,6 +178,8 @@ class Mailbox {
 
   const Options options_;
   std::atomic<int64_t> awaited_ = 0;  // messages that are; changed with the mutex held
+  std::atomic<uint64_t> changes_ = 0;
+  std::atomic<int64_t> held_pieces_ = 0;
 
   mutable absl::Mutex mutex_;
   Steps steps_ ABSL_GUARDED_BY(mutex_);               // open, and held for later

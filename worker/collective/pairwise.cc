@@ -75,7 +75,7 @@ absl::Status CombineAll(const CollectiveCall& call, const Combiner& combiner,
                                   combiner.operand_bytes, call.deadline);
   }
 
-  TreeCombiner tree(combiner, group.size());
+  TreeCombiner tree(combiner, group.size(), own_bytes / combiner.operand_bytes);
   std::vector<const char*> operands(Index(group.size()));
   const int64_t count = own_bytes / combiner.operand_bytes;
   for (int64_t done = 0; done < count;) {
@@ -164,9 +164,9 @@ absl::Status PairwiseAllReduce(const CollectiveCall& call, const Combiner& combi
   return PairwiseAllGather(gather, OwnedBytes{own.bytes, own.owner}, parts.result_bytes,
                            [&](int64_t place, int64_t offset_bytes, absl::Span<const char> bytes) {
                              if (place == group.place()) return;  // made where it belongs
-                             std::memcpy(
-                                 out.bytes.data() + parts.result_cuts[Index(place)] + offset_bytes,
-                                 bytes.data(), bytes.size());
+                             CopyReceived(
+                                 call, bytes,
+                                 out.bytes.data() + parts.result_cuts[Index(place)] + offset_bytes);
                            });
 }
 
@@ -209,8 +209,8 @@ absl::Status PairwiseReduce(const CollectiveCall& call, const Combiner& combiner
   return PairwiseGather(gather, root, OwnedBytes{own.bytes, own.owner}, parts.result_bytes,
                         [&](int64_t place, int64_t offset_bytes, absl::Span<const char> bytes) {
                           if (place == root) return;  // made where it belongs
-                          std::memcpy(out.data() + parts.result_cuts[Index(place)] + offset_bytes,
-                                      bytes.data(), bytes.size());
+                          CopyReceived(call, bytes,
+                                       out.data() + parts.result_cuts[Index(place)] + offset_bytes);
                         });
 }
 

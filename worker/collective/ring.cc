@@ -135,14 +135,14 @@ absl::Status RingAllGather(const CollectiveCall& call, const OwnedBytes& mine,
       if (passes_on) {
         SHARDMESH_ASSIGN_OR_RETURN(copy, Scratch(call, size));
       }
-      SHARDMESH_RETURN_IF_ERROR(ReceivePieces(
-          call, Before(group), RoundOf(round, most_chunks, chunk), size,
-          [&](int64_t offset_bytes, absl::Span<const char> bytes) {
-            place_fn(place, begin + offset_bytes, bytes);
-            if (passes_on) {
-              std::memcpy(copy.bytes.data() + offset_bytes, bytes.data(), bytes.size());
-            }
-          }));
+      SHARDMESH_RETURN_IF_ERROR(
+          ReceivePieces(call, Before(group), RoundOf(round, most_chunks, chunk), size,
+                        [&](int64_t offset_bytes, absl::Span<const char> bytes) {
+                          place_fn(place, begin + offset_bytes, bytes);
+                          if (passes_on) {
+                            CopyReceived(call, bytes, copy.bytes.data() + offset_bytes);
+                          }
+                        }));
       if (passes_on) {
         SHARDMESH_RETURN_IF_ERROR(SendTo(call, After(group), RoundOf(round + 1, most_chunks, chunk),
                                          {copy.bytes, copy.owner}));
@@ -180,8 +180,8 @@ absl::Status RingAllReduce(const CollectiveCall& call, const Combiner& combiner,
       gather, OwnedBytes{own.bytes, own.owner}, sizes_bytes,
       [&](int64_t place, int64_t offset_bytes, absl::Span<const char> bytes) {
         if (place == group.place()) return;  // made where it belongs
-        std::memcpy(out.bytes.data() + cuts[Index(place)] * combiner.result_bytes + offset_bytes,
-                    bytes.data(), bytes.size());
+        CopyReceived(call, bytes,
+                     out.bytes.data() + cuts[Index(place)] * combiner.result_bytes + offset_bytes);
       });
 }
 

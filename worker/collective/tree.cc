@@ -1,6 +1,7 @@
 // TreeSplit and TreeCombiner.
 #include "worker/collective/tree.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 
@@ -18,11 +19,12 @@ int64_t TreeSplit(int64_t n) {
   return static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(n - 1)));
 }
 
-TreeCombiner::TreeCombiner(const Combiner& combiner, int64_t operands)
+TreeCombiner::TreeCombiner(const Combiner& combiner, int64_t operands, int64_t count)
     : combiner_(combiner),
       operand_count_(operands),
-      block_elements_(kBlockBytes / combiner.partial_bytes),
-      scratch_(SlotsFor(operands) * static_cast<size_t>(kBlockBytes)) {}
+      block_elements_(std::clamp<int64_t>(count, 1, kBlockBytes / combiner.partial_bytes)),
+      slot_bytes_(static_cast<size_t>(block_elements_ * combiner.partial_bytes + 63) / 64 * 64),
+      scratch_(std::make_unique_for_overwrite<char[]>(SlotsFor(operands) * slot_bytes_)) {}
 
 void TreeCombiner::Combine(absl::Span<const char* const> operands, int64_t count, char* results) {
   char* target = combiner_.finish ? Slot(0) : results;

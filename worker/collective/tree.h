@@ -2,8 +2,9 @@
 #ifndef SHARDMESH_WORKER_COLLECTIVE_TREE_H_
 #define SHARDMESH_WORKER_COLLECTIVE_TREE_H_
 
+#include <cstddef>
 #include <cstdint>
-#include <vector>
+#include <memory>
 
 #include "absl/types/span.h"
 #include "worker/collective/combiner.h"
@@ -22,10 +23,10 @@ class TreeCombiner {
   // level stays in a core's nearest caches.
   static constexpr int64_t kBlockBytes = 16384;
 
-  // For `operands` >= 1 operands. The combiner outlives this object.
-  TreeCombiner(const Combiner& combiner, int64_t operands);
+  // For `operands` >= 1 operands of `count` >= 0 elements. The combiner outlives this object.
+  TreeCombiner(const Combiner& combiner, int64_t operands, int64_t count);
 
-  // Most elements of a block; at least 1024.
+  // Most elements of a block; at least 1024, or all there are.
   int64_t block_elements() const { return block_elements_; }
 
   // Combines operands[p][0, count) over all p into results; 0 <= count <= block_elements().
@@ -36,12 +37,13 @@ class TreeCombiner {
   // The partial results of T(lo, n): an operand itself, or `target` or the slot, as it can.
   const char* Evaluate(absl::Span<const char* const> operands, int64_t lo, int64_t n, int64_t count,
                        size_t slot, char* target);
-  char* Slot(size_t slot) { return scratch_.data() + slot * kBlockBytes; }
+  char* Slot(size_t slot) { return scratch_.get() + slot * slot_bytes_; }
 
   const Combiner& combiner_;
   const int64_t operand_count_;
   const int64_t block_elements_;
-  std::vector<char> scratch_;
+  const size_t slot_bytes_;
+  const std::unique_ptr<char[]> scratch_;
 };
 
 }  // namespace shardmesh::worker

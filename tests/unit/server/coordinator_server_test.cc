@@ -239,6 +239,33 @@ TEST_F(CoordinatorServerTest, TellsWhatItIsAndHowItIsDoing) {
   EXPECT_FALSE(status.meshes(0).complete());
 }
 
+TEST_F(CoordinatorServerTest, SaysThatNothingIsWrongAndRefusesBadQuestionsAboutIt) {
+  const auto stub = v1::ClusterService::NewStub(channel_);
+  v1::DiagnoseResponse diagnosis;
+  ASSERT_TRUE(
+      Call(stub, &v1::ClusterService::Stub::Diagnose, v1::DiagnoseRequest(), &diagnosis).ok());
+  EXPECT_TRUE(diagnosis.healthy()) << diagnosis.verdict();
+  EXPECT_THAT(diagnosis.verdict(), HasSubstr("nothing is stuck"));
+  v1::DiagnoseRequest of_no_step;
+  of_no_step.set_sequence(-1);
+  EXPECT_THAT(Call(stub, &v1::ClusterService::Stub::Diagnose, of_no_step, &diagnosis),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+
+  const auto list = [&](const std::string& identity, int64_t sequence, int32_t max_records) {
+    v1::ListFlightRecordsRequest request;
+    request.set_identity(identity);
+    request.set_sequence(sequence);
+    request.set_max_records(max_records);
+    v1::ListFlightRecordsResponse response;
+    return Call(stub, &v1::ClusterService::Stub::ListFlightRecords, request, &response);
+  };
+  EXPECT_TRUE(list("", 0, 0).ok());
+  EXPECT_THAT(list("", -1, 0), StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  EXPECT_THAT(list("", 0, -1), StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  EXPECT_THAT(list("", 0, 1025), StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  EXPECT_THAT(list("nobody", 0, 0), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+}
+
 TEST_F(CoordinatorServerTest, SaysThatAPortIsInUse) {
   CoordinatorOptions options;
   options.listen_address = server_->address();

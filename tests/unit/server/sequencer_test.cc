@@ -26,11 +26,21 @@ class RecordingTransport final : public StepTransport {
     Add(StrCat("start ", work.op));
   }
   void Commit(const WorkRef& work) override { Add(StrCat("commit ", work.op)); }
-  void Abort(const WorkRef& work, const absl::Status&) override { Add(StrCat("abort ", work.op)); }
+  void Abort(const WorkRef& work, const absl::Status&) override {
+    Add(StrCat("abort ", work.op));
+    absl::MutexLock lock(&mutex_);
+    blamed_.clear();
+    for (const Participant& participant : work.blamed) blamed_.push_back(participant.identity);
+  }
 
   std::vector<std::string> heard() {
     absl::MutexLock lock(&mutex_);
     return heard_;
+  }
+  // Of the last piece of work that was aborted.
+  std::vector<std::string> blamed() {
+    absl::MutexLock lock(&mutex_);
+    return blamed_;
   }
 
  private:
@@ -40,6 +50,7 @@ class RecordingTransport final : public StepTransport {
   }
   absl::Mutex mutex_;
   std::vector<std::string> heard_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::string> blamed_ ABSL_GUARDED_BY(mutex_);
 };
 
 class SequencerTest : public ::testing::Test {
@@ -138,6 +149,82 @@ TEST_F(SequencerTest, ALostWorkerFailsTheStepsThatInvolveIt) {
               StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
   EXPECT_THAT(Report(102, "a", 0), IsOk());
   EXPECT_EQ(transport_.heard().back(), "commit alone");
+}
+
+// With what the test says is known of steps.
+class ExplainedSequencerTest : public SequencerTest {
+ protected:
+  ExplainedSequencerTest() {
+    explained_.WorkerAttached("a", 1);
+    explained_.WorkerAttached("b", 2);
+    EXPECT_THAT(
+        explained_.Submit(Step("linear", {"x"}, {"y"}),
+                          [this](const WorkOutcome& outcome) { outcomes_.push_back(outcome); }),
+        IsOk());
+  }
+  absl::Status Report(RankReport report) {
+    report.done = true;
+    return explained_.ReportStep(101, 2, 7, std::move(report));
+  }
+
+  StepExplanation explanation_;
+  Sequencer explained_{
+      &clock_,
+      &transport_,
+      {.term = 7,
+       .last_sequence = 100,
+       .explain = [this](const WorkRef& work, const std::vector<Participant>& waiting_for) {
+         EXPECT_EQ(work.sequence, 101);
+         EXPECT_EQ(waiting_for.size(), 2u);
+         return explanation_;
+       }}};
+};
+
+TEST_F(ExplainedSequencerTest, ADeadlineSaysWhoIsToBlame) {
+  explanation_ = {.text = "rank 0 waits for rank 1 (b), which has not begun the step",
+                  .waiting = "rank 0 waited",
+                  .blamed = {{.rank = 1, .identity = "b"}}};
+  clock_.Advance(absl::Seconds(30));
+  ASSERT_EQ(outcomes_.size(), 1u);
+  EXPECT_EQ(outcomes_[0].status.message(),
+            "step 101 (linear) did not end within 30s: rank 0 waits for rank 1 (b), which has not "
+            "begun the step");
+  EXPECT_THAT(transport_.blamed(), ElementsAre("b"));
+}
+
+TEST_F(ExplainedSequencerTest, ALossSaysWhoWaitedWhere) {
+  explanation_.waiting = "rank 0 waited in instruction 3 (all-reduce over tp)";
+  explained_.WorkerLost("b", 3, "its stream broke");
+  ASSERT_EQ(outcomes_.size(), 1u);
+  EXPECT_EQ(outcomes_[0].status.message(),
+            "rank 1 (b) was lost (its stream broke) during step 101 (linear), while rank 0 waited "
+            "in instruction 3 (all-reduce over tp); retry when it is back");
+  EXPECT_THAT(transport_.blamed(), ElementsAre("b"));
+}
+
+TEST_F(ExplainedSequencerTest, AReportBlamesWhomItNamesAndElseItsOwnRank) {
+  EXPECT_THAT(Report({.identity = "a",
+                      .rank = 0,
+                      .status = absl::UnavailableError("rank 1 (b) is gone"),
+                      .blamed_identity = "b"}),
+              IsOk());
+  EXPECT_THAT(transport_.blamed(), ElementsAre("b"));
+}
+
+TEST_F(ExplainedSequencerTest, AReportWithoutANameBlamesItsOwnRank) {
+  EXPECT_THAT(
+      Report({.identity = "a", .rank = 0, .status = absl::ResourceExhaustedError("no memory")}),
+      IsOk());
+  EXPECT_THAT(transport_.blamed(), ElementsAre("a"));
+}
+
+TEST_F(ExplainedSequencerTest, AMismatchBlamesNobody) {
+  EXPECT_THAT(Report({.identity = "a",
+                      .rank = 0,
+                      .status = WithReason(absl::FailedPreconditionError("not the same collective"),
+                                           Reason::kCollectiveMismatch)}),
+              IsOk());
+  EXPECT_THAT(transport_.blamed(), ElementsAre());
 }
 
 TEST_F(SequencerTest, ADeadlineNamesWhoWasWaitedFor) {

@@ -102,7 +102,14 @@ class HeldExecutor final : public StepExecutor {
     absl::MutexLock lock(&mutex_);
     forgotten_.insert(forgotten_.end(), array_ids.begin(), array_ids.end());
   }
-  Running running() const override { return {.sequence = 9, .instruction = 2}; }
+  std::optional<rpc::StepProgress> progress() const override {
+    absl::MutexLock lock(&mutex_);
+    return progress_;
+  }
+  void SetProgress(std::optional<rpc::StepProgress> progress) {
+    absl::MutexLock lock(&mutex_);
+    progress_ = std::move(progress);
+  }
 
   template <typename Read>
   auto With(Read read) const {
@@ -111,6 +118,8 @@ class HeldExecutor final : public StepExecutor {
   }
 
   mutable absl::Mutex mutex_;
+  std::optional<rpc::StepProgress> progress_ ABSL_GUARDED_BY(mutex_) = rpc::StepProgress{
+      .step = 9, .instruction = FlightRecord{.op = 2}};
   std::vector<std::pair<StepOrder, Report>> runs_ ABSL_GUARDED_BY(mutex_);
   std::vector<int64_t> committed_ ABSL_GUARDED_BY(mutex_);
   std::vector<int64_t> aborted_ ABSL_GUARDED_BY(mutex_);
@@ -146,6 +155,11 @@ class Coordinator final : public v1::AttachService::Service {
     absl::MutexLock lock(&mutex_);
     return attaches_;
   }
+  // Numbers of the records that all heartbeats brought.
+  std::vector<int64_t> records() const {
+    absl::MutexLock lock(&mutex_);
+    return records_;
+  }
   v1::Heartbeat last_heartbeat() const {
     absl::MutexLock lock(&mutex_);
     return heartbeat_;
@@ -178,6 +192,9 @@ class Coordinator final : public v1::AttachService::Service {
       absl::MutexLock lock(&mutex_);
       if (message.has_heartbeat()) {
         heartbeat_ = message.heartbeat();
+        for (const v1::FlightRecord& record : heartbeat_.records()) {
+          records_.push_back(record.number());
+        }
       } else {
         messages_.push_back(message);
       }
@@ -197,6 +214,7 @@ class Coordinator final : public v1::AttachService::Service {
   Stream* stream_ ABSL_GUARDED_BY(mutex_) = nullptr;
   grpc::ServerContext* context_ ABSL_GUARDED_BY(mutex_) = nullptr;
   v1::Heartbeat heartbeat_ ABSL_GUARDED_BY(mutex_);
+  std::vector<int64_t> records_ ABSL_GUARDED_BY(mutex_);
   std::deque<v1::AttachRequest> messages_ ABSL_GUARDED_BY(mutex_);
 };
 
@@ -239,6 +257,7 @@ class CoordinatorLinkTest : public ::testing::Test {
                                  .gate = gate_.get(),
                                  .links = &links_,
                                  .executor = &executor_,
+                                 .recorder = &recorder_,
                                  .ready_changed =
                                      [this](bool ready) {
                                        absl::MutexLock lock(&mutex_);
@@ -257,14 +276,15 @@ class CoordinatorLinkTest : public ::testing::Test {
     link_->Start();
   }
 
-  static v1::AttachResponse Welcome(int64_t term = 3, const std::string& cluster_id = "cluster") {
+  static v1::AttachResponse Welcome(int64_t term = 3, const std::string& cluster_id = "cluster",
+                                    absl::Duration heartbeat_interval = absl::Milliseconds(20)) {
     v1::AttachResponse response;
     v1::Welcome* welcome = response.mutable_welcome();
     welcome->set_cluster_id(cluster_id);
     welcome->set_term(term);
     welcome->set_protocol(1);
     welcome->set_token_key(std::string(32, 'k'));
-    rpc::Encode(absl::Milliseconds(20), welcome->mutable_heartbeat_interval());
+    rpc::Encode(heartbeat_interval, welcome->mutable_heartbeat_interval());
     return response;
   }
   static v1::AttachResponse Membership(int64_t epoch) {
@@ -299,9 +319,9 @@ class CoordinatorLinkTest : public ::testing::Test {
   }
 
   // Brings the worker from its hello to membership.
-  void TakeIn(int64_t epoch) {
+  void TakeIn(int64_t epoch, const v1::AttachResponse& welcome = Welcome()) {
     EXPECT_TRUE(coordinator_.Read().has_hello());
-    coordinator_.Write(Welcome());
+    coordinator_.Write(welcome);
     EXPECT_TRUE(coordinator_.Read().inventory().last());
     coordinator_.Write(Verdict({}, {}));
     coordinator_.Write(Membership(epoch));
@@ -337,6 +357,7 @@ class CoordinatorLinkTest : public ::testing::Test {
   std::unique_ptr<TileGate> gate_;
   RecordingLinks links_;
   HeldExecutor executor_;
+  FlightRecorder recorder_;
   Coordinator coordinator_;
   std::unique_ptr<rpc::ServerLifecycle> server_;
   absl::Mutex mutex_;
@@ -374,7 +395,66 @@ TEST_F(CoordinatorLinkTest, IntroducesItselfAndBecomesReadyOnceItsPeersAreReache
   EXPECT_THAT(coordinator_.Read().peers().unreached(), ElementsAre("w2"));
   EXPECT_FALSE(ready());
   EXPECT_TRUE(Eventually([&] { return coordinator_.last_heartbeat().epoch() == 4; }));
-  EXPECT_EQ(coordinator_.last_heartbeat().running_sequence(), 9);
+  EXPECT_EQ(coordinator_.last_heartbeat().progress().sequence(), 9);
+  EXPECT_EQ(coordinator_.last_heartbeat().progress().instruction().instruction(), 2u);
+}
+
+TEST_F(CoordinatorLinkTest, HeartbeatsBringEachRecordOnceTheLastFirstWhereThereAreMany) {
+  const auto run = [this](int64_t op) {
+    recorder_.End(
+        recorder_.Begin({.step = 9, .op = op, .what = "matmul", .started = clock_.Now()}, {1, 2}),
+        absl::OkStatus(), clock_.Now());
+  };
+  for (int64_t op = 0; op < 100; ++op) run(op);
+  const auto running = recorder_.Begin({.step = 9, .op = 100, .started = clock_.Now()}, {1});
+  Start();
+  TakeIn(4);
+  ASSERT_TRUE(Eventually([&] { return coordinator_.records().size() == 64; }));
+  EXPECT_EQ(coordinator_.records().front(), 36);
+  EXPECT_EQ(coordinator_.records().back(), 99);
+  recorder_.End(running, absl::UnavailableError("rank 1 is gone"), clock_.Now());
+  ASSERT_TRUE(Eventually([&] { return coordinator_.records().size() > 64; }));
+  run(101);
+  ASSERT_TRUE(Eventually([&] { return coordinator_.records().size() == 66; }));
+  EXPECT_EQ(coordinator_.records()[64], 100);
+  EXPECT_EQ(coordinator_.records()[65], 101);
+}
+
+TEST_F(CoordinatorLinkTest, HeartbeatsTellOfASlowInstructionAtOnceAndNotOfAQuickOne) {
+  executor_.SetProgress(std::nullopt);
+  Start();
+  // No other heartbeat would come in time.
+  TakeIn(4, Welcome(3, "cluster", absl::Hours(1)));
+  v1::AttachResponse order;
+  order.mutable_run_step()->set_sequence(11);
+  order.mutable_run_step()->set_epoch(4);
+  order.mutable_run_step()->set_term(3);
+  const absl::Time begun = clock_.Now();
+  executor_.SetProgress(
+      rpc::StepProgress{.step = 11,
+                        .started = begun,
+                        .instruction = FlightRecord{.step = 11,
+                                                    .op = 0,
+                                                    .started = begun,
+                                                    .peers = {{.rank = 1}, {.rank = 2}},
+                                                    .waits_for = 2}});
+  coordinator_.Write(order);
+  ASSERT_TRUE(
+      Eventually([&] { return coordinator_.last_heartbeat().progress().sequence() == 11; }));
+  EXPECT_GE(clock_.Now() - begun, absl::Milliseconds(100));
+  const v1::FlightRecord waiting = coordinator_.last_heartbeat().progress().instruction();
+  EXPECT_EQ(waiting.instruction(), 0u);
+  EXPECT_EQ(waiting.waits_for_rank(), 2);
+  EXPECT_EQ(waiting.peers_size(), 2);
+  EXPECT_FALSE(waiting.peers(0).has_data_time());
+
+  // The next instruction of the same step is slow as well.
+  executor_.SetProgress(
+      rpc::StepProgress{.step = 11,
+                        .started = begun,
+                        .instruction = FlightRecord{.step = 11, .op = 1, .started = begun}});
+  EXPECT_TRUE(Eventually(
+      [&] { return coordinator_.last_heartbeat().progress().instruction().instruction() == 1; }));
 }
 
 TEST_F(CoordinatorLinkTest, BringsItsInventoryAndObeysTheVerdict) {

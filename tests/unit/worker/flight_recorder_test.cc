@@ -11,9 +11,19 @@ namespace {
 
 absl::Time At(int64_t seconds) { return absl::FromUnixSeconds(seconds); }
 
+FlightRecord Op(int64_t step, int64_t op, std::string what, absl::Time started) {
+  return {.step = step, .op = op, .what = std::move(what), .started = started};
+}
+
+std::vector<int64_t> Numbers(const std::vector<FlightRecord>& records) {
+  std::vector<int64_t> numbers;
+  for (const FlightRecord& record : records) numbers.push_back(record.number);
+  return numbers;
+}
+
 TEST(FlightRecorderTest, TellsWhoseDataHasNotCome) {
   FlightRecorder recorder;
-  const auto op = recorder.Begin(7, 2, "all-reduce over tp", {1, 3}, At(10));
+  const auto op = recorder.Begin(Op(7, 2, "all-reduce over tp", At(10)), {1, 3});
   recorder.DataCame(op, 3, At(11));
   const auto records = recorder.Last();
   ASSERT_EQ(records.size(), 1u);
@@ -29,7 +39,7 @@ TEST(FlightRecorderTest, TellsWhoseDataHasNotCome) {
 
 TEST(FlightRecorderTest, KeepsTheOutcome) {
   FlightRecorder recorder;
-  const auto op = recorder.Begin(7, 2, "matmul", {}, At(10));
+  const auto op = recorder.Begin(Op(7, 2, "matmul", At(10)), {});
   recorder.End(op, absl::UnavailableError("rank 3 is gone"), At(12));
   EXPECT_EQ(recorder.Last()[0].ended, At(12));
   EXPECT_EQ(recorder.Last()[0].outcome, absl::UnavailableError("rank 3 is gone"));
@@ -37,9 +47,9 @@ TEST(FlightRecorderTest, KeepsTheOutcome) {
 
 TEST(FlightRecorderTest, PushesOutTheOldest) {
   FlightRecorder recorder;
-  const auto first = recorder.Begin(0, 0, "matmul", {1}, At(0));
+  const auto first = recorder.Begin(Op(0, 0, "matmul", At(0)), {1});
   for (int64_t step = 1; step <= static_cast<int64_t>(FlightRecorder::kCapacity); ++step) {
-    recorder.Begin(step, 0, "matmul", {1}, At(step));
+    recorder.Begin(Op(step, 0, "matmul", At(step)), {1});
   }
   recorder.DataCame(first, 1, At(9));
   recorder.End(first, absl::OkStatus(), At(9));
@@ -60,7 +70,7 @@ TEST(FlightRecorderTest, TakesOpsFromSeveralThreads) {
   for (int64_t thread = 0; thread < 4; ++thread) {
     threads.emplace_back([&recorder, thread] {
       for (int64_t i = 0; i < 500; ++i) {
-        const auto op = recorder.Begin(i, thread, "barrier", {1, 2}, At(i));
+        const auto op = recorder.Begin(Op(i, thread, "barrier", At(i)), {1, 2});
         recorder.DataCame(op, 1, At(i));
         recorder.Last(3);
         recorder.End(op, absl::OkStatus(), At(i));
@@ -69,6 +79,48 @@ TEST(FlightRecorderTest, TakesOpsFromSeveralThreads) {
   }
   for (std::thread& thread : threads) thread.join();
   for (const FlightRecord& record : recorder.Last()) EXPECT_EQ(record.ended, record.started);
+}
+
+TEST(FlightRecorderTest, TellsWhatRunsAndForWhomItWaits) {
+  FlightRecorder recorder;
+  EXPECT_FALSE(recorder.Running().has_value());
+  const auto op = recorder.Begin(Op(7, 2, "all-reduce over tp", At(10)), {1, 3});
+  ASSERT_TRUE(recorder.Running().has_value());
+  EXPECT_FALSE(recorder.Running()->waits_for.has_value());
+  recorder.WaitsFor(op, 3);
+  EXPECT_EQ(recorder.Running()->waits_for, 3);
+  recorder.End(op, absl::DeadlineExceededError("rank 3 sent nothing in time"), At(12));
+  EXPECT_FALSE(recorder.Running().has_value());
+  EXPECT_EQ(recorder.Last()[0].waits_for, 3) << "whom it waited for when it failed";
+
+  const auto good = recorder.Begin(Op(8, 0, "barrier", At(13)), {1});
+  recorder.WaitsFor(good, 1);
+  recorder.End(good, absl::OkStatus(), At(14));
+  EXPECT_FALSE(recorder.Last(1)[0].waits_for.has_value());
+}
+
+TEST(FlightRecorderTest, TellsOnceWhatHasEnded) {
+  FlightRecorder recorder;
+  for (int64_t step = 0; step < 3; ++step) {
+    recorder.End(recorder.Begin(Op(step, 0, "matmul", At(step)), {}), absl::OkStatus(), At(step));
+  }
+  const auto running = recorder.Begin(Op(3, 0, "barrier", At(3)), {1});
+  FlightRecorder::Tail tail = recorder.EndedSince(0, 2);
+  EXPECT_THAT(Numbers(tail.records), ::testing::ElementsAre(1, 2)) << "the last two";
+  tail = recorder.EndedSince(tail.next, 2);
+  EXPECT_THAT(tail.records, ::testing::IsEmpty());
+  recorder.End(running, absl::OkStatus(), At(4));
+  tail = recorder.EndedSince(tail.next, 2);
+  EXPECT_THAT(Numbers(tail.records), ::testing::ElementsAre(3));
+  EXPECT_EQ(tail.next, 4);
+
+  const auto count = static_cast<int64_t>(FlightRecorder::kCapacity) + 10;
+  for (int64_t step = 0; step < count; ++step) {
+    recorder.End(recorder.Begin(Op(step, 0, "matmul", At(step)), {}), absl::OkStatus(), At(step));
+  }
+  tail = recorder.EndedSince(4, 4096);
+  EXPECT_EQ(tail.records.size(), FlightRecorder::kCapacity);
+  EXPECT_EQ(tail.records.front().number, 14) << "those before it were pushed out";
 }
 
 }  // namespace

@@ -2,10 +2,12 @@
 #ifndef SHARDMESH_TESTS_UNIT_WORKER_LINKED_WORKERS_H_
 #define SHARDMESH_TESTS_UNIT_WORKER_LINKED_WORKERS_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -17,8 +19,10 @@
 #include "rpc/server_lifecycle.h"
 #include "sharding/mesh.h"
 #include "sharding/str_cat.h"
+#include "tensor/buffer.h"
 #include "worker/membership_view.h"
 #include "worker/peer_links.h"
+#include "worker/shm_arena.h"
 
 namespace shardmesh::test {
 
@@ -26,9 +30,13 @@ namespace shardmesh::test {
 class LinkedWorker {
  public:
   LinkedWorker(std::string identity, uint64_t incarnation, rpc::Clock* clock,
-               int64_t tag_limit_bytes, std::string cluster_id) {
+               int64_t tag_limit_bytes, std::string cluster_id, worker::Transport transport)
+      : memory_(std::make_shared<Memory>(transport)) {
     worker::PeerLinks::Options options;
-    options.self = {.identity = std::move(identity), .incarnation = incarnation, .boot_id = {}};
+    options.self = {
+        .identity = std::move(identity), .incarnation = incarnation, .boot_id = "this host"};
+    options.transport = transport;
+    options.arena = memory_->arena;
     options.clock = clock;
     options.tag_limit_bytes = tag_limit_bytes;
     options.redial = {.initial_delay = absl::Milliseconds(10),
@@ -57,6 +65,9 @@ class LinkedWorker {
   }
 
   worker::PeerLinks& links() { return *links_; }
+  // For what is to be sent: what the peers can read, if memory is shared. Outlives the worker; to
+  // be kept for as long as there are buffers of it.
+  std::shared_ptr<BufferPool> pool() const { return {memory_, memory_->pool.get()}; }
   // Its rank is to be filled in.
   const worker::MeshDevice& device() const { return device_; }
 
@@ -76,6 +87,19 @@ class LinkedWorker {
   }
 
  private:
+  struct Memory {
+    explicit Memory(worker::Transport transport)
+        : arena(transport == worker::Transport::kStream
+                    ? nullptr
+                    : std::make_shared<worker::ShmArena>("shardmesh-test")),
+          pool(BufferPool::Create(&budget, 0, arena)) {}
+
+    MemoryBudget budget{int64_t{1} << 30};
+    const std::shared_ptr<worker::ShmArena> arena;
+    const std::shared_ptr<BufferPool> pool;
+  };
+
+  const std::shared_ptr<Memory> memory_;
   worker::MeshDevice device_;
   std::unique_ptr<worker::PeerLinks> links_;
   std::unique_ptr<rpc::ServerLifecycle> server_;
@@ -87,11 +111,12 @@ class LinkedWorker {
 // The workers worker-0 ... of the mesh "default", worker-r serving rank r.
 class LinkedWorkers {
  public:
-  explicit LinkedWorkers(const std::string& mesh, int64_t tag_limit_bytes = int64_t{4} << 20)
+  explicit LinkedWorkers(const std::string& mesh, int64_t tag_limit_bytes = int64_t{4} << 20,
+                         worker::Transport transport = worker::Transport::kStream)
       : mesh_(*Mesh::Parse(mesh)) {
     for (DeviceId rank = 0; rank < mesh_.size(); ++rank) {
-      workers_.push_back(std::make_unique<LinkedWorker>(StrCat("worker-", rank), 100 + rank,
-                                                        &clock_, tag_limit_bytes, "cluster"));
+      workers_.push_back(std::make_unique<LinkedWorker>(
+          StrCat("worker-", rank), 100 + rank, &clock_, tag_limit_bytes, "cluster", transport));
     }
   }
 
@@ -99,6 +124,13 @@ class LinkedWorkers {
   const Mesh& mesh() const { return mesh_; }
   int64_t size() const { return mesh_.size(); }
   worker::PeerLinks& links(DeviceId rank) { return workers_[static_cast<size_t>(rank)]->links(); }
+  // A message of that rank, where its peers can read it.
+  worker::OwnedBytes Own(DeviceId rank, std::string_view bytes) {
+    auto buffer = std::make_shared<Buffer>(
+        *worker(rank).pool()->Allocate(static_cast<int64_t>(bytes.size()), "a message"));
+    std::copy(bytes.begin(), bytes.end(), buffer->data());
+    return {buffer->bytes(), buffer};
+  }
   LinkedWorker& worker(DeviceId rank) { return *workers_[static_cast<size_t>(rank)]; }
 
   worker::MembershipView View(int64_t epoch) const {

@@ -8,6 +8,7 @@
 
 #include <thread>
 
+#include "absl/strings/match.h"
 #include "linked_workers.h"
 #include "rpc/call.h"
 #include "sharding/reason.h"
@@ -18,8 +19,14 @@
 namespace shardmesh::worker {
 namespace {
 
+using ::shardmesh::test::LinkedWorker;
 using ::shardmesh::test::LinkedWorkers;
 using ::testing::HasSubstr;
+
+rpc::Clock& Clock() {
+  static rpc::RealClock clock;
+  return clock;
+}
 
 absl::Time Soon() { return absl::Now() + absl::Seconds(20); }
 
@@ -53,8 +60,19 @@ std::unique_ptr<StepLink> Open(LinkedWorkers& workers, DeviceId rank, int64_t se
   return link.ok() ? *std::move(link) : nullptr;
 }
 
-TEST(PeerLinksTest, EveryPairExchangesMessagesOfAllSizesBothWays) {
-  LinkedWorkers workers("x=4");
+constexpr int64_t kTagLimit = int64_t{4} << 20;
+
+// What holds over streams and over shared memory alike.
+class TransportTest : public testing::TestWithParam<Transport> {};
+
+std::string NameOf(const testing::TestParamInfo<Transport>& info) {
+  return info.param == Transport::kStream ? "Stream" : "SharedMemory";
+}
+INSTANTIATE_TEST_SUITE_P(All, TransportTest, testing::Values(Transport::kStream, Transport::kShm),
+                         NameOf);
+
+TEST_P(TransportTest, EveryPairExchangesMessagesOfAllSizesBothWays) {
+  LinkedWorkers workers("x=4", kTagLimit, GetParam());
   ASSERT_TRUE(workers.Connect(1));
   const std::vector<int64_t> sizes = {1, 5, 16384, 16385, 262144, 262145, 8 << 20};
   std::vector<std::thread> ranks;
@@ -66,7 +84,9 @@ TEST(PeerLinksTest, EveryPairExchangesMessagesOfAllSizesBothWays) {
         const Tag tag = *Tag::Create(1, static_cast<int64_t>(i), 0);
         for (DeviceId peer = 0; peer < workers.size(); ++peer) {
           if (peer == rank) continue;
-          EXPECT_TRUE(link->Send(peer, tag, Own(Pattern(sizes[i], static_cast<int>(rank)))).ok());
+          EXPECT_TRUE(
+              link->Send(peer, tag, workers.Own(rank, Pattern(sizes[i], static_cast<int>(rank))))
+                  .ok());
         }
       }
       for (size_t i = sizes.size(); i-- > 0;) {
@@ -82,6 +102,75 @@ TEST(PeerLinksTest, EveryPairExchangesMessagesOfAllSizesBothWays) {
     });
   }
   for (std::thread& rank : ranks) rank.join();
+}
+
+TEST(PeerLinksTest, WhatLiesInSharedMemoryIsReadThereAndTheRestGoesOverTheStream) {
+  LinkedWorkers workers("x=2", kTagLimit, Transport::kAuto);
+  ASSERT_TRUE(workers.Connect(1));
+  const auto sender = Open(workers, 0, 1);
+  const auto receiver = Open(workers, 1, 1);
+  auto shared = workers.Own(0, Pattern(100000, 1));
+  const std::shared_ptr<const void> owner = shared.owner;
+  ASSERT_TRUE(sender->Send(1, *Tag::Create(1, 0, 0), std::move(shared)).ok());
+  EXPECT_EQ(workers.links(0).counters().shared_bytes, 100000);
+  ASSERT_TRUE(sender->Send(1, *Tag::Create(1, 1, 0), Own(Pattern(5000, 2))).ok());
+  EXPECT_EQ(workers.links(0).counters().shared_bytes, 100000);
+  EXPECT_EQ(workers.links(0).counters().sent_bytes, 105000);
+  EXPECT_EQ(*ReceiveAll(*receiver, 0, *Tag::Create(1, 1, 0), 5000), Pattern(5000, 2));
+  {
+    const auto piece = receiver->Receive(0, *Tag::Create(1, 0, 0), 100000, Soon());
+    ASSERT_TRUE(piece.ok()) << piece.status();
+    EXPECT_EQ(piece->bytes.size(), 100000u);
+    EXPECT_EQ(std::string(piece->bytes.data(), piece->bytes.size()), Pattern(100000, 1));
+    EXPECT_GT(owner.use_count(), 1);  // the peer reads it
+  }
+  const absl::Time deadline = Soon();
+  while (owner.use_count() > 1 && absl::Now() < deadline) std::this_thread::yield();
+  EXPECT_EQ(owner.use_count(), 1);
+}
+
+TEST(PeerLinksTest, MoreMessagesThanThereIsRoomForInSharedMemoryAllArrive) {
+  LinkedWorkers workers("x=2", kTagLimit, Transport::kAuto);
+  ASSERT_TRUE(workers.Connect(1));
+  const auto sender = Open(workers, 0, 1);
+  const auto receiver = Open(workers, 1, 1);
+  constexpr int64_t kMessages = 2000;
+  for (int64_t op = 0; op < kMessages; ++op) {
+    const int64_t size_bytes = 1 + op * 13 % 700;
+    ASSERT_TRUE(sender
+                    ->Send(1, *Tag::Create(1, op, 0),
+                           workers.Own(0, Pattern(size_bytes, static_cast<int>(op))))
+                    .ok());
+  }
+  for (int64_t op = kMessages - 1; op >= 0; --op) {
+    const int64_t size_bytes = 1 + op * 13 % 700;
+    const auto message = ReceiveAll(*receiver, 0, *Tag::Create(1, op, 0), size_bytes);
+    ASSERT_TRUE(message.ok()) << message.status();
+    ASSERT_EQ(*message, Pattern(size_bytes, static_cast<int>(op))) << op;
+  }
+}
+
+TEST(PeerLinksTest, APeerOnAnotherHostIsNotReachedWhereMemoryIsToBeShared) {
+  LinkedWorker one("worker-0", 100, &Clock(), kTagLimit, "cluster", Transport::kShm);
+  LinkedWorker two("worker-1", 101, &Clock(), kTagLimit, "cluster", Transport::kStream);
+  MembershipView view{.epoch = 1, .term = 1, .meshes = {}};
+  MeshMembers members{
+      .mesh_id = "default", .revision = 1, .mesh = *Mesh::Parse("x=2"), .devices = {}};
+  members.devices = {one.device(), two.device()};
+  members.devices[1].rank = 1;
+  view.meshes.push_back(members);
+  one.links().SetMembership(view);
+  two.links().SetMembership(view);
+  ASSERT_TRUE(two.AwaitReached(1, Soon()));
+  EXPECT_TRUE(one.AwaitUnreached({"worker-1"}, Soon()));
+  absl::Status status;
+  const absl::Time deadline = Soon();
+  do {
+    status = one.links().OpenLink("default", 1, 1, Soon()).status();
+  } while (!absl::StrContains(status.message(), "shares no memory") && absl::Now() < deadline);
+  EXPECT_EQ(ReasonOf(status), Reason::kWorkerLost) << status;
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("rank 1 (worker-1) shares no memory with worker-0"));
 }
 
 TEST(PeerLinksTest, ReceiverThatIsSlowOnOneTagDoesNotHoldUpOthers) {
@@ -108,11 +197,11 @@ TEST(PeerLinksTest, ReceiverThatIsSlowOnOneTagDoesNotHoldUpOthers) {
   EXPECT_TRUE(*message == long_message);
 }
 
-TEST(PeerLinksTest, MessageOfAStepThatIsNotOpenYetIsHeldForIt) {
-  LinkedWorkers workers("x=2");
+TEST_P(TransportTest, MessageOfAStepThatIsNotOpenYetIsHeldForIt) {
+  LinkedWorkers workers("x=2", kTagLimit, GetParam());
   ASSERT_TRUE(workers.Connect(1));
   const auto sender = Open(workers, 0, 5);
-  ASSERT_TRUE(sender->Send(1, *Tag::Create(5, 0, 0), Own("early")).ok());
+  ASSERT_TRUE(sender->Send(1, *Tag::Create(5, 0, 0), workers.Own(0, "early")).ok());
   const absl::Time deadline = Soon();
   while (workers.links(1).counters().received_bytes < 5 && absl::Now() < deadline) {
     std::this_thread::yield();
@@ -123,12 +212,12 @@ TEST(PeerLinksTest, MessageOfAStepThatIsNotOpenYetIsHeldForIt) {
   EXPECT_EQ(*message, "early");
 }
 
-TEST(PeerLinksTest, FrameOfAStepThatIsOverIsDroppedAndCounted) {
-  LinkedWorkers workers("x=2");
+TEST_P(TransportTest, FrameOfAStepThatIsOverIsDroppedAndCounted) {
+  LinkedWorkers workers("x=2", kTagLimit, GetParam());
   ASSERT_TRUE(workers.Connect(1));
   const auto sender = Open(workers, 0, 1);
   Open(workers, 1, 1).reset();
-  ASSERT_TRUE(sender->Send(1, *Tag::Create(1, 0, 0), Own("late")).ok());
+  ASSERT_TRUE(sender->Send(1, *Tag::Create(1, 0, 0), workers.Own(0, "late")).ok());
   const absl::Time deadline = Soon();
   while (workers.links(1).counters().dropped_frames == 0 && absl::Now() < deadline) {
     std::this_thread::yield();
@@ -137,8 +226,8 @@ TEST(PeerLinksTest, FrameOfAStepThatIsOverIsDroppedAndCounted) {
   EXPECT_EQ(workers.links(1).counters().broken_streams, 0);
 }
 
-TEST(PeerLinksTest, LostPeerFailsEveryWaitOfItsStepsAndIsNamed) {
-  LinkedWorkers workers("x=3");
+TEST_P(TransportTest, LostPeerFailsEveryWaitOfItsStepsAndIsNamed) {
+  LinkedWorkers workers("x=3", kTagLimit, GetParam());
   ASSERT_TRUE(workers.Connect(1));
   const auto link = Open(workers, 0, 7);
   absl::Status from_lost;
@@ -165,8 +254,8 @@ TEST(PeerLinksTest, LostPeerFailsEveryWaitOfItsStepsAndIsNamed) {
             absl::StatusCode::kUnavailable);
 }
 
-TEST(PeerLinksTest, AbortEndsTheStepOnAllItsRanks) {
-  LinkedWorkers workers("x=3");
+TEST_P(TransportTest, AbortEndsTheStepOnAllItsRanks) {
+  LinkedWorkers workers("x=3", kTagLimit, GetParam());
   ASSERT_TRUE(workers.Connect(1));
   const auto one = Open(workers, 1, 3);
   const auto zero = Open(workers, 0, 3);
@@ -184,15 +273,15 @@ TEST(PeerLinksTest, AbortEndsTheStepOnAllItsRanks) {
   EXPECT_EQ(workers.links(2).BlamedFor(3), "worker-0");
 }
 
-TEST(PeerLinksTest, RanksThatRunDifferentCollectivesBothHearOfBoth) {
-  LinkedWorkers workers("x=2");
+TEST_P(TransportTest, RanksThatRunDifferentCollectivesBothHearOfBoth) {
+  LinkedWorkers workers("x=2", kTagLimit, GetParam());
   ASSERT_TRUE(workers.Connect(1));
   const auto zero = Open(workers, 0, 3);
   const auto one = Open(workers, 1, 3);
   ASSERT_TRUE(zero->Begin(5, "all-reduce of F32[8]").ok());
   ASSERT_TRUE(one->Begin(5, "all-reduce of F16[16]").ok());
   const Tag tag = *Tag::Create(3, 5, 0);
-  ASSERT_TRUE(zero->Send(1, tag, Own(Pattern(32, 0))).ok());
+  ASSERT_TRUE(zero->Send(1, tag, workers.Own(0, Pattern(32, 0))).ok());
   const absl::Status found = one->Receive(0, tag, 32, Soon()).status();
   // Whoever finds it ends the step for the others, as for any failure.
   workers.links(1).AbortStep(3, found, "worker-1");

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <numeric>
 #include <random>
+#include <thread>
 
 #include "linked_workers.h"
 #include "rpc/plan_codec.h"
@@ -57,42 +58,54 @@ struct Tensor {
 
 // An executor with all that it needs, for one rank.
 struct Rank {
-  Rank(const std::string& identity, PeerLinks* links, rpc::Clock* clock)
-      : budget(kMemory), pool(BufferPool::Create(&budget, 0)), kernel({.threads = 1}) {
+  Rank(const std::string& identity, PeerLinks* links, std::shared_ptr<BufferPool> the_pool,
+       rpc::Clock* clock)
+      : budget(kMemory), pool(std::move(the_pool)), kernel({.threads = 1}) {
     store = *ShardStore::Open({.pool = pool, .data_dir = ""});
-    executor = StepExecutor::Start({.identity = identity,
-                                    .links = links,
-                                    .store = store.get(),
-                                    .pool = pool,
-                                    .kernel = &kernel,
-                                    .weight_budget = &budget,
-                                    .recorder = &recorder,
-                                    .clock = clock,
-                                    .observer = {}});
+    executor = StepExecutor::Start(
+        {.identity = identity,
+         .links = links,
+         .store = store.get(),
+         .pool = pool,
+         .kernel = &kernel,
+         .weight_budget = &budget,
+         .recorder = &recorder,
+         .clock = clock,
+         .observer = {.step = nullptr,
+                      .kernel = nullptr,
+                      .collective = [this](CollectiveKind, const auto& bytes, absl::Duration) {
+                        last_bytes = bytes;
+                      }}});
   }
 
   MemoryBudget budget;
   std::shared_ptr<BufferPool> pool;
   MatmulKernel kernel;
   FlightRecorder recorder;
+  StepObserver::CollectiveBytes last_bytes;  // of the executor's thread
   std::unique_ptr<ShardStore> store;
   std::unique_ptr<StepExecutor> executor;
 };
 
-class StepExecutorTest : public testing::Test {
+std::string TransportName(const testing::TestParamInfo<Transport>& tested) {
+  return tested.param == Transport::kStream ? "Stream" : "SharedMemory";
+}
+
+class StepExecutorTest : public testing::TestWithParam<Transport> {
  protected:
   void StartMesh(const std::string& mesh) {
-    workers_ = std::make_unique<LinkedWorkers>(mesh);
+    workers_ = std::make_unique<LinkedWorkers>(mesh, int64_t{4} << 20, GetParam());
     ASSERT_TRUE(workers_->Connect(1));
     for (DeviceId rank = 0; rank < workers_->size(); ++rank) {
       ranks_.push_back(std::make_unique<Rank>(StrCat("worker-", rank), &workers_->links(rank),
-                                              &workers_->clock()));
+                                              workers_->worker(rank).pool(), &workers_->clock()));
     }
   }
   void TearDown() override {
     for (auto& rank : ranks_) {
       if (rank != nullptr) rank->executor.reset();
     }
+    ranks_.clear();  // their memory is of the workers' pools
     workers_.reset();
   }
 
@@ -209,6 +222,56 @@ class StepExecutorTest : public testing::Test {
   std::map<DeviceId, std::vector<StepResult>> results_ ABSL_GUARDED_BY(mutex_);
 };
 
+TEST_P(StepExecutorTest, NothingIsCopiedButWhatIsReceivedIntoPlaceAndPartsThatLieApart) {
+  StartMesh("x=2");
+  struct Case {
+    CollectiveOp op;
+    PartitionSpec operand;
+    StepObserver::CollectiveBytes bytes;  // of rank 0
+  };
+  // Of a tensor of 4 MiB: more than a frame, and a whole number of rows in each piece or not.
+  const Shape shape = {1000, 1048};
+  const int64_t all = 1000 * 1048 * 4;
+  using Kind = CollectiveKind;
+  using Algorithm = CollectiveAlgorithm;
+  const std::vector<Case> cases = {
+      {{.kind = Kind::kAllReduce, .axes = {"x"}, .algorithm = Algorithm::kDirect},
+       SpecOf({"", ""}),
+       {.sent = all}},
+      {{.kind = Kind::kAllReduce, .axes = {"x"}, .algorithm = Algorithm::kPairwise},
+       SpecOf({"", ""}),
+       {.sent = all, .copied_received = all / 2}},
+      {{.kind = Kind::kReduceScatter, .axes = {"x"}, .dimension = 0},
+       SpecOf({"", ""}),
+       {.sent = all / 2}},
+      {{.kind = Kind::kReduceScatter, .axes = {"x"}, .dimension = 1},
+       SpecOf({"", ""}),
+       {.sent = all / 2, .copied_to_send = all}},
+      {{.kind = Kind::kAllGather, .axes = {"x"}, .dimension = 0},
+       SpecOf({"x", ""}),
+       {.sent = all / 2, .copied_received = all / 2}},
+  };
+  int64_t sequence = 0;
+  for (const Case& c : cases) {
+    SCOPED_TRACE(StrCat("case ", sequence));
+    operands_.clear();
+    order_.operands.clear();
+    Put(StrCat("in-", ++sequence), Tensor::Random(shape, 5), c.operand);
+    Order(sequence, {.operand_count = 1, .ops = {c.op}, .outputs = {1}});
+    order_.return_literals = false;
+    RunOnAll();
+    for (DeviceId device = 0; device < 2; ++device) {
+      const StepResult result = Await(device, static_cast<size_t>(sequence));
+      ASSERT_EQ(result.outcome, StepOutcome::kDone) << result.status;
+      ASSERT_TRUE(rank(device).executor->Commit(sequence).ok());
+    }
+    const StepObserver::CollectiveBytes& bytes = rank(0).last_bytes;
+    EXPECT_EQ(bytes.sent, c.bytes.sent);
+    EXPECT_EQ(bytes.copied_to_send, c.bytes.copied_to_send);
+    EXPECT_EQ(bytes.copied_received, c.bytes.copied_received);
+  }
+}
+
 // input [m, k] times weight [n, k], transposed, in doubles.
 std::vector<double> Multiply(const std::vector<double>& input, const Tensor& weight, int64_t m) {
   const int64_t n = weight.shape[0];
@@ -227,7 +290,10 @@ std::vector<double> Multiply(const std::vector<double>& input, const Tensor& wei
   return out;
 }
 
-TEST_F(StepExecutorTest, FeedForwardColumnThenRowParallelEqualsPlainLoops) {
+INSTANTIATE_TEST_SUITE_P(All, StepExecutorTest,
+                         testing::Values(Transport::kStream, Transport::kShm), TransportName);
+
+TEST_P(StepExecutorTest, FeedForwardColumnThenRowParallelEqualsPlainLoops) {
   StartMesh("fsdp=2,tp=2");
   const Tensor input = Tensor::Random({8, 32}, 1);
   const Tensor up = Tensor::Random({64, 32}, 2);
@@ -253,14 +319,16 @@ TEST_F(StepExecutorTest, FeedForwardColumnThenRowParallelEqualsPlainLoops) {
                 expected[i] + static_cast<double>(bias.elements[i % 32]), 1e-3)
         << "element " << i;
   }
-  const std::vector<FlightRecord> flights = rank(0).recorder.Last();
+  std::vector<FlightRecord> flights = rank(0).recorder.Last();
+  EXPECT_GT(flights.size(), 1u) << "work of the rank alone is recorded too";
+  std::erase_if(flights, [](const FlightRecord& record) { return record.peers.empty(); });
   ASSERT_EQ(flights.size(), 1u);
   EXPECT_THAT(flights[0].what, HasSubstr("all-reduce over tp"));
   EXPECT_TRUE(flights[0].outcome.ok());
   EXPECT_GT(Await(0).sent_bytes, 0);
 }
 
-TEST_F(StepExecutorTest, CollectivesAlongAnyDimensionEqualTheirDefinition) {
+TEST_P(StepExecutorTest, CollectivesAlongAnyDimensionEqualTheirDefinition) {
   struct Case {
     std::string name;
     CollectiveOp op;
@@ -556,26 +624,29 @@ class CollectiveStepTest : public StepExecutorTest {
   int64_t sequence_ = 0;
 };
 
-TEST_F(CollectiveStepTest, EveryKindByEveryAlgorithmAlongEachAxisOfAMeshAndBoth) {
+INSTANTIATE_TEST_SUITE_P(All, CollectiveStepTest,
+                         testing::Values(Transport::kStream, Transport::kShm), TransportName);
+
+TEST_P(CollectiveStepTest, EveryKindByEveryAlgorithmAlongEachAxisOfAMeshAndBoth) {
   StartMesh("x=2,y=2");
   ExpectAllAsDefined({"x"}, "y", {16, 12}, Dtype::kF32);
   ExpectAllAsDefined({"y"}, "", {16, 12}, Dtype::kI32);
   ExpectAllAsDefined({"y", "x"}, "", {16, 12}, Dtype::kF32);
 }
 
-TEST_F(CollectiveStepTest, EveryKindByEveryAlgorithmOnThreeRanks) {
+TEST_P(CollectiveStepTest, EveryKindByEveryAlgorithmOnThreeRanks) {
   StartMesh("x=3");
   ExpectAllAsDefined({"x"}, "", {18, 15}, Dtype::kF32);
   ExpectAllAsDefined({"x"}, "", {18, 15}, Dtype::kBool);
   ExpectAllAsDefined({"x"}, "", {9, 9}, Dtype::kC64);
 }
 
-TEST_F(CollectiveStepTest, EveryKindByEveryAlgorithmOnOneRank) {
+TEST_P(CollectiveStepTest, EveryKindByEveryAlgorithmOnOneRank) {
   StartMesh("x=1");
   ExpectAllAsDefined({"x"}, "", {2, 3}, Dtype::kF32);
 }
 
-TEST_F(CollectiveStepTest, LargeTilesGoInChunks) {
+TEST_P(CollectiveStepTest, LargeTilesGoInChunks) {
   StartMesh("x=3");
   const ValueDescriptor value = {Dtype::kF32, {3, 100'003, 3}, SpecOf({"x"})};
   for (const CollectiveAlgorithm algorithm : AlgorithmsOf(CollectiveKind::kAllReduce)) {
@@ -593,7 +664,7 @@ TEST_F(CollectiveStepTest, LargeTilesGoInChunks) {
   }
 }
 
-TEST_F(CollectiveStepTest, ElementsThatShareBytesMoveWhereNoneIsCut) {
+TEST_P(CollectiveStepTest, ElementsThatShareBytesMoveWhereNoneIsCut) {
   StartMesh("x=2");
   for (const CollectiveKind kind :
        {CollectiveKind::kAllGather, CollectiveKind::kBroadcast, CollectiveKind::kPermute,
@@ -605,7 +676,7 @@ TEST_F(CollectiveStepTest, ElementsThatShareBytesMoveWhereNoneIsCut) {
   }
 }
 
-TEST_F(StepExecutorTest, OneRankTakesALiteralAndSlicesNothing) {
+TEST_P(StepExecutorTest, OneRankTakesALiteralAndSlicesNothing) {
   StartMesh("x=1");
   const Tensor weight = Tensor::Random({4, 3}, 1);
   const Tensor input = Tensor::Random({2, 3}, 2);
@@ -635,7 +706,10 @@ class AllReduceStepTest : public StepExecutorTest {
   }
 };
 
-TEST_F(AllReduceStepTest, FailureOfOneRankEndsTheStepOnAllAndIsNamed) {
+INSTANTIATE_TEST_SUITE_P(All, AllReduceStepTest,
+                         testing::Values(Transport::kStream, Transport::kShm), TransportName);
+
+TEST_P(AllReduceStepTest, FailureOfOneRankEndsTheStepOnAllAndIsNamed) {
   Prepare(4);
   ASSERT_TRUE(rank(1).store->Release({"in"}).ok());
   RunOnAll();
@@ -653,7 +727,7 @@ TEST_F(AllReduceStepTest, FailureOfOneRankEndsTheStepOnAllAndIsNamed) {
   }
 }
 
-TEST_F(AllReduceStepTest, RanksThatReduceOtherwiseFailInsteadOfMixingTheirBytes) {
+TEST_P(AllReduceStepTest, RanksThatReduceOtherwiseFailInsteadOfMixingTheirBytes) {
   Prepare(4);
   Run(0, order_);
   Run(1, order_);
@@ -674,7 +748,7 @@ TEST_F(AllReduceStepTest, RanksThatReduceOtherwiseFailInsteadOfMixingTheirBytes)
   }
 }
 
-TEST_F(AllReduceStepTest, LossOfARankEndsTheStepOnTheOthers) {
+TEST_P(AllReduceStepTest, LossOfARankEndsTheStepOnTheOthers) {
   Prepare(1);
   Run(0, order_);
   Run(1, order_);
@@ -689,7 +763,7 @@ TEST_F(AllReduceStepTest, LossOfARankEndsTheStepOnTheOthers) {
   }
 }
 
-TEST_F(AllReduceStepTest, UnknownPlanIsAskedForAndHoldsTheStepsPlace) {
+TEST_P(AllReduceStepTest, UnknownPlanIsAskedForAndHoldsTheStepsPlace) {
   Prepare(1);
   StepOrder without_bytes = order_;
   without_bytes.plan_bytes.clear();
@@ -710,7 +784,7 @@ TEST_F(AllReduceStepTest, UnknownPlanIsAskedForAndHoldsTheStepsPlace) {
   }
 }
 
-TEST_F(AllReduceStepTest, StepThatAPeerNeverBeginsEndsAtItsDeadline) {
+TEST_P(AllReduceStepTest, StepThatAPeerNeverBeginsEndsAtItsDeadline) {
   Prepare(1);
   order_.timeout = absl::Milliseconds(200);
   Run(0, order_);
@@ -721,7 +795,42 @@ TEST_F(AllReduceStepTest, StepThatAPeerNeverBeginsEndsAtItsDeadline) {
               testing::AllOf(HasSubstr("rank 0 (worker-0), step 1"), HasSubstr("all-reduce")));
 }
 
-TEST_F(AllReduceStepTest, AbortEndsARunningAWaitingAndAStagedStep) {
+TEST_P(AllReduceStepTest, ProgressTellsWhoIsWaitedForAndTheDeadlineBlamesIt) {
+  Prepare(1);
+  order_.timeout = absl::Seconds(1);
+  Run(0, order_);
+  Run(1, order_);
+  for (DeviceId device = 0; device < 2; ++device) {
+    const auto waits_for = [&]() -> std::optional<DeviceId> {
+      const auto progress = rank(device).executor->progress();
+      if (!progress.has_value() || !progress->instruction.has_value()) return std::nullopt;
+      EXPECT_EQ(progress->step, 1);
+      EXPECT_EQ(progress->instruction->mesh_id, "default");
+      EXPECT_EQ(progress->instruction->rank, device);
+      return progress->instruction->waits_for;
+    };
+    const auto has_ended = [&] {
+      const std::vector<FlightRecord> last = rank(device).recorder.Last(1);
+      return !last.empty() && !last[0].is_running();
+    };
+    bool is_seen = false;
+    while (!is_seen && !has_ended()) {
+      is_seen = waits_for() == 2;
+      std::this_thread::yield();
+    }
+    EXPECT_TRUE(is_seen);
+  }
+  for (DeviceId device = 0; device < 2; ++device) {
+    const StepResult result = Await(device);
+    EXPECT_EQ(result.status.code(), absl::StatusCode::kDeadlineExceeded) << result.status;
+    EXPECT_EQ(result.blamed_identity, "worker-2");
+    EXPECT_THAT(std::string(result.status.message()), HasSubstr("rank 2 (worker-2)"));
+    EXPECT_FALSE(rank(device).executor->progress().has_value());
+    EXPECT_EQ(rank(device).recorder.Last(1)[0].waits_for, 2);
+  }
+}
+
+TEST_P(AllReduceStepTest, AbortEndsARunningAWaitingAndAStagedStep) {
   Prepare(1);
   StepOrder second = order_;
   second.sequence = 2;
@@ -744,7 +853,7 @@ TEST_F(AllReduceStepTest, AbortEndsARunningAWaitingAndAStagedStep) {
   EXPECT_FALSE(rank(0).store->FindStaged("out-3-0", Tile::Whole(Shape{6, 5})).ok());
 }
 
-TEST_F(AllReduceStepTest, WhatIsStagedOutlivesTheEndOfWhatIsNot) {
+TEST_P(AllReduceStepTest, WhatIsStagedOutlivesTheEndOfWhatIsNot) {
   Prepare(1);
   RunOnAll();
   for (DeviceId device = 0; device < 3; ++device) {
@@ -772,7 +881,7 @@ TEST_F(AllReduceStepTest, WhatIsStagedOutlivesTheEndOfWhatIsNot) {
   EXPECT_TRUE(rank(1).store->FindStaged("out-1-0", whole).ok());
 }
 
-TEST_F(AllReduceStepTest, OrdersOfAnOlderTermOrOutOfOrderAreRefused) {
+TEST_P(AllReduceStepTest, OrdersOfAnOlderTermOrOutOfOrderAreRefused) {
   Prepare(7);
   RunOnAll();
   for (DeviceId device = 0; device < 3; ++device) {
@@ -786,7 +895,7 @@ TEST_F(AllReduceStepTest, OrdersOfAnOlderTermOrOutOfOrderAreRefused) {
   EXPECT_EQ(ReasonOf(Await(0, 3).status), Reason::kStaleTerm);
 }
 
-TEST_F(AllReduceStepTest, DonatedOperandIsReleasedWhenTheStepCommits) {
+TEST_P(AllReduceStepTest, DonatedOperandIsReleasedWhenTheStepCommits) {
   Prepare(1);
   order_.operands[0].donate = true;
   RunOnAll();

@@ -1,0 +1,157 @@
+// StepWatch: gathers what membership and heartbeats tell of each rank.
+#include "server/step_watch.h"
+
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "sharding/str_cat.h"
+
+namespace shardmesh::server {
+namespace {
+
+// Of a step's records, which tell what a rank has behind it: others cannot be further behind.
+constexpr size_t kRecordsOfStep = 16;
+// Steps that are looked at, the oldest: a worker runs them in their order, and is stuck in one.
+constexpr int64_t kMaxStepsJudged = 64;
+
+std::string Name(const Participant& participant) {
+  return StrCat("rank ", participant.rank, " (", participant.identity, ")");
+}
+
+Finding FindingOf(const FailedStep& step, absl::Time now) {
+  Finding finding{.kind = FindingKind::kFailed,
+                  .explanation = std::string(step.status.message()),
+                  .sequence = step.work.sequence,
+                  .op = step.work.op,
+                  .mesh_id = step.work.mesh_id,
+                  .since = step.failed};
+  std::vector<std::string> names;
+  for (const Participant& blamed : step.work.blamed) {
+    finding.culprits.push_back({.rank = blamed.rank,
+                                .identity = blamed.identity,
+                                .reason = StrCat("made step ", step.work.sequence, " fail")});
+    names.push_back(Name(blamed));
+  }
+  finding.summary =
+      StrCat("a step failed ", rpc::FormatRounded(now - step.failed), " ago",
+             names.empty() ? std::string() : StrCat(" because of ", StrJoin(names, ", ")), ": ",
+             finding.explanation);
+  return finding;
+}
+
+}  // namespace
+
+DiagnosisOptions StepWatch::OptionsNow() const {
+  return {.now = clock_->Now(), .heartbeat_interval = membership_->options().heartbeat_interval};
+}
+
+ObservedRank StepWatch::Observe(const MembershipView& view, int64_t rank,
+                                const std::string& identity, int64_t sequence) const {
+  ObservedRank observed{.rank = rank, .identity = identity};
+  const WorkerStatus* worker = view.FindWorker(identity);
+  if (worker == nullptr) {
+    observed.lost_because = "it never attached";
+    return observed;
+  }
+  if (worker->state == WorkerState::kLost) {
+    observed.lost_because = worker->lost_because;
+    observed.lost = worker->lost;
+  }
+  observed.last_heartbeat = worker->last_heartbeat;
+  if (std::optional<WorkerFlight> flight =
+          log_->Find(identity, sequence, sequence == 0 ? 0 : kRecordsOfStep);
+      flight.has_value() && flight->incarnation == worker->info.incarnation) {
+    observed.unreached = std::move(flight->unreached);
+    observed.progress = std::move(flight->progress);
+    observed.ended = std::move(flight->records);
+  }
+  return observed;
+}
+
+ObservedStep StepWatch::Observe(const WorkRef& work,
+                                const std::vector<Participant>& waiting_for) const {
+  const std::shared_ptr<const MembershipView> view = membership_->view();
+  ObservedStep step{
+      .sequence = work.sequence, .op = work.op, .mesh_id = work.mesh_id, .started = work.started};
+  for (const Participant& participant : work.participants) {
+    step.ranks.push_back(Observe(*view, participant.rank, participant.identity, work.sequence));
+    step.ranks.back().is_done =
+        std::none_of(waiting_for.begin(), waiting_for.end(),
+                     [&](const Participant& waiting) { return waiting.rank == participant.rank; });
+  }
+  return step;
+}
+
+StepExplanation StepWatch::Explain(const WorkRef& work,
+                                   const std::vector<Participant>& waiting_for) const {
+  const std::optional<Finding> finding = DiagnoseStep(Observe(work, waiting_for), OptionsNow());
+  if (!finding.has_value()) return {};
+  StepExplanation explanation{.text = finding->explanation};
+  if (!finding->waiting.empty()) {
+    explanation.waiting = StrCat(DescribeRanks(finding->waiting), " waited in instruction ",
+                                 *finding->instruction, " (", finding->label, ")");
+  }
+  for (const Culprit& culprit : finding->culprits) {
+    explanation.blamed.push_back({.rank = culprit.rank, .identity = culprit.identity});
+  }
+  return explanation;
+}
+
+StepWatch::Verdict StepWatch::Judge(int64_t sequence,
+                                    const std::vector<Sequencer::LiveWork>& live) const {
+  const DiagnosisOptions options = OptionsNow();
+  Verdict verdict;
+  int64_t running = 0;
+  for (const Sequencer::LiveWork& each : live) {
+    const bool is_step = each.work.transfer_id.empty() && each.work.sequence != 0;
+    if (!is_step || (sequence != 0 && each.work.sequence != sequence)) continue;
+    if (++running > kMaxStepsJudged) continue;
+    std::optional<Finding> finding = DiagnoseStep(Observe(each.work, each.waiting_for), options);
+    if (finding.has_value() && finding->is_blocked && options.now - finding->since >= kStuckAfter) {
+      verdict.findings.push_back(*std::move(finding));
+    }
+  }
+  for (const FailedStep& step : log_->Failed()) {
+    if (sequence != 0 ? step.work.sequence == sequence
+                      : options.now - step.failed <= kFailedWithin) {
+      verdict.findings.push_back(FindingOf(step, options.now));
+    }
+  }
+  if (sequence == 0) {
+    const std::shared_ptr<const MembershipView> view = membership_->view();
+    std::set<std::string> told;  // one that serves in several meshes is told of once
+    for (const auto& [mesh_id, mesh] : view->meshes) {
+      std::vector<ObservedRank> ranks;
+      for (size_t rank = 0; rank < mesh.identities.size(); ++rank) {
+        ranks.push_back(Observe(*view, static_cast<int64_t>(rank), mesh.identities[rank], 0));
+      }
+      for (Finding& finding : DiagnoseWorkers(ranks, mesh_id, options)) {
+        if (told.insert(finding.culprits.front().identity).second) {
+          verdict.findings.push_back(std::move(finding));
+        }
+      }
+    }
+  }
+
+  if (!verdict.findings.empty()) {
+    const size_t more = verdict.findings.size() - 1;
+    verdict.sentence = verdict.findings.front().summary;
+    if (more > 0) {
+      verdict.sentence += StrCat("; and ", more, more == 1 ? " finding more" : " findings more");
+    }
+  } else if (sequence != 0) {
+    verdict.sentence =
+        StrCat("step ", sequence,
+               running > 0 ? " runs, and nothing is stuck"
+                           : " does not run, and is not among those that failed last");
+  } else {
+    verdict.sentence = StrCat("nothing is stuck and nothing failed in the last ",
+                              absl::ToInt64Minutes(kFailedWithin), " minutes: ", running,
+                              running == 1 ? " step runs" : " steps run");
+  }
+  return verdict;
+}
+
+}  // namespace shardmesh::server

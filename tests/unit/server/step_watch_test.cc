@@ -1,0 +1,148 @@
+// The verdict on what is known of the workers and on what failed.
+#include "server/step_watch.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <utility>
+
+#include "sharding/str_cat.h"
+#include "tests/testing/fake_clock.h"
+#include "tests/testing/status_matchers.h"
+
+namespace shardmesh::server {
+namespace {
+
+using ::shardmesh::test::IsOk;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+class StepWatchTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    for (int64_t rank = 0; rank < 2; ++rank) Attach(rank, 1);
+    ASSERT_THAT(members_.AddMesh("default", 2, {}), IsOk());
+  }
+  void Attach(int64_t rank, uint64_t incarnation) {
+    const std::string identity = StrCat("worker-", rank);
+    auto attachment = members_.Attach({.identity = identity,
+                                       .incarnation = incarnation,
+                                       .build_version = "1",
+                                       .endpoints = {"127.0.0.1:1"},
+                                       .host = "host"});
+    ASSERT_THAT(attachment, IsOk());
+    attachments_[rank] = *attachment;
+    log_.Attached(identity, incarnation);
+  }
+  void Beat(int64_t rank, std::optional<rpc::StepProgress> progress) {
+    EXPECT_THAT(members_.Heartbeat(attachments_[rank], 0), IsOk());
+    log_.Heard(StrCat("worker-", rank), 1, {.sent = clock_.Now(), .progress = std::move(progress)},
+               clock_.Now());
+  }
+  // Waits in instruction 3 for the other rank.
+  rpc::StepProgress Waiting(int64_t rank) const {
+    rpc::FlightRecord instruction{.step = 7,
+                                  .rank = rank,
+                                  .op = 3,
+                                  .what = "op 0 (linear): all-reduce over tp",
+                                  .started = begun_,
+                                  .peers = {{.rank = 1 - rank}},
+                                  .waits_for = 1 - rank};
+    return {.step = 7, .started = begun_, .instruction = std::move(instruction)};
+  }
+  std::vector<Participant> Both() const {
+    return {{.rank = 0, .identity = "worker-0"}, {.rank = 1, .identity = "worker-1"}};
+  }
+  WorkRef Work() const {
+    return {.sequence = 7,
+            .op = "linear",
+            .mesh_id = "default",
+            .started = begun_,
+            .participants = Both()};
+  }
+  std::vector<Sequencer::LiveWork> Live() const {
+    return {{.work = Work(), .state = "RUNNING", .waiting_for = Both()}};
+  }
+
+  test::FakeClock clock_;
+  Membership members_{&clock_};
+  FlightLog log_;
+  StepWatch watch_{&clock_, &members_, &log_};
+  std::map<int64_t, uint64_t> attachments_;
+  absl::Time begun_ = clock_.Now();
+};
+
+TEST_F(StepWatchTest, CallsAStepStuckOnlyWhenARankHasWaitedForASecond) {
+  Beat(0, Waiting(0));
+  EXPECT_THAT(watch_.Judge(0, Live()).findings, IsEmpty());
+  EXPECT_THAT(watch_.Judge(0, Live()).sentence,
+              AllOf(HasSubstr("nothing is stuck"), HasSubstr("1 step runs")));
+  clock_.Advance(absl::Seconds(1));
+  Beat(0, Waiting(0));
+  Beat(1, std::nullopt);
+  const StepWatch::Verdict verdict = watch_.Judge(0, Live());
+  ASSERT_THAT(verdict.findings, SizeIs(1));
+  EXPECT_EQ(verdict.sentence,
+            "step 7 (linear) is stuck: rank 0 waits in instruction 3 (op 0 (linear): all-reduce "
+            "over tp) for rank 1 (worker-1), which has not begun the step");
+  EXPECT_THAT(watch_.Judge(7, Live()).findings, SizeIs(1));
+  EXPECT_THAT(watch_.Judge(8, Live()).findings, IsEmpty());
+}
+
+TEST_F(StepWatchTest, ExplainsAStepToTheSequencer) {
+  EXPECT_EQ(watch_.Explain(Work(), Both()).text, "") << "no heartbeat has told of it";
+  Beat(0, Waiting(0));
+  const StepExplanation explanation = watch_.Explain(Work(), Both());
+  EXPECT_THAT(explanation.text, HasSubstr("for rank 1 (worker-1), which has not begun the step"));
+  EXPECT_EQ(explanation.waiting,
+            "rank 0 waited in instruction 3 (op 0 (linear): all-reduce over tp)");
+  ASSERT_THAT(explanation.blamed, SizeIs(1));
+  EXPECT_EQ(explanation.blamed[0].identity, "worker-1");
+}
+
+TEST_F(StepWatchTest, PassesOverWhatAnEarlierProcessOfAWorkerTold) {
+  Beat(0, Waiting(0));
+  Beat(1, Waiting(1));
+  members_.Detach(attachments_[1], "its stream broke");
+  const StepExplanation dead = watch_.Explain(Work(), Both());
+  EXPECT_THAT(dead.text, HasSubstr("(its stream broke)"));
+  Attach(1, 2);
+  EXPECT_THAT(watch_.Explain(Work(), Both()).text, HasSubstr("has not begun the step"));
+}
+
+TEST_F(StepWatchTest, TellsOfFailedStepsForFiveMinutesAndOfOneThatIsAskedForLonger) {
+  WorkRef failed = Work();
+  failed.blamed = {Both()[1]};
+  log_.StepFailed({.work = failed,
+                   .failed = clock_.Now(),
+                   .status = absl::UnavailableError("rank 1 (worker-1) was lost")});
+  clock_.Advance(absl::Seconds(1));
+  const StepWatch::Verdict verdict = watch_.Judge(0, {});
+  ASSERT_THAT(verdict.findings, SizeIs(1));
+  EXPECT_EQ(verdict.findings[0].kind, FindingKind::kFailed);
+  EXPECT_EQ(verdict.findings[0].culprits[0].identity, "worker-1");
+  EXPECT_EQ(verdict.sentence,
+            "a step failed 1s ago because of rank 1 (worker-1): rank 1 (worker-1) was lost");
+  for (int i = 0; i < 400; ++i) {
+    clock_.Advance(absl::Seconds(1));
+    Beat(0, std::nullopt);
+    Beat(1, std::nullopt);
+  }
+  EXPECT_THAT(watch_.Judge(0, {}).findings, IsEmpty());
+  EXPECT_THAT(watch_.Judge(7, {}).findings, SizeIs(1));
+  EXPECT_THAT(watch_.Judge(8, {}).sentence, HasSubstr("step 8 does not run"));
+}
+
+TEST_F(StepWatchTest, TellsOfALostWorkerOfAMesh) {
+  members_.Detach(attachments_[1], "its stream broke");
+  const StepWatch::Verdict verdict = watch_.Judge(0, {});
+  ASSERT_THAT(verdict.findings, SizeIs(1));
+  EXPECT_THAT(verdict.sentence, AllOf(HasSubstr("rank 1 (worker-1) of mesh \"default\" is lost"),
+                                      HasSubstr("(its stream broke)")));
+  EXPECT_THAT(watch_.Judge(7, {}).findings, IsEmpty()) << "asked about a step alone";
+}
+
+}  // namespace
+}  // namespace shardmesh::server

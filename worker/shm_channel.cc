@@ -1,0 +1,267 @@
+// ShmChannel: notes, what they point to, and who sleeps.
+#include "worker/shm_channel.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+
+namespace shardmesh::worker {
+namespace {
+
+// How long a segment may take over the socket after the note that speaks of it.
+constexpr absl::Duration kIntroduction = absl::Seconds(2);
+// In a note: the message follows.
+constexpr uint64_t kInline = 0;
+
+// What a note begins with.
+struct NoteHeader {
+  int64_t step = 0;
+  int64_t epoch = 0;
+  int32_t op = 0;
+  int32_t round = 0;
+  uint64_t signature_hash = 0;
+  uint64_t segment_id = kInline;
+  uint64_t offset_bytes = 0;
+  uint64_t size_bytes = 0;
+  uint64_t signature_bytes = 0;
+};
+static_assert(sizeof(NoteHeader) + ShmChannel::kInlineBytes <= kMaxNoteBytes);
+static_assert(std::atomic<uint32_t>::is_always_lock_free);
+
+// The word is the same for every process that maps it, for reading too.
+void FutexWait(const std::atomic<uint32_t>& word, uint32_t expected, absl::Duration timeout) {
+  const timespec limit = absl::ToTimespec(timeout);
+  syscall(SYS_futex, &word, FUTEX_WAIT, expected, &limit, nullptr, 0);
+}
+void FutexWake(const std::atomic<uint32_t>& word) {
+  syscall(SYS_futex, &word, FUTEX_WAKE, std::numeric_limits<int>::max(), nullptr, nullptr, 0);
+}
+
+absl::Status Wrong(std::string_view what) {
+  return absl::DataLossError(StrCat("a note from a peer on this host ", what));
+}
+
+}  // namespace
+
+int64_t ShmControl::SizeBytes() {
+  constexpr int64_t kPageBytes = 4096;
+  return (static_cast<int64_t>(sizeof(ShmControl)) + kPageBytes - 1) / kPageBytes * kPageBytes;
+}
+
+// Lets the sender have a message's memory back.
+struct ShmChannel::Pin {
+  Pin(std::shared_ptr<ShmChannel> the_channel, std::shared_ptr<const ShmView> the_view,
+      uint64_t the_number)
+      : channel(std::move(the_channel)), view(std::move(the_view)), number(the_number) {}
+  Pin(const Pin&) = delete;
+  Pin& operator=(const Pin&) = delete;
+  ~Pin() {
+    channel->own().reads.released[number % kRingSlots].store(number + 1, std::memory_order_release);
+  }
+
+  const std::shared_ptr<ShmChannel> channel;
+  const std::shared_ptr<const ShmView> view;
+  const uint64_t number;
+};
+
+ShmChannel::ShmChannel(std::unique_ptr<ShmSegment> control, std::unique_ptr<ShmView> theirs,
+                       std::shared_ptr<const FileDescriptor> socket, const ShmArena* arena)
+    : control_(std::move(control)),
+      theirs_(std::move(theirs)),
+      socket_(std::move(socket)),
+      arena_(arena),
+      writer_(&own().slots, &their().reads),
+      reader_(&their().slots, &own().reads) {}
+
+ShmChannel::~ShmChannel() = default;
+
+bool ShmChannel::TrySend(const Tag& tag, int64_t epoch, std::string_view signature,
+                         uint64_t signature_hash, const OwnedBytes& message) {
+  const size_t size_bytes = message.bytes.size();
+  NoteHeader header = {.step = tag.step(),
+                       .epoch = epoch,
+                       .op = static_cast<int32_t>(tag.op()),
+                       .round = static_cast<int32_t>(tag.round()),
+                       .signature_hash = signature.empty() ? 0 : signature_hash,
+                       .size_bytes = size_bytes,
+                       .signature_bytes = signature.size()};
+  if (signature.size() > kShmSignatureBytes) return false;
+  const bool is_inline = size_bytes <= kInlineBytes;
+  if (!is_inline) {
+    const auto place = arena_->Locate(message.bytes.data(), size_bytes);
+    if (!place.has_value()) return false;
+    header.segment_id = place->segment_id;
+    header.offset_bytes = place->offset_bytes;
+  }
+
+  std::deque<Pinned> done;  // let go of without the lock
+  {
+    absl::MutexLock lock(&send_mutex_);
+    if (closed()) return false;
+    ReapLocked(done);
+    if (!is_inline && !Introduce(header.segment_id)) return false;
+    if (!signature.empty()) {
+      const uint64_t next = writer_.written();
+      if (next >= kRingSlots && !writer_.IsReleased(next - kRingSlots)) return false;
+      std::memcpy(own().signatures[next % kRingSlots].data(), signature.data(), signature.size());
+    }
+    std::array<char, sizeof(NoteHeader) + kInlineBytes> note;
+    std::memcpy(note.data(), &header, sizeof(header));
+    if (is_inline) std::memcpy(note.data() + sizeof(header), message.bytes.data(), size_bytes);
+    const auto number =
+        writer_.TryWrite({note.data(), sizeof(header) + (is_inline ? size_bytes : 0)});
+    if (!number.has_value()) return false;
+    if (!is_inline) pinned_.push_back({*number, message});
+  }
+  // Either the other end's last look finds the note, or this end sees that it sleeps.
+  own().written.fetch_add(1, std::memory_order_seq_cst);
+  if (their().sleeps.load(std::memory_order_seq_cst) != 0) FutexWake(own().written);
+  return true;
+}
+
+bool ShmChannel::Introduce(uint64_t segment_id) {
+  if (introduced_.contains(segment_id)) return true;
+  bool is_sent = false;
+  arena_->WithSegment(segment_id, [&](int fd, int64_t size_bytes) {
+    const ShmGreeting greeting = {
+        .kind = ShmGreeting::Kind::kSegment, .segment_id = segment_id, .size_bytes = size_bytes};
+    is_sent = SendDescriptors(socket_->get(), greeting.text(), {fd}).ok();
+  });
+  if (is_sent) introduced_.insert(segment_id);
+  return is_sent;
+}
+
+absl::StatusOr<bool> ShmChannel::TryReceive(uint64_t expected_hash, Arrived* arrived) {
+  absl::MutexLock lock(&receive_mutex_);
+  if (closed()) return false;
+  SHARDMESH_ASSIGN_OR_RETURN(const bool is_there, reader_.TryRead(&note_));
+  if (!is_there) return false;
+  NoteHeader header;
+  if (note_.size_bytes < sizeof(header)) return Wrong("is too short");
+  std::memcpy(&header, note_.bytes.data(), sizeof(header));
+  arrived->step = header.step;
+  arrived->op = header.op;
+  arrived->round = header.round;
+  arrived->epoch = header.epoch;
+  arrived->signature_hash = header.signature_hash;
+  if (!arrived->signature.empty()) arrived->signature.clear();
+  if (header.signature_hash != 0 && header.signature_hash != expected_hash) {
+    if (header.signature_bytes == 0 || header.signature_bytes > kShmSignatureBytes) {
+      return Wrong(StrCat("has a signature of ", header.signature_bytes, " bytes"));
+    }
+    arrived->signature.assign(their().signatures[note_.number % kRingSlots].data(),
+                              header.signature_bytes);
+  }
+  if (header.segment_id == kInline) {
+    if (header.size_bytes == 0 || header.size_bytes > kInlineBytes ||
+        header.size_bytes != note_.size_bytes - sizeof(header)) {
+      return Wrong(StrCat("has ", note_.size_bytes - sizeof(header), " bytes of a message of ",
+                          header.size_bytes));
+    }
+    const auto copy = std::make_shared_for_overwrite<std::array<char, kInlineBytes>>();
+    std::memcpy(copy->data(), note_.bytes.data() + sizeof(header), header.size_bytes);
+    reader_.Release(note_.number);
+    arrived->message = {absl::MakeConstSpan(copy->data(), header.size_bytes), copy};
+    return true;
+  }
+  const std::shared_ptr<const ShmView> view = ViewOf(header.segment_id);
+  if (view == nullptr) {
+    return Wrong(StrCat("points into segment ", header.segment_id, ", which did not come"));
+  }
+  const size_t segment_bytes = view->bytes().size();
+  if (header.size_bytes == 0 || header.offset_bytes > segment_bytes ||
+      header.size_bytes > segment_bytes - header.offset_bytes) {
+    return Wrong(StrCat("points to ", header.size_bytes, " bytes at ", header.offset_bytes,
+                        " of a segment of ", segment_bytes));
+  }
+  const absl::Span<const char> bytes =
+      view->bytes().subspan(header.offset_bytes, header.size_bytes);
+  arrived->message = {bytes, std::make_shared<Pin>(shared_from_this(), view, note_.number)};
+  return true;
+}
+
+std::shared_ptr<const ShmView> ShmChannel::ViewOf(uint64_t segment_id) {
+  absl::MutexLock lock(&views_mutex_);
+  const auto has_come = [this, segment_id]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(views_mutex_) {
+    return views_.contains(segment_id) || closed();
+  };
+  views_mutex_.AwaitWithTimeout(absl::Condition(&has_come), kIntroduction);
+  const auto found = views_.find(segment_id);
+  return found == views_.end() ? nullptr : found->second;
+}
+
+void ShmChannel::Sleep(absl::Duration timeout) {
+  ShmControl& own_end = own();
+  uint64_t next = 0;
+  {
+    absl::MutexLock lock(&receive_mutex_);
+    if (closed()) return;
+    next = reader_.next();
+  }
+  own_end.sleeps.store(1, std::memory_order_seq_cst);
+  const uint32_t written = their().written.load(std::memory_order_seq_cst);
+  // A note is counted right after it is written.
+  if (!reader_.HasNote(next)) FutexWait(their().written, written, timeout);
+  own_end.sleeps.store(0, std::memory_order_relaxed);
+}
+
+void ShmChannel::Reap() {
+  std::deque<Pinned> done;
+  absl::MutexLock lock(&send_mutex_);
+  ReapLocked(done);
+}
+
+void ShmChannel::ReapLocked(std::deque<Pinned>& done) {
+  if (!untold_.empty()) TellFreed();
+  // The other end lets go in any order, but soon of all: the oldest says enough.
+  while (!pinned_.empty() && writer_.IsReleased(pinned_.front().number)) {
+    done.push_back(std::move(pinned_.front()));
+    pinned_.pop_front();
+  }
+}
+
+void ShmChannel::Close() {
+  std::deque<Pinned> done;
+  {
+    absl::MutexLock lock(&send_mutex_);
+    closed_.store(true, std::memory_order_release);
+    done.swap(pinned_);
+  }
+  absl::MutexLock lock(&views_mutex_);
+  views_.clear();
+}
+
+void ShmChannel::AddView(uint64_t segment_id, std::shared_ptr<const ShmView> view) {
+  absl::MutexLock lock(&views_mutex_);
+  views_[segment_id] = std::move(view);
+}
+
+void ShmChannel::DropView(uint64_t segment_id) {
+  absl::MutexLock lock(&views_mutex_);
+  views_.erase(segment_id);
+}
+
+void ShmChannel::SegmentFreed(uint64_t segment_id) {
+  absl::MutexLock lock(&send_mutex_);
+  if (introduced_.erase(segment_id) == 0 || closed()) return;
+  untold_.push_back(segment_id);
+  TellFreed();
+}
+
+void ShmChannel::TellFreed() {
+  while (!untold_.empty()) {
+    const ShmGreeting greeting = {.kind = ShmGreeting::Kind::kFreed, .segment_id = untold_.front()};
+    if (!SendDescriptors(socket_->get(), greeting.text(), {}).ok()) return;
+    untold_.pop_front();
+  }
+}
+
+}  // namespace shardmesh::worker
