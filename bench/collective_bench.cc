@@ -34,10 +34,12 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "rpc/allocator.h"
 #include "rpc/clock.h"
 #include "rpc/frame.h"
 #include "rpc/log.h"
 #include "rpc/mutex_checks.h"
+#include "rpc/poll_strategy.h"
 #include "rpc/server_lifecycle.h"
 #include "sharding/device_group.h"
 #include "sharding/mesh.h"
@@ -377,16 +379,19 @@ void Measure(Rank& rank, Vectors& vectors, const Vectors::Kind& kind, int64_t ca
   };
   Times slowest = {.p50 = at(0.5), .p99 = at(0.99), .mean = mean};
   const Times own = slowest;
+  std::vector<Times> all(Index(rank.ranks()), own);
   Check(PairwiseAllGather(
       rank.Next(), {absl::MakeConstSpan(reinterpret_cast<const char*>(&own), sizeof(own)), nullptr},
       std::vector<int64_t>(Index(rank.ranks()), sizeof(own)),
-      [&](int64_t, int64_t, absl::Span<const char> bytes) {
-        Times theirs;
-        std::memcpy(&theirs, bytes.data(), sizeof(theirs));
-        slowest.p50 = std::max(slowest.p50, theirs.p50);
-        slowest.p99 = std::max(slowest.p99, theirs.p99);
-        slowest.mean = std::max(slowest.mean, theirs.mean);
+      [&](int64_t place, int64_t offset, absl::Span<const char> bytes) {
+        std::memcpy(reinterpret_cast<char*>(&all[Index(place)]) + offset, bytes.data(),
+                    bytes.size());
       }));
+  for (const Times& theirs : all) {
+    slowest.p50 = std::max(slowest.p50, theirs.p50);
+    slowest.p99 = std::max(slowest.p99, theirs.p99);
+    slowest.mean = std::max(slowest.mean, theirs.mean);
+  }
   // `own` is read by the link until all have it.
   Check(PairwiseBarrier(rank.Next()));
   if (rank.rank() != 0) return;
@@ -415,6 +420,9 @@ struct Arguments {
 
 void RunRank(DeviceId number, const Arguments& arguments, const std::string& folder) {
   rpc::ConfigureLog({.level = rpc::LogLevel::kOff});
+  // As a worker does.
+  rpc::KeepMessageMemory();
+  rpc::PollOwnConnections();
   Rank rank(number, arguments.ranks, arguments.transport, folder);
   for (const int64_t bytes : arguments.sizes) {
     Vectors vectors(&rank, bytes);

@@ -6,7 +6,6 @@
 #include <grpcpp/server_context.h>
 #include <grpcpp/support/async_stream.h>
 
-#include <thread>
 #include <utility>
 
 #include "absl/synchronization/mutex.h"
@@ -23,7 +22,7 @@ class AcceptedStream final : public ExchangeStream {
   void Request(RawService& service, grpc::ServerCompletionQueue* queue, void* tag) {
     service.RequestExchange(&context_, &call_, queue, queue, tag);
   }
-  // On the service's thread, when the request was met.
+  // When the request was met.
   void Open(std::shared_ptr<Handler> handler) override {
     SetHandler(std::move(handler));
     OnOpened(/*ok=*/true);
@@ -49,22 +48,10 @@ class ExchangeServiceImpl final : public ExchangeService {
  public:
   explicit ExchangeServiceImpl(Accept accept) : accept_(std::move(accept)) {}
 
-  ~ExchangeServiceImpl() override {
-    if (queue_ == nullptr) return;
-    queue_->Shutdown();
-    if (thread_.joinable()) {
-      thread_.join();
-    } else {
-      RunCompletions(*queue_);
-    }
-  }
-
   void Customize(grpc::ServerBuilder& builder) override { queue_ = builder.AddCompletionQueue(); }
   grpc::Service* service() override { return &service_; }
-  void Start() override {
-    RequestNext();
-    thread_ = std::thread([this] { RunCompletions(*queue_); });
-  }
+  grpc::CompletionQueue* queue() override { return queue_.get(); }
+  void Start() override { RequestNext(); }
   void StopAccepting() override {
     absl::MutexLock lock(&mutex_);
     stopping_ = true;
@@ -110,7 +97,6 @@ class ExchangeServiceImpl final : public ExchangeService {
   const Accept accept_;
   RawService service_;
   std::unique_ptr<grpc::ServerCompletionQueue> queue_;  // null until Customize
-  std::thread thread_;
 
   absl::Mutex mutex_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

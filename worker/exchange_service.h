@@ -8,26 +8,31 @@
 #include "worker/exchange_stream.h"
 
 namespace grpc {
+class CompletionQueue;
 class ServerBuilder;
 class Service;
 }  // namespace grpc
 
 namespace shardmesh::worker {
 
-// A service with a completion queue and a thread of its own. Thread-safe.
+// A service with a completion queue of its own, which its user polls. Thread-safe.
 class ExchangeService {
  public:
-  // Makes the handler of a stream that was accepted, on the service's thread; OnOpen follows.
+  // Makes the handler of a stream that was accepted, on the thread that
+  // polls; OnOpen follows.
   using Accept = std::function<std::shared_ptr<ExchangeStream::Handler>(
       std::shared_ptr<ExchangeStream> stream)>;
 
   static std::unique_ptr<ExchangeService> Create(Accept accept);
-  // AwaitIdle has returned, and OnClosed was called for every stream.
+  // AwaitIdle has returned, OnClosed was called for every stream, and the queue is shut down and
+  // empty.
   virtual ~ExchangeService() = default;
 
   // Before the server is built.
   virtual void Customize(grpc::ServerBuilder& builder) = 0;
   virtual grpc::Service* service() = 0;
+  // For other streams as well; null before Customize.
+  virtual grpc::CompletionQueue* queue() = 0;
   // Begins to accept; the server runs.
   virtual void Start() = 0;
 

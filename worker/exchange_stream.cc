@@ -3,7 +3,6 @@
 
 #include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
-#include <grpcpp/completion_queue.h>
 #include <grpcpp/generic/generic_stub.h>
 
 #include <utility>
@@ -45,12 +44,6 @@ class DialledStream final : public ExchangeStream {
 };
 
 }  // namespace
-
-void RunCompletions(grpc::CompletionQueue& queue) {
-  void* tag = nullptr;
-  bool ok = false;
-  while (queue.Next(&tag, &ok)) static_cast<Completion*>(tag)->Complete(ok);
-}
 
 void ExchangeStream::Write(const grpc::ByteBuffer& frame) {
   absl::MutexLock lock(&mutex_);

@@ -1,8 +1,8 @@
 // One Exchange stream as its user sees it, dialled or accepted: frames in, frames out.
 //
-// Works on a completion queue, one thread of which serves many streams. Rules of gRPC (one read and
-// one write at a time, no write after the end, everything alive until its tag came back) are kept
-// here, so that nothing above has to know them.
+// Works on a completion queue that serves many streams (CompletionPoller). Rules of gRPC (one read
+// and one write at a time, no write after the end, everything alive until its tag came back) are
+// kept here, so that nothing above has to know them.
 #ifndef SHARDMESH_WORKER_EXCHANGE_STREAM_H_
 #define SHARDMESH_WORKER_EXCHANGE_STREAM_H_
 
@@ -13,6 +13,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "worker/completion_poller.h"
 
 namespace grpc {
 class Channel;
@@ -21,22 +22,12 @@ class CompletionQueue;
 
 namespace shardmesh::worker {
 
-// What a completion queue's tag points to.
-class Completion {
- public:
-  virtual ~Completion() = default;
-  virtual void Complete(bool ok) = 0;
-};
-
-// Completes what the queue brings, until it is shut down and empty.
-void RunCompletions(grpc::CompletionQueue& queue);
-
 // States: opening -> open -> closing -> closed. Thread-safe.
 class ExchangeStream : public std::enable_shared_from_this<ExchangeStream> {
  public:
-  // Told what happens, on the queue's thread, never two at once, with no lock held: OnOpen, then
-  // OnFrame and OnWritten in any order, at last OnClosed. A stream that cannot be opened has
-  // OnClosed alone. Must not block.
+  // Told what happens, on the thread that polls the queue, never two at once, with no lock held:
+  // OnOpen, then OnFrame and OnWritten in any order, at last OnClosed. A stream that cannot be
+  // opened has OnClosed alone. Must not block.
   class Handler {
    public:
     virtual ~Handler() = default;
@@ -112,8 +103,8 @@ class ExchangeStream : public std::enable_shared_from_this<ExchangeStream> {
   void FinishIfDue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void TellIfClosed() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  std::shared_ptr<Handler> handler_;  // for the queue's thread; null once closed
-  grpc::ByteBuffer incoming_;         // for the queue's thread
+  std::shared_ptr<Handler> handler_;  // for who polls the queue; null once closed
+  grpc::ByteBuffer incoming_;         // for who polls the queue
   Operation read_{&ExchangeStream::OnRead};
   Operation write_{&ExchangeStream::OnWriteDone};
   Operation finish_{&ExchangeStream::OnFinished};

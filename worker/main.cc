@@ -7,6 +7,7 @@
 #include "rpc/flags.h"
 #include "rpc/log.h"
 #include "rpc/mutex_checks.h"
+#include "rpc/poll_strategy.h"
 #include "rpc/signal.h"
 #include "worker/worker_server.h"
 
@@ -19,6 +20,7 @@ constexpr absl::Duration kFailurePollInterval = absl::Milliseconds(100);
 int Main(int argc, const char* const* argv) {
   rpc::KeepMessageMemory();
   rpc::SkipMutexChecks();
+  rpc::PollOwnConnections();
   rpc::StopSignal stop;  // before any thread starts
   WorkerOptions options;
   rpc::LogOptions log;

@@ -37,6 +37,11 @@ bool PeerLink::is_up() const {
   return state_ == State::kUp;
 }
 
+bool PeerLink::is_behind() const {
+  absl::MutexLock lock(&mutex_);
+  return !can_write_ && !(control_.empty() && short_.empty() && long_.empty());
+}
+
 std::vector<int64_t> PeerLink::recent_steps() const {
   absl::MutexLock lock(&mutex_);
   return {recent_steps_.begin(), recent_steps_.end()};

@@ -38,7 +38,7 @@ class PeerLink final : public ExchangeStream::Handler,
  public:
   static constexpr int64_t kShortMessageBytes = int64_t{16} << 10;
   // Most payload of a data frame: what a control frame may have to wait for.
-  static constexpr int64_t kDataFrameBytes = int64_t{256} << 10;
+  static constexpr int64_t kDataFrameBytes = int64_t{512} << 10;
   // Control frames that wait: a peer that causes more of them and does not read is cut off.
   static constexpr size_t kMaxControlFrames = 4096;
 
@@ -77,6 +77,8 @@ class PeerLink final : public ExchangeStream::Handler,
   // it.
   absl::Status Send(const rpc::FrameTag& tag, int64_t epoch, OwnedBytes message,
                     std::string signature = {});
+  // Whether something waits for the frame before it to be written.
+  bool is_behind() const;
   // Data of a step was sent to the peer on another way: see recent_steps.
   void RememberStep(int64_t sequence);
   // Tells that a step is over, and drops what is still to be sent of it.

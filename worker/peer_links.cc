@@ -2,8 +2,6 @@
 #include "worker/peer_links.h"
 
 #include <grpcpp/channel.h>
-#include <grpcpp/completion_queue.h>
-
 #include <sched.h>
 
 #include <algorithm>
@@ -12,7 +10,6 @@
 #include <map>
 #include <optional>
 #include <set>
-#include <thread>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -22,6 +19,7 @@
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
+#include "worker/completion_poller.h"
 #include "worker/exchange_service.h"
 #include "worker/exchange_stream.h"
 #include "worker/peer_link.h"
@@ -154,10 +152,11 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
             .tag_limit_bytes = options_.tag_limit_bytes,
             .worker_limit_bytes = options_.peer_limit_bytes,
             .credit = [this](const std::string& worker, const Tag& tag,
-                             int64_t size_bytes) { Grant(worker, tag, size_bytes); }}),
+                             int64_t size_bytes) { Grant(worker, tag, size_bytes); },
+            .poll = [this](absl::FunctionRef<bool()> is_done) { poller_.Poll(is_done); }}),
         service_(ExchangeService::Create(
             [this](std::shared_ptr<ExchangeStream> stream) { return Accept(std::move(stream)); })),
-        dial_thread_([this] { RunCompletions(dial_queue_); }),
+        poller_([this] { return mailbox_.awaited(); }),
         alarm_(std::in_place, options_.clock, [this] { Tick(); }) {
     if (options_.arena != nullptr && options_.transport != Transport::kStream) ShareMemory();
   }
@@ -173,12 +172,14 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
                                  ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return live_links_ == 0; };
       mutex_.Await(absl::Condition(&none_left));
     }
+    poller_.Stop();
     service_.reset();
-    dial_queue_.Shutdown();
-    dial_thread_.join();
   }
 
-  void Customize(grpc::ServerBuilder& builder) override { service_->Customize(builder); }
+  void Customize(grpc::ServerBuilder& builder) override {
+    service_->Customize(builder);
+    poller_.Start(service_->queue());
+  }
   grpc::Service* service() override { return service_->service(); }
   void Start() override { service_->Start(); }
 
@@ -235,6 +236,7 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
 
   // For StepLinkImpl.
   Mailbox& mailbox() { return mailbox_; }
+  CompletionPoller& poller() { return poller_; }
   void CountSent(int64_t size_bytes, bool is_shared) {
     sent_bytes_.fetch_add(size_bytes, std::memory_order_relaxed);
     if (is_shared) shared_bytes_.fetch_add(size_bytes, std::memory_order_relaxed);
@@ -361,8 +363,7 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
   std::optional<std::pair<int64_t, std::vector<std::string>>> told_;
 
   std::unique_ptr<ExchangeService> service_;
-  grpc::CompletionQueue dial_queue_;
-  std::thread dial_thread_;
+  CompletionPoller poller_;          // of the service's queue, on which this worker dials as well
   std::optional<rpc::Alarm> alarm_;  // last: starts when everything above is there
 };
 
@@ -416,6 +417,8 @@ absl::Status StepLinkImpl::Send(DeviceId peer, const Tag& tag, OwnedBytes messag
         !sent.ok()) {
       return WithContext(sent, StrCat("rank ", peer, ", ", tag.ToString()));
     }
+    // The frame before it may be written by now.
+    if (way.link->is_behind()) owner_->poller().PollOnce();
   }
   sent_bytes_.fetch_add(size_bytes, std::memory_order_relaxed);
   owner_->CountSent(size_bytes, is_shared);
@@ -620,7 +623,7 @@ void PeerLinksImpl::Dial(Peer& peer) {
   }
   peer.link = std::make_shared<PeerLink>(this, options_.clock, HelloTo(device));
   ++live_links_;
-  const std::shared_ptr<ExchangeStream> stream = DialExchange(*channel, &dial_queue_);
+  const std::shared_ptr<ExchangeStream> stream = DialExchange(*channel, service_->queue());
   peer.link->Attach(stream);
   stream->Open(peer.link);
 }

@@ -18,7 +18,7 @@
 // read-only, instead; the stream stays, for aborts and for what does not lie in the arena. Only a
 // worker whose memory is an arena shares it.
 //
-// Over streams, data goes out as frames of at most 256 KiB from the memory where it lies; under one
+// Over streams, data goes out as frames of at most 512 KiB from the memory where it lies; under one
 // tag at most Mailbox's tag limit is under way until the receiver has taken it, so that a slow
 // receiver of one tag holds up no other. Control frames go first, short messages before long ones,
 // and long ones take turns.

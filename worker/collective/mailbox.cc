@@ -245,7 +245,11 @@ absl::Status Mailbox::Deliver(const std::string& worker, const Tag& tag, Piece p
   message.message_bytes = piece.message_bytes;
   message.arrived_bytes += size_bytes;
   message.pieces.push_back(std::move(held));
-  message.changed.Signal();
+  if (message.awaited) {
+    message.awaited = false;
+    awaited_.fetch_sub(1, std::memory_order_release);
+    message.changed.Signal();
+  }
   changes_.fetch_add(1, std::memory_order_release);
   return absl::OkStatus();
 }
@@ -267,9 +271,26 @@ absl::StatusOr<OwnedBytes> Mailbox::Receive(DeviceId peer, const Tag& tag, int64
     // A failed step has let go of its messages; do not make one anew.
     if (!step.failure.ok()) return Annotate(step.failure, WaitedFor(peer, worker, tag));
     Message& message = step.messages[MessageKey(worker, tag)];
+    const auto is_done = [&] { return !step.failure.ok() || !message.pieces.empty(); };
+    if (message.pieces.empty()) {
+      message.awaited = true;
+      awaited_.fetch_add(1, std::memory_order_release);
+      if (options_.poll) {
+        mutex_.Unlock();
+        options_.poll([&] {
+          absl::MutexLock poll_lock(&mutex_);
+          return is_done();
+        });
+        mutex_.Lock();
+      }
+    }
     bool timed_out = false;
-    while (step.failure.ok() && message.pieces.empty() && !timed_out) {
+    while (!is_done() && !timed_out) {
       timed_out = message.changed.WaitWithDeadline(&mutex_, deadline);
+    }
+    if (message.awaited) {
+      message.awaited = false;
+      awaited_.fetch_sub(1, std::memory_order_release);
     }
     if (!step.failure.ok()) return Annotate(step.failure, WaitedFor(peer, worker, tag));
     if (message.pieces.empty()) {

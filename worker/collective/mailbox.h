@@ -17,6 +17,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/node_hash_map.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
@@ -50,6 +51,9 @@ class Mailbox {
     // Called when a receiver has taken `size_bytes`, which the worker may now send anew under that
     // tag; not called for the last piece of a message. Runs on the receiver's thread.
     std::function<void(const std::string& worker, const Tag& tag, int64_t size_bytes)> credit;
+    // If set: called when a receiver begins to wait. May bring in messages for as long as `is_done`
+    // does not hold; returns soon if it cannot. Runs on the receiver's thread.
+    std::function<void(absl::FunctionRef<bool()> is_done)> poll = nullptr;
   };
 
   // A part of a message as it came in.
@@ -110,6 +114,9 @@ class Mailbox {
   absl::StatusOr<std::optional<OwnedBytes>> TryReceive(DeviceId peer, const Tag& tag,
                                                        int64_t message_bytes);
 
+  // Whether a receiver waits for what has not come.
+  bool awaited() const { return awaited_.load(std::memory_order_acquire) > 0; }
+
   // Bytes that wait for receivers.
   int64_t held_bytes() const;
 
@@ -130,6 +137,7 @@ class Mailbox {
     int64_t arrived_bytes = 0;
     int64_t taken_bytes = 0;
     absl::CondVar changed;
+    bool awaited = false;  // by a receiver, while there is no piece
   };
   using MessageKey = std::pair<std::string, Tag>;  // worker, tag
   // What is done as one op: here, once it was begun, and by workers that came to it before.
@@ -169,6 +177,7 @@ class Mailbox {
   void DropAll(Step& step, std::vector<OwnedBytes>& dropped) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Options options_;
+  std::atomic<int64_t> awaited_ = 0;  // messages that are; changed with the mutex held
   std::atomic<uint64_t> changes_ = 0;
   std::atomic<int64_t> held_pieces_ = 0;
 

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/synchronization/notification.h"
 #include "tests/testing/status_matchers.h"
 
@@ -210,6 +211,30 @@ TEST(MailboxTest, RefusesPiecesThatDoNotFit) {
   EXPECT_EQ(mailbox.held_bytes(), 2);
   EXPECT_THAT(mailbox.Receive(0, TagOf(1), 8, Soon()), StatusIs(absl::StatusCode::kDataLoss));
   EXPECT_THAT(mailbox.Receive(3, TagOf(1), 8, Soon()), StatusIs(kInvalid)) << "no such rank";
+}
+
+TEST(MailboxTest, ReceiverThatWaitsMayBringInItsMessageItself) {
+  Mailbox* box = nullptr;
+  int polls = 0;
+  Mailbox mailbox({.credit = nullptr, .poll = [&](absl::FunctionRef<bool()> is_done) {
+                     EXPECT_TRUE(box->awaited());
+                     EXPECT_FALSE(is_done());
+                     if (++polls == 1) {
+                       ASSERT_THAT(box->Deliver("w-a", TagOf(1, 1), Whole("abcd")), IsOk());
+                     } else {
+                       box->Abort(1, absl::AbortedError("enough"));
+                     }
+                     EXPECT_TRUE(is_done());
+                   }});
+  box = &mailbox;
+  ASSERT_THAT(mailbox.OpenStep(1, kMembers), IsOk());
+  EXPECT_THAT(mailbox.Receive(0, TagOf(1, 1), 4, Soon()), IsOk());
+  EXPECT_FALSE(mailbox.awaited());
+  ASSERT_THAT(mailbox.Deliver("w-a", TagOf(1, 2), Whole("a")), IsOk());
+  EXPECT_THAT(mailbox.Receive(0, TagOf(1, 2), 1, Soon()), IsOk());
+  EXPECT_EQ(polls, 1) << "not for what is there";
+  EXPECT_THAT(mailbox.Receive(0, TagOf(1, 3), 1, Soon()), StatusIs(absl::StatusCode::kAborted));
+  EXPECT_FALSE(mailbox.awaited());
 }
 
 TEST(MailboxTest, BoundsWhatIsHeldAndGivesCreditForWhatIsTaken) {

@@ -13,6 +13,7 @@
 #include "rpc/call.h"
 #include "sharding/reason.h"
 #include "tests/testing/status_matchers.h"
+#include "worker/completion_poller.h"
 #include "worker/exchange_stream.h"
 
 namespace shardmesh::worker {
@@ -348,13 +349,13 @@ class RawPeer final : public ExchangeStream::Handler {
  public:
   explicit RawPeer(const std::string& address)
       : channel_(*rpc::CreateChannel(address, {.own_connection = true})),
-        stream_(DialExchange(channel_, &queue_)),
-        thread_([this] { RunCompletions(queue_); }) {}
+        stream_(DialExchange(channel_, &queue_)) {
+    poller_.Start(&queue_);
+  }
   ~RawPeer() override {
     stream_->Close(absl::CancelledError());
     EXPECT_FALSE(AwaitClosed().ok());
-    queue_.Shutdown();
-    thread_.join();
+    poller_.Stop();
   }
 
   // Sends these frames one by one.
@@ -384,6 +385,7 @@ class RawPeer final : public ExchangeStream::Handler {
 
  private:
   grpc::CompletionQueue queue_;
+  CompletionPoller poller_{[] { return false; }};
   const std::shared_ptr<grpc::Channel> channel_;
   const std::shared_ptr<ExchangeStream> stream_;
   std::vector<grpc::ByteBuffer> frames_;
@@ -391,7 +393,6 @@ class RawPeer final : public ExchangeStream::Handler {
   absl::Mutex mutex_;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
-  std::thread thread_;
 };
 
 rpc::FrameHello GoodHello() {
