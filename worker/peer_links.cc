@@ -935,13 +935,14 @@ void PeerLinksImpl::OnSharingEnded(const std::string& identity, uint64_t link, b
     peer->second.shm_link = 0;
     peer->second.shm_deadline = absl::InfinitePast();
     Notify();
-    // What was on its way is lost, and so is the stream's promise.
-    if (was_connected) ended = peer->second.link;
+    // What was on its way is lost, and so is the stream's promise. And where nothing else is to be
+    // used, it is tried again with the next stream.
+    if (was_connected || options_.transport == Transport::kShm) ended = peer->second.link;
   }
   rpc::LogWarning(was_connected ? "shared memory lost" : "no memory shared",
                   {{"identity", options_.self.identity}, {"peer", identity}, {"error", why}});
   if (ended != nullptr)
-    ended->Close(WorkerLost(StrCat("its shared memory is gone: ", ToStd(why.message()))));
+    ended->Close(WorkerLost(StrCat("it shares no memory: ", ToStd(why.message()))));
 }
 
 absl::Status PeerLinksImpl::TakeShared(const std::string& identity, const ShmChannel* channel,
