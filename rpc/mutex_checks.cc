@@ -5,8 +5,6 @@
 
 namespace shardmesh::rpc {
 
-void SkipMutexChecks() {
-  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
-}
+void SkipMutexChecks() { absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore); }
 
 }  // namespace shardmesh::rpc
