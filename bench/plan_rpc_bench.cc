@@ -16,6 +16,7 @@
 #include "absl/time/time.h"
 #include "client/mesh_client.h"
 #include "rpc/log.h"
+#include "rpc/mutex_checks.h"
 #include "server/coordinator_server.h"
 #include "sharding/mesh.h"
 #include "sharding/rule_set.h"
@@ -180,6 +181,7 @@ void Reshard(client::MeshClient& client) {
 }
 
 int Main(int argc, char** argv) {
+  rpc::SkipMutexChecks();
   rpc::ConfigureLog({.level = rpc::LogLevel::kOff});
   server::CoordinatorOptions options;
   options.listen_address = "127.0.0.1:0";

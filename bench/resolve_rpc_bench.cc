@@ -24,6 +24,7 @@
 #include "absl/time/time.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "rpc/log.h"
+#include "rpc/mutex_checks.h"
 #include "server/coordinator_server.h"
 #include "sharding/mesh.h"
 #include "shardmesh/v1/resolve_service.grpc.pb.h"
@@ -111,6 +112,7 @@ void Print(const char* id, const char* what, double ours, double peer, const cha
 }
 
 int Main() {
+  rpc::SkipMutexChecks();
   rpc::ConfigureLog({.level = rpc::LogLevel::kOff});
   server::CoordinatorOptions options;
   options.listen_address = "127.0.0.1:0";

@@ -367,6 +367,7 @@ absl::Status Sequencer::Report(const WorkPtr& work, RankReport report) {
       for (const Participant& participant : participants) {
         if (participant.identity == blamed) work->ref.blamed.push_back(participant);
       }
+      if (blamed != report.identity) work->ref.blamed_by = participants[place];
     }
     End(work, Attribute(report.status, work->ref, participants[place]));
     return absl::OkStatus();

@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -105,6 +106,8 @@ struct WorkRef {
   absl::Time deadline = absl::InfiniteFuture();
   std::vector<Participant> participants = {};
   std::vector<Participant> blamed = {};  // of what failed: whose fault it is, as far as is known
+  // Who says so, if it is not the coordinator: one participant of another.
+  std::optional<Participant> blamed_by = {};
 };
 
 // Why a step does not come to its end, as far as is known.

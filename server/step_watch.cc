@@ -2,10 +2,12 @@
 #include "server/step_watch.h"
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <set>
 #include <utility>
 
+#include "sharding/reason.h"
 #include "sharding/str_cat.h"
 
 namespace shardmesh::server {
@@ -20,7 +22,22 @@ std::string Name(const Participant& participant) {
   return StrCat("rank ", participant.rank, " (", participant.identity, ")");
 }
 
-Finding FindingOf(const FailedStep& step, absl::Time now) {
+// Of two that do not reach each other either may be to blame, unless one is gone since.
+std::vector<Participant> BlamedFor(const FailedStep& step, const MembershipView& view) {
+  std::vector<Participant> blamed = step.work.blamed;
+  if (ReasonOf(step.status) != Reason::kWorkerLost || !step.work.blamed_by.has_value()) {
+    return blamed;
+  }
+  const bool is_gone = std::any_of(blamed.begin(), blamed.end(), [&](const Participant& each) {
+    const WorkerStatus* worker = view.FindWorker(each.identity);
+    return worker == nullptr || worker->state == WorkerState::kLost ||
+           worker->attached > step.failed;
+  });
+  if (!is_gone) blamed.push_back(*step.work.blamed_by);
+  return blamed;
+}
+
+Finding FindingOf(const FailedStep& step, const MembershipView& view, absl::Time now) {
   Finding finding{.kind = FindingKind::kFailed,
                   .explanation = std::string(step.status.message()),
                   .sequence = step.work.sequence,
@@ -28,7 +45,7 @@ Finding FindingOf(const FailedStep& step, absl::Time now) {
                   .mesh_id = step.work.mesh_id,
                   .since = step.failed};
   std::vector<std::string> names;
-  for (const Participant& blamed : step.work.blamed) {
+  for (const Participant& blamed : BlamedFor(step, view)) {
     finding.culprits.push_back({.rank = blamed.rank,
                                 .identity = blamed.identity,
                                 .reason = StrCat("made step ", step.work.sequence, " fail")});
@@ -113,14 +130,14 @@ StepWatch::Verdict StepWatch::Judge(int64_t sequence,
       verdict.findings.push_back(*std::move(finding));
     }
   }
+  const std::shared_ptr<const MembershipView> view = membership_->view();
   for (const FailedStep& step : log_->Failed()) {
     if (sequence != 0 ? step.work.sequence == sequence
                       : options.now - step.failed <= kFailedWithin) {
-      verdict.findings.push_back(FindingOf(step, options.now));
+      verdict.findings.push_back(FindingOf(step, *view, options.now));
     }
   }
   if (sequence == 0) {
-    const std::shared_ptr<const MembershipView> view = membership_->view();
     std::set<std::string> told;  // one that serves in several meshes is told of once
     for (const auto& [mesh_id, mesh] : view->meshes) {
       std::vector<ObservedRank> ranks;

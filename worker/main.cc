@@ -1,4 +1,6 @@
 // The program shardmesh-worker: serves one device of a mesh until it is told to stop.
+#include <sys/resource.h>
+
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -17,7 +19,17 @@ namespace {
 // How often the main thread looks whether the coordinator has refused this worker for good.
 constexpr absl::Duration kFailurePollInterval = absl::Milliseconds(100);
 
+// Each large tile of shared memory has a descriptor.
+void RaiseDescriptorLimit() {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+    limit.rlim_cur = limit.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &limit);
+  }
+}
+
 int Main(int argc, const char* const* argv) {
+  RaiseDescriptorLimit();
   rpc::KeepMessageMemory();
   rpc::SkipMutexChecks();
   rpc::PollOwnConnections();

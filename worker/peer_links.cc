@@ -40,6 +40,10 @@ constexpr absl::Duration kSharingLimit = absl::Seconds(2);
 // core; then it lets others run between its looks; then it sleeps, and is woken by the sender.
 constexpr int kSpins = 50;
 constexpr absl::Duration kYielding = absl::Microseconds(500);
+// Who yields to a thread that computes is not asked again for some milliseconds. After one yield
+// that took so long, waits sleep at once for a while: a sleeper that is woken goes first.
+constexpr absl::Duration kLongYield = absl::Microseconds(200);
+constexpr absl::Duration kNoYields = absl::Milliseconds(20);
 // What comes on another way, and the end of a step, are noticed this late at most.
 constexpr absl::Duration kNap = absl::Milliseconds(5);
 
@@ -122,6 +126,7 @@ class StepLinkImpl final : public StepLink {
   const DeviceId rank_;
   const std::vector<Way> ways_;
   int spins_ = 0;
+  std::atomic<absl::Time> no_yields_until_ = absl::InfinitePast();
   std::atomic<int64_t> sent_bytes_ = 0;
   // Mailbox::changes() when the step was last seen not to have failed.
   mutable std::atomic<uint64_t> checked_changes_ = ~uint64_t{0};
@@ -483,8 +488,12 @@ absl::StatusOr<OwnedBytes> StepLinkImpl::ReceiveShared(const Way& way, DeviceId 
       return mailbox.Receive(peer, tag, message_bytes, deadline);
     }
     yielded_since = std::min(yielded_since, now);
-    if (now - yielded_since < kYielding) {
+    if (now - yielded_since < kYielding &&
+        now >= no_yields_until_.load(std::memory_order_relaxed)) {
       sched_yield();
+      if (const absl::Time back = absl::Now(); back - now > kLongYield) {
+        no_yields_until_.store(back + kNoYields, std::memory_order_relaxed);
+      }
     } else {
       way.channel->Sleep(std::min(kNap, deadline - now));
     }
@@ -926,13 +935,14 @@ void PeerLinksImpl::OnSharingEnded(const std::string& identity, uint64_t link, b
     peer->second.shm_link = 0;
     peer->second.shm_deadline = absl::InfinitePast();
     Notify();
-    // What was on its way is lost, and so is the stream's promise.
-    if (was_connected) ended = peer->second.link;
+    // What was on its way is lost, and so is the stream's promise. And where nothing else is to be
+    // used, it is tried again with the next stream.
+    if (was_connected || options_.transport == Transport::kShm) ended = peer->second.link;
   }
   rpc::LogWarning(was_connected ? "shared memory lost" : "no memory shared",
                   {{"identity", options_.self.identity}, {"peer", identity}, {"error", why}});
   if (ended != nullptr)
-    ended->Close(WorkerLost(StrCat("its shared memory is gone: ", ToStd(why.message()))));
+    ended->Close(WorkerLost(StrCat("it shares no memory: ", ToStd(why.message()))));
 }
 
 absl::Status PeerLinksImpl::TakeShared(const std::string& identity, const ShmChannel* channel,

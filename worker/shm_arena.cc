@@ -37,7 +37,7 @@ char* ShmArena::Allocate(size_t capacity_bytes) {
     absl::MutexLock lock(&mutex_);
     if (capacity_bytes >= kOwnSegmentBytes) {
       const Segment* const segment = AddSegment(RoundUp(capacity_bytes, kPageBytes));
-      data = segment == nullptr ? nullptr : segment->memory->bytes().data();
+      data = segment == nullptr ? TakePrivate(capacity_bytes) : segment->memory->bytes().data();
     } else {
       data = TakeShared(RoundUp(capacity_bytes, Buffer::kAlignment));
     }
@@ -48,6 +48,15 @@ char* ShmArena::Allocate(size_t capacity_bytes) {
     return nullptr;
   }
   return data;
+}
+
+char* ShmArena::TakePrivate(size_t size_bytes) {
+  const size_t mapped_bytes = RoundUp(size_bytes, kPageBytes);
+  void* const mapped =
+      mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) return nullptr;
+  private_[static_cast<char*>(mapped)] = mapped_bytes;
+  return static_cast<char*>(mapped);
 }
 
 char* ShmArena::TakeShared(size_t size_bytes) {
@@ -77,6 +86,11 @@ void ShmArena::Free(char* data, size_t capacity_bytes) {
   Segment gone;
   {
     absl::MutexLock lock(&mutex_);
+    if (const auto own = private_.find(data); own != private_.end()) {
+      munmap(own->first, own->second);
+      private_.erase(own);
+      return;
+    }
     const auto found = FindSegment(data);
     Segment& segment = found->second;
     if (capacity_bytes < kOwnSegmentBytes) {

@@ -26,6 +26,8 @@ namespace shardmesh::worker {
 // Blocks of kOwnSegmentBytes or more have a segment of their own, which goes back to the host with
 // the block; smaller ones share segments of kSharedSegmentBytes, best fit, and such a segment goes
 // back once it is empty, unless it is the last. (Parts of a sealed segment cannot be given back.)
+// A large block for which the host has no descriptor left is this process's alone: what lies there
+// goes to peers over streams.
 //
 // Thread-safe.
 class ShmArena final : public BlockSource {
@@ -75,11 +77,14 @@ class ShmArena final : public BlockSource {
   // Null if the kernel refuses, with errno set.
   Segment* AddSegment(size_t size_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   char* TakeShared(size_t size_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Null, with errno set, if the host has no memory.
+  char* TakePrivate(size_t size_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::string name_;
   mutable absl::Mutex mutex_;
   uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;
   Segments segments_ ABSL_GUARDED_BY(mutex_);
+  std::map<char*, size_t> private_ ABSL_GUARDED_BY(mutex_);  // blocks outside segments
   std::map<uint64_t, const char*> by_id_ ABSL_GUARDED_BY(mutex_);
   // Free runs of shared segments: size, address.
   std::set<std::pair<size_t, char*>> free_runs_ ABSL_GUARDED_BY(mutex_);

@@ -239,9 +239,14 @@ void ShmChannel::Close() {
   views_.clear();
 }
 
-void ShmChannel::AddView(uint64_t segment_id, std::shared_ptr<const ShmView> view) {
+absl::Status ShmChannel::AddView(uint64_t segment_id, std::shared_ptr<const ShmView> view) {
   absl::MutexLock lock(&views_mutex_);
+  if (views_.size() >= kMaxViews) {
+    return absl::ResourceExhaustedError(
+        StrCat("a peer on this host shows more than ", kMaxViews, " segments of its memory"));
+  }
   views_[segment_id] = std::move(view);
+  return absl::OkStatus();
 }
 
 void ShmChannel::DropView(uint64_t segment_id) {

@@ -100,7 +100,9 @@ class ShmChannel : public std::enable_shared_from_this<ShmChannel> {
 
   // For ShmPeers, as its socket says and the arena: a segment of the other end, or no more; a
   // segment of this end went back to the host.
-  void AddView(uint64_t segment_id, std::shared_ptr<const ShmView> view);
+  // RESOURCE_EXHAUSTED beyond kMaxViews of them.
+  static constexpr size_t kMaxViews = 65'536;
+  absl::Status AddView(uint64_t segment_id, std::shared_ptr<const ShmView> view);
   void DropView(uint64_t segment_id);
   void SegmentFreed(uint64_t segment_id);
 

@@ -268,7 +268,7 @@ absl::Status ShmPeersImpl::Take(Socket& socket, ReceivedDescriptors received) {
       }
       SHARDMESH_ASSIGN_OR_RETURN(auto theirs, OpenControl(received, greeting, peer));
       for (const SocketPtr& other : sockets_) {
-        if (other->peer == peer) return refuse("joins beside itself");
+        if (other->peer == peer && !other->is_over) return refuse("joins beside itself");
       }
       socket.peer = peer;
       SHARDMESH_ASSIGN_OR_RETURN(socket.control, NewControl());
@@ -292,8 +292,7 @@ absl::Status ShmPeersImpl::Take(Socket& socket, ReceivedDescriptors received) {
     case Kind::kSegment: {
       if (socket.channel == nullptr || received.fds.size() != 1) return refuse("sent no segment");
       SHARDMESH_ASSIGN_OR_RETURN(auto view, ShmView::Open(received.fds[0], greeting.size_bytes));
-      socket.channel->AddView(greeting.segment_id, std::move(view));
-      return absl::OkStatus();
+      return socket.channel->AddView(greeting.segment_id, std::move(view));
     }
     case Kind::kFreed:
       if (socket.channel == nullptr) return refuse("freed what it never had");

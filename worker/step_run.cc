@@ -112,8 +112,9 @@ class StepRunner {
         return WithContext(done, instruction.label);
       }
       for (const ValueIndex input : InputsOf(instruction)) {
-        if (values_[input].last_use == i && !values_[input].is_output) values_[input].content = {};
+        LetGo(input, i);
       }
+      LetGo(instruction.output, i);  // nothing may need it
     }
     return StageOutputs();
   }
@@ -157,6 +158,13 @@ class StepRunner {
     }
   }
 
+  // Lets go of a value once the instruction that needs it last has run.
+  void LetGo(ValueIndex value, size_t instruction) {
+    if (values_[value].last_use == instruction && !values_[value].is_output) {
+      values_[value].content = {};
+    }
+  }
+
   absl::Status Prepare() {
     if (order_.operands.size() != plan_.operand_count ||
         order_.outputs.size() != plan_.outputs.size()) {
@@ -180,6 +188,7 @@ class StepRunner {
     }
     for (size_t i = 0; i < plan_.instructions.size(); ++i) {
       const Instruction& instruction = plan_.instructions[i];
+      values_[instruction.output].last_use = i;
       const auto* collective = std::get_if<GroupCollective>(&instruction.kind);
       for (const ValueIndex input : InputsOf(instruction)) {
         values_[input].last_use = i;

@@ -7,6 +7,7 @@
 namespace shardmesh::client {
 
 void AddClusterCommands(CommandLine* line);     // up, down, status, version
+void AddBenchCommands(CommandLine* line);       // bench collectives
 void AddDoctorCommands(CommandLine* line);      // doctor
 void AddLayoutCommands(CommandLine* line);      // resolve, match, presets
 void AddSpecCommands(CommandLine* line);        // explain, constrain, compare, tiles, axes

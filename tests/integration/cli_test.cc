@@ -141,6 +141,11 @@ TEST_F(CommandLineTest, RefusesWrongUse) {
       {{"plan", "--mesh", "\xff=2"}, "argument 3, \"\\xff=2\" after --mesh, is not UTF-8"},
       {{"doctor", "--step", "0"}, "--step"},
       {{"doctor", "--records", "1025"}, "--records"},
+      {{"bench", "collectives", "--ops", "all-redcue"}, "did you mean \"all-reduce\"?"},
+      {{"bench", "collectives", "--ops", "gather"}, "gather is not timed"},
+      {{"bench", "collectives", "--sizes", "8,3"}, "\"3\" is no size from 4 to 1GiB"},
+      {{"bench", "collectives", "--calls", "61"}, "--calls"},
+      {{"bench", "collectives", "--peer", "nccl"}, "\"nccl\" is neither gloo nor mpi"},
       {{"make-checkpoint", "--out", "x", "--like", "llama"}, "--like llama needs a --size"},
   };
   for (const Case& c : kCases) {
@@ -1057,6 +1062,38 @@ TEST_F(ClusterCommandTest, ReadsAndUsesOlderVersionsOfDefinitions) {
     EXPECT_EQ(cluster_->Run({"catalog", "rm", kind, name}).exit_code, 0);
     EXPECT_EQ(cluster_->Run({"catalog", "get", kind, name + "@1"}).exit_code, 1);
   }
+}
+
+TEST_F(ClusterCommandTest, TimesCollectivesAndChecksTheirResults) {
+  const CommandResult result =
+      cluster_->Run({"bench", "collectives", "--sizes", "100000", "--calls", "5", "--algorithms",
+                     "auto,ring", "--output", "json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  std::map<std::string, int> rows;  // by op
+  for (const json& row : json::parse(result.out)) {
+    SCOPED_TRACE(row.dump());
+    ++rows[row["op"]];
+    EXPECT_EQ(row["system"], "shardmesh");
+    EXPECT_EQ(row["calls"], 5);
+    EXPECT_EQ(row["right"], true);
+    EXPECT_GT(row["p50_us"], 0);
+    EXPECT_GE(row["p99_us"], row["p50_us"]);
+    EXPECT_NE(row["algorithm"], "auto");
+  }
+  const std::map<std::string, int> expected = {{"all-reduce", 2},     {"all-gather", 2},
+                                               {"reduce-scatter", 2}, {"all-to-all", 1},
+                                               {"broadcast", 1},      {"barrier", 1}};
+  EXPECT_EQ(rows, expected);
+  EXPECT_THAT(cluster_->Run({"ls"}).out, Not(HasSubstr("array-")));
+
+  const CommandResult table = cluster_->Run(
+      {"bench", "collectives", "--ops", "all-reduce", "--sizes", "1KiB", "--calls", "5"});
+  EXPECT_EQ(table.exit_code, 0) << table.err;
+  EXPECT_THAT(table.out, AllOf(HasSubstr("bus/s"), HasSubstr("right")));
+  const CommandResult unknown = cluster_->Run({"bench", "collectives", "--mesh", "nope"});
+  EXPECT_EQ(unknown.exit_code, 1);
+  EXPECT_THAT(unknown.err, HasSubstr("there is no mesh nope"));
+  EXPECT_THAT(cluster_->Run({"bench", "collectives", "--axes", "dpp"}).err, HasSubstr("dpp"));
 }
 
 TEST_F(ClusterCommandTest, LooksThroughRules) {

@@ -6,6 +6,7 @@
 
 #include <utility>
 
+#include "sharding/reason.h"
 #include "sharding/str_cat.h"
 #include "tests/testing/fake_clock.h"
 #include "tests/testing/status_matchers.h"
@@ -133,6 +134,23 @@ TEST_F(StepWatchTest, TellsOfFailedStepsForFiveMinutesAndOfOneThatIsAskedForLong
   EXPECT_THAT(watch_.Judge(0, {}).findings, IsEmpty());
   EXPECT_THAT(watch_.Judge(7, {}).findings, SizeIs(1));
   EXPECT_THAT(watch_.Judge(8, {}).sentence, HasSubstr("step 8 does not run"));
+}
+
+TEST_F(StepWatchTest, BlamesBothOfTwoThatLostEachOtherUnlessOneIsGone) {
+  WorkRef failed = Work();
+  failed.blamed = {Both()[1]};
+  failed.blamed_by = Both()[0];
+  log_.StepFailed({.work = failed,
+                   .failed = clock_.Now(),
+                   .status = WithReason(absl::UnavailableError("rank 1 (worker-1) is gone"),
+                                        Reason::kWorkerLost)});
+  clock_.Advance(absl::Seconds(1));
+  EXPECT_THAT(watch_.Judge(7, {}).sentence,
+              HasSubstr("because of rank 1 (worker-1), rank 0 (worker-0): "));
+  members_.Detach(attachments_[1], "its stream broke");
+  EXPECT_THAT(watch_.Judge(7, {}).sentence, HasSubstr("because of rank 1 (worker-1): "));
+  Attach(1, 2);
+  EXPECT_THAT(watch_.Judge(7, {}).sentence, HasSubstr("because of rank 1 (worker-1): "));
 }
 
 TEST_F(StepWatchTest, TellsOfALostWorkerOfAMesh) {

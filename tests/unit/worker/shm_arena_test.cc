@@ -2,6 +2,7 @@
 #include "worker/shm_arena.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <cstring>
 #include <map>
@@ -101,6 +102,23 @@ TEST(ShmArenaTest, LargeBlocksGoBackToTheHostAndSmallOnesKeepOneSegment) {
   EXPECT_TRUE(arena.Locate(again, 64).has_value());
   arena.Free(again, 64);
   EXPECT_EQ(freed.size(), 3u);
+}
+
+TEST(ShmArenaTest, WithoutDescriptorsLargeBlocksAreThisProcessesAlone) {
+  ShmArena arena("test");
+  char* const before = arena.Allocate(ShmArena::kOwnSegmentBytes);
+  rlimit old = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &old), 0);
+  const rlimit none = {.rlim_cur = 3, .rlim_max = old.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  char* const block = arena.Allocate(ShmArena::kOwnSegmentBytes);
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &old), 0);
+  ASSERT_NE(block, nullptr);
+  block[0] = block[ShmArena::kOwnSegmentBytes - 1] = 'x';
+  EXPECT_FALSE(arena.Locate(block, 1).has_value());
+  EXPECT_TRUE(arena.Locate(before, 1).has_value());
+  arena.Free(block, ShmArena::kOwnSegmentBytes);
+  arena.Free(before, ShmArena::kOwnSegmentBytes);
 }
 
 TEST(ShmArenaTest, APoolHandsOutItsBlocksAndCountsThemAgainstTheBudget) {

@@ -43,8 +43,10 @@ struct End {
       if (greeting.kind == ShmGreeting::Kind::kFreed) {
         channel->DropView(greeting.segment_id);
       } else {
-        channel->AddView(greeting.segment_id,
-                         *ShmView::Open(received->fds.at(0), greeting.size_bytes));
+        ASSERT_TRUE(channel
+                        ->AddView(greeting.segment_id,
+                                  *ShmView::Open(received->fds.at(0), greeting.size_bytes))
+                        .ok());
       }
     }
   }
