@@ -4,8 +4,6 @@
 #include <grpcpp/completion_queue.h>
 #include <sched.h>
 
-#include <chrono>
-
 namespace shardmesh::worker {
 namespace {
 
@@ -70,21 +68,27 @@ void CompletionPoller::AwaitTurn(bool rests) {
 void CompletionPoller::Poll(absl::FunctionRef<bool()> is_done) {
   {
     absl::MutexLock lock(&mutex_);
+    if (Clock::now() < busy_until_) return;
     ++polls_;
     if (is_polled_ || !started_ || stopped_) return;
     is_polled_ = true;
   }
-  const auto give_up = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(kMostPolling);
+  Clock::time_point now = Clock::now();
+  const Clock::time_point give_up = now + absl::ToChronoNanoseconds(kMostPolling);
   bool done = is_done();
-  for (int polls = 0; !done && polls < kVainPolls; ++polls) {
+  bool is_busy = false;
+  for (int polls = 0; !done && !is_busy && now < give_up && polls < kVainPolls; ++polls) {
     if (CompleteNext(*queue_) != grpc::CompletionQueue::GOT_EVENT) {
-      if (std::chrono::steady_clock::now() >= give_up) break;
+      const Clock::time_point before = Clock::now();
       sched_yield();
+      now = Clock::now();
+      is_busy = now - before > absl::ToChronoNanoseconds(kLongYield);
     }
     done = is_done();  // by what came, or because the step failed
   }
   absl::MutexLock lock(&mutex_);
   is_polled_ = false;
+  if (is_busy) busy_until_ = now + absl::ToChronoNanoseconds(kBusy);
   if (awaited_() || !done) {
     wake_ = true;
     woken_.SignalAll();

@@ -2,6 +2,7 @@
 #ifndef SHARDMESH_WORKER_COMPLETION_POLLER_H_
 #define SHARDMESH_WORKER_COMPLETION_POLLER_H_
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <thread>
@@ -45,6 +46,10 @@ class CompletionPoller {
   // where much is.
   static constexpr int kVainPolls = 200;
   static constexpr absl::Duration kMostPolling = absl::Milliseconds(2);
+  // A core that comes back later than this after it was yielded has other work, to which who wakes
+  // up comes before who yields: receivers sleep for the time kBusy, and the thread polls.
+  static constexpr absl::Duration kLongYield = absl::Microseconds(500);
+  static constexpr absl::Duration kBusy = absl::Milliseconds(50);
 
   // `awaited`: whether anybody waits for what has not come yet; called with a lock held.
   explicit CompletionPoller(std::function<bool()> awaited) : awaited_(std::move(awaited)) {}
@@ -72,6 +77,8 @@ class CompletionPoller {
   // For the thread: waits until nobody else polls, and, if it `rests`, until it is needed.
   void AwaitTurn(bool rests) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  using Clock = std::chrono::steady_clock;
+
   const std::function<bool()> awaited_;
   grpc::CompletionQueue* queue_ = nullptr;  // constant from Start
   std::thread thread_;
@@ -83,6 +90,7 @@ class CompletionPoller {
   bool is_polled_ ABSL_GUARDED_BY(mutex_) = false;  // by the thread or a receiver
   bool wake_ ABSL_GUARDED_BY(mutex_) = false;       // the thread is not to rest
   int64_t polls_ ABSL_GUARDED_BY(mutex_) = 0;       // of receivers
+  Clock::time_point busy_until_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace shardmesh::worker
