@@ -34,7 +34,6 @@ double MicrosecondsSince(Clock::time_point start) {
 }
 
 int64_t CallsFor(int64_t bytes) {
-  if (bytes <= 1'024) return 5'000;
   return bytes <= 65'536 ? 1'000 : std::clamp<int64_t>((int64_t{256} << 20) / bytes, 10, 400);
 }
 
