@@ -45,7 +45,7 @@ constexpr absl::Duration kYielding = absl::Microseconds(500);
 constexpr absl::Duration kLongYield = absl::Microseconds(200);
 constexpr absl::Duration kNoYields = absl::Milliseconds(20);
 // What comes on another way, and the end of a step, are noticed this late at most.
-constexpr absl::Duration kNap = absl::Milliseconds(5);
+constexpr absl::Duration kNap = absl::Milliseconds(1);
 
 void Pause() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -119,6 +119,8 @@ class StepLinkImpl final : public StepLink {
   PeerLinksImpl* const owner_;
   const int64_t sequence_;
   const int64_t epoch_;
+  // What the step failed with, as this worker knows.
+  absl::Status CheckFailure() const;
   // Link::Receive where the peer shares its memory: from there, or whatever else came for the tag.
   absl::StatusOr<OwnedBytes> ReceiveShared(const Way& way, DeviceId peer, const Tag& tag,
                                            int64_t message_bytes, absl::Time deadline);
@@ -297,6 +299,18 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
                                                        shm_->address().token.size())};
   }
 
+  // Whether a member of the mesh is about to share its memory: a step that begins now would not
+  // use it on this side, and the other side may.
+  bool IsSharing(std::string_view mesh_id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const MeshMembers* const mesh = view_.Find(mesh_id);
+    if (mesh == nullptr) return false;
+    const absl::Time now = options_.clock->Now();
+    return std::any_of(mesh->devices.begin(), mesh->devices.end(), [&](const MeshDevice& device) {
+      const auto peer = peers_.find(device.identity);
+      return peer != peers_.end() && peer->second.up && peer->second.shm_link != 0 &&
+             peer->second.channel == nullptr && now < peer->second.shm_deadline;
+    });
+  }
   void ShareMemory();
   void OnShared(const std::string& identity, uint64_t link, std::shared_ptr<ShmChannel> channel);
   void OnSharingEnded(const std::string& identity, uint64_t link, bool was_connected,
@@ -369,7 +383,12 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
 
 // --- A step's link.
 
-StepLinkImpl::~StepLinkImpl() { owner_->CloseStep(sequence_); }
+StepLinkImpl::~StepLinkImpl() {
+  owner_->CloseStep(sequence_);
+  for (const Way& way : ways_) {
+    if (way.channel != nullptr) way.channel->Reap();
+  }
+}
 
 absl::Status StepLinkImpl::Begin(int64_t op, std::string signature) {
   if (signature.empty() || static_cast<int64_t>(signature.size()) > rpc::kMaxSignatureBytes) {
@@ -390,7 +409,7 @@ absl::Status StepLinkImpl::Send(DeviceId peer, const Tag& tag, OwnedBytes messag
     return absl::InvalidArgumentError(StrCat("rank ", rank_, " cannot send ", message.bytes.size(),
                                              " bytes to rank ", peer, " (", tag.ToString(), ")"));
   }
-  SHARDMESH_RETURN_IF_ERROR(Check());
+  SHARDMESH_RETURN_IF_ERROR(CheckFailure());
   const auto size_bytes = static_cast<int64_t>(message.bytes.size());
   const auto index = static_cast<size_t>(peer);
   const Way& way = ways_[index];
@@ -439,9 +458,10 @@ absl::StatusOr<OwnedBytes> StepLinkImpl::ReceiveShared(const Way& way, DeviceId 
                                                        absl::Time deadline) {
   Mailbox& mailbox = owner_->mailbox();
   const uint64_t own_hash = signature_hash_.load(std::memory_order_relaxed);
-  bool has_looked = mailbox.held_pieces() == 0 &&
-                    mailbox.changes() == checked_changes_.load(std::memory_order_relaxed);
+  // In this order: whatever comes after the first line is a change.
   uint64_t seen_changes = mailbox.changes();
+  bool has_looked = seen_changes == checked_changes_.load(std::memory_order_relaxed) &&
+                    mailbox.held_pieces() == 0;
   ShmChannel::Arrived arrived;
   absl::Time yielded_since = absl::InfiniteFuture();
   for (int looks = 0;; ++looks) {
@@ -477,7 +497,7 @@ absl::StatusOr<OwnedBytes> StepLinkImpl::ReceiveShared(const Way& way, DeviceId 
         owner_->Refuse(way.identity, way.channel.get(), taken);
       }
       looks = 0;
-      continue;
+      if (absl::Now() < deadline) continue;
     }
     if (looks < spins_) {
       Pause();
@@ -501,6 +521,17 @@ absl::StatusOr<OwnedBytes> StepLinkImpl::ReceiveShared(const Way& way, DeviceId 
 }
 
 absl::Status StepLinkImpl::Check() const {
+  SHARDMESH_RETURN_IF_ERROR(CheckFailure());
+  for (size_t rank = 0; rank < ways_.size(); ++rank) {
+    const Way& way = ways_[rank];
+    if (way.channel == nullptr || !way.channel->peer_closed()) continue;
+    return WorkerLost(StrCat("rank ", rank, " (", way.identity,
+                             ") took back the memory that it shared, step ", sequence_));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StepLinkImpl::CheckFailure() const {
   const uint64_t changes = owner_->mailbox().changes();
   if (changes == checked_changes_.load(std::memory_order_relaxed)) return absl::OkStatus();
   SHARDMESH_RETURN_IF_ERROR(owner_->mailbox().FailureOf(sequence_));
@@ -588,7 +619,8 @@ void PeerLinksImpl::Tick() {
     channel->Reap();
     ShmChannel::Arrived arrived;
     absl::StatusOr<bool> came = true;
-    while ((came = channel->TryReceive(0, &arrived)).ok() && *came) {
+    for (size_t notes = 0;
+         notes < kRingSlots && (came = channel->TryReceive(0, &arrived)).ok() && *came; ++notes) {
       const absl::Status taken = TakeShared(identity, channel.get(), std::move(arrived));
       if (!taken.ok()) came = taken;
       if (!came.ok()) break;
@@ -646,9 +678,10 @@ absl::StatusOr<std::unique_ptr<StepLink>> PeerLinksImpl::OpenLink(std::string_vi
                                                                   absl::Time deadline) {
   absl::MutexLock lock(&mutex_);
   const auto can_decide = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return view_.epoch >= epoch || closed_ || !mailbox_.FailureOf(sequence).ok();
+    return (view_.epoch >= epoch && !IsSharing(mesh_id)) || closed_ ||
+           !mailbox_.FailureOf(sequence).ok();
   };
-  if (!mutex_.AwaitWithDeadline(absl::Condition(&can_decide), deadline)) {
+  if (!mutex_.AwaitWithDeadline(absl::Condition(&can_decide), deadline) && view_.epoch < epoch) {
     return WithReason(absl::DeadlineExceededError(StrCat(
                           "no membership of epoch ", epoch,
                           " came from the coordinator; the last one is of epoch ", view_.epoch)),
@@ -692,6 +725,7 @@ absl::StatusOr<std::unique_ptr<StepLink>> PeerLinksImpl::OpenLink(std::string_vi
     way.channel = peer->second.channel;
     if (!peer->second.up && blamed.empty()) blamed = peer->first;
     if (peer->second.up && way.channel == nullptr && options_.transport == Transport::kShm) {
+      blamed = device.identity;
       return WorkerLost(StrCat("rank ", device.rank, " (", device.identity,
                                ") shares no memory with ", options_.self.identity,
                                ", which is to use nothing else (--transport shm)"));

@@ -2,7 +2,9 @@
 #include "worker/shm_arena.h"
 
 #include <sys/mman.h>
+#include <sys/resource.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <iterator>
 
@@ -27,7 +29,15 @@ bool Populate(char* data, size_t size_bytes) {
   return madvise(begin, length, MADV_POPULATE_WRITE) == 0 || (errno != ENOMEM && errno != EFAULT);
 }
 
+size_t MaxSegments() {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return ShmArena::kMaxSegments;
+  return std::min<size_t>(ShmArena::kMaxSegments, static_cast<size_t>(limit.rlim_cur) / 2);
+}
+
 }  // namespace
+
+ShmArena::ShmArena(std::string name) : name_(std::move(name)), max_segments_(MaxSegments()) {}
 
 ShmArena::~ShmArena() = default;
 
@@ -37,10 +47,11 @@ char* ShmArena::Allocate(size_t capacity_bytes) {
     absl::MutexLock lock(&mutex_);
     if (capacity_bytes >= kOwnSegmentBytes) {
       const Segment* const segment = AddSegment(RoundUp(capacity_bytes, kPageBytes));
-      data = segment == nullptr ? TakePrivate(capacity_bytes) : segment->memory->bytes().data();
+      data = segment == nullptr ? nullptr : segment->memory->bytes().data();
     } else {
       data = TakeShared(RoundUp(capacity_bytes, Buffer::kAlignment));
     }
+    if (data == nullptr) data = TakePrivate(capacity_bytes);
   }
   if (data != nullptr && !Populate(data, capacity_bytes)) {
     Free(data, capacity_bytes);
@@ -162,6 +173,7 @@ ShmArena::Segments::iterator ShmArena::FindSegment(const char* data) {
 }
 
 ShmArena::Segment* ShmArena::AddSegment(size_t size_bytes) {
+  if (segments_.size() >= max_segments_) return nullptr;
   auto memory = ShmSegment::Create(name_, static_cast<int64_t>(size_bytes), /*prefault=*/false);
   if (!memory.ok()) {
     rpc::LogWarning("no shared memory", {{"error", memory.status()}});

@@ -26,17 +26,20 @@ namespace shardmesh::worker {
 // Blocks of kOwnSegmentBytes or more have a segment of their own, which goes back to the host with
 // the block; smaller ones share segments of kSharedSegmentBytes, best fit, and such a segment goes
 // back once it is empty, unless it is the last. (Parts of a sealed segment cannot be given back.)
-// A large block for which the host has no descriptor left is this process's alone: what lies there
-// goes to peers over streams.
+// A block for which no segment can be had is this process's alone: what lies there goes to peers
+// over streams.
 //
 // Thread-safe.
 class ShmArena final : public BlockSource {
  public:
-  static constexpr size_t kOwnSegmentBytes = size_t{8} << 20;
-  static constexpr size_t kSharedSegmentBytes = size_t{32} << 20;
+  static constexpr size_t kOwnSegmentBytes = size_t{256} << 10;
+  static constexpr size_t kSharedSegmentBytes = size_t{4} << 20;
+  // Segments at most, or half of the descriptors that the process may have: the rest is for
+  // connections and files, and for the mappings of peers' segments.
+  static constexpr size_t kMaxSegments = 16'384;
 
   // `name` is what /proc shows of its segments.
-  explicit ShmArena(std::string name) : name_(std::move(name)) {}
+  explicit ShmArena(std::string name);
   // Every block was freed.
   ~ShmArena() override;
 
@@ -81,6 +84,7 @@ class ShmArena final : public BlockSource {
   char* TakePrivate(size_t size_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::string name_;
+  const size_t max_segments_;
   mutable absl::Mutex mutex_;
   uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;
   Segments segments_ ABSL_GUARDED_BY(mutex_);

@@ -31,7 +31,7 @@ inline constexpr size_t kShmSignatureBytes = 512;
 // What one end of a channel shows the other: written by its owner alone.
 struct ShmControl {
   // Of this layout; another one is not understood.
-  static constexpr uint64_t kLayout = 0x73686d'0001;
+  static constexpr uint64_t kLayout = 0x73686d'0002;
 
   uint64_t layout = kLayout;
   // The owner's, as its hello on the Exchange stream had it: the memory is that of the worker
@@ -41,6 +41,8 @@ struct ShmControl {
   alignas(64) std::atomic<uint32_t> written = 0;
   // The owner sleeps until the other end writes a note.
   alignas(64) std::atomic<uint32_t> sleeps = 0;
+  // The owner keeps its messages no longer: what is read from then on may be something else.
+  alignas(64) std::atomic<uint32_t> closed = 0;
   RingReads reads = {};
   RingSlots slots = {};
   // By slot: what the note's op is, where the note has one.
@@ -97,11 +99,16 @@ class ShmChannel : public std::enable_shared_from_this<ShmChannel> {
   // Takes and gives nothing from now on; messages that the other end did not read are let go of.
   void Close();
   bool closed() const { return closed_.load(std::memory_order_acquire); }
+  // Whether the other end has closed: if not, all that was read of its messages before was theirs.
+  bool peer_closed() const {
+    std::atomic_thread_fence(std::memory_order_acquire);
+    return their().closed.load(std::memory_order_relaxed) != 0;
+  }
 
   // For ShmPeers, as its socket says and the arena: a segment of the other end, or no more; a
   // segment of this end went back to the host.
   // RESOURCE_EXHAUSTED beyond kMaxViews of them.
-  static constexpr size_t kMaxViews = 65'536;
+  static constexpr size_t kMaxViews = 32'768;
   absl::Status AddView(uint64_t segment_id, std::shared_ptr<const ShmView> view);
   void DropView(uint64_t segment_id);
   void SegmentFreed(uint64_t segment_id);

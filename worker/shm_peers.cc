@@ -20,6 +20,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "rpc/log.h"
 #include "rpc/random_bytes.h"
 #include "sharding/status_macros.h"
@@ -33,6 +35,9 @@ using Kind = ShmGreeting::Kind;
 constexpr int kBacklog = 64;
 // Sockets that have connected and not yet said who they are.
 constexpr size_t kMaxStrangers = 64;
+// How long they may take to say it.
+constexpr absl::Duration kStrangerLimit = absl::Seconds(2);
+constexpr absl::Duration kDescriptorPause = absl::Milliseconds(50);
 
 absl::Status SocketError(std::string_view what) {
   return absl::UnavailableError(StrCat(what, ": ", std::strerror(errno)));
@@ -115,6 +120,8 @@ class ShmPeersImpl final : public ShmPeers {
     std::string peer;                               // empty until it has said who it is
     std::unique_ptr<ShmSegment> control = nullptr;  // until there is a channel
     std::shared_ptr<ShmChannel> channel = nullptr;
+    bool dials = false;
+    absl::Time since = absl::Now();
     bool is_ready = false;
     bool is_over = false;
   };
@@ -172,7 +179,12 @@ void ShmPeersImpl::Run() {
     std::vector<pollfd> polled = {{wake_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
     std::vector<SocketPtr> sockets(sockets_.begin(), sockets_.end());
     for (const SocketPtr& socket : sockets) polled.push_back({socket->fd->get(), POLLIN, 0});
-    if (poll(polled.data(), polled.size(), -1) < 0) continue;
+    const bool has_strangers =
+        std::any_of(sockets.begin(), sockets.end(),
+                    [](const SocketPtr& socket) { return socket->peer.empty(); });
+    const int timeout_ms =
+        has_strangers ? static_cast<int>(kStrangerLimit / absl::Milliseconds(1)) : -1;
+    if (poll(polled.data(), polled.size(), timeout_ms) < 0) continue;
     if (polled[0].revents != 0) {
       uint64_t count = 0;
       [[maybe_unused]] const ssize_t got = read(wake_.get(), &count, sizeof(count));
@@ -186,7 +198,10 @@ void ShmPeersImpl::Run() {
     for (size_t i = 0; i < sockets.size(); ++i) {
       if (polled[i + 2].revents != 0 && !sockets[i]->is_over) Hear(*sockets[i]);
     }
-    sockets_.remove_if([](const SocketPtr& socket) { return socket->is_over; });
+    const absl::Time now = absl::Now();
+    sockets_.remove_if([now](const SocketPtr& socket) {
+      return socket->is_over || (socket->peer.empty() && now - socket->since > kStrangerLimit);
+    });
   }
 }
 
@@ -211,11 +226,13 @@ void ShmPeersImpl::Connect(const Order& order) {
   auto socket = std::make_shared<Socket>();
   socket->fd = std::make_shared<const FileDescriptor>(NewSocket());
   socket->peer = order.peer;
+  socket->dials = true;
   sockets_.push_back(socket);
   sockaddr_un address;
   const socklen_t size = AddressOf(order.theirs.socket, &address);
   if (size == 0 || !socket->fd->is_open() ||
-      connect(socket->fd->get(), reinterpret_cast<const sockaddr*>(&address), size) != 0) {
+      connect(socket->fd->get(), reinterpret_cast<const sockaddr*>(&address), size) != 0 ||
+      !IsOfThisUser(socket->fd->get())) {
     End(*socket, SocketError(StrCat("no way to ", order.peer, "'s memory")));
     return;
   }
@@ -230,7 +247,11 @@ void ShmPeersImpl::Connect(const Order& order) {
 
 void ShmPeersImpl::Accept() {
   FileDescriptor fd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (!fd.is_open()) return;
+  if (!fd.is_open()) {
+    // It stays in the queue: without a descriptor for it, not to be asked for all the time.
+    if (errno == EMFILE || errno == ENFILE) absl::SleepFor(kDescriptorPause);
+    return;
+  }
   const auto strangers = std::count_if(sockets_.begin(), sockets_.end(),
                                        [](const SocketPtr& s) { return s->peer.empty(); });
   if (!IsOfThisUser(fd.get()) || static_cast<size_t>(strangers) >= kMaxStrangers) return;
@@ -268,7 +289,9 @@ absl::Status ShmPeersImpl::Take(Socket& socket, ReceivedDescriptors received) {
       }
       SHARDMESH_ASSIGN_OR_RETURN(auto theirs, OpenControl(received, greeting, peer));
       for (const SocketPtr& other : sockets_) {
-        if (other->peer == peer && !other->is_over) return refuse("joins beside itself");
+        if (other->peer != peer || other->is_over) continue;
+        if (other->is_ready) return refuse("joins beside itself");
+        End(*other, absl::OkStatus());  // of an earlier stream
       }
       socket.peer = peer;
       SHARDMESH_ASSIGN_OR_RETURN(socket.control, NewControl());
@@ -363,7 +386,8 @@ void ShmPeersImpl::End(Socket& socket, const absl::Status& why) {
   }
   if (why.ok()) return;
   const auto expected = expected_.find(socket.peer);
-  if (expected == expected_.end()) {
+  // Of one that joined and came no further there may be another attempt.
+  if (expected == expected_.end() || (!socket.dials && !socket.is_ready)) {
     rpc::LogWarning("shared memory refused", {{"identity", options_.identity}, {"error", why}});
     return;
   }

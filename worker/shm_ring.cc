@@ -29,7 +29,8 @@ absl::StatusOr<bool> RingReader::TryRead(Note* note) {
   if (slot.written.load(std::memory_order_acquire) != next_ + 1) {
     return false;
   }
-  const uint32_t size_bytes = slot.size_bytes;
+  // Once: the writer may change it at any time.
+  const uint32_t size_bytes = *const_cast<const volatile uint32_t*>(&slot.size_bytes);
   if (size_bytes > kMaxNoteBytes) {
     return absl::DataLossError(StrCat("a note from a peer on this host says that it has ",
                                       size_bytes, " bytes; the limit is ", kMaxNoteBytes));

@@ -94,9 +94,9 @@ TEST(ShmArenaTest, LargeBlocksGoBackToTheHostAndSmallOnesKeepOneSegment) {
 
   constexpr size_t kBlock = ShmArena::kOwnSegmentBytes - 64;
   std::vector<char*> blocks;
-  for (int i = 0; i < 10; ++i) blocks.push_back(arena.Allocate(kBlock));
+  for (int i = 0; i < 40; ++i) blocks.push_back(arena.Allocate(kBlock));
   for (char* const block : blocks) arena.Free(block, kBlock);
-  // Three segments of four blocks: two went back.
+  // Three segments of sixteen blocks: two went back.
   EXPECT_EQ(freed.size(), 3u);
   char* const again = arena.Allocate(64);
   EXPECT_TRUE(arena.Locate(again, 64).has_value());

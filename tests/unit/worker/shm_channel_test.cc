@@ -144,6 +144,9 @@ TEST_F(ShmChannelTest, AClosedChannelLetsGoOfWhatWasNotReadAndTakesNothing) {
   one_.channel->Close();
   EXPECT_TRUE(owner.expired());
   EXPECT_FALSE(Send(one_.Own("more")));
+  // Who was reading must not believe what it read.
+  EXPECT_TRUE(two_.channel->peer_closed());
+  EXPECT_FALSE(one_.channel->peer_closed());
   two_.channel->Close();
   EXPECT_EQ(Next(), "[nothing]");
 }
