@@ -104,21 +104,27 @@ TEST(ShmArenaTest, LargeBlocksGoBackToTheHostAndSmallOnesKeepOneSegment) {
   EXPECT_EQ(freed.size(), 3u);
 }
 
-TEST(ShmArenaTest, WithoutDescriptorsLargeBlocksAreThisProcessesAlone) {
-  ShmArena arena("test");
-  char* const before = arena.Allocate(ShmArena::kOwnSegmentBytes);
+TEST(ShmArenaTest, WithoutDescriptorsToSpareBlocksAreThisProcessesAlone) {
   rlimit old = {};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &old), 0);
-  const rlimit none = {.rlim_cur = 3, .rlim_max = old.rlim_max};
-  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
-  char* const block = arena.Allocate(ShmArena::kOwnSegmentBytes);
+  const rlimit few = {.rlim_cur = 8, .rlim_max = old.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  ShmArena arena("test");  // takes half of them at most
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &old), 0);
-  ASSERT_NE(block, nullptr);
-  block[0] = block[ShmArena::kOwnSegmentBytes - 1] = 'x';
-  EXPECT_FALSE(arena.Locate(block, 1).has_value());
-  EXPECT_TRUE(arena.Locate(before, 1).has_value());
-  arena.Free(block, ShmArena::kOwnSegmentBytes);
-  arena.Free(before, ShmArena::kOwnSegmentBytes);
+  const std::vector<size_t> sizes = {ShmArena::kOwnSegmentBytes, ShmArena::kOwnSegmentBytes,
+                                     ShmArena::kOwnSegmentBytes, ShmArena::kOwnSegmentBytes,
+                                     ShmArena::kOwnSegmentBytes, 64};
+  std::vector<char*> blocks;
+  for (const size_t size_bytes : sizes) {
+    blocks.push_back(arena.Allocate(size_bytes));
+    ASSERT_NE(blocks.back(), nullptr);
+    blocks.back()[0] = blocks.back()[size_bytes - 1] = 'x';
+    EXPECT_EQ(arena.Locate(blocks.back(), 1).has_value(), blocks.size() <= 4);
+  }
+  for (size_t i = 0; i < sizes.size(); ++i) arena.Free(blocks[i], sizes[i]);
+  char* const again = arena.Allocate(ShmArena::kOwnSegmentBytes);
+  EXPECT_TRUE(arena.Locate(again, 1).has_value());
+  arena.Free(again, ShmArena::kOwnSegmentBytes);
 }
 
 TEST(ShmArenaTest, APoolHandsOutItsBlocksAndCountsThemAgainstTheBudget) {
