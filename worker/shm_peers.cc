@@ -368,12 +368,17 @@ void ShmPeersImpl::MakeChannel(Socket& socket, std::unique_ptr<ShmView> theirs) 
 }
 
 void ShmPeersImpl::MakeReady(Socket& socket) {
+  const auto expected = expected_.find(socket.peer);
+  if (expected == expected_.end()) {
+    End(socket, absl::OkStatus());  // forgotten since
+    return;
+  }
   socket.is_ready = true;
   {
     absl::MutexLock lock(&mutex_);
     channels_[socket.peer] = socket.channel;
   }
-  options_.connected(socket.peer, expected_[socket.peer].link, socket.channel);
+  options_.connected(socket.peer, expected->second.link, socket.channel);
 }
 
 void ShmPeersImpl::End(Socket& socket, const absl::Status& why) {

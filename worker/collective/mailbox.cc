@@ -34,17 +34,6 @@ std::string WaitedFor(DeviceId rank, std::string_view worker, const Tag& tag) {
   return StrCat("waited for ", RankName(rank, worker), ", ", tag.ToString());
 }
 
-absl::Status NotOpen(const Tag& tag) {
-  return absl::FailedPreconditionError(
-      StrCat("a message was asked for (", tag.ToString(), ") in a step that is not open"));
-}
-
-absl::Status NoSuchRank(DeviceId peer, const Tag& tag, size_t ranks) {
-  return absl::InvalidArgumentError(StrCat("rank ", peer, " (", tag.ToString(),
-                                           ") is not of the step's mesh, which has ", ranks,
-                                           " ranks"));
-}
-
 absl::Status Gone(DeviceId rank, std::string_view worker, std::string_view reason) {
   return WithReason(absl::UnavailableError(StrCat(RankName(rank, worker), " is gone: ", reason)),
                     Reason::kWorkerLost);
@@ -261,15 +250,9 @@ absl::StatusOr<OwnedBytes> Mailbox::Receive(DeviceId peer, const Tag& tag, int64
   bool is_credited = false;
   {
     absl::MutexLock lock(&mutex_);
-    auto found = steps_.find(tag.step());
-    if (found == steps_.end() || !found->second.open) return NotOpen(tag);
-    Step& step = found->second;
-    if (peer < 0 || peer >= static_cast<DeviceId>(step.members.size())) {
-      return NoSuchRank(peer, tag, step.members.size());
-    }
+    SHARDMESH_ASSIGN_OR_RETURN(Step* const found, FindToReceive(peer, tag));
+    Step& step = *found;
     worker = step.members[static_cast<size_t>(peer)];
-    // A failed step has let go of its messages; do not make one anew.
-    if (!step.failure.ok()) return Annotate(step.failure, WaitedFor(peer, worker, tag));
     Message& message = step.messages[MessageKey(worker, tag)];
     const auto is_done = [&] { return !step.failure.ok() || !message.pieces.empty(); };
     if (message.pieces.empty()) {
@@ -313,16 +296,10 @@ absl::StatusOr<std::optional<OwnedBytes>> Mailbox::TryReceive(DeviceId peer, con
   bool is_credited = false;
   {
     absl::MutexLock lock(&mutex_);
-    auto found = steps_.find(tag.step());
-    if (found == steps_.end() || !found->second.open) return NotOpen(tag);
-    Step& step = found->second;
-    if (peer < 0 || peer >= static_cast<DeviceId>(step.members.size())) {
-      return NoSuchRank(peer, tag, step.members.size());
-    }
-    worker = step.members[static_cast<size_t>(peer)];
-    if (!step.failure.ok()) return Annotate(step.failure, WaitedFor(peer, worker, tag));
-    const auto message = step.messages.find(MessageKey(worker, tag));
-    if (message == step.messages.end() || message->second.pieces.empty()) return std::nullopt;
+    SHARDMESH_ASSIGN_OR_RETURN(Step* const step, FindToReceive(peer, tag));
+    worker = step->members[static_cast<size_t>(peer)];
+    const auto message = step->messages.find(MessageKey(worker, tag));
+    if (message == step->messages.end() || message->second.pieces.empty()) return std::nullopt;
     taken = TakeFirst(peer, worker, tag, message->second, message_bytes, &is_credited);
   }
   if (options_.credit && is_credited) {
@@ -330,6 +307,25 @@ absl::StatusOr<std::optional<OwnedBytes>> Mailbox::TryReceive(DeviceId peer, con
   }
   SHARDMESH_RETURN_IF_ERROR(taken.status());
   return *std::move(taken);
+}
+
+absl::StatusOr<Mailbox::Step*> Mailbox::FindToReceive(DeviceId peer, const Tag& tag) {
+  const auto found = steps_.find(tag.step());
+  if (found == steps_.end() || !found->second.open) {
+    return absl::FailedPreconditionError(
+        StrCat("a message was asked for (", tag.ToString(), ") in a step that is not open"));
+  }
+  Step& step = found->second;
+  if (peer < 0 || peer >= static_cast<DeviceId>(step.members.size())) {
+    return absl::InvalidArgumentError(StrCat("rank ", peer, " (", tag.ToString(),
+                                             ") is not of the step's mesh, which has ",
+                                             step.members.size(), " ranks"));
+  }
+  // A failed step has let go of its messages; none is to be made anew.
+  if (!step.failure.ok()) {
+    return Annotate(step.failure, WaitedFor(peer, step.members[static_cast<size_t>(peer)], tag));
+  }
+  return &step;
 }
 
 absl::StatusOr<OwnedBytes> Mailbox::TakeFirst(DeviceId peer, const std::string& worker,

@@ -158,6 +158,9 @@ class Mailbox {
   using Steps = std::map<int64_t, Step>;
 
   static int64_t ChargeOf(const Held& piece);
+  // The open step in which something is to be received from a rank; Receive's errors otherwise.
+  absl::StatusOr<Step*> FindToReceive(DeviceId peer, const Tag& tag)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Takes the message's first piece, which must be there; `is_credited` if the sender is to get
   // credit for it.
   absl::StatusOr<OwnedBytes> TakeFirst(DeviceId peer, const std::string& worker, const Tag& tag,
