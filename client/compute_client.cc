@@ -161,6 +161,7 @@ absl::StatusOr<StepResult> CoordinatorClient::Collective(const std::string& sess
   }
   request.set_algorithm(rpc::Encode(call.algorithm));
   request.set_order(rpc::Encode(call.order));
+  request.mutable_counts()->Add(call.counts.begin(), call.counts.end());
   v1::CollectiveResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection_->Call(
       connection_->compute, &v1::ComputeService::Stub::Collective, request, options, &response));

@@ -25,7 +25,9 @@ struct Operand {
   Operand(Literal literal) : value(std::move(literal)) {}    // NOLINT: a literal is one too.
 
   std::variant<ArraySelector, Literal> value;
-  // The step may use the array's memory; the array is gone after it.
+  // The step may use the array's memory; the array is gone after it. An all-reduce, broadcast or
+  // barrier makes its result there if tiles keep their size; then it is gone even if the step
+  // fails, as the error says. An array that has a name, or that others hold, is left alone.
   bool donate = false;
 };
 
@@ -95,6 +97,7 @@ struct CollectiveCall {
   int64_t root = 0;
   int64_t split_dimension = 0;
   std::vector<PermutePair> permutation = {};
+  std::vector<int64_t> counts = {};
   CollectiveAlgorithm algorithm = CollectiveAlgorithm::kAuto;
   CollectiveOrder order = CollectiveOrder::kReproducible;
   OutputOptions output = {};

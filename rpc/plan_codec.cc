@@ -88,6 +88,7 @@ void EncodeCollective(const CollectiveOp& from, Wire* to) {
   }
   to->set_algorithm(Encode(from.algorithm));
   to->set_order(Encode(from.order));
+  to->mutable_counts()->Add(from.counts.begin(), from.counts.end());
 }
 
 template <typename Wire>
@@ -110,6 +111,7 @@ absl::StatusOr<CollectiveOp> DecodeCollective(const Wire& from) {
   }
   SHARDMESH_ASSIGN_OR_RETURN(op.algorithm, Decode(from.algorithm()));
   SHARDMESH_ASSIGN_OR_RETURN(op.order, Decode(from.order()));
+  op.counts.assign(from.counts().begin(), from.counts().end());
   return op;
 }
 
@@ -399,6 +401,7 @@ void Encode(const ValueDescriptor& from, v1::ValueDescriptor* to) {
   to->set_dtype(Encode(from.dtype));
   Encode(from.shape, to->mutable_shape());
   Encode(from.spec, to->mutable_spec());
+  Encode(from.cut_points, to->mutable_cut_points());
 }
 
 absl::StatusOr<ValueDescriptor> Decode(const v1::ValueDescriptor& from) {
@@ -418,6 +421,7 @@ absl::StatusOr<ValueDescriptor> Decode(const v1::ValueDescriptor& from) {
     return WithField(std::move(spec).status(), "spec");
   }
   value.spec = *std::move(spec);
+  SHARDMESH_ASSIGN_OR_RETURN(value.cut_points, DecodeCutPoints(from.cut_points(), value.shape));
   return value;
 }
 

@@ -47,6 +47,7 @@ struct FoundOperand {
   ArrayPtr array;  // null: the literal
   ValueDescriptor described;
   bool donate = false;
+  bool overwritten = false;  // donated, and a result is made in its memory
 };
 
 // The operands of a request and the mesh on which they lie.
@@ -213,7 +214,10 @@ class StepRunner {
   absl::Status StageOutputs(const RunningPtr& running);
   void Commit(const RunningPtr& running, const WorkOutcome& outcome,
               absl::AnyInvocable<void(absl::Status) &&> decided);
-  void End(const RunningPtr& running, const absl::Status& status);
+  // `began`: workers may have run some of it.
+  void End(const RunningPtr& running, const absl::Status& status, bool began = false);
+  // The error of a step, with the donated operands that are gone with it.
+  static absl::Status WithLosses(const Running& running, const WorkOutcome& outcome);
   StepAnswer Answer(const RunningPtr& running, const WorkOutcome& outcome) const;
 
   const ArrayContext context_;
@@ -236,14 +240,10 @@ absl::StatusOr<FoundOperand> StepRunner::FindOperand(const v1::Operand& operand)
       if (selected.array->state == ArrayState::kDegraded) {
         return Degraded(selected, *context_.membership->view());
       }
-      if (!descriptor.cut_points.empty()) {
-        return WithReason(absl::UnimplementedError(StrCat(
-                              "array ", descriptor.array_id,
-                              " is cut into unequal tiles; this build computes on equal ones")),
-                          Reason::kNotAvailable);
-      }
-      found.described = {
-          .dtype = descriptor.dtype, .shape = descriptor.shape, .spec = descriptor.spec};
+      found.described = {.dtype = descriptor.dtype,
+                         .shape = descriptor.shape,
+                         .spec = descriptor.spec,
+                         .cut_points = descriptor.cut_points};
       found.array = std::move(selected.array);
       return found;
     }
@@ -350,7 +350,7 @@ absl::Status StepRunner::StageOutputs(const RunningPtr& running) {
                                      .mesh_id = plan.mesh_id,
                                      .mesh_revision = plan.mesh_revision,
                                      .mesh = plan.mesh,
-                                     .cut_points = {}};
+                                     .cut_points = value.cut_points};
     SHARDMESH_RETURN_IF_ERROR(context_.catalogue->Stage({.descriptor = descriptor}));
     running->outputs.push_back(descriptor);
     SHARDMESH_RETURN_IF_ERROR(PinForSession(*context_.catalogue, *context_.sessions,
@@ -431,6 +431,8 @@ absl::StatusOr<StepRunner::RunningPtr> StepRunner::Admit(StepCall* call, StepReq
       const std::string& array_id = operand.array->definition.descriptor.array_id;
       // What a name or another pin holds is lent, not given: the step leaves it alone.
       operand.donate = operand.donate && context_.catalogue->IsHeldBy(array_id, kDonorsPins);
+      operand.overwritten =
+          operand.donate && ResultOverOperand(plan, static_cast<ValueIndex>(i)).has_value();
       encoded->set_array_id(array_id);
       encoded->set_donate(operand.donate);
       (operand.donate ? step->writes : step->reads).push_back(array_id);
@@ -486,8 +488,9 @@ std::optional<Sequencer::StepTicket> StepRunner::Run(StepCall call, StepCallback
   auto shared_callback = std::make_shared<StepCallback>(std::move(callback));
   const absl::StatusOr<Sequencer::StepTicket> ticket = sequencer_->Submit(
       std::move(step), [this, running, shared_callback](const WorkOutcome& outcome) {
-        End(running, outcome.status);
-        StepAnswer answer = outcome.status.ok() ? Answer(running, outcome) : outcome.status;
+        End(running, outcome.status, /*began=*/outcome.sequence != 0);
+        StepAnswer answer =
+            outcome.status.ok() ? Answer(running, outcome) : WithLosses(*running, outcome);
         if (answer.ok()) {
           recent_.Finish(running->request.request_id(), *answer, context_.clock->Now());
         } else {
@@ -539,7 +542,21 @@ void StepRunner::Commit(const RunningPtr& running, const WorkOutcome& outcome,
   });
 }
 
-void StepRunner::End(const RunningPtr& running, const absl::Status& status) {
+absl::Status StepRunner::WithLosses(const Running& running, const WorkOutcome& outcome) {
+  std::vector<std::string> lost;
+  for (const FoundOperand& operand : running.operands) {
+    if (operand.overwritten) {
+      lost.push_back(operand.array->definition.descriptor.array_id);
+    }
+  }
+  if (lost.empty() || outcome.sequence == 0) {
+    return outcome.status;
+  }
+  return WithContext(outcome.status, StrCat("the step was given array ", StrJoin(lost, ", "),
+                                            " to make its result in, which is gone with it"));
+}
+
+void StepRunner::End(const RunningPtr& running, const absl::Status& status, bool began) {
   (status.ok() ? done_ : failed_).Add();
   seconds_.Observe(absl::ToDoubleSeconds(context_.clock->Now() - running->started));
   const std::string& session_id = running->request.session_id();
@@ -551,7 +568,7 @@ void StepRunner::End(const RunningPtr& running, const absl::Status& status) {
       continue;
     }
     context_.catalogue->Unpin(operand.array->definition.descriptor.array_id);
-    if (operand.donate && status.ok()) {
+    if ((operand.donate && status.ok()) || (operand.overwritten && began)) {
       unpin_from_session(operand.array->definition.descriptor.array_id);
     }
   }
@@ -794,6 +811,7 @@ class ComputeService final : public v1::ComputeService::CallbackService {
     *op->mutable_permutation() = request->permutation();
     op->set_algorithm(request->algorithm());
     op->set_order(request->order());
+    *op->mutable_counts() = request->counts();
     return Start<v1::CollectiveResponse>(context, Finished(std::move(step)), response, FillSingle);
   }
 

@@ -172,6 +172,14 @@ absl::Status CheckAlgorithm(CollectiveKind kind, CollectiveAlgorithm algorithm,
                          StrCat(why, "; those that fit: ", StrJoin(fitting, ", ")));
 }
 
+bool MayOverwriteOperand(CollectiveKind kind, CollectiveAlgorithm algorithm) {
+  if (kind == Kind::kAllReduce) {
+    return algorithm == Algorithm::kPairwise || algorithm == Algorithm::kHalving ||
+           algorithm == Algorithm::kRing;
+  }
+  return kind == Kind::kBroadcast || kind == Kind::kBarrier;
+}
+
 CollectiveCost CostOf(CollectiveKind kind, CollectiveAlgorithm algorithm,
                       const CollectiveLoad& load) {
   if (load.ranks <= 1) {

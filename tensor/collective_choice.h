@@ -22,6 +22,12 @@ absl::Span<const CollectiveAlgorithm> AlgorithmsOf(CollectiveKind kind);
 absl::Status CheckAlgorithm(CollectiveKind kind, CollectiveAlgorithm algorithm,
                             CollectiveOrder order);
 
+// Whether a rank's result may be made in the memory of its operand, if both have one size: nothing
+// of the operand is overwritten before whoever it was sent to has used it. all-reduce by pairwise,
+// halving or ring, where the result of a part comes back from who combined it; broadcast, where
+// only the root sends its operand, which is its result; barrier.
+bool MayOverwriteOperand(CollectiveKind kind, CollectiveAlgorithm algorithm);
+
 // What a collective moves. `bytes` is the operand of one rank: of all-gather and gather what one
 // rank brings, of all-to-all and scatter all parts together.
 struct CollectiveLoad {

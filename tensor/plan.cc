@@ -2,6 +2,7 @@
 #include "tensor/plan.h"
 
 #include <algorithm>
+#include <initializer_list>
 #include <iterator>
 #include <string_view>
 #include <utility>
@@ -75,6 +76,54 @@ bool SplitsTiles(CollectiveKind kind) {
 // The dimension whose parts go apart.
 int64_t SplitDimension(const CollectiveOp& op) {
   return op.kind == CollectiveKind::kAllToAll ? op.split_dimension : op.dimension;
+}
+
+// The same parts without points, if they are of one size.
+CutPoints Simplified(CutPoints points) {
+  for (size_t i = 2; i < points.size(); ++i) {
+    if (points[i] - points[i - 1] != points[1]) {
+      return points;
+    }
+  }
+  return {};
+}
+
+bool IsCut(const ValueDescriptor& value, size_t dim) {
+  return !value.cut_points.empty() && !value.cut_points[dim].empty();
+}
+
+void SetCutPoints(size_t dim, CutPoints points, ValueDescriptor* value) {
+  value->cut_points.resize(value->shape.size());
+  value->cut_points[dim] = Simplified(std::move(points));
+  if (std::all_of(value->cut_points.begin(), value->cut_points.end(),
+                  [](const CutPoints& of_dimension) { return of_dimension.empty(); })) {
+    value->cut_points.clear();
+  }
+}
+
+absl::Status CheckCounts(const CollectiveOp& op, int64_t ranks) {
+  if (op.counts.empty()) {
+    return absl::OkStatus();
+  }
+  if (!SplitsTiles(op.kind)) {
+    return InvalidArgument(Reason::kBadField,
+                           StrCat("counts are given; reduce-scatter, all-to-all and scatter have "
+                                  "them, not ",
+                                  CollectiveKindName(op.kind)));
+  }
+  if (static_cast<int64_t>(op.counts.size()) != ranks) {
+    return InvalidArgument(Reason::kBadField,
+                           StrCat(op.counts.size(), " counts are given for groups of ", ranks,
+                                  " devices; give one for each place"));
+  }
+  for (const int64_t count : op.counts) {
+    if (count < 1) {
+      return InvalidArgument(Reason::kBadField,
+                             StrCat("counts ", StrJoin(op.counts, ","),
+                                    ": every part has at least one index, not ", count));
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckPermutation(const CollectiveOp& op, int64_t ranks) {
@@ -162,6 +211,7 @@ absl::Status CheckCollective(const CollectiveOp& op, int64_t ranks, Dtype dtype,
                          : StrCat("root ", op.root, " is given; ", kind, " has no root"));
   }
   SHARDMESH_RETURN_IF_ERROR(CheckPermutation(op, ranks));
+  SHARDMESH_RETURN_IF_ERROR(CheckCounts(op, ranks));
   if (JoinsTiles(op.kind) || SplitsTiles(op.kind)) {
     SHARDMESH_RETURN_IF_ERROR(CheckDimension("dimension", op.dimension, tile));
   }
@@ -174,6 +224,9 @@ absl::Status CheckCollective(const CollectiveOp& op, int64_t ranks, Dtype dtype,
     }
   }
   if (SplitsTiles(op.kind)) {
+    SHARDMESH_RETURN_IF_ERROR(CheckDimension("dimension", SplitDimension(op), tile));
+  }
+  if (SplitsTiles(op.kind) && op.counts.empty()) {
     const int64_t dimension = SplitDimension(op);
     const int64_t extent = tile[static_cast<size_t>(dimension)];
     if (extent % ranks != 0) {
@@ -214,6 +267,9 @@ std::string Describe(const CollectiveOp& op) {
   }
   if (op.kind == CollectiveKind::kAllToAll) {
     StrAppend(&text, " for ", op.split_dimension);
+  }
+  if (!op.counts.empty()) {
+    StrAppend(&text, " in parts of ", StrJoin(op.counts, ","));
   }
   StrAppend(&text, " over ", StrJoin(op.axes, ","));
   return text;
@@ -266,7 +322,19 @@ class PlanBuilder {
   int64_t AxesSize(const Axes& axes) const;
   int64_t TileBytes(const ValueDescriptor& value) const;
   int64_t TileElements(const ValueDescriptor& value) const;
+  // With unequal tiles: the largest extent of each dimension.
   Shape TileShape(const ValueDescriptor& value) const;
+  // How many parts a dimension has, and where each begins and ends.
+  int64_t PartCount(const ValueDescriptor& value, size_t dim) const;
+  CutPoints PointsOf(const ValueDescriptor& value, size_t dim) const;
+
+  // Of a collective whose operand or result has unequal tiles, beyond CheckCollective.
+  absl::Status CheckUnequal(const CollectiveOp& op, const Axes& axes,
+                            const ValueDescriptor& operand) const;
+  // Where the parts of a dimension begin and end once each was split among `ranks` places.
+  absl::StatusOr<CutPoints> SplitPoints(const CollectiveOp& op, int64_t ranks,
+                                        const ValueDescriptor& value, size_t dim) const;
+  absl::Status CheckEqualTiles(ValueIndex input) const;
 
   template <typename Kind>
   ValueIndex Emit(Kind kind, ValueDescriptor output, std::string_view what);
@@ -316,16 +384,111 @@ int64_t PlanBuilder::AxesSize(const Axes& axes) const {
   return size;
 }
 
+int64_t PlanBuilder::PartCount(const ValueDescriptor& described, size_t dim) const {
+  Axes axes;
+  for (const AxisName& axis : described.spec.entry(static_cast<int64_t>(dim)).axes()) {
+    axes.push_back(*axis);
+  }
+  return AxesSize(axes);
+}
+
 Shape PlanBuilder::TileShape(const ValueDescriptor& described) const {
   Shape tile = described.shape;
   for (size_t dim = 0; dim < tile.size(); ++dim) {
-    Axes axes;
-    for (const AxisName& axis : described.spec.entry(static_cast<int64_t>(dim)).axes()) {
-      axes.push_back(*axis);
+    tile[dim] /= PartCount(described, dim);
+    if (IsCut(described, dim)) {
+      const CutPoints& points = described.cut_points[dim];
+      for (size_t i = 1; i < points.size(); ++i) {
+        tile[dim] = std::max(tile[dim], points[i] - points[i - 1]);
+      }
     }
-    tile[dim] /= AxesSize(axes);
   }
   return tile;
+}
+
+CutPoints PlanBuilder::PointsOf(const ValueDescriptor& described, size_t dim) const {
+  if (IsCut(described, dim)) {
+    return described.cut_points[dim];
+  }
+  const int64_t parts = PartCount(described, dim);
+  CutPoints points;
+  for (int64_t part = 0; part <= parts; ++part) {
+    points.push_back(described.shape[dim] / parts * part);
+  }
+  return points;
+}
+
+absl::Status PlanBuilder::CheckUnequal(const CollectiveOp& op, const Axes& axes,
+                                       const ValueDescriptor& operand) const {
+  if (operand.cut_points.empty() && op.counts.empty()) {
+    return absl::OkStatus();
+  }
+  if (BitsPerElement(operand.dtype) % 8 != 0) {
+    return Error(Reason::kUnsupportedDtype,
+                 StrCat(DtypeName(operand.dtype),
+                        " elements share bytes; only equal tiles of them are exchanged"));
+  }
+  for (size_t dim = 0; dim < operand.shape.size(); ++dim) {
+    const bool is_joined = JoinsTiles(op.kind) && static_cast<int64_t>(dim) == op.dimension;
+    if (!IsCut(operand, dim) || is_joined || op.kind == CollectiveKind::kBarrier) {
+      continue;
+    }
+    for (const AxisName& axis : operand.spec.entry(static_cast<int64_t>(dim)).axes()) {
+      if (Contains(axes, *axis)) {
+        return Error(Reason::kShapeMismatch,
+                     StrCat("dimension ", dim, " is cut at ", StrJoin(operand.cut_points[dim], ","),
+                            " over ", operand.spec.ToString(), ": tiles along ", *axis,
+                            " differ in size, and ", CollectiveKindName(op.kind),
+                            " takes tiles of one size; all-gather the dimension first"));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<CutPoints> PlanBuilder::SplitPoints(const CollectiveOp& op, int64_t ranks,
+                                                   const ValueDescriptor& described,
+                                                   size_t dim) const {
+  const CutPoints outer = PointsOf(described, dim);
+  CutPoints points = {0};
+  for (size_t part = 1; part < outer.size(); ++part) {
+    const int64_t extent = outer[part] - outer[part - 1];
+    if (op.counts.empty() && extent % ranks != 0) {
+      return Error(
+          Reason::kNotDivisible,
+          StrCat("dimension ", dim, " of a tile has ", extent, " elements; ", StrJoin(op.axes, ","),
+                 "=", ranks, " does not divide it; give counts to split it unequally"));
+    }
+    for (int64_t place = 0; place < ranks; ++place) {
+      const int64_t count =
+          op.counts.empty() ? extent / ranks : op.counts[static_cast<size_t>(place)];
+      int64_t next = 0;
+      if (__builtin_add_overflow(points.back(), count, &next) || next > outer[part]) {
+        next = outer[part] + 1;  // more than there is
+      }
+      points.push_back(next);
+    }
+    if (points.back() != outer[part]) {
+      return Error(Reason::kShapeMismatch,
+                   StrCat("counts ", StrJoin(op.counts, ","), " do not add up to the ", extent,
+                          " elements that dimension ", dim, " of a tile has"));
+    }
+  }
+  return points;
+}
+
+absl::Status PlanBuilder::CheckEqualTiles(ValueIndex input) const {
+  const ValueDescriptor& described = value(input);
+  for (size_t dim = 0; dim < described.shape.size(); ++dim) {
+    if (IsCut(described, dim)) {
+      return WithReason(absl::UnimplementedError(StrCat(
+                            op_, ": dimension ", dim, " of a value is cut into unequal tiles, at ",
+                            StrJoin(described.cut_points[dim], ","),
+                            "; only collectives take such tiles: all-gather the dimension first")),
+                        Reason::kNotAvailable);
+    }
+  }
+  return absl::OkStatus();
 }
 
 int64_t PlanBuilder::TileElements(const ValueDescriptor& described) const {
@@ -542,6 +705,11 @@ ValueIndex PlanBuilder::AddProduct(const Product& product, bool keep_rhs) {
 
 absl::StatusOr<ValueIndex> PlanBuilder::AddProduct(const Product& product) {
   SHARDMESH_RETURN_IF_ERROR(CheckProduct(product));
+  SHARDMESH_RETURN_IF_ERROR(CheckEqualTiles(product.lhs));
+  SHARDMESH_RETURN_IF_ERROR(CheckEqualTiles(product.rhs));
+  if (product.bias.has_value()) {
+    SHARDMESH_RETURN_IF_ERROR(CheckEqualTiles(*product.bias));
+  }
   PlanBuilder keep_lhs = *this;
   const ValueIndex with_lhs_kept = keep_lhs.AddProduct(product, /*keep_rhs=*/false);
   const ValueIndex with_rhs_kept = AddProduct(product, /*keep_rhs=*/true);
@@ -577,6 +745,7 @@ absl::StatusOr<ValueIndex> PlanBuilder::AddCollective(const CollectiveOp& op, Va
   if (!fits.ok()) {
     return Error(ReasonOf(fits), ToStd(fits.message()));
   }
+  SHARDMESH_RETURN_IF_ERROR(CheckUnequal(op, axes, described));
 
   Layout layout = LayoutOf(input);
   const bool is_linear = op.reduction == Reduction::kSum || op.reduction == Reduction::kMean;
@@ -612,8 +781,12 @@ absl::StatusOr<ValueIndex> PlanBuilder::AddCollective(const CollectiveOp& op, Va
                           op.kind == CollectiveKind::kAllToAll ? "exchange" : "gather"));
     }
   }
-  if (axes.empty()) {
-    return Copy(input);  // every group is one device
+  if (axes.empty()) {  // every group is one device
+    if (!op.counts.empty()) {
+      SHARDMESH_RETURN_IF_ERROR(
+          SplitPoints(op, 1, described, static_cast<size_t>(SplitDimension(op))).status());
+    }
+    return Copy(input);
   }
 
   // Whether tiles of several places become one that is the value of the whole group.
@@ -633,11 +806,26 @@ absl::StatusOr<ValueIndex> PlanBuilder::AddCollective(const CollectiveOp& op, Va
     std::erase_if(layout.unreduced, of_group);
   }
   if (joins) {
-    Axes& joined = layout.dims[static_cast<size_t>(op.dimension)];
+    const auto dim = static_cast<size_t>(op.dimension);
+    Axes& joined = layout.dims[dim];
     joined.resize(joined.size() - axes.size());
+    if (IsCut(described, dim)) {
+      const auto ranks = static_cast<size_t>(AxesSize(axes));
+      CutPoints points;
+      for (size_t i = 0; i < described.cut_points[dim].size(); i += ranks) {
+        points.push_back(described.cut_points[dim][i]);
+      }
+      SetCutPoints(dim, std::move(points), &output);
+    }
   }
   if (SplitsTiles(op.kind)) {
-    Axes& split = layout.dims[static_cast<size_t>(SplitDimension(op))];
+    const auto dim = static_cast<size_t>(SplitDimension(op));
+    Axes& split = layout.dims[dim];
+    output.spec = ToSpec(layout);
+    if (IsCut(output, dim) || !op.counts.empty()) {
+      SHARDMESH_ASSIGN_OR_RETURN(CutPoints points, SplitPoints(op, AxesSize(axes), output, dim));
+      SetCutPoints(dim, std::move(points), &output);
+    }
     split.insert(split.end(), axes.begin(), axes.end());
   }
   if (op.kind == CollectiveKind::kReduce || op.kind == CollectiveKind::kGather) {
@@ -651,6 +839,7 @@ absl::StatusOr<ValueIndex> PlanBuilder::AddCollective(const CollectiveOp& op, Va
 }
 
 absl::StatusOr<ValueIndex> PlanBuilder::AddReshard(const PartitionSpec& spec, ValueIndex input) {
+  SHARDMESH_RETURN_IF_ERROR(CheckEqualTiles(input));
   ValueDescriptor wanted = value(input);
   wanted.spec = spec;
   if (!spec.unreduced().empty()) {
@@ -770,6 +959,7 @@ class InstructionChecker {
   Dtype DtypeOf(ValueIndex index) const { return plan_.values[index].dtype; }
 
   absl::Status CheckKind(const LocalMatmul& matmul, ValueIndex output) const {
+    SHARDMESH_RETURN_IF_ERROR(CheckEqualTiles({matmul.lhs, matmul.rhs, output}));
     const Shape lhs = TileShape(matmul.lhs);
     const Shape rhs = TileShape(matmul.rhs);
     const Shape out = TileShape(output);
@@ -791,6 +981,7 @@ class InstructionChecker {
     return CheckBias(matmul.bias, out);
   }
   absl::Status CheckKind(const LocalEpilogue& epilogue, ValueIndex output) const {
+    SHARDMESH_RETURN_IF_ERROR(CheckEqualTiles({epilogue.input, output}));
     const Shape out = TileShape(output);
     if (TileShape(epilogue.input) != out) {
       return Misfit("tiles of input and output differ");
@@ -799,7 +990,8 @@ class InstructionChecker {
   }
   absl::Status CheckKind(const LocalSlice& slice, ValueIndex output) const {
     if (plan_.values[slice.input].shape != plan_.values[output].shape ||
-        DtypeOf(slice.input) != DtypeOf(output)) {
+        DtypeOf(slice.input) != DtypeOf(output) ||
+        (plan_.values[slice.input].cut_points != plan_.values[output].cut_points)) {
       return Misfit("input and output are not the same tensor");
     }
     return absl::OkStatus();
@@ -812,15 +1004,36 @@ class InstructionChecker {
         CheckCollective(collective, group.size(), DtypeOf(collective.input), tile));
     SHARDMESH_RETURN_IF_ERROR(
         CheckAlgorithm(collective.kind, collective.algorithm, collective.order));
-    if (TileShape(output) != TileAfter(collective, group.size(), tile) ||
-        DtypeOf(collective.input) != DtypeOf(output)) {
-      return Misfit("tiles of input and output do not fit the exchange");
+    const ValueDescriptor& in_value = plan_.values[collective.input];
+    const ValueDescriptor& out_value = plan_.values[output];
+    bool fits = false;
+    if (in_value.cut_points.empty() && out_value.cut_points.empty() && collective.counts.empty()) {
+      fits = TileShape(output) == TileAfter(collective, group.size(), tile) &&
+             in_value.dtype == out_value.dtype;
+    } else {
+      // With unequal tiles every place's has to fit: only what would be planned does.
+      PlanBuilder builder({.mesh_id = plan_.mesh_id, .mesh = plan_.mesh}, {in_value});
+      builder.Name(CollectiveKindName(collective.kind));
+      SHARDMESH_ASSIGN_OR_RETURN(const ValueIndex planned, builder.AddCollective(collective, 0));
+      fits = builder.value(planned) == out_value;
+    }
+    return fits ? absl::OkStatus() : Misfit("tiles of input and output do not fit the exchange");
+  }
+  absl::Status CheckBias(std::optional<ValueIndex> bias, const Shape& out) const {
+    if (!bias.has_value()) {
+      return absl::OkStatus();
+    }
+    SHARDMESH_RETURN_IF_ERROR(CheckEqualTiles({*bias}));
+    if (out.empty() || TileShape(*bias) != Shape{out.back()}) {
+      return Misfit("the bias does not fit the last dimension");
     }
     return absl::OkStatus();
   }
-  absl::Status CheckBias(std::optional<ValueIndex> bias, const Shape& out) const {
-    if (bias.has_value() && (out.empty() || TileShape(*bias) != Shape{out.back()})) {
-      return Misfit("the bias does not fit the last dimension");
+  absl::Status CheckEqualTiles(std::initializer_list<ValueIndex> values) const {
+    for (const ValueIndex index : values) {
+      if (!tilings_[index].has_equal_tiles()) {
+        return Misfit("tiles are unequal, which only collectives take");
+      }
     }
     return absl::OkStatus();
   }
@@ -833,6 +1046,10 @@ class InstructionChecker {
 };
 
 }  // namespace
+
+absl::StatusOr<Tiling> TilingOf(const Plan& plan, const ValueDescriptor& value) {
+  return Tiling::Create(plan.mesh, value.spec, value.shape, value.cut_points);
+}
 
 std::vector<ValueIndex> InputsOf(const Instruction& instruction) {
   struct Visitor {
@@ -858,6 +1075,32 @@ std::vector<ValueIndex> InputsOf(const Instruction& instruction) {
   return std::visit(Visitor{}, instruction.kind);
 }
 
+std::optional<ValueIndex> ResultOverOperand(const Plan& plan, ValueIndex operand) {
+  const Instruction* reader = nullptr;
+  for (const Instruction& instruction : plan.instructions) {
+    for (const ValueIndex input : InputsOf(instruction)) {
+      if (input == operand && reader != nullptr) {
+        return std::nullopt;
+      }
+      if (input == operand) {
+        reader = &instruction;
+      }
+    }
+  }
+  const auto* collective =
+      reader == nullptr ? nullptr : std::get_if<GroupCollective>(&reader->kind);
+  if (collective == nullptr || !MayOverwriteOperand(collective->kind, collective->algorithm) ||
+      std::count(plan.outputs.begin(), plan.outputs.end(), reader->output) != 1) {
+    return std::nullopt;
+  }
+  const ValueDescriptor& before = plan.values[operand];
+  const ValueDescriptor& after = plan.values[reader->output];
+  const bool same_size =
+      before.dtype == after.dtype && before.cut_points == after.cut_points &&
+      TilingOf(plan, before)->ShardShape() == TilingOf(plan, after)->ShardShape();
+  return same_size ? std::optional(reader->output) : std::nullopt;
+}
+
 absl::StatusOr<Plan> PlanProgram(const Program& program, absl::Span<const ValueDescriptor> operands,
                                  const PlanTarget& target) {
   if (program.operand_count != operands.size()) {
@@ -870,7 +1113,8 @@ absl::StatusOr<Plan> PlanProgram(const Program& program, absl::Span<const ValueD
                                                           " operands, ops and outputs each"));
   }
   for (size_t i = 0; i < operands.size(); ++i) {
-    if (const auto tiling = Tiling::Create(target.mesh, operands[i].spec, operands[i].shape);
+    if (const auto tiling = Tiling::Create(target.mesh, operands[i].spec, operands[i].shape,
+                                           operands[i].cut_points);
         !tiling.ok()) {
       return WithContext(tiling.status(), StrCat("operand ", i));
     }
@@ -885,7 +1129,7 @@ absl::Status CheckPlan(const Plan& plan) {
   std::vector<Tiling> tilings;
   tilings.reserve(plan.values.size());
   for (size_t i = 0; i < plan.values.size(); ++i) {
-    auto tiling = Tiling::Create(plan.mesh, plan.values[i].spec, plan.values[i].shape);
+    auto tiling = TilingOf(plan, plan.values[i]);
     if (!tiling.ok()) {
       return WithContext(tiling.status(), StrCat("value ", i));
     }

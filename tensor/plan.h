@@ -26,6 +26,7 @@ struct ValueDescriptor {
   Dtype dtype = Dtype::kF32;
   Shape shape;
   PartitionSpec spec;
+  std::vector<CutPoints> cut_points = {};  // as Tiling::Create takes them; none if all are equal
 
   friend bool operator==(const ValueDescriptor&, const ValueDescriptor&) = default;
 };
@@ -96,6 +97,14 @@ struct Plan {
   friend bool operator==(const Plan&, const Plan&) = default;
 };
 
+// The tiles of a value. Errors of Tiling::Create.
+absl::StatusOr<Tiling> TilingOf(const Plan& plan, const ValueDescriptor& value);
+
+// The result that is made in an operand's memory if the operand is donated: a collective's that
+// allows it (MayOverwriteOperand), whose tiles have the size of the operand's, where nothing else
+// needs the operand. Requires a plan that CheckPlan accepts, and operand < operand_count.
+std::optional<ValueIndex> ResultOverOperand(const Plan& plan, ValueIndex operand);
+
 // The values that an instruction reads.
 std::vector<ValueIndex> InputsOf(const Instruction& instruction);
 
@@ -116,7 +125,8 @@ struct PlanTarget {
 // INVALID_ARGUMENT names the op: SHAPE_MISMATCH (operands do not fit each other),
 // UNSUPPORTED_DTYPE, AXIS_NOT_IN_MESH, NOT_DIVISIBLE, BAD_FIELD (a malformed program). Of
 // collectives also DUPLICATE_AXIS, MISSING_ARGUMENT (no axes, no pairs), INVALID_DIMENSION,
-// INVALID_SPEC (the layout does not allow it).
+// INVALID_SPEC (the layout does not allow it). UNIMPLEMENTED (NOT_AVAILABLE) for a product or a
+// reshard of unequal tiles.
 absl::StatusOr<Plan> PlanProgram(const Program& program, absl::Span<const ValueDescriptor> operands,
                                  const PlanTarget& target);
 

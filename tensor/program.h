@@ -120,6 +120,10 @@ struct MatmulOp {
 // Partial sums may be summed, and averaged (the value's mean is then the value times 1/n); their
 // product, least and greatest mean nothing and are refused. The other kinds but broadcast and
 // scatter move them as they are: what was unreduced stays so.
+//
+// Tiles may be unequal (cut points). Those of one group that are reduced, broadcast, scattered or
+// permuted are of one shape; those that are joined, and the parts that come of `counts`, need not
+// be.
 struct CollectiveOp {
   ValueIndex input = 0;
   CollectiveKind kind = CollectiveKind::kAllReduce;
@@ -129,6 +133,9 @@ struct CollectiveOp {
   int64_t root = 0;                       // broadcast, reduce, gather, scatter; otherwise 0
   int64_t split_dimension = 0;            // all-to-all; not `dimension`
   std::vector<PermutePair> permutation = {};  // permute: at least one, no source or target twice
+  // reduce-scatter, all-to-all, scatter: how many indices of the dimension that is split the part
+  // of each place has, each at least 1, as many together as a tile has there. None: equal parts.
+  std::vector<int64_t> counts = {};
   CollectiveAlgorithm algorithm = CollectiveAlgorithm::kAuto;
   CollectiveOrder order = CollectiveOrder::kReproducible;  // of reductions
 

@@ -127,7 +127,8 @@ absl::Status ChecksumMismatch(const std::string& what, uint32_t found, uint32_t 
 
 }  // namespace
 
-StoredTile::StoredTile(TileDescription description, Buffer buffer, uint32_t crc32c, bool durable)
+StoredTile::StoredTile(TileDescription description, std::shared_ptr<Buffer> buffer, uint32_t crc32c,
+                       bool durable)
     : description_(std::move(description)),
       buffer_(std::move(buffer)),
       crc32c_(crc32c),
@@ -138,10 +139,11 @@ TensorView StoredTile::view() const {
   return *TensorView::Create(description_.dtype, description_.tile.shape(), bytes());
 }
 
-StagedTile::StagedTile(ShardStore* store, TileDescription description, Buffer buffer, bool durable)
+StagedTile::StagedTile(ShardStore* store, TileDescription description,
+                       std::shared_ptr<Buffer> buffer, bool durable)
     : store_(store),
       description_(std::move(description)),
-      size_bytes_(static_cast<int64_t>(buffer.size())),
+      size_bytes_(static_cast<int64_t>(buffer->size())),
       durable_(durable),
       buffer_(std::move(buffer)) {}
 
@@ -169,7 +171,7 @@ absl::Status StagedTile::AppendParts(int64_t offset_bytes,
     piece_bytes += static_cast<int64_t>(part.size());
   }
   SHARDMESH_RETURN_IF_ERROR(CheckNext(offset_bytes, piece_bytes));
-  char* to = buffer_.data() + offset_bytes;
+  char* to = buffer_->data() + offset_bytes;
   for (const absl::Span<const char> part : parts) {
     to = std::copy(part.begin(), part.end(), to);
   }
@@ -194,7 +196,7 @@ absl::Status StagedTile::CheckNext(int64_t offset_bytes, int64_t piece_bytes) co
 
 absl::Span<char> StagedTile::mutable_bytes() {
   in_place_ = true;
-  return buffer_.mutable_bytes();
+  return buffer_->mutable_bytes();
 }
 
 absl::StatusOr<StoredTilePtr> StagedTile::Finish(std::optional<uint32_t> crc32c) {
@@ -213,13 +215,12 @@ absl::StatusOr<StoredTilePtr> StagedTile::FinishOnce(std::optional<uint32_t> crc
                                              " of its ", size_bytes_, " bytes")),
         Reason::kBadTile);
   }
-  const uint32_t found = in_place_ ? Crc32c(buffer_.bytes()) : received_crc32c_;
+  const uint32_t found = in_place_ ? Crc32c(buffer_->bytes()) : received_crc32c_;
   if (crc32c.has_value() && found != *crc32c) {
     return ChecksumMismatch(TileName(description_), found, *crc32c);
   }
   SHARDMESH_RETURN_IF_ERROR(store_->CheckReceiving(description_));
-  auto stored =
-      std::make_shared<const StoredTile>(description_, std::move(buffer_), found, durable_);
+  auto stored = std::make_shared<const StoredTile>(description_, buffer_, found, durable_);
   absl::Status status = durable_ ? store_->WriteStagedFile(*stored) : absl::OkStatus();
   if (status.ok()) {
     status = store_->Publish(stored);
@@ -358,7 +359,8 @@ absl::Status ShardStore::RecoverTile(const std::string& path, TileState state) {
   const Tile tile = description.tile;
   const int64_t size_bytes = static_cast<int64_t>(contents.bytes.size());
   array.tiles[tile] = {
-      state, std::make_shared<const StoredTile>(std::move(description), std::move(contents.bytes),
+      state, std::make_shared<const StoredTile>(std::move(description),
+                                                std::make_shared<Buffer>(std::move(contents.bytes)),
                                                 contents.header.crc32c, /*durable=*/true)};
   ++(state == TileState::kCommitted ? recovery_report_.committed_tiles
                                     : recovery_report_.staged_tiles);
@@ -397,7 +399,8 @@ absl::Status ShardStore::SetClusterId(std::string_view cluster_id) {
 }
 
 absl::StatusOr<std::unique_ptr<StagedTile>> ShardStore::Stage(TileDescription description,
-                                                              bool durable) {
+                                                              bool durable,
+                                                              std::shared_ptr<Buffer> memory) {
   SHARDMESH_RETURN_IF_ERROR(CheckTileDescription(description));
   if (durable && !has_data_dir()) {
     return absl::FailedPreconditionError(
@@ -435,14 +438,40 @@ absl::StatusOr<std::unique_ptr<StagedTile>> ShardStore::Stage(TileDescription de
     }
     arrays_[description.array_id].tiles[description.tile] = {TileState::kReceiving, nullptr};
   }
-  absl::StatusOr<Buffer> buffer =
-      pool_->Allocate(TileSizeBytes(description), TileName(description));
-  if (!buffer.ok()) {
-    Forget(description);
-    return std::move(buffer).status();
+  if (memory == nullptr) {
+    absl::StatusOr<Buffer> buffer =
+        pool_->Allocate(TileSizeBytes(description), TileName(description));
+    if (!buffer.ok()) {
+      Forget(description);
+      return std::move(buffer).status();
+    }
+    memory = std::make_shared<Buffer>(*std::move(buffer));
   }
   return std::unique_ptr<StagedTile>(
-      new StagedTile(this, std::move(description), *std::move(buffer), durable));
+      new StagedTile(this, std::move(description), std::move(memory), durable));
+}
+
+std::shared_ptr<Buffer> ShardStore::TakeMemory(std::string_view array_id, const Tile& tile) {
+  StoredTilePtr stored;  // freed under no lock
+  absl::MutexLock lock(&mutex_);
+  const auto array = arrays_.find(ToAbsl(array_id));
+  if (array == arrays_.end() || array->second.changing) {
+    return nullptr;
+  }
+  auto& tiles = array->second.tiles;
+  const auto found = tiles.find(tile);
+  // Others get at either by the entry alone, hence under the lock.
+  if (found == tiles.end() || found->second.state != TileState::kCommitted ||
+      found->second.stored->durable() || found->second.stored.use_count() != 1 ||
+      found->second.stored->buffer_.use_count() != 1) {
+    return nullptr;
+  }
+  stored = std::move(found->second.stored);
+  tiles.erase(found);
+  if (tiles.empty()) {
+    arrays_.erase(array);
+  }
+  return stored->buffer_;
 }
 
 absl::Status ShardStore::Commit(absl::Span<const std::string> array_ids) {

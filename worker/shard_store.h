@@ -28,10 +28,11 @@ namespace shardmesh::worker {
 // the bytes, also after the store let go of the tile.
 class StoredTile {
  public:
-  StoredTile(TileDescription description, Buffer buffer, uint32_t crc32c, bool durable);
+  StoredTile(TileDescription description, std::shared_ptr<Buffer> buffer, uint32_t crc32c,
+             bool durable);
 
   const TileDescription& description() const { return description_; }
-  absl::Span<const char> bytes() const { return buffer_.bytes(); }
+  absl::Span<const char> bytes() const { return buffer_->bytes(); }
   // The elements, in the tile's shape.
   TensorView view() const;
   // CRC-32C of bytes().
@@ -40,8 +41,10 @@ class StoredTile {
   bool durable() const { return durable_; }
 
  private:
+  friend class ShardStore;
+
   const TileDescription description_;
-  const Buffer buffer_;
+  const std::shared_ptr<Buffer> buffer_;  // who sends from it may hold it longer
   const uint32_t crc32c_;
   const bool durable_;
 };
@@ -89,8 +92,10 @@ class StagedTile {
   absl::Status AppendParts(int64_t offset_bytes, absl::Span<const absl::Span<const char>> parts,
                            uint32_t piece_crc32c);
 
-  // All bytes of the tile, for a producer in place, which calls no Append.
+  // All bytes of the tile, for a producer in place, which calls no Append; and who keeps them, for
+  // those that read them while and after the tile is made.
   absl::Span<char> mutable_bytes();
+  std::shared_ptr<const void> memory() const { return buffer_; }
 
   // Makes the tile Staged and, if it is to be durable, writes and syncs its file first. To be
   // called once, at the end. FAILED_PRECONDITION (BAD_TILE) if bytes are missing, DATA_LOSS
@@ -101,7 +106,8 @@ class StagedTile {
 
  private:
   friend class ShardStore;
-  StagedTile(ShardStore* store, TileDescription description, Buffer buffer, bool durable);
+  StagedTile(ShardStore* store, TileDescription description, std::shared_ptr<Buffer> buffer,
+             bool durable);
 
   // Whether a piece of that many bytes may come there now.
   absl::Status CheckNext(int64_t offset_bytes, int64_t piece_bytes) const;
@@ -111,7 +117,7 @@ class StagedTile {
   const TileDescription description_;
   const int64_t size_bytes_;
   const bool durable_;
-  Buffer buffer_;
+  const std::shared_ptr<Buffer> buffer_;
   int64_t received_bytes_ = 0;
   uint32_t received_crc32c_ = 0;
   bool in_place_ = false;
@@ -175,7 +181,9 @@ class ShardStore {
   // description; ALREADY_EXISTS if the array has this tile, or is committed; ABORTED while an abort
   // of the array is under way; RESOURCE_EXHAUSTED (MEMORY_LIMIT) if there is no memory for it;
   // FAILED_PRECONDITION if it is to be durable and there is no data folder or no cluster id.
-  absl::StatusOr<std::unique_ptr<StagedTile>> Stage(TileDescription description, bool durable);
+  // `memory`, if given, is what the tile is made in; it has the tile's size.
+  absl::StatusOr<std::unique_ptr<StagedTile>> Stage(TileDescription description, bool durable,
+                                                    std::shared_ptr<Buffer> memory = nullptr);
 
   // Makes all tiles of these arrays Committed, visible together. Arrays that are already committed
   // are left as they are, so that the call can be repeated. NOT_FOUND if an array has no tile,
@@ -190,6 +198,11 @@ class ShardStore {
   // Lets go of committed arrays; readers keep what they hold. Unknown arrays are passed over; one
   // that is not committed is FAILED_PRECONDITION, and nothing is then changed.
   absl::Status Release(absl::Span<const std::string> array_ids);
+
+  // Takes a committed tile that is in memory alone out of the store, for its memory to be used
+  // anew. Null, and nothing changed, if it is not there, is on disk, or anybody else has the tile
+  // or its bytes.
+  std::shared_ptr<Buffer> TakeMemory(std::string_view array_id, const Tile& tile);
 
   // The committed tile. NOT_FOUND if it is not there, or not committed.
   absl::StatusOr<StoredTilePtr> Find(std::string_view array_id, const Tile& tile) const;

@@ -24,17 +24,17 @@ namespace {
 // This rank's tile of a value: where it lies in the whole, and its bytes once they are there.
 struct LocalValue {
   Dtype dtype = Dtype::kF32;
+  Tiling tiling;
   Tile tile = {};
   Shape shape = {};  // of the tile
   int64_t size_bytes = 0;
-  size_t last_use = 0;  // by instruction
-  bool is_output = false;
-  // Its memory is that of the staged tile. Not for memory that is sent from: the network may hold
-  // on to it after the step.
-  bool in_place = false;
+  size_t last_use = 0;     // by instruction
+  bool is_output = false;  // hence made where it is staged
 
   OwnedBytes content = {};
   std::string array_id = {};  // of an operand that is an array
+  // Of a donated operand, what the result over it is made in; of that result too.
+  std::shared_ptr<Buffer> donated = nullptr;
 };
 
 absl::Span<char> Mutable(const LocalValue& value) {
@@ -42,11 +42,15 @@ absl::Span<char> Mutable(const LocalValue& value) {
   return {const_cast<char*>(value.content.bytes.data()), value.content.bytes.size()};
 }
 
-// Part `place` of `parts` equal ones of a tensor along a dimension.
-Tile PartOf(const Shape& shape, int64_t dimension, int64_t place, int64_t parts) {
+// What the device at `place` of a group has of a tile of that shape, which is partitioned among the
+// group along a dimension as `parts` says: the first place has the beginning.
+Tile PartOf(const Shape& shape, int64_t dimension, const DeviceGroup& group, int64_t place,
+            const Tiling& parts) {
+  const auto dim = static_cast<size_t>(dimension);
+  const IndexRange first = parts.TileOf(group.device_at(0)).ranges[dim];
+  const IndexRange range = parts.TileOf(group.device_at(place)).ranges[dim];
   Tile tile = Tile::Whole(shape);
-  const int64_t extent = shape[static_cast<size_t>(dimension)] / parts;
-  tile.ranges[static_cast<size_t>(dimension)] = {place * extent, (place + 1) * extent};
+  tile.ranges[dim] = {range.start - first.start, range.stop - first.start};
   return tile;
 }
 
@@ -174,29 +178,19 @@ class StepRunner {
                  " outputs, the order ", order_.operands.size(), " and ", order_.outputs.size()));
     }
     for (const ValueDescriptor& described : plan_.values) {
-      SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling,
-                                 Tiling::Create(plan_.mesh, described.spec, described.shape));
-      LocalValue value{.dtype = described.dtype, .tile = tiling.TileOf(rank_)};
+      SHARDMESH_ASSIGN_OR_RETURN(Tiling tiling, TilingOf(plan_, described));
+      LocalValue value{.dtype = described.dtype, .tiling = std::move(tiling)};
+      value.tile = value.tiling.TileOf(rank_);
       value.shape = value.tile.shape();
       SHARDMESH_ASSIGN_OR_RETURN(value.size_bytes,
                                  PackedSizeBytes(value.dtype, value.tile.element_count()));
       values_.push_back(std::move(value));
     }
-    for (const ValueIndex output : plan_.outputs) {
-      values_[output].is_output = true;
-      values_[output].in_place = true;
-    }
+    for (const ValueIndex output : plan_.outputs) values_[output].is_output = true;
     for (size_t i = 0; i < plan_.instructions.size(); ++i) {
       const Instruction& instruction = plan_.instructions[i];
       values_[instruction.output].last_use = i;
-      const auto* collective = std::get_if<GroupCollective>(&instruction.kind);
-      for (const ValueIndex input : InputsOf(instruction)) {
-        values_[input].last_use = i;
-        if (collective != nullptr) values_[input].in_place = false;
-      }
-      if (collective != nullptr && SendsFromResult(collective->kind, collective->algorithm)) {
-        values_[instruction.output].in_place = false;
-      }
+      for (const ValueIndex input : InputsOf(instruction)) values_[input].last_use = i;
     }
     staged_.resize(plan_.outputs.size());
     return CheckOutputs();
@@ -234,6 +228,27 @@ class StepRunner {
         return WithContext(fetched, StrCat("operand ", i));
       }
     }
+    for (size_t i = 0; i < order_.operands.size(); ++i) {
+      if (!order_.operands[i].donate) continue;
+      SHARDMESH_RETURN_IF_ERROR(TakeDonated(static_cast<ValueIndex>(i)));
+    }
+    return absl::OkStatus();
+  }
+
+  // Where a result is to be made over a donated operand, and nobody else has the operand's memory,
+  // takes it out of the store. Otherwise the result gets memory of its own.
+  absl::Status TakeDonated(ValueIndex operand) {
+    LocalValue& value = values_[operand];
+    const std::optional<ValueIndex> result = ResultOverOperand(plan_, operand);
+    if (value.array_id.empty() || !result.has_value() ||
+        values_[*result].size_bytes != value.size_bytes) {
+      return absl::OkStatus();
+    }
+    value.content = {};  // its owner would be somebody else
+    value.donated = options_.store->TakeMemory(value.array_id, value.tile);
+    if (value.donated == nullptr) return FetchOperand(order_.operands[operand], value);
+    value.content = {value.donated->bytes(), value.donated};
+    values_[*result].donated = value.donated;
     return absl::OkStatus();
   }
 
@@ -281,11 +296,12 @@ class StepRunner {
 
   absl::Status Allocate(ValueIndex index) {
     LocalValue& value = values_[index];
-    if (!value.in_place) return AllocatePooled(value, "a step's value");
+    if (!value.is_output) return AllocatePooled(value, "a step's value");
     const auto output = static_cast<size_t>(
         std::find(plan_.outputs.begin(), plan_.outputs.end(), index) - plan_.outputs.begin());
     SHARDMESH_RETURN_IF_ERROR(Stage(output));
-    value.content = {staged_[output]->mutable_bytes(), nullptr};
+    // Sent from with its owner: the network may hold on to it after the step.
+    value.content = {staged_[output]->mutable_bytes(), staged_[output]->memory()};
     return absl::OkStatus();
   }
 
@@ -299,7 +315,7 @@ class StepRunner {
                                                 .tile = value.tile,
                                                 .array_descriptor = wanted.encoded,
                                                 .transfer_id = StrCat("step-", order_.sequence)},
-                                               /*durable=*/false));
+                                               /*durable=*/false, value.donated));
     return absl::OkStatus();
   }
 
@@ -419,9 +435,22 @@ class StepRunner {
     return done;
   }
 
-  // `F32[2,3]`, of this rank's tile.
+  // What every rank of a group says of the value: `F32[2,3]` of its tile, or where tiles differ,
+  // `F32[3+4,3]` of them all.
   static std::string Describe(const LocalValue& value) {
-    return StrCat(DtypeName(value.dtype), "[", StrJoin(value.shape, ","), "]");
+    if (value.tiling.has_equal_tiles()) {
+      return StrCat(DtypeName(value.dtype), "[", StrJoin(value.shape, ","), "]");
+    }
+    std::vector<std::string> extents;
+    for (int64_t dim = 0; dim < value.tiling.rank(); ++dim) {
+      std::vector<int64_t> parts;
+      for (int64_t part = 0; part < value.tiling.PartCount(dim); ++part) {
+        const IndexRange range = value.tiling.PartRange(dim, part);
+        parts.push_back(range.stop - range.start);
+      }
+      extents.push_back(StrJoin(parts, "+"));
+    }
+    return StrCat(DtypeName(value.dtype), "[", StrJoin(extents, ","), "]");
   }
 
   absl::Status Exchange(const CollectiveCall& call, const GroupCollective& collective,
@@ -439,7 +468,7 @@ class StepRunner {
         SHARDMESH_ASSIGN_OR_RETURN(const Combiner combiner,
                                    CombinerFor(collective.reduction, in.dtype, out.dtype, ranks));
         SHARDMESH_ASSIGN_OR_RETURN(const std::vector<OwnedBytes> parts,
-                                   PartsAlong(in, collective.dimension, ranks));
+                                   PartsAlong(in, collective.dimension, out.tiling));
         return ReduceScatter(call, manner, combiner, parts, Mutable(out));
       }
       case CollectiveKind::kReduce: {
@@ -449,21 +478,24 @@ class StepRunner {
         return Reduce(call, manner, combiner, collective.root, in.content, Mutable(out));
       }
       case CollectiveKind::kAllGather:
-        return Joined(call, out, collective.dimension, ranks, [&](PlaceFn place_fn) {
-          return AllGather(call, manner, in.content, SizesOf(in.size_bytes, ranks), place_fn);
-        });
+        return Joined(call, in, out, collective.dimension,
+                      [&](absl::Span<const int64_t> sizes_bytes, PlaceFn place_fn) {
+                        return AllGather(call, manner, in.content, sizes_bytes, place_fn);
+                      });
       case CollectiveKind::kGather:
         if (!is_root) FillWithZeros(out);
-        return Joined(call, out, collective.dimension, ranks, [&](PlaceFn place_fn) {
-          return Gather(call, manner, collective.root, in.content, SizesOf(in.size_bytes, ranks),
-                        place_fn);
-        });
+        return Joined(call, in, out, collective.dimension,
+                      [&](absl::Span<const int64_t> sizes_bytes, PlaceFn place_fn) {
+                        return Gather(call, manner, collective.root, in.content, sizes_bytes,
+                                      place_fn);
+                      });
       case CollectiveKind::kAllToAll: {
         SHARDMESH_ASSIGN_OR_RETURN(const std::vector<OwnedBytes> parts,
-                                   PartsAlong(in, collective.split_dimension, ranks));
-        return Joined(call, out, collective.dimension, ranks, [&](PlaceFn place_fn) {
-          return AllToAll(call, manner, parts, SizesOf(in.size_bytes / ranks, ranks), place_fn);
-        });
+                                   PartsAlong(in, collective.split_dimension, out.tiling));
+        return Joined(call, in, out, collective.dimension,
+                      [&](absl::Span<const int64_t> sizes_bytes, PlaceFn place_fn) {
+                        return AllToAll(call, manner, parts, sizes_bytes, place_fn);
+                      });
       }
       case CollectiveKind::kBroadcast:
         return Broadcast(call, manner, collective.root, in.content,
@@ -471,7 +503,7 @@ class StepRunner {
       case CollectiveKind::kScatter: {
         std::vector<OwnedBytes> parts;
         if (is_root) {
-          SHARDMESH_ASSIGN_OR_RETURN(parts, PartsAlong(in, collective.dimension, ranks));
+          SHARDMESH_ASSIGN_OR_RETURN(parts, PartsAlong(in, collective.dimension, out.tiling));
         }
         return Scatter(call, manner, collective.root, parts, Mutable(out));
       }
@@ -484,47 +516,50 @@ class StepRunner {
       }
       case CollectiveKind::kBarrier:
         SHARDMESH_RETURN_IF_ERROR(Barrier(call, manner));
-        if (in.size_bytes > 0) {
-          std::memcpy(Mutable(out).data(), in.content.bytes.data(), in.content.bytes.size());
-        }
+        CopyUnlessThere(in.content.bytes, Mutable(out));
         return absl::OkStatus();
     }
     return absl::InternalError("a collective of no kind");
-  }
-
-  static std::vector<int64_t> SizesOf(int64_t size_bytes, int64_t ranks) {
-    return std::vector<int64_t>(static_cast<size_t>(ranks), size_bytes);
   }
 
   static void FillWithZeros(const LocalValue& value) {
     if (value.size_bytes > 0) std::memset(Mutable(value).data(), 0, Mutable(value).size());
   }
 
-  // Runs an exchange that hands over what each rank brings, which becomes its part of `out`.
+  // Runs an exchange that hands over what each rank brings of `in`, which becomes its part of `out`
+  // along a dimension; it is told how many bytes that is for each place.
   template <typename Run>
-  absl::Status Joined(const CollectiveCall& call, const LocalValue& out, int64_t dimension,
-                      int64_t ranks, Run run) {
+  absl::Status Joined(const CollectiveCall& call, const LocalValue& in, const LocalValue& out,
+                      int64_t dimension, Run run) {
     SHARDMESH_ASSIGN_OR_RETURN(const MutableTensorView joined,
                                MutableTensorView::Create(out.dtype, out.shape, Mutable(out)));
+    std::vector<Tile> parts;
+    std::vector<int64_t> sizes_bytes;
+    for (int64_t place = 0; place < call.group->size(); ++place) {
+      parts.push_back(PartOf(out.shape, dimension, *call.group, place, in.tiling));
+      SHARDMESH_ASSIGN_OR_RETURN(sizes_bytes.emplace_back(),
+                                 PackedSizeBytes(out.dtype, parts.back().element_count()));
+    }
     absl::Status pasted;
-    SHARDMESH_RETURN_IF_ERROR(
-        run([&](int64_t place, int64_t offset_bytes, absl::Span<const char> bytes) {
-          const Tile part = PartOf(out.shape, dimension, place, ranks);
-          pasted.Update(PasteTileBytes(bytes, part, offset_bytes, joined));
-          if (place != call.group->place()) {
-            call.copied->received += static_cast<int64_t>(bytes.size());
-          }
-        }));
+    SHARDMESH_RETURN_IF_ERROR(run(sizes_bytes, [&](int64_t place, int64_t offset_bytes,
+                                                   absl::Span<const char> bytes) {
+      pasted.Update(PasteTileBytes(bytes, parts[static_cast<size_t>(place)], offset_bytes, joined));
+      if (place != call.group->place()) {
+        call.copied->received += static_cast<int64_t>(bytes.size());
+      }
+    }));
     return pasted;
   }
 
-  // The equal parts of a value along a dimension, each in one piece.
+  // What each place of the group gets of a value that is split along a dimension into the tiles of
+  // `result`, each in one piece.
   absl::StatusOr<std::vector<OwnedBytes>> PartsAlong(const LocalValue& value, int64_t dimension,
-                                                     int64_t ranks) {
+                                                     const Tiling& result) {
     std::vector<OwnedBytes> parts;
-    for (int64_t place = 0; place < ranks; ++place) {
-      SHARDMESH_ASSIGN_OR_RETURN(parts.emplace_back(),
-                                 Contiguous(value, PartOf(value.shape, dimension, place, ranks)));
+    for (int64_t place = 0; place < group_->size(); ++place) {
+      SHARDMESH_ASSIGN_OR_RETURN(
+          parts.emplace_back(),
+          Contiguous(value, PartOf(value.shape, dimension, *group_, place, result)));
     }
     return parts;
   }

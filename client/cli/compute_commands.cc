@@ -157,6 +157,7 @@ struct CollectiveFlags {
   std::vector<std::string> pairs;
   std::optional<int64_t> from;
   std::optional<int64_t> to;
+  std::vector<int64_t> counts;
   CollectiveAlgorithm algorithm = CollectiveAlgorithm::kAuto;
   CollectiveOrder order = CollectiveOrder::kReproducible;
   ResultFlags result;
@@ -186,6 +187,7 @@ absl::Status RunCollective(const Invocation& invocation, const CollectiveFlags& 
                                                  .root = flags.root,
                                                  .split_dimension = flags.split_dimension,
                                                  .permutation = std::move(permutation),
+                                                 .counts = flags.counts,
                                                  .algorithm = flags.algorithm,
                                                  .order = flags.order,
                                                  .output = OutputOf(flags.result)}));
@@ -270,6 +272,11 @@ void AddComputeCommands(CommandLine* line) {
           ->excludes(pairs)
           ->needs(from);
   from->needs(to);
+  collective
+      ->add_option("--counts", collective_flags->counts,
+                   "of reduce-scatter, all-to-all and scatter: how many indices each place gets, "
+                   "as 3,2,2 (default: equal parts)")
+      ->delimiter(',');
   AddParsedOption(collective, "--algorithm", &collective_flags->algorithm, ParseCollectiveAlgorithm,
                   "auto, pairwise, direct, doubling, halving, ring, binomial or chain, as far as "
                   "the kind has it (default: auto)");

@@ -266,6 +266,75 @@ TEST_F(CollectiveClientTest, EveryKindByEveryAlgorithmOverProcesses) {
   }
 }
 
+TEST_F(CollectiveClientTest, PartsHaveAsManyRowsAsTheirCountsSay) {
+  using Kind = CollectiveKind;
+  const auto result_of = [&](const client::CollectiveCall& call) {
+    return client().Collective(call);
+  };
+  // m is replicated first, then in parts of 1, 2, 4 and 1 rows, then whole again.
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::StepResult whole,
+                                 result_of({.input = client::ArraySelector::ByName("m"),
+                                            .kind = Kind::kAllGather,
+                                            .axes = {"fsdp", "tp"}}));
+  const auto by_id = [](const client::StepResult& result) {
+    return client::Operand(
+        client::ArraySelector::ById(result.outputs[0].array.descriptor.array_id));
+  };
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::StepResult parts,
+                                 result_of({.input = by_id(whole),
+                                            .kind = Kind::kScatter,
+                                            .axes = {"fsdp", "tp"},
+                                            .root = 3,
+                                            .counts = {1, 2, 4, 1},
+                                            .output = {.names = {"parts"}}}));
+  EXPECT_EQ(parts.outputs[0].array.descriptor.cut_points,
+            (std::vector<CutPoints>{{0, 1, 3, 7, 8}, {}}));
+  PartitionSpec spec;
+  const client::Operand by_name = client::ArraySelector::ByName("parts");
+  EXPECT_THAT(
+      ElementsAfter({.input = by_name, .kind = Kind::kAllGather, .axes = {"fsdp", "tp"}}, &spec),
+      IsOkAndHolds(numbers_));
+  EXPECT_THAT(result_of({.input = by_name, .kind = Kind::kAllReduce, .axes = {"tp"}}),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kShapeMismatch));
+  EXPECT_THAT(result_of({.input = by_id(whole),
+                         .kind = Kind::kScatter,
+                         .axes = {"fsdp", "tp"},
+                         .counts = {1, 2, 4, 2}}),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kShapeMismatch));
+  EXPECT_THAT(client().Matmul({.lhs = by_name, .rhs = by_name}),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kShapeMismatch));
+  EXPECT_THAT(client().Matmul({.lhs = by_name, .rhs = by_name, .transpose_rhs = true}),
+              StatusIs(absl::StatusCode::kUnimplemented, Reason::kNotAvailable));
+}
+
+TEST_F(CollectiveClientTest, ADonatedOperandGoesAndANamedOneStays) {
+  const auto id_of = [](const client::StepResult& result) {
+    return result.outputs[0].array.descriptor.array_id;
+  };
+  const auto sum_of = [&](client::Operand input) {
+    input.donate = true;
+    return client().Collective({.input = std::move(input),
+                                .kind = CollectiveKind::kAllReduce,
+                                .axes = {"fsdp", "tp"},
+                                .algorithm = CollectiveAlgorithm::kPairwise,
+                                .output = {.return_literals = true}});
+  };
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::StepResult first,
+                                 sum_of(client::ArraySelector::ByName("m")));
+  EXPECT_THAT(client().DescribeArray(client::ArraySelector::ByName("m")), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::StepResult second,
+                                 sum_of(client::ArraySelector::ById(id_of(first))));
+  EXPECT_THAT(client().DescribeArray(client::ArraySelector::ById(id_of(first))),
+              StatusIs(absl::StatusCode::kNotFound));
+  std::vector<float> expected = Add(Add(Rows(0, 2), Rows(2, 4)), Add(Rows(4, 6), Rows(6, 8)));
+  for (float& x : expected) x *= 4;
+  std::vector<float> elements(expected.size());
+  ASSERT_EQ(second.outputs[0].literal->bytes.size(), elements.size() * sizeof(float));
+  std::memcpy(elements.data(), second.outputs[0].literal->bytes.data(),
+              elements.size() * sizeof(float));
+  EXPECT_EQ(elements, expected);
+}
+
 TEST_F(CollectiveClientTest, RefusesWhatCannotBeBeforeAnyByteMoves) {
   const client::Operand m = client::ArraySelector::ByName("m");
   const auto refusal = [&](const client::CollectiveCall& call) {

@@ -57,6 +57,12 @@ void CopyReceived(const CollectiveCall& call, absl::Span<const char> bytes, char
   if (call.copied != nullptr) call.copied->received += static_cast<int64_t>(bytes.size());
 }
 
+void CopyUnlessThere(absl::Span<const char> bytes, absl::Span<char> out) {
+  if (!out.empty() && bytes.data() != out.data()) {
+    std::memcpy(out.data(), bytes.data(), out.size());
+  }
+}
+
 absl::Status ReceiveInto(const CollectiveCall& call, int64_t place, int64_t round,
                          absl::Span<char> out) {
   return ReceivePieces(call, place, round, static_cast<int64_t>(out.size()),

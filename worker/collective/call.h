@@ -54,6 +54,9 @@ struct CollectiveCall {
 // Copies what a peer sent into place, and counts it.
 void CopyReceived(const CollectiveCall& call, absl::Span<const char> bytes, char* to);
 
+// Copies what this rank has itself, of that size, to its result, unless it is the result's memory.
+void CopyUnlessThere(absl::Span<const char> bytes, absl::Span<char> out);
+
 // Where P parts of `count` elements begin and end: P+1 cut points from 0 to `count`, the parts of
 // equal size but that the first count % P have one element more. count >= 0, P >= 1.
 std::vector<int64_t> EvenCuts(int64_t count, int64_t parts);

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <optional>
 #include <vector>
 
@@ -43,9 +42,7 @@ absl::Status PassOn(const CollectiveCall& call, const Neighbours& neighbours,
       SHARDMESH_RETURN_IF_ERROR(SendTo(call, place, round, chunk));
     }
   }
-  if (is_root && size_bytes > 0) {
-    std::memcpy(out.bytes.data(), mine.bytes.data(), out.bytes.size());
-  }
+  if (is_root) CopyUnlessThere(mine.bytes, out.bytes);
   return absl::OkStatus();
 }
 

@@ -107,17 +107,6 @@ absl::Status Check(CollectiveKind kind, const Manner& manner) {
 
 }  // namespace
 
-bool SendsFromResult(CollectiveKind kind, CollectiveAlgorithm algorithm) {
-  switch (kind) {
-    case CollectiveKind::kAllReduce:
-      return algorithm != Algorithm::kDirect && algorithm != Algorithm::kDoubling;
-    case CollectiveKind::kBroadcast:
-      return algorithm != Algorithm::kPairwise;
-    default:
-      return false;
-  }
-}
-
 std::vector<int64_t> PlacesHeard(const CollectiveOp& op, const DeviceGroup& group) {
   std::vector<int64_t> places = Sources(op, group);
   std::erase(places, group.place());

@@ -29,10 +29,6 @@ struct Manner {
   CollectiveOrder order = CollectiveOrder::kReproducible;
 };
 
-// Whether a rank may send from the memory of its result, so that it must have an owner and stay as
-// it is until the link has let go of it; where not, `out.owner` may be null.
-bool SendsFromResult(CollectiveKind kind, CollectiveAlgorithm algorithm);
-
 // The places that a rank hears from in a collective of a plan, each once, rising; if operands are
 // so small that parts of them are empty, it may hear from fewer.
 std::vector<int64_t> PlacesHeard(const CollectiveOp& op, const DeviceGroup& group);

@@ -221,7 +221,7 @@ absl::Status PairwiseBroadcast(const CollectiveCall& call, int64_t root, const O
   SHARDMESH_RETURN_IF_ERROR(CheckSameSize("broadcast", mine.bytes.size(), out.size()));
   SHARDMESH_RETURN_IF_ERROR(
       ForEachPeer(*call.group, [&](int64_t place) { return SendTo(call, place, 0, mine); }));
-  if (!out.empty()) std::memcpy(out.data(), mine.bytes.data(), out.size());
+  CopyUnlessThere(mine.bytes, out);
   return absl::OkStatus();
 }
 

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <map>
 #include <random>
 #include <string>
@@ -580,6 +581,30 @@ TEST(PlanTest, RefusesCollectivesThatCannotBeWithTheReason) {
       {{.kind = Kind::kReduceScatter, .axes = tp, .dimension = 1},
        Reason::kNotDivisible,
        "9 elements"},
+      {{.axes = tp, .counts = {3, 3}}, Reason::kBadField, "scatter have them, not all-reduce"},
+      {{.kind = Kind::kScatter, .axes = tp, .dimension = 1, .counts = {9}},
+       Reason::kBadField,
+       "1 counts are given for groups of 2 devices; give one for each place"},
+      {{.kind = Kind::kScatter, .axes = tp, .dimension = 1, .counts = {9, 0}},
+       Reason::kBadField,
+       "counts 9,0: every part has at least one index, not 0"},
+      {{.kind = Kind::kScatter, .axes = tp, .dimension = 1, .counts = {4, 4}},
+       Reason::kShapeMismatch,
+       "counts 4,4 do not add up to the 9 elements that dimension 1 of a tile has"},
+      {{.kind = Kind::kReduceScatter,
+        .axes = tp,
+        .dimension = 1,
+        .counts = {std::numeric_limits<int64_t>::max(), 10}},
+       Reason::kShapeMismatch,
+       "do not add up to the 9 elements"},
+      {{.kind = Kind::kScatter, .axes = {"one"}, .dimension = 1, .counts = {8}},
+       Reason::kShapeMismatch,
+       "counts 8 do not add up to the 9 elements"},
+      {{.kind = Kind::kScatter, .axes = tp, .dimension = 1, .counts = {4, 5}},
+       Reason::kUnsupportedDtype,
+       "F4 elements share bytes; only equal tiles of them are exchanged",
+       Spec({{}, {}}),
+       Dtype::kF4},
       {{.kind = Kind::kGather, .axes = {"dp"}, .dimension = 0},
        Reason::kInvalidSpec,
        "is not partitioned over dp as its minor axes; there is nothing to gather"},
@@ -621,6 +646,130 @@ TEST(PlanTest, RefusesCollectivesThatCannotBeWithTheReason) {
     EXPECT_THAT(std::string(plan.status().message()),
                 testing::AllOf(HasSubstr("op 0 (collective)"), HasSubstr(c.message)));
   }
+}
+
+ValueDescriptor CutValue(Shape shape, const PartitionSpec& spec, std::vector<CutPoints> points) {
+  ValueDescriptor value = Value(std::move(shape), spec);
+  value.cut_points = std::move(points);
+  return value;
+}
+
+TEST(PlanTest, UnequalTilesComeOfCountsAndGoWithTheirJoining) {
+  using Kind = CollectiveKind;
+  struct Case {
+    CollectiveOp op;
+    ValueDescriptor from;
+    ValueDescriptor to;
+  };
+  const Case cases[] = {
+      {{.kind = Kind::kScatter, .axes = {"a"}, .dimension = 0, .counts = {3, 5}},
+       Value({8, 4}, Spec({{}, {}})),
+       CutValue({8, 4}, Spec({{"a"}, {}}), {{0, 3, 8}, {}})},
+      {{.kind = Kind::kScatter, .axes = {"a"}, .dimension = 0, .counts = {4, 4}},
+       Value({8, 4}, Spec({{}, {}})),
+       Value({8, 4}, Spec({{"a"}, {}}))},
+      // Each of the two parts along b is split.
+      {{.kind = Kind::kReduceScatter, .axes = {"a"}, .dimension = 0, .counts = {1, 3}},
+       Value({8, 4}, Spec({{"b"}, {}}, {"a"})),
+       CutValue({8, 4}, Spec({{"b", "a"}, {}}), {{0, 1, 4, 5, 8}, {}})},
+      // Tiles along a are taken as they are: one of four rows, split into 1 and 3.
+      {{.kind = Kind::kReduceScatter, .axes = {"a"}, .dimension = 0, .counts = {1, 3}},
+       Value({8, 4}, Spec({{"a"}, {}})),
+       CutValue({4, 4}, Spec({{"a"}, {}}), {{0, 1, 4}, {}})},
+      {{.kind = Kind::kAllGather, .axes = {"a"}, .dimension = 0},
+       CutValue({8, 4}, Spec({{"b", "a"}, {}}), {{0, 1, 4, 5, 8}, {}}),
+       Value({8, 4}, Spec({{"b"}, {}}))},
+      {{.kind = Kind::kAllGather, .axes = {"a"}, .dimension = 0},
+       CutValue({8, 4}, Spec({{"b", "a"}, {}}), {{0, 1, 3, 5, 8}, {}}),
+       CutValue({8, 4}, Spec({{"b"}, {}}), {{0, 3, 8}, {}})},
+      {{.kind = Kind::kGather, .axes = {"a"}, .dimension = 0, .root = 1},
+       CutValue({8, 4}, Spec({{"a"}, {}}), {{0, 7, 8}, {}}),
+       Value({8, 4}, Spec({{}, {}}, {"a"}))},
+      {{.kind = Kind::kAllToAll,
+        .axes = {"a"},
+        .dimension = 0,
+        .split_dimension = 1,
+        .counts = {1, 3}},
+       CutValue({8, 4}, Spec({{"a"}, {}}), {{0, 7, 8}, {}}),
+       CutValue({8, 4}, Spec({{}, {"a"}}), {{}, {0, 1, 4}})},
+      {{.kind = Kind::kAllReduce, .axes = {"a"}},
+       CutValue({8, 4}, Spec({{"b"}, {}}, {"a"}), {{0, 7, 8}, {}}),
+       CutValue({8, 4}, Spec({{"b"}, {}}), {{0, 7, 8}, {}})},
+      {{.kind = Kind::kPermute, .axes = {"a"}, .permutation = {{0, 1}}},
+       CutValue({8, 4}, Spec({{"b"}, {"a"}}), {{0, 7, 8}, {}}),
+       CutValue({8, 4}, Spec({{"b"}, {"a"}}), {{0, 7, 8}, {}})},
+      {{.kind = Kind::kBarrier, .axes = {"a"}},
+       CutValue({8, 4}, Spec({{"a"}, {}}), {{0, 7, 8}, {}}),
+       CutValue({8, 4}, Spec({{"a"}, {}}), {{0, 7, 8}, {}})},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(StrCat(CollectiveKindName(c.op.kind), " of ", c.from.spec.ToString()));
+    auto plan = PlanOf(c.op, c.from, "a=2,b=2");
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_EQ(plan->values.back(), c.to) << plan->values.back().spec.ToString();
+    EXPECT_TRUE(CheckPlan(*plan).ok()) << CheckPlan(*plan);
+    // Another cut is another tile on some device.
+    ValueDescriptor& result = plan->values.back();
+    result.cut_points.assign(2, {});
+    result.cut_points[1] =
+        result.spec.entry(1).axes().empty() ? CutPoints{0, 4} : CutPoints{0, 2, 4};
+    EXPECT_EQ(CheckPlan(*plan).code(), absl::StatusCode::kInvalidArgument);
+  }
+}
+
+TEST(PlanTest, UnequalTilesAreRefusedWhereTilesHaveToBeOfOneSize) {
+  using Kind = CollectiveKind;
+  const ValueDescriptor cut = CutValue({8, 4}, Spec({{"tp"}, {}}), {{0, 7, 8}, {}});
+  for (const Kind kind : {Kind::kAllReduce, Kind::kReduce, Kind::kBroadcast, Kind::kScatter,
+                          Kind::kReduceScatter, Kind::kPermute}) {
+    CollectiveOp op = {.kind = kind, .axes = {"tp"}, .dimension = 1};
+    if (kind != Kind::kScatter && kind != Kind::kReduceScatter) op.dimension = 0;
+    if (kind == Kind::kPermute) op.permutation = {{0, 1}};
+    const auto plan = PlanOf(op, cut, "tp=2");
+    EXPECT_EQ(ReasonOf(plan.status()), Reason::kShapeMismatch) << CollectiveKindName(kind);
+    EXPECT_THAT(std::string(plan.status().message()),
+                HasSubstr("dimension 0 is cut at 0,7,8 over P('tp', None): tiles along tp"));
+  }
+  // A part of seven cannot be halved.
+  EXPECT_EQ(ReasonOf(PlanOf({.kind = Kind::kScatter, .axes = {"dp"}},
+                            CutValue({9, 4}, Spec({{"tp"}, {}}), {{0, 7, 9}, {}}), "tp=2,dp=2")
+                         .status()),
+            Reason::kNotDivisible);
+  for (const ProgramOp& op : {ProgramOp(MatmulOp{.lhs = 0, .rhs = 0}),
+                              ProgramOp(ReshardOp{.input = 0, .spec = Spec({{}, {}})})}) {
+    const auto plan =
+        PlanProgram({.operand_count = 1, .ops = {op}, .outputs = {1}},
+                    {CutValue({8, 8}, Spec({{"tp"}, {}}), {{0, 7, 8}, {}})}, Target("tp=2"));
+    EXPECT_EQ(plan.status().code(), absl::StatusCode::kUnimplemented) << plan.status();
+    EXPECT_THAT(std::string(plan.status().message()), HasSubstr("all-gather the dimension first"));
+  }
+}
+
+TEST(PlanTest, ADonatedOperandIsOverwrittenWhereNobodyNeedsItAnyMore) {
+  using Algorithm = CollectiveAlgorithm;
+  const auto over = [](const Program& program, const PartitionSpec& spec) {
+    return ResultOverOperand(*PlanProgram(program, {Value({8, 4}, spec)}, Target("tp=2")), 0);
+  };
+  const CollectiveOp sum = {.kind = CollectiveKind::kAllReduce, .axes = {"tp"}};
+  CollectiveOp by_halves = sum;
+  by_halves.algorithm = Algorithm::kHalving;
+  CollectiveOp direct = sum;
+  direct.algorithm = Algorithm::kDirect;
+  CollectiveOp gather = {.kind = CollectiveKind::kAllGather, .axes = {"tp"}};
+  CollectiveOp again = by_halves;
+  again.input = 1;
+  const PartitionSpec partial = Spec({{}, {}}, {"tp"});
+  const PartitionSpec rows = Spec({{"tp"}, {}});
+  EXPECT_EQ(over({.operand_count = 1, .ops = {by_halves}, .outputs = {1}}, partial), 1U);
+  EXPECT_EQ(over({.operand_count = 1, .ops = {by_halves}, .outputs = {1}}, rows), 1U);
+  EXPECT_EQ(over({.operand_count = 1, .ops = {direct}, .outputs = {1}}, partial), std::nullopt);
+  EXPECT_EQ(over({.operand_count = 1, .ops = {gather}, .outputs = {1}}, rows), std::nullopt);
+  EXPECT_EQ(over({.operand_count = 1, .ops = {by_halves, gather}, .outputs = {1, 2}}, rows),
+            std::nullopt)
+      << "read twice";
+  EXPECT_EQ(over({.operand_count = 1, .ops = {by_halves, again}, .outputs = {2}}, rows),
+            std::nullopt)
+      << "not a result of the program";
 }
 
 TEST(PlanTest, MeansOfPartialSumsAreThoseOfTheDevices) {

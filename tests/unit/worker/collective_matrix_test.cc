@@ -158,6 +158,32 @@ TEST_P(CollectiveMatrix, AllReduceGivesThePlainReduction) {
   }
 }
 
+TEST_P(CollectiveMatrix, AllReduceIntoTheOperandGivesThePlainReduction) {
+  for (const int64_t count : CountsOf(dtype())) {
+    const std::vector<Bytes> operands = OperandsOf(count);
+    const auto canonical = PlainReduction(Reduction::kSum, dtype(), operands, count);
+    const auto ring =
+        PlainReduction(Reduction::kSum, dtype(), operands, count, EvenCuts(count, ranks()));
+    for (const AllReduceAlgorithm& algorithm : AllReduceAlgorithms()) {
+      if (algorithm.name == std::string_view("direct") ||
+          algorithm.name == std::string_view("doubling")) {
+        continue;  // peers may still read the operand
+      }
+      SCOPED_TRACE(StrCat(algorithm.name, " of ", count, " elements"));
+      std::vector<Bytes> tiles;
+      for (const Bytes& operand : operands) {
+        tiles.push_back(std::make_shared<std::vector<char>>(*operand));
+      }
+      Run([&](const CollectiveCall& call, size_t rank) {
+        SHARDMESH_ASSIGN_OR_RETURN(const Combiner combiner,
+                                   CombinerFor(Reduction::kSum, dtype(), dtype(), ranks()));
+        return algorithm.run(call, combiner, Owned(tiles[rank]), OwnedMutable(tiles[rank]));
+      });
+      for (const Bytes& tile : tiles) EXPECT_TRUE(*tile == (algorithm.is_ring ? ring : canonical));
+    }
+  }
+}
+
 TEST_P(CollectiveMatrix, ReduceGivesTheRootThePlainReduction) {
   using Reduce = absl::Status (*)(const CollectiveCall&, const Combiner&, int64_t,
                                   const OwnedBytes&, absl::Span<char>);
@@ -272,6 +298,20 @@ TEST_P(MovingMatrix, BroadcastGivesAllWhatTheRootHas) {
         for (Bytes& result : results) result = MakeBytes(count);
         Run([&](const CollectiveCall& call, size_t rank) {
           const OwnedBytes mine = static_cast<int64_t>(rank) == root ? Owned(whole) : OwnedBytes();
+          const OwnedMutableBytes out = OwnedMutable(results[rank]);
+          return *algorithm == 'p'   ? PairwiseBroadcast(call, root, mine, out.bytes)
+                 : *algorithm == 'b' ? BinomialBroadcast(call, root, mine, out)
+                                     : ChainBroadcast(call, root, mine, out);
+        });
+        for (const Bytes& result : results) EXPECT_TRUE(*result == *whole);
+
+        // Into the operand, which is the root's result.
+        for (Bytes& result : results) {
+          result = &result - results.data() == root ? std::make_shared<std::vector<char>>(*whole)
+                                                    : MakeBytes(count);
+        }
+        Run([&](const CollectiveCall& call, size_t rank) {
+          const OwnedBytes mine = Owned(results[rank]);
           const OwnedMutableBytes out = OwnedMutable(results[rank]);
           return *algorithm == 'p'   ? PairwiseBroadcast(call, root, mine, out.bytes)
                  : *algorithm == 'b' ? BinomialBroadcast(call, root, mine, out)

@@ -140,6 +140,48 @@ TEST_F(ShardStoreTest, AProducerWritesInPlace) {
   EXPECT_EQ(tile->crc32c(), Crc32c(std::string(kRowBytes, 'p')));
 }
 
+TEST_F(ShardStoreTest, MemoryOfATileIsTakenWhereNobodyElseHasIt) {
+  const auto store = OpenMemory();
+  const Tile tile = Row("a", 0).tile;
+  ASSERT_THAT(StageRow(*store, "a", 0), IsOk());
+  EXPECT_EQ(store->TakeMemory("a", tile), nullptr) << "not committed";
+  ASSERT_THAT(store->Commit({"a"}), IsOk());
+  EXPECT_EQ(store->TakeMemory("b", tile), nullptr);
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoredTilePtr reader, store->Find("a", tile));
+    EXPECT_EQ(store->TakeMemory("a", tile), nullptr) << "somebody reads it";
+  }
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoredTilePtr known, store->Find("a", tile));
+  const char* const bytes = known->bytes().data();
+  const_cast<StoredTilePtr&>(known).reset();
+  const int64_t used_bytes = store->used_bytes();
+  const std::shared_ptr<Buffer> memory = store->TakeMemory("a", tile);
+  ASSERT_NE(memory, nullptr);
+  EXPECT_THAT(store->Find("a", tile), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_THAT(store->Release({"a"}), IsOk());
+
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(auto staged, store->Stage(Row("b", 0), false, memory));
+  std::fill(staged->mutable_bytes().begin(), staged->mutable_bytes().end(), 'n');
+  ASSERT_THAT(staged->Finish(std::nullopt), IsOk());
+  ASSERT_THAT(store->Commit({"b"}), IsOk());
+  EXPECT_EQ(store->used_bytes(), used_bytes);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoredTilePtr made, store->Find("b", tile));
+  EXPECT_EQ(made->bytes().data(), bytes);
+}
+
+TEST_F(ShardStoreTest, MemoryThatIsStillSentFromIsNotTaken) {
+  const auto store = OpenMemory();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(auto staged, store->Stage(Row("a", 0), false));
+  std::fill(staged->mutable_bytes().begin(), staged->mutable_bytes().end(), 'n');
+  std::shared_ptr<const void> sender = staged->memory();
+  ASSERT_THAT(staged->Finish(std::nullopt), IsOk());
+  staged.reset();
+  ASSERT_THAT(store->Commit({"a"}), IsOk());
+  EXPECT_EQ(store->TakeMemory("a", Row("a", 0).tile), nullptr);
+  sender.reset();
+  EXPECT_NE(store->TakeMemory("a", Row("a", 0).tile), nullptr);
+}
+
 TEST_F(ShardStoreTest, RefusesTransitionsThatDoNotExist) {
   const auto store = OpenMemory();
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto receiving, store->Stage(Row("a", 0), false));

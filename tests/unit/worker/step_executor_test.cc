@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <numeric>
 #include <random>
 #include <thread>
@@ -120,7 +121,7 @@ class StepExecutorTest : public testing::TestWithParam<Transport> {
             .mesh_id = "default",
             .mesh_revision = 1,
             .mesh = mesh(),
-            .cut_points = {}};
+            .cut_points = value.cut_points};
   }
 
   // Puts an array on all ranks.
@@ -394,7 +395,7 @@ class CollectiveStepTest : public StepExecutorTest {
 
   // Puts an array of which each device has the tile given, whatever replicas have.
   void PutTiles(const std::string& id, const ValueDescriptor& value, const Tiles& tiles) {
-    const Tiling tiling = *Tiling::Create(mesh(), value.spec, value.shape);
+    const Tiling tiling = *Tiling::Create(mesh(), value.spec, value.shape, value.cut_points);
     for (DeviceId device = 0; device < mesh().size(); ++device) {
       auto staged = *rank(device).store->Stage({.array_id = id,
                                                 .dtype = value.dtype,
@@ -415,7 +416,7 @@ class CollectiveStepTest : public StepExecutorTest {
 
   // Different on every device; sums of floats depend on their order.
   Tiles SomeTiles(const ValueDescriptor& value, bool exact) const {
-    const Tiling tiling = *Tiling::Create(mesh(), value.spec, value.shape);
+    const Tiling tiling = *Tiling::Create(mesh(), value.spec, value.shape, value.cut_points);
     Tiles tiles;
     std::mt19937 random(7);
     for (DeviceId device = 0; device < mesh().size(); ++device) {
@@ -676,6 +677,117 @@ TEST_P(CollectiveStepTest, ElementsThatShareBytesMoveWhereNoneIsCut) {
   }
 }
 
+// Of unequal tiles: what comes of whole rows of numbers.
+class UnequalTilesTest : public CollectiveStepTest {
+ protected:
+  static constexpr int64_t kColumns = 7;
+
+  // Row r of an array of `rows` rows, r * kColumns and on, or `factor` times that.
+  static std::vector<float> Rows(int64_t rows, float factor = 1) {
+    std::vector<float> elements;
+    for (int64_t i = 0; i < rows * kColumns; ++i) {
+      elements.push_back(factor * static_cast<float>(i));
+    }
+    return elements;
+  }
+  // Puts tiles of Rows(value.shape[0]), replicas of device d with d+1 times that.
+  void PutRows(const std::string& id, const ValueDescriptor& value, bool replicas_differ) {
+    const Tiling tiling = *Tiling::Create(mesh(), value.spec, value.shape, value.cut_points);
+    Tiles tiles;
+    for (DeviceId device = 0; device < mesh().size(); ++device) {
+      const std::vector<float> rows =
+          Rows(value.shape[0], replicas_differ ? static_cast<float>(device + 1) : 1);
+      tiles.push_back(Cut(Dtype::kF32, value.shape, AsBytes(rows), tiling.TileOf(device)));
+    }
+    PutTiles(id, value, tiles);
+  }
+  static std::string AsBytes(const std::vector<float>& elements) {
+    return {reinterpret_cast<const char*>(elements.data()), elements.size() * sizeof(float)};
+  }
+
+  // Runs `op` on Rows; each device is to have its tile of the same rows, times `factor(device)`.
+  void ExpectRows(const CollectiveOp& op, const ValueDescriptor& value, bool replicas_differ,
+                  const std::function<float(DeviceId)>& factor) {
+    SCOPED_TRACE(StrCat(CollectiveKindName(op.kind), " by ", CollectiveAlgorithmName(op.algorithm),
+                        " of ", value.spec.ToString()));
+    const int64_t sequence = ++step_;
+    {
+      absl::MutexLock lock(&mutex_);
+      results_.clear();
+    }
+    PutRows(StrCat("rows-", sequence), value, replicas_differ);
+    Order(sequence, {.operand_count = 1, .ops = {op}, .outputs = {1}});
+    order_.return_literals = false;
+    RunOnAll();
+    const ArrayDescriptor& out = order_.outputs[0].array;
+    const Tiling tiling = *out.Tiling();
+    for (DeviceId device = 0; device < mesh().size(); ++device) {
+      const StepResult result = Await(device);
+      ASSERT_EQ(result.outcome, StepOutcome::kDone) << result.status;
+      ASSERT_TRUE(rank(device).executor->Commit(sequence).ok());
+      const Tile tile = tiling.TileOf(device);
+      const StoredTilePtr stored = *rank(device).store->Find(out.array_id, tile);
+      EXPECT_TRUE(std::string(stored->bytes().data(), stored->bytes().size()) ==
+                  Cut(Dtype::kF32, out.shape, AsBytes(Rows(out.shape[0], factor(device))), tile))
+          << "on device " << device << ", " << tile.ToString();
+    }
+  }
+
+ private:
+  int64_t step_ = 0;
+};
+
+INSTANTIATE_TEST_SUITE_P(All, UnequalTilesTest,
+                         testing::Values(Transport::kStream, Transport::kShm), TransportName);
+
+TEST_P(UnequalTilesTest, AreJoinedSplitAndExchanged) {
+  StartMesh("x=2,y=3");
+  const auto once = [](DeviceId) { return 1.0F; };
+  const PartitionSpec rows({SpecEntry::Axes({"x", "y"})});
+  // Of each x: 1, 2 and 7 rows, and 5, 1 and 4.
+  const ValueDescriptor cut = {Dtype::kF32, {20, kColumns}, rows, {{0, 1, 3, 10, 15, 16, 20}, {}}};
+  for (const CollectiveAlgorithm algorithm : AlgorithmsOf(CollectiveKind::kAllGather)) {
+    ExpectRows({.kind = CollectiveKind::kAllGather, .axes = {"y"}, .algorithm = algorithm}, cut,
+               false, once);
+    ExpectRows({.kind = CollectiveKind::kAllGather, .axes = {"x", "y"}, .algorithm = algorithm},
+               cut, false, once);
+  }
+  ExpectRows({.kind = CollectiveKind::kGather, .axes = {"y"}, .root = 2}, cut, false,
+             [](DeviceId device) { return device % 3 == 2 ? 1.0F : 0.0F; });
+  ExpectRows({.kind = CollectiveKind::kAllToAll,
+              .axes = {"y"},
+              .dimension = 0,
+              .split_dimension = 1,
+              .counts = {4, 1, 2}},
+             cut, false, once);
+  ExpectRows({.kind = CollectiveKind::kBarrier, .axes = {"y"}}, cut, false, once);
+
+  // Device d has d+1 times the rows; those of the groups along y are 3x+1 to 3x+3 times.
+  const ValueDescriptor replicated = {
+      Dtype::kF32, {20, kColumns}, PartitionSpec({SpecEntry::Axis("x")})};
+  for (const int64_t dimension : {0, 1}) {
+    const std::vector<int64_t> counts =
+        dimension == 0 ? std::vector<int64_t>{8, 1, 1} : std::vector<int64_t>{1, 4, 2};
+    ExpectRows({.kind = CollectiveKind::kScatter,
+                .axes = {"y"},
+                .dimension = dimension,
+                .root = 1,
+                .counts = counts},
+               replicated, true,
+               [](DeviceId device) { return static_cast<float>(device / 3 * 3 + 2); });
+    for (const CollectiveAlgorithm algorithm : AlgorithmsOf(CollectiveKind::kReduceScatter)) {
+      ExpectRows({.kind = CollectiveKind::kReduceScatter,
+                  .axes = {"y"},
+                  .dimension = dimension,
+                  .counts = counts,
+                  .algorithm = algorithm,
+                  .order = CollectiveOrder::kFastest},
+                 replicated, true,
+                 [](DeviceId device) { return static_cast<float>(device / 3 * 9 + 6); });
+    }
+  }
+}
+
 TEST_P(StepExecutorTest, OneRankTakesALiteralAndSlicesNothing) {
   StartMesh("x=1");
   const Tensor weight = Tensor::Random({4, 3}, 1);
@@ -906,6 +1018,78 @@ TEST_P(AllReduceStepTest, DonatedOperandIsReleasedWhenTheStepCommits) {
     EXPECT_FALSE(rank(device).store->FindAll("in").ok());
     EXPECT_TRUE(rank(device).store->FindAll("out-1-0").ok());
   }
+}
+
+// An all-reduce by pairwise of an operand that is donated.
+class DonatedOperandTest : public StepExecutorTest {
+ protected:
+  void Prepare() {
+    StartMesh("x=3");
+    tensor_ = Tensor::Random({600, 500}, 1);
+    Put("in", tensor_, SpecOf({"", ""}));
+    Order(1, {.operand_count = 1,
+              .ops = {CollectiveOp{.kind = CollectiveKind::kAllReduce,
+                                   .axes = {"x"},
+                                   .algorithm = CollectiveAlgorithm::kPairwise}},
+              .outputs = {1}});
+    order_.return_literals = false;
+    order_.operands[0].donate = true;
+    tile_ = Tile::Whole(tensor_.shape);
+  }
+  void ExpectSum(DeviceId device) {
+    ASSERT_EQ(Await(device).outcome, StepOutcome::kDone) << Await(device).status;
+    ASSERT_TRUE(rank(device).executor->Commit(1).ok());
+    const StoredTilePtr sum = *rank(device).store->Find("out-1-0", tile_);
+    const auto* elements = reinterpret_cast<const float*>(sum->bytes().data());
+    for (size_t i = 0; i < tensor_.elements.size(); ++i) {
+      const float x = tensor_.elements[i];
+      ASSERT_EQ(elements[i], (x + x) + x) << i;
+    }
+    EXPECT_FALSE(rank(device).store->FindAll("in").ok());
+  }
+
+  Tensor tensor_;
+  Tile tile_;
+};
+
+INSTANTIATE_TEST_SUITE_P(All, DonatedOperandTest,
+                         testing::Values(Transport::kStream, Transport::kShm), TransportName);
+
+TEST_P(DonatedOperandTest, IsWhereTheResultIsMade) {
+  Prepare();
+  std::map<DeviceId, const char*> memory;
+  for (DeviceId device = 0; device < 3; ++device) {
+    memory[device] = (*rank(device).store->Find("in", tile_))->bytes().data();
+  }
+  RunOnAll();
+  for (DeviceId device = 0; device < 3; ++device) {
+    ExpectSum(device);
+    EXPECT_EQ((*rank(device).store->Find("out-1-0", tile_))->bytes().data(), memory[device]);
+  }
+}
+
+TEST_P(DonatedOperandTest, IsLeftToWhoeverReadsIt) {
+  Prepare();
+  const StoredTilePtr reader = *rank(1).store->Find("in", tile_);
+  RunOnAll();
+  for (DeviceId device = 0; device < 3; ++device) ExpectSum(device);
+  EXPECT_NE((*rank(1).store->Find("out-1-0", tile_))->bytes().data(), reader->bytes().data());
+  EXPECT_EQ(std::memcmp(reader->bytes().data(), tensor_.bytes().data(), tensor_.bytes().size()), 0);
+}
+
+TEST_P(DonatedOperandTest, IsGoneAfterAStepThatFailedWhereItWasBegunUpon) {
+  Prepare();
+  Run(0, order_);
+  Run(1, order_);
+  StepOrder other = order_;
+  other.operands[0] = {.value = "unknown"};
+  Run(2, other);
+  for (DeviceId device = 0; device < 3; ++device) {
+    EXPECT_EQ(Await(device).outcome, StepOutcome::kFailed);
+    EXPECT_FALSE(rank(device).store->FindAll("out-1-0").ok());
+  }
+  EXPECT_TRUE(rank(2).store->FindAll("in").ok());
+  EXPECT_TRUE(rank(0).store->Release({"in"}).ok());
 }
 
 }  // namespace
