@@ -44,6 +44,7 @@
 #include "sharding/device_group.h"
 #include "sharding/mesh.h"
 #include "sharding/str_cat.h"
+#include "tensor/copy.h"
 #include "worker/collective/chain.h"
 #include "worker/collective/doubling.h"
 #include "worker/collective/halving.h"
@@ -229,8 +230,8 @@ class Vectors {
       return IsRight(0, count_, [](int64_t i) { return Element(0, i); });
     };
     const auto place = [this](int64_t from, int64_t offset, absl::Span<const char> bytes) {
-      std::memcpy(Result().bytes.data() + cuts_[Index(from)] * 4 + offset, bytes.data(),
-                  bytes.size());
+      CopyBytes(Result().bytes.data() + cuts_[Index(from)] * 4 + offset, bytes.data(),
+                bytes.size());
     };
     const auto own = [this] { return Result().bytes.first(Index(sizes_[Index(rank_.rank())])); };
     using Call = const CollectiveCall&;
@@ -272,7 +273,7 @@ class Vectors {
            return PairwiseAllToAll(
                c, parts_, std::vector<int64_t>(Index(rank_.ranks()), sizes_[Index(rank_.rank())]),
                [this](int64_t from, int64_t offset, absl::Span<const char> bytes) {
-                 std::memcpy(
+                 CopyBytes(
                      MutableBytes(out_).bytes.data() + from * sizes_[Index(rank_.rank())] + offset,
                      bytes.data(), bytes.size());
                });

@@ -1,12 +1,12 @@
 // Tiles as runs of bytes, and the copying of tiles.
 #include "tensor/view.h"
 
-#include <cstring>
 #include <string>
 
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
+#include "tensor/copy.h"
 
 namespace shardmesh {
 namespace {
@@ -147,7 +147,7 @@ absl::Status CopyTileBytes(const TensorView& tensor, const Tile& tile, int64_t o
   char* to = out.data();
   region.ForEachRun(offset_bytes, offset_bytes + static_cast<int64_t>(out.size()),
                     [&](int64_t from, int64_t size) {
-                      std::memcpy(to, tensor.bytes().data() + from, static_cast<size_t>(size));
+                      CopyBytes(to, tensor.bytes().data() + from, static_cast<size_t>(size));
                       to += size;
                     });
   return absl::OkStatus();
@@ -161,7 +161,7 @@ absl::Status PasteTileBytes(absl::Span<const char> bytes, const Tile& tile, int6
   const char* from = bytes.data();
   region.ForEachRun(offset_bytes, offset_bytes + static_cast<int64_t>(bytes.size()),
                     [&](int64_t to, int64_t size) {
-                      std::memcpy(tensor.bytes().data() + to, from, static_cast<size_t>(size));
+                      CopyBytes(tensor.bytes().data() + to, from, static_cast<size_t>(size));
                       from += size;
                     });
   return absl::OkStatus();
@@ -189,8 +189,8 @@ absl::Status CopyTile(const TensorView& from, const Tile& from_tile, const Mutab
   if (read.run_bytes() >= write.run_bytes()) {
     read.ForEachRun(0, read.size_bytes(), [&](int64_t read_offset, int64_t size) {
       write.ForEachRun(done, done + size, [&](int64_t write_offset, int64_t part) {
-        std::memcpy(destination_bytes + write_offset, source_bytes + read_offset,
-                    static_cast<size_t>(part));
+        CopyBytes(destination_bytes + write_offset, source_bytes + read_offset,
+                  static_cast<size_t>(part));
         read_offset += part;
       });
       done += size;
@@ -198,8 +198,8 @@ absl::Status CopyTile(const TensorView& from, const Tile& from_tile, const Mutab
   } else {
     write.ForEachRun(0, write.size_bytes(), [&](int64_t write_offset, int64_t size) {
       read.ForEachRun(done, done + size, [&](int64_t read_offset, int64_t part) {
-        std::memcpy(destination_bytes + write_offset, source_bytes + read_offset,
-                    static_cast<size_t>(part));
+        CopyBytes(destination_bytes + write_offset, source_bytes + read_offset,
+                  static_cast<size_t>(part));
         write_offset += part;
       });
       done += size;

@@ -230,8 +230,8 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
   Counters counters() const override {
     absl::MutexLock lock(&mutex_);
     Counters counters = counters_;
-    counters.sent_bytes = sent_bytes_.load(std::memory_order_relaxed);
     counters.shared_bytes = shared_bytes_.load(std::memory_order_relaxed);
+    counters.sent_bytes = counters.shared_bytes + streamed_bytes_.load(std::memory_order_relaxed);
     counters.received_bytes += received_bytes_.load(std::memory_order_relaxed);
     return counters;
   }
@@ -240,8 +240,7 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
   Mailbox& mailbox() { return mailbox_; }
   CompletionPoller& poller() { return poller_; }
   void CountSent(int64_t size_bytes, bool is_shared) {
-    sent_bytes_.fetch_add(size_bytes, std::memory_order_relaxed);
-    if (is_shared) shared_bytes_.fetch_add(size_bytes, std::memory_order_relaxed);
+    (is_shared ? shared_bytes_ : streamed_bytes_).fetch_add(size_bytes, std::memory_order_relaxed);
   }
   void CountReceived(int64_t size_bytes) {
     received_bytes_.fetch_add(size_bytes, std::memory_order_relaxed);
@@ -350,7 +349,7 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
   const Options options_;
 
   Mailbox mailbox_;
-  std::atomic<int64_t> sent_bytes_ = 0;
+  std::atomic<int64_t> streamed_bytes_ = 0;
   std::atomic<int64_t> shared_bytes_ = 0;
   std::atomic<int64_t> received_bytes_ = 0;  // through shared memory, straight to a receiver
   std::unique_ptr<ShmPeers> shm_;            // null if nothing is shared
@@ -417,6 +416,7 @@ absl::Status StepLinkImpl::Send(DeviceId peer, const Tag& tag, OwnedBytes messag
   std::string signature;
   uint64_t signature_hash = 0;
   if (tag.op() == op_.load(std::memory_order_acquire) &&
+      told.op.load(std::memory_order_relaxed) != tag.op() &&
       told.op.exchange(tag.op(), std::memory_order_relaxed) != tag.op()) {
     absl::MutexLock lock(&mutex_);
     signature = signature_;

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <limits>
 #include <utility>
@@ -18,22 +19,24 @@ namespace {
 
 // How long a segment may take over the socket after the note that speaks of it.
 constexpr absl::Duration kIntroduction = absl::Seconds(2);
-// In a note: the message follows.
-constexpr uint64_t kInline = 0;
-
-// What a note begins with.
+// What a note begins with; the message follows, or else its place. As short as can be: with what
+// the ring says of the note and a message of 8 bytes, it is one cache line.
 struct NoteHeader {
   int64_t step = 0;
   int64_t epoch = 0;
+  uint64_t signature_hash = 0;
   int32_t op = 0;
   int32_t round = 0;
-  uint64_t signature_hash = 0;
-  uint64_t segment_id = kInline;
+  uint32_t signature_bytes = 0;
+  uint32_t is_inline = 0;
+};
+struct NotePlace {
+  uint64_t segment_id = 0;
   uint64_t offset_bytes = 0;
   uint64_t size_bytes = 0;
-  uint64_t signature_bytes = 0;
 };
 static_assert(sizeof(NoteHeader) + ShmChannel::kInlineBytes <= kMaxNoteBytes);
+static_assert(offsetof(RingSlots::Slot, note) + sizeof(NoteHeader) + 8 <= 64);
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
 
 // The word is the same for every process that maps it, for reading too.
@@ -85,21 +88,31 @@ ShmChannel::~ShmChannel() = default;
 
 bool ShmChannel::TrySend(const Tag& tag, int64_t epoch, std::string_view signature,
                          uint64_t signature_hash, const OwnedBytes& message) {
-  const size_t size_bytes = message.bytes.size();
-  NoteHeader header = {.step = tag.step(),
-                       .epoch = epoch,
-                       .op = static_cast<int32_t>(tag.op()),
-                       .round = static_cast<int32_t>(tag.round()),
-                       .signature_hash = signature.empty() ? 0 : signature_hash,
-                       .size_bytes = size_bytes,
-                       .signature_bytes = signature.size()};
   if (signature.size() > kShmSignatureBytes) return false;
+  const size_t size_bytes = message.bytes.size();
   const bool is_inline = size_bytes <= kInlineBytes;
-  if (!is_inline) {
-    const auto place = arena_->Locate(message.bytes.data(), size_bytes);
-    if (!place.has_value()) return false;
-    header.segment_id = place->segment_id;
-    header.offset_bytes = place->offset_bytes;
+  const NoteHeader header = {.step = tag.step(),
+                             .epoch = epoch,
+                             .signature_hash = signature.empty() ? 0 : signature_hash,
+                             .op = static_cast<int32_t>(tag.op()),
+                             .round = static_cast<int32_t>(tag.round()),
+                             .signature_bytes = static_cast<uint32_t>(signature.size()),
+                             .is_inline = is_inline ? 1U : 0U};
+  std::array<char, sizeof(NoteHeader) + kInlineBytes> note;
+  std::memcpy(note.data(), &header, sizeof(header));
+  size_t note_bytes = sizeof(header);
+  NotePlace place;
+  if (is_inline) {
+    std::memcpy(note.data() + note_bytes, message.bytes.data(), size_bytes);
+    note_bytes += size_bytes;
+  } else {
+    const auto located = arena_->Locate(message.bytes.data(), size_bytes);
+    if (!located.has_value()) return false;
+    place = {.segment_id = located->segment_id,
+             .offset_bytes = located->offset_bytes,
+             .size_bytes = size_bytes};
+    std::memcpy(note.data() + note_bytes, &place, sizeof(place));
+    note_bytes += sizeof(place);
   }
 
   std::deque<Pinned> done;  // let go of without the lock
@@ -107,17 +120,12 @@ bool ShmChannel::TrySend(const Tag& tag, int64_t epoch, std::string_view signatu
     absl::MutexLock lock(&send_mutex_);
     if (closed()) return false;
     ReapLocked(done);
-    if (!is_inline && !Introduce(header.segment_id)) return false;
+    if (!writer_.HasRoom() || (!is_inline && !Introduce(place.segment_id))) return false;
     if (!signature.empty()) {
-      const uint64_t next = writer_.written();
-      if (next >= kRingSlots && !writer_.IsReleased(next - kRingSlots)) return false;
-      std::memcpy(own().signatures[next % kRingSlots].data(), signature.data(), signature.size());
+      std::memcpy(own().signatures[writer_.written() % kRingSlots].data(), signature.data(),
+                  signature.size());
     }
-    std::array<char, sizeof(NoteHeader) + kInlineBytes> note;
-    std::memcpy(note.data(), &header, sizeof(header));
-    if (is_inline) std::memcpy(note.data() + sizeof(header), message.bytes.data(), size_bytes);
-    const auto number =
-        writer_.TryWrite({note.data(), sizeof(header) + (is_inline ? size_bytes : 0)});
+    const auto number = writer_.TryWrite({note.data(), note_bytes});
     if (!number.has_value()) return false;
     if (!is_inline) pinned_.push_back({*number, message});
   }
@@ -160,30 +168,31 @@ absl::StatusOr<bool> ShmChannel::TryReceive(uint64_t expected_hash, Arrived* arr
     arrived->signature.assign(their().signatures[note_.number % kRingSlots].data(),
                               header.signature_bytes);
   }
-  if (header.segment_id == kInline) {
-    if (header.size_bytes == 0 || header.size_bytes > kInlineBytes ||
-        header.size_bytes != note_.size_bytes - sizeof(header)) {
-      return Wrong(StrCat("has ", note_.size_bytes - sizeof(header), " bytes of a message of ",
-                          header.size_bytes));
+  const size_t rest_bytes = note_.size_bytes - sizeof(header);
+  if (header.is_inline != 0) {
+    if (rest_bytes == 0 || rest_bytes > kInlineBytes) {
+      return Wrong(StrCat("has a message of ", rest_bytes, " bytes in it"));
     }
     const auto copy = std::make_shared_for_overwrite<std::array<char, kInlineBytes>>();
-    std::memcpy(copy->data(), note_.bytes.data() + sizeof(header), header.size_bytes);
+    std::memcpy(copy->data(), note_.bytes.data() + sizeof(header), rest_bytes);
     reader_.Release(note_.number);
-    arrived->message = {absl::MakeConstSpan(copy->data(), header.size_bytes), copy};
+    arrived->message = {absl::MakeConstSpan(copy->data(), rest_bytes), copy};
     return true;
   }
-  const std::shared_ptr<const ShmView> view = ViewOf(header.segment_id);
+  NotePlace place;
+  if (rest_bytes != sizeof(place)) return Wrong(StrCat("says where in ", rest_bytes, " bytes"));
+  std::memcpy(&place, note_.bytes.data() + sizeof(header), sizeof(place));
+  const std::shared_ptr<const ShmView> view = ViewOf(place.segment_id);
   if (view == nullptr) {
-    return Wrong(StrCat("points into segment ", header.segment_id, ", which did not come"));
+    return Wrong(StrCat("points into segment ", place.segment_id, ", which did not come"));
   }
   const size_t segment_bytes = view->bytes().size();
-  if (header.size_bytes == 0 || header.offset_bytes > segment_bytes ||
-      header.size_bytes > segment_bytes - header.offset_bytes) {
-    return Wrong(StrCat("points to ", header.size_bytes, " bytes at ", header.offset_bytes,
+  if (place.size_bytes == 0 || place.offset_bytes > segment_bytes ||
+      place.size_bytes > segment_bytes - place.offset_bytes) {
+    return Wrong(StrCat("points to ", place.size_bytes, " bytes at ", place.offset_bytes,
                         " of a segment of ", segment_bytes));
   }
-  const absl::Span<const char> bytes =
-      view->bytes().subspan(header.offset_bytes, header.size_bytes);
+  const absl::Span<const char> bytes = view->bytes().subspan(place.offset_bytes, place.size_bytes);
   arrived->message = {bytes, std::make_shared<Pin>(shared_from_this(), view, note_.number)};
   return true;
 }

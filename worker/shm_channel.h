@@ -31,7 +31,7 @@ inline constexpr size_t kShmSignatureBytes = 512;
 // What one end of a channel shows the other: written by its owner alone.
 struct ShmControl {
   // Of this layout; another one is not understood.
-  static constexpr uint64_t kLayout = 0x73686d'0002;
+  static constexpr uint64_t kLayout = 0x73686d'0003;
 
   uint64_t layout = kLayout;
   // The owner's, as its hello on the Exchange stream had it: the memory is that of the worker

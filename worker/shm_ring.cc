@@ -8,7 +8,7 @@
 namespace shardmesh::worker {
 
 std::optional<uint64_t> RingWriter::TryWrite(std::string_view note) {
-  if (note.size() > kMaxNoteBytes || (next_ >= kRingSlots && !IsReleased(next_ - kRingSlots))) {
+  if (note.size() > kMaxNoteBytes || !HasRoom()) {
     return std::nullopt;
   }
   RingSlots::Slot& slot = slots_->slots[next_ % kRingSlots];
@@ -16,6 +16,17 @@ std::optional<uint64_t> RingWriter::TryWrite(std::string_view note) {
   std::memcpy(slot.note.data(), note.data(), note.size());
   slot.written.store(next_ + 1, std::memory_order_release);
   return next_++;
+}
+
+bool RingWriter::HasRoom() {
+  if (next_ < free_until_) {
+    return true;
+  }
+  const uint64_t limit = next_ + kRingSlots / 4;
+  while (free_until_ < limit && IsReleased(free_until_ - kRingSlots)) {
+    ++free_until_;
+  }
+  return next_ < free_until_;
 }
 
 bool RingWriter::IsReleased(uint64_t number) const {

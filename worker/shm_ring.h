@@ -60,6 +60,9 @@ class RingWriter {
   // is next is not free: try again later. Notes arrive in the order of their numbers.
   std::optional<uint64_t> TryWrite(std::string_view note);
 
+  // Whether TryWrite would find its slot free.
+  bool HasRoom();
+
   // Whether the reader has let go of the note of that number.
   bool IsReleased(uint64_t number) const;
 
@@ -69,6 +72,9 @@ class RingWriter {
   RingSlots* const slots_;
   const RingReads* const reads_;
   uint64_t next_ = 0;
+  // Notes below this number have their slots: the reader writes what it let go of all the time, and
+  // looking there for each note would have the memory go to and fro.
+  uint64_t free_until_ = kRingSlots;
 };
 
 // The reading end.

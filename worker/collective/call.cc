@@ -2,11 +2,11 @@
 #include "worker/collective/call.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
+#include "tensor/copy.h"
 #include "worker/collective/message_reader.h"
 #include "worker/collective/tree.h"
 
@@ -53,14 +53,12 @@ absl::Status ReceivePieces(
 }
 
 void CopyReceived(const CollectiveCall& call, absl::Span<const char> bytes, char* to) {
-  std::memcpy(to, bytes.data(), bytes.size());
+  CopyBytes(to, bytes.data(), bytes.size());
   if (call.copied != nullptr) call.copied->received += static_cast<int64_t>(bytes.size());
 }
 
 void CopyUnlessThere(absl::Span<const char> bytes, absl::Span<char> out) {
-  if (!out.empty() && bytes.data() != out.data()) {
-    std::memcpy(out.data(), bytes.data(), out.size());
-  }
+  if (bytes.data() != out.data()) CopyBytes(out.data(), bytes.data(), out.size());
 }
 
 absl::Status ReceiveInto(const CollectiveCall& call, int64_t place, int64_t round,

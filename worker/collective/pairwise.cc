@@ -6,8 +6,10 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
+#include "tensor/copy.h"
 #include "worker/collective/message_reader.h"
 #include "worker/collective/tree.h"
 
@@ -68,7 +70,7 @@ absl::Status CombineAll(const CollectiveCall& call, const Combiner& combiner,
   const DeviceGroup& group = *call.group;
   const auto own_bytes = static_cast<int64_t>(own.size());
   SHARDMESH_ASSIGN_OR_RETURN(const Tag tag, Tag::Create(call.step, call.op, call.round));
-  std::vector<std::optional<MessageReader>> readers(Index(group.size()));
+  absl::InlinedVector<std::optional<MessageReader>, 8> readers(Index(group.size()));
   for (int64_t place = 0; place < group.size(); ++place) {
     if (place == group.place()) continue;
     readers[Index(place)].emplace(call.link, group.device_at(place), tag, own_bytes,
@@ -76,7 +78,7 @@ absl::Status CombineAll(const CollectiveCall& call, const Combiner& combiner,
   }
 
   TreeCombiner tree(combiner, group.size(), own_bytes / combiner.operand_bytes);
-  std::vector<const char*> operands(Index(group.size()));
+  absl::InlinedVector<const char*, 8> operands(Index(group.size()));
   const int64_t count = own_bytes / combiner.operand_bytes;
   for (int64_t done = 0; done < count;) {
     int64_t block = std::min(count - done, tree.block_elements());
@@ -255,7 +257,7 @@ absl::Status PairwiseScatter(const CollectiveCall& call, int64_t root,
   SHARDMESH_RETURN_IF_ERROR(CheckSameSize("scatter", own.bytes.size(), out.size()));
   SHARDMESH_RETURN_IF_ERROR(ForEachPeer(
       group, [&](int64_t place) { return SendTo(call, place, 0, parts[Index(place)]); }));
-  if (!out.empty()) std::memcpy(out.data(), own.bytes.data(), out.size());
+  CopyBytes(out.data(), own.bytes.data(), out.size());
   return absl::OkStatus();
 }
 
@@ -287,7 +289,7 @@ absl::Status Permute(const CollectiveCall& call, absl::Span<const std::optional<
     return absl::OkStatus();
   }
   if (*source != group.place()) return ReceiveInto(call, *source, 0, out);
-  std::memcpy(out.data(), mine.bytes.data(), out.size());
+  CopyBytes(out.data(), mine.bytes.data(), out.size());
   return absl::OkStatus();
 }
 

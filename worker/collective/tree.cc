@@ -24,7 +24,10 @@ TreeCombiner::TreeCombiner(const Combiner& combiner, int64_t operands, int64_t c
       operand_count_(operands),
       block_elements_(std::clamp<int64_t>(count, 1, kBlockBytes / combiner.partial_bytes)),
       slot_bytes_(static_cast<size_t>(block_elements_ * combiner.partial_bytes + 63) / 64 * 64),
-      scratch_(std::make_unique_for_overwrite<char[]>(SlotsFor(operands) * slot_bytes_)) {}
+      large_(SlotsFor(operands) * slot_bytes_ <= small_.size()
+                 ? nullptr
+                 : std::make_unique_for_overwrite<char[]>(SlotsFor(operands) * slot_bytes_)),
+      slots_(large_ == nullptr ? small_.data() : large_.get()) {}
 
 void TreeCombiner::Combine(absl::Span<const char* const> operands, int64_t count, char* results) {
   char* target = combiner_.finish ? Slot(0) : results;

@@ -2,6 +2,7 @@
 #ifndef SHARDMESH_WORKER_COLLECTIVE_TREE_H_
 #define SHARDMESH_WORKER_COLLECTIVE_TREE_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -25,6 +26,8 @@ class TreeCombiner {
 
   // For `operands` >= 1 operands of `count` >= 0 elements. The combiner outlives this object.
   TreeCombiner(const Combiner& combiner, int64_t operands, int64_t count);
+  TreeCombiner(const TreeCombiner&) = delete;
+  TreeCombiner& operator=(const TreeCombiner&) = delete;
 
   // Most elements of a block; at least 1024, or all there are.
   int64_t block_elements() const { return block_elements_; }
@@ -37,13 +40,16 @@ class TreeCombiner {
   // The partial results of T(lo, n): an operand itself, or `target` or the slot, as it can.
   const char* Evaluate(absl::Span<const char* const> operands, int64_t lo, int64_t n, int64_t count,
                        size_t slot, char* target);
-  char* Slot(size_t slot) { return scratch_.get() + slot * slot_bytes_; }
+  char* Slot(size_t slot) { return slots_ + slot * slot_bytes_; }
 
   const Combiner& combiner_;
   const int64_t operand_count_;
   const int64_t block_elements_;
   const size_t slot_bytes_;
-  const std::unique_ptr<char[]> scratch_;
+  // A few elements take no memory of the heap.
+  std::array<char, 512> small_;
+  const std::unique_ptr<char[]> large_;
+  char* const slots_;
 };
 
 }  // namespace shardmesh::worker

@@ -8,6 +8,7 @@
 
 #include <cstring>
 #include <thread>
+#include <tuple>
 
 #include "absl/time/clock.h"
 
@@ -183,25 +184,34 @@ TEST_F(ShmChannelTest, AFreedSegmentIsForgottenAtTheOtherEnd) {
 TEST_F(ShmChannelTest, WrongNotesAreRefusedWhateverTheySay) {
   struct Header {  // as the sender writes it
     int64_t step = 1, epoch = 1;
+    uint64_t hash = 0;
     int32_t op = 0, round = 0;
-    uint64_t hash = 0, segment_id = 0, offset_bytes = 0, size_bytes = 0, signature_bytes = 0;
+    uint32_t signature_bytes = 0, is_inline = 0;
+    uint64_t segment_id = 0, offset_bytes = 0, size_bytes = 0;  // of one that is not inline
   };
+  constexpr size_t kWhole = sizeof(Header);
   OwnedBytes known = one_.Own(std::string(5000, 'k'));
   ASSERT_TRUE(Send(known));
   EXPECT_EQ(Next().size(), 5000u);
   const uint64_t id = one_.arena->Locate(known.bytes.data(), 1)->segment_id;
-  const std::pair<Header, const char*> cases[] = {
-      {{.size_bytes = 7}, "has 0 bytes of a message of 7"},
-      {{.segment_id = id, .size_bytes = 0}, "points to 0 bytes"},
+  const std::tuple<Header, size_t, const char*> cases[] = {
+      {{}, 7, "is too short"},
+      {{.is_inline = 1}, kWhole - 24, "has a message of 0 bytes in it"},
+      {{.is_inline = 1}, kMaxNoteBytes, "has a message of 196 bytes in it"},
+      {{.segment_id = id, .size_bytes = 2}, kWhole - 8, "says where in 16 bytes"},
+      {{.segment_id = id, .size_bytes = 0}, kWhole, "points to 0 bytes"},
       {{.segment_id = id, .offset_bytes = 1, .size_bytes = ShmArena::kSharedSegmentBytes},
+       kWhole,
        "points to"},
-      {{.segment_id = id, .offset_bytes = ~uint64_t{0}, .size_bytes = 2}, "points to 2 bytes"},
-      {{.hash = 5, .signature_bytes = 513}, "signature of 513 bytes"},
+      {{.segment_id = id, .offset_bytes = ~uint64_t{0}, .size_bytes = 2},
+       kWhole,
+       "points to 2 bytes"},
+      {{.hash = 5, .signature_bytes = 513}, kWhole, "signature of 513 bytes"},
   };
   uint64_t number = 1;
-  for (const auto& [header, expected] : cases) {
+  for (const auto& [header, size_bytes, expected] : cases) {
     RingSlots::Slot& slot = ControlOf(one_).slots.slots[number % kRingSlots];
-    slot.size_bytes = sizeof(header);
+    slot.size_bytes = static_cast<uint32_t>(size_bytes);
     std::memcpy(slot.note.data(), &header, sizeof(header));
     slot.written.store(++number);
     EXPECT_THAT(Next(), HasSubstr(expected));
