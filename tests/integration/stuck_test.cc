@@ -118,8 +118,8 @@ TEST_P(StuckTest, AStoppedRankIsNamedAtTheDeadlineAndGoesOnAfterwards) {
   EXPECT_EQ(result.status().code(), absl::StatusCode::kDeadlineExceeded) << result.status();
   const client::ClusterFinding failed = AwaitBlame("worker-3", Kind::kFailed);
   EXPECT_THAT(std::string(result.status().message()),
-              AllOf(HasSubstr(StrCat("step ", failed.step)),
-                    HasSubstr("ranks 0, 1 and 2 wait in instruction 0"),
+              AllOf(HasSubstr(StrCat("step ", failed.step)), HasSubstr("(collective of \"m\")"),
+                    HasSubstr("ranks 0, 1 and 2 wait in \"op 0 (collective): all-reduce"),
                     HasSubstr("for rank 3 (worker-3)")));
   ExpectNamedByTheOthers("worker-3", failed.step);
   ExpectDoctorNames("worker-3");
