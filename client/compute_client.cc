@@ -1,6 +1,9 @@
 // The calls of CoordinatorClient about computations.
+#include <algorithm>
 #include <utility>
 
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "client/coordinator_client.h"
 #include "client/coordinator_connection.h"
 #include "rpc/array_codec.h"
@@ -27,12 +30,24 @@ void EncodeOutput(const OutputOptions& from, v1::OutputOptions* to) {
   to->set_return_literals(from.return_literals);
 }
 
-// What every request for one step has.
+// A step that is not done in the time of its call is ended by the coordinator, whose answer says
+// who was missing. So much longer it is waited for.
+constexpr absl::Duration kVerdictTime = absl::Seconds(1);
+
+// What every request for one step has; returns the options to call with.
 template <typename Request>
-void EncodeStep(const std::string& session_id, const OutputOptions& output, Request* to) {
+CoordinatorClient::Options EncodeStep(const std::string& session_id, const OutputOptions& output,
+                                      const CoordinatorClient::Options& options, Request* to) {
   to->set_request_id(NewRequestId());
   to->set_session_id(session_id);
   EncodeOutput(output, to->mutable_output());
+  CoordinatorClient::Options call = options;
+  if (options.deadline != absl::InfiniteFuture()) {
+    rpc::Encode(std::max(options.deadline - absl::Now(), absl::ZeroDuration()),
+                to->mutable_timeout());
+    call.deadline += kVerdictTime;
+  }
+  return call;
 }
 
 absl::StatusOr<StepOutput> DecodeOutput(const v1::StepOutput& from) {
@@ -90,7 +105,7 @@ absl::StatusOr<StepResult> CoordinatorClient::Execute(const std::string& session
                                                       const ExecuteCall& call,
                                                       const Options& options) {
   v1::ExecuteRequest request;
-  EncodeStep(session_id, call.output, &request);
+  const Options call_options = EncodeStep(session_id, call.output, options, &request);
   if (const Program* program = std::get_if<Program>(&call.work)) {
     rpc::Encode(*program, request.mutable_program());
   } else {
@@ -102,7 +117,7 @@ absl::StatusOr<StepResult> CoordinatorClient::Execute(const std::string& session
   request.set_mesh_id(call.mesh_id);
   v1::ExecuteResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection_->Call(
-      connection_->compute, &v1::ComputeService::Stub::Execute, request, options, &response));
+      connection_->compute, &v1::ComputeService::Stub::Execute, request, call_options, &response));
   SHARDMESH_ASSIGN_OR_RETURN(StepResult result, DecodeStep(response));
   for (const v1::StepOutput& output : response.outputs()) {
     SHARDMESH_ASSIGN_OR_RETURN(result.outputs.emplace_back(), DecodeOutput(output));
@@ -114,7 +129,7 @@ absl::StatusOr<StepResult> CoordinatorClient::Linear(const std::string& session_
                                                      const LinearCall& call,
                                                      const Options& options) {
   v1::LinearRequest request;
-  EncodeStep(session_id, call.output, &request);
+  const Options call_options = EncodeStep(session_id, call.output, options, &request);
   EncodeOperand(call.input, request.mutable_input());
   EncodeOperand(call.weight, request.mutable_weight());
   if (call.bias.has_value()) {
@@ -125,7 +140,7 @@ absl::StatusOr<StepResult> CoordinatorClient::Linear(const std::string& session_
   request.set_scale(call.scale);
   v1::LinearResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection_->Call(
-      connection_->compute, &v1::ComputeService::Stub::Linear, request, options, &response));
+      connection_->compute, &v1::ComputeService::Stub::Linear, request, call_options, &response));
   return DecodeOneOutput(response);
 }
 
@@ -133,14 +148,14 @@ absl::StatusOr<StepResult> CoordinatorClient::Matmul(const std::string& session_
                                                      const MatmulCall& call,
                                                      const Options& options) {
   v1::MatmulRequest request;
-  EncodeStep(session_id, call.output, &request);
+  const Options call_options = EncodeStep(session_id, call.output, options, &request);
   EncodeOperand(call.lhs, request.mutable_lhs());
   EncodeOperand(call.rhs, request.mutable_rhs());
   request.set_transpose_lhs(call.transpose_lhs);
   request.set_transpose_rhs(call.transpose_rhs);
   v1::MatmulResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection_->Call(
-      connection_->compute, &v1::ComputeService::Stub::Matmul, request, options, &response));
+      connection_->compute, &v1::ComputeService::Stub::Matmul, request, call_options, &response));
   return DecodeOneOutput(response);
 }
 
@@ -148,7 +163,7 @@ absl::StatusOr<StepResult> CoordinatorClient::Collective(const std::string& sess
                                                          const CollectiveCall& call,
                                                          const Options& options) {
   v1::CollectiveRequest request;
-  EncodeStep(session_id, call.output, &request);
+  const Options call_options = EncodeStep(session_id, call.output, options, &request);
   EncodeOperand(call.input, request.mutable_input());
   request.set_kind(rpc::Encode(call.kind));
   request.mutable_axes()->Add(call.axes.begin(), call.axes.end());
@@ -163,8 +178,9 @@ absl::StatusOr<StepResult> CoordinatorClient::Collective(const std::string& sess
   request.set_order(rpc::Encode(call.order));
   request.mutable_counts()->Add(call.counts.begin(), call.counts.end());
   v1::CollectiveResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
-      connection_->compute, &v1::ComputeService::Stub::Collective, request, options, &response));
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->compute,
+                                              &v1::ComputeService::Stub::Collective, request,
+                                              call_options, &response));
   return DecodeOneOutput(response);
 }
 

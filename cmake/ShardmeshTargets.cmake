@@ -53,8 +53,8 @@ function(shardmesh_binary)
 endfunction()
 
 # shardmesh_test(NAME sharding_test SRCS ... DEPS ... LABELS unit [TIMEOUT s]) defines a GoogleTest program,
-# each of whose tests ctest runs by name. Labels: unit, or integration = starts servers and runs alone; concurrent = also
-# runs under TSan; long = only with ./dev test --long.
+# each of whose tests ctest runs by name. Labels: unit, or integration = starts clusters, one test of a program at
+# a time; concurrent = also runs under TSan; long = only with ./dev test --long.
 function(shardmesh_test)
   cmake_parse_arguments(arg "" "NAME;TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
   if(NOT arg_TIMEOUT)
@@ -71,10 +71,11 @@ function(shardmesh_test)
   include(GoogleTest)
   # One label of several words, since gtest_discover_tests takes lists apart; ctest -L and the presets match a word of it.
   list(JOIN arg_LABELS "+" labels)
-  set(alone OFF)
+  # Tests with clusters take turns, from the start on: what they do most is wait, while others run beside them.
+  set(turns)
   if("integration" IN_LIST arg_LABELS)
-    set(alone ON)
+    set(turns RESOURCE_LOCK ${arg_NAME} COST 1000)
   endif()
   gtest_discover_tests(${arg_NAME} DISCOVERY_MODE PRE_TEST
-    PROPERTIES LABELS "${labels}" TIMEOUT ${arg_TIMEOUT} RUN_SERIAL ${alone})
+    PROPERTIES LABELS "${labels}" TIMEOUT ${arg_TIMEOUT} ${turns})
 endfunction()

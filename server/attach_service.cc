@@ -16,6 +16,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
 #include "rpc/array_codec.h"
 #include "rpc/call.h"
 #include "rpc/field_check.h"
@@ -281,7 +282,8 @@ class Hub final : public AttachHub {
     const int64_t epoch = membership_->view()->epoch;
     absl::MutexLock lock(&mutex_);
     const auto found = members_.find(identity);
-    return found != members_.end() && found->second.ready_epoch == epoch;
+    return found != members_.end() && found->second.peers_epoch == epoch &&
+           found->second.unreached.empty();
   }
 
   absl::Status CheckReady(std::string_view mesh_id) const override {
@@ -299,9 +301,8 @@ class Hub final : public AttachHub {
       const std::string& identity = ranks->identities[rank];
       if (view->FindWorker(identity)->state == WorkerState::kDraining) {
         missing.push_back(StrCat("rank ", rank, " (worker \"", identity, "\" is draining)"));
-      } else if (!IsReady(identity)) {
-        missing.push_back(
-            StrCat("rank ", rank, " (worker \"", identity, "\" does not reach all its peers yet)"));
+      } else if (std::string why = Apart(identity, ranks->identities, view->epoch); !why.empty()) {
+        missing.push_back(StrCat("rank ", rank, " (worker \"", identity, "\" ", why, ")"));
       }
     }
     return missing.empty() ? absl::OkStatus() : NotReady(mesh_id, StrJoin(missing, ", "));
@@ -435,9 +436,9 @@ class Hub final : public AttachHub {
     absl::MutexLock lock(&mutex_);
     const auto found = members_.find(stream->identity());
     if (found != members_.end() && found->second.stream == stream) {
-      found->second.ready_epoch = report.unreached().empty() ? report.epoch() : -1;
-      options_.flight_log->PeersReported(stream->identity(),
-                                         {report.unreached().begin(), report.unreached().end()});
+      found->second.peers_epoch = report.epoch();
+      found->second.unreached = {report.unreached().begin(), report.unreached().end()};
+      options_.flight_log->PeersReported(stream->identity(), found->second.unreached);
     }
   }
   void SendPlan(AttachReactor* stream, int64_t sequence) {
@@ -450,8 +451,27 @@ class Hub final : public AttachHub {
  private:
   struct Member {
     AttachReactor* stream = nullptr;
-    int64_t ready_epoch = -1;  // in which it reached all its peers
+    int64_t peers_epoch = -1;                 // of its last report on its peers
+    std::vector<std::string> unreached = {};  // in that report
   };
+
+  // What keeps a worker from a step with these: `does not reach "worker-2"`; empty if nothing.
+  // Peers that it does not reach but that serve other meshes alone are no hindrance.
+  std::string Apart(std::string_view identity, absl::Span<const std::string> others,
+                    int64_t epoch) const ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    const auto found = members_.find(identity);
+    if (found == members_.end() || found->second.peers_epoch != epoch) {
+      return "has not reached its peers yet";
+    }
+    std::vector<std::string> apart;
+    for (const std::string& peer : found->second.unreached) {
+      if (std::find(others.begin(), others.end(), peer) != others.end()) {
+        apart.push_back(StrCat("\"", peer, "\""));
+      }
+    }
+    return apart.empty() ? "" : StrCat("does not reach ", StrJoin(apart, ", "));
+  }
 
   AttachReactor* StreamOf(std::string_view identity) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     const auto found = members_.find(identity);

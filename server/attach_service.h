@@ -72,8 +72,8 @@ class AttachHub : public StepTransport {
 
   // Whether the worker reaches all its peers, as of the newest epoch.
   virtual bool IsReady(std::string_view identity) const = 0;
-  // FAILED_PRECONDITION (MESH_INCOMPLETE) unless every rank of the mesh has a ready worker that is
-  // not draining; names the ranks. NOT_FOUND: no such mesh.
+  // FAILED_PRECONDITION (MESH_INCOMPLETE) unless every rank of the mesh has a worker that is not
+  // draining and reaches those of the other ranks; names the ranks. NOT_FOUND: no such mesh.
   virtual absl::Status CheckReady(std::string_view mesh_id) const = 0;
   // The live workers of a mesh, by rank. NOT_FOUND: no such mesh.
   virtual absl::StatusOr<std::vector<RankEndpoint>> Endpoints(std::string_view mesh_id) const = 0;

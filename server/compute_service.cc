@@ -150,6 +150,34 @@ std::string NameOf(const v1::Program& program) {
   return "program";
 }
 
+// Of a long name so much that a message has room for the rest.
+std::string Beginning(const std::string& name) {
+  constexpr size_t kMaxBytes = 96;
+  if (name.size() <= kMaxBytes) return name;
+  size_t end = kMaxBytes;
+  while (end > 0 && (name[end] & 0xC0) == 0x80) --end;  // not within a character
+  return StrCat(name.substr(0, end), "...");
+}
+
+// The same with its operands as the client calls them: `linear of "x", "w"`; the first few of many.
+std::string DescribeWork(const v1::ExecuteRequest& request) {
+  constexpr int kNamed = 3;
+  std::vector<std::string> operands;
+  for (const v1::Operand& operand : request.operands()) {
+    if (!operand.has_array()) {
+      operands.push_back("a literal");
+    } else if (operand.array().has_name()) {
+      operands.push_back(StrCat("\"", Beginning(operand.array().name()), "\""));
+    } else {
+      operands.push_back(StrCat("array ", operand.array().array_id()));
+    }
+    if (std::ssize(operands) == kNamed) break;
+  }
+  const int more = request.operands_size() - static_cast<int>(operands.size());
+  return StrCat(NameOf(request.program()), operands.empty() ? "" : " of ", StrJoin(operands, ", "),
+                more == 0 ? "" : StrCat(" and ", more, " more"));
+}
+
 // Runs steps. One object for the service; Run may be called by any thread.
 class StepRunner {
  public:
@@ -447,7 +475,7 @@ absl::StatusOr<StepRunner::RunningPtr> StepRunner::Admit(StepCall* call, StepReq
   rpc::Encode(timeout, message.mutable_timeout());
   message.set_return_literals(running->request.output().return_literals());
   step->message = std::make_shared<const std::string>(message.SerializeAsString());
-  step->op = NameOf(running->request.program());
+  step->op = DescribeWork(running->request);
   step->mesh_id = plan.mesh_id;
   step->timeout = timeout;
   const std::shared_ptr<const MembershipView> view = context_.membership->view();

@@ -31,12 +31,8 @@ std::string NameOf(const ObservedRank& rank) {
   return rank.rank < 0 ? rank.identity : StrCat("rank ", rank.rank, " (", rank.identity, ")");
 }
 
-std::string InstructionText(int64_t op, std::string_view what) {
-  return StrCat("instruction ", op, what.empty() ? "" : StrCat(" (", what, ")"));
-}
-
 std::string InstructionText(const rpc::FlightRecord& record) {
-  return InstructionText(record.op, record.what);
+  return DescribeInstruction(record.op, record.what);
 }
 
 std::string TimeOfDay(absl::Time time) {
@@ -161,7 +157,7 @@ class StepDiagnosis {
         break;
     }
     return StrCat("waits for ", DescribeRanks(TargetsOf(*instruction)), " in ",
-                  InstructionText(*instruction));
+                  InstructionText(*instruction), " (instruction ", instruction->op, ")");
   }
 
   Culprit CulpritOf(const ObservedRank& rank, int64_t op = -1) const {
@@ -251,7 +247,7 @@ class StepDiagnosis {
 
   std::string WaitingText(const Finding& finding) const {
     return StrCat(DescribeRanks(waiting_), waiting_.size() == 1 ? " waits in " : " wait in ",
-                  InstructionText(*finding.instruction, finding.label));
+                  DescribeInstruction(*finding.instruction, finding.label));
   }
 
   // A circle of ranks that wait for each other. There is one: every rank that is waited for waits.
@@ -355,6 +351,10 @@ class StepDiagnosis {
 };
 
 }  // namespace
+
+std::string DescribeInstruction(int64_t instruction, std::string_view label) {
+  return label.empty() ? StrCat("instruction ", instruction) : StrCat("\"", label, "\"");
+}
 
 std::string DescribeRanks(absl::Span<const int64_t> ranks) {
   constexpr size_t kShown = 8;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -53,10 +54,10 @@ enum class FindingKind {
 
 struct Finding {
   FindingKind kind = FindingKind::kStuck;
-  // One sentence: `step 12 (linear) is stuck: ` and the explanation below.
+  // One sentence: `step 12 (linear of "x", "w") is stuck: ` and the explanation below.
   std::string summary = {};
-  // `ranks 0 and 1 wait in instruction 3 (op 0 (linear): all-reduce over tp) for rank 2 (worker-2),
-  // which has not begun the step`
+  // `ranks 0 and 1 wait in "op 0 (linear): all-reduce over tp" for rank 2 (worker-2), which has not
+  // begun the step`
   std::string explanation = {};
   int64_t sequence = 0;
   std::string op = {};
@@ -85,6 +86,9 @@ std::optional<Finding> DiagnoseStep(const ObservedStep& step, const DiagnosisOpt
 // Workers of a mesh, one an entry, that are lost, silent, or do not reach each other.
 std::vector<Finding> DiagnoseWorkers(absl::Span<const ObservedRank> ranks,
                                      const std::string& mesh_id, const DiagnosisOptions& options);
+
+// `"op 0 (linear): all-reduce over tp"`, by its label; `instruction 3` where it has none.
+std::string DescribeInstruction(int64_t instruction, std::string_view label);
 
 // `rank 3`, `ranks 0, 1 and 2`; of more than eight the first and how many more.
 std::string DescribeRanks(absl::Span<const int64_t> ranks);

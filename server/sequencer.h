@@ -74,7 +74,7 @@ using WorkCallback = absl::AnyInvocable<void(const WorkOutcome&) &&>;
 
 // A run of a program, or of one op.
 struct StepRequest {
-  std::string op;       // for people and records: "linear", "reshard"
+  std::string op;       // for people and records: `linear of "x", "w"`
   std::string mesh_id;  // whose ranks the participants are
   std::vector<Participant> participants;
   std::vector<std::string> reads;   // ids of operands
@@ -114,7 +114,7 @@ struct WorkRef {
 struct StepExplanation {
   // Who waits where for whom; empty: not known.
   std::string text = {};
-  // Who waits where: `ranks 0 and 1 waited in instruction 3 (...)`; empty: nobody, or not known.
+  // Who waits where: `ranks 0 and 1 waited in "op 0 (...)"`; empty: nobody, or not known.
   std::string waiting = {};
   std::vector<Participant> blamed = {};
 };

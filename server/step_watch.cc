@@ -107,8 +107,8 @@ StepExplanation StepWatch::Explain(const WorkRef& work,
   if (!finding.has_value()) return {};
   StepExplanation explanation{.text = finding->explanation};
   if (!finding->waiting.empty()) {
-    explanation.waiting = StrCat(DescribeRanks(finding->waiting), " waited in instruction ",
-                                 *finding->instruction, " (", finding->label, ")");
+    explanation.waiting = StrCat(DescribeRanks(finding->waiting), " waited in ",
+                                 DescribeInstruction(*finding->instruction, finding->label));
   }
   for (const Culprit& culprit : finding->culprits) {
     explanation.blamed.push_back({.rank = culprit.rank, .identity = culprit.identity});

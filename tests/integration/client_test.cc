@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstring>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <variant>
 #include <vector>
@@ -27,14 +27,7 @@ class ClientTest : public ::testing::Test {
 
   // Puts four numbers and returns the array's id.
   absl::StatusOr<std::string> Put(const std::string& name) {
-    const client::PutTensor tensor{
-        .name = name,
-        .view = *TensorView::Create(
-            Dtype::kF32, {4}, {reinterpret_cast<const char*>(values_.data()), 4 * sizeof(float)}),
-        .spec = PartitionSpec({SpecEntry::Axis("tp")}),
-        .cut_points = {}};
-    SHARDMESH_ASSIGN_OR_RETURN(const client::PutResult result, client().PutTensors({&tensor, 1}));
-    return result.arrays[0].descriptor.array_id;
+    return PutFloats(client(), name, {4}, values_, PartitionSpec({SpecEntry::Axis("tp")}));
   }
   client::MeshClient& client() { return cluster_->client(); }
 
@@ -150,15 +143,10 @@ class CollectiveClientTest : public ClientTest {
  protected:
   void SetUp() override {
     ClientTest::SetUp();
-    for (size_t i = 0; i < numbers_.size(); ++i) numbers_[i] = static_cast<float>(i);
-    const client::PutTensor tensor{
-        .name = "m",
-        .view = *TensorView::Create(
-            Dtype::kF32, {8, 4},
-            {reinterpret_cast<const char*>(numbers_.data()), numbers_.size() * sizeof(float)}),
-        .spec = PartitionSpec({SpecEntry::Axes({"fsdp", "tp"})}),
-        .cut_points = {}};
-    ASSERT_THAT(client().PutTensors({&tensor, 1}), IsOk());
+    std::iota(numbers_.begin(), numbers_.end(), 0.0F);
+    ASSERT_THAT(PutFloats(client(), "m", {8, 4}, numbers_,
+                          PartitionSpec({SpecEntry::Axes({"fsdp", "tp"})})),
+                IsOk());
   }
 
   // The rows [begin, end) of the matrix.
@@ -193,10 +181,7 @@ class CollectiveClientTest : public ClientTest {
     SHARDMESH_ASSIGN_OR_RETURN(
         const client::GatheredTensor gathered,
         client().Gather(client::ArraySelector::ById(result.outputs[0].array.descriptor.array_id)));
-    const absl::Span<const char> bytes = gathered.view().bytes();
-    std::vector<float> elements(bytes.size() / sizeof(float));
-    std::memcpy(elements.data(), bytes.data(), bytes.size());
-    return elements;
+    return FloatsOf(gathered.view().bytes());
   }
 
   std::vector<float> numbers_ = std::vector<float>(32);

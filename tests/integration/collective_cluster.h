@@ -7,11 +7,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <future>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -21,8 +22,10 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "client/mesh_client.h"
+#include "rpc/definitions.h"
+#include "sharding/mesh.h"
 #include "sharding/str_cat.h"
-#include "tensor/view.h"
+#include "tensor/program.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/test_cluster.h"
 
@@ -50,47 +53,100 @@ class CollectiveCluster : public ::testing::Test {
     ASSERT_NO_FATAL_FAILURE(PutMatrix());
   }
   void PutMatrix() {
-    for (size_t i = 0; i < numbers_.size(); ++i) numbers_[i] = static_cast<float>(i);
-    const client::PutTensor tensor{
-        .name = "m",
-        .view = *TensorView::Create(
-            Dtype::kF32, {8, 4},
-            {reinterpret_cast<const char*>(numbers_.data()), numbers_.size() * sizeof(float)}),
-        .spec = PartitionSpec({SpecEntry::Axes({"fsdp", "tp"})}),
-        .cut_points = {}};
-    ASSERT_THAT(client().PutTensors({&tensor, 1}), IsOk());
+    std::iota(numbers_.begin(), numbers_.end(), 0.0F);
+    ASSERT_THAT(PutFloats(client(), "m", {8, 4}, numbers_,
+                          PartitionSpec({SpecEntry::Axes({"fsdp", "tp"})})),
+                IsOk());
   }
 
   client::MeshClient& client() { return cluster_->client(); }
 
-  // Sums the four tiles of two rows, every element of which goes from everyone to everyone.
-  static client::CollectiveCall Sum() {
-    return {.input = client::ArraySelector::ByName("m"),
+  // Sums the tiles of an array, every element of which goes from everyone to everyone.
+  static client::CollectiveCall SumOf(const std::string& name, std::vector<std::string> axes) {
+    return {.input = client::ArraySelector::ByName(name),
             .kind = CollectiveKind::kAllReduce,
-            .axes = {"fsdp", "tp"},
+            .axes = std::move(axes),
             .output = {.return_literals = true}};
   }
+  static client::CollectiveCall Sum() { return SumOf("m", {"fsdp", "tp"}); }
   std::vector<float> Expected() const {
     std::vector<float> sums(8);
     for (size_t i = 0; i < numbers_.size(); ++i) sums[i % 8] += numbers_[i];
     return sums;
   }
   static std::vector<float> ElementsOf(const client::StepResult& result) {
-    const std::string& bytes = result.outputs[0].literal->bytes;
-    std::vector<float> elements(bytes.size() / sizeof(float));
-    std::memcpy(elements.data(), bytes.data(), bytes.size());
-    return elements;
+    return FloatsOf(result.outputs[0].literal->bytes);
   }
-  // The sum, with a time limit of its own.
-  std::future<absl::StatusOr<client::StepResult>> SumWithin(absl::Duration timeout) {
-    return std::async(std::launch::async, [address = cluster_->address(), timeout] {
+  // A call of a client with a time limit of its own.
+  template <typename Call>
+  auto Within(absl::Duration timeout, Call call) {
+    return std::async(std::launch::async, [address = cluster_->address(), timeout, call] {
       client::MeshClientOptions options;
       options.timeout = timeout;
-      auto client = client::MeshClient::Connect(address, options);
-      return client.ok() ? (*client)->Collective(Sum())
-                         : absl::StatusOr<client::StepResult>(client.status());
+      const auto client = client::MeshClient::Connect(address, options);
+      EXPECT_THAT(client, IsOk());
+      return call(**client);
     });
   }
+  std::future<absl::StatusOr<client::StepResult>> SumWithin(
+      absl::Duration timeout, const client::CollectiveCall& call = Sum()) {
+    return Within(timeout, [call](client::MeshClient& client) { return client.Collective(call); });
+  }
+
+  // A mesh x=N over these workers.
+  void DefineMesh(const std::string& name, const std::vector<std::string>& workers) {
+    ASSERT_THAT(client().CreateEntry(
+                    name, rpc::MeshDefinition{.mesh = *Mesh::Parse(StrCat("x=", workers.size())),
+                                              .workers = workers}),
+                IsOk());
+  }
+
+  // Gives a worker a step of its own, of more matrix products than it can do in this time, after
+  // which the step is aborted; returns when the worker is at it.
+  std::future<absl::StatusOr<client::StepResult>> KeepBusy(const std::string& identity,
+                                                           absl::Duration duration) {
+    constexpr int64_t kSide = 2048;
+    const std::string mesh = StrCat("only-", identity);
+    DefineMesh(mesh, {identity});
+    EXPECT_THAT(PutFloats(client(), mesh, {kSide, kSide}, std::vector<float>(kSide * kSide),
+                          PartitionSpec(), mesh),
+                IsOk());
+    Program products{.operand_count = 1, .ops = {}, .outputs = {kMaxProgramSize - 1}};
+    for (ValueIndex last = 0; last + 1 < kMaxProgramSize; ++last) {
+      products.ops.emplace_back(MatmulOp{.lhs = last, .rhs = 0});
+    }
+    auto step = Within(duration, [products, mesh](client::MeshClient& client) {
+      return client.Execute({.work = products, .operands = {client::ArraySelector::ByName(mesh)}});
+    });
+    EXPECT_TRUE(Eventually([&] {
+      const auto flights = client().ListFlightRecords({.identity = identity});
+      return flights.ok() && flights->front().progress.has_value();
+    })) << identity
+        << " does not begin the step";
+    return step;
+  }
+
+  // A rank comes so much late into a collective, which waits, and says meanwhile for whom.
+  void ExpectALateRankIsNamedAndWaitedFor(absl::Duration late) {
+    auto busy = KeepBusy("worker-2", late);
+    auto sum = SumWithin(late + absl::Minutes(1));
+    const client::ClusterFinding stuck =
+        AwaitBlame("worker-2", client::ClusterFinding::Kind::kStuck);
+    EXPECT_THAT(stuck.waiting_ranks, ::testing::ElementsAre(0, 1, 3)) << stuck.summary;
+    EXPECT_THAT(stuck.summary,
+                ::testing::AllOf(::testing::HasSubstr(StrCat("step ", stuck.step)),
+                                 ::testing::HasSubstr("all-reduce over fsdp,tp"),
+                                 ::testing::HasSubstr("rank 2 (worker-2), which is still in step"),
+                                 ::testing::HasSubstr("(matmul)")));
+    ExpectDoctorNames("worker-2");
+    EXPECT_EQ(busy.wait_for(std::chrono::seconds(0)), std::future_status::timeout)
+        << "all this was while it was busy";
+    const auto result = sum.get();
+    ASSERT_THAT(result, IsOk());
+    EXPECT_EQ(ElementsOf(*result), Expected());
+    EXPECT_THAT(busy.get(), StatusIs(absl::StatusCode::kDeadlineExceeded));
+  }
+
   // The next sum is right, as soon as all ranks are there.
   void ExpectSumSoon() {
     absl::StatusOr<client::StepResult> result = absl::UnavailableError("not tried yet");

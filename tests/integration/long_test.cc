@@ -1,4 +1,4 @@
-// What takes a minute to be sure of.
+// What takes long to be sure of.
 #include "tests/integration/collective_cluster.h"
 #include "tests/integration/opposite_orders.h"
 
@@ -11,6 +11,11 @@ TEST_F(CollectiveCluster, ClientsThatUseGroupsInOppositeOrdersForAMinuteNeverDea
                                  RunInOppositeOrders(cluster_->address(), absl::Minutes(1)));
   EXPECT_GT(done, 100);
   ExpectSumSoon();
+}
+
+TEST_F(CollectiveCluster, ARankThatIsTenSecondsLateIsNamedAndWaitedFor) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster());
+  ExpectALateRankIsNamedAndWaitedFor(absl::Seconds(10));
 }
 
 }  // namespace

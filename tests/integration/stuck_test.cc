@@ -4,6 +4,7 @@
 
 #include <map>
 #include <nlohmann/json.hpp>
+#include <random>
 
 #include "tests/integration/collective_cluster.h"
 #include "tests/integration/opposite_orders.h"
@@ -18,8 +19,33 @@ using ::testing::HasSubstr;
 
 using Kind = client::ClusterFinding::Kind;
 
-// Of a broken stream, and beyond a deadline.
+// Beyond a deadline.
 constexpr absl::Duration kNamedWithin = absl::Seconds(2);
+// Of a broken stream.
+constexpr absl::Duration kBreakNoticedWithin = absl::Seconds(1);
+
+// Tiles large enough for memory of their own, and small enough to be returned with a result.
+constexpr int64_t kRows = 128;
+constexpr int64_t kColumns = 1024;
+constexpr size_t kTileElements = kRows * kColumns;
+
+std::vector<float> RandomTiles(size_t count, std::mt19937& random) {
+  std::uniform_real_distribution<float> between(-1, 1);
+  std::vector<float> elements(count * kTileElements);
+  std::generate(elements.begin(), elements.end(), [&] { return between(random); });
+  return elements;
+}
+
+// The sum of three or four tiles, in the one order in which the parts of a sum are added.
+std::vector<float> SumOfTiles(const std::vector<float>& elements) {
+  std::vector<float> sums(kTileElements);
+  for (size_t i = 0; i < kTileElements; ++i) {
+    const auto part = [&](size_t tile) { return elements[tile * kTileElements + i]; };
+    const bool has_fourth = elements.size() > 3 * kTileElements;
+    sums[i] = (part(0) + part(1)) + (has_fourth ? part(2) + part(3) : part(2));
+  }
+  return sums;
+}
 
 // By how data goes between the workers.
 class StuckTest : public CollectiveCluster, public ::testing::WithParamInterface<const char*> {
@@ -52,13 +78,21 @@ TEST_P(StuckTest, ARankThatIsKilledInACollectiveIsNamedEverywhere) {
   const absl::Time killed = absl::Now();
   ASSERT_THAT(cluster_->Kill("worker-1"), IsOk());
   const auto result = sum.get();
-  EXPECT_LT(absl::Now() - killed, kNamedWithin);
+  EXPECT_LT(absl::Now() - killed, kBreakNoticedWithin);
   EXPECT_EQ(result.status().code(), absl::StatusCode::kUnavailable) << result.status();
   EXPECT_THAT(std::string(result.status().message()),
               AllOf(HasSubstr("worker-1"), HasSubstr(StrCat("step ", stuck.step)),
                     HasSubstr("all-reduce over fsdp,tp")));
   AwaitBlame("worker-1", Kind::kFailed);
   ExpectNamedByTheOthers("worker-1", stuck.step);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::vector<client::WorkerFlight> flights,
+                                 client().ListFlightRecords({.step = stuck.step}));
+  for (const client::WorkerFlight& flight : flights) {
+    if (flight.identity == "worker-1") continue;
+    ASSERT_FALSE(flight.records.empty()) << flight.identity;
+    const absl::Duration taken = flight.records.back().ended - killed;
+    EXPECT_LT(taken, kBreakNoticedWithin) << flight.identity;
+  }
   ExpectDoctorNames("worker-1");
   EXPECT_THAT(client().ListFlightRecords({.identity = "worker-1"}), IsOk())
       << "what it told survives it";
@@ -84,14 +118,118 @@ TEST_P(StuckTest, AStoppedRankIsNamedAtTheDeadlineAndGoesOnAfterwards) {
   EXPECT_EQ(result.status().code(), absl::StatusCode::kDeadlineExceeded) << result.status();
   const client::ClusterFinding failed = AwaitBlame("worker-3", Kind::kFailed);
   EXPECT_THAT(std::string(result.status().message()),
-              AllOf(HasSubstr(StrCat("step ", failed.step)),
-                    HasSubstr("ranks 0, 1 and 2 wait in instruction 0"),
+              AllOf(HasSubstr(StrCat("step ", failed.step)), HasSubstr("(collective of \"m\")"),
+                    HasSubstr("ranks 0, 1 and 2 wait in \"op 0 (collective): all-reduce"),
                     HasSubstr("for rank 3 (worker-3)")));
   ExpectNamedByTheOthers("worker-3", failed.step);
   ExpectDoctorNames("worker-3");
 
   ASSERT_THAT(cluster_->Signal("worker-3", SIGCONT), IsOk());
   ExpectSumSoon();
+}
+
+TEST_P(StuckTest, ARankThatIsAliveButNeverEntersIsNamedAtTheDeadline) {
+  auto busy = KeepBusy("worker-3", absl::Seconds(5));
+  constexpr absl::Duration kTimeout = absl::Milliseconds(1500);
+  const absl::Time begun = absl::Now();
+  const auto result = SumWithin(kTimeout).get();
+  EXPECT_LT(absl::Now() - begun, kTimeout + kNamedWithin);
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kDeadlineExceeded) << result.status();
+  const client::ClusterFinding failed = AwaitBlame("worker-3", Kind::kFailed);
+  EXPECT_THAT(std::string(result.status().message()),
+              AllOf(HasSubstr(StrCat("step ", failed.step)), HasSubstr("all-reduce over fsdp,tp"),
+                    HasSubstr("for rank 3 (worker-3), which is still in step")));
+  ExpectNamedByTheOthers("worker-3", failed.step);
+  ExpectDoctorNames("worker-3");
+  EXPECT_EQ(busy.wait_for(std::chrono::seconds(0)), std::future_status::timeout)
+      << "it was busy all the time";
+  // The next one is right as soon as the rank has time for it.
+  ExpectSumSoon();
+  EXPECT_THAT(busy.get(), StatusIs(absl::StatusCode::kDeadlineExceeded));
+}
+
+TEST_P(StuckTest, ARankThatWakesAfterAnAbortHarmsNobody) {
+  std::mt19937 random(5);
+  const PartitionSpec by_row({SpecEntry::Axes({"fsdp", "tp"})});
+  const PartitionSpec by_row_of_others({SpecEntry::Axis("x")});
+  const Shape shape = {4 * kRows, kColumns};
+  const Shape shape_of_others = {3 * kRows, kColumns};
+  const std::vector<float> kept = RandomTiles(4, random);
+  ASSERT_NO_FATAL_FAILURE(DefineMesh("others", {"worker-0", "worker-1", "worker-3"}));
+  ASSERT_THAT(PutFloats(client(), "doomed", shape, RandomTiles(4, random), by_row), IsOk());
+  ASSERT_THAT(PutFloats(client(), "kept", shape, kept, by_row), IsOk());
+  std::map<std::string, std::vector<float>> of_others;
+  for (const char* name : {"first", "second", "third"}) {
+    of_others[name] = RandomTiles(3, random);
+    ASSERT_THAT(
+        PutFloats(client(), name, shape_of_others, of_others[name], by_row_of_others, "others"),
+        IsOk());
+  }
+  std::vector<std::pair<std::string, std::vector<float>>> made;  // by array id
+  const auto expect_sums_of_others = [&] {
+    for (const auto& [name, elements] : of_others) {
+      SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::StepResult result,
+                                     client().Collective(SumOf(name, {"x"})));
+      EXPECT_TRUE(ElementsOf(result) == SumOfTiles(elements)) << name;
+      made.emplace_back(result.outputs[0].array.descriptor.array_id, ElementsOf(result));
+    }
+  };
+
+  // Stopped while it waits for another rank, it has told the others where its data lies, as they
+  // told it of theirs.
+  ASSERT_THAT(cluster_->Signal("worker-1", SIGSTOP), IsOk());
+  constexpr absl::Duration kTimeout = absl::Seconds(4);
+  const absl::Time begun = absl::Now();
+  auto sum = SumWithin(kTimeout, SumOf("doomed", {"fsdp", "tp"}));
+  EXPECT_THAT(AwaitBlame("worker-1", Kind::kStuck).waiting_ranks, ElementsAre(0, 2, 3));
+  ASSERT_THAT(cluster_->Signal("worker-2", SIGSTOP), IsOk());
+  ASSERT_THAT(cluster_->Signal("worker-1", SIGCONT), IsOk());
+  const auto result = sum.get();
+  EXPECT_LT(absl::Now() - begun, kTimeout + kNamedWithin);
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kDeadlineExceeded) << result.status();
+  EXPECT_THAT(std::string(result.status().message()), HasSubstr("rank 2 (worker-2)"));
+
+  // The others let go of the step's memory at once, and of what they showed to it when its streams
+  // count as broken; other steps use it anew.
+  ASSERT_THAT(client().DeleteName("doomed"), IsOk());
+  expect_sums_of_others();
+  ASSERT_TRUE(Eventually([&] {
+    const absl::StatusOr<client::ClusterStatus> status = client().GetStatus();
+    return status.ok() &&
+           std::all_of(status->workers.begin(), status->workers.end(), [](const auto& worker) {
+             return worker.identity == "worker-2" || worker.state == client::WorkerState::kJoining;
+           });
+  })) << "its peers do not miss it";
+  const absl::Status incomplete = client().Collective(Sum()).status();
+  EXPECT_THAT(incomplete, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshIncomplete));
+  EXPECT_THAT(std::string(incomplete.message()), HasSubstr("does not reach \"worker-2\""));
+  expect_sums_of_others();
+  ASSERT_THAT(cluster_->Signal("worker-2", SIGCONT), IsOk());
+  expect_sums_of_others();
+  ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
+  expect_sums_of_others();
+
+  // Every tile is compared with the checksum that it was committed with, too.
+  const auto expect_unchanged = [&](const client::ArraySelector& array,
+                                    const std::vector<float>& elements) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::GatheredTensor gathered, client().Gather(array));
+    EXPECT_TRUE(FloatsOf(gathered.view().bytes()) == elements) << array.name << array.array_id;
+  };
+  expect_unchanged(client::ArraySelector::ByName("m"), numbers_);
+  expect_unchanged(client::ArraySelector::ByName("kept"), kept);
+  for (const auto& [name, elements] : of_others) {
+    expect_unchanged(client::ArraySelector::ByName(name), elements);
+  }
+  for (const auto& [id, elements] : made) {
+    expect_unchanged(client::ArraySelector::ById(id), elements);
+  }
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::StepResult last,
+                                 client().Collective(SumOf("kept", {"fsdp", "tp"})));
+  EXPECT_TRUE(ElementsOf(last) == SumOfTiles(kept));
+}
+
+TEST_P(StuckTest, ARankThatIsBusyIsNamedAndWaitedFor) {
+  ExpectALateRankIsNamedAndWaitedFor(absl::Seconds(4));
 }
 
 TEST_P(StuckTest, ARankThatIsLateIsWaitedFor) {

@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <filesystem>
 #include <utility>
 
@@ -15,6 +16,7 @@
 #include "sharding/mesh.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
+#include "tensor/view.h"
 
 namespace shardmesh::test {
 namespace {
@@ -61,6 +63,25 @@ CommandResult RunShardmesh(const std::vector<std::string>& arguments,
   result.err = client::ReadLog(out + "/err");
   std::filesystem::remove_all(out);
   return result;
+}
+
+absl::StatusOr<std::string> PutFloats(client::MeshClient& client, const std::string& name,
+                                      const Shape& shape, absl::Span<const float> elements,
+                                      const PartitionSpec& spec, const std::string& mesh) {
+  SHARDMESH_ASSIGN_OR_RETURN(const TensorView view,
+                             TensorView::Create(Dtype::kF32, shape,
+                                                {reinterpret_cast<const char*>(elements.data()),
+                                                 elements.size() * sizeof(float)}));
+  const client::PutTensor tensor{.name = name, .view = view, .spec = spec, .cut_points = {}};
+  SHARDMESH_ASSIGN_OR_RETURN(const client::PutResult result,
+                             client.PutTensors({&tensor, 1}, {.mesh = mesh}));
+  return result.arrays[0].descriptor.array_id;
+}
+
+std::vector<float> FloatsOf(absl::Span<const char> bytes) {
+  std::vector<float> elements(bytes.size() / sizeof(float));
+  std::memcpy(elements.data(), bytes.data(), elements.size() * sizeof(float));
+  return elements;
 }
 
 absl::StatusOr<std::unique_ptr<TestCluster>> TestCluster::Start(const Options& options) {

@@ -9,8 +9,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "client/cli/local_cluster.h"
 #include "client/mesh_client.h"
+#include "sharding/shape.h"
+#include "sharding/spec.h"
 
 namespace shardmesh::test {
 
@@ -30,6 +33,13 @@ CommandResult RunShardmesh(const std::vector<std::string>& arguments,
 
 // A new, empty folder below the test's own temporary one.
 std::string MakeTestFolder(const std::string& name);
+
+// Puts a tensor of F32 onto a mesh, by default the cluster's own; returns the array's id.
+absl::StatusOr<std::string> PutFloats(client::MeshClient& client, const std::string& name,
+                                      const Shape& shape, absl::Span<const float> elements,
+                                      const PartitionSpec& spec, const std::string& mesh = {});
+// The elements of a tensor of F32.
+std::vector<float> FloatsOf(absl::Span<const char> bytes);
 
 // A cluster with a runtime folder of its own. Processes end with the thread that started it,
 // whatever becomes of the test. Not thread-safe, but for client().

@@ -277,9 +277,11 @@ absl::StatusOr<OwnedBytes> Mailbox::Receive(DeviceId peer, const Tag& tag, int64
     }
     if (!step.failure.ok()) return Annotate(step.failure, WaitedFor(peer, worker, tag));
     if (message.pieces.empty()) {
-      return absl::DeadlineExceededError(
-          StrCat(RankName(peer, worker), " sent nothing in time: ", message.taken_bytes, " of ",
-                 message_bytes, " bytes have come; ", WaitedFor(peer, worker, tag)));
+      return WithReason(
+          absl::DeadlineExceededError(
+              StrCat(RankName(peer, worker), " sent nothing in time: ", message.taken_bytes, " of ",
+                     message_bytes, " bytes have come; ", WaitedFor(peer, worker, tag))),
+          Reason::kDeadline);
     }
     taken = TakeFirst(peer, worker, tag, message, message_bytes, &is_credited);
   }

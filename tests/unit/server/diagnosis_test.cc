@@ -133,27 +133,27 @@ TEST(DiagnosisTest, FollowsWaitingRanksToWhoKeepsThemWaiting) {
        {Waits(3, kReduce, 3), Waits(3, kReduce, 3), Waits(3, kReduce, 3), Idle()},
        FindingKind::kStuck,
        {3},
-       "ranks 0, 1 and 2 wait in instruction 3 (op 0 (linear): all-reduce over tp) for rank 3 "
+       "ranks 0, 1 and 2 wait in \"op 0 (linear): all-reduce over tp\" for rank 3 "
        "(worker-3), which has not begun the step"},
       {"lost",
        {Waits(3, kReduce, 3), Waits(3, kReduce, 3), Done(), Lost(Waits(3, kReduce, 0))},
        FindingKind::kStuck,
        {3},
-       "ranks 0 and 1 wait in instruction 3 (op 0 (linear): all-reduce over tp) for rank 3 "
+       "ranks 0 and 1 wait in \"op 0 (linear): all-reduce over tp\" for rank 3 "
        "(worker-3), which is lost since 14:03:11 UTC (its stream broke)"},
       {"silent, in the midst of the instruction",
        {Waits(3, kReduce, 3), Waits(3, kReduce, 3), Waits(3, kReduce, 3),
         Silent(Waits(3, kReduce, 2))},
        FindingKind::kStuck,
        {3},
-       "for rank 3 (worker-3), which has sent no heartbeat for 2.1s, and was in instruction 3 (op "
-       "0 (linear): all-reduce over tp) then"},
+       "for rank 3 (worker-3), which has sent no heartbeat for 2.1s, and was in \"op 0 "
+       "(linear): all-reduce over tp\" then"},
       {"still in an earlier instruction",
        {Waits(3, kReduce, 3), Waits(3, kReduce, 3), Waits(3, kReduce, 3), Works(2, kMatmul, 1)},
        FindingKind::kStuck,
        {3},
-       "for rank 3 (worker-3), which has not entered it: it is still in instruction 2 (op 0 "
-       "(linear): matmul), for 2s"},
+       "for rank 3 (worker-3), which has not entered it: it is still in \"op 0 (linear): "
+       "matmul\", for 2s"},
       {"still in an earlier step",
        {Waits(3, kReduce, 3), Waits(3, kReduce, 3), Waits(3, kReduce, 3), InStep(11)},
        FindingKind::kStuck,
@@ -168,7 +168,7 @@ TEST(DiagnosisTest, FollowsWaitingRanksToWhoKeepsThemWaiting) {
        {Waits(3, kReduce, 3), Waits(3, kReduce, 0), Waits(3, kReduce, 1), Idle()},
        FindingKind::kStuck,
        {3},
-       "ranks 0, 1 and 2 wait in instruction 3"},
+       "ranks 0, 1 and 2 wait in \"op 0 (linear): all-reduce over tp\" for rank 3"},
       {"two at once",
        {Waits(3, kReduce, 1), Idle(), Waits(3, kReduce, 3), Lost(Idle())},
        FindingKind::kStuck,
@@ -184,14 +184,16 @@ TEST(DiagnosisTest, FollowsWaitingRanksToWhoKeepsThemWaiting) {
        {Waits(3, kReduce, 2), Done(), Done(), Done()},
        FindingKind::kCutOff,
        {2},
-       "rank 0 waits in instruction 3 (op 0 (linear): all-reduce over tp) for rank 2 (worker-2), "
+       "rank 0 waits in \"op 0 (linear): all-reduce over tp\" for rank 2 (worker-2), "
        "which has done its part, but its data does not come"},
       {"different instructions",
        {Waits(3, kReduce, 1), Waits(4, kGather, 0), Done(), Done()},
        FindingKind::kDeadlock,
        {0, 1},
-       "rank 0 (worker-0) waits for rank 1 in instruction 3 (op 0 (linear): all-reduce over tp), "
-       "rank 1 (worker-1) waits for rank 0 in instruction 4 (op 1 (reshard): all-gather over tp): "
+       "rank 0 (worker-0) waits for rank 1 in \"op 0 (linear): all-reduce over tp\" (instruction "
+       "3), "
+       "rank 1 (worker-1) waits for rank 0 in \"op 1 (reshard): all-gather over tp\" (instruction "
+       "4): "
        "they do not run the same program"},
       {"different work as the same instruction",
        {Waits(3, kReduce, 1), Waits(3, kGather, 0), Waits(3, kReduce, 1), Waits(3, kReduce, 1)},
@@ -212,7 +214,7 @@ TEST(DiagnosisTest, FollowsWaitingRanksToWhoKeepsThemWaiting) {
        {Waits(3, kReduce, 1), Waits(3, kReduce, 0), Done(), Done()},
        FindingKind::kCutOff,
        {0, 1},
-       "ranks 0 and 1 wait in instruction 3 (op 0 (linear): all-reduce over tp) for each other: "
+       "ranks 0 and 1 wait in \"op 0 (linear): all-reduce over tp\" for each other: "
        "data does not get through among rank 0 (worker-0), rank 1 (worker-1)"},
       {"one whom nobody hears",
        {Waits(3, kReduce, 1), Waits(3, kReduce, 0), Waits(3, kReduce, 1), Waits(3, kReduce, 1)},
@@ -259,8 +261,7 @@ TEST(DiagnosisTest, NamesWhoHasNotDoneItsPartWhereNobodyWaits) {
   const std::optional<Finding> busy = diagnose({Done(), Works(2, kMatmul, 1)});
   ASSERT_TRUE(busy.has_value());
   EXPECT_FALSE(busy->is_blocked) << "it merely works";
-  EXPECT_EQ(busy->explanation,
-            "rank 1 (worker-1) is still in instruction 2 (op 0 (linear): matmul), for 2s");
+  EXPECT_EQ(busy->explanation, "rank 1 (worker-1) is still in \"op 0 (linear): matmul\", for 2s");
   const std::optional<Finding> silent = diagnose({Works(2, kMatmul, 1), Silent(Idle())});
   ASSERT_TRUE(silent.has_value());
   EXPECT_TRUE(silent->is_blocked);

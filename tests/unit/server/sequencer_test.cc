@@ -193,12 +193,12 @@ TEST_F(ExplainedSequencerTest, ADeadlineSaysWhoIsToBlame) {
 }
 
 TEST_F(ExplainedSequencerTest, ALossSaysWhoWaitedWhere) {
-  explanation_.waiting = "rank 0 waited in instruction 3 (all-reduce over tp)";
+  explanation_.waiting = "rank 0 waited in \"op 0 (linear): all-reduce over tp\"";
   explained_.WorkerLost("b", 3, "its stream broke");
   ASSERT_EQ(outcomes_.size(), 1u);
   EXPECT_EQ(outcomes_[0].status.message(),
             "rank 1 (b) was lost (its stream broke) during step 101 (linear), while rank 0 waited "
-            "in instruction 3 (all-reduce over tp); retry when it is back");
+            "in \"op 0 (linear): all-reduce over tp\"; retry when it is back");
   EXPECT_THAT(transport_.blamed(), ElementsAre("b"));
 }
 

@@ -86,8 +86,8 @@ TEST_F(StepWatchTest, CallsAStepStuckOnlyWhenARankHasWaitedForASecond) {
   const StepWatch::Verdict verdict = watch_.Judge(0, Live());
   ASSERT_THAT(verdict.findings, SizeIs(1));
   EXPECT_EQ(verdict.sentence,
-            "step 7 (linear) is stuck: rank 0 waits in instruction 3 (op 0 (linear): all-reduce "
-            "over tp) for rank 1 (worker-1), which has not begun the step");
+            "step 7 (linear) is stuck: rank 0 waits in \"op 0 (linear): all-reduce "
+            "over tp\" for rank 1 (worker-1), which has not begun the step");
   EXPECT_THAT(watch_.Judge(7, Live()).findings, SizeIs(1));
   EXPECT_THAT(watch_.Judge(8, Live()).findings, IsEmpty());
 }
@@ -97,8 +97,7 @@ TEST_F(StepWatchTest, ExplainsAStepToTheSequencer) {
   Beat(0, Waiting(0));
   const StepExplanation explanation = watch_.Explain(Work(), Both());
   EXPECT_THAT(explanation.text, HasSubstr("for rank 1 (worker-1), which has not begun the step"));
-  EXPECT_EQ(explanation.waiting,
-            "rank 0 waited in instruction 3 (op 0 (linear): all-reduce over tp)");
+  EXPECT_EQ(explanation.waiting, "rank 0 waited in \"op 0 (linear): all-reduce over tp\"");
   ASSERT_THAT(explanation.blamed, SizeIs(1));
   EXPECT_EQ(explanation.blamed[0].identity, "worker-1");
 }

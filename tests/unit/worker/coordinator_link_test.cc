@@ -232,15 +232,6 @@ bool Eventually(Condition condition) {
 
 class CoordinatorLinkTest : public ::testing::Test {
  protected:
-  // gRPC 1.51 ends the threads of its callback queue with the last server of a process, and aborts
-  // in them now and then. So one server stays until the process ends, and beyond.
-  static void SetUpTestSuite() {
-    static auto* const service = new decltype(coordinator_)();
-    static auto* const server = new auto(
-        *rpc::ServerLifecycle::Start({}, {{v1::AttachService::service_full_name(), service}}));
-    ASSERT_NE(*server, nullptr);
-  }
-
   CoordinatorLinkTest() {
     store_ = *ShardStore::Open({.pool = pool_, .data_dir = ""});
     gate_ = std::make_unique<TileGate>(TileGate::Options{

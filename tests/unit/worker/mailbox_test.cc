@@ -149,7 +149,7 @@ TEST(MailboxTest, NamesRankStepAndOpAtTheDeadline) {
   ASSERT_THAT(mailbox.Deliver("w-b", TagOf(7), PieceOf("abc", 0, 10)), IsOk());
   ASSERT_THAT(mailbox.Receive(1, TagOf(7), 10, Soon()), IsOk());
   const auto late = mailbox.Receive(1, TagOf(7), 10, absl::Now() + absl::Milliseconds(5));
-  EXPECT_THAT(late, StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_THAT(late, StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
   EXPECT_THAT(Text(late), AllOf(HasSubstr("rank 1 (w-b)"), HasSubstr("3 of 10 bytes"),
                                 HasSubstr("step 7, op 2, round 0")));
 }
