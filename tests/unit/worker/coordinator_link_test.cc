@@ -60,6 +60,14 @@ class RecordingLinks final : public PeerLinks {
   }
   void AbortStep(int64_t, const absl::Status&, std::string_view) override {}
   Counters counters() const override { return {}; }
+  MeasuredLinks measured_links() const override {
+    absl::MutexLock lock(&mutex_);
+    return measured_;
+  }
+  void SetMeasured(MeasuredLinks measured) {
+    absl::MutexLock lock(&mutex_);
+    measured_ = std::move(measured);
+  }
 
   std::string cluster_id() const {
     absl::MutexLock lock(&mutex_);
@@ -70,6 +78,7 @@ class RecordingLinks final : public PeerLinks {
   mutable absl::Mutex mutex_;
   std::string cluster_id_ ABSL_GUARDED_BY(mutex_);
   MembershipView view_ ABSL_GUARDED_BY(mutex_);
+  MeasuredLinks measured_ ABSL_GUARDED_BY(mutex_);
 };
 
 // Takes steps and leaves it to the test when they end.
