@@ -20,6 +20,7 @@ constexpr double kChunkBytes = 256 << 10;  // of what is passed on along a chain
 constexpr double kWorkOfAMessage = 0.25;   // in latencies
 constexpr double kCrowdAtEase = 16;        // senders at once that are not in each other's way
 constexpr double kCrowdToDouble = 128;     // so many more double the time of a byte
+constexpr double kUnlike = 1.5;            // figures that differ by this factor
 
 constexpr Algorithm kOfAllReduce[] = {Algorithm::kPairwise, Algorithm::kDirect,
                                       Algorithm::kDoubling, Algorithm::kHalving, Algorithm::kRing};
@@ -194,6 +195,15 @@ double PredictedSeconds(const CollectiveCost& cost, const LinkCost& link) {
   return link.latency_seconds * starts +
          link.seconds_per_byte * static_cast<double>(cost.way_bytes) * crowding +
          link.seconds_per_byte_combined * static_cast<double>(cost.combined_bytes);
+}
+
+bool AreAlike(const LinkCost& a, const LinkCost& b) {
+  const auto are_alike = [](double x, double y) {
+    return std::max(x, y) < kUnlike * std::min(x, y);
+  };
+  return are_alike(a.latency_seconds, b.latency_seconds) &&
+         are_alike(a.seconds_per_byte, b.seconds_per_byte) &&
+         are_alike(a.seconds_per_byte_combined, b.seconds_per_byte_combined);
 }
 
 CollectiveAlgorithm ChooseAlgorithm(CollectiveKind kind, const CollectiveLoad& load,

@@ -94,6 +94,9 @@ struct LinkCost {
 // group apart exchange. Both numbers are assumed, not measured.
 double PredictedSeconds(const CollectiveCost& cost, const LinkCost& link);
 
+// Whether none of the figures differs by a factor of 1.5 or more.
+bool AreAlike(const LinkCost& a, const LinkCost& b);
+
 // The algorithm of the least predicted time that `order` allows; of equals, the first that
 // AlgorithmsOf names. Never kAuto.
 // Example: all-reduce over 4 ranks, 8 bytes -> direct; 16 MiB -> pairwise.

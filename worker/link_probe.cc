@@ -23,11 +23,12 @@ constexpr int64_t kShortBytes = 8;
 constexpr int64_t kPartOfBudget = 16;
 
 constexpr int kTrials = 5;
-constexpr int64_t kShortExchanges = 20;  // of one trial
+constexpr std::chrono::milliseconds kTrialsTime{30};  // after which none begins
+// Exchanges of one trial: several, since the peer may have gone ahead of this end by one.
+constexpr int64_t kShortExchanges = 20;
+constexpr int64_t kLongExchanges = 4;
 constexpr int64_t kMaxExchanges = 64;
-constexpr std::chrono::milliseconds kShortTime{30};  // after which no trial begins
-constexpr std::chrono::milliseconds kLongTime{40};
-constexpr double kLongSeconds = 5e-3;  // of a long exchange, where the link is fast enough for it
+constexpr double kLongSeconds = 2e-3;  // of a long exchange, where the link is fast enough for it
 // From the offer on.
 constexpr absl::Duration kProbeLimit = absl::Seconds(1);
 
@@ -142,31 +143,30 @@ absl::StatusOr<ProbeFigures> LeadProbe(Link& link, DeviceId peer, int64_t op, Pr
     SHARDMESH_RETURN_IF_ERROR(talk.Say<2>({trial.exchanges, trial.size_bytes}));
     return talk.Run(memory, trial);
   };
-  Clock::time_point begin = Clock::now();
-  double short_seconds = kProbeLimit / absl::Seconds(1);
-  for (int i = 0; i < kTrials && (i == 0 || Clock::now() - begin < kShortTime); ++i) {
-    SHARDMESH_ASSIGN_OR_RETURN(const double seconds,
-                               run({.exchanges = kShortExchanges, .size_bytes = kShortBytes}));
-    short_seconds = std::min(short_seconds, seconds);
-  }
-  begin = Clock::now();
-  const int64_t most_bytes = std::min(offer[0], memory.size_bytes());
-  int64_t size_bytes = kMinBytes;
-  double bytes_per_second = 0;
-  for (int i = 0; i <= kTrials && (i < 2 || Clock::now() - begin < kLongTime); ++i) {
-    SHARDMESH_ASSIGN_OR_RETURN(const double seconds,
-                               run({.exchanges = 1, .size_bytes = size_bytes}));
-    // What an exchange takes whatever its size is not the bytes' doing.
-    const double rate =
-        static_cast<double>(size_bytes) / std::max(seconds - short_seconds, seconds / 8);
-    // The first one is to find out how much is enough.
-    bytes_per_second = i == 0 ? 0 : std::max(bytes_per_second, rate);
-    size_bytes = std::clamp(static_cast<int64_t>(std::min(rate * kLongSeconds, 1e12)), size_bytes,
-                            most_bytes);
-  }
+  // The best of several.
+  const auto run_several = [&](const Trial& trial) -> absl::StatusOr<double> {
+    const Clock::time_point begin = Clock::now();
+    SHARDMESH_ASSIGN_OR_RETURN(double best, run(trial));
+    for (int i = 1; i < kTrials && Clock::now() - begin < kTrialsTime; ++i) {
+      SHARDMESH_ASSIGN_OR_RETURN(const double seconds, run(trial));
+      best = std::min(best, seconds);
+    }
+    return best;
+  };
+  SHARDMESH_ASSIGN_OR_RETURN(const double short_seconds, run_several({.exchanges = kShortExchanges,
+                                                                      .size_bytes = kShortBytes}));
+  Trial longer{.exchanges = kLongExchanges, .size_bytes = kMinBytes};
+  SHARDMESH_ASSIGN_OR_RETURN(const double first_seconds, run(longer));
+  const double most_bytes = static_cast<double>(std::min(offer[0], memory.size_bytes()));
+  longer.size_bytes =
+      static_cast<int64_t>(std::clamp(static_cast<double>(kMinBytes) * kLongSeconds / first_seconds,
+                                      static_cast<double>(kMinBytes), most_bytes));
+  SHARDMESH_ASSIGN_OR_RETURN(const double seconds, run_several(longer));
   SHARDMESH_RETURN_IF_ERROR(talk.Say<2>({0, 0}));
+  // What an exchange takes whatever its size is not the bytes' doing.
   return ProbeFigures{.latency = absl::Seconds(short_seconds),
-                      .bytes_per_second = bytes_per_second};
+                      .bytes_per_second = static_cast<double>(longer.size_bytes) /
+                                          (seconds - std::min(short_seconds, seconds / 2))};
 }
 
 absl::Status AnswerProbe(Link& link, DeviceId peer, int64_t op, ProbeMemory* memory,

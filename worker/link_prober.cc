@@ -14,8 +14,9 @@
 namespace shardmesh::worker {
 namespace {
 
-// From one probe of a link to the next.
-constexpr std::array<absl::Duration, 2> kPauses = {absl::Seconds(1), absl::Seconds(3)};
+// From one probe of a link to the next: at least so long, at most half as long again.
+constexpr std::array<absl::Duration, 3> kPauses = {absl::Milliseconds(500), absl::Seconds(2),
+                                                   absl::Seconds(4)};
 // A peer answers others first, each in much less than a tenth of a second, and may be busy.
 constexpr absl::Duration kAnswerLimit = absl::Seconds(4);
 // Of the end that answers. Who leads tries no sooner again.
@@ -165,9 +166,10 @@ void LinkProber::Note(const Connection& connection, absl::StatusOr<rpc::Measured
         std::max(measured->bytes_per_second, target.best->bytes_per_second);
   }
   target.failures = 0;
-  target.due = target.probes < std::ssize(kPauses)
-                   ? now + kPauses[static_cast<size_t>(target.probes)]
-                   : absl::InfiniteFuture();
+  target.due =
+      target.probes < std::ssize(kPauses)
+          ? now + kPauses[static_cast<size_t>(target.probes)] * absl::Uniform(random_, 1.0, 1.5)
+          : absl::InfiniteFuture();
   ++target.probes;
   target.best = *std::move(measured);
   ++revision_;

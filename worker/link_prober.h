@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/random/random.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
@@ -29,10 +30,11 @@ struct MeasuredLinks {
 };
 
 // Of a pair of workers the one that dials leads the probes (link_probe.h): one as soon as the
-// connection is up, and two more within the next seconds, since workers that start together disturb
-// each other; the best figures count. It leads them one at a time, and answers its peers one at a
-// time on another thread, so that no circle of workers waits for itself. A probe that fails is
-// tried again, a few times, then the log says why there are no figures.
+// connection is up, and three more within the next ten seconds, not all pairs at the same time,
+// since workers that start together disturb each other; the best figures count. It leads them one
+// at a time, and answers its peers one at a time on another thread, so that no circle of workers
+// waits for itself. A probe that fails is tried again, a few times, then the log says why there are
+// no figures.
 //
 // Thread-safe.
 class LinkProber {
@@ -108,6 +110,7 @@ class LinkProber {
   std::map<std::string, Target> targets_ ABSL_GUARDED_BY(mutex_);  // by peer
   std::deque<Call> calls_ ABSL_GUARDED_BY(mutex_);                 // one of a peer
   uint64_t revision_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::BitGen random_ ABSL_GUARDED_BY(mutex_);
 
   std::thread leading_;
   std::thread answering_;
