@@ -70,7 +70,7 @@ LinkCost LinkTable::CostOf(const MembershipView& view, std::string_view mesh_id)
   absl::MutexLock lock(&mutex_);
   const auto known = costs_.find(mesh_id);
   if (known != costs_.end() && known->second.epoch == view.epoch &&
-      known->second.changes == changes_) {
+      known->second.changes == changes_ && known->second.identities == mesh->identities) {
     return known->second.cost;
   }
   LinkCost cost;
@@ -78,15 +78,19 @@ LinkCost LinkTable::CostOf(const MembershipView& view, std::string_view mesh_id)
   if (!links.empty()) {
     cost.latency_seconds = kLeastLatencySeconds;
     cost.seconds_per_byte = kLeastSecondsPerByte;
+    cost.shares_memory = true;
     for (const WorkerLink& link : links) {
       cost.latency_seconds =
           std::max(cost.latency_seconds, absl::ToDoubleSeconds(link.measured.latency));
+      cost.shares_memory = cost.shares_memory && link.measured.shares_memory;
       cost.seconds_per_byte = std::max(cost.seconds_per_byte, 1 / link.measured.bytes_per_second);
     }
   }
   if (known == costs_.end() && costs_.size() >= kMaxCosts) costs_.clear();
-  costs_.insert_or_assign(std::string(mesh_id),
-                          KnownCost{.epoch = view.epoch, .changes = changes_, .cost = cost});
+  costs_.insert_or_assign(
+      std::string(mesh_id),
+      KnownCost{
+          .epoch = view.epoch, .changes = changes_, .identities = mesh->identities, .cost = cost});
   return cost;
 }
 

@@ -37,8 +37,8 @@ class LinkTable {
                                   const std::vector<std::string>& identities) const;
 
   // What links between ranks of a mesh are like, for the choice of algorithms: of all that count,
-  // the longest latency and the least bandwidth, since a collective waits for the slowest pair; the
-  // default where none does, or the view has no such mesh.
+  // the longest latency and the least bandwidth, since a collective waits for the slowest pair, and
+  // whether all share memory; the default where none does, or the view has no such mesh.
   LinkCost CostOf(const MembershipView& view, std::string_view mesh_id) const;
 
  private:
@@ -50,6 +50,7 @@ class LinkTable {
   struct KnownCost {
     int64_t epoch = 0;
     int64_t changes = 0;
+    std::vector<std::string> identities;  // of the mesh
     LinkCost cost;
   };
 

@@ -156,7 +156,7 @@ absl::StatusOr<ProbeFigures> LeadProbe(Link& link, DeviceId peer, int64_t op, Pr
   SHARDMESH_ASSIGN_OR_RETURN(const double short_seconds, run_several({.exchanges = kShortExchanges,
                                                                       .size_bytes = kShortBytes}));
   Trial longer{.exchanges = kLongExchanges, .size_bytes = kMinBytes};
-  SHARDMESH_ASSIGN_OR_RETURN(const double first_seconds, run(longer));
+  SHARDMESH_ASSIGN_OR_RETURN(const double first_seconds, run_several(longer));
   const double most_bytes = static_cast<double>(std::min(offer[0], memory.size_bytes()));
   longer.size_bytes =
       static_cast<int64_t>(std::clamp(static_cast<double>(kMinBytes) * kLongSeconds / first_seconds,

@@ -9,9 +9,9 @@
 // In an exchange each sends a message and waits for the other's, which it copies into a buffer, as
 // ranks do in a round of a collective. All messages go under tags of one op, which are used up.
 //
-// First come trials of 20 exchanges of 8 bytes, until there were 5 or 30 ms are over; then one of
-// longer messages, to see how long ones take about 2 ms; then as many, of at most 4 MiB, of 4
-// exchanges each. The best of each kind counts: the others were disturbed.
+// First come trials of 20 exchanges of 8 bytes, until there were 5 or 30 ms are over; then as many
+// of 4 exchanges of 64 KiB, to see how long messages take about 2 ms; then as many of those, of at
+// most 4 MiB. The best of each kind counts: the others were disturbed.
 #ifndef SHARDMESH_WORKER_LINK_PROBE_H_
 #define SHARDMESH_WORKER_LINK_PROBE_H_
 
