@@ -1,4 +1,4 @@
-// The names of states, as users see them.
+// The names of states, as users see them, and the search for a link.
 #include "client/cluster.h"
 
 namespace shardmesh::client {
@@ -65,6 +65,16 @@ std::string_view ClusterFindingName(ClusterFinding::Kind kind) {
       break;
   }
   return "unknown";
+}
+
+const rpc::MeasuredLink* ClusterLinks::Find(std::string_view one, std::string_view other) const {
+  for (const Link& link : links) {
+    if ((link.identity == one && link.measured.peer == other) ||
+        (link.identity == other && link.measured.peer == one)) {
+      return &link.measured;
+    }
+  }
+  return nullptr;
 }
 
 }  // namespace shardmesh::client

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "rpc/flight_record.h"
+#include "rpc/measured_link.h"
 #include "sharding/mesh.h"
 
 namespace shardmesh::client {
@@ -91,6 +92,24 @@ struct FlightQuestion {
   std::string identity = {};  // of this worker alone; empty: of all
   int64_t step = 0;           // of this step alone; 0: of all
   int32_t max_records = 0;    // of each worker; 0: 64. At most 1,024
+};
+
+// How fast the links between workers are. Each pair at most once; those that are missing have not
+// been measured yet.
+struct ClusterLinks {
+  struct Worker {
+    std::string identity;
+    std::optional<int64_t> rank = {};  // in the mesh that was asked about
+  };
+  struct Link {
+    std::string identity;  // of the worker that measured, its peer is the other one
+    rpc::MeasuredLink measured;
+  };
+  std::vector<Worker> workers;  // by rank or, where no mesh was asked about, identity
+  std::vector<Link> links;      // by identities
+
+  // The link between two workers, whichever measured it; null if none has yet.
+  const rpc::MeasuredLink* Find(std::string_view one, std::string_view other) const;
 };
 
 // One thing that is wrong with a cluster.

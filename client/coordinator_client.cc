@@ -291,6 +291,27 @@ absl::StatusOr<std::vector<WorkerFlight>> CoordinatorClient::ListFlightRecords(
   return flights;
 }
 
+absl::StatusOr<ClusterLinks> CoordinatorClient::ListLinks(const std::string& mesh_id,
+                                                          const Options& options) {
+  v1::ListLinksRequest request;
+  request.set_mesh_id(mesh_id);
+  v1::ListLinksResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
+      connection_->cluster, &v1::ClusterService::Stub::ListLinks, request, options, &response));
+  ClusterLinks links;
+  for (const v1::LinkedWorker& from : response.workers()) {
+    ClusterLinks::Worker& worker = links.workers.emplace_back();
+    worker.identity = from.identity();
+    if (from.has_rank()) worker.rank = from.rank();
+  }
+  for (const v1::WorkerLink& from : response.links()) {
+    ClusterLinks::Link& link = links.links.emplace_back();
+    link.identity = from.identity();
+    SHARDMESH_ASSIGN_OR_RETURN(link.measured, DecodeAnswer(from.measured()));
+  }
+  return links;
+}
+
 absl::StatusOr<Diagnosis> CoordinatorClient::Diagnose(int64_t step, const Options& options) {
   v1::DiagnoseRequest request;
   request.set_sequence(step);

@@ -100,6 +100,7 @@ class CoordinatorClient {
   absl::StatusOr<std::vector<WorkerFlight>> ListFlightRecords(const FlightQuestion& question,
                                                               const Options& options);
   absl::StatusOr<Diagnosis> Diagnose(int64_t step, const Options& options);
+  absl::StatusOr<ClusterLinks> ListLinks(const std::string& mesh_id, const Options& options);
 
   // SessionService.
   absl::StatusOr<OpenedSession> OpenSession(absl::Duration ttl, const std::string& client_name,

@@ -20,6 +20,7 @@
 #include "rpc/array_codec.h"
 #include "rpc/call.h"
 #include "rpc/flight_codec.h"
+#include "rpc/link_codec.h"
 #include "rpc/plan_codec.h"
 #include "rpc/spec_codec.h"
 #include "rpc/status.h"

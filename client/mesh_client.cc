@@ -216,6 +216,10 @@ absl::StatusOr<Diagnosis> MeshClient::Diagnose(int64_t step) {
   return impl_->coordinator().Diagnose(step, impl_->CallDeadline());
 }
 
+absl::StatusOr<ClusterLinks> MeshClient::ListLinks(const std::string& mesh_id) {
+  return impl_->coordinator().ListLinks(mesh_id, impl_->CallDeadline());
+}
+
 absl::StatusOr<std::vector<WorkerFlight>> MeshClient::ListFlightRecords(
     const FlightQuestion& question) {
   return impl_->coordinator().ListFlightRecords(question, impl_->CallDeadline());

@@ -73,6 +73,9 @@ class MeshClient {
   // What is wrong with one step, or (0) with all and the workers: who waits for whom, what failed
   // in the last five minutes, and who is to blame.
   absl::StatusOr<Diagnosis> Diagnose(int64_t step = 0);
+  // Between the workers of a mesh or, without its name, between all that are attached. NOT_FOUND:
+  // no such mesh. FAILED_PRECONDITION: no worker is attached, or a rank of the mesh has none.
+  absl::StatusOr<ClusterLinks> ListLinks(const std::string& mesh_id = "");
   // By identity. NOT_FOUND: nothing is known of the worker that the question names.
   absl::StatusOr<std::vector<WorkerFlight>> ListFlightRecords(const FlightQuestion& question = {});
 

@@ -10,6 +10,7 @@
 #include "server/attach_service.h"
 #include "server/catalogue.h"
 #include "server/cluster_state.h"
+#include "server/link_table.h"
 #include "server/session.h"
 #include "server/transfers.h"
 
@@ -28,6 +29,7 @@ struct ArrayContext {
   Catalogue* catalogue = nullptr;
   SessionTable* sessions = nullptr;
   Transfers* transfers = nullptr;
+  const LinkTable* links = nullptr;
   std::string token_key;  // see rpc/transfer_token.h
   int64_t term = 0;
 };

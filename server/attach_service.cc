@@ -21,6 +21,7 @@
 #include "rpc/call.h"
 #include "rpc/field_check.h"
 #include "rpc/flight_codec.h"
+#include "rpc/link_codec.h"
 #include "rpc/log.h"
 #include "rpc/message_bytes.h"
 #include "rpc/outbox.h"
@@ -819,6 +820,14 @@ absl::Status AttachReactor::TakeHeartbeat(uint64_t attachment, const v1::Heartbe
   }
   for (const v1::FlightRecord& record : heartbeat.records()) {
     SHARDMESH_ASSIGN_OR_RETURN(heard.records.emplace_back(), rpc::Decode(record));
+  }
+  if (heartbeat.has_links()) {
+    std::vector<rpc::MeasuredLink> links;
+    for (const v1::MeasuredLink& link : heartbeat.links().links()) {
+      SHARDMESH_ASSIGN_OR_RETURN(links.emplace_back(), rpc::Decode(link));
+      links.back().measured += now - heard.sent;
+    }
+    hub_->options().link_table->Reported(hello_.identity(), hello_.incarnation(), std::move(links));
   }
   hub_->options().flight_log->Heard(hello_.identity(), hello_.incarnation(), std::move(heard), now);
   return absl::OkStatus();

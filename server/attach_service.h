@@ -17,6 +17,7 @@
 #include "server/catalogue.h"
 #include "server/cluster_state.h"
 #include "server/flight_log.h"
+#include "server/link_table.h"
 #include "server/membership.h"
 #include "server/sequencer.h"
 
@@ -40,8 +41,10 @@ struct AttachHubOptions {
   std::string token_key;  // under which transfer tokens are signed; given to workers
   std::string build_version;
   rpc::Credentials credentials = rpc::Credentials::Insecure();  // to call endpoints back with
-  // What heartbeats tell of steps, and which steps failed, is written here. Both outlive the hub.
+  // What heartbeats tell of steps, and which steps failed, is written here, and there what they
+  // tell of links. All outlive the hub.
   FlightLog* flight_log = nullptr;
+  LinkTable* link_table = nullptr;
   const rpc::Clock* clock = nullptr;
   // How long an endpoint has to answer who it is.
   absl::Duration verify_timeout = absl::Seconds(3);

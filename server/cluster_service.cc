@@ -1,4 +1,4 @@
-// Version, status, flight records and the diagnosis on the wire.
+// Version, status, flight records, links and the diagnosis on the wire.
 #include "server/cluster_service.h"
 
 #include <grpcpp/grpcpp.h>
@@ -12,6 +12,7 @@
 
 #include "rpc/field_check.h"
 #include "rpc/flight_codec.h"
+#include "rpc/link_codec.h"
 #include "rpc/spec_codec.h"
 #include "rpc/status.h"
 #include "rpc/time_codec.h"
@@ -84,6 +85,12 @@ class ClusterService final : public v1::ClusterService::CallbackService {
                                               const v1::ListFlightRecordsRequest* request,
                                               v1::ListFlightRecordsResponse* response) override {
     return Answer(context, ListFlights(*request, response));
+  }
+
+  grpc::ServerUnaryReactor* ListLinks(grpc::CallbackServerContext* context,
+                                      const v1::ListLinksRequest* request,
+                                      v1::ListLinksResponse* response) override {
+    return Answer(context, ListLinks(*request, response));
   }
 
   grpc::ServerUnaryReactor* Diagnose(grpc::CallbackServerContext* context,
@@ -169,6 +176,36 @@ class ClusterService final : public v1::ClusterService::CallbackService {
     for (auto record = encoded.rbegin(); record != encoded.rend(); ++record) {
       *to->add_records() = std::move(*record);
     }
+  }
+
+  absl::Status ListLinks(const v1::ListLinksRequest& request,
+                         v1::ListLinksResponse* response) const {
+    const std::shared_ptr<const MembershipView> view = context_.membership->view();
+    std::vector<std::string> identities;
+    if (request.mesh_id().empty()) {
+      for (const auto& [identity, worker] : view->workers) {
+        if (view->IsAlive(identity)) identities.push_back(identity);
+      }
+      if (identities.empty()) {
+        return WithReason(absl::FailedPreconditionError(
+                              "no worker is attached, hence there are no links; start workers"),
+                          Reason::kMeshIncomplete);
+      }
+    } else {
+      SHARDMESH_RETURN_IF_ERROR(view->CheckComplete(request.mesh_id()));
+      identities = view->FindMesh(request.mesh_id())->identities;
+    }
+    for (size_t i = 0; i < identities.size(); ++i) {
+      v1::LinkedWorker* const worker = response->add_workers();
+      worker->set_identity(identities[i]);
+      if (!request.mesh_id().empty()) worker->set_rank(static_cast<int32_t>(i));
+    }
+    for (const WorkerLink& link : context_.links->Between(*view, identities)) {
+      v1::WorkerLink* const to = response->add_links();
+      to->set_identity(link.identity);
+      rpc::Encode(link.measured, to->mutable_measured());
+    }
+    return absl::OkStatus();
   }
 
   static v1::FindingKind KindOf(FindingKind kind) {

@@ -27,6 +27,7 @@
 #include "server/cluster_state.h"
 #include "server/compute_service.h"
 #include "server/flight_log.h"
+#include "server/link_table.h"
 #include "server/local_store.h"
 #include "server/operation_service.h"
 #include "server/planner.h"
@@ -91,6 +92,7 @@ class Server final : public CoordinatorServer {
   std::unique_ptr<StatePublisher> publisher_;
   std::unique_ptr<Membership> membership_;
   FlightLog flight_log_;
+  LinkTable link_table_;
   std::unique_ptr<StepWatch> step_watch_;
   std::unique_ptr<SessionTable> sessions_;
   std::unique_ptr<Transfers> transfers_;
@@ -138,6 +140,7 @@ absl::Status Server::OpenState() {
                             .build_version = std::string(rpc::BuildVersion()),
                             .credentials = options_.credentials,
                             .flight_log = &flight_log_,
+                            .link_table = &link_table_,
                             .clock = &clock_});
   step_watch_ = std::make_unique<StepWatch>(&clock_, membership_.get(), &flight_log_);
   Sequencer::Options sequencer{.term = term, .last_sequence = term * kSequencesPerTerm};
@@ -159,6 +162,7 @@ absl::Status Server::OpenState() {
                              .catalogue = catalogue_.get(),
                              .sessions = sessions_.get(),
                              .transfers = transfers_.get(),
+                             .links = &link_table_,
                              .token_key = token_key,
                              .term = term};
   AddService("ResolveService", MakeResolveService({.publisher = publisher_.get(),
@@ -284,6 +288,7 @@ void Server::MembershipChanged(const MembershipEvent& event) {
       rpc::LogWarning("worker lost",
                       {{"identity", event.identity}, {"reason", worker->lost_because}});
       flight_log_.Lost(event.identity);
+      link_table_.Lost(event.identity);
       sequencer_->WorkerLost(event.identity, event.view->epoch, worker->lost_because);
       // A worker that is back already has brought its inventory, or will.
       if (!membership_->view()->IsAlive(event.identity)) {

@@ -18,6 +18,7 @@ absl::StatusOr<std::shared_ptr<const PreparedPlan>> Planner::Prepare(
     const auto known = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) {
       return entry.prepared->plan.mesh_revision == target.mesh_revision &&
              entry.prepared->plan.mesh_id == target.mesh_id &&
+             AreAlike(entry.links, target.links) &&
              absl::MakeConstSpan(entry.operands) == operands && entry.program == program;
     });
     if (known != entries_.end()) {
@@ -31,8 +32,10 @@ absl::StatusOr<std::shared_ptr<const PreparedPlan>> Planner::Prepare(
   prepared->hash = Sha256(prepared->bytes);
   prepared->plan = std::move(plan);
   absl::MutexLock lock(&mutex_);
-  entries_.push_front(
-      {.program = program, .operands = {operands.begin(), operands.end()}, .prepared = prepared});
+  entries_.push_front({.program = program,
+                       .operands = {operands.begin(), operands.end()},
+                       .links = target.links,
+                       .prepared = prepared});
   if (entries_.size() > kCapacity) {
     entries_.pop_back();
   }

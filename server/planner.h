@@ -1,4 +1,5 @@
-// Plans, remembered: the same program over operands that lie the same way is planned once.
+// Plans, remembered: the same program over operands that lie the same way, on a mesh whose links
+// are about the same, is planned once.
 #ifndef SHARDMESH_SERVER_PLANNER_H_
 #define SHARDMESH_SERVER_PLANNER_H_
 
@@ -31,7 +32,9 @@ class Planner {
   // Plans that are remembered; the one that was not asked for longest goes first.
   static constexpr size_t kCapacity = 64;
 
-  // Errors: those of PlanProgram.
+  // A plan is remembered with what the links were when it was made, and is found while they are
+  // about that (AreAlike): measurements that differ a little never change the algorithm of a call
+  // from one to the next. Errors: those of PlanProgram.
   absl::StatusOr<std::shared_ptr<const PreparedPlan>> Prepare(
       const Program& program, absl::Span<const ValueDescriptor> operands, const PlanTarget& target);
 
@@ -42,6 +45,7 @@ class Planner {
   struct Entry {
     Program program;
     std::vector<ValueDescriptor> operands;
+    LinkCost links;
     std::shared_ptr<const PreparedPlan> prepared;
   };
 

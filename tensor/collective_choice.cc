@@ -20,6 +20,7 @@ constexpr double kChunkBytes = 256 << 10;  // of what is passed on along a chain
 constexpr double kWorkOfAMessage = 0.25;   // in latencies
 constexpr double kCrowdAtEase = 16;        // senders at once that are not in each other's way
 constexpr double kCrowdToDouble = 128;     // so many more double the time of a byte
+constexpr double kUnlike = 1.5;            // figures that differ by this factor
 
 constexpr Algorithm kOfAllReduce[] = {Algorithm::kPairwise, Algorithm::kDirect,
                                       Algorithm::kDoubling, Algorithm::kHalving, Algorithm::kRing};
@@ -44,7 +45,7 @@ int64_t Whole(double x) {
   return x < static_cast<double>(kMost) ? static_cast<int64_t>(x) : kMost;
 }
 
-// A row of the table, in whatever size; way < 0 stands for what is sent.
+// A row of the table, in whatever size; way < 0 stands for what is sent, shared_way < 0 for `way`.
 struct Row {
   double rounds = 0;
   double messages = 0;
@@ -52,6 +53,7 @@ struct Row {
   double sent = 0;
   double combined = 0;
   double way = -1;
+  double shared_way = -1;
 };
 
 Row RowOf(Kind kind, Algorithm algorithm, const CollectiveLoad& load) {
@@ -76,8 +78,9 @@ Row RowOf(Kind kind, Algorithm algorithm, const CollectiveLoad& load) {
         case Kind::kReduceScatter:
           return {1, others, others, most, most};
         case Kind::kAllGather:
+          return {1, others, others, s * others, 0};
         case Kind::kBroadcast:
-          return {1, others, kind == Kind::kAllGather ? others : 1, s * others, 0};
+          return {1, others, 1, s * others, 0, s * others, s};
         case Kind::kAllToAll:
           return {1, others, others, most, 0};
         case Kind::kReduce:
@@ -85,7 +88,7 @@ Row RowOf(Kind kind, Algorithm algorithm, const CollectiveLoad& load) {
         case Kind::kGather:
           return {1, others, others, s, 0, s * others};
         case Kind::kScatter:
-          return {1, others, 1, most, 0};
+          return {1, others, 1, most, 0, most, s / p};
         case Kind::kPermute:
           return {1, 1, 1, s, 0};
         case Kind::kBarrier:
@@ -186,12 +189,14 @@ CollectiveCost CostOf(CollectiveKind kind, CollectiveAlgorithm algorithm,
     return {};
   }
   const Row row = RowOf(kind, algorithm, load);
+  const double way = row.way < 0 ? row.sent : row.way;
   return {.rounds = Whole(row.rounds),
           .messages = Whole(row.messages),
           .crowd = Whole(row.crowd),
           .sent_bytes = Whole(row.sent),
-          .way_bytes = Whole(row.way < 0 ? row.sent : row.way),
-          .combined_bytes = Whole(row.combined)};
+          .way_bytes = Whole(way),
+          .combined_bytes = Whole(row.combined),
+          .shared_way_bytes = Whole(row.shared_way < 0 ? way : row.shared_way)};
 }
 
 double PredictedSeconds(const CollectiveCost& cost, const LinkCost& link) {
@@ -199,9 +204,19 @@ double PredictedSeconds(const CollectiveCost& cost, const LinkCost& link) {
   const double starts = rounds + (static_cast<double>(cost.messages) - rounds) * kWorkOfAMessage;
   const double crowding =
       1 + std::max(0.0, static_cast<double>(cost.crowd) - kCrowdAtEase) / kCrowdToDouble;
+  const int64_t way_bytes = link.shares_memory ? cost.shared_way_bytes : cost.way_bytes;
   return link.latency_seconds * starts +
-         link.seconds_per_byte * static_cast<double>(cost.way_bytes) * crowding +
+         link.seconds_per_byte * static_cast<double>(way_bytes) * crowding +
          link.seconds_per_byte_combined * static_cast<double>(cost.combined_bytes);
+}
+
+bool AreAlike(const LinkCost& a, const LinkCost& b) {
+  const auto are_alike = [](double x, double y) {
+    return std::max(x, y) < kUnlike * std::min(x, y);
+  };
+  return a.shares_memory == b.shares_memory && are_alike(a.latency_seconds, b.latency_seconds) &&
+         are_alike(a.seconds_per_byte, b.seconds_per_byte) &&
+         are_alike(a.seconds_per_byte_combined, b.seconds_per_byte_combined);
 }
 
 CollectiveAlgorithm ChooseAlgorithm(CollectiveKind kind, const CollectiveLoad& load,

@@ -66,13 +66,17 @@ struct CollectiveLoad {
 //
 // Halving sends the operand at the first level and partial results from the second on, then
 // results: S/2 + W (1/2 - 1/P) + S (P-1)/P. One rank alone does nothing of all this.
+//
+// Where memory is shared, a message costs its receiver alone, who reads it where it lies: on the
+// way through the busiest rank of a pairwise broadcast are S then, of a scatter S/P.
 struct CollectiveCost {
-  int64_t rounds = 0;          // each waits for the one before it
-  int64_t messages = 0;        // sent or received, the larger
-  int64_t crowd = 0;           // whose messages may share a link: a rank's, or between hosts
-  int64_t sent_bytes = 0;      // to peers
-  int64_t way_bytes = 0;       // that follow one another through the busiest rank, either way
-  int64_t combined_bytes = 0;  // of operands that are combined with others
+  int64_t rounds = 0;            // each waits for the one before it
+  int64_t messages = 0;          // sent or received, the larger
+  int64_t crowd = 0;             // whose messages may share a link: a rank's, or between hosts
+  int64_t sent_bytes = 0;        // to peers
+  int64_t way_bytes = 0;         // that follow one another through the busiest rank, either way
+  int64_t combined_bytes = 0;    // of operands that are combined with others
+  int64_t shared_way_bytes = 0;  // as way_bytes, where all ranks share memory
 
   friend bool operator==(const CollectiveCost&, const CollectiveCost&) = default;
 };
@@ -81,24 +85,29 @@ struct CollectiveCost {
 CollectiveCost CostOf(CollectiveKind kind, CollectiveAlgorithm algorithm,
                       const CollectiveLoad& load);
 
-// What the links between ranks are like. The defaults were measured on loopback gRPC streams: a
-// message of 8 bytes there and back takes 20 us, large ones go at 2.5 GB/s; a core reads and writes
-// operands at about 10 GB/s.
+// What the links between ranks are like. The defaults, for where workers have measured nothing, are
+// those of gRPC streams on loopback; a core reads and writes operands at about 10 GB/s.
 struct LinkCost {
+  // Of a round in which two ranks send 8 bytes to each other and wait for the other's.
   double latency_seconds = 20e-6;
+  // While they send long messages to each other and copy what comes into its place.
   double seconds_per_byte = 1 / 2.5e9;
   double seconds_per_byte_combined = 1 / 10e9;
+  bool shares_memory = false;  // each rank with each
 };
 
 // The time predicted:
 //     latency * (rounds + (messages - rounds) / 4)
-//   + seconds per byte * way_bytes * (1 + max(0, crowd - 16) / 128)
+//   + seconds per byte * bytes on the way * (1 + max(0, crowd - 16) / 128)
 //   + seconds per byte combined * combined_bytes
 // A quarter of a message's latency is taken to be work of the rank, which further messages of the
 // same round add, and the rest waiting. More than 16 senders at once are taken to be in each
 // other's way: all of the group's at a rank to which all send; half of them where ranks half the
 // group apart exchange. Both numbers are assumed, not measured.
 double PredictedSeconds(const CollectiveCost& cost, const LinkCost& link);
+
+// Whether memory is shared in both or in neither, and no figure differs by a factor of 1.5 or more.
+bool AreAlike(const LinkCost& a, const LinkCost& b);
 
 // The algorithm of the least predicted time that `order` allows; of equals, the first that
 // AlgorithmsOf names. Never kAuto.

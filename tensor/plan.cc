@@ -293,6 +293,7 @@ class PlanBuilder {
     plan_.mesh_id = target.mesh_id;
     plan_.mesh_revision = target.mesh_revision;
     plan_.mesh = target.mesh;
+    links_ = target.links;
     plan_.operand_count = static_cast<uint32_t>(operands.size());
     plan_.values.assign(operands.begin(), operands.end());
   }
@@ -353,6 +354,7 @@ class PlanBuilder {
   ValueIndex AddProduct(const Product& product, bool keep_rhs);
 
   Plan plan_;
+  LinkCost links_;
   std::string op_;
 };
 
@@ -520,7 +522,7 @@ ValueIndex PlanBuilder::EmitCollective(CollectiveOp op, ValueDescriptor output) 
       .bytes = TileBytes(operand),
       .partial_bytes = TileElements(operand) * BitsPerElement(PartialSumType(operand.dtype)) / 8};
   if (op.algorithm == CollectiveAlgorithm::kAuto) {
-    op.algorithm = ChooseAlgorithm(op.kind, load, op.order);
+    op.algorithm = ChooseAlgorithm(op.kind, load, op.order, links_);
   }
   const CollectiveCost cost = CostOf(op.kind, op.algorithm, load);
   plan_.cost.sent_bytes += cost.sent_bytes;

@@ -14,6 +14,7 @@
 #include "sharding/shape.h"
 #include "sharding/spec.h"
 #include "sharding/tile.h"
+#include "tensor/collective_choice.h"
 #include "tensor/dtype.h"
 #include "tensor/elementwise.h"
 #include "tensor/program.h"
@@ -113,6 +114,8 @@ struct PlanTarget {
   std::string mesh_id;
   int64_t mesh_revision = 0;
   Mesh mesh;
+  // Between its ranks; algorithms of collectives are chosen by it.
+  LinkCost links = {};
 };
 
 // Plans a program for operands that lie as said.

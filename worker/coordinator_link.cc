@@ -16,6 +16,7 @@
 #include "absl/synchronization/mutex.h"
 #include "rpc/array_codec.h"
 #include "rpc/flight_codec.h"
+#include "rpc/link_codec.h"
 #include "rpc/log.h"
 #include "rpc/outbox.h"
 #include "rpc/spec_codec.h"
@@ -455,6 +456,7 @@ class AttachLoop final : public CoordinatorLink {
   // Of the last heartbeat: the step and the instruction that ran, and the records that it carried.
   std::pair<int64_t, int64_t> told_ ABSL_GUARDED_BY(mutex_);
   FlightRecorder::Ticket next_record_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t told_links_ ABSL_GUARDED_BY(mutex_) = 0;  // revision
   std::set<int64_t> steps_ ABSL_GUARDED_BY(mutex_);  // begun here, not ended by the coordinator
 
   std::thread thread_;
@@ -635,6 +637,7 @@ absl::Status AttachLoop::TakeWelcome(const v1::Welcome& welcome) {
     heartbeat_interval_ = std::max(interval, absl::Milliseconds(10));
     // This coordinator may know nothing of this worker.
     next_record_ = 0;
+    told_links_ = 0;
     told_ = {};
     next_beat_ = options_.clock->Now() + heartbeat_interval_;
     heartbeat_.SetNoLaterThan(next_beat_);
@@ -818,6 +821,12 @@ void AttachLoop::Beat() {
     const FlightRecorder::Tail tail = options_.recorder->EndedSince(next_record_, kMaxRecords);
     Encode(tail.records, heartbeat);
     next_record_ = tail.next;
+  }
+  if (const MeasuredLinks measured = options_.links->measured_links();
+      measured.revision != told_links_) {
+    v1::MeasuredLinks* links = heartbeat->mutable_links();  // also where none are left
+    for (const rpc::MeasuredLink& link : measured.links) rpc::Encode(link, links->add_links());
+    told_links_ = measured.revision;
   }
   stream_->Send(std::move(request));
   told_ = running;

@@ -36,8 +36,8 @@ namespace shardmesh::worker {
 //
 // Heartbeats go up in the interval that the coordinator asks for, and one between as soon as an
 // instruction of a step has run for a tenth of a second, so that the coordinator knows who waits
-// for whom before the step's time is over. Each carries the step's progress and the records of
-// instructions that ended since the last.
+// for whom before the step's time is over. Each carries the step's progress, the records of
+// instructions that ended since the last, and what was measured of links, if that is new.
 //
 // Thread-safe.
 class CoordinatorLink {

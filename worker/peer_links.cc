@@ -22,6 +22,7 @@
 #include "worker/completion_poller.h"
 #include "worker/exchange_service.h"
 #include "worker/exchange_stream.h"
+#include "worker/link_probe.h"
 #include "worker/peer_link.h"
 #include "worker/shm_channel.h"
 #include "worker/shm_peers.h"
@@ -91,9 +92,10 @@ class StepLinkImpl final : public StepLink {
   };
 
   // `ways[r]` leads to rank r.
-  StepLinkImpl(PeerLinksImpl* owner, int64_t sequence, int64_t epoch, DeviceId rank,
-               std::vector<Way> ways)
+  StepLinkImpl(PeerLinksImpl* owner, Mailbox* mailbox, int64_t sequence, int64_t epoch,
+               DeviceId rank, std::vector<Way> ways)
       : owner_(owner),
+        mailbox_(*mailbox),
         sequence_(sequence),
         epoch_(epoch),
         rank_(rank),
@@ -117,6 +119,7 @@ class StepLinkImpl final : public StepLink {
 
  private:
   PeerLinksImpl* const owner_;
+  Mailbox& mailbox_;
   const int64_t sequence_;
   const int64_t epoch_;
   // What the step failed with, as this worker knows.
@@ -150,21 +153,26 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
  public:
   explicit PeerLinksImpl(Options options)
       : options_(std::move(options)),
-        mailbox_(Mailbox::Options{
-            .tag_limit_bytes = options_.tag_limit_bytes,
-            .worker_limit_bytes = options_.peer_limit_bytes,
-            .credit = [this](const std::string& worker, const Tag& tag,
-                             int64_t size_bytes) { Grant(worker, tag, size_bytes); },
-            .poll = [this](absl::FunctionRef<bool()> is_done) { poller_.Poll(is_done); }}),
+        mailbox_(MailboxOptions()),
         service_(ExchangeService::Create(
             [this](std::shared_ptr<ExchangeStream> stream) { return Accept(std::move(stream)); })),
         poller_([this] { return mailbox_.awaited(); }),
         alarm_(std::in_place, options_.clock, [this] { Tick(); }) {
     if (options_.arena != nullptr && options_.transport != Transport::kStream) ShareMemory();
+    if (options_.probe_pool != nullptr) {
+      prober_.emplace(
+          LinkProber::Options{.identity = options_.self.identity,
+                              .pool = options_.probe_pool,
+                              .open = [this](const LinkProber::Connection& connection, int64_t op,
+                                             bool leads, absl::Time deadline) {
+                                return OpenProbe(connection, op, leads, deadline);
+                              }});
+    }
   }
 
   ~PeerLinksImpl() override {
     Close();
+    prober_.reset();
     alarm_.reset();
     shm_.reset();
     service_->AwaitIdle();
@@ -187,6 +195,7 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
 
   void Close() override {
     service_->StopAccepting();
+    if (prober_.has_value()) prober_->Stop();
     std::vector<std::shared_ptr<PeerLink>> links;
     {
       absl::MutexLock lock(&mutex_);
@@ -195,6 +204,7 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
         if (peer.link != nullptr) links.push_back(peer.link);
         if (peer.channel != nullptr) peer.channel->Close();
         mailbox_.FailWorker(identity, "this worker is shutting down");
+        EndProbes(peer, "this worker is shutting down");
       }
       links.insert(links.end(), greeting_.begin(), greeting_.end());
     }
@@ -227,6 +237,10 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
     return held == held_steps_.end() ? "" : held->second;
   }
 
+  MeasuredLinks measured_links() const override {
+    return prober_.has_value() ? prober_->measured() : MeasuredLinks{};
+  }
+
   Counters counters() const override {
     absl::MutexLock lock(&mutex_);
     Counters counters = counters_;
@@ -237,7 +251,6 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
   }
 
   // For StepLinkImpl.
-  Mailbox& mailbox() { return mailbox_; }
   CompletionPoller& poller() { return poller_; }
   void CountSent(int64_t size_bytes, bool is_shared) {
     (is_shared ? shared_bytes_ : streamed_bytes_).fetch_add(size_bytes, std::memory_order_relaxed);
@@ -269,6 +282,9 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
     uint64_t shm_link = 0;
     absl::Time shm_deadline = absl::InfinitePast();
     std::shared_ptr<ShmChannel> channel = nullptr;
+    // Of the connection that is up, the number, and where messages of a probe under way go.
+    uint64_t connection = 0;
+    std::weak_ptr<Mailbox> probe = {};
     // Of a peer that this worker dials.
     rpc::Backoff backoff;
     absl::Time dial_time = absl::InfinitePast();
@@ -283,6 +299,14 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
     std::string blamed = {};
   };
 
+  Mailbox::Options MailboxOptions() {
+    return {.tag_limit_bytes = options_.tag_limit_bytes,
+            .worker_limit_bytes = options_.peer_limit_bytes,
+            .credit = [this](const std::string& worker, const Tag& tag,
+                             int64_t size_bytes) { Grant(worker, tag, size_bytes); },
+            .poll = [this](absl::FunctionRef<bool()> is_done) { poller_.Poll(is_done); },
+            .awaited = &awaited_};
+  }
   bool Dials(const std::string& identity) const { return options_.self.identity < identity; }
   rpc::FrameHello HelloTo(const MeshDevice& device) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return {.identity = options_.self.identity,
@@ -303,12 +327,14 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
   bool IsSharing(std::string_view mesh_id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     const MeshMembers* const mesh = view_.Find(mesh_id);
     if (mesh == nullptr) return false;
-    const absl::Time now = options_.clock->Now();
     return std::any_of(mesh->devices.begin(), mesh->devices.end(), [&](const MeshDevice& device) {
       const auto peer = peers_.find(device.identity);
-      return peer != peers_.end() && peer->second.up && peer->second.shm_link != 0 &&
-             peer->second.channel == nullptr && now < peer->second.shm_deadline;
+      return peer != peers_.end() && IsSharing(peer->second);
     });
+  }
+  bool IsSharing(const Peer& peer) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return peer.up && peer.shm_link != 0 && peer.channel == nullptr &&
+           options_.clock->Now() < peer.shm_deadline;
   }
   void ShareMemory();
   void OnShared(const std::string& identity, uint64_t link, std::shared_ptr<ShmChannel> channel);
@@ -325,11 +351,24 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
   void Dial(Peer& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::shared_ptr<ExchangeStream::Handler> Accept(std::shared_ptr<ExchangeStream> stream);
   void Grant(const std::string& worker, const Tag& tag, int64_t size_bytes);
+  // See LinkProber::Options::open.
+  absl::StatusOr<LinkProber::End> OpenProbe(const LinkProber::Connection& connection, int64_t op,
+                                            bool leads, absl::Time deadline);
+  static LinkProber::Connection ConnectionOf(const Peer& peer) {
+    return {.peer = peer.device.identity,
+            .peer_incarnation = peer.device.incarnation,
+            .number = peer.connection};
+  }
+  void EndProbes(Peer& peer, std::string_view reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // The peer's stream is over: its steps fail.
   void Lose(Peer& peer, std::string_view reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Of a step that is over or is not of this epoch: nothing waits for it.
   bool IsOver(int64_t sequence, int64_t epoch) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Where a message from a peer goes; null if nobody waits for it. Errors of Hold.
+  absl::StatusOr<std::shared_ptr<Mailbox>> MailboxFor(const Peer& sender, const Tag& tag,
+                                                      int64_t epoch)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // OK if a step that is not open yet can be held.
   absl::Status Hold(int64_t sequence) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Has Tick called soon.
@@ -348,6 +387,7 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
 
   const Options options_;
 
+  std::atomic<int64_t> awaited_ = 0;  // messages, by all mailboxes
   Mailbox mailbox_;
   std::atomic<int64_t> streamed_bytes_ = 0;
   std::atomic<int64_t> shared_bytes_ = 0;
@@ -370,14 +410,16 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
   std::map<int64_t, std::string> held_steps_ ABSL_GUARDED_BY(mutex_);
   int64_t last_opened_ ABSL_GUARDED_BY(mutex_) = -1;
   uint64_t last_shm_link_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t last_connection_ ABSL_GUARDED_BY(mutex_) = 0;
   Counters counters_ ABSL_GUARDED_BY(mutex_);
 
   // For the clock's thread.
   std::optional<std::pair<int64_t, std::vector<std::string>>> told_;
 
   std::unique_ptr<ExchangeService> service_;
-  CompletionPoller poller_;          // of the service's queue, on which this worker dials as well
-  std::optional<rpc::Alarm> alarm_;  // last: starts when everything above is there
+  CompletionPoller poller_;           // of the service's queue, on which this worker dials as well
+  std::optional<rpc::Alarm> alarm_;   // starts when everything above is there
+  std::optional<LinkProber> prober_;  // the same; none if links are not measured
 };
 
 // --- A step's link.
@@ -394,7 +436,7 @@ absl::Status StepLinkImpl::Begin(int64_t op, std::string signature) {
     return absl::InvalidArgumentError(StrCat("a signature of ", signature.size(), " bytes (op ", op,
                                              "); it has 1 to ", rpc::kMaxSignatureBytes));
   }
-  SHARDMESH_RETURN_IF_ERROR(owner_->mailbox().Begin(sequence_, op, rank_, signature));
+  SHARDMESH_RETURN_IF_ERROR(mailbox_.Begin(sequence_, op, rank_, signature));
   absl::MutexLock lock(&mutex_);
   signature_hash_.store(HashOf(signature), std::memory_order_relaxed);
   signature_ = std::move(signature);
@@ -450,24 +492,23 @@ absl::StatusOr<OwnedBytes> StepLinkImpl::Receive(DeviceId peer, const Tag& tag,
     const Way& way = ways_[static_cast<size_t>(peer)];
     if (way.channel != nullptr) return ReceiveShared(way, peer, tag, message_bytes, deadline);
   }
-  return owner_->mailbox().Receive(peer, tag, message_bytes, deadline);
+  return mailbox_.Receive(peer, tag, message_bytes, deadline);
 }
 
 absl::StatusOr<OwnedBytes> StepLinkImpl::ReceiveShared(const Way& way, DeviceId peer,
                                                        const Tag& tag, int64_t message_bytes,
                                                        absl::Time deadline) {
-  Mailbox& mailbox = owner_->mailbox();
   const uint64_t own_hash = signature_hash_.load(std::memory_order_relaxed);
   // In this order: whatever comes after the first line is a change.
-  uint64_t seen_changes = mailbox.changes();
+  uint64_t seen_changes = mailbox_.changes();
   bool has_looked = seen_changes == checked_changes_.load(std::memory_order_relaxed) &&
-                    mailbox.held_pieces() == 0;
+                    mailbox_.held_pieces() == 0;
   ShmChannel::Arrived arrived;
   absl::Time yielded_since = absl::InfiniteFuture();
   for (int looks = 0;; ++looks) {
-    if (const uint64_t changes = mailbox.changes(); !has_looked || changes != seen_changes) {
+    if (const uint64_t changes = mailbox_.changes(); !has_looked || changes != seen_changes) {
       SHARDMESH_ASSIGN_OR_RETURN(std::optional<OwnedBytes> piece,
-                                 mailbox.TryReceive(peer, tag, message_bytes));
+                                 mailbox_.TryReceive(peer, tag, message_bytes));
       if (piece.has_value()) return *std::move(piece);
       has_looked = true;
       seen_changes = changes;
@@ -476,7 +517,7 @@ absl::StatusOr<OwnedBytes> StepLinkImpl::ReceiveShared(const Way& way, DeviceId 
     if (!came.ok()) {
       owner_->Refuse(way.identity, way.channel.get(), came.status());
       // Which fails the step.
-      return mailbox.Receive(peer, tag, message_bytes, deadline);
+      return mailbox_.Receive(peer, tag, message_bytes, deadline);
     }
     if (*came) {
       const bool is_awaited = arrived.step == sequence_ && arrived.epoch == epoch_ &&
@@ -505,7 +546,7 @@ absl::StatusOr<OwnedBytes> StepLinkImpl::ReceiveShared(const Way& way, DeviceId 
     }
     const absl::Time now = absl::Now();
     if (now >= deadline || way.channel->closed()) {
-      return mailbox.Receive(peer, tag, message_bytes, deadline);
+      return mailbox_.Receive(peer, tag, message_bytes, deadline);
     }
     yielded_since = std::min(yielded_since, now);
     if (now - yielded_since < kYielding &&
@@ -532,9 +573,9 @@ absl::Status StepLinkImpl::Check() const {
 }
 
 absl::Status StepLinkImpl::CheckFailure() const {
-  const uint64_t changes = owner_->mailbox().changes();
+  const uint64_t changes = mailbox_.changes();
   if (changes == checked_changes_.load(std::memory_order_relaxed)) return absl::OkStatus();
-  SHARDMESH_RETURN_IF_ERROR(owner_->mailbox().FailureOf(sequence_));
+  SHARDMESH_RETURN_IF_ERROR(mailbox_.FailureOf(sequence_));
   checked_changes_.store(changes, std::memory_order_relaxed);
   return absl::OkStatus();
 }
@@ -736,7 +777,60 @@ absl::StatusOr<std::unique_ptr<StepLink>> PeerLinksImpl::OpenLink(std::string_vi
   last_opened_ = sequence;
   held_steps_.erase(held_steps_.begin(), held_steps_.upper_bound(sequence));
   steps_[sequence] = std::move(step);
-  return std::make_unique<StepLinkImpl>(this, sequence, epoch, *rank, std::move(ways));
+  return std::make_unique<StepLinkImpl>(this, &mailbox_, sequence, epoch, *rank, std::move(ways));
+}
+
+absl::StatusOr<LinkProber::End> PeerLinksImpl::OpenProbe(const LinkProber::Connection& connection,
+                                                         int64_t op, bool leads,
+                                                         absl::Time deadline) {
+  // Both ends open one before either sends anything of it, but for the call.
+  auto mailbox = std::make_shared<Mailbox>(MailboxOptions());
+  SHARDMESH_RETURN_IF_ERROR(
+      mailbox->OpenStep(kProbeStep, {options_.self.identity, connection.peer}));
+  std::vector<StepLinkImpl::Way> ways(2);
+  ways[0].identity = options_.self.identity;
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto find = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) -> Peer* {
+      const auto found = peers_.find(connection.peer);
+      const bool is_up = !closed_ && found != peers_.end() && found->second.up &&
+                         found->second.connection == connection.number;
+      return is_up ? &found->second : nullptr;
+    };
+    const auto is_settled = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      const Peer* const peer = find();
+      return peer == nullptr || !IsSharing(*peer);
+    };
+    mutex_.AwaitWithDeadline(absl::Condition(&is_settled), deadline);
+    Peer* const peer = find();
+    if (peer == nullptr || !IsReached(*peer, options_.clock->Now())) {
+      return WorkerLost(StrCat(connection.peer, " is not reached any more"));
+    }
+    peer->probe = mailbox;
+    ways[1] = {.identity = connection.peer, .link = peer->link, .channel = peer->channel};
+  }
+  PeerLink& link = *ways[1].link;
+  link.DropStep(kProbeStep);  // what is left of an earlier one
+  if (leads) {
+    static constexpr char kCall[1] = {};
+    SHARDMESH_ASSIGN_OR_RETURN(const Tag tag, Tag::Create(kProbeStep, op, kProbeCallRound));
+    SHARDMESH_RETURN_IF_ERROR(link.Send(FrameTagOf(tag), /*epoch=*/0, {kCall, nullptr}));
+  }
+  const bool shares_memory = ways[1].channel != nullptr;
+  auto step = std::make_unique<StepLinkImpl>(this, mailbox.get(), kProbeStep, /*epoch=*/0,
+                                             /*rank=*/0, std::move(ways));
+  return LinkProber::End{.owner = std::move(mailbox),
+                         .link = std::move(step),
+                         .peer = 1,
+                         .shares_memory = shares_memory};
+}
+
+void PeerLinksImpl::EndProbes(Peer& peer, std::string_view reason) {
+  if (!prober_.has_value()) return;
+  prober_->Disconnected(peer.device.identity);
+  if (const auto probe = peer.probe.lock(); probe != nullptr) {
+    probe->FailWorker(peer.device.identity, reason);
+  }
 }
 
 void PeerLinksImpl::AbortStep(int64_t sequence, const absl::Status& status,
@@ -786,6 +880,14 @@ bool PeerLinksImpl::IsOver(int64_t sequence, int64_t epoch) const {
   if (sequence > last_opened_) return false;
   const auto step = steps_.find(sequence);
   return step == steps_.end() || step->second.epoch != epoch;
+}
+
+absl::StatusOr<std::shared_ptr<Mailbox>> PeerLinksImpl::MailboxFor(const Peer& sender,
+                                                                   const Tag& tag, int64_t epoch) {
+  if (tag.step() == kProbeStep) return sender.probe.lock();
+  if (IsOver(tag.step(), epoch)) return nullptr;
+  SHARDMESH_RETURN_IF_ERROR(Hold(tag.step()));
+  return std::shared_ptr<Mailbox>(std::shared_ptr<void>(), &mailbox_);  // this object owns it
 }
 
 absl::Status PeerLinksImpl::Hold(int64_t sequence) {
@@ -863,6 +965,8 @@ void PeerLinksImpl::OnUp(const std::shared_ptr<PeerLink>& link) {
       }
       peer.link = link;
       peer.up = true;
+      peer.connection = ++last_connection_;
+      if (prober_.has_value() && link->dialled()) prober_->Connected(ConnectionOf(peer));
       if (!peer.shm_address.empty()) {
         peer.shm_link = ++last_shm_link_;
         peer.shm_deadline = options_.clock->Now() + kSharingLimit;
@@ -893,16 +997,24 @@ absl::Status PeerLinksImpl::OnData(PeerLink& link, const rpc::Frame& frame) {
   SHARDMESH_ASSIGN_OR_RETURN(const Tag tag,
                              Tag::Create(header.tag.sequence, header.tag.op, header.tag.round));
   const std::string peer = link.peer();
+  std::shared_ptr<Mailbox> mailbox;
   {
     absl::MutexLock lock(&mutex_);
     const auto sender = peers_.find(peer);
     const bool is_current =
         sender != peers_.end() && sender->second.up && sender->second.link.get() == &link;
-    if (!is_current || IsOver(tag.step(), header.epoch)) {
+    if (is_current && tag.step() == kProbeStep && tag.round() == kProbeCallRound &&
+        prober_.has_value()) {
+      prober_->Called(ConnectionOf(sender->second), tag.op());
+      return absl::OkStatus();
+    }
+    if (is_current) {
+      SHARDMESH_ASSIGN_OR_RETURN(mailbox, MailboxFor(sender->second, tag, header.epoch));
+    }
+    if (mailbox == nullptr) {
       ++counters_.dropped_frames;
       return absl::OkStatus();
     }
-    SHARDMESH_RETURN_IF_ERROR(Hold(tag.step()));
     counters_.received_bytes += frame.payload_bytes();
   }
   int64_t offset_bytes = header.offset_bytes;
@@ -911,7 +1023,7 @@ absl::Status PeerLinksImpl::OnData(PeerLink& link, const rpc::Frame& frame) {
     auto owner = std::make_shared<const grpc::Slice>(slice);
     const absl::Span<const char> bytes(reinterpret_cast<const char*>(owner->begin()),
                                        owner->size());
-    SHARDMESH_RETURN_IF_ERROR(mailbox_.Deliver(peer, tag,
+    SHARDMESH_RETURN_IF_ERROR(mailbox->Deliver(peer, tag,
                                                {.offset_bytes = offset_bytes,
                                                 .message_bytes = header.message_bytes,
                                                 .content = {bytes, std::move(owner)},
@@ -983,18 +1095,20 @@ absl::Status PeerLinksImpl::TakeShared(const std::string& identity, const ShmCha
                                        ShmChannel::Arrived arrived) {
   SHARDMESH_ASSIGN_OR_RETURN(const Tag tag, Tag::Create(arrived.step, arrived.op, arrived.round));
   const auto size_bytes = static_cast<int64_t>(arrived.message.bytes.size());
+  std::shared_ptr<Mailbox> mailbox;
   {
     absl::MutexLock lock(&mutex_);
     const auto sender = peers_.find(identity);
-    const bool is_current = sender != peers_.end() && sender->second.channel.get() == channel;
-    if (!is_current || IsOver(tag.step(), arrived.epoch)) {
+    if (sender != peers_.end() && sender->second.channel.get() == channel) {
+      SHARDMESH_ASSIGN_OR_RETURN(mailbox, MailboxFor(sender->second, tag, arrived.epoch));
+    }
+    if (mailbox == nullptr) {
       ++counters_.dropped_frames;
       return absl::OkStatus();
     }
-    SHARDMESH_RETURN_IF_ERROR(Hold(tag.step()));
     counters_.received_bytes += size_bytes;
   }
-  return mailbox_.Deliver(identity, tag,
+  return mailbox->Deliver(identity, tag,
                           {.message_bytes = size_bytes,
                            .content = std::move(arrived.message),
                            .signature = std::move(arrived.signature),
@@ -1044,8 +1158,11 @@ void PeerLinksImpl::Lose(Peer& peer, std::string_view reason) {
   const std::string& identity = peer.device.identity;
   if (peer.up) {
     ++counters_.broken_streams;
-    for (const int64_t sequence : peer.link->recent_steps()) peer.broken_steps.insert(sequence);
+    for (const int64_t sequence : peer.link->recent_steps()) {
+      if (sequence != kProbeStep) peer.broken_steps.insert(sequence);
+    }
   }
+  EndProbes(peer, reason);
   peer.up = false;
   if (std::exchange(peer.shm_link, 0) != 0) shm_->Forget(identity);
   if (peer.channel != nullptr) std::exchange(peer.channel, nullptr)->Close();

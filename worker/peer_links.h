@@ -39,8 +39,10 @@
 #include "rpc/call.h"
 #include "rpc/clock.h"
 #include "rpc/credentials.h"
+#include "tensor/buffer.h"
 #include "worker/collective/link.h"
 #include "worker/collective/mailbox.h"
+#include "worker/link_prober.h"
 #include "worker/membership_view.h"
 
 namespace grpc {
@@ -101,6 +103,9 @@ class PeerLinks {
     Transport transport = Transport::kAuto;
     // Where this worker's messages lie, for peers on this host to read; null: nothing is shared.
     std::shared_ptr<ShmArena> arena = nullptr;
+    // Memory for the messages by which links are measured, of the arena if there is one; null: they
+    // are not measured.
+    std::shared_ptr<BufferPool> probe_pool = nullptr;
   };
 
   static std::unique_ptr<PeerLinks> Create(Options options);
@@ -131,7 +136,7 @@ class PeerLinks {
 
   // Begins step `sequence` on a mesh, as it was in `epoch`. Waits until `deadline` for a membership
   // of that epoch, if this worker has not heard of it yet. Steps are opened in the order of their
-  // numbers.
+  // numbers, which are above kProbeStep.
   //
   // FAILED_PRECONDITION: NOT_FOUND reason if this worker does not serve the mesh; MESH_INCOMPLETE
   //   if a rank has no worker; the step's number is not above those before.
@@ -151,6 +156,10 @@ class PeerLinks {
   // The worker that is to blame for the failure of a step, the last one opened or a later one;
   // empty if none is known.
   virtual std::string BlamedFor(int64_t sequence) const = 0;
+
+  // The links to peers that this worker dials, as far as they were measured over connections that
+  // are up. Measuring uses kProbeStep, and goes on beside steps.
+  virtual MeasuredLinks measured_links() const = 0;
 
   // Since the start.
   struct Counters {

@@ -215,7 +215,8 @@ class WorkerServer::Impl {
                                },
                            .redial = {},
                            .transport = options_.transport,
-                           .arena = arena_});
+                           .arena = arena_,
+                           .probe_pool = pool_});
     executor_ = StepExecutor::Start({.identity = self.identity,
                                      .links = links_.get(),
                                      .store = store_.get(),

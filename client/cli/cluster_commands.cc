@@ -41,6 +41,7 @@ struct UpFlags {
   bool detach = false;
   std::string memory;
   std::optional<int64_t> min_sharding_size;
+  std::string transport = "auto";
 };
 
 // The mesh that the flags describe; both are flags, hence a contradiction is wrong use.
@@ -132,6 +133,7 @@ absl::Status RunUp(const Invocation& invocation, const UpFlags& flags) {
   if (flags.min_sharding_size.has_value()) {
     options.coordinator_flags.push_back(StrCat("--min-sharding-size=", *flags.min_sharding_size));
   }
+  options.worker_flags.push_back(StrCat("--transport=", flags.transport));
   options.ends_with_parent = !flags.detach;
 
   std::optional<rpc::StopSignal> stop;
@@ -403,6 +405,10 @@ void AddClusterCommands(CommandLine* line) {
                  "the least elements of a tensor that is sharded, for rules whose min_size is null "
                  "(default: 16384)")
       ->check(CLI::NonNegativeNumber);
+  up->add_option("--transport", flags->transport,
+                 "how data goes between workers: through shared memory (shm), over streams "
+                 "(stream), or as each pair can (auto, the default)")
+      ->check(CLI::IsMember({"auto", "stream", "shm"}));
 
   line->AddCommand("down", "Stop the cluster that `up` started",
                    [](const Invocation& i) { return RunDown(i); });

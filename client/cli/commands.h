@@ -9,6 +9,7 @@ namespace shardmesh::client {
 void AddClusterCommands(CommandLine* line);     // up, down, status, version
 void AddBenchCommands(CommandLine* line);       // bench collectives
 void AddDoctorCommands(CommandLine* line);      // doctor
+void AddLinksCommands(CommandLine* line);       // links
 void AddLayoutCommands(CommandLine* line);      // resolve, match, presets
 void AddSpecCommands(CommandLine* line);        // explain, constrain, compare, tiles, axes
 void AddProfileCommands(CommandLine* line);     // profile show, hash

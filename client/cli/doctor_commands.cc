@@ -37,9 +37,6 @@ bool HasCome(const rpc::FlightRecord::Peer& peer) {
 std::string TimeOfDay(absl::Time time) {
   return absl::FormatTime("%H:%M:%E3S", time, absl::UTCTimeZone());
 }
-std::string Timestamp(absl::Time time) {
-  return absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", time, absl::UTCTimeZone());
-}
 
 // The ranks whose data has come, or has not.
 std::string PeersText(const rpc::FlightRecord& record, bool has_come) {

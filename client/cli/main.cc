@@ -12,6 +12,7 @@ int main(int argc, char** argv) {
   shardmesh::client::CommandLine line;
   shardmesh::client::AddClusterCommands(&line);
   shardmesh::client::AddDoctorCommands(&line);
+  shardmesh::client::AddLinksCommands(&line);
   shardmesh::client::AddBenchCommands(&line);
   shardmesh::client::AddLayoutCommands(&line);
   shardmesh::client::AddSpecCommands(&line);

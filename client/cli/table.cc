@@ -245,6 +245,10 @@ Json MeshJson(const Mesh& mesh) {
   return axes;
 }
 
+std::string Timestamp(absl::Time time) {
+  return absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", time, absl::UTCTimeZone());
+}
+
 double Seconds(absl::Duration duration) { return absl::ToDoubleSeconds(duration); }
 
 }  // namespace shardmesh::client

@@ -72,6 +72,8 @@ Json ShapeJson(absl::Span<const int64_t> shape);
 Json TileJson(const Tile& tile);
 // {"fsdp": 2, "tp": 2}.
 Json MeshJson(const Mesh& mesh);
+// `2026-01-02T03:04:05.678Z`.
+std::string Timestamp(absl::Time time);
 // Seconds.
 double Seconds(absl::Duration duration);
 

@@ -121,6 +121,7 @@ TEST_F(CommandLineTest, RefusesWrongUse) {
       {{"up", "--mesh", "fsdp=2,tp=2", "--workers", "3"}, "--mesh fsdp=2,tp=2 with --workers 3"},
       {{"up", "--mesh", "tp=2,tp=2"}, "tp"},
       {{"up", "--mesh", "fsdp"}, "--mesh fsdp"},
+      {{"up", "--transport", "tcp"}, "--transport: tcp not in {auto,stream,shm}"},
       {{"up", "--name", "a/b"}, "\"a/b\" cannot name a cluster"},
       {{"resolve", "--spec", "fsdp,tp"}, "give --shape too"},
       {{"resolve", "--spec", "(fsdp,tp", "--shape", "4,4"}, "lacks a closing \")\""},

@@ -54,6 +54,9 @@ class Mailbox {
     // If set: called when a receiver begins to wait. May bring in messages for as long as `is_done`
     // does not hold; returns soon if it cannot. Runs on the receiver's thread.
     std::function<void(absl::FunctionRef<bool()> is_done)> poll = nullptr;
+    // If set: where messages that receivers wait for are counted, together with those of other
+    // mailboxes. Outlives them all.
+    std::atomic<int64_t>* awaited = nullptr;
   };
 
   // A part of a message as it came in.
@@ -66,7 +69,9 @@ class Mailbox {
     bool is_lent = false;
   };
 
-  explicit Mailbox(Options options) : options_(std::move(options)) {}
+  explicit Mailbox(Options options)
+      : options_(std::move(options)),
+        awaited_(options_.awaited == nullptr ? own_awaited_ : *options_.awaited) {}
   Mailbox(const Mailbox&) = delete;
   Mailbox& operator=(const Mailbox&) = delete;
 
@@ -114,7 +119,7 @@ class Mailbox {
   absl::StatusOr<std::optional<OwnedBytes>> TryReceive(DeviceId peer, const Tag& tag,
                                                        int64_t message_bytes);
 
-  // Whether a receiver waits for what has not come.
+  // Whether a receiver waits for what has not come, here or where the same count is kept.
   bool awaited() const { return awaited_.load(std::memory_order_acquire) > 0; }
 
   // Bytes that wait for receivers.
@@ -180,7 +185,8 @@ class Mailbox {
   void DropAll(Step& step, std::vector<OwnedBytes>& dropped) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Options options_;
-  std::atomic<int64_t> awaited_ = 0;  // messages that are; changed with the mutex held
+  std::atomic<int64_t> own_awaited_ = 0;
+  std::atomic<int64_t>& awaited_;  // messages that are; changed with the mutex held
   std::atomic<uint64_t> changes_ = 0;
   std::atomic<int64_t> held_pieces_ = 0;
 

@@ -264,6 +264,18 @@ TEST_F(CoordinatorServerTest, SaysThatNothingIsWrongAndRefusesBadQuestionsAboutI
   EXPECT_THAT(list("", 0, -1), StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
   EXPECT_THAT(list("", 0, 1025), StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
   EXPECT_THAT(list("nobody", 0, 0), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+
+  v1::ListLinksRequest links;
+  v1::ListLinksResponse listed;
+  EXPECT_THAT(Call(stub, &v1::ClusterService::Stub::ListLinks, links, &listed),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshIncomplete))
+      << "no worker is attached";
+  links.set_mesh_id("default");
+  EXPECT_THAT(Call(stub, &v1::ClusterService::Stub::ListLinks, links, &listed),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshIncomplete));
+  links.set_mesh_id("other");
+  EXPECT_THAT(Call(stub, &v1::ClusterService::Stub::ListLinks, links, &listed),
+              StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
 }
 
 TEST_F(CoordinatorServerTest, SaysThatAPortIsInUse) {

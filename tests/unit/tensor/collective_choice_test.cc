@@ -83,6 +83,31 @@ TEST(CollectiveChoiceTest, FollowsTheLink) {
   EXPECT_EQ(Choose(Kind::kAllReduce, 4, 256 << 10, kReproducible, far), Algorithm::kDirect);
 }
 
+TEST(CollectiveChoiceTest, LinksAreAlikeUnlessAFigureDiffersByHalf) {
+  const LinkCost link;
+  EXPECT_TRUE(AreAlike(link, link));
+  for (double LinkCost::*const figure : {&LinkCost::latency_seconds, &LinkCost::seconds_per_byte,
+                                         &LinkCost::seconds_per_byte_combined}) {
+    for (const auto& [factor, alike] :
+         {std::pair{1.4, true}, {1 / 1.4, true}, {1.6, false}, {1 / 1.6, false}}) {
+      LinkCost other = link;
+      other.*figure *= factor;
+      EXPECT_EQ(AreAlike(link, other), alike) << factor;
+      EXPECT_EQ(AreAlike(other, link), alike) << factor;
+    }
+  }
+}
+
+TEST(CollectiveChoiceTest, WhereMemoryIsSharedTheRootOfABroadcastSendsToAllAtOnce) {
+  LinkCost link;
+  EXPECT_EQ(Choose(Kind::kBroadcast, 4, 16 << 20, kReproducible, link), Algorithm::kChain);
+  link.shares_memory = true;
+  EXPECT_FALSE(AreAlike(link, LinkCost()));
+  for (const int64_t bytes : {8, 64 << 10, 1 << 20, 16 << 20}) {
+    EXPECT_EQ(Choose(Kind::kBroadcast, 4, bytes, kReproducible, link), Algorithm::kPairwise);
+  }
+}
+
 TEST(CollectiveChoiceTest, NeverChoosesWhatDoesNotFit) {
   for (const Kind kind : AllCollectiveKinds()) {
     for (const CollectiveOrder order : {kReproducible, kFastest}) {
@@ -102,22 +127,31 @@ TEST(CollectiveChoiceTest, CostsAreThoseOfTheTable) {
   const CollectiveLoad load = {.ranks = 5, .bytes = 1000, .partial_bytes = 2000};
   const auto cost = [&](Kind kind, Algorithm algorithm) { return CostOf(kind, algorithm, load); };
   EXPECT_EQ(cost(Kind::kAllReduce, Algorithm::kPairwise),
-            (CollectiveCost{2, 8, 4, 1600, 1600, 800}));
+            (CollectiveCost{2, 8, 4, 1600, 1600, 800, 1600}));
   EXPECT_EQ(cost(Kind::kAllReduce, Algorithm::kDirect),
-            (CollectiveCost{1, 4, 4, 4000, 4000, 4000}));
+            (CollectiveCost{1, 4, 4, 4000, 4000, 4000, 4000}));
   EXPECT_EQ(cost(Kind::kAllReduce, Algorithm::kDoubling),
-            (CollectiveCost{3, 3, 2, 6000, 6000, 3000}));
+            (CollectiveCost{3, 3, 2, 6000, 6000, 3000, 6000}));
   EXPECT_EQ(cost(Kind::kAllReduce, Algorithm::kHalving),
-            (CollectiveCost{6, 6, 2, 1900, 1900, 800}));
-  EXPECT_EQ(cost(Kind::kAllReduce, Algorithm::kRing), (CollectiveCost{8, 8, 1, 2400, 2400, 800}));
+            (CollectiveCost{6, 6, 2, 1900, 1900, 800, 1900}));
+  EXPECT_EQ(cost(Kind::kAllReduce, Algorithm::kRing),
+            (CollectiveCost{8, 8, 1, 2400, 2400, 800, 2400}));
   EXPECT_EQ(cost(Kind::kReduceScatter, Algorithm::kRing),
-            (CollectiveCost{4, 4, 1, 1600, 1600, 800}));
-  EXPECT_EQ(cost(Kind::kAllGather, Algorithm::kDoubling), (CollectiveCost{3, 3, 2, 4000, 4000, 0}));
-  EXPECT_EQ(cost(Kind::kBroadcast, Algorithm::kChain), (CollectiveCost{4, 4, 1, 1000, 4000, 0}));
-  EXPECT_EQ(cost(Kind::kReduce, Algorithm::kPairwise), (CollectiveCost{2, 8, 4, 1000, 1600, 800}));
-  EXPECT_EQ(cost(Kind::kReduce, Algorithm::kBinomial), (CollectiveCost{3, 3, 2, 2000, 6000, 3000}));
-  EXPECT_EQ(cost(Kind::kGather, Algorithm::kPairwise), (CollectiveCost{1, 4, 4, 1000, 4000, 0}));
-  EXPECT_EQ(cost(Kind::kScatter, Algorithm::kPairwise), (CollectiveCost{1, 4, 1, 800, 800, 0}));
+            (CollectiveCost{4, 4, 1, 1600, 1600, 800, 1600}));
+  EXPECT_EQ(cost(Kind::kAllGather, Algorithm::kDoubling),
+            (CollectiveCost{3, 3, 2, 4000, 4000, 0, 4000}));
+  EXPECT_EQ(cost(Kind::kBroadcast, Algorithm::kPairwise),
+            (CollectiveCost{1, 4, 1, 4000, 4000, 0, 1000}));
+  EXPECT_EQ(cost(Kind::kBroadcast, Algorithm::kChain),
+            (CollectiveCost{4, 4, 1, 1000, 4000, 0, 4000}));
+  EXPECT_EQ(cost(Kind::kReduce, Algorithm::kPairwise),
+            (CollectiveCost{2, 8, 4, 1000, 1600, 800, 1600}));
+  EXPECT_EQ(cost(Kind::kReduce, Algorithm::kBinomial),
+            (CollectiveCost{3, 3, 2, 2000, 6000, 3000, 6000}));
+  EXPECT_EQ(cost(Kind::kGather, Algorithm::kPairwise),
+            (CollectiveCost{1, 4, 4, 1000, 4000, 0, 4000}));
+  EXPECT_EQ(cost(Kind::kScatter, Algorithm::kPairwise),
+            (CollectiveCost{1, 4, 1, 800, 800, 0, 200}));
   EXPECT_EQ(CostOf(Kind::kAllReduce, Algorithm::kRing, {.ranks = 1, .bytes = 1000}),
             CollectiveCost());
 }

@@ -60,6 +60,14 @@ class RecordingLinks final : public PeerLinks {
   }
   void AbortStep(int64_t, const absl::Status&, std::string_view) override {}
   Counters counters() const override { return {}; }
+  MeasuredLinks measured_links() const override {
+    absl::MutexLock lock(&mutex_);
+    return measured_;
+  }
+  void SetMeasured(MeasuredLinks measured) {
+    absl::MutexLock lock(&mutex_);
+    measured_ = std::move(measured);
+  }
 
   std::string cluster_id() const {
     absl::MutexLock lock(&mutex_);
@@ -70,6 +78,7 @@ class RecordingLinks final : public PeerLinks {
   mutable absl::Mutex mutex_;
   std::string cluster_id_ ABSL_GUARDED_BY(mutex_);
   MembershipView view_ ABSL_GUARDED_BY(mutex_);
+  MeasuredLinks measured_ ABSL_GUARDED_BY(mutex_);
 };
 
 // Takes steps and leaves it to the test when they end.
@@ -160,6 +169,15 @@ class Coordinator final : public v1::AttachService::Service {
     absl::MutexLock lock(&mutex_);
     return records_;
   }
+  // Heartbeats that told of links, and what the last of them told.
+  int link_reports() const {
+    absl::MutexLock lock(&mutex_);
+    return link_reports_;
+  }
+  v1::MeasuredLinks last_links() const {
+    absl::MutexLock lock(&mutex_);
+    return links_;
+  }
   v1::Heartbeat last_heartbeat() const {
     absl::MutexLock lock(&mutex_);
     return heartbeat_;
@@ -192,6 +210,10 @@ class Coordinator final : public v1::AttachService::Service {
       absl::MutexLock lock(&mutex_);
       if (message.has_heartbeat()) {
         heartbeat_ = message.heartbeat();
+        if (heartbeat_.has_links()) {
+          ++link_reports_;
+          links_ = heartbeat_.links();
+        }
         for (const v1::FlightRecord& record : heartbeat_.records()) {
           records_.push_back(record.number());
         }
@@ -215,6 +237,8 @@ class Coordinator final : public v1::AttachService::Service {
   grpc::ServerContext* context_ ABSL_GUARDED_BY(mutex_) = nullptr;
   v1::Heartbeat heartbeat_ ABSL_GUARDED_BY(mutex_);
   std::vector<int64_t> records_ ABSL_GUARDED_BY(mutex_);
+  int link_reports_ ABSL_GUARDED_BY(mutex_) = 0;
+  v1::MeasuredLinks links_ ABSL_GUARDED_BY(mutex_);
   std::deque<v1::AttachRequest> messages_ ABSL_GUARDED_BY(mutex_);
 };
 
@@ -397,6 +421,22 @@ TEST_F(CoordinatorLinkTest, IntroducesItselfAndBecomesReadyOnceItsPeersAreReache
   EXPECT_TRUE(Eventually([&] { return coordinator_.last_heartbeat().epoch() == 4; }));
   EXPECT_EQ(coordinator_.last_heartbeat().progress().sequence(), 9);
   EXPECT_EQ(coordinator_.last_heartbeat().progress().instruction().instruction(), 2u);
+}
+
+TEST_F(CoordinatorLinkTest, HeartbeatsBringTheLinksWheneverTheyHaveChangedAndAfterEachAttach) {
+  const auto count = [this] { return coordinator_.link_reports(); };
+  Start();
+  TakeIn(4);
+  links_.SetMeasured({.revision = 1, .links = {{.peer = "w2"}, {.peer = "w3"}}});
+  ASSERT_TRUE(Eventually([&] { return count() == 1; }));
+  EXPECT_EQ(coordinator_.last_links().links_size(), 2);
+  EXPECT_EQ(coordinator_.last_links().links(1).peer_identity(), "w3");
+  links_.SetMeasured({.revision = 2});
+  ASSERT_TRUE(Eventually([&] { return count() == 2; }));
+  EXPECT_EQ(coordinator_.last_links().links_size(), 0);
+  coordinator_.Break();
+  TakeIn(4);
+  ASSERT_TRUE(Eventually([&] { return count() == 3; }));
 }
 
 TEST_F(CoordinatorLinkTest, HeartbeatsBringEachRecordOnceTheLastFirstWhereThereAreMany) {

@@ -30,13 +30,15 @@ namespace shardmesh::test {
 class LinkedWorker {
  public:
   LinkedWorker(std::string identity, uint64_t incarnation, rpc::Clock* clock,
-               int64_t tag_limit_bytes, std::string cluster_id, worker::Transport transport)
+               int64_t tag_limit_bytes, std::string cluster_id, worker::Transport transport,
+               bool measures = false)
       : memory_(std::make_shared<Memory>(transport)) {
     worker::PeerLinks::Options options;
     options.self = {
         .identity = std::move(identity), .incarnation = incarnation, .boot_id = "this host"};
     options.transport = transport;
     options.arena = memory_->arena;
+    if (measures) options.probe_pool = pool();
     options.clock = clock;
     options.tag_limit_bytes = tag_limit_bytes;
     options.redial = {.initial_delay = absl::Milliseconds(10),
@@ -112,11 +114,13 @@ class LinkedWorker {
 class LinkedWorkers {
  public:
   explicit LinkedWorkers(const std::string& mesh, int64_t tag_limit_bytes = int64_t{4} << 20,
-                         worker::Transport transport = worker::Transport::kStream)
+                         worker::Transport transport = worker::Transport::kStream,
+                         bool measures = false)
       : mesh_(*Mesh::Parse(mesh)) {
     for (DeviceId rank = 0; rank < mesh_.size(); ++rank) {
-      workers_.push_back(std::make_unique<LinkedWorker>(
-          StrCat("worker-", rank), 100 + rank, &clock_, tag_limit_bytes, "cluster", transport));
+      workers_.push_back(std::make_unique<LinkedWorker>(StrCat("worker-", rank), 100 + rank,
+                                                        &clock_, tag_limit_bytes, "cluster",
+                                                        transport, measures));
     }
   }
 

@@ -1,0 +1,69 @@
+// How fast the links between workers are, as their heartbeats told of it.
+#ifndef SHARDMESH_SERVER_LINK_TABLE_H_
+#define SHARDMESH_SERVER_LINK_TABLE_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "rpc/measured_link.h"
+#include "server/membership.h"
+#include "tensor/collective_choice.h"
+
+namespace shardmesh::server {
+
+// A pair's link as one of the two measured it.
+struct WorkerLink {
+  std::string identity;  // of the one that measured
+  rpc::MeasuredLink measured;
+};
+
+// Keeps what each attached worker told last. A link counts while both its workers are alive, in the
+// processes between which it was measured. Thread-safe.
+class LinkTable {
+ public:
+  // What a worker knows of links now, in place of what it told before.
+  void Reported(std::string_view identity, uint64_t incarnation,
+                std::vector<rpc::MeasuredLink> links);
+  // The worker is alive no more: what it told is forgotten.
+  void Lost(std::string_view identity);
+
+  // The links that count between these workers, by identities; each pair once.
+  std::vector<WorkerLink> Between(const MembershipView& view,
+                                  const std::vector<std::string>& identities) const;
+
+  // What links between ranks of a mesh are like, for the choice of algorithms: of all that count,
+  // the longest latency and the least bandwidth, since a collective waits for the slowest pair, and
+  // whether all share memory; the default where none does, or the view has no such mesh.
+  LinkCost CostOf(const MembershipView& view, std::string_view mesh_id) const;
+
+ private:
+  struct Report {
+    uint64_t incarnation = 0;
+    std::map<std::string, rpc::MeasuredLink, std::less<>> links;  // by peer
+  };
+  // A mesh's cost, for as long as nothing has changed.
+  struct KnownCost {
+    int64_t epoch = 0;
+    int64_t changes = 0;
+    std::vector<std::string> identities;  // of the mesh
+    LinkCost cost;
+  };
+
+  std::vector<WorkerLink> BetweenLocked(const MembershipView& view,
+                                        const std::vector<std::string>& identities) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  mutable absl::Mutex mutex_;
+  std::map<std::string, Report, std::less<>> reports_ ABSL_GUARDED_BY(mutex_);  // by identity
+  int64_t changes_ ABSL_GUARDED_BY(mutex_) = 0;
+  mutable std::map<std::string, KnownCost, std::less<>> costs_ ABSL_GUARDED_BY(mutex_);  // by mesh
+};
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_LINK_TABLE_H_

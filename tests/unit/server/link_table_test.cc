@@ -1,0 +1,129 @@
+// LinkTable: what is kept of workers' measurements, for how long, and what follows for a mesh.
+#include "server/link_table.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sharding/str_cat.h"
+
+namespace shardmesh::server {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+// Workers "a", "b", ... of the incarnations given, 0 for one that is lost; a mesh "m" of them all.
+MembershipView View(int64_t epoch, const std::vector<uint64_t>& incarnations) {
+  MembershipView view{.epoch = epoch, .workers = {}, .meshes = {}};
+  MeshRanks ranks{
+      .mesh_id = "m", .identities = {}, .size = static_cast<int64_t>(incarnations.size())};
+  for (size_t i = 0; i < incarnations.size(); ++i) {
+    const std::string identity(1, static_cast<char>('a' + i));
+    WorkerStatus& worker = view.workers[identity];
+    worker.info.identity = identity;
+    worker.info.incarnation = incarnations[i];
+    worker.state = incarnations[i] == 0 ? WorkerState::kLost : WorkerState::kAttached;
+    ranks.identities.push_back(identity);
+  }
+  view.meshes["m"] = std::move(ranks);
+  return view;
+}
+
+rpc::MeasuredLink To(const std::string& peer, uint64_t incarnation, int64_t latency_us,
+                     double bytes_per_second) {
+  return {.peer = peer,
+          .peer_incarnation = incarnation,
+          .latency = absl::Microseconds(latency_us),
+          .bytes_per_second = bytes_per_second};
+}
+
+std::vector<std::string> Pairs(const std::vector<WorkerLink>& links) {
+  std::vector<std::string> pairs;
+  for (const WorkerLink& link : links) {
+    pairs.push_back(StrCat(link.identity, link.measured.peer));
+  }
+  return pairs;
+}
+
+bool IsDefault(const LinkCost& cost) {
+  return cost.latency_seconds == LinkCost().latency_seconds &&
+         cost.seconds_per_byte == LinkCost().seconds_per_byte;
+}
+
+TEST(LinkTableTest, ListsEachPairOnceBetweenTheWorkersThatAreAskedAbout) {
+  LinkTable table;
+  table.Reported("a", 1, {To("b", 2, 10, 1e9), To("c", 3, 20, 1e9)});
+  table.Reported("b", 2, {To("a", 1, 99, 1e9), To("c", 3, 30, 1e9)});
+  const MembershipView view = View(1, {1, 2, 3});
+  EXPECT_THAT(Pairs(table.Between(view, {"a", "b", "c"})), ElementsAre("ab", "ac", "bc"));
+  EXPECT_THAT(Pairs(table.Between(view, {"c", "a"})), ElementsAre("ac"));
+  EXPECT_THAT(Pairs(table.Between(view, {"a", "nobody"})), IsEmpty());
+}
+
+TEST(LinkTableTest, AReportTakesThePlaceOfTheOneBefore) {
+  LinkTable table;
+  const MembershipView view = View(1, {1, 2, 3});
+  table.Reported("a", 1, {To("b", 2, 10, 1e9), To("c", 3, 20, 1e9)});
+  table.Reported("a", 1, {To("c", 3, 15, 1e9)});
+  const auto links = table.Between(view, {"a", "b", "c"});
+  ASSERT_THAT(Pairs(links), ElementsAre("ac"));
+  EXPECT_EQ(links[0].measured.latency, absl::Microseconds(15));
+  table.Reported("a", 1, {});
+  EXPECT_THAT(table.Between(view, {"a", "b", "c"}), IsEmpty());
+}
+
+TEST(LinkTableTest, ALinkCountsOnlyBetweenTheProcessesThatMeasuredIt) {
+  LinkTable table;
+  table.Reported("a", 1, {To("b", 2, 10, 1e9)});
+  EXPECT_THAT(Pairs(table.Between(View(1, {1, 2}), {"a", "b"})), ElementsAre("ab"));
+  EXPECT_THAT(table.Between(View(2, {1, 0}), {"a", "b"}), IsEmpty()) << "b is lost";
+  EXPECT_THAT(table.Between(View(3, {1, 5}), {"a", "b"}), IsEmpty()) << "b was started anew";
+  EXPECT_THAT(table.Between(View(4, {7, 2}), {"a", "b"}), IsEmpty()) << "a was started anew";
+  EXPECT_THAT(Pairs(table.Between(View(5, {1, 2}), {"a", "b"})), ElementsAre("ab"))
+      << "b lost its coordinator for a while, and nobody else";
+  table.Lost("a");
+  table.Lost("nobody");
+  EXPECT_THAT(table.Between(View(6, {1, 2}), {"a", "b"}), IsEmpty()) << "a left";
+}
+
+TEST(LinkTableTest, AMeshIsAsSlowAsItsSlowestLinks) {
+  LinkTable table;
+  const MembershipView view = View(1, {1, 2, 3});
+  EXPECT_TRUE(IsDefault(table.CostOf(view, "m"))) << "nothing is measured";
+  EXPECT_TRUE(IsDefault(table.CostOf(view, "other"))) << "there is no such mesh";
+  table.Reported("a", 1, {To("b", 2, 10, 4e9), To("c", 3, 25, 8e9)});
+  table.Reported("b", 2, {To("c", 3, 5, 2e9)});
+  EXPECT_DOUBLE_EQ(table.CostOf(view, "m").latency_seconds, 25e-6);
+  EXPECT_DOUBLE_EQ(table.CostOf(view, "m").seconds_per_byte, 1 / 2e9);
+  table.Reported("b", 2, {To("c", 3, 5, 3e9)});
+  EXPECT_DOUBLE_EQ(table.CostOf(view, "m").seconds_per_byte, 1 / 3e9);
+  EXPECT_DOUBLE_EQ(table.CostOf(View(2, {1, 2, 0}), "m").seconds_per_byte, 1 / 4e9);
+  table.Lost("a");
+  EXPECT_TRUE(IsDefault(table.CostOf(View(3, {0, 2, 0}), "m")));
+}
+
+TEST(LinkTableTest, AMeshSharesMemoryIfAllItsLinksDo) {
+  LinkTable table;
+  const MembershipView view = View(1, {1, 2, 3});
+  rpc::MeasuredLink shared = To("b", 2, 1, 1e9);
+  shared.shares_memory = true;
+  table.Reported("a", 1, {shared});
+  EXPECT_TRUE(table.CostOf(view, "m").shares_memory);
+  table.Reported("a", 1, {shared, To("c", 3, 10, 1e9)});
+  EXPECT_FALSE(table.CostOf(view, "m").shares_memory);
+}
+
+TEST(LinkTableTest, FiguresThatCannotBeAreBounded) {
+  LinkTable table;
+  table.Reported("a", 1, {To("b", 2, 0, 1e300)});
+  const LinkCost cost = table.CostOf(View(1, {1, 2}), "m");
+  EXPECT_GT(cost.latency_seconds, 0);
+  EXPECT_GT(cost.seconds_per_byte, 0);
+}
+
+}  // namespace
+}  // namespace shardmesh::server
