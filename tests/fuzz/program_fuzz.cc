@@ -29,6 +29,8 @@ std::vector<ValueDescriptor> SomeOperands(uint32_t count) {
       {Dtype::kF32, {4, 8, 16}, PartitionSpec({none, dp, tp})},
       {Dtype::kBF16, {16, 16}, PartitionSpec({tp, dp})},
       {Dtype::kBF16, {8, 0}, PartitionSpec()},
+      {Dtype::kF32, {8, 16}, PartitionSpec({SpecEntry::Axes({"dp", "tp"})}), {{0, 1, 3, 6, 8}, {}}},
+      {Dtype::kI8, {8, 16}, PartitionSpec({none, tp}), {{}, {0, 9, 16}}},
   };
   std::vector<ValueDescriptor> operands;
   for (uint32_t i = 0; i < count; ++i) {
