@@ -971,6 +971,11 @@ TEST_F(ClusterCommandTest, ExchangesTiles) {
   expect({"all-reduce", "rows", "--axes", "tp", "--order", "fastest", "--algorithm", "ring"},
          "fsdp,-");
   expect({"barrier", "rows", "--axes", "tp"}, "(fsdp,tp),-");
+  expect({"scatter", Path("a.npy"), "--axes", "fsdp,tp", "--counts", "1,2,4,1", "--as", "uneven"},
+         "(fsdp,tp),-, named uneven");
+  EXPECT_THAT(cluster_->Run({"describe", "uneven"}).out, HasSubstr("[3,7)x[0,4)"));
+  ASSERT_EQ(cluster_->Run({"get", "uneven", "--out", Path("b.npy")}).exit_code, 0);
+  EXPECT_EQ(ReadFile(Path("a.npy")), ReadFile(Path("b.npy")));
 
   ExpectRefused(
       {{"a root that is no place",
@@ -979,12 +984,19 @@ TEST_F(ClusterCommandTest, ExchangesTiles) {
        {"an algorithm that the kind does not have",
         {"collective", "gather", "rows", "--axes", "tp", "--algorithm", "chain"},
         "gather has no algorithm \"chain\"; those that fit: pairwise"},
-       {"no pairs", {"collective", "permute", "rows", "--axes", "tp"}, "no pairs of places"}});
+       {"no pairs", {"collective", "permute", "rows", "--axes", "tp"}, "no pairs of places"},
+       {"counts that do not add up",
+        {"collective", "scatter", Path("a.npy"), "--axes", "tp", "--counts", "4,5"},
+        "counts 4,5 do not add up to the 8 elements that dimension 0 of a tile has"},
+       {"tiles of unequal size",
+        {"collective", "all-reduce", "uneven", "--axes", "tp"},
+        "dimension 0 is cut at 0,1,3,7,8"}});
   const std::pair<std::vector<std::string>, std::string> wrong[] = {
       {{"permute", "rows", "--axes", "tp", "--pairs", "0-1"}, "is no pair of places, as in"},
       {{"send", "rows", "--axes", "tp", "--from", "1"}, "--to"},
       {{"send", "rows", "--axes", "tp", "--from=1", "--to=0", "--pairs", "0:1"}, "--pairs"},
       {{"broadcst", "rows", "--axes", "tp"}, "did you mean \"broadcast\"?"},
+      {{"scatter", "rows", "--axes", "tp", "--counts", "4,x"}, "--counts"},
       {{"all-reduce", "rows", "--axes", "tp", "--order", "slowest"}, "reproducible, fastest"},
   };
   for (const auto& [arguments, error] : wrong) {
@@ -993,6 +1005,7 @@ TEST_F(ClusterCommandTest, ExchangesTiles) {
     EXPECT_THAT(result.err, HasSubstr(error));
   }
   EXPECT_EQ(cluster_->Run({"rm", "rows"}).exit_code, 0);
+  EXPECT_EQ(cluster_->Run({"rm", "uneven"}).exit_code, 0);
 }
 
 TEST_F(ClusterCommandTest, KeepsDefinitions) {
