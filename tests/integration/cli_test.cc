@@ -271,6 +271,21 @@ TEST_F(CommandLineTest, StartsAClusterAndStopsItAgain) {
   EXPECT_EQ(Run({"down"}).exit_code, 1);
 }
 
+TEST_F(CommandLineTest, StartsWorkersThatUseTheTransportThatIsAskedFor) {
+  for (const auto& [flag, transport] : {std::pair{"stream", "stream"}, {"shm", "shared memory"}}) {
+    ASSERT_EQ(Run({"up", "--mesh", "fsdp=2", "--transport", flag, "--detach"}).exit_code, 0);
+    json link;
+    const absl::Time deadline = absl::Now() + absl::Seconds(60);
+    do {
+      const CommandResult links = Run({"links", "--output", "json"});
+      ASSERT_EQ(links.exit_code, 0) << links.err;
+      link = json::parse(links.out)["links"].at(0);
+    } while (!link["measured"].get<bool>() && absl::Now() < deadline);
+    EXPECT_EQ(link["transport"], transport);
+    ASSERT_EQ(Run({"down"}).exit_code, 0);
+  }
+}
+
 TEST_F(CommandLineTest, StartsAgainWhatEndedOfAClusterOnDisk) {
   const std::vector<std::string> up = {"up",       "--mesh", "fsdp=2",     "--detach",
                                        "--output", "json",   "--data-dir", folder_ + "/data"};

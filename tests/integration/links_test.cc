@@ -36,7 +36,7 @@ class LinksTest : public CollectiveCluster, public ::testing::WithParamInterface
   }
 };
 INSTANTIATE_TEST_SUITE_P(All, LinksTest, testing::Values("stream", "shm"),
-                         [](const auto& info) { return std::string(info.param); });
+                         [](const auto& each) { return std::string(each.param); });
 
 TEST_P(LinksTest, ArePresentForEveryPairSoonAfterTheStart) {
   const client::ClusterLinks links = Await(6, "default");
@@ -91,7 +91,7 @@ TEST_P(LinksTest, OfAWorkerThatIsGoneGoAndAreMeasuredAgainWhenItIsBack) {
 TEST_P(LinksTest, OfAMeshThatIsNotThereAreRefused) {
   const CommandResult unknown = cluster_->Run({"links", "--mesh=other"});
   EXPECT_EQ(unknown.exit_code, 1);
-  EXPECT_THAT(unknown.err, HasSubstr("no mesh named \"other\""));
+  EXPECT_THAT(unknown.err, HasSubstr("no mesh \"other\""));
 }
 
 }  // namespace

@@ -14,7 +14,7 @@ namespace {
 
 Program AllReduce() {
   return {.operand_count = 1,
-          .ops = {CollectiveOp{.kind = CollectiveKind::kAllReduce, .input = 0, .axes = {"x"}}},
+          .ops = {CollectiveOp{.input = 0, .kind = CollectiveKind::kAllReduce, .axes = {"x"}}},
           .outputs = {1}};
 }
 
