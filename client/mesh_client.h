@@ -31,8 +31,8 @@ namespace shardmesh::client {
 
 struct MeshClientOptions {
   rpc::Credentials credentials = rpc::Credentials::Insecure();
-  // Each call fails with DEADLINE_EXCEEDED after this time, retries included; a computation has this
-  // time, and the answer that says who was missing up to a second more.
+  // Each call fails with DEADLINE_EXCEEDED after this time, retries included; a computation has
+  // this time, and the answer that says who was missing up to a second more.
   absl::Duration timeout = absl::Seconds(30);
   // The same for calls that move tensors: puts, loads and gathers.
   absl::Duration transfer_timeout = absl::Minutes(30);

@@ -135,6 +135,8 @@ TEST_P(StuckTest, ARankThatIsAliveButNeverEntersIsNamedAtTheDeadline) {
   const absl::Time begun = absl::Now();
   const auto result = SumWithin(kTimeout).get();
   EXPECT_LT(absl::Now() - begun, kTimeout + kNamedWithin);
+  EXPECT_EQ(busy.wait_for(std::chrono::seconds(0)), std::future_status::timeout)
+      << "it was busy all the time";
   EXPECT_EQ(result.status().code(), absl::StatusCode::kDeadlineExceeded) << result.status();
   const client::ClusterFinding failed = AwaitBlame("worker-3", Kind::kFailed);
   EXPECT_THAT(std::string(result.status().message()),
@@ -142,8 +144,6 @@ TEST_P(StuckTest, ARankThatIsAliveButNeverEntersIsNamedAtTheDeadline) {
                     HasSubstr("for rank 3 (worker-3), which ")));
   ExpectNamedByTheOthers("worker-3", failed.step);
   ExpectDoctorNames("worker-3");
-  EXPECT_EQ(busy.wait_for(std::chrono::seconds(0)), std::future_status::timeout)
-      << "it was busy all the time";
   // The next one is right as soon as the rank has time for it.
   ExpectSumSoon();
   EXPECT_THAT(busy.get(), StatusIs(absl::StatusCode::kDeadlineExceeded));
@@ -187,7 +187,10 @@ TEST_P(StuckTest, ARankThatWakesAfterAnAbortHarmsNobody) {
   ASSERT_THAT(cluster_->Signal("worker-1", SIGCONT), IsOk());
   const auto result = sum.get();
   EXPECT_LT(absl::Now() - begun, kTimeout + kNamedWithin);
-  EXPECT_EQ(result.status().code(), absl::StatusCode::kDeadlineExceeded) << result.status();
+  // On a busy machine its streams may count as broken before.
+  EXPECT_THAT(result.status().code(),
+              AnyOf(absl::StatusCode::kDeadlineExceeded, absl::StatusCode::kUnavailable))
+      << result.status();
   EXPECT_THAT(std::string(result.status().message()), HasSubstr("rank 2 (worker-2)"));
 
   // The others let go of the step's memory at once, and of what they showed to it when its streams
