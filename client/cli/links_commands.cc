@@ -1,4 +1,5 @@
 // links: how fast the links between workers are.
+#include <algorithm>
 #include <iostream>
 #include <iterator>
 #include <memory>
@@ -63,7 +64,8 @@ void PrintLinks(const ClusterLinks& links) {
   PrintMatrix(links, "latency", [](const auto& link) { return FormatTime(link.latency); });
   std::cout << "\n";
   PrintMatrix(links, "bandwidth", [](const rpc::MeasuredLink& link) {
-    return StrCat(FormatBytes(static_cast<int64_t>(link.bytes_per_second)), "/s");
+    // An answer may have any figure, FormatBytes takes only what fits.
+    return StrCat(FormatBytes(static_cast<int64_t>(std::min(link.bytes_per_second, 1e18))), "/s");
   });
   std::cout << "\n";
   PrintMatrix(links, "transport", TransportText);
