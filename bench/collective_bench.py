@@ -13,6 +13,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from own_network import enter_own_network
 SIZES = [8, 1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20]
 OPS = ["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "barrier"]
 PATIENCE_SECONDS = 300
+OURS = ("shm", "stream")
 # Of what an all-reduce, ... of a vector of S bytes has to move, each rank sends this share of S: nccl-tests' bus bandwidth.
 BUS_SHARE = {"all-reduce": lambda p: 2 * (p - 1) / p, "all-gather": lambda p: (p - 1) / p,
              "reduce-scatter": lambda p: (p - 1) / p, "all-to-all": lambda p: (p - 1) / p, "broadcast": lambda p: 1}
@@ -34,8 +36,18 @@ def figures(text):
 
 
 def run(*command):
-    """What a program that measures by itself prints."""
-    return figures(subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE_SECONDS).stdout)
+    """What a program that measures by itself prints; it and its children end in time."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        text, errors = process.communicate(timeout=PATIENCE_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise
+    if process.returncode:
+        print(errors, file=sys.stderr)
+        raise subprocess.CalledProcessError(process.returncode, command)
+    return figures(text)
 
 
 def run_ours(transport):
@@ -72,7 +84,8 @@ def run_mpi(folder, ranks, options):
 
 
 def systems(folder):
-    found = {"shm": run_ours("shm"), "stream": run_ours("stream"), "tcp": run_tcp}
+    found = {name: run_ours(name) for name in OURS}
+    found["tcp"] = run_tcp
     if pathlib.Path(f"{folder}/stream_ping_bench").exists():
         found["grpc"] = run_ping
     for name, program, run in (("gloo", f"{folder}/gloo_bench", run_gloo), ("mpi", f"{folder}/mpi_bench", run_mpi)):
@@ -120,6 +133,8 @@ def main():
                 try:
                     rows = measured(arguments.bin, ranks, options)
                 except subprocess.TimeoutExpired:
+                    if name in OURS:
+                        raise
                     print(f"collective_bench: {name} took over {PATIENCE_SECONDS} s and is left out", file=sys.stderr)
                     del found[name]
                     continue

@@ -12,7 +12,9 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sched.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -21,10 +23,12 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -36,12 +40,16 @@ using Clock = std::chrono::steady_clock;
 constexpr size_t kMaxRanks = 16;
 constexpr int64_t kLeastBytes = 65'536;
 
+pid_t first_rank = 0;
+
 int64_t CallsFor(int64_t bytes) {
   return bytes <= kLeastBytes ? 1'000 : std::clamp<int64_t>((int64_t{256} << 20) / bytes, 10, 400);
 }
 
+// Ends all ranks, which wait for each other.
 [[noreturn]] void Fail(const char* what) {
   std::fprintf(stderr, "tcp_bench: %s: %s\n", what, std::strerror(errno));
+  if (getpid() != first_rank) kill(first_rank, SIGTERM);
   std::exit(1);
 }
 
@@ -213,11 +221,13 @@ int main(int argc, char** argv) {
       mmap(nullptr, sizeof(Together), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (shared == MAP_FAILED) Fail("mmap");
   auto* const together = new (shared) Together;
+  first_rank = getpid();
   std::vector<pid_t> children;
   size_t own = 0;
   for (size_t rank = 1; rank < ranks && own == 0; ++rank) {
     const pid_t child = Checked(fork(), "fork");
     if (child == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);  // no rank spins on without the first one
       own = rank;
     } else {
       children.push_back(child);

@@ -37,6 +37,12 @@ absl::Status NoArray(std::string_view id) {
       Reason::kNotFound);
 }
 
+absl::Status Given(std::string_view id) {
+  return WithReason(
+      absl::NotFoundError(StrCat("array \"", id, "\" was donated to a step that has not ended")),
+      Reason::kNotFound);
+}
+
 absl::Status CheckName(const std::string& name) {
   const bool control = std::any_of(name.begin(), name.end(), [](char c) {
     return static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
@@ -343,6 +349,7 @@ absl::Status Catalogue::CheckCommit(const CommitRequest& request) const {
           found != arrays_.end() &&
           (found->second.array->state != ArrayState::kStaging || staged.count(move.array_id) > 0);
       if (!there) return NoArray(move.array_id);
+      if (found->second.is_given) return Given(move.array_id);
     } else if (++deletions > kMaxSmallOperations) {
       return WithReason(absl::InvalidArgumentError(StrCat("a commit deletes at most ",
                                                           kMaxSmallOperations, " names; split it")),
@@ -644,14 +651,24 @@ absl::Status Catalogue::Pin(std::string_view array_id) {
   absl::MutexLock lock(&mutex_);
   const auto found = arrays_.find(array_id);
   if (found == arrays_.end()) return NoArray(array_id);
+  if (found->second.is_given) return Given(array_id);
   ++found->second.pins;
   return absl::OkStatus();
 }
 
-bool Catalogue::IsHeldBy(std::string_view array_id, int64_t pins) const {
+bool Catalogue::Give(std::string_view array_id, int64_t pins) {
   absl::MutexLock lock(&mutex_);
   const auto found = arrays_.find(array_id);
-  return found != arrays_.end() && found->second.names == 0 && found->second.pins <= pins;
+  if (found == arrays_.end() || found->second.names > 0 || found->second.pins > pins) return false;
+  found->second.is_given = true;
+  return true;
+}
+
+void Catalogue::TakeBack(std::string_view array_id) {
+  absl::MutexLock lock(&mutex_);
+  if (const auto found = arrays_.find(array_id); found != arrays_.end()) {
+    found->second.is_given = false;
+  }
 }
 
 void Catalogue::Unpin(std::string_view array_id) {

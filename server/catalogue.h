@@ -188,12 +188,15 @@ class Catalogue {
   // All arrays behind the id `start_after`, by rising id, at most `limit`.
   std::vector<ArrayPtr> ListArrays(std::string_view start_after, int64_t limit) const;
 
-  // One more, or one fewer, reason to keep the array. NOT_FOUND.
+  // One more, or one fewer, reason to keep the array. NOT_FOUND, also of one that was given away.
   absl::Status Pin(std::string_view array_id);
   // Nothing if the array is not there.
   void Unpin(std::string_view array_id);
-  // Whether no name points to the array and at most so many pins hold it.
-  bool IsHeldBy(std::string_view array_id, int64_t pins) const;
+  // Gives the array to a step that may make its result in the array's memory, if no name points to
+  // it and at most so many pins hold it; false, and nothing done, otherwise. From then on it can be
+  // pinned and named no more, as if it were gone, until TakeBack.
+  bool Give(std::string_view array_id, int64_t pins);
+  void TakeBack(std::string_view array_id);
 
   // The worker of this rank is lost, and what it held with it.
   void TilesLost(std::string_view mesh_id, int64_t rank);
@@ -207,6 +210,7 @@ class Catalogue {
     ArrayPtr array;
     int64_t names = 0;
     int64_t pins = 0;
+    bool is_given = false;
     std::vector<NameEntry> versions;  // every name and version that pointed here
   };
   struct Name {

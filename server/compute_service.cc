@@ -271,7 +271,7 @@ absl::StatusOr<FoundOperand> StepRunner::FindOperand(const v1::Operand& operand)
       found.described = {.dtype = descriptor.dtype,
                          .shape = descriptor.shape,
                          .spec = descriptor.spec,
-                         .cut_points = descriptor.cut_points};
+                         .cut_points = WithoutEqualParts(descriptor.cut_points)};
       found.array = std::move(selected.array);
       return found;
     }
@@ -459,9 +459,10 @@ absl::StatusOr<StepRunner::RunningPtr> StepRunner::Admit(StepCall* call, StepReq
     if (operand.array != nullptr) {
       const std::string& array_id = operand.array->definition.descriptor.array_id;
       // What a name or another pin holds is lent, not given: the step leaves it alone.
-      operand.donate = operand.donate && context_.catalogue->IsHeldBy(array_id, kDonorsPins);
-      operand.overwritten =
-          operand.donate && ResultOverOperand(plan, static_cast<ValueIndex>(i)).has_value();
+      operand.donate = operand.donate && context_.catalogue->Give(array_id, kDonorsPins);
+      // Workers make no result over what is on their disks.
+      operand.overwritten = operand.donate && operand.array->durability == Durability::kMemory &&
+                            ResultOverOperand(plan, static_cast<ValueIndex>(i)).has_value();
       encoded->set_array_id(array_id);
       encoded->set_donate(operand.donate);
       (operand.donate ? step->writes : step->reads).push_back(array_id);
@@ -581,8 +582,9 @@ absl::Status StepRunner::WithLosses(const Running& running, const WorkOutcome& o
   if (lost.empty() || outcome.sequence == 0) {
     return outcome.status;
   }
-  return WithContext(outcome.status, StrCat("the step was given array ", StrJoin(lost, ", "),
-                                            " to make its result in, which is gone with it"));
+  return WithContext(outcome.status,
+                     StrCat("gone with the step, which was to make a result in its memory: array ",
+                            StrJoin(lost, ", array ")));
 }
 
 void StepRunner::End(const RunningPtr& running, const absl::Status& status, bool began) {
@@ -596,9 +598,12 @@ void StepRunner::End(const RunningPtr& running, const absl::Status& status, bool
     if (operand.array == nullptr) {
       continue;
     }
-    context_.catalogue->Unpin(operand.array->definition.descriptor.array_id);
+    const std::string& array_id = operand.array->definition.descriptor.array_id;
+    context_.catalogue->Unpin(array_id);
     if ((operand.donate && status.ok()) || (operand.overwritten && began)) {
-      unpin_from_session(operand.array->definition.descriptor.array_id);
+      unpin_from_session(array_id);
+    } else if (operand.donate) {
+      context_.catalogue->TakeBack(array_id);
     }
   }
   if (!status.ok()) {

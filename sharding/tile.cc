@@ -43,6 +43,17 @@ bool AreEqualParts(const CutPoints& points) {
 
 }  // namespace
 
+std::vector<CutPoints> WithoutEqualParts(std::vector<CutPoints> cut_points) {
+  bool has_points = false;
+  for (CutPoints& points : cut_points) {
+    if (AreEqualParts(points)) {
+      points.clear();
+    }
+    has_points = has_points || !points.empty();
+  }
+  return has_points ? cut_points : std::vector<CutPoints>();
+}
+
 Tile Tile::Whole(absl::Span<const int64_t> shape) {
   Tile tile;
   for (const int64_t extent : shape) {

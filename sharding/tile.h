@@ -48,6 +48,10 @@ std::optional<Tile> Intersect(const Tile& a, const Tile& b);
 // Where one dimension is cut: n parts have n + 1 rising points, from 0 to the extent.
 using CutPoints = std::vector<int64_t>;
 
+// The same cuts in their simplest form: no points where parts are equal, no lists if there are
+// none.
+std::vector<CutPoints> WithoutEqualParts(std::vector<CutPoints> cut_points);
+
 // A piece of a tensor and every device that holds it.
 struct OwnedTile {
   Tile tile;

@@ -78,27 +78,14 @@ int64_t SplitDimension(const CollectiveOp& op) {
   return op.kind == CollectiveKind::kAllToAll ? op.split_dimension : op.dimension;
 }
 
-// The same parts without points, if they are of one size.
-CutPoints Simplified(CutPoints points) {
-  for (size_t i = 2; i < points.size(); ++i) {
-    if (points[i] - points[i - 1] != points[1]) {
-      return points;
-    }
-  }
-  return {};
-}
-
 bool IsCut(const ValueDescriptor& value, size_t dim) {
   return !value.cut_points.empty() && !value.cut_points[dim].empty();
 }
 
 void SetCutPoints(size_t dim, CutPoints points, ValueDescriptor* value) {
   value->cut_points.resize(value->shape.size());
-  value->cut_points[dim] = Simplified(std::move(points));
-  if (std::all_of(value->cut_points.begin(), value->cut_points.end(),
-                  [](const CutPoints& of_dimension) { return of_dimension.empty(); })) {
-    value->cut_points.clear();
-  }
+  value->cut_points[dim] = std::move(points);
+  value->cut_points = WithoutEqualParts(std::move(value->cut_points));
 }
 
 absl::Status CheckCounts(const CollectiveOp& op, int64_t ranks) {
@@ -223,9 +210,6 @@ absl::Status CheckCollective(const CollectiveOp& op, int64_t ranks, Dtype dtype,
                                     "; what is joined along one dimension is split along another"));
     }
   }
-  if (SplitsTiles(op.kind)) {
-    SHARDMESH_RETURN_IF_ERROR(CheckDimension("dimension", SplitDimension(op), tile));
-  }
   if (SplitsTiles(op.kind) && op.counts.empty()) {
     const int64_t dimension = SplitDimension(op);
     const int64_t extent = tile[static_cast<size_t>(dimension)];
@@ -246,17 +230,6 @@ absl::Status CheckCollective(const CollectiveOp& op, int64_t ranks, Dtype dtype,
     SHARDMESH_RETURN_IF_ERROR(CheckWholeBytes(dtype, joined, op.dimension, ranks));
   }
   return absl::OkStatus();
-}
-
-// The shape of a tile after a collective that CheckCollective accepts.
-Shape TileAfter(const CollectiveOp& op, int64_t ranks, Shape tile) {
-  if (JoinsTiles(op.kind)) {
-    tile[static_cast<size_t>(op.dimension)] *= ranks;
-  }
-  if (SplitsTiles(op.kind)) {
-    tile[static_cast<size_t>(SplitDimension(op))] /= ranks;
-  }
-  return tile;
 }
 
 // For labels: "all-gather of dimension 1 over tp".
@@ -296,6 +269,9 @@ class PlanBuilder {
     links_ = target.links;
     plan_.operand_count = static_cast<uint32_t>(operands.size());
     plan_.values.assign(operands.begin(), operands.end());
+    for (ValueDescriptor& operand : plan_.values) {
+      operand.cut_points = WithoutEqualParts(std::move(operand.cut_points));
+    }
   }
 
   // The op that messages and labels speak of from now on.
@@ -425,7 +401,7 @@ absl::Status PlanBuilder::CheckUnequal(const CollectiveOp& op, const Axes& axes,
   if (operand.cut_points.empty() && op.counts.empty()) {
     return absl::OkStatus();
   }
-  if (BitsPerElement(operand.dtype) % 8 != 0) {
+  if (BitsPerElement(operand.dtype) % 8 != 0 && op.kind != CollectiveKind::kBarrier) {
     return Error(Reason::kUnsupportedDtype,
                  StrCat(DtypeName(operand.dtype),
                         " elements share bytes; only equal tiles of them are exchanged"));
@@ -999,27 +975,16 @@ class InstructionChecker {
     return absl::OkStatus();
   }
   absl::Status CheckKind(const GroupCollective& collective, ValueIndex output) const {
-    SHARDMESH_ASSIGN_OR_RETURN(const DeviceGroup group,
-                               DeviceGroup::Create(plan_.mesh, collective.axes, 0));
-    const Shape tile = TileShape(collective.input);
-    SHARDMESH_RETURN_IF_ERROR(
-        CheckCollective(collective, group.size(), DtypeOf(collective.input), tile));
     SHARDMESH_RETURN_IF_ERROR(
         CheckAlgorithm(collective.kind, collective.algorithm, collective.order));
-    const ValueDescriptor& in_value = plan_.values[collective.input];
-    const ValueDescriptor& out_value = plan_.values[output];
-    bool fits = false;
-    if (in_value.cut_points.empty() && out_value.cut_points.empty() && collective.counts.empty()) {
-      fits = TileShape(output) == TileAfter(collective, group.size(), tile) &&
-             in_value.dtype == out_value.dtype;
-    } else {
-      // With unequal tiles every place's has to fit: only what would be planned does.
-      PlanBuilder builder({.mesh_id = plan_.mesh_id, .mesh = plan_.mesh}, {in_value});
-      builder.Name(CollectiveKindName(collective.kind));
-      SHARDMESH_ASSIGN_OR_RETURN(const ValueIndex planned, builder.AddCollective(collective, 0));
-      fits = builder.value(planned) == out_value;
-    }
-    return fits ? absl::OkStatus() : Misfit("tiles of input and output do not fit the exchange");
+    // Every place's tile has to fit: only what would be planned does.
+    PlanBuilder builder({.mesh_id = plan_.mesh_id, .mesh = plan_.mesh},
+                        {plan_.values[collective.input]});
+    builder.Name(CollectiveKindName(collective.kind));
+    SHARDMESH_ASSIGN_OR_RETURN(const ValueIndex planned, builder.AddCollective(collective, 0));
+    return builder.value(planned) == plan_.values[output]
+               ? absl::OkStatus()
+               : Misfit("tiles of input and output do not fit the exchange");
   }
   absl::Status CheckBias(std::optional<ValueIndex> bias, const Shape& out) const {
     if (!bias.has_value()) {

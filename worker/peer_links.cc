@@ -106,6 +106,10 @@ class StepLinkImpl final : public StepLink {
                             1;
     static const int64_t cores = Cores();
     spins_ = sharing <= cores ? kSpins : 0;
+    // What the peers read in the steps before, so that it is known to be nobody's.
+    for (const Way& way : ways_) {
+      if (way.channel != nullptr) way.channel->Reap();
+    }
   }
   ~StepLinkImpl() override;
 

@@ -32,7 +32,8 @@ namespace shardmesh::worker {
 struct StepOperand {
   // The id of a committed array, or a whole tensor that every device gets.
   std::variant<std::string, Literal> value;
-  // The step is the last use of the array: it is released when the step commits.
+  // The step is the last use of the array: it is released when the step commits. Where a result is
+  // made in its memory (ResultOverOperand), the rank gives it up as soon as the step begins.
   bool donate = false;
 };
 

@@ -320,6 +320,39 @@ TEST_F(CollectiveClientTest, ADonatedOperandGoesAndANamedOneStays) {
   EXPECT_EQ(elements, expected);
 }
 
+TEST_F(CollectiveClientTest, AStepThatFailsSaysWhichDonatedOperandIsGoneWithIt) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::StepResult rows,
+                                 client().Collective({.input = client::ArraySelector::ByName("m"),
+                                                      .kind = CollectiveKind::kBarrier,
+                                                      .axes = {"tp"}}));
+  const std::string id = rows.outputs[0].array.descriptor.array_id;
+  const auto failing = [&](CollectiveAlgorithm algorithm) {
+    client::Operand input = client::ArraySelector::ById(id);
+    input.donate = true;
+    return client()
+        .Collective({.input = std::move(input),
+                     .kind = CollectiveKind::kAllReduce,
+                     .axes = {"fsdp", "tp"},
+                     .algorithm = algorithm,
+                     .output = {.names = {"m"}, .expected_versions = {999}}})
+        .status();
+  };
+  // Which makes its result elsewhere.
+  absl::Status status = failing(CollectiveAlgorithm::kDirect);
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kAborted, Reason::kVersionMismatch));
+  EXPECT_THAT(std::string(status.message()),
+              ::testing::Not(::testing::HasSubstr("gone with the step")));
+  EXPECT_THAT(client().DescribeArray(client::ArraySelector::ById(id)), IsOk());
+
+  status = failing(CollectiveAlgorithm::kPairwise);
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kAborted, Reason::kVersionMismatch));
+  EXPECT_THAT(
+      std::string(status.message()),
+      ::testing::AllOf(::testing::HasSubstr("gone with the step"), ::testing::HasSubstr(id)));
+  EXPECT_THAT(client().DescribeArray(client::ArraySelector::ById(id)),
+              StatusIs(absl::StatusCode::kNotFound));
+}
+
 TEST_F(CollectiveClientTest, RefusesWhatCannotBeBeforeAnyByteMoves) {
   const client::Operand m = client::ArraySelector::ByName("m");
   const auto refusal = [&](const client::CollectiveCall& call) {

@@ -7,7 +7,6 @@
 #include <signal.h>
 
 #include <cstdint>
-#include <cstring>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -24,7 +23,6 @@
 #include "rpc/array_codec.h"
 #include "rpc/plan_codec.h"
 #include "rpc/server_lifecycle.h"
-#include "rpc/spec_codec.h"
 #include "rpc/time_codec.h"
 #include "rpc/worker_error_codec.h"
 #include "sharding/digest.h"

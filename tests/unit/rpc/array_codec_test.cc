@@ -242,6 +242,25 @@ TEST(PlanCodecTest, PlansOfEveryCollectiveCrossTheWireAndNameTheirAlgorithm) {
   }
 }
 
+TEST(PlanCodecTest, CountsAndCutPointsCrossTheWire) {
+  const Program program = {.operand_count = 1,
+                           .ops = {CollectiveOp{.kind = CollectiveKind::kAllToAll,
+                                                .axes = {"tp"},
+                                                .split_dimension = 1,
+                                                .counts = {5, 11}}},
+                           .outputs = {1}};
+  v1::Program message;
+  Encode(program, &message);
+  EXPECT_THAT(Decode(message), IsOkAndHolds(program));
+  const ValueDescriptor operand = {
+      Dtype::kF32, {8, 16}, PartitionSpec({SpecEntry::Axis("tp")}), {{0, 3, 8}, {}}};
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const Plan plan, PlanProgram(program, {operand}, {"default", 1, *Mesh::Parse("tp=2")}));
+  EXPECT_EQ(plan.values[1].cut_points, (std::vector<CutPoints>{{}, {0, 5, 16}}));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Plan back, ParsePlanBytes(PlanBytes(plan)));
+  EXPECT_TRUE(back == plan);
+}
+
 TEST(PlanCodecTest, PlansCrossTheWireAsTheSameBytes) {
   Program program;
   program.operand_count = 3;

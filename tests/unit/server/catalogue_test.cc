@@ -178,6 +178,22 @@ TEST_F(CatalogueTest, AnUnnamedArrayLivesAsLongAsItIsPinned) {
   EXPECT_THAT(released_, ElementsAre(id));
 }
 
+TEST_F(CatalogueTest, AnArrayThatIsGivenAwayIsNeitherPinnedNorNamedMeanwhile) {
+  const std::string id = Stage();
+  ASSERT_THAT(catalogue_->Pin(id), IsOk());
+  ASSERT_THAT(Commit({{Staged(id)}, {}, "", ""}), IsOk());
+  EXPECT_FALSE(catalogue_->Give(id, 0)) << "more hold it";
+  EXPECT_FALSE(catalogue_->Give("unknown", 9));
+  EXPECT_TRUE(catalogue_->Give(id, 1));
+  EXPECT_THAT(catalogue_->Pin(id), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  EXPECT_THAT(Commit({{}, {{"w", id, std::nullopt}}, "", ""}),
+              StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  catalogue_->TakeBack(id);
+  EXPECT_THAT(catalogue_->Pin(id), IsOk());
+  EXPECT_THAT(Commit({{}, {{"w", id, std::nullopt}}, "", ""}), IsOk());
+  EXPECT_FALSE(catalogue_->Give(id, 9)) << "it has a name";
+}
+
 TEST_F(CatalogueTest, DiscardedArraysLeaveNoTrace) {
   const std::string id = Stage();
   catalogue_->Discard({id, "unknown"});

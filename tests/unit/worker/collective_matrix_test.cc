@@ -159,11 +159,11 @@ TEST_P(CollectiveMatrix, AllReduceGivesThePlainReduction) {
 }
 
 TEST_P(CollectiveMatrix, AllReduceIntoTheOperandGivesThePlainReduction) {
+  const Reduction reduction = IsFloat(dtype()) ? Reduction::kMean : Reduction::kSum;
   for (const int64_t count : CountsOf(dtype())) {
     const std::vector<Bytes> operands = OperandsOf(count);
-    const auto canonical = PlainReduction(Reduction::kSum, dtype(), operands, count);
-    const auto ring =
-        PlainReduction(Reduction::kSum, dtype(), operands, count, EvenCuts(count, ranks()));
+    const auto canonical = PlainReduction(reduction, dtype(), operands, count);
+    const auto ring = PlainReduction(reduction, dtype(), operands, count, EvenCuts(count, ranks()));
     for (const AllReduceAlgorithm& algorithm : AllReduceAlgorithms()) {
       if (algorithm.name == std::string_view("direct") ||
           algorithm.name == std::string_view("doubling")) {
@@ -176,7 +176,7 @@ TEST_P(CollectiveMatrix, AllReduceIntoTheOperandGivesThePlainReduction) {
       }
       Run([&](const CollectiveCall& call, size_t rank) {
         SHARDMESH_ASSIGN_OR_RETURN(const Combiner combiner,
-                                   CombinerFor(Reduction::kSum, dtype(), dtype(), ranks()));
+                                   CombinerFor(reduction, dtype(), dtype(), ranks()));
         return algorithm.run(call, combiner, Owned(tiles[rank]), OwnedMutable(tiles[rank]));
       });
       for (const Bytes& tile : tiles) EXPECT_TRUE(*tile == (algorithm.is_ring ? ring : canonical));

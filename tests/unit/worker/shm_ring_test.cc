@@ -50,6 +50,24 @@ TEST_F(ShmRingTest, NotesArriveInOrder) {
   EXPECT_EQ(Read(), "nothing");
 }
 
+TEST_F(ShmRingTest, RoomIsWhereNotesWereLetGoOfWithoutAGap) {
+  RingReader::Note note;
+  for (size_t i = 0; i < kRingSlots; ++i) {
+    ASSERT_EQ(writer_.TryWrite(StrCat(i)), i);
+    ASSERT_TRUE(*reader_.TryRead(&note));
+    if (i != 2) reader_.Release(i);
+  }
+  EXPECT_TRUE(writer_.HasRoom());
+  EXPECT_TRUE(writer_.TryWrite("first").has_value());
+  EXPECT_TRUE(writer_.TryWrite("second").has_value());
+  EXPECT_FALSE(writer_.HasRoom());
+  EXPECT_EQ(writer_.TryWrite("third"), std::nullopt);
+  reader_.Release(2);
+  EXPECT_EQ(writer_.TryWrite("third"), kRingSlots + 2);
+  for (size_t i = 3; i < kRingSlots; ++i) ASSERT_TRUE(writer_.TryWrite("more").has_value()) << i;
+  EXPECT_FALSE(writer_.HasRoom()) << "none of the second round was let go of";
+}
+
 TEST_F(ShmRingTest, ASlotIsFreeOnlyOnceItsNoteWasLetGoOf) {
   for (size_t i = 0; i < kRingSlots; ++i) ASSERT_EQ(writer_.TryWrite(StrCat(i)), i);
   EXPECT_EQ(writer_.TryWrite("full"), std::nullopt);
