@@ -1,6 +1,7 @@
 """Measures C1 to C3 (docs/benchmarks.md): our collectives beside Gloo's and OpenMPI's, in one run.
 
-    collective_bench.py BIN [--rounds N] [--ranks N,...] [--sizes BYTES,...] [--ops OP,...] [--table]
+    collective_bench.py BIN [--rounds N] [--ranks N,...] [--sizes BYTES,...] [--ops OP,...] [--systems NAME,...]
+                        [--table]
 
 BIN is the folder of the benchmark programs. Systems take turns; of each, the best algorithm's median of the rounds counts.
 As root everything runs in a network namespace of its own without pacing or delayed acknowledgements, which would stall the
@@ -118,11 +119,17 @@ def main():
     parser.add_argument("--ranks", default="2,4")
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
     parser.add_argument("--ops", default=",".join(OPS))
+    parser.add_argument("--systems", help="of shm, stream, tcp, grpc, gloo and mpi; all that are there if not given")
     parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()
     if not enter_own_network():
         print("collective_bench: not root: measured on the machine's own network", file=sys.stderr)
     found = systems(arguments.bin)
+    if arguments.systems:
+        chosen = arguments.systems.split(",")
+        if unknown := [name for name in chosen if name not in found]:
+            parser.error(f"no system {', '.join(unknown)}; there are {', '.join(found)}")
+        found = {name: found[name] for name in chosen}
     options = ["--sizes", arguments.sizes, "--ops", arguments.ops]
     samples = {}
 
