@@ -35,15 +35,12 @@ constexpr Dtype kDtypes[] = {Dtype::kF32, Dtype::kF64, Dtype::kF16, Dtype::kBF16
 constexpr Reduction kReductions[] = {Reduction::kSum, Reduction::kProduct, Reduction::kMin,
                                      Reduction::kMax, Reduction::kMean};
 
-// Elements: none, few, a prime number, about a page, and more than four chunks of every algorithm.
+// Elements: none, few, a prime number, about a page, and a MiB and three more: several chunks of
+// every algorithm.
 std::vector<int64_t> CountsOf(Dtype dtype) {
   const int64_t size = BitsPerElement(dtype) / 8;
-  std::vector<int64_t> counts = {0, 1, 2, 1021, 4096 / size - 1, 4096 / size, 4096 / size + 1};
-  // Types of one size go the same ways.
-  if (dtype == Dtype::kF32 || dtype == Dtype::kBF16 || dtype == Dtype::kU8) {
-    counts.push_back((int64_t{1} << 20) / size + 3);
-  }
-  return counts;
+  return {
+      0, 1, 2, 1021, 4096 / size - 1, 4096 / size, 4096 / size + 1, (int64_t{1} << 20) / size + 3};
 }
 
 bool IsFloat(Dtype dtype) {
