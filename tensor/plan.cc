@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <initializer_list>
 #include <iterator>
+#include <limits>
 #include <string_view>
 #include <utility>
 
@@ -76,6 +77,12 @@ bool SplitsTiles(CollectiveKind kind) {
 // The dimension whose parts go apart.
 int64_t SplitDimension(const CollectiveOp& op) {
   return op.kind == CollectiveKind::kAllToAll ? op.split_dimension : op.dimension;
+}
+
+// Cut off at the most that there is: plans from elsewhere may have any shapes.
+int64_t ProductOf(int64_t a, int64_t b) {
+  int64_t product = 0;
+  return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<int64_t>::max() : product;
 }
 
 bool IsCut(const ValueDescriptor& value, size_t dim) {
@@ -437,16 +444,17 @@ absl::StatusOr<CutPoints> PlanBuilder::SplitPoints(const CollectiveOp& op, int64
           StrCat("dimension ", dim, " of a tile has ", extent, " elements; ", StrJoin(op.axes, ","),
                  "=", ranks, " does not divide it; give counts to split it unequally"));
     }
+    int64_t left = extent;
     for (int64_t place = 0; place < ranks; ++place) {
       const int64_t count =
           op.counts.empty() ? extent / ranks : op.counts[static_cast<size_t>(place)];
-      int64_t next = 0;
-      if (__builtin_add_overflow(points.back(), count, &next) || next > outer[part]) {
-        next = outer[part] + 1;  // more than there is
+      left -= std::min(left, count - 1) + 1;  // below 0: there is less
+      if (left < 0) {
+        break;
       }
-      points.push_back(next);
+      points.push_back(outer[part] - left);
     }
-    if (points.back() != outer[part]) {
+    if (left != 0) {
       return Error(Reason::kShapeMismatch,
                    StrCat("counts ", StrJoin(op.counts, ","), " do not add up to the ", extent,
                           " elements that dimension ", dim, " of a tile has"));
@@ -472,13 +480,13 @@ absl::Status PlanBuilder::CheckEqualTiles(ValueIndex input) const {
 int64_t PlanBuilder::TileElements(const ValueDescriptor& described) const {
   int64_t elements = 1;
   for (const int64_t extent : TileShape(described)) {
-    elements *= extent;
+    elements = ProductOf(elements, extent);
   }
   return elements;
 }
 
 int64_t PlanBuilder::TileBytes(const ValueDescriptor& described) const {
-  return TileElements(described) * BitsPerElement(described.dtype) / 8;
+  return ProductOf(TileElements(described), BitsPerElement(described.dtype)) / 8;
 }
 
 template <typename Kind>
@@ -496,7 +504,8 @@ ValueIndex PlanBuilder::EmitCollective(CollectiveOp op, ValueDescriptor output) 
   const CollectiveLoad load = {
       .ranks = AxesSize(op.axes),
       .bytes = TileBytes(operand),
-      .partial_bytes = TileElements(operand) * BitsPerElement(PartialSumType(operand.dtype)) / 8};
+      .partial_bytes =
+          ProductOf(TileElements(operand), BitsPerElement(PartialSumType(operand.dtype))) / 8};
   if (op.algorithm == CollectiveAlgorithm::kAuto) {
     op.algorithm = ChooseAlgorithm(op.kind, load, op.order, links_);
   }
