@@ -2,8 +2,10 @@
 #include "client/cli/local_cluster.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -415,7 +417,17 @@ absl::Status LocalCluster::Signal(const std::string& identity, int signal) {
   if (member == nullptr) {
     return absl::NotFoundError(StrCat("the cluster has no \"", identity, "\""));
   }
-  return SendSignal(member->process.id(), signal);
+  SHARDMESH_RETURN_IF_ERROR(SendSignal(member->process.id(), signal));
+  if (signal == SIGSTOP) {
+    // Its threads go on until the one that takes the signal has run. WNOWAIT: others wait for it
+    // too.
+    siginfo_t info;
+    while (waitid(P_PID, static_cast<id_t>(member->process.id().pid), &info,
+                  WSTOPPED | WEXITED | WNOWAIT) != 0 &&
+           errno == EINTR) {
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status LocalCluster::Restart(const std::string& identity, absl::Time deadline) {

@@ -89,8 +89,8 @@ class LocalCluster {
   std::vector<EndedProcess> CollectEnded();
   bool AnyRunning() const;
 
-  // Sends a signal to the coordinator or a worker. NOT_FOUND for another identity, or if it is
-  // gone.
+  // Sends a signal to the coordinator or a worker; one that is stopped (SIGSTOP) has stopped when
+  // this returns. NOT_FOUND for another identity, or if it is gone.
   absl::Status Signal(const std::string& identity, int signal);
   // Starts it again, as it was: the coordinator at the same port, a worker with the same identity.
   // FAILED_PRECONDITION while it still runs.
