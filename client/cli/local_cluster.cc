@@ -421,10 +421,16 @@ absl::Status LocalCluster::Signal(const std::string& identity, int signal) {
   if (signal == SIGSTOP) {
     // Its threads go on until the one that takes the signal has run. WNOWAIT: others wait for it
     // too.
-    siginfo_t info;
+    const absl::Time deadline = absl::Now() + absl::Seconds(10);
+    siginfo_t info = {};
     while (waitid(P_PID, static_cast<id_t>(member->process.id().pid), &info,
-                  WSTOPPED | WEXITED | WNOWAIT) != 0 &&
-           errno == EINTR) {
+                  WSTOPPED | WEXITED | WNOWAIT | WNOHANG) == 0 &&
+           info.si_pid == 0) {
+      if (absl::Now() > deadline) {
+        return absl::DeadlineExceededError(
+            StrCat("\"", identity, "\" was told to stop and still runs after 10 s"));
+      }
+      absl::SleepFor(absl::Milliseconds(1));
     }
   }
   return absl::OkStatus();

@@ -90,7 +90,8 @@ class LocalCluster {
   bool AnyRunning() const;
 
   // Sends a signal to the coordinator or a worker; one that is stopped (SIGSTOP) has stopped when
-  // this returns. NOT_FOUND for another identity, or if it is gone.
+  // this returns, or DEADLINE_EXCEEDED after 10 s. NOT_FOUND for another identity, or if it is
+  // gone.
   absl::Status Signal(const std::string& identity, int signal);
   // Starts it again, as it was: the coordinator at the same port, a worker with the same identity.
   // FAILED_PRECONDITION while it still runs.

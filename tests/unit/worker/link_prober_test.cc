@@ -19,6 +19,7 @@ namespace {
 
 using ::shardmesh::test::IsOk;
 using ::shardmesh::test::LinkedWorkers;
+using ::shardmesh::test::TransportName;
 
 constexpr int64_t kTagLimit = int64_t{4} << 20;
 
@@ -40,11 +41,8 @@ std::vector<std::string> PeersOf(const MeasuredLinks& measured) {
 
 class LinkProberTest : public testing::TestWithParam<Transport> {};
 
-std::string NameOf(const testing::TestParamInfo<Transport>& info) {
-  return info.param == Transport::kStream ? "Stream" : "SharedMemory";
-}
 INSTANTIATE_TEST_SUITE_P(All, LinkProberTest, testing::Values(Transport::kStream, Transport::kShm),
-                         NameOf);
+                         TransportName);
 
 TEST_P(LinkProberTest, EveryPairIsMeasuredByTheWorkerThatDials) {
   LinkedWorkers workers("x=3", kTagLimit, GetParam(), /*measures=*/true);

@@ -2,6 +2,8 @@
 #ifndef SHARDMESH_TESTS_UNIT_WORKER_LINKED_WORKERS_H_
 #define SHARDMESH_TESTS_UNIT_WORKER_LINKED_WORKERS_H_
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <map>
@@ -165,6 +167,11 @@ class LinkedWorkers {
   const Mesh mesh_;
   std::vector<std::unique_ptr<LinkedWorker>> workers_;
 };
+
+// For tests that run over both ways.
+inline std::string TransportName(const ::testing::TestParamInfo<worker::Transport>& tested) {
+  return tested.param == worker::Transport::kStream ? "Stream" : "SharedMemory";
+}
 
 }  // namespace shardmesh::test
 

@@ -21,6 +21,7 @@ namespace {
 
 using ::shardmesh::test::LinkedWorker;
 using ::shardmesh::test::LinkedWorkers;
+using ::shardmesh::test::TransportName;
 using ::testing::HasSubstr;
 
 rpc::Clock& Clock() {
@@ -65,11 +66,8 @@ constexpr int64_t kTagLimit = int64_t{4} << 20;
 // What holds over streams and over shared memory alike.
 class TransportTest : public testing::TestWithParam<Transport> {};
 
-std::string NameOf(const testing::TestParamInfo<Transport>& info) {
-  return info.param == Transport::kStream ? "Stream" : "SharedMemory";
-}
 INSTANTIATE_TEST_SUITE_P(All, TransportTest, testing::Values(Transport::kStream, Transport::kShm),
-                         NameOf);
+                         TransportName);
 
 TEST_P(TransportTest, EveryPairExchangesMessagesOfAllSizesBothWays) {
   LinkedWorkers workers("x=4", kTagLimit, GetParam());

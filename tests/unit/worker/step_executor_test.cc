@@ -26,6 +26,7 @@ namespace shardmesh::worker {
 namespace {
 
 using ::shardmesh::test::LinkedWorkers;
+using ::shardmesh::test::TransportName;
 using ::testing::HasSubstr;
 
 constexpr int64_t kMemory = int64_t{256} << 20;
@@ -87,10 +88,6 @@ struct Rank {
   std::unique_ptr<ShardStore> store;
   std::unique_ptr<StepExecutor> executor;
 };
-
-std::string TransportName(const testing::TestParamInfo<Transport>& tested) {
-  return tested.param == Transport::kStream ? "Stream" : "SharedMemory";
-}
 
 class StepExecutorTest : public testing::TestWithParam<Transport> {
  protected:
