@@ -74,8 +74,8 @@ absl::Status Answer(Context context, const v1::ParsePatternRulesRequest& request
   auto rules = PatternRules::Create(request.text(), std::move(default_spec), mesh, compatibility,
                                     is_cancelled);
   if (!rules.ok()) {
-    return rpc::WithField(std::move(rules).status(),
-                          ReasonOf(rules.status()) == Reason::kNoMesh ? "mesh" : "text");
+    const bool is_about_mesh = ReasonOf(rules.status()) == Reason::kNoMesh;
+    return rpc::WithField(std::move(rules).status(), is_about_mesh ? "mesh" : "text");
   }
   SHARDMESH_RETURN_IF_ERROR(EncodeRules(rules->rules(), "text", response->mutable_rules()));
   if (request.has_name()) {

@@ -85,6 +85,10 @@ int64_t ProductOf(int64_t a, int64_t b) {
   return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<int64_t>::max() : product;
 }
 
+void AddTo(int64_t& sum, int64_t amount) {
+  if (__builtin_add_overflow(sum, amount, &sum)) sum = std::numeric_limits<int64_t>::max();
+}
+
 bool IsCut(const ValueDescriptor& value, size_t dim) {
   return !value.cut_points.empty() && !value.cut_points[dim].empty();
 }
@@ -492,7 +496,7 @@ int64_t PlanBuilder::TileBytes(const ValueDescriptor& described) const {
 template <typename Kind>
 ValueIndex PlanBuilder::Emit(Kind kind, ValueDescriptor output, std::string_view what) {
   const auto index = static_cast<ValueIndex>(plan_.values.size());
-  plan_.cost.memory_bytes += TileBytes(output);
+  AddTo(plan_.cost.memory_bytes, TileBytes(output));
   plan_.values.push_back(std::move(output));
   plan_.instructions.push_back(
       Instruction{.output = index, .kind = std::move(kind), .label = StrCat(op_, ": ", what)});
@@ -510,9 +514,9 @@ ValueIndex PlanBuilder::EmitCollective(CollectiveOp op, ValueDescriptor output) 
     op.algorithm = ChooseAlgorithm(op.kind, load, op.order, links_);
   }
   const CollectiveCost cost = CostOf(op.kind, op.algorithm, load);
-  plan_.cost.sent_bytes += cost.sent_bytes;
+  AddTo(plan_.cost.sent_bytes, cost.sent_bytes);
   if (IsReduction(op.kind)) {
-    plan_.cost.flops += cost.combined_bytes / (BitsPerElement(operand.dtype) / 8);
+    AddTo(plan_.cost.flops, cost.combined_bytes / (BitsPerElement(operand.dtype) / 8));
   }
   const std::string what = Describe(op);
   return Emit(std::move(op), std::move(output), what);
@@ -675,7 +679,7 @@ ValueIndex PlanBuilder::AddProduct(const Product& product, bool keep_rhs) {
   output.dtype = partial ? PartialSumType(dtype) : dtype;
   output.spec = ToSpec(result);
   const int64_t contracted = value(lhs_ready).shape[lhs_k] / AxesSize(partial_axes);
-  plan_.cost.flops += 2 * contracted * TileElements(output);
+  AddTo(plan_.cost.flops, ProductOf(2, ProductOf(contracted, TileElements(output))));
   ValueIndex sum = Emit(matmul, output, "multiply");
   if (!partial) {
     return sum;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
+#include "absl/functional/function_ref.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
 #include "tensor/copy.h"
@@ -47,9 +48,9 @@ absl::Status CheckSameSize(std::string_view what, size_t mine, size_t out) {
 
 // The parts of an operand by place, and the sizes of their results.
 struct EvenParts {
-  std::vector<OwnedBytes> operands;
-  std::vector<int64_t> result_cuts;  // in bytes
-  std::vector<int64_t> result_bytes;
+  absl::InlinedVector<OwnedBytes, 8> operands;
+  absl::InlinedVector<int64_t, 8> result_cuts;  // in bytes
+  absl::InlinedVector<int64_t, 8> result_bytes;
 };
 
 EvenParts PartsOf(const Combiner& combiner, const OwnedBytes& operand, int64_t ranks) {
@@ -102,6 +103,29 @@ absl::Status CombineAll(const CollectiveCall& call, const Combiner& combiner,
   return absl::OkStatus();
 }
 
+// Sends each peer its part, part_for(place), and receives one from each, the own included.
+absl::Status ExchangeParts(const CollectiveCall& call,
+                           absl::FunctionRef<const OwnedBytes&(int64_t place)> part_for,
+                           absl::Span<const int64_t> sizes_bytes, PlaceFn place_fn) {
+  const DeviceGroup& group = *call.group;
+  SHARDMESH_RETURN_IF_ERROR(CheckPerPlace("an exchange", group, sizes_bytes.size(), "sizes"));
+  const OwnedBytes& own = part_for(group.place());
+  if (SizeOf(own) != sizes_bytes[Index(group.place())]) {
+    return absl::InvalidArgumentError(StrCat("an exchange was given ", SizeOf(own),
+                                             " bytes where this rank is to bring ",
+                                             sizes_bytes[Index(group.place())]));
+  }
+  SHARDMESH_RETURN_IF_ERROR(
+      ForEachPeer(group, [&](int64_t place) { return SendTo(call, place, 0, part_for(place)); }));
+  if (!own.bytes.empty()) place_fn(group.place(), 0, own.bytes);
+  return ForEachPeer(group, [&](int64_t place) {
+    return ReceivePieces(call, place, 0, sizes_bytes[Index(place)],
+                         [&](int64_t offset_bytes, absl::Span<const char> bytes) {
+                           place_fn(place, offset_bytes, bytes);
+                         });
+  });
+}
+
 }  // namespace
 
 absl::Status PairwiseReduceScatter(const CollectiveCall& call, const Combiner& combiner,
@@ -124,30 +148,16 @@ absl::Status PairwiseReduceScatter(const CollectiveCall& call, const Combiner& c
 
 absl::Status PairwiseAllGather(const CollectiveCall& call, const OwnedBytes& mine,
                                absl::Span<const int64_t> sizes_bytes, PlaceFn place_fn) {
-  return PairwiseAllToAll(call, std::vector<OwnedBytes>(Index(call.group->size()), mine),
-                          sizes_bytes, place_fn);
+  return ExchangeParts(
+      call, [&](int64_t) -> const OwnedBytes& { return mine; }, sizes_bytes, place_fn);
 }
 
 absl::Status PairwiseAllToAll(const CollectiveCall& call, absl::Span<const OwnedBytes> parts,
                               absl::Span<const int64_t> sizes_bytes, PlaceFn place_fn) {
-  const DeviceGroup& group = *call.group;
-  SHARDMESH_RETURN_IF_ERROR(CheckPerPlace("an exchange", group, parts.size(), "parts"));
-  SHARDMESH_RETURN_IF_ERROR(CheckPerPlace("an exchange", group, sizes_bytes.size(), "sizes"));
-  const OwnedBytes& own = parts[Index(group.place())];
-  if (SizeOf(own) != sizes_bytes[Index(group.place())]) {
-    return absl::InvalidArgumentError(StrCat("an exchange was given ", SizeOf(own),
-                                             " bytes where this rank is to bring ",
-                                             sizes_bytes[Index(group.place())]));
-  }
-  SHARDMESH_RETURN_IF_ERROR(ForEachPeer(
-      group, [&](int64_t place) { return SendTo(call, place, 0, parts[Index(place)]); }));
-  if (!own.bytes.empty()) place_fn(group.place(), 0, own.bytes);
-  return ForEachPeer(group, [&](int64_t place) {
-    return ReceivePieces(call, place, 0, sizes_bytes[Index(place)],
-                         [&](int64_t offset_bytes, absl::Span<const char> bytes) {
-                           place_fn(place, offset_bytes, bytes);
-                         });
-  });
+  SHARDMESH_RETURN_IF_ERROR(CheckPerPlace("an exchange", *call.group, parts.size(), "parts"));
+  return ExchangeParts(
+      call, [&](int64_t place) -> const OwnedBytes& { return parts[Index(place)]; }, sizes_bytes,
+      place_fn);
 }
 
 absl::Status PairwiseAllReduce(const CollectiveCall& call, const Combiner& combiner,
