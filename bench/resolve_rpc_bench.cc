@@ -1,5 +1,6 @@
 // R1: ResolveSpec against an empty unary call to the same server, alternating in one run: one call
-// at a time, and 64 outstanding.
+// at a time, and 64 outstanding. With the argument `metrics`, M3: against the same server without
+// metrics.
 //
 // The server is a coordinator in this process, reached over loopback TCP as any client's. The empty
 // call is the health service's Check: a message without a body, and an answer of two bytes. The
@@ -15,18 +16,33 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "grpc/health/v1/health.grpc.pb.h"
+#include "rpc/clock.h"
 #include "rpc/log.h"
+#include "rpc/metrics.h"
 #include "rpc/mutex_checks.h"
+#include "rpc/server_lifecycle.h"
+#include "rpc/spec_codec.h"
+#include "server/catalogue.h"
+#include "server/cluster_state.h"
 #include "server/coordinator_server.h"
+#include "server/local_store.h"
+#include "server/resolve_service.h"
 #include "sharding/mesh.h"
+#include "sharding/rule_set.h"
+#include "shardmesh/v1/catalog_service.pb.h"
 #include "shardmesh/v1/resolve_service.grpc.pb.h"
 
 namespace shardmesh {
@@ -42,6 +58,9 @@ constexpr int kOutstanding = 64;
 constexpr size_t kAnswerBytes = 6'000;
 constexpr int kRateRounds = 30;
 constexpr absl::Duration kRateTime = absl::Milliseconds(200);
+constexpr int kMetricsRounds = 50;
+constexpr int kMetricsCalls = 300;
+constexpr double kMetricsTarget = 1.03;  // times without metrics
 
 double MicrosecondsOf(const auto& call) {
   const absl::Time start = absl::Now();
@@ -97,23 +116,155 @@ double RateOf(const std::function<void(std::function<void(bool)> done)>& start) 
   return static_cast<double>(answered) / absl::ToDoubleSeconds(absl::Now() - begin);
 }
 
-void Print(const char* id, const char* what, double ours, double peer, const char* unit,
-           double target, bool met) {
+void PrintRatio(const char* id, const char* what, double ours, double peer, const char* unit,
+                double ratio, double target, std::optional<bool> met = std::nullopt) {
   std::printf("%s\n", nlohmann::json{{"id", id},
                                      {"what", what},
                                      {"ours", ours},
                                      {"peer", peer},
                                      {"unit", unit},
-                                     {"ratio", ours / peer},
+                                     {"ratio", ratio},
                                      {"target", target},
-                                     {"met", met}}
+                                     {"met", met.value_or(ratio <= target)}}
                           .dump()
                           .c_str());
 }
 
+void Print(const char* id, const char* what, double ours, double peer, const char* unit,
+           double target, bool met) {
+  PrintRatio(id, what, ours, peer, unit, ours / peer, target, met);
+}
+
+v1::ResolveSpecRequest Question() {
+  v1::ResolveSpecRequest question;
+  for (const char* axis : {"__BATCH__", "__LENGTH__", "__EMBED__"}) {
+    question.add_axes()->set_name(axis);
+  }
+  for (const int64_t size : {32, 128, 384}) {
+    question.mutable_shape()->add_sizes(size);
+  }
+  return question;
+}
+
+// What an outstanding call needs until it is answered, in one piece of memory.
+struct ResolveCall {
+  grpc::ClientContext context;
+  alignas(std::max_align_t) std::array<char, kAnswerBytes> memory;
+  google::protobuf::Arena arena{memory.data(), memory.size()};
+  v1::ResolveSpecResponse& answer =
+      *google::protobuf::Arena::CreateMessage<v1::ResolveSpecResponse>(&arena);
+};
+
+bool IsRight(const v1::ResolveSpecResponse& answer) {
+  return answer.effective().dimensions_size() == 3;
+}
+
+void StartResolve(v1::ResolveService::Stub& resolve, const v1::ResolveSpecRequest& asked,
+                  std::function<void(bool)> done) {
+  auto* call = new ResolveCall;
+  resolve.async()->ResolveSpec(&call->context, &asked, &call->answer,
+                               [call, done = std::move(done)](const grpc::Status& status) {
+                                 const bool right = status.ok() && IsRight(call->answer);
+                                 delete call;
+                                 done(right);
+                               });
+}
+
+// A coordinator's ResolveService over a state that others share, and a stub to ask it.
+struct Resolver {
+  Resolver(const server::StatePublisher* publisher, rpc::Metrics* metrics)
+      : service(server::MakeResolveService(
+            {.publisher = publisher, .catalogue = nullptr, .metrics = metrics})),
+        lifecycle(*rpc::ServerLifecycle::Start(OptionsOf(metrics),
+                                               {{"shardmesh.v1.ResolveService", service.get()}})),
+        stub(v1::ResolveService::NewStub(
+            grpc::CreateChannel(lifecycle->address(), grpc::InsecureChannelCredentials()))) {}
+
+  static rpc::ServerOptions OptionsOf(rpc::Metrics* metrics) {
+    rpc::ServerOptions options;
+    options.metrics = metrics;
+    return options;
+  }
+
+  std::unique_ptr<grpc::Service> service;
+  std::unique_ptr<rpc::ServerLifecycle> lifecycle;
+  std::unique_ptr<v1::ResolveService::Stub> stub;
+};
+
+// M3: two servers that differ in nothing but that one counts and times its calls and corrections.
+int MeasureMetrics() {
+  rpc::RealClock clock;
+  const std::unique_ptr<server::Store> store =
+      server::CreateMemoryStore({.history = server::DefinitionHistory()});
+  const auto catalogue = server::Catalogue::Open(store.get(), &clock, [](const auto&) {});
+  const auto publisher =
+      server::StatePublisher::Open(store.get(), &clock, &(*catalogue)->requests(), kDefaultMinSize);
+  v1::EntryValue mesh;
+  rpc::Encode(rpc::MeshDefinition{.mesh = *Mesh::Parse("fsdp=2,tp=2"), .workers = {}},
+              mesh.mutable_mesh());
+  absl::Notification defined;
+  (*publisher)
+      ->Create({.request_id = "", .name = "default"}, mesh.SerializeAsString(),
+               [&](const auto&) { defined.Notify(); });
+  defined.WaitForNotification();
+  rpc::Metrics metrics("coordinator");
+  Resolver with(publisher->get(), &metrics);
+  Resolver without(publisher->get(), nullptr);
+  const v1::ResolveSpecRequest question = Question();
+  const auto ask = [&](Resolver& resolver) {
+    grpc::ClientContext context;
+    v1::ResolveSpecResponse answer;
+    if (!resolver.stub->ResolveSpec(&context, question, &answer).ok() || !IsRight(answer)) {
+      std::fprintf(stderr, "resolve_rpc_bench: a wrong answer\n");
+      std::exit(1);
+    }
+  };
+  for (int i = 0; i < kWarmUp; ++i) {
+    ask(with);
+    ask(without);
+  }
+  // Pairs of short samples, who comes first changing: what a busy machine does to both alike is in
+  // neither's favour. The median of the pairs' ratios counts.
+  std::vector<double> with_us, without_us, latency_ratios;
+  for (int round = 0; round < kMetricsRounds; ++round) {
+    const auto sample = [&](Resolver& resolver) {
+      std::vector<double> samples;
+      for (int i = 0; i < kMetricsCalls; ++i) {
+        samples.push_back(MicrosecondsOf([&] { ask(resolver); }));
+      }
+      return Percentile(std::move(samples), 0.5);
+    };
+    const double first = sample(round % 2 == 0 ? with : without);
+    const double second = sample(round % 2 == 0 ? without : with);
+    with_us.push_back(round % 2 == 0 ? first : second);
+    without_us.push_back(round % 2 == 0 ? second : first);
+    latency_ratios.push_back(with_us.back() / without_us.back());
+  }
+  PrintRatio("M3-p50", "ResolveSpec p50 with metrics, beside the same server without",
+             Percentile(with_us, 0.5), Percentile(without_us, 0.5), "us",
+             Percentile(latency_ratios, 0.5), kMetricsTarget);
+  std::vector<double> with_rates, without_rates, cost_ratios;
+  for (int round = 0; round < kMetricsRounds; ++round) {
+    const auto sample = [&](Resolver& resolver) {
+      return RateOf([&](std::function<void(bool)> done) {
+        StartResolve(*resolver.stub, question, std::move(done));
+      });
+    };
+    const double first = sample(round % 2 == 0 ? with : without);
+    const double second = sample(round % 2 == 0 ? without : with);
+    with_rates.push_back(round % 2 == 0 ? first : second);
+    without_rates.push_back(round % 2 == 0 ? second : first);
+    cost_ratios.push_back(without_rates.back() / with_rates.back());
+  }
+  PrintRatio("M3-64", "ResolveSpec calls a second with metrics, 64 outstanding; ratio of times",
+             Percentile(with_rates, 0.5), Percentile(without_rates, 0.5), "1/s",
+             Percentile(cost_ratios, 0.5), kMetricsTarget);
+  with.lifecycle->Drain(absl::Now() + absl::Seconds(1));
+  without.lifecycle->Drain(absl::Now() + absl::Seconds(1));
+  return 0;
+}
+
 int Main() {
-  rpc::SkipMutexChecks();
-  rpc::ConfigureLog({.level = rpc::LogLevel::kOff});
   server::CoordinatorOptions options;
   options.listen_address = "127.0.0.1:0";
   options.http_address = "";
@@ -128,13 +279,7 @@ int Main() {
   const auto resolve = v1::ResolveService::NewStub(channel);
   const auto health = grpc::health::v1::Health::NewStub(channel);
 
-  v1::ResolveSpecRequest question;
-  for (const char* axis : {"__BATCH__", "__LENGTH__", "__EMBED__"}) {
-    question.add_axes()->set_name(axis);
-  }
-  for (const int64_t size : {32, 128, 384}) {
-    question.mutable_shape()->add_sizes(size);
-  }
+  v1::ResolveSpecRequest question = Question();
   int64_t fresh = 32;
   alignas(std::max_align_t) std::array<char, kAnswerBytes> arena_memory;
   const auto resolve_once = [&](bool is_new) {
@@ -142,8 +287,7 @@ int Main() {
     question.mutable_shape()->set_sizes(0, is_new ? ++fresh : 32);
     google::protobuf::Arena arena(arena_memory.data(), arena_memory.size());
     auto& answer = *google::protobuf::Arena::CreateMessage<v1::ResolveSpecResponse>(&arena);
-    if (!resolve->ResolveSpec(&context, question, &answer).ok() ||
-        answer.effective().dimensions_size() != 3) {
+    if (!resolve->ResolveSpec(&context, question, &answer).ok() || !IsRight(answer)) {
       std::fprintf(stderr, "resolve_rpc_bench: a wrong answer\n");
       std::exit(1);
     }
@@ -182,14 +326,6 @@ int Main() {
   Print("R1-p50-new", "the same, each time another question", new_p50, empty_p50, "us",
         kLatencyTarget, new_p50 <= kLatencyTarget * empty_p50);
 
-  // What an outstanding call needs until it is answered, in one piece of memory.
-  struct ResolveCall {
-    grpc::ClientContext context;
-    alignas(std::max_align_t) std::array<char, kAnswerBytes> memory;
-    google::protobuf::Arena arena{memory.data(), memory.size()};
-    v1::ResolveSpecResponse& answer =
-        *google::protobuf::Arena::CreateMessage<v1::ResolveSpecResponse>(&arena);
-  };
   struct CheckCall {
     grpc::ClientContext context;
     grpc::health::v1::HealthCheckResponse answer;
@@ -198,25 +334,15 @@ int Main() {
   std::vector<double> ours_rates;
   std::vector<double> new_rates;
   std::vector<double> empty_rates;
-  const auto start_resolve = [&](const v1::ResolveSpecRequest& asked,
-                                 std::function<void(bool)> done) {
-    auto* call = new ResolveCall;
-    resolve->async()->ResolveSpec(
-        &call->context, &asked, &call->answer,
-        [call, done = std::move(done)](const grpc::Status& status) {
-          const bool right = status.ok() && call->answer.effective().dimensions_size() == 3;
-          delete call;
-          done(right);
-        });
-  };
   std::atomic<int64_t> next = fresh;
   for (int round = 0; round < kRateRounds; ++round) {
-    ours_rates.push_back(
-        RateOf([&](std::function<void(bool)> done) { start_resolve(question, std::move(done)); }));
+    ours_rates.push_back(RateOf([&](std::function<void(bool)> done) {
+      StartResolve(*resolve, question, std::move(done));
+    }));
     new_rates.push_back(RateOf([&](std::function<void(bool)> done) {
       v1::ResolveSpecRequest asked = question;
       asked.mutable_shape()->set_sizes(0, ++next);
-      start_resolve(asked, std::move(done));
+      StartResolve(*resolve, asked, std::move(done));
     }));
     empty_rates.push_back(RateOf([&](std::function<void(bool)> done) {
       auto* call = new CheckCall;
@@ -242,4 +368,9 @@ int Main() {
 }  // namespace
 }  // namespace shardmesh
 
-int main() { return shardmesh::Main(); }
+int main(int argc, char** argv) {
+  shardmesh::rpc::SkipMutexChecks();
+  shardmesh::rpc::ConfigureLog({.level = shardmesh::rpc::LogLevel::kOff});
+  const bool is_of_metrics = argc == 2 && std::string_view(argv[1]) == "metrics";
+  return is_of_metrics ? shardmesh::MeasureMetrics() : shardmesh::Main();
+}

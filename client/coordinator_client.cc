@@ -123,9 +123,6 @@ absl::StatusOr<WorkerStatus> DecodeWorker(const v1::WorkerStatus& from) {
   return worker;
 }
 
-// Of whoever took too long to answer, beyond the time given for connecting.
-constexpr absl::Duration kProbeTimeout = absl::Milliseconds(100);
-
 absl::StatusOr<MeshStatus> DecodeMesh(const v1::MeshStatus& from) {
   MeshStatus mesh;
   mesh.mesh_id = from.mesh_id();
@@ -209,19 +206,11 @@ CoordinatorClient::~CoordinatorClient() = default;
 
 absl::StatusOr<std::unique_ptr<CoordinatorClient>> CoordinatorClient::Connect(
     const std::string& address, const rpc::Credentials& credentials, absl::Duration timeout) {
-  const absl::Time start = absl::Now();
+  const rpc::ChannelOptions options{.credentials = credentials,
+                                    .peer = rpc::ExpectedPeer::Coordinator()};
   SHARDMESH_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel,
-                             rpc::CreateChannel(address, {.credentials = credentials}));
-  absl::Status connected = rpc::WaitForConnected(*channel, address, timeout);
-  if (!connected.ok()) {
-    const absl::Duration left = std::max(timeout - (absl::Now() - start), kProbeTimeout);
-    if (rpc::AcceptsConnections(address, std::min(left, timeout))) {
-      return absl::UnavailableError(
-          StrCat(ToStd(connected.message()), " Something answers there, but not as a shardmesh ",
-                 "coordinator: it is another server, has other TLS settings, or hangs"));
-    }
-    return connected;
-  }
+                             rpc::CreateChannel(address, options));
+  SHARDMESH_RETURN_IF_ERROR(rpc::WaitForConnected(*channel, address, timeout, options));
   return std::unique_ptr<CoordinatorClient>(
       new CoordinatorClient(std::make_unique<Connection>(address, channel)));
 }

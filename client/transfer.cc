@@ -196,7 +196,8 @@ absl::Status Fetch(const Inbound& inbound, std::string_view token, const ArrayDe
                    Cancellation* cancellation, const TransferOptions& options) {
   SHARDMESH_ASSIGN_OR_RETURN(
       const std::unique_ptr<WorkerClient> worker,
-      WorkerClient::Connect(inbound.device->addresses, options.credentials, options.deadline));
+      WorkerClient::Connect(inbound.device->identity, inbound.device->addresses,
+                            options.credentials, options.deadline));
   int64_t received_bytes = 0;
   absl::Cleanup take_back = [&] { progress.Add(-received_bytes); };
   for (size_t begin = 0; begin < inbound.tiles.size(); begin += kMaxTilesPerGet) {
@@ -231,7 +232,8 @@ absl::StatusOr<int64_t> Upload(absl::Span<const TransferDevice> devices,
     const auto put = [&]() -> absl::Status {
       SHARDMESH_ASSIGN_OR_RETURN(
           const std::unique_ptr<WorkerClient> worker,
-          WorkerClient::Connect(plan[i].device->addresses, options.credentials, options.deadline));
+          WorkerClient::Connect(plan[i].device->identity, plan[i].device->addresses,
+                                options.credentials, options.deadline));
       return worker
           ->PutTiles(plan[i].tiles, [&progress](int64_t bytes) { progress.Add(bytes); },
                      cancellation, {options.deadline, {}})

@@ -364,19 +364,21 @@ WorkerClient::WorkerClient(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) 
 WorkerClient::~WorkerClient() = default;
 
 absl::StatusOr<std::unique_ptr<WorkerClient>> WorkerClient::Connect(
-    absl::Span<const std::string> addresses, const rpc::Credentials& credentials,
-    absl::Time deadline) {
+    const std::string& identity, absl::Span<const std::string> addresses,
+    const rpc::Credentials& credentials, absl::Time deadline) {
+  const rpc::ChannelOptions options{.credentials = credentials,
+                                    .peer = rpc::ExpectedPeer::Worker(identity),
+                                    .max_message_bytes = rpc::kMaxDataMessageBytes,
+                                    .own_connection = true};
   absl::Status failure = absl::UnavailableError("the worker has no address");
   for (const std::string& address : addresses) {
-    auto channel = rpc::CreateChannel(address, {.credentials = credentials,
-                                                .max_message_bytes = rpc::kMaxDataMessageBytes,
-                                                .own_connection = true});
+    auto channel = rpc::CreateChannel(address, options);
     if (!channel.ok()) {
       failure = std::move(channel).status();
       continue;
     }
     absl::Status connected = rpc::WaitForConnected(
-        **channel, address, std::min(kConnectTimeout, deadline - absl::Now()));
+        **channel, address, std::min(kConnectTimeout, deadline - absl::Now()), options);
     if (connected.ok()) {
       return std::unique_ptr<WorkerClient>(
           new WorkerClient(std::make_unique<Impl>(*std::move(channel), address)));

@@ -63,10 +63,11 @@ struct WorkerIdentity {
 class WorkerClient {
  public:
   // Connects to the first of `addresses` (best first) that answers before `deadline`, and within
-  // kConnectTimeout each. UNAVAILABLE names them all if none does.
+  // kConnectTimeout each; over TLS it has to be the worker of that identity. UNAVAILABLE names them
+  // all if none does.
   static absl::StatusOr<std::unique_ptr<WorkerClient>> Connect(
-      absl::Span<const std::string> addresses, const rpc::Credentials& credentials,
-      absl::Time deadline);
+      const std::string& identity, absl::Span<const std::string> addresses,
+      const rpc::Credentials& credentials, absl::Time deadline);
   ~WorkerClient();
   WorkerClient(const WorkerClient&) = delete;
   WorkerClient& operator=(const WorkerClient&) = delete;

@@ -7,16 +7,12 @@
 #include <grpcpp/create_channel.h>
 #include <grpcpp/server_context.h>
 #include <grpcpp/support/channel_arguments.h>
-#include <netdb.h>
-#include <poll.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 
 #include "rpc/clock.h"
+#include "rpc/dial.h"
 #include "rpc/host_port.h"
 #include "rpc/status.h"
 #include "rpc/transport_args.h"
@@ -35,6 +31,12 @@ constexpr absl::Duration kAttemptTimeout = absl::Seconds(10);
 // takes a connection under way for a failed one (once in a few thousand new processes). Where
 // something listens it gets this long for another attempt, which it begins after 80 to 120 ms.
 constexpr absl::Duration kSecondAttempt = absl::Milliseconds(500);
+
+// How long it may take to find out what is wrong with a connection.
+constexpr absl::Duration kDiagnosis = absl::Seconds(1);
+
+// How long whoever took too long to answer is looked for, beyond the time given for connecting.
+constexpr absl::Duration kLastLook = absl::Milliseconds(100);
 
 // At least 0.
 int Milliseconds(absl::Duration duration) {
@@ -61,73 +63,53 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> CreateChannel(const std::string& 
   args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, Milliseconds(kAttemptTimeout));
   args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, options.own_connection ? 1 : 0);
+  // A name may soon stand for another address: what bore it is started again elsewhere.
+  args.SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, 1000);
   // Retries are ours: gRPC's would buffer every message of a stream.
   args.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   // A proxy in the environment is for the web, not for a cluster's own traffic.
   args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  return grpc::CreateCustomChannel(address, options.credentials.channel(), args);
+  return grpc::CreateCustomChannel(address, options.credentials.channel(options.peer), args);
 }
 
 absl::Status WaitForConnected(grpc::Channel& channel, std::string_view address,
-                              absl::Duration timeout) {
+                              absl::Duration timeout, const ChannelOptions& options) {
   const auto unavailable = [&](std::string_view why) {
-    return absl::UnavailableError(
-        StrCat("cannot reach ", address, ": ", why, "; is it running, and is the address right?"));
+    return absl::UnavailableError(StrCat("cannot reach ", address, ": ", why));
   };
-  absl::Time deadline = absl::Now() + timeout;
+  constexpr std::string_view kHint = "; is it running, and is the address right?";
+  const absl::Time limit = absl::Now() + timeout;
+  absl::Time deadline = limit;
   bool failed = false;
   grpc_connectivity_state state = channel.GetState(/*try_to_connect=*/true);
   while (state != GRPC_CHANNEL_READY) {
     if (state == GRPC_CHANNEL_TRANSIENT_FAILURE && !failed) {
       failed = true;
-      deadline = std::min(deadline, absl::Now() + kSecondAttempt);
-      if (!AcceptsConnections(address, deadline - absl::Now())) {
-        return unavailable("the connection was refused or failed");
+      if (!Dial(address, std::min(limit, absl::Now() + kSecondAttempt)).ok()) {
+        return unavailable(StrCat("the connection was refused or failed", kHint));
       }
+      if (const std::string found = DiagnoseConnection(address, options.credentials, options.peer,
+                                                       std::min(limit, absl::Now() + kDiagnosis));
+          !found.empty()) {
+        return unavailable(found);
+      }
+      deadline = std::min(limit, absl::Now() + kSecondAttempt);
     }
     if (state == GRPC_CHANNEL_SHUTDOWN) {
       return unavailable("the channel was shut down");
     }
     if (!channel.WaitForStateChange(state, absl::ToChronoTime(deadline))) {
-      return unavailable(failed ? "the connection was refused or failed"
-                                : StrCat("no connection within ", FormatRounded(timeout)));
+      const std::string what = failed ? std::string("the connection failed")
+                                      : StrCat("no connection within ", FormatRounded(timeout));
+      return unavailable(
+          StrCat(what, failed || Dial(address, absl::Now() + kLastLook).ok()
+                           ? "; something answers there, but not as a shardmesh process: it is "
+                             "another server, or hangs"
+                           : kHint));
     }
     state = channel.GetState(/*try_to_connect=*/true);
   }
   return absl::OkStatus();
-}
-
-bool AcceptsConnections(std::string_view address, absl::Duration timeout) {
-  const absl::Time deadline = absl::Now() + timeout;
-  const absl::StatusOr<HostPort> parsed = ParseHostPort(address);
-  if (IsUnixAddress(address) || !parsed.ok()) {
-    return false;
-  }
-  addrinfo hints = {};
-  hints.ai_flags = AI_NUMERICSERV;
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  if (getaddrinfo(parsed->host.c_str(), StrCat(parsed->port).c_str(), &hints, &found) != 0) {
-    return false;
-  }
-  bool accepts = false;
-  for (const addrinfo* each = found; each != nullptr && !accepts; each = each->ai_next) {
-    const int fd = socket(each->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (fd < 0) {
-      continue;
-    }
-    accepts = connect(fd, each->ai_addr, each->ai_addrlen) == 0;
-    if (pollfd ready = {.fd = fd, .events = POLLOUT, .revents = 0};
-        !accepts && errno == EINPROGRESS &&
-        poll(&ready, 1, Milliseconds(deadline - absl::Now())) == 1) {
-      int error = 0;
-      socklen_t size = sizeof(error);
-      accepts = getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == 0;
-    }
-    close(fd);
-  }
-  freeaddrinfo(found);
-  return accepts;
 }
 
 void Apply(const CallOptions& options, grpc::ClientContext* context) {

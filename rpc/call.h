@@ -15,6 +15,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "rpc/credentials.h"
+#include "rpc/peer_name.h"
 
 namespace grpc {
 class Channel;
@@ -32,6 +33,8 @@ inline constexpr int64_t kMaxDataMessageBytes = (int64_t{1} << 20) + (int64_t{64
 
 struct ChannelOptions {
   Credentials credentials = Credentials::Insecure();
+  // Who is to answer there; over plaintext nobody is asked.
+  ExpectedPeer peer = ExpectedPeer::Coordinator();
   int64_t max_message_bytes = kMaxControlMessageBytes;
   // A quiet connection is probed this often, and is broken when no answer comes within the timeout.
   absl::Duration keepalive_interval = absl::Seconds(10);
@@ -48,14 +51,13 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> CreateChannel(const std::string& 
 // How long a connection may take to come about.
 inline constexpr absl::Duration kConnectTimeout = absl::Seconds(3);
 
-// Blocks until the channel is connected. UNAVAILABLE, naming `address`, if that takes longer than
-// `timeout`, as soon as the connection is refused, or half a second after it fails otherwise.
+// Blocks until the channel, made for `address` with `options`, is connected. UNAVAILABLE, naming
+// the address, if that takes longer than `timeout`, as soon as the connection is refused or what is
+// wrong is known (plaintext against TLS, a certificate that is not taken), or half a second after
+// it fails otherwise.
 absl::Status WaitForConnected(grpc::Channel& channel, std::string_view address,
-                              absl::Duration timeout = kConnectTimeout);
-
-// Whether anybody accepts TCP connections at `address`, whatever they speak. False for a unix
-// socket. Blocks, at most for `timeout` in all and the time that the host's name takes.
-bool AcceptsConnections(std::string_view address, absl::Duration timeout);
+                              absl::Duration timeout = kConnectTimeout,
+                              const ChannelOptions& options = {});
 
 // What holds for one call.
 struct CallOptions {

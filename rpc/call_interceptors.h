@@ -23,7 +23,8 @@ namespace shardmesh::rpc {
 // * Unless `metrics` is null, observes
 //     shardmesh_rpc_handled_total{method, code} and
 //     shardmesh_rpc_duration_seconds{method} (from the call's arrival to its status; unary calls).
-//   All series are made here; a call costs two atomic additions and no lock. `metrics` outlives it.
+//   All series are made here; a call costs an atomic addition and the short lock of a histogram.
+//   `metrics` outlives it.
 std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> CallInterceptors(
     Metrics* metrics, absl::Span<const std::string> service_names);
 

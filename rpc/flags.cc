@@ -169,6 +169,23 @@ void FlagSet::AddSwitch(std::string name, std::string help, bool* target) {
        .is_switch = true});
 }
 
+void FlagSet::AddTls(TlsFiles* target, const bool* insecure) {
+  AddText("tls-cert", "FILE",
+          "this process's certificate (PEM); with the next two every connection is TLS with "
+          "certificates on both sides",
+          &target->certificate);
+  AddText("tls-key", "FILE", "the certificate's key (PEM)", &target->private_key);
+  AddText("tls-ca", "FILE", "the authorities that sign the certificates of peers (PEM)",
+          &target->authorities);
+  checks_.emplace_back([target, insecure] {
+    return *insecure && !target->empty()
+               ? WrongUse(
+                     "--insecure is for plaintext and does not go with --tls-cert, --tls-key and "
+                     "--tls-ca; for metrics in plaintext say --http-plaintext")
+               : CheckComplete(*target);
+  });
+}
+
 void FlagSet::AddLog(LogOptions* target) {
   Add({.name = "log-format",
        .placeholder = "FORMAT",
@@ -222,6 +239,9 @@ absl::Status FlagSet::Parse(absl::Span<const char* const> arguments) {
       value = arguments[i];
     }
     SHARDMESH_RETURN_IF_ERROR(WithContext(flag->set(value), StrCat("--", name)));
+  }
+  for (const auto& check : checks_) {
+    SHARDMESH_RETURN_IF_ERROR(check());
   }
   return absl::OkStatus();
 }

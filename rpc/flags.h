@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "rpc/certificate.h"
 #include "rpc/log.h"
 
 namespace shardmesh::rpc {
@@ -57,12 +58,16 @@ class FlagSet {
   void AddDuration(std::string name, std::string help, absl::Duration* target);
   // Takes no value: `--insecure`, but also `--insecure=false`.
   void AddSwitch(std::string name, std::string help, bool* target);
+  // --tls-cert, --tls-key and --tls-ca: all or none, and then not `*insecure`, the target of a
+  // switch of that name.
+  void AddTls(TlsFiles* target, const bool* insecure);
   // --log-format and --log-level.
   void AddLog(LogOptions* target);
 
   // Reads the arguments, the program's own name not among them. INVALID_ARGUMENT (BAD_FIELD) for an
   // unknown flag, naming the nearest; a value that is missing or does not read; an argument that is
-  // no flag. CANCELLED if help is asked for. Targets before the error have their values.
+  // no flag; flags that do not go together. CANCELLED if help is asked for. Targets before the
+  // error have their values.
   absl::Status Parse(absl::Span<const char* const> arguments);
 
   // What main does with its arguments: nullopt to go on, otherwise the code to exit with, after the
@@ -87,6 +92,7 @@ class FlagSet {
   const std::string program_;
   const std::string purpose_;
   std::vector<Flag> flags_;
+  std::vector<std::function<absl::Status()>> checks_;  // of several flags together
 };
 
 }  // namespace shardmesh::rpc

@@ -15,8 +15,13 @@ std::string HostPort::ToString() const {
 }
 
 bool IsUnixAddress(std::string_view address) {
-  return address.starts_with("unix:") && address.size() > 5;
+  for (const std::string_view scheme : {"unix:", "unix-abstract:"}) {
+    if (address.starts_with(scheme) && address.size() > scheme.size()) return true;
+  }
+  return false;
 }
+
+std::string HealthAddress(int port) { return StrCat("unix-abstract:shardmesh-health-", port); }
 
 absl::StatusOr<HostPort> ParseHostPort(std::string_view address) {
   const auto bad = [&](std::string_view why) {

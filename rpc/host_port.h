@@ -17,7 +17,13 @@ struct HostPort {
   std::string ToString() const;
 };
 
+// `unix:/path`, or `unix-abstract:name` for a socket that no file stands for.
 bool IsUnixAddress(std::string_view address);
+
+// Where a process that speaks TLS on `port` answers questions about its health, and nothing else,
+// in plaintext to processes of its own host (in Kubernetes: of its own pod): probes have to go on
+// when certificate files are wrong, as the process does.
+std::string HealthAddress(int port);
 
 // INVALID_ARGUMENT (BAD_FIELD) says what is missing.
 absl::StatusOr<HostPort> ParseHostPort(std::string_view address);

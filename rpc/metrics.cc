@@ -13,6 +13,7 @@
 #include "prometheus/registry.h"
 #include "prometheus/text_serializer.h"
 #include "rpc/metrics_collector.h"
+#include "rpc/process_metrics.h"
 #include "rpc/version.h"
 
 namespace shardmesh::rpc {
@@ -33,6 +34,11 @@ void Metrics::Collector::OnScrape(std::function<void()> function) {
 }
 
 void Counter::Add(double amount) const { counter_->Increment(amount); }
+void Counter::RaiseTo(double total) const {
+  if (const double missing = total - counter_->Value(); missing > 0) {
+    counter_->Increment(missing);
+  }
+}
 double Counter::value() const { return counter_->Value(); }
 
 void Gauge::Set(double value) const { gauge_->Set(value); }
@@ -52,6 +58,7 @@ Metrics::Metrics(const std::string& component) : collector_(std::make_shared<Col
   AddGauge("shardmesh_build_info", "The build, as labels of a constant 1.",
            {{"version", std::string(BuildVersion())}, {"component", component}})
       .Set(1);
+  AddProcessMetrics(this);
 }
 
 Metrics::~Metrics() = default;

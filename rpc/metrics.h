@@ -28,6 +28,9 @@ class Counter {
  public:
   // amount >= 0.
   void Add(double amount = 1) const;
+  // For what is counted elsewhere, where it only rises: adds what is missing to `total`. For one
+  // thread at a time, such as that of OnScrape.
+  void RaiseTo(double total) const;
   double value() const;
 
  private:
@@ -66,8 +69,8 @@ absl::Span<const double> LatencyBuckets();
 // labels gives the same series; one name has one help text and one kind. Thread-safe.
 class Metrics {
  public:
-  // Has shardmesh_build_info{version, component} from the start; `component` is `coordinator` or
-  // `worker`.
+  // Has shardmesh_build_info{version, component} and the metrics of the process
+  // (rpc/process_metrics.h) from the start; `component` is `coordinator` or `worker`.
   explicit Metrics(const std::string& component);
   ~Metrics();
   Metrics(const Metrics&) = delete;
@@ -82,8 +85,8 @@ class Metrics {
                                          const MetricLabels& labels = {},
                                          absl::Span<const double> buckets = LatencyBuckets());
 
-  // Calls `function` before each scrape, on the scraping thread, to set gauges that are read off
-  // something else. What it touches must outlive the endpoints of these metrics.
+  // Calls `function` before each scrape, on the scraping thread, one at a time, to set gauges that
+  // are read off something else. What it touches must outlive the endpoints of these metrics.
   void OnScrape(std::function<void()> function);
 
   // All metrics in Prometheus' text format.

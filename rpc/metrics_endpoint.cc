@@ -6,6 +6,8 @@
 #include <unistd.h>
 
 #include <exception>
+#include <optional>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -14,6 +16,7 @@
 #include "prometheus/exposer.h"
 #include "rpc/credentials.h"
 #include "rpc/host_port.h"
+#include "rpc/https_server.h"
 #include "rpc/metrics_collector.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
@@ -22,6 +25,9 @@
 namespace shardmesh::rpc {
 namespace {
 
+constexpr std::string_view kPath = "/metrics";
+// Of Prometheus' text format.
+constexpr const char* kContentType = "text/plain; version=0.0.4; charset=utf-8";
 constexpr absl::Duration kKnockInterval = absl::Milliseconds(10);
 
 // Connects to a listening port of this host, and leaves. Best effort.
@@ -49,13 +55,28 @@ void Knock(const std::string& host, int port) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<MetricsEndpoint>> MetricsEndpoint::Start(const Metrics& metrics,
-                                                                        const std::string& address,
-                                                                        bool insecure) {
-  SHARDMESH_RETURN_IF_ERROR(CheckBindAddress(address, insecure));
+absl::StatusOr<std::unique_ptr<MetricsEndpoint>> MetricsEndpoint::Start(
+    const Metrics& metrics, const std::string& address, const Credentials& credentials,
+    bool plaintext) {
   SHARDMESH_ASSIGN_OR_RETURN(HostPort parsed, ParseHostPort(address));
   if (parsed.host == "localhost") {
-    parsed.host = "127.0.0.1";  // The HTTP server takes no names.
+    parsed.host = "127.0.0.1";  // The servers take no names.
+  }
+  if (credentials.is_secure() && !plaintext) {
+    SHARDMESH_ASSIGN_OR_RETURN(
+        std::unique_ptr<HttpsServer> https,
+        HttpsServer::Start(parsed.ToString(), credentials.watch(),
+                           [&metrics](std::string_view path) -> std::optional<HttpsServer::Answer> {
+                             if (path != kPath) return std::nullopt;
+                             return HttpsServer::Answer{kContentType, metrics.Text()};
+                           }));
+    return std::unique_ptr<MetricsEndpoint>(new MetricsEndpoint(std::move(https)));
+  }
+  if (!plaintext && !IsLoopbackAddress(address)) {
+    return absl::FailedPreconditionError(
+        StrCat("refusing to serve metrics in plaintext on ", address,
+               ", which others than this host can reach; bind 127.0.0.1, turn on TLS, or pass ",
+               "--http-plaintext: they hold no secrets, and whoever reaches the port reads them"));
   }
   try {
     auto exposer = std::make_unique<prometheus::Exposer>(parsed.ToString(), /*num_threads=*/1);
@@ -72,12 +93,16 @@ absl::StatusOr<std::unique_ptr<MetricsEndpoint>> MetricsEndpoint::Start(const Me
   }
 }
 
+MetricsEndpoint::MetricsEndpoint(std::unique_ptr<HttpsServer> https)
+    : https_(std::move(https)), port_(https_->port()) {}
+
 MetricsEndpoint::MetricsEndpoint(std::unique_ptr<prometheus::Exposer> exposer, std::string host,
                                  int port)
     : exposer_(std::move(exposer)), host_(std::move(host)), port_(port) {}
 
 // The HTTP server sees that it is to end when a connection comes, or else every 2 s.
 MetricsEndpoint::~MetricsEndpoint() {
+  if (exposer_ == nullptr) return;
   absl::Notification closed;
   std::thread knocking([&] {
     while (!closed.WaitForNotificationWithTimeout(kKnockInterval)) {

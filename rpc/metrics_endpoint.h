@@ -14,21 +14,31 @@ class Exposer;
 
 namespace shardmesh::rpc {
 
-// Serves `GET /metrics` until destroyed. Thread-safe.
+class Credentials;
+class HttpsServer;
+
+// Serves `GET /metrics` until destroyed: over TLS, to whoever shows a certificate of the authority,
+// where the process has certificates; otherwise in plaintext to everybody. Thread-safe.
 class MetricsEndpoint {
  public:
-  // `address`: `host:port`, port 0 for a free one. `metrics` outlives the endpoint.
-  // Errors: those of CheckBindAddress; ALREADY_EXISTS if the port is in use or cannot be bound.
+  // `address`: `host:port`, port 0 for a free one. `plaintext`: HTTP, though there are
+  // certificates, and though the address is beyond loopback. `metrics` outlives the endpoint.
+  // Errors: FAILED_PRECONDITION for HTTP beyond loopback that was not asked for; INVALID_ARGUMENT
+  // for what is no address; ALREADY_EXISTS if the port is in use or cannot be bound.
   static absl::StatusOr<std::unique_ptr<MetricsEndpoint>> Start(const Metrics& metrics,
                                                                 const std::string& address,
-                                                                bool insecure = false);
+                                                                const Credentials& credentials,
+                                                                bool plaintext = false);
   ~MetricsEndpoint();
 
   int port() const { return port_; }
 
  private:
+  explicit MetricsEndpoint(std::unique_ptr<HttpsServer> https);
   MetricsEndpoint(std::unique_ptr<prometheus::Exposer> exposer, std::string host, int port);
 
+  // One of the two.
+  std::unique_ptr<HttpsServer> https_;
   std::unique_ptr<prometheus::Exposer> exposer_;
   const std::string host_;  // an IP address
   const int port_;

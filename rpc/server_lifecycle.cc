@@ -94,8 +94,22 @@ absl::StatusOr<std::unique_ptr<ServerLifecycle>> ServerLifecycle::Start(
     lifecycle->port_ = port;
     lifecycle->address_ = bound.ToString();
   }
+  if (options.credentials.is_secure() && !is_unix) {
+    const std::string address = HealthAddress(port);
+    grpc::ServerBuilder local;
+    int bound = 0;
+    local.AddListeningPort(address, grpc::InsecureServerCredentials(), &bound);
+    lifecycle->local_health_ = local.BuildAndStart();
+    if (lifecycle->local_health_ == nullptr || bound == 0) {
+      return WithReason(
+          absl::AlreadyExistsError(StrCat("cannot listen on ", address,
+                                          ", where probes ask for health; "
+                                          "another process of this host has taken the name")),
+          Reason::kAlreadyExists);
+    }
+  }
   lifecycle->SetHealth(false);
-  lifecycle->server_->GetHealthCheckService()->SetServingStatus(kLive, true);
+  lifecycle->SetServing(kLive, true);
   return lifecycle;
 }
 
@@ -109,9 +123,15 @@ ServerLifecycle::~ServerLifecycle() {
   }
 }
 
+void ServerLifecycle::SetServing(const std::string& name, bool serving) {
+  for (grpc::Server* const server : {server_.get(), local_health_.get()}) {
+    if (server != nullptr) server->GetHealthCheckService()->SetServingStatus(name, serving);
+  }
+}
+
 void ServerLifecycle::SetHealth(bool serving) {
   for (const std::string& name : health_names_) {
-    server_->GetHealthCheckService()->SetServingStatus(name, serving);
+    SetServing(name, serving);
   }
 }
 
@@ -145,6 +165,10 @@ void ServerLifecycle::Drain(absl::Time deadline) {
   // Tells peers to go, refuses new calls, and cancels at the deadline what still runs.
   server_->Shutdown(absl::ToChronoTime(deadline));
   server_->Wait();
+  if (local_health_ != nullptr) {
+    local_health_->Shutdown(absl::ToChronoTime(absl::Now()));
+    local_health_->Wait();
+  }
   absl::MutexLock lock(&mutex_);
   stopped_ = true;
 }

@@ -51,7 +51,7 @@ struct NamedService {
 
 // A running server. It has, beside the given services, reflection and the standard health service,
 // in which "live" serves from the start, and "", "ready" and each service's full name follow
-// SetReady.
+// SetReady. With TLS the health service is at HealthAddress(port()) too.
 //
 // States: not ready -> (SetReady) <-> ready -> draining (Drain) -> stopped. Thread-safe.
 class ServerLifecycle {
@@ -83,6 +83,8 @@ class ServerLifecycle {
  private:
   ServerLifecycle(std::function<void()> on_drain, std::vector<std::string> health_names);
 
+  // On all servers, of one name.
+  void SetServing(const std::string& name, bool serving);
   void SetHealth(bool serving);
 
   const std::function<void()> on_drain_;
@@ -90,6 +92,7 @@ class ServerLifecycle {
   std::string address_;
   int port_ = 0;
   std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<grpc::Server> local_health_;  // with TLS: see HealthAddress
 
   mutable absl::Mutex mutex_;
   bool ready_ ABSL_GUARDED_BY(mutex_) = false;

@@ -100,7 +100,8 @@ class EndpointCheck {
 
   void Ask(size_t index, const rpc::Credentials& credentials, absl::Duration timeout) {
     Probe& probe = probes_[index];
-    auto channel = rpc::CreateChannel(probe.address, {.credentials = credentials});
+    auto channel = rpc::CreateChannel(
+        probe.address, {.credentials = credentials, .peer = rpc::ExpectedPeer::Worker(identity_)});
     if (!channel.ok()) {
       return Answered(index, channel.status());
     }
@@ -433,6 +434,18 @@ class Hub final : public AttachHub {
       members_.erase(found);
     }
   }
+  // The worker gets no further work; its stream ends when what it has is done.
+  void LetGo(AttachReactor* stream) {
+    membership_->Drain(stream->identity(), true).IgnoreError();  // it may be lost already
+    sequencer_->WorkerLeaves(stream->identity(), [this, stream, identity = stream->identity()] {
+      absl::MutexLock lock(&mutex_);
+      // Unless that stream has ended by itself.
+      if (const auto found = members_.find(identity);
+          found != members_.end() && found->second.stream == stream) {
+        stream->Close(absl::CancelledError("it left"));
+      }
+    });
+  }
   void TakePeersReport(AttachReactor* stream, const v1::PeersReport& report) {
     absl::MutexLock lock(&mutex_);
     const auto found = members_.find(stream->identity());
@@ -666,8 +679,12 @@ absl::Status AttachReactor::Take(const v1::AttachRequest& request) {
       hub_->TakePeersReport(this, request.peers());
       return absl::OkStatus();
     case Message::kLeaving: {
-      absl::MutexLock lock(&mutex_);
-      end_reason_ = StrCat("it left: ", request.leaving().reason());
+      {
+        absl::MutexLock lock(&mutex_);
+        end_reason_ = StrCat("it left: ", request.leaving().reason());
+      }
+      if (phase_ != Phase::kMember) return absl::CancelledError("it left before it took part");
+      hub_->LetGo(this);
       return absl::OkStatus();
     }
     case Message::MESSAGE_NOT_SET:
@@ -678,6 +695,12 @@ absl::Status AttachReactor::Take(const v1::AttachRequest& request) {
 
 absl::Status AttachReactor::TakeHello(const v1::Hello& hello) {
   SHARDMESH_RETURN_IF_ERROR(CheckHello(hello, hub_->options()));
+  if (const absl::Status caller = rpc::CheckCaller(hub_->options().credentials, *context_,
+                                                   {rpc::PeerRole::kWorker, hello.identity()});
+      !caller.ok()) {
+    rpc::LogWarning("attach refused", {{"identity", hello.identity()}, {"error", caller}});
+    return caller;
+  }
   hello_ = hello;
   phase_ = Phase::kVerifying;
   {
@@ -805,6 +828,9 @@ absl::Status AttachReactor::TakeInventory(const v1::InventoryPage& page) {
   Send(response);
   phase_ = Phase::kMember;
   hub_->Join(this);
+  if (hub_->options().joined) {
+    hub_->options().joined(hello_.identity());
+  }
   return absl::OkStatus();
 }
 

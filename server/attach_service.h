@@ -46,6 +46,8 @@ struct AttachHubOptions {
   FlightLog* flight_log = nullptr;
   LinkTable* link_table = nullptr;
   const rpc::Clock* clock = nullptr;
+  // Called when a worker's inventory was taken in, without a lock; null: nobody minds.
+  std::function<void(std::string_view identity)> joined = nullptr;
   // How long an endpoint has to answer who it is.
   absl::Duration verify_timeout = absl::Seconds(3);
 };

@@ -83,6 +83,23 @@ ArrayPtr WithRank(const ArrayPtr& array, int64_t rank, bool missing) {
   return WithMissing(*array, std::move(ranks));
 }
 
+// `change` more of a state.
+void Tally(ArrayState state, int64_t change, ArrayCounts* counts) {
+  switch (state) {
+    case ArrayState::kStaging:
+      counts->staging += change;
+      break;
+    case ArrayState::kAvailable:
+      counts->available += change;
+      break;
+    case ArrayState::kDegraded:
+      counts->degraded += change;
+      break;
+    case ArrayState::kReleased:
+      break;
+  }
+}
+
 bool LiesOn(const Array& array, std::string_view mesh_id, int64_t rank) {
   const ArrayDescriptor& descriptor = array.definition.descriptor;
   return descriptor.mesh_id == mesh_id && rank < descriptor.mesh.size();
@@ -233,7 +250,7 @@ absl::Status Catalogue::Load() {
                                      "a copy of the data folder")),
           Reason::kStoreFailed);
     }
-    arrays_[found.array_id].array = array->second;
+    SetArray(arrays_[found.array_id], array->second);
     AddName({name, found.array_id, found.revision}, found.manifest_id);
   }
   for (const KeyValue& item : stored_arrays.items) {
@@ -259,7 +276,7 @@ absl::Status Catalogue::Stage(ArrayDefinition definition) {
     return WithReason(absl::AlreadyExistsError(StrCat("array \"", id, "\" exists")),
                       Reason::kAlreadyExists);
   }
-  entry->second.array = std::move(array);
+  SetArray(entry->second, std::move(array));
   return absl::OkStatus();
 }
 
@@ -271,7 +288,7 @@ void Catalogue::Discard(const std::vector<std::string>& array_ids) {
         committing_arrays_.contains(id)) {
       continue;
     }
-    arrays_.erase(found);
+    EraseArray(found);
   }
 }
 
@@ -481,9 +498,9 @@ void Catalogue::Finish(const std::shared_ptr<Pending>& pending, absl::StatusOr<R
 
 void Catalogue::Apply(const Pending& pending, Revision revision) {
   for (const ArrayPtr& array : pending.arrays) {
-    ArrayPtr& current = arrays_.find(array->definition.descriptor.array_id)->second.array;
+    ArrayEntry& entry = arrays_.find(array->definition.descriptor.array_id)->second;
     // Ranks may have been lost since the commit began.
-    current = WithMissing(*array, current->missing_ranks);
+    SetArray(entry, WithMissing(*array, entry.array->missing_ranks));
   }
   if (!pending.manifest_id.empty()) {
     Manifest& manifest = manifests_[pending.manifest_id];
@@ -504,6 +521,19 @@ void Catalogue::Apply(const Pending& pending, Revision revision) {
   for (const ArrayPtr& array : pending.arrays) {
     ReleaseIfUnheld(array->definition.descriptor.array_id);
   }
+}
+
+void Catalogue::SetArray(ArrayEntry& entry, ArrayPtr array) {
+  if (entry.array != nullptr) {
+    Tally(entry.array->state, -1, &counts_);
+  }
+  Tally(array->state, 1, &counts_);
+  entry.array = std::move(array);
+}
+
+void Catalogue::EraseArray(Arrays::iterator entry) {
+  Tally(entry->second.array->state, -1, &counts_);
+  arrays_.erase(entry);
 }
 
 void Catalogue::AddName(NameEntry entry, std::string manifest_id) {
@@ -551,7 +581,7 @@ void Catalogue::ReleaseIfUnheld(std::string_view array_id) {
   if (!entry.versions.empty()) dead_keys_.push_back(ArrayKey(array_id));
   for (const NameEntry& version : entry.versions) versions_.erase({version.name, version.version});
   released_.push_back(found->first);
-  arrays_.erase(found);
+  EraseArray(found);
 }
 
 void Catalogue::FlushReleased() {
@@ -647,6 +677,16 @@ std::vector<ArrayPtr> Catalogue::ListArrays(std::string_view start_after, int64_
   return page;
 }
 
+ArrayCounts Catalogue::CountArrays() const {
+  absl::MutexLock lock(&mutex_);
+  return counts_;
+}
+
+int64_t Catalogue::CountNames() const {
+  absl::MutexLock lock(&mutex_);
+  return static_cast<int64_t>(names_.size());
+}
+
 absl::Status Catalogue::Pin(std::string_view array_id) {
   absl::MutexLock lock(&mutex_);
   const auto found = arrays_.find(array_id);
@@ -686,7 +726,7 @@ void Catalogue::Unpin(std::string_view array_id) {
 void Catalogue::TilesLost(std::string_view mesh_id, int64_t rank) {
   absl::MutexLock lock(&mutex_);
   for (auto& [id, entry] : arrays_) {
-    if (LiesOn(*entry.array, mesh_id, rank)) entry.array = WithRank(entry.array, rank, true);
+    if (LiesOn(*entry.array, mesh_id, rank)) SetArray(entry, WithRank(entry.array, rank, true));
   }
 }
 
@@ -713,7 +753,7 @@ InventoryVerdict Catalogue::TilesFound(std::string_view mesh_id, int64_t rank,
   }
   for (auto& [id, entry] : arrays_) {
     if (!LiesOn(*entry.array, mesh_id, rank)) continue;
-    entry.array = WithRank(entry.array, rank, kept.count(id) == 0);
+    SetArray(entry, WithRank(entry.array, rank, kept.count(id) == 0));
   }
   return verdict;
 }

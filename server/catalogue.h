@@ -103,6 +103,15 @@ struct CommitResult {
   Revision revision = 0;
 };
 
+// Of the arrays that are there, how many are in each state.
+struct ArrayCounts {
+  int64_t staging = 0;
+  int64_t available = 0;
+  int64_t degraded = 0;
+
+  int64_t total() const { return staging + available + degraded; }
+};
+
 // A tile that a worker has, by its inventory.
 struct InventoryTile {
   std::string array_id;
@@ -187,6 +196,9 @@ class Catalogue {
                                     int64_t limit) const;
   // All arrays behind the id `start_after`, by rising id, at most `limit`.
   std::vector<ArrayPtr> ListArrays(std::string_view start_after, int64_t limit) const;
+  // O(1).
+  ArrayCounts CountArrays() const;
+  int64_t CountNames() const;
 
   // One more, or one fewer, reason to keep the array. NOT_FOUND, also of one that was given away.
   absl::Status Pin(std::string_view array_id);
@@ -218,6 +230,7 @@ class Catalogue {
     std::string manifest_id;  // where it is durable; empty: `name/NAME`
   };
   using Names = std::map<std::string, Name, std::less<>>;
+  using Arrays = std::map<std::string, ArrayEntry, std::less<>>;
   struct Manifest {
     int64_t chunks = 0;
     int64_t current_names = 0;       // of its names, those that it still holds for
@@ -241,6 +254,9 @@ class Catalogue {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Finish(const std::shared_ptr<Pending>& pending, absl::StatusOr<Revision> revision);
   void Apply(const Pending& pending, Revision revision) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What an entry holds from now on; and the end of one. Both keep the counts.
+  void SetArray(ArrayEntry& entry, ArrayPtr array) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EraseArray(Arrays::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AddName(NameEntry entry, std::string manifest_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Takes a name away from where it points; `key_stays`: its own key was written again.
   void DropName(Names::iterator name, bool key_stays) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -266,7 +282,8 @@ class Catalogue {
   EventQueue events_;
 
   mutable absl::Mutex mutex_;
-  std::map<std::string, ArrayEntry, std::less<>> arrays_ ABSL_GUARDED_BY(mutex_);
+  Arrays arrays_ ABSL_GUARDED_BY(mutex_);       // changed by SetArray and EraseArray alone
+  ArrayCounts counts_ ABSL_GUARDED_BY(mutex_);  // of arrays_
   Names names_ ABSL_GUARDED_BY(mutex_);
   // The array of each name and version whose array lives.
   std::map<std::pair<std::string, int64_t>, std::string> versions_ ABSL_GUARDED_BY(mutex_);

@@ -25,7 +25,6 @@ namespace shardmesh::server {
 namespace {
 
 constexpr int kProtocolVersion = 1;
-constexpr int64_t kPage = 1'000;
 // Records of one worker in an answer, and bytes of those of all workers together.
 constexpr size_t kDefaultFlightRecords = 64;
 constexpr int32_t kMaxFlightRecords = static_cast<int32_t>(FlightLog::kMaxRecords);
@@ -67,8 +66,9 @@ class ClusterService final : public v1::ClusterService::CallbackService {
     response->set_epoch(view->epoch);
     response->set_term(context_.term);
     response->set_revision(state.revision());
-    response->set_state(options_.is_draining() ? v1::COORDINATOR_STATE_DRAINING
-                                               : v1::COORDINATOR_STATE_SERVING);
+    response->set_state(options_.is_draining()             ? v1::COORDINATOR_STATE_DRAINING
+                        : options_.recovery->awaited() > 0 ? v1::COORDINATOR_STATE_RECOVERING
+                                                           : v1::COORDINATOR_STATE_SERVING);
     response->set_pid(getpid());
     for (const auto& [name, definition] : state.all(DefinitionKind::kMesh)) {
       Describe(*definition, *view, response->add_meshes());
@@ -76,8 +76,8 @@ class ClusterService final : public v1::ClusterService::CallbackService {
     for (const auto& [identity, worker] : view->workers) {
       Describe(worker, response->add_workers());
     }
-    response->set_arrays(CountArrays());
-    response->set_sessions(static_cast<int64_t>(context_.sessions->List().size()));
+    response->set_arrays(context_.catalogue->CountArrays().total());
+    response->set_sessions(context_.sessions->size());
     return Answer(context);
   }
 
@@ -276,19 +276,6 @@ class ClusterService final : public v1::ClusterService::CallbackService {
     rpc::Encode(context_.clock->Now() - worker.last_heartbeat, to->mutable_heartbeat_age());
     to->set_lost_reason(worker.lost_because);
     to->mutable_build()->set_version(worker.info.build_version);
-  }
-
-  int64_t CountArrays() const {
-    int64_t count = 0;
-    std::string after;
-    while (true) {
-      const std::vector<ArrayPtr> arrays = context_.catalogue->ListArrays(after, kPage);
-      count += static_cast<int64_t>(arrays.size());
-      if (static_cast<int64_t>(arrays.size()) < kPage) {
-        return count;
-      }
-      after = arrays.back()->definition.descriptor.array_id;
-    }
   }
 
   const ArrayContext context_;

@@ -10,6 +10,7 @@
 
 #include "server/array_service.h"
 #include "server/flight_log.h"
+#include "server/recovery.h"
 #include "server/sequencer.h"
 #include "server/step_watch.h"
 
@@ -23,6 +24,7 @@ struct ClusterServiceOptions {
   std::string cluster_id;
   std::string build_version;
   std::function<bool()> is_draining;
+  const Recovery* recovery = nullptr;
   const FlightLog* flight_log = nullptr;
   const StepWatch* step_watch = nullptr;
   // What is live now.

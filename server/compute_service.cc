@@ -186,12 +186,9 @@ class StepRunner {
       : context_(context),
         planner_(planner),
         sequencer_(sequencer),
-        done_(metrics->AddCounter("shardmesh_steps_total", "Steps by how they ended.",
-                                  {{"outcome", "committed"}})),
-        failed_(metrics->AddCounter("shardmesh_steps_total", "Steps by how they ended.",
-                                    {{"outcome", "aborted"}})),
-        seconds_(metrics->AddHistogram("shardmesh_step_duration_seconds",
-                                       "From a step's admission to its end.")) {}
+        committed_(metrics, "committed"),
+        failed_(metrics, "failed"),
+        cancelled_(metrics, "cancelled") {}
 
   absl::StatusOr<v1::CompileResponse> Compile(const v1::CompileRequest& request) {
     SHARDMESH_ASSIGN_OR_RETURN(const FoundOperands found,
@@ -251,9 +248,21 @@ class StepRunner {
   const ArrayContext context_;
   Planner* const planner_;
   Sequencer* const sequencer_;
-  const rpc::Counter done_;
-  const rpc::Counter failed_;
-  const rpc::Histogram seconds_;
+  // Steps that ended in one way.
+  struct Outcome {
+    Outcome(rpc::Metrics* metrics, const std::string& outcome)
+        : steps(metrics->AddCounter("shardmesh_steps_total", "Steps by how they ended.",
+                                    {{"outcome", outcome}})),
+          seconds(metrics->AddHistogram("shardmesh_step_duration_seconds",
+                                        "From a step's admission to its end.",
+                                        {{"outcome", outcome}})) {}
+
+    rpc::Counter steps;
+    rpc::Histogram seconds;
+  };
+  const Outcome committed_;
+  const Outcome failed_;
+  const Outcome cancelled_;  // by its client, or because the coordinator stops
   RecentAnswers recent_;
 };
 
@@ -588,8 +597,11 @@ absl::Status StepRunner::WithLosses(const Running& running, const WorkOutcome& o
 }
 
 void StepRunner::End(const RunningPtr& running, const absl::Status& status, bool began) {
-  (status.ok() ? done_ : failed_).Add();
-  seconds_.Observe(absl::ToDoubleSeconds(context_.clock->Now() - running->started));
+  const Reason reason = ReasonOf(status);
+  const bool is_cancelled = reason == Reason::kCancelled || reason == Reason::kNotServing;
+  const Outcome& ended = status.ok() ? committed_ : is_cancelled ? cancelled_ : failed_;
+  ended.steps.Add();
+  ended.seconds.Observe(absl::ToDoubleSeconds(context_.clock->Now() - running->started));
   const std::string& session_id = running->request.session_id();
   const auto unpin_from_session = [&](const std::string& array_id) {
     UnpinForSession(*context_.catalogue, *context_.sessions, session_id, array_id);

@@ -3,9 +3,10 @@
 
 #include <grpcpp/impl/service_type.h>
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
-#include <map>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -29,8 +30,10 @@
 #include "server/flight_log.h"
 #include "server/link_table.h"
 #include "server/local_store.h"
+#include "server/metrics.h"
 #include "server/operation_service.h"
 #include "server/planner.h"
+#include "server/recovery.h"
 #include "server/resolve_service.h"
 #include "server/sequencer.h"
 #include "server/session.h"
@@ -46,6 +49,8 @@ namespace shardmesh::server {
 namespace {
 
 constexpr std::string_view kDefaultMesh = "default";
+// Of the time to drain, what is left at most for telling clients that their work was aborted.
+constexpr absl::Duration kTimeToTell = absl::Seconds(1);
 // Room between the epochs of one run and the next: no worker changes as often.
 constexpr int64_t kEpochsPerTerm = int64_t{1} << 32;
 // The same for the numbers of steps.
@@ -79,10 +84,10 @@ class Server final : public CoordinatorServer {
   void MembershipChanged(const MembershipEvent& event);
   void WriteRanks(const std::string& mesh_id, const MembershipView& view);
   void SessionEnded(const EndedSession& session);
-  void ExportMetrics();
 
   const CoordinatorOptions options_;
   std::atomic<bool> draining_ = false;
+  std::atomic<absl::Time> draining_since_ = absl::InfiniteFuture();
   rpc::Metrics metrics_;
 
   // In the order in which they depend on one another; destroyed the other way round.
@@ -91,6 +96,7 @@ class Server final : public CoordinatorServer {
   std::unique_ptr<Catalogue> catalogue_;
   std::unique_ptr<StatePublisher> publisher_;
   std::unique_ptr<Membership> membership_;
+  Recovery recovery_{&clock_};
   FlightLog flight_log_;
   LinkTable link_table_;
   std::unique_ptr<StepWatch> step_watch_;
@@ -133,15 +139,17 @@ absl::Status Server::OpenState() {
       &clock_, [this](const EndedSession& session) { SessionEnded(session); });
   transfers_ = std::make_unique<Transfers>(&clock_, catalogue_.get(), sessions_.get());
   const std::string token_key = rpc::RandomBytes(rpc::kTokenKeyBytes);
-  hub_ = AttachHub::Create(membership_.get(), catalogue_.get(), publisher_.get(),
-                           {.cluster_id = catalogue_->cluster_id(),
-                            .term = term,
-                            .token_key = token_key,
-                            .build_version = std::string(rpc::BuildVersion()),
-                            .credentials = options_.credentials,
-                            .flight_log = &flight_log_,
-                            .link_table = &link_table_,
-                            .clock = &clock_});
+  hub_ = AttachHub::Create(
+      membership_.get(), catalogue_.get(), publisher_.get(),
+      {.cluster_id = catalogue_->cluster_id(),
+       .term = term,
+       .token_key = token_key,
+       .build_version = std::string(rpc::BuildVersion()),
+       .credentials = options_.credentials,
+       .flight_log = &flight_log_,
+       .link_table = &link_table_,
+       .clock = &clock_,
+       .joined = [this](std::string_view identity) { recovery_.Heard(identity); }});
   step_watch_ = std::make_unique<StepWatch>(&clock_, membership_.get(), &flight_log_);
   Sequencer::Options sequencer{.term = term, .last_sequence = term * kSequencesPerTerm};
   sequencer.explain = [this](const WorkRef& work, const std::vector<Participant>& waiting_for) {
@@ -175,6 +183,7 @@ absl::Status Server::OpenState() {
              MakeClusterService(context, {.cluster_id = catalogue_->cluster_id(),
                                           .build_version = std::string(rpc::BuildVersion()),
                                           .is_draining = [this] { return draining_.load(); },
+                                          .recovery = &recovery_,
                                           .flight_log = &flight_log_,
                                           .step_watch = step_watch_.get(),
                                           .live = [this] { return sequencer_->Live(); }}));
@@ -215,10 +224,13 @@ absl::Status Server::DefineMesh() {
 // The membership has the meshes of the catalog, now and from now on.
 absl::Status Server::KeepMeshes() {
   const std::shared_ptr<const ClusterState> state = publisher_->shared_state();
+  std::set<std::string, std::less<>> identities;
   for (const auto& [name, definition] : state->all(DefinitionKind::kMesh)) {
     const auto& mesh = std::get<rpc::MeshDefinition>(definition->value);
     SHARDMESH_RETURN_IF_ERROR(membership_->AddMesh(name, mesh.mesh.size(), mesh.workers));
+    identities.insert(mesh.workers.begin(), mesh.workers.end());
   }
+  recovery_.Begin(std::move(identities));
   SHARDMESH_ASSIGN_OR_RETURN(
       mesh_watch_, publisher_->Watch(store_->revision() + 1,
                                      [this](const std::vector<StatePublisher::Event>& events) {
@@ -303,9 +315,11 @@ void Server::MembershipChanged(const MembershipEvent& event) {
     case Kind::kRanksAssigned:
       WriteRanks(event.mesh_id, *event.view);
       break;
+    case Kind::kMeshRemoved:
+      recovery_.MeshesChanged(*event.view);
+      break;
     case Kind::kDrainChanged:
     case Kind::kMeshAdded:
-    case Kind::kMeshRemoved:
       break;
   }
   hub_->MembershipChanged();
@@ -324,42 +338,21 @@ void Server::SessionEnded(const EndedSession& session) {
   }
 }
 
-void Server::ExportMetrics() {
-  const rpc::Gauge epoch =
-      metrics_.AddGauge("shardmesh_epoch", "Version of who is alive; rises with each change.");
-  const rpc::Gauge term =
-      metrics_.AddGauge("shardmesh_term", "The coordinator's leadership version.");
-  term.Set(static_cast<double>(catalogue_->term()));
-  const rpc::Gauge sessions = metrics_.AddGauge("shardmesh_sessions", "Open sessions.");
-  const rpc::Gauge revision =
-      metrics_.AddGauge("shardmesh_store_revision", "Revision of the durable state.");
-  std::map<WorkerState, rpc::Gauge> workers;
-  for (const auto& [state, label] :
-       {std::pair(WorkerState::kAttached, "attached"),
-        std::pair(WorkerState::kDraining, "draining"), std::pair(WorkerState::kLost, "lost")}) {
-    workers.emplace(
-        state, metrics_.AddGauge("shardmesh_workers", "Workers by state.", {{"state", label}}));
-  }
-  metrics_.OnScrape([this, epoch, sessions, revision, workers] {
-    const std::shared_ptr<const MembershipView> view = membership_->view();
-    epoch.Set(static_cast<double>(view->epoch));
-    sessions.Set(static_cast<double>(sessions_->List().size()));
-    revision.Set(static_cast<double>(store_->revision()));
-    std::map<WorkerState, int> counts;
-    for (const auto& [identity, worker] : view->workers) {
-      ++counts[worker.state];
-    }
-    for (const auto& [state, gauge] : workers) {
-      gauge.Set(counts[state]);
-    }
-  });
-}
-
 absl::Status Server::Start() {
+  SHARDMESH_RETURN_IF_ERROR(
+      rpc::CheckOwnName(options_.credentials, rpc::ExpectedPeer::Coordinator()));
   SHARDMESH_RETURN_IF_ERROR(OpenState());
   SHARDMESH_RETURN_IF_ERROR(DefineMesh());
   SHARDMESH_RETURN_IF_ERROR(KeepMeshes());
-  ExportMetrics();
+  ExportState(&metrics_, {.store = store_.get(),
+                          .catalogue = catalogue_.get(),
+                          .membership = membership_.get(),
+                          .hub = hub_.get(),
+                          .sessions = sessions_.get(),
+                          .sequencer = sequencer_.get(),
+                          .recovery = &recovery_,
+                          .draining_since = [this] { return draining_since_.load(); }});
+  rpc::ExportExpiry(options_.credentials, metrics_);
   std::vector<rpc::NamedService> services = {{"shardmesh.v1.AttachService", hub_->service()}};
   for (const auto& [name, service] : services_) {
     services.push_back({name, service.get()});
@@ -376,8 +369,9 @@ absl::Status Server::Start() {
   };
   SHARDMESH_ASSIGN_OR_RETURN(lifecycle_, rpc::ServerLifecycle::Start(server, services));
   if (!options_.http_address.empty()) {
-    SHARDMESH_ASSIGN_OR_RETURN(
-        endpoint_, rpc::MetricsEndpoint::Start(metrics_, options_.http_address, options_.insecure));
+    SHARDMESH_ASSIGN_OR_RETURN(endpoint_, rpc::MetricsEndpoint::Start(
+                                              metrics_, options_.http_address, options_.credentials,
+                                              options_.insecure || options_.http_plaintext));
   }
   if (endpoint_ != nullptr) {
     rpc::LogInfo("metrics served", {{"port", endpoint_->port()}});
@@ -393,10 +387,18 @@ void Server::Drain(absl::Time deadline) {
   if (draining_.exchange(true)) {
     return;
   }
-  endpoint_.reset();
+  draining_since_ = clock_.Now();
   if (lifecycle_ != nullptr) {
+    lifecycle_->SetReady(false);
+    // Steps and transfers end while their workers are still attached, and their clients are told.
+    const absl::Duration to_tell =
+        std::clamp((deadline - absl::Now()) / 4, absl::ZeroDuration(), kTimeToTell);
+    if (const int64_t aborted = sequencer_->Drain(deadline - to_tell); aborted > 0) {
+      rpc::LogWarning("the grace ended before all that ran", {{"aborted", aborted}});
+    }
     lifecycle_->Drain(deadline);
   }
+  endpoint_.reset();
   // No lease, heartbeat or deadline ends from here on; what is live ends with the sequencer.
   clock_.Stop();
   mesh_watch_.reset();

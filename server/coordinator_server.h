@@ -25,7 +25,8 @@ struct CoordinatorOptions {
   std::optional<Mesh> mesh;
   // The least elements of a tensor that is sharded, where a rule set leaves that open.
   int64_t min_sharding_size = kDefaultMinSize;
-  bool insecure = false;  // allows plaintext beyond loopback
+  bool insecure = false;        // allows plaintext beyond loopback
+  bool http_plaintext = false;  // the same, of the metrics alone; with TLS too
   rpc::Credentials credentials = rpc::Credentials::Insecure();
   MembershipOptions membership;
 };

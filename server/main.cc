@@ -10,6 +10,7 @@
 #endif
 
 #include "absl/time/clock.h"
+#include "rpc/credentials.h"
 #include "rpc/flags.h"
 #include "rpc/log.h"
 #include "rpc/mutex_checks.h"
@@ -37,6 +38,7 @@ int Main(int argc, char** argv) {
   rpc::StopSignal stop;
   CoordinatorOptions options;
   std::string mesh;
+  rpc::TlsFiles tls;
   rpc::LogOptions log;
   absl::Duration grace = absl::Seconds(10);
   rpc::FlagSet flags("shardmesh-coordinator",
@@ -58,7 +60,10 @@ int Main(int argc, char** argv) {
   flags.AddDuration("lost-after", "how long a worker may be silent until it counts as lost",
                     &options.membership.lost_after);
   flags.AddDuration("grace", "how long running calls may go on when stopping", &grace);
-  flags.AddSwitch("insecure", "allow plaintext beyond this host", &options.insecure);
+  flags.AddTls(&tls, &options.insecure);
+  flags.AddSwitch("http-plaintext", "serve metrics in plaintext, beyond this host and with TLS too",
+                  &options.http_plaintext);
+  flags.AddSwitch("insecure", "allow plaintext beyond this host; not with TLS", &options.insecure);
   flags.AddLog(&log);
   if (const std::optional<int> code = flags.ParseMain(argc, argv); code.has_value()) {
     return *code;
@@ -74,6 +79,13 @@ int Main(int argc, char** argv) {
     options.mesh = *std::move(parsed);
   }
 
+  absl::StatusOr<rpc::Credentials> credentials = rpc::Credentials::FromFiles(tls);
+  if (!credentials.ok()) {
+    std::fprintf(stderr, "shardmesh-coordinator: %s\n",
+                 std::string(credentials.status().message()).c_str());
+    return rpc::FlagSet::kFailed;
+  }
+  options.credentials = *std::move(credentials);
   const auto server = CoordinatorServer::Start(std::move(options));
   if (!server.ok()) {
     std::fprintf(stderr, "shardmesh-coordinator: %s\n",

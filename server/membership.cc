@@ -44,8 +44,22 @@ absl::Status CheckInfo(const WorkerInfo& info) {
   return absl::OkStatus();
 }
 
-absl::Status NoMesh(std::string_view mesh_id) {
-  return WithReason(absl::NotFoundError(StrCat("no mesh \"", mesh_id, "\"")), Reason::kNotFound);
+template <typename Meshes>
+absl::Status NoMesh(std::string_view mesh_id, const Meshes& meshes) {
+  constexpr size_t kMostNamed = 5;
+  std::vector<std::string> names;
+  for (const auto& [name, mesh] : meshes) {
+    if (names.size() == kMostNamed) {
+      names.push_back("...");
+      break;
+    }
+    names.push_back(StrCat("\"", name, "\""));
+  }
+  return WithReason(
+      absl::NotFoundError(StrCat("no mesh \"", mesh_id, "\"; ",
+                                 names.empty() ? std::string("there is none yet, define one")
+                                               : StrCat("there is ", StrJoin(names, ", ")))),
+      Reason::kNotFound);
 }
 
 }  // namespace
@@ -94,7 +108,7 @@ std::string MembershipView::DescribeRank(const MeshRanks& mesh, int64_t rank) co
 
 absl::Status MembershipView::CheckComplete(std::string_view mesh_id) const {
   const MeshRanks* mesh = FindMesh(mesh_id);
-  if (mesh == nullptr) return NoMesh(mesh_id);
+  if (mesh == nullptr) return NoMesh(mesh_id, meshes);
   if (mesh->identities.empty()) {
     const auto alive = std::count_if(workers.begin(), workers.end(), [](const auto& worker) {
       return server::IsAlive(worker.second);
@@ -253,7 +267,7 @@ absl::Status Membership::RemoveMesh(std::string_view mesh_id) {
   {
     absl::MutexLock lock(&mutex_);
     const auto found = state_.meshes.find(mesh_id);
-    if (found == state_.meshes.end()) return NoMesh(mesh_id);
+    if (found == state_.meshes.end()) return NoMesh(mesh_id, state_.meshes);
     state_.meshes.erase(found);
     Publish({.kind = MembershipEvent::Kind::kMeshRemoved, .mesh_id = std::string(mesh_id)});
   }

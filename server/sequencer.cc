@@ -12,6 +12,12 @@
 namespace shardmesh::server {
 namespace {
 
+// What C++23's erase does for keys of another type.
+template <typename Container>
+void EraseKey(Container& container, std::string_view key) {
+  if (const auto found = container.find(key); found != container.end()) container.erase(found);
+}
+
 // Steps explained on one occasion, under the lock.
 constexpr int64_t kMaxExplanations = 16;
 
@@ -75,14 +81,10 @@ Sequencer::Sequencer(rpc::Clock* clock, StepTransport* transport, Options option
 Sequencer::~Sequencer() {
   {
     absl::MutexLock lock(&mutex_);
+    draining_ = true;
     closing_ = true;
-    const std::map<StepTicket, WorkPtr> live = live_;
-    for (const auto& [ticket, work] : live) {
-      if (work->state != State::kCommitting) {
-        End(work,
-            WithReason(absl::CancelledError("the coordinator is stopping"), Reason::kCancelled));
-      }
-    }
+    AbortLive(absl::StatusCode::kCancelled, Reason::kCancelled,
+              "was cancelled: the coordinator is stopping");
   }
   events_.MakeCalls();
   auto decided = [this] {
@@ -218,6 +220,7 @@ void Sequencer::WorkerAttached(std::string_view identity, int64_t epoch) {
   {
     absl::MutexLock lock(&mutex_);
     epoch_ = epoch;
+    EraseKey(leaving_, identity);
     if (!alive_.emplace(identity).second) FailIfInvolved(identity, "started anew");
   }
   events_.MakeCalls();
@@ -227,10 +230,68 @@ void Sequencer::WorkerLost(std::string_view identity, int64_t epoch, std::string
   {
     absl::MutexLock lock(&mutex_);
     epoch_ = epoch;
-    if (const auto found = alive_.find(identity); found != alive_.end()) alive_.erase(found);
+    EraseKey(leaving_, identity);
+    EraseKey(alive_, identity);
     FailIfInvolved(identity, StrCat("was lost (", reason, ")"));
   }
   events_.MakeCalls();
+}
+
+void Sequencer::WorkerLeaves(std::string_view identity, absl::AnyInvocable<void() &&> idle) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (alive_.count(identity) > 0) {
+      leaving_.insert_or_assign(std::string(identity), std::move(idle));
+      LetGo();
+    } else {
+      events_.Add(std::move(idle));
+    }
+  }
+  events_.MakeCalls();
+}
+
+void Sequencer::LetGo() {
+  for (auto& [identity, idle] : leaving_) {
+    if (idle == nullptr) continue;
+    const bool is_needed = std::any_of(live_.begin(), live_.end(), [&](const auto& entry) {
+      const std::vector<Participant>& participants = entry.second->ref.participants;
+      return std::any_of(participants.begin(), participants.end(),
+                         [&](const Participant& one) { return one.identity == identity; });
+    });
+    if (!is_needed) events_.Add(std::exchange(idle, nullptr));
+  }
+}
+
+int64_t Sequencer::Drain(absl::Time deadline) {
+  int64_t aborted = 0;
+  {
+    absl::MutexLock lock(&mutex_);
+    draining_ = true;
+    auto nothing_is_live = [this] {
+      mutex_.AssertReaderHeld();
+      return live_.empty();
+    };
+    if (mutex_.AwaitWithDeadline(absl::Condition(&nothing_is_live), deadline)) {
+      return 0;
+    }
+    closing_ = true;
+    aborted = AbortLive(absl::StatusCode::kUnavailable, Reason::kNotServing,
+                        "was aborted: the coordinator is stopping, and its grace has ended; ask "
+                        "again when it is back");
+  }
+  events_.MakeCalls();
+  return aborted;
+}
+
+int64_t Sequencer::AbortLive(absl::StatusCode code, Reason reason, std::string_view why) {
+  int64_t aborted = 0;
+  const std::map<StepTicket, WorkPtr> live = live_;
+  for (const auto& [ticket, work] : live) {
+    if (work->state == State::kCommitting) continue;
+    End(work, WithReason(absl::Status(code, StrCat(Name(work->ref), " ", why)), reason));
+    ++aborted;
+  }
+  return aborted;
 }
 
 std::vector<Sequencer::LiveWork> Sequencer::Live() const {
@@ -246,6 +307,30 @@ std::vector<Sequencer::LiveWork> Sequencer::Live() const {
   return all;
 }
 
+Sequencer::LiveCounts Sequencer::CountSteps() const { return Count(/*transfers=*/false); }
+
+Sequencer::LiveCounts Sequencer::CountTransfers() const { return Count(/*transfers=*/true); }
+
+Sequencer::LiveCounts Sequencer::Count(bool transfers) const {
+  LiveCounts counts;
+  absl::MutexLock lock(&mutex_);
+  for (const auto& [ticket, work] : live_) {
+    if (work->ref.transfer_id.empty() == transfers) continue;
+    switch (work->state) {
+      case State::kWaiting:
+        ++counts.waiting;
+        break;
+      case State::kRunning:
+        ++counts.running;
+        break;
+      case State::kCommitting:
+        ++counts.committing;
+        break;
+    }
+  }
+  return counts;
+}
+
 int64_t Sequencer::last_sequence() const {
   absl::MutexLock lock(&mutex_);
   return last_sequence_;
@@ -257,8 +342,11 @@ absl::Status Sequencer::CheckParticipants(std::string_view op,
   const auto bad = [](std::string message) {
     return WithReason(absl::InvalidArgumentError(message), Reason::kBadField);
   };
-  if (closing_) {
-    return WithReason(absl::UnavailableError("the coordinator is stopping"), Reason::kNotServing);
+  if (draining_) {
+    return WithReason(
+        absl::UnavailableError(StrCat(
+            "the coordinator is stopping and takes in nothing new; ask for ", op, " again soon")),
+        Reason::kNotServing);
   }
   if (participants.empty()) return bad(StrCat(op, " has no participants"));
   if (timeout <= absl::ZeroDuration()) {
@@ -275,6 +363,12 @@ absl::Status Sequencer::CheckParticipants(std::string_view op,
                                                       ", which is not attached; start it, and "
                                                       "retry")),
                         Reason::kWorkerLost);
+    }
+    if (leaving_.count(participant.identity) > 0) {
+      return WithReason(
+          absl::UnavailableError(StrCat(op, " needs ", Name(participant),
+                                        ", which is stopping; retry when it is back")),
+          Reason::kWorkerLost);
     }
   }
   if (static_cast<int64_t>(live_.size()) >= options_.max_live) {
@@ -439,6 +533,7 @@ void Sequencer::End(const WorkPtr& work, absl::Status status) {
     }
     std::move(callback)(outcome);
   });
+  LetGo();
 }
 
 void Sequencer::FailIfInvolved(std::string_view identity, std::string_view what) {

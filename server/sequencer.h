@@ -21,6 +21,7 @@
 #include "absl/time/time.h"
 #include "rpc/clock.h"
 #include "server/event_queue.h"
+#include "sharding/reason.h"
 
 namespace shardmesh::server {
 
@@ -201,6 +202,16 @@ class Sequencer {
   void WorkerAttached(std::string_view identity, int64_t epoch);
   void WorkerLost(std::string_view identity, int64_t epoch, std::string_view reason);
 
+  // Takes in no further work for this worker, until it attaches anew, and calls `idle`, once, when
+  // nothing that is live needs it, which is at once if it is not attached; not at all if it is lost
+  // before.
+  void WorkerLeaves(std::string_view identity, absl::AnyInvocable<void() &&> idle);
+
+  // Takes in nothing more: Submit and BeginTransfer answer UNAVAILABLE (NOT_SERVING) from now on.
+  // Waits until what is live, waiting steps included, has ended. What has not by `deadline` is
+  // aborted with UNAVAILABLE (NOT_SERVING), but for what is committing. Returns how many that were.
+  int64_t Drain(absl::Time deadline);
+
   // One line of what is live, for status and doctor.
   struct LiveWork {
     WorkRef work;
@@ -208,6 +219,15 @@ class Sequencer {
     std::vector<Participant> waiting_for;
   };
   std::vector<LiveWork> Live() const;
+
+  // How much is live, by state.
+  struct LiveCounts {
+    int64_t waiting = 0;
+    int64_t running = 0;
+    int64_t committing = 0;
+  };
+  LiveCounts CountSteps() const;
+  LiveCounts CountTransfers() const;
 
   // The last sequence number given.
   int64_t last_sequence() const;
@@ -217,6 +237,7 @@ class Sequencer {
   struct Work;
   using WorkPtr = std::shared_ptr<Work>;
 
+  LiveCounts Count(bool transfers) const ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status CheckParticipants(std::string_view op, const std::vector<Participant>& participants,
                                  absl::Duration timeout) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   absl::Status CheckTerm(int64_t term) const;
@@ -228,6 +249,12 @@ class Sequencer {
   absl::Status Report(const WorkPtr& work, RankReport report) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CommitIfDone(const WorkPtr& work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Decide(const WorkPtr& work, absl::Status status);
+  // Aborts all that is live and not committing, with `code` and why, after its name; returns how
+  // many that were.
+  int64_t AbortLive(absl::StatusCode code, Reason reason, std::string_view why)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Tells those who leave that nothing needs them any more.
+  void LetGo() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The one end of a piece of work.
   void End(const WorkPtr& work, absl::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FailIfInvolved(std::string_view identity, std::string_view what)
@@ -247,11 +274,15 @@ class Sequencer {
   std::map<int64_t, WorkPtr> steps_ ABSL_GUARDED_BY(mutex_);    // admitted, by sequence number
   absl::flat_hash_map<std::string, WorkPtr> transfers_ ABSL_GUARDED_BY(mutex_);
   std::set<std::string, std::less<>> alive_ ABSL_GUARDED_BY(mutex_);
+  // Who is alive and gets nothing new; who is told when nothing needs them, null once they were.
+  std::map<std::string, absl::AnyInvocable<void() &&>, std::less<>> leaving_
+      ABSL_GUARDED_BY(mutex_);
   int64_t epoch_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t last_sequence_ ABSL_GUARDED_BY(mutex_) = 0;
   StepTicket next_ticket_ ABSL_GUARDED_BY(mutex_) = 1;
-  int64_t deciding_ ABSL_GUARDED_BY(mutex_) = 0;  // hooks that have not decided
-  bool closing_ ABSL_GUARDED_BY(mutex_) = false;
+  int64_t deciding_ ABSL_GUARDED_BY(mutex_) = 0;   // hooks that have not decided
+  bool draining_ ABSL_GUARDED_BY(mutex_) = false;  // nothing new is taken in
+  bool closing_ ABSL_GUARDED_BY(mutex_) = false;   // nor is what waits admitted
 
   rpc::Alarm deadline_;  // last: its destructor waits for AbortOverdue
 };

@@ -91,6 +91,11 @@ std::vector<Session> SessionTable::List() const {
   return sessions;
 }
 
+int64_t SessionTable::size() const {
+  absl::MutexLock lock(&mutex_);
+  return static_cast<int64_t>(sessions_.size());
+}
+
 absl::StatusOr<bool> SessionTable::PinArray(std::string_view id, std::string array_id) {
   absl::MutexLock lock(&mutex_);
   Entry* entry = Find(id);

@@ -71,6 +71,7 @@ class SessionTable {
   absl::StatusOr<Session> Get(std::string_view id) const;
   // By rising id.
   std::vector<Session> List() const;
+  int64_t size() const;
 
   // True if the session did not pin the array before: who counts pins adds one then.
   absl::StatusOr<bool> PinArray(std::string_view id, std::string array_id);

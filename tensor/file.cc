@@ -123,12 +123,12 @@ AtomicFileWriter::AtomicFileWriter(FileDescriptor descriptor, std::string path,
       path_(std::move(path)),
       temporary_path_(std::move(temporary_path)) {}
 
-absl::StatusOr<AtomicFileWriter> AtomicFileWriter::Create(const std::string& path) {
+absl::StatusOr<AtomicFileWriter> AtomicFileWriter::Create(const std::string& path, mode_t mode) {
   static std::atomic<uint64_t> next_number = 0;
   std::string temporary_path =
       StrCat(path, ".", getpid(), ".", next_number.fetch_add(1), kTemporarySuffix);
   FileDescriptor descriptor(
-      open(temporary_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+      open(temporary_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, mode));
   if (!descriptor.valid()) {
     return FileError("create", temporary_path, errno);
   }

@@ -2,6 +2,8 @@
 #ifndef SHARDMESH_TENSOR_FILE_H_
 #define SHARDMESH_TENSOR_FILE_H_
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -66,7 +68,8 @@ class MappedFile {
 // Not thread-safe.
 class AtomicFileWriter {
  public:
-  static absl::StatusOr<AtomicFileWriter> Create(const std::string& path);
+  // `mode`: who may open the file, less the process's umask.
+  static absl::StatusOr<AtomicFileWriter> Create(const std::string& path, mode_t mode = 0666);
   AtomicFileWriter(AtomicFileWriter&& other) noexcept;
   AtomicFileWriter& operator=(AtomicFileWriter&& other) = delete;
   ~AtomicFileWriter();

@@ -38,6 +38,7 @@ CONFINED = [
     ("yaml-cpp", r"yaml-cpp/", ["rpc/config.cc"]),
     ("oneDNN", r"(oneapi/)?dnnl|oneapi/", ["worker/kernel/*.cc"]),
     ("CLI11", r"CLI/", ["client/cli/*"]),
+    ("certificates and TLS of OpenSSL", r"openssl/(pem|ssl|x509)", ["rpc/certificate.cc", "rpc/dial.cc", "rpc/https_server.cc"]),
     ("libcrypto", r"openssl/", ["sharding/digest.cc", "rpc/*", "server/*", "worker/*", "client/*"]),
     ("RE2", r"re2/", ["sharding/*"]),
     ("gRPC", r"grpc(pp)?/|.*\.grpc\.pb\.h", ["rpc/*", "server/*", "worker/*", "client/*"]),
@@ -113,6 +114,7 @@ PLANTED = [
     ("server/catalogue.cc", "// SQL.\n#include <sqlite3.h>\n", 1),
     ("worker/step_executor.cc", "// oneDNN.\n#include <oneapi/dnnl/dnnl.hpp>\n", 1),
     ("tensor/silent.cc", '#include "sharding/mesh.h"\n', 1),
+    ("rpc/call.cc", "// TLS.\n#include <openssl/ssl.h>\n", 1),
     ("server/sqlite_store.cc", '// Right.\n#include <sqlite3.h>\n#include "rpc/clock.h"\n', 0),
     ("tests/unit/right_test.cc", '// Right.\n#include "worker/shard_store.h"\n#include "server/store.h"\n', 0),
 ]

@@ -15,6 +15,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/synchronization/mutex.h"
 #include "rpc/array_codec.h"
+#include "rpc/dial.h"
 #include "rpc/flight_codec.h"
 #include "rpc/link_codec.h"
 #include "rpc/log.h"
@@ -44,6 +45,8 @@ constexpr int64_t kInventoryPageTiles = 256;
 constexpr int64_t kInventoryMessageBytes = int64_t{768} << 10;
 // How often the log repeats what the worker waits for.
 constexpr absl::Duration kLogInterval = absl::Seconds(30);
+// How long it may take to find out what is wrong with a connection.
+constexpr absl::Duration kDiagnosis = absl::Seconds(1);
 // An instruction that has run for so long is told of at once.
 constexpr absl::Duration kSlowAfter = absl::Milliseconds(100);
 // Records of instructions in one heartbeat, and the most bytes of them.
@@ -314,7 +317,7 @@ void Encode(const std::vector<FlightRecord>& from, v1::Heartbeat* to) {
 bool IsFinal(const absl::Status& status) {
   const Reason reason = ReasonOf(status);
   return reason == Reason::kClusterMismatch || reason == Reason::kProtocolMismatch ||
-         absl::IsInvalidArgument(status);
+         absl::IsInvalidArgument(status) || absl::IsPermissionDenied(status);
 }
 
 class AttachLoop final : public CoordinatorLink {
@@ -369,18 +372,23 @@ class AttachLoop final : public CoordinatorLink {
 
   void Leave(const std::string& reason, absl::Time deadline) override {
     AttachStreamPtr stream;
+    bool is_attached = false;
     {
       absl::MutexLock lock(&mutex_);
       stopping_ = true;
       stream = stream_;
+      is_attached = attached_;
     }
-    if (stream != nullptr) {
+    if (stream != nullptr && !is_attached) {
+      stream->Cancel();  // nobody counts on this worker yet
+    } else if (stream != nullptr) {
       v1::AttachRequest request;
       request.mutable_leaving()->set_reason(reason);
       stream->Send(std::move(request));
       {
+        // The coordinator ends the stream when nothing needs this worker any more.
         absl::MutexLock lock(&mutex_);
-        mutex_.AwaitWithDeadline(absl::Condition(this, &AttachLoop::HasNoStepsOrStream), deadline);
+        mutex_.AwaitWithDeadline(absl::Condition(this, &AttachLoop::HasNoStream), deadline);
       }
       stream->CloseAfterWrites();
     }
@@ -401,9 +409,6 @@ class AttachLoop final : public CoordinatorLink {
   static constexpr absl::Duration kCloseTimeout = absl::Milliseconds(500);
 
   bool HasNoStream() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stream_ == nullptr; }
-  bool HasNoStepsOrStream() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return steps_.empty() || stream_ == nullptr;
-  }
   AttachStreamPtr AttachedStream() const {
     absl::MutexLock lock(&mutex_);
     return attached_ ? stream_ : nullptr;
@@ -411,6 +416,9 @@ class AttachLoop final : public CoordinatorLink {
 
   // On the link's thread.
   void Run();
+  // The error with which an attempt ended, or what is wrong with the connection, where that is
+  // found.
+  absl::Status Explained(absl::Status ended) const;
   absl::Status AttachOnce(rpc::Backoff& backoff);
   void Detached();
   void LogWait(const absl::Status& status, absl::Duration delay);
@@ -457,7 +465,6 @@ class AttachLoop final : public CoordinatorLink {
   std::pair<int64_t, int64_t> told_ ABSL_GUARDED_BY(mutex_);
   FlightRecorder::Ticket next_record_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t told_links_ ABSL_GUARDED_BY(mutex_) = 0;  // revision
-  std::set<int64_t> steps_ ABSL_GUARDED_BY(mutex_);  // begun here, not ended by the coordinator
 
   std::thread thread_;
   rpc::Alarm heartbeat_;
@@ -466,13 +473,14 @@ class AttachLoop final : public CoordinatorLink {
 void AttachLoop::Run() {
   rpc::Backoff backoff(options_.retry);
   for (;;) {
-    const absl::Status ended = AttachOnce(backoff);
+    absl::Status ended = AttachOnce(backoff);
     {
       absl::MutexLock lock(&mutex_);
       if (stopping_) {
         return;
       }
     }
+    ended = Explained(std::move(ended));
     if (detached_for_good_ || IsFinal(ended)) {
       rpc::LogError("the coordinator refuses this worker",
                     {{"coordinator", options_.coordinator}, {"error", ended}});
@@ -485,6 +493,18 @@ void AttachLoop::Run() {
       return;
     }
   }
+}
+
+absl::Status AttachLoop::Explained(absl::Status ended) const {
+  if (!absl::IsUnavailable(ended) || ReasonOf(ended) != Reason::kUnspecified) {
+    return ended;
+  }
+  const std::string found =
+      rpc::DiagnoseConnection(options_.coordinator, options_.credentials,
+                              rpc::ExpectedPeer::Coordinator(), absl::Now() + kDiagnosis);
+  return found.empty()
+             ? ended
+             : absl::UnavailableError(StrCat("cannot reach ", options_.coordinator, ": ", found));
 }
 
 absl::Status AttachLoop::AttachOnce(rpc::Backoff& backoff) {
@@ -528,7 +548,6 @@ void AttachLoop::Detached() {
     was_attached = std::exchange(attached_, false);
     member_ = false;
     UpdateReady();
-    steps_.clear();
   }
   if (was_attached) {
     options_.gate->Suspend();
@@ -729,7 +748,6 @@ void AttachLoop::TakeRunStep(v1::RunStep step) {
   }
   {
     absl::MutexLock lock(&mutex_);
-    steps_.insert(order->sequence);
     heartbeat_.SetNoLaterThan(options_.clock->Now() + kSlowAfter);
   }
   options_.executor->Run(*std::move(order), [stream, rank](StepResult result) {
@@ -752,8 +770,6 @@ absl::Status AttachLoop::TakeEndStep(const v1::EndStep& end) {
     options_.executor->Abort(
         end.sequence(), error.ok() ? absl::AbortedError("the coordinator ended the step") : error);
   }
-  absl::MutexLock lock(&mutex_);
-  steps_.erase(end.sequence());
   return WithContext(ended, StrCat("cannot commit step ", end.sequence()));
 }
 

@@ -63,7 +63,8 @@ class CoordinatorLink {
     // of the link's: must not call back.
     std::function<void(bool ready)> ready_changed;
     // Called once, when the coordinator refuses this worker for good: CLUSTER_MISMATCH,
-    // PROTOCOL_MISMATCH, or a hello that it calls malformed. The link does nothing more.
+    // PROTOCOL_MISMATCH, a certificate that is another worker's, or a hello that it calls
+    // malformed. The link does nothing more.
     std::function<void(const absl::Status& reason)> failed;
     rpc::RetryPolicy retry = {};
   };
@@ -83,8 +84,8 @@ class CoordinatorLink {
   virtual void ReportTile(const TileReport& report) = 0;
   virtual void ReportPeers(int64_t epoch, const std::vector<std::string>& unreached) = 0;
 
-  // Tells the coordinator that the worker leaves and why, waits until its steps have ended, but not
-  // beyond `deadline`, and ends the stream for good.
+  // Tells the coordinator that the worker leaves and why, waits until that ends the stream, since
+  // nothing needs this worker any more, but not beyond `deadline`, and ends it for good.
   virtual void Leave(const std::string& reason, absl::Time deadline) = 0;
 
   struct State {

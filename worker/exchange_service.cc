@@ -22,6 +22,9 @@ class AcceptedStream final : public ExchangeStream {
   void Request(RawService& service, grpc::ServerCompletionQueue* queue, void* tag) {
     service.RequestExchange(&context_, &call_, queue, queue, tag);
   }
+  absl::Status CheckPeer(const rpc::Credentials& own, const std::string& identity) const override {
+    return rpc::CheckCaller(own, context_, {rpc::PeerRole::kWorker, identity});
+  }
   // When the request was met.
   void Open(std::shared_ptr<Handler> handler) override {
     SetHandler(std::move(handler));

@@ -9,10 +9,12 @@
 #include <grpcpp/support/byte_buffer.h>
 
 #include <memory>
+#include <string>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "rpc/credentials.h"
 #include "worker/completion_poller.h"
 
 namespace grpc {
@@ -43,6 +45,11 @@ class ExchangeStream : public std::enable_shared_from_this<ExchangeStream> {
   virtual ~ExchangeStream() = default;
   ExchangeStream(const ExchangeStream&) = delete;
   ExchangeStream& operator=(const ExchangeStream&) = delete;
+
+  // OK if the other end may speak as the worker of that identity; errors of rpc::CheckCaller, with
+  // `own` the credentials of this process. From OnOpen on.
+  virtual absl::Status CheckPeer(const rpc::Credentials& own,
+                                 const std::string& identity) const = 0;
 
   // Begins: the handler is told from now on, and kept until the stream is closed.
   virtual void Open(std::shared_ptr<Handler> handler) = 0;

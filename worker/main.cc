@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "rpc/allocator.h"
+#include "rpc/credentials.h"
 #include "rpc/flags.h"
 #include "rpc/log.h"
 #include "rpc/mutex_checks.h"
@@ -35,6 +36,7 @@ int Main(int argc, const char* const* argv) {
   rpc::PollOwnConnections();
   rpc::StopSignal stop;  // before any thread starts
   WorkerOptions options;
+  rpc::TlsFiles tls;
   rpc::LogOptions log;
   absl::Duration drain_timeout = absl::Seconds(30);
   std::string transport = "auto";
@@ -50,13 +52,17 @@ int Main(int argc, const char* const* argv) {
   flags.AddText("data-dir", "DIR", "keep tiles on disk too, in this folder", &options.data_dir);
   flags.AddInt("threads", "threads for kernels; 0 for as many as there are cores", 0, 1024,
                &options.threads);
-  flags.AddText("http-listen", "HOST:PORT", "serve Prometheus metrics over HTTP here",
+  flags.AddText("http-listen", "HOST:PORT",
+                "serve Prometheus metrics here: over HTTP, with TLS over HTTPS",
                 &options.metrics_listen);
   flags.AddText(
       "transport", "auto|stream|shm",
       "how data goes between workers: auto takes shared memory where they are on one host",
       &transport);
-  flags.AddSwitch("insecure", "allow plaintext beyond loopback", &options.insecure);
+  flags.AddTls(&tls, &options.insecure);
+  flags.AddSwitch("http-plaintext", "serve metrics in plaintext, beyond this host and with TLS too",
+                  &options.http_plaintext);
+  flags.AddSwitch("insecure", "allow plaintext beyond this host; not with TLS", &options.insecure);
   flags.AddDuration("drain-timeout", "how long running steps and streams have when it stops",
                     &drain_timeout);
   flags.AddLog(&log);
@@ -72,6 +78,12 @@ int Main(int argc, const char* const* argv) {
     return rpc::FlagSet::kWrongUse;
   }
 
+  absl::StatusOr<rpc::Credentials> credentials = rpc::Credentials::FromFiles(tls);
+  if (!credentials.ok()) {
+    rpc::LogError("cannot start", {{"error", credentials.status()}});
+    return rpc::FlagSet::kFailed;
+  }
+  options.credentials = *std::move(credentials);
   absl::StatusOr<std::unique_ptr<WorkerServer>> server = WorkerServer::Start(std::move(options));
   if (!server.ok()) {
     rpc::LogError("cannot start", {{"error", server.status()}});

@@ -37,6 +37,16 @@ bool PeerLink::is_up() const {
   return state_ == State::kUp;
 }
 
+absl::Status PeerLink::CheckPeer(const rpc::Credentials& own, const std::string& identity) const {
+  std::shared_ptr<ExchangeStream> stream;
+  {
+    absl::MutexLock lock(&mutex_);
+    stream = stream_;
+  }
+  return stream == nullptr ? absl::UnavailableError("the stream is closed")
+                           : stream->CheckPeer(own, identity);
+}
+
 bool PeerLink::is_behind() const {
   absl::MutexLock lock(&mutex_);
   return !can_write_ && !(control_.empty() && short_.empty() && long_.empty());
@@ -243,7 +253,9 @@ void PeerLink::OnOpen() {
 void PeerLink::OnFrame(const grpc::ByteBuffer& bytes) {
   const absl::StatusOr<rpc::Frame> frame = rpc::ReadFrame(bytes);
   const absl::Status status = frame.ok() ? Take(*frame) : frame.status();
-  if (!status.ok()) Close(status);
+  if (status.ok()) return;
+  owner_->OnRefused(status);
+  Close(status);
 }
 
 absl::Status PeerLink::Take(const rpc::Frame& frame) {

@@ -55,6 +55,8 @@ class PeerLink final : public ExchangeStream::Handler,
     // An error closes the stream with it.
     virtual absl::Status OnData(PeerLink& link, const rpc::Frame& frame) = 0;
     virtual void OnAbort(PeerLink& link, int64_t sequence, const rpc::FrameAbort& abort) = 0;
+    // A frame was refused: the stream is about to be closed with the error.
+    virtual void OnRefused(const absl::Status& why) = 0;
     // The stream is over; last call. `was_up`: OnUp was called.
     virtual void OnDown(const std::shared_ptr<PeerLink>& link, bool was_up,
                         const absl::Status& status) = 0;
@@ -71,6 +73,8 @@ class PeerLink final : public ExchangeStream::Handler,
   // The peer's identity: the one that was dialled, or else as its hello says (empty before).
   std::string peer() const;
   bool is_up() const;
+  // See ExchangeStream::CheckPeer; while the stream is open.
+  absl::Status CheckPeer(const rpc::Credentials& own, const std::string& identity) const;
 
   // Takes a message for the peer, of at least one byte. UNAVAILABLE if the link is not up;
   // INVALID_ARGUMENT if a message of this tag is under way. `signature`, if not empty, goes with

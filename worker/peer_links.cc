@@ -14,6 +14,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "rpc/dial.h"
 #include "rpc/frame.h"
 #include "rpc/log.h"
 #include "sharding/reason.h"
@@ -26,6 +28,7 @@
 #include "worker/peer_link.h"
 #include "worker/shm_channel.h"
 #include "worker/shm_peers.h"
+#include "worker/work_queue.h"
 
 namespace shardmesh::worker {
 namespace {
@@ -36,6 +39,11 @@ constexpr size_t kMaxHeldSteps = 1024;
 // How long a peer on this host may take to share its memory before it counts as reached all the
 // same, over its stream.
 constexpr absl::Duration kSharingLimit = absl::Seconds(2);
+
+// How long it may take to find out what is wrong with the connection to a peer.
+constexpr absl::Duration kDiagnosis = absl::Seconds(1);
+// How often the log repeats that a peer is not reached.
+constexpr absl::Duration kLogInterval = absl::Seconds(30);
 
 // How a receiver of shared memory waits: it looks again at once for a while, where every rank has a
 // core; then it lets others run between its looks; then it sleeps, and is woken by the sender.
@@ -177,7 +185,6 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
   ~PeerLinksImpl() override {
     Close();
     prober_.reset();
-    alarm_.reset();
     shm_.reset();
     service_->AwaitIdle();
     {
@@ -215,6 +222,7 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
     for (const auto& link : links) {
       link->Close(WorkerLost(StrCat(options_.self.identity, " is shutting down")));
     }
+    alarm_.reset();  // waits for Tick, which calls peers_changed
   }
 
   void SetClusterId(std::string cluster_id) override {
@@ -367,8 +375,28 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
 
   // The peer's stream is over: its steps fail.
   void Lose(Peer& peer, std::string_view reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Finds out on another thread why a peer that was dialled is not reached, and logs it; one peer
+  // at a time.
+  void Diagnose(const Peer& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Of a step that is over or is not of this epoch: nothing waits for it.
   bool IsOver(int64_t sequence, int64_t epoch) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Counts a frame that is dropped.
+  void CountDropped(int64_t sequence, int64_t epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const auto step = steps_.find(sequence);
+    const bool is_stale = step != steps_.end() && step->second.epoch != epoch;
+    ++(is_stale ? counters_.stale_frames : counters_.dropped_frames);
+  }
+  // Counts what ends its stream.
+  void CountRefused(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (absl::IsDataLoss(why)) {
+      ++counters_.corrupt_frames;
+    } else if (absl::IsFailedPrecondition(why) || absl::IsUnavailable(why) ||
+               absl::IsPermissionDenied(why)) {
+      ++counters_.refused_hellos;
+    } else {
+      ++counters_.malformed_frames;
+    }
+  }
   // Where a message from a peer goes; null if nobody waits for it. Errors of Hold.
   absl::StatusOr<std::shared_ptr<Mailbox>> MailboxFor(const Peer& sender, const Tag& tag,
                                                       int64_t epoch)
@@ -386,6 +414,10 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
   void OnUp(const std::shared_ptr<PeerLink>& link) override;
   absl::Status OnData(PeerLink& link, const rpc::Frame& frame) override;
   void OnAbort(PeerLink& link, int64_t sequence, const rpc::FrameAbort& abort) override;
+  void OnRefused(const absl::Status& why) override {
+    absl::MutexLock lock(&mutex_);
+    CountRefused(why);
+  }
   void OnDown(const std::shared_ptr<PeerLink>& link, bool was_up,
               const absl::Status& status) override;
 
@@ -415,6 +447,13 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
   int64_t last_opened_ ABSL_GUARDED_BY(mutex_) = -1;
   uint64_t last_shm_link_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t last_connection_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool diagnosing_ ABSL_GUARDED_BY(mutex_) = false;
+  // What the log said last of a peer that is not reached.
+  struct Diagnosis {
+    std::string found;
+    absl::Time logged = absl::InfinitePast();
+  };
+  std::map<std::string, Diagnosis> told_diagnoses_ ABSL_GUARDED_BY(mutex_);
   Counters counters_ ABSL_GUARDED_BY(mutex_);
 
   // For the clock's thread.
@@ -424,6 +463,7 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
   CompletionPoller poller_;           // of the service's queue, on which this worker dials as well
   std::optional<rpc::Alarm> alarm_;   // starts when everything above is there
   std::optional<LinkProber> prober_;  // the same; none if links are not measured
+  WorkQueue diagnoses_{1};            // the same
 };
 
 // --- A step's link.
@@ -691,6 +731,7 @@ void PeerLinksImpl::Dial(Peer& peer) {
   const std::string& endpoint = device.endpoints[peer.next_endpoint++ % device.endpoints.size()];
   auto channel = rpc::CreateChannel(
       endpoint, {.credentials = options_.credentials,
+                 .peer = rpc::ExpectedPeer::Worker(device.identity),
                  .max_message_bytes = rpc::kMaxFrameBytes,
                  // A connection of its own: bulk data, and no backoff inherited from another dial.
                  .own_connection = true});
@@ -703,6 +744,31 @@ void PeerLinksImpl::Dial(Peer& peer) {
   const std::shared_ptr<ExchangeStream> stream = DialExchange(*channel, service_->queue());
   peer.link->Attach(stream);
   stream->Open(peer.link);
+}
+
+void PeerLinksImpl::Diagnose(const Peer& peer) {
+  const std::vector<std::string>& endpoints = peer.device.endpoints;
+  if (closed_ || endpoints.empty() || std::exchange(diagnosing_, true)) return;
+  const std::string endpoint = endpoints[(peer.next_endpoint - 1) % endpoints.size()];
+  diagnoses_.Push([this, endpoint, identity = peer.device.identity] {
+    {
+      absl::MutexLock lock(&mutex_);
+      if (closed_) return;
+    }
+    const std::string found =
+        rpc::DiagnoseConnection(endpoint, options_.credentials, rpc::ExpectedPeer::Worker(identity),
+                                absl::Now() + kDiagnosis);
+    absl::MutexLock lock(&mutex_);
+    diagnosing_ = false;
+    const absl::Time now = options_.clock->Now();
+    Diagnosis& told = told_diagnoses_[identity];
+    if (found.empty() || (told.found == found && now - told.logged < kLogInterval)) return;
+    told = {found, now};
+    rpc::LogWarning("cannot reach peer", {{"identity", options_.self.identity},
+                                          {"peer", identity},
+                                          {"address", endpoint},
+                                          {"error", found}});
+  });
 }
 
 std::shared_ptr<ExchangeStream::Handler> PeerLinksImpl::Accept(
@@ -911,6 +977,7 @@ absl::Status PeerLinksImpl::Hold(int64_t sequence) {
 absl::StatusOr<rpc::FrameHello> PeerLinksImpl::CheckHello(PeerLink& link,
                                                           const rpc::FrameHello& hello) {
   const std::string& own = options_.self.identity;
+  SHARDMESH_RETURN_IF_ERROR(link.CheckPeer(options_.credentials, hello.identity));
   absl::MutexLock lock(&mutex_);
   if (closed_) return WorkerLost(StrCat(own, " is shutting down"));
   if (hello.peer_identity != own) {
@@ -1016,7 +1083,7 @@ absl::Status PeerLinksImpl::OnData(PeerLink& link, const rpc::Frame& frame) {
       SHARDMESH_ASSIGN_OR_RETURN(mailbox, MailboxFor(sender->second, tag, header.epoch));
     }
     if (mailbox == nullptr) {
-      ++counters_.dropped_frames;
+      CountDropped(tag.step(), header.epoch);
       return absl::OkStatus();
     }
     counters_.received_bytes += frame.payload_bytes();
@@ -1107,7 +1174,7 @@ absl::Status PeerLinksImpl::TakeShared(const std::string& identity, const ShmCha
       SHARDMESH_ASSIGN_OR_RETURN(mailbox, MailboxFor(sender->second, tag, arrived.epoch));
     }
     if (mailbox == nullptr) {
-      ++counters_.dropped_frames;
+      CountDropped(tag.step(), arrived.epoch);
       return absl::OkStatus();
     }
     counters_.received_bytes += size_bytes;
@@ -1127,6 +1194,7 @@ void PeerLinksImpl::Refuse(const std::string& identity, const ShmChannel* channe
     const auto peer = peers_.find(identity);
     if (peer == peers_.end() || peer->second.channel.get() != channel) return;
     link = peer->second.link;
+    CountRefused(why);
   }
   rpc::LogWarning("shared memory refused",
                   {{"identity", options_.self.identity}, {"peer", identity}, {"error", why}});
@@ -1193,6 +1261,10 @@ void PeerLinksImpl::OnDown(const std::shared_ptr<PeerLink>& link, bool was_up,
                     was_up ? " broke: " : ": ", ToStd(status.message())));
       }
       peer.link = nullptr;
+      if (link->dialled() && !was_up && absl::IsUnavailable(status) &&
+          ReasonOf(status) == Reason::kUnspecified) {
+        Diagnose(peer);
+      }
       if (Dials(found->first)) {
         peer.dial_time = options_.clock->Now() + peer.backoff.NextDelay(status);
       }

@@ -109,8 +109,8 @@ class PeerLinks {
   };
 
   static std::unique_ptr<PeerLinks> Create(Options options);
-  // Closes what is open, and waits for it. Close was called and then the server that has
-  // `service()` stopped (its ServerLifecycle drained or destroyed), and no StepLink is left.
+  // Closes what is open, and waits for it. Close was called and then the ServerLifecycle that has
+  // `service()` drained, which is destroyed after this; no StepLink is left.
   virtual ~PeerLinks() = default;
   PeerLinks(const PeerLinks&) = delete;
   PeerLinks& operator=(const PeerLinks&) = delete;
@@ -121,7 +121,8 @@ class PeerLinks {
   virtual grpc::Service* service() = 0;
   virtual void Start() = 0;
 
-  // Ends all streams and dials no more; every step fails with UNAVAILABLE. For on_drain.
+  // Ends all streams and dials no more; every step fails with UNAVAILABLE, and peers_changed is not
+  // called any more when this returns. For on_drain.
   virtual void Close() = 0;
 
   // The cluster that peers have to be of; before the first membership. Empty: hellos are not
@@ -166,7 +167,13 @@ class PeerLinks {
     int64_t sent_bytes = 0;      // payload, to all peers
     int64_t received_bytes = 0;  // payload, from all peers
     int64_t shared_bytes = 0;    // of those sent, through shared memory
-    int64_t dropped_frames = 0;  // of steps that were over
+    int64_t dropped_frames = 0;  // of steps that were over, and of streams that were replaced
+    int64_t stale_frames = 0;    // dropped too: of a step that is open in another epoch
+    // Each ends its stream: a checksum that is wrong; what breaks the protocol; a hello of another
+    // cluster, incarnation or epoch.
+    int64_t corrupt_frames = 0;
+    int64_t malformed_frames = 0;
+    int64_t refused_hellos = 0;
     int64_t broken_streams = 0;  // that had been up
   };
   virtual Counters counters() const = 0;

@@ -98,7 +98,8 @@ struct StepObserver {
     int64_t copied_to_send = 0;
     int64_t copied_received = 0;
   };
-  std::function<void(CollectiveKind kind, const CollectiveBytes& bytes, absl::Duration elapsed)>
+  std::function<void(CollectiveKind kind, CollectiveAlgorithm algorithm,
+                     const CollectiveBytes& bytes, absl::Duration elapsed)>
       collective;
 };
 

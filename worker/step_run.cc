@@ -426,7 +426,7 @@ class StepRunner {
     result_.collective_time += ended - started;
     result_.sent_bytes = context_.link->sent_bytes();
     if (options_.observer.collective) {
-      options_.observer.collective(collective.kind,
+      options_.observer.collective(collective.kind, collective.algorithm,
                                    {.sent = result_.sent_bytes - sent_before,
                                     .copied_to_send = copied_.to_send,
                                     .copied_received = copied_.received},

@@ -3,7 +3,6 @@
 
 #include <grpcpp/grpcpp.h>
 #include <unistd.h>
-#include <algorithm>
 
 #include <array>
 #include <cstring>
@@ -30,6 +29,7 @@
 #include "worker/coordinator_link.h"
 #include "worker/flight_recorder.h"
 #include "worker/kernel/matmul.h"
+#include "worker/metrics.h"
 #include "worker/peer_links.h"
 #include "worker/shard_store.h"
 #include "worker/shm_arena.h"
@@ -99,81 +99,6 @@ absl::StatusOr<std::vector<std::string>> Endpoints(const WorkerOptions& options,
   return endpoints;
 }
 
-std::string_view OutcomeLabel(StepOutcome outcome) {
-  switch (outcome) {
-    case StepOutcome::kDone:
-      return "done";
-    case StepOutcome::kFailed:
-      return "failed";
-    case StepOutcome::kNeedPlan:
-      return "need_plan";
-  }
-  return "";
-}
-
-// `all_reduce`, ...
-std::string KindLabel(CollectiveKind kind) {
-  std::string label(CollectiveKindName(kind));
-  std::replace(label.begin(), label.end(), '-', '_');
-  return label;
-}
-
-// What the executor tells of its work, as metrics.
-StepObserver ObserveInto(rpc::Metrics& metrics) {
-  const rpc::Histogram step_seconds =
-      metrics.AddHistogram("shardmesh_worker_step_duration_seconds",
-                           "From a step's begin on this worker to its report.");
-  std::map<StepOutcome, rpc::Counter> steps;
-  for (const StepOutcome outcome :
-       {StepOutcome::kDone, StepOutcome::kFailed, StepOutcome::kNeedPlan}) {
-    steps.emplace(
-        outcome, metrics.AddCounter("shardmesh_worker_steps_total", "Steps by how they ended here.",
-                                    {{"outcome", std::string(OutcomeLabel(outcome))}}));
-  }
-  const rpc::Counter kernel_flops = metrics.AddCounter("shardmesh_worker_kernel_flops_total",
-                                                       "Floating-point operations of kernels.");
-  const rpc::Counter kernel_seconds =
-      metrics.AddCounter("shardmesh_worker_kernel_seconds_total", "Time in kernels.");
-  struct Collective {
-    rpc::Counter sent_bytes;
-    rpc::Counter copied_to_send_bytes;
-    rpc::Counter copied_received_bytes;
-    rpc::Counter seconds;
-  };
-  std::map<CollectiveKind, Collective> collectives;
-  for (const CollectiveKind kind : AllCollectiveKinds()) {
-    const rpc::MetricLabels labels = {{"op", KindLabel(kind)}};
-    collectives.emplace(
-        kind,
-        Collective{metrics.AddCounter("shardmesh_worker_collective_sent_bytes_total",
-                                      "Bytes that collectives sent to peers.", labels),
-                   metrics.AddCounter("shardmesh_worker_collective_copied_to_send_bytes_total",
-                                      "Bytes copied into one piece before they were sent.", labels),
-                   metrics.AddCounter("shardmesh_worker_collective_copied_received_bytes_total",
-                                      "Bytes from peers copied into place.", labels),
-                   metrics.AddCounter("shardmesh_worker_collective_seconds_total",
-                                      "Time in collectives.", labels)});
-  }
-  StepObserver observer;
-  observer.step = [=](StepOutcome outcome, absl::Duration elapsed) {
-    steps.at(outcome).Add();
-    step_seconds.Observe(absl::ToDoubleSeconds(elapsed));
-  };
-  observer.kernel = [=](int64_t flops, absl::Duration elapsed) {
-    kernel_flops.Add(static_cast<double>(flops));
-    kernel_seconds.Add(absl::ToDoubleSeconds(elapsed));
-  };
-  observer.collective = [=](CollectiveKind kind, const StepObserver::CollectiveBytes& bytes,
-                            absl::Duration elapsed) {
-    const Collective& collective = collectives.at(kind);
-    collective.sent_bytes.Add(static_cast<double>(bytes.sent));
-    collective.copied_to_send_bytes.Add(static_cast<double>(bytes.copied_to_send));
-    collective.copied_received_bytes.Add(static_cast<double>(bytes.copied_received));
-    collective.seconds.Add(absl::ToDoubleSeconds(elapsed));
-  };
-  return observer;
-}
-
 }  // namespace
 
 class WorkerServer::Impl {
@@ -187,13 +112,22 @@ class WorkerServer::Impl {
         pool_(BufferPool::Create(&budget_, MaxIdleBytes(options_.memory_bytes), arena_)),
         kernel_({.threads = static_cast<int>(options_.threads)}) {}
 
-  ~Impl() { Drain(absl::InfinitePast()); }
+  ~Impl() {
+    Drain(absl::InfinitePast());
+    // Each before what it calls. Streams of the links end on a queue of the server's, which has to
+    // be there until the last of them has.
+    link_.reset();
+    executor_.reset();
+    links_.reset();
+  }
 
   absl::Status Start() {
     if (options_.identity.empty()) {
       options_.identity = HostName();
     }
     SHARDMESH_RETURN_IF_ERROR(rpc::CheckIdentity(options_.identity, "identity"));
+    SHARDMESH_RETURN_IF_ERROR(
+        rpc::CheckOwnName(options_.credentials, rpc::ExpectedPeer::Worker(options_.identity)));
     const WorkerSelf self{
         .identity = options_.identity, .incarnation = RandomIncarnation(), .boot_id = BootId()};
     const std::string nonce = rpc::RandomBytes(kNonceBytes);
@@ -225,7 +159,7 @@ class WorkerServer::Impl {
                                      .weight_budget = &budget_,
                                      .recorder = &recorder_,
                                      .clock = &clock_,
-                                     .observer = ObserveInto(metrics_)});
+                                     .observer = ObserveSteps(&metrics_)});
     tiles_ = MakeTileService({.self = self,
                               .nonce = nonce,
                               .store = store_.get(),
@@ -262,13 +196,18 @@ class WorkerServer::Impl {
                     .links = links_.get(),
                     .executor = executor_.get(),
                     .recorder = &recorder_,
-                    .ready_changed = [this](bool ready) { server_->SetReady(ready); },
+                    .ready_changed = [this](bool ready) { ReadyChanged(ready); },
                     .failed = [this](const absl::Status& reason) { SetFailure(reason); }}));
-    AddGauges();
+    ExportState(&metrics_, {.store = store_.get(),
+                            .pool = pool_.get(),
+                            .links = links_.get(),
+                            .coordinator = link_.get()});
+    rpc::ExportExpiry(options_.credentials, metrics_);
     if (!options_.metrics_listen.empty()) {
       SHARDMESH_ASSIGN_OR_RETURN(
           metrics_endpoint_,
-          rpc::MetricsEndpoint::Start(metrics_, options_.metrics_listen, options_.insecure));
+          rpc::MetricsEndpoint::Start(metrics_, options_.metrics_listen, options_.credentials,
+                                      options_.insecure || options_.http_plaintext));
       rpc::LogInfo("metrics served", {{"port", metrics_endpoint_->port()}});
     }
     links_->Start();
@@ -283,16 +222,17 @@ class WorkerServer::Impl {
         return;
       }
     }
-    metrics_endpoint_.reset();
     if (server_ == nullptr) {
       return;
     }
     server_->SetReady(false);
-    gate_->Drain();
+    // What was begun with this worker goes on: steps, and the tiles of transfers.
     if (link_ != nullptr) {
       link_->Leave("it is draining", deadline);
     }
+    gate_->Drain();
     server_->Drain(deadline);
+    metrics_endpoint_.reset();
   }
 
   const std::string& identity() const { return options_.identity; }
@@ -305,6 +245,12 @@ class WorkerServer::Impl {
   }
 
  private:
+  // A worker that drains is not ready, whatever it reaches.
+  void ReadyChanged(bool ready) {
+    absl::MutexLock lock(&mutex_);
+    if (!drained_) server_->SetReady(ready);
+  }
+
   void SetFailure(const absl::Status& reason) {
     absl::MutexLock lock(&mutex_);
     failure_ = reason;
@@ -323,28 +269,6 @@ class WorkerServer::Impl {
                                        {"staged", report.staged_tiles},
                                        {"size_bytes", report.size_bytes}});
     }
-  }
-
-  void AddGauges() {
-    const auto used = metrics_.AddGauge("shardmesh_worker_store_used_bytes",
-                                        "Shard memory in use, idle buffers included.");
-    const auto limit =
-        metrics_.AddGauge("shardmesh_worker_store_limit_bytes", "Limit of shard memory.");
-    const auto attached =
-        metrics_.AddGauge("shardmesh_worker_attached", "1 while attached to a coordinator.");
-    const auto ready =
-        metrics_.AddGauge("shardmesh_worker_ready", "1 while attached and all peers are reached.");
-    const auto epoch = metrics_.AddGauge("shardmesh_worker_epoch", "Epoch of the last membership.");
-    const auto term = metrics_.AddGauge("shardmesh_worker_term", "The newest term heard of.");
-    metrics_.OnScrape([=, this] {
-      const CoordinatorLink::State state = link_->state();
-      used.Set(static_cast<double>(store_->used_bytes()));
-      limit.Set(static_cast<double>(store_->limit_bytes()));
-      attached.Set(state.attached ? 1 : 0);
-      ready.Set(state.ready ? 1 : 0);
-      epoch.Set(static_cast<double>(state.epoch));
-      term.Set(static_cast<double>(state.term));
-    });
   }
 
   WorkerOptions options_;

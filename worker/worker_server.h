@@ -29,6 +29,7 @@ struct WorkerOptions {
   int64_t threads = 0;                      // for kernels; 0 for as many as there are cores
   std::string metrics_listen;               // host:port of GET /metrics; empty for none
   bool insecure = false;                    // allows plaintext beyond loopback
+  bool http_plaintext = false;              // the same, of the metrics alone; with TLS too
   Transport transport = Transport::kAuto;   // of data between workers
   rpc::Credentials credentials = rpc::Credentials::Insecure();
 };
@@ -41,7 +42,7 @@ class WorkerServer {
  public:
   // Errors of ShardStore::Open, ServerLifecycle::Start, MetricsEndpoint::Start and
   // CoordinatorLink::Create; INVALID_ARGUMENT for a bad identity or address; FAILED_PRECONDITION if
-  // it listens on all addresses and none is advertised.
+  // it listens on all addresses and none is advertised, or with the certificate of somebody else.
   static absl::StatusOr<std::unique_ptr<WorkerServer>> Start(WorkerOptions options);
   // Stops at once if Drain was not called.
   ~WorkerServer();

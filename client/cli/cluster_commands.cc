@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/time/clock.h"
+#include "client/cli/certificate_folder.h"
 #include "client/cli/cluster_record.h"
 #include "client/cli/command_line.h"
 #include "client/cli/commands.h"
@@ -37,6 +38,7 @@ struct UpFlags {
   std::string mesh;
   std::optional<int64_t> workers;
   std::string data_folder;
+  std::string tls_folder;
   int port = 0;
   bool detach = false;
   std::string memory;
@@ -129,6 +131,15 @@ absl::Status RunUp(const Invocation& invocation, const UpFlags& flags) {
   if (!flags.data_folder.empty()) {
     options.data_folder = std::filesystem::absolute(flags.data_folder).lexically_normal().string();
   }
+  if (!flags.tls_folder.empty()) {
+    options.tls_folder = std::filesystem::absolute(flags.tls_folder).lexically_normal().string();
+    CertificateFolderOptions certificates{
+        .folder = options.tls_folder, .workers = {}, .hosts = {}, .only_missing = true};
+    for (int64_t i = 0; i < options.mesh.size(); ++i) {
+      certificates.workers.push_back(LocalWorkerIdentity(i));
+    }
+    SHARDMESH_RETURN_IF_ERROR(WriteCertificates(certificates).status());
+  }
   options.worker_memory = flags.memory;
   if (flags.min_sharding_size.has_value()) {
     options.coordinator_flags.push_back(StrCat("--min-sharding-size=", *flags.min_sharding_size));
@@ -207,11 +218,13 @@ class MetricsAddresses {
     absl::StatusOr<ClusterRecord> record = ReadRecord(ClusterFolder(invocation.cluster_name));
     if (record.ok() && record->address == invocation.address) {
       processes_ = std::move(record->processes);
+      scheme_ = record->tls_folder.empty() ? "http" : "https";
       std::erase_if(processes_,
                     [](const RecordedProcess& process) { return process.metrics_address.empty(); });
     }
   }
 
+  const char* scheme() const { return scheme_; }
   // Whether any is known.
   bool known() const { return !processes_.empty(); }
   std::string Of(int64_t pid) const {
@@ -225,6 +238,7 @@ class MetricsAddresses {
 
  private:
   std::vector<RecordedProcess> processes_;
+  const char* scheme_ = "http";
 };
 
 Json WorkerJson(const WorkerStatus& worker, const std::string& metrics) {
@@ -290,7 +304,7 @@ void PrintStatus(const std::string& address, const ClusterStatus& status,
             << "Cluster " << status.cluster_id << ": " << FormatCount(status.arrays, "array")
             << ", " << FormatCount(status.sessions, "session") << "\n";
   if (const std::string served = metrics.Of(status.pid); !served.empty()) {
-    std::cout << "Metrics at http://" << served << "/metrics\n";
+    std::cout << "Metrics at " << metrics.scheme() << "://" << served << "/metrics\n";
   }
   for (const MeshStatus& mesh : status.meshes) {
     const auto missing = std::count(mesh.workers.begin(), mesh.workers.end(), std::string());
@@ -391,6 +405,9 @@ void AddClusterCommands(CommandLine* line) {
       ->check(CLI::Range(1, 1024));
   up->add_option("--data-dir", flags->data_folder,
                  "keep state and tensors below this folder (default: in memory)");
+  up->add_option("--tls", flags->tls_folder,
+                 "mutual TLS with the certificates in this folder, which are made if missing, as "
+                 "`shardmesh certs` does (default: plaintext)");
   up->add_option("--port", flags->port, "the coordinator's (default: a free one)")
       ->check(CLI::Range(1, 65535));
   up->add_flag("--detach", flags->detach, "return when the cluster is healthy, and leave it up");

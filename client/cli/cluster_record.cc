@@ -102,6 +102,7 @@ absl::StatusOr<ClusterRecord> ReadRecord(const std::string& folder) {
     // What follows with a default is absent in records of older builds.
     record.cluster_id = json.value("cluster_id", "");
     record.data_folder = json.value("data_dir", "");
+    record.tls_folder = json.value("tls_dir", "");
     for (const Json& process : json.at("processes")) {
       record.processes.push_back({process.at("identity").get<std::string>(),
                                   ProcessFromJson(process), process.at("log").get<std::string>(),
@@ -123,6 +124,7 @@ absl::Status WriteRecord(const std::string& folder, const ClusterRecord& record)
                {"mesh", record.mesh},
                {"cluster_id", record.cluster_id},
                {"data_dir", record.data_folder},
+               {"tls_dir", record.tls_folder},
                {"processes", Json::array()}};
   for (const RecordedProcess& process : record.processes) {
     Json entry = {{"identity", process.identity}};
@@ -142,15 +144,15 @@ absl::Status WriteRecord(const std::string& folder, const ClusterRecord& record)
 
 void RemoveRecord(const std::string& folder) { unlink(RecordPath(folder).c_str()); }
 
-std::optional<std::string> RecordedAddress(const std::string& name) {
+std::optional<ClusterRecord> RecordedCluster(const std::string& name) {
   if (!CheckClusterName(name).ok()) {
     return std::nullopt;
   }
-  const absl::StatusOr<ClusterRecord> record = ReadRecord(ClusterFolder(name));
+  absl::StatusOr<ClusterRecord> record = ReadRecord(ClusterFolder(name));
   if (!record.ok() || !record->IsUp()) {
     return std::nullopt;
   }
-  return record->address;
+  return *std::move(record);
 }
 
 std::vector<std::string> StopRecorded(const std::string& folder, const ClusterRecord& record,

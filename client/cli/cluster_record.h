@@ -37,6 +37,8 @@ struct ClusterRecord {
   std::string cluster_id;
   // Where state and tiles are kept; empty: in memory.
   std::string data_folder;
+  // With the certificates of its processes and of its clients; empty: plaintext.
+  std::string tls_folder = {};
   // The coordinator first.
   std::vector<RecordedProcess> processes;
   // The `up` that stays in the foreground and stops the others when it is stopped.
@@ -60,8 +62,8 @@ absl::Status WriteRecord(const std::string& folder, const ClusterRecord& record)
 // Removes the record; logs stay, for whoever wonders.
 void RemoveRecord(const std::string& folder);
 
-// The address of the cluster of that name, if it is recorded and up.
-std::optional<std::string> RecordedAddress(const std::string& name);
+// The record of the cluster of that name, if there is one and the cluster is up.
+std::optional<ClusterRecord> RecordedCluster(const std::string& name);
 
 // Asks the processes to end, workers before the coordinator, kills those that are still there after
 // `grace`, and removes the record. Returns the identities of those that had to be killed.

@@ -2,6 +2,7 @@
 #include "client/cli/command_line.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <exception>
 #include <iostream>
 #include <iterator>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "absl/strings/escaping.h"
+#include "client/cli/certificate_folder.h"
 #include "client/cli/cluster_record.h"
 #include "rpc/call.h"
 #include "rpc/host_port.h"
@@ -18,6 +20,7 @@
 #include "rpc/version.h"
 #include "sharding/nearest_name.h"
 #include "sharding/reason.h"
+#include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
 #include "sharding/utf8.h"
 
@@ -121,6 +124,17 @@ absl::Status CheckUtf8(int argc, const char* const* argv) {
   return absl::OkStatus();
 }
 
+// What was not given as an option is taken from the environment.
+void FillFromEnvironment(rpc::TlsFiles* files) {
+  for (const auto& [name, path] : {std::pair("SHARDMESH_TLS_CERT", &files->certificate),
+                                   std::pair("SHARDMESH_TLS_KEY", &files->private_key),
+                                   std::pair("SHARDMESH_TLS_CA", &files->authorities)}) {
+    if (const char* const value = std::getenv(name); path->empty() && value != nullptr) {
+      *path = value;
+    }
+  }
+}
+
 std::string DidYouMeanOneOf(std::string_view name, const std::vector<std::string>& known) {
   return DidYouMean(name, std::vector<std::string_view>(known.begin(), known.end()));
 }
@@ -160,6 +174,7 @@ absl::StatusOr<std::unique_ptr<MeshClient>> Invocation::Connect() const {
                                          ClusterFolder(cluster_name),
                                          " has no record); give its --address, or another --name"));
   }
+  SHARDMESH_ASSIGN_OR_RETURN(options.credentials, Credentials());
   return MeshClient::Connect(address, options);
 }
 
@@ -211,6 +226,14 @@ CLI::App* CommandLine::AddCommand(const std::string& name, const std::string& he
           "--output", [this](const std::string& text) { common_.json = text == "json"; },
           "table or json (default: table)")
       ->check(CLI::IsMember({"table", "json"}));
+  command->add_option("--tls-cert", common_.tls.certificate,
+                      "certificate to show to a cluster with TLS (PEM), with --tls-key and "
+                      "--tls-ca (default: $SHARDMESH_TLS_CERT)");
+  command->add_option("--tls-key", common_.tls.private_key,
+                      "the certificate's key (PEM; default: $SHARDMESH_TLS_KEY)");
+  command->add_option("--tls-ca", common_.tls.authorities,
+                      "the authorities that sign the cluster's certificates (PEM; default: "
+                      "$SHARDMESH_TLS_CA)");
   handlers_[command] = std::move(handler);
   return command;
 }
@@ -344,15 +367,23 @@ int CommandLine::Run(int argc, const char* const* argv) {
                           .has_address = !common_.address.empty(),
                           .cluster_name = common_.cluster_name,
                           .deadline = common_.deadline,
-                          .json = common_.json};
+                          .json = common_.json,
+                          .tls = common_.tls};
+    FillFromEnvironment(&invocation.tls);
     if (!invocation.has_address) {
-      // A cluster that was named is meant, and no other.
-      invocation.address =
-          RecordedAddress(common_.cluster_name)
-              .value_or(common_.cluster_name == kDefaultCluster ? kDefaultAddress : "");
+      if (const auto record = RecordedCluster(common_.cluster_name); record.has_value()) {
+        invocation.address = record->address;
+        if (invocation.tls.empty() && !record->tls_folder.empty()) {
+          invocation.tls = ClientTlsFiles(record->tls_folder);
+        }
+      } else if (common_.cluster_name == kDefaultCluster) {
+        invocation.address = kDefaultAddress;  // a cluster that was named is meant, and no other
+      }
     }
-    if (const absl::Status address = rpc::CheckAddress(invocation.address);
-        invocation.has_address && !address.ok()) {
+    if (const absl::Status tls = rpc::CheckComplete(invocation.tls); !tls.ok()) {
+      status = WrongUse(ToStd(tls.message()));
+    } else if (const absl::Status address = rpc::CheckAddress(invocation.address);
+               invocation.has_address && !address.ok()) {
       status = WrongUse(StrCat("--address: ", ToStd(address.message())));
     } else {
       status = handlers_.at(Chosen(&app_))(invocation);

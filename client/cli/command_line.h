@@ -18,6 +18,8 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "client/mesh_client.h"
+#include "rpc/certificate.h"
+#include "rpc/credentials.h"
 #include "sharding/str_cat.h"
 
 namespace shardmesh::client {
@@ -42,9 +44,15 @@ struct Invocation {
   // As given; commands that move tensors have a longer one of their own otherwise.
   std::optional<absl::Duration> deadline;
   bool json = false;
+  // As given by options or in the environment, else the client's of the cluster that `up` recorded;
+  // empty for plaintext.
+  rpc::TlsFiles tls = {};
 
   absl::Duration DeadlineOr(absl::Duration otherwise) const { return deadline.value_or(otherwise); }
-  // Errors of MeshClient::Connect; UNAVAILABLE where a cluster was named that is not up here.
+  // Errors of rpc::Credentials::FromFiles.
+  absl::StatusOr<rpc::Credentials> Credentials() const { return rpc::Credentials::FromFiles(tls); }
+  // Errors of Credentials and of MeshClient::Connect; UNAVAILABLE where a cluster was named that is
+  // not up here.
   absl::StatusOr<std::unique_ptr<MeshClient>> Connect() const;
 };
 
@@ -67,7 +75,7 @@ class CommandLine {
   CommandLine();
 
   // Defines a command below `parent` (null: the program). The returned app takes its options;
-  // --address, --name, --deadline and --output are there already.
+  // --address, --name, --deadline, --output and those of TLS are there already.
   CLI::App* AddCommand(const std::string& name, const std::string& help, Handler handler,
                        CLI::App* parent = nullptr);
   // Says that the operands of a command are specs, so that one may begin with a dash: `-,tp`.
@@ -85,6 +93,7 @@ class CommandLine {
     std::string cluster_name = "default";
     std::optional<absl::Duration> deadline;
     bool json = false;
+    rpc::TlsFiles tls;
   };
 
   // The command that the first words name, or null where an option of the program itself comes

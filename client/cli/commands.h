@@ -9,6 +9,7 @@ namespace shardmesh::client {
 void AddClusterCommands(CommandLine* line);     // up, down, status, version
 void AddBenchCommands(CommandLine* line);       // bench collectives
 void AddDoctorCommands(CommandLine* line);      // doctor
+void AddHealthCommands(CommandLine* line);      // health
 void AddLinksCommands(CommandLine* line);       // links
 void AddLayoutCommands(CommandLine* line);      // resolve, match, presets
 void AddSpecCommands(CommandLine* line);        // explain, constrain, compare, tiles, axes
@@ -21,6 +22,7 @@ void AddComputeCommands(CommandLine* line);     // linear, matmul, collective
 void AddCatalogCommands(CommandLine* line);     // catalog ls, get, put, rm
 void AddRulesCommands(CommandLine* line);       // rules lint, diff, test, rewrite, from-text
 void AddLogicalCommands(CommandLine* line);     // logical resolve, compose
+void AddCertsCommands(CommandLine* line);       // certs
 void AddCheckpointCommands(CommandLine* line);  // make-checkpoint, make-tensor
 
 }  // namespace shardmesh::client

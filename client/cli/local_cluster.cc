@@ -57,8 +57,13 @@ absl::Status MakeFolders(const std::string& path) {
 }
 
 absl::StatusOr<std::unique_ptr<MeshClient>> ConnectUntil(const std::string& address,
+                                                         const std::string& tls_folder,
                                                          absl::Time deadline) {
   MeshClientOptions options;
+  if (!tls_folder.empty()) {
+    SHARDMESH_ASSIGN_OR_RETURN(options.credentials,
+                               rpc::Credentials::FromFiles(ClientTlsFiles(tls_folder)));
+  }
   options.timeout = std::max(deadline - absl::Now(), absl::Milliseconds(1));
   return MeshClient::Connect(address, options);
 }
@@ -99,7 +104,7 @@ bool IsComplete(const ClusterStatus& status) {
 std::vector<std::string> IdentitiesOn(const Mesh& mesh) {
   std::vector<std::string> identities = {kCoordinator};
   for (int64_t i = 0; i < mesh.size(); ++i) {
-    identities.push_back(StrCat("worker-", i));
+    identities.push_back(LocalWorkerIdentity(i));
   }
   return identities;
 }
@@ -142,15 +147,19 @@ absl::Status CheckResumable(const ClusterRecord& record, const LocalClusterOptio
   const bool same_port =
       options.port == 0 || absl::EndsWith(record.address, StrCat(":", options.port));
   if (record.mesh != options.mesh.ToString() || record.data_folder != options.data_folder ||
-      !same_port) {
+      record.tls_folder != options.tls_folder || !same_port) {
     return refused(StrCat("to have that started again give its own --mesh ", record.mesh,
                           record.data_folder.empty() ? " without --data-dir" : " and --data-dir ",
-                          record.data_folder, same_port ? "" : ", and no other --port"));
+                          record.data_folder,
+                          record.tls_folder.empty() ? ", without --tls" : " and --tls ",
+                          record.tls_folder, same_port ? "" : ", and no other --port"));
   }
   return absl::OkStatus();
 }
 
 }  // namespace
+
+std::string LocalWorkerIdentity(int64_t index) { return StrCat("worker-", index); }
 
 absl::StatusOr<std::string> OwnBinaryFolder() {
   std::error_code error;
@@ -165,6 +174,14 @@ std::string LocalCluster::LogPath(const std::string& identity) const {
   return StrCat(options_.folder, "/", identity, ".log");
 }
 
+void LocalCluster::AddTls(const rpc::TlsFiles& files, std::vector<std::string>* command) const {
+  if (!options_.tls_folder.empty()) {
+    command->push_back("--tls-cert=" + files.certificate);
+    command->push_back("--tls-key=" + files.private_key);
+    command->push_back("--tls-ca=" + files.authorities);
+  }
+}
+
 ProcessOptions LocalCluster::CoordinatorProcess(const std::string& listen) const {
   ProcessOptions process;
   process.command = {StrCat(options_.binary_folder, "/", kCoordinatorProgram), "--listen=" + listen,
@@ -172,6 +189,7 @@ ProcessOptions LocalCluster::CoordinatorProcess(const std::string& listen) const
   if (!options_.data_folder.empty()) {
     process.command.push_back(StrCat("--data-dir=", options_.data_folder, "/", kCoordinator));
   }
+  AddTls(CoordinatorTlsFiles(options_.tls_folder), &process.command);
   process.command.insert(process.command.end(), options_.coordinator_flags.begin(),
                          options_.coordinator_flags.end());
   process.log_path = LogPath(kCoordinator);
@@ -189,6 +207,7 @@ ProcessOptions LocalCluster::WorkerProcess(const std::string& identity) const {
   if (!options_.data_folder.empty()) {
     process.command.push_back(StrCat("--data-dir=", options_.data_folder, "/", identity));
   }
+  AddTls(WorkerTlsFiles(options_.tls_folder, identity), &process.command);
   process.command.insert(process.command.end(), options_.worker_flags.begin(),
                          options_.worker_flags.end());
   process.log_path = LogPath(identity);
@@ -277,6 +296,7 @@ LocalCluster::LocalCluster(LocalClusterOptions options) : options_(std::move(opt
   record_.name = options_.name;
   record_.mesh = options_.mesh.ToString();
   record_.data_folder = options_.data_folder;
+  record_.tls_folder = options_.tls_folder;
   if (options_.ends_with_parent) {
     record_.supervisor = *IdentifyProcess(getpid());
   }
@@ -367,7 +387,7 @@ absl::Status LocalCluster::WaitUntilHealthy(absl::Time deadline) {
     identities.push_back(members_[i].identity);
   }
   SHARDMESH_ASSIGN_OR_RETURN(const std::unique_ptr<MeshClient> client,
-                             ConnectUntil(record_.address, deadline));
+                             ConnectUntil(record_.address, options_.tls_folder, deadline));
   for (;;) {
     for (Member& member : members_) {
       if (const std::optional<std::string> end = member.process.Ended(); end.has_value()) {
@@ -463,7 +483,7 @@ void FollowRestarts(ClusterRecord* record, absl::Time deadline) {
   if (record->cluster_id.empty()) {
     return;  // whoever answers may be of another cluster
   }
-  const auto client = ConnectUntil(record->address, deadline);
+  const auto client = ConnectUntil(record->address, record->tls_folder, deadline);
   const absl::StatusOr<ClusterStatus> status =
       client.ok() ? (*client)->GetStatus() : absl::StatusOr<ClusterStatus>(client.status());
   if (!status.ok() || status->cluster_id != record->cluster_id) {

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "client/cli/certificate_folder.h"
 #include "client/cli/cluster_record.h"
 #include "client/cli/process.h"
 #include "sharding/mesh.h"
@@ -30,6 +31,8 @@ struct LocalClusterOptions {
   int port = 0;
   // Keeps state and tiles below this folder; empty: in memory.
   std::string data_folder;
+  // With certificates as WriteCertificates makes them, of workers named as here; empty: plaintext.
+  std::string tls_folder;
   // Of each worker, as its flag --memory takes it; empty: its own default.
   std::string worker_memory;
   std::vector<std::string> coordinator_flags;  // further ones
@@ -38,6 +41,9 @@ struct LocalClusterOptions {
   bool ends_with_parent = true;
   int parent_end_signal = 15;
 };
+
+// The identity of a local cluster's worker: `worker-0`, ...
+std::string LocalWorkerIdentity(int64_t index);
 
 // A process that ended though nobody stopped it.
 struct EndedProcess {
@@ -60,7 +66,8 @@ class LocalCluster {
   //   a part of it is up   what has ended is started again; see restarted(). If that fails, nothing
   //                        is stopped, as after Detach; but what was started again ends with this
   //                        process where ends_with_parent says so. FAILED_PRECONDITION if it has
-  //                        another mesh, port or data folder, or an `up` in the foreground.
+  //                        another mesh, port, data folder or certificates, or an `up` in the
+  //                        foreground.
   //   ... but its start was cut off before the coordinator listened, or it is in memory and without
   //                        a coordinator: the rest is stopped, and the cluster started anew; see
   //                        replaced()
@@ -119,6 +126,8 @@ class LocalCluster {
                                                               absl::Time deadline);
 
   std::string LogPath(const std::string& identity) const;
+  // The flags of TLS, where the cluster has it.
+  void AddTls(const rpc::TlsFiles& files, std::vector<std::string>* command) const;
   ProcessOptions CoordinatorProcess(const std::string& listen) const;
   ProcessOptions WorkerProcess(const std::string& identity) const;
   absl::Status Launch(const std::string& identity, ProcessOptions process);

@@ -12,6 +12,7 @@ int main(int argc, char** argv) {
   shardmesh::client::CommandLine line;
   shardmesh::client::AddClusterCommands(&line);
   shardmesh::client::AddDoctorCommands(&line);
+  shardmesh::client::AddHealthCommands(&line);
   shardmesh::client::AddLinksCommands(&line);
   shardmesh::client::AddBenchCommands(&line);
   shardmesh::client::AddLayoutCommands(&line);
@@ -25,6 +26,7 @@ int main(int argc, char** argv) {
   shardmesh::client::AddCatalogCommands(&line);
   shardmesh::client::AddRulesCommands(&line);
   shardmesh::client::AddLogicalCommands(&line);
+  shardmesh::client::AddCertsCommands(&line);
   shardmesh::client::AddCheckpointCommands(&line);
   return line.Run(argc, argv);
 }

@@ -901,6 +901,41 @@ TEST_F(ClusterCommandTest, NamesAWorkerAsNoCoordinator) {
               HasSubstr(address + " does not know this call: it is no shardmesh coordinator"));
 }
 
+TEST_F(ClusterCommandTest, ProbesTellAliveFromReady) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterStatus status,
+                                 cluster_->client().GetStatus());
+  const std::string worker = "--address=" + status.workers.front().addresses.front();
+  const auto probe = [&](std::vector<std::string> arguments, const std::string& address) {
+    arguments.insert(arguments.begin(), "health");
+    arguments.push_back(address);
+    return RunShardmesh(arguments, cluster_->folder());
+  };
+  for (const std::string& address : {"--address=" + cluster_->address(), worker}) {
+    for (const std::string service : {"live", "ready"}) {
+      const CommandResult result = probe({service}, address);
+      EXPECT_EQ(result.exit_code, 0) << result.err;
+      EXPECT_EQ(result.out, address.substr(10) + ": " + service + "\n");
+    }
+  }
+  CommandResult result = probe({"redy"}, worker);
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("has no service \"redy\"; ask for live, ready, or"));
+
+  // Without its coordinator a worker is alive, and not ready.
+  ASSERT_THAT(cluster_->Kill("coordinator"), IsOk());
+  EXPECT_EQ(probe({"live"}, "--address=" + cluster_->address()).exit_code, 3);
+  const absl::Time deadline = absl::Now() + absl::Seconds(20);
+  do {
+    result = probe({"ready", "--output=json"}, worker);
+  } while (result.exit_code == 0 && absl::Now() < deadline);
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_FALSE(json::parse(result.out)["serving"].get<bool>());
+  EXPECT_THAT(json::parse(result.err)["error"]["message"].get<std::string>(),
+              HasSubstr("is not ready"));
+  EXPECT_EQ(probe({"live"}, worker).exit_code, 0);
+  EXPECT_EQ(probe({"ready", "--wait", "--deadline=500ms"}, worker).exit_code, 1);
+}
+
 TEST_F(ClusterCommandTest, ASecondWorkerOfAnIdentityWaitsAndSaysSo) {
   client::ProcessOptions options;
   options.command = {SHARDMESH_BINARY_DIR "/shardmesh-worker",
@@ -1392,9 +1427,9 @@ TEST_F(ClusterCommandTest, RefusesATileWithoutAToken) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterStatus status,
                                  cluster_->client().GetStatus());
   SHARDMESH_ASSERT_OK_AND_ASSIGN(
-      const auto worker,
-      client::WorkerClient::Connect(status.workers.front().addresses, rpc::Credentials::Insecure(),
-                                    absl::Now() + absl::Seconds(5)));
+      const auto worker, client::WorkerClient::Connect(
+                             status.workers.front().identity, status.workers.front().addresses,
+                             rpc::Credentials::Insecure(), absl::Now() + absl::Seconds(5)));
   const std::string bytes(16, 'x');
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const TensorView view,
                                  TensorView::Create(Dtype::kF32, {4}, bytes));

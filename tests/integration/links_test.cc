@@ -91,7 +91,7 @@ TEST_P(LinksTest, OfAWorkerThatIsGoneGoAndAreMeasuredAgainWhenItIsBack) {
 TEST_P(LinksTest, OfAMeshThatIsNotThereAreRefused) {
   const CommandResult unknown = cluster_->Run({"links", "--mesh=other"});
   EXPECT_EQ(unknown.exit_code, 1);
-  EXPECT_THAT(unknown.err, HasSubstr("no mesh \"other\""));
+  EXPECT_THAT(unknown.err, HasSubstr("no mesh \"other\"; there is \"default\""));
 }
 
 }  // namespace

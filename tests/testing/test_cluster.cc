@@ -98,12 +98,26 @@ absl::StatusOr<std::unique_ptr<TestCluster>> TestCluster::Start(const Options& o
   if (options.durable) {
     local.data_folder = cluster->folder_ + "/data";
   }
+  client::MeshClientOptions client_options;
+  if (!options.tls_folder.empty()) {
+    cluster->tls_folder_ = local.tls_folder = options.tls_folder;
+    client::CertificateFolderOptions certificates{
+        .folder = options.tls_folder, .workers = {}, .hosts = {}, .only_missing = true};
+    for (int64_t i = 0; i < local.mesh.size(); ++i) {
+      certificates.workers.push_back(client::LocalWorkerIdentity(i));
+    }
+    SHARDMESH_RETURN_IF_ERROR(client::WriteCertificates(certificates).status());
+    SHARDMESH_ASSIGN_OR_RETURN(
+        client_options.credentials,
+        rpc::Credentials::FromFiles(client::ClientTlsFiles(options.tls_folder)));
+  }
   local.parent_end_signal = SIGKILL;
   std::filesystem::create_directory(cluster->folder_ + "/shardmesh");
   SHARDMESH_ASSIGN_OR_RETURN(cluster->cluster_, client::LocalCluster::Start(
                                                     std::move(local), absl::Now() + kStartTimeout));
   SHARDMESH_RETURN_IF_ERROR(cluster->WaitUntilHealthy());
-  SHARDMESH_ASSIGN_OR_RETURN(cluster->client_, client::MeshClient::Connect(cluster->address()));
+  SHARDMESH_ASSIGN_OR_RETURN(cluster->client_,
+                             client::MeshClient::Connect(cluster->address(), client_options));
   return cluster;
 }
 
@@ -119,6 +133,12 @@ absl::Status TestCluster::WaitUntilHealthy() {
 
 CommandResult TestCluster::Run(std::vector<std::string> arguments) const {
   arguments.push_back("--address=" + address());
+  if (!tls_folder_.empty()) {
+    const rpc::TlsFiles files = client::ClientTlsFiles(tls_folder_);
+    arguments.insert(arguments.end(),
+                     {"--tls-cert=" + files.certificate, "--tls-key=" + files.private_key,
+                      "--tls-ca=" + files.authorities});
+  }
   return RunShardmesh(arguments, folder_);
 }
 
@@ -130,15 +150,29 @@ std::vector<std::string> TestCluster::metrics_addresses() const {
   return addresses;
 }
 
-absl::Status TestCluster::Kill(const std::string& identity) {
-  SHARDMESH_RETURN_IF_ERROR(cluster_->Signal(identity, SIGKILL));
+absl::Status TestCluster::AwaitEnd(const std::string& identity, absl::Time deadline) const {
   for (const client::RecordedProcess& process : cluster_->record().processes) {
-    if (process.identity == identity &&
-        !client::WaitUntilGone(process.id, absl::Now() + absl::Seconds(10))) {
-      return absl::DeadlineExceededError(StrCat(identity, " survives SIGKILL"));
+    if (process.identity == identity && !client::WaitUntilGone(process.id, deadline)) {
+      return absl::DeadlineExceededError(StrCat(identity, " does not end"));
     }
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> TestCluster::Terminate(const std::string& identity,
+                                                   absl::Duration timeout) {
+  const absl::Time deadline = absl::Now() + timeout;
+  SHARDMESH_RETURN_IF_ERROR(cluster_->Signal(identity, SIGTERM));
+  SHARDMESH_RETURN_IF_ERROR(AwaitEnd(identity, deadline));
+  for (const client::EndedProcess& ended : cluster_->CollectEnded()) {
+    if (ended.identity == identity) return ended.how;
+  }
+  return absl::InternalError(StrCat(identity, " ended and nobody knows how"));
+}
+
+absl::Status TestCluster::Kill(const std::string& identity) {
+  SHARDMESH_RETURN_IF_ERROR(cluster_->Signal(identity, SIGKILL));
+  return AwaitEnd(identity, absl::Now() + absl::Seconds(10));
 }
 
 absl::Status TestCluster::Restart(const std::string& identity) {

@@ -49,6 +49,8 @@ class TestCluster {
     std::string mesh = "fsdp=2,tp=2";
     // Keep state and tiles on disk.
     bool durable = false;
+    // Mutual TLS with certificates in this folder, which are made if missing; empty: plaintext.
+    std::string tls_folder = {};
     std::vector<std::string> coordinator_flags;
     std::vector<std::string> worker_flags;
     // Where the programs lie; empty: those of this build.
@@ -76,6 +78,9 @@ class TestCluster {
   absl::Status Signal(const std::string& identity, int signal) {
     return cluster_->Signal(identity, signal);
   }
+  // Sends SIGTERM and waits until the process is gone: how it ended, such as `exited with code 0`.
+  absl::StatusOr<std::string> Terminate(const std::string& identity,
+                                        absl::Duration timeout = absl::Seconds(60));
   // Kills with SIGKILL and waits until the process is gone.
   absl::Status Kill(const std::string& identity);
   absl::Status Restart(const std::string& identity);
@@ -83,7 +88,10 @@ class TestCluster {
  private:
   TestCluster() = default;
 
+  absl::Status AwaitEnd(const std::string& identity, absl::Time deadline) const;
+
   std::string folder_;
+  std::string tls_folder_;
   std::unique_ptr<client::LocalCluster> cluster_;
   std::unique_ptr<client::MeshClient> client_;  // closes before the cluster ends
 };

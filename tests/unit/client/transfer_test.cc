@@ -230,8 +230,8 @@ TEST_F(TransferTest, RefusesPartialSums) {
 TEST_F(TransferTest, AWorkerSaysWhoItIs) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(
       const std::unique_ptr<WorkerClient> worker,
-      WorkerClient::Connect({workers_[0]->address()}, rpc::Credentials::Insecure(),
-                            options_.deadline));
+      WorkerClient::Connect(workers_[0]->address(), {workers_[0]->address()},
+                            rpc::Credentials::Insecure(), options_.deadline));
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const WorkerIdentity identity,
                                  worker->Identify({options_.deadline, {}}));
   EXPECT_EQ(identity.identity, workers_[0]->address());

@@ -47,6 +47,7 @@ class FlagSetTest : public ::testing::Test {
     flags_.AddBytes("memory", "how much memory", &memory_);
     flags_.AddDuration("interval", "how often", &interval_);
     flags_.AddSwitch("insecure", "no encryption", &insecure_);
+    flags_.AddTls(&tls_, &insecure_);
     flags_.AddLog(&log_);
   }
 
@@ -58,6 +59,7 @@ class FlagSetTest : public ::testing::Test {
   int64_t memory_ = 1024;
   absl::Duration interval_ = absl::Seconds(1);
   bool insecure_ = false;
+  TlsFiles tls_;
   LogOptions log_;
   FlagSet flags_;
 };
@@ -116,6 +118,18 @@ TEST_F(FlagSetTest, RefusesArgumentsThatAreNoFlags) {
   for (const char* argument : {"listen", "-l", "--", ""}) {
     EXPECT_THAT(Parse({argument}), StatusIs(absl::StatusCode::kInvalidArgument)) << argument;
   }
+}
+
+TEST_F(FlagSetTest, TakesTheFilesOfTlsTogetherAndWithoutPlaintext) {
+  EXPECT_THAT(Parse({"--tls-cert=c", "--tls-key=k", "--tls-ca=a"}), IsOk());
+  EXPECT_EQ(tls_, (TlsFiles{"c", "k", "a"}));
+  const absl::Status plaintext = Parse({"--insecure"});
+  EXPECT_THAT(plaintext, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  EXPECT_THAT(std::string(plaintext.message()), HasSubstr("--http-plaintext"));
+  insecure_ = false;
+  const absl::Status partial = Parse({"--tls-key="});
+  EXPECT_THAT(partial, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  EXPECT_THAT(std::string(partial.message()), HasSubstr("--tls-key is missing"));
 }
 
 TEST_F(FlagSetTest, ReportsThatHelpIsAskedFor) {

@@ -5,6 +5,12 @@
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+
 #include "absl/strings/match.h"
 #include "absl/synchronization/notification.h"
 #include "grpc/health/v1/health.grpc.pb.h"
@@ -246,10 +252,49 @@ TEST(MetricsTest, SameNameAndLabelsAreTheSameSeries) {
   EXPECT_THAT(text, HasSubstr("shardmesh_build_info{component=\"worker\",version=\""));
 }
 
+TEST(MetricsTest, ACounterOfWhatIsCountedElsewhereNeverFalls) {
+  Metrics metrics("worker");
+  const Counter counter = metrics.AddCounter("shardmesh_things_total", "Things.");
+  for (const auto& [total, value] : {std::pair(5, 5), {5, 5}, {3, 5}, {7, 7}}) {
+    counter.RaiseTo(total);
+    EXPECT_EQ(counter.value(), value);
+  }
+}
+
+TEST(MetricsTest, TellsOfTheProcess) {
+  Metrics metrics("worker");
+  const auto read = [&metrics](std::string_view name) {
+    const std::string text = metrics.Text();
+    const size_t at = text.find(StrCat("\n", name, " "));
+    EXPECT_NE(at, std::string::npos) << name;
+    return at == std::string::npos ? 0 : std::stod(text.substr(at + name.size() + 2));
+  };
+  const double descriptors = read("process_open_fds");
+  EXPECT_GE(descriptors, 3);
+  {
+    const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen("/dev/null", "r"),
+                                                               &std::fclose);
+    EXPECT_EQ(read("process_open_fds"), descriptors + 1);
+  }
+  EXPECT_EQ(read("process_open_fds"), descriptors);
+  EXPECT_GE(read("process_max_fds"), descriptors);
+  EXPECT_GT(read("process_resident_memory_bytes"), 1 << 20);
+  EXPECT_GE(read("process_virtual_memory_bytes"), read("process_resident_memory_bytes"));
+  const double now = absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch());
+  // The kernel tells the time of boot in whole seconds.
+  EXPECT_LE(read("process_start_time_seconds"), now + 1);
+  EXPECT_GT(read("process_start_time_seconds"), now - 3600);
+  const double before = read("process_cpu_seconds_total");
+  const absl::Time deadline = absl::Now() + absl::Seconds(30);
+  while (read("process_cpu_seconds_total") == before && absl::Now() < deadline) {
+  }
+  EXPECT_GT(read("process_cpu_seconds_total"), before);
+}
+
 TEST(MetricsEndpointTest, StopsAtOnce) {
   Metrics metrics("worker");
   for (const char* address : {"127.0.0.1:0", "localhost:0"}) {
-    auto endpoint = MetricsEndpoint::Start(metrics, address);
+    auto endpoint = MetricsEndpoint::Start(metrics, address, Credentials::Insecure());
     ASSERT_THAT(endpoint, IsOk());
     const absl::Time start = absl::Now();
     endpoint->reset();
@@ -259,11 +304,14 @@ TEST(MetricsEndpointTest, StopsAtOnce) {
 
 TEST(MetricsEndpointTest, BindsAFreePortAndRefusesOneInUseOrBeyondLoopback) {
   Metrics metrics("worker");
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(auto endpoint, MetricsEndpoint::Start(metrics, "127.0.0.1:0"));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      auto endpoint, MetricsEndpoint::Start(metrics, "127.0.0.1:0", Credentials::Insecure()));
   EXPECT_GT(endpoint->port(), 0);
-  EXPECT_THAT(MetricsEndpoint::Start(metrics, StrCat("127.0.0.1:", endpoint->port())).status(),
+  EXPECT_THAT(MetricsEndpoint::Start(metrics, StrCat("127.0.0.1:", endpoint->port()),
+                                     Credentials::Insecure())
+                  .status(),
               StatusIs(absl::StatusCode::kAlreadyExists));
-  EXPECT_THAT(MetricsEndpoint::Start(metrics, "0.0.0.0:0").status(),
+  EXPECT_THAT(MetricsEndpoint::Start(metrics, "0.0.0.0:0", Credentials::Insecure()).status(),
               StatusIs(absl::StatusCode::kFailedPrecondition));
 }
 

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <iterator>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -25,9 +27,24 @@ using ::testing::SizeIs;
 class CatalogueTest : public ::testing::Test {
  protected:
   CatalogueTest() { Reopen(); }
+  void TearDown() override { ExpectCountsOfWhatIsThere(); }
+
+  // What the catalogue counts along is what a look at every array gives.
+  void ExpectCountsOfWhatIsThere() const {
+    std::map<ArrayState, int64_t> counts;
+    for (const ArrayPtr& array : catalogue_->ListArrays("", 1'000'000)) {
+      ++counts[array->state];
+    }
+    const ArrayCounts counted = catalogue_->CountArrays();
+    EXPECT_EQ(counted.staging, counts[ArrayState::kStaging]);
+    EXPECT_EQ(counted.available, counts[ArrayState::kAvailable]);
+    EXPECT_EQ(counted.degraded, counts[ArrayState::kDegraded]);
+    EXPECT_EQ(catalogue_->CountNames(), std::ssize(catalogue_->ListNames("", "", 1'000'000)));
+  }
 
   // As after a restart of the coordinator over the same store.
   void Reopen() {
+    if (catalogue_ != nullptr) ExpectCountsOfWhatIsThere();
     catalogue_.reset();
     released_.clear();
     auto opened = Catalogue::Open(store_.get(), &clock_, [this](const auto& ids) {
@@ -192,6 +209,22 @@ TEST_F(CatalogueTest, AnArrayThatIsGivenAwayIsNeitherPinnedNorNamedMeanwhile) {
   EXPECT_THAT(catalogue_->Pin(id), IsOk());
   EXPECT_THAT(Commit({{}, {{"w", id, std::nullopt}}, "", ""}), IsOk());
   EXPECT_FALSE(catalogue_->Give(id, 9)) << "it has a name";
+}
+
+TEST_F(CatalogueTest, CountsArraysByState) {
+  const std::string staging = Stage();
+  const std::string named = Stage();
+  ASSERT_THAT(Put("w", named), IsOk());
+  EXPECT_EQ(catalogue_->CountArrays().staging, 1);
+  EXPECT_EQ(catalogue_->CountArrays().available, 1);
+  catalogue_->TilesLost("m", 1);
+  catalogue_->TilesLost("m", 1);
+  EXPECT_EQ(catalogue_->CountArrays().degraded, 1);
+  EXPECT_EQ(catalogue_->CountArrays().total(), 2);
+  EXPECT_EQ(catalogue_->CountNames(), 1);
+  catalogue_->Discard({staging});
+  ASSERT_THAT(Commit({{}, {{"w", "", std::nullopt}}, "", ""}), IsOk());
+  EXPECT_EQ(catalogue_->CountArrays().total(), 0);
 }
 
 TEST_F(CatalogueTest, DiscardedArraysLeaveNoTrace) {

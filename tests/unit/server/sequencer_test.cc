@@ -118,6 +118,40 @@ TEST_F(SequencerTest, StepsWithCommonOperandsWaitAndOthersOverlap) {
   EXPECT_EQ(sequencer_.last_sequence(), 104);
 }
 
+TEST_F(SequencerTest, CountsWhatIsLiveByState) {
+  ASSERT_THAT(Submit(Step("runs", {"x"}, {"y"})), IsOk());
+  ASSERT_THAT(Submit(Step("waits", {"y"}, {"z"})), IsOk());
+  absl::AnyInvocable<void(absl::Status) &&> decide;
+  StepRequest commits = Step("commits", {}, {"v"});
+  commits.commit = [&](const WorkOutcome&, absl::AnyInvocable<void(absl::Status) &&> decided) {
+    decide = std::move(decided);
+  };
+  ASSERT_THAT(Submit(std::move(commits)), IsOk());
+  BothDone(102);
+  ASSERT_THAT(sequencer_.BeginTransfer({.transfer_id = "t",
+                                        .op = "put",
+                                        .mesh_id = "m",
+                                        .participants = {{.rank = 0, .identity = "a"}},
+                                        .timeout = absl::Seconds(30),
+                                        .commit = nullptr},
+                                       [](const WorkOutcome&) {}),
+              IsOk());
+  const auto expect = [](const Sequencer::LiveCounts& counts, int64_t waiting, int64_t running,
+                         int64_t committing) {
+    EXPECT_EQ(counts.waiting, waiting);
+    EXPECT_EQ(counts.running, running);
+    EXPECT_EQ(counts.committing, committing);
+  };
+  expect(sequencer_.CountSteps(), 1, 1, 1);
+  expect(sequencer_.CountTransfers(), 0, 1, 0);
+  std::move(decide)(absl::OkStatus());
+  BothDone(101);
+  BothDone(103);
+  EXPECT_THAT(sequencer_.AbortTransfer("t", absl::CancelledError("enough")), IsOk());
+  expect(sequencer_.CountSteps(), 0, 0, 0);
+  expect(sequencer_.CountTransfers(), 0, 0, 0);
+}
+
 TEST_F(SequencerTest, AnErrorOfOneRankAbortsTheStepOnceAndIsNamed) {
   ASSERT_THAT(Submit(Step("matmul", {"x"}, {"y"})), IsOk());
   EXPECT_THAT(Report(101, "b", 1,
@@ -301,6 +335,68 @@ TEST_F(SequencerTest, ATransferCommitsWhenAllIsStagedAndTheClientAsksForIt) {
   EXPECT_THAT(transport_.heard(), ElementsAre("commit put"));
   EXPECT_THAT(sequencer_.CommitTransfer("t"),
               StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+}
+
+TEST_F(SequencerTest, AWorkerThatLeavesFinishesWhatItHasAndGetsNothingNew) {
+  ASSERT_THAT(Submit(Step("running", {"x"}, {"y"})), IsOk());
+  ASSERT_THAT(Submit(Step("waiting", {"y"}, {})), IsOk());
+  int told = 0;
+  sequencer_.WorkerLeaves("b", [&] { ++told; });
+  EXPECT_THAT(Submit(Step("late", {}, {})),
+              AllOf(StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost)));
+  StepRequest alone = Step("alone", {}, {});
+  alone.participants = {{.rank = 0, .identity = "a"}};
+  EXPECT_THAT(Submit(std::move(alone)), IsOk()) << "which does not need it";
+  BothDone(101);
+  EXPECT_EQ(told, 0) << "a step that was taken in before waits for it";
+  BothDone(103);
+  EXPECT_EQ(told, 1);
+  EXPECT_THAT(transport_.heard().back(), "commit waiting") << "of which it heard before";
+  sequencer_.WorkerLost("b", 3, "it left");
+  sequencer_.WorkerAttached("b", 4);
+  EXPECT_THAT(Submit(Step("next", {}, {})), IsOk());
+  sequencer_.WorkerLeaves("c", [&] { ++told; });
+  EXPECT_EQ(told, 2) << "nothing can need it";
+}
+
+TEST_F(SequencerTest, DrainingLetsWhatIsLiveEndAndTakesInNothingNew) {
+  ASSERT_THAT(Submit(Step("running", {"x"}, {"y"})), IsOk());
+  ASSERT_THAT(Submit(Step("waiting", {"y"}, {})), IsOk());
+  std::thread workers([this] {
+    const auto request = [] {
+      TransferRequest made;
+      made.transfer_id = "t";
+      made.op = "put";
+      made.participants = {{.rank = 0, .identity = "a"}};
+      made.timeout = absl::Seconds(1);
+      return made;
+    };
+    // Draining has begun once something new is refused.
+    while (sequencer_.BeginTransfer(request(), [](const WorkOutcome&) {}).ok()) {
+      ASSERT_THAT(sequencer_.AbortTransfer("t", absl::AbortedError("")), IsOk());
+    }
+    BothDone(101);
+    BothDone(102);
+  });
+  EXPECT_EQ(sequencer_.Drain(absl::InfiniteFuture()), 0);
+  workers.join();
+  ASSERT_EQ(outcomes_.size(), 2u);
+  EXPECT_THAT(outcomes_[0].status, IsOk());
+  EXPECT_THAT(outcomes_[1].status, IsOk());
+  EXPECT_THAT(Submit(Step("late", {}, {})),
+              StatusIs(absl::StatusCode::kUnavailable, Reason::kNotServing));
+}
+
+TEST_F(SequencerTest, WhatHasNotEndedWithTheGraceIsAbortedByName) {
+  ASSERT_THAT(Submit(Step("linear", {"x"}, {"y"})), IsOk());
+  ASSERT_THAT(Submit(Step("behind", {"y"}, {})), IsOk());
+  EXPECT_EQ(sequencer_.Drain(absl::InfinitePast()), 2);
+  ASSERT_EQ(outcomes_.size(), 2u);
+  EXPECT_THAT(outcomes_[0].status, StatusIs(absl::StatusCode::kUnavailable, Reason::kNotServing));
+  EXPECT_THAT(outcomes_[0].status.ToString(),
+              AllOf(HasSubstr("step 101 (linear)"), HasSubstr("its grace has ended")));
+  EXPECT_THAT(outcomes_[1].status.ToString(), HasSubstr("behind"));
+  EXPECT_THAT(transport_.heard(), ElementsAre("start linear", "abort linear"));
 }
 
 TEST_F(SequencerTest, EveryStepEndsOnceUnderManyThreads) {

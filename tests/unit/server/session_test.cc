@@ -78,9 +78,11 @@ TEST_F(SessionTest, MovesAnOddTtlIntoTheRange) {
 
 TEST_F(SessionTest, BoundsTheNumberOfSessions) {
   for (int i = 0; i < 3; ++i) OpenFor(absl::Seconds(10));
+  EXPECT_EQ(table_.size(), 3);
   EXPECT_THAT(table_.Open("", absl::Seconds(1)),
               StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
   clock_.Advance(absl::Seconds(10));
+  EXPECT_EQ(table_.size(), 0);
   EXPECT_THAT(table_.Open("", absl::Seconds(1)), IsOk());
 }
 

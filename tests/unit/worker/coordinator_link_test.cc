@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -649,10 +650,29 @@ TEST_F(CoordinatorLinkTest, GivesUpWhereWaitingCannotHelp) {
   EXPECT_EQ(coordinator_.attaches(), 1);
 }
 
-TEST_F(CoordinatorLinkTest, SaysThatItLeavesAndWaitsForItsSteps) {
+TEST_F(CoordinatorLinkTest, SaysThatItLeavesAndWaitsUntilItMay) {
   Start();
   TakeIn(1);
-  link_->Leave("it is draining", absl::Now() + kTimeout);
+  std::thread leaves([this] { link_->Leave("it is draining", absl::InfiniteFuture()); });
+  EXPECT_EQ(coordinator_.Read().leaving().reason(), "it is draining");
+  EXPECT_TRUE(link_->state().attached);
+  coordinator_.Break();
+  leaves.join();
+  EXPECT_FALSE(link_->state().attached);
+  EXPECT_EQ(coordinator_.attaches(), 1) << "it does not come back";
+}
+
+TEST_F(CoordinatorLinkTest, LeavesAtOnceWhereItDoesNotTakePartYet) {
+  Start();
+  ASSERT_TRUE(Eventually([&] { return coordinator_.attaches() == 1; }));
+  link_->Leave("it is draining", absl::InfiniteFuture());
+  EXPECT_FALSE(link_->state().attached);
+}
+
+TEST_F(CoordinatorLinkTest, LeavesWhenItsTimeIsOver) {
+  Start();
+  TakeIn(1);
+  link_->Leave("it is draining", absl::Now() + absl::Milliseconds(1));
   EXPECT_EQ(coordinator_.Read().leaving().reason(), "it is draining");
   EXPECT_FALSE(link_->state().attached);
 }

@@ -11,7 +11,10 @@
 #include "absl/strings/match.h"
 #include "linked_workers.h"
 #include "rpc/call.h"
+#include "rpc/credentials.h"
+#include "rpc/server_lifecycle.h"
 #include "sharding/reason.h"
+#include "tests/testing/certificates.h"
 #include "tests/testing/status_matchers.h"
 #include "worker/completion_poller.h"
 #include "worker/exchange_stream.h"
@@ -19,9 +22,12 @@
 namespace shardmesh::worker {
 namespace {
 
+using ::shardmesh::test::CertificateFolder;
 using ::shardmesh::test::LinkedWorker;
 using ::shardmesh::test::LinkedWorkers;
+using ::shardmesh::test::TestAuthority;
 using ::shardmesh::test::TransportName;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 rpc::Clock& Clock() {
@@ -440,7 +446,32 @@ TEST(PeerLinksTest, RefusesStreamsThatDoNotBeginAsTheyMust) {
     peer.Speak({frame});
     EXPECT_EQ(peer.AwaitClosed().code(), code);
   }
-  EXPECT_EQ(workers.links(1).counters().broken_streams, 0);
+  const PeerLinks::Counters counters = workers.links(1).counters();
+  EXPECT_EQ(counters.broken_streams, 0);
+  EXPECT_EQ(counters.refused_hellos, 5);
+  EXPECT_EQ(counters.malformed_frames, 1);
+  EXPECT_EQ(counters.corrupt_frames, 1);
+}
+
+TEST(PeerLinksTest, FrameOfAnOpenStepInAnotherEpochIsDroppedAndCountedAsStale) {
+  LinkedWorkers workers("x=2");
+  ASSERT_TRUE(workers.Connect(2));
+  const auto step = workers.links(1).OpenLink("default", 7, 2, Soon());
+  ASSERT_TRUE(step.ok()) << step.status();
+  RawPeer peer(workers.worker(1).device().endpoints[0]);
+  const std::string bytes = "late";
+  const absl::Span<const char> payload(bytes);
+  peer.Speak(
+      {HelloFrame(GoodHello()),
+       *rpc::WriteFrame(
+           {.kind = rpc::FrameKind::kData, .epoch = 1, .tag = {.sequence = 7}, .message_bytes = 4},
+           {&payload, 1}, nullptr)});
+  const absl::Time deadline = Soon();
+  while (workers.links(1).counters().stale_frames == 0 && absl::Now() < deadline) {
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(workers.links(1).counters().stale_frames, 1);
+  EXPECT_EQ(workers.links(1).counters().dropped_frames, 0);
 }
 
 TEST(PeerLinksTest, GarbageOnAStreamThatIsUpBreaksIt) {
@@ -454,6 +485,32 @@ TEST(PeerLinksTest, GarbageOnAStreamThatIsUpBreaksIt) {
     std::this_thread::yield();
   }
   EXPECT_EQ(workers.links(1).counters().broken_streams, 1);
+  EXPECT_EQ(workers.links(1).counters().corrupt_frames, 1);
+}
+
+TEST(PeerLinksTest, SaysWhatItMeetsWhereAPeerShouldBe) {
+  const TestAuthority authority;
+  const CertificateFolder folder;
+  const rpc::TlsFiles files = folder.Write(
+      "w", authority.Issue({rpc::PeerRole::kWorker, "worker-1"}), authority.certificate());
+  rpc::ServerOptions options;
+  options.credentials = *rpc::Credentials::FromFiles(files);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto server, rpc::ServerLifecycle::Start(options, {}));
+  LinkedWorkers workers("x=2");
+  MembershipView view = workers.View(1);
+  view.meshes[0].devices[1].endpoints = {server->address()};
+  std::string log;
+  const absl::Time deadline = Soon();
+  ::testing::internal::CaptureStderr();
+  workers.links(0).SetMembership(view);
+  while (!absl::StrContains(log, "cannot reach peer") && absl::Now() < deadline) {
+    absl::SleepFor(absl::Milliseconds(20));
+    log += ::testing::internal::GetCapturedStderr();
+    ::testing::internal::CaptureStderr();
+  }
+  ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(log, AllOf(HasSubstr("peer=worker-1"), HasSubstr(server->address()),
+                         HasSubstr("it speaks TLS, and this process plaintext")));
 }
 
 TEST(PeerLinksTest, BrokenStreamIsDialledAgain) {

@@ -75,9 +75,8 @@ struct Rank {
          .clock = clock,
          .observer = {.step = nullptr,
                       .kernel = nullptr,
-                      .collective = [this](CollectiveKind, const auto& bytes, absl::Duration) {
-                        last_bytes = bytes;
-                      }}});
+                      .collective = [this](CollectiveKind, CollectiveAlgorithm, const auto& bytes,
+                                           absl::Duration) { last_bytes = bytes; }}});
   }
 
   MemoryBudget budget;

@@ -1,0 +1,50 @@
+// One question to grpc.health.v1.Health.
+#include "client/health.h"
+
+#include <grpcpp/channel.h>
+#include <grpcpp/client_context.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "absl/time/clock.h"
+#include "grpc/health/v1/health.grpc.pb.h"
+#include "rpc/call.h"
+#include "rpc/host_port.h"
+#include "rpc/status.h"
+#include "sharding/reason.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+
+namespace shardmesh::client {
+
+absl::StatusOr<bool> IsServing(const std::string& address, const std::string& service,
+                               const rpc::Credentials& credentials, absl::Time deadline) {
+  // A socket of this host is plaintext, whatever is spoken beyond it.
+  const rpc::ChannelOptions options{
+      .credentials = rpc::IsUnixAddress(address) ? rpc::Credentials::Insecure() : credentials,
+      .peer = rpc::ExpectedPeer::AnyServer()};
+  SHARDMESH_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel,
+                             rpc::CreateChannel(address, options));
+  SHARDMESH_RETURN_IF_ERROR(rpc::WaitForConnected(
+      *channel, address, std::min(rpc::kConnectTimeout, deadline - absl::Now()), options));
+  grpc::ClientContext context;
+  rpc::Apply({.deadline = deadline, .traceparent = {}}, &context);
+  grpc::health::v1::HealthCheckRequest request;
+  request.set_service(service);
+  grpc::health::v1::HealthCheckResponse response;
+  const absl::Status status = rpc::FromGrpc(
+      grpc::health::v1::Health::NewStub(channel)->Check(&context, request, &response));
+  if (absl::IsNotFound(status)) {
+    return WithReason(
+        absl::NotFoundError(StrCat("the process at ", address, " has no service \"", service,
+                                   "\"; ask for live, ready, or a service's full name such as "
+                                   "shardmesh.v1.ResolveService of a coordinator or "
+                                   "shardmesh.v1.TileService of a worker")),
+        Reason::kNotFound);
+  }
+  if (!status.ok()) return WithContext(status, StrCat("health of ", address));
+  return response.status() == grpc::health::v1::HealthCheckResponse::SERVING;
+}
+
+}  // namespace shardmesh::client

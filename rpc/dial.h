@@ -1,0 +1,30 @@
+// Plain connections, to see what is at an address that gRPC cannot connect to.
+#ifndef SHARDMESH_RPC_DIAL_H_
+#define SHARDMESH_RPC_DIAL_H_
+
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "rpc/credentials.h"
+#include "rpc/peer_name.h"
+#include "tensor/file.h"
+
+namespace shardmesh::rpc {
+
+// A TCP connection to `host:port` or `[v6]:port`, whatever is spoken there; its socket does not
+// block. Blocks, at most until `deadline` and the time that the host's name takes. UNAVAILABLE if
+// nobody accepts; UNIMPLEMENTED for a unix socket.
+absl::StatusOr<FileDescriptor> Dial(std::string_view address, absl::Time deadline);
+
+// What is wrong where something accepts connections at `address` and no gRPC connection to it comes
+// about: one side speaks plaintext and the other TLS, or one does not take the other's certificate.
+// Says what to do about it. Empty if nothing of the kind is found. Blocks, at most until
+// `deadline`.
+std::string DiagnoseConnection(std::string_view address, const Credentials& credentials,
+                               const ExpectedPeer& peer, absl::Time deadline);
+
+}  // namespace shardmesh::rpc
+
+#endif  // SHARDMESH_RPC_DIAL_H_

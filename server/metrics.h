@@ -1,0 +1,34 @@
+// What a coordinator tells Prometheus of its state: docs/metrics.md says what each metric means.
+#ifndef SHARDMESH_SERVER_METRICS_H_
+#define SHARDMESH_SERVER_METRICS_H_
+
+#include <functional>
+
+#include "rpc/metrics.h"
+#include "server/attach_service.h"
+#include "server/catalogue.h"
+#include "server/membership.h"
+#include "server/recovery.h"
+#include "server/sequencer.h"
+#include "server/session.h"
+#include "server/store.h"
+
+namespace shardmesh::server {
+
+// What is read at each scrape; outlives the endpoints of the metrics.
+struct CoordinatorState {
+  const Store* store = nullptr;
+  const Catalogue* catalogue = nullptr;
+  const Membership* membership = nullptr;
+  const AttachHub* hub = nullptr;
+  const SessionTable* sessions = nullptr;
+  const Sequencer* sequencer = nullptr;
+  const Recovery* recovery = nullptr;
+  // When the coordinator began to drain; absl::InfiniteFuture() before.
+  std::function<absl::Time()> draining_since;
+};
+void ExportState(rpc::Metrics* metrics, const CoordinatorState& state);
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_METRICS_H_

@@ -1,0 +1,29 @@
+// What a worker tells Prometheus: docs/metrics.md says what each metric means.
+#ifndef SHARDMESH_WORKER_METRICS_H_
+#define SHARDMESH_WORKER_METRICS_H_
+
+#include "rpc/metrics.h"
+#include "tensor/buffer.h"
+#include "worker/coordinator_link.h"
+#include "worker/peer_links.h"
+#include "worker/shard_store.h"
+#include "worker/step_executor.h"
+
+namespace shardmesh::worker {
+
+// Counts steps, kernels and collectives in `metrics`, which outlives the observer. Every series is
+// made here: an outcome, kind or algorithm that never came is 0.
+StepObserver ObserveSteps(rpc::Metrics* metrics);
+
+// What is read at each scrape; outlives the endpoints of the metrics.
+struct WorkerState {
+  const ShardStore* store = nullptr;
+  const BufferPool* pool = nullptr;
+  const PeerLinks* links = nullptr;
+  const CoordinatorLink* coordinator = nullptr;
+};
+void ExportState(rpc::Metrics* metrics, const WorkerState& state);
+
+}  // namespace shardmesh::worker
+
+#endif  // SHARDMESH_WORKER_METRICS_H_
