@@ -1,0 +1,181 @@
+"""Holds rendered manifests against what schemas do not say: that they fit each other and the programs.
+
+    check_manifests.py BIN_FOLDER [--self-test] <RENDERED
+
+Reads YAML documents from standard input. BIN_FOLDER has the programs, whose --help knows their flags. Prints what is
+wrong, a line each; exit code 1 if there is anything. With --self-test plants faults in manifests that are right, and
+fails if one of them is not found.
+"""
+
+import copy
+import pathlib
+import re
+import subprocess
+import sys
+
+import yaml
+
+SECONDS = {"s": 1, "m": 60, "h": 3600}
+BYTES = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "": 1}
+# Of a worker's memory, what is not for tiles: messages on their way, scratch of kernels, the program.
+WORKER_REST_BYTES = 1 << 30
+
+
+def quantity(text, units):
+    number, unit = re.fullmatch(r"(\d+)([A-Za-z]*)", str(text)).groups()
+    return int(number) * units[unit]
+
+
+def known_flags(folder, program):
+    text = subprocess.run([folder / program, "--help"], check=True, capture_output=True, text=True).stdout
+    return set(re.findall(r"^  --([a-z-]+)", text, re.MULTILINE))
+
+
+class Checker:
+    def __init__(self, documents, folder):
+        self.documents = [document for document in documents if document]
+        self.folder = folder
+        self.problems = []
+
+    def of_kind(self, *kinds):
+        return [document for document in self.documents if document["kind"] in kinds]
+
+    def problem(self, document, text):
+        self.problems.append(f"{document['kind']} {document['metadata']['name']}: {text}")
+
+    def require(self, document, condition, text):
+        if not condition:
+            self.problem(document, text)
+
+    def check(self):
+        for workload in self.of_kind("Deployment", "StatefulSet"):
+            self.check_pod(workload, workload["spec"]["template"])
+        self.check_selectors()
+        self.check_mesh()
+        return self.problems
+
+    def check_pod(self, workload, template):
+        spec = template["spec"]
+        (container,) = spec["containers"]
+        flags = dict((argument[2:].split("=", 1) + [""])[:2] for argument in container["args"])
+        unknown = set(flags) - known_flags(self.folder, container["command"][0])
+        self.require(workload, not unknown, f"{container['command'][0]} has no flag {', '.join(sorted(unknown))}")
+
+        # Pod Security "restricted", and a root that nobody writes to.
+        pod_context, context = spec["securityContext"], container["securityContext"]
+        self.require(workload, pod_context.get("runAsNonRoot") is True and pod_context.get("runAsUser", 0) > 0, "may run as root")
+        self.require(workload, pod_context["seccompProfile"] == {"type": "RuntimeDefault"}, "has no seccomp profile")
+        self.require(workload, context.get("allowPrivilegeEscalation") is False, "may escalate privileges")
+        self.require(workload, context.get("readOnlyRootFilesystem") is True, "has a writable root")
+        self.require(workload, context["capabilities"] == {"drop": ["ALL"]}, "keeps capabilities")
+        self.require(workload, spec.get("automountServiceAccountToken") is False, "gets a token that it does not need")
+
+        # Ports: what is served is named, what is asked is served.
+        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+        self.require(workload, flags["listen"].endswith(f":{ports['grpc']}"), f"listens at {flags['listen']}, not on port grpc")
+        self.require(workload, flags["http-listen"].endswith(f":{ports['metrics']}"), f"serves metrics at {flags['http-listen']}, not on port metrics")
+        is_secure = "tls-cert" in flags
+        self.require(workload, is_secure != ("insecure" in flags), "says neither --tls-cert nor --insecure, or both")
+        for name, service in (("startupProbe", "live"), ("livenessProbe", "live"), ("readinessProbe", "ready")):
+            probe = container.get(name, {})
+            if is_secure:
+                command = probe.get("exec", {}).get("command", [])
+                good = command[:3] == ["shardmesh", "health", service] and f"--address=unix-abstract:shardmesh-health-{ports['grpc']}" in command
+            else:
+                good = probe.get("grpc") == {"port": ports["grpc"], "service": service}
+            self.require(workload, good, f"{name} does not ask for {service} on port grpc")
+
+        # Time to drain, and memory.
+        drain = flags["grace" if "grace" in flags else "drain-timeout"]
+        self.require(workload, spec["terminationGracePeriodSeconds"] > quantity(drain, SECONDS), f"is killed before its drain of {drain} is over")
+        if "memory" in flags:
+            limit = quantity(container["resources"]["limits"]["memory"], BYTES)
+            self.require(workload, limit >= quantity(flags["memory"], BYTES) + WORKER_REST_BYTES, f"its limit leaves less than 1 GiB beside --memory={flags['memory']}")
+
+        # Volumes: what is mounted is there, what is used is mounted; secrets whole, so that new certificates arrive.
+        claims = [claim["metadata"]["name"] for claim in workload["spec"].get("volumeClaimTemplates", [])]
+        volumes = {volume["name"] for volume in spec.get("volumes", [])} | set(claims)
+        mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
+        self.require(workload, {mount["name"] for mount in mounts.values()} == volumes, "mounts other volumes than it has")
+        self.require(workload, not any("subPath" in mount for mount in mounts.values()), "mounts a file of a volume, which never changes then")
+        for flag in ("data-dir", "tls-cert", "tls-key", "tls-ca"):
+            path = flags.get(flag)
+            self.require(workload, path is None or any(path.startswith(mount + "/") for mount in mounts), f"--{flag}={path} is on no volume")
+
+    def check_selectors(self):
+        """Services, budgets and policies choose pods that there are."""
+        pods = [workload["spec"]["template"]["metadata"]["labels"] for workload in self.of_kind("Deployment", "StatefulSet")]
+        for document in self.of_kind("Service", "PodDisruptionBudget"):
+            labels = document["spec"]["selector"]
+            labels = labels.get("matchLabels", labels)
+            self.require(document, any(labels.items() <= pod.items() for pod in pods), f"selects no pod by {labels}")
+        denied = [policy for policy in self.of_kind("NetworkPolicy")
+                  if policy["spec"]["podSelector"] == {} and "ingress" not in policy["spec"] and "egress" not in policy["spec"]]
+        if self.of_kind("NetworkPolicy"):
+            self.require(self.of_kind("NetworkPolicy")[0], len(denied) == 1, "there is no policy that denies all")
+
+    def check_mesh(self):
+        """As many workers as the mesh has devices, who call the coordinator by a name that there is."""
+        workers, coordinators = self.of_kind("StatefulSet"), self.of_kind("Deployment")
+        if not workers or not coordinators:
+            return
+        mesh = next(argument for argument in coordinators[0]["spec"]["template"]["spec"]["containers"][0]["args"] if argument.startswith("--mesh="))
+        devices = 1
+        for axis in mesh.removeprefix("--mesh=").split(","):
+            devices *= int(axis.split("=")[1])
+        replicas = workers[0]["spec"]["replicas"]
+        self.require(workers[0], replicas == devices, f"has {replicas} replicas for {devices} devices of {mesh}")
+        services = {f"--coordinator={service['metadata']['name']}:{port['port']}" for service in self.of_kind("Service") for port in service["spec"]["ports"]}
+        arguments = workers[0]["spec"]["template"]["spec"]["containers"][0]["args"]
+        self.require(workers[0], services & set(arguments), "calls a coordinator that no service stands for")
+        headless = [service for service in self.of_kind("Service") if service["metadata"]["name"] == workers[0]["spec"]["serviceName"]]
+        self.require(workers[0], headless and headless[0]["spec"].get("clusterIP") == "None" and headless[0]["spec"].get("publishNotReadyAddresses") is True,
+                     "has no headless service that gives names to pods that are not ready")
+
+
+# What is planted, where, and what is to be said of it: kind, the way to the value, the value, part of the problem.
+POD = ("spec", "template", "spec")
+CONTAINER = (*POD, "containers", 0)
+FAULTS = [
+    ("Deployment", (*POD, "securityContext", "runAsNonRoot"), False, "may run as root"),
+    ("StatefulSet", (*CONTAINER, "securityContext", "readOnlyRootFilesystem"), False, "writable root"),
+    ("StatefulSet", (*CONTAINER, "securityContext", "capabilities"), {}, "keeps capabilities"),
+    ("StatefulSet", (*CONTAINER, "args", 0), "--cordinator=shardmesh-coordinator:7070", "no flag cordinator"),
+    ("StatefulSet", (*CONTAINER, "args", 0), "--coordinator=coordinator:7070", "no service stands for"),
+    ("Deployment", (*CONTAINER, "ports", 0, "containerPort"), 7071, "not on port grpc"),
+    ("Deployment", (*CONTAINER, "readinessProbe"), {}, "readinessProbe does not ask for ready"),
+    ("Deployment", (*POD, "terminationGracePeriodSeconds"), 30, "killed before its drain"),
+    ("StatefulSet", (*CONTAINER, "resources", "limits", "memory"), "2Gi", "leaves less than 1 GiB"),
+    ("StatefulSet", (*CONTAINER, "volumeMounts", 0, "subPath"), "x", "never changes"),
+    ("Deployment", (*CONTAINER, "volumeMounts", 0, "mountPath"), "/other", "is on no volume"),
+    ("StatefulSet", ("spec", "replicas"), 3, "3 replicas for 4 devices"),
+    ("StatefulSet", ("spec", "serviceName"), "shardmesh", "no headless service"),
+    ("PodDisruptionBudget", ("spec", "selector", "matchLabels"), {"a": "b"}, "selects no pod"),
+]
+
+
+def self_test(documents, folder):
+    missed = []
+    for kind, (*way, last), value, expected in FAULTS:
+        planted = copy.deepcopy(documents)
+        where = next(document for document in planted if document and document["kind"] == kind)
+        for step in way:
+            where = where[step]
+        where[last] = value
+        problems = Checker(planted, folder).check()
+        if not any(expected in problem for problem in problems):
+            missed.append(f"planted {value!r} in {kind}, expected \"{expected}\", got {problems}")
+    return missed
+
+
+def main():
+    documents, folder = list(yaml.safe_load_all(sys.stdin)), pathlib.Path(sys.argv[1])
+    problems = Checker(documents, folder).check()
+    if not problems and "--self-test" in sys.argv[2:]:
+        problems = self_test(documents, folder)
+    print("\n".join(problems), end="\n" if problems else "")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
