@@ -59,7 +59,7 @@ struct CoordinatorClient::Connection {
 
   // The error as the server sent it, or with the address in front if it never came that far.
   absl::Status StatusOf(const grpc::Status& from) const {
-    absl::Status status = rpc::FromGrpc(from);
+    absl::Status status = rpc::OutcomeOf(from);
     if (absl::IsUnimplemented(status) && ReasonOf(status) == Reason::kUnspecified) {
       return absl::UnimplementedError(
           StrCat(address, " does not know this call: it is no shardmesh coordinator, or one of an ",

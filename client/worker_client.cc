@@ -119,7 +119,7 @@ class ByteStream {
  public:
   ByteStream(const std::shared_ptr<grpc::Channel>& channel, const char* method,
              Cancellation* cancellation, const rpc::CallOptions& options)
-      : registration_(cancellation, [this] { context_.TryCancel(); }) {
+      : cancellation_(cancellation), registration_(cancellation, [this] { context_.TryCancel(); }) {
     rpc::Apply(options, &context_);
     stream_ = grpc::GenericStub(channel).PrepareCall(&context_, method, &queue_);
     stream_->StartCall(nullptr);
@@ -182,7 +182,7 @@ class ByteStream {
     grpc::Status status;
     stream_->Finish(&status, nullptr);
     Await();
-    return rpc::FromGrpc(status);
+    return cancellation_->is_cancelled() ? rpc::FromGrpc(status) : rpc::OutcomeOf(status);
   }
 
  private:
@@ -197,6 +197,7 @@ class ByteStream {
   std::unique_ptr<grpc::GenericClientAsyncReaderWriter> stream_;
   bool is_open_ = false;
   bool is_writing_ = false;
+  Cancellation* const cancellation_;
   Cancellation::Registration registration_;  // last: uses the context
 };
 
@@ -396,7 +397,7 @@ absl::StatusOr<WorkerIdentity> WorkerClient::Identify(const rpc::CallOptions& op
   grpc::ClientContext context;
   rpc::Apply(options, &context);
   v1::IdentifyResponse response;
-  SHARDMESH_RETURN_IF_ERROR(impl_->Locate(rpc::FromGrpc(
+  SHARDMESH_RETURN_IF_ERROR(impl_->Locate(rpc::OutcomeOf(
       v1::TileService::NewStub(impl_->channel())->Identify(&context, {}, &response))));
   return WorkerIdentity{response.identity(), response.incarnation(), response.cluster_id()};
 }

@@ -133,6 +133,14 @@ CallOptions OptionsOf(const grpc::ServerContextBase& context) {
   return options;
 }
 
+absl::Status OutcomeOf(const grpc::Status& status) {
+  absl::Status outcome = FromGrpc(status);
+  if (absl::IsCancelled(outcome) && ReasonOf(outcome) == Reason::kUnspecified) {
+    return absl::UnavailableError("it ended the call without an answer, as when it stops");
+  }
+  return outcome;
+}
+
 absl::Duration Backoff::NextDelay(const absl::Status& last_error) {
   const absl::Duration delay = delay_ * absl::Uniform(random_, 0.5, 1.0);
   delay_ = std::min(delay_ * 2, policy_.max_delay);

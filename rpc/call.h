@@ -22,6 +22,7 @@ class Channel;
 class ChannelInterface;
 class ClientContext;
 class ServerContextBase;
+class Status;
 }  // namespace grpc
 
 namespace shardmesh::rpc {
@@ -74,6 +75,10 @@ void Apply(const CallOptions& options, grpc::ClientContext* context);
 // The options under which calls are made on behalf of a call that this process serves: its deadline
 // and trace context.
 CallOptions OptionsOf(const grpc::ServerContextBase& context);
+
+// The outcome of a call that this side did not cancel: FromGrpc's, but UNAVAILABLE if it was ended
+// without an answer. gRPC tells CANCELLED of a call that reaches a server while that one stops.
+absl::Status OutcomeOf(const grpc::Status& status);
 
 // How long to wait between tries.
 struct RetryPolicy {

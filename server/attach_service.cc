@@ -5,6 +5,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <memory>
 #include <optional>
@@ -53,9 +54,9 @@ std::shared_ptr<const grpc::ByteBuffer> Serialise(const v1::AttachResponse& mess
   return std::make_shared<grpc::ByteBuffer>(rpc::SerializeMessage(message));
 }
 
-absl::Status NotServing() {
+absl::Status NotServing(std::string_view hint) {
   return rpc::WithRetryDelay(
-      WithReason(absl::UnavailableError("the coordinator is stopping; attach again later"),
+      WithReason(absl::UnavailableError(StrCat("the coordinator is stopping; ", hint)),
                  Reason::kNotServing),
       absl::Seconds(1));
 }
@@ -209,7 +210,7 @@ class AttachReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   void Send(const v1::AttachResponse& message) { Send(Serialise(message)); }
   // Ends the stream with this status; of several calls the first one counts.
   void Close(absl::Status status);
-  void End() { Close(NotServing()); }
+  void End() { Close(NotServing("attach again later")); }
 
   const std::string& identity() const { return hello_.identity(); }  // after the hello
   // Whether the worker has the plan of this hash; of all later calls for it the answer is yes.
@@ -289,6 +290,7 @@ class Hub final : public AttachHub {
   }
 
   absl::Status CheckReady(std::string_view mesh_id) const override {
+    if (stopping_) return NotServing("ask again soon");
     const std::shared_ptr<const MembershipView> view = membership_->view();
     SHARDMESH_RETURN_IF_ERROR(view->CheckComplete(mesh_id));
     const MeshRanks* ranks = view->FindMesh(mesh_id);
@@ -365,7 +367,10 @@ class Hub final : public AttachHub {
     }
   }
 
-  void EndStreams() override { streams_.EndAll(); }
+  void EndStreams() override {
+    stopping_ = true;
+    streams_.EndAll();
+  }
 
   // StepTransport.
   void Start(const WorkRef& work, const std::shared_ptr<const std::string>& message) override {
@@ -408,6 +413,7 @@ class Hub final : public AttachHub {
   Catalogue& catalogue() { return *catalogue_; }
   Sequencer& sequencer() { return *sequencer_; }
   StreamSet<AttachReactor>& streams() { return streams_; }
+  bool is_stopping() const { return stopping_; }
   void TileStaged(std::string_view transfer_id, int64_t size_bytes) {
     if (tile_listener_) {
       tile_listener_(transfer_id, size_bytes);
@@ -560,6 +566,7 @@ class Hub final : public AttachHub {
   TileListener tile_listener_;
   AttachService service_;
   StreamSet<AttachReactor> streams_;
+  std::atomic<bool> stopping_ = false;  // streams end because the coordinator does
 
   mutable absl::Mutex mutex_;
   std::map<std::string, Member, std::less<>> members_ ABSL_GUARDED_BY(mutex_);
@@ -644,7 +651,9 @@ void AttachReactor::OnDone() {
     attachment = attachment_;
     reason = end_reason_;
   }
-  if (attachment != 0) {
+  // A worker that is sent away because the coordinator stops is not missing: its tiles are there
+  // when both meet again, and who still asks hears of the stop.
+  if (attachment != 0 && !hub_->is_stopping()) {
     hub_->membership().Detach(attachment, std::move(reason));
   }
   hub_->streams().Remove(this);

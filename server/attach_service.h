@@ -79,6 +79,7 @@ class AttachHub : public StepTransport {
   virtual bool IsReady(std::string_view identity) const = 0;
   // FAILED_PRECONDITION (MESH_INCOMPLETE) unless every rank of the mesh has a worker that is not
   // draining and reaches those of the other ranks; names the ranks. NOT_FOUND: no such mesh.
+  // UNAVAILABLE (NOT_SERVING) after EndStreams.
   virtual absl::Status CheckReady(std::string_view mesh_id) const = 0;
   // The live workers of a mesh, by rank. NOT_FOUND: no such mesh.
   virtual absl::StatusOr<std::vector<RankEndpoint>> Endpoints(std::string_view mesh_id) const = 0;
@@ -87,7 +88,8 @@ class AttachHub : public StepTransport {
   virtual void Drop(const std::vector<std::string>& array_ids) = 0;
   // Tells workers who is alive; for the membership's listener.
   virtual void MembershipChanged() = 0;
-  // Ends all streams: workers attach anew elsewhere, or later.
+  // Ends all streams as the coordinator stops: workers attach anew elsewhere, or later. None of them
+  // counts as lost for that.
   virtual void EndStreams() = 0;
 };
 

@@ -109,6 +109,18 @@ TEST_F(MeshClientTest, AsksAgainWhileTheCoordinatorDoesNotServe) {
   EXPECT_THAT(client_->GetVersion(), IsOk());
 }
 
+TEST_F(MeshClientTest, AsksAgainWhenACallIsEndedWithoutAnAnswer) {
+  // As gRPC does with a call that reaches a server while that one stops.
+  coordinator_->FailNextGetVersion(absl::CancelledError("CANCELLED"));
+  EXPECT_THAT(client_->GetVersion(), IsOk());
+}
+
+TEST_F(MeshClientTest, AsksOnceWhenWhatItAskedForWasCancelled) {
+  coordinator_->FailNextGetVersion(
+      WithReason(absl::CancelledError("by another client"), Reason::kCancelled));
+  EXPECT_THAT(client_->GetVersion(), StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
+}
+
 TEST_F(MeshClientTest, AsksOnceWhenAWorkerIsLost) {
   coordinator_->FailNextGetVersion(
       WithReason(absl::UnavailableError("rank 1"), Reason::kWorkerLost));
