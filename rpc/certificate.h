@@ -65,7 +65,8 @@ struct CertificateFacts {
 //                                by one of the authorities, is not for TLS clients (or, of a
 //                                coordinator or worker, servers), or bears no name as PeerName has,
 //                                or several
-//   FAILED_PRECONDITION          the certificate is not valid yet, or no more
+//   FAILED_PRECONDITION          the certificate, or that of an authority above it, is not valid
+//                                yet, or no more
 absl::StatusOr<CertificateFacts> CheckTls(const TlsFiles& files, const TlsTexts& texts,
                                           absl::Time now);
 
@@ -77,6 +78,12 @@ absl::Status UseTls(const TlsTexts& texts, ssl_ctx_st* context);
 // The facts of the certificate that the other side of a connection has shown; NOT_FOUND if it has
 // shown none, errors of ReadCertificate for one without a name.
 absl::StatusOr<CertificateFacts> ReadPeerCertificate(const ssl_st* connection);
+
+// Whether the certificate that the server at the other end of a connection has shown, and those
+// above it, are trusted by this one and valid at `now`:
+//   FAILED_PRECONDITION  one of them is not valid yet, or no more; the message says which
+//   INVALID_ARGUMENT     they do not lead to an authority; the message is OpenSSL's reason
+absl::Status CheckPeer(const ssl_st* connection, absl::Time now);
 
 // A certificate with its key, as PEM texts.
 struct KeyPair {
