@@ -31,7 +31,6 @@ namespace shardmesh::rpc {
 namespace {
 
 constexpr int64_t kMaxFileBytes = int64_t{1} << 20;
-constexpr absl::Duration kClockSkew = absl::Minutes(5);
 
 // A stack of certificates that owns none.
 void FreeStack(STACK_OF(X509) * stack) { sk_X509_free(stack); }

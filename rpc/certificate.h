@@ -91,8 +91,11 @@ struct KeyPair {
   std::string private_key;
 };
 
-// A new authority of P-256 whose certificate is valid from five minutes before `now`, for clocks
-// that lag, to `not_after`. For trying out and for tests: its key lies in a file.
+// How long before they are made certificates are valid, for clocks that lag.
+inline constexpr absl::Duration kClockSkew = absl::Minutes(5);
+
+// A new authority of P-256 whose certificate is valid from kClockSkew before `now` to `not_after`.
+// For trying out and for tests: its key lies in a file.
 absl::StatusOr<KeyPair> MakeAuthority(absl::Time now, absl::Time not_after);
 
 struct CertificateRequest {

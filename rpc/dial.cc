@@ -20,6 +20,9 @@
 namespace shardmesh::rpc {
 namespace {
 
+// How long it may take to find out what is wrong with a connection.
+constexpr absl::Duration kDiagnosis = absl::Seconds(1);
+
 constexpr std::string_view kTlsFlags = "--tls-cert, --tls-key and --tls-ca";
 
 // Of a server that speaks TLS, to a client that does.
@@ -110,6 +113,7 @@ absl::StatusOr<FileDescriptor> Dial(std::string_view address, absl::Time deadlin
 std::string DiagnoseConnection(std::string_view address, const Credentials& credentials,
                                const ExpectedPeer& peer, absl::Time deadline) {
   using Outcome = TlsSession::Outcome;
+  deadline = std::min(deadline, absl::Now() + kDiagnosis);
   const absl::StatusOr<FileDescriptor> fd = Dial(address, deadline);
   if (!fd.ok()) {
     return "";

@@ -27,7 +27,6 @@ constexpr char kSuffix[] = ".crt";
 constexpr mode_t kPrivate = 0600;
 constexpr mode_t kPublic = 0644;
 constexpr absl::Duration kAuthorityLifetime = absl::Hours(24 * 3650);
-constexpr absl::Duration kClockSkew = absl::Minutes(5);
 
 rpc::TlsFiles FilesOf(const std::string& folder, const std::string& identity) {
   return {.certificate = StrCat(folder, "/", identity, kSuffix),
@@ -173,7 +172,7 @@ absl::StatusOr<WrittenCertificates> WriteCertificates(const CertificateFolderOpt
     }
     rpc::CertificateRequest request{.name = name,
                                     .hosts = {},
-                                    .not_before = now - kClockSkew,
+                                    .not_before = now - rpc::kClockSkew,
                                     .not_after = now + options.lifetime};
     if (name.role != rpc::PeerRole::kClient) {
       // The last is what scrapes ask for, which know neither identities nor lasting addresses.
