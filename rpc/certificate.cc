@@ -574,4 +574,10 @@ absl::StatusOr<CertificateFacts> ReadCertificate(std::string_view text) {
   return FactsOf(chain.front().get(), "the certificate");
 }
 
+absl::StatusOr<absl::Time> ReadExpiry(std::string_view text) {
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<Certificate> chain,
+                             ParseCertificates(text, "the certificate"));
+  return TimeOf(X509_get0_notAfter(chain.front().get()));
+}
+
 }  // namespace shardmesh::rpc

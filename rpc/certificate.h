@@ -116,6 +116,8 @@ absl::StatusOr<std::string> FindCertificateOf(std::string_view private_key,
                                               std::string_view bundle);
 // The facts of the first certificate in a PEM text; unlike CheckTls it checks nothing but that.
 absl::StatusOr<CertificateFacts> ReadCertificate(std::string_view text);
+// When the first certificate in a PEM text ends, also of one without a name, as authorities have.
+absl::StatusOr<absl::Time> ReadExpiry(std::string_view text);
 
 }  // namespace shardmesh::rpc
 

@@ -681,6 +681,27 @@ TEST_F(CertsTest, ReplacesNoAuthorityInSilence) {
   EXPECT_THAT(other.err, HasSubstr("no certificate belongs to the key"));
 }
 
+TEST_F(CertsTest, SaysHowToReplaceAnAuthorityThatHasExpired) {
+  ASSERT_EQ(Run({"certs", "--dir=" + folder_, "--worker=a"}).exit_code, 0);
+  const std::string certificate = folder_ + "/ca.crt";
+  const std::string key = folder_ + "/authority/ca.key";
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const rpc::KeyPair old,
+      rpc::MakeAuthority(absl::Now() - absl::Hours(5), absl::Now() - absl::Hours(3)));
+  std::ofstream(certificate) << old.certificate;
+  std::ofstream(key) << old.private_key;
+  const CommandResult expired = Run({"certs", "--dir=" + folder_});
+  EXPECT_EQ(expired.exit_code, 1);
+  EXPECT_THAT(expired.err,
+              AllOf(HasSubstr(" expired 3h"), HasSubstr("remove " + certificate + " and " + key)));
+  // As it says.
+  std::filesystem::remove(certificate);
+  std::filesystem::remove(key);
+  const CommandResult again = Run({"certs", "--dir=" + folder_});
+  EXPECT_EQ(again.exit_code, 0) << again.err;
+  EXPECT_THAT(rpc::Credentials::FromFiles(client::WorkerTlsFiles(folder_, "a")), IsOk());
+}
+
 TEST_F(CertsTest, RefusesNamesThatNoCertificateBears) {
   for (const std::vector<std::string>& flags : std::vector<std::vector<std::string>>{
            {"--worker=a/b"}, {"--worker="}, {"--worker=coordinator"}, {"--host=a,b"}}) {

@@ -180,6 +180,13 @@ TEST_F(CertificateTest, NamesAnAuthorityInBetweenThatHasExpired) {
                     HasSubstr("expired at"), HasSubstr(" ago; put its renewed")));
 }
 
+TEST_F(CertificateTest, TellsWhenAnAuthorityEnds) {
+  const absl::Time now = absl::Now();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const KeyPair authority, MakeAuthority(now, now + absl::Hours(1)));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const absl::Time not_after, ReadExpiry(authority.certificate));
+  EXPECT_LE(absl::AbsDuration(not_after - now - absl::Hours(1)), absl::Seconds(1));
+}
+
 TEST_F(CertificateTest, RefusesACertificateWithoutAName) {
   folder_.Write("w.crt", authority_.certificate());
   const absl::Status status = Check(files_);
