@@ -497,6 +497,19 @@ TEST(TlsTest, AProcessWithTlsSaysThatACoordinatorHasNone) {
   EXPECT_LT(result.time, absl::Seconds(4));
 }
 
+TEST(TlsTest, AStartWithoutItsCertificateIsALineOfTheLog) {
+  const CertificateFolder folder;
+  for (const char* program : {"shardmesh-coordinator", "shardmesh-worker"}) {
+    Process process(
+        program, std::vector<std::string>{"--log-format=json"} + Flags(folder.FilesOf("nobody")));
+    process.AwaitEnd();
+    const json line = json::parse(process.Log(), /*cb=*/nullptr, /*allow_exceptions=*/false);
+    ASSERT_TRUE(line.is_object()) << process.Log();
+    EXPECT_EQ(line["level"], "error");
+    EXPECT_THAT(line["error"].get<std::string>(), HasSubstr(folder.Path("nobody")));
+  }
+}
+
 // A cluster of two workers whose files are replaced.
 class RotationTest : public ::testing::Test {
  protected:
