@@ -21,6 +21,7 @@
 #include "client/cli/process.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
+#include "tests/testing/eventually.h"
 #include "tests/testing/http_get.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/test_cluster.h"
@@ -30,22 +31,10 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr absl::Duration kPatience = absl::Seconds(60);
-
 std::string ReadText(const std::string& path) {
   std::stringstream text;
   text << std::ifstream(path).rdbuf();
   return text.str();
-}
-
-// Calls until it returns true; false if it does not in time.
-bool Await(const std::function<bool()>& condition) {
-  const absl::Time deadline = absl::Now() + kPatience;
-  while (!condition()) {
-    if (absl::Now() > deadline) return false;
-    absl::SleepFor(absl::Milliseconds(50));
-  }
-  return true;
 }
 
 // A Prometheus process with deploy/prometheus, but that it scrapes and evaluates five times a
@@ -77,7 +66,7 @@ class Prometheus {
     options.parent_end_signal = SIGKILL;
     SHARDMESH_ASSIGN_OR_RETURN(client::ChildProcess process, client::ChildProcess::Start(options));
     prometheus->process_.emplace(std::move(process));
-    const bool listens = Await([&] {
+    const bool listens = Eventually([&] {
       std::smatch found;
       const std::string log = client::ReadLog(folder + "/log");
       if (!std::regex_search(log, found, std::regex("msg=\"Listening on\" address=(\\S+)"))) {
@@ -171,7 +160,7 @@ class PrometheusTest : public ::testing::Test {
 };
 
 TEST_F(PrometheusTest, ScrapesAClusterEvaluatesItsRulesAndFiresWhenAWorkerIsLost) {
-  ASSERT_TRUE(Await([&] { return prometheus_->Value("sum(up)") == 3; }));
+  ASSERT_TRUE(Eventually([&] { return prometheus_->Value("sum(up)") == 3; }));
   EXPECT_EQ(prometheus_->Value("count(up{job=\"shardmesh-worker\", cluster=\"live\"})"), 2);
   EXPECT_EQ(prometheus_->Value("shardmesh_workers{state=\"ready\"}"), 2);
   EXPECT_FALSE(prometheus_->IsFiring("ShardmeshWorkerLost"));
@@ -183,7 +172,7 @@ TEST_F(PrometheusTest, ScrapesAClusterEvaluatesItsRulesAndFiresWhenAWorkerIsLost
   const client::Operand weight(client::ArraySelector::ByName("w"));
   // Steps go on until the rates show them.
   const auto step_and = [&](const std::function<bool()>& condition) {
-    return Await([&] {
+    return Eventually([&] {
       EXPECT_THAT(cluster_->client().Matmul({.lhs = weight, .rhs = weight}), IsOk());
       return condition();
     });
@@ -200,16 +189,16 @@ TEST_F(PrometheusTest, ScrapesAClusterEvaluatesItsRulesAndFiresWhenAWorkerIsLost
   ASSERT_THAT(cluster_->Kill("worker-1"), IsOk());
   for (const char* alert : {"ShardmeshWorkerLost", "ShardmeshWorkerDown", "ShardmeshMeshNotReady",
                             "ShardmeshArraysDegraded"}) {
-    EXPECT_TRUE(Await([&] { return prometheus_->IsFiring(alert); })) << alert;
+    EXPECT_TRUE(Eventually([&] { return prometheus_->IsFiring(alert); })) << alert;
   }
   for (const char* alert : {"ShardmeshCoordinatorDown", "ShardmeshCoordinatorRecovering",
                             "ShardmeshStoreNearlyFull", "ShardmeshVersionsDiffer"}) {
-    EXPECT_TRUE(Await([&] { return !prometheus_->IsFiring(alert); })) << alert;
+    EXPECT_TRUE(Eventually([&] { return !prometheus_->IsFiring(alert); })) << alert;
   }
 }
 
 TEST_F(PrometheusTest, UnderstandsEveryQueryOfTheDashboard) {
-  ASSERT_TRUE(Await([&] { return prometheus_->Value("sum(up)") == 3; }));
+  ASSERT_TRUE(Eventually([&] { return prometheus_->Value("sum(up)") == 3; }));
   const Json dashboard =
       Json::parse(ReadText(SHARDMESH_SOURCE_DIR "/deploy/grafana/shardmesh.json"));
   int asked = 0;

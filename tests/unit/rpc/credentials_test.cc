@@ -23,12 +23,14 @@
 #include "rpc/status.h"
 #include "shardmesh/v1/session_service.grpc.pb.h"
 #include "tests/testing/certificates.h"
+#include "tests/testing/eventually.h"
 #include "tests/testing/status_matchers.h"
 
 namespace shardmesh::rpc {
 namespace {
 
 using ::shardmesh::test::CertificateFolder;
+using ::shardmesh::test::Eventually;
 using ::shardmesh::test::IsOk;
 using ::shardmesh::test::StatusIs;
 using ::shardmesh::test::TestAuthority;
@@ -38,20 +40,6 @@ using ::testing::HasSubstr;
 const PeerName kCoordinator{PeerRole::kCoordinator, "coordinator"};
 const PeerName kWorker{PeerRole::kWorker, "worker-0"};
 const PeerName kClient{PeerRole::kClient, "client"};
-
-// A renewal becomes effective within a second of the watch's and one of gRPC's.
-constexpr absl::Duration kSoon = absl::Seconds(20);
-
-bool Eventually(const std::function<bool()>& holds) {
-  const absl::Time deadline = absl::Now() + kSoon;
-  while (!holds()) {
-    if (absl::Now() > deadline) {
-      return false;
-    }
-    absl::SleepFor(absl::Milliseconds(20));
-  }
-  return true;
-}
 
 // Takes sessions of callers whose certificate says what they call themselves.
 class NamedSessions final : public v1::SessionService::CallbackService {
