@@ -391,7 +391,8 @@ TEST_F(TlsClusterTest, MetricsAreForThoseWithACertificate) {
   for (const std::string& address : cluster_->metrics_addresses()) {
     EXPECT_THAT(Https(address, "/metrics", client),
                 AllOf(HasSubstr("shardmesh_build_info{"),
-                      HasSubstr("shardmesh_certificate_expiry_timestamp_seconds ")));
+                      HasSubstr("shardmesh_certificate_expiry_timestamp_seconds "),
+                      HasSubstr("shardmesh_certificate_not_before_timestamp_seconds ")));
     EXPECT_THAT(Https(address, "/", client), HasSubstr("error: HTTP Error 404"));
     rpc::TlsFiles nobody;
     nobody.authorities = client.authorities;

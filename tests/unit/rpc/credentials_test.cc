@@ -267,7 +267,7 @@ TEST_F(CredentialsTest, ARenewedCertificateIsUsedByNewConnections) {
   const Client old(server.address(), client);
   ASSERT_THAT(old.Connect(), IsOk());
   Metrics metrics("coordinator");
-  ExportExpiry(credentials, metrics);
+  ExportValidity(credentials, metrics);
 
   const absl::Time not_after = absl::Now() + absl::Hours(7);
   folder_.Write("s", authority_.Issue(kCoordinator, absl::Now() - absl::Hours(1), not_after),
@@ -276,7 +276,14 @@ TEST_F(CredentialsTest, ARenewedCertificateIsUsedByNewConnections) {
     return absl::AbsDuration(credentials.watch()->state()->facts.not_after - not_after) <
            absl::Seconds(2);
   }));
-  EXPECT_THAT(metrics.Text(), HasSubstr("shardmesh_certificate_expiry_timestamp_seconds"));
+  const CertificateFacts facts = credentials.watch()->state()->facts;
+  const auto value = [&](const std::string& name) {
+    const std::string text = metrics.Text();
+    const size_t at = text.find(StrCat("\nshardmesh_certificate_", name, "_timestamp_seconds "));
+    return std::stod(text.substr(text.find(' ', at)));
+  };
+  EXPECT_EQ(value("expiry"), static_cast<double>(absl::ToUnixSeconds(facts.not_after)));
+  EXPECT_EQ(value("not_before"), static_cast<double>(absl::ToUnixSeconds(facts.not_before)));
   EXPECT_THAT(old.CheckHealth(), IsOk());
   EXPECT_TRUE(Connects(server, client));
 }
