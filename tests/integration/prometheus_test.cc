@@ -21,6 +21,7 @@
 #include "client/cli/process.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
+#include "tests/testing/certificates.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/http_get.h"
 #include "tests/testing/status_matchers.h"
@@ -41,8 +42,10 @@ std::string ReadText(const std::string& path) {
 // second and that alerts fire after a second.
 class Prometheus {
  public:
-  // `targets`: for file_sd_configs, as targets.py prints them.
-  static absl::StatusOr<std::unique_ptr<Prometheus>> Start(const std::string& targets) {
+  // `targets`: for file_sd_configs, as targets.py prints them. `tls_folder`: as of `up --tls`;
+  // empty for plaintext.
+  static absl::StatusOr<std::unique_ptr<Prometheus>> Start(const std::string& targets,
+                                                           const std::string& tls_folder) {
     std::unique_ptr<Prometheus> prometheus(new Prometheus);
     const std::string& folder = prometheus->folder_;
     std::filesystem::create_directory(folder + "/targets");
@@ -52,8 +55,11 @@ class Prometheus {
     std::ofstream(folder + "/alerts.rules.yml") << std::regex_replace(
         ReadText(shipped + "alerts.rules.yml"), std::regex(" for: [0-9]+[mh]\n"), " for: 1s\n");
     std::ofstream(folder + "/prometheus.yml") << std::regex_replace(
-        ReadText(shipped + "prometheus.yml"),
+        ReadText(shipped + (tls_folder.empty() ? "prometheus.yml" : "prometheus-tls.yml")),
         std::regex("(scrape_interval|scrape_timeout|evaluation_interval): [0-9]+s"), "$1: 500ms");
+    if (!tls_folder.empty()) {
+      std::filesystem::create_directory_symlink(tls_folder, folder + "/certs");
+    }
     client::ProcessOptions options;
     options.command = {"/bin/sh",
                        "-c",
@@ -136,10 +142,13 @@ class PrometheusTest : public ::testing::Test {
         (ci == nullptr || ci != std::string("true"))) {
       GTEST_SKIP() << "NOTHING WAS SCRAPED: there is no prometheus; `./dev test` installs it";
     }
+  }
+  void Start(const std::string& tls_folder = {}) {
     TestCluster::Options options;
     options.mesh = "tp=2";
+    options.tls_folder = tls_folder;
     SHARDMESH_ASSERT_OK_AND_ASSIGN(cluster_, TestCluster::Start(options));
-    SHARDMESH_ASSERT_OK_AND_ASSIGN(prometheus_, Prometheus::Start(Targets()));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(prometheus_, Prometheus::Start(Targets(), tls_folder));
   }
 
   // As docs/metrics.md says.
@@ -160,6 +169,7 @@ class PrometheusTest : public ::testing::Test {
 };
 
 TEST_F(PrometheusTest, ScrapesAClusterEvaluatesItsRulesAndFiresWhenAWorkerIsLost) {
+  ASSERT_NO_FATAL_FAILURE(Start());
   ASSERT_TRUE(Eventually([&] { return prometheus_->Value("sum(up)") == 3; }));
   EXPECT_EQ(prometheus_->Value("count(up{job=\"shardmesh-worker\", cluster=\"live\"})"), 2);
   EXPECT_EQ(prometheus_->Value("shardmesh_workers{state=\"ready\"}"), 2);
@@ -197,7 +207,17 @@ TEST_F(PrometheusTest, ScrapesAClusterEvaluatesItsRulesAndFiresWhenAWorkerIsLost
   }
 }
 
+TEST_F(PrometheusTest, ScrapesAClusterWithTls) {
+  const CertificateFolder certificates;
+  ASSERT_NO_FATAL_FAILURE(Start(certificates.path()));
+  ASSERT_TRUE(Eventually([&] { return prometheus_->Value("sum(up)") == 3; }));
+  EXPECT_TRUE(Eventually(
+      [&] { return prometheus_->Value("min(instance:shardmesh_certificate_left:ratio)") > 0.9; }));
+  EXPECT_FALSE(prometheus_->IsFiring("ShardmeshCertificateExpiring"));
+}
+
 TEST_F(PrometheusTest, UnderstandsEveryQueryOfTheDashboard) {
+  ASSERT_NO_FATAL_FAILURE(Start());
   ASSERT_TRUE(Eventually([&] { return prometheus_->Value("sum(up)") == 3; }));
   const Json dashboard =
       Json::parse(ReadText(SHARDMESH_SOURCE_DIR "/deploy/grafana/shardmesh.json"));

@@ -734,6 +734,7 @@ TEST_F(CertsTest, ALocalClusterHasThemByOneOption) {
   const std::string address = json::parse(up.out)["address"];
   const CommandResult status = Run({"status", "--output=json"});
   EXPECT_EQ(status.exit_code, 0) << status.err;
+  EXPECT_EQ(json::parse(status.out)["metrics_scheme"], "https");
   const CommandResult stranger = Run({"status", "--address=" + address});
   EXPECT_EQ(stranger.exit_code, 3);
   EXPECT_THAT(stranger.err, HasSubstr("it speaks TLS"));
