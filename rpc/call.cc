@@ -32,9 +32,6 @@ constexpr absl::Duration kAttemptTimeout = absl::Seconds(10);
 // something listens it gets this long for another attempt, which it begins after 80 to 120 ms.
 constexpr absl::Duration kSecondAttempt = absl::Milliseconds(500);
 
-// How long it may take to find out what is wrong with a connection.
-constexpr absl::Duration kDiagnosis = absl::Seconds(1);
-
 // How long whoever took too long to answer is looked for, beyond the time given for connecting.
 constexpr absl::Duration kLastLook = absl::Milliseconds(100);
 
@@ -88,8 +85,8 @@ absl::Status WaitForConnected(grpc::Channel& channel, std::string_view address,
       if (!Dial(address, std::min(limit, absl::Now() + kSecondAttempt)).ok()) {
         return unavailable(StrCat("the connection was refused or failed", kHint));
       }
-      if (const std::string found = DiagnoseConnection(address, options.credentials, options.peer,
-                                                       std::min(limit, absl::Now() + kDiagnosis));
+      if (const std::string found =
+              DiagnoseConnection(address, options.credentials, options.peer, limit);
           !found.empty()) {
         return unavailable(found);
       }

@@ -31,7 +31,6 @@ namespace shardmesh::rpc {
 namespace {
 
 constexpr int64_t kMaxFileBytes = int64_t{1} << 20;
-constexpr absl::Duration kClockSkew = absl::Minutes(5);
 
 // A stack of certificates that owns none.
 void FreeStack(STACK_OF(X509) * stack) { sk_X509_free(stack); }
@@ -118,9 +117,9 @@ std::string Text(absl::Time time) {
   return absl::FormatTime("%Y-%m-%d %H:%M:%S UTC", time, absl::UTCTimeZone());
 }
 
-std::string IssuerOf(const X509* certificate) {
+std::string ToText(const X509_NAME* name) {
   const Bio bio(BIO_new(BIO_s_mem()));
-  X509_NAME_print_ex(bio.get(), X509_get_issuer_name(certificate), 0, XN_FLAG_ONELINE);
+  X509_NAME_print_ex(bio.get(), name, 0, XN_FLAG_ONELINE);
   char* data = nullptr;
   const long size = BIO_get_mem_data(bio.get(), &data);
   return std::string(data, static_cast<size_t>(size));
@@ -159,18 +158,64 @@ absl::StatusOr<CertificateFacts> FactsOf(const X509* certificate, std::string_vi
                           .not_after = TimeOf(X509_get0_notAfter(certificate))};
 }
 
+// Of what is valid until `not_after`, which has passed.
+std::string ExpiredText(absl::Time not_after, absl::Time now) {
+  return StrCat("expired at ", Text(not_after), ", ", FormatRounded(now - not_after), " ago");
+}
+
+// Of what is valid from `not_before` on, which is to come.
+std::string NotYetText(absl::Time not_before, absl::Time now) {
+  return StrCat("is valid from ", Text(not_before), " on, and it is ", Text(now),
+                "; wait, or look at the clock of this host");
+}
+
 absl::Status CheckTime(const CertificateFacts& facts, std::string_view file, absl::Time now) {
   if (now < facts.not_before) {
-    return absl::FailedPreconditionError(StrCat(file, " is valid from ", Text(facts.not_before),
-                                                " on, and it is ", Text(now),
-                                                "; wait, or look at the clock of this host"));
+    return absl::FailedPreconditionError(StrCat(file, " ", NotYetText(facts.not_before, now)));
   }
   if (now > facts.not_after) {
-    return absl::FailedPreconditionError(StrCat(
-        file, " expired at ", Text(facts.not_after), ", ", FormatRounded(now - facts.not_after),
-        " ago; renew it (`shardmesh certs` does so for those of a test authority)"));
+    return absl::FailedPreconditionError(
+        StrCat(file, " ", ExpiredText(facts.not_after, now),
+               "; renew it (`shardmesh certs` does so for those of a test authority)"));
   }
   return absl::OkStatus();
+}
+
+// Why a chain of certificates is not trusted.
+struct ChainFault {
+  int error = X509_V_ERR_UNSPECIFIED;  // OpenSSL's
+  int depth = 0;                       // 0 is the process's own, 1 that of who signed it, and so on
+  Certificate at;                      // that is there; null if unknown
+
+  std::string what() const { return X509_verify_cert_error_string(error); }
+  bool is_of_time() const {
+    return at != nullptr &&
+           (error == X509_V_ERR_CERT_HAS_EXPIRED || error == X509_V_ERR_CERT_NOT_YET_VALID);
+  }
+};
+
+// `purpose` as OpenSSL names it, null for any.
+std::optional<ChainFault> FindFault(X509_STORE* store, X509* own, STACK_OF(X509) * between,
+                                    const char* purpose, absl::Time now) {
+  const OpensslOwned<X509_STORE_CTX, X509_STORE_CTX_free> context(X509_STORE_CTX_new());
+  ChainFault fault;
+  if (X509_STORE_CTX_init(context.get(), store, own, between) == 1) {
+    if (purpose != nullptr) {
+      X509_STORE_CTX_set_default(context.get(), purpose);
+    }
+    X509_STORE_CTX_set_time(context.get(), 0, absl::ToTimeT(now));
+    if (X509_verify_cert(context.get()) == 1) {
+      return std::nullopt;
+    }
+    fault.error = X509_STORE_CTX_get_error(context.get());
+    fault.depth = X509_STORE_CTX_get_error_depth(context.get());
+    if (X509* const at = X509_STORE_CTX_get_current_cert(context.get()); at != nullptr) {
+      X509_up_ref(at);
+      fault.at.reset(at);
+    }
+  }
+  ERR_clear_error();
+  return fault;
 }
 
 absl::Status CheckSigned(absl::Span<const Certificate> chain,
@@ -184,22 +229,31 @@ absl::Status CheckSigned(absl::Span<const Certificate> chain,
   for (const Certificate& certificate : chain.subspan(1)) {
     sk_X509_push(between.get(), certificate.get());
   }
-  const OpensslOwned<X509_STORE_CTX, X509_STORE_CTX_free> context(X509_STORE_CTX_new());
-  if (X509_STORE_CTX_init(context.get(), store.get(), chain.front().get(), between.get()) != 1) {
-    return Failed("verify a certificate");
-  }
-  X509_STORE_CTX_set_time(context.get(), 0, absl::ToTimeT(now));
-  if (X509_verify_cert(context.get()) == 1) {
+  const std::optional<ChainFault> fault =
+      FindFault(store.get(), chain.front().get(), between.get(), /*purpose=*/nullptr, now);
+  if (!fault.has_value()) {
     return absl::OkStatus();
   }
-  const int error = X509_STORE_CTX_get_error(context.get());
-  const X509* const at = X509_STORE_CTX_get_current_cert(context.get());
-  ERR_clear_error();
+  const X509* const at = fault->at.get();
+  if (fault->is_of_time()) {
+    const bool is_between = std::any_of(chain.begin(), chain.end(), [at](const Certificate& each) {
+      return X509_cmp(each.get(), at) == 0;
+    });
+    const std::string& file = is_between ? files.certificate : files.authorities;
+    const absl::Time not_after = TimeOf(X509_get0_notAfter(at));
+    return absl::FailedPreconditionError(StrCat(
+        files.certificate, " cannot be used: the certificate of an authority above it, \"",
+        ToText(X509_get_subject_name(at)), "\" (depth ", fault->depth, " of the chain, in ", file,
+        "), ",
+        now > not_after
+            ? StrCat(ExpiredText(not_after, now), "; put its renewed certificate into ", file)
+            : NotYetText(TimeOf(X509_get0_notBefore(at)), now)));
+  }
   return BadFile(
       files.certificate,
-      StrCat("is not signed by an authority in ", files.authorities, " (",
-             X509_verify_cert_error_string(error), at == nullptr ? "" : "; issued by ",
-             at == nullptr ? "" : IssuerOf(at),
+      StrCat("is not signed by an authority in ", files.authorities, " (", fault->what(),
+             at == nullptr ? "" : "; issued by ",
+             at == nullptr ? "" : ToText(X509_get_issuer_name(at)),
              "); both must come from the same authority, and certificates between the two belong "
              "into the first file"));
 }
@@ -425,6 +479,27 @@ absl::StatusOr<CertificateFacts> ReadPeerCertificate(const SSL* connection) {
   return FactsOf(certificate.get(), "its certificate");
 }
 
+absl::Status CheckPeer(const SSL* connection, absl::Time now) {
+  const long result = SSL_get_verify_result(connection);
+  if (result == X509_V_OK) {
+    return absl::OkStatus();
+  }
+  // OpenSSL does not keep which certificate it was.
+  const Certificate own(SSL_get1_peer_certificate(connection));
+  const std::optional<ChainFault> fault =
+      FindFault(SSL_CTX_get_cert_store(SSL_get_SSL_CTX(connection)), own.get(),
+                SSL_get_peer_cert_chain(connection), "ssl_server", now);
+  if (!fault.has_value() || !fault->is_of_time()) {
+    return absl::InvalidArgumentError(X509_verify_cert_error_string(result));
+  }
+  const std::string which = fault->depth == 0
+                                ? "its certificate"
+                                : StrCat("the certificate of an authority above its own, \"",
+                                         ToText(X509_get_subject_name(fault->at.get())),
+                                         "\" (depth ", fault->depth, "),");
+  return absl::FailedPreconditionError(StrCat(which, " is not valid now (", fault->what(), ")"));
+}
+
 absl::StatusOr<KeyPair> MakeAuthority(absl::Time now, absl::Time not_after) {
   const Key key(EVP_EC_gen("P-256"));
   if (key == nullptr) {
@@ -497,6 +572,12 @@ absl::StatusOr<CertificateFacts> ReadCertificate(std::string_view text) {
   SHARDMESH_ASSIGN_OR_RETURN(const std::vector<Certificate> chain,
                              ParseCertificates(text, "the certificate"));
   return FactsOf(chain.front().get(), "the certificate");
+}
+
+absl::StatusOr<absl::Time> ReadExpiry(std::string_view text) {
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<Certificate> chain,
+                             ParseCertificates(text, "the certificate"));
+  return TimeOf(X509_get0_notAfter(chain.front().get()));
 }
 
 }  // namespace shardmesh::rpc

@@ -65,7 +65,8 @@ struct CertificateFacts {
 //                                by one of the authorities, is not for TLS clients (or, of a
 //                                coordinator or worker, servers), or bears no name as PeerName has,
 //                                or several
-//   FAILED_PRECONDITION          the certificate is not valid yet, or no more
+//   FAILED_PRECONDITION          the certificate, or that of an authority above it, is not valid
+//                                yet, or no more
 absl::StatusOr<CertificateFacts> CheckTls(const TlsFiles& files, const TlsTexts& texts,
                                           absl::Time now);
 
@@ -78,14 +79,23 @@ absl::Status UseTls(const TlsTexts& texts, ssl_ctx_st* context);
 // shown none, errors of ReadCertificate for one without a name.
 absl::StatusOr<CertificateFacts> ReadPeerCertificate(const ssl_st* connection);
 
+// Whether the certificate that the server at the other end of a connection has shown, and those
+// above it, are trusted by this one and valid at `now`:
+//   FAILED_PRECONDITION  one of them is not valid yet, or no more; the message says which
+//   INVALID_ARGUMENT     they do not lead to an authority; the message is OpenSSL's reason
+absl::Status CheckPeer(const ssl_st* connection, absl::Time now);
+
 // A certificate with its key, as PEM texts.
 struct KeyPair {
   std::string certificate;
   std::string private_key;
 };
 
-// A new authority of P-256 whose certificate is valid from five minutes before `now`, for clocks
-// that lag, to `not_after`. For trying out and for tests: its key lies in a file.
+// How long before they are made certificates are valid, for clocks that lag.
+inline constexpr absl::Duration kClockSkew = absl::Minutes(5);
+
+// A new authority of P-256 whose certificate is valid from kClockSkew before `now` to `not_after`.
+// For trying out and for tests: its key lies in a file.
 absl::StatusOr<KeyPair> MakeAuthority(absl::Time now, absl::Time not_after);
 
 struct CertificateRequest {
@@ -106,6 +116,8 @@ absl::StatusOr<std::string> FindCertificateOf(std::string_view private_key,
                                               std::string_view bundle);
 // The facts of the first certificate in a PEM text; unlike CheckTls it checks nothing but that.
 absl::StatusOr<CertificateFacts> ReadCertificate(std::string_view text);
+// When the first certificate in a PEM text ends, also of one without a name, as authorities have.
+absl::StatusOr<absl::Time> ReadExpiry(std::string_view text);
 
 }  // namespace shardmesh::rpc
 

@@ -156,14 +156,19 @@ absl::Status CheckCaller(const Credentials& own, const grpc::ServerContextBase& 
              "; give each worker the certificate of its own identity"));
 }
 
-void ExportExpiry(const Credentials& credentials, Metrics& metrics) {
+void ExportValidity(const Credentials& credentials, Metrics& metrics) {
   if (!credentials.is_secure()) {
     return;
   }
   const Gauge expiry = metrics.AddGauge("shardmesh_certificate_expiry_timestamp_seconds",
                                         "When the certificate in use expires, as Unix time.");
-  metrics.OnScrape([expiry, watch = credentials.watch()] {
-    expiry.Set(static_cast<double>(absl::ToUnixSeconds(watch->state()->facts.not_after)));
+  const Gauge not_before =
+      metrics.AddGauge("shardmesh_certificate_not_before_timestamp_seconds",
+                       "From when on the certificate in use is valid, as Unix time.");
+  metrics.OnScrape([expiry, not_before, watch = credentials.watch()] {
+    const CertificateFacts facts = watch->state()->facts;
+    expiry.Set(static_cast<double>(absl::ToUnixSeconds(facts.not_after)));
+    not_before.Set(static_cast<double>(absl::ToUnixSeconds(facts.not_before)));
   });
 }
 

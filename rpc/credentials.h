@@ -28,7 +28,8 @@ class Metrics;
 // copies are cheap.
 //
 // With certificates every connection is TLS with both sides authenticated. A server refuses callers
-// without a certificate of the authority. A client refuses servers by their name in the
+// without a certificate of the authority, and those whose certificate bears no name (PeerName): the
+// authority may sign others, for something else. A client refuses servers by their name in the
 // certificate (PeerName), not by their host's: the same certificate serves under a pod's name, an
 // address and a forwarded port.
 class Credentials {
@@ -71,9 +72,10 @@ absl::Status CheckOwnName(const Credentials& credentials, const ExpectedPeer& ow
 absl::Status CheckCaller(const Credentials& own, const grpc::ServerContextBase& context,
                          const PeerName& name);
 
-// Keeps shardmesh_certificate_expiry_timestamp_seconds, the time when the certificate in use
-// expires, in `metrics`; nothing for plaintext.
-void ExportExpiry(const Credentials& credentials, Metrics& metrics);
+// Keeps in `metrics` when the certificate in use begins and ends to be valid:
+// shardmesh_certificate_not_before_timestamp_seconds and
+// shardmesh_certificate_expiry_timestamp_seconds. Nothing for plaintext.
+void ExportValidity(const Credentials& credentials, Metrics& metrics);
 
 // Whether only processes of this host can reach the address (`host:port`, `[v6]:port`,
 // `unix:/path`): `localhost`, 127.0.0.0/8, ::1 and unix sockets. Names are not looked up.

@@ -1,9 +1,7 @@
-// Dials, and speaks TLS by OpenSSL as far as a diagnosis needs it.
+// Dials, and speaks TLS as far as a diagnosis needs it.
 #include "rpc/dial.h"
 
 #include <netdb.h>
-#include <openssl/err.h>
-#include <openssl/ssl.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -15,137 +13,34 @@
 #include "rpc/certificate.h"
 #include "rpc/certificate_watch.h"
 #include "rpc/host_port.h"
-#include "rpc/openssl_owned.h"
+#include "rpc/tls_session.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
 
 namespace shardmesh::rpc {
 namespace {
 
-// A TLS record begins with its type.
-constexpr int kFirstRecordType = 0x14;
-constexpr int kLastRecordType = 0x17;
+// How long it may take to find out what is wrong with a connection.
+constexpr absl::Duration kDiagnosis = absl::Seconds(1);
 
 constexpr std::string_view kTlsFlags = "--tls-cert, --tls-key and --tls-ca";
 
-// Whether the socket is ready before the deadline.
-bool AwaitReady(int fd, short events, absl::Time deadline) {
-  const absl::Duration left = std::max(deadline - absl::Now(), absl::ZeroDuration());
-  pollfd ready = {.fd = fd, .events = events, .revents = 0};
-  return poll(&ready, 1, static_cast<int>(absl::ToInt64Milliseconds(left))) == 1;
-}
-
-// A TLS client on a connected socket, with the certificates in use, that takes any server's and
-// judges it afterwards.
-class TlsClient {
- public:
-  // kRefused: by an alert, or since nothing in common is spoken.
-  enum class Outcome { kDone, kEnded, kRefused, kNotTls, kTimeout };
-
-  TlsClient(int fd, const CertificateWatch* watch)
-      : fd_(fd), context_(SSL_CTX_new(TLS_client_method())) {
-    ERR_clear_error();
-    if (watch != nullptr) {
-      UseTls(watch->state()->texts, context_.get()).IgnoreError();  // they were checked
-    }
-    SSL_CTX_set_verify(context_.get(), SSL_VERIFY_NONE, nullptr);
-    static constexpr unsigned char kHttp2[] = {2, 'h', '2'};
-    SSL_CTX_set_alpn_protos(context_.get(), kHttp2, sizeof(kHttp2));
-    ssl_.reset(SSL_new(context_.get()));
-    // Through memory: OpenSSL's own writes to a socket may end the process with SIGPIPE.
-    SSL_set_bio(ssl_.get(), BIO_new(BIO_s_mem()), BIO_new(BIO_s_mem()));
-  }
-
-  Outcome Handshake(absl::Time deadline) {
-    return Drive(deadline, [this] { return SSL_connect(ssl_.get()); });
-  }
-  // Waits for the server's first word.
-  Outcome AwaitAnswer(absl::Time deadline) {
-    char byte = 0;
-    return Drive(deadline, [&] { return SSL_read(ssl_.get(), &byte, sizeof(byte)); });
-  }
-
-  // Of kRefused.
-  const std::string& reason() const { return reason_; }
-  // X509_V_OK if the server's certificate is of the authority and valid.
-  long FaultOfServer() const { return SSL_get_verify_result(ssl_.get()); }
-  absl::StatusOr<CertificateFacts> ServerFacts() const { return ReadPeerCertificate(ssl_.get()); }
-
- private:
-  template <typename Step>
-  Outcome Drive(absl::Time deadline, const Step& step) {
-    for (;;) {
-      ERR_clear_error();
-      const int result = step();
-      const int error = SSL_get_error(ssl_.get(), result);
-      Send();
-      if (result > 0) {
-        return Outcome::kDone;
-      }
-      if (error == SSL_ERROR_WANT_READ) {
-        if (!AwaitReady(fd_, POLLIN, deadline)) {
-          return Outcome::kTimeout;
-        }
-        if (!Receive()) {
-          return Outcome::kEnded;
-        }
-        continue;
-      }
-      const char* const text = ERR_reason_error_string(ERR_peek_error());
-      reason_ = text == nullptr ? "unknown" : text;
-      ERR_clear_error();
-      if (error != SSL_ERROR_SSL) {
-        return Outcome::kEnded;
-      }
-      return first_byte_ >= kFirstRecordType && first_byte_ <= kLastRecordType ? Outcome::kRefused
-                                                                               : Outcome::kNotTls;
-    }
-  }
-
-  // What OpenSSL has to say. A handshake's messages are small: the socket takes them at once, or
-  // the server is gone, which the next read tells.
-  void Send() {
-    BIO* const out = SSL_get_wbio(ssl_.get());
-    char* data = nullptr;
-    const long size = BIO_get_mem_data(out, &data);
-    if (size > 0) {
-      send(fd_, data, static_cast<size_t>(size), MSG_NOSIGNAL);
-      BIO_reset(out);
-    }
-  }
-  // What the server says; false if it has ended the connection.
-  bool Receive() {
-    char buffer[4096];
-    const ssize_t count = recv(fd_, buffer, sizeof(buffer), 0);
-    if (count > 0 && first_byte_ < 0) {
-      first_byte_ = static_cast<unsigned char>(buffer[0]);
-    }
-    return count > 0 && BIO_write(SSL_get_rbio(ssl_.get()), buffer, static_cast<int>(count)) > 0;
-  }
-
-  const int fd_;
-  const OpensslOwned<SSL_CTX, SSL_CTX_free> context_;
-  OpensslOwned<SSL, SSL_free> ssl_;
-  int first_byte_ = -1;  // that the server said; negative if none
-  std::string reason_;
-};
-
 // Of a server that speaks TLS, to a client that does.
-std::string DiagnoseTls(TlsClient& client, const CertificateWatch& watch, const ExpectedPeer& peer,
-                        absl::Time deadline) {
-  using Outcome = TlsClient::Outcome;
+std::string DiagnoseTls(TlsSession& session, const CertificateWatch& watch,
+                        const ExpectedPeer& peer, absl::Time deadline) {
+  using Outcome = TlsSession::Outcome;
   const TlsFiles& files = watch.files();
-  const long fault = client.FaultOfServer();
-  if (fault == X509_V_ERR_CERT_HAS_EXPIRED || fault == X509_V_ERR_CERT_NOT_YET_VALID) {
-    return StrCat("its certificate is not valid now (", X509_verify_cert_error_string(fault),
-                  "); renew it there, and look at the clocks of both hosts");
+  const absl::Status fault = CheckPeer(session.ssl(), absl::Now());
+  if (absl::IsFailedPrecondition(fault)) {
+    return StrCat(std::string(fault.message()),
+                  "; renew it there, and look at the clocks of both hosts");
   }
-  if (fault != X509_V_OK) {
+  if (!fault.ok()) {
     return StrCat("its certificate is not one of an authority in ", files.authorities, " (",
-                  X509_verify_cert_error_string(fault),
+                  std::string(fault.message()),
                   "); --tls-ca must name the authority that signed it");
   }
-  const absl::StatusOr<CertificateFacts> facts = client.ServerFacts();
+  const absl::StatusOr<CertificateFacts> facts = ReadPeerCertificate(session.ssl());
   if (!facts.ok()) {
     return std::string(facts.status().message());
   }
@@ -153,9 +48,12 @@ std::string DiagnoseTls(TlsClient& client, const CertificateWatch& watch, const 
     return StrCat("its certificate is that of ", facts->name.ToUri(), ", and ", peer.ToString(),
                   " is expected; is the address right, and did it get its own certificate?");
   }
-  switch (client.AwaitAnswer(deadline)) {
+  // A refusal comes with the server's first word, after the handshake.
+  char byte = 0;
+  size_t count = 0;
+  switch (session.Read(absl::MakeSpan(&byte, 1), &count, deadline)) {
     case Outcome::kRefused:
-      return StrCat("it refuses the certificate in ", files.certificate, " (", client.reason(),
+      return StrCat("it refuses the certificate in ", files.certificate, " (", session.reason(),
                     "); both sides need certificates of one authority, not expired");
     case Outcome::kEnded:
       return StrCat("it ends the connection when it has seen the certificate in ",
@@ -171,6 +69,15 @@ std::string DiagnoseTls(TlsClient& client, const CertificateWatch& watch, const 
 }
 
 }  // namespace
+
+bool AwaitReady(int descriptor, short events, absl::Time deadline, int stop) {
+  const absl::Duration left = std::max(deadline - absl::Now(), absl::ZeroDuration());
+  // A negative descriptor is passed over.
+  pollfd ready[] = {{.fd = descriptor, .events = events, .revents = 0},
+                    {.fd = stop, .events = POLLIN, .revents = 0}};
+  return poll(ready, 2, static_cast<int>(absl::ToInt64Milliseconds(left))) > 0 &&
+         ready[1].revents == 0;
+}
 
 absl::StatusOr<FileDescriptor> Dial(std::string_view address, absl::Time deadline) {
   if (IsUnixAddress(address)) {
@@ -205,19 +112,25 @@ absl::StatusOr<FileDescriptor> Dial(std::string_view address, absl::Time deadlin
 
 std::string DiagnoseConnection(std::string_view address, const Credentials& credentials,
                                const ExpectedPeer& peer, absl::Time deadline) {
-  using Outcome = TlsClient::Outcome;
+  using Outcome = TlsSession::Outcome;
+  deadline = std::min(deadline, absl::Now() + kDiagnosis);
   const absl::StatusOr<FileDescriptor> fd = Dial(address, deadline);
   if (!fd.ok()) {
     return "";
   }
-  TlsClient client(fd->get(), credentials.watch());
-  const Outcome outcome = client.Handshake(deadline);
+  const auto state = credentials.is_secure() ? credentials.watch()->state() : nullptr;
+  const absl::StatusOr<TlsContext> context =
+      TlsContext::ForClient(state == nullptr ? nullptr : &state->texts);
+  if (!context.ok()) {
+    return "";  // they were checked, so memory is short
+  }
+  TlsSession session(*context, fd->get());
+  const Outcome outcome = session.Connect(deadline);
   if (!credentials.is_secure()) {
     return outcome == Outcome::kDone || outcome == Outcome::kRefused
                ? StrCat("it speaks TLS, and this process plaintext; give ", kTlsFlags)
                : "";
   }
-  const auto state = credentials.watch()->state();
   const bool speaks_tls = outcome == Outcome::kDone || outcome == Outcome::kRefused;
   if (speaks_tls && absl::Now() > state->facts.not_after) {
     return StrCat("the certificate of this process, ", credentials.watch()->files().certificate,
@@ -225,9 +138,9 @@ std::string DiagnoseConnection(std::string_view address, const Credentials& cred
   }
   switch (outcome) {
     case Outcome::kDone:
-      return DiagnoseTls(client, *credentials.watch(), peer, deadline);
+      return DiagnoseTls(session, *credentials.watch(), peer, deadline);
     case Outcome::kRefused:
-      return StrCat("it refuses the TLS handshake (", client.reason(), ")");
+      return StrCat("it refuses the TLS handshake (", session.reason(), ")");
     case Outcome::kNotTls:
       return StrCat("it speaks plaintext, and this process TLS; start it with ", kTlsFlags,
                     ", or leave them out here");

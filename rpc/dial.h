@@ -18,12 +18,17 @@ namespace shardmesh::rpc {
 // nobody accepts; UNIMPLEMENTED for a unix socket.
 absl::StatusOr<FileDescriptor> Dial(std::string_view address, absl::Time deadline);
 
+// Whether a descriptor has one of poll's `events`, or an error, before `deadline` and before `stop`
+// is readable; a negative `stop` is none. Blocks until then.
+bool AwaitReady(int descriptor, short events, absl::Time deadline, int stop = -1);
+
 // What is wrong where something accepts connections at `address` and no gRPC connection to it comes
 // about: one side speaks plaintext and the other TLS, or one does not take the other's certificate.
-// Says what to do about it. Empty if nothing of the kind is found. Blocks, at most until
-// `deadline`.
+// Says what to do about it. Empty if nothing of the kind is found. Blocks, at most for a second and
+// until `deadline`.
 std::string DiagnoseConnection(std::string_view address, const Credentials& credentials,
-                               const ExpectedPeer& peer, absl::Time deadline);
+                               const ExpectedPeer& peer,
+                               absl::Time deadline = absl::InfiniteFuture());
 
 }  // namespace shardmesh::rpc
 

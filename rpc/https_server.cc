@@ -1,11 +1,8 @@
-// HttpsServer over OpenSSL, whose reads and writes go through memory: its own writes to a socket
-// may end the process with SIGPIPE.
+// HttpsServer: one thread waits for callers to say something, others answer them.
 #include "rpc/https_server.h"
 
 #include <netdb.h>
 #include <netinet/in.h>
-#include <openssl/err.h>
-#include <openssl/ssl.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -16,12 +13,13 @@
 #include <cstdint>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/time/clock.h"
 #include "rpc/certificate.h"
 #include "rpc/host_port.h"
-#include "rpc/openssl_owned.h"
+#include "rpc/tls_session.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -29,120 +27,21 @@
 namespace shardmesh::rpc {
 namespace {
 
-using Context = OpensslOwned<SSL_CTX, SSL_CTX_free>;
+using Outcome = TlsSession::Outcome;
 
-// With the certificates that are in use now; null if memory is short.
-Context MakeContext(const CertificateWatch& watch) {
-  Context context(SSL_CTX_new(TLS_server_method()));
-  if (context == nullptr || SSL_CTX_set_min_proto_version(context.get(), TLS1_2_VERSION) != 1 ||
-      !UseTls(watch.state()->texts, context.get()).ok()) {
-    return nullptr;
+// Up to the empty line that ends a request without a body; false if none comes.
+bool ReadRequest(TlsSession& session, absl::Time deadline, std::string* request) {
+  char buffer[1024];
+  while (request->find("\r\n\r\n") == std::string::npos) {
+    size_t count = 0;
+    if (session.Read(absl::MakeSpan(buffer), &count, deadline) != Outcome::kDone ||
+        request->size() + count > HttpsServer::kMaxRequestBytes) {
+      return false;
+    }
+    request->append(buffer, count);
   }
-  SSL_CTX_set_verify(context.get(), SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
-  // Callers are asked for their certificate each time.
-  SSL_CTX_set_session_cache_mode(context.get(), SSL_SESS_CACHE_OFF);
-  SSL_CTX_set_options(context.get(), SSL_OP_NO_TICKET);
-  return context;
+  return true;
 }
-
-// One caller's connection. All calls return false when the connection has ended, time is over or
-// the server stops.
-class Connection {
- public:
-  Connection(int socket, int stop, absl::Time deadline, SSL_CTX* context)
-      : socket_(socket), stop_(stop), deadline_(deadline), ssl_(SSL_new(context)) {
-    SSL_set_bio(ssl_.get(), BIO_new(BIO_s_mem()), BIO_new(BIO_s_mem()));
-  }
-
-  // Of callers with a name; the authorities may have signed other certificates.
-  bool Accept() {
-    return Drive([this] { return SSL_accept(ssl_.get()); }) > 0 &&
-           ReadPeerCertificate(ssl_.get()).ok();
-  }
-  // Up to the empty line that ends a request without a body.
-  bool ReadRequest(std::string* request) {
-    char buffer[1024];
-    while (request->find("\r\n\r\n") == std::string::npos) {
-      const int count =
-          Drive([&] { return SSL_read(ssl_.get(), buffer, static_cast<int>(sizeof(buffer))); });
-      if (count <= 0 || request->size() + sizeof(buffer) > HttpsServer::kMaxRequestBytes) {
-        return false;
-      }
-      request->append(buffer, static_cast<size_t>(count));
-    }
-    return true;
-  }
-  bool Write(std::string_view text) {
-    constexpr size_t kPiece = size_t{16} << 10;
-    for (; !text.empty(); text.remove_prefix(std::min(text.size(), kPiece))) {
-      const std::string_view piece = text.substr(0, kPiece);
-      if (Drive([&] {
-            return SSL_write(ssl_.get(), piece.data(), static_cast<int>(piece.size()));
-          }) <= 0) {
-        return false;
-      }
-    }
-    return true;
-  }
-  void End() {
-    SSL_shutdown(ssl_.get());
-    Flush();
-    shutdown(socket_, SHUT_WR);
-  }
-
- private:
-  bool Await(short events) const {
-    pollfd ready[] = {{.fd = socket_, .events = events, .revents = 0},
-                      {.fd = stop_, .events = POLLIN, .revents = 0}};
-    const absl::Duration left = std::max(deadline_ - absl::Now(), absl::ZeroDuration());
-    return poll(ready, 2, static_cast<int>(absl::ToInt64Milliseconds(left))) > 0 &&
-           ready[1].revents == 0;
-  }
-
-  // What OpenSSL has to say.
-  bool Flush() const {
-    BIO* const out = SSL_get_wbio(ssl_.get());
-    char* data = nullptr;
-    auto left = static_cast<size_t>(BIO_get_mem_data(out, &data));
-    while (left > 0) {
-      const ssize_t sent = send(socket_, data, left, MSG_NOSIGNAL);
-      if (sent >= 0) {
-        data += sent;
-        left -= static_cast<size_t>(sent);
-      } else if ((errno != EAGAIN && errno != EINTR) || !Await(POLLOUT)) {
-        return false;
-      }
-    }
-    BIO_reset(out);
-    return true;
-  }
-
-  // What the caller says.
-  bool Fill() const {
-    char buffer[4096];
-    const ssize_t count = recv(socket_, buffer, sizeof(buffer), 0);
-    if (count < 0 && (errno == EAGAIN || errno == EINTR)) return true;
-    return count > 0 && BIO_write(SSL_get_rbio(ssl_.get()), buffer, static_cast<int>(count)) > 0;
-  }
-
-  // Repeats a step of OpenSSL's until it is done; its result then, else 0 or less.
-  template <typename Step>
-  int Drive(const Step& step) {
-    for (;;) {
-      ERR_clear_error();
-      const int result = step();
-      const int error = SSL_get_error(ssl_.get(), result);
-      if (!Flush()) return -1;
-      if (result > 0 || error != SSL_ERROR_WANT_READ) return result;
-      if (!Await(POLLIN) || !Fill()) return -1;
-    }
-  }
-
-  const int socket_;
-  const int stop_;
-  const absl::Time deadline_;
-  const OpensslOwned<SSL, SSL_free> ssl_;
-};
 
 std::string Reply(std::string_view status, std::string_view content_type, std::string_view body) {
   return StrCat("HTTP/1.1 ", status, "\r\nContent-Type: ", content_type,
@@ -170,18 +69,19 @@ std::string ReplyTo(std::string_view request, const HttpsServer::Handler& handle
 
 void Serve(int socket, int stop, const CertificateWatch& watch,
            const HttpsServer::Handler& handler) {
-  const Context context = MakeContext(watch);
-  if (context == nullptr) {
-    ERR_clear_error();
-    return;
+  const absl::Time deadline = absl::Now() + HttpsServer::kPatience;
+  const absl::StatusOr<TlsContext> context = TlsContext::ForServer(watch.state()->texts);
+  if (!context.ok()) {
+    return;  // the texts were checked, so memory is short
   }
-  Connection connection(socket, stop, absl::Now() + HttpsServer::kPatience, context.get());
+  TlsSession session(*context, socket, stop);
   std::string request;
-  if (connection.Accept() && connection.ReadRequest(&request) &&
-      connection.Write(ReplyTo(request, handler))) {
-    connection.End();
+  // Of callers with a name; the authorities may have signed other certificates.
+  if (session.Accept(deadline) == Outcome::kDone && ReadPeerCertificate(session.ssl()).ok() &&
+      ReadRequest(session, deadline, &request) &&
+      session.Write(ReplyTo(request, handler), deadline) == Outcome::kDone) {
+    session.End(deadline);
   }
-  ERR_clear_error();
 }
 
 absl::Status CannotServe(const std::string& address, int error) {
@@ -192,7 +92,7 @@ absl::Status CannotServe(const std::string& address, int error) {
       Reason::kAlreadyExists);
 }
 
-absl::StatusOr<FileDescriptor> Listen(const std::string& address) {
+absl::StatusOr<FileDescriptor> OpenListener(const std::string& address) {
   SHARDMESH_ASSIGN_OR_RETURN(const HostPort parsed, ParseHostPort(address));
   addrinfo hints = {};
   hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
@@ -211,7 +111,7 @@ absl::StatusOr<FileDescriptor> Listen(const std::string& address) {
   if (!listener.valid() ||
       setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0 ||
       bind(listener.get(), found->ai_addr, found->ai_addrlen) != 0 ||
-      listen(listener.get(), /*backlog=*/16) != 0) {
+      listen(listener.get(), static_cast<int>(HttpsServer::kMaxSilent)) != 0) {
     return CannotServe(address, errno);
   }
   return listener;
@@ -231,7 +131,7 @@ int PortOf(int socket) {
 absl::StatusOr<std::unique_ptr<HttpsServer>> HttpsServer::Start(const std::string& address,
                                                                 const CertificateWatch* watch,
                                                                 Handler handler) {
-  SHARDMESH_ASSIGN_OR_RETURN(FileDescriptor listener, Listen(address));
+  SHARDMESH_ASSIGN_OR_RETURN(FileDescriptor listener, OpenListener(address));
   FileDescriptor stop(eventfd(0, EFD_CLOEXEC));
   if (!stop.valid()) return CannotServe(address, errno);
   const int port = PortOf(listener.get());
@@ -246,8 +146,9 @@ HttpsServer::HttpsServer(FileDescriptor listener, FileDescriptor stop, int port,
       port_(port),
       watch_(watch),
       handler_(std::move(handler)) {
-  for (std::thread& thread : threads_) {
-    thread = std::thread([this] { Run(); });
+  listening_ = std::thread([this] { Listen(); });
+  for (std::thread& thread : serving_) {
+    thread = std::thread([this] { ServeCallers(); });
   }
 }
 
@@ -255,24 +156,88 @@ HttpsServer::~HttpsServer() {
   const uint64_t one = 1;
   // Cannot fail: the counter is at 0.
   [[maybe_unused]] const ssize_t written = write(stop_.get(), &one, sizeof(one));
-  for (std::thread& thread : threads_) {
+  {
+    absl::MutexLock lock(&mutex_);
+    stopping_ = true;
+  }
+  listening_.join();
+  for (std::thread& thread : serving_) {
     thread.join();
   }
 }
 
-void HttpsServer::Run() const {
+void HttpsServer::Listen() {
+  struct Silent {
+    FileDescriptor socket;
+    absl::Time deadline;
+  };
+  std::deque<Silent> silent;  // the oldest first
+  std::vector<pollfd> watched;
   for (;;) {
-    pollfd ready[] = {{.fd = listener_.get(), .events = POLLIN, .revents = 0},
-                      {.fd = stop_.get(), .events = POLLIN, .revents = 0}};
-    poll(ready, 2, /*timeout=*/-1);
-    if (ready[1].revents != 0) return;
-    const FileDescriptor caller(
-        accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    watched = {{.fd = stop_.get(), .events = POLLIN, .revents = 0},
+               {.fd = listener_.get(), .events = POLLIN, .revents = 0}};
+    for (const Silent& each : silent) {
+      watched.push_back({.fd = each.socket.get(), .events = POLLIN, .revents = 0});
+    }
+    int timeout_ms = -1;
+    if (!silent.empty()) {
+      const absl::Duration left =
+          std::max(silent.front().deadline - absl::Now(), absl::ZeroDuration());
+      timeout_ms = static_cast<int>(absl::ToInt64Milliseconds(left)) + 1;
+    }
+    poll(watched.data(), watched.size(), timeout_ms);
+    if (watched[0].revents != 0) {
+      return;
+    }
+    std::deque<Silent> still;
+    for (size_t i = 0; i < silent.size(); ++i) {
+      if (watched[i + 2].revents != 0) {
+        HandOver(std::move(silent[i].socket));
+      } else if (absl::Now() < silent[i].deadline) {
+        still.push_back(std::move(silent[i]));
+      }
+    }
+    silent = std::move(still);
+    if (watched[1].revents == 0) {
+      continue;
+    }
+    FileDescriptor caller(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    const bool is_short = !caller.valid() && (errno == EMFILE || errno == ENFILE);
     if (caller.valid()) {
-      Serve(caller.get(), stop_.get(), *watch_, handler_);
-    } else if (errno == EMFILE || errno == ENFILE) {
+      silent.push_back({std::move(caller), absl::Now() + kPatience});
+    }
+    // The oldest makes room: among those that are waited for, or for another's descriptor.
+    if (silent.size() > kMaxSilent || (is_short && !silent.empty())) {
+      silent.pop_front();
+    } else if (is_short) {
       absl::SleepFor(absl::Milliseconds(100));  // others will close theirs
     }
+  }
+}
+
+void HttpsServer::HandOver(FileDescriptor caller) {
+  absl::MutexLock lock(&mutex_);
+  callers_.push_back(std::move(caller));
+  if (callers_.size() > kMaxWaiting) {
+    callers_.pop_front();
+  }
+}
+
+void HttpsServer::ServeCallers() {
+  const auto has_work = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return stopping_ || !callers_.empty();
+  };
+  for (;;) {
+    FileDescriptor caller;
+    {
+      absl::MutexLock lock(&mutex_, absl::Condition(&has_work));
+      if (stopping_) {
+        return;
+      }
+      caller = std::move(callers_.front());
+      callers_.pop_front();
+    }
+    Serve(caller.get(), stop_.get(), *watch_, handler_);
   }
 }
 

@@ -3,6 +3,7 @@
 #define SHARDMESH_RPC_HTTPS_SERVER_H_
 
 #include <array>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -10,7 +11,9 @@
 #include <string_view>
 #include <thread>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "rpc/certificate_watch.h"
 #include "tensor/file.h"
@@ -21,12 +24,16 @@ namespace shardmesh::rpc {
 // connection uses the certificates that are in use when it begins. HTTP/1.1 without keeping
 // connections open.
 //
-// A thread serves one connection at a time, and a connection that is not through within kPatience
-// is ended. So who opens many and says nothing delays those behind: the port is for a network in
-// which that is an incident. Thread-safe.
+// A caller that says nothing occupies no thread: kMaxSilent of them are waited for, each for
+// kPatience, and of more the oldest is ended. Who has said something is served by one of kThreads
+// threads, once one is free, and is ended when it is not through within kPatience; kMaxWaiting wait
+// for a thread, and of more the oldest is ended. So who opens many and begins to speak on each
+// delays those behind: the port is for a network in which that is an incident. Thread-safe.
 class HttpsServer {
  public:
   static constexpr size_t kThreads = 4;
+  static constexpr size_t kMaxSilent = 64;
+  static constexpr size_t kMaxWaiting = 64;
   static constexpr absl::Duration kPatience = absl::Seconds(2);
   static constexpr size_t kMaxRequestBytes = 8192;
 
@@ -55,14 +62,25 @@ class HttpsServer {
   HttpsServer(FileDescriptor listener, FileDescriptor stop, int port, const CertificateWatch* watch,
               Handler handler);
 
-  void Run() const;
+  // Waits for callers, and for each to say something.
+  void Listen();
+  void HandOver(FileDescriptor caller);
+  // Serves those that have said something, one at a time.
+  void ServeCallers();
 
   const FileDescriptor listener_;
   const FileDescriptor stop_;  // readable from the destructor on
   const int port_;
   const CertificateWatch* const watch_;
   const Handler handler_;
-  std::array<std::thread, kThreads> threads_;  // last: they use what is above
+
+  absl::Mutex mutex_;
+  std::deque<FileDescriptor> callers_ ABSL_GUARDED_BY(mutex_);  // that wait for a thread
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+
+  // Last: they use what is above.
+  std::thread listening_;
+  std::array<std::thread, kThreads> serving_;
 };
 
 }  // namespace shardmesh::rpc

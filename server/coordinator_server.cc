@@ -352,7 +352,7 @@ absl::Status Server::Start() {
                           .sequencer = sequencer_.get(),
                           .recovery = &recovery_,
                           .draining_since = [this] { return draining_since_.load(); }});
-  rpc::ExportExpiry(options_.credentials, metrics_);
+  rpc::ExportValidity(options_.credentials, metrics_);
   std::vector<rpc::NamedService> services = {{"shardmesh.v1.AttachService", hub_->service()}};
   for (const auto& [name, service] : services_) {
     services.push_back({name, service.get()});

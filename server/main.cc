@@ -81,15 +81,13 @@ int Main(int argc, char** argv) {
 
   absl::StatusOr<rpc::Credentials> credentials = rpc::Credentials::FromFiles(tls);
   if (!credentials.ok()) {
-    std::fprintf(stderr, "shardmesh-coordinator: %s\n",
-                 std::string(credentials.status().message()).c_str());
+    rpc::LogError("cannot start", {{"error", credentials.status()}});
     return rpc::FlagSet::kFailed;
   }
   options.credentials = *std::move(credentials);
   const auto server = CoordinatorServer::Start(std::move(options));
   if (!server.ok()) {
-    std::fprintf(stderr, "shardmesh-coordinator: %s\n",
-                 std::string(server.status().message()).c_str());
+    rpc::LogError("cannot start", {{"error", server.status()}});
     return rpc::FlagSet::kFailed;
   }
   std::printf("shardmesh-coordinator listening on %s\n", (*server)->address().c_str());

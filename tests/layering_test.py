@@ -38,7 +38,7 @@ CONFINED = [
     ("yaml-cpp", r"yaml-cpp/", ["rpc/config.cc"]),
     ("oneDNN", r"(oneapi/)?dnnl|oneapi/", ["worker/kernel/*.cc"]),
     ("CLI11", r"CLI/", ["client/cli/*"]),
-    ("certificates and TLS of OpenSSL", r"openssl/(pem|ssl|x509)", ["rpc/certificate.cc", "rpc/dial.cc", "rpc/https_server.cc"]),
+    ("certificates and TLS of OpenSSL", r"openssl/(pem|ssl|x509)", ["rpc/certificate.cc", "rpc/tls_session.cc"]),
     ("libcrypto", r"openssl/", ["sharding/digest.cc", "rpc/*", "server/*", "worker/*", "client/*"]),
     ("RE2", r"re2/", ["sharding/*"]),
     ("gRPC", r"grpc(pp)?/|.*\.grpc\.pb\.h", ["rpc/*", "server/*", "worker/*", "client/*"]),

@@ -45,8 +45,6 @@ constexpr int64_t kInventoryPageTiles = 256;
 constexpr int64_t kInventoryMessageBytes = int64_t{768} << 10;
 // How often the log repeats what the worker waits for.
 constexpr absl::Duration kLogInterval = absl::Seconds(30);
-// How long it may take to find out what is wrong with a connection.
-constexpr absl::Duration kDiagnosis = absl::Seconds(1);
 // An instruction that has run for so long is told of at once.
 constexpr absl::Duration kSlowAfter = absl::Milliseconds(100);
 // Records of instructions in one heartbeat, and the most bytes of them.
@@ -499,9 +497,8 @@ absl::Status AttachLoop::Explained(absl::Status ended) const {
   if (!absl::IsUnavailable(ended) || ReasonOf(ended) != Reason::kUnspecified) {
     return ended;
   }
-  const std::string found =
-      rpc::DiagnoseConnection(options_.coordinator, options_.credentials,
-                              rpc::ExpectedPeer::Coordinator(), absl::Now() + kDiagnosis);
+  const std::string found = rpc::DiagnoseConnection(options_.coordinator, options_.credentials,
+                                                    rpc::ExpectedPeer::Coordinator());
   return found.empty()
              ? ended
              : absl::UnavailableError(StrCat("cannot reach ", options_.coordinator, ": ", found));

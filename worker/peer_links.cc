@@ -40,8 +40,6 @@ constexpr size_t kMaxHeldSteps = 1024;
 // same, over its stream.
 constexpr absl::Duration kSharingLimit = absl::Seconds(2);
 
-// How long it may take to find out what is wrong with the connection to a peer.
-constexpr absl::Duration kDiagnosis = absl::Seconds(1);
 // How often the log repeats that a peer is not reached.
 constexpr absl::Duration kLogInterval = absl::Seconds(30);
 
@@ -755,9 +753,8 @@ void PeerLinksImpl::Diagnose(const Peer& peer) {
       absl::MutexLock lock(&mutex_);
       if (closed_) return;
     }
-    const std::string found =
-        rpc::DiagnoseConnection(endpoint, options_.credentials, rpc::ExpectedPeer::Worker(identity),
-                                absl::Now() + kDiagnosis);
+    const std::string found = rpc::DiagnoseConnection(endpoint, options_.credentials,
+                                                      rpc::ExpectedPeer::Worker(identity));
     absl::MutexLock lock(&mutex_);
     diagnosing_ = false;
     const absl::Time now = options_.clock->Now();

@@ -202,7 +202,7 @@ class WorkerServer::Impl {
                             .pool = pool_.get(),
                             .links = links_.get(),
                             .coordinator = link_.get()});
-    rpc::ExportExpiry(options_.credentials, metrics_);
+    rpc::ExportValidity(options_.credentials, metrics_);
     if (!options_.metrics_listen.empty()) {
       SHARDMESH_ASSIGN_OR_RETURN(
           metrics_endpoint_,

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "rpc/clock.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -27,7 +28,6 @@ constexpr char kSuffix[] = ".crt";
 constexpr mode_t kPrivate = 0600;
 constexpr mode_t kPublic = 0644;
 constexpr absl::Duration kAuthorityLifetime = absl::Hours(24 * 3650);
-constexpr absl::Duration kClockSkew = absl::Minutes(5);
 
 rpc::TlsFiles FilesOf(const std::string& folder, const std::string& identity) {
   return {.certificate = StrCat(folder, "/", identity, kSuffix),
@@ -87,6 +87,15 @@ absl::StatusOr<rpc::KeyPair> OpenAuthority(const std::string& folder, absl::Time
       return Unusable(StrCat(
           "the authority in ", folder, " cannot sign: ", ToStd(own.status().message()), " (",
           key_path, " and ", certificate_path, "); bring its files back, or choose another --dir"));
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(const absl::Time not_after, rpc::ReadExpiry(*own));
+    if (now > not_after) {
+      return Unusable(StrCat(
+          "the authority in ", folder, " expired ", rpc::FormatRounded(now - not_after),
+          " ago, so nobody takes what it signs; remove ", certificate_path, " and ", key_path,
+          " and run `shardmesh certs --dir ", folder,
+          "` again, which makes another authority and all certificates anew, then give the new ",
+          "ca.crt to all who trusted the old one"));
     }
     authority.certificate = *own;
     return authority;
@@ -173,7 +182,7 @@ absl::StatusOr<WrittenCertificates> WriteCertificates(const CertificateFolderOpt
     }
     rpc::CertificateRequest request{.name = name,
                                     .hosts = {},
-                                    .not_before = now - kClockSkew,
+                                    .not_before = now - rpc::kClockSkew,
                                     .not_after = now + options.lifetime};
     if (name.role != rpc::PeerRole::kClient) {
       // The last is what scrapes ask for, which know neither identities nor lasting addresses.

@@ -52,7 +52,7 @@ struct WrittenCertificates {
 // this user alone; each file is replaced as a whole. Errors:
 //   INVALID_ARGUMENT     an identity or host that no certificate can bear
 //   FAILED_PRECONDITION  an authority without its key or the reverse, or one that has expired: it
-//                        is never replaced in silence
+//                        is never replaced in silence; the message says how to make another
 //   otherwise            those of files
 absl::StatusOr<WrittenCertificates> WriteCertificates(const CertificateFolderOptions& options);
 

@@ -3,7 +3,7 @@
     shardmesh status --output json | python3 targets.py [--cluster NAME] > targets/NAME.json
 
 Each target has the labels job (shardmesh-coordinator or shardmesh-worker), instance (the worker's identity) and
-cluster. Exit code 1 if the status does not tell where metrics are served, as of a cluster of another host.
+cluster, and __scheme__, by which Prometheus scrapes it: https, with prometheus-tls.yml, of a cluster with TLS. Exit code 1 if the status does not tell where metrics are served, as of a cluster of another host.
 """
 
 import argparse
@@ -19,7 +19,10 @@ def main():
     processes = [("shardmesh-coordinator", "coordinator", status["metrics"])]
     processes += [("shardmesh-worker", worker["identity"], worker["metrics"]) for worker in status["workers"]]
     groups = [
-        {"targets": [address], "labels": {"job": job, "instance": instance, "cluster": cluster}}
+        {
+            "targets": [address],
+            "labels": {"__scheme__": status["metrics_scheme"], "job": job, "instance": instance, "cluster": cluster},
+        }
         for job, instance, address in processes
         if address
     ]

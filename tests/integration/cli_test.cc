@@ -241,6 +241,7 @@ TEST_F(CommandLineTest, StartsAClusterAndStopsItAgain) {
   EXPECT_EQ(status["meshes"][0]["axes"], json({{"fsdp", 2}}));
   EXPECT_EQ(status["meshes"][0]["complete"], true);
   EXPECT_EQ(status["metrics"], record["processes"][0]["metrics"]);
+  EXPECT_EQ(status["metrics_scheme"], "http");
   for (const json& worker : status["workers"]) {
     EXPECT_EQ(worker["state"], "ready");
     EXPECT_THAT(worker["metrics"].get<std::string>(), ::testing::StartsWith("127.0.0.1:"));

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
-#include <functional>
 #include <future>
 #include <memory>
 #include <numeric>
@@ -26,21 +25,11 @@
 #include "sharding/mesh.h"
 #include "sharding/str_cat.h"
 #include "tensor/program.h"
+#include "tests/testing/eventually.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/test_cluster.h"
 
 namespace shardmesh::test {
-
-// What becomes true sooner or later, on a slow machine too.
-inline bool Eventually(const std::function<bool()>& is_so,
-                       absl::Duration within = absl::Seconds(60)) {
-  const absl::Time deadline = absl::Now() + within;
-  while (!is_so()) {
-    if (absl::Now() > deadline) return false;
-    absl::SleepFor(absl::Milliseconds(20));
-  }
-  return true;
-}
 
 // "m" is an 8 x 4 matrix of the numbers 0, 1, 2, ..., whose rows lie over all devices of a mesh of
 // four. Workers are lost late, so that it is the steps that tell who is missing.

@@ -21,6 +21,8 @@
 #include "client/cli/process.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
+#include "tests/testing/certificates.h"
+#include "tests/testing/eventually.h"
 #include "tests/testing/http_get.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/test_cluster.h"
@@ -30,30 +32,20 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr absl::Duration kPatience = absl::Seconds(60);
-
 std::string ReadText(const std::string& path) {
   std::stringstream text;
   text << std::ifstream(path).rdbuf();
   return text.str();
 }
 
-// Calls until it returns true; false if it does not in time.
-bool Await(const std::function<bool()>& condition) {
-  const absl::Time deadline = absl::Now() + kPatience;
-  while (!condition()) {
-    if (absl::Now() > deadline) return false;
-    absl::SleepFor(absl::Milliseconds(50));
-  }
-  return true;
-}
-
 // A Prometheus process with deploy/prometheus, but that it scrapes and evaluates five times a
 // second and that alerts fire after a second.
 class Prometheus {
  public:
-  // `targets`: for file_sd_configs, as targets.py prints them.
-  static absl::StatusOr<std::unique_ptr<Prometheus>> Start(const std::string& targets) {
+  // `targets`: for file_sd_configs, as targets.py prints them. `tls_folder`: as of `up --tls`;
+  // empty for plaintext.
+  static absl::StatusOr<std::unique_ptr<Prometheus>> Start(const std::string& targets,
+                                                           const std::string& tls_folder) {
     std::unique_ptr<Prometheus> prometheus(new Prometheus);
     const std::string& folder = prometheus->folder_;
     std::filesystem::create_directory(folder + "/targets");
@@ -63,8 +55,11 @@ class Prometheus {
     std::ofstream(folder + "/alerts.rules.yml") << std::regex_replace(
         ReadText(shipped + "alerts.rules.yml"), std::regex(" for: [0-9]+[mh]\n"), " for: 1s\n");
     std::ofstream(folder + "/prometheus.yml") << std::regex_replace(
-        ReadText(shipped + "prometheus.yml"),
+        ReadText(shipped + (tls_folder.empty() ? "prometheus.yml" : "prometheus-tls.yml")),
         std::regex("(scrape_interval|scrape_timeout|evaluation_interval): [0-9]+s"), "$1: 500ms");
+    if (!tls_folder.empty()) {
+      std::filesystem::create_directory_symlink(tls_folder, folder + "/certs");
+    }
     client::ProcessOptions options;
     options.command = {"/bin/sh",
                        "-c",
@@ -77,7 +72,7 @@ class Prometheus {
     options.parent_end_signal = SIGKILL;
     SHARDMESH_ASSIGN_OR_RETURN(client::ChildProcess process, client::ChildProcess::Start(options));
     prometheus->process_.emplace(std::move(process));
-    const bool listens = Await([&] {
+    const bool listens = Eventually([&] {
       std::smatch found;
       const std::string log = client::ReadLog(folder + "/log");
       if (!std::regex_search(log, found, std::regex("msg=\"Listening on\" address=(\\S+)"))) {
@@ -147,10 +142,13 @@ class PrometheusTest : public ::testing::Test {
         (ci == nullptr || ci != std::string("true"))) {
       GTEST_SKIP() << "NOTHING WAS SCRAPED: there is no prometheus; `./dev test` installs it";
     }
+  }
+  void Start(const std::string& tls_folder = {}) {
     TestCluster::Options options;
     options.mesh = "tp=2";
+    options.tls_folder = tls_folder;
     SHARDMESH_ASSERT_OK_AND_ASSIGN(cluster_, TestCluster::Start(options));
-    SHARDMESH_ASSERT_OK_AND_ASSIGN(prometheus_, Prometheus::Start(Targets()));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(prometheus_, Prometheus::Start(Targets(), tls_folder));
   }
 
   // As docs/metrics.md says.
@@ -171,7 +169,8 @@ class PrometheusTest : public ::testing::Test {
 };
 
 TEST_F(PrometheusTest, ScrapesAClusterEvaluatesItsRulesAndFiresWhenAWorkerIsLost) {
-  ASSERT_TRUE(Await([&] { return prometheus_->Value("sum(up)") == 3; }));
+  ASSERT_NO_FATAL_FAILURE(Start());
+  ASSERT_TRUE(Eventually([&] { return prometheus_->Value("sum(up)") == 3; }));
   EXPECT_EQ(prometheus_->Value("count(up{job=\"shardmesh-worker\", cluster=\"live\"})"), 2);
   EXPECT_EQ(prometheus_->Value("shardmesh_workers{state=\"ready\"}"), 2);
   EXPECT_FALSE(prometheus_->IsFiring("ShardmeshWorkerLost"));
@@ -183,7 +182,7 @@ TEST_F(PrometheusTest, ScrapesAClusterEvaluatesItsRulesAndFiresWhenAWorkerIsLost
   const client::Operand weight(client::ArraySelector::ByName("w"));
   // Steps go on until the rates show them.
   const auto step_and = [&](const std::function<bool()>& condition) {
-    return Await([&] {
+    return Eventually([&] {
       EXPECT_THAT(cluster_->client().Matmul({.lhs = weight, .rhs = weight}), IsOk());
       return condition();
     });
@@ -200,16 +199,26 @@ TEST_F(PrometheusTest, ScrapesAClusterEvaluatesItsRulesAndFiresWhenAWorkerIsLost
   ASSERT_THAT(cluster_->Kill("worker-1"), IsOk());
   for (const char* alert : {"ShardmeshWorkerLost", "ShardmeshWorkerDown", "ShardmeshMeshNotReady",
                             "ShardmeshArraysDegraded"}) {
-    EXPECT_TRUE(Await([&] { return prometheus_->IsFiring(alert); })) << alert;
+    EXPECT_TRUE(Eventually([&] { return prometheus_->IsFiring(alert); })) << alert;
   }
   for (const char* alert : {"ShardmeshCoordinatorDown", "ShardmeshCoordinatorRecovering",
                             "ShardmeshStoreNearlyFull", "ShardmeshVersionsDiffer"}) {
-    EXPECT_TRUE(Await([&] { return !prometheus_->IsFiring(alert); })) << alert;
+    EXPECT_TRUE(Eventually([&] { return !prometheus_->IsFiring(alert); })) << alert;
   }
 }
 
+TEST_F(PrometheusTest, ScrapesAClusterWithTls) {
+  const CertificateFolder certificates;
+  ASSERT_NO_FATAL_FAILURE(Start(certificates.path()));
+  ASSERT_TRUE(Eventually([&] { return prometheus_->Value("sum(up)") == 3; }));
+  EXPECT_TRUE(Eventually(
+      [&] { return prometheus_->Value("min(instance:shardmesh_certificate_left:ratio)") > 0.9; }));
+  EXPECT_FALSE(prometheus_->IsFiring("ShardmeshCertificateExpiring"));
+}
+
 TEST_F(PrometheusTest, UnderstandsEveryQueryOfTheDashboard) {
-  ASSERT_TRUE(Await([&] { return prometheus_->Value("sum(up)") == 3; }));
+  ASSERT_NO_FATAL_FAILURE(Start());
+  ASSERT_TRUE(Eventually([&] { return prometheus_->Value("sum(up)") == 3; }));
   const Json dashboard =
       Json::parse(ReadText(SHARDMESH_SOURCE_DIR "/deploy/grafana/shardmesh.json"));
   int asked = 0;

@@ -391,7 +391,8 @@ TEST_F(TlsClusterTest, MetricsAreForThoseWithACertificate) {
   for (const std::string& address : cluster_->metrics_addresses()) {
     EXPECT_THAT(Https(address, "/metrics", client),
                 AllOf(HasSubstr("shardmesh_build_info{"),
-                      HasSubstr("shardmesh_certificate_expiry_timestamp_seconds ")));
+                      HasSubstr("shardmesh_certificate_expiry_timestamp_seconds "),
+                      HasSubstr("shardmesh_certificate_not_before_timestamp_seconds ")));
     EXPECT_THAT(Https(address, "/", client), HasSubstr("error: HTTP Error 404"));
     rpc::TlsFiles nobody;
     nobody.authorities = client.authorities;
@@ -495,6 +496,19 @@ TEST(TlsTest, AProcessWithTlsSaysThatACoordinatorHasNone) {
   EXPECT_EQ(result.exit_code, 3);
   EXPECT_THAT(result.err, AllOf(HasSubstr("this process TLS"), HasSubstr("--tls-cert")));
   EXPECT_LT(result.time, absl::Seconds(4));
+}
+
+TEST(TlsTest, AStartWithoutItsCertificateIsALineOfTheLog) {
+  const CertificateFolder folder;
+  for (const char* program : {"shardmesh-coordinator", "shardmesh-worker"}) {
+    Process process(
+        program, std::vector<std::string>{"--log-format=json"} + Flags(folder.FilesOf("nobody")));
+    process.AwaitEnd();
+    const json line = json::parse(process.Log(), /*cb=*/nullptr, /*allow_exceptions=*/false);
+    ASSERT_TRUE(line.is_object()) << process.Log();
+    EXPECT_EQ(line["level"], "error");
+    EXPECT_THAT(line["error"].get<std::string>(), HasSubstr(folder.Path("nobody")));
+  }
 }
 
 // A cluster of two workers whose files are replaced.
@@ -681,6 +695,27 @@ TEST_F(CertsTest, ReplacesNoAuthorityInSilence) {
   EXPECT_THAT(other.err, HasSubstr("no certificate belongs to the key"));
 }
 
+TEST_F(CertsTest, SaysHowToReplaceAnAuthorityThatHasExpired) {
+  ASSERT_EQ(Run({"certs", "--dir=" + folder_, "--worker=a"}).exit_code, 0);
+  const std::string certificate = folder_ + "/ca.crt";
+  const std::string key = folder_ + "/authority/ca.key";
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const rpc::KeyPair old,
+      rpc::MakeAuthority(absl::Now() - absl::Hours(5), absl::Now() - absl::Hours(3)));
+  std::ofstream(certificate) << old.certificate;
+  std::ofstream(key) << old.private_key;
+  const CommandResult expired = Run({"certs", "--dir=" + folder_});
+  EXPECT_EQ(expired.exit_code, 1);
+  EXPECT_THAT(expired.err,
+              AllOf(HasSubstr(" expired 3h"), HasSubstr("remove " + certificate + " and " + key)));
+  // As it says.
+  std::filesystem::remove(certificate);
+  std::filesystem::remove(key);
+  const CommandResult again = Run({"certs", "--dir=" + folder_});
+  EXPECT_EQ(again.exit_code, 0) << again.err;
+  EXPECT_THAT(rpc::Credentials::FromFiles(client::WorkerTlsFiles(folder_, "a")), IsOk());
+}
+
 TEST_F(CertsTest, RefusesNamesThatNoCertificateBears) {
   for (const std::vector<std::string>& flags : std::vector<std::vector<std::string>>{
            {"--worker=a/b"}, {"--worker="}, {"--worker=coordinator"}, {"--host=a,b"}}) {
@@ -699,6 +734,7 @@ TEST_F(CertsTest, ALocalClusterHasThemByOneOption) {
   const std::string address = json::parse(up.out)["address"];
   const CommandResult status = Run({"status", "--output=json"});
   EXPECT_EQ(status.exit_code, 0) << status.err;
+  EXPECT_EQ(json::parse(status.out)["metrics_scheme"], "https");
   const CommandResult stranger = Run({"status", "--address=" + address});
   EXPECT_EQ(stranger.exit_code, 3);
   EXPECT_THAT(stranger.err, HasSubstr("it speaks TLS"));

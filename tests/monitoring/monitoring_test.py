@@ -132,8 +132,20 @@ def dashboard_faults(files):
     return faults
 
 
+def settings(text):
+    """A configuration without its comments."""
+    return [line for line in re.sub(r" *#.*", "", text).splitlines() if line.strip()]
+
+
+def configuration_faults(files):
+    plain, tls = settings(files.read(f"{PROMETHEUS}/prometheus.yml")), settings(files.read(f"{PROMETHEUS}/prometheus-tls.yml"))
+    if tls[:-1] != plain or not tls[-1].startswith("    tls_config: "):
+        return [f"{PROMETHEUS}/prometheus-tls.yml: is not prometheus.yml and a tls_config at its end"]
+    return []
+
+
 def agreement_faults(files):
-    faults = []
+    faults = configuration_faults(files)
     for path in RULES:
         faults += unknown_names(files.read(path), path, files)
     for path in files.runbooks():
@@ -168,6 +180,9 @@ def self_test():
         "has no row Kernels": {DASHBOARD: dashboard.replace('"Kernels"', '"Kernel"')},
         "asks for more than the chosen clusters": {
             DASHBOARD: dashboard.replace('shardmesh_build_info{namespace=~\\"$namespace\\", ', "shardmesh_build_info{")
+        },
+        "is not prometheus.yml and a tls_config": {
+            f"{PROMETHEUS}/prometheus.yml": files.read(f"{PROMETHEUS}/prometheus.yml").replace("scrape_timeout: 10s", "scrape_timeout: 9s")
         },
         "prometheusrule.py prints; run it again": {MANIFEST: files.read(MANIFEST) + "\n"},
     }
@@ -204,6 +219,14 @@ def promtool():
     run_promtool("check", "rules", *RULES)
     run_promtool("test", "rules", RULE_TESTS)
     run_promtool("check", "config", f"{PROMETHEUS}/prometheus.yml")
+    with tempfile.TemporaryDirectory() as folder:
+        for path in [*RULES, f"{PROMETHEUS}/prometheus-tls.yml"]:
+            shutil.copy(ROOT / path, folder)
+        certificates = pathlib.Path(folder) / "certs"
+        certificates.mkdir()
+        for name in ("ca.crt", "client.crt", "client.key"):
+            (certificates / name).touch()
+        run_promtool("check", "config", f"{folder}/prometheus-tls.yml")
     kubernetes = f"{PROMETHEUS}/prometheus-kubernetes.yml"
     as_it_is = subprocess.run(["promtool", "check", "config", kubernetes], cwd=ROOT, capture_output=True, text=True)
     if as_it_is.returncode != 0:

@@ -5,8 +5,10 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -70,6 +72,41 @@ class CertificateFolder {
  private:
   std::string path_;
 };
+
+// A certificate, followed by that of an intermediate authority, "middle", which signed it and
+// expired a day ago; and the authority above both.
+struct ChainWithExpiredMiddle {
+  rpc::KeyPair pair;
+  std::string authorities;
+};
+
+// By the command line of OpenSSL, in a folder of its own.
+inline ChainWithExpiredMiddle MakeChainWithExpiredMiddle(const rpc::PeerName& name) {
+  const CertificateFolder folder;
+  const std::string new_key = "-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes";
+  const std::string sign =
+      "openssl x509 -req -in middle.csr -CA root.crt -CAkey root.key -extfile ext";
+  const std::string command =
+      StrCat("set -e; cd ", folder.path(), "; exec >log 2>&1; openssl req -x509 ", new_key,
+             " -keyout root.key -subj /CN=root -out root.crt; openssl req ", new_key,
+             " -keyout middle.key -subj /CN=middle -out middle.csr; echo "
+             "basicConstraints=critical,CA:TRUE ",
+             ">ext; ", sign, " -days 9 -out valid.crt; ", sign, " -days -1 -out expired.crt");
+  EXPECT_EQ(std::system(command.c_str()), 0) << command;
+  const auto read = [&](const char* file) {
+    std::stringstream text;
+    text << std::ifstream(folder.Path(file)).rdbuf();
+    return text.str();
+  };
+  // Signed while the middle was valid.
+  rpc::KeyPair own = *rpc::MakeCertificate({read("valid.crt"), read("middle.key")},
+                                           {.name = name,
+                                            .hosts = {},
+                                            .not_before = absl::Now() - absl::Hours(1),
+                                            .not_after = absl::Now() + absl::Hours(1)});
+  own.certificate += read("expired.crt");
+  return {.pair = std::move(own), .authorities = read("root.crt")};
+}
 
 }  // namespace shardmesh::test
 

@@ -170,6 +170,23 @@ TEST_F(CertificateTest, RefusesWhatAnotherAuthoritySigned) {
                     HasSubstr("not signed by"), HasSubstr("test authority")));
 }
 
+TEST_F(CertificateTest, NamesAnAuthorityInBetweenThatHasExpired) {
+  const test::ChainWithExpiredMiddle chain = test::MakeChainWithExpiredMiddle(kWorker);
+  const TlsFiles files = folder_.Write("m", chain.pair, chain.authorities);
+  const absl::Status status = Check(files);
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition));
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("\"CN = middle\" (depth 1 of the chain, in " + files.certificate),
+                    HasSubstr("expired at"), HasSubstr(" ago; put its renewed")));
+}
+
+TEST_F(CertificateTest, TellsWhenAnAuthorityEnds) {
+  const absl::Time now = absl::Now();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const KeyPair authority, MakeAuthority(now, now + absl::Hours(1)));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const absl::Time not_after, ReadExpiry(authority.certificate));
+  EXPECT_LE(absl::AbsDuration(not_after - now - absl::Hours(1)), absl::Seconds(1));
+}
+
 TEST_F(CertificateTest, RefusesACertificateWithoutAName) {
   folder_.Write("w.crt", authority_.certificate());
   const absl::Status status = Check(files_);

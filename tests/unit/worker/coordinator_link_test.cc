@@ -22,11 +22,13 @@
 #include "rpc/time_codec.h"
 #include "shardmesh/v1/attach_service.grpc.pb.h"
 #include "tensor/buffer.h"
+#include "tests/testing/eventually.h"
 #include "tests/testing/status_matchers.h"
 
 namespace shardmesh::worker {
 namespace {
 
+using ::shardmesh::test::Eventually;
 using ::shardmesh::test::IsOk;
 using ::shardmesh::test::StatusIs;
 using ::testing::ElementsAre;
@@ -242,18 +244,6 @@ class Coordinator final : public v1::AttachService::Service {
   v1::MeasuredLinks links_ ABSL_GUARDED_BY(mutex_);
   std::deque<v1::AttachRequest> messages_ ABSL_GUARDED_BY(mutex_);
 };
-
-template <typename Condition>
-bool Eventually(Condition condition) {
-  const absl::Time deadline = absl::Now() + kTimeout;
-  while (!condition()) {
-    if (absl::Now() > deadline) {
-      return false;
-    }
-    absl::SleepFor(absl::Milliseconds(1));
-  }
-  return true;
-}
 
 class CoordinatorLinkTest : public ::testing::Test {
  protected:
