@@ -88,8 +88,8 @@ class AttachHub : public StepTransport {
   virtual void Drop(const std::vector<std::string>& array_ids) = 0;
   // Tells workers who is alive; for the membership's listener.
   virtual void MembershipChanged() = 0;
-  // Ends all streams as the coordinator stops: workers attach anew elsewhere, or later. None of them
-  // counts as lost for that.
+  // Ends all streams as the coordinator stops: workers attach anew elsewhere, or later. None of
+  // them counts as lost for that.
   virtual void EndStreams() = 0;
 };
 
