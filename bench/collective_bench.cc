@@ -34,6 +34,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "bench/collective_calls.h"
 #include "rpc/allocator.h"
 #include "rpc/clock.h"
 #include "rpc/frame.h"
@@ -350,11 +351,6 @@ struct Times {
   double mean;
 };
 
-int64_t CallsFor(int64_t bytes) {
-  if (bytes <= 1'024) return 5'000;
-  return bytes <= 65'536 ? 1'000 : std::clamp<int64_t>((int64_t{256} << 20) / bytes, 10, 400);
-}
-
 void Measure(Rank& rank, Vectors& vectors, const Vectors::Kind& kind, int64_t calls) {
   const auto run = [&] {
     vectors.Renew();
@@ -435,7 +431,8 @@ void RunRank(DeviceId number, const Arguments& arguments, const std::string& fol
           is_among(arguments.ops, kind.op) && is_among(arguments.algorithms, kind.algorithm);
       const bool is_barrier = std::string_view(kind.op) == "barrier";
       if (is_asked && (!is_barrier || bytes == arguments.sizes.front())) {
-        Measure(rank, vectors, kind, arguments.calls > 0 ? arguments.calls : CallsFor(bytes));
+        Measure(rank, vectors, kind,
+                arguments.calls > 0 ? arguments.calls : bench::CallsFor(bytes));
       }
     }
   }

@@ -1,12 +1,14 @@
 """Measures C1 to C3 (docs/benchmarks.md): our collectives beside Gloo's and OpenMPI's, in one run.
 
     collective_bench.py BIN [--rounds N] [--ranks N,...] [--sizes BYTES,...] [--ops OP,...] [--systems NAME,...]
-                        [--table]
+                        [--network own|host] [--table]
 
 BIN is the folder of the benchmark programs. Systems take turns; of each, the best algorithm's median of the rounds counts.
-As root everything runs in a network namespace of its own without pacing or delayed acknowledgements, which would stall the
-peers; otherwise it says so. A system that takes longer than 5 minutes for one round is left out from there on, which is said
-as well. Prints one JSON object for each result as soon as its ranks were measured, or with --table every single figure.
+Sizes over 64 KiB, which take most of the time, have one round. As root everything runs in a network namespace of its own
+without pacing or delayed acknowledgements, which would stall the peers; otherwise it says so. With --network host ours
+runs over the machine's network as it is. A system that takes longer than 15 minutes for one round is left out from there
+on, which is said as well. Prints one JSON object for each result as soon as its ranks were measured, or with --table every
+single figure. A result's spread is that of the medians over the rounds, and the largest of their 99th percentiles.
 """
 
 import argparse
@@ -25,7 +27,8 @@ from own_network import enter_own_network
 
 SIZES = [8, 1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20]
 OPS = ["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "barrier"]
-PATIENCE_SECONDS = 300
+LARGEST_OF_ALL_ROUNDS = 64 << 10
+PATIENCE_SECONDS = 900
 OURS = ("shm", "stream")
 # Of what an all-reduce, ... of a vector of S bytes has to move, each rank sends this share of S: nccl-tests' bus bandwidth.
 BUS_SHARE = {"all-reduce": lambda p: 2 * (p - 1) / p, "all-gather": lambda p: (p - 1) / p,
@@ -107,9 +110,23 @@ def c1_target(op, ranks, size):
     return 1 / 1.3 if op in ("all-gather", "reduce-scatter", "all-to-all") else None
 
 
-def report(key, what, ours, peer, target, met):
-    print(json.dumps({"id": key, "what": what, "ours": ours, "peer": peer, "unit": "us",
-                      "ratio": ours / peer if peer else None, "target": target, "met": met}), flush=True)
+class Best:
+    """A system's best algorithm, by the median of its rounds' medians."""
+
+    def __init__(self, algorithm, rows):
+        self.algorithm = algorithm
+        medians = [row["p50_us"] for row in rows]
+        self.median = statistics.median(medians)
+        self.spread = f"{min(medians):.3g}..{max(medians):.3g}, p99 {max(row['p99_us'] for row in rows):.3g}"
+
+
+def report(key, what, ours, peer, target):
+    """`target` is the largest ratio that is permitted, if there is one."""
+    ratio = ours.median / peer.median if peer else None
+    print(json.dumps({"id": key, "what": what, "ours": ours.median, "peer": peer.median if peer else None, "unit": "us",
+                      "ratio": ratio, "target": f"<= {target:.2f} x" if target else None,
+                      "met": ratio <= target if target else None,
+                      "spread": ours.spread + (f" beside {peer.spread}" if peer else "")}), flush=True)
 
 
 def main():
@@ -120,9 +137,12 @@ def main():
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
     parser.add_argument("--ops", default=",".join(OPS))
     parser.add_argument("--systems", help="of shm, stream, tcp, grpc, gloo and mpi; all that are there if not given")
+    parser.add_argument("--network", choices=("own", "host"), default="own")
     parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()
-    if not enter_own_network():
+    if arguments.network == "host":
+        arguments.systems = arguments.systems or "stream"
+    elif not enter_own_network():
         print("collective_bench: not root: measured on the machine's own network", file=sys.stderr)
     found = systems(arguments.bin)
     if arguments.systems:
@@ -130,11 +150,17 @@ def main():
         if unknown := [name for name in chosen if name not in found]:
             parser.error(f"no system {', '.join(unknown)}; there are {', '.join(found)}")
         found = {name: found[name] for name in chosen}
-    options = ["--sizes", arguments.sizes, "--ops", arguments.ops]
+    sizes = [int(size) for size in arguments.sizes.split(",")]
     samples = {}
 
     def measure(ranks):
-        for turn in range(1, arguments.rounds + 1):
+        small = [str(size) for size in sizes if size <= LARGEST_OF_ALL_ROUNDS]
+        large = [str(size) for size in sizes if size > LARGEST_OF_ALL_ROUNDS]
+        turns = [turn for turn in [small] * arguments.rounds + [large] if turn]
+        for number, of_turn in enumerate(turns, 1):
+            # A barrier has no size: it is measured beside the small ones.
+            ops = [op for op in arguments.ops.split(",") if op != "barrier" or of_turn is not large or not small]
+            options = ["--sizes", ",".join(of_turn), "--ops", ",".join(ops)]
             for name, measured in list(found.items()):
                 start = time.monotonic()
                 try:
@@ -148,14 +174,14 @@ def main():
                 for figure in rows:
                     key = (ranks, figure["op"], figure["bytes"], name, figure["algorithm"])
                     samples.setdefault(key, []).append(figure)
-                print(f"collective_bench: {ranks} ranks, round {turn} of {arguments.rounds}: {name} took "
+                print(f"collective_bench: {ranks} ranks, turn {number} of {len(turns)}: {name} took "
                       f"{time.monotonic() - start:.0f} s", file=sys.stderr)
 
-    def best(ranks, op, size, name):
-        """The best algorithm's median p50, and the algorithm."""
-        medians = [(statistics.median(figure["p50_us"] for figure in figures), key[4])
-                   for key, figures in samples.items() if key[:4] == (ranks, op, size, name)]
-        return min(medians, default=(None, None))
+    def best(ranks, op, size, name, algorithms=None):
+        """The best of these algorithms, or of all; None if nothing was measured."""
+        found = [Best(key[4], rows) for key, rows in samples.items()
+                 if key[:4] == (ranks, op, size, name) and (algorithms is None or key[4] in algorithms)]
+        return min(found, key=lambda each: each.median, default=None)
 
     def print_table():
         print(f"{'ranks':>5} {'op':15} {'bytes':>9} {'system':10} {'algorithm':10} {'p50 us':>10} {'p99 us':>10} {'busbw GB/s':>10}")
@@ -167,28 +193,28 @@ def main():
 
     def print_results(ranks):
         for _, op, size in sorted({key[:3] for key in samples if key[0] == ranks}):
-            ours, algorithm = best(ranks, op, size, "stream")
-            gloo, gloo_algorithm = best(ranks, op, size, "gloo")
             what = f"{op}, {ranks} ranks, {size} B"
-            if gloo and ours:
-                target = 1 / 3 if size <= 1024 else 1.0
-                report("C2", f"{what}: stream ({algorithm}) beside Gloo ({gloo_algorithm})", ours, gloo, f"<= {target:.2f} x",
-                       ours <= target * gloo)
-            ping, _ = best(ranks, "ping", size, "grpc")
-            if ping and ours and op == "all-reduce" and size == 8:
-                report("C2", f"{what}: stream ({algorithm}) beside a bare gRPC stream's round trip", ours, ping, "<= 1.30 x",
-                       ours <= 1.3 * ping)
-            tcp, _ = best(ranks, op, size, "tcp")
-            if tcp and ours:
-                is_large = size >= 16 << 20
-                report("C2", f"{what}: stream ({algorithm}) beside the same bytes over bare TCP", ours, tcp,
-                       "<= 2.00 x" if is_large else None, ours <= 2 * tcp if is_large else None)
-            ours, algorithm = best(ranks, op, size, "shm")
-            mpi, _ = best(ranks, op, size, "mpi")
-            target = c1_target(op, ranks, size)
-            if mpi and ours:
-                report("C1", f"{what}: shared memory ({algorithm}) beside OpenMPI", ours, mpi,
-                       f"<= {target:.2f} x" if target else None, ours <= target * mpi if target else None)
+            ours, gloo = best(ranks, op, size, "stream"), best(ranks, op, size, "gloo")
+            if ours and arguments.network == "host":
+                report("C2-host", f"{what}: stream ({ours.algorithm}) on the machine's own network", ours, None, None)
+            if ours and gloo:
+                report("C2", f"{what}: stream ({ours.algorithm}) beside Gloo ({gloo.algorithm})", ours, gloo,
+                       1 / 3 if size <= 1024 else 1.0)
+            ping = best(ranks, "ping", size, "grpc")
+            if ours and ping and op == "all-reduce" and size == 8:
+                report("C2", f"{what}: stream ({ours.algorithm}) beside a bare gRPC stream's round trip", ours, ping, 1.3)
+            tcp = best(ranks, op, size, "tcp")
+            if ours and tcp:
+                report("C2", f"{what}: stream ({ours.algorithm}) beside the same bytes over bare TCP", ours, tcp,
+                       2.0 if size >= 16 << 20 else None)
+            ours, mpi = best(ranks, op, size, "shm"), best(ranks, op, size, "mpi")
+            if ours and mpi:
+                report("C1", f"{what}: shared memory ({ours.algorithm}) beside OpenMPI", ours, mpi, c1_target(op, ranks, size))
+            for name, way in (("shm", "shared memory"), ("stream", "stream")):
+                orders = {key[4] for key in samples if key[:4] == (ranks, op, size, name)}
+                if op in ("all-reduce", "reduce-scatter") and "ring" in orders and arguments.network == "own":
+                    ours, ring = best(ranks, op, size, name, orders - {"ring"}), best(ranks, op, size, name, {"ring"})
+                    report("C3", f"{what}: {way}, reproducible order ({ours.algorithm}) beside the ring's", ours, ring, 1.1)
 
     for ranks in map(int, arguments.ranks.split(",")):
         measure(ranks)

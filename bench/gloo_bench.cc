@@ -25,16 +25,14 @@
 #include <string>
 #include <vector>
 
+#include "bench/collective_calls.h"
+
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
 double MicrosecondsSince(Clock::time_point start) {
   return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
-}
-
-int64_t CallsFor(int64_t bytes) {
-  return bytes <= 65'536 ? 1'000 : std::clamp<int64_t>((int64_t{256} << 20) / bytes, 10, 400);
 }
 
 struct Kind {
@@ -58,7 +56,7 @@ void Barrier(const std::shared_ptr<gloo::Context>& context) {
 }
 
 void Measure(const std::shared_ptr<gloo::Context>& context, int64_t bytes, const Kind& kind) {
-  const int64_t calls = CallsFor(bytes);
+  const int64_t calls = shardmesh::bench::CallsFor(bytes);
   for (int64_t i = 0; i < calls / 10 + 1; ++i) kind.run();
   Barrier(context);
   std::vector<double> times;

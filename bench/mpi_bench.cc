@@ -13,12 +13,9 @@
 #include <string>
 #include <vector>
 
-namespace {
+#include "bench/collective_calls.h"
 
-int64_t CallsFor(int64_t bytes) {
-  if (bytes <= 1'024) return 5'000;
-  return bytes <= 65'536 ? 1'000 : std::clamp<int64_t>((int64_t{256} << 20) / bytes, 10, 400);
-}
+namespace {
 
 struct Kind {
   const char* op;
@@ -35,7 +32,7 @@ std::vector<std::string> Split(const std::string& text) {
 float Element(int64_t rank, int64_t i) { return static_cast<float>((i * 7 + rank * 3) % 251); }
 
 void Measure(int rank, int ranks, int64_t bytes, const Kind& kind) {
-  const int64_t calls = CallsFor(bytes);
+  const int64_t calls = shardmesh::bench::CallsFor(bytes);
   for (int64_t i = 0; i < calls / 10 + 1; ++i) kind.run();
   MPI_Barrier(MPI_COMM_WORLD);
   std::vector<double> times;

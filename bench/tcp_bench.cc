@@ -33,6 +33,8 @@
 #include <string>
 #include <vector>
 
+#include "bench/collective_calls.h"
+
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -41,10 +43,6 @@ constexpr size_t kMaxRanks = 16;
 constexpr int64_t kLeastBytes = 65'536;
 
 pid_t first_rank = 0;
-
-int64_t CallsFor(int64_t bytes) {
-  return bytes <= kLeastBytes ? 1'000 : std::clamp<int64_t>((int64_t{256} << 20) / bytes, 10, 400);
-}
 
 // Ends all ranks, which wait for each other.
 [[noreturn]] void Fail(const char* what) {
@@ -123,7 +121,7 @@ class Rank {
   void Measure(int64_t bytes) {
     const auto part = static_cast<size_t>(2 * bytes / static_cast<int64_t>(ranks_));
     memory_.assign(2 * part * ranks_, 'x');
-    const int64_t calls = CallsFor(bytes);
+    const int64_t calls = shardmesh::bench::CallsFor(bytes);
     std::vector<double> times;
     for (int64_t call = -2; call < calls; ++call) {
       std::atomic<int64_t>& slowest = together_->slowest_ns[call & 1];

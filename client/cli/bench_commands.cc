@@ -60,7 +60,9 @@ struct Figure {
   int64_t calls = 0;
   double p50_us = 0;
   double p99_us = 0;
-  // What each rank sends per second at least, as nccl-tests count it; 0 where nothing is.
+  // As nccl-tests count them: the vector's bytes a second, and what each rank sends at least; 0
+  // where there is nothing.
+  double algorithm_bytes_per_second = 0;
   double bus_bytes_per_second = 0;
   std::optional<bool> is_right = std::nullopt;  // nullopt: not checked here
 };
@@ -74,8 +76,10 @@ double BusShare(std::string_view op, int64_t ranks) {
 }
 
 void SetBandwidth(Figure* figure) {
-  figure->bus_bytes_per_second = BusShare(figure->op, figure->ranks) *
-                                 static_cast<double>(figure->bytes) / (figure->p50_us * 1e-6);
+  if (figure->op == CollectiveKindName(CollectiveKind::kBarrier)) return;
+  figure->algorithm_bytes_per_second = static_cast<double>(figure->bytes) / (figure->p50_us * 1e-6);
+  figure->bus_bytes_per_second =
+      BusShare(figure->op, figure->ranks) * figure->algorithm_bytes_per_second;
 }
 
 // A collective to be timed: what each rank brings has `bytes`, or the result where that is longer.
@@ -317,6 +321,7 @@ void Show(const std::vector<Figure>& figures, bool json) {
                   {"calls", figure.calls},
                   {"p50_us", figure.p50_us},
                   {"p99_us", figure.p99_us},
+                  {"algorithm_bytes_per_second", figure.algorithm_bytes_per_second},
                   {"bus_bytes_per_second", figure.bus_bytes_per_second}};
       if (figure.is_right.has_value()) row["right"] = *figure.is_right;
       rows.push_back(std::move(row));
@@ -333,16 +338,18 @@ void Show(const std::vector<Figure>& figures, bool json) {
                {"calls", Align::kRight},
                {"p50", Align::kRight},
                {"p99", Align::kRight},
+               {"alg/s", Align::kRight},
                {"bus/s", Align::kRight},
                {"result"}});
+  const auto rate = [](double bytes) {
+    return bytes > 0 ? FormatBytes(static_cast<int64_t>(bytes)) : "-";
+  };
   for (const Figure& figure : figures) {
     table.AddRow({figure.op, StrCat(figure.ranks), StrCat(figure.bytes), figure.system,
                   figure.algorithm, StrCat(figure.calls),
                   FormatTime(absl::Microseconds(figure.p50_us)),
                   FormatTime(absl::Microseconds(figure.p99_us)),
-                  figure.bus_bytes_per_second > 0
-                      ? FormatBytes(static_cast<int64_t>(figure.bus_bytes_per_second))
-                      : "-",
+                  rate(figure.algorithm_bytes_per_second), rate(figure.bus_bytes_per_second),
                   !figure.is_right.has_value() ? "-"
                   : *figure.is_right           ? "right"
                                                : "WRONG"});
