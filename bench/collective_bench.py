@@ -3,7 +3,8 @@
     collective_bench.py BIN [--rounds N] [--ranks N,...] [--sizes BYTES,...] [--ops OP,...] [--systems NAME,...]
                         [--network own|host] [--table]
 
-BIN is the folder of the benchmark programs. Systems take turns; of each, the best algorithm's median of the rounds counts.
+BIN is the folder of the benchmark programs. Systems take turns; of each, the best algorithm's median of the rounds counts,
+of ours among those whose sums have the reproducible order.
 Sizes over 64 KiB, which take most of the time, have one round. As root everything runs in a network namespace of its own
 without pacing or delayed acknowledgements, which would stall the peers; otherwise it says so. With --network host ours
 runs over the machine's network as it is. A system that takes longer than 15 minutes for one round is left out from there
@@ -30,6 +31,7 @@ OPS = ["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", 
 LARGEST_OF_ALL_ROUNDS = 64 << 10
 PATIENCE_SECONDS = 900
 OURS = ("shm", "stream")
+REDUCTIONS = ("all-reduce", "reduce-scatter")
 # Of what an all-reduce, ... of a vector of S bytes has to move, each rank sends this share of S: nccl-tests' bus bandwidth.
 BUS_SHARE = {"all-reduce": lambda p: 2 * (p - 1) / p, "all-gather": lambda p: (p - 1) / p,
              "reduce-scatter": lambda p: (p - 1) / p, "all-to-all": lambda p: (p - 1) / p, "broadcast": lambda p: 1}
@@ -177,10 +179,13 @@ def main():
                 print(f"collective_bench: {ranks} ranks, turn {number} of {len(turns)}: {name} took "
                       f"{time.monotonic() - start:.0f} s", file=sys.stderr)
 
-    def best(ranks, op, size, name, algorithms=None):
-        """The best of these algorithms, or of all; None if nothing was measured."""
+    def best(ranks, op, size, name, only_ring=False):
+        """The best algorithm; of ours, for reductions, of those that have the reproducible order. None if there is none."""
+        def is_meant(algorithm):
+            return name not in OURS or op not in REDUCTIONS or (algorithm == "ring") == only_ring
+
         found = [Best(key[4], rows) for key, rows in samples.items()
-                 if key[:4] == (ranks, op, size, name) and (algorithms is None or key[4] in algorithms)]
+                 if key[:4] == (ranks, op, size, name) and is_meant(key[4])]
         return min(found, key=lambda each: each.median, default=None)
 
     def print_table():
@@ -211,9 +216,8 @@ def main():
             if ours and mpi:
                 report("C1", f"{what}: shared memory ({ours.algorithm}) beside OpenMPI", ours, mpi, c1_target(op, ranks, size))
             for name, way in (("shm", "shared memory"), ("stream", "stream")):
-                orders = {key[4] for key in samples if key[:4] == (ranks, op, size, name)}
-                if op in ("all-reduce", "reduce-scatter") and "ring" in orders and arguments.network == "own":
-                    ours, ring = best(ranks, op, size, name, orders - {"ring"}), best(ranks, op, size, name, {"ring"})
+                ours, ring = best(ranks, op, size, name), best(ranks, op, size, name, only_ring=True)
+                if op in REDUCTIONS and ours and ring and arguments.network == "own":
                     report("C3", f"{what}: {way}, reproducible order ({ours.algorithm}) beside the ring's", ours, ring, 1.1)
 
     for ranks in map(int, arguments.ranks.split(",")):
