@@ -359,7 +359,7 @@ class CertificateWatchTest : public ::testing::Test {
   const CertificateFolder folder_;
   const KeyPair first_ = authority_.Issue(kWorker);
   const TlsFiles files_ = folder_.Write("w", first_, authority_.certificate());
-  const std::unique_ptr<CertificateWatch> watch_ = *CertificateWatch::Start(files_, kInterval);
+  std::unique_ptr<CertificateWatch> watch_ = *CertificateWatch::Start(files_, kInterval);
 };
 
 TEST_F(CertificateWatchTest, AHalfWrittenPairIsNotTaken) {
@@ -372,6 +372,7 @@ TEST_F(CertificateWatchTest, AHalfWrittenPairIsNotTaken) {
   folder_.Write("w.key", second.private_key);
   EXPECT_TRUE(Eventually([&] { return InUse() == second.certificate; }));
   EXPECT_EQ(ReadText(watch_->pair_path()), second.certificate + "\n" + second.private_key);
+  watch_.reset();  // it tells of what it did when that is done
   EXPECT_THAT(
       ::testing::internal::GetCapturedStderr(),
       AllOf(HasSubstr("cannot be used, those before stay in use"),
