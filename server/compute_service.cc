@@ -315,11 +315,14 @@ absl::StatusOr<FoundOperands> StepRunner::FindOperands(
         first = &descriptor;
       } else if (first->mesh_id != descriptor.mesh_id ||
                  first->mesh_revision != descriptor.mesh_revision) {
+        const Reason reason = first->mesh_id != descriptor.mesh_id ? Reason::kShapeMismatch
+                                                                   : Reason::kVersionMismatch;
         return rpc::WithField(
-            absl::FailedPreconditionError(
-                StrCat("operands lie on different meshes: \"", first->mesh_id, "\" at revision ",
-                       first->mesh_revision, " and \"", descriptor.mesh_id, "\" at revision ",
-                       descriptor.mesh_revision, "; load them onto one")),
+            WithReason(absl::FailedPreconditionError(StrCat(
+                           "operands lie on different meshes: \"", first->mesh_id,
+                           "\" at revision ", first->mesh_revision, " and \"", descriptor.mesh_id,
+                           "\" at revision ", descriptor.mesh_revision, "; load them onto one")),
+                       reason),
             "operands", static_cast<size_t>(i));
       }
     }
@@ -330,9 +333,11 @@ absl::StatusOr<FoundOperands> StepRunner::FindOperands(
   SHARDMESH_ASSIGN_OR_RETURN(const auto mesh,
                              context_.publisher->state().Find(DefinitionKind::kMesh, name));
   if (first != nullptr && first->mesh_revision != mesh->revision) {
-    return absl::FailedPreconditionError(
-        StrCat("array ", first->array_id, " lies on revision ", first->mesh_revision, " of mesh \"",
-               name, "\", which is at revision ", mesh->revision, " now; load it again"));
+    return WithReason(
+        absl::FailedPreconditionError(StrCat(
+            "array ", first->array_id, " lies on revision ", first->mesh_revision, " of mesh \"",
+            name, "\", which is at revision ", mesh->revision, " now; load it again")),
+        Reason::kVersionMismatch);
   }
   result.target = {.mesh_id = name,
                    .mesh_revision = mesh->revision,
