@@ -3,9 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -15,6 +17,7 @@
 #include "sharding/str_cat.h"
 #include "tensor/collective_choice.h"
 #include "tensor/view.h"
+#include "tests/testing/metric_values.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/test_cluster.h"
 
@@ -23,7 +26,10 @@ namespace {
 
 class ClientTest : public ::testing::Test {
  protected:
-  void SetUp() override { SHARDMESH_ASSERT_OK_AND_ASSIGN(cluster_, TestCluster::Start({})); }
+  void SetUp() override { StartCluster({}); }
+  void StartCluster(const TestCluster::Options& options) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(cluster_, TestCluster::Start(options));
+  }
 
   // Puts four numbers and returns the array's id.
   absl::StatusOr<std::string> Put(const std::string& name) {
@@ -138,11 +144,13 @@ TEST_F(ClientTest, KeepsTreesAndAnswersQuestionsThatNameThem) {
               StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
 }
 
-// Collectives on an 8 x 4 matrix of the numbers 0, 1, 2, ..., whose rows lie over fsdp=2, tp=2.
-class CollectiveClientTest : public ClientTest {
+// Collectives on an 8 x 4 matrix of the numbers 0, 1, 2, ..., whose rows lie over fsdp=2, tp=2; by
+// how data goes between the workers.
+class CollectiveClientTest : public ClientTest, public ::testing::WithParamInterface<const char*> {
  protected:
   void SetUp() override {
-    ClientTest::SetUp();
+    ASSERT_NO_FATAL_FAILURE(StartCluster(
+        {.coordinator_flags = {}, .worker_flags = {StrCat("--transport=", GetParam())}}));
     std::iota(numbers_.begin(), numbers_.end(), 0.0F);
     ASSERT_THAT(PutFloats(client(), "m", {8, 4}, numbers_,
                           PartitionSpec({SpecEntry::Axes({"fsdp", "tp"})})),
@@ -184,10 +192,28 @@ class CollectiveClientTest : public ClientTest {
     return FloatsOf(gathered.view().bytes());
   }
 
+  // What the workers have sent to each other went the way that they were told to use.
+  void ExpectSentThatWay() {
+    const bool is_stream = GetParam() == std::string_view("stream");
+    const auto bytes_by = [](const std::map<std::string, double>& values, const char* way) {
+      return values.at(StrCat("shardmesh_worker_peer_sent_bytes_total{transport=\"", way, "\"}"));
+    };
+    const std::vector<std::string> addresses = cluster_->metrics_addresses();
+    ASSERT_EQ(addresses.size(), 5u);
+    for (size_t worker = 1; worker < addresses.size(); ++worker) {
+      SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto values, MetricValues(addresses[worker]));
+      EXPECT_GT(bytes_by(values, is_stream ? "stream" : "shared_memory"), 0) << worker;
+      EXPECT_EQ(bytes_by(values, is_stream ? "shared_memory" : "stream"), 0) << worker;
+    }
+  }
+
   std::vector<float> numbers_ = std::vector<float>(32);
 };
 
-TEST_F(CollectiveClientTest, EveryKindByEveryAlgorithmOverProcesses) {
+INSTANTIATE_TEST_SUITE_P(Over, CollectiveClientTest, ::testing::Values("stream", "shm"),
+                         [](const auto& param) { return std::string(param.param); });
+
+TEST_P(CollectiveClientTest, EveryKindByEveryAlgorithmOverProcesses) {
   using Kind = CollectiveKind;
   // Of a group along tp: rows 0, 1 and 2, 3 on the one, 4, 5 and 6, 7 on the other.
   struct Case {
@@ -199,9 +225,17 @@ TEST_F(CollectiveClientTest, EveryKindByEveryAlgorithmOverProcesses) {
   const std::vector<float> sums = Join(Add(Rows(0, 2), Rows(2, 4)), Add(Rows(4, 6), Rows(6, 8)));
   const std::vector<float> of_place_1 = Join(Rows(2, 4), Rows(6, 8));
   const std::vector<float> zeros(8);
+  std::vector<float> means = sums;
+  for (float& x : means) x /= 2;
   const PartitionSpec over_fsdp_alone({SpecEntry::Axis("fsdp"), SpecEntry::None()});
   const Case cases[] = {
       {{.input = m, .kind = Kind::kAllReduce, .axes = {"tp"}}, sums, over_fsdp_alone},
+      {{.input = m, .kind = Kind::kAllReduce, .axes = {"tp"}, .reduction = Reduction::kMax},
+       of_place_1,
+       over_fsdp_alone},
+      {{.input = m, .kind = Kind::kAllReduce, .axes = {"tp"}, .reduction = Reduction::kMean},
+       means,
+       over_fsdp_alone},
       {{.input = m, .kind = Kind::kAllGather, .axes = {"tp"}}, numbers_, over_fsdp_alone},
       {{.input = m, .kind = Kind::kReduceScatter, .axes = {"tp"}},
        sums,
@@ -233,8 +267,9 @@ TEST_F(CollectiveClientTest, EveryKindByEveryAlgorithmOverProcesses) {
       const absl::Span<const CollectiveAlgorithm> known = AlgorithmsOf(c.call.kind);
       const bool fits = algorithm == CollectiveAlgorithm::kAuto ||
                         std::find(known.begin(), known.end(), algorithm) != known.end();
-      SCOPED_TRACE(
-          StrCat(CollectiveKindName(c.call.kind), " by ", CollectiveAlgorithmName(algorithm)));
+      SCOPED_TRACE(StrCat(CollectiveKindName(c.call.kind), " by ",
+                          CollectiveAlgorithmName(algorithm), ", reduction ",
+                          static_cast<int>(c.call.reduction)));
       client::CollectiveCall call = c.call;
       call.algorithm = algorithm;
       call.order = CollectiveOrder::kFastest;
@@ -249,9 +284,10 @@ TEST_F(CollectiveClientTest, EveryKindByEveryAlgorithmOverProcesses) {
       EXPECT_EQ(spec, c.spec) << spec.ToString();
     }
   }
+  ExpectSentThatWay();
 }
 
-TEST_F(CollectiveClientTest, PartsHaveAsManyRowsAsTheirCountsSay) {
+TEST_P(CollectiveClientTest, PartsHaveAsManyRowsAsTheirCountsSay) {
   using Kind = CollectiveKind;
   const auto result_of = [&](const client::CollectiveCall& call) {
     return client().Collective(call);
@@ -292,7 +328,7 @@ TEST_F(CollectiveClientTest, PartsHaveAsManyRowsAsTheirCountsSay) {
               StatusIs(absl::StatusCode::kUnimplemented, Reason::kNotAvailable));
 }
 
-TEST_F(CollectiveClientTest, ADonatedOperandGoesAndANamedOneStays) {
+TEST_P(CollectiveClientTest, ADonatedOperandGoesAndANamedOneStays) {
   const auto id_of = [](const client::StepResult& result) {
     return result.outputs[0].array.descriptor.array_id;
   };
@@ -320,7 +356,7 @@ TEST_F(CollectiveClientTest, ADonatedOperandGoesAndANamedOneStays) {
   EXPECT_EQ(elements, expected);
 }
 
-TEST_F(CollectiveClientTest, AStepThatFailsSaysWhichDonatedOperandIsGoneWithIt) {
+TEST_P(CollectiveClientTest, AStepThatFailsSaysWhichDonatedOperandIsGoneWithIt) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::StepResult rows,
                                  client().Collective({.input = client::ArraySelector::ByName("m"),
                                                       .kind = CollectiveKind::kBarrier,
@@ -353,7 +389,7 @@ TEST_F(CollectiveClientTest, AStepThatFailsSaysWhichDonatedOperandIsGoneWithIt) 
               StatusIs(absl::StatusCode::kNotFound));
 }
 
-TEST_F(CollectiveClientTest, RefusesWhatCannotBeBeforeAnyByteMoves) {
+TEST_P(CollectiveClientTest, RefusesWhatCannotBeBeforeAnyByteMoves) {
   const client::Operand m = client::ArraySelector::ByName("m");
   const auto refusal = [&](const client::CollectiveCall& call) {
     return client().Collective(call).status();
@@ -374,6 +410,44 @@ TEST_F(CollectiveClientTest, RefusesWhatCannotBeBeforeAnyByteMoves) {
   PartitionSpec spec;
   EXPECT_THAT(
       ElementsAfter({.input = m, .kind = CollectiveKind::kAllGather, .axes = {"tp"}}, &spec),
+      IsOkAndHolds(numbers_));
+}
+
+TEST_P(CollectiveClientTest, OperandsOfTwoMeshesAreRefusedBeforeAnyByteMoves) {
+  const rpc::MeshDefinition pair = {.mesh = *Mesh::Parse("x=2"),
+                                    .workers = {"worker-0", "worker-1"}};
+  ASSERT_THAT(client().CreateEntry("pair", pair), IsOk());
+  ASSERT_THAT(
+      PutFloats(client(), "other", {8, 4}, numbers_, PartitionSpec({SpecEntry::Axis("x")}), "pair"),
+      IsOk());
+  const auto m = client::ArraySelector::ByName("m");
+  const auto other = client::ArraySelector::ByName("other");
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::Array of_default, client().DescribeArray(m));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::Array of_pair, client().DescribeArray(other));
+  const Program sums{
+      .operand_count = 2,
+      .ops = {CollectiveOp{.input = 0, .axes = {"tp"}}, CollectiveOp{.input = 1, .axes = {"x"}}},
+      .outputs = {2, 3}};
+  const absl::Status refused = client().Execute({.work = sums, .operands = {m, other}}).status();
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kShapeMismatch));
+  EXPECT_THAT(std::string(refused.message()),
+              ::testing::AllOf(::testing::HasSubstr(StrCat("\"default\" at revision ",
+                                                           of_default.descriptor.mesh_revision)),
+                               ::testing::HasSubstr(StrCat("\"pair\" at revision ",
+                                                           of_pair.descriptor.mesh_revision))));
+
+  // And no definition goes from under its arrays.
+  for (const absl::Status& status :
+       {client().UpdateEntry("pair", pair).status(),
+        client().DeleteEntry(client::EntryKind::kMesh, "pair").status()}) {
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition));
+    EXPECT_THAT(std::string(status.message()),
+                ::testing::AllOf(::testing::HasSubstr("mesh \"pair\""),
+                                 ::testing::HasSubstr(of_pair.descriptor.array_id)));
+  }
+  PartitionSpec spec;
+  EXPECT_THAT(
+      ElementsAfter({.input = other, .kind = CollectiveKind::kAllGather, .axes = {"x"}}, &spec),
       IsOkAndHolds(numbers_));
 }
 

@@ -16,6 +16,7 @@
 #include "absl/strings/str_split.h"
 #include "sharding/str_cat.h"
 #include "tests/testing/http_get.h"
+#include "tests/testing/metric_values.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/test_cluster.h"
 
@@ -133,16 +134,10 @@ TEST(MetricsTest, NamesEndAsTheirTypesDemand) {
   }
 }
 
-// The series of a process with their values, such as `shardmesh_workers{state="ready"}`.
 std::map<std::string, double> Values(const std::string& address) {
-  std::map<std::string, double> values;
-  for (const absl::string_view line : absl::StrSplit(Scrape(address), '\n', absl::SkipEmpty())) {
-    const size_t space = line.rfind(' ');
-    if (line[0] != '#') {
-      values[std::string(line.substr(0, space))] = std::stod(std::string(line.substr(space + 1)));
-    }
-  }
-  return values;
+  absl::StatusOr<std::map<std::string, double>> values = MetricValues(address);
+  EXPECT_THAT(values, IsOk()) << address;
+  return values.ok() ? *std::move(values) : std::map<std::string, double>();
 }
 
 TEST(MetricsTest, WorkIsCountedWhereItIsDone) {
