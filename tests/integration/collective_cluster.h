@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdint>
 #include <future>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -35,6 +36,9 @@ namespace shardmesh::test {
 // four. Workers are lost late, so that it is the steps that tell who is missing.
 class CollectiveCluster : public ::testing::Test {
  protected:
+  // Beyond a deadline.
+  static constexpr absl::Duration kNamedWithin = absl::Seconds(2);
+
   void StartCluster(TestCluster::Options options = {}) {
     options.coordinator_flags.insert(options.coordinator_flags.end(),
                                      {"--heartbeat-interval=200ms", "--lost-after=120s"});
@@ -167,24 +171,31 @@ class CollectiveCluster : public ::testing::Test {
     return found.value_or(client::ClusterFinding());
   }
 
-  // The other ranks' records of a step that failed name this worker; waits for their heartbeats.
-  void ExpectNamedByTheOthers(const std::string& identity, int64_t step) {
-    const auto names_it = [&](const client::WorkerFlight& flight) {
-      return std::any_of(flight.records.begin(), flight.records.end(), [&](const auto& record) {
-        return record.step == step && !record.outcome.ok() &&
-               ToStd(record.outcome.message()).find(identity) != std::string_view::npos;
-      });
+  // The other ranks' records of the sum in a step that failed name this worker, and ended before
+  // `limit`; waits for the heartbeats that bring them.
+  void ExpectNamedByTheOthers(const std::string& identity, int64_t step, absl::Time limit) {
+    const auto names_it = [&](const rpc::FlightRecord& record) {
+      return record.step == step && !record.outcome.ok() &&
+             ToStd(record.outcome.message()).find(identity) != std::string_view::npos;
     };
-    std::vector<client::WorkerFlight> flights;
+    std::map<std::string, rpc::FlightRecord> named_by;
     EXPECT_TRUE(Eventually([&] {
-      auto listed = client().ListFlightRecords({.step = step});
-      if (!listed.ok()) return false;
-      flights = *std::move(listed);
-      return std::count_if(flights.begin(), flights.end(), [&](const auto& flight) {
-               return flight.identity != identity && names_it(flight);
-             }) == 3;
+      const auto flights = client().ListFlightRecords({.step = step});
+      if (!flights.ok()) return false;
+      named_by.clear();
+      for (const client::WorkerFlight& flight : *flights) {
+        const auto record = std::find_if(flight.records.begin(), flight.records.end(), names_it);
+        if (flight.identity != identity && record != flight.records.end()) {
+          named_by[flight.identity] = *record;
+        }
+      }
+      return named_by.size() == 3;
     })) << "the records of step "
         << step << " do not name " << identity;
+    for (const auto& [other, record] : named_by) {
+      EXPECT_EQ(record.what, "op 0 (collective): all-reduce over fsdp,tp") << other;
+      EXPECT_LT(record.ended, limit) << other << " waited too long for " << identity;
+    }
   }
 
   // The command says so too.
