@@ -9,6 +9,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "sharding/reason.h"
@@ -81,7 +82,7 @@ TEST(CollectivesTest, SignaturesTellApartWhatDoesNotBelongTogether) {
   EXPECT_EQ(SignatureOf(op, 4, "BF16[2,3]", "F32[2,3]"),
             "all-reduce (sum) of BF16[2,3] to F32[2,3] over dp+tp, 4 ranks, by halving");
   // All changes of one field that changes what is exchanged.
-  std::vector<CollectiveOp> others(9, op);
+  std::vector<CollectiveOp> others(22, op);
   others[1].axes = {"tp", "dp"};
   others[2].reduction = Reduction::kMin;
   others[3].algorithm = CollectiveAlgorithm::kPairwise;
@@ -90,11 +91,30 @@ TEST(CollectivesTest, SignaturesTellApartWhatDoesNotBelongTogether) {
   others[6] = {.kind = CollectiveKind::kReduce, .axes = op.axes, .root = 2};
   others[7] = {.kind = CollectiveKind::kPermute, .axes = op.axes, .permutation = {{0, 1}}};
   others[8] = {.kind = CollectiveKind::kPermute, .axes = op.axes, .permutation = {{0, 2}}};
+  size_t next = 9;
+  for (const CollectiveKind kind :
+       {CollectiveKind::kReduceScatter, CollectiveKind::kAllGather, CollectiveKind::kGather,
+        CollectiveKind::kScatter, CollectiveKind::kAllToAll}) {
+    others[next++] = {.kind = kind, .axes = op.axes, .dimension = 1, .split_dimension = 2};
+    others[next++] = {.kind = kind, .axes = op.axes, .dimension = 3, .split_dimension = 2};
+  }
+  others[next++] = {
+      .kind = CollectiveKind::kAllToAll, .axes = op.axes, .dimension = 1, .split_dimension = 0};
+  others[next++] = {.kind = CollectiveKind::kGather, .axes = op.axes, .dimension = 1, .root = 1};
+  others[next++] = {.kind = CollectiveKind::kScatter, .axes = op.axes, .dimension = 1, .root = 1};
+  ASSERT_EQ(next, others.size());
   std::set<std::string> signatures;
   for (const CollectiveOp& other : others) {
     signatures.insert(SignatureOf(other, 4, "F32[2]", "F32[2]"));
   }
   EXPECT_EQ(signatures.size(), others.size());
+  // So do the numbers of ranks and, in what goes in and comes out, types, shapes and counts.
+  for (const auto& [ranks, in, out] :
+       {std::tuple(3, "F32[2]", "F32[2]"), std::tuple(4, "F16[2]", "F32[2]"),
+        std::tuple(4, "F32[2]", "F16[2]"), std::tuple(4, "F32[3]", "F32[1+2]"),
+        std::tuple(4, "F32[3]", "F32[2+1]")}) {
+    EXPECT_TRUE(signatures.insert(SignatureOf(others[9], ranks, in, out)).second) << in << out;
+  }
   // Long ones differ by what is not shown.
   CollectiveOp permute = others[7];
   for (int64_t place = 2; place < 1'000; ++place) permute.permutation.push_back({place, place});
