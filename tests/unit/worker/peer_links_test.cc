@@ -6,6 +6,7 @@
 #include <grpcpp/completion_queue.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <thread>
 
 #include "absl/strings/match.h"
@@ -14,7 +15,10 @@
 #include "rpc/credentials.h"
 #include "rpc/server_lifecycle.h"
 #include "sharding/reason.h"
+#include "shardmesh/v1/exchange_service.pb.h"
+#include "tensor/crc32c.h"
 #include "tests/testing/certificates.h"
+#include "tests/testing/eventually.h"
 #include "tests/testing/status_matchers.h"
 #include "worker/completion_poller.h"
 #include "worker/exchange_stream.h"
@@ -201,6 +205,36 @@ TEST(PeerLinksTest, ReceiverThatIsSlowOnOneTagDoesNotHoldUpOthers) {
   EXPECT_TRUE(*message == long_message);
 }
 
+TEST(PeerLinksTest, AShortMessageOvertakesALongOneThatIsUnderWay) {
+  constexpr int64_t kLongBytes = 64 << 20;
+  // Credit for all of it, so that nothing but the order of frames is between the two.
+  LinkedWorkers workers("x=2", /*tag_limit_bytes=*/kLongBytes);
+  ASSERT_TRUE(workers.Connect(1));
+  const auto sender = Open(workers, 0, 1);
+  const auto receiver = Open(workers, 1, 1);
+  const OwnedBytes long_message = Own(std::string(kLongBytes, 'l'));
+  bool has_overtaken = false;
+  // On a busy machine all may have come before the short one is sent, or before it is looked at.
+  for (int64_t op = 0; op < 20 && !has_overtaken; op += 2) {
+    const Tag tag = *Tag::Create(1, op, 0);
+    const Tag short_tag = *Tag::Create(1, op + 1, 0);
+    const int64_t received_before = workers.links(1).counters().received_bytes;
+    ASSERT_TRUE(sender->Send(1, tag, long_message).ok());
+    ASSERT_TRUE(sender->Send(1, short_tag, Own(Pattern(100, 1))).ok());
+    const auto message = ReceiveAll(*receiver, 0, short_tag, 100);
+    const int64_t received = workers.links(1).counters().received_bytes - received_before;
+    ASSERT_TRUE(message.ok()) << message.status();
+    EXPECT_EQ(*message, Pattern(100, 1));
+    has_overtaken = received < kLongBytes / 2;
+    for (int64_t taken = 0; taken < kLongBytes;) {
+      const auto piece = receiver->Receive(0, tag, kLongBytes, Soon());
+      ASSERT_TRUE(piece.ok()) << piece.status();
+      taken += static_cast<int64_t>(piece->bytes.size());
+    }
+  }
+  EXPECT_TRUE(has_overtaken);
+}
+
 TEST_P(TransportTest, MessageOfAStepThatIsNotOpenYetIsHeldForIt) {
   LinkedWorkers workers("x=2", kTagLimit, GetParam());
   ASSERT_TRUE(workers.Connect(1));
@@ -367,6 +401,11 @@ class RawPeer final : public ExchangeStream::Handler {
     frames_ = std::move(frames);
     stream_->Open(std::shared_ptr<Handler>(this, [](Handler*) {}));
   }
+  // Sends a hello, and the frame once that is answered.
+  void GreetAndSay(grpc::ByteBuffer hello, grpc::ByteBuffer frame) {
+    awaits_answer_ = true;
+    Speak({std::move(hello), std::move(frame)});
+  }
   absl::Status AwaitClosed() {
     absl::MutexLock lock(&mutex_);
     const auto closed = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return closed_; };
@@ -377,9 +416,13 @@ class RawPeer final : public ExchangeStream::Handler {
   }
 
   void OnOpen() override { OnWritten(); }
-  void OnFrame(const grpc::ByteBuffer& /*frame*/) override {}
+  void OnFrame(const grpc::ByteBuffer& /*frame*/) override {
+    if (std::exchange(awaits_answer_, false) && is_written_) OnWritten();
+  }
   void OnWritten() override {
-    if (next_ < frames_.size()) stream_->Write(frames_[next_++]);
+    is_written_ = next_ > 0;
+    const bool is_waiting = awaits_answer_ && is_written_;
+    if (next_ < frames_.size() && !is_waiting) stream_->Write(frames_[next_++]);
   }
   void OnClosed(const absl::Status& status) override {
     absl::MutexLock lock(&mutex_);
@@ -394,6 +437,8 @@ class RawPeer final : public ExchangeStream::Handler {
   const std::shared_ptr<ExchangeStream> stream_;
   std::vector<grpc::ByteBuffer> frames_;
   size_t next_ = 0;
+  bool awaits_answer_ = false;
+  bool is_written_ = false;  // the first frame
   absl::Mutex mutex_;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
@@ -486,6 +531,104 @@ TEST(PeerLinksTest, GarbageOnAStreamThatIsUpBreaksIt) {
   }
   EXPECT_EQ(workers.links(1).counters().broken_streams, 1);
   EXPECT_EQ(workers.links(1).counters().corrupt_frames, 1);
+}
+
+// A data frame of a step to come, its payload as long as the test likes.
+grpc::ByteBuffer DataFrame(size_t payload_bytes, int64_t message_bytes) {
+  v1::ExchangeRequest frame;
+  frame.set_kind(v1::FRAME_KIND_DATA);
+  frame.set_epoch(1);
+  frame.mutable_tag()->set_sequence(9);
+  frame.set_message_bytes(message_bytes);
+  frame.set_payload(std::string(payload_bytes, 'x'));
+  const std::string fields = frame.SerializeAsString();
+  v1::ExchangeRequest checksum;
+  checksum.set_crc32c(Crc32c(fields));
+  const grpc::Slice slice(checksum.SerializeAsString() + fields);
+  return grpc::ByteBuffer(&slice, 1);
+}
+
+TEST(PeerLinksTest, APeerThatBreaksTheRulesLosesItsStreamAndTheOthersGoOn) {
+  constexpr int64_t kLimit = 64 << 10;
+  LinkedWorkers workers("x=3", kLimit);
+  // The test is worker-0, which shares no step with the other two.
+  MembershipView view = workers.View(1);
+  MeshMembers pair = view.meshes[0];
+  pair.mesh_id = "pair";
+  pair.mesh = *Mesh::Parse("x=2");
+  pair.devices.erase(pair.devices.begin());
+  for (MeshDevice& device : pair.devices) --device.rank;
+  view.meshes.push_back(pair);
+  for (const DeviceId rank : {1, 2}) workers.links(rank).SetMembership(view);
+  for (const DeviceId rank : {1, 2}) {
+    ASSERT_TRUE(workers.worker(rank).AwaitUnreached({"worker-0"}, Soon()));
+  }
+  std::atomic<bool> is_over = false;
+  std::atomic<int64_t> rounds = 0;
+  // Each hands the other's message back, until one says that it is the last.
+  const auto take_part = [&](DeviceId rank) {
+    const DeviceId peer = 1 - rank;
+    const auto link = workers.links(rank + 1).OpenLink("pair", 1, 1, Soon());
+    ASSERT_TRUE(link.ok()) << link.status();
+    for (int64_t round = 0;; ++round) {
+      const std::string mine(1000, is_over ? '.' : '-');
+      std::string theirs = mine;
+      for (const bool is_sending : {rank == 0, rank != 0}) {
+        const Tag tag = *Tag::Create(1, round, is_sending ? rank : peer);
+        if (is_sending) {
+          const absl::Status sent = (*link)->Send(peer, tag, Own(rank == 0 ? mine : theirs));
+          ASSERT_TRUE(sent.ok()) << sent;
+        } else {
+          const auto message = ReceiveAll(**link, peer, tag, 1000);
+          ASSERT_TRUE(message.ok()) << message.status();
+          theirs = *message;
+        }
+      }
+      if (theirs[0] == '.') return;
+      ++rounds;
+    }
+  };
+  std::thread one([&] { take_part(0); });
+  std::thread two([&] { take_part(1); });
+
+  struct Case {
+    grpc::ByteBuffer frame;
+    std::string logged;
+    std::string told = "";
+  };
+  const Case cases[] = {
+      {Garbage(), "corrupted frame: it does not start with its checksum"},
+      {DataFrame((1 << 20) + 1, 4 << 20),
+       "the payload of a frame has 1048577 bytes; at most 1048576 are allowed"},
+      {DataFrame(100, 99), "malformed frame: data at [0, 0+100) of a message of 99 bytes"},
+      {DataFrame(kLimit + 1, 4 << 20), "is beyond its credit:"},
+      // gRPC takes no more than a frame can have, and tells the other end alone why.
+      {DataFrame(2 << 20, 4 << 20), "the peer ended the stream, or the connection is lost",
+       "Received message larger than max"},
+  };
+  int64_t broken = 0;
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.logged);
+    const int64_t rounds_before = rounds;
+    ::testing::internal::CaptureStderr();
+    RawPeer peer(workers.worker(1).device().endpoints[0]);
+    peer.GreetAndSay(HelloFrame(GoodHello()), c.frame);
+    const absl::Status closed = peer.AwaitClosed();
+    ++broken;
+    const bool is_broken =
+        test::Eventually([&] { return workers.links(1).counters().broken_streams == broken; });
+    const std::string log = ::testing::internal::GetCapturedStderr();
+    EXPECT_FALSE(closed.ok());
+    EXPECT_THAT(std::string(closed.message()), HasSubstr(c.told));
+    EXPECT_TRUE(is_broken);
+    EXPECT_THAT(log,
+                AllOf(HasSubstr("peer lost identity=worker-1 peer=worker-0"), HasSubstr(c.logged)));
+    EXPECT_TRUE(test::Eventually([&] { return rounds > rounds_before; }));
+  }
+  is_over = true;
+  one.join();
+  two.join();
+  EXPECT_EQ(workers.links(2).counters().broken_streams, 0);
 }
 
 TEST(PeerLinksTest, SaysWhatItMeetsWhereAPeerShouldBe) {
