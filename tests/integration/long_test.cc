@@ -5,16 +5,26 @@
 namespace shardmesh::test {
 namespace {
 
-TEST_F(CollectiveCluster, ClientsThatUseGroupsInOppositeOrdersForAMinuteNeverDeadlock) {
-  ASSERT_NO_FATAL_FAILURE(StartCluster());
+// By how data goes between the workers.
+class LongTest : public CollectiveCluster, public ::testing::WithParamInterface<const char*> {
+ protected:
+  void SetUp() override {
+    ASSERT_NO_FATAL_FAILURE(StartCluster(
+        {.coordinator_flags = {}, .worker_flags = {StrCat("--transport=", GetParam())}}));
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Over, LongTest, ::testing::Values("stream", "shm"),
+                         [](const auto& param) { return std::string(param.param); });
+
+TEST_P(LongTest, ClientsThatUseGroupsInOppositeOrdersForAMinuteNeverDeadlock) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const int64_t done,
                                  RunInOppositeOrders(cluster_->address(), absl::Minutes(1)));
   EXPECT_GT(done, 100);
   ExpectSumSoon();
 }
 
-TEST_F(CollectiveCluster, ARankThatIsTenSecondsLateIsNamedAndWaitedFor) {
-  ASSERT_NO_FATAL_FAILURE(StartCluster());
+TEST_P(LongTest, ARankThatIsTenSecondsLateIsNamedAndWaitedFor) {
   ExpectALateRankIsNamedAndWaitedFor(absl::Seconds(10));
 }
 
