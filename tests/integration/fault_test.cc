@@ -288,5 +288,40 @@ TEST_F(FaultTest, AnArrayOfAnOlderDefinitionOfItsMeshIsRefused) {
   EXPECT_THAT(client().Collective(gather), IsOk());
 }
 
+TEST_F(FaultTest, AWorkerWithTheDataOfAnotherClusterEndsAndChangesNothing) {
+  const TestCluster::Options options = {
+      .mesh = "fsdp=1", .durable = true, .coordinator_flags = {}, .worker_flags = {}};
+  ASSERT_NO_FATAL_FAILURE(StartCluster(options));
+  const Weights weights(64);
+  ASSERT_NO_FATAL_FAILURE(Put(weights, "w"));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterStatus own, client().GetStatus());
+  for (const char* identity : {"worker-0", "coordinator"}) {
+    EXPECT_THAT(cluster_->Terminate(identity), IsOkAndHolds("exited with code 0"));
+  }
+
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto other, TestCluster::Start(options));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterStatus status, other->client().GetStatus());
+  ASSERT_NE(own.cluster_id, status.cluster_id);
+  ASSERT_THAT(other->Terminate("worker-0"), IsOk());
+  ServerProcess worker("shardmesh-worker",
+                       {"--coordinator=" + other->address(), "--identity=worker-0",
+                        "--data-dir=" + cluster_->folder() + "/data/worker-0"});
+  EXPECT_EQ(worker.AwaitEnd(), "exited with code 1");
+  EXPECT_THAT(worker.Log(), AllOf(HasSubstr("holds data of cluster " + own.cluster_id),
+                                  HasSubstr("this is cluster " + status.cluster_id),
+                                  HasSubstr("empty data folder")));
+
+  // Both are as they were.
+  ASSERT_THAT(other->Restart("worker-0"), IsOk());
+  EXPECT_THAT(other->WaitUntilHealthy(), IsOk());
+  for (const char* identity : {"coordinator", "worker-0"}) {
+    ASSERT_THAT(cluster_->Restart(identity), IsOk());
+  }
+  ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::GatheredTensor gathered,
+                                 client().Gather(client::ArraySelector::ByName("w")));
+  EXPECT_TRUE(gathered.view().bytes() == weights.bytes());
+}
+
 }  // namespace
 }  // namespace shardmesh::test

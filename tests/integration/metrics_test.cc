@@ -164,6 +164,12 @@ TEST(MetricsTest, WorkIsCountedWhereItIsDone) {
   }
   const client::Operand weight(client::ArraySelector::ByName("w"));
   ASSERT_THAT(cluster->client().Matmul({.lhs = weight, .rhs = weight}), IsOk());
+  // Answers that are remembered count too.
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_THAT(cluster->client().CorrectSpec(
+                    {.spec = PartitionSpec({SpecEntry::Axis("tp")}), .shape = {3}, .mesh = {}}),
+                IsOk());
+  }
 
   // All series were there before, and work adds none.
   for (const std::string& address : addresses) {
@@ -182,6 +188,8 @@ TEST(MetricsTest, WorkIsCountedWhereItIsDone) {
   EXPECT_EQ(
       coordinator["shardmesh_rpc_handled_total{code=\"OK\",method=\"ComputeService/Collective\"}"],
       3);
+  EXPECT_EQ(coordinator["shardmesh_corrections_total{reason=\"NOT_DIVISIBLE\"}"], 3);
+  EXPECT_EQ(coordinator["shardmesh_corrections_total{reason=\"AXIS_NOT_IN_MESH\"}"], 0);
   for (size_t i = 1; i <= 2; ++i) {
     auto worker = Values(addresses[i]);
     const std::string ring = "{algorithm=\"ring\",op=\"all_gather\"}";

@@ -59,41 +59,6 @@ rpc::Credentials CredentialsOf(const rpc::TlsFiles& files) {
   return credentials.ok() ? *credentials : rpc::Credentials::Insecure();
 }
 
-// One of the servers, started by hand; killed in the end.
-class Process {
- public:
-  Process(const std::string& program, const std::vector<std::string>& flags)
-      : folder_(MakeTestFolder("process")) {
-    client::ProcessOptions options;
-    options.command = std::vector<std::string>{StrCat(SHARDMESH_BINARY_DIR "/", program)} + flags;
-    options.log_path = folder_ + "/log";
-    options.parent_end_signal = SIGKILL;
-    process_ = std::make_unique<client::ChildProcess>(*client::ChildProcess::Start(options));
-  }
-  ~Process() {
-    client::SendSignal(process_->id(), SIGKILL).IgnoreError();
-    client::WaitUntilGone(process_->id(), absl::Now() + absl::Seconds(10));
-    process_->Ended();
-    std::filesystem::remove_all(folder_);
-  }
-  Process(const Process&) = delete;
-  Process& operator=(const Process&) = delete;
-
-  std::string Log() const { return client::ReadLog(process_->log_path()); }
-  // How it ended, if it does.
-  std::string AwaitEnd() {
-    client::WaitUntilGone(process_->id(), absl::Now() + absl::Seconds(30));
-    return process_->Ended().value_or("it still runs");
-  }
-  bool AwaitInLog(const std::string& text) {
-    return Eventually([&] { return absl::StrContains(Log(), text); });
-  }
-
- private:
-  const std::string folder_;
-  std::unique_ptr<client::ChildProcess> process_;
-};
-
 // Everything over streams, so that all of it is TLS.
 class TlsClusterTest : public ::testing::Test {
  protected:
@@ -331,32 +296,32 @@ TEST_F(TlsClusterTest, AClientTakesNoWorkerForAnother) {
 }
 
 TEST_F(TlsClusterTest, AWorkerWithAnothersCertificateDoesNotStart) {
-  Process worker(
+  ServerProcess worker(
       "shardmesh-worker",
       std::vector<std::string>{"--coordinator=" + cluster_->address(), "--identity=worker-9"} +
           Flags(WorkerFiles("worker-0")));
   EXPECT_EQ(worker.AwaitEnd(), "exited with code 1");
   EXPECT_THAT(worker.Log(), AllOf(HasSubstr("worker-0.crt"), HasSubstr("worker-9")));
-  Process coordinator("shardmesh-coordinator",
-                      std::vector<std::string>{"--listen=127.0.0.1:0", "--http-listen="} +
-                          Flags(WorkerFiles("worker-0")));
+  ServerProcess coordinator("shardmesh-coordinator",
+                            std::vector<std::string>{"--listen=127.0.0.1:0", "--http-listen="} +
+                                Flags(WorkerFiles("worker-0")));
   EXPECT_EQ(coordinator.AwaitEnd(), "exited with code 1");
   EXPECT_THAT(coordinator.Log(),
               AllOf(HasSubstr("worker-0.crt"), HasSubstr("this process is a coordinator")));
 }
 
 TEST_F(TlsClusterTest, AWorkerWithoutTlsSaysWhatItMeets) {
-  Process worker("shardmesh-worker",
-                 {"--coordinator=" + cluster_->address(), "--identity=worker-9"});
+  ServerProcess worker("shardmesh-worker",
+                       {"--coordinator=" + cluster_->address(), "--identity=worker-9"});
   EXPECT_TRUE(worker.AwaitInLog("it speaks TLS, and this process plaintext"));
 }
 
 TEST_F(TlsClusterTest, ServersRefuseFlagsThatDoNotGoTogether) {
   for (const char* program : {"shardmesh-worker", "shardmesh-coordinator"}) {
-    Process partial(program, {"--tls-cert=" + ClientFiles().certificate});
+    ServerProcess partial(program, {"--tls-cert=" + ClientFiles().certificate});
     EXPECT_EQ(partial.AwaitEnd(), "exited with code 2") << program;
     EXPECT_THAT(partial.Log(), HasSubstr("--tls-key and --tls-ca are missing"));
-    Process insecure(program, std::vector<std::string>{"--insecure"} + Flags(ClientFiles()));
+    ServerProcess insecure(program, std::vector<std::string>{"--insecure"} + Flags(ClientFiles()));
     EXPECT_EQ(insecure.AwaitEnd(), "exited with code 2") << program;
     EXPECT_THAT(insecure.Log(), HasSubstr("--http-plaintext"));
   }
@@ -406,20 +371,32 @@ TEST_F(TlsClusterTest, MetricsAreForThoseWithACertificate) {
   }
 }
 
-// The answer to a question that needs no more than a connection, with certificates as they are:
-// our own clients look at their own first.
-absl::Status AskWith(const std::string& address, const rpc::TlsFiles& files) {
-  const auto texts = rpc::ReadTlsFiles(files);
-  if (!texts.ok()) return texts.status();
-  const auto channel =
-      grpc::CreateChannel(address, grpc::SslCredentials({.pem_root_certs = texts->authorities,
-                                                         .pem_private_key = texts->private_key,
-                                                         .pem_cert_chain = texts->certificate}));
+// The answer to a question that needs no more than a connection, from one who shows this and
+// nothing else: our own clients look at their own certificates first.
+absl::Status Ask(const std::string& address, const grpc::SslCredentialsOptions& shown) {
+  const auto channel = grpc::CreateChannel(address, grpc::SslCredentials(shown));
   grpc::ClientContext context;
   rpc::Apply(rpc::CallOptions::Within(absl::Seconds(10)), &context);
   grpc::health::v1::HealthCheckResponse response;
   return rpc::FromGrpc(grpc::health::v1::Health::NewStub(channel)->Check(
       &context, grpc::health::v1::HealthCheckRequest(), &response));
+}
+absl::Status AskWith(const std::string& address, const rpc::TlsFiles& files) {
+  const auto texts = rpc::ReadTlsFiles(files);
+  if (!texts.ok()) return texts.status();
+  return Ask(address, {.pem_root_certs = texts->authorities,
+                       .pem_private_key = texts->private_key,
+                       .pem_cert_chain = texts->certificate});
+}
+
+TEST_F(TlsClusterTest, ATlsClientThatShowsNoCertificateGetsNothing) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const rpc::TlsTexts texts, rpc::ReadTlsFiles(ClientFiles()));
+  grpc::SslCredentialsOptions nothing;
+  nothing.pem_root_certs = texts.authorities;
+  for (const std::string& address : {cluster_->address(), AddressOf("worker-0")}) {
+    EXPECT_THAT(AskWith(address, ClientFiles()), IsOk()) << address;
+    EXPECT_THAT(Ask(address, nothing), StatusIs(absl::StatusCode::kUnavailable)) << address;
+  }
 }
 
 TEST_F(TlsClusterTest, ACertificateThatNamesNobodyOpensNothing) {
@@ -463,16 +440,17 @@ TEST_F(TlsClusterTest, MetricsArePlaintextWhereThatIsAskedFor) {
   const std::vector<std::string> flags =
       std::vector<std::string>{"--listen=0.0.0.0:0", "--http-listen=0.0.0.0:0"} +
       Flags(client::CoordinatorTlsFiles(folder_->path()));
-  const auto port = [](const Process& process) {
+  const auto port = [](const ServerProcess& process) {
     const std::string log = process.Log();
     const size_t begin = log.find("metrics served port=") + 20;
     return log.substr(begin, log.find('\n', begin) - begin);
   };
-  Process secure("shardmesh-coordinator", flags);
+  ServerProcess secure("shardmesh-coordinator", flags);
   ASSERT_TRUE(secure.AwaitInLog("listening on 0.0.0.0:"));
   EXPECT_THAT(Https("127.0.0.1:" + port(secure), "/metrics", ClientFiles()),
               HasSubstr("shardmesh_build_info{"));
-  Process plain("shardmesh-coordinator", flags + std::vector<std::string>{"--http-plaintext"});
+  ServerProcess plain("shardmesh-coordinator",
+                      flags + std::vector<std::string>{"--http-plaintext"});
   ASSERT_TRUE(plain.AwaitInLog("listening on 0.0.0.0:"));
   EXPECT_THAT(Https("127.0.0.1:" + port(plain), "/metrics", ClientFiles()), HasSubstr("error: "));
 }
@@ -485,9 +463,10 @@ TEST(TlsTest, AProcessWithTlsSaysThatACoordinatorHasNone) {
   TestCluster::Options options;
   options.mesh = "fsdp=1";
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, TestCluster::Start(options));
-  Process worker("shardmesh-worker", std::vector<std::string>{"--coordinator=" + cluster->address(),
-                                                              "--identity=worker-9"} +
-                                         Flags(client::WorkerTlsFiles(folder.path(), "worker-9")));
+  ServerProcess worker(
+      "shardmesh-worker",
+      std::vector<std::string>{"--coordinator=" + cluster->address(), "--identity=worker-9"} +
+          Flags(client::WorkerTlsFiles(folder.path(), "worker-9")));
   EXPECT_TRUE(worker.AwaitInLog("this process TLS"));
   const CommandResult result =
       RunShardmesh(std::vector<std::string>{"status", "--address=" + cluster->address()} +
@@ -501,7 +480,7 @@ TEST(TlsTest, AProcessWithTlsSaysThatACoordinatorHasNone) {
 TEST(TlsTest, AStartWithoutItsCertificateIsALineOfTheLog) {
   const CertificateFolder folder;
   for (const char* program : {"shardmesh-coordinator", "shardmesh-worker"}) {
-    Process process(
+    ServerProcess process(
         program, std::vector<std::string>{"--log-format=json"} + Flags(folder.FilesOf("nobody")));
     process.AwaitEnd();
     const json line = json::parse(process.Log(), /*cb=*/nullptr, /*allow_exceptions=*/false);

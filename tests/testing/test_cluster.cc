@@ -11,12 +11,13 @@
 #include <filesystem>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/time/clock.h"
-#include "client/cli/process.h"
 #include "sharding/mesh.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
 #include "tensor/view.h"
+#include "tests/testing/eventually.h"
 
 namespace shardmesh::test {
 namespace {
@@ -82,6 +83,32 @@ std::vector<float> FloatsOf(absl::Span<const char> bytes) {
   std::vector<float> elements(bytes.size() / sizeof(float));
   std::memcpy(elements.data(), bytes.data(), elements.size() * sizeof(float));
   return elements;
+}
+
+ServerProcess::ServerProcess(const std::string& program, const std::vector<std::string>& flags)
+    : folder_(MakeTestFolder("process")) {
+  client::ProcessOptions options;
+  options.command = {StrCat(SHARDMESH_BINARY_DIR "/", program)};
+  options.command.insert(options.command.end(), flags.begin(), flags.end());
+  options.log_path = folder_ + "/log";
+  options.parent_end_signal = SIGKILL;
+  process_ = std::make_unique<client::ChildProcess>(*client::ChildProcess::Start(options));
+}
+
+ServerProcess::~ServerProcess() {
+  client::SendSignal(process_->id(), SIGKILL).IgnoreError();
+  client::WaitUntilGone(process_->id(), absl::Now() + absl::Seconds(10));
+  process_->Ended();
+  std::filesystem::remove_all(folder_);
+}
+
+std::string ServerProcess::AwaitEnd() {
+  client::WaitUntilGone(process_->id(), absl::Now() + absl::Seconds(30));
+  return process_->Ended().value_or("it still runs");
+}
+
+bool ServerProcess::AwaitInLog(const std::string& text) const {
+  return Eventually([&] { return absl::StrContains(Log(), text); });
 }
 
 absl::StatusOr<std::unique_ptr<TestCluster>> TestCluster::Start(const Options& options) {
@@ -150,7 +177,7 @@ std::vector<std::string> TestCluster::metrics_addresses() const {
   return addresses;
 }
 
-absl::Status TestCluster::AwaitEnd(const std::string& identity, absl::Time deadline) const {
+absl::Status TestCluster::WaitUntilGone(const std::string& identity, absl::Time deadline) const {
   for (const client::RecordedProcess& process : cluster_->record().processes) {
     if (process.identity == identity && !client::WaitUntilGone(process.id, deadline)) {
       return absl::DeadlineExceededError(StrCat(identity, " does not end"));
@@ -159,20 +186,24 @@ absl::Status TestCluster::AwaitEnd(const std::string& identity, absl::Time deadl
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> TestCluster::Terminate(const std::string& identity,
-                                                   absl::Duration timeout) {
-  const absl::Time deadline = absl::Now() + timeout;
-  SHARDMESH_RETURN_IF_ERROR(cluster_->Signal(identity, SIGTERM));
-  SHARDMESH_RETURN_IF_ERROR(AwaitEnd(identity, deadline));
+absl::StatusOr<std::string> TestCluster::AwaitEnd(const std::string& identity,
+                                                  absl::Duration timeout) {
+  SHARDMESH_RETURN_IF_ERROR(WaitUntilGone(identity, absl::Now() + timeout));
   for (const client::EndedProcess& ended : cluster_->CollectEnded()) {
     if (ended.identity == identity) return ended.how;
   }
   return absl::InternalError(StrCat(identity, " ended and nobody knows how"));
 }
 
+absl::StatusOr<std::string> TestCluster::Terminate(const std::string& identity,
+                                                   absl::Duration timeout) {
+  SHARDMESH_RETURN_IF_ERROR(cluster_->Signal(identity, SIGTERM));
+  return AwaitEnd(identity, timeout);
+}
+
 absl::Status TestCluster::Kill(const std::string& identity) {
   SHARDMESH_RETURN_IF_ERROR(cluster_->Signal(identity, SIGKILL));
-  return AwaitEnd(identity, absl::Now() + absl::Seconds(10));
+  return WaitUntilGone(identity, absl::Now() + absl::Seconds(10));
 }
 
 absl::Status TestCluster::Restart(const std::string& identity) {

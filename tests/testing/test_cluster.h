@@ -11,6 +11,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "client/cli/local_cluster.h"
+#include "client/cli/process.h"
 #include "client/mesh_client.h"
 #include "sharding/shape.h"
 #include "sharding/spec.h"
@@ -40,6 +41,24 @@ absl::StatusOr<std::string> PutFloats(client::MeshClient& client, const std::str
                                       const PartitionSpec& spec, const std::string& mesh = {});
 // The elements of a tensor of F32.
 std::vector<float> FloatsOf(absl::Span<const char> bytes);
+
+// One of the servers, such as `shardmesh-worker`, started by hand; killed in the end.
+class ServerProcess {
+ public:
+  ServerProcess(const std::string& program, const std::vector<std::string>& flags);
+  ~ServerProcess();
+  ServerProcess(const ServerProcess&) = delete;
+  ServerProcess& operator=(const ServerProcess&) = delete;
+
+  std::string Log() const { return client::ReadLog(process_->log_path()); }
+  // How it ended, such as `exited with code 1`; `it still runs` after half a minute.
+  std::string AwaitEnd();
+  bool AwaitInLog(const std::string& text) const;
+
+ private:
+  const std::string folder_;
+  std::unique_ptr<client::ChildProcess> process_;
+};
 
 // A cluster with a runtime folder of its own. Processes end with the thread that started it,
 // whatever becomes of the test. Not thread-safe, but for client().
@@ -78,7 +97,10 @@ class TestCluster {
   absl::Status Signal(const std::string& identity, int signal) {
     return cluster_->Signal(identity, signal);
   }
-  // Sends SIGTERM and waits until the process is gone: how it ended, such as `exited with code 0`.
+  // Waits until the process is gone: how it ended, such as `exited with code 0`.
+  absl::StatusOr<std::string> AwaitEnd(const std::string& identity,
+                                       absl::Duration timeout = absl::Seconds(60));
+  // Sends SIGTERM, then as AwaitEnd.
   absl::StatusOr<std::string> Terminate(const std::string& identity,
                                         absl::Duration timeout = absl::Seconds(60));
   // Kills with SIGKILL and waits until the process is gone.
@@ -88,7 +110,7 @@ class TestCluster {
  private:
   TestCluster() = default;
 
-  absl::Status AwaitEnd(const std::string& identity, absl::Time deadline) const;
+  absl::Status WaitUntilGone(const std::string& identity, absl::Time deadline) const;
 
   std::string folder_;
   std::string tls_folder_;
