@@ -26,6 +26,11 @@ def quantity(text, units):
     return int(number) * units[unit]
 
 
+def selects(selector, labels):
+    """Whether a selector chooses a pod with these labels; one of no words chooses all."""
+    return selector.get("matchLabels", {}).items() <= labels.items()
+
+
 def known_flags(folder, program):
     text = subprocess.run([folder / program, "--help"], check=True, capture_output=True, text=True).stdout
     return set(re.findall(r"^  --([a-z-]+)", text, re.MULTILINE))
@@ -50,7 +55,9 @@ class Checker:
     def check(self):
         for workload in self.of_kind("Deployment", "StatefulSet"):
             self.check_pod(workload, workload["spec"]["template"])
+        self.check_replacement()
         self.check_selectors()
+        self.check_policy_ports()
         self.check_mesh()
         return self.problems
 
@@ -102,8 +109,40 @@ class Checker:
             path = flags.get(flag)
             self.require(workload, path is None or any(path.startswith(mount + "/") for mount in mounts), f"--{flag}={path} is on no volume")
 
+    def check_replacement(self):
+        """One coordinator at a time; workers that start together, and are replaced and evicted one by one."""
+        for coordinator in self.of_kind("Deployment"):
+            spec = coordinator["spec"]
+            self.require(coordinator, spec.get("replicas") == 1, "has not one replica, and its state is for one")
+            self.require(coordinator, spec.get("strategy") == {"type": "Recreate"}, "starts a new pod while the old one has the volume: strategy is not Recreate")
+        for workers in self.of_kind("StatefulSet"):
+            spec = workers["spec"]
+            self.require(workers, spec.get("podManagementPolicy") == "Parallel", "starts one pod after another: podManagementPolicy is not Parallel")
+            self.require(workers, spec.get("updateStrategy") == {"type": "OnDelete"}, "replaces pods by itself: updateStrategy is not OnDelete")
+            labels = spec["template"]["metadata"]["labels"]
+            budgets = [budget["spec"] for budget in self.of_kind("PodDisruptionBudget") if selects(budget["spec"]["selector"], labels)]
+            self.require(workers, len(budgets) == 1 and budgets[0].get("maxUnavailable") == 1, "has no disruption budget of one pod at a time")
+
+    def check_policy_ports(self):
+        """What a policy opens of our pods is ports that they have, by name."""
+        pods = [(workload["spec"]["template"]["metadata"]["labels"],
+                 {port["name"] for port in workload["spec"]["template"]["spec"]["containers"][0]["ports"]})
+                for workload in self.of_kind("Deployment", "StatefulSet")]
+        for policy in self.of_kind("NetworkPolicy"):
+            spec = policy["spec"]
+            rules = [(rule, [spec["podSelector"]]) for rule in spec.get("ingress", [])]
+            # Pods of other namespaces are not ours.
+            rules += [(rule, [peer["podSelector"] for peer in rule.get("to", []) if "podSelector" in peer and "namespaceSelector" not in peer])
+                      for rule in spec.get("egress", [])]
+            for rule, selectors in rules:
+                opened = {port.get("port") for port in rule.get("ports", [])}
+                for labels, names in pods:
+                    if any(selects(selector, labels) for selector in selectors):
+                        self.require(policy, opened, f"opens every port of the pods {labels}")
+                        self.require(policy, opened <= names, f"opens ports {sorted(map(str, opened - names))}, which the pods {labels} do not have by these names")
+
     def check_selectors(self):
-        """Services, budgets and policies choose pods that there are."""
+        """Services and budgets choose pods that there are, and one policy denies what no other allows."""
         pods = [workload["spec"]["template"]["metadata"]["labels"] for workload in self.of_kind("Deployment", "StatefulSet")]
         for document in self.of_kind("Service", "PodDisruptionBudget"):
             labels = document["spec"]["selector"]
@@ -133,7 +172,9 @@ class Checker:
                      "has no headless service that gives names to pods that are not ready")
 
 
-# What is planted, where, and what is to be said of it: kind, the way to the value, the value, part of the problem.
+# What is planted, where, and what is to be said of it: kind, or kind and name; the way to the value; the value; part of
+# the problem.
+COORDINATOR_LABELS = {"app.kubernetes.io/name": "shardmesh", "app.kubernetes.io/component": "coordinator"}
 POD = ("spec", "template", "spec")
 CONTAINER = (*POD, "containers", 0)
 FAULTS = [
@@ -151,6 +192,16 @@ FAULTS = [
     ("StatefulSet", ("spec", "replicas"), 3, "3 replicas for 4 devices"),
     ("StatefulSet", ("spec", "serviceName"), "shardmesh", "no headless service"),
     ("PodDisruptionBudget", ("spec", "selector", "matchLabels"), {"a": "b"}, "selects no pod"),
+    ("Service/shardmesh-worker", ("spec", "publishNotReadyAddresses"), False, "no headless service"),
+    ("Deployment", ("spec", "replicas"), 2, "has not one replica"),
+    ("Deployment", ("spec", "strategy", "type"), "RollingUpdate", "is not Recreate"),
+    ("StatefulSet", ("spec", "podManagementPolicy"), "OrderedReady", "is not Parallel"),
+    ("StatefulSet", ("spec", "updateStrategy"), {"type": "RollingUpdate"}, "is not OnDelete"),
+    ("PodDisruptionBudget/shardmesh-worker", ("spec", "maxUnavailable"), 2, "no disruption budget of one pod"),
+    ("PodDisruptionBudget/shardmesh-worker", ("spec", "selector", "matchLabels"), COORDINATOR_LABELS, "no disruption budget of one pod"),
+    ("NetworkPolicy/shardmesh-worker", ("spec", "ingress", 1, "ports", 0, "port"), "metric", "opens ports ['metric']"),
+    ("NetworkPolicy/shardmesh-coordinator", ("spec", "egress", 0, "ports", 0, "port"), 7072, "opens ports ['7072']"),
+    ("NetworkPolicy/shardmesh-client", ("spec", "egress", 0, "ports"), [], "opens every port"),
 ]
 
 
@@ -158,7 +209,7 @@ def self_test(documents, folder):
     missed = []
     for kind, (*way, last), value, expected in FAULTS:
         planted = copy.deepcopy(documents)
-        where = next(document for document in planted if document and document["kind"] == kind)
+        where = next(document for document in planted if document and kind in (document["kind"], f"{document['kind']}/{document['metadata']['name']}"))
         for step in way:
             where = where[step]
         where[last] = value

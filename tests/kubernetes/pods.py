@@ -7,7 +7,7 @@ environment and the arguments of its manifest, and no capabilities. Names are in
 asked as the kubelet does: gRPC from outside, commands inside. FOLDER is for volumes and logs. Needs root, and namespaces of
 its own for mounts and network (tests/image/run.sh makes them).
 
-What is tried: volumes that are read-only or full; workers that start before the coordinator and before any name resolves; a mesh that comes up and computes; a
+What is tried: volumes that are read-only; volumes that are full, from the start or in the end; workers that start before the coordinator and before any name resolves; a mesh that comes up and computes; a
 worker that is deleted and comes back under another address, with its tiles; a new coordinator; with TLS, a client without a
 certificate, and certificates that are renewed under running pods; an end in which every process exits with 0.
 """
@@ -24,6 +24,8 @@ import time
 import yaml
 
 READY_SECONDS = 60
+# Room for a worker's part of the checkpoint twice, as it was and as it is loaded again.
+LIMITED_VOLUME = "64m"
 COORDINATOR = "shardmesh-coordinator"
 
 
@@ -272,16 +274,20 @@ def make_certificates(world, folder):
     world.secret.fill(folder)
 
 
+def fill(volume):
+    subprocess.run(["dd", "if=/dev/zero", f"of={volume}/filler", "bs=4k"], capture_output=True)
+
+
 def refuse_bad_volumes(world):
-    """What cannot write its volume says so and ends; nothing it could wait for would help. But on one that is full a
-    worker serves what it has there."""
+    """What cannot write its volume at the start says so and ends: nothing it could wait for would help. Only a worker waits
+    for room on one that is full (see live_with_a_full_volume)."""
     refused = {"read-only": ("ro", [world.coordinator, world.workers[0]]), "full": ("size=64k", [world.coordinator])}
     for kind, (options, pods) in refused.items():
         volume = world.folder / f"{kind}-volume"
         volume.mkdir()
         sh("mount", "-t", "tmpfs", "-o", f"{options},mode=2770,gid={world.group}", "tmpfs", volume)
         if kind == "full":
-            subprocess.run(["dd", "if=/dev/zero", f"of={volume}/filler", "bs=4k"], capture_output=True)
+            fill(volume)
         for original in pods:
             pod = Pod(world, original.name, original.workload, dict(original.claims, data=volume))
             pod.log = world.folder / f"{kind}-{original.name}.log"
@@ -292,6 +298,46 @@ def refuse_bad_volumes(world):
             assert code == 1 and said, f"{original.name} on a volume that is {kind}: {code}, {pod.log_text()}"
             say(f"on a volume that is {kind}: {said[-1]}")
         sh("umount", volume)
+
+
+def limit_volume(world, pod):
+    """Gives a pod a volume that can be filled."""
+    sh("mount", "-t", "tmpfs", "-o", f"size={LIMITED_VOLUME},mode=2770,gid={world.group}", "tmpfs", pod.claims["data"])
+
+
+def live_with_a_full_volume(world, worker, load, expect_same):
+    """A worker serves what it has on a volume that is full, also after a new start, and refuses what does not fit, which
+    changes nothing. One that has nothing there yet waits for room."""
+    volume = worker.claims["data"]
+    fill(volume)
+    code, printed = world.shardmesh(*load)
+    assert code == 1 and "the disk is full" in printed and worker.name in printed, f"a load onto a full volume: {code}, {printed}"
+    say(f"a load onto a full volume hears: {printed.strip()}")
+    expect_same()
+    fill(volume)
+    assert worker.delete() == 0
+
+    empty = world.folder / "full-and-empty-volume"
+    empty.mkdir()
+    sh("mount", "-t", "tmpfs", "-o", f"size=64k,mode=2770,gid={world.group}", "tmpfs", empty)
+    fill(empty)
+    new = Pod(world, worker.name, worker.workload, dict(worker.claims, data=empty))
+    new.log = world.folder / f"full-{worker.name}.log"
+    new.start()
+    world.announce(new)
+    wait_until(f"{new.name} saying that it waits for room", lambda: re.search(r"cannot attach, will retry.*/data/.*the disk is full", new.log_text()))
+    assert new.probe("liveness") and not new.probe("readiness"), f"{new.name} is dead or ready on a full volume"
+    assert new.delete() == 0
+    sh("umount", empty)
+
+    worker.start()
+    world.announce(worker)
+    world.await_ready()
+    expect_same()
+    (volume / "filler").unlink()
+    world.expect(*load)
+    expect_same()
+    say(f"{worker.name} served from a full volume, and takes in a checkpoint when there is room again")
 
 
 def survive_wrong_certificates(world, certificates):
@@ -314,6 +360,8 @@ def scenario(world):
     if world.secret is not None:
         make_certificates(world, certificates)
     refuse_bad_volumes(world)
+    limited = world.workers[1]
+    limit_volume(world, limited)
     data = world.folder / "client-data"
     data.mkdir()
     data.chmod(0o777)
@@ -339,9 +387,15 @@ def scenario(world):
     world.expect("make-tensor", "--shape=128,128", "--seed=1", "--out=/data/x.npy")
     world.expect("make-checkpoint", "--out=/data/m.safetensors")
     (data / "rules.yaml").write_text("rules:\n- {pattern: '.*', spec: [fsdp, tp]}\n", encoding="utf-8")
-    world.expect("load", "/data/m.safetensors", "--rules=/data/rules.yaml", "--quiet")
+    load = ("load", "/data/m.safetensors", "--rules=/data/rules.yaml", "--quiet")
+    world.expect(*load)
     weight = "encoder.layer.0.attention.self.query.weight"
     world.expect("get", weight, "--out=/data/before.npy")
+
+    def expect_same():
+        world.expect("get", weight, "--out=/data/after.npy")
+        assert (data / "before.npy").read_bytes() == (data / "after.npy").read_bytes(), "other bytes than before"
+
     world.expect("matmul", weight, weight, "--as=product")
     say("a client loads a checkpoint and multiplies")
 
@@ -353,6 +407,8 @@ def scenario(world):
     if world.secret is not None:
         survive_wrong_certificates(world, certificates)
 
+    live_with_a_full_volume(world, limited, load, expect_same)
+
     # A worker and then the coordinator are deleted, and come back elsewhere.
     for pod in (world.workers[2], world.coordinator):
         assert pod.delete() == 0
@@ -361,13 +417,13 @@ def scenario(world):
         pod.start()
         world.announce(pod)
         world.await_ready()
-        world.expect("get", weight, "--out=/data/after.npy")
-        assert (data / "before.npy").read_bytes() == (data / "after.npy").read_bytes(), "other bytes than before"
+        expect_same()
         say(f"{pod.name} is back at {pod.address}, and with it what it held")
 
     world.network.remove("client")
     for pod in world.pods:
         assert pod.delete() == 0, f"{pod.name} did not end well: {pod.log_text()[-2000:]}"
+    sh("umount", limited.claims["data"])
 
 
 def main():
