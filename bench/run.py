@@ -2,8 +2,9 @@
 
     run.py [ID|GROUP] [--bin FOLDER] [--json FILE]
 
-bench/benchmarks.txt says which command measures what. Exit code 1 if a benchmark fails to run; a target that is missed
-is a result, not a failure.
+bench/benchmarks.txt says which command measures what. One command may measure several rows: the ids of rows, such as C1
+or R3-million, stand for the commands that measure them, here C1-C2-C3 and R2-R3. Exit code 1 if a benchmark fails to
+run; a target that is missed is a result, not a failure.
 """
 
 import argparse
@@ -24,6 +25,12 @@ def listed():
     lines = (ROOT / "bench/benchmarks.txt").read_text(encoding="utf-8").splitlines()
     rows = (line.split(maxsplit=2) for line in lines if line and not line.startswith("#"))
     return {key: (group, command) for key, group, command in rows}
+
+
+def choose(commands, name):
+    """The ids of the commands that a name stands for: an id, a group, or a row whose number is part of an id."""
+    exact = [key for key, (group, _) in commands.items() if name in (None, key, group)]
+    return exact or [key for key in commands if name.split("-")[0] in key.split("-")]
 
 
 def measure(command):
@@ -56,13 +63,13 @@ def print_table(results):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("id", nargs="?", help="the benchmark or the group of benchmarks to run; all of them if not given")
+    parser.add_argument("id", nargs="?", help="the benchmark, row or group of benchmarks to run; all of them if not given")
     parser.add_argument("--bin", default="build/release/bin", help="folder of the benchmark programs")
     parser.add_argument("--json", type=pathlib.Path, help="also write the results, as a list, to this file")
     arguments = parser.parse_args()
 
     commands = listed()
-    chosen = [name for name, (group, _) in commands.items() if arguments.id in (None, name, group)]
+    chosen = choose(commands, arguments.id)
     if not chosen:
         groups = dict.fromkeys(group for group, _ in commands.values())
         parser.error(f"no benchmark {arguments.id}; there are {', '.join(commands)}, in the groups {', '.join(groups)}")

@@ -1,0 +1,32 @@
+"""Asks bench/run.py which commands measure what a name stands for, and for a name that stands for nothing."""
+
+import pathlib
+import subprocess
+import sys
+
+BENCH = pathlib.Path(__file__).resolve().parent.parent / "bench"
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(BENCH))
+import run  # noqa: E402: it lies beside the benchmarks
+
+COMMANDS = {"K1-first": ("kernel", ""), "R1": ("resolve", ""), "R2-R3": ("resolve", ""), "R4-plan": ("resolve", ""),
+            "R4-search": ("resolve", ""), "C1-C2": ("collectives", ""), "C2-host": ("collectives", ""), "S2": ("store", "")}
+CASES = {None: list(COMMANDS), "R1": ["R1"], "C1-C2": ["C1-C2"], "C1": ["C1-C2"], "C2": ["C1-C2", "C2-host"], "C2-host": ["C2-host"], "R1-p50": ["R1"],
+         "R3-million": ["R2-R3"], "R4": ["R4-plan", "R4-search"], "R4-plan": ["R4-plan"], "K1": ["K1-first"],
+         "resolve": ["R1", "R2-R3", "R4-plan", "R4-search"], "C": [], "C12": [], "": []}
+
+
+def main():
+    for name, expected in CASES.items():
+        chosen = run.choose(COMMANDS, name)
+        assert chosen == expected, f"{name}: {chosen} instead of {expected}"
+    for row in ("C1", "C2-host", "C3", "M1", "M2", "M3-p50", "R1-p50-new", "R2-wire", "R3-memory", "R4-reshard", "S1-first", "S2", "K1-first"):
+        assert len(run.choose(run.listed(), row)) == 1, f"{row} of docs/benchmarks.md"
+    answer = subprocess.run([sys.executable, str(BENCH / "run.py"), "C9"], capture_output=True, text=True, check=False)
+    assert answer.returncode == 2 and "no benchmark C9" in answer.stderr, answer
+    for name in run.listed():
+        assert name in answer.stderr, answer
+
+
+if __name__ == "__main__":
+    main()
