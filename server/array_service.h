@@ -13,6 +13,7 @@
 #include "server/link_table.h"
 #include "server/session.h"
 #include "server/transfers.h"
+#include "tensor/collective_choice.h"
 
 namespace grpc {
 class Service;
@@ -30,6 +31,7 @@ struct ArrayContext {
   SessionTable* sessions = nullptr;
   Transfers* transfers = nullptr;
   const LinkTable* links = nullptr;
+  PreferredAlgorithms preferred_algorithms;
   std::string token_key;  // see rpc/transfer_token.h
   int64_t term = 0;
 };

@@ -342,7 +342,8 @@ absl::StatusOr<FoundOperands> StepRunner::FindOperands(
   result.target = {.mesh_id = name,
                    .mesh_revision = mesh->revision,
                    .mesh = std::get<rpc::MeshDefinition>(mesh->value).mesh,
-                   .links = context_.links->CostOf(*context_.membership->view(), name)};
+                   .links = context_.links->CostOf(*context_.membership->view(), name),
+                   .preferred = context_.preferred_algorithms};
   return result;
 }
 

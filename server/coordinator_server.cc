@@ -171,6 +171,7 @@ absl::Status Server::OpenState() {
                              .sessions = sessions_.get(),
                              .transfers = transfers_.get(),
                              .links = &link_table_,
+                             .preferred_algorithms = options_.preferred_algorithms,
                              .token_key = token_key,
                              .term = term};
   AddService("ResolveService", MakeResolveService({.publisher = publisher_.get(),

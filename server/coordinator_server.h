@@ -13,6 +13,7 @@
 #include "server/membership.h"
 #include "sharding/mesh.h"
 #include "sharding/rule_set.h"
+#include "tensor/collective_choice.h"
 
 namespace shardmesh::server {
 
@@ -25,6 +26,8 @@ struct CoordinatorOptions {
   std::optional<Mesh> mesh;
   // The least elements of a tensor that is sharded, where a rule set leaves that open.
   int64_t min_sharding_size = kDefaultMinSize;
+  // Of collectives whose calls leave the algorithm open.
+  PreferredAlgorithms preferred_algorithms;
   bool insecure = false;        // allows plaintext beyond loopback
   bool http_plaintext = false;  // the same, of the metrics alone; with TLS too
   rpc::Credentials credentials = rpc::Credentials::Insecure();

@@ -17,6 +17,7 @@
 #include "rpc/signal.h"
 #include "server/coordinator_server.h"
 #include "sharding/mesh.h"
+#include "tensor/collective_choice.h"
 
 namespace shardmesh::server {
 namespace {
@@ -38,6 +39,7 @@ int Main(int argc, char** argv) {
   rpc::StopSignal stop;
   CoordinatorOptions options;
   std::string mesh;
+  std::string algorithms;
   rpc::TlsFiles tls;
   rpc::LogOptions log;
   absl::Duration grace = absl::Seconds(10);
@@ -55,6 +57,11 @@ int Main(int argc, char** argv) {
   flags.AddInt("min-sharding-size",
                "the least elements of a tensor that is sharded, for rules whose min_size is null",
                0, std::numeric_limits<int64_t>::max(), &options.min_sharding_size);
+  flags.AddText(
+      "collective-algorithms", "KIND=ALGORITHM,...",
+      "algorithms to use where calls leave the choice, such as all-reduce=halving; of the "
+      "kinds not named, the one that is predicted to be fastest",
+      &algorithms);
   flags.AddDuration("heartbeat-interval", "how often workers show that they live",
                     &options.membership.heartbeat_interval);
   flags.AddDuration("lost-after", "how long a worker may be silent until it counts as lost",
@@ -69,15 +76,23 @@ int Main(int argc, char** argv) {
     return *code;
   }
   rpc::ConfigureLog(log);
+  const auto wrong_use = [](const char* flag, const std::string& value, const absl::Status& why) {
+    std::fprintf(stderr, "shardmesh-coordinator: %s %s: %s\n", flag, value.c_str(),
+                 std::string(why.message()).c_str());
+    return rpc::FlagSet::kWrongUse;
+  };
   if (!mesh.empty()) {
     absl::StatusOr<Mesh> parsed = Mesh::Parse(mesh);
     if (!parsed.ok()) {
-      std::fprintf(stderr, "shardmesh-coordinator: --mesh %s: %s\n", mesh.c_str(),
-                   std::string(parsed.status().message()).c_str());
-      return rpc::FlagSet::kWrongUse;
+      return wrong_use("--mesh", mesh, parsed.status());
     }
     options.mesh = *std::move(parsed);
   }
+  absl::StatusOr<PreferredAlgorithms> preferred = ParsePreferredAlgorithms(algorithms);
+  if (!preferred.ok()) {
+    return wrong_use("--collective-algorithms", algorithms, preferred.status());
+  }
+  options.preferred_algorithms = *std::move(preferred);
 
   absl::StatusOr<rpc::Credentials> credentials = rpc::Credentials::FromFiles(tls);
   if (!credentials.ok()) {

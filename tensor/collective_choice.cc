@@ -4,9 +4,12 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/str_split.h"
 #include "sharding/reason.h"
 #include "sharding/str_cat.h"
 
@@ -219,8 +222,51 @@ bool AreAlike(const LinkCost& a, const LinkCost& b) {
          are_alike(a.seconds_per_byte_combined, b.seconds_per_byte_combined);
 }
 
+absl::StatusOr<PreferredAlgorithms> ParsePreferredAlgorithms(std::string_view text) {
+  const auto named = [](const auto& values, const auto& name_of, std::string_view name) {
+    return std::find_if(values.begin(), values.end(),
+                        [&](const auto value) { return name_of(value) == name; });
+  };
+  const auto names = [](const auto& values, const auto& name_of) {
+    return StrJoin(values, ", ",
+                   [&](std::string* out, const auto value) { *out += name_of(value); });
+  };
+  const auto refused = [](std::string why) {
+    return InvalidArgument(Reason::kBadField, std::move(why));
+  };
+  PreferredAlgorithms preferred;
+  for (const absl::string_view part : absl::StrSplit(ToAbsl(text), ',', absl::SkipEmpty())) {
+    const std::vector<std::string> words = absl::StrSplit(part, '=');
+    if (words.size() != 2) {
+      return refused(
+          StrCat("\"", ToStd(part), "\" is not KIND=ALGORITHM, such as all-reduce=halving"));
+    }
+    const absl::Span<const Kind> kinds = AllCollectiveKinds();
+    const auto kind = named(kinds, CollectiveKindName, words[0]);
+    if (kind == kinds.end()) {
+      return refused(StrCat("there is no collective \"", words[0], "\"; there are ",
+                            names(kinds, CollectiveKindName)));
+    }
+    const absl::Span<const Algorithm> algorithms = AlgorithmsOf(*kind);
+    const auto algorithm = named(algorithms, CollectiveAlgorithmName, words[1]);
+    if (algorithm == algorithms.end()) {
+      return refused(StrCat(words[0], " has no algorithm \"", words[1], "\"; there are ",
+                            names(algorithms, CollectiveAlgorithmName)));
+    }
+    if (!preferred.emplace(*kind, *algorithm).second) {
+      return refused(StrCat(words[0], " is given twice"));
+    }
+  }
+  return preferred;
+}
+
 CollectiveAlgorithm ChooseAlgorithm(CollectiveKind kind, const CollectiveLoad& load,
-                                    CollectiveOrder order, const LinkCost& link) {
+                                    CollectiveOrder order, const LinkCost& link,
+                                    const PreferredAlgorithms& preferred) {
+  if (const auto found = preferred.find(kind);
+      found != preferred.end() && Fits(kind, found->second, order)) {
+    return found->second;
+  }
   Algorithm best = Algorithm::kPairwise;
   double least = PredictedSeconds(CostOf(kind, best, load), link);
   for (const Algorithm algorithm : AlgorithmsOf(kind)) {

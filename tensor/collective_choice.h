@@ -3,8 +3,11 @@
 #define SHARDMESH_TENSOR_COLLECTIVE_CHOICE_H_
 
 #include <cstdint>
+#include <map>
+#include <string_view>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "tensor/program.h"
 
@@ -109,11 +112,20 @@ double PredictedSeconds(const CollectiveCost& cost, const LinkCost& link);
 // Whether memory is shared in both or in neither, and no figure differs by a factor of 1.5 or more.
 bool AreAlike(const LinkCost& a, const LinkCost& b);
 
-// The algorithm of the least predicted time that `order` allows; of equals, the first that
-// AlgorithmsOf names. Never kAuto.
+// What to choose of a kind, whatever it is predicted to cost; kinds that are missing go by cost.
+using PreferredAlgorithms = std::map<CollectiveKind, CollectiveAlgorithm>;
+
+// Reads KIND=ALGORITHM,..., none for an empty text. INVALID_ARGUMENT (BAD_FIELD), naming what there
+// is, for a kind or an algorithm of it that there is not, and for a kind that is named twice.
+// Example: "all-reduce=halving,broadcast=chain".
+absl::StatusOr<PreferredAlgorithms> ParsePreferredAlgorithms(std::string_view text);
+
+// The preferred algorithm if `order` allows it, otherwise that of the least predicted time that
+// `order` allows; of equals, the first that AlgorithmsOf names. Never kAuto.
 // Example: all-reduce over 4 ranks, 8 bytes -> direct; 16 MiB -> pairwise.
 CollectiveAlgorithm ChooseAlgorithm(CollectiveKind kind, const CollectiveLoad& load,
-                                    CollectiveOrder order, const LinkCost& link = {});
+                                    CollectiveOrder order, const LinkCost& link = {},
+                                    const PreferredAlgorithms& preferred = {});
 
 }  // namespace shardmesh
 

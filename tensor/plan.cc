@@ -278,6 +278,7 @@ class PlanBuilder {
     plan_.mesh_revision = target.mesh_revision;
     plan_.mesh = target.mesh;
     links_ = target.links;
+    preferred_ = target.preferred;
     plan_.operand_count = static_cast<uint32_t>(operands.size());
     plan_.values.assign(operands.begin(), operands.end());
     for (ValueDescriptor& operand : plan_.values) {
@@ -342,6 +343,7 @@ class PlanBuilder {
 
   Plan plan_;
   LinkCost links_;
+  PreferredAlgorithms preferred_;
   std::string op_;
 };
 
@@ -511,7 +513,7 @@ ValueIndex PlanBuilder::EmitCollective(CollectiveOp op, ValueDescriptor output) 
       .partial_bytes =
           ProductOf(TileElements(operand), BitsPerElement(PartialSumType(operand.dtype))) / 8};
   if (op.algorithm == CollectiveAlgorithm::kAuto) {
-    op.algorithm = ChooseAlgorithm(op.kind, load, op.order, links_);
+    op.algorithm = ChooseAlgorithm(op.kind, load, op.order, links_, preferred_);
   }
   const CollectiveCost cost = CostOf(op.kind, op.algorithm, load);
   AddTo(plan_.cost.sent_bytes, cost.sent_bytes);

@@ -116,6 +116,8 @@ struct PlanTarget {
   Mesh mesh;
   // Between its ranks; algorithms of collectives are chosen by it.
   LinkCost links = {};
+  // What the coordinator was told to choose where the program leaves it open.
+  PreferredAlgorithms preferred = {};
 };
 
 // Plans a program for operands that lie as said.

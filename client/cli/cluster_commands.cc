@@ -24,6 +24,7 @@
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
+#include "tensor/collective_choice.h"
 
 namespace shardmesh::client {
 namespace {
@@ -44,6 +45,7 @@ struct UpFlags {
   std::string memory;
   std::optional<int64_t> min_sharding_size;
   std::string transport = "auto";
+  std::string algorithms;
 };
 
 // The mesh that the flags describe; both are flags, hence a contradiction is wrong use.
@@ -143,6 +145,9 @@ absl::Status RunUp(const Invocation& invocation, const UpFlags& flags) {
   options.worker_memory = flags.memory;
   if (flags.min_sharding_size.has_value()) {
     options.coordinator_flags.push_back(StrCat("--min-sharding-size=", *flags.min_sharding_size));
+  }
+  if (!flags.algorithms.empty()) {
+    options.coordinator_flags.push_back(StrCat("--collective-algorithms=", flags.algorithms));
   }
   options.worker_flags.push_back(StrCat("--transport=", flags.transport));
   options.ends_with_parent = !flags.detach;
@@ -423,6 +428,14 @@ void AddClusterCommands(CommandLine* line) {
                  "the least elements of a tensor that is sharded, for rules whose min_size is null "
                  "(default: 16384)")
       ->check(CLI::NonNegativeNumber);
+  AddParsedOption(
+      up, "--collective-algorithms", &flags->algorithms,
+      [](std::string_view text) -> absl::StatusOr<std::string> {
+        SHARDMESH_RETURN_IF_ERROR(ParsePreferredAlgorithms(text).status());
+        return std::string(text);
+      },
+      "algorithms to use where calls leave the choice, as KIND=ALGORITHM,..., such as "
+      "all-reduce=halving; of other kinds, the one that is predicted to be fastest");
   up->add_option("--transport", flags->transport,
                  "how data goes between workers: through shared memory (shm), over streams "
                  "(stream), or as each pair can (auto, the default)")

@@ -122,6 +122,7 @@ TEST_F(CommandLineTest, RefusesWrongUse) {
       {{"up", "--mesh", "tp=2,tp=2"}, "tp"},
       {{"up", "--mesh", "fsdp"}, "--mesh fsdp"},
       {{"up", "--transport", "tcp"}, "--transport: tcp not in {auto,stream,shm}"},
+      {{"up", "--collective-algorithms", "scatter=ring"}, "scatter has no algorithm \"ring\""},
       {{"up", "--name", "a/b"}, "\"a/b\" cannot name a cluster"},
       {{"resolve", "--spec", "fsdp,tp"}, "give --shape too"},
       {{"resolve", "--spec", "(fsdp,tp", "--shape", "4,4"}, "lacks a closing \")\""},

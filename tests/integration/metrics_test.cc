@@ -210,6 +210,33 @@ TEST(MetricsTest, WorkIsCountedWhereItIsDone) {
   }
 }
 
+TEST(MetricsTest, CollectivesUseTheAlgorithmThatTheCoordinatorWasToldToPrefer) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const auto cluster,
+      TestCluster::Start({.mesh = "tp=2",
+                          .coordinator_flags = {"--collective-algorithms=all-gather=ring"},
+                          .worker_flags = {}}));
+  const std::vector<float> elements(64 * 64, 1.0f);
+  ASSERT_THAT(PutFloats(cluster->client(), "w", {64, 64}, elements,
+                        PartitionSpec({SpecEntry::None(), SpecEntry::Axis("tp")})),
+              IsOk());
+  const client::Operand weight(client::ArraySelector::ByName("w"));
+  client::CollectiveCall gather{
+      .input = weight, .kind = CollectiveKind::kAllGather, .axes = {"tp"}, .dimension = 1};
+  ASSERT_THAT(cluster->client().Collective(gather), IsOk());
+  ASSERT_THAT(cluster->client().Matmul({.lhs = weight, .rhs = weight}), IsOk());
+  gather.algorithm = CollectiveAlgorithm::kPairwise;
+  ASSERT_THAT(cluster->client().Collective(gather), IsOk());
+  auto worker = Values(cluster->metrics_addresses()[1]);
+  const auto count = [&](const char* algorithm) {
+    return worker[StrCat("shardmesh_worker_collectives_total{algorithm=\"", algorithm,
+                         "\",op=\"all_gather\"}")];
+  };
+  EXPECT_EQ(count("ring"), 2) << "the collective's and the product's";
+  EXPECT_EQ(count("pairwise"), 1) << "what a call asks for goes first";
+  EXPECT_EQ(count("doubling"), 0);
+}
+
 TEST(MetricsTest, ACoordinatorRecoversUntilItsWorkersAreBack) {
   TestCluster::Options options;
   options.mesh = "tp=2";

@@ -174,5 +174,32 @@ TEST(CollectiveChoiceTest, ARefusedAlgorithmNamesThoseThatFit) {
                 "chain"));
 }
 
+TEST(CollectiveChoiceTest, APreferredAlgorithmIsChosenWhereTheOrderAllowsIt) {
+  const auto preferred = ParsePreferredAlgorithms("all-reduce=ring,broadcast=chain,");
+  ASSERT_TRUE(preferred.ok()) << preferred.status();
+  const CollectiveLoad load = {.ranks = 4, .bytes = 8, .partial_bytes = 8};
+  const auto chosen = [&](Kind kind, CollectiveOrder order) {
+    return ChooseAlgorithm(kind, load, order, {}, *preferred);
+  };
+  EXPECT_EQ(chosen(Kind::kAllReduce, kFastest), Algorithm::kRing);
+  EXPECT_EQ(chosen(Kind::kAllReduce, kReproducible),
+            ChooseAlgorithm(Kind::kAllReduce, load, kReproducible));
+  EXPECT_EQ(chosen(Kind::kBroadcast, kReproducible), Algorithm::kChain);
+  EXPECT_EQ(chosen(Kind::kReduce, kReproducible),
+            ChooseAlgorithm(Kind::kReduce, load, kReproducible));
+  for (const auto& [text, why] :
+       {std::pair("all-reduce", "\"all-reduce\" is not KIND=ALGORITHM"),
+        std::pair("all-reduce=ring=x", "\"all-reduce=ring=x\" is not KIND=ALGORITHM"),
+        std::pair("allreduce=ring", "no collective \"allreduce\"; there are all-reduce, "),
+        std::pair("scatter=ring", "scatter has no algorithm \"ring\"; there are pairwise"),
+        std::pair("reduce=auto", "reduce has no algorithm \"auto\"; there are pairwise, direct"),
+        std::pair("reduce=direct,reduce=direct", "reduce is given twice")}) {
+    const absl::Status refused = ParsePreferredAlgorithms(text).status();
+    EXPECT_EQ(ReasonOf(refused), Reason::kBadField) << text;
+    EXPECT_THAT(std::string(refused.message()), HasSubstr(why));
+  }
+  EXPECT_TRUE(ParsePreferredAlgorithms("")->empty());
+}
+
 }  // namespace
 }  // namespace shardmesh
