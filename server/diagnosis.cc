@@ -27,6 +27,8 @@ enum class Position {
   kWaits,      // is in an instruction that needs others' data
 };
 
+constexpr absl::Duration kSilenceOfAll = absl::Seconds(2);
+
 std::string NameOf(const ObservedRank& rank) {
   return rank.rank < 0 ? rank.identity : StrCat("rank ", rank.rank, " (", rank.identity, ")");
 }
@@ -39,10 +41,26 @@ std::string TimeOfDay(absl::Time time) {
   return absl::FormatTime("%H:%M:%S UTC", time, absl::UTCTimeZone());
 }
 
-bool IsSilent(const ObservedRank& rank, const DiagnosisOptions& options) {
-  return rank.lost_because.empty() &&
-         options.now - rank.last_heartbeat > 1.5 * options.heartbeat_interval;
-}
+// Whose heartbeats have ceased. Where those of all are late by little, it is this host or the
+// network that is slow, and what they said last still stands.
+class Silence {
+ public:
+  Silence(absl::Span<const ObservedRank> ranks, const DiagnosisOptions& options)
+      : options_(options) {
+    for (const ObservedRank& rank : ranks) newest_ = std::max(newest_, rank.last_heartbeat);
+  }
+
+  bool IsOf(const ObservedRank& rank) const {
+    const absl::Duration limit = 1.5 * options_.heartbeat_interval;
+    return rank.lost_because.empty() &&
+           (newest_ - rank.last_heartbeat > limit ||
+            options_.now - rank.last_heartbeat > std::max(limit, kSilenceOfAll));
+  }
+
+ private:
+  const DiagnosisOptions& options_;
+  absl::Time newest_ = absl::InfinitePast();
+};
 
 std::string SilentText(const ObservedRank& rank, const DiagnosisOptions& options) {
   return StrCat("has sent no heartbeat for ",
@@ -83,7 +101,7 @@ std::string DescribeCulprits(absl::Span<const Culprit> culprits) {
 class StepDiagnosis {
  public:
   StepDiagnosis(const ObservedStep& step, const DiagnosisOptions& options)
-      : step_(step), options_(options) {
+      : step_(step), options_(options), silence_(step.ranks, options) {
     for (const ObservedRank& rank : step.ranks) ranks_[rank.rank] = &rank;
   }
 
@@ -107,7 +125,7 @@ class StepDiagnosis {
   Position PositionOf(const ObservedRank& rank) const {
     if (rank.is_done) return Position::kDone;
     if (!rank.lost_because.empty()) return Position::kLost;
-    if (IsSilent(rank, options_)) return Position::kSilent;
+    if (silence_.IsOf(rank)) return Position::kSilent;
     if (rank.progress.has_value() && rank.progress->step != step_.sequence) {
       return Position::kElsewhere;
     }
@@ -346,6 +364,7 @@ class StepDiagnosis {
 
   const ObservedStep& step_;
   const DiagnosisOptions& options_;
+  const Silence silence_;
   std::map<int64_t, const ObservedRank*> ranks_;
   std::vector<int64_t> waiting_;  // rising
 };
@@ -372,6 +391,7 @@ std::optional<Finding> DiagnoseStep(const ObservedStep& step, const DiagnosisOpt
 
 std::vector<Finding> DiagnoseWorkers(absl::Span<const ObservedRank> ranks,
                                      const std::string& mesh_id, const DiagnosisOptions& options) {
+  const Silence silence(ranks, options);
   std::vector<Finding> findings;
   const auto add = [&](const ObservedRank& rank, std::string reason, absl::Time since) {
     Finding& finding = findings.emplace_back();
@@ -390,12 +410,12 @@ std::vector<Finding> DiagnoseWorkers(absl::Span<const ObservedRank> ranks,
       add(rank, LostText(rank), rank.lost);
       continue;
     }
-    if (IsSilent(rank, options)) {
+    if (silence.IsOf(rank)) {
       add(rank, SilentText(rank, options), rank.last_heartbeat);
       continue;
     }
     for (const ObservedRank& other : ranks) {
-      if (!other.lost_because.empty() || IsSilent(other, options) ||
+      if (!other.lost_because.empty() || silence.IsOf(other) ||
           std::find(rank.unreached.begin(), rank.unreached.end(), other.identity) ==
               rank.unreached.end()) {
         continue;

@@ -73,7 +73,8 @@ struct Finding {
 
 struct DiagnosisOptions {
   absl::Time now;
-  // A worker that is silent for longer than one and a half of these is to blame.
+  // A worker that is silent is to blame: not heard of since one and a half of these before another
+  // was; or, if none was, for that long and two seconds at least.
   absl::Duration heartbeat_interval = absl::Seconds(1);
 };
 

@@ -254,6 +254,25 @@ TEST(DiagnosisTest, TellsWhoWaitsWhereAndSinceWhen) {
   EXPECT_EQ(finding.since, At(0.5));
 }
 
+TEST(DiagnosisTest, TellsASilentRankFromHeartbeatsThatAreLateForAll) {
+  const auto seen = [](double most, double last) {
+    const Doing waits = Silent(Waits(3, kReduce, 3), most);
+    return DiagnoseStep(Observed({waits, waits, waits, Silent(Idle(), last)}),
+                        {.now = At(kNow), .heartbeat_interval = absl::Milliseconds(200)});
+  };
+  for (const double last : {1.2, 0.8}) {
+    const std::optional<Finding> late = seen(1.2, last);
+    ASSERT_TRUE(late.has_value());
+    EXPECT_EQ(late->waiting, (std::vector<int64_t>{0, 1, 2}));
+    EXPECT_THAT(CulpritsOf(*late), ElementsAre(3));
+    EXPECT_THAT(late->explanation, HasSubstr(last == 1.2 ? "which has not begun the step"
+                                                         : "which has sent no heartbeat for 2.2s"));
+  }
+  const std::optional<Finding> all_silent = seen(0.9, 0.9);
+  ASSERT_TRUE(all_silent.has_value());
+  EXPECT_THAT(CulpritsOf(*all_silent), ElementsAre(0, 1, 2, 3));
+}
+
 TEST(DiagnosisTest, NamesWhoHasNotDoneItsPartWhereNobodyWaits) {
   const auto diagnose = [](const std::vector<Doing>& ranks) {
     return DiagnoseStep(Observed(ranks), {.now = At(kNow)});
