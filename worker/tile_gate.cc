@@ -138,7 +138,20 @@ absl::StatusOr<Attachment> TileGate::PutAttachment() const {
   return attachment_;
 }
 
-absl::StatusOr<std::unique_ptr<IncomingTile>> TileGate::Open(const TileOffer& offer) {
+void TileGate::AwaitMesh(const UnknownMesh& unknown, absl::Duration timeout) const {
+  const auto is_over = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (!PutAttachment().ok()) {
+      return true;
+    }
+    const MeshMembers* mesh = view_->Find(unknown.mesh_id);
+    return mesh != nullptr && mesh->revision >= unknown.revision;
+  };
+  absl::MutexLock lock(&mutex_);
+  mutex_.AwaitWithTimeout(absl::Condition(&is_over), timeout);
+}
+
+absl::StatusOr<std::unique_ptr<IncomingTile>> TileGate::Open(const TileOffer& offer,
+                                                             std::optional<UnknownMesh>* unknown) {
   const absl::Time now = options_.clock->Now();
   Attachment attachment;
   std::shared_ptr<const MembershipView> view;
@@ -156,7 +169,13 @@ absl::StatusOr<std::unique_ptr<IncomingTile>> TileGate::Open(const TileOffer& of
                                                 ": its transfer has ended; put again")),
                       Reason::kStaleTerm);
   }
-  SHARDMESH_RETURN_IF_ERROR(CheckOffer(offer, claims, *view));
+  if (absl::Status fits = CheckOffer(offer, claims, *view); !fits.ok()) {
+    const MeshMembers* mesh = view->Find(claims.array.mesh_id);
+    if (unknown != nullptr && (mesh == nullptr || mesh->revision < claims.array.mesh_revision)) {
+      *unknown = {.mesh_id = claims.array.mesh_id, .revision = claims.array.mesh_revision};
+    }
+    return fits;
+  }
 
   v1::ArrayDescriptor descriptor;
   rpc::Encode(claims.array, &descriptor);

@@ -55,6 +55,12 @@ struct TileOffer {
   DeviceId rank = 0;
 };
 
+// A definition of a mesh that a transfer token names, and the gate does not know.
+struct UnknownMesh {
+  std::string mesh_id;
+  int64_t revision = 0;
+};
+
 // A committed tile, and the part of it that was asked for.
 struct RequestedTile {
   StoredTilePtr stored;
@@ -130,7 +136,13 @@ class TileGate {
   // array's token; ABORTED (STALE_TERM) for an older coordinator's, or of a transfer that has
   // ended; INVALID_ARGUMENT (BAD_TILE) unless rank, tile and size are this worker's part of the
   // array on the mesh that it now serves; errors of ShardStore::Stage.
-  absl::StatusOr<std::unique_ptr<IncomingTile>> Open(const TileOffer& offer);
+  //
+  // A token may be here before the coordinator's word of its mesh: BAD_TILE because of a mesh, or a
+  // newer definition of one, that the gate does not know fills in `unknown` (may be null).
+  absl::StatusOr<std::unique_ptr<IncomingTile>> Open(const TileOffer& offer,
+                                                     std::optional<UnknownMesh>* unknown = nullptr);
+  // Blocks until this definition or a newer one is known, until puts are refused, or for `timeout`.
+  void AwaitMesh(const UnknownMesh& unknown, absl::Duration timeout) const;
 
   // The committed tiles of an array, or the part `range` of the tile that holds it.
   // UNAVAILABLE (NOT_SERVING); token errors as above; NOT_FOUND if this worker holds no tile of the

@@ -121,24 +121,43 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
     }
     v1::PutTilesRequest opening;
     SHARDMESH_RETURN_IF_ERROR(rpc::ParseMessage(&read_, &opening));
-    SHARDMESH_RETURN_IF_ERROR(Open(opening));
+    if (!opening.has_header()) {
+      return BadStream("a message is neither a tile's header nor a piece");
+    }
+    std::optional<UnknownMesh> unknown;
+    absl::Status opened = Open(opening.header(), &unknown);
+    if (unknown.has_value()) {
+      return OpenAfterNews(opening.header(), *std::move(unknown));
+    }
+    SHARDMESH_RETURN_IF_ERROR(std::move(opened));
     StartRead(&read_);
     return absl::OkStatus();
   }
 
-  absl::Status Open(const v1::PutTilesRequest& opening) {
-    if (!opening.has_header()) {
-      return BadStream("a message is neither a tile's header nor a piece");
-    }
-    const v1::TileHeader& header = opening.header();
+  absl::Status Open(const v1::TileHeader& header, std::optional<UnknownMesh>* unknown) {
     auto tile = rpc::Decode(header.tile());
     SHARDMESH_RETURN_IF_ERROR(rpc::WithField(tile.status(), "header.tile"));
     SHARDMESH_ASSIGN_OR_RETURN(tile_, options_.gate->Open({.token = header.token(),
                                                            .array_id = header.array_id(),
                                                            .tile = *std::move(tile),
                                                            .size_bytes = header.size_bytes(),
-                                                           .rank = header.rank()}));
+                                                           .rank = header.rank()},
+                                                          unknown));
     received_bytes_ = 0;
+    return absl::OkStatus();
+  }
+
+  // Nothing is read meanwhile.
+  absl::Status OpenAfterNews(v1::TileHeader header, UnknownMesh unknown) {
+    SHARDMESH_RETURN_IF_ERROR(BeginWork());
+    options_.work->Push([this, header = std::move(header), unknown = std::move(unknown)] {
+      options_.gate->AwaitMesh(unknown, options_.news_limit);
+      absl::Status opened = Open(header, nullptr);
+      if (opened.ok()) {
+        StartRead(&read_);
+      }
+      EndWork(std::move(opened));
+    });
     return absl::OkStatus();
   }
 

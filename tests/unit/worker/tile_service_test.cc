@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
@@ -21,6 +23,7 @@
 #include "rpc/spec_codec.h"
 #include "rpc/status.h"
 #include "rpc/transfer_token.h"
+#include "sharding/str_cat.h"
 #include "shardmesh/v1/tile_service.grpc.pb.h"
 #include "tensor/buffer.h"
 #include "tensor/crc32c.h"
@@ -69,7 +72,8 @@ class TileServiceTest : public ::testing::Test {
                                 .gate = gate_.get(),
                                 .work = work_.get(),
                                 .clock = &clock_,
-                                .idle_limit = idle_limit_});
+                                .idle_limit = idle_limit_,
+                                .news_limit = news_limit_});
     auto server = rpc::ServerLifecycle::Start(
         {.max_message_bytes = rpc::kMaxDataMessageBytes, .on_drain = nullptr, .customize = nullptr},
         {{v1::TileService::service_full_name(), service_.get()}});
@@ -81,12 +85,12 @@ class TileServiceTest : public ::testing::Test {
     stub_ = v1::TileService::NewStub(*channel);
   }
 
-  void Serve() {
+  void Serve(const std::string& mesh_id = "m", int64_t revision = 3) {
     auto view = std::make_shared<MembershipView>();
     view->epoch = 1;
     view->meshes.push_back(
-        {.mesh_id = "m",
-         .revision = 3,
+        {.mesh_id = mesh_id,
+         .revision = revision,
          .mesh = *Mesh::Create({{"x", 2}}),
          .devices = {{.rank = 0, .identity = "w0", .incarnation = 1, .endpoints = {}},
                      {.rank = 1, .identity = "w1", .incarnation = 7, .endpoints = {}}}});
@@ -225,6 +229,7 @@ class TileServiceTest : public ::testing::Test {
 
   rpc::RealClock clock_;
   absl::Duration idle_limit_ = kTimeout;
+  absl::Duration news_limit_ = absl::Milliseconds(100);
   MemoryBudget budget_{kMemoryBytes};
   std::shared_ptr<BufferPool> pool_ = BufferPool::Create(&budget_, 0);
   std::unique_ptr<ShardStore> store_;
@@ -360,6 +365,35 @@ TEST_F(TileServiceTest, RefusesTilesThatAreNotItsOwn) {
   other_revision.mesh_revision = 4;
   EXPECT_THAT(Put(Messages(other_revision, OwnTile(), bytes)), bad_tile);
   EXPECT_EQ(store_->used_bytes(), 0);
+}
+
+TEST_F(TileServiceTest, ATileThatComesBeforeTheWordOfItsMeshWaitsForIt) {
+  news_limit_ = kTimeout;
+  Start();
+  Serve();
+  const std::string bytes = Pattern(OwnBytes());
+  const auto put = [&](const std::string& mesh_id, int64_t revision) {
+    ArrayDescriptor array = Array(StrCat("a", revision));
+    array.mesh_id = mesh_id;
+    array.mesh_revision = revision;
+    return std::async(std::launch::async, [this, messages = Messages(array, OwnTile(), bytes)] {
+      return Put(messages).status();
+    });
+  };
+  std::future<absl::Status> newer = put("m", 4);
+  EXPECT_EQ(newer.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout);
+  Serve("m", 4);
+  EXPECT_THAT(newer.get(), IsOk());
+  std::future<absl::Status> new_mesh = put("n", 5);
+  EXPECT_EQ(new_mesh.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout);
+  Serve("n", 5);
+  EXPECT_THAT(new_mesh.get(), IsOk());
+  EXPECT_EQ(store_->used_bytes(), 2 * OwnBytes());
+
+  std::future<absl::Status> in_vain = put("n", 6);
+  EXPECT_EQ(in_vain.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout);
+  gate_->Suspend();
+  EXPECT_THAT(in_vain.get(), StatusIs(absl::StatusCode::kUnavailable, Reason::kNotServing));
 }
 
 TEST_F(TileServiceTest, RefusesWhatIsOverTheMemoryLimitBeforeTakingAnyOfIt) {
