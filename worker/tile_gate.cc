@@ -138,7 +138,7 @@ absl::StatusOr<Attachment> TileGate::PutAttachment() const {
   return attachment_;
 }
 
-void TileGate::AwaitMesh(const UnknownMesh& unknown, absl::Duration timeout) const {
+void TileGate::AwaitMesh(const UnknownMesh& unknown, absl::Time deadline) const {
   const auto is_over = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (!PutAttachment().ok()) {
       return true;
@@ -147,7 +147,7 @@ void TileGate::AwaitMesh(const UnknownMesh& unknown, absl::Duration timeout) con
     return mesh != nullptr && mesh->revision >= unknown.revision;
   };
   absl::MutexLock lock(&mutex_);
-  mutex_.AwaitWithTimeout(absl::Condition(&is_over), timeout);
+  mutex_.AwaitWithDeadline(absl::Condition(&is_over), deadline);
 }
 
 absl::StatusOr<std::unique_ptr<IncomingTile>> TileGate::Open(const TileOffer& offer,
@@ -256,6 +256,7 @@ absl::StatusOr<std::vector<RequestedTile>> TileGate::Find(std::string_view token
                                                           std::string_view array_id,
                                                           const std::optional<Tile>& range) const {
   Attachment attachment;
+  bool suspended = false;
   {
     absl::MutexLock lock(&mutex_);
     if (draining_) {
@@ -265,10 +266,15 @@ absl::StatusOr<std::vector<RequestedTile>> TileGate::Find(std::string_view token
       return NotServing("is not attached to a coordinator yet");
     }
     attachment = attachment_;
+    suspended = suspended_;
   }
-  SHARDMESH_RETURN_IF_ERROR(VerifyArrayToken(token, array_id, rpc::TransferDirection::kGet,
-                                             attachment, options_.clock->Now())
-                                .status());
+  const absl::Status verified = VerifyArrayToken(token, array_id, rpc::TransferDirection::kGet,
+                                                 attachment, options_.clock->Now())
+                                    .status();
+  if (suspended && absl::IsUnauthenticated(verified)) {
+    return NotServing("lost its coordinator, and the token is not of that one");
+  }
+  SHARDMESH_RETURN_IF_ERROR(verified);
   // The coordinator signs such a token for committed arrays alone, but the client that brings it
   // may be here before the coordinator's own word of the commit.
   SHARDMESH_ASSIGN_OR_RETURN(std::vector<StoredTilePtr> stored,

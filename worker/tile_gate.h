@@ -141,11 +141,12 @@ class TileGate {
   // newer definition of one, that the gate does not know fills in `unknown` (may be null).
   absl::StatusOr<std::unique_ptr<IncomingTile>> Open(const TileOffer& offer,
                                                      std::optional<UnknownMesh>* unknown = nullptr);
-  // Blocks until this definition or a newer one is known, until puts are refused, or for `timeout`.
-  void AwaitMesh(const UnknownMesh& unknown, absl::Duration timeout) const;
+  // Blocks until this definition or a newer one is known, puts are refused, or it is `deadline`.
+  void AwaitMesh(const UnknownMesh& unknown, absl::Time deadline) const;
 
   // The committed tiles of an array, or the part `range` of the tile that holds it.
-  // UNAVAILABLE (NOT_SERVING); token errors as above; NOT_FOUND if this worker holds no tile of the
+  // UNAVAILABLE (NOT_SERVING), while suspended also for a token of another coordinator, which may
+  // be the one that follows; token errors as above; NOT_FOUND if this worker holds no tile of the
   // array; INVALID_ARGUMENT (BAD_TILE) for a range that is not within one of its tiles.
   absl::StatusOr<std::vector<RequestedTile>> Find(std::string_view token, std::string_view array_id,
                                                   const std::optional<Tile>& range) const;

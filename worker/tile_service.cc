@@ -75,7 +75,7 @@ class IdleLimit {
 
 // PutTiles, written straight:
 //   while (message = read()) {
-//     header: tile = gate.Open(header)
+//     header: tile = gate.Open(header); once more if the news of its mesh comes in time
 //     piece:  tile.Append(piece); after the last one tile.Finish()
 //   }
 //   finish(how many)
@@ -129,7 +129,7 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
     if (unknown.has_value()) {
       return OpenAfterNews(opening.header(), *std::move(unknown));
     }
-    SHARDMESH_RETURN_IF_ERROR(std::move(opened));
+    SHARDMESH_RETURN_IF_ERROR(opened);
     StartRead(&read_);
     return absl::OkStatus();
   }
@@ -150,10 +150,17 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   // Nothing is read meanwhile.
   absl::Status OpenAfterNews(v1::TileHeader header, UnknownMesh unknown) {
     SHARDMESH_RETURN_IF_ERROR(BeginWork());
-    options_.work->Push([this, header = std::move(header), unknown = std::move(unknown)] {
-      options_.gate->AwaitMesh(unknown, options_.news_limit);
+    const absl::Time deadline = absl::Now() + options_.news_limit;
+    options_.news->Push([this, deadline, header = std::move(header), unknown = std::move(unknown)] {
+      if (!has_ended()) {
+        options_.gate->AwaitMesh(unknown, deadline);
+      }
+      if (has_ended()) {
+        return EndWork(absl::OkStatus());
+      }
       absl::Status opened = Open(header, nullptr);
       if (opened.ok()) {
+        idle_.NoteProgress();
         StartRead(&read_);
       }
       EndWork(std::move(opened));
@@ -207,16 +214,23 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   }
   // The object may be gone afterwards.
   void EndWork(absl::Status status) {
-    const bool failed = !status.ok();
+    std::optional<grpc::Status> due;
     {
       absl::MutexLock lock(&mutex_);
       --works_;
+      ended_ |= !status.ok();
       if (status_.ok()) {
         status_ = std::move(status);
       }
-      ended_ |= failed;
+      due = TakeFinish();
     }
-    FinishIfDue();
+    if (due.has_value()) {
+      Finish(*due);
+    }
+  }
+  bool has_ended() {
+    absl::MutexLock lock(&mutex_);
+    return ended_;
   }
   // The client has sent nothing for too long. Its tile goes when the read under way has ended.
   void GiveUp() {
@@ -226,6 +240,7 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   }
   // No more is read. The first call counts.
   void End(absl::Status status) {
+    std::optional<grpc::Status> due;
     {
       absl::MutexLock lock(&mutex_);
       if (ended_) {
@@ -235,42 +250,42 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
       if (status_.ok()) {
         status_ = std::move(status);
       }
+      due = TakeFinish();
     }
-    FinishIfDue();
+    if (due.has_value()) {
+      Finish(*due);
+    }
   }
 
-  // Finish is the last use of this object but for reactions that gRPC makes before OnDone.
-  void FinishIfDue() {
-    absl::Status status;
-    {
-      absl::MutexLock lock(&mutex_);
-      if (!ended_ || works_ > 0 || finished_) {
-        return;
-      }
-      finished_ = true;
-      status = status_;
-      if (status.ok()) {
-        v1::PutTilesResponse response;
-        response.set_tiles(staged_tiles_);
-        response.set_size_bytes(staged_bytes_);
-        response.set_durability(options_.store->has_data_dir() ? v1::DURABILITY_DISK
-                                                               : v1::DURABILITY_MEMORY);
-        *response_ = rpc::SerializeMessage(response);
-      }
+  // What to finish the stream with, where that is due. Who gets it calls Finish with no lock held,
+  // as the last use of this object but for reactions that gRPC makes before OnDone. Nobody else
+  // uses it after letting go of the lock: it may be gone.
+  std::optional<grpc::Status> TakeFinish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (!ended_ || works_ > 0 || finished_) {
+      return std::nullopt;
     }
-    Finish(rpc::ToGrpc(status));
+    finished_ = true;
+    if (status_.ok()) {
+      v1::PutTilesResponse response;
+      response.set_tiles(staged_tiles_);
+      response.set_size_bytes(staged_bytes_);
+      response.set_durability(options_.store->has_data_dir() ? v1::DURABILITY_DISK
+                                                             : v1::DURABILITY_MEMORY);
+      *response_ = rpc::SerializeMessage(response);
+    }
+    return rpc::ToGrpc(status_);
   }
 
   const TileServiceOptions& options_;
   grpc::ByteBuffer* const response_;
 
-  // Touched by one reaction at a time: reads follow one another.
+  // Touched by one reaction at a time, or between two by work that has the next message read.
   grpc::ByteBuffer read_;
   std::unique_ptr<IncomingTile> tile_;  // under way; null between tiles
   int64_t received_bytes_ = 0;          // of it
 
   absl::Mutex mutex_;
-  int works_ ABSL_GUARDED_BY(mutex_) = 0;  // on the work queue
+  int works_ ABSL_GUARDED_BY(mutex_) = 0;  // on a work queue
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);

@@ -22,7 +22,8 @@ struct TileServiceOptions {
   // All outlive the service.
   ShardStore* store = nullptr;
   TileGate* gate = nullptr;
-  WorkQueue* work = nullptr;  // where disks and news are waited for
+  WorkQueue* work = nullptr;  // where disks are waited for
+  WorkQueue* news = nullptr;  // where the coordinator's word is waited for
   rpc::Clock* clock = nullptr;
   // A stream on which nothing moves for so long is ended: a put with DEADLINE_EXCEEDED (DEADLINE),
   // a get by cancelling it.

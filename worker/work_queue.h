@@ -1,4 +1,4 @@
-// Threads that do what a reaction must not: wait for disks.
+// Threads that do what a reaction must not: wait, for disks or for the coordinator's word.
 #ifndef SHARDMESH_WORKER_WORK_QUEUE_H_
 #define SHARDMESH_WORKER_WORK_QUEUE_H_
 

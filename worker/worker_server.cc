@@ -165,6 +165,7 @@ class WorkerServer::Impl {
                               .store = store_.get(),
                               .gate = gate_.get(),
                               .work = &work_,
+                              .news = &news_,
                               .clock = &clock_});
     SHARDMESH_ASSIGN_OR_RETURN(
         server_,
@@ -284,6 +285,7 @@ class WorkerServer::Impl {
   std::unique_ptr<ShardStore> store_;
   std::unique_ptr<TileGate> gate_;
   WorkQueue work_{kWorkThreads};
+  WorkQueue news_{1};
   std::unique_ptr<PeerLinks> links_;
   std::unique_ptr<StepExecutor> executor_;
   std::unique_ptr<grpc::Service> tiles_;

@@ -66,11 +66,13 @@ class TileServiceTest : public ::testing::Test {
           reports_.push_back(r);
         }});
     work_ = std::make_unique<WorkQueue>(2);
+    news_ = std::make_unique<WorkQueue>(1);
     service_ = MakeTileService({.self = {.identity = "w1", .incarnation = 7, .boot_id = ""},
                                 .nonce = "0123456789abcdef",
                                 .store = store_.get(),
                                 .gate = gate_.get(),
                                 .work = work_.get(),
+                                .news = news_.get(),
                                 .clock = &clock_,
                                 .idle_limit = idle_limit_,
                                 .news_limit = news_limit_});
@@ -102,6 +104,7 @@ class TileServiceTest : public ::testing::Test {
       server_->Drain(absl::Now() + kTimeout);
     }
     work_.reset();
+    news_.reset();
   }
 
   static ArrayDescriptor Array(const std::string& id, int64_t rows = 8) {
@@ -118,14 +121,15 @@ class TileServiceTest : public ::testing::Test {
   static int64_t OwnBytes(int64_t rows = 8) { return rows / 2 * 256 * 4; }
 
   std::string Token(const ArrayDescriptor& array, rpc::TransferDirection direction,
-                    absl::Duration ttl = absl::Minutes(1), int64_t term = kTerm) {
+                    absl::Duration ttl = absl::Minutes(1), int64_t term = kTerm,
+                    const std::string& key = kKey) {
     return rpc::SignToken({.direction = direction,
                            .transfer_id = "t-" + array.array_id,
                            .session_id = "s",
                            .array = array,
                            .term = term,
                            .expire_time = clock_.Now() + ttl},
-                          kKey);
+                          key);
   }
 
   // The messages of one put tile, for tests to spoil.
@@ -235,6 +239,7 @@ class TileServiceTest : public ::testing::Test {
   std::unique_ptr<ShardStore> store_;
   std::unique_ptr<TileGate> gate_;
   std::unique_ptr<WorkQueue> work_;
+  std::unique_ptr<WorkQueue> news_;
   std::unique_ptr<grpc::Service> service_;
   std::unique_ptr<rpc::ServerLifecycle> server_;
   std::unique_ptr<v1::TileService::Stub> stub_;
@@ -543,6 +548,10 @@ TEST_F(TileServiceTest, ServesOnlyWhileAttached) {
   gate_->Suspend();
   EXPECT_THAT(PutGood("b"), not_serving);
   EXPECT_THAT(Get(Array("a"), std::nullopt), IsOk());
+  // The next coordinator has told clients of itself before it tells this worker.
+  const std::string of_the_next = Token(Array("a"), rpc::TransferDirection::kGet, absl::Minutes(1),
+                                        kTerm + 1, std::string(rpc::kTokenKeyBytes, 'n'));
+  EXPECT_THAT(Get(Array("a"), std::nullopt, of_the_next), not_serving);
 
   Serve();
   ASSERT_THAT(PutGood("b"), IsOk());
