@@ -2,10 +2,12 @@
 #include "server/diagnosis.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <set>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "absl/time/clock.h"
 #include "rpc/clock.h"
@@ -46,20 +48,29 @@ std::string TimeOfDay(absl::Time time) {
 class Silence {
  public:
   Silence(absl::Span<const ObservedRank> ranks, const DiagnosisOptions& options)
-      : options_(options) {
-    for (const ObservedRank& rank : ranks) newest_ = std::max(newest_, rank.last_heartbeat);
+      : now_(options.now), limit_(1.5 * options.heartbeat_interval) {
+    std::vector<absl::Time> heard;
+    for (const ObservedRank& rank : ranks) {
+      if (rank.lost_because.empty()) heard.push_back(rank.last_heartbeat);
+    }
+    std::sort(heard.begin(), heard.end(), std::greater<>());
+    // Of many, the first of those that are late by little may be here already.
+    if (!heard.empty()) others_ = heard[heard.size() > 2 ? 1 : 0];
+    is_alone_ = heard.size() == 1;
   }
 
   bool IsOf(const ObservedRank& rank) const {
-    const absl::Duration limit = 1.5 * options_.heartbeat_interval;
-    return rank.lost_because.empty() &&
-           (newest_ - rank.last_heartbeat > limit ||
-            options_.now - rank.last_heartbeat > std::max(limit, kSilenceOfAll));
+    if (!rank.lost_because.empty()) return false;
+    const absl::Duration silent_for = now_ - rank.last_heartbeat;
+    return others_ - rank.last_heartbeat > limit_ ||
+           silent_for > (is_alone_ ? limit_ : std::max(limit_, kSilenceOfAll));
   }
 
  private:
-  const DiagnosisOptions& options_;
-  absl::Time newest_ = absl::InfinitePast();
+  const absl::Time now_;
+  const absl::Duration limit_;
+  absl::Time others_ = absl::InfinitePast();
+  bool is_alone_ = false;
 };
 
 std::string SilentText(const ObservedRank& rank, const DiagnosisOptions& options) {

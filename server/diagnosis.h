@@ -73,8 +73,9 @@ struct Finding {
 
 struct DiagnosisOptions {
   absl::Time now;
-  // A worker that is silent is to blame: not heard of since one and a half of these before another
-  // was; or, if none was, for that long and two seconds at least.
+  // A worker that is silent is to blame: heard of last one and a half of these before others were
+  // (of three workers and more the last but one counts), or as long ago as that, and two seconds
+  // ago at least unless it is the only one.
   absl::Duration heartbeat_interval = absl::Seconds(1);
 };
 

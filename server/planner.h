@@ -34,7 +34,7 @@ class Planner {
 
   // A plan is remembered with what the links were when it was made, and is found while they are
   // about that (AreAlike): measurements that differ a little never change the algorithm of a call
-  // from one to the next. Errors: those of PlanProgram.
+  // from one to the next. `target.preferred` is always the same. Errors: those of PlanProgram.
   absl::StatusOr<std::shared_ptr<const PreparedPlan>> Prepare(
       const Program& program, absl::Span<const ValueDescriptor> operands, const PlanTarget& target);
 

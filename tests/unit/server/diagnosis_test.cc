@@ -255,22 +255,43 @@ TEST(DiagnosisTest, TellsWhoWaitsWhereAndSinceWhen) {
 }
 
 TEST(DiagnosisTest, TellsASilentRankFromHeartbeatsThatAreLateForAll) {
-  const auto seen = [](double most, double last) {
-    const Doing waits = Silent(Waits(3, kReduce, 3), most);
-    return DiagnoseStep(Observed({waits, waits, waits, Silent(Idle(), last)}),
-                        {.now = At(kNow), .heartbeat_interval = absl::Milliseconds(200)});
+  const absl::Duration interval = absl::Milliseconds(200);
+  const auto seen = [&](double first, double others, double last) {
+    const Doing waits = Silent(Waits(3, kReduce, 3), others);
+    return DiagnoseStep(Observed({Silent(waits, first), waits, waits, Silent(Idle(), last)}),
+                        {.now = At(kNow), .heartbeat_interval = interval});
   };
-  for (const double last : {1.2, 0.8}) {
-    const std::optional<Finding> late = seen(1.2, last);
+  struct Case {
+    double first;
+    double others;
+    double last;
+    std::string reason;
+  };
+  const Case cases[] = {
+      {1.2, 1.2, 1.2, "which has not begun the step"},
+      {2.9, 1.2, 1.2, "which has not begun the step"},  // one came when this was asked
+      {1.2, 1.2, 0.8, "which has sent no heartbeat for 2.2s"},
+      {2.9, 2.9, 2.5, "which has sent no heartbeat for 500ms"},
+  };
+  for (const Case& c : cases) {
+    const std::optional<Finding> late = seen(c.first, c.others, c.last);
     ASSERT_TRUE(late.has_value());
     EXPECT_EQ(late->waiting, (std::vector<int64_t>{0, 1, 2}));
     EXPECT_THAT(CulpritsOf(*late), ElementsAre(3));
-    EXPECT_THAT(late->explanation, HasSubstr(last == 1.2 ? "which has not begun the step"
-                                                         : "which has sent no heartbeat for 2.2s"));
+    EXPECT_THAT(late->explanation, HasSubstr(c.reason));
   }
-  const std::optional<Finding> all_silent = seen(0.9, 0.9);
+  const std::optional<Finding> all_silent = seen(0.9, 0.9, 0.9);
   ASSERT_TRUE(all_silent.has_value());
   EXPECT_THAT(CulpritsOf(*all_silent), ElementsAre(0, 1, 2, 3));
+
+  const auto workers = [&](const std::vector<Doing>& ranks) {
+    return DiagnoseWorkers(Observed(ranks).ranks, "default",
+                           {.now = At(kNow), .heartbeat_interval = interval});
+  };
+  EXPECT_THAT(workers({Silent(Idle(), 1.2), Silent(Idle(), 1.2)}), IsEmpty());
+  EXPECT_THAT(workers({Silent(Idle(), 2.9), Silent(Idle(), 2.5)}), SizeIs(1));
+  EXPECT_THAT(workers({Silent(Idle(), 2.6)}), SizeIs(1)) << "nobody is to be told apart from it";
+  EXPECT_THAT(workers({Silent(Idle(), 2.6), Lost(Silent(Idle(), 2.9))}), SizeIs(2));
 }
 
 TEST(DiagnosisTest, NamesWhoHasNotDoneItsPartWhereNobodyWaits) {
