@@ -7,6 +7,7 @@
 // the original and declares the happens-before edge.
 //   - absl::Mutex, CondVar, Notification, BlockingCounter: what every such lock promises;
 //   - a gRPC operation: all that came before its start happens before whoever gets its tag;
+//   - the start of a server: all that came before it happens before any of its calls;
 //   - the end of a server's callback call, whose counters are decremented in the library as well;
 //   - a slice over borrowed memory: what came before it was made happens before its release.
 // Linked into all programs of the tsan preset, and itself compiled without instrumentation. It is
@@ -366,5 +367,35 @@ void MakeCompleteBatchMethods(void* place) { MakeBatchMethods(place); }
 
 void MakeBaseBatchMethods(void* place) asm("_ZN4grpc8internal27InterceptorBatchMethodsImplC2Ev");
 void MakeBaseBatchMethods(void* place) { MakeBatchMethods(place); }
+
+}  // extern "C"
+
+// A call may be the first that a thread of gRPC's has to do with a server, which another thread
+// made and started: with its interceptors, which every call asks for.
+namespace {
+
+char server_is_started;
+
+}  // namespace
+
+extern "C" {
+
+void grpc_server_start(grpc_server* server) {
+  __tsan_release(&server_is_started);
+  Original<"grpc_server_start", void>(server);
+}
+
+void* SetServerRpcInfo(void* context, const char* method, int type, const void* creators) asm(
+    "_ZN4grpc17ServerContextBase19set_server_rpc_infoEPKcNS_8internal9RpcMethod7RpcTypeERKSt6vector"
+    "ISt10unique_ptrINS_12experimental33ServerInterceptorFactoryInterfaceESt14default_deleteIS9_EE"
+    "SaISC_EE");
+void* SetServerRpcInfo(void* context, const char* method, int type, const void* creators) {
+  __tsan_acquire(&server_is_started);
+  return Original<
+      "_ZN4grpc17ServerContextBase19set_server_rpc_infoEPKcNS_8internal9RpcMethod7RpcTypeERKSt6vect"
+      "orISt10unique_ptrINS_12experimental33ServerInterceptorFactoryInterfaceESt14default_deleteIS9"
+      "_EESaISC_EE",
+      void*>(context, method, type, creators);
+}
 
 }  // extern "C"
