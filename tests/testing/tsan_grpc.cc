@@ -8,6 +8,7 @@
 //   - absl::Mutex, CondVar, Notification, BlockingCounter: what every such lock promises;
 //   - a gRPC operation: all that came before its start happens before whoever gets its tag;
 //   - the start of a server: all that came before it happens before any of its calls;
+//   - the end of a server: it waits until its calls have ended, and been let go of;
 //   - the end of a server's callback call, whose counters are decremented in the library as well;
 //   - a slice over borrowed memory: what came before it was made happens before its release.
 // Linked into all programs of the tsan preset, and itself compiled without instrumentation. It is
@@ -24,6 +25,7 @@
 #include <grpcpp/support/server_callback.h>
 #include <sanitizer/tsan_interface.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
@@ -263,6 +265,9 @@ void AcquireWhenRun(void* tag) {
 
 namespace {
 
+char call_has_ended;
+std::atomic<void*> tag_of_server_end = nullptr;  // the last one
+
 // A slice's release function and argument, behind one that acquires what its maker released.
 struct BorrowedSlice {
   void (*release)(void*);
@@ -317,8 +322,24 @@ grpc_call_error grpc_server_request_registered_call(
 grpc_event grpc_completion_queue_next(grpc_completion_queue* queue, gpr_timespec deadline,
                                       void* reserved) {
   const auto event = Original<"grpc_completion_queue_next", grpc_event>(queue, deadline, reserved);
-  if (event.type == GRPC_OP_COMPLETE) __tsan_acquire(event.tag);
+  if (event.type == GRPC_OP_COMPLETE) {
+    __tsan_acquire(event.tag);
+    if (event.tag == tag_of_server_end) __tsan_acquire(&call_has_ended);
+  }
   return event;
+}
+
+// A call of the callback interface is let go of after its OnDone, and a server's end is told when
+// nobody has any of its calls any more.
+void grpc_call_unref(grpc_call* call) {
+  __tsan_release(&call_has_ended);
+  Original<"grpc_call_unref", void>(call);
+}
+
+void grpc_server_shutdown_and_notify(grpc_server* server, grpc_completion_queue* queue, void* tag) {
+  tag_of_server_end = tag;
+  __tsan_release(tag);
+  Original<"grpc_server_shutdown_and_notify", void>(server, queue, tag);
 }
 
 grpc_event grpc_completion_queue_pluck(grpc_completion_queue* queue, void* tag,
