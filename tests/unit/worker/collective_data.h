@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <cstring>
-#include <functional>
 #include <memory>
 #include <string>
 #include <type_traits>
@@ -78,19 +77,17 @@ inline Bytes OperandOf(Dtype dtype, int64_t count, DeviceId rank) {
 
 // The canonical order: an element at a time, the tree as it is written down. at(p) is the element
 // of place p.
-template <typename T>
-T TreeReduce(const std::function<T(T, T)>& combine, const std::function<T(size_t)>& at, size_t lo,
-             size_t n) {
+template <typename T, typename At>
+T TreeReduce(T (*combine)(T, T), const At& at, size_t lo, size_t n) {
   if (n == 1) return at(lo);
   size_t k = 1;
   while (2 * k < n) k *= 2;
-  return combine(TreeReduce<T>(combine, at, lo, k), TreeReduce<T>(combine, at, lo + k, n - k));
+  return combine(TreeReduce(combine, at, lo, k), TreeReduce(combine, at, lo + k, n - k));
 }
 
 // The ring's: from the place behind `owner` around to it.
-template <typename T>
-T RingReduce(const std::function<T(T, T)>& combine, const std::function<T(size_t)>& at,
-             size_t ranks, size_t owner) {
+template <typename T, typename At>
+T RingReduce(T (*combine)(T, T), const At& at, size_t ranks, size_t owner) {
   T sum = at((owner + 1) % ranks);
   for (size_t i = 2; i <= ranks; ++i) sum = combine(sum, at((owner + i) % ranks));
   return sum;
@@ -117,7 +114,7 @@ void WithType(Dtype dtype, Reduction reduction, What what) {
 }
 
 template <typename T>
-std::function<T(T, T)> CombineOf(Reduction reduction) {
+auto CombineOf(Reduction reduction) -> T (*)(T, T) {
   switch (reduction) {
     case Reduction::kProduct:
       return [](T a, T b) { return static_cast<T>(a * b); };
@@ -139,25 +136,26 @@ inline std::vector<char> PlainReduction(Reduction reduction, Dtype dtype,
   std::vector<char> out(static_cast<size_t>(count) * size);
   WithType(dtype, reduction, [&](auto example) {
     using T = decltype(example);
-    const std::function<T(T, T)> combine = CombineOf<T>(reduction);
+    T (*const combine)(T, T) = CombineOf<T>(reduction);
     size_t owner = 0;
-    for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
-      const std::function<T(size_t)> at = [&](size_t place) {
-        const char* const from = operands[place]->data() + i * size;
-        if constexpr (std::is_same_v<T, float>) {
-          uint16_t bits;
-          if (size == 2) {
-            std::memcpy(&bits, from, 2);
-            return dtype == Dtype::kF16 ? F16ToF32(bits) : BF16ToF32(bits);
-          }
+    size_t i = 0;
+    const auto at = [&](size_t place) {
+      const char* const from = operands[place]->data() + i * size;
+      if constexpr (std::is_same_v<T, float>) {
+        uint16_t bits;
+        if (size == 2) {
+          std::memcpy(&bits, from, 2);
+          return dtype == Dtype::kF16 ? F16ToF32(bits) : BF16ToF32(bits);
         }
-        T value;
-        std::memcpy(&value, from, sizeof(T));
-        return value;
-      };
+      }
+      T value;
+      std::memcpy(&value, from, sizeof(T));
+      return value;
+    };
+    for (; i < static_cast<size_t>(count); ++i) {
       while (!ring_cuts.empty() && static_cast<int64_t>(i) >= ring_cuts[owner + 1]) ++owner;
-      T value = ring_cuts.empty() ? TreeReduce<T>(combine, at, 0, operands.size())
-                                  : RingReduce<T>(combine, at, operands.size(), owner);
+      T value = ring_cuts.empty() ? TreeReduce(combine, at, 0, operands.size())
+                                  : RingReduce(combine, at, operands.size(), owner);
       if (reduction == Reduction::kMean) {
         value = static_cast<T>(value * static_cast<T>(1.0 / static_cast<double>(operands.size())));
       }
