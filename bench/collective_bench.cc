@@ -363,13 +363,14 @@ void Measure(Rank& rank, Vectors& vectors, const Vectors::Kind& kind, int64_t ca
   for (int64_t i = 0; i < calls / 10 + 1; ++i) run();
   Check(PairwiseBarrier(rank.Next()));
   std::vector<double> microseconds;
-  const absl::Time begin = absl::Now();
+  double mean = 0;
   for (int64_t i = 0; i < calls; ++i) {
+    if (bench::IsOneWay(kind.op)) Check(PairwiseBarrier(rank.Next()));
     const absl::Time start = absl::Now();
     run();
     microseconds.push_back(absl::ToDoubleMicroseconds(absl::Now() - start));
+    mean += microseconds.back() / static_cast<double>(calls);
   }
-  const double mean = absl::ToDoubleMicroseconds(absl::Now() - begin) / static_cast<double>(calls);
   std::sort(microseconds.begin(), microseconds.end());
   const auto at = [&](double p) {
     return microseconds[static_cast<size_t>(p * static_cast<double>(calls - 1))];

@@ -1,9 +1,10 @@
-// How often the benchmarks of collectives, ours and the peers', make a call.
+// How the benchmarks of collectives, ours and the peers', make their calls.
 #ifndef SHARDMESH_BENCH_COLLECTIVE_CALLS_H_
 #define SHARDMESH_BENCH_COLLECTIVE_CALLS_H_
 
 #include <algorithm>
 #include <cstdint>
+#include <string_view>
 
 namespace shardmesh::bench {
 
@@ -13,6 +14,11 @@ inline int64_t CallsFor(int64_t bytes) {
   if (bytes <= 1'024) return 5'000;
   return std::clamp<int64_t>((int64_t{3} << 30) / bytes, 48, 1'000);
 }
+
+// Whether some ranks are done with their part before others have theirs. In a row of such calls the
+// first would run ahead, and the others would find the next bytes there: not what a call takes.
+// Each begins after a barrier, which is not timed.
+inline bool IsOneWay(std::string_view op) { return op == "broadcast"; }
 
 }  // namespace shardmesh::bench
 

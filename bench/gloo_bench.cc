@@ -60,13 +60,14 @@ void Measure(const std::shared_ptr<gloo::Context>& context, int64_t bytes, const
   for (int64_t i = 0; i < calls / 10 + 1; ++i) kind.run();
   Barrier(context);
   std::vector<double> times;
-  const auto begin = Clock::now();
+  double mean = 0;
   for (int64_t i = 0; i < calls; ++i) {
+    if (shardmesh::bench::IsOneWay(kind.op)) Barrier(context);
     const auto start = Clock::now();
     kind.run();
     times.push_back(MicrosecondsSince(start));
+    mean += times.back() / static_cast<double>(calls);
   }
-  const double mean = MicrosecondsSince(begin) / static_cast<double>(calls);
   std::sort(times.begin(), times.end());
   const auto at = [&](double p) {
     return times[static_cast<size_t>(p * static_cast<double>(calls - 1))];

@@ -36,13 +36,14 @@ void Measure(int rank, int ranks, int64_t bytes, const Kind& kind) {
   for (int64_t i = 0; i < calls / 10 + 1; ++i) kind.run();
   MPI_Barrier(MPI_COMM_WORLD);
   std::vector<double> times;
-  const double begin = MPI_Wtime();
+  double mean = 0;
   for (int64_t i = 0; i < calls; ++i) {
+    if (shardmesh::bench::IsOneWay(kind.op)) MPI_Barrier(MPI_COMM_WORLD);
     const double start = MPI_Wtime();
     kind.run();
     times.push_back((MPI_Wtime() - start) * 1e6);
+    mean += times.back() / static_cast<double>(calls);
   }
-  const double mean = (MPI_Wtime() - begin) * 1e6 / static_cast<double>(calls);
   std::sort(times.begin(), times.end());
   const auto at = [&](double p) {
     return times[static_cast<size_t>(p * static_cast<double>(calls - 1))];

@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -134,9 +135,10 @@ std::vector<float> Pattern(const Shape& shape) {
   return elements;
 }
 
-// How long each call of the step took the slowest of its ranks, once all have said so.
+// How long each of the step's `instructions` took the slowest of its ranks, once all have said so.
 absl::StatusOr<std::vector<double>> MicrosecondsOf(MeshClient* client, int64_t sequence,
-                                                   size_t ranks, int64_t calls) {
+                                                   size_t ranks,
+                                                   const std::set<int64_t>& instructions) {
   const absl::Time deadline = absl::Now() + kHeartbeatLimit;
   while (true) {
     SHARDMESH_ASSIGN_OR_RETURN(
@@ -146,14 +148,14 @@ absl::StatusOr<std::vector<double>> MicrosecondsOf(MeshClient* client, int64_t s
     std::map<int64_t, size_t> heard;
     for (const WorkerFlight& flight : flights) {
       for (const rpc::FlightRecord& record : flight.records) {
-        if (record.is_running()) continue;
+        if (record.is_running() || instructions.count(record.op) == 0) continue;
         double& most = slowest[record.op];
         most = std::max(most, absl::ToDoubleMicroseconds(record.ended - record.started));
         ++heard[record.op];
       }
     }
     const bool all =
-        static_cast<int64_t>(heard.size()) >= calls &&
+        heard.size() == instructions.size() &&
         std::all_of(heard.begin(), heard.end(), [&](const auto& op) { return op.second == ranks; });
     if (all) {
       std::vector<double> times;
@@ -177,10 +179,21 @@ double Percentile(const std::vector<double>& sorted, double share) {
 absl::StatusOr<Figure> Measure(MeshClient* client, const BenchFlags& flags, const MeshStatus& mesh,
                                const Subject& subject, const std::string& array_id, int64_t bytes,
                                int64_t ranks) {
+  // A root that hands out its bytes is done before others have them and would run ahead, so that
+  // they find the next ones there: each of its calls begins when all have ended the last.
+  const bool is_one_way = subject.op.kind == CollectiveKind::kBroadcast;
   const int64_t calls =
-      std::clamp<int64_t>(kStepBytes / std::max<int64_t>(bytes, 1), 5, flags.calls);
-  Program program{.operand_count = 1, .ops = {}, .outputs = {static_cast<ValueIndex>(calls)}};
-  for (int64_t call = 0; call < calls; ++call) program.ops.push_back(subject.op);
+      std::clamp<int64_t>(kStepBytes / std::max<int64_t>(bytes, 1), 5,
+                          std::min(flags.calls, is_one_way ? kMostCalls / 2 : kMostCalls));
+  Program program{.operand_count = 1, .ops = {}, .outputs = {}};
+  for (int64_t call = 0; call < calls; ++call) {
+    if (is_one_way) {
+      program.ops.push_back(
+          CollectiveOp{.kind = CollectiveKind::kBarrier, .axes = subject.op.axes});
+    }
+    program.ops.push_back(subject.op);
+  }
+  program.outputs = {static_cast<ValueIndex>(program.ops.size())};
   const std::vector<Operand> operands = {Operand(ArraySelector::ById(array_id))};
   SHARDMESH_ASSIGN_OR_RETURN(const CompiledProgram compiled,
                              client->Compile(program, operands, mesh.mesh_id));
@@ -188,15 +201,22 @@ absl::StatusOr<Figure> Measure(MeshClient* client, const BenchFlags& flags, cons
                 .ranks = ranks,
                 .bytes = bytes,
                 .calls = calls};
-  if (const auto* collective =
-          std::get_if<GroupCollective>(&compiled.plan.instructions.front().kind)) {
+  std::set<int64_t> timed;
+  for (size_t i = 0; i < compiled.plan.instructions.size(); ++i) {
+    const auto* collective = std::get_if<GroupCollective>(&compiled.plan.instructions[i].kind);
+    if (collective == nullptr || collective->kind != subject.op.kind) continue;
+    timed.insert(static_cast<int64_t>(i));
     figure.algorithm = CollectiveAlgorithmName(collective->algorithm);
   }
-  SHARDMESH_ASSIGN_OR_RETURN(
-      const StepResult result,
-      client->Execute({.work = compiled.plan_hash, .operands = operands, .mesh_id = mesh.mesh_id}));
+  const ExecuteCall execute = {
+      .work = compiled.plan_hash, .operands = operands, .mesh_id = mesh.mesh_id};
+  // Once for the memory, the streams and the processors to be as they are in use.
+  SHARDMESH_ASSIGN_OR_RETURN(const StepResult warmed, client->Execute(execute));
+  const std::string& warm_id = warmed.outputs.front().array.descriptor.array_id;
+  SHARDMESH_RETURN_IF_ERROR(client->ReleaseArrays({&warm_id, 1}).status());
+  SHARDMESH_ASSIGN_OR_RETURN(const StepResult result, client->Execute(execute));
   SHARDMESH_ASSIGN_OR_RETURN(std::vector<double> times,
-                             MicrosecondsOf(client, result.sequence, mesh.workers.size(), calls));
+                             MicrosecondsOf(client, result.sequence, mesh.workers.size(), timed));
   // The first one finds everything cold.
   if (times.size() > 1) times.erase(times.begin());
   std::sort(times.begin(), times.end());
