@@ -96,6 +96,7 @@ class Rank {
     links_->SetClusterId("bench");
     rpc::ServerOptions server;
     server.max_message_bytes = rpc::kMaxFrameBytes;
+    server.health = false;
     server.customize = [this](grpc::ServerBuilder& builder) { links_->Customize(builder); };
     server.on_drain = [this] { links_->Close(); };
     server_ =

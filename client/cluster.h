@@ -46,6 +46,7 @@ struct WorkerStatus {
   uint64_t incarnation = 0;
   WorkerState state = WorkerState::kUnknown;
   std::vector<std::string> addresses;  // best first
+  int exchange_port = 0;               // where peers reach it, on these hosts; 0: there
   int64_t pid = 0;
   int64_t capacity_bytes = 0;
   int64_t used_bytes = 0;  // as of its last heartbeat

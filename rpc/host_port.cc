@@ -59,6 +59,13 @@ absl::StatusOr<HostPort> ParseHostPort(std::string_view address) {
   return HostPort{std::string(host), port};
 }
 
+std::string WithPort(const std::string& address, int port) {
+  absl::StatusOr<HostPort> parsed = ParseHostPort(address);
+  if (port == 0 || IsUnixAddress(address) || !parsed.ok()) return address;
+  parsed->port = port;
+  return parsed->ToString();
+}
+
 absl::Status CheckAddress(std::string_view address) {
   return IsUnixAddress(address) ? absl::OkStatus() : ParseHostPort(address).status();
 }

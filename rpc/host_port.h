@@ -28,6 +28,9 @@ std::string HealthAddress(int port);
 // INVALID_ARGUMENT (BAD_FIELD) says what is missing.
 absl::StatusOr<HostPort> ParseHostPort(std::string_view address);
 
+// The address with that port instead of its own; unchanged if `port` is 0 or it has none.
+std::string WithPort(const std::string& address, int port);
+
 // OK for `host:port` and for unix sockets; otherwise ParseHostPort's error.
 absl::Status CheckAddress(std::string_view address);
 

@@ -2,6 +2,7 @@
 #include "rpc/server_lifecycle.h"
 
 #include <grpc/grpc.h>
+#include <grpcpp/ext/health_check_service_server_builder_option.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/server.h>
@@ -67,6 +68,9 @@ absl::StatusOr<std::unique_ptr<ServerLifecycle>> ServerLifecycle::Start(
   std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> creators;
   creators.push_back(CallInterceptors(options.metrics, service_names));
   builder.experimental().SetInterceptorCreators(std::move(creators));
+  if (!options.health) {
+    builder.SetOption(std::make_unique<grpc::HealthCheckServiceServerBuilderOption>(nullptr));
+  }
   if (options.customize) {
     options.customize(builder);
   }
@@ -94,7 +98,7 @@ absl::StatusOr<std::unique_ptr<ServerLifecycle>> ServerLifecycle::Start(
     lifecycle->port_ = port;
     lifecycle->address_ = bound.ToString();
   }
-  if (options.credentials.is_secure() && !is_unix) {
+  if (options.health && options.credentials.is_secure() && !is_unix) {
     const std::string address = HealthAddress(port);
     grpc::ServerBuilder local;
     int bound = 0;
@@ -125,7 +129,8 @@ ServerLifecycle::~ServerLifecycle() {
 
 void ServerLifecycle::SetServing(const std::string& name, bool serving) {
   for (grpc::Server* const server : {server_.get(), local_health_.get()}) {
-    if (server != nullptr) server->GetHealthCheckService()->SetServingStatus(name, serving);
+    auto* const health = server == nullptr ? nullptr : server->GetHealthCheckService();
+    if (health != nullptr) health->SetServingStatus(name, serving);
   }
 }
 

@@ -22,6 +22,7 @@
 #include "rpc/call.h"
 #include "rpc/field_check.h"
 #include "rpc/flight_codec.h"
+#include "rpc/host_port.h"
 #include "rpc/link_codec.h"
 #include "rpc/log.h"
 #include "rpc/message_bytes.h"
@@ -161,6 +162,11 @@ absl::Status CheckHello(const v1::Hello& hello, const AttachHubOptions& options)
     return rpc::BadField(
         "hello.endpoints",
         StrCat("has ", hello.endpoints_size(), " entries; a worker names 1 to ", kMaxEndpoints));
+  }
+  if (hello.exchange_port() < 0 || hello.exchange_port() > 65'535) {
+    return rpc::BadField("hello.exchange_port", StrCat("is ", hello.exchange_port(),
+                                                       "; a port is from 1 to 65535, and 0 stands "
+                                                       "for that of the endpoints"));
   }
   if (hello.nonce().size() < 16 || hello.nonce().size() > 64) {
     return rpc::BadField("hello.nonce",
@@ -551,7 +557,7 @@ class Hub final : public AttachHub {
         device->set_identity(worker->info.identity);
         device->set_incarnation(worker->info.incarnation);
         for (const std::string& address : worker->info.endpoints) {
-          device->add_endpoints()->set_address(address);
+          device->add_endpoints()->set_address(rpc::WithPort(address, worker->info.exchange_port));
         }
       }
     }
@@ -759,6 +765,7 @@ void AttachReactor::Admit(std::vector<std::string> endpoints, const std::string&
   info.incarnation = hello_.incarnation();
   info.build_version = hello_.build().version();
   info.endpoints = std::move(endpoints);
+  info.exchange_port = hello_.exchange_port();
   info.pid = hello_.pid();
   info.host = hello_.boot_id();
   info.capacity_bytes = hello_.capacity().memory_bytes();

@@ -270,6 +270,7 @@ class ClusterService final : public v1::ClusterService::CallbackService {
     for (const std::string& address : worker.info.endpoints) {
       to->add_endpoints()->set_address(address);
     }
+    to->set_exchange_port(worker.info.exchange_port);
     to->set_pid(worker.info.pid);
     to->set_capacity_bytes(worker.info.capacity_bytes);
     to->set_used_bytes(worker.used_bytes);

@@ -49,6 +49,7 @@ class CoordinatorLink {
     WorkerSelf self;
     std::string nonce;                   // that Identify answers with
     std::vector<std::string> endpoints;  // where this worker is reached, best first
+    int exchange_port = 0;               // where its peers reach it, on these hosts; 0: there too
     int threads = 1;                     // for kernels
     // Where the newest term is kept; empty for in memory alone.
     std::string data_dir;

@@ -43,6 +43,10 @@ int Main(int argc, const char* const* argv) {
   rpc::FlagSet flags("shardmesh-worker", "Serves one device of a mesh: its tiles, and its steps.");
   flags.AddText("coordinator", "HOST:PORT", "the coordinator to attach to", &options.coordinator);
   flags.AddText("listen", "HOST:PORT", "where to serve; port 0 takes a free one", &options.listen);
+  flags.AddInt("exchange-port",
+               "where to serve the other workers, on the host of --listen, and on those of "
+               "--advertise; 0 takes a free one",
+               0, 65'535, &options.exchange_port);
   flags.AddTexts("advertise", "HOST:PORT",
                  "where others reach this worker, best first; port 0 stands for the bound one",
                  &options.advertise);

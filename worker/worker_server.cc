@@ -169,17 +169,27 @@ class WorkerServer::Impl {
                               .clock = &clock_});
     SHARDMESH_ASSIGN_OR_RETURN(
         server_,
+        rpc::ServerLifecycle::Start({.address = options_.listen,
+                                     .credentials = options_.credentials,
+                                     .insecure = options_.insecure,
+                                     .max_message_bytes = rpc::kMaxDataMessageBytes,
+                                     .metrics = &metrics_},
+                                    {{v1::TileService::service_full_name(), tiles_.get()}}));
+    SHARDMESH_ASSIGN_OR_RETURN(std::vector<std::string> endpoints, Endpoints(options_, *server_));
+    SHARDMESH_ASSIGN_OR_RETURN(std::string exchange_listen, ExchangeListen());
+    SHARDMESH_ASSIGN_OR_RETURN(
+        exchange_,
         rpc::ServerLifecycle::Start(
-            {.address = options_.listen,
+            {.address = std::move(exchange_listen),
              .credentials = options_.credentials,
              .insecure = options_.insecure,
              .max_message_bytes = rpc::kMaxDataMessageBytes,
+             .health = false,
              .metrics = &metrics_,
              .on_drain = [this] { links_->Close(); },
              .customize = [this](grpc::ServerBuilder& builder) { links_->Customize(builder); }},
-            {{v1::TileService::service_full_name(), tiles_.get()},
-             {PeerLinks::kServiceName, links_->service()}}));
-    SHARDMESH_ASSIGN_OR_RETURN(std::vector<std::string> endpoints, Endpoints(options_, *server_));
+            {{PeerLinks::kServiceName, links_->service()}}));
+    rpc::LogInfo("peers served", {{"port", exchange_->port()}});
     SHARDMESH_ASSIGN_OR_RETURN(
         link_, CoordinatorLink::Create(
                    {.coordinator = options_.coordinator,
@@ -187,6 +197,7 @@ class WorkerServer::Impl {
                     .self = self,
                     .nonce = nonce,
                     .endpoints = std::move(endpoints),
+                    .exchange_port = exchange_->port(),
                     .threads = options_.threads > 0
                                    ? static_cast<int>(options_.threads)
                                    : static_cast<int>(std::thread::hardware_concurrency()),
@@ -232,6 +243,7 @@ class WorkerServer::Impl {
       link_->Leave("it is draining", deadline);
     }
     gate_->Drain();
+    if (exchange_ != nullptr) exchange_->Drain(deadline);
     server_->Drain(deadline);
     metrics_endpoint_.reset();
   }
@@ -246,6 +258,19 @@ class WorkerServer::Impl {
   }
 
  private:
+  // Where peers are served: on the same host, at a port of their own. No other service is there,
+  // so nothing but the links' poller looks after their connections.
+  absl::StatusOr<std::string> ExchangeListen() const {
+    if (rpc::IsUnixAddress(options_.listen)) {
+      return absl::InvalidArgumentError(StrCat(
+          "a worker cannot listen on ", options_.listen,
+          ", since its peers reach it at a port; say --listen HOST:PORT, 127.0.0.1:0 for any"));
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(rpc::HostPort address, rpc::ParseHostPort(options_.listen));
+    address.port = static_cast<int>(options_.exchange_port);
+    return address.ToString();
+  }
+
   // A worker that drains is not ready, whatever it reaches.
   void ReadyChanged(bool ready) {
     absl::MutexLock lock(&mutex_);
@@ -290,6 +315,7 @@ class WorkerServer::Impl {
   std::unique_ptr<StepExecutor> executor_;
   std::unique_ptr<grpc::Service> tiles_;
   std::unique_ptr<rpc::ServerLifecycle> server_;
+  std::unique_ptr<rpc::ServerLifecycle> exchange_;  // of the links
   std::unique_ptr<CoordinatorLink> link_;
   std::unique_ptr<rpc::MetricsEndpoint> metrics_endpoint_;
 

@@ -22,6 +22,9 @@ struct WorkerOptions {
   // Addresses under which the coordinator, peers and clients reach it, best first; a port of 0
   // stands for the bound one. Empty: the address that it listens on.
   std::vector<std::string> advertise;
+  // Where it serves its peers, on the host of `listen`, and where they reach it, on the hosts of
+  // `advertise`; 0 for a free port.
+  int64_t exchange_port = 0;
   // Stable name; empty for the host's.
   std::string identity;
   int64_t memory_bytes = int64_t{4} << 30;  // limit of shard memory

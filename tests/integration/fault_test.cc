@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <future>
@@ -15,6 +16,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "rpc/clock.h"
+#include "rpc/server_lifecycle.h"
 #include "rpc/spec_codec.h"
 #include "server/cluster_state.h"
 #include "server/request_memory.h"
@@ -23,6 +25,7 @@
 #include "shardmesh/v1/catalog_service.pb.h"
 #include "tensor/literal.h"
 #include "tensor/view.h"
+#include "tests/testing/eventually.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/test_cluster.h"
 
@@ -321,6 +324,41 @@ TEST_F(FaultTest, AWorkerWithTheDataOfAnotherClusterEndsAndChangesNothing) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::GatheredTensor gathered,
                                  client().Gather(client::ArraySelector::ByName("w")));
   EXPECT_TRUE(gathered.view().bytes() == weights.bytes());
+}
+
+// Of a worker that serves its peers where something else is, or nowhere.
+TEST_F(FaultTest, AWorkerThatCannotServeItsPeersDoesNotStart) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster(
+      {.mesh = "fsdp=1", .durable = false, .coordinator_flags = {}, .worker_flags = {}}));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterStatus status, client().GetStatus());
+  const client::WorkerStatus& taken = status.workers.front();
+  ASSERT_GT(taken.exchange_port, 0);
+  ServerProcess second("shardmesh-worker", {"--coordinator=" + cluster_->address(),
+                                            StrCat("--exchange-port=", taken.exchange_port)});
+  EXPECT_EQ(second.AwaitEnd(), "exited with code 1");
+  EXPECT_THAT(second.Log(),
+              HasSubstr(StrCat("cannot listen on 127.0.0.1:", taken.exchange_port, "; the port")));
+  ServerProcess nowhere("shardmesh-worker", {"--coordinator=" + cluster_->address(),
+                                             "--listen=unix:" + cluster_->folder() + "/socket"});
+  EXPECT_EQ(nowhere.AwaitEnd(), "exited with code 1");
+  EXPECT_THAT(nowhere.Log(), HasSubstr("its peers reach it at a port"));
+  ServerProcess wrong("shardmesh-worker", {"--exchange-port=65536"});
+  EXPECT_EQ(wrong.AwaitEnd(), "exited with code 2");
+
+  // One that is asked for is what peers are told.
+  int port = 0;
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto server, rpc::ServerLifecycle::Start({}, {}));
+    port = server->port();
+  }
+  ServerProcess chosen("shardmesh-worker", {"--coordinator=" + cluster_->address(),
+                                            "--identity=chosen", StrCat("--exchange-port=", port)});
+  EXPECT_TRUE(Eventually([&] {
+    const auto now = client().GetStatus();
+    return now.ok() && std::any_of(now->workers.begin(), now->workers.end(), [&](const auto& each) {
+             return each.identity == "chosen" && each.exchange_port == port;
+           });
+  }));
 }
 
 }  // namespace

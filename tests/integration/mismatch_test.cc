@@ -21,6 +21,7 @@
 #include "absl/time/time.h"
 #include "client/cli/process.h"
 #include "rpc/array_codec.h"
+#include "rpc/host_port.h"
 #include "rpc/plan_codec.h"
 #include "rpc/server_lifecycle.h"
 #include "rpc/time_codec.h"
@@ -161,7 +162,10 @@ class OwnPlansCoordinator final : public v1::AttachService::Service {
       device->set_rank(rank);
       device->set_identity(hello.identity());
       device->set_incarnation(hello.incarnation());
-      *device->mutable_endpoints() = hello.endpoints();
+      for (const v1::Endpoint& endpoint : hello.endpoints()) {
+        device->add_endpoints()->set_address(
+            rpc::WithPort(endpoint.address(), hello.exchange_port()));
+      }
     }
     return response;
   }

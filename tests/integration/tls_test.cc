@@ -89,17 +89,27 @@ class TlsClusterTest : public ::testing::Test {
         std::vector<std::string>{"status", "--address=" + cluster_->address()} + flags,
         strangers_.path());
   }
-  std::string AddressOf(const std::string& identity) const {
+  client::WorkerStatus WorkerOf(const std::string& identity) const {
     const absl::StatusOr<client::ClusterStatus> status = cluster_->client().GetStatus();
     EXPECT_THAT(status, IsOk());
     for (const client::WorkerStatus& worker : status->workers) {
-      if (worker.identity == identity) return worker.addresses.front();
+      if (worker.identity == identity) return worker;
     }
     ADD_FAILURE() << "no " << identity;
-    return "";
+    return {};
+  }
+  std::string AddressOf(const std::string& identity) const {
+    return WorkerOf(identity).addresses.front();
+  }
+  // Where other workers reach it.
+  std::string ExchangeAddressOf(const std::string& identity) const {
+    const client::WorkerStatus worker = WorkerOf(identity);
+    EXPECT_GT(worker.exchange_port, 0);
+    return rpc::WithPort(worker.addresses.front(), worker.exchange_port);
   }
   // What the coordinator says to a hello of this identity.
-  absl::Status Attach(const rpc::TlsFiles& files, const std::string& identity) const {
+  absl::Status Attach(const rpc::TlsFiles& files, const std::string& identity,
+                      int exchange_port = 0) const {
     const auto channel =
         *rpc::CreateChannel(cluster_->address(), {.credentials = CredentialsOf(files)});
     grpc::ClientContext context;
@@ -110,6 +120,7 @@ class TlsClusterTest : public ::testing::Test {
     hello->set_identity(identity);
     hello->set_incarnation(1);
     hello->set_nonce(std::string(32, 'n'));
+    hello->set_exchange_port(exchange_port);
     hello->add_endpoints()->set_address("127.0.0.1:1");
     hello->mutable_protocol()->set_min(1);
     hello->mutable_protocol()->set_max(1);
@@ -121,7 +132,7 @@ class TlsClusterTest : public ::testing::Test {
   // What worker-1 says to a hello of worker-0's.
   absl::Status Exchange(const rpc::TlsFiles& files) const {
     const auto channel = *rpc::CreateChannel(
-        AddressOf("worker-1"),
+        ExchangeAddressOf("worker-1"),
         {.credentials = CredentialsOf(files), .peer = rpc::ExpectedPeer::Worker("worker-1")});
     grpc::ClientContext context;
     rpc::Apply(rpc::CallOptions::Within(absl::Seconds(10)), &context);
@@ -275,6 +286,15 @@ TEST_F(TlsClusterTest, OnlyAWorkerAttachesAndOnlyAsItself) {
               StatusIs(absl::StatusCode::kPermissionDenied));
 }
 
+TEST_F(TlsClusterTest, AHelloWithAPortThatIsNoneIsRefused) {
+  for (const int port : {-1, 65'536}) {
+    const absl::Status refused = Attach(WorkerFiles("worker-0"), "worker-0", port);
+    EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+    EXPECT_THAT(std::string(refused.message()),
+                HasSubstr(StrCat("is ", port, "; a port is from 1 to 65535")));
+  }
+}
+
 TEST_F(TlsClusterTest, OnlyAWorkerExchangesAndOnlyAsItself) {
   EXPECT_THAT(Exchange(ClientFiles()), StatusIs(absl::StatusCode::kPermissionDenied));
   EXPECT_THAT(Exchange(WorkerFiles("worker-2")), StatusIs(absl::StatusCode::kPermissionDenied));
@@ -397,6 +417,10 @@ TEST_F(TlsClusterTest, ATlsClientThatShowsNoCertificateGetsNothing) {
     EXPECT_THAT(AskWith(address, ClientFiles()), IsOk()) << address;
     EXPECT_THAT(Ask(address, nothing), StatusIs(absl::StatusCode::kUnavailable)) << address;
   }
+  // Nothing answers questions about health where workers meet; but it is TLS that comes first.
+  const std::string address = ExchangeAddressOf("worker-0");
+  EXPECT_THAT(AskWith(address, ClientFiles()), StatusIs(absl::StatusCode::kUnimplemented));
+  EXPECT_THAT(Ask(address, nothing), StatusIs(absl::StatusCode::kUnavailable));
 }
 
 TEST_F(TlsClusterTest, ACertificateThatNamesNobodyOpensNothing) {
@@ -418,6 +442,8 @@ TEST_F(TlsClusterTest, ACertificateThatNamesNobodyOpensNothing) {
     EXPECT_THAT(AskWith(address, ClientFiles()), IsOk()) << address;
     EXPECT_THAT(AskWith(address, stranger), StatusIs(absl::StatusCode::kUnavailable)) << address;
   }
+  EXPECT_THAT(AskWith(ExchangeAddressOf("worker-0"), stranger),
+              StatusIs(absl::StatusCode::kUnavailable));
   EXPECT_THAT(Https(cluster_->metrics_addresses().front(), "/metrics", stranger),
               HasSubstr("error: "));
 }

@@ -81,6 +81,8 @@ class Checker:
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
         self.require(workload, flags["listen"].endswith(f":{ports['grpc']}"), f"listens at {flags['listen']}, not on port grpc")
         self.require(workload, flags["http-listen"].endswith(f":{ports['metrics']}"), f"serves metrics at {flags['http-listen']}, not on port metrics")
+        if "exchange" in ports or "advertise" in flags:
+            self.require(workload, flags.get("exchange-port") == str(ports.get("exchange")), f"serves peers at {flags.get('exchange-port')}, not on port exchange")
         is_secure = "tls-cert" in flags
         self.require(workload, is_secure != ("insecure" in flags), "says neither --tls-cert nor --insecure, or both")
         for name, service in (("startupProbe", "live"), ("livenessProbe", "live"), ("readinessProbe", "ready")):
@@ -184,6 +186,7 @@ FAULTS = [
     ("StatefulSet", (*CONTAINER, "args", 0), "--cordinator=shardmesh-coordinator:7070", "no flag cordinator"),
     ("StatefulSet", (*CONTAINER, "args", 0), "--coordinator=coordinator:7070", "no service stands for"),
     ("Deployment", (*CONTAINER, "ports", 0, "containerPort"), 7071, "not on port grpc"),
+    ("StatefulSet", (*CONTAINER, "ports", 2, "containerPort"), 7075, "not on port exchange"),
     ("Deployment", (*CONTAINER, "readinessProbe"), {}, "readinessProbe does not ask for ready"),
     ("Deployment", (*POD, "terminationGracePeriodSeconds"), 30, "killed before its drain"),
     ("StatefulSet", (*CONTAINER, "resources", "limits", "memory"), "2Gi", "leaves less than 1 GiB"),
@@ -199,7 +202,7 @@ FAULTS = [
     ("StatefulSet", ("spec", "updateStrategy"), {"type": "RollingUpdate"}, "is not OnDelete"),
     ("PodDisruptionBudget/shardmesh-worker", ("spec", "maxUnavailable"), 2, "no disruption budget of one pod"),
     ("PodDisruptionBudget/shardmesh-worker", ("spec", "selector", "matchLabels"), COORDINATOR_LABELS, "no disruption budget of one pod"),
-    ("NetworkPolicy/shardmesh-worker", ("spec", "ingress", 1, "ports", 0, "port"), "metric", "opens ports ['metric']"),
+    ("NetworkPolicy/shardmesh-worker", ("spec", "ingress", 2, "ports", 0, "port"), "metric", "opens ports ['metric']"),
     ("NetworkPolicy/shardmesh-coordinator", ("spec", "egress", 0, "ports", 0, "port"), 7072, "opens ports ['7072']"),
     ("NetworkPolicy/shardmesh-client", ("spec", "egress", 0, "ports"), [], "opens every port"),
 ]

@@ -29,6 +29,13 @@ TEST(HostPortTest, RefusesWhatIsNoAddress) {
   EXPECT_THAT(CheckAddress("unix:/tmp/s"), IsOk());
 }
 
+TEST(HostPortTest, PutsAnotherPortInItsPlace) {
+  EXPECT_EQ(WithPort("worker-0.svc:1", 7074), "worker-0.svc:7074");
+  EXPECT_EQ(WithPort("[::1]:7072", 7074), "[::1]:7074");
+  EXPECT_EQ(WithPort("127.0.0.1:7072", 0), "127.0.0.1:7072");
+  EXPECT_EQ(WithPort("unix:/tmp/s", 7074), "unix:/tmp/s");
+}
+
 TEST(CheckBindAddressTest, OnlyLoopbackNeedsNoPermission) {
   for (const char* text : {"127.0.0.1:1", "127.8.8.8:1", "localhost:1", "[::1]:1", "unix:/s"}) {
     EXPECT_THAT(CheckBindAddress(text, false), IsOk()) << text;
