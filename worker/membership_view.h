@@ -24,7 +24,7 @@ struct MeshDevice {
   DeviceId rank = 0;
   std::string identity;
   uint64_t incarnation = 0;
-  // gRPC targets, best first.
+  // Where its ExchangeService is reached, best first.
   std::vector<std::string> endpoints;
 
   friend bool operator==(const MeshDevice&, const MeshDevice&) = default;

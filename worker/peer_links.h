@@ -78,7 +78,7 @@ std::optional<Transport> TransportFromName(std::string_view name);
 // Thread-safe.
 class PeerLinks {
  public:
-  // Full name of the service, for health and metrics.
+  // Full name of the service, for metrics.
   static constexpr const char* kServiceName = "shardmesh.v1.ExchangeService";
   // Called with the epoch and the identities of peers that are not reached, sorted, whenever either
   // changed; the last call tells the present state. Runs on the clock's thread, never two at once,
@@ -115,7 +115,8 @@ class PeerLinks {
   PeerLinks(const PeerLinks&) = delete;
   PeerLinks& operator=(const PeerLinks&) = delete;
 
-  // The server's side: give both to the server before it starts, and call Start once it runs.
+  // The server's side: give both to a server of their own (ServerOptions::health false) before it
+  // starts, and call Start once it runs.
   // service() belongs to this object.
   virtual void Customize(grpc::ServerBuilder& builder) = 0;
   virtual grpc::Service* service() = 0;

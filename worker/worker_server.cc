@@ -70,15 +70,31 @@ uint64_t RandomIncarnation() {
 // Buffers that wait for reuse take at most this part of the memory.
 int64_t MaxIdleBytes(int64_t memory_bytes) { return memory_bytes / 8; }
 
+// `flag` names where the address stands.
+absl::StatusOr<rpc::HostPort> HostPortOf(std::string_view flag, const std::string& address) {
+  if (rpc::IsUnixAddress(address)) {
+    return WithReason(
+        absl::InvalidArgumentError(StrCat("--", flag, "=", address,
+                                          ": a worker's peers reach it at a port of the same host, "
+                                          "which this does not name; say HOST:PORT")),
+        Reason::kBadField);
+  }
+  return rpc::ParseHostPort(address);
+}
+
+// Where peers are served: on the same host, at a port of their own. No other service is there, so
+// nothing but the links' poller looks after their connections.
+absl::StatusOr<std::string> ExchangeListen(const WorkerOptions& options) {
+  SHARDMESH_ASSIGN_OR_RETURN(rpc::HostPort address, HostPortOf("listen", options.listen));
+  address.port = static_cast<int>(options.exchange_port);
+  return address.ToString();
+}
+
 absl::StatusOr<std::vector<std::string>> Endpoints(const WorkerOptions& options,
                                                    const rpc::ServerLifecycle& server) {
   std::vector<std::string> endpoints;
   for (const std::string& address : options.advertise) {
-    if (rpc::IsUnixAddress(address)) {
-      endpoints.push_back(address);
-      continue;
-    }
-    SHARDMESH_ASSIGN_OR_RETURN(rpc::HostPort parsed, rpc::ParseHostPort(address));
+    SHARDMESH_ASSIGN_OR_RETURN(rpc::HostPort parsed, HostPortOf("advertise", address));
     if (parsed.port == 0) {
       parsed.port = server.port();
     }
@@ -87,13 +103,11 @@ absl::StatusOr<std::vector<std::string>> Endpoints(const WorkerOptions& options,
   if (!endpoints.empty()) {
     return endpoints;
   }
-  if (!rpc::IsUnixAddress(server.address())) {
-    SHARDMESH_ASSIGN_OR_RETURN(const rpc::HostPort bound, rpc::ParseHostPort(server.address()));
-    if (bound.host == "0.0.0.0" || bound.host == "::") {
-      return absl::FailedPreconditionError(
-          StrCat("the worker listens on all addresses (", options.listen,
-                 "), so nobody knows which one leads to it; say it with --advertise HOST:0"));
-    }
+  SHARDMESH_ASSIGN_OR_RETURN(const rpc::HostPort bound, rpc::ParseHostPort(server.address()));
+  if (bound.host == "0.0.0.0" || bound.host == "::") {
+    return absl::FailedPreconditionError(
+        StrCat("the worker listens on all addresses (", options.listen,
+               "), so nobody knows which one leads to it; say it with --advertise HOST:0"));
   }
   endpoints.push_back(server.address());
   return endpoints;
@@ -114,7 +128,7 @@ class WorkerServer::Impl {
 
   ~Impl() {
     Drain(absl::InfinitePast());
-    // Each before what it calls. Streams of the links end on a queue of the server's, which has to
+    // Each before what it calls. Streams of the links end on a queue of exchange_'s, which has to
     // be there until the last of them has.
     link_.reset();
     executor_.reset();
@@ -128,6 +142,7 @@ class WorkerServer::Impl {
     SHARDMESH_RETURN_IF_ERROR(rpc::CheckIdentity(options_.identity, "identity"));
     SHARDMESH_RETURN_IF_ERROR(
         rpc::CheckOwnName(options_.credentials, rpc::ExpectedPeer::Worker(options_.identity)));
+    SHARDMESH_ASSIGN_OR_RETURN(std::string exchange_listen, ExchangeListen(options_));
     const WorkerSelf self{
         .identity = options_.identity, .incarnation = RandomIncarnation(), .boot_id = BootId()};
     const std::string nonce = rpc::RandomBytes(kNonceBytes);
@@ -176,7 +191,6 @@ class WorkerServer::Impl {
                                      .metrics = &metrics_},
                                     {{v1::TileService::service_full_name(), tiles_.get()}}));
     SHARDMESH_ASSIGN_OR_RETURN(std::vector<std::string> endpoints, Endpoints(options_, *server_));
-    SHARDMESH_ASSIGN_OR_RETURN(std::string exchange_listen, ExchangeListen());
     SHARDMESH_ASSIGN_OR_RETURN(
         exchange_,
         rpc::ServerLifecycle::Start(
@@ -243,6 +257,8 @@ class WorkerServer::Impl {
       link_->Leave("it is draining", deadline);
     }
     gate_->Drain();
+    // First the streams of peers, of which no step is left: that takes no time. What goes on longer
+    // is tiles that clients put and get.
     if (exchange_ != nullptr) exchange_->Drain(deadline);
     server_->Drain(deadline);
     metrics_endpoint_.reset();
@@ -258,19 +274,6 @@ class WorkerServer::Impl {
   }
 
  private:
-  // Where peers are served: on the same host, at a port of their own. No other service is there,
-  // so nothing but the links' poller looks after their connections.
-  absl::StatusOr<std::string> ExchangeListen() const {
-    if (rpc::IsUnixAddress(options_.listen)) {
-      return absl::InvalidArgumentError(StrCat(
-          "a worker cannot listen on ", options_.listen,
-          ", since its peers reach it at a port; say --listen HOST:PORT, 127.0.0.1:0 for any"));
-    }
-    SHARDMESH_ASSIGN_OR_RETURN(rpc::HostPort address, rpc::ParseHostPort(options_.listen));
-    address.port = static_cast<int>(options_.exchange_port);
-    return address.ToString();
-  }
-
   // A worker that drains is not ready, whatever it reaches.
   void ReadyChanged(bool ready) {
     absl::MutexLock lock(&mutex_);

@@ -32,8 +32,8 @@
 namespace shardmesh::client {
 namespace {
 
-// One call is one instruction of a step; what it took comes up with the workers' heartbeats, which
-// have room for so many.
+// Instructions of a step, of which a call is one, and a broadcast two; what they took comes up with
+// the workers' heartbeats, which have room for so many.
 constexpr int64_t kMostCalls = 60;
 // Memory for results of one step, on each worker.
 constexpr int64_t kStepBytes = int64_t{256} << 20;
@@ -217,7 +217,7 @@ absl::StatusOr<Figure> Measure(MeshClient* client, const BenchFlags& flags, cons
   SHARDMESH_ASSIGN_OR_RETURN(const StepResult result, client->Execute(execute));
   SHARDMESH_ASSIGN_OR_RETURN(std::vector<double> times,
                              MicrosecondsOf(client, result.sequence, mesh.workers.size(), timed));
-  // The first one finds everything cold.
+  // The first one includes waiting for whoever begins the step last.
   if (times.size() > 1) times.erase(times.begin());
   std::sort(times.begin(), times.end());
   figure.p50_us = Percentile(times, 0.5);
@@ -498,7 +498,9 @@ void AddBenchCommands(CommandLine* line) {
         return algorithms;
       },
       "auto, or names of algorithms, each for the ops that have it (default: auto)");
-  collectives->add_option("--calls", flags->calls, "calls of each, at most (default: 60)")
+  collectives
+      ->add_option("--calls", flags->calls,
+                   "calls of each, at most; half as many broadcasts (default: 60)")
       ->check(CLI::Range(int64_t{5}, kMostCalls));
   collectives
       ->add_option("--peer", flags->peers,

@@ -252,6 +252,7 @@ Json WorkerJson(const WorkerStatus& worker, const std::string& metrics) {
           {"state", std::string(WorkerStateName(worker.state))},
           {"pid", worker.pid},
           {"addresses", worker.addresses},
+          {"exchange_port", worker.exchange_port},
           {"metrics", metrics},
           {"capacity_bytes", worker.capacity_bytes},
           {"used_bytes", worker.used_bytes},

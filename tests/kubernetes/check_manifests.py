@@ -58,6 +58,7 @@ class Checker:
         self.check_replacement()
         self.check_selectors()
         self.check_policy_ports()
+        self.check_peers()
         self.check_mesh()
         return self.problems
 
@@ -143,6 +144,17 @@ class Checker:
                         self.require(policy, opened, f"opens every port of the pods {labels}")
                         self.require(policy, opened <= names, f"opens ports {sorted(map(str, opened - names))}, which the pods {labels} do not have by these names")
 
+    def check_peers(self):
+        """Workers reach one another where they exchange data."""
+        for workers in self.of_kind("StatefulSet"):
+            labels = workers["spec"]["template"]["metadata"]["labels"]
+            policies = [policy["spec"] for policy in self.of_kind("NetworkPolicy") if policy["spec"]["podSelector"] and selects(policy["spec"]["podSelector"], labels)]
+            for direction, side in (("ingress", "from"), ("egress", "to")):
+                opened = {port.get("port") for policy in policies for rule in policy.get(direction, [])
+                          if any("podSelector" in peer and selects(peer["podSelector"], labels) for peer in rule.get(side, []))
+                          for port in rule.get("ports", [])}
+                self.require(workers, "exchange" in opened, f"has no policy that opens port exchange {side} other workers")
+
     def check_selectors(self):
         """Services and budgets choose pods that there are, and one policy denies what no other allows."""
         pods = [workload["spec"]["template"]["metadata"]["labels"] for workload in self.of_kind("Deployment", "StatefulSet")]
@@ -203,6 +215,8 @@ FAULTS = [
     ("PodDisruptionBudget/shardmesh-worker", ("spec", "maxUnavailable"), 2, "no disruption budget of one pod"),
     ("PodDisruptionBudget/shardmesh-worker", ("spec", "selector", "matchLabels"), COORDINATOR_LABELS, "no disruption budget of one pod"),
     ("NetworkPolicy/shardmesh-worker", ("spec", "ingress", 2, "ports", 0, "port"), "metric", "opens ports ['metric']"),
+    ("NetworkPolicy/shardmesh-worker", ("spec", "ingress", 1, "ports", 0, "port"), "grpc", "no policy that opens port exchange from"),
+    ("NetworkPolicy/shardmesh-worker", ("spec", "egress", 1, "ports", 0, "port"), "grpc", "no policy that opens port exchange to"),
     ("NetworkPolicy/shardmesh-coordinator", ("spec", "egress", 0, "ports", 0, "port"), 7072, "opens ports ['7072']"),
     ("NetworkPolicy/shardmesh-client", ("spec", "egress", 0, "ports"), [], "opens every port"),
 ]

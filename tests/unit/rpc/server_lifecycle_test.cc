@@ -114,6 +114,17 @@ TEST_F(ServerLifecycleTest, HealthFollowsReadinessButForLive) {
   EXPECT_THAT(Check(*server, "nobody"), StatusIs(absl::StatusCode::kNotFound));
 }
 
+TEST_F(ServerLifecycleTest, WithoutHealthItIsReadyAndDrainsAllTheSame) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto server, Start({.health = false}));
+  EXPECT_THAT(Check(*server, ""), StatusIs(absl::StatusCode::kUnimplemented));
+  EXPECT_FALSE(server->ready());
+  server->SetReady(true);
+  EXPECT_TRUE(server->ready());
+  server->Drain(absl::Now() + absl::Seconds(5));
+  EXPECT_FALSE(server->ready());
+  EXPECT_THAT(Check(*server, ""), StatusIs(absl::StatusCode::kUnavailable));
+}
+
 TEST_F(ServerLifecycleTest, CallsCarryTraceContextAndErrorsCarryDetails) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(auto server, Start());
   EXPECT_THAT(Open(*server, "me"), IsOk());

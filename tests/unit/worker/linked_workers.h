@@ -56,6 +56,7 @@ class LinkedWorker {
     links_->SetClusterId(std::move(cluster_id));
     rpc::ServerOptions server;
     server.max_message_bytes = rpc::kMaxFrameBytes;
+    server.health = false;
     server.customize = [this](grpc::ServerBuilder& builder) { links_->Customize(builder); };
     server.on_drain = [this] { links_->Close(); };
     server_ = *rpc::ServerLifecycle::Start(server,
