@@ -213,7 +213,7 @@ absl::Status CheckUnreduced(const v1::PartitionSpec& from) {
 
 // The reasons' numbers on the wire differ from those in memory; their names are the same.
 struct ReasonTable {
-  static constexpr int kSize = static_cast<int>(Reason::kCollectiveMismatch) + 1;
+  static constexpr int kSize = static_cast<int>(Reason::kLast) + 1;
   std::array<v1::Reason, kSize> to_wire;
   ReasonTable() {
     for (int i = 0; i < kSize; ++i) {

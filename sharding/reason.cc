@@ -76,6 +76,12 @@ constexpr std::array kRows = {
     Row{Reason::kCancelled, "CANCELLED"},
     Row{Reason::kDeadline, "DEADLINE"},
     Row{Reason::kCollectiveMismatch, "COLLECTIVE_MISMATCH"},
+    Row{Reason::kIdentityMismatch, "IDENTITY_MISMATCH"},
+    Row{Reason::kRecovering, "RECOVERING"},
+    Row{Reason::kStoreFull, "STORE_FULL"},
+    Row{Reason::kNotOwner, "NOT_OWNER"},
+    Row{Reason::kSchemaMismatch, "SCHEMA_MISMATCH"},
+    Row{Reason::kSlowReader, "SLOW_READER"},
 };
 
 }  // namespace

@@ -87,6 +87,13 @@ enum class Reason {
   kCancelled,           // the operation was cancelled by its owner
   kDeadline,            // a deadline passed; who was waited for is named
   kCollectiveMismatch,  // ranks do not run the same collective; both are shown
+  kIdentityMismatch,    // a data folder holds tiles of another worker; both are named
+  kRecovering,          // the coordinator waits for its workers' inventories; retry
+  kStoreFull,           // the store's disk or quota is full; have and need are named
+  kNotOwner,            // the session does not own what the call would change
+  kSchemaMismatch,      // durable state of another schema; both versions are named
+  kSlowReader,          // a stream's reader is too slow; what it missed is gone
+  kLast = kSlowReader,  // not a reason: where loops over all of them end
 };
 
 // The stable name, such as "NOT_DIVISIBLE".

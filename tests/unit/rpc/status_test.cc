@@ -117,7 +117,7 @@ TEST(StatusTest, OkGetsNothingAttached) {
 }
 
 TEST(ReasonTest, EveryReasonHasTheSameNameOnTheWire) {
-  for (int i = 0; i <= static_cast<int>(Reason::kCollectiveMismatch); ++i) {
+  for (int i = 0; i <= static_cast<int>(Reason::kLast); ++i) {
     const auto reason = static_cast<Reason>(i);
     const v1::Reason wire = Encode(reason);
     EXPECT_EQ(v1::Reason_Name(wire), StrCat("REASON_", ReasonName(reason)));
