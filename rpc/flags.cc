@@ -13,6 +13,7 @@
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
+#include "tensor/failpoint.h"
 
 namespace shardmesh::rpc {
 namespace {
@@ -206,6 +207,16 @@ void FlagSet::AddLog(LogOptions* target) {
        }});
 }
 
+void FlagSet::AddFailpoints() {
+  Add({.name = "failpoints",
+       .placeholder = "NAME=ACTION[:N],...",
+       .help = "for tests: fail at the N-th pass of a named place; ACTION is eio, enospc, crash or "
+               "delay",
+       .set = [](std::string_view value) { return ArmFailpoints(value); }});
+  AddSwitch("list-failpoints", "for tests: print the names of the failpoints and exit",
+            &list_failpoints_);
+}
+
 absl::StatusOr<const FlagSet::Flag*> FlagSet::Find(std::string_view name) const {
   std::vector<std::string_view> known = {kHelpFlag};
   for (const Flag& flag : flags_) {
@@ -249,6 +260,12 @@ absl::Status FlagSet::Parse(absl::Span<const char* const> arguments) {
 std::optional<int> FlagSet::ParseMain(int argc, const char* const* argv) {
   const size_t count = argc > 0 ? static_cast<size_t>(argc) - 1 : 0;
   const absl::Status parsed = Parse(absl::MakeConstSpan(argv + (argc > 0 ? 1 : 0), count));
+  if (parsed.ok() && list_failpoints_) {
+    for (const std::string_view name : ListFailpoints()) {
+      std::printf("%s\n", std::string(name).c_str());
+    }
+    return kDone;
+  }
   if (parsed.ok()) {
     return std::nullopt;
   }

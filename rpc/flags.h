@@ -63,6 +63,9 @@ class FlagSet {
   void AddTls(TlsFiles* target, const bool* insecure);
   // --log-format and --log-level.
   void AddLog(LogOptions* target);
+  // --failpoints, which arms them (see tensor/failpoint.h), and --list-failpoints, which prints
+  // their names; ParseMain then ends the program.
+  void AddFailpoints();
 
   // Reads the arguments, the program's own name not among them. INVALID_ARGUMENT (BAD_FIELD) for an
   // unknown flag, naming the nearest; a value that is missing or does not read; an argument that is
@@ -93,6 +96,7 @@ class FlagSet {
   const std::string purpose_;
   std::vector<Flag> flags_;
   std::vector<std::function<absl::Status()>> checks_;  // of several flags together
+  bool list_failpoints_ = false;
 };
 
 }  // namespace shardmesh::rpc

@@ -72,6 +72,7 @@ int Main(int argc, char** argv) {
                   &options.http_plaintext);
   flags.AddSwitch("insecure", "allow plaintext beyond this host; not with TLS", &options.insecure);
   flags.AddLog(&log);
+  flags.AddFailpoints();
   if (const std::optional<int> code = flags.ParseMain(argc, argv); code.has_value()) {
     return *code;
   }

@@ -15,6 +15,7 @@
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
+#include "tensor/failpoint.h"
 
 namespace shardmesh {
 namespace {
@@ -58,12 +59,13 @@ absl::Status FileError(std::string_view verb, std::string_view path, int error) 
 
 absl::StatusOr<InputFile> OpenInputFile(const std::string& path) {
   // Non-blocking, so that a named pipe is refused below instead of waited for.
-  FileDescriptor descriptor(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  FileDescriptor descriptor(
+      SHARDMESH_FAILS("file.open") ? -1 : open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!descriptor.valid()) {
     return FileError("open", path, errno);
   }
   struct stat facts;
-  if (fstat(descriptor.get(), &facts) != 0) {
+  if (SHARDMESH_FAILS("file.examine") || fstat(descriptor.get(), &facts) != 0) {
     return FileError("examine", path, errno);
   }
   if (!S_ISREG(facts.st_mode)) {
@@ -75,7 +77,9 @@ absl::StatusOr<InputFile> OpenInputFile(const std::string& path) {
 absl::Status ReadExactly(const InputFile& file, std::string_view path, int64_t offset_bytes,
                          absl::Span<char> out) {
   while (!out.empty()) {
-    const ssize_t count = pread(file.descriptor.get(), out.data(), out.size(), offset_bytes);
+    const ssize_t count = SHARDMESH_FAILS("file.read")
+                              ? -1
+                              : pread(file.descriptor.get(), out.data(), out.size(), offset_bytes);
     if (count < 0) {
       if (errno == EINTR) {
         continue;
@@ -97,7 +101,9 @@ absl::StatusOr<MappedFile> MappedFile::Map(const InputFile& file, std::string_vi
     return MappedFile({});
   }
   const size_t size = static_cast<size_t>(file.size_bytes);
-  void* mapped = mmap(nullptr, size, PROT_READ, MAP_SHARED, file.descriptor.get(), 0);
+  void* mapped = SHARDMESH_FAILS("file.map")
+                     ? MAP_FAILED
+                     : mmap(nullptr, size, PROT_READ, MAP_SHARED, file.descriptor.get(), 0);
   if (mapped == MAP_FAILED) {
     return FileError("map", path, errno);
   }
@@ -128,7 +134,9 @@ absl::StatusOr<AtomicFileWriter> AtomicFileWriter::Create(const std::string& pat
   std::string temporary_path =
       StrCat(path, ".", getpid(), ".", next_number.fetch_add(1), kTemporarySuffix);
   FileDescriptor descriptor(
-      open(temporary_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, mode));
+      SHARDMESH_FAILS("file.create")
+          ? -1
+          : open(temporary_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, mode));
   if (!descriptor.valid()) {
     return FileError("create", temporary_path, errno);
   }
@@ -148,7 +156,8 @@ AtomicFileWriter::~AtomicFileWriter() {
 
 absl::Status AtomicFileWriter::Append(absl::Span<const char> bytes) {
   while (!bytes.empty()) {
-    const ssize_t count = write(descriptor_.get(), bytes.data(), bytes.size());
+    const ssize_t count =
+        SHARDMESH_FAILS("file.write") ? -1 : write(descriptor_.get(), bytes.data(), bytes.size());
     if (count < 0) {
       if (errno == EINTR) {
         continue;
@@ -161,23 +170,26 @@ absl::Status AtomicFileWriter::Append(absl::Span<const char> bytes) {
 }
 
 absl::Status AtomicFileWriter::Finish() {
-  if (fsync(descriptor_.get()) != 0) {
+  if (SHARDMESH_FAILS("file.sync") || fsync(descriptor_.get()) != 0) {
     return FileError("sync", temporary_path_, errno);
   }
   descriptor_.Close();
-  if (rename(temporary_path_.c_str(), path_.c_str()) != 0) {
+  if (SHARDMESH_FAILS("file.rename") || rename(temporary_path_.c_str(), path_.c_str()) != 0) {
     return FileError("rename the finished file to", path_, errno);
   }
   temporary_path_.clear();
+  SHARDMESH_FAILPOINT("file.renamed");
   return SyncFolder(FolderOf(path_));
 }
 
 absl::Status SyncFolder(const std::string& path) {
-  const FileDescriptor folder(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const FileDescriptor folder(SHARDMESH_FAILS("file.open_folder")
+                                  ? -1
+                                  : open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!folder.valid()) {
     return FileError("open folder", path, errno);
   }
-  if (fsync(folder.get()) != 0) {
+  if (SHARDMESH_FAILS("file.sync_folder") || fsync(folder.get()) != 0) {
     return FileError("sync folder", path, errno);
   }
   return absl::OkStatus();

@@ -70,6 +70,7 @@ int Main(int argc, const char* const* argv) {
   flags.AddDuration("drain-timeout", "how long running steps and streams have when it stops",
                     &drain_timeout);
   flags.AddLog(&log);
+  flags.AddFailpoints();
   if (const std::optional<int> code = flags.ParseMain(argc, argv); code.has_value()) {
     return *code;
   }
