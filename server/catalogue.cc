@@ -298,9 +298,12 @@ void Catalogue::Commit(CommitRequest request, CommitCallback callback) {
   pending->callback = std::move(callback);
   {
     absl::MutexLock lock(&mutex_);
-    if (absl::Status status = CheckCommit(pending->request); !status.ok()) {
+    std::optional<MissingName> missing;
+    if (absl::Status status = CheckCommit(pending->request, &missing); !status.ok()) {
       requests_->Abandon(pending->request.request_id);
-      events_.Add([pending, status = std::move(status)] { std::move(pending->callback)(status); });
+      events_.Add([pending, status = std::move(status), missing = std::move(missing)] {
+        std::move(pending->callback)(missing.has_value() ? NoName(*missing) : status);
+      });
     } else {
       const absl::Time now = clock_->Now();
       for (const ArrayCommit& commit : pending->request.arrays) {
@@ -331,7 +334,8 @@ void Catalogue::Commit(CommitRequest request, CommitCallback callback) {
   events_.MakeCalls();
 }
 
-absl::Status Catalogue::CheckCommit(const CommitRequest& request) const {
+absl::Status Catalogue::CheckCommit(const CommitRequest& request,
+                                    std::optional<MissingName>* missing) const {
   std::set<std::string_view> staged;
   for (const ArrayCommit& commit : request.arrays) {
     const auto found = arrays_.find(commit.array_id);
@@ -354,7 +358,7 @@ absl::Status Catalogue::CheckCommit(const CommitRequest& request) const {
   std::set<std::string_view> names;
   size_t deletions = 0;
   for (const NameMove& move : request.moves) {
-    SHARDMESH_RETURN_IF_ERROR(CheckMove(move));
+    SHARDMESH_RETURN_IF_ERROR(CheckMove(move, missing));
     if (!names.insert(move.name).second) {
       return WithReason(
           absl::InvalidArgumentError(StrCat("name \"", move.name, "\" is moved twice")),
@@ -376,7 +380,7 @@ absl::Status Catalogue::CheckCommit(const CommitRequest& request) const {
   return absl::OkStatus();
 }
 
-absl::Status Catalogue::CheckMove(const NameMove& move) const {
+absl::Status Catalogue::CheckMove(const NameMove& move, std::optional<MissingName>* missing) const {
   SHARDMESH_RETURN_IF_ERROR(CheckName(move.name));
   if (moving_names_.contains(move.name)) {
     return WithReason(absl::AbortedError(StrCat("name \"", move.name,
@@ -392,7 +396,10 @@ absl::Status Catalogue::CheckMove(const NameMove& move) const {
                                                 "; look it up again and retry")),
                       Reason::kVersionMismatch);
   }
-  if (move.array_id.empty() && version == 0) return NoName(move.name);
+  if (move.array_id.empty() && version == 0) {
+    *missing = Missing(move.name);
+    return absl::NotFoundError("no such name");
+  }
   return absl::OkStatus();
 }
 
@@ -470,10 +477,7 @@ void Catalogue::Finish(const std::shared_ptr<Pending>& pending, absl::StatusOr<R
     absl::MutexLock lock(&mutex_);
     const CommitRequest& request = pending->request;
     for (const ArrayCommit& commit : request.arrays) committing_arrays_.erase(commit.array_id);
-    for (const NameMove& move : request.moves) {
-      moving_names_.erase(move.name);
-      if (!move.array_id.empty()) --arrays_.find(move.array_id)->second.pins;
-    }
+    for (const NameMove& move : request.moves) moving_names_.erase(move.name);
     if (revision.ok()) {
       requests_->Finish(request.request_id, *revision);
       Apply(*pending, *revision);
@@ -482,7 +486,13 @@ void Catalogue::Finish(const std::shared_ptr<Pending>& pending, absl::StatusOr<R
       for (size_t i = 0; i < pending->chunks.size(); ++i) {
         dead_keys_.push_back(ChunkKey(pending->manifest_id, static_cast<int64_t>(i)));
       }
-      for (const NameMove& move : request.moves) ReleaseIfUnheld(move.array_id);
+    }
+    // The commit's own pins go last: until each name points to where it was moved, they may be all
+    // that holds an array, such as one whose only name is moved to it again.
+    for (const NameMove& move : request.moves) {
+      if (move.array_id.empty()) continue;
+      --arrays_.find(move.array_id)->second.pins;
+      ReleaseIfUnheld(move.array_id);
     }
     events_.Add([pending, result = std::move(revision)] {
       if (result.ok()) {
@@ -621,36 +631,47 @@ absl::StatusOr<ArrayPtr> Catalogue::FindArray(std::string_view array_id) const {
   return found->second.array;
 }
 
-absl::Status Catalogue::NoName(std::string_view name) const {
-  // The neighbours in order: of a model's names all, of very many those with the same beginning.
-  constexpr int kMaxNeighbours = 500;
-  std::vector<std::string_view> neighbours;
-  auto after = names_.lower_bound(name);
-  for (auto before = after; before != names_.begin() && neighbours.size() < kMaxNeighbours;) {
-    neighbours.push_back((--before)->first);
-  }
-  for (; after != names_.end() && neighbours.size() < 2 * kMaxNeighbours; ++after) {
-    neighbours.push_back(after->first);
-  }
-  return WithReason(
-      absl::NotFoundError(StrCat("no array is named \"", name, "\"", DidYouMean(name, neighbours))),
-      Reason::kNotFound);
+Catalogue::MissingName Catalogue::Missing(std::string_view name) const {
+  return {std::string(name), NeighboursOf(name, names_)};
+}
+
+absl::Status Catalogue::NoName(const MissingName& missing) {
+  const std::vector<std::string_view> known(missing.neighbours.begin(), missing.neighbours.end());
+  return WithReason(absl::NotFoundError(StrCat("no array is named \"", missing.name, "\"",
+                                               DidYouMean(missing.name, known))),
+                    Reason::kNotFound);
 }
 
 absl::StatusOr<NameEntry> Catalogue::FindName(std::string_view name, int64_t version) const {
-  absl::MutexLock lock(&mutex_);
-  if (version != 0) {
-    const auto found = versions_.find({std::string(name), version});
-    if (found == versions_.end()) {
-      return WithReason(absl::NotFoundError(StrCat("version ", version, " of name \"", name,
-                                                   "\" is not there any more, or never was")),
-                        Reason::kNotFound);
+  MissingName missing;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (version != 0) {
+      const auto found = versions_.find({std::string(name), version});
+      if (found == versions_.end()) {
+        return WithReason(absl::NotFoundError(StrCat("version ", version, " of name \"", name,
+                                                     "\" is not there any more, or never was")),
+                          Reason::kNotFound);
+      }
+      return NameEntry{std::string(name), found->second, version};
     }
-    return NameEntry{std::string(name), found->second, version};
+    const auto found = names_.find(name);
+    if (found != names_.end()) return found->second.entry;
+    missing = Missing(name);
   }
+  return NoName(missing);
+}
+
+int64_t Catalogue::VersionOf(std::string_view name) const {
+  absl::MutexLock lock(&mutex_);
   const auto found = names_.find(name);
-  if (found == names_.end()) return NoName(name);
-  return found->second.entry;
+  return found == names_.end() ? 0 : found->second.entry.version;
+}
+
+bool Catalogue::HasName(std::string_view array_id) const {
+  absl::MutexLock lock(&mutex_);
+  const auto found = arrays_.find(array_id);
+  return found != arrays_.end() && found->second.names > 0;
 }
 
 std::vector<Catalogue::NamedArray> Catalogue::ListNames(std::string_view prefix,

@@ -185,7 +185,12 @@ class Catalogue {
   // NOT_FOUND names the array. Staged arrays are found too.
   absl::StatusOr<ArrayPtr> FindArray(std::string_view array_id) const;
   // `version` 0: the current one. An older version is found as long as its array lives.
+  // NOT_FOUND suggests a name that is like this one.
   absl::StatusOr<NameEntry> FindName(std::string_view name, int64_t version = 0) const;
+  // The name's version; 0: there is no such name.
+  int64_t VersionOf(std::string_view name) const;
+  // Whether a name points to the array.
+  bool HasName(std::string_view array_id) const;
 
   struct NamedArray {
     NameEntry name;
@@ -244,10 +249,20 @@ class Catalogue {
   absl::Status BeginTerm();
   absl::Status Load() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  absl::Status CheckCommit(const CommitRequest& request) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
-  // NOT_FOUND, with the nearest name that there is.
-  absl::Status NoName(std::string_view name) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
-  absl::Status CheckMove(const NameMove& move) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  // A name that is not there, and those beside it.
+  struct MissingName {
+    std::string name;
+    std::vector<std::string> neighbours;
+  };
+
+  // `missing`: the error is NoName of it, which is not made under the lock.
+  absl::Status CheckCommit(const CommitRequest& request, std::optional<MissingName>* missing) const
+      ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckMove(const NameMove& move, std::optional<MissingName>* missing) const
+      ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  MissingName Missing(std::string_view name) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  // NOT_FOUND, with the nearest name that there is. Takes up to some milliseconds.
+  static absl::Status NoName(const MissingName& missing);
   // Fills in the transaction of a commit, and the manifest if one transaction is not enough.
   void Write(Pending* pending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WriteChunk(std::shared_ptr<Pending> pending, size_t next)

@@ -217,11 +217,8 @@ absl::StatusOr<std::shared_ptr<const Definition>> ClusterState::Find(DefinitionK
   if (const auto found = definitions.find(name); found != definitions.end()) {
     return found->second;
   }
-  std::vector<std::string_view> known;
-  known.reserve(definitions.size());
-  for (const auto& [each, definition] : definitions) {
-    known.push_back(each);
-  }
+  const std::vector<std::string> neighbours = NeighboursOf(name, definitions);
+  const std::vector<std::string_view> known(neighbours.begin(), neighbours.end());
   return WithReason(absl::NotFoundError(StrCat("there is no ", DefinitionKindName(kind),
                                                " named \"", name, "\"", DidYouMean(name, known))),
                     Reason::kNotFound);

@@ -53,8 +53,7 @@ absl::Status Transfers::CheckVersion(const PutItem& item) const {
   if (item.name.empty() || !item.expected_version.has_value()) {
     return absl::OkStatus();
   }
-  const absl::StatusOr<NameEntry> name = catalogue_->FindName(item.name);
-  const int64_t version = name.ok() ? name->version : 0;
+  const int64_t version = catalogue_->VersionOf(item.name);
   if (version == *item.expected_version) {
     return absl::OkStatus();
   }

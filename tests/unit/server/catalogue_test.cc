@@ -12,6 +12,7 @@
 #include "absl/synchronization/notification.h"
 #include "server/local_store.h"
 #include "server/random_id.h"
+#include "sharding/str_cat.h"
 #include "tests/testing/fake_clock.h"
 #include "tests/testing/status_matchers.h"
 
@@ -160,6 +161,91 @@ TEST_F(CatalogueTest, ReplacingANameLetsGoOfTheOldArrayUnlessItIsPinned) {
   ASSERT_THAT(Put("w", third), IsOk());
   Reopen();
   EXPECT_THAT(catalogue_->ListArrays("", 10), SizeIs(1));
+}
+
+TEST_F(CatalogueTest, ANameMayBeMovedToTheArrayThatItHas) {
+  const std::string id = Stage();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const CommitResult put, Put("w", id));
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_THAT(Commit({{}, {{"w", id, std::nullopt}}, "", ""}), IsOk());
+  }
+  Settle();
+  EXPECT_THAT(released_, IsEmpty());
+  EXPECT_EQ(StateOf(id), ArrayState::kAvailable);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const NameEntry name, catalogue_->FindName("w"));
+  EXPECT_GT(name.version, put.revision);
+  Reopen();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const NameEntry again, catalogue_->FindName("w"));
+  EXPECT_EQ(again.array_id, id);
+  EXPECT_EQ(again.version, name.version);
+  EXPECT_EQ(StateOf(id), ArrayState::kDegraded) << "its record was not deleted";
+  ASSERT_THAT(Commit({{}, {{"w", "", std::nullopt}}, "", ""}), IsOk());
+  Settle();
+  EXPECT_THAT(released_, ElementsAre(id)) << "no pin is left of the moves";
+}
+
+TEST_F(CatalogueTest, NamesMaySwapTheirArraysInOneCommit) {
+  const std::string a = Stage();
+  const std::string b = Stage();
+  ASSERT_THAT(Put("a", a), IsOk());
+  ASSERT_THAT(Put("b", b), IsOk());
+  ASSERT_THAT(Commit({{}, {{"a", b, std::nullopt}, {"b", a, std::nullopt}}, "", ""}), IsOk());
+  Settle();
+  EXPECT_THAT(released_, IsEmpty());
+  Reopen();
+  EXPECT_EQ(catalogue_->FindName("a")->array_id, b);
+  EXPECT_EQ(catalogue_->FindName("b")->array_id, a);
+  // One goes on holding both, in either order.
+  ASSERT_THAT(Commit({{}, {{"a", a, std::nullopt}, {"b", b, std::nullopt}}, "", ""}), IsOk());
+  ASSERT_THAT(Commit({{}, {{"a", b, std::nullopt}, {"b", b, std::nullopt}}, "", ""}), IsOk());
+  Settle();
+  EXPECT_THAT(released_, ElementsAre(a));
+  EXPECT_EQ(StateOf(b), ArrayState::kDegraded);
+}
+
+// Names of one manifest are moved among its arrays: the record that holds them is written anew.
+TEST_F(CatalogueTest, NamesOfAManifestMaySwapTheirArrays) {
+  constexpr int64_t kCount = 200;
+  CommitRequest load;
+  std::vector<std::string> ids;
+  for (int64_t i = 0; i < kCount; ++i) {
+    ids.push_back(Stage());
+    load.arrays.push_back(Staged(ids.back()));
+    load.moves.push_back({StrCat("w", i), ids.back(), std::nullopt});
+  }
+  ASSERT_THAT(Commit(std::move(load)), IsOk());
+  CommitRequest swap;
+  for (size_t i = 0; i < kCount; ++i) {
+    swap.moves.push_back({StrCat("w", i), ids[kCount - 1 - i], std::nullopt});
+  }
+  ASSERT_THAT(Commit(std::move(swap)), IsOk());
+  Settle();
+  EXPECT_THAT(released_, IsEmpty());
+  Reopen();
+  EXPECT_EQ(catalogue_->FindName("w0")->array_id, ids[kCount - 1]);
+  EXPECT_EQ(catalogue_->FindName("w199")->array_id, ids[0]);
+}
+
+// A move that waits for the store, and whatever else may let go of its array meanwhile.
+TEST_F(CatalogueTest, WhatIsBeingNamedStaysWhateverElseLetsGoOfItMeanwhile) {
+  const std::string id = Stage();
+  ASSERT_THAT(Put("old", id), IsOk());
+  ASSERT_THAT(catalogue_->Pin(id), IsOk());
+  absl::Notification moved;
+  catalogue_->Commit({{}, {{"new", id, std::nullopt}}, "", ""},
+                     [&](const absl::StatusOr<CommitResult>& result) {
+                       EXPECT_THAT(result, IsOk());
+                       moved.Notify();
+                     });
+  catalogue_->Unpin(id);
+  ASSERT_THAT(Commit({{}, {{"old", "", std::nullopt}}, "", ""}), IsOk());
+  moved.WaitForNotification();
+  Settle();
+  EXPECT_THAT(released_, IsEmpty());
+  EXPECT_EQ(catalogue_->FindName("new")->array_id, id);
+  ASSERT_THAT(Commit({{}, {{"new", "", std::nullopt}}, "", ""}), IsOk());
+  Settle();
+  EXPECT_THAT(released_, ElementsAre(id));
 }
 
 TEST_F(CatalogueTest, ComparesTheVersionOfAName) {
