@@ -235,6 +235,7 @@ class StepRunner {
   }
 
   absl::StatusOr<RunningPtr> Admit(StepCall* call, StepRequest* step);
+  absl::Status CheckDonor(const std::string& session_id, FoundOperands* found) const;
   absl::Status CheckOutputs(const v1::ExecuteRequest& request, const Plan& plan) const;
   absl::Status StageOutputs(const RunningPtr& running);
   void Commit(const RunningPtr& running, const WorkOutcome& outcome,
@@ -404,12 +405,36 @@ absl::Status StepRunner::StageOutputs(const RunningPtr& running) {
   return absl::OkStatus();
 }
 
+// Only who keeps an array may give it away: what the session does not pin is not donated. It is
+// lent where a name keeps it. PERMISSION_DENIED (NOT_OWNER) otherwise.
+absl::Status StepRunner::CheckDonor(const std::string& session_id, FoundOperands* found) const {
+  for (size_t i = 0; i < found->operands.size(); ++i) {
+    FoundOperand& operand = found->operands[i];
+    if (!operand.donate || operand.array == nullptr) {
+      continue;
+    }
+    const std::string& array_id = operand.array->definition.descriptor.array_id;
+    SHARDMESH_ASSIGN_OR_RETURN(operand.donate, context_.sessions->PinsArray(session_id, array_id));
+    if (!operand.donate && !context_.catalogue->HasName(array_id)) {
+      return rpc::WithField(
+          WithReason(absl::PermissionDeniedError(StrCat(
+                         "array \"", array_id, "\" is not kept by session \"", session_id,
+                         "\", which may not donate it; begin a get of it in this session first, or "
+                         "do not donate it")),
+                     Reason::kNotOwner),
+          "operands", i);
+    }
+  }
+  return absl::OkStatus();
+}
+
 // Everything up to the submission; fills in what the sequencer needs.
 absl::StatusOr<StepRunner::RunningPtr> StepRunner::Admit(StepCall* call, StepRequest* step) {
   const v1::ExecuteRequest& request = call->request;
   SHARDMESH_RETURN_IF_ERROR(context_.sessions->Get(request.session_id()).status());
   SHARDMESH_ASSIGN_OR_RETURN(FoundOperands found,
                              FindOperands(request.operands(), request.mesh_id()));
+  SHARDMESH_RETURN_IF_ERROR(CheckDonor(request.session_id(), &found));
   auto running = std::make_shared<Running>();
   if (request.work_case() == v1::ExecuteRequest::kPlanHash) {
     SHARDMESH_ASSIGN_OR_RETURN(running->prepared, planner_->Find(request.plan_hash()));

@@ -110,6 +110,13 @@ absl::StatusOr<bool> SessionTable::UnpinArray(std::string_view id, std::string_v
   return entry->arrays.erase(ToAbsl(array_id)) > 0;
 }
 
+absl::StatusOr<bool> SessionTable::PinsArray(std::string_view id, std::string_view array_id) const {
+  absl::MutexLock lock(&mutex_);
+  const Entry* entry = Find(id);
+  if (entry == nullptr) return Gone(id);
+  return entry->arrays.contains(ToAbsl(array_id));
+}
+
 absl::Status SessionTable::AddTransfer(std::string_view id, std::string transfer_id) {
   absl::MutexLock lock(&mutex_);
   Entry* entry = Find(id);

@@ -77,6 +77,8 @@ class SessionTable {
   absl::StatusOr<bool> PinArray(std::string_view id, std::string array_id);
   // True if the session had pinned the array: who counts pins takes one away then.
   absl::StatusOr<bool> UnpinArray(std::string_view id, std::string_view array_id);
+  // Whether the session pins the array.
+  absl::StatusOr<bool> PinsArray(std::string_view id, std::string_view array_id) const;
 
   absl::Status AddTransfer(std::string_view id, std::string transfer_id);
   // PERMISSION_DENIED: the transfer is not this session's.

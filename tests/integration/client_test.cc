@@ -50,6 +50,23 @@ TEST_F(ClientTest, AnArrayThatWasReadGoesWithItsName) {
               StatusIs(absl::StatusCode::kNotFound));
 }
 
+TEST_F(ClientTest, ANameIsMovedToTheArrayThatItHasAndSwappedWithAnother) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string a, Put("a"));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string b, Put("b"));
+  // Each call is a request of its own, as a retry after a lost answer would be.
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_THAT(client().MoveName("a", a), IsOk());
+  }
+  EXPECT_THAT(client().MoveName("c", a), IsOk());
+  EXPECT_THAT(client().MoveName("a", b), IsOk());
+  EXPECT_THAT(client().MoveName("b", a), IsOk());
+  EXPECT_THAT(client().MoveName("b", a), IsOk());
+  EXPECT_THAT(client().Gather(client::ArraySelector::ByName("a")), IsOk());
+  EXPECT_THAT(client().Gather(client::ArraySelector::ByName("b")), IsOk());
+  EXPECT_EQ(client().DescribeArray(client::ArraySelector::ByName("a"))->descriptor.array_id, b);
+  EXPECT_EQ(client().DescribeArray(client::ArraySelector::ByName("b"))->descriptor.array_id, a);
+}
+
 TEST_F(ClientTest, PutsByRulesThatTakeLongToCompile) {
   const auto options_of = [](std::vector<Rule> rules) {
     return client::PutOptions{.rules = rpc::RuleSetDefinition{.rules = *RuleSet::Create(rules)}};
@@ -354,6 +371,31 @@ TEST_P(CollectiveClientTest, ADonatedOperandGoesAndANamedOneStays) {
   std::memcpy(elements.data(), second.outputs[0].literal->bytes.data(),
               elements.size() * sizeof(float));
   EXPECT_EQ(elements, expected);
+}
+
+TEST_P(CollectiveClientTest, OnlyASessionThatKeepsAnArrayMayDonateIt) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::StepResult rows,
+                                 client().Collective({.input = client::ArraySelector::ByName("m"),
+                                                      .kind = CollectiveKind::kBarrier,
+                                                      .axes = {"tp"}}));
+  const std::string id = rows.outputs[0].array.descriptor.array_id;
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto other,
+                                 client::MeshClient::Connect(cluster_->address()));
+  client::Operand input = client::ArraySelector::ById(id);
+  input.donate = true;
+  EXPECT_THAT(other->Collective({.input = input,
+                                 .kind = CollectiveKind::kAllReduce,
+                                 .axes = {"tp"},
+                                 .algorithm = CollectiveAlgorithm::kPairwise}),
+              StatusIs(absl::StatusCode::kPermissionDenied, Reason::kNotOwner));
+  EXPECT_THAT(client().Gather(client::ArraySelector::ById(id)), IsOk());
+  // What a name keeps is lent to everybody.
+  client::Operand named = client::ArraySelector::ByName("m");
+  named.donate = true;
+  EXPECT_THAT(
+      other->Collective({.input = named, .kind = CollectiveKind::kAllReduce, .axes = {"tp"}}),
+      IsOk());
+  EXPECT_THAT(client().Gather(client::ArraySelector::ByName("m")), IsOk());
 }
 
 TEST_P(CollectiveClientTest, AStepThatFailsSaysWhichDonatedOperandIsGoneWithIt) {
