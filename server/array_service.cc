@@ -122,12 +122,14 @@ class PutPlan {
     }
     question.rules = *std::move(rules);
     SHARDMESH_ASSIGN_OR_RETURN(resolver_, TreeResolver::Create(std::move(question)));
+    hold_ = header.hold();
     session_id_ = header.session_id();
     request_id_ = header.request_id();
     return absl::OkStatus();
   }
 
   bool has_header() const { return resolver_ != nullptr; }
+  bool hold() const { return hold_; }
   const std::string& session_id() const { return session_id_; }
   const std::string& request_id() const { return request_id_; }
 
@@ -292,11 +294,17 @@ class PutPlan {
       const WorkerStatus* worker = view->FindWorker(endpoint.identity);
       const int64_t have_bytes = worker->info.capacity_bytes - worker->used_bytes;
       if (need_bytes > have_bytes) {
+        const Transfers::Live live = context_.transfers->LivePuts();
+        const std::string others =
+            live.puts == 0 ? std::string("release arrays,")
+                           : StrCat("wait for ", live.puts, live.puts == 1 ? " put" : " puts",
+                                    " under way, which stage about ", live.bytes_per_rank,
+                                    " bytes on each rank, release arrays,");
         return WithReason(
             absl::ResourceExhaustedError(StrCat(
                 "rank ", endpoint.rank, " (worker \"", endpoint.identity, "\") has ", have_bytes,
                 " of ", worker->info.capacity_bytes, " bytes left, and the put needs ", need_bytes,
-                " there; release arrays, or start workers with more --memory")),
+                " there; ", others, " or start workers with more --memory")),
             Reason::kMemoryLimit);
       }
     }
@@ -310,6 +318,7 @@ class PutPlan {
   Revision mesh_revision_ = 0;
   Mesh mesh_;
   bool strict_ = false;
+  bool hold_ = false;
   std::unique_ptr<TreeResolver> resolver_;
   absl::flat_hash_set<std::string> names_;
   std::vector<PutItem> items_;
@@ -342,15 +351,32 @@ class BegunPuts {
     answers_.erase(key);
   }
 
+  // Calls that hold the transfer of one request: a client that asked again has several.
+  void Hold(const std::string& key) {
+    absl::MutexLock lock(&mutex_);
+    ++holders_[key];
+  }
+  // Whether that was the last.
+  bool LetGo(const std::string& key) {
+    absl::MutexLock lock(&mutex_);
+    const auto found = holders_.find(key);
+    if (--found->second > 0) return false;
+    holders_.erase(found);
+    return true;
+  }
+
  private:
   absl::Mutex mutex_;
   std::map<std::string, Answer> answers_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, int> holders_ ABSL_GUARDED_BY(mutex_);
 };
 
 // BeginPut, written straight:
 //   plan.TakeHeader(read()), on a thread of the background if that takes long
 //   while (tensors = read()) plan.TakeTensor(each)
-//   for (piece : plan.Begin()) write(piece); finish
+//   for (piece : plan.Begin()) write(piece)
+//   if (plan.hold()) wait for the transfer's end; abort it if the client goes before
+//   finish
 class BeginPutReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   // The background outlives it.
@@ -395,14 +421,59 @@ class BeginPutReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
           .IgnoreError();
       return Finish(grpc::Status::CANCELLED);
     }
-    if (++written_ == answer_.size()) {
-      return Finish(grpc::Status::OK);
+    if (++written_ < answer_.size()) {
+      return Write();
     }
-    Write();
+    plan_.hold() ? HoldTransfer() : Finish(grpc::Status::OK);
+  }
+  void OnCancel() override {
+    {
+      absl::MutexLock lock(&mutex_);
+      is_cancelled_ = true;
+      if (!std::exchange(is_held_, false)) return;
+    }
+    LetGo();
   }
   void OnDone() override { delete this; }
 
  private:
+  // From here on the transfer's end finishes the call.
+  void HoldTransfer() {
+    const std::string transfer_id = answer_.front()->transfer_id();
+    begun_->Hold(Key());
+    bool is_cancelled = false;
+    {
+      absl::MutexLock lock(&mutex_);
+      is_cancelled = is_cancelled_;
+      is_held_ = !is_cancelled;
+    }
+    if (is_cancelled) {
+      LetGo();
+    }
+    context_.transfers->OnEnd(transfer_id, [this] {
+      bool is_held = false;
+      {
+        absl::MutexLock lock(&mutex_);
+        is_held = std::exchange(is_held_, false);
+      }
+      if (is_held) {
+        begun_->LetGo(Key());
+      }
+      Finish(grpc::Status::OK);
+    });
+  }
+  // The client has gone from a call that held. Where another call holds the transfer too, it goes
+  // on, and this call ends with it.
+  void LetGo() {
+    if (!begun_->LetGo(Key())) return;
+    begun_->Forget(Key());
+    context_.transfers
+        ->Abort(answer_.front()->transfer_id(),
+                WithReason(absl::CancelledError("the connection of the put's client broke"),
+                           Reason::kCancelled))
+        .IgnoreError();  // one that is being committed ends by itself
+  }
+
   void Write() {
     write_ = rpc::SerializeMessage(*answer_[written_]);
     StartWrite(&write_);
@@ -449,6 +520,10 @@ class BeginPutReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
   BegunPuts::Answer answer_;
   size_t written_ = 0;
   grpc::ByteBuffer write_;
+
+  absl::Mutex mutex_;
+  bool is_held_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_cancelled_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 // BeginPut's requests come as bytes: see rpc/message_bytes.h.
@@ -636,7 +711,7 @@ class ArrayService final : public ArrayServiceBase {
                array.missing_ranks.end();
       });
       if (!held) {
-        return Degraded(selected, *context_.membership->view());
+        return Degraded(selected, *context_.membership->view(), *context_.recovery);
       }
     }
     return absl::OkStatus();

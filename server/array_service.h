@@ -11,6 +11,7 @@
 #include "server/catalogue.h"
 #include "server/cluster_state.h"
 #include "server/link_table.h"
+#include "server/recovery.h"
 #include "server/session.h"
 #include "server/transfers.h"
 #include "tensor/collective_choice.h"
@@ -31,6 +32,7 @@ struct ArrayContext {
   SessionTable* sessions = nullptr;
   Transfers* transfers = nullptr;
   const LinkTable* links = nullptr;
+  const Recovery* recovery = nullptr;
   PreferredAlgorithms preferred_algorithms;
   std::string token_key;  // see rpc/transfer_token.h
   int64_t term = 0;

@@ -73,20 +73,41 @@ absl::StatusOr<SelectedArray> Select(const Catalogue& catalogue,
   return selected;
 }
 
-absl::Status Degraded(const SelectedArray& selected, const MembershipView& membership) {
-  const ArrayDescriptor& descriptor = selected.array->definition.descriptor;
+absl::Status Degraded(const SelectedArray& selected, const MembershipView& membership,
+                      const Recovery& recovery) {
+  const Array& array = *selected.array;
+  const ArrayDescriptor& descriptor = array.definition.descriptor;
   const MeshRanks* const mesh = membership.FindMesh(descriptor.mesh_id);
-  const std::string ranks =
-      StrJoin(selected.array->missing_ranks, ", ", [&](std::string* out, int64_t rank) {
-        StrAppend(out, mesh == nullptr || mesh->identities.empty()
-                           ? StrCat("rank ", rank)
-                           : membership.DescribeRank(*mesh, rank));
-      });
+  const bool has_ranks = mesh != nullptr && !mesh->identities.empty();
+  const std::string ranks = StrJoin(array.missing_ranks, ", ", [&](std::string* out, int64_t rank) {
+    StrAppend(out, has_ranks ? membership.DescribeRank(*mesh, rank) : StrCat("rank ", rank));
+  });
+  const std::string name = selected.name.version != 0
+                               ? StrCat("tensor \"", selected.name.name, "\"")
+                               : StrCat("array ", descriptor.array_id);
+  bool comes_back = has_ranks;
+  bool is_lost = false;  // a worker that is there lacks its tile
+  for (const int64_t rank : array.missing_ranks) {
+    if (!comes_back) break;
+    const std::string& identity = mesh->identities[static_cast<size_t>(rank)];
+    comes_back = array.durability == Durability::kDisk ? recovery.ComesBack(identity)
+                                                       : recovery.IsAwaited(identity);
+  }
+  for (const int64_t rank : array.missing_ranks) {
+    is_lost =
+        is_lost || (has_ranks && membership.IsAlive(mesh->identities[static_cast<size_t>(rank)]));
+  }
+  if (comes_back) {
+    return Recovering(
+        StrCat(name, " waits for the tiles of ", ranks, ", expected back; try again"));
+  }
+  const std::string_view advice =
+      is_lost ? "its worker is there without the tile: load it again"
+      : array.durability == Durability::kDisk
+          ? "start those workers again: the tiles are on their disks"
+          : "the tiles were in memory: load it again, unless those workers still run and come back";
   return WithReason(
-      absl::FailedPreconditionError(
-          StrCat(selected.name.version != 0 ? StrCat("tensor \"", selected.name.name, "\"")
-                                            : StrCat("array ", descriptor.array_id),
-                 " lacks the tiles of ", ranks, "; start lost workers again, or load it again")),
+      absl::FailedPreconditionError(StrCat(name, " lacks the tiles of ", ranks, "; ", advice)),
       Reason::kArrayDegraded);
 }
 

@@ -5,6 +5,7 @@
 #include "absl/status/statusor.h"
 #include "server/catalogue.h"
 #include "server/membership.h"
+#include "server/recovery.h"
 #include "shardmesh/v1/array.pb.h"
 
 namespace shardmesh::server {
@@ -23,9 +24,11 @@ struct SelectedArray {
 // selector that holds neither a name nor an id, or an empty one.
 absl::StatusOr<SelectedArray> Select(const Catalogue& catalogue, const v1::ArraySelector& selector);
 
-// FAILED_PRECONDITION (ARRAY_DEGRADED) that names the array, the ranks whose tiles are missing, and
-// their workers.
-absl::Status Degraded(const SelectedArray& selected, const MembershipView& membership);
+// What to tell about an array that lacks tiles; names it, the ranks whose tiles are missing, and
+// their workers. UNAVAILABLE (RECOVERING) while those workers are expected back with the tiles;
+// FAILED_PRECONDITION (ARRAY_DEGRADED) otherwise, with what helps.
+absl::Status Degraded(const SelectedArray& selected, const MembershipView& membership,
+                      const Recovery& recovery);
 
 }  // namespace shardmesh::server
 

@@ -298,24 +298,61 @@ class Hub final : public AttachHub {
   absl::Status CheckReady(std::string_view mesh_id) const override {
     if (stopping_) return NotServing("ask again soon");
     const std::shared_ptr<const MembershipView> view = membership_->view();
-    SHARDMESH_RETURN_IF_ERROR(view->CheckComplete(mesh_id));
     const MeshRanks* ranks = view->FindMesh(mesh_id);
+    if (const absl::Status complete = view->CheckComplete(mesh_id); !complete.ok()) {
+      return ranks == nullptr ? complete : ComesBack(*view, *ranks, complete);
+    }
     // Ranks that were just given are written into the definition, which then has a new revision.
     const std::shared_ptr<const ClusterState> state = publisher_->shared_state();
     SHARDMESH_ASSIGN_OR_RETURN(const auto definition, state->FindMesh(mesh_id));
     if (definition->workers != ranks->identities) {
-      return NotReady(mesh_id, "its ranks are being given out");
+      return Recovering(StrCat("the mesh \"", mesh_id,
+                               "\" is not ready: its ranks are being given "
+                               "out; try again"));
     }
     std::vector<std::string> missing;
+    bool is_passing = true;
     for (size_t rank = 0; rank < ranks->identities.size(); ++rank) {
       const std::string& identity = ranks->identities[rank];
       if (view->FindWorker(identity)->state == WorkerState::kDraining) {
         missing.push_back(StrCat("rank ", rank, " (worker \"", identity, "\" is draining)"));
+        is_passing = is_passing && view->FindWorker(identity)->info.durable;
       } else if (std::string why = Apart(identity, ranks->identities, view->epoch); !why.empty()) {
         missing.push_back(StrCat("rank ", rank, " (worker \"", identity, "\" ", why, ")"));
+        is_passing = is_passing && HaveJustMet(*view, *ranks);
       }
     }
-    return missing.empty() ? absl::OkStatus() : NotReady(mesh_id, StrJoin(missing, ", "));
+    if (missing.empty()) return absl::OkStatus();
+    const std::string why = StrJoin(missing, ", ");
+    return is_passing ? Recovering(StrCat("the mesh \"", mesh_id, "\" is not ready yet: ", why,
+                                          "; try again"))
+                      : NotReady(mesh_id, why);
+  }
+
+  // `incomplete`, or RECOVERING where all the ranks that are missing are expected back.
+  absl::Status ComesBack(const MembershipView& view, const MeshRanks& ranks,
+                         const absl::Status& incomplete) const {
+    const std::vector<int64_t> missing = view.MissingRanks(ranks);
+    std::vector<std::string> names;
+    for (const int64_t rank : missing) {
+      if (!options_.recovery->ComesBack(ranks.identities[static_cast<size_t>(rank)])) {
+        return incomplete;
+      }
+      names.push_back(view.DescribeRank(ranks, rank));
+    }
+    if (missing.empty()) return incomplete;
+    return Recovering(StrCat("mesh \"", ranks.mesh_id, "\" waits for ", StrJoin(names, ", "),
+                             " to come back; try again"));
+  }
+
+  // Whether some worker of the mesh attached so lately that all may still be finding one another.
+  bool HaveJustMet(const MembershipView& view, const MeshRanks& ranks) const {
+    constexpr absl::Duration kTimeToMeet = absl::Seconds(5);
+    const absl::Time now = options_.clock->Now();
+    return std::any_of(ranks.identities.begin(), ranks.identities.end(), [&](const auto& each) {
+      const WorkerStatus* const worker = view.FindWorker(each);
+      return worker != nullptr && now < worker->attached + kTimeToMeet;
+    });
   }
 
   static absl::Status NotReady(std::string_view mesh_id, std::string_view why) {
@@ -343,6 +380,12 @@ class Hub final : public AttachHub {
       }
     }
     return result;
+  }
+
+  FailedAttaches FailedAttachesOf(std::string_view identity) const override {
+    absl::MutexLock lock(&mutex_);
+    const auto found = failed_attaches_.find(identity);
+    return found == failed_attaches_.end() ? FailedAttaches() : found->second;
   }
 
   void Drop(const std::vector<std::string>& array_ids) override {
@@ -435,8 +478,20 @@ class Hub final : public AttachHub {
   void Join(AttachReactor* stream) {
     absl::MutexLock lock(&mutex_);
     arriving_.erase(stream);
+    failed_attaches_.erase(stream->identity());
     members_[stream->identity()] = Member{.stream = stream};
     SendMembership(stream, *membership_->view());
+  }
+  // The worker did not attach; of strangers beyond a number nothing is kept.
+  void AttachFailed(const std::string& identity, const absl::Status& status) {
+    constexpr size_t kMaxKept = 1024;
+    const absl::Time now = options_.clock->Now();
+    absl::MutexLock lock(&mutex_);
+    if (failed_attaches_.size() >= kMaxKept && failed_attaches_.count(identity) == 0) return;
+    FailedAttaches& failed = failed_attaches_[identity];
+    ++failed.count;
+    failed.last = status;
+    failed.last_time = now;
   }
   void Leave(AttachReactor* stream) {
     absl::MutexLock lock(&mutex_);
@@ -577,6 +632,7 @@ class Hub final : public AttachHub {
   mutable absl::Mutex mutex_;
   std::map<std::string, Member, std::less<>> members_ ABSL_GUARDED_BY(mutex_);
   std::set<AttachReactor*> arriving_ ABSL_GUARDED_BY(mutex_);  // between Arrive and Join
+  std::map<std::string, FailedAttaches, std::less<>> failed_attaches_ ABSL_GUARDED_BY(mutex_);
   // Live steps, as they are sent to a worker that lacks the plan.
   absl::flat_hash_map<int64_t, std::shared_ptr<const grpc::ByteBuffer>> started_
       ABSL_GUARDED_BY(mutex_);
@@ -709,7 +765,10 @@ absl::Status AttachReactor::Take(const v1::AttachRequest& request) {
 }
 
 absl::Status AttachReactor::TakeHello(const v1::Hello& hello) {
-  SHARDMESH_RETURN_IF_ERROR(CheckHello(hello, hub_->options()));
+  if (const absl::Status checked = CheckHello(hello, hub_->options()); !checked.ok()) {
+    hub_->AttachFailed(hello.identity(), checked);
+    return checked;
+  }
   if (const absl::Status caller = rpc::CheckCaller(hub_->options().credentials, *context_,
                                                    {rpc::PeerRole::kWorker, hello.identity()});
       !caller.ok()) {
@@ -753,12 +812,14 @@ void AttachReactor::Admit(std::vector<std::string> endpoints, const std::string&
     }
   }
   if (endpoints.empty()) {
-    return Close(
+    const absl::Status unverified =
         WithReason(absl::FailedPreconditionError(StrCat(
                        "no endpoint of worker \"", hello_.identity(),
                        "\" leads back to it; advertise an address that the coordinator reaches (",
                        failures, ")")),
-                   Reason::kEndpointUnverified));
+                   Reason::kEndpointUnverified);
+    hub_->AttachFailed(hello_.identity(), unverified);
+    return Close(unverified);
   }
   WorkerInfo info;
   info.identity = hello_.identity();
@@ -769,8 +830,10 @@ void AttachReactor::Admit(std::vector<std::string> endpoints, const std::string&
   info.pid = hello_.pid();
   info.host = hello_.boot_id();
   info.capacity_bytes = hello_.capacity().memory_bytes();
+  info.durable = hello_.capacity().durable();
   const absl::StatusOr<uint64_t> attachment = hub_->membership().Attach(std::move(info));
   if (!attachment.ok()) {
+    hub_->AttachFailed(hello_.identity(), attachment.status());
     return Close(attachment.status());
   }
   {

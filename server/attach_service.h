@@ -19,6 +19,7 @@
 #include "server/flight_log.h"
 #include "server/link_table.h"
 #include "server/membership.h"
+#include "server/recovery.h"
 #include "server/sequencer.h"
 
 namespace grpc {
@@ -46,6 +47,7 @@ struct AttachHubOptions {
   FlightLog* flight_log = nullptr;
   LinkTable* link_table = nullptr;
   const rpc::Clock* clock = nullptr;
+  const Recovery* recovery = nullptr;  // who is expected back; outlives the hub
   // Called when a worker's inventory was taken in, without a lock; null: nobody minds.
   std::function<void(std::string_view identity)> joined = nullptr;
   // How long an endpoint has to answer who it is.
@@ -78,11 +80,20 @@ class AttachHub : public StepTransport {
   // Whether the worker reaches all its peers, as of the newest epoch.
   virtual bool IsReady(std::string_view identity) const = 0;
   // FAILED_PRECONDITION (MESH_INCOMPLETE) unless every rank of the mesh has a worker that is not
-  // draining and reaches those of the other ranks; names the ranks. NOT_FOUND: no such mesh.
-  // UNAVAILABLE (NOT_SERVING) after EndStreams.
+  // draining and reaches those of the other ranks; names the ranks. UNAVAILABLE (RECOVERING) while
+  // all that are missing are expected to be there soon. NOT_FOUND: no such mesh. UNAVAILABLE
+  // (NOT_SERVING) after EndStreams.
   virtual absl::Status CheckReady(std::string_view mesh_id) const = 0;
   // The live workers of a mesh, by rank. NOT_FOUND: no such mesh.
   virtual absl::StatusOr<std::vector<RankEndpoint>> Endpoints(std::string_view mesh_id) const = 0;
+
+  // The attempts to attach that failed since the worker took part last.
+  struct FailedAttaches {
+    int64_t count = 0;
+    absl::Status last;
+    absl::Time last_time;
+  };
+  virtual FailedAttaches FailedAttachesOf(std::string_view identity) const = 0;
 
   // Tells all workers to let go of these arrays.
   virtual void Drop(const std::vector<std::string>& array_ids) = 0;

@@ -76,7 +76,9 @@ class ClusterService final : public v1::ClusterService::CallbackService {
     for (const auto& [identity, worker] : view->workers) {
       Describe(worker, response->add_workers());
     }
-    response->set_arrays(context_.catalogue->CountArrays().total());
+    const ArrayCounts arrays = context_.catalogue->CountArrays();
+    response->set_arrays(arrays.total());
+    response->set_degraded_arrays(arrays.degraded);
     response->set_sessions(context_.sessions->size());
     return Answer(context);
   }
@@ -100,7 +102,7 @@ class ClusterService final : public v1::ClusterService::CallbackService {
       return Answer(context, valid);
     }
     const StepWatch::Verdict verdict =
-        options_.step_watch->Judge(request->sequence(), options_.live());
+        options_.step_watch->Judge(request->sequence(), options_.live(), DegradedArrays());
     response->set_healthy(verdict.findings.empty());
     response->set_verdict(verdict.sentence);
     for (const Finding& finding : verdict.findings) {
@@ -110,6 +112,11 @@ class ClusterService final : public v1::ClusterService::CallbackService {
   }
 
  private:
+  // While workers are still to bring their inventories, arrays lack tiles only because of that.
+  int64_t DegradedArrays() const {
+    return options_.recovery->awaited() > 0 ? 0 : context_.catalogue->CountArrays().degraded;
+  }
+
   static grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context,
                                           const absl::Status& status = absl::OkStatus()) {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
@@ -220,6 +227,8 @@ class ClusterService final : public v1::ClusterService::CallbackService {
         return v1::FINDING_KIND_FAILED;
       case FindingKind::kWorker:
         return v1::FINDING_KIND_WORKER;
+      case FindingKind::kDegraded:
+        return v1::FINDING_KIND_DEGRADED;
     }
     return v1::FINDING_KIND_UNSPECIFIED;
   }
@@ -276,6 +285,16 @@ class ClusterService final : public v1::ClusterService::CallbackService {
     to->set_used_bytes(worker.used_bytes);
     rpc::Encode(context_.clock->Now() - worker.last_heartbeat, to->mutable_heartbeat_age());
     to->set_lost_reason(worker.lost_because);
+    const absl::Time now = context_.clock->Now();
+    if (worker.state == WorkerState::kLost) rpc::Encode(now - worker.lost, to->mutable_lost_age());
+    to->set_losses(worker.losses);
+    if (const AttachHub::FailedAttaches failed =
+            context_.hub->FailedAttachesOf(worker.info.identity);
+        failed.count > 0) {
+      to->set_failed_attaches(failed.count);
+      to->set_attach_error(rpc::ToGrpc(failed.last).error_message());
+      rpc::Encode(now - failed.last_time, to->mutable_attach_error_age());
+    }
     to->mutable_build()->set_version(worker.info.build_version);
   }
 

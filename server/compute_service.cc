@@ -38,6 +38,8 @@ namespace {
 constexpr absl::Duration kMaxStepTimeout = absl::Minutes(5);
 // Of an operand that only its donor holds: the session's pin and the step's own.
 constexpr int64_t kDonorsPins = 2;
+// How long to wait before a step is run again whose worker was lost and is expected back.
+constexpr absl::Duration kRunAgainDelay = absl::Milliseconds(200);
 // Answers are remembered this long, and so many bytes of them, for clients that ask again.
 constexpr absl::Duration kRememberFor = absl::Minutes(10);
 constexpr int64_t kMaxRememberedBytes = int64_t{64} << 20;
@@ -242,6 +244,9 @@ class StepRunner {
               absl::AnyInvocable<void(absl::Status) &&> decided);
   // `began`: workers may have run some of it.
   void End(const RunningPtr& running, const absl::Status& status, bool began = false);
+  // The error of a step that may be run again as it is, since its operands are untouched and there
+  // again once the worker is that was lost, gets a retry delay. Another one stays as it is.
+  absl::Status WithSecondRun(const Running& running, absl::Status status) const;
   // The error of a step, with the donated operands that are gone with it.
   static absl::Status WithLosses(const Running& running, const WorkOutcome& outcome);
   StepAnswer Answer(const RunningPtr& running, const WorkOutcome& outcome) const;
@@ -276,7 +281,7 @@ absl::StatusOr<FoundOperand> StepRunner::FindOperand(const v1::Operand& operand)
                                  Select(*context_.catalogue, operand.array()));
       const ArrayDescriptor& descriptor = selected.array->definition.descriptor;
       if (selected.array->state == ArrayState::kDegraded) {
-        return Degraded(selected, *context_.membership->view());
+        return Degraded(selected, *context_.membership->view(), *context_.recovery);
       }
       found.described = {.dtype = descriptor.dtype,
                          .shape = descriptor.shape,
@@ -561,6 +566,9 @@ std::optional<Sequencer::StepTicket> StepRunner::Run(StepCall call, StepCallback
         End(running, outcome.status, /*began=*/outcome.sequence != 0);
         StepAnswer answer =
             outcome.status.ok() ? Answer(running, outcome) : WithLosses(*running, outcome);
+        if (!answer.ok()) {
+          answer = WithSecondRun(*running, answer.status());
+        }
         if (answer.ok()) {
           recent_.Finish(running->request.request_id(), *answer, context_.clock->Now());
         } else {
@@ -571,7 +579,7 @@ std::optional<Sequencer::StepTicket> StepRunner::Run(StepCall call, StepCallback
   if (!ticket.ok()) {
     recent_.Abandon(request_id);
     End(running, ticket.status());
-    std::move (*shared_callback)(ticket.status());
+    std::move (*shared_callback)(WithSecondRun(*running, ticket.status()));
     return std::nullopt;
   }
   return *ticket;
@@ -610,6 +618,29 @@ void StepRunner::Commit(const RunningPtr& running, const WorkOutcome& outcome,
     }
     std::move(decided)(result.status());
   });
+}
+
+absl::Status StepRunner::WithSecondRun(const Running& running, absl::Status status) const {
+  const Reason reason = ReasonOf(status);
+  // A worker that does not know yet who is there says so by the latter two.
+  const bool is_passing = reason == Reason::kMeshIncomplete || reason == Reason::kStaleEpoch;
+  if (reason != Reason::kWorkerLost && !is_passing) return status;
+  const std::shared_ptr<const MembershipView> view = context_.membership->view();
+  const MeshRanks* const mesh = view->FindMesh(running.prepared->plan.mesh_id);
+  if (mesh == nullptr) return status;
+  for (const std::string& identity : mesh->identities) {
+    const WorkerStatus* const worker = view->FindWorker(identity);
+    if (worker == nullptr || !worker->info.durable) return status;
+    if (!view->IsAlive(identity) && !context_.recovery->ComesBack(identity)) return status;
+  }
+  const bool is_untouched = std::all_of(
+      running.operands.begin(), running.operands.end(), [](const FoundOperand& operand) {
+        return operand.array == nullptr ||
+               (operand.array->durability == Durability::kDisk && !operand.donate);
+      });
+  if (!is_untouched) return status;
+  return is_passing ? Recovering(ToStd(status.message()))
+                    : rpc::WithRetryDelay(std::move(status), kRunAgainDelay);
 }
 
 absl::Status StepRunner::WithLosses(const Running& running, const WorkOutcome& outcome) {

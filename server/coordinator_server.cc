@@ -96,7 +96,7 @@ class Server final : public CoordinatorServer {
   std::unique_ptr<Catalogue> catalogue_;
   std::unique_ptr<StatePublisher> publisher_;
   std::unique_ptr<Membership> membership_;
-  Recovery recovery_{&clock_};
+  Recovery recovery_{&clock_, options_.return_grace};
   FlightLog flight_log_;
   LinkTable link_table_;
   std::unique_ptr<StepWatch> step_watch_;
@@ -149,6 +149,7 @@ absl::Status Server::OpenState() {
        .flight_log = &flight_log_,
        .link_table = &link_table_,
        .clock = &clock_,
+       .recovery = &recovery_,
        .joined = [this](std::string_view identity) { recovery_.Heard(identity); }});
   step_watch_ = std::make_unique<StepWatch>(&clock_, membership_.get(), &flight_log_);
   Sequencer::Options sequencer{.term = term, .last_sequence = term * kSequencesPerTerm};
@@ -171,6 +172,7 @@ absl::Status Server::OpenState() {
                              .sessions = sessions_.get(),
                              .transfers = transfers_.get(),
                              .links = &link_table_,
+                             .recovery = &recovery_,
                              .preferred_algorithms = options_.preferred_algorithms,
                              .token_key = token_key,
                              .term = term};
@@ -302,6 +304,7 @@ void Server::MembershipChanged(const MembershipEvent& event) {
                       {{"identity", event.identity}, {"reason", worker->lost_because}});
       flight_log_.Lost(event.identity);
       link_table_.Lost(event.identity);
+      if (worker->info.durable) recovery_.Lost(event.identity);
       sequencer_->WorkerLost(event.identity, event.view->epoch, worker->lost_because);
       // A worker that is back already has brought its inventory, or will.
       if (!membership_->view()->IsAlive(event.identity)) {

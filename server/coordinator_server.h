@@ -11,6 +11,7 @@
 #include "absl/time/time.h"
 #include "rpc/credentials.h"
 #include "server/membership.h"
+#include "server/recovery.h"
 #include "sharding/mesh.h"
 #include "sharding/rule_set.h"
 #include "tensor/collective_choice.h"
@@ -32,6 +33,8 @@ struct CoordinatorOptions {
   bool http_plaintext = false;  // the same, of the metrics alone; with TLS too
   rpc::Credentials credentials = rpc::Credentials::Insecure();
   MembershipOptions membership;
+  // How long workers are expected back before callers are told what is missing.
+  absl::Duration return_grace = Recovery::kDefaultReturnGrace;
 };
 
 // Serves from Start to Drain. Thread-safe.

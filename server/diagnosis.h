@@ -50,6 +50,7 @@ enum class FindingKind {
   kCutOff,    // ranks wait for each other in one instruction: data does not get through
   kFailed,    // a step failed
   kWorker,    // a worker that serves a rank is lost, silent, or does not reach its peers
+  kDegraded,  // arrays lack tiles
 };
 
 struct Finding {

@@ -66,6 +66,10 @@ int Main(int argc, char** argv) {
                     &options.membership.heartbeat_interval);
   flags.AddDuration("lost-after", "how long a worker may be silent until it counts as lost",
                     &options.membership.lost_after);
+  flags.AddDuration("return-grace",
+                    "how long workers that were lost, or have not attached since the start, are "
+                    "expected back: calls that need them are told to try again",
+                    &options.return_grace);
   flags.AddDuration("grace", "how long running calls may go on when stopping", &grace);
   flags.AddTls(&tls, &options.insecure);
   flags.AddSwitch("http-plaintext", "serve metrics in plaintext, beyond this host and with TLS too",

@@ -100,7 +100,7 @@ bool MembershipView::IsAlive(std::string_view identity) const {
 std::string MembershipView::DescribeRank(const MeshRanks& mesh, int64_t rank) const {
   const std::string& identity = mesh.identities[static_cast<size_t>(rank)];
   const WorkerStatus* worker = FindWorker(identity);
-  const std::string why = worker == nullptr          ? ": never attached"
+  const std::string why = worker == nullptr ? ": not attached since the coordinator started"
                           : server::IsAlive(*worker) ? ""
                                                      : StrCat(": ", worker->lost_because);
   return StrCat("rank ", rank, " (", identity, why, ")");
@@ -119,16 +119,20 @@ absl::Status MembershipView::CheckComplete(std::string_view mesh_id) const {
                       Reason::kMeshIncomplete);
   }
   std::vector<std::string> missing;
-  for (size_t rank = 0; rank < mesh->identities.size(); ++rank) {
-    if (!IsAlive(mesh->identities[rank])) {
-      missing.push_back(DescribeRank(*mesh, static_cast<int64_t>(rank)));
-    }
-  }
+  for (const int64_t rank : MissingRanks(*mesh)) missing.push_back(DescribeRank(*mesh, rank));
   if (missing.empty()) return absl::OkStatus();
   return WithReason(
       absl::FailedPreconditionError(StrCat("mesh \"", mesh_id, "\" has no live worker for ",
                                            StrJoin(missing, ", "), "; start them again")),
       Reason::kMeshIncomplete);
+}
+
+std::vector<int64_t> MembershipView::MissingRanks(const MeshRanks& mesh) const {
+  std::vector<int64_t> missing;
+  for (size_t rank = 0; rank < mesh.identities.size(); ++rank) {
+    if (!IsAlive(mesh.identities[rank])) missing.push_back(static_cast<int64_t>(rank));
+  }
+  return missing;
 }
 
 Membership::Membership(rpc::Clock* clock, MembershipOptions options)
@@ -298,6 +302,7 @@ void Membership::Lose(WorkerStatus* worker, std::string reason) {
   worker->state = WorkerState::kLost;
   worker->lost_because = std::move(reason);
   worker->lost = clock_->Now();
+  ++worker->losses;
   ++state_.epoch;
   Publish({.kind = MembershipEvent::Kind::kLost, .identity = worker->info.identity});
 }

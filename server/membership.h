@@ -44,6 +44,7 @@ struct WorkerInfo {
   int64_t pid = 0;             // on its host; 0: not known
   std::string host;            // for people
   int64_t capacity_bytes = 0;  // memory for shards
+  bool durable = false;        // committed tiles are kept on disk
 };
 
 struct WorkerStatus {
@@ -55,6 +56,7 @@ struct WorkerStatus {
   int64_t used_bytes = 0;     // of capacity_bytes, by its last heartbeat
   std::string lost_because;   // when kLost
   absl::Time lost;            // likewise
+  int64_t losses = 0;         // how often it was lost
 };
 
 // Who serves which rank of one mesh.
@@ -84,6 +86,8 @@ struct MembershipView {
   // FAILED_PRECONDITION (MESH_INCOMPLETE): not every rank of the mesh has a live worker; names
   // those ranks and their workers. NOT_FOUND: no such mesh.
   absl::Status CheckComplete(std::string_view mesh_id) const;
+  // The ranks of the mesh without a live worker; of one whose ranks are not given, none.
+  std::vector<int64_t> MissingRanks(const MeshRanks& mesh) const;
 };
 
 // What changed from one view to the next.

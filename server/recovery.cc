@@ -1,13 +1,17 @@
-// Recovery: a set of identities that only shrinks.
+// Recovery: identities that are awaited, and since when.
 #include "server/recovery.h"
 
 #include <utility>
 
 #include "rpc/log.h"
+#include "rpc/status.h"
+#include "sharding/reason.h"
+#include "sharding/str_cat.h"
 
 namespace shardmesh::server {
 
-Recovery::Recovery(const rpc::Clock* clock) : clock_(clock), since_(clock->Now()) {}
+Recovery::Recovery(const rpc::Clock* clock, absl::Duration return_grace)
+    : clock_(clock), return_grace_(return_grace), started_(clock->Now()), since_(started_) {}
 
 void Recovery::Begin(std::set<std::string, std::less<>> identities) {
   absl::MutexLock lock(&mutex_);
@@ -16,10 +20,33 @@ void Recovery::Begin(std::set<std::string, std::less<>> identities) {
 
 void Recovery::Heard(std::string_view identity) {
   absl::MutexLock lock(&mutex_);
+  if (const auto lost = lost_.find(identity); lost != lost_.end()) lost_.erase(lost);
   const auto found = awaited_.find(identity);
   if (found == awaited_.end()) return;
   awaited_.erase(found);
   EndIfComplete();
+}
+
+void Recovery::Lost(std::string_view identity) {
+  const absl::Time now = clock_->Now();
+  absl::MutexLock lock(&mutex_);
+  std::erase_if(lost_, [&](const auto& each) { return each.second + return_grace_ <= now; });
+  lost_.insert_or_assign(std::string(identity), now);
+}
+
+bool Recovery::ComesBack(std::string_view identity) const {
+  const absl::Time now = clock_->Now();
+  absl::MutexLock lock(&mutex_);
+  if (const auto lost = lost_.find(identity); lost != lost_.end()) {
+    return now < lost->second + return_grace_;
+  }
+  return awaited_.contains(identity) && now < started_ + return_grace_;
+}
+
+bool Recovery::IsAwaited(std::string_view identity) const {
+  const absl::Time now = clock_->Now();
+  absl::MutexLock lock(&mutex_);
+  return awaited_.contains(identity) && now < started_ + return_grace_;
 }
 
 void Recovery::MeshesChanged(const MembershipView& view) {
@@ -48,6 +75,12 @@ int64_t Recovery::awaited() const {
 absl::Time Recovery::since() const {
   absl::MutexLock lock(&mutex_);
   return since_;
+}
+
+absl::Status Recovering(std::string_view message) {
+  constexpr absl::Duration kRetryDelay = absl::Milliseconds(200);
+  return rpc::WithRetryDelay(
+      WithReason(absl::UnavailableError(ToAbsl(message)), Reason::kRecovering), kRetryDelay);
 }
 
 }  // namespace shardmesh::server

@@ -31,11 +31,15 @@ std::string Name(const WorkRef& ref) {
                            : StrCat("step ", ref.sequence, " (", ref.op, ")");
 }
 
-// The error of one rank as everybody hears it: its code and reason, with who and where.
+// The error of one rank as everybody hears it: its code and reason, with who and where. A rank
+// that reports another one's failure is named as who reported it.
 absl::Status Attribute(const absl::Status& error, const WorkRef& ref,
                        const Participant& participant) {
-  absl::Status named(error.code(),
-                     StrCat(Name(participant), " failed ", Name(ref), ": ", error.message()));
+  absl::Status named(
+      error.code(),
+      ref.blamed_by.has_value()
+          ? StrCat(Name(ref), " failed: ", error.message(), ", as ", Name(participant), " reports")
+          : StrCat(Name(participant), " failed ", Name(ref), ": ", error.message()));
   error.ForEachPayload([&named](absl::string_view type, const absl::Cord& payload) {
     named.SetPayload(type, payload);
   });

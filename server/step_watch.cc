@@ -22,22 +22,29 @@ std::string Name(const Participant& participant) {
   return StrCat("rank ", participant.rank, " (", participant.identity, ")");
 }
 
-// Of two that do not reach each other either may be to blame, unless one is gone since.
-std::vector<Participant> BlamedFor(const FailedStep& step, const MembershipView& view) {
+// Of two that do not reach each other either may be to blame, unless one is gone since, or is heard
+// of no more while the other, which reported it, is.
+std::vector<Participant> BlamedFor(const FailedStep& step, const MembershipView& view,
+                                   absl::Duration heartbeat_interval) {
   std::vector<Participant> blamed = step.work.blamed;
   if (ReasonOf(step.status) != Reason::kWorkerLost || !step.work.blamed_by.has_value()) {
     return blamed;
   }
+  const WorkerStatus* const reporter = view.FindWorker(step.work.blamed_by->identity);
   const bool is_gone = std::any_of(blamed.begin(), blamed.end(), [&](const Participant& each) {
     const WorkerStatus* worker = view.FindWorker(each.identity);
     return worker == nullptr || worker->state == WorkerState::kLost ||
-           worker->attached > step.failed;
+           worker->attached > step.failed ||
+           (reporter != nullptr &&
+            reporter->last_heartbeat - worker->last_heartbeat > 1.5 * heartbeat_interval);
   });
   if (!is_gone) blamed.push_back(*step.work.blamed_by);
   return blamed;
 }
 
-Finding FindingOf(const FailedStep& step, const MembershipView& view, absl::Time now) {
+Finding FindingOf(const FailedStep& step, const MembershipView& view,
+                  const DiagnosisOptions& options) {
+  const absl::Time now = options.now;
   Finding finding{.kind = FindingKind::kFailed,
                   .explanation = std::string(step.status.message()),
                   .sequence = step.work.sequence,
@@ -45,7 +52,7 @@ Finding FindingOf(const FailedStep& step, const MembershipView& view, absl::Time
                   .mesh_id = step.work.mesh_id,
                   .since = step.failed};
   std::vector<std::string> names;
-  for (const Participant& blamed : BlamedFor(step, view)) {
+  for (const Participant& blamed : BlamedFor(step, view, options.heartbeat_interval)) {
     finding.culprits.push_back({.rank = blamed.rank,
                                 .identity = blamed.identity,
                                 .reason = StrCat("made step ", step.work.sequence, " fail")});
@@ -69,7 +76,7 @@ ObservedRank StepWatch::Observe(const MembershipView& view, int64_t rank,
   ObservedRank observed{.rank = rank, .identity = identity};
   const WorkerStatus* worker = view.FindWorker(identity);
   if (worker == nullptr) {
-    observed.lost_because = "it never attached";
+    observed.lost_because = "it has not attached since the coordinator started";
     return observed;
   }
   if (worker->state == WorkerState::kLost) {
@@ -116,8 +123,8 @@ StepExplanation StepWatch::Explain(const WorkRef& work,
   return explanation;
 }
 
-StepWatch::Verdict StepWatch::Judge(int64_t sequence,
-                                    const std::vector<Sequencer::LiveWork>& live) const {
+StepWatch::Verdict StepWatch::Judge(int64_t sequence, const std::vector<Sequencer::LiveWork>& live,
+                                    int64_t degraded_arrays) const {
   const DiagnosisOptions options = OptionsNow();
   Verdict verdict;
   int64_t running = 0;
@@ -134,7 +141,7 @@ StepWatch::Verdict StepWatch::Judge(int64_t sequence,
   for (const FailedStep& step : log_->Failed()) {
     if (sequence != 0 ? step.work.sequence == sequence
                       : options.now - step.failed <= kFailedWithin) {
-      verdict.findings.push_back(FindingOf(step, *view, options.now));
+      verdict.findings.push_back(FindingOf(step, *view, options));
     }
   }
   if (sequence == 0) {
@@ -150,6 +157,14 @@ StepWatch::Verdict StepWatch::Judge(int64_t sequence,
         }
       }
     }
+    if (degraded_arrays > 0) {
+      Finding finding{.kind = FindingKind::kDegraded, .since = options.now};
+      finding.explanation =
+          StrCat(degraded_arrays, degraded_arrays == 1 ? " array lacks" : " arrays lack",
+                 " tiles; `shardmesh ls` names the ranks that are missing");
+      finding.summary = finding.explanation;
+      verdict.findings.push_back(std::move(finding));
+    }
   }
 
   if (!verdict.findings.empty()) {
@@ -164,9 +179,11 @@ StepWatch::Verdict StepWatch::Judge(int64_t sequence,
                running > 0 ? " runs, and nothing is stuck"
                            : " does not run, and is not among those that failed last");
   } else {
-    verdict.sentence = StrCat("nothing is stuck and nothing failed in the last ",
-                              absl::ToInt64Minutes(kFailedWithin), " minutes: ", running,
-                              running == 1 ? " step runs" : " steps run");
+    verdict.sentence =
+        StrCat("nothing is stuck and nothing failed in the last ",
+               absl::ToInt64Minutes(kFailedWithin), " minutes; ",
+               running == 0 ? std::string("no step runs now")
+                            : StrCat(running, running == 1 ? " step runs now" : " steps run now"));
   }
   return verdict;
 }

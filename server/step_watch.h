@@ -32,11 +32,13 @@ class StepWatch {
   struct Verdict {
     // All in one sentence.
     std::string sentence;
-    // The worst first: stuck steps, failed ones from the last to the first, workers.
+    // The worst first: stuck steps, failed ones from the last to the first, workers,
+    // arrays.
     std::vector<Finding> findings;
   };
-  // On one step, or on all (0) and the workers, with what is live now.
-  Verdict Judge(int64_t sequence, const std::vector<Sequencer::LiveWork>& live) const;
+  // On one step, or on all (0), the workers and the arrays, with what is live now.
+  Verdict Judge(int64_t sequence, const std::vector<Sequencer::LiveWork>& live,
+                int64_t degraded_arrays = 0) const;
 
  private:
   ObservedRank Observe(const MembershipView& view, int64_t rank, const std::string& identity,

@@ -1,6 +1,7 @@
 // Puts from their beginning to their commit or abort.
 #include "server/transfers.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_split.h"
@@ -72,6 +73,7 @@ absl::StatusOr<std::string> Transfers::Begin(const std::string& session_id,
   progress.transfer_id = RandomId();
   progress.session_id = session_id;
   progress.description = StrCat("put of ", items.size(), " tensors on mesh \"", mesh_id, "\"");
+  transfer->ranks = static_cast<int64_t>(identities.size());
   progress.total_tiles = static_cast<int64_t>(items.size() * identities.size());
   progress.started = clock_->Now();
   for (const PutItem& item : items) {
@@ -187,6 +189,7 @@ void Transfers::CommitCatalogue(const TransferPtr& transfer, const WorkOutcome& 
 
 void Transfers::End(const TransferPtr& transfer, const absl::Status& status) {
   std::vector<CommitCallback> waiting;
+  std::vector<absl::AnyInvocable<void() &&>> on_end;
   std::string request_id;
   TransferResult result;
   {
@@ -195,6 +198,7 @@ void Transfers::End(const TransferPtr& transfer, const absl::Status& status) {
     transfer->progress.status = status;
     transfer->progress.finished = clock_->Now();
     waiting = std::move(transfer->waiting);
+    on_end = std::move(transfer->on_end);
     request_id = std::exchange(transfer->request_id, {});
     result = transfer->result;
     ended_.push_back(transfer);
@@ -212,6 +216,33 @@ void Transfers::End(const TransferPtr& transfer, const absl::Status& status) {
   for (CommitCallback& callback : waiting) {
     std::move(callback)(status.ok() ? absl::StatusOr<TransferResult>(result) : status);
   }
+  for (absl::AnyInvocable<void() &&>& ended : on_end) {
+    std::move(ended)();
+  }
+}
+
+void Transfers::OnEnd(std::string_view transfer_id, absl::AnyInvocable<void() &&> ended) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (const TransferPtr transfer = Find(transfer_id);
+        transfer != nullptr && !transfer->progress.ended) {
+      transfer->on_end.push_back(std::move(ended));
+      return;
+    }
+  }
+  std::move(ended)();
+}
+
+Transfers::Live Transfers::LivePuts() const {
+  Live live;
+  absl::MutexLock lock(&mutex_);
+  for (const auto& [transfer_id, transfer] : transfers_) {
+    if (!transfer->progress.ended) {
+      ++live.puts;
+      live.bytes_per_rank += transfer->progress.total_bytes / std::max<int64_t>(transfer->ranks, 1);
+    }
+  }
+  return live;
 }
 
 void Transfers::Commit(std::string_view transfer_id, std::string request_id, absl::Time give_up,

@@ -91,6 +91,16 @@ class Transfers {
   // Nothing if it has ended or never was. FAILED_PRECONDITION: it is being committed.
   absl::Status Abort(std::string_view transfer_id, absl::Status reason);
 
+  // Has `ended` called when the transfer has ended; at once if it has, or never was.
+  void OnEnd(std::string_view transfer_id, absl::AnyInvocable<void() &&> ended);
+
+  // The puts under way and the bytes that they stage on each rank at most: who else takes memory.
+  struct Live {
+    int64_t puts = 0;
+    int64_t bytes_per_rank = 0;
+  };
+  Live LivePuts() const;
+
   // A rank reported a tile.
   void TileStaged(std::string_view transfer_id, int64_t size_bytes);
 
@@ -105,6 +115,8 @@ class Transfers {
     bool committing = false;
     TransferResult result;
     std::vector<CommitCallback> waiting;
+    std::vector<absl::AnyInvocable<void() &&>> on_end;
+    int64_t ranks = 0;
   };
   using TransferPtr = std::shared_ptr<Transfer>;
 

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include "rpc/status.h"
+#include "sharding/reason.h"
 #include "tests/testing/fake_clock.h"
 
 namespace shardmesh::server {
@@ -55,6 +57,38 @@ TEST_F(RecoveryTest, WhoServesNoRankAnyMoreIsNotWaitedFor) {
   recovery_.MeshesChanged({});
   EXPECT_EQ(recovery_.awaited(), 0);
   EXPECT_EQ(recovery_.since(), started_ + absl::Seconds(3));
+}
+
+TEST_F(RecoveryTest, WorkersAreExpectedBackForAWhileAfterTheStartAndAfterALoss) {
+  Recovery recovery(&clock_, absl::Seconds(10));
+  recovery.Begin({"worker-0", "worker-1"});
+  EXPECT_TRUE(recovery.ComesBack("worker-0"));
+  EXPECT_TRUE(recovery.IsAwaited("worker-0"));
+  EXPECT_FALSE(recovery.ComesBack("stranger"));
+  recovery.Heard("worker-0");
+  EXPECT_FALSE(recovery.ComesBack("worker-0"));
+  clock_.Advance(absl::Seconds(10));
+  EXPECT_FALSE(recovery.ComesBack("worker-1")) << "it had ten seconds";
+  EXPECT_FALSE(recovery.IsAwaited("worker-1"));
+
+  recovery.Lost("worker-0");
+  EXPECT_TRUE(recovery.ComesBack("worker-0"));
+  EXPECT_FALSE(recovery.IsAwaited("worker-0")) << "what it had in memory is gone";
+  EXPECT_EQ(recovery.awaited(), 1) << "of the start alone";
+  clock_.Advance(absl::Seconds(9));
+  EXPECT_TRUE(recovery.ComesBack("worker-0"));
+  recovery.Heard("worker-0");
+  EXPECT_FALSE(recovery.ComesBack("worker-0"));
+  recovery.Lost("worker-0");
+  clock_.Advance(absl::Seconds(10));
+  EXPECT_FALSE(recovery.ComesBack("worker-0"));
+}
+
+TEST_F(RecoveryTest, SaysThatTheCallMayBeTriedAgain) {
+  const absl::Status status = Recovering("waits for rank 1");
+  EXPECT_TRUE(absl::IsUnavailable(status));
+  EXPECT_EQ(ReasonOf(status), Reason::kRecovering);
+  EXPECT_GT(rpc::RetryDelayOf(status).value_or(absl::ZeroDuration()), absl::ZeroDuration());
 }
 
 }  // namespace

@@ -146,6 +146,10 @@ TEST_F(StepWatchTest, BlamesBothOfTwoThatLostEachOtherUnlessOneIsGone) {
   clock_.Advance(absl::Seconds(1));
   EXPECT_THAT(watch_.Judge(7, {}).sentence,
               HasSubstr("because of rank 1 (worker-1), rank 0 (worker-0): "));
+  // One is silent and the other, which reported it, is heard of: before it counts as lost.
+  clock_.Advance(absl::Seconds(1));
+  Beat(0, std::nullopt);
+  EXPECT_THAT(watch_.Judge(7, {}).sentence, HasSubstr("because of rank 1 (worker-1): "));
   members_.Detach(attachments_[1], "its stream broke");
   EXPECT_THAT(watch_.Judge(7, {}).sentence, HasSubstr("because of rank 1 (worker-1): "));
   Attach(1, 2);
