@@ -263,10 +263,30 @@ absl::StatusOr<RuleSetDefinition> ParseRulesNode(const File& file, std::string_v
                            /*default_min_size=*/!options.min_size.has_value()};
 }
 
+// As flax takes them, [[batch, data], [heads, [tensor, sequence]], [mlp, null]]; MaxText has such a
+// list under logical_axis_rules, beside much else.
+absl::StatusOr<LogicalRules> ParseLogicalPairs(const File& file, const YAML::Node& list) {
+  SHARDMESH_RETURN_IF_ERROR(file.CheckCount(list, "logical rules", kMaxLogicalRules));
+  LogicalRules rules;
+  for (const YAML::Node& node : list) {
+    if (!node.IsSequence() || node.size() != 2) {
+      return file.Bad(node.Mark(), "a logical rule in a list must be a pair, [NAME, AXES]");
+    }
+    LogicalRule& rule = rules.emplace_back();
+    SHARDMESH_ASSIGN_OR_RETURN(rule.name, file.Text(node[0], "the name of a logical rule"));
+    SHARDMESH_ASSIGN_OR_RETURN(rule.mesh_axes, file.Axes(node[1], "the axes of a logical rule"));
+  }
+  return rules;
+}
+
 absl::StatusOr<LogicalRules> ParseLogicalRulesNode(const File& file, std::string_view text) {
   constexpr std::array<std::string_view, 1> kKeys = {"rules"};
   constexpr std::array<std::string_view, 2> kRuleKeys = {"name", "axes"};
   SHARDMESH_ASSIGN_OR_RETURN(const YAML::Node root, Load(file, text));
+  if (root.IsSequence()) return ParseLogicalPairs(file, root);
+  if (root.IsMap() && root["logical_axis_rules"] && root["logical_axis_rules"].IsSequence()) {
+    return ParseLogicalPairs(file, root["logical_axis_rules"]);
+  }
   SHARDMESH_RETURN_IF_ERROR(file.CheckMap(root, "a file of logical rules", kKeys));
   if (!root["rules"] || !root["rules"].IsSequence()) {
     return file.Bad(root.Mark(), "a file of logical rules needs a list of rules");

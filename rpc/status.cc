@@ -8,6 +8,7 @@
 #include "absl/strings/cord.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
+#include "rpc/message_subject.h"
 #include "rpc/time_codec.h"
 #include "sharding/reason.h"
 #include "sharding/str_cat.h"
@@ -123,7 +124,12 @@ grpc::Status ToGrpc(const absl::Status& status) {
   }
   google::rpc::Status wire;
   wire.set_code(static_cast<int>(status.code()));
-  wire.set_message(WireText(ToStd(status.message()), kMaxStatusMessageBytes));
+  std::string message(status.message());
+  if (const std::vector<FieldViolation> fields = FieldViolationsOf(status);
+      fields.size() == 1 && !fields.front().field.empty() && LacksSubject(message)) {
+    message = StrCat(fields.front().field, " ", message);
+  }
+  wire.set_message(WireText(message, kMaxStatusMessageBytes));
   if (const auto info = WireErrorInfo(status); !info.reason().empty() || !info.metadata().empty()) {
     wire.add_details()->PackFrom(info);
   }

@@ -441,6 +441,11 @@ class PartitionAxis::Builder {
       AppendFlat(answer->flat, out);
       return absl::OkStatus();
     }
+    // A field stands for what it has been given, whatever the mode.
+    if (const std::optional<AxisField> field = FindAxisField(name); field.has_value()) {
+      AppendFlat(rep_.answers[static_cast<size_t>(*field)].flat, out);
+      return absl::OkStatus();
+    }
     if (LooksSemantic(name)) return rep_.UnknownAxis(name, "ValueError");
     out.push_back(value);
     return absl::OkStatus();

@@ -2,7 +2,10 @@
 #include "tensor/npy.h"
 
 #include <algorithm>
+#include <cstring>
+#include <ostream>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
@@ -180,6 +183,31 @@ absl::StatusOr<Dtype> DtypeOf(std::string_view source, std::string_view type) {
       StrCat(source, ": elements of NumPy type '", Escaped(type), "' cannot be read; ", remedy));
 }
 
+// Elements of which the first index varies fastest, as those of which the last does.
+std::vector<char> ToRowMajor(absl::Span<const char> from, const Shape& shape,
+                             size_t element_bytes) {
+  std::vector<char> to(from.size());
+  // How far apart elements lie in `from` along each dimension.
+  std::vector<size_t> strides(shape.size());
+  size_t stride = element_bytes;
+  for (size_t dim = 0; dim < shape.size(); ++dim) {
+    strides[dim] = stride;
+    stride *= static_cast<size_t>(shape[dim]);
+  }
+  std::vector<int64_t> index(shape.size(), 0);
+  size_t source = 0;
+  for (size_t target = 0; target < to.size(); target += element_bytes) {
+    std::memcpy(&to[target], &from[source], element_bytes);
+    for (size_t dim = shape.size(); dim-- > 0;) {
+      source += strides[dim];
+      if (++index[dim] < shape[dim]) break;
+      source -= strides[dim] * static_cast<size_t>(shape[dim]);
+      index[dim] = 0;
+    }
+  }
+  return to;
+}
+
 }  // namespace
 
 absl::StatusOr<NpyHeader> ParseNpyHeader(std::string_view source, absl::Span<const char> bytes,
@@ -208,10 +236,9 @@ absl::StatusOr<NpyHeader> ParseNpyHeader(std::string_view source, absl::Span<con
   header.shape = dictionary.shape;
   header.data_offset_bytes = static_cast<int64_t>(start + header_bytes);
   SHARDMESH_ASSIGN_OR_RETURN(header.dtype, DtypeOf(source, *dictionary.type));
-  if (*dictionary.fortran_order && std::count_if(header.shape.begin(), header.shape.end(),
-                                                 [](int64_t n) { return n > 1; }) > 1) {
-    return BadFile(source, "the elements lie in Fortran order; save numpy.ascontiguousarray(a)");
-  }
+  header.fortran_order =
+      *dictionary.fortran_order &&
+      std::count_if(header.shape.begin(), header.shape.end(), [](int64_t n) { return n > 1; }) > 1;
   const absl::StatusOr<int64_t> elements = ElementCount(header.shape);
   const absl::StatusOr<int64_t> need_bytes =
       elements.ok() ? PackedSizeBytes(header.dtype, *elements) : elements.status();
@@ -232,10 +259,19 @@ absl::StatusOr<NpyFile> NpyFile::Open(const std::string& path) {
   SHARDMESH_ASSIGN_OR_RETURN(MappedFile mapped, MappedFile::Map(file, path));
   SHARDMESH_ASSIGN_OR_RETURN(NpyHeader header,
                              ParseNpyHeader(path, mapped.bytes(), file.size_bytes));
-  return NpyFile(std::move(header), std::move(mapped));
+  NpyFile npy(std::move(header), std::move(mapped));
+  if (npy.header_.fortran_order) {
+    npy.turned_ =
+        ToRowMajor(npy.file_.bytes().subspan(static_cast<size_t>(npy.header_.data_offset_bytes)),
+                   npy.header_.shape, static_cast<size_t>(BitsPerElement(npy.header_.dtype)) / 8);
+  }
+  return npy;
 }
 
 TensorView NpyFile::View() const {
+  if (header_.fortran_order) {
+    return *TensorView::Create(header_.dtype, header_.shape, turned_);
+  }
   // The header was checked against the file, so that this cannot fail.
   return *TensorView::Create(header_.dtype, header_.shape,
                              file_.bytes().subspan(static_cast<size_t>(header_.data_offset_bytes)));
@@ -269,6 +305,18 @@ absl::Status WriteNpy(const std::string& path, const TensorView& tensor) {
   SHARDMESH_RETURN_IF_ERROR(file.Append(header));
   SHARDMESH_RETURN_IF_ERROR(file.Append(tensor.bytes()));
   return file.Finish();
+}
+
+absl::Status WriteNpy(std::ostream& out, const TensorView& tensor) {
+  SHARDMESH_ASSIGN_OR_RETURN(const std::string header,
+                             EncodeNpyHeader(tensor.dtype(), tensor.shape()));
+  out << header;
+  out.write(tensor.bytes().data(), static_cast<std::streamsize>(tensor.bytes().size()));
+  out.flush();
+  return out ? absl::OkStatus()
+             : WithReason(absl::DataLossError("the output takes no more: it was closed, or its "
+                                              "disk is full"),
+                          Reason::kBadFile);
 }
 
 }  // namespace shardmesh

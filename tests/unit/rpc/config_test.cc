@@ -6,6 +6,7 @@
 
 #include <fstream>
 
+#include "sharding/str_cat.h"
 #include "tests/testing/status_matchers.h"
 
 namespace shardmesh::rpc {
@@ -245,6 +246,27 @@ TEST(ConfigTest, FilesThatCannotBeReadAreNamed) {
   std::ofstream(path) << "axes: [{name: tp, size: 2}]";
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const MeshDefinition mesh, LoadMesh(path));
   EXPECT_EQ(mesh.mesh.size(), 2);
+}
+
+TEST(ConfigTest, ReadsLogicalRulesAsFlaxAndMaxTextWriteThem) {
+  const auto ours = ParseLogicalRules(
+      "rules:\n"
+      "  - {name: batch, axes: [data, fsdp]}\n"
+      "  - {name: heads, axes: tensor}\n"
+      "  - {name: length, axes: null}\n",
+      "ours.yaml");
+  ASSERT_TRUE(ours.ok()) << ours.status();
+  constexpr std::string_view kPairs =
+      "[['batch', ['data', 'fsdp']], ['heads', 'tensor'], ['length', null]]";
+  for (const std::string& text : {std::string(kPairs), StrCat("run_name: ''\nsteps: 150\n"
+                                                              "logical_axis_rules: ",
+                                                              kPairs, "\n")}) {
+    const auto pairs = ParseLogicalRules(text, "base.yml");
+    ASSERT_TRUE(pairs.ok()) << pairs.status();
+    EXPECT_EQ(*pairs, *ours) << text;
+  }
+  const absl::Status triple = ParseLogicalRules("[[a, b, c]]", "x.yml").status();
+  EXPECT_THAT(std::string(triple.message()), ::testing::HasSubstr("must be a pair"));
 }
 
 }  // namespace

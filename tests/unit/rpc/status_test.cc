@@ -110,6 +110,17 @@ TEST(StatusTest, FieldsOfRepeatedEntriesJoinWithoutADot) {
   EXPECT_EQ(FieldViolationsOf(WithField(inner, "axes"))[0].field, "axes[2]");
 }
 
+TEST(StatusTest, OnTheWireAMessageNamesTheFieldThatItIsAbout) {
+  const absl::Status nested =
+      WithField(BadField("axes", "must be empty where a preset is given"), "q");
+  EXPECT_EQ(ToGrpc(nested).error_message(), "q.axes must be empty where a preset is given");
+  EXPECT_EQ(FromGrpc(ToGrpc(nested)).message(), ToGrpc(nested).error_message());
+  // Sent on, it is not named twice; what has a subject keeps it.
+  EXPECT_EQ(ToGrpc(FromGrpc(ToGrpc(nested))).error_message(), ToGrpc(nested).error_message());
+  EXPECT_EQ(ToGrpc(BadField("shape", "dimension 1 is 0")).error_message(), "dimension 1 is 0");
+  EXPECT_EQ(ToGrpc(absl::InternalError("is broken")).error_message(), "is broken");
+}
+
 TEST(StatusTest, OkGetsNothingAttached) {
   EXPECT_EQ(WithField(absl::OkStatus(), "f"), absl::OkStatus());
   EXPECT_EQ(WithRetryDelay(absl::OkStatus(), absl::Seconds(1)), absl::OkStatus());

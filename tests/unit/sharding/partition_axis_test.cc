@@ -236,6 +236,22 @@ TEST(PartitionAxisTest, RefusesSemanticAxesThatStandForTooMuch) {
   EXPECT_THAT(ToStd(status.message()), HasSubstr("\"a9\""));
 }
 
+TEST(PartitionAxisTest, ASemanticAxisMayStandForAFieldByItsName) {
+  // As register("__MY__", "expert_parallel_axis") of eformer 0.0.98: the field's value, in every
+  // mode.
+  const PartitionAxis profile = MakeProfile(
+      {{"batch_axis", Tuple({Name("fsdp"), Name("dp")})}, {"decode_head_axis", Name("tp")}},
+      {{"__MY__", Name("expert_parallel_axis"), std::nullopt},
+       {"__TWO__", Tuple({Name("batch_axis"), Name("z")}), std::nullopt},
+       {"__OF__", Name("__MY__"), Name("decode_head_axis")}});
+  for (const RuntimeMode mode : {kTrain, kDecode}) {
+    EXPECT_EQ(SpecText(profile, {Name("__MY__")}, mode), "P('ep')");
+    EXPECT_EQ(SpecText(profile, {Name("__TWO__")}, mode), "P(('fsdp', 'dp', 'z'))");
+  }
+  EXPECT_EQ(SpecText(profile, {Name("__OF__")}, kTrain), "P('ep')");
+  EXPECT_EQ(SpecText(profile, {Name("__OF__")}, kDecode), "P('tp')");
+}
+
 TEST(PartitionAxisTest, RefusesSemanticAxesOfWrongNameOrValue) {
   const struct {
     std::vector<SemanticAxis> axes;
