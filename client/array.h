@@ -87,6 +87,9 @@ struct PutOptions {
   // Called at most about 20 times a second, and once at the end of the bytes; one call at a time,
   // on any thread. Null for none.
   ProgressCallback progress = nullptr;
+  // Called once with the id of the transfer, by which it may be cancelled as an operation, before
+  // the first byte moves. Null for none.
+  std::function<void(const std::string& transfer_id)> on_begun = nullptr;
 };
 
 // An array as put, and why its spec is not the one asked for.

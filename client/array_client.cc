@@ -1,4 +1,5 @@
 // The calls of CoordinatorClient about arrays.
+#include <memory>
 #include <utility>
 
 #include "client/coordinator_client.h"
@@ -35,6 +36,7 @@ void EncodeHeader(const std::string& session_id, const PutOptions& from, v1::Beg
   to->set_policy(EncodePolicy(from.strict));
   to->mutable_source()->mutable_stream();
   to->set_release_first(from.release_first);
+  to->set_hold(true);
 }
 
 std::vector<TransferDevice> DecodeDevices(
@@ -67,45 +69,70 @@ absl::Status Append(const v1::BeginPutResponse& from, BegunPut* to) {
   return absl::OkStatus();
 }
 
+// A BeginPut that stays open; ended with this object.
+struct HeldPut {
+  ~HeldPut() {
+    if (stream != nullptr && !is_finished) {
+      context.TryCancel();
+      stream->Finish();  // whatever it says: the transfer has ended, or is to
+    }
+  }
+
+  grpc::ClientContext context;
+  std::unique_ptr<grpc::ClientReaderWriter<v1::BeginPutRequest, v1::BeginPutResponse>> stream;
+  bool is_finished = false;
+};
+
 }  // namespace
 
 absl::StatusOr<BegunPut> CoordinatorClient::BeginPut(const std::string& session_id,
                                                      absl::Span<const PutTensor> tensors,
                                                      const PutOptions& put_options,
                                                      const Options& options) {
-  grpc::ClientContext context;
-  rpc::Apply(options, &context);
-  const auto stream = connection_->arrays->BeginPut(&context);
   BegunPut put;
-  absl::Status unreadable;
-  WriteWhileReading(
-      [&] {
-        v1::BeginPutRequest request;
-        EncodeHeader(session_id, put_options, request.mutable_header());
-        bool is_open = stream->Write(request);
-        for (size_t i = 0; i < tensors.size() && is_open;) {
-          request.Clear();
-          for (size_t bytes = 0; i < tensors.size() && bytes < kBatchBytes; ++i) {
-            v1::PutTensor& tensor = *request.add_tensors();
-            EncodeTensor(tensors[i], &tensor);
-            bytes += tensor.ByteSizeLong();
+  const auto begin = [&]() -> absl::Status {
+    put = BegunPut();
+    auto call = std::make_shared<HeldPut>();
+    rpc::Apply(options, &call->context);
+    call->stream = connection_->arrays->BeginPut(&call->context);
+    absl::Status unreadable;
+    bool is_complete = false;
+    WriteWhileReading(
+        [&] {
+          v1::BeginPutRequest request;
+          EncodeHeader(session_id, put_options, request.mutable_header());
+          bool is_open = call->stream->Write(request);
+          for (size_t i = 0; i < tensors.size() && is_open;) {
+            request.Clear();
+            for (size_t bytes = 0; i < tensors.size() && bytes < kBatchBytes; ++i) {
+              v1::PutTensor& tensor = *request.add_tensors();
+              EncodeTensor(tensors[i], &tensor);
+              bytes += tensor.ByteSizeLong();
+            }
+            is_open = call->stream->Write(request);
           }
-          is_open = stream->Write(request);
-        }
-        stream->WritesDone();
-      },
-      [&] {
-        v1::BeginPutResponse response;
-        while (unreadable.ok() && stream->Read(&response)) {
-          unreadable = Append(response, &put);
-        }
-        if (!unreadable.ok()) {
-          context.TryCancel();
-        }
-      });
-  const absl::Status status = connection_->StatusOf(stream->Finish());
-  SHARDMESH_RETURN_IF_ERROR(unreadable);
-  SHARDMESH_RETURN_IF_ERROR(status);
+          call->stream->WritesDone();
+        },
+        [&] {
+          v1::BeginPutResponse response;
+          while (unreadable.ok() && !is_complete && call->stream->Read(&response)) {
+            unreadable = Append(response, &put);
+            is_complete = unreadable.ok() && !put.transfer_id.empty() && !tensors.empty() &&
+                          put.assignments.size() == tensors.size();
+          }
+          if (!unreadable.ok()) {
+            call->context.TryCancel();
+          }
+        });
+    SHARDMESH_RETURN_IF_ERROR(unreadable);
+    if (is_complete) {
+      put.hold = std::move(call);
+      return absl::OkStatus();
+    }
+    call->is_finished = true;
+    return connection_->StatusOf(call->stream->Finish());
+  };
+  SHARDMESH_RETURN_IF_ERROR(connection_->Repeat(options, begin));
   if (put.transfer_id.empty() || put.assignments.size() != tensors.size()) {
     return BadAnswer(absl::InvalidArgumentError(StrCat(put.assignments.size(), " assignments of ",
                                                        tensors.size(), " tensors in transfer '",

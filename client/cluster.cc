@@ -61,6 +61,8 @@ std::string_view ClusterFindingName(ClusterFinding::Kind kind) {
       return "failed";
     case ClusterFinding::Kind::kWorker:
       return "worker";
+    case ClusterFinding::Kind::kDegraded:
+      return "degraded";
     case ClusterFinding::Kind::kUnknown:
       break;
   }

@@ -52,6 +52,12 @@ struct WorkerStatus {
   int64_t used_bytes = 0;  // as of its last heartbeat
   absl::Duration heartbeat_age = absl::ZeroDuration();
   std::string lost_reason;
+  absl::Duration lost_age = absl::ZeroDuration();  // since it was lost
+  int64_t losses = 0;                              // since the coordinator started
+  // Attempts to attach that failed since it took part last, and how the last one did.
+  int64_t failed_attaches = 0;
+  std::string attach_error;
+  absl::Duration attach_error_age = absl::ZeroDuration();
   BuildVersion build;
 };
 
@@ -75,6 +81,7 @@ struct ClusterStatus {
   std::vector<WorkerStatus> workers;  // by identity
   int64_t pid = 0;
   int64_t arrays = 0;
+  int64_t degraded_arrays = 0;  // of these, that lack tiles
   int64_t sessions = 0;
 };
 
@@ -116,7 +123,7 @@ struct ClusterLinks {
 // One thing that is wrong with a cluster.
 struct ClusterFinding {
   // kUnknown: one that this build does not know.
-  enum class Kind { kUnknown, kStuck, kDeadlock, kCutOff, kFailed, kWorker };
+  enum class Kind { kUnknown, kStuck, kDeadlock, kCutOff, kFailed, kWorker, kDegraded };
   struct Culprit {
     int64_t rank = -1;  // -1: not known
     std::string identity;

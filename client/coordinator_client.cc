@@ -120,6 +120,11 @@ absl::StatusOr<WorkerStatus> DecodeWorker(const v1::WorkerStatus& from) {
   worker.used_bytes = from.used_bytes();
   SHARDMESH_ASSIGN_OR_RETURN(worker.heartbeat_age, DecodeAnswer(from.heartbeat_age()));
   worker.lost_reason = from.lost_reason();
+  SHARDMESH_ASSIGN_OR_RETURN(worker.lost_age, DecodeAnswer(from.lost_age()));
+  worker.losses = from.losses();
+  worker.failed_attaches = from.failed_attaches();
+  worker.attach_error = from.attach_error();
+  SHARDMESH_ASSIGN_OR_RETURN(worker.attach_error_age, DecodeAnswer(from.attach_error_age()));
   worker.build = DecodeBuild(from.build());
   return worker;
 }
@@ -206,14 +211,45 @@ CoordinatorClient::CoordinatorClient(std::unique_ptr<Connection> connection)
 CoordinatorClient::~CoordinatorClient() = default;
 
 absl::StatusOr<std::unique_ptr<CoordinatorClient>> CoordinatorClient::Connect(
-    const std::string& address, const rpc::Credentials& credentials, absl::Duration timeout) {
+    const std::string& address, const rpc::Credentials& credentials, absl::Duration timeout,
+    const RetryOptions& retries) {
   const rpc::ChannelOptions options{.credentials = credentials,
                                     .peer = rpc::ExpectedPeer::Coordinator()};
   SHARDMESH_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel,
                              rpc::CreateChannel(address, options));
   SHARDMESH_RETURN_IF_ERROR(rpc::WaitForConnected(*channel, address, timeout, options));
   return std::unique_ptr<CoordinatorClient>(
-      new CoordinatorClient(std::make_unique<Connection>(address, channel)));
+      new CoordinatorClient(std::make_unique<Connection>(address, channel, retries)));
+}
+
+absl::Status CoordinatorClient::Connection::Repeat(
+    const rpc::CallOptions& options, const std::function<absl::Status()>& call) const {
+  constexpr int kMaxAttempts = 5;  // without an answer
+  rpc::Backoff backoff({.max_delay = absl::Milliseconds(500)});
+  absl::Status last;  // why the call is repeated
+  for (int attempt = 1;; ++attempt) {
+    absl::Status status = call();
+    const Reason reason = ReasonOf(status);
+    if (absl::IsDeadlineExceeded(status) && reason == Reason::kUnspecified && !last.ok()) {
+      return last;
+    }
+    const bool is_asked_to = rpc::RetryDelayOf(status).has_value() &&
+                             (absl::IsUnavailable(status) || absl::IsAborted(status));
+    const bool is_away = absl::IsUnavailable(status) &&
+                         (reason == Reason::kUnspecified || reason == Reason::kNotServing);
+    if (!is_asked_to && !(is_away && (retries.await_coordinator || attempt < kMaxAttempts))) {
+      return status;
+    }
+    const absl::Duration delay = backoff.NextDelay(status);
+    if (absl::Now() + delay >= options.deadline) {
+      return status;
+    }
+    if (retries.on_wait) {
+      retries.on_wait(status);
+    }
+    absl::SleepFor(delay);
+    last = std::move(status);
+  }
 }
 
 absl::StatusOr<ServerVersion> CoordinatorClient::GetVersion(const Options& options) {
@@ -249,6 +285,7 @@ absl::StatusOr<ClusterStatus> CoordinatorClient::GetStatus(const Options& option
   }
   status.pid = response.pid();
   status.arrays = response.arrays();
+  status.degraded_arrays = response.degraded_arrays();
   status.sessions = response.sessions();
   return status;
 }

@@ -49,6 +49,9 @@ struct BegunPut {
   std::vector<TransferDevice> devices;
   std::vector<Assignment> assignments;  // in the order of the tensors
   absl::Time expire_time = absl::InfiniteFuture();
+  // The call, which stays open: when it ends before the commit, as with this process, the
+  // coordinator aborts the transfer at once.
+  std::shared_ptr<void> hold;
 };
 
 // A put as committed.
@@ -67,6 +70,13 @@ struct BegunGet {
   bool pinned = false;  // by this call, and not by the session before
 };
 
+// How calls are repeated.
+struct RetryOptions {
+  // See MeshClientOptions.
+  bool await_coordinator = false;
+  std::function<void(const absl::Status& why)> on_wait = nullptr;
+};
+
 // One page of a list; the token of the next one is empty on the last.
 struct EntryPage {
   std::vector<Entry> entries;
@@ -78,16 +88,18 @@ struct ArrayPage {
 };
 
 // Errors are the server's own, whole; where the connection failed, the address stands in front.
-// Unary calls and those that stream a tree are repeated while the coordinator is UNAVAILABLE (not
-// while it answers that a worker is lost or missing) and their deadline allows: all of them are
-// idempotent, mutations by the request_id that each makes for itself. Thread-safe.
+// Unary calls, those that stream a tree, and the begin of a put are repeated while their deadline
+// allows: all of them are idempotent, mutations by the request_id that each makes for itself. They
+// are repeated as long as the coordinator answers that they may be tried again after a delay, as it
+// does while it recovers; a coordinator that cannot be reached or does not serve is tried a few
+// times within a second, or with RetryOptions::await_coordinator until the deadline. Thread-safe.
 class CoordinatorClient {
  public:
   // Connects. INVALID_ARGUMENT for what is no address; UNAVAILABLE after `timeout`, naming the
   // address, and whether there is something else.
   static absl::StatusOr<std::unique_ptr<CoordinatorClient>> Connect(
       const std::string& address, const rpc::Credentials& credentials,
-      absl::Duration timeout = rpc::kConnectTimeout);
+      absl::Duration timeout = rpc::kConnectTimeout, const RetryOptions& retries = {});
   ~CoordinatorClient();
   CoordinatorClient(const CoordinatorClient&) = delete;
   CoordinatorClient& operator=(const CoordinatorClient&) = delete;

@@ -38,8 +38,10 @@
 namespace shardmesh::client {
 
 struct CoordinatorClient::Connection {
-  Connection(std::string coordinator, const std::shared_ptr<grpc::Channel>& channel)
+  Connection(std::string coordinator, const std::shared_ptr<grpc::Channel>& channel,
+             RetryOptions retry_options)
       : address(std::move(coordinator)),
+        retries(std::move(retry_options)),
         arrays(v1::ArrayService::NewStub(channel)),
         catalog(v1::CatalogService::NewStub(channel)),
         cluster(v1::ClusterService::NewStub(channel)),
@@ -49,6 +51,7 @@ struct CoordinatorClient::Connection {
         sessions(v1::SessionService::NewStub(channel)) {}
 
   const std::string address;
+  const RetryOptions retries;
   const std::unique_ptr<v1::ArrayService::Stub> arrays;
   const std::unique_ptr<v1::CatalogService::Stub> catalog;
   const std::unique_ptr<v1::ClusterService::Stub> cluster;
@@ -88,19 +91,10 @@ struct CoordinatorClient::Connection {
     });
   }
 
-  // Makes an idempotent call until it succeeds or fails for another reason than that the
-  // coordinator cannot be reached or does not serve yet.
-  static absl::Status Repeat(const rpc::CallOptions& options,
-                             const std::function<absl::Status()>& call) {
-    absl::Status status;
-    rpc::Retry({}, options.deadline, [&] {
-      status = call();
-      const Reason reason = ReasonOf(status);
-      const bool may_help = reason == Reason::kUnspecified || reason == Reason::kNotServing;
-      return may_help ? status : absl::OkStatus();
-    }).IgnoreError();
-    return status;
-  }
+  // Makes an idempotent call until it succeeds or fails for a reason that trying again does not
+  // help: see CoordinatorClient.
+  absl::Status Repeat(const rpc::CallOptions& options,
+                      const std::function<absl::Status()>& call) const;
 };
 
 // An id that no other request has.

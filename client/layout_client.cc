@@ -347,7 +347,7 @@ absl::StatusOr<TreeAnswer> CoordinatorClient::ResolveTree(const TreeQuestion& qu
                                                           absl::Span<const TreeTensor> tensors,
                                                           const Options& options) {
   TreeAnswer answer;
-  SHARDMESH_RETURN_IF_ERROR(Connection::Repeat(options, [&] {
+  SHARDMESH_RETURN_IF_ERROR(connection_->Repeat(options, [&] {
     answer = TreeAnswer();
     grpc::ClientContext context;
     rpc::Apply(options, &context);

@@ -45,6 +45,35 @@ bool IsSymptom(const absl::Status& status) {
   }
 }
 
+// How often an array is asked for whose tiles are not where the coordinator says: workers that are
+// lost meanwhile are known to it at once, or within its heartbeat limit of 5 s.
+constexpr int kMaxGatherAttempts = 8;
+
+struct GatherOutcome {
+  absl::StatusOr<GatheredTensor> tensor;
+  bool may_have_moved = false;  // the coordinator may answer otherwise now
+};
+
+// Whether a download's error may follow from what changed since the coordinator was asked: a worker
+// was lost, or another coordinator signs the tokens.
+bool MayHaveMoved(const absl::Status& status) {
+  const Reason reason = ReasonOf(status);
+  return reason == Reason::kArrayDegraded || reason == Reason::kBadToken ||
+         reason == Reason::kStaleTerm || reason == Reason::kNotServing ||
+         (absl::IsUnavailable(status) && reason == Reason::kUnspecified);
+}
+
+// The error of an array whose workers live, by the coordinator, and are not reached from here.
+absl::Status WithoutReach(const absl::Status& status) {
+  if (ReasonOf(status) != Reason::kArrayDegraded) {
+    return status;
+  }
+  return absl::UnavailableError(
+      StrCat(ToStd(status.message()),
+             "; the coordinator has those workers: elements go between this client and the workers "
+             "directly, so run it where the workers' addresses are reached"));
+}
+
 // Cancels a transfer's streams as soon as the coordinator says that it failed, so that nobody goes
 // on sending to a worker that does not take anything any more.
 class TransferWatch {
@@ -161,6 +190,36 @@ class MeshClient::Impl {
     return call(session_id);
   }
 
+  // Asks for the array once and downloads it.
+  GatherOutcome Gather(const ArraySelector& array, const rpc::CallOptions& call) {
+    std::string session;
+    read_pins_.BeginAsking();
+    absl::StatusOr<BegunGet> begun = InSession(call, [&](const std::string& session_id) {
+      session = session_id;
+      return coordinator_->BeginGet(session_id, array, call);
+    });
+    read_pins_.EndAsking(begun);
+    if (!begun.ok()) return {std::move(begun).status()};
+    BegunGet get = *std::move(begun);
+    const absl::Cleanup let_go = [&, array_id = get.array.descriptor.array_id] {
+      if (const std::vector<std::string> idle = read_pins_.EndReading(array_id); !idle.empty()) {
+        coordinator_->ReleaseArrays(session, idle, rpc::CallOptions::Within(kLetGoTimeout))
+            .IgnoreError();
+        read_pins_.EndLettingGo();
+      }
+    };
+    absl::StatusOr<GatheredTensor> tensor = GatheredTensor::Allocate(std::move(get.array));
+    if (!tensor.ok()) return {std::move(tensor)};
+    const absl::Status downloaded = Download(tensor->array().descriptor, get.token, get.devices,
+                                             tensor->mutable_view(), Transfer(call, nullptr));
+    if (downloaded.ok()) return {std::move(tensor)};
+    return {downloaded, MayHaveMoved(downloaded)};
+  }
+
+  void OnWait(const absl::Status& why) const {
+    if (options_.on_wait) options_.on_wait(why);
+  }
+
   // Ends a put whose tiles were sent, or whose sending failed with `sent`.
   absl::StatusOr<CommittedPut> Conclude(const std::string& transfer_id, const absl::Status& sent,
                                         const rpc::CallOptions& options) {
@@ -196,10 +255,21 @@ MeshClient::~MeshClient() = default;
 
 absl::StatusOr<std::unique_ptr<MeshClient>> MeshClient::Connect(const std::string& address,
                                                                 const MeshClientOptions& options) {
-  SHARDMESH_ASSIGN_OR_RETURN(
-      std::unique_ptr<CoordinatorClient> coordinator,
-      CoordinatorClient::Connect(address, options.credentials,
-                                 std::min(options.timeout, rpc::kConnectTimeout)));
+  const absl::Time deadline = absl::Now() + options.timeout;
+  const RetryOptions retries{options.await_coordinator, options.on_wait};
+  rpc::Backoff backoff({.max_delay = absl::Milliseconds(500)});
+  absl::StatusOr<std::unique_ptr<CoordinatorClient>> connected;
+  for (;;) {
+    const absl::Duration left = std::max(deadline - absl::Now(), absl::ZeroDuration());
+    connected = CoordinatorClient::Connect(address, options.credentials,
+                                           std::min(left, rpc::kConnectTimeout), retries);
+    if (!options.await_coordinator || !absl::IsUnavailable(connected.status())) break;
+    const absl::Duration delay = backoff.NextDelay(connected.status());
+    if (absl::Now() + delay >= deadline) break;
+    if (options.on_wait) options.on_wait(connected.status());
+    absl::SleepFor(delay);
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(std::unique_ptr<CoordinatorClient> coordinator, std::move(connected));
   return std::unique_ptr<MeshClient>(
       new MeshClient(std::make_unique<Impl>(std::move(coordinator), options)));
 }
@@ -411,6 +481,9 @@ absl::StatusOr<PutResult> MeshClient::PutTensors(absl::Span<const PutTensor> ten
         return impl_->coordinator().BeginPut(session_id, tensors, options, call);
       }));
 
+  if (options.on_begun) {
+    options.on_begun(put.transfer_id);
+  }
   std::vector<UploadTensor> uploads;
   uploads.reserve(tensors.size());
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -454,27 +527,20 @@ absl::StatusOr<PutResult> MeshClient::LoadCheckpoint(const std::string& path,
 
 absl::StatusOr<GatheredTensor> MeshClient::Gather(const ArraySelector& array) {
   const rpc::CallOptions call = impl_->TransferDeadline();
-  ReadPins& pins = impl_->read_pins();
-  std::string session;
-  pins.BeginAsking();
-  absl::StatusOr<BegunGet> begun = impl_->InSession(call, [&](const std::string& session_id) {
-    session = session_id;
-    return impl_->coordinator().BeginGet(session_id, array, call);
-  });
-  pins.EndAsking(begun);
-  SHARDMESH_ASSIGN_OR_RETURN(BegunGet get, std::move(begun));
-  const absl::Cleanup let_go = [&, array_id = get.array.descriptor.array_id] {
-    if (const std::vector<std::string> idle = pins.EndReading(array_id); !idle.empty()) {
-      impl_->coordinator()
-          .ReleaseArrays(session, idle, rpc::CallOptions::Within(kLetGoTimeout))
-          .IgnoreError();
-      pins.EndLettingGo();
+  rpc::Backoff backoff({.max_delay = absl::Seconds(1)});
+  for (int attempt = 1;; ++attempt) {
+    GatherOutcome outcome = impl_->Gather(array, call);
+    if (outcome.tensor.ok() || !outcome.may_have_moved) {
+      return std::move(outcome.tensor);
     }
-  };
-  SHARDMESH_ASSIGN_OR_RETURN(GatheredTensor tensor, GatheredTensor::Allocate(std::move(get.array)));
-  SHARDMESH_RETURN_IF_ERROR(Download(tensor.array().descriptor, get.token, get.devices,
-                                     tensor.mutable_view(), impl_->Transfer(call, nullptr)));
-  return tensor;
+    // The tiles were not where the coordinator said: it knows by now, or soon, why.
+    const absl::Duration delay = backoff.NextDelay(outcome.tensor.status());
+    if (attempt == kMaxGatherAttempts || absl::Now() + delay >= call.deadline) {
+      return WithoutReach(std::move(outcome.tensor).status());
+    }
+    impl_->OnWait(outcome.tensor.status());
+    absl::SleepFor(delay);
+  }
 }
 
 absl::StatusOr<Array> MeshClient::GatherToNpy(const ArraySelector& array, const std::string& path) {

@@ -125,7 +125,7 @@ absl::StatusOr<AnalyzeAnswer> CoordinatorClient::AnalyzeLayout(const AnalyzeQues
                                                                absl::Span<const TreeTensor> tensors,
                                                                const Options& options) {
   v1::AnalyzeLayoutResponse response;
-  SHARDMESH_RETURN_IF_ERROR(Connection::Repeat(options, [&] {
+  SHARDMESH_RETURN_IF_ERROR(connection_->Repeat(options, [&] {
     response.Clear();
     grpc::ClientContext context;
     rpc::Apply(options, &context);
@@ -152,7 +152,7 @@ absl::StatusOr<SearchAnswer> CoordinatorClient::SearchMeshes(const SearchQuestio
                                                              absl::Span<const TreeTensor> tensors,
                                                              const Options& options) {
   v1::SearchMeshesResponse response;
-  SHARDMESH_RETURN_IF_ERROR(Connection::Repeat(options, [&] {
+  SHARDMESH_RETURN_IF_ERROR(connection_->Repeat(options, [&] {
     response.Clear();
     grpc::ClientContext context;
     rpc::Apply(options, &context);
@@ -220,7 +220,7 @@ absl::StatusOr<std::vector<ShardingsEntry>> CoordinatorClient::ListShardings(
   EncodeSelector(question.mesh, request.mutable_mesh());
   request.set_compatibility(EncodeCompatibility(question.compatibility));
   std::vector<ShardingsEntry> entries;
-  SHARDMESH_RETURN_IF_ERROR(Connection::Repeat(options, [&]() -> absl::Status {
+  SHARDMESH_RETURN_IF_ERROR(connection_->Repeat(options, [&]() -> absl::Status {
     entries.clear();
     grpc::ClientContext context;
     rpc::Apply(options, &context);

@@ -214,7 +214,7 @@ absl::StatusOr<LintAnswer> CoordinatorClient::LintRules(const LintQuestion& ques
                                                         absl::Span<const TreeTensor> tensors,
                                                         const Options& options) {
   v1::LintRulesResponse response;
-  SHARDMESH_RETURN_IF_ERROR(Connection::Repeat(options, [&] {
+  SHARDMESH_RETURN_IF_ERROR(connection_->Repeat(options, [&] {
     response.Clear();
     grpc::ClientContext context;
     rpc::Apply(options, &context);
@@ -232,7 +232,7 @@ absl::StatusOr<DiffAnswer> CoordinatorClient::DiffLayouts(const DiffQuestion& qu
                                                           absl::Span<const TreeTensor> tensors,
                                                           const Options& options) {
   DiffAnswer answer;
-  SHARDMESH_RETURN_IF_ERROR(Connection::Repeat(options, [&] {
+  SHARDMESH_RETURN_IF_ERROR(connection_->Repeat(options, [&] {
     answer = DiffAnswer();
     std::vector<PartitionSpec> specs;
     grpc::ClientContext context;

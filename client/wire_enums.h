@@ -61,6 +61,8 @@ inline ClusterFinding::Kind KindOf(v1::FindingKind from) {
       return ClusterFinding::Kind::kFailed;
     case v1::FINDING_KIND_WORKER:
       return ClusterFinding::Kind::kWorker;
+    case v1::FINDING_KIND_DEGRADED:
+      return ClusterFinding::Kind::kDegraded;
     default:
       return ClusterFinding::Kind::kUnknown;
   }

@@ -11,6 +11,7 @@
 #include "client/cli/command_line.h"
 #include "client/cli/commands.h"
 #include "client/cli/grammar.h"
+#include "client/cli/interruption.h"
 #include "client/cli/placement.h"
 #include "client/cli/progress_bar.h"
 #include "client/cli/table.h"
@@ -19,6 +20,7 @@
 #include "sharding/str_cat.h"
 #include "sharding/tile.h"
 #include "tensor/dtype.h"
+#include "tensor/npy.h"
 
 namespace shardmesh::client {
 namespace {
@@ -109,7 +111,9 @@ absl::StatusOr<Checkpoint> OpenCheckpoint(const std::string& path) {
 absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const Checkpoint checkpoint, OpenCheckpoint(flags.checkpoint));
   SHARDMESH_ASSIGN_OR_RETURN(const RuleSetSelector rules, SelectRules(flags.rules));
-  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  std::shared_ptr<MeshClient> client;  // of which the interruption makes use until its end
+  Interruption interruption("nothing was loaded");
+  SHARDMESH_ASSIGN_OR_RETURN(client, invocation.Connect());
   SHARDMESH_RETURN_IF_ERROR(CheckMeshName(client.get(), flags.mesh));
 
   TreeQuestion question;
@@ -140,9 +144,12 @@ absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
       bar.emplace("loading");
       options.progress = [&bar](int64_t done, int64_t total) { bar->Show(done, total); };
     }
+    options.on_begun = [&](const std::string& transfer_id) {
+      interruption.Begun(client.get(), transfer_id);
+    };
     result = client->LoadCheckpoint(checkpoint, options);
   }
-  SHARDMESH_RETURN_IF_ERROR(result.status());
+  SHARDMESH_RETURN_IF_ERROR(interruption.Judge(result.status()));
   const absl::Duration time = absl::Now() - start;
 
   if (invocation.json) {
@@ -159,6 +166,14 @@ absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
             << FormatBytes(checkpoint.size_bytes()) << " as " << FormatBytes(result->sent_bytes)
             << " of tiles, in " << FormatTime(time) << "; " << FormatDurability(result->durability)
             << ", revision " << result->revision << "\n";
+  const auto corrected =
+      std::count_if(result->arrays.begin(), result->arrays.end(),
+                    [](const PutArray& array) { return !array.corrections.empty(); });
+  if (corrected > 0) {
+    std::cout << "The specs of " << corrected << " of "
+              << FormatCount(result->arrays.size(), "tensor")
+              << " were corrected to fit; `shardmesh plan` shows why, --strict refuses it\n";
+  }
   return absl::OkStatus();
 }
 
@@ -205,6 +220,13 @@ absl::Status RunGet(const Invocation& invocation, const ArraySelector& selector,
                     const std::string& path) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   const absl::Time start = absl::Now();
+  if (path == "-") {
+    if (invocation.json) {
+      return WrongUse("--out - writes the tensor to standard output, and so would --output json");
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(const GatheredTensor tensor, client->Gather(selector));
+    return WriteNpy(std::cout, tensor.view());
+  }
   SHARDMESH_ASSIGN_OR_RETURN(const Array array, client->GatherToNpy(selector, path));
   const absl::Duration time = absl::Now() - start;
   if (invocation.json) {
@@ -280,6 +302,10 @@ absl::Status RunDescribe(const Invocation& invocation, const ArraySelector& sele
 
 absl::Status RunRm(const Invocation& invocation, const std::vector<std::string>& names) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  // All or nothing, but for names that go while the command runs.
+  for (const std::string& name : names) {
+    SHARDMESH_RETURN_IF_ERROR(client->DescribeArray(ArraySelector::ByName(name)).status());
+  }
   for (const std::string& name : names) {
     SHARDMESH_RETURN_IF_ERROR(client->DeleteName(name));
     if (!invocation.json) {
@@ -320,7 +346,9 @@ void AddGet(CommandLine* line) {
   get->add_option("tensor", flags->array.name, "name of the array")->required();
   get->add_option("--version", flags->array.version, "version of the name (default: the current)")
       ->check(CLI::PositiveNumber);
-  get->add_option("--out", flags->path, "file to write, complete or not at all")->required();
+  get->add_option("--out", flags->path,
+                  "file to write, complete or not at all; - for standard output")
+      ->required();
 }
 
 }  // namespace

@@ -411,6 +411,8 @@ absl::Status RunCollectives(const Invocation& invocation, const BenchFlags& flag
 
   std::vector<Figure> figures;
   bool all_right = true;
+  // It goes over its own line, which a file would keep.
+  const bool shows_progress = !invocation.json && isatty(STDERR_FILENO) != 0;
   for (const CollectiveKind kind : kinds) {
     for (const int64_t bytes : sizes) {
       if (kind == CollectiveKind::kBarrier && bytes != sizes.front()) continue;
@@ -439,14 +441,14 @@ absl::Status RunCollectives(const Invocation& invocation, const BenchFlags& flag
             figures.emplace_back(),
             Measure(client.get(), flags, *mesh, subject, array_id, bytes, group.size()));
         all_right = all_right && figures.back().is_right.value_or(true);
-        if (!invocation.json) {
+        if (shows_progress) {
           std::cerr << '\r' << figures.size() << " measured" << std::flush;
         }
       }
       SHARDMESH_RETURN_IF_ERROR(client->ReleaseArrays({&array_id, 1}).status());
     }
   }
-  if (!invocation.json) std::cerr << "\r\x1b[K" << std::flush;
+  if (shows_progress) std::cerr << "\r\x1b[K" << std::flush;
   for (const std::string& peer : flags.peers) {
     SHARDMESH_ASSIGN_OR_RETURN(const std::vector<Figure> theirs,
                                PeerFigures(peer, group.size(), sizes, names));

@@ -258,6 +258,11 @@ Json WorkerJson(const WorkerStatus& worker, const std::string& metrics) {
           {"used_bytes", worker.used_bytes},
           {"heartbeat_age_s", Seconds(worker.heartbeat_age)},
           {"lost_reason", worker.lost_reason},
+          {"lost_age_s", Seconds(worker.lost_age)},
+          {"losses", worker.losses},
+          {"failed_attaches", worker.failed_attaches},
+          {"attach_error", worker.attach_error},
+          {"attach_error_age_s", Seconds(worker.attach_error_age)},
           {"version", worker.build.version}};
 }
 
@@ -285,6 +290,7 @@ Json StatusJson(const std::string& address, const ClusterStatus& status,
           {"term", status.term},
           {"revision", status.revision},
           {"arrays", status.arrays},
+          {"degraded_arrays", status.degraded_arrays},
           {"sessions", status.sessions},
           {"meshes", std::move(meshes)},
           {"workers", std::move(workers)}};
@@ -303,12 +309,32 @@ std::string Ranks(const ClusterStatus& status, const std::string& identity) {
   return ranks.empty() ? "-" : StrJoin(ranks, ",");
 }
 
+// What happened to a worker: why it is lost, and what came of it since.
+std::string Remark(const WorkerStatus& worker) {
+  std::vector<std::string> remarks;
+  if (worker.state == WorkerState::kLost) {
+    remarks.push_back(StrCat(worker.lost_reason, ", ", FormatTime(worker.lost_age),
+                             " ago; has not come back since"));
+  }
+  if (worker.failed_attaches > 0) {
+    remarks.push_back(StrCat("tried ", worker.failed_attaches,
+                             worker.failed_attaches == 1 ? " time" : " times", " to attach, last ",
+                             FormatTime(worker.attach_error_age), " ago: ", worker.attach_error));
+  }
+  if (worker.losses > 1) {
+    remarks.push_back(StrCat("was lost ", worker.losses, " times since the coordinator started"));
+  }
+  return StrJoin(remarks, "; ");
+}
+
 void PrintStatus(const std::string& address, const ClusterStatus& status,
                  const MetricsAddresses& metrics) {
   std::cout << "Coordinator at " << address << ", pid " << status.pid << ": "
             << CoordinatorStateName(status.state) << ", epoch " << status.epoch << ", term "
             << status.term << ", revision " << status.revision << "\n"
             << "Cluster " << status.cluster_id << ": " << FormatCount(status.arrays, "array")
+            << (status.degraded_arrays > 0 ? StrCat(" (", status.degraded_arrays, " degraded)")
+                                           : "")
             << ", " << FormatCount(status.sessions, "session") << "\n";
   if (const std::string served = metrics.Of(status.pid); !served.empty()) {
     std::cout << "Metrics at " << metrics.scheme() << "://" << served << "/metrics\n";
@@ -351,7 +377,7 @@ void PrintStatus(const std::string& address, const ClusterStatus& status,
     if (metrics.known()) {
       row.push_back(metrics.Of(worker.pid));
     }
-    row.push_back(worker.lost_reason);
+    row.push_back(Remark(worker));
     table.AddRow(std::move(row));
   }
   std::cout << "\n";

@@ -6,6 +6,8 @@
 #include <exception>
 #include <iostream>
 #include <iterator>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -14,8 +16,10 @@
 #include "absl/strings/escaping.h"
 #include "client/cli/certificate_folder.h"
 #include "client/cli/cluster_record.h"
+#include "client/cli/interruption.h"
 #include "rpc/call.h"
 #include "rpc/host_port.h"
+#include "rpc/message_subject.h"
 #include "rpc/status.h"
 #include "rpc/version.h"
 #include "sharding/nearest_name.h"
@@ -30,6 +34,8 @@ namespace {
 constexpr char kProgram[] = "shardmesh";
 constexpr char kDefaultAddress[] = "127.0.0.1:7070";
 constexpr char kDefaultCluster[] = "default";
+// Before the text of an error about an option that stands before the command.
+constexpr std::string_view kOptionFirst = "option first: ";
 // Marks an error as one of the command line.
 constexpr char kWrongUsePayload[] = "shardmesh.cli/wrong_use";
 
@@ -139,15 +145,6 @@ std::string DidYouMeanOneOf(std::string_view name, const std::vector<std::string
   return DidYouMean(name, std::vector<std::string_view>(known.begin(), known.end()));
 }
 
-// Whether a message says something of a field without naming it: `is 0; it must be from 1 to 16`.
-bool SaysOf(std::string_view message) {
-  constexpr std::string_view kVerbs[] = {"is",    "has",   "must",  "ends",   "begins", "needs",
-                                         "lacks", "holds", "names", "occurs", "may",    "cannot"};
-  const std::string_view first = message.substr(0, message.find(' '));
-  return first.size() < message.size() &&
-         std::find(std::begin(kVerbs), std::end(kVerbs), first) != std::end(kVerbs);
-}
-
 // The innermost command that the arguments chose.
 CLI::App* Chosen(CLI::App* app) {
   const std::vector<CLI::App*> chosen = app->get_subcommands();
@@ -167,6 +164,14 @@ absl::StatusOr<std::unique_ptr<MeshClient>> Invocation::Connect() const {
   if (deadline.has_value()) {
     options.timeout = *deadline;
     options.transfer_timeout = *deadline;
+    options.await_coordinator = true;
+  }
+  if (!json) {
+    options.on_wait = [said = std::make_shared<std::once_flag>()](const absl::Status& why) {
+      std::call_once(*said, [&] {
+        std::cerr << StrCat(kProgram, ": waiting: ", ToStd(why.message()), ReasonSuffix(why), "\n");
+      });
+    };
   }
   options.client_name = "shardmesh command line";
   if (address.empty()) {
@@ -254,6 +259,14 @@ const CLI::App* CommandLine::FindCommand(int argc, const char* const* argv) {
     }
     const std::string name = argv[i];
     if (name.starts_with('-')) {
+      const std::string option = name.substr(0, name.find('='));
+      const bool is_of_commands = app->get_option_no_throw(option) == nullptr &&
+                                  handlers_.begin()->first->get_option_no_throw(option) != nullptr;
+      if (is_of_commands) {
+        throw CLI::ExtrasError(
+            FullName(app), {StrCat(kOptionFirst, option, " goes after the command: ", FullName(app),
+                                   " COMMAND ", option, "=...")});
+      }
       return nullptr;  // an option of the program itself: CLI11's to judge
     }
     const auto found = std::find(known.begin(), known.end(), name);
@@ -308,6 +321,8 @@ absl::Status CommandLine::ParseErrorStatus(const CLI::ParseError& error) {
                   : StrCat("unexpected argument \"", first, "\"");
   } else if (const size_t named = message.find("unknown command"); named != std::string::npos) {
     message = message.substr(named);
+  } else if (const size_t first = message.find(kOptionFirst); first != std::string::npos) {
+    message = message.substr(first + kOptionFirst.size());
   }
   return WrongUse(message);
 }
@@ -315,7 +330,14 @@ absl::Status CommandLine::ParseErrorStatus(const CLI::ParseError& error) {
 std::string CommandLine::MessageOf(const absl::Status& status) {
   std::string message(status.message());
   const std::vector<rpc::FieldViolation> violations = rpc::FieldViolationsOf(status);
-  if (violations.size() != 1 || !SaysOf(message)) {
+  if (violations.size() != 1) {
+    return message;
+  }
+  // What a server sends has the field in front.
+  const std::string in_front = StrCat(violations.front().field, " ");
+  const std::string said =
+      message.starts_with(in_front) ? message.substr(in_front.size()) : message;
+  if (!rpc::LacksSubject(said)) {
     return message;
   }
   // The field is that of the request; often there is an option of the same name. Streams have
@@ -324,7 +346,7 @@ std::string CommandLine::MessageOf(const absl::Status& status) {
   constexpr std::string_view kHeader = "header.";
   const bool is_option = Chosen(&app_)->get_option_no_throw(StrCat("--", field)) != nullptr;
   field.remove_prefix(field.starts_with(kHeader) ? kHeader.size() : 0);
-  return StrCat(is_option ? "--" : "", field, " ", message);
+  return StrCat(is_option ? "--" : "", field, " ", said);
 }
 
 int CommandLine::Report(const absl::Status& status) {
@@ -391,7 +413,11 @@ int CommandLine::Run(int argc, const char* const* argv) {
   } catch (const std::exception& error) {
     status = absl::InternalError(error.what());
   }
-  return Report(status);
+  const int exit_code = Report(status);
+  if (const std::optional<int> signal = InterruptionOf(status); signal.has_value()) {
+    EndBy(*signal);
+  }
+  return exit_code;
 }
 
 }  // namespace shardmesh::client

@@ -1,4 +1,5 @@
 // linear, matmul, collective: computations on arrays where they lie.
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -10,6 +11,7 @@
 #include "client/cli/commands.h"
 #include "client/cli/grammar.h"
 #include "client/cli/table.h"
+#include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
 #include "tensor/dtype.h"
@@ -89,6 +91,22 @@ absl::Status Finish(const Invocation& invocation, MeshClient* client, const Step
   return absl::OkStatus();
 }
 
+// Runs a step and finishes. A result without a name is in memory: if a worker or the coordinator
+// was replaced before it was gathered, the step is run again.
+absl::Status RunAndFinish(const Invocation& invocation, MeshClient* client,
+                          const ResultFlags& flags,
+                          const std::function<absl::StatusOr<StepResult>()>& run) {
+  constexpr int kMaxRuns = 3;
+  for (int runs = 1;; ++runs) {
+    SHARDMESH_ASSIGN_OR_RETURN(const StepResult result, run());
+    absl::Status finished = Finish(invocation, client, result, flags);
+    const bool is_lost = absl::IsNotFound(finished) || ReasonOf(finished) == Reason::kArrayDegraded;
+    if (!is_lost || !flags.name.empty() || runs == kMaxRuns) {
+      return finished;
+    }
+  }
+}
+
 OutputOptions OutputOf(const ResultFlags& flags) {
   OutputOptions output;
   if (!flags.name.empty()) {
@@ -121,8 +139,7 @@ absl::Status RunLinear(const Invocation& invocation, const LinearFlags& flags) {
   if (!flags.bias.empty()) {
     SHARDMESH_ASSIGN_OR_RETURN(call.bias, OperandOf(client.get(), flags.bias));
   }
-  SHARDMESH_ASSIGN_OR_RETURN(const StepResult result, client->Linear(call));
-  return Finish(invocation, client.get(), result, flags.result);
+  return RunAndFinish(invocation, client.get(), flags.result, [&] { return client->Linear(call); });
 }
 
 struct MatmulFlags {
@@ -137,13 +154,12 @@ absl::Status RunMatmul(const Invocation& invocation, const MatmulFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   SHARDMESH_ASSIGN_OR_RETURN(Operand lhs, OperandOf(client.get(), flags.lhs));
   SHARDMESH_ASSIGN_OR_RETURN(Operand rhs, OperandOf(client.get(), flags.rhs));
-  SHARDMESH_ASSIGN_OR_RETURN(const StepResult result,
-                             client->Matmul({.lhs = std::move(lhs),
-                                             .rhs = std::move(rhs),
-                                             .transpose_lhs = flags.transpose_lhs,
-                                             .transpose_rhs = flags.transpose_rhs,
-                                             .output = OutputOf(flags.result)}));
-  return Finish(invocation, client.get(), result, flags.result);
+  const MatmulCall call{.lhs = std::move(lhs),
+                        .rhs = std::move(rhs),
+                        .transpose_lhs = flags.transpose_lhs,
+                        .transpose_rhs = flags.transpose_rhs,
+                        .output = OutputOf(flags.result)};
+  return RunAndFinish(invocation, client.get(), flags.result, [&] { return client->Matmul(call); });
 }
 
 struct CollectiveFlags {
@@ -178,20 +194,20 @@ absl::Status RunCollective(const Invocation& invocation, const CollectiveFlags& 
   SHARDMESH_ASSIGN_OR_RETURN(std::vector<PermutePair> permutation, PermutationOf(flags));
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   SHARDMESH_ASSIGN_OR_RETURN(Operand input, OperandOf(client.get(), flags.input));
-  SHARDMESH_ASSIGN_OR_RETURN(const StepResult result,
-                             client->Collective({.input = std::move(input),
-                                                 .kind = flags.kind,
-                                                 .axes = flags.axes,
-                                                 .dimension = flags.dimension,
-                                                 .reduction = flags.reduction,
-                                                 .root = flags.root,
-                                                 .split_dimension = flags.split_dimension,
-                                                 .permutation = std::move(permutation),
-                                                 .counts = flags.counts,
-                                                 .algorithm = flags.algorithm,
-                                                 .order = flags.order,
-                                                 .output = OutputOf(flags.result)}));
-  return Finish(invocation, client.get(), result, flags.result);
+  const CollectiveCall call{.input = std::move(input),
+                            .kind = flags.kind,
+                            .axes = flags.axes,
+                            .dimension = flags.dimension,
+                            .reduction = flags.reduction,
+                            .root = flags.root,
+                            .split_dimension = flags.split_dimension,
+                            .permutation = std::move(permutation),
+                            .counts = flags.counts,
+                            .algorithm = flags.algorithm,
+                            .order = flags.order,
+                            .output = OutputOf(flags.result)};
+  return RunAndFinish(invocation, client.get(), flags.result,
+                      [&] { return client->Collective(call); });
 }
 
 void AddResultOptions(CLI::App* command, ResultFlags* flags) {

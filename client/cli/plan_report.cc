@@ -52,7 +52,7 @@ tr:last-child td{border-bottom:0}
 th{font-size:12px;color:var(--soft);font-weight:600}
 th.r,td.r{text-align:right}td.wrap{white-space:normal;min-width:260px}
 table.sortable th{cursor:pointer}table.sortable th:hover{color:var(--ink)}
-.pictures{display:grid;grid-template-columns:repeat(auto-fill,minmax(375px,1fr));gap:14px}
+.pictures{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(375px,100%),1fr));gap:14px}
 svg{display:block;width:100%;height:auto;margin:10px 0 6px}
 svg text{fill:var(--ink);font:12px system-ui,sans-serif}svg .s{fill:var(--soft);font-size:11px}
 svg .cell{fill:var(--cell);stroke:var(--edge);stroke-width:.6}svg .tile{fill:var(--tile)}

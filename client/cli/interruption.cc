@@ -1,0 +1,97 @@
+// A thread that waits for the signals, and one that tells the coordinator.
+#include "client/cli/interruption.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <cstdio>
+#include <iostream>
+#include <utility>
+
+#include "absl/strings/cord.h"
+#include "absl/strings/numbers.h"
+#include "absl/time/time.h"
+#include "sharding/reason.h"
+#include "sharding/str_cat.h"
+
+namespace shardmesh::client {
+namespace {
+
+constexpr char kPayload[] = "shardmesh.cli/interrupted";
+// How often the watcher looks whether it is still needed.
+constexpr absl::Duration kLook = absl::Milliseconds(20);
+
+}  // namespace
+
+Interruption::Interruption(std::string_view outcome)
+    : outcome_(outcome), watcher_([this] { Watch(); }) {}
+
+Interruption::~Interruption() {
+  {
+    absl::MutexLock lock(&mutex_);
+    is_over_ = true;
+  }
+  watcher_.join();
+  if (canceller_.joinable()) {
+    canceller_.join();
+  }
+}
+
+void Interruption::Begun(MeshClient* client, const std::string& transfer_id) {
+  absl::MutexLock lock(&mutex_);
+  client_ = client;
+  transfer_id_ = transfer_id;
+}
+
+absl::Status Interruption::Judge(const absl::Status& status) const {
+  absl::MutexLock lock(&mutex_);
+  if (status.ok() || !signal_.has_value()) {
+    return status;
+  }
+  absl::Status interrupted =
+      WithReason(absl::CancelledError(StrCat("interrupted: ", outcome_)), Reason::kCancelled);
+  interrupted.SetPayload(kPayload, absl::Cord(StrCat(*signal_)));
+  return interrupted;
+}
+
+void Interruption::Watch() {
+  for (;;) {
+    const std::optional<int> signal = stop_.WaitFor(kLook);
+    absl::MutexLock lock(&mutex_);
+    if (!signal.has_value()) {
+      if (is_over_) return;
+      continue;
+    }
+    const bool is_first = !std::exchange(signal_, signal).has_value();
+    if (!is_first || client_ == nullptr) {
+      std::cerr << StrCat("shardmesh: interrupted: ", outcome_, "\n");
+      EndBy(*signal);
+    }
+    canceller_ = std::thread([client = client_, transfer_id = transfer_id_] {
+      // One that is being committed cannot be cancelled: the put then succeeds.
+      client->CancelOperation(transfer_id).IgnoreError();
+    });
+  }
+}
+
+std::optional<int> InterruptionOf(const absl::Status& status) {
+  const absl::optional<absl::Cord> payload = status.GetPayload(kPayload);
+  int signal = 0;
+  if (!payload.has_value() || !absl::SimpleAtoi(std::string(*payload), &signal)) {
+    return std::nullopt;
+  }
+  return signal;
+}
+
+void EndBy(int signal) {
+  std::cout.flush();
+  std::fflush(nullptr);
+  ::signal(signal, SIG_DFL);
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, signal);
+  pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
+  raise(signal);
+}
+
+}  // namespace shardmesh::client

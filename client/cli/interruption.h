@@ -1,0 +1,59 @@
+// Ctrl-C and SIGTERM while tensors are on their way: the transfer is cancelled before the program
+// ends.
+#ifndef SHARDMESH_CLIENT_CLI_INTERRUPTION_H_
+#define SHARDMESH_CLIENT_CLI_INTERRUPTION_H_
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "client/mesh_client.h"
+#include "rpc/signal.h"
+
+namespace shardmesh::client {
+
+// Takes SIGINT and SIGTERM as long as it lives: make it before anything starts threads. The first
+// signal cancels the put that has begun, which then returns CANCELLED, or succeeds if it was being
+// committed. Before a put has begun, and at the second signal, the program ends at once; the
+// coordinator then aborts what was begun.
+class Interruption {
+ public:
+  // `outcome` is what an end at once comes to, such as "nothing was loaded".
+  explicit Interruption(std::string_view outcome);
+  ~Interruption();
+  Interruption(const Interruption&) = delete;
+  Interruption& operator=(const Interruption&) = delete;
+
+  // From PutOptions::on_begun; once. `client` outlives this.
+  void Begun(MeshClient* client, const std::string& transfer_id);
+
+  // `status` of the put, or CANCELLED with the outcome if a signal ended it: the program then ends
+  // by that signal, as its parent expects (InterruptionOf).
+  absl::Status Judge(const absl::Status& status) const;
+
+ private:
+  void Watch();
+
+  const std::string outcome_;
+  rpc::StopSignal stop_;
+  mutable absl::Mutex mutex_;
+  MeshClient* client_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  std::string transfer_id_ ABSL_GUARDED_BY(mutex_);
+  std::optional<int> signal_ ABSL_GUARDED_BY(mutex_);
+  bool is_over_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread canceller_;  // the watcher's
+  std::thread watcher_;    // last: uses the above
+};
+
+// The signal that interrupted what ended with this status.
+std::optional<int> InterruptionOf(const absl::Status& status);
+// Ends this process as the signal would have.
+void EndBy(int signal);
+
+}  // namespace shardmesh::client
+
+#endif  // SHARDMESH_CLIENT_CLI_INTERRUPTION_H_

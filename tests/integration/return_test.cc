@@ -1,0 +1,197 @@
+// Clients over restarts: calls wait for what comes back. And clients that end in the middle of a
+// put: what they staged is given back at once.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "client/cli/process.h"
+#include "sharding/str_cat.h"
+#include "tests/testing/eventually.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/testing/test_cluster.h"
+
+namespace shardmesh::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class ReturnTest : public ::testing::Test {
+ protected:
+  void StartCluster(bool durable, std::vector<std::string> coordinator_flags = {}) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(
+        cluster_, TestCluster::Start({.durable = durable,
+                                      .coordinator_flags = std::move(coordinator_flags),
+                                      .worker_flags = {}}));
+    folder_ = MakeTestFolder("return");
+  }
+  client::MeshClient& client() { return cluster_->client(); }
+
+  // A file of 16 x 16 ones and the tensor "w" on the workers.
+  void Prepare() {
+    const std::vector<float> ones(256, 1.0f);
+    ASSERT_THAT(PutFloats(client(), "w", {16, 16}, ones,
+                          PartitionSpec({SpecEntry::Axis("fsdp"), SpecEntry::Axis("tp")})),
+                IsOk());
+    x_ = folder_ + "/x.npy";
+    ASSERT_EQ(cluster_->Run({"make-tensor", "--out", x_, "--shape", "4,16"}).exit_code, 0);
+  }
+
+  // Runs commands that need tiles and ranks, from before `disturb` until `after` of each have begun
+  // after it. None may fail.
+  void ExpectNoneFails(const std::function<void()>& disturb) {
+    std::atomic<bool> is_over = false;
+    std::atomic<int> rounds = 0;
+    const auto repeat = [&](std::vector<std::string> arguments) {
+      return [this, &is_over, &rounds, arguments] {
+        bool is_last = false;
+        do {
+          is_last = is_over;
+          const CommandResult result = cluster_->Run(arguments);
+          EXPECT_EQ(result.exit_code, 0) << arguments[0] << ": " << result.err;
+          EXPECT_THAT(result.err,
+                      AllOf(Not(HasSubstr("load it again")), Not(HasSubstr("start lost workers"))));
+          ++rounds;
+        } while (!is_last);
+      };
+    };
+    std::thread gets(repeat({"get", "w", "--out", folder_ + "/w.npy", "--deadline=20s"}));
+    std::thread steps(repeat(
+        {"linear", "--input", x_, "--weight", "w", "--out", folder_ + "/y.npy", "--deadline=20s"}));
+    EXPECT_TRUE(Eventually([&] { return rounds >= 2; }));
+    disturb();
+    is_over = true;
+    gets.join();
+    steps.join();
+  }
+
+  // `shardmesh load` of 64 MiB while worker-1 takes nothing in; returns when it is under way.
+  client::ChildProcess StartLoad() {
+    const std::string checkpoint = folder_ + "/big.safetensors";
+    EXPECT_EQ(cluster_->Run({"make-checkpoint", "--out", checkpoint, "--size=64MiB"}).exit_code, 0);
+    EXPECT_THAT(cluster_->Signal("worker-1", SIGSTOP), IsOk());
+    client::ProcessOptions options;
+    const std::string rules = folder_ + "/rules.yaml";
+    EXPECT_EQ(
+        std::system(StrCat("printf 'rules:\\n  - {pattern: \".*\", spec: [fsdp, tp]}\\n' > ", rules)
+                        .c_str()),
+        0);
+    options.command = {
+        SHARDMESH_BINARY_DIR "/shardmesh",         "load",   checkpoint, "--rules", rules,
+        StrCat("--address=", cluster_->address()), "--quiet"};
+    options.log_path = folder_ + "/load.log";
+    auto process = client::ChildProcess::Start(options);
+    EXPECT_THAT(process, IsOk());
+    EXPECT_TRUE(Eventually([&] { return StagedBytes() > 0; })) << process->log_path();
+    return *std::move(process);
+  }
+  int64_t StagedBytes() {
+    int64_t bytes = 0;
+    if (const auto status = client().GetStatus(); status.ok()) {
+      for (const client::WorkerStatus& worker : status->workers) bytes += worker.used_bytes;
+    }
+    return bytes;
+  }
+  // After the client has ended: memory is free, and processes end, long before the lease is over.
+  void ExpectGivenBack() {
+    const absl::Time ended = absl::Now();
+    ASSERT_THAT(cluster_->Signal("worker-1", SIGCONT), IsOk());
+    EXPECT_TRUE(Eventually([&] { return StagedBytes() == 0; }));
+    // A second until heartbeats tell, and the time that a busy machine takes.
+    EXPECT_LT(absl::Now() - ended, absl::Seconds(5));
+    const absl::Time asked = absl::Now();
+    EXPECT_THAT(cluster_->Terminate("worker-0", absl::Seconds(9)), IsOk());
+    EXPECT_LT(absl::Now() - asked, absl::Seconds(5));
+  }
+
+  std::unique_ptr<TestCluster> cluster_;
+  std::string folder_;
+  std::string x_;
+};
+
+TEST_F(ReturnTest, NoCommandFailsWhileTheCoordinatorIsRestarted) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster(/*durable=*/true));
+  ASSERT_NO_FATAL_FAILURE(Prepare());
+  ExpectNoneFails([&] {
+    EXPECT_THAT(cluster_->Terminate("coordinator"), IsOk());
+    EXPECT_THAT(cluster_->Restart("coordinator"), IsOk());
+    EXPECT_THAT(cluster_->WaitUntilHealthy(), IsOk());
+  });
+}
+
+TEST_F(ReturnTest, NoCommandFailsWhileAWorkerIsReplaced) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster(/*durable=*/true));
+  ASSERT_NO_FATAL_FAILURE(Prepare());
+  ExpectNoneFails([&] {
+    EXPECT_THAT(cluster_->Terminate("worker-2"), IsOk());
+    EXPECT_THAT(cluster_->Restart("worker-2"), IsOk());
+    EXPECT_THAT(cluster_->WaitUntilHealthy(), IsOk());
+    EXPECT_THAT(cluster_->Kill("worker-3"), IsOk());
+    EXPECT_THAT(cluster_->Restart("worker-3"), IsOk());
+    EXPECT_THAT(cluster_->WaitUntilHealthy(), IsOk());
+  });
+}
+
+TEST_F(ReturnTest, AWorkerThatDoesNotComeBackIsWaitedForAWhileAndThenNamed) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster(/*durable=*/true, {"--return-grace=1s"}));
+  ASSERT_NO_FATAL_FAILURE(Prepare());
+  ASSERT_THAT(cluster_->Kill("worker-2"), IsOk());
+  const absl::Time killed = absl::Now();
+  const CommandResult get =
+      cluster_->Run({"get", "w", "--out", folder_ + "/w.npy", "--deadline=20s"});
+  EXPECT_EQ(get.exit_code, 1);
+  EXPECT_THAT(get.err, AllOf(HasSubstr("waiting: tensor \"w\" waits for the tiles of rank 2"),
+                             HasSubstr("(RECOVERING)"), HasSubstr("the tiles are on their disks"),
+                             HasSubstr("(ARRAY_DEGRADED)")));
+  EXPECT_LT(absl::Now() - killed, absl::Seconds(10));
+  const CommandResult linear =
+      cluster_->Run({"linear", "--input", x_, "--weight", "w", "--output=json"});
+  EXPECT_EQ(linear.exit_code, 1);
+  EXPECT_THAT(linear.err, HasSubstr("ARRAY_DEGRADED"));
+}
+
+TEST_F(ReturnTest, WithinTheGraceTheDeadlineIsSaidToBeOfTheRecovery) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster(/*durable=*/true));
+  ASSERT_NO_FATAL_FAILURE(Prepare());
+  ASSERT_THAT(cluster_->Kill("worker-2"), IsOk());
+  const CommandResult get =
+      cluster_->Run({"get", "w", "--out", folder_ + "/w.npy", "--deadline=1s", "--output=json"});
+  EXPECT_EQ(get.exit_code, 1);
+  EXPECT_THAT(get.err, AllOf(HasSubstr("\"RECOVERING\""), HasSubstr("\"UNAVAILABLE\""),
+                             HasSubstr("\"retryable\": true")));
+}
+
+TEST_F(ReturnTest, AKilledClientGivesBackWhatItStaged) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster(/*durable=*/false));
+  client::ChildProcess load = StartLoad();
+  ASSERT_THAT(client::SendSignal(load.id(), SIGKILL), IsOk());
+  ASSERT_TRUE(client::WaitUntilGone(load.id(), absl::Now() + absl::Seconds(10)));
+  ExpectGivenBack();
+}
+
+TEST_F(ReturnTest, AnInterruptedClientSaysThatNothingWasLoaded) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster(/*durable=*/false));
+  client::ChildProcess load = StartLoad();
+  ASSERT_THAT(client::SendSignal(load.id(), SIGINT), IsOk());
+  ASSERT_TRUE(client::WaitUntilGone(load.id(), absl::Now() + absl::Seconds(10)));
+  EXPECT_EQ(load.Ended(), "was killed by signal 2");
+  EXPECT_THAT(client::ReadLog(load.log_path()), HasSubstr("interrupted: nothing was loaded"));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterStatus status, client().GetStatus());
+  EXPECT_EQ(status.sessions, 0) << "its session is closed";
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::vector<client::Array> arrays, client().ListArrays());
+  EXPECT_TRUE(arrays.empty());
+  ExpectGivenBack();
+}
+
+}  // namespace
+}  // namespace shardmesh::test
