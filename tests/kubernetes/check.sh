@@ -34,7 +34,8 @@ build/python/bin/hadolint deploy/Dockerfile
 
 say 'The checks themselves'
 "$python" tests/kubernetes/check_monitors.py --self-test
-"$python" tests/kubernetes/check_manifests.py "$bin" --self-test <build/manifests/local.yaml
+cat build/manifests/local.yaml <(echo ---) build/manifests/client.yaml |
+  "$python" tests/kubernetes/check_manifests.py "$bin" --self-test
 
 for rendered in build/manifests/*.yaml; do
   say "Overlay $(basename "$rendered" .yaml)"

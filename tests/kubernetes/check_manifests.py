@@ -31,8 +31,8 @@ def selects(selector, labels):
     return selector.get("matchLabels", {}).items() <= labels.items()
 
 
-def known_flags(folder, program):
-    text = subprocess.run([folder / program, "--help"], check=True, capture_output=True, text=True).stdout
+def known_flags(folder, program, *command):
+    text = subprocess.run([folder / program, *command, "--help"], check=True, capture_output=True, text=True).stdout
     return set(re.findall(r"^  --([a-z-]+)", text, re.MULTILINE))
 
 
@@ -55,12 +55,37 @@ class Checker:
     def check(self):
         for workload in self.of_kind("Deployment", "StatefulSet"):
             self.check_pod(workload, workload["spec"]["template"])
+        for job in self.of_kind("Job"):
+            self.check_client(job, job["spec"]["template"])
         self.check_replacement()
         self.check_selectors()
         self.check_policy_ports()
         self.check_peers()
         self.check_mesh()
         return self.problems
+
+    def check_security(self, workload, spec, container):
+        """Pod Security "restricted", and a root that nobody writes to."""
+        pod_context, context = spec["securityContext"], container["securityContext"]
+        self.require(workload, pod_context.get("runAsNonRoot") is True and pod_context.get("runAsUser", 0) > 0, "may run as root")
+        self.require(workload, pod_context["seccompProfile"] == {"type": "RuntimeDefault"}, "has no seccomp profile")
+        self.require(workload, context.get("allowPrivilegeEscalation") is False, "may escalate privileges")
+        self.require(workload, context.get("readOnlyRootFilesystem") is True, "has a writable root")
+        self.require(workload, context["capabilities"] == {"drop": ["ALL"]}, "keeps capabilities")
+        self.require(workload, spec.get("automountServiceAccountToken") is False, "gets a token that it does not need")
+
+    def check_client(self, job, template):
+        """A client passes the policies by its label, and gives a command that there is."""
+        spec = template["spec"]
+        (container,) = spec["containers"]
+        self.check_security(job, spec, container)
+        self.require(job, template["metadata"]["labels"].get("shardmesh.dev/client") == "true", "is no client to the network policies")
+        program, *command = container["command"]
+        flags = {argument[2:].split("=", 1)[0] for argument in container["args"] if argument.startswith("--")}
+        unknown = flags - known_flags(self.folder, program, *command)
+        self.require(job, not unknown, f"{' '.join(container['command'])} has no flag {', '.join(sorted(unknown))}")
+        services = {f"--address={service['metadata']['name']}:{port['port']}" for service in self.of_kind("Service") for port in service["spec"]["ports"]}
+        self.require(job, not services or services & set(container["args"]), "calls a coordinator that no service stands for")
 
     def check_pod(self, workload, template):
         spec = template["spec"]
@@ -69,14 +94,7 @@ class Checker:
         unknown = set(flags) - known_flags(self.folder, container["command"][0])
         self.require(workload, not unknown, f"{container['command'][0]} has no flag {', '.join(sorted(unknown))}")
 
-        # Pod Security "restricted", and a root that nobody writes to.
-        pod_context, context = spec["securityContext"], container["securityContext"]
-        self.require(workload, pod_context.get("runAsNonRoot") is True and pod_context.get("runAsUser", 0) > 0, "may run as root")
-        self.require(workload, pod_context["seccompProfile"] == {"type": "RuntimeDefault"}, "has no seccomp profile")
-        self.require(workload, context.get("allowPrivilegeEscalation") is False, "may escalate privileges")
-        self.require(workload, context.get("readOnlyRootFilesystem") is True, "has a writable root")
-        self.require(workload, context["capabilities"] == {"drop": ["ALL"]}, "keeps capabilities")
-        self.require(workload, spec.get("automountServiceAccountToken") is False, "gets a token that it does not need")
+        self.check_security(workload, spec, container)
 
         # Ports: what is served is named, what is asked is served.
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
@@ -218,6 +236,10 @@ FAULTS = [
     ("NetworkPolicy/shardmesh-worker", ("spec", "ingress", 1, "ports", 0, "port"), "grpc", "no policy that opens port exchange from"),
     ("NetworkPolicy/shardmesh-worker", ("spec", "egress", 1, "ports", 0, "port"), "grpc", "no policy that opens port exchange to"),
     ("NetworkPolicy/shardmesh-coordinator", ("spec", "egress", 0, "ports", 0, "port"), 7072, "opens ports ['7072']"),
+    ("Job", (*POD, "securityContext", "runAsUser"), 0, "may run as root"),
+    ("Job", ("spec", "template", "metadata", "labels"), {}, "is no client"),
+    ("Job", (*CONTAINER, "args", 1), "--dedline=2m", "no flag dedline"),
+    ("Job", (*CONTAINER, "args", 0), "--address=coordinator:7070", "no service stands for"),
     ("NetworkPolicy/shardmesh-client", ("spec", "egress", 0, "ports"), [], "opens every port"),
 ]
 
