@@ -30,6 +30,7 @@
 #include "sharding/str_cat.h"
 #include "shardmesh/v1/attach_service.grpc.pb.h"
 #include "tensor/file.h"
+#include "worker/work_queue.h"
 
 namespace shardmesh::worker {
 namespace {
@@ -50,6 +51,11 @@ constexpr absl::Duration kSlowAfter = absl::Milliseconds(100);
 // Records of instructions in one heartbeat, and the most bytes of them.
 constexpr size_t kMaxRecords = 64;
 constexpr int64_t kMaxRecordBytes = int64_t{32} << 10;
+// Dropped arrays that are confirmed at once; fewer wait for the next heartbeat.
+constexpr size_t kMaxUnconfirmed = 1024;
+constexpr size_t kMaxDroppedIds = 4096;
+// An answer about the quarantine ends after the array that exceeds this.
+constexpr size_t kMaxAnswerBytes = size_t{1} << 20;
 constexpr char kTermFile[] = "term";
 constexpr int64_t kMaxTermFileBytes = 20;
 
@@ -311,11 +317,35 @@ void Encode(const std::vector<FlightRecord>& from, v1::Heartbeat* to) {
   }
 }
 
+// `identity`: of this worker.
+v1::QuarantinedArray Encode(const QuarantinedArray& from, const std::string& identity) {
+  v1::QuarantinedArray to;
+  to.set_identity(identity);
+  if (from.tiles.empty() ||
+      !to.mutable_array()->ParseFromString(from.tiles.front().description.array_descriptor)) {
+    to.mutable_array()->Clear();
+  }
+  to.mutable_array()->set_array_id(from.array_id);
+  for (const QuarantinedTile& tile : from.tiles) {
+    v1::QuarantinedTile* added = to.add_tiles();
+    rpc::Encode(tile.description.tile, added->mutable_tile());
+    added->set_crc32c(tile.crc32c);
+    added->set_size_bytes(tile.size_bytes);
+  }
+  to.set_reason(from.reason);
+  rpc::Encode(from.since, to.mutable_quarantine_time());
+  to.set_committed(from.committed);
+  to.set_durability(from.on_disk ? v1::DURABILITY_DISK : v1::DURABILITY_MEMORY);
+  to.set_array_lives(from.array_lives);
+  return to;
+}
+
 // Errors that no waiting helps.
 bool IsFinal(const absl::Status& status) {
   const Reason reason = ReasonOf(status);
-  return reason == Reason::kClusterMismatch || reason == Reason::kProtocolMismatch ||
-         absl::IsInvalidArgument(status) || absl::IsPermissionDenied(status);
+  return reason == Reason::kClusterMismatch || reason == Reason::kIdentityMismatch ||
+         reason == Reason::kProtocolMismatch || absl::IsInvalidArgument(status) ||
+         absl::IsPermissionDenied(status);
 }
 
 class AttachLoop final : public CoordinatorLink {
@@ -339,6 +369,7 @@ class AttachLoop final : public CoordinatorLink {
     if (thread_.joinable()) {
       thread_.join();
     }
+    options_.store->AwaitFiles();  // what was dropped is confirmed to this object
   }
 
   void Start() override {
@@ -431,7 +462,12 @@ class AttachLoop final : public CoordinatorLink {
   absl::Status TakeEndTransfer(const v1::EndTransfer& end);
   absl::Status TakeDetach(const v1::Detach& detach);
   template <typename Ids>
-  absl::Status Drop(const Ids& array_ids);
+  void Drop(const Ids& array_ids);
+  void TakeQuarantineOrder(v1::QuarantineOrder order);
+  v1::QuarantineAnswer CarryOut(const v1::QuarantineOrder& order);
+  // Confirms to the coordinator what was dropped, if it is time.
+  void Dropped(const std::vector<std::string>& array_ids) ABSL_LOCKS_EXCLUDED(mutex_);
+  void SendDropped() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   void Beat();
   void SendPeers() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -462,10 +498,12 @@ class AttachLoop final : public CoordinatorLink {
   // Of the last heartbeat: the step and the instruction that ran, and the records that it carried.
   std::pair<int64_t, int64_t> told_ ABSL_GUARDED_BY(mutex_);
   FlightRecorder::Ticket next_record_ ABSL_GUARDED_BY(mutex_) = 0;
-  uint64_t told_links_ ABSL_GUARDED_BY(mutex_) = 0;  // revision
+  uint64_t told_links_ ABSL_GUARDED_BY(mutex_) = 0;           // revision
+  std::vector<std::string> dropped_ ABSL_GUARDED_BY(mutex_);  // and not yet confirmed
 
   std::thread thread_;
   rpc::Alarm heartbeat_;
+  WorkQueue orders_{1};  // what waits for the disk; last: its thread uses the above
 };
 
 void AttachLoop::Run() {
@@ -572,6 +610,7 @@ v1::AttachRequest AttachLoop::MakeHello() const {
   v1::Hello* hello = request.mutable_hello();
   hello->set_cluster_id(options_.store->cluster_id());
   hello->set_identity(options_.self.identity);
+  hello->set_data_identity(options_.store->data_identity());
   hello->set_incarnation(options_.self.incarnation);
   hello->mutable_build()->set_version(std::string(rpc::BuildVersion()));
   hello->mutable_protocol()->set_min(kProtocolVersion);
@@ -612,7 +651,11 @@ absl::Status AttachLoop::Take(v1::AttachResponse message, rpc::Backoff& backoff)
     case Message::kEndTransfer:
       return TakeEndTransfer(message.end_transfer());
     case Message::kDropArrays:
-      return Drop(message.drop_arrays().array_ids());
+      Drop(message.drop_arrays().array_ids());
+      return absl::OkStatus();
+    case Message::kQuarantineOrder:
+      TakeQuarantineOrder(std::move(*message.mutable_quarantine_order()));
+      return absl::OkStatus();
     case Message::kDetach:
       return TakeDetach(message.detach());
     case Message::MESSAGE_NOT_SET:
@@ -643,6 +686,7 @@ absl::Status AttachLoop::TakeWelcome(const v1::Welcome& welcome) {
     term_ = welcome.term();
   }
   SHARDMESH_RETURN_IF_ERROR(options_.store->SetClusterId(welcome.cluster_id()));
+  SHARDMESH_RETURN_IF_ERROR(options_.store->SetIdentity(options_.self.identity));
   if (is_newer && !options_.data_dir.empty()) {
     SHARDMESH_RETURN_IF_ERROR(WriteTerm(StrCat(options_.data_dir, "/", kTermFile), welcome.term()));
   }
@@ -667,6 +711,8 @@ absl::Status AttachLoop::TakeWelcome(const v1::Welcome& welcome) {
 
 void AttachLoop::SendInventory() {
   const AttachStreamPtr stream = AttachedStream();
+  // What the inventory does not list counts as dropped, hence is to be gone from the disk too.
+  options_.store->AwaitFiles();
   v1::AttachRequest request;
   int64_t size_bytes = 0;
   const auto send = [&](bool last) {
@@ -700,7 +746,24 @@ absl::Status AttachLoop::TakeVerdict(const v1::InventoryVerdict& verdict) {
       return committed;
     }
   }
-  SHARDMESH_RETURN_IF_ERROR(Drop(verdict.drop_array_ids()));
+  int64_t quarantined = 0;
+  const absl::Time now = options_.clock->Now();
+  for (const v1::QuarantineTile& each : verdict.quarantine_tiles()) {
+    SHARDMESH_ASSIGN_OR_RETURN(const Tile tile, rpc::Decode(each.tile()));
+    quarantined +=
+        options_.store->Quarantine(each.array_id(), tile, each.reason(), each.array_lives(), now);
+  }
+  if (quarantined > 0) {
+    const v1::QuarantineTile& first = verdict.quarantine_tiles(0);
+    rpc::LogWarning(
+        "moved tiles into quarantine; `shardmesh admin quarantine list` shows them",
+        {{"tiles", quarantined}, {"first_array", first.array_id()}, {"reason", first.reason()}});
+  }
+  if (verdict.drop_array_ids_size() > 0) {
+    rpc::LogInfo("dropping arrays that were released while this worker was away",
+                 {{"arrays", verdict.drop_array_ids_size()}, {"first", verdict.drop_array_ids(0)}});
+  }
+  Drop(verdict.drop_array_ids());
   if (verdict.last()) {
     options_.executor->LeaveStaged();
     {
@@ -792,15 +855,84 @@ absl::Status AttachLoop::TakeDetach(const v1::Detach& detach) {
 }
 
 template <typename Ids>
-absl::Status AttachLoop::Drop(const Ids& array_ids) {
-  const std::vector<std::string> ids(array_ids.begin(), array_ids.end());
-  for (const std::string& id : ids) {
-    if (!options_.store->Abort({id}).ok()) {  // it is committed
-      SHARDMESH_RETURN_IF_ERROR(options_.store->Release({id}));
-    }
+void AttachLoop::Drop(const Ids& array_ids) {
+  std::vector<std::string> ids(array_ids.begin(), array_ids.end());
+  if (ids.empty()) {
+    return;
   }
   options_.executor->Forget(ids);
-  return absl::OkStatus();
+  const absl::Span<const std::string> dropped = ids;
+  options_.store->Drop(dropped,
+                       [this, ids = std::vector<std::string>(ids)](const absl::Status& status) {
+                         // What could not be removed is not confirmed: the next verdict drops it
+                         // again.
+                         if (status.ok()) Dropped(ids);
+                       });
+}
+
+void AttachLoop::Dropped(const std::vector<std::string>& array_ids) {
+  absl::MutexLock lock(&mutex_);
+  dropped_.insert(dropped_.end(), array_ids.begin(), array_ids.end());
+  if (dropped_.size() >= kMaxUnconfirmed) {
+    SendDropped();
+  }
+}
+
+void AttachLoop::SendDropped() {
+  if (!attached_) {
+    dropped_.clear();  // the next inventory tells
+  }
+  for (size_t first = 0; first < dropped_.size(); first += kMaxDroppedIds) {
+    v1::AttachRequest request;
+    for (size_t i = first; i < std::min(dropped_.size(), first + kMaxDroppedIds); ++i) {
+      request.mutable_tiles_dropped()->add_array_ids(std::move(dropped_[i]));
+    }
+    stream_->Send(std::move(request));
+  }
+  dropped_.clear();
+}
+
+void AttachLoop::TakeQuarantineOrder(v1::QuarantineOrder order) {
+  orders_.Push([this, stream = AttachedStream(), order = std::move(order)] {
+    v1::AttachRequest request;
+    *request.mutable_quarantine_answer() = CarryOut(order);
+    stream->Send(std::move(request));
+  });
+}
+
+v1::QuarantineAnswer AttachLoop::CarryOut(const v1::QuarantineOrder& order) {
+  v1::QuarantineAnswer answer;
+  answer.set_order_id(order.order_id());
+  const std::vector<std::string> ids(order.array_ids().begin(), order.array_ids().end());
+  if (order.action() == v1::QuarantineOrder::ACTION_LIST) {
+    const auto most = static_cast<size_t>(std::clamp(order.max_arrays(), 1, 1000));
+    const std::vector<QuarantinedArray> found =
+        options_.store->ListQuarantine(ids, order.start_after(), static_cast<int64_t>(most) + 1);
+    answer.set_has_more(found.size() > most);
+    for (size_t i = 0; i < std::min(most, found.size()); ++i) {
+      *answer.add_arrays() = Encode(found[i], options_.self.identity);
+      if (answer.ByteSizeLong() > kMaxAnswerBytes && i + 1 < found.size()) {
+        answer.set_has_more(true);
+        break;
+      }
+    }
+    return answer;
+  }
+  for (const std::string& id : ids) {
+    const bool restores = order.action() == v1::QuarantineOrder::ACTION_RESTORE;
+    const absl::StatusOr<QuarantinedArray> done =
+        restores ? options_.store->RestoreQuarantined(id) : options_.store->DropQuarantined(id);
+    if (done.ok()) {
+      rpc::LogInfo(restores ? "restored an array from the quarantine, as the coordinator asked"
+                            : "dropped an array from the quarantine, as the coordinator asked",
+                   {{"array", id}, {"size_bytes", done->size_bytes()}});
+      *answer.add_arrays() = Encode(*done, options_.self.identity);
+    } else if (!absl::IsNotFound(done.status())) {
+      rpc::Encode(done.status(), answer.mutable_error());
+      break;
+    }
+  }
+  return answer;
 }
 
 void AttachLoop::Beat() {
@@ -823,9 +955,15 @@ void AttachLoop::Beat() {
     return heartbeat_.SetNoLaterThan(progress.has_value() ? std::min(next_beat_, look_again)
                                                           : next_beat_);
   }
+  SendDropped();
+  options_.store->ExpireQuarantine(now);
+  const QuarantineTotals quarantine = options_.store->quarantine_totals();
   v1::AttachRequest request;
   v1::Heartbeat* heartbeat = request.mutable_heartbeat();
-  heartbeat->set_used_bytes(used_bytes);
+  // Quarantined tiles in memory give way to new ones.
+  heartbeat->set_used_bytes(std::max<int64_t>(0, used_bytes - quarantine.memory_bytes));
+  heartbeat->set_quarantined_arrays(quarantine.arrays);
+  heartbeat->set_quarantined_bytes(quarantine.disk_bytes + quarantine.memory_bytes);
   heartbeat->set_epoch(epoch_);
   rpc::Encode(now, heartbeat->mutable_send_time());
   if (progress.has_value()) {

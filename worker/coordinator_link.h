@@ -64,8 +64,8 @@ class CoordinatorLink {
     // of the link's: must not call back.
     std::function<void(bool ready)> ready_changed;
     // Called once, when the coordinator refuses this worker for good: CLUSTER_MISMATCH,
-    // PROTOCOL_MISMATCH, a certificate that is another worker's, or a hello that it calls
-    // malformed. The link does nothing more.
+    // IDENTITY_MISMATCH, PROTOCOL_MISMATCH, a certificate that is another worker's, or a hello that
+    // it calls malformed. The link does nothing more.
     std::function<void(const absl::Status& reason)> failed;
     rpc::RetryPolicy retry = {};
   };

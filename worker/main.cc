@@ -40,6 +40,7 @@ int Main(int argc, const char* const* argv) {
   rpc::LogOptions log;
   absl::Duration drain_timeout = absl::Seconds(30);
   std::string transport = "auto";
+  int64_t quarantine_memory = -1;
   rpc::FlagSet flags("shardmesh-worker", "Serves one device of a mesh: its tiles, and its steps.");
   flags.AddText("coordinator", "HOST:PORT", "the coordinator to attach to", &options.coordinator);
   flags.AddText("listen", "HOST:PORT", "where to serve; port 0 takes a free one", &options.listen);
@@ -54,6 +55,13 @@ int Main(int argc, const char* const* argv) {
                 &options.identity);
   flags.AddBytes("memory", "limit of the memory for tiles", &options.memory_bytes);
   flags.AddText("data-dir", "DIR", "keep tiles on disk too, in this folder", &options.data_dir);
+  flags.AddBytes("quarantine-disk", "bytes of tiles kept on disk in quarantine",
+                 &options.quarantine.disk_bytes);
+  flags.AddBytes("quarantine-memory",
+                 "bytes of tiles kept in memory in quarantine, by default an eighth of --memory",
+                 &quarantine_memory);
+  flags.AddDuration("quarantine-age", "how long tiles are kept in quarantine",
+                    &options.quarantine.age);
   flags.AddInt("threads", "threads for kernels; 0 for as many as there are cores", 0, 1024,
                &options.threads);
   flags.AddText("http-listen", "HOST:PORT",
@@ -75,6 +83,8 @@ int Main(int argc, const char* const* argv) {
     return *code;
   }
   rpc::ConfigureLog(log);
+  options.quarantine.memory_bytes =
+      quarantine_memory < 0 ? options.memory_bytes / 8 : quarantine_memory;
   if (const auto known = TransportFromName(transport); known.has_value()) {
     options.transport = *known;
   } else {

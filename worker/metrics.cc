@@ -134,6 +134,12 @@ void ExportState(rpc::Metrics* metrics, const WorkerState& state) {
                         "Shard memory in idle buffers, which are given up when memory is needed.");
   const auto limit =
       metrics->AddGauge("shardmesh_worker_store_limit_bytes", "Limit of shard memory.");
+  const auto aside_disk =
+      metrics->AddGauge("shardmesh_worker_quarantine_bytes",
+                        "Bytes of tiles in quarantine, by where they are.", {{"where", "disk"}});
+  const auto aside_memory =
+      metrics->AddGauge("shardmesh_worker_quarantine_bytes",
+                        "Bytes of tiles in quarantine, by where they are.", {{"where", "memory"}});
   const auto attached =
       metrics->AddGauge("shardmesh_worker_attached", "1 while attached to a coordinator.");
   const auto ready =
@@ -164,6 +170,9 @@ void ExportState(rpc::Metrics* metrics, const WorkerState& state) {
     used.Set(static_cast<double>(state.store->used_bytes()));
     idle.Set(static_cast<double>(state.pool->idle_bytes()));
     limit.Set(static_cast<double>(state.store->limit_bytes()));
+    const QuarantineTotals aside = state.store->quarantine_totals();
+    aside_disk.Set(static_cast<double>(aside.disk_bytes));
+    aside_memory.Set(static_cast<double>(aside.memory_bytes));
     const CoordinatorLink::State coordinator = state.coordinator->state();
     attached.Set(coordinator.attached ? 1 : 0);
     ready.Set(coordinator.ready ? 1 : 0);

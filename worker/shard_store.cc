@@ -3,8 +3,10 @@
 // A data folder holds:
 //   LOCK             locked by the store that has it open
 //   cluster_id       the cluster that the tiles belong to
+//   identity         the worker that they belong to
 //   staged/ARRAY/    a file for each durable tile that is Staged
 //   arrays/ARRAY/    the same for Committed ones: an array commits by one rename of its folder
+//   quarantine/ARRAY/  tiles that were moved aside, and a file `about` that says why
 //   trash/           folders on their way out
 //   corrupt/         files that could not be read back
 #include "worker/shard_store.h"
@@ -20,7 +22,12 @@
 
 #include "absl/container/btree_set.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "rpc/log.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -33,11 +40,15 @@ namespace fs = std::filesystem;
 
 constexpr char kLockFile[] = "LOCK";
 constexpr char kClusterIdFile[] = "cluster_id";
+constexpr char kIdentityFile[] = "identity";
 constexpr char kStagedFolder[] = "staged";
 constexpr char kArraysFolder[] = "arrays";
+constexpr char kQuarantineFolder[] = "quarantine";
+constexpr char kAboutFile[] = "about";
 constexpr char kTrashFolder[] = "trash";
 constexpr char kCorruptFolder[] = "corrupt";
-constexpr int64_t kMaxClusterIdBytes = 256;
+constexpr int64_t kMaxOwnerBytes = 256;
+constexpr int64_t kMaxAboutBytes = 4096;
 
 std::string Path(const std::string& folder, std::string_view name) {
   return StrCat(folder, "/", name);
@@ -85,27 +96,57 @@ absl::StatusOr<FileDescriptor> LockFolder(const std::string& folder) {
   return lock;
 }
 
-// Empty if the folder was not yet tied to a cluster.
-absl::StatusOr<std::string> ReadClusterId(const std::string& path) {
+// A small text file, such as the id of the cluster; empty if it is not there.
+absl::StatusOr<std::string> ReadText(const std::string& path, int64_t max_bytes) {
   absl::StatusOr<InputFile> file = OpenInputFile(path);
   if (absl::IsNotFound(file.status())) {
     return std::string();
   }
   SHARDMESH_RETURN_IF_ERROR(file.status());
-  if (file->size_bytes == 0 || file->size_bytes > kMaxClusterIdBytes) {
+  if (file->size_bytes == 0 || file->size_bytes > max_bytes) {
     return WithReason(
         absl::DataLossError(StrCat(path, " is damaged: it has ", file->size_bytes, " bytes")),
         Reason::kBadFile);
   }
-  std::string id(static_cast<size_t>(file->size_bytes), '\0');
-  SHARDMESH_RETURN_IF_ERROR(ReadExactly(*file, path, 0, absl::MakeSpan(id)));
-  return id;
+  std::string text(static_cast<size_t>(file->size_bytes), '\0');
+  SHARDMESH_RETURN_IF_ERROR(ReadExactly(*file, path, 0, absl::MakeSpan(text)));
+  return text;
 }
 
-absl::Status WriteClusterId(const std::string& path, std::string_view id) {
+absl::Status WriteText(const std::string& path, std::string_view text) {
   SHARDMESH_ASSIGN_OR_RETURN(AtomicFileWriter file, AtomicFileWriter::Create(path));
-  SHARDMESH_RETURN_IF_ERROR(file.Append(id));
+  SHARDMESH_RETURN_IF_ERROR(file.Append(text));
   return file.Finish();
+}
+
+const char* FolderOf(TileState state) {
+  return state == TileState::kCommitted ? kArraysFolder : kStagedFolder;
+}
+
+// What the file `about` says, line by line: when, whether committed, whether its array lives, and
+// the reason in the rest.
+std::string EncodeAbout(const QuarantinedArray& array) {
+  return StrCat(absl::ToUnixMillis(array.since), "\n", array.committed ? 1 : 0, "\n",
+                array.array_lives ? 1 : 0, "\n", array.reason);
+}
+
+bool DecodeAbout(const std::string& text, QuarantinedArray* array) {
+  const std::vector<std::string> lines = absl::StrSplit(text, absl::MaxSplits('\n', 3));
+  int64_t since = 0;
+  if (lines.size() != 4 || !absl::SimpleAtoi(lines[0], &since)) {
+    return false;
+  }
+  array->since = absl::FromUnixMillis(since);
+  array->committed = lines[1] == "1";
+  array->array_lives = lines[2] == "1";
+  array->reason = lines[3];
+  return true;
+}
+
+// Counts an array in, or out.
+void Tally(const QuarantinedArray& array, int64_t sign, QuarantineTotals* totals) {
+  totals->arrays += sign;
+  (array.on_disk ? totals->disk_bytes : totals->memory_bytes) += sign * array.size_bytes();
 }
 
 // A call may name an array twice; it means it once.
@@ -137,6 +178,14 @@ StoredTile::StoredTile(TileDescription description, std::shared_ptr<Buffer> buff
 TensorView StoredTile::view() const {
   // The buffer was made for the description, so that this cannot fail.
   return *TensorView::Create(description_.dtype, description_.tile.shape(), bytes());
+}
+
+int64_t QuarantinedArray::size_bytes() const {
+  int64_t bytes = 0;
+  for (const QuarantinedTile& tile : tiles) {
+    bytes += tile.size_bytes;
+  }
+  return bytes;
 }
 
 StagedTile::StagedTile(ShardStore* store, TileDescription description,
@@ -247,7 +296,8 @@ bool ShardStore::TileOrder::operator()(const Tile& a, const Tile& b) const {
 ShardStore::ShardStore(Options options, FileDescriptor lock)
     : pool_(std::move(options.pool)),
       data_dir_(std::move(options.data_dir)),
-      lock_(std::move(lock)) {}
+      lock_(std::move(lock)),
+      quarantine_limits_(options.quarantine) {}
 
 absl::StatusOr<std::unique_ptr<ShardStore>> ShardStore::Open(Options options) {
   FileDescriptor lock;
@@ -263,7 +313,8 @@ absl::StatusOr<std::unique_ptr<ShardStore>> ShardStore::Open(Options options) {
 }
 
 absl::Status ShardStore::Recover() {
-  for (const char* folder : {kStagedFolder, kArraysFolder, kTrashFolder, kCorruptFolder}) {
+  for (const char* folder :
+       {kStagedFolder, kArraysFolder, kQuarantineFolder, kTrashFolder, kCorruptFolder}) {
     SHARDMESH_RETURN_IF_ERROR(MakeFolder(Path(data_dir_, folder)));
   }
   SHARDMESH_RETURN_IF_ERROR(SyncFolder(data_dir_));
@@ -273,11 +324,16 @@ absl::Status ShardStore::Recover() {
     std::error_code ignored;  // tried again at the next start
     fs::remove_all(Path(trash, name), ignored);
   }
-  SHARDMESH_ASSIGN_OR_RETURN(std::string id, ReadClusterId(Path(data_dir_, kClusterIdFile)));
+  SHARDMESH_ASSIGN_OR_RETURN(std::string id,
+                             ReadText(Path(data_dir_, kClusterIdFile), kMaxOwnerBytes));
+  SHARDMESH_ASSIGN_OR_RETURN(std::string identity,
+                             ReadText(Path(data_dir_, kIdentityFile), kMaxOwnerBytes));
   {
     absl::MutexLock lock(&mutex_);
     cluster_id_ = std::move(id);
+    data_identity_ = std::move(identity);
   }
+  SHARDMESH_RETURN_IF_ERROR(RecoverQuarantine());
   // Committed first: where a crash left an array in both, the staged copy is the one to go.
   SHARDMESH_RETURN_IF_ERROR(RecoverArrays(Path(data_dir_, kArraysFolder), TileState::kCommitted));
   return RecoverArrays(Path(data_dir_, kStagedFolder), TileState::kStaged);
@@ -341,7 +397,7 @@ absl::Status ShardStore::RecoverTile(const std::string& path, TileState state) {
   absl::MutexLock lock(&mutex_);
   if (cluster_id_.empty()) {
     SHARDMESH_RETURN_IF_ERROR(
-        WriteClusterId(Path(data_dir_, kClusterIdFile), contents.header.cluster_id));
+        WriteText(Path(data_dir_, kClusterIdFile), contents.header.cluster_id));
     cluster_id_ = contents.header.cluster_id;
   }
   if (contents.header.cluster_id != cluster_id_) {
@@ -374,11 +430,11 @@ std::string ShardStore::cluster_id() const {
 }
 
 absl::Status ShardStore::SetClusterId(std::string_view cluster_id) {
-  if (cluster_id.empty() || static_cast<int64_t>(cluster_id.size()) > kMaxClusterIdBytes) {
-    return InvalidArgument(Reason::kBadField, StrCat("a cluster id has 1 to ", kMaxClusterIdBytes,
+  if (cluster_id.empty() || static_cast<int64_t>(cluster_id.size()) > kMaxOwnerBytes) {
+    return InvalidArgument(Reason::kBadField, StrCat("a cluster id has 1 to ", kMaxOwnerBytes,
                                                      " bytes, not ", cluster_id.size()));
   }
-  absl::MutexLock transition(&transition_mutex_);
+  absl::MutexLock owner(&owner_mutex_);
   const std::string current = this->cluster_id();
   if (current == cluster_id) {
     return absl::OkStatus();
@@ -391,10 +447,38 @@ absl::Status ShardStore::SetClusterId(std::string_view cluster_id) {
         Reason::kClusterMismatch);
   }
   if (has_data_dir()) {
-    SHARDMESH_RETURN_IF_ERROR(WriteClusterId(Path(data_dir_, kClusterIdFile), cluster_id));
+    SHARDMESH_RETURN_IF_ERROR(WriteText(Path(data_dir_, kClusterIdFile), cluster_id));
   }
   absl::MutexLock lock(&mutex_);
   cluster_id_ = std::string(cluster_id);
+  return absl::OkStatus();
+}
+
+std::string ShardStore::data_identity() const {
+  absl::MutexLock lock(&mutex_);
+  return data_identity_;
+}
+
+absl::Status ShardStore::SetIdentity(std::string_view identity) {
+  if (identity.empty() || static_cast<int64_t>(identity.size()) > kMaxOwnerBytes) {
+    return InvalidArgument(Reason::kBadField, StrCat("an identity has 1 to ", kMaxOwnerBytes,
+                                                     " bytes, not ", identity.size()));
+  }
+  absl::MutexLock owner(&owner_mutex_);
+  const std::string current = data_identity();
+  if (!has_data_dir() || current == identity) {
+    return absl::OkStatus();
+  }
+  if (!current.empty()) {
+    return WithReason(
+        absl::FailedPreconditionError(StrCat(
+            "data folder ", data_dir_, " holds tiles of worker \"", current, "\", this is \"",
+            identity, "\"; start it with its own folder, or with --identity ", current)),
+        Reason::kIdentityMismatch);
+  }
+  SHARDMESH_RETURN_IF_ERROR(WriteText(Path(data_dir_, kIdentityFile), identity));
+  absl::MutexLock lock(&mutex_);
+  data_identity_ = std::string(identity);
   return absl::OkStatus();
 }
 
@@ -414,11 +498,11 @@ absl::StatusOr<std::unique_ptr<StagedTile>> ShardStore::Stage(TileDescription de
           StrCat(TileName(description), " cannot be stored before the worker joins a cluster"));
     }
     const auto array = arrays_.find(description.array_id);
+    if (busy_.contains(description.array_id)) {
+      return absl::AbortedError(
+          StrCat("array ", description.array_id, " is being committed or dropped at this moment"));
+    }
     if (array != arrays_.end()) {
-      if (array->second.changing) {
-        return absl::AbortedError(StrCat("array ", description.array_id,
-                                         " is being committed or aborted at this moment"));
-      }
       for (const auto& [tile, entry] : array->second.tiles) {
         if (entry.state == TileState::kAborted) {
           return absl::AbortedError(
@@ -441,6 +525,9 @@ absl::StatusOr<std::unique_ptr<StagedTile>> ShardStore::Stage(TileDescription de
   if (memory == nullptr) {
     absl::StatusOr<Buffer> buffer =
         pool_->Allocate(TileSizeBytes(description), TileName(description));
+    while (absl::IsResourceExhausted(buffer.status()) && DropQuarantinedMemory()) {
+      buffer = pool_->Allocate(TileSizeBytes(description), TileName(description));
+    }
     if (!buffer.ok()) {
       Forget(description);
       return std::move(buffer).status();
@@ -455,7 +542,7 @@ std::shared_ptr<Buffer> ShardStore::TakeMemory(std::string_view array_id, const 
   StoredTilePtr stored;  // freed under no lock
   absl::MutexLock lock(&mutex_);
   const auto array = arrays_.find(ToAbsl(array_id));
-  if (array == arrays_.end() || array->second.changing) {
+  if (array == arrays_.end()) {
     return nullptr;
   }
   auto& tiles = array->second.tiles;
@@ -476,156 +563,530 @@ std::shared_ptr<Buffer> ShardStore::TakeMemory(std::string_view array_id, const 
 
 absl::Status ShardStore::Commit(absl::Span<const std::string> array_ids) {
   const absl::btree_set<std::string> distinct_ids = Distinct(array_ids);
-  absl::MutexLock transition(&transition_mutex_);
-  std::vector<std::string> staged_ids;
   std::vector<std::string> ids_with_files;
-  {
-    absl::MutexLock lock(&mutex_);
-    for (const std::string& array_id : distinct_ids) {
-      const auto array = arrays_.find(array_id);
-      if (array == arrays_.end()) {
-        return WithReason(
-            absl::NotFoundError(StrCat("array ", array_id, " has no tile here to commit")),
-            Reason::kNotFound);
-      }
-      bool staged = false;
-      bool has_files = false;
-      for (const auto& [tile, entry] : array->second.tiles) {
-        if (entry.state == TileState::kAborted) {
-          return absl::AbortedError(StrCat("array ", array_id, " was aborted"));
-        }
-        if (entry.state == TileState::kReceiving) {
-          return absl::FailedPreconditionError(
-              StrCat("tile ", tile.ToString(), " of array ", array_id, " is still on its way"));
-        }
-        staged = staged || entry.state == TileState::kStaged;
-        has_files = has_files || entry.stored->durable();
-      }
-      if (staged) {
-        staged_ids.push_back(array_id);
-        if (has_files) {
-          ids_with_files.push_back(array_id);
-        }
-      }
-    }
-    for (const std::string& array_id : staged_ids) {
-      arrays_[array_id].changing = true;
-    }
-  }
-  absl::Status status;
-  size_t moved = 0;
-  while (status.ok() && moved < ids_with_files.size()) {
-    status = CommitFiles(ids_with_files[moved]);
-    moved += status.ok() ? 1 : 0;
-  }
-  if (moved > 0) {
-    status.Update(SyncFolder(Path(data_dir_, kArraysFolder)));
-    status.Update(SyncFolder(Path(data_dir_, kStagedFolder)));
-  }
   absl::MutexLock lock(&mutex_);
-  for (const std::string& array_id : staged_ids) {
-    ArrayEntry& array = arrays_[array_id];
-    array.changing = false;
-    const auto unmoved = ids_with_files.begin() + static_cast<std::ptrdiff_t>(moved);
-    if (std::find(unmoved, ids_with_files.end(), array_id) != ids_with_files.end()) {
-      continue;
+  for (const std::string& array_id : distinct_ids) {
+    const auto array = arrays_.find(array_id);
+    if (array == arrays_.end()) {
+      return WithReason(
+          absl::NotFoundError(StrCat("array ", array_id, " has no tile here to commit")),
+          Reason::kNotFound);
     }
-    for (auto& [tile, entry] : array.tiles) {
+    for (const auto& [tile, entry] : array->second.tiles) {
+      if (entry.state == TileState::kAborted) {
+        return absl::AbortedError(StrCat("array ", array_id, " was aborted"));
+      }
+      if (entry.state == TileState::kReceiving) {
+        return absl::FailedPreconditionError(
+            StrCat("tile ", tile.ToString(), " of array ", array_id, " is still on its way"));
+      }
+    }
+  }
+  for (const std::string& array_id : distinct_ids) {
+    bool has_files = false;
+    for (auto& [tile, entry] : arrays_.find(array_id)->second.tiles) {
+      has_files |= entry.state == TileState::kStaged && entry.stored->durable();
       entry.state = TileState::kCommitted;
     }
+    if (has_files) {
+      ids_with_files.push_back(array_id);
+    }
   }
-  return status;
+  if (!ids_with_files.empty()) {
+    PushFiles({.array_ids = ids_with_files,
+               .work =
+                   [this, ids_with_files](FileEffects* effects) {
+                     absl::Status status;
+                     for (const std::string& array_id : ids_with_files) {
+                       status.Update(CommitFiles(array_id, effects));
+                     }
+                     return status;
+                   },
+               .done = nullptr});
+  }
+  return absl::OkStatus();
+}
+
+bool ShardStore::TakeOut(ArrayMap::iterator array, std::vector<StoredTilePtr>* dropped,
+                         TileState* state) {
+  bool has_files = false;
+  auto& tiles = array->second.tiles;
+  for (auto tile = tiles.begin(); tile != tiles.end();) {
+    TileEntry& entry = tile->second;
+    if (entry.stored == nullptr) {
+      entry.state = TileState::kAborted;
+      ++tile;
+      continue;
+    }
+    *state = entry.state;
+    has_files |= entry.stored->durable();
+    dropped->push_back(std::move(entry.stored));
+    tile = tiles.erase(tile);
+  }
+  if (tiles.empty()) {
+    arrays_.erase(array);
+  }
+  return has_files;
+}
+
+void ShardStore::RemoveFiles(std::vector<ArrayFolders> folders, Done done) {
+  std::vector<std::string> all;
+  for (const ArrayFolders& each : folders) {
+    all.insert(all.end(), each.array_ids.begin(), each.array_ids.end());
+  }
+  if (all.empty()) {
+    return;
+  }
+  PushFiles({.array_ids = std::move(all),
+             .work =
+                 [this, folders = std::move(folders)](FileEffects* effects) {
+                   absl::Status status;
+                   for (const ArrayFolders& each : folders) {
+                     for (const std::string& array_id : each.array_ids) {
+                       status.Update(DiscardFiles(each.folder, array_id, effects));
+                     }
+                   }
+                   return status;
+                 },
+             .done = std::move(done)});
 }
 
 absl::Status ShardStore::Abort(absl::Span<const std::string> array_ids) {
-  const absl::btree_set<std::string> distinct_ids = Distinct(array_ids);
-  absl::MutexLock transition(&transition_mutex_);
   std::vector<StoredTilePtr> dropped;  // freed under no lock
   std::vector<std::string> ids_with_files;
-  {
-    absl::MutexLock lock(&mutex_);
-    for (const std::string& array_id : distinct_ids) {
-      const auto array = arrays_.find(array_id);
-      if (array != arrays_.end() &&
-          array->second.tiles.begin()->second.state == TileState::kCommitted) {
-        return absl::FailedPreconditionError(
-            StrCat("array ", array_id, " is committed and cannot be aborted; release it"));
-      }
-    }
-    for (const std::string& array_id : distinct_ids) {
-      const auto array = arrays_.find(array_id);
-      if (array == arrays_.end()) {
-        continue;
-      }
-      auto& tiles = array->second.tiles;
-      for (auto tile = tiles.begin(); tile != tiles.end();) {
-        TileEntry& entry = tile->second;
-        if (entry.state == TileState::kStaged) {
-          array->second.changing = array->second.changing || entry.stored->durable();
-          dropped.push_back(std::move(entry.stored));
-          tile = tiles.erase(tile);
-        } else {
-          entry.state = TileState::kAborted;
-          ++tile;
-        }
-      }
-      if (array->second.changing) {
-        ids_with_files.push_back(array_id);
-      } else if (tiles.empty()) {
-        arrays_.erase(array);
-      }
-    }
-  }
-  absl::Status status;
-  for (const std::string& array_id : ids_with_files) {
-    status.Update(DiscardFiles(kStagedFolder, array_id));
-  }
   absl::MutexLock lock(&mutex_);
-  for (const std::string& array_id : ids_with_files) {
+  for (const std::string& array_id : array_ids) {
     const auto array = arrays_.find(array_id);
-    array->second.changing = false;
-    if (array->second.tiles.empty()) {
-      arrays_.erase(array);
+    if (array != arrays_.end() &&
+        array->second.tiles.begin()->second.state == TileState::kCommitted) {
+      return absl::FailedPreconditionError(
+          StrCat("array ", array_id, " is committed and cannot be aborted; release it"));
     }
   }
-  return status;
+  for (const std::string& array_id : array_ids) {
+    TileState state = TileState::kStaged;
+    if (const auto array = arrays_.find(array_id);
+        array != arrays_.end() && TakeOut(array, &dropped, &state)) {
+      ids_with_files.push_back(array_id);
+    }
+  }
+  RemoveFiles({{kStagedFolder, std::move(ids_with_files)}}, nullptr);
+  return absl::OkStatus();
 }
 
 absl::Status ShardStore::Release(absl::Span<const std::string> array_ids) {
-  const absl::btree_set<std::string> distinct_ids = Distinct(array_ids);
-  absl::MutexLock transition(&transition_mutex_);
-  std::vector<ArrayEntry> dropped;  // freed under no lock
+  std::vector<StoredTilePtr> dropped;  // freed under no lock
   std::vector<std::string> ids_with_files;
+  absl::MutexLock lock(&mutex_);
+  for (const std::string& array_id : array_ids) {
+    const auto array = arrays_.find(array_id);
+    if (array != arrays_.end() &&
+        array->second.tiles.begin()->second.state != TileState::kCommitted) {
+      return absl::FailedPreconditionError(
+          StrCat("array ", array_id, " is not committed; abort it instead"));
+    }
+  }
+  for (const std::string& array_id : array_ids) {
+    TileState state = TileState::kCommitted;
+    if (const auto array = arrays_.find(array_id);
+        array != arrays_.end() && TakeOut(array, &dropped, &state)) {
+      ids_with_files.push_back(array_id);
+    }
+  }
+  RemoveFiles({{kArraysFolder, std::move(ids_with_files)}}, nullptr);
+  return absl::OkStatus();
+}
+
+void ShardStore::Drop(absl::Span<const std::string> array_ids, Done done) {
+  std::vector<StoredTilePtr> dropped;  // freed under no lock
+  std::vector<QuarantinedArray> dropped_aside;
+  std::vector<std::string> staged_ids;
+  std::vector<std::string> committed_ids;
+  std::vector<std::string> quarantined_ids;
   {
     absl::MutexLock lock(&mutex_);
-    for (const std::string& array_id : distinct_ids) {
+    for (const std::string& array_id : array_ids) {
       const auto array = arrays_.find(array_id);
-      if (array != arrays_.end() &&
-          array->second.tiles.begin()->second.state != TileState::kCommitted) {
-        return absl::FailedPreconditionError(
-            StrCat("array ", array_id, " is not committed; abort it instead"));
+      TileState state = TileState::kStaged;
+      if (array != arrays_.end() && TakeOut(array, &dropped, &state)) {
+        (state == TileState::kCommitted ? committed_ids : staged_ids).push_back(array_id);
+      } else if (const auto busy = busy_.find(array_id); busy != busy_.end()) {
+        // It was dropped before, and its files are on their way out: they are waited for.
+        staged_ids.push_back(array_id);
+      }
+      // What was moved aside of it is released with it.
+      if (const auto aside = quarantine_.find(array_id); aside != quarantine_.end()) {
+        Tally(aside->second, -1, &quarantine_totals_);
+        if (aside->second.on_disk) {
+          quarantined_ids.push_back(array_id);
+        }
+        dropped_aside.push_back(std::move(aside->second));
+        quarantine_.erase(aside);
       }
     }
-    for (const std::string& array_id : distinct_ids) {
-      const auto array = arrays_.find(array_id);
-      if (array == arrays_.end()) {
-        continue;
-      }
-      for (const auto& [tile, entry] : array->second.tiles) {
-        if (entry.stored->durable()) {
-          ids_with_files.push_back(array_id);
-          break;
-        }
-      }
-      dropped.push_back(std::move(array->second));
+    if (!staged_ids.empty() || !committed_ids.empty() || !quarantined_ids.empty()) {
+      return RemoveFiles({{kStagedFolder, std::move(staged_ids)},
+                          {kArraysFolder, std::move(committed_ids)},
+                          {kQuarantineFolder, std::move(quarantined_ids)}},
+                         std::move(done));
+    }
+  }
+  std::move(done)(absl::OkStatus());
+}
+
+bool ShardStore::Quarantine(std::string_view array_id, const Tile& tile, std::string_view reason,
+                            bool array_lives, absl::Time now) {
+  std::vector<QuarantinedArray> dropped;  // freed under no lock
+  StoredTilePtr stored;
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto array = arrays_.find(ToAbsl(array_id));
+    if (array == arrays_.end()) {
+      return false;
+    }
+    const auto found = array->second.tiles.find(tile);
+    if (found == array->second.tiles.end() || found->second.stored == nullptr) {
+      return false;
+    }
+    stored = std::move(found->second.stored);
+    const TileState state = found->second.state;
+    array->second.tiles.erase(found);
+    if (array->second.tiles.empty()) {
       arrays_.erase(array);
     }
+    if (!stored->durable() && state != TileState::kCommitted) {
+      rpc::LogWarning("dropped a tile that was in memory alone and never committed",
+                      {{"array", array_id}, {"tile", tile.ToString()}, {"reason", reason}});
+      return true;
+    }
+    QuarantinedArray& entry = quarantine_[std::string(array_id)];
+    if (entry.tiles.empty()) {
+      entry.array_id = std::string(array_id);
+      entry.reason = std::string(reason);
+      entry.since = now;
+      entry.committed = state == TileState::kCommitted;
+      entry.on_disk = stored->durable();
+      entry.array_lives = array_lives;
+    } else {
+      Tally(entry, -1, &quarantine_totals_);
+      entry.array_lives |= array_lives;
+    }
+    entry.tiles.push_back({.description = stored->description(),
+                           .crc32c = stored->crc32c(),
+                           .size_bytes = static_cast<int64_t>(stored->bytes().size()),
+                           .stored = entry.on_disk ? nullptr : stored});
+    Tally(entry, 1, &quarantine_totals_);
+    if (stored->durable()) {
+      QuarantinedArray about = entry;
+      about.tiles.clear();
+      PushFiles({.array_ids = {about.array_id},
+                 .work =
+                     [this, about, state, name = TileFileName(tile)](FileEffects* effects) {
+                       return QuarantineFile(FolderOf(state), about, name, effects);
+                     },
+                 .done = nullptr});
+    }
+    EnforceQuarantine(now, &dropped);
   }
+  return true;
+}
+
+void ShardStore::EnforceQuarantine(absl::Time now, std::vector<QuarantinedArray>* dropped) {
+  const auto drop = [&](absl::btree_map<std::string, QuarantinedArray>::iterator entry,
+                        std::string_view why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const QuarantinedArray& array = dropped->emplace_back(std::move(entry->second));
+    quarantine_.erase(entry);
+    Tally(array, -1, &quarantine_totals_);
+    rpc::LogWarning("dropped an array from the quarantine", {{"array", array.array_id},
+                                                             {"why", why},
+                                                             {"size_bytes", array.size_bytes()},
+                                                             {"on_disk", array.on_disk},
+                                                             {"age", now - array.since},
+                                                             {"reason", array.reason}});
+    if (array.on_disk) {
+      PushFiles({.array_ids = {array.array_id},
+                 .work =
+                     [this, id = array.array_id](FileEffects* effects) {
+                       return DiscardFiles(kQuarantineFolder, id, effects);
+                     },
+                 .done = nullptr});
+    }
+  };
+  for (auto entry = quarantine_.begin(); entry != quarantine_.end();) {
+    const auto next = std::next(entry);
+    if (!entry->second.array_lives && now - entry->second.since > quarantine_limits_.age) {
+      drop(entry, "it is older than --quarantine-age");
+    }
+    entry = next;
+  }
+  for (const bool on_disk : {true, false}) {
+    const int64_t limit = on_disk ? quarantine_limits_.disk_bytes : quarantine_limits_.memory_bytes;
+    const auto used = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return on_disk ? quarantine_totals_.disk_bytes : quarantine_totals_.memory_bytes;
+    };
+    while (used() > limit) {
+      auto first = quarantine_.end();
+      for (auto entry = quarantine_.begin(); entry != quarantine_.end(); ++entry) {
+        const QuarantinedArray& array = entry->second;
+        if (array.on_disk != on_disk || array.array_lives) {
+          continue;
+        }
+        if (first == quarantine_.end() ||
+            std::pair(array.committed, array.since) <
+                std::pair(first->second.committed, first->second.since)) {
+          first = entry;
+        }
+      }
+      if (first == quarantine_.end()) {
+        break;
+      }
+      drop(first, on_disk ? "the quarantine is larger than --quarantine-disk"
+                          : "the quarantine is larger than --quarantine-memory");
+    }
+  }
+}
+
+bool ShardStore::DropQuarantinedMemory() {
+  QuarantinedArray dropped;  // freed under no lock
+  absl::MutexLock lock(&mutex_);
+  auto oldest = quarantine_.end();
+  for (auto entry = quarantine_.begin(); entry != quarantine_.end(); ++entry) {
+    if (!entry->second.on_disk && !entry->second.array_lives &&
+        (oldest == quarantine_.end() || entry->second.since < oldest->second.since)) {
+      oldest = entry;
+    }
+  }
+  if (oldest == quarantine_.end()) {
+    return false;
+  }
+  dropped = std::move(oldest->second);
+  quarantine_.erase(oldest);
+  Tally(dropped, -1, &quarantine_totals_);
+  rpc::LogWarning("dropped an array from the quarantine", {{"array", dropped.array_id},
+                                                           {"why", "its memory was needed"},
+                                                           {"size_bytes", dropped.size_bytes()},
+                                                           {"reason", dropped.reason}});
+  return true;
+}
+
+void ShardStore::ExpireQuarantine(absl::Time now) {
+  std::vector<QuarantinedArray> dropped;  // freed under no lock
+  absl::MutexLock lock(&mutex_);
+  EnforceQuarantine(now, &dropped);
+}
+
+QuarantineTotals ShardStore::quarantine_totals() const {
+  absl::MutexLock lock(&mutex_);
+  return quarantine_totals_;
+}
+
+std::vector<QuarantinedArray> ShardStore::ListQuarantine(absl::Span<const std::string> array_ids,
+                                                         std::string_view start_after,
+                                                         int64_t max_arrays) const {
+  std::vector<QuarantinedArray> page;
+  const absl::btree_set<std::string> chosen = Distinct(array_ids);
+  absl::MutexLock lock(&mutex_);
+  for (auto entry = quarantine_.upper_bound(ToAbsl(start_after));
+       entry != quarantine_.end() && static_cast<int64_t>(page.size()) < max_arrays; ++entry) {
+    if (chosen.empty() || chosen.contains(entry->first)) {
+      page.push_back(entry->second);
+    }
+  }
+  return page;
+}
+
+absl::StatusOr<QuarantinedArray> ShardStore::RestoreQuarantined(const std::string& array_id) {
+  absl::StatusOr<QuarantinedArray> restored = QuarantinedArray();
+  absl::Notification done;
+  {
+    absl::MutexLock lock(&mutex_);
+    PushFiles({.array_ids = {array_id},
+               .work =
+                   [&](FileEffects* effects) {
+                     restored = ReadBack(array_id, effects);
+                     return absl::OkStatus();
+                   },
+               .done = [&](const absl::Status&) { done.Notify(); }});
+  }
+  done.WaitForNotification();
+  return restored;
+}
+
+absl::StatusOr<QuarantinedArray> ShardStore::ReadBack(const std::string& array_id,
+                                                      FileEffects* effects) {
+  const auto here = [&](const QuarantinedArray& array) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const auto held = arrays_.find(array_id);
+    if (held == arrays_.end()) {
+      return absl::OkStatus();
+    }
+    for (const auto& [tile, entry] : held->second.tiles) {
+      const bool is_same = std::any_of(
+          array.tiles.begin(), array.tiles.end(),
+          [&, &tile = tile](const QuarantinedTile& each) { return each.description.tile == tile; });
+      if (is_same || entry.state != TileState::kCommitted) {
+        return WithReason(
+            absl::AlreadyExistsError(
+                StrCat("array ", array_id, " is here beside what is in quarantine; drop one")),
+            Reason::kAlreadyExists);
+      }
+    }
+    return absl::OkStatus();
+  };
+  QuarantinedArray array;
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto found = quarantine_.find(array_id);
+    if (found == quarantine_.end()) {
+      return WithReason(
+          absl::NotFoundError(StrCat("array ", array_id, " is not in this worker's quarantine")),
+          Reason::kNotFound);
+    }
+    array = found->second;
+    SHARDMESH_RETURN_IF_ERROR(here(array));
+  }
+  const std::string from = Path(Path(data_dir_, kQuarantineFolder), array_id);
+  std::vector<StoredTilePtr> stored;
+  for (const QuarantinedTile& tile : array.tiles) {
+    if (tile.stored != nullptr) {
+      stored.push_back(tile.stored);
+      continue;
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(
+        TileFileContents contents,
+        ReadTileFile(Path(from, TileFileName(tile.description.tile)), *pool_));
+    stored.push_back(std::make_shared<const StoredTile>(
+        std::move(contents.header.description), std::make_shared<Buffer>(std::move(contents.bytes)),
+        contents.header.crc32c,
+        /*durable=*/true));
+  }
+  if (array.on_disk) {
+    const std::string to = Path(Path(data_dir_, kArraysFolder), array_id);
+    SHARDMESH_RETURN_IF_ERROR(MakeFolder(to));
+    for (const QuarantinedTile& tile : array.tiles) {
+      const std::string name = TileFileName(tile.description.tile);
+      if (rename(Path(from, name).c_str(), Path(to, name).c_str()) != 0) {
+        return FileError("restore", Path(from, name), errno);
+      }
+    }
+    effects->changed_folders.insert({from, to, Path(data_dir_, kArraysFolder)});
+    effects->to_remove.push_back(from);
+  }
+  absl::MutexLock lock(&mutex_);
+  auto& tiles = arrays_[array_id].tiles;
+  for (StoredTilePtr& each : stored) {
+    const Tile tile = each->description().tile;
+    tiles[tile] = {TileState::kCommitted, std::move(each)};
+  }
+  Tally(array, -1, &quarantine_totals_);
+  quarantine_.erase(array_id);
+  return array;
+}
+
+absl::StatusOr<QuarantinedArray> ShardStore::DropQuarantined(const std::string& array_id) {
+  QuarantinedArray dropped;
   absl::Status status;
-  for (const std::string& array_id : ids_with_files) {
-    status.Update(DiscardFiles(kArraysFolder, array_id));
+  absl::Notification done;
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto found = quarantine_.find(array_id);
+    if (found == quarantine_.end()) {
+      return WithReason(
+          absl::NotFoundError(StrCat("array ", array_id, " is not in this worker's quarantine")),
+          Reason::kNotFound);
+    }
+    dropped = std::move(found->second);
+    quarantine_.erase(found);
+    Tally(dropped, -1, &quarantine_totals_);
+    if (!dropped.on_disk) {
+      return dropped;
+    }
+    PushFiles({.array_ids = {array_id},
+               .work =
+                   [this, array_id](FileEffects* effects) {
+                     return DiscardFiles(kQuarantineFolder, array_id, effects);
+                   },
+               .done =
+                   [&](const absl::Status& ended) {
+                     status = ended;
+                     done.Notify();
+                   }});
   }
-  return status;
+  done.WaitForNotification();
+  SHARDMESH_RETURN_IF_ERROR(status);
+  return dropped;
+}
+
+void ShardStore::AwaitFiles() {
+  absl::Notification done;
+  {
+    absl::MutexLock lock(&mutex_);
+    PushFiles({.array_ids = {},
+               .work = [](FileEffects*) { return absl::OkStatus(); },
+               .done = [&](const absl::Status&) { done.Notify(); }});
+  }
+  done.WaitForNotification();
+}
+
+void ShardStore::PushFiles(FileJob job) {
+  for (const std::string& array_id : job.array_ids) {
+    ++busy_[array_id];
+  }
+  jobs_.push_back(std::move(job));
+  if (!std::exchange(files_run_, true)) {
+    files_.Push([this] { RunFiles(); });
+  }
+}
+
+void ShardStore::RunFiles() {
+  for (;;) {
+    std::vector<FileJob> jobs;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (jobs_.empty()) {
+        files_run_ = false;
+        return;
+      }
+      jobs = std::exchange(jobs_, {});
+    }
+    FileEffects effects;
+    std::vector<absl::Status> ended;
+    for (FileJob& job : jobs) {
+      ended.push_back(std::move(job.work)(&effects));
+    }
+    absl::Status synced;
+    for (const std::string& folder : effects.changed_folders) {
+      // One that a later job of the batch moved away is gone with its entries.
+      if (const absl::Status status = SyncFolder(folder); !absl::IsNotFound(status)) {
+        synced.Update(status);
+      }
+    }
+    std::error_code ignored;
+    for (const std::string& path : effects.to_remove) {
+      fs::remove_all(path, ignored);  // what is left in the trash goes at the next start
+    }
+    {
+      absl::MutexLock lock(&mutex_);
+      for (const FileJob& job : jobs) {
+        for (const std::string& array_id : job.array_ids) {
+          if (const auto busy = busy_.find(array_id); --busy->second == 0) {
+            busy_.erase(busy);
+          }
+        }
+      }
+    }
+    for (size_t i = 0; i < jobs.size(); ++i) {
+      ended[i].Update(synced);
+      if (!ended[i].ok()) {
+        rpc::LogError("files of tiles could not be moved; the next start finds them as they lie",
+                      {{"arrays", jobs[i].array_ids.size()},
+                       {"first", jobs[i].array_ids.empty() ? "" : jobs[i].array_ids.front()},
+                       {"error", ended[i]}});
+      }
+      if (jobs[i].done) {
+        std::move(jobs[i].done)(ended[i]);
+      }
+    }
+  }
 }
 
 absl::StatusOr<StoredTilePtr> ShardStore::Find(std::string_view array_id, const Tile& tile) const {
@@ -733,8 +1194,7 @@ void ShardStore::Forget(const TileDescription& description) {
   absl::MutexLock lock(&mutex_);
   const auto array = arrays_.find(description.array_id);
   array->second.tiles.erase(description.tile);
-  // An abort that is removing the array's files erases the entry itself.
-  if (array->second.tiles.empty() && !array->second.changing) {
+  if (array->second.tiles.empty()) {
     arrays_.erase(array);
   }
 }
@@ -757,7 +1217,8 @@ void ShardStore::RemoveStagedFile(const TileDescription& description) {
   }
 }
 
-absl::Status ShardStore::DiscardFiles(const std::string& folder, const std::string& array_id) {
+absl::Status ShardStore::DiscardFiles(const char* folder, const std::string& array_id,
+                                      FileEffects* effects) {
   const std::string from = Path(Path(data_dir_, folder), array_id);
   std::string to;
   std::error_code ignored;
@@ -767,19 +1228,76 @@ absl::Status ShardStore::DiscardFiles(const std::string& folder, const std::stri
   if (rename(from.c_str(), to.c_str()) != 0) {
     return errno == ENOENT ? absl::OkStatus() : FileError("discard", from, errno);
   }
-  SHARDMESH_RETURN_IF_ERROR(SyncFolder(Path(data_dir_, folder)));
-  fs::remove_all(to, ignored);  // what is left goes at the next start
+  effects->changed_folders.insert(Path(data_dir_, folder));
+  effects->to_remove.push_back(std::move(to));
   return absl::OkStatus();
 }
 
-absl::Status ShardStore::CommitFiles(const std::string& array_id) {
+absl::Status ShardStore::CommitFiles(const std::string& array_id, FileEffects* effects) {
   // Files that could not be read back for want of memory may still be there: the new ones replace
   // them.
-  SHARDMESH_RETURN_IF_ERROR(DiscardFiles(kArraysFolder, array_id));
+  SHARDMESH_RETURN_IF_ERROR(DiscardFiles(kArraysFolder, array_id, effects));
   const std::string from = Path(Path(data_dir_, kStagedFolder), array_id);
   const std::string to = Path(Path(data_dir_, kArraysFolder), array_id);
   if (rename(from.c_str(), to.c_str()) != 0) {
     return FileError("commit", from, errno);
+  }
+  effects->changed_folders.insert({Path(data_dir_, kArraysFolder), Path(data_dir_, kStagedFolder)});
+  return absl::OkStatus();
+}
+
+absl::Status ShardStore::QuarantineFile(const char* folder, const QuarantinedArray& array,
+                                        const std::string& file_name, FileEffects* effects) {
+  const std::string from = Path(Path(data_dir_, folder), array.array_id);
+  const std::string to = Path(Path(data_dir_, kQuarantineFolder), array.array_id);
+  SHARDMESH_RETURN_IF_ERROR(MakeFolder(to));
+  SHARDMESH_RETURN_IF_ERROR(WriteText(Path(to, kAboutFile), EncodeAbout(array)));
+  if (rename(Path(from, file_name).c_str(), Path(to, file_name).c_str()) != 0) {
+    return FileError("quarantine", Path(from, file_name), errno);
+  }
+  rmdir(from.c_str());  // succeeds only where nothing is left in it
+  effects->changed_folders.insert(
+      {to, Path(data_dir_, kQuarantineFolder), Path(data_dir_, folder)});
+  return absl::OkStatus();
+}
+
+absl::Status ShardStore::RecoverQuarantine() {
+  const std::string folder = Path(data_dir_, kQuarantineFolder);
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<std::string> array_ids, ListFolder(folder));
+  for (const std::string& array_id : array_ids) {
+    const std::string path = Path(folder, array_id);
+    const absl::StatusOr<std::vector<std::string>> names = ListFolder(path);
+    if (!names.ok()) {
+      recovery_report_.problems.push_back({path, "", names.status()});
+      continue;
+    }
+    QuarantinedArray array{.array_id = array_id, .reason = "", .since = absl::Now(), .tiles = {}};
+    array.on_disk = true;
+    const absl::StatusOr<std::string> about = ReadText(Path(path, kAboutFile), kMaxAboutBytes);
+    if (!about.ok() || !DecodeAbout(*about, &array)) {
+      array.reason = "the file that says why cannot be read";
+    }
+    for (const std::string& name : *names) {
+      if (name == kAboutFile) {
+        continue;
+      }
+      const absl::StatusOr<TileFileHeader> header = ReadTileFileHeader(Path(path, name));
+      if (!header.ok() || header->description.array_id != array_id) {
+        recovery_report_.problems.push_back({Path(path, name), "", header.status()});
+        continue;
+      }
+      array.tiles.push_back({.description = header->description,
+                             .crc32c = header->crc32c,
+                             .size_bytes = TileSizeBytes(header->description),
+                             .stored = nullptr});
+      ++recovery_report_.quarantined_tiles;
+    }
+    if (array.tiles.empty()) {
+      continue;
+    }
+    absl::MutexLock lock(&mutex_);
+    Tally(array, 1, &quarantine_totals_);
+    quarantine_.emplace(array_id, std::move(array));
   }
   return absl::OkStatus();
 }

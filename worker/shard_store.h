@@ -12,15 +12,19 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/btree_map.h"
+#include "absl/container/btree_set.h"
+#include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "sharding/tile.h"
 #include "tensor/buffer.h"
 #include "tensor/file.h"
 #include "tensor/view.h"
 #include "worker/tile_file.h"
+#include "worker/work_queue.h"
 
 namespace shardmesh::worker {
 
@@ -135,9 +139,45 @@ struct RecoveryProblem {
   absl::Status status;
 };
 
+// A tile that was moved aside: out of use, and not dropped.
+struct QuarantinedTile {
+  TileDescription description;
+  uint32_t crc32c = 0;
+  int64_t size_bytes = 0;
+  StoredTilePtr stored;  // null: on disk
+};
+
+// The tiles of an array that were moved aside.
+struct QuarantinedArray {
+  std::string array_id;
+  std::string reason;        // why, for people
+  absl::Time since;          // when the first of them was
+  bool committed = true;     // otherwise their put or step had not ended
+  bool on_disk = false;      // otherwise they are in memory alone
+  bool array_lives = false;  // never dropped for the bounds
+  std::vector<QuarantinedTile> tiles;
+
+  int64_t size_bytes() const;
+};
+
+// How much is kept in quarantine. Beyond it, tiles that were never committed are dropped first,
+// then the oldest; those of arrays that live never are.
+struct QuarantineLimits {
+  int64_t disk_bytes = int64_t{64} << 30;
+  int64_t memory_bytes = int64_t{512} << 20;
+  absl::Duration age = absl::Hours(24 * 7);
+};
+
+struct QuarantineTotals {
+  int64_t arrays = 0;
+  int64_t disk_bytes = 0;
+  int64_t memory_bytes = 0;
+};
+
 struct RecoveryReport {
   int64_t committed_tiles = 0;
   int64_t staged_tiles = 0;
+  int64_t quarantined_tiles = 0;
   int64_t size_bytes = 0;
   std::vector<RecoveryProblem> problems;
 };
@@ -146,10 +186,15 @@ struct RecoveryReport {
 //
 // With a data folder, durable tiles are also files, one a tile (docs/formats.md), and a store
 // opened again on the folder has them in the state in which they were. A folder belongs to one
-// cluster and to one open store.
+// cluster, to one identity of a worker and to one open store.
 //
-// Thread-safe. Reading takes a short lock and copies nothing; disk work is done under no lock that
-// a reader or a receiver takes.
+// Commit, Abort, Release, Drop and Quarantine change what the store holds before they return, and
+// do no disk work: files follow in the same order, on a thread of the store's own, with one sync
+// for all that wait. Files that could not follow are logged, and are found by the next Open as they
+// lie: a tile that is staged there and committed in the catalogue is committed again, one that was
+// released is dropped again, by the verdict on the inventory.
+//
+// Thread-safe. Reading takes a short lock and copies nothing.
 class ShardStore {
  public:
   struct Options {
@@ -157,6 +202,7 @@ class ShardStore {
     std::shared_ptr<BufferPool> pool;
     // The data folder, made if it is not there; empty for a store in memory alone.
     std::string data_dir;
+    QuarantineLimits quarantine = {};
   };
 
   // Opens the store and reads back what the data folder holds; damaged files are moved aside into
@@ -177,9 +223,16 @@ class ShardStore {
   // FAILED_PRECONDITION (CLUSTER_MISMATCH) if it is tied to another one.
   absl::Status SetClusterId(std::string_view cluster_id);
 
+  // The worker whose tiles the data folder holds; empty before SetIdentity was first called on the
+  // folder, and without a folder.
+  std::string data_identity() const;
+  // Ties the folder to a worker, for good. FAILED_PRECONDITION (IDENTITY_MISMATCH) if it is tied to
+  // another one; names both.
+  absl::Status SetIdentity(std::string_view identity);
+
   // Begins a tile, Receiving. `durable`: Finish writes it to disk. INVALID_ARGUMENT for a bad
-  // description; ALREADY_EXISTS if the array has this tile, or is committed; ABORTED while an abort
-  // of the array is under way; RESOURCE_EXHAUSTED (MEMORY_LIMIT) if there is no memory for it;
+  // description; ALREADY_EXISTS if the array has this tile, or is committed; ABORTED while files of
+  // the array are on their way out; RESOURCE_EXHAUSTED (MEMORY_LIMIT) if there is no memory for it;
   // FAILED_PRECONDITION if it is to be durable and there is no data folder or no cluster id.
   // `memory`, if given, is what the tile is made in; it has the tile's size.
   absl::StatusOr<std::unique_ptr<StagedTile>> Stage(TileDescription description, bool durable,
@@ -187,8 +240,7 @@ class ShardStore {
 
   // Makes all tiles of these arrays Committed, visible together. Arrays that are already committed
   // are left as they are, so that the call can be repeated. NOT_FOUND if an array has no tile,
-  // FAILED_PRECONDITION if a tile is still Receiving: nothing is then changed. If the disk fails
-  // half-way, some arrays stay Staged, and the call can be repeated.
+  // FAILED_PRECONDITION if a tile is still Receiving: nothing is then changed.
   absl::Status Commit(absl::Span<const std::string> array_ids);
 
   // Drops the tiles of these arrays that are Receiving or Staged; files too. Arrays that are
@@ -198,6 +250,35 @@ class ShardStore {
   // Lets go of committed arrays; readers keep what they hold. Unknown arrays are passed over; one
   // that is not committed is FAILED_PRECONDITION, and nothing is then changed.
   absl::Status Release(absl::Span<const std::string> array_ids);
+
+  // Aborts or releases each of these arrays, whichever its state asks for. `done` is called once,
+  // when no file of them is left, synced: on this thread where there was none, else on the store's;
+  // with the file system's error where that failed.
+  using Done = absl::AnyInvocable<void(const absl::Status&) &&>;
+  void Drop(absl::Span<const std::string> array_ids, Done done);
+
+  // Moves a complete tile aside; whether it was there. Its file goes to the folder `quarantine`. A
+  // tile in memory alone stays there within the limits if it is committed; otherwise it is dropped,
+  // and the log says so. `now`: by a clock that all calls share.
+  bool Quarantine(std::string_view array_id, const Tile& tile, std::string_view reason,
+                  bool array_lives, absl::Time now);
+  // By rising id, behind `start_after`, at most `max_arrays`; of these ids alone if there are any.
+  std::vector<QuarantinedArray> ListQuarantine(absl::Span<const std::string> array_ids,
+                                               std::string_view start_after,
+                                               int64_t max_arrays) const;
+  // Takes an array back into use, committed: what it was. Waits for the disk. NOT_FOUND if it is
+  // not in quarantine; ALREADY_EXISTS if one of the tiles is here; RESOURCE_EXHAUSTED
+  // (MEMORY_LIMIT) if there is no memory for them; DATA_LOSS if a file is damaged. After an error
+  // all is as before.
+  absl::StatusOr<QuarantinedArray> RestoreQuarantined(const std::string& array_id);
+  // Deletes an array from the quarantine: what it was. Waits for the disk. NOT_FOUND.
+  absl::StatusOr<QuarantinedArray> DropQuarantined(const std::string& array_id);
+  // Drops what is older than the limit.
+  void ExpireQuarantine(absl::Time now);
+  QuarantineTotals quarantine_totals() const;
+
+  // Waits until the files have followed all calls that returned.
+  void AwaitFiles();
 
   // Takes a committed tile that is in memory alone out of the store, for its memory to be used
   // anew. Null, and nothing changed, if it is not there, is on disk, or anybody else has the tile
@@ -244,10 +325,19 @@ class ShardStore {
   struct ArrayEntry {
     // All are Committed, or none is.
     absl::btree_map<Tile, TileEntry, TileOrder> tiles;
-    // Set while its files are being moved or removed: no tile begins meanwhile.
-    bool changing = false;
   };
   using ArrayMap = absl::btree_map<std::string, ArrayEntry>;
+  // What is to happen on disk. `work` adds the folders whose entries it changed, to be synced, and
+  // paths that are to be removed when that is done.
+  struct FileEffects {
+    absl::btree_set<std::string> changed_folders;
+    std::vector<std::string> to_remove;
+  };
+  struct FileJob {
+    std::vector<std::string> array_ids;  // busy until it is done
+    absl::AnyInvocable<absl::Status(FileEffects*) &&> work;
+    Done done;  // may be null: an error is logged
+  };
 
   ShardStore(Options options, FileDescriptor lock);
 
@@ -269,25 +359,58 @@ class ShardStore {
   absl::Status RecoverArrays(const std::string& folder, TileState state);
   void RecoverArray(const std::string& folder, TileState state);
   absl::Status RecoverTile(const std::string& path, TileState state);
+  absl::Status RecoverQuarantine();
 
-  // Moves the array's folder out of `folder` and removes it.
-  absl::Status DiscardFiles(const std::string& folder, const std::string& array_id)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(transition_mutex_);
+  // Forgets the tiles of an array that are Staged or Committed, and lets those on their way end.
+  // True if some of them have files, in `*state`'s folder.
+  bool TakeOut(ArrayMap::iterator array, std::vector<StoredTilePtr>* dropped, TileState* state)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Arrays whose files in one of the data folder's folders are to go.
+  struct ArrayFolders {
+    const char* folder;
+    std::vector<std::string> array_ids;
+  };
+  // Nothing, and no call of `done`, where there are none.
+  void RemoveFiles(std::vector<ArrayFolders> folders, Done done)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Drops what the limits have no room for. The entries are freed under no lock.
+  void EnforceQuarantine(absl::Time now, std::vector<QuarantinedArray>* dropped)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Makes room in memory for a tile; whether anything was dropped.
+  bool DropQuarantinedMemory();
+  absl::StatusOr<QuarantinedArray> ReadBack(const std::string& array_id, FileEffects* effects);
+
+  void PushFiles(FileJob job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void RunFiles();
+  // Moves the array's folder out of `folder`, to be removed.
+  absl::Status DiscardFiles(const char* folder, const std::string& array_id, FileEffects* effects);
   // Moves the staged folder to the committed ones.
-  absl::Status CommitFiles(const std::string& array_id)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(transition_mutex_);
+  absl::Status CommitFiles(const std::string& array_id, FileEffects* effects);
+  // Moves a tile's file aside, and writes down why.
+  absl::Status QuarantineFile(const char* folder, const QuarantinedArray& array,
+                              const std::string& file_name, FileEffects* effects);
 
   const std::shared_ptr<BufferPool> pool_;
   const std::string data_dir_;
   const FileDescriptor lock_;
+  const QuarantineLimits quarantine_limits_;
   RecoveryReport recovery_report_;
+  int64_t next_discard_ = 0;  // of the files' thread
 
-  // Held by whoever moves or removes arrays' files. Taken before mutex_.
-  absl::Mutex transition_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);
-  int64_t next_discard_ ABSL_GUARDED_BY(transition_mutex_) = 0;
+  absl::Mutex owner_mutex_
+      ABSL_ACQUIRED_BEFORE(mutex_);  // held while the folder's owner is written
   mutable absl::Mutex mutex_;
   std::string cluster_id_ ABSL_GUARDED_BY(mutex_);
+  std::string data_identity_ ABSL_GUARDED_BY(mutex_);
   ArrayMap arrays_ ABSL_GUARDED_BY(mutex_);
+  absl::btree_map<std::string, QuarantinedArray> quarantine_ ABSL_GUARDED_BY(mutex_);
+  QuarantineTotals quarantine_totals_ ABSL_GUARDED_BY(mutex_);
+  std::vector<FileJob> jobs_ ABSL_GUARDED_BY(mutex_);  // in order
+  // Arrays with jobs that are not done, and how many: no tile of them begins meanwhile.
+  absl::btree_map<std::string, int64_t> busy_ ABSL_GUARDED_BY(mutex_);
+  bool files_run_ ABSL_GUARDED_BY(mutex_) = false;
+
+  WorkQueue files_{1};  // last: its thread uses the above
 };
 
 }  // namespace shardmesh::worker

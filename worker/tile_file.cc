@@ -203,6 +203,16 @@ absl::Status WriteTileFile(const std::string& path, const TileFileHeader& header
   return writer.Finish();
 }
 
+absl::StatusOr<TileFileHeader> ReadTileFileHeader(const std::string& path) {
+  SHARDMESH_ASSIGN_OR_RETURN(const InputFile file, OpenInputFile(path));
+  const absl::StatusOr<SafetensorsHeader> safetensors = ReadSafetensorsHeader(file, path);
+  if (absl::IsInvalidArgument(safetensors.status())) {
+    return Damaged(path, ToStd(safetensors.status().message()));
+  }
+  SHARDMESH_RETURN_IF_ERROR(safetensors.status());
+  return DecodeHeader(path, *safetensors);
+}
+
 absl::StatusOr<TileFileContents> ReadTileFile(const std::string& path, BufferPool& pool) {
   SHARDMESH_ASSIGN_OR_RETURN(const InputFile file, OpenInputFile(path));
   const absl::StatusOr<SafetensorsHeader> safetensors = ReadSafetensorsHeader(file, path);

@@ -59,6 +59,9 @@ struct TileFileContents {
   Buffer bytes;
 };
 
+// Reads what a file holds besides the elements. DATA_LOSS (BAD_FILE) if it is not a tile file.
+absl::StatusOr<TileFileHeader> ReadTileFileHeader(const std::string& path);
+
 // Reads a file and compares its bytes with its checksum. DATA_LOSS (CHECKSUM_MISMATCH or BAD_FILE)
 // if it is not exactly what was written; RESOURCE_EXHAUSTED if the pool has no room for it.
 absl::StatusOr<TileFileContents> ReadTileFile(const std::string& path, BufferPool& pool);

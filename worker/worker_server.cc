@@ -146,8 +146,9 @@ class WorkerServer::Impl {
     const WorkerSelf self{
         .identity = options_.identity, .incarnation = RandomIncarnation(), .boot_id = BootId()};
     const std::string nonce = rpc::RandomBytes(kNonceBytes);
-    SHARDMESH_ASSIGN_OR_RETURN(store_,
-                               ShardStore::Open({.pool = pool_, .data_dir = options_.data_dir}));
+    SHARDMESH_ASSIGN_OR_RETURN(store_, ShardStore::Open({.pool = pool_,
+                                                         .data_dir = options_.data_dir,
+                                                         .quarantine = options_.quarantine}));
     LogRecovery();
     gate_ = std::make_unique<TileGate>(TileGate::Options{
         .identity = self.identity,
@@ -296,6 +297,7 @@ class WorkerServer::Impl {
       rpc::LogInfo("tiles read back", {{"data_dir", options_.data_dir},
                                        {"committed", report.committed_tiles},
                                        {"staged", report.staged_tiles},
+                                       {"quarantined", report.quarantined_tiles},
                                        {"size_bytes", report.size_bytes}});
     }
   }

@@ -13,6 +13,7 @@
 #include "absl/time/time.h"
 #include "rpc/credentials.h"
 #include "worker/peer_links.h"
+#include "worker/shard_store.h"
 
 namespace shardmesh::worker {
 
@@ -29,11 +30,12 @@ struct WorkerOptions {
   std::string identity;
   int64_t memory_bytes = int64_t{4} << 30;  // limit of shard memory
   std::string data_dir;                     // empty: tiles are kept in memory alone
-  int64_t threads = 0;                      // for kernels; 0 for as many as there are cores
-  std::string metrics_listen;               // host:port of GET /metrics; empty for none
-  bool insecure = false;                    // allows plaintext beyond loopback
-  bool http_plaintext = false;              // the same, of the metrics alone; with TLS too
-  Transport transport = Transport::kAuto;   // of data between workers
+  QuarantineLimits quarantine = {};
+  int64_t threads = 0;                     // for kernels; 0 for as many as there are cores
+  std::string metrics_listen;              // host:port of GET /metrics; empty for none
+  bool insecure = false;                   // allows plaintext beyond loopback
+  bool http_plaintext = false;             // the same, of the metrics alone; with TLS too
+  Transport transport = Transport::kAuto;  // of data between workers
   rpc::Credentials credentials = rpc::Credentials::Insecure();
 };
 

@@ -510,6 +510,48 @@ TEST_F(CoordinatorLinkTest, BringsItsInventoryAndObeysTheVerdict) {
   EXPECT_THAT(left.tiles, SizeIs(1));
 }
 
+TEST_F(CoordinatorLinkTest, ConfirmsWhatItDroppedAndMovesTilesAside) {
+  for (const char* id : {"aside", "dropped", "kept"}) {
+    Stage(id);
+    ASSERT_THAT(store_->Commit({id}), IsOk());
+  }
+  Start();
+  EXPECT_TRUE(coordinator_.Read().has_hello());
+  coordinator_.Write(Welcome());
+  const v1::InventoryPage page = coordinator_.Read().inventory();
+  ASSERT_THAT(page.tiles(), SizeIs(3));
+  v1::AttachResponse verdict = Verdict({"kept"}, {"dropped"});
+  v1::QuarantineTile* aside = verdict.mutable_inventory_verdict()->add_quarantine_tiles();
+  aside->set_array_id("aside");
+  *aside->mutable_tile() = page.tiles(0).tile();
+  aside->set_reason("the catalogue does not know its array");
+  coordinator_.Write(verdict);
+  EXPECT_THAT(coordinator_.Read().tiles_dropped().array_ids(), ElementsAre("dropped"));
+  EXPECT_THAT(store_->ListInventory("", 10).tiles, SizeIs(1));
+  EXPECT_TRUE(Eventually([&] { return coordinator_.last_heartbeat().quarantined_arrays() == 1; }));
+
+  const auto answer_to = [&](v1::QuarantineOrder::Action action) {
+    v1::AttachResponse order;
+    order.mutable_quarantine_order()->set_order_id(7);
+    order.mutable_quarantine_order()->set_action(action);
+    order.mutable_quarantine_order()->set_max_arrays(10);
+    if (action != v1::QuarantineOrder::ACTION_LIST) {
+      order.mutable_quarantine_order()->add_array_ids("aside");
+    }
+    coordinator_.Write(order);
+    return coordinator_.Read().quarantine_answer();
+  };
+  const v1::QuarantineAnswer list = answer_to(v1::QuarantineOrder::ACTION_LIST);
+  EXPECT_EQ(list.order_id(), 7);
+  ASSERT_THAT(list.arrays(), SizeIs(1));
+  EXPECT_EQ(list.arrays(0).array().array_id(), "aside");
+  EXPECT_EQ(list.arrays(0).reason(), "the catalogue does not know its array");
+  EXPECT_FALSE(list.has_more());
+  EXPECT_THAT(answer_to(v1::QuarantineOrder::ACTION_RESTORE).arrays(), SizeIs(1));
+  EXPECT_THAT(store_->ListInventory("", 10).tiles, SizeIs(2));
+  EXPECT_THAT(answer_to(v1::QuarantineOrder::ACTION_DROP).arrays(), SizeIs(0)) << "it is not there";
+}
+
 TEST_F(CoordinatorLinkTest, SaysWhatItHoldsAsSoonAsTheVerdictIsThere) {
   Stage("held");
   ASSERT_THAT(store_->Commit({"held"}), IsOk());

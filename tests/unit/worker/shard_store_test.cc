@@ -49,7 +49,7 @@ class ShardStoreTest : public testing::Test {
     return store;
   }
   std::unique_ptr<ShardStore> Open(const std::string& data_dir) {
-    auto store = ShardStore::Open({BufferPool::Create(&budget_, 0), data_dir});
+    auto store = ShardStore::Open({BufferPool::Create(&budget_, 0), data_dir, quarantine_});
     EXPECT_THAT(store, IsOk());
     return *std::move(store);
   }
@@ -74,6 +74,7 @@ class ShardStoreTest : public testing::Test {
   }
 
   MemoryBudget budget_{1 << 16};
+  QuarantineLimits quarantine_;
   std::string data_dir_;
 };
 
@@ -276,6 +277,7 @@ TEST_F(ShardStoreTest, TilesComeBackInTheirStateAfterARestart) {
   EXPECT_TRUE(tile->durable());
   EXPECT_THAT(store->ListInventory("", 100).tiles, SizeIs(3));
   ASSERT_THAT(store->Commit({"staged"}), IsOk());
+  store->AwaitFiles();
   EXPECT_EQ(FilesIn("arrays"), 3);
   EXPECT_EQ(FilesIn("staged"), 0);
   EXPECT_EQ(FilesIn("trash"), 0);
@@ -354,6 +356,154 @@ TEST_F(ShardStoreTest, AFolderBelongsToOneStoreAndOneCluster) {
   EXPECT_THAT(store->SetClusterId(""), StatusIs(absl::StatusCode::kInvalidArgument));
 }
 
+TEST_F(ShardStoreTest, AFolderBelongsToOneWorker) {
+  {
+    const auto store = OpenDisk();
+    EXPECT_EQ(store->data_identity(), "") << "a folder of before takes the first worker's";
+    EXPECT_THAT(store->SetIdentity("worker-0"), IsOk());
+    EXPECT_THAT(store->SetIdentity("worker-0"), IsOk());
+  }
+  const auto store = OpenDisk();
+  EXPECT_EQ(store->data_identity(), "worker-0");
+  const absl::Status refused = store->SetIdentity("worker-1");
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kIdentityMismatch));
+  EXPECT_THAT(std::string(refused.message()),
+              testing::AllOf(HasSubstr("\"worker-0\""), HasSubstr("\"worker-1\"")));
+  EXPECT_EQ(store->data_identity(), "worker-0");
+  EXPECT_THAT(OpenMemory()->SetIdentity("anybody"), IsOk());
+}
+
+TEST_F(ShardStoreTest, TilesThatAreMovedAsideAreOutOfUseAndComeBack) {
+  const Tile tile = Row("a", 0).tile;
+  {
+    const auto store = OpenDisk();
+    ASSERT_THAT(StageRow(*store, "a", 0), IsOk());
+    ASSERT_THAT(store->Commit({"a"}), IsOk());
+    EXPECT_TRUE(store->Quarantine("a", tile, "nobody knows it", false, absl::UnixEpoch()));
+    EXPECT_FALSE(store->Quarantine("a", tile, "nobody knows it", false, absl::UnixEpoch()));
+    EXPECT_THAT(store->FindAll("a"), StatusIs(absl::StatusCode::kNotFound));
+    EXPECT_THAT(store->ListInventory("", 10).tiles, IsEmpty());
+    EXPECT_EQ(store->used_bytes(), 0);
+  }
+  EXPECT_EQ(FilesIn("arrays"), 0);
+  EXPECT_EQ(FilesIn("quarantine"), 2) << "the tile, and why";
+  const auto store = OpenDisk();
+  EXPECT_EQ(store->recovery_report().quarantined_tiles, 1);
+  EXPECT_THAT(store->recovery_report().problems, IsEmpty());
+  EXPECT_THAT(store->ListInventory("", 10).tiles, IsEmpty());
+  const std::vector<QuarantinedArray> aside = store->ListQuarantine({}, "", 10);
+  ASSERT_THAT(aside, SizeIs(1));
+  EXPECT_EQ(aside[0].array_id, "a");
+  EXPECT_EQ(aside[0].reason, "nobody knows it");
+  EXPECT_EQ(aside[0].since, absl::UnixEpoch());
+  EXPECT_TRUE(aside[0].committed);
+  EXPECT_TRUE(aside[0].on_disk);
+  EXPECT_EQ(aside[0].size_bytes(), kRowBytes);
+  EXPECT_EQ(store->quarantine_totals().disk_bytes, kRowBytes);
+  EXPECT_THAT(store->ListQuarantine({"b"}, "", 10), IsEmpty());
+  EXPECT_THAT(store->ListQuarantine({}, "a", 10), IsEmpty());
+
+  EXPECT_THAT(store->RestoreQuarantined("b"), StatusIs(absl::StatusCode::kNotFound));
+  ASSERT_THAT(store->RestoreQuarantined("a"), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoredTilePtr back, store->Find("a", tile));
+  EXPECT_EQ(back->bytes(), absl::MakeConstSpan(RowBytes(0)));
+  EXPECT_TRUE(back->durable());
+  EXPECT_EQ(store->quarantine_totals().arrays, 0);
+  EXPECT_EQ(FilesIn("arrays"), 1);
+  EXPECT_EQ(FilesIn("quarantine"), 0);
+  ASSERT_TRUE(store->Quarantine("a", tile, "again", false, absl::UnixEpoch()));
+  ASSERT_THAT(store->DropQuarantined("a"), IsOk());
+  EXPECT_EQ(FilesIn("quarantine"), 0);
+}
+
+TEST_F(ShardStoreTest, TheQuarantineIsBoundedBySizeAndAge) {
+  quarantine_ = {.disk_bytes = 2 * kRowBytes, .memory_bytes = kRowBytes, .age = absl::Hours(1)};
+  const auto store = OpenDisk();
+  const auto put_aside = [&](const std::string& id, bool committed, bool lives, int second) {
+    ASSERT_THAT(StageRow(*store, id, 0), IsOk());
+    if (committed) {
+      ASSERT_THAT(store->Commit({id}), IsOk());
+    }
+    ASSERT_TRUE(store->Quarantine(id, Row(id, 0).tile, "test", lives,
+                                  absl::UnixEpoch() + absl::Seconds(second)));
+  };
+  const auto aside = [&] {
+    std::vector<std::string> ids;
+    for (const QuarantinedArray& array : store->ListQuarantine({}, "", 10)) {
+      ids.push_back(array.array_id);
+    }
+    return ids;
+  };
+  put_aside("lives", true, true, 0);
+  put_aside("old", true, false, 1);
+  EXPECT_THAT(aside(), testing::ElementsAre("lives", "old"));
+  put_aside("staged", false, false, 2);
+  EXPECT_THAT(aside(), testing::ElementsAre("lives", "old")) << "never committed: the first to go";
+  put_aside("young", true, false, 3);
+  EXPECT_THAT(aside(), testing::ElementsAre("lives", "young"));
+  put_aside("lives_too", true, true, 4);
+  put_aside("lives_well", true, true, 5);
+  EXPECT_THAT(aside(), testing::ElementsAre("lives", "lives_too", "lives_well"))
+      << "those of arrays that live go for no bound";
+  store->ExpireQuarantine(absl::UnixEpoch() + absl::Hours(2));
+  EXPECT_THAT(aside(), SizeIs(3));
+  store->AwaitFiles();
+  EXPECT_EQ(FilesIn("trash"), 0);
+  EXPECT_EQ(FilesIn("quarantine"), 6);
+  // What is released for good goes from there too.
+  bool done = false;
+  store->Drop({"lives", "lives_too"}, [&](const absl::Status& status) {
+    EXPECT_THAT(status, IsOk());
+    done = true;
+  });
+  store->AwaitFiles();
+  EXPECT_TRUE(done);
+  EXPECT_THAT(aside(), testing::ElementsAre("lives_well"));
+}
+
+TEST_F(ShardStoreTest, TilesInMemoryStayInQuarantineUntilTheirMemoryIsNeeded) {
+  quarantine_.memory_bytes = 2 * kRowBytes;
+  const auto store = OpenMemory();
+  for (const char* id : {"a", "b", "c"}) {
+    ASSERT_THAT(StageRow(*store, id, 0), IsOk());
+    ASSERT_THAT(store->Commit({id}), IsOk());
+  }
+  ASSERT_THAT(StageRow(*store, "staged", 0), IsOk());
+  for (const char* id : {"a", "b", "c", "staged"}) {
+    EXPECT_TRUE(store->Quarantine(id, Row(id, 0).tile, "test", false,
+                                  absl::UnixEpoch() + absl::Seconds(id[0])));
+  }
+  EXPECT_EQ(store->quarantine_totals().memory_bytes, 2 * kRowBytes);
+  const int64_t tile_memory = store->used_bytes() / 2;  // two are left
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const QuarantinedArray back, store->RestoreQuarantined("b"));
+  EXPECT_FALSE(back.on_disk);
+  EXPECT_THAT(store->FindAll("b"), IsOk());
+  // All the memory that is left, and that of "c" with it.
+  const int64_t rest = budget_.limit_bytes() - tile_memory;
+  const TileDescription large = {"large", Dtype::kF32, {rest / 4}, {{{0, rest / 4}}}, "", ""};
+  EXPECT_THAT(store->Stage(large, false), IsOk());
+  EXPECT_EQ(store->quarantine_totals().arrays, 0);
+}
+
+TEST_F(ShardStoreTest, FilesThatCannotBeRemovedAreToldAndFoundAgain) {
+  {
+    const auto store = OpenDisk();
+    ASSERT_THAT(StageRow(*store, "a", 0), IsOk());
+    ASSERT_THAT(store->Commit({"a"}), IsOk());
+    store->AwaitFiles();
+    std::filesystem::remove_all(data_dir_ + "/trash");
+    std::ofstream(data_dir_ + "/trash") << "no folder";
+    absl::Status ended;
+    store->Drop({"a"}, [&](const absl::Status& status) { ended = status; });
+    store->AwaitFiles();
+    EXPECT_FALSE(ended.ok());
+    EXPECT_THAT(store->FindAll("a"), StatusIs(absl::StatusCode::kNotFound)) << "forgotten at once";
+    ASSERT_THAT(StageRow(*store, "b", 0), IsOk()) << "the store goes on";
+  }
+  std::filesystem::remove_all(data_dir_ + "/trash");
+  EXPECT_EQ(OpenDisk()->recovery_report().committed_tiles, 1);
+}
+
 TEST_F(ShardStoreTest, DurableTilesNeedAFolderAndACluster) {
   EXPECT_THAT(OpenMemory()->Stage(Row("a", 0), true),
               StatusIs(absl::StatusCode::kFailedPrecondition));
@@ -414,6 +564,7 @@ TEST_F(ShardStoreTest, ThreadsStageCommitReadAbortAndReleaseAtOnce) {
   }
   stop = true;
   reader.join();
+  store->AwaitFiles();
   EXPECT_THAT(store->ListInventory("", 1000).tiles, SizeIs(3 * 4 * 2));
   EXPECT_EQ(FilesIn("arrays"), 3 * 4 * 2);
   EXPECT_EQ(FilesIn("staged"), 0);
