@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
@@ -16,6 +17,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
+#include "absl/strings/escaping.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
 #include "rpc/array_codec.h"
@@ -45,6 +47,10 @@ constexpr int32_t kProtocolVersion = 1;
 constexpr int kMaxEndpoints = 16;
 // Lists of arrays are cut into messages, lest one grow without bound.
 constexpr int kIdsPerMessage = 10'000;
+// Orders about quarantines that wait for their answers.
+constexpr size_t kMaxOrders = 1'000;
+// Each with a reason.
+constexpr int kAsidePerMessage = 1'000;
 // A worker that lets this much wait is as good as lost: a few hundred of the largest steps.
 constexpr int64_t kOutboxBytes = int64_t{256} << 20;
 
@@ -190,6 +196,16 @@ absl::Status CheckHello(const v1::Hello& hello, const AttachHubOptions& options)
                           "; point it to its own coordinator, or give it an empty data folder")),
                       Reason::kClusterMismatch);
   }
+  if (!hello.data_identity().empty() && hello.data_identity() != hello.identity()) {
+    return WithReason(
+        absl::FailedPreconditionError(StrCat("the data folder of worker \"", hello.identity(),
+                                             "\" holds the tiles of worker \"",
+                                             absl::CHexEscape(hello.data_identity().substr(0, 255)),
+                                             "\"; start it with its own folder, or with --identity "
+                                             "of the folder's worker; to give a "
+                                             "folder away for good, remove its contents")),
+        Reason::kIdentityMismatch);
+  }
   if (hello.term() > options.term) {
     return WithReason(absl::AbortedError(StrCat("worker \"", hello.identity(), "\" knows term ",
                                                 hello.term(), ", this coordinator has term ",
@@ -197,6 +213,56 @@ absl::Status CheckHello(const v1::Hello& hello, const AttachHubOptions& options)
                       Reason::kStaleTerm);
   }
   return absl::OkStatus();
+}
+
+// A verdict in messages of bounded size.
+template <typename SendMessage>
+void Encode(const InventoryVerdict& from, bool last, const SendMessage& send) {
+  v1::AttachResponse response;
+  v1::InventoryVerdict* to = response.mutable_inventory_verdict();
+  const auto send_if_full = [&] {
+    if (to->commit_array_ids_size() + to->drop_array_ids_size() >= kIdsPerMessage ||
+        to->quarantine_tiles_size() >= kAsidePerMessage) {
+      send(response);
+      to->Clear();
+    }
+  };
+  for (const std::string& array_id : from.commit) {
+    to->add_commit_array_ids(array_id);
+    send_if_full();
+  }
+  for (const std::string& array_id : from.drop) {
+    to->add_drop_array_ids(array_id);
+    send_if_full();
+  }
+  for (const InventoryVerdict::Aside& aside : from.quarantine) {
+    v1::QuarantineTile* tile = to->add_quarantine_tiles();
+    tile->set_array_id(aside.array_id);
+    rpc::Encode(aside.tile, tile->mutable_tile());
+    tile->set_reason(aside.reason);
+    tile->set_array_lives(aside.array_lives);
+    send_if_full();
+  }
+  to->set_last(last);
+  if (last || to->ByteSizeLong() > 0) send(response);
+}
+
+void LogVerdict(std::string_view identity, int64_t tiles, const InventoryVerdict& verdict) {
+  if (!verdict.drop.empty()) {
+    rpc::LogInfo(
+        "a worker drops arrays that were released while it was away",
+        {{"identity", identity}, {"arrays", verdict.drop.size()}, {"first", verdict.drop.front()}});
+  }
+  if (!verdict.quarantine.empty()) {
+    const InventoryVerdict::Aside& first = verdict.quarantine.front();
+    rpc::LogWarning(
+        "a worker puts tiles into quarantine; `shardmesh admin quarantine list` shows them",
+        {{"identity", identity},
+         {"tiles", verdict.quarantine.size()},
+         {"of", tiles},
+         {"first_array", first.array_id},
+         {"reason", first.reason}});
+  }
 }
 
 class Hub;
@@ -235,7 +301,8 @@ class AttachReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   absl::Status TakeHello(const v1::Hello& hello);
   void Verified(std::vector<std::string> endpoints, const std::string& failures);
   void Admit(std::vector<std::string> endpoints, const std::string& failures);
-  absl::Status TakeInventory(const v1::InventoryPage& page);
+  absl::Status TakeInventory(uint64_t attachment, const v1::InventoryPage& page);
+  void SendVerdict(const InventoryVerdict& verdict, bool last);
   absl::Status TakeHeartbeat(uint64_t attachment, const v1::Heartbeat& heartbeat);
   absl::Status TakeTileStaged(const v1::TileStaged& staged);
   absl::Status TakeStepReport(const v1::StepReport& report);
@@ -248,7 +315,7 @@ class AttachReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   grpc::ByteBuffer read_;
   Phase phase_ = Phase::kHello;
   v1::Hello hello_;
-  std::map<std::string, std::vector<InventoryTile>> inventory_;  // by mesh id
+  std::vector<InventoryTile> inventory_;
 
   absl::Mutex mutex_;
   uint64_t attachment_ ABSL_GUARDED_BY(mutex_) = 0;
@@ -407,6 +474,45 @@ class Hub final : public AttachHub {
     }
   }
 
+  void SendVerdict(const std::string& identity, const InventoryVerdict& verdict) override {
+    LogVerdict(identity, 0, verdict);
+    absl::MutexLock lock(&mutex_);
+    const auto send = [&](AttachReactor* stream) {
+      Encode(verdict, /*last=*/false,
+             [stream](const v1::AttachResponse& message) { stream->Send(message); });
+    };
+    if (AttachReactor* stream = StreamOf(identity); stream != nullptr) send(stream);
+    for (AttachReactor* stream : arriving_) {
+      if (stream->identity() == identity) send(stream);
+    }
+  }
+
+  void OrderQuarantine(const std::string& identity, v1::QuarantineOrder order,
+                       QuarantineAnswered answered) override {
+    absl::Status refused;
+    {
+      absl::MutexLock lock(&mutex_);
+      AttachReactor* const stream = StreamOf(identity);
+      if (stream == nullptr) {
+        refused = NotAttached(identity);
+      } else if (orders_.size() >= kMaxOrders) {
+        refused =
+            WithReason(absl::ResourceExhaustedError(StrCat(orders_.size(),
+                                                           " questions about quarantines wait "
+                                                           "for workers, of at most ",
+                                                           kMaxOrders, "; ask again later")),
+                       Reason::kLimitExceeded);
+      } else {
+        order.set_order_id(++last_order_);
+        orders_.emplace(last_order_, Order{.identity = identity, .answered = std::move(answered)});
+        v1::AttachResponse message;
+        *message.mutable_quarantine_order() = std::move(order);
+        stream->Send(message);
+      }
+    }
+    if (!refused.ok()) std::move(answered)(std::move(refused));
+  }
+
   void MembershipChanged() override {
     absl::MutexLock lock(&mutex_);
     // Read under the lock, so that no worker hears of an older view after a newer one.
@@ -460,6 +566,7 @@ class Hub final : public AttachHub {
   const AttachHubOptions& options() const { return options_; }
   Membership& membership() { return *membership_; }
   Catalogue& catalogue() { return *catalogue_; }
+  const StatePublisher& publisher() const { return *publisher_; }
   Sequencer& sequencer() { return *sequencer_; }
   StreamSet<AttachReactor>& streams() { return streams_; }
   bool is_stopping() const { return stopping_; }
@@ -473,6 +580,14 @@ class Hub final : public AttachHub {
   void Arrive(AttachReactor* stream) {
     absl::MutexLock lock(&mutex_);
     arriving_.insert(stream);
+  }
+  void TilesDropped(std::string_view identity, const v1::TilesDropped& dropped) {
+    const std::vector<std::string> ids(dropped.array_ids().begin(), dropped.array_ids().end());
+    const std::shared_ptr<const MembershipView> view = membership_->view();
+    catalogue_->TilesDropped(ids, [&](std::string_view mesh_id) {
+      const MeshRanks* ranks = view->FindMesh(mesh_id);
+      return ranks == nullptr ? std::nullopt : ranks->RankOf(identity);
+    });
   }
   // The stream's worker takes part from now on; it is told who is alive.
   void Join(AttachReactor* stream) {
@@ -494,12 +609,35 @@ class Hub final : public AttachHub {
     failed.last_time = now;
   }
   void Leave(AttachReactor* stream) {
-    absl::MutexLock lock(&mutex_);
-    arriving_.erase(stream);
-    if (const auto found = members_.find(stream->identity());
-        found != members_.end() && found->second.stream == stream) {
-      members_.erase(found);
+    std::vector<Order> unanswered;
+    {
+      absl::MutexLock lock(&mutex_);
+      arriving_.erase(stream);
+      if (const auto found = members_.find(stream->identity());
+          found != members_.end() && found->second.stream == stream) {
+        members_.erase(found);
+        for (auto order = orders_.begin(); order != orders_.end();) {
+          const auto next = std::next(order);
+          if (order->second.identity == stream->identity()) {
+            unanswered.push_back(std::move(order->second));
+            orders_.erase(order);
+          }
+          order = next;
+        }
+      }
     }
+    for (Order& order : unanswered) std::move(order.answered)(NotAttached(order.identity));
+  }
+  void TakeQuarantineAnswer(const v1::QuarantineAnswer& answer) {
+    QuarantineAnswered answered;
+    {
+      absl::MutexLock lock(&mutex_);
+      const auto found = orders_.find(answer.order_id());
+      if (found == orders_.end()) return;
+      answered = std::move(found->second.answered);
+      orders_.erase(found);
+    }
+    std::move(answered)(answer);
   }
   // The worker gets no further work; its stream ends when what it has is done.
   void LetGo(AttachReactor* stream) {
@@ -530,6 +668,17 @@ class Hub final : public AttachHub {
   }
 
  private:
+  struct Order {
+    std::string identity;
+    QuarantineAnswered answered;
+  };
+  static absl::Status NotAttached(std::string_view identity) {
+    return rpc::WithRetryDelay(
+        WithReason(absl::UnavailableError(StrCat("worker \"", identity, "\" is not attached")),
+                   Reason::kWorkerLost),
+        absl::Seconds(1));
+  }
+
   struct Member {
     AttachReactor* stream = nullptr;
     int64_t peers_epoch = -1;                 // of its last report on its peers
@@ -633,6 +782,8 @@ class Hub final : public AttachHub {
   std::map<std::string, Member, std::less<>> members_ ABSL_GUARDED_BY(mutex_);
   std::set<AttachReactor*> arriving_ ABSL_GUARDED_BY(mutex_);  // between Arrive and Join
   std::map<std::string, FailedAttaches, std::less<>> failed_attaches_ ABSL_GUARDED_BY(mutex_);
+  std::map<int64_t, Order> orders_ ABSL_GUARDED_BY(mutex_);  // that were not answered, by id
+  int64_t last_order_ ABSL_GUARDED_BY(mutex_) = 0;
   // Live steps, as they are sent to a worker that lacks the plan.
   absl::flat_hash_map<int64_t, std::shared_ptr<const grpc::ByteBuffer>> started_
       ABSL_GUARDED_BY(mutex_);
@@ -739,7 +890,7 @@ absl::Status AttachReactor::Take(const v1::AttachRequest& request) {
     case Message::kHello:
       return rpc::BadField("hello", "comes a second time");
     case Message::kInventory:
-      return TakeInventory(request.inventory());
+      return TakeInventory(attachment, request.inventory());
     case Message::kHeartbeat:
       return TakeHeartbeat(attachment, request.heartbeat());
     case Message::kTileStaged:
@@ -748,6 +899,12 @@ absl::Status AttachReactor::Take(const v1::AttachRequest& request) {
       return TakeStepReport(request.step_report());
     case Message::kPeers:
       hub_->TakePeersReport(this, request.peers());
+      return absl::OkStatus();
+    case Message::kTilesDropped:
+      hub_->TilesDropped(identity(), request.tiles_dropped());
+      return absl::OkStatus();
+    case Message::kQuarantineAnswer:
+      hub_->TakeQuarantineAnswer(request.quarantine_answer());
       return absl::OkStatus();
     case Message::kLeaving: {
       {
@@ -857,54 +1014,53 @@ void AttachReactor::Admit(std::vector<std::string> endpoints, const std::string&
   StartRead(&read_);
 }
 
-absl::Status AttachReactor::TakeInventory(const v1::InventoryPage& page) {
+absl::Status AttachReactor::TakeInventory(uint64_t attachment, const v1::InventoryPage& page) {
   if (phase_ != Phase::kInventory) {
     return rpc::BadField("inventory", "comes after its last page");
   }
-  for (const v1::HeldTile& tile : page.tiles()) {
-    inventory_[tile.array().mesh_id()].push_back(
-        {.array_id = tile.array().array_id(), .crc32c = tile.crc32c()});
+  std::vector<InventoryTile> tiles;
+  tiles.reserve(static_cast<size_t>(page.tiles_size()));
+  for (const v1::HeldTile& held : page.tiles()) {
+    InventoryTile& tile = tiles.emplace_back();
+    tile.array_id = held.array().array_id();
+    SHARDMESH_ASSIGN_OR_RETURN(tile.tile, rpc::Decode(held.tile()));
+    tile.crc32c = held.crc32c();
+    tile.committed = held.committed();
+    tile.on_disk = held.durability() == v1::DURABILITY_DISK;
   }
+  for (const size_t unknown : hub_->catalogue().FindUnknown(tiles)) {
+    // What cannot be read is not adopted.
+    if (absl::StatusOr<ArrayDescriptor> array =
+            rpc::Decode(page.tiles(static_cast<int>(unknown)).array());
+        array.ok()) {
+      tiles[unknown].descriptor = *std::move(array);
+    }
+  }
+  inventory_.insert(inventory_.end(), std::make_move_iterator(tiles.begin()),
+                    std::make_move_iterator(tiles.end()));
   if (!page.last()) {
     return absl::OkStatus();
   }
   hub_->Arrive(this);
-  // Every mesh that the worker serves, so that arrays that it lacks are known to lack it.
   const std::shared_ptr<const MembershipView> view = hub_->membership().view();
-  v1::AttachResponse response;
-  v1::InventoryVerdict* verdict = response.mutable_inventory_verdict();
-  const auto send_if_full = [&] {
-    if (verdict->commit_array_ids_size() + verdict->drop_array_ids_size() >= kIdsPerMessage) {
-      Send(response);
-      verdict->Clear();
-    }
-  };
+  const std::shared_ptr<const ClusterState> state = hub_->publisher().shared_state();
+  Inventory inventory{.identity = hello_.identity(),
+                      .attachment = attachment,
+                      .meshes = {},
+                      .tiles = std::exchange(inventory_, {})};
+  // Every mesh that the worker serves, so that arrays that it lacks are known to lack it.
   for (const auto& [mesh_id, ranks] : view->meshes) {
-    const std::optional<int64_t> rank = ranks.RankOf(hello_.identity());
-    if (!rank.has_value()) {
-      continue;
-    }
-    const InventoryVerdict of_mesh =
-        hub_->catalogue().TilesFound(mesh_id, *rank, inventory_[mesh_id]);
-    inventory_.erase(mesh_id);
-    for (const std::string& array_id : of_mesh.keep) {
-      verdict->add_commit_array_ids(array_id);
-      send_if_full();
-    }
-    for (const std::string& array_id : of_mesh.drop) {
-      verdict->add_drop_array_ids(array_id);
-      send_if_full();
+    if (ranks.identities.empty()) continue;
+    InventoryMesh& mesh = inventory.meshes[mesh_id];
+    mesh.rank = ranks.RankOf(hello_.identity());
+    mesh.identities = ranks.identities;
+    if (const auto definition = state->FindMesh(mesh_id); definition.ok()) {
+      mesh.mesh = &(*definition)->mesh;
     }
   }
-  for (const auto& [mesh_id, tiles] : inventory_) {
-    for (const InventoryTile& tile : tiles) {
-      verdict->add_drop_array_ids(tile.array_id);
-      send_if_full();
-    }
-  }
-  inventory_.clear();
-  verdict->set_last(true);
-  Send(response);
+  const InventoryVerdict verdict = hub_->catalogue().TakeInventory(inventory);
+  LogVerdict(hello_.identity(), static_cast<int64_t>(inventory.tiles.size()), verdict);
+  SendVerdict(verdict, /*last=*/true);
   phase_ = Phase::kMember;
   hub_->Join(this);
   if (hub_->options().joined) {
@@ -913,8 +1069,14 @@ absl::Status AttachReactor::TakeInventory(const v1::InventoryPage& page) {
   return absl::OkStatus();
 }
 
+void AttachReactor::SendVerdict(const InventoryVerdict& verdict, bool last) {
+  Encode(verdict, last, [this](const v1::AttachResponse& response) { Send(response); });
+}
+
 absl::Status AttachReactor::TakeHeartbeat(uint64_t attachment, const v1::Heartbeat& heartbeat) {
-  SHARDMESH_RETURN_IF_ERROR(hub_->membership().Heartbeat(attachment, heartbeat.used_bytes()));
+  SHARDMESH_RETURN_IF_ERROR(hub_->membership().Heartbeat(
+      attachment, heartbeat.used_bytes(),
+      {.arrays = heartbeat.quarantined_arrays(), .size_bytes = heartbeat.quarantined_bytes()}));
   const absl::Time now = hub_->options().clock->Now();
   FlightLog::Heartbeat heard{.sent = now};
   if (heartbeat.has_send_time()) {

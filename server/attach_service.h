@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -25,6 +26,11 @@
 namespace grpc {
 class Service;
 }  // namespace grpc
+
+namespace shardmesh::v1 {
+class QuarantineAnswer;
+class QuarantineOrder;
+}  // namespace shardmesh::v1
 
 namespace shardmesh::server {
 
@@ -99,6 +105,15 @@ class AttachHub : public StepTransport {
   virtual void Drop(const std::vector<std::string>& array_ids) = 0;
   // Tells workers who is alive; for the membership's listener.
   virtual void MembershipChanged() = 0;
+  // Tells a worker what became of tiles that were left as they are when its inventory was judged;
+  // nothing if it is not attached.
+  virtual void SendVerdict(const std::string& identity, const InventoryVerdict& verdict) = 0;
+  // Has a worker do something with its quarantine; `answered` is called once, without a lock.
+  // UNAVAILABLE (WORKER_LOST): it is not attached, or was lost before it answered.
+  // RESOURCE_EXHAUSTED: too many orders wait for answers.
+  using QuarantineAnswered = absl::AnyInvocable<void(absl::StatusOr<v1::QuarantineAnswer>) &&>;
+  virtual void OrderQuarantine(const std::string& identity, v1::QuarantineOrder order,
+                               QuarantineAnswered answered) = 0;
   // Ends all streams as the coordinator stops: workers attach anew elsewhere, or later. None of
   // them counts as lost for that.
   virtual void EndStreams() = 0;

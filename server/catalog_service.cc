@@ -171,7 +171,7 @@ class WatchReactor final : public grpc::ServerWriteReactor<v1::WatchResponse> {
 
 class CatalogService final : public v1::CatalogService::CallbackService {
  public:
-  CatalogService(StatePublisher* publisher, const Catalogue* catalogue)
+  CatalogService(StatePublisher* publisher, Catalogue* catalogue)
       : publisher_(publisher), catalogue_(catalogue) {}
 
   grpc::ServerUnaryReactor* CreateEntry(grpc::CallbackServerContext* context,
@@ -196,8 +196,9 @@ class CatalogService final : public v1::CatalogService::CallbackService {
                                         v1::UpdateEntryResponse* response) override {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     absl::Status checked = rpc::CheckRequestId(request->request_id(), "request_id");
-    if (checked.ok() && request->value().has_mesh()) {
-      checked = CheckUnused(request->name());
+    const bool is_mesh = request->value().has_mesh();
+    if (checked.ok() && is_mesh) {
+      checked = catalogue_->BeginMeshChange(request->name());
     }
     if (!checked.ok()) {
       reactor->Finish(rpc::ToGrpc(checked));
@@ -207,7 +208,8 @@ class CatalogService final : public v1::CatalogService::CallbackService {
       publisher_->Update({.request_id = request->request_id(),
                           .name = request->name(),
                           .expected_version = request->expected_version()},
-                         request->value().SerializeAsString(), Answer(reactor, response),
+                         request->value().SerializeAsString(),
+                         EndingChange(is_mesh, request->name(), Answer(reactor, response)),
                          is_cancelled);
     });
     return reactor;
@@ -220,23 +222,26 @@ class CatalogService final : public v1::CatalogService::CallbackService {
     const auto kind = Decode(request->kind());
     absl::Status checked =
         kind.ok() ? rpc::CheckRequestId(request->request_id(), "request_id") : kind.status();
-    if (checked.ok() && *kind == DefinitionKind::kMesh) {
-      checked = CheckUnused(request->name());
+    const bool is_mesh = kind.ok() && *kind == DefinitionKind::kMesh;
+    if (checked.ok() && is_mesh) {
+      checked = catalogue_->BeginMeshChange(request->name());
     }
     if (!checked.ok()) {
       reactor->Finish(rpc::ToGrpc(checked));
       return reactor;
     }
-    publisher_->Delete(
-        {.request_id = request->request_id(),
-         .name = request->name(),
-         .expected_version = request->expected_version()},
-        *kind, [reactor, response](absl::StatusOr<std::shared_ptr<const Definition>> deleted) {
-          if (deleted.ok()) {
-            response->set_revision((*deleted)->revision);
-          }
-          reactor->Finish(rpc::ToGrpc(deleted.status()));
-        });
+    publisher_->Delete({.request_id = request->request_id(),
+                        .name = request->name(),
+                        .expected_version = request->expected_version()},
+                       *kind,
+                       EndingChange(is_mesh, request->name(),
+                                    [reactor, response](
+                                        absl::StatusOr<std::shared_ptr<const Definition>> deleted) {
+                                      if (deleted.ok()) {
+                                        response->set_revision((*deleted)->revision);
+                                      }
+                                      reactor->Finish(rpc::ToGrpc(deleted.status()));
+                                    }));
     return reactor;
   }
 
@@ -364,35 +369,27 @@ class CatalogService final : public v1::CatalogService::CallbackService {
     return absl::OkStatus();
   }
 
-  absl::Status CheckUnused(const std::string& mesh_id) const {
-    constexpr int64_t kPage = 1000;
-    std::string after;
-    while (true) {
-      const std::vector<ArrayPtr> arrays = catalogue_->ListArrays(after, kPage);
-      for (const ArrayPtr& array : arrays) {
-        if (array->definition.descriptor.mesh_id == mesh_id) {
-          return absl::FailedPreconditionError(
-              StrCat("arrays lie on the mesh \"", mesh_id, "\", such as ",
-                     array->definition.descriptor.array_id,
-                     "; delete their names and release them first"));
-        }
-      }
-      if (static_cast<int64_t>(arrays.size()) < kPage) {
-        return absl::OkStatus();
-      }
-      after = arrays.back()->definition.descriptor.array_id;
-    }
+  // Where a mesh was changed, or was to be: arrays may be staged on it again.
+  StatePublisher::Callback EndingChange(bool is_mesh, const std::string& mesh_id,
+                                        StatePublisher::Callback callback) {
+    if (!is_mesh) return callback;
+    return [this, mesh_id, callback = std::move(callback)](
+               absl::StatusOr<std::shared_ptr<const Definition>> changed) mutable {
+      catalogue_->EndMeshChange(mesh_id,
+                                changed.ok() ? std::optional((*changed)->revision) : std::nullopt);
+      std::move(callback)(std::move(changed));
+    };
   }
 
   StatePublisher* const publisher_;
-  const Catalogue* const catalogue_;
+  Catalogue* const catalogue_;
   StreamSet<WatchReactor> watches_;
   Background background_{2};  // last: its tasks use the above
 };
 
 }  // namespace
 
-StreamingService MakeCatalogService(StatePublisher* publisher, const Catalogue* catalogue) {
+StreamingService MakeCatalogService(StatePublisher* publisher, Catalogue* catalogue) {
   auto service = std::make_unique<CatalogService>(publisher, catalogue);
   CatalogService* const raw = service.get();
   return {.service = std::move(service), .end_streams = [raw] { raw->EndWatches(); }};

@@ -9,7 +9,7 @@
 namespace shardmesh::server {
 
 // A mesh on which arrays of `catalogue` lie cannot be changed or deleted. Both outlive the service.
-StreamingService MakeCatalogService(StatePublisher* publisher, const Catalogue* catalogue);
+StreamingService MakeCatalogService(StatePublisher* publisher, Catalogue* catalogue);
 
 }  // namespace shardmesh::server
 

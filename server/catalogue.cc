@@ -19,6 +19,12 @@ constexpr std::string_view kClusterKey = "cluster";
 constexpr std::string_view kArrayPrefix = "array/";
 constexpr std::string_view kNamePrefix = "name/";
 constexpr std::string_view kManifestPrefix = "manifest/";
+constexpr std::string_view kReleasedPrefix = "released/";
+
+// Arrays in one record of what was released, of at most about half a MiB.
+constexpr size_t kMaxReleased = 16'384;
+// Discarded arrays that are remembered.
+constexpr size_t kMaxDiscarded = 65'536;
 
 // A commit within these goes in one transaction, with room for its fence and its answer.
 constexpr size_t kMaxSmallOperations = 100;
@@ -26,6 +32,7 @@ constexpr size_t kMaxSmallBytes = 1 << 20;
 
 std::string ArrayKey(std::string_view id) { return StrCat(kArrayPrefix, id); }
 std::string NameKey(std::string_view name) { return StrCat(kNamePrefix, name); }
+std::string ReleasedKey(std::string_view id) { return StrCat(kReleasedPrefix, id); }
 std::string ManifestKey(std::string_view id) { return StrCat(kManifestPrefix, id); }
 std::string ChunkKey(std::string_view id, int64_t chunk) {
   return StrCat(kManifestPrefix, id, "/", absl::Dec(chunk, absl::kZeroPad6));
@@ -100,6 +107,12 @@ void Tally(ArrayState state, int64_t change, ArrayCounts* counts) {
   }
 }
 
+std::string OtherChecksum(uint32_t found, const Array& array, int64_t rank) {
+  return StrCat("its checksum is ", absl::Hex(found, absl::kZeroPad8), ", the catalogue's of rank ",
+                rank, " is ",
+                absl::Hex(array.tile_crc32c[static_cast<size_t>(rank)], absl::kZeroPad8));
+}
+
 bool LiesOn(const Array& array, std::string_view mesh_id, int64_t rank) {
   const ArrayDescriptor& descriptor = array.definition.descriptor;
   return descriptor.mesh_id == mesh_id && rank < descriptor.mesh.size();
@@ -138,10 +151,15 @@ struct Catalogue::Pending {
   }
 };
 
-Catalogue::Catalogue(Store* store, rpc::Clock* clock, ReleaseListener listener)
-    : store_(store), clock_(clock), listener_(std::move(listener)) {}
+Catalogue::Catalogue(Store* store, rpc::Clock* clock, ReleaseListener listener,
+                     absl::Duration adoption_grace)
+    : store_(store),
+      clock_(clock),
+      listener_(std::move(listener)),
+      adoption_grace_(adoption_grace) {}
 
 Catalogue::~Catalogue() {
+  grace_alarm_.reset();
   auto idle = [this] {
     mutex_.AssertReaderHeld();
     return in_flight_ == 0;
@@ -151,12 +169,23 @@ Catalogue::~Catalogue() {
 }
 
 absl::StatusOr<std::unique_ptr<Catalogue>> Catalogue::Open(Store* store, rpc::Clock* clock,
-                                                           ReleaseListener listener) {
-  std::unique_ptr<Catalogue> catalogue(new Catalogue(store, clock, std::move(listener)));
+                                                           ReleaseListener listener,
+                                                           absl::Duration adoption_grace) {
+  std::unique_ptr<Catalogue> catalogue(
+      new Catalogue(store, clock, std::move(listener), adoption_grace));
   SHARDMESH_RETURN_IF_ERROR(catalogue->BeginTerm());
   SHARDMESH_ASSIGN_OR_RETURN(catalogue->requests_, RequestMemory::Open(store, clock));
-  absl::MutexLock lock(&catalogue->mutex_);
-  SHARDMESH_RETURN_IF_ERROR(catalogue->Load());
+  {
+    absl::MutexLock lock(&catalogue->mutex_);
+    SHARDMESH_RETURN_IF_ERROR(catalogue->Load());
+  }
+  Catalogue* const raw = catalogue.get();
+  if (adoption_grace > absl::ZeroDuration()) {
+    catalogue->grace_alarm_ = std::make_unique<rpc::Alarm>(clock, [raw] { raw->EndGrace(); });
+    catalogue->grace_alarm_->SetNoLaterThan(clock->Now() + adoption_grace);
+  } else {
+    catalogue->EndGrace();
+  }
   return catalogue;
 }
 
@@ -253,8 +282,29 @@ absl::Status Catalogue::Load() {
     SetArray(arrays_[found.array_id], array->second);
     AddName({name, found.array_id, found.revision}, found.manifest_id);
   }
+  // What was released: each rank has yet to confirm it, or to bring an inventory without it.
+  SHARDMESH_ASSIGN_OR_RETURN(const KeyValues stored_released, store_->List(kReleasedPrefix));
+  for (const KeyValue& item : stored_released.items) {
+    SHARDMESH_ASSIGN_OR_RETURN(const ReleasedRecord record, DecodeReleased(item.key, item.value));
+    const auto batch = std::make_shared<ReleasedBatch>(ReleasedBatch{.key = item.key});
+    for (const std::string& id : record.array_ids) {
+      if (arrays_.count(id) == 0) AddTombstone(id, record.mesh_id, record.ranks, batch);
+    }
+    if (batch->arrays == 0) dead_keys_.push_back(item.key);
+  }
   for (const KeyValue& item : stored_arrays.items) {
-    if (arrays_.count(item.key.substr(kArrayPrefix.size())) == 0) dead_keys_.push_back(item.key);
+    const std::string id = item.key.substr(kArrayPrefix.size());
+    if (arrays_.count(id) > 0) continue;
+    if (tombstones_.contains(id)) {
+      dead_keys_.push_back(item.key);
+      continue;
+    }
+    // A session held it when its last name went, or it was about to be released.
+    ArrayEntry& entry = arrays_[id];
+    SetArray(entry, arrays[id]);
+    entry.pins = 1;
+    entry.is_kept_for_grace = true;
+    entry.has_record = true;
   }
   for (auto manifest = manifests_.begin(); manifest != manifests_.end();) {
     const auto next = std::next(manifest);
@@ -271,6 +321,17 @@ absl::Status Catalogue::Stage(ArrayDefinition definition) {
   array->definition = std::move(definition);
   const std::string& id = array->definition.descriptor.array_id;
   absl::MutexLock lock(&mutex_);
+  const ArrayDescriptor& descriptor = array->definition.descriptor;
+  const auto floor = mesh_floors_.find(descriptor.mesh_id);
+  if (changing_meshes_.contains(descriptor.mesh_id) ||
+      (floor != mesh_floors_.end() && descriptor.mesh_revision < floor->second)) {
+    return WithReason(
+        absl::AbortedError(StrCat("the mesh \"", descriptor.mesh_id,
+                                  "\" is being changed, or was since "
+                                  "revision ",
+                                  descriptor.mesh_revision, "; look it up and try again")),
+        Reason::kVersionMismatch);
+  }
   const auto [entry, is_new] = arrays_.try_emplace(id);
   if (!is_new) {
     return WithReason(absl::AlreadyExistsError(StrCat("array \"", id, "\" exists")),
@@ -281,6 +342,11 @@ absl::Status Catalogue::Stage(ArrayDefinition definition) {
 }
 
 void Catalogue::Discard(const std::vector<std::string>& array_ids) {
+  DiscardStaged(array_ids);
+  events_.MakeCalls();
+}
+
+void Catalogue::DiscardStaged(const std::vector<std::string>& array_ids) {
   absl::MutexLock lock(&mutex_);
   for (const std::string& id : array_ids) {
     const auto found = arrays_.find(id);
@@ -288,7 +354,17 @@ void Catalogue::Discard(const std::vector<std::string>& array_ids) {
         committing_arrays_.contains(id)) {
       continue;
     }
+    for (const ArrayEntry::Waiting& waiting : found->second.waiting) {
+      AddVerdict(waiting.identity, {.commit = {}, .drop = {id}, .quarantine = {}});
+    }
     EraseArray(found);
+    if (discarded_.insert(id).second) {
+      discarded_order_.push_back(id);
+      if (discarded_order_.size() > kMaxDiscarded) {
+        discarded_.erase(discarded_order_.front());
+        discarded_order_.pop_front();
+      }
+    }
   }
 }
 
@@ -511,6 +587,18 @@ void Catalogue::Apply(const Pending& pending, Revision revision) {
     ArrayEntry& entry = arrays_.find(array->definition.descriptor.array_id)->second;
     // Ranks may have been lost since the commit began.
     SetArray(entry, WithMissing(*array, entry.array->missing_ranks));
+    for (const ArrayEntry::Waiting& waiting : std::exchange(entry.waiting, {})) {
+      const std::string& id = array->definition.descriptor.array_id;
+      InventoryVerdict verdict;
+      if (array->tile_crc32c[static_cast<size_t>(waiting.rank)] == waiting.crc32c) {
+        verdict.commit.push_back(id);
+      } else {
+        SetArray(entry, WithRank(entry.array, waiting.rank, true));
+        verdict.quarantine.push_back(
+            {id, waiting.tile, OtherChecksum(waiting.crc32c, *array, waiting.rank), true});
+      }
+      AddVerdict(waiting.identity, std::move(verdict));
+    }
   }
   if (!pending.manifest_id.empty()) {
     Manifest& manifest = manifests_[pending.manifest_id];
@@ -588,15 +676,31 @@ void Catalogue::ReleaseIfUnheld(std::string_view array_id) {
   ArrayEntry& entry = found->second;
   if (entry.names > 0 || entry.pins > 0 || entry.array->state == ArrayState::kStaging) return;
   // Its record is there if a name of its own key ever pointed to it; deleting none is no error.
-  if (!entry.versions.empty()) dead_keys_.push_back(ArrayKey(array_id));
+  const bool was_named = !entry.versions.empty() || entry.has_record;
+  if (was_named) dead_keys_.push_back(ArrayKey(array_id));
   for (const NameEntry& version : entry.versions) versions_.erase({version.name, version.version});
-  released_.push_back(found->first);
+  const ArrayDescriptor& descriptor = entry.array->definition.descriptor;
+  if (!entry.adopted_from.empty() && !was_named) {
+    PutAside(
+        descriptor, entry.adopted_from,
+        "the coordinator found it without a name after its start, and nothing held it any more");
+  } else {
+    released_.push_back({.array_id = found->first,
+                         .mesh_id = descriptor.mesh_id,
+                         .ranks = descriptor.mesh.size(),
+                         .durable = was_named || entry.array->durability == Durability::kDisk});
+  }
   EraseArray(found);
 }
 
 void Catalogue::FlushReleased() {
   if (!released_.empty()) {
-    events_.Add([this, released = std::exchange(released_, {})] { listener_(released); });
+    AddTombstones(released_);
+    std::vector<std::string> ids;
+    for (Released& released : std::exchange(released_, {})) {
+      ids.push_back(std::move(released.array_id));
+    }
+    events_.Add([this, ids = std::move(ids)] { listener_(ids); });
   }
   // The store is told under the lock, so that a key that is used anew is written after this. Should
   // it fail, the next Open finds the keys dead and tries again.
@@ -744,39 +848,378 @@ void Catalogue::Unpin(std::string_view array_id) {
   events_.MakeCalls();
 }
 
-void Catalogue::TilesLost(std::string_view mesh_id, int64_t rank) {
+void Catalogue::AddTombstones(const std::vector<Released>& released) {
+  // By mesh, and whether they are to be remembered beyond this process.
+  std::map<std::pair<std::string_view, bool>, std::vector<const Released*>> groups;
+  for (const Released& each : released) {
+    groups[{each.mesh_id, each.durable}].push_back(&each);
+  }
+  for (const auto& [group, members] : groups) {
+    for (size_t begin = 0; begin < members.size(); begin += kMaxReleased) {
+      const size_t end = std::min(members.size(), begin + kMaxReleased);
+      auto batch = std::make_shared<ReleasedBatch>();
+      ReleasedRecord record{
+          .mesh_id = std::string(group.first), .ranks = members[begin]->ranks, .array_ids = {}};
+      for (size_t i = begin; i < end; ++i) {
+        AddTombstone(members[i]->array_id, record.mesh_id, members[i]->ranks, batch);
+        if (group.second) record.array_ids.push_back(members[i]->array_id);
+      }
+      if (group.second && batch->arrays > 0) {
+        batch->key = ReleasedKey(RandomId());
+        Transaction put = Fenced();
+        put.puts.push_back({batch->key, EncodeReleased(record)});
+        // Should it fail, the records of these arrays may be deleted all the same; a worker that
+        // was away then puts its tiles aside instead of dropping them.
+        CommitToStore(std::move(put), [](const absl::StatusOr<Revision>&) {});
+      }
+    }
+  }
+}
+
+void Catalogue::AddTombstone(std::string array_id, const std::string& mesh_id, int64_t ranks,
+                             const std::shared_ptr<ReleasedBatch>& batch) {
+  if (ranks < 1) return;
+  const auto [tombstone, is_new] = tombstones_.try_emplace(std::move(array_id));
+  if (!is_new) return;
+  tombstone->second = {.batch = batch,
+                       .mesh_id = mesh_id,
+                       .confirmed = std::vector<bool>(static_cast<size_t>(ranks)),
+                       .unconfirmed = ranks};
+  ++batch->arrays;
+}
+
+void Catalogue::Confirm(Tombstones::iterator tombstone, int64_t rank) {
+  Tombstone& released = tombstone->second;
+  const auto place = static_cast<size_t>(rank);
+  if (place >= released.confirmed.size() || released.confirmed[place]) return;
+  released.confirmed[place] = true;
+  if (--released.unconfirmed == 0) Forget(tombstone);
+}
+
+void Catalogue::Forget(Tombstones::iterator tombstone) {
+  ReleasedBatch& batch = *tombstone->second.batch;
+  if (--batch.arrays == 0 && !batch.key.empty()) dead_keys_.push_back(batch.key);
+  tombstones_.erase(tombstone);
+}
+
+int64_t Catalogue::CountUnconfirmed() const {
   absl::MutexLock lock(&mutex_);
+  return static_cast<int64_t>(tombstones_.size());
+}
+
+void Catalogue::TilesDropped(absl::Span<const std::string> array_ids, const RankOf& rank_of) {
+  // Asked without the lock.
+  std::map<std::string, std::optional<int64_t>, std::less<>> ranks;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (const std::string& id : array_ids) {
+      if (const auto found = tombstones_.find(id); found != tombstones_.end()) {
+        ranks.emplace(found->second.mesh_id, std::nullopt);
+      }
+    }
+  }
+  for (auto& [mesh_id, rank] : ranks) rank = rank_of(mesh_id);
+  {
+    absl::MutexLock lock(&mutex_);
+    for (const std::string& id : array_ids) {
+      const auto found = tombstones_.find(id);
+      if (found == tombstones_.end()) continue;
+      const auto rank = ranks.find(found->second.mesh_id);
+      if (rank != ranks.end() && rank->second.has_value()) Confirm(found, *rank->second);
+    }
+    FlushReleased();
+  }
+  events_.MakeCalls();
+}
+
+absl::Status Catalogue::BeginMeshChange(const std::string& mesh_id) {
+  absl::MutexLock lock(&mutex_);
+  for (const auto& [id, entry] : arrays_) {
+    if (entry.array->definition.descriptor.mesh_id == mesh_id) {
+      return absl::FailedPreconditionError(StrCat("arrays lie on the mesh \"", mesh_id,
+                                                  "\", such as ", id,
+                                                  "; delete their names and release them first"));
+    }
+  }
+  if (!changing_meshes_.insert(mesh_id).second) {
+    return WithReason(absl::AbortedError(StrCat("the mesh \"", mesh_id,
+                                                "\" is being changed by another request; retry")),
+                      Reason::kVersionMismatch);
+  }
+  return absl::OkStatus();
+}
+
+void Catalogue::EndMeshChange(const std::string& mesh_id, std::optional<Revision> revision) {
+  {
+    absl::MutexLock lock(&mutex_);
+    changing_meshes_.erase(mesh_id);
+    if (!revision.has_value()) return;
+    Revision& floor = mesh_floors_[mesh_id];
+    floor = std::max(floor, *revision);  // a repeated request may tell of an earlier one
+    for (auto each = presence_.lower_bound({mesh_id, 0});
+         each != presence_.end() && each->first.first == mesh_id;) {
+      each = presence_.erase(each);
+    }
+    // Its ranks are others now: nobody will confirm for those that were. What their workers still
+    // have is put aside.
+    for (auto tombstone = tombstones_.begin(); tombstone != tombstones_.end();) {
+      const auto next = std::next(tombstone);
+      if (tombstone->second.mesh_id == mesh_id) Forget(tombstone);
+      tombstone = next;
+    }
+    FlushReleased();
+  }
+  events_.MakeCalls();
+}
+
+void Catalogue::TilesLost(std::string_view mesh_id, int64_t rank, uint64_t attachment) {
+  absl::MutexLock lock(&mutex_);
+  Presence& presence = presence_[{std::string(mesh_id), rank}];
+  if (presence.attachment > attachment) return;  // it is back
+  presence = {.attachment = attachment, .is_lost = true};
   for (auto& [id, entry] : arrays_) {
     if (LiesOn(*entry.array, mesh_id, rank)) SetArray(entry, WithRank(entry.array, rank, true));
   }
 }
 
-InventoryVerdict Catalogue::TilesFound(std::string_view mesh_id, int64_t rank,
-                                       const std::vector<InventoryTile>& tiles) {
-  InventoryVerdict verdict;
-  std::set<std::string_view> kept;
+std::vector<size_t> Catalogue::FindUnknown(const std::vector<InventoryTile>& tiles) const {
+  std::vector<size_t> unknown;
   absl::MutexLock lock(&mutex_);
-  for (const InventoryTile& tile : tiles) {
-    const auto found = arrays_.find(tile.array_id);
-    if (found == arrays_.end()) {
-      verdict.drop.push_back(tile.array_id);
-      continue;
-    }
-    const Array& array = *found->second.array;
-    if (!LiesOn(array, mesh_id, rank)) continue;
-    const bool staging = array.state == ArrayState::kStaging;
-    if (staging || array.tile_crc32c[static_cast<size_t>(rank)] == tile.crc32c) {
-      verdict.keep.push_back(tile.array_id);
-      kept.insert(found->first);
-    } else {
-      verdict.drop.push_back(tile.array_id);
+  if (grace_is_over_) return unknown;
+  for (size_t i = 0; i < tiles.size(); ++i) {
+    if (arrays_.count(tiles[i].array_id) == 0 && !tombstones_.contains(tiles[i].array_id)) {
+      unknown.push_back(i);
     }
   }
-  for (auto& [id, entry] : arrays_) {
-    if (!LiesOn(*entry.array, mesh_id, rank)) continue;
-    SetArray(entry, WithRank(entry.array, rank, kept.count(id) == 0));
+  return unknown;
+}
+
+InventoryVerdict Catalogue::TakeInventory(const Inventory& inventory) {
+  InventoryVerdict verdict;
+  {
+    absl::MutexLock lock(&mutex_);
+    // Where the worker's tiles count: not where it was lost meanwhile, or is back by another
+    // stream.
+    std::map<std::string_view, int64_t> ranks;
+    for (const auto& [mesh_id, mesh] : inventory.meshes) {
+      if (!mesh.rank.has_value()) continue;
+      Presence& presence = presence_[{mesh_id, *mesh.rank}];
+      if (presence.attachment > inventory.attachment ||
+          (presence.attachment == inventory.attachment && presence.is_lost)) {
+        continue;
+      }
+      presence = {.attachment = inventory.attachment, .is_lost = false};
+      ranks.emplace(mesh_id, *mesh.rank);
+    }
+    absl::flat_hash_set<std::string_view> listed;
+    absl::flat_hash_set<std::string_view> aside;
+    for (const InventoryTile& tile : inventory.tiles) {
+      const size_t quarantined = verdict.quarantine.size();
+      Judge(inventory, tile, &verdict);
+      listed.insert(tile.array_id);
+      if (verdict.quarantine.size() > quarantined) {
+        aside.insert(tile.array_id);
+      } else {
+        aside.erase(tile.array_id);  // another of its tiles was one too many
+      }
+    }
+    for (auto& [id, entry] : arrays_) {
+      const ArrayDescriptor& descriptor = entry.array->definition.descriptor;
+      const auto rank = ranks.find(descriptor.mesh_id);
+      if (rank == ranks.end() || !LiesOn(*entry.array, descriptor.mesh_id, rank->second)) continue;
+      const bool is_here = listed.contains(id) && !aside.contains(id);
+      SetArray(entry, WithRank(entry.array, rank->second, !is_here));
+    }
+    // A rank that does not list what was released has confirmed it.
+    std::vector<std::string> confirmed;
+    for (const auto& [id, tombstone] : tombstones_) {
+      if (ranks.count(tombstone.mesh_id) > 0 && !listed.contains(id)) confirmed.push_back(id);
+    }
+    for (const std::string& id : confirmed) {
+      const auto tombstone = tombstones_.find(id);
+      Confirm(tombstone, ranks[tombstone->second.mesh_id]);
+    }
+    FlushReleased();
   }
+  events_.MakeCalls();
   return verdict;
+}
+
+void Catalogue::Judge(const Inventory& inventory, const InventoryTile& tile,
+                      InventoryVerdict* verdict) {
+  const auto put_aside = [&](std::string reason, bool array_lives) {
+    verdict->quarantine.push_back({tile.array_id, tile.tile, std::move(reason), array_lives});
+  };
+  const auto found = arrays_.find(tile.array_id);
+  if (found == arrays_.end()) {
+    const auto tombstone = tombstones_.find(tile.array_id);
+    if (tombstone != tombstones_.end() || (!tile.committed && discarded_.contains(tile.array_id))) {
+      if (verdict->drop.empty() || verdict->drop.back() != tile.array_id) {
+        verdict->drop.push_back(tile.array_id);
+      }
+    } else if (!tile.committed || !Adopt(inventory, tile)) {
+      put_aside(tile.committed ? "the catalogue does not know its array"
+                               : "the catalogue does not know its put or step",
+                false);
+    }
+    return;
+  }
+  const Array& array = *found->second.array;
+  const ArrayDescriptor& descriptor = array.definition.descriptor;
+  const auto mesh = inventory.meshes.find(descriptor.mesh_id);
+  const std::optional<int64_t> rank =
+      mesh == inventory.meshes.end() ? std::nullopt : mesh->second.rank;
+  const absl::StatusOr<Tiling> tiling = descriptor.Tiling();
+  const bool lies_here = rank.has_value() && *rank < descriptor.mesh.size() && tiling.ok() &&
+                         tiling->TileOf(*rank) == tile.tile;
+  if (!lies_here) {
+    std::vector<std::string> holders;
+    for (int64_t each = 0; tiling.ok() && each < descriptor.mesh.size() && holders.size() < 8;
+         ++each) {
+      if (tiling->TileOf(each) != tile.tile) continue;
+      const auto place = static_cast<size_t>(each);
+      holders.push_back(
+          mesh != inventory.meshes.end() && place < mesh->second.identities.size()
+              ? StrCat("rank ", each, ", which \"", mesh->second.identities[place], "\" serves")
+              : StrCat("rank ", each));
+    }
+    return put_aside(
+        StrCat("its array lives on mesh \"", descriptor.mesh_id, "\", where this part is ",
+               holders.empty() ? "nobody's" : StrCat("that of ", StrJoin(holders, ", of ")),
+               rank.has_value() ? StrCat("; this worker serves rank ", *rank)
+                                : std::string("; this worker serves no rank of it")),
+        true);
+  }
+  if (array.state == ArrayState::kStaging) {
+    // It is told how that ends: a commit of what is then discarded would stay for ever.
+    found->second.waiting.push_back({inventory.identity, *rank, tile.tile, tile.crc32c});
+  } else if (array.tile_crc32c[static_cast<size_t>(*rank)] == tile.crc32c) {
+    verdict->commit.push_back(tile.array_id);
+  } else {
+    put_aside(OtherChecksum(tile.crc32c, array, *rank), true);
+  }
+}
+
+bool Catalogue::Adopt(const Inventory& inventory, const InventoryTile& tile) {
+  if (grace_is_over_ || !tile.descriptor.has_value()) return false;
+  const ArrayDescriptor& descriptor = *tile.descriptor;
+  const auto mesh = inventory.meshes.find(descriptor.mesh_id);
+  if (mesh == inventory.meshes.end() || !mesh->second.rank.has_value() ||
+      mesh->second.mesh == nullptr || !(descriptor.mesh == *mesh->second.mesh) ||
+      changing_meshes_.contains(descriptor.mesh_id)) {
+    return false;
+  }
+  const int64_t rank = *mesh->second.rank;
+  const absl::StatusOr<Tiling> tiling = descriptor.Tiling();
+  if (!tiling.ok() || tiling->TileOf(rank) != tile.tile) return false;
+  const auto [found, is_new] = orphans_.try_emplace(tile.array_id);
+  Orphan& orphan = found->second;
+  if (is_new) {
+    orphan.descriptor = descriptor;
+    orphan.identities.resize(static_cast<size_t>(descriptor.mesh.size()));
+    orphan.tile_crc32c.resize(orphan.identities.size());
+  } else if (!(orphan.descriptor == descriptor)) {
+    return false;
+  }
+  const auto place = static_cast<size_t>(rank);
+  orphan.reported += orphan.identities[place].empty() ? 1 : 0;
+  orphan.identities[place] = inventory.identity;
+  orphan.tile_crc32c[place] = tile.crc32c;
+  if (!tile.on_disk) orphan.durability = Durability::kMemory;
+  if (orphan.reported < descriptor.mesh.size()) return true;
+  auto array = std::make_shared<Array>();
+  array->definition.descriptor = orphan.descriptor;
+  array->state = ArrayState::kAvailable;
+  array->durability = orphan.durability;
+  array->tile_crc32c = std::move(orphan.tile_crc32c);
+  array->created = clock_->Now();
+  ArrayEntry& entry = arrays_[tile.array_id];
+  entry.pins = 1;  // the grace's
+  entry.is_kept_for_grace = true;
+  entry.adopted_from = std::move(orphan.identities);
+  SetArray(entry, std::move(array));
+  // Ranks that were lost since they reported.
+  for (int64_t each = 0; each < descriptor.mesh.size(); ++each) {
+    const auto presence = presence_.find({descriptor.mesh_id, each});
+    if (presence != presence_.end() && presence->second.is_lost) {
+      SetArray(entry, WithRank(entry.array, each, true));
+    }
+  }
+  orphans_.erase(found);
+  return true;
+}
+
+void Catalogue::PutAside(const ArrayDescriptor& descriptor,
+                         const std::vector<std::string>& identities, std::string_view reason) {
+  const absl::StatusOr<Tiling> tiling = descriptor.Tiling();
+  for (size_t rank = 0; tiling.ok() && rank < identities.size(); ++rank) {
+    if (identities[rank].empty()) continue;
+    InventoryVerdict verdict;
+    verdict.quarantine.push_back({descriptor.array_id, tiling->TileOf(static_cast<DeviceId>(rank)),
+                                  std::string(reason), false});
+    AddVerdict(identities[rank], std::move(verdict));
+  }
+}
+
+void Catalogue::EndGrace() {
+  {
+    absl::MutexLock lock(&mutex_);
+    grace_is_over_ = true;
+    for (const auto& [id, orphan] : std::exchange(orphans_, {})) {
+      std::vector<int64_t> missing;
+      for (size_t rank = 0; rank < orphan.identities.size() && missing.size() < 8; ++rank) {
+        if (orphan.identities[rank].empty()) missing.push_back(static_cast<int64_t>(rank));
+      }
+      PutAside(orphan.descriptor, orphan.identities,
+               StrCat("the catalogue does not know its array, and not every rank has its tile: "
+                      "missing are ",
+                      StrJoin(missing, ", ")));
+    }
+    std::vector<std::string> kept;
+    for (auto& [id, entry] : arrays_) {
+      if (std::exchange(entry.is_kept_for_grace, false)) kept.push_back(id);
+    }
+    for (const std::string& id : kept) {
+      --arrays_.find(id)->second.pins;
+      ReleaseIfUnheld(id);
+    }
+    FlushReleased();
+  }
+  events_.MakeCalls();
+}
+
+void Catalogue::AddVerdict(const std::string& identity, InventoryVerdict verdict) {
+  events_.Add([this, identity, verdict = std::move(verdict)] {
+    if (verdict_listener_) verdict_listener_(identity, verdict);
+  });
+}
+
+absl::Status Catalogue::CheckTile(std::string_view array_id, int64_t rank, const Tile& tile,
+                                  uint32_t crc32c) const {
+  absl::MutexLock lock(&mutex_);
+  const auto found = arrays_.find(array_id);
+  if (found == arrays_.end()) return NoArray(array_id);
+  const Array& array = *found->second.array;
+  const ArrayDescriptor& descriptor = array.definition.descriptor;
+  SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, descriptor.Tiling());
+  if (array.state == ArrayState::kStaging || rank >= descriptor.mesh.size() ||
+      tiling.TileOf(rank) != tile) {
+    return absl::FailedPreconditionError(
+        StrCat("tile ", tile.ToString(), " of array ", array_id, " is not that of rank ", rank));
+  }
+  if (array.tile_crc32c[static_cast<size_t>(rank)] != crc32c) {
+    return WithReason(absl::FailedPreconditionError(StrCat("array ", array_id, " lives, and ",
+                                                           OtherChecksum(crc32c, array, rank))),
+                      Reason::kChecksumMismatch);
+  }
+  return absl::OkStatus();
+}
+
+void Catalogue::TileRestored(std::string_view array_id, int64_t rank) {
+  absl::MutexLock lock(&mutex_);
+  const auto found = arrays_.find(array_id);
+  if (found == arrays_.end()) return;
+  SetArray(found->second, WithRank(found->second.array, rank, false));
 }
 
 }  // namespace shardmesh::server

@@ -3,6 +3,7 @@
 #define SHARDMESH_SERVER_CATALOGUE_H_
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -20,11 +21,14 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "rpc/clock.h"
 #include "server/event_queue.h"
 #include "server/request_memory.h"
 #include "server/store.h"
+#include "sharding/mesh.h"
 #include "sharding/spec.h"
+#include "sharding/tile.h"
 #include "tensor/array_descriptor.h"
 
 namespace shardmesh::server {
@@ -115,21 +119,60 @@ struct ArrayCounts {
 // A tile that a worker has, by its inventory.
 struct InventoryTile {
   std::string array_id;
+  Tile tile;
   uint32_t crc32c = 0;
+  bool committed = true;
+  bool on_disk = false;
+  // What the tile says of its array: needed of those in FindUnknown alone.
+  std::optional<ArrayDescriptor> descriptor = {};
 };
 
-// What a worker is to do with its inventory: array ids in the order of the report.
+// A mesh as it stands when an inventory is judged.
+struct InventoryMesh {
+  const Mesh* mesh = nullptr;
+  std::optional<int64_t> rank;                    // that the worker serves
+  absl::Span<const std::string> identities = {};  // who serves each rank
+};
+
+// What a worker holds: exactly these tiles.
+struct Inventory {
+  std::string identity;
+  uint64_t attachment = 0;                                   // Membership::Attach
+  std::map<std::string, InventoryMesh, std::less<>> meshes;  // by id: all whose ranks are given
+  std::vector<InventoryTile> tiles;
+};
+
+// What a worker is to do with what it has. Tiles that are not named stay as they are.
 struct InventoryVerdict {
-  std::vector<std::string> keep;  // the catalogue's; commit those that are only staged there
-  std::vector<std::string> drop;  // unknown or released, or their checksum is another
+  struct Aside {
+    std::string array_id;
+    Tile tile;
+    std::string reason;        // for people
+    bool array_lives = false;  // it is never to be dropped for want of room
+  };
+  std::vector<std::string> commit;  // the catalogue's; commit those that are only staged there
+  std::vector<std::string> drop;    // known to have been released
+  std::vector<Aside> quarantine;    // not this worker's, as far as the catalogue knows
 };
 
 // Named arrays are durable: array and name are in the store before a commit is acknowledged, and
 // are there again after a restart, degraded until the workers report their tiles. Unnamed arrays
-// are known to this process alone.
+// are not in the store.
 //
 // An array lives as long as something holds it: a name that points to it, or a pin (a session's, a
 // running step's). Who pins must unpin.
+//
+// Workers delete tiles on a release alone that the catalogue knows. It remembers each until every
+// rank of the mesh has confirmed it, or brought an inventory without the array; releases of arrays
+// that were named or on disk are in the store as long. What is neither here nor released is put
+// into quarantine, where it lies.
+//
+// For a grace after Open, committed arrays that nobody knows are adopted instead, once every rank
+// has reported its tile: so unnamed arrays outlive a coordinator. An adopted array has no pin; if
+// nothing holds it when the grace ends, or later when what held it lets go, it goes into quarantine
+// and is not deleted: after a restore of an older store it may have had a name. Tiles of those that
+// were not complete by then go there as well. Arrays of which the store has a record and no name,
+// such as those that sessions held when their names went, are held for the grace and then released.
 //
 // In the store:
 //   cluster              cluster id and term
@@ -137,6 +180,7 @@ struct InventoryVerdict {
 //   name/NAME            a name, or that it was deleted though a manifest has it
 //   manifest/ID          says that the manifest's chunks count: its names and arrays as of here
 //   manifest/ID/NNNNNN   a chunk of a manifest, at most 1 MiB
+//   released/ID          arrays that were released and that workers may still have
 // A commit that does not fit one transaction is written as a manifest: first the chunks, which mean
 // nothing yet, then the one key that makes them count, if it is not there. Where a name is in
 // several places the newest revision holds. Every transaction asks that `cluster` is unchanged, so
@@ -148,15 +192,20 @@ struct InventoryVerdict {
 class Catalogue {
  public:
   using CommitCallback = absl::AnyInvocable<void(absl::StatusOr<CommitResult>) &&>;
-  // Arrays that nothing holds any more: workers may free their tiles.
+  // Arrays that nothing holds any more: workers are to free their tiles, and to confirm it.
   using ReleaseListener = std::function<void(const std::vector<std::string>& array_ids)>;
+  // What became of tiles that an inventory's verdict had left as they were.
+  using VerdictListener =
+      std::function<void(const std::string& identity, const InventoryVerdict& verdict)>;
 
   static constexpr size_t kMaxNameBytes = 1024;
+  static constexpr absl::Duration kAdoptionGrace = absl::Minutes(10);
 
   // Loads everything from the store, removes what an interrupted commit left, and begins a new
   // term. Blocks. DATA_LOSS: a record cannot be read; names its key.
-  static absl::StatusOr<std::unique_ptr<Catalogue>> Open(Store* store, rpc::Clock* clock,
-                                                         ReleaseListener listener);
+  static absl::StatusOr<std::unique_ptr<Catalogue>> Open(
+      Store* store, rpc::Clock* clock, ReleaseListener listener,
+      absl::Duration adoption_grace = kAdoptionGrace);
   ~Catalogue();
 
   // Random, made with the first Open of the store: 32 hexadecimal digits.
@@ -165,9 +214,20 @@ class Catalogue {
   int64_t term() const { return term_; }
   RequestMemory& requests() { return *requests_; }
 
+  // Before workers attach.
+  void SetVerdictListener(VerdictListener listener) { verdict_listener_ = std::move(listener); }
+
   // Registers an array whose tiles are about to arrive. ALREADY_EXISTS; INVALID_ARGUMENT from
-  // Tiling::Create.
+  // Tiling::Create; ABORTED (VERSION_MISMATCH): its mesh is being changed, or was since the
+  // revision that it names.
   absl::Status Stage(ArrayDefinition definition);
+
+  // A mesh is about to be changed or deleted: until EndMeshChange no array is staged on it.
+  // FAILED_PRECONDITION: an array lies on it; names one. ABORTED: it is being changed.
+  absl::Status BeginMeshChange(const std::string& mesh_id);
+  // `revision`: of the definition that holds from now on, or of its deletion; nullopt: nothing
+  // changed.
+  void EndMeshChange(const std::string& mesh_id, std::optional<Revision> revision);
   // Forgets staged arrays: their transfer or step was aborted. Others are left alone.
   void Discard(const std::vector<std::string>& array_ids);
 
@@ -215,12 +275,25 @@ class Catalogue {
   bool Give(std::string_view array_id, int64_t pins);
   void TakeBack(std::string_view array_id);
 
-  // The worker of this rank is lost, and what it held with it.
-  void TilesLost(std::string_view mesh_id, int64_t rank);
-  // The worker of this rank is here and holds exactly these tiles. Those of arrays on other meshes
-  // are passed over; of this mesh's arrays, the tiles that are not among them are missing.
-  InventoryVerdict TilesFound(std::string_view mesh_id, int64_t rank,
-                              const std::vector<InventoryTile>& tiles);
+  // The worker of this rank is lost, and what it held with it. Nothing if a later attachment of the
+  // rank's worker has brought its inventory.
+  void TilesLost(std::string_view mesh_id, int64_t rank, uint64_t attachment);
+  // Which of these tiles are of arrays that are neither here nor known to have been released.
+  std::vector<size_t> FindUnknown(const std::vector<InventoryTile>& tiles) const;
+  // A worker is here and holds exactly these tiles: others of arrays on its ranks are missing.
+  // Nothing is found by an attachment that was lost meanwhile, or followed by another one.
+  InventoryVerdict TakeInventory(const Inventory& inventory);
+  // A worker has dropped tiles, as it was told; `rank_of`: its rank in a mesh.
+  using RankOf = std::function<std::optional<int64_t>(std::string_view mesh_id)>;
+  void TilesDropped(absl::Span<const std::string> array_ids, const RankOf& rank_of);
+  // A rank has a tile again that its worker had put aside. FAILED_PRECONDITION: it is not this
+  // array's tile of the rank, or has another checksum. NOT_FOUND.
+  absl::Status CheckTile(std::string_view array_id, int64_t rank, const Tile& tile,
+                         uint32_t crc32c) const;
+  void TileRestored(std::string_view array_id, int64_t rank);
+
+  // Releases that ranks have not confirmed yet.
+  int64_t CountUnconfirmed() const;
 
  private:
   struct ArrayEntry {
@@ -228,7 +301,50 @@ class Catalogue {
     int64_t names = 0;
     int64_t pins = 0;
     bool is_given = false;
+    // It was found with the workers: not deleted, but put aside. By rank, who has its tile.
+    std::vector<std::string> adopted_from = {};
+    // One of the pins is the grace's: the store had a record of it and no name.
+    bool is_kept_for_grace = false;
+    bool has_record = false;  // under `array/` in the store, beside those that were named here
     std::vector<NameEntry> versions;  // every name and version that pointed here
+    // Tiles that attached workers have, to be told how the commit ended.
+    struct Waiting {
+      std::string identity;
+      int64_t rank = 0;
+      Tile tile;
+      uint32_t crc32c = 0;
+    };
+    std::vector<Waiting> waiting = {};
+  };
+  // A committed array that some ranks have reported, and nobody knows.
+  struct Orphan {
+    ArrayDescriptor descriptor;
+    Durability durability = Durability::kDisk;
+    std::vector<std::string> identities;  // by rank; empty: not reported yet
+    std::vector<uint32_t> tile_crc32c;
+    int64_t reported = 0;
+  };
+  // Arrays that were released together.
+  struct ReleasedBatch {
+    std::string key;  // in the store; empty: not there
+    int64_t arrays = 0;
+  };
+  struct Tombstone {
+    std::shared_ptr<ReleasedBatch> batch;
+    std::string mesh_id;
+    std::vector<bool> confirmed;  // by rank
+    int64_t unconfirmed = 0;
+  };
+  struct Released {
+    std::string array_id;
+    std::string mesh_id;
+    int64_t ranks = 0;
+    bool durable = false;
+  };
+  // The last that is known of a rank's worker.
+  struct Presence {
+    uint64_t attachment = 0;
+    bool is_lost = false;
   };
   struct Name {
     NameEntry entry;
@@ -244,9 +360,11 @@ class Catalogue {
   // A commit between its checks and the store's answer.
   struct Pending;
 
-  Catalogue(Store* store, rpc::Clock* clock, ReleaseListener listener);
+  Catalogue(Store* store, rpc::Clock* clock, ReleaseListener listener,
+            absl::Duration adoption_grace);
 
   absl::Status BeginTerm();
+  void DiscardStaged(const std::vector<std::string>& array_ids) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Load() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // A name that is not there, and those beside it.
@@ -280,6 +398,26 @@ class Catalogue {
   void ReleaseIfUnheld(std::string_view array_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Tells the listener what was released, and the store what it may forget.
   void FlushReleased() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Remembers what was released, in the store where that is to outlive this process.
+  void AddTombstones(const std::vector<Released>& released) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AddTombstone(std::string array_id, const std::string& mesh_id, int64_t ranks,
+                    const std::shared_ptr<ReleasedBatch>& batch)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  using Tombstones = absl::flat_hash_map<std::string, Tombstone>;
+  void Confirm(Tombstones::iterator tombstone, int64_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Forget(Tombstones::iterator tombstone) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // One tile of an inventory.
+  void Judge(const Inventory& inventory, const InventoryTile& tile, InventoryVerdict* verdict)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether the tile may be a part of an array to adopt, and is noted as such.
+  bool Adopt(const Inventory& inventory, const InventoryTile& tile)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void PutAside(const ArrayDescriptor& descriptor, const std::vector<std::string>& identities,
+                std::string_view reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EndGrace();
+  void AddVerdict(const std::string& identity, InventoryVerdict verdict)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Transaction Fenced() const;
   // Store::Commit, counted in in_flight_ until after its callback.
   void CommitToStore(Transaction transaction, Store::CommitCallback callback)
@@ -288,6 +426,8 @@ class Catalogue {
   Store* const store_;
   rpc::Clock* const clock_;
   const ReleaseListener listener_;
+  const absl::Duration adoption_grace_;
+  VerdictListener verdict_listener_;  // constant once workers attach
   // Constant after Open.
   std::string cluster_id_;
   int64_t term_ = 0;
@@ -307,9 +447,22 @@ class Catalogue {
   absl::flat_hash_map<std::string, int64_t> manifest_mentions_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_set<std::string> moving_names_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_set<std::string> committing_arrays_ ABSL_GUARDED_BY(mutex_);
-  std::vector<std::string> released_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Released> released_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::string> dead_keys_ ABSL_GUARDED_BY(mutex_);
+  Tombstones tombstones_ ABSL_GUARDED_BY(mutex_);
+  // Staged arrays that were discarded lately: tiles of theirs that come up are dropped. The oldest
+  // go first; what was forgotten is put aside.
+  absl::flat_hash_set<std::string> discarded_ ABSL_GUARDED_BY(mutex_);
+  std::deque<std::string> discarded_order_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, Orphan, std::less<>> orphans_ ABSL_GUARDED_BY(mutex_);
+  bool grace_is_over_ ABSL_GUARDED_BY(mutex_) = false;
+  std::map<std::pair<std::string, int64_t>, Presence> presence_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_set<std::string> changing_meshes_ ABSL_GUARDED_BY(mutex_);
+  // The revision from which on arrays may lie on a mesh, of those that were changed.
+  std::map<std::string, Revision, std::less<>> mesh_floors_ ABSL_GUARDED_BY(mutex_);
   int64_t in_flight_ ABSL_GUARDED_BY(mutex_) = 0;
+
+  std::unique_ptr<rpc::Alarm> grace_alarm_;  // last: its destructor waits for EndGrace
 };
 
 }  // namespace shardmesh::server

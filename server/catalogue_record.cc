@@ -234,6 +234,21 @@ absl::StatusOr<int64_t> DecodeManifest(std::string_view key, const std::string& 
   return record.chunks();
 }
 
+std::string EncodeReleased(const ReleasedRecord& released) {
+  proto::ReleasedRecord record;
+  record.set_mesh_id(released.mesh_id);
+  record.set_ranks(released.ranks);
+  record.mutable_array_ids()->Add(released.array_ids.begin(), released.array_ids.end());
+  return record.SerializeAsString();
+}
+
+absl::StatusOr<ReleasedRecord> DecodeReleased(std::string_view key, const std::string& bytes) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto record, Parse<proto::ReleasedRecord>(key, bytes));
+  if (record.ranks() < 1) return Damaged(key, "counts no ranks");
+  return ReleasedRecord{
+      record.mesh_id(), record.ranks(), {record.array_ids().begin(), record.array_ids().end()}};
+}
+
 std::string EncodeRequest(const RequestRecord& request) {
   proto::RequestRecord record;
   record.set_fingerprint(request.fingerprint);

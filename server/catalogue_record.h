@@ -44,6 +44,15 @@ absl::StatusOr<std::vector<ManifestEntry>> DecodeManifestChunk(std::string_view 
 std::string EncodeManifest(int64_t chunks);
 absl::StatusOr<int64_t> DecodeManifest(std::string_view key, const std::string& bytes);
 
+// Arrays that were released, all on one mesh.
+struct ReleasedRecord {
+  std::string mesh_id;
+  int64_t ranks = 0;
+  std::vector<std::string> array_ids;
+};
+std::string EncodeReleased(const ReleasedRecord& released);
+absl::StatusOr<ReleasedRecord> DecodeReleased(std::string_view key, const std::string& bytes);
+
 struct RequestRecord {
   std::string fingerprint;
   std::string answer;

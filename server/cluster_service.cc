@@ -16,6 +16,7 @@
 #include "rpc/spec_codec.h"
 #include "rpc/status.h"
 #include "rpc/time_codec.h"
+#include "server/quarantine_calls.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -95,6 +96,30 @@ class ClusterService final : public v1::ClusterService::CallbackService {
     return Answer(context, ListLinks(*request, response));
   }
 
+  grpc::ServerUnaryReactor* ListQuarantine(grpc::CallbackServerContext* context,
+                                           const v1::ListQuarantineRequest* request,
+                                           v1::ListQuarantineResponse* response) override {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    server::ListQuarantine(context_, options_.hub, request, response, Finishing(reactor));
+    return reactor;
+  }
+
+  grpc::ServerUnaryReactor* RestoreQuarantined(grpc::CallbackServerContext* context,
+                                               const v1::RestoreQuarantinedRequest* request,
+                                               v1::RestoreQuarantinedResponse* response) override {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    server::RestoreQuarantined(context_, options_.hub, request, response, Finishing(reactor));
+    return reactor;
+  }
+
+  grpc::ServerUnaryReactor* DropQuarantined(grpc::CallbackServerContext* context,
+                                            const v1::DropQuarantinedRequest* request,
+                                            v1::DropQuarantinedResponse* response) override {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    server::DropQuarantined(context_, options_.hub, request, response, Finishing(reactor));
+    return reactor;
+  }
+
   grpc::ServerUnaryReactor* Diagnose(grpc::CallbackServerContext* context,
                                      const v1::DiagnoseRequest* request,
                                      v1::DiagnoseResponse* response) override {
@@ -122,6 +147,10 @@ class ClusterService final : public v1::ClusterService::CallbackService {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     reactor->Finish(rpc::ToGrpc(status));
     return reactor;
+  }
+
+  static QuarantineDone Finishing(grpc::ServerUnaryReactor* reactor) {
+    return [reactor](const absl::Status& status) { reactor->Finish(rpc::ToGrpc(status)); };
   }
 
   static absl::Status CheckSequence(int64_t sequence) {
@@ -283,6 +312,8 @@ class ClusterService final : public v1::ClusterService::CallbackService {
     to->set_pid(worker.info.pid);
     to->set_capacity_bytes(worker.info.capacity_bytes);
     to->set_used_bytes(worker.used_bytes);
+    to->set_quarantined_arrays(worker.quarantine.arrays);
+    to->set_quarantined_bytes(worker.quarantine.size_bytes);
     rpc::Encode(context_.clock->Now() - worker.last_heartbeat, to->mutable_heartbeat_age());
     to->set_lost_reason(worker.lost_because);
     const absl::Time now = context_.clock->Now();

@@ -27,6 +27,8 @@ struct ClusterServiceOptions {
   const Recovery* recovery = nullptr;
   const FlightLog* flight_log = nullptr;
   const StepWatch* step_watch = nullptr;
+  // To which orders about quarantines go.
+  AttachHub* hub = nullptr;
   // What is live now.
   std::function<std::vector<Sequencer::LiveWork>()> live;
 };

@@ -120,13 +120,14 @@ absl::Status Server::OpenState() {
         store_,
         OpenSqliteStore({.folder = options_.data_dir, .local = {.history = DefinitionHistory()}}));
   }
-  SHARDMESH_ASSIGN_OR_RETURN(
-      catalogue_,
-      Catalogue::Open(store_.get(), &clock_, [this](const std::vector<std::string>& ids) {
-        if (hub_ != nullptr) {
-          hub_->Drop(ids);
-        }
-      }));
+  SHARDMESH_ASSIGN_OR_RETURN(catalogue_, Catalogue::Open(
+                                             store_.get(), &clock_,
+                                             [this](const std::vector<std::string>& ids) {
+                                               if (hub_ != nullptr) {
+                                                 hub_->Drop(ids);
+                                               }
+                                             },
+                                             options_.unnamed_grace));
   SHARDMESH_ASSIGN_OR_RETURN(publisher_,
                              StatePublisher::Open(store_.get(), &clock_, &catalogue_->requests(),
                                                   options_.min_sharding_size));
@@ -151,6 +152,12 @@ absl::Status Server::OpenState() {
        .clock = &clock_,
        .recovery = &recovery_,
        .joined = [this](std::string_view identity) { recovery_.Heard(identity); }});
+  catalogue_->SetVerdictListener(
+      [this](const std::string& identity, const InventoryVerdict& verdict) {
+        if (hub_ != nullptr) {
+          hub_->SendVerdict(identity, verdict);
+        }
+      });
   step_watch_ = std::make_unique<StepWatch>(&clock_, membership_.get(), &flight_log_);
   Sequencer::Options sequencer{.term = term, .last_sequence = term * kSequencesPerTerm};
   sequencer.explain = [this](const WorkRef& work, const std::vector<Participant>& waiting_for) {
@@ -189,6 +196,7 @@ absl::Status Server::OpenState() {
                                           .recovery = &recovery_,
                                           .flight_log = &flight_log_,
                                           .step_watch = step_watch_.get(),
+                                          .hub = hub_.get(),
                                           .live = [this] { return sequencer_->Live(); }}));
   AddStreamingService("CatalogService", MakeCatalogService(publisher_.get(), catalogue_.get()));
   AddStreamingService("OperationService", MakeOperationService(&clock_, transfers_.get()));
@@ -306,12 +314,9 @@ void Server::MembershipChanged(const MembershipEvent& event) {
       link_table_.Lost(event.identity);
       if (worker->info.durable) recovery_.Lost(event.identity);
       sequencer_->WorkerLost(event.identity, event.view->epoch, worker->lost_because);
-      // A worker that is back already has brought its inventory, or will.
-      if (!membership_->view()->IsAlive(event.identity)) {
-        for (const auto& [mesh_id, ranks] : event.view->meshes) {
-          if (const auto rank = ranks.RankOf(event.identity); rank.has_value()) {
-            catalogue_->TilesLost(mesh_id, *rank);
-          }
+      for (const auto& [mesh_id, ranks] : event.view->meshes) {
+        if (const auto rank = ranks.RankOf(event.identity); rank.has_value()) {
+          catalogue_->TilesLost(mesh_id, *rank, worker->attachment);
         }
       }
       break;

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "rpc/credentials.h"
+#include "server/catalogue.h"
 #include "server/membership.h"
 #include "server/recovery.h"
 #include "sharding/mesh.h"
@@ -35,6 +36,8 @@ struct CoordinatorOptions {
   MembershipOptions membership;
   // How long workers are expected back before callers are told what is missing.
   absl::Duration return_grace = Recovery::kDefaultReturnGrace;
+  // How long arrays without names are kept after a start for who held them.
+  absl::Duration unnamed_grace = Catalogue::kAdoptionGrace;
 };
 
 // Serves from Start to Drain. Thread-safe.

@@ -70,6 +70,9 @@ int Main(int argc, char** argv) {
                     "how long workers that were lost, or have not attached since the start, are "
                     "expected back: calls that need them are told to try again",
                     &options.return_grace);
+  flags.AddDuration("unnamed-grace",
+                    "how long arrays without names are kept, after a start, for who held them",
+                    &options.unnamed_grace);
   flags.AddDuration("grace", "how long running calls may go on when stopping", &grace);
   flags.AddTls(&tls, &options.insecure);
   flags.AddSwitch("http-plaintext", "serve metrics in plaintext, beyond this host and with TLS too",

@@ -188,7 +188,8 @@ absl::StatusOr<uint64_t> Membership::Attach(WorkerInfo info) {
   return attachment;
 }
 
-absl::Status Membership::Heartbeat(uint64_t attachment, int64_t used_bytes) {
+absl::Status Membership::Heartbeat(uint64_t attachment, int64_t used_bytes,
+                                   QuarantineCount quarantine) {
   const absl::Time now = clock_->Now();
   absl::MutexLock lock(&mutex_);
   WorkerStatus* worker = FindAttachment(attachment);
@@ -199,6 +200,7 @@ absl::Status Membership::Heartbeat(uint64_t attachment, int64_t used_bytes) {
   }
   worker->last_heartbeat = now;
   worker->used_bytes = used_bytes;
+  worker->quarantine = quarantine;
   view_ = nullptr;
   return absl::OkStatus();
 }

@@ -47,16 +47,23 @@ struct WorkerInfo {
   bool durable = false;        // committed tiles are kept on disk
 };
 
+// What a worker has put aside: arrays with tiles there, and the bytes of these.
+struct QuarantineCount {
+  int64_t arrays = 0;
+  int64_t size_bytes = 0;
+};
+
 struct WorkerStatus {
   WorkerInfo info;
   WorkerState state = WorkerState::kAttached;
-  uint64_t attachment = 0;    // see Membership::Attach
-  absl::Time attached;        // when it last attached
-  absl::Time last_heartbeat;  // or attach
-  int64_t used_bytes = 0;     // of capacity_bytes, by its last heartbeat
-  std::string lost_because;   // when kLost
-  absl::Time lost;            // likewise
-  int64_t losses = 0;         // how often it was lost
+  uint64_t attachment = 0;     // see Membership::Attach
+  absl::Time attached;         // when it last attached
+  absl::Time last_heartbeat;   // or attach
+  int64_t used_bytes = 0;      // of capacity_bytes, by its last heartbeat
+  QuarantineCount quarantine;  // by its last heartbeat
+  std::string lost_because;    // when kLost
+  absl::Time lost;             // likewise
+  int64_t losses = 0;          // how often it was lost
 };
 
 // Who serves which rank of one mesh.
@@ -139,7 +146,7 @@ class Membership {
   absl::StatusOr<uint64_t> Attach(WorkerInfo info);
 
   // ABORTED: this attachment ended; the worker attaches anew.
-  absl::Status Heartbeat(uint64_t attachment, int64_t used_bytes);
+  absl::Status Heartbeat(uint64_t attachment, int64_t used_bytes, QuarantineCount quarantine = {});
 
   // The stream of an attachment ended; `reason` is for people ("its stream broke: ..."). Nothing if
   // the attachment ended before.

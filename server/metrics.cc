@@ -77,6 +77,29 @@ void ExportWorkers(rpc::Metrics* metrics, const CoordinatorState& state) {
   });
 }
 
+void ExportQuarantine(rpc::Metrics* metrics, const CoordinatorState& state) {
+  const rpc::Gauge arrays =
+      metrics->AddGauge("shardmesh_quarantined_arrays",
+                        "Arrays with tiles in the quarantines of attached workers, each worker's.");
+  const rpc::Gauge bytes = metrics->AddGauge(
+      "shardmesh_quarantined_bytes", "Bytes of tiles in the quarantines of attached workers.");
+  const rpc::Gauge unconfirmed =
+      metrics->AddGauge("shardmesh_unconfirmed_releases",
+                        "Released arrays whose tiles some worker has not confirmed to be gone.");
+  metrics->OnScrape([=] {
+    QuarantineCount total;
+    const std::shared_ptr<const MembershipView> view = state.membership->view();
+    for (const auto& [identity, worker] : view->workers) {
+      if (!view->IsAlive(identity)) continue;
+      total.arrays += worker.quarantine.arrays;
+      total.size_bytes += worker.quarantine.size_bytes;
+    }
+    arrays.Set(static_cast<double>(total.arrays));
+    bytes.Set(static_cast<double>(total.size_bytes));
+    unconfirmed.Set(static_cast<double>(state.catalogue->CountUnconfirmed()));
+  });
+}
+
 void ExportWork(rpc::Metrics* metrics, const CoordinatorState& state) {
   const rpc::Gauge sessions = metrics->AddGauge("shardmesh_sessions", "Open sessions.");
   const rpc::Gauge revision =
@@ -126,6 +149,7 @@ void ExportState(rpc::Metrics* metrics, const CoordinatorState& state) {
     awaited.Set(static_cast<double>(missing));
   });
   ExportWorkers(metrics, state);
+  ExportQuarantine(metrics, state);
   ExportWork(metrics, state);
 }
 

@@ -53,17 +53,55 @@ class CatalogueTest : public ::testing::Test {
     });
     ASSERT_THAT(opened, IsOk());
     catalogue_ = *std::move(opened);
+    told_.clear();
+    catalogue_->SetVerdictListener([this](const std::string& identity, const InventoryVerdict& v) {
+      told_.emplace_back(identity, v);
+    });
   }
 
+  static ArrayDescriptor Descriptor(const std::string& id) {
+    ArrayDescriptor descriptor;
+    descriptor.array_id = id;
+    descriptor.dtype = Dtype::kBF16;
+    descriptor.shape = {8, 4};
+    descriptor.spec = PartitionSpec({SpecEntry::Axis("dp")});
+    descriptor.mesh_id = "m";
+    descriptor.mesh_revision = 3;
+    descriptor.mesh = *Mesh::Parse("dp=2");
+    return descriptor;
+  }
+  // The tile of a rank, as its worker holds it.
+  static InventoryTile Held(const std::string& id, int64_t rank, uint32_t crc32c,
+                            bool committed = true) {
+    return {.array_id = id,
+            .tile = Descriptor(id).Tiling()->TileOf(rank),
+            .crc32c = crc32c,
+            .committed = committed,
+            .on_disk = true,
+            .descriptor = Descriptor(id)};
+  }
+  Inventory InventoryOf(int64_t rank, std::vector<InventoryTile> tiles) {
+    Inventory inventory{.identity = identities_[static_cast<size_t>(rank)],
+                        .attachment = ++attachments_,
+                        .meshes = {},
+                        .tiles = std::move(tiles)};
+    inventory.meshes["m"] = {.mesh = &mesh_, .rank = rank, .identities = identities_};
+    return inventory;
+  }
+  // The worker of a rank attaches and brings its inventory.
+  InventoryVerdict Attach(int64_t rank, std::vector<InventoryTile> tiles) {
+    return catalogue_->TakeInventory(InventoryOf(rank, std::move(tiles)));
+  }
+  void Lose(int64_t rank) { catalogue_->TilesLost("m", rank, attachments_); }
+  void Confirm(int64_t rank, const std::vector<std::string>& ids) {
+    catalogue_->TilesDropped(ids, [rank](std::string_view mesh_id) {
+      return mesh_id == "m" ? std::optional(rank) : std::nullopt;
+    });
+  }
+  int64_t StoredReleases() { return std::ssize(store_->List("released/")->items); }
+
   std::string Stage() {
-    ArrayDefinition definition;
-    definition.descriptor.array_id = RandomId();
-    definition.descriptor.dtype = Dtype::kBF16;
-    definition.descriptor.shape = {8, 4};
-    definition.descriptor.spec = PartitionSpec({SpecEntry::Axis("dp")});
-    definition.descriptor.mesh_id = "m";
-    definition.descriptor.mesh_revision = 3;
-    definition.descriptor.mesh = *Mesh::Parse("dp=2");
+    ArrayDefinition definition{.descriptor = Descriptor(RandomId())};
     definition.requested_spec = PartitionSpec({SpecEntry::Axis("dp"), SpecEntry::Axis("tp")});
     definition.source = {"/models/m.safetensors", "w"};
     std::string id = definition.descriptor.array_id;
@@ -99,7 +137,11 @@ class CatalogueTest : public ::testing::Test {
 
   test::FakeClock clock_;
   const std::unique_ptr<Store> store_ = CreateMemoryStore();
+  const Mesh mesh_ = *Mesh::Parse("dp=2");
+  const std::vector<std::string> identities_ = {"w0", "w1"};
+  uint64_t attachments_ = 0;
   std::vector<std::string> released_;
+  std::vector<std::pair<std::string, InventoryVerdict>> told_;
   std::unique_ptr<Catalogue> catalogue_;
 };
 
@@ -131,14 +173,18 @@ TEST_F(CatalogueTest, ANamedArrayIsThereAgainAfterARestartOnceItsTilesAre) {
   EXPECT_EQ(after->state, ArrayState::kDegraded);
   EXPECT_THAT(after->missing_ranks, ElementsAre(0, 1));
 
-  EXPECT_THAT(catalogue_->TilesFound("m", 0, {{id, 10}, {"unknown", 0}}).drop,
-              ElementsAre("unknown"));
+  EXPECT_THAT(Attach(0, {Held(id, 0, 10)}).commit, ElementsAre(id));
   EXPECT_EQ(StateOf(id), ArrayState::kDegraded);
-  EXPECT_THAT(catalogue_->TilesFound("m", 1, {{id, 99}}).drop, ElementsAre(id));
+  const InventoryVerdict other = Attach(1, {Held(id, 1, 99)});
+  EXPECT_THAT(other.drop, IsEmpty());
+  ASSERT_THAT(other.quarantine, SizeIs(1));
+  EXPECT_TRUE(other.quarantine[0].array_lives);
+  EXPECT_THAT(other.quarantine[0].reason,
+              ::testing::HasSubstr("its checksum is 00000063, the catalogue's of rank 1"));
   EXPECT_EQ(StateOf(id), ArrayState::kDegraded);
-  EXPECT_THAT(catalogue_->TilesFound("m", 1, {{id, 11}}).keep, ElementsAre(id));
+  EXPECT_THAT(Attach(1, {Held(id, 1, 11)}).commit, ElementsAre(id));
   EXPECT_EQ(StateOf(id), ArrayState::kAvailable);
-  catalogue_->TilesLost("m", 0);
+  catalogue_->TilesLost("m", 0, attachments_);
   EXPECT_EQ(StateOf(id), ArrayState::kDegraded);
 }
 
@@ -303,8 +349,8 @@ TEST_F(CatalogueTest, CountsArraysByState) {
   ASSERT_THAT(Put("w", named), IsOk());
   EXPECT_EQ(catalogue_->CountArrays().staging, 1);
   EXPECT_EQ(catalogue_->CountArrays().available, 1);
-  catalogue_->TilesLost("m", 1);
-  catalogue_->TilesLost("m", 1);
+  Lose(1);
+  Lose(1);
   EXPECT_EQ(catalogue_->CountArrays().degraded, 1);
   EXPECT_EQ(catalogue_->CountArrays().total(), 2);
   EXPECT_EQ(catalogue_->CountNames(), 1);
@@ -318,6 +364,192 @@ TEST_F(CatalogueTest, DiscardedArraysLeaveNoTrace) {
   catalogue_->Discard({id, "unknown"});
   EXPECT_THAT(catalogue_->FindArray(id), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
   EXPECT_THAT(Put("w", id), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+}
+
+TEST_F(CatalogueTest, OnlyAKnownReleaseDropsATileAndItIsKnownUntilEveryRankHasConfirmed) {
+  const std::string id = Stage();
+  ASSERT_THAT(Put("w", id), IsOk());
+  ASSERT_THAT(Commit({{}, {{"w", "", std::nullopt}}, "", ""}), IsOk());
+  Settle();
+  EXPECT_EQ(catalogue_->CountUnconfirmed(), 1);
+  EXPECT_EQ(StoredReleases(), 1);
+  Confirm(0, {id, "never heard of"});
+  Confirm(0, {id});
+  EXPECT_EQ(catalogue_->CountUnconfirmed(), 1) << "rank 1 has not";
+  // Rank 1 was away, also when the coordinator was started again.
+  Reopen();
+  EXPECT_EQ(catalogue_->CountUnconfirmed(), 1);
+  const InventoryVerdict verdict = Attach(1, {Held(id, 1, 11)});
+  EXPECT_THAT(verdict.drop, ElementsAre(id));
+  EXPECT_THAT(verdict.quarantine, IsEmpty());
+  Confirm(1, {id});
+  EXPECT_EQ(catalogue_->CountUnconfirmed(), 1) << "after a restart each rank is asked again";
+  EXPECT_THAT(Attach(0, {}).drop, IsEmpty());  // an inventory without it says so too
+  Settle();
+  EXPECT_EQ(catalogue_->CountUnconfirmed(), 0);
+  EXPECT_EQ(StoredReleases(), 0);
+}
+
+TEST_F(CatalogueTest, WhatNobodyKnowsIsPutAsideAndNotDropped) {
+  clock_.Advance(Catalogue::kAdoptionGrace);
+  const InventoryVerdict verdict = Attach(0, {Held("stranger", 0, 5), Held("staged", 0, 6, false)});
+  EXPECT_THAT(verdict.drop, IsEmpty());
+  EXPECT_THAT(verdict.commit, IsEmpty());
+  ASSERT_THAT(verdict.quarantine, SizeIs(2));
+  EXPECT_EQ(verdict.quarantine[0].array_id, "stranger");
+  EXPECT_FALSE(verdict.quarantine[0].array_lives);
+}
+
+TEST_F(CatalogueTest, ATileOfAnotherRankIsPutAsideAndItsOwnerNamed) {
+  const std::string id = Stage();
+  ASSERT_THAT(Put("w", id), IsOk());
+  Reopen();
+  InventoryTile swapped = Held(id, 1, 11);
+  const InventoryVerdict verdict = Attach(0, {swapped});
+  EXPECT_THAT(verdict.drop, IsEmpty());
+  ASSERT_THAT(verdict.quarantine, SizeIs(1));
+  EXPECT_TRUE(verdict.quarantine[0].array_lives);
+  EXPECT_THAT(verdict.quarantine[0].reason,
+              ::testing::HasSubstr("rank 1, which \"w1\" serves; this worker serves rank 0"));
+  EXPECT_THAT((*catalogue_->FindArray(id))->missing_ranks, ElementsAre(0, 1));
+  // The other rank may get it back; this one may not.
+  EXPECT_THAT(catalogue_->CheckTile(id, 1, swapped.tile, 11), IsOk());
+  EXPECT_THAT(catalogue_->CheckTile(id, 1, swapped.tile, 12),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kChecksumMismatch));
+  EXPECT_THAT(catalogue_->CheckTile(id, 0, swapped.tile, 11),
+              StatusIs(absl::StatusCode::kFailedPrecondition));
+  catalogue_->TileRestored(id, 1);
+  EXPECT_THAT((*catalogue_->FindArray(id))->missing_ranks, ElementsAre(0));
+}
+
+TEST_F(CatalogueTest, TheLossOfAnAttachmentDoesNotUndoTheNextOnesInventory) {
+  const std::string id = Stage();
+  ASSERT_THAT(Put("w", id), IsOk());
+  Attach(0, {Held(id, 0, 10)});
+  const uint64_t first = attachments_;
+  Attach(0, {Held(id, 0, 10)});
+  catalogue_->TilesLost("m", 0, first);  // it comes late
+  EXPECT_EQ(StateOf(id), ArrayState::kAvailable);
+  // And the inventory of an attachment that was lost before it was taken in finds nothing.
+  const Inventory late = InventoryOf(0, {Held(id, 0, 10)});
+  catalogue_->TilesLost("m", 0, late.attachment);
+  EXPECT_EQ(StateOf(id), ArrayState::kDegraded);
+  catalogue_->TakeInventory(late);
+  EXPECT_EQ(StateOf(id), ArrayState::kDegraded);
+  Attach(0, {Held(id, 0, 10)});
+  EXPECT_EQ(StateOf(id), ArrayState::kAvailable);
+}
+
+TEST_F(CatalogueTest, ATileOfAPutUnderWayIsToldHowThatEnds) {
+  const std::string committed = Stage();
+  const std::string discarded = Stage();
+  const std::string other = Stage();
+  const InventoryVerdict verdict = Attach(
+      0, {Held(committed, 0, 10, false), Held(discarded, 0, 10, false), Held(other, 0, 99, false)});
+  EXPECT_THAT(verdict.commit, IsEmpty());
+  EXPECT_THAT(verdict.drop, IsEmpty());
+  EXPECT_THAT(verdict.quarantine, IsEmpty());
+  catalogue_->Discard({discarded});
+  ASSERT_THAT(told_, SizeIs(1));
+  EXPECT_EQ(told_[0].first, "w0");
+  EXPECT_THAT(told_[0].second.drop, ElementsAre(discarded));
+  ASSERT_THAT(Put("w", committed), IsOk());
+  ASSERT_THAT(told_, SizeIs(2));
+  EXPECT_THAT(told_[1].second.commit, ElementsAre(committed));
+  ASSERT_THAT(Put("v", other), IsOk());
+  ASSERT_THAT(told_, SizeIs(3));
+  ASSERT_THAT(told_[2].second.quarantine, SizeIs(1));
+  EXPECT_THAT((*catalogue_->FindArray(other))->missing_ranks, ElementsAre(0));
+  // A worker that was away when its put was discarded.
+  EXPECT_THAT(Attach(1, {Held(discarded, 1, 11, false)}).drop, ElementsAre(discarded));
+}
+
+TEST_F(CatalogueTest, ArraysWithoutNamesAreAdoptedAfterARestart) {
+  const std::string kept = RandomId();
+  const std::string left = RandomId();
+  const std::string named = RandomId();
+  const std::string partial = RandomId();
+  const auto of_rank = [&](int64_t rank) {
+    const uint32_t crc32c = rank == 0 ? 10 : 11;
+    return std::vector<InventoryTile>{Held(kept, rank, crc32c), Held(left, rank, crc32c),
+                                      Held(named, rank, crc32c)};
+  };
+  std::vector<InventoryTile> first = of_rank(0);
+  first.push_back(Held(partial, 0, 10));
+  EXPECT_THAT(catalogue_->FindUnknown(first), SizeIs(4));
+  EXPECT_THAT(Attach(0, std::move(first)).quarantine, IsEmpty());
+  EXPECT_EQ(StateOf(kept), ArrayState::kReleased) << "rank 1 has not reported it";
+  EXPECT_THAT(Attach(1, of_rank(1)).quarantine, IsEmpty());
+  EXPECT_EQ(StateOf(kept), ArrayState::kAvailable);
+  EXPECT_THAT((*catalogue_->FindArray(kept))->tile_crc32c, ElementsAre(10, 11));
+  EXPECT_EQ((*catalogue_->FindArray(kept))->durability, Durability::kDisk);
+  ASSERT_THAT(catalogue_->Pin(kept), IsOk());
+  ASSERT_THAT(Commit({{}, {{"w", named, std::nullopt}}, "", ""}), IsOk());
+  EXPECT_THAT(told_, IsEmpty());
+
+  clock_.Advance(Catalogue::kAdoptionGrace);
+  EXPECT_EQ(StateOf(kept), ArrayState::kAvailable);
+  EXPECT_EQ(StateOf(named), ArrayState::kAvailable);
+  EXPECT_EQ(StateOf(left), ArrayState::kReleased);
+  std::vector<std::string> aside;
+  for (const auto& [identity, verdict] : told_) {
+    EXPECT_THAT(verdict.drop, IsEmpty());
+    ASSERT_THAT(verdict.quarantine, SizeIs(1));
+    aside.push_back(StrCat(identity, " ", verdict.quarantine[0].array_id));
+  }
+  EXPECT_THAT(aside, ::testing::UnorderedElementsAre(StrCat("w0 ", left), StrCat("w1 ", left),
+                                                     StrCat("w0 ", partial)));
+  // Nor is what a session held deleted: it may have had a name in a store that is gone.
+  told_.clear();
+  catalogue_->Unpin(kept);
+  EXPECT_THAT(told_, SizeIs(2));
+  EXPECT_THAT(released_, IsEmpty());
+  // What has a name is an array like any other.
+  ASSERT_THAT(Commit({{}, {{"w", "", std::nullopt}}, "", ""}), IsOk());
+  Settle();
+  EXPECT_THAT(released_, ElementsAre(named));
+}
+
+TEST_F(CatalogueTest, WhatASessionHeldWhenItsNameWentIsKeptForTheGrace) {
+  const std::string id = Stage();
+  ASSERT_THAT(Put("w", id), IsOk());
+  ASSERT_THAT(catalogue_->Pin(id), IsOk());
+  ASSERT_THAT(Commit({{}, {{"w", "", std::nullopt}}, "", ""}), IsOk());
+  Reopen();
+  EXPECT_THAT(Attach(0, {Held(id, 0, 10)}).commit, ElementsAre(id));
+  EXPECT_THAT(Attach(1, {Held(id, 1, 11)}).commit, ElementsAre(id));
+  EXPECT_EQ(StateOf(id), ArrayState::kAvailable);
+  clock_.Advance(Catalogue::kAdoptionGrace);
+  Settle();
+  EXPECT_THAT(released_, ElementsAre(id));
+  EXPECT_EQ(StoredReleases(), 1);
+  Reopen();
+  EXPECT_EQ(StateOf(id), ArrayState::kReleased);
+  EXPECT_THAT(Attach(0, {Held(id, 0, 10)}).drop, ElementsAre(id));
+}
+
+TEST_F(CatalogueTest, AMeshIsNotChangedUnderAnArrayNorAnArrayPutOnAMeshThatChanges) {
+  const std::string id = Stage();
+  EXPECT_THAT(catalogue_->BeginMeshChange("m"), StatusIs(absl::StatusCode::kFailedPrecondition));
+  catalogue_->Discard({id});
+  ASSERT_THAT(catalogue_->BeginMeshChange("m"), IsOk());
+  EXPECT_THAT(catalogue_->BeginMeshChange("m"), StatusIs(absl::StatusCode::kAborted));
+  const auto stage = [&](int64_t mesh_revision) {
+    ArrayDefinition definition{.descriptor = Descriptor(RandomId())};
+    definition.descriptor.mesh_revision = mesh_revision;
+    return catalogue_->Stage(std::move(definition));
+  };
+  EXPECT_THAT(stage(3), StatusIs(absl::StatusCode::kAborted, Reason::kVersionMismatch));
+  catalogue_->EndMeshChange("m", std::nullopt);  // it failed
+  EXPECT_THAT(stage(3), IsOk());
+  for (const ArrayPtr& array : catalogue_->ListArrays("", 10)) {
+    catalogue_->Discard({array->definition.descriptor.array_id});
+  }
+  ASSERT_THAT(catalogue_->BeginMeshChange("m"), IsOk());
+  catalogue_->EndMeshChange("m", 7);
+  // A put that was resolved before the change.
+  EXPECT_THAT(stage(3), StatusIs(absl::StatusCode::kAborted, Reason::kVersionMismatch));
+  EXPECT_THAT(stage(7), IsOk());
 }
 
 TEST_F(CatalogueTest, ACheckpointOfManyNamesIsOneCommit) {
