@@ -13,6 +13,7 @@
 #include "rpc/flight_record.h"
 #include "rpc/measured_link.h"
 #include "sharding/mesh.h"
+#include "sharding/shape.h"
 
 namespace shardmesh::client {
 
@@ -50,6 +51,9 @@ struct WorkerStatus {
   int64_t pid = 0;
   int64_t capacity_bytes = 0;
   int64_t used_bytes = 0;  // as of its last heartbeat
+  // Arrays with tiles in its quarantine, and the bytes of these, as of then.
+  int64_t quarantined_arrays = 0;
+  int64_t quarantined_bytes = 0;
   absl::Duration heartbeat_age = absl::ZeroDuration();
   std::string lost_reason;
   absl::Duration lost_age = absl::ZeroDuration();  // since it was lost
@@ -69,6 +73,28 @@ struct MeshStatus {
   std::vector<std::string> workers;
   // Every rank has a ready worker.
   bool complete = false;
+};
+
+// Tiles of an array that a worker has put aside.
+struct QuarantinedArray {
+  std::string identity;  // the worker
+  std::string array_id;
+  // As the tiles say; empty where they say nothing that can be read.
+  std::string mesh_id;
+  std::string dtype;
+  Shape shape;
+  int64_t size_bytes = 0;
+  std::string reason;  // for people
+  absl::Time since;
+  bool committed = false;
+  bool on_disk = false;
+  bool array_lives = false;  // the catalogue knows the array: the tiles are not dropped for room
+};
+
+// What came back from quarantine.
+struct RestoredArray {
+  std::string name;  // empty: the catalogue knew the array
+  std::vector<std::string> identities;
 };
 
 struct ClusterStatus {

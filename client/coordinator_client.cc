@@ -118,6 +118,8 @@ absl::StatusOr<WorkerStatus> DecodeWorker(const v1::WorkerStatus& from) {
   worker.pid = from.pid();
   worker.capacity_bytes = from.capacity_bytes();
   worker.used_bytes = from.used_bytes();
+  worker.quarantined_arrays = from.quarantined_arrays();
+  worker.quarantined_bytes = from.quarantined_bytes();
   SHARDMESH_ASSIGN_OR_RETURN(worker.heartbeat_age, DecodeAnswer(from.heartbeat_age()));
   worker.lost_reason = from.lost_reason();
   SHARDMESH_ASSIGN_OR_RETURN(worker.lost_age, DecodeAnswer(from.lost_age()));
@@ -127,6 +129,24 @@ absl::StatusOr<WorkerStatus> DecodeWorker(const v1::WorkerStatus& from) {
   SHARDMESH_ASSIGN_OR_RETURN(worker.attach_error_age, DecodeAnswer(from.attach_error_age()));
   worker.build = DecodeBuild(from.build());
   return worker;
+}
+
+absl::StatusOr<QuarantinedArray> DecodeQuarantined(const v1::QuarantinedArray& from) {
+  QuarantinedArray array;
+  array.identity = from.identity();
+  array.array_id = from.array().array_id();
+  if (const auto descriptor = rpc::Decode(from.array()); descriptor.ok()) {
+    array.mesh_id = descriptor->mesh_id;
+    array.dtype = DtypeName(descriptor->dtype);
+    array.shape = descriptor->shape;
+  }
+  for (const v1::QuarantinedTile& tile : from.tiles()) array.size_bytes += tile.size_bytes();
+  array.reason = from.reason();
+  SHARDMESH_ASSIGN_OR_RETURN(array.since, DecodeAnswer(from.quarantine_time()));
+  array.committed = from.committed();
+  array.on_disk = from.durability() == v1::DURABILITY_DISK;
+  array.array_lives = from.array_lives();
+  return array;
 }
 
 absl::StatusOr<MeshStatus> DecodeMesh(const v1::MeshStatus& from) {
@@ -316,6 +336,55 @@ absl::StatusOr<std::vector<WorkerFlight>> CoordinatorClient::ListFlightRecords(
     }
   }
   return flights;
+}
+
+absl::StatusOr<std::vector<QuarantinedArray>> CoordinatorClient::ListQuarantine(
+    const std::string& identity, const Options& options) {
+  constexpr int kPage = 1000;
+  std::vector<QuarantinedArray> arrays;
+  v1::ListQuarantineRequest request;
+  request.set_identity(identity);
+  request.set_page_size(kPage);
+  do {
+    v1::ListQuarantineResponse response;
+    SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->cluster,
+                                                &v1::ClusterService::Stub::ListQuarantine, request,
+                                                options, &response));
+    for (const v1::QuarantinedArray& array : response.arrays()) {
+      SHARDMESH_ASSIGN_OR_RETURN(arrays.emplace_back(), DecodeQuarantined(array));
+    }
+    request.set_page_token(response.next_page_token());
+  } while (!request.page_token().empty());
+  return arrays;
+}
+
+absl::StatusOr<RestoredArray> CoordinatorClient::RestoreQuarantined(const std::string& array_id,
+                                                                    const std::string& name,
+                                                                    const Options& options) {
+  v1::RestoreQuarantinedRequest request;
+  request.set_array_id(array_id);
+  request.set_name(name);
+  v1::RestoreQuarantinedResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->cluster,
+                                              &v1::ClusterService::Stub::RestoreQuarantined,
+                                              request, options, &response));
+  return RestoredArray{response.name(),
+                       {response.identities().begin(), response.identities().end()}};
+}
+
+absl::StatusOr<std::vector<QuarantinedArray>> CoordinatorClient::DropQuarantined(
+    const std::vector<std::string>& array_ids, const Options& options) {
+  v1::DropQuarantinedRequest request;
+  for (const std::string& id : array_ids) request.add_array_ids(id);
+  v1::DropQuarantinedResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->cluster,
+                                              &v1::ClusterService::Stub::DropQuarantined, request,
+                                              options, &response));
+  std::vector<QuarantinedArray> dropped;
+  for (const v1::QuarantinedArray& array : response.arrays()) {
+    SHARDMESH_ASSIGN_OR_RETURN(dropped.emplace_back(), DecodeQuarantined(array));
+  }
+  return dropped;
 }
 
 absl::StatusOr<ClusterLinks> CoordinatorClient::ListLinks(const std::string& mesh_id,

@@ -290,6 +290,21 @@ absl::StatusOr<ClusterLinks> MeshClient::ListLinks(const std::string& mesh_id) {
   return impl_->coordinator().ListLinks(mesh_id, impl_->CallDeadline());
 }
 
+absl::StatusOr<std::vector<QuarantinedArray>> MeshClient::ListQuarantine(
+    const std::string& identity) {
+  return impl_->coordinator().ListQuarantine(identity, impl_->CallDeadline());
+}
+
+absl::StatusOr<RestoredArray> MeshClient::RestoreQuarantined(const std::string& array_id,
+                                                             const std::string& name) {
+  return impl_->coordinator().RestoreQuarantined(array_id, name, impl_->CallDeadline());
+}
+
+absl::StatusOr<std::vector<QuarantinedArray>> MeshClient::DropQuarantined(
+    const std::vector<std::string>& array_ids) {
+  return impl_->coordinator().DropQuarantined(array_ids, impl_->CallDeadline());
+}
+
 absl::StatusOr<std::vector<WorkerFlight>> MeshClient::ListFlightRecords(
     const FlightQuestion& question) {
   return impl_->coordinator().ListFlightRecords(question, impl_->CallDeadline());

@@ -83,6 +83,16 @@ class MeshClient {
   // Between the workers of a mesh or, without its name, between all that are attached. NOT_FOUND:
   // no such mesh. FAILED_PRECONDITION: no worker is attached, or a rank of the mesh has none.
   absl::StatusOr<ClusterLinks> ListLinks(const std::string& mesh_id = "");
+  // Tiles that workers have put aside, of one or of all that are attached. NOT_FOUND: no such
+  // worker.
+  absl::StatusOr<std::vector<QuarantinedArray>> ListQuarantine(const std::string& identity = "");
+  // Takes an array back into use. `name` empty: `restored/` and the id. FAILED_PRECONDITION: not
+  // every rank has its tile; names those without.
+  absl::StatusOr<RestoredArray> RestoreQuarantined(const std::string& array_id,
+                                                   const std::string& name = "");
+  // Deletes arrays from the quarantine: what was there. NOT_FOUND: none was.
+  absl::StatusOr<std::vector<QuarantinedArray>> DropQuarantined(
+      const std::vector<std::string>& array_ids);
   // By identity. NOT_FOUND: nothing is known of the worker that the question names.
   absl::StatusOr<std::vector<WorkerFlight>> ListFlightRecords(const FlightQuestion& question = {});
 

@@ -256,6 +256,8 @@ Json WorkerJson(const WorkerStatus& worker, const std::string& metrics) {
           {"metrics", metrics},
           {"capacity_bytes", worker.capacity_bytes},
           {"used_bytes", worker.used_bytes},
+          {"quarantined_arrays", worker.quarantined_arrays},
+          {"quarantined_bytes", worker.quarantined_bytes},
           {"heartbeat_age_s", Seconds(worker.heartbeat_age)},
           {"lost_reason", worker.lost_reason},
           {"lost_age_s", Seconds(worker.lost_age)},
@@ -351,6 +353,16 @@ void PrintStatus(const std::string& address, const ClusterStatus& status,
   }
   if (status.workers.empty()) {
     return;
+  }
+  int64_t aside = 0;
+  int64_t aside_bytes = 0;
+  for (const WorkerStatus& worker : status.workers) {
+    aside += worker.quarantined_arrays;
+    aside_bytes += worker.quarantined_bytes;
+  }
+  if (aside > 0) {
+    std::cout << "Quarantine: tiles of " << FormatCount(aside, "array") << ", "
+              << FormatBytes(aside_bytes) << "; `shardmesh admin quarantine list` shows them\n";
   }
   std::vector<Table::Column> columns = {{"worker"},
                                         {"rank", Table::Align::kRight},

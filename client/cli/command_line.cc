@@ -243,8 +243,13 @@ CLI::App* CommandLine::AddCommand(const std::string& name, const std::string& he
   return command;
 }
 
-CLI::App* CommandLine::AddGroup(const std::string& name, const std::string& help) {
-  CLI::App* group = app_.add_subcommand(name, help);
+CLI::App* CommandLine::AddGroup(const std::string& name, const std::string& help,
+                                CLI::App* parent) {
+  CLI::App& above = parent == nullptr ? app_ : *parent;
+  if (CLI::App* const there = above.get_subcommand_no_throw(name); there != nullptr) {
+    return there;
+  }
+  CLI::App* group = above.add_subcommand(name, help);
   group->require_subcommand(1);
   return group;
 }

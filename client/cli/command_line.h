@@ -80,8 +80,8 @@ class CommandLine {
                        CLI::App* parent = nullptr);
   // Says that the operands of a command are specs, so that one may begin with a dash: `-,tp`.
   void TakeSpecOperands(const CLI::App* command) { spec_commands_.insert(command); }
-  // Defines a name below which further commands stand.
-  CLI::App* AddGroup(const std::string& name, const std::string& help);
+  // A name below which further commands stand; the one that is there if it is defined already.
+  CLI::App* AddGroup(const std::string& name, const std::string& help, CLI::App* parent = nullptr);
 
   // Runs the command that the arguments name; returns the program's exit code. Errors go to
   // standard error as `shardmesh: message (REASON)`, or with --output json as one line of JSON.

@@ -6,6 +6,7 @@
 
 namespace shardmesh::client {
 
+void AddAdminCommands(CommandLine* line);       // admin quarantine list, restore, drop
 void AddClusterCommands(CommandLine* line);     // up, down, status, version
 void AddBenchCommands(CommandLine* line);       // bench collectives
 void AddDoctorCommands(CommandLine* line);      // doctor

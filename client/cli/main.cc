@@ -10,6 +10,7 @@ int main(int argc, char** argv) {
   shardmesh::rpc::SkipMutexChecks();
   shardmesh::rpc::TakeLibraryLogs();
   shardmesh::client::CommandLine line;
+  shardmesh::client::AddAdminCommands(&line);
   shardmesh::client::AddClusterCommands(&line);
   shardmesh::client::AddDoctorCommands(&line);
   shardmesh::client::AddHealthCommands(&line);

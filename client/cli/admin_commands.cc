@@ -1,0 +1,129 @@
+// admin quarantine list, restore, drop.
+#include <iostream>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "client/cli/command_line.h"
+#include "client/cli/commands.h"
+#include "client/cli/table.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+
+namespace shardmesh::client {
+namespace {
+
+Json ArrayJson(const QuarantinedArray& array) {
+  return {{"worker", array.identity},
+          {"array_id", array.array_id},
+          {"mesh", array.mesh_id},
+          {"shape", array.shape},
+          {"dtype", array.dtype},
+          {"size_bytes", array.size_bytes},
+          {"on_disk", array.on_disk},
+          {"committed", array.committed},
+          {"array_lives", array.array_lives},
+          {"quarantine_time", Timestamp(array.since)},
+          {"reason", array.reason}};
+}
+
+Json ArraysJson(const std::vector<QuarantinedArray>& arrays) {
+  Json json = Json::array();
+  for (const QuarantinedArray& array : arrays) json.push_back(ArrayJson(array));
+  return json;
+}
+
+void PrintArrays(const std::vector<QuarantinedArray>& arrays) {
+  Table table({{"worker"},
+               {"array"},
+               {"what"},
+               {"size", Table::Align::kRight},
+               {"where"},
+               {"since", Table::Align::kRight},
+               {"reason"}});
+  for (const QuarantinedArray& array : arrays) {
+    table.AddRow({array.identity, array.array_id,
+                  StrCat(array.dtype, " ", FormatShape(array.shape)), FormatBytes(array.size_bytes),
+                  array.on_disk ? "disk" : "memory",
+                  StrCat(FormatTime(absl::Now() - array.since), " ago"), array.reason});
+  }
+  table.Print();
+}
+
+absl::Status RunList(const Invocation& invocation, const std::string& identity) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<QuarantinedArray> arrays,
+                             client->ListQuarantine(identity));
+  if (invocation.json) {
+    PrintJson({{"arrays", ArraysJson(arrays)}});
+  } else if (arrays.empty()) {
+    std::cout << "Nothing is in quarantine\n";
+  } else {
+    PrintArrays(arrays);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunRestore(const Invocation& invocation, const std::string& array_id,
+                        const std::string& name) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const RestoredArray restored,
+                             client->RestoreQuarantined(array_id, name));
+  if (invocation.json) {
+    PrintJson({{"array_id", array_id}, {"name", restored.name}, {"workers", restored.identities}});
+  } else {
+    std::cout << "Restored array " << array_id
+              << (restored.name.empty() ? "" : StrCat(" as \"", restored.name, "\"")) << " on "
+              << StrJoin(restored.identities, ", ") << "\n";
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunDrop(const Invocation& invocation, const std::vector<std::string>& array_ids) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<QuarantinedArray> dropped,
+                             client->DropQuarantined(array_ids));
+  if (invocation.json) {
+    PrintJson({{"dropped", ArraysJson(dropped)}});
+    return absl::OkStatus();
+  }
+  int64_t size_bytes = 0;
+  for (const QuarantinedArray& array : dropped) size_bytes += array.size_bytes;
+  std::cout << "Dropped " << FormatBytes(size_bytes) << " of "
+            << FormatCount(static_cast<int64_t>(array_ids.size()), "array") << " for good\n";
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddAdminCommands(CommandLine* line) {
+  CLI::App* const admin = line->AddGroup("admin", "Look after the state of a cluster");
+  CLI::App* const quarantine = line->AddGroup(
+      "quarantine",
+      "Tiles that workers put aside, since the catalogue does not count them as theirs", admin);
+
+  auto identity = std::make_shared<std::string>();
+  line->AddCommand(
+          "list", "List them, by worker",
+          [=](const Invocation& i) { return RunList(i, *identity); }, quarantine)
+      ->add_option("--worker", *identity, "of this worker (default: of all that are attached)");
+
+  auto array_id = std::make_shared<std::string>();
+  auto as = std::make_shared<std::string>();
+  CLI::App* const restore = line->AddCommand(
+      "restore", "Take an array back into use, under a name",
+      [=](const Invocation& i) { return RunRestore(i, *array_id, *as); }, quarantine);
+  restore->add_option("ARRAY", *array_id, "the array's id")->required();
+  restore->add_option("--as", *as, "the name that it gets (default: restored/ARRAY)");
+
+  auto dropped = std::make_shared<std::vector<std::string>>();
+  line->AddCommand(
+          "drop", "Delete arrays from the quarantine, for good",
+          [=](const Invocation& i) { return RunDrop(i, *dropped); }, quarantine)
+      ->add_option("ARRAY", *dropped, "ids of arrays")
+      ->required();
+}
+
+}  // namespace shardmesh::client
