@@ -213,6 +213,16 @@ absl::Status RunLs(const Invocation& invocation, const std::string& prefix) {
     std::cout << "\n";
   }
   std::cout << FormatCount(arrays.size(), "array") << ", " << FormatBytes(total_bytes) << "\n";
+  const bool has_degraded = std::any_of(arrays.begin(), arrays.end(), [](const Array& array) {
+    return array.state == ArrayState::kDegraded;
+  });
+  if (has_degraded) {
+    SHARDMESH_ASSIGN_OR_RETURN(const ClusterStatus status, client->GetStatus());
+    if (status.state == CoordinatorState::kRecovering) {
+      std::cout << "The coordinator is recovering: tiles are missing until their workers have "
+                   "attached again\n";
+    }
+  }
   return absl::OkStatus();
 }
 

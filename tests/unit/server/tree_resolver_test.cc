@@ -97,6 +97,17 @@ TEST(TreeResolverTest, StopsAtTheFirstCorrectionWhenStrict) {
   EXPECT_THAT(std::string(refused.status().message()), HasSubstr("tensor 'odd'"));
 }
 
+TEST(TreeResolverTest, RefusesARuleThatNamesAnAxisTwiceWithoutAMeshToo) {
+  TreeQuestion matching = Question({{"w", Spec({"tp", "tp"})}});
+  matching.mesh.reset();
+  const absl::Status refused = Resolver(matching)->Add({Tensor("w", {8, 8})}).status();
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kDuplicateAxis));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("tensor 'w'"));
+  // The original notices only when an array is placed.
+  matching.compatibility = Compatibility::kExact;
+  EXPECT_TRUE(Resolver(matching)->Add({Tensor("w", {8, 8})}).ok());
+}
+
 TEST(TreeResolverTest, NamesTheTensorThatNoRuleMatches) {
   const auto resolver = Resolver(Question({{"kernel", Spec({"fsdp"})}}));
   const auto refused = resolver->Add({Tensor("a.bias", {8})});
