@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
@@ -60,7 +61,10 @@ struct Sequencer::Work {
   WorkCallback callback;
   std::vector<RankResult> ranks;  // in the order of ref.participants
   std::vector<bool> done;         // likewise
-  bool commit_asked = true;       // of a transfer: by CommitTransfer
+  int64_t not_done = 0;           // how many of them
+  // Likewise: where in `tiles` of the rank's result each array is.
+  std::vector<absl::flat_hash_map<std::string, size_t>> tile_index;
+  bool commit_asked = true;  // of a transfer: by CommitTransfer
 
   std::vector<Participant> WaitingFor() const {
     std::vector<Participant> waiting;
@@ -403,12 +407,58 @@ Sequencer::StepTicket Sequencer::Add(WorkPtr work) {
   work->ticket = next_ticket_++;
   work->ref.term = options_.term;
   work->done.resize(work->ref.participants.size());
+  work->tile_index.resize(work->done.size());
+  work->not_done = std::ssize(work->done);
   for (const Participant& participant : work->ref.participants) {
     work->ranks.push_back({.participant = participant});
   }
   const StepTicket ticket = work->ticket;
+  for (const std::string& id : work->reads) operands_[id].users.insert(ticket);
+  for (const std::string& id : work->writes) {
+    Operand& operand = operands_[id];
+    operand.users.insert(ticket);
+    operand.writers.insert(ticket);
+  }
+  if (work->state == State::kWaiting) admissible_.insert(ticket);
   live_.emplace(ticket, std::move(work));
   return ticket;
+}
+
+void Sequencer::RemoveOperands(const Work& work) {
+  const auto remove = [&](const std::string& id) {
+    const auto found = operands_.find(id);
+    if (found == operands_.end()) return;  // it is among reads and writes
+    Operand& operand = found->second;
+    operand.users.erase(work.ticket);
+    if (operand.users.empty()) {
+      operands_.erase(found);
+    } else if (operand.writers.erase(work.ticket) == 0) {
+      // A reader: only the one that is first now may have waited for it.
+      admissible_.insert(*operand.users.begin());
+    } else {
+      // Those behind it, up to the next writer, which waits for the readers before it.
+      for (auto user = operand.users.upper_bound(work.ticket); user != operand.users.end();
+           ++user) {
+        admissible_.insert(*user);
+        if (operand.writers.contains(*user)) break;
+      }
+    }
+  };
+  for (const std::string& id : work.writes) remove(id);
+  for (const std::string& id : work.reads) remove(id);
+}
+
+bool Sequencer::MayRun(const Work& work) const {
+  return std::all_of(work.writes.begin(), work.writes.end(),
+                     [&](const std::string& id) {
+                       mutex_.AssertReaderHeld();
+                       return *operands_.at(id).users.begin() == work.ticket;
+                     }) &&
+         std::all_of(work.reads.begin(), work.reads.end(), [&](const std::string& id) {
+           mutex_.AssertReaderHeld();
+           const std::set<StepTicket>& writers = operands_.at(id).writers;
+           return writers.empty() || *writers.begin() >= work.ticket;
+         });
 }
 
 void Sequencer::Run(Work* work) {
@@ -421,35 +471,33 @@ void Sequencer::Run(Work* work) {
 
 void Sequencer::AdmitWaiting() {
   if (closing_) return;
-  // In the order of arrival. What the steps ahead read and write, whether they run or wait: a step
-  // that has to wait also holds up those behind it that share its operands.
-  absl::flat_hash_set<absl::string_view> read;
-  absl::flat_hash_set<absl::string_view> written;
-  const auto any_in = [](const std::vector<std::string>& ids, const auto& set) {
-    return std::any_of(ids.begin(), ids.end(), [&](const auto& id) { return set.contains(id); });
-  };
-  for (const auto& [ticket, work] : live_) {
-    if (!work->ref.transfer_id.empty()) continue;
-    if (work->state == State::kWaiting && !any_in(work->writes, written) &&
-        !any_in(work->writes, read) && !any_in(work->reads, written)) {
-      Run(work.get());
-      work->ref.sequence = ++last_sequence_;
-      steps_.emplace(work->ref.sequence, work);
-      events_.Add([transport = transport_, ref = work->ref, message = work->message] {
-        transport->Start(ref, message);
-      });
-    }
-    read.insert(work->reads.begin(), work->reads.end());
-    written.insert(work->writes.begin(), work->writes.end());
+  // In the order of arrival. A step that has to wait also holds up those behind it that share its
+  // operands.
+  const std::set<StepTicket> candidates = std::exchange(admissible_, {});
+  for (const StepTicket ticket : candidates) {
+    const auto found = live_.find(ticket);
+    if (found == live_.end()) continue;
+    const WorkPtr& work = found->second;
+    if (work->state != State::kWaiting || !MayRun(*work)) continue;
+    Run(work.get());
+    work->ref.sequence = ++last_sequence_;
+    steps_.emplace(work->ref.sequence, work);
+    events_.Add([transport = transport_, ref = work->ref, message = work->message] {
+      transport->Start(ref, message);
+    });
   }
 }
 
 absl::Status Sequencer::Report(const WorkPtr& work, RankReport report) {
-  size_t place = 0;
   const std::vector<Participant>& participants = work->ref.participants;
-  while (place < participants.size() && (participants[place].rank != report.rank ||
-                                         participants[place].identity != report.identity)) {
-    ++place;
+  const auto is_reporter = [&](size_t i) {
+    return participants[i].rank == report.rank && participants[i].identity == report.identity;
+  };
+  // Most work has all ranks of its mesh in their order.
+  auto place = static_cast<size_t>(std::max<int64_t>(report.rank, 0));
+  if (place >= participants.size() || !is_reporter(place)) {
+    place = 0;
+    while (place < participants.size() && !is_reporter(place)) ++place;
   }
   if (place == participants.size()) {
     return absl::PermissionDeniedError(StrCat("worker \"", report.identity,
@@ -472,28 +520,25 @@ absl::Status Sequencer::Report(const WorkPtr& work, RankReport report) {
   }
   RankResult& result = work->ranks[place];
   for (StagedTileReport& tile : report.tiles) {
-    const auto known = std::find_if(
-        result.tiles.begin(), result.tiles.end(),
-        [&](const StagedTileReport& other) { return other.array_id == tile.array_id; });
-    if (known == result.tiles.end()) {
+    const auto [known, is_new] =
+        work->tile_index[place].try_emplace(tile.array_id, result.tiles.size());
+    if (is_new) {
       result.tiles.push_back(std::move(tile));
     } else {
-      *known = std::move(tile);  // staged again: the last one counts
+      result.tiles[known->second] = std::move(tile);  // staged again: the last one counts
     }
   }
   if (!report.detail.empty()) result.detail = std::move(report.detail);
   const int64_t expected = participants[place].expected_tiles;
   work->done[place] =
       report.done || (expected > 0 && static_cast<int64_t>(result.tiles.size()) >= expected);
+  if (work->done[place]) --work->not_done;
   CommitIfDone(work);
   return absl::OkStatus();
 }
 
 void Sequencer::CommitIfDone(const WorkPtr& work) {
-  if (work->state != State::kRunning || !work->commit_asked ||
-      std::find(work->done.begin(), work->done.end(), false) != work->done.end()) {
-    return;
-  }
+  if (work->state != State::kRunning || !work->commit_asked || work->not_done > 0) return;
   work->state = State::kCommitting;
   if (work->ref.sequence == 0) work->ref.sequence = ++last_sequence_;
   if (work->commit == nullptr) {
@@ -521,6 +566,7 @@ void Sequencer::Decide(const WorkPtr& work, absl::Status status) {
 
 void Sequencer::End(const WorkPtr& work, absl::Status status) {
   live_.erase(work->ticket);
+  RemoveOperands(*work);
   if (work->ref.transfer_id.empty()) {
     steps_.erase(work->ref.sequence);
   } else {

@@ -235,6 +235,10 @@ class Sequencer {
  private:
   enum class State { kWaiting, kRunning, kCommitting };
   struct Work;
+  struct Operand {
+    std::set<StepTicket> users;
+    std::set<StepTicket> writers;
+  };
   using WorkPtr = std::shared_ptr<Work>;
 
   LiveCounts Count(bool transfers) const ABSL_LOCKS_EXCLUDED(mutex_);
@@ -244,6 +248,10 @@ class Sequencer {
   absl::StatusOr<WorkPtr> FindTransfer(std::string_view transfer_id) const
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   StepTicket Add(WorkPtr work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Takes ended work out of operands_; what may have waited for it becomes admissible_.
+  void RemoveOperands(const Work& work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether no live step before it has a common operand with it, one of the two writing it.
+  bool MayRun(const Work& work) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   void Run(Work* work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AdmitWaiting() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Report(const WorkPtr& work, RankReport report) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -273,6 +281,10 @@ class Sequencer {
   std::map<StepTicket, WorkPtr> live_ ABSL_GUARDED_BY(mutex_);  // in order of arrival
   std::map<int64_t, WorkPtr> steps_ ABSL_GUARDED_BY(mutex_);    // admitted, by sequence number
   absl::flat_hash_map<std::string, WorkPtr> transfers_ ABSL_GUARDED_BY(mutex_);
+  // By array id: the live steps that read or write it, and those that write it.
+  absl::flat_hash_map<std::string, Operand> operands_ ABSL_GUARDED_BY(mutex_);
+  // Waiting steps that may be able to run: those that came, and those before which something ended.
+  std::set<StepTicket> admissible_ ABSL_GUARDED_BY(mutex_);
   std::set<std::string, std::less<>> alive_ ABSL_GUARDED_BY(mutex_);
   // Who is alive and gets nothing new; who is told when nothing needs them, null once they were.
   std::map<std::string, absl::AnyInvocable<void() &&>, std::less<>> leaving_
