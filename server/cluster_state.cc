@@ -29,6 +29,9 @@ constexpr DefinitionKind kKinds[] = {DefinitionKind::kMesh, DefinitionKind::kPro
 static_assert(std::size(kKinds) == kDefinitionKindCount);
 static_assert(std::variant_size_v<DefinitionValue> == kDefinitionKindCount);
 
+// How often a change of whatever there is is tried.
+constexpr int kMaxTries = 16;
+
 std::string KeyOf(DefinitionKind kind, std::string_view name) {
   return StrCat(DefinitionKindName(kind), "/", name);
 }
@@ -496,7 +499,7 @@ void StatePublisher::Delete(Change change, DefinitionKind kind, Callback callbac
 }
 
 void StatePublisher::Write(Verb verb, Change change, DefinitionKind kind, std::string wire_value,
-                           DefinitionValue value, Callback callback) {
+                           DefinitionValue value, Callback callback, int tries) {
   if (const absl::Status named = rpc::CheckEntryName(change.name, "name"); !named.ok()) {
     return std::move(callback)(named);
   }
@@ -521,7 +524,9 @@ void StatePublisher::Write(Verb verb, Change change, DefinitionKind kind, std::s
 
   const auto existing = shared_state()->Find(kind, change.name);
   absl::Status refused;
-  if (verb == Verb::kCreate && existing.ok()) {
+  if (verb == Verb::kCreate && !existing.ok()) {
+    refused = CheckRoom(kind);
+  } else if (verb == Verb::kCreate) {
     refused = WithReason(absl::AlreadyExistsError(
                              StrCat("there is a ", DefinitionKindName(kind), " named \"",
                                     change.name, "\" already, at version ", (*existing)->version,
@@ -562,10 +567,24 @@ void StatePublisher::Write(Verb verb, Change change, DefinitionKind kind, std::s
   store_->Commit(
       std::move(transaction),
       [this, definition = std::move(definition), kind, verb,
-       previous = existing.ok() ? *existing : nullptr, request_id = std::move(change.request_id),
+       previous = existing.ok() ? *existing : nullptr, request_id = change.request_id,
+       change = std::move(change), tries,
        callback = std::move(callback)](absl::StatusOr<Revision> revision) mutable {
         if (!revision.ok()) {
           requests_->Abandon(request_id);
+          // Somebody else was first, such as one who gives ranks to a mesh. A change of whatever
+          // there is, is as good for what there is now.
+          if (verb != Verb::kCreate && change.expected_version == 0 && tries < kMaxTries &&
+              ReasonOf(revision.status()) == Reason::kVersionMismatch) {
+            std::string wire;
+            DefinitionValue again;
+            if (verb == Verb::kUpdate) {
+              wire = std::move(definition->wire_value);
+              again = std::move(definition->value);
+            }
+            return Write(verb, std::move(change), kind, std::move(wire), std::move(again),
+                         std::move(callback), tries + 1);
+          }
           return std::move(callback)(revision.status());
         }
         definition->revision = *revision;
@@ -576,6 +595,28 @@ void StatePublisher::Write(Verb verb, Change change, DefinitionKind kind, std::s
         requests_->Finish(request_id, *revision);
         std::move(callback)(std::move(definition));
       });
+}
+
+absl::Status StatePublisher::CheckRoom(DefinitionKind kind) const {
+  const std::shared_ptr<const ClusterState> state = shared_state();
+  int64_t all = 0;
+  for (const DefinitionKind each : kKinds) all += std::ssize(state->all(each));
+  const auto over = [](int64_t have, std::string_view what, int64_t limit, std::string_view flag) {
+    return WithReason(absl::ResourceExhaustedError(
+                          StrCat("the catalog has ", have, " ", what, ", the limit is ", limit,
+                                 "; delete some that nobody needs, or start the coordinator with "
+                                 "more ",
+                                 flag)),
+                      Reason::kLimitExceeded);
+  };
+  const int64_t meshes = std::ssize(state->all(DefinitionKind::kMesh));
+  if (kind == DefinitionKind::kMesh && meshes >= limits_.max_meshes) {
+    return over(meshes, "meshes", limits_.max_meshes, "--max-meshes");
+  }
+  if (all >= limits_.max_definitions) {
+    return over(all, "definitions", limits_.max_definitions, "--max-definitions");
+  }
+  return absl::OkStatus();
 }
 
 void StatePublisher::Publish(std::shared_ptr<const Definition> definition, DefinitionKind kind,

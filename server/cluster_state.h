@@ -160,6 +160,14 @@ class StatePublisher {
       Store* store, rpc::Clock* clock, RequestMemory* requests,
       int64_t min_sharding_size = kDefaultMinSize);
 
+  // How many definitions there may be. More that are there already stay.
+  struct Limits {
+    int64_t max_meshes = 10'000;
+    int64_t max_definitions = 100'000;  // of all kinds
+  };
+  // Before the first change.
+  void SetLimits(const Limits& limits) { limits_ = limits; }
+
   // The newest snapshot: one atomic read when nothing changed since this thread asked last. Valid
   // until this thread's next call.
   const ClusterState& state() const;
@@ -176,8 +184,10 @@ class StatePublisher {
   // request, without its value. Errors:
   //   INVALID_ARGUMENT  a malformed name or value, REQUEST_ID_REUSED.
   //   ALREADY_EXISTS    Create of a name that there is.
+  //   RESOURCE_EXHAUSTED  Create beyond the limits.
   //   NOT_FOUND         Update, Delete of one that there is not.
-  //   ABORTED           VERSION_MISMATCH; or another change is under way: retry.
+  //   ABORTED           VERSION_MISMATCH; or another change is under way: retry. Without an
+  //                     expected version that is done here, some times.
   //   as Store::Commit  for the rest.
   // `wire_value` is a serialised v1::EntryValue; it is decoded and checked here, before the call
   // returns. `is_cancelled`, if given, is asked meanwhile, and true ends it with CANCELLED.
@@ -215,14 +225,18 @@ class StatePublisher {
   // `previous`, the one before it, knows of them is not read again; it may be null.
   std::vector<ReplacedDefinition> ReplacedBy(const Definition& definition, DefinitionKind kind,
                                              Revision at, const Definition* previous) const;
+  // RESOURCE_EXHAUSTED (LIMIT_EXCEEDED): there is no room for one more.
+  absl::Status CheckRoom(DefinitionKind kind) const;
+  // `tries`: how often somebody else was first.
   void Write(Verb verb, Change change, DefinitionKind kind, std::string wire_value,
-             DefinitionValue value, Callback callback);
+             DefinitionValue value, Callback callback, int tries = 0);
   void Publish(std::shared_ptr<const Definition> definition, DefinitionKind kind, bool deleted);
 
   Store* const store_;
   rpc::Clock* const clock_;
   RequestMemory* const requests_;
   const int64_t min_sharding_size_;
+  Limits limits_;
   const uint64_t id_;  // tells publishers apart in threads' caches
 
   std::atomic<uint64_t> generation_ = 1;  // rises with each snapshot
