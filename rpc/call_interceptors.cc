@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "rpc/message_bytes.h"
 #include "rpc/status.h"
+#include "sharding/reason.h"
 #include "sharding/str_cat.h"
 
 namespace shardmesh::rpc {
@@ -29,9 +30,11 @@ constexpr int kCodes = static_cast<int>(grpc::StatusCode::UNAUTHENTICATED) + 1;
 
 // What is known of a method beforehand.
 struct Method {
-  std::optional<grpc::Status> unparsed;  // of methods with one request: the error of a broken one
-  std::vector<Counter> handled;          // by code; empty if nobody counts
-  std::optional<Histogram> seconds;      // of unary methods, if somebody counts
+  // Of methods with one request: the error of a broken one, and of a handler that threw.
+  std::optional<grpc::Status> unparsed;
+  grpc::Status threw;
+  std::vector<Counter> handled;      // by code; empty if nobody counts
+  std::optional<Histogram> seconds;  // of unary methods, if somebody counts
 };
 
 class CallInterceptor final : public Interceptor {
@@ -43,6 +46,9 @@ class CallInterceptor final : public Interceptor {
   }
 
   void Intercept(InterceptorBatchMethods* methods) override {
+    if (methods->QueryInterceptionHookPoint(InterceptionHookPoints::POST_RECV_MESSAGE)) {
+      parsed_ = methods->GetRecvMessage() != nullptr;
+    }
     if (methods->QueryInterceptionHookPoint(InterceptionHookPoints::PRE_SEND_STATUS)) {
       Observe(Mend(methods));
     }
@@ -59,8 +65,10 @@ class CallInterceptor final : public Interceptor {
     if (!is_unparsed) {
       return status.error_code();
     }
-    methods->ModifySendStatus(*method_->unparsed);
-    return method_->unparsed->error_code();
+    // gRPC tells a handler that threw as it tells a message that it could not read.
+    const grpc::Status& mended = parsed_ ? method_->threw : *method_->unparsed;
+    methods->ModifySendStatus(mended);
+    return mended.error_code();
   }
 
   void Observe(grpc::StatusCode sent) const {
@@ -75,6 +83,7 @@ class CallInterceptor final : public Interceptor {
   }
 
   const Method* const method_;
+  bool parsed_ = false;                          // the request
   std::chrono::steady_clock::time_point start_;  // of a call that is timed
 };
 
@@ -99,15 +108,20 @@ class Factory final : public grpc::experimental::ServerInterceptorFactoryInterfa
  private:
   void Add(Metrics* metrics, const google::protobuf::MethodDescriptor& descriptor) {
     const std::string service(descriptor.service()->name());
+    const std::string label = StrCat(service, "/", descriptor.name());
     Method& method =
         methods_[StrCat("/", descriptor.service()->full_name(), "/", descriptor.name())];
     if (!descriptor.client_streaming()) {
       method.unparsed = ToGrpc(UnparsedMessage(*descriptor.input_type()));
+      method.threw = ToGrpc(
+          WithReason(absl::ResourceExhaustedError(StrCat(
+                         "the server could not answer ", label,
+                         ": most likely it ran out of memory; ask for less, or give it more")),
+                     Reason::kMemoryLimit));
     }
     if (metrics == nullptr) {
       return;
     }
-    const std::string label = StrCat(service, "/", descriptor.name());
     for (int code = 0; code < kCodes; ++code) {
       method.handled.push_back(metrics->AddCounter(
           "shardmesh_rpc_handled_total", "Calls answered, by method and status code.",

@@ -5,6 +5,7 @@
 #include <grpcpp/ext/health_check_service_server_builder_option.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/resource_quota.h>
 #include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
 
@@ -27,6 +28,14 @@ constexpr const char* kReady = "ready";
 
 // Peers probe quiet connections as often as ChannelOptions says; gRPC's own limit is minutes.
 constexpr absl::Duration kMinPingInterval = absl::Seconds(1);
+// A quiet connection is probed this often, and broken when no answer comes within the timeout.
+constexpr absl::Duration kKeepaliveInterval = absl::Seconds(20);
+constexpr absl::Duration kKeepaliveTimeout = absl::Seconds(10);
+constexpr absl::Duration kMaxIdle = absl::Minutes(10);
+
+int MillisecondsOf(absl::Duration duration) {
+  return static_cast<int>(absl::ToInt64Milliseconds(duration));
+}
 
 // gRPC's health service and reflection have to be asked for before the first builder is made.
 void EnablePlugins() {
@@ -63,8 +72,20 @@ absl::StatusOr<std::unique_ptr<ServerLifecycle>> ServerLifecycle::Start(
   // Two servers on one port would share its calls in silence.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
-                             static_cast<int>(absl::ToInt64Milliseconds(kMinPingInterval)));
+                             MillisecondsOf(kMinPingInterval));
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  // A peer whose host is cut off would hold its streams for hours otherwise.
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, MillisecondsOf(kKeepaliveInterval));
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, MillisecondsOf(kKeepaliveTimeout));
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  // Connections without a call are told to go; the client connects again when it has one. There is
+  // no limit of a connection's age: Attach and Exchange streams live as long as their processes.
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, MillisecondsOf(kMaxIdle));
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, options.max_streams);
+  if (options.memory_quota_bytes > 0) {
+    builder.SetResourceQuota(
+        grpc::ResourceQuota("server").Resize(static_cast<size_t>(options.memory_quota_bytes)));
+  }
   std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> creators;
   creators.push_back(CallInterceptors(options.metrics, service_names));
   builder.experimental().SetInterceptorCreators(std::move(creators));

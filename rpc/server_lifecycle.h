@@ -33,6 +33,11 @@ struct ServerOptions {
   // Allows plaintext beyond loopback.
   bool insecure = false;
   int64_t max_message_bytes = kMaxControlMessageBytes;
+  // Bytes that calls under way may take of gRPC; beyond that it refuses and breaks connections.
+  // 0: any number. Not for servers whose peers move tensors.
+  int64_t memory_quota_bytes = 0;
+  // Calls of one connection at a time; those beyond wait at the client.
+  int max_streams = 1024;
   // Whether it has the health service. That one is polled for by threads of gRPC's, which look
   // after every connection of the server: one that polls a queue of its own is quicker without.
   bool health = true;
