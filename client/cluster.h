@@ -69,7 +69,7 @@ struct MeshStatus {
   std::string mesh_id;
   int64_t revision = 0;
   Mesh mesh;
-  // Identities by rank; empty where no worker serves the rank yet.
+  // Identities by rank, once workers are given to the ranks; empty before.
   std::vector<std::string> workers;
   // Every rank has a ready worker.
   bool complete = false;

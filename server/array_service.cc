@@ -43,6 +43,8 @@ namespace {
 constexpr absl::Duration kGetTimeout = absl::Hours(1);
 // What of an answer is sent in one message.
 constexpr int64_t kPieceBytes = int64_t{512} << 10;
+// Of a page of arrays, so that it stays below a message's limit with the last one.
+constexpr int64_t kListBytes = int64_t{2} << 20;
 constexpr int kMaxReleased = 10'000;
 // The answer to a put's commit names its arrays, in one message and in one transaction.
 constexpr int64_t kMaxPutTensors = 40'000;
@@ -616,12 +618,15 @@ class ArrayService final : public ArrayServiceBase {
     // A page's token is the last name on it.
     const std::vector<Catalogue::NamedArray> named =
         context_.catalogue->ListNames(request->prefix(), request->page_token(), *page_size + 1);
+    int64_t size_bytes = 0;
     for (const Catalogue::NamedArray& each : named) {
-      if (response->arrays_size() == *page_size) {
+      if (response->arrays_size() == *page_size || size_bytes >= kListBytes) {
         response->set_next_page_token(response->arrays(response->arrays_size() - 1).name());
         break;
       }
-      Encode(*each.array, &each.name, response->add_arrays());
+      v1::Array* const added = response->add_arrays();
+      Encode(*each.array, &each.name, added);
+      size_bytes += static_cast<int64_t>(added->ByteSizeLong());
     }
     return Answer(context, absl::OkStatus());
   }

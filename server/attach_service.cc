@@ -53,6 +53,18 @@ constexpr size_t kMaxOrders = 1'000;
 constexpr int kAsidePerMessage = 1'000;
 // A worker that lets this much wait is as good as lost: a few hundred of the largest steps.
 constexpr int64_t kOutboxBytes = int64_t{256} << 20;
+// What gRPC takes; a message beyond it would end the stream.
+constexpr int64_t kMaxMessageBytes = rpc::kMaxControlMessageBytes;
+// Of who is alive: well below that, since the last item of a page comes on top.
+constexpr int64_t kMembershipPageBytes = int64_t{1} << 20;
+// Plans that a worker is remembered to have; it asks for one that it was wrongly believed to have.
+constexpr size_t kMaxPlansKnown = 1024;
+// Lengths of a hello's texts. What is shown of a worker is in every list of them.
+constexpr size_t kMaxEndpointBytes = 320;
+constexpr size_t kMaxHelloTextBytes = 128;
+constexpr size_t kMaxClusterIdBytes = 64;
+constexpr int kMaxFeatures = 64;
+constexpr size_t kMaxFeatureBytes = 64;
 
 using RawOutbox = rpc::Outbox<grpc::ByteBuffer>;
 
@@ -159,6 +171,12 @@ class EndpointCheck {
   size_t waiting_ ABSL_GUARDED_BY(mutex_);
 };
 
+absl::Status CheckLength(std::string_view text, size_t max_bytes, std::string_view field) {
+  if (text.size() <= max_bytes) return absl::OkStatus();
+  return rpc::BadField(StrCat("hello.", field), StrCat("has a text of ", text.size(),
+                                                       " bytes; it must have at most ", max_bytes));
+}
+
 absl::Status CheckHello(const v1::Hello& hello, const AttachHubOptions& options) {
   SHARDMESH_RETURN_IF_ERROR(rpc::CheckIdentity(hello.identity(), "hello.identity"));
   if (hello.incarnation() == 0) {
@@ -180,6 +198,22 @@ absl::Status CheckHello(const v1::Hello& hello, const AttachHubOptions& options)
   }
   if (hello.capacity().memory_bytes() < 0) {
     return rpc::BadField("hello.capacity.memory_bytes", "is negative");
+  }
+  SHARDMESH_RETURN_IF_ERROR(CheckLength(hello.cluster_id(), kMaxClusterIdBytes, "cluster_id"));
+  SHARDMESH_RETURN_IF_ERROR(CheckLength(hello.boot_id(), kMaxHelloTextBytes, "boot_id"));
+  SHARDMESH_RETURN_IF_ERROR(
+      CheckLength(hello.build().version(), kMaxHelloTextBytes, "build.version"));
+  SHARDMESH_RETURN_IF_ERROR(
+      CheckLength(hello.build().revision(), kMaxHelloTextBytes, "build.revision"));
+  for (const v1::Endpoint& endpoint : hello.endpoints()) {
+    SHARDMESH_RETURN_IF_ERROR(CheckLength(endpoint.address(), kMaxEndpointBytes, "endpoints"));
+  }
+  if (hello.features_size() > kMaxFeatures) {
+    return rpc::BadField("hello.features", StrCat("has ", hello.features_size(),
+                                                  " entries; the limit is ", kMaxFeatures));
+  }
+  for (const std::string& feature : hello.features()) {
+    SHARDMESH_RETURN_IF_ERROR(CheckLength(feature, kMaxFeatureBytes, "features"));
   }
   if (hello.protocol().min() > kProtocolVersion || hello.protocol().max() < kProtocolVersion) {
     return WithReason(
@@ -742,20 +776,37 @@ class Hub final : public AttachHub {
     message->set_epoch(view.epoch);
     message->set_term(options_.term);
     const std::shared_ptr<const ClusterState> state = publisher_->shared_state();
+    int64_t page_bytes = 0;
+    const auto turn_page_if_full = [&] {
+      if (page_bytes < kMembershipPageBytes) return false;
+      message->set_more(true);
+      stream->Send(response);
+      message->set_more(false);
+      message->clear_meshes();
+      page_bytes = 0;
+      return true;
+    };
     for (const auto& [mesh_id, ranks] : view.meshes) {
       const auto definition = state->Find(DefinitionKind::kMesh, mesh_id);
       if (!definition.ok() || !ranks.RankOf(stream->identity()).has_value()) {
         continue;
       }
-      v1::MeshMembership* mesh = message->add_meshes();
-      mesh->set_mesh_id(mesh_id);
-      mesh->set_mesh_revision((*definition)->revision);
-      rpc::Encode(std::get<rpc::MeshDefinition>((*definition)->value).mesh, mesh->mutable_mesh());
+      const auto add_mesh = [&, &id = mesh_id] {
+        v1::MeshMembership* mesh = message->add_meshes();
+        mesh->set_mesh_id(id);
+        mesh->set_mesh_revision((*definition)->revision);
+        rpc::Encode(std::get<rpc::MeshDefinition>((*definition)->value).mesh, mesh->mutable_mesh());
+        page_bytes += static_cast<int64_t>(mesh->ByteSizeLong());
+        return mesh;
+      };
+      turn_page_if_full();
+      v1::MeshMembership* mesh = add_mesh();
       for (size_t rank = 0; rank < ranks.identities.size(); ++rank) {
         const WorkerStatus* worker = view.FindWorker(ranks.identities[rank]);
         if (worker == nullptr || !view.IsAlive(ranks.identities[rank])) {
           continue;
         }
+        if (turn_page_if_full()) mesh = add_mesh();
         v1::DeviceEndpoint* device = mesh->add_devices();
         device->set_rank(static_cast<int32_t>(rank));
         device->set_identity(worker->info.identity);
@@ -763,6 +814,7 @@ class Hub final : public AttachHub {
         for (const std::string& address : worker->info.endpoints) {
           device->add_endpoints()->set_address(rpc::WithPort(address, worker->info.exchange_port));
         }
+        page_bytes += static_cast<int64_t>(device->ByteSizeLong());
       }
     }
     stream->Send(response);
@@ -799,6 +851,14 @@ AttachReactor::AttachReactor(Hub* hub, grpc::CallbackServerContext* context)
 
 void AttachReactor::Send(std::shared_ptr<const grpc::ByteBuffer> message) {
   const auto size_bytes = static_cast<int64_t>(message->Length());
+  if (size_bytes > kMaxMessageBytes) {
+    // gRPC would end the stream for it. What makes long messages checks their length before.
+    rpc::LogError("a message to a worker is too long, and was not sent",
+                  {{"identity", hello_.identity()},
+                   {"size_bytes", size_bytes},
+                   {"limit_bytes", kMaxMessageBytes}});
+    return;
+  }
   if (const absl::Status pushed = outbox_.Push(std::move(message), size_bytes);
       absl::IsResourceExhausted(pushed)) {
     // It does not read: what waits will not leave, and neither would a status.
@@ -833,6 +893,7 @@ void AttachReactor::FinishWith(absl::Status status) {
 
 bool AttachReactor::LearnPlan(const std::string& plan_hash) {
   absl::MutexLock lock(&mutex_);
+  if (plans_.size() >= kMaxPlansKnown) plans_.clear();
   return !plans_.insert(plan_hash).second;
 }
 

@@ -291,12 +291,12 @@ class ClusterService final : public v1::ClusterService::CallbackService {
     const Mesh& mesh = std::get<rpc::MeshDefinition>(definition.value).mesh;
     rpc::Encode(mesh, to->mutable_mesh());
     const MeshRanks* ranks = view.FindMesh(definition.name);
-    for (int64_t rank = 0; rank < mesh.size(); ++rank) {
+    to->set_rank_count(mesh.size());
+    const int64_t given = ranks == nullptr ? 0 : std::ssize(ranks->identities);
+    for (int64_t rank = 0; rank < given; ++rank) {
       v1::RankStatus* status = to->add_ranks();
       status->set_rank(static_cast<int32_t>(rank));
-      if (ranks != nullptr && rank < static_cast<int64_t>(ranks->identities.size())) {
-        status->set_identity(ranks->identities[static_cast<size_t>(rank)]);
-      }
+      status->set_identity(ranks->identities[static_cast<size_t>(rank)]);
     }
     to->set_complete(context_.hub->CheckReady(definition.name).ok());
   }

@@ -16,6 +16,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "rpc/array_codec.h"
+#include "rpc/call.h"
 #include "rpc/field_check.h"
 #include "rpc/plan_codec.h"
 #include "rpc/spec_codec.h"
@@ -239,6 +240,8 @@ class StepRunner {
   absl::StatusOr<RunningPtr> Admit(StepCall* call, StepRequest* step);
   absl::Status CheckDonor(const std::string& session_id, FoundOperands* found) const;
   absl::Status CheckOutputs(const v1::ExecuteRequest& request, const Plan& plan) const;
+  // INVALID_ARGUMENT (LIMIT_EXCEEDED): what workers have to be sent does not fit into a message.
+  static absl::Status CheckSize(const Running& running);
   absl::Status StageOutputs(const RunningPtr& running);
   void Commit(const RunningPtr& running, const WorkOutcome& outcome,
               absl::AnyInvocable<void(absl::Status) &&> decided);
@@ -351,6 +354,36 @@ absl::StatusOr<FoundOperands> StepRunner::FindOperands(
                    .links = context_.links->CostOf(*context_.membership->view(), name),
                    .preferred = context_.preferred_algorithms};
   return result;
+}
+
+absl::Status StepRunner::CheckSize(const Running& running) {
+  // Tags, lengths and numbers of the message, and of each operand and output.
+  constexpr int64_t kFramingBytes = 256;
+  constexpr int64_t kItemFramingBytes = 16;
+  const int64_t plan_bytes = std::ssize(running.prepared->bytes);
+  int64_t literal_bytes = 0;
+  int64_t other_bytes = kFramingBytes;
+  for (int i = 0; i < running.request.operands_size(); ++i) {
+    const FoundOperand& operand = running.operands[static_cast<size_t>(i)];
+    other_bytes += kItemFramingBytes;
+    if (operand.array != nullptr) {
+      other_bytes += std::ssize(operand.array->definition.descriptor.array_id);
+    } else {
+      literal_bytes += static_cast<int64_t>(running.request.operands(i).literal().ByteSizeLong());
+    }
+  }
+  for (const ArrayDescriptor& output : running.outputs) {
+    v1::ArrayDescriptor encoded;
+    rpc::Encode(output, &encoded);
+    other_bytes += static_cast<int64_t>(encoded.ByteSizeLong()) + kItemFramingBytes;
+  }
+  const int64_t size_bytes = plan_bytes + literal_bytes + other_bytes;
+  if (size_bytes <= rpc::kMaxControlMessageBytes) return absl::OkStatus();
+  return InvalidArgument(
+      Reason::kLimitExceeded,
+      StrCat("the step has ", size_bytes, " bytes for each worker, ", literal_bytes,
+             " of them literals and ", plan_bytes, " its plan; the limit is ",
+             rpc::kMaxControlMessageBytes, ": put large literals as arrays, or split the program"));
 }
 
 absl::Status StepRunner::CheckOutputs(const v1::ExecuteRequest& request, const Plan& plan) const {
@@ -490,6 +523,7 @@ absl::StatusOr<StepRunner::RunningPtr> StepRunner::Admit(StepCall* call, StepReq
       }
     }
   }
+  if (staged.ok()) staged = CheckSize(*running);
   if (!staged.ok()) {
     End(running, staged);
     return staged;

@@ -198,11 +198,15 @@ using AttachStreamPtr = std::shared_ptr<AttachStream>;
 absl::StatusOr<MembershipView> Decode(const v1::Membership& from) {
   MembershipView view{.epoch = from.epoch(), .term = from.term(), .meshes = {}};
   for (const v1::MeshMembership& each : from.meshes()) {
-    SHARDMESH_ASSIGN_OR_RETURN(Mesh mesh, rpc::Decode(each.mesh()));
-    MeshMembers members{.mesh_id = each.mesh_id(),
-                        .revision = each.mesh_revision(),
-                        .mesh = std::move(mesh),
-                        .devices = {}};
+    // One that was cut where a page was full goes on.
+    if (view.meshes.empty() || view.meshes.back().mesh_id != each.mesh_id()) {
+      SHARDMESH_ASSIGN_OR_RETURN(Mesh mesh, rpc::Decode(each.mesh()));
+      view.meshes.push_back({.mesh_id = each.mesh_id(),
+                             .revision = each.mesh_revision(),
+                             .mesh = std::move(mesh),
+                             .devices = {}});
+    }
+    MeshMembers& members = view.meshes.back();
     for (const v1::DeviceEndpoint& device : each.devices()) {
       MeshDevice& added =
           members.devices.emplace_back(MeshDevice{.rank = device.rank(),
@@ -213,7 +217,6 @@ absl::StatusOr<MembershipView> Decode(const v1::Membership& from) {
         added.endpoints.push_back(endpoint.address());
       }
     }
-    view.meshes.push_back(std::move(members));
   }
   return view;
 }
@@ -477,6 +480,7 @@ class AttachLoop final : public CoordinatorLink {
   const std::unique_ptr<v1::AttachService::Stub> stub_;
 
   // Of the link's thread alone.
+  v1::Membership membership_pages_;             // whose last page has not come
   std::shared_ptr<const MembershipView> view_;  // the last one
   Attachment attachment_;                       // the last one
   bool detached_for_good_ = false;
@@ -691,6 +695,7 @@ absl::Status AttachLoop::TakeWelcome(const v1::Welcome& welcome) {
     SHARDMESH_RETURN_IF_ERROR(WriteTerm(StrCat(options_.data_dir, "/", kTermFile), welcome.term()));
   }
   options_.links->SetClusterId(welcome.cluster_id());
+  membership_pages_.Clear();
   attachment_ = {.term = welcome.term(), .token_key = welcome.token_key()};
   {
     absl::MutexLock lock(&mutex_);
@@ -776,7 +781,12 @@ absl::Status AttachLoop::TakeVerdict(const v1::InventoryVerdict& verdict) {
 }
 
 absl::Status AttachLoop::TakeMembership(const v1::Membership& membership) {
-  SHARDMESH_ASSIGN_OR_RETURN(MembershipView view, Decode(membership));
+  membership_pages_.MergeFrom(membership);
+  if (membership.more()) {
+    return absl::OkStatus();
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(MembershipView view,
+                             Decode(std::exchange(membership_pages_, v1::Membership())));
   view_ = std::make_shared<const MembershipView>(std::move(view));
   options_.gate->Serve(attachment_, view_);
   options_.links->SetMembership(*view_);

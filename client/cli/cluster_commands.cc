@@ -342,7 +342,7 @@ void PrintStatus(const std::string& address, const ClusterStatus& status,
     std::cout << "Metrics at " << metrics.scheme() << "://" << served << "/metrics\n";
   }
   for (const MeshStatus& mesh : status.meshes) {
-    const auto missing = std::count(mesh.workers.begin(), mesh.workers.end(), std::string());
+    const int64_t missing = mesh.mesh.size() - static_cast<int64_t>(mesh.workers.size());
     std::cout << "Mesh \"" << mesh.mesh_id << "\" " << mesh.mesh.ToString() << ": "
               << (mesh.complete ? "complete" : "not complete");
     if (missing > 0) {

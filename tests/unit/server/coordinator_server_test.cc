@@ -235,7 +235,8 @@ TEST_F(CoordinatorServerTest, TellsWhatItIsAndHowItIsDoing) {
       Call(stub, &v1::ClusterService::Stub::GetStatus, v1::GetStatusRequest(), &status).ok());
   EXPECT_EQ(status.cluster_id(), version.cluster_id());
   ASSERT_EQ(status.meshes_size(), 1);
-  EXPECT_EQ(status.meshes(0).ranks_size(), 4);
+  EXPECT_EQ(status.meshes(0).rank_count(), 4);
+  EXPECT_EQ(status.meshes(0).ranks_size(), 0) << "no worker is given to them";
   EXPECT_FALSE(status.meshes(0).complete());
 }
 

@@ -414,6 +414,31 @@ TEST_F(CoordinatorLinkTest, IntroducesItselfAndBecomesReadyOnceItsPeersAreReache
   EXPECT_EQ(coordinator_.last_heartbeat().progress().instruction().instruction(), 2u);
 }
 
+TEST_F(CoordinatorLinkTest, ActsOnAMembershipWhenItsLastPageIsThere) {
+  Start();
+  coordinator_.Read();
+  coordinator_.Write(Welcome());
+  coordinator_.Read();
+  coordinator_.Write(Verdict({}, {}));
+  v1::AttachResponse page = Membership(4);
+  page.mutable_membership()->set_more(true);
+  coordinator_.Write(page);
+  // The mesh goes on, and another one follows.
+  page = Membership(4);
+  v1::MeshMembership* mesh = page.mutable_membership()->mutable_meshes(0);
+  mesh->mutable_devices(0)->set_rank(1);
+  mesh->mutable_devices(0)->set_identity("w2");
+  *page.mutable_membership()->add_meshes() = Membership(4).membership().meshes(0);
+  page.mutable_membership()->mutable_meshes(1)->set_mesh_id("n");
+  coordinator_.Write(page);
+  ASSERT_TRUE(Eventually([&] { return links_.membership().epoch == 4; }));
+  const MembershipView view = links_.membership();
+  ASSERT_THAT(view.meshes, SizeIs(2));
+  EXPECT_THAT(view.Find("m")->devices, SizeIs(2));
+  EXPECT_EQ(view.Find("m")->RankOf("w2"), 1);
+  EXPECT_THAT(view.Find("n")->devices, SizeIs(1));
+}
+
 TEST_F(CoordinatorLinkTest, HeartbeatsBringTheLinksWheneverTheyHaveChangedAndAfterEachAttach) {
   const auto count = [this] { return coordinator_.link_reports(); };
   Start();
