@@ -37,6 +37,7 @@ CONFINED = [
     ("the etcd API", r"etcd/", ["server/etcd_store.cc"]),
     ("yaml-cpp", r"yaml-cpp/", ["rpc/config.cc"]),
     ("oneDNN", r"(oneapi/)?dnnl|oneapi/", ["worker/kernel/*.cc"]),
+    ("hwloc", r"hwloc", ["worker/kernel/host_share.cc"]),
     ("CLI11", r"CLI/", ["client/cli/*"]),
     ("certificates and TLS of OpenSSL", r"openssl/(pem|ssl|x509)", ["rpc/certificate.cc", "rpc/tls_session.cc"]),
     ("libcrypto", r"openssl/", ["sharding/digest.cc", "rpc/*", "server/*", "worker/*", "client/*"]),

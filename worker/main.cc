@@ -12,6 +12,7 @@
 #include "rpc/mutex_checks.h"
 #include "rpc/poll_strategy.h"
 #include "rpc/signal.h"
+#include "worker/kernel/host_share.h"
 #include "worker/worker_server.h"
 
 namespace shardmesh::worker {
@@ -41,6 +42,8 @@ int Main(int argc, const char* const* argv) {
   absl::Duration drain_timeout = absl::Seconds(30);
   std::string transport = "auto";
   int64_t quarantine_memory = -1;
+  std::string host_part = "0/1";
+  bool no_binding = false;
   rpc::FlagSet flags("shardmesh-worker", "Serves one device of a mesh: its tiles, and its steps.");
   flags.AddText("coordinator", "HOST:PORT", "the coordinator to attach to", &options.coordinator);
   flags.AddText("listen", "HOST:PORT", "where to serve; port 0 takes a free one", &options.listen);
@@ -62,8 +65,17 @@ int Main(int argc, const char* const* argv) {
                  &quarantine_memory);
   flags.AddDuration("quarantine-age", "how long tiles are kept in quarantine",
                     &options.quarantine.age);
-  flags.AddInt("threads", "threads for kernels; 0 for as many as there are cores", 0, 1024,
-               &options.threads);
+  flags.AddInt(
+      "threads",
+      "threads for kernels; 0 for the cores and the quota that this process may use, divided "
+      "by the parts of --host-part",
+      0, 1024, &options.threads);
+  flags.AddText(
+      "host-part", "INDEX/COUNT",
+      "which of the workers of this host it is: it keeps to its part of the cores, and is "
+      "bound to them if they are at least 2",
+      &host_part);
+  flags.AddSwitch("no-binding", "do not bind this process to its part of the cores", &no_binding);
   flags.AddText("http-listen", "HOST:PORT",
                 "serve Prometheus metrics here: over HTTP, with TLS over HTTPS",
                 &options.metrics_listen);
@@ -91,6 +103,23 @@ int Main(int argc, const char* const* argv) {
     std::fprintf(stderr, "shardmesh-worker: --transport is \"%s\"; it is auto, stream or shm\n",
                  transport.c_str());
     return rpc::FlagSet::kWrongUse;
+  }
+
+  if (const auto part = HostPart::Parse(host_part); part.ok()) {
+    options.part = *part;
+  } else {
+    std::fprintf(stderr, "shardmesh-worker: --host-part: %s\n",
+                 std::string(part.status().message()).c_str());
+    return rpc::FlagSet::kWrongUse;
+  }
+  if (!no_binding) {
+    // Threads that start from now on are bound too; the signal's thread needs no core of its own.
+    const absl::StatusOr<bool> bound = BindToPart(options.part);
+    if (!bound.ok()) {
+      rpc::LogWarning("not bound to its part of the cores", {{"error", bound.status()}});
+    } else if (*bound) {
+      options.part = HostPart();  // the cores that are left are its own
+    }
   }
 
   absl::StatusOr<rpc::Credentials> credentials = rpc::Credentials::FromFiles(tls);

@@ -7,11 +7,12 @@
 #include <array>
 #include <cstring>
 #include <fstream>
-#include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/ascii.h"
+#include "absl/strings/str_format.h"
 #include "absl/synchronization/mutex.h"
 #include "rpc/clock.h"
 #include "rpc/field_check.h"
@@ -124,7 +125,9 @@ class WorkerServer::Impl {
                    ? nullptr
                    : std::make_shared<ShmArena>("shardmesh-tiles")),
         pool_(BufferPool::Create(&budget_, MaxIdleBytes(options_.memory_bytes), arena_)),
-        kernel_({.threads = static_cast<int>(options_.threads)}) {}
+        threads_(options_.threads > 0 ? static_cast<int>(options_.threads)
+                                      : options_.part.Threads(share_.Threads())),
+        kernel_({.threads = threads_}) {}
 
   ~Impl() {
     Drain(absl::InfinitePast());
@@ -150,6 +153,7 @@ class WorkerServer::Impl {
                                                          .data_dir = options_.data_dir,
                                                          .quarantine = options_.quarantine}));
     LogRecovery();
+    LogMisfits();
     gate_ = std::make_unique<TileGate>(TileGate::Options{
         .identity = self.identity,
         .store = store_.get(),
@@ -213,9 +217,7 @@ class WorkerServer::Impl {
                     .nonce = nonce,
                     .endpoints = std::move(endpoints),
                     .exchange_port = exchange_->port(),
-                    .threads = options_.threads > 0
-                                   ? static_cast<int>(options_.threads)
-                                   : static_cast<int>(std::thread::hardware_concurrency()),
+                    .threads = threads_,
                     .data_dir = options_.data_dir,
                     .clock = &clock_,
                     .store = store_.get(),
@@ -302,7 +304,28 @@ class WorkerServer::Impl {
     }
   }
 
+  // Whether memory and threads are within what the host allows this process.
+  void LogMisfits() const {
+    std::vector<std::string> misfits;
+    if (share_.memory_bytes.has_value() && options_.memory_bytes > *share_.memory_bytes) {
+      misfits.push_back(StrCat("--memory is ", options_.memory_bytes,
+                               " bytes, the memory limit of its control group ",
+                               *share_.memory_bytes));
+    }
+    if (threads_ > share_.cores) {
+      misfits.push_back(StrCat(threads_, " threads for kernels, ", share_.cores, " cores"));
+    }
+    if (share_.quota_cores.has_value() && threads_ > 1 && threads_ > *share_.quota_cores) {
+      misfits.push_back(StrCat(threads_, " threads for kernels, a quota of ",
+                               absl::StrFormat("%.2f", *share_.quota_cores), " cores"));
+    }
+    if (misfits.empty()) return;
+    rpc::LogWarning("more is asked for than this process may use",
+                    {{"identity", options_.identity}, {"error", StrJoin(misfits, "; ")}});
+  }
+
   WorkerOptions options_;
+  const HostShare share_ = HostShare::OfThisProcess();
 
   // Each uses those above it, and is destroyed before them.
   rpc::RealClock clock_;
@@ -310,6 +333,7 @@ class WorkerServer::Impl {
   MemoryBudget budget_;
   const std::shared_ptr<ShmArena> arena_;  // null: memory is this process's alone
   const std::shared_ptr<BufferPool> pool_;
+  const int threads_;  // for kernels
   MatmulKernel kernel_;
   FlightRecorder recorder_;
   std::unique_ptr<ShardStore> store_;

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "rpc/credentials.h"
+#include "worker/kernel/host_share.h"
 #include "worker/peer_links.h"
 #include "worker/shard_store.h"
 
@@ -31,7 +32,9 @@ struct WorkerOptions {
   int64_t memory_bytes = int64_t{4} << 30;  // limit of shard memory
   std::string data_dir;                     // empty: tiles are kept in memory alone
   QuarantineLimits quarantine = {};
-  int64_t threads = 0;                     // for kernels; 0 for as many as there are cores
+  // For kernels; 0 for this process's share of the host, divided by how many parts it is one of.
+  int64_t threads = 0;
+  HostPart part;
   std::string metrics_listen;              // host:port of GET /metrics; empty for none
   bool insecure = false;                   // allows plaintext beyond loopback
   bool http_plaintext = false;             // the same, of the metrics alone; with TLS too

@@ -201,6 +201,12 @@ ProcessOptions LocalCluster::WorkerProcess(const std::string& identity) const {
   process.command = {StrCat(options_.binary_folder, "/", kWorkerProgram),
                      "--coordinator=" + record_.address, "--listen=127.0.0.1:0",
                      "--http-listen=127.0.0.1:0", "--identity=" + identity};
+  const std::vector<std::string> workers = IdentitiesOn(options_.mesh);  // after the coordinator
+  const auto at = std::find(workers.begin(), workers.end(), identity);
+  if (at != workers.end()) {
+    process.command.push_back(StrCat("--host-part=", at - workers.begin() - 1, "/",
+                                     static_cast<int64_t>(workers.size()) - 1));
+  }
   if (!options_.worker_memory.empty()) {
     process.command.push_back("--memory=" + options_.worker_memory);
   }

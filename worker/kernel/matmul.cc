@@ -10,7 +10,7 @@
 #include <list>
 #include <new>
 #include <optional>
-#include <thread>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -23,6 +23,7 @@
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
 #include "worker/kernel/epilogue.h"
+#include "worker/kernel/host_share.h"
 
 namespace shardmesh::worker {
 namespace {
@@ -169,18 +170,33 @@ AlignedBytes AllocateAligned(size_t size_bytes) {
   return AlignedBytes(static_cast<char*>(::operator new[](size_bytes, std::align_val_t{64})));
 }
 
-// Working memory of this thread's run; kept for its next one.
-char* Scratch(size_t size_bytes) {
-  thread_local AlignedBytes data;
-  thread_local size_t capacity_bytes = 0;
-  if (size_bytes > capacity_bytes) {
-    data = nullptr;
-    capacity_bytes = 0;
-    data = AllocateAligned(size_bytes);
-    capacity_bytes = size_bytes;
+// Working memory of a thread's runs; what is not too large is kept for the next one.
+class RunScratch {
+ public:
+  RunScratch() = default;
+  RunScratch(const RunScratch&) = delete;
+  RunScratch& operator=(const RunScratch&) = delete;
+  ~RunScratch() {
+    if (kept_.capacity_bytes > MatmulKernel::kKeptScratchBytes) kept_ = {};
   }
-  return data.get();
-}
+
+  char* Get(size_t size_bytes) {
+    if (size_bytes > kept_.capacity_bytes) {
+      kept_ = {};
+      kept_.data = AllocateAligned(size_bytes);
+      kept_.capacity_bytes = size_bytes;
+    }
+    return kept_.data.get();
+  }
+
+ private:
+  struct Kept {
+    AlignedBytes data = nullptr;
+    size_t capacity_bytes = 0;
+  };
+  static thread_local Kept kept_;
+};
+thread_local RunScratch::Kept RunScratch::kept_;
 
 // Columns of a panel, the unit in which weights are packed and wide products are cut: so many that
 // this number of rows fills a block. Blocks of fewer rows would read the weights more often than
@@ -189,13 +205,42 @@ constexpr int64_t kLeastBlockRows = 64;
 // Panels begin where every kernel's own blocks of columns do.
 constexpr int64_t kPanelGranule = 64;
 
-int64_t PanelColumns(const MatmulSpec& spec, double block_flops) {
-  const double per_column =
-      2.0 * static_cast<double>(kLeastBlockRows) * static_cast<double>(spec.k);
-  const double columns = block_flops / per_column;
+int64_t PanelColumns(const MatmulSpec& spec, const BlockLimits& limits) {
+  const auto k = static_cast<double>(spec.k);
+  const double columns =
+      std::min(limits.flops / (2.0 * static_cast<double>(kLeastBlockRows) * k),
+               limits.bytes / (k * static_cast<double>(ElementBytes(spec.rhs_dtype))));
   if (columns >= static_cast<double>(spec.n)) return std::max<int64_t>(spec.n, 1);
   const auto whole = static_cast<int64_t>(columns) / kPanelGranule * kPanelGranule;
   return std::clamp<int64_t>(whole, std::min(kPanelGranule, spec.n), spec.n);
+}
+
+// Rows of a block that is so many columns wide.
+int64_t BlockRows(const MatmulSpec& spec, int64_t columns, const BlockLimits& limits) {
+  const auto k = static_cast<double>(spec.k);
+  const auto n = static_cast<double>(columns);
+  const double row_bytes = k * static_cast<double>(ElementBytes(spec.lhs_dtype)) +
+                           n * static_cast<double>(ElementBytes(spec.out_dtype));
+  return static_cast<int64_t>(std::clamp(
+      std::min(limits.flops / (2.0 * k * n), limits.bytes / row_bytes),
+      static_cast<double>(std::min(kLeastBlockRows, spec.m)), static_cast<double>(spec.m)));
+}
+
+// A number for each layout of weights that is not row-major, the same wherever in the process it
+// was chosen. Above 0; that of plain weights is 0.
+uint64_t LayoutNumber(const MatmulSpec& spec, int64_t columns, const memory::desc& desc) {
+  struct Layouts {
+    absl::Mutex mutex;
+    absl::flat_hash_map<std::tuple<int64_t, int64_t, Dtype>, std::vector<memory::desc>> by_shape
+        ABSL_GUARDED_BY(mutex);
+  };
+  static auto* const layouts = new Layouts;
+  absl::MutexLock lock(&layouts->mutex);
+  std::vector<memory::desc>& known = layouts->by_shape[{spec.k, columns, spec.rhs_dtype}];
+  const auto found = std::find(known.begin(), known.end(), desc);
+  const auto number = static_cast<uint64_t>(found - known.begin()) + 1;
+  if (found == known.end()) known.push_back(desc);
+  return number;
 }
 
 // One compiled product; a block of a run is one execution of it.
@@ -281,6 +326,7 @@ absl::StatusOr<std::shared_ptr<const Compiled>> Compile(const MatmulSpec& spec, 
 struct PackedWeights::Rep {
   struct Panel {
     memory::desc desc;
+    uint64_t layout = 0;  // LayoutNumber
     AlignedBytes data;
   };
   // What was packed.
@@ -303,7 +349,7 @@ class MatmulKernel::Cache {
     MatmulSpec spec;
     int64_t rows;
     int64_t columns;
-    bool packed;
+    uint64_t layout;  // of the right-hand side: packings of one shape can differ, by their m
 
     friend bool operator==(const Key&, const Key&) = default;
     template <typename H>
@@ -311,7 +357,7 @@ class MatmulKernel::Cache {
       const MatmulSpec& s = key.spec;
       return H::combine(std::move(h), s.m, s.n, s.k, s.lhs_dtype, s.rhs_dtype, s.bias_dtype,
                         s.out_dtype, s.transpose_lhs, s.transpose_rhs, s.has_bias, s.scale,
-                        s.activation, key.rows, key.columns, key.packed);
+                        s.activation, key.rows, key.columns, key.layout);
     }
   };
 
@@ -323,8 +369,7 @@ class MatmulKernel::Cache {
     {
       absl::MutexLock lock(&mutex_);
       auto found = by_key_.find(key);
-      // Packings of one shape can differ, by the m that they were made for.
-      if (found != by_key_.end() && found->second->second->rhs == rhs) {
+      if (found != by_key_.end()) {
         by_use_.splice(by_use_.begin(), by_use_, found->second);
         return found->second->second;
       }
@@ -367,10 +412,9 @@ class MatmulKernel::Cache {
 };
 
 MatmulKernel::MatmulKernel(Options options)
-    : threads_(options.threads > 0
-                   ? options.threads
-                   : std::max(1, static_cast<int>(std::thread::hardware_concurrency()))),
-      block_flops_(kBlockSeconds * options.flops_per_second * threads_),
+    : threads_(options.threads > 0 ? options.threads : HostShare::OfThisProcess().Threads()),
+      limits_{.flops = kBlockSeconds * options.flops_per_second * threads_,
+              .bytes = kBlockSeconds * options.bytes_per_second},
       cache_(std::make_unique<Cache>(options.cache_capacity)) {}
 
 MatmulKernel::~MatmulKernel() = default;
@@ -406,12 +450,9 @@ absl::Status MatmulKernel::Run(const MatmulSpec& spec, const MatmulOperands& ope
     const ScopedThreads threads(threads_);
     dnnl::stream stream(Engine());
     const int64_t panel_columns =
-        packed == nullptr ? PanelColumns(spec, block_flops_) : packed->panel_columns;
-    const double row_flops =
-        2.0 * static_cast<double>(spec.k) * static_cast<double>(std::min(panel_columns, spec.n));
-    const int64_t block_rows = static_cast<int64_t>(
-        std::clamp(block_flops_ / row_flops, static_cast<double>(std::min(kLeastBlockRows, spec.m)),
-                   static_cast<double>(spec.m)));
+        packed == nullptr ? PanelColumns(spec, limits_) : packed->panel_columns;
+    const int64_t block_rows = BlockRows(spec, std::min(panel_columns, spec.n), limits_);
+    RunScratch scratch;
 
     for (int64_t column = 0; column < spec.n; column += panel_columns) {
       const int64_t columns = std::min(panel_columns, spec.n - column);
@@ -420,6 +461,7 @@ absl::Status MatmulKernel::Run(const MatmulSpec& spec, const MatmulOperands& ope
           packed != nullptr ? packed->panels[panel].desc
                             : MatrixDesc(spec.rhs_dtype, spec.k, columns,
                                          spec.transpose_rhs ? spec.k : spec.n, spec.transpose_rhs);
+      const uint64_t layout = packed != nullptr ? packed->panels[panel].layout : 0;
       const char* rhs = packed != nullptr
                             ? packed->panels[panel].data.get()
                             : operands.rhs.data() + column * (spec.transpose_rhs ? spec.k : 1) *
@@ -428,7 +470,7 @@ absl::Status MatmulKernel::Run(const MatmulSpec& spec, const MatmulOperands& ope
         if (abort_check && (row > 0 || column > 0)) SHARDMESH_RETURN_IF_ERROR(abort_check());
         const int64_t rows = std::min(block_rows, spec.m - row);
         SHARDMESH_ASSIGN_OR_RETURN(const std::shared_ptr<const Compiled> compiled,
-                                   cache_->Get({spec, rows, columns, packed != nullptr}, rhs_desc));
+                                   cache_->Get({spec, rows, columns, layout}, rhs_desc));
 
         // oneDNN takes no const memory; it does not write to operands.
         const auto bind = [](const memory::desc& desc, const char* data) {
@@ -444,7 +486,8 @@ absl::Status MatmulKernel::Run(const MatmulSpec& spec, const MatmulOperands& ope
             {DNNL_ARG_DST,
              bind(compiled->out,
                   operands.out.data() + (row * spec.n + column) * ElementBytes(spec.out_dtype))},
-            {DNNL_ARG_SCRATCHPAD, bind(compiled->scratch, Scratch(compiled->scratch.get_size()))}};
+            {DNNL_ARG_SCRATCHPAD,
+             bind(compiled->scratch, scratch.Get(compiled->scratch.get_size()))}};
         if (compiled->has_bias) arguments.emplace(DNNL_ARG_BIAS, bind(compiled->bias, bias));
         if (compiled->has_addend) {
           // The addend stands behind the scale.
@@ -478,7 +521,7 @@ absl::Status MatmulKernel::RunWithoutSums(const MatmulSpec& spec, const MatmulOp
 }
 
 absl::StatusOr<std::shared_ptr<const PackedWeights>> MatmulKernel::Pack(
-    const MatmulSpec& spec, absl::Span<const char> rhs) {
+    const MatmulSpec& spec, absl::Span<const char> rhs, const AbortCheck& abort_check) {
   SHARDMESH_RETURN_IF_ERROR(CheckTypes(spec));
   SHARDMESH_RETURN_IF_ERROR(CheckSizes(spec));
   SHARDMESH_RETURN_IF_ERROR(CheckOperand("rhs", rhs.size(), spec.rhs_dtype, spec.k * spec.n));
@@ -489,11 +532,12 @@ absl::StatusOr<std::shared_ptr<const PackedWeights>> MatmulKernel::Pack(
     rep->k = spec.k;
     rep->n = spec.n;
     rep->dtype = spec.rhs_dtype;
-    rep->panel_columns = PanelColumns(spec, block_flops_);
+    rep->panel_columns = PanelColumns(spec, limits_);
     if (spec.k > 0) {
       const ScopedThreads threads(threads_);
       dnnl::stream stream(Engine());
       for (int64_t column = 0; column < spec.n; column += rep->panel_columns) {
+        if (abort_check && column > 0) SHARDMESH_RETURN_IF_ERROR(abort_check());
         const int64_t columns = std::min(rep->panel_columns, spec.n - column);
         const memory::desc any({spec.k, columns}, TypeOf(spec.rhs_dtype), memory::format_tag::any);
         Compiled unused;
@@ -502,6 +546,7 @@ absl::StatusOr<std::shared_ptr<const PackedWeights>> MatmulKernel::Pack(
             Describe(spec, std::max<int64_t>(spec.m, 1), columns, any, unused));
         PackedWeights::Rep::Panel panel;
         panel.desc = description.weights_desc();
+        panel.layout = LayoutNumber(spec, columns, panel.desc);
         panel.data = AllocateAligned(panel.desc.get_size());
         const memory::desc plain =
             MatrixDesc(spec.rhs_dtype, spec.k, columns, spec.transpose_rhs ? spec.k : spec.n,

@@ -79,23 +79,34 @@ struct MatmulOperands {
   const PackedWeights* packed = nullptr;
 };
 
+// What a block of a product may take.
+struct BlockLimits {
+  double flops = 0;
+  double bytes = 0;
+};
+
 // Runs products, keeping what is costly to set up: compiled kernels by shape and type, the least
 // recently used ones given up beyond a bound.
 //
 // A large product runs as blocks of rows or columns of the result that take at most about 100 ms
-// each; between them an abort is noticed. Each element of the result is made within one block, and
-// the same run gives the same bits every time.
+// each, by their operations and by the bytes that they read and write; between them an abort is
+// noticed. Between runs a thread keeps at most kKeptScratchBytes of working memory. Each element of
+// the result is made within one block, and the same run gives the same bits every time.
 //
 // Thread-safe; runs on distinct threads do not wait for one another.
 class MatmulKernel {
  public:
+  static constexpr size_t kKeptScratchBytes = size_t{16} << 20;
+
   struct Options {
-    // Threads per run; 0 for as many as the machine has cores.
+    // Threads per run; 0 for as many as HostShare says.
     int threads = 0;
     // Compiled kernels kept: some tens of kilobytes each, and a model has some tens of shapes.
     size_t cache_capacity = 1024;
     // Rate per thread by which a block's time is foreseen: a low estimate makes smaller blocks.
     double flops_per_second = 100e9;
+    // Rate of the whole machine at which a block's operands are read, likewise.
+    double bytes_per_second = 4e9;
   };
 
   // Asked between blocks; a status other than OK ends the run with it.
@@ -113,9 +124,9 @@ class MatmulKernel {
                    const AbortCheck& abort_check = nullptr);
 
   // Packs spec's right-hand operand for products of its k, n, types and transpositions, and of any
-  // m; spec.m is a typical one. INVALID_ARGUMENT as in Run.
-  absl::StatusOr<std::shared_ptr<const PackedWeights>> Pack(const MatmulSpec& spec,
-                                                            absl::Span<const char> rhs);
+  // m; spec.m is a typical one. Goes block by block as Run does. INVALID_ARGUMENT as in Run.
+  absl::StatusOr<std::shared_ptr<const PackedWeights>> Pack(
+      const MatmulSpec& spec, absl::Span<const char> rhs, const AbortCheck& abort_check = nullptr);
 
   // Compiled kernels held, and how often one had to be made.
   size_t cached_kernels() const;
@@ -129,7 +140,7 @@ class MatmulKernel {
   static absl::Status RunWithoutSums(const MatmulSpec& spec, const MatmulOperands& operands);
 
   const int threads_;
-  const double block_flops_;
+  const BlockLimits limits_;
   const std::unique_ptr<Cache> cache_;
 };
 

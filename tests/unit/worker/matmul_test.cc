@@ -220,6 +220,46 @@ TEST(MatmulTest, OnePackingServesEveryNumberOfRows) {
   }
 }
 
+TEST(MatmulTest, PackingsOfOneShapeDoNotPushOneAnotherOut) {
+  MatmulKernel kernel({.threads = 1});
+  const int64_t m = 16, n = 256, k = 256;
+  const Matrix lhs(Dtype::kF32, m * k, 1), rhs(Dtype::kF32, k * n, 2);
+  Matrix out(Dtype::kF32, m * n, 3);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto narrow, kernel.Pack(SpecOf(1, n, k), rhs.bytes));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto wide, kernel.Pack(SpecOf(512, n, k), rhs.bytes));
+  for (int round = 0; round < 4; ++round) {
+    for (const PackedWeights* packed : {narrow.get(), wide.get()}) {
+      EXPECT_THAT(
+          kernel.Run(SpecOf(m, n, k), {lhs.bytes, {}, {}, absl::MakeSpan(out.bytes), packed}),
+          IsOk());
+    }
+  }
+  EXPECT_LE(kernel.compilations(), 2);
+}
+
+TEST(MatmulTest, PackingAndASkinnyProductGoInBlocksThatAnAbortEnds) {
+  // A tenth of a second reads 64 KiB here: the weights are 16 times that.
+  MatmulKernel kernel({.threads = 1, .bytes_per_second = 10.0 * (64 << 10)});
+  const int64_t n = 2048, k = 128;
+  const Matrix lhs(Dtype::kF32, k, 1), rhs(Dtype::kF32, k * n, 2);
+  Matrix out(Dtype::kF32, n, 3);
+  int asked = 0;
+  const auto third_time = [&asked] {
+    return ++asked == 3 ? absl::CancelledError("enough") : absl::OkStatus();
+  };
+  EXPECT_THAT(kernel.Pack(SpecOf(1, n, k), rhs.bytes, third_time).status(),
+              StatusIs(absl::StatusCode::kCancelled));
+  asked = 0;
+  EXPECT_THAT(kernel.Run(SpecOf(1, n, k), {lhs.bytes, rhs.bytes, {}, absl::MakeSpan(out.bytes)},
+                         third_time),
+              StatusIs(absl::StatusCode::kCancelled));
+  asked = 100;
+  EXPECT_THAT(kernel.Run(SpecOf(1, n, k), {lhs.bytes, rhs.bytes, {}, absl::MakeSpan(out.bytes)},
+                         third_time),
+              IsOk());
+  EXPECT_EQ(asked, 100 + 15) << "between 16 blocks";
+}
+
 TEST(MatmulTest, KeepsCompiledKernelsUpToABound) {
   MatmulKernel kernel({.cache_capacity = 2});
   const auto run = [&kernel](int64_t m) {

@@ -1,0 +1,79 @@
+// HostShare over made-up control groups of both versions.
+#include "worker/kernel/host_share.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "tests/testing/status_matchers.h"
+
+namespace shardmesh::worker {
+namespace {
+
+class HostShareTest : public testing::Test {
+ protected:
+  HostShareTest() : root_(testing::TempDir() + "/host_share") {
+    std::filesystem::remove_all(root_);
+  }
+  ~HostShareTest() override { std::filesystem::remove_all(root_); }
+
+  void Write(const std::string& path, const std::string& text) const {
+    const std::filesystem::path whole = root_ + path;
+    std::filesystem::create_directories(whole.parent_path());
+    std::ofstream(whole) << text << "\n";
+  }
+
+  const std::string root_;
+};
+
+TEST_F(HostShareTest, WithoutControlGroupsThereAreTheCores) {
+  const HostShare share = HostShare::Read(root_, 8);
+  EXPECT_EQ(share.Threads(), 8);
+  EXPECT_FALSE(share.quota_cores.has_value());
+  EXPECT_FALSE(share.memory_bytes.has_value());
+}
+
+TEST_F(HostShareTest, TheTightestLimitOfAGroupAndThoseAboveItCounts) {
+  Write("/proc/self/cgroup", "0::/pods/worker");
+  Write("/sys/fs/cgroup/pods/worker/cpu.max", "max 100000");
+  Write("/sys/fs/cgroup/pods/worker/memory.max", "1073741824");
+  Write("/sys/fs/cgroup/pods/cpu.max", "250000 100000");
+  Write("/sys/fs/cgroup/pods/memory.max", "max");
+  const HostShare share = HostShare::Read(root_, 8);
+  EXPECT_EQ(share.quota_cores, 2.5);
+  EXPECT_EQ(share.Threads(), 2);
+  EXPECT_EQ(share.memory_bytes, 1'073'741'824);
+  EXPECT_EQ(HostShare::Read(root_, 1).Threads(), 1);
+}
+
+TEST_F(HostShareTest, VersionOneHasAHierarchyForEachController) {
+  Write("/proc/self/cgroup", "4:cpu,cpuacct:/docker/abc\n7:memory:/docker/abc\n0::/");
+  // The path is the host's; in the container the group is where the hierarchy begins.
+  Write("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "50000");
+  Write("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000");
+  Write("/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712");
+  const HostShare share = HostShare::Read(root_, 8);
+  EXPECT_EQ(share.quota_cores, 0.5);
+  EXPECT_EQ(share.Threads(), 1) << "at least one";
+  EXPECT_FALSE(share.memory_bytes.has_value()) << "no limit";
+}
+
+TEST(HostPartTest, IsSaidAsIndexAndCount) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const HostPart part, HostPart::Parse("2/8"));
+  EXPECT_EQ(part.index, 2);
+  EXPECT_EQ(part.Threads(64), 8);
+  EXPECT_EQ(part.Threads(4), 1);
+  for (const char* wrong : {"", "2", "8/8", "-1/4", "0/0", "a/b", "1/2/3"}) {
+    EXPECT_FALSE(HostPart::Parse(wrong).ok()) << wrong;
+  }
+}
+
+TEST(HostPartTest, APartOfFewerThanTwoCoresIsNotBound) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const bool bound, BindToPart({.index = 0, .count = 1 << 20}));
+  EXPECT_FALSE(bound);
+}
+
+}  // namespace
+}  // namespace shardmesh::worker
