@@ -70,12 +70,14 @@ void EncodeHello(const FrameHello& from, v1::FrameHello* to) {
   to->set_boot_id(from.boot_id);
   to->set_shm_socket(from.shm_socket);
   to->set_shm_token(from.shm_token);
+  to->set_link_credit_bytes(from.link_credit_bytes);
 }
 
 FrameHello DecodeHello(const v1::FrameHello& from) {
   return {from.identity(),         from.incarnation(), from.peer_identity(),
           from.peer_incarnation(), from.cluster_id(),  from.initial_credit_bytes(),
-          from.boot_id(),          from.shm_socket(),  from.shm_token()};
+          from.boot_id(),          from.shm_socket(),  from.shm_token(),
+          from.link_credit_bytes()};
 }
 
 void EncodeAbort(const FrameAbort& from, v1::FrameAbort* to) {
@@ -116,6 +118,8 @@ void EncodeHeader(const FrameHeader& from, Wire* to) {
   to->set_offset_bytes(from.offset_bytes);
   to->set_message_bytes(from.message_bytes);
   to->set_credit_bytes(from.credit_bytes);
+  to->set_link_credit_bytes(from.link_credit_bytes);
+  to->set_urgent(from.is_urgent);
   if (from.hello.has_value()) {
     EncodeHello(*from.hello, to->mutable_hello());
   }
@@ -138,6 +142,8 @@ absl::StatusOr<FrameHeader> DecodeHeader(const Wire& from, int64_t payload_bytes
   header.offset_bytes = from.offset_bytes();
   header.message_bytes = from.message_bytes();
   header.credit_bytes = from.credit_bytes();
+  header.link_credit_bytes = from.link_credit_bytes();
+  header.is_urgent = from.urgent();
   header.ping = from.ping();
   if (static_cast<int64_t>(from.signature().size()) > kMaxSignatureBytes) {
     return BadFrame(StrCat("a signature of ", from.signature().size(), " bytes; the limit is ",
@@ -151,7 +157,7 @@ absl::StatusOr<FrameHeader> DecodeHeader(const Wire& from, int64_t payload_bytes
     header.abort = DecodeAbort(from.abort());
   }
   if (header.offset_bytes < 0 || header.message_bytes < 0 || header.credit_bytes < 0 ||
-      header.tag.sequence < 0) {
+      header.link_credit_bytes < 0 || header.tag.sequence < 0) {
     return BadFrame("a size, an offset or a sequence number is negative");
   }
   if (header.kind == FrameKind::kHello && !header.hello.has_value()) {

@@ -56,6 +56,7 @@ struct FrameHello {
   std::string boot_id;
   std::string shm_socket = {};  // abstract, on the sender's host; empty: nothing is shared
   std::string shm_token = {};   // 16 bytes, or none
+  int64_t link_credit_bytes = 0;
 
   friend bool operator==(const FrameHello&, const FrameHello&) = default;
 };
@@ -75,9 +76,12 @@ struct FrameHeader {
   int64_t epoch = 0;
   int64_t term = 0;
   FrameTag tag = {};
-  int64_t offset_bytes = 0;                        // data: where the payload goes in the message
-  int64_t message_bytes = 0;                       // data: bytes of the whole message
-  int64_t credit_bytes = 0;                        // credit: bytes beyond those allowed before
+  int64_t offset_bytes = 0;       // data: where the payload goes in the message
+  int64_t message_bytes = 0;      // data: bytes of the whole message
+  int64_t credit_bytes = 0;       // credit: bytes beyond those allowed before
+  int64_t link_credit_bytes = 0;  // credit: the same, of the whole stream
+  // Data: costs no credit of the stream. Credit: allows the tag's bytes to be sent so.
+  bool is_urgent = false;
   std::optional<FrameHello> hello = std::nullopt;  // hello
   std::optional<FrameAbort> abort = std::nullopt;  // abort
   int64_t ping = 0;                                // ping: asks for the number's negative

@@ -1143,8 +1143,8 @@ absl::Status AttachReactor::TakeHeartbeat(uint64_t attachment, const v1::Heartbe
   if (heartbeat.has_send_time()) {
     SHARDMESH_ASSIGN_OR_RETURN(heard.sent, rpc::Decode(heartbeat.send_time()));
   }
-  if (heartbeat.has_progress()) {
-    SHARDMESH_ASSIGN_OR_RETURN(heard.progress, rpc::Decode(heartbeat.progress()));
+  for (const v1::StepProgress& running : heartbeat.progress()) {
+    SHARDMESH_ASSIGN_OR_RETURN(heard.progress.emplace_back(), rpc::Decode(running));
   }
   for (const v1::FlightRecord& record : heartbeat.records()) {
     SHARDMESH_ASSIGN_OR_RETURN(heard.records.emplace_back(), rpc::Decode(record));

@@ -62,9 +62,9 @@ void FlightLog::Heard(std::string_view identity, uint64_t incarnation, Heartbeat
     worker.records.pop_front();
   }
   worker.progress = std::move(heartbeat.progress);
-  if (worker.progress.has_value()) {
-    worker.progress->started += shift;
-    if (worker.progress->instruction.has_value()) Shift(shift, &*worker.progress->instruction);
+  for (rpc::StepProgress& running : worker.progress) {
+    running.started += shift;
+    if (running.instruction.has_value()) Shift(shift, &*running.instruction);
   }
 }
 
@@ -80,10 +80,14 @@ std::optional<WorkerFlight> FlightLog::Find(std::string_view identity, int64_t s
   const auto found = workers_.find(identity);
   if (found == workers_.end()) return std::nullopt;
   const Worker& worker = found->second;
-  WorkerFlight flight{.identity = found->first,
-                      .incarnation = worker.incarnation,
-                      .progress = worker.progress,
-                      .unreached = worker.unreached};
+  WorkerFlight flight{
+      .identity = found->first, .incarnation = worker.incarnation, .unreached = worker.unreached};
+  if (!worker.progress.empty()) {
+    const auto asked_for =
+        std::find_if(worker.progress.begin(), worker.progress.end(),
+                     [step](const rpc::StepProgress& running) { return running.step == step; });
+    flight.progress = asked_for == worker.progress.end() ? worker.progress.front() : *asked_for;
+  }
   for (auto record = worker.records.rbegin();
        record != worker.records.rend() && flight.records.size() < max_records; ++record) {
     if (step == 0 || record->step == step) flight.records.push_back(*record);

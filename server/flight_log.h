@@ -24,10 +24,11 @@ namespace shardmesh::server {
 struct WorkerFlight {
   std::string identity;
   uint64_t incarnation = 0;
-  std::optional<rpc::StepProgress> progress = {};  // as of its last heartbeat
-  std::vector<rpc::FlightRecord> records = {};     // instructions that ended, in order
-  int64_t omitted = 0;                             // older ones that are not there
-  std::vector<std::string> unreached = {};         // peers, by its last report
+  // A step that it runs, as of its last heartbeat: the one that was asked for, or else the lowest.
+  std::optional<rpc::StepProgress> progress = {};
+  std::vector<rpc::FlightRecord> records = {};  // instructions that ended, in order
+  int64_t omitted = 0;                          // older ones that are not there
+  std::vector<std::string> unreached = {};      // peers, by its last report
 };
 
 // A step that was aborted.
@@ -56,7 +57,7 @@ class FlightLog {
   // and what has ended; records that are known already are passed over.
   struct Heartbeat {
     absl::Time sent;
-    std::optional<rpc::StepProgress> progress = {};
+    std::vector<rpc::StepProgress> progress = {};  // the lowest first
     std::vector<rpc::FlightRecord> records = {};
   };
   void Heard(std::string_view identity, uint64_t incarnation, Heartbeat heartbeat, absl::Time now);
@@ -74,7 +75,7 @@ class FlightLog {
  private:
   struct Worker {
     uint64_t incarnation = 0;
-    std::optional<rpc::StepProgress> progress = {};
+    std::vector<rpc::StepProgress> progress = {};
     std::deque<rpc::FlightRecord> records = {};
     int64_t record_bytes = 0;
     int64_t next_number = 0;  // of the record that is not known yet

@@ -351,6 +351,9 @@ bool IsFinal(const absl::Status& status) {
          absl::IsPermissionDenied(status);
 }
 
+// The step, and its instruction or -1, of each step that runs.
+using RunningInstructions = std::vector<std::pair<int64_t, int64_t>>;
+
 class AttachLoop final : public CoordinatorLink {
  public:
   AttachLoop(Options options, int64_t term, const std::shared_ptr<grpc::Channel>& channel)
@@ -499,8 +502,9 @@ class AttachLoop final : public CoordinatorLink {
   std::vector<std::string> unreached_ ABSL_GUARDED_BY(mutex_);
   absl::Duration heartbeat_interval_ ABSL_GUARDED_BY(mutex_) = absl::Seconds(1);
   absl::Time next_beat_ ABSL_GUARDED_BY(mutex_);
-  // Of the last heartbeat: the step and the instruction that ran, and the records that it carried.
-  std::pair<int64_t, int64_t> told_ ABSL_GUARDED_BY(mutex_);
+  // Of the last heartbeat: the steps and the instructions that ran, and the records that it
+  // carried.
+  RunningInstructions told_ ABSL_GUARDED_BY(mutex_);
   FlightRecorder::Ticket next_record_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t told_links_ ABSL_GUARDED_BY(mutex_) = 0;           // revision
   std::vector<std::string> dropped_ ABSL_GUARDED_BY(mutex_);  // and not yet confirmed
@@ -946,7 +950,7 @@ v1::QuarantineAnswer AttachLoop::CarryOut(const v1::QuarantineOrder& order) {
 }
 
 void AttachLoop::Beat() {
-  const std::optional<rpc::StepProgress> progress = options_.executor->progress();
+  const std::vector<rpc::StepProgress> progress = options_.executor->progress();
   const int64_t used_bytes = options_.store->used_bytes();
   absl::MutexLock lock(&mutex_);
   if (!attached_) {
@@ -954,16 +958,19 @@ void AttachLoop::Beat() {
   }
   const absl::Time now = options_.clock->Now();
   absl::Time slow_at = absl::InfiniteFuture();
-  std::pair<int64_t, int64_t> running;  // which instruction of which step
-  if (progress.has_value()) {
-    const std::optional<FlightRecord>& instruction = progress->instruction;
-    running = {progress->step, instruction.has_value() ? instruction->op : -1};
-    slow_at = (instruction.has_value() ? instruction->started : progress->started) + kSlowAfter;
+  RunningInstructions running;
+  for (const rpc::StepProgress& step : progress) {
+    const std::optional<FlightRecord>& instruction = step.instruction;
+    running.emplace_back(step.step, instruction.has_value() ? instruction->op : -1);
+    // What was told of already is not told again for being slow.
+    if (std::find(told_.begin(), told_.end(), running.back()) != told_.end()) continue;
+    slow_at = std::min(
+        slow_at, (instruction.has_value() ? instruction->started : step.started) + kSlowAfter);
   }
-  if (now < next_beat_ && (running == told_ || now < slow_at)) {
-    const absl::Time look_again = running == told_ ? now + kSlowAfter : slow_at;
-    return heartbeat_.SetNoLaterThan(progress.has_value() ? std::min(next_beat_, look_again)
-                                                          : next_beat_);
+  if (now < next_beat_ && now < slow_at) {
+    const absl::Time look_again = std::min(slow_at, now + kSlowAfter);
+    return heartbeat_.SetNoLaterThan(progress.empty() ? next_beat_
+                                                      : std::min(next_beat_, look_again));
   }
   SendDropped();
   options_.store->ExpireQuarantine(now);
@@ -976,9 +983,7 @@ void AttachLoop::Beat() {
   heartbeat->set_quarantined_bytes(quarantine.disk_bytes + quarantine.memory_bytes);
   heartbeat->set_epoch(epoch_);
   rpc::Encode(now, heartbeat->mutable_send_time());
-  if (progress.has_value()) {
-    rpc::Encode(*progress, heartbeat->mutable_progress());
-  }
+  for (const rpc::StepProgress& step : progress) rpc::Encode(step, heartbeat->add_progress());
   if (options_.recorder != nullptr) {
     const FlightRecorder::Tail tail = options_.recorder->EndedSince(next_record_, kMaxRecords);
     Encode(tail.records, heartbeat);
@@ -994,8 +999,7 @@ void AttachLoop::Beat() {
   told_ = running;
   next_beat_ = now + heartbeat_interval_;
   // While a step runs its next instruction may be slow as well.
-  heartbeat_.SetNoLaterThan(progress.has_value() ? std::min(next_beat_, now + kSlowAfter)
-                                                 : next_beat_);
+  heartbeat_.SetNoLaterThan(progress.empty() ? next_beat_ : std::min(next_beat_, now + kSlowAfter));
 }
 
 void AttachLoop::SendPeers() {

@@ -2,6 +2,8 @@
 #include "worker/flight_recorder.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <iterator>
 #include <utility>
 
 namespace shardmesh::worker {
@@ -12,74 +14,79 @@ FlightRecorder::Ticket FlightRecorder::Begin(FlightRecord record,
   for (const DeviceId peer : peers) record.peers.push_back({.rank = peer});
 
   absl::MutexLock lock(&mutex_);
-  const Ticket ticket = next_++;
-  record.number = ticket;
-  if (ring_.size() < kCapacity) {
-    ring_.push_back(std::move(record));
-  } else {
-    std::swap(ring_[static_cast<size_t>(ticket) % kCapacity], record);
-  }
+  const Ticket ticket = next_ticket_++;
+  running_.emplace(ticket, std::move(record));
+  if (running_.size() > kCapacity) running_.erase(running_.begin());
   return ticket;
 }
 
 void FlightRecorder::WaitsFor(Ticket ticket, DeviceId peer) {
   absl::MutexLock lock(&mutex_);
-  if (FlightRecord* record = Find(ticket); record != nullptr) record->waits_for = peer;
+  const auto record = running_.find(ticket);
+  if (record != running_.end()) record->second.waits_for = peer;
 }
 
 void FlightRecorder::DataCame(Ticket ticket, DeviceId peer, absl::Time now) {
   absl::MutexLock lock(&mutex_);
-  FlightRecord* record = Find(ticket);
-  if (record == nullptr) return;
-  for (FlightRecord::Peer& waited_for : record->peers) {
+  const auto record = running_.find(ticket);
+  if (record == running_.end()) return;
+  for (FlightRecord::Peer& waited_for : record->second.peers) {
     if (waited_for.rank == peer) waited_for.data_came = now;
   }
 }
 
 void FlightRecorder::End(Ticket ticket, absl::Status outcome, absl::Time now) {
   absl::MutexLock lock(&mutex_);
-  FlightRecord* record = Find(ticket);
-  if (record == nullptr) return;
-  if (outcome.ok()) record->waits_for.reset();
-  record->outcome = std::move(outcome);
-  record->ended = now;
+  const auto found = running_.find(ticket);
+  if (found == running_.end()) return;
+  FlightRecord record = std::move(found->second);
+  running_.erase(found);
+  if (outcome.ok()) record.waits_for.reset();
+  record.outcome = std::move(outcome);
+  record.ended = now;
+  record.number = ended_++;
+  if (ring_.size() < kCapacity) {
+    ring_.push_back(std::move(record));
+  } else {
+    std::swap(ring_[static_cast<size_t>(record.number) % kCapacity], record);
+  }
 }
 
 std::vector<FlightRecord> FlightRecorder::Last(size_t count) const {
   absl::MutexLock lock(&mutex_);
-  count = std::min(count, ring_.size());
   std::vector<FlightRecord> last;
-  last.reserve(count);
-  for (size_t ticket = static_cast<size_t>(next_) - count; ticket < static_cast<size_t>(next_);
-       ++ticket) {
-    last.push_back(ring_[ticket % kCapacity]);
+  const size_t running = std::min(count, running_.size());
+  const size_t ended = std::min(count - running, ring_.size());
+  last.reserve(ended + running);
+  for (size_t number = static_cast<size_t>(ended_) - ended; number < static_cast<size_t>(ended_);
+       ++number) {
+    last.push_back(ring_[number % kCapacity]);
+  }
+  for (auto it = std::prev(running_.end(), static_cast<ptrdiff_t>(running)); it != running_.end();
+       ++it) {
+    last.push_back(it->second);
   }
   return last;
 }
 
-std::optional<FlightRecord> FlightRecorder::Running() const {
+std::optional<FlightRecord> FlightRecorder::Running(int64_t step) const {
   absl::MutexLock lock(&mutex_);
-  // Instructions of a rank follow one another: only the last can run.
-  if (next_ == 0 || !At(next_ - 1).is_running()) return std::nullopt;
-  return At(next_ - 1);
-}
-
-FlightRecorder::Tail FlightRecorder::EndedSince(Ticket first, size_t max_records) const {
-  absl::MutexLock lock(&mutex_);
-  Tail tail;
-  const Ticket kept = std::max(first, next_ - static_cast<Ticket>(ring_.size()));
-  tail.next = kept;
-  while (tail.next < next_ && !At(tail.next).is_running()) ++tail.next;
-  const Ticket begin = std::max(kept, tail.next - static_cast<Ticket>(max_records));
-  for (Ticket ticket = begin; ticket < tail.next; ++ticket) tail.records.push_back(At(ticket));
-  return tail;
-}
-
-FlightRecord* FlightRecorder::Find(Ticket ticket) {
-  if (ticket < 0 || ticket >= next_ || next_ - ticket > static_cast<Ticket>(kCapacity)) {
-    return nullptr;
+  for (auto it = running_.rbegin(); it != running_.rend(); ++it) {
+    if (it->second.step == step) return it->second;
   }
-  return &ring_[static_cast<size_t>(ticket) % kCapacity];
+  return std::nullopt;
+}
+
+FlightRecorder::Tail FlightRecorder::EndedSince(int64_t first, size_t max_records) const {
+  absl::MutexLock lock(&mutex_);
+  const int64_t kept = std::max(first, ended_ - static_cast<int64_t>(ring_.size()));
+  Tail tail;
+  tail.next = std::max(kept, ended_);
+  for (int64_t number = std::max(kept, ended_ - static_cast<int64_t>(max_records)); number < ended_;
+       ++number) {
+    tail.records.push_back(ring_[static_cast<size_t>(number) % kCapacity]);
+  }
+  return tail;
 }
 
 }  // namespace shardmesh::worker

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <vector>
 
@@ -19,8 +20,9 @@ namespace shardmesh::worker {
 
 using rpc::FlightRecord;
 
-// Keeps the last kCapacity instructions, the oldest making room for a new one. An instruction costs
-// one allocation or two and a few short holds of a mutex.
+// Keeps the instructions that run, of steps that run side by side, and the last kCapacity that have
+// ended, the oldest making room for a new one. They are numbered in the order in which they ended.
+// An instruction costs a few allocations and short holds of a mutex.
 //
 // Example: const auto op = recorder.Begin({.step = 7, .op = 2, .what = "all-reduce over tp",
 //                                          .started = clock.Now()}, {1, 2, 3});
@@ -32,13 +34,13 @@ class FlightRecorder {
  public:
   static constexpr size_t kCapacity = 1024;
 
-  // Names an instruction until it is pushed out: its number.
+  // Names an instruction until it has ended.
   using Ticket = int64_t;
 
   // `record` says which instruction it is, and when it began; `peers` whose data it needs.
   Ticket Begin(FlightRecord record, absl::Span<const DeviceId> peers);
 
-  // The calls below have no effect on what was pushed out.
+  // The calls below have no effect on what has ended.
 
   // From now on it waits for data of this rank.
   void WaitsFor(Ticket ticket, DeviceId peer);
@@ -50,30 +52,26 @@ class FlightRecorder {
   // It is over. Whom it waited for is kept where it failed.
   void End(Ticket ticket, absl::Status outcome, absl::Time now);
 
-  // The last `count`, or all that are kept, the oldest first.
+  // The last `count`, or all that are kept: what has ended in its order, then what runs.
   std::vector<FlightRecord> Last(size_t count = kCapacity) const;
 
-  // The one begun last, if it runs. Instructions of a rank follow one another.
-  std::optional<FlightRecord> Running() const;
+  // The instruction of a step that runs. Those of one step follow one another.
+  std::optional<FlightRecord> Running(int64_t step) const;
 
   // What ended since an earlier call.
   struct Tail {
     std::vector<FlightRecord> records;  // the oldest first; the last ones, if not all
-    Ticket next = 0;                    // for the next call
+    int64_t next = 0;                   // for the next call
   };
-  // Those from `first` on, up to the first that still runs; at most the last `max_records`.
-  Tail EndedSince(Ticket first, size_t max_records) const;
+  // Those from number `first` on; at most the last `max_records`.
+  Tail EndedSince(int64_t first, size_t max_records) const;
 
  private:
-  // Null if pushed out.
-  FlightRecord* Find(Ticket ticket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  const FlightRecord& At(Ticket ticket) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return ring_[static_cast<size_t>(ticket) % kCapacity];
-  }
-
   mutable absl::Mutex mutex_;
-  std::vector<FlightRecord> ring_ ABSL_GUARDED_BY(mutex_);  // ticket t at t % kCapacity
-  Ticket next_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<Ticket, FlightRecord> running_ ABSL_GUARDED_BY(mutex_);
+  Ticket next_ticket_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<FlightRecord> ring_ ABSL_GUARDED_BY(mutex_);  // number n at n % kCapacity
+  int64_t ended_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace shardmesh::worker

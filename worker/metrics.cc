@@ -157,6 +157,12 @@ void ExportState(rpc::Metrics* metrics, const WorkerState& state) {
                                             "Payload received from peers.");
   const auto broken = metrics->AddCounter("shardmesh_worker_broken_streams_total",
                                           "Streams to peers that ended after they had been up.");
+  const auto held = metrics->AddGauge(
+      "shardmesh_worker_peer_held_bytes",
+      "Bytes of messages that have come from peers and wait for their receivers.");
+  const auto credit_waits = metrics->AddCounter(
+      "shardmesh_worker_peer_credit_waits_total",
+      "How often data for a peer waited because its stream had no credit left.");
   const DiscardedFrames discarded(metrics);
   const auto links = metrics->AddGauge("shardmesh_worker_measured_links",
                                        "Links to peers of which this worker knows the speed.");
@@ -184,6 +190,8 @@ void ExportState(rpc::Metrics* metrics, const WorkerState& state) {
     shared.RaiseTo(static_cast<double>(counters.shared_bytes));
     received.RaiseTo(static_cast<double>(counters.received_bytes));
     broken.RaiseTo(static_cast<double>(counters.broken_streams));
+    held.Set(static_cast<double>(counters.held_bytes));
+    credit_waits.RaiseTo(static_cast<double>(counters.credit_waits));
     discarded.step_over.RaiseTo(static_cast<double>(counters.dropped_frames));
     discarded.stale_epoch.RaiseTo(static_cast<double>(counters.stale_frames));
     discarded.corrupt.RaiseTo(static_cast<double>(counters.corrupt_frames));

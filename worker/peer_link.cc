@@ -2,6 +2,7 @@
 #include "worker/peer_link.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "sharding/reason.h"
@@ -17,6 +18,21 @@ absl::Status Refuse(std::string_view message) {
 
 }  // namespace
 
+struct PeerLink::Charge {
+  Charge(std::weak_ptr<PeerLink> charged_link, int64_t charged_bytes)
+      : link(std::move(charged_link)), cost_bytes(charged_bytes) {}
+  Charge(const Charge&) = delete;
+  Charge& operator=(const Charge&) = delete;
+  ~Charge() {
+    if (const std::shared_ptr<PeerLink> open = link.lock(); open != nullptr) {
+      open->Return(cost_bytes);
+    }
+  }
+
+  const std::weak_ptr<PeerLink> link;
+  const int64_t cost_bytes;
+};
+
 PeerLink::PeerLink(Owner* owner, const rpc::Clock* clock, std::optional<rpc::FrameHello> greeting)
     : owner_(owner), clock_(clock), greeting_(std::move(greeting)), heard_(clock->Now()) {
   if (greeting_.has_value()) peer_ = greeting_->peer_identity;
@@ -25,6 +41,11 @@ PeerLink::PeerLink(Owner* owner, const rpc::Clock* clock, std::optional<rpc::Fra
 void PeerLink::Attach(std::shared_ptr<ExchangeStream> stream) {
   absl::MutexLock lock(&mutex_);
   stream_ = std::move(stream);
+}
+
+void PeerLink::KeepReservation(MemoryBudget::Reservation reservation) {
+  absl::MutexLock lock(&mutex_);
+  reservation_ = std::move(reservation);
 }
 
 std::string PeerLink::peer() const {
@@ -49,7 +70,7 @@ absl::Status PeerLink::CheckPeer(const rpc::Credentials& own, const std::string&
 
 bool PeerLink::is_behind() const {
   absl::MutexLock lock(&mutex_);
-  return !can_write_ && !(control_.empty() && short_.empty() && long_.empty());
+  return !can_write_ && !(control_.empty() && urgent_.empty() && short_.empty() && long_.empty());
 }
 
 std::vector<int64_t> PeerLink::recent_steps() const {
@@ -79,6 +100,11 @@ absl::Status PeerLink::Send(const rpc::FrameTag& tag, int64_t epoch, OwnedBytes 
                                                "); each tag is for one message"));
     }
     QueueOf(it->second).push_back(it->first);
+    if (const auto demand = early_demands_.find(it->first); demand != early_demands_.end()) {
+      it->second.urgent_bytes = demand->second;
+      urgent_.push_back(it->first);
+      early_demands_.erase(demand);
+    }
     RememberStepLocked(tag.sequence);
   }
   WriteNext();
@@ -118,6 +144,46 @@ void PeerLink::Grant(const rpc::FrameTag& tag, int64_t size_bytes, int64_t lot_b
   WriteNext();
 }
 
+void PeerLink::Demand(const rpc::FrameTag& tag, int64_t left_bytes) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (state_ != State::kUp || allowed_bytes_ > 0) return;
+    // All that was sent for credit has come: what is waited for was not sent.
+    int64_t& demanded = demanded_[KeyOf(tag)];
+    if (demanded >= std::min(left_bytes, kUrgentBytes / 2)) return;
+    const int64_t size_bytes = kUrgentBytes - demanded;
+    demanded += size_bytes;
+    allowed_urgent_bytes_ += size_bytes;
+    Queue({.kind = rpc::FrameKind::kCredit,
+           .tag = tag,
+           .credit_bytes = size_bytes,
+           .is_urgent = true});
+  }
+  WriteNext();
+}
+
+void PeerLink::Return(int64_t cost_bytes) {
+  const int64_t lot_bytes = lot_bytes_.load(std::memory_order_relaxed);
+  if (freed_bytes_.fetch_add(cost_bytes, std::memory_order_relaxed) + cost_bytes < lot_bytes) {
+    return;
+  }
+  {
+    absl::MutexLock lock(&mutex_);
+    const int64_t freed_bytes = freed_bytes_.exchange(0, std::memory_order_relaxed);
+    if (state_ != State::kUp || freed_bytes == 0) return;
+    SetAllowedLocked(allowed_bytes_ + freed_bytes);
+    Queue({.kind = rpc::FrameKind::kCredit, .link_credit_bytes = freed_bytes});
+  }
+  WriteNext();
+}
+
+void PeerLink::SetAllowedLocked(int64_t allowed_bytes) {
+  const int change = (allowed_bytes <= 0 ? 1 : 0) - (allowed_bytes_ <= 0 ? 1 : 0);
+  allowed_bytes_ = allowed_bytes;
+  if (change != 0)
+    owner_->credit_state().exhausted_links.fetch_add(change, std::memory_order_seq_cst);
+}
+
 void PeerLink::DropStep(int64_t sequence) {
   absl::MutexLock lock(&mutex_);
   DropStepLocked(sequence);
@@ -128,6 +194,8 @@ void PeerLink::DropStepLocked(int64_t sequence) {
   const TagKey end{sequence + 1, 0, 0};
   outgoing_.erase(outgoing_.lower_bound(begin), outgoing_.lower_bound(end));
   owed_credit_.erase(owed_credit_.lower_bound(begin), owed_credit_.lower_bound(end));
+  early_demands_.erase(early_demands_.lower_bound(begin), early_demands_.lower_bound(end));
+  demanded_.erase(demanded_.lower_bound(begin), demanded_.lower_bound(end));
 }
 
 void PeerLink::Tick(absl::Duration ping_interval, absl::Duration silence_limit) {
@@ -178,37 +246,75 @@ std::optional<PeerLink::NextFrame> PeerLink::Next() {
     can_write_ = false;
     return next;
   }
+  while (!urgent_.empty()) {
+    const TagKey key = urgent_.front();
+    urgent_.pop_front();
+    const auto found = outgoing_.find(key);
+    if (found == outgoing_.end()) continue;  // sent, or its step was aborted
+    Outgoing& outgoing = found->second;
+    const auto message_bytes = static_cast<int64_t>(outgoing.message.bytes.size());
+    const int64_t size_bytes = std::min({message_bytes - outgoing.sent_bytes, outgoing.credit_bytes,
+                                         outgoing.urgent_bytes, kDataFrameBytes});
+    if (size_bytes == 0) continue;  // told of again when credit comes
+    NextFrame next = Cut(outgoing, size_bytes, /*is_urgent=*/true);
+    if (outgoing.sent_bytes == message_bytes) {
+      outgoing_.erase(found);
+    } else if (outgoing.credit_bytes > 0 && outgoing.urgent_bytes > 0) {
+      urgent_.push_back(key);
+    }
+    return next;
+  }
   while (!short_.empty() || !long_.empty()) {
     std::deque<TagKey>& queue = short_.empty() ? long_ : short_;
     const auto found = outgoing_.find(queue.front());
+    if (found == outgoing_.end() || found->second.credit_bytes == 0) {
+      queue.pop_front();  // its step was aborted; or told of again when credit comes
+      continue;
+    }
+    if (link_credit_bytes_ <= 0) {
+      if (!std::exchange(waits_for_credit_, true)) {
+        owner_->credit_state().waits.fetch_add(1, std::memory_order_relaxed);
+      }
+      return std::nullopt;  // until the stream has credit again, or the peer demands a message
+    }
     queue.pop_front();
-    if (found == outgoing_.end()) continue;  // its step was aborted
     Outgoing& outgoing = found->second;
     const auto message_bytes = static_cast<int64_t>(outgoing.message.bytes.size());
-    const int64_t size_bytes =
-        std::min({message_bytes - outgoing.sent_bytes, outgoing.credit_bytes, kDataFrameBytes});
-    if (size_bytes == 0) continue;  // told of again when credit comes
-    NextFrame next{
-        .header = {.kind = rpc::FrameKind::kData,
-                   .epoch = outgoing.epoch,
-                   .tag = outgoing.tag,
-                   .offset_bytes = outgoing.sent_bytes,
-                   .message_bytes = message_bytes,
-                   .signature = std::exchange(outgoing.signature, {})},
-        .payload = {outgoing.message.bytes.subspan(static_cast<size_t>(outgoing.sent_bytes),
-                                                   static_cast<size_t>(size_bytes)),
-                    outgoing.message.owner}};
-    outgoing.sent_bytes += size_bytes;
-    outgoing.credit_bytes -= size_bytes;
+    NextFrame next =
+        Cut(outgoing,
+            std::min({message_bytes - outgoing.sent_bytes, outgoing.credit_bytes, kDataFrameBytes}),
+            /*is_urgent=*/false);
     if (outgoing.sent_bytes == message_bytes) {
       outgoing_.erase(found);
     } else if (outgoing.credit_bytes > 0) {
       queue.push_back(found->first);
     }
-    can_write_ = false;
     return next;
   }
   return std::nullopt;
+}
+
+PeerLink::NextFrame PeerLink::Cut(Outgoing& outgoing, int64_t size_bytes, bool is_urgent) {
+  NextFrame next{
+      .header = {.kind = rpc::FrameKind::kData,
+                 .epoch = outgoing.epoch,
+                 .tag = outgoing.tag,
+                 .offset_bytes = outgoing.sent_bytes,
+                 .message_bytes = static_cast<int64_t>(outgoing.message.bytes.size()),
+                 .is_urgent = is_urgent,
+                 .signature = std::exchange(outgoing.signature, {})},
+      .payload = {outgoing.message.bytes.subspan(static_cast<size_t>(outgoing.sent_bytes),
+                                                 static_cast<size_t>(size_bytes)),
+                  outgoing.message.owner}};
+  outgoing.sent_bytes += size_bytes;
+  outgoing.credit_bytes -= size_bytes;
+  if (is_urgent) {
+    outgoing.urgent_bytes -= size_bytes;
+  } else {
+    link_credit_bytes_ -= CostOf(size_bytes, next.header.signature);
+  }
+  can_write_ = false;
+  return next;
 }
 
 void PeerLink::WriteNext() {
@@ -270,7 +376,7 @@ absl::Status PeerLink::Take(const rpc::Frame& frame) {
     case rpc::FrameKind::kHello:
       return Refuse("a second hello");
     case rpc::FrameKind::kData:
-      return owner_->OnData(*this, frame);
+      return TakeData(frame);
     case rpc::FrameKind::kAbort:
       owner_->OnAbort(*this, frame.header.tag.sequence, *frame.header.abort);
       return absl::OkStatus();
@@ -283,12 +389,18 @@ absl::Status PeerLink::Take(const rpc::Frame& frame) {
 
 absl::Status PeerLink::TakeHello(const rpc::FrameHeader& header) {
   if (header.kind != rpc::FrameKind::kHello) return Refuse("a frame before the hello");
-  if (header.hello->initial_credit_bytes <= 0) return Refuse("a hello without initial credit");
+  if (header.hello->initial_credit_bytes <= 0 || header.hello->link_credit_bytes <= 0) {
+    return Refuse("a hello without initial credit");
+  }
   SHARDMESH_ASSIGN_OR_RETURN(rpc::FrameHello answer, owner_->CheckHello(*this, *header.hello));
   {
     absl::MutexLock lock(&mutex_);
     peer_ = header.hello->identity;
     initial_credit_bytes_ = header.hello->initial_credit_bytes;
+    link_credit_bytes_ = header.hello->link_credit_bytes;
+    allowed_bytes_ =
+        greeting_.has_value() ? greeting_->link_credit_bytes : answer.link_credit_bytes;
+    lot_bytes_.store(std::max<int64_t>(1, allowed_bytes_ / 4), std::memory_order_relaxed);
     state_ = State::kUp;
     if (!greeting_.has_value()) {
       Queue({.kind = rpc::FrameKind::kHello, .hello = std::move(answer)});
@@ -299,18 +411,45 @@ absl::Status PeerLink::TakeHello(const rpc::FrameHeader& header) {
   return absl::OkStatus();
 }
 
+absl::Status PeerLink::TakeData(const rpc::Frame& frame) {
+  const rpc::FrameHeader& header = frame.header;
+  const int64_t payload_bytes = frame.payload_bytes();
+  std::shared_ptr<const void> charge;
+  bool is_exhausted = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (state_ != State::kUp) return absl::OkStatus();
+    int64_t& allowed_bytes = header.is_urgent ? allowed_urgent_bytes_ : allowed_bytes_;
+    if (allowed_bytes <= 0 || (header.is_urgent && payload_bytes > allowed_bytes)) {
+      return WithReason(absl::ResourceExhaustedError(StrCat(
+                            header.is_urgent ? "an urgent frame of " : "a frame of ", payload_bytes,
+                            " bytes from ", peer_, " is beyond the credit of the stream: ",
+                            allowed_bytes, " bytes are left of what it was given")),
+                        Reason::kLimitExceeded);
+    }
+    if (const auto demanded = demanded_.find(KeyOf(header.tag)); demanded != demanded_.end()) {
+      if (header.is_urgent) demanded->second -= payload_bytes;
+      if (header.offset_bytes + payload_bytes == header.message_bytes) demanded_.erase(demanded);
+    }
+    if (header.is_urgent) {
+      allowed_urgent_bytes_ -= payload_bytes;
+    } else {
+      const int64_t cost_bytes = CostOf(payload_bytes, header.signature);
+      SetAllowedLocked(allowed_bytes_ - cost_bytes);
+      is_exhausted = allowed_bytes_ <= 0;
+      charge = std::make_shared<const Charge>(weak_from_this(), cost_bytes);
+    }
+  }
+  SHARDMESH_RETURN_IF_ERROR(owner_->OnData(*this, frame, charge));
+  if (is_exhausted) owner_->OnExhausted(*this);
+  return absl::OkStatus();
+}
+
 absl::Status PeerLink::TakeControl(const rpc::FrameHeader& header) {
   {
     absl::MutexLock lock(&mutex_);
     if (header.kind == rpc::FrameKind::kCredit) {
-      const auto found = outgoing_.find(KeyOf(header.tag));
-      if (found == outgoing_.end()) return absl::OkStatus();  // sent, or its step was aborted
-      Outgoing& outgoing = found->second;
-      const auto left_bytes =
-          static_cast<int64_t>(outgoing.message.bytes.size()) - outgoing.sent_bytes;
-      if (outgoing.credit_bytes == 0) QueueOf(outgoing).push_back(found->first);
-      // More than is left to send means the same as all of it.
-      outgoing.credit_bytes += std::min(header.credit_bytes, left_bytes);
+      SHARDMESH_RETURN_IF_ERROR(TakeCreditLocked(header));
     } else if (header.ping > 0) {
       if (control_.size() >= kMaxControlFrames) {
         return WithReason(
@@ -322,6 +461,45 @@ absl::Status PeerLink::TakeControl(const rpc::FrameHeader& header) {
     }
   }
   WriteNext();
+  return absl::OkStatus();
+}
+
+absl::Status PeerLink::TakeCreditLocked(const rpc::FrameHeader& header) {
+  if (header.link_credit_bytes > 0) {
+    // Its hello said how much it keeps; more than that at once is never given.
+    if (header.link_credit_bytes > std::numeric_limits<int64_t>::max() / 2 ||
+        link_credit_bytes_ > std::numeric_limits<int64_t>::max() / 2) {
+      return Refuse("credit beyond all bounds");
+    }
+    link_credit_bytes_ += header.link_credit_bytes;
+    waits_for_credit_ = false;
+  }
+  if (header.credit_bytes == 0) return absl::OkStatus();
+  const TagKey key = KeyOf(header.tag);
+  const auto found = outgoing_.find(key);
+  if (header.is_urgent) {
+    if (found != outgoing_.end()) {
+      Outgoing& outgoing = found->second;
+      const auto left_bytes =
+          static_cast<int64_t>(outgoing.message.bytes.size()) - outgoing.sent_bytes;
+      if (outgoing.urgent_bytes == 0 || outgoing.credit_bytes == 0) urgent_.push_back(key);
+      outgoing.urgent_bytes += std::min(header.credit_bytes, left_bytes);
+    } else {
+      // Some may be left of messages that went another way: the oldest make room.
+      if (early_demands_.size() >= kMaxEarlyDemands) early_demands_.erase(early_demands_.begin());
+      early_demands_[key] = std::min(header.credit_bytes, kUrgentBytes);
+    }
+    return absl::OkStatus();
+  }
+  if (found == outgoing_.end()) return absl::OkStatus();  // sent, or its step was aborted
+  Outgoing& outgoing = found->second;
+  const auto left_bytes = static_cast<int64_t>(outgoing.message.bytes.size()) - outgoing.sent_bytes;
+  if (outgoing.credit_bytes == 0) {
+    QueueOf(outgoing).push_back(key);
+    if (outgoing.urgent_bytes > 0) urgent_.push_back(key);
+  }
+  // More than is left to send means the same as all of it.
+  outgoing.credit_bytes += std::min(header.credit_bytes, left_bytes);
   return absl::OkStatus();
 }
 
@@ -339,7 +517,12 @@ void PeerLink::OnClosed(const absl::Status& status) {
     control_.clear();
     short_.clear();
     long_.clear();
+    urgent_.clear();
     owed_credit_.clear();
+    early_demands_.clear();
+    demanded_.clear();
+    if (was_up) SetAllowedLocked(1);  // it is waited for no more
+    reservation_ = MemoryBudget::Reservation();
   }
   owner_->OnDown(shared_from_this(), was_up, status);
 }

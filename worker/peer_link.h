@@ -3,6 +3,7 @@
 #ifndef SHARDMESH_WORKER_PEER_LINK_H_
 #define SHARDMESH_WORKER_PEER_LINK_H_
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -20,6 +21,7 @@
 #include "absl/time/time.h"
 #include "rpc/clock.h"
 #include "rpc/frame.h"
+#include "tensor/buffer.h"
 #include "worker/collective/link.h"
 #include "worker/exchange_stream.h"
 
@@ -32,6 +34,20 @@ namespace shardmesh::worker {
 // Memory is bounded: messages are sent from where they lie, and the control frames that wait are
 // counted.
 //
+// Back-pressure. A message may send what its tag has credit for: a receiver that is slow on one tag
+// holds up no other. All messages together may send what the stream has credit for: a receiver that
+// is late for a step, whose sender may use any number of tags, holds no more than that and one
+// frame, which may be sent while any credit is left. The receiver's hello gives the stream's first
+// credit; a frame's credit comes back when the last of its bytes is freed, in lots of a quarter.
+//
+// A stream without credit does not deadlock. Its credit may all be held by messages that nobody
+// reads yet, of a step that waits for another, or of a later round. So a receiver that waits for a
+// message while the stream has no credit asks for it (Demand): the tag gets the right to send
+// kUrgentBytes in urgent frames, which cost no credit of the stream. Hence whatever a receiver
+// waits for is sent as soon as its sender has it, whatever else is held, and the messages that are
+// under way cannot block one another. A receiving thread waits for one message at a time and asks
+// again when half has come: urgent frames take at most kUrgentBytes of memory for each such thread.
+//
 // Thread-safe.
 class PeerLink final : public ExchangeStream::Handler,
                        public std::enable_shared_from_this<PeerLink> {
@@ -41,6 +57,22 @@ class PeerLink final : public ExchangeStream::Handler,
   static constexpr int64_t kDataFrameBytes = int64_t{512} << 10;
   // Control frames that wait: a peer that causes more of them and does not read is cut off.
   static constexpr size_t kMaxControlFrames = 4096;
+  // What a data frame costs of the stream's credit beyond its payload and its signature, so that
+  // many short messages are bounded too.
+  static constexpr int64_t kFrameOverheadBytes = 256;
+  // What a demand allows to be sent beside the stream's credit.
+  static constexpr int64_t kUrgentBytes = kDataFrameBytes;
+  // Demands kept for messages that are not there yet: far more than a peer has receiving threads.
+  static constexpr size_t kMaxEarlyDemands = 1024;
+
+  // Shared by the links of one owner.
+  struct CreditState {
+    // How many streams have no credit left for their peers. A receiver that finds 0 here after it
+    // said that it waits need not Demand.
+    std::atomic<int64_t> exhausted_links = 0;
+    // How often this worker had data to send and no credit of the stream.
+    std::atomic<int64_t> waits = 0;
+  };
 
   // Who decides and takes what comes in. Called on the stream's thread, with no lock held; must not
   // block.
@@ -52,8 +84,13 @@ class PeerLink final : public ExchangeStream::Handler,
                                                        const rpc::FrameHello& hello) = 0;
     // The peer is greeted: messages may be sent.
     virtual void OnUp(const std::shared_ptr<PeerLink>& link) = 0;
-    // An error closes the stream with it.
-    virtual absl::Status OnData(PeerLink& link, const rpc::Frame& frame) = 0;
+    // An error closes the stream with it. The frame's credit is given back when nobody keeps
+    // `charge` any more, which each piece of its payload is to keep.
+    virtual absl::Status OnData(PeerLink& link, const rpc::Frame& frame,
+                                const std::shared_ptr<const void>& charge) = 0;
+    // The stream has no credit left: Demand what is waited for.
+    virtual void OnExhausted(PeerLink& link) = 0;
+    virtual CreditState& credit_state() = 0;
     virtual void OnAbort(PeerLink& link, int64_t sequence, const rpc::FrameAbort& abort) = 0;
     // A frame was refused: the stream is about to be closed with the error.
     virtual void OnRefused(const absl::Status& why) = 0;
@@ -68,6 +105,9 @@ class PeerLink final : public ExchangeStream::Handler,
 
   // Before the stream's first event.
   void Attach(std::shared_ptr<ExchangeStream> stream);
+
+  // Keeps the memory for the credit that this end's hello gives the peer.
+  void KeepReservation(MemoryBudget::Reservation reservation);
 
   bool dialled() const { return greeting_.has_value(); }
   // The peer's identity: the one that was dialled, or else as its hello says (empty before).
@@ -89,6 +129,10 @@ class PeerLink final : public ExchangeStream::Handler,
   void SendAbort(int64_t sequence, const rpc::FrameAbort& abort);
   // Allows the peer `size_bytes` more under a tag. Told to it in lots of `lot_bytes`.
   void Grant(const rpc::FrameTag& tag, int64_t size_bytes, int64_t lot_bytes);
+  // A receiver waits for a message of which `left_bytes` have not come. If the stream has no credit
+  // left, and none was asked for before that is still to come, the peer may send it in urgent
+  // frames.
+  void Demand(const rpc::FrameTag& tag, int64_t left_bytes);
   void DropStep(int64_t sequence);
 
   // To be called now and then: pings a peer that was silent for `ping_interval`, and closes the
@@ -122,7 +166,10 @@ class PeerLink final : public ExchangeStream::Handler,
     std::string signature;  // empty once sent
     int64_t sent_bytes = 0;
     int64_t credit_bytes = 0;  // that may be sent now
+    int64_t urgent_bytes = 0;  // of them, that cost the stream no credit
   };
+  // What a frame costs of the stream's credit; given back by the destructor.
+  struct Charge;
   // A frame to be written; its payload is empty for control frames.
   struct NextFrame {
     rpc::FrameHeader header;
@@ -132,6 +179,15 @@ class PeerLink final : public ExchangeStream::Handler,
   absl::Status Take(const rpc::Frame& frame);
   absl::Status TakeHello(const rpc::FrameHeader& header);
   absl::Status TakeControl(const rpc::FrameHeader& header);
+  absl::Status TakeData(const rpc::Frame& frame);
+  absl::Status TakeCreditLocked(const rpc::FrameHeader& header)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static int64_t CostOf(int64_t payload_bytes, const std::string& signature) {
+    return payload_bytes + static_cast<int64_t>(signature.size()) + kFrameOverheadBytes;
+  }
+  // Gives credit of the stream back to the peer. Any thread, also with locks of the owner held.
+  void Return(int64_t cost_bytes);
+  void SetAllowedLocked(int64_t allowed_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   void RememberStepLocked(int64_t sequence) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Queue(rpc::FrameHeader header) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -139,6 +195,9 @@ class PeerLink final : public ExchangeStream::Handler,
   std::deque<TagKey>& QueueOf(const Outgoing& outgoing) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // What to write now; nullopt if a frame is being written or nothing waits.
   std::optional<NextFrame> Next() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // A frame of the message; what may be sent of it is above 0.
+  NextFrame Cut(Outgoing& outgoing, int64_t size_bytes, bool is_urgent)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WriteNext() ABSL_LOCKS_EXCLUDED(mutex_);
 
   Owner* const owner_;
@@ -160,7 +219,24 @@ class PeerLink final : public ExchangeStream::Handler,
   // Of outgoing messages those with credit; dropped ones are passed over.
   std::deque<TagKey> short_ ABSL_GUARDED_BY(mutex_);
   std::deque<TagKey> long_ ABSL_GUARDED_BY(mutex_);
+  // Of those with urgent bytes; they are in the queues above too.
+  std::deque<TagKey> urgent_ ABSL_GUARDED_BY(mutex_);
   std::map<TagKey, int64_t> owed_credit_ ABSL_GUARDED_BY(mutex_);  // granted, not told yet
+
+  // What this end may send: credit of the stream, below 0 by one frame at most; and
+  // demands for messages that are not there to be sent yet.
+  int64_t link_credit_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool waits_for_credit_ ABSL_GUARDED_BY(mutex_) = false;
+  std::map<TagKey, int64_t> early_demands_ ABSL_GUARDED_BY(mutex_);
+
+  // What the peer may send, as far as this end knows: credit of the stream that was given and did
+  // not come back as frames; what of freed frames it was not told yet; urgent bytes.
+  MemoryBudget::Reservation reservation_ ABSL_GUARDED_BY(mutex_);
+  std::atomic<int64_t> lot_bytes_ = 1;
+  int64_t allowed_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::atomic<int64_t> freed_bytes_ = 0;
+  int64_t allowed_urgent_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<TagKey, int64_t> demanded_ ABSL_GUARDED_BY(mutex_);  // of them, by tag
   std::set<int64_t> recent_steps_ ABSL_GUARDED_BY(mutex_);
 };
 

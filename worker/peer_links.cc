@@ -51,8 +51,8 @@ constexpr absl::Duration kYielding = absl::Microseconds(500);
 // that took so long, waits sleep at once for a while: a sleeper that is woken goes first.
 constexpr absl::Duration kLongYield = absl::Microseconds(200);
 constexpr absl::Duration kNoYields = absl::Milliseconds(20);
-// What comes on another way, and the end of a step, are noticed this late at most.
-constexpr absl::Duration kNap = absl::Milliseconds(1);
+// What comes on another way, and the end of a step, wake it too; so this is for nothing but safety.
+constexpr absl::Duration kLongestSleep = absl::Milliseconds(100);
 
 void Pause() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -85,6 +85,12 @@ absl::Status WorkerLost(std::string_view message) {
 absl::Status WrongHello(std::string_view message, Reason reason) {
   return WithReason(absl::FailedPreconditionError(ToAbsl(message)), reason);
 }
+
+// A piece of a frame, which the sender has credit for again when it is freed.
+struct Received {
+  grpc::Slice slice;
+  std::shared_ptr<const void> charge;
+};
 
 class PeerLinksImpl;
 
@@ -143,7 +149,7 @@ class StepLinkImpl final : public StepLink {
   int spins_ = 0;
   std::atomic<absl::Time> no_yields_until_ = absl::InfinitePast();
   std::atomic<int64_t> sent_bytes_ = 0;
-  // Mailbox::changes() when the step was last seen not to have failed.
+  // Mailbox::changes(), or a larger number, when the step was last seen not to have failed.
   mutable std::atomic<uint64_t> checked_changes_ = ~uint64_t{0};
   std::atomic<uint64_t> signature_hash_ = 0;  // of op_'s
 
@@ -235,6 +241,10 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
     return view_;
   }
 
+  absl::Status ExpectStep(int64_t sequence, int64_t epoch) override {
+    absl::MutexLock lock(&mutex_);
+    return Expect(sequence, epoch);
+  }
   absl::StatusOr<std::unique_ptr<StepLink>> OpenLink(std::string_view mesh_id, int64_t sequence,
                                                      int64_t epoch, absl::Time deadline) override;
 
@@ -257,11 +267,16 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
     counters.shared_bytes = shared_bytes_.load(std::memory_order_relaxed);
     counters.sent_bytes = counters.shared_bytes + streamed_bytes_.load(std::memory_order_relaxed);
     counters.received_bytes += received_bytes_.load(std::memory_order_relaxed);
+    counters.held_bytes = mailbox_.held_bytes();
+    counters.credit_waits = credit_state_.waits.load(std::memory_order_relaxed);
     return counters;
   }
 
   // For StepLinkImpl.
   CompletionPoller& poller() { return poller_; }
+  PeerLink::CreditState& credit_state() override { return credit_state_; }
+  // Has the worker send what a receiver waits for, if the stream has no credit left.
+  void Demand(const std::string& worker, const Tag& tag, int64_t left_bytes);
   void CountSent(int64_t size_bytes, bool is_shared) {
     (is_shared ? shared_bytes_ : streamed_bytes_).fetch_add(size_bytes, std::memory_order_relaxed);
   }
@@ -273,7 +288,7 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
                           ShmChannel::Arrived arrived);
   // The peer does not keep to the protocol: its stream, and with it its channel, is ended.
   void Refuse(const std::string& identity, const ShmChannel* channel, const absl::Status& why);
-  void CloseStep(int64_t sequence) {
+  void CloseStep(int64_t sequence) override {
     mailbox_.CloseStep(sequence);
     absl::MutexLock lock(&mutex_);
     steps_.erase(sequence);
@@ -304,21 +319,25 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
   };
   struct Step {
     int64_t epoch = 0;
-    std::vector<std::string> members = {};
+    std::vector<std::string> members = {};  // none before it is opened
     bool aborted = false;
     std::string blamed = {};
   };
 
   Mailbox::Options MailboxOptions() {
     return {.tag_limit_bytes = options_.tag_limit_bytes,
-            .worker_limit_bytes = options_.peer_limit_bytes,
             .credit = [this](const std::string& worker, const Tag& tag,
                              int64_t size_bytes) { Grant(worker, tag, size_bytes); },
             .poll = [this](absl::FunctionRef<bool()> is_done) { poller_.Poll(is_done); },
+            .exhausted = &credit_state_.exhausted_links,
+            .starved = [this](const std::string& worker, const Tag& tag,
+                              int64_t left_bytes) { Demand(worker, tag, left_bytes); },
             .awaited = &awaited_};
   }
   bool Dials(const std::string& identity) const { return options_.self.identity < identity; }
-  rpc::FrameHello HelloTo(const MeshDevice& device) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  // `reservation` keeps the memory for the credit that the hello gives.
+  rpc::FrameHello HelloTo(const MeshDevice& device, MemoryBudget::Reservation* reservation) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return {.identity = options_.self.identity,
             .incarnation = options_.self.incarnation,
             .peer_identity = device.identity,
@@ -329,7 +348,22 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
             .shm_socket = shm_ == nullptr ? "" : shm_->address().socket,
             .shm_token = shm_ == nullptr ? ""
                                          : std::string(shm_->address().token.data(),
-                                                       shm_->address().token.size())};
+                                                       shm_->address().token.size()),
+            .link_credit_bytes = ReserveCredit(reservation)};
+  }
+  // The credit for a stream. Where memory is short it is less; the least is given in any case,
+  // since nothing comes over a stream without credit.
+  int64_t ReserveCredit(MemoryBudget::Reservation* reservation) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    *reservation = MemoryBudget::Reservation();
+    if (options_.budget == nullptr) return options_.link_limit_bytes;
+    int64_t credit_bytes = LinkCredit(options_.link_limit_bytes, options_.budget->limit_bytes(),
+                                      static_cast<int64_t>(peers_.size()));
+    for (;; credit_bytes = std::max(credit_bytes / 2, kLeastLinkCredit)) {
+      auto reserved = options_.budget->Reserve(credit_bytes, "messages of a peer");
+      if (reserved.ok()) *reservation = *std::move(reserved);
+      if (reserved.ok() || credit_bytes == kLeastLinkCredit) return credit_bytes;
+    }
   }
 
   // Whether a member of the mesh is about to share its memory: a step that begins now would not
@@ -361,6 +395,11 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
   void Dial(Peer& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::shared_ptr<ExchangeStream::Handler> Accept(std::shared_ptr<ExchangeStream> stream);
   void Grant(const std::string& worker, const Tag& tag, int64_t size_bytes);
+  std::shared_ptr<PeerLink> LinkTo(const std::string& worker) const ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    const auto peer = peers_.find(worker);
+    return peer == peers_.end() || !peer->second.up ? nullptr : peer->second.link;
+  }
   // See LinkProber::Options::open.
   absl::StatusOr<LinkProber::End> OpenProbe(const LinkProber::Connection& connection, int64_t op,
                                             bool leads, absl::Time deadline);
@@ -399,7 +438,10 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
   absl::StatusOr<std::shared_ptr<Mailbox>> MailboxFor(const Peer& sender, const Tag& tag,
                                                       int64_t epoch)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // OK if a step that is not open yet can be held.
+  absl::Status Expect(int64_t sequence, int64_t epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Of a step that the mailbox expects.
+  void Register(int64_t sequence, int64_t epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // OK if a step that is not expected yet can be held.
   absl::Status Hold(int64_t sequence) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Has Tick called soon.
   void Notify() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -410,7 +452,9 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
   // PeerLink::Owner.
   absl::StatusOr<rpc::FrameHello> CheckHello(PeerLink& link, const rpc::FrameHello& hello) override;
   void OnUp(const std::shared_ptr<PeerLink>& link) override;
-  absl::Status OnData(PeerLink& link, const rpc::Frame& frame) override;
+  absl::Status OnData(PeerLink& link, const rpc::Frame& frame,
+                      const std::shared_ptr<const void>& charge) override;
+  void OnExhausted(PeerLink& link) override;
   void OnAbort(PeerLink& link, int64_t sequence, const rpc::FrameAbort& abort) override;
   void OnRefused(const absl::Status& why) override {
     absl::MutexLock lock(&mutex_);
@@ -422,6 +466,7 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
   const Options options_;
 
   std::atomic<int64_t> awaited_ = 0;  // messages, by all mailboxes
+  PeerLink::CreditState credit_state_;
   Mailbox mailbox_;
   std::atomic<int64_t> streamed_bytes_ = 0;
   std::atomic<int64_t> shared_bytes_ = 0;
@@ -439,10 +484,10 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
   // Accepted, hello not heard yet.
   std::set<std::shared_ptr<PeerLink>> greeting_ ABSL_GUARDED_BY(mutex_);
   int64_t live_links_ ABSL_GUARDED_BY(mutex_) = 0;         // OnDown not yet called
-  std::map<int64_t, Step> steps_ ABSL_GUARDED_BY(mutex_);  // open
-  // Not open, but begun by peers or failed before: who is to blame, if they failed.
+  std::map<int64_t, Step> steps_ ABSL_GUARDED_BY(mutex_);  // expected and open
+  // Not expected, but begun by peers or failed before: who is to blame, if they failed.
   std::map<int64_t, std::string> held_steps_ ABSL_GUARDED_BY(mutex_);
-  int64_t last_opened_ ABSL_GUARDED_BY(mutex_) = -1;
+  int64_t last_expected_ ABSL_GUARDED_BY(mutex_) = -1;
   uint64_t last_shm_link_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t last_connection_ ABSL_GUARDED_BY(mutex_) = 0;
   bool diagnosing_ ABSL_GUARDED_BY(mutex_) = false;
@@ -542,13 +587,13 @@ absl::StatusOr<OwnedBytes> StepLinkImpl::ReceiveShared(const Way& way, DeviceId 
                                                        absl::Time deadline) {
   const uint64_t own_hash = signature_hash_.load(std::memory_order_relaxed);
   // In this order: whatever comes after the first line is a change.
-  uint64_t seen_changes = mailbox_.changes();
+  uint32_t seen_changes = mailbox_.changes();
   bool has_looked = seen_changes == checked_changes_.load(std::memory_order_relaxed) &&
                     mailbox_.held_pieces() == 0;
   ShmChannel::Arrived arrived;
   absl::Time yielded_since = absl::InfiniteFuture();
   for (int looks = 0;; ++looks) {
-    if (const uint64_t changes = mailbox_.changes(); !has_looked || changes != seen_changes) {
+    if (const uint32_t changes = mailbox_.changes(); !has_looked || changes != seen_changes) {
       SHARDMESH_ASSIGN_OR_RETURN(std::optional<OwnedBytes> piece,
                                  mailbox_.TryReceive(peer, tag, message_bytes));
       if (piece.has_value()) return *std::move(piece);
@@ -598,7 +643,13 @@ absl::StatusOr<OwnedBytes> StepLinkImpl::ReceiveShared(const Way& way, DeviceId 
         no_yields_until_.store(back + kNoYields, std::memory_order_relaxed);
       }
     } else {
-      way.channel->Sleep(std::min(kNap, deadline - now));
+      // It may be among what shared memory had no room for.
+      if (owner_->credit_state().exhausted_links.load(std::memory_order_seq_cst) > 0) {
+        owner_->Demand(way.identity, tag, message_bytes);
+      }
+      mailbox_.Sleep([&](const std::atomic<uint32_t>& changes) {
+        way.channel->Sleep(changes, seen_changes, std::min(kLongestSleep, deadline - now));
+      });
     }
   }
 }
@@ -615,7 +666,7 @@ absl::Status StepLinkImpl::Check() const {
 }
 
 absl::Status StepLinkImpl::CheckFailure() const {
-  const uint64_t changes = mailbox_.changes();
+  const uint32_t changes = mailbox_.changes();
   if (changes == checked_changes_.load(std::memory_order_relaxed)) return absl::OkStatus();
   SHARDMESH_RETURN_IF_ERROR(mailbox_.FailureOf(sequence_));
   checked_changes_.store(changes, std::memory_order_relaxed);
@@ -737,7 +788,9 @@ void PeerLinksImpl::Dial(Peer& peer) {
     give_up(channel.status());
     return;
   }
-  peer.link = std::make_shared<PeerLink>(this, options_.clock, HelloTo(device));
+  MemoryBudget::Reservation credit;
+  peer.link = std::make_shared<PeerLink>(this, options_.clock, HelloTo(device, &credit));
+  peer.link->KeepReservation(std::move(credit));
   ++live_links_;
   const std::shared_ptr<ExchangeStream> stream = DialExchange(*channel, service_->queue());
   peer.link->Attach(stream);
@@ -820,11 +873,12 @@ absl::StatusOr<std::unique_ptr<StepLink>> PeerLinksImpl::OpenLink(std::string_vi
                                  " of its ", mesh->mesh.size(), " ranks")),
                       Reason::kMeshIncomplete);
   }
-  std::string& blamed = held_steps_[sequence];
-  Step step{.epoch = epoch};
+  const auto expected = steps_.find(sequence);
+  std::string& blamed = expected == steps_.end() ? held_steps_[sequence] : expected->second.blamed;
+  std::vector<std::string> members;
   std::vector<StepLinkImpl::Way> ways;
   for (const MeshDevice& device : mesh->devices) {
-    step.members.push_back(device.identity);
+    members.push_back(device.identity);
     StepLinkImpl::Way& way = ways.emplace_back();
     way.identity = device.identity;
     const auto peer = peers_.find(device.identity);
@@ -839,12 +893,26 @@ absl::StatusOr<std::unique_ptr<StepLink>> PeerLinksImpl::OpenLink(std::string_vi
                                ", which is to use nothing else (--transport shm)"));
     }
   }
-  step.blamed = blamed;
-  SHARDMESH_RETURN_IF_ERROR(mailbox_.OpenStep(sequence, step.members));
-  last_opened_ = sequence;
-  held_steps_.erase(held_steps_.begin(), held_steps_.upper_bound(sequence));
-  steps_[sequence] = std::move(step);
+  SHARDMESH_RETURN_IF_ERROR(mailbox_.OpenStep(sequence, members));
+  if (expected == steps_.end()) Register(sequence, epoch);
+  steps_[sequence].members = std::move(members);
   return std::make_unique<StepLinkImpl>(this, &mailbox_, sequence, epoch, *rank, std::move(ways));
+}
+
+absl::Status PeerLinksImpl::Expect(int64_t sequence, int64_t epoch) {
+  SHARDMESH_RETURN_IF_ERROR(mailbox_.ExpectStep(sequence));
+  Register(sequence, epoch);
+  return absl::OkStatus();
+}
+
+void PeerLinksImpl::Register(int64_t sequence, int64_t epoch) {
+  last_expected_ = sequence;
+  Step& step = steps_[sequence];
+  step.epoch = epoch;
+  if (const auto held = held_steps_.find(sequence); held != held_steps_.end()) {
+    step.blamed = std::move(held->second);
+  }
+  held_steps_.erase(held_steps_.begin(), held_steps_.upper_bound(sequence));
 }
 
 absl::StatusOr<LinkProber::End> PeerLinksImpl::OpenProbe(const LinkProber::Connection& connection,
@@ -909,7 +977,7 @@ void PeerLinksImpl::AbortStep(int64_t sequence, const absl::Status& status,
     const auto step = steps_.find(sequence);
     // Then there is nobody left to tell, but what this worker still had to send is to go.
     const bool is_over = step == steps_.end()
-                             ? sequence <= last_opened_ || !mailbox_.FailureOf(sequence).ok()
+                             ? sequence <= last_expected_ || !mailbox_.FailureOf(sequence).ok()
                              : step->second.aborted;
     if (step != steps_.end() && !is_over) {
       step->second.aborted = true;
@@ -917,7 +985,7 @@ void PeerLinksImpl::AbortStep(int64_t sequence, const absl::Status& status,
     }
     for (const auto& [identity, peer] : peers_) {
       if (!peer.up) continue;
-      const bool takes_part = step == steps_.end() ||
+      const bool takes_part = step == steps_.end() || step->second.members.empty() ||
                               std::find(step->second.members.begin(), step->second.members.end(),
                                         identity) != step->second.members.end();
       (takes_part && !is_over ? told : others).push_back(peer.link);
@@ -931,20 +999,41 @@ void PeerLinksImpl::AbortStep(int64_t sequence, const absl::Status& status,
 }
 
 void PeerLinksImpl::Grant(const std::string& worker, const Tag& tag, int64_t size_bytes) {
-  std::shared_ptr<PeerLink> link;
-  {
-    absl::MutexLock lock(&mutex_);
-    const auto peer = peers_.find(worker);
-    if (peer == peers_.end() || !peer->second.up) return;
-    link = peer->second.link;
-  }
+  const std::shared_ptr<PeerLink> link = LinkTo(worker);
+  if (link == nullptr) return;
   // A sender that has used up its credit has the whole limit under way: lots of a quarter of it
   // come back before that.
   link->Grant(FrameTagOf(tag), size_bytes, std::max<int64_t>(1, options_.tag_limit_bytes / 4));
 }
 
+void PeerLinksImpl::Demand(const std::string& worker, const Tag& tag, int64_t left_bytes) {
+  const std::shared_ptr<PeerLink> link = LinkTo(worker);
+  if (link != nullptr) link->Demand(FrameTagOf(tag), left_bytes);
+}
+
+void PeerLinksImpl::OnExhausted(PeerLink& link) {
+  const std::string worker = link.peer();
+  std::shared_ptr<Mailbox> probe;
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto peer = peers_.find(worker);
+    if (peer == peers_.end() || peer->second.link.get() != &link) return;
+    probe = peer->second.probe.lock();
+  }
+  for (const Mailbox* mailbox :
+       {static_cast<const Mailbox*>(&mailbox_), static_cast<const Mailbox*>(probe.get())}) {
+    if (mailbox == nullptr) continue;
+    for (const Mailbox::Wait& wait : mailbox->WaitsFor(worker)) {
+      link.Demand(FrameTagOf(wait.tag), wait.left_bytes);
+    }
+  }
+  // Receivers of shared memory, some of whose messages come over the stream, look for themselves.
+  mailbox_.WakeSleepers();
+  if (probe != nullptr) probe->WakeSleepers();
+}
+
 bool PeerLinksImpl::IsOver(int64_t sequence, int64_t epoch) const {
-  if (sequence > last_opened_) return false;
+  if (sequence > last_expected_) return false;
   const auto step = steps_.find(sequence);
   return step == steps_.end() || step->second.epoch != epoch;
 }
@@ -958,7 +1047,7 @@ absl::StatusOr<std::shared_ptr<Mailbox>> PeerLinksImpl::MailboxFor(const Peer& s
 }
 
 absl::Status PeerLinksImpl::Hold(int64_t sequence) {
-  if (sequence <= last_opened_ || held_steps_.contains(sequence)) return absl::OkStatus();
+  if (sequence <= last_expected_ || held_steps_.contains(sequence)) return absl::OkStatus();
   if (held_steps_.size() >= kMaxHeldSteps) {
     return WithReason(absl::ResourceExhaustedError(
                           StrCat("step ", sequence, " is one too many: ", held_steps_.size(),
@@ -1011,7 +1100,12 @@ absl::StatusOr<rpc::FrameHello> PeerLinksImpl::CheckHello(PeerLink& link,
     shm.socket = hello.shm_socket;
     std::memcpy(shm.token.data(), hello.shm_token.data(), shm.token.size());
   }
-  return HelloTo(peer->second.device);
+  // Of a link that dialled nothing is answered, and its first hello reserved what it gave.
+  if (link.dialled()) return rpc::FrameHello();
+  MemoryBudget::Reservation credit;
+  rpc::FrameHello answer = HelloTo(peer->second.device, &credit);
+  link.KeepReservation(std::move(credit));
+  return answer;
 }
 
 void PeerLinksImpl::OnUp(const std::shared_ptr<PeerLink>& link) {
@@ -1060,7 +1154,8 @@ void PeerLinksImpl::OnUp(const std::shared_ptr<PeerLink>& link) {
   }
 }
 
-absl::Status PeerLinksImpl::OnData(PeerLink& link, const rpc::Frame& frame) {
+absl::Status PeerLinksImpl::OnData(PeerLink& link, const rpc::Frame& frame,
+                                   const std::shared_ptr<const void>& charge) {
   const rpc::FrameHeader& header = frame.header;
   SHARDMESH_ASSIGN_OR_RETURN(const Tag tag,
                              Tag::Create(header.tag.sequence, header.tag.op, header.tag.round));
@@ -1088,9 +1183,9 @@ absl::Status PeerLinksImpl::OnData(PeerLink& link, const rpc::Frame& frame) {
   int64_t offset_bytes = header.offset_bytes;
   std::string signature = header.signature;
   for (const grpc::Slice& slice : frame.payload) {
-    auto owner = std::make_shared<const grpc::Slice>(slice);
-    const absl::Span<const char> bytes(reinterpret_cast<const char*>(owner->begin()),
-                                       owner->size());
+    auto owner = std::make_shared<const Received>(Received{slice, charge});
+    const absl::Span<const char> bytes(reinterpret_cast<const char*>(owner->slice.begin()),
+                                       owner->slice.size());
     SHARDMESH_RETURN_IF_ERROR(mailbox->Deliver(peer, tag,
                                                {.offset_bytes = offset_bytes,
                                                 .message_bytes = header.message_bytes,
@@ -1205,7 +1300,7 @@ void PeerLinksImpl::OnAbort(PeerLink& link, int64_t sequence, const rpc::FrameAb
   {
     absl::MutexLock lock(&mutex_);
     const auto step = steps_.find(sequence);
-    if (step == steps_.end() && (sequence <= last_opened_ || !Hold(sequence).ok())) {
+    if (step == steps_.end() && (sequence <= last_expected_ || !Hold(sequence).ok())) {
       ++counters_.dropped_frames;  // but what a finished step had yet to send goes
     } else {
       // Who aborts a step tells all its members, so this worker need not.
@@ -1287,6 +1382,11 @@ std::optional<Transport> TransportFromName(std::string_view name) {
   if (name == "stream") return Transport::kStream;
   if (name == "shm") return Transport::kShm;
   return std::nullopt;
+}
+
+int64_t PeerLinks::LinkCredit(int64_t link_limit_bytes, int64_t budget_bytes, int64_t peers) {
+  const int64_t share_bytes = budget_bytes / kCreditPart / std::max<int64_t>(peers, 1);
+  return std::max(std::min(link_limit_bytes, share_bytes), kLeastLinkCredit);
 }
 
 std::unique_ptr<PeerLinks> PeerLinks::Create(Options options) {

@@ -20,8 +20,9 @@
 //
 // Over streams, data goes out as frames of at most 512 KiB from the memory where it lies; under one
 // tag at most Mailbox's tag limit is under way until the receiver has taken it, so that a slow
-// receiver of one tag holds up no other. Control frames go first, short messages before long ones,
-// and long ones take turns.
+// receiver of one tag holds up no other; over one stream at most the stream's credit, so that a
+// rank that is late for a step is waited for (worker/peer_link.h says why that cannot deadlock).
+// Control frames go first, short messages before long ones, and long ones take turns.
 #ifndef SHARDMESH_WORKER_PEER_LINKS_H_
 #define SHARDMESH_WORKER_PEER_LINKS_H_
 
@@ -92,9 +93,12 @@ class PeerLinks {
     // Outlives the links.
     rpc::Clock* clock = nullptr;
     PeersChanged peers_changed;
-    // Most bytes that wait for receivers, per tag and per peer.
+    // Most bytes that come over a stream and wait for receivers: per tag; and of all together, as
+    // the stream's credit, of which LinkCredit is the part that there is memory for.
     int64_t tag_limit_bytes = Mailbox::Options().tag_limit_bytes;
-    int64_t peer_limit_bytes = Mailbox::Options().worker_limit_bytes;
+    int64_t link_limit_bytes = int64_t{16} << 20;
+    // Where the credit of streams is reserved; outlives the links. Null: nowhere.
+    MemoryBudget* budget = nullptr;
     // A stream without a frame for this long is pinged; for that long it is broken.
     absl::Duration ping_interval = absl::Seconds(1);
     absl::Duration silence_limit = absl::Seconds(4);
@@ -107,6 +111,12 @@ class PeerLinks {
     // are not measured.
     std::shared_ptr<BufferPool> probe_pool = nullptr;
   };
+
+  // The credit of one of `peers` streams, where they may take `budget_bytes` / kCreditPart
+  // together: link_limit_bytes at most, kLeastLinkCredit at least.
+  static constexpr int64_t kCreditPart = 8;
+  static constexpr int64_t kLeastLinkCredit = int64_t{64} << 10;
+  static int64_t LinkCredit(int64_t link_limit_bytes, int64_t budget_bytes, int64_t peers);
 
   static std::unique_ptr<PeerLinks> Create(Options options);
   // Closes what is open, and waits for it. Close was called and then the ServerLifecycle that has
@@ -136,12 +146,19 @@ class PeerLinks {
   // The view last set.
   virtual MembershipView membership() const = 0;
 
+  // This worker is to take part in step `sequence`, as of `epoch`: what peers send of it is kept
+  // until it is opened, whatever is opened before it, or until CloseStep. Steps are expected in the
+  // order of their numbers, which are above kProbeStep; FAILED_PRECONDITION otherwise.
+  virtual absl::Status ExpectStep(int64_t sequence, int64_t epoch) = 0;
+  // The step is over here, though it was never opened. No effect on one that is not expected.
+  virtual void CloseStep(int64_t sequence) = 0;
+
   // Begins step `sequence` on a mesh, as it was in `epoch`. Waits until `deadline` for a membership
-  // of that epoch, if this worker has not heard of it yet. Steps are opened in the order of their
-  // numbers, which are above kProbeStep.
+  // of that epoch, if this worker has not heard of it yet; other steps can be opened meanwhile. One
+  // that is not expected is so when it is opened.
   //
   // FAILED_PRECONDITION: NOT_FOUND reason if this worker does not serve the mesh; MESH_INCOMPLETE
-  //   if a rank has no worker; the step's number is not above those before.
+  //   if a rank has no worker; as of ExpectStep.
   // ABORTED (STALE_EPOCH): the mesh's workers have changed since that epoch.
   // UNAVAILABLE (WORKER_LOST): a member is not reached.
   // DEADLINE_EXCEEDED: no membership of that epoch came.
@@ -155,8 +172,8 @@ class PeerLinks {
   // to blame. Of a step that is over or was aborted before, only what still waits to be sent goes.
   virtual void AbortStep(int64_t sequence, const absl::Status& status, std::string_view blamed) = 0;
 
-  // The worker that is to blame for the failure of a step, the last one opened or a later one;
-  // empty if none is known.
+  // The worker that is to blame for the failure of a step, one that is expected or open or a later
+  // one; empty if none is known.
   virtual std::string BlamedFor(int64_t sequence) const = 0;
 
   // The links to peers that this worker dials, as far as they were measured over connections that
@@ -176,6 +193,8 @@ class PeerLinks {
     int64_t malformed_frames = 0;
     int64_t refused_hellos = 0;
     int64_t broken_streams = 0;  // that had been up
+    int64_t held_bytes = 0;      // now: of messages that wait for receivers
+    int64_t credit_waits = 0;    // how often data waited for credit of its stream
   };
   virtual Counters counters() const = 0;
 

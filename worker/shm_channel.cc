@@ -6,11 +6,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstddef>
 #include <cstring>
+#include <ctime>
 #include <limits>
+#include <new>
 #include <utility>
 
+#include "absl/time/clock.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
 
@@ -39,10 +43,47 @@ static_assert(sizeof(NoteHeader) + ShmChannel::kInlineBytes <= kMaxNoteBytes);
 static_assert(offsetof(RingSlots::Slot, note) + sizeof(NoteHeader) + 8 <= 64);
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
 
+// The longest sleep where something may come that wakes nobody.
+constexpr absl::Duration kNap = absl::Milliseconds(1);
+
 // The word is the same for every process that maps it, for reading too.
 void FutexWait(const std::atomic<uint32_t>& word, uint32_t expected, absl::Duration timeout) {
   const timespec limit = absl::ToTimespec(timeout);
   syscall(SYS_futex, &word, FUTEX_WAIT, expected, &limit, nullptr, 0);
+}
+
+// As linux/futex.h has it since 5.16.
+struct FutexWaiter {
+  uint64_t value = 0;
+  uint64_t address = 0;
+  uint32_t flags = 0;
+  uint32_t reserved = 0;
+};
+constexpr long kFutexWaitv = 449;  // the same number on every architecture
+constexpr uint32_t kFutex32 = 2;
+constexpr uint32_t kFutexPrivate = 128;
+
+// Waits until one of two words has changed: one that another process writes, one of this process.
+void FutexWaitForEither(const std::atomic<uint32_t>& shared, uint32_t shared_value,
+                        const std::atomic<uint32_t>& own, uint32_t own_value,
+                        absl::Duration timeout) {
+  static std::atomic<bool> waits_for_both = true;
+  if (waits_for_both.load(std::memory_order_relaxed)) {
+    const std::array<FutexWaiter, 2> words = {
+        FutexWaiter{shared_value, reinterpret_cast<uintptr_t>(&shared), kFutex32},
+        FutexWaiter{own_value, reinterpret_cast<uintptr_t>(&own), kFutex32 | kFutexPrivate}};
+    // Its time limit is a point in time.
+    timespec now = {};
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    const timespec until = absl::ToTimespec(absl::DurationFromTimespec(now) + timeout);
+    if (syscall(kFutexWaitv, words.data(), words.size(), 0, &until, CLOCK_MONOTONIC) >= 0 ||
+        (errno != ENOSYS && errno != EPERM && errno != EINVAL)) {
+      return;
+    }
+    waits_for_both.store(false, std::memory_order_relaxed);
+  }
+  if (own.load(std::memory_order_acquire) != own_value) return;
+  FutexWait(shared, shared_value, std::min(timeout, kNap));
 }
 void FutexWake(const std::atomic<uint32_t>& word) {
   syscall(SYS_futex, &word, FUTEX_WAKE, std::numeric_limits<int>::max(), nullptr, nullptr, 0);
@@ -150,8 +191,10 @@ bool ShmChannel::Introduce(uint64_t segment_id) {
 absl::StatusOr<bool> ShmChannel::TryReceive(uint64_t expected_hash, Arrived* arrived) {
   absl::MutexLock lock(&receive_mutex_);
   if (closed()) return false;
-  SHARDMESH_ASSIGN_OR_RETURN(const bool is_there, reader_.TryRead(&note_));
-  if (!is_there) return false;
+  if (!waits_since_.has_value()) {
+    SHARDMESH_ASSIGN_OR_RETURN(const bool is_there, reader_.TryRead(&note_));
+    if (!is_there) return false;
+  }
   NoteHeader header;
   if (note_.size_bytes < sizeof(header)) return Wrong("is too short");
   std::memcpy(&header, note_.bytes.data(), sizeof(header));
@@ -184,13 +227,30 @@ absl::StatusOr<bool> ShmChannel::TryReceive(uint64_t expected_hash, Arrived* arr
   std::memcpy(&place, note_.bytes.data() + sizeof(header), sizeof(place));
   const std::shared_ptr<const ShmView> view = ViewOf(place.segment_id);
   if (view == nullptr) {
+    const absl::Time now = absl::Now();
+    if (!waits_since_.has_value()) waits_since_ = now;
+    if (now - *waits_since_ < kIntroduction) return false;
     return Wrong(StrCat("points into segment ", place.segment_id, ", which did not come"));
   }
-  const size_t segment_bytes = view->bytes().size();
+  waits_since_.reset();
+  const auto segment_bytes = static_cast<size_t>(view->size_bytes());
   if (place.size_bytes == 0 || place.offset_bytes > segment_bytes ||
       place.size_bytes > segment_bytes - place.offset_bytes) {
     return Wrong(StrCat("points to ", place.size_bytes, " bytes at ", place.offset_bytes,
                         " of a segment of ", segment_bytes));
+  }
+  if (!view->is_mapped()) {
+    std::shared_ptr<char[]> copy(new (std::nothrow) char[place.size_bytes]);
+    if (copy == nullptr) {
+      return absl::ResourceExhaustedError(
+          StrCat("there is no memory for a message of ", place.size_bytes,
+                 " bytes from a peer on this host, whose memory cannot be mapped"));
+    }
+    const absl::Span<char> bytes(copy.get(), place.size_bytes);
+    SHARDMESH_RETURN_IF_ERROR(view->Read(static_cast<int64_t>(place.offset_bytes), bytes));
+    reader_.Release(note_.number);
+    arrived->message = {bytes, std::move(copy)};
+    return true;
   }
   const absl::Span<const char> bytes = view->bytes().subspan(place.offset_bytes, place.size_bytes);
   arrived->message = {bytes, std::make_shared<Pin>(shared_from_this(), view, note_.number)};
@@ -199,27 +259,26 @@ absl::StatusOr<bool> ShmChannel::TryReceive(uint64_t expected_hash, Arrived* arr
 
 std::shared_ptr<const ShmView> ShmChannel::ViewOf(uint64_t segment_id) {
   absl::MutexLock lock(&views_mutex_);
-  const auto has_come = [this, segment_id]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(views_mutex_) {
-    return views_.contains(segment_id) || closed();
-  };
-  views_mutex_.AwaitWithTimeout(absl::Condition(&has_come), kIntroduction);
   const auto found = views_.find(segment_id);
   return found == views_.end() ? nullptr : found->second;
 }
 
-void ShmChannel::Sleep(absl::Duration timeout) {
+void ShmChannel::Sleep(const std::atomic<uint32_t>& changes, uint32_t seen,
+                       absl::Duration timeout) {
   ShmControl& own_end = own();
   uint64_t next = 0;
   {
     absl::MutexLock lock(&receive_mutex_);
     if (closed()) return;
     next = reader_.next();
+    // The segment comes over the socket, which tells nobody here.
+    if (waits_since_.has_value()) timeout = std::min(timeout, kNap);
   }
-  own_end.sleeps.store(1, std::memory_order_seq_cst);
+  own_end.sleeps.fetch_add(1, std::memory_order_seq_cst);
   const uint32_t written = their().written.load(std::memory_order_seq_cst);
   // A note is counted right after it is written.
-  if (!reader_.HasNote(next)) FutexWait(their().written, written, timeout);
-  own_end.sleeps.store(0, std::memory_order_relaxed);
+  if (!reader_.HasNote(next)) FutexWaitForEither(their().written, written, changes, seen, timeout);
+  own_end.sleeps.fetch_sub(1, std::memory_order_relaxed);
 }
 
 void ShmChannel::Reap() {

@@ -8,6 +8,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -31,7 +32,7 @@ inline constexpr size_t kShmSignatureBytes = 512;
 // What one end of a channel shows the other: written by its owner alone.
 struct ShmControl {
   // Of this layout; another one is not understood.
-  static constexpr uint64_t kLayout = 0x73686d'0003;
+  static constexpr uint64_t kLayout = 0x73686d'0004;
 
   uint64_t layout = kLayout;
   // The owner's, as its hello on the Exchange stream had it: the memory is that of the worker
@@ -39,7 +40,7 @@ struct ShmControl {
   std::array<char, 16> token = {};
   // Notes written, modulo 2^32: what a reader that found none sleeps on.
   alignas(64) std::atomic<uint32_t> written = 0;
-  // The owner sleeps until the other end writes a note.
+  // How many threads of the owner sleep until the other end writes a note.
   alignas(64) std::atomic<uint32_t> sleeps = 0;
   // The owner keeps its messages no longer: what is read from then on may be something else.
   alignas(64) std::atomic<uint32_t> closed = 0;
@@ -86,12 +87,17 @@ class ShmChannel : public std::enable_shared_from_this<ShmChannel> {
     uint64_t signature_hash = 0;
     std::string signature = {};
   };
-  // Takes the next message; false if there is none, and once the channel is closed. DATA_LOSS if
-  // the other end does not keep to the protocol: close the channel and its stream.
+  // Takes the next message; false if there is none, if it lies in a segment that is still to come
+  // over the socket, and once the channel is closed. What lies in a segment that could not be
+  // mapped is copied. DATA_LOSS if the other end does not keep to the protocol, among others if a
+  // segment takes longer than 2 s to come; RESOURCE_EXHAUSTED if there is no memory for a copy:
+  // close the channel and its stream.
   absl::StatusOr<bool> TryReceive(uint64_t expected_hash, Arrived* arrived);
 
-  // Sleeps until a message comes, at most for `timeout`. May wake for nothing.
-  void Sleep(absl::Duration timeout);
+  // Sleeps until a message comes, or `changes` is no longer `seen`, at most for `timeout`. May wake
+  // for nothing; wakes after 1 ms at the latest where the kernel cannot wait for both (before Linux
+  // 5.16). Who changes `changes` wakes who sleeps on it, as Mailbox does. Any number of threads.
+  void Sleep(const std::atomic<uint32_t>& changes, uint32_t seen, absl::Duration timeout);
 
   // Lets go of messages that the other end has read. To be called now and then.
   void Reap();
@@ -128,7 +134,7 @@ class ShmChannel : public std::enable_shared_from_this<ShmChannel> {
   bool Introduce(uint64_t segment_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mutex_);
   void ReapLocked(std::deque<Pinned>& done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mutex_);
   void TellFreed() ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mutex_);
-  // The segment's view; null if the other end never introduced it.
+  // The segment's view; null if it has not come.
   std::shared_ptr<const ShmView> ViewOf(uint64_t segment_id);
 
   const std::unique_ptr<ShmSegment> control_;
@@ -146,6 +152,8 @@ class ShmChannel : public std::enable_shared_from_this<ShmChannel> {
   absl::Mutex receive_mutex_;
   RingReader reader_ ABSL_GUARDED_BY(receive_mutex_);
   RingReader::Note note_ ABSL_GUARDED_BY(receive_mutex_);
+  // note_ was read, but the segment that it points into had not come; since when.
+  std::optional<absl::Time> waits_since_ ABSL_GUARDED_BY(receive_mutex_);
 
   absl::Mutex views_mutex_;
   std::map<uint64_t, std::shared_ptr<const ShmView>> views_ ABSL_GUARDED_BY(views_mutex_);

@@ -147,7 +147,7 @@ class ShmPeersImpl final : public ShmPeers {
   void Accept();
   void Hear(Socket& socket);
   absl::Status Take(Socket& socket, ReceivedDescriptors received);
-  absl::StatusOr<std::unique_ptr<ShmView>> OpenControl(const ReceivedDescriptors& received,
+  absl::StatusOr<std::unique_ptr<ShmView>> OpenControl(ReceivedDescriptors& received,
                                                        const ShmGreeting& greeting,
                                                        const std::string& peer) const;
   absl::StatusOr<std::unique_ptr<ShmSegment>> NewControl() const;
@@ -314,7 +314,8 @@ absl::Status ShmPeersImpl::Take(Socket& socket, ReceivedDescriptors received) {
       return absl::OkStatus();
     case Kind::kSegment: {
       if (socket.channel == nullptr || received.fds.size() != 1) return refuse("sent no segment");
-      SHARDMESH_ASSIGN_OR_RETURN(auto view, ShmView::Open(received.fds[0], greeting.size_bytes));
+      SHARDMESH_ASSIGN_OR_RETURN(auto view,
+                                 ShmView::Open(std::move(received.fds[0]), greeting.size_bytes));
       return socket.channel->AddView(greeting.segment_id, std::move(view));
     }
     case Kind::kFreed:
@@ -325,15 +326,20 @@ absl::Status ShmPeersImpl::Take(Socket& socket, ReceivedDescriptors received) {
   return refuse("says something unknown");
 }
 
-absl::StatusOr<std::unique_ptr<ShmView>> ShmPeersImpl::OpenControl(
-    const ReceivedDescriptors& received, const ShmGreeting& greeting,
-    const std::string& peer) const {
+absl::StatusOr<std::unique_ptr<ShmView>> ShmPeersImpl::OpenControl(ReceivedDescriptors& received,
+                                                                   const ShmGreeting& greeting,
+                                                                   const std::string& peer) const {
   const auto expected = expected_.find(peer);
   if (expected == expected_.end() || received.fds.size() != 1 ||
       greeting.size_bytes != ShmControl::SizeBytes()) {
     return absl::InvalidArgumentError(StrCat(peer, " showed no memory of the right size"));
   }
-  SHARDMESH_ASSIGN_OR_RETURN(auto view, ShmView::Open(received.fds[0], greeting.size_bytes));
+  SHARDMESH_ASSIGN_OR_RETURN(auto view,
+                             ShmView::Open(std::move(received.fds[0]), greeting.size_bytes));
+  if (!view->is_mapped()) {
+    return absl::ResourceExhaustedError(
+        StrCat("the memory of ", peer, " cannot be mapped: this process has too many mappings"));
+  }
   const auto& control = *reinterpret_cast<const ShmControl*>(view->bytes().data());
   if (control.layout != ShmControl::kLayout || control.token != expected->second.theirs.token) {
     return absl::InvalidArgumentError(StrCat("the memory that was shown for ", peer,

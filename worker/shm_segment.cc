@@ -8,8 +8,11 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
+#include <utility>
 
 #include "sharding/str_cat.h"
 
@@ -22,6 +25,9 @@ constexpr int F_SEAL_FUTURE_WRITE = 0x0010;  // linux/fcntl.h, not in every libc
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
 constexpr size_t kMaxDescriptors = 16;
 constexpr size_t kMaxTextBytes = 4096;
+
+std::atomic<int64_t> mapped_views = 0;
+std::atomic<int64_t> max_mapped_views = -1;  // below 0: as the host allows
 
 // An error of the kernel, under the code for what it is likely to be about.
 absl::Status KernelError(absl::StatusCode code, std::string_view what) {
@@ -63,8 +69,7 @@ absl::StatusOr<std::unique_ptr<ShmSegment>> ShmSegment::Create(const std::string
 
 ShmSegment::~ShmSegment() { munmap(bytes_.data(), bytes_.size()); }
 
-absl::StatusOr<std::unique_ptr<ShmView>> ShmView::Open(const FileDescriptor& fd,
-                                                       int64_t size_bytes) {
+absl::StatusOr<std::unique_ptr<ShmView>> ShmView::Open(FileDescriptor fd, int64_t size_bytes) {
   const int seals = fcntl(fd.get(), F_GET_SEALS);
   if (seals < 0 || (seals & kSeals) != kSeals) {
     return absl::InvalidArgumentError(
@@ -75,17 +80,49 @@ absl::StatusOr<std::unique_ptr<ShmView>> ShmView::Open(const FileDescriptor& fd,
     return absl::InvalidArgumentError(
         StrCat("a peer's memory has ", known.st_size, " bytes, not ", size_bytes, " as it says"));
   }
-  void* const memory =
-      mmap(nullptr, static_cast<size_t>(size_bytes), PROT_READ, MAP_SHARED, fd.get(), 0);
+  void* memory = MAP_FAILED;
+  if (mapped_views.fetch_add(1, std::memory_order_relaxed) < MaxMapped()) {
+    memory = mmap(nullptr, static_cast<size_t>(size_bytes), PROT_READ, MAP_SHARED, fd.get(), 0);
+  }
   if (memory == MAP_FAILED) {
-    return KernelError(absl::StatusCode::kResourceExhausted,
-                       StrCat(size_bytes, " bytes of a peer's memory cannot be mapped"));
+    mapped_views.fetch_sub(1, std::memory_order_relaxed);
+    return std::unique_ptr<ShmView>(new ShmView(std::move(fd), {}, size_bytes));
   }
   return std::unique_ptr<ShmView>(new ShmView(
-      absl::Span<const char>(static_cast<const char*>(memory), static_cast<size_t>(size_bytes))));
+      FileDescriptor(),
+      absl::Span<const char>(static_cast<const char*>(memory), static_cast<size_t>(size_bytes)),
+      size_bytes));
 }
 
-ShmView::~ShmView() { munmap(const_cast<char*>(bytes_.data()), bytes_.size()); }
+ShmView::~ShmView() {
+  if (!is_mapped()) return;
+  munmap(const_cast<char*>(bytes_.data()), bytes_.size());
+  mapped_views.fetch_sub(1, std::memory_order_relaxed);
+}
+
+int64_t ShmView::MaxMapped() {
+  const int64_t set = max_mapped_views.load(std::memory_order_relaxed);
+  if (set >= 0) return set;
+  static const int64_t half_of_hosts = [] {
+    int64_t allowed = 65'530;  // the kernel's default
+    std::ifstream("/proc/sys/vm/max_map_count") >> allowed;
+    return allowed / 2;
+  }();
+  return half_of_hosts;
+}
+
+void ShmView::SetMaxMapped(int64_t views) { max_mapped_views.store(views); }
+
+absl::Status ShmView::Read(int64_t offset_bytes, absl::Span<char> to) const {
+  while (!to.empty()) {
+    const ssize_t got = pread(fd_.get(), to.data(), to.size(), offset_bytes);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return KernelError(absl::StatusCode::kInternal, "a peer's memory cannot be read");
+    to.remove_prefix(static_cast<size_t>(got));
+    offset_bytes += got;
+  }
+  return absl::OkStatus();
+}
 
 absl::Status SendDescriptors(int socket, std::string_view text, absl::Span<const int> fds) {
   if (text.empty() || text.size() > kMaxTextBytes || fds.size() > kMaxDescriptors) {

@@ -67,23 +67,37 @@ class ShmSegment {
   const absl::Span<char> bytes_;
 };
 
-// A peer's segment, to be read.
+// A peer's segment, to be read where it is mapped, or else through its descriptor.
+//
+// A host allows a process so many mappings (vm.max_map_count), and malloc and threads need some. So
+// all views of the process together take at most MaxMapped of them; one beyond that, or that the
+// kernel refuses to map, keeps the descriptor, and what it has is copied.
 class ShmView {
  public:
-  // Maps the segment of a descriptor that came from a peer. INVALID_ARGUMENT if it is none, if it
-  // has not `size_bytes`, or if it is not sealed as ShmSegment seals it.
-  static absl::StatusOr<std::unique_ptr<ShmView>> Open(const FileDescriptor& fd,
-                                                       int64_t size_bytes);
+  // The segment of a descriptor that came from a peer. INVALID_ARGUMENT if it is none, if it has
+  // not `size_bytes`, or if it is not sealed as ShmSegment seals it.
+  static absl::StatusOr<std::unique_ptr<ShmView>> Open(FileDescriptor fd, int64_t size_bytes);
+  // Half of what the host allows, unless SetMaxMapped said otherwise, for tests.
+  static int64_t MaxMapped();
+  static void SetMaxMapped(int64_t views);
   ShmView(const ShmView&) = delete;
   ShmView& operator=(const ShmView&) = delete;
   ~ShmView();
 
+  int64_t size_bytes() const { return size_bytes_; }
+  bool is_mapped() const { return bytes_.data() != nullptr; }
+  // Of one that is mapped.
   absl::Span<const char> bytes() const { return bytes_; }
+  // Copies what lies at an offset, from one that is not mapped; it must lie within the segment.
+  absl::Status Read(int64_t offset_bytes, absl::Span<char> to) const;
 
  private:
-  explicit ShmView(absl::Span<const char> bytes) : bytes_(bytes) {}
+  ShmView(FileDescriptor fd, absl::Span<const char> bytes, int64_t size_bytes)
+      : fd_(std::move(fd)), bytes_(bytes), size_bytes_(size_bytes) {}
 
+  const FileDescriptor fd_;  // open if it is not mapped
   const absl::Span<const char> bytes_;
+  const int64_t size_bytes_;
 };
 
 // A message with descriptors over a connected unix socket (SOCK_SEQPACKET). At most 16 of them and

@@ -1,4 +1,4 @@
-// StepExecutor: a queue by sequence number and the thread that works through it.
+// StepExecutor: a queue by sequence number and the threads that work through it.
 #include "worker/step_executor.h"
 
 #include <algorithm>
@@ -6,12 +6,15 @@
 #include <optional>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "rpc/log.h"
 #include "sharding/reason.h"
+#include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
+#include "worker/kernel_turns.h"
 #include "worker/plan_cache.h"
 #include "worker/step_run.h"
 #include "worker/weight_cache.h"
@@ -24,19 +27,27 @@ class StepExecutorImpl final : public StepExecutor {
   explicit StepExecutorImpl(Options options)
       : options_(std::move(options)),
         plans_(kPlanCapacity),
-        weights_(options_.kernel, options_.weight_budget),
-        thread_([this] { Work(); }) {}
+        weights_(options_.kernel, options_.weight_budget) {
+    for (int i = 0; i < kRunners + 1; ++i) threads_.emplace_back([this] { Work(); });
+  }
 
   ~StepExecutorImpl() override {
-    int64_t running = 0;
+    std::map<int64_t, Waiting> waiting;
+    std::vector<int64_t> running;
     {
       absl::MutexLock lock(&mutex_);
       stopping_ = true;
-      running = running_;
+      waiting.swap(queue_);
+      for (const auto& [sequence, step] : running_) running.push_back(sequence);
     }
-    if (running != 0) options_.links->AbortStep(running, Stopping(), options_.identity);
-    thread_.join();
-    for (auto& [sequence, step] : queue_) Refuse(*step.order, step.report, Stopping());
+    for (const int64_t sequence : running) {
+      options_.links->AbortStep(sequence, Stopping(), options_.identity);
+    }
+    for (std::thread& thread : threads_) thread.join();
+    for (auto& [sequence, step] : waiting) {
+      options_.links->CloseStep(sequence);
+      Refuse(*step.order, step.report, Stopping());
+    }
   }
 
   void Run(StepOrder order, Report report) override {
@@ -95,28 +106,34 @@ class StepExecutorImpl final : public StepExecutor {
       } else if (const auto done = staged_.find(sequence); done != staged_.end()) {
         staged = std::move(done->second);
         staged_.erase(done);
-      } else if (running_ == sequence) {
-        running_abort_ = status;
+      } else if (const auto runs = running_.find(sequence); runs != running_.end()) {
+        runs->second.abort = status;
       }
     }
     // Also where nothing runs: peers may have sent, or wait for, data of the step.
     options_.links->AbortStep(sequence, status, "");
-    if (waiting.has_value()) Refuse(*waiting->order, waiting->report, status);
+    if (waiting.has_value()) {
+      options_.links->CloseStep(sequence);
+      Refuse(*waiting->order, waiting->report, status);
+    }
     Discard(staged.array_ids);
   }
 
   void AbortUnfinished(const absl::Status& status) override {
     std::map<int64_t, Waiting> waiting;
-    int64_t running = 0;
+    std::vector<int64_t> running;
     {
       absl::MutexLock lock(&mutex_);
       waiting.swap(queue_);
-      running = running_;
-      if (running != 0) running_abort_ = status;
+      for (auto& [sequence, step] : running_) {
+        running.push_back(sequence);
+        step.abort = status;
+      }
     }
-    if (running != 0) options_.links->AbortStep(running, status, "");
+    for (const int64_t sequence : running) options_.links->AbortStep(sequence, status, "");
     for (const auto& [sequence, step] : waiting) {
       options_.links->AbortStep(sequence, status, "");
+      options_.links->CloseStep(sequence);
       Refuse(*step.order, step.report, status);
     }
   }
@@ -128,19 +145,18 @@ class StepExecutorImpl final : public StepExecutor {
 
   void Forget(absl::Span<const std::string> array_ids) override { weights_.Forget(array_ids); }
 
-  std::optional<rpc::StepProgress> progress() const override {
-    rpc::StepProgress progress;
+  std::vector<rpc::StepProgress> progress() const override {
+    std::vector<rpc::StepProgress> running;
     {
       absl::MutexLock lock(&mutex_);
-      if (running_ == 0) return std::nullopt;
-      progress.step = running_;
-      progress.started = running_since_;
+      for (const auto& [sequence, step] : running_) {
+        running.push_back({.step = sequence, .started = step.since});
+      }
     }
-    std::optional<FlightRecord> instruction = options_.recorder->Running();
-    if (instruction.has_value() && instruction->step == progress.step) {
-      progress.instruction = std::move(instruction);
+    for (rpc::StepProgress& step : running) {
+      step.instruction = options_.recorder->Running(step.step);
     }
-    return progress;
+    return running;
   }
 
  private:
@@ -149,6 +165,10 @@ class StepExecutorImpl final : public StepExecutor {
     PlanPtr plan;             // null: its bytes are awaited
     Report report = nullptr;  // empty: NEED_PLAN was reported
     absl::Time deadline = absl::InfiniteFuture();
+  };
+  struct Running {
+    absl::Time since;
+    absl::Status abort = absl::OkStatus();
   };
   // What a step left in the store, to be committed or aborted.
   struct Staged {
@@ -170,11 +190,18 @@ class StepExecutorImpl final : public StepExecutor {
                                                   order.term, "; the coordinator's is ", term_)),
                         Reason::kStaleTerm);
     }
-    if (order.sequence <= last_begun_) {
-      return absl::FailedPreconditionError(StrCat("step ", order.sequence, " comes after step ",
-                                                  last_begun_, ", which was begun before it"));
+    const auto known = queue_.find(order.sequence);
+    if (known == queue_.end()) {
+      if (order.sequence <= last_ordered_) {
+        return absl::FailedPreconditionError(StrCat("step ", order.sequence, " comes after step ",
+                                                    last_ordered_,
+                                                    ", which was ordered before it"));
+      }
+      SHARDMESH_RETURN_IF_ERROR(options_.links->ExpectStep(order.sequence, order.epoch));
+      last_ordered_ = order.sequence;
     }
     term_ = order.term;
+    ++orders_;
     Waiting waiting{.order = std::make_shared<const StepOrder>(order),
                     .plan = plan,
                     .deadline = options_.clock->Now() + order.timeout + kVerdictGrace};
@@ -189,30 +216,41 @@ class StepExecutorImpl final : public StepExecutor {
     return absl::OkStatus();
   }
 
-  // The first step, as soon as it can run or its time is over; nullopt at the end.
+  // The step to begin next: the lowest that can run, or whose time is over. The end if there is
+  // none, or no thread for it (see the header).
+  std::map<int64_t, Waiting>::iterator FindNext(absl::Time now)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    auto next = queue_.begin();
+    while (next != queue_.end() && next->second.plan == nullptr && next->second.deadline > now) {
+      ++next;
+    }
+    const bool is_lowest =
+        next == queue_.begin() &&
+        (running_.empty() || queue_.empty() || queue_.begin()->first < running_.begin()->first);
+    const size_t limit = kRunners + (is_lowest ? 1 : 0);
+    return running_.size() < limit ? next : queue_.end();
+  }
+
+  // Waits for a step to begin; nullopt at the end.
   std::optional<Waiting> Next() ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
     while (true) {
-      const auto changed = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-        return stopping_ || (!queue_.empty() && queue_.begin()->second.plan != nullptr);
-      };
-      const absl::Time deadline =
-          queue_.empty() ? absl::InfiniteFuture() : queue_.begin()->second.deadline;
-      // Woken also when another step becomes the first: its deadline may be earlier.
-      const int64_t first = queue_.empty() ? 0 : queue_.begin()->first;
+      absl::Time deadline = absl::InfiniteFuture();
+      for (const auto& [sequence, step] : queue_) {
+        if (step.plan == nullptr) deadline = std::min(deadline, step.deadline);
+      }
+      // A new order may have an earlier deadline.
+      const int64_t seen = orders_;
       const auto ready = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-        return changed() || first != (queue_.empty() ? 0 : queue_.begin()->first);
+        return stopping_ || orders_ != seen || FindNext(absl::InfinitePast()) != queue_.end();
       };
-      const bool in_time = mutex_.AwaitWithDeadline(absl::Condition(&ready), deadline);
+      const bool is_ready = mutex_.AwaitWithDeadline(absl::Condition(&ready), deadline);
       if (stopping_) return std::nullopt;
-      if (in_time && !changed()) continue;
-      if (queue_.empty()) continue;
-      Waiting step = std::move(queue_.begin()->second);
-      last_begun_ = queue_.begin()->first;
-      queue_.erase(queue_.begin());
-      running_ = last_begun_;
-      running_since_ = options_.clock->Now();
-      running_abort_ = absl::OkStatus();
+      const auto next = FindNext(is_ready ? absl::InfinitePast() : options_.clock->Now());
+      if (next == queue_.end()) continue;
+      Waiting step = std::move(next->second);
+      running_[next->first] = {.since = options_.clock->Now()};
+      queue_.erase(next);
       return step;
     }
   }
@@ -234,8 +272,9 @@ class StepExecutorImpl final : public StepExecutor {
       }
       {
         absl::MutexLock lock(&mutex_);
-        if (result.status.ok()) result.status = running_abort_;
-        running_ = 0;
+        const auto running = running_.find(order.sequence);
+        if (result.status.ok()) result.status = running->second.abort;
+        running_.erase(running);
         if (result.status.ok()) staged_.emplace(order.sequence, staged);
       }
       if (!result.status.ok()) {
@@ -259,6 +298,7 @@ class StepExecutorImpl final : public StepExecutor {
       result->rank = link->rank();
       status = RunStep({.options = &options_,
                         .weights = &weights_,
+                        .turns = &turns_,
                         .link = link.get(),
                         .plan = step.plan,
                         .order = step.order,
@@ -274,6 +314,7 @@ class StepExecutorImpl final : public StepExecutor {
     if (blamed.empty()) blamed = options_.identity;
     result->blamed_identity = blamed == options_.identity ? "" : blamed;
     options_.links->AbortStep(order.sequence, status, blamed);
+    if (link == nullptr) options_.links->CloseStep(order.sequence);
     rpc::LogWarning("step failed",
                     {{"identity", options_.identity}, {"step", order.sequence}, {"error", status}});
     return status;
@@ -322,17 +363,17 @@ class StepExecutorImpl final : public StepExecutor {
   const Options options_;
   PlanCache plans_;
   WeightCache weights_;
+  KernelTurns turns_;
 
   mutable absl::Mutex mutex_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::map<int64_t, Waiting> queue_ ABSL_GUARDED_BY(mutex_);
   std::map<int64_t, Staged> staged_ ABSL_GUARDED_BY(mutex_);
   int64_t term_ ABSL_GUARDED_BY(mutex_) = 0;
-  int64_t last_begun_ ABSL_GUARDED_BY(mutex_) = 0;
-  int64_t running_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: nothing
-  absl::Time running_since_ ABSL_GUARDED_BY(mutex_);
-  absl::Status running_abort_ ABSL_GUARDED_BY(mutex_);
-  std::thread thread_;  // last: starts when everything above is there
+  int64_t last_ordered_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t orders_ ABSL_GUARDED_BY(mutex_) = 0;                  // taken so far
+  std::map<int64_t, Running> running_ ABSL_GUARDED_BY(mutex_);  // by sequence
+  std::vector<std::thread> threads_;  // last: they start when everything above is there
 };
 
 }  // namespace

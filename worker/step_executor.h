@@ -87,8 +87,8 @@ struct StepResult {
   int64_t sent_bytes = 0;
 };
 
-// What is told of the work, for metrics. Each may be empty; called on the executor's thread, with
-// no lock held.
+// What is told of the work, for metrics. Each may be empty; called on the executor's threads, by
+// several at once, with no lock held.
 struct StepObserver {
   std::function<void(StepOutcome outcome, absl::Duration elapsed)> step;
   std::function<void(int64_t flops, absl::Duration elapsed)> kernel;
@@ -103,8 +103,20 @@ struct StepObserver {
       collective;
 };
 
-// Runs steps on a thread of its own, in the order of their sequence numbers. A step that is not the
-// first waits for those before it; steps without common operands could overlap, but do not.
+// Runs steps side by side, each on a thread of its own, and begins them in the order of their
+// sequence numbers. The coordinator orders no two steps at once of which one writes what the other
+// uses, so any of them may overlap. Their collectives do; their kernels take turns (KernelTurns).
+//
+// A step whose plan is not known is passed over until its plan's bytes come; one that waits for a
+// membership, or for a peer's memory, keeps a thread and nothing else.
+//
+// Why steps cannot deadlock on the threads. There are kRunners + 1. A step takes the last of them
+// only if no step below it is unfinished on this worker. So at most one step has it, and the lowest
+// unfinished step never waits for a thread: until it has ended, no higher one is the lowest. The
+// coordinator sends orders to all workers in the order of their numbers, which are of the whole
+// pool. Hence the step that is the lowest of all that are unfinished anywhere is the lowest on each
+// of its workers, all of which run it or wait for its plan alone; it ends, or its time is over.
+// Then the same holds for the next one.
 //
 //   Run -> waiting -> running -> staged -> Commit: its outputs are arrays
 //            |           |         |
@@ -121,6 +133,8 @@ class StepExecutor {
   static constexpr absl::Duration kVerdictGrace = absl::Seconds(1);
   // Most elements, in bytes, that one result carries.
   static constexpr int64_t kMaxReturnedBytes = kMaxLiteralBytes;
+  // Steps that run side by side, beside the lowest one.
+  static constexpr int kRunners = 4;
   // Plans kept; a plan takes some kilobytes, and a client has some tens.
   static constexpr size_t kPlanCapacity = 256;
 
@@ -142,16 +156,16 @@ class StepExecutor {
   using Report = std::function<void(StepResult result)>;
 
   static std::unique_ptr<StepExecutor> Start(Options options);
-  // Fails what waits and what runs (CANCELLED), reports it, and joins the thread.
+  // Fails what waits and what runs (CANCELLED), reports it, and joins the threads.
   virtual ~StepExecutor() = default;
   StepExecutor(const StepExecutor&) = delete;
   StepExecutor& operator=(const StepExecutor&) = delete;
 
   // Queues a step, or gives a step that waits for its plan the plan's bytes. `report` is called
-  // once for each call of Run, on the executor's thread (or on this one, if the order is refused or
-  // the plan not known), and must not block. A step whose number is not above that of the last step
-  // begun is refused: FAILED_PRECONDITION, or ABORTED (STALE_TERM) for a term below the highest
-  // seen. A step that waits for its plan holds up those after it, until its timeout.
+  // once for each call of Run, on one of the executor's threads (or on this one, if the order is
+  // refused or the plan not known), and must not block. A step whose number is not above that of
+  // the last step ordered is refused: FAILED_PRECONDITION, or ABORTED (STALE_TERM) for a term below
+  // the highest seen. A step that waits for its plan fails at its timeout.
   virtual void Run(StepOrder order, Report report) = 0;
 
   // The step's outputs become arrays; operands that it donated are released. NOT_FOUND for a step
@@ -174,8 +188,8 @@ class StepExecutor {
   // along with ShardStore::Release.
   virtual void Forget(absl::Span<const std::string> array_ids) = 0;
 
-  // The step that runs, for heartbeats; nullopt if none does.
-  virtual std::optional<rpc::StepProgress> progress() const = 0;
+  // The steps that run, for heartbeats, the lowest first.
+  virtual std::vector<rpc::StepProgress> progress() const = 0;
 
  protected:
   StepExecutor() = default;

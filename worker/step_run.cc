@@ -354,14 +354,18 @@ class StepRunner {
       spec.bias_dtype = values_[*matmul.bias].dtype;
       operands.bias = values_[*matmul.bias].content.bytes;
     }
+    KernelTurns::Turn turn(context_.turns, [this] { return CheckAbort(); });
+    const auto pause = [&turn] { return turn.PauseForOthers(); };
+    const absl::Time started = options_.clock->Now();
+    SHARDMESH_RETURN_IF_ERROR(turn.Take());
     std::shared_ptr<const PackedWeights> packed;
     if (!rhs.array_id.empty()) {
-      packed = context_.weights->Find(rhs.array_id, spec, rhs.content);
+      SHARDMESH_ASSIGN_OR_RETURN(packed,
+                                 context_.weights->Find(rhs.array_id, spec, rhs.content, pause));
       operands.packed = packed.get();
     }
-    const absl::Time started = options_.clock->Now();
-    const absl::Status done = options_.kernel->Run(spec, operands, [this] { return CheckAbort(); });
-    TellKernel(2 * spec.m * spec.n * spec.k, started);
+    const absl::Status done = options_.kernel->Run(spec, operands, pause);
+    TellKernel(2 * spec.m * spec.n * spec.k, started + turn.waited());
     return done;
   }
 
@@ -381,6 +385,8 @@ class StepRunner {
       spec.bias_dtype = values_[*epilogue.bias].dtype;
       bias = values_[*epilogue.bias].content.bytes;
     }
+    KernelTurns::Turn turn(context_.turns, [this] { return CheckAbort(); });
+    SHARDMESH_RETURN_IF_ERROR(turn.Take());
     const absl::Time started = options_.clock->Now();
     const absl::Status done = ApplyEpilogue(spec, in.content.bytes, bias, Mutable(out));
     TellKernel(out.tile.element_count(), started);

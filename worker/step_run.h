@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "worker/kernel_turns.h"
 #include "worker/peer_links.h"
 #include "worker/plan_cache.h"
 #include "worker/step_executor.h"
@@ -20,6 +21,7 @@ namespace shardmesh::worker {
 struct StepRunContext {
   const StepExecutor::Options* options = nullptr;
   WeightCache* weights = nullptr;
+  KernelTurns* turns = nullptr;
   StepLink* link = nullptr;  // opened for the step on the plan's mesh
   PlanPtr plan;
   std::shared_ptr<const StepOrder> order;

@@ -5,11 +5,13 @@
 #include <limits>
 #include <utility>
 
+#include "sharding/status_macros.h"
+
 namespace shardmesh::worker {
 
-std::shared_ptr<const PackedWeights> WeightCache::Find(const std::string& array_id,
-                                                       const MatmulSpec& spec,
-                                                       const OwnedBytes& rhs) {
+absl::StatusOr<std::shared_ptr<const PackedWeights>> WeightCache::Find(
+    const std::string& array_id, const MatmulSpec& spec, const OwnedBytes& rhs,
+    const MatmulKernel::AbortCheck& abort_check) {
   if (budget_ == nullptr || rhs.bytes.empty()) return nullptr;
   const Key key(array_id, spec.n, spec.k, spec.lhs_dtype, spec.rhs_dtype, spec.out_dtype,
                 spec.transpose_lhs, spec.transpose_rhs);
@@ -24,7 +26,12 @@ std::shared_ptr<const PackedWeights> WeightCache::Find(const std::string& array_
   }
   auto room = budget_->Reserve(entry.size_bytes, "packed weights");
   if (!room.ok()) return nullptr;
-  auto packed = kernel_->Pack(spec, rhs.bytes);
+  absl::Status aborted;
+  auto packed = kernel_->Pack(spec, rhs.bytes, [&] {
+    if (abort_check) aborted = abort_check();
+    return aborted;
+  });
+  SHARDMESH_RETURN_IF_ERROR(aborted);
   if (!packed.ok()) return nullptr;
   if ((*packed)->size_bytes() > entry.size_bytes) {
     entry.size_bytes = (*packed)->size_bytes();

@@ -25,9 +25,11 @@ class WeightCache {
   WeightCache(MatmulKernel* kernel, MemoryBudget* budget) : kernel_(kernel), budget_(budget) {}
 
   // The packed form of `rhs`, which is this worker's tile of the array, for products like `spec`;
-  // null where there is none, and the plain form is to be used.
-  std::shared_ptr<const PackedWeights> Find(const std::string& array_id, const MatmulSpec& spec,
-                                            const OwnedBytes& rhs);
+  // null where there is none, and the plain form is to be used. Packing goes block by block and
+  // asks `abort_check` between them; its error is the only one that is returned.
+  absl::StatusOr<std::shared_ptr<const PackedWeights>> Find(
+      const std::string& array_id, const MatmulSpec& spec, const OwnedBytes& rhs,
+      const MatmulKernel::AbortCheck& abort_check = nullptr);
 
   // The arrays are gone. Products under way keep what they use.
   void Forget(absl::Span<const std::string> array_ids);

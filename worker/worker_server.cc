@@ -167,6 +167,7 @@ class WorkerServer::Impl {
                                [this](int64_t epoch, const std::vector<std::string>& unreached) {
                                  link_->ReportPeers(epoch, unreached);
                                },
+                           .budget = &budget_,
                            .redial = {},
                            .transport = options_.transport,
                            .arena = arena_,

@@ -143,7 +143,8 @@ class TlsClusterTest : public ::testing::Test {
                                 .peer_incarnation = 0,
                                 .cluster_id = "",
                                 .initial_credit_bytes = 1,
-                                .boot_id = {}};
+                                .boot_id = {},
+                                .link_credit_bytes = 1};
     grpc::ByteBuffer bytes = *rpc::WriteFrame({.kind = rpc::FrameKind::kHello, .hello = hello});
     v1::ExchangeRequest request;
     EXPECT_THAT(rpc::ParseMessage(&bytes, &request), IsOk());

@@ -1,8 +1,13 @@
 // Mailbox: pieces in, in order per worker and tag; receivers out, woken one by one.
 #include "worker/collective/mailbox.h"
 
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <iterator>
+#include <limits>
 #include <utility>
 
 #include "sharding/reason.h"
@@ -46,27 +51,46 @@ int64_t Mailbox::ChargeOf(const Held& piece) {
          kPieceOverheadBytes;
 }
 
+int64_t Mailbox::ChargeOf(const std::string& early_signature) {
+  return static_cast<int64_t>(early_signature.size()) + kPieceOverheadBytes;
+}
+
+absl::Status Mailbox::ExpectStep(int64_t step) {
+  std::vector<OwnedBytes> dropped;
+  absl::MutexLock lock(&mutex_);
+  return Expect(step, dropped);
+}
+
+absl::Status Mailbox::Expect(int64_t step, std::vector<OwnedBytes>& dropped) {
+  if (step <= last_expected_) {
+    return absl::FailedPreconditionError(StrCat("step ", step, " comes after step ", last_expected_,
+                                                ", which was expected before it"));
+  }
+  last_expected_ = step;
+  for (auto it = steps_.begin(); it != steps_.end() && it->first < step;) {
+    if (it->second.expected) {
+      ++it;
+    } else {
+      DropAll(it->second, dropped);
+      it = steps_.erase(it);
+    }
+  }
+  steps_[step].expected = true;
+  return absl::OkStatus();
+}
+
 absl::Status Mailbox::OpenStep(int64_t step, std::vector<std::string> members) {
   std::vector<OwnedBytes> dropped;
   absl::MutexLock lock(&mutex_);
-  if (step <= last_opened_) {
-    return absl::FailedPreconditionError(
-        StrCat("step ", step, " comes after step ", last_opened_, ", which was opened before it"));
-  }
   for (size_t rank = 0; rank < members.size(); ++rank) {
     if (auto gone = gone_.find(members[rank]); gone != gone_.end()) {
       return Annotate(Gone(static_cast<DeviceId>(rank), members[rank], gone->second),
                       StrCat("step ", step, " cannot begin"));
     }
   }
-  last_opened_ = step;
-  for (auto it = steps_.begin(); it != steps_.end() && it->first < step;) {
-    if (it->second.open) {
-      ++it;
-    } else {
-      DropAll(it->second, dropped);
-      it = steps_.erase(it);
-    }
+  const auto found = steps_.find(step);
+  if (found == steps_.end() || !found->second.expected || found->second.open) {
+    SHARDMESH_RETURN_IF_ERROR(Expect(step, dropped));
   }
   Step& opened = steps_[step];
   opened.open = true;
@@ -78,7 +102,7 @@ void Mailbox::CloseStep(int64_t step) {
   std::vector<OwnedBytes> dropped;
   absl::MutexLock lock(&mutex_);
   auto it = steps_.find(step);
-  if (it == steps_.end() || !it->second.open) return;
+  if (it == steps_.end() || !it->second.expected) return;
   DropAll(it->second, dropped);
   steps_.erase(it);
 }
@@ -139,12 +163,17 @@ absl::Status Mailbox::Begin(int64_t step, int64_t op, DeviceId rank, std::string
   }
   signatures.rank = rank;
   signatures.own = std::move(signature);
-  opened.early_signatures -= static_cast<int64_t>(signatures.early.size());
-  for (const auto& [worker, theirs] : std::exchange(signatures.early, {})) {
+  for (const auto& [worker, theirs] : TakeEarly(opened, signatures)) {
     absl::Status same = CompareSignatures(opened, step, op, signatures, worker, theirs);
     if (!same.ok()) Fail(opened, std::move(same), dropped);
   }
   return opened.failure;
+}
+
+Mailbox::EarlySignatures Mailbox::TakeEarly(Step& step, Signatures& signatures) {
+  step.early_signatures -= static_cast<int64_t>(signatures.early.size());
+  for (const auto& [worker, theirs] : signatures.early) charged_bytes_[worker] -= ChargeOf(theirs);
+  return std::exchange(signatures.early, {});
 }
 
 absl::Status Mailbox::CompareSignatures(const Step& step, int64_t step_number, int64_t op,
@@ -203,7 +232,13 @@ absl::Status Mailbox::Deliver(const std::string& worker, const Tag& tag, Piece p
   }
   int64_t& charged_bytes = charged_bytes_[worker];
   Held held{.content = std::move(piece.content), .is_lent = piece.is_lent};
-  if (charged_bytes + ChargeOf(held) > options_.worker_limit_bytes) {
+  int64_t early_bytes = 0;
+  if (!piece.signature.empty()) {
+    const auto signatures = step->signatures.find(tag.op());
+    const bool is_early = signatures == step->signatures.end() || signatures->second.own.empty();
+    if (is_early) early_bytes = ChargeOf(piece.signature);
+  }
+  if (charged_bytes + ChargeOf(held) + early_bytes > options_.worker_limit_bytes) {
     return absl::ResourceExhaustedError(
         StrCat("a piece of ", size_bytes, " bytes from ", worker, " (", tag.ToString(),
                ") is too much: ", charged_bytes, " bytes are held from this worker, ",
@@ -218,6 +253,7 @@ absl::Status Mailbox::Deliver(const std::string& worker, const Tag& tag, Piece p
                              " of ops that have not begun"));
       }
       ++step->early_signatures;
+      charged_bytes += early_bytes;
       signatures.early.emplace_back(worker, std::move(piece.signature));
     } else if (absl::Status same = CompareSignatures(*step, tag.step(), tag.op(), signatures,
                                                      worker, piece.signature);
@@ -239,7 +275,7 @@ absl::Status Mailbox::Deliver(const std::string& worker, const Tag& tag, Piece p
     awaited_.fetch_sub(1, std::memory_order_release);
     message.changed.Signal();
   }
-  changes_.fetch_add(1, std::memory_order_release);
+  Changed();
   return absl::OkStatus();
 }
 
@@ -255,15 +291,25 @@ absl::StatusOr<OwnedBytes> Mailbox::Receive(DeviceId peer, const Tag& tag, int64
     worker = step.members[static_cast<size_t>(peer)];
     Message& message = step.messages[MessageKey(worker, tag)];
     const auto is_done = [&] { return !step.failure.ok() || !message.pieces.empty(); };
+    std::optional<std::list<Waiting>::iterator> waiting;
     if (message.pieces.empty()) {
       message.awaited = true;
       awaited_.fetch_add(1, std::memory_order_release);
-      if (options_.poll) {
+      const int64_t left_bytes = message_bytes - message.arrived_bytes;
+      waiting = BeginWait(worker, tag, left_bytes);
+      // Whoever sees that a stream's credit is used up after this line finds the receiver among
+      // those that wait.
+      const bool starves =
+          options_.exhausted != nullptr && options_.exhausted->load(std::memory_order_seq_cst) > 0;
+      if (starves || options_.poll) {
         mutex_.Unlock();
-        options_.poll([&] {
-          absl::MutexLock poll_lock(&mutex_);
-          return is_done();
-        });
+        if (starves) options_.starved(worker, tag, left_bytes);
+        if (options_.poll) {
+          options_.poll([&] {
+            absl::MutexLock poll_lock(&mutex_);
+            return is_done();
+          });
+        }
         mutex_.Lock();
       }
     }
@@ -271,6 +317,7 @@ absl::StatusOr<OwnedBytes> Mailbox::Receive(DeviceId peer, const Tag& tag, int64
     while (!is_done() && !timed_out) {
       timed_out = message.changed.WaitWithDeadline(&mutex_, deadline);
     }
+    if (waiting.has_value()) waiting_.erase(*waiting);
     if (message.awaited) {
       message.awaited = false;
       awaited_.fetch_sub(1, std::memory_order_release);
@@ -284,6 +331,7 @@ absl::StatusOr<OwnedBytes> Mailbox::Receive(DeviceId peer, const Tag& tag, int64
           Reason::kDeadline);
     }
     taken = TakeFirst(peer, worker, tag, message, message_bytes, &is_credited);
+    if (message.is_over()) step.messages.erase(MessageKey(worker, tag));
   }
   if (options_.credit && is_credited) {
     options_.credit(worker, tag, static_cast<int64_t>(taken->bytes.size()));
@@ -303,6 +351,7 @@ absl::StatusOr<std::optional<OwnedBytes>> Mailbox::TryReceive(DeviceId peer, con
     const auto message = step->messages.find(MessageKey(worker, tag));
     if (message == step->messages.end() || message->second.pieces.empty()) return std::nullopt;
     taken = TakeFirst(peer, worker, tag, message->second, message_bytes, &is_credited);
+    if (message->second.is_over()) step->messages.erase(message);
   }
   if (options_.credit && is_credited) {
     options_.credit(worker, tag, static_cast<int64_t>(taken->bytes.size()));
@@ -349,13 +398,37 @@ absl::StatusOr<OwnedBytes> Mailbox::TakeFirst(DeviceId peer, const std::string& 
   return std::move(taken.content);
 }
 
+std::vector<Mailbox::Wait> Mailbox::WaitsFor(const std::string& worker) const {
+  std::vector<Wait> waits;
+  absl::MutexLock lock(&mutex_);
+  for (const Waiting& waiting : waiting_) {
+    if (waiting.worker == worker) waits.push_back(waiting.wait);
+  }
+  return waits;
+}
+
+void Mailbox::Changed() {
+  // Either the sleeper finds another number there when it falls asleep, or it is seen here.
+  changes_.fetch_add(1, std::memory_order_seq_cst);
+  if (sleepers_.load(std::memory_order_seq_cst) > 0) {
+    syscall(SYS_futex, &changes_, FUTEX_WAKE_PRIVATE, std::numeric_limits<int>::max(), nullptr,
+            nullptr, 0);
+  }
+}
+
+void Mailbox::Sleep(absl::FunctionRef<void(const std::atomic<uint32_t>& changes)> sleep) {
+  sleepers_.fetch_add(1, std::memory_order_seq_cst);
+  sleep(changes_);
+  sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+}
+
 int64_t Mailbox::held_bytes() const {
   absl::MutexLock lock(&mutex_);
   return held_bytes_;
 }
 
 Mailbox::Step* Mailbox::FindOrHold(int64_t step) {
-  if (step > last_opened_) return &steps_[step];
+  if (step > last_expected_) return &steps_[step];
   auto found = steps_.find(step);
   return found == steps_.end() ? nullptr : &found->second;
 }
@@ -363,12 +436,13 @@ Mailbox::Step* Mailbox::FindOrHold(int64_t step) {
 void Mailbox::Fail(Step& step, absl::Status failure, std::vector<OwnedBytes>& dropped) {
   if (!step.failure.ok()) return;
   step.failure = std::move(failure);
-  changes_.fetch_add(1, std::memory_order_release);
+  Changed();
   // The messages themselves stay: receivers wait on them.
   for (auto& [key, message] : step.messages) {
     Drop(key.first, message, dropped);
     message.changed.SignalAll();
   }
+  for (auto& [op, signatures] : step.signatures) TakeEarly(step, signatures);
 }
 
 void Mailbox::Drop(const std::string& worker, Message& message, std::vector<OwnedBytes>& dropped) {
@@ -383,6 +457,7 @@ void Mailbox::Drop(const std::string& worker, Message& message, std::vector<Owne
 
 void Mailbox::DropAll(Step& step, std::vector<OwnedBytes>& dropped) {
   for (auto& [key, message] : step.messages) Drop(key.first, message, dropped);
+  for (auto& [op, signatures] : step.signatures) TakeEarly(step, signatures);
 }
 
 }  // namespace shardmesh::worker

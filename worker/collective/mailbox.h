@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <list>
 #include <map>
 #include <optional>
 #include <string>
@@ -30,12 +31,14 @@ namespace shardmesh::worker {
 // The messages that one worker has got from its peers, over all meshes and steps.
 //
 // Peers are workers here, named by identity; a step says which worker serves which rank. Steps are
-// opened in the order of their numbers, may overlap, and are closed in any order:
+// expected in the order of their numbers, may overlap, and are opened and closed in any order:
 //
-//   not yet open --OpenStep--> open --CloseStep--> closed (also: passed over by a later OpenStep)
-//                                \--Abort, FailWorker--> failed --CloseStep--> closed
+//   to come --ExpectStep--> expected --OpenStep--> open --CloseStep--> closed
+//      \--a higher step is expected--> closed         \--Abort, FailWorker--> failed --CloseStep-->
+//      closed
 //
-// Messages of a step that is not yet open are kept for it, those of a failed or closed one dropped.
+// Messages of a step that is to come, or expected, are kept for it, those of a failed or closed one
+// dropped.
 // What is held is bounded: a peer that goes past the bounds, which credit makes known to it, is
 // refused. One mutex guards all; no callback runs under it.
 //
@@ -45,8 +48,8 @@ class Mailbox {
   struct Options {
     // Most bytes held under one tag from one worker: the credit that a tag starts with.
     int64_t tag_limit_bytes = int64_t{4} << 20;
-    // Most bytes held from one worker. Well above the tag limit times the tags that a worker has
-    // under way in the steps that overlap, since a well-behaved peer knows the tag limit alone.
+    // Most bytes held from one worker, with an overhead for each piece: a guard against a peer that
+    // does not keep to its credit, well above what the stream's credit allows.
     int64_t worker_limit_bytes = int64_t{1} << 30;
     // Called when a receiver has taken `size_bytes`, which the worker may now send anew under that
     // tag; not called for the last piece of a message. Runs on the receiver's thread.
@@ -54,6 +57,12 @@ class Mailbox {
     // If set: called when a receiver begins to wait. May bring in messages for as long as `is_done`
     // does not hold; returns soon if it cannot. Runs on the receiver's thread.
     std::function<void(absl::FunctionRef<bool()> is_done)> poll = nullptr;
+    // If set: how many streams have no credit left for their senders; outlives the mailbox. While
+    // it is above 0, `starved` is called when a receiver begins to wait, without a lock, with the
+    // bytes of the message that have not come: the sender may need to be asked for them.
+    const std::atomic<int64_t>* exhausted = nullptr;
+    std::function<void(const std::string& worker, const Tag& tag, int64_t left_bytes)> starved =
+        nullptr;
     // If set: where messages that receivers wait for are counted, together with those of other
     // mailboxes. Outlives them all.
     std::atomic<int64_t>* awaited = nullptr;
@@ -75,13 +84,18 @@ class Mailbox {
   Mailbox(const Mailbox&) = delete;
   Mailbox& operator=(const Mailbox&) = delete;
 
-  // Begins a step in which members[r] is the identity of the worker that serves rank r.
-  // FAILED_PRECONDITION unless its number is above those of all steps opened before; UNAVAILABLE
-  // names the first member that is gone, and the step is not opened. Drops what is held for steps
-  // of lower numbers that were never opened.
+  // This worker is to take part in a step: it will be opened or closed, whatever is expected since.
+  // FAILED_PRECONDITION unless its number is above those of all steps expected before. Drops what
+  // is held for steps of lower numbers that were not expected.
+  absl::Status ExpectStep(int64_t step);
+
+  // Begins a step in which members[r] is the identity of the worker that serves rank r. One that is
+  // not expected is so from then on: FAILED_PRECONDITION as of ExpectStep, and for one that is
+  // open. UNAVAILABLE names the first member that is gone, and the step is not opened.
   absl::Status OpenStep(int64_t step, std::vector<std::string> members);
 
-  // Ends a step and drops what is left of it. No effect on a step that is not open.
+  // Ends a step and drops what is left of it. No effect on a step that is neither expected nor
+  // open.
   void CloseStep(int64_t step);
 
   // Fails every receive of the step, now and later, with this error, to which is added what was
@@ -119,6 +133,13 @@ class Mailbox {
   absl::StatusOr<std::optional<OwnedBytes>> TryReceive(DeviceId peer, const Tag& tag,
                                                        int64_t message_bytes);
 
+  // What receivers wait for from a worker.
+  struct Wait {
+    Tag tag;
+    int64_t left_bytes = 0;  // of the message, that have not come
+  };
+  std::vector<Wait> WaitsFor(const std::string& worker) const;
+
   // Whether a receiver waits for what has not come, here or where the same count is kept.
   bool awaited() const { return awaited_.load(std::memory_order_acquire) > 0; }
 
@@ -128,8 +149,13 @@ class Mailbox {
   // For those who wait for something else as well, without a lock: how often something came that a
   // receiver could be waiting for, or a step failed; and how many pieces wait. A receiver that has
   // looked while the first was the same, and the second 0, need not look again.
-  uint64_t changes() const { return changes_.load(std::memory_order_acquire); }
+  uint32_t changes() const { return changes_.load(std::memory_order_acquire); }
   int64_t held_pieces() const { return held_pieces_.load(std::memory_order_acquire); }
+
+  // Calls `sleep`, which waits on the word that changes() reads, as a futex of this process: it is
+  // woken when that changes, or by WakeSleepers.
+  void Sleep(absl::FunctionRef<void(const std::atomic<uint32_t>& changes)> sleep);
+  void WakeSleepers() { Changed(); }
 
  private:
   struct Held {
@@ -143,15 +169,20 @@ class Mailbox {
     int64_t taken_bytes = 0;
     absl::CondVar changed;
     bool awaited = false;  // by a receiver, while there is no piece
+
+    // All of it was taken: nothing comes for it any more.
+    bool is_over() const { return message_bytes > 0 && taken_bytes == message_bytes; }
   };
   using MessageKey = std::pair<std::string, Tag>;  // worker, tag
   // What is done as one op: here, once it was begun, and by workers that came to it before.
+  using EarlySignatures = std::vector<std::pair<std::string, std::string>>;  // worker, signature
   struct Signatures {
     DeviceId rank = 0;
     std::string own;
-    std::vector<std::pair<std::string, std::string>> early;  // worker, signature
+    EarlySignatures early;
   };
   struct Step {
+    bool expected = false;
     bool open = false;
     std::vector<std::string> members;
     absl::Status failure;
@@ -163,6 +194,10 @@ class Mailbox {
   using Steps = std::map<int64_t, Step>;
 
   static int64_t ChargeOf(const Held& piece);
+  static int64_t ChargeOf(const std::string& early_signature);
+  // What came of an op before it was begun here; it takes no memory any more.
+  EarlySignatures TakeEarly(Step& step, Signatures& signatures)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The open step in which something is to be received from a rank; Receive's errors otherwise.
   absl::StatusOr<Step*> FindToReceive(DeviceId peer, const Tag& tag)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -183,18 +218,36 @@ class Mailbox {
   void Drop(const std::string& worker, Message& message, std::vector<OwnedBytes>& dropped)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DropAll(Step& step, std::vector<OwnedBytes>& dropped) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status Expect(int64_t step, std::vector<OwnedBytes>& dropped)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // Tells that a receiver waits, and no longer does.
+  struct Waiting {
+    std::string worker;
+    Wait wait;
+  };
+  std::list<Waiting>::iterator BeginWait(const std::string& worker, const Tag& tag,
+                                         int64_t left_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return waiting_.insert(waiting_.end(), {worker, {tag, left_bytes}});
+  }
 
   const Options options_;
   std::atomic<int64_t> own_awaited_ = 0;
   std::atomic<int64_t>& awaited_;  // messages that are; changed with the mutex held
-  std::atomic<uint64_t> changes_ = 0;
+  // Counts a change, and wakes who sleeps for one.
+  void Changed();
+
+  std::atomic<uint32_t> changes_ = 0;
+  std::atomic<int> sleepers_ = 0;
   std::atomic<int64_t> held_pieces_ = 0;
 
   mutable absl::Mutex mutex_;
-  Steps steps_ ABSL_GUARDED_BY(mutex_);               // open, and held for later
-  int64_t last_opened_ ABSL_GUARDED_BY(mutex_) = -1;  // no lower step opens any more
+  Steps steps_ ABSL_GUARDED_BY(mutex_);  // open, and held for later
+  // No lower step is expected any more.
+  int64_t last_expected_ ABSL_GUARDED_BY(mutex_) = -1;
   int64_t held_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  // By worker: bytes held, with an overhead for each piece; why it is gone.
+  std::list<Waiting> waiting_ ABSL_GUARDED_BY(mutex_);  // one for each receiver that does
+  // By worker: bytes held, early signatures too, with an overhead for each; why it is gone.
   absl::flat_hash_map<std::string, int64_t> charged_bytes_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<std::string, std::string> gone_ ABSL_GUARDED_BY(mutex_);
 };

@@ -57,7 +57,8 @@ TEST(FlightLogTest, TellsTimesByTheCoordinatorsClock) {
   running.ended = absl::InfiniteFuture();
   log.Heard("a", 1,
             {.sent = At(10),
-             .progress = rpc::StepProgress{.step = 6, .started = At(2), .instruction = running},
+             .progress = {rpc::StepProgress{.step = 6, .started = At(2), .instruction = running},
+                          rpc::StepProgress{.step = 8, .started = At(3)}},
              .records = {ended}},
             At(1010));
   const WorkerFlight flight = *log.Find("a");
@@ -68,6 +69,10 @@ TEST(FlightLogTest, TellsTimesByTheCoordinatorsClock) {
   EXPECT_EQ(flight.progress->started, At(1002));
   EXPECT_EQ(flight.progress->instruction->started, At(1001));
   EXPECT_TRUE(flight.progress->instruction->is_running());
+  EXPECT_EQ(flight.progress->step, 6) << "the lowest that runs";
+  EXPECT_EQ(log.Find("a", 8)->progress->step, 8);
+  EXPECT_EQ(log.Find("a", 8)->progress->started, At(1003));
+  EXPECT_EQ(log.Find("a", 7)->progress->step, 6);
 }
 
 TEST(FlightLogTest, KeepsTheRecordsOfALostWorkerUntilAnotherProcessTakesItsIdentity) {

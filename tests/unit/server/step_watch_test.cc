@@ -39,8 +39,9 @@ class StepWatchTest : public ::testing::Test {
   }
   void Beat(int64_t rank, std::optional<rpc::StepProgress> progress) {
     EXPECT_THAT(members_.Heartbeat(attachments_[rank], 0), IsOk());
-    log_.Heard(StrCat("worker-", rank), 1, {.sent = clock_.Now(), .progress = std::move(progress)},
-               clock_.Now());
+    FlightLog::Heartbeat heartbeat{.sent = clock_.Now()};
+    if (progress.has_value()) heartbeat.progress.push_back(*std::move(progress));
+    log_.Heard(StrCat("worker-", rank), 1, std::move(heartbeat), clock_.Now());
   }
   // Waits in instruction 3 for the other rank.
   rpc::StepProgress Waiting(int64_t rank) const {

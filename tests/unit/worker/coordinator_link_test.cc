@@ -57,6 +57,10 @@ class RecordingLinks final : public PeerLinks {
     absl::MutexLock lock(&mutex_);
     return view_;
   }
+  absl::Status ExpectStep(int64_t /*sequence*/, int64_t /*epoch*/) override {
+    return absl::OkStatus();
+  }
+  void CloseStep(int64_t /*sequence*/) override {}
   absl::StatusOr<std::unique_ptr<StepLink>> OpenLink(std::string_view, int64_t, int64_t,
                                                      absl::Time) override {
     return absl::UnavailableError("no peers");
@@ -114,11 +118,11 @@ class HeldExecutor final : public StepExecutor {
     absl::MutexLock lock(&mutex_);
     forgotten_.insert(forgotten_.end(), array_ids.begin(), array_ids.end());
   }
-  std::optional<rpc::StepProgress> progress() const override {
+  std::vector<rpc::StepProgress> progress() const override {
     absl::MutexLock lock(&mutex_);
     return progress_;
   }
-  void SetProgress(std::optional<rpc::StepProgress> progress) {
+  void SetProgress(std::vector<rpc::StepProgress> progress) {
     absl::MutexLock lock(&mutex_);
     progress_ = std::move(progress);
   }
@@ -130,8 +134,8 @@ class HeldExecutor final : public StepExecutor {
   }
 
   mutable absl::Mutex mutex_;
-  std::optional<rpc::StepProgress> progress_ ABSL_GUARDED_BY(mutex_) = rpc::StepProgress{
-      .step = 9, .instruction = FlightRecord{.op = 2}};
+  std::vector<rpc::StepProgress> progress_ ABSL_GUARDED_BY(mutex_) = {
+      {.step = 9, .instruction = FlightRecord{.op = 2}}};
   std::vector<std::pair<StepOrder, Report>> runs_ ABSL_GUARDED_BY(mutex_);
   std::vector<int64_t> committed_ ABSL_GUARDED_BY(mutex_);
   std::vector<int64_t> aborted_ ABSL_GUARDED_BY(mutex_);
@@ -410,8 +414,8 @@ TEST_F(CoordinatorLinkTest, IntroducesItselfAndBecomesReadyOnceItsPeersAreReache
   EXPECT_THAT(coordinator_.Read().peers().unreached(), ElementsAre("w2"));
   EXPECT_FALSE(ready());
   EXPECT_TRUE(Eventually([&] { return coordinator_.last_heartbeat().epoch() == 4; }));
-  EXPECT_EQ(coordinator_.last_heartbeat().progress().sequence(), 9);
-  EXPECT_EQ(coordinator_.last_heartbeat().progress().instruction().instruction(), 2u);
+  EXPECT_EQ(coordinator_.last_heartbeat().progress(0).sequence(), 9);
+  EXPECT_EQ(coordinator_.last_heartbeat().progress(0).instruction().instruction(), 2u);
 }
 
 TEST_F(CoordinatorLinkTest, ActsOnAMembershipWhenItsLastPageIsThere) {
@@ -477,7 +481,7 @@ TEST_F(CoordinatorLinkTest, HeartbeatsBringEachRecordOnceTheLastFirstWhereThereA
 }
 
 TEST_F(CoordinatorLinkTest, HeartbeatsTellOfASlowInstructionAtOnceAndNotOfAQuickOne) {
-  executor_.SetProgress(std::nullopt);
+  executor_.SetProgress({});
   Start();
   // No other heartbeat would come in time.
   TakeIn(4, Welcome(3, "cluster", absl::Hours(1)));
@@ -487,18 +491,20 @@ TEST_F(CoordinatorLinkTest, HeartbeatsTellOfASlowInstructionAtOnceAndNotOfAQuick
   order.mutable_run_step()->set_term(3);
   const absl::Time begun = clock_.Now();
   executor_.SetProgress(
-      rpc::StepProgress{.step = 11,
-                        .started = begun,
-                        .instruction = FlightRecord{.step = 11,
-                                                    .op = 0,
-                                                    .started = begun,
-                                                    .peers = {{.rank = 1}, {.rank = 2}},
-                                                    .waits_for = 2}});
+      {rpc::StepProgress{.step = 11,
+                         .started = begun,
+                         .instruction = FlightRecord{.step = 11,
+                                                     .op = 0,
+                                                     .started = begun,
+                                                     .peers = {{.rank = 1}, {.rank = 2}},
+                                                     .waits_for = 2}}});
   coordinator_.Write(order);
-  ASSERT_TRUE(
-      Eventually([&] { return coordinator_.last_heartbeat().progress().sequence() == 11; }));
+  ASSERT_TRUE(Eventually([&] {
+    const v1::Heartbeat last = coordinator_.last_heartbeat();
+    return last.progress_size() == 1 && last.progress(0).sequence() == 11;
+  }));
   EXPECT_GE(clock_.Now() - begun, absl::Milliseconds(100));
-  const v1::FlightRecord waiting = coordinator_.last_heartbeat().progress().instruction();
+  const v1::FlightRecord waiting = coordinator_.last_heartbeat().progress(0).instruction();
   EXPECT_EQ(waiting.instruction(), 0u);
   EXPECT_EQ(waiting.waits_for_rank(), 2);
   EXPECT_EQ(waiting.peers_size(), 2);
@@ -506,11 +512,11 @@ TEST_F(CoordinatorLinkTest, HeartbeatsTellOfASlowInstructionAtOnceAndNotOfAQuick
 
   // The next instruction of the same step is slow as well.
   executor_.SetProgress(
-      rpc::StepProgress{.step = 11,
-                        .started = begun,
-                        .instruction = FlightRecord{.step = 11, .op = 1, .started = begun}});
+      {rpc::StepProgress{.step = 11,
+                         .started = begun,
+                         .instruction = FlightRecord{.step = 11, .op = 1, .started = begun}}});
   EXPECT_TRUE(Eventually(
-      [&] { return coordinator_.last_heartbeat().progress().instruction().instruction() == 1; }));
+      [&] { return coordinator_.last_heartbeat().progress(0).instruction().instruction() == 1; }));
 }
 
 TEST_F(CoordinatorLinkTest, BringsItsInventoryAndObeysTheVerdict) {

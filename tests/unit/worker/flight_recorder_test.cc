@@ -83,14 +83,14 @@ TEST(FlightRecorderTest, TakesOpsFromSeveralThreads) {
 
 TEST(FlightRecorderTest, TellsWhatRunsAndForWhomItWaits) {
   FlightRecorder recorder;
-  EXPECT_FALSE(recorder.Running().has_value());
+  EXPECT_FALSE(recorder.Running(7).has_value());
   const auto op = recorder.Begin(Op(7, 2, "all-reduce over tp", At(10)), {1, 3});
-  ASSERT_TRUE(recorder.Running().has_value());
-  EXPECT_FALSE(recorder.Running()->waits_for.has_value());
+  ASSERT_TRUE(recorder.Running(7).has_value());
+  EXPECT_FALSE(recorder.Running(7)->waits_for.has_value());
   recorder.WaitsFor(op, 3);
-  EXPECT_EQ(recorder.Running()->waits_for, 3);
+  EXPECT_EQ(recorder.Running(7)->waits_for, 3);
   recorder.End(op, absl::DeadlineExceededError("rank 3 sent nothing in time"), At(12));
-  EXPECT_FALSE(recorder.Running().has_value());
+  EXPECT_FALSE(recorder.Running(7).has_value());
   EXPECT_EQ(recorder.Last()[0].waits_for, 3) << "whom it waited for when it failed";
 
   const auto good = recorder.Begin(Op(8, 0, "barrier", At(13)), {1});
@@ -114,13 +114,26 @@ TEST(FlightRecorderTest, TellsOnceWhatHasEnded) {
   EXPECT_THAT(Numbers(tail.records), ::testing::ElementsAre(3));
   EXPECT_EQ(tail.next, 4);
 
+  // What ends later is told later, whatever began first.
+  const auto long_one = recorder.Begin(Op(8, 0, "matmul", At(5)), {});
+  recorder.End(recorder.Begin(Op(9, 0, "barrier", At(6)), {}), absl::OkStatus(), At(6));
+  tail = recorder.EndedSince(4, 2);
+  ASSERT_EQ(tail.records.size(), 1u);
+  EXPECT_EQ(tail.records[0].step, 9);
+  EXPECT_EQ(recorder.Running(8)->started, At(5));
+  recorder.End(long_one, absl::OkStatus(), At(7));
+  tail = recorder.EndedSince(tail.next, 2);
+  ASSERT_EQ(tail.records.size(), 1u);
+  EXPECT_EQ(tail.records[0].step, 8);
+  EXPECT_EQ(tail.next, 6);
+
   const auto count = static_cast<int64_t>(FlightRecorder::kCapacity) + 10;
   for (int64_t step = 0; step < count; ++step) {
     recorder.End(recorder.Begin(Op(step, 0, "matmul", At(step)), {}), absl::OkStatus(), At(step));
   }
-  tail = recorder.EndedSince(4, 4096);
+  tail = recorder.EndedSince(6, 4096);
   EXPECT_EQ(tail.records.size(), FlightRecorder::kCapacity);
-  EXPECT_EQ(tail.records.front().number, 14) << "those before it were pushed out";
+  EXPECT_EQ(tail.records.front().number, 16) << "those before it were pushed out";
 }
 
 }  // namespace

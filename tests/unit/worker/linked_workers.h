@@ -33,7 +33,7 @@ class LinkedWorker {
  public:
   LinkedWorker(std::string identity, uint64_t incarnation, rpc::Clock* clock,
                int64_t tag_limit_bytes, std::string cluster_id, worker::Transport transport,
-               bool measures = false)
+               bool measures = false, int64_t link_limit_bytes = int64_t{16} << 20)
       : memory_(std::make_shared<Memory>(transport)) {
     worker::PeerLinks::Options options;
     options.self = {
@@ -43,6 +43,8 @@ class LinkedWorker {
     if (measures) options.probe_pool = pool();
     options.clock = clock;
     options.tag_limit_bytes = tag_limit_bytes;
+    options.link_limit_bytes = link_limit_bytes;
+    options.budget = &memory_->budget;
     options.redial = {.initial_delay = absl::Milliseconds(10),
                       .max_delay = absl::Milliseconds(100)};
     options.peers_changed = [this](int64_t epoch, const std::vector<std::string>& unreached) {
@@ -118,12 +120,12 @@ class LinkedWorkers {
  public:
   explicit LinkedWorkers(const std::string& mesh, int64_t tag_limit_bytes = int64_t{4} << 20,
                          worker::Transport transport = worker::Transport::kStream,
-                         bool measures = false)
+                         bool measures = false, int64_t link_limit_bytes = int64_t{16} << 20)
       : mesh_(*Mesh::Parse(mesh)) {
     for (DeviceId rank = 0; rank < mesh_.size(); ++rank) {
       workers_.push_back(std::make_unique<LinkedWorker>(StrCat("worker-", rank), 100 + rank,
                                                         &clock_, tag_limit_bytes, "cluster",
-                                                        transport, measures));
+                                                        transport, measures, link_limit_bytes));
     }
   }
 

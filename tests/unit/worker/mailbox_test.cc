@@ -237,6 +237,63 @@ TEST(MailboxTest, ReceiverThatWaitsMayBringInItsMessageItself) {
   EXPECT_FALSE(mailbox.awaited());
 }
 
+TEST(MailboxTest, StepsThatAreExpectedOpenInAnyOrder) {
+  Mailbox mailbox({.credit = nullptr});
+  ASSERT_THAT(mailbox.ExpectStep(3), IsOk());
+  ASSERT_THAT(mailbox.Deliver("w-a", TagOf(3, 1), Whole("three")), IsOk());
+  ASSERT_THAT(mailbox.Deliver("w-a", TagOf(4, 1), Whole("four")), IsOk());
+  ASSERT_THAT(mailbox.ExpectStep(5), IsOk());
+  EXPECT_THAT(mailbox.ExpectStep(5), StatusIs(absl::StatusCode::kFailedPrecondition));
+  EXPECT_EQ(mailbox.held_bytes(), 5) << "step 4 was passed over";
+  ASSERT_THAT(mailbox.OpenStep(5, kMembers), IsOk());
+  ASSERT_THAT(mailbox.OpenStep(3, kMembers), IsOk());
+  EXPECT_THAT(mailbox.OpenStep(3, kMembers), StatusIs(absl::StatusCode::kFailedPrecondition));
+  EXPECT_THAT(mailbox.Receive(0, TagOf(3, 1), 5, Soon()), IsOk());
+  ASSERT_THAT(mailbox.ExpectStep(6), IsOk());
+  ASSERT_THAT(mailbox.Deliver("w-a", TagOf(6, 1), Whole("six")), IsOk());
+  mailbox.CloseStep(6);  // it was never opened
+  EXPECT_EQ(mailbox.held_bytes(), 0);
+  ASSERT_THAT(mailbox.Deliver("w-a", TagOf(6, 2), Whole("late")), IsOk());
+  EXPECT_EQ(mailbox.held_bytes(), 0);
+}
+
+TEST(MailboxTest, SaysWhatIsWaitedForWhereAStreamHasNoCreditLeft) {
+  std::atomic<int64_t> exhausted = 0;
+  std::vector<std::string> asked;
+  Mailbox* box = nullptr;
+  Mailbox mailbox({.credit = nullptr,
+                   .exhausted = &exhausted,
+                   .starved = [&](const std::string& worker, const Tag& tag, int64_t left_bytes) {
+                     asked.push_back(StrCat(worker, " ", tag.op(), " ", left_bytes));
+                     const std::vector<Mailbox::Wait> waits = box->WaitsFor(worker);
+                     ASSERT_EQ(waits.size(), 1u);
+                     EXPECT_EQ(waits[0].left_bytes, left_bytes);
+                     ASSERT_THAT(box->Deliver(worker, tag, Whole("abcd")), IsOk());
+                   }});
+  box = &mailbox;
+  ASSERT_THAT(mailbox.OpenStep(1, kMembers), IsOk());
+  ASSERT_THAT(mailbox.Deliver("w-a", TagOf(1, 1), Whole("here")), IsOk());
+  exhausted = 1;
+  EXPECT_THAT(mailbox.Receive(0, TagOf(1, 1), 4, Soon()), IsOk());
+  EXPECT_THAT(mailbox.Receive(0, TagOf(1, 2), 4, Soon()), IsOk());
+  EXPECT_THAT(asked, ::testing::ElementsAre("w-a 2 4")) << "not for what is there";
+  EXPECT_TRUE(mailbox.WaitsFor("w-a").empty());
+}
+
+TEST(MailboxTest, SignaturesThatCameEarlyTakeMemoryUntilTheirOpBegins) {
+  Mailbox mailbox({.worker_limit_bytes = 1000, .credit = nullptr});
+  ASSERT_THAT(mailbox.OpenStep(1, kMembers), IsOk());
+  const std::string signature(300, 's');
+  Mailbox::Piece piece = Whole("a");
+  piece.signature = signature;
+  ASSERT_THAT(mailbox.Deliver("w-a", TagOf(1, 1), piece), IsOk());
+  ASSERT_THAT(mailbox.Receive(0, TagOf(1, 1), 1, Soon()), IsOk());
+  EXPECT_THAT(mailbox.Deliver("w-a", TagOf(1, 2), piece),
+              StatusIs(absl::StatusCode::kResourceExhausted));
+  ASSERT_THAT(mailbox.Begin(1, 1, 0, signature), IsOk());
+  EXPECT_THAT(mailbox.Deliver("w-a", TagOf(1, 2), piece), IsOk());
+}
+
 TEST(MailboxTest, BoundsWhatIsHeldAndGivesCreditForWhatIsTaken) {
   std::vector<std::string> credits;
   Mailbox mailbox({.tag_limit_bytes = 4,

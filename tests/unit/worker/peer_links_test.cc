@@ -20,6 +20,8 @@
 #include "tests/testing/certificates.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/status_matchers.h"
+#include "worker/collective/collectives.h"
+#include "worker/combiners.h"
 #include "worker/completion_poller.h"
 #include "worker/exchange_stream.h"
 
@@ -203,6 +205,162 @@ TEST(PeerLinksTest, ReceiverThatIsSlowOnOneTagDoesNotHoldUpOthers) {
   const auto message = ReceiveAll(*receiver, 0, slow, static_cast<int64_t>(long_message.size()));
   ASSERT_TRUE(message.ok()) << message.status();
   EXPECT_TRUE(*message == long_message);
+}
+
+constexpr int64_t kLittleCredit = int64_t{1} << 20;
+// A frame is sent while any credit is left.
+constexpr int64_t kMostHeld = kLittleCredit + (int64_t{512} << 10);
+
+TEST(PeerLinksTest, ARankThatIsLateHoldsNoMoreThanTheStreamsCreditAndIsWaitedFor) {
+  constexpr int64_t kMessages = 64;
+  constexpr int64_t kBytes = int64_t{256} << 10;
+  LinkedWorkers workers("x=2", kTagLimit, Transport::kStream, /*measures=*/false, kLittleCredit);
+  ASSERT_TRUE(workers.Connect(1));
+  const auto sender = Open(workers, 0, 1);
+  for (int64_t round = 0; round < kMessages; ++round) {
+    ASSERT_TRUE(sender->Send(1, *Tag::Create(1, 0, round), Own(Pattern(kBytes, round))).ok());
+  }
+  const auto held = [&] { return workers.links(1).counters().held_bytes; };
+  ASSERT_TRUE(test::Eventually([&] { return held() + 2 * kBytes > kLittleCredit; }));
+  // Streams that carry nothing are pinged: all that was on its way has come by then.
+  ASSERT_TRUE(test::Eventually([&] { return workers.links(0).counters().credit_waits > 0; }));
+  EXPECT_LE(held(), kMostHeld);
+  // The last first: it has to be asked for, whatever fills the credit.
+  const auto receiver = Open(workers, 1, 1);
+  for (int64_t round = kMessages; round-- > 0;) {
+    const auto message = ReceiveAll(*receiver, 0, *Tag::Create(1, 0, round), kBytes);
+    ASSERT_TRUE(message.ok()) << message.status();
+    EXPECT_EQ(*message, Pattern(kBytes, static_cast<int>(round)));
+    EXPECT_LE(held(), kMostHeld + kBytes);
+  }
+  EXPECT_EQ(workers.links(0).counters().broken_streams, 0);
+  EXPECT_EQ(workers.links(1).counters().broken_streams, 0);
+  EXPECT_EQ(held(), 0);
+}
+
+TEST(PeerLinksTest, AStepGoesOnWhileAnotherHoldsAllCredit) {
+  constexpr int64_t kBytes = int64_t{256} << 10;
+  constexpr int64_t kLongBytes = 3'000'001;
+  LinkedWorkers workers("x=2", kTagLimit, Transport::kStream, /*measures=*/false, kLittleCredit);
+  ASSERT_TRUE(workers.Connect(1));
+  std::vector<std::unique_ptr<StepLink>> links[2];
+  for (const DeviceId rank : {0, 1}) {
+    for (const int64_t step : {1, 2}) links[rank].push_back(Open(workers, rank, step));
+  }
+  for (const DeviceId rank : {0, 1}) {
+    for (int64_t round = 0; round < 16; ++round) {
+      ASSERT_TRUE(
+          links[rank][0]->Send(1 - rank, *Tag::Create(1, 0, round), Own(Pattern(kBytes, 1))).ok());
+    }
+  }
+  for (const DeviceId rank : {0, 1}) {
+    ASSERT_TRUE(test::Eventually([&] { return workers.links(rank).counters().credit_waits > 0; }));
+  }
+  const auto exchange = [&](DeviceId rank) {
+    for (int64_t round = 0; round < 5; ++round) {
+      const int64_t bytes = round % 2 == 0 ? kLongBytes : 1;
+      const Tag tag = *Tag::Create(2, 0, round);
+      ASSERT_TRUE(links[rank][1]->Send(1 - rank, tag, Own(Pattern(bytes, 2))).ok());
+      const auto message = ReceiveAll(*links[rank][1], 1 - rank, tag, bytes);
+      ASSERT_TRUE(message.ok()) << message.status();
+      EXPECT_EQ(*message, Pattern(bytes, 2));
+    }
+  };
+  std::thread other([&] { exchange(1); });
+  exchange(0);
+  other.join();
+  for (int64_t round = 0; round < 16; ++round) {
+    EXPECT_TRUE(ReceiveAll(*links[1][0], 0, *Tag::Create(1, 0, round), kBytes).ok());
+  }
+  EXPECT_EQ(workers.links(0).counters().broken_streams, 0);
+  EXPECT_EQ(workers.links(1).counters().broken_streams, 0);
+}
+
+// Collectives that send many messages, in several steps at once, with little credit for each
+// stream, while a rank is late for them.
+class LittleCreditTest : public testing::TestWithParam<CollectiveAlgorithm> {
+ protected:
+  static constexpr int64_t kRanks = 3;
+  static constexpr int64_t kBytes = int64_t{8} << 20;
+
+  static absl::Status Run(StepLink& link, int64_t step, const Mesh& mesh,
+                          CollectiveAlgorithm algorithm) {
+    const auto size_bytes = static_cast<size_t>(kBytes);
+    const auto operand = std::make_shared<std::vector<float>>(size_bytes / sizeof(float));
+    for (size_t i = 0; i < operand->size(); ++i) {
+      (*operand)[i] = static_cast<float>(i % 1009 + static_cast<size_t>(step));
+    }
+    const auto result = std::make_shared<std::vector<float>>(operand->size());
+    const OwnedBytes mine = {{reinterpret_cast<const char*>(operand->data()), size_bytes}, operand};
+    const OwnedMutableBytes out = {{reinterpret_cast<char*>(result->data()), size_bytes}, result};
+    absl::StatusOr<DeviceGroup> group = DeviceGroup::Create(mesh, {"x"}, link.rank());
+    if (!group.ok()) return group.status();
+    const CollectiveCall call{.link = &link,
+                              .group = &*group,
+                              .step = step,
+                              .op = 0,
+                              .deadline = absl::Now() + absl::Seconds(60)};
+    const bool is_broadcast =
+        algorithm == CollectiveAlgorithm::kChain || algorithm == CollectiveAlgorithm::kBinomial;
+    const Manner manner = {.algorithm = algorithm, .order = CollectiveOrder::kFastest};
+    absl::Status done;
+    if (is_broadcast) {
+      done = Broadcast(call, manner, /*root=*/0, mine, out);
+    } else {
+      const auto sum = CombinerFor(Reduction::kSum, Dtype::kF32, Dtype::kF32, kRanks);
+      done = AllReduce(call, manner, *sum, mine, out);
+    }
+    if (!done.ok()) return done;
+    for (size_t i = 0; i < operand->size(); ++i) {
+      const float expected = (*operand)[i] * (is_broadcast ? 1 : kRanks);
+      if ((*result)[i] != expected) {
+        return absl::DataLossError(StrCat("element ", i, " is wrong"));
+      }
+    }
+    return absl::OkStatus();
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(All, LittleCreditTest,
+                         testing::Values(CollectiveAlgorithm::kChain,
+                                         CollectiveAlgorithm::kBinomial, CollectiveAlgorithm::kRing,
+                                         CollectiveAlgorithm::kPairwise,
+                                         CollectiveAlgorithm::kHalving));
+
+TEST_P(LittleCreditTest, StepsAtOnceEndThoughARankIsLateForThem) {
+  constexpr int64_t kSteps = 3;
+  LinkedWorkers workers(StrCat("x=", kRanks), kTagLimit, Transport::kStream, /*measures=*/false,
+                        kLittleCredit);
+  ASSERT_TRUE(workers.Connect(1));
+  std::vector<std::thread> threads;
+  std::vector<std::unique_ptr<StepLink>> links;
+  const auto begin = [&](DeviceId rank) {
+    for (int64_t step = 1; step <= kSteps; ++step) {
+      links.push_back(Open(workers, rank, step));
+      threads.emplace_back([&workers, step, link = links.back().get()] {
+        const absl::Status done = Run(*link, step, workers.mesh(), GetParam());
+        EXPECT_TRUE(done.ok()) << "step " << step << ": " << done;
+      });
+    }
+  };
+  begin(0);
+  begin(1);
+  // The others go as far as they come.
+  test::Eventually([&] { return workers.links(0).counters().credit_waits > 0; },
+                   absl::Milliseconds(200));
+  begin(2);
+  for (std::thread& thread : threads) thread.join();
+  for (DeviceId rank = 0; rank < kRanks; ++rank) {
+    EXPECT_EQ(workers.links(rank).counters().broken_streams, 0);
+  }
+}
+
+TEST(PeerLinksTest, CreditIsAShareOfTheMemory) {
+  constexpr int64_t kMiB = int64_t{1} << 20;
+  EXPECT_EQ(PeerLinks::LinkCredit(16 * kMiB, 4096 * kMiB, 3), 16 * kMiB);
+  EXPECT_EQ(PeerLinks::LinkCredit(16 * kMiB, 64 * kMiB, 4), 2 * kMiB);
+  EXPECT_EQ(PeerLinks::LinkCredit(16 * kMiB, 1 * kMiB, 4), PeerLinks::kLeastLinkCredit);
+  EXPECT_EQ(PeerLinks::LinkCredit(16 * kMiB, 64 * kMiB, 0), 8 * kMiB);
 }
 
 TEST(PeerLinksTest, AShortMessageOvertakesALongOneThatIsUnderWay) {
@@ -451,7 +609,8 @@ rpc::FrameHello GoodHello() {
           .peer_incarnation = 101,
           .cluster_id = "cluster",
           .initial_credit_bytes = 1 << 20,
-          .boot_id = {}};
+          .boot_id = {},
+          .link_credit_bytes = 1 << 20};
 }
 
 grpc::ByteBuffer HelloFrame(const rpc::FrameHello& hello) {

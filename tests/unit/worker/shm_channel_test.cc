@@ -1,6 +1,10 @@
 // ShmChannel: two ends in one process, and what an end that does not keep to the rules can do.
 #include "worker/shm_channel.h"
 
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -44,10 +48,11 @@ struct End {
       if (greeting.kind == ShmGreeting::Kind::kFreed) {
         channel->DropView(greeting.segment_id);
       } else {
-        ASSERT_TRUE(channel
-                        ->AddView(greeting.segment_id,
-                                  *ShmView::Open(received->fds.at(0), greeting.size_bytes))
-                        .ok());
+        ASSERT_TRUE(
+            channel
+                ->AddView(greeting.segment_id,
+                          *ShmView::Open(std::move(received->fds.at(0)), greeting.size_bytes))
+                .ok());
       }
     }
   }
@@ -181,6 +186,54 @@ TEST_F(ShmChannelTest, AFreedSegmentIsForgottenAtTheOtherEnd) {
   EXPECT_EQ(std::set<uint64_t>(ids.begin(), ids.end()).size(), 3u);
 }
 
+TEST_F(ShmChannelTest, WhatCannotBeMappedIsCopiedAndTheChannelStays) {
+  const int64_t before = ShmView::MaxMapped();
+  const std::string text(300'000, 'u');
+  OwnedBytes message = one_.Own(text);
+  ShmView::SetMaxMapped(0);
+  ASSERT_TRUE(Send(message));
+  EXPECT_EQ(Next(), text);
+  ShmView::SetMaxMapped(before);
+  // It was released with the copy, and what comes later is read in place.
+  message = {};
+  one_.channel->Reap();
+  OwnedBytes other = one_.Own(std::string(5000, 'v'));
+  ASSERT_TRUE(Send(other));
+  EXPECT_EQ(Next(), std::string(5000, 'v'));
+}
+
+TEST_F(ShmChannelTest, ANoteWhoseSegmentIsStillToComeHoldsUpNobody) {
+  const OwnedBytes message = one_.Own(std::string(5000, 'l'));
+  ASSERT_TRUE(Send(message));
+  ShmChannel::Arrived arrived;
+  const absl::Time begin = absl::Now();
+  const auto none = two_.channel->TryReceive(0, &arrived);  // nobody has heard the socket
+  ASSERT_TRUE(none.ok()) << none.status();
+  EXPECT_FALSE(*none);
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(1));
+  two_.Hear();
+  const auto came = two_.channel->TryReceive(0, &arrived);
+  ASSERT_TRUE(came.ok()) << came.status();
+  ASSERT_TRUE(*came);
+  EXPECT_EQ(arrived.message.bytes.size(), 5000u);
+}
+
+TEST_F(ShmChannelTest, SleepersWakeForAChangeToo) {
+  std::atomic<uint32_t> changes = 0;
+  std::vector<std::thread> sleepers;
+  const absl::Time begin = absl::Now();
+  for (int i = 0; i < 3; ++i) {
+    sleepers.emplace_back([&] {
+      while (changes == 0) two_.channel->Sleep(changes, 0, absl::Seconds(60));
+    });
+  }
+  absl::SleepFor(absl::Milliseconds(20));  // most sleep by then; it holds for those that do not too
+  changes = 1;
+  syscall(SYS_futex, &changes, FUTEX_WAKE_PRIVATE, 99, nullptr, nullptr, 0);
+  for (std::thread& sleeper : sleepers) sleeper.join();
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(50));
+}
+
 TEST_F(ShmChannelTest, WrongNotesAreRefusedWhateverTheySay) {
   struct Header {  // as the sender writes it
     int64_t step = 1, epoch = 1;
@@ -223,7 +276,8 @@ TEST_F(ShmChannelTest, WrongNotesAreRefusedWhateverTheySay) {
 
 TEST_F(ShmChannelTest, ASleeperIsWokenByTheNextMessage) {
   constexpr int kRounds = 200;
-  std::thread receiver([this] {
+  const std::atomic<uint32_t> changes = 0;
+  std::thread receiver([&] {
     for (int i = 0; i < kRounds; ++i) {
       const absl::Time deadline = absl::Now() + absl::Seconds(60);
       ShmChannel::Arrived arrived;
@@ -231,7 +285,7 @@ TEST_F(ShmChannelTest, ASleeperIsWokenByTheNextMessage) {
         const auto came = two_.channel->TryReceive(0, &arrived);
         ASSERT_TRUE(came.ok());
         if (*came) break;
-        two_.channel->Sleep(absl::Seconds(60));
+        two_.channel->Sleep(changes, 0, absl::Seconds(60));
       }
       ASSERT_EQ(arrived.op, i);
       ASSERT_TRUE(two_.channel->TrySend(*Tag::Create(1, i, 0), 1, "", 0, {"back", nullptr}));
@@ -245,7 +299,7 @@ TEST_F(ShmChannelTest, ASleeperIsWokenByTheNextMessage) {
       const auto came = one_.channel->TryReceive(0, &arrived);
       ASSERT_TRUE(came.ok());
       if (*came) break;
-      one_.channel->Sleep(absl::Seconds(60));
+      one_.channel->Sleep(changes, 0, absl::Seconds(60));
     }
   }
   receiver.join();

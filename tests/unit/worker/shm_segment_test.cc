@@ -49,15 +49,16 @@ TEST(ShmSegmentTest, NobodyElseCanWriteShrinkOrGrowIt) {
 }
 
 TEST(ShmSegmentTest, RefusesMemoryThatItsOwnerCouldTakeAway) {
-  const FileDescriptor unsealed(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  FileDescriptor unsealed(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   ASSERT_EQ(ftruncate(unsealed.get(), kBytes), 0);
-  EXPECT_THAT(ShmView::Open(unsealed, kBytes).status(),
+  EXPECT_THAT(ShmView::Open(std::move(unsealed), kBytes).status(),
               StatusIs(absl::StatusCode::kInvalidArgument));
   std::array<int, 2> pipe_ends = {};
   ASSERT_EQ(pipe(pipe_ends.data()), 0);
-  const FileDescriptor reads(pipe_ends[0]);
+  FileDescriptor reads(pipe_ends[0]);
   const FileDescriptor writes(pipe_ends[1]);
-  EXPECT_THAT(ShmView::Open(reads, kBytes).status(), StatusIs(absl::StatusCode::kInvalidArgument));
+  EXPECT_THAT(ShmView::Open(std::move(reads), kBytes).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument));
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto segment, ShmSegment::Create("test", kBytes, false));
   EXPECT_THAT(ShmView::Open(CopyOf(segment->fd()), kBytes * 2).status(),
               StatusIs(absl::StatusCode::kInvalidArgument));
@@ -82,7 +83,8 @@ TEST(ShmSegmentTest, GoesFromProcessToProcessOverASocket) {
                                  ReceiveDescriptors(mine.get()));
   EXPECT_EQ(received.text, "here");
   ASSERT_EQ(received.fds.size(), 1u);
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto view, ShmView::Open(received.fds[0], kBytes));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto view,
+                                 ShmView::Open(std::move(received.fds[0]), kBytes));
   EXPECT_STREQ(view->bytes().data(), "from the child");
   EXPECT_THAT(SendDescriptors(mine.get(), "go", {}), IsOk());
   int status = -1;

@@ -64,26 +64,30 @@ struct Rank {
        rpc::Clock* clock)
       : budget(kMemory), pool(std::move(the_pool)), kernel({.threads = 1}) {
     store = *ShardStore::Open({.pool = pool, .data_dir = ""});
-    executor = StepExecutor::Start(
-        {.identity = identity,
-         .links = links,
-         .store = store.get(),
-         .pool = pool,
-         .kernel = &kernel,
-         .weight_budget = &budget,
-         .recorder = &recorder,
-         .clock = clock,
-         .observer = {.step = nullptr,
-                      .kernel = nullptr,
-                      .collective = [this](CollectiveKind, CollectiveAlgorithm, const auto& bytes,
-                                           absl::Duration) { last_bytes = bytes; }}});
+    executor =
+        StepExecutor::Start({.identity = identity,
+                             .links = links,
+                             .store = store.get(),
+                             .pool = pool,
+                             .kernel = &kernel,
+                             .weight_budget = &budget,
+                             .recorder = &recorder,
+                             .clock = clock,
+                             .observer = {.step = nullptr,
+                                          .kernel = nullptr,
+                                          .collective = [this](CollectiveKind, CollectiveAlgorithm,
+                                                               const auto& bytes, absl::Duration) {
+                                            absl::MutexLock lock(&mutex);
+                                            last_bytes = bytes;
+                                          }}});
   }
 
   MemoryBudget budget;
   std::shared_ptr<BufferPool> pool;
   MatmulKernel kernel;
   FlightRecorder recorder;
-  StepObserver::CollectiveBytes last_bytes;  // of the executor's thread
+  absl::Mutex mutex;
+  StepObserver::CollectiveBytes last_bytes;  // of the only step that runs
   std::unique_ptr<ShardStore> store;
   std::unique_ptr<StepExecutor> executor;
 };
@@ -911,11 +915,11 @@ TEST_P(AllReduceStepTest, ProgressTellsWhoIsWaitedForAndTheDeadlineBlamesIt) {
   for (DeviceId device = 0; device < 2; ++device) {
     const auto waits_for = [&]() -> std::optional<DeviceId> {
       const auto progress = rank(device).executor->progress();
-      if (!progress.has_value() || !progress->instruction.has_value()) return std::nullopt;
-      EXPECT_EQ(progress->step, 1);
-      EXPECT_EQ(progress->instruction->mesh_id, "default");
-      EXPECT_EQ(progress->instruction->rank, device);
-      return progress->instruction->waits_for;
+      if (progress.empty() || !progress[0].instruction.has_value()) return std::nullopt;
+      EXPECT_EQ(progress[0].step, 1);
+      EXPECT_EQ(progress[0].instruction->mesh_id, "default");
+      EXPECT_EQ(progress[0].instruction->rank, device);
+      return progress[0].instruction->waits_for;
     };
     const auto has_ended = [&] {
       const std::vector<FlightRecord> last = rank(device).recorder.Last(1);
@@ -933,7 +937,7 @@ TEST_P(AllReduceStepTest, ProgressTellsWhoIsWaitedForAndTheDeadlineBlamesIt) {
     EXPECT_EQ(result.status.code(), absl::StatusCode::kDeadlineExceeded) << result.status;
     EXPECT_EQ(result.blamed_identity, "worker-2");
     EXPECT_THAT(std::string(result.status.message()), HasSubstr("rank 2 (worker-2)"));
-    EXPECT_FALSE(rank(device).executor->progress().has_value());
+    EXPECT_THAT(rank(device).executor->progress(), testing::IsEmpty());
     EXPECT_EQ(rank(device).recorder.Last(1)[0].waits_for, 2);
   }
 }
@@ -987,6 +991,85 @@ TEST_P(AllReduceStepTest, WhatIsStagedOutlivesTheEndOfWhatIsNot) {
   EXPECT_EQ(ReasonOf(rank(1).executor->Commit(1)), Reason::kNotFound);
   rank(1).executor->Abort(1, absl::CancelledError("too late"));
   EXPECT_TRUE(rank(1).store->FindStaged("out-1-0", whole).ok());
+}
+
+TEST_P(AllReduceStepTest, AStepThatWaitsForARankDoesNotHoldUpThoseAfterIt) {
+  Prepare(1);
+  const auto nth = [this](int64_t sequence) {
+    StepOrder order = order_;
+    order.sequence = sequence;
+    order.outputs[0].array.array_id = StrCat("out-", sequence, "-0");
+    return order;
+  };
+  // Rank 2 is late for it; no step after it has an operand that it writes.
+  Run(0, nth(1));
+  Run(1, nth(1));
+  constexpr int64_t kSteps = 20;
+  for (int64_t sequence = 2; sequence < 2 + kSteps; ++sequence) {
+    for (DeviceId device = 0; device < 2; ++device) Run(device, nth(sequence));
+    // Rank 2 is ordered the first one too, but has not got its plan for it.
+    if (sequence == 2) {
+      StepOrder unknown = nth(1);
+      unknown.plan_bytes.clear();
+      Run(2, unknown);
+      EXPECT_EQ(Await(2).outcome, StepOutcome::kNeedPlan);
+    }
+    Run(2, nth(sequence));
+    const auto count = static_cast<size_t>(sequence - 1);
+    for (DeviceId device = 0; device < 3; ++device) {
+      const StepResult result = Await(device, device == 2 ? count + 1 : count);
+      EXPECT_EQ(result.outcome, StepOutcome::kDone) << result.status;
+      EXPECT_EQ(result.sequence, sequence);
+    }
+  }
+  EXPECT_EQ(rank(0).executor->progress().size(), 1u);
+  Run(2, nth(1));
+  for (DeviceId device = 0; device < 3; ++device) {
+    const StepResult result = Await(device, kSteps + (device == 2 ? 2 : 1));
+    EXPECT_EQ(result.outcome, StepOutcome::kDone) << result.status;
+    EXPECT_EQ(result.sequence, 1);
+  }
+}
+
+// Each rank waits for another in more steps than it has threads for, and each lacks the plan of the
+// step that the others are in.
+TEST_P(AllReduceStepTest, MoreStepsThanThreadsEndInWhateverOrderTheirPlansCome) {
+  Prepare(1);
+  constexpr int64_t kSteps = 24;
+  const auto nth = [this](int64_t sequence) {
+    StepOrder order = order_;
+    order.sequence = sequence;
+    order.outputs[0].array.array_id = StrCat("out-", sequence, "-0");
+    return order;
+  };
+  const auto lacks_plan = [](DeviceId device, int64_t sequence) { return sequence % 3 == device; };
+  for (DeviceId device = 0; device < 3; ++device) {
+    for (int64_t sequence = 1; sequence <= kSteps; ++sequence) {
+      StepOrder order = nth(sequence);
+      if (lacks_plan(device, sequence)) {
+        // Another plan of the same contents, so that it is not known for the steps before.
+        order.plan_bytes.clear();
+        order.plan_hash = Sha256(StrCat("plan of step ", sequence));
+      }
+      Run(device, order);
+    }
+  }
+  for (DeviceId device = 0; device < 3; ++device) {
+    for (int64_t sequence = kSteps; sequence > 0; --sequence) {
+      if (lacks_plan(device, sequence)) Run(device, nth(sequence));
+    }
+  }
+  for (DeviceId device = 0; device < 3; ++device) {
+    int64_t done = 0;
+    // One report for each plan that was asked for, and one for each step.
+    for (size_t count = 1; count <= kSteps + kSteps / 3; ++count) {
+      const StepResult result = Await(device, count);
+      if (result.outcome == StepOutcome::kNeedPlan) continue;
+      EXPECT_EQ(result.outcome, StepOutcome::kDone) << result.status;
+      ++done;
+    }
+    EXPECT_EQ(done, kSteps);
+  }
 }
 
 TEST_P(AllReduceStepTest, OrdersOfAnOlderTermOrOutOfOrderAreRefused) {

@@ -41,9 +41,9 @@ class WeightCacheTest : public ::testing::Test {
 
 TEST_F(WeightCacheTest, PacksOnceUntilTheArrayIsForgotten) {
   const OwnedBytes tile = Tile();
-  const auto packed = cache_.Find("a", Spec(), tile);
+  const auto packed = *cache_.Find("a", Spec(), tile);
   ASSERT_NE(packed, nullptr);
-  EXPECT_EQ(cache_.Find("a", Spec(), tile), packed);
+  EXPECT_EQ(*cache_.Find("a", Spec(), tile), packed);
   EXPECT_EQ(budget_.used_bytes(), packed->size_bytes());
   cache_.Forget({"a"});
   EXPECT_EQ(budget_.used_bytes(), 0);
@@ -54,15 +54,15 @@ TEST_F(WeightCacheTest, AWeightThatFoundNoRoomIsTriedAgain) {
   {
     auto others = budget_.Reserve(4 * kTileBytes, "others");
     ASSERT_THAT(others, IsOk());
-    EXPECT_EQ(cache_.Find("a", Spec(), tile), nullptr);
+    EXPECT_EQ(*cache_.Find("a", Spec(), tile), nullptr);
   }
-  EXPECT_NE(cache_.Find("a", Spec(), tile), nullptr);
+  EXPECT_NE(*cache_.Find("a", Spec(), tile), nullptr);
 }
 
 TEST_F(WeightCacheTest, LetsGoOfATileThatNobodyKeeps) {
   OwnedBytes tile = Tile();
   cache_.Forget({"a"});  // the array is dropped while a step still uses it
-  ASSERT_NE(cache_.Find("a", Spec(), tile), nullptr);
+  ASSERT_NE(*cache_.Find("a", Spec(), tile), nullptr);
   cache_.ForgetGone();
   EXPECT_GT(budget_.used_bytes(), 0);
   tile = {};

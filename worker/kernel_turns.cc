@@ -1,0 +1,58 @@
+// KernelTurns: tickets.
+#include "worker/kernel_turns.h"
+
+#include "absl/time/clock.h"
+#include "sharding/status_macros.h"
+
+namespace shardmesh::worker {
+namespace {
+
+// How late an abort is noticed by who waits.
+constexpr absl::Duration kAbortInterval = absl::Milliseconds(20);
+
+}  // namespace
+
+absl::Status KernelTurns::Turn::Take() {
+  absl::MutexLock lock(&turns_.mutex_);
+  if (!turns_.is_taken_ && turns_.waiting_.empty()) {
+    turns_.is_taken_ = has_turn_ = true;
+    return absl::OkStatus();
+  }
+  const absl::Time since = absl::Now();
+  const int64_t ticket = turns_.next_ticket_++;
+  turns_.waiting_.insert(ticket);
+  const auto is_next = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(turns_.mutex_) {
+    return !turns_.is_taken_ && *turns_.waiting_.begin() == ticket;
+  };
+  absl::Status aborted;
+  while (aborted.ok() &&
+         !turns_.mutex_.AwaitWithTimeout(absl::Condition(&is_next), kAbortInterval)) {
+    turns_.mutex_.Unlock();
+    aborted = abort_check_();
+    turns_.mutex_.Lock();
+  }
+  turns_.waiting_.erase(ticket);
+  waited_ += absl::Now() - since;
+  SHARDMESH_RETURN_IF_ERROR(aborted);
+  turns_.is_taken_ = has_turn_ = true;
+  return absl::OkStatus();
+}
+
+absl::Status KernelTurns::Turn::PauseForOthers() {
+  SHARDMESH_RETURN_IF_ERROR(abort_check_());
+  {
+    absl::MutexLock lock(&turns_.mutex_);
+    if (turns_.waiting_.empty()) return absl::OkStatus();
+  }
+  GiveBack();
+  return Take();
+}
+
+void KernelTurns::Turn::GiveBack() {
+  if (!has_turn_) return;
+  has_turn_ = false;
+  absl::MutexLock lock(&turns_.mutex_);
+  turns_.is_taken_ = false;
+}
+
+}  // namespace shardmesh::worker
