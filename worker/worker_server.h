@@ -34,7 +34,7 @@ struct WorkerOptions {
   QuarantineLimits quarantine = {};
   // For kernels; 0 for this process's share of the host, divided by how many parts it is one of.
   int64_t threads = 0;
-  HostPart part;
+  HostPart part = {};
   std::string metrics_listen;              // host:port of GET /metrics; empty for none
   bool insecure = false;                   // allows plaintext beyond loopback
   bool http_plaintext = false;             // the same, of the metrics alone; with TLS too

@@ -1,18 +1,19 @@
 // ShmChannel: two ends in one process, and what an end that does not keep to the rules can do.
 #include "worker/shm_channel.h"
 
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/futex.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <cstring>
 #include <thread>
 #include <tuple>
+#include <vector>
 
 #include "absl/time/clock.h"
 
