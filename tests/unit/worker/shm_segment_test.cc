@@ -79,8 +79,7 @@ TEST(ShmSegmentTest, GoesFromProcessToProcessOverASocket) {
     if (!SendDescriptors(theirs.get(), "here", fds).ok()) _exit(2);
     _exit(ReceiveDescriptors(theirs.get()).ok() ? 0 : 3);
   }
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const ReceivedDescriptors received,
-                                 ReceiveDescriptors(mine.get()));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(ReceivedDescriptors received, ReceiveDescriptors(mine.get()));
   EXPECT_EQ(received.text, "here");
   ASSERT_EQ(received.fds.size(), 1u);
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto view,
