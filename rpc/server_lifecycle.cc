@@ -169,6 +169,11 @@ void ServerLifecycle::SetReady(bool ready) {
   }
 }
 
+void ServerLifecycle::Fail() {
+  SetServing(kLive, false);
+  SetHealth(false);
+}
+
 bool ServerLifecycle::ready() const {
   absl::MutexLock lock(&mutex_);
   return ready_;
