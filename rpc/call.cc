@@ -109,6 +109,17 @@ absl::Status WaitForConnected(grpc::Channel& channel, std::string_view address,
   return absl::OkStatus();
 }
 
+void AwaitReconnected(grpc::Channel& channel, absl::Time deadline) {
+  grpc_connectivity_state state = channel.GetState(/*try_to_connect=*/true);
+  if (state != GRPC_CHANNEL_TRANSIENT_FAILURE) {
+    return;  // a call waits for an attempt under way, and polls
+  }
+  while (state != GRPC_CHANNEL_READY && state != GRPC_CHANNEL_SHUTDOWN &&
+         channel.WaitForStateChange(state, absl::ToChronoTime(deadline))) {
+    state = channel.GetState(/*try_to_connect=*/true);
+  }
+}
+
 void Apply(const CallOptions& options, grpc::ClientContext* context) {
   if (options.deadline != absl::InfiniteFuture()) {
     context->set_deadline(absl::ToChronoTime(options.deadline));

@@ -60,6 +60,11 @@ absl::Status WaitForConnected(grpc::Channel& channel, std::string_view address,
                               absl::Duration timeout = kConnectTimeout,
                               const ChannelOptions& options = {});
 
+// Before a call on a channel that lost its connection before: where the last attempt to connect
+// failed, so that a call would fail at once, waits until another succeeds, but not beyond
+// `deadline`. Polls meanwhile: an attempt that nobody polls for does not proceed.
+void AwaitReconnected(grpc::Channel& channel, absl::Time deadline);
+
 // What holds for one call.
 struct CallOptions {
   // The call fails then with DEADLINE_EXCEEDED. InfiniteFuture: never, for streams that live on.

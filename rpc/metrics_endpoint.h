@@ -8,14 +8,10 @@
 #include "absl/status/statusor.h"
 #include "rpc/metrics.h"
 
-namespace prometheus {
-class Exposer;
-}  // namespace prometheus
-
 namespace shardmesh::rpc {
 
 class Credentials;
-class HttpsServer;
+class HttpServer;
 
 // Serves `GET /metrics` until destroyed: over TLS, to whoever shows a certificate of the authority,
 // where the process has certificates; otherwise in plaintext to everybody. Thread-safe.
@@ -31,17 +27,12 @@ class MetricsEndpoint {
                                                                 bool plaintext = false);
   ~MetricsEndpoint();
 
-  int port() const { return port_; }
+  int port() const;
 
  private:
-  explicit MetricsEndpoint(std::unique_ptr<HttpsServer> https);
-  MetricsEndpoint(std::unique_ptr<prometheus::Exposer> exposer, std::string host, int port);
+  explicit MetricsEndpoint(std::unique_ptr<HttpServer> server);
 
-  // One of the two.
-  std::unique_ptr<HttpsServer> https_;
-  std::unique_ptr<prometheus::Exposer> exposer_;
-  const std::string host_;  // an IP address
-  const int port_;
+  const std::unique_ptr<HttpServer> server_;
 };
 
 }  // namespace shardmesh::rpc

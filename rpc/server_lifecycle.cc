@@ -9,6 +9,7 @@
 #include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
 
+#include <optional>
 #include <utility>
 
 #include "grpc/health/v1/health.pb.h"
@@ -37,6 +38,34 @@ int MillisecondsOf(absl::Duration duration) {
   return static_cast<int>(absl::ToInt64Milliseconds(duration));
 }
 
+using Acceptor = grpc::experimental::ExternalConnectionAcceptor;
+
+// To be called before the server is built.
+std::unique_ptr<Acceptor> AddAcceptor(grpc::ServerBuilder& builder,
+                                      std::shared_ptr<grpc::ServerCredentials> credentials) {
+  return builder.experimental().AddExternalConnectionAcceptor(
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+      std::move(credentials));
+}
+
+// To be called once the server runs.
+void Serve(Listener& listener, std::unique_ptr<Acceptor> acceptor) {
+  listener.Start([acceptor = std::shared_ptr<Acceptor>(std::move(acceptor))](int descriptor) {
+    Acceptor::NewConnectionParameters connection;
+    connection.fd = descriptor;
+    acceptor->HandleNewConnection(&connection);
+  });
+}
+
+// Sent uncompressed, a message is no longer than its limit; compressed, it may be a thousand times
+// as long, and gRPC 1.51 finds that out when it has inflated it.
+void RefuseCompression(grpc::ServerBuilder& builder) {
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
+  // The algorithm is judged beside the message, not before it.
+  builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
+}
+
 // gRPC's health service and reflection have to be asked for before the first builder is made.
 void EnablePlugins() {
   static const bool once = [] {
@@ -58,6 +87,15 @@ absl::StatusOr<std::unique_ptr<ServerLifecycle>> ServerLifecycle::Start(
   }
   EnablePlugins();
 
+  std::optional<Counter> refused;
+  if (options.metrics != nullptr) {
+    refused = options.metrics->AddCounter(
+        "shardmesh_connections_refused_total",
+        "Connections that were closed at once, since too few file descriptors were left.");
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(std::unique_ptr<Listener> listener,
+                             Listener::Create(options.address, refused));
+
   std::vector<std::string> service_names;
   grpc::ServerBuilder builder;
   for (const NamedService& service : services) {
@@ -69,8 +107,7 @@ absl::StatusOr<std::unique_ptr<ServerLifecycle>> ServerLifecycle::Start(
   for (const TransportArg& arg : kTransportArgs) {
     builder.AddChannelArgument(arg.name, arg.value);
   }
-  // Two servers on one port would share its calls in silence.
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  RefuseCompression(builder);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
                              MillisecondsOf(kMinPingInterval));
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
@@ -95,46 +132,35 @@ absl::StatusOr<std::unique_ptr<ServerLifecycle>> ServerLifecycle::Start(
   if (options.customize) {
     options.customize(builder);
   }
-  int port = 0;
-  builder.AddListeningPort(options.address, options.credentials.server(), &port);
+  std::unique_ptr<Acceptor> acceptor = AddAcceptor(builder, options.credentials.server());
 
   std::vector<std::string> health_names = {"", kReady};
   health_names.insert(health_names.end(), service_names.begin(), service_names.end());
   auto lifecycle = std::unique_ptr<ServerLifecycle>(
       new ServerLifecycle(options.on_drain, std::move(health_names)));
   lifecycle->server_ = builder.BuildAndStart();
-  const bool is_unix = IsUnixAddress(options.address);
-  if (lifecycle->server_ == nullptr || (!is_unix && port == 0)) {
-    return WithReason(
-        absl::AlreadyExistsError(StrCat("cannot listen on ", options.address,
-                                        "; the port is in use, or the address is not this host's. "
-                                        "Stop what listens there, choose another port, or 0 for a "
-                                        "free one")),
-        Reason::kAlreadyExists);
+  if (lifecycle->server_ == nullptr) {
+    return absl::InternalError(StrCat("gRPC cannot start a server at ", options.address));
   }
-  lifecycle->address_ = options.address;
-  if (!is_unix) {
-    SHARDMESH_ASSIGN_OR_RETURN(HostPort bound, ParseHostPort(options.address));
-    bound.port = port;
-    lifecycle->port_ = port;
-    lifecycle->address_ = bound.ToString();
-  }
-  if (options.health && options.credentials.is_secure() && !is_unix) {
-    const std::string address = HealthAddress(port);
+  lifecycle->address_ = WithPort(options.address, listener->port());
+  lifecycle->port_ = listener->port();
+  if (options.health && options.credentials.is_secure() && listener->port() != 0) {
+    const std::string address = HealthAddress(listener->port());
+    SHARDMESH_ASSIGN_OR_RETURN(lifecycle->local_listener_, Listener::Create(address, refused));
     grpc::ServerBuilder local;
-    int bound = 0;
-    local.AddListeningPort(address, grpc::InsecureServerCredentials(), &bound);
+    RefuseCompression(local);
+    std::unique_ptr<Acceptor> local_acceptor =
+        AddAcceptor(local, grpc::InsecureServerCredentials());
     lifecycle->local_health_ = local.BuildAndStart();
-    if (lifecycle->local_health_ == nullptr || bound == 0) {
-      return WithReason(
-          absl::AlreadyExistsError(StrCat("cannot listen on ", address,
-                                          ", where probes ask for health; "
-                                          "another process of this host has taken the name")),
-          Reason::kAlreadyExists);
+    if (lifecycle->local_health_ == nullptr) {
+      return absl::InternalError(StrCat("gRPC cannot start a server at ", address));
     }
+    Serve(*lifecycle->local_listener_, std::move(local_acceptor));
   }
+  lifecycle->listener_ = std::move(listener);
   lifecycle->SetHealth(false);
   lifecycle->SetServing(kLive, true);
+  Serve(*lifecycle->listener_, std::move(acceptor));
   return lifecycle;
 }
 
@@ -169,11 +195,6 @@ void ServerLifecycle::SetReady(bool ready) {
   }
 }
 
-void ServerLifecycle::Fail() {
-  SetServing(kLive, false);
-  SetHealth(false);
-}
-
 bool ServerLifecycle::ready() const {
   absl::MutexLock lock(&mutex_);
   return ready_;
@@ -193,10 +214,12 @@ void ServerLifecycle::Drain(absl::Time deadline) {
   if (on_drain_) {
     on_drain_();
   }
+  if (listener_ != nullptr) listener_->Stop();
   // Tells peers to go, refuses new calls, and cancels at the deadline what still runs.
   server_->Shutdown(absl::ToChronoTime(deadline));
   server_->Wait();
   if (local_health_ != nullptr) {
+    local_listener_->Stop();
     local_health_->Shutdown(absl::ToChronoTime(absl::Now()));
     local_health_->Wait();
   }

@@ -16,6 +16,7 @@
 #include "absl/types/span.h"
 #include "rpc/call.h"
 #include "rpc/credentials.h"
+#include "rpc/listener.h"
 #include "rpc/metrics.h"
 
 namespace grpc {
@@ -41,7 +42,8 @@ struct ServerOptions {
   // Whether it has the health service. That one is polled for by threads of gRPC's, which look
   // after every connection of the server: one that polls a queue of its own is quicker without.
   bool health = true;
-  // Where calls are counted and timed, by method and code; null: nowhere. Outlives the server.
+  // Where calls are counted and timed, by method and code, and connections that were refused for
+  // want of descriptors; null: nowhere. Outlives the server.
   Metrics* metrics = nullptr;
   // Called once when Drain begins, after the server is no longer ready and before it refuses calls:
   // ends streams that would not end by themselves. May be empty.
@@ -60,6 +62,8 @@ struct NamedService {
 // A running server. It has, beside the given services, reflection and, unless told otherwise, the
 // standard health service, in which "live" serves from the start, and "", "ready" and each
 // service's full name follow SetReady. With TLS the health service is at HealthAddress(port()) too.
+// Connections come in by a Listener. Compressed messages are refused (UNIMPLEMENTED): gRPC 1.51
+// inflates them before it looks at their size.
 //
 // States: not ready -> (SetReady) <-> ready -> draining (Drain) -> stopped. Thread-safe.
 class ServerLifecycle {
@@ -83,10 +87,6 @@ class ServerLifecycle {
   void SetReady(bool ready);
   bool ready() const;
 
-  // Health says no from now on, to "live" too: the process cannot go on, and is about to end. Any
-  // thread, and without waiting for one.
-  void Fail();
-
   // Not ready; on_drain; refuses new calls (UNAVAILABLE); waits for running ones until `deadline`,
   // then cancels them; returns when all have ended. Must not be called from a reaction. A second
   // call waits for the first.
@@ -103,8 +103,11 @@ class ServerLifecycle {
   const std::vector<std::string> health_names_;  // that follow SetReady
   std::string address_;
   int port_ = 0;
+  // A listener hands its connections to a server, so it ends before that.
   std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<Listener> listener_;
   std::unique_ptr<grpc::Server> local_health_;  // with TLS: see HealthAddress
+  std::unique_ptr<Listener> local_listener_;
 
   mutable absl::Mutex mutex_;
   bool ready_ ABSL_GUARDED_BY(mutex_) = false;

@@ -88,7 +88,7 @@ TlsSession::Outcome TlsSession::Write(std::string_view text, absl::Time deadline
     if (outcome != Outcome::kDone) {
       return outcome;
     }
-    if (BIO_ctrl_pending(SSL_get_wbio(ssl_.get())) > 0) {
+    if (has_unsent()) {
       return Outcome::kEnded;  // the socket did not take it
     }
   }
@@ -135,18 +135,24 @@ TlsSession::Outcome TlsSession::Drive(absl::FunctionRef<int()> step, absl::Time 
 bool TlsSession::Flush(absl::Time deadline) {
   BIO* const out = SSL_get_wbio(ssl_.get());
   char* data = nullptr;
-  auto left = static_cast<size_t>(BIO_get_mem_data(out, &data));
-  while (left > 0) {
-    const ssize_t sent = send(socket_, data, left, MSG_NOSIGNAL);
+  if (const auto size = static_cast<size_t>(BIO_get_mem_data(out, &data)); size > 0) {
+    unsent_.append(data, size);
+    BIO_reset(out);
+  }
+  while (has_unsent()) {
+    const ssize_t sent =
+        send(socket_, unsent_.data() + sent_bytes_, unsent_.size() - sent_bytes_, MSG_NOSIGNAL);
     if (sent >= 0) {
-      data += sent;
-      left -= static_cast<size_t>(sent);
-    } else if (errno != EINTR &&
-               (errno != EAGAIN || !AwaitReady(socket_, POLLOUT, deadline, stop_))) {
+      sent_bytes_ += static_cast<size_t>(sent);
+    } else if (errno != EINTR && errno != EAGAIN) {
+      is_open_ = false;
+      return false;
+    } else if (errno == EAGAIN && !AwaitReady(socket_, POLLOUT, deadline, stop_)) {
       return false;
     }
   }
-  BIO_reset(out);
+  unsent_.clear();
+  sent_bytes_ = 0;
   return true;
 }
 

@@ -38,7 +38,8 @@ class TlsContext {
 
 // OpenSSL reads and writes memory, and this the socket: OpenSSL's own writes to a socket may end
 // the process with SIGPIPE. Each call blocks until it is done, at most until its deadline or until
-// the stop descriptor is readable. For one thread at a time.
+// the stop descriptor is readable. One that ended with kTimeout goes on where it stopped when it is
+// called again; a deadline in the past thus never blocks. For one thread at a time.
 //
 //   TlsSession session(*TlsContext::ForClient(&texts), socket);
 //   if (session.Connect(deadline) == TlsSession::Outcome::kDone) session.Write("hello", deadline);
@@ -56,8 +57,14 @@ class TlsSession {
   Outcome Connect(absl::Time deadline);
   // At least one byte, of which `count` tells how many.
   Outcome Read(absl::Span<char> buffer, size_t* count, absl::Time deadline);
-  // All of it: kDone when the socket has taken it.
+  // All of it: kDone when the socket has taken it. Otherwise the session keeps what it took
+  // (has_unsent) for Flush.
   Outcome Write(std::string_view text, absl::Time deadline);
+  // Sends what the socket has not taken yet; false if some is left.
+  bool Flush(absl::Time deadline);
+  bool has_unsent() const { return sent_bytes_ < unsent_.size(); }
+  // False once a write found that the other side has gone.
+  bool is_open() const { return is_open_; }
   // Says that nothing follows.
   void End(absl::Time deadline);
 
@@ -73,14 +80,15 @@ class TlsSession {
 
   // Repeats a step of OpenSSL's until it needs nothing more from the other side.
   Outcome Drive(absl::FunctionRef<int()> step, absl::Time deadline);
-  // Sends what OpenSSL has to say; false if the socket did not take it.
-  bool Flush(absl::Time deadline);
   // Hands on what the other side says; false if it has gone.
   bool Fill();
 
   const int socket_;
   const int stop_;
   const std::unique_ptr<ssl_st, Free> ssl_;
+  std::string unsent_;  // of what OpenSSL has to say; the socket took sent_bytes_ of it
+  size_t sent_bytes_ = 0;
+  bool is_open_ = true;
   int first_byte_ = -1;  // that the other side said; negative if none
   std::string reason_;
 };

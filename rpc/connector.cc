@@ -1,0 +1,126 @@
+// Connector: two attempts side by side, polled by the thread that waits for them.
+#include "rpc/connector.h"
+
+#include <grpcpp/channel.h>
+#include <grpcpp/completion_queue.h>
+
+#include <array>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "rpc/clock.h"
+#include "rpc/host_port.h"
+#include "rpc/log.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+
+namespace shardmesh::rpc {
+namespace {
+
+// How often the states are looked at, whether they have changed or not; bounds how long Cancel and
+// the end of Connect take.
+constexpr absl::Duration kLook = absl::Milliseconds(20);
+
+// Channels on their way to a connection, and the queue whose polling moves them on.
+class Attempts {
+ public:
+  ~Attempts() {
+    queue_.Shutdown();
+    void* tag = nullptr;
+    bool ok = false;
+    while (queue_.Next(&tag, &ok)) {
+    }
+  }
+
+  // In the place of the one that was there.
+  void Begin(size_t place, std::shared_ptr<grpc::Channel> channel) {
+    channels_[place] = std::move(channel);
+  }
+
+  // The first that is connected, or else the first that has failed; null if there is none.
+  std::shared_ptr<grpc::Channel> Ended() {
+    std::shared_ptr<grpc::Channel> failed;
+    for (const auto& channel : channels_) {
+      if (channel == nullptr) continue;
+      const grpc_connectivity_state state = channel->GetState(/*try_to_connect=*/true);
+      if (state == GRPC_CHANNEL_READY) return channel;
+      if (state == GRPC_CHANNEL_TRANSIENT_FAILURE && failed == nullptr) failed = channel;
+    }
+    return failed;
+  }
+
+  // Polls until a state may have changed, for kLook at most.
+  void Poll() {
+    const auto deadline = absl::ToChronoTime(absl::Now() + kLook);
+    for (size_t i = 0; i < channels_.size(); ++i) {
+      if (channels_[i] == nullptr || watched_[i]) continue;
+      watched_[i] = true;
+      channels_[i]->NotifyOnStateChange(channels_[i]->GetState(false), deadline, &queue_,
+                                        &watched_[i]);
+    }
+    void* tag = nullptr;
+    bool ok = false;
+    if (queue_.Next(&tag, &ok)) *static_cast<bool*>(tag) = false;
+  }
+
+ private:
+  // The second place's channel may be replaced while its watch goes on, for kLook at most.
+  std::array<std::shared_ptr<grpc::Channel>, 2> channels_;
+  std::array<bool, 2> watched_ = {};
+  grpc::CompletionQueue queue_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Connector>> Connector::Create(std::string address,
+                                                             ChannelOptions options) {
+  SHARDMESH_RETURN_IF_ERROR(CheckAddress(address));
+  options.own_connection = true;
+  return std::unique_ptr<Connector>(new Connector(std::move(address), std::move(options)));
+}
+
+Connector::Connector(std::string address, ChannelOptions options)
+    : address_(std::move(address)), options_(std::move(options)) {}
+
+bool Connector::is_cancelled() const {
+  absl::MutexLock lock(&mutex_);
+  return cancelled_;
+}
+
+void Connector::Cancel() {
+  absl::MutexLock lock(&mutex_);
+  cancelled_ = true;
+}
+
+absl::StatusOr<std::shared_ptr<grpc::Channel>> Connector::Connect(absl::Duration timeout) {
+  const absl::Time start = absl::Now();
+  absl::Time renewal = start + kRenewal;
+  Attempts attempts;
+  SHARDMESH_ASSIGN_OR_RETURN(std::shared_ptr<grpc::Channel> first,
+                             CreateChannel(address_, options_));
+  attempts.Begin(0, std::move(first));
+  for (;;) {
+    if (is_cancelled()) {
+      return absl::CancelledError(StrCat("connecting to ", address_, " was cancelled"));
+    }
+    if (std::shared_ptr<grpc::Channel> ended = attempts.Ended(); ended != nullptr) {
+      return ended;
+    }
+    const absl::Time now = absl::Now();
+    if (now - start >= timeout) {
+      return absl::DeadlineExceededError(
+          StrCat("no connection to ", address_, " within ", FormatRounded(timeout)));
+    }
+    if (now >= renewal) {
+      renewal = now + kRenewal;
+      LogInfo("no connection yet, will try another beside it",
+              {{"address", address_}, {"waited", FormatRounded(now - start)}});
+      SHARDMESH_ASSIGN_OR_RETURN(std::shared_ptr<grpc::Channel> next,
+                                 CreateChannel(address_, options_));
+      attempts.Begin(1, std::move(next));
+    }
+    attempts.Poll();
+  }
+}
+
+}  // namespace shardmesh::rpc

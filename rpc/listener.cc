@@ -1,0 +1,279 @@
+// Listener: binds as gRPC does, and accepts on a thread of its own.
+#include "rpc/listener.h"
+
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <limits>
+#include <string_view>
+#include <utility>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/time/clock.h"
+#include "rpc/host_port.h"
+#include "rpc/log.h"
+#include "sharding/reason.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+
+namespace shardmesh::rpc {
+namespace {
+
+// Which descriptors are kept for the process itself.
+constexpr rlim_t kReserveShare = 8;
+constexpr rlim_t kMinReserve = 16;
+constexpr rlim_t kMaxReserve = 256;
+// How long the listener rests when the system gives no descriptor.
+constexpr absl::Duration kRest = absl::Milliseconds(100);
+// How often the log repeats that connections are refused.
+constexpr absl::Duration kLogInterval = absl::Seconds(10);
+// Bytes that a peer does not acknowledge for so long break its connection, as with gRPC's own
+// listener.
+constexpr absl::Duration kUnacknowledged = absl::Seconds(20);
+constexpr std::string_view kUnix = "unix:";
+constexpr std::string_view kUnixAbstract = "unix-abstract:";
+
+absl::Status CannotListen(std::string_view address, int error) {
+  return WithReason(
+      absl::AlreadyExistsError(StrCat("cannot listen on ", address, " (", std::strerror(error),
+                                      "); the port is in use, or the address is not this host's. "
+                                      "Stop what listens there, choose another port, or 0 for a "
+                                      "free one")),
+      Reason::kAlreadyExists);
+}
+
+// A negative descriptor, with errno, if that failed.
+FileDescriptor Listen(int family, const sockaddr* address, socklen_t size) {
+  FileDescriptor bound(socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!bound.valid()) return bound;
+  const auto set = [&](int level, int option, int value) {
+    return setsockopt(bound.get(), level, option, &value, sizeof(value)) == 0;
+  };
+  if (family != AF_UNIX) {
+    // Connections inherit these.
+    const auto patience = static_cast<int>(absl::ToInt64Milliseconds(kUnacknowledged));
+    if (!set(SOL_SOCKET, SO_REUSEADDR, 1) || !set(IPPROTO_TCP, TCP_NODELAY, 1) ||
+        !set(IPPROTO_TCP, TCP_USER_TIMEOUT, patience) ||
+        (family == AF_INET6 && !set(IPPROTO_IPV6, IPV6_V6ONLY, 0))) {
+      return {};
+    }
+  }
+  if (bind(bound.get(), address, size) != 0 || listen(bound.get(), SOMAXCONN) != 0) {
+    const int error = errno;
+    bound = FileDescriptor();
+    errno = error;
+  }
+  return bound;
+}
+
+int PortOf(int socket) {
+  sockaddr_storage address = {};
+  socklen_t size = sizeof(address);
+  getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size);
+  return ntohs(address.ss_family == AF_INET6
+                   ? reinterpret_cast<const sockaddr_in6*>(&address)->sin6_port
+                   : reinterpret_cast<const sockaddr_in*>(&address)->sin_port);
+}
+
+bool IsAnyAddress(const addrinfo& of) {
+  return of.ai_family == AF_INET &&
+         reinterpret_cast<const sockaddr_in*>(of.ai_addr)->sin_addr.s_addr == htonl(INADDR_ANY);
+}
+
+absl::StatusOr<std::vector<FileDescriptor>> ListenOnHost(const std::string& address, int* port) {
+  SHARDMESH_ASSIGN_OR_RETURN(const HostPort parsed, ParseHostPort(address));
+  addrinfo hints = {};
+  hints.ai_flags = AI_NUMERICSERV | AI_PASSIVE;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (const int error =
+          getaddrinfo(parsed.host.c_str(), StrCat(parsed.port).c_str(), &hints, &found);
+      error != 0) {
+    return WithReason(
+        absl::AlreadyExistsError(StrCat("cannot listen on ", address, ": ", gai_strerror(error))),
+        Reason::kAlreadyExists);
+  }
+  const absl::Cleanup free_found = [found] { freeaddrinfo(found); };
+  *port = parsed.port;
+  std::vector<FileDescriptor> sockets;
+  int error = 0;
+  for (const addrinfo* each = found; each != nullptr; each = each->ai_next) {
+    FileDescriptor bound;
+    if (IsAnyAddress(*each)) {
+      sockaddr_in6 any = {};
+      any.sin6_family = AF_INET6;
+      any.sin6_port = htons(static_cast<uint16_t>(*port));
+      bound = Listen(AF_INET6, reinterpret_cast<const sockaddr*>(&any), sizeof(any));
+    }
+    if (!bound.valid()) {
+      // Each further address has the port of the first.
+      if (each->ai_family == AF_INET6) {
+        reinterpret_cast<sockaddr_in6*>(each->ai_addr)->sin6_port =
+            htons(static_cast<uint16_t>(*port));
+      } else {
+        reinterpret_cast<sockaddr_in*>(each->ai_addr)->sin_port =
+            htons(static_cast<uint16_t>(*port));
+      }
+      bound = Listen(each->ai_family, each->ai_addr, each->ai_addrlen);
+    }
+    if (!bound.valid()) {
+      error = errno;
+      if (error == EADDRINUSE) return CannotListen(address, error);
+      continue;  // such as ::1 of localhost on a host without IPv6
+    }
+    *port = PortOf(bound.get());
+    sockets.push_back(std::move(bound));
+  }
+  if (sockets.empty()) return CannotListen(address, error);
+  return sockets;
+}
+
+absl::StatusOr<std::vector<FileDescriptor>> ListenOnUnix(const std::string& address,
+                                                         std::string* path) {
+  sockaddr_un to = {};
+  to.sun_family = AF_UNIX;
+  const bool is_abstract = address.starts_with(kUnixAbstract);
+  const std::string_view name =
+      std::string_view(address).substr(is_abstract ? kUnixAbstract.size() : kUnix.size());
+  const size_t begin = is_abstract ? 1 : 0;
+  if (begin + name.size() >= sizeof(to.sun_path)) {
+    return WithReason(absl::InvalidArgumentError(StrCat(
+                          "cannot listen on ", address, ": the name has ", name.size(),
+                          " bytes; a unix socket's has at most ", sizeof(to.sun_path) - begin - 1)),
+                      Reason::kBadField);
+  }
+  name.copy(to.sun_path + begin, name.size());
+  auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + begin + name.size());
+  if (!is_abstract) {
+    *path = std::string(name);
+    unlink(path->c_str());
+    ++size;  // the 0 at the end
+  }
+  FileDescriptor bound = Listen(AF_UNIX, reinterpret_cast<const sockaddr*>(&to), size);
+  if (!bound.valid()) return CannotListen(address, errno);
+  std::vector<FileDescriptor> sockets;
+  sockets.push_back(std::move(bound));
+  return sockets;
+}
+
+// The first descriptor of the reserve: accept() takes the lowest that is free.
+int FirstReserved() {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
+    return std::numeric_limits<int>::max();
+  }
+  const rlim_t reserve = std::clamp(limit.rlim_cur / kReserveShare, kMinReserve, kMaxReserve);
+  const rlim_t most = std::numeric_limits<int>::max();
+  return static_cast<int>(std::min(most, limit.rlim_cur - std::min(limit.rlim_cur, reserve)));
+}
+
+}  // namespace
+
+void RaiseDescriptorLimit() {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+    limit.rlim_cur = limit.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &limit);
+  }
+}
+
+absl::StatusOr<std::unique_ptr<Listener>> Listener::Create(const std::string& address,
+                                                           std::optional<Counter> refused) {
+  int port = 0;
+  std::string path;
+  SHARDMESH_ASSIGN_OR_RETURN(
+      std::vector<FileDescriptor> sockets,
+      IsUnixAddress(address) ? ListenOnUnix(address, &path) : ListenOnHost(address, &port));
+  FileDescriptor stop(eventfd(0, EFD_CLOEXEC));
+  if (!stop.valid()) return CannotListen(address, errno);
+  return std::unique_ptr<Listener>(
+      new Listener(address, std::move(sockets), std::move(stop), port, std::move(path), refused));
+}
+
+Listener::Listener(std::string address, std::vector<FileDescriptor> sockets, FileDescriptor stop,
+                   int port, std::string path, std::optional<Counter> refused)
+    : address_(std::move(address)),
+      port_(port),
+      path_(std::move(path)),
+      refused_(refused),
+      stop_(std::move(stop)),
+      sockets_(std::move(sockets)) {}
+
+Listener::~Listener() { Stop(); }
+
+void Listener::Start(Handler handler) {
+  handler_ = std::move(handler);
+  thread_ = std::thread([this] { Run(); });
+}
+
+void Listener::Stop() {
+  absl::MutexLock lock(&mutex_);
+  if (std::exchange(stopped_, true)) return;
+  const uint64_t one = 1;
+  // Cannot fail: the counter is at 0.
+  [[maybe_unused]] const ssize_t written = write(stop_.get(), &one, sizeof(one));
+  if (thread_.joinable()) thread_.join();
+  sockets_.clear();
+  if (!path_.empty()) unlink(path_.c_str());
+}
+
+void Listener::Run() {
+  std::vector<pollfd> watched;
+  for (;;) {
+    watched = {{.fd = stop_.get(), .events = POLLIN, .revents = 0}};
+    for (const FileDescriptor& each : sockets_) {
+      watched.push_back({.fd = each.get(), .events = POLLIN, .revents = 0});
+    }
+    poll(watched.data(), watched.size(), -1);
+    if (watched[0].revents != 0) return;
+    for (size_t i = 1; i < watched.size(); ++i) {
+      if (watched[i].revents == 0 || Accept(watched[i].fd)) continue;
+      if (poll(watched.data(), 1, static_cast<int>(absl::ToInt64Milliseconds(kRest))) > 0) return;
+    }
+  }
+}
+
+bool Listener::Accept(int socket) {
+  const int caller = accept4(socket, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+  if (caller < 0) {
+    const bool is_short = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
+    if (is_short) Refuse(std::strerror(errno));
+    return !is_short;  // else the caller has gone
+  }
+  if (caller >= FirstReserved()) {
+    close(caller);
+    Refuse(
+        "the rest of the file descriptors is for the process itself; raise its limit (ulimit "
+        "-n), or end connections that nobody uses");
+    return true;
+  }
+  if (std::exchange(refused_in_a_row_, 0) > 0) {
+    log_time_ = absl::InfinitePast();
+    LogInfo("connections are taken in again", {{"address", address_}});
+  }
+  handler_(caller);
+  return true;
+}
+
+void Listener::Refuse(const char* why) {
+  ++refused_in_a_row_;
+  if (refused_.has_value()) refused_->Add();
+  const absl::Time now = absl::Now();
+  if (now - log_time_ < kLogInterval) return;
+  log_time_ = now;
+  LogWarning("connections are refused",
+             {{"address", address_}, {"refused", refused_in_a_row_}, {"error", why}});
+}
+
+}  // namespace shardmesh::rpc
