@@ -93,7 +93,7 @@ absl::StatusOr<BegunPut> CoordinatorClient::BeginPut(const std::string& session_
   const auto begin = [&]() -> absl::Status {
     put = BegunPut();
     auto call = std::make_shared<HeldPut>();
-    rpc::Apply(options, &call->context);
+    connection_->Prepare(options, &call->context);
     call->stream = connection_->arrays->BeginPut(&call->context);
     absl::Status unreadable;
     bool is_complete = false;

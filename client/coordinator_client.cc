@@ -571,7 +571,7 @@ absl::Status CoordinatorClient::Watch(absl::Span<const EntryKind> kinds, int64_t
   }
   request.set_start_revision(start_revision);
   grpc::ClientContext context;
-  rpc::Apply(options, &context);
+  connection_->Prepare(options, &context);
   const auto stream = connection_->catalog->Watch(&context, request);
   v1::WatchResponse response;
   absl::Status unreadable;
@@ -606,7 +606,7 @@ absl::StatusOr<Operation> CoordinatorClient::WatchOperation(
   v1::WatchOperationRequest request;
   request.set_operation_id(operation_id);
   grpc::ClientContext context;
-  rpc::Apply(options, &context);
+  connection_->Prepare(options, &context);
   Cancellation never;
   const Cancellation::Registration registration(cancellation == nullptr ? &never : cancellation,
                                                 [&context] { context.TryCancel(); });

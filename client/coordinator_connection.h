@@ -6,6 +6,7 @@
 #include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
@@ -38,10 +39,11 @@
 namespace shardmesh::client {
 
 struct CoordinatorClient::Connection {
-  Connection(std::string coordinator, const std::shared_ptr<grpc::Channel>& channel,
+  Connection(std::string coordinator, const std::shared_ptr<grpc::Channel>& to,
              RetryOptions retry_options)
       : address(std::move(coordinator)),
         retries(std::move(retry_options)),
+        channel(to),
         arrays(v1::ArrayService::NewStub(channel)),
         catalog(v1::CatalogService::NewStub(channel)),
         cluster(v1::ClusterService::NewStub(channel)),
@@ -50,8 +52,12 @@ struct CoordinatorClient::Connection {
         operations(v1::OperationService::NewStub(channel)),
         sessions(v1::SessionService::NewStub(channel)) {}
 
+  // How long a call waits for a connection that was lost, each time it is tried.
+  static constexpr absl::Duration kReconnectTimeout = absl::Seconds(1);
+
   const std::string address;
   const RetryOptions retries;
+  const std::shared_ptr<grpc::Channel> channel;
   const std::unique_ptr<v1::ArrayService::Stub> arrays;
   const std::unique_ptr<v1::CatalogService::Stub> catalog;
   const std::unique_ptr<v1::ClusterService::Stub> cluster;
@@ -74,6 +80,12 @@ struct CoordinatorClient::Connection {
                : status;
   }
 
+  // Sets up `context` for a call; waits for a connection where the last one was lost.
+  void Prepare(const rpc::CallOptions& options, grpc::ClientContext* context) const {
+    rpc::AwaitReconnected(*channel, std::min(options.deadline, absl::Now() + kReconnectTimeout));
+    rpc::Apply(options, context);
+  }
+
   // Makes a unary call, again and again while that may help.
   // Example: Call(sessions, &v1::SessionService::Stub::CloseSession, request, options, &response)
   template <typename Stub, typename Request, typename Response>
@@ -86,7 +98,7 @@ struct CoordinatorClient::Connection {
         return StatusOf({grpc::StatusCode::DEADLINE_EXCEEDED, "Deadline Exceeded"});
       }
       grpc::ClientContext context;
-      rpc::Apply(options, &context);
+      Prepare(options, &context);
       return StatusOf(((*stub).*method)(&context, request, response));
     });
   }

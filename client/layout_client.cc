@@ -350,7 +350,7 @@ absl::StatusOr<TreeAnswer> CoordinatorClient::ResolveTree(const TreeQuestion& qu
   SHARDMESH_RETURN_IF_ERROR(connection_->Repeat(options, [&] {
     answer = TreeAnswer();
     grpc::ClientContext context;
-    rpc::Apply(options, &context);
+    connection_->Prepare(options, &context);
     const auto stream = connection_->layouts->ResolveTree(&context);
     absl::Status unreadable;
     WriteWhileReading(

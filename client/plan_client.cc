@@ -128,7 +128,7 @@ absl::StatusOr<AnalyzeAnswer> CoordinatorClient::AnalyzeLayout(const AnalyzeQues
   SHARDMESH_RETURN_IF_ERROR(connection_->Repeat(options, [&] {
     response.Clear();
     grpc::ClientContext context;
-    rpc::Apply(options, &context);
+    connection_->Prepare(options, &context);
     const auto stream = connection_->layouts->AnalyzeLayout(&context, &response);
     v1::AnalyzeLayoutRequest request;
     EncodeSelector(question.mesh, request.mutable_header()->mutable_mesh());
@@ -155,7 +155,7 @@ absl::StatusOr<SearchAnswer> CoordinatorClient::SearchMeshes(const SearchQuestio
   SHARDMESH_RETURN_IF_ERROR(connection_->Repeat(options, [&] {
     response.Clear();
     grpc::ClientContext context;
-    rpc::Apply(options, &context);
+    connection_->Prepare(options, &context);
     const auto stream = connection_->layouts->SearchMeshes(&context, &response);
     v1::SearchMeshesRequest request;
     v1::SearchMeshesHeader* header = request.mutable_header();
@@ -223,7 +223,7 @@ absl::StatusOr<std::vector<ShardingsEntry>> CoordinatorClient::ListShardings(
   SHARDMESH_RETURN_IF_ERROR(connection_->Repeat(options, [&]() -> absl::Status {
     entries.clear();
     grpc::ClientContext context;
-    rpc::Apply(options, &context);
+    connection_->Prepare(options, &context);
     const auto stream = connection_->layouts->ListShardings(&context, request);
     v1::ListShardingsResponse response;
     while (stream->Read(&response)) {

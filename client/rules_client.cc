@@ -217,7 +217,7 @@ absl::StatusOr<LintAnswer> CoordinatorClient::LintRules(const LintQuestion& ques
   SHARDMESH_RETURN_IF_ERROR(connection_->Repeat(options, [&] {
     response.Clear();
     grpc::ClientContext context;
-    rpc::Apply(options, &context);
+    connection_->Prepare(options, &context);
     const auto stream = connection_->layouts->LintRules(&context, &response);
     v1::LintRulesRequest request;
     EncodeHeader(question, request.mutable_header());
@@ -236,7 +236,7 @@ absl::StatusOr<DiffAnswer> CoordinatorClient::DiffLayouts(const DiffQuestion& qu
     answer = DiffAnswer();
     std::vector<PartitionSpec> specs;
     grpc::ClientContext context;
-    rpc::Apply(options, &context);
+    connection_->Prepare(options, &context);
     const auto stream = connection_->layouts->DiffLayouts(&context);
     absl::Status unreadable;
     WriteWhileReading(

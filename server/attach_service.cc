@@ -81,22 +81,25 @@ absl::Status NotServing(std::string_view hint) {
 }
 
 // Asks every endpoint of a hello who answers there; `done` gets those that lead back to the worker,
-// in the hello's order.
-class EndpointCheck {
+// in the hello's order. Once one does, the others have kGrace more: a name that stands for an
+// address of yesterday, where nobody answers, must not hold the worker up.
+class EndpointCheck : public std::enable_shared_from_this<EndpointCheck> {
  public:
   using Done = absl::AnyInvocable<void(std::vector<std::string> verified, std::string failures) &&>;
 
-  static void Start(const v1::Hello& hello, const rpc::Credentials& credentials,
-                    absl::Duration timeout, Done done) {
-    // Deletes itself after the last answer.
-    auto* check = new EndpointCheck(hello, std::move(done));
-    const int count = hello.endpoints_size();
-    for (int i = 0; i < count; ++i) {
-      check->Ask(static_cast<size_t>(i), credentials, timeout);
+  // Lives until the last answer; the clock outlives it.
+  static void Start(const v1::Hello& hello, const AttachHubOptions& options, Done done) {
+    const std::shared_ptr<EndpointCheck> check(
+        new EndpointCheck(hello, options.clock, std::move(done)));
+    for (size_t i = 0; i < check->probes_.size(); ++i) {
+      check->Ask(i, options.credentials, options.verify_timeout);
     }
   }
 
  private:
+  // Enough for a name to be looked up and a handshake, between hosts that are there.
+  static constexpr absl::Duration kGrace = absl::Milliseconds(250);
+
   struct Probe {
     std::string address;
     std::unique_ptr<v1::TileService::Stub> stub;
@@ -106,10 +109,11 @@ class EndpointCheck {
     absl::Status status;
   };
 
-  EndpointCheck(const v1::Hello& hello, Done done)
+  EndpointCheck(const v1::Hello& hello, rpc::Clock* clock, Done done)
       : identity_(hello.identity()),
         incarnation_(hello.incarnation()),
         nonce_(hello.nonce()),
+        clock_(clock),
         done_(std::move(done)),
         probes_(static_cast<size_t>(hello.endpoints_size())),
         waiting_(probes_.size()) {
@@ -121,15 +125,19 @@ class EndpointCheck {
   void Ask(size_t index, const rpc::Credentials& credentials, absl::Duration timeout) {
     Probe& probe = probes_[index];
     auto channel = rpc::CreateChannel(
-        probe.address, {.credentials = credentials, .peer = rpc::ExpectedPeer::Worker(identity_)});
+        probe.address, {.credentials = credentials,
+                        .peer = rpc::ExpectedPeer::Worker(identity_),
+                        // No delay of an earlier check that failed, nor the address that it found.
+                        .own_connection = true});
     if (!channel.ok()) {
       return Answered(index, channel.status());
     }
     probe.stub = v1::TileService::NewStub(*channel);
     rpc::Apply(rpc::CallOptions::Within(timeout), &probe.context);
-    probe.stub->async()->Identify(
-        &probe.context, &probe.request, &probe.response,
-        [this, index](const grpc::Status& status) { Answered(index, rpc::FromGrpc(status)); });
+    probe.stub->async()->Identify(&probe.context, &probe.request, &probe.response,
+                                  [self = shared_from_this(), index](const grpc::Status& status) {
+                                    self->Answered(index, rpc::FromGrpc(status));
+                                  });
   }
 
   void Answered(size_t index, absl::Status status) {
@@ -142,8 +150,14 @@ class EndpointCheck {
     }
     {
       absl::MutexLock lock(&mutex_);
+      const bool is_first = status.ok() && !std::exchange(found_, true);
       probe.status = std::move(status);
       if (--waiting_ > 0) {
+        if (is_first) {
+          clock_->CallAt(clock_->Now() + kGrace, [check = weak_from_this()] {
+            if (const auto self = check.lock(); self != nullptr) self->Cancel();
+          });
+        }
         return;
       }
     }
@@ -157,18 +171,23 @@ class EndpointCheck {
                   ToStd(each.status.message()));
       }
     }
-    Done done = std::move(done_);
-    delete this;
-    std::move(done)(std::move(verified), std::move(failures));
+    std::move(done_)(std::move(verified), std::move(failures));
+  }
+
+  // Ends what has not answered.
+  void Cancel() {
+    for (Probe& probe : probes_) probe.context.TryCancel();
   }
 
   const std::string identity_;
   const uint64_t incarnation_;
   const std::string nonce_;
+  rpc::Clock* const clock_;
   Done done_;
   std::vector<Probe> probes_;
   absl::Mutex mutex_;
   size_t waiting_ ABSL_GUARDED_BY(mutex_);
+  bool found_ ABSL_GUARDED_BY(mutex_) = false;  // an endpoint that leads back
 };
 
 absl::Status CheckLength(std::string_view text, size_t max_bytes, std::string_view field) {
@@ -999,7 +1018,7 @@ absl::Status AttachReactor::TakeHello(const v1::Hello& hello) {
     absl::MutexLock lock(&mutex_);
     verifying_ = true;
   }
-  EndpointCheck::Start(hello_, hub_->options().credentials, hub_->options().verify_timeout,
+  EndpointCheck::Start(hello_, hub_->options(),
                        [this](std::vector<std::string> endpoints, std::string failures) {
                          Verified(std::move(endpoints), failures);
                        });

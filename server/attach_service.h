@@ -52,11 +52,11 @@ struct AttachHubOptions {
   // tell of links. All outlive the hub.
   FlightLog* flight_log = nullptr;
   LinkTable* link_table = nullptr;
-  const rpc::Clock* clock = nullptr;
+  rpc::Clock* clock = nullptr;
   const Recovery* recovery = nullptr;  // who is expected back; outlives the hub
   // Called when a worker's inventory was taken in, without a lock; null: nobody minds.
   std::function<void(std::string_view identity)> joined = nullptr;
-  // How long an endpoint has to answer who it is.
+  // How long an endpoint has to answer who it is, where none has yet.
   absl::Duration verify_timeout = absl::Seconds(3);
 };
 

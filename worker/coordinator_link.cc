@@ -16,6 +16,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/synchronization/mutex.h"
 #include "rpc/array_codec.h"
+#include "rpc/connector.h"
 #include "rpc/dial.h"
 #include "rpc/flight_codec.h"
 #include "rpc/link_codec.h"
@@ -45,7 +46,7 @@ constexpr size_t kMaxInbox = 64;
 constexpr int64_t kInventoryPageTiles = 256;
 // Of the encoded tiles in a message, so that it stays below 1 MiB with the last tile.
 constexpr int64_t kInventoryMessageBytes = int64_t{768} << 10;
-// How often the log repeats what the worker waits for.
+// How often the log warns anew of what the worker waits for; between, each try is a line of info.
 constexpr absl::Duration kLogInterval = absl::Seconds(30);
 // An instruction that has run for so long is told of at once.
 constexpr absl::Duration kSlowAfter = absl::Milliseconds(100);
@@ -57,6 +58,13 @@ constexpr size_t kMaxUnconfirmed = 1024;
 constexpr size_t kMaxDroppedIds = 4096;
 // An answer about the quarantine ends after the array that exceeds this.
 constexpr size_t kMaxAnswerBytes = size_t{1} << 20;
+// How long connecting may take until it begins anew, and is logged; a server that is slow to answer
+// has so long.
+constexpr absl::Duration kConnectTimeout = absl::Seconds(10);
+// A connection over which nothing comes any more is broken after the sum of both, as the
+// coordinator counts a silent worker as lost.
+constexpr absl::Duration kKeepaliveInterval = absl::Seconds(2);
+constexpr absl::Duration kKeepaliveTimeout = absl::Seconds(3);
 constexpr char kTermFile[] = "term";
 constexpr int64_t kMaxTermFileBytes = 20;
 
@@ -96,11 +104,13 @@ absl::Status WriteTerm(const std::string& path, int64_t term) {
 class AttachStream final : public grpc::ClientBidiReactor<v1::AttachRequest, v1::AttachResponse>,
                            public std::enable_shared_from_this<AttachStream> {
  public:
-  AttachStream() : outbox_(kOutboxBytes, [this](const v1::AttachRequest* m) { StartWrite(m); }) {}
+  explicit AttachStream(const std::shared_ptr<grpc::Channel>& channel)
+      : stub_(v1::AttachService::NewStub(channel)),
+        outbox_(kOutboxBytes, [this](const v1::AttachRequest* m) { StartWrite(m); }) {}
 
-  void Start(v1::AttachService::Stub& stub) {
+  void Start() {
     self_ = shared_from_this();
-    stub.async()->Attach(&context_, this);
+    stub_->async()->Attach(&context_, this);
     AddHold();  // of the outbox, whose closing lets go
     AddHold();  // of the inbox, whose end lets go
     StartRead(&read_);
@@ -182,6 +192,7 @@ class AttachStream final : public grpc::ClientBidiReactor<v1::AttachRequest, v1:
     return over_ || !inbox_.empty();
   }
 
+  const std::unique_ptr<v1::AttachService::Stub> stub_;  // of a connection of this stream alone
   grpc::ClientContext context_;
   Outbox outbox_;
   v1::AttachResponse read_;             // of the read under way
@@ -357,9 +368,9 @@ using RunningInstructions = std::vector<std::pair<int64_t, int64_t>>;
 
 class AttachLoop final : public CoordinatorLink {
  public:
-  AttachLoop(Options options, int64_t term, const std::shared_ptr<grpc::Channel>& channel)
+  AttachLoop(Options options, int64_t term, std::unique_ptr<rpc::Connector> connector)
       : options_(std::move(options)),
-        stub_(v1::AttachService::NewStub(channel)),
+        connector_(std::move(connector)),
         term_(term),
         heartbeat_(options_.clock, [this] { Beat(); }) {}
 
@@ -370,6 +381,7 @@ class AttachLoop final : public CoordinatorLink {
       stopping_ = true;
       stream = stream_;
     }
+    connector_->Cancel();
     if (stream != nullptr) {
       stream->Cancel();
     }
@@ -415,6 +427,7 @@ class AttachLoop final : public CoordinatorLink {
       stream = stream_;
       is_attached = attached_;
     }
+    connector_->Cancel();
     if (stream != nullptr && !is_attached) {
       stream->Cancel();  // nobody counts on this worker yet
     } else if (stream != nullptr) {
@@ -481,12 +494,13 @@ class AttachLoop final : public CoordinatorLink {
   void UpdateReady() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Options options_;
-  const std::unique_ptr<v1::AttachService::Stub> stub_;
+  const std::unique_ptr<rpc::Connector> connector_;
 
   // Of the link's thread alone.
   v1::Membership membership_pages_;             // whose last page has not come
   std::shared_ptr<const MembershipView> view_;  // the last one
   Attachment attachment_;                       // the last one
+  bool was_connected_ = false;                  // of the last attempt
   bool detached_for_good_ = false;
   std::string logged_wait_;
   absl::Time log_time_ = absl::InfinitePast();
@@ -525,7 +539,9 @@ void AttachLoop::Run() {
         return;
       }
     }
-    ended = Explained(std::move(ended));
+    // A connection that came about needs no diagnosis, which looks up the name and may block for
+    // seconds where name servers are silent.
+    if (!was_connected_) ended = Explained(std::move(ended));
     if (detached_for_good_ || IsFinal(ended)) {
       rpc::LogError("the coordinator refuses this worker",
                     {{"coordinator", options_.coordinator}, {"error", ended}});
@@ -552,7 +568,10 @@ absl::Status AttachLoop::Explained(absl::Status ended) const {
 }
 
 absl::Status AttachLoop::AttachOnce(rpc::Backoff& backoff) {
-  auto stream = std::make_shared<AttachStream>();
+  SHARDMESH_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel,
+                             connector_->Connect(kConnectTimeout));
+  was_connected_ = channel->GetState(/*try_to_connect=*/false) == GRPC_CHANNEL_READY;
+  auto stream = std::make_shared<AttachStream>(channel);
   v1::AttachRequest hello = MakeHello();
   {
     absl::MutexLock lock(&mutex_);
@@ -560,7 +579,7 @@ absl::Status AttachLoop::AttachOnce(rpc::Backoff& backoff) {
       return absl::CancelledError("the worker stops");
     }
     stream_ = stream;
-    stream->Start(*stub_);
+    stream->Start();
   }
   stream->Send(std::move(hello));
   absl::Status status;
@@ -605,10 +624,12 @@ void AttachLoop::Detached() {
 void AttachLoop::LogWait(const absl::Status& status, absl::Duration delay) {
   const absl::Time now = options_.clock->Now();
   std::string text = status.ToString(absl::StatusToStringMode::kWithNoExtraData);
-  if (text != logged_wait_ || now - log_time_ >= kLogInterval) {
-    rpc::LogWarning("cannot attach, will retry", {{"coordinator", options_.coordinator},
-                                                  {"error", status},
-                                                  {"retry_in", rpc::FormatRounded(delay)}});
+  const bool is_told = text == logged_wait_ && now - log_time_ < kLogInterval;
+  (is_told ? rpc::LogInfo : rpc::LogWarning)("cannot attach, will retry",
+                                             {{"coordinator", options_.coordinator},
+                                              {"error", status},
+                                              {"retry_in", rpc::FormatRounded(delay)}});
+  if (!is_told) {
     logged_wait_ = std::move(text);
     log_time_ = now;
   }
@@ -1032,10 +1053,11 @@ absl::StatusOr<std::unique_ptr<CoordinatorLink>> CoordinatorLink::Create(Options
     SHARDMESH_ASSIGN_OR_RETURN(term, ReadTerm(StrCat(options.data_dir, "/", kTermFile)));
   }
   SHARDMESH_ASSIGN_OR_RETURN(
-      const std::shared_ptr<grpc::Channel> channel,
-      rpc::CreateChannel(options.coordinator,
-                         {.credentials = options.credentials, .own_connection = true}));
-  return std::make_unique<AttachLoop>(std::move(options), term, channel);
+      std::unique_ptr<rpc::Connector> connector,
+      rpc::Connector::Create(options.coordinator, {.credentials = options.credentials,
+                                                   .keepalive_interval = kKeepaliveInterval,
+                                                   .keepalive_timeout = kKeepaliveTimeout}));
+  return std::make_unique<AttachLoop>(std::move(options), term, std::move(connector));
 }
 
 }  // namespace shardmesh::worker

@@ -30,9 +30,10 @@ namespace shardmesh::worker {
 //      ^                                |                                             |
 //      +--------- the stream ends: steps and puts under way end, peers stay ----------+
 //
-// and tries again, with growing delays and for ever, whenever the stream ends; the log says what it
-// waits for. Only errors that waiting cannot help end it: see Options::failed. Messages of the
-// coordinator are acted on in their order, on a thread of the link's own.
+// and tries again, with growing delays and for ever, whenever the stream ends, each time over a new
+// connection; the log says what it waits for. Only errors that waiting cannot help end it: see
+// Options::failed. Messages of the coordinator are acted on in their order, on a thread of the
+// link's own.
 //
 // Heartbeats go up in the interval that the coordinator asks for, and one between as soon as an
 // instruction of a step has run for a tenth of a second, so that the coordinator knows who waits
@@ -67,7 +68,9 @@ class CoordinatorLink {
     // IDENTITY_MISMATCH, PROTOCOL_MISMATCH, a certificate that is another worker's, or a hello that
     // it calls malformed. The link does nothing more.
     std::function<void(const absl::Status& reason)> failed;
-    rpc::RetryPolicy retry = {};
+    // The longest delay, and the time of a connection (rpc::Connector), are less than the 2 s
+    // within which a worker is to find a coordinator that serves.
+    rpc::RetryPolicy retry = {.max_delay = absl::Milliseconds(500)};
   };
 
   // INVALID_ARGUMENT for a bad address; errors of reading the term.

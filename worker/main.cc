@@ -1,6 +1,4 @@
 // The program shardmesh-worker: serves one device of a mesh until it is told to stop.
-#include <sys/resource.h>
-
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -8,6 +6,7 @@
 #include "rpc/allocator.h"
 #include "rpc/credentials.h"
 #include "rpc/flags.h"
+#include "rpc/listener.h"
 #include "rpc/log.h"
 #include "rpc/mutex_checks.h"
 #include "rpc/poll_strategy.h"
@@ -21,17 +20,8 @@ namespace {
 // How often the main thread looks whether the coordinator has refused this worker for good.
 constexpr absl::Duration kFailurePollInterval = absl::Milliseconds(100);
 
-// Each large tile of shared memory has a descriptor.
-void RaiseDescriptorLimit() {
-  rlimit limit = {};
-  if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
-    limit.rlim_cur = limit.rlim_max;
-    setrlimit(RLIMIT_NOFILE, &limit);
-  }
-}
-
 int Main(int argc, const char* const* argv) {
-  RaiseDescriptorLimit();
+  rpc::RaiseDescriptorLimit();
   rpc::KeepMessageMemory();
   rpc::SkipMutexChecks();
   rpc::PollOwnConnections();
