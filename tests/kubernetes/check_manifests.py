@@ -45,6 +45,9 @@ class Checker:
     def of_kind(self, *kinds):
         return [document for document in self.documents if document["kind"] in kinds]
 
+    def workloads(self, component):
+        return [document for document in self.of_kind("Deployment", "StatefulSet") if document["metadata"]["name"] == f"shardmesh-{component}"]
+
     def problem(self, document, text):
         self.problems.append(f"{document['kind']} {document['metadata']['name']}: {text}")
 
@@ -61,6 +64,7 @@ class Checker:
         self.check_selectors()
         self.check_policy_ports()
         self.check_peers()
+        self.check_addresses()
         self.check_mesh()
         return self.problems
 
@@ -132,11 +136,10 @@ class Checker:
 
     def check_replacement(self):
         """One coordinator at a time; workers that start together, and are replaced and evicted one by one."""
-        for coordinator in self.of_kind("Deployment"):
-            spec = coordinator["spec"]
-            self.require(coordinator, spec.get("replicas") == 1, "has not one replica, and its state is for one")
-            self.require(coordinator, spec.get("strategy") == {"type": "Recreate"}, "starts a new pod while the old one has the volume: strategy is not Recreate")
-        for workers in self.of_kind("StatefulSet"):
+        for coordinator in self.workloads("coordinator"):
+            self.require(coordinator, coordinator["spec"].get("replicas") == 1, "has not one replica, and its state is for one")
+            self.require(coordinator, coordinator["kind"] == "StatefulSet", "starts a new pod while the old one has the volume: it is no StatefulSet")
+        for workers in self.workloads("worker"):
             spec = workers["spec"]
             self.require(workers, spec.get("podManagementPolicy") == "Parallel", "starts one pod after another: podManagementPolicy is not Parallel")
             self.require(workers, spec.get("updateStrategy") == {"type": "OnDelete"}, "replaces pods by itself: updateStrategy is not OnDelete")
@@ -164,7 +167,7 @@ class Checker:
 
     def check_peers(self):
         """Workers reach one another where they exchange data."""
-        for workers in self.of_kind("StatefulSet"):
+        for workers in self.workloads("worker"):
             labels = workers["spec"]["template"]["metadata"]["labels"]
             policies = [policy["spec"] for policy in self.of_kind("NetworkPolicy") if policy["spec"]["podSelector"] and selects(policy["spec"]["podSelector"], labels)]
             for direction, side in (("ingress", "from"), ("egress", "to")):
@@ -172,6 +175,15 @@ class Checker:
                           if any("podSelector" in peer and selects(peer["podSelector"], labels) for peer in rule.get(side, []))
                           for port in rule.get("ports", [])}
                 self.require(workers, "exchange" in opened, f"has no policy that opens port exchange {side} other workers")
+
+    def check_addresses(self):
+        """A worker's address comes before its name, which caches lead to the address of the pod before."""
+        for workers in self.workloads("worker"):
+            container = workers["spec"]["template"]["spec"]["containers"][0]
+            fields = {variable["name"]: variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath") for variable in container.get("env", [])}
+            advertised = [argument.split("=", 1)[1] for argument in container["args"] if argument.startswith("--advertise=")]
+            first = re.match(r"\[?\$\((\w+)\)\]?:", advertised[0]) if advertised else None
+            self.require(workers, first is not None and fields.get(first[1]) == "status.podIP", "advertises its name first, not its address")
 
     def check_selectors(self):
         """Services and budgets choose pods that there are, and one policy denies what no other allows."""
@@ -187,7 +199,7 @@ class Checker:
 
     def check_mesh(self):
         """As many workers as the mesh has devices, who call the coordinator by a name that there is."""
-        workers, coordinators = self.of_kind("StatefulSet"), self.of_kind("Deployment")
+        workers, coordinators = self.workloads("worker"), self.workloads("coordinator")
         if not workers or not coordinators:
             return
         mesh = next(argument for argument in coordinators[0]["spec"]["template"]["spec"]["containers"][0]["args"] if argument.startswith("--mesh="))
@@ -210,26 +222,27 @@ COORDINATOR_LABELS = {"app.kubernetes.io/name": "shardmesh", "app.kubernetes.io/
 POD = ("spec", "template", "spec")
 CONTAINER = (*POD, "containers", 0)
 FAULTS = [
-    ("Deployment", (*POD, "securityContext", "runAsNonRoot"), False, "may run as root"),
-    ("StatefulSet", (*CONTAINER, "securityContext", "readOnlyRootFilesystem"), False, "writable root"),
-    ("StatefulSet", (*CONTAINER, "securityContext", "capabilities"), {}, "keeps capabilities"),
-    ("StatefulSet", (*CONTAINER, "args", 0), "--cordinator=shardmesh-coordinator:7070", "no flag cordinator"),
-    ("StatefulSet", (*CONTAINER, "args", 0), "--coordinator=coordinator:7070", "no service stands for"),
-    ("Deployment", (*CONTAINER, "ports", 0, "containerPort"), 7071, "not on port grpc"),
-    ("StatefulSet", (*CONTAINER, "ports", 2, "containerPort"), 7075, "not on port exchange"),
-    ("Deployment", (*CONTAINER, "readinessProbe"), {}, "readinessProbe does not ask for ready"),
-    ("Deployment", (*POD, "terminationGracePeriodSeconds"), 30, "killed before its drain"),
-    ("StatefulSet", (*CONTAINER, "resources", "limits", "memory"), "2Gi", "leaves less than 1 GiB"),
-    ("StatefulSet", (*CONTAINER, "volumeMounts", 0, "subPath"), "x", "never changes"),
-    ("Deployment", (*CONTAINER, "volumeMounts", 0, "mountPath"), "/other", "is on no volume"),
-    ("StatefulSet", ("spec", "replicas"), 3, "3 replicas for 4 devices"),
-    ("StatefulSet", ("spec", "serviceName"), "shardmesh", "no headless service"),
+    ("StatefulSet/shardmesh-coordinator", (*POD, "securityContext", "runAsNonRoot"), False, "may run as root"),
+    ("StatefulSet/shardmesh-worker", (*CONTAINER, "securityContext", "readOnlyRootFilesystem"), False, "writable root"),
+    ("StatefulSet/shardmesh-worker", (*CONTAINER, "securityContext", "capabilities"), {}, "keeps capabilities"),
+    ("StatefulSet/shardmesh-worker", (*CONTAINER, "args", 0), "--cordinator=shardmesh-coordinator:7070", "no flag cordinator"),
+    ("StatefulSet/shardmesh-worker", (*CONTAINER, "args", 0), "--coordinator=coordinator:7070", "no service stands for"),
+    ("StatefulSet/shardmesh-coordinator", (*CONTAINER, "ports", 0, "containerPort"), 7071, "not on port grpc"),
+    ("StatefulSet/shardmesh-worker", (*CONTAINER, "ports", 2, "containerPort"), 7075, "not on port exchange"),
+    ("StatefulSet/shardmesh-coordinator", (*CONTAINER, "readinessProbe"), {}, "readinessProbe does not ask for ready"),
+    ("StatefulSet/shardmesh-coordinator", (*POD, "terminationGracePeriodSeconds"), 30, "killed before its drain"),
+    ("StatefulSet/shardmesh-worker", (*CONTAINER, "resources", "limits", "memory"), "2Gi", "leaves less than 1 GiB"),
+    ("StatefulSet/shardmesh-worker", (*CONTAINER, "volumeMounts", 0, "subPath"), "x", "never changes"),
+    ("StatefulSet/shardmesh-coordinator", (*CONTAINER, "volumeMounts", 0, "mountPath"), "/other", "is on no volume"),
+    ("StatefulSet/shardmesh-worker", ("spec", "replicas"), 3, "3 replicas for 4 devices"),
+    ("StatefulSet/shardmesh-worker", ("spec", "serviceName"), "shardmesh", "no headless service"),
+    ("StatefulSet/shardmesh-worker", (*CONTAINER, "args", 4), "--advertise=$(POD_NAME).shardmesh-worker.$(POD_NAMESPACE).svc:7072", "advertises its name first"),
     ("PodDisruptionBudget", ("spec", "selector", "matchLabels"), {"a": "b"}, "selects no pod"),
     ("Service/shardmesh-worker", ("spec", "publishNotReadyAddresses"), False, "no headless service"),
-    ("Deployment", ("spec", "replicas"), 2, "has not one replica"),
-    ("Deployment", ("spec", "strategy", "type"), "RollingUpdate", "is not Recreate"),
-    ("StatefulSet", ("spec", "podManagementPolicy"), "OrderedReady", "is not Parallel"),
-    ("StatefulSet", ("spec", "updateStrategy"), {"type": "RollingUpdate"}, "is not OnDelete"),
+    ("StatefulSet/shardmesh-coordinator", ("spec", "replicas"), 2, "has not one replica"),
+    ("StatefulSet/shardmesh-coordinator", ("kind",), "Deployment", "is no StatefulSet"),
+    ("StatefulSet/shardmesh-worker", ("spec", "podManagementPolicy"), "OrderedReady", "is not Parallel"),
+    ("StatefulSet/shardmesh-worker", ("spec", "updateStrategy"), {"type": "RollingUpdate"}, "is not OnDelete"),
     ("PodDisruptionBudget/shardmesh-worker", ("spec", "maxUnavailable"), 2, "no disruption budget of one pod"),
     ("PodDisruptionBudget/shardmesh-worker", ("spec", "selector", "matchLabels"), COORDINATOR_LABELS, "no disruption budget of one pod"),
     ("NetworkPolicy/shardmesh-worker", ("spec", "ingress", 2, "ports", 0, "port"), "metric", "opens ports ['metric']"),

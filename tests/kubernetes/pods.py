@@ -3,8 +3,9 @@
     pods.py IMAGE_ROOT FOLDER <RENDERED
 
 Every pod has its own network interface, its own process and mount namespaces, a read-only root, the user, the volumes, the
-environment and the arguments of its manifest, and no capabilities. Names are in a hosts file that all share. Probes are
-asked as the kubelet does: gRPC from outside, commands inside. FOLDER is for volumes and logs. Needs root, and namespaces of
+environment and the arguments of its manifest, and no capabilities. The coordinator's service has an address that stays, and
+rejects connections while no pod is behind it; workers' names lead to the pods' own addresses. A name server answers for
+both, and keeps what it answered for half a minute, as a cluster's does. Probes are asked as the kubelet does: gRPC from outside, commands inside. FOLDER is for volumes and logs. Needs root, and namespaces of
 its own for mounts and network (tests/image/run.sh makes them).
 
 What is tried: volumes that are read-only; volumes that are full, from the start or in the end; workers that start before the coordinator and before any name resolves; a mesh that comes up and computes; a
@@ -23,10 +24,16 @@ import time
 
 import yaml
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "network"))
+from resolver import Resolver  # noqa: E402: beside the tests that need it most
+
 READY_SECONDS = 60
 # Room for a worker's part of the checkpoint twice, as it was and as it is loaded again.
 LIMITED_VOLUME = "64m"
 COORDINATOR = "shardmesh-coordinator"
+SERVICE_ADDRESS = "10.78.0.1"
+NAMES_KEPT_SECONDS = 30
+ABSENCE_KEPT_SECONDS = 5
 
 
 def sh(*command, **options):
@@ -46,17 +53,21 @@ def wait_until(what, condition, seconds=READY_SECONDS):
 
 
 class Network:
-    """One bridge, and the names that pods know."""
+    """One bridge, the names that pods know, and the coordinator's service."""
 
     def __init__(self, folder):
-        self.hosts_file = folder / "hosts"
-        self.names = {}
+        self.hosts_file, self.resolver_file = folder / "hosts", folder / "resolv.conf"
+        self.hosts_file.write_text("127.0.0.1 localhost\n", encoding="utf-8")
+        self.resolver_file.write_text("nameserver 10.77.0.1\n", encoding="utf-8")
         self.last = 1
-        self.write()
         sh("ip", "link", "set", "lo", "up")
-        sh("ip", "link", "add", "br0", "type", "bridge")
+        sh("ip", "link", "add", "br0", "address", "02:00:00:00:00:01", "type", "bridge")
         sh("ip", "addr", "add", "10.77.0.1/24", "dev", "br0")
         sh("ip", "link", "set", "br0", "up")
+        pathlib.Path("/proc/sys/net/ipv4/ip_forward").write_text("1", encoding="ascii")
+        self.serve_from(None)
+        self.resolver = Resolver("10.77.0.1")
+        self.resolver.keeps, self.resolver.keeps_absence = NAMES_KEPT_SECONDS, ABSENCE_KEPT_SECONDS
 
     def add(self, namespace):
         """Gives a network namespace an interface; returns its address."""
@@ -68,19 +79,23 @@ class Network:
         sh("ip", "-n", namespace, "link", "set", "lo", "up")
         sh("ip", "-n", namespace, "addr", "add", f"{address}/24", "dev", "eth0")
         sh("ip", "-n", namespace, "link", "set", "eth0", "up")
+        sh("ip", "-n", namespace, "route", "add", "default", "via", "10.77.0.1")
         return address
 
     def remove(self, namespace):
         sh("ip", "netns", "del", namespace)
 
     def name(self, name, address):
-        self.names[name] = address
-        self.write()
+        self.resolver.set(name, address)
 
-    def write(self):
-        # In place, since pods have the file itself mounted.
-        lines = ["127.0.0.1 localhost"] + [f"{address} {name}" for name, address in self.names.items()]
-        self.hosts_file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    @staticmethod
+    def serve_from(pod):
+        """Has the service lead to a pod, or reject."""
+        if pod is None:
+            sh("ip", "route", "replace", "unreachable", SERVICE_ADDRESS)
+        else:
+            sh("ip", "-n", pod.name, "addr", "replace", f"{SERVICE_ADDRESS}/32", "dev", "lo")
+            sh("ip", "route", "replace", SERVICE_ADDRESS, "via", pod.address)
 
 
 class Secret:
@@ -122,7 +137,8 @@ class Pod:
             if "valueFrom" in variable:
                 field = variable["valueFrom"]["fieldRef"]["fieldPath"]
                 known[variable["name"]] = {"metadata.name": self.name,
-                                           "metadata.namespace": self.workload["metadata"]["namespace"]}[field]
+                                           "metadata.namespace": self.workload["metadata"]["namespace"],
+                                           "status.podIP": self.address}[field]
             else:
                 known[variable["name"]] = self.expand(variable["value"], known)
         return known
@@ -150,6 +166,7 @@ class Pod:
             mount -o remount,bind,ro $root
             {mounts}
             mount --bind {self.world.network.hosts_file} $root/etc/hosts
+            mount --bind {self.world.network.resolver_file} $root/etc/resolv.conf
             mount -t proc proc $root/proc
             mount -t tmpfs -o size=64k,mode=755 tmpfs $root/dev
             for device in null zero urandom; do : >$root/dev/$device; mount --bind /dev/$device $root/dev/$device; done
@@ -184,6 +201,8 @@ class Pod:
     def delete(self):
         """SIGTERM, and the grace of its manifest; returns the exit code."""
         started = time.monotonic()
+        if self is self.world.coordinator:
+            self.world.network.serve_from(None)  # before it ends, as an endpoint is taken away
         os.kill(self.pid(), signal.SIGTERM)
         code = self.process.wait(timeout=self.spec["terminationGracePeriodSeconds"])
         self.world.network.remove(self.name)
@@ -206,12 +225,16 @@ class World:
         sh("mkdir", "-p", "/run/netns")
         sh("mount", "-t", "tmpfs", "tmpfs", "/run/netns")
         self.network = Network(folder)
-        (coordinator,) = [document for document in documents if document["kind"] == "Deployment"]
-        (workers,) = [document for document in documents if document["kind"] == "StatefulSet"]
+        sets = {document["metadata"]["name"]: document for document in documents if document["kind"] == "StatefulSet"}
+        coordinator, workers = sets[COORDINATOR], sets["shardmesh-worker"]
         self.group = coordinator["spec"]["template"]["spec"]["securityContext"]["fsGroup"]
         self.namespace, self.service = workers["metadata"]["namespace"], workers["spec"]["serviceName"]
         secrets = {volume["secret"]["secretName"] for volume in workers["spec"]["template"]["spec"].get("volumes", []) if "secret" in volume}
         self.secret = Secret(folder / secrets.pop(), self.group) if secrets else None
+        resolver_file = image / "etc/resolv.conf"  # to mount ours on
+        if resolver_file.is_symlink():
+            resolver_file.unlink()
+        resolver_file.touch()
         for mount in self.mounts(coordinator) | self.mounts(workers):
             (image / mount.lstrip("/")).mkdir(exist_ok=True)
         self.coordinator = Pod(self, f"{COORDINATOR}-0", coordinator, self.volumes(coordinator, COORDINATOR))
@@ -237,7 +260,8 @@ class World:
 
     def announce(self, pod):
         if pod is self.coordinator:
-            self.network.name(COORDINATOR, pod.address)
+            self.network.name(COORDINATOR, SERVICE_ADDRESS)
+            self.network.serve_from(pod)
         else:
             self.network.name(f"{pod.name}.{self.service}.{self.namespace}.svc", pod.address)
 
