@@ -1,0 +1,80 @@
+// DurableClient: loads, moves and deletes while processes are killed, and knows afterwards what
+// must be there.
+#ifndef SHARDMESH_TESTS_MODEL_DURABLE_CLIENT_H_
+#define SHARDMESH_TESTS_MODEL_DURABLE_CLIENT_H_
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "tests/model/caller.h"
+#include "tests/model/dice.h"
+#include "tests/model/tensors.h"
+
+namespace shardmesh::model {
+
+// Its names and definitions are its own. A call that gets no answer is repeated, with its request
+// id, until it has one or `patience` is over; what may then be there or not is known to be unknown
+// until Verify has looked. Not thread-safe.
+class DurableClient {
+ public:
+  DurableClient(int number, const std::string& address) : number_(number), coordinator_(address) {}
+
+  // One put, move, delete, product or definition. Not OK: an answer that no fault explains.
+  absl::Status Step(Dice& dice);
+  // The same steps in a fixed order, each at least once.
+  absl::Status Script();
+
+  // Everything acknowledged is there, with its bytes; nothing else is. Waits until `deadline` for
+  // arrays whose workers are still on their way back.
+  absl::Status Verify(absl::Time deadline);
+
+  int64_t acknowledged() const { return acknowledged_; }
+  int64_t without_answer() const { return without_answer_; }
+  // How long calls without an answer are repeated.
+  void set_patience(absl::Duration patience) { patience_ = patience; }
+
+ private:
+  struct Named {
+    std::string array_id;
+    Content content;
+    // Otherwise a worker that is killed takes its tiles along, as the answer said.
+    bool on_disk = true;
+  };
+  // What a name may point to; nullopt: it may not be there.
+  using Possible = std::vector<std::optional<Named>>;
+
+  absl::Status Put(Dice& dice, int64_t count, bool large);
+  absl::Status Move(Dice& dice);
+  absl::Status Delete(Dice& dice);
+  absl::Status Multiply(Dice& dice);
+  absl::Status Define(Dice& dice);
+
+  // Repeats until there is an answer. UNAVAILABLE: there was none.
+  absl::Status Persist(std::string_view method, const Message& request, Message* answer);
+  absl::Status OpenSession();
+  std::string NewRequestId(Dice& dice);
+  std::string AnyName(Dice& dice) const;
+  // A name that is certain to be there; empty: none is.
+  std::string AnyCertainName(Dice& dice) const;
+  void SetName(const std::string& name, std::optional<Named> named, bool is_certain);
+
+  const int number_;
+  const Caller coordinator_;
+  absl::Duration patience_ = absl::Seconds(30);
+  std::string session_;
+  int64_t requests_ = 0;
+  int64_t acknowledged_ = 0;
+  int64_t without_answer_ = 0;
+  std::map<std::string, Possible> names_;
+  // Texts of the values that a definition may have.
+  std::map<std::string, std::vector<std::optional<std::string>>> entries_;
+};
+
+}  // namespace shardmesh::model
+
+#endif  // SHARDMESH_TESTS_MODEL_DURABLE_CLIENT_H_

@@ -1,0 +1,219 @@
+// Each failpoint of each program once, under a scripted load.
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "sharding/str_cat.h"
+#include "tests/model/cluster.h"
+#include "tests/model/durable_client.h"
+#include "tests/model/runs.h"
+
+namespace shardmesh::model {
+namespace {
+
+constexpr absl::Duration kReadyAtLast = absl::Seconds(60);
+constexpr absl::Duration kPatience = absl::Seconds(15);
+// Of --long: so many passes of one place are tried at most.
+constexpr int kMostPasses = 12;
+
+struct Case {
+  int process = 0;  // 0: the coordinator, 1: a worker
+  std::string name;
+  std::string action;
+  int pass = 1;
+
+  std::string ToString() const {
+    return StrCat(process == 0 ? "coordinator" : "worker", " --failpoints=", name, "=", action, ":",
+                  pass);
+  }
+};
+
+std::vector<std::string> NamesOf(const std::string& program) {
+  std::vector<std::string> names;
+  FILE* const pipe = popen((program + " --list-failpoints").c_str(), "r");
+  if (pipe == nullptr) return names;
+  char line[256];
+  while (fgets(line, sizeof(line), pipe) != nullptr) {
+    std::string name = line;
+    while (!name.empty() && name.back() == '\n') name.pop_back();
+    if (!name.empty()) names.push_back(name);
+  }
+  pclose(pipe);
+  return names;
+}
+
+std::vector<Case> Cases(const RunOptions& options, size_t* distinct) {
+  static const auto* const actions =
+      new std::vector<std::string>{"crash", "eio", "enospc", "delay"};
+  std::vector<Case> cases;
+  std::vector<std::string> known;
+  for (const int process : {0, 1}) {
+    const std::vector<std::string> names = NamesOf(
+        options.binary_folder + (process == 0 ? "/shardmesh-coordinator" : "/shardmesh-worker"));
+    for (const std::string& name : names) {
+      known.push_back(name);
+      if (!options.only.empty() && !absl::StrContains(name, options.only)) continue;
+      for (size_t a = 0; a < actions->size(); ++a) {
+        cases.push_back({process, name, (*actions)[a], 1});
+      }
+    }
+  }
+  std::sort(known.begin(), known.end());
+  known.erase(std::unique(known.begin(), known.end()), known.end());
+  *distinct = known.size();
+  // Another order with each seed, so that a run that is cut short tries others.
+  Dice dice(options.seed);
+  for (size_t i = cases.size(); i > 1; --i) {
+    std::swap(cases[i - 1], cases[static_cast<size_t>(dice.Below(static_cast<int64_t>(i)))]);
+  }
+  return cases;
+}
+
+// One cluster, on which one case after the other is tried.
+class FailpointRun {
+ public:
+  FailpointRun(std::unique_ptr<Cluster> cluster)
+      : cluster_(std::move(cluster)), client_(0, cluster_->address()) {
+    client_.set_patience(kPatience);
+  }
+
+  // Whether the failpoint was passed, or what is wrong.
+  absl::StatusOr<bool> Try(const Case& each) {
+    const int process = each.process;
+    if (const absl::Status killed = cluster_->Kill(process); !killed.ok()) return killed;
+    bool is_hit = false;
+    const std::string hit = StrCat("failpoint ", each.name, " hit");
+    if (const absl::Status started = cluster_->Restart(
+            process, {StrCat("--failpoints=", each.name, "=", each.action, ":", each.pass)});
+        !started.ok()) {
+      return started;
+    }
+    // A process that ends, as it may, is started again without it.
+    const auto revive = [&]() -> absl::Status {
+      if (!cluster_->Ended(process).has_value()) return absl::OkStatus();
+      is_hit = is_hit || absl::StrContains(cluster_->Log(process), hit);
+      if (!is_hit) {
+        return absl::InternalError(StrCat(cluster_->NameOf(process), " ", *cluster_->Ended(process),
+                                          " without its failpoint:\n",
+                                          client::LastLines(cluster_->Log(process), 15)));
+      }
+      return cluster_->Restart(process);
+    };
+    const auto await_ready = [&]() -> absl::Status {
+      const absl::Time deadline = absl::Now() + kReadyAtLast;
+      for (;;) {
+        if (const absl::Status revived = revive(); !revived.ok()) return revived;
+        const auto ready = cluster_->WaitUntilReady(deadline - absl::Now());
+        if (ready.ok()) return absl::OkStatus();
+        if (!absl::IsUnavailable(ready.status())) return ready.status();
+      }
+    };
+    if (const absl::Status ready = await_ready(); !ready.ok()) return ready;
+    absl::Status scripted;
+    std::atomic<bool> is_over = false;
+    std::thread script([&] {
+      scripted = client_.Script();
+      is_over = true;
+    });
+    absl::Status revived;
+    while (!is_over) {
+      absl::SleepFor(absl::Milliseconds(10));
+      if (revived.ok()) revived = revive();
+    }
+    script.join();
+    if (!revived.ok()) return revived;
+    if (!scripted.ok()) return scripted;
+    is_hit = is_hit || absl::StrContains(cluster_->Log(process), hit);
+    if (const absl::Status ready = await_ready(); !ready.ok()) return ready;
+    const absl::Status verified = client_.Verify(absl::Now() + absl::Seconds(20));
+    if (!verified.ok()) return verified;
+    // Once more after a start without it: what it had only in memory is not to have been counted
+    // on.
+    if (is_hit && each.action != "delay") {
+      if (const absl::Status killed = cluster_->Kill(process); !killed.ok()) return killed;
+      if (const absl::Status started = cluster_->Restart(process); !started.ok()) return started;
+      if (const absl::Status ready = await_ready(); !ready.ok()) return ready;
+      if (const absl::Status again = client_.Verify(absl::Now() + absl::Seconds(20)); !again.ok()) {
+        return again;
+      }
+    }
+    return is_hit;
+  }
+
+  std::string Logs() const {
+    std::string text;
+    for (int i = 0; i < cluster_->size(); ++i) {
+      text +=
+          StrCat("--- ", cluster_->NameOf(i), "\n", client::LastLines(cluster_->Log(i), 20), "\n");
+    }
+    return text;
+  }
+
+ private:
+  const std::unique_ptr<Cluster> cluster_;
+  DurableClient client_;
+};
+
+}  // namespace
+
+int RunFailpoints(const RunOptions& options) {
+  size_t distinct = 0;
+  const std::vector<Case> cases = Cases(options, &distinct);
+  constexpr size_t kFewest = 60;
+  if (distinct < kFewest) {
+    std::printf("FAILED: the programs have %zu failpoints; at least %zu are wanted\n", distinct,
+                kFewest);
+    return 1;
+  }
+  Cluster::Options cluster_options;
+  cluster_options.binary_folder = options.binary_folder;
+  cluster_options.durable = true;
+  const absl::Time end = absl::Now() + options.time;
+  std::unique_ptr<FailpointRun> run;
+  size_t tried = 0;
+  size_t hit = 0;
+  std::vector<std::string> not_passed;
+  for (const Case& each : cases) {
+    if (!options.is_long && absl::Now() > end) break;
+    Case one = each;
+    for (one.pass = 1; one.pass <= (options.is_long ? kMostPasses : 1); ++one.pass) {
+      if (run == nullptr) {
+        auto cluster = Cluster::Start(cluster_options);
+        if (!cluster.ok()) {
+          std::printf("FAILED: %s\n", cluster.status().ToString().c_str());
+          return 1;
+        }
+        run = std::make_unique<FailpointRun>(*std::move(cluster));
+      }
+      const absl::StatusOr<bool> result = run->Try(one);
+      ++tried;
+      if (!result.ok()) {
+        std::printf("FAILED with --seed %llu at %s: %s\n%s",
+                    static_cast<unsigned long long>(options.seed), one.ToString().c_str(),
+                    result.status().ToString().c_str(), run->Logs().c_str());
+        return 1;
+      }
+      if (!*result) {
+        if (one.pass == 1 && one.action == "crash") not_passed.push_back(one.name);
+        break;
+      }
+      ++hit;
+    }
+  }
+  std::printf("passed with --seed %llu: %zu failpoints; %zu tries, of which %zu were passed\n",
+              static_cast<unsigned long long>(options.seed), distinct, tried, hit);
+  for (const std::string& name : not_passed) {
+    std::printf("the load does not pass %s\n", name.c_str());
+  }
+  return 0;
+}
+
+}  // namespace shardmesh::model

@@ -1,0 +1,196 @@
+// RandomClient: one client that issues every call of the contract, and a model of what each answer
+// must be.
+#ifndef SHARDMESH_TESTS_MODEL_RANDOM_CLIENT_H_
+#define SHARDMESH_TESTS_MODEL_RANDOM_CLIENT_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "shardmesh/v1/array_service.pb.h"
+#include "shardmesh/v1/catalog_service.pb.h"
+#include "shardmesh/v1/compute_service.pb.h"
+#include "tests/model/caller.h"
+#include "tests/model/dice.h"
+#include "tests/model/tensors.h"
+
+namespace shardmesh::model {
+
+// One call with its arguments: what is drawn from `seed`, given the client's state.
+struct Op {
+  int client = 0;
+  std::string method;
+  uint64_t seed = 0;
+};
+
+// What all clients share: names that each may put tensors to. Whoever reads one must find a tensor
+// that somebody put there, whole. Thread-safe.
+class SharedNames {
+ public:
+  // A number that no other tensor has.
+  float NewValue();
+  bool IsValue(float value) const;
+
+ private:
+  mutable absl::Mutex mutex_;
+  int64_t values_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+// Names, definitions and sessions of one client are its own, so that its model knows every answer
+// about them exactly; it knows less about what is shared. Not thread-safe.
+class RandomClient {
+ public:
+  RandomClient(int number, const std::string& address, SharedNames* shared);
+  ~RandomClient();
+
+  // Methods that have no caller here: a test of completeness expects none.
+  static std::vector<std::string> MethodsWithoutCaller();
+  // How often the random run takes each method, relative to others.
+  static int WeightOf(const std::string& method);
+
+  // Makes the call and checks the answer. Not OK: the answer is not what it must be.
+  absl::Status Run(const Op& op);
+  // Deletes names and definitions, and closes sessions.
+  absl::Status Finish();
+
+ private:
+  struct Held {
+    Content content;
+    v1::PartitionSpec spec;
+    std::set<int> pins;  // slots of sessions
+    std::set<std::string> names;
+    std::set<std::pair<std::string, int64_t>> versions;
+    // The shared names make it unknown whether it is still there.
+    bool is_known = true;
+    // What is in it is not known.
+    bool bytes_known = true;
+  };
+  struct Name {
+    std::string array_id;
+    int64_t version = 0;
+  };
+  struct PutItem {
+    std::string name;
+    int64_t expected_version = 0;
+    std::string array_id;
+    Content content;
+    v1::PartitionSpec spec;
+  };
+  enum class TransferState { kRunning, kDone, kEnded };
+  struct Transfer {
+    std::string id;
+    int slot = 0;
+    std::string session;
+    TransferState state = TransferState::kRunning;
+    bool is_sent = false;
+    std::vector<PutItem> items;
+    v1::BeginPutResponse begun;
+    v1::CommitTransferRequest commit;
+    v1::CommitTransferResponse result;
+  };
+  struct Version {
+    int64_t version = 0;
+    int64_t revision = 0;
+    v1::EntryValue value;
+  };
+  using Handler = absl::Status (RandomClient::*)(Dice&);
+  static const std::map<std::string, Handler>& Handlers();
+
+  // The callers, one for each method.
+  absl::Status OpenSession(Dice& dice);
+  absl::Status RenewSession(Dice& dice);
+  absl::Status CloseSession(Dice& dice);
+  absl::Status CreateEntry(Dice& dice);
+  absl::Status GetEntry(Dice& dice);
+  absl::Status ListEntries(Dice& dice);
+  absl::Status ListEntryVersions(Dice& dice);
+  absl::Status UpdateEntry(Dice& dice);
+  absl::Status DeleteEntry(Dice& dice);
+  absl::Status Watch(Dice& dice);
+  absl::Status BeginPut(Dice& dice);
+  absl::Status CommitTransfer(Dice& dice);
+  absl::Status AbortTransfer(Dice& dice);
+  absl::Status BeginGet(Dice& dice);
+  absl::Status DescribeArray(Dice& dice);
+  absl::Status ListArrays(Dice& dice);
+  absl::Status MoveName(Dice& dice);
+  absl::Status DeleteName(Dice& dice);
+  absl::Status ReleaseArrays(Dice& dice);
+  absl::Status PutTiles(Dice& dice);
+  absl::Status GetTiles(Dice& dice);
+  absl::Status Identify(Dice& dice);
+  absl::Status GetOperation(Dice& dice);
+  absl::Status WatchOperation(Dice& dice);
+  absl::Status CancelOperation(Dice& dice);
+  absl::Status Compile(Dice& dice);
+  absl::Status Execute(Dice& dice);
+  absl::Status Linear(Dice& dice);
+  absl::Status Matmul(Dice& dice);
+  absl::Status Collective(Dice& dice);
+  absl::Status GetVersion(Dice& dice);
+  absl::Status GetStatus(Dice& dice);
+  absl::Status ListFlightRecords(Dice& dice);
+  absl::Status Diagnose(Dice& dice);
+  absl::Status ListLinks(Dice& dice);
+  absl::Status Attach(Dice& dice);
+  absl::Status Exchange(Dice& dice);
+  // Of ResolveService, all alike.
+  absl::Status Ask(const std::string& method, Dice& dice);
+  // Bytes that are no message, an empty message, a call that is cancelled at once.
+  absl::Status Junk(const std::string& method, Dice& dice);
+
+  std::string NewRequestId(Dice& dice);
+  absl::StatusOr<std::string> Session(int slot, Dice& dice);
+  void SessionEnded(int slot);
+  const Caller& CallerOf(const std::string& method, Dice& dice);
+  absl::Status FindWorkers();
+
+  std::string OwnName(Dice& dice) const;
+  std::string EntryName(Dice& dice) const;
+  // Of one that is there, or perhaps was.
+  std::string AnyArrayId(Dice& dice) const;
+  std::string AnyTransferId(Dice& dice);
+  Transfer* FindTransfer(const std::string& id);
+  // Whether it must be there; nullptr: it must not.
+  Held* FindHeld(const std::string& array_id);
+  void PointName(const std::string& name, const std::string& array_id, int64_t version);
+  void DropName(const std::string& name);
+  void ReleaseIfUnheld(const std::string& array_id);
+  absl::Status ReadAndCompare(const std::string& array_id, int slot, Dice& dice);
+
+  absl::StatusOr<v1::Operand> AnyMatrix(Dice& dice, Content* content);
+  template <typename Request, typename Response>
+  absl::Status RunStep(const std::string& method, Request request, const Content& expected,
+                       bool must_work, bool bytes_known, Dice& dice);
+  absl::Status TakeOutput(const v1::StepOutput& output, const Content& expected, bool bytes_known,
+                          int slot, const std::string& name);
+
+  const int number_;
+  const std::string address_;
+  SharedNames* const shared_;
+  const Caller coordinator_;
+  std::vector<std::string> worker_identities_;
+  std::vector<std::unique_ptr<Caller>> workers_;
+  std::vector<std::unique_ptr<Caller>> exchanges_;
+  std::string cluster_id_;
+  int64_t requests_ = 0;
+  std::string sessions_[2];
+  std::string session_requests_[2];
+  std::map<std::string, Held> arrays_;
+  std::vector<std::string> gone_;
+  std::map<std::string, Name> names_;
+  std::vector<Transfer> transfers_;
+  std::map<std::pair<int, std::string>, std::vector<Version>> entries_;
+  std::pair<int, std::string> last_entry_;
+  int64_t last_entry_revision_ = 0;
+  std::map<std::string, std::pair<absl::Status, std::vector<std::string>>> answers_;
+};
+
+}  // namespace shardmesh::model
+
+#endif  // SHARDMESH_TESTS_MODEL_RANDOM_CLIENT_H_

@@ -1,0 +1,37 @@
+// The runs of the model: random calls, kills, failpoints, sizes.
+#ifndef SHARDMESH_TESTS_MODEL_RUNS_H_
+#define SHARDMESH_TESTS_MODEL_RUNS_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/time/time.h"
+
+namespace shardmesh::model {
+
+struct RunOptions {
+  uint64_t seed = 1;
+  std::string binary_folder;
+  // Random calls: for how long, and by how many clients.
+  absl::Duration time = absl::Seconds(20);
+  int64_t clients = 3;
+  // Shows this recorded sequence again instead.
+  std::string replay;
+  // How long to look for a shorter sequence that fails too.
+  absl::Duration minimise = absl::Seconds(90);
+  // Kills, half of them of the coordinator.
+  int64_t kills = 10;
+  // Of failpoints: which part of all, as "0/4"; empty: all.
+  std::string only;
+  bool is_long = false;
+};
+
+// Each returns the exit code: 0, or 1 after it has printed what failed and how to see it again.
+int RunRandom(const RunOptions& options);
+int RunFaults(const RunOptions& options);
+int RunFailpoints(const RunOptions& options);
+int RunSweep(const RunOptions& options);
+
+}  // namespace shardmesh::model
+
+#endif  // SHARDMESH_TESTS_MODEL_RUNS_H_
