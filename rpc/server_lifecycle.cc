@@ -195,6 +195,11 @@ void ServerLifecycle::SetReady(bool ready) {
   }
 }
 
+void ServerLifecycle::Fail() {
+  SetServing(kLive, false);
+  SetHealth(false);
+}
+
 bool ServerLifecycle::ready() const {
   absl::MutexLock lock(&mutex_);
   return ready_;

@@ -87,6 +87,10 @@ class ServerLifecycle {
   void SetReady(bool ready);
   bool ready() const;
 
+  // Health says no from now on, to "live" too: the process cannot go on, and is about to end. Any
+  // thread, and without waiting for one.
+  void Fail();
+
   // Not ready; on_drain; refuses new calls (UNAVAILABLE); waits for running ones until `deadline`,
   // then cancels them; returns when all have ended. Must not be called from a reaction. A second
   // call waits for the first.

@@ -614,7 +614,7 @@ class ArrayService final : public ArrayServiceBase {
     if (!page_size.ok()) {
       return Answer(context, page_size.status());
     }
-    response->set_revision(context_.publisher->state().revision());
+    response->set_revision(context_.publisher->settled_revision());
     // A page's token is the last name on it.
     const std::vector<Catalogue::NamedArray> named =
         context_.catalogue->ListNames(request->prefix(), request->page_token(), *page_size + 1);

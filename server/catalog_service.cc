@@ -4,15 +4,22 @@
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <variant>
 #include <vector>
 
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "rpc/call.h"
 #include "rpc/field_check.h"
+#include "rpc/log.h"
 #include "rpc/outbox.h"
 #include "rpc/status.h"
 #include "rpc/time_codec.h"
@@ -27,8 +34,16 @@
 namespace shardmesh::server {
 namespace {
 
-// What a slow watcher may leave waiting before it is cut off.
+// What of the changes since it began a watcher may leave waiting before it is cut off. Changes from
+// before are in the store's history anyway: they do not count.
+constexpr size_t kWatchWaitingBytes = size_t{16} << 20;
+
+// Bytes of messages that wait for a watcher's stream; the other changes wait as records that all
+// watchers share.
 constexpr int64_t kWatchOutboxBytes = int64_t{4} << 20;
+
+// What a watcher that is cut off has for reading why; then its stream is cancelled.
+constexpr absl::Duration kCutOffGrace = absl::Seconds(5);
 
 // Bytes from which on a page of a list is full; the entry that fills it has at most as many as a
 // transaction of the store, so that the page fits a message.
@@ -86,19 +101,82 @@ void Encode(const Definition& definition, Tensors tensors, v1::Entry* to) {
   rpc::Encode(definition.updated, to->mutable_update_time());
 }
 
+class WatchReactor;
+
+// What the store has told for one watcher. The store's thread adds to it, the pump takes from it.
+struct WatchFeed {
+  absl::Mutex mutex;
+  // Null once the stream is gone.
+  WatchReactor* reactor ABSL_GUARDED_BY(mutex) = nullptr;
+  std::deque<std::vector<StatePublisher::Event>> waiting ABSL_GUARDED_BY(mutex);
+  Revision counted_from ABSL_GUARDED_BY(mutex) = 0;
+  size_t waiting_bytes ABSL_GUARDED_BY(mutex) = 0;  // of records behind counted_from
+  bool is_cut_off ABSL_GUARDED_BY(mutex) = false;
+  bool knows_it_is_cut_off ABSL_GUARDED_BY(mutex) = false;
+
+  size_t CountedBytes(const std::vector<StatePublisher::Event>& events) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    size_t bytes = 0;
+    for (const StatePublisher::Event& event : events) {
+      if (event.revision > counted_from && event.record != nullptr) {
+        bytes += event.record->size();
+      }
+    }
+    return bytes;
+  }
+};
+
+// One thread that makes messages of changes, so that no commit waits for it. Thread-safe.
+class WatchPump {
+ public:
+  WatchPump() : thread_([this] { Run(); }) {}
+  ~WatchPump() {
+    {
+      absl::MutexLock lock(&mutex_);
+      stopping_ = true;
+    }
+    thread_.join();
+  }
+
+  // Something waits in the feed, or there is room for it in the stream.
+  void Wake(std::shared_ptr<WatchFeed> feed) {
+    absl::MutexLock lock(&mutex_);
+    due_.push_back(std::move(feed));
+  }
+
+ private:
+  void Run();
+
+  absl::Mutex mutex_;
+  std::deque<std::shared_ptr<WatchFeed>> due_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  // Of the thread alone: streams that are cancelled then if they are still there.
+  std::deque<std::pair<absl::Time, std::shared_ptr<WatchFeed>>> cut_off_;
+  std::thread thread_;  // last
+};
+
 // Watch, written straight:
 //   write(confirmation)
 //   for (changes of interest from start_revision on) write(changes)   // until the client leaves
 class WatchReactor final : public grpc::ServerWriteReactor<v1::WatchResponse> {
  public:
-  explicit WatchReactor(StreamSet<WatchReactor>* streams)
+  WatchReactor(StreamSet<WatchReactor>* streams, WatchPump* pump, const StatePublisher* publisher,
+               grpc::CallbackServerContext* context)
       : streams_(streams),
-        outbox_(kWatchOutboxBytes, [this](const v1::WatchResponse* m) { StartWrite(m); }) {
+        pump_(pump),
+        publisher_(publisher),
+        context_(context),
+        outbox_(INT64_MAX, [this](const v1::WatchResponse* m) { StartWrite(m); }) {
+    {
+      absl::MutexLock lock(&feed_->mutex);
+      feed_->reactor = this;
+    }
     streams_->Add(this);
   }
 
   void Start(StatePublisher* publisher, const v1::WatchRequest& request) {
-    const Revision now = publisher->shared_state()->revision();
+    const Revision settled = publisher->settled_revision();
+    const Revision now = std::max(settled, publisher->shared_state()->revision());
     const Revision from = request.start_revision() == 0 ? now + 1 : request.start_revision();
     std::vector<DefinitionKind> kinds;
     for (const int kind : request.kinds()) {
@@ -111,25 +189,27 @@ class WatchReactor final : public grpc::ServerWriteReactor<v1::WatchResponse> {
     auto confirmation = std::make_shared<v1::WatchResponse>();
     confirmation->set_revision(now);
     Send(std::move(confirmation));
-    auto handle = publisher->Watch(from, [this, kinds = std::move(kinds)](
-                                             const std::vector<StatePublisher::Event>& events) {
-      auto response = std::make_shared<v1::WatchResponse>();
-      for (const StatePublisher::Event& event : events) {
-        if (!kinds.empty() && std::find(kinds.begin(), kinds.end(), event.kind) == kinds.end()) {
-          continue;
-        }
-        response->set_revision(event.revision);
-        v1::EntryChange* change = response->add_changes();
-        change->set_kind(Encode(event.kind));
-        change->set_name(event.name);
-        if (event.definition != nullptr) {
-          Encode(*event.definition, Tensors::kLeftOut, change->mutable_entry());
-        }
-      }
-      if (response->changes_size() > 0) {
-        Send(std::move(response));
-      }
-    });
+    {
+      absl::MutexLock lock(&feed_->mutex);
+      feed_->counted_from = now;
+    }
+    auto handle = publisher->Watch(
+        kinds, from,
+        [feed = feed_, pump = pump_](const std::vector<StatePublisher::Event>& events) {
+          {
+            absl::MutexLock lock(&feed->mutex);
+            if (feed->is_cut_off) {
+              return;
+            }
+            feed->waiting_bytes += feed->CountedBytes(events);
+            feed->waiting.push_back(events);
+            if (feed->waiting_bytes > kWatchWaitingBytes && feed->waiting.size() > 1) {
+              feed->is_cut_off = true;
+              feed->waiting.clear();
+            }
+          }
+          pump->Wake(feed);
+        });
     if (!handle.ok()) {
       return Close(handle.status());
     }
@@ -137,25 +217,77 @@ class WatchReactor final : public grpc::ServerWriteReactor<v1::WatchResponse> {
     handle_ = *std::move(handle);
   }
 
+  // For the pump, which holds the feed's mutex: writes what there is room for.
+  void Pump(WatchFeed& feed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(feed.mutex) {
+    while (!feed.waiting.empty() && outbox_.queued_bytes() < kWatchOutboxBytes) {
+      const std::vector<StatePublisher::Event> events = std::move(feed.waiting.front());
+      feed.waiting.pop_front();
+      feed.waiting_bytes -= feed.CountedBytes(events);
+      auto response = std::make_shared<v1::WatchResponse>();
+      for (const StatePublisher::Event& event : events) {
+        response->set_revision(event.revision);
+        Encode(event, response->add_changes());
+      }
+      Send(std::move(response));
+    }
+  }
+  // The same: it reads too slowly.
+  void CutOff() {
+    Close(WithReason(
+        absl::ResourceExhaustedError(
+            StrCat("this watch reads too slowly: more than ", kWatchWaitingBytes,
+                   " bytes of changes wait for it; list, and watch from the revision of the list "
+                   "plus 1")),
+        Reason::kSlowReader));
+  }
+  void Cancel() { context_->TryCancel(); }
+
   void End() {
     Close(WithReason(absl::UnavailableError("the coordinator is stopping; watch again later"),
                      Reason::kNotServing));
   }
 
-  void OnWriteDone(bool ok) override { outbox_.OnWriteDone(ok); }
+  void OnWriteDone(bool ok) override {
+    // Once the outbox is closed this object may be gone.
+    const std::shared_ptr<WatchFeed> feed = feed_;
+    WatchPump* const pump = pump_;
+    outbox_.OnWriteDone(ok);
+    pump->Wake(feed);
+  }
   void OnCancel() override { Close(absl::CancelledError("the watcher left")); }
   void OnDone() override {
+    {
+      absl::MutexLock lock(&feed_->mutex);
+      feed_->reactor = nullptr;
+      feed_->is_cut_off = true;
+      feed_->waiting.clear();
+    }
     streams_->Remove(this);
     delete this;
   }
 
  private:
+  void Encode(const StatePublisher::Event& event, v1::EntryChange* change) const {
+    change->set_kind(server::Encode(event.kind));
+    change->set_name(event.name);
+    if (event.record == nullptr) {
+      return;
+    }
+    const auto definition = publisher_->Describe(event);
+    if (definition.ok()) {
+      server::Encode(**definition, Tensors::kLeftOut, change->mutable_entry());
+      return;
+    }
+    // Without a value: the watcher learns that it changed, and reads it anew if it has to.
+    rpc::LogWarning(
+        "a change of a definition cannot be read, and is told without its value",
+        {{"name", event.name}, {"revision", event.revision}, {"error", definition.status()}});
+    change->mutable_entry()->set_name(event.name);
+    change->mutable_entry()->set_revision(event.revision);
+  }
   void Send(std::shared_ptr<const v1::WatchResponse> response) {
     const auto size_bytes = static_cast<int64_t>(response->ByteSizeLong());
-    if (const absl::Status pushed = outbox_.Push(std::move(response), size_bytes);
-        absl::IsResourceExhausted(pushed)) {
-      Close(pushed);
-    }
+    outbox_.Push(std::move(response), size_bytes).IgnoreError();  // refused: it is closed
   }
   void Close(absl::Status status) {
     outbox_.Close(rpc::Outbox<v1::WatchResponse>::kDrop,
@@ -163,11 +295,55 @@ class WatchReactor final : public grpc::ServerWriteReactor<v1::WatchResponse> {
   }
 
   StreamSet<WatchReactor>* const streams_;
+  WatchPump* const pump_;
+  const StatePublisher* const publisher_;
+  grpc::CallbackServerContext* const context_;
+  const std::shared_ptr<WatchFeed> feed_ = std::make_shared<WatchFeed>();
   rpc::Outbox<v1::WatchResponse> outbox_;
   absl::Mutex mutex_;
   // Last: its destructor waits for a running callback.
   std::unique_ptr<WatchHandle> handle_ ABSL_GUARDED_BY(mutex_);
 };
+
+void WatchPump::Run() {
+  const auto has_work = [this] {
+    mutex_.AssertReaderHeld();
+    return stopping_ || !due_.empty();
+  };
+  while (true) {
+    std::deque<std::shared_ptr<WatchFeed>> due;
+    {
+      absl::MutexLock lock(&mutex_);
+      mutex_.AwaitWithDeadline(absl::Condition(&has_work),
+                               cut_off_.empty() ? absl::InfiniteFuture() : cut_off_.front().first);
+      if (stopping_) {
+        return;
+      }
+      due.swap(due_);
+    }
+    for (const std::shared_ptr<WatchFeed>& feed : due) {
+      absl::MutexLock lock(&feed->mutex);
+      if (feed->reactor == nullptr || feed->knows_it_is_cut_off) {
+        continue;
+      }
+      if (!feed->is_cut_off) {
+        feed->reactor->Pump(*feed);
+        continue;
+      }
+      feed->reactor->CutOff();
+      feed->knows_it_is_cut_off = true;
+      cut_off_.emplace_back(absl::Now() + kCutOffGrace, feed);
+    }
+    while (!cut_off_.empty() && cut_off_.front().first <= absl::Now()) {
+      const std::shared_ptr<WatchFeed> feed = std::move(cut_off_.front().second);
+      cut_off_.pop_front();
+      absl::MutexLock lock(&feed->mutex);
+      if (feed->reactor != nullptr) {
+        feed->reactor->Cancel();
+      }
+    }
+  }
+}
 
 class CatalogService final : public v1::CatalogService::CallbackService {
  public:
@@ -276,9 +452,9 @@ class CatalogService final : public v1::CatalogService::CallbackService {
     return reactor;
   }
 
-  grpc::ServerWriteReactor<v1::WatchResponse>* Watch(grpc::CallbackServerContext*,
+  grpc::ServerWriteReactor<v1::WatchResponse>* Watch(grpc::CallbackServerContext* context,
                                                      const v1::WatchRequest* request) override {
-    auto* reactor = new WatchReactor(&watches_);
+    auto* reactor = new WatchReactor(&watches_, &pump_, publisher_, context);
     reactor->Start(publisher_, *request);
     return reactor;
   }
@@ -329,6 +505,7 @@ class CatalogService final : public v1::CatalogService::CallbackService {
   absl::Status ListVersions(const v1::ListEntryVersionsRequest& request,
                             v1::ListEntryVersionsResponse* response) const {
     SHARDMESH_ASSIGN_OR_RETURN(const DefinitionKind kind, Decode(request.kind()));
+    const Revision settled = publisher_->settled_revision();
     const ClusterState& state = publisher_->state();
     const auto versions = state.Versions(kind, request.name());
     if (!versions.ok()) {
@@ -341,7 +518,7 @@ class CatalogService final : public v1::CatalogService::CallbackService {
       rpc::Encode(version.updated, to->mutable_update_time());
       to->set_size_bytes(version.size_bytes);
     }
-    response->set_revision(state.revision());
+    response->set_revision(std::max(settled, state.revision()));
     return absl::OkStatus();
   }
 
@@ -350,6 +527,7 @@ class CatalogService final : public v1::CatalogService::CallbackService {
     SHARDMESH_ASSIGN_OR_RETURN(const DefinitionKind kind, Decode(request.kind()));
     SHARDMESH_ASSIGN_OR_RETURN(const int64_t page_size,
                                rpc::CheckPageSize(request.page_size(), "page_size"));
+    const Revision settled = publisher_->settled_revision();
     const ClusterState& state = publisher_->state();
     const ClusterState::Definitions& definitions = state.all(kind);
     // A page's token is the last name on it.
@@ -365,7 +543,7 @@ class CatalogService final : public v1::CatalogService::CallbackService {
     if (next != definitions.end()) {
       response->set_next_page_token(response->entries(response->entries_size() - 1).name());
     }
-    response->set_revision(state.revision());
+    response->set_revision(std::max(settled, state.revision()));
     return absl::OkStatus();
   }
 
@@ -384,6 +562,7 @@ class CatalogService final : public v1::CatalogService::CallbackService {
   StatePublisher* const publisher_;
   Catalogue* const catalogue_;
   StreamSet<WatchReactor> watches_;
+  WatchPump pump_;
   Background background_{2};  // last: its tasks use the above
 };
 

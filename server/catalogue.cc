@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <set>
 
+#include "rpc/log.h"
 #include "server/catalogue_record.h"
 #include "server/random_id.h"
 #include "sharding/nearest_name.h"
@@ -197,6 +198,12 @@ absl::Status Catalogue::BeginTerm() {
     SHARDMESH_ASSIGN_OR_RETURN(cluster, DecodeCluster(stored->key, stored->value));
     seen = stored->mod_revision;
   } else if (absl::IsNotFound(stored.status())) {
+    if (store_->stats().unreadable_records > 0) {
+      return WithReason(
+          absl::DataLossError("the record that says which cluster this state is of cannot be read; "
+                              "restore a snapshot with --restore"),
+          Reason::kStoreFailed);
+    }
     cluster.cluster_id = RandomId();
   } else {
     return stored.status();
@@ -205,7 +212,8 @@ absl::Status Catalogue::BeginTerm() {
   SHARDMESH_ASSIGN_OR_RETURN(
       cluster_revision_,
       CommitAndWait(*store_, {.compares = {{std::string(kClusterKey), seen}},
-                              .puts = {{std::string(kClusterKey), EncodeCluster(cluster)}}}));
+                              .puts = {{std::string(kClusterKey), EncodeCluster(cluster)}},
+                              .urgent = true}));
   cluster_id_ = cluster.cluster_id;
   term_ = cluster.term;
   return absl::OkStatus();
@@ -225,15 +233,31 @@ absl::Status Catalogue::Load() {
     if (found.revision > newest.revision) newest = std::move(found);
   };
 
+  // One record that cannot be read does not keep the others from being used. But then it is not
+  // known which of the others are of no use any more, so nothing is cleared away.
+  bool is_damaged = store_->stats().unreadable_records > 0;
+  const auto leave_out = [&](const std::string& key, const absl::Status& status) {
+    is_damaged = true;
+    rpc::LogError("a record in the store cannot be read and is left out",
+                  {{"key", key}, {"error", status}});
+  };
   SHARDMESH_ASSIGN_OR_RETURN(const KeyValues stored_arrays, store_->List(kArrayPrefix));
   for (const KeyValue& item : stored_arrays.items) {
-    SHARDMESH_ASSIGN_OR_RETURN(Array array, DecodeArray(item.key, item.value));
-    arrays[item.key.substr(kArrayPrefix.size())] = std::make_shared<const Array>(std::move(array));
+    absl::StatusOr<Array> array = DecodeArray(item.key, item.value);
+    if (!array.ok()) {
+      leave_out(item.key, array.status());
+      continue;
+    }
+    arrays[item.key.substr(kArrayPrefix.size())] = std::make_shared<const Array>(*std::move(array));
   }
   SHARDMESH_ASSIGN_OR_RETURN(const KeyValues stored_names, store_->List(kNamePrefix));
   for (const KeyValue& item : stored_names.items) {
-    SHARDMESH_ASSIGN_OR_RETURN(std::string array_id, DecodeName(item.key, item.value));
-    found_name(item.key.substr(kNamePrefix.size()), {item.mod_revision, std::move(array_id), ""});
+    absl::StatusOr<std::string> array_id = DecodeName(item.key, item.value);
+    if (!array_id.ok()) {
+      leave_out(item.key, array_id.status());
+      continue;
+    }
+    found_name(item.key.substr(kNamePrefix.size()), {item.mod_revision, *std::move(array_id), ""});
   }
   // A manifest's record sorts before its chunks; chunks without one are an interrupted commit's.
   SHARDMESH_ASSIGN_OR_RETURN(const KeyValues stored_chunks, store_->List(kManifestPrefix));
@@ -243,8 +267,12 @@ absl::Status Catalogue::Load() {
     const size_t slash = path.find('/');
     const std::string id = path.substr(0, slash);
     if (slash == std::string::npos) {
-      SHARDMESH_ASSIGN_OR_RETURN(const int64_t chunks, DecodeManifest(item.key, item.value));
-      manifests_[id].chunks = chunks;
+      const absl::StatusOr<int64_t> chunks = DecodeManifest(item.key, item.value);
+      if (!chunks.ok()) {
+        leave_out(item.key, chunks.status());
+        continue;
+      }
+      manifests_[id].chunks = *chunks;
       manifest_revisions[id] = item.mod_revision;
       continue;
     }
@@ -252,8 +280,12 @@ absl::Status Catalogue::Load() {
       dead_keys_.push_back(item.key);
       continue;
     }
-    SHARDMESH_ASSIGN_OR_RETURN(const auto entries, DecodeManifestChunk(item.key, item.value));
-    for (const ManifestEntry& entry : entries) {
+    const auto entries = DecodeManifestChunk(item.key, item.value);
+    if (!entries.ok()) {
+      leave_out(item.key, entries.status());
+      continue;
+    }
+    for (const ManifestEntry& entry : *entries) {
       const std::string& array_id = entry.array->definition.descriptor.array_id;
       arrays[array_id] = entry.array;
       manifests_[id].names.push_back(entry.name);
@@ -273,11 +305,9 @@ absl::Status Catalogue::Load() {
     }
     const auto array = arrays.find(found.array_id);
     if (array == arrays.end()) {
-      return WithReason(
-          absl::DataLossError(StrCat("the name \"", name, "\" points to array ", found.array_id,
-                                     ", of which the store has no record; restore "
-                                     "a copy of the data folder")),
-          Reason::kStoreFailed);
+      leave_out(NameKey(name), absl::DataLossError(StrCat("it points to array ", found.array_id,
+                                                          ", whose record cannot be read")));
+      continue;
     }
     SetArray(arrays_[found.array_id], array->second);
     AddName({name, found.array_id, found.revision}, found.manifest_id);
@@ -285,25 +315,30 @@ absl::Status Catalogue::Load() {
   // What was released: each rank has yet to confirm it, or to bring an inventory without it.
   SHARDMESH_ASSIGN_OR_RETURN(const KeyValues stored_released, store_->List(kReleasedPrefix));
   for (const KeyValue& item : stored_released.items) {
-    SHARDMESH_ASSIGN_OR_RETURN(const ReleasedRecord record, DecodeReleased(item.key, item.value));
+    const absl::StatusOr<ReleasedRecord> record = DecodeReleased(item.key, item.value);
+    if (!record.ok()) {
+      leave_out(item.key, record.status());
+      continue;
+    }
     const auto batch = std::make_shared<ReleasedBatch>(ReleasedBatch{.key = item.key});
-    for (const std::string& id : record.array_ids) {
-      if (arrays_.count(id) == 0) AddTombstone(id, record.mesh_id, record.ranks, batch);
+    for (const std::string& id : record->array_ids) {
+      if (arrays_.count(id) == 0) AddTombstone(id, record->mesh_id, record->ranks, batch);
     }
     if (batch->arrays == 0) dead_keys_.push_back(item.key);
   }
   for (const KeyValue& item : stored_arrays.items) {
     const std::string id = item.key.substr(kArrayPrefix.size());
-    if (arrays_.count(id) > 0) continue;
+    if (arrays_.count(id) > 0 || arrays.count(id) == 0) continue;
     if (tombstones_.contains(id)) {
       dead_keys_.push_back(item.key);
       continue;
     }
-    // A session held it when its last name went, or it was about to be released.
+    // A session held it when its last name went, or it was about to be released. Where records
+    // cannot be read, its name may be among them: then it stays.
     ArrayEntry& entry = arrays_[id];
     SetArray(entry, arrays[id]);
     entry.pins = 1;
-    entry.is_kept_for_grace = true;
+    entry.is_kept_for_grace = !is_damaged;
     entry.has_record = true;
   }
   for (auto manifest = manifests_.begin(); manifest != manifests_.end();) {
@@ -311,6 +346,7 @@ absl::Status Catalogue::Load() {
     if (manifest->second.current_names == 0) DropManifest(manifest);
     manifest = next;
   }
+  if (is_damaged) dead_keys_.clear();
   FlushReleased();
   return absl::OkStatus();
 }
@@ -518,6 +554,8 @@ void Catalogue::Write(Pending* pending) {
                          EncodeManifest(static_cast<int64_t>(pending->chunks.size()))});
   }
   requests_->AddTo(&last, request.request_id, request.answer);
+  // What only deletes names makes room.
+  last.urgent = entries.empty();
 }
 
 void Catalogue::WriteChunk(std::shared_ptr<Pending> pending, size_t next) {
@@ -868,6 +906,7 @@ void Catalogue::AddTombstones(const std::vector<Released>& released) {
         batch->key = ReleasedKey(RandomId());
         Transaction put = Fenced();
         put.puts.push_back({batch->key, EncodeReleased(record)});
+        put.urgent = true;  // a deletion waits for it
         // Should it fail, the records of these arrays may be deleted all the same; a worker that
         // was away then puts its tiles aside instead of dropping them.
         CommitToStore(std::move(put), [](const absl::StatusOr<Revision>&) {});

@@ -66,7 +66,7 @@ class ClusterService final : public v1::ClusterService::CallbackService {
     response->set_cluster_id(options_.cluster_id);
     response->set_epoch(view->epoch);
     response->set_term(context_.term);
-    response->set_revision(state.revision());
+    response->set_revision(context_.publisher->settled_revision());
     response->set_state(options_.is_draining()             ? v1::COORDINATOR_STATE_DRAINING
                         : options_.recovery->awaited() > 0 ? v1::COORDINATOR_STATE_RECOVERING
                                                            : v1::COORDINATOR_STATE_SERVING);

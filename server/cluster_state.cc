@@ -1,6 +1,7 @@
 // Definitions in the store, and the snapshots made of them.
 #include "server/cluster_state.h"
 
+#include <algorithm>
 #include <iterator>
 #include <optional>
 #include <utility>
@@ -207,6 +208,8 @@ HistoryOptions DefinitionHistory() {
   for (const DefinitionKind kind : kKinds) {
     options.prefixes.push_back(KeyOf(kind, ""));
   }
+  // Nobody watches the records of arrays, the answers that are remembered, and the like.
+  options.others_have_none = true;
   return options;
 }
 
@@ -357,18 +360,22 @@ absl::Status StatePublisher::Load() {
   for (const DefinitionKind kind : kKinds) {
     SHARDMESH_ASSIGN_OR_RETURN(const KeyValues stored, store_->List(KeyOf(kind, "")));
     state->revision_ = stored.revision;
+    auto definitions = std::make_shared<ClusterState::Definitions>();
     for (const KeyValue& item : stored.items) {
       const std::string name = ParseKey(item.key)->second;
       auto decoded = Decode(name, item.value, item.mod_revision, min_sharding_size_);
       if (!decoded.ok()) {
-        return WithReason(absl::DataLossError(StrCat("cannot read ", item.key, " in the store: ",
-                                                     ToStd(decoded.status().message()))),
-                          Reason::kStoreFailed);
+        // The others are of use without it. Its key is not written over: see Write.
+        rpc::LogError("a definition in the store cannot be read and is left out",
+                      {{"key", item.key}, {"error", decoded.status()}});
+        unreadable_.insert(item.key);
+        continue;
       }
       const std::shared_ptr<Definition> definition = *std::move(decoded);
       definition->replaced = ReplacedBy(*definition, kind, stored.revision, nullptr);
-      state->definitions_[static_cast<size_t>(kind)].emplace(name, definition);
+      definitions->emplace(name, definition);
     }
+    state->definitions_[static_cast<size_t>(kind)] = std::move(definitions);
   }
   absl::MutexLock lock(&mutex_);
   state_ = std::move(state);
@@ -524,7 +531,13 @@ void StatePublisher::Write(Verb verb, Change change, DefinitionKind kind, std::s
 
   const auto existing = shared_state()->Find(kind, change.name);
   absl::Status refused;
-  if (verb == Verb::kCreate && !existing.ok()) {
+  if (unreadable_.contains(KeyOf(kind, change.name))) {
+    refused = WithReason(absl::DataLossError(StrCat(
+                             "the store has a ", DefinitionKindName(kind), " named \"", change.name,
+                             "\" that cannot be read; move it aside with `shardmesh admin "
+                             "check FOLDER --set-aside`, or choose another name")),
+                         Reason::kStoreFailed);
+  } else if (verb == Verb::kCreate && !existing.ok()) {
     refused = CheckRoom(kind);
   } else if (verb == Verb::kCreate) {
     refused = WithReason(absl::AlreadyExistsError(
@@ -561,6 +574,7 @@ void StatePublisher::Write(Verb verb, Change change, DefinitionKind kind, std::s
                    EncodeWithoutValue(*definition).SerializeAsString());
   if (verb == Verb::kDelete) {
     transaction.deletes.push_back(key);
+    transaction.urgent = true;
   } else {
     transaction.puts.push_back({.key = key, .value = Encode(*definition)});
   }
@@ -624,42 +638,72 @@ void StatePublisher::Publish(std::shared_ptr<const Definition> definition, Defin
   absl::MutexLock lock(&mutex_);
   auto next = std::make_shared<ClusterState>(*state_);
   next->revision_ = definition->revision;
-  ClusterState::Definitions& definitions = next->definitions_[static_cast<size_t>(kind)];
+  // Those of the other kinds are shared.
+  auto definitions = std::make_shared<ClusterState::Definitions>(state_->all(kind));
   if (deleted) {
-    definitions.erase(definition->name);
+    definitions->erase(definition->name);
   } else {
-    definitions.insert_or_assign(definition->name, definition);
+    definitions->insert_or_assign(definition->name, definition);
   }
+  next->definitions_[static_cast<size_t>(kind)] = std::move(definitions);
   state_ = std::move(next);
   generation_.fetch_add(1, std::memory_order_release);
 }
 
-absl::StatusOr<std::unique_ptr<WatchHandle>> StatePublisher::Watch(Revision from_revision,
-                                                                   WatchCallback callback) {
-  return store_->Watch("", from_revision,
-                       [min_sharding_size = min_sharding_size_,
-                        callback = std::move(callback)](const std::vector<WatchEvent>& changes) {
-                         std::vector<Event> events;
-                         for (const WatchEvent& change : changes) {
-                           auto key = ParseKey(change.key);
-                           if (!key.has_value()) {
-                             continue;
-                           }
-                           Event event{.kind = key->first,
-                                       .name = std::move(key->second),
-                                       .definition = nullptr,
-                                       .revision = change.revision};
-                           if (change.value.has_value()) {
-                             // What this process wrote, it can read.
-                             event.definition = *Decode(event.name, *change.value, change.revision,
-                                                        min_sharding_size);
-                           }
-                           events.push_back(std::move(event));
-                         }
-                         if (!events.empty()) {
-                           callback(events);
-                         }
-                       });
+absl::StatusOr<std::unique_ptr<WatchHandle>> StatePublisher::Watch(
+    const std::vector<DefinitionKind>& kinds, Revision from_revision, WatchCallback callback) {
+  std::vector<std::string> prefixes;
+  for (const DefinitionKind kind : kKinds) {
+    if (kinds.empty() || std::find(kinds.begin(), kinds.end(), kind) != kinds.end()) {
+      prefixes.push_back(KeyOf(kind, ""));
+    }
+  }
+  return store_->Watch(
+      std::move(prefixes), from_revision,
+      [this, callback = std::move(callback)](const std::vector<WatchEvent>& changes) {
+        const std::shared_ptr<const ClusterState> state = shared_state();
+        std::vector<Event> events;
+        for (const WatchEvent& change : changes) {
+          auto key = ParseKey(change.key);
+          Event event{.kind = key->first,
+                      .name = std::move(key->second),
+                      .record = change.value,
+                      .definition = nullptr,
+                      .revision = change.revision};
+          // What was published last is what it mostly is.
+          const ClusterState::Definitions& current = state->all(event.kind);
+          if (const auto found = current.find(event.name);
+              found != current.end() && found->second->revision == event.revision) {
+            event.definition = found->second;
+          }
+          events.push_back(std::move(event));
+        }
+        callback(events);
+      });
+}
+
+absl::StatusOr<std::shared_ptr<const Definition>> StatePublisher::Read(const Event& event) const {
+  if (event.definition != nullptr) {
+    return event.definition;
+  }
+  return Decode(event.name, *event.record, event.revision, min_sharding_size_);
+}
+
+absl::StatusOr<std::shared_ptr<const Definition>> StatePublisher::Describe(
+    const Event& event) const {
+  if (event.definition != nullptr) {
+    return event.definition;
+  }
+  std::string wire_value;
+  SHARDMESH_ASSIGN_OR_RETURN(
+      std::shared_ptr<Definition> definition,
+      DecodeWithoutValue(event.name, *event.record, event.revision, &wire_value));
+  definition->wire_value = std::move(wire_value);
+  if (event.kind == DefinitionKind::kTree) {
+    SHARDMESH_ASSIGN_OR_RETURN(definition->value,
+                               DecodeValue(definition->wire_value, min_sharding_size_));
+  }
+  return definition;
 }
 
 }  // namespace shardmesh::server

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -75,13 +76,17 @@ class ClusterState {
  public:
   using Definitions = std::map<std::string, std::shared_ptr<const Definition>, std::less<>>;
 
+  ClusterState() {
+    for (auto& definitions : definitions_) definitions = std::make_shared<const Definitions>();
+  }
+
   // The store's revision that the answers hold for.
   Revision revision() const { return revision_; }
   // The least size of tensors that are sharded, where a rule set leaves it open.
   int64_t min_sharding_size() const { return min_sharding_size_; }
   // By name.
   const Definitions& all(DefinitionKind kind) const {
-    return definitions_[static_cast<size_t>(kind)];
+    return *definitions_[static_cast<size_t>(kind)];
   }
 
   // As it is now. NOT_FOUND names the kind and the nearest name that there is.
@@ -140,7 +145,8 @@ class ClusterState {
 
   Revision revision_ = 0;
   int64_t min_sharding_size_ = kDefaultMinSize;
-  Definitions definitions_[kDefinitionKindCount];
+  // One snapshot shares with the next those of the kinds that did not change.
+  std::shared_ptr<const Definitions> definitions_[kDefinitionKindCount];
   // Of all snapshots of a publisher.
   std::shared_ptr<DecodedVersions> decoded_ = std::make_shared<DecodedVersions>();
 };
@@ -154,8 +160,8 @@ class StatePublisher {
  public:
   using Callback = absl::AnyInvocable<void(absl::StatusOr<std::shared_ptr<const Definition>>) &&>;
 
-  // Loads every definition. Blocks. DATA_LOSS names the key of one that cannot be read.
-  // `min_sharding_size`: see ClusterState.
+  // Loads every definition. Blocks. One that cannot be read is logged and left out; its name is not
+  // given to another. `min_sharding_size`: see ClusterState.
   static absl::StatusOr<std::unique_ptr<StatePublisher>> Open(
       Store* store, rpc::Clock* clock, RequestMemory* requests,
       int64_t min_sharding_size = kDefaultMinSize);
@@ -173,6 +179,10 @@ class StatePublisher {
   const ClusterState& state() const;
   // The same, to be kept.
   std::shared_ptr<const ClusterState> shared_state() const;
+
+  // All changes up to this revision are in what state() and shared_state() return afterwards. A
+  // watch can be begun behind it.
+  Revision settled_revision() const { return store_->settled_revision(); }
 
   // A change, and its answer's fate: see RequestMemory. `expected_version` 0 means any.
   struct Change {
@@ -197,16 +207,26 @@ class StatePublisher {
               const std::function<bool()>& is_cancelled = {});
   void Delete(Change change, DefinitionKind kind, Callback callback);
 
-  // Calls back with each change of a definition from `from_revision` on; see Store::Watch.
+  // A change of a definition.
   struct Event {
     DefinitionKind kind = DefinitionKind::kMesh;
     std::string name;
-    std::shared_ptr<const Definition> definition;  // null: deleted
+    std::shared_ptr<const std::string> record;  // as it is in the store; null: deleted
+    // Null if it was deleted, or has changed again since: then Read makes it of the record.
+    std::shared_ptr<const Definition> definition;
     Revision revision = 0;
   };
   using WatchCallback = std::function<void(const std::vector<Event>&)>;
-  absl::StatusOr<std::unique_ptr<WatchHandle>> Watch(Revision from_revision,
+  // Calls back with each change of a definition of these kinds (none: of all) from `from_revision`
+  // on; see Store::Watch. Each commit waits for the callback: decode elsewhere.
+  absl::StatusOr<std::unique_ptr<WatchHandle>> Watch(const std::vector<DefinitionKind>& kinds,
+                                                     Revision from_revision,
                                                      WatchCallback callback);
+  // The definition of an event that is no deletion. Takes as long as it took when the definition
+  // came, if the event has none. DATA_LOSS, INVALID_ARGUMENT: this build cannot read it.
+  absl::StatusOr<std::shared_ptr<const Definition>> Read(const Event& event) const;
+  // The same without its value, but for a tree: what a client is shown, without compiling rules.
+  absl::StatusOr<std::shared_ptr<const Definition>> Describe(const Event& event) const;
 
   // The definition in a serialised v1::EntryValue. INVALID_ARGUMENT names the field.
   // `is_cancelled`, if given, is asked while rules are compiled, and true ends it with CANCELLED.
@@ -237,7 +257,8 @@ class StatePublisher {
   RequestMemory* const requests_;
   const int64_t min_sharding_size_;
   Limits limits_;
-  const uint64_t id_;  // tells publishers apart in threads' caches
+  std::set<std::string, std::less<>> unreadable_;  // keys; constant after Open
+  const uint64_t id_;                              // tells publishers apart in threads' caches
 
   std::atomic<uint64_t> generation_ = 1;  // rises with each snapshot
   mutable absl::Mutex mutex_;

@@ -78,6 +78,7 @@ class Server final : public CoordinatorServer {
     AddService(name, std::move(service.service));
     end_streams_.push_back(std::move(service.end_streams));
   }
+  void StoreFailed(const absl::Status& status);
   absl::Status DefineMesh();
   absl::Status KeepMeshes();
   void MeshesChanged(const std::vector<StatePublisher::Event>& events);
@@ -108,18 +109,30 @@ class Server final : public CoordinatorServer {
   std::unique_ptr<WatchHandle> mesh_watch_;
   std::vector<std::pair<std::string, std::unique_ptr<grpc::Service>>> services_;  // by full name
   std::vector<std::function<void()>> end_streams_;
+  std::atomic<rpc::ServerLifecycle*> serving_ = nullptr;  // lifecycle_, for the store's thread
   std::unique_ptr<rpc::ServerLifecycle> lifecycle_;
   std::unique_ptr<rpc::MetricsEndpoint> endpoint_;
 };
 
 absl::Status Server::OpenState() {
+  const rpc::Histogram commit_seconds = metrics_.AddHistogram(
+      "shardmesh_store_commit_seconds",
+      "Time from a commit to the durable state until it is acknowledged, in seconds.");
+  LocalStoreOptions local{.retention = {.bytes = static_cast<size_t>(options_.history_bytes),
+                                        .time = options_.history_time},
+                          .history = DefinitionHistory(),
+                          .on_failure = [this](const absl::Status& status) { StoreFailed(status); },
+                          .on_committed =
+                              [commit_seconds](absl::Duration time) {
+                                commit_seconds.Observe(absl::ToDoubleSeconds(time));
+                              }};
   if (options_.data_dir.empty()) {
-    store_ = CreateMemoryStore({.history = DefinitionHistory()});
+    store_ = CreateMemoryStore(std::move(local));
   } else {
-    SHARDMESH_ASSIGN_OR_RETURN(store_,
-                               OpenSqliteStore({.folder = options_.data_dir,
-                                                .lock_timeout = options_.lock_timeout,
-                                                .local = {.history = DefinitionHistory()}}));
+    SHARDMESH_ASSIGN_OR_RETURN(store_, OpenSqliteStore({.folder = options_.data_dir,
+                                                        .quota_bytes = options_.store_quota_bytes,
+                                                        .lock_timeout = options_.lock_timeout,
+                                                        .local = std::move(local)}));
   }
   SHARDMESH_ASSIGN_OR_RETURN(catalogue_, Catalogue::Open(
                                              store_.get(), &clock_,
@@ -205,6 +218,14 @@ absl::Status Server::OpenState() {
   return absl::OkStatus();
 }
 
+// Probes hear of it as soon as anybody; the store then ends the process.
+void Server::StoreFailed(const absl::Status& status) {
+  if (rpc::ServerLifecycle* const lifecycle = serving_.load(); lifecycle != nullptr) {
+    lifecycle->Fail();
+  }
+  rpc::LogError("the durable state failed", {{"folder", options_.data_dir}, {"error", status}});
+}
+
 absl::Status Server::DefineMesh() {
   if (!options_.mesh.has_value()) {
     return absl::OkStatus();
@@ -244,7 +265,7 @@ absl::Status Server::KeepMeshes() {
   }
   recovery_.Begin(std::move(identities));
   SHARDMESH_ASSIGN_OR_RETURN(
-      mesh_watch_, publisher_->Watch(store_->revision() + 1,
+      mesh_watch_, publisher_->Watch({DefinitionKind::kMesh}, store_->revision() + 1,
                                      [this](const std::vector<StatePublisher::Event>& events) {
                                        MeshesChanged(events);
                                      }));
@@ -253,14 +274,19 @@ absl::Status Server::KeepMeshes() {
 
 void Server::MeshesChanged(const std::vector<StatePublisher::Event>& events) {
   for (const StatePublisher::Event& event : events) {
-    if (event.kind != DefinitionKind::kMesh) {
-      continue;
-    }
     const std::shared_ptr<const MembershipView> view = membership_->view();
     const MeshRanks* ranks = view->FindMesh(event.name);
+    std::shared_ptr<const Definition> decoded;
     const rpc::MeshDefinition* mesh = nullptr;
-    if (event.definition != nullptr) {
-      mesh = &std::get<rpc::MeshDefinition>(event.definition->value);
+    if (event.record != nullptr) {
+      const auto definition = publisher_->Read(event);
+      if (!definition.ok()) {
+        rpc::LogError("a mesh's change was not taken over",
+                      {{"mesh", event.name}, {"error", definition.status()}});
+        continue;
+      }
+      decoded = *definition;
+      mesh = &std::get<rpc::MeshDefinition>(decoded->value);
       // Ranks that were given here come back as a definition; then only the revision is new.
       if (ranks != nullptr && ranks->size == mesh->mesh.size() &&
           ranks->identities == mesh->workers) {
@@ -378,6 +404,7 @@ absl::Status Server::Start() {
     }
   };
   SHARDMESH_ASSIGN_OR_RETURN(lifecycle_, rpc::ServerLifecycle::Start(server, services));
+  serving_ = lifecycle_.get();
   if (!options_.http_address.empty()) {
     SHARDMESH_ASSIGN_OR_RETURN(endpoint_, rpc::MetricsEndpoint::Start(
                                               metrics_, options_.http_address, options_.credentials,

@@ -2,6 +2,7 @@
 #ifndef SHARDMESH_SERVER_COORDINATOR_SERVER_H_
 #define SHARDMESH_SERVER_COORDINATOR_SERVER_H_
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,8 +12,10 @@
 #include "absl/time/time.h"
 #include "rpc/credentials.h"
 #include "server/catalogue.h"
+#include "server/local_store.h"
 #include "server/membership.h"
 #include "server/recovery.h"
+#include "server/sqlite_store.h"
 #include "sharding/mesh.h"
 #include "sharding/rule_set.h"
 #include "tensor/collective_choice.h"
@@ -24,6 +27,11 @@ struct CoordinatorOptions {
   std::string http_address = "127.0.0.1:7071";    // of the metrics; empty: none
   // Where state is kept; empty: in memory, gone with the process.
   std::string data_dir;
+  // How large the state on disk may grow, and how much and how long what was overwritten or deleted
+  // stays in it for watches and reads at older revisions.
+  int64_t store_quota_bytes = SqliteStoreOptions().quota_bytes;
+  int64_t history_bytes = static_cast<int64_t>(RetentionOptions().bytes);
+  absl::Duration history_time = RetentionOptions().time;
   // How long to wait for another coordinator that has the folder, which may be about to stop.
   absl::Duration lock_timeout = absl::ZeroDuration();
   // Defines the mesh "default" if there is none yet; if there is one, it must be this.

@@ -2,9 +2,11 @@
 #ifndef SHARDMESH_SERVER_LOCAL_STORE_H_
 #define SHARDMESH_SERVER_LOCAL_STORE_H_
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <list>
 #include <memory>
 #include <optional>
@@ -19,34 +21,76 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "server/revision_index.h"
 #include "server/store.h"
 
 namespace shardmesh::server {
 
+// What a group of commits changes in the journal.
+struct JournalWrite {
+  absl::Span<const Event> events;           // of whole commits, in the order of positions
+  absl::Span<const EventPosition> dropped;  // events, of these or earlier ones, that go with it
+  Revision newest = 0;                      // the store's revision with it
+  bool urgent = false;                      // may use the space that is kept back
+};
+
+// A copy of a journal that is being made. Destroying one that is not done removes its file.
+class JournalBackup {
+ public:
+  virtual ~JournalBackup() = default;
+  // Copies a little more: true when all is copied and synced. Ends with any error.
+  virtual absl::StatusOr<bool> Step() = 0;
+};
+
 // Where a LocalStore writes what it is about to acknowledge. Called by one thread at a time.
+//
+// RESOURCE_EXHAUSTED says that nothing of a write happened, for certain. After any other error it
+// is not known what is on disk, and no more calls may follow.
 class Journal {
  public:
   virtual ~Journal() = default;
 
-  // Makes all events durable, or none; they are of whole commits, in the order of revisions. After
-  // UNAVAILABLE, DATA_LOSS or INTERNAL the state on disk is not known and the store takes no more
-  // writes.
-  virtual absl::Status Append(absl::Span<const WatchEvent> events) = 0;
+  // Makes all of it durable, or nothing.
+  virtual absl::Status Append(const JournalWrite& write) = 0;
 
   // Drops the superseded events; `compacted` is the new oldest readable revision and `newest` the
-  // store's revision, which may have no event left.
+  // store's revision, which may have no event left. Uses the space that is kept back if it must.
   virtual absl::Status Drop(absl::Span<const EventPosition> superseded, Revision compacted,
                             Revision newest) = 0;
+
+  // Called between writes, for what need not delay them.
+  virtual absl::Status Maintain() = 0;
+
+  virtual absl::StatusOr<std::unique_ptr<JournalBackup>> BeginBackup(const std::string& path) = 0;
+
+  // Adds what it knows: bytes on disk, and the quota.
+  virtual void AddStats(StoreStats* stats) = 0;
 };
 
+// How much of what was overwritten or deleted stays readable and watchable. Older revisions are
+// compacted by the store itself, when it is opened and whenever either bound is passed; or sooner
+// if there is no room for a commit otherwise.
+struct RetentionOptions {
+  size_t bytes = size_t{64} << 20;
+  absl::Duration time = absl::Hours(1);
+};
+// Only Compact, or a full disk, forgets anything.
+inline constexpr RetentionOptions kRetainAll = {.bytes = SIZE_MAX,
+                                                .time = absl::InfiniteDuration()};
+
 struct LocalStoreOptions {
-  // So many revisions stay readable at least: when there are twice as many, the older half is
-  // compacted. 0: only Compact does it.
-  int64_t retained_revisions = 20'000;
-  // Which keys keep older values than that.
+  RetentionOptions retention = {};
+  // Which keys keep older values than that, or none at all.
   HistoryOptions history = {};
+  // Called on the writer thread with how a write ended whose outcome is not known: what it holds
+  // may be on disk or not, so nobody may be told either. No callback of a commit runs after it. It
+  // ends the process; if it is empty or returns, the store logs the error and does so, with code 1.
+  std::function<void(const absl::Status&)> on_failure = {};
+  // Called on the writer thread with how long a commit took, from Commit to its callback; may be
+  // empty.
+  std::function<void(absl::Duration)> on_committed = {};
 };
 
 // All reads come from memory. Writes go through one thread, which takes whatever has queued up
@@ -65,39 +109,73 @@ class LocalStore final : public Store {
   absl::StatusOr<KeyValue> Get(std::string_view key, Revision at) const override;
   absl::StatusOr<std::vector<KeptValue>> History(std::string_view key, Revision at) const override;
   absl::StatusOr<KeyValues> List(std::string_view prefix, ListOptions options) const override;
-  absl::StatusOr<std::unique_ptr<WatchHandle>> Watch(std::string prefix, Revision from_revision,
+  absl::StatusOr<std::unique_ptr<WatchHandle>> Watch(std::vector<std::string> prefixes,
+                                                     Revision from_revision,
                                                      WatchCallback callback) override;
   void Compact(Revision revision, absl::AnyInvocable<void(absl::Status) &&> callback) override;
+  void Backup(std::string path, CommitCallback callback) override;
   Revision revision() const override;
+  Revision settled_revision() const override;
   Revision compacted_revision() const override;
+  StoreStats stats() const override;
 
  private:
   class Handle;
   struct Watcher {
-    std::string prefix;
+    std::vector<std::string> prefixes;
     Revision next = 0;  // the first revision not yet delivered
     WatchCallback callback;
     bool cancelled = false;
     bool running = false;
   };
   struct QueuedCommit {
-    Transaction transaction;
+    std::vector<Compare> compares;
+    std::vector<Event> writes;  // without positions yet
+    bool urgent = false;
     CommitCallback callback;
     size_t size_bytes = 0;
     absl::Status refusal;  // what it is answered with, if it was refused at the door
+    std::chrono::steady_clock::time_point began;
   };
   struct QueuedCompaction {
     Revision revision = 0;
     absl::AnyInvocable<void(absl::Status) &&> callback;
   };
+  struct QueuedBackup {
+    std::string path;
+    CommitCallback callback;
+    std::unique_ptr<JournalBackup> backup;  // null: not begun
+  };
   struct WakeUp {};  // a watch was added
-  using Work = std::variant<QueuedCommit, QueuedCompaction, WakeUp>;
+  using Work = std::variant<QueuedCommit, QueuedCompaction, QueuedBackup, WakeUp>;
+  // When the store was at a revision.
+  struct Mark {
+    Revision revision = 0;
+    std::chrono::steady_clock::time_point time;
+  };
+  // A group of commits as it would be written.
+  struct Prepared {
+    std::vector<absl::StatusOr<Revision>> results;  // of each commit
+    std::vector<Event> events;
+    std::vector<EventPosition> dropped;
+    Revision newest = 0;
+    bool urgent = true;
+  };
 
   void Run();
+  // When the writer has something to do though nothing is queued.
+  absl::Time NextDue() const;
   std::vector<QueuedCommit> TakeGroup() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void CommitGroup(std::vector<QueuedCommit> group);
+  void CommitGroup(absl::Span<QueuedCommit> group);
+  Prepared Prepare(absl::Span<const QueuedCommit> group) const;
+  // OK: the events are in the index. RESOURCE_EXHAUSTED: nothing happened.
+  absl::Status Write(Prepared* prepared);
+  void ContinueBackup(QueuedBackup backup);
   absl::Status CompactNow(Revision revision);
+  void CompactIfDue();
   void DeliverToWatchers();
+  void RefreshStats();
+  [[noreturn]] void Fail(const absl::Status& status);
 
   const std::unique_ptr<Journal> journal_;
   const LocalStoreOptions options_;
@@ -105,11 +183,21 @@ class LocalStore final : public Store {
   mutable absl::Mutex mutex_;
   // Written by the writer thread alone, under the mutex; which may hence read it without.
   RevisionIndex index_;
-  absl::Status failure_ ABSL_GUARDED_BY(mutex_);  // once set, writes are refused with it
+  Revision settled_ ABSL_GUARDED_BY(mutex_) = 0;
+  StoreStats journal_stats_ ABSL_GUARDED_BY(mutex_);
   std::deque<Work> queue_ ABSL_GUARDED_BY(mutex_);
   size_t queued_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   std::list<std::shared_ptr<Watcher>> watchers_ ABSL_GUARDED_BY(mutex_);
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
+
+  // Of the writer thread alone.
+  std::deque<Mark> marks_;   // rising
+  size_t kept_bytes_ = 0;    // of history that the last compaction left though it was old enough
+  bool is_cleared_ = false;  // of what keys without history were in a store of an older version
+  std::chrono::steady_clock::time_point compact_after_;  // not sooner: it failed
+  bool stats_are_old_ = true;
+  std::chrono::steady_clock::time_point stats_time_;
+
   std::thread writer_;  // last: starts when everything above is there
 };
 

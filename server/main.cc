@@ -4,11 +4,13 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <utility>
 
 #ifdef __GLIBC__  // which the headers above define
 #include <malloc.h>
 #endif
 
+#include "absl/strings/escaping.h"
 #include "absl/time/clock.h"
 #include "rpc/credentials.h"
 #include "rpc/flags.h"
@@ -17,6 +19,7 @@
 #include "rpc/mutex_checks.h"
 #include "rpc/signal.h"
 #include "server/coordinator_server.h"
+#include "server/store_repair.h"
 #include "sharding/mesh.h"
 #include "tensor/collective_choice.h"
 
@@ -32,6 +35,71 @@ void KeepFreedMemory() {
   mallopt(M_MMAP_THRESHOLD, 32 << 20);
   mallopt(M_TRIM_THRESHOLD, 64 << 20);
 #endif
+}
+
+// Prints what a look at a data folder found, for a person.
+int Check(const std::string& folder, bool set_aside) {
+  const absl::StatusOr<StoreCheck> check = CheckDataFolder(folder, set_aside);
+  if (!check.ok()) {
+    std::fprintf(stderr, "shardmesh-coordinator: --check %s: %s\n", folder.c_str(),
+                 std::string(check.status().message()).c_str());
+    return rpc::FlagSet::kFailed;
+  }
+  std::printf("%s: schema %lld, %lld records can be read, revisions %lld to %lld\n", folder.c_str(),
+              static_cast<long long>(check->schema_version), static_cast<long long>(check->records),
+              static_cast<long long>(check->compacted), static_cast<long long>(check->newest));
+  for (const absl::Status& found : {check->pages, check->bounds}) {
+    if (!found.ok()) std::printf("damaged: %s\n", std::string(found.message()).c_str());
+  }
+  for (const UnreadableRecord& record : check->unreadable) {
+    std::printf("unreadable: \"%s\" of revision %lld: %s\n", absl::CEscape(record.key).c_str(),
+                static_cast<long long>(PositionOf(record.row_id).revision), record.why.c_str());
+  }
+  if (check->is_sound()) {
+    std::printf("all of it is as it was written\n");
+    return rpc::FlagSet::kDone;
+  }
+  if (!set_aside) {
+    std::printf("the coordinator leaves out what is unreadable; --set-aside moves it away\n");
+    return rpc::FlagSet::kFailed;
+  }
+  std::printf("set aside%s%s; the folder can be opened without it\n",
+              check->replaced.empty() ? "" : "; the damaged database is now ",
+              check->replaced.c_str());
+  return rpc::FlagSet::kDone;
+}
+
+// Puts a snapshot back, and says in the log what differs.
+absl::Status Restore(const std::string& folder, const std::string& file) {
+  if (folder.empty()) {
+    return absl::InvalidArgumentError("--restore needs --data-dir, where the state goes");
+  }
+  const absl::StatusOr<Restored> restored = RestoreSnapshot(folder, file);
+  if (!restored.ok()) {
+    return restored.status();
+  }
+  if (restored->was_done_before) {
+    rpc::LogWarning(
+        "this snapshot was restored before and is not restored again; remove the file "
+        "`restored` in the data folder to do so",
+        {{"file", file}});
+    return absl::OkStatus();
+  }
+  rpc::LogWarning("a snapshot was restored", {{"file", file},
+                                              {"term", restored->term},
+                                              {"revision", restored->revision},
+                                              {"replaced", restored->replaced},
+                                              {"lost", restored->lost_count},
+                                              {"back", restored->back_count},
+                                              {"changed", restored->changed_count}});
+  for (const auto& [what, keys] :
+       {std::pair("lost", &restored->lost), std::pair("back", &restored->back),
+        std::pair("changed", &restored->changed)}) {
+    for (const std::string& key : *keys) {
+      rpc::LogWarning("differs from the state before", {{"how", what}, {"key", key}});
+    }
+  }
+  return absl::OkStatus();
 }
 
 int Main(int argc, char** argv) {
@@ -55,6 +123,27 @@ int Main(int argc, char** argv) {
                 &options.http_address);
   flags.AddText("data-dir", "FOLDER", "where to keep state; empty keeps it in memory",
                 &options.data_dir);
+  std::string restore;
+  std::string check;
+  bool set_aside = false;
+  flags.AddText(
+      "restore", "FILE",
+      "puts a snapshot into --data-dir before it serves, unless it was restored last; what "
+      "was there is kept in the folder",
+      &restore);
+  flags.AddText("check", "FOLDER",
+                "looks for records that cannot be read in the data folder of a coordinator that "
+                "does not run, and ends",
+                &check);
+  flags.AddSwitch("set-aside", "with --check: moves them away, so that the folder opens",
+                  &set_aside);
+  flags.AddBytes("store-quota", "how large the state in --data-dir may grow",
+                 &options.store_quota_bytes);
+  flags.AddBytes("history-bytes",
+                 "how much of what was overwritten or deleted stays for watches; the versions of "
+                 "definitions that are kept do not count",
+                 &options.history_bytes);
+  flags.AddDuration("history-time", "how long at most it stays", &options.history_time);
   flags.AddDuration("lock-timeout",
                     "how long to wait for another coordinator that has the data folder",
                     &options.lock_timeout);
@@ -90,6 +179,9 @@ int Main(int argc, char** argv) {
     return *code;
   }
   rpc::ConfigureLog(log);
+  if (!check.empty()) {
+    return Check(check, set_aside);
+  }
   const auto wrong_use = [](const char* flag, const std::string& value, const absl::Status& why) {
     std::fprintf(stderr, "shardmesh-coordinator: %s %s: %s\n", flag, value.c_str(),
                  std::string(why.message()).c_str());
@@ -114,6 +206,12 @@ int Main(int argc, char** argv) {
     return rpc::FlagSet::kFailed;
   }
   options.credentials = *std::move(credentials);
+  if (!restore.empty()) {
+    if (const absl::Status restored = Restore(options.data_dir, restore); !restored.ok()) {
+      rpc::LogError("cannot restore", {{"file", restore}, {"error", restored}});
+      return rpc::FlagSet::kFailed;
+    }
+  }
   const auto server = CoordinatorServer::Start(std::move(options));
   if (!server.ok()) {
     rpc::LogError("cannot start", {{"error", server.status()}});

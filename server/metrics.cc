@@ -104,6 +104,22 @@ void ExportWork(rpc::Metrics* metrics, const CoordinatorState& state) {
   const rpc::Gauge sessions = metrics->AddGauge("shardmesh_sessions", "Open sessions.");
   const rpc::Gauge revision =
       metrics->AddGauge("shardmesh_store_revision", "Revision of the durable state.");
+  const rpc::Gauge compacted =
+      metrics->AddGauge("shardmesh_store_compacted_revision",
+                        "Oldest revision of the durable state that can be read or watched.");
+  const GaugeBy memory(metrics, "shardmesh_store_memory_bytes",
+                       "Memory of the durable state; history: overwritten or deleted.", "content",
+                       {"live", "history"});
+  const rpc::Gauge used = metrics->AddGauge(
+      "shardmesh_store_used_bytes", "Bytes of the durable state on disk, without free pages.");
+  const rpc::Gauge file =
+      metrics->AddGauge("shardmesh_store_file_bytes", "Size of the durable state's database.");
+  const rpc::Gauge quota =
+      metrics->AddGauge("shardmesh_store_quota_bytes",
+                        "What shardmesh_store_used_bytes may grow to; 0: state in memory only.");
+  const rpc::Gauge unreadable =
+      metrics->AddGauge("shardmesh_store_unreadable_records",
+                        "Records that could not be read when the coordinator started.");
   const GaugeBy arrays(metrics, "shardmesh_arrays", "Arrays by state.", "state",
                        {"staging", "available", "degraded"});
   const rpc::Gauge names = metrics->AddGauge("shardmesh_names", "Names that point to arrays.");
@@ -115,6 +131,13 @@ void ExportWork(rpc::Metrics* metrics, const CoordinatorState& state) {
   metrics->OnScrape([=] {
     sessions.Set(static_cast<double>(state.sessions->size()));
     revision.Set(static_cast<double>(state.store->revision()));
+    const StoreStats store = state.store->stats();
+    compacted.Set(static_cast<double>(state.store->compacted_revision()));
+    memory.Set({{"live", store.live_bytes}, {"history", store.history_bytes}});
+    used.Set(static_cast<double>(store.used_bytes));
+    file.Set(static_cast<double>(store.file_bytes));
+    quota.Set(static_cast<double>(store.quota_bytes));
+    unreadable.Set(static_cast<double>(store.unreadable_records));
     const ArrayCounts counts = state.catalogue->CountArrays();
     arrays.Set({{"staging", counts.staging},
                 {"available", counts.available},

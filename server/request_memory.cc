@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "rpc/log.h"
 #include "server/catalogue_record.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
@@ -28,11 +29,18 @@ absl::StatusOr<std::unique_ptr<RequestMemory>> RequestMemory::Open(Store* store,
   SHARDMESH_ASSIGN_OR_RETURN(const KeyValues stored, store->List(kPrefix));
   absl::MutexLock lock(&memory->mutex_);
   for (const KeyValue& item : stored.items) {
-    SHARDMESH_ASSIGN_OR_RETURN(const RequestRecord record, DecodeRequest(item.key, item.value));
+    const absl::StatusOr<RequestRecord> record = DecodeRequest(item.key, item.value);
+    if (!record.ok()) {
+      rpc::LogError("a remembered answer in the store cannot be read and is forgotten",
+                    {{"key", item.key}, {"error", record.status()}});
+      store->Commit({.deletes = {item.key}}, [](const absl::StatusOr<Revision>&) {});
+      continue;
+    }
     const std::string id = item.key.substr(kPrefix.size());
-    memory->entries_[id] = {record.fingerprint, record.answer, item.mod_revision, record.expires};
-    memory->by_expiry_.emplace(record.expires, id);
-    memory->expiry_.SetNoLaterThan(record.expires);
+    memory->entries_[id] = {record->fingerprint, record->answer, item.mod_revision,
+                            record->expires};
+    memory->by_expiry_.emplace(record->expires, id);
+    memory->expiry_.SetNoLaterThan(record->expires);
   }
   return memory;
 }

@@ -15,9 +15,12 @@ bool StartsWith(std::string_view text, std::string_view prefix) {
   return text.substr(0, prefix.size()) == prefix;
 }
 
-bool KeepsHistory(std::string_view key, const HistoryOptions& options) {
-  return std::any_of(options.prefixes.begin(), options.prefixes.end(),
-                     [key](const std::string& prefix) { return StartsWith(key, prefix); });
+// What an event takes beside its key and value: nodes of two maps, a version, a shared pointer.
+constexpr size_t kEventOverheadBytes = 192;
+
+bool StartsWithAny(std::string_view text, absl::Span<const std::string> prefixes) {
+  return std::any_of(prefixes.begin(), prefixes.end(),
+                     [text](const std::string& prefix) { return StartsWith(text, prefix); });
 }
 
 absl::Status NotThere(std::string_view key, Revision at) {
@@ -26,6 +29,14 @@ absl::Status NotThere(std::string_view key, Revision at) {
 }
 
 }  // namespace
+
+bool KeepsHistory(std::string_view key, const HistoryOptions& options) {
+  return StartsWithAny(key, options.prefixes);
+}
+
+bool HasHistory(std::string_view key, const HistoryOptions& options) {
+  return !options.others_have_none || KeepsHistory(key, options);
+}
 
 Revision RevisionIndex::ModRevision(std::string_view key) const {
   const auto found = keys_.find(key);
@@ -116,65 +127,118 @@ absl::StatusOr<KeyValues> RevisionIndex::List(std::string_view prefix,
   return result;
 }
 
-std::vector<WatchEvent> RevisionIndex::EventsFrom(std::string_view prefix, Revision from) const {
+std::vector<WatchEvent> RevisionIndex::EventsFrom(absl::Span<const std::string> prefixes,
+                                                  Revision from) const {
   std::vector<WatchEvent> events;
   for (auto at = history_.lower_bound({from, 0}); at != history_.end(); ++at) {
-    const std::string& key = *at->second;
-    if (!StartsWith(key, prefix)) continue;
-    const Versions& versions = keys_.find(key)->second;
+    const auto& [key, versions] = *at->second;
+    if (!StartsWithAny(key, prefixes)) continue;
     const auto version = std::lower_bound(
         versions.begin(), versions.end(), at->first,
         [](const Version& v, const EventPosition& position) { return v.position < position; });
-    events.push_back({key,
-                      version->value == nullptr ? std::nullopt : std::optional(*version->value),
-                      at->first.revision});
+    events.push_back({key, version->value, at->first.revision});
   }
   return events;
 }
 
-void RevisionIndex::Add(EventPosition position, std::string key, std::optional<std::string> value) {
-  const auto entry = keys_.try_emplace(std::move(key)).first;
-  entry->second.push_back({position, value.has_value()
-                                         ? std::make_shared<const std::string>(*std::move(value))
-                                         : nullptr});
-  history_.emplace_hint(history_.end(), position, &entry->first);
-  newest_ = std::max(newest_, position.revision);
+size_t RevisionIndex::CostOf(const std::string& key, const Version& version) {
+  return key.size() + (version.value == nullptr ? 0 : version.value->size()) + kEventOverheadBytes;
+}
+
+void RevisionIndex::Add(Event event) {
+  const auto entry = keys_.try_emplace(std::move(event.key)).first;
+  auto& [key, versions] = *entry;
+  if (!versions.empty() && !IsHistory(versions, versions.size() - 1)) {
+    const size_t cost = CostOf(key, versions.back());
+    live_bytes_ -= cost;
+    history_bytes_ += cost;
+  }
+  versions.push_back({event.position, std::move(event.value)});
+  (versions.back().value == nullptr ? history_bytes_ : live_bytes_) += CostOf(key, versions.back());
+  history_.emplace_hint(history_.end(), event.position, &*entry);
+  newest_ = std::max(newest_, event.position.revision);
+}
+
+std::vector<EventPosition> RevisionIndex::PositionsOf(std::string_view key) const {
+  std::vector<EventPosition> positions;
+  if (const auto found = keys_.find(key); found != keys_.end()) {
+    for (const Version& version : found->second) positions.push_back(version.position);
+  }
+  return positions;
 }
 
 std::vector<EventPosition> RevisionIndex::SupersededAt(Revision revision,
                                                        const HistoryOptions& history) const {
-  const auto is_kept = [&history](const std::string& key, const Versions& versions,
-                                  EventPosition position) {
-    return versions.back().value != nullptr && KeepsHistory(key, history) &&
-           OldestKept(versions, &versions.back(), history)->position <= position;
-  };
   std::vector<EventPosition> superseded;
-  for (auto at = history_.begin(); at != history_.end() && at->first.revision <= revision; ++at) {
-    const Versions& versions = keys_.find(*at->second)->second;
-    const auto next = std::upper_bound(
-        versions.begin(), versions.end(), at->first,
-        [](const EventPosition& position, const Version& v) { return position < v.position; });
-    const bool replaced = next != versions.end() && next->position.revision <= revision;
+  for (const auto& [position, entry] : history_) {
+    const auto& [key, versions] = *entry;
+    const bool has_history = HasHistory(key, history);
+    if (position.revision > revision && has_history) continue;
+    const auto next =
+        std::upper_bound(versions.begin(), versions.end(), position,
+                         [](const EventPosition& p, const Version& v) { return p < v.position; });
+    const bool replaced =
+        next != versions.end() && (next->position.revision <= revision || !has_history);
     const bool deletion = std::prev(next)->value == nullptr;
-    if (deletion || (replaced && !is_kept(*at->second, versions, at->first))) {
-      superseded.push_back(at->first);
-    }
+    const bool is_kept = versions.back().value != nullptr && KeepsHistory(key, history) &&
+                         OldestKept(versions, &versions.back(), history)->position <= position;
+    if (deletion || (replaced && !is_kept)) superseded.push_back(position);
   }
   return superseded;
 }
 
-void RevisionIndex::Compact(absl::Span<const EventPosition> superseded, Revision revision) {
-  for (const EventPosition& position : superseded) {
-    const auto event = history_.find(position);
-    const auto entry = keys_.find(*event->second);
-    history_.erase(event);
-    Versions& versions = entry->second;
-    versions.erase(std::find_if(versions.begin(), versions.end(), [&](const Version& version) {
-      return version.position == position;
-    }));
-    if (versions.empty()) keys_.erase(entry);
+size_t RevisionIndex::HistoryCostAt(EventPosition position, const Keys::value_type& entry) {
+  const auto& [key, versions] = entry;
+  const auto version =
+      std::lower_bound(versions.begin(), versions.end(), position,
+                       [](const Version& v, const EventPosition& p) { return v.position < p; });
+  return IsHistory(versions, static_cast<size_t>(version - versions.begin()))
+             ? CostOf(key, *version)
+             : 0;
+}
+
+Revision RevisionIndex::RevisionBehind(size_t bytes) const {
+  size_t behind = 0;
+  for (auto at = history_.rbegin(); at != history_.rend(); ++at) {
+    behind += HistoryCostAt(at->first, *at->second);
+    if (behind > bytes) return at->first.revision;
   }
-  compacted_ = std::max(compacted_, revision);
+  return compacted_;
+}
+
+size_t RevisionIndex::HistoryBytesThrough(Revision revision) const {
+  size_t bytes = 0;
+  for (auto at = history_.begin(); at != history_.end() && at->first.revision <= revision; ++at) {
+    bytes += HistoryCostAt(at->first, *at->second);
+  }
+  return bytes;
+}
+
+void RevisionIndex::Forget(absl::Span<const EventPosition> positions) {
+  // A key's versions are cleared in one pass, however many of them go.
+  std::map<Keys::value_type*, std::vector<EventPosition>> by_key;
+  for (const EventPosition& position : positions) {
+    const auto event = history_.find(position);
+    by_key[event->second].push_back(position);
+    history_.erase(event);
+  }
+  for (auto& [entry, gone] : by_key) {
+    auto& [key, versions] = *entry;
+    std::sort(gone.begin(), gone.end());
+    for (size_t i = 0; i < versions.size(); ++i) {
+      (IsHistory(versions, i) ? history_bytes_ : live_bytes_) -= CostOf(key, versions[i]);
+    }
+    versions.erase(std::remove_if(versions.begin(), versions.end(),
+                                  [&gone = gone](const Version& version) {
+                                    return std::binary_search(gone.begin(), gone.end(),
+                                                              version.position);
+                                  }),
+                   versions.end());
+    for (size_t i = 0; i < versions.size(); ++i) {
+      (IsHistory(versions, i) ? history_bytes_ : live_bytes_) += CostOf(key, versions[i]);
+    }
+    if (versions.empty()) keys_.erase(keys_.find(key));
+  }
 }
 
 }  // namespace shardmesh::server

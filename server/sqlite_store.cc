@@ -1,342 +1,319 @@
-// The journal of a LocalStore as an SQLite database; the one file that knows SQLite.
+// The journal in an SQLite database, and the space that is kept back for making room.
 #include "server/sqlite_store.h"
 
 #include <fcntl.h>
-#include <sqlite3.h>
-#include <sys/file.h>
-#include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
-#include <cerrno>
-#include <cstring>
+#include <algorithm>
+#include <chrono>
 #include <filesystem>
-#include <optional>
+#include <system_error>
 #include <utility>
 
-#include "server/folder_lock.h"
+#include "rpc/log.h"
+#include "server/sqlite_database.h"
+#include "server/store_file.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
-#include "tensor/file.h"
 
 namespace shardmesh::server {
 namespace {
 
-// In the database's header: that it is ours ("shdm"), and which tables to expect.
-constexpr int64_t kApplicationId = 0x7368646d;
-constexpr int64_t kSchemaVersion = 1;
+// Pages that a step of a copy moves: about a millisecond, for which commits wait.
+constexpr int kCopiedPages = 256;
 
-// An event's row id: its revision, then its place in the commit, of which there are at most
-// kMaxTransactionOperations. So the table is in the order of the history, and needs no index.
-constexpr int kPlaceBits = 8;
-static_assert(kMaxTransactionOperations <= (1 << kPlaceBits));
+// How often space is looked for that can be reserved again.
+constexpr std::chrono::seconds kReserveEvery(10);
 
-int64_t RowId(EventPosition position) { return (position.revision << kPlaceBits) | position.place; }
-EventPosition PositionOf(int64_t row_id) {
-  return {row_id >> kPlaceBits, static_cast<int32_t>(row_id & ((1 << kPlaceBits) - 1))};
-}
+// Free pages that are given back to the disk when a store is opened, if they are more than half.
+constexpr int64_t kVacuumPages = 16'384;
 
-absl::Status StoreError(absl::StatusCode code, std::string_view message) {
-  return WithReason(absl::Status(code, ToAbsl(message)), Reason::kStoreFailed);
-}
+// Unreadable records that are logged one by one.
+constexpr size_t kLoggedRecords = 20;
 
-// Makes the folder if it is not there, and its entry in the parent durable.
-absl::Status MakeFolder(const std::string& folder) {
-  if (mkdir(folder.c_str(), 0700) != 0) {
-    if (errno == EEXIST) return absl::OkStatus();
-    return StoreError(absl::ErrnoToStatusCode(errno),
-                      StrCat("cannot make the data folder ", folder, ": ", std::strerror(errno)));
-  }
-  const std::string parent = std::filesystem::path(folder).parent_path();
-  const FileDescriptor opened(open(parent.empty() ? "." : parent.c_str(), O_RDONLY | O_DIRECTORY));
-  if (opened.get() >= 0) fsync(opened.get());
-  return absl::OkStatus();
-}
+constexpr std::string_view kSnapshotPrefix = "snapshot-";
 
-// One connection. Thread-compatible.
-class Database {
+// A file whose blocks are there for the database when the disk has no others.
+class Reserve {
  public:
-  // A prepared statement; between uses it is reset.
-  class Statement {
-   public:
-    Statement() = default;
-    ~Statement() { sqlite3_finalize(statement_); }
-    Statement(Statement&& other) noexcept : statement_(std::exchange(other.statement_, nullptr)) {}
-    Statement& operator=(Statement&& other) noexcept {
-      std::swap(statement_, other.statement_);
-      return *this;
+  explicit Reserve(std::string path) : path_(std::move(path)) {}
+
+  // Takes the blocks if the disk has plenty.
+  void Fill() {
+    const auto now = std::chrono::steady_clock::now();
+    if (now < next_) return;
+    next_ = now + kReserveEvery;
+    std::error_code ignored;
+    if (std::filesystem::file_size(path_, ignored) == static_cast<uintmax_t>(kReservedBytes) &&
+        !ignored) {
+      is_filled_ = true;
+      return;
     }
-    sqlite3_stmt* get() const { return statement_; }
-
-   private:
-    friend class Database;
-    sqlite3_stmt* statement_ = nullptr;
-  };
-
-  explicit Database(std::string path) : path_(std::move(path)) {}
-  ~Database() { sqlite3_close(handle_); }
-  Database(const Database&) = delete;
-  Database& operator=(const Database&) = delete;
-
-  absl::Status Open() {
-    const int code = sqlite3_open_v2(
-        path_.c_str(), &handle_,
-        SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX | SQLITE_OPEN_EXRESCODE,
-        nullptr);
-    if (code != SQLITE_OK) return Error(code, "open");
-    if (sqlite3_db_readonly(handle_, "main") == 1) {
-      return StoreError(absl::StatusCode::kPermissionDenied,
-                        StrCat("cannot write ", path_, "; the coordinator needs to"));
+    struct statvfs disk;
+    const std::string folder = std::filesystem::path(path_).parent_path();
+    if (statvfs(folder.c_str(), &disk) != 0 ||
+        static_cast<int64_t>(disk.f_bavail * disk.f_frsize) < 2 * kReservedBytes) {
+      return;
     }
-    return absl::OkStatus();
+    const int fd = open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    if (fd < 0) return;
+    is_filled_ = posix_fallocate(fd, 0, kReservedBytes) == 0;
+    close(fd);
+    if (!is_filled_) std::filesystem::remove(path_, ignored);
   }
-
-  absl::Status Execute(const std::string& sql) {
-    const int code = sqlite3_exec(handle_, sql.c_str(), nullptr, nullptr, nullptr);
-    return code == SQLITE_OK ? absl::OkStatus() : Error(code, sql);
+  bool is_filled() const { return is_filled_; }
+  // Gives the blocks to whoever takes them; false if there are none.
+  bool Release() {
+    if (!is_filled_) return false;
+    std::error_code ignored;
+    std::filesystem::remove(path_, ignored);
+    is_filled_ = false;
+    next_ = std::chrono::steady_clock::now() + kReserveEvery;
+    return true;
   }
-
-  absl::StatusOr<Statement> Prepare(const std::string& sql) {
-    Statement statement;
-    const int code = sqlite3_prepare_v3(handle_, sql.c_str(), -1, SQLITE_PREPARE_PERSISTENT,
-                                        &statement.statement_, nullptr);
-    if (code != SQLITE_OK) return Error(code, sql);
-    return statement;
-  }
-
-  // Runs a statement that returns no rows.
-  absl::Status Run(const Statement& statement) {
-    const int code = sqlite3_step(statement.get());
-    sqlite3_reset(statement.get());
-    return code == SQLITE_DONE ? absl::OkStatus() : Error(code, sqlite3_sql(statement.get()));
-  }
-
-  // True if there is a row.
-  absl::StatusOr<bool> Step(const Statement& statement) {
-    const int code = sqlite3_step(statement.get());
-    if (code == SQLITE_ROW) return true;
-    sqlite3_reset(statement.get());
-    if (code == SQLITE_DONE) return false;
-    return Error(code, sqlite3_sql(statement.get()));
-  }
-
-  // The number in the first column of the first row; nullopt without rows.
-  absl::StatusOr<std::optional<int64_t>> Number(const std::string& sql) {
-    SHARDMESH_ASSIGN_OR_RETURN(const Statement statement, Prepare(sql));
-    SHARDMESH_ASSIGN_OR_RETURN(const bool row, Step(statement));
-    if (!row) return std::nullopt;
-    return sqlite3_column_int64(statement.get(), 0);
-  }
-
-  // Runs `writes` as one transaction.
-  template <typename Writes>
-  absl::Status InTransaction(Writes writes) {
-    SHARDMESH_RETURN_IF_ERROR(Execute("BEGIN IMMEDIATE"));
-    absl::Status status = writes();
-    if (status.ok()) status = Execute("COMMIT");
-    // After some errors SQLite has rolled back already; then there is nothing left to do.
-    if (!status.ok() && sqlite3_get_autocommit(handle_) == 0) {
-      sqlite3_exec(handle_, "ROLLBACK", nullptr, nullptr, nullptr);
-    }
-    return status;
-  }
-
-  const std::string& path() const { return path_; }
 
  private:
-  // What went wrong, as our codes say it.
-  absl::Status Error(int code, std::string_view doing) const {
-    const std::string what =
-        StrCat(path_, ": ", sqlite3_errstr(code), " (", sqlite3_errmsg(handle_), "; SQLite code ",
-               code, ", in: ", doing, ")");
-    switch (code & 0xff) {
-      case SQLITE_FULL:
-        return StoreError(absl::StatusCode::kResourceExhausted,
-                          StrCat("no room for the state on disk, or its quota is used up: ", what));
-      case SQLITE_NOMEM:
-        return StoreError(absl::StatusCode::kResourceExhausted, what);
-      case SQLITE_CORRUPT:
-      case SQLITE_NOTADB:
-        return StoreError(absl::StatusCode::kDataLoss,
-                          StrCat("the state database is damaged; restore a copy, or move it away "
-                                 "to start anew: ",
-                                 what));
-      case SQLITE_PERM:
-      case SQLITE_READONLY:
-      case SQLITE_AUTH:
-      case SQLITE_CANTOPEN:
-        return StoreError(absl::StatusCode::kPermissionDenied,
-                          StrCat("the state database cannot be opened for writing: ", what));
-      case SQLITE_BUSY:
-      case SQLITE_LOCKED:
-        return StoreError(absl::StatusCode::kFailedPrecondition,
-                          StrCat("another program has the state database open; close it: ", what));
-      case SQLITE_IOERR:
-        if (sqlite3_system_errno(handle_) == ENOSPC || sqlite3_system_errno(handle_) == EDQUOT) {
-          return StoreError(absl::StatusCode::kResourceExhausted,
-                            StrCat("no room for the state on disk: ", what));
-        }
-        return StoreError(absl::StatusCode::kInternal, what);
-      default:
-        return StoreError(absl::StatusCode::kInternal, what);
-    }
+  const std::string path_;
+  bool is_filled_ = false;
+  std::chrono::steady_clock::time_point next_;
+};
+
+class SqliteBackup final : public JournalBackup {
+ public:
+  SqliteBackup(std::unique_ptr<Database::Copy> copy, std::string path)
+      : copy_(std::move(copy)), path_(std::move(path)) {}
+  ~SqliteBackup() override {
+    if (is_done_) return;
+    copy_.reset();
+    std::error_code ignored;
+    std::filesystem::remove(path_, ignored);
+  }
+  absl::StatusOr<bool> Step() override {
+    SHARDMESH_ASSIGN_OR_RETURN(is_done_, copy_->Step(kCopiedPages));
+    return is_done_;
   }
 
+ private:
+  std::unique_ptr<Database::Copy> copy_;
   const std::string path_;
-  sqlite3* handle_ = nullptr;
+  bool is_done_ = false;
 };
 
 class SqliteJournal final : public Journal {
  public:
-  SqliteJournal(FileDescriptor lock, std::unique_ptr<Database> database, Database::Statement insert,
-                Database::Statement erase, Database::Statement update)
+  SqliteJournal(FolderLock lock, std::unique_ptr<Database> database,
+                const SqliteStoreOptions& options)
       : lock_(std::move(lock)),
         database_(std::move(database)),
-        insert_(std::move(insert)),
-        erase_(std::move(erase)),
-        update_(std::move(update)) {}
+        reserve_(options.folder + "/reserve"),
+        quota_bytes_(options.quota_bytes),
+        log_pages_(options.log_pages) {}
 
-  absl::Status Append(absl::Span<const WatchEvent> events) override {
-    return database_->InTransaction([&]() -> absl::Status {
-      EventPosition position;
-      for (const WatchEvent& event : events) {
-        position.place = event.revision == position.revision ? position.place + 1 : 0;
-        position.revision = event.revision;
-        sqlite3_bind_int64(insert_.get(), 1, RowId(position));
-        sqlite3_bind_text(insert_.get(), 2, event.key.data(), static_cast<int>(event.key.size()),
-                          SQLITE_STATIC);
-        if (event.value.has_value()) {
-          sqlite3_bind_blob(insert_.get(), 3, event.value->data(),
-                            static_cast<int>(event.value->size()), SQLITE_STATIC);
+  absl::Status Prepare() {
+    SHARDMESH_ASSIGN_OR_RETURN(insert_,
+                               database_->Prepare("INSERT INTO event VALUES (?1, ?2, ?3, ?4)"));
+    SHARDMESH_ASSIGN_OR_RETURN(erase_, database_->Prepare("DELETE FROM event WHERE position = ?1"));
+    SHARDMESH_ASSIGN_OR_RETURN(
+        update_, database_->Prepare("UPDATE bounds SET compacted = ?1, newest = ?2, crc = ?3"));
+    SHARDMESH_ASSIGN_OR_RETURN(pages_, database_->Prepare("PRAGMA page_count"));
+    SHARDMESH_ASSIGN_OR_RETURN(free_pages_, database_->Prepare("PRAGMA freelist_count"));
+    SHARDMESH_ASSIGN_OR_RETURN(const auto page_size, database_->Number("PRAGMA page_size"));
+    SHARDMESH_ASSIGN_OR_RETURN(const StoredBounds bounds, ReadBounds(*database_));
+    SHARDMESH_ASSIGN_OR_RETURN(const auto pages, database_->Number("PRAGMA page_count"));
+    page_bytes_ = *page_size;
+    compacted_ = bounds.compacted;
+    // A database that is over its quota already may still write so much more.
+    urgent_pages_ =
+        std::max(quota_bytes_ / page_bytes_, *pages + std::max<int64_t>(ReservedPages(), 1));
+    reserve_.Fill();
+    return database_->LimitPages(OrdinaryPages());
+  }
+
+  absl::Status Append(const JournalWrite& write) override {
+    return WithReserve(write.urgent, [&]() -> absl::Status {
+      for (const Event& event : write.events) {
+        const int64_t row_id = RowId(event.position);
+        insert_.BindNumber(1, row_id);
+        insert_.BindText(2, event.key);
+        if (event.value == nullptr) {
+          insert_.BindNull(3);
         } else {
-          sqlite3_bind_null(insert_.get(), 3);
+          insert_.BindBytes(3, *event.value);
         }
+        insert_.BindNumber(4, RecordChecksum(row_id, event.key, event.value.get()));
         SHARDMESH_RETURN_IF_ERROR(database_->Run(insert_));
       }
-      return absl::OkStatus();
+      SHARDMESH_RETURN_IF_ERROR(Erase(write.dropped));
+      // The newest event that stays tells the revision, if there is one.
+      const bool tells =
+          !write.events.empty() && write.events.back().position.revision == write.newest &&
+          std::find(write.dropped.begin(), write.dropped.end(), write.events.back().position) ==
+              write.dropped.end();
+      return tells ? absl::OkStatus() : Update(compacted_, write.newest);
     });
   }
 
   absl::Status Drop(absl::Span<const EventPosition> superseded, Revision compacted,
                     Revision newest) override {
-    return database_->InTransaction([&]() -> absl::Status {
-      for (const EventPosition& position : superseded) {
-        sqlite3_bind_int64(erase_.get(), 1, RowId(position));
-        SHARDMESH_RETURN_IF_ERROR(database_->Run(erase_));
-      }
-      sqlite3_bind_int64(update_.get(), 1, compacted);
-      sqlite3_bind_int64(update_.get(), 2, newest);
-      return database_->Run(update_);
+    const absl::Status dropped = WithReserve(true, [&]() -> absl::Status {
+      SHARDMESH_RETURN_IF_ERROR(Erase(superseded));
+      return Update(compacted, newest);
     });
+    if (dropped.ok()) compacted_ = compacted;
+    return dropped;
   }
+
+  absl::Status Maintain() override {
+    if (!reserve_.is_filled()) reserve_.Fill();
+    if (database_->log_pages() < checkpoint_at_) return absl::OkStatus();
+    const absl::Status copied = database_->Checkpoint();
+    // A full disk leaves the pages in the log, where they are as safe; later there may be room.
+    checkpoint_at_ = copied.ok() ? log_pages_ : database_->log_pages() + log_pages_;
+    return copied;
+  }
+
+  absl::StatusOr<std::unique_ptr<JournalBackup>> BeginBackup(const std::string& path) override {
+    SHARDMESH_ASSIGN_OR_RETURN(auto copy, database_->BeginCopy(path));
+    return std::make_unique<SqliteBackup>(std::move(copy), path);
+  }
+
+  void AddStats(StoreStats* stats) override {
+    const auto number = [this](const Database::Statement& statement) -> int64_t {
+      const absl::StatusOr<bool> row = database_->Step(statement);
+      const int64_t value = row.ok() && *row ? statement.Number(0) : 0;
+      statement.Reset();
+      return value;
+    };
+    const int64_t pages = number(pages_);
+    stats->file_bytes = pages * page_bytes_;
+    stats->used_bytes = (pages - number(free_pages_)) * page_bytes_;
+    stats->quota_bytes = quota_bytes_;
+    stats->unreadable_records = unreadable_;
+  }
+
+  void SetUnreadable(int64_t records) { unreadable_ = records; }
 
  private:
+  int64_t ReservedPages() const {
+    return std::min(kReservedBytes, quota_bytes_ / kReservedShare) / page_bytes_;
+  }
+  int64_t OrdinaryPages() const { return quota_bytes_ / page_bytes_ - ReservedPages(); }
+
+  // Runs a transaction, which may use the reserve if there is no room otherwise.
+  template <typename Writes>
+  absl::Status WithReserve(bool may_use, Writes writes) {
+    absl::Status status = database_->InTransaction(writes);
+    if (!absl::IsResourceExhausted(status) || !may_use) return status;
+    SHARDMESH_RETURN_IF_ERROR(database_->LimitPages(urgent_pages_));
+    status = database_->InTransaction(writes);
+    if (absl::IsResourceExhausted(status) && reserve_.Release()) {
+      status = database_->InTransaction(writes);
+    }
+    if (status.ok() || absl::IsResourceExhausted(status)) {
+      SHARDMESH_RETURN_IF_ERROR(database_->LimitPages(OrdinaryPages()));
+    }
+    return status;
+  }
+
+  absl::Status Erase(absl::Span<const EventPosition> positions) {
+    for (const EventPosition& position : positions) {
+      erase_.BindNumber(1, RowId(position));
+      SHARDMESH_RETURN_IF_ERROR(database_->Run(erase_));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Update(Revision compacted, Revision newest) {
+    update_.BindNumber(1, compacted);
+    update_.BindNumber(2, newest);
+    update_.BindNumber(3, BoundsChecksum(compacted, newest));
+    return database_->Run(update_);
+  }
+
   // In this order: the statements go before their connection, the lock last.
-  const FileDescriptor lock_;
+  const FolderLock lock_;
   const std::unique_ptr<Database> database_;
-  const Database::Statement insert_;
-  const Database::Statement erase_;
-  const Database::Statement update_;
+  Database::Statement insert_;
+  Database::Statement erase_;
+  Database::Statement update_;
+  Database::Statement pages_;
+  Database::Statement free_pages_;
+  Reserve reserve_;
+  const int64_t quota_bytes_;
+  const int64_t log_pages_;
+  int64_t page_bytes_ = 4096;
+  int64_t urgent_pages_ = 0;
+  Revision compacted_ = 0;
+  int64_t checkpoint_at_ = log_pages_;
+  int64_t unreadable_ = 0;
 };
 
-// Checks that the database is ours and of our version; fills an empty one with our tables.
-absl::Status PrepareSchema(Database& database) {
-  SHARDMESH_ASSIGN_OR_RETURN(const auto application, database.Number("PRAGMA application_id"));
-  SHARDMESH_ASSIGN_OR_RETURN(const auto version, database.Number("PRAGMA user_version"));
-  SHARDMESH_ASSIGN_OR_RETURN(const auto tables,
-                             database.Number("SELECT COUNT(*) FROM sqlite_schema"));
-  if (application == 0 && version == 0 && tables == 0) {
-    return database.InTransaction([&] {
-      return database.Execute(
-          StrCat("CREATE TABLE event (position INTEGER PRIMARY KEY, key TEXT NOT NULL, value BLOB);"
-                 "CREATE TABLE bounds (compacted INTEGER NOT NULL, newest INTEGER NOT NULL);"
-                 "INSERT INTO bounds VALUES (0, 0);"
-                 "PRAGMA application_id = ",
-                 kApplicationId, "; PRAGMA user_version = ", kSchemaVersion));
-    });
+// Copies of an earlier process that nobody fetched.
+void RemoveSnapshots(const std::string& folder) {
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    const std::string name = entry.path().filename();
+    if (name.compare(0, kSnapshotPrefix.size(), kSnapshotPrefix) == 0) {
+      std::filesystem::remove(entry.path(), error);
+    }
   }
-  if (application != kApplicationId) {
-    return StoreError(
-        absl::StatusCode::kFailedPrecondition,
-        StrCat(database.path(), " is a database of another program; use another data folder"));
-  }
-  if (version != kSchemaVersion) {
-    return StoreError(
-        absl::StatusCode::kFailedPrecondition,
-        StrCat(database.path(), " has schema version ", *version, ", this build reads version ",
-               kSchemaVersion, "; use the build that wrote it, or a newer one"));
-  }
-  return absl::OkStatus();
 }
 
-absl::Status CheckPages(Database& database) {
-  SHARDMESH_ASSIGN_OR_RETURN(const auto statement, database.Prepare("PRAGMA quick_check(1)"));
-  SHARDMESH_ASSIGN_OR_RETURN(const bool row, database.Step(statement));
-  const auto* text =
-      row ? reinterpret_cast<const char*>(sqlite3_column_text(statement.get(), 0)) : nullptr;
-  if (text != nullptr && std::strcmp(text, "ok") == 0) return absl::OkStatus();
-  return StoreError(absl::StatusCode::kDataLoss,
-                    StrCat("the state database is damaged; restore a copy, or move it away to "
-                           "start anew: ",
-                           database.path(), ": ", text == nullptr ? "no answer" : text));
+// Gives the disk back what a store had once and has no longer.
+absl::Status GiveBackFreePages(Database& database) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto pages, database.Number("PRAGMA page_count"));
+  SHARDMESH_ASSIGN_OR_RETURN(const auto free, database.Number("PRAGMA freelist_count"));
+  if (*free < kVacuumPages || *free < *pages / 2) return absl::OkStatus();
+  const absl::Status vacuumed = database.Execute("VACUUM");
+  return absl::IsResourceExhausted(vacuumed) ? absl::OkStatus() : vacuumed;
 }
 
-absl::StatusOr<RevisionIndex> ReadHistory(Database& database) {
-  SHARDMESH_ASSIGN_OR_RETURN(const auto compacted, database.Number("SELECT compacted FROM bounds"));
-  SHARDMESH_ASSIGN_OR_RETURN(const auto newest, database.Number("SELECT newest FROM bounds"));
-  if (!compacted.has_value() || !newest.has_value()) {
-    return StoreError(absl::StatusCode::kDataLoss,
-                      StrCat("the state database is damaged: ", database.path(),
-                             " has lost its bounds; restore a copy"));
+void LogUnreadable(const std::string& path, const std::vector<UnreadableRecord>& records) {
+  if (records.empty()) return;
+  for (size_t i = 0; i < std::min(records.size(), kLoggedRecords); ++i) {
+    rpc::LogError("a record of the store cannot be read and is left out",
+                  {{"key", records[i].key},
+                   {"revision", PositionOf(records[i].row_id).revision},
+                   {"why", records[i].why}});
   }
-  RevisionIndex index(*compacted, *newest);
-  SHARDMESH_ASSIGN_OR_RETURN(
-      const auto rows,
-      database.Prepare("SELECT position, key, value FROM event ORDER BY position"));
-  const auto bytes = [&rows](int column) {
-    const auto* data = static_cast<const char*>(sqlite3_column_blob(rows.get(), column));
-    const auto size = static_cast<size_t>(sqlite3_column_bytes(rows.get(), column));
-    return data == nullptr ? std::string() : std::string(data, size);
-  };
-  while (true) {
-    SHARDMESH_ASSIGN_OR_RETURN(const bool row, database.Step(rows));
-    if (!row) return index;
-    const bool deleted = sqlite3_column_type(rows.get(), 2) == SQLITE_NULL;
-    index.Add(PositionOf(sqlite3_column_int64(rows.get(), 0)), bytes(1),
-              deleted ? std::nullopt : std::optional(bytes(2)));
-  }
+  rpc::LogError(
+      "the store has unreadable records; `shardmesh admin check` shows them, with "
+      "--set-aside it moves them aside",
+      {{"file", path}, {"records", records.size()}});
 }
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(SqliteStoreOptions options) {
-  SHARDMESH_RETURN_IF_ERROR(MakeFolder(options.folder));
-  SHARDMESH_ASSIGN_OR_RETURN(FileDescriptor lock, LockFolder(options.folder, options.lock_timeout));
+  SHARDMESH_RETURN_IF_ERROR(MakeDataFolder(options.folder));
+  SHARDMESH_ASSIGN_OR_RETURN(FolderLock lock,
+                             FolderLock::Take(options.folder, options.lock_timeout));
+  RemoveSnapshots(options.folder);
 
-  auto database = std::make_unique<Database>(options.folder + "/state.db");
-  SHARDMESH_RETURN_IF_ERROR(database->Open());
+  auto database = std::make_unique<Database>(DatabasePath(options.folder));
+  SHARDMESH_RETURN_IF_ERROR(database->Open(options.vfs));
   // One process, one connection: so the log's index needs no shared memory file.
   SHARDMESH_RETURN_IF_ERROR(database->Execute("PRAGMA locking_mode = EXCLUSIVE"));
+  SHARDMESH_RETURN_IF_ERROR(SchemaVersionOf(*database).status());
+  SHARDMESH_RETURN_IF_ERROR(database->CheckPages());
+  SHARDMESH_RETURN_IF_ERROR(database->UseLog());
+  // What is in the log may be there though its sync failed: it counts once it is copied and synced.
+  if (const absl::Status copied = database->Checkpoint();
+      !copied.ok() && !absl::IsResourceExhausted(copied)) {
+    return copied;
+  }
   SHARDMESH_RETURN_IF_ERROR(PrepareSchema(*database));
-  SHARDMESH_RETURN_IF_ERROR(CheckPages(*database));
-  SHARDMESH_RETURN_IF_ERROR(database->Execute("PRAGMA journal_mode = WAL"));
-  SHARDMESH_RETURN_IF_ERROR(database->Execute("PRAGMA synchronous = FULL"));
-  SHARDMESH_ASSIGN_OR_RETURN(const auto page_size, database->Number("PRAGMA page_size"));
-  SHARDMESH_RETURN_IF_ERROR(database->Execute(
-      StrCat("PRAGMA max_page_count = ", std::max<int64_t>(1, options.quota_bytes / *page_size))));
-  SHARDMESH_ASSIGN_OR_RETURN(RevisionIndex index, ReadHistory(*database));
+  SHARDMESH_RETURN_IF_ERROR(GiveBackFreePages(*database));
+  SHARDMESH_ASSIGN_OR_RETURN(StoredState state, ReadState(*database));
+  LogUnreadable(database->path(), state.unreadable);
 
-  SHARDMESH_ASSIGN_OR_RETURN(auto insert,
-                             database->Prepare("INSERT INTO event VALUES (?1, ?2, ?3)"));
-  SHARDMESH_ASSIGN_OR_RETURN(auto erase,
-                             database->Prepare("DELETE FROM event WHERE position = ?1"));
-  SHARDMESH_ASSIGN_OR_RETURN(auto update,
-                             database->Prepare("UPDATE bounds SET compacted = ?1, newest = ?2"));
-  return std::make_unique<LocalStore>(
-      std::move(index),
-      std::make_unique<SqliteJournal>(std::move(lock), std::move(database), std::move(insert),
-                                      std::move(erase), std::move(update)),
-      std::move(options.local));
+  auto journal = std::make_unique<SqliteJournal>(std::move(lock), std::move(database), options);
+  journal->SetUnreadable(static_cast<int64_t>(state.unreadable.size()));
+  SHARDMESH_RETURN_IF_ERROR(journal->Prepare());
+  return std::make_unique<LocalStore>(std::move(state.index), std::move(journal),
+                                      std::move(options.local));
 }
 
 }  // namespace shardmesh::server

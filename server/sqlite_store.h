@@ -14,27 +14,41 @@
 namespace shardmesh::server {
 
 struct SqliteStoreOptions {
-  // Holds `state.db` (beside it SQLite's `state.db-wal`) and `LOCK`. Made if it is not there; its
-  // parent is not.
+  // Holds `state.db` (beside it SQLite's `state.db-wal`), `LOCK`, and `reserve`, whose space is
+  // given up where a full disk leaves none for what makes room. Made if it is not there; its parent
+  // is not.
   std::string folder;
-  // How large the database may grow; a commit beyond it is RESOURCE_EXHAUSTED.
-  int64_t quota_bytes = int64_t{8} << 30;
+  // How large the database may grow; a commit beyond it is RESOURCE_EXHAUSTED (STORE_FULL). A part
+  // of it (kReservedShare, at most kReservedBytes) is kept for urgent transactions.
+  int64_t quota_bytes = int64_t{2} << 30;
   // How long to wait for another process that holds the folder, which may be about to stop.
   absl::Duration lock_timeout = absl::ZeroDuration();
   LocalStoreOptions local = {};
+  // Pages of the write-ahead log that are copied into the database at once: few enough that the log
+  // stays in the cache and on the blocks that it has, enough that a page that is written often is
+  // copied once.
+  int64_t log_pages = 1000;
+  // SQLite's layer below it, for tests that let it fail; empty: the system's files.
+  std::string vfs = {};
 };
 
-// Opens the store of a folder, or makes an empty one. An acknowledged commit is synced to disk
-// (write-ahead log, synchronous=FULL) and survives the death of process and machine. One process
-// at a time: an advisory lock on LOCK is held as long as the store lives.
+// Space that only urgent transactions use: of the quota, and as much on the disk.
+inline constexpr int64_t kReservedBytes = int64_t{4} << 20;
+inline constexpr int64_t kReservedShare = 8;  // no more than one part in so many of the quota
+
+// Opens the store of a folder, or makes an empty one; one of an older schema is brought to ours. An
+// acknowledged commit is synced to disk (write-ahead log, synchronous=FULL) and survives the death
+// of process and machine. One process at a time: an advisory lock on LOCK is held as long as the
+// store lives. Records that cannot be read are logged, counted and left out.
 //
 // Blocks, for reading the whole state. Errors name the file:
-//   FAILED_PRECONDITION  another process holds the folder (its pid is named); the database was
-//                        written by a newer version, or is not one of ours.
+//   FAILED_PRECONDITION  another process holds the folder (its pid is named); the database is of a
+//                        newer schema (SCHEMA_MISMATCH), or is not one of ours.
 //   PERMISSION_DENIED    folder or file cannot be written.
 //   NOT_FOUND            the folder's parent is not there.
-//   DATA_LOSS            the database is damaged; restore a copy, or move it away to start anew.
-//   RESOURCE_EXHAUSTED   the disk is full.
+//   DATA_LOSS            the database's pages are damaged; see `shardmesh admin check`.
+//   RESOURCE_EXHAUSTED   the disk is full (STORE_FULL), and an empty store or one of an older
+//                        schema cannot be written for that.
 absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(SqliteStoreOptions options);
 
 }  // namespace shardmesh::server

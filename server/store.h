@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -49,6 +48,9 @@ struct Transaction {
   std::vector<Compare> compares = {};
   std::vector<Put> puts = {};
   std::vector<std::string> deletes = {};
+  // May use the space that a full store keeps back: set it where the transaction makes room, or
+  // where nothing else can go on without it. One without puts always may.
+  bool urgent = false;
 };
 
 // What List found: the keys in bytewise order, all as of `revision`.
@@ -69,6 +71,9 @@ struct HistoryOptions {
   std::vector<std::string> prefixes = {};  // the keys that start with one of them
   int64_t values = 32;     // so many of a key's newest values, the current among them
   size_t bytes = 4 << 20;  // and no more than so many bytes of values beside the current one
+  // The other keys have no history at all: what is overwritten or deleted is gone with the commit.
+  // Reads at an older revision and watches find of such keys what is current, or nothing.
+  bool others_have_none = false;
 };
 
 struct ListOptions {
@@ -80,7 +85,7 @@ struct ListOptions {
 // One change that a watch saw.
 struct WatchEvent {
   std::string key;
-  std::optional<std::string> value;  // none: deleted
+  std::shared_ptr<const std::string> value;  // shared by all watches; null: deleted
   Revision revision = 0;
 };
 
@@ -90,6 +95,16 @@ struct WatchEvent {
 class WatchHandle {
  public:
   virtual ~WatchHandle() = default;
+};
+
+// What a store holds and where its limits are.
+struct StoreStats {
+  int64_t live_bytes = 0;     // keys and current values in memory, with what each costs beside them
+  int64_t history_bytes = 0;  // the same of what was overwritten or deleted and is still kept
+  int64_t used_bytes = 0;     // on disk, without free pages; 0: in memory only
+  int64_t file_bytes = 0;     // on disk, of the database
+  int64_t quota_bytes = 0;    // what used_bytes may grow to; 0: no quota
+  int64_t unreadable_records = 0;  // found when the store was opened, and left out
 };
 
 // Keys are paths (`name/NAME`, `array/ID`) of 1 to kMaxKeyBytes bytes without NUL, values opaque
@@ -115,9 +130,10 @@ class Store {
   // Otherwise nothing of it happened:
   //   ABORTED (VERSION_MISMATCH)  a compare failed; names the key, its revision and the one asked.
   //   INVALID_ARGUMENT            over a limit above, a malformed key, or one written twice.
-  //   RESOURCE_EXHAUSTED          the disk or the quota is full, or too much is queued.
-  //   UNAVAILABLE                 the store failed before and takes no more writes, or is closing.
-  //   DATA_LOSS, INTERNAL         writing failed; whether it is on disk shows when it is reopened.
+  //   RESOURCE_EXHAUSTED          (STORE_FULL) disk or quota are full; or too much is queued.
+  //   UNAVAILABLE                 the store is closing.
+  // After a write whose outcome is not known no callback runs any more: see
+  // LocalStoreOptions::on_failure.
   virtual void Commit(Transaction transaction, CommitCallback callback) = 0;
 
   // NOT_FOUND: not there at that revision (0: the newest). OUT_OF_RANGE: the revision is compacted,
@@ -135,11 +151,12 @@ class Store {
                                          ListOptions options = {}) const = 0;
 
   // Calls back for each commit from `from_revision` on (that one included) that changed a key with
-  // this prefix, without gap or repetition: first those that are past, then as they happen.
+  // one of these prefixes, without gap or repetition: first those that are past, then as they
+  // happen.
   // List, then Watch from its revision + 1, follows everything; a revision to come is none too
   // early. OUT_OF_RANGE (COMPACTED): the
   // changes from there on are not all there any more; list anew.
-  virtual absl::StatusOr<std::unique_ptr<WatchHandle>> Watch(std::string prefix,
+  virtual absl::StatusOr<std::unique_ptr<WatchHandle>> Watch(std::vector<std::string> prefixes,
                                                              Revision from_revision,
                                                              WatchCallback callback) = 0;
 
@@ -148,10 +165,20 @@ class Store {
   // to come.
   virtual void Compact(Revision revision, absl::AnyInvocable<void(absl::Status) &&> callback) = 0;
 
+  // Writes a copy of all that is durable to a new file at `path`, a little at a time between the
+  // commits; it is of one revision, of which `callback` is told when the copy is synced. Each store
+  // on disk can be opened from such a copy. FAILED_PRECONDITION: the store is in memory only.
+  // ALREADY_EXISTS: there is such a file. RESOURCE_EXHAUSTED: no room for it.
+  virtual void Backup(std::string path, CommitCallback callback) = 0;
+
   // The newest revision that reads see.
   virtual Revision revision() const = 0;
+  // The newest revision of which, and of all before it, the callbacks have run. What is derived
+  // from them is at least as new. Never less than compacted_revision().
+  virtual Revision settled_revision() const = 0;
   // The oldest revision that reads may ask for.
   virtual Revision compacted_revision() const = 0;
+  virtual StoreStats stats() const = 0;
 };
 
 // Commit, and wait for its end. For start-up and tests: never on a gRPC or store thread.

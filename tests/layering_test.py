@@ -33,7 +33,7 @@ ALLOWED_BELOW_WORKER = {
 # Libraries that only some files may include: (what it is, pattern of the include, patterns of the files).
 ABOVE = ["tests/*", "bench/*"]
 CONFINED = [
-    ("SQLite", r"sqlite3", ["server/sqlite_store.cc"]),
+    ("SQLite", r"sqlite3", ["server/sqlite_database.cc"]),
     ("the etcd API", r"etcd/", ["server/etcd_store.cc"]),
     ("yaml-cpp", r"yaml-cpp/", ["rpc/config.cc"]),
     ("oneDNN", r"(oneapi/)?dnnl|oneapi/", ["worker/kernel/*.cc"]),
@@ -131,7 +131,7 @@ PLANTED = [
     ("tensor/silent.cc", '#include "sharding/mesh.h"\n', 1),
     ("rpc/call.cc", "// TLS.\n#include <openssl/ssl.h>\n", 1),
     ("worker/tile_service.cc", '// Right.\n#include "shardmesh/v1/tile_service.grpc.pb.h"\n', 0),
-    ("server/sqlite_store.cc", '// Right.\n#include <sqlite3.h>\n#include "rpc/clock.h"\n', 0),
+    ("server/sqlite_database.cc", '// Right.\n#include <sqlite3.h>\n#include "rpc/clock.h"\n', 0),
     ("tests/unit/right_test.cc", '// Right.\n#include "worker/shard_store.h"\n#include "server/store.h"\n', 0),
 ]
 

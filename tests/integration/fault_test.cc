@@ -7,6 +7,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <future>
 #include <memory>
 #include <string>
@@ -236,6 +239,40 @@ TEST_F(FaultTest, StateSurvivesTheDeathOfTheCoordinator) {
                                  client().Gather(client::ArraySelector::ByName("w")));
   EXPECT_TRUE(gathered.view().bytes() == weights.bytes());
   EXPECT_THAT(client().Matmul(Product("w")), IsOk());
+}
+
+// Nobody knows whether the commit is on disk, so nobody may act on either: workers that dropped
+// what they staged, or what it replaces, would lose an array that the journal turns out to hold.
+TEST_F(FaultTest, ACoordinatorWhoseDiskFailsEndsAndLosesNothing) {
+  const std::string fails = MakeTestFolder("fail_sync") + "/now";
+  ASSERT_EQ(setenv("LD_PRELOAD", SHARDMESH_FAIL_SYNC_LIBRARY, 1), 0);
+  ASSERT_EQ(setenv("SHARDMESH_FAIL_SYNC", fails.c_str(), 1), 0);
+  StartCluster({.mesh = "fsdp=2", .durable = true, .coordinator_flags = {}, .worker_flags = {}});
+  unsetenv("LD_PRELOAD");
+  unsetenv("SHARDMESH_FAIL_SYNC");
+  ASSERT_NE(cluster_, nullptr);
+  const Weights old_weights(64);
+  const Weights new_weights(96);
+  ASSERT_NO_FATAL_FAILURE(Put(old_weights, "w"));
+
+  std::ofstream(fails) << "from now on";
+  const client::PutTensor tensor = new_weights.Tensor("w");
+  auto put = std::async(std::launch::async, [&] {
+    return client().PutTensors({&tensor, 1}).status();
+  });
+  EXPECT_THAT(cluster_->AwaitEnd("coordinator"), IsOkAndHolds("exited with code 1"));
+  std::filesystem::remove(fails);
+  ASSERT_THAT(cluster_->Restart("coordinator"), IsOk());
+  ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
+  put.get().IgnoreError();  // it may have been repeated, with success
+
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::Array array,
+                                 client().DescribeArray(client::ArraySelector::ByName("w")));
+  EXPECT_EQ(array.state, client::ArrayState::kAvailable);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::GatheredTensor gathered,
+                                 client().Gather(client::ArraySelector::ByName("w")));
+  EXPECT_TRUE(gathered.view().bytes() == new_weights.bytes() ||
+              gathered.view().bytes() == old_weights.bytes());
 }
 
 TEST_F(FaultTest, TilesOnDiskSurviveTheDeathOfAWorker) {

@@ -601,8 +601,19 @@ TEST_F(CatalogueTest, ChunksWithoutTheirManifestMeanNothing) {
   EXPECT_THAT(store_->List("manifest/")->items, IsEmpty());
 }
 
-TEST_F(CatalogueTest, ARecordThatCannotBeReadIsDataLoss) {
-  ASSERT_THAT(CommitAndWait(*store_, {.puts = {{"array/x", "\xff\xff"}}}), IsOk());
+TEST_F(CatalogueTest, ARecordThatCannotBeReadKeepsNobodyFromTheOthers) {
+  const std::string id = Stage();
+  ASSERT_THAT(Put("sound", id), IsOk());
+  ASSERT_THAT(CommitAndWait(*store_, {.puts = {{"array/x", "\xff\xff"}, {"name/x", "\xff"}}}),
+              IsOk());
+  Reopen();
+  EXPECT_THAT(catalogue_->FindArray(id), IsOk());
+  Settle();
+  EXPECT_THAT(store_->Get("array/x"), IsOk()) << "it is left for a person to look at";
+}
+
+TEST_F(CatalogueTest, WithoutTheRecordOfItsClusterItDoesNotBegin) {
+  ASSERT_THAT(CommitAndWait(*store_, {.puts = {{"cluster", "\xff\xff"}}}), IsOk());
   EXPECT_THAT(Catalogue::Open(store_.get(), &clock_, [](const auto&) {}).status(),
               StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed));
 }

@@ -95,7 +95,7 @@ class ClusterStateTest : public testing::Test {
     store_.reset();
     Open(*OpenSqliteStore({.folder = folder,
                            .quota_bytes = 1 << 30,
-                           .local = {.retained_revisions = 1, .history = DefinitionHistory()}}));
+                           .local = {.retention = {.bytes = 0}, .history = DefinitionHistory()}}));
   }
 
   // The size of the mesh of a reference; -1 if there is none.
@@ -550,10 +550,10 @@ TEST_F(ClusterStateTest, TellsAWatcherOfEachChangeOnce) {
   absl::Mutex mutex;
   std::vector<std::string> seen;
   const auto watch = publisher_->Watch(
-      store_->revision() + 1, [&](const std::vector<StatePublisher::Event>& events) {
+      {}, store_->revision() + 1, [&](const std::vector<StatePublisher::Event>& events) {
         absl::MutexLock lock(&mutex);
         for (const StatePublisher::Event& event : events) {
-          seen.push_back(event.name + (event.definition == nullptr ? " deleted" : ""));
+          seen.push_back(event.name + (event.record == nullptr ? " deleted" : ""));
         }
       });
   ASSERT_TRUE(watch.ok());

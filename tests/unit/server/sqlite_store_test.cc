@@ -12,14 +12,17 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <memory>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "server/store.h"
+#include "tests/testing/eventually.h"
 #include "tests/testing/status_matchers.h"
 
 namespace shardmesh::server {
@@ -113,10 +116,11 @@ TEST(SqliteStoreTest, RefusesADatabaseThatItCannotWrite) {
 TEST(SqliteStoreTest, RefusesADatabaseOfANewerVersion) {
   const std::string folder = NewFolder();
   ASSERT_THAT(Open(folder), IsOk());
-  RunSql(folder + "/state.db", "PRAGMA user_version = 2");
+  RunSql(folder + "/state.db", "PRAGMA user_version = 99");
   const absl::StatusOr<std::unique_ptr<Store>> opened = Open(folder);
-  EXPECT_THAT(opened, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kStoreFailed));
-  EXPECT_THAT(opened.status().ToString(), HasSubstr("schema version 2"));
+  EXPECT_THAT(opened, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kSchemaMismatch));
+  EXPECT_THAT(opened.status().ToString(),
+              AllOf(HasSubstr("schema version 99"), HasSubstr("reads versions 1 to 2")));
 }
 
 TEST(SqliteStoreTest, RefusesADatabaseOfAnotherProgram) {
@@ -154,9 +158,161 @@ TEST(SqliteStoreTest, AFullDiskFailsTheCommitAndNothingElse) {
                                  OpenSqliteStore({.folder = folder, .quota_bytes = 256 * 1024}));
   ASSERT_THAT(CommitAndWait(*store, {.puts = {{"a", "1"}}}), IsOk());
   EXPECT_THAT(CommitAndWait(*store, {.puts = {{"big", std::string(1 << 20, 'v')}}}),
-              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kStoreFailed));
+              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kStoreFull));
   EXPECT_THAT(store->Get("big"), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
   EXPECT_THAT(CommitAndWait(*store, {.puts = {{"a", "2"}}}), IsOkAndHolds(2));
+}
+
+// What the first version of the schema wrote.
+void WriteFirstVersion(const std::string& folder) {
+  std::string sql =
+      "CREATE TABLE event (position INTEGER PRIMARY KEY, key TEXT NOT NULL, value BLOB);"
+      "CREATE TABLE bounds (compacted INTEGER NOT NULL, newest INTEGER NOT NULL);"
+      "INSERT INTO bounds VALUES (1, 2);"
+      "PRAGMA application_id = 1936221293; PRAGMA user_version = 1; BEGIN;";
+  sql += StrCat("INSERT INTO event VALUES (", 1 << 8, ", 'gone', X'00');");
+  sql += StrCat("INSERT INTO event VALUES (", (1 << 8) + 1, ", 'a', X'6f6c64');");
+  for (int revision = 2; revision < 30; ++revision) {
+    sql += StrCat("INSERT INTO event VALUES (", revision << 8, ", 'a', X'6e6577');");
+  }
+  sql += StrCat("INSERT INTO event VALUES (", 30 << 8, ", 'gone', NULL);");
+  sql += StrCat("INSERT INTO event VALUES (", 31 << 8, ", 'empty', X''); COMMIT");
+  RunSql(folder + "/state.db", sql);
+}
+
+TEST(SqliteStoreTest, BringsAStoreOfAnOlderVersionToItsOwn) {
+  const std::string folder = NewFolder();
+  ASSERT_NO_FATAL_FAILURE(WriteFirstVersion(folder));
+  for (int start = 0; start < 2; ++start) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(
+        const auto store,
+        OpenSqliteStore({.folder = folder, .local = {.history = {.others_have_none = true}}}));
+    EXPECT_EQ(store->revision(), 31);
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const KeyValues all, store->List(""));
+    ASSERT_EQ(all.items.size(), 2u);
+    EXPECT_EQ(all.items[0].value, "new");
+    EXPECT_EQ(all.items[0].mod_revision, 29);
+    EXPECT_EQ(all.items[1].key, "empty");
+    EXPECT_TRUE(test::Eventually([&] { return store->stats().history_bytes == 0; }))
+        << "what it kept of keys that have no history any more is gone";
+    EXPECT_EQ(store->stats().unreadable_records, 0);
+  }
+}
+
+// All that a store tells, as one text.
+std::string Contents(const Store& store) {
+  std::string all = StrCat(store.revision(), " ", store.compacted_revision());
+  const absl::StatusOr<KeyValues> found = store.List("");
+  for (const KeyValue& item : found->items) {
+    all += StrCat("\n", item.key, "@", item.mod_revision, "=", item.value);
+  }
+  return all;
+}
+
+TEST(SqliteStoreTest, TakesNoFlippedBitInSilence) {
+  const std::string folder = NewFolder();
+  const SqliteStoreOptions options = {.folder = folder, .local = {.retention = kRetainAll}};
+  std::string before;
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenSqliteStore(options));
+    for (int i = 0; i < 60; ++i) {
+      const std::string value(static_cast<size_t>(100 + i), static_cast<char>('a' + i % 26));
+      ASSERT_THAT(CommitAndWait(*store, {.puts = {{StrCat("name/", i % 40), value}}}), IsOk());
+    }
+    ASSERT_THAT(CommitAndWait(*store, {.deletes = {"name/7"}}), IsOk());
+    before = Contents(*store);
+  }
+  std::ifstream in(folder + "/state.db", std::ios::binary);
+  const std::string sound{std::istreambuf_iterator<char>(in), {}};
+  std::mt19937 random(60);
+  int refused = 0;
+  int named = 0;
+  constexpr int kFlips = 300;
+  for (int flip = 0; flip < kFlips; ++flip) {
+    const size_t bit = random() % (sound.size() * 8);
+    std::string flipped = sound;
+    flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << (bit % 8)));
+    std::filesystem::remove(folder + "/state.db-wal");
+    std::ofstream(folder + "/state.db", std::ios::binary) << flipped;
+    const auto store = OpenSqliteStore(options);
+    if (!store.ok()) {
+      ++refused;
+    } else if ((*store)->stats().unreadable_records > 0) {
+      ++named;
+    } else {
+      EXPECT_EQ(Contents(**store), before) << "bit " << bit;
+    }
+  }
+  EXPECT_GT(refused, 0);
+  EXPECT_GT(named, kFlips / 10);
+}
+
+TEST(SqliteStoreTest, ShowsNoOlderValueInPlaceOfOneThatIsUnreadable) {
+  const std::string folder = NewFolder();
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, Open(folder));
+    for (const char* value : {"first", "second"}) {
+      ASSERT_THAT(CommitAndWait(*store, {.puts = {{"a", value}}}), IsOk());
+    }
+    ASSERT_THAT(CommitAndWait(*store, {.puts = {{"b", "sound"}}}), IsOk());
+  }
+  RunSql(folder + "/state.db", "UPDATE event SET value = X'7365636f6e65' WHERE position = 512");
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, Open(folder));
+  EXPECT_EQ(store->stats().unreadable_records, 1);
+  EXPECT_THAT(store->Get("a"), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  EXPECT_THAT(store->Get("b"), IsOk());
+  EXPECT_THAT(CommitAndWait(*store, {.puts = {{"a", "third"}}}), IsOkAndHolds(4));
+}
+
+TEST(SqliteStoreTest, DiskAndStartAreBoundedByWhatIsThereNotByCommits) {
+  const std::string folder = NewFolder();
+  const SqliteStoreOptions options = {
+      .folder = folder,
+      .local = {.retention = {.bytes = 256 << 10},
+                .history = {.prefixes = {"kept/"}, .values = 2, .others_have_none = true}},
+      .log_pages = 64};
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenSqliteStore(options));
+    for (int i = 0; i < 300; ++i) {
+      ASSERT_THAT(CommitAndWait(*store, {.puts = {{"kept/a", std::string(10'000, 'v')},
+                                                  {"request/1", std::string(50'000, 'v')}}}),
+                  IsOk());
+    }
+    EXPECT_LE(store->stats().history_bytes, 280 << 10);
+  }
+  EXPECT_LE(std::filesystem::file_size(folder + "/state.db"), 1u << 20) << "of 18 MB written";
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenSqliteStore(options));
+  EXPECT_EQ(store->revision(), 300);
+  EXPECT_LE(store->stats().history_bytes, 280 << 10);
+}
+
+TEST(SqliteStoreTest, ACopyMadeBetweenCommitsOpensAsAStore) {
+  const std::string folder = NewFolder();
+  const std::string copy = NewFolder();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, Open(folder));
+  for (int i = 0; i < 40; ++i) {
+    ASSERT_THAT(CommitAndWait(*store, {.puts = {{StrCat(i), std::string(100'000, 'v')}}}), IsOk());
+  }
+  absl::StatusOr<Revision> copied;
+  absl::Notification done;
+  store->Backup(copy + "/state.db", [&](absl::StatusOr<Revision> revision) {
+    copied = std::move(revision);
+    done.Notify();
+  });
+  for (int i = 40; !done.HasBeenNotified(); ++i) {
+    ASSERT_THAT(CommitAndWait(*store, {.puts = {{StrCat(i), "meanwhile"}}}), IsOk());
+  }
+  ASSERT_THAT(copied, IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto opened, Open(copy));
+  EXPECT_EQ(opened->revision(), *copied);
+  EXPECT_EQ(opened->List("")->items.size(), static_cast<size_t>(*copied));
+
+  absl::Notification refused;
+  store->Backup(copy + "/state.db", [&](const absl::StatusOr<Revision>& revision) {
+    EXPECT_THAT(revision, StatusIs(absl::StatusCode::kAlreadyExists, Reason::kStoreFailed));
+    refused.Notify();
+  });
+  refused.WaitForNotification();
 }
 
 // Commits from now to its death, and reports each acknowledged revision through the pipe.

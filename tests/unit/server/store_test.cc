@@ -17,11 +17,13 @@
 #include "absl/synchronization/notification.h"
 #include "server/local_store.h"
 #include "server/sqlite_store.h"
+#include "tests/testing/eventually.h"
 #include "tests/testing/status_matchers.h"
 
 namespace shardmesh::server {
 namespace {
 
+using ::shardmesh::test::Eventually;
 using ::shardmesh::test::IsOk;
 using ::shardmesh::test::IsOkAndHolds;
 using ::shardmesh::test::StatusIs;
@@ -52,7 +54,7 @@ class Seen {
       absl::MutexLock lock(&mutex_);
       for (const WatchEvent& event : events) {
         seen_.push_back(StrCat(event.revision, ":", event.key, event.value ? "=" : "-",
-                               event.value.value_or("")));
+                               event.value ? *event.value : ""));
       }
     };
   }
@@ -97,7 +99,7 @@ class StoreTest : public ::testing::TestWithParam<StoreKind> {
     return keys;
   }
 
-  const std::unique_ptr<Store> store_ = GetParam().make({.retained_revisions = 0});
+  const std::unique_ptr<Store> store_ = GetParam().make({.retention = kRetainAll});
 };
 
 TEST_P(StoreTest, StartsEmptyAtRevisionZero) {
@@ -191,8 +193,8 @@ TEST_P(StoreTest, WatchesFromThePastIntoTheFutureWithoutGap) {
   ASSERT_THAT(CommitAndWait(*store_, {.puts = {{"a/2", "y"}}, .deletes = {"a/1"}}), IsOk());
   Seen all;
   Seen late;
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto watch_all, store_->Watch("a/", 1, all.callback()));
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto watch_late, store_->Watch("a/", 4, late.callback()));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto watch_all, store_->Watch({"a/"}, 1, all.callback()));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto watch_late, store_->Watch({"a/"}, 4, late.callback()));
   ASSERT_THAT(PutOne("a/3", "z"), IsOk());
   EXPECT_THAT(all.WaitFor(4), ElementsAre("1:a/1=x", "3:a/2=y", "3:a/1-", "4:a/3=z"));
   EXPECT_THAT(late.WaitFor(1), ElementsAre("4:a/3=z"));
@@ -200,7 +202,7 @@ TEST_P(StoreTest, WatchesFromThePastIntoTheFutureWithoutGap) {
 
 TEST_P(StoreTest, AWatchCanStartInTheFuture) {
   Seen seen;
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto watch, store_->Watch("", 3, seen.callback()));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto watch, store_->Watch({""}, 3, seen.callback()));
   for (const char* value : {"1", "2", "3"}) ASSERT_THAT(PutOne("a", value), IsOk());
   EXPECT_THAT(seen.WaitFor(1), ElementsAre("3:a=3"));
 }
@@ -208,7 +210,7 @@ TEST_P(StoreTest, AWatchCanStartInTheFuture) {
 TEST_P(StoreTest, AWatchEndsWithItsHandle) {
   Seen seen;
   {
-    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto watch, store_->Watch("", 1, seen.callback()));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto watch, store_->Watch({""}, 1, seen.callback()));
     ASSERT_THAT(PutOne("a", "1"), IsOk());
     seen.WaitFor(1);
   }
@@ -223,7 +225,7 @@ TEST_P(StoreTest, AWatchCanEndItselfAndCommit) {
   {
     absl::MutexLock lock(&mutex);
     SHARDMESH_ASSERT_OK_AND_ASSIGN(
-        watch, store_->Watch("a", 1, [&](const std::vector<WatchEvent>&) {
+        watch, store_->Watch({"a"}, 1, [&](const std::vector<WatchEvent>&) {
           absl::MutexLock inner(&mutex);
           watch.reset();
           store_->Commit({.puts = {{"b", "from the watch"}}},
@@ -249,9 +251,9 @@ TEST_P(StoreTest, CompactionForgetsWhatWasSupersededAndNothingElse) {
   EXPECT_THAT(KeysOf("", {.at = 4}), ElementsAre("a=3"));
   EXPECT_THAT(KeysOf(""), ElementsAre("a=5"));
   Seen seen;
-  EXPECT_THAT(store_->Watch("", 4, seen.callback()).status(),
+  EXPECT_THAT(store_->Watch({""}, 4, seen.callback()).status(),
               StatusIs(absl::StatusCode::kOutOfRange, Reason::kCompacted));
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto watch, store_->Watch("", 5, seen.callback()));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto watch, store_->Watch({""}, 5, seen.callback()));
   EXPECT_THAT(seen.WaitFor(1), ElementsAre("5:a=5"));
 }
 
@@ -325,16 +327,62 @@ TEST_P(StoreTest, CallsBackForEverythingItAcceptedBeforeItEnds) {
   }
 }
 
-TEST_P(StoreTest, KeepsABoundedHistoryByItself) {
-  const auto store = GetParam().make({.retained_revisions = 10});
-  for (int i = 0; i < 50; ++i) {
-    ASSERT_THAT(CommitAndWait(*store, {.puts = {{"a", StrCat(i)}}}), IsOk());
+TEST_P(StoreTest, KeepsNoMoreBytesOfHistoryThanItMay) {
+  constexpr size_t kBytes = 100'000;
+  const auto store = GetParam().make({.retention = {.bytes = kBytes}});
+  for (int i = 0; i < 100; ++i) {
+    ASSERT_THAT(CommitAndWait(*store, {.puts = {{"a", std::string(5000, 'v')}}}), IsOk());
   }
-  ASSERT_THAT(CommitAndWait(*store, {.puts = {{"b", ""}}}), IsOk());
-  EXPECT_GE(store->compacted_revision(), 51 - 21);
-  EXPECT_LE(store->compacted_revision(), 51 - 10);
+  EXPECT_TRUE(Eventually([&] { return store->stats().history_bytes <= int64_t{kBytes}; }));
+  EXPECT_GT(store->stats().history_bytes, int64_t{kBytes / 4}) << "what may stay, stays";
+  EXPECT_GE(store->compacted_revision(), 80);
+  EXPECT_LE(store->compacted_revision(), store->settled_revision());
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const KeyValue a, store->Get("a"));
-  EXPECT_EQ(a.value, "49");
+  EXPECT_EQ(a.mod_revision, 100);
+}
+
+TEST_P(StoreTest, ForgetsHistoryWhenItsTimeIsOver) {
+  const auto store = GetParam().make({.retention = {.time = absl::Milliseconds(50)}});
+  ASSERT_THAT(CommitAndWait(*store, {.puts = {{"a", "1"}, {"b", "1"}}}), IsOk());
+  ASSERT_THAT(CommitAndWait(*store, {.puts = {{"a", "2"}}, .deletes = {"b"}}), IsOk());
+  EXPECT_TRUE(Eventually([&] { return store->stats().history_bytes == 0; }))
+      << "though nobody writes";
+  EXPECT_EQ(store->compacted_revision(), 2);
+  EXPECT_THAT(store->Get("a"), IsOk());
+}
+
+TEST_P(StoreTest, KeepsNothingOfKeysWithoutHistory) {
+  const auto store = GetParam().make(
+      {.retention = kRetainAll, .history = {.prefixes = {"kept/"}, .others_have_none = true}});
+  const auto put = [&](const std::string& key, const std::string& value) {
+    EXPECT_THAT(CommitAndWait(*store, {.puts = {{key, value}}}), IsOk());
+  };
+  put("kept/a", "1");
+  put("other", std::string(100'000, '1'));
+  const int64_t live_bytes = store->stats().live_bytes;
+  for (int i = 0; i < 20; ++i) put("other", std::string(100'000, '2'));
+  EXPECT_EQ(store->stats().live_bytes, live_bytes);
+  EXPECT_EQ(store->stats().history_bytes, 0);
+  EXPECT_THAT(store->Get("other", 2), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  ASSERT_THAT(CommitAndWait(*store, {.puts = {{"x", "1"}}, .deletes = {"other"}}),
+              IsOkAndHolds(23));
+  ASSERT_THAT(CommitAndWait(*store, {.deletes = {"x"}}), IsOkAndHolds(24));
+  EXPECT_EQ(store->revision(), 24) << "a deletion is a commit, though it leaves nothing";
+  EXPECT_EQ(store->stats().history_bytes, 0);
+  EXPECT_EQ(store->compacted_revision(), 0) << "what is watched has lost nothing";
+  put("other", "again");
+  Seen seen;
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto watch, store->Watch({"kept/"}, 1, seen.callback()));
+  EXPECT_THAT(seen.WaitFor(1), ElementsAre("1:kept/a=1"));
+}
+
+TEST_P(StoreTest, AWatchOfSeveralPrefixesSeesTheirChangesInOrder) {
+  Seen seen;
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto watch, store_->Watch({"a/", "c/"}, 1, seen.callback()));
+  ASSERT_THAT(PutOne("c/1", "x"), IsOk());
+  ASSERT_THAT(PutOne("b/1", "not watched"), IsOk());
+  ASSERT_THAT(PutOne("a/1", "y"), IsOk());
+  EXPECT_THAT(seen.WaitFor(2), ElementsAre("1:c/1=x", "3:a/1=y"));
 }
 
 // The values of a key's history, the newest first, or the error.
@@ -350,7 +398,7 @@ std::vector<std::string> HistoryOf(const Store& store, std::string_view key, Rev
 
 TEST_P(StoreTest, KeepsWhatKeysOfSomePrefixesWereSinceTheyWereMade) {
   const auto store = GetParam().make(
-      {.retained_revisions = 0, .history = {.prefixes = {"kept/", "too/"}, .values = 3}});
+      {.retention = kRetainAll, .history = {.prefixes = {"kept/", "too/"}, .values = 3}});
   const auto put = [&](const std::string& key, const std::string& value) {
     EXPECT_THAT(CommitAndWait(*store, {.puts = {{key, value}}}), IsOk());
   };
@@ -375,7 +423,7 @@ TEST_P(StoreTest, KeepsWhatKeysOfSomePrefixesWereSinceTheyWereMade) {
 
 TEST_P(StoreTest, KeepsNoMoreBytesOfHistoryThanAllowed) {
   const auto store = GetParam().make(
-      {.retained_revisions = 0, .history = {.prefixes = {"kept/"}, .values = 10, .bytes = 5}});
+      {.retention = kRetainAll, .history = {.prefixes = {"kept/"}, .values = 10, .bytes = 5}});
   for (const char* value : {"a", "bb", "cccc", "dd", "e", "ffffffff"}) {
     ASSERT_THAT(CommitAndWait(*store, {.puts = {{"kept/x", value}}}), IsOk());
   }
@@ -388,7 +436,7 @@ TEST_P(StoreTest, CompactionLeavesTheHistoryThatIsKept) {
   std::mt19937 random(20);
   for (int run = 0; run < kRuns; ++run) {
     const LocalStoreOptions options = {
-        .retained_revisions = 0,
+        .retention = kRetainAll,
         .history = {.prefixes = {"kept/"}, .values = 4, .bytes = size_t{12}}};
     const auto compacted = GetParam().make(options);
     const auto whole = CreateMemoryStore(options);

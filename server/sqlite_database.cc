@@ -1,0 +1,231 @@
+// The calls of SQLite.
+#include "server/sqlite_database.h"
+
+#include <sqlite3.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "sharding/reason.h"
+#include "sharding/str_cat.h"
+
+namespace shardmesh::server {
+namespace {
+
+absl::Status StoreError(absl::StatusCode code, std::string_view message) {
+  return WithReason(absl::Status(code, ToAbsl(message)), Reason::kStoreFailed);
+}
+
+}  // namespace
+
+Database::Statement::~Statement() { sqlite3_finalize(statement_); }
+
+void Database::Statement::BindNumber(int parameter, int64_t value) const {
+  sqlite3_bind_int64(statement_, parameter, value);
+}
+
+void Database::Statement::BindText(int parameter, std::string_view text) const {
+  sqlite3_bind_text(statement_, parameter, text.data(), static_cast<int>(text.size()),
+                    SQLITE_STATIC);
+}
+
+void Database::Statement::BindBytes(int parameter, std::string_view bytes) const {
+  // No bytes at all would be null.
+  sqlite3_bind_blob(statement_, parameter, bytes.empty() ? "" : bytes.data(),
+                    static_cast<int>(bytes.size()), SQLITE_STATIC);
+}
+
+void Database::Statement::BindNull(int parameter) const {
+  sqlite3_bind_null(statement_, parameter);
+}
+
+int64_t Database::Statement::Number(int column) const {
+  return sqlite3_column_int64(statement_, column);
+}
+
+std::string_view Database::Statement::Bytes(int column) const {
+  const auto* data = static_cast<const char*>(sqlite3_column_blob(statement_, column));
+  const auto size = static_cast<size_t>(sqlite3_column_bytes(statement_, column));
+  return data == nullptr ? std::string_view() : std::string_view(data, size);
+}
+
+bool Database::Statement::IsNull(int column) const {
+  return sqlite3_column_type(statement_, column) == SQLITE_NULL;
+}
+
+bool Database::Statement::IsText(int column) const {
+  return sqlite3_column_type(statement_, column) == SQLITE_TEXT;
+}
+
+bool Database::Statement::IsNumber(int column) const {
+  return sqlite3_column_type(statement_, column) == SQLITE_INTEGER;
+}
+
+void Database::Statement::Reset() const { sqlite3_reset(statement_); }
+
+Database::~Database() { sqlite3_close(handle_); }
+
+absl::Status Database::Open(const std::string& vfs) {
+  const int code = sqlite3_open_v2(
+      path_.c_str(), &handle_,
+      SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX | SQLITE_OPEN_EXRESCODE,
+      vfs.empty() ? nullptr : vfs.c_str());
+  if (code != SQLITE_OK) return Error(code, "open");
+  if (sqlite3_db_readonly(handle_, "main") == 1) {
+    return StoreError(absl::StatusCode::kPermissionDenied,
+                      StrCat("cannot write ", path_, "; the coordinator needs to"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Database::Execute(const std::string& sql) {
+  const int code = sqlite3_exec(handle_, sql.c_str(), nullptr, nullptr, nullptr);
+  return code == SQLITE_OK ? absl::OkStatus() : Error(code, sql);
+}
+
+absl::StatusOr<Database::Statement> Database::Prepare(const std::string& sql) {
+  Statement statement;
+  const int code = sqlite3_prepare_v3(handle_, sql.c_str(), -1, SQLITE_PREPARE_PERSISTENT,
+                                      &statement.statement_, nullptr);
+  if (code != SQLITE_OK) return Error(code, sql);
+  return statement;
+}
+
+absl::Status Database::Run(const Statement& statement) {
+  const int code = sqlite3_step(statement.statement_);
+  sqlite3_reset(statement.statement_);
+  return code == SQLITE_DONE ? absl::OkStatus() : Error(code, sqlite3_sql(statement.statement_));
+}
+
+absl::StatusOr<bool> Database::Step(const Statement& statement) {
+  const int code = sqlite3_step(statement.statement_);
+  if (code == SQLITE_ROW) return true;
+  sqlite3_reset(statement.statement_);
+  if (code == SQLITE_DONE) return false;
+  return Error(code, sqlite3_sql(statement.statement_));
+}
+
+absl::StatusOr<std::optional<int64_t>> Database::Number(const std::string& sql) {
+  SHARDMESH_ASSIGN_OR_RETURN(const Statement statement, Prepare(sql));
+  SHARDMESH_ASSIGN_OR_RETURN(const bool row, Step(statement));
+  if (!row) return std::nullopt;
+  return statement.Number(0);
+}
+
+absl::Status Database::RolledBack(absl::Status because) {
+  // After some errors SQLite has rolled back already; then there is nothing left to do.
+  if (sqlite3_get_autocommit(handle_) == 0) {
+    const int code = sqlite3_exec(handle_, "ROLLBACK", nullptr, nullptr, nullptr);
+    if (code != SQLITE_OK && sqlite3_get_autocommit(handle_) == 0) {
+      return WithContext(Error(code, "ROLLBACK"),
+                         StrCat("cannot roll back after ", ToStd(because.message())));
+    }
+  }
+  return because;
+}
+
+absl::Status Database::UseLog() {
+  SHARDMESH_RETURN_IF_ERROR(Execute("PRAGMA journal_mode = WAL"));
+  SHARDMESH_RETURN_IF_ERROR(Execute("PRAGMA synchronous = FULL"));
+  // SQLite's own checkpoints keep their errors to themselves.
+  SHARDMESH_RETURN_IF_ERROR(Execute("PRAGMA wal_autocheckpoint = 0"));
+  sqlite3_wal_hook(
+      handle_,
+      [](void* database, sqlite3*, const char*, int pages) {
+        static_cast<Database*>(database)->log_pages_ = pages;
+        return SQLITE_OK;
+      },
+      this);
+  return absl::OkStatus();
+}
+
+absl::Status Database::Checkpoint() {
+  const int code =
+      sqlite3_wal_checkpoint_v2(handle_, nullptr, SQLITE_CHECKPOINT_PASSIVE, nullptr, nullptr);
+  if (code != SQLITE_OK) return Error(code, "checkpoint");
+  log_pages_ = 0;
+  return absl::OkStatus();
+}
+
+absl::Status Database::LimitPages(int64_t pages) {
+  return Execute(StrCat("PRAGMA max_page_count = ", std::max<int64_t>(1, pages)));
+}
+
+absl::Status Database::CheckPages() {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto statement, Prepare("PRAGMA quick_check(1)"));
+  SHARDMESH_ASSIGN_OR_RETURN(const bool row, Step(statement));
+  const std::string found(row ? statement.Bytes(0) : "no answer");
+  if (found == "ok") return absl::OkStatus();
+  return StoreError(absl::StatusCode::kDataLoss,
+                    StrCat("the state database is damaged; see what can be read with `shardmesh "
+                           "admin check`, or restore a snapshot: ",
+                           path_, ": ", found));
+}
+
+Database::Copy::~Copy() { sqlite3_backup_finish(backup_); }
+
+absl::StatusOr<bool> Database::Copy::Step(int pages) {
+  const int code = sqlite3_backup_step(backup_, pages);
+  if (code == SQLITE_OK) return false;
+  const int finished = sqlite3_backup_finish(std::exchange(backup_, nullptr));
+  if (code == SQLITE_DONE && finished == SQLITE_OK) return true;
+  return to_.Error(code == SQLITE_DONE ? finished : code, "copy");
+}
+
+absl::StatusOr<std::unique_ptr<Database::Copy>> Database::BeginCopy(const std::string& path) {
+  struct stat found;
+  if (stat(path.c_str(), &found) == 0) {
+    return StoreError(absl::StatusCode::kAlreadyExists, StrCat("there is a file ", path));
+  }
+  std::unique_ptr<Copy> copy(new Copy(path));
+  SHARDMESH_RETURN_IF_ERROR(copy->to_.Open());
+  // Nobody needs half of a copy, so there is nothing to roll back to.
+  SHARDMESH_RETURN_IF_ERROR(copy->to_.Execute("PRAGMA journal_mode = OFF"));
+  SHARDMESH_RETURN_IF_ERROR(copy->to_.Execute("PRAGMA synchronous = FULL"));
+  copy->backup_ = sqlite3_backup_init(copy->to_.handle_, "main", handle_, "main");
+  if (copy->backup_ == nullptr) {
+    return copy->to_.Error(sqlite3_extended_errcode(copy->to_.handle_), "copy");
+  }
+  return copy;
+}
+
+absl::Status Database::Error(int code, std::string_view doing) const {
+  const int system = sqlite3_system_errno(handle_);
+  const std::string what = StrCat(
+      path_, ": ", sqlite3_errstr(code), " (", sqlite3_errmsg(handle_), "; SQLite code ", code,
+      system == 0 ? "" : StrCat(", system: ", std::strerror(system)), ", in: ", doing, ")");
+  // A write that the system refused for want of room has not happened; but after a sync that failed
+  // nobody knows.
+  if ((code & 0xff) == SQLITE_FULL || (code == SQLITE_IOERR_WRITE && system == EDQUOT)) {
+    return WithReason(
+        absl::ResourceExhaustedError(
+            StrCat("no room for the state on disk, or its quota is used up; delete what is not "
+                   "needed, or give the store more: ",
+                   what)),
+        Reason::kStoreFull);
+  }
+  switch (code & 0xff) {
+    case SQLITE_CORRUPT:
+    case SQLITE_NOTADB:
+      return StoreError(absl::StatusCode::kDataLoss,
+                        StrCat("the state database is damaged; see what can be read with "
+                               "`shardmesh admin check`, or restore a snapshot: ",
+                               what));
+    case SQLITE_PERM:
+    case SQLITE_READONLY:
+    case SQLITE_AUTH:
+    case SQLITE_CANTOPEN:
+      return StoreError(absl::StatusCode::kPermissionDenied,
+                        StrCat("the state database cannot be opened for writing: ", what));
+    case SQLITE_BUSY:
+    case SQLITE_LOCKED:
+      return StoreError(absl::StatusCode::kFailedPrecondition,
+                        StrCat("another program has the state database open; close it: ", what));
+    default:
+      return StoreError(absl::StatusCode::kInternal, what);
+  }
+}
+
+}  // namespace shardmesh::server

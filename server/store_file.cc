@@ -1,0 +1,288 @@
+// Locks, schema, migrations, checksums.
+#include "server/store_file.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+#include <memory>
+#include <optional>
+
+#include "absl/time/clock.h"
+#include "rpc/clock.h"
+#include "rpc/log.h"
+#include "sharding/reason.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+#include "tensor/crc32c.h"
+
+namespace shardmesh::server {
+namespace {
+
+// In the database's header: that it is ours ("shdm").
+constexpr int64_t kApplicationId = 0x7368646d;
+
+constexpr int kPlaceBits = 8;
+static_assert(kMaxTransactionOperations <= (1 << kPlaceBits));
+
+absl::Status StoreError(absl::StatusCode code, std::string_view message) {
+  return WithReason(absl::Status(code, ToAbsl(message)), Reason::kStoreFailed);
+}
+
+// How often the lock on a folder is tried, and how often the log repeats who has it.
+constexpr absl::Duration kLockRetry = absl::Milliseconds(50);
+constexpr absl::Duration kLockLogInterval = absl::Seconds(10);
+
+// What the lock's file says of the process that has it.
+std::string HolderOf(int fd) {
+  char text[128] = {};
+  const ssize_t count = pread(fd, text, sizeof(text), 0);
+  return count > 0 ? std::string(text, static_cast<size_t>(count)) : "(unknown)";
+}
+
+absl::Status SystemError(std::string_view doing, const std::string& path) {
+  const int error = errno;
+  return WithReason(absl::Status(absl::ErrnoToStatusCode(error),
+                                 StrCat("cannot ", doing, " ", path, ": ", std::strerror(error))),
+                    error == ENOSPC || error == EDQUOT ? Reason::kStoreFull : Reason::kStoreFailed);
+}
+
+// Bytes of a number, the lowest first.
+std::string NumberBytes(uint64_t value) {
+  std::string bytes(sizeof(value), '\0');
+  for (char& byte : bytes) {
+    byte = static_cast<char>(value & 0xff);
+    value >>= 8;
+  }
+  return bytes;
+}
+
+// From version 1 to 2.
+absl::Status AddChecksums(Database& database) {
+  SHARDMESH_RETURN_IF_ERROR(database.Execute(
+      "ALTER TABLE event ADD COLUMN crc INTEGER;"
+      "ALTER TABLE bounds ADD COLUMN crc INTEGER;"
+      "CREATE TABLE set_aside (position INTEGER, key BLOB, value BLOB, crc INTEGER, why TEXT)"));
+  SHARDMESH_ASSIGN_OR_RETURN(
+      const auto next,
+      database.Prepare("SELECT position, key, value FROM event WHERE position > ?1 "
+                       "ORDER BY position LIMIT 1"));
+  SHARDMESH_ASSIGN_OR_RETURN(const auto set,
+                             database.Prepare("UPDATE event SET crc = ?2 WHERE position = ?1"));
+  for (int64_t last = std::numeric_limits<int64_t>::min();;) {
+    next.BindNumber(1, last);
+    SHARDMESH_ASSIGN_OR_RETURN(const bool row, database.Step(next));
+    if (!row) break;
+    last = next.Number(0);
+    const std::string value(next.Bytes(2));
+    set.BindNumber(1, last);
+    set.BindNumber(2, RecordChecksum(last, next.Bytes(1), next.IsNull(2) ? nullptr : &value));
+    next.Reset();
+    SHARDMESH_RETURN_IF_ERROR(database.Run(set));
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const auto compacted, database.Number("SELECT compacted FROM bounds"));
+  SHARDMESH_ASSIGN_OR_RETURN(const auto newest, database.Number("SELECT newest FROM bounds"));
+  if (!compacted.has_value() || !newest.has_value()) {
+    return StoreError(absl::StatusCode::kDataLoss,
+                      StrCat("the state database is damaged: ", database.path(),
+                             " has lost its bounds; restore a snapshot"));
+  }
+  return WriteBounds(database, {.compacted = *compacted, .newest = *newest});
+}
+
+// kMigrations[v - 1] brings version v to v + 1.
+using Migration = absl::Status (*)(Database& database);
+constexpr Migration kMigrations[] = {&AddChecksums};
+static_assert(std::size(kMigrations) == kSchemaVersion - 1);
+
+}  // namespace
+
+std::string DatabasePath(std::string_view folder) { return StrCat(folder, "/state.db"); }
+
+absl::Status MakeDataFolder(const std::string& folder) {
+  if (mkdir(folder.c_str(), 0700) != 0) {
+    if (errno == EEXIST) return absl::OkStatus();
+    return SystemError("make the data folder", folder);
+  }
+  const std::string parent = std::filesystem::path(folder).parent_path();
+  return SyncFolder(parent.empty() ? "." : parent);
+}
+
+absl::Status SyncFolder(const std::string& folder) {
+  const int fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return SystemError("open", folder);
+  const bool synced = fsync(fd) == 0;
+  const absl::Status status = synced ? absl::OkStatus() : SystemError("sync", folder);
+  close(fd);
+  return status;
+}
+
+FolderLock::~FolderLock() {
+  if (fd_ >= 0) close(fd_);
+}
+
+absl::StatusOr<FolderLock> FolderLock::Take(const std::string& folder, absl::Duration timeout) {
+  const std::string path = folder + "/LOCK";
+  FolderLock lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  if (lock.fd_ < 0) return SystemError("open", path);
+  const absl::Time deadline = absl::Now() + timeout;
+  absl::Time next_log = absl::InfinitePast();
+  while (flock(lock.fd_, LOCK_EX | LOCK_NB) != 0) {
+    const absl::Time now = absl::Now();
+    if (now >= deadline) {
+      return StoreError(absl::StatusCode::kFailedPrecondition,
+                        StrCat("the data folder ", folder, " is in use by process ",
+                               HolderOf(lock.fd_), "; stop it, or use another folder"));
+    }
+    if (now >= next_log) {
+      rpc::LogWarning("waiting for the data folder, which another process has",
+                      {{"folder", folder},
+                       {"process", HolderOf(lock.fd_)},
+                       {"give_up_in", rpc::FormatRounded(deadline - now)}});
+      next_log = now + kLockLogInterval;
+    }
+    absl::SleepFor(std::min(kLockRetry, deadline - now));
+  }
+  // For people only: on a full disk the lock holds without it.
+  char host[64] = {};
+  if (gethostname(host, sizeof(host) - 1) != 0) host[0] = '\0';
+  const std::string holder = StrCat(getpid(), " on host ", host);
+  if (ftruncate(lock.fd_, 0) != 0 ||
+      pwrite(lock.fd_, holder.data(), holder.size(), 0) != static_cast<ssize_t>(holder.size())) {
+    if (errno != ENOSPC && errno != EDQUOT) return SystemError("write", path);
+  }
+  return lock;
+}
+
+int64_t RowId(EventPosition position) { return (position.revision << kPlaceBits) | position.place; }
+
+EventPosition PositionOf(int64_t row_id) {
+  return {row_id >> kPlaceBits, static_cast<int32_t>(row_id & ((1 << kPlaceBits) - 1))};
+}
+
+uint32_t RecordChecksum(int64_t row_id, std::string_view key, const std::string* value) {
+  uint32_t crc = Crc32c(StrCat(NumberBytes(static_cast<uint64_t>(row_id)), NumberBytes(key.size()),
+                               value == nullptr ? "-" : "+"));
+  crc = ExtendCrc32c(crc, absl::MakeConstSpan(key.data(), key.size()));
+  return value == nullptr ? crc : ExtendCrc32c(crc, *value);
+}
+
+uint32_t BoundsChecksum(Revision compacted, Revision newest) {
+  return Crc32c(StrCat(NumberBytes(static_cast<uint64_t>(compacted)),
+                       NumberBytes(static_cast<uint64_t>(newest))));
+}
+
+absl::StatusOr<int64_t> SchemaVersionOf(Database& database) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto application, database.Number("PRAGMA application_id"));
+  SHARDMESH_ASSIGN_OR_RETURN(const auto version, database.Number("PRAGMA user_version"));
+  SHARDMESH_ASSIGN_OR_RETURN(const auto tables,
+                             database.Number("SELECT COUNT(*) FROM sqlite_schema"));
+  if (application == 0 && version == 0 && tables == 0) return 0;
+  if (application != kApplicationId) {
+    return StoreError(
+        absl::StatusCode::kFailedPrecondition,
+        StrCat(database.path(), " is a database of another program; use another data folder"));
+  }
+  if (*version < 1 || *version > kSchemaVersion) {
+    return WithReason(
+        absl::FailedPreconditionError(StrCat(
+            database.path(), " has schema version ", *version, ", this build reads versions 1 to ",
+            kSchemaVersion, "; use the build that wrote it or a newer one, or restore a snapshot ",
+            "that was made with this version")),
+        Reason::kSchemaMismatch);
+  }
+  return *version;
+}
+
+absl::Status PrepareSchema(Database& database) {
+  SHARDMESH_ASSIGN_OR_RETURN(int64_t version, SchemaVersionOf(database));
+  if (version == kSchemaVersion) return absl::OkStatus();
+  return database.InTransaction([&]() -> absl::Status {
+    if (version == 0) {
+      SHARDMESH_RETURN_IF_ERROR(database.Execute(
+          StrCat("CREATE TABLE event (position INTEGER PRIMARY KEY, key TEXT NOT NULL, value BLOB);"
+                 "CREATE TABLE bounds (compacted INTEGER NOT NULL, newest INTEGER NOT NULL);"
+                 "INSERT INTO bounds VALUES (0, 0);"
+                 "PRAGMA application_id = ",
+                 kApplicationId)));
+      version = 1;
+    }
+    for (; version < kSchemaVersion; ++version) {
+      SHARDMESH_RETURN_IF_ERROR(kMigrations[version - 1](database));
+    }
+    return database.Execute(StrCat("PRAGMA user_version = ", version));
+  });
+}
+
+absl::StatusOr<StoredBounds> ReadBounds(Database& database) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto bounds,
+                             database.Prepare("SELECT compacted, newest, crc FROM bounds"));
+  SHARDMESH_ASSIGN_OR_RETURN(const bool row, database.Step(bounds));
+  const StoredBounds read = row ? StoredBounds{bounds.Number(0), bounds.Number(1)} : StoredBounds();
+  if (!row || !bounds.IsNumber(2) ||
+      bounds.Number(2) != BoundsChecksum(read.compacted, read.newest)) {
+    return StoreError(absl::StatusCode::kDataLoss,
+                      StrCat("the state database is damaged: the bounds of ", database.path(),
+                             " are not as they were written; `shardmesh admin check` mends them"));
+  }
+  return read;
+}
+
+absl::Status WriteBounds(Database& database, StoredBounds bounds) {
+  SHARDMESH_ASSIGN_OR_RETURN(
+      const auto update,
+      database.Prepare("UPDATE bounds SET compacted = ?1, newest = ?2, crc = ?3"));
+  update.BindNumber(1, bounds.compacted);
+  update.BindNumber(2, bounds.newest);
+  update.BindNumber(3, BoundsChecksum(bounds.compacted, bounds.newest));
+  return database.Run(update);
+}
+
+absl::Status ForEachRow(Database& database, int64_t from,
+                        absl::FunctionRef<void(StoredRow)> callback) {
+  SHARDMESH_ASSIGN_OR_RETURN(
+      const auto rows,
+      database.Prepare("SELECT position, key, value, crc FROM event WHERE position >= ?1 "
+                       "ORDER BY position"));
+  rows.BindNumber(1, from);
+  while (true) {
+    SHARDMESH_ASSIGN_OR_RETURN(const bool row, database.Step(rows));
+    if (!row) return absl::OkStatus();
+    StoredRow found{
+        .row_id = rows.Number(0), .key = std::string(rows.Bytes(1)), .value = {}, .why = {}};
+    if (!rows.IsNull(2)) found.value = std::make_shared<const std::string>(rows.Bytes(2));
+    const uint32_t computed = RecordChecksum(found.row_id, found.key, found.value.get());
+    if (!rows.IsText(1) || found.key.empty()) {
+      found.why = "its key is no text";
+    } else if (!rows.IsNumber(3)) {
+      found.why = "its checksum is gone";
+    } else if (rows.Number(3) != computed) {
+      found.why = StrCat("its checksum is ", rows.Number(3), ", its bytes have ", computed);
+    }
+    callback(std::move(found));
+  }
+}
+
+absl::StatusOr<StoredState> ReadState(Database& database) {
+  SHARDMESH_ASSIGN_OR_RETURN(const StoredBounds bounds, ReadBounds(database));
+  StoredState state{.index = RevisionIndex(bounds.compacted, bounds.newest), .unreadable = {}};
+  const absl::Status read =
+      ForEachRow(database, std::numeric_limits<int64_t>::min(), [&](StoredRow row) {
+        if (row.why.empty()) {
+          state.index.Add({PositionOf(row.row_id), std::move(row.key), std::move(row.value)});
+          return;
+        }
+        state.index.Forget(state.index.PositionsOf(row.key));
+        state.unreadable.push_back({row.row_id, std::move(row.key), std::move(row.why)});
+      });
+  SHARDMESH_RETURN_IF_ERROR(read);
+  return state;
+}
+
+}  // namespace shardmesh::server

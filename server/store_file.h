@@ -1,0 +1,106 @@
+// The coordinator's data folder and the records of its database: who may open it, of which schema
+// it is, and which records can be read.
+#ifndef SHARDMESH_SERVER_STORE_FILE_H_
+#define SHARDMESH_SERVER_STORE_FILE_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/revision_index.h"
+#include "server/sqlite_database.h"
+
+namespace shardmesh::server {
+
+// Tables, by schema version:
+//   1  event(position, key, value), bounds(compacted, newest)
+//   2  a CRC-32C with each record and with the bounds; set_aside for records that were unreadable
+inline constexpr int64_t kSchemaVersion = 2;
+
+std::string DatabasePath(std::string_view folder);
+
+// Makes the folder if it is not there, and its entry in the parent durable.
+absl::Status MakeDataFolder(const std::string& folder);
+// Makes the entries of a folder durable.
+absl::Status SyncFolder(const std::string& folder);
+
+// The lock that one process at a time can have on a data folder. The kernel takes it back when the
+// process dies, however it dies.
+class FolderLock {
+ public:
+  // Where another process has it, waits up to `timeout` for its end, as it may be about to stop,
+  // and logs for which process. FAILED_PRECONDITION then, naming that process and its host.
+  static absl::StatusOr<FolderLock> Take(const std::string& folder,
+                                         absl::Duration timeout = absl::ZeroDuration());
+  ~FolderLock();
+  FolderLock(FolderLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  FolderLock& operator=(FolderLock&&) = delete;
+
+ private:
+  explicit FolderLock(int fd) : fd_(fd) {}
+  int fd_;
+};
+
+// An event's row id: its revision, then its place in the commit. So the table is in the order of
+// the history, and needs no index.
+int64_t RowId(EventPosition position);
+EventPosition PositionOf(int64_t row_id);
+
+// What is stored with a record, and with the bounds.
+uint32_t RecordChecksum(int64_t row_id, std::string_view key, const std::string* value);
+uint32_t BoundsChecksum(Revision compacted, Revision newest);
+
+// Whether the database is a coordinator's, and of which version it is.
+// FAILED_PRECONDITION: it is another program's; or (SCHEMA_MISMATCH) of a version that this build
+// cannot read: both are named. An empty one has version 0.
+absl::StatusOr<int64_t> SchemaVersionOf(Database& database);
+// Fills an empty database with our tables; brings one of an older version to ours, all of it or
+// nothing.
+absl::Status PrepareSchema(Database& database);
+
+// A record that cannot be read.
+struct UnreadableRecord {
+  int64_t row_id = 0;
+  std::string key;  // as it is there, which may be what is wrong
+  std::string why;
+};
+
+struct StoredState {
+  RevisionIndex index;
+  std::vector<UnreadableRecord> unreadable;
+};
+
+// Reads all records. Of a key with an unreadable record nothing is there that is older: it would
+// pass for what is current. DATA_LOSS: the bounds or the pages cannot be read.
+absl::StatusOr<StoredState> ReadState(Database& database);
+
+// Calls back for each row, in order; the value is null for a deletion. A row that is not as it was
+// written comes with `why`. Returns what ended it: DATA_LOSS from pages that cannot be read, after
+// which `from` goes on behind them.
+struct StoredRow {
+  int64_t row_id = 0;
+  std::string key;
+  std::shared_ptr<const std::string> value;
+  std::string why;  // empty: as it was written
+};
+absl::Status ForEachRow(Database& database, int64_t from,
+                        absl::FunctionRef<void(StoredRow)> callback);
+
+// The bounds: nothing before `compacted` can be read, `newest` is the last commit. DATA_LOSS if
+// they are not as they were written.
+struct StoredBounds {
+  Revision compacted = 0;
+  Revision newest = 0;
+};
+absl::StatusOr<StoredBounds> ReadBounds(Database& database);
+absl::Status WriteBounds(Database& database, StoredBounds bounds);
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_STORE_FILE_H_

@@ -1,0 +1,345 @@
+// Restoring, checking, salvaging.
+#include "server/store_repair.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <map>
+#include <memory>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "server/catalogue_record.h"
+#include "sharding/digest.h"
+#include "sharding/reason.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+
+namespace shardmesh::server {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kClusterKey = "cluster";
+constexpr std::string_view kRequestPrefix = "request/";
+constexpr int64_t kFirstRow = std::numeric_limits<int64_t>::min();
+
+absl::Status StoreError(absl::StatusCode code, std::string_view message) {
+  return WithReason(absl::Status(code, ToAbsl(message)), Reason::kStoreFailed);
+}
+
+absl::Status FileError(std::string_view doing, const std::string& path, std::error_code error) {
+  const bool is_full = error == std::errc::no_space_on_device;
+  return WithReason(
+      absl::Status(is_full ? absl::StatusCode::kResourceExhausted : absl::StatusCode::kInternal,
+                   StrCat("cannot ", doing, " ", path, ": ", error.message())),
+      is_full ? Reason::kStoreFull : Reason::kStoreFailed);
+}
+
+// A path in the folder that is not taken.
+std::string FreePath(const std::string& folder, std::string_view name) {
+  for (int i = 1;; ++i) {
+    std::string path = StrCat(folder, "/", name, "-", i);
+    if (!fs::exists(path)) return path;
+  }
+}
+
+// Moves the database of a folder and its log away, if there is one.
+absl::StatusOr<std::string> MoveAway(const std::string& folder, std::string_view name) {
+  const std::string database = DatabasePath(folder);
+  if (!fs::exists(database)) return "";
+  const std::string to = FreePath(folder, name);
+  for (const char* suffix : {"-wal", ""}) {
+    std::error_code error;
+    if (!fs::exists(database + suffix)) continue;
+    fs::rename(database + suffix, to + suffix, error);
+    if (error) return FileError("move", database + suffix, error);
+  }
+  return to;
+}
+
+// What keys stand for in a state.
+std::map<std::string, std::string> CurrentOf(const RevisionIndex& index) {
+  std::map<std::string, std::string> current;
+  const absl::StatusOr<KeyValues> all = index.List("", {});
+  if (!all.ok()) return current;
+  for (const KeyValue& item : all->items) {
+    if (item.key != kClusterKey &&
+        item.key.compare(0, kRequestPrefix.size(), kRequestPrefix) != 0) {
+      current[item.key] = item.value;
+    }
+  }
+  return current;
+}
+
+void Note(const std::string& key, std::vector<std::string>* keys, int64_t* count) {
+  ++*count;
+  if (keys->size() < kListedKeys) keys->push_back(key);
+}
+
+void CompareStates(const RevisionIndex& before, const RevisionIndex& after, Restored* restored) {
+  const auto old_keys = CurrentOf(before);
+  const auto new_keys = CurrentOf(after);
+  for (const auto& [key, value] : old_keys) {
+    const auto found = new_keys.find(key);
+    if (found == new_keys.end()) {
+      Note(key, &restored->lost, &restored->lost_count);
+    } else if (found->second != value) {
+      Note(key, &restored->changed, &restored->changed_count);
+    }
+  }
+  for (const auto& [key, value] : new_keys) {
+    if (old_keys.count(key) == 0) Note(key, &restored->back, &restored->back_count);
+  }
+}
+
+// Opens the database of a folder for reading all of it; one of an older schema is brought to ours.
+absl::StatusOr<StoredState> ReadDatabase(const std::string& path) {
+  Database database(path);
+  SHARDMESH_RETURN_IF_ERROR(database.Open());
+  SHARDMESH_RETURN_IF_ERROR(database.Execute("PRAGMA locking_mode = EXCLUSIVE"));
+  SHARDMESH_ASSIGN_OR_RETURN(const int64_t version, SchemaVersionOf(database));
+  if (version == 0) {
+    return StoreError(absl::StatusCode::kFailedPrecondition,
+                      StrCat(path, " is empty, not a snapshot"));
+  }
+  SHARDMESH_RETURN_IF_ERROR(database.CheckPages());
+  SHARDMESH_RETURN_IF_ERROR(PrepareSchema(database));
+  return ReadState(database);
+}
+
+absl::StatusOr<ClusterRecord> ClusterOf(const RevisionIndex& index) {
+  SHARDMESH_ASSIGN_OR_RETURN(const KeyValue stored, index.Get(kClusterKey, 0));
+  return DecodeCluster(stored.key, stored.value);
+}
+
+absl::StatusOr<std::string> DigestOfFile(const std::string& file) {
+  std::ifstream in(file, std::ios::binary);
+  if (!in) {
+    return StoreError(absl::StatusCode::kNotFound, StrCat("cannot read the snapshot ", file));
+  }
+  const std::string content{std::istreambuf_iterator<char>(in), {}};
+  return absl::BytesToHexString(ToAbsl(Sha256(content)));
+}
+
+// Lets the database begin behind all that was ever told from it.
+absl::Status Skip(const std::string& path, ClusterRecord cluster, Revision newest) {
+  Database database(path);
+  SHARDMESH_RETURN_IF_ERROR(database.Open());
+  SHARDMESH_RETURN_IF_ERROR(database.Execute("PRAGMA locking_mode = EXCLUSIVE"));
+  SHARDMESH_RETURN_IF_ERROR(database.Execute("PRAGMA synchronous = FULL"));
+  cluster.term += kSkippedTerms;
+  newest += kSkippedRevisions;
+  const std::string record = EncodeCluster(cluster);
+  const int64_t row_id = RowId({.revision = newest, .place = 0});
+  SHARDMESH_ASSIGN_OR_RETURN(const auto erase,
+                             database.Prepare("DELETE FROM event WHERE key = ?1"));
+  SHARDMESH_ASSIGN_OR_RETURN(const auto insert,
+                             database.Prepare("INSERT INTO event VALUES (?1, ?2, ?3, ?4)"));
+  return database.InTransaction([&]() -> absl::Status {
+    erase.BindText(1, kClusterKey);
+    SHARDMESH_RETURN_IF_ERROR(database.Run(erase));
+    insert.BindNumber(1, row_id);
+    insert.BindText(2, kClusterKey);
+    insert.BindBytes(3, record);
+    insert.BindNumber(4, RecordChecksum(row_id, kClusterKey, &record));
+    SHARDMESH_RETURN_IF_ERROR(database.Run(insert));
+    // Whoever watches from before lists anew: what happened since the snapshot is not there.
+    return WriteBounds(database, {.compacted = newest, .newest = newest});
+  });
+}
+
+// Rows that can be read, and what cannot, also of a database whose pages are damaged.
+struct Salvaged {
+  std::vector<StoredRow> rows;
+  std::vector<UnreadableRecord> unreadable;
+};
+
+Salvaged Salvage(Database& database) {
+  Salvaged salvaged;
+  int64_t from = kFirstRow;
+  // Behind a page that cannot be read, rows are looked for further and further away.
+  for (int64_t skip = 1;;) {
+    int64_t last = from - (from == kFirstRow ? 0 : 1);
+    bool any = false;
+    const absl::Status read = ForEachRow(database, from, [&](StoredRow row) {
+      last = row.row_id;
+      any = true;
+      if (row.why.empty()) {
+        salvaged.rows.push_back(std::move(row));
+      } else {
+        salvaged.unreadable.push_back({row.row_id, std::move(row.key), std::move(row.why)});
+      }
+    });
+    if (read.ok()) return salvaged;
+    if (any || salvaged.unreadable.empty()) {
+      salvaged.unreadable.push_back(
+          {last, "", StrCat("the page behind it cannot be read: ", ToStd(read.message()))});
+    }
+    skip = any ? 1 : skip * 2;
+    if (skip > (int64_t{1} << 60)) return salvaged;
+    from = (last == kFirstRow ? 0 : last) + skip;
+  }
+}
+
+absl::Status WriteSalvaged(const std::string& path, const Salvaged& salvaged,
+                           const StoredBounds& bounds) {
+  Database database(path);
+  SHARDMESH_RETURN_IF_ERROR(database.Open());
+  SHARDMESH_RETURN_IF_ERROR(PrepareSchema(database));
+  SHARDMESH_ASSIGN_OR_RETURN(const auto insert,
+                             database.Prepare("INSERT INTO event VALUES (?1, ?2, ?3, ?4)"));
+  return database.InTransaction([&]() -> absl::Status {
+    std::map<std::string, int64_t> lost;  // the newest row of a key that cannot be read
+    for (const UnreadableRecord& record : salvaged.unreadable) lost[record.key] = record.row_id;
+    for (const StoredRow& row : salvaged.rows) {
+      // Older values of such a key must not pass for what is current.
+      if (const auto found = lost.find(row.key);
+          found != lost.end() && row.row_id < found->second) {
+        continue;
+      }
+      insert.BindNumber(1, row.row_id);
+      insert.BindText(2, row.key);
+      if (row.value == nullptr) {
+        insert.BindNull(3);
+      } else {
+        insert.BindBytes(3, *row.value);
+      }
+      insert.BindNumber(4, RecordChecksum(row.row_id, row.key, row.value.get()));
+      SHARDMESH_RETURN_IF_ERROR(database.Run(insert));
+    }
+    return WriteBounds(database, bounds);
+  });
+}
+
+}  // namespace
+
+absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::string& file) {
+  SHARDMESH_ASSIGN_OR_RETURN(const std::string digest, DigestOfFile(file));
+  SHARDMESH_RETURN_IF_ERROR(MakeDataFolder(folder));
+  SHARDMESH_ASSIGN_OR_RETURN(const FolderLock lock, FolderLock::Take(folder));
+  Restored restored;
+  const std::string mark = folder + "/restored";
+  {
+    std::string last;
+    std::ifstream(mark) >> last;
+    if (last == digest && fs::exists(DatabasePath(folder))) {
+      restored.was_done_before = true;
+      return restored;
+    }
+  }
+
+  const std::string copy = folder + "/restoring";
+  std::error_code error;
+  fs::remove(copy, error);
+  fs::copy_file(file, copy, error);
+  if (error) return FileError("copy the snapshot to", copy, error);
+  SHARDMESH_ASSIGN_OR_RETURN(const StoredState snapshot, ReadDatabase(copy));
+  if (!snapshot.unreadable.empty()) {
+    return StoreError(
+        absl::StatusCode::kDataLoss,
+        StrCat("the snapshot ", file, " is damaged: ", snapshot.unreadable.size(),
+               " records cannot be read, the first is \"", snapshot.unreadable.front().key, "\""));
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(ClusterRecord cluster, ClusterOf(snapshot.index));
+  restored.term = cluster.term;
+  restored.revision = snapshot.index.newest();
+  Revision newest = snapshot.index.newest();
+  // The state before may be what is damaged: then only the snapshot tells.
+  if (fs::exists(DatabasePath(folder))) {
+    if (const auto before = ReadDatabase(DatabasePath(folder)); before.ok()) {
+      if (const auto replaced = ClusterOf(before->index); replaced.ok()) {
+        if (replaced->cluster_id != cluster.cluster_id) {
+          return StoreError(absl::StatusCode::kFailedPrecondition,
+                            StrCat("the snapshot ", file, " is of cluster ", cluster.cluster_id,
+                                   ", the data folder ", folder, " of cluster ",
+                                   replaced->cluster_id, "; use another data folder"));
+        }
+        cluster.term = std::max(cluster.term, replaced->term);
+      }
+      newest = std::max(newest, before->index.newest());
+      CompareStates(before->index, snapshot.index, &restored);
+    }
+  }
+  SHARDMESH_RETURN_IF_ERROR(Skip(copy, cluster, newest));
+  SHARDMESH_ASSIGN_OR_RETURN(restored.replaced, MoveAway(folder, "replaced.db"));
+  fs::remove(DatabasePath(folder) + "-wal", error);
+  fs::rename(copy, DatabasePath(folder), error);
+  if (error) return FileError("rename", copy, error);
+  std::ofstream(mark) << digest << "\n";
+  SHARDMESH_RETURN_IF_ERROR(SyncFolder(folder));
+  return restored;
+}
+
+absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_aside) {
+  const std::string path = DatabasePath(folder);
+  if (!fs::exists(path)) {
+    return StoreError(absl::StatusCode::kNotFound, StrCat("there is no database ", path));
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const FolderLock lock, FolderLock::Take(folder));
+  StoreCheck check;
+  auto database = std::make_unique<Database>(path);
+  SHARDMESH_RETURN_IF_ERROR(database->Open());
+  SHARDMESH_RETURN_IF_ERROR(database->Execute("PRAGMA locking_mode = EXCLUSIVE"));
+  SHARDMESH_ASSIGN_OR_RETURN(check.schema_version, SchemaVersionOf(*database));
+  check.pages = database->CheckPages();
+  if (check.schema_version < kSchemaVersion) {
+    // Without checksums there is nothing that could tell a record that is not as it was.
+    SHARDMESH_RETURN_IF_ERROR(check.pages);
+    SHARDMESH_RETURN_IF_ERROR(PrepareSchema(*database));
+  }
+  const absl::StatusOr<StoredBounds> read = ReadBounds(*database);
+  check.bounds = read.status();
+  Salvaged salvaged = Salvage(*database);
+  check.records = static_cast<int64_t>(salvaged.rows.size());
+  check.unreadable = salvaged.unreadable;
+  StoredBounds bounds = read.value_or(StoredBounds());
+  for (const StoredRow& row : salvaged.rows) {
+    bounds.newest = std::max(bounds.newest, PositionOf(row.row_id).revision);
+  }
+  // What was compacted is not known any more: then nothing before now can be watched.
+  if (!read.ok()) bounds.compacted = bounds.newest;
+  check.compacted = bounds.compacted;
+  check.newest = bounds.newest;
+  if (!set_aside || check.is_sound()) return check;
+
+  if (check.pages.ok()) {
+    SHARDMESH_ASSIGN_OR_RETURN(
+        const auto move,
+        database->Prepare(
+            "INSERT INTO set_aside SELECT position, CAST(key AS BLOB), value, crc, ?2 "
+            "FROM event WHERE position = ?1 OR (key = ?3 AND position < ?1)"));
+    SHARDMESH_ASSIGN_OR_RETURN(
+        const auto erase,
+        database->Prepare("DELETE FROM event WHERE position = ?1 OR (key = ?2 AND position < ?1)"));
+    const absl::Status moved = database->InTransaction([&]() -> absl::Status {
+      for (const UnreadableRecord& record : check.unreadable) {
+        move.BindNumber(1, record.row_id);
+        move.BindText(2, record.why);
+        // Older values of its key must not pass for what is current.
+        move.BindText(3, record.key);
+        SHARDMESH_RETURN_IF_ERROR(database->Run(move));
+        erase.BindNumber(1, record.row_id);
+        erase.BindText(2, record.key);
+        SHARDMESH_RETURN_IF_ERROR(database->Run(erase));
+      }
+      return WriteBounds(*database, bounds);
+    });
+    SHARDMESH_RETURN_IF_ERROR(moved);
+    return check;
+  }
+  const std::string salvage = folder + "/salvaged";
+  std::error_code error;
+  fs::remove(salvage, error);
+  SHARDMESH_RETURN_IF_ERROR(WriteSalvaged(salvage, salvaged, bounds));
+  database.reset();
+  SHARDMESH_ASSIGN_OR_RETURN(check.replaced, MoveAway(folder, "damaged.db"));
+  fs::rename(salvage, path, error);
+  if (error) return FileError("rename", salvage, error);
+  SHARDMESH_RETURN_IF_ERROR(SyncFolder(folder));
+  return check;
+}
+
+}  // namespace shardmesh::server

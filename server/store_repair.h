@@ -1,0 +1,69 @@
+// What is done to a coordinator's data folder while no coordinator runs: putting a snapshot back,
+// and looking for records that cannot be read.
+#ifndef SHARDMESH_SERVER_STORE_REPAIR_H_
+#define SHARDMESH_SERVER_STORE_REPAIR_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/store_file.h"
+
+namespace shardmesh::server {
+
+// How many terms and revisions a restored state skips: more than there can have been since the
+// snapshot, so that workers follow its coordinator and no version of a name comes twice.
+inline constexpr int64_t kSkippedTerms = int64_t{1} << 16;
+inline constexpr int64_t kSkippedRevisions = int64_t{1} << 32;
+
+struct Restored {
+  bool was_done_before = false;  // nothing was changed
+  int64_t term = 0;              // of the snapshot; the coordinator begins behind the skipped ones
+  Revision revision = 0;         // of the snapshot
+  std::string replaced;          // where the state before it is now; empty: there was none
+  // Keys of the two states, without remembered answers: at most kListedKeys of each.
+  std::vector<std::string> lost;     // in the state before, not in the snapshot
+  std::vector<std::string> back;     // in the snapshot, not in the state before
+  std::vector<std::string> changed;  // in both, with other values
+  int64_t lost_count = 0;
+  int64_t back_count = 0;
+  int64_t changed_count = 0;
+};
+inline constexpr size_t kListedKeys = 20;
+
+// Puts the snapshot in `file` into the data folder, as its state. The state before is set aside in
+// the folder, not deleted. A file that was restored last is not restored again, so that a flag that
+// stays where it is does no harm.
+//
+// FAILED_PRECONDITION: a process holds the folder; or the file is no snapshot, or of a newer schema
+// (SCHEMA_MISMATCH). DATA_LOSS: the snapshot is damaged; nothing was changed. NOT_FOUND: no file.
+absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::string& file);
+
+// What a look at a data folder found.
+struct StoreCheck {
+  int64_t schema_version = 0;
+  int64_t records = 0;  // that can be read
+  Revision compacted = 0;
+  Revision newest = 0;
+  absl::Status pages;   // DATA_LOSS: they do not fit together
+  absl::Status bounds;  // DATA_LOSS: they are not as they were written
+  std::vector<UnreadableRecord> unreadable;
+  // After setting aside: where the damaged database was moved, if a new one had to be written.
+  std::string replaced;
+
+  bool is_sound() const { return pages.ok() && bounds.ok() && unreadable.empty(); }
+};
+
+// Reads all that can be read of the database in a data folder. With `set_aside` it then moves the
+// unreadable records to the table `set_aside`, mends the bounds, and writes a new database of the
+// readable records if pages are damaged; the folder opens afterwards, without them.
+//
+// FAILED_PRECONDITION: a process holds the folder; or it is another program's or a newer schema's.
+// NOT_FOUND: there is no database.
+absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_aside);
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_STORE_REPAIR_H_

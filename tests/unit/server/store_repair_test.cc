@@ -1,0 +1,174 @@
+// Putting snapshots back, and looking at data folders that are damaged.
+#include "server/store_repair.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sqlite3.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+
+#include "server/catalogue_record.h"
+#include "server/sqlite_store.h"
+#include "tests/testing/status_matchers.h"
+
+namespace shardmesh::server {
+namespace {
+
+using ::shardmesh::test::IsOk;
+using ::shardmesh::test::IsOkAndHolds;
+using ::shardmesh::test::StatusIs;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::string NewFolder() {
+  std::string folder = ::testing::TempDir() + "/store_repair_XXXXXX";
+  EXPECT_NE(mkdtemp(folder.data()), nullptr);
+  return folder;
+}
+
+absl::StatusOr<std::unique_ptr<Store>> Open(const std::string& folder) {
+  return OpenSqliteStore({.folder = folder});
+}
+
+void RunSql(const std::string& file, const std::string& sql) {
+  sqlite3* database = nullptr;
+  ASSERT_EQ(sqlite3_open(file.c_str(), &database), SQLITE_OK);
+  ASSERT_EQ(sqlite3_exec(database, sql.c_str(), nullptr, nullptr, nullptr), SQLITE_OK)
+      << sqlite3_errmsg(database);
+  sqlite3_close(database);
+}
+
+Put Cluster(int64_t term, const std::string& id = "0123456789abcdef0123456789abcdef") {
+  return {"cluster", EncodeCluster({.cluster_id = id, .term = term})};
+}
+
+TEST(StoreRepairTest, RestoresASnapshotBehindAllThatWasEverTold) {
+  const std::string folder = NewFolder();
+  const std::string snapshot = NewFolder() + "/snapshot";
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, Open(folder));
+    ASSERT_THAT(CommitAndWait(*store, {.puts = {Cluster(3), {"name/a", "1"}, {"name/b", "1"}}}),
+                IsOk());
+  }
+  std::filesystem::copy_file(folder + "/state.db", snapshot);
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, Open(folder));
+    ASSERT_THAT(CommitAndWait(*store, {.puts = {Cluster(9), {"name/a", "2"}, {"name/c", "1"}},
+                                       .deletes = {"name/b"}}),
+                IsOk());
+  }
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Restored restored, RestoreSnapshot(folder, snapshot));
+  EXPECT_EQ(restored.term, 3);
+  EXPECT_EQ(restored.revision, 1);
+  EXPECT_THAT(restored.lost, ElementsAre("name/c"));
+  EXPECT_THAT(restored.back, ElementsAre("name/b"));
+  EXPECT_THAT(restored.changed, ElementsAre("name/a"));
+  EXPECT_TRUE(std::filesystem::exists(restored.replaced)) << "the state before is kept";
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, Open(folder));
+    EXPECT_EQ(store->stats().unreadable_records, 0);
+    EXPECT_EQ(store->List("name/")->items.size(), 2u);
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const KeyValue cluster, store->Get("cluster"));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const ClusterRecord record,
+                                   DecodeCluster(cluster.key, cluster.value));
+    EXPECT_EQ(record.term, 9 + kSkippedTerms) << "above what workers know";
+    EXPECT_EQ(store->revision(), 2 + kSkippedRevisions);
+    EXPECT_THAT(store->Watch({""}, 3, [](const auto&) {}).status(),
+                StatusIs(absl::StatusCode::kOutOfRange, Reason::kCompacted))
+        << "a watch of the state before has to list anew";
+    ASSERT_THAT(CommitAndWait(*store, {.puts = {{"name/new", "1"}}}),
+                IsOkAndHolds(3 + kSkippedRevisions));
+  }
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Restored again, RestoreSnapshot(folder, snapshot));
+  EXPECT_TRUE(again.was_done_before);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, Open(folder));
+  EXPECT_THAT(store->Get("name/new"), IsOk()) << "a flag that stays does no harm";
+}
+
+TEST(StoreRepairTest, RefusesASnapshotOfAnotherClusterOrADamagedOneAndChangesNothing) {
+  const std::string folder = NewFolder();
+  const std::string other = NewFolder();
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, Open(folder));
+    ASSERT_THAT(CommitAndWait(*store, {.puts = {Cluster(3), {"name/a", "1"}}}), IsOk());
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto second, Open(other));
+    ASSERT_THAT(CommitAndWait(*second, {.puts = {Cluster(1, std::string(32, 'f'))}}), IsOk());
+    ASSERT_THAT(CommitAndWait(*second, {.puts = {{"name/x", "1"}}}), IsOk());
+  }
+  const absl::Status refused = RestoreSnapshot(folder, other + "/state.db").status();
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kStoreFailed));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr(std::string(32, 'f')));
+  RunSql(other + "/state.db", "UPDATE event SET value = X'32' WHERE key = 'name/x'");
+  EXPECT_THAT(RestoreSnapshot(folder, other + "/state.db").status(),
+              StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed));
+  EXPECT_THAT(RestoreSnapshot(folder, other + "/none").status(),
+              StatusIs(absl::StatusCode::kNotFound, Reason::kStoreFailed));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, Open(folder));
+  EXPECT_THAT(store->Get("name/a"), IsOk());
+  EXPECT_THAT(RestoreSnapshot(folder, folder + "/state.db").status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kStoreFailed))
+      << "it is in use";
+}
+
+TEST(StoreRepairTest, ShowsUnreadableRecordsAndMovesThemAside) {
+  const std::string folder = NewFolder();
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, Open(folder));
+    for (const char* value : {"1", "2"}) {
+      ASSERT_THAT(CommitAndWait(*store, {.puts = {{"name/a", value}}}), IsOk());
+    }
+    ASSERT_THAT(CommitAndWait(*store, {.puts = {{"name/b", "1"}}}), IsOk());
+  }
+  EXPECT_TRUE(CheckDataFolder(folder, false)->is_sound());
+  RunSql(folder + "/state.db",
+         "UPDATE event SET value = X'33' WHERE position = 512; UPDATE bounds SET newest = 1");
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoreCheck found, CheckDataFolder(folder, false));
+  EXPECT_FALSE(found.is_sound());
+  EXPECT_FALSE(found.bounds.ok());
+  ASSERT_EQ(found.unreadable.size(), 1u);
+  EXPECT_EQ(found.unreadable.front().key, "name/a");
+  EXPECT_THAT(found.unreadable.front().why, HasSubstr("checksum"));
+  ASSERT_THAT(CheckDataFolder(folder, true), IsOk());
+  EXPECT_TRUE(CheckDataFolder(folder, false)->is_sound());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, Open(folder));
+  EXPECT_EQ(store->stats().unreadable_records, 0);
+  EXPECT_EQ(store->revision(), 3);
+  EXPECT_THAT(store->Get("name/a"), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound))
+      << "an older value does not take its place";
+  EXPECT_THAT(store->Get("name/b"), IsOk());
+}
+
+TEST(StoreRepairTest, SavesWhatCanBeReadOfDamagedPages) {
+  const std::string folder = NewFolder();
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, Open(folder));
+    for (int i = 0; i < 60; ++i) {
+      ASSERT_THAT(CommitAndWait(*store, {.puts = {{StrCat("name/", i), std::string(1000, 'v')}}}),
+                  IsOk());
+    }
+  }
+  {
+    std::fstream file(folder + "/state.db", std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(40'960);
+    file << std::string(4096, '\x5a');
+  }
+  EXPECT_THAT(Open(folder), StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoreCheck check, CheckDataFolder(folder, true));
+  EXPECT_FALSE(check.pages.ok());
+  EXPECT_GT(check.records, 40);
+  EXPECT_TRUE(std::filesystem::exists(check.replaced));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, Open(folder));
+  EXPECT_EQ(static_cast<int64_t>(store->List("")->items.size()), check.records);
+}
+
+TEST(StoreRepairTest, ChecksNoFolderWithoutADatabase) {
+  EXPECT_THAT(CheckDataFolder(NewFolder(), false).status(),
+              StatusIs(absl::StatusCode::kNotFound, Reason::kStoreFailed));
+}
+
+}  // namespace
+}  // namespace shardmesh::server
