@@ -51,6 +51,8 @@ constexpr int kIdsPerMessage = 10'000;
 constexpr size_t kMaxOrders = 1'000;
 // Each with a reason.
 constexpr int kAsidePerMessage = 1'000;
+// At the first heartbeat after so long a worker is told the coordinator's clock again.
+constexpr absl::Duration kClockInterval = absl::Seconds(5);
 // A worker that lets this much wait is as good as lost: a few hundred of the largest steps.
 constexpr int64_t kOutboxBytes = int64_t{256} << 20;
 // What gRPC takes; a message beyond it would end the stream.
@@ -369,6 +371,7 @@ class AttachReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   Phase phase_ = Phase::kHello;
   v1::Hello hello_;
   std::vector<InventoryTile> inventory_;
+  absl::Time clock_told_;  // when the worker was last told the time
 
   absl::Mutex mutex_;
   uint64_t attachment_ ABSL_GUARDED_BY(mutex_) = 0;
@@ -1089,6 +1092,8 @@ void AttachReactor::Admit(std::vector<std::string> endpoints, const std::string&
   rpc::Encode(timing.lost_after, welcome->mutable_heartbeat_limit());
   welcome->set_token_key(hub_->options().token_key);
   welcome->mutable_build()->set_version(hub_->options().build_version);
+  clock_told_ = hub_->options().clock->Now();
+  rpc::Encode(clock_told_, welcome->mutable_coordinator_time());
   Send(response);
   phase_ = Phase::kInventory;
   StartRead(&read_);
@@ -1158,6 +1163,12 @@ absl::Status AttachReactor::TakeHeartbeat(uint64_t attachment, const v1::Heartbe
       attachment, heartbeat.used_bytes(),
       {.arrays = heartbeat.quarantined_arrays(), .size_bytes = heartbeat.quarantined_bytes()}));
   const absl::Time now = hub_->options().clock->Now();
+  if (now - clock_told_ >= kClockInterval) {
+    clock_told_ = now;
+    v1::AttachResponse response;
+    rpc::Encode(now, response.mutable_clock()->mutable_time());
+    Send(response);
+  }
   FlightLog::Heartbeat heard{.sent = now};
   if (heartbeat.has_send_time()) {
     SHARDMESH_ASSIGN_OR_RETURN(heard.sent, rpc::Decode(heartbeat.send_time()));

@@ -474,6 +474,7 @@ class AttachLoop final : public CoordinatorLink {
   v1::AttachRequest MakeHello() const;
   absl::Status Take(v1::AttachResponse message, rpc::Backoff& backoff);
   absl::Status TakeWelcome(const v1::Welcome& welcome);
+  absl::Status TakeCoordinatorTime(const google::protobuf::Timestamp& time);
   void SendInventory();
   absl::Status TakeVerdict(const v1::InventoryVerdict& verdict);
   absl::Status TakeMembership(const v1::Membership& membership);
@@ -688,6 +689,8 @@ absl::Status AttachLoop::Take(v1::AttachResponse message, rpc::Backoff& backoff)
       return absl::OkStatus();
     case Message::kDetach:
       return TakeDetach(message.detach());
+    case Message::kClock:
+      return TakeCoordinatorTime(message.clock().time());
     case Message::MESSAGE_NOT_SET:
       break;  // of a newer coordinator: not for us
   }
@@ -721,6 +724,9 @@ absl::Status AttachLoop::TakeWelcome(const v1::Welcome& welcome) {
     SHARDMESH_RETURN_IF_ERROR(WriteTerm(StrCat(options_.data_dir, "/", kTermFile), welcome.term()));
   }
   options_.links->SetClusterId(welcome.cluster_id());
+  if (welcome.has_coordinator_time()) {
+    SHARDMESH_RETURN_IF_ERROR(TakeCoordinatorTime(welcome.coordinator_time()));
+  }
   membership_pages_.Clear();
   attachment_ = {.term = welcome.term(), .token_key = welcome.token_key()};
   {
@@ -737,6 +743,12 @@ absl::Status AttachLoop::TakeWelcome(const v1::Welcome& welcome) {
   logged_wait_.clear();
   rpc::LogInfo("attached", {{"coordinator", options_.coordinator}, {"term", welcome.term()}});
   SendInventory();
+  return absl::OkStatus();
+}
+
+absl::Status AttachLoop::TakeCoordinatorTime(const google::protobuf::Timestamp& time) {
+  SHARDMESH_ASSIGN_OR_RETURN(const absl::Time now, rpc::Decode(time));
+  options_.gate->SetCoordinatorTime(now);
   return absl::OkStatus();
 }
 

@@ -11,6 +11,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "rpc/log.h"
+#include "rpc/wall_time.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -244,7 +245,8 @@ class StepExecutorImpl final : public StepExecutor {
       const auto ready = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
         return stopping_ || orders_ != seen || FindNext(absl::InfinitePast()) != queue_.end();
       };
-      const bool is_ready = mutex_.AwaitWithDeadline(absl::Condition(&ready), deadline);
+      const bool is_ready = mutex_.AwaitWithDeadline(absl::Condition(&ready),
+                                                     rpc::WallTime(*options_.clock, deadline));
       if (stopping_) return std::nullopt;
       const auto next = FindNext(is_ready ? absl::InfinitePast() : options_.clock->Now());
       if (next == queue_.end()) continue;
@@ -328,8 +330,8 @@ class StepExecutorImpl final : public StepExecutor {
                                    rpc::FormatRounded(order.timeout))),
                         Reason::kDeadline);
     }
-    auto opened =
-        options_.links->OpenLink(step.plan->mesh_id, order.sequence, order.epoch, step.deadline);
+    auto opened = options_.links->OpenLink(step.plan->mesh_id, order.sequence, order.epoch,
+                                           rpc::WallTime(*options_.clock, step.deadline));
     if (!opened.ok()) return opened.status();
     *link = *std::move(opened);
     const MembershipView view = options_.links->membership();

@@ -9,6 +9,7 @@
 #include <utility>
 #include <variant>
 
+#include "rpc/wall_time.h"
 #include "sharding/device_group.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
@@ -412,7 +413,7 @@ class StepRunner {
         .group = &*group_,
         .step = order_.sequence,
         .op = static_cast<int64_t>(op),
-        .deadline = context_.deadline,
+        .deadline = rpc::WallTime(*options_.clock, context_.deadline),
         .received =
             [&](DeviceId peer) {
               options_.recorder->DataCame(ticket_, peer, options_.clock->Now());

@@ -103,6 +103,11 @@ void TileGate::Serve(Attachment attachment, std::shared_ptr<const MembershipView
   suspended_ = false;
 }
 
+void TileGate::SetCoordinatorTime(absl::Time now) {
+  absl::MutexLock lock(&mutex_);
+  coordinator_ahead_ = now - options_.clock->Now();
+}
+
 void TileGate::Suspend() {
   std::vector<std::string> dropped;
   {
@@ -153,16 +158,19 @@ void TileGate::AwaitMesh(const UnknownMesh& unknown, absl::Time deadline) const 
 absl::StatusOr<std::unique_ptr<IncomingTile>> TileGate::Open(const TileOffer& offer,
                                                              std::optional<UnknownMesh>* unknown) {
   const absl::Time now = options_.clock->Now();
+  absl::Time coordinator_now;
   Attachment attachment;
   std::shared_ptr<const MembershipView> view;
   {
     absl::MutexLock lock(&mutex_);
     SHARDMESH_ASSIGN_OR_RETURN(attachment, PutAttachment());
     view = view_;
+    coordinator_now = CoordinatorNow();
   }
   SHARDMESH_ASSIGN_OR_RETURN(
       const rpc::TransferClaims claims,
-      VerifyArrayToken(offer.token, offer.array_id, rpc::TransferDirection::kPut, attachment, now));
+      VerifyArrayToken(offer.token, offer.array_id, rpc::TransferDirection::kPut, attachment,
+                       coordinator_now));
   if (claims.term < attachment.term) {
     return WithReason(absl::AbortedError(StrCat("the transfer token is of term ", claims.term,
                                                 ", the coordinator is in ", attachment.term,
@@ -256,6 +264,7 @@ absl::StatusOr<std::vector<RequestedTile>> TileGate::Find(std::string_view token
                                                           std::string_view array_id,
                                                           const std::optional<Tile>& range) const {
   Attachment attachment;
+  absl::Time coordinator_now;
   bool suspended = false;
   {
     absl::MutexLock lock(&mutex_);
@@ -267,10 +276,11 @@ absl::StatusOr<std::vector<RequestedTile>> TileGate::Find(std::string_view token
     }
     attachment = attachment_;
     suspended = suspended_;
+    coordinator_now = CoordinatorNow();
   }
-  const absl::Status verified = VerifyArrayToken(token, array_id, rpc::TransferDirection::kGet,
-                                                 attachment, options_.clock->Now())
-                                    .status();
+  const absl::Status verified =
+      VerifyArrayToken(token, array_id, rpc::TransferDirection::kGet, attachment, coordinator_now)
+          .status();
   if (suspended && absl::IsUnauthenticated(verified)) {
     return NotServing("lost its coordinator, and the token is not of that one");
   }

@@ -126,6 +126,9 @@ class TileGate {
   // From now on transfers of this coordinator are served, for the meshes in `view`. Called again at
   // each change of either.
   void Serve(Attachment attachment, std::shared_ptr<const MembershipView> view);
+  // The coordinator's clock shows `now`. Tokens expire by that clock: it may be any time apart from
+  // this host's. Until the first call both are taken to show the same.
+  void SetCoordinatorTime(absl::Time now);
   // The coordinator is gone, and with it all its transfers: tiles on their way in are dropped,
   // staged ones wait for the coordinator's word at the next attach.
   void Suspend();
@@ -166,6 +169,10 @@ class TileGate {
                           const MembershipView& view) const;
   void RememberEnded(const std::string& transfer_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool serving() const;
+  // What the coordinator's clock shows now.
+  absl::Time CoordinatorNow() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    return options_.clock->Now() + coordinator_ahead_;
+  }
   void Left(const std::string& array_id);
 
   const Options options_;
@@ -173,6 +180,8 @@ class TileGate {
   mutable absl::Mutex mutex_;
   Attachment attachment_ ABSL_GUARDED_BY(mutex_);                       // the last one
   std::shared_ptr<const MembershipView> view_ ABSL_GUARDED_BY(mutex_);  // null: never served
+  // The coordinator's clock less this worker's.
+  absl::Duration coordinator_ahead_ ABSL_GUARDED_BY(mutex_);
   bool suspended_ ABSL_GUARDED_BY(mutex_) = false;
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   std::multiset<std::string> receiving_ ABSL_GUARDED_BY(mutex_);  // arrays of tiles on their way

@@ -21,6 +21,7 @@
 #include "tensor/plan.h"
 #include "tensor/view.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/testing/stepped_clock.h"
 
 namespace shardmesh::worker {
 namespace {
@@ -99,7 +100,7 @@ class StepExecutorTest : public testing::TestWithParam<Transport> {
     ASSERT_TRUE(workers_->Connect(1));
     for (DeviceId rank = 0; rank < workers_->size(); ++rank) {
       ranks_.push_back(std::make_unique<Rank>(StrCat("worker-", rank), &workers_->links(rank),
-                                              workers_->worker(rank).pool(), &workers_->clock()));
+                                              workers_->worker(rank).pool(), &StartClock()));
     }
   }
   void TearDown() override {
@@ -215,13 +216,50 @@ class StepExecutorTest : public testing::TestWithParam<Transport> {
     return whole;
   }
 
+  // Of the executors, which the links' own need not agree with.
+  rpc::Clock& StartClock() {
+    if (clock_ == nullptr) {
+      clock_ = std::make_unique<test::SteppedClock>(&workers_->clock(), ahead_);
+    }
+    return *clock_;
+  }
+
+  absl::Duration ahead_;
   std::unique_ptr<LinkedWorkers> workers_;
+  std::unique_ptr<test::SteppedClock> clock_;
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::vector<ValueDescriptor> operands_;
   StepOrder order_;
   absl::Mutex mutex_;
   std::map<DeviceId, std::vector<StepResult>> results_ ABSL_GUARDED_BY(mutex_);
 };
+
+TEST_P(StepExecutorTest, StepsHaveTheirTimeThoughTheWallClockWasSteppedForward) {
+  ahead_ = absl::Hours(-1);  // the present is over an hour later than the clock shows
+  StartMesh("x=2");
+  Put("in", Tensor::Random({1000, 1000}, 5), SpecOf({"", ""}));
+  Order(1, {.operand_count = 1,
+            .ops = {CollectiveOp{.input = 0, .kind = CollectiveKind::kAllReduce, .axes = {"x"}}},
+            .outputs = {1}});
+  order_.return_literals = false;
+  RunOnAll();
+  for (DeviceId device = 0; device < 2; ++device) {
+    const StepResult result = Await(device);
+    EXPECT_EQ(result.outcome, StepOutcome::kDone) << result.status;
+  }
+}
+
+TEST_P(StepExecutorTest, StepsEndInTimeThoughTheWallClockWasSteppedBack) {
+  ahead_ = absl::Hours(1);
+  StartMesh("x=2");
+  Put("in", Tensor::Random({1000, 1000}, 5), SpecOf({"", ""}));
+  Order(1, {.operand_count = 1,
+            .ops = {CollectiveOp{.input = 0, .kind = CollectiveKind::kAllReduce, .axes = {"x"}}},
+            .outputs = {1}});
+  order_.timeout = absl::Milliseconds(100);
+  Run(0, order_);  // rank 1 never does
+  EXPECT_THAT(Await(0).status, test::StatusIs(absl::StatusCode::kDeadlineExceeded));
+}
 
 TEST_P(StepExecutorTest, NothingIsCopiedButWhatIsReceivedIntoPlaceAndPartsThatLieApart) {
   StartMesh("x=2");

@@ -247,6 +247,36 @@ class TileServiceTest : public ::testing::Test {
   std::vector<TileReport> reports_ ABSL_GUARDED_BY(mutex_);
 };
 
+TEST_F(TileServiceTest, TokensExpireByTheCoordinatorsClockHoweverFarItIsApart) {
+  Start();
+  Serve();
+  for (const absl::Duration ahead : {absl::Hours(1), absl::Hours(-1)}) {
+    gate_->SetCoordinatorTime(clock_.Now() + ahead);
+    const auto open = [&](absl::Duration ttl) {
+      const ArrayDescriptor array = Array(ttl > absl::ZeroDuration() ? "valid" : "expired");
+      return gate_
+          ->Open({.token = Token(array, rpc::TransferDirection::kPut, ahead + ttl),
+                  .array_id = array.array_id,
+                  .tile = OwnTile(),
+                  .size_bytes = OwnBytes(),
+                  .rank = 1})
+          .status();
+    };
+    const auto find = [&](absl::Duration ttl) {
+      const ArrayDescriptor array = Array("none");
+      return gate_
+          ->Find(Token(array, rpc::TransferDirection::kGet, ahead + ttl), array.array_id,
+                 std::nullopt)
+          .status();
+    };
+    const auto expired = StatusIs(absl::StatusCode::kPermissionDenied, Reason::kBadToken);
+    EXPECT_THAT(open(absl::Seconds(5)), IsOk());
+    EXPECT_THAT(open(absl::Seconds(-5)), expired);
+    EXPECT_THAT(find(absl::Seconds(5)), StatusIs(absl::StatusCode::kNotFound));
+    EXPECT_THAT(find(absl::Seconds(-5)), expired);
+  }
+}
+
 TEST_F(TileServiceTest, StagesReportsCommitsAndGivesBackTiles) {
   Start();
   Serve();
