@@ -141,10 +141,12 @@ absl::StatusOr<BegunPut> CoordinatorClient::BeginPut(const std::string& session_
   return put;
 }
 
-absl::StatusOr<CommittedPut> CoordinatorClient::CommitTransfer(const std::string& transfer_id,
+absl::StatusOr<CommittedPut> CoordinatorClient::CommitTransfer(const std::string& session_id,
+                                                               const std::string& transfer_id,
                                                                const Options& options) {
   v1::CommitTransferRequest request;
   request.set_request_id(NewRequestId());
+  request.set_session_id(session_id);
   request.set_transfer_id(transfer_id);
   v1::CommitTransferResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection_->Call(
@@ -157,9 +159,11 @@ absl::StatusOr<CommittedPut> CoordinatorClient::CommitTransfer(const std::string
   return put;
 }
 
-absl::Status CoordinatorClient::AbortTransfer(const std::string& transfer_id,
+absl::Status CoordinatorClient::AbortTransfer(const std::string& session_id,
+                                              const std::string& transfer_id,
                                               std::string_view reason, const Options& options) {
   v1::AbortTransferRequest request;
+  request.set_session_id(session_id);
   request.set_transfer_id(transfer_id);
   request.set_reason(std::string(reason));
   v1::AbortTransferResponse response;

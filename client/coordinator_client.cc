@@ -627,9 +627,11 @@ absl::StatusOr<Operation> CoordinatorClient::WatchOperation(
   return last;
 }
 
-absl::StatusOr<Operation> CoordinatorClient::CancelOperation(const std::string& operation_id,
+absl::StatusOr<Operation> CoordinatorClient::CancelOperation(const std::string& session_id,
+                                                             const std::string& operation_id,
                                                              const Options& options) {
   v1::CancelOperationRequest request;
+  request.set_session_id(session_id);
   request.set_operation_id(operation_id);
   v1::CancelOperationResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->operations,

@@ -215,10 +215,12 @@ class CoordinatorClient {
   absl::StatusOr<BegunPut> BeginPut(const std::string& session_id,
                                     absl::Span<const PutTensor> tensors,
                                     const PutOptions& put_options, const Options& options);
-  absl::StatusOr<CommittedPut> CommitTransfer(const std::string& transfer_id,
+  // `session_id`: of the session that began the transfer.
+  absl::StatusOr<CommittedPut> CommitTransfer(const std::string& session_id,
+                                              const std::string& transfer_id,
                                               const Options& options);
-  absl::Status AbortTransfer(const std::string& transfer_id, std::string_view reason,
-                             const Options& options);
+  absl::Status AbortTransfer(const std::string& session_id, const std::string& transfer_id,
+                             std::string_view reason, const Options& options);
   absl::StatusOr<BegunGet> BeginGet(const std::string& session_id, const ArraySelector& array,
                                     const Options& options);
   absl::StatusOr<Array> DescribeArray(const ArraySelector& array, const Options& options);
@@ -252,7 +254,9 @@ class CoordinatorClient {
   absl::StatusOr<Operation> WatchOperation(const std::string& operation_id,
                                            const std::function<bool(const Operation&)>& on_progress,
                                            Cancellation* cancellation, const Options& options);
-  absl::StatusOr<Operation> CancelOperation(const std::string& operation_id,
+  // `session_id`: of the session that began the operation.
+  absl::StatusOr<Operation> CancelOperation(const std::string& session_id,
+                                            const std::string& operation_id,
                                             const Options& options);
 
  private:

@@ -2,8 +2,11 @@
 #include "client/mesh_client.h"
 
 #include <algorithm>
+#include <deque>
+#include <optional>
 #include <thread>
 #include <utility>
+#include <variant>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/cleanup/cleanup.h"
@@ -158,6 +161,34 @@ class ReadPins {
   absl::flat_hash_map<std::string, Reading> readings_ ABSL_GUARDED_BY(mutex_);
 };
 
+// Programs by the hashes of their plans, those that were compiled last. Thread-safe.
+class CompiledPrograms {
+ public:
+  void Add(const std::string& plan_hash, const Program& program) {
+    absl::MutexLock lock(&mutex_);
+    if (!programs_.insert_or_assign(plan_hash, program).second) {
+      return;
+    }
+    order_.push_back(plan_hash);
+    if (order_.size() > kMaxPrograms) {
+      programs_.erase(order_.front());
+      order_.pop_front();
+    }
+  }
+  std::optional<Program> Find(const std::string& plan_hash) const {
+    absl::MutexLock lock(&mutex_);
+    const auto found = programs_.find(plan_hash);
+    return found == programs_.end() ? std::nullopt : std::optional(found->second);
+  }
+
+ private:
+  static constexpr size_t kMaxPrograms = 1'000;
+
+  mutable absl::Mutex mutex_;
+  absl::flat_hash_map<std::string, Program> programs_ ABSL_GUARDED_BY(mutex_);
+  std::deque<std::string> order_ ABSL_GUARDED_BY(mutex_);  // as they were compiled
+};
+
 }  // namespace
 
 class MeshClient::Impl {
@@ -168,7 +199,7 @@ class MeshClient::Impl {
         session_(coordinator_.get(), options.session_ttl, options.client_name) {}
 
   CoordinatorClient& coordinator() { return *coordinator_; }
-  ReadPins& read_pins() { return read_pins_; }
+  CompiledPrograms& programs() { return programs_; }
   rpc::CallOptions CallDeadline() const { return rpc::CallOptions::Within(options_.timeout); }
   rpc::CallOptions TransferDeadline() const {
     return rpc::CallOptions::Within(options_.transfer_timeout);
@@ -221,15 +252,16 @@ class MeshClient::Impl {
   }
 
   // Ends a put whose tiles were sent, or whose sending failed with `sent`.
-  absl::StatusOr<CommittedPut> Conclude(const std::string& transfer_id, const absl::Status& sent,
+  absl::StatusOr<CommittedPut> Conclude(const std::string& session_id,
+                                        const std::string& transfer_id, const absl::Status& sent,
                                         const rpc::CallOptions& options) {
     if (sent.ok()) {
-      return coordinator_->CommitTransfer(transfer_id, options);
+      return coordinator_->CommitTransfer(session_id, transfer_id, options);
     }
     if (IsSymptom(sent)) {
       // The coordinator answers as soon as it knows: with the cause, or even that all is there.
       absl::StatusOr<CommittedPut> verdict = coordinator_->CommitTransfer(
-          transfer_id, {std::min(options.deadline, absl::Now() + kVerdictTimeout), {}});
+          session_id, transfer_id, {std::min(options.deadline, absl::Now() + kVerdictTimeout), {}});
       if (verdict.ok() || ReasonOf(verdict.status()) == Reason::kWorkerLost) {
         return verdict;
       }
@@ -238,7 +270,8 @@ class MeshClient::Impl {
       }
     }
     coordinator_
-        ->AbortTransfer(transfer_id, ToStd(sent.message()), rpc::CallOptions::Within(kAbortTimeout))
+        ->AbortTransfer(session_id, transfer_id, ToStd(sent.message()),
+                        rpc::CallOptions::Within(kAbortTimeout))
         .IgnoreError();
     return sent;
   }
@@ -248,6 +281,7 @@ class MeshClient::Impl {
   const std::unique_ptr<CoordinatorClient> coordinator_;
   SessionKeeper session_;
   ReadPins read_pins_;
+  CompiledPrograms programs_;
 };
 
 MeshClient::MeshClient(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -491,8 +525,10 @@ absl::Status MeshClient::Watch(absl::Span<const EntryKind> kinds, int64_t start_
 absl::StatusOr<PutResult> MeshClient::PutTensors(absl::Span<const PutTensor> tensors,
                                                  const PutOptions& options) {
   const rpc::CallOptions call = impl_->TransferDeadline();
+  std::string session;
   SHARDMESH_ASSIGN_OR_RETURN(
       BegunPut put, impl_->InSession(call, [&](const std::string& session_id) {
+        session = session_id;
         return impl_->coordinator().BeginPut(session_id, tensors, options, call);
       }));
 
@@ -510,7 +546,7 @@ absl::StatusOr<PutResult> MeshClient::PutTensors(absl::Span<const PutTensor> ten
     return Upload(put.devices, uploads, &streams, impl_->Transfer(call, options.progress));
   }();
   SHARDMESH_ASSIGN_OR_RETURN(CommittedPut committed,
-                             impl_->Conclude(put.transfer_id, sent.status(), call));
+                             impl_->Conclude(session, put.transfer_id, sent.status(), call));
 
   PutResult result;
   result.arrays.reserve(put.assignments.size());
@@ -600,13 +636,30 @@ absl::StatusOr<int64_t> MeshClient::ReleaseArrays(absl::Span<const std::string> 
 absl::StatusOr<CompiledProgram> MeshClient::Compile(const Program& program,
                                                     absl::Span<const Operand> operands,
                                                     const std::string& mesh_id) {
-  return impl_->coordinator().Compile(program, operands, mesh_id, impl_->CallDeadline());
+  absl::StatusOr<CompiledProgram> compiled =
+      impl_->coordinator().Compile(program, operands, mesh_id, impl_->CallDeadline());
+  if (compiled.ok()) {
+    impl_->programs().Add(compiled->plan_hash, program);
+  }
+  return compiled;
 }
 
 absl::StatusOr<StepResult> MeshClient::Execute(const ExecuteCall& call) {
   const rpc::CallOptions options = impl_->CallDeadline();
   return impl_->InSession(options, [&](const std::string& session_id) {
-    return impl_->coordinator().Execute(session_id, call, options);
+    absl::StatusOr<StepResult> result = impl_->coordinator().Execute(session_id, call, options);
+    const std::string* const hash = std::get_if<std::string>(&call.work);
+    if (hash == nullptr || ReasonOf(result.status()) != Reason::kNotFound) {
+      return result;
+    }
+    // The coordinator has forgotten the plan, as one that was restarted has forgotten all.
+    std::optional<Program> program = impl_->programs().Find(*hash);
+    if (!program.has_value()) {
+      return result;
+    }
+    ExecuteCall again = call;
+    again.work = *std::move(program);
+    return impl_->coordinator().Execute(session_id, again, options);
   });
 }
 
@@ -642,7 +695,10 @@ absl::StatusOr<Operation> MeshClient::WatchOperation(
 }
 
 absl::StatusOr<Operation> MeshClient::CancelOperation(const std::string& operation_id) {
-  return impl_->coordinator().CancelOperation(operation_id, impl_->CallDeadline());
+  const rpc::CallOptions options = impl_->CallDeadline();
+  return impl_->InSession(options, [&](const std::string& session_id) {
+    return impl_->coordinator().CancelOperation(session_id, operation_id, options);
+  });
 }
 
 }  // namespace shardmesh::client

@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/synchronization/mutex.h"
 #include "rpc/array_codec.h"
+#include "rpc/caller.h"
 #include "rpc/field_check.h"
 #include "rpc/message_bytes.h"
 #include "rpc/outbox.h"
@@ -25,6 +27,8 @@
 #include "rpc/transfer_token.h"
 #include "server/array_view_codec.h"
 #include "server/background.h"
+#include "server/caller_count.h"
+#include "server/put_memory.h"
 #include "server/random_id.h"
 #include "server/resolve_answers.h"
 #include "server/service_mixins.h"
@@ -39,8 +43,9 @@
 namespace shardmesh::server {
 namespace {
 
-// How long a token to read an array holds.
-constexpr absl::Duration kGetTimeout = absl::Hours(1);
+// How long streams may be opened with a token to read an array; those that are open go on. It is as
+// long as tiles may be read after the session has ended: a client that needs longer begins again.
+constexpr absl::Duration kGetTimeout = absl::Minutes(5);
 // What of an answer is sent in one message.
 constexpr int64_t kPieceBytes = int64_t{512} << 10;
 // Of a page of arrays, so that it stays below a message's limit with the last one.
@@ -80,10 +85,11 @@ class PutPlan {
   }
 
   // CANCELLED soon after `is_cancelled` says so.
-  absl::Status TakeHeader(const v1::BeginPutHeader& header,
+  absl::Status TakeHeader(const v1::BeginPutHeader& header, const rpc::Caller& caller,
                           const std::function<bool()>& is_cancelled) {
     SHARDMESH_RETURN_IF_ERROR(rpc::CheckRequestId(header.request_id(), "header.request_id"));
-    SHARDMESH_RETURN_IF_ERROR(context_.sessions->Get(header.session_id()).status());
+    SHARDMESH_RETURN_IF_ERROR(context_.sessions->Check(header.session_id(), caller));
+    fingerprint_ = Sha256(header.SerializeAsString());
     if (header.source().has_path()) {
       return WithReason(absl::UnimplementedError("workers do not read files by themselves in this "
                                                  "build; stream the tensors instead"),
@@ -132,10 +138,12 @@ class PutPlan {
 
   bool has_header() const { return resolver_ != nullptr; }
   bool hold() const { return hold_; }
-  const std::string& session_id() const { return session_id_; }
-  const std::string& request_id() const { return request_id_; }
+  // Under which PutMemory knows the request, and a digest of all that was taken.
+  std::string key() const { return RequestKey(session_id_, "BeginPut", request_id_); }
+  const std::string& fingerprint() const { return fingerprint_; }
 
   absl::Status TakeTensor(const v1::PutTensor& tensor) {
+    fingerprint_ = Sha256(StrCat(fingerprint_, tensor.SerializeAsString()));
     PutItem item;
     ArrayDescriptor& array = item.definition.descriptor;
     item.name = tensor.name();
@@ -175,12 +183,12 @@ class PutPlan {
     return absl::OkStatus();
   }
 
-  // Begins the transfer; the answer is cut into messages.
-  absl::StatusOr<std::vector<std::shared_ptr<v1::BeginPutResponse>>> Begin() {
+  // Begins the transfer. The plan has no tensors any more afterwards.
+  absl::StatusOr<BegunPutPtr> Begin() {
     if (items_.empty()) {
       return rpc::BadField("tensors", "is empty; a put needs at least one tensor");
     }
-    SHARDMESH_ASSIGN_OR_RETURN(const std::vector<RankEndpoint> endpoints,
+    SHARDMESH_ASSIGN_OR_RETURN(std::vector<RankEndpoint> endpoints,
                                context_.hub->Endpoints(mesh_id_));
     if (static_cast<int64_t>(endpoints.size()) != mesh_.size()) {
       SHARDMESH_RETURN_IF_ERROR(context_.hub->CheckReady(mesh_id_));
@@ -196,40 +204,18 @@ class PutPlan {
     for (const RankEndpoint& endpoint : endpoints) {
       identities.push_back(endpoint.identity);
     }
+    auto put = std::make_shared<BegunPut>();
+    put->session_id = session_id_;
+    put->devices = std::move(endpoints);
+    put->items = std::move(items_);
+    put->corrections = std::move(corrections_);
+    // The transfer keeps what a repeated request needs, as long as it lives.
     SHARDMESH_ASSIGN_OR_RETURN(
-        const std::string transfer_id,
-        context_.transfers->Begin(session_id_, mesh_id_, identities, items_));
-
-    rpc::TransferClaims claims{.direction = rpc::TransferDirection::kPut,
-                               .transfer_id = transfer_id,
-                               .session_id = session_id_,
-                               .array = {},
-                               .term = context_.term,
-                               .expire_time = context_.clock->Now() + Transfers::kTimeout};
-    std::vector<std::shared_ptr<v1::BeginPutResponse>> answer;
-    answer.push_back(std::make_shared<v1::BeginPutResponse>());
-    answer.back()->set_transfer_id(transfer_id);
-    answer.back()->set_term(context_.term);
-    rpc::Encode(claims.expire_time, answer.back()->mutable_expire_time());
-    for (const RankEndpoint& endpoint : endpoints) {
-      Encode(endpoint, answer.back()->add_devices());
-    }
-    int64_t size_bytes = 0;
-    for (size_t i = 0; i < items_.size(); ++i) {
-      if (size_bytes > kPieceBytes) {
-        answer.push_back(std::make_shared<v1::BeginPutResponse>());
-        size_bytes = 0;
-      }
-      claims.array = items_[i].definition.descriptor;
-      v1::PutAssignment* assignment = answer.back()->add_assignments();
-      rpc::Encode(claims.array, assignment->mutable_array_descriptor());
-      assignment->set_token(rpc::SignToken(claims, context_.token_key));
-      for (const Correction& correction : corrections_[i]) {
-        rpc::Encode(correction, assignment->add_corrections());
-      }
-      size_bytes += static_cast<int64_t>(assignment->ByteSizeLong());
-    }
-    return answer;
+        put->transfer_id,
+        context_.transfers->Begin(session_id_, mesh_id_, identities,
+                                  std::shared_ptr<const std::vector<PutItem>>(put, &put->items)));
+    put->expire_time = context_.clock->Now() + Transfers::kTimeout;
+    return put;
   }
 
  private:
@@ -316,6 +302,7 @@ class PutPlan {
   const ArrayContext& context_;
   std::string session_id_;
   std::string request_id_;
+  std::string fingerprint_;
   std::string mesh_id_;
   Revision mesh_revision_ = 0;
   Mesh mesh_;
@@ -327,68 +314,98 @@ class PutPlan {
   std::vector<std::vector<Correction>> corrections_;  // by item
 };
 
-// Answers to BeginPut by request id, for as long as their transfers are remembered.
-class BegunPuts {
+// The messages of an answer to BeginPut, made one by one: tokens are signed as they are sent.
+class PutAnswer {
  public:
-  using Answer = std::vector<std::shared_ptr<v1::BeginPutResponse>>;
+  PutAnswer(const ArrayContext& context, BegunPutPtr put)
+      : context_(context), put_(std::move(put)) {}
 
-  // `begin` is called unless there is an answer for the id already.
-  template <typename Begin>
-  absl::StatusOr<Answer> GetOrBegin(const std::string& key, const Transfers& transfers,
-                                    Begin begin) {
-    absl::MutexLock lock(&mutex_);
-    std::erase_if(answers_, [&](const auto& each) {
-      return !transfers.Progress(each.second.front()->transfer_id()).ok();
-    });
-    if (const auto known = answers_.find(key); known != answers_.end()) {
-      return known->second;
+  const std::string& transfer_id() const { return put_->transfer_id; }
+  bool is_at_end() const { return next_ == put_->items.size(); }
+
+  // The next message; the first one if there was none.
+  v1::BeginPutResponse Next() {
+    rpc::TransferClaims claims{.direction = rpc::TransferDirection::kPut,
+                               .transfer_id = put_->transfer_id,
+                               .session_id = put_->session_id,
+                               .array = {},
+                               .term = context_.term,
+                               .expire_time = put_->expire_time};
+    v1::BeginPutResponse message;
+    if (next_ == 0) {
+      message.set_transfer_id(put_->transfer_id);
+      message.set_term(context_.term);
+      rpc::Encode(put_->expire_time, message.mutable_expire_time());
+      for (const RankEndpoint& endpoint : put_->devices) {
+        Encode(endpoint, message.add_devices());
+      }
     }
-    SHARDMESH_ASSIGN_OR_RETURN(Answer answer, begin());
-    answers_.emplace(key, answer);
-    return answer;
-  }
-
-  void Forget(const std::string& key) {
-    absl::MutexLock lock(&mutex_);
-    answers_.erase(key);
-  }
-
-  // Calls that hold the transfer of one request: a client that asked again has several.
-  void Hold(const std::string& key) {
-    absl::MutexLock lock(&mutex_);
-    ++holders_[key];
-  }
-  // Whether that was the last.
-  bool LetGo(const std::string& key) {
-    absl::MutexLock lock(&mutex_);
-    const auto found = holders_.find(key);
-    if (--found->second > 0) return false;
-    holders_.erase(found);
-    return true;
+    for (int64_t size_bytes = 0; !is_at_end() && size_bytes <= kPieceBytes; ++next_) {
+      claims.array = put_->items[next_].definition.descriptor;
+      v1::PutAssignment* assignment = message.add_assignments();
+      rpc::Encode(claims.array, assignment->mutable_array_descriptor());
+      assignment->set_token(rpc::SignToken(claims, context_.token_key));
+      for (const Correction& correction : put_->corrections[next_]) {
+        rpc::Encode(correction, assignment->add_corrections());
+      }
+      size_bytes += static_cast<int64_t>(assignment->ByteSizeLong());
+    }
+    return message;
   }
 
  private:
-  absl::Mutex mutex_;
-  std::map<std::string, Answer> answers_ ABSL_GUARDED_BY(mutex_);
-  std::map<std::string, int> holders_ ABSL_GUARDED_BY(mutex_);
+  const ArrayContext& context_;
+  const BegunPutPtr put_;
+  size_t next_ = 0;  // of its items
 };
+
+// A put whose tensors do not come is ended: after so long without a message, and in all.
+constexpr absl::Duration kIdleLimit = absl::Seconds(30);
+constexpr absl::Duration kTakeLimit = absl::Minutes(5);
 
 // BeginPut, written straight:
 //   plan.TakeHeader(read()), on a thread of the background if that takes long
 //   while (tensors = read()) plan.TakeTensor(each)
-//   for (piece : plan.Begin()) write(piece)
+//   put = memory.Find(plan), or plan.Begin()
+//   while (!answer.is_at_end()) write(answer.Next())
 //   if (plan.hold()) wait for the transfer's end; abort it if the client goes before
 //   finish
 class BeginPutReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  // The background outlives it.
-  BeginPutReactor(const ArrayContext& context, BegunPuts* begun,
-                  const grpc::CallbackServerContext* call, Background* background)
-      : context_(context), begun_(begun), call_(call), background_(background), plan_(context) {
-    StartRead(&read_);
+  // All outlive it.
+  BeginPutReactor(const ArrayContext& context, PutMemory* begun,
+                  const grpc::CallbackServerContext* call, Background* background,
+                  CallerCount* streams)
+      : context_(context),
+        begun_(begun),
+        call_(call),
+        caller_(rpc::CallerOf(*call)),
+        background_(background),
+        place_(streams->Take(caller_.name)),
+        take_by_(context.clock->Now() + kTakeLimit),
+        plan_(context),
+        idle_(std::make_unique<rpc::Alarm>(context.clock, [this] { EndIfIdle(); })) {
+    if (!place_.has_value()) {
+      Finish(rpc::ToGrpc(rpc::WithRetryDelay(
+          WithReason(absl::ResourceExhaustedError(
+                         StrCat(caller_.name, " has ", streams->max_per_caller(),
+                                " BeginPut streams open, the most that a caller may have; end one "
+                                "first")),
+                     Reason::kLimitExceeded),
+          absl::Seconds(1))));
+      return;
+    }
+    Read();
   }
 
   void OnReadDone(bool ok) override {
+    {
+      absl::MutexLock lock(&mutex_);
+      if (is_over_) {
+        return;
+      }
+      is_reading_ = false;
+    }
     if (ok) {
       if (const absl::Status parsed = rpc::ParseMessage(&read_, &request_); !parsed.ok()) {
         return Finish(rpc::ToGrpc(parsed));
@@ -396,8 +413,9 @@ class BeginPutReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
       if (plan_.has_header() || !PutPlan::TakesLong(request_.header())) {
         return TakeAndGoOn();
       }
-      return background_->Run([this] { TakeAndGoOn(); }) ? void()
-                                                         : Finish(rpc::ToGrpc(TooManyWait()));
+      return background_->Run(caller_.name, [this] { TakeAndGoOn(); })
+                 ? void()
+                 : Finish(rpc::ToGrpc(TooManyWait()));
     }
     if (call_->IsCancelled()) {
       return Finish(rpc::ToGrpc(absl::CancelledError("the client left before it had sent all")));
@@ -406,26 +424,34 @@ class BeginPutReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
       return Finish(
           rpc::ToGrpc(rpc::BadField("header", "is missing; it must be the first message")));
     }
-    auto answer = begun_->GetOrBegin(Key(), *context_.transfers, [this] { return plan_.Begin(); });
-    if (!answer.ok()) {
-      return Finish(rpc::ToGrpc(answer.status()));
+    key_ = plan_.key();
+    absl::StatusOr<BegunPutPtr> put = begun_->Find(key_, plan_.fingerprint());
+    if (put.ok() && *put == nullptr) {
+      put = plan_.Begin();
+      begun_->Began(key_, put.ok() ? *put : nullptr);
     }
-    answer_ = *std::move(answer);
+    if (!put.ok()) {
+      return Finish(rpc::ToGrpc(put.status()));
+    }
+    answer_.emplace(context_, *std::move(put));
     Write();
   }
   void OnWriteDone(bool ok) override {
     if (!ok) {
-      // Nobody knows of the transfer; a repeated request begins another.
-      begun_->Forget(Key());
-      context_.transfers
-          ->Abort(answer_.front()->transfer_id(),
-                  absl::CancelledError("the client left before it had the answer"))
-          .IgnoreError();
+      // Unless a repeated request has the answer, nobody knows of the transfer.
+      if (begun_->NotDelivered(key_)) {
+        context_.transfers
+            ->Abort(answer_->transfer_id(),
+                    absl::CancelledError("the client left before it had the answer"))
+            .IgnoreError();
+      }
       return Finish(grpc::Status::CANCELLED);
     }
-    if (++written_ < answer_.size()) {
+    if (!answer_->is_at_end()) {
       return Write();
     }
+    begun_->Delivered(key_, plan_.hold());
+    place_.reset();
     plan_.hold() ? HoldTransfer() : Finish(grpc::Status::OK);
   }
   void OnCancel() override {
@@ -436,13 +462,14 @@ class BeginPutReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
     }
     LetGo();
   }
-  void OnDone() override { delete this; }
+  void OnDone() override {
+    idle_.reset();
+    delete this;
+  }
 
  private:
   // From here on the transfer's end finishes the call.
   void HoldTransfer() {
-    const std::string transfer_id = answer_.front()->transfer_id();
-    begun_->Hold(Key());
     bool is_cancelled = false;
     {
       absl::MutexLock lock(&mutex_);
@@ -452,38 +479,67 @@ class BeginPutReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
     if (is_cancelled) {
       LetGo();
     }
-    context_.transfers->OnEnd(transfer_id, [this] {
+    context_.transfers->OnEnd(answer_->transfer_id(), [this] {
       bool is_held = false;
       {
         absl::MutexLock lock(&mutex_);
         is_held = std::exchange(is_held_, false);
       }
       if (is_held) {
-        begun_->LetGo(Key());
+        begun_->Ended(key_);
       }
       Finish(grpc::Status::OK);
     });
   }
-  // The client has gone from a call that held. Where another call holds the transfer too, it goes
+  // The client has gone from a call that held. Where another call has the transfer too, it goes
   // on, and this call ends with it.
   void LetGo() {
-    if (!begun_->LetGo(Key())) return;
-    begun_->Forget(Key());
+    if (!begun_->LetGo(key_)) return;
     context_.transfers
-        ->Abort(answer_.front()->transfer_id(),
+        ->Abort(answer_->transfer_id(),
                 WithReason(absl::CancelledError("the connection of the put's client broke"),
                            Reason::kCancelled))
         .IgnoreError();  // one that is being committed ends by itself
   }
 
+  void Read() {
+    absl::Time due;
+    {
+      absl::MutexLock lock(&mutex_);
+      is_reading_ = true;
+      due = due_ = std::min(context_.clock->Now() + kIdleLimit, take_by_);
+    }
+    idle_->SetNoLaterThan(due);
+    StartRead(&read_);
+  }
+
+  void EndIfIdle() {
+    {
+      absl::MutexLock lock(&mutex_);
+      if (!is_reading_) {
+        return;  // the next Read sets the alarm
+      }
+      if (context_.clock->Now() < due_) {
+        return idle_->SetNoLaterThan(due_);
+      }
+      is_over_ = true;
+    }
+    Finish(rpc::ToGrpc(WithReason(
+        absl::DeadlineExceededError(
+            StrCat("the put's tensors did not all come: at most ", absl::FormatDuration(kIdleLimit),
+                   " may pass without a message, and ", absl::FormatDuration(kTakeLimit),
+                   " until the client has sent all of them; put again")),
+        Reason::kDeadline)));
+  }
+
   void Write() {
-    write_ = rpc::SerializeMessage(*answer_[written_]);
+    write_ = rpc::SerializeMessage(answer_->Next());
     StartWrite(&write_);
   }
 
   void TakeAndGoOn() {
     const absl::Status taken = Take();
-    taken.ok() ? StartRead(&read_) : Finish(rpc::ToGrpc(taken));
+    taken.ok() ? Read() : Finish(rpc::ToGrpc(taken));
   }
 
   absl::Status Take() {
@@ -492,7 +548,7 @@ class BeginPutReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
     }
     if (request_.has_header()) {
       SHARDMESH_RETURN_IF_ERROR(
-          plan_.TakeHeader(request_.header(), [this] { return call_->IsCancelled(); }));
+          plan_.TakeHeader(request_.header(), caller_, [this] { return call_->IsCancelled(); }));
     }
     for (int i = 0; i < request_.tensors_size(); ++i) {
       const v1::PutTensor& tensor = request_.tensors(i);
@@ -509,23 +565,31 @@ class BeginPutReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
     return absl::OkStatus();
   }
 
-  std::string Key() const { return StrCat(plan_.session_id(), "/", plan_.request_id()); }
-
   const ArrayContext& context_;
-  BegunPuts* const begun_;
+  PutMemory* const begun_;
   const grpc::CallbackServerContext* const call_;
+  const rpc::Caller caller_;
   Background* const background_;
+  std::optional<CallerCount::Place> place_;  // until the answer is sent
+  const absl::Time take_by_;
+
+  absl::Mutex mutex_;
+  bool is_reading_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_over_ ABSL_GUARDED_BY(mutex_) = false;  // EndIfIdle has ended it
+  bool is_held_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_cancelled_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Time due_ ABSL_GUARDED_BY(mutex_);  // while is_reading_
+
+  // Touched by one reaction at a time.
   grpc::ByteBuffer read_;
   v1::BeginPutRequest request_;
   PutPlan plan_;
   int64_t tensors_ = 0;
-  BegunPuts::Answer answer_;
-  size_t written_ = 0;
+  std::string key_;
+  std::optional<PutAnswer> answer_;
   grpc::ByteBuffer write_;
 
-  absl::Mutex mutex_;
-  bool is_held_ ABSL_GUARDED_BY(mutex_) = false;
-  bool is_cancelled_ ABSL_GUARDED_BY(mutex_) = false;
+  std::unique_ptr<rpc::Alarm> idle_;  // its destructor waits for EndIfIdle
 };
 
 // BeginPut's requests come as bytes: see rpc/message_bytes.h.
@@ -540,11 +604,14 @@ using ArrayServiceBase =
 
 class ArrayService final : public ArrayServiceBase {
  public:
-  explicit ArrayService(const ArrayContext& context) : context_(context) {}
+  explicit ArrayService(const ArrayContext& context)
+      : context_(context),
+        begun_puts_(context.clock),
+        put_streams_(context.max_put_streams_per_caller) {}
 
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* BeginPut(
       grpc::CallbackServerContext* context) override {
-    return new BeginPutReactor(context_, &begun_puts_, context, &background_);
+    return new BeginPutReactor(context_, &begun_puts_, context, &background_, &put_streams_);
   }
 
   grpc::ServerUnaryReactor* CommitTransfer(grpc::CallbackServerContext* context,
@@ -556,33 +623,41 @@ class ArrayService final : public ArrayServiceBase {
       reactor->Finish(rpc::ToGrpc(checked));
       return reactor;
     }
+    if (const absl::Status owned = CheckOwner(*context, *request); !owned.ok()) {
+      reactor->Finish(rpc::ToGrpc(owned));
+      return reactor;
+    }
     // A little before the client's own deadline, so that it hears who was missing.
     const absl::Time give_up =
-        std::min(absl::FromChrono(context->deadline()) - absl::Milliseconds(100),
-                 context_.clock->Now() + kCommitTimeout);
+        context_.clock->Now() +
+        std::min(rpc::TimeLeft(*context) - absl::Milliseconds(100), kCommitTimeout);
     const absl::StatusOr<TransferProgress> progress =
         context_.transfers->Progress(request->transfer_id());
     const absl::Time started = progress.ok() ? progress->started : context_.clock->Now();
-    context_.transfers->Commit(request->transfer_id(), request->request_id(), give_up,
-                               [reactor, response, started,
-                                clock = context_.clock](absl::StatusOr<TransferResult> result) {
-                                 if (result.ok()) {
-                                   for (const std::string& array_id : result->array_ids) {
-                                     response->add_array_ids(array_id);
-                                   }
-                                   response->set_revision(result->revision);
-                                   response->set_durability(Encode(result->durability));
-                                   rpc::Encode(clock->Now() - started,
-                                               response->mutable_transfer_time());
-                                 }
-                                 reactor->Finish(rpc::ToGrpc(result.status()));
-                               });
+    context_.transfers->Commit(
+        request->transfer_id(),
+        RequestKey(request->session_id(), "CommitTransfer", request->request_id()), give_up,
+        [reactor, response, started,
+         clock = context_.clock](absl::StatusOr<TransferResult> result) {
+          if (result.ok()) {
+            for (const std::string& array_id : result->array_ids) {
+              response->add_array_ids(array_id);
+            }
+            response->set_revision(result->revision);
+            response->set_durability(Encode(result->durability));
+            rpc::Encode(clock->Now() - started, response->mutable_transfer_time());
+          }
+          reactor->Finish(rpc::ToGrpc(result.status()));
+        });
     return reactor;
   }
 
   grpc::ServerUnaryReactor* AbortTransfer(grpc::CallbackServerContext* context,
                                           const v1::AbortTransferRequest* request,
                                           v1::AbortTransferResponse*) override {
+    if (const absl::Status owned = CheckOwner(*context, *request); !owned.ok()) {
+      return Answer(context, owned);
+    }
     return Answer(
         context, context_.transfers->Abort(
                      request->transfer_id(),
@@ -594,7 +669,9 @@ class ArrayService final : public ArrayServiceBase {
   grpc::ServerUnaryReactor* BeginGet(grpc::CallbackServerContext* context,
                                      const v1::BeginGetRequest* request,
                                      v1::BeginGetResponse* response) override {
-    return Answer(context, Get(*request, response));
+    const absl::Status checked =
+        context_.sessions->Check(request->session_id(), rpc::CallerOf(*context));
+    return Answer(context, checked.ok() ? Get(*request, response) : checked);
   }
 
   grpc::ServerUnaryReactor* DescribeArray(grpc::CallbackServerContext* context,
@@ -638,7 +715,7 @@ class ArrayService final : public ArrayServiceBase {
     if (checked.ok()) {
       checked = rpc::CheckArrayId(request->array_id(), "array_id");
     }
-    return Move(context, checked, request->request_id(),
+    return Move(context, checked, "MoveName", request->request_id(),
                 {.name = request->name(),
                  .array_id = request->array_id(),
                  .expected_version = DecodeExpectedVersion(request->expected_version())},
@@ -651,7 +728,8 @@ class ArrayService final : public ArrayServiceBase {
   grpc::ServerUnaryReactor* DeleteName(grpc::CallbackServerContext* context,
                                        const v1::DeleteNameRequest* request,
                                        v1::DeleteNameResponse* response) override {
-    return Move(context, rpc::CheckArrayName(request->name(), "name"), request->request_id(),
+    return Move(context, rpc::CheckArrayName(request->name(), "name"), "DeleteName",
+                request->request_id(),
                 {.name = request->name(),
                  .array_id = "",
                  .expected_version = DecodeExpectedVersion(request->expected_version())},
@@ -661,7 +739,9 @@ class ArrayService final : public ArrayServiceBase {
   grpc::ServerUnaryReactor* ReleaseArrays(grpc::CallbackServerContext* context,
                                           const v1::ReleaseArraysRequest* request,
                                           v1::ReleaseArraysResponse* response) override {
-    return Answer(context, Release(*request, response));
+    const absl::Status checked =
+        context_.sessions->Check(request->session_id(), rpc::CallerOf(*context));
+    return Answer(context, checked.ok() ? Release(*request, response) : checked);
   }
 
  private:
@@ -672,8 +752,20 @@ class ArrayService final : public ArrayServiceBase {
     return reactor;
   }
 
+  // Whether the caller may end the transfer of a request. A session that is gone has none, but it
+  // may repeat the request that committed one.
+  template <typename Request>
+  absl::Status CheckOwner(const grpc::CallbackServerContext& context,
+                          const Request& request) const {
+    const absl::Status session =
+        context_.sessions->Check(request.session_id(), rpc::CallerOf(context));
+    if (!session.ok() && !absl::IsNotFound(session)) {
+      return session;
+    }
+    return context_.transfers->CheckOwner(request.transfer_id(), request.session_id());
+  }
+
   absl::Status Get(const v1::BeginGetRequest& request, v1::BeginGetResponse* response) {
-    SHARDMESH_RETURN_IF_ERROR(context_.sessions->Get(request.session_id()).status());
     SHARDMESH_ASSIGN_OR_RETURN(const SelectedArray selected,
                                Select(*context_.catalogue, request.array()));
     const ArrayDescriptor& descriptor = selected.array->definition.descriptor;
@@ -724,16 +816,18 @@ class ArrayService final : public ArrayServiceBase {
 
   template <typename OnMoved>
   grpc::ServerUnaryReactor* Move(grpc::CallbackServerContext* context, absl::Status checked,
-                                 const std::string& request_id, NameMove move, OnMoved on_moved) {
+                                 std::string_view method, const std::string& request_id,
+                                 NameMove move, OnMoved on_moved) {
     if (checked.ok()) {
       checked = rpc::CheckRequestId(request_id, "request_id");
     }
     if (!checked.ok()) {
       return Answer(context, checked);
     }
+    const std::string key = RequestKey(rpc::CallerOf(*context).name, method, request_id);
     const auto remembered = context_.catalogue->requests().Begin(
-        request_id, Sha256(StrCat("move ", move.name, "\n", move.array_id, "\n",
-                                  move.expected_version.value_or(-1))));
+        key, Sha256(StrCat("move ", move.name, "\n", move.array_id, "\n",
+                           move.expected_version.value_or(-1))));
     if (!remembered.ok()) {
       return Answer(context, remembered.status());
     }
@@ -744,7 +838,7 @@ class ArrayService final : public ArrayServiceBase {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     CommitRequest commit;
     commit.moves.push_back(std::move(move));
-    commit.request_id = request_id;
+    commit.request_id = key;
     context_.catalogue->Commit(std::move(commit),
                                [reactor, on_moved](absl::StatusOr<CommitResult> result) {
                                  if (result.ok()) {
@@ -763,7 +857,6 @@ class ArrayService final : public ArrayServiceBase {
                                                    " arrays are over the limit of ", kMaxReleased)),
                             "array_ids");
     }
-    SHARDMESH_RETURN_IF_ERROR(context_.sessions->Get(request.session_id()).status());
     for (const std::string& array_id : request.array_ids()) {
       if (UnpinForSession(*context_.catalogue, *context_.sessions, request.session_id(),
                           array_id)) {
@@ -774,7 +867,8 @@ class ArrayService final : public ArrayServiceBase {
   }
 
   const ArrayContext context_;
-  BegunPuts begun_puts_;
+  PutMemory begun_puts_;
+  CallerCount put_streams_;
   Background background_{2};  // last: its tasks use the above
 };
 

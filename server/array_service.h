@@ -13,6 +13,7 @@
 #include "server/link_table.h"
 #include "server/recovery.h"
 #include "server/session.h"
+#include "server/step_memory.h"
 #include "server/transfers.h"
 #include "tensor/collective_choice.h"
 
@@ -34,6 +35,8 @@ struct ArrayContext {
   const LinkTable* links = nullptr;
   const Recovery* recovery = nullptr;
   PreferredAlgorithms preferred_algorithms;
+  StepMemoryOptions step_memory;
+  int64_t max_put_streams_per_caller = 0;
   std::string token_key;  // see rpc/transfer_token.h
   int64_t term = 0;
 };

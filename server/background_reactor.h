@@ -4,12 +4,12 @@
 
 #include <grpcpp/grpcpp.h>
 
-#include <atomic>
 #include <functional>
 #include <utility>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
+#include "rpc/caller.h"
 #include "rpc/status.h"
 #include "server/background.h"
 
@@ -23,24 +23,27 @@ class BackgroundReactor final : public grpc::ServerUnaryReactor {
   // Fills the call's response.
   using Answering = absl::AnyInvocable<absl::Status(const std::function<bool()>& is_cancelled)>;
 
-  BackgroundReactor(Answering answer, Background* background) : answer_(std::move(answer)) {
-    const bool taken = background->Run([this] {
-      const auto is_cancelled = [this] { return cancelled_.load(std::memory_order_relaxed); };
+  BackgroundReactor(const grpc::CallbackServerContext& context, Answering answer,
+                    Background* background)
+      : answer_(std::move(answer)) {
+    const bool taken = background->Run(rpc::CallerOf(context).name, [this] {
+      stop_.Begin();
+      const auto is_cancelled = [this] { return stop_.is_due(); };
       const absl::Status status = is_cancelled() ? absl::CancelledError("cancelled while it waited")
                                                  : answer_(is_cancelled);
-      Finish(rpc::ToGrpc(status));
+      Finish(rpc::ToGrpc(stop_.Explain(status)));
     });
     if (!taken) {
       Finish(rpc::ToGrpc(TooManyWait()));
     }
   }
 
-  void OnCancel() override { cancelled_.store(true, std::memory_order_relaxed); }
+  void OnCancel() override { stop_.Cancel(); }
   void OnDone() override { delete this; }
 
  private:
   Answering answer_;
-  std::atomic<bool> cancelled_ = false;
+  BackgroundStop stop_;
 };
 
 }  // namespace shardmesh::server

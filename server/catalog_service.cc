@@ -18,6 +18,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "rpc/call.h"
+#include "rpc/caller.h"
 #include "rpc/field_check.h"
 #include "rpc/log.h"
 #include "rpc/outbox.h"
@@ -25,6 +26,7 @@
 #include "rpc/time_codec.h"
 #include "server/background.h"
 #include "server/background_reactor.h"
+#include "server/request_memory.h"
 #include "server/resolve_answers.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
@@ -359,8 +361,10 @@ class CatalogService final : public v1::CatalogService::CallbackService {
       reactor->Finish(rpc::ToGrpc(checked));
       return reactor;
     }
+    const std::string key =
+        RequestKey(rpc::CallerOf(*context).name, "CreateEntry", request->request_id());
     Decoding(context, request->value(), reactor, [=, this](const IsCancelled& is_cancelled) {
-      publisher_->Create({.request_id = request->request_id(), .name = request->name()},
+      publisher_->Create({.request_id = key, .name = request->name()},
                          request->value().SerializeAsString(), Answer(reactor, response),
                          is_cancelled);
     });
@@ -380,8 +384,10 @@ class CatalogService final : public v1::CatalogService::CallbackService {
       reactor->Finish(rpc::ToGrpc(checked));
       return reactor;
     }
+    const std::string key =
+        RequestKey(rpc::CallerOf(*context).name, "UpdateEntry", request->request_id());
     Decoding(context, request->value(), reactor, [=, this](const IsCancelled& is_cancelled) {
-      publisher_->Update({.request_id = request->request_id(),
+      publisher_->Update({.request_id = key,
                           .name = request->name(),
                           .expected_version = request->expected_version()},
                          request->value().SerializeAsString(),
@@ -406,18 +412,20 @@ class CatalogService final : public v1::CatalogService::CallbackService {
       reactor->Finish(rpc::ToGrpc(checked));
       return reactor;
     }
-    publisher_->Delete({.request_id = request->request_id(),
-                        .name = request->name(),
-                        .expected_version = request->expected_version()},
-                       *kind,
-                       EndingChange(is_mesh, request->name(),
-                                    [reactor, response](
-                                        absl::StatusOr<std::shared_ptr<const Definition>> deleted) {
-                                      if (deleted.ok()) {
-                                        response->set_revision((*deleted)->revision);
-                                      }
-                                      reactor->Finish(rpc::ToGrpc(deleted.status()));
-                                    }));
+    publisher_->Delete(
+        {.request_id =
+             RequestKey(rpc::CallerOf(*context).name, "DeleteEntry", request->request_id()),
+         .name = request->name(),
+         .expected_version = request->expected_version()},
+        *kind,
+        EndingChange(
+            is_mesh, request->name(),
+            [reactor, response](absl::StatusOr<std::shared_ptr<const Definition>> deleted) {
+              if (deleted.ok()) {
+                response->set_revision((*deleted)->revision);
+              }
+              reactor->Finish(rpc::ToGrpc(deleted.status()));
+            }));
     return reactor;
   }
 
@@ -426,6 +434,7 @@ class CatalogService final : public v1::CatalogService::CallbackService {
                                      v1::GetEntryResponse* response) override {
     if (NamesVersion(request->name())) {
       return new BackgroundReactor(
+          *context,
           [this, request, response](const std::function<bool()>& is_cancelled) {
             return Get(*request, is_cancelled, response);
           },
@@ -472,9 +481,12 @@ class CatalogService final : public v1::CatalogService::CallbackService {
     if (!CompilesLong(value.rule_set())) {
       return change(IsCancelled());
     }
-    const bool taken = background_.Run([context, change = std::move(change)] {
-      change([context] { return context->IsCancelled(); });
-    });
+    const bool taken =
+        background_.Run(rpc::CallerOf(*context).name, [context, change = std::move(change)] {
+          BackgroundStop stop;
+          stop.Begin();
+          change([context, &stop] { return context->IsCancelled() || stop.is_due(); });
+        });
     if (!taken) {
       reactor->Finish(rpc::ToGrpc(TooManyWait()));
     }

@@ -4,9 +4,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
-#include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,6 +15,7 @@
 #include "absl/synchronization/mutex.h"
 #include "rpc/array_codec.h"
 #include "rpc/call.h"
+#include "rpc/caller.h"
 #include "rpc/field_check.h"
 #include "rpc/plan_codec.h"
 #include "rpc/spec_codec.h"
@@ -24,7 +23,9 @@
 #include "rpc/time_codec.h"
 #include "server/array_view_codec.h"
 #include "server/random_id.h"
+#include "server/request_memory.h"
 #include "server/session_pins.h"
+#include "server/step_memory.h"
 #include "sharding/digest.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
@@ -41,9 +42,6 @@ constexpr absl::Duration kMaxStepTimeout = absl::Minutes(5);
 constexpr int64_t kDonorsPins = 2;
 // How long to wait before a step is run again whose worker was lost and is expected back.
 constexpr absl::Duration kRunAgainDelay = absl::Milliseconds(200);
-// Answers are remembered this long, and so many bytes of them, for clients that ask again.
-constexpr absl::Duration kRememberFor = absl::Minutes(10);
-constexpr int64_t kMaxRememberedBytes = int64_t{64} << 20;
 
 // An operand that was found: an array, kept alive by a pin, or a literal of the request.
 struct FoundOperand {
@@ -62,76 +60,14 @@ struct FoundOperands {
 // A step's request, whichever RPC it came by.
 struct StepCall {
   v1::ExecuteRequest request;  // of an equivalent Execute
-  absl::Time deadline;         // the call's own
+  std::string_view method;     // by which it came
+  rpc::Caller caller;
+  absl::Duration time_left;  // of the call
 };
 
 // What a step came to, and the operands whose pins it held.
 using StepAnswer = absl::StatusOr<v1::ExecuteResponse>;
 using StepCallback = absl::AnyInvocable<void(StepAnswer) &&>;
-
-// Answers of steps by request id. They live as long as the process: results without a name, which
-// most are, do so too. A request goes: Begin -> Finish, or Abandon if it failed. Thread-safe.
-class RecentAnswers {
- public:
-  // Nothing: the request is the first with this id. Otherwise its answer. INVALID_ARGUMENT
-  // (REQUEST_ID_REUSED) if the id was used for another request; ABORTED while that one runs.
-  absl::StatusOr<std::optional<v1::ExecuteResponse>> Begin(const v1::ExecuteRequest& request,
-                                                           absl::Time now) {
-    const std::string fingerprint = Sha256(request.SerializeAsString());
-    absl::MutexLock lock(&mutex_);
-    Forget(now);
-    const auto [entry, is_new] = entries_.try_emplace(request.request_id());
-    if (is_new) {
-      entry->second.fingerprint = fingerprint;
-      return std::nullopt;
-    }
-    if (entry->second.fingerprint != fingerprint) {
-      return InvalidArgument(Reason::kRequestIdReused, StrCat("request_id \"", request.request_id(),
-                                                              "\" was used for another request"));
-    }
-    if (!entry->second.answer.has_value()) {
-      return rpc::WithRetryDelay(
-          absl::AbortedError(StrCat("request \"", request.request_id(), "\" still runs; retry")),
-          absl::Milliseconds(100));
-    }
-    return entry->second.answer;
-  }
-  void Finish(const std::string& request_id, const v1::ExecuteResponse& answer, absl::Time now) {
-    absl::MutexLock lock(&mutex_);
-    Entry& entry = entries_[request_id];
-    entry.answer = answer;
-    entry.size_bytes = static_cast<int64_t>(answer.ByteSizeLong());
-    size_bytes_ += entry.size_bytes;
-    order_.emplace_back(now, request_id);
-    Forget(now);
-  }
-  void Abandon(const std::string& request_id) {
-    absl::MutexLock lock(&mutex_);
-    entries_.erase(request_id);
-  }
-
- private:
-  struct Entry {
-    std::string fingerprint;
-    std::optional<v1::ExecuteResponse> answer;  // nullopt: running
-    int64_t size_bytes = 0;
-  };
-
-  void Forget(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    while (!order_.empty() &&
-           (size_bytes_ > kMaxRememberedBytes || order_.front().first + kRememberFor < now)) {
-      const auto oldest = entries_.find(order_.front().second);
-      size_bytes_ -= oldest->second.size_bytes;
-      entries_.erase(oldest);
-      order_.pop_front();
-    }
-  }
-
-  absl::Mutex mutex_;
-  std::map<std::string, Entry> entries_ ABSL_GUARDED_BY(mutex_);
-  std::deque<std::pair<absl::Time, std::string>> order_ ABSL_GUARDED_BY(mutex_);  // answered ones
-  int64_t size_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-};
 
 // The first op's name, for people: "linear", "matmul", "program" for several.
 std::string NameOf(const v1::Program& program) {
@@ -191,12 +127,14 @@ class StepRunner {
         sequencer_(sequencer),
         committed_(metrics, "committed"),
         failed_(metrics, "failed"),
-        cancelled_(metrics, "cancelled") {}
+        cancelled_(metrics, "cancelled"),
+        recent_(context.step_memory) {}
 
-  absl::StatusOr<v1::CompileResponse> Compile(const v1::CompileRequest& request) {
+  absl::StatusOr<v1::CompileResponse> Compile(const v1::CompileRequest& request,
+                                              const rpc::Caller& caller) {
     SHARDMESH_ASSIGN_OR_RETURN(const FoundOperands found,
                                FindOperands(request.operands(), request.mesh_id()));
-    SHARDMESH_ASSIGN_OR_RETURN(const auto prepared, Prepare(request.program(), found));
+    SHARDMESH_ASSIGN_OR_RETURN(const auto prepared, Prepare(caller, request.program(), found));
     v1::CompileResponse response;
     response.set_plan_hash(prepared->hash);
     rpc::Encode(prepared->plan, response.mutable_plan());
@@ -224,7 +162,8 @@ class StepRunner {
       const google::protobuf::RepeatedPtrField<v1::Operand>& operands,
       const std::string& mesh_id) const;
   absl::StatusOr<FoundOperand> FindOperand(const v1::Operand& operand) const;
-  absl::StatusOr<std::shared_ptr<const PreparedPlan>> Prepare(const v1::Program& program,
+  absl::StatusOr<std::shared_ptr<const PreparedPlan>> Prepare(const rpc::Caller& caller,
+                                                              const v1::Program& program,
                                                               const FoundOperands& found) {
     auto decoded = rpc::Decode(program);
     if (!decoded.ok()) {
@@ -234,7 +173,7 @@ class StepRunner {
     for (const FoundOperand& operand : found.operands) {
       described.push_back(operand.described);
     }
-    return planner_->Prepare(*decoded, described, found.target);
+    return planner_->Prepare(caller.name, *decoded, described, found.target);
   }
 
   absl::StatusOr<RunningPtr> Admit(StepCall* call, StepRequest* step);
@@ -272,7 +211,7 @@ class StepRunner {
   const Outcome committed_;
   const Outcome failed_;
   const Outcome cancelled_;  // by its client, or because the coordinator stops
-  RecentAnswers recent_;
+  StepMemory recent_;
 };
 
 absl::StatusOr<FoundOperand> StepRunner::FindOperand(const v1::Operand& operand) const {
@@ -469,7 +408,6 @@ absl::Status StepRunner::CheckDonor(const std::string& session_id, FoundOperands
 // Everything up to the submission; fills in what the sequencer needs.
 absl::StatusOr<StepRunner::RunningPtr> StepRunner::Admit(StepCall* call, StepRequest* step) {
   const v1::ExecuteRequest& request = call->request;
-  SHARDMESH_RETURN_IF_ERROR(context_.sessions->Get(request.session_id()).status());
   SHARDMESH_ASSIGN_OR_RETURN(FoundOperands found,
                              FindOperands(request.operands(), request.mesh_id()));
   SHARDMESH_RETURN_IF_ERROR(CheckDonor(request.session_id(), &found));
@@ -488,7 +426,7 @@ absl::StatusOr<StepRunner::RunningPtr> StepRunner::Admit(StepCall* call, StepReq
       return rpc::BadField("plan_hash", "is of a plan for other operands; compile for these");
     }
   } else if (request.work_case() == v1::ExecuteRequest::kProgram) {
-    SHARDMESH_ASSIGN_OR_RETURN(running->prepared, Prepare(request.program(), found));
+    SHARDMESH_ASSIGN_OR_RETURN(running->prepared, Prepare(call->caller, request.program(), found));
   } else {
     return rpc::BadField("work", "is neither a program nor a plan's hash");
   }
@@ -496,7 +434,7 @@ absl::StatusOr<StepRunner::RunningPtr> StepRunner::Admit(StepCall* call, StepReq
   SHARDMESH_RETURN_IF_ERROR(CheckOutputs(request, plan));
   SHARDMESH_RETURN_IF_ERROR(context_.hub->CheckReady(plan.mesh_id));
 
-  absl::Duration timeout = std::min(call->deadline - context_.clock->Now(), kMaxStepTimeout);
+  absl::Duration timeout = std::min(call->time_left, kMaxStepTimeout);
   if (request.has_timeout()) {
     SHARDMESH_ASSIGN_OR_RETURN(const absl::Duration asked, rpc::Decode(request.timeout()));
     timeout = std::min(timeout, asked);
@@ -570,21 +508,34 @@ absl::StatusOr<StepRunner::RunningPtr> StepRunner::Admit(StepCall* call, StepReq
 }
 
 std::optional<Sequencer::StepTicket> StepRunner::Run(StepCall call, StepCallback callback) {
-  const std::string request_id = call.request.request_id();
-  if (const absl::Status checked = rpc::CheckRequestId(request_id, "request_id"); !checked.ok()) {
+  const v1::ExecuteRequest& request = call.request;
+  absl::Status checked = rpc::CheckRequestId(request.request_id(), "request_id");
+  if (checked.ok()) {
+    checked = context_.sessions->Check(request.session_id(), call.caller);
+  }
+  if (!checked.ok()) {
     std::move(callback)(checked);
     return std::nullopt;
   }
-  auto remembered = recent_.Begin(call.request, context_.clock->Now());
-  if (!remembered.ok() || remembered->has_value()) {
-    std::move(callback)(remembered.ok() ? StepAnswer(**std::move(remembered))
-                                        : remembered.status());
+  const std::string key = RequestKey(request.session_id(), call.method, request.request_id());
+  absl::StatusOr<StepMemory::Answer> remembered = recent_.Begin(
+      call.caller.name, key, Sha256(request.SerializeAsString()), context_.clock->Now());
+  if (!remembered.ok() || *remembered != nullptr) {
+    std::move(callback)(remembered.ok() ? StepAnswer(**remembered) : remembered.status());
     return std::nullopt;
   }
   StepRequest step;
+  const std::string session_id = request.session_id();
+  absl::Status refused = context_.sessions->BeginStep(session_id);
+  if (!refused.ok()) {
+    recent_.Abandon(key);
+    std::move(callback)(refused);
+    return std::nullopt;
+  }
   absl::StatusOr<RunningPtr> admitted = Admit(&call, &step);
   if (!admitted.ok()) {
-    recent_.Abandon(request_id);
+    context_.sessions->EndStep(session_id);
+    recent_.Abandon(key);
     std::move(callback)(admitted.status());
     return std::nullopt;
   }
@@ -596,7 +547,8 @@ std::optional<Sequencer::StepTicket> StepRunner::Run(StepCall call, StepCallback
   // The sequencer drops the callback if it refuses; the answer is then given here.
   auto shared_callback = std::make_shared<StepCallback>(std::move(callback));
   const absl::StatusOr<Sequencer::StepTicket> ticket = sequencer_->Submit(
-      std::move(step), [this, running, shared_callback](const WorkOutcome& outcome) {
+      std::move(step), [this, running, key, shared_callback](const WorkOutcome& outcome) {
+        context_.sessions->EndStep(running->request.session_id());
         End(running, outcome.status, /*began=*/outcome.sequence != 0);
         StepAnswer answer =
             outcome.status.ok() ? Answer(running, outcome) : WithLosses(*running, outcome);
@@ -604,14 +556,15 @@ std::optional<Sequencer::StepTicket> StepRunner::Run(StepCall call, StepCallback
           answer = WithSecondRun(*running, answer.status());
         }
         if (answer.ok()) {
-          recent_.Finish(running->request.request_id(), *answer, context_.clock->Now());
+          recent_.Finish(key, *answer, context_.clock->Now());
         } else {
-          recent_.Abandon(running->request.request_id());
+          recent_.Abandon(key);
         }
         std::move (*shared_callback)(std::move(answer));
       });
   if (!ticket.ok()) {
-    recent_.Abandon(request_id);
+    context_.sessions->EndStep(session_id);
+    recent_.Abandon(key);
     End(running, ticket.status());
     std::move (*shared_callback)(WithSecondRun(*running, ticket.status()));
     return std::nullopt;
@@ -885,7 +838,8 @@ class ComputeService final : public v1::ComputeService::CallbackService {
   grpc::ServerUnaryReactor* Compile(grpc::CallbackServerContext* context,
                                     const v1::CompileRequest* request,
                                     v1::CompileResponse* response) override {
-    absl::StatusOr<v1::CompileResponse> compiled = runner_.Compile(*request);
+    absl::StatusOr<v1::CompileResponse> compiled =
+        runner_.Compile(*request, rpc::CallerOf(*context));
     if (compiled.ok()) {
       *response = *std::move(compiled);
     }
@@ -898,7 +852,7 @@ class ComputeService final : public v1::ComputeService::CallbackService {
                                     const v1::ExecuteRequest* request,
                                     v1::ExecuteResponse* response) override {
     return Start<v1::ExecuteResponse>(
-        context, *request, response,
+        context, "Execute", *request, response,
         [](v1::ExecuteResponse answer, v1::ExecuteResponse* to) { *to = std::move(answer); });
   }
 
@@ -920,7 +874,8 @@ class ComputeService final : public v1::ComputeService::CallbackService {
     if (request->has_scale()) {
       op->set_scale(request->scale());
     }
-    return Start<v1::LinearResponse>(context, Finished(std::move(step)), response, FillSingle);
+    return Start<v1::LinearResponse>(context, "Linear", Finished(std::move(step)), response,
+                                     FillSingle);
   }
 
   grpc::ServerUnaryReactor* Matmul(grpc::CallbackServerContext* context,
@@ -934,7 +889,8 @@ class ComputeService final : public v1::ComputeService::CallbackService {
     op->set_rhs(1);
     op->set_transpose_lhs(request->transpose_lhs());
     op->set_transpose_rhs(request->transpose_rhs());
-    return Start<v1::MatmulResponse>(context, Finished(std::move(step)), response, FillSingle);
+    return Start<v1::MatmulResponse>(context, "Matmul", Finished(std::move(step)), response,
+                                     FillSingle);
   }
 
   grpc::ServerUnaryReactor* Collective(grpc::CallbackServerContext* context,
@@ -954,7 +910,8 @@ class ComputeService final : public v1::ComputeService::CallbackService {
     op->set_algorithm(request->algorithm());
     op->set_order(request->order());
     *op->mutable_counts() = request->counts();
-    return Start<v1::CollectiveResponse>(context, Finished(std::move(step)), response, FillSingle);
+    return Start<v1::CollectiveResponse>(context, "Collective", Finished(std::move(step)), response,
+                                         FillSingle);
   }
 
  private:
@@ -980,11 +937,14 @@ class ComputeService final : public v1::ComputeService::CallbackService {
   }
 
   template <typename Response>
-  grpc::ServerUnaryReactor* Start(grpc::CallbackServerContext* context, v1::ExecuteRequest request,
-                                  Response* response, typename StepReactor<Response>::Fill fill) {
+  grpc::ServerUnaryReactor* Start(grpc::CallbackServerContext* context, std::string_view method,
+                                  v1::ExecuteRequest request, Response* response,
+                                  typename StepReactor<Response>::Fill fill) {
     auto* reactor = new StepReactor<Response>(&runner_, response, fill);
-    reactor->Start(
-        {.request = std::move(request), .deadline = absl::FromChrono(context->deadline())});
+    reactor->Start({.request = std::move(request),
+                    .method = method,
+                    .caller = rpc::CallerOf(*context),
+                    .time_left = rpc::TimeLeft(*context)});
     return reactor;
   }
 

@@ -105,7 +105,7 @@ class Server final : public CoordinatorServer {
   std::unique_ptr<Transfers> transfers_;
   std::unique_ptr<AttachHub> hub_;
   std::unique_ptr<Sequencer> sequencer_;
-  Planner planner_;
+  Planner planner_{options_.plans};
   std::unique_ptr<WatchHandle> mesh_watch_;
   std::vector<std::pair<std::string, std::unique_ptr<grpc::Service>>> services_;  // by full name
   std::vector<std::function<void()>> end_streams_;
@@ -145,13 +145,14 @@ absl::Status Server::OpenState() {
   SHARDMESH_ASSIGN_OR_RETURN(publisher_,
                              StatePublisher::Open(store_.get(), &clock_, &catalogue_->requests(),
                                                   options_.min_sharding_size));
+  catalogue_->requests().SetLimits(options_.requests);
   const int64_t term = catalogue_->term();
 
   MembershipOptions membership = options_.membership;
   membership.first_epoch = term * kEpochsPerTerm;
   membership_ = std::make_unique<Membership>(&clock_, membership);
   sessions_ = std::make_unique<SessionTable>(
-      &clock_, [this](const EndedSession& session) { SessionEnded(session); });
+      &clock_, [this](const EndedSession& session) { SessionEnded(session); }, options_.sessions);
   transfers_ = std::make_unique<Transfers>(&clock_, catalogue_.get(), sessions_.get());
   const std::string token_key = rpc::RandomBytes(rpc::kTokenKeyBytes);
   hub_ = AttachHub::Create(
@@ -195,6 +196,8 @@ absl::Status Server::OpenState() {
                              .links = &link_table_,
                              .recovery = &recovery_,
                              .preferred_algorithms = options_.preferred_algorithms,
+                             .step_memory = options_.steps,
+                             .max_put_streams_per_caller = options_.max_put_streams_per_caller,
                              .token_key = token_key,
                              .term = term};
   AddService("ResolveService", MakeResolveService({.publisher = publisher_.get(),
@@ -213,7 +216,8 @@ absl::Status Server::OpenState() {
                                           .hub = hub_.get(),
                                           .live = [this] { return sequencer_->Live(); }}));
   AddStreamingService("CatalogService", MakeCatalogService(publisher_.get(), catalogue_.get()));
-  AddStreamingService("OperationService", MakeOperationService(&clock_, transfers_.get()));
+  AddStreamingService("OperationService",
+                      MakeOperationService(&clock_, transfers_.get(), sessions_.get()));
   end_streams_.push_back([this] { hub_->EndStreams(); });
   return absl::OkStatus();
 }

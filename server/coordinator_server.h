@@ -14,8 +14,12 @@
 #include "server/catalogue.h"
 #include "server/local_store.h"
 #include "server/membership.h"
+#include "server/planner.h"
 #include "server/recovery.h"
+#include "server/request_memory.h"
+#include "server/session.h"
 #include "server/sqlite_store.h"
+#include "server/step_memory.h"
 #include "sharding/mesh.h"
 #include "sharding/rule_set.h"
 #include "tensor/collective_choice.h"
@@ -48,6 +52,12 @@ struct CoordinatorOptions {
   absl::Duration return_grace = Recovery::kDefaultReturnGrace;
   // How long arrays without names are kept after a start for who held them.
   absl::Duration unnamed_grace = Catalogue::kAdoptionGrace;
+  // What callers may have; docs/limits.md.
+  SessionOptions sessions;
+  int64_t max_put_streams_per_caller = 64;  // BeginPut calls whose answer is not sent yet
+  RequestMemoryLimits requests;
+  StepMemoryOptions steps;
+  PlannerOptions plans;
 };
 
 // Serves from Start to Drain. Thread-safe.

@@ -168,6 +168,27 @@ int Main(int argc, char** argv) {
   flags.AddDuration("unnamed-grace",
                     "how long arrays without names are kept, after a start, for who held them",
                     &options.unnamed_grace);
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  flags.AddInt("max-sessions", "sessions that may be open", 1, kMost,
+               &options.sessions.max_sessions);
+  flags.AddInt("max-sessions-per-caller",
+               "sessions of one caller, who is known by its certificate, or else its host", 1,
+               kMost, &options.sessions.max_sessions_per_caller);
+  flags.AddInt("max-work-per-session", "transfers and steps that a session may have under way", 1,
+               kMost, &options.sessions.max_work_per_session);
+  flags.AddInt("max-put-streams-per-caller", "BeginPut calls that a caller may have open", 1, kMost,
+               &options.max_put_streams_per_caller);
+  flags.AddInt("step-answer-bytes", "bytes of answers to steps that are kept for repeated requests",
+               0, kMost, &options.steps.max_bytes);
+  flags.AddInt("step-answer-bytes-per-caller", "the same of one caller", 0, kMost,
+               &options.steps.max_bytes_per_caller);
+  flags.AddInt("request-answer-bytes",
+               "bytes of answers to other requests that are kept, in the store too", 0, kMost,
+               &options.requests.max_bytes);
+  flags.AddInt("request-answer-bytes-per-caller", "the same of one caller", 0, kMost,
+               &options.requests.max_bytes_per_caller);
+  flags.AddInt("plan-bytes", "bytes of plans that are remembered", 0, kMost,
+               &options.plans.max_bytes);
   flags.AddDuration("grace", "how long running calls may go on when stopping", &grace);
   flags.AddTls(&tls, &options.insecure);
   flags.AddSwitch("http-plaintext", "serve metrics in plaintext, beyond this host and with TLS too",

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "rpc/caller.h"
 #include "rpc/outbox.h"
 #include "rpc/status.h"
 #include "rpc/time_codec.h"
@@ -110,8 +111,8 @@ class WatchReactor final : public grpc::ServerWriteReactor<v1::WatchOperationRes
 
 class OperationService final : public v1::OperationService::CallbackService {
  public:
-  OperationService(rpc::Clock* clock, Transfers* transfers)
-      : clock_(clock), transfers_(transfers) {}
+  OperationService(rpc::Clock* clock, Transfers* transfers, const SessionTable* sessions)
+      : clock_(clock), transfers_(transfers), sessions_(sessions) {}
 
   grpc::ServerUnaryReactor* GetOperation(grpc::CallbackServerContext* context,
                                          const v1::GetOperationRequest* request,
@@ -122,9 +123,15 @@ class OperationService final : public v1::OperationService::CallbackService {
   grpc::ServerUnaryReactor* CancelOperation(grpc::CallbackServerContext* context,
                                             const v1::CancelOperationRequest* request,
                                             v1::CancelOperationResponse* response) override {
-    const absl::Status aborted = transfers_->Abort(
-        request->operation_id(),
-        WithReason(absl::CancelledError("the operation was cancelled"), Reason::kCancelled));
+    absl::Status aborted = sessions_->Check(request->session_id(), rpc::CallerOf(*context));
+    if (aborted.ok()) {
+      aborted = transfers_->CheckOwner(request->operation_id(), request->session_id());
+    }
+    if (aborted.ok()) {
+      aborted = transfers_->Abort(
+          request->operation_id(),
+          WithReason(absl::CancelledError("the operation was cancelled"), Reason::kCancelled));
+    }
     if (!aborted.ok()) {
       grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
       reactor->Finish(rpc::ToGrpc(aborted));
@@ -155,13 +162,15 @@ class OperationService final : public v1::OperationService::CallbackService {
 
   rpc::Clock* const clock_;
   Transfers* const transfers_;
+  const SessionTable* const sessions_;
   StreamSet<WatchReactor> watches_;
 };
 
 }  // namespace
 
-StreamingService MakeOperationService(rpc::Clock* clock, Transfers* transfers) {
-  auto service = std::make_unique<OperationService>(clock, transfers);
+StreamingService MakeOperationService(rpc::Clock* clock, Transfers* transfers,
+                                      const SessionTable* sessions) {
+  auto service = std::make_unique<OperationService>(clock, transfers, sessions);
   OperationService* const raw = service.get();
   return {.service = std::move(service), .end_streams = [raw] { raw->EndWatches(); }};
 }

@@ -3,13 +3,15 @@
 #define SHARDMESH_SERVER_OPERATION_SERVICE_H_
 
 #include "rpc/clock.h"
+#include "server/session.h"
 #include "server/streaming_service.h"
 #include "server/transfers.h"
 
 namespace shardmesh::server {
 
-// Thread-safe. Both outlive the service; end its streams before the clock goes.
-StreamingService MakeOperationService(rpc::Clock* clock, Transfers* transfers);
+// Thread-safe. All outlive the service; end its streams before the clock goes.
+StreamingService MakeOperationService(rpc::Clock* clock, Transfers* transfers,
+                                      const SessionTable* sessions);
 
 }  // namespace shardmesh::server
 

@@ -4,13 +4,16 @@
 #define SHARDMESH_SERVER_PLANNER_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <list>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
@@ -26,20 +29,29 @@ struct PreparedPlan {
   std::string hash;
 };
 
+struct PlannerOptions {
+  // Bytes of what is remembered. Over it plans go: that of the caller with the most bytes which was
+  // not asked for longest. A caller that plans without end drives out its own plans alone.
+  int64_t max_bytes = int64_t{64} << 20;
+};
+
 // Thread-safe.
 class Planner {
  public:
-  // Plans that are remembered; the one that was not asked for longest goes first.
-  static constexpr size_t kCapacity = 64;
+  explicit Planner(PlannerOptions options = {}) : options_(options) {}
 
   // A plan is remembered with what the links were when it was made, and is found while they are
   // about that (AreAlike): measurements that differ a little never change the algorithm of a call
-  // from one to the next. `target.preferred` is always the same. Errors: those of PlanProgram.
+  // from one to the next. `target.preferred` is always the same. A new plan counts as `caller`'s
+  // (rpc::Caller::name); all callers find it. Errors: those of PlanProgram.
   absl::StatusOr<std::shared_ptr<const PreparedPlan>> Prepare(
-      const Program& program, absl::Span<const ValueDescriptor> operands, const PlanTarget& target);
+      std::string_view caller, const Program& program, absl::Span<const ValueDescriptor> operands,
+      const PlanTarget& target);
 
-  // NOT_FOUND: no plan of that hash is remembered; compile the program again.
+  // NOT_FOUND: no plan of that hash is remembered; send the program again.
   absl::StatusOr<std::shared_ptr<const PreparedPlan>> Find(std::string_view hash);
+
+  int64_t size_bytes() const;
 
  private:
   struct Entry {
@@ -47,10 +59,31 @@ class Planner {
     std::vector<ValueDescriptor> operands;
     LinkCost links;
     std::shared_ptr<const PreparedPlan> prepared;
+    std::string caller;
+    size_t digest = 0;
+    int64_t bytes = 0;
+  };
+  using Entries = std::list<Entry>;  // asked for last, first
+  struct OfCaller {
+    Entries entries;
+    int64_t bytes = 0;
   };
 
-  absl::Mutex mutex_;
-  std::list<Entry> entries_ ABSL_GUARDED_BY(mutex_);  // asked for last, first
+  // Null: none is remembered.
+  std::shared_ptr<const PreparedPlan> Known(size_t digest, const Program& program,
+                                            absl::Span<const ValueDescriptor> operands,
+                                            const PlanTarget& target)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AskedFor(Entries::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Forget(Entries::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const PlannerOptions options_;
+  mutable absl::Mutex mutex_;
+  std::map<std::string, OfCaller, std::less<>> callers_ ABSL_GUARDED_BY(mutex_);
+  // The same, by a digest of the question, and by the plan's hash. Two questions may have one plan.
+  absl::flat_hash_map<size_t, std::vector<Entries::iterator>> by_question_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<std::string, std::vector<Entries::iterator>> by_hash_ ABSL_GUARDED_BY(mutex_);
+  int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace shardmesh::server

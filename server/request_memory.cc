@@ -4,8 +4,11 @@
 #include <algorithm>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "rpc/log.h"
+#include "rpc/status.h"
 #include "server/catalogue_record.h"
+#include "sharding/digest.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -18,7 +21,34 @@ constexpr std::string_view kPrefix = "request/";
 // Deletes of one transaction, within what a store takes at once.
 constexpr size_t kDeletesAtOnce = 100;
 
+// Of what is over a limit so much more goes at once, so that the store is not asked at each answer.
+constexpr double kKept = 0.9;
+
+// Of an entry without its strings, in all the places where it is known.
+constexpr int64_t kEntryBytes = 256;
+
+int64_t SizeOf(const std::string& id, const std::string& fingerprint, const std::string& answer) {
+  return kEntryBytes + 3 * static_cast<int64_t>(id.size()) +
+         static_cast<int64_t>(fingerprint.size() + answer.size());
+}
+
+std::string_view CallerOf(std::string_view key) { return key.substr(0, key.find('/')); }
+
+// As the client gave it.
+std::string_view IdOf(std::string_view key) {
+  const size_t method = key.find('/');
+  const size_t id = method == std::string_view::npos ? method : key.find('/', method + 1);
+  return id == std::string_view::npos ? key : key.substr(id + 1);
+}
+
 }  // namespace
+
+std::string RequestKey(std::string_view caller, std::string_view method,
+                       std::string_view request_id) {
+  if (request_id.empty()) return "";
+  // Callers' names are of any length, and have slashes.
+  return StrCat(absl::BytesToHexString(Sha256(caller).substr(0, 8)), "/", method, "/", request_id);
+}
 
 RequestMemory::RequestMemory(Store* store, rpc::Clock* clock)
     : store_(store), clock_(clock), expiry_(clock, [this] { ForgetOld(); }) {}
@@ -37,10 +67,11 @@ absl::StatusOr<std::unique_ptr<RequestMemory>> RequestMemory::Open(Store* store,
       continue;
     }
     const std::string id = item.key.substr(kPrefix.size());
-    memory->entries_[id] = {record->fingerprint, record->answer, item.mod_revision,
-                            record->expires};
-    memory->by_expiry_.emplace(record->expires, id);
-    memory->expiry_.SetNoLaterThan(record->expires);
+    Entry& entry = memory->entries_[id];
+    // The wall clock may have been stepped since the record was written.
+    entry = {record->fingerprint, record->answer, item.mod_revision,
+             std::min(record->expires, clock->Now() + kRememberFor)};
+    memory->Remember(id, entry);
   }
   return memory;
 }
@@ -63,15 +94,24 @@ absl::StatusOr<std::optional<RememberedAnswer>> RequestMemory::Begin(std::string
   }
   if (entry.fingerprint != fingerprint) {
     return WithReason(
-        absl::InvalidArgumentError(
-            StrCat("request id \"", request_id, "\" was used for another request; draw a new one")),
+        absl::InvalidArgumentError(StrCat("request id \"", IdOf(request_id),
+                                          "\" was used for another request; draw a new one")),
         Reason::kRequestIdReused);
   }
   if (entry.revision == 0) {
-    return absl::AbortedError(StrCat("the first request with id \"", request_id,
-                                     "\" is still running; retry for its answer"));
+    return rpc::WithRetryDelay(
+        absl::AbortedError(StrCat("the first request with id \"", IdOf(request_id),
+                                  "\" is still running; retry for its answer")),
+        absl::Milliseconds(100));
   }
   return RememberedAnswer{entry.answer, entry.revision};
+}
+
+std::optional<RememberedAnswer> RequestMemory::Find(std::string_view request_id) const {
+  absl::MutexLock lock(&mutex_);
+  const auto found = entries_.find(ToAbsl(request_id));
+  if (found == entries_.end() || found->second.revision == 0) return std::nullopt;
+  return RememberedAnswer{found->second.answer, found->second.revision};
 }
 
 void RequestMemory::AddTo(Transaction* transaction, std::string_view request_id,
@@ -92,8 +132,71 @@ void RequestMemory::Finish(std::string_view request_id, Revision revision) {
   const auto found = entries_.find(ToAbsl(request_id));
   if (found == entries_.end()) return;
   found->second.revision = revision;
-  by_expiry_.emplace(found->second.expires, std::string(request_id));
-  expiry_.SetNoLaterThan(found->second.expires);
+  Remember(found->first, found->second);
+  KeepWithinLimits(CallerOf(request_id));
+}
+
+void RequestMemory::Remember(const std::string& id, const Entry& entry) {
+  by_expiry_.emplace(entry.expires, id);
+  OfCaller& caller = callers_[std::string(CallerOf(id))];
+  caller.answers.emplace(entry.expires, id);
+  const int64_t bytes = SizeOf(id, entry.fingerprint, entry.answer);
+  caller.bytes += bytes;
+  bytes_ += bytes;
+  expiry_.SetNoLaterThan(entry.expires);
+}
+
+void RequestMemory::Forget(const std::pair<absl::Time, std::string>& answer, Transaction* deletes) {
+  const std::pair<absl::Time, std::string> kept = answer;  // it goes from where it may be from
+  const std::string& id = kept.second;
+  const auto entry = entries_.find(id);
+  const int64_t bytes = SizeOf(id, entry->second.fingerprint, entry->second.answer);
+  entries_.erase(entry);
+  by_expiry_.erase(kept);
+  const auto caller = callers_.find(CallerOf(id));
+  caller->second.answers.erase(kept);
+  caller->second.bytes -= bytes;
+  if (caller->second.answers.empty()) callers_.erase(caller);
+  bytes_ -= bytes;
+  deletes->deletes.push_back(StrCat(kPrefix, id));
+  if (deletes->deletes.size() == kDeletesAtOnce) Commit(deletes);
+}
+
+// The store is told under the lock, so that an id that is used anew is written after it. Should it
+// fail, the next Open finds the record expired and tries again.
+void RequestMemory::Commit(Transaction* deletes) {
+  if (!deletes->deletes.empty()) {
+    store_->Commit(std::exchange(*deletes, {}), [](auto) {});
+  }
+}
+
+void RequestMemory::KeepWithinLimits(std::string_view caller) {
+  Transaction deletes;
+  const auto share = [](int64_t limit) { return static_cast<int64_t>(kKept * limit); };
+  const auto is_over = [&](const OfCaller& of, int64_t answers, int64_t bytes) {
+    return std::ssize(of.answers) > answers || of.bytes > bytes;
+  };
+  if (const auto found = callers_.find(caller);
+      found != callers_.end() &&
+      is_over(found->second, limits_.max_answers_per_caller, limits_.max_bytes_per_caller)) {
+    // The newest stays, so the caller does too.
+    while (found->second.answers.size() > 1 &&
+           is_over(found->second, share(limits_.max_answers_per_caller),
+                   share(limits_.max_bytes_per_caller))) {
+      Forget(*found->second.answers.begin(), &deletes);
+    }
+  }
+  if (bytes_ > limits_.max_bytes) {
+    while (by_expiry_.size() > 1 && bytes_ > share(limits_.max_bytes)) {
+      Forget(*by_expiry_.begin(), &deletes);
+    }
+  }
+  Commit(&deletes);
+}
+
+void RequestMemory::SetLimits(const RequestMemoryLimits& limits) {
+  absl::MutexLock lock(&mutex_);
+  limits_ = limits;
 }
 
 void RequestMemory::Abandon(std::string_view request_id) {
@@ -107,20 +210,10 @@ void RequestMemory::ForgetOld() {
   const absl::Time now = clock_->Now();
   absl::MutexLock lock(&mutex_);
   Transaction deletes;
-  // The store is told under the lock, so that an id that is used anew is written after it. Should
-  // it fail, the next Open finds the record expired and tries again.
-  const auto flush = [&] {
-    if (!deletes.deletes.empty()) store_->Commit(std::move(deletes), [](auto) {});
-    deletes = {};
-  };
   while (!by_expiry_.empty() && by_expiry_.begin()->first <= now) {
-    const std::string& id = by_expiry_.begin()->second;
-    entries_.erase(id);
-    deletes.deletes.push_back(StrCat(kPrefix, id));
-    by_expiry_.erase(by_expiry_.begin());
-    if (deletes.deletes.size() == kDeletesAtOnce) flush();
+    Forget(*by_expiry_.begin(), &deletes);
   }
-  flush();
+  Commit(&deletes);
   if (!by_expiry_.empty()) expiry_.SetNoLaterThan(by_expiry_.begin()->first);
 }
 

@@ -85,55 +85,55 @@ class ResolveService final : public ResolveServiceBase {
   grpc::ServerUnaryReactor* ParsePatternRules(grpc::CallbackServerContext* context,
                                               const v1::ParsePatternRulesRequest* request,
                                               v1::ParsePatternRulesResponse* response) override {
-    return CompilesLong(request->text()) ? InBackground(request, response)
+    return CompilesLong(request->text()) ? InBackground(context, request, response)
                                          : AtOnce(context, request, response);
   }
   grpc::ServerUnaryReactor* CheckPattern(grpc::CallbackServerContext* context,
                                          const v1::CheckPatternRequest* request,
                                          v1::CheckPatternResponse* response) override {
     return request->names_size() > kOrdinaryNames || CompilesLong(request->pattern())
-               ? InBackground(request, response)
+               ? InBackground(context, request, response)
                : AtOnce(context, request, response);
   }
-  grpc::ServerUnaryReactor* RewriteRules(grpc::CallbackServerContext*,
+  grpc::ServerUnaryReactor* RewriteRules(grpc::CallbackServerContext* context,
                                          const v1::RewriteRulesRequest* request,
                                          v1::RewriteRulesResponse* response) override {
-    return InBackground(request, response);
+    return InBackground(context, request, response);
   }
 
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ResolveTree(
-      grpc::CallbackServerContext*) override {
-    return new TreeBidiReactor(MakeResolveTreeCall(options_.publisher->shared_state(), counter_),
-                               &beginnings_);
+      grpc::CallbackServerContext* context) override {
+    return new TreeBidiReactor(
+        *context, MakeResolveTreeCall(options_.publisher->shared_state(), counter_), &beginnings_);
   }
-  grpc::ServerReadReactor<grpc::ByteBuffer>* LintRules(grpc::CallbackServerContext*,
+  grpc::ServerReadReactor<grpc::ByteBuffer>* LintRules(grpc::CallbackServerContext* context,
                                                        grpc::ByteBuffer* response) override {
     return new TreeReadReactor(
-        MakeLintRulesCall(options_.publisher->shared_state(), options_.catalogue), response,
-        &background_);
+        *context, MakeLintRulesCall(options_.publisher->shared_state(), options_.catalogue),
+        response, &background_);
   }
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* DiffLayouts(
-      grpc::CallbackServerContext*) override {
-    return new TreeBidiReactor(MakeDiffLayoutsCall(options_.publisher->shared_state()),
+      grpc::CallbackServerContext* context) override {
+    return new TreeBidiReactor(*context, MakeDiffLayoutsCall(options_.publisher->shared_state()),
                                &beginnings_);
   }
 
-  grpc::ServerUnaryReactor* PlanReshard(grpc::CallbackServerContext*,
+  grpc::ServerUnaryReactor* PlanReshard(grpc::CallbackServerContext* context,
                                         const v1::PlanReshardRequest* request,
                                         v1::PlanReshardResponse* response) override {
-    return InBackground(request, response);
+    return InBackground(context, request, response);
   }
 
-  grpc::ServerReadReactor<grpc::ByteBuffer>* AnalyzeLayout(grpc::CallbackServerContext*,
+  grpc::ServerReadReactor<grpc::ByteBuffer>* AnalyzeLayout(grpc::CallbackServerContext* context,
                                                            grpc::ByteBuffer* response) override {
-    return new TreeReadReactor(MakeAnalyzeLayoutCall(options_.publisher->shared_state()), response,
-                               &background_);
+    return new TreeReadReactor(*context, MakeAnalyzeLayoutCall(options_.publisher->shared_state()),
+                               response, &background_);
   }
 
-  grpc::ServerReadReactor<grpc::ByteBuffer>* SearchMeshes(grpc::CallbackServerContext*,
+  grpc::ServerReadReactor<grpc::ByteBuffer>* SearchMeshes(grpc::CallbackServerContext* context,
                                                           grpc::ByteBuffer* response) override {
-    return new TreeReadReactor(MakeSearchMeshesCall(options_.publisher->shared_state()), response,
-                               &background_);
+    return new TreeReadReactor(*context, MakeSearchMeshesCall(options_.publisher->shared_state()),
+                               response, &background_);
   }
 
   grpc::ServerWriteReactor<v1::ListShardingsResponse>* ListShardings(
@@ -188,6 +188,7 @@ class ResolveService final : public ResolveServiceBase {
     }
     if (TakesLong(*question)) {
       return new BackgroundReactor(
+          *context,
           [this, shared_state = options_.publisher->shared_state(), slice,
            kept = std::make_unique<Request>(*question),
            response](const std::function<bool()>& is_cancelled) {
@@ -242,8 +243,10 @@ class ResolveService final : public ResolveServiceBase {
 
   // A call whose answer takes too long for a reaction.
   template <typename Request, typename Response>
-  grpc::ServerUnaryReactor* InBackground(const Request* request, Response* response) {
+  grpc::ServerUnaryReactor* InBackground(const grpc::CallbackServerContext* context,
+                                         const Request* request, Response* response) {
     return new BackgroundReactor(
+        *context,
         [this, state = options_.publisher->shared_state(), request,
          response](const std::function<bool()>& is_cancelled) {
           CorrectionTally corrections;

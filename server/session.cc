@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "rpc/status.h"
 #include "server/random_id.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
@@ -17,6 +18,13 @@ absl::Status Gone(std::string_view id) {
       absl::NotFoundError(StrCat("session \"", id,
                                  "\" is unknown, closed or expired; open another and begin anew")),
       Reason::kSessionGone);
+}
+
+absl::Status TooMany(std::string_view have) {
+  return rpc::WithRetryDelay(WithReason(absl::ResourceExhaustedError(StrCat(
+                                            have, "; close some, or retry when some have expired")),
+                                        Reason::kLimitExceeded),
+                             absl::Seconds(1));
 }
 
 }  // namespace
@@ -36,17 +44,21 @@ Session SessionTable::Describe(const std::string& id, const Entry& entry) {
           static_cast<int64_t>(entry.transfers.size())};
 }
 
-absl::StatusOr<Session> SessionTable::Open(std::string client, absl::Duration ttl) {
+absl::StatusOr<Session> SessionTable::Open(const rpc::Caller& caller, std::string client,
+                                           absl::Duration ttl) {
   const absl::Time now = clock_->Now();
   absl::MutexLock lock(&mutex_);
   if (static_cast<int64_t>(sessions_.size()) >= options_.max_sessions) {
-    return WithReason(
-        absl::ResourceExhaustedError(StrCat("all ", options_.max_sessions,
-                                            " sessions are open; close some, or retry when some "
-                                            "have expired")),
-        Reason::kLimitExceeded);
+    return TooMany(StrCat("all ", options_.max_sessions, " sessions are open"));
   }
+  int64_t& of_caller = by_caller_[caller.name];
+  if (of_caller >= options_.max_sessions_per_caller) {
+    return TooMany(StrCat(caller.name, " has ", of_caller, " sessions open, and may have ",
+                          options_.max_sessions_per_caller));
+  }
+  ++of_caller;
   Entry entry;
+  entry.caller = caller;
   entry.client = std::move(client);
   entry.ttl = ttl == absl::ZeroDuration() ? options_.default_ttl
                                           : std::clamp(ttl, options_.min_ttl, options_.max_ttl);
@@ -80,6 +92,17 @@ absl::StatusOr<Session> SessionTable::Get(std::string_view id) const {
   const Entry* entry = Find(id);
   if (entry == nullptr) return Gone(id);
   return Describe(std::string(id), *entry);
+}
+
+absl::Status SessionTable::Check(std::string_view id, const rpc::Caller& caller) const {
+  absl::MutexLock lock(&mutex_);
+  const Entry* entry = Find(id);
+  if (entry == nullptr) return Gone(id);
+  if (!entry->caller.is_proven || entry->caller == caller) return absl::OkStatus();
+  return WithReason(
+      absl::PermissionDeniedError(StrCat("session \"", id, "\" was opened by ", entry->caller.name,
+                                         ", not by ", caller.name, "; open a session of your own")),
+      Reason::kNotOwner);
 }
 
 std::vector<Session> SessionTable::List() const {
@@ -121,17 +144,35 @@ absl::Status SessionTable::AddTransfer(std::string_view id, std::string transfer
   absl::MutexLock lock(&mutex_);
   Entry* entry = Find(id);
   if (entry == nullptr) return Gone(id);
+  SHARDMESH_RETURN_IF_ERROR(CheckWork(id, *entry));
   entry->transfers.insert(std::move(transfer_id));
   return absl::OkStatus();
 }
 
-absl::Status SessionTable::CheckTransfer(std::string_view id, std::string_view transfer_id) const {
+absl::Status SessionTable::BeginStep(std::string_view id) {
   absl::MutexLock lock(&mutex_);
-  const Entry* entry = Find(id);
+  Entry* entry = Find(id);
   if (entry == nullptr) return Gone(id);
-  if (entry->transfers.contains(ToAbsl(transfer_id))) return absl::OkStatus();
-  return absl::PermissionDeniedError(
-      StrCat("transfer \"", transfer_id, "\" is not one of session \"", id, "\""));
+  SHARDMESH_RETURN_IF_ERROR(CheckWork(id, *entry));
+  ++entry->steps;
+  return absl::OkStatus();
+}
+
+void SessionTable::EndStep(std::string_view id) {
+  absl::MutexLock lock(&mutex_);
+  if (Entry* entry = Find(id); entry != nullptr) --entry->steps;
+}
+
+absl::Status SessionTable::CheckWork(std::string_view id, const Entry& entry) const {
+  const int64_t work = static_cast<int64_t>(entry.transfers.size()) + entry.steps;
+  if (work < options_.max_work_per_session) return absl::OkStatus();
+  return rpc::WithRetryDelay(
+      WithReason(
+          absl::ResourceExhaustedError(StrCat(
+              "session \"", id, "\" has ", work, " transfers and steps under way, and may have ",
+              options_.max_work_per_session, "; wait until some have ended")),
+          Reason::kLimitExceeded),
+      absl::Milliseconds(100));
 }
 
 void SessionTable::RemoveTransfer(std::string_view id, std::string_view transfer_id) {
@@ -151,6 +192,9 @@ const SessionTable::Entry* SessionTable::Find(std::string_view id) const {
 
 void SessionTable::End(const std::string& id, SessionEnd end) {
   const auto node = sessions_.extract(id);
+  if (const auto count = by_caller_.find(node.mapped().caller.name); --count->second == 0) {
+    by_caller_.erase(count);
+  }
   EndedSession ended;
   ended.id = id;
   ended.end = end;

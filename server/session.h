@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "rpc/caller.h"
 #include "rpc/clock.h"
 #include "server/event_queue.h"
 
@@ -27,6 +28,10 @@ struct SessionOptions {
   absl::Duration max_ttl = absl::Hours(24);
   // Bounds what clients that never close can take.
   int64_t max_sessions = 10'000;
+  // The same for one caller (rpc::Caller::name).
+  int64_t max_sessions_per_caller = 1'000;
+  // Transfers and steps that one session may have under way.
+  int64_t max_work_per_session = 1'000;
 };
 
 struct Session {
@@ -63,12 +68,16 @@ class SessionTable {
   // `listener` hears of each session that ended, once. `clock` outlives the table.
   SessionTable(rpc::Clock* clock, Listener listener, SessionOptions options = {});
 
-  // `ttl` 0: the default. RESOURCE_EXHAUSTED: max_sessions are open.
-  absl::StatusOr<Session> Open(std::string client, absl::Duration ttl);
+  // `ttl` 0: the default. A session of a caller whose name is proven is bound to that name.
+  // RESOURCE_EXHAUSTED, with a retry delay: max_sessions or max_sessions_per_caller are open.
+  absl::StatusOr<Session> Open(const rpc::Caller& caller, std::string client, absl::Duration ttl);
   // Starts the TTL anew.
   absl::StatusOr<Session> Renew(std::string_view id);
   absl::Status Close(std::string_view id);
   absl::StatusOr<Session> Get(std::string_view id) const;
+  // OK if the session is there and the caller may act in it. PERMISSION_DENIED (NOT_OWNER): it is
+  // bound to another name than the caller's.
+  absl::Status Check(std::string_view id, const rpc::Caller& caller) const;
   // By rising id.
   std::vector<Session> List() const;
   int64_t size() const;
@@ -80,20 +89,25 @@ class SessionTable {
   // Whether the session pins the array.
   absl::StatusOr<bool> PinsArray(std::string_view id, std::string_view array_id) const;
 
+  // Also RESOURCE_EXHAUSTED, with a retry delay: max_work_per_session transfers and steps are under
+  // way. A session that is gone has no steps to end.
   absl::Status AddTransfer(std::string_view id, std::string transfer_id);
-  // PERMISSION_DENIED: the transfer is not this session's.
-  absl::Status CheckTransfer(std::string_view id, std::string_view transfer_id) const;
+  absl::Status BeginStep(std::string_view id);
+  void EndStep(std::string_view id);
   // For a transfer that ended; nothing if the session is gone or has it not.
   void RemoveTransfer(std::string_view id, std::string_view transfer_id);
 
  private:
   struct Entry {
+    rpc::Caller caller;
     std::string client;
     absl::Duration ttl;
     absl::Time expires;
     absl::flat_hash_set<std::string> arrays;
     absl::flat_hash_set<std::string> transfers;
+    int64_t steps = 0;  // under way
   };
+  absl::Status CheckWork(std::string_view id, const Entry& entry) const;
   static Session Describe(const std::string& id, const Entry& entry);
   void ExpireOld();
   // Null: the session is gone.
@@ -109,6 +123,7 @@ class SessionTable {
 
   mutable absl::Mutex mutex_;
   absl::flat_hash_map<std::string, Entry> sessions_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<std::string, int64_t> by_caller_ ABSL_GUARDED_BY(mutex_);  // none is 0
 
   rpc::Alarm expiry_;  // last: its destructor waits for ExpireOld
 };

@@ -9,9 +9,12 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "rpc/caller.h"
 #include "rpc/field_check.h"
 #include "rpc/status.h"
 #include "rpc/time_codec.h"
+#include "server/request_memory.h"
+#include "sharding/digest.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -31,12 +34,16 @@ class SessionService final : public v1::SessionService::CallbackService {
   grpc::ServerUnaryReactor* OpenSession(grpc::CallbackServerContext* context,
                                         const v1::OpenSessionRequest* request,
                                         v1::OpenSessionResponse* response) override {
-    return Answer(context, Open(*request, response));
+    return Answer(context, Open(rpc::CallerOf(*context), *request, response));
   }
   grpc::ServerUnaryReactor* RenewSession(grpc::CallbackServerContext* context,
                                          const v1::RenewSessionRequest* request,
                                          v1::RenewSessionResponse* response) override {
-    const absl::StatusOr<Session> session = sessions_->Renew(request->session_id());
+    absl::StatusOr<Session> session =
+        sessions_->Check(request->session_id(), rpc::CallerOf(*context));
+    if (session.status().ok()) {
+      session = sessions_->Renew(request->session_id());
+    }
     if (session.ok()) {
       rpc::Encode(session->ttl, response->mutable_ttl());
     }
@@ -45,7 +52,10 @@ class SessionService final : public v1::SessionService::CallbackService {
   grpc::ServerUnaryReactor* CloseSession(grpc::CallbackServerContext* context,
                                          const v1::CloseSessionRequest* request,
                                          v1::CloseSessionResponse*) override {
-    const absl::Status closed = sessions_->Close(request->session_id());
+    absl::Status closed = sessions_->Check(request->session_id(), rpc::CallerOf(*context));
+    if (closed.ok()) {
+      closed = sessions_->Close(request->session_id());
+    }
     return Answer(context, absl::IsNotFound(closed) ? absl::OkStatus() : closed);
   }
 
@@ -57,7 +67,8 @@ class SessionService final : public v1::SessionService::CallbackService {
     return reactor;
   }
 
-  absl::Status Open(const v1::OpenSessionRequest& request, v1::OpenSessionResponse* response) {
+  absl::Status Open(const rpc::Caller& caller, const v1::OpenSessionRequest& request,
+                    v1::OpenSessionResponse* response) {
     SHARDMESH_RETURN_IF_ERROR(rpc::CheckRequestId(request.request_id(), "request_id"));
     if (request.client_name().size() > kMaxClientNameBytes) {
       return rpc::BadField("client_name", StrCat("has ", request.client_name().size(),
@@ -74,16 +85,37 @@ class SessionService final : public v1::SessionService::CallbackService {
     }
     // A repeated request gets its session as long as that lives: sessions end with the process, and
     // so does this memory of them.
+    const std::string key = RequestKey(caller.name, "OpenSession", request.request_id());
+    const std::string fingerprint = Sha256(request.SerializeAsString());
     absl::MutexLock lock(&mutex_);
-    if (const auto opened = opened_.find(request.request_id()); opened != opened_.end()) {
-      if (const absl::StatusOr<Session> session = sessions_->Renew(opened->second); session.ok()) {
-        return Encode(*session, response);
+    if (const auto opened = opened_.find(key); opened != opened_.end()) {
+      if (const absl::StatusOr<Session> session = sessions_->Get(opened->second.session_id);
+          session.ok()) {
+        if (opened->second.fingerprint != fingerprint) {
+          return InvalidArgument(Reason::kRequestIdReused,
+                                 StrCat("request_id \"", request.request_id(),
+                                        "\" was used for another session; draw a new one"));
+        }
+        SHARDMESH_ASSIGN_OR_RETURN(const Session renewed, sessions_->Renew(session->id));
+        return Encode(renewed, response);
       }
     }
-    SHARDMESH_ASSIGN_OR_RETURN(const Session session, sessions_->Open(request.client_name(), ttl));
-    std::erase_if(opened_, [this](const auto& each) { return !sessions_->Get(each.second).ok(); });
-    opened_[request.request_id()] = session.id;
+    SHARDMESH_ASSIGN_OR_RETURN(const Session session,
+                               sessions_->Open(caller, request.client_name(), ttl));
+    ForgetEnded();
+    opened_[key] = {session.id, fingerprint};
     return Encode(session, response);
+  }
+
+  // All of them, whenever there are twice as many as after the last time: each opening then costs
+  // no more than a few looks.
+  void ForgetEnded() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (opened_.size() < forget_at_) {
+      return;
+    }
+    std::erase_if(
+        opened_, [this](const auto& each) { return !sessions_->Get(each.second.session_id).ok(); });
+    forget_at_ = 2 * opened_.size() + 64;
   }
 
   static absl::Status Encode(const Session& session, v1::OpenSessionResponse* response) {
@@ -93,8 +125,13 @@ class SessionService final : public v1::SessionService::CallbackService {
   }
 
   SessionTable* const sessions_;
+  struct Opened {
+    std::string session_id;
+    std::string fingerprint;
+  };
   absl::Mutex mutex_;
-  std::map<std::string, std::string> opened_ ABSL_GUARDED_BY(mutex_);  // session by request id
+  std::map<std::string, Opened> opened_ ABSL_GUARDED_BY(mutex_);  // by RequestKey
+  size_t forget_at_ ABSL_GUARDED_BY(mutex_) = 64;
 };
 
 }  // namespace

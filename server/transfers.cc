@@ -67,26 +67,26 @@ absl::Status Transfers::CheckVersion(const PutItem& item) const {
 absl::StatusOr<std::string> Transfers::Begin(const std::string& session_id,
                                              const std::string& mesh_id,
                                              const std::vector<std::string>& identities,
-                                             std::vector<PutItem> items) {
+                                             std::shared_ptr<const std::vector<PutItem>> items) {
   auto transfer = std::make_shared<Transfer>();
   TransferProgress& progress = transfer->progress;
   progress.transfer_id = RandomId();
   progress.session_id = session_id;
-  progress.description = StrCat("put of ", items.size(), " tensors on mesh \"", mesh_id, "\"");
+  progress.description = StrCat("put of ", items->size(), " tensors on mesh \"", mesh_id, "\"");
   transfer->ranks = static_cast<int64_t>(identities.size());
-  progress.total_tiles = static_cast<int64_t>(items.size() * identities.size());
+  progress.total_tiles = static_cast<int64_t>(items->size() * identities.size());
   progress.started = clock_->Now();
-  for (const PutItem& item : items) {
+  for (const PutItem& item : *items) {
     SHARDMESH_RETURN_IF_ERROR(CheckVersion(item));
     SHARDMESH_ASSIGN_OR_RETURN(const int64_t bytes, TileBytes(item.definition));
     progress.total_bytes += bytes;
   }
-  transfer->items = std::move(items);
+  transfer->items = items;
   const std::string transfer_id = progress.transfer_id;
   SHARDMESH_RETURN_IF_ERROR(sessions_->AddTransfer(session_id, transfer_id));
 
   absl::Status status;
-  for (const PutItem& item : transfer->items) {
+  for (const PutItem& item : *items) {
     status = catalogue_->Stage(item.definition);
     transfer->result.array_ids.push_back(item.definition.descriptor.array_id);
     if (status.ok() && item.name.empty()) {
@@ -111,10 +111,9 @@ absl::StatusOr<std::string> Transfers::Begin(const std::string& session_id,
                             .timeout = kTimeout,
                             .commit = {}};
     for (size_t rank = 0; rank < identities.size(); ++rank) {
-      request.participants.push_back(
-          {.rank = static_cast<int64_t>(rank),
-           .identity = identities[rank],
-           .expected_tiles = static_cast<int64_t>(transfer->items.size())});
+      request.participants.push_back({.rank = static_cast<int64_t>(rank),
+                                      .identity = identities[rank],
+                                      .expected_tiles = static_cast<int64_t>(items->size())});
     }
     request.commit = [this, transfer](const WorkOutcome& outcome,
                                       absl::AnyInvocable<void(absl::Status) &&> decided) {
@@ -140,7 +139,12 @@ void Transfers::CommitCatalogue(const TransferPtr& transfer, const WorkOutcome& 
                                 absl::AnyInvocable<void(absl::Status) &&> decided) {
   CommitRequest request;
   bool on_disk = true;
-  for (const PutItem& item : transfer->items) {
+  std::shared_ptr<const std::vector<PutItem>> items;
+  {
+    absl::MutexLock lock(&mutex_);
+    items = transfer->items;
+  }
+  for (const PutItem& item : *items) {
     ArrayCommit commit{.array_id = item.definition.descriptor.array_id,
                        .durability = Durability::kDisk,
                        .tile_crc32c = std::vector<uint32_t>(outcome.ranks.size())};
@@ -172,7 +176,8 @@ void Transfers::CommitCatalogue(const TransferPtr& transfer, const WorkOutcome& 
   }
   {
     absl::MutexLock lock(&mutex_);
-    request.request_id = std::exchange(transfer->request_id, {});
+    request.request_id = std::exchange(transfer->request_key, {});
+    transfer->commit_key = request.request_id;
     transfer->committing = true;
     transfer->result.durability = on_disk ? Durability::kDisk : Durability::kMemory;
   }
@@ -190,8 +195,9 @@ void Transfers::CommitCatalogue(const TransferPtr& transfer, const WorkOutcome& 
 void Transfers::End(const TransferPtr& transfer, const absl::Status& status) {
   std::vector<CommitCallback> waiting;
   std::vector<absl::AnyInvocable<void() &&>> on_end;
-  std::string request_id;
+  std::string request_key;
   TransferResult result;
+  std::shared_ptr<const std::vector<PutItem>> items;  // freed without the lock
   {
     absl::MutexLock lock(&mutex_);
     transfer->progress.ended = true;
@@ -199,9 +205,11 @@ void Transfers::End(const TransferPtr& transfer, const absl::Status& status) {
     transfer->progress.finished = clock_->Now();
     waiting = std::move(transfer->waiting);
     on_end = std::move(transfer->on_end);
-    request_id = std::exchange(transfer->request_id, {});
-    result = transfer->result;
+    request_key = std::exchange(transfer->request_key, {});
+    result = std::exchange(transfer->result, {});
+    items = std::move(transfer->items);
     ended_.push_back(transfer);
+    Forget();
   }
   if (!status.ok()) {
     for (const std::string& array_id : result.array_ids) {
@@ -209,8 +217,8 @@ void Transfers::End(const TransferPtr& transfer, const absl::Status& status) {
     }
     catalogue_->Discard(result.array_ids);
   }
-  if (!request_id.empty()) {
-    catalogue_->requests().Abandon(request_id);
+  if (!request_key.empty()) {
+    catalogue_->requests().Abandon(request_key);
   }
   sessions_->RemoveTransfer(transfer->progress.session_id, transfer->progress.transfer_id);
   for (CommitCallback& callback : waiting) {
@@ -245,44 +253,89 @@ Transfers::Live Transfers::LivePuts() const {
   return live;
 }
 
-void Transfers::Commit(std::string_view transfer_id, std::string request_id, absl::Time give_up,
+void Transfers::Commit(std::string_view transfer_id, std::string request_key, absl::Time give_up,
                        CommitCallback callback) {
-  const auto remembered =
-      catalogue_->requests().Begin(request_id, Sha256(StrCat("commit ", transfer_id)));
-  if (!remembered.ok()) {
+  auto remembered =
+      catalogue_->requests().Begin(request_key, Sha256(StrCat("commit ", transfer_id)));
+  // The first request with this key may still wait for the transfer, as this one may.
+  const bool is_repeated = absl::IsAborted(remembered.status());
+  if (!remembered.ok() && !is_repeated) {
     return std::move(callback)(remembered.status());
+  }
+  if (remembered.ok() && remembered->has_value()) {
+    return std::move(callback)(Answer(transfer_id, **remembered));
   }
   absl::StatusOr<TransferResult> ended = NoTransfer(transfer_id);
   bool is_live = false;
+  std::optional<std::string> commit_key;  // of a transfer that is committed
   {
     absl::MutexLock lock(&mutex_);
     if (const TransferPtr transfer = Find(transfer_id); transfer != nullptr) {
       if (!transfer->progress.ended) {
         is_live = true;
         transfer->waiting.push_back(std::move(callback));
-        if (!remembered->has_value() && transfer->request_id.empty() && !transfer->committing) {
-          transfer->request_id = std::exchange(request_id, {});
+        if (!is_repeated && transfer->request_key.empty() && !transfer->committing) {
+          transfer->request_key = std::exchange(request_key, {});
         }
         give_up_.emplace(give_up, transfer_id);
       } else if (transfer->progress.status.ok()) {
-        ended = transfer->result;
+        commit_key = transfer->commit_key;
       } else {
         ended = transfer->progress.status;
       }
-    } else if (remembered->has_value()) {
-      ended = DecodeAnswer(**remembered);
     }
   }
-  if (!remembered->has_value() && !request_id.empty()) {
+  if (!is_repeated && !request_key.empty()) {
     // Another request commits, or committed, the transfer: its outcome is the answer, unremembered.
-    catalogue_->requests().Abandon(request_id);
+    catalogue_->requests().Abandon(request_key);
   }
   if (!is_live) {
+    if (commit_key.has_value()) {
+      const std::optional<RememberedAnswer> first = catalogue_->requests().Find(*commit_key);
+      ended = first.has_value()
+                  ? Answer(transfer_id, *first)
+                  : WithReason(absl::FailedPreconditionError(
+                                   StrCat("transfer ", transfer_id,
+                                          " is committed, and which arrays it made is no longer "
+                                          "remembered; describe its names")),
+                               Reason::kRequestIdReused);
+    }
     return std::move(callback)(std::move(ended));
   }
   give_up_alarm_.SetNoLaterThan(give_up);
   // Of a transfer that ended meanwhile the callback has heard.
   sequencer_->CommitTransfer(transfer_id).IgnoreError();
+}
+
+absl::StatusOr<TransferResult> Transfers::Answer(std::string_view transfer_id,
+                                                 const RememberedAnswer& remembered) const {
+  TransferResult result = DecodeAnswer(remembered);
+  size_t gone = 0;
+  for (const std::string& array_id : result.array_ids) {
+    gone += catalogue_->FindArray(array_id).ok() ? 0 : 1;
+  }
+  if (gone == 0) {
+    return result;
+  }
+  return WithReason(
+      absl::NotFoundError(StrCat("transfer ", transfer_id, " was committed, and ", gone, " of its ",
+                                 result.array_ids.size(),
+                                 " arrays are gone since: they were released, or had no name when "
+                                 "the coordinator restarted; put them again")),
+      Reason::kNotFound);
+}
+
+absl::Status Transfers::CheckOwner(std::string_view transfer_id,
+                                   std::string_view session_id) const {
+  absl::MutexLock lock(&mutex_);
+  const TransferPtr transfer = Find(transfer_id);
+  if (transfer == nullptr || transfer->progress.session_id == session_id) {
+    return absl::OkStatus();
+  }
+  return WithReason(absl::PermissionDeniedError(
+                        StrCat("transfer ", transfer_id, " was not begun by session \"", session_id,
+                               "\"; only the session that began it commits, aborts or cancels it")),
+                    Reason::kNotOwner);
 }
 
 absl::Status Transfers::Abort(std::string_view transfer_id, absl::Status reason) {
@@ -338,7 +391,8 @@ Transfers::TransferPtr Transfers::Find(std::string_view transfer_id) const {
 
 void Transfers::Forget() {
   const absl::Time oldest = clock_->Now() - kRememberFor;
-  while (!ended_.empty() && ended_.front()->progress.finished < oldest) {
+  while (!ended_.empty() &&
+         (ended_.size() > kMaxEnded || ended_.front()->progress.finished < oldest)) {
     transfers_.erase(ended_.front()->progress.transfer_id);
     ended_.pop_front();
   }

@@ -68,6 +68,8 @@ class Transfers {
   static constexpr absl::Duration kTimeout = absl::Hours(1);
   // How long the outcome of a put is remembered.
   static constexpr absl::Duration kRememberFor = absl::Minutes(10);
+  // How many outcomes are remembered at most; the oldest go first. Each is some hundred bytes.
+  static constexpr size_t kMaxEnded = 10'000;
 
   Transfers(rpc::Clock* clock, Catalogue* catalogue, SessionTable* sessions);
 
@@ -78,15 +80,22 @@ class Transfers {
   // the transfer's id. Errors: those of Catalogue::Stage, SessionTable and
   // Sequencer::BeginTransfer; ABORTED (VERSION_MISMATCH) for a name that is not at the expected
   // version already.
+  // `items` is kept until the transfer has ended, and no longer.
   absl::StatusOr<std::string> Begin(const std::string& session_id, const std::string& mesh_id,
                                     const std::vector<std::string>& identities,
-                                    std::vector<PutItem> items);
+                                    std::shared_ptr<const std::vector<PutItem>> items);
 
   // Everything was sent: commits when the last tile is reported. `callback` hears of the end, also
   // if it came before. `give_up` is when tiles that are still missing abort the transfer.
-  // `request_id` as in RequestMemory. NOT_FOUND where there is no such transfer.
-  void Commit(std::string_view transfer_id, std::string request_id, absl::Time give_up,
+  // `request_key` is RequestMemory's: a repeated request that comes while the first one waits,
+  // waits with it; one that comes later gets its answer. NOT_FOUND where there is no such transfer,
+  // or the arrays of a remembered answer are gone. FAILED_PRECONDITION (REQUEST_ID_REUSED): it is
+  // committed, and which arrays it made is no longer known.
+  void Commit(std::string_view transfer_id, std::string request_key, absl::Time give_up,
               CommitCallback callback);
+
+  // PERMISSION_DENIED (NOT_OWNER) if the transfer is another session's. OK where none is known.
+  absl::Status CheckOwner(std::string_view transfer_id, std::string_view session_id) const;
 
   // Nothing if it has ended or never was. FAILED_PRECONDITION: it is being committed.
   absl::Status Abort(std::string_view transfer_id, absl::Status reason);
@@ -110,8 +119,10 @@ class Transfers {
  private:
   struct Transfer {
     TransferProgress progress;
-    std::vector<PutItem> items;
-    std::string request_id;  // of the commit, until it is handed on
+    std::string request_key;  // of the commit, until it is handed on
+    std::string commit_key;   // the same, once it was; under it the answer is remembered
+    // Until it has ended. The first is empty then, too.
+    std::shared_ptr<const std::vector<PutItem>> items;
     bool committing = false;
     TransferResult result;
     std::vector<CommitCallback> waiting;
@@ -125,6 +136,9 @@ class Transfers {
                        absl::AnyInvocable<void(absl::Status) &&> decided);
   void End(const TransferPtr& transfer, const absl::Status& status);
   void AbortOverdue();
+  // The remembered answer to a commit, if what it made is still there.
+  absl::StatusOr<TransferResult> Answer(std::string_view transfer_id,
+                                        const RememberedAnswer& remembered) const;
   void Forget() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   TransferPtr Find(std::string_view transfer_id) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
 

@@ -5,14 +5,15 @@
 
 #include <grpcpp/grpcpp.h>
 
-#include <atomic>
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "rpc/caller.h"
 #include "rpc/message_bytes.h"
 #include "rpc/status.h"
 #include "server/background.h"
@@ -46,8 +47,9 @@ template <typename Request, typename Response>
 class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   // The background outlives it.
-  TreeBidiReactor(std::unique_ptr<TreeCall<Request, Response>> call, Background* background)
-      : background_(background), call_(std::move(call)) {
+  TreeBidiReactor(const grpc::CallbackServerContext& context,
+                  std::unique_ptr<TreeCall<Request, Response>> call, Background* background)
+      : caller_(rpc::CallerOf(context).name), background_(background), call_(std::move(call)) {
     StartRead(&read_);
   }
 
@@ -67,7 +69,7 @@ class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
     }
     Proceed(true);
   }
-  void OnCancel() override { cancelled_.store(true, std::memory_order_relaxed); }
+  void OnCancel() override { stop_.Cancel(); }
   void OnDone() override { delete this; }
 
  private:
@@ -102,6 +104,7 @@ class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
       }
       response_.Clear();
       if (at_end) {
+        stop_.Begin();
         const absl::Status status = call_->End(&response_, is_cancelled_);
         return status.ok() ? Write() : Fail(status);
       }
@@ -112,7 +115,7 @@ class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
       current_ = 1 - current_;
       StartRead(&read_);
       if (call_->TakesLong(request)) {
-        const bool taken = background_->Run([this, &request] {
+        const bool taken = background_->Run(caller_, [this, &request] {
           if (Take(request)) {
             Proceed(true);
           }
@@ -127,6 +130,7 @@ class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
 
   // Whether there is more to do: false after what calls back, and after the end.
   bool Take(const Request& request) {
+    stop_.Begin();
     bool is_tensors = false;
     const absl::Status status = call_->Take(request, is_cancelled_, &response_, &is_tensors);
     if (!status.ok() || is_tensors) {
@@ -146,13 +150,11 @@ class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
       absl::MutexLock lock(&mutex_);
       finished_ = true;
     }
-    Finish(rpc::ToGrpc(status));
+    Finish(rpc::ToGrpc(stop_.Explain(status)));
   }
 
-  std::atomic<bool> cancelled_ = false;
-  const std::function<bool()> is_cancelled_ = [this] {
-    return cancelled_.load(std::memory_order_relaxed);
-  };
+  BackgroundStop stop_;
+  const std::function<bool()> is_cancelled_ = [this] { return stop_.is_due(); };
   absl::Mutex mutex_;
   bool has_request_ ABSL_GUARDED_BY(mutex_) = false;  // requests_[current_] is read and not taken
   bool has_all_ ABSL_GUARDED_BY(mutex_) = false;      // there are no more
@@ -169,6 +171,7 @@ class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
   int current_ = 0;  // that which is read
   Response response_;
   grpc::ByteBuffer written_;
+  const std::string caller_;
   Background* const background_;
   const std::unique_ptr<TreeCall<Request, Response>> call_;
 };
@@ -180,15 +183,19 @@ class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
 template <typename Request, typename Response>
 class TreeReadReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
  public:
-  TreeReadReactor(std::unique_ptr<TreeCall<Request, Response>> call, grpc::ByteBuffer* response,
+  TreeReadReactor(const grpc::CallbackServerContext& context,
+                  std::unique_ptr<TreeCall<Request, Response>> call, grpc::ByteBuffer* response,
                   Background* background)
-      : response_(response), background_(background), call_(std::move(call)) {
+      : response_(response),
+        caller_(rpc::CallerOf(context).name),
+        background_(background),
+        call_(std::move(call)) {
     StartRead(&read_);
   }
 
   void OnReadDone(bool ok) override {
     if (!ok) {
-      if (!background_->Run([this] { End(); })) {
+      if (!background_->Run(caller_, [this] { End(); })) {
         Finish(rpc::ToGrpc(TooManyWait()));
       }
       return;
@@ -198,34 +205,35 @@ class TreeReadReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
       Finish(rpc::ToGrpc(parsed));
     } else if (!call_->TakesLong(request_)) {
       Take();
-    } else if (!background_->Run([this] { Take(); })) {
+    } else if (!background_->Run(caller_, [this] { Take(); })) {
       Finish(rpc::ToGrpc(TooManyWait()));
     }
   }
-  void OnCancel() override { cancelled_.store(true, std::memory_order_relaxed); }
+  void OnCancel() override { stop_.Cancel(); }
   void OnDone() override { delete this; }
 
  private:
   void Take() {
+    stop_.Begin();
     bool is_tensors = false;
     const absl::Status status = call_->Take(request_, is_cancelled_, &answer_, &is_tensors);
     status.ok() ? StartRead(&read_) : Finish(rpc::ToGrpc(status));
   }
 
   void End() {
+    stop_.Begin();
     const absl::Status status = is_cancelled_() ? absl::CancelledError("cancelled while it waited")
                                                 : call_->End(&answer_, is_cancelled_);
     if (status.ok()) {
       *response_ = rpc::SerializeMessage(answer_);
     }
-    Finish(rpc::ToGrpc(status));
+    Finish(rpc::ToGrpc(stop_.Explain(status)));
   }
 
-  std::atomic<bool> cancelled_ = false;
-  const std::function<bool()> is_cancelled_ = [this] {
-    return cancelled_.load(std::memory_order_relaxed);
-  };
+  BackgroundStop stop_;
+  const std::function<bool()> is_cancelled_ = [this] { return stop_.is_due(); };
   grpc::ByteBuffer* const response_;
+  const std::string caller_;
   Background* const background_;
   // Touched by one reaction at a time: reads follow one another, and the end follows them.
   grpc::ByteBuffer read_;

@@ -22,6 +22,7 @@ namespace {
 using ::shardmesh::test::IsOk;
 using ::shardmesh::test::StatusIs;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
@@ -648,6 +649,43 @@ TEST_F(CatalogueTest, RemembersAnswersForTenMinutesAcrossARestart) {
   EXPECT_FALSE(forgotten.has_value());
   Settle();
   EXPECT_THAT(store_->List("request/")->items, IsEmpty());
+}
+
+TEST_F(CatalogueTest, RequestIdsAreToldApartByCallerAndMethod) {
+  EXPECT_EQ(RequestKey("ada", "MoveName", ""), "");
+  const std::string key = RequestKey("ada", "MoveName", "r");
+  EXPECT_EQ(RequestKey("ada", "MoveName", "r"), key);
+  EXPECT_NE(RequestKey("bob", "MoveName", "r"), key);
+  EXPECT_NE(RequestKey("ada", "DeleteName", "r"), key);
+  EXPECT_NE(RequestKey("ada", "MoveName", "s"), key);
+  ASSERT_THAT(catalogue_->requests().Begin(key, "f"), IsOk());
+  EXPECT_THAT(catalogue_->requests().Begin(RequestKey("bob", "MoveName", "r"), "g"), IsOk());
+  const absl::Status reused = catalogue_->requests().Begin(key, "g").status();
+  EXPECT_THAT(reused, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kRequestIdReused));
+  EXPECT_THAT(reused.message(), HasSubstr("\"r\""));
+}
+
+TEST_F(CatalogueTest, ACallerWhoIsOverItsLimitForgetsItsOwnOldestAnswers) {
+  RequestMemory& requests = catalogue_->requests();
+  requests.SetLimits({.max_answers_per_caller = 20});
+  const std::string id = Stage();
+  ASSERT_THAT(Commit({{Staged(id)}, {{"w", id, std::nullopt}}, "", ""}), IsOk());
+  const auto move = [&](const std::string& key) {
+    ASSERT_THAT(requests.Begin(key, "f"), IsOk());
+    ASSERT_THAT(Commit({{}, {{"w", id, std::nullopt}}, key, ""}), IsOk());
+  };
+  move(RequestKey("bob", "MoveName", "0"));
+  for (int i = 0; i < 30; ++i) {
+    clock_.Advance(absl::Milliseconds(1));
+    move(RequestKey("ada", "MoveName", StrCat(i)));
+  }
+  EXPECT_FALSE(requests.Find(RequestKey("ada", "MoveName", "0")).has_value());
+  EXPECT_TRUE(requests.Find(RequestKey("ada", "MoveName", "29")).has_value());
+  EXPECT_TRUE(requests.Find(RequestKey("bob", "MoveName", "0")).has_value());
+  Settle();
+  EXPECT_LE(store_->List("request/")->items.size(), 21);
+  Reopen();
+  EXPECT_TRUE(catalogue_->requests().Find(RequestKey("ada", "MoveName", "29")).has_value());
 }
 
 TEST_F(CatalogueTest, AFailedRequestCanBeTriedAgain) {

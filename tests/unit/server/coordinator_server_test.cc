@@ -192,6 +192,59 @@ TEST_F(CoordinatorServerTest, RefusesAPutOntoAMeshWithoutWorkers) {
               StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshIncomplete));
 }
 
+TEST_F(CoordinatorServerTest, ARequestIdOpensOneSessionAndIsRefusedForAnother) {
+  const auto stub = v1::SessionService::NewStub(channel_);
+  v1::OpenSessionRequest request;
+  request.set_request_id("open");
+  request.set_client_name("ada");
+  v1::OpenSessionResponse first;
+  v1::OpenSessionResponse again;
+  ASSERT_TRUE(Call(stub, &v1::SessionService::Stub::OpenSession, request, &first).ok());
+  ASSERT_TRUE(Call(stub, &v1::SessionService::Stub::OpenSession, request, &again).ok());
+  EXPECT_EQ(again.session_id(), first.session_id());
+  request.set_client_name("bob");
+  EXPECT_THAT(Call(stub, &v1::SessionService::Stub::OpenSession, request, &again),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kRequestIdReused));
+}
+
+TEST_F(CoordinatorServerTest, BoundsThePutsThatACallerBegins) {
+  CoordinatorOptions options;
+  options.listen_address = "127.0.0.1:0";
+  options.http_address = "";
+  options.max_put_streams_per_caller = 1;
+  auto server = CoordinatorServer::Start(std::move(options));
+  ASSERT_TRUE(server.ok()) << server.status();
+  const auto stub = v1::ArrayService::NewStub(*rpc::CreateChannel((*server)->address()));
+  // What a put ends with that sends nothing: it is refused for its number, or for what it lacks.
+  const auto put_nothing = [&] {
+    grpc::ClientContext context;
+    rpc::Apply(rpc::CallOptions::Within(absl::Seconds(10)), &context);
+    const auto stream = stub->BeginPut(&context);
+    stream->WritesDone();
+    return rpc::FromGrpc(stream->Finish());
+  };
+  EXPECT_THAT(put_nothing(), StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  const absl::Time deadline = absl::Now() + absl::Seconds(10);
+  {
+    grpc::ClientContext context;
+    rpc::Apply(rpc::CallOptions::Within(absl::Seconds(20)), &context);
+    const auto open = stub->BeginPut(&context);
+    absl::Status refused = put_nothing();
+    while (!absl::IsResourceExhausted(refused) && absl::Now() < deadline) {
+      refused = put_nothing();
+    }
+    EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
+    EXPECT_TRUE(rpc::RetryDelayOf(refused).has_value());
+    context.TryCancel();
+    open->Finish();
+  }
+  absl::Status admitted = put_nothing();
+  while (!absl::IsInvalidArgument(admitted) && absl::Now() < deadline) {
+    admitted = put_nothing();
+  }
+  EXPECT_THAT(admitted, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+}
+
 TEST_F(CoordinatorServerTest, RefusesAPutOntoAVersionOfAMesh) {
   const auto stub = v1::ArrayService::NewStub(channel_);
   grpc::ClientContext context;

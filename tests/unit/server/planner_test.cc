@@ -21,11 +21,12 @@ Program AllReduce() {
 // Of F32 elements that lie over x.
 class PlannerTest : public testing::Test {
  protected:
-  std::shared_ptr<const PreparedPlan> Prepare(const LinkCost& links, int64_t elements = 1 << 18) {
+  std::shared_ptr<const PreparedPlan> Prepare(const LinkCost& links, int64_t elements = 1 << 18,
+                                              std::string_view caller = "ada") {
     const ValueDescriptor operand{
         .dtype = Dtype::kF32, .shape = {elements}, .spec = PartitionSpec({SpecEntry::Axes({"x"})})};
     auto prepared = planner_.Prepare(
-        AllReduce(), {&operand, 1},
+        caller, AllReduce(), {&operand, 1},
         {.mesh_id = "m", .mesh_revision = 1, .mesh = *Mesh::Parse("x=4"), .links = links});
     EXPECT_THAT(prepared, test::IsOk());
     return prepared.ok() ? *prepared : nullptr;
@@ -63,6 +64,37 @@ TEST_F(PlannerTest, FiguresThatDifferMuchGetAPlanOfTheirOwnAndTheOldOneIsStillFo
   EXPECT_EQ(Prepare({.latency_seconds = 55e-3}), second);
   EXPECT_THAT(planner_.Find(first->hash), test::IsOk());
   EXPECT_THAT(planner_.Find(second->hash), test::IsOk());
+}
+
+TEST_F(PlannerTest, MoreProgramsThanEverAreFoundAgainByTheirHashes) {
+  std::vector<std::shared_ptr<const PreparedPlan>> plans;
+  for (int64_t i = 0; i < 1000; ++i) {
+    plans.push_back(Prepare({}, 1024 + 4 * i));
+  }
+  for (const auto& plan : plans) {
+    EXPECT_THAT(planner_.Find(plan->hash), test::IsOkAndHolds(plan));
+  }
+}
+
+TEST_F(PlannerTest, ACallerWhoPlansWithoutEndDrivesOutOnlyHisOwnPlans) {
+  const auto first = Prepare({}, 1024, "bob");
+  const int64_t plan_bytes = planner_.size_bytes();
+  Planner planner({.max_bytes = 10 * plan_bytes});
+  const auto prepare = [&](std::string_view caller, int64_t elements) {
+    const ValueDescriptor operand{
+        .dtype = Dtype::kF32, .shape = {elements}, .spec = PartitionSpec({SpecEntry::Axes({"x"})})};
+    return *planner.Prepare(caller, AllReduce(), {&operand, 1},
+                            {.mesh_id = "m", .mesh_revision = 1, .mesh = *Mesh::Parse("x=4")});
+  };
+  const auto of_bob = prepare("bob", 1024);
+  const auto oldest_of_ada = prepare("ada", 2048);
+  for (int64_t i = 0; i < 100; ++i) {
+    prepare("ada", 4096 + 4 * i);
+    EXPECT_LE(planner.size_bytes(), 10 * plan_bytes);
+  }
+  EXPECT_THAT(planner.Find(of_bob->hash), test::IsOkAndHolds(of_bob));
+  EXPECT_THAT(planner.Find(oldest_of_ada->hash),
+              test::StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
 }
 
 }  // namespace

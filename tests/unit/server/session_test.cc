@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "rpc/status.h"
 #include "tests/testing/fake_clock.h"
 #include "tests/testing/status_matchers.h"
 
@@ -17,13 +18,16 @@ using ::shardmesh::test::IsOk;
 using ::shardmesh::test::IsOkAndHolds;
 using ::shardmesh::test::StatusIs;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
+
+const rpc::Caller kCaller = {.name = "host:10.0.0.1", .is_proven = false};
 
 class SessionTest : public ::testing::Test {
  protected:
   std::string OpenFor(absl::Duration ttl) {
-    const absl::StatusOr<Session> session = table_.Open("test", ttl);
+    const absl::StatusOr<Session> session = table_.Open(kCaller, "test", ttl);
     EXPECT_THAT(session, IsOk());
     return session->id;
   }
@@ -71,29 +75,65 @@ TEST_F(SessionTest, EndsOnceWhenClosed) {
 }
 
 TEST_F(SessionTest, MovesAnOddTtlIntoTheRange) {
-  EXPECT_EQ(table_.Open("", absl::ZeroDuration())->ttl, absl::Seconds(30));
-  EXPECT_EQ(table_.Open("", absl::Nanoseconds(1))->ttl, absl::Seconds(1));
-  EXPECT_EQ(table_.Open("", absl::InfiniteDuration())->ttl, absl::Hours(24));
+  EXPECT_EQ(table_.Open(kCaller, "", absl::ZeroDuration())->ttl, absl::Seconds(30));
+  EXPECT_EQ(table_.Open(kCaller, "", absl::Nanoseconds(1))->ttl, absl::Seconds(1));
+  EXPECT_EQ(table_.Open(kCaller, "", absl::InfiniteDuration())->ttl, absl::Hours(24));
 }
 
 TEST_F(SessionTest, BoundsTheNumberOfSessions) {
   for (int i = 0; i < 3; ++i) OpenFor(absl::Seconds(10));
   EXPECT_EQ(table_.size(), 3);
-  EXPECT_THAT(table_.Open("", absl::Seconds(1)),
+  EXPECT_THAT(table_.Open(kCaller, "", absl::Seconds(1)),
               StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
   clock_.Advance(absl::Seconds(10));
   EXPECT_EQ(table_.size(), 0);
-  EXPECT_THAT(table_.Open("", absl::Seconds(1)), IsOk());
+  EXPECT_THAT(table_.Open(kCaller, "", absl::Seconds(1)), IsOk());
 }
 
-TEST_F(SessionTest, KeepsTransfersApart) {
-  const std::string mine = OpenFor(absl::Seconds(10));
-  const std::string other = OpenFor(absl::Seconds(10));
-  ASSERT_THAT(table_.AddTransfer(mine, "t"), IsOk());
-  EXPECT_THAT(table_.CheckTransfer(mine, "t"), IsOk());
-  EXPECT_EQ(table_.CheckTransfer(other, "t").code(), absl::StatusCode::kPermissionDenied);
-  table_.RemoveTransfer(mine, "t");
-  EXPECT_EQ(table_.CheckTransfer(mine, "t").code(), absl::StatusCode::kPermissionDenied);
+TEST_F(SessionTest, BoundsTheSessionsOfOneCallerAlone) {
+  SessionTable table(&clock_, [](const EndedSession&) {}, {.max_sessions_per_caller = 2});
+  const rpc::Caller ada = {.name = "spiffe://shardmesh/client/ada", .is_proven = true};
+  const rpc::Caller bob = {.name = "spiffe://shardmesh/client/bob", .is_proven = true};
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Session first, table.Open(ada, "", absl::Seconds(10)));
+  ASSERT_THAT(table.Open(ada, "", absl::Seconds(10)), IsOk());
+  const absl::Status refused = table.Open(ada, "", absl::Seconds(10)).status();
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
+  EXPECT_THAT(refused.message(), HasSubstr("client/ada has 2 sessions open, and may have 2"));
+  EXPECT_TRUE(rpc::RetryDelayOf(refused).has_value());
+  EXPECT_THAT(table.Open(bob, "", absl::Seconds(10)), IsOk());
+  ASSERT_THAT(table.Close(first.id), IsOk());
+  EXPECT_THAT(table.Open(ada, "", absl::Seconds(10)), IsOk());
+}
+
+TEST_F(SessionTest, BelongsToTheProvenNameThatOpenedIt) {
+  const rpc::Caller ada = {.name = "spiffe://shardmesh/client/ada", .is_proven = true};
+  const rpc::Caller bob = {.name = "spiffe://shardmesh/client/bob", .is_proven = true};
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Session of_ada, table_.Open(ada, "", absl::Seconds(10)));
+  EXPECT_THAT(table_.Check(of_ada.id, ada), IsOk());
+  EXPECT_THAT(table_.Check(of_ada.id, bob),
+              StatusIs(absl::StatusCode::kPermissionDenied, Reason::kNotOwner));
+  EXPECT_THAT(table_.Check("nobody's", bob),
+              StatusIs(absl::StatusCode::kNotFound, Reason::kSessionGone));
+  // Without certificates the id is all that a client has to show, from wherever it calls.
+  const std::string of_host = OpenFor(absl::Seconds(10));
+  EXPECT_THAT(table_.Check(of_host, {.name = "host:10.0.0.2", .is_proven = false}), IsOk());
+}
+
+TEST_F(SessionTest, BoundsTheWorkOfOneSession) {
+  SessionTable table(&clock_, [](const EndedSession&) {}, {.max_work_per_session = 2});
+  const std::string busy = table.Open(kCaller, "", absl::Seconds(10))->id;
+  const std::string other = table.Open(kCaller, "", absl::Seconds(10))->id;
+  ASSERT_THAT(table.AddTransfer(busy, "t"), IsOk());
+  ASSERT_THAT(table.BeginStep(busy), IsOk());
+  EXPECT_THAT(table.BeginStep(busy),
+              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
+  EXPECT_THAT(table.AddTransfer(busy, "u"),
+              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
+  EXPECT_THAT(table.BeginStep(other), IsOk());
+  table.EndStep(busy);
+  EXPECT_THAT(table.AddTransfer(busy, "u"), IsOk());
+  table.RemoveTransfer(busy, "t");
+  EXPECT_THAT(table.BeginStep(busy), IsOk());
 }
 
 }  // namespace
