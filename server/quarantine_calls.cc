@@ -14,6 +14,7 @@
 #include "rpc/field_check.h"
 #include "rpc/log.h"
 #include "rpc/spec_codec.h"
+#include "rpc/status.h"
 #include "rpc/worker_error_codec.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
