@@ -1557,7 +1557,8 @@ absl::StatusOr<v1::Operand> RandomClient::AnyMatrix(Dice& dice, Content* content
   for (const auto& [id, held] : arrays_) {
     const Shape& shape = held.content.shape;
     if (held.content.dtype == Dtype::kF32 && shape.size() == 2 && shape[0] > 0 && shape[1] > 0 &&
-        shape[0] * shape[1] < 1000 && held.bytes_known && held.spec.unreduced_axes().empty()) {
+        shape[0] * shape[1] < 1000 && held.bytes_known && held.spec.unreduced_axes().empty() &&
+        IsSmall(held.content)) {
       ids.push_back(id);
     }
   }

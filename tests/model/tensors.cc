@@ -1,6 +1,8 @@
 // Tensors on their ways to workers and back.
 #include "tests/model/tensors.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -63,6 +65,12 @@ bool HasBytes(const Content& content, const std::string& bytes) {
     return content.bytes == bytes;
   }
   return FloatsOf(content) == FloatsOf({content.dtype, content.shape, bytes});
+}
+
+bool IsSmall(const Content& content) {
+  const std::vector<float> values = FloatsOf(content);
+  return std::all_of(values.begin(), values.end(),
+                     [](float value) { return std::abs(value) <= 1'000; });
 }
 
 absl::Status SendTiles(const v1::BeginPutResponse& begun, const std::vector<Content>& contents,
