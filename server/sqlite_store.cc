@@ -279,8 +279,8 @@ void LogUnreadable(const std::string& path, const std::vector<UnreadableRecord>&
                    {"why", records[i].why}});
   }
   rpc::LogError(
-      "the store has unreadable records; `shardmesh admin check` shows them, with "
-      "--set-aside it moves them aside",
+      "the store has unreadable records; `shardmesh-coordinator --check FOLDER` shows them, "
+      "with --set-aside it moves them aside",
       {{"file", path}, {"records", records.size()}});
 }
 

@@ -46,7 +46,7 @@ inline constexpr int64_t kReservedShare = 8;  // no more than one part in so man
 //                        newer schema (SCHEMA_MISMATCH), or is not one of ours.
 //   PERMISSION_DENIED    folder or file cannot be written.
 //   NOT_FOUND            the folder's parent is not there.
-//   DATA_LOSS            the database's pages are damaged; see `shardmesh admin check`.
+//   DATA_LOSS            the database's pages are damaged; see `shardmesh-coordinator --check`.
 //   RESOURCE_EXHAUSTED   the disk is full (STORE_FULL), and an empty store or one of an older
 //                        schema cannot be written for that.
 absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(SqliteStoreOptions options);

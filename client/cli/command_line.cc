@@ -246,9 +246,9 @@ CLI::App* CommandLine::AddCommand(const std::string& name, const std::string& he
 CLI::App* CommandLine::AddGroup(const std::string& name, const std::string& help,
                                 CLI::App* parent) {
   CLI::App& above = parent == nullptr ? app_ : *parent;
-  if (CLI::App* const there = above.get_subcommand_no_throw(name); there != nullptr) {
-    return there;
-  }
+  const std::vector<CLI::App*> there =
+      above.get_subcommands([&](const CLI::App* each) { return each->get_name() == name; });
+  if (!there.empty()) return there.front();
   CLI::App* group = above.add_subcommand(name, help);
   group->require_subcommand(1);
   return group;
