@@ -211,6 +211,7 @@ void Transfers::End(const TransferPtr& transfer, const absl::Status& status) {
     ended_.push_back(transfer);
     Forget();
   }
+  items.reset();
   if (!status.ok()) {
     for (const std::string& array_id : result.array_ids) {
       UnpinForSession(*catalogue_, *sessions_, transfer->progress.session_id, array_id);

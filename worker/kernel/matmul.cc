@@ -22,6 +22,7 @@
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
+#include "tensor/float_convert.h"
 #include "worker/kernel/epilogue.h"
 #include "worker/kernel/host_share.h"
 
@@ -321,6 +322,48 @@ absl::StatusOr<std::shared_ptr<const Compiled>> Compile(const MatmulSpec& spec, 
   return compiled;
 }
 
+// Whether oneDNN multiplies the type on this CPU, and rightly. Before AVX-512 it has no product of
+// BF16. Without integer dot products (VNNI) it adds pairs of I8 products in 16 bits, which
+// saturate.
+bool HasProduct(Dtype dtype) {
+  static const auto isa = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
+  const auto has = [](dnnl::cpu_isa each) {
+    return (isa & static_cast<unsigned>(each)) == static_cast<unsigned>(each);
+  };
+  switch (dtype) {
+    case Dtype::kBF16:
+      return has(dnnl::cpu_isa::avx512_core);
+    case Dtype::kI8:
+      return has(dnnl::cpu_isa::avx512_core_vnni) || has(dnnl::cpu_isa::avx2_vnni);
+    default:
+      return true;
+  }
+}
+
+// The same product with all types F32.
+MatmulSpec Widened(MatmulSpec spec) {
+  spec.lhs_dtype = spec.rhs_dtype = spec.bias_dtype = spec.out_dtype = Dtype::kF32;
+  return spec;
+}
+
+// The elements of BF16 or I8 as F32, which is exact.
+std::vector<float> Widen(Dtype dtype, absl::Span<const char> from) {
+  std::vector<float> wide(from.size() / static_cast<size_t>(ElementBytes(dtype)));
+  if (dtype == Dtype::kBF16) {
+    ConvertBF16ToF32({reinterpret_cast<const uint16_t*>(from.data()), wide.size()},
+                     absl::MakeSpan(wide));
+  } else {
+    std::transform(from.begin(), from.end(), wide.begin(), [](char element) {
+      return static_cast<float>(static_cast<signed char>(element));
+    });
+  }
+  return wide;
+}
+
+absl::Span<const char> BytesOf(const std::vector<float>& elements) {
+  return {reinterpret_cast<const char*>(elements.data()), elements.size() * sizeof(float)};
+}
+
 }  // namespace
 
 struct PackedWeights::Rep {
@@ -445,7 +488,35 @@ absl::Status MatmulKernel::Run(const MatmulSpec& spec, const MatmulOperands& ope
   }
   if (spec.m == 0 || spec.n == 0) return absl::OkStatus();
   if (spec.k == 0) return RunWithoutSums(spec, operands);
+  return HasProduct(spec.lhs_dtype) ? RunBlocks(spec, operands, abort_check)
+                                    : RunWidened(spec, operands, abort_check);
+}
 
+absl::Status MatmulKernel::RunWidened(const MatmulSpec& spec, const MatmulOperands& operands,
+                                      const AbortCheck& abort_check) {
+  const std::vector<float> lhs = Widen(spec.lhs_dtype, operands.lhs);
+  std::vector<float> rhs;
+  if (operands.packed == nullptr) rhs = Widen(spec.rhs_dtype, operands.rhs);
+  std::vector<float> bias;
+  MatmulOperands wide = operands;
+  wide.lhs = BytesOf(lhs);
+  wide.rhs = BytesOf(rhs);
+  if (spec.bias_dtype != Dtype::kF32) {
+    bias = Widen(spec.bias_dtype, operands.bias);
+    wide.bias = BytesOf(bias);
+  }
+  if (spec.out_dtype == Dtype::kF32) return RunBlocks(Widened(spec), wide, abort_check);
+  std::vector<float> out(static_cast<size_t>(spec.m * spec.n));
+  wide.out = {reinterpret_cast<char*>(out.data()), out.size() * sizeof(float)};
+  SHARDMESH_RETURN_IF_ERROR(RunBlocks(Widened(spec), wide, abort_check));
+  ConvertF32ToBF16(out, {reinterpret_cast<uint16_t*>(operands.out.data()), out.size()});
+  return absl::OkStatus();
+}
+
+absl::Status MatmulKernel::RunBlocks(const MatmulSpec& spec, const MatmulOperands& operands,
+                                     const AbortCheck& abort_check) {
+  const PackedWeights::Rep* packed =
+      operands.packed == nullptr ? nullptr : operands.packed->rep_.get();
   return CatchErrors(spec, [&]() -> absl::Status {
     const ScopedThreads threads(threads_);
     dnnl::stream stream(Engine());
@@ -525,13 +596,20 @@ absl::StatusOr<std::shared_ptr<const PackedWeights>> MatmulKernel::Pack(
   SHARDMESH_RETURN_IF_ERROR(CheckTypes(spec));
   SHARDMESH_RETURN_IF_ERROR(CheckSizes(spec));
   SHARDMESH_RETURN_IF_ERROR(CheckOperand("rhs", rhs.size(), spec.rhs_dtype, spec.k * spec.n));
+  if (HasProduct(spec.rhs_dtype)) return PackPanels(spec, spec.rhs_dtype, rhs, abort_check);
+  const std::vector<float> wide = Widen(spec.rhs_dtype, rhs);
+  return PackPanels(Widened(spec), spec.rhs_dtype, BytesOf(wide), abort_check);
+}
 
+absl::StatusOr<std::shared_ptr<const PackedWeights>> MatmulKernel::PackPanels(
+    const MatmulSpec& spec, Dtype dtype, absl::Span<const char> rhs,
+    const AbortCheck& abort_check) {
   using Result = absl::StatusOr<std::shared_ptr<const PackedWeights>>;
   return CatchErrors(spec, [&]() -> Result {
     auto rep = std::make_unique<PackedWeights::Rep>();
     rep->k = spec.k;
     rep->n = spec.n;
-    rep->dtype = spec.rhs_dtype;
+    rep->dtype = dtype;
     rep->panel_columns = PanelColumns(spec, limits_);
     if (spec.k > 0) {
       const ScopedThreads threads(threads_);

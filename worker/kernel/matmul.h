@@ -31,6 +31,10 @@ namespace shardmesh::worker {
 //   BF16  BF16  BF16, F32   BF16, F32    F32: partial sums, to be reduced before an activation
 //   I8    I8    F32         F32, BF16    integer sums; scale undoes the quantisation of both
 //
+// On CPUs that have no such product (BF16 before AVX-512, I8 without integer dot products) operands
+// are converted to F32 first, in memory of the run's own, and sums of I8 beyond 2^24 are rounded as
+// those of F32 are. A packing is then of F32.
+//
 // Any other combination is refused (UNSUPPORTED_DTYPE), among them I8 weights under floating-point
 // lhs, for which oneDNN's CPU kernels of version 2 have no product.
 struct MatmulSpec {
@@ -136,6 +140,17 @@ class MatmulKernel {
   class Cache;
   static constexpr double kBlockSeconds = 0.1;
 
+  // The blocks of a product that this CPU has.
+  absl::Status RunBlocks(const MatmulSpec& spec, const MatmulOperands& operands,
+                         const AbortCheck& abort_check);
+  // The product of operands that are converted to F32.
+  absl::Status RunWidened(const MatmulSpec& spec, const MatmulOperands& operands,
+                          const AbortCheck& abort_check);
+  // Packs what lies as the spec says; `dtype` is that of the weights before a conversion.
+  absl::StatusOr<std::shared_ptr<const PackedWeights>> PackPanels(const MatmulSpec& spec,
+                                                                  Dtype dtype,
+                                                                  absl::Span<const char> rhs,
+                                                                  const AbortCheck& abort_check);
   // The product with k=0.
   static absl::Status RunWithoutSums(const MatmulSpec& spec, const MatmulOperands& operands);
 
