@@ -46,9 +46,10 @@ constexpr std::string_view kUnixAbstract = "unix-abstract:";
 
 absl::Status CannotListen(std::string_view address, int error) {
   return WithReason(
-      absl::AlreadyExistsError(StrCat("cannot listen on ", address, " (", std::strerror(error),
-                                      "); the port is in use, or the address is not this host's. "
-                                      "Stop what listens there, choose another port, or 0 for a "
+      absl::AlreadyExistsError(StrCat("cannot listen on ", address,
+                                      "; the port is in use, or the address is not this host's (",
+                                      std::strerror(error),
+                                      "). Stop what listens there, choose another port, or 0 for a "
                                       "free one")),
       Reason::kAlreadyExists);
 }

@@ -39,15 +39,7 @@ class SessionService final : public v1::SessionService::CallbackService {
   grpc::ServerUnaryReactor* RenewSession(grpc::CallbackServerContext* context,
                                          const v1::RenewSessionRequest* request,
                                          v1::RenewSessionResponse* response) override {
-    absl::StatusOr<Session> session =
-        sessions_->Check(request->session_id(), rpc::CallerOf(*context));
-    if (session.status().ok()) {
-      session = sessions_->Renew(request->session_id());
-    }
-    if (session.ok()) {
-      rpc::Encode(session->ttl, response->mutable_ttl());
-    }
-    return Answer(context, session.status());
+    return Answer(context, Renew(rpc::CallerOf(*context), request->session_id(), response));
   }
   grpc::ServerUnaryReactor* CloseSession(grpc::CallbackServerContext* context,
                                          const v1::CloseSessionRequest* request,
@@ -65,6 +57,14 @@ class SessionService final : public v1::SessionService::CallbackService {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     reactor->Finish(rpc::ToGrpc(status));
     return reactor;
+  }
+
+  absl::Status Renew(const rpc::Caller& caller, const std::string& session_id,
+                     v1::RenewSessionResponse* response) {
+    SHARDMESH_RETURN_IF_ERROR(sessions_->Check(session_id, caller));
+    SHARDMESH_ASSIGN_OR_RETURN(const Session session, sessions_->Renew(session_id));
+    rpc::Encode(session.ttl, response->mutable_ttl());
+    return absl::OkStatus();
   }
 
   absl::Status Open(const rpc::Caller& caller, const v1::OpenSessionRequest& request,

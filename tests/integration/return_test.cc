@@ -76,10 +76,11 @@ class ReturnTest : public ::testing::Test {
     steps.join();
   }
 
-  // `shardmesh load` of 64 MiB while worker-1 takes nothing in; returns when it is under way.
+  // `shardmesh load` of 128 MiB while worker-1 takes nothing in; returns when it is under way.
   client::ChildProcess StartLoad() {
     const std::string checkpoint = folder_ + "/big.safetensors";
-    EXPECT_EQ(cluster_->Run({"make-checkpoint", "--out", checkpoint, "--size=64MiB"}).exit_code, 0);
+    EXPECT_EQ(cluster_->Run({"make-checkpoint", "--out", checkpoint, "--size=128MiB"}).exit_code,
+              0);
     EXPECT_THAT(cluster_->Signal("worker-1", SIGSTOP), IsOk());
     client::ProcessOptions options;
     const std::string rules = folder_ + "/rules.yaml";
