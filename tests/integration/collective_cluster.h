@@ -14,6 +14,7 @@
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -96,29 +97,41 @@ class CollectiveCluster : public ::testing::Test {
                 IsOk());
   }
 
-  // Gives a worker a step of its own, of more matrix products than it can do in this time, after
-  // which the step is aborted; returns when the worker is at it.
+  // Gives a worker steps of its own, of more matrix products than it can do in this time, after
+  // which they are aborted; as many as it runs side by side, so that others wait. Returns the last
+  // one when the worker is at all of them.
   std::future<absl::StatusOr<client::StepResult>> KeepBusy(const std::string& identity,
                                                            absl::Duration duration) {
-    constexpr int64_t kSide = 2048;
+    constexpr int64_t kSide = 1024;
+    constexpr int kStepsSideBySide = 5;  // four threads, and one for the lowest step
     const std::string mesh = StrCat("only-", identity);
     DefineMesh(mesh, {identity});
-    EXPECT_THAT(PutFloats(client(), mesh, {kSide, kSide}, std::vector<float>(kSide * kSide),
-                          PartitionSpec(), mesh),
-                IsOk());
+    for (int i = 0; i < kStepsSideBySide; ++i) {
+      EXPECT_THAT(PutFloats(client(), StrCat(mesh, "-", i), {kSide, kSide},
+                            std::vector<float>(kSide * kSide), PartitionSpec(), mesh),
+                  IsOk());
+    }
     Program products{.operand_count = 1, .ops = {}, .outputs = {kMaxProgramSize - 1}};
     for (ValueIndex last = 0; last + 1 < kMaxProgramSize; ++last) {
       products.ops.emplace_back(MatmulOp{.lhs = last, .rhs = 0});
     }
-    auto step = Within(duration, [products, mesh](client::MeshClient& client) {
-      return client.Execute({.work = products, .operands = {client::ArraySelector::ByName(mesh)}});
-    });
+    std::future<absl::StatusOr<client::StepResult>> last;
+    for (int i = 0; i < kStepsSideBySide; ++i) {
+      if (last.valid()) kept_busy_.push_back(std::move(last));
+      last = Within(duration, [products, name = StrCat(mesh, "-", i)](client::MeshClient& client) {
+        return client.Execute(
+            {.work = products, .operands = {client::ArraySelector::ByName(name)}});
+      });
+    }
     EXPECT_TRUE(Eventually([&] {
       const auto flights = client().ListFlightRecords({.identity = identity});
-      return flights.ok() && flights->front().progress.has_value();
+      if (!flights.ok()) return false;
+      std::set<int64_t> steps;
+      for (const auto& record : flights->front().records) steps.insert(record.step);
+      return steps.size() >= kStepsSideBySide;
     })) << identity
-        << " does not begin the step";
-    return step;
+        << " does not begin the steps";
+    return last;
   }
 
   // A rank comes so much late into a collective, which waits, and says meanwhile for whom.
@@ -207,6 +220,7 @@ class CollectiveCluster : public ::testing::Test {
   }
 
   std::unique_ptr<TestCluster> cluster_;
+  std::vector<std::future<absl::StatusOr<client::StepResult>>> kept_busy_;
   std::vector<float> numbers_ = std::vector<float>(32);
 };
 
