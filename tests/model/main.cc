@@ -1,5 +1,7 @@
 // The program model: random clients against a real cluster, and the same under faults.
+#include <cstdint>
 #include <cstdio>
+#include <limits>
 #include <optional>
 #include <string>
 
@@ -20,7 +22,8 @@ int Main(int argc, char** argv) {
   rpc::FlagSet flags("model",
                      "Issues calls against a real cluster and checks each answer with a model.");
   flags.AddText("run", "random|faults|failpoints|sweep", "what to do", &run);
-  flags.AddInt("seed", "of all that is drawn; 0 takes the clock's", 0, int64_t{1} << 40, &seed);
+  flags.AddInt("seed", "of all that is drawn; 0 takes the clock's", 0,
+               std::numeric_limits<int64_t>::max(), &seed);
   flags.AddInt("seconds", "how long random calls go on", 1, 1'000'000, &seconds);
   flags.AddInt("clients", "how many make random calls at once", 1, 64, &options.clients);
   flags.AddText("replay", "FILE", "makes the calls that a failed run has written", &options.replay);

@@ -1050,11 +1050,25 @@ absl::Status RandomClient::CommitTransfer(Dice& dice) {
     if (dice.OneIn(2)) request = transfer->commit;
     const absl::Status status =
         coordinator_.Call("ArrayService.CommitTransfer", request, &response);
+    if (sessions_[transfer->slot] != transfer->session && IsRefusal(status)) {
+      return absl::OkStatus();
+    }
+    // Arrays that were released since are not to be promised again.
+    bool is_gone = false;
+    bool has_shared = false;
+    for (const PutItem& item : transfer->items) {
+      const bool is_shared = absl::StartsWith(item.name, "shared/");
+      has_shared = has_shared || is_shared;
+      is_gone = is_gone || (!is_shared && FindHeld(item.array_id) == nullptr);
+    }
+    if (is_gone || (has_shared && absl::IsNotFound(status))) {
+      return Want(absl::IsNotFound(status), "CommitTransfer again", request, status,
+                  "NOT_FOUND of arrays that were released");
+    }
     const bool same =
         std::equal(response.array_ids().begin(), response.array_ids().end(),
                    transfer->result.array_ids().begin(), transfer->result.array_ids().end());
-    return Want((status.ok() && same && response.revision() == transfer->result.revision()) ||
-                    (sessions_[transfer->slot] != transfer->session && IsRefusal(status)),
+    return Want(status.ok() && same && response.revision() == transfer->result.revision(),
                 "CommitTransfer again", request, status, "the first answer");
   }
   const bool must_wait = transfer->state == TransferState::kRunning && !transfer->is_sent;

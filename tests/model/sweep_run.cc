@@ -273,10 +273,11 @@ class Sweep {
 
   // Meshes for planning, of the most devices, and more of them than an answer can show at once.
   absl::Status ManyMeshes() {
+    int meshes = 0;
     const auto create = [&](const std::string& name, int64_t size) {
       v1::CreateEntryRequest request;
       v1::CreateEntryResponse response;
-      request.set_request_id("mesh-" + name);
+      request.set_request_id(StrCat("mesh-", ++meshes));
       request.set_name(name);
       v1::MeshAxis& axis = *request.mutable_value()->mutable_mesh()->mutable_mesh()->add_axes();
       axis.set_name("dp");
