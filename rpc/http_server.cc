@@ -21,9 +21,9 @@
 #include "absl/time/clock.h"
 #include "rpc/certificate.h"
 #include "rpc/host_port.h"
+#include "rpc/listening_socket.h"
 #include "rpc/log.h"
 #include "rpc/tls_session.h"
-#include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
 
@@ -65,14 +65,6 @@ std::string ReplyTo(std::string_view request, const HttpServer::Handler& handler
   return Reply("200 OK", answer->content_type, answer->body);
 }
 
-absl::Status CannotServe(const std::string& address, int error) {
-  return WithReason(
-      absl::AlreadyExistsError(StrCat("cannot listen on ", address, " (", std::strerror(error),
-                                      "); is the port in use? Choose another, or 0 for a free "
-                                      "one")),
-      Reason::kAlreadyExists);
-}
-
 absl::StatusOr<FileDescriptor> OpenListener(const std::string& address) {
   SHARDMESH_ASSIGN_OR_RETURN(const HostPort parsed, ParseHostPort(address));
   addrinfo hints = {};
@@ -86,25 +78,9 @@ absl::StatusOr<FileDescriptor> OpenListener(const std::string& address) {
         StrCat("cannot listen on ", address, ": ", gai_strerror(error)));
   }
   const absl::Cleanup free_found = [found] { freeaddrinfo(found); };
-  FileDescriptor listener(
-      socket(found->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, /*protocol=*/0));
-  const int on = 1;
-  if (!listener.valid() ||
-      setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0 ||
-      bind(listener.get(), found->ai_addr, found->ai_addrlen) != 0 ||
-      listen(listener.get(), SOMAXCONN) != 0) {
-    return CannotServe(address, errno);
-  }
+  FileDescriptor listener = ListenAt(found->ai_family, found->ai_addr, found->ai_addrlen);
+  if (!listener.valid()) return CannotListen(address, errno);
   return listener;
-}
-
-int PortOf(int socket) {
-  sockaddr_storage address = {};
-  socklen_t size = sizeof(address);
-  getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size);
-  return ntohs(address.ss_family == AF_INET6
-                   ? reinterpret_cast<const sockaddr_in6*>(&address)->sin6_port
-                   : reinterpret_cast<const sockaddr_in*>(&address)->sin_port);
 }
 
 // As many as an eighth of the process's descriptors.
@@ -223,7 +199,7 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string&
                                                               Handler handler) {
   SHARDMESH_ASSIGN_OR_RETURN(FileDescriptor listener, OpenListener(address));
   FileDescriptor stop(eventfd(0, EFD_CLOEXEC));
-  if (!stop.valid()) return CannotServe(address, errno);
+  if (!stop.valid()) return CannotListen(address, errno);
   const int port = PortOf(listener.get());
   return std::unique_ptr<HttpServer>(
       new HttpServer(std::move(listener), std::move(stop), port, watch, std::move(handler)));

@@ -3,7 +3,6 @@
 
 #include <netdb.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
@@ -22,6 +21,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/time/clock.h"
 #include "rpc/host_port.h"
+#include "rpc/listening_socket.h"
 #include "rpc/log.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
@@ -38,54 +38,8 @@ constexpr rlim_t kMaxReserve = 256;
 constexpr absl::Duration kRest = absl::Milliseconds(100);
 // How often the log repeats that connections are refused.
 constexpr absl::Duration kLogInterval = absl::Seconds(10);
-// Bytes that a peer does not acknowledge for so long break its connection, as with gRPC's own
-// listener.
-constexpr absl::Duration kUnacknowledged = absl::Seconds(20);
 constexpr std::string_view kUnix = "unix:";
 constexpr std::string_view kUnixAbstract = "unix-abstract:";
-
-absl::Status CannotListen(std::string_view address, int error) {
-  return WithReason(
-      absl::AlreadyExistsError(StrCat("cannot listen on ", address,
-                                      "; the port is in use, or the address is not this host's (",
-                                      std::strerror(error),
-                                      "). Stop what listens there, choose another port, or 0 for a "
-                                      "free one")),
-      Reason::kAlreadyExists);
-}
-
-// A negative descriptor, with errno, if that failed.
-FileDescriptor Listen(int family, const sockaddr* address, socklen_t size) {
-  FileDescriptor bound(socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  if (!bound.valid()) return bound;
-  const auto set = [&](int level, int option, int value) {
-    return setsockopt(bound.get(), level, option, &value, sizeof(value)) == 0;
-  };
-  if (family != AF_UNIX) {
-    // Connections inherit these.
-    const auto patience = static_cast<int>(absl::ToInt64Milliseconds(kUnacknowledged));
-    if (!set(SOL_SOCKET, SO_REUSEADDR, 1) || !set(IPPROTO_TCP, TCP_NODELAY, 1) ||
-        !set(IPPROTO_TCP, TCP_USER_TIMEOUT, patience) ||
-        (family == AF_INET6 && !set(IPPROTO_IPV6, IPV6_V6ONLY, 0))) {
-      return {};
-    }
-  }
-  if (bind(bound.get(), address, size) != 0 || listen(bound.get(), SOMAXCONN) != 0) {
-    const int error = errno;
-    bound = FileDescriptor();
-    errno = error;
-  }
-  return bound;
-}
-
-int PortOf(int socket) {
-  sockaddr_storage address = {};
-  socklen_t size = sizeof(address);
-  getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size);
-  return ntohs(address.ss_family == AF_INET6
-                   ? reinterpret_cast<const sockaddr_in6*>(&address)->sin6_port
-                   : reinterpret_cast<const sockaddr_in*>(&address)->sin_port);
-}
 
 bool IsAnyAddress(const addrinfo& of) {
   return of.ai_family == AF_INET &&
@@ -115,7 +69,7 @@ absl::StatusOr<std::vector<FileDescriptor>> ListenOnHost(const std::string& addr
       sockaddr_in6 any = {};
       any.sin6_family = AF_INET6;
       any.sin6_port = htons(static_cast<uint16_t>(*port));
-      bound = Listen(AF_INET6, reinterpret_cast<const sockaddr*>(&any), sizeof(any));
+      bound = ListenAt(AF_INET6, reinterpret_cast<const sockaddr*>(&any), sizeof(any));
     }
     if (!bound.valid()) {
       // Each further address has the port of the first.
@@ -126,7 +80,7 @@ absl::StatusOr<std::vector<FileDescriptor>> ListenOnHost(const std::string& addr
         reinterpret_cast<sockaddr_in*>(each->ai_addr)->sin_port =
             htons(static_cast<uint16_t>(*port));
       }
-      bound = Listen(each->ai_family, each->ai_addr, each->ai_addrlen);
+      bound = ListenAt(each->ai_family, each->ai_addr, each->ai_addrlen);
     }
     if (!bound.valid()) {
       error = errno;
@@ -161,7 +115,7 @@ absl::StatusOr<std::vector<FileDescriptor>> ListenOnUnix(const std::string& addr
     unlink(path->c_str());
     ++size;  // the 0 at the end
   }
-  FileDescriptor bound = Listen(AF_UNIX, reinterpret_cast<const sockaddr*>(&to), size);
+  FileDescriptor bound = ListenAt(AF_UNIX, reinterpret_cast<const sockaddr*>(&to), size);
   if (!bound.valid()) return CannotListen(address, errno);
   std::vector<FileDescriptor> sockets;
   sockets.push_back(std::move(bound));

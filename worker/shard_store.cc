@@ -652,48 +652,35 @@ void ShardStore::RemoveFiles(std::vector<ArrayFolders> folders, Done done) {
 }
 
 absl::Status ShardStore::Abort(absl::Span<const std::string> array_ids) {
-  std::vector<StoredTilePtr> dropped;  // freed under no lock
-  std::vector<std::string> ids_with_files;
-  absl::MutexLock lock(&mutex_);
-  for (const std::string& array_id : array_ids) {
-    const auto array = arrays_.find(array_id);
-    if (array != arrays_.end() &&
-        array->second.tiles.begin()->second.state == TileState::kCommitted) {
-      return absl::FailedPreconditionError(
-          StrCat("array ", array_id, " is committed and cannot be aborted; release it"));
-    }
-  }
-  for (const std::string& array_id : array_ids) {
-    TileState state = TileState::kStaged;
-    if (const auto array = arrays_.find(array_id);
-        array != arrays_.end() && TakeOut(array, &dropped, &state)) {
-      ids_with_files.push_back(array_id);
-    }
-  }
-  RemoveFiles({{kStagedFolder, std::move(ids_with_files)}}, nullptr);
-  return absl::OkStatus();
+  return TakeOutAll(array_ids, /*committed=*/false);
 }
 
 absl::Status ShardStore::Release(absl::Span<const std::string> array_ids) {
+  return TakeOutAll(array_ids, /*committed=*/true);
+}
+
+absl::Status ShardStore::TakeOutAll(absl::Span<const std::string> array_ids, bool committed) {
   std::vector<StoredTilePtr> dropped;  // freed under no lock
   std::vector<std::string> ids_with_files;
   absl::MutexLock lock(&mutex_);
   for (const std::string& array_id : array_ids) {
     const auto array = arrays_.find(array_id);
-    if (array != arrays_.end() &&
-        array->second.tiles.begin()->second.state != TileState::kCommitted) {
-      return absl::FailedPreconditionError(
-          StrCat("array ", array_id, " is not committed; abort it instead"));
-    }
+    if (array == arrays_.end()) continue;
+    const bool is_committed = array->second.tiles.begin()->second.state == TileState::kCommitted;
+    if (is_committed == committed) continue;
+    return absl::FailedPreconditionError(
+        StrCat("array ", array_id,
+               is_committed ? " is committed and cannot be aborted; release it"
+                            : " is not committed; abort it instead"));
   }
   for (const std::string& array_id : array_ids) {
-    TileState state = TileState::kCommitted;
-    if (const auto array = arrays_.find(array_id);
-        array != arrays_.end() && TakeOut(array, &dropped, &state)) {
+    const auto array = arrays_.find(array_id);
+    TileState state = TileState::kStaged;
+    if (array != arrays_.end() && TakeOut(array, &dropped, &state)) {
       ids_with_files.push_back(array_id);
     }
   }
-  RemoveFiles({{kArraysFolder, std::move(ids_with_files)}}, nullptr);
+  RemoveFiles({{committed ? kArraysFolder : kStagedFolder, std::move(ids_with_files)}}, nullptr);
   return absl::OkStatus();
 }
 

@@ -365,6 +365,9 @@ class ShardStore {
   // True if some of them have files, in `*state`'s folder.
   bool TakeOut(ArrayMap::iterator array, std::vector<StoredTilePtr>* dropped, TileState* state)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // All of the arrays that are there, and their files; nothing if one of them is not as `committed`
+  // says: FAILED_PRECONDITION.
+  absl::Status TakeOutAll(absl::Span<const std::string> array_ids, bool committed);
   // Arrays whose files in one of the data folder's folders are to go.
   struct ArrayFolders {
     const char* folder;

@@ -24,6 +24,7 @@
 #include "server/store.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/unit/server/store_folder.h"
 
 namespace shardmesh::server {
 namespace {
@@ -34,33 +35,15 @@ using ::shardmesh::test::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-std::string NewFolder() {
-  std::string folder = ::testing::TempDir() + "/sqlite_store_XXXXXX";
-  EXPECT_NE(mkdtemp(folder.data()), nullptr);
-  return folder;
-}
-
-absl::StatusOr<std::unique_ptr<Store>> Open(const std::string& folder) {
-  return OpenSqliteStore({.folder = folder});
-}
-
-void RunSql(const std::string& file, const std::string& sql) {
-  sqlite3* database = nullptr;
-  ASSERT_EQ(sqlite3_open(file.c_str(), &database), SQLITE_OK);
-  ASSERT_EQ(sqlite3_exec(database, sql.c_str(), nullptr, nullptr, nullptr), SQLITE_OK)
-      << sqlite3_errmsg(database);
-  sqlite3_close(database);
-}
-
 TEST(SqliteStoreTest, FindsEverythingAgainWhenReopened) {
   const std::string folder = NewFolder() + "/made by it";
   {
-    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, Open(folder));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
     ASSERT_THAT(CommitAndWait(*store, {.puts = {{"a", "1"}, {"b", ""}}}), IsOk());
     ASSERT_THAT(CommitAndWait(*store, {.puts = {{"a", "2"}}, .deletes = {"b"}}), IsOk());
     ASSERT_THAT(CommitAndWait(*store, {.puts = {{"c", std::string("\0", 1)}}}), IsOk());
   }
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, Open(folder));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
   EXPECT_EQ(store->revision(), 3);
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const KeyValues all, store->List(""));
   ASSERT_EQ(all.items.size(), 2u);
@@ -75,34 +58,34 @@ TEST(SqliteStoreTest, FindsEverythingAgainWhenReopened) {
 TEST(SqliteStoreTest, RemembersCompactionWhenReopened) {
   const std::string folder = NewFolder();
   {
-    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, Open(folder));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
     ASSERT_THAT(CommitAndWait(*store, {.puts = {{"a", "1"}}}), IsOk());
     ASSERT_THAT(CommitAndWait(*store, {.deletes = {"a"}}), IsOk());
     store->Compact(2, [](absl::Status status) { EXPECT_THAT(status, IsOk()); });
   }
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, Open(folder));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
   EXPECT_EQ(store->revision(), 2);
   EXPECT_EQ(store->compacted_revision(), 2);
 }
 
 TEST(SqliteStoreTest, RefusesAFolderThatIsInUse) {
   const std::string folder = NewFolder();
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, Open(folder));
-  const absl::StatusOr<std::unique_ptr<Store>> second = Open(folder);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
+  const absl::StatusOr<std::unique_ptr<Store>> second = OpenFolder(folder);
   EXPECT_THAT(second, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kStoreFailed));
   EXPECT_THAT(second.status().ToString(),
               AllOf(HasSubstr(folder), HasSubstr(StrCat("process ", getpid()))));
 }
 
 TEST(SqliteStoreTest, RefusesAFolderWhoseParentIsNotThere) {
-  EXPECT_THAT(Open(NewFolder() + "/no/such"),
+  EXPECT_THAT(OpenFolder(NewFolder() + "/no/such"),
               StatusIs(absl::StatusCode::kNotFound, Reason::kStoreFailed));
 }
 
 TEST(SqliteStoreTest, RefusesAFolderThatIsAFile) {
   const std::string path = NewFolder() + "/file";
   std::ofstream(path) << "x";
-  const absl::StatusOr<std::unique_ptr<Store>> opened = Open(path);
+  const absl::StatusOr<std::unique_ptr<Store>> opened = OpenFolder(path);
   EXPECT_FALSE(opened.ok());
   EXPECT_THAT(opened.status().ToString(), HasSubstr(path));
 }
@@ -110,14 +93,15 @@ TEST(SqliteStoreTest, RefusesAFolderThatIsAFile) {
 TEST(SqliteStoreTest, RefusesADatabaseThatItCannotWrite) {
   const std::string folder = NewFolder();
   std::filesystem::create_directory(folder + "/state.db");
-  EXPECT_THAT(Open(folder), StatusIs(absl::StatusCode::kPermissionDenied, Reason::kStoreFailed));
+  EXPECT_THAT(OpenFolder(folder),
+              StatusIs(absl::StatusCode::kPermissionDenied, Reason::kStoreFailed));
 }
 
 TEST(SqliteStoreTest, RefusesADatabaseOfANewerVersion) {
   const std::string folder = NewFolder();
-  ASSERT_THAT(Open(folder), IsOk());
+  ASSERT_THAT(OpenFolder(folder), IsOk());
   RunSql(folder + "/state.db", "PRAGMA user_version = 99");
-  const absl::StatusOr<std::unique_ptr<Store>> opened = Open(folder);
+  const absl::StatusOr<std::unique_ptr<Store>> opened = OpenFolder(folder);
   EXPECT_THAT(opened, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kSchemaMismatch));
   EXPECT_THAT(opened.status().ToString(),
               AllOf(HasSubstr("schema version 99"), HasSubstr("reads versions 1 to 2")));
@@ -126,13 +110,14 @@ TEST(SqliteStoreTest, RefusesADatabaseOfANewerVersion) {
 TEST(SqliteStoreTest, RefusesADatabaseOfAnotherProgram) {
   const std::string folder = NewFolder();
   RunSql(folder + "/state.db", "CREATE TABLE photos (id INTEGER)");
-  EXPECT_THAT(Open(folder), StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kStoreFailed));
+  EXPECT_THAT(OpenFolder(folder),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kStoreFailed));
 }
 
 TEST(SqliteStoreTest, SaysThatADamagedDatabaseIsDamaged) {
   const std::string folder = NewFolder();
   {
-    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, Open(folder));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
     for (int i = 0; i < 50; ++i) {
       ASSERT_THAT(CommitAndWait(*store, {.puts = {{StrCat(i), std::string(5000, 'v')}}}), IsOk());
     }
@@ -146,7 +131,7 @@ TEST(SqliteStoreTest, SaysThatADamagedDatabaseIsDamaged) {
       file.seekp(offset);
       file << std::string(8192, '\x5a');
     }
-    const absl::StatusOr<std::unique_ptr<Store>> opened = Open(copy);
+    const absl::StatusOr<std::unique_ptr<Store>> opened = OpenFolder(copy);
     EXPECT_THAT(opened, StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed));
     EXPECT_THAT(opened.status().ToString(), HasSubstr(copy));
   }
@@ -250,14 +235,14 @@ TEST(SqliteStoreTest, TakesNoFlippedBitInSilence) {
 TEST(SqliteStoreTest, ShowsNoOlderValueInPlaceOfOneThatIsUnreadable) {
   const std::string folder = NewFolder();
   {
-    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, Open(folder));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
     for (const char* value : {"first", "second"}) {
       ASSERT_THAT(CommitAndWait(*store, {.puts = {{"a", value}}}), IsOk());
     }
     ASSERT_THAT(CommitAndWait(*store, {.puts = {{"b", "sound"}}}), IsOk());
   }
   RunSql(folder + "/state.db", "UPDATE event SET value = X'7365636f6e65' WHERE position = 512");
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, Open(folder));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
   EXPECT_EQ(store->stats().unreadable_records, 1);
   EXPECT_THAT(store->Get("a"), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
   EXPECT_THAT(store->Get("b"), IsOk());
@@ -289,7 +274,7 @@ TEST(SqliteStoreTest, DiskAndStartAreBoundedByWhatIsThereNotByCommits) {
 TEST(SqliteStoreTest, ACopyMadeBetweenCommitsOpensAsAStore) {
   const std::string folder = NewFolder();
   const std::string copy = NewFolder();
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, Open(folder));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
   for (int i = 0; i < 40; ++i) {
     ASSERT_THAT(CommitAndWait(*store, {.puts = {{StrCat(i), std::string(100'000, 'v')}}}), IsOk());
   }
@@ -303,7 +288,7 @@ TEST(SqliteStoreTest, ACopyMadeBetweenCommitsOpensAsAStore) {
     ASSERT_THAT(CommitAndWait(*store, {.puts = {{StrCat(i), "meanwhile"}}}), IsOk());
   }
   ASSERT_THAT(copied, IsOk());
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto opened, Open(copy));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto opened, OpenFolder(copy));
   EXPECT_EQ(opened->revision(), *copied);
   EXPECT_EQ(opened->List("")->items.size(), static_cast<size_t>(*copied));
 
@@ -317,7 +302,7 @@ TEST(SqliteStoreTest, ACopyMadeBetweenCommitsOpensAsAStore) {
 
 // Commits from now to its death, and reports each acknowledged revision through the pipe.
 [[noreturn]] void CommitUntilKilled(const std::string& folder, int pipe) {
-  auto store = Open(folder);
+  auto store = OpenFolder(folder);
   if (!store.ok()) _exit(1);
   for (int64_t i = (*store)->revision() + 1;; ++i) {
     // Four at a time: they share a group, or not, as it happens.
@@ -359,7 +344,7 @@ TEST(SqliteStoreTest, KeepsWhatItAcknowledgedThroughKillNine) {
     }
     close(ends[0]);
 
-    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, Open(folder));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
     ASSERT_GE(store->revision(), acknowledged);
     for (int64_t i = 1; i <= store->revision(); ++i) {
       const absl::StatusOr<KeyValue> found = store->Get(StrCat("key/", i));

@@ -14,6 +14,7 @@
 #include "server/catalogue_record.h"
 #include "server/sqlite_store.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/unit/server/store_folder.h"
 
 namespace shardmesh::server {
 namespace {
@@ -24,24 +25,6 @@ using ::shardmesh::test::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-std::string NewFolder() {
-  std::string folder = ::testing::TempDir() + "/store_repair_XXXXXX";
-  EXPECT_NE(mkdtemp(folder.data()), nullptr);
-  return folder;
-}
-
-absl::StatusOr<std::unique_ptr<Store>> Open(const std::string& folder) {
-  return OpenSqliteStore({.folder = folder});
-}
-
-void RunSql(const std::string& file, const std::string& sql) {
-  sqlite3* database = nullptr;
-  ASSERT_EQ(sqlite3_open(file.c_str(), &database), SQLITE_OK);
-  ASSERT_EQ(sqlite3_exec(database, sql.c_str(), nullptr, nullptr, nullptr), SQLITE_OK)
-      << sqlite3_errmsg(database);
-  sqlite3_close(database);
-}
-
 Put Cluster(int64_t term, const std::string& id = "0123456789abcdef0123456789abcdef") {
   return {"cluster", EncodeCluster({.cluster_id = id, .term = term})};
 }
@@ -50,13 +33,13 @@ TEST(StoreRepairTest, RestoresASnapshotBehindAllThatWasEverTold) {
   const std::string folder = NewFolder();
   const std::string snapshot = NewFolder() + "/snapshot";
   {
-    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, Open(folder));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
     ASSERT_THAT(CommitAndWait(*store, {.puts = {Cluster(3), {"name/a", "1"}, {"name/b", "1"}}}),
                 IsOk());
   }
   std::filesystem::copy_file(folder + "/state.db", snapshot);
   {
-    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, Open(folder));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
     ASSERT_THAT(CommitAndWait(*store, {.puts = {Cluster(9), {"name/a", "2"}, {"name/c", "1"}},
                                        .deletes = {"name/b"}}),
                 IsOk());
@@ -69,7 +52,7 @@ TEST(StoreRepairTest, RestoresASnapshotBehindAllThatWasEverTold) {
   EXPECT_THAT(restored.changed, ElementsAre("name/a"));
   EXPECT_TRUE(std::filesystem::exists(restored.replaced)) << "the state before is kept";
   {
-    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, Open(folder));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
     EXPECT_EQ(store->stats().unreadable_records, 0);
     EXPECT_EQ(store->List("name/")->items.size(), 2u);
     SHARDMESH_ASSERT_OK_AND_ASSIGN(const KeyValue cluster, store->Get("cluster"));
@@ -85,7 +68,7 @@ TEST(StoreRepairTest, RestoresASnapshotBehindAllThatWasEverTold) {
   }
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const Restored again, RestoreSnapshot(folder, snapshot));
   EXPECT_TRUE(again.was_done_before);
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, Open(folder));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
   EXPECT_THAT(store->Get("name/new"), IsOk()) << "a flag that stays does no harm";
 }
 
@@ -93,9 +76,9 @@ TEST(StoreRepairTest, RefusesASnapshotOfAnotherClusterOrADamagedOneAndChangesNot
   const std::string folder = NewFolder();
   const std::string other = NewFolder();
   {
-    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, Open(folder));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
     ASSERT_THAT(CommitAndWait(*store, {.puts = {Cluster(3), {"name/a", "1"}}}), IsOk());
-    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto second, Open(other));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto second, OpenFolder(other));
     ASSERT_THAT(CommitAndWait(*second, {.puts = {Cluster(1, std::string(32, 'f'))}}), IsOk());
     ASSERT_THAT(CommitAndWait(*second, {.puts = {{"name/x", "1"}}}), IsOk());
   }
@@ -107,7 +90,7 @@ TEST(StoreRepairTest, RefusesASnapshotOfAnotherClusterOrADamagedOneAndChangesNot
               StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed));
   EXPECT_THAT(RestoreSnapshot(folder, other + "/none").status(),
               StatusIs(absl::StatusCode::kNotFound, Reason::kStoreFailed));
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, Open(folder));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
   EXPECT_THAT(store->Get("name/a"), IsOk());
   EXPECT_THAT(RestoreSnapshot(folder, folder + "/state.db").status(),
               StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kStoreFailed))
@@ -117,7 +100,7 @@ TEST(StoreRepairTest, RefusesASnapshotOfAnotherClusterOrADamagedOneAndChangesNot
 TEST(StoreRepairTest, ShowsUnreadableRecordsAndMovesThemAside) {
   const std::string folder = NewFolder();
   {
-    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, Open(folder));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
     for (const char* value : {"1", "2"}) {
       ASSERT_THAT(CommitAndWait(*store, {.puts = {{"name/a", value}}}), IsOk());
     }
@@ -134,7 +117,7 @@ TEST(StoreRepairTest, ShowsUnreadableRecordsAndMovesThemAside) {
   EXPECT_THAT(found.unreadable.front().why, HasSubstr("checksum"));
   ASSERT_THAT(CheckDataFolder(folder, true), IsOk());
   EXPECT_TRUE(CheckDataFolder(folder, false)->is_sound());
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, Open(folder));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
   EXPECT_EQ(store->stats().unreadable_records, 0);
   EXPECT_EQ(store->revision(), 3);
   EXPECT_THAT(store->Get("name/a"), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound))
@@ -145,7 +128,7 @@ TEST(StoreRepairTest, ShowsUnreadableRecordsAndMovesThemAside) {
 TEST(StoreRepairTest, SavesWhatCanBeReadOfDamagedPages) {
   const std::string folder = NewFolder();
   {
-    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, Open(folder));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
     for (int i = 0; i < 60; ++i) {
       ASSERT_THAT(CommitAndWait(*store, {.puts = {{StrCat("name/", i), std::string(1000, 'v')}}}),
                   IsOk());
@@ -156,12 +139,12 @@ TEST(StoreRepairTest, SavesWhatCanBeReadOfDamagedPages) {
     file.seekp(40'960);
     file << std::string(4096, '\x5a');
   }
-  EXPECT_THAT(Open(folder), StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed));
+  EXPECT_THAT(OpenFolder(folder), StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed));
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoreCheck check, CheckDataFolder(folder, true));
   EXPECT_FALSE(check.pages.ok());
   EXPECT_GT(check.records, 40);
   EXPECT_TRUE(std::filesystem::exists(check.replaced));
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, Open(folder));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
   EXPECT_EQ(static_cast<int64_t>(store->List("")->items.size()), check.records);
 }
 
