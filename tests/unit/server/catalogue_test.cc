@@ -451,13 +451,16 @@ TEST_F(CatalogueTest, ATileOfAPutUnderWayIsToldHowThatEnds) {
   EXPECT_THAT(verdict.drop, IsEmpty());
   EXPECT_THAT(verdict.quarantine, IsEmpty());
   catalogue_->Discard({discarded});
+  Settle();
   ASSERT_THAT(told_, SizeIs(1));
   EXPECT_EQ(told_[0].first, "w0");
   EXPECT_THAT(told_[0].second.drop, ElementsAre(discarded));
   ASSERT_THAT(Put("w", committed), IsOk());
+  Settle();
   ASSERT_THAT(told_, SizeIs(2));
   EXPECT_THAT(told_[1].second.commit, ElementsAre(committed));
   ASSERT_THAT(Put("v", other), IsOk());
+  Settle();
   ASSERT_THAT(told_, SizeIs(3));
   ASSERT_THAT(told_[2].second.quarantine, SizeIs(1));
   EXPECT_THAT((*catalogue_->FindArray(other))->missing_ranks, ElementsAre(0));
@@ -489,6 +492,7 @@ TEST_F(CatalogueTest, ArraysWithoutNamesAreAdoptedAfterARestart) {
   EXPECT_THAT(told_, IsEmpty());
 
   clock_.Advance(Catalogue::kAdoptionGrace);
+  Settle();
   EXPECT_EQ(StateOf(kept), ArrayState::kAvailable);
   EXPECT_EQ(StateOf(named), ArrayState::kAvailable);
   EXPECT_EQ(StateOf(left), ArrayState::kReleased);
@@ -503,6 +507,7 @@ TEST_F(CatalogueTest, ArraysWithoutNamesAreAdoptedAfterARestart) {
   // Nor is what a session held deleted: it may have had a name in a store that is gone.
   told_.clear();
   catalogue_->Unpin(kept);
+  Settle();
   EXPECT_THAT(told_, SizeIs(2));
   EXPECT_THAT(released_, IsEmpty());
   // What has a name is an array like any other.
