@@ -20,6 +20,7 @@
 #include "rpc/spec_codec.h"
 #include "rpc/transfer_token.h"
 #include "rpc/version.h"
+#include "server/admin_service.h"
 #include "server/array_service.h"
 #include "server/attach_service.h"
 #include "server/catalog_service.h"
@@ -218,6 +219,7 @@ absl::Status Server::OpenState() {
   AddStreamingService("CatalogService", MakeCatalogService(publisher_.get(), catalogue_.get()));
   AddStreamingService("OperationService",
                       MakeOperationService(&clock_, transfers_.get(), sessions_.get()));
+  AddStreamingService("AdminService", MakeAdminService(&clock_, store_.get(), options_.data_dir));
   end_streams_.push_back([this] { hub_->EndStreams(); });
   return absl::OkStatus();
 }

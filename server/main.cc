@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <utility>
@@ -37,36 +38,65 @@ void KeepFreedMemory() {
 #endif
 }
 
-// Prints what a look at a data folder found, for a person.
-int Check(const std::string& folder, bool set_aside) {
+// What a look at a data folder found, for a person.
+void Print(const StoreCheck& check, const std::string& folder, bool set_aside) {
+  std::printf("%s: schema %lld, %lld records can be read, revisions %lld to %lld\n", folder.c_str(),
+              static_cast<long long>(check.schema_version), static_cast<long long>(check.records),
+              static_cast<long long>(check.compacted), static_cast<long long>(check.newest));
+  for (const absl::Status& found : {check.pages, check.bounds}) {
+    if (!found.ok()) std::printf("damaged: %s\n", std::string(found.message()).c_str());
+  }
+  for (const UnreadableRecord& record : check.unreadable) {
+    std::printf("unreadable: \"%s\" of revision %lld: %s\n", absl::CEscape(record.key).c_str(),
+                static_cast<long long>(PositionOf(record.row_id).revision), record.why.c_str());
+  }
+  if (check.is_sound()) {
+    std::printf("all of it is as it was written\n");
+  } else if (!set_aside) {
+    std::printf("the coordinator leaves out what is unreadable; --set-aside moves it away\n");
+  } else {
+    std::printf("set aside%s%s; the folder can be opened without it\n",
+                check.replaced.empty() ? "" : "; the damaged database is now ",
+                check.replaced.c_str());
+  }
+}
+
+// The same for programs.
+void PrintJson(const StoreCheck& check, const std::string& folder, bool set_aside) {
+  using Json = nlohmann::ordered_json;
+  Json damaged = Json::array();
+  for (const absl::Status& found : {check.pages, check.bounds}) {
+    if (!found.ok()) damaged.push_back(std::string(found.message()));
+  }
+  Json unreadable = Json::array();
+  for (const UnreadableRecord& record : check.unreadable) {
+    unreadable.push_back({{"key", absl::CEscape(record.key)},
+                          {"revision", PositionOf(record.row_id).revision},
+                          {"why", record.why}});
+  }
+  const Json document = {{"folder", folder},
+                         {"sound", check.is_sound()},
+                         {"schema_version", check.schema_version},
+                         {"records", check.records},
+                         {"compacted_revision", check.compacted},
+                         {"newest_revision", check.newest},
+                         {"damaged", std::move(damaged)},
+                         {"unreadable", std::move(unreadable)},
+                         {"set_aside", set_aside && !check.is_sound()},
+                         {"replaced", check.replaced}};
+  std::printf("%s\n", document.dump(2, ' ', false, Json::error_handler_t::replace).c_str());
+}
+
+// Looks at a data folder, and prints what it found.
+int Check(const std::string& folder, bool set_aside, bool json) {
   const absl::StatusOr<StoreCheck> check = CheckDataFolder(folder, set_aside);
   if (!check.ok()) {
     std::fprintf(stderr, "shardmesh-coordinator: --check %s: %s\n", folder.c_str(),
                  std::string(check.status().message()).c_str());
     return rpc::FlagSet::kFailed;
   }
-  std::printf("%s: schema %lld, %lld records can be read, revisions %lld to %lld\n", folder.c_str(),
-              static_cast<long long>(check->schema_version), static_cast<long long>(check->records),
-              static_cast<long long>(check->compacted), static_cast<long long>(check->newest));
-  for (const absl::Status& found : {check->pages, check->bounds}) {
-    if (!found.ok()) std::printf("damaged: %s\n", std::string(found.message()).c_str());
-  }
-  for (const UnreadableRecord& record : check->unreadable) {
-    std::printf("unreadable: \"%s\" of revision %lld: %s\n", absl::CEscape(record.key).c_str(),
-                static_cast<long long>(PositionOf(record.row_id).revision), record.why.c_str());
-  }
-  if (check->is_sound()) {
-    std::printf("all of it is as it was written\n");
-    return rpc::FlagSet::kDone;
-  }
-  if (!set_aside) {
-    std::printf("the coordinator leaves out what is unreadable; --set-aside moves it away\n");
-    return rpc::FlagSet::kFailed;
-  }
-  std::printf("set aside%s%s; the folder can be opened without it\n",
-              check->replaced.empty() ? "" : "; the damaged database is now ",
-              check->replaced.c_str());
-  return rpc::FlagSet::kDone;
+  json ? PrintJson(*check, folder, set_aside) : Print(*check, folder, set_aside);
+  return check->is_sound() || set_aside ? rpc::FlagSet::kDone : rpc::FlagSet::kFailed;
 }
 
 // Puts a snapshot back, and says in the log what differs.
@@ -126,6 +156,7 @@ int Main(int argc, char** argv) {
   std::string restore;
   std::string check;
   bool set_aside = false;
+  bool check_json = false;
   flags.AddText(
       "restore", "FILE",
       "puts a snapshot into --data-dir before it serves, unless it was restored last; what "
@@ -137,6 +168,7 @@ int Main(int argc, char** argv) {
                 &check);
   flags.AddSwitch("set-aside", "with --check: moves them away, so that the folder opens",
                   &set_aside);
+  flags.AddSwitch("check-json", "with --check: prints what was found as JSON", &check_json);
   flags.AddBytes("store-quota", "how large the state in --data-dir may grow",
                  &options.store_quota_bytes);
   flags.AddBytes("history-bytes",
@@ -201,7 +233,7 @@ int Main(int argc, char** argv) {
   }
   rpc::ConfigureLog(log);
   if (!check.empty()) {
-    return Check(check, set_aside);
+    return Check(check, set_aside, check_json);
   }
   const auto wrong_use = [](const char* flag, const std::string& value, const absl::Status& why) {
     std::fprintf(stderr, "shardmesh-coordinator: %s %s: %s\n", flag, value.c_str(),

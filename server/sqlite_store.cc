@@ -33,8 +33,6 @@ constexpr int64_t kVacuumPages = 16'384;
 // Unreadable records that are logged one by one.
 constexpr size_t kLoggedRecords = 20;
 
-constexpr std::string_view kSnapshotPrefix = "snapshot-";
-
 // A file whose blocks are there for the database when the disk has no others.
 class Reserve {
  public:

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -35,6 +36,10 @@ struct SqliteStoreOptions {
 // Space that only urgent transactions use: of the quota, and as much on the disk.
 inline constexpr int64_t kReservedBytes = int64_t{4} << 20;
 inline constexpr int64_t kReservedShare = 8;  // no more than one part in so many of the quota
+
+// Names of copies that Backup writes into the folder begin so: those of an earlier process are
+// removed when the folder is opened.
+inline constexpr std::string_view kSnapshotPrefix = "snapshot-";
 
 // Opens the store of a folder, or makes an empty one; one of an older schema is brought to ours. An
 // acknowledged commit is synced to disk (write-ahead log, synchronous=FULL) and survives the death

@@ -1,4 +1,7 @@
-// admin quarantine list, restore, drop.
+// admin snapshot, check; admin quarantine list, restore, drop.
+#include <unistd.h>
+
+#include <cerrno>
 #include <iostream>
 #include <memory>
 #include <string>
@@ -8,7 +11,9 @@
 #include "absl/time/clock.h"
 #include "client/cli/command_line.h"
 #include "client/cli/commands.h"
+#include "client/cli/local_cluster.h"
 #include "client/cli/table.h"
+#include "client/snapshot_client.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
 
@@ -96,10 +101,62 @@ absl::Status RunDrop(const Invocation& invocation, const std::vector<std::string
   return absl::OkStatus();
 }
 
+// For the largest state, over a slow network.
+constexpr absl::Duration kSnapshotTime = absl::Minutes(10);
+
+absl::Status RunSnapshot(const Invocation& invocation, const std::string& path) {
+  if (invocation.address.empty()) return invocation.Connect().status();
+  SHARDMESH_ASSIGN_OR_RETURN(const rpc::Credentials credentials, invocation.Credentials());
+  SHARDMESH_ASSIGN_OR_RETURN(
+      const SavedSnapshot saved,
+      SaveSnapshot(invocation.address, credentials, path, invocation.DeadlineOr(kSnapshotTime)));
+  if (invocation.json) {
+    PrintJson({{"file", path}, {"revision", saved.revision}, {"size_bytes", saved.size_bytes}});
+  } else {
+    std::cout << "Saved revision " << saved.revision << " to " << path << ", "
+              << FormatBytes(saved.size_bytes) << "\n";
+  }
+  return absl::OkStatus();
+}
+
+// The coordinator's program knows its folders: this process becomes that one. Returns why it could
+// not.
+absl::Status RunCheck(const Invocation& invocation, const std::string& folder, bool set_aside) {
+  SHARDMESH_ASSIGN_OR_RETURN(const std::string binaries, OwnBinaryFolder());
+  const std::string program = binaries + "/shardmesh-coordinator";
+  std::vector<std::string> words = {program, "--check=" + folder};
+  if (set_aside) words.emplace_back("--set-aside");
+  if (invocation.json) words.emplace_back("--check-json");
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  execv(program.c_str(), arguments.data());
+  return WithContext(FileError("run", program, errno),
+                     "checks are made by the coordinator's program");
+}
+
 }  // namespace
 
 void AddAdminCommands(CommandLine* line) {
   CLI::App* const admin = line->AddGroup("admin", "Look after the state of a cluster");
+
+  auto file = std::make_shared<std::string>();
+  line->AddCommand(
+          "snapshot",
+          "Save the state of a running coordinator, for `shardmesh-coordinator --restore FILE`",
+          [=](const Invocation& i) { return RunSnapshot(i, *file); }, admin)
+      ->add_option("FILE", *file, "where to; a file that is there is replaced")
+      ->required();
+
+  auto folder = std::make_shared<std::string>();
+  auto set_aside = std::make_shared<bool>(false);
+  CLI::App* const check = line->AddCommand(
+      "check", "Look for unreadable records in the data folder of a coordinator that does not run",
+      [=](const Invocation& i) { return RunCheck(i, *folder, *set_aside); }, admin);
+  check->add_option("FOLDER", *folder, "the coordinator's --data-dir, on this host")->required();
+  check->add_flag("--set-aside", *set_aside,
+                  "moves unreadable records away, so that the folder opens without them");
+
   CLI::App* const quarantine = line->AddGroup(
       "quarantine",
       "Tiles that workers put aside, since the catalogue does not count them as theirs", admin);

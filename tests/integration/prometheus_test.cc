@@ -201,8 +201,9 @@ TEST_F(PrometheusTest, ScrapesAClusterEvaluatesItsRulesAndFiresWhenAWorkerIsLost
                             "ShardmeshArraysDegraded"}) {
     EXPECT_TRUE(Eventually([&] { return prometheus_->IsFiring(alert); })) << alert;
   }
-  for (const char* alert : {"ShardmeshCoordinatorDown", "ShardmeshCoordinatorRecovering",
-                            "ShardmeshStoreNearlyFull", "ShardmeshVersionsDiffer"}) {
+  for (const char* alert :
+       {"ShardmeshCoordinatorDown", "ShardmeshCoordinatorRecovering", "ShardmeshStateNearlyFull",
+        "ShardmeshStoreNearlyFull", "ShardmeshVersionsDiffer"}) {
     EXPECT_TRUE(Eventually([&] { return !prometheus_->IsFiring(alert); })) << alert;
   }
 }

@@ -14,6 +14,7 @@
 #include "rpc/call.h"
 #include "rpc/status.h"
 #include "sharding/str_cat.h"
+#include "shardmesh/v1/admin_service.pb.h"
 #include "shardmesh/v1/array_service.pb.h"
 #include "shardmesh/v1/attach_service.pb.h"
 #include "shardmesh/v1/catalog_service.pb.h"
@@ -31,12 +32,17 @@ namespace {
 // Every file of shardmesh/v1 that defines services is reached from these messages; RunRandom
 // compares them with the folder of the contract.
 std::vector<const google::protobuf::FileDescriptor*> Files() {
-  return {
-      v1::BeginPutRequest::descriptor()->file(),     v1::Hello::descriptor()->file(),
-      v1::GetEntryRequest::descriptor()->file(),     v1::GetStatusRequest::descriptor()->file(),
-      v1::ExecuteRequest::descriptor()->file(),      v1::ExchangeRequest::descriptor()->file(),
-      v1::GetOperationRequest::descriptor()->file(), v1::ResolveSpecRequest::descriptor()->file(),
-      v1::OpenSessionRequest::descriptor()->file(),  v1::PutTilesRequest::descriptor()->file()};
+  return {v1::SnapshotRequest::descriptor()->file(),
+          v1::BeginPutRequest::descriptor()->file(),
+          v1::Hello::descriptor()->file(),
+          v1::GetEntryRequest::descriptor()->file(),
+          v1::GetStatusRequest::descriptor()->file(),
+          v1::ExecuteRequest::descriptor()->file(),
+          v1::ExchangeRequest::descriptor()->file(),
+          v1::GetOperationRequest::descriptor()->file(),
+          v1::ResolveSpecRequest::descriptor()->file(),
+          v1::OpenSessionRequest::descriptor()->file(),
+          v1::PutTilesRequest::descriptor()->file()};
 }
 
 grpc::ByteBuffer ToBuffer(const std::string& bytes) {

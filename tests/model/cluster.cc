@@ -91,7 +91,9 @@ absl::Status Cluster::Launch(int index, const std::vector<std::string>& flags) {
                "--identity=" + NameOf(index)};
     command.insert(command.end(), options_.worker_flags.begin(), options_.worker_flags.end());
   }
-  if (options_.durable) command.push_back(StrCat("--data-dir=", folder_, "/", NameOf(index)));
+  if (options_.durable || (index == 0 && options_.durable_coordinator)) {
+    command.push_back(StrCat("--data-dir=", folder_, "/", NameOf(index)));
+  }
   command.insert(command.end(), flags.begin(), flags.end());
   process.log_path = member.log_path;
   process.parent_end_signal = SIGKILL;

@@ -24,6 +24,8 @@ class Cluster {
     int workers = 2;
     // Keep state and tiles on disk.
     bool durable = false;
+    // The coordinator its state alone.
+    bool durable_coordinator = false;
     std::string binary_folder;
     std::vector<std::string> coordinator_flags;
     std::vector<std::string> worker_flags;

@@ -16,6 +16,7 @@
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
+#include "shardmesh/v1/admin_service.pb.h"
 #include "shardmesh/v1/attach_service.pb.h"
 #include "shardmesh/v1/cluster_service.pb.h"
 #include "shardmesh/v1/exchange_service.pb.h"
@@ -216,6 +217,7 @@ const std::map<std::string, RandomClient::Handler>& RandomClient::Handlers() {
       {"ClusterService.ListFlightRecords", &C::ListFlightRecords},
       {"ClusterService.Diagnose", &C::Diagnose},
       {"ClusterService.ListLinks", &C::ListLinks},
+      {"AdminService.Snapshot", &C::Snapshot},
       {"AttachService.Attach", &C::Attach},
       {"ExchangeService.Exchange", &C::Exchange},
   };
@@ -238,7 +240,9 @@ int RandomClient::WeightOf(const std::string& method) {
   if (absl::StartsWith(method, "ArrayService.") || absl::StartsWith(method, "TileService.Put")) {
     return 8;
   }
-  if (method == "SessionService.CloseSession" || method == "AttachService.Attach") return 1;
+  if (method == "AdminService.Snapshot" || method == "SessionService.CloseSession" ||
+      method == "AttachService.Attach")
+    return 1;
   return 3;
 }
 
@@ -1920,6 +1924,43 @@ absl::Status RandomClient::ListLinks(Dice& dice) {
   return Want(is_bad ? absl::IsNotFound(status)
                      : status.ok() && response.workers_size() == std::ssize(workers_),
               "ListLinks", request, status, is_bad ? "NOT_FOUND" : "all workers");
+}
+
+absl::Status RandomClient::Snapshot(Dice& dice) {
+  v1::SnapshotRequest request;
+  std::vector<std::string> answers;
+  Caller::Limits limits;
+  if (dice.OneIn(4)) limits.max_answers = 1;
+  const absl::Status status = coordinator_.CallBytes(
+      FindMethod("AdminService.Snapshot"), {request.SerializeAsString()}, &answers, limits);
+  // Another client's may be under way.
+  if (absl::IsResourceExhausted(status) && rpc::RetryDelayOf(status).has_value())
+    return absl::OkStatus();
+  v1::SnapshotHeader header;
+  int64_t size_bytes = 0;
+  uint32_t whole = 0;
+  bool is_whole = false;
+  for (const std::string& answer : answers) {
+    v1::SnapshotResponse response;
+    if (!response.ParseFromString(answer) || response.has_header() != (&answer == &answers[0])) {
+      return Want(false, "Snapshot", request, status, "a header, then pieces");
+    }
+    if (response.has_header()) {
+      header = response.header();
+      continue;
+    }
+    const v1::SnapshotPiece& piece = response.piece();
+    if (piece.offset_bytes() != size_bytes || Crc32c(piece.payload()) != piece.crc32c()) {
+      return Want(false, "Snapshot", request, status, "pieces in order, with their checksums");
+    }
+    size_bytes += static_cast<int64_t>(piece.payload().size());
+    whole = ExtendCrc32c(whole, piece.payload());
+    is_whole = piece.has_whole_crc32c() && piece.whole_crc32c() == whole;
+  }
+  const bool is_cut = limits.max_answers == 1;
+  return Want(status.ok() && header.revision() > 0 &&
+                  (is_cut || (is_whole && size_bytes == header.size_bytes())),
+              "Snapshot", request, status, "a whole snapshot");
 }
 
 }  // namespace shardmesh::model

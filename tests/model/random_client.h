@@ -137,6 +137,7 @@ class RandomClient {
   absl::Status ListFlightRecords(Dice& dice);
   absl::Status Diagnose(Dice& dice);
   absl::Status ListLinks(Dice& dice);
+  absl::Status Snapshot(Dice& dice);
   absl::Status Attach(Dice& dice);
   absl::Status Exchange(Dice& dice);
   // Of ResolveService, all alike.

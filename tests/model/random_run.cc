@@ -121,6 +121,7 @@ std::optional<std::string> CheckEnd(Cluster& cluster,
 Cluster::Options ClusterOptions(const RunOptions& options) {
   Cluster::Options cluster;
   cluster.binary_folder = options.binary_folder;
+  cluster.durable_coordinator = true;  // snapshots are of a state on disk
   return cluster;
 }
 

@@ -1,0 +1,139 @@
+// Snapshots of a coordinator that runs, put back after its state went on: nothing newer is lost.
+// And a look at a damaged state.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "sharding/str_cat.h"
+#include "tests/testing/eventually.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/testing/test_cluster.h"
+
+namespace shardmesh::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class SnapshotTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(
+        cluster_, TestCluster::Start({.mesh = "tp=2",
+                                      .durable = true,
+                                      .coordinator_flags = {"--unnamed-grace=500ms"},
+                                      .worker_flags = {}}));
+  }
+  absl::StatusOr<std::string> Put(const std::string& name, float first = 1) {
+    return PutFloats(client(), name, {4}, {first, 2, 3, 4}, PartitionSpec({SpecEntry::Axis("tp")}));
+  }
+  // What the array of this name has first; its error's text if it cannot be read.
+  std::string FirstOf(const std::string& name) {
+    const auto gathered = client().Gather(client::ArraySelector::ByName(name));
+    if (!gathered.ok()) return std::string(gathered.status().message());
+    return StrCat(FloatsOf(gathered->view().bytes())[0]);
+  }
+  std::string Folder() const { return cluster_->folder() + "/data/coordinator"; }
+  std::string File() const { return cluster_->folder() + "/state.snapshot"; }
+  client::MeshClient& client() { return cluster_->client(); }
+
+  std::unique_ptr<TestCluster> cluster_;
+};
+
+TEST_F(SnapshotTest, ASnapshotThatIsPutBackDeletesNothingNewerAndSaysWhatDiffers) {
+  ASSERT_THAT(Put("older"), IsOk());
+  ASSERT_THAT(Put("removed"), IsOk());
+  const CommandResult saved = cluster_->Run({"admin", "snapshot", File(), "--output", "json"});
+  ASSERT_EQ(saved.exit_code, 0) << saved.err;
+  const auto document = nlohmann::json::parse(saved.out);
+  EXPECT_EQ(document["size_bytes"], fs::file_size(File()));
+  EXPECT_GT(document["revision"], 0);
+  EXPECT_EQ(fs::status(File()).permissions(), fs::perms::owner_read | fs::perms::owner_write);
+
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string newer, Put("newer", 7));
+  ASSERT_EQ(cluster_->Run({"rm", "removed"}).exit_code, 0);
+  ASSERT_THAT(cluster_->Kill("coordinator"), IsOk());
+
+  const std::vector<std::string> flags = {"--listen=" + cluster_->address(),
+                                          "--http-listen=", "--unnamed-grace=500ms",
+                                          "--data-dir=" + Folder(), "--restore=" + File()};
+  {
+    ServerProcess restored("shardmesh-coordinator", flags);
+    ASSERT_TRUE(Eventually([&] { return FirstOf("older") == "1"; })) << restored.Log();
+    EXPECT_THAT(restored.Log(), AllOf(HasSubstr("a snapshot was restored"), HasSubstr("name/newer"),
+                                      HasSubstr("name/removed"), HasSubstr("replaced.db")));
+    EXPECT_THAT(FirstOf("newer"), HasSubstr("newer"));
+    // What was deleted since is a name again, whose tiles are gone.
+    EXPECT_THAT(FirstOf("removed"), HasSubstr("rank"));
+    ASSERT_TRUE(Eventually([&] {
+      const auto aside = client().ListQuarantine();
+      return aside.ok() && aside->size() == 2;
+    }));
+    const CommandResult back =
+        cluster_->Run({"admin", "quarantine", "restore", newer, "--as", "newer"});
+    EXPECT_EQ(back.exit_code, 0) << back.err;
+    EXPECT_EQ(FirstOf("newer"), "7");
+  }
+  // The flag may stay.
+  ServerProcess again("shardmesh-coordinator", flags);
+  ASSERT_TRUE(Eventually([&] { return FirstOf("newer") == "7"; })) << again.Log();
+  EXPECT_THAT(again.Log(), HasSubstr("was restored before"));
+  EXPECT_EQ(FirstOf("older"), "1");
+}
+
+TEST_F(SnapshotTest, ADamagedStateIsShownAndSetAside) {
+  ASSERT_THAT(Put("spoiled"), IsOk());
+  ASSERT_THAT(Put("sound"), IsOk());
+  const CommandResult in_use = cluster_->Run({"admin", "check", Folder()});
+  EXPECT_EQ(in_use.exit_code, 1);
+  EXPECT_THAT(in_use.err, HasSubstr("process"));
+  EXPECT_THAT(cluster_->Terminate("coordinator"), IsOkAndHolds("exited with code 0"));
+  const CommandResult sound = cluster_->Run({"admin", "check", Folder()});
+  EXPECT_EQ(sound.exit_code, 0) << sound.err;
+  EXPECT_THAT(sound.out, HasSubstr("as it was written"));
+
+  const std::string path = Folder() + "/state.db";
+  std::stringstream bytes;
+  bytes << std::ifstream(path, std::ios::binary).rdbuf();
+  std::string state = bytes.str();
+  const std::string key = "name/spoiled";
+  int flipped = 0;
+  for (size_t at = state.find(key); at != std::string::npos; at = state.find(key, at + 1)) {
+    state[at + key.size() - 1] ^= 1;
+    ++flipped;
+  }
+  ASSERT_GT(flipped, 0);
+  std::ofstream(path, std::ios::binary) << state;
+
+  const CommandResult damaged = cluster_->Run({"admin", "check", Folder(), "--output", "json"});
+  EXPECT_EQ(damaged.exit_code, 1);
+  const auto found = nlohmann::json::parse(damaged.out);
+  EXPECT_FALSE(found["sound"]);
+  EXPECT_EQ(found["unreadable"].size(), static_cast<size_t>(flipped));
+  EXPECT_THAT(damaged.out, HasSubstr("name/spoile"));
+  const CommandResult aside = cluster_->Run({"admin", "check", Folder(), "--set-aside"});
+  EXPECT_EQ(aside.exit_code, 0) << aside.err;
+  EXPECT_THAT(aside.out, HasSubstr("set aside"));
+  EXPECT_THAT(cluster_->Run({"admin", "check", Folder()}).out, HasSubstr("as it was written"));
+
+  ASSERT_THAT(cluster_->Restart("coordinator"), IsOk());
+  ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
+  EXPECT_EQ(FirstOf("sound"), "1");
+  EXPECT_THAT(FirstOf("spoiled"), HasSubstr("spoiled"));
+
+  const CommandResult nowhere = cluster_->Run({"admin", "check", cluster_->folder() + "/nowhere"});
+  EXPECT_EQ(nowhere.exit_code, 1);
+  EXPECT_THAT(nowhere.err, HasSubstr("nowhere"));
+}
+
+}  // namespace
+}  // namespace shardmesh::test
