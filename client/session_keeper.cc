@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "rpc/steady_deadline.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 
@@ -67,15 +68,16 @@ void SessionKeeper::Forget(const std::string& session_id) {
 
 void SessionKeeper::Renew() {
   absl::MutexLock lock(&mutex_);
-  absl::Time next = absl::Now() + renew_after_;
+  auto next = rpc::SteadyDeadline::After(renew_after_);
   std::string renewed = session_id_;
   while (!stopping_) {
     if (session_id_.empty() || session_id_ != renewed) {
       // Another session, or none, since the last look.
       renewed = session_id_;
-      next = session_id_.empty() ? absl::InfiniteFuture() : absl::Now() + renew_after_;
+      next =
+          rpc::SteadyDeadline::After(session_id_.empty() ? absl::InfiniteDuration() : renew_after_);
     }
-    if (!changed_.WaitWithDeadline(&mutex_, next) || stopping_ || session_id_ != renewed) {
+    if (!changed_.WaitWithTimeout(&mutex_, next.left()) || stopping_ || session_id_ != renewed) {
       continue;
     }
     const absl::Duration timeout = std::min(kCallTimeout, renew_after_);
@@ -85,13 +87,13 @@ void SessionKeeper::Renew() {
     mutex_.Lock();
     if (ttl.ok()) {
       renew_after_ = *ttl / 3;
-      next = absl::Now() + renew_after_;
+      next = rpc::SteadyDeadline::After(renew_after_);
     } else if (ReasonOf(ttl.status()) == Reason::kSessionGone) {
       if (session_id_ == renewed) {
         session_id_.clear();
       }
     } else {
-      next = absl::Now() + std::min(kRetryDelay, renew_after_);
+      next = rpc::SteadyDeadline::After(std::min(kRetryDelay, renew_after_));
     }
   }
 }

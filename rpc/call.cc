@@ -15,6 +15,7 @@
 #include "rpc/dial.h"
 #include "rpc/host_port.h"
 #include "rpc/status.h"
+#include "rpc/steady_deadline.h"
 #include "rpc/transport_args.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
@@ -75,27 +76,27 @@ absl::Status WaitForConnected(grpc::Channel& channel, std::string_view address,
     return absl::UnavailableError(StrCat("cannot reach ", address, ": ", why));
   };
   constexpr std::string_view kHint = "; is it running, and is the address right?";
-  const absl::Time limit = absl::Now() + timeout;
-  absl::Time deadline = limit;
+  const auto limit = SteadyDeadline::After(timeout);
+  SteadyDeadline deadline = limit;
   bool failed = false;
   grpc_connectivity_state state = channel.GetState(/*try_to_connect=*/true);
   while (state != GRPC_CHANNEL_READY) {
     if (state == GRPC_CHANNEL_TRANSIENT_FAILURE && !failed) {
       failed = true;
-      if (!Dial(address, std::min(limit, absl::Now() + kSecondAttempt)).ok()) {
+      if (!Dial(address, std::min(limit.wall(), absl::Now() + kSecondAttempt)).ok()) {
         return unavailable(StrCat("the connection was refused or failed", kHint));
       }
       if (const std::string found =
-              DiagnoseConnection(address, options.credentials, options.peer, limit);
+              DiagnoseConnection(address, options.credentials, options.peer, limit.wall());
           !found.empty()) {
         return unavailable(found);
       }
-      deadline = std::min(limit, absl::Now() + kSecondAttempt);
+      deadline = SteadyDeadline::After(std::min(limit.left(), kSecondAttempt));
     }
     if (state == GRPC_CHANNEL_SHUTDOWN) {
       return unavailable("the channel was shut down");
     }
-    if (!channel.WaitForStateChange(state, absl::ToChronoTime(deadline))) {
+    if (!channel.WaitForStateChange(state, absl::ToChronoTime(deadline.wall()))) {
       const std::string what = failed ? std::string("the connection failed")
                                       : StrCat("no connection within ", FormatRounded(timeout));
       return unavailable(
@@ -161,6 +162,7 @@ bool IsRetryable(const absl::Status& status) {
 
 absl::Status Retry(const RetryPolicy& policy, absl::Time deadline,
                    const std::function<absl::Status()>& idempotent_call) {
+  const auto until = SteadyDeadline::At(deadline);
   Backoff backoff(policy);
   for (int attempt = 1;; ++attempt) {
     absl::Status status = idempotent_call();
@@ -168,7 +170,7 @@ absl::Status Retry(const RetryPolicy& policy, absl::Time deadline,
       return status;
     }
     const absl::Duration delay = backoff.NextDelay(status);
-    if (absl::Now() + delay >= deadline) {
+    if (delay >= until.left()) {
       return status;
     }
     absl::SleepFor(delay);

@@ -5,6 +5,7 @@
 #include <chrono>
 
 #include "absl/time/clock.h"
+#include "rpc/steady_waits.h"
 
 namespace shardmesh::rpc {
 namespace {
@@ -15,14 +16,16 @@ int64_t SteadyNanoseconds() {
       .count();
 }
 
-// The condition variable waits by the wall clock: after so long it looks at the steady one again,
-// which bounds by how much an adjusted wall clock delays a timer.
+// After so long the steady clock is looked at again. A host that slept, or a build whose waits are
+// Abseil's own (steady_waits.h), may have waited otherwise than it was told.
 constexpr absl::Duration kLongestWait = absl::Milliseconds(500);
 
 }  // namespace
 
 RealClock::RealClock()
-    : wall_start_(absl::Now()), steady_start_ns_(SteadyNanoseconds()), thread_([this] { Run(); }) {}
+    : wall_start_(absl::Now()), steady_start_ns_(SteadyNanoseconds()), thread_([this] { Run(); }) {
+  UseSteadyWaits();
+}
 
 RealClock::~RealClock() { Stop(); }
 

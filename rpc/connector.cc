@@ -11,6 +11,7 @@
 #include "rpc/clock.h"
 #include "rpc/host_port.h"
 #include "rpc/log.h"
+#include "rpc/steady_deadline.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
 
@@ -93,8 +94,8 @@ void Connector::Cancel() {
 }
 
 absl::StatusOr<std::shared_ptr<grpc::Channel>> Connector::Connect(absl::Duration timeout) {
-  const absl::Time start = absl::Now();
-  absl::Time renewal = start + kRenewal;
+  const auto end = SteadyDeadline::After(timeout);
+  auto renewal = SteadyDeadline::After(kRenewal);
   Attempts attempts;
   SHARDMESH_ASSIGN_OR_RETURN(std::shared_ptr<grpc::Channel> first,
                              CreateChannel(address_, options_));
@@ -106,15 +107,14 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> Connector::Connect(absl::Duration
     if (std::shared_ptr<grpc::Channel> ended = attempts.Ended(); ended != nullptr) {
       return ended;
     }
-    const absl::Time now = absl::Now();
-    if (now - start >= timeout) {
+    if (end.is_over()) {
       return absl::DeadlineExceededError(
           StrCat("no connection to ", address_, " within ", FormatRounded(timeout)));
     }
-    if (now >= renewal) {
-      renewal = now + kRenewal;
+    if (renewal.is_over()) {
+      renewal = SteadyDeadline::After(kRenewal);
       LogInfo("no connection yet, will try another beside it",
-              {{"address", address_}, {"waited", FormatRounded(now - start)}});
+              {{"address", address_}, {"waited", FormatRounded(timeout - end.left())}});
       SHARDMESH_ASSIGN_OR_RETURN(std::shared_ptr<grpc::Channel> next,
                                  CreateChannel(address_, options_));
       attempts.Begin(1, std::move(next));

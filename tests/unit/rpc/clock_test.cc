@@ -4,11 +4,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
+#include "rpc/steady_deadline.h"
+#include "rpc/steady_waits.h"
 #include "tests/testing/fake_clock.h"
 
 namespace shardmesh::rpc {
@@ -147,6 +151,48 @@ TEST(FormatRoundedTest, LeavesOutWhatNobodyReads) {
   EXPECT_EQ(FormatRounded(absl::Nanoseconds(73'510'002)), "73ms");
   EXPECT_EQ(FormatRounded(absl::Microseconds(12)), "12us");
   EXPECT_EQ(FormatRounded(absl::Minutes(2)), "2m");
+}
+
+TEST(SteadyWaitsTest, AbseilWaitsByTheSteadyClock) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "not in builds for ThreadSanitizer";
+#endif
+  UseSteadyWaits();
+  EXPECT_TRUE(WaitsAreSteady()) << "the library's own function is used: was it built otherwise?";
+  absl::Mutex mutex;
+  absl::CondVar changed;
+  const auto start = std::chrono::steady_clock::now();
+  {
+    absl::MutexLock lock(&mutex);
+    while (!changed.WaitWithTimeout(&mutex, absl::Milliseconds(50))) {
+    }
+    EXPECT_TRUE(changed.WaitWithDeadline(&mutex, absl::InfinitePast()));
+  }
+  EXPECT_GE(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(50));
+  // Signals still come through, with and without a timeout.
+  bool is_set = false;
+  std::thread setter([&] {
+    absl::MutexLock lock(&mutex);
+    is_set = true;
+  });
+  {
+    absl::MutexLock lock(&mutex);
+    EXPECT_TRUE(mutex.AwaitWithTimeout(absl::Condition(&is_set), absl::Seconds(60)));
+  }
+  setter.join();
+}
+
+TEST(SteadyDeadlineTest, CountsDownAndNeverEndsWhereItIsInfinite) {
+  EXPECT_TRUE(SteadyDeadline::After(absl::ZeroDuration()).is_over());
+  EXPECT_TRUE(SteadyDeadline::After(-absl::InfiniteDuration()).is_over());
+  EXPECT_TRUE(SteadyDeadline::At(absl::InfinitePast()).is_over());
+  const auto never = SteadyDeadline::At(absl::InfiniteFuture());
+  EXPECT_EQ(never.left(), absl::InfiniteDuration());
+  EXPECT_EQ(never.wall(), absl::InfiniteFuture());
+  const auto soon = SteadyDeadline::After(absl::Minutes(1));
+  EXPECT_LE(soon.left(), absl::Minutes(1));
+  EXPECT_GT(soon.left(), absl::Seconds(30));
+  EXPECT_GT(soon.wall(), absl::Now());
 }
 
 }  // namespace

@@ -1,0 +1,155 @@
+// Wall clocks that are stepped by an hour, on either side, with libfaketime in real processes:
+// nobody is lost, no wait stands still, and each call has its time.
+//
+// libfaketime shifts what a process reads as the wall clock, and not what the kernel waits for: a
+// wait until a time of the wall clock is an hour too long or over at once, as after a real step.
+#include <glob.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <stdlib.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <future>
+#include <memory>
+#include <string>
+
+#include "sharding/str_cat.h"
+#include "tests/testing/eventually.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/testing/test_cluster.h"
+
+namespace shardmesh::test {
+namespace {
+
+using Steady = std::chrono::steady_clock;
+
+// How long a process may go on with the time that it read from its file before.
+constexpr char kCacheSeconds[] = "1";
+// Longer than that and the time after which a silent worker is lost.
+constexpr std::chrono::milliseconds kLook(3500);
+
+std::string FakeTimeLibrary() {
+  glob_t found = {};
+  std::string path;
+  if (glob("/usr/lib/*/faketime/libfaketimeMT.so.1", 0, nullptr, &found) == 0) {
+    path = found.gl_pathv[0];
+  }
+  globfree(&found);
+  return path;
+}
+
+// A wall clock that can be stepped, of the processes that are started while it is put on.
+class WallClock {
+ public:
+  explicit WallClock(std::string path) : path_(std::move(path)) { Set(0); }
+
+  void Set(int hours) const {
+    std::ofstream(path_ + ".new") << (hours < 0 ? "" : "+") << hours << "h\n";
+    std::filesystem::rename(path_ + ".new", path_);
+  }
+  void PutOn() const {
+    setenv("LD_PRELOAD", FakeTimeLibrary().c_str(), 1);
+    setenv("FAKETIME_TIMESTAMP_FILE", path_.c_str(), 1);
+    setenv("FAKETIME_CACHE_DURATION", kCacheSeconds, 1);
+    setenv("FAKETIME_DONT_FAKE_MONOTONIC", "1", 1);
+  }
+  static void TakeOff() {
+    for (const char* name : {"LD_PRELOAD", "FAKETIME_TIMESTAMP_FILE", "FAKETIME_CACHE_DURATION",
+                             "FAKETIME_DONT_FAKE_MONOTONIC"}) {
+      unsetenv(name);
+    }
+  }
+
+ private:
+  const std::string path_;
+};
+
+class WallClockTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!FakeTimeLibrary().empty()) return;
+    if (getenv("CI") != nullptr) FAIL() << "there is no libfaketime; cmake/packages.txt has it";
+    GTEST_SKIP() << "NO CLOCK WAS STEPPED: there is no libfaketime; apt-get install faketime";
+  }
+  ~WallClockTest() override {
+    WallClock::TakeOff();
+    cluster_.reset();
+    if (!folder_.empty()) std::filesystem::remove_all(folder_);
+  }
+  WallClock NewClock(const std::string& name) {
+    if (folder_.empty()) folder_ = MakeTestFolder("clocks");
+    return WallClock(StrCat(folder_, "/", name));
+  }
+  void Start(const std::string& mesh) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(
+        cluster_,
+        TestCluster::Start({.mesh = mesh,
+                            .durable = true,
+                            .coordinator_flags = {"--heartbeat-interval=300ms", "--lost-after=2s"},
+                            .worker_flags = {}}));
+  }
+  client::MeshClient& client() { return cluster_->client(); }
+
+  // Puts, computes and reads for a while; nothing fails, and nobody is lost.
+  void ExpectAllGoesOn(const std::string& when) {
+    SCOPED_TRACE(when);
+    const Steady::time_point until = Steady::now() + kLook;
+    while (Steady::now() < until && !HasFailure()) {
+      EXPECT_THAT(
+          PutFloats(client(), "w", {4}, {1, 2, 3, 4}, PartitionSpec({SpecEntry::Axis("tp")})),
+          IsOk());
+      EXPECT_THAT(client().Collective({.input = client::ArraySelector::ByName("w"),
+                                       .kind = CollectiveKind::kBarrier,
+                                       .axes = {"tp"}}),
+                  IsOk());
+      EXPECT_THAT(client().Gather(client::ArraySelector::ByName("w")), IsOk());
+    }
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterStatus status, client().GetStatus());
+    for (const client::WorkerStatus& worker : status.workers) {
+      EXPECT_EQ(worker.state, client::WorkerState::kReady) << worker.identity;
+      EXPECT_EQ(worker.losses, 0) << worker.identity << ": " << worker.lost_reason;
+      EXPECT_LT(worker.heartbeat_age, absl::Seconds(2)) << worker.identity;
+    }
+  }
+
+  std::string folder_;
+  std::unique_ptr<TestCluster> cluster_;
+};
+
+TEST_F(WallClockTest, ServersGoOnWhenAWallClockIsStepped) {
+  const WallClock workers = NewClock("workers");
+  const WallClock coordinator = NewClock("coordinator");
+  workers.PutOn();
+  ASSERT_NO_FATAL_FAILURE(Start("tp=2"));
+  ASSERT_THAT(cluster_->Terminate("coordinator"), IsOkAndHolds("exited with code 0"));
+  coordinator.PutOn();
+  ASSERT_THAT(cluster_->Restart("coordinator"), IsOk());
+  WallClock::TakeOff();
+  ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
+  workers.Set(1);
+  ExpectAllGoesOn("the workers' clock is an hour ahead");
+  workers.Set(-1);
+  ExpectAllGoesOn("it went back by two");
+  coordinator.Set(1);
+  ExpectAllGoesOn("the coordinator's clock is an hour ahead, two of the workers'");
+  coordinator.Set(-1);
+  ExpectAllGoesOn("it went back by two");
+  // Who is lost is noticed, whatever the clock shows.
+  ASSERT_THAT(cluster_->Signal("worker-1", SIGSTOP), IsOk());
+  EXPECT_TRUE(Eventually(
+      [&] {
+        const auto status = client().GetStatus();
+        return status.ok() && status->workers[1].state == client::WorkerState::kLost;
+      },
+      absl::Seconds(10)));
+  ASSERT_THAT(cluster_->Signal("worker-1", SIGCONT), IsOk());
+  // And all end when they are told to.
+  EXPECT_THAT(cluster_->Terminate("coordinator", absl::Seconds(20)),
+              IsOkAndHolds("exited with code 0"));
+}
+
+}  // namespace
+}  // namespace shardmesh::test
