@@ -18,11 +18,11 @@
 #include <vector>
 
 #include "absl/cleanup/cleanup.h"
-#include "absl/time/clock.h"
 #include "rpc/certificate.h"
 #include "rpc/host_port.h"
 #include "rpc/listening_socket.h"
 #include "rpc/log.h"
+#include "rpc/steady_deadline.h"
 #include "rpc/tls_session.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -95,10 +95,10 @@ size_t MaxConnections() {
 // One caller: a handshake, a request, an answer. Each call moves it on without waiting.
 class HttpServer::Connection {
  public:
-  Connection(FileDescriptor socket, absl::Time deadline)
+  Connection(FileDescriptor socket, SteadyDeadline deadline)
       : socket_(std::move(socket)), deadline_(deadline) {}
 
-  absl::Time deadline() const { return deadline_; }
+  SteadyDeadline deadline() const { return deadline_; }
   pollfd watched() const {
     // What follows the request is not read: only the socket's room counts from there on.
     const int events = has_reply_ ? POLLOUT : has_unsent() ? POLLIN | POLLOUT : POLLIN;
@@ -184,7 +184,7 @@ class HttpServer::Connection {
   }
 
   const FileDescriptor socket_;
-  const absl::Time deadline_;
+  const SteadyDeadline deadline_;
   std::unique_ptr<TlsContext> context_;
   std::unique_ptr<TlsSession> tls_;  // null for plaintext, and until the first byte
   bool has_accepted_ = false;
@@ -226,23 +226,24 @@ HttpServer::~HttpServer() {
 void HttpServer::Run() {
   std::deque<std::unique_ptr<Connection>> connections;  // the oldest first
   std::vector<pollfd> watched;
-  absl::Time rests_until = absl::InfinitePast();  // without a descriptor for a caller
-  absl::Time next_log = absl::InfinitePast();
+  auto rest = SteadyDeadline::After(absl::ZeroDuration());  // without a descriptor for a caller
+  auto quiet = rest;                                        // until the log says it again
   for (;;) {
-    const absl::Time now = absl::Now();
-    while (!connections.empty() && connections.front()->deadline() <= now) connections.pop_front();
-    const bool rests = now < rests_until;
+    while (!connections.empty() && connections.front()->deadline().is_over()) {
+      connections.pop_front();
+    }
+    const bool rests = !rest.is_over();
     watched = {
         {.fd = stop_.get(), .events = POLLIN, .revents = 0},
         // poll passes over a negative one.
         {.fd = rests ? -1 : listener_.get(), .events = POLLIN, .revents = 0},
     };
     for (const auto& each : connections) watched.push_back(each->watched());
-    absl::Time next = rests ? rests_until : absl::InfiniteFuture();
-    if (!connections.empty()) next = std::min(next, connections.front()->deadline());
-    const int timeout_ms = next == absl::InfiniteFuture()
+    absl::Duration wait = rests ? rest.left() : absl::InfiniteDuration();
+    if (!connections.empty()) wait = std::min(wait, connections.front()->deadline().left());
+    const int timeout_ms = wait == absl::InfiniteDuration()
                                ? -1
-                               : static_cast<int>(absl::ToInt64Milliseconds(next - now)) + 1;
+                               : static_cast<int>(absl::ToInt64Milliseconds(wait)) + 1;
     poll(watched.data(), watched.size(), timeout_ms);
     if (watched[0].revents != 0) return;
     std::deque<std::unique_ptr<Connection>> open;
@@ -257,17 +258,17 @@ void HttpServer::Run() {
     const int error = errno;
     if (caller.valid()) {
       connections.push_back(
-          std::make_unique<Connection>(std::move(caller), absl::Now() + kPatience));
+          std::make_unique<Connection>(std::move(caller), SteadyDeadline::After(kPatience)));
       if (connections.size() > max_connections_) connections.pop_front();
     } else if (error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM) {
-      if (now >= next_log) {
-        next_log = now + kLogInterval;
+      if (quiet.is_over()) {
+        quiet = SteadyDeadline::After(kLogInterval);
         LogWarning("no descriptor is left for a caller of the HTTP port",
                    {{"port", port_}, {"error", std::strerror(error)}});
       }
       // The oldest makes room; where there is none others will close theirs.
       if (connections.empty()) {
-        rests_until = absl::Now() + kRest;
+        rest = SteadyDeadline::After(kRest);
       } else {
         connections.pop_front();
       }

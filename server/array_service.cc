@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -275,7 +276,9 @@ class PutPlan {
       SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, descriptor.Tiling());
       SHARDMESH_ASSIGN_OR_RETURN(const int64_t elements, ElementCount(tiling.ShardShape()));
       SHARDMESH_ASSIGN_OR_RETURN(const int64_t bytes, PackedSizeBytes(descriptor.dtype, elements));
-      need_bytes += bytes;
+      if (__builtin_add_overflow(need_bytes, bytes, &need_bytes)) {
+        need_bytes = std::numeric_limits<int64_t>::max();
+      }
     }
     const std::shared_ptr<const MembershipView> view = context_.membership->view();
     for (const RankEndpoint& endpoint : endpoints) {

@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "rpc/call.h"
 #include "rpc/caller.h"
@@ -23,6 +22,7 @@
 #include "rpc/log.h"
 #include "rpc/outbox.h"
 #include "rpc/status.h"
+#include "rpc/steady_deadline.h"
 #include "rpc/time_codec.h"
 #include "server/background.h"
 #include "server/background_reactor.h"
@@ -153,7 +153,7 @@ class WatchPump {
   std::deque<std::shared_ptr<WatchFeed>> due_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   // Of the thread alone: streams that are cancelled then if they are still there.
-  std::deque<std::pair<absl::Time, std::shared_ptr<WatchFeed>>> cut_off_;
+  std::deque<std::pair<rpc::SteadyDeadline, std::shared_ptr<WatchFeed>>> cut_off_;
   std::thread thread_;  // last
 };
 
@@ -316,8 +316,9 @@ void WatchPump::Run() {
     std::deque<std::shared_ptr<WatchFeed>> due;
     {
       absl::MutexLock lock(&mutex_);
-      mutex_.AwaitWithDeadline(absl::Condition(&has_work),
-                               cut_off_.empty() ? absl::InfiniteFuture() : cut_off_.front().first);
+      mutex_.AwaitWithTimeout(absl::Condition(&has_work), cut_off_.empty()
+                                                              ? absl::InfiniteDuration()
+                                                              : cut_off_.front().first.left());
       if (stopping_) {
         return;
       }
@@ -334,9 +335,9 @@ void WatchPump::Run() {
       }
       feed->reactor->CutOff();
       feed->knows_it_is_cut_off = true;
-      cut_off_.emplace_back(absl::Now() + kCutOffGrace, feed);
+      cut_off_.emplace_back(rpc::SteadyDeadline::After(kCutOffGrace), feed);
     }
-    while (!cut_off_.empty() && cut_off_.front().first <= absl::Now()) {
+    while (!cut_off_.empty() && cut_off_.front().first.is_over()) {
       const std::shared_ptr<WatchFeed> feed = std::move(cut_off_.front().second);
       cut_off_.pop_front();
       absl::MutexLock lock(&feed->mutex);
@@ -376,7 +377,9 @@ class CatalogService final : public v1::CatalogService::CallbackService {
                                         v1::UpdateEntryResponse* response) override {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     absl::Status checked = rpc::CheckRequestId(request->request_id(), "request_id");
-    const bool is_mesh = request->value().has_mesh();
+    const std::string key =
+        RequestKey(rpc::CallerOf(*context).name, "UpdateEntry", request->request_id());
+    const bool is_mesh = request->value().has_mesh() && !publisher_->Remembers(key);
     if (checked.ok() && is_mesh) {
       checked = catalogue_->BeginMeshChange(request->name());
     }
@@ -384,8 +387,6 @@ class CatalogService final : public v1::CatalogService::CallbackService {
       reactor->Finish(rpc::ToGrpc(checked));
       return reactor;
     }
-    const std::string key =
-        RequestKey(rpc::CallerOf(*context).name, "UpdateEntry", request->request_id());
     Decoding(context, request->value(), reactor, [=, this](const IsCancelled& is_cancelled) {
       publisher_->Update({.request_id = key,
                           .name = request->name(),
@@ -404,7 +405,9 @@ class CatalogService final : public v1::CatalogService::CallbackService {
     const auto kind = Decode(request->kind());
     absl::Status checked =
         kind.ok() ? rpc::CheckRequestId(request->request_id(), "request_id") : kind.status();
-    const bool is_mesh = kind.ok() && *kind == DefinitionKind::kMesh;
+    const std::string key =
+        RequestKey(rpc::CallerOf(*context).name, "DeleteEntry", request->request_id());
+    const bool is_mesh = kind.ok() && *kind == DefinitionKind::kMesh && !publisher_->Remembers(key);
     if (checked.ok() && is_mesh) {
       checked = catalogue_->BeginMeshChange(request->name());
     }
@@ -412,20 +415,18 @@ class CatalogService final : public v1::CatalogService::CallbackService {
       reactor->Finish(rpc::ToGrpc(checked));
       return reactor;
     }
-    publisher_->Delete(
-        {.request_id =
-             RequestKey(rpc::CallerOf(*context).name, "DeleteEntry", request->request_id()),
-         .name = request->name(),
-         .expected_version = request->expected_version()},
-        *kind,
-        EndingChange(
-            is_mesh, request->name(),
-            [reactor, response](absl::StatusOr<std::shared_ptr<const Definition>> deleted) {
-              if (deleted.ok()) {
-                response->set_revision((*deleted)->revision);
-              }
-              reactor->Finish(rpc::ToGrpc(deleted.status()));
-            }));
+    publisher_->Delete({.request_id = key,
+                        .name = request->name(),
+                        .expected_version = request->expected_version()},
+                       *kind,
+                       EndingChange(is_mesh, request->name(),
+                                    [reactor, response](
+                                        absl::StatusOr<std::shared_ptr<const Definition>> deleted) {
+                                      if (deleted.ok()) {
+                                        response->set_revision((*deleted)->revision);
+                                      }
+                                      reactor->Finish(rpc::ToGrpc(deleted.status()));
+                                    }));
     return reactor;
   }
 

@@ -184,6 +184,11 @@ class StatePublisher {
   // watch can be begun behind it.
   Revision settled_revision() const { return store_->settled_revision(); }
 
+  // Whether the answer to a change with this id is known: Update and Delete repeat it.
+  bool Remembers(const std::string& request_id) const {
+    return requests_->Find(request_id).has_value();
+  }
+
   // A change, and its answer's fate: see RequestMemory. `expected_version` 0 means any.
   struct Change {
     std::string request_id;

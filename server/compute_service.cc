@@ -477,6 +477,13 @@ absl::StatusOr<StepRunner::RunningPtr> StepRunner::Admit(StepCall* call, StepReq
       const std::string& array_id = operand.array->definition.descriptor.array_id;
       // What a name or another pin holds is lent, not given: the step leaves it alone.
       operand.donate = operand.donate && context_.catalogue->Give(array_id, kDonorsPins);
+      // The session may have let go of it since it was asked for, and another keep it: that one's
+      // pin was counted then. From Give on no pin comes.
+      if (operand.donate &&
+          !context_.sessions->PinsArray(running->request.session_id(), array_id).value_or(false)) {
+        context_.catalogue->TakeBack(array_id);
+        operand.donate = false;
+      }
       // Workers make no result over what is on their disks.
       operand.overwritten = operand.donate && operand.array->durability == Durability::kMemory &&
                             ResultOverOperand(plan, static_cast<ValueIndex>(i)).has_value();

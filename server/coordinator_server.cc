@@ -18,6 +18,7 @@
 #include "rpc/random_bytes.h"
 #include "rpc/server_lifecycle.h"
 #include "rpc/spec_codec.h"
+#include "rpc/steady_deadline.h"
 #include "rpc/transfer_token.h"
 #include "rpc/version.h"
 #include "server/admin_service.h"
@@ -431,15 +432,15 @@ void Server::Drain(absl::Time deadline) {
     return;
   }
   draining_since_ = clock_.Now();
+  const auto end = rpc::SteadyDeadline::At(deadline);
   if (lifecycle_ != nullptr) {
     lifecycle_->SetReady(false);
     // Steps and transfers end while their workers are still attached, and their clients are told.
-    const absl::Duration to_tell =
-        std::clamp((deadline - absl::Now()) / 4, absl::ZeroDuration(), kTimeToTell);
-    if (const int64_t aborted = sequencer_->Drain(deadline - to_tell); aborted > 0) {
+    const absl::Duration to_tell = std::clamp(end.left() / 4, absl::ZeroDuration(), kTimeToTell);
+    if (const int64_t aborted = sequencer_->Drain(end.wall() - to_tell); aborted > 0) {
       rpc::LogWarning("the grace ended before all that ran", {{"aborted", aborted}});
     }
-    lifecycle_->Drain(deadline);
+    lifecycle_->Drain(end.wall());
   }
   endpoint_.reset();
   // No lease, heartbeat or deadline ends from here on; what is live ends with the sequencer.

@@ -17,6 +17,7 @@
 #include "absl/time/clock.h"
 #include "rpc/clock.h"
 #include "rpc/log.h"
+#include "rpc/steady_deadline.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -131,23 +132,22 @@ absl::StatusOr<FolderLock> FolderLock::Take(const std::string& folder, absl::Dur
   const std::string path = folder + "/LOCK";
   FolderLock lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   if (lock.fd_ < 0) return SystemError("open", path);
-  const absl::Time deadline = absl::Now() + timeout;
-  absl::Time next_log = absl::InfinitePast();
+  const auto deadline = rpc::SteadyDeadline::After(timeout);
+  auto quiet = rpc::SteadyDeadline::After(absl::ZeroDuration());  // until the log says it again
   while (flock(lock.fd_, LOCK_EX | LOCK_NB) != 0) {
-    const absl::Time now = absl::Now();
-    if (now >= deadline) {
+    if (deadline.is_over()) {
       return StoreError(absl::StatusCode::kFailedPrecondition,
                         StrCat("the data folder ", folder, " is in use by process ",
                                HolderOf(lock.fd_), "; stop it, or use another folder"));
     }
-    if (now >= next_log) {
+    if (quiet.is_over()) {
       rpc::LogWarning("waiting for the data folder, which another process has",
                       {{"folder", folder},
                        {"process", HolderOf(lock.fd_)},
-                       {"give_up_in", rpc::FormatRounded(deadline - now)}});
-      next_log = now + kLockLogInterval;
+                       {"give_up_in", rpc::FormatRounded(deadline.left())}});
+      quiet = rpc::SteadyDeadline::After(kLockLogInterval);
     }
-    absl::SleepFor(std::min(kLockRetry, deadline - now));
+    absl::SleepFor(std::min(kLockRetry, deadline.left()));
   }
   // For people only: on a full disk the lock holds without it.
   char host[64] = {};

@@ -2,6 +2,7 @@
 #include "server/transfers.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_split.h"
@@ -25,7 +26,11 @@ absl::Status NoTransfer(std::string_view transfer_id) {
 absl::StatusOr<int64_t> TileBytes(const ArrayDefinition& array) {
   SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, array.descriptor.Tiling());
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t bytes, array.descriptor.SizeBytes());
-  return bytes * tiling.replica_count();
+  int64_t of_replicas = 0;
+  if (__builtin_mul_overflow(bytes, tiling.replica_count(), &of_replicas)) {
+    of_replicas = std::numeric_limits<int64_t>::max();
+  }
+  return of_replicas;
 }
 
 // What RequestMemory keeps of a commit: its durability, and a line for each array.
@@ -79,7 +84,9 @@ absl::StatusOr<std::string> Transfers::Begin(const std::string& session_id,
   for (const PutItem& item : *items) {
     SHARDMESH_RETURN_IF_ERROR(CheckVersion(item));
     SHARDMESH_ASSIGN_OR_RETURN(const int64_t bytes, TileBytes(item.definition));
-    progress.total_bytes += bytes;
+    if (__builtin_add_overflow(progress.total_bytes, bytes, &progress.total_bytes)) {
+      progress.total_bytes = std::numeric_limits<int64_t>::max();
+    }
   }
   transfer->items = items;
   const std::string transfer_id = progress.transfer_id;

@@ -14,7 +14,6 @@
 #include <new>
 #include <utility>
 
-#include "absl/time/clock.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
 
@@ -191,7 +190,7 @@ bool ShmChannel::Introduce(uint64_t segment_id) {
 absl::StatusOr<bool> ShmChannel::TryReceive(uint64_t expected_hash, Arrived* arrived) {
   absl::MutexLock lock(&receive_mutex_);
   if (closed()) return false;
-  if (!waits_since_.has_value()) {
+  if (!introduction_.has_value()) {
     SHARDMESH_ASSIGN_OR_RETURN(const bool is_there, reader_.TryRead(&note_));
     if (!is_there) return false;
   }
@@ -227,12 +226,11 @@ absl::StatusOr<bool> ShmChannel::TryReceive(uint64_t expected_hash, Arrived* arr
   std::memcpy(&place, note_.bytes.data() + sizeof(header), sizeof(place));
   const std::shared_ptr<const ShmView> view = ViewOf(place.segment_id);
   if (view == nullptr) {
-    const absl::Time now = absl::Now();
-    if (!waits_since_.has_value()) waits_since_ = now;
-    if (now - *waits_since_ < kIntroduction) return false;
+    if (!introduction_.has_value()) introduction_ = rpc::SteadyDeadline::After(kIntroduction);
+    if (!introduction_->is_over()) return false;
     return Wrong(StrCat("points into segment ", place.segment_id, ", which did not come"));
   }
-  waits_since_.reset();
+  introduction_.reset();
   const auto segment_bytes = static_cast<size_t>(view->size_bytes());
   if (place.size_bytes == 0 || place.offset_bytes > segment_bytes ||
       place.size_bytes > segment_bytes - place.offset_bytes) {
@@ -272,7 +270,7 @@ void ShmChannel::Sleep(const std::atomic<uint32_t>& changes, uint32_t seen,
     if (closed()) return;
     next = reader_.next();
     // The segment comes over the socket, which tells nobody here.
-    if (waits_since_.has_value()) timeout = std::min(timeout, kNap);
+    if (introduction_.has_value()) timeout = std::min(timeout, kNap);
   }
   own_end.sleeps.fetch_add(1, std::memory_order_seq_cst);
   const uint32_t written = their().written.load(std::memory_order_seq_cst);

@@ -19,6 +19,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "rpc/steady_deadline.h"
 #include "worker/collective/link.h"
 #include "worker/shm_arena.h"
 #include "worker/shm_ring.h"
@@ -152,8 +153,9 @@ class ShmChannel : public std::enable_shared_from_this<ShmChannel> {
   absl::Mutex receive_mutex_;
   RingReader reader_ ABSL_GUARDED_BY(receive_mutex_);
   RingReader::Note note_ ABSL_GUARDED_BY(receive_mutex_);
-  // note_ was read, but the segment that it points into had not come; since when.
-  std::optional<absl::Time> waits_since_ ABSL_GUARDED_BY(receive_mutex_);
+  // note_ was read, but the segment that it points into had not come; until when
+  // it is waited for.
+  std::optional<rpc::SteadyDeadline> introduction_ ABSL_GUARDED_BY(receive_mutex_);
 
   absl::Mutex views_mutex_;
   std::map<uint64_t, std::shared_ptr<const ShmView>> views_ ABSL_GUARDED_BY(views_mutex_);

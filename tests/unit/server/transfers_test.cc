@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -127,6 +128,22 @@ TEST_F(TransfersTest, OnlyTheSessionThatBeganATransferOwnsIt) {
   ASSERT_THAT(transfers_->Abort(transfer, absl::CancelledError("enough")), IsOk());
   EXPECT_THAT(transfers_->CheckOwner(transfer, "another"),
               StatusIs(absl::StatusCode::kPermissionDenied, Reason::kNotOwner));
+}
+
+TEST_F(TransfersTest, SumsOfDeclaredSizesStayAtTheMost) {
+  auto items = std::make_shared<std::vector<PutItem>>(3);
+  for (PutItem& item : *items) {
+    item.definition.descriptor = {.array_id = RandomId(),
+                                  .dtype = Dtype::kF32,
+                                  .shape = {int64_t{1} << 60},
+                                  .spec = PartitionSpec(),
+                                  .mesh_id = "m",
+                                  .mesh_revision = 3,
+                                  .mesh = *Mesh::Parse("x=1"),
+                                  .cut_points = {}};
+  }
+  ASSERT_THAT(transfers_->Begin(session_, "m", {"w0"}, std::move(items)), IsOk());
+  EXPECT_EQ(transfers_->LivePuts().bytes_per_rank, std::numeric_limits<int64_t>::max());
 }
 
 TEST_F(TransfersTest, WhatHasEndedGivesItsMemoryBackAtOnce) {
