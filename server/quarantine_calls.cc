@@ -10,7 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include "absl/synchronization/mutex.h"
 #include "rpc/array_codec.h"
+#include "rpc/clock.h"
 #include "rpc/field_check.h"
 #include "rpc/log.h"
 #include "rpc/spec_codec.h"
@@ -30,6 +32,9 @@ constexpr int kMaxPage = 1'000;
 constexpr int kMaxIds = 1'000;
 constexpr size_t kPageBytes = size_t{1} << 20;
 constexpr size_t kMaxArrayIdBytes = 64;
+// How long a worker may take to answer: it may have to read or remove files of many gigabytes, but
+// a disk that hangs must not keep a caller without a deadline for ever.
+constexpr absl::Duration kOrderTime = absl::Minutes(5);
 
 using Action = v1::QuarantineOrder;
 
@@ -54,7 +59,8 @@ absl::Status NotQuarantined() {
                     Reason::kNotFound);
 }
 
-// One order after the other, each answered before the next; ends with the first error.
+// One order after the other, each answered within kOrderTime and before the next; ends with the
+// first error.
 class Orders : public std::enable_shared_from_this<Orders> {
  public:
   struct Order {
@@ -64,9 +70,10 @@ class Orders : public std::enable_shared_from_this<Orders> {
   // False: the rest is not asked.
   using Answered = absl::AnyInvocable<bool(const std::string& identity, v1::QuarantineAnswer)>;
 
-  static void Run(AttachHub* hub, std::deque<Order> orders, Answered answered,
+  static void Run(rpc::Clock* clock, AttachHub* hub, std::deque<Order> orders, Answered answered,
                   QuarantineDone done) {
     auto run = std::make_shared<Orders>();
+    run->clock_ = clock;
     run->hub_ = hub;
     run->orders_ = std::move(orders);
     run->answered_ = std::move(answered);
@@ -79,25 +86,55 @@ class Orders : public std::enable_shared_from_this<Orders> {
     if (orders_.empty()) return std::move(done_)(absl::OkStatus());
     Order next = std::move(orders_.front());
     orders_.pop_front();
+    uint64_t number = 0;
+    {
+      absl::MutexLock lock(&mutex_);
+      number = waits_for_ = ++last_;
+      timer_ = clock_->CallAt(clock_->Now() + kOrderTime, [run = weak_from_this(), number,
+                                                           identity = next.identity] {
+        const auto self = run.lock();
+        if (self == nullptr) return;
+        self->Take(
+            number, identity,
+            absl::DeadlineExceededError(StrCat("worker \"", identity, "\" has not answered for ",
+                                               rpc::FormatRounded(kOrderTime),
+                                               " what is in its quarantine; does its disk hang?")));
+      });
+    }
     hub_->OrderQuarantine(next.identity, std::move(next.order),
-                          [self = shared_from_this(),
+                          [self = shared_from_this(), number,
                            identity = next.identity](absl::StatusOr<v1::QuarantineAnswer> answer) {
-                            absl::Status status = answer.status();
-                            if (status.ok() && answer->has_error()) {
-                              status = WithContext(rpc::Decode(answer->error()),
-                                                   StrCat("worker \"", identity, "\""));
-                            }
-                            if (!status.ok()) return std::move(self->done_)(status);
-                            if (!self->answered_(identity, *std::move(answer)))
-                              self->orders_.clear();
-                            self->Next();
+                            self->Take(number, identity, std::move(answer));
                           });
   }
 
+  // The answer to the order of this number. One that comes too late counts for nothing.
+  void Take(uint64_t number, const std::string& identity,
+            absl::StatusOr<v1::QuarantineAnswer> answer) {
+    {
+      absl::MutexLock lock(&mutex_);
+      if (waits_for_ != number) return;
+      waits_for_ = 0;
+      clock_->Cancel(timer_);
+    }
+    absl::Status status = answer.status();
+    if (status.ok() && answer->has_error()) {
+      status = WithContext(rpc::Decode(answer->error()), StrCat("worker \"", identity, "\""));
+    }
+    if (!status.ok()) return std::move(done_)(status);
+    if (!answered_(identity, *std::move(answer))) orders_.clear();
+    Next();
+  }
+
+  rpc::Clock* clock_ = nullptr;
   AttachHub* hub_ = nullptr;
   std::deque<Order> orders_;
   Answered answered_;
   QuarantineDone done_;
+  absl::Mutex mutex_;
+  uint64_t last_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t waits_for_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: for no answer
+  rpc::Clock::TimerId timer_ ABSL_GUARDED_BY(mutex_);
 };
 
 Orders::Order OrderOf(const std::string& identity, Action::Action action,
@@ -253,12 +290,7 @@ void EndRestore(const RestorePtr& restore, const absl::Status& status) {
 }
 
 void CommitRestore(const RestorePtr& restore) {
-  if (!restore->staged.has_value()) {
-    for (const auto& [rank, identity] : restore->ranks) {
-      restore->context.catalogue->TileRestored(restore->request->array_id(), rank);
-    }
-    return EndRestore(restore, absl::OkStatus());
-  }
+  if (!restore->staged.has_value()) return EndRestore(restore, absl::OkStatus());
   restore->context.catalogue->Commit(std::move(restore->commit),
                                      [restore](const absl::StatusOr<CommitResult>& committed) {
                                        EndRestore(restore, committed.status());
@@ -278,11 +310,20 @@ void BeginRestore(const RestorePtr& restore) {
   for (const auto& [rank, identity] : restore->ranks) {
     orders.push_back(OrderOf(identity, Action::ACTION_RESTORE, {array_id}));
   }
+  std::map<std::string, int64_t> rank_of;
+  for (const auto& [rank, identity] : restore->ranks) rank_of.emplace(identity, rank);
   const auto restored = std::make_shared<size_t>(0);
   Orders::Run(
-      restore->hub, std::move(orders),
-      [restored](const std::string&, const v1::QuarantineAnswer& answer) {
-        *restored += static_cast<size_t>(answer.arrays_size());
+      restore->context.clock, restore->hub, std::move(orders),
+      [restore, restored, rank_of = std::move(rank_of)](const std::string& identity,
+                                                        const v1::QuarantineAnswer& answer) {
+        if (answer.arrays_size() == 0) return true;
+        ++*restored;
+        // Of an array that lives each tile counts at once, whatever becomes of the others.
+        if (!restore->staged.has_value()) {
+          restore->context.catalogue->TileRestored(restore->request->array_id(),
+                                                   rank_of.at(identity));
+        }
         return true;
       },
       [restore, restored](const absl::Status& status) {
@@ -332,7 +373,7 @@ void ListQuarantine(const ArrayContext& context, AttachHub* hub,
     }
   }
   Orders::Run(
-      hub, std::move(orders),
+      context.clock, hub, std::move(orders),
       [response, page_size](const std::string& identity, v1::QuarantineAnswer answer) {
         for (v1::QuarantinedArray& array : *answer.mutable_arrays()) {
           if (response->arrays_size() >= page_size || response->ByteSizeLong() > kPageBytes) {
@@ -367,7 +408,7 @@ void RestoreQuarantined(const ArrayContext& context, AttachHub* hub,
     orders.push_back(OrderOf(identity, Action::ACTION_LIST, {request->array_id()}));
   }
   Orders::Run(
-      hub, std::move(orders),
+      context.clock, hub, std::move(orders),
       [restore](const std::string& identity, v1::QuarantineAnswer answer) {
         if (answer.arrays_size() > 0) {
           restore->held[identity] = std::move(*answer.mutable_arrays(0));
@@ -398,7 +439,7 @@ void DropQuarantined(const ArrayContext& context, AttachHub* hub,
     orders.push_back(OrderOf(identity, Action::ACTION_DROP, ids));
   }
   Orders::Run(
-      hub, std::move(orders),
+      context.clock, hub, std::move(orders),
       [response](const std::string&, v1::QuarantineAnswer answer) {
         for (v1::QuarantinedArray& array : *answer.mutable_arrays()) {
           *response->add_arrays() = std::move(array);

@@ -17,6 +17,7 @@
 #include "absl/time/clock.h"
 #include "rpc/dial.h"
 #include "rpc/frame.h"
+#include "rpc/live_work.h"
 #include "rpc/log.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
@@ -33,8 +34,9 @@
 namespace shardmesh::worker {
 namespace {
 
-// Steps that peers may begin before this worker does: the coordinator has far fewer under way.
-constexpr size_t kMaxHeldSteps = 1024;
+// Steps that peers may begin before this worker does: all that the coordinator can have under way.
+// Each costs a map's node; what came for them is bounded by the streams' credit.
+constexpr size_t kMaxHeldSteps = rpc::kMaxLiveWork;
 
 // How long a peer on this host may take to share its memory before it counts as reached all the
 // same, over its stream.

@@ -183,6 +183,13 @@ absl::StatusOr<ReceivedDescriptors> ReceiveDescriptors(int socket) {
                      : KernelError(absl::StatusCode::kUnavailable,
                                    "nothing can be heard from a peer on this host");
   }
+  // The kernel drops descriptors for which this process has no place, and says no more than this.
+  if ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == MSG_CTRUNC &&
+      received.fds.size() < kMaxDescriptors) {
+    return absl::ResourceExhaustedError(
+        "a peer on this host shares memory, and this process is out of file descriptors for it; "
+        "raise its limit (ulimit -n)");
+  }
   if ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
     return absl::InvalidArgumentError(StrCat("a peer on this host sent more than ", kMaxTextBytes,
                                              " bytes or ", kMaxDescriptors,

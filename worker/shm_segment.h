@@ -109,7 +109,8 @@ struct ReceivedDescriptors {
   std::vector<FileDescriptor> fds;
 };
 // Waits for a message; UNAVAILABLE if the other side is gone, INVALID_ARGUMENT if the message is
-// longer than allowed (its descriptors are closed).
+// longer than allowed (its descriptors are closed), RESOURCE_EXHAUSTED if this process has no place
+// left for its descriptors.
 absl::StatusOr<ReceivedDescriptors> ReceiveDescriptors(int socket);
 
 }  // namespace shardmesh::worker

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -101,6 +102,24 @@ TEST(ShmSegmentTest, SaysThatAPeerIsGone) {
   EXPECT_THAT(SendDescriptors(mine.get(), "x", {}), StatusIs(absl::StatusCode::kUnavailable));
   EXPECT_THAT(SendDescriptors(mine.get(), std::string(4097, 'x'), {}),
               StatusIs(absl::StatusCode::kInvalidArgument));
+}
+
+TEST(ShmSegmentTest, SaysThatThereIsNoPlaceForDescriptors) {
+  std::array<int, 2> ends = {};
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()), 0);
+  const FileDescriptor mine(ends[0]);
+  const FileDescriptor theirs(ends[1]);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto segment, ShmSegment::Create("test", kBytes, false));
+  const std::array<int, 1> fds = {segment->fd()};
+  ASSERT_THAT(SendDescriptors(theirs.get(), "here", fds), IsOk());
+  rlimit old = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &old), 0);
+  const rlimit none = {.rlim_cur = 3, .rlim_max = old.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  const absl::Status received = ReceiveDescriptors(mine.get()).status();
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &old), 0);
+  EXPECT_THAT(received, StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_THAT(std::string(received.message()), ::testing::HasSubstr("descriptors"));
 }
 
 }  // namespace

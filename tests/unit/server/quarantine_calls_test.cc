@@ -1,0 +1,183 @@
+// Orders to quarantines of workers that answer in part, late, or not at all.
+#include "server/quarantine_calls.h"
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/synchronization/notification.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "rpc/array_codec.h"
+#include "rpc/spec_codec.h"
+#include "server/local_store.h"
+#include "server/membership.h"
+#include "server/random_id.h"
+#include "sharding/str_cat.h"
+#include "shardmesh/v1/attach_service.pb.h"
+#include "shardmesh/v1/cluster_service.pb.h"
+#include "tests/testing/fake_clock.h"
+#include "tests/testing/status_matchers.h"
+
+namespace shardmesh::server {
+namespace {
+
+using test::IsOk;
+using test::StatusIs;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// Keeps orders until the test answers them.
+class KeepingHub final : public AttachHub {
+ public:
+  struct Kept {
+    std::string identity;
+    v1::QuarantineOrder order;
+    QuarantineAnswered answered;
+  };
+
+  void OrderQuarantine(const std::string& identity, v1::QuarantineOrder order,
+                       QuarantineAnswered answered) override {
+    kept.push_back({identity, std::move(order), std::move(answered)});
+  }
+  // Answers the first order that is kept.
+  void Answer(absl::StatusOr<v1::QuarantineAnswer> answer) {
+    ASSERT_FALSE(kept.empty());
+    Kept first = std::move(kept.front());
+    kept.erase(kept.begin());
+    std::move(first.answered)(std::move(answer));
+  }
+
+  grpc::Service* service() override { return nullptr; }
+  void SetSequencer(Sequencer*) override {}
+  void SetTileListener(TileListener) override {}
+  bool IsReady(std::string_view) const override { return true; }
+  absl::Status CheckReady(std::string_view) const override { return absl::OkStatus(); }
+  absl::StatusOr<std::vector<RankEndpoint>> Endpoints(std::string_view) const override {
+    return std::vector<RankEndpoint>();
+  }
+  FailedAttaches FailedAttachesOf(std::string_view) const override { return {}; }
+  void Drop(const std::vector<std::string>&) override {}
+  void MembershipChanged() override {}
+  void SendVerdict(const std::string&, const InventoryVerdict&) override {}
+  void EndStreams() override {}
+  void Start(const WorkRef&, const std::shared_ptr<const std::string>&) override {}
+  void Commit(const WorkRef&) override {}
+  void Abort(const WorkRef&, const absl::Status&) override {}
+
+  std::vector<Kept> kept;
+};
+
+class QuarantineCallsTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    for (const char* identity : {"w0", "w1"}) {
+      ASSERT_THAT(members_.Attach({.identity = identity,
+                                   .incarnation = 1,
+                                   .build_version = "1",
+                                   .endpoints = {"127.0.0.1:1"},
+                                   .host = "host"}),
+                  IsOk());
+    }
+    ASSERT_THAT(members_.AddMesh("m", 2, {}), IsOk());
+    catalogue_ = *Catalogue::Open(store_.get(), &clock_, [](const auto&) {});
+  }
+  ArrayContext Context() {
+    ArrayContext context;
+    context.clock = &clock_;
+    context.membership = &members_;
+    context.hub = &hub_;
+    context.catalogue = catalogue_.get();
+    return context;
+  }
+  QuarantineDone Done() {
+    return [this](const absl::Status& status) { done_ = status; };
+  }
+  // An array with a name, of which no worker has brought a tile since the restart.
+  ArrayDescriptor NewArray() {
+    ArrayDescriptor descriptor;
+    descriptor.array_id = RandomId();
+    descriptor.dtype = Dtype::kBF16;
+    descriptor.shape = {8, 4};
+    descriptor.spec = PartitionSpec({SpecEntry::Axis("dp")});
+    descriptor.mesh_id = std::string("m");
+    descriptor.mesh_revision = 3;
+    descriptor.mesh = *Mesh::Parse("dp=2");
+    EXPECT_THAT(catalogue_->Stage({.descriptor = descriptor}), IsOk());
+    absl::Notification committed;
+    catalogue_->Commit({{{.array_id = descriptor.array_id,
+                          .durability = Durability::kDisk,
+                          .tile_crc32c = {10, 11}}},
+                        {{"w", descriptor.array_id, std::nullopt}},
+                        "",
+                        ""},
+                       [&](const absl::StatusOr<CommitResult>& result) {
+                         EXPECT_THAT(result, IsOk());
+                         committed.Notify();
+                       });
+    committed.WaitForNotification();
+    catalogue_.reset();
+    catalogue_ = *Catalogue::Open(store_.get(), &clock_, [](const auto&) {});
+    return descriptor;
+  }
+  // What the worker of a rank says that it has.
+  static v1::QuarantineAnswer Has(const ArrayDescriptor& descriptor, int64_t rank) {
+    v1::QuarantineAnswer answer;
+    v1::QuarantinedArray* const array = answer.add_arrays();
+    array->set_identity(StrCat("w", rank));
+    rpc::Encode(descriptor, array->mutable_array());
+    v1::QuarantinedTile* const tile = array->add_tiles();
+    rpc::Encode(descriptor.Tiling()->TileOf(rank), tile->mutable_tile());
+    tile->set_crc32c(static_cast<uint32_t>(10 + rank));
+    return answer;
+  }
+  std::vector<int64_t> MissingOf(const ArrayDescriptor& descriptor) {
+    return (*catalogue_->FindArray(descriptor.array_id))->missing_ranks;
+  }
+
+  test::FakeClock clock_;
+  Membership members_{&clock_};
+  const std::unique_ptr<Store> store_ = CreateMemoryStore();
+  std::unique_ptr<Catalogue> catalogue_;
+  KeepingHub hub_;
+  std::optional<absl::Status> done_;
+};
+
+TEST_F(QuarantineCallsTest, AWorkerThatDoesNotAnswerIsNamedAndNotWaitedForAnyLonger) {
+  v1::ListQuarantineRequest request;
+  v1::ListQuarantineResponse response;
+  ListQuarantine(Context(), &hub_, &request, &response, Done());
+  hub_.Answer(v1::QuarantineAnswer());
+  clock_.Advance(absl::Minutes(4));
+  EXPECT_FALSE(done_.has_value());
+  clock_.Advance(absl::Minutes(1));
+  ASSERT_TRUE(done_.has_value());
+  EXPECT_THAT(*done_, StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_THAT(std::string(done_->message()), HasSubstr("\"w1\""));
+  done_.reset();
+  hub_.Answer(v1::QuarantineAnswer());
+  EXPECT_FALSE(done_.has_value()) << "the call is over";
+}
+
+TEST_F(QuarantineCallsTest, EachTileThatComesBackCountsWhateverBecomesOfTheOthers) {
+  const ArrayDescriptor array = NewArray();
+  ASSERT_THAT(MissingOf(array), ElementsAre(0, 1));
+  v1::RestoreQuarantinedRequest request;
+  request.set_array_id(array.array_id);
+  v1::RestoreQuarantinedResponse response;
+  RestoreQuarantined(Context(), &hub_, &request, &response, Done());
+  hub_.Answer(Has(array, 0));
+  hub_.Answer(Has(array, 1));
+  ASSERT_FALSE(hub_.kept.empty());
+  EXPECT_EQ(hub_.kept.front().order.action(), v1::QuarantineOrder::ACTION_RESTORE);
+  hub_.Answer(Has(array, 0));
+  hub_.Answer(absl::UnavailableError("worker \"w1\" was lost"));
+  ASSERT_TRUE(done_.has_value());
+  EXPECT_THAT(*done_, StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(MissingOf(array), ElementsAre(1));
+}
+
+}  // namespace
+}  // namespace shardmesh::server
