@@ -1355,6 +1355,7 @@ void PeerLinksImpl::OnDown(const std::shared_ptr<PeerLink>& link, bool was_up,
                     was_up ? " broke: " : ": ", ToStd(status.message())));
       }
       peer.link = nullptr;
+      peer.up = false;  // also when this worker is closing
       if (link->dialled() && !was_up && absl::IsUnavailable(status) &&
           ReasonOf(status) == Reason::kUnspecified) {
         Diagnose(peer);

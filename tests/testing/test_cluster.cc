@@ -24,6 +24,8 @@ namespace {
 
 // For a busy machine, on which sanitizers run too.
 constexpr absl::Duration kStartTimeout = absl::Seconds(60);
+// Until a process that was told to end is killed.
+constexpr absl::Duration kGrace = absl::Seconds(10);
 
 }  // namespace
 
@@ -150,6 +152,15 @@ absl::StatusOr<std::unique_ptr<TestCluster>> TestCluster::Start(const Options& o
 
 TestCluster::~TestCluster() {
   client_.reset();
+  if (cluster_ != nullptr) {
+    cluster_->Stop(kGrace);
+    for (const client::EndedProcess& ended : cluster_->CollectEnded()) {
+      for (const int crash : {SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL}) {
+        EXPECT_FALSE(absl::StrContains(ended.how, StrCat("signal ", crash, " ")))
+            << ended.identity << " " << ended.how;
+      }
+    }
+  }
   cluster_.reset();
   std::filesystem::remove_all(folder_);
 }

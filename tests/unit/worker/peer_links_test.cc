@@ -469,6 +469,22 @@ TEST_P(TransportTest, AbortEndsTheStepOnAllItsRanks) {
   EXPECT_EQ(workers.links(2).BlamedFor(3), "worker-0");
 }
 
+TEST_P(TransportTest, AStepIsAbortedAlsoWhileAndAfterTheLinksClose) {
+  LinkedWorkers workers("x=3", kTagLimit, GetParam());
+  ASSERT_TRUE(workers.Connect(1));
+  const auto zero = Open(workers, 0, 3);
+  const auto one = Open(workers, 1, 3);
+  workers.links(0).Close();
+  // The streams end one after another, on threads of their own.
+  ASSERT_TRUE(workers.worker(1).AwaitUnreached({"worker-0"}, Soon()));
+  for (int i = 0; i < 100; ++i) {
+    workers.links(0).AbortStep(3, absl::UnavailableError("the worker is stopping"), "worker-0");
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  EXPECT_EQ(zero->Receive(1, *Tag::Create(3, 0, 0), 8, Soon()).status().code(),
+            absl::StatusCode::kUnavailable);
+}
+
 TEST_P(TransportTest, RanksThatRunDifferentCollectivesBothHearOfBoth) {
   LinkedWorkers workers("x=2", kTagLimit, GetParam());
   ASSERT_TRUE(workers.Connect(1));
