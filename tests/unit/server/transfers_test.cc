@@ -131,11 +131,12 @@ TEST_F(TransfersTest, OnlyTheSessionThatBeganATransferOwnsIt) {
 }
 
 TEST_F(TransfersTest, SumsOfDeclaredSizesStayAtTheMost) {
-  auto items = std::make_shared<std::vector<PutItem>>(3);
+  // Each of half an exbibyte, which is near the most that one array can have.
+  auto items = std::make_shared<std::vector<PutItem>>(17);
   for (PutItem& item : *items) {
     item.definition.descriptor = {.array_id = RandomId(),
                                   .dtype = Dtype::kF32,
-                                  .shape = {int64_t{1} << 60},
+                                  .shape = {int64_t{1} << 57},
                                   .spec = PartitionSpec(),
                                   .mesh_id = "m",
                                   .mesh_revision = 3,
