@@ -153,6 +153,15 @@ absl::StatusOr<Array> Decode(std::string_view key, const proto::ArrayRecord& fro
 
 }  // namespace
 
+absl::Status CheckTerm(int64_t term) {
+  if (term <= kMaxTerm) return absl::OkStatus();
+  return WithReason(
+      absl::FailedPreconditionError(
+          StrCat("the state's next term would be ", term, ", the highest there can be is ",
+                 kMaxTerm, "; begin with an empty data folder, and empty those of the workers")),
+      Reason::kStoreFailed);
+}
+
 std::string EncodeCluster(const ClusterRecord& cluster) {
   proto::ClusterRecord record;
   record.set_cluster_id(cluster.cluster_id);
@@ -164,6 +173,19 @@ absl::StatusOr<ClusterRecord> DecodeCluster(std::string_view key, const std::str
   SHARDMESH_ASSIGN_OR_RETURN(const auto record, Parse<proto::ClusterRecord>(key, bytes));
   if (record.cluster_id().empty() || record.term() < 1) return Damaged(key, "is incomplete");
   return ClusterRecord{record.cluster_id(), record.term()};
+}
+
+std::string EncodeRestored(const RestoredRecord& restored) {
+  proto::RestoredRecord record;
+  record.set_snapshot_sha256(restored.digest);
+  record.set_may_lack_names(restored.may_lack_names);
+  return record.SerializeAsString();
+}
+
+absl::StatusOr<RestoredRecord> DecodeRestored(std::string_view key, const std::string& bytes) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto record, Parse<proto::RestoredRecord>(key, bytes));
+  if (record.snapshot_sha256().empty()) return Damaged(key, "is incomplete");
+  return RestoredRecord{record.snapshot_sha256(), record.may_lack_names()};
 }
 
 std::string EncodeArray(const Array& array) {

@@ -21,8 +21,21 @@ struct ClusterRecord {
   std::string cluster_id;
   int64_t term = 0;
 };
+// Epochs and numbers of steps are made of the term: beyond this one they would overflow.
+inline constexpr int64_t kMaxTerm = (int64_t{1} << 23) - 2;
+// FAILED_PRECONDITION (STORE_FAILED): the term is higher.
+absl::Status CheckTerm(int64_t term);
 std::string EncodeCluster(const ClusterRecord& cluster);
 absl::StatusOr<ClusterRecord> DecodeCluster(std::string_view key, const std::string& bytes);
+
+// Where a restored state says so.
+inline constexpr std::string_view kRestoredKey = "restored";
+struct RestoredRecord {
+  std::string digest;           // of the snapshot
+  bool may_lack_names = false;  // its arrays without a name may have had one later
+};
+std::string EncodeRestored(const RestoredRecord& restored);
+absl::StatusOr<RestoredRecord> DecodeRestored(std::string_view key, const std::string& bytes);
 
 // A decoded array is degraded, every rank missing: its tiles are yet to be reported.
 std::string EncodeArray(const Array& array);

@@ -110,8 +110,8 @@ absl::Status Restore(const std::string& folder, const std::string& file) {
   }
   if (restored->was_done_before) {
     rpc::LogWarning(
-        "this snapshot was restored before and is not restored again; remove the file "
-        "`restored` in the data folder to do so",
+        "this snapshot was restored before and is not restored again; to do so, put a file "
+        "`restore-again` into the data folder",
         {{"file", file}});
     return absl::OkStatus();
   }

@@ -30,6 +30,9 @@ namespace {
 constexpr int64_t kApplicationId = 0x7368646d;
 
 constexpr int kPlaceBits = 8;
+
+// Between a row and the one before it, more than any writer leaves.
+constexpr Revision kMaxRevisionGap = Revision{1} << 33;
 static_assert(kMaxTransactionOperations <= (1 << kPlaceBits));
 
 absl::Status StoreError(absl::StatusCode code, std::string_view message) {
@@ -270,6 +273,11 @@ absl::Status ForEachRow(Database& database, int64_t from,
   }
 }
 
+Revision NewestWith(Revision newest, int64_t unreadable_row) {
+  const Revision revision = PositionOf(unreadable_row).revision;
+  return revision > newest && revision - newest <= kMaxRevisionGap ? revision : newest;
+}
+
 absl::StatusOr<StoredState> ReadState(Database& database) {
   SHARDMESH_ASSIGN_OR_RETURN(const StoredBounds bounds, ReadBounds(database));
   StoredState state{.index = RevisionIndex(bounds.compacted, bounds.newest), .unreadable = {}};
@@ -280,6 +288,7 @@ absl::StatusOr<StoredState> ReadState(Database& database) {
           return;
         }
         state.index.Forget(state.index.PositionsOf(row.key));
+        state.index.RaiseNewest(NewestWith(state.index.newest(), row.row_id));
         state.unreadable.push_back({row.row_id, std::move(row.key), std::move(row.why)});
       });
   SHARDMESH_RETURN_IF_ERROR(read);

@@ -76,6 +76,10 @@ struct StoredState {
   std::vector<UnreadableRecord> unreadable;
 };
 
+// The newest revision, given a row that cannot be read: its row id is taken, so that its commit is
+// behind us too. But a row id far beyond all others is a part of the damage.
+Revision NewestWith(Revision newest, int64_t unreadable_row);
+
 // Reads all records. Of a key with an unreadable record nothing is there that is older: it would
 // pass for what is current. DATA_LOSS: the bounds or the pages cannot be read.
 absl::StatusOr<StoredState> ReadState(Database& database);

@@ -66,7 +66,7 @@ std::map<std::string, std::string> CurrentOf(const RevisionIndex& index) {
   const absl::StatusOr<KeyValues> all = index.List("", {});
   if (!all.ok()) return current;
   for (const KeyValue& item : all->items) {
-    if (item.key != kClusterKey &&
+    if (item.key != kClusterKey && item.key != kRestoredKey &&
         item.key.compare(0, kRequestPrefix.size(), kRequestPrefix) != 0) {
       current[item.key] = item.value;
     }
@@ -124,28 +124,72 @@ absl::StatusOr<std::string> DigestOfFile(const std::string& file) {
   return absl::BytesToHexString(ToAbsl(Sha256(content)));
 }
 
-// Lets the database begin behind all that was ever told from it.
-absl::Status Skip(const std::string& path, ClusterRecord cluster, Revision newest) {
+// Of which snapshot the state of a folder was made; empty if of none, or if it cannot be read.
+std::string RestoredFrom(const std::string& folder) {
+  if (!fs::exists(DatabasePath(folder))) return "";
+  Database database(DatabasePath(folder));
+  if (!database.Open().ok() || !database.Execute("PRAGMA locking_mode = EXCLUSIVE").ok()) return "";
+  const absl::StatusOr<int64_t> version = SchemaVersionOf(database);
+  if (!version.ok() || *version != kSchemaVersion) return "";
+  const auto newest = database.Prepare(
+      "SELECT position, value, crc FROM event WHERE key = ?1 ORDER BY position DESC LIMIT 1");
+  if (!newest.ok()) return "";
+  newest->BindText(1, kRestoredKey);
+  const absl::StatusOr<bool> row = database.Step(*newest);
+  if (!row.ok() || !*row || newest->IsNull(1)) return "";
+  const std::string value(newest->Bytes(1));
+  if (newest->Number(2) != RecordChecksum(newest->Number(0), kRestoredKey, &value)) return "";
+  const absl::StatusOr<RestoredRecord> restored = DecodeRestored(kRestoredKey, value);
+  return restored.ok() ? restored->digest : "";
+}
+
+// Removes a database and all that SQLite may have left beside it: the log of another file must not
+// be taken for this one's.
+absl::Status RemoveDatabase(const std::string& path) {
+  for (const char* suffix : {"", "-wal", "-shm", "-journal"}) {
+    std::error_code error;
+    fs::remove(path + suffix, error);
+    if (error) return FileError("remove", path + suffix, error);
+  }
+  return absl::OkStatus();
+}
+
+// Lets the database begin behind all that was ever told from it, and say of which snapshot it is.
+// All of it is in its one file then, on the disk.
+absl::Status Skip(const std::string& path, const ClusterRecord& cluster, Revision newest,
+                  const std::string& digest) {
   Database database(path);
   SHARDMESH_RETURN_IF_ERROR(database.Open());
   SHARDMESH_RETURN_IF_ERROR(database.Execute("PRAGMA locking_mode = EXCLUSIVE"));
   SHARDMESH_RETURN_IF_ERROR(database.Execute("PRAGMA synchronous = FULL"));
-  cluster.term += kSkippedTerms;
+  {
+    // A snapshot has a log, which closing the database copies without a word of what went wrong.
+    SHARDMESH_ASSIGN_OR_RETURN(const auto mode, database.Prepare("PRAGMA journal_mode = DELETE"));
+    SHARDMESH_ASSIGN_OR_RETURN(const bool row, database.Step(mode));
+    if (!row || mode.Bytes(0) != "delete") {
+      return StoreError(absl::StatusCode::kInternal,
+                        StrCat("cannot write the log of ", path, " into it"));
+    }
+  }
   newest += kSkippedRevisions;
-  const std::string record = EncodeCluster(cluster);
-  const int64_t row_id = RowId({.revision = newest, .place = 0});
+  const std::pair<std::string_view, std::string> records[] = {
+      {kClusterKey, EncodeCluster(cluster)},
+      {kRestoredKey, EncodeRestored({.digest = digest, .may_lack_names = true})}};
   SHARDMESH_ASSIGN_OR_RETURN(const auto erase,
                              database.Prepare("DELETE FROM event WHERE key = ?1"));
   SHARDMESH_ASSIGN_OR_RETURN(const auto insert,
                              database.Prepare("INSERT INTO event VALUES (?1, ?2, ?3, ?4)"));
   return database.InTransaction([&]() -> absl::Status {
-    erase.BindText(1, kClusterKey);
-    SHARDMESH_RETURN_IF_ERROR(database.Run(erase));
-    insert.BindNumber(1, row_id);
-    insert.BindText(2, kClusterKey);
-    insert.BindBytes(3, record);
-    insert.BindNumber(4, RecordChecksum(row_id, kClusterKey, &record));
-    SHARDMESH_RETURN_IF_ERROR(database.Run(insert));
+    for (int32_t place = 0; const auto& [key, record] : records) {
+      const int64_t row_id = RowId({.revision = newest, .place = place++});
+      erase.BindText(1, key);
+      SHARDMESH_RETURN_IF_ERROR(database.Run(erase));
+      insert.BindNumber(1, row_id);
+      insert.BindText(2, key);
+      insert.BindBytes(3, record);
+      insert.BindNumber(4, RecordChecksum(row_id, key, &record));
+      SHARDMESH_RETURN_IF_ERROR(database.Run(insert));
+    }
     // Whoever watches from before lists anew: what happened since the snapshot is not there.
     return WriteBounds(database, {.compacted = newest, .newest = newest});
   });
@@ -221,19 +265,15 @@ absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::s
   SHARDMESH_RETURN_IF_ERROR(MakeDataFolder(folder));
   SHARDMESH_ASSIGN_OR_RETURN(const FolderLock lock, FolderLock::Take(folder));
   Restored restored;
-  const std::string mark = folder + "/restored";
-  {
-    std::string last;
-    std::ifstream(mark) >> last;
-    if (last == digest && fs::exists(DatabasePath(folder))) {
-      restored.was_done_before = true;
-      return restored;
-    }
+  const std::string again = StrCat(folder, "/", kRestoreAgain);
+  if (!fs::exists(again) && RestoredFrom(folder) == digest) {
+    restored.was_done_before = true;
+    return restored;
   }
 
   const std::string copy = folder + "/restoring";
   std::error_code error;
-  fs::remove(copy, error);
+  SHARDMESH_RETURN_IF_ERROR(RemoveDatabase(copy));
   fs::copy_file(file, copy, error);
   if (error) return FileError("copy the snapshot to", copy, error);
   SHARDMESH_ASSIGN_OR_RETURN(const StoredState snapshot, ReadDatabase(copy));
@@ -263,12 +303,15 @@ absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::s
       CompareStates(before->index, snapshot.index, &restored);
     }
   }
-  SHARDMESH_RETURN_IF_ERROR(Skip(copy, cluster, newest));
+  cluster.term += kSkippedTerms;
+  SHARDMESH_RETURN_IF_ERROR(CheckTerm(cluster.term));
+  SHARDMESH_RETURN_IF_ERROR(Skip(copy, cluster, newest, digest));
   SHARDMESH_ASSIGN_OR_RETURN(restored.replaced, MoveAway(folder, "replaced.db"));
-  fs::remove(DatabasePath(folder) + "-wal", error);
+  SHARDMESH_RETURN_IF_ERROR(RemoveDatabase(DatabasePath(folder)));
   fs::rename(copy, DatabasePath(folder), error);
   if (error) return FileError("rename", copy, error);
-  std::ofstream(mark) << digest << "\n";
+  fs::remove(again, error);
+  if (error) return FileError("remove", again, error);
   SHARDMESH_RETURN_IF_ERROR(SyncFolder(folder));
   return restored;
 }
@@ -298,6 +341,9 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
   StoredBounds bounds = read.value_or(StoredBounds());
   for (const StoredRow& row : salvaged.rows) {
     bounds.newest = std::max(bounds.newest, PositionOf(row.row_id).revision);
+  }
+  for (const UnreadableRecord& record : salvaged.unreadable) {
+    bounds.newest = NewestWith(bounds.newest, record.row_id);
   }
   // What was compacted is not known any more: then nothing before now can be watched.
   if (!read.ok()) bounds.compacted = bounds.newest;

@@ -14,8 +14,9 @@
 namespace shardmesh::server {
 
 // How many terms and revisions a restored state skips: more than there can have been since the
-// snapshot, so that workers follow its coordinator and no version of a name comes twice.
-inline constexpr int64_t kSkippedTerms = int64_t{1} << 16;
+// snapshot, so that workers follow its coordinator and no version of a name comes twice. A term is
+// a start of the coordinator; kMaxTerm allows thousands of restores.
+inline constexpr int64_t kSkippedTerms = 1024;
 inline constexpr int64_t kSkippedRevisions = int64_t{1} << 32;
 
 struct Restored {
@@ -35,10 +36,13 @@ inline constexpr size_t kListedKeys = 20;
 
 // Puts the snapshot in `file` into the data folder, as its state. The state before is set aside in
 // the folder, not deleted. A file that was restored last is not restored again, so that a flag that
-// stays where it is does no harm.
+// stays where it is does no harm: the state itself says of which file it was made. A file
+// kRestoreAgain in the folder asks for it once more, and is removed.
 //
 // FAILED_PRECONDITION: a process holds the folder; or the file is no snapshot, or of a newer schema
-// (SCHEMA_MISMATCH). DATA_LOSS: the snapshot is damaged; nothing was changed. NOT_FOUND: no file.
+// (SCHEMA_MISMATCH); or its term is too high to go on from. DATA_LOSS: the snapshot is damaged;
+// nothing was changed. NOT_FOUND: no file.
+inline constexpr std::string_view kRestoreAgain = "restore-again";
 absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::string& file);
 
 // What a look at a data folder found.

@@ -72,6 +72,97 @@ TEST(StoreRepairTest, RestoresASnapshotBehindAllThatWasEverTold) {
   EXPECT_THAT(store->Get("name/new"), IsOk()) << "a flag that stays does no harm";
 }
 
+// Closed, so that all is in one file.
+std::string SnapshotOf(const std::string& folder, Transaction transaction) {
+  {
+    const auto store = OpenFolder(folder);
+    EXPECT_THAT(store, IsOk());
+    EXPECT_THAT(CommitAndWait(**store, std::move(transaction)), IsOk());
+  }
+  std::string snapshot = NewFolder() + "/snapshot";
+  std::filesystem::copy_file(folder + "/state.db", snapshot);
+  return snapshot;
+}
+
+// A file beside the database could be lost where the database is not: then the next start would
+// undo what was acknowledged since.
+TEST(StoreRepairTest, TheStateItselfSaysOfWhichSnapshotItIs) {
+  const std::string folder = NewFolder();
+  const std::string snapshot = SnapshotOf(NewFolder(), {.puts = {Cluster(3), {"name/a", "1"}}});
+  ASSERT_THAT(RestoreSnapshot(folder, snapshot), IsOk());
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
+    ASSERT_THAT(CommitAndWait(*store, {.puts = {{"name/new", "1"}}}), IsOk());
+  }
+  const std::string same = NewFolder();
+  std::filesystem::copy_file(folder + "/state.db", same + "/state.db");
+  EXPECT_TRUE(RestoreSnapshot(same, snapshot)->was_done_before);
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(same));
+    EXPECT_THAT(store->Get("name/new"), IsOk());
+  }
+  // An operator may ask for it, once.
+  std::ofstream(same + "/" + std::string(kRestoreAgain)) << "";
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Restored again, RestoreSnapshot(same, snapshot));
+  EXPECT_FALSE(again.was_done_before);
+  EXPECT_THAT(again.lost, ElementsAre("name/new"));
+  EXPECT_TRUE(RestoreSnapshot(same, snapshot)->was_done_before);
+}
+
+TEST(StoreRepairTest, ARestoreThatWasInterruptedLeavesNothingToTheNext) {
+  const std::string folder = NewFolder();
+  const std::string snapshot = SnapshotOf(NewFolder(), {.puts = {Cluster(3), {"name/b", "1"}}});
+  {
+    const std::string other = NewFolder();
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(other));
+    ASSERT_THAT(CommitAndWait(*store, {.puts = {Cluster(3), {"name/a", "1"}}}), IsOk());
+    std::filesystem::copy_file(other + "/state.db-wal", folder + "/restoring-wal");
+  }
+  ASSERT_GT(std::filesystem::file_size(folder + "/restoring-wal"), 0u);
+  ASSERT_THAT(RestoreSnapshot(folder, snapshot), IsOk());
+  for (const char* left : {"restoring", "restoring-wal", "restoring-journal"}) {
+    EXPECT_FALSE(std::filesystem::exists(StrCat(folder, "/", left))) << left;
+  }
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
+  EXPECT_EQ(store->stats().unreadable_records, 0);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const KeyValues names, store->List("name/"));
+  ASSERT_EQ(names.items.size(), 1u);
+  EXPECT_EQ(names.items[0].key, "name/b");
+}
+
+TEST(StoreRepairTest, CanRestoreThousandsOfTimes) {
+  static_assert(kMaxTerm / kSkippedTerms > 8000);
+  const std::string folder = NewFolder();
+  const std::string snapshot = SnapshotOf(NewFolder(), {.puts = {Cluster(kMaxTerm - 10)}});
+  const absl::Status refused = RestoreSnapshot(folder, snapshot).status();
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kStoreFailed));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr(StrCat(kMaxTerm)));
+}
+
+// Its commit was acknowledged: the next one must not take its place.
+TEST(StoreRepairTest, GoesOnBehindANewestRecordThatCannotBeRead) {
+  const std::string folder = NewFolder();
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
+    for (const char* key : {"name/a", "name/b", "name/c"}) {
+      ASSERT_THAT(CommitAndWait(*store, {.puts = {{key, "1"}}}), IsOk());
+    }
+  }
+  RunSql(folder + "/state.db",
+         "UPDATE event SET value = X'33' WHERE key = 'name/c';"
+         "INSERT INTO event VALUES (9000000000000000000, 'name/x', X'33', 1)");
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
+    EXPECT_EQ(store->stats().unreadable_records, 2);
+    EXPECT_EQ(store->revision(), 3) << "what is far beyond all others is no revision";
+    EXPECT_THAT(CommitAndWait(*store, {.puts = {{"name/d", "1"}}}), IsOkAndHolds(4));
+  }
+  ASSERT_THAT(CheckDataFolder(folder, true), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
+  EXPECT_EQ(store->stats().unreadable_records, 0);
+  EXPECT_EQ(store->revision(), 4);
+}
+
 TEST(StoreRepairTest, RefusesASnapshotOfAnotherClusterOrADamagedOneAndChangesNothing) {
   const std::string folder = NewFolder();
   const std::string other = NewFolder();
