@@ -344,6 +344,15 @@ StatePublisher::StatePublisher(Store* store, rpc::Clock* clock, RequestMemory* r
       id_(NextPublisherId()),
       state_(std::make_shared<ClusterState>()) {}
 
+StatePublisher::~StatePublisher() {
+  auto idle = [this] {
+    mutex_.AssertReaderHeld();
+    return in_flight_ == 0;
+  };
+  absl::MutexLock lock(&mutex_);
+  mutex_.Await(absl::Condition(&idle));
+}
+
 absl::StatusOr<std::unique_ptr<StatePublisher>> StatePublisher::Open(Store* store,
                                                                      rpc::Clock* clock,
                                                                      RequestMemory* requests,
@@ -578,37 +587,49 @@ void StatePublisher::Write(Verb verb, Change change, DefinitionKind kind, std::s
   } else {
     transaction.puts.push_back({.key = key, .value = Encode(*definition)});
   }
-  store_->Commit(
-      std::move(transaction),
-      [this, definition = std::move(definition), kind, verb,
-       previous = existing.ok() ? *existing : nullptr, request_id = change.request_id,
-       change = std::move(change), tries,
-       callback = std::move(callback)](absl::StatusOr<Revision> revision) mutable {
-        if (!revision.ok()) {
-          requests_->Abandon(request_id);
-          // Somebody else was first, such as one who gives ranks to a mesh. A change of whatever
-          // there is, is as good for what there is now.
-          if (verb != Verb::kCreate && change.expected_version == 0 && tries < kMaxTries &&
-              ReasonOf(revision.status()) == Reason::kVersionMismatch) {
-            std::string wire;
-            DefinitionValue again;
-            if (verb == Verb::kUpdate) {
-              wire = std::move(definition->wire_value);
-              again = std::move(definition->value);
-            }
-            return Write(verb, std::move(change), kind, std::move(wire), std::move(again),
-                         std::move(callback), tries + 1);
-          }
-          return std::move(callback)(revision.status());
-        }
-        definition->revision = *revision;
+  CommitToStore(std::move(transaction), [this, definition = std::move(definition), kind, verb,
+                                         previous = existing.ok() ? *existing : nullptr,
+                                         request_id = change.request_id, change = std::move(change),
+                                         tries, callback = std::move(callback)](
+                                            absl::StatusOr<Revision> revision) mutable {
+    if (!revision.ok()) {
+      requests_->Abandon(request_id);
+      // Somebody else was first, such as one who gives ranks to a mesh. A change of whatever
+      // there is, is as good for what there is now.
+      if (verb != Verb::kCreate && change.expected_version == 0 && tries < kMaxTries &&
+          ReasonOf(revision.status()) == Reason::kVersionMismatch) {
+        std::string wire;
+        DefinitionValue again;
         if (verb == Verb::kUpdate) {
-          definition->replaced = ReplacedBy(*definition, kind, *revision, previous.get());
+          wire = std::move(definition->wire_value);
+          again = std::move(definition->value);
         }
-        Publish(definition, kind, verb == Verb::kDelete);
-        requests_->Finish(request_id, *revision);
-        std::move(callback)(std::move(definition));
-      });
+        return Write(verb, std::move(change), kind, std::move(wire), std::move(again),
+                     std::move(callback), tries + 1);
+      }
+      return std::move(callback)(revision.status());
+    }
+    definition->revision = *revision;
+    if (verb == Verb::kUpdate) {
+      definition->replaced = ReplacedBy(*definition, kind, *revision, previous.get());
+    }
+    Publish(definition, kind, verb == Verb::kDelete);
+    requests_->Finish(request_id, *revision);
+    std::move(callback)(std::move(definition));
+  });
+}
+
+void StatePublisher::CommitToStore(Transaction transaction, Store::CommitCallback callback) {
+  {
+    absl::MutexLock lock(&mutex_);
+    ++in_flight_;
+  }
+  store_->Commit(std::move(transaction),
+                 [this, callback = std::move(callback)](absl::StatusOr<Revision> revision) mutable {
+                   std::move(callback)(std::move(revision));
+                   absl::MutexLock lock(&mutex_);
+                   --in_flight_;
+                 });
 }
 
 absl::Status StatePublisher::CheckRoom(DefinitionKind kind) const {

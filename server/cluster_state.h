@@ -154,8 +154,8 @@ class ClusterState {
 // Keeps the definitions in the store and publishes them as snapshots. What was replaced is kept as
 // far as the store does: it is opened with DefinitionHistory().
 //
-// Thread-safe. Callbacks run on the store's thread, without a lock. Destroy it after the last
-// callback has run; store, clock and request memory live longer.
+// Thread-safe. Callbacks run on the store's thread, without a lock. The destructor waits for those
+// of all changes; store, clock and request memory live longer.
 class StatePublisher {
  public:
   using Callback = absl::AnyInvocable<void(absl::StatusOr<std::shared_ptr<const Definition>>) &&>;
@@ -165,6 +165,7 @@ class StatePublisher {
   static absl::StatusOr<std::unique_ptr<StatePublisher>> Open(
       Store* store, rpc::Clock* clock, RequestMemory* requests,
       int64_t min_sharding_size = kDefaultMinSize);
+  ~StatePublisher();
 
   // How many definitions there may be. More that are there already stay.
   struct Limits {
@@ -255,6 +256,8 @@ class StatePublisher {
   // `tries`: how often somebody else was first.
   void Write(Verb verb, Change change, DefinitionKind kind, std::string wire_value,
              DefinitionValue value, Callback callback, int tries = 0);
+  // Store::Commit, counted in in_flight_ until after its callback.
+  void CommitToStore(Transaction transaction, Store::CommitCallback callback);
   void Publish(std::shared_ptr<const Definition> definition, DefinitionKind kind, bool deleted);
 
   Store* const store_;
@@ -268,6 +271,7 @@ class StatePublisher {
   std::atomic<uint64_t> generation_ = 1;  // rises with each snapshot
   mutable absl::Mutex mutex_;
   std::shared_ptr<const ClusterState> state_ ABSL_GUARDED_BY(mutex_);
+  int64_t in_flight_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace shardmesh::server

@@ -1,10 +1,12 @@
 // Definitions: versions, repeated requests, durability, snapshots and watches.
 #include "server/cluster_state.h"
 
+#include <atomic>
 #include <cstdlib>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -138,6 +140,19 @@ TEST_F(ClusterStateTest, PublishesEachChangeUnderANewVersion) {
   EXPECT_FALSE(before->FindMesh("m").ok()) << "an older snapshot changed";
   ASSERT_TRUE(Delete("m").ok());
   EXPECT_FALSE(publisher_->state().FindMesh("m").ok());
+}
+
+TEST_F(ClusterStateTest, WaitsForItsChangesBeforeItGoes) {
+  absl::Notification gate;
+  store_->Commit({.puts = {{"other", "1"}}},
+                 [&](const absl::StatusOr<Revision>&) { gate.WaitForNotification(); });
+  std::atomic<bool> is_told = false;
+  publisher_->Create({.request_id = "", .name = "m"}, MeshValue(2),
+                     [&](const Answer&) { is_told = true; });
+  std::thread opener([&] { gate.Notify(); });
+  publisher_.reset();
+  EXPECT_TRUE(is_told);
+  opener.join();
 }
 
 TEST_F(ClusterStateTest, NamesTheNearestNameThatThereIs) {
