@@ -860,12 +860,9 @@ class ArrayService final : public ArrayServiceBase {
                                                    " arrays are over the limit of ", kMaxReleased)),
                             "array_ids");
     }
-    for (const std::string& array_id : request.array_ids()) {
-      if (UnpinForSession(*context_.catalogue, *context_.sessions, request.session_id(),
-                          array_id)) {
-        response->set_released(response->released() + 1);
-      }
-    }
+    response->set_released(static_cast<int32_t>(UnpinForSession(
+        *context_.catalogue, *context_.sessions, request.session_id(),
+        std::vector<std::string>(request.array_ids().begin(), request.array_ids().end()))));
     return absl::OkStatus();
   }
 

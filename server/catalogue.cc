@@ -26,6 +26,8 @@ constexpr std::string_view kReleasedPrefix = "released/";
 constexpr size_t kMaxReleased = 16'384;
 // Discarded arrays that are remembered.
 constexpr size_t kMaxDiscarded = 65'536;
+// Meshes of which it is remembered when they were changed; beyond, the older half is forgotten.
+constexpr size_t kMaxMeshFloors = 16'384;
 
 // A commit within these goes in one transaction, with room for its fence and its answer.
 constexpr size_t kMaxSmallOperations = 100;
@@ -139,17 +141,11 @@ struct Catalogue::Pending {
   CommitRequest request;
   CommitCallback callback;
   std::vector<ArrayPtr> arrays;  // what the staged ones become, as in request.arrays
-  std::string manifest_id;       // empty: one transaction is enough
+  absl::flat_hash_map<std::string_view, ArrayPtr> by_id = {};  // the same
+  std::vector<ManifestEntry> entries = {};  // the names that get an array, and what it will be
+  std::string manifest_id;                  // empty: one transaction is enough
   std::vector<std::string> chunks;
   Transaction last;  // the one that makes it count
-
-  // What an array will be when this has happened.
-  ArrayPtr Committed(std::string_view id) const {
-    for (const ArrayPtr& array : arrays) {
-      if (array->definition.descriptor.array_id == id) return array;
-    }
-    return nullptr;
-  }
 };
 
 Catalogue::Catalogue(Store* store, rpc::Clock* clock, ReleaseListener listener,
@@ -209,6 +205,7 @@ absl::Status Catalogue::BeginTerm() {
     return stored.status();
   }
   ++cluster.term;
+  SHARDMESH_RETURN_IF_ERROR(CheckTerm(cluster.term));
   SHARDMESH_ASSIGN_OR_RETURN(
       cluster_revision_,
       CommitAndWait(*store_, {.compares = {{std::string(kClusterKey), seen}},
@@ -241,6 +238,15 @@ absl::Status Catalogue::Load() {
     rpc::LogError("a record in the store cannot be read and is left out",
                   {{"key", key}, {"error", status}});
   };
+  if (const absl::StatusOr<KeyValue> stored = store_->Get(kRestoredKey); stored.ok()) {
+    const absl::StatusOr<RestoredRecord> restored = DecodeRestored(stored->key, stored->value);
+    if (restored.ok()) {
+      restored_from_ = restored->digest;
+      may_lack_names_ = restored->may_lack_names;
+    } else {
+      leave_out(stored->key, restored.status());
+    }
+  }
   SHARDMESH_ASSIGN_OR_RETURN(const KeyValues stored_arrays, store_->List(kArrayPrefix));
   for (const KeyValue& item : stored_arrays.items) {
     absl::StatusOr<Array> array = DecodeArray(item.key, item.value);
@@ -340,6 +346,10 @@ absl::Status Catalogue::Load() {
     entry.pins = 1;
     entry.is_kept_for_grace = !is_damaged;
     entry.has_record = true;
+    if (may_lack_names_) {
+      entry.adopted_from.resize(
+          static_cast<size_t>(entry.array->definition.descriptor.mesh.size()));
+    }
   }
   for (auto manifest = manifests_.begin(); manifest != manifests_.end();) {
     const auto next = std::next(manifest);
@@ -391,7 +401,14 @@ void Catalogue::DiscardStaged(const std::vector<std::string>& array_ids) {
       continue;
     }
     for (const ArrayEntry::Waiting& waiting : found->second.waiting) {
-      AddVerdict(waiting.identity, {.commit = {}, .drop = {id}, .quarantine = {}});
+      InventoryVerdict verdict;
+      if (waiting.committed) {
+        verdict.quarantine.push_back(
+            {id, waiting.tile, "its array was to be taken back into use, which failed", false});
+      } else {
+        verdict.drop.push_back(id);
+      }
+      AddVerdict(waiting.identity, std::move(verdict));
     }
     EraseArray(found);
     if (discarded_.insert(id).second) {
@@ -408,6 +425,7 @@ void Catalogue::Commit(CommitRequest request, CommitCallback callback) {
   auto pending = std::make_shared<Pending>();
   pending->request = std::move(request);
   pending->callback = std::move(callback);
+  bool needs_chunks = false;
   {
     absl::MutexLock lock(&mutex_);
     std::optional<MissingName> missing;
@@ -424,6 +442,8 @@ void Catalogue::Commit(CommitRequest request, CommitCallback callback) {
         array->durability = commit.durability;
         array->tile_crc32c = commit.tile_crc32c;
         array->created = now;
+        const std::string& id = array->definition.descriptor.array_id;
+        pending->by_id.emplace(id, array);
         pending->arrays.push_back(std::move(array));
         committing_arrays_.insert(commit.array_id);
       }
@@ -433,7 +453,7 @@ void Catalogue::Commit(CommitRequest request, CommitCallback callback) {
       }
       Write(pending.get());
       if (!pending->manifest_id.empty()) {
-        WriteChunk(pending, 0);
+        needs_chunks = true;
       } else if (pending->last.puts.empty() && pending->last.deletes.empty()) {
         events_.Add([this, pending] { Finish(pending, 0); });
       } else {
@@ -442,6 +462,12 @@ void Catalogue::Commit(CommitRequest request, CommitCallback callback) {
         });
       }
     }
+  }
+  if (needs_chunks) {
+    // Nobody else moves these names or changes these arrays until Finish.
+    MakeChunks(pending.get());
+    absl::MutexLock lock(&mutex_);
+    WriteChunk(pending, 0);
   }
   events_.MakeCalls();
 }
@@ -519,7 +545,7 @@ void Catalogue::Write(Pending* pending) {
   const CommitRequest& request = pending->request;
   Transaction& last = pending->last;
   last = Fenced();
-  std::vector<ManifestEntry> entries;
+  std::vector<ManifestEntry>& entries = pending->entries;
   std::set<std::string_view> written;
   for (const NameMove& move : request.moves) {
     if (move.array_id.empty()) {
@@ -530,12 +556,13 @@ void Catalogue::Write(Pending* pending) {
       }
       continue;
     }
-    ArrayPtr array = pending->Committed(move.array_id);
-    if (array == nullptr) array = arrays_.find(move.array_id)->second.array;
-    entries.push_back({move.name, std::move(array)});
+    const auto committed = pending->by_id.find(move.array_id);
+    entries.push_back({move.name, committed != pending->by_id.end()
+                                      ? committed->second
+                                      : arrays_.find(move.array_id)->second.array});
   }
   std::vector<Put> puts;
-  size_t bytes = 0;
+  size_t bytes = request.answer.size();
   for (const ManifestEntry& entry : entries) {
     const std::string& id = entry.array->definition.descriptor.array_id;
     if (written.insert(id).second) puts.push_back({ArrayKey(id), EncodeArray(*entry.array)});
@@ -543,19 +570,24 @@ void Catalogue::Write(Pending* pending) {
     if (puts.size() + last.puts.size() + last.deletes.size() > kMaxSmallOperations) break;
   }
   for (const Put& put : puts) bytes += put.key.size() + put.value.size();
-  if (bytes <= kMaxSmallBytes &&
-      puts.size() + last.puts.size() + last.deletes.size() <= kMaxSmallOperations) {
+  // A manifest has entries; without any there is nothing that it could take off the transaction.
+  if (entries.empty() ||
+      (bytes <= kMaxSmallBytes &&
+       puts.size() + last.puts.size() + last.deletes.size() <= kMaxSmallOperations)) {
     for (Put& put : puts) last.puts.push_back(std::move(put));
   } else {
     pending->manifest_id = RandomId();
-    pending->chunks = EncodeManifestChunks(entries);
     last.compares.push_back({ManifestKey(pending->manifest_id), 0});
-    last.puts.push_back({ManifestKey(pending->manifest_id),
-                         EncodeManifest(static_cast<int64_t>(pending->chunks.size()))});
   }
   requests_->AddTo(&last, request.request_id, request.answer);
   // What only deletes names makes room.
-  last.urgent = entries.empty();
+  last.urgent = !request.moves.empty() && entries.empty();
+}
+
+void Catalogue::MakeChunks(Pending* pending) {
+  pending->chunks = EncodeManifestChunks(std::exchange(pending->entries, {}));
+  pending->last.puts.push_back({ManifestKey(pending->manifest_id),
+                                EncodeManifest(static_cast<int64_t>(pending->chunks.size()))});
 }
 
 void Catalogue::WriteChunk(std::shared_ptr<Pending> pending, size_t next) {
@@ -675,8 +707,7 @@ void Catalogue::EraseArray(Arrays::iterator entry) {
 void Catalogue::AddName(NameEntry entry, std::string manifest_id) {
   ArrayEntry& array = arrays_.find(entry.array_id)->second;
   ++array.names;
-  array.versions.push_back(entry);
-  versions_[{entry.name, entry.version}] = entry.array_id;
+  array.was_named = true;
   if (!manifest_id.empty()) ++manifests_[manifest_id].current_names;
   std::string name = entry.name;
   names_[std::move(name)] = {std::move(entry), std::move(manifest_id)};
@@ -685,6 +716,7 @@ void Catalogue::AddName(NameEntry entry, std::string manifest_id) {
 void Catalogue::DropName(Names::iterator name, bool key_stays) {
   const Name old = std::move(name->second);
   names_.erase(name);
+  AddFormer(old.entry);
   if (old.manifest_id.empty()) {
     if (!key_stays) dead_keys_.push_back(NameKey(old.entry.name));
   } else if (const auto manifest = manifests_.find(old.manifest_id);
@@ -693,6 +725,16 @@ void Catalogue::DropName(Names::iterator name, bool key_stays) {
   }
   --arrays_.find(old.entry.array_id)->second.names;
   ReleaseIfUnheld(old.entry.array_id);
+}
+
+void Catalogue::AddFormer(NameEntry former) {
+  std::vector<NameEntry>& all = arrays_.find(former.array_id)->second.former;
+  if (all.size() == kFormerVersions) {
+    former_.erase({all.front().name, all.front().version});
+    all.erase(all.begin());
+  }
+  former_[{former.name, former.version}] = former.array_id;
+  all.push_back(std::move(former));
 }
 
 void Catalogue::DropManifest(std::map<std::string, Manifest>::iterator manifest) {
@@ -714,14 +756,17 @@ void Catalogue::ReleaseIfUnheld(std::string_view array_id) {
   ArrayEntry& entry = found->second;
   if (entry.names > 0 || entry.pins > 0 || entry.array->state == ArrayState::kStaging) return;
   // Its record is there if a name of its own key ever pointed to it; deleting none is no error.
-  const bool was_named = !entry.versions.empty() || entry.has_record;
+  const bool was_named = entry.was_named || entry.has_record;
   if (was_named) dead_keys_.push_back(ArrayKey(array_id));
-  for (const NameEntry& version : entry.versions) versions_.erase({version.name, version.version});
+  for (const NameEntry& version : entry.former) former_.erase({version.name, version.version});
   const ArrayDescriptor& descriptor = entry.array->definition.descriptor;
-  if (!entry.adopted_from.empty() && !was_named) {
+  if (!entry.adopted_from.empty() && !entry.was_named) {
     PutAside(
         descriptor, entry.adopted_from,
-        "the coordinator found it without a name after its start, and nothing held it any more");
+        entry.has_record
+            ? "it has no name in the snapshot that was restored; it may have had one later"
+            : "the coordinator found it without a name after its start, and nothing held it any "
+              "more");
   } else {
     released_.push_back({.array_id = found->first,
                          .mesh_id = descriptor.mesh_id,
@@ -789,8 +834,12 @@ absl::StatusOr<NameEntry> Catalogue::FindName(std::string_view name, int64_t ver
   {
     absl::MutexLock lock(&mutex_);
     if (version != 0) {
-      const auto found = versions_.find({std::string(name), version});
-      if (found == versions_.end()) {
+      const auto current = names_.find(name);
+      if (current != names_.end() && current->second.entry.version == version) {
+        return current->second.entry;
+      }
+      const auto found = former_.find({std::string(name), version});
+      if (found == former_.end()) {
         return WithReason(absl::NotFoundError(StrCat("version ", version, " of name \"", name,
                                                      "\" is not there any more, or never was")),
                           Reason::kNotFound);
@@ -874,13 +923,15 @@ void Catalogue::TakeBack(std::string_view array_id) {
   }
 }
 
-void Catalogue::Unpin(std::string_view array_id) {
+void Catalogue::Unpin(absl::Span<const std::string> array_ids) {
   {
     absl::MutexLock lock(&mutex_);
-    const auto found = arrays_.find(array_id);
-    if (found == arrays_.end() || found->second.pins == 0) return;
-    --found->second.pins;
-    ReleaseIfUnheld(array_id);
+    for (const std::string& array_id : array_ids) {
+      const auto found = arrays_.find(array_id);
+      if (found == arrays_.end() || found->second.pins == 0) continue;
+      --found->second.pins;
+      ReleaseIfUnheld(array_id);
+    }
     FlushReleased();
   }
   events_.MakeCalls();
@@ -995,6 +1046,13 @@ void Catalogue::EndMeshChange(const std::string& mesh_id, std::optional<Revision
     if (!revision.has_value()) return;
     Revision& floor = mesh_floors_[mesh_id];
     floor = std::max(floor, *revision);  // a repeated request may tell of an earlier one
+    if (mesh_floors_.size() > kMaxMeshFloors) {
+      std::vector<Revision> floors;
+      for (const auto& [id, each] : mesh_floors_) floors.push_back(each);
+      const auto middle = floors.begin() + static_cast<ptrdiff_t>(floors.size() / 2);
+      std::nth_element(floors.begin(), middle, floors.end());
+      std::erase_if(mesh_floors_, [&](const auto& each) { return each.second < *middle; });
+    }
     for (auto each = presence_.lower_bound({mesh_id, 0});
          each != presence_.end() && each->first.first == mesh_id;) {
       each = presence_.erase(each);
@@ -1069,6 +1127,18 @@ InventoryVerdict Catalogue::TakeInventory(const Inventory& inventory) {
       const bool is_here = listed.contains(id) && !aside.contains(id);
       SetArray(entry, WithRank(entry.array, rank->second, !is_here));
     }
+    // A rank that has lost its tile of an array since it reported it.
+    for (auto orphan = orphans_.begin(); orphan != orphans_.end();) {
+      const auto next = std::next(orphan);
+      Orphan& found = orphan->second;
+      const auto rank = ranks.find(found.descriptor.mesh_id);
+      const bool is_here = listed.contains(orphan->first) && !aside.contains(orphan->first);
+      if (rank != ranks.end() && !is_here && rank->second < std::ssize(found.identities)) {
+        std::string& identity = found.identities[static_cast<size_t>(rank->second)];
+        if (!std::exchange(identity, "").empty() && --found.reported == 0) orphans_.erase(orphan);
+      }
+      orphan = next;
+    }
     // A rank that does not list what was released has confirmed it.
     std::vector<std::string> confirmed;
     for (const auto& [id, tombstone] : tombstones_) {
@@ -1131,9 +1201,13 @@ void Catalogue::Judge(const Inventory& inventory, const InventoryTile& tile,
   }
   if (array.state == ArrayState::kStaging) {
     // It is told how that ends: a commit of what is then discarded would stay for ever.
-    found->second.waiting.push_back({inventory.identity, *rank, tile.tile, tile.crc32c});
+    found->second.waiting.push_back(
+        {inventory.identity, *rank, tile.tile, tile.crc32c, tile.committed});
   } else if (array.tile_crc32c[static_cast<size_t>(*rank)] == tile.crc32c) {
     verdict->commit.push_back(tile.array_id);
+    if (std::vector<std::string>& holders = found->second.adopted_from; !holders.empty()) {
+      holders[static_cast<size_t>(*rank)] = inventory.identity;
+    }
   } else {
     put_aside(OtherChecksum(tile.crc32c, array, *rank), true);
   }
@@ -1223,6 +1297,18 @@ void Catalogue::EndGrace() {
       ReleaseIfUnheld(id);
     }
     FlushReleased();
+    // Behind the deletes of their records: until then each start puts them aside.
+    const bool is_left =
+        std::any_of(arrays_.begin(), arrays_.end(), [](const Arrays::value_type& each) {
+          return each.second.has_record && !each.second.was_named;
+        });
+    if (may_lack_names_ && !is_left) {
+      may_lack_names_ = false;
+      Transaction settled = Fenced();
+      settled.puts.push_back(
+          {std::string(kRestoredKey), EncodeRestored({restored_from_, /*may_lack_names=*/false})});
+      CommitToStore(std::move(settled), [](const absl::StatusOr<Revision>&) {});
+    }
   }
   events_.MakeCalls();
 }

@@ -172,10 +172,13 @@ struct InventoryVerdict {
 // nothing holds it when the grace ends, or later when what held it lets go, it goes into quarantine
 // and is not deleted: after a restore of an older store it may have had a name. Tiles of those that
 // were not complete by then go there as well. Arrays of which the store has a record and no name,
-// such as those that sessions held when their names went, are held for the grace and then released.
+// such as those that sessions held when their names went, are held for the grace and then released;
+// but in a state that was made of a snapshot they go into quarantine, as they may have had a name
+// later than the snapshot.
 //
 // In the store:
 //   cluster              cluster id and term
+//   restored             of which snapshot this state was made, if of one
 //   array/ID             an array that a name under `name/` points to
 //   name/NAME            a name, or that it was deleted though a manifest has it
 //   manifest/ID          says that the manifest's chunks count: its names and arrays as of here
@@ -200,6 +203,8 @@ class Catalogue {
 
   static constexpr size_t kMaxNameBytes = 1024;
   static constexpr absl::Duration kAdoptionGrace = absl::Minutes(10);
+  // Former versions of names that are found, of each array: the last ones.
+  static constexpr size_t kFormerVersions = 256;
 
   // Loads everything from the store, removes what an interrupted commit left, and begins a new
   // term. Blocks. DATA_LOSS: a record cannot be read; names its key.
@@ -244,8 +249,9 @@ class Catalogue {
 
   // NOT_FOUND names the array. Staged arrays are found too.
   absl::StatusOr<ArrayPtr> FindArray(std::string_view array_id) const;
-  // `version` 0: the current one. An older version is found as long as its array lives.
-  // NOT_FOUND suggests a name that is like this one.
+  // `version` 0: the current one. An older version is found as long as its array lives, if it is
+  // among the last kFormerVersions at which a name left that array. NOT_FOUND suggests a name that
+  // is like this one.
   absl::StatusOr<NameEntry> FindName(std::string_view name, int64_t version = 0) const;
   // The name's version; 0: there is no such name.
   int64_t VersionOf(std::string_view name) const;
@@ -267,8 +273,9 @@ class Catalogue {
 
   // One more, or one fewer, reason to keep the array. NOT_FOUND, also of one that was given away.
   absl::Status Pin(std::string_view array_id);
-  // Nothing if the array is not there.
-  void Unpin(std::string_view array_id);
+  // Takes one pin from each. Nothing of those that are not there. What nothing holds any more is
+  // released together.
+  void Unpin(absl::Span<const std::string> array_ids);
   // Gives the array to a step that may make its result in the array's memory, if no name points to
   // it and at most so many pins hold it; false, and nothing done, otherwise. From then on it can be
   // pinned and named no more, as if it were gone, until TakeBack.
@@ -301,18 +308,21 @@ class Catalogue {
     int64_t names = 0;
     int64_t pins = 0;
     bool is_given = false;
-    // It was found with the workers: not deleted, but put aside. By rank, who has its tile.
+    // Not empty: it was found with the workers, or without a name in a state that was made of a
+    // snapshot. Unless it gets a name it is not deleted but put aside. By rank, who has its tile.
     std::vector<std::string> adopted_from = {};
     // One of the pins is the grace's: the store had a record of it and no name.
     bool is_kept_for_grace = false;
-    bool has_record = false;  // under `array/` in the store, beside those that were named here
-    std::vector<NameEntry> versions;  // every name and version that pointed here
+    bool was_named = false;              // since Open
+    bool has_record = false;             // under `array/` in the store, without a name at Open
+    std::vector<NameEntry> former = {};  // names that pointed here, the last kFormerVersions
     // Tiles that attached workers have, to be told how the commit ended.
     struct Waiting {
       std::string identity;
       int64_t rank = 0;
       Tile tile;
       uint32_t crc32c = 0;
+      bool committed = false;  // such as one that came back from quarantine
     };
     std::vector<Waiting> waiting = {};
   };
@@ -381,8 +391,10 @@ class Catalogue {
   MissingName Missing(std::string_view name) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   // NOT_FOUND, with the nearest name that there is. Takes up to some milliseconds.
   static absl::Status NoName(const MissingName& missing);
-  // Fills in the transaction of a commit, and the manifest if one transaction is not enough.
+  // Fills in the transaction of a commit; if that is not enough, all but the manifest's chunks.
   void Write(Pending* pending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Takes long where there are many names, so without the lock.
+  static void MakeChunks(Pending* pending);
   void WriteChunk(std::shared_ptr<Pending> pending, size_t next)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Finish(const std::shared_ptr<Pending>& pending, absl::StatusOr<Revision> revision);
@@ -393,6 +405,8 @@ class Catalogue {
   void AddName(NameEntry entry, std::string manifest_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Takes a name away from where it points; `key_stays`: its own key was written again.
   void DropName(Names::iterator name, bool key_stays) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // A name has left an array: FindName finds that version.
+  void AddFormer(NameEntry former) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DropManifest(std::map<std::string, Manifest>::iterator manifest)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ReleaseIfUnheld(std::string_view array_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -432,6 +446,7 @@ class Catalogue {
   std::string cluster_id_;
   int64_t term_ = 0;
   Revision cluster_revision_ = 0;
+  std::string restored_from_;  // the snapshot's digest; empty: this state was made of none
   std::unique_ptr<RequestMemory> requests_;
 
   EventQueue events_;
@@ -440,8 +455,8 @@ class Catalogue {
   Arrays arrays_ ABSL_GUARDED_BY(mutex_);       // changed by SetArray and EraseArray alone
   ArrayCounts counts_ ABSL_GUARDED_BY(mutex_);  // of arrays_
   Names names_ ABSL_GUARDED_BY(mutex_);
-  // The array of each name and version whose array lives.
-  std::map<std::pair<std::string, int64_t>, std::string> versions_ ABSL_GUARDED_BY(mutex_);
+  // The array of each version that a name had, of arrays that live: ArrayEntry::former.
+  std::map<std::pair<std::string, int64_t>, std::string> former_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, Manifest> manifests_ ABSL_GUARDED_BY(mutex_);
   // In how many manifests a name occurs.
   absl::flat_hash_map<std::string, int64_t> manifest_mentions_ ABSL_GUARDED_BY(mutex_);
@@ -458,7 +473,10 @@ class Catalogue {
   bool grace_is_over_ ABSL_GUARDED_BY(mutex_) = false;
   std::map<std::pair<std::string, int64_t>, Presence> presence_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_set<std::string> changing_meshes_ ABSL_GUARDED_BY(mutex_);
-  // The revision from which on arrays may lie on a mesh, of those that were changed.
+  // Whether arrays without a name may have had one later than the snapshot.
+  bool may_lack_names_ ABSL_GUARDED_BY(mutex_) = false;
+  // The revision from which on arrays may lie on a mesh, of those that were changed. The oldest go
+  // once there are many: by then no put that was resolved before them is under way.
   std::map<std::string, Revision, std::less<>> mesh_floors_ ABSL_GUARDED_BY(mutex_);
   int64_t in_flight_ ABSL_GUARDED_BY(mutex_) = 0;
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/synchronization/mutex.h"
 #include "rpc/array_codec.h"
 #include "rpc/call.h"
@@ -583,18 +584,13 @@ void StepRunner::Commit(const RunningPtr& running, const WorkOutcome& outcome,
                         absl::AnyInvocable<void(absl::Status) &&> decided) {
   CommitRequest commit;
   const v1::OutputOptions& options = running->request.output();
+  absl::flat_hash_map<std::string_view, size_t> places;  // of the outputs, by array
   for (size_t i = 0; i < running->outputs.size(); ++i) {
     const std::string& array_id = running->outputs[i].array_id;
+    places.emplace(array_id, i);
     ArrayCommit array{.array_id = array_id,
                       .durability = Durability::kMemory,
                       .tile_crc32c = std::vector<uint32_t>(outcome.ranks.size())};
-    for (const RankResult& rank : outcome.ranks) {
-      for (const StagedTileReport& tile : rank.tiles) {
-        if (tile.array_id == array_id) {
-          array.tile_crc32c[static_cast<size_t>(rank.participant.rank)] = tile.crc32c;
-        }
-      }
-    }
     commit.arrays.push_back(std::move(array));
     const int index = static_cast<int>(i);
     if (index < options.names_size() && !options.names(index).empty()) {
@@ -603,6 +599,14 @@ void StepRunner::Commit(const RunningPtr& running, const WorkOutcome& outcome,
         move.expected_version = std::max<int64_t>(options.expected_versions(index), 0);
       }
       commit.moves.push_back(std::move(move));
+    }
+  }
+  for (const RankResult& rank : outcome.ranks) {
+    for (const StagedTileReport& tile : rank.tiles) {
+      if (const auto place = places.find(tile.array_id); place != places.end()) {
+        commit.arrays[place->second].tile_crc32c[static_cast<size_t>(rank.participant.rank)] =
+            tile.crc32c;
+      }
     }
   }
   context_.catalogue->Commit(std::move(commit), [running, decided = std::move(decided)](
@@ -659,29 +663,28 @@ void StepRunner::End(const RunningPtr& running, const absl::Status& status, bool
   ended.steps.Add();
   ended.seconds.Observe(absl::ToDoubleSeconds(context_.clock->Now() - running->started));
   const std::string& session_id = running->request.session_id();
-  const auto unpin_from_session = [&](const std::string& array_id) {
-    UnpinForSession(*context_.catalogue, *context_.sessions, session_id, array_id);
-  };
+  std::vector<std::string> pinned;       // by the step
+  std::vector<std::string> session_has;  // and shall have no longer
+  std::vector<std::string> given;
   for (const FoundOperand& operand : running->operands) {
     if (operand.array == nullptr) {
       continue;
     }
     const std::string& array_id = operand.array->definition.descriptor.array_id;
-    context_.catalogue->Unpin(array_id);
+    pinned.push_back(array_id);
     if ((operand.donate && status.ok()) || (operand.overwritten && began)) {
-      unpin_from_session(array_id);
+      session_has.push_back(array_id);
     } else if (operand.donate) {
-      context_.catalogue->TakeBack(array_id);
+      given.push_back(array_id);
     }
   }
-  if (!status.ok()) {
-    std::vector<std::string> array_ids;
-    for (const ArrayDescriptor& output : running->outputs) {
-      unpin_from_session(output.array_id);
-      array_ids.push_back(output.array_id);
-    }
-    context_.catalogue->Discard(array_ids);
-  }
+  std::vector<std::string> outputs;
+  for (const ArrayDescriptor& output : running->outputs) outputs.push_back(output.array_id);
+  if (!status.ok()) session_has.insert(session_has.end(), outputs.begin(), outputs.end());
+  context_.catalogue->Unpin(pinned);
+  UnpinForSession(*context_.catalogue, *context_.sessions, session_id, session_has);
+  for (const std::string& array_id : given) context_.catalogue->TakeBack(array_id);
+  if (!status.ok()) context_.catalogue->Discard(outputs);
 }
 
 StepAnswer StepRunner::Answer(const RunningPtr& running, const WorkOutcome& outcome) const {

@@ -6,10 +6,13 @@
 #include <algorithm>
 #include <atomic>
 #include <functional>
+#include <limits>
 #include <set>
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "rpc/clock.h"
 #include "rpc/log.h"
@@ -26,6 +29,7 @@
 #include "server/attach_service.h"
 #include "server/catalog_service.h"
 #include "server/catalogue.h"
+#include "server/catalogue_record.h"
 #include "server/cluster_service.h"
 #include "server/cluster_state.h"
 #include "server/compute_service.h"
@@ -57,12 +61,17 @@ constexpr absl::Duration kTimeToTell = absl::Seconds(1);
 constexpr int64_t kEpochsPerTerm = int64_t{1} << 32;
 // The same for the numbers of steps.
 constexpr int64_t kSequencesPerTerm = int64_t{1} << 40;
+static_assert(kMaxTerm < std::numeric_limits<int64_t>::max() / kSequencesPerTerm);
 
 class Server final : public CoordinatorServer {
  public:
   explicit Server(CoordinatorOptions options)
       : options_(std::move(options)), metrics_("coordinator") {}
-  ~Server() override { Drain(absl::InfinitePast()); }
+  ~Server() override {
+    Drain(absl::InfinitePast());
+    absl::MutexLock lock(&serving_mutex_);
+    serving_ = nullptr;
+  }
 
   absl::Status Start();
 
@@ -95,6 +104,9 @@ class Server final : public CoordinatorServer {
 
   // In the order in which they depend on one another; destroyed the other way round.
   rpc::RealClock clock_;
+  absl::Mutex serving_mutex_;
+  // lifecycle_ as long as it is there, for the store's thread.
+  rpc::ServerLifecycle* serving_ ABSL_GUARDED_BY(serving_mutex_) = nullptr;
   std::unique_ptr<Store> store_;
   std::unique_ptr<Catalogue> catalogue_;
   std::unique_ptr<StatePublisher> publisher_;
@@ -111,7 +123,6 @@ class Server final : public CoordinatorServer {
   std::unique_ptr<WatchHandle> mesh_watch_;
   std::vector<std::pair<std::string, std::unique_ptr<grpc::Service>>> services_;  // by full name
   std::vector<std::function<void()>> end_streams_;
-  std::atomic<rpc::ServerLifecycle*> serving_ = nullptr;  // lifecycle_, for the store's thread
   std::unique_ptr<rpc::ServerLifecycle> lifecycle_;
   std::unique_ptr<rpc::MetricsEndpoint> endpoint_;
 };
@@ -227,8 +238,9 @@ absl::Status Server::OpenState() {
 
 // Probes hear of it as soon as anybody; the store then ends the process.
 void Server::StoreFailed(const absl::Status& status) {
-  if (rpc::ServerLifecycle* const lifecycle = serving_.load(); lifecycle != nullptr) {
-    lifecycle->Fail();
+  {
+    absl::MutexLock lock(&serving_mutex_);
+    if (serving_ != nullptr) serving_->Fail();
   }
   rpc::LogError("the durable state failed", {{"folder", options_.data_dir}, {"error", status}});
 }
@@ -376,9 +388,7 @@ void Server::SessionEnded(const EndedSession& session) {
         ->Abort(transfer_id, absl::CancelledError(StrCat("its session ", session.id, " ", how)))
         .IgnoreError();
   }
-  for (const std::string& array_id : session.arrays) {
-    catalogue_->Unpin(array_id);
-  }
+  catalogue_->Unpin(session.arrays);
 }
 
 absl::Status Server::Start() {
@@ -411,7 +421,10 @@ absl::Status Server::Start() {
     }
   };
   SHARDMESH_ASSIGN_OR_RETURN(lifecycle_, rpc::ServerLifecycle::Start(server, services));
-  serving_ = lifecycle_.get();
+  {
+    absl::MutexLock lock(&serving_mutex_);
+    serving_ = lifecycle_.get();
+  }
   if (!options_.http_address.empty()) {
     SHARDMESH_ASSIGN_OR_RETURN(endpoint_, rpc::MetricsEndpoint::Start(
                                               metrics_, options_.http_address, options_.credentials,

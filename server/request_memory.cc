@@ -56,7 +56,12 @@ RequestMemory::RequestMemory(Store* store, rpc::Clock* clock)
 absl::StatusOr<std::unique_ptr<RequestMemory>> RequestMemory::Open(Store* store,
                                                                    rpc::Clock* clock) {
   std::unique_ptr<RequestMemory> memory(new RequestMemory(store, clock));
-  SHARDMESH_ASSIGN_OR_RETURN(const KeyValues stored, store->List(kPrefix));
+  SHARDMESH_ASSIGN_OR_RETURN(KeyValues stored, store->List(kPrefix));
+  std::sort(stored.items.begin(), stored.items.end(),
+            [](const KeyValue& a, const KeyValue& b) { return a.mod_revision < b.mod_revision; });
+  // The wall clock may have been stepped since they were written, back or forth, so their own times
+  // say nothing. Each stays for the whole time; in their order, so that the oldest goes first.
+  absl::Time expires = clock->Now() + kRememberFor;
   absl::MutexLock lock(&memory->mutex_);
   for (const KeyValue& item : stored.items) {
     const absl::StatusOr<RequestRecord> record = DecodeRequest(item.key, item.value);
@@ -68,9 +73,8 @@ absl::StatusOr<std::unique_ptr<RequestMemory>> RequestMemory::Open(Store* store,
     }
     const std::string id = item.key.substr(kPrefix.size());
     Entry& entry = memory->entries_[id];
-    // The wall clock may have been stepped since the record was written.
-    entry = {record->fingerprint, record->answer, item.mod_revision,
-             std::min(record->expires, clock->Now() + kRememberFor)};
+    entry = {record->fingerprint, record->answer, item.mod_revision, expires};
+    expires += absl::Nanoseconds(1);
     memory->Remember(id, entry);
   }
   return memory;

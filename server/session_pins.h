@@ -2,11 +2,14 @@
 #ifndef SHARDMESH_SERVER_SESSION_PINS_H_
 #define SHARDMESH_SERVER_SESSION_PINS_H_
 
+#include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "server/catalogue.h"
 #include "server/session.h"
 #include "sharding/status_macros.h"
@@ -22,20 +25,24 @@ inline absl::StatusOr<bool> PinForSession(Catalogue& catalogue, SessionTable& se
   SHARDMESH_RETURN_IF_ERROR(catalogue.Pin(array_id));
   const absl::StatusOr<bool> is_new = sessions.PinArray(session_id, array_id);
   if (!is_new.ok() || !*is_new) {
-    catalogue.Unpin(array_id);
+    catalogue.Unpin({array_id});
   }
   return is_new;
 }
 
-// Whether the session had pinned the array. A session that is gone has let go of it before.
-inline bool UnpinForSession(Catalogue& catalogue, SessionTable& sessions,
-                            std::string_view session_id, const std::string& array_id) {
-  const absl::StatusOr<bool> pinned = sessions.UnpinArray(session_id, array_id);
-  if (!pinned.ok() || !*pinned) {
-    return false;
+// How many of the arrays the session had pinned. A session that is gone has let go of them before.
+inline int64_t UnpinForSession(Catalogue& catalogue, SessionTable& sessions,
+                               std::string_view session_id,
+                               absl::Span<const std::string> array_ids) {
+  std::vector<std::string> unpinned;
+  for (const std::string& array_id : array_ids) {
+    const absl::StatusOr<bool> pinned = sessions.UnpinArray(session_id, array_id);
+    if (pinned.ok() && *pinned) {
+      unpinned.push_back(array_id);
+    }
   }
-  catalogue.Unpin(array_id);
-  return true;
+  catalogue.Unpin(unpinned);
+  return static_cast<int64_t>(unpinned.size());
 }
 
 }  // namespace shardmesh::server

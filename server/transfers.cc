@@ -220,9 +220,7 @@ void Transfers::End(const TransferPtr& transfer, const absl::Status& status) {
   }
   items.reset();
   if (!status.ok()) {
-    for (const std::string& array_id : result.array_ids) {
-      UnpinForSession(*catalogue_, *sessions_, transfer->progress.session_id, array_id);
-    }
+    UnpinForSession(*catalogue_, *sessions_, transfer->progress.session_id, result.array_ids);
     catalogue_->Discard(result.array_ids);
   }
   if (!request_key.empty()) {

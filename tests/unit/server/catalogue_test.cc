@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/synchronization/notification.h"
+#include "server/catalogue_record.h"
 #include "server/local_store.h"
 #include "server/random_id.h"
 #include "sharding/str_cat.h"
@@ -200,7 +201,7 @@ TEST_F(CatalogueTest, ReplacingANameLetsGoOfTheOldArrayUnlessItIsPinned) {
   EXPECT_THAT(released_, IsEmpty());
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const NameEntry old, catalogue_->FindName("w", one.revision));
   EXPECT_EQ(old.array_id, first);
-  catalogue_->Unpin(first);
+  catalogue_->Unpin({first});
   Settle();
   EXPECT_THAT(released_, ElementsAre(first));
   EXPECT_THAT(catalogue_->FindName("w", one.revision),
@@ -284,7 +285,7 @@ TEST_F(CatalogueTest, WhatIsBeingNamedStaysWhateverElseLetsGoOfItMeanwhile) {
                        EXPECT_THAT(result, IsOk());
                        moved.Notify();
                      });
-  catalogue_->Unpin(id);
+  catalogue_->Unpin({id});
   ASSERT_THAT(Commit({{}, {{"old", "", std::nullopt}}, "", ""}), IsOk());
   moved.WaitForNotification();
   Settle();
@@ -323,7 +324,7 @@ TEST_F(CatalogueTest, AnUnnamedArrayLivesAsLongAsItIsPinned) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const CommitResult committed, Commit({{Staged(id)}, {}, "", ""}));
   EXPECT_EQ(committed.revision, 0);
   EXPECT_EQ(StateOf(id), ArrayState::kAvailable);
-  catalogue_->Unpin(id);
+  catalogue_->Unpin({id});
   Settle();
   EXPECT_THAT(released_, ElementsAre(id));
 }
@@ -468,6 +469,30 @@ TEST_F(CatalogueTest, ATileOfAPutUnderWayIsToldHowThatEnds) {
   EXPECT_THAT(Attach(1, {Held(discarded, 1, 11, false)}).drop, ElementsAre(discarded));
 }
 
+// A restore from quarantine takes files back to where committed tiles are. A worker that attaches
+// meanwhile reports such a tile, the only one of its array.
+TEST_F(CatalogueTest, ACommittedTileIsPutAsideWhenWhatItWaitsForIsGivenUp) {
+  const std::string id = Stage();
+  EXPECT_THAT(Attach(0, {Held(id, 0, 10, true)}).drop, IsEmpty());
+  catalogue_->Discard({id});
+  Settle();
+  ASSERT_THAT(told_, SizeIs(1));
+  EXPECT_THAT(told_[0].second.drop, IsEmpty());
+  ASSERT_THAT(told_[0].second.quarantine, SizeIs(1));
+  EXPECT_EQ(told_[0].second.quarantine[0].array_id, id);
+  EXPECT_THAT(Attach(1, {Held(id, 1, 11, true)}).drop, IsEmpty());
+}
+
+TEST_F(CatalogueTest, ATileThatItsRankHasLostAgainMakesNoArrayToAdopt) {
+  const std::string id = RandomId();
+  EXPECT_THAT(Attach(0, {Held(id, 0, 10)}).quarantine, IsEmpty());
+  Attach(0, {});
+  EXPECT_THAT(Attach(1, {Held(id, 1, 11)}).quarantine, IsEmpty());
+  EXPECT_EQ(StateOf(id), ArrayState::kReleased) << "rank 0 has no tile of it";
+  Attach(0, {Held(id, 0, 10)});
+  EXPECT_EQ(StateOf(id), ArrayState::kAvailable);
+}
+
 TEST_F(CatalogueTest, ArraysWithoutNamesAreAdoptedAfterARestart) {
   const std::string kept = RandomId();
   const std::string left = RandomId();
@@ -506,7 +531,7 @@ TEST_F(CatalogueTest, ArraysWithoutNamesAreAdoptedAfterARestart) {
                                                      StrCat("w0 ", partial)));
   // Nor is what a session held deleted: it may have had a name in a store that is gone.
   told_.clear();
-  catalogue_->Unpin(kept);
+  catalogue_->Unpin({kept});
   Settle();
   EXPECT_THAT(told_, SizeIs(2));
   EXPECT_THAT(released_, IsEmpty());
@@ -534,6 +559,40 @@ TEST_F(CatalogueTest, WhatASessionHeldWhenItsNameWentIsKeptForTheGrace) {
   EXPECT_THAT(Attach(0, {Held(id, 0, 10)}).drop, ElementsAre(id));
 }
 
+// In the snapshot a session held it without a name; what became of it later nobody knows.
+TEST_F(CatalogueTest, WhatHasNoNameInARestoredStateIsPutAsideAndNotDeleted) {
+  const std::string id = Stage();
+  ASSERT_THAT(Put("w", id), IsOk());
+  ASSERT_THAT(catalogue_->Pin(id), IsOk());
+  ASSERT_THAT(Commit({{}, {{"w", "", std::nullopt}}, "", ""}), IsOk());
+  ASSERT_THAT(CommitAndWait(
+                  *store_, {.puts = {{std::string(kRestoredKey),
+                                      EncodeRestored({.digest = "abc", .may_lack_names = true})}}}),
+              IsOk());
+  const auto restored = [&] {
+    return *DecodeRestored(kRestoredKey, store_->Get(kRestoredKey)->value);
+  };
+  Reopen();
+  EXPECT_THAT(Attach(0, {Held(id, 0, 10)}).commit, ElementsAre(id));
+  Reopen();  // within the grace
+  EXPECT_TRUE(restored().may_lack_names);
+  EXPECT_THAT(Attach(0, {Held(id, 0, 10)}).commit, ElementsAre(id));
+  EXPECT_THAT(Attach(1, {Held(id, 1, 11)}).commit, ElementsAre(id));
+  clock_.Advance(Catalogue::kAdoptionGrace);
+  Settle();
+  EXPECT_THAT(released_, IsEmpty());
+  EXPECT_EQ(StoredReleases(), 0);
+  ASSERT_THAT(told_, SizeIs(2));
+  for (const auto& [identity, verdict] : told_) {
+    EXPECT_THAT(verdict.drop, IsEmpty());
+    ASSERT_THAT(verdict.quarantine, SizeIs(1));
+    EXPECT_THAT(verdict.quarantine[0].reason, HasSubstr("snapshot"));
+  }
+  EXPECT_THAT(store_->List("array/")->items, IsEmpty());
+  EXPECT_EQ(restored().digest, "abc");
+  EXPECT_FALSE(restored().may_lack_names) << "from now on releases are known again";
+}
+
 TEST_F(CatalogueTest, AMeshIsNotChangedUnderAnArrayNorAnArrayPutOnAMeshThatChanges) {
   const std::string id = Stage();
   EXPECT_THAT(catalogue_->BeginMeshChange("m"), StatusIs(absl::StatusCode::kFailedPrecondition));
@@ -556,6 +615,146 @@ TEST_F(CatalogueTest, AMeshIsNotChangedUnderAnArrayNorAnArrayPutOnAMeshThatChang
   // A put that was resolved before the change.
   EXPECT_THAT(stage(3), StatusIs(absl::StatusCode::kAborted, Reason::kVersionMismatch));
   EXPECT_THAT(stage(7), IsOk());
+}
+
+TEST_F(CatalogueTest, RemembersTheChangesOfSoManyMeshesAndNoMore) {
+  const auto stage = [&] { return catalogue_->Stage({.descriptor = Descriptor(RandomId())}); };
+  catalogue_->EndMeshChange("m", 7);
+  EXPECT_THAT(stage(), StatusIs(absl::StatusCode::kAborted, Reason::kVersionMismatch));
+  for (int i = 0; i < 20'000; ++i) catalogue_->EndMeshChange(StrCat("other", i), 8 + i);
+  EXPECT_THAT(stage(), IsOk()) << "no put is as old";
+  catalogue_->EndMeshChange("m", 30'000);
+  catalogue_->EndMeshChange("another", 30'001);
+  EXPECT_THAT(stage(), StatusIs(absl::StatusCode::kAborted, Reason::kVersionMismatch));
+}
+
+TEST_F(CatalogueTest, FindsTheLastVersionsThatLeftAnArrayAndNoMore) {
+  const std::string ids[] = {Stage(), Stage()};
+  ASSERT_THAT(Put("keep0", ids[0]), IsOk());
+  ASSERT_THAT(Put("keep1", ids[1]), IsOk());
+  std::vector<int64_t> versions;
+  constexpr size_t kMoves = 4 * Catalogue::kFormerVersions;
+  for (size_t i = 0; i < kMoves; ++i) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const CommitResult moved,
+                                   Commit({{}, {{"w", ids[i % 2], std::nullopt}}, "", ""}));
+    versions.push_back(moved.revision);
+  }
+  // Each array has had the half of them.
+  for (size_t i = 0; i < kMoves; ++i) {
+    const bool is_found = i + 1 + 2 * Catalogue::kFormerVersions >= kMoves;
+    const absl::StatusOr<NameEntry> found = catalogue_->FindName("w", versions[i]);
+    ASSERT_EQ(found.ok(), is_found) << i;
+    if (is_found) {
+      ASSERT_EQ(found->array_id, ids[i % 2]) << i;
+    }
+  }
+  EXPECT_THAT(catalogue_->FindName("keep0", catalogue_->VersionOf("keep0")), IsOk());
+}
+
+TEST_F(CatalogueTest, WhatASessionLetsGoOfIsReleasedTogether) {
+  constexpr int64_t kCount = 1000;
+  CommitRequest step;
+  std::vector<std::string> ids;
+  for (int64_t i = 0; i < kCount; ++i) {
+    ids.push_back(Stage());
+    ASSERT_THAT(catalogue_->Pin(ids.back()), IsOk());
+    step.arrays.push_back(Staged(ids.back()));
+  }
+  ASSERT_THAT(Commit(std::move(step)), IsOk());
+  const Revision before = store_->revision();
+  ids.push_back("unknown");
+  catalogue_->Unpin(ids);
+  Settle();
+  EXPECT_THAT(released_, SizeIs(kCount));
+  EXPECT_EQ(store_->revision(), before + 1) << "one record of them all";
+  EXPECT_EQ(catalogue_->CountArrays().total(), 0);
+}
+
+// Sees what is written.
+class RecordingStore final : public Store {
+ public:
+  explicit RecordingStore(Store* store) : store_(store) {}
+  void Commit(Transaction transaction, CommitCallback callback) override {
+    last_ = transaction;
+    store_->Commit(std::move(transaction), std::move(callback));
+  }
+  absl::StatusOr<KeyValue> Get(std::string_view key, Revision at) const override {
+    return store_->Get(key, at);
+  }
+  absl::StatusOr<std::vector<KeptValue>> History(std::string_view key, Revision at) const override {
+    return store_->History(key, at);
+  }
+  absl::StatusOr<KeyValues> List(std::string_view prefix, ListOptions options) const override {
+    return store_->List(prefix, std::move(options));
+  }
+  absl::StatusOr<std::unique_ptr<WatchHandle>> Watch(std::vector<std::string> prefixes,
+                                                     Revision from_revision,
+                                                     WatchCallback callback) override {
+    return store_->Watch(std::move(prefixes), from_revision, std::move(callback));
+  }
+  void Compact(Revision revision, absl::AnyInvocable<void(absl::Status) &&> callback) override {
+    store_->Compact(revision, std::move(callback));
+  }
+  void Backup(std::string path, CommitCallback callback) override {
+    store_->Backup(std::move(path), std::move(callback));
+  }
+  Revision revision() const override { return store_->revision(); }
+  Revision settled_revision() const override { return store_->settled_revision(); }
+  Revision compacted_revision() const override { return store_->compacted_revision(); }
+  StoreStats stats() const override { return store_->stats(); }
+
+  const Transaction& last() const { return last_; }
+
+ private:
+  Store* const store_;
+  Transaction last_;
+};
+
+TEST_F(CatalogueTest, OnlyTheDeletionOfNamesMayUseTheStoresReserve) {
+  catalogue_.reset();
+  RecordingStore store(store_.get());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(catalogue_, Catalogue::Open(&store, &clock_, [](const auto&) {}));
+  const std::string unnamed = Stage();
+  const std::string named = Stage();
+  ASSERT_THAT(catalogue_->Pin(unnamed), IsOk());
+  ASSERT_THAT(catalogue_->requests().Begin("r", "f"), IsOk());
+  ASSERT_THAT(Commit({{Staged(unnamed)}, {}, "r", "the answer"}), IsOk());
+  ASSERT_THAT(store.last().puts, SizeIs(1));
+  EXPECT_FALSE(store.last().urgent) << "it makes no room";
+  ASSERT_THAT(Put("w", named), IsOk());
+  EXPECT_FALSE(store.last().urgent);
+  ASSERT_THAT(catalogue_->Pin(named), IsOk());  // so that its release is not the last write
+  ASSERT_THAT(catalogue_->requests().Begin("s", "f"), IsOk());
+  ASSERT_THAT(Commit({{}, {{"w", "", std::nullopt}}, "s", ""}), IsOk());
+  EXPECT_TRUE(store.last().urgent);
+  catalogue_.reset();
+  Reopen();
+}
+
+TEST_F(CatalogueTest, ALargeAnswerLeavesRoomForItselfInTheTransaction) {
+  CommitRequest load;
+  for (int i = 0; i < 45; ++i) {
+    ArrayDefinition definition{.descriptor = Descriptor(RandomId())};
+    definition.source = {std::string(20'000, 'p'), "w"};
+    load.arrays.push_back(Staged(definition.descriptor.array_id));
+    load.moves.push_back({StrCat("w", i), definition.descriptor.array_id, std::nullopt});
+    ASSERT_THAT(catalogue_->Stage(std::move(definition)), IsOk());
+  }
+  load.request_id = "r";
+  load.answer = std::string(800'000, 'a');
+  ASSERT_THAT(catalogue_->requests().Begin("r", "f"), IsOk());
+  ASSERT_THAT(Commit(std::move(load)), IsOk());
+  Reopen();
+  EXPECT_EQ(catalogue_->CountNames(), 45);
+
+  // Without names there is no manifest that could take anything off.
+  const std::string id = Stage();
+  ASSERT_THAT(catalogue_->Pin(id), IsOk());
+  ASSERT_THAT(catalogue_->requests().Begin("s", "f"), IsOk());
+  ASSERT_THAT(Commit({{Staged(id)}, {}, "s", std::string(1'200'000, 'a')}), IsOk());
+  Reopen();
+  EXPECT_THAT(catalogue_->requests().Begin("s", "f"), IsOk());
+  EXPECT_EQ(catalogue_->CountNames(), 45);
 }
 
 TEST_F(CatalogueTest, ACheckpointOfManyNamesIsOneCommit) {
@@ -624,6 +823,22 @@ TEST_F(CatalogueTest, WithoutTheRecordOfItsClusterItDoesNotBegin) {
               StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed));
 }
 
+TEST_F(CatalogueTest, DoesNotBeginATermOfWhichNumbersWouldOverflow) {
+  catalogue_.reset();
+  const auto put_term = [&](int64_t term) {
+    ASSERT_THAT(
+        CommitAndWait(*store_,
+                      {.puts = {{"cluster", EncodeCluster({.cluster_id = "c", .term = term})}}}),
+        IsOk());
+  };
+  put_term(kMaxTerm);
+  const absl::Status refused = Catalogue::Open(store_.get(), &clock_, [](const auto&) {}).status();
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kStoreFailed));
+  EXPECT_THAT(refused.message(), HasSubstr(StrCat(kMaxTerm)));
+  put_term(kMaxTerm - 1);
+  Reopen();
+}
+
 TEST_F(CatalogueTest, ACoordinatorThatWasReplacedCannotWrite) {
   const std::string id = Stage();
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto successor,
@@ -654,6 +869,18 @@ TEST_F(CatalogueTest, RemembersAnswersForTenMinutesAcrossARestart) {
   EXPECT_FALSE(forgotten.has_value());
   Settle();
   EXPECT_THAT(store_->List("request/")->items, IsEmpty());
+}
+
+TEST_F(CatalogueTest, RemembersAnswersThoughTheWallClockWasSteppedOverTheRestart) {
+  const std::string id = Stage();
+  ASSERT_THAT(catalogue_->requests().Begin("r", "put w"), IsOk());
+  ASSERT_THAT(Commit({{Staged(id)}, {{"w", id, std::nullopt}}, "r", "the answer"}), IsOk());
+  catalogue_.reset();
+  clock_.Advance(absl::Hours(24));
+  Reopen();
+  clock_.Advance(absl::Minutes(9));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto again, catalogue_->requests().Begin("r", "put w"));
+  EXPECT_TRUE(again.has_value());
 }
 
 TEST_F(CatalogueTest, RequestIdsAreToldApartByCallerAndMethod) {
