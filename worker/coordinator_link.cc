@@ -1011,8 +1011,8 @@ void AttachLoop::Beat() {
   const QuarantineTotals quarantine = options_.store->quarantine_totals();
   v1::AttachRequest request;
   v1::Heartbeat* heartbeat = request.mutable_heartbeat();
-  // Quarantined tiles in memory give way to new ones.
-  heartbeat->set_used_bytes(std::max<int64_t>(0, used_bytes - quarantine.memory_bytes));
+  // Quarantined tiles in memory give way to new ones, unless their arrays live.
+  heartbeat->set_used_bytes(std::max<int64_t>(0, used_bytes - quarantine.droppable_memory_bytes));
   heartbeat->set_quarantined_arrays(quarantine.arrays);
   heartbeat->set_quarantined_bytes(quarantine.disk_bytes + quarantine.memory_bytes);
   heartbeat->set_epoch(epoch_);

@@ -31,6 +31,7 @@ int Main(int argc, const char* const* argv) {
   rpc::LogOptions log;
   absl::Duration drain_timeout = absl::Seconds(30);
   std::string transport = "auto";
+  int64_t quarantine_disk = -1;
   int64_t quarantine_memory = -1;
   std::string host_part = "0/1";
   bool no_binding = false;
@@ -48,8 +49,10 @@ int Main(int argc, const char* const* argv) {
                 &options.identity);
   flags.AddBytes("memory", "limit of the memory for tiles", &options.memory_bytes);
   flags.AddText("data-dir", "DIR", "keep tiles on disk too, in this folder", &options.data_dir);
-  flags.AddBytes("quarantine-disk", "bytes of tiles kept on disk in quarantine",
-                 &options.quarantine.disk_bytes);
+  flags.AddBytes("quarantine-disk",
+                 "bytes of tiles kept on disk in quarantine, by default 64 GiB and at most a "
+                 "quarter of the file system of --data-dir",
+                 &quarantine_disk);
   flags.AddBytes("quarantine-memory",
                  "bytes of tiles kept in memory in quarantine, by default an eighth of --memory",
                  &quarantine_memory);
@@ -85,6 +88,7 @@ int Main(int argc, const char* const* argv) {
     return *code;
   }
   rpc::ConfigureLog(log);
+  if (quarantine_disk >= 0) options.quarantine.disk_bytes = quarantine_disk;
   options.quarantine.memory_bytes =
       quarantine_memory < 0 ? options.memory_bytes / 8 : quarantine_memory;
   if (const auto known = TransportFromName(transport); known.has_value()) {
@@ -108,7 +112,7 @@ int Main(int argc, const char* const* argv) {
     if (!bound.ok()) {
       rpc::LogWarning("not bound to its part of the cores", {{"error", bound.status()}});
     } else if (*bound) {
-      options.part = HostPart();  // the cores that are left are its own
+      options.part.is_bound = true;  // the cores that are left are its own
     }
   }
 

@@ -198,6 +198,19 @@ void PeerLink::DropStepLocked(int64_t sequence) {
   demanded_.erase(demanded_.lower_bound(begin), demanded_.lower_bound(end));
 }
 
+void PeerLink::EndStep(int64_t sequence) {
+  const TagKey begin{sequence, 0, 0};
+  const TagKey end{sequence + 1, 0, 0};
+  absl::MutexLock lock(&mutex_);
+  owed_credit_.erase(owed_credit_.lower_bound(begin), owed_credit_.lower_bound(end));
+  demanded_.erase(demanded_.lower_bound(begin), demanded_.lower_bound(end));
+}
+
+size_t PeerLink::notes() const {
+  absl::MutexLock lock(&mutex_);
+  return owed_credit_.size() + demanded_.size() + urgent_.size();
+}
+
 void PeerLink::Tick(absl::Duration ping_interval, absl::Duration silence_limit) {
   std::shared_ptr<ExchangeStream> silent;
   absl::Duration silence;
@@ -427,9 +440,13 @@ absl::Status PeerLink::TakeData(const rpc::Frame& frame) {
                             allowed_bytes, " bytes are left of what it was given")),
                         Reason::kLimitExceeded);
     }
-    if (const auto demanded = demanded_.find(KeyOf(header.tag)); demanded != demanded_.end()) {
-      if (header.is_urgent) demanded->second -= payload_bytes;
-      if (header.offset_bytes + payload_bytes == header.message_bytes) demanded_.erase(demanded);
+    const TagKey key = KeyOf(header.tag);
+    if (header.offset_bytes + payload_bytes == header.message_bytes) {
+      demanded_.erase(key);
+      owed_credit_.erase(key);  // nothing is left to send for it
+    } else if (const auto demanded = demanded_.find(key);
+               demanded != demanded_.end() && header.is_urgent) {
+      demanded->second -= payload_bytes;
     }
     if (header.is_urgent) {
       allowed_urgent_bytes_ -= payload_bytes;
@@ -482,8 +499,10 @@ absl::Status PeerLink::TakeCreditLocked(const rpc::FrameHeader& header) {
       Outgoing& outgoing = found->second;
       const auto left_bytes =
           static_cast<int64_t>(outgoing.message.bytes.size()) - outgoing.sent_bytes;
-      if (outgoing.urgent_bytes == 0 || outgoing.credit_bytes == 0) urgent_.push_back(key);
-      outgoing.urgent_bytes += std::min(header.credit_bytes, left_bytes);
+      // With urgent bytes it is in the queue already, or will be when it has credit.
+      if (outgoing.urgent_bytes == 0) urgent_.push_back(key);
+      outgoing.urgent_bytes =
+          std::min(left_bytes, outgoing.urgent_bytes + std::min(header.credit_bytes, left_bytes));
     } else {
       // Some may be left of messages that went another way: the oldest make room.
       if (early_demands_.size() >= kMaxEarlyDemands) early_demands_.erase(early_demands_.begin());
@@ -499,7 +518,8 @@ absl::Status PeerLink::TakeCreditLocked(const rpc::FrameHeader& header) {
     if (outgoing.urgent_bytes > 0) urgent_.push_back(key);
   }
   // More than is left to send means the same as all of it.
-  outgoing.credit_bytes += std::min(header.credit_bytes, left_bytes);
+  outgoing.credit_bytes =
+      std::min(left_bytes, outgoing.credit_bytes + std::min(header.credit_bytes, left_bytes));
   return absl::OkStatus();
 }
 

@@ -134,6 +134,12 @@ class PeerLink final : public ExchangeStream::Handler,
   // frames.
   void Demand(const rpc::FrameTag& tag, int64_t left_bytes);
   void DropStep(int64_t sequence);
+  // Nothing of a step is received any more: forgets what was noted of its messages. What is still
+  // to be sent of it goes on.
+  void EndStep(int64_t sequence);
+  // Notes about messages, which live no longer than these: credit that is owed, bytes that were
+  // demanded, places in the queue of urgent ones.
+  size_t notes() const;
 
   // To be called now and then: pings a peer that was silent for `ping_interval`, and closes the
   // stream after `silence_limit`.

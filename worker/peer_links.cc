@@ -292,8 +292,15 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
   void Refuse(const std::string& identity, const ShmChannel* channel, const absl::Status& why);
   void CloseStep(int64_t sequence) override {
     mailbox_.CloseStep(sequence);
-    absl::MutexLock lock(&mutex_);
-    steps_.erase(sequence);
+    std::vector<std::shared_ptr<PeerLink>> links;
+    {
+      absl::MutexLock lock(&mutex_);
+      steps_.erase(sequence);
+      for (const auto& [identity, peer] : peers_) {
+        if (peer.up) links.push_back(peer.link);
+      }
+    }
+    for (const std::shared_ptr<PeerLink>& link : links) link->EndStep(sequence);
   }
 
  private:

@@ -13,6 +13,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -49,6 +50,9 @@ constexpr char kTrashFolder[] = "trash";
 constexpr char kCorruptFolder[] = "corrupt";
 constexpr int64_t kMaxOwnerBytes = 256;
 constexpr int64_t kMaxAboutBytes = 4096;
+// Of the quarantine on disk, unless its owner says another.
+constexpr int64_t kMaxQuarantineBytes = int64_t{64} << 30;
+constexpr int64_t kQuarantinePart = 4;  // of the file system at most this part
 
 std::string Path(const std::string& folder, std::string_view name) {
   return StrCat(folder, "/", name);
@@ -143,10 +147,22 @@ bool DecodeAbout(const std::string& text, QuarantinedArray* array) {
   return true;
 }
 
-// Counts an array in, or out.
-void Tally(const QuarantinedArray& array, int64_t sign, QuarantineTotals* totals) {
-  totals->arrays += sign;
-  (array.on_disk ? totals->disk_bytes : totals->memory_bytes) += sign * array.size_bytes();
+// What the pool takes for a buffer.
+int64_t PoolBytes(int64_t size_bytes) {
+  constexpr int64_t kPageBytes = 4096;
+  const int64_t unit = size_bytes < kPageBytes ? int64_t{Buffer::kAlignment} : kPageBytes;
+  return (size_bytes + unit - 1) / unit * unit;
+}
+
+// The bound of the quarantine in a data folder whose owner says none.
+int64_t DefaultQuarantineBytes(const std::string& data_dir) {
+  std::error_code error;
+  const fs::space_info space = fs::space(data_dir, error);
+  if (error) {
+    return kMaxQuarantineBytes;
+  }
+  return static_cast<int64_t>(
+      std::min<uintmax_t>(kMaxQuarantineBytes, space.capacity / uintmax_t{kQuarantinePart}));
 }
 
 // A call may name an array twice; it means it once.
@@ -157,6 +173,17 @@ absl::btree_set<std::string> Distinct(absl::Span<const std::string> array_ids) {
 absl::Status ArrayAborted(const TileDescription& description) {
   return absl::AbortedError(
       StrCat(TileName(description), ": its transfer was aborted while the tile was on its way"));
+}
+
+absl::Status NotInQuarantine(const std::string& array_id) {
+  return WithReason(
+      absl::NotFoundError(StrCat("array ", array_id, " is not in this worker's quarantine")),
+      Reason::kNotFound);
+}
+
+absl::Status BeingRestored(const std::string& array_id) {
+  return absl::AbortedError(
+      StrCat("array ", array_id, " is being restored at this moment; look again when that ended"));
 }
 
 absl::Status ChecksumMismatch(const std::string& what, uint32_t found, uint32_t expected) {
@@ -178,14 +205,6 @@ StoredTile::StoredTile(TileDescription description, std::shared_ptr<Buffer> buff
 TensorView StoredTile::view() const {
   // The buffer was made for the description, so that this cannot fail.
   return *TensorView::Create(description_.dtype, description_.tile.shape(), bytes());
-}
-
-int64_t QuarantinedArray::size_bytes() const {
-  int64_t bytes = 0;
-  for (const QuarantinedTile& tile : tiles) {
-    bytes += tile.size_bytes;
-  }
-  return bytes;
 }
 
 StagedTile::StagedTile(ShardStore* store, TileDescription description,
@@ -271,6 +290,9 @@ absl::StatusOr<StoredTilePtr> StagedTile::FinishOnce(std::optional<uint32_t> crc
   SHARDMESH_RETURN_IF_ERROR(store_->CheckReceiving(description_));
   auto stored = std::make_shared<const StoredTile>(description_, buffer_, found, durable_);
   absl::Status status = durable_ ? store_->WriteStagedFile(*stored) : absl::OkStatus();
+  if (absl::IsResourceExhausted(status) && store_->DropQuarantinedFiles(size_bytes_)) {
+    status = store_->WriteStagedFile(*stored);
+  }
   if (status.ok()) {
     status = store_->Publish(stored);
   } else if (absl::Status receiving = store_->CheckReceiving(description_); !receiving.ok()) {
@@ -304,6 +326,9 @@ absl::StatusOr<std::unique_ptr<ShardStore>> ShardStore::Open(Options options) {
   if (!options.data_dir.empty()) {
     SHARDMESH_RETURN_IF_ERROR(MakeFolder(options.data_dir));
     SHARDMESH_ASSIGN_OR_RETURN(lock, LockFolder(options.data_dir));
+    if (options.quarantine.disk_bytes < 0) {
+      options.quarantine.disk_bytes = DefaultQuarantineBytes(options.data_dir);
+    }
   }
   std::unique_ptr<ShardStore> store(new ShardStore(std::move(options), std::move(lock)));
   if (store->has_data_dir()) {
@@ -336,7 +361,9 @@ absl::Status ShardStore::Recover() {
   SHARDMESH_RETURN_IF_ERROR(RecoverQuarantine());
   // Committed first: where a crash left an array in both, the staged copy is the one to go.
   SHARDMESH_RETURN_IF_ERROR(RecoverArrays(Path(data_dir_, kArraysFolder), TileState::kCommitted));
-  return RecoverArrays(Path(data_dir_, kStagedFolder), TileState::kStaged);
+  SHARDMESH_RETURN_IF_ERROR(RecoverArrays(Path(data_dir_, kStagedFolder), TileState::kStaged));
+  BoundCorrupt();
+  return absl::OkStatus();
 }
 
 absl::Status ShardStore::RecoverArrays(const std::string& folder, TileState state) {
@@ -364,23 +391,73 @@ void ShardStore::RecoverArray(const std::string& folder, TileState state) {
     if (status.ok()) {
       continue;
     }
-    RecoveryProblem problem{path, "", std::move(status)};
-    if (absl::IsDataLoss(problem.status) || absl::IsFailedPrecondition(problem.status)) {
-      const std::string base = Path(Path(data_dir_, kCorruptFolder),
-                                    StrCat(fs::path(folder).filename().string(), ".", name));
-      std::string target = base;
-      for (int i = 1; fs::exists(target, ignored); ++i) {
-        target = StrCat(base, ".", i);
-      }
-      std::error_code error;
-      fs::rename(path, target, error);
-      if (!error) {
-        problem.moved_to = std::move(target);
-      }
-    }
-    recovery_report_.problems.push_back(std::move(problem));
+    SetAside(path, std::move(status));
   }
   rmdir(folder.c_str());  // succeeds only where nothing is left in it
+}
+
+void ShardStore::SetAside(const std::string& path, absl::Status why) {
+  RecoveryProblem problem{path, "", std::move(why)};
+  if (absl::IsDataLoss(problem.status) || absl::IsFailedPrecondition(problem.status)) {
+    const fs::path from = path;
+    const std::string base =
+        Path(Path(data_dir_, kCorruptFolder),
+             StrCat(from.parent_path().filename().string(), ".", from.filename().string()));
+    std::string target = base;
+    std::error_code error;
+    for (int i = 1; fs::exists(target, error); ++i) {
+      target = StrCat(base, ".", i);
+    }
+    fs::rename(from, target, error);
+    if (!error) {
+      problem.moved_to = std::move(target);
+    }
+  }
+  recovery_report_.problems.push_back(std::move(problem));
+}
+
+void ShardStore::BoundCorrupt() {
+  const std::string folder = Path(data_dir_, kCorruptFolder);
+  const absl::StatusOr<std::vector<std::string>> names = ListFolder(folder);
+  if (!names.ok()) {
+    return;
+  }
+  int64_t limit_bytes = quarantine_limits_.disk_bytes;
+  {
+    absl::MutexLock lock(&mutex_);
+    limit_bytes -= quarantine_totals_.disk_bytes;
+  }
+  struct Corrupt {
+    absl::Time since;  // its move there is the last change of what the folder says of it
+    std::string path;
+    int64_t size_bytes;
+  };
+  std::vector<Corrupt> all;
+  int64_t total_bytes = 0;
+  for (const std::string& name : *names) {
+    const std::string path = Path(folder, name);
+    struct stat facts;
+    if (stat(path.c_str(), &facts) == 0) {
+      all.push_back({absl::TimeFromTimespec(facts.st_ctim), path, facts.st_size});
+      total_bytes += facts.st_size;
+    }
+  }
+  std::sort(all.begin(), all.end(),
+            [](const Corrupt& a, const Corrupt& b) { return a.since < b.since; });
+  const absl::Time oldest = absl::Now() - quarantine_limits_.age;
+  for (const Corrupt& each : all) {
+    if (each.since >= oldest && total_bytes <= limit_bytes) {
+      break;
+    }
+    std::error_code ignored;  // tried again at the next start
+    fs::remove_all(each.path, ignored);
+    total_bytes -= each.size_bytes;
+    rpc::LogWarning("removed a file that could not be read back",
+                    {{"path", each.path},
+                     {"size_bytes", each.size_bytes},
+                     {"why", each.since < oldest ? "it is older than --quarantine-age"
+                                                 : "there is more than --quarantine-disk holds"}});
+  }
 }
 
 absl::Status ShardStore::RecoverTile(const std::string& path, TileState state) {
@@ -525,7 +602,8 @@ absl::StatusOr<std::unique_ptr<StagedTile>> ShardStore::Stage(TileDescription de
   if (memory == nullptr) {
     absl::StatusOr<Buffer> buffer =
         pool_->Allocate(TileSizeBytes(description), TileName(description));
-    while (absl::IsResourceExhausted(buffer.status()) && DropQuarantinedMemory()) {
+    if (absl::IsResourceExhausted(buffer.status()) &&
+        DropQuarantinedMemory(TileSizeBytes(description))) {
       buffer = pool_->Allocate(TileSizeBytes(description), TileName(description));
     }
     if (!buffer.ok()) {
@@ -703,12 +781,10 @@ void ShardStore::Drop(absl::Span<const std::string> array_ids, Done done) {
       }
       // What was moved aside of it is released with it.
       if (const auto aside = quarantine_.find(array_id); aside != quarantine_.end()) {
-        Tally(aside->second, -1, &quarantine_totals_);
         if (aside->second.on_disk) {
           quarantined_ids.push_back(array_id);
         }
-        dropped_aside.push_back(std::move(aside->second));
-        quarantine_.erase(aside);
+        dropped_aside.push_back(TakeOutOfQuarantine(aside));
       }
     }
     if (!staged_ids.empty() || !committed_ids.empty() || !quarantined_ids.empty()) {
@@ -755,17 +831,26 @@ bool ShardStore::Quarantine(std::string_view array_id, const Tile& tile, std::st
       entry.on_disk = stored->durable();
       entry.array_lives = array_lives;
     } else {
-      Tally(entry, -1, &quarantine_totals_);
+      CountOut(entry);
       entry.array_lives |= array_lives;
     }
     entry.tiles.push_back({.description = stored->description(),
                            .crc32c = stored->crc32c(),
                            .size_bytes = static_cast<int64_t>(stored->bytes().size()),
                            .stored = entry.on_disk ? nullptr : stored});
-    Tally(entry, 1, &quarantine_totals_);
+    entry.tiles_bytes += entry.tiles.back().size_bytes;
+    if (!entry.on_disk) {
+      entry.memory_bytes += PoolBytes(entry.tiles.back().size_bytes);
+    }
+    CountIn(entry);
     if (stored->durable()) {
-      QuarantinedArray about = entry;
-      about.tiles.clear();
+      const QuarantinedArray about{.array_id = entry.array_id,
+                                   .reason = entry.reason,
+                                   .since = entry.since,
+                                   .committed = entry.committed,
+                                   .on_disk = true,
+                                   .array_lives = entry.array_lives,
+                                   .tiles = {}};
       PushFiles({.array_ids = {about.array_id},
                  .work =
                      [this, about, state, name = TileFileName(tile)](FileEffects* effects) {
@@ -778,81 +863,121 @@ bool ShardStore::Quarantine(std::string_view array_id, const Tile& tile, std::st
   return true;
 }
 
-void ShardStore::EnforceQuarantine(absl::Time now, std::vector<QuarantinedArray>* dropped) {
-  const auto drop = [&](absl::btree_map<std::string, QuarantinedArray>::iterator entry,
-                        std::string_view why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    const QuarantinedArray& array = dropped->emplace_back(std::move(entry->second));
-    quarantine_.erase(entry);
-    Tally(array, -1, &quarantine_totals_);
-    rpc::LogWarning("dropped an array from the quarantine", {{"array", array.array_id},
-                                                             {"why", why},
-                                                             {"size_bytes", array.size_bytes()},
-                                                             {"on_disk", array.on_disk},
-                                                             {"age", now - array.since},
-                                                             {"reason", array.reason}});
-    if (array.on_disk) {
-      PushFiles({.array_ids = {array.array_id},
-                 .work =
-                     [this, id = array.array_id](FileEffects* effects) {
-                       return DiscardFiles(kQuarantineFolder, id, effects);
-                     },
-                 .done = nullptr});
-    }
-  };
-  for (auto entry = quarantine_.begin(); entry != quarantine_.end();) {
-    const auto next = std::next(entry);
-    if (!entry->second.array_lives && now - entry->second.since > quarantine_limits_.age) {
-      drop(entry, "it is older than --quarantine-age");
-    }
-    entry = next;
-  }
-  for (const bool on_disk : {true, false}) {
-    const int64_t limit = on_disk ? quarantine_limits_.disk_bytes : quarantine_limits_.memory_bytes;
-    const auto used = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-      return on_disk ? quarantine_totals_.disk_bytes : quarantine_totals_.memory_bytes;
-    };
-    while (used() > limit) {
-      auto first = quarantine_.end();
-      for (auto entry = quarantine_.begin(); entry != quarantine_.end(); ++entry) {
-        const QuarantinedArray& array = entry->second;
-        if (array.on_disk != on_disk || array.array_lives) {
-          continue;
-        }
-        if (first == quarantine_.end() ||
-            std::pair(array.committed, array.since) <
-                std::pair(first->second.committed, first->second.since)) {
-          first = entry;
-        }
-      }
-      if (first == quarantine_.end()) {
-        break;
-      }
-      drop(first, on_disk ? "the quarantine is larger than --quarantine-disk"
-                          : "the quarantine is larger than --quarantine-memory");
+bool ShardStore::IsDroppable(const QuarantinedArray& array) const {
+  return !array.array_lives && !restoring_.contains(array.array_id);
+}
+
+void ShardStore::CountIn(const QuarantinedArray& array) {
+  ++quarantine_totals_.arrays;
+  (array.on_disk ? quarantine_totals_.disk_bytes : quarantine_totals_.memory_bytes) +=
+      array.size_bytes();
+  if (IsDroppable(array)) {
+    (array.on_disk ? droppable_on_disk_ : droppable_in_memory_)
+        .emplace(array.committed, array.since, array.array_id);
+    if (!array.on_disk) {
+      quarantine_totals_.droppable_memory_bytes += array.memory_bytes;
     }
   }
 }
 
-bool ShardStore::DropQuarantinedMemory() {
-  QuarantinedArray dropped;  // freed under no lock
-  absl::MutexLock lock(&mutex_);
-  auto oldest = quarantine_.end();
-  for (auto entry = quarantine_.begin(); entry != quarantine_.end(); ++entry) {
-    if (!entry->second.on_disk && !entry->second.array_lives &&
-        (oldest == quarantine_.end() || entry->second.since < oldest->second.since)) {
-      oldest = entry;
+void ShardStore::CountOut(const QuarantinedArray& array) {
+  --quarantine_totals_.arrays;
+  (array.on_disk ? quarantine_totals_.disk_bytes : quarantine_totals_.memory_bytes) -=
+      array.size_bytes();
+  if (IsDroppable(array)) {
+    (array.on_disk ? droppable_on_disk_ : droppable_in_memory_)
+        .erase({array.committed, array.since, array.array_id});
+    if (!array.on_disk) {
+      quarantine_totals_.droppable_memory_bytes -= array.memory_bytes;
     }
   }
-  if (oldest == quarantine_.end()) {
+}
+
+QuarantinedArray ShardStore::TakeOutOfQuarantine(QuarantineMap::iterator entry) {
+  CountOut(entry->second);
+  QuarantinedArray array = std::move(entry->second);
+  quarantine_.erase(entry);
+  return array;
+}
+
+void ShardStore::DropFromQuarantine(QuarantineMap::iterator entry, std::string_view why,
+                                    std::vector<QuarantinedArray>* dropped) {
+  const QuarantinedArray& array = dropped->emplace_back(TakeOutOfQuarantine(entry));
+  rpc::LogWarning("dropped an array from the quarantine",
+                  {{"array", array.array_id},
+                   {"why", why},
+                   {"size_bytes", array.size_bytes()},
+                   {"on_disk", array.on_disk},
+                   {"since", absl::FormatTime(array.since, absl::UTCTimeZone())},
+                   {"reason", array.reason}});
+  if (array.on_disk) {
+    PushFiles(
+        {.array_ids = {array.array_id},
+         .work = [this, id = array.array_id](
+                     FileEffects* effects) { return DiscardFiles(kQuarantineFolder, id, effects); },
+         .done = nullptr});
+  }
+}
+
+void ShardStore::EnforceQuarantine(absl::Time now, std::vector<QuarantinedArray>* dropped) {
+  for (DropOrder* order : {&droppable_on_disk_, &droppable_in_memory_}) {
+    for (const bool committed : {false, true}) {
+      for (;;) {
+        const auto first = order->lower_bound({committed, absl::InfinitePast(), ""});
+        if (first == order->end() || std::get<0>(*first) != committed ||
+            now - std::get<1>(*first) <= quarantine_limits_.age) {
+          break;
+        }
+        DropFromQuarantine(quarantine_.find(std::get<2>(*first)),
+                           "it is older than --quarantine-age", dropped);
+      }
+    }
+  }
+  while (has_data_dir() && quarantine_totals_.disk_bytes > quarantine_limits_.disk_bytes &&
+         !droppable_on_disk_.empty()) {
+    DropFromQuarantine(quarantine_.find(std::get<2>(*droppable_on_disk_.begin())),
+                       "the quarantine is larger than --quarantine-disk", dropped);
+  }
+  while (quarantine_totals_.memory_bytes > quarantine_limits_.memory_bytes &&
+         !droppable_in_memory_.empty()) {
+    DropFromQuarantine(quarantine_.find(std::get<2>(*droppable_in_memory_.begin())),
+                       "the quarantine is larger than --quarantine-memory", dropped);
+  }
+}
+
+bool ShardStore::DropQuarantinedMemory(int64_t need_bytes) {
+  std::vector<QuarantinedArray> dropped;  // freed under no lock
+  need_bytes = PoolBytes(need_bytes);
+  int64_t free_bytes = limit_bytes() - used_bytes();
+  absl::MutexLock lock(&mutex_);
+  // Where there is room, it is the host that refuses.
+  if (free_bytes >= need_bytes ||
+      free_bytes + quarantine_totals_.droppable_memory_bytes < need_bytes) {
     return false;
   }
-  dropped = std::move(oldest->second);
-  quarantine_.erase(oldest);
-  Tally(dropped, -1, &quarantine_totals_);
-  rpc::LogWarning("dropped an array from the quarantine", {{"array", dropped.array_id},
-                                                           {"why", "its memory was needed"},
-                                                           {"size_bytes", dropped.size_bytes()},
-                                                           {"reason", dropped.reason}});
+  while (free_bytes < need_bytes && !droppable_in_memory_.empty()) {
+    DropFromQuarantine(quarantine_.find(std::get<2>(*droppable_in_memory_.begin())),
+                       "its memory was needed", &dropped);
+    free_bytes += dropped.back().memory_bytes;
+  }
+  return !dropped.empty();
+}
+
+bool ShardStore::DropQuarantinedFiles(int64_t need_bytes) {
+  {
+    std::vector<QuarantinedArray> dropped;
+    int64_t freed_bytes = 0;
+    absl::MutexLock lock(&mutex_);
+    while (freed_bytes < need_bytes && !droppable_on_disk_.empty()) {
+      DropFromQuarantine(quarantine_.find(std::get<2>(*droppable_on_disk_.begin())),
+                         "the disk is full", &dropped);
+      freed_bytes += dropped.back().size_bytes();
+    }
+    if (dropped.empty()) {
+      return false;
+    }
+  }
+  AwaitRemovals();
   return true;
 }
 
@@ -883,90 +1008,159 @@ std::vector<QuarantinedArray> ShardStore::ListQuarantine(absl::Span<const std::s
 }
 
 absl::StatusOr<QuarantinedArray> ShardStore::RestoreQuarantined(const std::string& array_id) {
-  absl::StatusOr<QuarantinedArray> restored = QuarantinedArray();
-  absl::Notification done;
-  {
-    absl::MutexLock lock(&mutex_);
-    PushFiles({.array_ids = {array_id},
-               .work =
-                   [&](FileEffects* effects) {
-                     restored = ReadBack(array_id, effects);
-                     return absl::OkStatus();
-                   },
-               .done = [&](const absl::Status&) { done.Notify(); }});
-  }
-  done.WaitForNotification();
-  return restored;
-}
-
-absl::StatusOr<QuarantinedArray> ShardStore::ReadBack(const std::string& array_id,
-                                                      FileEffects* effects) {
-  const auto here = [&](const QuarantinedArray& array) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    const auto held = arrays_.find(array_id);
-    if (held == arrays_.end()) {
-      return absl::OkStatus();
-    }
-    for (const auto& [tile, entry] : held->second.tiles) {
-      const bool is_same = std::any_of(
-          array.tiles.begin(), array.tiles.end(),
-          [&, &tile = tile](const QuarantinedTile& each) { return each.description.tile == tile; });
-      if (is_same || entry.state != TileState::kCommitted) {
-        return WithReason(
-            absl::AlreadyExistsError(
-                StrCat("array ", array_id, " is here beside what is in quarantine; drop one")),
-            Reason::kAlreadyExists);
-      }
-    }
-    return absl::OkStatus();
-  };
   QuarantinedArray array;
   {
     absl::MutexLock lock(&mutex_);
     const auto found = quarantine_.find(array_id);
     if (found == quarantine_.end()) {
-      return WithReason(
-          absl::NotFoundError(StrCat("array ", array_id, " is not in this worker's quarantine")),
-          Reason::kNotFound);
+      return NotInQuarantine(array_id);
     }
+    if (restoring_.contains(array_id)) {
+      return BeingRestored(array_id);
+    }
+    SHARDMESH_RETURN_IF_ERROR(CheckRestorable(found->second));
+    CountOut(found->second);
+    restoring_.insert(array_id);
+    CountIn(found->second);
+    ++busy_[array_id];
     array = found->second;
-    SHARDMESH_RETURN_IF_ERROR(here(array));
   }
-  const std::string from = Path(Path(data_dir_, kQuarantineFolder), array_id);
+  absl::StatusOr<QuarantinedArray> restored = Restore(array);
+  absl::MutexLock lock(&mutex_);
+  const auto found = quarantine_.find(array_id);
+  if (found != quarantine_.end()) {
+    CountOut(found->second);
+  }
+  restoring_.erase(array_id);
+  if (found != quarantine_.end()) {
+    CountIn(found->second);
+  }
+  EndBusy(array_id);
+  return restored;
+}
+
+absl::Status ShardStore::CheckRestorable(const QuarantinedArray& array) const {
+  const auto held = arrays_.find(array.array_id);
+  if (held == arrays_.end()) {
+    return absl::OkStatus();
+  }
+  for (const auto& [tile, entry] : held->second.tiles) {
+    const bool is_same = std::any_of(
+        array.tiles.begin(), array.tiles.end(),
+        [&, &tile = tile](const QuarantinedTile& each) { return each.description.tile == tile; });
+    if (is_same || entry.state != TileState::kCommitted) {
+      return WithReason(
+          absl::AlreadyExistsError(
+              StrCat("array ", array.array_id, " is here beside what is in quarantine; drop one")),
+          Reason::kAlreadyExists);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<QuarantinedArray> ShardStore::Restore(const QuarantinedArray& array) {
+  AwaitFiles();  // those that are on their way into the quarantine
+  const std::string from = Path(Path(data_dir_, kQuarantineFolder), array.array_id);
   std::vector<StoredTilePtr> stored;
   for (const QuarantinedTile& tile : array.tiles) {
     if (tile.stored != nullptr) {
       stored.push_back(tile.stored);
       continue;
     }
-    SHARDMESH_ASSIGN_OR_RETURN(
-        TileFileContents contents,
-        ReadTileFile(Path(from, TileFileName(tile.description.tile)), *pool_));
+    const std::string path = Path(from, TileFileName(tile.description.tile));
+    absl::StatusOr<TileFileContents> contents = ReadTileFile(path, *pool_);
+    if (absl::IsNotFound(contents.status())) {
+      return WithReason(
+          absl::DataLossError(StrCat(TileName(tile.description), " cannot be restored: its file ",
+                                     path, " is missing")),
+          Reason::kBadFile);
+    }
+    SHARDMESH_RETURN_IF_ERROR(contents.status());
     stored.push_back(std::make_shared<const StoredTile>(
-        std::move(contents.header.description), std::make_shared<Buffer>(std::move(contents.bytes)),
-        contents.header.crc32c,
+        std::move(contents->header.description),
+        std::make_shared<Buffer>(std::move(contents->bytes)), contents->header.crc32c,
         /*durable=*/true));
   }
-  if (array.on_disk) {
-    const std::string to = Path(Path(data_dir_, kArraysFolder), array_id);
-    SHARDMESH_RETURN_IF_ERROR(MakeFolder(to));
-    for (const QuarantinedTile& tile : array.tiles) {
-      const std::string name = TileFileName(tile.description.tile);
-      if (rename(Path(from, name).c_str(), Path(to, name).c_str()) != 0) {
-        return FileError("restore", Path(from, name), errno);
-      }
-    }
-    effects->changed_folders.insert({from, to, Path(data_dir_, kArraysFolder)});
-    effects->to_remove.push_back(from);
+  absl::Status status;
+  absl::Notification done;
+  {
+    absl::MutexLock lock(&mutex_);
+    PushFiles({.array_ids = {array.array_id},
+               .work =
+                   [&](FileEffects* effects) {
+                     status = PutBack(array, std::move(stored), effects);
+                     return absl::OkStatus();
+                   },
+               .done = [&](const absl::Status&) { done.Notify(); }});
   }
-  absl::MutexLock lock(&mutex_);
-  auto& tiles = arrays_[array_id].tiles;
-  for (StoredTilePtr& each : stored) {
-    const Tile tile = each->description().tile;
-    tiles[tile] = {TileState::kCommitted, std::move(each)};
-  }
-  Tally(array, -1, &quarantine_totals_);
-  quarantine_.erase(array_id);
+  done.WaitForNotification();
+  SHARDMESH_RETURN_IF_ERROR(status);
   return array;
+}
+
+absl::Status ShardStore::PutBack(const QuarantinedArray& array, std::vector<StoredTilePtr> stored,
+                                 FileEffects* effects) {
+  const std::string from = Path(Path(data_dir_, kQuarantineFolder), array.array_id);
+  const std::string to = Path(Path(data_dir_, kArraysFolder), array.array_id);
+  std::vector<std::string> moved;
+  absl::Status status = array.on_disk ? MakeFolder(to) : absl::OkStatus();
+  for (const QuarantinedTile& tile : array.tiles) {
+    if (!array.on_disk || !status.ok()) {
+      break;
+    }
+    const std::string name = TileFileName(tile.description.tile);
+    if (rename(Path(from, name).c_str(), Path(to, name).c_str()) != 0) {
+      status = FileError("restore", Path(from, name), errno);
+      break;
+    }
+    moved.push_back(name);
+  }
+  if (array.on_disk) {
+    effects->changed_folders.insert({from, to, Path(data_dir_, kArraysFolder)});
+  }
+  QuarantinedArray restored;  // freed under no lock
+  if (status.ok()) {
+    absl::MutexLock lock(&mutex_);
+    const auto found = quarantine_.find(array.array_id);
+    const bool is_same =
+        found != quarantine_.end() && found->second.since == array.since &&
+        std::equal(found->second.tiles.begin(), found->second.tiles.end(), array.tiles.begin(),
+                   array.tiles.end(), [](const QuarantinedTile& a, const QuarantinedTile& b) {
+                     return a.description.tile == b.description.tile && a.crc32c == b.crc32c;
+                   });
+    status = is_same ? CheckRestorable(found->second)
+                     : absl::AbortedError(StrCat("array ", array.array_id,
+                                                 " was released, or more of it came into "
+                                                 "quarantine, while it was being restored; look at "
+                                                 "the quarantine again"));
+    if (status.ok()) {
+      auto& tiles = arrays_[array.array_id].tiles;
+      for (StoredTilePtr& each : stored) {
+        const Tile tile = each->description().tile;
+        tiles[tile] = {TileState::kCommitted, std::move(each)};
+      }
+      restored = TakeOutOfQuarantine(found);
+    }
+  }
+  if (!array.on_disk) {
+    return status;
+  }
+  if (status.ok()) {
+    // What says why it was there; the folder goes unless something new came into it.
+    unlink(Path(from, kAboutFile).c_str());
+    rmdir(from.c_str());
+    effects->changed_folders.insert(Path(data_dir_, kQuarantineFolder));
+    return status;
+  }
+  for (const std::string& name : moved) {
+    if (rename(Path(to, name).c_str(), Path(from, name).c_str()) != 0) {
+      rpc::LogError(
+          "a file could not be moved back into the quarantine",
+          {{"path", Path(to, name)}, {"error", FileError("move", Path(to, name), errno)}});
+    }
+  }
+  rmdir(to.c_str());  // succeeds only where nothing is left in it
+  return status;
 }
 
 absl::StatusOr<QuarantinedArray> ShardStore::DropQuarantined(const std::string& array_id) {
@@ -977,13 +1171,12 @@ absl::StatusOr<QuarantinedArray> ShardStore::DropQuarantined(const std::string& 
     absl::MutexLock lock(&mutex_);
     const auto found = quarantine_.find(array_id);
     if (found == quarantine_.end()) {
-      return WithReason(
-          absl::NotFoundError(StrCat("array ", array_id, " is not in this worker's quarantine")),
-          Reason::kNotFound);
+      return NotInQuarantine(array_id);
     }
-    dropped = std::move(found->second);
-    quarantine_.erase(found);
-    Tally(dropped, -1, &quarantine_totals_);
+    if (restoring_.contains(array_id)) {
+      return BeingRestored(array_id);
+    }
+    dropped = TakeOutOfQuarantine(found);
     if (!dropped.on_disk) {
       return dropped;
     }
@@ -1012,6 +1205,19 @@ void ShardStore::AwaitFiles() {
                .done = [&](const absl::Status&) { done.Notify(); }});
   }
   done.WaitForNotification();
+}
+
+void ShardStore::AwaitRemovals() {
+  AwaitFiles();
+  absl::Notification done;
+  removals_.Push([&] { done.Notify(); });
+  done.WaitForNotification();
+}
+
+void ShardStore::EndBusy(const std::string& array_id) {
+  if (const auto busy = busy_.find(array_id); --busy->second == 0) {
+    busy_.erase(busy);
+  }
 }
 
 void ShardStore::PushFiles(FileJob job) {
@@ -1047,17 +1253,17 @@ void ShardStore::RunFiles() {
         synced.Update(status);
       }
     }
-    std::error_code ignored;
-    for (const std::string& path : effects.to_remove) {
-      fs::remove_all(path, ignored);  // what is left in the trash goes at the next start
+    for (std::string& path : effects.to_remove) {
+      removals_.Push([path = std::move(path)] {
+        std::error_code ignored;  // what is left in the trash goes at the next start
+        fs::remove_all(path, ignored);
+      });
     }
     {
       absl::MutexLock lock(&mutex_);
       for (const FileJob& job : jobs) {
         for (const std::string& array_id : job.array_ids) {
-          if (const auto busy = busy_.find(array_id); --busy->second == 0) {
-            busy_.erase(busy);
-          }
+          EndBusy(array_id);
         }
       }
     }
@@ -1252,41 +1458,58 @@ absl::Status ShardStore::RecoverQuarantine() {
   const std::string folder = Path(data_dir_, kQuarantineFolder);
   SHARDMESH_ASSIGN_OR_RETURN(const std::vector<std::string> array_ids, ListFolder(folder));
   for (const std::string& array_id : array_ids) {
-    const std::string path = Path(folder, array_id);
-    const absl::StatusOr<std::vector<std::string>> names = ListFolder(path);
-    if (!names.ok()) {
-      recovery_report_.problems.push_back({path, "", names.status()});
-      continue;
-    }
-    QuarantinedArray array{.array_id = array_id, .reason = "", .since = absl::Now(), .tiles = {}};
-    array.on_disk = true;
-    const absl::StatusOr<std::string> about = ReadText(Path(path, kAboutFile), kMaxAboutBytes);
-    if (!about.ok() || !DecodeAbout(*about, &array)) {
-      array.reason = "the file that says why cannot be read";
-    }
-    for (const std::string& name : *names) {
-      if (name == kAboutFile) {
-        continue;
-      }
-      const absl::StatusOr<TileFileHeader> header = ReadTileFileHeader(Path(path, name));
-      if (!header.ok() || header->description.array_id != array_id) {
-        recovery_report_.problems.push_back({Path(path, name), "", header.status()});
-        continue;
-      }
-      array.tiles.push_back({.description = header->description,
-                             .crc32c = header->crc32c,
-                             .size_bytes = TileSizeBytes(header->description),
-                             .stored = nullptr});
-      ++recovery_report_.quarantined_tiles;
-    }
-    if (array.tiles.empty()) {
-      continue;
-    }
-    absl::MutexLock lock(&mutex_);
-    Tally(array, 1, &quarantine_totals_);
-    quarantine_.emplace(array_id, std::move(array));
+    RecoverQuarantined(array_id);
   }
   return absl::OkStatus();
+}
+
+void ShardStore::RecoverQuarantined(const std::string& array_id) {
+  const std::string path = Path(Path(data_dir_, kQuarantineFolder), array_id);
+  const absl::StatusOr<std::vector<std::string>> names = ListFolder(path);
+  if (!names.ok()) {
+    recovery_report_.problems.push_back({path, "", names.status()});
+    return;
+  }
+  QuarantinedArray array{.array_id = array_id, .reason = "", .since = absl::Now(), .tiles = {}};
+  array.on_disk = true;
+  const absl::StatusOr<std::string> about = ReadText(Path(path, kAboutFile), kMaxAboutBytes);
+  if (!about.ok() || !DecodeAbout(*about, &array)) {
+    array.reason = "the file that says why cannot be read";
+  }
+  for (const std::string& name : *names) {
+    if (name == kAboutFile) {
+      continue;
+    }
+    if (absl::EndsWith(name, ToAbsl(kTemporarySuffix))) {
+      unlink(Path(path, name).c_str());
+      continue;
+    }
+    absl::StatusOr<TileFileHeader> header = ReadTileFileHeader(Path(path, name));
+    if (header.ok() && header->description.array_id != array_id) {
+      header = WithReason(absl::DataLossError(StrCat("tile file ", Path(path, name), " holds ",
+                                                     TileName(header->description))),
+                          Reason::kBadFile);
+    }
+    if (!header.ok()) {
+      SetAside(Path(path, name), header.status());
+      continue;
+    }
+    const int64_t size_bytes = TileSizeBytes(header->description);
+    array.tiles_bytes += size_bytes;
+    array.tiles.push_back({.description = header->description,
+                           .crc32c = header->crc32c,
+                           .size_bytes = size_bytes,
+                           .stored = nullptr});
+    ++recovery_report_.quarantined_tiles;
+  }
+  if (array.tiles.empty()) {
+    unlink(Path(path, kAboutFile).c_str());
+    rmdir(path.c_str());  // succeeds only where nothing is left in it
+    return;
+  }
+  absl::MutexLock lock(&mutex_);
+  CountIn(array);
+  quarantine_.emplace(array_id, std::move(array));
 }
 
 }  // namespace shardmesh::worker

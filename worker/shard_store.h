@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -156,14 +157,18 @@ struct QuarantinedArray {
   bool on_disk = false;      // otherwise they are in memory alone
   bool array_lives = false;  // never dropped for the bounds
   std::vector<QuarantinedTile> tiles;
+  int64_t tiles_bytes = 0;   // of all tiles
+  int64_t memory_bytes = 0;  // that the pool gave for those in memory
 
-  int64_t size_bytes() const;
+  int64_t size_bytes() const { return tiles_bytes; }
 };
 
 // How much is kept in quarantine. Beyond it, tiles that were never committed are dropped first,
 // then the oldest; those of arrays that live never are.
 struct QuarantineLimits {
-  int64_t disk_bytes = int64_t{64} << 30;
+  // With what is in the folder `corrupt`. Below 0: 64 GiB, and at most a quarter of the file
+  // system.
+  int64_t disk_bytes = -1;
   int64_t memory_bytes = int64_t{512} << 20;
   absl::Duration age = absl::Hours(24 * 7);
 };
@@ -172,6 +177,7 @@ struct QuarantineTotals {
   int64_t arrays = 0;
   int64_t disk_bytes = 0;
   int64_t memory_bytes = 0;
+  int64_t droppable_memory_bytes = 0;  // of the pool, that give way when memory is needed
 };
 
 struct RecoveryReport {
@@ -268,17 +274,22 @@ class ShardStore {
                                                int64_t max_arrays) const;
   // Takes an array back into use, committed: what it was. Waits for the disk. NOT_FOUND if it is
   // not in quarantine; ALREADY_EXISTS if one of the tiles is here; RESOURCE_EXHAUSTED
-  // (MEMORY_LIMIT) if there is no memory for them; DATA_LOSS if a file is damaged. After an error
-  // all is as before.
+  // (MEMORY_LIMIT) if there is no memory for them; DATA_LOSS if a file is damaged or missing;
+  // ABORTED if it was released, or more of it was moved aside, meanwhile. After an error all is as
+  // before.
   absl::StatusOr<QuarantinedArray> RestoreQuarantined(const std::string& array_id);
-  // Deletes an array from the quarantine: what it was. Waits for the disk. NOT_FOUND.
+  // Deletes an array from the quarantine: what it was. Waits for the disk. NOT_FOUND; ABORTED while
+  // it is being restored.
   absl::StatusOr<QuarantinedArray> DropQuarantined(const std::string& array_id);
   // Drops what is older than the limit.
   void ExpireQuarantine(absl::Time now);
   QuarantineTotals quarantine_totals() const;
 
-  // Waits until the files have followed all calls that returned.
+  // Waits until the files have followed all calls that returned: what was dropped is out of its
+  // place, and that is synced.
   void AwaitFiles();
+  // Waits until the disk space of what was dropped is free as well.
+  void AwaitRemovals();
 
   // Takes a committed tile that is in memory alone out of the store, for its memory to be used
   // anew. Null, and nothing changed, if it is not there, is on disk, or anybody else has the tile
@@ -360,6 +371,11 @@ class ShardStore {
   void RecoverArray(const std::string& folder, TileState state);
   absl::Status RecoverTile(const std::string& path, TileState state);
   absl::Status RecoverQuarantine();
+  void RecoverQuarantined(const std::string& array_id);
+  // Reports a file that cannot be read; one that never will be is moved to the folder `corrupt`.
+  void SetAside(const std::string& path, absl::Status why);
+  // Removes what is old, or too much together with the quarantine, from the folder `corrupt`.
+  void BoundCorrupt();
 
   // Forgets the tiles of an array that are Staged or Committed, and lets those on their way end.
   // True if some of them have files, in `*state`'s folder.
@@ -376,14 +392,41 @@ class ShardStore {
   // Nothing, and no call of `done`, where there are none.
   void RemoveFiles(std::vector<ArrayFolders> folders, Done done)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What may be dropped for the bounds, the first to go first.
+  using DropOrder = absl::btree_set<std::tuple<bool, absl::Time, std::string>>;
+  using QuarantineMap = absl::btree_map<std::string, QuarantinedArray>;
+  // Whether an entry may be dropped for the bounds: its array is not known to live, and nobody is
+  // restoring it.
+  bool IsDroppable(const QuarantinedArray& array) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Counts an entry in, and out again: around whatever changes it.
+  void CountIn(const QuarantinedArray& array) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CountOut(const QuarantinedArray& array) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  QuarantinedArray TakeOutOfQuarantine(QuarantineMap::iterator entry)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Drops an entry, its file too, and says so.
+  void DropFromQuarantine(QuarantineMap::iterator entry, std::string_view why,
+                          std::vector<QuarantinedArray>* dropped)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Drops what the limits have no room for. The entries are freed under no lock.
   void EnforceQuarantine(absl::Time now, std::vector<QuarantinedArray>* dropped)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Makes room in memory for a tile; whether anything was dropped.
-  bool DropQuarantinedMemory();
-  absl::StatusOr<QuarantinedArray> ReadBack(const std::string& array_id, FileEffects* effects);
+  // Makes room in memory for so many bytes, if what may be dropped suffices; whether anything was
+  // dropped.
+  bool DropQuarantinedMemory(int64_t need_bytes);
+  // The same on a disk that is full, of which it is not known how much is free. Waits for it.
+  bool DropQuarantinedFiles(int64_t need_bytes);
+  // FAILED if tiles that an array in quarantine has are in use too.
+  absl::Status CheckRestorable(const QuarantinedArray& array) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Reads an array's tiles, and puts them in use.
+  absl::StatusOr<QuarantinedArray> Restore(const QuarantinedArray& array);
+  // Moves the files of an array that is being restored back, and puts `stored` in use; on an error
+  // the files are where they were.
+  absl::Status PutBack(const QuarantinedArray& array, std::vector<StoredTilePtr> stored,
+                       FileEffects* effects);
 
   void PushFiles(FileJob job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EndBusy(const std::string& array_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RunFiles();
   // Moves the array's folder out of `folder`, to be removed.
   absl::Status DiscardFiles(const char* folder, const std::string& array_id, FileEffects* effects);
@@ -406,14 +449,18 @@ class ShardStore {
   std::string cluster_id_ ABSL_GUARDED_BY(mutex_);
   std::string data_identity_ ABSL_GUARDED_BY(mutex_);
   ArrayMap arrays_ ABSL_GUARDED_BY(mutex_);
-  absl::btree_map<std::string, QuarantinedArray> quarantine_ ABSL_GUARDED_BY(mutex_);
+  QuarantineMap quarantine_ ABSL_GUARDED_BY(mutex_);
+  absl::btree_set<std::string> restoring_ ABSL_GUARDED_BY(mutex_);  // arrays of the quarantine
+  DropOrder droppable_on_disk_ ABSL_GUARDED_BY(mutex_);
+  DropOrder droppable_in_memory_ ABSL_GUARDED_BY(mutex_);
   QuarantineTotals quarantine_totals_ ABSL_GUARDED_BY(mutex_);
   std::vector<FileJob> jobs_ ABSL_GUARDED_BY(mutex_);  // in order
   // Arrays with jobs that are not done, and how many: no tile of them begins meanwhile.
   absl::btree_map<std::string, int64_t> busy_ ABSL_GUARDED_BY(mutex_);
   bool files_run_ ABSL_GUARDED_BY(mutex_) = false;
 
-  WorkQueue files_{1};  // last: its thread uses the above
+  WorkQueue removals_{1};  // of what is in the trash, which may take long
+  WorkQueue files_{1};     // last: its thread uses the above
 };
 
 }  // namespace shardmesh::worker

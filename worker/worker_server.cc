@@ -126,7 +126,7 @@ class WorkerServer::Impl {
                    : std::make_shared<ShmArena>("shardmesh-tiles")),
         pool_(BufferPool::Create(&budget_, MaxIdleBytes(options_.memory_bytes), arena_)),
         threads_(options_.threads > 0 ? static_cast<int>(options_.threads)
-                                      : options_.part.Threads(share_.Threads())),
+                                      : options_.part.Threads(share_)),
         kernel_({.threads = threads_}) {}
 
   ~Impl() {

@@ -394,7 +394,8 @@ absl::StatusOr<OwnedBytes> Mailbox::TakeFirst(DeviceId peer, const std::string& 
   held_bytes_ -= size_bytes;
   held_pieces_.fetch_sub(1, std::memory_order_release);
   charged_bytes_[worker] -= ChargeOf(taken);
-  *is_credited = !taken.is_lent && message.taken_bytes != message.message_bytes;
+  // Of a message that is here whole its sender needs no more credit.
+  *is_credited = !taken.is_lent && message.arrived_bytes != message.message_bytes;
   return std::move(taken.content);
 }
 

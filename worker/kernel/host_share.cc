@@ -138,7 +138,12 @@ absl::StatusOr<HostPart> HostPart::Parse(const std::string& text) {
   return part;
 }
 
-int HostPart::Threads(int threads) const { return std::max(1, static_cast<int>(threads / count)); }
+int HostPart::Threads(const HostShare& share) const {
+  const auto parts = static_cast<double>(count);
+  double cores = static_cast<double>(share.cores) / (is_bound ? 1 : parts);
+  if (share.quota_cores.has_value()) cores = std::min(cores, *share.quota_cores / parts);
+  return std::max(1, static_cast<int>(std::floor(cores)));
+}
 
 absl::StatusOr<bool> BindToPart(const HostPart& part) {
   if (part.count <= 1) return false;

@@ -35,11 +35,12 @@ struct HostPart {
 
   int64_t index = 0;  // from 0
   int64_t count = 1;
+  bool is_bound = false;  // the process has cores of its part alone; a quota is shared all the same
 
   // "2/8" is the third of eight parts. INVALID_ARGUMENT if it does not say so.
   static absl::StatusOr<HostPart> Parse(const std::string& text);
-  // What is left for this process of that many threads: at least 1.
-  int Threads(int threads) const;
+  // What this process may use of what it sees of the host: at least 1.
+  int Threads(const HostShare& share) const;
 };
 
 // Binds the process, and all threads that it starts from now on, to its part of the cores that it

@@ -63,11 +63,23 @@ TEST_F(HostShareTest, VersionOneHasAHierarchyForEachController) {
 TEST(HostPartTest, IsSaidAsIndexAndCount) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const HostPart part, HostPart::Parse("2/8"));
   EXPECT_EQ(part.index, 2);
-  EXPECT_EQ(part.Threads(64), 8);
-  EXPECT_EQ(part.Threads(4), 1);
+  EXPECT_EQ(part.Threads({.cores = 64}), 8);
+  EXPECT_EQ(part.Threads({.cores = 4}), 1);
   for (const char* wrong : {"", "2", "8/8", "-1/4", "0/0", "a/b", "1/2/3"}) {
     EXPECT_FALSE(HostPart::Parse(wrong).ok()) << wrong;
   }
+}
+
+TEST(HostPartTest, AQuotaIsDividedAlsoWhereTheCoresAreItsOwn) {
+  // Four workers on 64 cores in one group of 8 processor seconds a second.
+  const HostPart bound{.index = 1, .count = 4, .is_bound = true};
+  EXPECT_EQ(bound.Threads({.cores = 16, .quota_cores = 8}), 2);
+  EXPECT_EQ(bound.Threads({.cores = 16}), 16);
+  EXPECT_EQ(bound.Threads({.cores = 16, .quota_cores = 100}), 16);
+  EXPECT_EQ(bound.Threads({.cores = 16, .quota_cores = 1.5}), 1);
+  const HostPart unbound{.index = 1, .count = 4};
+  EXPECT_EQ(unbound.Threads({.cores = 64, .quota_cores = 8}), 2);
+  EXPECT_EQ(unbound.Threads({.cores = 4, .quota_cores = 8}), 1);
 }
 
 TEST(HostPartTest, APartOfFewerThanTwoCoresIsNotBound) {

@@ -11,8 +11,11 @@
 #include <thread>
 #include <vector>
 
+#include "absl/synchronization/notification.h"
 #include "sharding/str_cat.h"
 #include "tensor/crc32c.h"
+#include "tensor/failpoint.h"
+#include "tests/testing/eventually.h"
 #include "tests/testing/status_matchers.h"
 
 namespace shardmesh::worker {
@@ -447,7 +450,7 @@ TEST_F(ShardStoreTest, TheQuarantineIsBoundedBySizeAndAge) {
       << "those of arrays that live go for no bound";
   store->ExpireQuarantine(absl::UnixEpoch() + absl::Hours(2));
   EXPECT_THAT(aside(), SizeIs(3));
-  store->AwaitFiles();
+  store->AwaitRemovals();
   EXPECT_EQ(FilesIn("trash"), 0);
   EXPECT_EQ(FilesIn("quarantine"), 6);
   // What is released for good goes from there too.
@@ -486,6 +489,169 @@ TEST_F(ShardStoreTest, TilesInMemoryStayInQuarantineUntilTheirMemoryIsNeeded) {
   const TileDescription large = {"large", Dtype::kF32, {all}, {{{0, all}}}, "", ""};
   EXPECT_THAT(store->Stage(large, false), IsOk());
   EXPECT_EQ(store->quarantine_totals().arrays, 0);
+}
+
+// A disk store with "m" in memory, row 0 of it in quarantine and row 1 in use, and a restore of it
+// that waits for files.
+class RestoreUnderWay {
+ public:
+  explicit RestoreUnderWay(ShardStore* store) : store_(store) {
+    // What is told on the thread of files holds that up.
+    store->Drop({"durable"}, [this](const absl::Status&) {
+      entered_.Notify();
+      go_.WaitForNotification();
+    });
+    entered_.WaitForNotification();
+    thread_ = std::thread([this] { restored_ = store_->RestoreQuarantined("m"); });
+    EXPECT_TRUE(test::Eventually(
+        [this] { return store_->quarantine_totals().droppable_memory_bytes == 0; }));
+  }
+  ~RestoreUnderWay() { EXPECT_FALSE(thread_.joinable()); }
+
+  absl::Status End() {
+    go_.Notify();
+    thread_.join();
+    return restored_.status();
+  }
+
+ private:
+  ShardStore* const store_;
+  absl::Notification entered_;
+  absl::Notification go_;
+  absl::StatusOr<QuarantinedArray> restored_ = QuarantinedArray();
+  std::thread thread_;
+};
+
+class RestoreTest : public ShardStoreTest {
+ protected:
+  RestoreTest() {
+    quarantine_ = {.disk_bytes = 1 << 20, .memory_bytes = 1 << 20, .age = absl::Hours(1)};
+    store_ = OpenDisk();
+    EXPECT_THAT(StageRow(*store_, "durable", 0), IsOk());
+    for (int64_t row = 0; row < 2; ++row) {
+      auto staged = store_->Stage(Row("m", row), /*durable=*/false);
+      EXPECT_THAT(staged, IsOk());
+      EXPECT_THAT((*staged)->Append(0, RowBytes(row), Crc32c(RowBytes(row))), IsOk());
+      EXPECT_THAT((*staged)->Finish(std::nullopt), IsOk());
+    }
+    EXPECT_THAT(store_->Commit({"m"}), IsOk());
+    EXPECT_TRUE(store_->Quarantine("m", Row("m", 0).tile, "test", false, absl::UnixEpoch()));
+  }
+
+  std::unique_ptr<ShardStore> store_;
+};
+
+TEST_F(RestoreTest, NoBoundAndNoOtherCallTakesWhatIsBeingRestored) {
+  RestoreUnderWay restore(store_.get());
+  store_->ExpireQuarantine(absl::UnixEpoch() + absl::Hours(100));
+  EXPECT_THAT(store_->DropQuarantined("m"), StatusIs(absl::StatusCode::kAborted));
+  EXPECT_THAT(store_->RestoreQuarantined("m"), StatusIs(absl::StatusCode::kAborted));
+  EXPECT_THAT(restore.End(), IsOk());
+  EXPECT_THAT(*store_->FindAll("m"), SizeIs(2));
+  EXPECT_EQ(store_->quarantine_totals().arrays, 0);
+  EXPECT_EQ(store_->quarantine_totals().memory_bytes, 0);
+}
+
+TEST_F(RestoreTest, WhatIsReleasedMeanwhileDoesNotComeBack) {
+  RestoreUnderWay restore(store_.get());
+  store_->Drop({"m"}, [](const absl::Status&) {});
+  EXPECT_THAT(restore.End(), StatusIs(absl::StatusCode::kAborted));
+  EXPECT_THAT(store_->FindAll("m"), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_EQ(store_->quarantine_totals().arrays, 0);
+  EXPECT_EQ(store_->quarantine_totals().memory_bytes, 0);
+}
+
+TEST_F(RestoreTest, ATileThatIsMovedAsideMeanwhileIsNotForgotten) {
+  RestoreUnderWay restore(store_.get());
+  EXPECT_TRUE(store_->Quarantine("m", Row("m", 1).tile, "test", false, absl::UnixEpoch()));
+  EXPECT_THAT(restore.End(), StatusIs(absl::StatusCode::kAborted));
+  EXPECT_EQ(store_->quarantine_totals().memory_bytes, 2 * kRowBytes);
+  EXPECT_GE(store_->quarantine_totals().droppable_memory_bytes, 2 * kRowBytes);
+  EXPECT_THAT(store_->RestoreQuarantined("m"), IsOk());
+  EXPECT_THAT(*store_->FindAll("m"), SizeIs(2));
+}
+
+TEST_F(ShardStoreTest, ARestoreThatFailsHalfwayLeavesTheQuarantineAsItWas) {
+  const auto store = OpenDisk();
+  for (int64_t row = 0; row < 2; ++row) {
+    ASSERT_THAT(StageRow(*store, "a", row), IsOk());
+  }
+  ASSERT_THAT(store->Commit({"a"}), IsOk());
+  for (int64_t row = 0; row < 2; ++row) {
+    ASSERT_TRUE(store->Quarantine("a", Row("a", row).tile, "test", false, absl::UnixEpoch()));
+  }
+  store->AwaitFiles();
+  // A folder where the second file is to go.
+  const std::string blocked = StrCat(data_dir_, "/arrays/a/", TileFileName(Row("a", 1).tile));
+  std::filesystem::create_directories(blocked);
+  EXPECT_FALSE(store->RestoreQuarantined("a").ok());
+  EXPECT_EQ(FilesIn("quarantine"), 3);
+  EXPECT_THAT(store->FindAll("a"), StatusIs(absl::StatusCode::kNotFound));
+  std::filesystem::remove(blocked);
+  ASSERT_THAT(store->RestoreQuarantined("a"), IsOk());
+  EXPECT_THAT(*store->FindAll("a"), SizeIs(2));
+  EXPECT_EQ(FilesIn("arrays"), 2);
+  EXPECT_EQ(FilesIn("quarantine"), 0);
+  // A file that somebody took away is told, not passed over.
+  ASSERT_TRUE(store->Quarantine("a", Row("a", 0).tile, "test", false, absl::UnixEpoch()));
+  store->AwaitFiles();
+  std::filesystem::remove(StrCat(data_dir_, "/quarantine/a/", TileFileName(Row("a", 0).tile)));
+  EXPECT_THAT(store->RestoreQuarantined("a"), StatusIs(absl::StatusCode::kDataLoss));
+  EXPECT_EQ(store->quarantine_totals().arrays, 1);
+}
+
+TEST_F(ShardStoreTest, ATileThatIsTooLargeTakesNothingOutOfTheQuarantine) {
+  const auto store = OpenMemory();
+  ASSERT_THAT(StageRow(*store, "a", 0), IsOk());
+  ASSERT_THAT(store->Commit({"a"}), IsOk());
+  ASSERT_TRUE(store->Quarantine("a", Row("a", 0).tile, "test", false, absl::UnixEpoch()));
+  const int64_t all = budget_.limit_bytes() / 4;
+  const TileDescription large = {"large", Dtype::kF32, {all + 1}, {{{0, all + 1}}}, "", ""};
+  EXPECT_THAT(store->Stage(large, false), StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_EQ(store->quarantine_totals().arrays, 1);
+}
+
+TEST_F(ShardStoreTest, AFullDiskTakesTilesOutOfTheQuarantineForNewOnes) {
+  const auto store = OpenDisk();
+  for (const char* id : {"old", "lives"}) {
+    ASSERT_THAT(StageRow(*store, id, 0), IsOk());
+    ASSERT_THAT(store->Commit({id}), IsOk());
+    ASSERT_TRUE(store->Quarantine(id, Row(id, 0).tile, "test", *id == 'l', absl::UnixEpoch()));
+  }
+  store->AwaitFiles();
+  ASSERT_THAT(ArmFailpoints("file.write=enospc"), IsOk());
+  EXPECT_THAT(StageRow(*store, "new", 0), IsOk());
+  EXPECT_EQ(store->quarantine_totals().arrays, 1) << "one that lives goes for nothing";
+  ASSERT_THAT(ArmFailpoints("file.write=enospc"), IsOk());
+  EXPECT_THAT(StageRow(*store, "newer", 0), StatusIs(absl::StatusCode::kResourceExhausted));
+}
+
+TEST_F(ShardStoreTest, WhatNobodyCanReadInTheQuarantineIsBoundedToo) {
+  const auto write = [&](const std::string& path, size_t size) {
+    const std::filesystem::path whole = StrCat(data_dir_, "/", path);
+    std::filesystem::create_directories(whole.parent_path());
+    std::ofstream(whole) << std::string(size, 'x');
+  };
+  write("quarantine/a/garbage.safetensors", 100);
+  write("quarantine/a/half.safetensors.partial", 100);
+  write("quarantine/b/about", 10);
+  quarantine_.disk_bytes = 1000;
+  {
+    const auto store = OpenDisk();
+    ASSERT_THAT(store->recovery_report().problems, SizeIs(1));
+    EXPECT_THAT(store->recovery_report().problems[0].moved_to, HasSubstr("/corrupt/a.garbage"));
+    EXPECT_THAT(store->ListQuarantine({}, "", 10), IsEmpty());
+  }
+  EXPECT_FALSE(std::filesystem::exists(data_dir_ + "/quarantine/a"));
+  EXPECT_FALSE(std::filesystem::exists(data_dir_ + "/quarantine/b"));
+  EXPECT_EQ(FilesIn("corrupt"), 1);
+  write("quarantine/c/more.safetensors", 950);
+  OpenDisk();
+  EXPECT_EQ(FilesIn("corrupt"), 1) << "the older one went";
+  EXPECT_TRUE(std::filesystem::exists(data_dir_ + "/corrupt/c.more.safetensors"));
+  quarantine_.age = absl::ZeroDuration();
+  OpenDisk();
+  EXPECT_EQ(FilesIn("corrupt"), 0);
 }
 
 TEST_F(ShardStoreTest, FilesThatCannotBeRemovedAreToldAndFoundAgain) {
