@@ -2,13 +2,16 @@
 #include "worker/step_executor.h"
 
 #include <algorithm>
+#include <exception>
 #include <map>
+#include <new>
 #include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/synchronization/mutex.h"
 #include "rpc/log.h"
 #include "rpc/wall_time.h"
@@ -22,6 +25,19 @@
 
 namespace shardmesh::worker {
 namespace {
+
+// Runs `body`; what it throws ends the step, not the process.
+absl::Status CatchErrors(absl::FunctionRef<absl::Status()> body) {
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    return WithReason(absl::ResourceExhaustedError("the host has no memory left for it; lower the "
+                                                   "memory limit or free memory on the host"),
+                      Reason::kMemoryLimit);
+  } catch (const std::exception& error) {
+    return absl::InternalError(StrCat("it ended with an exception: ", error.what()));
+  }
+}
 
 class StepExecutorImpl final : public StepExecutor {
  public:
@@ -295,19 +311,19 @@ class StepExecutorImpl final : public StepExecutor {
   absl::Status RunOne(const Waiting& step, StepResult* result) {
     const StepOrder& order = *step.order;
     std::unique_ptr<StepLink> link;
-    absl::Status status = Open(step, &link);
-    if (status.ok()) {
+    absl::Status status = CatchErrors([&]() -> absl::Status {
+      SHARDMESH_RETURN_IF_ERROR(Open(step, &link));
       result->rank = link->rank();
-      status = RunStep({.options = &options_,
-                        .weights = &weights_,
-                        .turns = &turns_,
-                        .link = link.get(),
-                        .plan = step.plan,
-                        .order = step.order,
-                        .deadline = step.deadline},
-                       result);
-      result->sent_bytes = link->sent_bytes();
-    }
+      return RunStep({.options = &options_,
+                      .weights = &weights_,
+                      .turns = &turns_,
+                      .link = link.get(),
+                      .plan = step.plan,
+                      .order = step.order,
+                      .deadline = step.deadline},
+                     result);
+    });
+    if (link != nullptr) result->sent_bytes = link->sent_bytes();
     if (status.ok()) return status;
     const std::string rank = link == nullptr ? "" : StrCat("rank ", link->rank(), " ");
     status = WithContext(status, StrCat(rank, "(", options_.identity, "), step ", order.sequence));

@@ -1,6 +1,7 @@
 // WeightCache: packed weights by array and layout, reserved from the worker's budget.
 #include "worker/weight_cache.h"
 
+#include <algorithm>
 #include <iterator>
 #include <limits>
 #include <utility>
@@ -16,7 +17,9 @@ absl::StatusOr<std::shared_ptr<const PackedWeights>> WeightCache::Find(
   const Key key(array_id, spec.n, spec.k, spec.lhs_dtype, spec.rhs_dtype, spec.out_dtype,
                 spec.transpose_lhs, spec.transpose_rhs);
   // The packed form is about as large as the plain one: ask before any memory is taken.
-  Entry entry{.size_bytes = static_cast<int64_t>(rhs.bytes.size()), .tile = rhs.owner};
+  Entry entry{.size_bytes = std::max(static_cast<int64_t>(rhs.bytes.size()),
+                                     kernel_->LikelyPackedBytes(spec)),
+              .tile = rhs.owner};
   {
     absl::MutexLock lock(&mutex_);
     if (const auto found = entries_.find(key); found != entries_.end()) {

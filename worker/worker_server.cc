@@ -127,7 +127,7 @@ class WorkerServer::Impl {
         pool_(BufferPool::Create(&budget_, MaxIdleBytes(options_.memory_bytes), arena_)),
         threads_(options_.threads > 0 ? static_cast<int>(options_.threads)
                                       : options_.part.Threads(share_)),
-        kernel_({.threads = threads_}) {}
+        kernel_({.threads = threads_, .pool = pool_}) {}
 
   ~Impl() {
     Drain(absl::InfinitePast());

@@ -346,22 +346,82 @@ MatmulSpec Widened(MatmulSpec spec) {
   return spec;
 }
 
-// The elements of BF16 or I8 as F32, which is exact.
-std::vector<float> Widen(Dtype dtype, absl::Span<const char> from) {
-  std::vector<float> wide(from.size() / static_cast<size_t>(ElementBytes(dtype)));
-  if (dtype == Dtype::kBF16) {
-    ConvertBF16ToF32({reinterpret_cast<const uint16_t*>(from.data()), wide.size()},
-                     absl::MakeSpan(wide));
+// Writes elements of BF16 or I8 as F32, which is exact.
+void Widen(Dtype dtype, const char* from, int64_t elements, float* to) {
+  const auto count = static_cast<size_t>(elements);
+  if (dtype == Dtype::kF32) {
+    std::copy_n(reinterpret_cast<const float*>(from), count, to);
+  } else if (dtype == Dtype::kBF16) {
+    ConvertBF16ToF32({reinterpret_cast<const uint16_t*>(from), count}, {to, count});
   } else {
-    std::transform(from.begin(), from.end(), wide.begin(), [](char element) {
+    std::transform(from, from + count, to, [](char element) {
       return static_cast<float>(static_cast<signed char>(element));
     });
   }
-  return wide;
 }
 
-absl::Span<const char> BytesOf(const std::vector<float>& elements) {
-  return {reinterpret_cast<const char*>(elements.data()), elements.size() * sizeof(float)};
+// The same for `rows` runs of `columns` elements each, which lie `pitch` elements apart; then they
+// lie one behind the other.
+void WidenRows(Dtype dtype, const char* from, int64_t rows, int64_t columns, int64_t pitch,
+               float* to) {
+  for (int64_t row = 0; row < rows; ++row) {
+    Widen(dtype, from + row * pitch * ElementBytes(dtype), columns, to + row * columns);
+  }
+}
+
+// Columns `column` and on of the spec's right-hand operand, as a matrix of `columns` by itself.
+void WidenPanel(const MatmulSpec& spec, absl::Span<const char> rhs, int64_t column, int64_t columns,
+                float* to) {
+  const int64_t bytes = ElementBytes(spec.rhs_dtype);
+  if (spec.transpose_rhs) {
+    Widen(spec.rhs_dtype, rhs.data() + column * spec.k * bytes, columns * spec.k, to);
+  } else {
+    WidenRows(spec.rhs_dtype, rhs.data() + column * bytes, spec.k, columns, spec.n, to);
+  }
+}
+
+// Memory for the operands and the result of one block that are converted.
+class WideBlock {
+ public:
+  // Parts that are not needed have 0 elements.
+  static absl::StatusOr<WideBlock> Create(BufferPool& pool, int64_t lhs, int64_t rhs, int64_t bias,
+                                          int64_t out) {
+    constexpr int64_t kGranule = Buffer::kAlignment / sizeof(float);
+    WideBlock block;
+    int64_t end = 0;
+    for (const auto& [part, elements] :
+         {std::pair(&block.lhs_, lhs), std::pair(&block.rhs_, rhs), std::pair(&block.bias_, bias),
+          std::pair(&block.out_, out)}) {
+      *part = end;
+      end += (elements + kGranule - 1) / kGranule * kGranule;
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(block.memory_,
+                               pool.Allocate(end * static_cast<int64_t>(sizeof(float)),
+                                             "a product's operands, converted to F32"));
+    return block;
+  }
+
+  float* lhs() { return At(lhs_); }
+  float* rhs() { return At(rhs_); }
+  float* bias() { return At(bias_); }
+  float* out() { return At(out_); }
+
+ private:
+  float* At(int64_t offset) { return reinterpret_cast<float*>(memory_.data()) + offset; }
+
+  Buffer memory_;
+  int64_t lhs_ = 0;
+  int64_t rhs_ = 0;
+  int64_t bias_ = 0;
+  int64_t out_ = 0;
+};
+
+const char* BytesOf(const float* elements) { return reinterpret_cast<const char*>(elements); }
+
+// Memory that nobody counts.
+std::shared_ptr<BufferPool> UncountedPool() {
+  static auto* const budget = new MemoryBudget(std::numeric_limits<int64_t>::max());
+  return BufferPool::Create(budget, /*max_idle_bytes=*/0);
 }
 
 }  // namespace
@@ -376,6 +436,7 @@ struct PackedWeights::Rep {
   int64_t k = 0;
   int64_t n = 0;
   Dtype dtype = Dtype::kF32;
+  bool is_widened = false;  // to F32
   int64_t panel_columns = 0;
   std::vector<Panel> panels;
   int64_t size_bytes = 0;
@@ -458,6 +519,8 @@ MatmulKernel::MatmulKernel(Options options)
     : threads_(options.threads > 0 ? options.threads : HostShare::OfThisProcess().Threads()),
       limits_{.flops = kBlockSeconds * options.flops_per_second * threads_,
               .bytes = kBlockSeconds * options.bytes_per_second},
+      pool_(options.pool != nullptr ? options.pool : UncountedPool()),
+      converts_all_(options.converts_all),
       cache_(std::make_unique<Cache>(options.cache_capacity)) {}
 
 MatmulKernel::~MatmulKernel() = default;
@@ -488,75 +551,106 @@ absl::Status MatmulKernel::Run(const MatmulSpec& spec, const MatmulOperands& ope
   }
   if (spec.m == 0 || spec.n == 0) return absl::OkStatus();
   if (spec.k == 0) return RunWithoutSums(spec, operands);
-  return HasProduct(spec.lhs_dtype) ? RunBlocks(spec, operands, abort_check)
-                                    : RunWidened(spec, operands, abort_check);
+  return RunBlocks(spec, operands, abort_check);
 }
 
-absl::Status MatmulKernel::RunWidened(const MatmulSpec& spec, const MatmulOperands& operands,
-                                      const AbortCheck& abort_check) {
-  const std::vector<float> lhs = Widen(spec.lhs_dtype, operands.lhs);
-  std::vector<float> rhs;
-  if (operands.packed == nullptr) rhs = Widen(spec.rhs_dtype, operands.rhs);
-  std::vector<float> bias;
-  MatmulOperands wide = operands;
-  wide.lhs = BytesOf(lhs);
-  wide.rhs = BytesOf(rhs);
-  if (spec.bias_dtype != Dtype::kF32) {
-    bias = Widen(spec.bias_dtype, operands.bias);
-    wide.bias = BytesOf(bias);
-  }
-  if (spec.out_dtype == Dtype::kF32) return RunBlocks(Widened(spec), wide, abort_check);
-  std::vector<float> out(static_cast<size_t>(spec.m * spec.n));
-  wide.out = {reinterpret_cast<char*>(out.data()), out.size() * sizeof(float)};
-  SHARDMESH_RETURN_IF_ERROR(RunBlocks(Widened(spec), wide, abort_check));
-  ConvertF32ToBF16(out, {reinterpret_cast<uint16_t*>(operands.out.data()), out.size()});
-  return absl::OkStatus();
+bool MatmulKernel::IsWidened(Dtype dtype) const {
+  return dtype != Dtype::kF32 && (converts_all_ || !HasProduct(dtype));
+}
+
+BlockLimits MatmulKernel::LimitsFor(bool is_widened) const {
+  if (!is_widened) return limits_;
+  return {.flops = limits_.flops, .bytes = std::min(limits_.bytes, kWideBlockBytes)};
+}
+
+int64_t MatmulKernel::LikelyPackedBytes(const MatmulSpec& spec) const {
+  return spec.k * spec.n * ElementBytes(IsWidened(spec.rhs_dtype) ? Dtype::kF32 : spec.rhs_dtype);
 }
 
 absl::Status MatmulKernel::RunBlocks(const MatmulSpec& spec, const MatmulOperands& operands,
                                      const AbortCheck& abort_check) {
   const PackedWeights::Rep* packed =
       operands.packed == nullptr ? nullptr : operands.packed->rep_.get();
+  const bool is_widened = packed == nullptr ? IsWidened(spec.lhs_dtype) : packed->is_widened;
   return CatchErrors(spec, [&]() -> absl::Status {
     const ScopedThreads threads(threads_);
     dnnl::stream stream(Engine());
+    const MatmulSpec whole = is_widened ? Widened(spec) : spec;
+    const BlockLimits limits = LimitsFor(is_widened);
     const int64_t panel_columns =
-        packed == nullptr ? PanelColumns(spec, limits_) : packed->panel_columns;
-    const int64_t block_rows = BlockRows(spec, std::min(panel_columns, spec.n), limits_);
+        packed == nullptr ? PanelColumns(whole, limits) : packed->panel_columns;
+    const int64_t widest = std::min(panel_columns, spec.n);
+    const int64_t block_rows = BlockRows(whole, widest, limits);
+    // F32 is written where it belongs.
+    const bool has_wide_out = is_widened && spec.out_dtype != Dtype::kF32;
+    const bool has_wide_bias = is_widened && spec.has_bias && spec.bias_dtype != Dtype::kF32;
     RunScratch scratch;
+    std::optional<WideBlock> wide;
+    if (is_widened) {
+      SHARDMESH_ASSIGN_OR_RETURN(
+          wide,
+          WideBlock::Create(*pool_, block_rows * spec.k, packed == nullptr ? spec.k * widest : 0,
+                            has_wide_bias ? widest : 0, has_wide_out ? block_rows * widest : 0));
+    }
 
     for (int64_t column = 0; column < spec.n; column += panel_columns) {
+      if (abort_check && column > 0) SHARDMESH_RETURN_IF_ERROR(abort_check());
       const int64_t columns = std::min(panel_columns, spec.n - column);
       const auto panel = static_cast<size_t>(column / panel_columns);
-      const memory::desc rhs_desc =
-          packed != nullptr ? packed->panels[panel].desc
-                            : MatrixDesc(spec.rhs_dtype, spec.k, columns,
-                                         spec.transpose_rhs ? spec.k : spec.n, spec.transpose_rhs);
+      const int64_t rhs_pitch = spec.transpose_rhs ? spec.k : is_widened ? columns : spec.n;
+      const memory::desc rhs_desc = packed != nullptr ? packed->panels[panel].desc
+                                                      : MatrixDesc(whole.rhs_dtype, spec.k, columns,
+                                                                   rhs_pitch, spec.transpose_rhs);
       const uint64_t layout = packed != nullptr ? packed->panels[panel].layout : 0;
-      const char* rhs = packed != nullptr
-                            ? packed->panels[panel].data.get()
-                            : operands.rhs.data() + column * (spec.transpose_rhs ? spec.k : 1) *
-                                                        ElementBytes(spec.rhs_dtype);
+      const char* rhs = nullptr;
+      if (packed != nullptr) {
+        rhs = packed->panels[panel].data.get();
+      } else if (is_widened) {
+        WidenPanel(spec, operands.rhs, column, columns, wide->rhs());
+        rhs = BytesOf(wide->rhs());
+      } else {
+        rhs = operands.rhs.data() +
+              column * (spec.transpose_rhs ? spec.k : 1) * ElementBytes(spec.rhs_dtype);
+      }
+      const char* bias =
+          operands.bias.data() + (spec.has_bias ? column * ElementBytes(spec.bias_dtype) : 0);
+      if (has_wide_bias) {
+        Widen(spec.bias_dtype, bias, columns, wide->bias());
+        bias = BytesOf(wide->bias());
+      }
       for (int64_t row = 0; row < spec.m; row += block_rows) {
-        if (abort_check && (row > 0 || column > 0)) SHARDMESH_RETURN_IF_ERROR(abort_check());
+        if (abort_check && row > 0) SHARDMESH_RETURN_IF_ERROR(abort_check());
         const int64_t rows = std::min(block_rows, spec.m - row);
+        const char* lhs = operands.lhs.data() +
+                          row * (spec.transpose_lhs ? 1 : spec.k) * ElementBytes(spec.lhs_dtype);
+        char* out = operands.out.data() + (row * spec.n + column) * ElementBytes(spec.out_dtype);
+        char* const out_place = out;
+        MatmulSpec block = whole;
+        if (is_widened) {
+          // The operands are those of the block alone.
+          block.m = rows;
+          if (spec.transpose_lhs) {
+            WidenRows(spec.lhs_dtype, lhs, spec.k, rows, spec.m, wide->lhs());
+          } else {
+            Widen(spec.lhs_dtype, lhs, rows * spec.k, wide->lhs());
+          }
+          lhs = BytesOf(wide->lhs());
+        }
+        if (has_wide_out) {
+          block.n = columns;
+          out = reinterpret_cast<char*>(wide->out());
+        }
         SHARDMESH_ASSIGN_OR_RETURN(const std::shared_ptr<const Compiled> compiled,
-                                   cache_->Get({spec, rows, columns, layout}, rhs_desc));
+                                   cache_->Get({block, rows, columns, layout}, rhs_desc));
 
         // oneDNN takes no const memory; it does not write to operands.
         const auto bind = [](const memory::desc& desc, const char* data) {
           return memory(desc, Engine(), const_cast<char*>(data));
         };
-        const char* bias =
-            operands.bias.data() + (spec.has_bias ? column * ElementBytes(spec.bias_dtype) : 0);
         std::unordered_map<int, memory> arguments = {
-            {DNNL_ARG_SRC,
-             bind(compiled->lhs, operands.lhs.data() + row * (spec.transpose_lhs ? 1 : spec.k) *
-                                                           ElementBytes(spec.lhs_dtype))},
+            {DNNL_ARG_SRC, bind(compiled->lhs, lhs)},
             {DNNL_ARG_WEIGHTS, bind(compiled->rhs, rhs)},
-            {DNNL_ARG_DST,
-             bind(compiled->out,
-                  operands.out.data() + (row * spec.n + column) * ElementBytes(spec.out_dtype))},
+            {DNNL_ARG_DST, bind(compiled->out, out)},
             {DNNL_ARG_SCRATCHPAD,
              bind(compiled->scratch, scratch.Get(compiled->scratch.get_size()))}};
         if (compiled->has_bias) arguments.emplace(DNNL_ARG_BIAS, bind(compiled->bias, bias));
@@ -567,6 +661,11 @@ absl::Status MatmulKernel::RunBlocks(const MatmulSpec& spec, const MatmulOperand
         }
         compiled->primitive.execute(stream, arguments);
         stream.wait();
+        for (int64_t i = 0; has_wide_out && i < rows; ++i) {
+          const auto count = static_cast<size_t>(columns);
+          ConvertF32ToBF16({wide->out() + i * columns, count},
+                           {reinterpret_cast<uint16_t*>(out_place) + i * spec.n, count});
+        }
       }
     }
     return absl::OkStatus();
@@ -574,21 +673,22 @@ absl::Status MatmulKernel::RunBlocks(const MatmulSpec& spec, const MatmulOperand
 }
 
 absl::Status MatmulKernel::RunWithoutSums(const MatmulSpec& spec, const MatmulOperands& operands) {
-  std::vector<char> zeros;
-  EpilogueSpec row;
-  row.rows = 1;
-  row.columns = spec.n;
-  row.bias_dtype = spec.bias_dtype;
-  row.out_dtype = spec.out_dtype;
-  row.has_bias = spec.has_bias;
-  row.activation = spec.activation;
-  zeros.resize(static_cast<size_t>(spec.n) * sizeof(float));
-  const size_t row_bytes = operands.out.size() / static_cast<size_t>(spec.m);
-  for (size_t begin = 0; begin < operands.out.size(); begin += row_bytes) {
-    SHARDMESH_RETURN_IF_ERROR(
-        ApplyEpilogue(row, zeros, operands.bias, operands.out.subspan(begin, row_bytes)));
-  }
-  return absl::OkStatus();
+  return CatchErrors(spec, [&]() -> absl::Status {
+    EpilogueSpec row;
+    row.rows = 1;
+    row.columns = spec.n;
+    row.bias_dtype = spec.bias_dtype;
+    row.out_dtype = spec.out_dtype;
+    row.has_bias = spec.has_bias;
+    row.activation = spec.activation;
+    const std::vector<char> zeros(static_cast<size_t>(spec.n) * sizeof(float));
+    const size_t row_bytes = operands.out.size() / static_cast<size_t>(spec.m);
+    for (size_t begin = 0; begin < operands.out.size(); begin += row_bytes) {
+      SHARDMESH_RETURN_IF_ERROR(
+          ApplyEpilogue(row, zeros, operands.bias, operands.out.subspan(begin, row_bytes)));
+    }
+    return absl::OkStatus();
+  });
 }
 
 absl::StatusOr<std::shared_ptr<const PackedWeights>> MatmulKernel::Pack(
@@ -596,41 +696,47 @@ absl::StatusOr<std::shared_ptr<const PackedWeights>> MatmulKernel::Pack(
   SHARDMESH_RETURN_IF_ERROR(CheckTypes(spec));
   SHARDMESH_RETURN_IF_ERROR(CheckSizes(spec));
   SHARDMESH_RETURN_IF_ERROR(CheckOperand("rhs", rhs.size(), spec.rhs_dtype, spec.k * spec.n));
-  if (HasProduct(spec.rhs_dtype)) return PackPanels(spec, spec.rhs_dtype, rhs, abort_check);
-  const std::vector<float> wide = Widen(spec.rhs_dtype, rhs);
-  return PackPanels(Widened(spec), spec.rhs_dtype, BytesOf(wide), abort_check);
-}
-
-absl::StatusOr<std::shared_ptr<const PackedWeights>> MatmulKernel::PackPanels(
-    const MatmulSpec& spec, Dtype dtype, absl::Span<const char> rhs,
-    const AbortCheck& abort_check) {
   using Result = absl::StatusOr<std::shared_ptr<const PackedWeights>>;
   return CatchErrors(spec, [&]() -> Result {
     auto rep = std::make_unique<PackedWeights::Rep>();
     rep->k = spec.k;
     rep->n = spec.n;
-    rep->dtype = dtype;
-    rep->panel_columns = PanelColumns(spec, limits_);
+    rep->dtype = spec.rhs_dtype;
+    rep->is_widened = IsWidened(spec.rhs_dtype);
+    const MatmulSpec whole = rep->is_widened ? Widened(spec) : spec;
+    rep->panel_columns = PanelColumns(whole, LimitsFor(rep->is_widened));
     if (spec.k > 0) {
+      std::optional<WideBlock> wide;
+      if (rep->is_widened) {
+        SHARDMESH_ASSIGN_OR_RETURN(
+            wide,
+            WideBlock::Create(*pool_, 0, spec.k * std::min(rep->panel_columns, spec.n), 0, 0));
+      }
       const ScopedThreads threads(threads_);
       dnnl::stream stream(Engine());
       for (int64_t column = 0; column < spec.n; column += rep->panel_columns) {
         if (abort_check && column > 0) SHARDMESH_RETURN_IF_ERROR(abort_check());
         const int64_t columns = std::min(rep->panel_columns, spec.n - column);
-        const memory::desc any({spec.k, columns}, TypeOf(spec.rhs_dtype), memory::format_tag::any);
+        const memory::desc any({spec.k, columns}, TypeOf(whole.rhs_dtype), memory::format_tag::any);
         Compiled unused;
         SHARDMESH_ASSIGN_OR_RETURN(
             const dnnl::matmul::primitive_desc description,
-            Describe(spec, std::max<int64_t>(spec.m, 1), columns, any, unused));
+            Describe(whole, std::max<int64_t>(spec.m, 1), columns, any, unused));
         PackedWeights::Rep::Panel panel;
         panel.desc = description.weights_desc();
-        panel.layout = LayoutNumber(spec, columns, panel.desc);
+        panel.layout = LayoutNumber(whole, columns, panel.desc);
         panel.data = AllocateAligned(panel.desc.get_size());
-        const memory::desc plain =
-            MatrixDesc(spec.rhs_dtype, spec.k, columns, spec.transpose_rhs ? spec.k : spec.n,
-                       spec.transpose_rhs);
+        const memory::desc plain = MatrixDesc(whole.rhs_dtype, spec.k, columns,
+                                              spec.transpose_rhs ? spec.k
+                                              : rep->is_widened  ? columns
+                                                                 : spec.n,
+                                              spec.transpose_rhs);
         const char* from =
             rhs.data() + column * (spec.transpose_rhs ? spec.k : 1) * ElementBytes(spec.rhs_dtype);
+        if (rep->is_widened) {
+          WidenPanel(spec, rhs, column, columns, wide->rhs());
+          from = BytesOf(wide->rhs());
+        }
         memory source(plain, Engine(), const_cast<char*>(from));
         memory target(panel.desc, Engine(), panel.data.get());
         dnnl::reorder(source, target).execute(stream, source, target);

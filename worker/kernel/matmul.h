@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "tensor/buffer.h"
 #include "tensor/dtype.h"
 #include "tensor/elementwise.h"
 
@@ -32,8 +33,8 @@ namespace shardmesh::worker {
 //   I8    I8    F32         F32, BF16    integer sums; scale undoes the quantisation of both
 //
 // On CPUs that have no such product (BF16 before AVX-512, I8 without integer dot products) operands
-// are converted to F32 first, in memory of the run's own, and sums of I8 beyond 2^24 are rounded as
-// those of F32 are. A packing is then of F32.
+// are converted to F32 block by block, in memory of the kernel's pool, and sums of I8 beyond 2^24
+// are rounded as those of F32 are. A packing is then of F32.
 //
 // Any other combination is refused (UNSUPPORTED_DTYPE), among them I8 weights under floating-point
 // lhs, for which oneDNN's CPU kernels of version 2 have no product.
@@ -111,6 +112,10 @@ class MatmulKernel {
     double flops_per_second = 100e9;
     // Rate of the whole machine at which a block's operands are read, likewise.
     double bytes_per_second = 4e9;
+    // Where converted operands lie; null for memory that no budget counts.
+    std::shared_ptr<BufferPool> pool = nullptr;
+    // Converts BF16 and I8 also on a CPU that has products of them.
+    bool converts_all = false;
   };
 
   // Asked between blocks; a status other than OK ends the run with it.
@@ -122,8 +127,9 @@ class MatmulKernel {
   MatmulKernel& operator=(const MatmulKernel&) = delete;
 
   // INVALID_ARGUMENT: a size is negative or an operand is not of its size (SHAPE_MISMATCH), or the
-  // types do not go together (UNSUPPORTED_DTYPE). INTERNAL: oneDNN failed; the message is its own.
-  // After an error `out` is undefined.
+  // types do not go together (UNSUPPORTED_DTYPE). RESOURCE_EXHAUSTED: no memory for the run's own
+  // use, of the pool (MEMORY_LIMIT) or of the host. INTERNAL: oneDNN failed; the message is its
+  // own. After an error `out` is undefined.
   absl::Status Run(const MatmulSpec& spec, const MatmulOperands& operands,
                    const AbortCheck& abort_check = nullptr);
 
@@ -131,6 +137,9 @@ class MatmulKernel {
   // m; spec.m is a typical one. Goes block by block as Run does. INVALID_ARGUMENT as in Run.
   absl::StatusOr<std::shared_ptr<const PackedWeights>> Pack(
       const MatmulSpec& spec, absl::Span<const char> rhs, const AbortCheck& abort_check = nullptr);
+
+  // About what Pack takes for the spec's right-hand operand.
+  int64_t LikelyPackedBytes(const MatmulSpec& spec) const;
 
   // Compiled kernels held, and how often one had to be made.
   size_t cached_kernels() const;
@@ -140,22 +149,22 @@ class MatmulKernel {
   class Cache;
   static constexpr double kBlockSeconds = 0.1;
 
-  // The blocks of a product that this CPU has.
+  // Of the operands of one block at most, while they are converted.
+  static constexpr double kWideBlockBytes = 32 << 20;
+
+  // Whether operands of the type are converted to F32.
+  bool IsWidened(Dtype dtype) const;
+  BlockLimits LimitsFor(bool is_widened) const;
+  // The blocks of a product.
   absl::Status RunBlocks(const MatmulSpec& spec, const MatmulOperands& operands,
                          const AbortCheck& abort_check);
-  // The product of operands that are converted to F32.
-  absl::Status RunWidened(const MatmulSpec& spec, const MatmulOperands& operands,
-                          const AbortCheck& abort_check);
-  // Packs what lies as the spec says; `dtype` is that of the weights before a conversion.
-  absl::StatusOr<std::shared_ptr<const PackedWeights>> PackPanels(const MatmulSpec& spec,
-                                                                  Dtype dtype,
-                                                                  absl::Span<const char> rhs,
-                                                                  const AbortCheck& abort_check);
   // The product with k=0.
   static absl::Status RunWithoutSums(const MatmulSpec& spec, const MatmulOperands& operands);
 
   const int threads_;
   const BlockLimits limits_;
+  const std::shared_ptr<BufferPool> pool_;
+  const bool converts_all_;
   const std::unique_ptr<Cache> cache_;
 };
 

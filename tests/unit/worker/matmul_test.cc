@@ -220,6 +220,52 @@ TEST(MatmulTest, OnePackingServesEveryNumberOfRows) {
   }
 }
 
+TEST(MatmulTest, OperandsAreConvertedBlockByBlockWithinTheBudget) {
+  // Whole, the operands take a megabyte as F32.
+  MemoryBudget budget(256 << 10);
+  MatmulKernel kernel({.threads = 1,
+                       .flops_per_second = 1e7,
+                       .pool = BufferPool::Create(&budget, 0),
+                       .converts_all = true});
+  for (const Dtype dtype : {Dtype::kBF16, Dtype::kI8}) {
+    MatmulSpec spec = SpecOf(300, 400, 130, dtype);
+    spec.out_dtype = Dtype::kBF16;
+    spec.has_bias = true;
+    if (dtype == Dtype::kBF16) spec.bias_dtype = Dtype::kBF16;
+    ExpectRight(kernel, spec);
+    spec.transpose_lhs = spec.transpose_rhs = true;
+    ExpectRight(kernel, spec);
+    spec.out_dtype = Dtype::kF32;
+    ExpectRight(kernel, spec);
+    const Matrix rhs(dtype, spec.k * spec.n, 2);
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto packed, kernel.Pack(spec, rhs.bytes));
+    EXPECT_GE(packed->size_bytes(), kernel.LikelyPackedBytes(spec));
+    EXPECT_GE(kernel.LikelyPackedBytes(spec), spec.k * spec.n * 4);
+  }
+  EXPECT_EQ(budget.used_bytes(), 0);
+}
+
+TEST(MatmulTest, ConvertedOperandsThatFindNoMemoryAreRefusedAndAnAbortIsNoticed) {
+  MemoryBudget budget(4 << 10);
+  MatmulKernel kernel({.threads = 1,
+                       .flops_per_second = 1e7,
+                       .pool = BufferPool::Create(&budget, 0),
+                       .converts_all = true});
+  const MatmulSpec spec = SpecOf(300, 400, 130, Dtype::kBF16);
+  const Matrix lhs(Dtype::kBF16, spec.m * spec.k, 1), rhs(Dtype::kBF16, spec.k * spec.n, 2);
+  Matrix out(spec.out_dtype, spec.m * spec.n, 4);
+  const MatmulOperands operands = {lhs.bytes, rhs.bytes, {}, absl::MakeSpan(out.bytes)};
+  EXPECT_THAT(kernel.Run(spec, operands), StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_THAT(kernel.Pack(spec, rhs.bytes), StatusIs(absl::StatusCode::kResourceExhausted));
+  MatmulKernel other({.threads = 1, .flops_per_second = 1e7, .converts_all = true});
+  int asked = 0;
+  EXPECT_THAT(other.Run(spec, operands,
+                        [&asked]() -> absl::Status {
+                          return ++asked < 3 ? absl::OkStatus() : absl::AbortedError("enough");
+                        }),
+              StatusIs(absl::StatusCode::kAborted));
+}
+
 TEST(MatmulTest, PackingsOfOneShapeDoNotPushOneAnotherOut) {
   MatmulKernel kernel({.threads = 1});
   const int64_t m = 16, n = 256, k = 256;
