@@ -1,9 +1,12 @@
 // admin snapshot, check; admin quarantine list, restore, drop.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <iostream>
+#include <iterator>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -90,14 +93,25 @@ absl::Status RunDrop(const Invocation& invocation, const std::vector<std::string
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   SHARDMESH_ASSIGN_OR_RETURN(const std::vector<QuarantinedArray> dropped,
                              client->DropQuarantined(array_ids));
+  // Each worker has a part of an array: of one array there are as many as workers that had it.
+  std::set<std::string> there;
+  int64_t size_bytes = 0;
+  for (const QuarantinedArray& array : dropped) {
+    there.insert(array.array_id);
+    size_bytes += array.size_bytes;
+  }
+  std::vector<std::string> absent;
+  std::copy_if(array_ids.begin(), array_ids.end(), std::back_inserter(absent),
+               [&](const std::string& id) { return there.count(id) == 0; });
   if (invocation.json) {
-    PrintJson({{"dropped", ArraysJson(dropped)}});
+    PrintJson({{"dropped", ArraysJson(dropped)}, {"absent", absent}});
     return absl::OkStatus();
   }
-  int64_t size_bytes = 0;
-  for (const QuarantinedArray& array : dropped) size_bytes += array.size_bytes;
   std::cout << "Dropped " << FormatBytes(size_bytes) << " of "
-            << FormatCount(static_cast<int64_t>(array_ids.size()), "array") << " for good\n";
+            << FormatCount(static_cast<int64_t>(there.size()), "array") << " for good\n";
+  if (!absent.empty()) {
+    std::cout << "Not in quarantine: " << StrJoin(absent, ", ") << "\n";
+  }
   return absl::OkStatus();
 }
 

@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <iostream>
@@ -18,8 +19,24 @@ namespace shardmesh::client {
 namespace {
 
 constexpr char kPayload[] = "shardmesh.cli/interrupted";
+// What is said where the coordinator may have committed the put.
+constexpr char kUnknown[] = "the outcome is not known; look with `shardmesh ls`";
 // How often the watcher looks whether it is still needed.
 constexpr absl::Duration kLook = absl::Milliseconds(20);
+
+// Whether a put that ended so is known not to be committed: its transfer was cancelled, or the
+// coordinator refused it.
+bool IsNothingDone(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kUnavailable:
+    case absl::StatusCode::kDeadlineExceeded:
+    case absl::StatusCode::kInternal:
+    case absl::StatusCode::kUnknown:
+      return false;
+    default:
+      return true;
+  }
+}
 
 }  // namespace
 
@@ -48,8 +65,9 @@ absl::Status Interruption::Judge(const absl::Status& status) const {
   if (status.ok() || !signal_.has_value()) {
     return status;
   }
-  absl::Status interrupted =
-      WithReason(absl::CancelledError(StrCat("interrupted: ", outcome_)), Reason::kCancelled);
+  absl::Status interrupted = WithReason(
+      absl::CancelledError(StrCat("interrupted: ", IsNothingDone(status) ? outcome_ : kUnknown)),
+      Reason::kCancelled);
   interrupted.SetPayload(kPayload, absl::Cord(StrCat(*signal_)));
   return interrupted;
 }
@@ -64,7 +82,9 @@ void Interruption::Watch() {
     }
     const bool is_first = !std::exchange(signal_, signal).has_value();
     if (!is_first || client_ == nullptr) {
-      std::cerr << StrCat("shardmesh: interrupted: ", outcome_, "\n");
+      // Before a put has begun nothing can be committed.
+      std::cerr << StrCat("shardmesh: interrupted: ", client_ == nullptr ? outcome_ : kUnknown,
+                          "\n");
       EndBy(*signal);
     }
     canceller_ = std::thread([client = client_, transfer_id = transfer_id_] {
@@ -92,6 +112,8 @@ void EndBy(int signal) {
   sigaddset(&signals, signal);
   pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
   raise(signal);
+  // The first process of a container does not die of a signal.
+  _exit(128 + signal);
 }
 
 }  // namespace shardmesh::client

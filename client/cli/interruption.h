@@ -22,7 +22,8 @@ namespace shardmesh::client {
 // coordinator then aborts what was begun.
 class Interruption {
  public:
-  // `outcome` is what an end at once comes to, such as "nothing was loaded".
+  // `outcome` is what a put that was cancelled comes to, such as "nothing was loaded". Where the
+  // coordinator may have committed it all the same, the outcome is said to be unknown.
   explicit Interruption(std::string_view outcome);
   ~Interruption();
   Interruption(const Interruption&) = delete;
@@ -51,8 +52,8 @@ class Interruption {
 
 // The signal that interrupted what ended with this status.
 std::optional<int> InterruptionOf(const absl::Status& status);
-// Ends this process as the signal would have.
-void EndBy(int signal);
+// Ends this process as the signal would have, or with the code that shells give to that.
+[[noreturn]] void EndBy(int signal);
 
 }  // namespace shardmesh::client
 
