@@ -90,10 +90,10 @@ absl::StatusOr<BegunPut> CoordinatorClient::BeginPut(const std::string& session_
                                                      const PutOptions& put_options,
                                                      const Options& options) {
   BegunPut put;
-  const auto begin = [&]() -> absl::Status {
+  const auto begin = [&](const Options& attempt) -> absl::Status {
     put = BegunPut();
     auto call = std::make_shared<HeldPut>();
-    connection_->Prepare(options, &call->context);
+    connection_->Prepare(attempt, &call->context);
     call->stream = connection_->arrays->BeginPut(&call->context);
     absl::Status unreadable;
     bool is_complete = false;

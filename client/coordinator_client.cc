@@ -10,6 +10,7 @@
 #include "rpc/array_codec.h"
 #include "rpc/flight_codec.h"
 #include "rpc/random_bytes.h"
+#include "rpc/steady_deadline.h"
 #include "rpc/time_codec.h"
 #include "sharding/status_macros.h"
 
@@ -243,12 +244,14 @@ absl::StatusOr<std::unique_ptr<CoordinatorClient>> CoordinatorClient::Connect(
 }
 
 absl::Status CoordinatorClient::Connection::Repeat(
-    const rpc::CallOptions& options, const std::function<absl::Status()>& call) const {
+    const rpc::CallOptions& options,
+    const std::function<absl::Status(const rpc::CallOptions& attempt)>& call) const {
   constexpr int kMaxAttempts = 5;  // without an answer
   rpc::Backoff backoff({.max_delay = absl::Milliseconds(500)});
+  const auto deadline = rpc::SteadyDeadline::At(options.deadline);
   absl::Status last;  // why the call is repeated
   for (int attempt = 1;; ++attempt) {
-    absl::Status status = call();
+    absl::Status status = call({deadline.wall(), options.traceparent});
     const Reason reason = ReasonOf(status);
     if (absl::IsDeadlineExceeded(status) && reason == Reason::kUnspecified && !last.ok()) {
       return last;
@@ -261,7 +264,7 @@ absl::Status CoordinatorClient::Connection::Repeat(
       return status;
     }
     const absl::Duration delay = backoff.NextDelay(status);
-    if (absl::Now() + delay >= options.deadline) {
+    if (delay >= deadline.left()) {
       return status;
     }
     if (retries.on_wait) {

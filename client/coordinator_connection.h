@@ -93,20 +93,22 @@ struct CoordinatorClient::Connection {
                     grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
                     const Request& request, const rpc::CallOptions& options,
                     Response* response) const {
-    return Repeat(options, [&] {
-      if (absl::Now() >= options.deadline) {  // gRPC would still give it a millisecond
+    return Repeat(options, [&](const rpc::CallOptions& attempt) {
+      if (absl::Now() >= attempt.deadline) {  // gRPC would still give it a millisecond
         return StatusOf({grpc::StatusCode::DEADLINE_EXCEEDED, "Deadline Exceeded"});
       }
       grpc::ClientContext context;
-      Prepare(options, &context);
+      Prepare(attempt, &context);
       return StatusOf(((*stub).*method)(&context, request, response));
     });
   }
 
   // Makes an idempotent call until it succeeds or fails for a reason that trying again does not
-  // help: see CoordinatorClient.
-  absl::Status Repeat(const rpc::CallOptions& options,
-                      const std::function<absl::Status()>& call) const;
+  // help: see CoordinatorClient. Each attempt has options of its own: what is left of the time is
+  // counted by the steady clock.
+  absl::Status Repeat(
+      const rpc::CallOptions& options,
+      const std::function<absl::Status(const rpc::CallOptions& attempt)>& call) const;
 };
 
 // An id that no other request has.

@@ -347,10 +347,10 @@ absl::StatusOr<TreeAnswer> CoordinatorClient::ResolveTree(const TreeQuestion& qu
                                                           absl::Span<const TreeTensor> tensors,
                                                           const Options& options) {
   TreeAnswer answer;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Repeat(options, [&] {
+  SHARDMESH_RETURN_IF_ERROR(connection_->Repeat(options, [&](const Options& attempt) {
     answer = TreeAnswer();
     grpc::ClientContext context;
-    connection_->Prepare(options, &context);
+    connection_->Prepare(attempt, &context);
     const auto stream = connection_->layouts->ResolveTree(&context);
     absl::Status unreadable;
     WriteWhileReading(

@@ -17,6 +17,7 @@
 #include "client/session_keeper.h"
 #include "client/transfer.h"
 #include "rpc/call.h"
+#include "rpc/steady_deadline.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -289,17 +290,16 @@ MeshClient::~MeshClient() = default;
 
 absl::StatusOr<std::unique_ptr<MeshClient>> MeshClient::Connect(const std::string& address,
                                                                 const MeshClientOptions& options) {
-  const absl::Time deadline = absl::Now() + options.timeout;
+  const auto deadline = rpc::SteadyDeadline::After(options.timeout);
   const RetryOptions retries{options.await_coordinator, options.on_wait};
   rpc::Backoff backoff({.max_delay = absl::Milliseconds(500)});
   absl::StatusOr<std::unique_ptr<CoordinatorClient>> connected;
   for (;;) {
-    const absl::Duration left = std::max(deadline - absl::Now(), absl::ZeroDuration());
-    connected = CoordinatorClient::Connect(address, options.credentials,
-                                           std::min(left, rpc::kConnectTimeout), retries);
+    connected = CoordinatorClient::Connect(
+        address, options.credentials, std::min(deadline.left(), rpc::kConnectTimeout), retries);
     if (!options.await_coordinator || !absl::IsUnavailable(connected.status())) break;
     const absl::Duration delay = backoff.NextDelay(connected.status());
-    if (absl::Now() + delay >= deadline) break;
+    if (delay >= deadline.left()) break;
     if (options.on_wait) options.on_wait(connected.status());
     absl::SleepFor(delay);
   }
@@ -577,16 +577,18 @@ absl::StatusOr<PutResult> MeshClient::LoadCheckpoint(const std::string& path,
 }
 
 absl::StatusOr<GatheredTensor> MeshClient::Gather(const ArraySelector& array) {
-  const rpc::CallOptions call = impl_->TransferDeadline();
+  rpc::CallOptions call = impl_->TransferDeadline();
+  const auto deadline = rpc::SteadyDeadline::At(call.deadline);
   rpc::Backoff backoff({.max_delay = absl::Seconds(1)});
   for (int attempt = 1;; ++attempt) {
+    call.deadline = deadline.wall();
     GatherOutcome outcome = impl_->Gather(array, call);
     if (outcome.tensor.ok() || !outcome.may_have_moved) {
       return std::move(outcome.tensor);
     }
     // The tiles were not where the coordinator said: it knows by now, or soon, why.
     const absl::Duration delay = backoff.NextDelay(outcome.tensor.status());
-    if (attempt == kMaxGatherAttempts || absl::Now() + delay >= call.deadline) {
+    if (attempt == kMaxGatherAttempts || delay >= deadline.left()) {
       return WithoutReach(std::move(outcome.tensor).status());
     }
     impl_->OnWait(outcome.tensor.status());

@@ -125,10 +125,10 @@ absl::StatusOr<AnalyzeAnswer> CoordinatorClient::AnalyzeLayout(const AnalyzeQues
                                                                absl::Span<const TreeTensor> tensors,
                                                                const Options& options) {
   v1::AnalyzeLayoutResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Repeat(options, [&] {
+  SHARDMESH_RETURN_IF_ERROR(connection_->Repeat(options, [&](const Options& attempt) {
     response.Clear();
     grpc::ClientContext context;
-    connection_->Prepare(options, &context);
+    connection_->Prepare(attempt, &context);
     const auto stream = connection_->layouts->AnalyzeLayout(&context, &response);
     v1::AnalyzeLayoutRequest request;
     EncodeSelector(question.mesh, request.mutable_header()->mutable_mesh());
@@ -152,10 +152,10 @@ absl::StatusOr<SearchAnswer> CoordinatorClient::SearchMeshes(const SearchQuestio
                                                              absl::Span<const TreeTensor> tensors,
                                                              const Options& options) {
   v1::SearchMeshesResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Repeat(options, [&] {
+  SHARDMESH_RETURN_IF_ERROR(connection_->Repeat(options, [&](const Options& attempt) {
     response.Clear();
     grpc::ClientContext context;
-    connection_->Prepare(options, &context);
+    connection_->Prepare(attempt, &context);
     const auto stream = connection_->layouts->SearchMeshes(&context, &response);
     v1::SearchMeshesRequest request;
     v1::SearchMeshesHeader* header = request.mutable_header();
@@ -220,25 +220,26 @@ absl::StatusOr<std::vector<ShardingsEntry>> CoordinatorClient::ListShardings(
   EncodeSelector(question.mesh, request.mutable_mesh());
   request.set_compatibility(EncodeCompatibility(question.compatibility));
   std::vector<ShardingsEntry> entries;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Repeat(options, [&]() -> absl::Status {
-    entries.clear();
-    grpc::ClientContext context;
-    connection_->Prepare(options, &context);
-    const auto stream = connection_->layouts->ListShardings(&context, request);
-    v1::ListShardingsResponse response;
-    while (stream->Read(&response)) {
-      for (const v1::LeafSharding& wire : response.shardings()) {
-        absl::StatusOr<ShardingsEntry> entry = DecodeEntry(wire);
-        if (!entry.ok()) {
-          context.TryCancel();
-          stream->Finish();
-          return entry.status();
+  SHARDMESH_RETURN_IF_ERROR(
+      connection_->Repeat(options, [&](const Options& attempt) -> absl::Status {
+        entries.clear();
+        grpc::ClientContext context;
+        connection_->Prepare(attempt, &context);
+        const auto stream = connection_->layouts->ListShardings(&context, request);
+        v1::ListShardingsResponse response;
+        while (stream->Read(&response)) {
+          for (const v1::LeafSharding& wire : response.shardings()) {
+            absl::StatusOr<ShardingsEntry> entry = DecodeEntry(wire);
+            if (!entry.ok()) {
+              context.TryCancel();
+              stream->Finish();
+              return entry.status();
+            }
+            entries.push_back(*std::move(entry));
+          }
         }
-        entries.push_back(*std::move(entry));
-      }
-    }
-    return connection_->StatusOf(stream->Finish());
-  }));
+        return connection_->StatusOf(stream->Finish());
+      }));
   return entries;
 }
 

@@ -214,10 +214,10 @@ absl::StatusOr<LintAnswer> CoordinatorClient::LintRules(const LintQuestion& ques
                                                         absl::Span<const TreeTensor> tensors,
                                                         const Options& options) {
   v1::LintRulesResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Repeat(options, [&] {
+  SHARDMESH_RETURN_IF_ERROR(connection_->Repeat(options, [&](const Options& attempt) {
     response.Clear();
     grpc::ClientContext context;
-    connection_->Prepare(options, &context);
+    connection_->Prepare(attempt, &context);
     const auto stream = connection_->layouts->LintRules(&context, &response);
     v1::LintRulesRequest request;
     EncodeHeader(question, request.mutable_header());
@@ -232,11 +232,11 @@ absl::StatusOr<DiffAnswer> CoordinatorClient::DiffLayouts(const DiffQuestion& qu
                                                           absl::Span<const TreeTensor> tensors,
                                                           const Options& options) {
   DiffAnswer answer;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Repeat(options, [&] {
+  SHARDMESH_RETURN_IF_ERROR(connection_->Repeat(options, [&](const Options& attempt) {
     answer = DiffAnswer();
     std::vector<PartitionSpec> specs;
     grpc::ClientContext context;
-    connection_->Prepare(options, &context);
+    connection_->Prepare(attempt, &context);
     const auto stream = connection_->layouts->DiffLayouts(&context);
     absl::Status unreadable;
     WriteWhileReading(

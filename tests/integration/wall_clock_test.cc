@@ -151,5 +151,36 @@ TEST_F(WallClockTest, ServersGoOnWhenAWallClockIsStepped) {
               IsOkAndHolds("exited with code 0"));
 }
 
+TEST_F(WallClockTest, AClientHasTheTimeThatItWasGivenWhenItsClockIsStepped) {
+  ASSERT_NO_FATAL_FAILURE(Start("tp=1"));
+  const WallClock clock = NewClock("client");
+  // A command that waits for its coordinator, while its clock is stepped.
+  const auto run = [&](const std::string& deadline, int hours) {
+    clock.Set(0);
+    clock.PutOn();
+    auto command = std::async(std::launch::async, [&] {
+      return cluster_->Run({"status", "--deadline", deadline});
+    });
+    // Time to begin; a step before that would only show less.
+    EXPECT_EQ(command.wait_for(std::chrono::seconds(1)), std::future_status::timeout);
+    clock.Set(hours);
+    EXPECT_EQ(command.wait_for(std::chrono::milliseconds(1500)), std::future_status::timeout)
+        << "it gave up before its time";
+    WallClock::TakeOff();
+    return command;
+  };
+  ASSERT_THAT(cluster_->Kill("coordinator"), IsOk());
+  // Ahead: it still waits.
+  auto ahead = run("30s", 1);
+  ASSERT_THAT(cluster_->Restart("coordinator"), IsOk());
+  const CommandResult found = ahead.get();
+  EXPECT_EQ(found.exit_code, 0) << found.err;
+  ASSERT_THAT(cluster_->Kill("coordinator"), IsOk());
+  // Back: it does not wait an hour longer.
+  const CommandResult over = run("4s", -1).get();
+  EXPECT_EQ(over.exit_code, 3) << over.err;
+  EXPECT_LT(over.time, absl::Seconds(10));
+}
+
 }  // namespace
 }  // namespace shardmesh::test
