@@ -101,10 +101,17 @@ void SetIfThere(Message* message, const std::string& field, const std::string& v
   }
 }
 
-Caller::Caller(const std::string& address) {
-  rpc::ChannelOptions options;
-  options.own_connection = true;
-  channel_ = *rpc::CreateChannel(address, options);
+Caller::Caller(const std::string& address) : address_(address) {}
+
+std::shared_ptr<grpc::Channel> Caller::Channel() const {
+  absl::MutexLock lock(&mutex_);
+  // One that has failed would be tried again after some seconds only.
+  if (channel_ == nullptr || channel_->GetState(false) == GRPC_CHANNEL_TRANSIENT_FAILURE) {
+    rpc::ChannelOptions options;
+    options.own_connection = true;
+    channel_ = *rpc::CreateChannel(address_, options);
+  }
+  return channel_;
 }
 
 Caller::~Caller() = default;
@@ -115,11 +122,12 @@ absl::Status Caller::CallBytes(const MethodDescriptor* method,
   const std::string path = StrCat("/", method->service()->full_name(), "/", method->name());
   const grpc::internal::RpcMethod rpc_method(path.c_str(),
                                              grpc::internal::RpcMethod::BIDI_STREAMING);
+  const std::shared_ptr<grpc::Channel> channel = Channel();
   grpc::ClientContext context;
   rpc::Apply(rpc::CallOptions::Within(limits.timeout), &context);
   using Factory = grpc::internal::ClientReaderWriterFactory<grpc::ByteBuffer, grpc::ByteBuffer>;
   const std::unique_ptr<grpc::ClientReaderWriter<grpc::ByteBuffer, grpc::ByteBuffer>> stream(
-      Factory::Create(channel_.get(), rpc_method, &context));
+      Factory::Create(channel.get(), rpc_method, &context));
   int sent = 0;
   for (const std::string& request : requests) {
     if (sent++ == limits.cancel_after) context.TryCancel();

@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
 namespace grpc {
@@ -34,7 +35,8 @@ const MethodDescriptor* FindMethod(std::string_view name);
 // Sets a text field, if the message has one of that name.
 void SetIfThere(Message* message, const std::string& field, const std::string& value);
 
-// One connection. Thread-safe.
+// One connection at a time: when it is lost the next call makes another, without gRPC's delay
+// between attempts. Thread-safe.
 class Caller {
  public:
   struct Limits {
@@ -61,7 +63,11 @@ class Caller {
                     absl::Duration timeout = absl::Seconds(60)) const;
 
  private:
-  std::shared_ptr<grpc::Channel> channel_;
+  std::shared_ptr<grpc::Channel> Channel() const;
+
+  const std::string address_;
+  mutable absl::Mutex mutex_;
+  mutable std::shared_ptr<grpc::Channel> channel_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace shardmesh::model
