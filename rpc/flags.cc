@@ -213,7 +213,7 @@ void FlagSet::AddFailpoints() {
        .help = "for tests: fail at the N-th pass of a named place; ACTION is eio, enospc, crash or "
                "delay",
        .set = [](std::string_view value) { return ArmFailpoints(value); }});
-  AddSwitch("list-failpoints", "for tests: print the names of the failpoints and exit",
+  AddSwitch("list-failpoints", "for tests: print the failpoints with their actions and exit",
             &list_failpoints_);
 }
 
@@ -261,8 +261,9 @@ std::optional<int> FlagSet::ParseMain(int argc, const char* const* argv) {
   const size_t count = argc > 0 ? static_cast<size_t>(argc) - 1 : 0;
   const absl::Status parsed = Parse(absl::MakeConstSpan(argv + (argc > 0 ? 1 : 0), count));
   if (parsed.ok() && list_failpoints_) {
-    for (const std::string_view name : ListFailpoints()) {
-      std::printf("%s\n", std::string(name).c_str());
+    for (const Failpoint* failpoint : ListFailpoints()) {
+      std::printf("%s %s\n", std::string(failpoint->name()).c_str(),
+                  failpoint->fails() ? "eio,enospc,crash,delay" : "crash,delay");
     }
     return kDone;
   }

@@ -39,6 +39,7 @@
 #include "sharding/str_cat.h"
 #include "shardmesh/v1/attach_service.grpc.pb.h"
 #include "shardmesh/v1/tile_service.grpc.pb.h"
+#include "tensor/failpoint.h"
 
 namespace shardmesh::server {
 namespace {
@@ -1005,6 +1006,7 @@ absl::Status AttachReactor::Take(const v1::AttachRequest& request) {
 }
 
 absl::Status AttachReactor::TakeHello(const v1::Hello& hello) {
+  SHARDMESH_FAILPOINT("attach.hello");
   if (const absl::Status checked = CheckHello(hello, hub_->options()); !checked.ok()) {
     hub_->AttachFailed(hello.identity(), checked);
     return checked;
@@ -1045,6 +1047,7 @@ void AttachReactor::Verified(std::vector<std::string> endpoints, const std::stri
 }
 
 void AttachReactor::Admit(std::vector<std::string> endpoints, const std::string& failures) {
+  SHARDMESH_PASSES("attach.admit");
   {
     absl::MutexLock lock(&mutex_);
     if (closed_) {
@@ -1100,6 +1103,7 @@ void AttachReactor::Admit(std::vector<std::string> endpoints, const std::string&
 }
 
 absl::Status AttachReactor::TakeInventory(uint64_t attachment, const v1::InventoryPage& page) {
+  SHARDMESH_FAILPOINT("attach.inventory");
   if (phase_ != Phase::kInventory) {
     return rpc::BadField("inventory", "comes after its last page");
   }
@@ -1159,6 +1163,7 @@ void AttachReactor::SendVerdict(const InventoryVerdict& verdict, bool last) {
 }
 
 absl::Status AttachReactor::TakeHeartbeat(uint64_t attachment, const v1::Heartbeat& heartbeat) {
+  SHARDMESH_FAILPOINT("attach.heartbeat");
   SHARDMESH_RETURN_IF_ERROR(hub_->membership().Heartbeat(
       attachment, heartbeat.used_bytes(),
       {.arrays = heartbeat.quarantined_arrays(), .size_bytes = heartbeat.quarantined_bytes()}));
@@ -1192,6 +1197,7 @@ absl::Status AttachReactor::TakeHeartbeat(uint64_t attachment, const v1::Heartbe
 }
 
 absl::Status AttachReactor::TakeTileStaged(const v1::TileStaged& staged) {
+  SHARDMESH_FAILPOINT("attach.tile_staged");
   RankReport report;
   report.identity = hello_.identity();
   report.rank = staged.rank();
@@ -1214,6 +1220,7 @@ absl::Status AttachReactor::TakeTileStaged(const v1::TileStaged& staged) {
 }
 
 absl::Status AttachReactor::TakeStepReport(const v1::StepReport& report) {
+  SHARDMESH_FAILPOINT("attach.step_report");
   if (report.outcome() == v1::StepReport::OUTCOME_NEED_PLAN) {
     hub_->SendPlan(this, report.sequence());
     return absl::OkStatus();

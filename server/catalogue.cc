@@ -12,6 +12,7 @@
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
 #include "sharding/utf8.h"
+#include "tensor/failpoint.h"
 
 namespace shardmesh::server {
 namespace {
@@ -187,6 +188,7 @@ absl::StatusOr<std::unique_ptr<Catalogue>> Catalogue::Open(Store* store, rpc::Cl
 }
 
 absl::Status Catalogue::BeginTerm() {
+  SHARDMESH_FAILPOINT("catalogue.begin_term");
   ClusterRecord cluster;
   Revision seen = 0;
   const absl::StatusOr<KeyValue> stored = store_->Get(kClusterKey);
@@ -217,6 +219,7 @@ absl::Status Catalogue::BeginTerm() {
 }
 
 absl::Status Catalogue::Load() {
+  SHARDMESH_PASSES("catalogue.load");
   // Names at their newest revision, and every array that a record describes.
   struct Found {
     Revision revision = 0;
@@ -362,6 +365,7 @@ absl::Status Catalogue::Load() {
 }
 
 absl::Status Catalogue::Stage(ArrayDefinition definition) {
+  SHARDMESH_PASSES("catalogue.stage");
   SHARDMESH_RETURN_IF_ERROR(definition.descriptor.Tiling().status());
   auto array = std::make_shared<Array>();
   array->definition = std::move(definition);
@@ -388,6 +392,7 @@ absl::Status Catalogue::Stage(ArrayDefinition definition) {
 }
 
 void Catalogue::Discard(const std::vector<std::string>& array_ids) {
+  SHARDMESH_PASSES("catalogue.discard");
   DiscardStaged(array_ids);
   events_.MakeCalls();
 }
@@ -422,6 +427,7 @@ void Catalogue::DiscardStaged(const std::vector<std::string>& array_ids) {
 }
 
 void Catalogue::Commit(CommitRequest request, CommitCallback callback) {
+  SHARDMESH_PASSES("catalogue.commit");
   auto pending = std::make_shared<Pending>();
   pending->request = std::move(request);
   pending->callback = std::move(callback);
@@ -542,6 +548,7 @@ absl::Status Catalogue::CheckMove(const NameMove& move, std::optional<MissingNam
 }
 
 void Catalogue::Write(Pending* pending) {
+  SHARDMESH_PASSES("catalogue.write");
   const CommitRequest& request = pending->request;
   Transaction& last = pending->last;
   last = Fenced();
@@ -612,6 +619,7 @@ void Catalogue::WriteChunk(std::shared_ptr<Pending> pending, size_t next) {
 }
 
 void Catalogue::Finish(const std::shared_ptr<Pending>& pending, absl::StatusOr<Revision> revision) {
+  SHARDMESH_PASSES("catalogue.finish");
   // All that a commit compares is the fence, and that its manifest is new.
   if (absl::IsAborted(revision.status())) {
     revision = WithReason(
@@ -653,6 +661,7 @@ void Catalogue::Finish(const std::shared_ptr<Pending>& pending, absl::StatusOr<R
 }
 
 void Catalogue::Apply(const Pending& pending, Revision revision) {
+  SHARDMESH_PASSES("catalogue.apply");
   for (const ArrayPtr& array : pending.arrays) {
     ArrayEntry& entry = arrays_.find(array->definition.descriptor.array_id)->second;
     // Ranks may have been lost since the commit began.
@@ -777,6 +786,7 @@ void Catalogue::ReleaseIfUnheld(std::string_view array_id) {
 }
 
 void Catalogue::FlushReleased() {
+  SHARDMESH_PASSES("catalogue.flush_released");
   if (!released_.empty()) {
     AddTombstones(released_);
     std::vector<std::string> ids;
@@ -900,6 +910,7 @@ int64_t Catalogue::CountNames() const {
 }
 
 absl::Status Catalogue::Pin(std::string_view array_id) {
+  SHARDMESH_PASSES("catalogue.pin");
   absl::MutexLock lock(&mutex_);
   const auto found = arrays_.find(array_id);
   if (found == arrays_.end()) return NoArray(array_id);
@@ -924,6 +935,7 @@ void Catalogue::TakeBack(std::string_view array_id) {
 }
 
 void Catalogue::Unpin(absl::Span<const std::string> array_ids) {
+  SHARDMESH_PASSES("catalogue.unpin");
   {
     absl::MutexLock lock(&mutex_);
     for (const std::string& array_id : array_ids) {
@@ -1070,6 +1082,7 @@ void Catalogue::EndMeshChange(const std::string& mesh_id, std::optional<Revision
 }
 
 void Catalogue::TilesLost(std::string_view mesh_id, int64_t rank, uint64_t attachment) {
+  SHARDMESH_PASSES("catalogue.tiles_lost");
   absl::MutexLock lock(&mutex_);
   Presence& presence = presence_[{std::string(mesh_id), rank}];
   if (presence.attachment > attachment) return;  // it is back

@@ -20,6 +20,7 @@
 #include "sharding/str_cat.h"
 #include "shardmesh/store/v1/definition.pb.h"
 #include "shardmesh/v1/catalog_service.pb.h"
+#include "tensor/failpoint.h"
 
 namespace shardmesh::server {
 namespace {
@@ -364,6 +365,7 @@ absl::StatusOr<std::unique_ptr<StatePublisher>> StatePublisher::Open(Store* stor
 }
 
 absl::Status StatePublisher::Load() {
+  SHARDMESH_PASSES("definitions.load");
   auto state = std::make_shared<ClusterState>();
   state->min_sharding_size_ = min_sharding_size_;
   for (const DefinitionKind kind : kKinds) {
@@ -516,6 +518,7 @@ void StatePublisher::Delete(Change change, DefinitionKind kind, Callback callbac
 
 void StatePublisher::Write(Verb verb, Change change, DefinitionKind kind, std::string wire_value,
                            DefinitionValue value, Callback callback, int tries) {
+  SHARDMESH_PASSES("definitions.write");
   if (const absl::Status named = rpc::CheckEntryName(change.name, "name"); !named.ok()) {
     return std::move(callback)(named);
   }
@@ -656,6 +659,7 @@ absl::Status StatePublisher::CheckRoom(DefinitionKind kind) const {
 
 void StatePublisher::Publish(std::shared_ptr<const Definition> definition, DefinitionKind kind,
                              bool deleted) {
+  SHARDMESH_PASSES("definitions.publish");
   absl::MutexLock lock(&mutex_);
   auto next = std::make_shared<ClusterState>(*state_);
   next->revision_ = definition->revision;

@@ -50,6 +50,7 @@
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
 #include "shardmesh/v1/catalog_service.pb.h"
+#include "tensor/failpoint.h"
 
 namespace shardmesh::server {
 namespace {
@@ -128,6 +129,7 @@ class Server final : public CoordinatorServer {
 };
 
 absl::Status Server::OpenState() {
+  SHARDMESH_FAILPOINT("coordinator.open_state");
   const rpc::Histogram commit_seconds = metrics_.AddHistogram(
       "shardmesh_store_commit_seconds",
       "Time from a commit to the durable state until it is acknowledged, in seconds.");
@@ -326,6 +328,7 @@ void Server::MeshesChanged(const std::vector<StatePublisher::Event>& events) {
 }
 
 void Server::WriteRanks(const std::string& mesh_id, const MembershipView& view) {
+  SHARDMESH_PASSES("coordinator.write_ranks");
   const std::shared_ptr<const ClusterState> state = publisher_->shared_state();
   const auto mesh = state->FindMesh(mesh_id);
   const MeshRanks* ranks = view.FindMesh(mesh_id);

@@ -11,6 +11,7 @@
 #include "rpc/log.h"
 #include "sharding/reason.h"
 #include "sharding/str_cat.h"
+#include "tensor/failpoint.h"
 
 namespace shardmesh::server {
 namespace {
@@ -110,6 +111,7 @@ LocalStore::~LocalStore() {
 }
 
 void LocalStore::Commit(Transaction transaction, CommitCallback callback) {
+  SHARDMESH_PASSES("store.queue");
   QueuedCommit commit;
   commit.refusal = CheckTransaction(transaction);
   commit.size_bytes = SizeOf(transaction);
@@ -372,6 +374,7 @@ absl::Status LocalStore::Write(Prepared* prepared) {
 }
 
 void LocalStore::CommitGroup(absl::Span<QueuedCommit> group) {
+  SHARDMESH_PASSES("store.commit_group");
   Prepared prepared = Prepare(group);
   absl::Status written = Write(&prepared);
   if (!written.ok() && group.size() > 1) {
@@ -442,6 +445,7 @@ void LocalStore::CompactIfDue() {
 }
 
 absl::Status LocalStore::CompactNow(Revision revision) {
+  SHARDMESH_PASSES("store.compact");
   if (revision > index_.newest()) {
     return absl::OutOfRangeError(
         StrCat("revision ", revision, " is still to come; the newest is ", index_.newest()));
@@ -479,6 +483,7 @@ absl::Status LocalStore::CompactNow(Revision revision) {
 }
 
 void LocalStore::DeliverToWatchers() {
+  SHARDMESH_PASSES("store.deliver");
   std::vector<std::shared_ptr<Watcher>> watchers;
   {
     absl::ReaderMutexLock lock(&mutex_);

@@ -9,6 +9,7 @@
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
+#include "tensor/failpoint.h"
 
 namespace shardmesh::server {
 namespace {
@@ -127,6 +128,7 @@ absl::StatusOr<Sequencer::StepTicket> Sequencer::Submit(StepRequest request,
 }
 
 absl::Status Sequencer::BeginTransfer(TransferRequest request, WorkCallback callback) {
+  SHARDMESH_PASSES("sequencer.begin_transfer");
   absl::MutexLock lock(&mutex_);
   SHARDMESH_RETURN_IF_ERROR(CheckParticipants(request.op, request.participants, request.timeout));
   if (transfers_.contains(request.transfer_id)) {
@@ -163,6 +165,7 @@ void Sequencer::Cancel(StepTicket ticket) {
 }
 
 absl::Status Sequencer::CommitTransfer(std::string_view transfer_id) {
+  SHARDMESH_PASSES("sequencer.commit_transfer");
   {
     absl::MutexLock lock(&mutex_);
     SHARDMESH_ASSIGN_OR_RETURN(const WorkPtr work, FindTransfer(transfer_id));
@@ -462,6 +465,7 @@ bool Sequencer::MayRun(const Work& work) const {
 }
 
 void Sequencer::Run(Work* work) {
+  SHARDMESH_PASSES("sequencer.run");
   work->state = State::kRunning;
   work->ref.epoch = epoch_;
   work->ref.started = clock_->Now();
@@ -554,6 +558,7 @@ void Sequencer::CommitIfDone(const WorkPtr& work) {
 }
 
 void Sequencer::Decide(const WorkPtr& work, absl::Status status) {
+  SHARDMESH_PASSES("sequencer.decide");
   {
     absl::MutexLock lock(&mutex_);
     End(work, std::move(status));
@@ -565,6 +570,7 @@ void Sequencer::Decide(const WorkPtr& work, absl::Status status) {
 }
 
 void Sequencer::End(const WorkPtr& work, absl::Status status) {
+  SHARDMESH_PASSES("sequencer.end");
   live_.erase(work->ticket);
   RemoveOperands(*work);
   if (work->ref.transfer_id.empty()) {

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "server/sqlite_failpoints.h"
 #include "sharding/reason.h"
 #include "sharding/str_cat.h"
 
@@ -71,7 +72,7 @@ absl::Status Database::Open(const std::string& vfs) {
   const int code = sqlite3_open_v2(
       path_.c_str(), &handle_,
       SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX | SQLITE_OPEN_EXRESCODE,
-      vfs.empty() ? nullptr : vfs.c_str());
+      vfs.empty() ? FailingVfs() : vfs.c_str());
   if (code != SQLITE_OK) return Error(code, "open");
   if (sqlite3_db_readonly(handle_, "main") == 1) {
     return StoreError(absl::StatusCode::kPermissionDenied,

@@ -17,6 +17,7 @@
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
+#include "tensor/failpoint.h"
 
 namespace shardmesh::server {
 namespace {
@@ -57,7 +58,8 @@ class Reserve {
     }
     const int fd = open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
     if (fd < 0) return;
-    is_filled_ = posix_fallocate(fd, 0, kReservedBytes) == 0;
+    is_filled_ =
+        !SHARDMESH_FAILS("store.fill_reserve") && posix_fallocate(fd, 0, kReservedBytes) == 0;
     close(fd);
     if (!is_filled_) std::filesystem::remove(path_, ignored);
   }
@@ -89,6 +91,7 @@ class SqliteBackup final : public JournalBackup {
     std::filesystem::remove(path_, ignored);
   }
   absl::StatusOr<bool> Step() override {
+    SHARDMESH_FAILPOINT("store.backup_step");
     SHARDMESH_ASSIGN_OR_RETURN(is_done_, copy_->Step(kCopiedPages));
     return is_done_;
   }
@@ -143,6 +146,7 @@ class SqliteJournal final : public Journal {
         insert_.BindNumber(4, RecordChecksum(row_id, event.key, event.value.get()));
         SHARDMESH_RETURN_IF_ERROR(database_->Run(insert_));
       }
+      SHARDMESH_FAILPOINT("store.append");
       SHARDMESH_RETURN_IF_ERROR(Erase(write.dropped));
       // The newest event that stays tells the revision, if there is one.
       const bool tells =
@@ -156,6 +160,7 @@ class SqliteJournal final : public Journal {
   absl::Status Drop(absl::Span<const EventPosition> superseded, Revision compacted,
                     Revision newest) override {
     const absl::Status dropped = WithReserve(true, [&]() -> absl::Status {
+      SHARDMESH_FAILPOINT("store.drop");
       SHARDMESH_RETURN_IF_ERROR(Erase(superseded));
       return Update(compacted, newest);
     });
@@ -166,6 +171,7 @@ class SqliteJournal final : public Journal {
   absl::Status Maintain() override {
     if (!reserve_.is_filled()) reserve_.Fill();
     if (database_->log_pages() < checkpoint_at_) return absl::OkStatus();
+    SHARDMESH_PASSES("store.checkpoint");
     const absl::Status copied = database_->Checkpoint();
     // A full disk leaves the pages in the log, where they are as safe; later there may be room.
     checkpoint_at_ = copied.ok() ? log_pages_ : database_->log_pages() + log_pages_;
@@ -173,6 +179,7 @@ class SqliteJournal final : public Journal {
   }
 
   absl::StatusOr<std::unique_ptr<JournalBackup>> BeginBackup(const std::string& path) override {
+    SHARDMESH_FAILPOINT("store.begin_backup");
     SHARDMESH_ASSIGN_OR_RETURN(auto copy, database_->BeginCopy(path));
     return std::make_unique<SqliteBackup>(std::move(copy), path);
   }

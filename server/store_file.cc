@@ -22,6 +22,7 @@
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
 #include "tensor/crc32c.h"
+#include "tensor/failpoint.h"
 
 namespace shardmesh::server {
 namespace {
@@ -110,7 +111,7 @@ static_assert(std::size(kMigrations) == kSchemaVersion - 1);
 std::string DatabasePath(std::string_view folder) { return StrCat(folder, "/state.db"); }
 
 absl::Status MakeDataFolder(const std::string& folder) {
-  if (mkdir(folder.c_str(), 0700) != 0) {
+  if (SHARDMESH_FAILS("store.make_folder") || mkdir(folder.c_str(), 0700) != 0) {
     if (errno == EEXIST) return absl::OkStatus();
     return SystemError("make the data folder", folder);
   }
@@ -121,7 +122,7 @@ absl::Status MakeDataFolder(const std::string& folder) {
 absl::Status SyncFolder(const std::string& folder) {
   const int fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) return SystemError("open", folder);
-  const bool synced = fsync(fd) == 0;
+  const bool synced = !SHARDMESH_FAILS("store.sync_folder") && fsync(fd) == 0;
   const absl::Status status = synced ? absl::OkStatus() : SystemError("sync", folder);
   close(fd);
   return status;
@@ -133,7 +134,9 @@ FolderLock::~FolderLock() {
 
 absl::StatusOr<FolderLock> FolderLock::Take(const std::string& folder, absl::Duration timeout) {
   const std::string path = folder + "/LOCK";
-  FolderLock lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  FolderLock lock(SHARDMESH_FAILS("store.open_lock")
+                      ? -1
+                      : open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   if (lock.fd_ < 0) return SystemError("open", path);
   const auto deadline = rpc::SteadyDeadline::After(timeout);
   auto quiet = rpc::SteadyDeadline::After(absl::ZeroDuration());  // until the log says it again
@@ -156,7 +159,7 @@ absl::StatusOr<FolderLock> FolderLock::Take(const std::string& folder, absl::Dur
   char host[64] = {};
   if (gethostname(host, sizeof(host) - 1) != 0) host[0] = '\0';
   const std::string holder = StrCat(getpid(), " on host ", host);
-  if (ftruncate(lock.fd_, 0) != 0 ||
+  if (SHARDMESH_FAILS("store.write_lock") || ftruncate(lock.fd_, 0) != 0 ||
       pwrite(lock.fd_, holder.data(), holder.size(), 0) != static_cast<ssize_t>(holder.size())) {
     if (errno != ENOSPC && errno != EDQUOT) return SystemError("write", path);
   }
@@ -207,6 +210,7 @@ absl::Status PrepareSchema(Database& database) {
   SHARDMESH_ASSIGN_OR_RETURN(int64_t version, SchemaVersionOf(database));
   if (version == kSchemaVersion) return absl::OkStatus();
   return database.InTransaction([&]() -> absl::Status {
+    SHARDMESH_FAILPOINT("store.prepare_schema");
     if (version == 0) {
       SHARDMESH_RETURN_IF_ERROR(database.Execute(
           StrCat("CREATE TABLE event (position INTEGER PRIMARY KEY, key TEXT NOT NULL, value BLOB);"
@@ -279,6 +283,7 @@ Revision NewestWith(Revision newest, int64_t unreadable_row) {
 }
 
 absl::StatusOr<StoredState> ReadState(Database& database) {
+  SHARDMESH_FAILPOINT("store.read");
   SHARDMESH_ASSIGN_OR_RETURN(const StoredBounds bounds, ReadBounds(database));
   StoredState state{.index = RevisionIndex(bounds.compacted, bounds.newest), .unreadable = {}};
   const absl::Status read =

@@ -12,6 +12,7 @@
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
+#include "tensor/failpoint.h"
 
 namespace shardmesh::server {
 namespace {
@@ -73,6 +74,7 @@ absl::StatusOr<std::string> Transfers::Begin(const std::string& session_id,
                                              const std::string& mesh_id,
                                              const std::vector<std::string>& identities,
                                              std::shared_ptr<const std::vector<PutItem>> items) {
+  SHARDMESH_PASSES("transfer.begin");
   auto transfer = std::make_shared<Transfer>();
   TransferProgress& progress = transfer->progress;
   progress.transfer_id = RandomId();
@@ -144,6 +146,7 @@ absl::StatusOr<std::string> Transfers::Begin(const std::string& session_id,
 
 void Transfers::CommitCatalogue(const TransferPtr& transfer, const WorkOutcome& outcome,
                                 absl::AnyInvocable<void(absl::Status) &&> decided) {
+  SHARDMESH_PASSES("transfer.commit_catalogue");
   CommitRequest request;
   bool on_disk = true;
   std::shared_ptr<const std::vector<PutItem>> items;
@@ -200,6 +203,7 @@ void Transfers::CommitCatalogue(const TransferPtr& transfer, const WorkOutcome& 
 }
 
 void Transfers::End(const TransferPtr& transfer, const absl::Status& status) {
+  SHARDMESH_PASSES("transfer.end");
   std::vector<CommitCallback> waiting;
   std::vector<absl::AnyInvocable<void() &&>> on_end;
   std::string request_key;
@@ -261,6 +265,7 @@ Transfers::Live Transfers::LivePuts() const {
 
 void Transfers::Commit(std::string_view transfer_id, std::string request_key, absl::Time give_up,
                        CommitCallback callback) {
+  SHARDMESH_PASSES("transfer.commit");
   auto remembered =
       catalogue_->requests().Begin(request_key, Sha256(StrCat("commit ", transfer_id)));
   // The first request with this key may still wait for the transfer, as this one may.
@@ -345,6 +350,7 @@ absl::Status Transfers::CheckOwner(std::string_view transfer_id,
 }
 
 absl::Status Transfers::Abort(std::string_view transfer_id, absl::Status reason) {
+  SHARDMESH_PASSES("transfer.abort");
   const absl::Status aborted = sequencer_->AbortTransfer(transfer_id, std::move(reason));
   return absl::IsNotFound(aborted) ? absl::OkStatus() : aborted;
 }
@@ -375,6 +381,7 @@ void Transfers::AbortOverdue() {
 }
 
 void Transfers::TileStaged(std::string_view transfer_id, int64_t size_bytes) {
+  SHARDMESH_PASSES("transfer.tile_staged");
   absl::MutexLock lock(&mutex_);
   if (const TransferPtr transfer = Find(transfer_id); transfer != nullptr) {
     ++transfer->progress.staged_tiles;

@@ -14,6 +14,7 @@
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
+#include "tensor/failpoint.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23  // Linux 5.14; older headers lack the name
@@ -37,8 +38,9 @@ bool IsMapped(size_t capacity_bytes) { return capacity_bytes >= kPageBytes; }
 // Maps pages that start at a multiple of `alignment`; null if the kernel refuses.
 char* MapAligned(size_t capacity_bytes, size_t alignment) {
   const size_t mapped_bytes = capacity_bytes + (alignment > kPageBytes ? alignment : 0);
-  void* mapped =
-      mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* mapped = SHARDMESH_FAILS("memory.map") ? MAP_FAILED
+                                               : mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE,
+                                                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapped == MAP_FAILED) {
     return nullptr;
   }

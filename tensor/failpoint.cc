@@ -34,7 +34,9 @@ absl::Status Malformed(std::string_view part, std::string_view why) {
 
 }  // namespace
 
-Failpoint::Failpoint(const char* name) : name_(name) { Registry().push_back(this); }
+Failpoint::Failpoint(const char* name, bool fails) : name_(name), fails_(fails) {
+  Registry().push_back(this);
+}
 
 int Failpoint::Hit() {
   if (hits_left_.fetch_sub(1, std::memory_order_acq_rel) != 1) {
@@ -89,7 +91,9 @@ absl::Status ArmFailpoints(std::string_view text) {
     const auto found = std::find_if(Registry().begin(), Registry().end(),
                                     [&](const Failpoint* known) { return known->name() == name; });
     if (found == Registry().end()) {
-      return Malformed(part, StrCat("is not in this program", DidYouMean(name, ListFailpoints())));
+      std::vector<std::string_view> names;
+      for (const Failpoint* known : ListFailpoints()) names.push_back(known->name());
+      return Malformed(part, StrCat("is not in this program", DidYouMean(name, names)));
     }
     Failpoint& failpoint = **found;
     if (action == "eio") {
@@ -103,19 +107,26 @@ absl::Status ArmFailpoints(std::string_view text) {
     } else {
       return Malformed(part, StrCat("has the unknown action \"", action, "\""));
     }
+    if (!failpoint.fails_ && action != "crash" && action != "delay") {
+      return Malformed(part, "is a place that cannot fail: it takes crash and delay only");
+    }
     failpoint.hits_left_.store(hit, std::memory_order_relaxed);
     failpoint.armed_.store(true, std::memory_order_release);
   }
   return absl::OkStatus();
 }
 
-std::vector<std::string_view> ListFailpoints() {
-  std::vector<std::string_view> names;
-  for (const Failpoint* failpoint : Registry()) {
-    names.push_back(failpoint->name());
-  }
-  std::sort(names.begin(), names.end());
-  return names;
+bool IsArmed(std::string_view prefix) {
+  return std::any_of(Registry().begin(), Registry().end(), [&](const Failpoint* failpoint) {
+    return failpoint->armed() && failpoint->name().substr(0, prefix.size()) == prefix;
+  });
+}
+
+std::vector<const Failpoint*> ListFailpoints() {
+  std::vector<const Failpoint*> sorted(Registry().begin(), Registry().end());
+  std::sort(sorted.begin(), sorted.end(),
+            [](const Failpoint* a, const Failpoint* b) { return a->name() < b->name(); });
+  return sorted;
 }
 
 }  // namespace shardmesh

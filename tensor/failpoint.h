@@ -34,8 +34,13 @@
 #define SHARDMESH_FAILS(name) \
   (::shardmesh::kFailpoint<name>.armed() && ::shardmesh::kFailpoint<name>.HitAsErrno())
 
-// For a place that cannot fail: `eio` and `enospc` are counted as hits and change nothing.
-#define SHARDMESH_PASSES(name) static_cast<void>(SHARDMESH_FAILS(name))
+// For a place that cannot fail: only `crash` and `delay` can be asked for.
+#define SHARDMESH_PASSES(name)                                     \
+  do {                                                             \
+    if (::shardmesh::kPassage<name>.armed()) {                     \
+      static_cast<void>(::shardmesh::kPassage<name>.HitAsErrno()); \
+    }                                                              \
+  } while (false)
 
 namespace shardmesh {
 
@@ -46,11 +51,13 @@ namespace shardmesh {
 // Thread-safe.
 class Failpoint {
  public:
-  explicit Failpoint(const char* name);
+  // `fails`: whether it can make an operation fail, with `eio` and `enospc`.
+  Failpoint(const char* name, bool fails);
   Failpoint(const Failpoint&) = delete;
   Failpoint& operator=(const Failpoint&) = delete;
 
   std::string_view name() const { return name_; }
+  bool fails() const { return fails_; }
   bool armed() const { return armed_.load(std::memory_order_relaxed); }
 
   // Counts a hit; the armed one acts. `crash` does not return, `delay` returns OK.
@@ -67,6 +74,7 @@ class Failpoint {
   int Hit();
 
   const char* const name_;
+  const bool fails_;
   std::atomic<bool> armed_{false};
   // Written before armed_.
   Action action_ = Action::kEio;
@@ -80,11 +88,15 @@ inline constexpr int kFailpointDelayMilliseconds = 500;
 // Arms failpoints: `NAME=ACTION[:N]`, separated by commas. ACTION is eio or enospc (the operation
 // fails with that errno), crash (the process ends at once, as by SIGKILL) or delay. It happens
 // once, at the N-th time that the place is passed; N is 1 unless given. INVALID_ARGUMENT
-// (BAD_FIELD) for other text and unknown names. Called before threads start.
+// (BAD_FIELD) for other text, unknown names, and errors at a place that cannot fail. Called before
+// threads start.
 absl::Status ArmFailpoints(std::string_view text);
 
-// The names of all failpoints of this program, sorted.
-std::vector<std::string_view> ListFailpoints();
+// Whether a failpoint whose name begins so is armed and was not hit yet.
+bool IsArmed(std::string_view prefix);
+
+// All failpoints of this program, sorted by name.
+std::vector<const Failpoint*> ListFailpoints();
 
 // A name as a template argument.
 template <size_t kSize>
@@ -100,7 +112,10 @@ template <FailpointName kName>
 inline constexpr FailpointName kFailpointText = kName;
 
 template <FailpointName kName>
-inline Failpoint kFailpoint{kFailpointText<kName>.text};
+inline Failpoint kFailpoint{kFailpointText<kName>.text, /*fails=*/true};
+
+template <FailpointName kName>
+inline Failpoint kPassage{kFailpointText<kName>.text, /*fails=*/false};
 
 }  // namespace shardmesh
 

@@ -31,6 +31,7 @@
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
 #include "shardmesh/v1/attach_service.grpc.pb.h"
+#include "tensor/failpoint.h"
 #include "tensor/file.h"
 #include "worker/work_queue.h"
 
@@ -93,6 +94,7 @@ absl::StatusOr<int64_t> ReadTerm(const std::string& path) {
 }
 
 absl::Status WriteTerm(const std::string& path, int64_t term) {
+  SHARDMESH_FAILPOINT("link.write_term");
   SHARDMESH_ASSIGN_OR_RETURN(AtomicFileWriter file, AtomicFileWriter::Create(path));
   SHARDMESH_RETURN_IF_ERROR(file.Append(StrCat(term)));
   return file.Finish();
@@ -698,6 +700,7 @@ absl::Status AttachLoop::Take(v1::AttachResponse message, rpc::Backoff& backoff)
 }
 
 absl::Status AttachLoop::TakeWelcome(const v1::Welcome& welcome) {
+  SHARDMESH_FAILPOINT("link.welcome");
   SHARDMESH_ASSIGN_OR_RETURN(const absl::Duration interval,
                              rpc::Decode(welcome.heartbeat_interval()));
   if (welcome.protocol() != kProtocolVersion) {
@@ -781,6 +784,7 @@ void AttachLoop::SendInventory() {
 }
 
 absl::Status AttachLoop::TakeVerdict(const v1::InventoryVerdict& verdict) {
+  SHARDMESH_FAILPOINT("link.verdict");
   for (const std::string& array_id : verdict.commit_array_ids()) {
     // One at a time: an array that is not here (the coordinator knows by the inventory) must not
     // keep the others from their commit.
@@ -819,6 +823,7 @@ absl::Status AttachLoop::TakeVerdict(const v1::InventoryVerdict& verdict) {
 }
 
 absl::Status AttachLoop::TakeMembership(const v1::Membership& membership) {
+  SHARDMESH_FAILPOINT("link.membership");
   membership_pages_.MergeFrom(membership);
   if (membership.more()) {
     return absl::OkStatus();
@@ -866,6 +871,7 @@ void AttachLoop::TakeRunStep(v1::RunStep step) {
 }
 
 absl::Status AttachLoop::TakeEndStep(const v1::EndStep& end) {
+  SHARDMESH_FAILPOINT("link.end_step");
   absl::Status ended;
   if (end.commit()) {
     ended = options_.executor->Commit(end.sequence());
@@ -883,6 +889,7 @@ absl::Status AttachLoop::TakeEndStep(const v1::EndStep& end) {
 }
 
 absl::Status AttachLoop::TakeEndTransfer(const v1::EndTransfer& end) {
+  SHARDMESH_FAILPOINT("link.end_transfer");
   return WithContext(options_.gate->EndTransfer(end.transfer_id(), end.commit()),
                      StrCat("cannot end transfer ", end.transfer_id()));
 }
@@ -904,6 +911,7 @@ absl::Status AttachLoop::TakeDetach(const v1::Detach& detach) {
 
 template <typename Ids>
 void AttachLoop::Drop(const Ids& array_ids) {
+  SHARDMESH_PASSES("link.drop");
   std::vector<std::string> ids(array_ids.begin(), array_ids.end());
   if (ids.empty()) {
     return;

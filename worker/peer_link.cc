@@ -8,6 +8,7 @@
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
+#include "tensor/failpoint.h"
 
 namespace shardmesh::worker {
 namespace {
@@ -82,6 +83,7 @@ std::vector<int64_t> PeerLink::recent_steps() const {
 
 absl::Status PeerLink::Send(const rpc::FrameTag& tag, int64_t epoch, OwnedBytes message,
                             std::string signature) {
+  SHARDMESH_FAILPOINT("exchange.send");
   {
     absl::MutexLock lock(&mutex_);
     if (state_ != State::kUp) {
@@ -378,6 +380,7 @@ void PeerLink::OnFrame(const grpc::ByteBuffer& bytes) {
 }
 
 absl::Status PeerLink::Take(const rpc::Frame& frame) {
+  SHARDMESH_FAILPOINT("exchange.take");
   State state;
   {
     absl::MutexLock lock(&mutex_);
@@ -401,6 +404,7 @@ absl::Status PeerLink::Take(const rpc::Frame& frame) {
 }
 
 absl::Status PeerLink::TakeHello(const rpc::FrameHeader& header) {
+  SHARDMESH_FAILPOINT("exchange.hello");
   if (header.kind != rpc::FrameKind::kHello) return Refuse("a frame before the hello");
   if (header.hello->initial_credit_bytes <= 0 || header.hello->link_credit_bytes <= 0) {
     return Refuse("a hello without initial credit");
@@ -524,6 +528,7 @@ absl::Status PeerLink::TakeCreditLocked(const rpc::FrameHeader& header) {
 }
 
 void PeerLink::OnClosed(const absl::Status& status) {
+  SHARDMESH_PASSES("exchange.closed");
   bool was_up = false;
   std::map<TagKey, Outgoing> dropped;
   std::shared_ptr<ExchangeStream> stream;

@@ -33,6 +33,7 @@
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
 #include "tensor/crc32c.h"
+#include "tensor/failpoint.h"
 
 namespace shardmesh::worker {
 namespace {
@@ -63,6 +64,7 @@ std::string TileName(const TileDescription& description) {
 }
 
 absl::Status MakeFolder(const std::string& path) {
+  if (SHARDMESH_FAILS("tiles.make_folder")) return FileError("make folder", path, errno);
   std::error_code error;
   fs::create_directories(path, error);
   return error ? FileError("make folder", path, error.value()) : absl::OkStatus();
@@ -70,6 +72,7 @@ absl::Status MakeFolder(const std::string& path) {
 
 // Names in a folder, sorted.
 absl::StatusOr<std::vector<std::string>> ListFolder(const std::string& path) {
+  if (SHARDMESH_FAILS("tiles.list_folder")) return FileError("list folder", path, errno);
   std::vector<std::string> names;
   std::error_code error;
   for (fs::directory_iterator entry(path, error), end; !error && entry != end;
@@ -85,7 +88,9 @@ absl::StatusOr<std::vector<std::string>> ListFolder(const std::string& path) {
 
 absl::StatusOr<FileDescriptor> LockFolder(const std::string& folder) {
   const std::string path = Path(folder, kLockFile);
-  FileDescriptor lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
+  FileDescriptor lock(SHARDMESH_FAILS("tiles.open_lock")
+                          ? -1
+                          : open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
   if (!lock.valid()) {
     return FileError("open", path, errno);
   }
@@ -277,6 +282,7 @@ absl::StatusOr<StoredTilePtr> StagedTile::Finish(std::optional<uint32_t> crc32c)
 }
 
 absl::StatusOr<StoredTilePtr> StagedTile::FinishOnce(std::optional<uint32_t> crc32c) {
+  SHARDMESH_FAILPOINT("tiles.finish");
   if (!in_place_ && received_bytes_ != size_bytes_) {
     return WithReason(
         absl::FailedPreconditionError(StrCat(TileName(description_), " has only ", received_bytes_,
@@ -338,6 +344,7 @@ absl::StatusOr<std::unique_ptr<ShardStore>> ShardStore::Open(Options options) {
 }
 
 absl::Status ShardStore::Recover() {
+  SHARDMESH_FAILPOINT("tiles.recover");
   for (const char* folder :
        {kStagedFolder, kArraysFolder, kQuarantineFolder, kTrashFolder, kCorruptFolder}) {
     SHARDMESH_RETURN_IF_ERROR(MakeFolder(Path(data_dir_, folder)));
@@ -367,6 +374,7 @@ absl::Status ShardStore::Recover() {
 }
 
 absl::Status ShardStore::RecoverArrays(const std::string& folder, TileState state) {
+  SHARDMESH_FAILPOINT("tiles.recover_arrays");
   SHARDMESH_ASSIGN_OR_RETURN(const std::vector<std::string> array_ids, ListFolder(folder));
   for (const std::string& array_id : array_ids) {
     RecoverArray(Path(folder, array_id), state);
@@ -507,6 +515,7 @@ std::string ShardStore::cluster_id() const {
 }
 
 absl::Status ShardStore::SetClusterId(std::string_view cluster_id) {
+  SHARDMESH_FAILPOINT("tiles.set_cluster");
   if (cluster_id.empty() || static_cast<int64_t>(cluster_id.size()) > kMaxOwnerBytes) {
     return InvalidArgument(Reason::kBadField, StrCat("a cluster id has 1 to ", kMaxOwnerBytes,
                                                      " bytes, not ", cluster_id.size()));
@@ -562,6 +571,7 @@ absl::Status ShardStore::SetIdentity(std::string_view identity) {
 absl::StatusOr<std::unique_ptr<StagedTile>> ShardStore::Stage(TileDescription description,
                                                               bool durable,
                                                               std::shared_ptr<Buffer> memory) {
+  SHARDMESH_FAILPOINT("tiles.stage");
   SHARDMESH_RETURN_IF_ERROR(CheckTileDescription(description));
   if (durable && !has_data_dir()) {
     return absl::FailedPreconditionError(
@@ -640,6 +650,7 @@ std::shared_ptr<Buffer> ShardStore::TakeMemory(std::string_view array_id, const 
 }
 
 absl::Status ShardStore::Commit(absl::Span<const std::string> array_ids) {
+  SHARDMESH_FAILPOINT("tiles.commit");
   const absl::btree_set<std::string> distinct_ids = Distinct(array_ids);
   std::vector<std::string> ids_with_files;
   absl::MutexLock lock(&mutex_);
@@ -730,10 +741,12 @@ void ShardStore::RemoveFiles(std::vector<ArrayFolders> folders, Done done) {
 }
 
 absl::Status ShardStore::Abort(absl::Span<const std::string> array_ids) {
+  SHARDMESH_FAILPOINT("tiles.abort");
   return TakeOutAll(array_ids, /*committed=*/false);
 }
 
 absl::Status ShardStore::Release(absl::Span<const std::string> array_ids) {
+  SHARDMESH_FAILPOINT("tiles.release");
   return TakeOutAll(array_ids, /*committed=*/true);
 }
 
@@ -1008,6 +1021,7 @@ std::vector<QuarantinedArray> ShardStore::ListQuarantine(absl::Span<const std::s
 }
 
 absl::StatusOr<QuarantinedArray> ShardStore::RestoreQuarantined(const std::string& array_id) {
+  SHARDMESH_PASSES("tiles.restore_quarantined");
   QuarantinedArray array;
   {
     absl::MutexLock lock(&mutex_);
@@ -1109,7 +1123,8 @@ absl::Status ShardStore::PutBack(const QuarantinedArray& array, std::vector<Stor
       break;
     }
     const std::string name = TileFileName(tile.description.tile);
-    if (rename(Path(from, name).c_str(), Path(to, name).c_str()) != 0) {
+    if (SHARDMESH_FAILS("tiles.rename_restored") ||
+        rename(Path(from, name).c_str(), Path(to, name).c_str()) != 0) {
       status = FileError("restore", Path(from, name), errno);
       break;
     }
@@ -1373,6 +1388,7 @@ absl::Status ShardStore::CheckReceiving(const TileDescription& description) cons
 }
 
 absl::Status ShardStore::Publish(StoredTilePtr tile) {
+  SHARDMESH_PASSES("tiles.publish");
   const TileDescription& description = tile->description();
   absl::MutexLock lock(&mutex_);
   TileEntry& entry = arrays_.find(description.array_id)->second.tiles.at(description.tile);
@@ -1418,7 +1434,7 @@ absl::Status ShardStore::DiscardFiles(const char* folder, const std::string& arr
   do {
     to = Path(Path(data_dir_, kTrashFolder), StrCat(array_id, ".", next_discard_++));
   } while (fs::exists(to, ignored));
-  if (rename(from.c_str(), to.c_str()) != 0) {
+  if (SHARDMESH_FAILS("tiles.rename_discarded") || rename(from.c_str(), to.c_str()) != 0) {
     return errno == ENOENT ? absl::OkStatus() : FileError("discard", from, errno);
   }
   effects->changed_folders.insert(Path(data_dir_, folder));
@@ -1432,7 +1448,7 @@ absl::Status ShardStore::CommitFiles(const std::string& array_id, FileEffects* e
   SHARDMESH_RETURN_IF_ERROR(DiscardFiles(kArraysFolder, array_id, effects));
   const std::string from = Path(Path(data_dir_, kStagedFolder), array_id);
   const std::string to = Path(Path(data_dir_, kArraysFolder), array_id);
-  if (rename(from.c_str(), to.c_str()) != 0) {
+  if (SHARDMESH_FAILS("tiles.rename_committed") || rename(from.c_str(), to.c_str()) != 0) {
     return FileError("commit", from, errno);
   }
   effects->changed_folders.insert({Path(data_dir_, kArraysFolder), Path(data_dir_, kStagedFolder)});
@@ -1445,7 +1461,8 @@ absl::Status ShardStore::QuarantineFile(const char* folder, const QuarantinedArr
   const std::string to = Path(Path(data_dir_, kQuarantineFolder), array.array_id);
   SHARDMESH_RETURN_IF_ERROR(MakeFolder(to));
   SHARDMESH_RETURN_IF_ERROR(WriteText(Path(to, kAboutFile), EncodeAbout(array)));
-  if (rename(Path(from, file_name).c_str(), Path(to, file_name).c_str()) != 0) {
+  if (SHARDMESH_FAILS("tiles.rename_quarantined") ||
+      rename(Path(from, file_name).c_str(), Path(to, file_name).c_str()) != 0) {
     return FileError("quarantine", Path(from, file_name), errno);
   }
   rmdir(from.c_str());  // succeeds only where nothing is left in it

@@ -9,6 +9,7 @@
 #include <iterator>
 
 #include "rpc/log.h"
+#include "tensor/failpoint.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23  // Linux 5.14; older headers lack the name
@@ -64,7 +65,9 @@ char* ShmArena::Allocate(size_t capacity_bytes) {
 char* ShmArena::TakePrivate(size_t size_bytes) {
   const size_t mapped_bytes = RoundUp(size_bytes, kPageBytes);
   void* const mapped =
-      mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      SHARDMESH_FAILS("memory.map_private")
+          ? MAP_FAILED
+          : mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapped == MAP_FAILED) return nullptr;
   private_[static_cast<char*>(mapped)] = mapped_bytes;
   return static_cast<char*>(mapped);

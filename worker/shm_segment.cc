@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "sharding/str_cat.h"
+#include "tensor/failpoint.h"
 
 namespace shardmesh::worker {
 namespace {
@@ -44,16 +45,20 @@ FileDescriptor::~FileDescriptor() {
 
 absl::StatusOr<std::unique_ptr<ShmSegment>> ShmSegment::Create(const std::string& name,
                                                                int64_t size_bytes, bool prefault) {
-  FileDescriptor fd(memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  FileDescriptor fd(SHARDMESH_FAILS("shm.create")
+                        ? -1
+                        : memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd.is_open()) {
     return KernelError(absl::StatusCode::kResourceExhausted, "no shared memory can be made");
   }
-  if (ftruncate(fd.get(), size_bytes) != 0) {
+  if (SHARDMESH_FAILS("shm.resize") || ftruncate(fd.get(), size_bytes) != 0) {
     return KernelError(absl::StatusCode::kResourceExhausted,
                        StrCat("no ", size_bytes, " bytes of shared memory can be had"));
   }
-  void* const memory = mmap(nullptr, static_cast<size_t>(size_bytes), PROT_READ | PROT_WRITE,
-                            MAP_SHARED | (prefault ? MAP_POPULATE : 0), fd.get(), 0);
+  void* const memory = SHARDMESH_FAILS("shm.map")
+                           ? MAP_FAILED
+                           : mmap(nullptr, static_cast<size_t>(size_bytes), PROT_READ | PROT_WRITE,
+                                  MAP_SHARED | (prefault ? MAP_POPULATE : 0), fd.get(), 0);
   if (memory == MAP_FAILED) {
     return KernelError(absl::StatusCode::kResourceExhausted,
                        StrCat(size_bytes, " bytes of shared memory cannot be mapped"));
@@ -81,7 +86,8 @@ absl::StatusOr<std::unique_ptr<ShmView>> ShmView::Open(FileDescriptor fd, int64_
         StrCat("a peer's memory has ", known.st_size, " bytes, not ", size_bytes, " as it says"));
   }
   void* memory = MAP_FAILED;
-  if (mapped_views.fetch_add(1, std::memory_order_relaxed) < MaxMapped()) {
+  if (mapped_views.fetch_add(1, std::memory_order_relaxed) < MaxMapped() &&
+      !SHARDMESH_FAILS("shm.map_peer")) {
     memory = mmap(nullptr, static_cast<size_t>(size_bytes), PROT_READ, MAP_SHARED, fd.get(), 0);
   }
   if (memory == MAP_FAILED) {

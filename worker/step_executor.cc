@@ -18,6 +18,7 @@
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
+#include "tensor/failpoint.h"
 #include "worker/kernel_turns.h"
 #include "worker/plan_cache.h"
 #include "worker/step_run.h"
@@ -91,6 +92,7 @@ class StepExecutorImpl final : public StepExecutor {
   }
 
   absl::Status Commit(int64_t sequence) override {
+    SHARDMESH_FAILPOINT("step.commit");
     Staged staged;
     {
       absl::MutexLock lock(&mutex_);
@@ -113,6 +115,7 @@ class StepExecutorImpl final : public StepExecutor {
   }
 
   void Abort(int64_t sequence, const absl::Status& status) override {
+    SHARDMESH_PASSES("step.abort");
     Staged staged;
     std::optional<Waiting> waiting;
     {

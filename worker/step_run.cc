@@ -14,6 +14,7 @@
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
+#include "tensor/failpoint.h"
 #include "tensor/view.h"
 #include "worker/collective/collectives.h"
 #include "worker/combiners.h"
@@ -224,6 +225,7 @@ class StepRunner {
   }
 
   absl::Status FetchOperands() {
+    SHARDMESH_FAILPOINT("step.fetch_operands");
     for (size_t i = 0; i < order_.operands.size(); ++i) {
       if (absl::Status fetched = FetchOperand(order_.operands[i], values_[i]); !fetched.ok()) {
         return WithContext(fetched, StrCat("operand ", i));
@@ -600,6 +602,7 @@ class StepRunner {
   }
 
   absl::Status StageOutputs() {
+    SHARDMESH_FAILPOINT("step.stage_outputs");
     SHARDMESH_RETURN_IF_ERROR(CheckAbort());
     for (size_t i = 0; i < plan_.outputs.size(); ++i) {
       const LocalValue& value = values_[plan_.outputs[i]];

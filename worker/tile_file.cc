@@ -14,6 +14,7 @@
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
 #include "tensor/crc32c.h"
+#include "tensor/failpoint.h"
 #include "tensor/file.h"
 #include "tensor/safetensors.h"
 #include "tensor/view.h"
@@ -184,6 +185,7 @@ std::string TileFileName(const Tile& tile) {
 
 absl::Status WriteTileFile(const std::string& path, const TileFileHeader& header,
                            absl::Span<const char> bytes) {
+  SHARDMESH_FAILPOINT("tile_file.write");
   const TileDescription& description = header.description;
   const SafetensorsMetadata metadata = {
       {kFormatKey, kFormat},
@@ -214,6 +216,7 @@ absl::StatusOr<TileFileHeader> ReadTileFileHeader(const std::string& path) {
 }
 
 absl::StatusOr<TileFileContents> ReadTileFile(const std::string& path, BufferPool& pool) {
+  SHARDMESH_FAILPOINT("tile_file.read");
   SHARDMESH_ASSIGN_OR_RETURN(const InputFile file, OpenInputFile(path));
   const absl::StatusOr<SafetensorsHeader> safetensors = ReadSafetensorsHeader(file, path);
   if (absl::IsInvalidArgument(safetensors.status())) {

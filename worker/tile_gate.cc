@@ -8,6 +8,7 @@
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
+#include "tensor/failpoint.h"
 
 namespace shardmesh::worker {
 namespace {
@@ -70,10 +71,12 @@ void IncomingTile::Leave() {
 
 absl::Status IncomingTile::Append(int64_t offset_bytes,
                                   absl::Span<const absl::Span<const char>> parts, uint32_t crc32c) {
+  SHARDMESH_PASSES("put.append");
   return Explain(staged_->AppendParts(offset_bytes, parts, crc32c));
 }
 
 absl::Status IncomingTile::Finish(uint32_t tile_crc32c) {
+  SHARDMESH_PASSES("put.finish");
   const absl::Duration transfer_time = gate_->options_.clock->Now() - start_time_;
   const absl::StatusOr<StoredTilePtr> stored = staged_->Finish(tile_crc32c);
   if (!stored.ok()) {
@@ -157,6 +160,7 @@ void TileGate::AwaitMesh(const UnknownMesh& unknown, absl::Time deadline) const 
 
 absl::StatusOr<std::unique_ptr<IncomingTile>> TileGate::Open(const TileOffer& offer,
                                                              std::optional<UnknownMesh>* unknown) {
+  SHARDMESH_PASSES("put.open");
   const absl::Time now = options_.clock->Now();
   absl::Time coordinator_now;
   Attachment attachment;
@@ -263,6 +267,7 @@ absl::Status TileGate::CheckOffer(const TileOffer& offer, const rpc::TransferCla
 absl::StatusOr<std::vector<RequestedTile>> TileGate::Find(std::string_view token,
                                                           std::string_view array_id,
                                                           const std::optional<Tile>& range) const {
+  SHARDMESH_PASSES("get.find");
   Attachment attachment;
   absl::Time coordinator_now;
   bool suspended = false;
@@ -307,6 +312,7 @@ absl::StatusOr<std::vector<RequestedTile>> TileGate::Find(std::string_view token
 }
 
 absl::Status TileGate::EndTransfer(const std::string& transfer_id, bool commit) {
+  SHARDMESH_FAILPOINT("put.end_transfer");
   std::vector<std::string> array_ids;
   {
     absl::MutexLock lock(&mutex_);

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
+#include <limits>
 #include <memory>
 #include <string>
 #include <thread>
@@ -21,14 +22,17 @@ namespace {
 
 constexpr absl::Duration kReadyAtLast = absl::Seconds(60);
 constexpr absl::Duration kPatience = absl::Seconds(15);
-// Of --long: so many passes of one place are tried at most.
+// Of --long: so many passes of one place are tried at most; of calls of the system all are.
 constexpr int kMostPasses = 12;
+// Without --long one pass is tried, mostly an early one.
+constexpr int64_t kLatestPass = 30;
 
 struct Case {
   int process = 0;  // 0: the coordinator, 1: a worker
   std::string name;
   std::string action;
   int pass = 1;
+  int last_pass = 1;  // of --long
 
   std::string ToString() const {
     return StrCat(process == 0 ? "coordinator" : "worker", " --failpoints=", name, "=", action, ":",
@@ -36,33 +40,51 @@ struct Case {
   }
 };
 
-std::vector<std::string> NamesOf(const std::string& program) {
-  std::vector<std::string> names;
+// A failpoint of a program, and what it can do.
+struct Named {
+  std::string name;
+  std::vector<std::string> actions;
+
+  // Where the system is asked for something: a file, a mapping.
+  bool is_system_call() const {
+    for (const char* prefix : {"file.", "sqlite.", "memory.", "shm."}) {
+      if (absl::StartsWith(name, prefix)) return true;
+    }
+    return absl::StrContains(name, ".rename_");
+  }
+};
+
+std::vector<Named> FailpointsOf(const std::string& program) {
+  std::vector<Named> names;
   FILE* const pipe = popen((program + " --list-failpoints").c_str(), "r");
   if (pipe == nullptr) return names;
   char line[256];
   while (fgets(line, sizeof(line), pipe) != nullptr) {
-    std::string name = line;
-    while (!name.empty() && name.back() == '\n') name.pop_back();
-    if (!name.empty()) names.push_back(name);
+    const std::vector<std::string> words = absl::StrSplit(line, absl::ByAnyChar(" \n"));
+    if (words.size() < 2) continue;
+    names.push_back({words[0], absl::StrSplit(words[1], ',')});
   }
   pclose(pipe);
   return names;
 }
 
 std::vector<Case> Cases(const RunOptions& options, size_t* distinct) {
-  static const auto* const actions =
-      new std::vector<std::string>{"crash", "eio", "enospc", "delay"};
+  Dice dice(options.seed);
   std::vector<Case> cases;
   std::vector<std::string> known;
   for (const int process : {0, 1}) {
-    const std::vector<std::string> names = NamesOf(
+    const std::vector<Named> failpoints = FailpointsOf(
         options.binary_folder + (process == 0 ? "/shardmesh-coordinator" : "/shardmesh-worker"));
-    for (const std::string& name : names) {
-      known.push_back(name);
-      if (!options.only.empty() && !absl::StrContains(name, options.only)) continue;
-      for (size_t a = 0; a < actions->size(); ++a) {
-        cases.push_back({process, name, (*actions)[a], 1});
+    for (const Named& each : failpoints) {
+      known.push_back(each.name);
+      if (!options.only.empty() && !absl::StrContains(each.name, options.only)) continue;
+      for (const std::string& action : each.actions) {
+        const int pass =
+            options.is_long || dice.OneIn(2) ? 1 : 1 + static_cast<int>(dice.Below(kLatestPass));
+        cases.push_back({process, each.name, action, pass,
+                         each.is_system_call() && action != "delay"
+                             ? std::numeric_limits<int>::max()
+                             : kMostPasses});
       }
     }
   }
@@ -70,7 +92,6 @@ std::vector<Case> Cases(const RunOptions& options, size_t* distinct) {
   known.erase(std::unique(known.begin(), known.end()), known.end());
   *distinct = known.size();
   // Another order with each seed, so that a run that is cut short tries others.
-  Dice dice(options.seed);
   for (size_t i = cases.size(); i > 1; --i) {
     std::swap(cases[i - 1], cases[static_cast<size_t>(dice.Below(static_cast<int64_t>(i)))]);
   }
@@ -113,7 +134,8 @@ class FailpointRun {
         if (const absl::Status revived = revive(); !revived.ok()) return revived;
         const auto ready = cluster_->WaitUntilReady(deadline - absl::Now());
         if (ready.ok()) return absl::OkStatus();
-        if (!absl::IsUnavailable(ready.status())) return ready.status();
+        const bool has_ended = cluster_->Ended(process).has_value();
+        if (!has_ended || absl::Now() > deadline) return ready.status();
       }
     };
     if (const absl::Status ready = await_ready(); !ready.ok()) return ready;
@@ -137,7 +159,8 @@ class FailpointRun {
     if (!verified.ok()) return verified;
     // Once more after a start without it: what it had only in memory is not to have been counted
     // on.
-    if (is_hit && each.action != "delay") {
+    // One that was not passed must not be passed in the next try.
+    if (!is_hit || each.action != "delay") {
       if (const absl::Status killed = cluster_->Kill(process); !killed.ok()) return killed;
       if (const absl::Status started = cluster_->Restart(process); !started.ok()) return started;
       if (const absl::Status ready = await_ready(); !ready.ok()) return ready;
@@ -184,7 +207,8 @@ int RunFailpoints(const RunOptions& options) {
   for (const Case& each : cases) {
     if (!options.is_long && absl::Now() > end) break;
     Case one = each;
-    for (one.pass = 1; one.pass <= (options.is_long ? kMostPasses : 1); ++one.pass) {
+    one.last_pass = options.is_long ? each.last_pass : each.pass;
+    for (; one.pass <= one.last_pass; ++one.pass) {
       if (run == nullptr) {
         auto cluster = Cluster::Start(cluster_options);
         if (!cluster.ok()) {

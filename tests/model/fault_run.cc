@@ -165,6 +165,10 @@ int RunFaults(const RunOptions& options) {
     if (const absl::Status status = load.Verify(absl::Now() + kReadyWithin); !status.ok()) {
       return failed(kill, what, status.ToString());
     }
+    if ((kill + 1) % 100 == 0) {
+      std::printf("%lld kills; %s\n", static_cast<long long>(kill + 1), load.Summary().c_str());
+      std::fflush(stdout);
+    }
   }
   std::printf("passed with --seed %llu: %lld kills; %s\n",
               static_cast<unsigned long long>(options.seed), static_cast<long long>(kills),

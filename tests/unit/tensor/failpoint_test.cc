@@ -9,12 +9,16 @@
 namespace shardmesh {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::Contains;
+using ::testing::Property;
 
 absl::Status Commit() {
   SHARDMESH_FAILPOINT("test.commit");
   return absl::OkStatus();
 }
+
+void Pass() { SHARDMESH_PASSES("test.pass"); }
 
 int Open() { return SHARDMESH_FAILS("test.open") ? -1 : 7; }
 
@@ -34,8 +38,19 @@ TEST(FailpointTest, SetsErrnoForSystemCalls) {
 }
 
 TEST(FailpointTest, IsListedThoughItWasNeverPassed) {
-  EXPECT_THAT(ListFailpoints(), Contains("test.open"));
-  EXPECT_THAT(ListFailpoints(), Contains("test.never"));
+  EXPECT_THAT(ListFailpoints(), Contains(Property(&Failpoint::name, "test.open")));
+  EXPECT_THAT(ListFailpoints(), Contains(Property(&Failpoint::name, "test.never")));
+}
+
+TEST(FailpointTest, APlaceThatCannotFailTakesNoError) {
+  EXPECT_THAT(ListFailpoints(), Contains(AllOf(Property(&Failpoint::name, "test.pass"),
+                                               Property(&Failpoint::fails, false))));
+  EXPECT_TRUE(absl::IsInvalidArgument(ArmFailpoints("test.pass=eio")));
+  EXPECT_FALSE(IsArmed("test.pass"));
+  ASSERT_TRUE(ArmFailpoints("test.pass=delay").ok());
+  EXPECT_TRUE(IsArmed("test.p"));
+  Pass();
+  EXPECT_FALSE(IsArmed("test.p"));
 }
 
 absl::Status Never() {
