@@ -406,7 +406,11 @@ void ShardStore::RecoverArray(const std::string& folder, TileState state) {
 
 void ShardStore::SetAside(const std::string& path, absl::Status why) {
   RecoveryProblem problem{path, "", std::move(why)};
-  if (absl::IsDataLoss(problem.status) || absl::IsFailedPrecondition(problem.status)) {
+  // A file that was read and is wrong stays wrong. One that the disk did not give, or for which
+  // there was no memory, may be read at the next start.
+  const Reason reason = ReasonOf(problem.status);
+  if (reason == Reason::kBadFile || reason == Reason::kChecksumMismatch ||
+      reason == Reason::kClusterMismatch) {
     const fs::path from = path;
     const std::string base =
         Path(Path(data_dir_, kCorruptFolder),

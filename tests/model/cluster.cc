@@ -83,7 +83,9 @@ absl::Status Cluster::Launch(int index, const std::vector<std::string>& flags) {
                    options_.coordinator_flags.end());
   } else {
     command = {options_.binary_folder + "/shardmesh-worker",
-               "--coordinator=" + address_,
+               "--coordinator=" + (options_.worker_coordinator == nullptr
+                                       ? address_
+                                       : options_.worker_coordinator(address_)),
                "--listen=127.0.0.1:0",
                "--threads=1",
                "--http-listen=",

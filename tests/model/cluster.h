@@ -3,6 +3,7 @@
 #define SHARDMESH_TESTS_MODEL_CLUSTER_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -31,6 +32,8 @@ class Cluster {
     std::vector<std::string> worker_flags;
     // Of each worker.
     std::string memory = "256MiB";
+    // What workers dial, given where the coordinator listens; null: just that.
+    std::function<std::string(const std::string& address)> worker_coordinator;
   };
 
   // Ready when this returns.

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
@@ -34,6 +35,7 @@ struct Case {
   int pass = 1;
   int last_pass = 1;  // of --long
 
+  bool is_error() const { return action == "eio" || action == "enospc"; }
   std::string ToString() const {
     return StrCat(process == 0 ? "coordinator" : "worker", " --failpoints=", name, "=", action, ":",
                   pass);
@@ -139,34 +141,46 @@ class FailpointRun {
       }
     };
     if (const absl::Status ready = await_ready(); !ready.ok()) return ready;
-    absl::Status scripted;
-    std::atomic<bool> is_over = false;
-    std::thread script([&] {
-      scripted = client_.Script();
-      is_over = true;
-    });
-    absl::Status revived;
-    while (!is_over) {
-      absl::SleepFor(absl::Milliseconds(10));
-      if (revived.ok()) revived = revive();
-    }
-    script.join();
-    if (!revived.ok()) return revived;
-    if (!scripted.ok()) return scripted;
-    is_hit = is_hit || absl::StrContains(cluster_->Log(process), hit);
-    if (const absl::Status ready = await_ready(); !ready.ok()) return ready;
-    const absl::Status verified = client_.Verify(absl::Now() + absl::Seconds(20));
-    if (!verified.ok()) return verified;
-    // Once more after a start without it: what it had only in memory is not to have been counted
-    // on.
-    // One that was not passed must not be passed in the next try.
-    if (!is_hit || each.action != "delay") {
+    // The process may end at any call of the client.
+    const auto while_reviving = [&](absl::FunctionRef<absl::Status()> calls) -> absl::Status {
+      absl::Status called;
+      std::atomic<bool> is_over = false;
+      std::thread client([&] {
+        called = calls();
+        is_over = true;
+      });
+      absl::Status revived;
+      while (!is_over) {
+        absl::SleepFor(absl::Milliseconds(10));
+        if (revived.ok()) revived = revive();
+      }
+      client.join();
+      return revived.ok() ? called : revived;
+    };
+    const auto verify = [&] { return client_.Verify(absl::Now() + absl::Seconds(20)); };
+    const auto verify_after_restart = [&]() -> absl::Status {
       if (const absl::Status killed = cluster_->Kill(process); !killed.ok()) return killed;
       if (const absl::Status started = cluster_->Restart(process); !started.ok()) return started;
       if (const absl::Status ready = await_ready(); !ready.ok()) return ready;
-      if (const absl::Status again = client_.Verify(absl::Now() + absl::Seconds(20)); !again.ok()) {
-        return again;
-      }
+      return verify();
+    };
+    const auto verify_armed = [&]() -> absl::Status {
+      if (const absl::Status ready = await_ready(); !ready.ok()) return ready;
+      const absl::Status verified = while_reviving(verify);
+      is_hit = is_hit || absl::StrContains(cluster_->Log(process), hit);
+      // What a disk does not give cannot be read. It must be there after the next start.
+      const bool may_miss_tiles = is_hit && process != 0 && each.is_error();
+      return verified.ok() || !may_miss_tiles ? verified : verify_after_restart();
+    };
+    if (const absl::Status verified = verify_armed(); !verified.ok()) return verified;
+    if (const absl::Status scripted = while_reviving([&] { return client_.Script(); });
+        !scripted.ok()) {
+      return scripted;
+    }
+    if (const absl::Status verified = verify_armed(); !verified.ok()) return verified;
+    // One that was not passed must not be passed in the next try.
+    if (!is_hit || each.action != "delay") {
+      if (const absl::Status again = verify_after_restart(); !again.ok()) return again;
     }
     return is_hit;
   }

@@ -3,18 +3,13 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <memory>
-#include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
-#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
-#include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
 #include "tests/model/cluster.h"
-#include "tests/model/durable_client.h"
+#include "tests/model/load.h"
 #include "tests/model/runs.h"
 
 namespace shardmesh::model {
@@ -23,73 +18,6 @@ namespace {
 constexpr absl::Duration kReadyWithin = absl::Seconds(10);
 // On a busy machine a process alone takes longer to start; what takes this long is stuck.
 constexpr absl::Duration kReadyAtLast = absl::Seconds(60);
-
-// Clients that work until they are told to pause.
-class Load {
- public:
-  Load(const std::string& address, int clients, uint64_t seed) {
-    for (int i = 0; i < clients; ++i) {
-      clients_.push_back(std::make_unique<DurableClient>(i, address));
-      seeds_.emplace_back(seed * 7919 + static_cast<uint64_t>(i));
-    }
-  }
-
-  ~Load() { Pause().IgnoreError(); }
-
-  void Resume() {
-    {
-      absl::MutexLock lock(&mutex_);
-      is_paused_ = false;
-    }
-    for (size_t i = 0; i < clients_.size(); ++i) {
-      threads_.emplace_back([this, i] {
-        while (!is_paused()) {
-          const absl::Status status = clients_[i]->Step(seeds_[i]);
-          absl::MutexLock lock(&mutex_);
-          if (!status.ok() && failure_.ok()) failure_ = status;
-          if (!failure_.ok()) return;
-        }
-      });
-    }
-  }
-  // Each client has the answer of its last call, or no longer waits for it.
-  absl::Status Pause() {
-    {
-      absl::MutexLock lock(&mutex_);
-      is_paused_ = true;
-    }
-    for (std::thread& thread : threads_) thread.join();
-    threads_.clear();
-    absl::MutexLock lock(&mutex_);
-    return failure_;
-  }
-  absl::Status Verify(absl::Time deadline) {
-    for (auto& client : clients_) SHARDMESH_RETURN_IF_ERROR(client->Verify(deadline));
-    return absl::OkStatus();
-  }
-  std::string Summary() const {
-    int64_t acknowledged = 0;
-    int64_t without = 0;
-    for (const auto& client : clients_) {
-      acknowledged += client->acknowledged();
-      without += client->without_answer();
-    }
-    return StrCat(acknowledged, " changes acknowledged, ", without, " without an answer");
-  }
-
- private:
-  bool is_paused() const {
-    absl::MutexLock lock(&mutex_);
-    return is_paused_;
-  }
-
-  std::vector<std::unique_ptr<DurableClient>> clients_;
-  std::vector<Dice> seeds_;
-  std::vector<std::thread> threads_;
-  mutable absl::Mutex mutex_;
-  bool is_paused_ ABSL_GUARDED_BY(mutex_) = true;
-  absl::Status failure_ ABSL_GUARDED_BY(mutex_);
-};
 
 std::string Distribution(std::vector<absl::Duration> times) {
   if (times.empty()) return "none";

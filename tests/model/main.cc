@@ -21,7 +21,7 @@ int Main(int argc, char** argv) {
   std::string run = "random";
   rpc::FlagSet flags("model",
                      "Issues calls against a real cluster and checks each answer with a model.");
-  flags.AddText("run", "random|faults|failpoints|sweep", "what to do", &run);
+  flags.AddText("run", "random|faults|network|failpoints|sweep", "what to do", &run);
   flags.AddInt("seed", "of all that is drawn; 0 takes the clock's", 0,
                std::numeric_limits<int64_t>::max(), &seed);
   flags.AddInt("seconds", "how long random calls go on", 1, 1'000'000, &seconds);
@@ -42,9 +42,11 @@ int Main(int argc, char** argv) {
                            : static_cast<uint64_t>(seed);
   if (run == "random") return RunRandom(options);
   if (run == "faults") return RunFaults(options);
+  if (run == "network") return RunNetwork(options);
   if (run == "failpoints") return RunFailpoints(options);
   if (run == "sweep") return RunSweep(options);
-  std::fprintf(stderr, "model: --run is \"%s\"; it is random, faults, failpoints or sweep\n",
+  std::fprintf(stderr,
+               "model: --run is \"%s\"; it is random, faults, network, failpoints or sweep\n",
                run.c_str());
   return 2;
 }

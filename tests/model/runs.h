@@ -29,6 +29,7 @@ struct RunOptions {
 // Each returns the exit code: 0, or 1 after it has printed what failed and how to see it again.
 int RunRandom(const RunOptions& options);
 int RunFaults(const RunOptions& options);
+int RunNetwork(const RunOptions& options);
 int RunFailpoints(const RunOptions& options);
 int RunSweep(const RunOptions& options);
 

@@ -348,6 +348,23 @@ TEST_F(ShardStoreTest, ATileThatFindsNoMemoryStaysOnDisk) {
   EXPECT_EQ(OpenDisk()->recovery_report().committed_tiles, 1);
 }
 
+TEST_F(ShardStoreTest, ATileThatTheDiskDoesNotGiveStaysOnDisk) {
+  {
+    const auto store = OpenDisk();
+    ASSERT_THAT(StageRow(*store, "a", 0), IsOk());
+    ASSERT_THAT(store->Commit({"a"}), IsOk());
+  }
+  for (const char* failpoint : {"tile_file.read=eio", "file.read=eio:2"}) {
+    ASSERT_THAT(ArmFailpoints(failpoint), IsOk());
+    const auto store = OpenDisk();
+    for (const RecoveryProblem& problem : store->recovery_report().problems) {
+      EXPECT_THAT(problem.status, StatusIs(absl::StatusCode::kDataLoss));
+      EXPECT_THAT(problem.moved_to, IsEmpty());
+    }
+  }
+  EXPECT_EQ(OpenDisk()->recovery_report().committed_tiles, 1);
+}
+
 TEST_F(ShardStoreTest, AFolderBelongsToOneStoreAndOneCluster) {
   const auto store = OpenDisk();
   const auto second = ShardStore::Open({BufferPool::Create(&budget_, 0), data_dir_});

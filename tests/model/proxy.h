@@ -1,0 +1,82 @@
+// Proxy: a bad network between a server and those who dial it.
+#ifndef SHARDMESH_TESTS_MODEL_PROXY_H_
+#define SHARDMESH_TESTS_MODEL_PROXY_H_
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <list>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+
+namespace shardmesh::model {
+
+// Accepts TCP connections on loopback and passes their bytes to a server and back, as its mode
+// says. Thread-safe.
+class Proxy {
+ public:
+  enum class Mode {
+    kPass,
+    kDelay,    // bytes arrive later, in their order
+    kHold,     // nothing arrives, until the mode is another
+    kSwallow,  // nothing arrives, and what is sent is lost: the connections end with this mode
+  };
+
+  // `target`: an address like 127.0.0.1:1234. Nobody need listen there yet.
+  static absl::StatusOr<std::unique_ptr<Proxy>> Start(const std::string& target);
+  ~Proxy();
+
+  const std::string& address() const { return address_; }
+  void Set(Mode mode, absl::Duration delay = absl::ZeroDuration());
+  // Each connection is reset when it has passed so many more bytes of either direction, in the
+  // middle of a message mostly; 0: at once.
+  void CutAfter(int64_t bytes);
+
+ private:
+  struct Piece {
+    absl::Time due;
+    std::string bytes;
+  };
+  // One direction. Its bytes wait here until they are due.
+  struct Pipe {
+    int from = -1;
+    int to = -1;
+    std::deque<Piece> waiting;
+    int64_t waiting_bytes = 0;
+    bool has_ended = false;  // `from` sends no more
+    bool is_done = false;    // and `to` has been told
+  };
+  struct Connection {
+    Pipe up;
+    Pipe down;
+    int64_t left_bytes = -1;  // until it is cut; -1: it is not
+    bool has_lost_bytes = false;
+    bool is_broken = false;
+  };
+
+  Proxy() = default;
+  void Run();
+  void Accept();
+  void Read(Connection& connection, Pipe& pipe, Mode mode, absl::Time due);
+  void Write(Connection& connection, Pipe& pipe, absl::Time now);
+
+  std::string address_;
+  std::string target_;
+  int listener_ = -1;
+  std::atomic<bool> is_over_ = false;
+  absl::Mutex mutex_;
+  Mode mode_ ABSL_GUARDED_BY(mutex_) = Mode::kPass;
+  absl::Duration delay_ ABSL_GUARDED_BY(mutex_);
+  int64_t cut_after_ ABSL_GUARDED_BY(mutex_) = -1;
+  std::list<Connection> connections_;  // of the thread
+  std::thread thread_;
+};
+
+}  // namespace shardmesh::model
+
+#endif  // SHARDMESH_TESTS_MODEL_PROXY_H_
