@@ -196,7 +196,8 @@ int MeasureMetrics() {
   rpc::RealClock clock;
   const std::unique_ptr<server::Store> store =
       server::CreateMemoryStore({.history = server::DefinitionHistory()});
-  const auto catalogue = server::Catalogue::Open(store.get(), &clock, [](const auto&) {});
+  const auto catalogue =
+      server::Catalogue::Open(store.get(), &clock, [](const auto&, const auto&) {});
   const auto publisher =
       server::StatePublisher::Open(store.get(), &clock, &(*catalogue)->requests(), kDefaultMinSize);
   v1::EntryValue mesh;

@@ -289,27 +289,39 @@ absl::StatusOr<ServerVersion> CoordinatorClient::GetVersion(const Options& optio
   return version;
 }
 
-absl::StatusOr<ClusterStatus> CoordinatorClient::GetStatus(const Options& options) {
-  v1::GetStatusResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->cluster,
-                                              &v1::ClusterService::Stub::GetStatus,
-                                              v1::GetStatusRequest(), options, &response));
+absl::StatusOr<ClusterStatus> CoordinatorClient::GetStatus(const std::string& mesh_id,
+                                                           const Options& options) {
+  v1::GetStatusRequest request;
+  request.set_mesh_id(mesh_id);
   ClusterStatus status;
-  status.cluster_id = response.cluster_id();
-  status.epoch = response.epoch();
-  status.term = response.term();
-  status.revision = response.revision();
-  status.state = StateOf(response.state());
-  for (const v1::MeshStatus& mesh : response.meshes()) {
-    SHARDMESH_ASSIGN_OR_RETURN(status.meshes.emplace_back(), DecodeMesh(mesh));
-  }
-  for (const v1::WorkerStatus& worker : response.workers()) {
-    SHARDMESH_ASSIGN_OR_RETURN(status.workers.emplace_back(), DecodeWorker(worker));
-  }
-  status.pid = response.pid();
-  status.arrays = response.arrays();
-  status.degraded_arrays = response.degraded_arrays();
-  status.sessions = response.sessions();
+  do {
+    v1::GetStatusResponse response;
+    SHARDMESH_RETURN_IF_ERROR(connection_->Call(
+        connection_->cluster, &v1::ClusterService::Stub::GetStatus, request, options, &response));
+    status.cluster_id = response.cluster_id();
+    status.epoch = response.epoch();
+    status.term = response.term();
+    status.revision = response.revision();
+    status.state = StateOf(response.state());
+    for (const v1::MeshStatus& from : response.meshes()) {
+      SHARDMESH_ASSIGN_OR_RETURN(MeshStatus mesh, DecodeMesh(from));
+      if (!status.meshes.empty() && status.meshes.back().mesh_id == mesh.mesh_id) {
+        // Its ranks go on from the page before.
+        std::vector<std::string>& workers = status.meshes.back().workers;
+        workers.insert(workers.end(), mesh.workers.begin(), mesh.workers.end());
+      } else {
+        status.meshes.push_back(std::move(mesh));
+      }
+    }
+    for (const v1::WorkerStatus& worker : response.workers()) {
+      SHARDMESH_ASSIGN_OR_RETURN(status.workers.emplace_back(), DecodeWorker(worker));
+    }
+    status.pid = response.pid();
+    status.arrays = response.arrays();
+    status.degraded_arrays = response.degraded_arrays();
+    status.sessions = response.sessions();
+    request.set_page_token(response.next_page_token());
+  } while (!request.page_token().empty());
   return status;
 }
 
@@ -394,20 +406,23 @@ absl::StatusOr<ClusterLinks> CoordinatorClient::ListLinks(const std::string& mes
                                                           const Options& options) {
   v1::ListLinksRequest request;
   request.set_mesh_id(mesh_id);
-  v1::ListLinksResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
-      connection_->cluster, &v1::ClusterService::Stub::ListLinks, request, options, &response));
   ClusterLinks links;
-  for (const v1::LinkedWorker& from : response.workers()) {
-    ClusterLinks::Worker& worker = links.workers.emplace_back();
-    worker.identity = from.identity();
-    if (from.has_rank()) worker.rank = from.rank();
-  }
-  for (const v1::WorkerLink& from : response.links()) {
-    ClusterLinks::Link& link = links.links.emplace_back();
-    link.identity = from.identity();
-    SHARDMESH_ASSIGN_OR_RETURN(link.measured, DecodeAnswer(from.measured()));
-  }
+  do {
+    v1::ListLinksResponse response;
+    SHARDMESH_RETURN_IF_ERROR(connection_->Call(
+        connection_->cluster, &v1::ClusterService::Stub::ListLinks, request, options, &response));
+    for (const v1::LinkedWorker& from : response.workers()) {
+      ClusterLinks::Worker& worker = links.workers.emplace_back();
+      worker.identity = from.identity();
+      if (from.has_rank()) worker.rank = from.rank();
+    }
+    for (const v1::WorkerLink& from : response.links()) {
+      ClusterLinks::Link& link = links.links.emplace_back();
+      link.identity = from.identity();
+      SHARDMESH_ASSIGN_OR_RETURN(link.measured, DecodeAnswer(from.measured()));
+    }
+    request.set_page_token(response.next_page_token());
+  } while (!request.page_token().empty());
   return links;
 }
 

@@ -108,7 +108,8 @@ class CoordinatorClient {
 
   // ClusterService.
   absl::StatusOr<ServerVersion> GetVersion(const Options& options);
-  absl::StatusOr<ClusterStatus> GetStatus(const Options& options);
+  // Of one mesh and its workers, or (empty) of all; the pages put together.
+  absl::StatusOr<ClusterStatus> GetStatus(const std::string& mesh_id, const Options& options);
   absl::StatusOr<std::vector<WorkerFlight>> ListFlightRecords(const FlightQuestion& question,
                                                               const Options& options);
   absl::StatusOr<Diagnosis> Diagnose(int64_t step, const Options& options);

@@ -312,8 +312,8 @@ absl::StatusOr<ServerVersion> MeshClient::GetVersion() {
   return impl_->coordinator().GetVersion(impl_->CallDeadline());
 }
 
-absl::StatusOr<ClusterStatus> MeshClient::GetStatus() {
-  return impl_->coordinator().GetStatus(impl_->CallDeadline());
+absl::StatusOr<ClusterStatus> MeshClient::GetStatus(const std::string& mesh_id) {
+  return impl_->coordinator().GetStatus(mesh_id, impl_->CallDeadline());
 }
 
 absl::StatusOr<Diagnosis> MeshClient::Diagnose(int64_t step) {

@@ -76,7 +76,9 @@ class MeshClient {
 
   // The cluster.
   absl::StatusOr<ServerVersion> GetVersion();
-  absl::StatusOr<ClusterStatus> GetStatus();
+  // Of all meshes and workers, or of one mesh and the workers that serve it (all workers, as long
+  // as nobody does). NOT_FOUND: no such mesh.
+  absl::StatusOr<ClusterStatus> GetStatus(const std::string& mesh_id = "");
   // What is wrong with one step, or (0) with all and the workers: who waits for whom, what failed
   // in the last five minutes, and who is to blame.
   absl::StatusOr<Diagnosis> Diagnose(int64_t step = 0);

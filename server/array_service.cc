@@ -283,7 +283,7 @@ class PutPlan {
     const std::shared_ptr<const MembershipView> view = context_.membership->view();
     for (const RankEndpoint& endpoint : endpoints) {
       const WorkerStatus* worker = view->FindWorker(endpoint.identity);
-      const int64_t have_bytes = worker->info.capacity_bytes - worker->used_bytes;
+      const int64_t have_bytes = worker->info.capacity_bytes - worker->used_bytes();
       if (need_bytes > have_bytes) {
         const Transfers::Live live = context_.transfers->LivePuts();
         const std::string others =

@@ -12,6 +12,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -33,6 +34,7 @@
 #include "rpc/status.h"
 #include "rpc/time_codec.h"
 #include "rpc/worker_error_codec.h"
+#include "server/membership_pages.h"
 #include "server/streaming_service.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
@@ -58,8 +60,10 @@ constexpr absl::Duration kClockInterval = absl::Seconds(5);
 constexpr int64_t kOutboxBytes = int64_t{256} << 20;
 // What gRPC takes; a message beyond it would end the stream.
 constexpr int64_t kMaxMessageBytes = rpc::kMaxControlMessageBytes;
-// Of who is alive: well below that, since the last item of a page comes on top.
-constexpr int64_t kMembershipPageBytes = int64_t{1} << 20;
+// Ranks, or peers of a rank, that an error names.
+constexpr size_t kMostRanksNamed = 16;
+// Streams that are told of a change before others get the lock.
+constexpr int kStreamsPerTurn = 64;
 // Plans that a worker is remembered to have; it asks for one that it was wrongly believed to have.
 constexpr size_t kMaxPlansKnown = 1024;
 // Lengths of a hello's texts. What is shown of a worker is in every list of them.
@@ -338,9 +342,12 @@ class AttachReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   void Send(const v1::AttachResponse& message) { Send(Serialise(message)); }
   // Ends the stream with this status; of several calls the first one counts.
   void Close(absl::Status status);
+  // The same, of a stream whose peer may not read: nothing that waits is sent.
+  void Cut(const absl::Status& status);
   void End() { Close(NotServing("attach again later")); }
 
   const std::string& identity() const { return hello_.identity(); }  // after the hello
+  uint64_t attachment() const;                                       // 0 before it is attached
   // Whether the worker has the plan of this hash; of all later calls for it the answer is yes.
   bool LearnPlan(const std::string& plan_hash);
 
@@ -374,7 +381,7 @@ class AttachReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   std::vector<InventoryTile> inventory_;
   absl::Time clock_told_;  // when the worker was last told the time
 
-  absl::Mutex mutex_;
+  mutable absl::Mutex mutex_;
   uint64_t attachment_ ABSL_GUARDED_BY(mutex_) = 0;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   bool verifying_ ABSL_GUARDED_BY(mutex_) = false;
@@ -405,11 +412,22 @@ class Hub final : public AttachHub {
         catalogue_(catalogue),
         publisher_(publisher),
         options_(std::move(options)),
-        service_(this) {}
+        service_(this),
+        pages_(options_.term),
+        teller_([this] { TellOfMembership(); }),
+        overdue_(options_.clock, [this] { CutOverdue(); }) {}
 
   grpc::Service* service() override { return &service_; }
   void SetSequencer(Sequencer* sequencer) override { sequencer_ = sequencer; }
   void SetTileListener(TileListener listener) override { tile_listener_ = std::move(listener); }
+
+  ~Hub() override {
+    {
+      absl::MutexLock lock(&mutex_);
+      ending_ = true;
+    }
+    teller_.join();
+  }
 
   bool IsReady(std::string_view identity) const override {
     const int64_t epoch = membership_->view()->epoch;
@@ -428,23 +446,34 @@ class Hub final : public AttachHub {
     }
     // Ranks that were just given are written into the definition, which then has a new revision.
     const std::shared_ptr<const ClusterState> state = publisher_->shared_state();
-    SHARDMESH_ASSIGN_OR_RETURN(const auto definition, state->FindMesh(mesh_id));
-    if (definition->workers != ranks->identities) {
+    SHARDMESH_ASSIGN_OR_RETURN(const auto definition, state->Find(DefinitionKind::kMesh, mesh_id));
+    if (std::get<rpc::MeshDefinition>(definition->value).workers != ranks->identities) {
       return Recovering(StrCat("the mesh \"", mesh_id,
                                "\" is not ready: its ranks are being given "
                                "out; try again"));
     }
     std::vector<std::string> missing;
     bool is_passing = true;
+    absl::MutexLock lock(&mutex_);
+    if (const auto told = told_state_ == nullptr
+                              ? absl::StatusOr<std::shared_ptr<const Definition>>(nullptr)
+                              : told_state_->Find(DefinitionKind::kMesh, mesh_id);
+        !told.ok() || *told != definition || told_view_->FindMesh(mesh_id) != ranks) {
+      return Recovering(StrCat("the mesh \"", mesh_id,
+                               "\" is not ready: its workers are being told of it; try again"));
+    }
     for (size_t rank = 0; rank < ranks->identities.size(); ++rank) {
       const std::string& identity = ranks->identities[rank];
-      if (view->FindWorker(identity)->state == WorkerState::kDraining) {
-        missing.push_back(StrCat("rank ", rank, " (worker \"", identity, "\" is draining)"));
-        is_passing = is_passing && view->FindWorker(identity)->info.durable;
-      } else if (std::string why = Apart(identity, ranks->identities, view->epoch); !why.empty()) {
-        missing.push_back(StrCat("rank ", rank, " (worker \"", identity, "\" ", why, ")"));
-        is_passing = is_passing && HaveJustMet(*view, *ranks);
+      const WorkerStatus& worker = *view->FindWorker(identity);
+      const bool is_draining = worker.state == WorkerState::kDraining;
+      const std::string why = is_draining ? "is draining" : Apart(identity, *ranks, view->epoch);
+      if (why.empty()) continue;
+      is_passing = is_passing && (is_draining ? worker.info.durable : HaveJustMet(*view, *ranks));
+      if (missing.size() == kMostRanksNamed) {
+        missing.push_back("and others");
+        break;
       }
+      missing.push_back(StrCat("rank ", rank, " (worker \"", identity, "\" ", why, ")"));
     }
     if (missing.empty()) return absl::OkStatus();
     const std::string why = StrJoin(missing, ", ");
@@ -462,9 +491,12 @@ class Hub final : public AttachHub {
       if (!options_.recovery->ComesBack(ranks.identities[static_cast<size_t>(rank)])) {
         return incomplete;
       }
-      names.push_back(view.DescribeRank(ranks, rank));
+      if (names.size() < kMostRanksNamed) names.push_back(view.DescribeRank(ranks, rank));
     }
     if (missing.empty()) return incomplete;
+    if (missing.size() > names.size()) {
+      names.push_back(StrCat(missing.size() - names.size(), " more"));
+    }
     return Recovering(StrCat("mesh \"", ranks.mesh_id, "\" waits for ", StrJoin(names, ", "),
                              " to come back; try again"));
   }
@@ -512,7 +544,9 @@ class Hub final : public AttachHub {
     return found == failed_attaches_.end() ? FailedAttaches() : found->second;
   }
 
-  void Drop(const std::vector<std::string>& array_ids) override {
+  void Drop(const std::string& mesh_id, const std::vector<std::string>& array_ids) override {
+    const std::shared_ptr<const MembershipView> view = membership_->view();
+    const MeshRanks* const ranks = view->FindMesh(mesh_id);
     constexpr size_t kPiece = kIdsPerMessage;
     for (size_t first = 0; first < array_ids.size(); first += kPiece) {
       v1::AttachResponse message;
@@ -522,8 +556,12 @@ class Hub final : public AttachHub {
       }
       const auto bytes = Serialise(message);
       absl::MutexLock lock(&mutex_);
-      for (const auto& [identity, member] : members_) {
-        member.stream->Send(bytes);
+      if (ranks != nullptr) {
+        for (const std::string& identity : ranks->identities) {
+          if (AttachReactor* stream = StreamOf(identity); stream != nullptr) stream->Send(bytes);
+        }
+      } else {  // the mesh is gone since, and nobody knows any more who served it
+        for (const auto& [identity, member] : members_) member.stream->Send(bytes);
       }
       for (AttachReactor* stream : arriving_) {
         stream->Send(bytes);
@@ -572,10 +610,20 @@ class Hub final : public AttachHub {
 
   void MembershipChanged() override {
     absl::MutexLock lock(&mutex_);
-    // Read under the lock, so that no worker hears of an older view after a newer one.
-    const std::shared_ptr<const MembershipView> view = membership_->view();
-    for (const auto& [identity, member] : members_) {
-      SendMembership(member.stream, *view);
+    changed_ = true;
+  }
+
+  void WorkerLost(std::string_view identity, uint64_t attachment) override {
+    absl::MutexLock lock(&mutex_);
+    const absl::Status lost = WithReason(
+        absl::UnavailableError("this attachment has ended; attach again"), Reason::kStaleEpoch);
+    // From here on it takes nothing; Leave takes it out when it has ended.
+    if (const auto found = members_.find(identity);
+        found != members_.end() && found->second.stream->attachment() == attachment) {
+      found->second.stream->Cut(lost);
+    }
+    for (AttachReactor* stream : arriving_) {
+      if (stream->attachment() == attachment) stream->Cut(lost);
     }
   }
 
@@ -633,6 +681,21 @@ class Hub final : public AttachHub {
     }
   }
 
+  // The stream has so long to come to its next phase, and is cut then.
+  void ExpectWithin(AttachReactor* stream, absl::Duration time, std::string_view what) {
+    const absl::Time deadline = options_.clock->Now() + time;
+    {
+      absl::MutexLock lock(&mutex_);
+      attaching_.insert_or_assign(
+          stream, Awaited{.deadline = deadline, .time = time, .what = std::string(what)});
+    }
+    overdue_.SetNoLaterThan(deadline);
+  }
+  // What was expected last has come.
+  void ExpectNothing(AttachReactor* stream) {
+    absl::MutexLock lock(&mutex_);
+    attaching_.erase(stream);
+  }
   // Before the verdict on the worker's inventory: what is dropped from then on it hears of.
   void Arrive(AttachReactor* stream) {
     absl::MutexLock lock(&mutex_);
@@ -651,8 +714,9 @@ class Hub final : public AttachHub {
     absl::MutexLock lock(&mutex_);
     arriving_.erase(stream);
     failed_attaches_.erase(stream->identity());
+    attaching_.erase(stream);
     members_[stream->identity()] = Member{.stream = stream};
-    SendMembership(stream, *membership_->view());
+    changed_ = true;
   }
   // The worker did not attach; of strangers beyond a number nothing is kept.
   void AttachFailed(const std::string& identity, const absl::Status& status) {
@@ -669,6 +733,7 @@ class Hub final : public AttachHub {
     std::vector<Order> unanswered;
     {
       absl::MutexLock lock(&mutex_);
+      attaching_.erase(stream);
       arriving_.erase(stream);
       if (const auto found = members_.find(stream->identity());
           found != members_.end() && found->second.stream == stream) {
@@ -738,24 +803,27 @@ class Hub final : public AttachHub {
 
   struct Member {
     AttachReactor* stream = nullptr;
+    bool told = false;                        // it has a snapshot, and each change since
     int64_t peers_epoch = -1;                 // of its last report on its peers
     std::vector<std::string> unreached = {};  // in that report
   };
 
   // What keeps a worker from a step with these: `does not reach "worker-2"`; empty if nothing.
   // Peers that it does not reach but that serve other meshes alone are no hindrance.
-  std::string Apart(std::string_view identity, absl::Span<const std::string> others,
-                    int64_t epoch) const ABSL_LOCKS_EXCLUDED(mutex_) {
-    absl::MutexLock lock(&mutex_);
+  std::string Apart(std::string_view identity, const MeshRanks& mesh, int64_t epoch) const
+      ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
     const auto found = members_.find(identity);
     if (found == members_.end() || found->second.peers_epoch != epoch) {
       return "has not reached its peers yet";
     }
     std::vector<std::string> apart;
     for (const std::string& peer : found->second.unreached) {
-      if (std::find(others.begin(), others.end(), peer) != others.end()) {
-        apart.push_back(StrCat("\"", peer, "\""));
+      if (!mesh.RankOf(peer).has_value()) continue;
+      if (apart.size() == kMostRanksNamed) {
+        apart.push_back("others");
+        break;
       }
+      apart.push_back(StrCat("\"", peer, "\""));
     }
     return apart.empty() ? "" : StrCat("does not reach ", StrJoin(apart, ", "));
   }
@@ -792,55 +860,90 @@ class Hub final : public AttachHub {
     }
   }
 
-  // The meshes that the stream's worker serves, with their live workers.
-  void SendMembership(AttachReactor* stream, const MembershipView& view) const {
-    v1::AttachResponse response;
-    v1::Membership* message = response.mutable_membership();
-    message->set_epoch(view.epoch);
-    message->set_term(options_.term);
-    const std::shared_ptr<const ClusterState> state = publisher_->shared_state();
-    int64_t page_bytes = 0;
-    const auto turn_page_if_full = [&] {
-      if (page_bytes < kMembershipPageBytes) return false;
-      message->set_more(true);
-      stream->Send(response);
-      message->set_more(false);
-      message->clear_meshes();
-      page_bytes = 0;
-      return true;
+  // What a stream is to bring, and until when.
+  struct Awaited {
+    absl::Time deadline;
+    absl::Duration time;
+    std::string what;
+  };
+
+  // The thread that tells workers who is alive. Changes that come while it is at work are told
+  // together: when all workers attach at once, most are told of by the hundred.
+  void TellOfMembership() {
+    for (;;) {
+      {
+        const auto is_due = [this]()
+                                ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return changed_ || ending_; };
+        absl::MutexLock lock(&mutex_);
+        mutex_.Await(absl::Condition(&is_due));
+        if (ending_) return;
+        changed_ = false;
+      }
+      const std::shared_ptr<const ClusterState> state = publisher_->shared_state();
+      const std::shared_ptr<const MembershipView> view = membership_->view();
+      const bool has_change = pages_.Update(view, state);
+      std::optional<std::string> last;  // who was told last
+      while (TellSome(has_change, &last)) {
+      }
+      absl::MutexLock lock(&mutex_);
+      told_view_ = view;
+      told_state_ = state;
+    }
+  }
+
+  // Tells the next few after `*last`; false: there are no more. Their pages are chosen without the
+  // lock, which heartbeats and steps need.
+  bool TellSome(bool has_change, std::optional<std::string>* last) {
+    struct Told {
+      std::string identity;
+      bool by_change = false;
+      std::vector<MembershipPages::Page> pages = {};
     };
-    for (const auto& [mesh_id, ranks] : view.meshes) {
-      const auto definition = state->Find(DefinitionKind::kMesh, mesh_id);
-      if (!definition.ok() || !ranks.RankOf(stream->identity()).has_value()) {
+    std::vector<Told> turn;
+    bool are_there_more = false;
+    {
+      absl::MutexLock lock(&mutex_);
+      auto next = last->has_value() ? members_.upper_bound(**last) : members_.begin();
+      for (; next != members_.end() && std::ssize(turn) < kStreamsPerTurn; ++next) {
+        *last = next->first;
+        if (next->second.told && !has_change) continue;
+        turn.push_back({.identity = next->first, .by_change = next->second.told});
+      }
+      are_there_more = next != members_.end();
+    }
+    for (Told& each : turn) {
+      each.pages =
+          each.by_change ? pages_.ChangeFor(each.identity) : pages_.SnapshotFor(each.identity);
+    }
+    absl::MutexLock lock(&mutex_);
+    for (const Told& each : turn) {
+      const auto found = members_.find(each.identity);
+      // One that left, or came anew meanwhile: the latter has asked to be told.
+      if (found == members_.end() || found->second.told != each.by_change) continue;
+      for (const MembershipPages::Page& page : each.pages) found->second.stream->Send(page);
+      found->second.told = true;
+    }
+    return are_there_more;
+  }
+
+  void CutOverdue() {
+    const absl::Time now = options_.clock->Now();
+    absl::Time next = absl::InfiniteFuture();
+    absl::MutexLock lock(&mutex_);
+    for (auto it = attaching_.begin(); it != attaching_.end();) {
+      const Awaited& awaited = it->second;
+      if (awaited.deadline > now) {
+        next = std::min(next, awaited.deadline);
+        ++it;
         continue;
       }
-      const auto add_mesh = [&, &id = mesh_id] {
-        v1::MeshMembership* mesh = message->add_meshes();
-        mesh->set_mesh_id(id);
-        mesh->set_mesh_revision((*definition)->revision);
-        rpc::Encode(std::get<rpc::MeshDefinition>((*definition)->value).mesh, mesh->mutable_mesh());
-        page_bytes += static_cast<int64_t>(mesh->ByteSizeLong());
-        return mesh;
-      };
-      turn_page_if_full();
-      v1::MeshMembership* mesh = add_mesh();
-      for (size_t rank = 0; rank < ranks.identities.size(); ++rank) {
-        const WorkerStatus* worker = view.FindWorker(ranks.identities[rank]);
-        if (worker == nullptr || !view.IsAlive(ranks.identities[rank])) {
-          continue;
-        }
-        if (turn_page_if_full()) mesh = add_mesh();
-        v1::DeviceEndpoint* device = mesh->add_devices();
-        device->set_rank(static_cast<int32_t>(rank));
-        device->set_identity(worker->info.identity);
-        device->set_incarnation(worker->info.incarnation);
-        for (const std::string& address : worker->info.endpoints) {
-          device->add_endpoints()->set_address(rpc::WithPort(address, worker->info.exchange_port));
-        }
-        page_bytes += static_cast<int64_t>(device->ByteSizeLong());
-      }
+      it->first->Cut(WithReason(
+          absl::DeadlineExceededError(StrCat("the stream did not bring its ", awaited.what,
+                                             " within ", rpc::FormatRounded(awaited.time))),
+          Reason::kDeadline));
+      attaching_.erase(it++);
     }
-    stream->Send(response);
+    overdue_.SetNoLaterThan(next);
   }
 
   Membership* const membership_;
@@ -852,6 +955,7 @@ class Hub final : public AttachHub {
   AttachService service_;
   StreamSet<AttachReactor> streams_;
   std::atomic<bool> stopping_ = false;  // streams end because the coordinator does
+  MembershipPages pages_;               // of the teller's thread
 
   mutable absl::Mutex mutex_;
   std::map<std::string, Member, std::less<>> members_ ABSL_GUARDED_BY(mutex_);
@@ -862,12 +966,23 @@ class Hub final : public AttachHub {
   // Live steps, as they are sent to a worker that lacks the plan.
   absl::flat_hash_map<int64_t, std::shared_ptr<const grpc::ByteBuffer>> started_
       ABSL_GUARDED_BY(mutex_);
+  // Streams that are no members yet, and what they are to bring next.
+  absl::flat_hash_map<AttachReactor*, Awaited> attaching_ ABSL_GUARDED_BY(mutex_);
+  bool changed_ ABSL_GUARDED_BY(mutex_) = false;  // somebody may have to be told of something
+  // What all members were told of; null before the first.
+  std::shared_ptr<const MembershipView> told_view_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<const ClusterState> told_state_ ABSL_GUARDED_BY(mutex_);
+  bool ending_ ABSL_GUARDED_BY(mutex_) = false;
+
+  std::thread teller_;
+  rpc::Alarm overdue_;  // last: its destructor waits for CutOverdue
 };
 
 AttachReactor::AttachReactor(Hub* hub, grpc::CallbackServerContext* context)
     : hub_(hub),
       context_(context),
       outbox_(kOutboxBytes, [this](const grpc::ByteBuffer* m) { StartWrite(m); }) {
+  hub_->ExpectWithin(this, hub_->options().hello_timeout, "hello");
   hub_->streams().Add(this);
   StartRead(&read_);
 }
@@ -884,11 +999,20 @@ void AttachReactor::Send(std::shared_ptr<const grpc::ByteBuffer> message) {
   }
   if (const absl::Status pushed = outbox_.Push(std::move(message), size_bytes);
       absl::IsResourceExhausted(pushed)) {
-    // It does not read: what waits will not leave, and neither would a status.
-    Close(pushed);
-    outbox_.Close(RawOutbox::kDrop, nullptr);
-    context_->TryCancel();
+    Cut(pushed);
   }
+}
+
+void AttachReactor::Cut(const absl::Status& status) {
+  // It does not read: what waits will not leave, and neither would a status.
+  Close(status);
+  outbox_.Close(RawOutbox::kDrop, nullptr);
+  context_->TryCancel();
+}
+
+uint64_t AttachReactor::attachment() const {
+  absl::MutexLock lock(&mutex_);
+  return attachment_;
 }
 
 void AttachReactor::Close(absl::Status status) {
@@ -1019,6 +1143,7 @@ absl::Status AttachReactor::TakeHello(const v1::Hello& hello) {
   }
   hello_ = hello;
   phase_ = Phase::kVerifying;
+  hub_->ExpectNothing(this);  // the check of its endpoints ends by itself
   {
     absl::MutexLock lock(&mutex_);
     verifying_ = true;
@@ -1098,6 +1223,7 @@ void AttachReactor::Admit(std::vector<std::string> endpoints, const std::string&
   clock_told_ = hub_->options().clock->Now();
   rpc::Encode(clock_told_, welcome->mutable_coordinator_time());
   Send(response);
+  hub_->ExpectWithin(this, hub_->options().inventory_timeout, "whole inventory");
   phase_ = Phase::kInventory;
   StartRead(&read_);
 }
@@ -1106,6 +1232,15 @@ absl::Status AttachReactor::TakeInventory(uint64_t attachment, const v1::Invento
   SHARDMESH_FAILPOINT("attach.inventory");
   if (phase_ != Phase::kInventory) {
     return rpc::BadField("inventory", "comes after its last page");
+  }
+  const int64_t all_tiles = std::ssize(inventory_) + page.tiles_size();
+  if (all_tiles > hub_->options().max_inventory_tiles) {
+    return WithReason(
+        absl::ResourceExhaustedError(
+            StrCat("worker \"", hello_.identity(), "\" brings ", all_tiles,
+                   " tiles and more, the limit is ", hub_->options().max_inventory_tiles,
+                   "; release arrays, or start the coordinator with more --max-inventory-tiles")),
+        Reason::kLimitExceeded);
   }
   std::vector<InventoryTile> tiles;
   tiles.reserve(static_cast<size_t>(page.tiles_size()));
@@ -1139,10 +1274,10 @@ absl::Status AttachReactor::TakeInventory(uint64_t attachment, const v1::Invento
                       .tiles = std::exchange(inventory_, {})};
   // Every mesh that the worker serves, so that arrays that it lacks are known to lack it.
   for (const auto& [mesh_id, ranks] : view->meshes) {
-    if (ranks.identities.empty()) continue;
+    if (ranks->identities.empty()) continue;
     InventoryMesh& mesh = inventory.meshes[mesh_id];
-    mesh.rank = ranks.RankOf(hello_.identity());
-    mesh.identities = ranks.identities;
+    mesh.rank = ranks->RankOf(hello_.identity());
+    mesh.identities = ranks->identities;
     if (const auto definition = state->FindMesh(mesh_id); definition.ok()) {
       mesh.mesh = &(*definition)->mesh;
     }

@@ -58,6 +58,11 @@ struct AttachHubOptions {
   std::function<void(std::string_view identity)> joined = nullptr;
   // How long an endpoint has to answer who it is, where none has yet.
   absl::Duration verify_timeout = absl::Seconds(3);
+  // How long a stream has to bring its hello, and then its whole inventory.
+  absl::Duration hello_timeout = absl::Seconds(10);
+  absl::Duration inventory_timeout = absl::Minutes(5);
+  // Tiles of an inventory; a stream that brings more is refused.
+  int64_t max_inventory_tiles = 2'000'000;
 };
 
 // Serves shardmesh.v1.AttachService. A worker's stream goes
@@ -68,7 +73,10 @@ struct AttachHubOptions {
 // As the StepTransport it hands the serialised message of a step to all participants; the plan's
 // bytes go along until a worker is known to have the plan.
 //
-// Thread-safe. Membership, catalogue and publisher outlive the hub. Before workers attach,
+// Membership goes down as a snapshot when a worker joins, and then as changes (MembershipPages);
+// changes that come at once are told together.
+//
+// Thread-safe. Membership, catalogue, publisher and clock outlive the hub. Before workers attach,
 // SetSequencer.
 class AttachHub : public StepTransport {
  public:
@@ -101,9 +109,9 @@ class AttachHub : public StepTransport {
   };
   virtual FailedAttaches FailedAttachesOf(std::string_view identity) const = 0;
 
-  // Tells all workers to let go of these arrays.
-  virtual void Drop(const std::vector<std::string>& array_ids) = 0;
-  // Tells workers who is alive; for the membership's listener.
+  // Tells the workers that serve this mesh to let go of these arrays of it.
+  virtual void Drop(const std::string& mesh_id, const std::vector<std::string>& array_ids) = 0;
+  // Has workers told who is alive, on a thread of the hub's; for the membership's listener.
   virtual void MembershipChanged() = 0;
   // Tells a worker what became of tiles that were left as they are when its inventory was judged;
   // nothing if it is not attached.
@@ -114,6 +122,8 @@ class AttachHub : public StepTransport {
   using QuarantineAnswered = absl::AnyInvocable<void(absl::StatusOr<v1::QuarantineAnswer>) &&>;
   virtual void OrderQuarantine(const std::string& identity, v1::QuarantineOrder order,
                                QuarantineAnswered answered) = 0;
+  // The worker of this attachment is lost: its stream gets nothing more, and is ended.
+  virtual void WorkerLost(std::string_view identity, uint64_t attachment) = 0;
   // Ends all streams as the coordinator stops: workers attach anew elsewhere, or later. None of
   // them counts as lost for that.
   virtual void EndStreams() = 0;

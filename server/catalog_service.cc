@@ -8,7 +8,9 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <variant>
@@ -26,6 +28,7 @@
 #include "rpc/time_codec.h"
 #include "server/background.h"
 #include "server/background_reactor.h"
+#include "server/caller_count.h"
 #include "server/request_memory.h"
 #include "server/resolve_answers.h"
 #include "sharding/reason.h"
@@ -176,7 +179,25 @@ class WatchReactor final : public grpc::ServerWriteReactor<v1::WatchResponse> {
     streams_->Add(this);
   }
 
-  void Start(StatePublisher* publisher, const v1::WatchRequest& request) {
+  // The watch counts in `by_caller` until it ends.
+  void Start(StatePublisher* publisher, int64_t max_watches, CallerCount* by_caller,
+             const v1::WatchRequest& request) {
+    if (const int64_t watches = streams_->size(); watches > max_watches) {
+      return Close(TooMany(StrCat("there are ", watches,
+                                  " watches of the catalog with this one, the "
+                                  "limit is ",
+                                  max_watches),
+                           "--max-watches"));
+    }
+    const rpc::Caller caller = rpc::CallerOf(*context_);
+    std::optional<CallerCount::Place> place = by_caller->Take(caller.name);
+    if (!place.has_value()) {
+      return Close(
+          TooMany(StrCat("the caller \"", caller.name, "\" has ", by_caller->max_per_caller(),
+                         " watches of the catalog, which is the limit"),
+                  "--max-watches-per-caller"));
+    }
+    place_.emplace(*std::move(place));
     const Revision settled = publisher->settled_revision();
     const Revision now = std::max(settled, publisher->shared_state()->revision());
     const Revision from = request.start_revision() == 0 ? now + 1 : request.start_revision();
@@ -264,11 +285,21 @@ class WatchReactor final : public grpc::ServerWriteReactor<v1::WatchResponse> {
       feed_->is_cut_off = true;
       feed_->waiting.clear();
     }
+    place_.reset();
     streams_->Remove(this);
     delete this;
   }
 
  private:
+  static absl::Status TooMany(std::string_view what, std::string_view flag) {
+    return rpc::WithRetryDelay(
+        WithReason(
+            absl::ResourceExhaustedError(StrCat(
+                what, "; retry when one has ended, or start the coordinator with more ", flag)),
+            Reason::kLimitExceeded),
+        absl::Seconds(1));
+  }
+
   void Encode(const StatePublisher::Event& event, v1::EntryChange* change) const {
     change->set_kind(server::Encode(event.kind));
     change->set_name(event.name);
@@ -301,6 +332,7 @@ class WatchReactor final : public grpc::ServerWriteReactor<v1::WatchResponse> {
   const StatePublisher* const publisher_;
   grpc::CallbackServerContext* const context_;
   const std::shared_ptr<WatchFeed> feed_ = std::make_shared<WatchFeed>();
+  std::optional<CallerCount::Place> place_;  // once it is let in
   rpc::Outbox<v1::WatchResponse> outbox_;
   absl::Mutex mutex_;
   // Last: its destructor waits for a running callback.
@@ -350,8 +382,11 @@ void WatchPump::Run() {
 
 class CatalogService final : public v1::CatalogService::CallbackService {
  public:
-  CatalogService(StatePublisher* publisher, Catalogue* catalogue)
-      : publisher_(publisher), catalogue_(catalogue) {}
+  CatalogService(StatePublisher* publisher, Catalogue* catalogue, const WatchLimits& limits)
+      : publisher_(publisher),
+        catalogue_(catalogue),
+        max_watches_(limits.max_watches),
+        watches_by_caller_(limits.max_watches_per_caller) {}
 
   grpc::ServerUnaryReactor* CreateEntry(grpc::CallbackServerContext* context,
                                         const v1::CreateEntryRequest* request,
@@ -465,7 +500,7 @@ class CatalogService final : public v1::CatalogService::CallbackService {
   grpc::ServerWriteReactor<v1::WatchResponse>* Watch(grpc::CallbackServerContext* context,
                                                      const v1::WatchRequest* request) override {
     auto* reactor = new WatchReactor(&watches_, &pump_, publisher_, context);
-    reactor->Start(publisher_, *request);
+    reactor->Start(publisher_, max_watches_, &watches_by_caller_, *request);
     return reactor;
   }
 
@@ -574,6 +609,8 @@ class CatalogService final : public v1::CatalogService::CallbackService {
 
   StatePublisher* const publisher_;
   Catalogue* const catalogue_;
+  const int64_t max_watches_;
+  CallerCount watches_by_caller_;
   StreamSet<WatchReactor> watches_;
   WatchPump pump_;
   Background background_{2};  // last: its tasks use the above
@@ -581,8 +618,9 @@ class CatalogService final : public v1::CatalogService::CallbackService {
 
 }  // namespace
 
-StreamingService MakeCatalogService(StatePublisher* publisher, Catalogue* catalogue) {
-  auto service = std::make_unique<CatalogService>(publisher, catalogue);
+StreamingService MakeCatalogService(StatePublisher* publisher, Catalogue* catalogue,
+                                    const WatchLimits& limits) {
+  auto service = std::make_unique<CatalogService>(publisher, catalogue, limits);
   CatalogService* const raw = service.get();
   return {.service = std::move(service), .end_streams = [raw] { raw->EndWatches(); }};
 }

@@ -2,14 +2,24 @@
 #ifndef SHARDMESH_SERVER_CATALOG_SERVICE_H_
 #define SHARDMESH_SERVER_CATALOG_SERVICE_H_
 
+#include <cstdint>
+
 #include "server/catalogue.h"
 #include "server/cluster_state.h"
 #include "server/streaming_service.h"
 
 namespace shardmesh::server {
 
+// Watches of the catalog at a time.
+struct WatchLimits {
+  int64_t max_watches = 1'000;
+  int64_t max_watches_per_caller = 100;  // rpc::Caller::name
+};
+
 // A mesh on which arrays of `catalogue` lie cannot be changed or deleted. Both outlive the service.
-StreamingService MakeCatalogService(StatePublisher* publisher, Catalogue* catalogue);
+// Watches beyond the limits are refused with RESOURCE_EXHAUSTED (LIMIT_EXCEEDED).
+StreamingService MakeCatalogService(StatePublisher* publisher, Catalogue* catalogue,
+                                    const WatchLimits& limits = {});
 
 }  // namespace shardmesh::server
 

@@ -501,6 +501,7 @@ absl::Status Catalogue::CheckCommit(const CommitRequest& request,
   }
   std::set<std::string_view> names;
   size_t deletions = 0;
+  int64_t more_names = 0;
   for (const NameMove& move : request.moves) {
     SHARDMESH_RETURN_IF_ERROR(CheckMove(move, missing));
     if (!names.insert(move.name).second) {
@@ -515,13 +516,30 @@ absl::Status Catalogue::CheckCommit(const CommitRequest& request,
           (found->second.array->state != ArrayState::kStaging || staged.count(move.array_id) > 0);
       if (!there) return NoArray(move.array_id);
       if (found->second.is_given) return Given(move.array_id);
+      if (names_.find(move.name) == names_.end()) ++more_names;
     } else if (++deletions > kMaxSmallOperations) {
       return WithReason(absl::InvalidArgumentError(StrCat("a commit deletes at most ",
                                                           kMaxSmallOperations, " names; split it")),
                         Reason::kLimitExceeded);
     }
   }
-  return absl::OkStatus();
+  return CheckRoom(more_names);
+}
+
+absl::Status Catalogue::CheckRoom(int64_t more_names) const {
+  const int64_t have = std::ssize(names_);
+  if (more_names == 0 || have + more_names <= max_names_) return absl::OkStatus();
+  return WithReason(
+      absl::ResourceExhaustedError(StrCat("there are ", have, " names, and ", more_names,
+                                          " more would exceed the limit of ", max_names_,
+                                          "; delete some, or start the coordinator with more "
+                                          "--max-names")),
+      Reason::kLimitExceeded);
+}
+
+absl::Status Catalogue::CheckRoomForNames(int64_t more) const {
+  absl::MutexLock lock(&mutex_);
+  return CheckRoom(more);
 }
 
 absl::Status Catalogue::CheckMove(const NameMove& move, std::optional<MissingName>* missing) const {
@@ -789,11 +807,13 @@ void Catalogue::FlushReleased() {
   SHARDMESH_PASSES("catalogue.flush_released");
   if (!released_.empty()) {
     AddTombstones(released_);
-    std::vector<std::string> ids;
+    std::map<std::string, std::vector<std::string>> by_mesh;
     for (Released& released : std::exchange(released_, {})) {
-      ids.push_back(std::move(released.array_id));
+      by_mesh[std::move(released.mesh_id)].push_back(std::move(released.array_id));
     }
-    events_.Add([this, ids = std::move(ids)] { listener_(ids); });
+    events_.Add([this, by_mesh = std::move(by_mesh)] {
+      for (const auto& [mesh_id, ids] : by_mesh) listener_(mesh_id, ids);
+    });
   }
   // The store is told under the lock, so that a key that is used anew is written after this. Should
   // it fail, the next Open finds the keys dead and tries again.

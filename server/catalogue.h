@@ -195,13 +195,16 @@ struct InventoryVerdict {
 class Catalogue {
  public:
   using CommitCallback = absl::AnyInvocable<void(absl::StatusOr<CommitResult>) &&>;
-  // Arrays that nothing holds any more: workers are to free their tiles, and to confirm it.
-  using ReleaseListener = std::function<void(const std::vector<std::string>& array_ids)>;
+  // Arrays of this mesh that nothing holds any more: its workers are to free their tiles, and to
+  // confirm it.
+  using ReleaseListener =
+      std::function<void(const std::string& mesh_id, const std::vector<std::string>& array_ids)>;
   // What became of tiles that an inventory's verdict had left as they were.
   using VerdictListener =
       std::function<void(const std::string& identity, const InventoryVerdict& verdict)>;
 
   static constexpr size_t kMaxNameBytes = 1024;
+  static constexpr int64_t kMaxNames = 1'000'000;
   static constexpr absl::Duration kAdoptionGrace = absl::Minutes(10);
   // Former versions of names that are found, of each array: the last ones.
   static constexpr size_t kFormerVersions = 256;
@@ -218,6 +221,11 @@ class Catalogue {
   // One more than at the last Open of the store.
   int64_t term() const { return term_; }
   RequestMemory& requests() { return *requests_; }
+
+  // Names that there may be; before the first commit.
+  void SetMaxNames(int64_t max_names) { max_names_ = max_names; }
+  // RESOURCE_EXHAUSTED (LIMIT_EXCEEDED): there is no room for so many names more.
+  absl::Status CheckRoomForNames(int64_t more) const;
 
   // Before workers attach.
   void SetVerdictListener(VerdictListener listener) { verdict_listener_ = std::move(listener); }
@@ -243,6 +251,7 @@ class Catalogue {
   //                        commit is moving it at this moment: retry.
   //   INVALID_ARGUMENT     a malformed name, a name twice, a wrong number of checksums.
   //   FAILED_PRECONDITION  another coordinator has taken over this store.
+  //   RESOURCE_EXHAUSTED   (LIMIT_EXCEEDED) there would be more names than there may.
   //   as Store::Commit     for the rest.
   // After an error staged arrays are still staged, names where they were.
   void Commit(CommitRequest request, CommitCallback callback);
@@ -276,6 +285,7 @@ class Catalogue {
   // Takes one pin from each. Nothing of those that are not there. What nothing holds any more is
   // released together.
   void Unpin(absl::Span<const std::string> array_ids);
+  void Unpin(const std::string& array_id) { Unpin(absl::MakeConstSpan(&array_id, 1)); }
   // Gives the array to a step that may make its result in the array's memory, if no name points to
   // it and at most so many pins hold it; false, and nothing done, otherwise. From then on it can be
   // pinned and named no more, as if it were gone, until TakeBack.
@@ -388,6 +398,7 @@ class Catalogue {
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   absl::Status CheckMove(const NameMove& move, std::optional<MissingName>* missing) const
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckRoom(int64_t more_names) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   MissingName Missing(std::string_view name) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   // NOT_FOUND, with the nearest name that there is. Takes up to some milliseconds.
   static absl::Status NoName(const MissingName& missing);
@@ -440,6 +451,7 @@ class Catalogue {
   Store* const store_;
   rpc::Clock* const clock_;
   const ReleaseListener listener_;
+  int64_t max_names_ = kMaxNames;  // constant from the first commit on
   const absl::Duration adoption_grace_;
   VerdictListener verdict_listener_;  // constant once workers attach
   // Constant after Open.

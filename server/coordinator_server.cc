@@ -58,6 +58,8 @@ namespace {
 constexpr std::string_view kDefaultMesh = "default";
 // Of the time to drain, what is left at most for telling clients that their work was aborted.
 constexpr absl::Duration kTimeToTell = absl::Seconds(1);
+// Ranks that the store refused are written again after this.
+constexpr absl::Duration kWriteAgainAfter = absl::Seconds(1);
 // Room between the epochs of one run and the next: no worker changes as often.
 constexpr int64_t kEpochsPerTerm = int64_t{1} << 32;
 // The same for the numbers of steps.
@@ -95,7 +97,9 @@ class Server final : public CoordinatorServer {
   absl::Status KeepMeshes();
   void MeshesChanged(const std::vector<StatePublisher::Event>& events);
   void MembershipChanged(const MembershipEvent& event);
-  void WriteRanks(const std::string& mesh_id, const MembershipView& view);
+  void WriteRanks(const std::string& mesh_id, const MeshRanks& ranks);
+  // Tries again to write down ranks that the store refused.
+  void WriteRanksAgain();
   void SessionEnded(const EndedSession& session);
 
   const CoordinatorOptions options_;
@@ -108,6 +112,10 @@ class Server final : public CoordinatorServer {
   absl::Mutex serving_mutex_;
   // lifecycle_ as long as it is there, for the store's thread.
   rpc::ServerLifecycle* serving_ ABSL_GUARDED_BY(serving_mutex_) = nullptr;
+  absl::Mutex unwritten_mutex_;
+  // Meshes whose ranks the store refused to take.
+  std::set<std::string> unwritten_ ABSL_GUARDED_BY(unwritten_mutex_);
+  rpc::Alarm write_again_{&clock_, [this] { WriteRanksAgain(); }};
   std::unique_ptr<Store> store_;
   std::unique_ptr<Catalogue> catalogue_;
   std::unique_ptr<StatePublisher> publisher_;
@@ -149,18 +157,23 @@ absl::Status Server::OpenState() {
                                                         .lock_timeout = options_.lock_timeout,
                                                         .local = std::move(local)}));
   }
-  SHARDMESH_ASSIGN_OR_RETURN(catalogue_, Catalogue::Open(
-                                             store_.get(), &clock_,
-                                             [this](const std::vector<std::string>& ids) {
-                                               if (hub_ != nullptr) {
-                                                 hub_->Drop(ids);
-                                               }
-                                             },
-                                             options_.unnamed_grace));
+  SHARDMESH_ASSIGN_OR_RETURN(
+      catalogue_, Catalogue::Open(
+                      store_.get(), &clock_,
+                      [this](const std::string& mesh_id, const std::vector<std::string>& ids) {
+                        if (hub_ != nullptr) {
+                          hub_->Drop(mesh_id, ids);
+                        }
+                      },
+                      options_.unnamed_grace));
   SHARDMESH_ASSIGN_OR_RETURN(publisher_,
                              StatePublisher::Open(store_.get(), &clock_, &catalogue_->requests(),
                                                   options_.min_sharding_size));
   catalogue_->requests().SetLimits(options_.requests);
+  const CoordinatorLimits& limits = options_.limits;
+  catalogue_->SetMaxNames(limits.max_names);
+  publisher_->SetLimits(
+      {.max_meshes = limits.max_meshes, .max_definitions = limits.max_definitions});
   const int64_t term = catalogue_->term();
 
   MembershipOptions membership = options_.membership;
@@ -170,18 +183,21 @@ absl::Status Server::OpenState() {
       &clock_, [this](const EndedSession& session) { SessionEnded(session); }, options_.sessions);
   transfers_ = std::make_unique<Transfers>(&clock_, catalogue_.get(), sessions_.get());
   const std::string token_key = rpc::RandomBytes(rpc::kTokenKeyBytes);
-  hub_ = AttachHub::Create(
-      membership_.get(), catalogue_.get(), publisher_.get(),
-      {.cluster_id = catalogue_->cluster_id(),
-       .term = term,
-       .token_key = token_key,
-       .build_version = std::string(rpc::BuildVersion()),
-       .credentials = options_.credentials,
-       .flight_log = &flight_log_,
-       .link_table = &link_table_,
-       .clock = &clock_,
-       .recovery = &recovery_,
-       .joined = [this](std::string_view identity) { recovery_.Heard(identity); }});
+  hub_ =
+      AttachHub::Create(membership_.get(), catalogue_.get(), publisher_.get(),
+                        {.cluster_id = catalogue_->cluster_id(),
+                         .term = term,
+                         .token_key = token_key,
+                         .build_version = std::string(rpc::BuildVersion()),
+                         .credentials = options_.credentials,
+                         .flight_log = &flight_log_,
+                         .link_table = &link_table_,
+                         .clock = &clock_,
+                         .recovery = &recovery_,
+                         .joined = [this](std::string_view identity) { recovery_.Heard(identity); },
+                         .hello_timeout = limits.hello_timeout,
+                         .inventory_timeout = limits.inventory_timeout,
+                         .max_inventory_tiles = limits.max_inventory_tiles});
   catalogue_->SetVerdictListener(
       [this](const std::string& identity, const InventoryVerdict& verdict) {
         if (hub_ != nullptr) {
@@ -189,7 +205,8 @@ absl::Status Server::OpenState() {
         }
       });
   step_watch_ = std::make_unique<StepWatch>(&clock_, membership_.get(), &flight_log_);
-  Sequencer::Options sequencer{.term = term, .last_sequence = term * kSequencesPerTerm};
+  Sequencer::Options sequencer{
+      .term = term, .last_sequence = term * kSequencesPerTerm, .max_live = limits.max_live_work};
   sequencer.explain = [this](const WorkRef& work, const std::vector<Participant>& waiting_for) {
     return step_watch_->Explain(work, waiting_for);
   };
@@ -230,7 +247,10 @@ absl::Status Server::OpenState() {
                                           .step_watch = step_watch_.get(),
                                           .hub = hub_.get(),
                                           .live = [this] { return sequencer_->Live(); }}));
-  AddStreamingService("CatalogService", MakeCatalogService(publisher_.get(), catalogue_.get()));
+  AddStreamingService("CatalogService", MakeCatalogService(publisher_.get(), catalogue_.get(),
+                                                           {.max_watches = limits.max_watches,
+                                                            .max_watches_per_caller =
+                                                                limits.max_watches_per_caller}));
   AddStreamingService("OperationService",
                       MakeOperationService(&clock_, transfers_.get(), sessions_.get()));
   AddStreamingService("AdminService", MakeAdminService(&clock_, store_.get(), options_.data_dir));
@@ -311,7 +331,6 @@ void Server::MeshesChanged(const std::vector<StatePublisher::Event>& events) {
       // Ranks that were given here come back as a definition; then only the revision is new.
       if (ranks != nullptr && ranks->size == mesh->mesh.size() &&
           ranks->identities == mesh->workers) {
-        hub_->MembershipChanged();
         continue;
       }
     }
@@ -325,59 +344,77 @@ void Server::MeshesChanged(const std::vector<StatePublisher::Event>& events) {
                     {{"mesh", event.name}, {"error", changed}});
     }
   }
+  hub_->MembershipChanged();  // of the revisions at least
 }
 
-void Server::WriteRanks(const std::string& mesh_id, const MembershipView& view) {
+void Server::WriteRanks(const std::string& mesh_id, const MeshRanks& ranks) {
   SHARDMESH_PASSES("coordinator.write_ranks");
   const std::shared_ptr<const ClusterState> state = publisher_->shared_state();
   const auto mesh = state->FindMesh(mesh_id);
-  const MeshRanks* ranks = view.FindMesh(mesh_id);
-  if (!mesh.ok() || ranks == nullptr || (*mesh)->workers == ranks->identities) {
+  if (!mesh.ok() || (*mesh)->workers == ranks.identities || (*mesh)->mesh.size() != ranks.size) {
     return;
   }
   v1::EntryValue value;
-  rpc::Encode(rpc::MeshDefinition{.mesh = (*mesh)->mesh, .workers = ranks->identities},
+  rpc::Encode(rpc::MeshDefinition{.mesh = (*mesh)->mesh, .workers = ranks.identities},
               value.mutable_mesh());
   publisher_->Update({.request_id = "", .name = mesh_id}, value.SerializeAsString(),
-                     [mesh_id](absl::StatusOr<std::shared_ptr<const Definition>> written) {
-                       if (!written.ok()) {
-                         rpc::LogError("the ranks of a mesh could not be written down",
-                                       {{"mesh", mesh_id}, {"error", written.status()}});
+                     [this, mesh_id](absl::StatusOr<std::shared_ptr<const Definition>> written) {
+                       if (written.ok()) {
+                         return;
                        }
+                       rpc::LogError("the ranks of a mesh could not be written down, will retry",
+                                     {{"mesh", mesh_id}, {"error", written.status()}});
+                       absl::MutexLock lock(&unwritten_mutex_);
+                       unwritten_.insert(mesh_id);
+                       write_again_.SetNoLaterThan(clock_.Now() + kWriteAgainAfter);
                      });
+}
+
+void Server::WriteRanksAgain() {
+  std::set<std::string> mesh_ids;
+  {
+    absl::MutexLock lock(&unwritten_mutex_);
+    mesh_ids.swap(unwritten_);
+  }
+  const std::shared_ptr<const MembershipView> view = membership_->view();
+  for (const std::string& mesh_id : mesh_ids) {
+    // It may be gone, or defined anew and without ranks.
+    const MeshRanks* ranks = view->FindMesh(mesh_id);
+    if (ranks != nullptr && !ranks->identities.empty()) {
+      WriteRanks(mesh_id, *ranks);
+    }
+  }
 }
 
 void Server::MembershipChanged(const MembershipEvent& event) {
   using Kind = MembershipEvent::Kind;
   switch (event.kind) {
     case Kind::kAttached:
-      flight_log_.Attached(event.identity,
-                           event.view->FindWorker(event.identity)->info.incarnation);
-      sequencer_->WorkerAttached(event.identity, event.view->epoch);
+      flight_log_.Attached(event.identity, event.worker->info.incarnation);
+      sequencer_->WorkerAttached(event.identity, event.epoch);
       break;
     case Kind::kLost: {
-      const WorkerStatus* worker = event.view->FindWorker(event.identity);
-      rpc::LogWarning("worker lost",
-                      {{"identity", event.identity}, {"reason", worker->lost_because}});
+      const std::string& reason = event.worker->lost_because;
+      rpc::LogWarning("worker lost", {{"identity", event.identity}, {"reason", reason}});
       flight_log_.Lost(event.identity);
       link_table_.Lost(event.identity);
-      if (worker->info.durable) recovery_.Lost(event.identity);
-      sequencer_->WorkerLost(event.identity, event.view->epoch, worker->lost_because);
-      for (const auto& [mesh_id, ranks] : event.view->meshes) {
-        if (const auto rank = ranks.RankOf(event.identity); rank.has_value()) {
-          catalogue_->TilesLost(mesh_id, *rank, worker->attachment);
-        }
+      if (event.worker->info.durable) recovery_.Lost(event.identity);
+      hub_->WorkerLost(event.identity, event.worker->attachment);
+      sequencer_->WorkerLost(event.identity, event.epoch, reason);
+      for (const auto& [mesh_id, rank] : membership_->RanksOf(event.identity)) {
+        catalogue_->TilesLost(mesh_id, rank, event.worker->attachment);
       }
       break;
     }
     case Kind::kRanksAssigned:
-      WriteRanks(event.mesh_id, *event.view);
+      WriteRanks(event.mesh_id, *event.mesh);
       break;
     case Kind::kMeshRemoved:
-      recovery_.MeshesChanged(*event.view);
+      recovery_.MeshesChanged(*membership_->view());
       break;
     case Kind::kDrainChanged:
     case Kind::kMeshAdded:
+    case Kind::kForgotten:
       break;
   }
   hub_->MembershipChanged();
@@ -418,6 +455,8 @@ absl::Status Server::Start() {
   server.credentials = options_.credentials;
   server.insecure = options_.insecure;
   server.metrics = &metrics_;
+  server.max_streams = static_cast<int>(options_.limits.max_connection_calls);
+  server.memory_quota_bytes = options_.limits.rpc_memory_bytes;
   server.on_drain = [this] {
     for (const auto& end : end_streams_) {
       end();

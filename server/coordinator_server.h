@@ -26,6 +26,21 @@
 
 namespace shardmesh::server {
 
+// What clients and workers may take of the coordinator; docs/limits.md has the table.
+struct CoordinatorLimits {
+  int64_t max_meshes = 10'000;
+  int64_t max_definitions = 100'000;
+  int64_t max_names = Catalogue::kMaxNames;
+  int64_t max_watches = 1'000;
+  int64_t max_watches_per_caller = 100;
+  int64_t max_live_work = 10'000;        // steps and transfers
+  int64_t max_connection_calls = 1'024;  // of one connection at a time
+  int64_t rpc_memory_bytes = int64_t{1} << 30;
+  int64_t max_inventory_tiles = 2'000'000;
+  absl::Duration hello_timeout = absl::Seconds(10);
+  absl::Duration inventory_timeout = absl::Minutes(5);
+};
+
 struct CoordinatorOptions {
   std::string listen_address = "127.0.0.1:7070";  // port 0: a free one
   std::string http_address = "127.0.0.1:7071";    // of the metrics; empty: none
@@ -58,6 +73,7 @@ struct CoordinatorOptions {
   RequestMemoryLimits requests;
   StepMemoryOptions steps;
   PlannerOptions plans;
+  CoordinatorLimits limits;
 };
 
 // Serves from Start to Drain. Thread-safe.

@@ -2,7 +2,6 @@
 #include "server/link_table.h"
 
 #include <algorithm>
-#include <set>
 #include <utility>
 
 namespace shardmesh::server {
@@ -14,6 +13,12 @@ constexpr double kLeastSecondsPerByte = 1e-12;
 // Meshes whose costs are known at a time: those that are removed leave theirs behind.
 constexpr size_t kMaxCosts = 256;
 
+bool IsNow(const MembershipView& view, std::string_view identity, uint64_t incarnation) {
+  const WorkerStatus* const worker = view.FindWorker(identity);
+  return worker != nullptr && worker->state != WorkerState::kLost &&
+         worker->info.incarnation == incarnation;
+}
+
 }  // namespace
 
 void LinkTable::Reported(std::string_view identity, uint64_t incarnation,
@@ -24,8 +29,8 @@ void LinkTable::Reported(std::string_view identity, uint64_t incarnation,
     report.links.insert_or_assign(std::move(peer), std::move(link));
   }
   absl::MutexLock lock(&mutex_);
+  report.change = ++changes_;
   reports_.insert_or_assign(std::string(identity), std::move(report));
-  ++changes_;
 }
 
 void LinkTable::Lost(std::string_view identity) {
@@ -36,62 +41,86 @@ void LinkTable::Lost(std::string_view identity) {
   ++changes_;
 }
 
-std::vector<WorkerLink> LinkTable::Between(const MembershipView& view,
-                                           const std::vector<std::string>& identities) const {
+std::vector<WorkerLink> LinkTable::LinksOf(
+    const MembershipView& view, const std::string& lower,
+    const std::set<std::string, std::less<>>& identities) const {
+  std::vector<WorkerLink> links;
   absl::MutexLock lock(&mutex_);
-  return BetweenLocked(view, identities);
-}
-
-std::vector<WorkerLink> LinkTable::BetweenLocked(const MembershipView& view,
-                                                 const std::vector<std::string>& identities) const {
-  const auto is_now = [&](std::string_view identity, uint64_t incarnation) {
-    return view.IsAlive(identity) && view.FindWorker(identity)->info.incarnation == incarnation;
+  const auto counts = [&](const auto& report, std::string_view identity, std::string_view peer) {
+    if (report == reports_.end()) return false;
+    const auto link = report->second.links.find(peer);
+    return link != report->second.links.end() &&
+           IsNow(view, identity, report->second.incarnation) &&
+           IsNow(view, peer, link->second.peer_incarnation);
   };
-  const std::set<std::string, std::less<>> asked(identities.begin(), identities.end());
-  std::map<std::pair<std::string, std::string>, WorkerLink> pairs;
-  for (const std::string& identity : asked) {
-    const auto report = reports_.find(identity);
-    if (report == reports_.end() || !is_now(identity, report->second.incarnation)) continue;
-    for (const auto& [peer, link] : report->second.links) {
-      if (peer == identity || !asked.contains(peer) || !is_now(peer, link.peer_incarnation)) {
-        continue;
-      }
-      pairs.try_emplace(std::minmax(identity, peer), WorkerLink{identity, link});
+  const auto own = reports_.find(lower);
+  for (auto peer = identities.upper_bound(lower); peer != identities.end(); ++peer) {
+    if (counts(own, lower, *peer)) {
+      links.push_back({lower, own->second.links.find(*peer)->second});
+    } else if (const auto other = reports_.find(*peer); counts(other, *peer, lower)) {
+      links.push_back({*peer, other->second.links.find(lower)->second});
     }
   }
-  std::vector<WorkerLink> links;
-  for (auto& [pair, link] : pairs) links.push_back(std::move(link));
   return links;
+}
+
+LinkTable::Row LinkTable::RowOf(const MembershipView& view, const MeshRanks& mesh,
+                                const std::string& identity, const Report& report) const {
+  Row row{.change = report.change};
+  if (!IsNow(view, identity, report.incarnation)) return row;
+  for (const auto& [peer, link] : report.links) {
+    if (peer == identity || !mesh.RankOf(peer).has_value() ||
+        !IsNow(view, peer, link.peer_incarnation)) {
+      continue;
+    }
+    row.has_links = true;
+    row.shares_memory = row.shares_memory && link.shares_memory;
+    row.latency_seconds = std::max(row.latency_seconds, absl::ToDoubleSeconds(link.latency));
+    row.seconds_per_byte = std::max(row.seconds_per_byte, 1 / link.bytes_per_second);
+  }
+  return row;
 }
 
 LinkCost LinkTable::CostOf(const MembershipView& view, std::string_view mesh_id) const {
   const MeshRanks* const mesh = view.FindMesh(mesh_id);
   if (mesh == nullptr) return {};
   absl::MutexLock lock(&mutex_);
-  const auto known = costs_.find(mesh_id);
-  if (known != costs_.end() && known->second.epoch == view.epoch &&
-      known->second.changes == changes_ && known->second.identities == mesh->identities) {
-    return known->second.cost;
+  auto found = costs_.find(mesh_id);
+  if (found == costs_.end()) {
+    if (costs_.size() >= kMaxCosts) costs_.clear();
+    found = costs_.emplace(std::string(mesh_id), KnownCost{.epoch = -1}).first;
   }
-  LinkCost cost;
-  const std::vector<WorkerLink> links = BetweenLocked(view, mesh->identities);
-  if (!links.empty()) {
-    cost.latency_seconds = kLeastLatencySeconds;
-    cost.seconds_per_byte = kLeastSecondsPerByte;
-    cost.shares_memory = true;
-    for (const WorkerLink& link : links) {
-      cost.latency_seconds =
-          std::max(cost.latency_seconds, absl::ToDoubleSeconds(link.measured.latency));
-      cost.shares_memory = cost.shares_memory && link.measured.shares_memory;
-      cost.seconds_per_byte = std::max(cost.seconds_per_byte, 1 / link.measured.bytes_per_second);
+  KnownCost& known = found->second;
+  const bool is_same = known.epoch == view.epoch && known.identities == mesh->identities;
+  if (is_same && known.changes == changes_) return known.cost;
+  if (!is_same) {
+    known.epoch = view.epoch;
+    known.identities = mesh->identities;
+    known.rows.assign(known.identities.size(), {});
+  }
+  known.changes = changes_;
+  Row worst;
+  for (size_t rank = 0; rank < known.identities.size(); ++rank) {
+    const std::string& identity = known.identities[rank];
+    Row& row = known.rows[rank];
+    if (const auto report = reports_.find(identity); report == reports_.end()) {
+      row = {};
+    } else if (report->second.change != row.change) {
+      row = RowOf(view, *mesh, identity, report->second);
     }
+    if (!row.has_links) continue;
+    worst.has_links = true;
+    worst.shares_memory = worst.shares_memory && row.shares_memory;
+    worst.latency_seconds = std::max(worst.latency_seconds, row.latency_seconds);
+    worst.seconds_per_byte = std::max(worst.seconds_per_byte, row.seconds_per_byte);
   }
-  if (known == costs_.end() && costs_.size() >= kMaxCosts) costs_.clear();
-  costs_.insert_or_assign(
-      std::string(mesh_id),
-      KnownCost{
-          .epoch = view.epoch, .changes = changes_, .identities = mesh->identities, .cost = cost});
-  return cost;
+  known.cost = {};
+  if (worst.has_links) {
+    known.cost.latency_seconds = std::max(kLeastLatencySeconds, worst.latency_seconds);
+    known.cost.seconds_per_byte = std::max(kLeastSecondsPerByte, worst.seconds_per_byte);
+    known.cost.shares_memory = worst.shares_memory;
+  }
+  return known.cost;
 }
 
 }  // namespace shardmesh::server

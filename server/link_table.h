@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -32,31 +33,42 @@ class LinkTable {
   // The worker is alive no more: what it told is forgotten.
   void Lost(std::string_view identity);
 
-  // The links that count between these workers, by identities; each pair once.
-  std::vector<WorkerLink> Between(const MembershipView& view,
-                                  const std::vector<std::string>& identities) const;
+  // The links that count between `lower` and those of these workers whose identities are above it,
+  // by these; each pair once. O(workers).
+  std::vector<WorkerLink> LinksOf(const MembershipView& view, const std::string& lower,
+                                  const std::set<std::string, std::less<>>& identities) const;
 
   // What links between ranks of a mesh are like, for the choice of algorithms: of all that count,
   // the longest latency and the least bandwidth, since a collective waits for the slowest pair, and
-  // whether all share memory; the default where none does, or the view has no such mesh.
+  // whether all share memory; the default where none does, or the view has no such mesh. After a
+  // report O(workers of the mesh), after a new epoch the square of it; otherwise O(1).
   LinkCost CostOf(const MembershipView& view, std::string_view mesh_id) const;
 
  private:
   struct Report {
     uint64_t incarnation = 0;
+    int64_t change = 0;                                           // the one that brought it
     std::map<std::string, rpc::MeasuredLink, std::less<>> links;  // by peer
   };
-  // A mesh's cost, for as long as nothing has changed.
+  // What one report says of a mesh.
+  struct Row {
+    int64_t change = 0;  // of the report
+    bool has_links = false;
+    bool shares_memory = true;
+    double latency_seconds = 0;   // the longest
+    double seconds_per_byte = 0;  // likewise
+  };
+  // A mesh's cost, and what it is made of, in one epoch.
   struct KnownCost {
     int64_t epoch = 0;
-    int64_t changes = 0;
-    std::vector<std::string> identities;  // of the mesh
-    LinkCost cost;
+    int64_t changes = 0;  // when `cost` was made
+    std::vector<std::string> identities = {};
+    std::vector<Row> rows = {};  // by rank
+    LinkCost cost = {};
   };
 
-  std::vector<WorkerLink> BetweenLocked(const MembershipView& view,
-                                        const std::vector<std::string>& identities) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Row RowOf(const MembershipView& view, const MeshRanks& mesh, const std::string& identity,
+            const Report& report) const;
 
   mutable absl::Mutex mutex_;
   std::map<std::string, Report, std::less<>> reports_ ABSL_GUARDED_BY(mutex_);  // by identity

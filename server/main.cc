@@ -222,6 +222,28 @@ int Main(int argc, char** argv) {
   flags.AddInt("plan-bytes", "bytes of plans that are remembered", 0, kMost,
                &options.plans.max_bytes);
   flags.AddDuration("grace", "how long running calls may go on when stopping", &grace);
+  CoordinatorLimits& limits = options.limits;
+  flags.AddInt("max-meshes", "meshes in the catalog", 1, kMost, &limits.max_meshes);
+  flags.AddInt("max-definitions", "definitions of all kinds in the catalog", 1, kMost,
+               &limits.max_definitions);
+  flags.AddInt("max-names", "names of arrays", 1, kMost, &limits.max_names);
+  flags.AddInt("max-watches", "watches of the catalog at a time", 1, kMost, &limits.max_watches);
+  flags.AddInt("max-watches-per-caller", "the same of one caller", 1, kMost,
+               &limits.max_watches_per_caller);
+  flags.AddInt("max-live-work", "steps and transfers that have not ended", 1, kMost,
+               &limits.max_live_work);
+  flags.AddInt("max-connection-calls", "calls of one connection at a time; more wait at the client",
+               1, std::numeric_limits<int32_t>::max(), &limits.max_connection_calls);
+  flags.AddBytes("rpc-memory", "what calls under way may take before connections are refused",
+                 &limits.rpc_memory_bytes);
+  flags.AddInt("max-inventory-tiles", "tiles that a worker may bring when it attaches", 1, kMost,
+               &limits.max_inventory_tiles);
+  flags.AddDuration("hello-timeout", "how long a worker's stream has to bring its hello",
+                    &limits.hello_timeout);
+  flags.AddDuration("inventory-timeout", "how long a worker has to bring its whole inventory",
+                    &limits.inventory_timeout);
+  flags.AddDuration("forget-lost-after", "how long a lost worker that serves no rank is remembered",
+                    &options.membership.forget_after);
   flags.AddTls(&tls, &options.insecure);
   flags.AddSwitch("http-plaintext", "serve metrics in plaintext, beyond this host and with TLS too",
                   &options.http_plaintext);

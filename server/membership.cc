@@ -2,6 +2,7 @@
 #include "server/membership.h"
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 #include <utility>
 
@@ -14,6 +15,8 @@ namespace shardmesh::server {
 namespace {
 
 constexpr size_t kMaxIdentityBytes = 255;
+// Ranks that an error names.
+constexpr size_t kMostRanksNamed = 16;
 
 bool IsAlive(const WorkerStatus& worker) { return worker.state != WorkerState::kLost; }
 
@@ -76,20 +79,30 @@ std::string_view WorkerStateName(WorkerState state) {
   return "UNKNOWN";
 }
 
+MeshRanks::MeshRanks(std::string id, std::vector<std::string> by_rank, int64_t rank_count)
+    : mesh_id(std::move(id)), identities(std::move(by_rank)), size(rank_count) {
+  by_identity_.resize(identities.size());
+  std::iota(by_identity_.begin(), by_identity_.end(), 0U);
+  std::sort(by_identity_.begin(), by_identity_.end(),
+            [this](uint32_t a, uint32_t b) { return identities[a] < identities[b]; });
+}
+
 std::optional<int64_t> MeshRanks::RankOf(std::string_view identity) const {
-  const auto found = std::find(identities.begin(), identities.end(), identity);
-  if (found == identities.end()) return std::nullopt;
-  return found - identities.begin();
+  const auto found = std::lower_bound(
+      by_identity_.begin(), by_identity_.end(), identity,
+      [this](uint32_t rank, std::string_view wanted) { return identities[rank] < wanted; });
+  if (found == by_identity_.end() || identities[*found] != identity) return std::nullopt;
+  return *found;
 }
 
 const WorkerStatus* MembershipView::FindWorker(std::string_view identity) const {
   const auto found = workers.find(identity);
-  return found == workers.end() ? nullptr : &found->second;
+  return found == workers.end() ? nullptr : found->second.get();
 }
 
 const MeshRanks* MembershipView::FindMesh(std::string_view mesh_id) const {
   const auto found = meshes.find(mesh_id);
-  return found == meshes.end() ? nullptr : &found->second;
+  return found == meshes.end() ? nullptr : found->second.get();
 }
 
 bool MembershipView::IsAlive(std::string_view identity) const {
@@ -110,17 +123,23 @@ absl::Status MembershipView::CheckComplete(std::string_view mesh_id) const {
   const MeshRanks* mesh = FindMesh(mesh_id);
   if (mesh == nullptr) return NoMesh(mesh_id, meshes);
   if (mesh->identities.empty()) {
-    const auto alive = std::count_if(workers.begin(), workers.end(), [](const auto& worker) {
-      return server::IsAlive(worker.second);
-    });
     return WithReason(absl::FailedPreconditionError(
                           StrCat("mesh \"", mesh_id, "\" needs ", mesh->size, " workers, ", alive,
                                  " are attached; start ", mesh->size - alive, " more")),
                       Reason::kMeshIncomplete);
   }
+  // A mesh that is gone whole is described by its first ranks: the list must fit into an answer.
   std::vector<std::string> missing;
-  for (const int64_t rank : MissingRanks(*mesh)) missing.push_back(DescribeRank(*mesh, rank));
+  int64_t more = 0;
+  for (const int64_t rank : MissingRanks(*mesh)) {
+    if (missing.size() < kMostRanksNamed) {
+      missing.push_back(DescribeRank(*mesh, rank));
+    } else {
+      ++more;
+    }
+  }
   if (missing.empty()) return absl::OkStatus();
+  if (more > 0) missing.push_back(StrCat(more, " more"));
   return WithReason(
       absl::FailedPreconditionError(StrCat("mesh \"", mesh_id, "\" has no live worker for ",
                                            StrJoin(missing, ", "), "; start them again")),
@@ -151,37 +170,51 @@ std::shared_ptr<const MembershipView> Membership::view() const {
   return view_;
 }
 
+std::vector<ServedRank> Membership::RanksOf(std::string_view identity) const {
+  std::vector<ServedRank> ranks;
+  absl::MutexLock lock(&mutex_);
+  const auto found = ranks_of_.find(ToAbsl(identity));
+  if (found == ranks_of_.end()) return ranks;
+  ranks.reserve(found->second.size());
+  for (const auto& [mesh_id, rank] : found->second) ranks.push_back({mesh_id, rank});
+  return ranks;
+}
+
 absl::StatusOr<uint64_t> Membership::Attach(WorkerInfo info) {
   SHARDMESH_RETURN_IF_ERROR(CheckInfo(info));
   uint64_t attachment = 0;
   {
     const absl::Time now = clock_->Now();
     absl::MutexLock lock(&mutex_);
-    WorkerStatus& worker = state_.workers[info.identity];
-    const bool known_alive = worker.attachment != 0 && IsAlive(worker);
-    const bool same_process = worker.info.incarnation == info.incarnation;
-    if (known_alive && !same_process) {
+    const WorkerStatus* const known = state_.FindWorker(info.identity);
+    const bool known_alive = known != nullptr && IsAlive(*known);
+    if (known_alive && known->info.incarnation != info.incarnation) {
       return WithReason(absl::AlreadyExistsError(StrCat(
-                            "identity \"", info.identity, "\" is held by process ", worker.info.pid,
-                            " on ", worker.info.host.empty() ? "an unnamed host" : worker.info.host,
-                            " (", worker.info.endpoints.front(),
+                            "identity \"", info.identity, "\" is held by process ", known->info.pid,
+                            " on ", known->info.host.empty() ? "an unnamed host" : known->info.host,
+                            " (", known->info.endpoints.front(),
                             "); stop it, or start this worker under another "
                             "identity")),
                         Reason::kIdentityInUse);
     }
     attachment = next_attachment_++;
-    MembershipEvent event;
-    event.identity = info.identity;
-    if (!known_alive) worker.state = WorkerState::kAttached;
+    WorkerStatus worker;
+    if (known != nullptr) worker.losses = known->losses;
+    if (known_alive) {
+      worker.state = known->state;
+      attachments_.erase(known->attachment);
+    }
     worker.info = std::move(info);
     worker.attachment = attachment;
     worker.attached = now;
-    worker.last_heartbeat = now;
-    worker.lost_because.clear();
+    worker.vitals->Beat(now);
+    const std::string identity = worker.info.identity;
+    attachments_.emplace(attachment, Attachment{identity, worker.vitals});
     silence_.SetNoLaterThan(now + options_.lost_after);
     // Also where a new stream takes over: what was on its way on the old one is lost.
     ++state_.epoch;
-    Publish(std::move(event));
+    Replace(std::move(worker));
+    Publish({.kind = MembershipEvent::Kind::kAttached, .identity = identity});
     if (!known_alive) AssignRanks();
   }
   events_.MakeCalls();
@@ -192,25 +225,24 @@ absl::Status Membership::Heartbeat(uint64_t attachment, int64_t used_bytes,
                                    QuarantineCount quarantine) {
   const absl::Time now = clock_->Now();
   absl::MutexLock lock(&mutex_);
-  WorkerStatus* worker = FindAttachment(attachment);
-  if (worker == nullptr) {
+  const auto found = attachments_.find(attachment);
+  if (found == attachments_.end()) {
     return WithReason(
         absl::AbortedError(StrCat("attachment ", attachment, " has ended; attach again")),
         Reason::kStaleEpoch);
   }
-  worker->last_heartbeat = now;
-  worker->used_bytes = used_bytes;
-  worker->quarantine = quarantine;
-  view_ = nullptr;
+  found->second.vitals->Beat(now);
+  found->second.vitals->SetUsedBytes(used_bytes);
+  found->second.vitals->SetQuarantine(quarantine);
   return absl::OkStatus();
 }
 
 void Membership::Detach(uint64_t attachment, std::string reason) {
   {
     absl::MutexLock lock(&mutex_);
-    WorkerStatus* worker = FindAttachment(attachment);
-    if (worker == nullptr) return;
-    Lose(worker, std::move(reason));
+    const auto found = attachments_.find(attachment);
+    if (found == attachments_.end()) return;
+    Lose(*state_.FindWorker(found->second.identity), std::move(reason));
   }
   events_.MakeCalls();
 }
@@ -218,15 +250,16 @@ void Membership::Detach(uint64_t attachment, std::string reason) {
 absl::Status Membership::Drain(std::string_view identity, bool draining) {
   {
     absl::MutexLock lock(&mutex_);
-    const auto found = state_.workers.find(identity);
-    if (found == state_.workers.end() || !IsAlive(found->second)) {
+    const WorkerStatus* const known = state_.FindWorker(identity);
+    if (known == nullptr || !IsAlive(*known)) {
       return WithReason(
           absl::NotFoundError(StrCat("no live worker has the identity \"", identity, "\"")),
           Reason::kNotFound);
     }
+    WorkerStatus worker = *known;
     const WorkerState wanted = draining ? WorkerState::kDraining : WorkerState::kAttached;
-    if (found->second.state == wanted) return absl::OkStatus();
-    found->second.state = wanted;
+    if (std::exchange(worker.state, wanted) == wanted) return absl::OkStatus();
+    Replace(std::move(worker));
     Publish({.kind = MembershipEvent::Kind::kDrainChanged, .identity = std::string(identity)});
   }
   events_.MakeCalls();
@@ -261,7 +294,7 @@ absl::Status Membership::AddMesh(std::string mesh_id, int64_t size,
       return WithReason(absl::AlreadyExistsError(StrCat("mesh \"", mesh_id, "\" is defined")),
                         Reason::kAlreadyExists);
     }
-    state_.meshes[mesh_id] = {mesh_id, std::move(identities), size};
+    SetMesh(mesh_id, std::move(identities), size);
     Publish({.kind = MembershipEvent::Kind::kMeshAdded, .mesh_id = mesh_id});
     AssignRanks();
   }
@@ -274,6 +307,18 @@ absl::Status Membership::RemoveMesh(std::string_view mesh_id) {
     absl::MutexLock lock(&mutex_);
     const auto found = state_.meshes.find(mesh_id);
     if (found == state_.meshes.end()) return NoMesh(mesh_id, state_.meshes);
+    const std::shared_ptr<const MeshRanks> mesh = found->second;
+    unassigned_.erase({mesh->size, mesh->mesh_id});
+    for (const std::string& identity : mesh->identities) {
+      const auto ranks = ranks_of_.find(identity);
+      ranks->second.erase(mesh->mesh_id);
+      if (!ranks->second.empty()) continue;
+      ranks_of_.erase(ranks);
+      // It may be due to be forgotten now.
+      if (const WorkerStatus* worker = state_.FindWorker(identity); worker != nullptr) {
+        silence_.SetNoLaterThan(ForgetTime(*worker));
+      }
+    }
     state_.meshes.erase(found);
     Publish({.kind = MembershipEvent::Kind::kMeshRemoved, .mesh_id = std::string(mesh_id)});
   }
@@ -286,51 +331,98 @@ void Membership::LoseSilent() {
   {
     absl::MutexLock lock(&mutex_);
     absl::Time next = absl::InfiniteFuture();
-    for (auto& [identity, worker] : state_.workers) {
-      if (!IsAlive(worker)) continue;
-      const absl::Time lost_at = worker.last_heartbeat + options_.lost_after;
-      if (lost_at <= now) {
-        Lose(&worker, StrCat("no heartbeat for ", rpc::FormatRounded(now - worker.last_heartbeat)));
+    std::vector<std::shared_ptr<const WorkerStatus>> silent;
+    std::vector<std::shared_ptr<const WorkerStatus>> forgotten;
+    for (const auto& [identity, worker] : state_.workers) {
+      const bool is_alive = IsAlive(*worker);
+      const absl::Time due =
+          is_alive ? worker->last_heartbeat() + options_.lost_after : ForgetTime(*worker);
+      if (due > now) {
+        next = std::min(next, due);
       } else {
-        next = std::min(next, lost_at);
+        (is_alive ? silent : forgotten).push_back(worker);
       }
+    }
+    for (const auto& worker : silent) {
+      Lose(*worker,
+           StrCat("no heartbeat for ", rpc::FormatRounded(now - worker->last_heartbeat())));
+    }
+    for (const auto& worker : forgotten) {
+      state_.workers.erase(worker->info.identity);
+      Publish({.kind = MembershipEvent::Kind::kForgotten,
+               .identity = worker->info.identity,
+               .worker = worker});
     }
     silence_.SetNoLaterThan(next);
   }
   events_.MakeCalls();
 }
 
-void Membership::Lose(WorkerStatus* worker, std::string reason) {
-  worker->state = WorkerState::kLost;
-  worker->lost_because = std::move(reason);
-  worker->lost = clock_->Now();
-  ++worker->losses;
-  ++state_.epoch;
-  Publish({.kind = MembershipEvent::Kind::kLost, .identity = worker->info.identity});
+void Membership::Replace(WorkerStatus worker) {
+  std::shared_ptr<const WorkerStatus>& place = state_.workers[worker.info.identity];
+  const auto count = [this](const WorkerStatus& each, int64_t by) {
+    mutex_.AssertHeld();
+    if (IsAlive(each)) state_.alive += by;
+    if (each.state == WorkerState::kAttached) attached_ += by;
+  };
+  if (place != nullptr) count(*place, -1);
+  count(worker, 1);
+  place = std::make_shared<const WorkerStatus>(std::move(worker));
 }
 
-WorkerStatus* Membership::FindAttachment(uint64_t attachment) {
-  for (auto& [identity, worker] : state_.workers) {
-    if (worker.attachment == attachment && IsAlive(worker)) return &worker;
+void Membership::Lose(WorkerStatus worker, std::string reason) {
+  attachments_.erase(worker.attachment);
+  worker.state = WorkerState::kLost;
+  worker.lost_because = std::move(reason);
+  worker.lost = clock_->Now();
+  ++worker.losses;
+  silence_.SetNoLaterThan(ForgetTime(worker));
+  ++state_.epoch;
+  const std::string identity = worker.info.identity;
+  Replace(std::move(worker));
+  Publish({.kind = MembershipEvent::Kind::kLost, .identity = identity});
+}
+
+absl::Time Membership::ForgetTime(const WorkerStatus& worker) const {
+  return IsAlive(worker) || ranks_of_.contains(worker.info.identity)
+             ? absl::InfiniteFuture()
+             : worker.lost + options_.forget_after;
+}
+
+void Membership::SetMesh(std::string mesh_id, std::vector<std::string> identities, int64_t size) {
+  for (size_t rank = 0; rank < identities.size(); ++rank) {
+    ranks_of_[identities[rank]].emplace(mesh_id, static_cast<int64_t>(rank));
   }
-  return nullptr;
+  if (identities.empty()) {
+    unassigned_.emplace(size, mesh_id);
+  } else {
+    unassigned_.erase({size, mesh_id});
+  }
+  std::shared_ptr<const MeshRanks>& place = state_.meshes[mesh_id];
+  place = std::make_shared<const MeshRanks>(std::move(mesh_id), std::move(identities), size);
 }
 
 void Membership::AssignRanks() {
+  if (unassigned_.empty() || attached_ < unassigned_.begin()->first) return;
   std::vector<std::string> attached;
   for (const auto& [identity, worker] : state_.workers) {
-    if (worker.state == WorkerState::kAttached) attached.push_back(identity);
+    if (worker->state == WorkerState::kAttached) attached.push_back(identity);
   }
-  for (auto& [mesh_id, mesh] : state_.meshes) {
-    if (!mesh.identities.empty() || static_cast<int64_t>(attached.size()) < mesh.size) continue;
-    mesh.identities.assign(attached.begin(), attached.begin() + mesh.size);
-    Publish({.kind = MembershipEvent::Kind::kRanksAssigned, .mesh_id = mesh_id});
+  while (!unassigned_.empty() && attached_ >= unassigned_.begin()->first) {
+    const auto [size, mesh_id] = *unassigned_.begin();
+    SetMesh(mesh_id, {attached.begin(), attached.begin() + size}, size);
+    Publish({.kind = MembershipEvent::Kind::kRanksAssigned,
+             .mesh_id = mesh_id,
+             .mesh = state_.meshes.find(mesh_id)->second});
   }
 }
 
 void Membership::Publish(MembershipEvent event) {
-  view_ = std::make_shared<const MembershipView>(state_);
-  event.view = view_;
+  view_ = nullptr;
+  event.epoch = state_.epoch;
+  if (event.worker == nullptr && !event.identity.empty()) {
+    event.worker = state_.workers.find(event.identity)->second;
+  }
   events_.Add([listeners = listeners_, event = std::move(event)] {
     for (const Listener& listener : listeners) listener(event);
   });

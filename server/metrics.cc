@@ -64,12 +64,12 @@ void ExportWorkers(rpc::Metrics* metrics, const CoordinatorState& state) {
     epoch.Set(static_cast<double>(view->epoch));
     std::map<std::string_view, int64_t> counts;
     for (const auto& [identity, worker] : view->workers) {
-      ++counts[StateLabel(worker, *state.hub)];
+      ++counts[StateLabel(*worker, *state.hub)];
     }
     workers.Set(counts);
     counts.clear();
     for (const auto& [mesh_id, ranks] : view->meshes) {
-      ++counts[ranks.identities.empty()              ? "unassigned"
+      ++counts[ranks->identities.empty()             ? "unassigned"
                : state.hub->CheckReady(mesh_id).ok() ? "ready"
                                                      : "not_ready"];
     }
@@ -91,8 +91,8 @@ void ExportQuarantine(rpc::Metrics* metrics, const CoordinatorState& state) {
     const std::shared_ptr<const MembershipView> view = state.membership->view();
     for (const auto& [identity, worker] : view->workers) {
       if (!view->IsAlive(identity)) continue;
-      total.arrays += worker.quarantine.arrays;
-      total.size_bytes += worker.quarantine.size_bytes;
+      total.arrays += worker->vitals->quarantine().arrays;
+      total.size_bytes += worker->vitals->quarantine().size_bytes;
     }
     arrays.Set(static_cast<double>(total.arrays));
     bytes.Set(static_cast<double>(total.size_bytes));

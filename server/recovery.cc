@@ -53,7 +53,7 @@ void Recovery::MeshesChanged(const MembershipView& view) {
   absl::MutexLock lock(&mutex_);
   const size_t gone = std::erase_if(awaited_, [&](const std::string& identity) {
     for (const auto& [mesh_id, ranks] : view.meshes) {
-      if (ranks.RankOf(identity).has_value()) return false;
+      if (ranks->RankOf(identity).has_value()) return false;
     }
     return true;
   });

@@ -25,7 +25,7 @@ inline absl::StatusOr<bool> PinForSession(Catalogue& catalogue, SessionTable& se
   SHARDMESH_RETURN_IF_ERROR(catalogue.Pin(array_id));
   const absl::StatusOr<bool> is_new = sessions.PinArray(session_id, array_id);
   if (!is_new.ok() || !*is_new) {
-    catalogue.Unpin({array_id});
+    catalogue.Unpin(array_id);
   }
   return is_new;
 }

@@ -36,7 +36,7 @@ std::vector<Participant> BlamedFor(const FailedStep& step, const MembershipView&
     return worker == nullptr || worker->state == WorkerState::kLost ||
            worker->attached > step.failed ||
            (reporter != nullptr &&
-            reporter->last_heartbeat - worker->last_heartbeat > 1.5 * heartbeat_interval);
+            reporter->last_heartbeat() - worker->last_heartbeat() > 1.5 * heartbeat_interval);
   });
   if (!is_gone) blamed.push_back(*step.work.blamed_by);
   return blamed;
@@ -83,7 +83,7 @@ ObservedRank StepWatch::Observe(const MembershipView& view, int64_t rank,
     observed.lost_because = worker->lost_because;
     observed.lost = worker->lost;
   }
-  observed.last_heartbeat = worker->last_heartbeat;
+  observed.last_heartbeat = worker->last_heartbeat();
   if (std::optional<WorkerFlight> flight =
           log_->Find(identity, sequence, sequence == 0 ? 0 : kRecordsOfStep);
       flight.has_value() && flight->incarnation == worker->info.incarnation) {
@@ -148,8 +148,8 @@ StepWatch::Verdict StepWatch::Judge(int64_t sequence, const std::vector<Sequence
     std::set<std::string> told;  // one that serves in several meshes is told of once
     for (const auto& [mesh_id, mesh] : view->meshes) {
       std::vector<ObservedRank> ranks;
-      for (size_t rank = 0; rank < mesh.identities.size(); ++rank) {
-        ranks.push_back(Observe(*view, static_cast<int64_t>(rank), mesh.identities[rank], 0));
+      for (size_t rank = 0; rank < mesh->identities.size(); ++rank) {
+        ranks.push_back(Observe(*view, static_cast<int64_t>(rank), mesh->identities[rank], 0));
       }
       for (Finding& finding : DiagnoseWorkers(ranks, mesh_id, options)) {
         if (told.insert(finding.culprits.front().identity).second) {

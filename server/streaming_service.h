@@ -42,6 +42,10 @@ class StreamSet {
     absl::MutexLock lock(&mutex_);
     streams_.erase(stream);
   }
+  int64_t size() const {
+    absl::MutexLock lock(&mutex_);
+    return static_cast<int64_t>(streams_.size());
+  }
   void EndAll() {
     absl::MutexLock lock(&mutex_);
     ended_ = true;
@@ -51,7 +55,7 @@ class StreamSet {
   }
 
  private:
-  absl::Mutex mutex_;
+  mutable absl::Mutex mutex_;
   absl::flat_hash_set<Stream*> streams_ ABSL_GUARDED_BY(mutex_);
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
 };

@@ -83,13 +83,16 @@ absl::StatusOr<std::string> Transfers::Begin(const std::string& session_id,
   transfer->ranks = static_cast<int64_t>(identities.size());
   progress.total_tiles = static_cast<int64_t>(items->size() * identities.size());
   progress.started = clock_->Now();
+  int64_t more_names = 0;
   for (const PutItem& item : *items) {
     SHARDMESH_RETURN_IF_ERROR(CheckVersion(item));
+    if (!item.name.empty() && catalogue_->VersionOf(item.name) == 0) ++more_names;
     SHARDMESH_ASSIGN_OR_RETURN(const int64_t bytes, TileBytes(item.definition));
     if (__builtin_add_overflow(progress.total_bytes, bytes, &progress.total_bytes)) {
       progress.total_bytes = std::numeric_limits<int64_t>::max();
     }
   }
+  SHARDMESH_RETURN_IF_ERROR(catalogue_->CheckRoomForNames(more_names));
   transfer->items = items;
   const std::string transfer_id = progress.transfer_id;
   SHARDMESH_RETURN_IF_ERROR(sessions_->AddTransfer(session_id, transfer_id));

@@ -33,6 +33,7 @@
 #include "shardmesh/v1/attach_service.grpc.pb.h"
 #include "tensor/failpoint.h"
 #include "tensor/file.h"
+#include "worker/membership_book.h"
 #include "worker/work_queue.h"
 
 namespace shardmesh::worker {
@@ -208,32 +209,6 @@ class AttachStream final : public grpc::ClientBidiReactor<v1::AttachRequest, v1:
 };
 
 using AttachStreamPtr = std::shared_ptr<AttachStream>;
-
-absl::StatusOr<MembershipView> Decode(const v1::Membership& from) {
-  MembershipView view{.epoch = from.epoch(), .term = from.term(), .meshes = {}};
-  for (const v1::MeshMembership& each : from.meshes()) {
-    // One that was cut where a page was full goes on.
-    if (view.meshes.empty() || view.meshes.back().mesh_id != each.mesh_id()) {
-      SHARDMESH_ASSIGN_OR_RETURN(Mesh mesh, rpc::Decode(each.mesh()));
-      view.meshes.push_back({.mesh_id = each.mesh_id(),
-                             .revision = each.mesh_revision(),
-                             .mesh = std::move(mesh),
-                             .devices = {}});
-    }
-    MeshMembers& members = view.meshes.back();
-    for (const v1::DeviceEndpoint& device : each.devices()) {
-      MeshDevice& added =
-          members.devices.emplace_back(MeshDevice{.rank = device.rank(),
-                                                  .identity = device.identity(),
-                                                  .incarnation = device.incarnation(),
-                                                  .endpoints = {}});
-      for (const v1::Endpoint& endpoint : device.endpoints()) {
-        added.endpoints.push_back(endpoint.address());
-      }
-    }
-  }
-  return view;
-}
 
 absl::StatusOr<StepOrder> Decode(v1::RunStep&& from) {
   StepOrder order;
@@ -500,7 +475,7 @@ class AttachLoop final : public CoordinatorLink {
   const std::unique_ptr<rpc::Connector> connector_;
 
   // Of the link's thread alone.
-  v1::Membership membership_pages_;             // whose last page has not come
+  MembershipBook book_;                         // of this attach
   std::shared_ptr<const MembershipView> view_;  // the last one
   Attachment attachment_;                       // the last one
   bool was_connected_ = false;                  // of the last attempt
@@ -730,7 +705,7 @@ absl::Status AttachLoop::TakeWelcome(const v1::Welcome& welcome) {
   if (welcome.has_coordinator_time()) {
     SHARDMESH_RETURN_IF_ERROR(TakeCoordinatorTime(welcome.coordinator_time()));
   }
-  membership_pages_.Clear();
+  book_ = {};
   attachment_ = {.term = welcome.term(), .token_key = welcome.token_key()};
   {
     absl::MutexLock lock(&mutex_);
@@ -824,13 +799,11 @@ absl::Status AttachLoop::TakeVerdict(const v1::InventoryVerdict& verdict) {
 
 absl::Status AttachLoop::TakeMembership(const v1::Membership& membership) {
   SHARDMESH_FAILPOINT("link.membership");
-  membership_pages_.MergeFrom(membership);
-  if (membership.more()) {
+  SHARDMESH_ASSIGN_OR_RETURN(std::optional<MembershipView> view, book_.Take(membership));
+  if (!view.has_value()) {
     return absl::OkStatus();
   }
-  SHARDMESH_ASSIGN_OR_RETURN(MembershipView view,
-                             Decode(std::exchange(membership_pages_, v1::Membership())));
-  view_ = std::make_shared<const MembershipView>(std::move(view));
+  view_ = std::make_shared<const MembershipView>(*std::move(view));
   options_.gate->Serve(attachment_, view_);
   options_.links->SetMembership(*view_);
   absl::MutexLock lock(&mutex_);

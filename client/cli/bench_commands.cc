@@ -401,7 +401,7 @@ absl::Status RunCollectives(const Invocation& invocation, const BenchFlags& flag
     }
   }
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
-  SHARDMESH_ASSIGN_OR_RETURN(const ClusterStatus status, client->GetStatus());
+  SHARDMESH_ASSIGN_OR_RETURN(const ClusterStatus status, client->GetStatus(flags.mesh));
   SHARDMESH_ASSIGN_OR_RETURN(const MeshStatus* const mesh, FindMesh(status, flags.mesh));
   std::vector<std::string> axes = flags.axes;
   if (axes.empty()) {

@@ -26,6 +26,7 @@ namespace shardmesh::client {
 namespace {
 
 constexpr char kCoordinator[] = "coordinator";
+constexpr char kMesh[] = "default";  // of the cluster; there may be others that nobody serves
 constexpr char kCoordinatorProgram[] = "shardmesh-coordinator";
 constexpr char kWorkerProgram[] = "shardmesh-worker";
 constexpr char kListening[] = "shardmesh-coordinator listening on ";
@@ -95,9 +96,8 @@ std::vector<std::string> Missing(const ClusterStatus& status,
 }
 
 bool IsComplete(const ClusterStatus& status) {
-  return std::any_of(status.meshes.begin(), status.meshes.end(), [](const MeshStatus& mesh) {
-    return mesh.mesh_id == "default" && mesh.complete;
-  });
+  return std::any_of(status.meshes.begin(), status.meshes.end(),
+                     [](const MeshStatus& mesh) { return mesh.mesh_id == kMesh && mesh.complete; });
 }
 
 // The coordinator, then the workers.
@@ -401,7 +401,7 @@ absl::Status LocalCluster::WaitUntilHealthy(absl::Time deadline) {
                           Reason::kMeshIncomplete);
       }
     }
-    const absl::StatusOr<ClusterStatus> status = client->GetStatus();
+    const absl::StatusOr<ClusterStatus> status = client->GetStatus(kMesh);
     if (status.ok() && IsComplete(*status)) {
       record_.cluster_id = status->cluster_id;
       return NoteMetrics();
@@ -491,7 +491,7 @@ void FollowRestarts(ClusterRecord* record, absl::Time deadline) {
   }
   const auto client = ConnectUntil(record->address, record->tls_folder, deadline);
   const absl::StatusOr<ClusterStatus> status =
-      client.ok() ? (*client)->GetStatus() : absl::StatusOr<ClusterStatus>(client.status());
+      client.ok() ? (*client)->GetStatus(kMesh) : absl::StatusOr<ClusterStatus>(client.status());
   if (!status.ok() || status->cluster_id != record->cluster_id) {
     return;  // nobody knows more than the record
   }

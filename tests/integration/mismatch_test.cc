@@ -158,15 +158,17 @@ class OwnPlansCoordinator final : public v1::AttachService::Service {
     axis->set_size(kRanks);
     for (int rank = 0; rank < kRanks; ++rank) {
       const v1::Hello& hello = workers_.at(IdentityOf(rank)).hello;
-      v1::DeviceEndpoint* device = mesh->add_devices();
-      device->set_rank(rank);
-      device->set_identity(hello.identity());
-      device->set_incarnation(hello.incarnation());
+      mesh->add_identities(hello.identity());
+      v1::LiveWorker* worker = membership->add_workers();
+      worker->set_identity(hello.identity());
+      worker->set_incarnation(hello.incarnation());
       for (const v1::Endpoint& endpoint : hello.endpoints()) {
-        device->add_endpoints()->set_address(
+        worker->add_endpoints()->set_address(
             rpc::WithPort(endpoint.address(), hello.exchange_port()));
       }
     }
+    membership->set_snapshot(true);
+    membership->set_last(true);
     return response;
   }
 

@@ -26,7 +26,7 @@ using ::shardmesh::test::IsOk;
 class CatalogWatchTest : public ::testing::Test {
  protected:
   CatalogWatchTest() {
-    catalogue_ = *Catalogue::Open(store_.get(), &clock_, [](const auto&) {});
+    catalogue_ = *Catalogue::Open(store_.get(), &clock_, [](const auto&, const auto&) {});
     publisher_ = *StatePublisher::Open(store_.get(), &clock_, &catalogue_->requests());
     service_ = MakeCatalogService(publisher_.get(), catalogue_.get());
     grpc::ServerBuilder builder;

@@ -50,8 +50,10 @@ class CatalogueTest : public ::testing::Test {
     if (catalogue_ != nullptr) ExpectCountsOfWhatIsThere();
     catalogue_.reset();
     released_.clear();
-    auto opened = Catalogue::Open(store_.get(), &clock_, [this](const auto& ids) {
+    releases_ = 0;
+    auto opened = Catalogue::Open(store_.get(), &clock_, [this](const auto&, const auto& ids) {
       released_.insert(released_.end(), ids.begin(), ids.end());
+      ++releases_;
     });
     ASSERT_THAT(opened, IsOk());
     catalogue_ = *std::move(opened);
@@ -143,6 +145,7 @@ class CatalogueTest : public ::testing::Test {
   const std::vector<std::string> identities_ = {"w0", "w1"};
   uint64_t attachments_ = 0;
   std::vector<std::string> released_;
+  int64_t releases_ = 0;  // how often it was told of some
   std::vector<std::pair<std::string, InventoryVerdict>> told_;
   std::unique_ptr<Catalogue> catalogue_;
 };
@@ -209,6 +212,37 @@ TEST_F(CatalogueTest, ReplacingANameLetsGoOfTheOldArrayUnlessItIsPinned) {
   ASSERT_THAT(Put("w", third), IsOk());
   Reopen();
   EXPECT_THAT(catalogue_->ListArrays("", 10), SizeIs(1));
+}
+
+TEST_F(CatalogueTest, PinsThatGoTogetherAreOneRelease) {
+  std::vector<std::string> ids;
+  std::vector<ArrayCommit> commits;
+  for (int i = 0; i < 100; ++i) {
+    ids.push_back(Stage());
+    commits.push_back(Staged(ids.back()));
+    ASSERT_THAT(catalogue_->Pin(ids.back()), IsOk());
+  }
+  ASSERT_THAT(Commit({commits, {}, "", ""}), IsOk());
+  std::vector<std::string> held = ids;
+  held.push_back("nobody knows it");
+  catalogue_->Unpin(held);
+  Settle();
+  EXPECT_THAT(released_, testing::UnorderedElementsAreArray(ids));
+  EXPECT_EQ(releases_, 1) << "one message to each worker, not one an array";
+}
+
+TEST_F(CatalogueTest, NamesAreLimited) {
+  catalogue_->SetMaxNames(2);
+  ASSERT_THAT(Put("a", Stage()), IsOk());
+  ASSERT_THAT(Put("b", Stage()), IsOk());
+  const absl::Status third = Put("c", Stage()).status();
+  EXPECT_THAT(third, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
+  EXPECT_THAT(third.ToString(), AllOf(HasSubstr("2 names"), HasSubstr("--max-names")));
+  EXPECT_THAT(Put("b", Stage()), IsOk()) << "it is there already";
+  EXPECT_THAT(catalogue_->CheckRoomForNames(1),
+              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
+  ASSERT_THAT(Commit({{}, {{"a", "", std::nullopt}}, "", ""}), IsOk());
+  EXPECT_THAT(catalogue_->CheckRoomForNames(1), IsOk());
 }
 
 TEST_F(CatalogueTest, ANameMayBeMovedToTheArrayThatItHas) {
@@ -819,7 +853,7 @@ TEST_F(CatalogueTest, ARecordThatCannotBeReadKeepsNobodyFromTheOthers) {
 
 TEST_F(CatalogueTest, WithoutTheRecordOfItsClusterItDoesNotBegin) {
   ASSERT_THAT(CommitAndWait(*store_, {.puts = {{"cluster", "\xff\xff"}}}), IsOk());
-  EXPECT_THAT(Catalogue::Open(store_.get(), &clock_, [](const auto&) {}).status(),
+  EXPECT_THAT(Catalogue::Open(store_.get(), &clock_, [](const auto&, const auto&) {}).status(),
               StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed));
 }
 
@@ -841,8 +875,9 @@ TEST_F(CatalogueTest, DoesNotBeginATermOfWhichNumbersWouldOverflow) {
 
 TEST_F(CatalogueTest, ACoordinatorThatWasReplacedCannotWrite) {
   const std::string id = Stage();
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto successor,
-                                 Catalogue::Open(store_.get(), &clock_, [](const auto&) {}));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const auto successor,
+      Catalogue::Open(store_.get(), &clock_, [](const auto&, const auto&) {}));
   EXPECT_THAT(Put("w", id), StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kStaleTerm));
   EXPECT_EQ(successor->FindName("w").status().code(), absl::StatusCode::kNotFound);
 }

@@ -22,9 +22,9 @@ class MembershipTest : public ::testing::Test {
  protected:
   MembershipTest() {
     members_.AddListener([this](const MembershipEvent& event) {
-      static constexpr const char* kKinds[] = {"attached",   "lost",     "drain",
-                                               "mesh added", "assigned", "mesh removed"};
-      events_.push_back(StrCat(event.view->epoch, " ", kKinds[static_cast<int>(event.kind)], " ",
+      static constexpr const char* kKinds[] = {"attached", "lost",         "drain",    "mesh added",
+                                               "assigned", "mesh removed", "forgotten"};
+      events_.push_back(StrCat(event.epoch, " ", kKinds[static_cast<int>(event.kind)], " ",
                                event.identity, event.mesh_id));
     });
   }
@@ -64,7 +64,7 @@ TEST_F(MembershipTest, LosesAWorkerWhoseHeartbeatsStop) {
   }
   EXPECT_TRUE(members_.view()->IsAlive("a"));
   EXPECT_FALSE(members_.view()->IsAlive("b"));
-  EXPECT_EQ(members_.view()->FindWorker("a")->used_bytes, 7);
+  EXPECT_EQ(members_.view()->FindWorker("a")->used_bytes(), 7);
   EXPECT_THAT(members_.view()->FindWorker("b")->lost_because, HasSubstr("no heartbeat for 5s"));
   EXPECT_THAT(members_.Heartbeat(b, 0), StatusIs(absl::StatusCode::kAborted, Reason::kStaleEpoch));
 }
@@ -143,6 +143,59 @@ TEST_F(MembershipTest, DrainingWorkersAreAliveButGetNoRank) {
   EXPECT_TRUE(members_.view()->IsAlive("a"));
   EXPECT_EQ(members_.view()->epoch, 2);
   EXPECT_THAT(members_.Drain("z", true), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+}
+
+TEST_F(MembershipTest, HeartbeatsMakeNoNewView) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const uint64_t a, Attach("a"));
+  const std::shared_ptr<const MembershipView> view = members_.view();
+  ASSERT_THAT(members_.Heartbeat(a, 5), IsOk());
+  EXPECT_EQ(members_.view(), view);
+  EXPECT_EQ(view->FindWorker("a")->used_bytes(), 5) << "all views share it";
+}
+
+TEST_F(MembershipTest, ForgetsLostWorkersThatServeNoRank) {
+  ASSERT_THAT(members_.AddMesh("m", 1, {"ranked"}), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const uint64_t ranked, Attach("ranked"));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const uint64_t guest, Attach("guest"));
+  members_.Detach(ranked, "killed");
+  members_.Detach(guest, "killed");
+  clock_.Advance(members_.options().forget_after - absl::Seconds(1));
+  EXPECT_THAT(members_.view()->workers, testing::SizeIs(2));
+  clock_.Advance(absl::Seconds(2));
+  EXPECT_EQ(members_.view()->FindWorker("guest"), nullptr);
+  EXPECT_NE(members_.view()->FindWorker("ranked"), nullptr) << "its tiles are awaited";
+  EXPECT_EQ(events_.back(), "4 forgotten guest");
+  ASSERT_THAT(members_.RemoveMesh("m"), IsOk());
+  clock_.Advance(absl::Seconds(1));
+  EXPECT_EQ(members_.view()->FindWorker("ranked"), nullptr);
+}
+
+TEST_F(MembershipTest, KnowsTheRanksOfEachWorker) {
+  const auto ranks_of = [&](const std::string& identity) {
+    std::vector<std::string> ranks;
+    for (const auto& [mesh_id, rank] : members_.RanksOf(identity)) {
+      ranks.push_back(StrCat(mesh_id, ":", rank));
+    }
+    return ranks;
+  };
+  ASSERT_THAT(members_.AddMesh("m", 2, {"b", "a"}), IsOk());
+  ASSERT_THAT(members_.AddMesh("n", 1, {}), IsOk());
+  EXPECT_THAT(ranks_of("a"), ElementsAre("m:1"));
+  ASSERT_THAT(Attach("a"), IsOk());
+  EXPECT_THAT(ranks_of("a"), ElementsAre("m:1", "n:0"));
+  ASSERT_THAT(members_.RemoveMesh("m"), IsOk());
+  EXPECT_THAT(ranks_of("a"), ElementsAre("n:0"));
+  EXPECT_THAT(ranks_of("b"), testing::IsEmpty());
+}
+
+TEST_F(MembershipTest, AnErrorNamesTheFirstOfManyMissingRanks) {
+  std::vector<std::string> identities;
+  for (int i = 0; i < 1'000; ++i) identities.push_back(StrCat("worker-", i));
+  ASSERT_THAT(members_.AddMesh("wide", 1'000, identities), IsOk());
+  const absl::Status incomplete = members_.view()->CheckComplete("wide");
+  EXPECT_THAT(incomplete.ToString(),
+              AllOf(HasSubstr("rank 0 (worker-0: never attached)"), HasSubstr("984 more")));
+  EXPECT_LT(incomplete.message().size(), 2'000u);
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ class RecoveryTest : public ::testing::Test {
   static MembershipView ViewOf(std::vector<std::string> identities) {
     MembershipView view;
     const auto size = static_cast<int64_t>(identities.size());
-    view.meshes["m"] = {.mesh_id = "m", .identities = std::move(identities), .size = size};
+    view.meshes["m"] = std::make_shared<const MeshRanks>("m", std::move(identities), size);
     return view;
   }
 

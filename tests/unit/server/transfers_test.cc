@@ -44,7 +44,7 @@ class TransfersTest : public ::testing::Test {
     transfers_.reset();
     sessions_.reset();
     catalogue_.reset();
-    auto opened = Catalogue::Open(store_.get(), &clock_, [](const auto&) {});
+    auto opened = Catalogue::Open(store_.get(), &clock_, [](const auto&, const auto&) {});
     ASSERT_THAT(opened, IsOk());
     catalogue_ = *std::move(opened);
     sessions_ = std::make_unique<SessionTable>(&clock_, [](const EndedSession&) {});

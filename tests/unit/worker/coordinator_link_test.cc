@@ -317,11 +317,13 @@ class CoordinatorLinkTest : public ::testing::Test {
     v1::MeshAxis* axis = mesh->mutable_mesh()->add_axes();
     axis->set_name("x");
     axis->set_size(1);
-    v1::DeviceEndpoint* device = mesh->add_devices();
-    device->set_rank(0);
-    device->set_identity("w1");
-    device->set_incarnation(7);
-    device->add_endpoints()->set_address("127.0.0.1:1");
+    mesh->add_identities("w1");
+    v1::LiveWorker* worker = membership->add_workers();
+    worker->set_identity("w1");
+    worker->set_incarnation(7);
+    worker->add_endpoints()->set_address("127.0.0.1:1");
+    membership->set_snapshot(true);
+    membership->set_last(true);
     return response;
   }
   static v1::AttachResponse Verdict(std::vector<std::string> commit,
@@ -416,31 +418,6 @@ TEST_F(CoordinatorLinkTest, IntroducesItselfAndBecomesReadyOnceItsPeersAreReache
   EXPECT_TRUE(Eventually([&] { return coordinator_.last_heartbeat().epoch() == 4; }));
   EXPECT_EQ(coordinator_.last_heartbeat().progress(0).sequence(), 9);
   EXPECT_EQ(coordinator_.last_heartbeat().progress(0).instruction().instruction(), 2u);
-}
-
-TEST_F(CoordinatorLinkTest, ActsOnAMembershipWhenItsLastPageIsThere) {
-  Start();
-  coordinator_.Read();
-  coordinator_.Write(Welcome());
-  coordinator_.Read();
-  coordinator_.Write(Verdict({}, {}));
-  v1::AttachResponse page = Membership(4);
-  page.mutable_membership()->set_more(true);
-  coordinator_.Write(page);
-  // The mesh goes on, and another one follows.
-  page = Membership(4);
-  v1::MeshMembership* mesh = page.mutable_membership()->mutable_meshes(0);
-  mesh->mutable_devices(0)->set_rank(1);
-  mesh->mutable_devices(0)->set_identity("w2");
-  *page.mutable_membership()->add_meshes() = Membership(4).membership().meshes(0);
-  page.mutable_membership()->mutable_meshes(1)->set_mesh_id("n");
-  coordinator_.Write(page);
-  ASSERT_TRUE(Eventually([&] { return links_.membership().epoch == 4; }));
-  const MembershipView view = links_.membership();
-  ASSERT_THAT(view.meshes, SizeIs(2));
-  EXPECT_THAT(view.Find("m")->devices, SizeIs(2));
-  EXPECT_EQ(view.Find("m")->RankOf("w2"), 1);
-  EXPECT_THAT(view.Find("n")->devices, SizeIs(1));
 }
 
 TEST_F(CoordinatorLinkTest, HeartbeatsBringTheLinksWheneverTheyHaveChangedAndAfterEachAttach) {

@@ -1,0 +1,223 @@
+// What many workers cost a coordinator: attach of all, memory, one change of who is alive, restart.
+//
+//   hollow_bench WORKERS...    the coordinator's program is looked for beside this one
+#include <fcntl.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "rpc/listener.h"
+#include "sharding/str_cat.h"
+#include "tests/testing/hollow_workers.h"
+
+extern char** environ;
+
+namespace shardmesh {
+namespace {
+
+using test::HollowWorkers;
+
+constexpr absl::Duration kTimeout = absl::Minutes(10);
+// How long nothing may change until what happened counts as over.
+constexpr absl::Duration kQuiet = absl::Seconds(3);
+
+[[noreturn]] void Fail(const std::string& what) {
+  std::cerr << "hollow_bench: " << what << "\n";
+  std::exit(1);
+}
+
+// A coordinator process with its state in a folder.
+class Coordinator {
+ public:
+  Coordinator(std::string program, std::string folder, int64_t workers)
+      : program_(std::move(program)), folder_(std::move(folder)), workers_(workers) {
+    Start("127.0.0.1:0");
+  }
+  ~Coordinator() { Kill(); }
+  Coordinator(const Coordinator&) = delete;
+  Coordinator& operator=(const Coordinator&) = delete;
+
+  const std::string& address() const { return address_; }
+
+  void Kill() {
+    if (pid_ == 0) return;
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+    pid_ = 0;
+  }
+  void Restart() {
+    Kill();
+    Start(address_);
+  }
+  // Of all its threads, user and system.
+  double CpuSeconds() const {
+    std::ifstream file(StrCat("/proc/", pid_, "/stat"));
+    std::string text;
+    std::getline(file, text);
+    std::istringstream fields(text.substr(text.rfind(')') + 2));
+    std::string skipped;
+    for (int i = 0; i < 11; ++i) fields >> skipped;
+    double user = 0;
+    double system = 0;
+    fields >> user >> system;
+    return (user + system) / static_cast<double>(sysconf(_SC_CLK_TCK));
+  }
+  int64_t ResidentBytes() const {
+    std::ifstream file(StrCat("/proc/", pid_, "/statm"));
+    int64_t size = 0;
+    int64_t resident = 0;
+    file >> size >> resident;
+    return resident * sysconf(_SC_PAGESIZE);
+  }
+
+ private:
+  void Start(const std::string& listen) {
+    const std::string log = folder_ + "/log";
+    std::filesystem::remove(log);
+    std::vector<std::string> command = {program_, "--listen=" + listen,
+                                        "--http-listen=", "--data-dir=" + folder_ + "/data",
+                                        StrCat("--mesh=dp=", workers_)};
+    std::vector<char*> arguments;
+    for (std::string& each : command) arguments.push_back(each.data());
+    arguments.push_back(nullptr);
+    posix_spawn_file_actions_t files;
+    posix_spawn_file_actions_init(&files);
+    posix_spawn_file_actions_addopen(&files, 1, log.c_str(), O_CREAT | O_WRONLY | O_APPEND, 0600);
+    posix_spawn_file_actions_adddup2(&files, 1, 2);
+    if (posix_spawn(&pid_, program_.c_str(), &files, nullptr, arguments.data(), environ) != 0) {
+      Fail("cannot start " + program_);
+    }
+    posix_spawn_file_actions_destroy(&files);
+    static constexpr char kListening[] = "shardmesh-coordinator listening on ";
+    const absl::Time deadline = absl::Now() + absl::Seconds(60);
+    while (absl::Now() < deadline) {
+      std::ifstream file(log);
+      std::string line;
+      while (std::getline(file, line)) {
+        if (line.starts_with(kListening)) {
+          address_ = line.substr(sizeof(kListening) - 1);
+          return;
+        }
+      }
+      absl::SleepFor(absl::Milliseconds(10));
+    }
+    Fail("the coordinator does not listen; see " + log);
+  }
+
+  const std::string program_;
+  const std::string folder_;
+  const int64_t workers_;
+  pid_t pid_ = 0;
+  std::string address_;
+};
+
+// Waits until the workers got nothing more for a while.
+HollowWorkers::Totals AwaitQuiet(HollowWorkers& workers) {
+  HollowWorkers::Totals last = workers.totals();
+  absl::Time since = absl::Now();
+  while (absl::Now() - since < kQuiet) {
+    absl::SleepFor(absl::Milliseconds(50));
+    const HollowWorkers::Totals now = workers.totals();
+    if (now.membership_pages != last.membership_pages || now.members != last.members) {
+      since = absl::Now();
+    }
+    last = now;
+  }
+  return last;
+}
+
+void Measure(const std::string& program, int64_t count) {
+  std::string folder = (std::filesystem::temp_directory_path() / "hollow_XXXXXX").string();
+  if (mkdtemp(folder.data()) == nullptr) Fail("cannot make a folder");
+  nlohmann::json result = {{"id", "G1"}, {"workers", count}};
+  {
+    Coordinator coordinator(program, folder, count);
+    const int64_t empty_bytes = coordinator.ResidentBytes();
+    double cpu = coordinator.CpuSeconds();
+    absl::Time started = absl::Now();
+    auto workers = HollowWorkers::Start({.coordinator = coordinator.address(), .count = count});
+    if (!workers.ok()) Fail(workers.status().ToString());
+    const auto await = [&](int64_t members) {
+      if (!(*workers)->AwaitMembers(members, kTimeout)) {
+        Fail(StrCat((*workers)->totals().members, " of ", members,
+                    " workers are members: ", (*workers)->totals().last_end));
+      }
+    };
+    await(count);
+    result["attach_s"] = absl::ToDoubleSeconds(absl::Now() - started);
+    HollowWorkers::Totals before = AwaitQuiet(**workers);
+    result["attach_cpu_s"] = coordinator.CpuSeconds() - cpu;
+    result["attach_membership_bytes"] = before.membership_bytes;
+    result["memory_bytes"] = coordinator.ResidentBytes();
+    result["memory_bytes_a_worker"] = (coordinator.ResidentBytes() - empty_bytes) / count;
+
+    // What it costs while nothing happens but heartbeats.
+    cpu = coordinator.CpuSeconds();
+    started = absl::Now();
+    absl::SleepFor(absl::Seconds(10));
+    const double idle =
+        (coordinator.CpuSeconds() - cpu) / absl::ToDoubleSeconds(absl::Now() - started);
+    result["heartbeats_cpu_s_a_second"] = idle;
+
+    // One change: a worker is lost. Heartbeats go on meanwhile, and are taken off.
+    cpu = coordinator.CpuSeconds();
+    started = absl::Now();
+    (*workers)->Leave(0);
+    await(count - 1);
+    const HollowWorkers::Totals after = AwaitQuiet(**workers);
+    const double seconds = absl::ToDoubleSeconds(absl::Now() - started);
+    result["change_cpu_ms"] = 1e3 * (coordinator.CpuSeconds() - cpu - idle * seconds);
+    result["change_bytes"] = after.membership_bytes - before.membership_bytes;
+    (*workers)->Return(0);
+    await(count);
+    AwaitQuiet(**workers);
+
+    started = absl::Now();
+    coordinator.Restart();
+    // First those of before are gone.
+    const int64_t attaches = (*workers)->totals().attaches;
+    const bool is_back = (*workers)->Await(
+        [&](const HollowWorkers::Totals& now) {
+          return now.attaches >= attaches + count / 2 && now.members == count;
+        },
+        kTimeout);
+    if (!is_back) Fail("not all workers came back: " + (*workers)->totals().last_end);
+    result["restart_s"] = absl::ToDoubleSeconds(absl::Now() - started);
+  }
+  std::filesystem::remove_all(folder);
+  std::cout << result.dump() << std::endl;
+}
+
+int Main(int argc, char** argv) {
+  rpc::RaiseDescriptorLimit();
+  const std::string program =
+      (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "shardmesh-coordinator")
+          .string();
+  if (argc < 2) Fail("name numbers of workers, such as 256 1024");
+  for (int i = 1; i < argc; ++i) {
+    const int64_t count = std::atoll(argv[i]);
+    if (count < 2) Fail(StrCat(argv[i], " is no number of workers from 2 on"));
+    Measure(program, count);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace shardmesh
+
+int main(int argc, char** argv) { return shardmesh::Main(argc, argv); }

@@ -1,0 +1,331 @@
+// One server, one thread for the time, and a stream for each worker.
+#include "tests/testing/hollow_workers.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/random/random.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "rpc/call.h"
+#include "rpc/outbox.h"
+#include "rpc/server_lifecycle.h"
+#include "rpc/status.h"
+#include "rpc/time_codec.h"
+#include "rpc/version.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
+#include "shardmesh/v1/attach_service.grpc.pb.h"
+#include "shardmesh/v1/tile_service.grpc.pb.h"
+
+namespace shardmesh::test {
+namespace {
+
+constexpr int64_t kMaxCount = 60'000;
+constexpr int64_t kOutboxBytes = int64_t{16} << 20;
+// How often the thread of the time looks what is due.
+constexpr absl::Duration kTick = absl::Milliseconds(20);
+
+std::string NonceOf(int64_t index) { return absl::StrFormat("hollow-nonce-%06d", index); }
+
+class Hollow;
+
+// One attach of one worker. The stream's calls lead to the Hollow, which outlives it.
+class Stream final : public grpc::ClientBidiReactor<v1::AttachRequest, v1::AttachResponse> {
+ public:
+  Stream(Hollow* hollow, int64_t index)
+      : hollow_(hollow),
+        index_(index),
+        outbox_(kOutboxBytes, [this](const v1::AttachRequest* m) { StartWrite(m); }) {}
+
+  void Start(v1::AttachService::Stub& stub, v1::AttachRequest hello) {
+    stub.async()->Attach(&context_, this);
+    AddHold();  // of the outbox, whose closing lets go
+    StartRead(&read_);
+    StartCall();
+    Send(std::move(hello));
+  }
+  void Send(v1::AttachRequest request) {
+    const auto size_bytes = static_cast<int64_t>(request.ByteSizeLong());
+    outbox_.Push(std::make_shared<const v1::AttachRequest>(std::move(request)), size_bytes)
+        .IgnoreError();
+  }
+  void Cancel() { context_.TryCancel(); }
+
+  void OnReadDone(bool ok) override;
+  void OnWriteDone(bool ok) override { outbox_.OnWriteDone(ok); }
+  void OnDone(const grpc::Status& status) override;
+
+ private:
+  Hollow* const hollow_;
+  const int64_t index_;
+  grpc::ClientContext context_;
+  rpc::Outbox<v1::AttachRequest> outbox_;
+  v1::AttachResponse read_;
+};
+
+class Hollow final : public HollowWorkers, public v1::TileService::CallbackService {
+ public:
+  explicit Hollow(const Options& options) : options_(options) {
+    slots_.resize(static_cast<size_t>(options.count));
+  }
+  ~Hollow() override {
+    {
+      absl::MutexLock lock(&mutex_);
+      stopping_ = true;
+      for (Slot& slot : slots_) {
+        if (slot.stream != nullptr) slot.stream->Cancel();
+      }
+      const auto all_ended = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return streams_ == 0; };
+      mutex_.Await(absl::Condition(&all_ended));
+    }
+    if (thread_.joinable()) thread_.join();
+    if (server_ != nullptr) server_->Drain(absl::Now());
+  }
+
+  absl::Status Serve() {
+    rpc::ServerOptions server;
+    server.address = "0.0.0.0:0";
+    server.insecure = true;
+    SHARDMESH_ASSIGN_OR_RETURN(
+        server_,
+        rpc::ServerLifecycle::Start(server, {{v1::TileService::service_full_name(), this}}));
+    for (Slot& slot : slots_) {
+      SHARDMESH_ASSIGN_OR_RETURN(
+          const std::shared_ptr<grpc::Channel> channel,
+          rpc::CreateChannel(options_.coordinator, {.own_connection = true}));
+      slot.stub = v1::AttachService::NewStub(channel);
+    }
+    thread_ = std::thread([this] { Run(); });
+    return absl::OkStatus();
+  }
+
+  // TileService: the address that was called tells which worker is meant.
+  grpc::ServerUnaryReactor* Identify(grpc::CallbackServerContext* context,
+                                     const v1::IdentifyRequest*,
+                                     v1::IdentifyResponse* response) override {
+    const grpc::string_ref authority = context->ExperimentalGetAuthority();
+    const std::vector<std::string> parts = absl::StrSplit(
+        absl::string_view(authority.data(), authority.size()), absl::ByAnyChar(".:"));
+    int64_t high = 0;
+    int64_t low = 0;
+    auto* reactor = context->DefaultReactor();
+    if (parts.size() != 5 || !absl::SimpleAtoi(parts[2], &high) ||
+        !absl::SimpleAtoi(parts[3], &low) || high * 256 + low >= options_.count) {
+      reactor->Finish(grpc::Status(grpc::StatusCode::NOT_FOUND, "no worker has this address"));
+      return reactor;
+    }
+    const int64_t index = high * 256 + low;
+    response->set_identity(IdentityOf(index));
+    response->set_nonce(NonceOf(index));
+    {
+      absl::MutexLock lock(&mutex_);
+      response->set_incarnation(slots_[static_cast<size_t>(index)].incarnation);
+    }
+    reactor->Finish(grpc::Status::OK);
+    return reactor;
+  }
+
+  std::string IdentityOf(int64_t index) const override {
+    return absl::StrFormat("%s%06d", options_.identity_prefix, index);
+  }
+
+  Totals totals() const override {
+    absl::MutexLock lock(&mutex_);
+    return TotalsLocked();
+  }
+  bool Await(const std::function<bool(const Totals&)>& holds, absl::Duration timeout) override {
+    const auto is_so = [&]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return holds(TotalsLocked()); };
+    absl::MutexLock lock(&mutex_);
+    return mutex_.AwaitWithTimeout(absl::Condition(&is_so), timeout);
+  }
+
+  void Leave(int64_t index) override {
+    absl::MutexLock lock(&mutex_);
+    Slot& slot = slots_[static_cast<size_t>(index)];
+    slot.next_attach = absl::InfiniteFuture();
+    slot.incarnation = 0;
+    if (slot.stream != nullptr) slot.stream->Cancel();
+  }
+  void Return(int64_t index) override {
+    absl::MutexLock lock(&mutex_);
+    slots_[static_cast<size_t>(index)].next_attach = absl::InfinitePast();
+  }
+  void FallSilent(int64_t index) override {
+    absl::MutexLock lock(&mutex_);
+    slots_[static_cast<size_t>(index)].next_beat = absl::InfiniteFuture();
+  }
+
+  // From the streams.
+  void Taken(Stream* stream, int64_t index, const v1::AttachResponse& message) {
+    std::deque<v1::AttachRequest> answers;
+    {
+      absl::MutexLock lock(&mutex_);
+      Slot& slot = slots_[static_cast<size_t>(index)];
+      if (message.has_welcome()) {
+        v1::InventoryPage* const inventory = answers.emplace_back().mutable_inventory();
+        for (int64_t i = 0; i < options_.inventory_tiles; ++i) inventory->add_tiles();
+        inventory->set_last(options_.ends_inventory);
+        const auto interval = rpc::Decode(message.welcome().heartbeat_interval());
+        slot.interval = interval.ok() ? *interval : absl::Seconds(1);
+        // Spread over the interval, as those of processes are that started by themselves.
+        slot.next_beat = absl::Now() + slot.interval * absl::Uniform(random_, 0.1, 1.0);
+      } else if (message.has_membership()) {
+        ++pages_;
+        bytes_ += static_cast<int64_t>(message.ByteSizeLong());
+        if (message.membership().last()) {
+          SetEpoch(&slot, message.membership().epoch());
+          answers.emplace_back().mutable_peers()->set_epoch(message.membership().epoch());
+        }
+      }
+    }
+    for (v1::AttachRequest& answer : answers) stream->Send(std::move(answer));
+  }
+  void Ended(int64_t index, const grpc::Status& status) {
+    absl::MutexLock lock(&mutex_);
+    Slot& slot = slots_[static_cast<size_t>(index)];
+    slot.stream = nullptr;
+    slot.next_beat = absl::InfiniteFuture();
+    SetEpoch(&slot, -1);
+    last_end_ = rpc::FromGrpc(status).ToString();
+    if (slot.next_attach != absl::InfiniteFuture() && slot.next_attach != absl::InfinitePast()) {
+      slot.next_attach = absl::Now() + options_.attach_delay;
+    }
+    --streams_;
+  }
+
+ private:
+  struct Slot {
+    std::unique_ptr<v1::AttachService::Stub> stub;  // constant after Serve
+    uint64_t incarnation = 0;                       // 0: draw another
+    Stream* stream = nullptr;                       // deletes itself
+    int64_t epoch = -1;                             // of its membership; -1: no member
+    absl::Duration interval = absl::Seconds(1);
+    absl::Time next_beat = absl::InfiniteFuture();
+    absl::Time next_attach = absl::InfinitePast();  // while there is no stream
+  };
+
+  Totals TotalsLocked() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    return {.members = members_,
+            .lowest_epoch = epochs_.empty() ? 0 : epochs_.begin()->first,
+            .membership_pages = pages_,
+            .membership_bytes = bytes_,
+            .attaches = attaches_,
+            .last_end = last_end_};
+  }
+  void SetEpoch(Slot* slot, int64_t epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (slot->epoch >= 0) {
+      --members_;
+      if (--epochs_[slot->epoch] == 0) epochs_.erase(slot->epoch);
+    }
+    slot->epoch = epoch;
+    if (epoch >= 0) {
+      ++members_;
+      ++epochs_[epoch];
+    }
+  }
+
+  v1::AttachRequest HelloOf(int64_t index, const Slot& slot) const {
+    v1::AttachRequest request;
+    v1::Hello* hello = request.mutable_hello();
+    hello->set_identity(IdentityOf(index));
+    hello->set_incarnation(slot.incarnation);
+    hello->mutable_build()->set_version(std::string(rpc::BuildVersion()));
+    hello->mutable_protocol()->set_min(1);
+    hello->mutable_protocol()->set_max(1);
+    hello->add_endpoints()->set_address(
+        StrCat("127.1.", index / 256, ".", index % 256, ":", server_->port()));
+    hello->set_nonce(NonceOf(index));
+    hello->mutable_capacity()->set_memory_bytes(int64_t{1} << 30);
+    hello->mutable_capacity()->set_threads(1);
+    hello->set_pid(1);
+    hello->set_boot_id("hollow");
+    return request;
+  }
+
+  void Run() {
+    for (;;) {
+      {
+        absl::MutexLock lock(&mutex_);
+        if (stopping_) return;
+        const absl::Time now = absl::Now();
+        for (size_t i = 0; i < slots_.size(); ++i) {
+          Slot& slot = slots_[i];
+          if (slot.stream != nullptr && slot.next_beat <= now) {
+            slot.next_beat = now + slot.interval;
+            v1::AttachRequest beat;
+            beat.mutable_heartbeat()->set_epoch(std::max<int64_t>(slot.epoch, 0));
+            rpc::Encode(now, beat.mutable_heartbeat()->mutable_send_time());
+            // Not gone yet: it is taken out of the slot before it is deleted, under this lock.
+            slot.stream->Send(std::move(beat));
+          } else if (slot.stream == nullptr && slot.next_attach <= now) {
+            const auto index = static_cast<int64_t>(i);
+            while (slot.incarnation == 0) slot.incarnation = absl::Uniform<uint64_t>(random_);
+            slot.next_attach = absl::UnixEpoch();  // from here on after each end
+            slot.stream = new Stream(this, index);
+            ++streams_;
+            ++attaches_;
+            slot.stream->Start(*slot.stub, HelloOf(index, slot));
+          }
+        }
+      }
+      absl::SleepFor(kTick);
+    }
+  }
+
+  const Options options_;
+  std::unique_ptr<rpc::ServerLifecycle> server_;
+
+  mutable absl::Mutex mutex_;
+  std::vector<Slot> slots_ ABSL_GUARDED_BY(mutex_);
+  std::map<int64_t, int64_t> epochs_ ABSL_GUARDED_BY(mutex_);  // members by epoch
+  int64_t members_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t pages_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t attaches_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t streams_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::string last_end_ ABSL_GUARDED_BY(mutex_);
+  absl::BitGen random_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+
+  std::thread thread_;
+};
+
+void Stream::OnReadDone(bool ok) {
+  if (!ok) {
+    outbox_.Close(rpc::Outbox<v1::AttachRequest>::kDrop, [this] { RemoveHold(); });
+    return;
+  }
+  hollow_->Taken(this, index_, read_);
+  read_.Clear();
+  StartRead(&read_);
+}
+
+void Stream::OnDone(const grpc::Status& status) {
+  hollow_->Ended(index_, status);
+  delete this;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<HollowWorkers>> HollowWorkers::Start(const Options& options) {
+  if (options.count < 1 || options.count > kMaxCount) {
+    return absl::InvalidArgumentError(
+        StrCat("there can be 1 to ", kMaxCount, " hollow workers, not ", options.count));
+  }
+  auto hollow = std::make_unique<Hollow>(options);
+  SHARDMESH_RETURN_IF_ERROR(hollow->Serve());
+  return hollow;
+}
+
+}  // namespace shardmesh::test

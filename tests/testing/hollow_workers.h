@@ -1,0 +1,75 @@
+// HollowWorkers: many workers in one process, which hold no tensors and run no steps.
+#ifndef SHARDMESH_TESTS_TESTING_HOLLOW_WORKERS_H_
+#define SHARDMESH_TESTS_TESTING_HOLLOW_WORKERS_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace shardmesh::test {
+
+// Each speaks the protocol of AttachService as a real worker does: hello, the call back to its
+// endpoint, an empty inventory, heartbeats, and a report for each membership that it reaches its
+// peers, which it does not try. A stream that ends is begun anew after a delay, unless its worker
+// was told to stay away.
+//
+//   auto workers = *HollowWorkers::Start({.coordinator = address, .count = 256});
+//   workers->AwaitMembers(256, absl::Seconds(30));
+//
+// One server takes the calls back of all: each worker has an endpoint address of its own in
+// 127.0.0.0/8. Plaintext. Thread-safe.
+class HollowWorkers {
+ public:
+  struct Options {
+    std::string coordinator;  // host:port
+    int64_t count = 0;        // 1 to 60,000
+    // Identities are this and a number of six digits, from 0.
+    std::string identity_prefix = "worker-";
+    absl::Duration attach_delay = absl::Milliseconds(200);
+    // Of the only page of each inventory: how many tiles, and whether it is the last.
+    int64_t inventory_tiles = 0;
+    bool ends_inventory = true;
+  };
+
+  static absl::StatusOr<std::unique_ptr<HollowWorkers>> Start(const Options& options);
+  virtual ~HollowWorkers() = default;
+  HollowWorkers(const HollowWorkers&) = delete;
+  HollowWorkers& operator=(const HollowWorkers&) = delete;
+
+  virtual std::string IdentityOf(int64_t index) const = 0;
+
+  // Of all workers together, since the start.
+  struct Totals {
+    int64_t members = 0;           // that have a membership of their stream now
+    int64_t lowest_epoch = 0;      // of the members'; 0 where there are none
+    int64_t membership_pages = 0;  // received
+    int64_t membership_bytes = 0;  // of these
+    int64_t attaches = 0;          // streams that were begun
+    std::string last_end = {};     // of the stream that ended last, for people
+  };
+  virtual Totals totals() const = 0;
+
+  // Waits until `holds` of the totals; false: not within `timeout`.
+  virtual bool Await(const std::function<bool(const Totals&)>& holds, absl::Duration timeout) = 0;
+  bool AwaitMembers(int64_t count, absl::Duration timeout) {
+    return Await([count](const Totals& totals) { return totals.members == count; }, timeout);
+  }
+
+  // Ends the stream of a worker, which stays away until Return, and is then another incarnation.
+  virtual void Leave(int64_t index) = 0;
+  virtual void Return(int64_t index) = 0;
+  // Sends no more heartbeats, and reads on.
+  virtual void FallSilent(int64_t index) = 0;
+
+ protected:
+  HollowWorkers() = default;
+};
+
+}  // namespace shardmesh::test
+
+#endif  // SHARDMESH_TESTS_TESTING_HOLLOW_WORKERS_H_
