@@ -149,7 +149,16 @@ struct ClusterLinks {
 // One thing that is wrong with a cluster.
 struct ClusterFinding {
   // kUnknown: one that this build does not know.
-  enum class Kind { kUnknown, kStuck, kDeadlock, kCutOff, kFailed, kWorker, kDegraded };
+  enum class Kind {
+    kUnknown,
+    kStuck,
+    kDeadlock,
+    kCutOff,
+    kFailed,
+    kWorker,
+    kDegraded,
+    kQuarantined
+  };
   struct Culprit {
     int64_t rank = -1;  // -1: not known
     std::string identity;

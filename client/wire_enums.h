@@ -63,6 +63,8 @@ inline ClusterFinding::Kind KindOf(v1::FindingKind from) {
       return ClusterFinding::Kind::kWorker;
     case v1::FINDING_KIND_DEGRADED:
       return ClusterFinding::Kind::kDegraded;
+    case v1::FINDING_KIND_QUARANTINED:
+      return ClusterFinding::Kind::kQuarantined;
     default:
       return ClusterFinding::Kind::kUnknown;
   }

@@ -427,6 +427,8 @@ class ClusterService final : public v1::ClusterService::CallbackService {
         return v1::FINDING_KIND_WORKER;
       case FindingKind::kDegraded:
         return v1::FINDING_KIND_DEGRADED;
+      case FindingKind::kQuarantined:
+        return v1::FINDING_KIND_QUARANTINED;
     }
     return v1::FINDING_KIND_UNSPECIFIED;
   }

@@ -45,12 +45,13 @@ struct Culprit {
 };
 
 enum class FindingKind {
-  kStuck,     // ranks of a step wait for others that do something else, or nothing
-  kDeadlock,  // ranks wait for each other in different instructions: their programs differ
-  kCutOff,    // ranks wait for each other in one instruction: data does not get through
-  kFailed,    // a step failed
-  kWorker,    // a worker that serves a rank is lost, silent, or does not reach its peers
-  kDegraded,  // arrays lack tiles
+  kStuck,        // ranks of a step wait for others that do something else, or nothing
+  kDeadlock,     // ranks wait for each other in different instructions: their programs differ
+  kCutOff,       // ranks wait for each other in one instruction: data does not get through
+  kFailed,       // a step failed
+  kWorker,       // a worker that serves a rank is lost, silent, or does not reach its peers
+  kDegraded,     // arrays lack tiles
+  kQuarantined,  // workers hold tiles in quarantine
 };
 
 struct Finding {

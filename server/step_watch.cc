@@ -65,6 +65,28 @@ Finding FindingOf(const FailedStep& step, const MembershipView& view,
   return finding;
 }
 
+// Tiles that attached workers have put aside, as of their last heartbeats.
+std::optional<Finding> FindQuarantined(const MembershipView& view, absl::Time now) {
+  constexpr size_t kNamed = 8;
+  int64_t arrays = 0;
+  std::vector<std::string> names;
+  for (const auto& [identity, worker] : view.workers) {
+    if (worker.quarantine.arrays == 0 || !view.IsAlive(identity)) continue;
+    arrays += worker.quarantine.arrays;
+    names.push_back(identity);
+  }
+  if (names.empty()) return std::nullopt;
+  const size_t more = names.size() - std::min(names.size(), kNamed);
+  names.resize(names.size() - more);
+  Finding finding{.kind = FindingKind::kQuarantined, .since = now};
+  finding.explanation = StrCat("parts of ", arrays, arrays == 1 ? " array are" : " arrays are",
+                               " in quarantine, on ", StrJoin(names, ", "),
+                               more > 0 ? StrCat(" and ", more, " workers more") : std::string(),
+                               "; `shardmesh admin quarantine list` says why");
+  finding.summary = finding.explanation;
+  return finding;
+}
+
 }  // namespace
 
 DiagnosisOptions StepWatch::OptionsNow() const {
@@ -164,6 +186,9 @@ StepWatch::Verdict StepWatch::Judge(int64_t sequence, const std::vector<Sequence
                  " tiles; `shardmesh ls` names the ranks that are missing");
       finding.summary = finding.explanation;
       verdict.findings.push_back(std::move(finding));
+    }
+    if (std::optional<Finding> aside = FindQuarantined(*view, options.now); aside.has_value()) {
+      verdict.findings.push_back(*std::move(aside));
     }
   }
 

@@ -93,6 +93,20 @@ TEST_F(StepWatchTest, CallsAStepStuckOnlyWhenARankHasWaitedForASecond) {
   EXPECT_THAT(watch_.Judge(8, Live()).findings, IsEmpty());
 }
 
+TEST_F(StepWatchTest, TellsOfTilesInQuarantineWhileTheirWorkerIsThere) {
+  ASSERT_TRUE(members_.Heartbeat(attachments_[1], 0, {.arrays = 2, .size_bytes = 8}).ok());
+  const StepWatch::Verdict verdict = watch_.Judge(0, {});
+  ASSERT_THAT(verdict.findings, SizeIs(1));
+  EXPECT_EQ(verdict.findings[0].kind, FindingKind::kQuarantined);
+  EXPECT_EQ(verdict.sentence,
+            "parts of 2 arrays are in quarantine, on worker-1; `shardmesh admin quarantine list` "
+            "says why");
+  members_.Detach(attachments_[1], "its stream broke");
+  for (const Finding& finding : watch_.Judge(0, {}).findings) {
+    EXPECT_NE(finding.kind, FindingKind::kQuarantined);
+  }
+}
+
 TEST_F(StepWatchTest, ExplainsAStepToTheSequencer) {
   EXPECT_EQ(watch_.Explain(Work(), Both()).text, "") << "no heartbeat has told of it";
   Beat(0, Waiting(0));
