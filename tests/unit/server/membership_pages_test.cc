@@ -252,13 +252,6 @@ TEST_F(MembershipPagesTest, AMeshWithLongNamesIsCutIntoPages) {
   EXPECT_LE(known.longest, MembershipPages::kPageBytes + 1'000);
 }
 
-// Processor time of this thread.
-double CpuSeconds() {
-  timespec now = {};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
-
 TEST_F(MembershipPagesTest, OneChangeOfManyWorkersIsCheap) {
   constexpr int64_t kWorkers = 4'096;
   std::vector<std::string> identities;
@@ -269,7 +262,7 @@ TEST_F(MembershipPagesTest, OneChangeOfManyWorkersIsCheap) {
   Define("default", identities);
   Update();
   Lose(identities[17]);
-  const double started = CpuSeconds();
+  const double started = test::ThreadCpuSeconds();
   ASSERT_TRUE(Update());
   int64_t bytes = 0;
   std::set<const grpc::ByteBuffer*> encoded;
@@ -279,7 +272,7 @@ TEST_F(MembershipPagesTest, OneChangeOfManyWorkersIsCheap) {
       encoded.insert(page.get());
     }
   }
-  const double seconds = CpuSeconds() - started;
+  const double seconds = test::ThreadCpuSeconds() - started;
   EXPECT_THAT(encoded, SizeIs(1)) << "encoded once, and shared by all streams";
   EXPECT_LT(bytes, 10'000'000);
   EXPECT_LT(seconds, 0.05);

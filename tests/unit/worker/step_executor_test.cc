@@ -1015,6 +1015,7 @@ TEST_P(AllReduceStepTest, WhatIsStagedOutlivesTheEndOfWhatIsNot) {
   second.outputs[0].array.array_id = "out-2-0";
   StepOrder third = second;
   third.sequence = 3;
+  third.outputs[0].array.array_id = "out-3-0";
   Run(0, second);  // its peers never begin it
   Run(0, third);
   rank(0).executor->AbortUnfinished(absl::UnavailableError("the coordinator is gone"));
