@@ -63,6 +63,8 @@ std::string_view ClusterFindingName(ClusterFinding::Kind kind) {
       return "worker";
     case ClusterFinding::Kind::kDegraded:
       return "degraded";
+    case ClusterFinding::Kind::kQuarantined:
+      return "quarantined";
     case ClusterFinding::Kind::kUnknown:
       break;
   }

@@ -71,8 +71,8 @@ std::optional<Finding> FindQuarantined(const MembershipView& view, absl::Time no
   int64_t arrays = 0;
   std::vector<std::string> names;
   for (const auto& [identity, worker] : view.workers) {
-    if (worker->quarantine.arrays == 0 || !view.IsAlive(identity)) continue;
-    arrays += worker->quarantine.arrays;
+    if (worker->quarantine().arrays == 0 || !view.IsAlive(identity)) continue;
+    arrays += worker->quarantine().arrays;
     names.push_back(identity);
   }
   if (names.empty()) return std::nullopt;

@@ -747,7 +747,8 @@ class RecordingStore final : public Store {
 TEST_F(CatalogueTest, OnlyTheDeletionOfNamesMayUseTheStoresReserve) {
   catalogue_.reset();
   RecordingStore store(store_.get());
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(catalogue_, Catalogue::Open(&store, &clock_, [](const auto&) {}));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(catalogue_,
+                                 Catalogue::Open(&store, &clock_, [](const auto&, const auto&) {}));
   const std::string unnamed = Stage();
   const std::string named = Stage();
   ASSERT_THAT(catalogue_->Pin(unnamed), IsOk());
@@ -866,7 +867,8 @@ TEST_F(CatalogueTest, DoesNotBeginATermOfWhichNumbersWouldOverflow) {
         IsOk());
   };
   put_term(kMaxTerm);
-  const absl::Status refused = Catalogue::Open(store_.get(), &clock_, [](const auto&) {}).status();
+  const absl::Status refused =
+      Catalogue::Open(store_.get(), &clock_, [](const auto&, const auto&) {}).status();
   EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kStoreFailed));
   EXPECT_THAT(refused.message(), HasSubstr(StrCat(kMaxTerm)));
   put_term(kMaxTerm - 1);

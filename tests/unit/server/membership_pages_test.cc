@@ -1,7 +1,6 @@
 // What workers are told of who is alive: that the changes add up, and what one of them costs.
 #include "server/membership_pages.h"
 
-#include <ctime>
 #include <map>
 #include <memory>
 #include <set>
@@ -17,6 +16,7 @@
 #include "sharding/str_cat.h"
 #include "shardmesh/v1/attach_service.pb.h"
 #include "shardmesh/v1/catalog_service.pb.h"
+#include "tests/testing/cpu_time.h"
 #include "tests/testing/fake_clock.h"
 #include "tests/testing/status_matchers.h"
 

@@ -59,9 +59,10 @@ class KeepingHub final : public AttachHub {
     return std::vector<RankEndpoint>();
   }
   FailedAttaches FailedAttachesOf(std::string_view) const override { return {}; }
-  void Drop(const std::vector<std::string>&) override {}
+  void Drop(const std::string&, const std::vector<std::string>&) override {}
   void MembershipChanged() override {}
   void SendVerdict(const std::string&, const InventoryVerdict&) override {}
+  void WorkerLost(std::string_view, uint64_t) override {}
   void EndStreams() override {}
   void Start(const WorkRef&, const std::shared_ptr<const std::string>&) override {}
   void Commit(const WorkRef&) override {}
@@ -82,7 +83,7 @@ class QuarantineCallsTest : public testing::Test {
                   IsOk());
     }
     ASSERT_THAT(members_.AddMesh("m", 2, {}), IsOk());
-    catalogue_ = *Catalogue::Open(store_.get(), &clock_, [](const auto&) {});
+    catalogue_ = *Catalogue::Open(store_.get(), &clock_, [](const auto&, const auto&) {});
   }
   ArrayContext Context() {
     ArrayContext context;
@@ -119,7 +120,7 @@ class QuarantineCallsTest : public testing::Test {
                        });
     committed.WaitForNotification();
     catalogue_.reset();
-    catalogue_ = *Catalogue::Open(store_.get(), &clock_, [](const auto&) {});
+    catalogue_ = *Catalogue::Open(store_.get(), &clock_, [](const auto&, const auto&) {});
     return descriptor;
   }
   // What the worker of a rank says that it has.

@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/testing/cpu_time.h"
 #include "tests/testing/fake_clock.h"
 #include "tests/testing/status_matchers.h"
 
