@@ -66,16 +66,24 @@ void RefuseCompression(grpc::ServerBuilder& builder) {
   builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
 }
 
+// gRPC 1.51 ends the threads of its callback queue with the last server of a process, and aborts in
+// them now and then. So a server that nobody calls stays until the process ends.
+grpc::Server* KeptServer() {
+  grpc::ServerBuilder builder;
+  return builder.BuildAndStart().release();
+}
+
 // gRPC's health service and reflection have to be asked for before the first builder is made.
 void EnablePlugins() {
-  static const bool once = [] {
+  static const grpc::Server* const kept = [] {
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     TakeLibraryLogs();
     // Links the descriptor of the health service, so that reflection can describe it.
-    return grpc::health::v1::HealthCheckRequest::descriptor() != nullptr;
+    grpc::health::v1::HealthCheckRequest::descriptor();
+    return KeptServer();
   }();
-  static_cast<void>(once);
+  static_cast<void>(kept);
 }
 
 }  // namespace

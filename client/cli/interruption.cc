@@ -24,17 +24,23 @@ constexpr char kUnknown[] = "the outcome is not known; look with `shardmesh ls`"
 // How often the watcher looks whether it is still needed.
 constexpr absl::Duration kLook = absl::Milliseconds(20);
 
-// Whether a put that ended so is known not to be committed: its transfer was cancelled, or the
-// coordinator refused it.
-bool IsNothingDone(const absl::Status& status) {
+// How long a put that has ended waits to hear whether it was cancelled.
+constexpr absl::Duration kCancelWait = absl::Seconds(2);
+
+// Whether a put that ended so is known not to be committed: the coordinator refused or aborted it.
+// Others may be the answers of a repeated call to one that was committed.
+bool IsRefused(const absl::Status& status) {
   switch (status.code()) {
-    case absl::StatusCode::kUnavailable:
-    case absl::StatusCode::kDeadlineExceeded:
-    case absl::StatusCode::kInternal:
-    case absl::StatusCode::kUnknown:
-      return false;
-    default:
+    case absl::StatusCode::kCancelled:
+    case absl::StatusCode::kAborted:
+    case absl::StatusCode::kAlreadyExists:
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kPermissionDenied:
+    case absl::StatusCode::kResourceExhausted:
+    case absl::StatusCode::kUnauthenticated:
       return true;
+    default:
+      return false;
   }
 }
 
@@ -65,9 +71,14 @@ absl::Status Interruption::Judge(const absl::Status& status) const {
   if (status.ok() || !signal_.has_value()) {
     return status;
   }
-  absl::Status interrupted = WithReason(
-      absl::CancelledError(StrCat("interrupted: ", IsNothingDone(status) ? outcome_ : kUnknown)),
-      Reason::kCancelled);
+  // Its workers may have ended the put before the coordinator answered.
+  const auto has_answer = [this]()
+                              ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !is_cancelling_; };
+  mutex_.AwaitWithTimeout(absl::Condition(&has_answer), kCancelWait);
+  absl::Status interrupted =
+      WithReason(absl::CancelledError(StrCat(
+                     "interrupted: ", is_cancelled_ || IsRefused(status) ? outcome_ : kUnknown)),
+                 Reason::kCancelled);
   interrupted.SetPayload(kPayload, absl::Cord(StrCat(*signal_)));
   return interrupted;
 }
@@ -87,9 +98,14 @@ void Interruption::Watch() {
                           "\n");
       EndBy(*signal);
     }
-    canceller_ = std::thread([client = client_, transfer_id = transfer_id_] {
+    is_cancelling_ = true;
+    canceller_ = std::thread([this, client = client_, transfer_id = transfer_id_] {
       // One that is being committed cannot be cancelled: the put then succeeds.
-      client->CancelOperation(transfer_id).IgnoreError();
+      const absl::StatusOr<Operation> operation = client->CancelOperation(transfer_id);
+      absl::MutexLock cancelled(&mutex_);
+      is_cancelled_ = operation.ok() && (operation->state == OperationState::kCancelled ||
+                                         operation->state == OperationState::kFailed);
+      is_cancelling_ = false;
     });
   }
 }

@@ -46,6 +46,8 @@ class Interruption {
   std::string transfer_id_ ABSL_GUARDED_BY(mutex_);
   std::optional<int> signal_ ABSL_GUARDED_BY(mutex_);
   bool is_over_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_cancelling_ ABSL_GUARDED_BY(mutex_) = false;  // the coordinator has yet to answer
+  bool is_cancelled_ ABSL_GUARDED_BY(mutex_) = false;   // it has, and nothing is committed
   std::thread canceller_;  // the watcher's
   std::thread watcher_;    // last: uses the above
 };

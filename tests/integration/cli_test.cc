@@ -1158,7 +1158,7 @@ TEST_F(ClusterCommandTest, TimesCollectivesAndChecksTheirResults) {
   EXPECT_THAT(table.out, AllOf(HasSubstr("alg/s"), HasSubstr("bus/s"), HasSubstr("right")));
   const CommandResult unknown = cluster_->Run({"bench", "collectives", "--mesh", "nope"});
   EXPECT_EQ(unknown.exit_code, 1);
-  EXPECT_THAT(unknown.err, HasSubstr("there is no mesh nope"));
+  EXPECT_THAT(unknown.err, HasSubstr("there is no mesh named \"nope\""));
   EXPECT_THAT(cluster_->Run({"bench", "collectives", "--axes", "dpp"}).err, HasSubstr("dpp"));
 }
 

@@ -1,3 +1,4 @@
+// What a test cost this thread, whatever else runs on the machine.
 #pragma once
 
 #include <time.h>

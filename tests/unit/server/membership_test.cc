@@ -194,7 +194,7 @@ TEST_F(MembershipTest, AnErrorNamesTheFirstOfManyMissingRanks) {
   ASSERT_THAT(members_.AddMesh("wide", 1'000, identities), IsOk());
   const absl::Status incomplete = members_.view()->CheckComplete("wide");
   EXPECT_THAT(incomplete.ToString(),
-              AllOf(HasSubstr("rank 0 (worker-0: never attached)"), HasSubstr("984 more")));
+              AllOf(HasSubstr("rank 0 (worker-0: not attached since"), HasSubstr("984 more")));
   EXPECT_LT(incomplete.message().size(), 2'000u);
 }
 
