@@ -24,8 +24,9 @@ void EncodeTensor(const PutTensor& from, v1::PutTensor* to) {
   rpc::Encode(from.cut_points, to->mutable_cut_points());
 }
 
-void EncodeHeader(const std::string& session_id, const PutOptions& from, v1::BeginPutHeader* to) {
-  to->set_request_id(NewRequestId());
+void EncodeHeader(const std::string& request_id, const std::string& session_id,
+                  const PutOptions& from, v1::BeginPutHeader* to) {
+  to->set_request_id(request_id);
   to->set_session_id(session_id);
   if (!from.mesh.empty()) {
     to->mutable_mesh()->set_name(from.mesh);
@@ -89,6 +90,9 @@ absl::StatusOr<BegunPut> CoordinatorClient::BeginPut(const std::string& session_
                                                      absl::Span<const PutTensor> tensors,
                                                      const PutOptions& put_options,
                                                      const Options& options) {
+  // One for all attempts: the coordinator gives a repeated request the put that the first one
+  // began.
+  std::string request_id = NewRequestId();
   BegunPut put;
   const auto begin = [&](const Options& attempt) -> absl::Status {
     put = BegunPut();
@@ -100,7 +104,7 @@ absl::StatusOr<BegunPut> CoordinatorClient::BeginPut(const std::string& session_
     WriteWhileReading(
         [&] {
           v1::BeginPutRequest request;
-          EncodeHeader(session_id, put_options, request.mutable_header());
+          EncodeHeader(request_id, session_id, put_options, request.mutable_header());
           bool is_open = call->stream->Write(request);
           for (size_t i = 0; i < tensors.size() && is_open;) {
             request.Clear();
@@ -132,7 +136,14 @@ absl::StatusOr<BegunPut> CoordinatorClient::BeginPut(const std::string& session_
     call->is_finished = true;
     return connection_->StatusOf(call->stream->Finish());
   };
-  SHARDMESH_RETURN_IF_ERROR(connection_->Repeat(options, begin));
+  absl::Status begun = connection_->Repeat(options, begin);
+  if (absl::IsFailedPrecondition(begun) && ReasonOf(begun) == Reason::kRequestIdReused) {
+    // An attempt whose answer was lost began a put, which has ended since. Nobody else knows of
+    // that put, so it was not committed.
+    request_id = NewRequestId();
+    begun = connection_->Repeat(options, begin);
+  }
+  SHARDMESH_RETURN_IF_ERROR(begun);
   if (put.transfer_id.empty() || put.assignments.size() != tensors.size()) {
     return BadAnswer(absl::InvalidArgumentError(StrCat(put.assignments.size(), " assignments of ",
                                                        tensors.size(), " tensors in transfer '",

@@ -323,7 +323,6 @@ class PutAnswer {
   PutAnswer(const ArrayContext& context, BegunPutPtr put)
       : context_(context), put_(std::move(put)) {}
 
-  const std::string& transfer_id() const { return put_->transfer_id; }
   bool is_at_end() const { return next_ == put_->items.size(); }
 
   // The next message; the first one if there was none.
@@ -436,6 +435,7 @@ class BeginPutReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
     if (!put.ok()) {
       return Finish(rpc::ToGrpc(put.status()));
     }
+    transfer_id_ = (*put)->transfer_id;
     answer_.emplace(context_, *std::move(put));
     Write();
   }
@@ -444,8 +444,7 @@ class BeginPutReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
       // Unless a repeated request has the answer, nobody knows of the transfer.
       if (begun_->NotDelivered(key_)) {
         context_.transfers
-            ->Abort(answer_->transfer_id(),
-                    absl::CancelledError("the client left before it had the answer"))
+            ->Abort(transfer_id_, absl::CancelledError("the client left before it had the answer"))
             .IgnoreError();
       }
       return Finish(grpc::Status::CANCELLED);
@@ -453,6 +452,8 @@ class BeginPutReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
     if (!answer_->is_at_end()) {
       return Write();
     }
+    // A call that holds may outlive its transfer, and is not to keep what that one had.
+    answer_.reset();
     begun_->Delivered(key_, plan_.hold());
     place_.reset();
     plan_.hold() ? HoldTransfer() : Finish(grpc::Status::OK);
@@ -482,7 +483,7 @@ class BeginPutReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
     if (is_cancelled) {
       LetGo();
     }
-    context_.transfers->OnEnd(answer_->transfer_id(), [this] {
+    context_.transfers->OnEnd(transfer_id_, [this] {
       bool is_held = false;
       {
         absl::MutexLock lock(&mutex_);
@@ -499,7 +500,7 @@ class BeginPutReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
   void LetGo() {
     if (!begun_->LetGo(key_)) return;
     context_.transfers
-        ->Abort(answer_->transfer_id(),
+        ->Abort(transfer_id_,
                 WithReason(absl::CancelledError("the connection of the put's client broke"),
                            Reason::kCancelled))
         .IgnoreError();  // one that is being committed ends by itself
@@ -589,7 +590,8 @@ class BeginPutReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
   PutPlan plan_;
   int64_t tensors_ = 0;
   std::string key_;
-  std::optional<PutAnswer> answer_;
+  std::string transfer_id_;
+  std::optional<PutAnswer> answer_;  // until it is sent
   grpc::ByteBuffer write_;
 
   std::unique_ptr<rpc::Alarm> idle_;  // its destructor waits for EndIfIdle

@@ -11,11 +11,13 @@
 #include "sharding/str_cat.h"
 #include "tests/model/cluster.h"
 #include "tests/model/load.h"
-#include "tests/model/proxy.h"
 #include "tests/model/runs.h"
+#include "tests/testing/proxy.h"
 
 namespace shardmesh::model {
 namespace {
+
+using test::Proxy;
 
 constexpr absl::Duration kReadyWithin = absl::Seconds(10);
 // On a busy machine; what takes this long is stuck.

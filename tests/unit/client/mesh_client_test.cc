@@ -147,6 +147,29 @@ TEST_F(MeshClientTest, OpensAnotherSessionWhenItsOwnIsGone) {
   EXPECT_EQ(coordinator_->opened_sessions(), 2);
 }
 
+TEST_F(MeshClientTest, AsksForOnePutByOneRequest) {
+  coordinator_->FailNextPuts(
+      {absl::UnavailableError("the stream was cut"), absl::CancelledError("CANCELLED")});
+  ASSERT_THAT(client_->PutTensors({}), IsOk());
+  const std::vector<std::string> first = coordinator_->put_request_ids();
+  ASSERT_EQ(first.size(), 3u);
+  EXPECT_EQ(first[1], first[0]);
+  EXPECT_EQ(first[2], first[0]);
+  ASSERT_THAT(client_->PutTensors({}), IsOk());
+  EXPECT_NE(coordinator_->put_request_ids().back(), first[0]) << "another put";
+}
+
+TEST_F(MeshClientTest, BeginsAnewWhereAPutEndedBeforeItsAnswerCame) {
+  coordinator_->FailNextPuts(
+      {absl::UnavailableError("the stream was cut"),
+       WithReason(absl::FailedPreconditionError("has ended"), Reason::kRequestIdReused)});
+  ASSERT_THAT(client_->PutTensors({}), IsOk());
+  const std::vector<std::string> ids = coordinator_->put_request_ids();
+  ASSERT_EQ(ids.size(), 3u);
+  EXPECT_EQ(ids[1], ids[0]);
+  EXPECT_NE(ids[2], ids[0]);
+}
+
 TEST_F(MeshClientTest, AWorkerLostWhilePuttingIsTheCoordinatorsToName) {
   workers_[1]->FailPutsAfter(1, absl::UnavailableError("the connection broke"));
   coordinator_->FailTransfers(

@@ -357,6 +357,11 @@ void SmallCoordinator::FailNextGetVersion(absl::Status error) {
   version_error_ = std::move(error);
 }
 
+void SmallCoordinator::FailNextPuts(std::vector<absl::Status> errors) {
+  absl::MutexLock lock(&mutex_);
+  put_errors_.assign(errors.begin(), errors.end());
+}
+
 void SmallCoordinator::ForgetSessions() {
   absl::MutexLock lock(&mutex_);
   sessions_.clear();
@@ -375,6 +380,11 @@ int64_t SmallCoordinator::open_sessions() const {
 int64_t SmallCoordinator::aborted_transfers() const {
   absl::MutexLock lock(&mutex_);
   return aborts_;
+}
+
+std::vector<std::string> SmallCoordinator::put_request_ids() const {
+  absl::MutexLock lock(&mutex_);
+  return put_request_ids_;
 }
 
 bool SmallCoordinator::AwaitRenewals(int64_t count) {
@@ -399,6 +409,15 @@ grpc::Status SmallCoordinator::BeginPut(
   stream->Read(&request);
   if (grpc::Status status = CheckSession(request.header().session_id()); !status.ok()) {
     return status;
+  }
+  {
+    absl::MutexLock lock(&mutex_);
+    put_request_ids_.push_back(request.header().request_id());
+    if (!put_errors_.empty()) {
+      const absl::Status error = std::move(put_errors_.front());
+      put_errors_.pop_front();
+      return rpc::ToGrpc(error);
+    }
   }
   response.set_transfer_id("transfer");
   response.mutable_expire_time();

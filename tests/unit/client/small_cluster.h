@@ -8,6 +8,7 @@
 #include <grpcpp/server.h>
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -104,12 +105,16 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   void FailTransfers(absl::Status error);
   // The next call of GetVersion fails with this error.
   void FailNextGetVersion(absl::Status error);
+  // The next calls of BeginPut end with these errors, in order, once they have their header.
+  void FailNextPuts(std::vector<absl::Status> errors);
   // No session that was opened so far is known any more.
   void ForgetSessions();
 
   int64_t opened_sessions() const;
   int64_t open_sessions() const;
   int64_t aborted_transfers() const;
+  // Of all calls of BeginPut, in order.
+  std::vector<std::string> put_request_ids() const;
   // Waits until sessions were renewed so often; false after a generous time.
   bool AwaitRenewals(int64_t count);
 
@@ -143,6 +148,8 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   int64_t aborts_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Status transfer_error_ ABSL_GUARDED_BY(mutex_);
   absl::Status version_error_ ABSL_GUARDED_BY(mutex_);
+  std::deque<absl::Status> put_errors_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::string> put_request_ids_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<v1::Array> staged_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, v1::Array> arrays_ ABSL_GUARDED_BY(mutex_);  // by name

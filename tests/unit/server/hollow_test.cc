@@ -8,12 +8,14 @@
 #include <utility>
 #include <vector>
 
+#include "client/coordinator_client.h"
 #include "gmock/gmock.h"
 #include "rpc/call.h"
 #include "rpc/status.h"
 #include "server/coordinator_server.h"
 #include "sharding/reason.h"
 #include "sharding/str_cat.h"
+#include "shardmesh/v1/array_service.grpc.pb.h"
 #include "shardmesh/v1/attach_service.grpc.pb.h"
 #include "shardmesh/v1/catalog_service.grpc.pb.h"
 #include "shardmesh/v1/cluster_service.grpc.pb.h"
@@ -21,6 +23,7 @@
 #include "shardmesh/v1/session_service.grpc.pb.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/hollow_workers.h"
+#include "tests/testing/proxy.h"
 #include "tests/testing/status_matchers.h"
 
 namespace shardmesh::test {
@@ -71,6 +74,14 @@ class HollowTest : public testing::Test {
     grpc::ClientContext context;
     rpc::Apply(rpc::CallOptions::Within(kTimeout), &context);
     return rpc::FromGrpc((stub.get()->*method)(&context, request, response));
+  }
+  std::string OpenSession() {
+    v1::OpenSessionRequest open;
+    open.set_request_id("open");
+    v1::OpenSessionResponse session;
+    EXPECT_THAT(Call<v1::SessionService>(&v1::SessionService::Stub::OpenSession, open, &session),
+                IsOk());
+    return session.session_id();
   }
   absl::Status CreateMesh(const std::string& name, int64_t size) {
     v1::CreateEntryRequest request;
@@ -193,15 +204,10 @@ TEST_F(HollowTest, AStepTooLongForTheWorkersIsRefusedAndNoWorkerIsLost) {
   StartCoordinator("tp=1");
   StartWorkers(1);
   ASSERT_TRUE(AwaitQuiet("default"));
-  v1::OpenSessionRequest open;
-  open.set_request_id("open");
-  v1::OpenSessionResponse session;
-  ASSERT_THAT(Call<v1::SessionService>(&v1::SessionService::Stub::OpenSession, open, &session),
-              IsOk());
   // Four literals of 1 MiB, less what the request itself needs: it fits, the step does not.
   v1::ExecuteRequest request;
   request.set_request_id("step");
-  request.set_session_id(session.session_id());
+  request.set_session_id(OpenSession());
   request.set_mesh_id("default");
   request.mutable_program()->set_operand_count(4);
   v1::ProgramOp* op = request.mutable_program()->add_ops();
@@ -239,6 +245,128 @@ TEST_F(HollowTest, AStepTooLongForTheWorkersIsRefusedAndNoWorkerIsLost) {
   EXPECT_THAT(refused.ToString(), AllOf(HasSubstr("4194304"), HasSubstr("its plan")));
   EXPECT_EQ(workers_->totals().attaches, 1) << workers_->totals().last_end;
   EXPECT_EQ(workers_->totals().members, 1);
+}
+
+// BeginPut of one tensor by one request, whose call goes on until its transfer has ended.
+class HeldPut {
+ public:
+  HeldPut(const std::shared_ptr<grpc::Channel>& channel, const std::string& session) {
+    rpc::Apply(rpc::CallOptions::Within(kTimeout), &context_);
+    stream_ = v1::ArrayService::NewStub(channel)->BeginPut(&context_);
+    v1::BeginPutRequest request;
+    v1::BeginPutHeader& header = *request.mutable_header();
+    header.set_request_id("put");
+    header.set_session_id(session);
+    header.set_hold(true);
+    v1::PutTensor& tensor = *request.add_tensors();
+    tensor.set_dtype(v1::DTYPE_U8);
+    tensor.add_shape(1);
+    tensor.mutable_spec();
+    stream_->Write(request);
+    stream_->WritesDone();
+    v1::BeginPutResponse response;
+    if (stream_->Read(&response)) transfer_id_ = response.transfer_id();
+  }
+  ~HeldPut() {
+    if (!is_finished_) Break();
+  }
+
+  // Empty where it was refused.
+  const std::string& transfer_id() const { return transfer_id_; }
+  absl::Status Finish() {
+    is_finished_ = true;
+    return rpc::FromGrpc(stream_->Finish());
+  }
+  void Break() {
+    context_.TryCancel();
+    Finish().IgnoreError();
+  }
+
+ private:
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::ClientReaderWriter<v1::BeginPutRequest, v1::BeginPutResponse>> stream_;
+  std::string transfer_id_;
+  bool is_finished_ = false;
+};
+
+TEST_F(HollowTest, APutThatIsBegunAgainIsTheSamePutUntilItEnds) {
+  StartCoordinator("tp=1");
+  StartWorkers(1);
+  ASSERT_TRUE(AwaitQuiet("default"));
+  const std::string session = OpenSession();
+  HeldPut first(channel_, session);
+  ASSERT_FALSE(first.transfer_id().empty()) << first.Finish();
+  HeldPut again(channel_, session);
+  EXPECT_EQ(again.transfer_id(), first.transfer_id());
+  // The connection of the first call breaks late: the put is the other's.
+  first.Break();
+  HeldPut once_more(channel_, session);
+  EXPECT_EQ(once_more.transfer_id(), first.transfer_id());
+
+  v1::AbortTransferRequest abort;
+  abort.set_session_id(session);
+  abort.set_transfer_id(first.transfer_id());
+  v1::AbortTransferResponse aborted;
+  ASSERT_THAT(Call<v1::ArrayService>(&v1::ArrayService::Stub::AbortTransfer, abort, &aborted),
+              IsOk());
+  EXPECT_THAT(again.Finish(), IsOk());
+  EXPECT_THAT(once_more.Finish(), IsOk());
+  EXPECT_TRUE(Eventually([&] {
+    HeldPut late(channel_, session);
+    return late.transfer_id().empty() && ReasonOf(late.Finish()) == Reason::kRequestIdReused;
+  }));
+}
+
+TEST_F(HollowTest, APutWhoseCallBrokeIsBegunAnewByTheSameRequest) {
+  StartCoordinator("tp=1");
+  StartWorkers(1);
+  ASSERT_TRUE(AwaitQuiet("default"));
+  const std::string session = OpenSession();
+  std::string first_id;
+  {
+    HeldPut first(channel_, session);
+    first_id = first.transfer_id();
+    ASSERT_FALSE(first_id.empty()) << first.Finish();
+  }
+  std::unique_ptr<HeldPut> next;
+  EXPECT_TRUE(Eventually([&] {
+    next = nullptr;
+    next = std::make_unique<HeldPut>(channel_, session);
+    return !next->transfer_id().empty() && next->transfer_id() != first_id;
+  }));
+}
+
+TEST_F(HollowTest, AClientWhoseAnswerIsCutOffHasOnePut) {
+  StartCoordinator("tp=1");
+  StartWorkers(1);
+  ASSERT_TRUE(AwaitQuiet("default"));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto proxy, Proxy::Start(coordinator_->address()));
+  int waits = 0;
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const auto client,
+      client::CoordinatorClient::Connect(
+          proxy->address(), rpc::Credentials::Insecure(), absl::Seconds(10),
+          {.await_coordinator = true, .on_wait = [&](const absl::Status&) { ++waits; }}));
+  const auto in_time = [] { return rpc::CallOptions::Within(kTimeout); };
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::OpenedSession session,
+                                 client->OpenSession(absl::Minutes(1), "test", in_time()));
+  const std::string byte = "b";
+  std::vector<client::PutTensor> tensors;
+  for (int i = 0; i < 2'000; ++i) {
+    tensors.push_back({.name = StrCat("t", i),
+                       .view = *TensorView::Create(Dtype::kU8, {1}, byte),
+                       .spec = PartitionSpec()});
+  }
+  // The request has some 60 kB, its answer ten times as many.
+  proxy->CutAfter(200'000);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::BegunPut put,
+                                 client->BeginPut(session.session_id, tensors, {}, in_time()));
+  EXPECT_EQ(waits, 1);
+  EXPECT_EQ(put.assignments.size(), tensors.size());
+  EXPECT_TRUE(Eventually([&] { return Status()->arrays() == 2'000; })) << Status()->arrays();
+  EXPECT_THAT(client->AbortTransfer(session.session_id, put.transfer_id, "seen", in_time()),
+              IsOk());
+  EXPECT_TRUE(Eventually([&] { return Status()->arrays() == 0; })) << Status()->arrays();
 }
 
 TEST_F(HollowTest, ASilentWorkersStreamIsEnded) {

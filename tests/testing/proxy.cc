@@ -1,5 +1,5 @@
 // One thread that moves bytes between sockets.
-#include "tests/model/proxy.h"
+#include "tests/testing/proxy.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -18,7 +18,7 @@
 #include "absl/time/clock.h"
 #include "sharding/str_cat.h"
 
-namespace shardmesh::model {
+namespace shardmesh::test {
 namespace {
 
 // What may wait in one direction; a sender of more is held up by TCP.
@@ -191,4 +191,4 @@ void Proxy::Run() {
   }
 }
 
-}  // namespace shardmesh::model
+}  // namespace shardmesh::test

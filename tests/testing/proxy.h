@@ -1,6 +1,6 @@
 // Proxy: a bad network between a server and those who dial it.
-#ifndef SHARDMESH_TESTS_MODEL_PROXY_H_
-#define SHARDMESH_TESTS_MODEL_PROXY_H_
+#ifndef SHARDMESH_TESTS_TESTING_PROXY_H_
+#define SHARDMESH_TESTS_TESTING_PROXY_H_
 
 #include <atomic>
 #include <cstdint>
@@ -14,7 +14,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
-namespace shardmesh::model {
+namespace shardmesh::test {
 
 // Accepts TCP connections on loopback and passes their bytes to a server and back, as its mode
 // says. Thread-safe.
@@ -77,6 +77,6 @@ class Proxy {
   std::thread thread_;
 };
 
-}  // namespace shardmesh::model
+}  // namespace shardmesh::test
 
-#endif  // SHARDMESH_TESTS_MODEL_PROXY_H_
+#endif  // SHARDMESH_TESTS_TESTING_PROXY_H_
