@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #ifdef __GLIBC__  // which the headers above define
@@ -22,6 +23,7 @@
 #include "server/coordinator_server.h"
 #include "server/store_repair.h"
 #include "sharding/mesh.h"
+#include "sharding/reason.h"
 #include "tensor/collective_choice.h"
 
 namespace shardmesh::server {
@@ -87,12 +89,32 @@ void PrintJson(const StoreCheck& check, const std::string& folder, bool set_asid
   std::printf("%s\n", document.dump(2, ' ', false, Json::error_handler_t::replace).c_str());
 }
 
+// In the form of the errors of the command line, which runs this program as `program`.
+void PrintError(const absl::Status& error, std::string_view program, bool json) {
+  using Json = nlohmann::ordered_json;
+  const std::string code = absl::StatusCodeToString(error.code());
+  const std::string reason(ReasonName(ReasonOf(error)));
+  const bool has_reason = ReasonOf(error) != Reason::kUnspecified;
+  const std::string message(error.message());
+  if (!json) {
+    std::fprintf(stderr, "%s: %s (%s)\n", std::string(program).c_str(), message.c_str(),
+                 (has_reason ? reason : code).c_str());
+    return;
+  }
+  const Json document = {{"error",
+                          {{"code", code},
+                           {"reason", has_reason ? Json(reason) : Json(nullptr)},
+                           {"message", message},
+                           {"retryable", false}}}};
+  std::fprintf(stderr, "%s\n",
+               document.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
+}
+
 // Looks at a data folder, and prints what it found.
-int Check(const std::string& folder, bool set_aside, bool json) {
+int Check(const std::string& folder, bool set_aside, bool json, std::string_view program) {
   const absl::StatusOr<StoreCheck> check = CheckDataFolder(folder, set_aside);
   if (!check.ok()) {
-    std::fprintf(stderr, "shardmesh-coordinator: --check %s: %s\n", folder.c_str(),
-                 std::string(check.status().message()).c_str());
+    PrintError(check.status(), program, json);
     return rpc::FlagSet::kFailed;
   }
   json ? PrintJson(*check, folder, set_aside) : Print(*check, folder, set_aside);
@@ -255,7 +277,8 @@ int Main(int argc, char** argv) {
   }
   rpc::ConfigureLog(log);
   if (!check.empty()) {
-    return Check(check, set_aside, check_json);
+    const std::string_view program = argv[0];
+    return Check(check, set_aside, check_json, program.substr(program.rfind('/') + 1));
   }
   const auto wrong_use = [](const char* flag, const std::string& value, const absl::Status& why) {
     std::fprintf(stderr, "shardmesh-coordinator: %s %s: %s\n", flag, value.c_str(),

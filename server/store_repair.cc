@@ -38,6 +38,19 @@ absl::Status FileError(std::string_view doing, const std::string& path, std::err
       is_full ? Reason::kStoreFull : Reason::kStoreFailed);
 }
 
+// What is said of a folder without a database.
+std::string NoDatabase(const std::string& folder) {
+  std::error_code error;
+  if (!fs::is_directory(folder, error)) return StrCat("there is no folder ", folder);
+  // `shardmesh up --data-dir` has a folder for each process below its own.
+  const std::string below = (fs::path(folder) / "coordinator").string();
+  return fs::exists(DatabasePath(below), error)
+             ? StrCat("there is no database ", DatabasePath(folder),
+                      "; the coordinator of this cluster keeps its state in ", below)
+             : StrCat("there is no database ", DatabasePath(folder),
+                      "; give the --data-dir of a coordinator");
+}
+
 // A path in the folder that is not taken.
 std::string FreePath(const std::string& folder, std::string_view name) {
   for (int i = 1;; ++i) {
@@ -318,8 +331,10 @@ absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::s
 
 absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_aside) {
   const std::string path = DatabasePath(folder);
-  if (!fs::exists(path)) {
-    return StoreError(absl::StatusCode::kNotFound, StrCat("there is no database ", path));
+  std::error_code error;
+  if (!fs::exists(path, error)) {
+    if (error) return FileError("look at", path, error);
+    return StoreError(absl::StatusCode::kNotFound, NoDatabase(folder));
   }
   SHARDMESH_ASSIGN_OR_RETURN(const FolderLock lock, FolderLock::Take(folder));
   StoreCheck check;
@@ -377,7 +392,6 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
     return check;
   }
   const std::string salvage = folder + "/salvaged";
-  std::error_code error;
   fs::remove(salvage, error);
   SHARDMESH_RETURN_IF_ERROR(WriteSalvaged(salvage, salvaged, bounds));
   database.reset();

@@ -131,6 +131,10 @@ AtomicFileWriter::AtomicFileWriter(FileDescriptor descriptor, std::string path,
 
 absl::StatusOr<AtomicFileWriter> AtomicFileWriter::Create(const std::string& path, mode_t mode) {
   static std::atomic<uint64_t> next_number = 0;
+  // Renaming would fail, but only when all is written.
+  if (struct stat status = {}; stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode)) {
+    return FileError("write", path, EISDIR);
+  }
   std::string temporary_path =
       StrCat(path, ".", getpid(), ".", next_number.fetch_add(1), kTemporarySuffix);
   FileDescriptor descriptor(
@@ -138,7 +142,7 @@ absl::StatusOr<AtomicFileWriter> AtomicFileWriter::Create(const std::string& pat
           ? -1
           : open(temporary_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, mode));
   if (!descriptor.valid()) {
-    return FileError("create", temporary_path, errno);
+    return FileError("create", path, errno);
   }
   return AtomicFileWriter(std::move(descriptor), path, std::move(temporary_path));
 }
@@ -162,7 +166,7 @@ absl::Status AtomicFileWriter::Append(absl::Span<const char> bytes) {
       if (errno == EINTR) {
         continue;
       }
-      return FileError("write", temporary_path_, errno);
+      return FileError("write", path_, errno);
     }
     bytes.remove_prefix(static_cast<size_t>(count));
   }
@@ -171,11 +175,11 @@ absl::Status AtomicFileWriter::Append(absl::Span<const char> bytes) {
 
 absl::Status AtomicFileWriter::Finish() {
   if (SHARDMESH_FAILS("file.sync") || fsync(descriptor_.get()) != 0) {
-    return FileError("sync", temporary_path_, errno);
+    return FileError("sync", path_, errno);
   }
   descriptor_.Close();
   if (SHARDMESH_FAILS("file.rename") || rename(temporary_path_.c_str(), path_.c_str()) != 0) {
-    return FileError("rename the finished file to", path_, errno);
+    return FileError("move the finished file to", path_, errno);
   }
   temporary_path_.clear();
   SHARDMESH_FAILPOINT("file.renamed");

@@ -136,9 +136,12 @@ absl::Status RunSnapshot(const Invocation& invocation, const std::string& path) 
 // The coordinator's program knows its folders: this process becomes that one. Returns why it could
 // not.
 absl::Status RunCheck(const Invocation& invocation, const std::string& folder, bool set_aside) {
+  // The program would take none for no check at all, and serve.
+  if (folder.empty()) return WrongUse("FOLDER is empty; give the coordinator's --data-dir");
   SHARDMESH_ASSIGN_OR_RETURN(const std::string binaries, OwnBinaryFolder());
   const std::string program = binaries + "/shardmesh-coordinator";
-  std::vector<std::string> words = {program, "--check=" + folder};
+  // Its errors bear the name that it is called by.
+  std::vector<std::string> words = {"shardmesh", "--check=" + folder};
   if (set_aside) words.emplace_back("--set-aside");
   if (invocation.json) words.emplace_back("--check-json");
   std::vector<char*> arguments;

@@ -57,6 +57,10 @@ TEST_F(SnapshotTest, ASnapshotThatIsPutBackDeletesNothingNewerAndSaysWhatDiffers
   const auto document = nlohmann::json::parse(saved.out);
   EXPECT_EQ(document["size_bytes"], fs::file_size(File()));
   EXPECT_GT(document["revision"], 0);
+  const std::string nowhere = cluster_->folder() + "/nowhere/state.snapshot";
+  const CommandResult unsaved = cluster_->Run({"admin", "snapshot", nowhere});
+  EXPECT_EQ(unsaved.exit_code, 1);
+  EXPECT_THAT(unsaved.err, HasSubstr("cannot create " + nowhere + ": No such file"));
   EXPECT_EQ(fs::status(File()).permissions(), fs::perms::owner_read | fs::perms::owner_write);
 
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string newer, Put("newer", 7));
@@ -132,7 +136,19 @@ TEST_F(SnapshotTest, ADamagedStateIsShownAndSetAside) {
 
   const CommandResult nowhere = cluster_->Run({"admin", "check", cluster_->folder() + "/nowhere"});
   EXPECT_EQ(nowhere.exit_code, 1);
-  EXPECT_THAT(nowhere.err, HasSubstr("nowhere"));
+  EXPECT_EQ(nowhere.err, StrCat("shardmesh: there is no folder ", cluster_->folder(),
+                                "/nowhere (STORE_FAILED)\n"));
+  const std::string above = cluster_->folder() + "/data";
+  const CommandResult of_cluster = cluster_->Run({"admin", "check", above, "--output", "json"});
+  EXPECT_EQ(of_cluster.exit_code, 1);
+  const auto error = nlohmann::json::parse(of_cluster.err)["error"];
+  EXPECT_EQ(error["code"], "NOT_FOUND");
+  EXPECT_EQ(error["message"],
+            StrCat("there is no database ", above,
+                   "/state.db; the coordinator of this cluster keeps its state in ", Folder()));
+  const CommandResult empty = cluster_->Run({"admin", "check", ""});
+  EXPECT_EQ(empty.exit_code, 2);
+  EXPECT_THAT(empty.err, HasSubstr("FOLDER is empty"));
 }
 
 }  // namespace

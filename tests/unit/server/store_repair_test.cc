@@ -244,5 +244,19 @@ TEST(StoreRepairTest, ChecksNoFolderWithoutADatabase) {
               StatusIs(absl::StatusCode::kNotFound, Reason::kStoreFailed));
 }
 
+TEST(StoreRepairTest, PointsFromAClustersFolderToItsCoordinators) {
+  const std::string folder = NewFolder();
+  std::filesystem::create_directory(folder + "/coordinator");
+  EXPECT_THAT(CheckDataFolder(folder, false).status().ToString(),
+              HasSubstr("give the --data-dir of a coordinator"));
+  ASSERT_THAT(OpenFolder(folder + "/coordinator"), IsOk());
+  const absl::Status refused = CheckDataFolder(folder, false).status();
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kNotFound, Reason::kStoreFailed));
+  EXPECT_THAT(refused.ToString(), HasSubstr("the coordinator of this cluster keeps its state in " +
+                                            folder + "/coordinator"));
+  EXPECT_THAT(CheckDataFolder(folder + "/none", false).status().ToString(),
+              HasSubstr("there is no folder " + folder + "/none"));
+}
+
 }  // namespace
 }  // namespace shardmesh::server

@@ -130,6 +130,16 @@ TEST(NpyTest, WhatIsWrittenIsReadBack) {
   }
 }
 
+TEST(NpyTest, AnErrorNamesTheFileThatWasAskedFor) {
+  const std::string bytes(4, 'b');
+  const TensorView tensor = *TensorView::Create(Dtype::kU8, {4}, bytes);
+  const std::string nowhere = ::testing::TempDir() + "nowhere/a.npy";
+  EXPECT_EQ(WriteNpy(nowhere, tensor).message(),
+            "cannot create " + nowhere + ": No such file or directory");
+  const std::string folder = ::testing::TempDir();
+  EXPECT_EQ(WriteNpy(folder, tensor).message(), "cannot write " + folder + ": Is a directory");
+}
+
 TEST(NpyTest, TurnsFortranOrderRound) {
   // numpy.asfortranarray(numpy.arange(24, dtype='<i2').reshape(2, 3, 4))
   std::string data = Version1("{'descr': '<i2', 'fortran_order': True, 'shape': (2, 3, 4)}");
