@@ -244,7 +244,7 @@ class PutPlan {
       SHARDMESH_ASSIGN_OR_RETURN(CorrectionResult corrected, Correct(*spec, array->shape, mesh_));
       if (strict_ && !corrected.corrections.empty()) {
         const Correction& first = corrected.corrections.front();
-        return InvalidArgument(first.reason, first.ToString());
+        return InvalidArgument(first.reason, first.ToString(mesh_));
       }
       if (!corrected.corrections.empty()) {
         definition->requested_spec = *std::move(spec);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <string_view>
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
@@ -68,25 +69,28 @@ bool IsEmptyName(const SpecEntry& entry) {
   return entry.axes().size() == 1 && entry.axes()[0].has_value() && entry.axes()[0]->empty();
 }
 
-}  // namespace
-
-std::string Correction::ToString() const {
-  const std::string subject =
-      dim < 0 ? std::string("not partitioned, ")
-              : StrCat("dimension ", dim, ": ", requested.ToString(), " dropped, ");
-  switch (reason) {
+// `mesh`: how the mesh is called in the text.
+std::string TextOf(const Correction& correction, std::string_view mesh) {
+  const int64_t have = correction.have;
+  const int64_t need = correction.need;
+  const std::string subject = correction.dim < 0
+                                  ? std::string("not partitioned, ")
+                                  : StrCat("dimension ", correction.dim, ": ",
+                                           correction.requested.ToString(), " dropped, ");
+  switch (correction.reason) {
     case Reason::kNotDivisible:
       return StrCat(subject, have, " is not divisible by ", need);
     case Reason::kAxisNotInMesh:
       if (need == 1) {
-        return StrCat(subject, "the mesh has no such axis");
+        return StrCat(subject, mesh, " has no such axis");
       }
-      return absent_axes.empty() ? StrCat(subject, "the mesh has ", have, " of its ", need, " axes")
-                                 : StrCat(subject, "the mesh has no axis ",
-                                          StrJoin(absent_axes, " and no axis ",
-                                                  [](std::string* out, const std::string& axis) {
-                                                    out->append(PythonRepr(axis));
-                                                  }));
+      return correction.absent_axes.empty()
+                 ? StrCat(subject, mesh, " has ", have, " of its ", need, " axes")
+                 : StrCat(subject, mesh, " has no axis ",
+                          StrJoin(correction.absent_axes, " and no axis ",
+                                  [](std::string* out, const std::string& axis) {
+                                    out->append(PythonRepr(axis));
+                                  }));
     case Reason::kRankTruncated:
       return StrCat(subject, "the tensor has ", have, have == 1 ? " dimension" : " dimensions",
                     " and the spec ", need);
@@ -95,17 +99,22 @@ std::string Correction::ToString() const {
     case Reason::kUnconstrained:
       return StrCat(subject, "it asks for nothing definite");
     default:
-      return StrCat(subject, ReasonName(reason));
+      return StrCat(subject, ReasonName(correction.reason));
   }
 }
 
+}  // namespace
+
+std::string Correction::ToString() const { return TextOf(*this, "the mesh"); }
+
 std::string Correction::ToString(const Mesh& mesh) const {
+  std::string text = TextOf(*this, StrCat("the mesh ", mesh.ToString()));
   for (const std::string& axis : absent_axes) {
     if (const std::string hint = mesh.DidYouMeanAxis(axis); !hint.empty()) {
-      return ToString() + hint;
+      return text + hint;
     }
   }
-  return ToString();
+  return text;
 }
 
 absl::StatusOr<CorrectionResult> Correct(const PartitionSpec& spec, absl::Span<const int64_t> shape,

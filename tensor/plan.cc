@@ -722,7 +722,8 @@ absl::StatusOr<ValueIndex> PlanBuilder::AddCollective(const CollectiveOp& op, Va
   for (const std::string& axis : op.axes) {
     if (!plan_.mesh.HasAxis(axis)) {
       return Error(Reason::kAxisNotInMesh,
-                   StrCat("axis '", axis, "' is not in the mesh ", plan_.mesh.ToString()));
+                   StrCat("axis '", axis, "' is not in the mesh ", plan_.mesh.ToString(),
+                          plan_.mesh.DidYouMeanAxis(axis)));
     }
     if (std::count(op.axes.begin(), op.axes.end(), axis) > 1) {
       return Error(Reason::kDuplicateAxis, StrCat("axis '", axis, "' is given twice"));

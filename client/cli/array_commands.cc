@@ -58,7 +58,7 @@ Json ArrayJson(const Array& array) {
           {"spec", SpecJson(array.descriptor.spec)},
           {"requested_spec",
            array.requested_spec.has_value() ? SpecJson(*array.requested_spec) : Json(nullptr)},
-          {"corrections", CorrectionsJson(array.corrections)},
+          {"corrections", CorrectionsJson(array.corrections, array.descriptor.mesh)},
           {"mesh", array.descriptor.mesh_id},
           {"size_bytes", array.size_bytes},
           {"state", std::string(StateName(array.state))},
@@ -288,7 +288,7 @@ absl::Status RunDescribe(const Invocation& invocation, const ArraySelector& sele
   }
   std::cout << "effective   " << FormatSpec(array.descriptor.spec) << "\n";
   for (const Correction& correction : array.corrections) {
-    std::cout << "corrected   " << correction.ToString() << "\n";
+    std::cout << "corrected   " << correction.ToString(array.descriptor.mesh) << "\n";
   }
   std::cout << "state       " << StateName(array.state) << ", "
             << FormatDurability(array.durability) << "\n\n";

@@ -34,14 +34,21 @@ struct ResolveFlags {
   ExactOption exact;
 };
 
-absl::StatusOr<SpecAnswer> AskResolve(const Invocation& invocation, const ResolveFlags& flags,
-                                      const std::optional<Mode>& mode) {
+// The answer, and the mesh of its corrections (MeshOfCorrections).
+struct Resolved {
+  SpecAnswer answer;
+  std::optional<Mesh> mesh = std::nullopt;
+};
+
+absl::StatusOr<Resolved> AskResolve(const Invocation& invocation, const ResolveFlags& flags,
+                                    const std::optional<Mode>& mode) {
+  Resolved resolved;
   const int given = (flags.axes.has_value() ? 1 : 0) + (flags.preset.empty() ? 0 : 1) +
                     (flags.spec.has_value() ? 1 : 0);
   if (given != 1) {
     return WrongUse("give one of --axes, --preset and --spec");
   }
-  SHARDMESH_ASSIGN_OR_RETURN(MeshSelector mesh,
+  SHARDMESH_ASSIGN_OR_RETURN(const MeshSelector mesh,
                              SelectMesh(flags.mesh, flags.exact.compatibility()));
   if (flags.spec.has_value()) {
     if (!flags.shape.has_value()) {
@@ -51,36 +58,42 @@ absl::StatusOr<SpecAnswer> AskResolve(const Invocation& invocation, const Resolv
       return WrongUse("--mode, --profile and --explain are about logical axes, not about --spec");
     }
     SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
-    return client->CorrectSpec({.spec = *flags.spec,
-                                .shape = *flags.shape,
-                                .mesh = std::move(mesh),
-                                .strict = flags.strict,
-                                .compatibility = flags.exact.compatibility(),
-                                .suggest_fixes = true});
+    SHARDMESH_ASSIGN_OR_RETURN(resolved.answer,
+                               client->CorrectSpec({.spec = *flags.spec,
+                                                    .shape = *flags.shape,
+                                                    .mesh = mesh,
+                                                    .strict = flags.strict,
+                                                    .compatibility = flags.exact.compatibility(),
+                                                    .suggest_fixes = true}));
+    resolved.mesh = MeshOfCorrections(client.get(), mesh, resolved.answer.corrections);
+    return resolved;
   }
   SHARDMESH_ASSIGN_OR_RETURN(ProfileSelector profile, SelectProfile(flags.profile));
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
-  return client->ResolveSpec({.axes = flags.axes.value_or(std::vector<AxisValue>()),
-                              .preset = flags.preset,
-                              .mode = mode,
-                              .shape = flags.shape,
-                              .profile = std::move(profile),
-                              .mesh = std::move(mesh),
-                              .strict = flags.strict,
-                              .compatibility = flags.exact.compatibility(),
-                              .explain = flags.explain,
-                              .suggest_fixes = true});
+  SHARDMESH_ASSIGN_OR_RETURN(
+      resolved.answer, client->ResolveSpec({.axes = flags.axes.value_or(std::vector<AxisValue>()),
+                                            .preset = flags.preset,
+                                            .mode = mode,
+                                            .shape = flags.shape,
+                                            .profile = std::move(profile),
+                                            .mesh = mesh,
+                                            .strict = flags.strict,
+                                            .compatibility = flags.exact.compatibility(),
+                                            .explain = flags.explain,
+                                            .suggest_fixes = true}));
+  resolved.mesh = MeshOfCorrections(client.get(), mesh, resolved.answer.corrections);
+  return resolved;
 }
 
 absl::Status RunResolve(const Invocation& invocation, const ResolveFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const std::optional<Mode> mode,
                              SelectMode(flags.mode, flags.exact.compatibility()));
-  SHARDMESH_ASSIGN_OR_RETURN(const SpecAnswer answer, AskResolve(invocation, flags, mode));
+  SHARDMESH_ASSIGN_OR_RETURN(const Resolved resolved, AskResolve(invocation, flags, mode));
   const std::optional<RuntimeMode> read_as = ModeOf(mode, flags.preset, flags.shape);
   if (invocation.json) {
-    PrintJson(SpecAnswerJson(answer, read_as));
+    PrintJson(SpecAnswerJson(resolved.answer, resolved.mesh, read_as));
   } else {
-    PrintSpecAnswer(answer, read_as);
+    PrintSpecAnswer(resolved.answer, resolved.mesh, read_as);
   }
   return absl::OkStatus();
 }

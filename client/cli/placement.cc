@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "client/cli/shared_options.h"
 #include "client/cli/spec_printing.h"
 #include "client/cli/table.h"
 #include "sharding/reason.h"
@@ -19,9 +20,9 @@ namespace shardmesh::client {
 namespace {
 
 // Empty where the specs are the same, but for dimensions filled up with none.
-std::string WhyTheyDiffer(const TreeSpec& spec) {
+std::string WhyTheyDiffer(const TreeSpec& spec, const std::optional<Mesh>& mesh) {
   if (!spec.corrections.empty()) {
-    return FormatCorrections(spec.corrections);
+    return FormatCorrections(spec.corrections, mesh);
   }
   return spec.effective.empty() && !spec.requested.empty()
              ? "nothing was asked for that cuts the tensor"
@@ -77,7 +78,7 @@ void PrintTensors(const Placement& placement) {
     } else {
       row.push_back(FormatBytes(placed.bytes_per_device));
     }
-    row.push_back(WhyTheyDiffer(spec));
+    row.push_back(WhyTheyDiffer(spec, placement.mesh));
     table.AddRow(std::move(row));
   }
   table.Print();
@@ -99,7 +100,7 @@ void PrintCorrections(const Placement& placement) {
               << placement.tensors[uses[i].first].name << " "
               << FormatShape(placement.tensors[uses[i].first].shape) << "\n";
     for (size_t j = 0; j < spec.corrections.size(); ++j) {
-      std::cout << "  " << spec.corrections[j].ToString() << "\n";
+      std::cout << "  " << FormatCorrections({spec.corrections[j]}, placement.mesh) << "\n";
       for (const Fix& fix : spec.fixes) {
         if (fix.correction == static_cast<int64_t>(j)) {
           std::cout << "    fix: " << FormatFix(fix) << "\n";
@@ -122,6 +123,12 @@ absl::StatusOr<Placement> AskPlacement(MeshClient* client, std::vector<TreeTenso
   question.keep_unmatched = true;
   placement.tensors = std::move(tensors);
   SHARDMESH_ASSIGN_OR_RETURN(placement.answer, client->ResolveTree(question, placement.tensors));
+  for (const TreeSpec& spec : placement.answer.specs) {
+    placement.mesh = MeshOfCorrections(client, question.mesh, spec.corrections);
+    if (placement.mesh.has_value()) {
+      break;
+    }
+  }
   return placement;
 }
 
@@ -285,7 +292,7 @@ Json PlacementJson(const Placement& placement) {
         {"effective", SpecJson(spec.effective)},
         {"rule", placed.rule_index.has_value() ? Json(*placed.rule_index) : Json(nullptr)},
         {"unmatched", placed.unmatched},
-        {"corrections", CorrectionsJson(spec.corrections)}};
+        {"corrections", CorrectionsJson(spec.corrections, placement.mesh)}};
     if (!spec.fixes.empty()) {
       entry["fixes"] = FixesJson(spec.fixes);
     }

@@ -3,18 +3,22 @@
 #ifndef SHARDMESH_CLIENT_CLI_PLACEMENT_H_
 #define SHARDMESH_CLIENT_CLI_PLACEMENT_H_
 
+#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "client/cli/command_line.h"
 #include "client/layout.h"
 #include "client/mesh_client.h"
+#include "sharding/mesh.h"
 
 namespace shardmesh::client {
 
 struct Placement {
   std::vector<TreeTensor> tensors;
   TreeAnswer answer;
+  // Where the mesh lacks axes that were asked for; see MeshOfCorrections.
+  std::optional<Mesh> mesh = std::nullopt;
   // Only specs were asked for (TreeQuestion::match_only): there are no bytes.
   bool match_only = false;
 };

@@ -191,17 +191,6 @@ absl::StatusOr<std::vector<TreeTensor>> ReadTreeOf(const PlanFlags& flags) {
   return tensors;
 }
 
-// The mesh itself, where pictures and tiles are made of it.
-absl::StatusOr<Mesh> FetchMesh(MeshClient* client, const MeshSelector& selector) {
-  if (const Mesh* mesh = std::get_if<Mesh>(&selector)) {
-    return *mesh;
-  }
-  const std::string* name = std::get_if<std::string>(&selector);
-  SHARDMESH_ASSIGN_OR_RETURN(
-      const Entry entry, client->GetEntry(EntryKind::kMesh, name == nullptr ? "default" : *name));
-  return std::get<rpc::MeshDefinition>(entry.value).mesh;
-}
-
 absl::Status CheckDevices(const std::vector<int64_t>& devices, const Mesh& mesh) {
   for (const int64_t device : devices) {
     if (device < 0 || device >= mesh.size()) {

@@ -791,7 +791,8 @@ class Page {
                 SpecChips(spec.effective), "</td><td class=\"r\">", Grouped(uses[i].tensors),
                 "</td><td class=\"wrap\">");
       for (const Correction& correction : spec.corrections) {
-        StrAppend(&html_, Escape(correction.ToString()), "<br/>");
+        StrAppend(&html_, Escape(FormatCorrections({correction}, report_.placement->mesh)),
+                  "<br/>");
       }
       StrAppend(&html_, "<span class=\"soft\">such as <span class=\"mono\">", Escape(tensor.name),
                 "</span> ", Dimensions(tensor.shape), "</span></td><td class=\"wrap\">");

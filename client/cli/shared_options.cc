@@ -1,9 +1,14 @@
 // Options that several commands have.
 #include "client/cli/shared_options.h"
 
+#include <algorithm>
+#include <utility>
+#include <variant>
+
 #include "client/cli/command_line.h"
 #include "client/cli/grammar.h"
 #include "sharding/presets.h"
+#include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
 
 namespace shardmesh::client {
@@ -20,6 +25,28 @@ absl::StatusOr<MeshSelector> SelectMesh(const MeshOption& option, Compatibility 
         "--devices goes with a --mesh that is written out, such as --mesh dp=-1,tp=8, or a file");
   }
   return SelectMesh(option.text, option.devices, compatibility);
+}
+
+absl::StatusOr<Mesh> FetchMesh(MeshClient* client, const MeshSelector& selector) {
+  if (const Mesh* mesh = std::get_if<Mesh>(&selector)) {
+    return *mesh;
+  }
+  const std::string* name = std::get_if<std::string>(&selector);
+  SHARDMESH_ASSIGN_OR_RETURN(
+      const Entry entry, client->GetEntry(EntryKind::kMesh, name == nullptr ? "default" : *name));
+  return std::get<rpc::MeshDefinition>(entry.value).mesh;
+}
+
+std::optional<Mesh> MeshOfCorrections(MeshClient* client, const MeshSelector& selector,
+                                      absl::Span<const Correction> corrections) {
+  const bool lacks_axes =
+      std::any_of(corrections.begin(), corrections.end(),
+                  [](const Correction& correction) { return !correction.absent_axes.empty(); });
+  if (!lacks_axes) {
+    return std::nullopt;
+  }
+  absl::StatusOr<Mesh> mesh = FetchMesh(client, selector);
+  return mesh.ok() ? std::optional<Mesh>(*std::move(mesh)) : std::nullopt;
 }
 
 void AddExactOption(CLI::App* app, ExactOption* option) {

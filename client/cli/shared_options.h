@@ -9,8 +9,12 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "client/layout.h"
+#include "client/mesh_client.h"
 #include "sharding/compatibility.h"
+#include "sharding/correction.h"
+#include "sharding/mesh.h"
 #include "sharding/mode.h"
 #include "sharding/shape.h"
 
@@ -31,6 +35,13 @@ void AddMeshOptions(CLI::App* app, MeshOption* option, std::string_view help = k
 // As SelectMesh of grammar.h. --devices without a mesh that is written out is wrong use.
 absl::StatusOr<MeshSelector> SelectMesh(const MeshOption& option,
                                         Compatibility compatibility = Compatibility::kDefault);
+
+// The mesh itself. Errors of GetEntry.
+absl::StatusOr<Mesh> FetchMesh(MeshClient* client, const MeshSelector& selector);
+// The mesh of a question where corrections in its answer are about axes that the mesh does not
+// have: their texts then list its axes. Nullopt otherwise, and where the mesh cannot be fetched.
+std::optional<Mesh> MeshOfCorrections(MeshClient* client, const MeshSelector& selector,
+                                      absl::Span<const Correction> corrections);
 
 // --exact.
 struct ExactOption {

@@ -141,7 +141,7 @@ void PrintWayToError(const Invocation& invocation, MeshClient* client,
   std::cout << "requested  " << FormatSpec(answer.requested) << "\n";
   if (!answer.explanation.empty()) {
     std::cout << "\n";
-    PrintExplanation(answer, mode);
+    PrintExplanation(answer, std::nullopt, mode);
   }
 }
 
@@ -154,23 +154,25 @@ absl::Status RunExplain(const Invocation& invocation, const SpecFlags& flags) {
   }
   SHARDMESH_RETURN_IF_ERROR(explained.status());
   const TensorExplanation& answer = *explained;
+  const std::optional<Mesh> mesh =
+      MeshOfCorrections(client.get(), question.mesh, answer.spec.corrections);
   std::optional<RuntimeMode> mode;
   if (question.axes.has_value()) {
     mode = ModeOf(question.mode, "", question.shape);
   }
   if (invocation.json) {
-    Json json = SpecAnswerJson(answer.spec, mode);
+    Json json = SpecAnswerJson(answer.spec, mesh, mode);
     json["rule"] = answer.rule_index.has_value() ? Json(*answer.rule_index) : Json(nullptr);
     PrintJson(json);
   } else {
     if (answer.rule_index.has_value()) {
       std::cout << "rule       " << *answer.rule_index << " (the first is 0)\n";
     }
-    PrintSpecAnswer(answer.spec, mode);
+    PrintSpecAnswer(answer.spec, mesh, mode);
   }
   if (flags.strict && !answer.spec.corrections.empty()) {
     const Correction& first = answer.spec.corrections.front();
-    return InvalidArgument(first.reason, first.ToString());
+    return InvalidArgument(first.reason, FormatCorrections({first}, mesh));
   }
   return absl::OkStatus();
 }
@@ -213,11 +215,13 @@ absl::Status RunConstrain(const Invocation& invocation, const SpecFlags& flags) 
                                                     .suggest_fixes = true}));
     fixes = std::move(corrected.fixes);
   }
+  const std::optional<Mesh> mesh =
+      MeshOfCorrections(client.get(), question.mesh, answer.corrections);
   if (invocation.json) {
     PrintJson({{"requested", SpecJson(answer.requested)},
                {"constraint",
                 answer.constraint.has_value() ? SpecJson(*answer.constraint) : Json(nullptr)},
-               {"corrections", CorrectionsJson(answer.corrections)},
+               {"corrections", CorrectionsJson(answer.corrections, mesh)},
                {"fixes", FixesJson(fixes)},
                {"revision", answer.revision}});
     return absl::OkStatus();
@@ -227,7 +231,7 @@ absl::Status RunConstrain(const Invocation& invocation, const SpecFlags& flags) 
             << (answer.constraint.has_value() ? FormatSpec(*answer.constraint)
                                               : "none: the array stays as it is")
             << "\n";
-  PrintCorrections(answer.corrections, fixes);
+  PrintCorrections(answer.corrections, fixes, mesh);
   return absl::OkStatus();
 }
 

@@ -44,22 +44,24 @@ std::string_view StepKindName(ExplanationStep::Kind kind) {
 
 }  // namespace
 
-void PrintSpecAnswer(const SpecAnswer& answer, std::optional<RuntimeMode> mode) {
+void PrintSpecAnswer(const SpecAnswer& answer, const std::optional<Mesh>& mesh,
+                     std::optional<RuntimeMode> mode) {
   std::cout << "requested  " << FormatSpec(answer.requested) << "\n"
             << "effective  " << FormatSpec(answer.effective) << "\n";
   if (answer.shard_shape.has_value()) {
     std::cout << "tile       " << FormatShape(*answer.shard_shape) << "\n";
   }
-  PrintCorrections(answer.corrections, answer.fixes);
+  PrintCorrections(answer.corrections, answer.fixes, mesh);
   if (!answer.explanation.empty()) {
     std::cout << "\n";
-    PrintExplanation(answer, mode);
+    PrintExplanation(answer, mesh, mode);
   }
 }
 
-void PrintCorrections(const std::vector<Correction>& corrections, const std::vector<Fix>& fixes) {
+void PrintCorrections(const std::vector<Correction>& corrections, const std::vector<Fix>& fixes,
+                      const std::optional<Mesh>& mesh) {
   for (size_t i = 0; i < corrections.size(); ++i) {
-    std::cout << "corrected  " << corrections[i].ToString() << "\n";
+    std::cout << "corrected  " << FormatCorrections({corrections[i]}, mesh) << "\n";
     for (const Fix& fix : fixes) {
       if (fix.correction == static_cast<int64_t>(i)) {
         std::cout << "           fix: " << FormatFix(fix) << "\n";
@@ -68,7 +70,8 @@ void PrintCorrections(const std::vector<Correction>& corrections, const std::vec
   }
 }
 
-void PrintExplanation(const SpecAnswer& answer, std::optional<RuntimeMode> mode) {
+void PrintExplanation(const SpecAnswer& answer, const std::optional<Mesh>& mesh,
+                      std::optional<RuntimeMode> mode) {
   Table table({{"dimension", Table::Align::kRight}, {"step"}, {"of"}, {"gives"}});
   for (const ExplanationStep& step : answer.explanation) {
     std::string kind(StepKindName(step.kind));
@@ -80,7 +83,7 @@ void PrintExplanation(const SpecAnswer& answer, std::optional<RuntimeMode> mode)
     for (const Correction& correction : answer.corrections) {
       if (step.kind == ExplanationStep::Kind::kCorrection && step.dim >= 0 &&
           correction.dim == step.dim && step.result == SpecEntry::None().ToString()) {
-        result = correction.ToString();
+        result = FormatCorrections({correction}, mesh);
       }
     }
     table.AddRow({step.dim < 0 ? "all" : StrCat(step.dim), std::move(kind), step.subject,
@@ -89,10 +92,11 @@ void PrintExplanation(const SpecAnswer& answer, std::optional<RuntimeMode> mode)
   table.Print();
 }
 
-Json SpecAnswerJson(const SpecAnswer& answer, std::optional<RuntimeMode> mode) {
+Json SpecAnswerJson(const SpecAnswer& answer, const std::optional<Mesh>& mesh,
+                    std::optional<RuntimeMode> mode) {
   Json json = {{"requested", SpecJson(answer.requested)},
                {"effective", SpecJson(answer.effective)},
-               {"corrections", CorrectionsJson(answer.corrections)},
+               {"corrections", CorrectionsJson(answer.corrections, mesh)},
                {"fixes", FixesJson(answer.fixes)},
                {"shard_shape",
                 answer.shard_shape.has_value() ? ShapeJson(*answer.shard_shape) : Json(nullptr)},

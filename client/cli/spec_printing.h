@@ -7,18 +7,24 @@
 
 #include "client/cli/command_line.h"
 #include "client/layout.h"
+#include "sharding/mesh.h"
 #include "sharding/mode.h"
 
 namespace shardmesh::client {
 
 // Specs, tile, corrections with their fixes, and the chain of reasons, to standard output.
 // `mode`: by which logical axes were read, if any were.
-void PrintSpecAnswer(const SpecAnswer& answer, std::optional<RuntimeMode> mode = std::nullopt);
-Json SpecAnswerJson(const SpecAnswer& answer, std::optional<RuntimeMode> mode = std::nullopt);
+// `mesh`: see MeshOfCorrections.
+void PrintSpecAnswer(const SpecAnswer& answer, const std::optional<Mesh>& mesh,
+                     std::optional<RuntimeMode> mode = std::nullopt);
+Json SpecAnswerJson(const SpecAnswer& answer, const std::optional<Mesh>& mesh,
+                    std::optional<RuntimeMode> mode = std::nullopt);
 // A line for each correction, with its fixes below it.
-void PrintCorrections(const std::vector<Correction>& corrections, const std::vector<Fix>& fixes);
+void PrintCorrections(const std::vector<Correction>& corrections, const std::vector<Fix>& fixes,
+                      const std::optional<Mesh>& mesh);
 // The chain of reasons alone.
-void PrintExplanation(const SpecAnswer& answer, std::optional<RuntimeMode> mode);
+void PrintExplanation(const SpecAnswer& answer, const std::optional<Mesh>& mesh,
+                      std::optional<RuntimeMode> mode);
 Json ExplanationJson(const std::vector<ExplanationStep>& steps);
 // {"kind", "correction", "spec", "shape", "text"} each.
 Json FixesJson(const std::vector<Fix>& fixes);

@@ -182,9 +182,10 @@ std::string FormatSpec(const PartitionSpec& spec) {
   return text;
 }
 
-std::string FormatCorrections(absl::Span<const Correction> corrections) {
-  return StrJoin(corrections, "; ", [](std::string* out, const Correction& correction) {
-    out->append(correction.ToString());
+std::string FormatCorrections(absl::Span<const Correction> corrections,
+                              const std::optional<Mesh>& mesh) {
+  return StrJoin(corrections, "; ", [&](std::string* out, const Correction& correction) {
+    out->append(mesh.has_value() ? correction.ToString(*mesh) : correction.ToString());
   });
 }
 
@@ -208,7 +209,7 @@ Json SpecJson(const PartitionSpec& spec) {
   return entries;
 }
 
-Json CorrectionsJson(absl::Span<const Correction> corrections) {
+Json CorrectionsJson(absl::Span<const Correction> corrections, const std::optional<Mesh>& mesh) {
   Json list = Json::array();
   for (const Correction& correction : corrections) {
     list.push_back({{"dimension", correction.dim},
@@ -216,7 +217,7 @@ Json CorrectionsJson(absl::Span<const Correction> corrections) {
                     {"reason", std::string(ReasonName(correction.reason))},
                     {"have", correction.have},
                     {"need", correction.need},
-                    {"text", correction.ToString()}});
+                    {"text", FormatCorrections({correction}, mesh)}});
   }
   return list;
 }

@@ -3,6 +3,7 @@
 #define SHARDMESH_CLIENT_CLI_TABLE_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -57,8 +58,10 @@ std::string_view FormatDurability(Durability durability);
 std::string FormatShape(absl::Span<const int64_t> shape);
 // In the grammar of ParseSpec: `(fsdp,dp),-,tp`; `()` for P().
 std::string FormatSpec(const PartitionSpec& spec);
-// `dimension 1: ...; dimension 2: ...`; empty if there are none.
-std::string FormatCorrections(absl::Span<const Correction> corrections);
+// `dimension 1: ...; dimension 2: ...`; empty if there are none. With the mesh the text says which
+// axes there are, and which was probably meant.
+std::string FormatCorrections(absl::Span<const Correction> corrections,
+                              const std::optional<Mesh>& mesh = std::nullopt);
 // What to change, and the whole spec to ask for, with which nothing is corrected:
 // `pad dimension 0 from 30 to 32: spec tp,-, shape 32,8`. In the grammar of ParseSpec and
 // ParseShape.
@@ -66,7 +69,8 @@ std::string FormatFix(const Fix& fix);
 
 // A list with null, a name or a list of names for each dimension; unreduced axes are not in it.
 Json SpecJson(const PartitionSpec& spec);
-Json CorrectionsJson(absl::Span<const Correction> corrections);
+Json CorrectionsJson(absl::Span<const Correction> corrections,
+                     const std::optional<Mesh>& mesh = std::nullopt);
 Json ShapeJson(absl::Span<const int64_t> shape);
 // [[0, 4], [8, 16]]: start and stop in each dimension.
 Json TileJson(const Tile& tile);

@@ -549,6 +549,23 @@ TEST_F(ClusterCommandTest, ResolvesAndCorrects) {
       {"resolve", "--spec", "dp+tp,-", "--shape", "30522,384", "--mesh", "dp=4,tp=8"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("30522 is not divisible by 32"));
+
+  const std::string hint =
+      "'tpp' dropped, the mesh fsdp=2,tp=2 has no such axis; did you mean "
+      "\"tp\"?";
+  for (const char* const command : {"resolve", "constrain"}) {
+    result = cluster_->Run({command, "--spec", "fsdp,tpp", "--shape", "8,8"});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_THAT(result.out, HasSubstr(hint)) << command;
+    result = cluster_->Run({command, "--spec", "fsdp,tpp", "--shape", "8,8", "--strict"});
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_THAT(result.err, HasSubstr(hint)) << command;
+  }
+  result = cluster_->Run(
+      {"resolve", "--spec", "dp,tpp", "--shape", "8,8", "--mesh", "dp=2,tp=4", "--output=json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(std::string(json::parse(result.out)["corrections"][0]["text"]),
+              HasSubstr("the mesh dp=2,tp=4 has no such axis; did you mean \"tp\"?"));
 }
 
 TEST_F(ClusterCommandTest, ShowsProfilesAndHashes) {
@@ -735,8 +752,9 @@ TEST_F(ClusterCommandTest, SaysWhySpecsDiffer) {
   EXPECT_THAT(result.out, HasSubstr("the tensor has 1 dimension and the spec 2"));
   result = cluster_->Run({"plan", checkpoint_, "--rules", rules});
   ASSERT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.out, AllOf(HasSubstr("('tp', 'xx') dropped, the mesh has no axis 'xx'"),
-                                HasSubstr("nothing was asked for that cuts the tensor")));
+  EXPECT_THAT(result.out,
+              AllOf(HasSubstr("('tp', 'xx') dropped, the mesh fsdp=2,tp=2 has no axis 'xx'"),
+                    HasSubstr("nothing was asked for that cuts the tensor")));
 }
 
 TEST_F(ClusterCommandTest, FixesThatItPrintsNeedNoCorrection) {
@@ -1037,6 +1055,12 @@ TEST_F(ClusterCommandTest, ExchangesTiles) {
         {"collective", "gather", "rows", "--axes", "tp", "--algorithm", "chain"},
         "gather has no algorithm \"chain\"; those that fit: pairwise"},
        {"no pairs", {"collective", "permute", "rows", "--axes", "tp"}, "no pairs of places"},
+       {"an axis that the mesh does not have",
+        {"collective", "all-reduce", "rows", "--axes", "tpp"},
+        "axis 'tpp' is not in the mesh fsdp=2,tp=2; did you mean \"tp\"?"},
+       {"an array that there is not",
+        {"collective", "all-reduce", "rosw", "--axes", "tp"},
+        "no array is named \"rosw\"; did you mean \"rows\"?"},
        {"counts that do not add up",
         {"collective", "scatter", Path("a.npy"), "--axes", "tp", "--counts", "4,5"},
         "counts 4,5 do not add up to the 8 elements that dimension 0 of a tile has"},

@@ -44,6 +44,21 @@ TEST(CorrectTest, NamesTheReasonOfEachDroppedDimension) {
             "dimension 1: ('dp', 'tp') dropped, 12 is not divisible by 8");
   EXPECT_EQ(result.corrections[0].ToString(),
             "dimension 0: ('tp', 'xx') dropped, the mesh has no axis 'xx'");
+  EXPECT_EQ(result.corrections[0].ToString(mesh),
+            "dimension 0: ('tp', 'xx') dropped, the mesh dp=2,tp=4 has no axis 'xx'");
+}
+
+TEST(CorrectTest, NamesTheAxesOfTheMeshAndTheOneThatWasMeant) {
+  const Mesh mesh = MeshOf("dp=2,tp=4");
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const CorrectionResult result,
+      Correct(Spec({SpecEntry::Axis("tpp"), SpecEntry::Axis("xx")}), {8, 8}, mesh));
+  ASSERT_EQ(result.corrections.size(), 2u);
+  EXPECT_EQ(
+      result.corrections[0].ToString(mesh),
+      "dimension 0: 'tpp' dropped, the mesh dp=2,tp=4 has no such axis; did you mean \"tp\"?");
+  EXPECT_EQ(result.corrections[1].ToString(mesh),
+            "dimension 1: 'xx' dropped, the mesh dp=2,tp=4 has no such axis");
 }
 
 TEST(CorrectTest, ReportsNothingWhereNothingWasAskedFor) {

@@ -527,7 +527,8 @@ TEST(PlanTest, RefusesCollectivesThatCannotBeWithTheReason) {
   };
   const std::vector<std::string> tp = {"tp"};
   const Case cases[] = {
-      {{.axes = {"pp"}}, Reason::kAxisNotInMesh, "axis 'pp' is not in the mesh"},
+      {{.axes = {"xx"}}, Reason::kAxisNotInMesh, "axis 'xx' is not in the mesh"},
+      {{.axes = {"tpp"}}, Reason::kAxisNotInMesh, "; did you mean \"tp\"?"},
       {{.axes = {}}, Reason::kMissingArgument, "no mesh axes are given"},
       {{.axes = {"tp", "tp"}}, Reason::kDuplicateAxis, "axis 'tp' is given twice"},
       {{.axes = tp}, Reason::kUnsupportedDtype, "BOOL has no arithmetic", {}, Dtype::kBool},
