@@ -189,6 +189,13 @@ class Cluster:
         return all(subprocess.run(host.inside(*command, f"--address={host.address}:{PORT}"), capture_output=True).returncode == 0
                    for host in self.worker_hosts)
 
+    def status(self, *flags):
+        """`shardmesh status` by the coordinator's name, on a worker's host."""
+        command = [self.programs / "shardmesh", "status", f"--address={self.name}:{PORT}", *flags]
+        if self.certificates is not None:
+            command += self.credentials("client")
+        return subprocess.run(self.worker_hosts[0].inside(*command), capture_output=True, text=True)
+
     def each_worker(self, what):
         for host in self.worker_hosts:
             what(host)
@@ -328,8 +335,24 @@ class Network:
         self.resolver.silent = False
         return [time.time()] * 2
 
+    def first_address_is_silent(self):
+        """killed, and started anew at the second of its name's addresses, of which the first swallows what is sent to it"""
+        for cluster in self.clusters:
+            # No host has it; as it is nearer to the workers' own than the coordinator's, it is tried first.
+            silent = f"10.77.{cluster.number}.{20 + WORKERS}"
+            cluster.each_worker(lambda host, address=silent: host.swallow(address))
+            self.resolver.set(cluster.name, silent, cluster.address)
+            cluster.coordinator.end(signal.SIGKILL)
+        serves = [cluster.start_coordinator() for cluster in self.clusters]
+        for cluster in self.clusters:
+            status = cluster.status("--deadline=40s")
+            assert status.returncode == 0, f"{cluster.kind} client: {status.stderr}"
+            self.resolver.set(cluster.name, cluster.address)
+        # A worker gives up an address that answers nothing after the timeout of its keepalive.
+        return [since + 3 for since in serves]
+
     SCENARIOS = (starts, killed_and_address_refuses, drained, service_rejects, service_swallows, unreachable, slow, moved,
-                 moved_from_silent_host, names_are_silent)
+                 moved_from_silent_host, names_are_silent, first_address_is_silent)
 
 
 def skip(why):

@@ -17,9 +17,9 @@ class Resolver:
         self.socket.bind((address, 53))
         threading.Thread(target=self.serve, daemon=True).start()
 
-    def set(self, name, address):
+    def set(self, name, *addresses):
         with self.lock:
-            self.addresses[name] = address
+            self.addresses[name] = addresses
 
     def known_until(self, name):
         """When what is kept of a name is forgotten."""
@@ -28,11 +28,11 @@ class Resolver:
 
     def lookup(self, name):
         now = time.monotonic()
-        address, until = self.kept.get(name, (None, 0))
+        addresses, until = self.kept.get(name, (None, 0))
         if now >= until:
-            address = self.addresses.get(name)
-            self.kept[name] = (address, now + (self.keeps_absence if address is None else self.keeps))
-        return address
+            addresses = self.addresses.get(name)
+            self.kept[name] = (addresses, now + (self.keeps_absence if addresses is None else self.keeps))
+        return addresses
 
     def serve(self):
         while True:
@@ -46,10 +46,10 @@ class Resolver:
             with self.lock:
                 if self.silent:
                     continue
-                address = self.lookup(".".join(labels).lower())
-            answer = b""
-            if address is not None and kind == 1:
-                answer = struct.pack("!HHHLH", 0xC00C, 1, 1, 0, 4) + socket.inet_aton(address)
+                addresses = self.lookup(".".join(labels).lower())
+            answers = []
+            if addresses is not None and kind == 1:
+                answers = [struct.pack("!HHHLH", 0xC00C, 1, 1, 0, 4) + socket.inet_aton(address) for address in addresses]
             # A recursive server's answer; NXDOMAIN where there is no such name.
-            flags = 0x8180 | (0 if address is not None else 3)
-            self.socket.sendto(query[:2] + struct.pack("!HHHHH", flags, 1, 1 if answer else 0, 0, 0) + question + answer, client)
+            flags = 0x8180 | (0 if addresses is not None else 3)
+            self.socket.sendto(query[:2] + struct.pack("!HHHHH", flags, 1, len(answers), 0, 0) + question + b"".join(answers), client)
