@@ -395,8 +395,8 @@ absl::Status Answer(Context context, const v1::DescribeTilingRequest& request,
   if (request.has_range()) {
     SHARDMESH_DECODE(range, "range", rpc::Decode(request.range()));
     if (static_cast<int64_t>(range.ranges.size()) != tiling.rank()) {
-      return rpc::BadField(
-          "range", StrCat("has ", range.ranges.size(), " dimensions, the tensor ", tiling.rank()));
+      return rpc::BadField("range", StrCat("has a range for each of ", range.ranges.size(),
+                                           " dimensions, and the tensor has ", tiling.rank()));
     }
     const auto check_pieces = [](int64_t pieces) {
       return pieces <= kMaxListedPieces

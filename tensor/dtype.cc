@@ -2,8 +2,11 @@
 #include "tensor/dtype.h"
 
 #include <array>
+#include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "sharding/nearest_name.h"
 #include "sharding/reason.h"
 #include "sharding/str_cat.h"
 
@@ -65,11 +68,11 @@ absl::StatusOr<Dtype> ParseDtype(std::string_view name) {
       return facts.dtype;
     }
   }
-  return InvalidArgument(
-      Reason::kUnknownDtype,
-      StrCat("\"", name, "\" is not an element type; the known ones are ",
-             StrJoin(kFacts, ", ",
-                     [](std::string* out, const DtypeFacts& facts) { out->append(facts.name); })));
+  std::vector<std::string_view> names;
+  for (const DtypeFacts& facts : kFacts) names.push_back(facts.name);
+  return InvalidArgument(Reason::kUnknownDtype,
+                         StrCat("\"", name, "\" is not an element type; the known ones are ",
+                                StrJoin(names, ", "), DidYouMean(name, names)));
 }
 
 absl::StatusOr<int64_t> PackedSizeBytes(Dtype dtype, int64_t elements) {

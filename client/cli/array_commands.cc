@@ -20,6 +20,7 @@
 #include "sharding/str_cat.h"
 #include "sharding/tile.h"
 #include "tensor/dtype.h"
+#include "tensor/file.h"
 #include "tensor/npy.h"
 
 namespace shardmesh::client {
@@ -237,6 +238,8 @@ absl::Status RunGet(const Invocation& invocation, const ArraySelector& selector,
     SHARDMESH_ASSIGN_OR_RETURN(const GatheredTensor tensor, client->Gather(selector));
     return WriteNpy(std::cout, tensor.view());
   }
+  // A file that cannot be written is said before anything is gathered.
+  SHARDMESH_RETURN_IF_ERROR(AtomicFileWriter::Create(path).status());
   SHARDMESH_ASSIGN_OR_RETURN(const Array array, client->GatherToNpy(selector, path));
   const absl::Duration time = absl::Now() - start;
   if (invocation.json) {

@@ -126,7 +126,9 @@ CLI::Option* AddParsedOption(CLI::App* app, const std::string& names, Target* ta
       [target, parse, names](const std::string& text) {
         auto value = parse(std::string_view(text));
         if (!value.ok()) {
-          throw CLI::ValidationError(names, std::string(value.status().message()));
+          // Of several names the last: that of the option, if it may stand without one.
+          throw CLI::ValidationError(names.substr(names.rfind(',') + 1),
+                                     std::string(value.status().message()));
         }
         *target = *std::move(value);
       },

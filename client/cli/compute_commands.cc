@@ -15,6 +15,7 @@
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
 #include "tensor/dtype.h"
+#include "tensor/file.h"
 #include "tensor/npy.h"
 
 namespace shardmesh::client {
@@ -97,10 +98,15 @@ absl::Status RunAndFinish(const Invocation& invocation, MeshClient* client,
                           const ResultFlags& flags,
                           const std::function<absl::StatusOr<StepResult>()>& run) {
   constexpr int kMaxRuns = 3;
+  if (!flags.path.empty()) {
+    // A file that cannot be written is said before anything runs.
+    SHARDMESH_RETURN_IF_ERROR(AtomicFileWriter::Create(flags.path).status());
+  }
   for (int runs = 1;; ++runs) {
     SHARDMESH_ASSIGN_OR_RETURN(const StepResult result, run());
     absl::Status finished = Finish(invocation, client, result, flags);
-    const bool is_lost = absl::IsNotFound(finished) || ReasonOf(finished) == Reason::kArrayDegraded;
+    const Reason reason = ReasonOf(finished);
+    const bool is_lost = reason == Reason::kNotFound || reason == Reason::kArrayDegraded;
     if (!is_lost || !flags.name.empty() || runs == kMaxRuns) {
       return finished;
     }

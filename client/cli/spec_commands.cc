@@ -226,8 +226,8 @@ absl::Status RunConstrain(const Invocation& invocation, const SpecFlags& flags) 
                {"revision", answer.revision}});
     return absl::OkStatus();
   }
-  std::cout << "requested   " << FormatSpec(answer.requested) << "\n"
-            << "constraint  "
+  std::cout << "requested  " << FormatSpec(answer.requested) << "\n"
+            << "constraint "
             << (answer.constraint.has_value() ? FormatSpec(*answer.constraint)
                                               : "none: the array stays as it is")
             << "\n";

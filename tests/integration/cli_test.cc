@@ -564,7 +564,7 @@ TEST_F(ClusterCommandTest, ResolvesAndCorrects) {
   result = cluster_->Run(
       {"resolve", "--spec", "dp,tpp", "--shape", "8,8", "--mesh", "dp=2,tp=4", "--output=json"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(std::string(json::parse(result.out)["corrections"][0]["text"]),
+  EXPECT_THAT(json::parse(result.out)["corrections"][0]["text"].get<std::string>(),
               HasSubstr("the mesh dp=2,tp=4 has no such axis; did you mean \"tp\"?"));
 }
 
@@ -1061,6 +1061,11 @@ TEST_F(ClusterCommandTest, ExchangesTiles) {
        {"an array that there is not",
         {"collective", "all-reduce", "rosw", "--axes", "tp"},
         "no array is named \"rosw\"; did you mean \"rows\"?"},
+       {"a file in a folder that there is not",
+        {"collective", "all-reduce", "rows", "--axes", "tp", "--as", "unmade", "--out",
+         Path("none/a.npy")},
+        "cannot create " + Path("none/a.npy") + ": No such file"},
+       {"a result that was not computed", {"describe", "unmade"}, "no array is named \"unmade\""},
        {"counts that do not add up",
         {"collective", "scatter", Path("a.npy"), "--axes", "tp", "--counts", "4,5"},
         "counts 4,5 do not add up to the 8 elements that dimension 0 of a tile has"},
@@ -1071,6 +1076,7 @@ TEST_F(ClusterCommandTest, ExchangesTiles) {
       {{"permute", "rows", "--axes", "tp", "--pairs", "0-1"}, "is no pair of places, as in"},
       {{"send", "rows", "--axes", "tp", "--from", "1"}, "--to"},
       {{"send", "rows", "--axes", "tp", "--from=1", "--to=0", "--pairs", "0:1"}, "--pairs"},
+      {{"broadcst", "rows", "--axes", "tp"}, "shardmesh: --kind: \"broadcst\" is none of"},
       {{"broadcst", "rows", "--axes", "tp"}, "did you mean \"broadcast\"?"},
       {{"scatter", "rows", "--axes", "tp", "--counts", "4,x"}, "--counts"},
       {{"all-reduce", "rows", "--axes", "tp", "--order", "slowest"}, "reproducible, fastest"},

@@ -24,6 +24,7 @@ TEST(DtypeTest, NamesTheKnownTypesWhenRefusingAnUnknownOne) {
   const auto dtype = ParseDtype("f32");
   EXPECT_THAT(dtype, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kUnknownDtype));
   EXPECT_THAT(std::string(dtype.status().message()), testing::HasSubstr("BF16"));
+  EXPECT_THAT(std::string(dtype.status().message()), testing::HasSubstr("did you mean \"F32\"?"));
 }
 
 TEST(DtypeTest, SubByteElementsArePacked) {
