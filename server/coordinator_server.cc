@@ -72,8 +72,13 @@ class Server final : public CoordinatorServer {
       : options_(std::move(options)), metrics_("coordinator") {}
   ~Server() override {
     Drain(absl::InfinitePast());
-    absl::MutexLock lock(&serving_mutex_);
-    serving_ = nullptr;
+    {
+      absl::MutexLock lock(&serving_mutex_);
+      serving_ = nullptr;
+    }
+    // Waits for what is being sent. Commits go on until the store ends, and hit nobody.
+    absl::MutexLock lock(&streams_mutex_);
+    streams_ = nullptr;
   }
 
   absl::Status Start();
@@ -112,6 +117,10 @@ class Server final : public CoordinatorServer {
   absl::Mutex serving_mutex_;
   // lifecycle_ as long as it is there, for the store's thread.
   rpc::ServerLifecycle* serving_ ABSL_GUARDED_BY(serving_mutex_) = nullptr;
+  absl::Mutex streams_mutex_;
+  // hub_ as long as it is there, for the store's thread, which tells it what is dropped. Not held
+  // while anything waits: what goes to workers is queued.
+  AttachHub* streams_ ABSL_GUARDED_BY(streams_mutex_) = nullptr;
   absl::Mutex unwritten_mutex_;
   // Meshes whose ranks the store refused to take.
   std::set<std::string> unwritten_ ABSL_GUARDED_BY(unwritten_mutex_);
@@ -161,9 +170,8 @@ absl::Status Server::OpenState() {
       catalogue_, Catalogue::Open(
                       store_.get(), &clock_,
                       [this](const std::string& mesh_id, const std::vector<std::string>& ids) {
-                        if (hub_ != nullptr) {
-                          hub_->Drop(mesh_id, ids);
-                        }
+                        absl::ReaderMutexLock lock(&streams_mutex_);
+                        if (streams_ != nullptr) streams_->Drop(mesh_id, ids);
                       },
                       options_.unnamed_grace));
   SHARDMESH_ASSIGN_OR_RETURN(publisher_,
@@ -198,11 +206,14 @@ absl::Status Server::OpenState() {
                          .hello_timeout = limits.hello_timeout,
                          .inventory_timeout = limits.inventory_timeout,
                          .max_inventory_tiles = limits.max_inventory_tiles});
+  {
+    absl::MutexLock lock(&streams_mutex_);
+    streams_ = hub_.get();
+  }
   catalogue_->SetVerdictListener(
       [this](const std::string& identity, const InventoryVerdict& verdict) {
-        if (hub_ != nullptr) {
-          hub_->SendVerdict(identity, verdict);
-        }
+        absl::ReaderMutexLock lock(&streams_mutex_);
+        if (streams_ != nullptr) streams_->SendVerdict(identity, verdict);
       });
   step_watch_ = std::make_unique<StepWatch>(&clock_, membership_.get(), &flight_log_);
   Sequencer::Options sequencer{
