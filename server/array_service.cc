@@ -44,8 +44,8 @@
 namespace shardmesh::server {
 namespace {
 
-// How long streams may be opened with a token to read an array; those that are open go on. It is as
-// long as tiles may be read after the session has ended: a client that needs longer begins again.
+// How long streams may be opened with a token to read an array, at most; those that are open go on.
+// A client that needs longer begins again.
 constexpr absl::Duration kGetTimeout = absl::Minutes(5);
 // What of an answer is sent in one message.
 constexpr int64_t kPieceBytes = int64_t{512} << 10;
@@ -788,12 +788,15 @@ class ArrayService final : public ArrayServiceBase {
         Encode(endpoint, response->add_devices());
       }
     }
-    const rpc::TransferClaims claims{.direction = rpc::TransferDirection::kGet,
-                                     .transfer_id = "",
-                                     .session_id = request.session_id(),
-                                     .array = descriptor,
-                                     .term = context_.term,
-                                     .expire_time = context_.clock->Now() + kGetTimeout};
+    // A renewal does not reach tokens that are out: none outlives the lease that it was made in.
+    SHARDMESH_ASSIGN_OR_RETURN(const Session session, context_.sessions->Get(request.session_id()));
+    const rpc::TransferClaims claims{
+        .direction = rpc::TransferDirection::kGet,
+        .transfer_id = "",
+        .session_id = request.session_id(),
+        .array = descriptor,
+        .term = context_.term,
+        .expire_time = std::min(context_.clock->Now() + kGetTimeout, session.expires)};
     response->set_token(rpc::SignToken(claims, context_.token_key));
     rpc::Encode(claims.expire_time, response->mutable_expire_time());
     return absl::OkStatus();
