@@ -17,6 +17,7 @@
 #include "rpc/credentials.h"
 #include "rpc/flags.h"
 #include "rpc/listener.h"
+#include "rpc/live_work.h"
 #include "rpc/log.h"
 #include "rpc/mutex_checks.h"
 #include "rpc/signal.h"
@@ -252,7 +253,8 @@ int Main(int argc, char** argv) {
   flags.AddInt("max-watches", "watches of the catalog at a time", 1, kMost, &limits.max_watches);
   flags.AddInt("max-watches-per-caller", "the same of one caller", 1, kMost,
                &limits.max_watches_per_caller);
-  flags.AddInt("max-live-work", "steps and transfers that have not ended", 1, kMost,
+  // Workers hold as many steps of a peer that is ahead, and no more.
+  flags.AddInt("max-live-work", "steps and transfers that have not ended", 1, rpc::kMaxLiveWork,
                &limits.max_live_work);
   flags.AddInt("max-connection-calls", "calls of one connection at a time; more wait at the client",
                1, std::numeric_limits<int32_t>::max(), &limits.max_connection_calls);

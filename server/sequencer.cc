@@ -6,6 +6,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
+#include "rpc/status.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -383,10 +384,12 @@ absl::Status Sequencer::CheckParticipants(std::string_view op,
     }
   }
   if (static_cast<int64_t>(live_.size()) >= options_.max_live) {
-    return WithReason(absl::ResourceExhaustedError(
-                          StrCat(live_.size(), " steps and transfers are live, the limit is ",
-                                 options_.max_live, "; retry when some have ended")),
-                      Reason::kLimitExceeded);
+    return rpc::WithRetryDelay(
+        WithReason(absl::ResourceExhaustedError(
+                       StrCat(live_.size(), " steps and transfers are live, the limit is ",
+                              options_.max_live, "; retry when some have ended")),
+                   Reason::kLimitExceeded),
+        absl::Milliseconds(100));
   }
   return absl::OkStatus();
 }

@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "rpc/status.h"
 #include "tests/testing/cpu_time.h"
 #include "tests/testing/fake_clock.h"
 #include "tests/testing/status_matchers.h"
@@ -117,6 +118,28 @@ TEST_F(SequencerTest, StepsWithCommonOperandsWaitAndOthersOverlap) {
   BothDone(103);
   EXPECT_EQ(transport_.heard().back(), "start donates z");
   EXPECT_EQ(sequencer_.last_sequence(), 104);
+}
+
+TEST_F(SequencerTest, RefusesMoreWorkThanMayBeLiveUntilSomeHasEnded) {
+  Sequencer sequencer(&clock_, &transport_, {.term = 7, .max_live = 2});
+  sequencer.WorkerAttached("a", 1);
+  sequencer.WorkerAttached("b", 2);
+  const auto ignore = [](const WorkOutcome&) {};
+  const auto first = sequencer.Submit(Step("one", {}, {"x"}), ignore);
+  ASSERT_THAT(first, IsOk());
+  TransferRequest transfer;
+  transfer.transfer_id = "t";
+  transfer.op = "put";
+  transfer.participants = {{.rank = 0, .identity = "a"}};
+  transfer.timeout = absl::Seconds(30);
+  ASSERT_THAT(sequencer.BeginTransfer(std::move(transfer), ignore), IsOk());
+  const absl::Status third = sequencer.Submit(Step("waits", {"x"}, {}), ignore).status();
+  EXPECT_THAT(third, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
+  EXPECT_THAT(std::string(third.message()),
+              AllOf(HasSubstr("2 steps and transfers are live"), HasSubstr("limit is 2")));
+  EXPECT_TRUE(rpc::RetryDelayOf(third).has_value());
+  sequencer.Cancel(*first);
+  EXPECT_THAT(sequencer.Submit(Step("three", {"x"}, {}), ignore), IsOk());
 }
 
 TEST_F(SequencerTest, ManyWaitingStepsAreAdmittedInOrderAndInTime) {
