@@ -68,6 +68,8 @@ constexpr int kStreamsPerTurn = 64;
 constexpr size_t kMaxPlansKnown = 1024;
 // Lengths of a hello's texts. What is shown of a worker is in every list of them.
 constexpr size_t kMaxEndpointBytes = 320;
+// Bytes of an identity that nobody has checked, in an error.
+constexpr size_t kMaxIdentityShown = 255;
 constexpr size_t kMaxHelloTextBytes = 128;
 constexpr size_t kMaxClusterIdBytes = 64;
 constexpr int kMaxFeatures = 64;
@@ -152,8 +154,9 @@ class EndpointCheck : public std::enable_shared_from_this<EndpointCheck> {
     if (status.ok() &&
         (probe.response.identity() != identity_ || probe.response.incarnation() != incarnation_ ||
          probe.response.nonce() != nonce_)) {
-      status = absl::FailedPreconditionError(StrCat(
-          "\"", probe.response.identity(), "\" answers there, of another incarnation or name"));
+      status = absl::FailedPreconditionError(
+          StrCat("\"", absl::CHexEscape(probe.response.identity().substr(0, kMaxIdentityShown)),
+                 "\" answers there, of another incarnation or name"));
     }
     {
       absl::MutexLock lock(&mutex_);
@@ -203,8 +206,8 @@ absl::Status CheckLength(std::string_view text, size_t max_bytes, std::string_vi
                                                        " bytes; it must have at most ", max_bytes));
 }
 
+// All but the identity, which is checked before.
 absl::Status CheckHello(const v1::Hello& hello, const AttachHubOptions& options) {
-  SHARDMESH_RETURN_IF_ERROR(rpc::CheckIdentity(hello.identity(), "hello.identity"));
   if (hello.incarnation() == 0) {
     return rpc::BadField("hello.incarnation", "is 0; it must be random, new at each start");
   }
@@ -258,12 +261,12 @@ absl::Status CheckHello(const v1::Hello& hello, const AttachHubOptions& options)
   }
   if (!hello.data_identity().empty() && hello.data_identity() != hello.identity()) {
     return WithReason(
-        absl::FailedPreconditionError(StrCat("the data folder of worker \"", hello.identity(),
-                                             "\" holds the tiles of worker \"",
-                                             absl::CHexEscape(hello.data_identity().substr(0, 255)),
-                                             "\"; start it with its own folder, or with --identity "
-                                             "of the folder's worker; to give a "
-                                             "folder away for good, remove its contents")),
+        absl::FailedPreconditionError(StrCat(
+            "the data folder of worker \"", hello.identity(), "\" holds the tiles of worker \"",
+            absl::CHexEscape(hello.data_identity().substr(0, kMaxIdentityShown)),
+            "\"; start it with its own folder, or with --identity "
+            "of the folder's worker; to give a "
+            "folder away for good, remove its contents")),
         Reason::kIdentityMismatch);
   }
   if (hello.term() > options.term) {
@@ -538,10 +541,10 @@ class Hub final : public AttachHub {
     return result;
   }
 
-  FailedAttaches FailedAttachesOf(std::string_view identity) const override {
+  AttachFailures::Failures FailedAttachesOf(std::string_view identity) const override {
+    const absl::Time now = options_.clock->Now();
     absl::MutexLock lock(&mutex_);
-    const auto found = failed_attaches_.find(identity);
-    return found == failed_attaches_.end() ? FailedAttaches() : found->second;
+    return failed_attaches_.Of(identity, now);
   }
 
   void Drop(const std::string& mesh_id, const std::vector<std::string>& array_ids) override {
@@ -582,8 +585,8 @@ class Hub final : public AttachHub {
     }
   }
 
-  void OrderQuarantine(const std::string& identity, v1::QuarantineOrder order,
-                       QuarantineAnswered answered) override {
+  int64_t OrderQuarantine(const std::string& identity, v1::QuarantineOrder order,
+                          QuarantineAnswered answered) override {
     absl::Status refused;
     {
       absl::MutexLock lock(&mutex_);
@@ -591,21 +594,30 @@ class Hub final : public AttachHub {
       if (stream == nullptr) {
         refused = NotAttached(identity);
       } else if (orders_.size() >= kMaxOrders) {
-        refused =
-            WithReason(absl::ResourceExhaustedError(StrCat(orders_.size(),
-                                                           " questions about quarantines wait "
-                                                           "for workers, of at most ",
-                                                           kMaxOrders, "; ask again later")),
-                       Reason::kLimitExceeded);
+        refused = rpc::WithRetryDelay(
+            WithReason(
+                absl::ResourceExhaustedError(StrCat(
+                    orders_.size(), " questions about quarantines wait for workers, of at most ",
+                    kMaxOrders, "; ask again later")),
+                Reason::kLimitExceeded),
+            absl::Seconds(1));
       } else {
         order.set_order_id(++last_order_);
-        orders_.emplace(last_order_, Order{.identity = identity, .answered = std::move(answered)});
+        orders_.emplace(last_order_, Order{.stream = stream, .answered = std::move(answered)});
         v1::AttachResponse message;
         *message.mutable_quarantine_order() = std::move(order);
         stream->Send(message);
+        return last_order_;
       }
     }
-    if (!refused.ok()) std::move(answered)(std::move(refused));
+    std::move(answered)(std::move(refused));
+    return 0;
+  }
+  void ForgetQuarantineOrder(int64_t number) override {
+    // What waits for the answer goes without the lock.
+    decltype(orders_)::node_type forgotten;
+    absl::MutexLock lock(&mutex_);
+    forgotten = orders_.extract(number);
   }
 
   void MembershipChanged() override {
@@ -711,23 +723,32 @@ class Hub final : public AttachHub {
   }
   // The stream's worker takes part from now on; it is told who is alive.
   void Join(AttachReactor* stream) {
-    absl::MutexLock lock(&mutex_);
-    arriving_.erase(stream);
-    failed_attaches_.erase(stream->identity());
-    attaching_.erase(stream);
-    members_[stream->identity()] = Member{.stream = stream};
-    changed_ = true;
+    std::vector<Order> unanswered;
+    {
+      absl::MutexLock lock(&mutex_);
+      arriving_.erase(stream);
+      failed_attaches_.Forget(stream->identity());
+      attaching_.erase(stream);
+      Member& member = members_[stream->identity()];
+      if (member.stream != nullptr) {
+        // The same process over another stream. What was on its way on the one before is lost.
+        unanswered = TakeOrdersOf(member.stream);
+        member.stream->Cut(
+            WithReason(absl::UnavailableError("the worker has attached over another stream since"),
+                       Reason::kStaleEpoch));
+      }
+      member = Member{.stream = stream};
+      changed_ = true;
+    }
+    for (Order& order : unanswered) std::move(order.answered)(NotAttached(stream->identity()));
   }
-  // The worker did not attach; of strangers beyond a number nothing is kept.
+  // The worker did not attach. Its identity is checked, and that it may bear it. Of one that the
+  // membership does not know nobody asks: nothing is kept.
   void AttachFailed(const std::string& identity, const absl::Status& status) {
-    constexpr size_t kMaxKept = 1024;
+    if (membership_->view()->FindWorker(identity) == nullptr) return;
     const absl::Time now = options_.clock->Now();
     absl::MutexLock lock(&mutex_);
-    if (failed_attaches_.size() >= kMaxKept && failed_attaches_.count(identity) == 0) return;
-    FailedAttaches& failed = failed_attaches_[identity];
-    ++failed.count;
-    failed.last = status;
-    failed.last_time = now;
+    failed_attaches_.Note(identity, status, now);
   }
   void Leave(AttachReactor* stream) {
     std::vector<Order> unanswered;
@@ -738,24 +759,17 @@ class Hub final : public AttachHub {
       if (const auto found = members_.find(stream->identity());
           found != members_.end() && found->second.stream == stream) {
         members_.erase(found);
-        for (auto order = orders_.begin(); order != orders_.end();) {
-          const auto next = std::next(order);
-          if (order->second.identity == stream->identity()) {
-            unanswered.push_back(std::move(order->second));
-            orders_.erase(order);
-          }
-          order = next;
-        }
       }
+      unanswered = TakeOrdersOf(stream);
     }
-    for (Order& order : unanswered) std::move(order.answered)(NotAttached(order.identity));
+    for (Order& order : unanswered) std::move(order.answered)(NotAttached(stream->identity()));
   }
-  void TakeQuarantineAnswer(const v1::QuarantineAnswer& answer) {
+  void TakeQuarantineAnswer(AttachReactor* stream, const v1::QuarantineAnswer& answer) {
     QuarantineAnswered answered;
     {
       absl::MutexLock lock(&mutex_);
       const auto found = orders_.find(answer.order_id());
-      if (found == orders_.end()) return;
+      if (found == orders_.end() || found->second.stream != stream) return;
       answered = std::move(found->second.answered);
       orders_.erase(found);
     }
@@ -791,9 +805,22 @@ class Hub final : public AttachHub {
 
  private:
   struct Order {
-    std::string identity;
+    AttachReactor* stream;  // to which it was sent
     QuarantineAnswered answered;
   };
+  // The orders that were sent over this stream and not answered.
+  std::vector<Order> TakeOrdersOf(AttachReactor* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    std::vector<Order> taken;
+    for (auto order = orders_.begin(); order != orders_.end();) {
+      const auto next = std::next(order);
+      if (order->second.stream == stream) {
+        taken.push_back(std::move(order->second));
+        orders_.erase(order);
+      }
+      order = next;
+    }
+    return taken;
+  }
   static absl::Status NotAttached(std::string_view identity) {
     return rpc::WithRetryDelay(
         WithReason(absl::UnavailableError(StrCat("worker \"", identity, "\" is not attached")),
@@ -960,7 +987,7 @@ class Hub final : public AttachHub {
   mutable absl::Mutex mutex_;
   std::map<std::string, Member, std::less<>> members_ ABSL_GUARDED_BY(mutex_);
   std::set<AttachReactor*> arriving_ ABSL_GUARDED_BY(mutex_);  // between Arrive and Join
-  std::map<std::string, FailedAttaches, std::less<>> failed_attaches_ ABSL_GUARDED_BY(mutex_);
+  AttachFailures failed_attaches_ ABSL_GUARDED_BY(mutex_);
   std::map<int64_t, Order> orders_ ABSL_GUARDED_BY(mutex_);  // that were not answered, by id
   int64_t last_order_ ABSL_GUARDED_BY(mutex_) = 0;
   // Live steps, as they are sent to a worker that lacks the plan.
@@ -1112,7 +1139,7 @@ absl::Status AttachReactor::Take(const v1::AttachRequest& request) {
       hub_->TilesDropped(identity(), request.tiles_dropped());
       return absl::OkStatus();
     case Message::kQuarantineAnswer:
-      hub_->TakeQuarantineAnswer(request.quarantine_answer());
+      hub_->TakeQuarantineAnswer(this, request.quarantine_answer());
       return absl::OkStatus();
     case Message::kLeaving: {
       {
@@ -1131,15 +1158,16 @@ absl::Status AttachReactor::Take(const v1::AttachRequest& request) {
 
 absl::Status AttachReactor::TakeHello(const v1::Hello& hello) {
   SHARDMESH_FAILPOINT("attach.hello");
-  if (const absl::Status checked = CheckHello(hello, hub_->options()); !checked.ok()) {
-    hub_->AttachFailed(hello.identity(), checked);
-    return checked;
-  }
+  SHARDMESH_RETURN_IF_ERROR(rpc::CheckIdentity(hello.identity(), "hello.identity"));
   if (const absl::Status caller = rpc::CheckCaller(hub_->options().credentials, *context_,
                                                    {rpc::PeerRole::kWorker, hello.identity()});
       !caller.ok()) {
     rpc::LogWarning("attach refused", {{"identity", hello.identity()}, {"error", caller}});
     return caller;
+  }
+  if (const absl::Status checked = CheckHello(hello, hub_->options()); !checked.ok()) {
+    hub_->AttachFailed(hello.identity(), checked);
+    return checked;
   }
   hello_ = hello;
   phase_ = Phase::kVerifying;

@@ -15,6 +15,7 @@
 #include "absl/time/time.h"
 #include "rpc/clock.h"
 #include "rpc/credentials.h"
+#include "server/attach_failures.h"
 #include "server/catalogue.h"
 #include "server/cluster_state.h"
 #include "server/flight_log.h"
@@ -101,13 +102,9 @@ class AttachHub : public StepTransport {
   // The live workers of a mesh, by rank. NOT_FOUND: no such mesh.
   virtual absl::StatusOr<std::vector<RankEndpoint>> Endpoints(std::string_view mesh_id) const = 0;
 
-  // The attempts to attach that failed since the worker took part last.
-  struct FailedAttaches {
-    int64_t count = 0;
-    absl::Status last;
-    absl::Time last_time;
-  };
-  virtual FailedAttaches FailedAttachesOf(std::string_view identity) const = 0;
+  // The attempts to attach that failed since the worker took part last, of workers that the
+  // membership knows.
+  virtual AttachFailures::Failures FailedAttachesOf(std::string_view identity) const = 0;
 
   // Tells the workers that serve this mesh to let go of these arrays of it.
   virtual void Drop(const std::string& mesh_id, const std::vector<std::string>& array_ids) = 0;
@@ -116,12 +113,16 @@ class AttachHub : public StepTransport {
   // Tells a worker what became of tiles that were left as they are when its inventory was judged;
   // nothing if it is not attached.
   virtual void SendVerdict(const std::string& identity, const InventoryVerdict& verdict) = 0;
-  // Has a worker do something with its quarantine; `answered` is called once, without a lock.
-  // UNAVAILABLE (WORKER_LOST): it is not attached, or was lost before it answered.
-  // RESOURCE_EXHAUSTED: too many orders wait for answers.
+  // Has a worker do something with its quarantine; `answered` is called once, without a lock, and
+  // maybe before this returns. Returns the order's number.
+  // UNAVAILABLE (WORKER_LOST): it is not attached, or its stream ended before it answered.
+  // RESOURCE_EXHAUSTED, with a retry delay: too many orders wait for answers.
   using QuarantineAnswered = absl::AnyInvocable<void(absl::StatusOr<v1::QuarantineAnswer>) &&>;
-  virtual void OrderQuarantine(const std::string& identity, v1::QuarantineOrder order,
-                               QuarantineAnswered answered) = 0;
+  virtual int64_t OrderQuarantine(const std::string& identity, v1::QuarantineOrder order,
+                                  QuarantineAnswered answered) = 0;
+  // Nobody waits for the answer to this order any more: it makes room for another. Nothing if it
+  // was answered. The worker may carry the order out nevertheless.
+  virtual void ForgetQuarantineOrder(int64_t number) = 0;
   // The worker of this attachment is lost: its stream gets nothing more, and is ended.
   virtual void WorkerLost(std::string_view identity, uint64_t attachment) = 0;
   // Ends all streams as the coordinator stops: workers attach anew elsewhere, or later. None of

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <iterator>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -54,6 +55,21 @@ absl::Status BadToken(std::string_view token) {
                        StrCat(PythonRepr(token.substr(0, 64)),
                               " is of no page; pass on next_page_token of the page before"));
 }
+
+// A call about quarantines, which ends early when its client cancels it.
+class QuarantineReactor final : public grpc::ServerUnaryReactor {
+ public:
+  const QuarantineStopPtr& stop() const { return stop_; }
+  QuarantineDone Done() {
+    return [this](const absl::Status& status) { Finish(rpc::ToGrpc(status)); };
+  }
+
+  void OnCancel() override { stop_->Cancel(); }
+  void OnDone() override { delete this; }
+
+ private:
+  const QuarantineStopPtr stop_ = std::make_shared<QuarantineStop>();
+};
 
 // What a page may still take.
 class PageBudget {
@@ -178,27 +194,30 @@ class ClusterService final : public v1::ClusterService::CallbackService {
     return Answer(context, ListLinks(*request, response));
   }
 
-  grpc::ServerUnaryReactor* ListQuarantine(grpc::CallbackServerContext* context,
+  grpc::ServerUnaryReactor* ListQuarantine(grpc::CallbackServerContext*,
                                            const v1::ListQuarantineRequest* request,
                                            v1::ListQuarantineResponse* response) override {
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    server::ListQuarantine(context_, options_.hub, request, response, Finishing(reactor));
+    auto* const reactor = new QuarantineReactor();
+    server::ListQuarantine(context_, options_.hub, request, response, reactor->stop(),
+                           reactor->Done());
     return reactor;
   }
 
-  grpc::ServerUnaryReactor* RestoreQuarantined(grpc::CallbackServerContext* context,
+  grpc::ServerUnaryReactor* RestoreQuarantined(grpc::CallbackServerContext*,
                                                const v1::RestoreQuarantinedRequest* request,
                                                v1::RestoreQuarantinedResponse* response) override {
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    server::RestoreQuarantined(context_, options_.hub, request, response, Finishing(reactor));
+    auto* const reactor = new QuarantineReactor();
+    server::RestoreQuarantined(context_, options_.hub, request, response, reactor->stop(),
+                               reactor->Done());
     return reactor;
   }
 
-  grpc::ServerUnaryReactor* DropQuarantined(grpc::CallbackServerContext* context,
+  grpc::ServerUnaryReactor* DropQuarantined(grpc::CallbackServerContext*,
                                             const v1::DropQuarantinedRequest* request,
                                             v1::DropQuarantinedResponse* response) override {
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    server::DropQuarantined(context_, options_.hub, request, response, Finishing(reactor));
+    auto* const reactor = new QuarantineReactor();
+    server::DropQuarantined(context_, options_.hub, request, response, reactor->stop(),
+                            reactor->Done());
     return reactor;
   }
 
@@ -229,10 +248,6 @@ class ClusterService final : public v1::ClusterService::CallbackService {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     reactor->Finish(rpc::ToGrpc(status));
     return reactor;
-  }
-
-  static QuarantineDone Finishing(grpc::ServerUnaryReactor* reactor) {
-    return [reactor](const absl::Status& status) { reactor->Finish(rpc::ToGrpc(status)); };
   }
 
   static absl::Status CheckSequence(int64_t sequence) {
@@ -495,7 +510,7 @@ class ClusterService final : public v1::ClusterService::CallbackService {
     const absl::Time now = context_.clock->Now();
     if (worker.state == WorkerState::kLost) rpc::Encode(now - worker.lost, to->mutable_lost_age());
     to->set_losses(worker.losses);
-    if (const AttachHub::FailedAttaches failed =
+    if (const AttachFailures::Failures failed =
             context_.hub->FailedAttachesOf(worker.info.identity);
         failed.count > 0) {
       to->set_failed_attaches(failed.count);

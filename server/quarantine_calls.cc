@@ -60,7 +60,7 @@ absl::Status NotQuarantined() {
 }
 
 // One order after the other, each answered within kOrderTime and before the next; ends with the
-// first error.
+// first error, or when it is stopped. An order that nobody waits for any more is forgotten.
 class Orders : public std::enable_shared_from_this<Orders> {
  public:
   struct Order {
@@ -70,70 +70,119 @@ class Orders : public std::enable_shared_from_this<Orders> {
   // False: the rest is not asked.
   using Answered = absl::AnyInvocable<bool(const std::string& identity, v1::QuarantineAnswer)>;
 
-  static void Run(rpc::Clock* clock, AttachHub* hub, std::deque<Order> orders, Answered answered,
-                  QuarantineDone done) {
+  // `stop` may be null: nothing but an error ends it.
+  static void Run(rpc::Clock* clock, AttachHub* hub, std::deque<Order> orders,
+                  const QuarantineStopPtr& stop, Answered answered, QuarantineDone done) {
     auto run = std::make_shared<Orders>();
     run->clock_ = clock;
     run->hub_ = hub;
-    run->orders_ = std::move(orders);
+    {
+      absl::MutexLock lock(&run->mutex_);
+      run->orders_ = std::move(orders);
+    }
     run->answered_ = std::move(answered);
     run->done_ = std::move(done);
+    if (stop != nullptr) {
+      stop->Set([weak = std::weak_ptr<Orders>(run)] {
+        if (const auto self = weak.lock(); self != nullptr) self->Stop();
+      });
+    }
     run->Next();
   }
 
  private:
   void Next() {
-    if (orders_.empty()) return std::move(done_)(absl::OkStatus());
-    Order next = std::move(orders_.front());
-    orders_.pop_front();
+    Order next;
     uint64_t number = 0;
     {
       absl::MutexLock lock(&mutex_);
-      number = waits_for_ = ++last_;
-      timer_ = clock_->CallAt(clock_->Now() + kOrderTime, [run = weak_from_this(), number,
-                                                           identity = next.identity] {
-        const auto self = run.lock();
-        if (self == nullptr) return;
-        self->Take(
-            number, identity,
-            absl::DeadlineExceededError(StrCat("worker \"", identity, "\" has not answered for ",
-                                               rpc::FormatRounded(kOrderTime),
-                                               " what is in its quarantine; does its disk hang?")));
-      });
+      if (!is_stopped_ && !orders_.empty()) {
+        next = std::move(orders_.front());
+        orders_.pop_front();
+        number = waits_for_ = ++last_;
+        order_ = 0;
+        timer_ = clock_->CallAt(clock_->Now() + kOrderTime, [run = weak_from_this(), number,
+                                                             identity = next.identity] {
+          const auto self = run.lock();
+          if (self == nullptr) return;
+          self->Take(
+              number, identity,
+              absl::DeadlineExceededError(StrCat(
+                  "worker \"", identity, "\" has not answered for ", rpc::FormatRounded(kOrderTime),
+                  " what is in its quarantine; does its disk hang?")));
+        });
+      }
     }
-    hub_->OrderQuarantine(next.identity, std::move(next.order),
-                          [self = shared_from_this(), number,
-                           identity = next.identity](absl::StatusOr<v1::QuarantineAnswer> answer) {
-                            self->Take(number, identity, std::move(answer));
-                          });
+    if (number == 0) return std::move(done_)(Stopped());
+    const int64_t order =
+        hub_->OrderQuarantine(next.identity, std::move(next.order),
+                              [self = shared_from_this(), number, identity = next.identity](
+                                  absl::StatusOr<v1::QuarantineAnswer> answer) {
+                                self->Take(number, identity, std::move(answer));
+                              });
+    {
+      absl::MutexLock lock(&mutex_);
+      if (waits_for_ == number) {
+        order_ = order;
+        return;
+      }
+    }
+    hub_->ForgetQuarantineOrder(order);  // unless it was answered
   }
 
-  // The answer to the order of this number. One that comes too late counts for nothing.
+  // OK unless it was stopped.
+  absl::Status Stopped() {
+    absl::MutexLock lock(&mutex_);
+    return is_stopped_ ? absl::CancelledError("the client has gone") : absl::OkStatus();
+  }
+
+  void Stop() {
+    uint64_t number = 0;
+    {
+      absl::MutexLock lock(&mutex_);
+      is_stopped_ = true;
+      number = waits_for_;
+    }
+    // Between two orders whoever has the answer goes on, and finds that it was stopped.
+    if (number != 0) Take(number, "", Stopped());
+  }
+
+  // The answer to the order of this number, or why it is not waited for any longer. One that comes
+  // too late counts for nothing.
   void Take(uint64_t number, const std::string& identity,
             absl::StatusOr<v1::QuarantineAnswer> answer) {
+    int64_t order = 0;
     {
       absl::MutexLock lock(&mutex_);
       if (waits_for_ != number) return;
       waits_for_ = 0;
       clock_->Cancel(timer_);
+      order = std::exchange(order_, 0);
     }
+    if (order != 0) hub_->ForgetQuarantineOrder(order);  // unless it was answered
     absl::Status status = answer.status();
     if (status.ok() && answer->has_error()) {
       status = WithContext(rpc::Decode(answer->error()), StrCat("worker \"", identity, "\""));
     }
     if (!status.ok()) return std::move(done_)(status);
-    if (!answered_(identity, *std::move(answer))) orders_.clear();
+    if (!answered_(identity, *std::move(answer))) {
+      absl::MutexLock lock(&mutex_);
+      orders_.clear();
+    }
     Next();
   }
 
   rpc::Clock* clock_ = nullptr;
   AttachHub* hub_ = nullptr;
-  std::deque<Order> orders_;
+  // Touched by whoever has taken the answer that was waited for, one after the other.
   Answered answered_;
   QuarantineDone done_;
   absl::Mutex mutex_;
+  std::deque<Order> orders_ ABSL_GUARDED_BY(mutex_);
+  bool is_stopped_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t last_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t waits_for_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: for no answer
+  int64_t order_ ABSL_GUARDED_BY(mutex_) = 0;  // the hub's number of that one; 0: not known yet
   rpc::Clock::TimerId timer_ ABSL_GUARDED_BY(mutex_);
 };
 
@@ -314,7 +363,7 @@ void BeginRestore(const RestorePtr& restore) {
   for (const auto& [rank, identity] : restore->ranks) rank_of.emplace(identity, rank);
   const auto restored = std::make_shared<size_t>(0);
   Orders::Run(
-      restore->context.clock, restore->hub, std::move(orders),
+      restore->context.clock, restore->hub, std::move(orders), /*stop=*/nullptr,
       [restore, restored, rank_of = std::move(rank_of)](const std::string& identity,
                                                         const v1::QuarantineAnswer& answer) {
         if (answer.arrays_size() == 0) return true;
@@ -338,9 +387,30 @@ void BeginRestore(const RestorePtr& restore) {
 
 }  // namespace
 
+void QuarantineStop::Cancel() {
+  absl::AnyInvocable<void() &&> on_cancel;
+  {
+    absl::MutexLock lock(&mutex_);
+    is_cancelled_ = true;
+    on_cancel = std::exchange(on_cancel_, nullptr);
+  }
+  if (on_cancel) std::move(on_cancel)();
+}
+
+void QuarantineStop::Set(absl::AnyInvocable<void() &&> on_cancel) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!is_cancelled_) {
+      on_cancel_ = std::move(on_cancel);
+      return;
+    }
+  }
+  std::move(on_cancel)();
+}
+
 void ListQuarantine(const ArrayContext& context, AttachHub* hub,
                     const v1::ListQuarantineRequest* request, v1::ListQuarantineResponse* response,
-                    QuarantineDone done) {
+                    const QuarantineStopPtr& stop, QuarantineDone done) {
   if (request->page_size() < 0 || request->page_size() > kMaxPage) {
     return std::move(done)(rpc::BadField(
         "page_size", StrCat("is ", request->page_size(), "; it must be from 0 to ", kMaxPage)));
@@ -373,7 +443,7 @@ void ListQuarantine(const ArrayContext& context, AttachHub* hub,
     }
   }
   Orders::Run(
-      context.clock, hub, std::move(orders),
+      context.clock, hub, std::move(orders), stop,
       [response, page_size](const std::string& identity, v1::QuarantineAnswer answer) {
         for (v1::QuarantinedArray& array : *answer.mutable_arrays()) {
           if (response->arrays_size() >= page_size || response->ByteSizeLong() > kPageBytes) {
@@ -394,7 +464,8 @@ void ListQuarantine(const ArrayContext& context, AttachHub* hub,
 
 void RestoreQuarantined(const ArrayContext& context, AttachHub* hub,
                         const v1::RestoreQuarantinedRequest* request,
-                        v1::RestoreQuarantinedResponse* response, QuarantineDone done) {
+                        v1::RestoreQuarantinedResponse* response, const QuarantineStopPtr& stop,
+                        QuarantineDone done) {
   if (const absl::Status valid = CheckArrayId(request->array_id(), "array_id"); !valid.ok()) {
     return std::move(done)(valid);
   }
@@ -408,7 +479,7 @@ void RestoreQuarantined(const ArrayContext& context, AttachHub* hub,
     orders.push_back(OrderOf(identity, Action::ACTION_LIST, {request->array_id()}));
   }
   Orders::Run(
-      context.clock, hub, std::move(orders),
+      context.clock, hub, std::move(orders), stop,
       [restore](const std::string& identity, v1::QuarantineAnswer answer) {
         if (answer.arrays_size() > 0) {
           restore->held[identity] = std::move(*answer.mutable_arrays(0));
@@ -423,7 +494,8 @@ void RestoreQuarantined(const ArrayContext& context, AttachHub* hub,
 
 void DropQuarantined(const ArrayContext& context, AttachHub* hub,
                      const v1::DropQuarantinedRequest* request,
-                     v1::DropQuarantinedResponse* response, QuarantineDone done) {
+                     v1::DropQuarantinedResponse* response, const QuarantineStopPtr& stop,
+                     QuarantineDone done) {
   if (request->array_ids_size() < 1 || request->array_ids_size() > kMaxIds) {
     return std::move(done)(rpc::BadField(
         "array_ids", StrCat("has ", request->array_ids_size(), " ids; name 1 to ", kMaxIds)));
@@ -439,7 +511,7 @@ void DropQuarantined(const ArrayContext& context, AttachHub* hub,
     orders.push_back(OrderOf(identity, Action::ACTION_DROP, ids));
   }
   Orders::Run(
-      context.clock, hub, std::move(orders),
+      context.clock, hub, std::move(orders), stop,
       [response](const std::string&, v1::QuarantineAnswer answer) {
         for (v1::QuarantinedArray& array : *answer.mutable_arrays()) {
           *response->add_arrays() = std::move(array);

@@ -1,6 +1,7 @@
 // Orders to quarantines of workers that answer in part, late, or not at all.
 #include "server/quarantine_calls.h"
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -33,14 +34,23 @@ using ::testing::HasSubstr;
 class KeepingHub final : public AttachHub {
  public:
   struct Kept {
+    int64_t number;
     std::string identity;
     v1::QuarantineOrder order;
     QuarantineAnswered answered;
   };
 
-  void OrderQuarantine(const std::string& identity, v1::QuarantineOrder order,
-                       QuarantineAnswered answered) override {
-    kept.push_back({identity, std::move(order), std::move(answered)});
+  int64_t OrderQuarantine(const std::string& identity, v1::QuarantineOrder order,
+                          QuarantineAnswered answered) override {
+    kept.push_back({++last_number_, identity, std::move(order), std::move(answered)});
+    return last_number_;
+  }
+  void ForgetQuarantineOrder(int64_t number) override {
+    const auto found = std::find_if(kept.begin(), kept.end(),
+                                    [&](const Kept& each) { return each.number == number; });
+    if (found == kept.end()) return;
+    late.push_back(std::move(*found));
+    kept.erase(found);
   }
   // Answers the first order that is kept.
   void Answer(absl::StatusOr<v1::QuarantineAnswer> answer) {
@@ -58,7 +68,7 @@ class KeepingHub final : public AttachHub {
   absl::StatusOr<std::vector<RankEndpoint>> Endpoints(std::string_view) const override {
     return std::vector<RankEndpoint>();
   }
-  FailedAttaches FailedAttachesOf(std::string_view) const override { return {}; }
+  AttachFailures::Failures FailedAttachesOf(std::string_view) const override { return {}; }
   void Drop(const std::string&, const std::vector<std::string>&) override {}
   void MembershipChanged() override {}
   void SendVerdict(const std::string&, const InventoryVerdict&) override {}
@@ -69,6 +79,10 @@ class KeepingHub final : public AttachHub {
   void Abort(const WorkRef&, const absl::Status&) override {}
 
   std::vector<Kept> kept;
+  std::vector<Kept> late;  // forgotten
+
+ private:
+  int64_t last_number_ = 0;
 };
 
 class QuarantineCallsTest : public testing::Test {
@@ -143,13 +157,14 @@ class QuarantineCallsTest : public testing::Test {
   const std::unique_ptr<Store> store_ = CreateMemoryStore();
   std::unique_ptr<Catalogue> catalogue_;
   KeepingHub hub_;
+  const QuarantineStopPtr stop_ = std::make_shared<QuarantineStop>();
   std::optional<absl::Status> done_;
 };
 
 TEST_F(QuarantineCallsTest, AWorkerThatDoesNotAnswerIsNamedAndNotWaitedForAnyLonger) {
   v1::ListQuarantineRequest request;
   v1::ListQuarantineResponse response;
-  ListQuarantine(Context(), &hub_, &request, &response, Done());
+  ListQuarantine(Context(), &hub_, &request, &response, stop_, Done());
   hub_.Answer(v1::QuarantineAnswer());
   clock_.Advance(absl::Minutes(4));
   EXPECT_FALSE(done_.has_value());
@@ -157,9 +172,52 @@ TEST_F(QuarantineCallsTest, AWorkerThatDoesNotAnswerIsNamedAndNotWaitedForAnyLon
   ASSERT_TRUE(done_.has_value());
   EXPECT_THAT(*done_, StatusIs(absl::StatusCode::kDeadlineExceeded));
   EXPECT_THAT(std::string(done_->message()), HasSubstr("\"w1\""));
+  EXPECT_TRUE(hub_.kept.empty()) << "the order makes room for another";
   done_.reset();
-  hub_.Answer(v1::QuarantineAnswer());
+  ASSERT_EQ(hub_.late.size(), 1u);
+  std::move(hub_.late.front().answered)(v1::QuarantineAnswer());
   EXPECT_FALSE(done_.has_value()) << "the call is over";
+}
+
+TEST_F(QuarantineCallsTest, ACallThatItsClientCancelsEndsAndItsOrderIsForgotten) {
+  v1::DropQuarantinedRequest request;
+  request.add_array_ids("a");
+  v1::DropQuarantinedResponse response;
+  DropQuarantined(Context(), &hub_, &request, &response, stop_, Done());
+  ASSERT_EQ(hub_.kept.size(), 1u);
+  stop_->Cancel();
+  ASSERT_TRUE(done_.has_value());
+  EXPECT_THAT(*done_, StatusIs(absl::StatusCode::kCancelled));
+  EXPECT_TRUE(hub_.kept.empty()) << "nor is the next worker asked";
+  done_.reset();
+  std::move(hub_.late.front().answered)(v1::QuarantineAnswer());
+  stop_->Cancel();
+  EXPECT_FALSE(done_.has_value()) << "it ends once";
+
+  // One that was cancelled before it began asks nobody.
+  DropQuarantined(Context(), &hub_, &request, &response, stop_, Done());
+  ASSERT_TRUE(done_.has_value());
+  EXPECT_THAT(*done_, StatusIs(absl::StatusCode::kCancelled));
+  EXPECT_TRUE(hub_.kept.empty());
+}
+
+TEST_F(QuarantineCallsTest, ARestoreThatHasBegunGoesOnThoughItsClientHasGone) {
+  const ArrayDescriptor array = NewArray();
+  v1::RestoreQuarantinedRequest request;
+  request.set_array_id(array.array_id);
+  v1::RestoreQuarantinedResponse response;
+  RestoreQuarantined(Context(), &hub_, &request, &response, stop_, Done());
+  hub_.Answer(Has(array, 0));
+  hub_.Answer(Has(array, 1));
+  ASSERT_FALSE(hub_.kept.empty());
+  ASSERT_EQ(hub_.kept.front().order.action(), v1::QuarantineOrder::ACTION_RESTORE);
+  stop_->Cancel();
+  EXPECT_FALSE(done_.has_value());
+  hub_.Answer(Has(array, 0));
+  hub_.Answer(Has(array, 1));
+  ASSERT_TRUE(done_.has_value());
+  EXPECT_THAT(*done_, IsOk());
+  EXPECT_THAT(MissingOf(array), ElementsAre());
 }
 
 TEST_F(QuarantineCallsTest, EachTileThatComesBackCountsWhateverBecomesOfTheOthers) {
@@ -168,7 +226,7 @@ TEST_F(QuarantineCallsTest, EachTileThatComesBackCountsWhateverBecomesOfTheOther
   v1::RestoreQuarantinedRequest request;
   request.set_array_id(array.array_id);
   v1::RestoreQuarantinedResponse response;
-  RestoreQuarantined(Context(), &hub_, &request, &response, Done());
+  RestoreQuarantined(Context(), &hub_, &request, &response, stop_, Done());
   hub_.Answer(Has(array, 0));
   hub_.Answer(Has(array, 1));
   ASSERT_FALSE(hub_.kept.empty());
