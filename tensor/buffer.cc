@@ -112,6 +112,34 @@ MemoryBudget::Reservation::~Reservation() {
 
 absl::StatusOr<MemoryBudget::Reservation> MemoryBudget::Reserve(int64_t size_bytes,
                                                                 std::string_view what) {
+  absl::StatusOr<Reservation> reserved = TryReserve(size_bytes, what);
+  if (reserved.ok()) {
+    return reserved;
+  }
+  absl::ReaderMutexLock lock(&reclaims_mutex_);
+  for (const auto& [owner, reclaim] : reclaims_) {
+    if (reserved.ok()) {
+      break;
+    }
+    if (reclaim(size_bytes)) {
+      reserved = TryReserve(size_bytes, what);
+    }
+  }
+  return reserved;
+}
+
+void MemoryBudget::AddReclaim(const void* owner, Reclaim reclaim) {
+  absl::MutexLock lock(&reclaims_mutex_);
+  reclaims_[owner] = std::move(reclaim);
+}
+
+void MemoryBudget::RemoveReclaim(const void* owner) {
+  absl::MutexLock lock(&reclaims_mutex_);
+  reclaims_.erase(owner);
+}
+
+absl::StatusOr<MemoryBudget::Reservation> MemoryBudget::TryReserve(int64_t size_bytes,
+                                                                   std::string_view what) {
   absl::MutexLock lock(&mutex_);
   const int64_t left_bytes = limit_bytes_ - used_bytes_;
   if (size_bytes > left_bytes) {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string_view>
@@ -45,19 +46,32 @@ class MemoryBudget {
   MemoryBudget(const MemoryBudget&) = delete;
   MemoryBudget& operator=(const MemoryBudget&) = delete;
 
-  // Takes size_bytes >= 0, all or nothing. RESOURCE_EXHAUSTED (MEMORY_LIMIT) says what it was for,
-  // what was needed, what is left and the limit; `what` completes "... needed for <what>".
+  // Takes size_bytes >= 0, all or nothing. Before it refuses it asks those who can give memory up.
+  // RESOURCE_EXHAUSTED (MEMORY_LIMIT) says what it was for, what was needed, what is left and the
+  // limit; `what` completes "... needed for <what>".
   absl::StatusOr<Reservation> Reserve(int64_t size_bytes, std::string_view what);
+
+  // Gives up what it can do without, so that size_bytes can be taken; whether it gave up anything.
+  // Called by Reserve on its caller's thread, which may hold locks: it takes none that is held
+  // around a call of Reserve, and reserves nothing.
+  using Reclaim = std::function<bool(int64_t size_bytes)>;
+  // Asks `reclaim` too, until RemoveReclaim for the same owner returns, after which no call of it
+  // runs. One for each owner.
+  void AddReclaim(const void* owner, Reclaim reclaim);
+  void RemoveReclaim(const void* owner);
 
   int64_t limit_bytes() const { return limit_bytes_; }
   int64_t used_bytes() const;
 
  private:
+  absl::StatusOr<Reservation> TryReserve(int64_t size_bytes, std::string_view what);
   void GiveBack(int64_t size_bytes);
 
   const int64_t limit_bytes_;
   mutable absl::Mutex mutex_;
   int64_t used_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::Mutex reclaims_mutex_;  // read while they run, so that removing one waits for its end
+  std::map<const void*, Reclaim> reclaims_ ABSL_GUARDED_BY(reclaims_mutex_);
 };
 
 // Where a pool's memory comes from. Thread-safe.
@@ -128,7 +142,7 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   void Trim();
 
   int64_t idle_bytes() const;
-  const MemoryBudget& budget() const { return *budget_; }
+  MemoryBudget& budget() const { return *budget_; }
 
  private:
   struct Block {

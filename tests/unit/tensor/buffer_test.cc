@@ -12,6 +12,7 @@
 namespace shardmesh {
 namespace {
 
+using ::shardmesh::test::IsOk;
 using ::shardmesh::test::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -61,6 +62,29 @@ TEST(BufferTest, GivesIdleMemoryUpBeforeRefusing) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const Buffer large, pool->Allocate(1 << 20, "b"));
   EXPECT_EQ(pool->idle_bytes(), 0);
   EXPECT_EQ(budget.used_bytes(), 1 << 20);
+}
+
+TEST(BufferTest, ABudgetAsksForMemoryBeforeItRefuses) {
+  MemoryBudget budget(100);
+  auto kept = budget.Reserve(80, "what can be done without");
+  std::vector<int64_t> asked;
+  int owner = 0;
+  budget.AddReclaim(&owner, [&](int64_t size_bytes) {
+    asked.push_back(size_bytes);
+    if (size_bytes > budget.limit_bytes()) return false;
+    *kept = MemoryBudget::Reservation();
+    return true;
+  });
+  EXPECT_THAT(budget.Reserve(20, "a"), IsOk());
+  EXPECT_TRUE(asked.empty()) << "there was room";
+  EXPECT_THAT(budget.Reserve(101, "b"),
+              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+  EXPECT_EQ(budget.used_bytes(), 80);
+  EXPECT_THAT(budget.Reserve(50, "c"), IsOk());
+  EXPECT_EQ(asked, (std::vector<int64_t>{101, 50}));
+  budget.RemoveReclaim(&owner);
+  EXPECT_FALSE(budget.Reserve(101, "d").ok());
+  EXPECT_EQ(asked.size(), 2u);
 }
 
 TEST(BufferTest, NothingIsTakenForAnEmptyBuffer) {
