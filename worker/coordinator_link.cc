@@ -768,13 +768,15 @@ absl::Status AttachLoop::TakeVerdict(const v1::InventoryVerdict& verdict) {
       return committed;
     }
   }
-  int64_t quarantined = 0;
-  const absl::Time now = options_.clock->Now();
+  std::vector<ShardStore::Unknown> unknown;
   for (const v1::QuarantineTile& each : verdict.quarantine_tiles()) {
-    SHARDMESH_ASSIGN_OR_RETURN(const Tile tile, rpc::Decode(each.tile()));
-    quarantined +=
-        options_.store->Quarantine(each.array_id(), tile, each.reason(), each.array_lives(), now);
+    SHARDMESH_ASSIGN_OR_RETURN(Tile tile, rpc::Decode(each.tile()));
+    unknown.push_back({.array_id = each.array_id(),
+                       .tile = std::move(tile),
+                       .reason = each.reason(),
+                       .array_lives = each.array_lives()});
   }
+  const int64_t quarantined = options_.store->Quarantine(unknown, options_.clock->Now());
   if (quarantined > 0) {
     const v1::QuarantineTile& first = verdict.quarantine_tiles(0);
     rpc::LogWarning(

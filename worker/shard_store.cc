@@ -54,6 +54,8 @@ constexpr int64_t kMaxAboutBytes = 4096;
 // Of the quarantine on disk, unless its owner says another.
 constexpr int64_t kMaxQuarantineBytes = int64_t{64} << 30;
 constexpr int64_t kQuarantinePart = 4;  // of the file system at most this part
+// Beyond so many folders it is the whole file system that is synced, once, instead of each of them.
+constexpr size_t kMaxSyncedFolders = 16;
 
 std::string Path(const std::string& folder, std::string_view name) {
   return StrCat(folder, "/", name);
@@ -126,6 +128,27 @@ absl::Status WriteText(const std::string& path, std::string_view text) {
   SHARDMESH_ASSIGN_OR_RETURN(AtomicFileWriter file, AtomicFileWriter::Create(path));
   SHARDMESH_RETURN_IF_ERROR(file.Append(text));
   return file.Finish();
+}
+
+// As WriteText, in one step too, but not synced.
+absl::Status WriteTextUnsynced(const std::string& path, std::string_view text) {
+  const std::string temporary = StrCat(path, kTemporarySuffix);
+  FileDescriptor file(open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (!file.valid()) {
+    return FileError("open", temporary, errno);
+  }
+  // A text this short is written whole, or the disk is full.
+  errno = ENOSPC;
+  if (SHARDMESH_FAILS("tiles.write_about") ||
+      write(file.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size())) {
+    const int error = errno;
+    unlink(temporary.c_str());
+    return FileError("write", temporary, error);
+  }
+  if (rename(temporary.c_str(), path.c_str()) != 0) {
+    return FileError("rename", temporary, errno);
+  }
+  return absl::OkStatus();
 }
 
 const char* FolderOf(TileState state) {
@@ -340,8 +363,13 @@ absl::StatusOr<std::unique_ptr<ShardStore>> ShardStore::Open(Options options) {
   if (store->has_data_dir()) {
     SHARDMESH_RETURN_IF_ERROR(store->Recover());
   }
+  store->pool_->budget().AddReclaim(store.get(), [store = store.get()](int64_t size_bytes) {
+    return store->GiveUpMemory(size_bytes);
+  });
   return store;
 }
+
+ShardStore::~ShardStore() { pool_->budget().RemoveReclaim(this); }
 
 absl::Status ShardStore::Recover() {
   SHARDMESH_FAILPOINT("tiles.recover");
@@ -616,10 +644,6 @@ absl::StatusOr<std::unique_ptr<StagedTile>> ShardStore::Stage(TileDescription de
   if (memory == nullptr) {
     absl::StatusOr<Buffer> buffer =
         pool_->Allocate(TileSizeBytes(description), TileName(description));
-    if (absl::IsResourceExhausted(buffer.status()) &&
-        DropQuarantinedMemory(TileSizeBytes(description))) {
-      buffer = pool_->Allocate(TileSizeBytes(description), TileName(description));
-    }
     if (!buffer.ok()) {
       Forget(description);
       return std::move(buffer).status();
@@ -790,14 +814,18 @@ void ShardStore::Drop(absl::Span<const std::string> array_ids, Done done) {
     for (const std::string& array_id : array_ids) {
       const auto array = arrays_.find(array_id);
       TileState state = TileState::kStaged;
+      const bool was_committed = array == arrays_.end() ||
+                                 array->second.tiles.begin()->second.state == TileState::kCommitted;
       if (array != arrays_.end() && TakeOut(array, &dropped, &state)) {
         (state == TileState::kCommitted ? committed_ids : staged_ids).push_back(array_id);
       } else if (const auto busy = busy_.find(array_id); busy != busy_.end()) {
         // It was dropped before, and its files are on their way out: they are waited for.
         staged_ids.push_back(array_id);
       }
-      // What was moved aside of it is released with it.
-      if (const auto aside = quarantine_.find(array_id); aside != quarantine_.end()) {
+      // What was moved aside of it is released with it. But of an array that was never committed
+      // the catalogue may have given up a put, which says nothing of tiles that were.
+      if (const auto aside = quarantine_.find(array_id);
+          aside != quarantine_.end() && (was_committed || !aside->second.committed)) {
         if (aside->second.on_disk) {
           quarantined_ids.push_back(array_id);
         }
@@ -814,68 +842,88 @@ void ShardStore::Drop(absl::Span<const std::string> array_ids, Done done) {
   std::move(done)(absl::OkStatus());
 }
 
-bool ShardStore::Quarantine(std::string_view array_id, const Tile& tile, std::string_view reason,
-                            bool array_lives, absl::Time now) {
+int64_t ShardStore::Quarantine(absl::Span<const Unknown> tiles, absl::Time now) {
   std::vector<QuarantinedArray> dropped;  // freed under no lock
-  StoredTilePtr stored;
-  {
-    absl::MutexLock lock(&mutex_);
-    const auto array = arrays_.find(ToAbsl(array_id));
-    if (array == arrays_.end()) {
-      return false;
+  std::vector<StoredTilePtr> taken;       // the same
+  std::vector<MovedAside> moved;
+  int64_t count = 0;
+  absl::MutexLock lock(&mutex_);
+  for (const Unknown& unknown : tiles) {
+    count += PutAside(unknown, now, &taken, &moved);
+  }
+  if (!moved.empty()) {
+    std::vector<std::string> array_ids;
+    for (const MovedAside& each : moved) {
+      array_ids.push_back(each.array.array_id);
     }
-    const auto found = array->second.tiles.find(tile);
-    if (found == array->second.tiles.end() || found->second.stored == nullptr) {
-      return false;
+    PushFiles({.array_ids = std::move(array_ids),
+               .work = [this, moved = std::move(moved)](
+                           FileEffects* effects) { return QuarantineFiles(moved, effects); },
+               .done = nullptr});
+  }
+  EnforceQuarantine(now, &dropped);
+  return count;
+}
+
+bool ShardStore::PutAside(const Unknown& unknown, absl::Time now,
+                          std::vector<StoredTilePtr>* dropped, std::vector<MovedAside>* moved) {
+  const auto array = arrays_.find(unknown.array_id);
+  if (array == arrays_.end()) {
+    return false;
+  }
+  const auto found = array->second.tiles.find(unknown.tile);
+  if (found == array->second.tiles.end() || found->second.stored == nullptr) {
+    return false;
+  }
+  const StoredTilePtr& stored = dropped->emplace_back(std::move(found->second.stored));
+  const TileState state = found->second.state;
+  array->second.tiles.erase(found);
+  if (array->second.tiles.empty()) {
+    arrays_.erase(array);
+  }
+  if (!stored->durable() && state != TileState::kCommitted) {
+    rpc::LogWarning("dropped a tile that was in memory alone and never committed",
+                    {{"array", unknown.array_id},
+                     {"tile", unknown.tile.ToString()},
+                     {"reason", unknown.reason}});
+    return true;
+  }
+  QuarantinedArray& entry = quarantine_[unknown.array_id];
+  if (entry.tiles.empty()) {
+    entry.array_id = unknown.array_id;
+    entry.reason = unknown.reason;
+    entry.since = now;
+    entry.committed = state == TileState::kCommitted;
+    entry.on_disk = stored->durable();
+    entry.array_lives = unknown.array_lives;
+  } else {
+    CountOut(entry);
+    entry.array_lives |= unknown.array_lives;
+  }
+  entry.tiles.push_back({.description = stored->description(),
+                         .crc32c = stored->crc32c(),
+                         .size_bytes = static_cast<int64_t>(stored->bytes().size()),
+                         .stored = entry.on_disk ? nullptr : stored});
+  entry.tiles_bytes += entry.tiles.back().size_bytes;
+  if (!entry.on_disk) {
+    entry.memory_bytes += PoolBytes(entry.tiles.back().size_bytes);
+  }
+  CountIn(entry);
+  if (stored->durable()) {
+    // Tiles of an array follow each other: one text says why for all of them.
+    const char* const folder = FolderOf(state);
+    if (moved->empty() || moved->back().array.array_id != unknown.array_id ||
+        moved->back().folder != folder) {
+      moved->push_back({.folder = folder, .array = {}, .file_names = {}});
     }
-    stored = std::move(found->second.stored);
-    const TileState state = found->second.state;
-    array->second.tiles.erase(found);
-    if (array->second.tiles.empty()) {
-      arrays_.erase(array);
-    }
-    if (!stored->durable() && state != TileState::kCommitted) {
-      rpc::LogWarning("dropped a tile that was in memory alone and never committed",
-                      {{"array", array_id}, {"tile", tile.ToString()}, {"reason", reason}});
-      return true;
-    }
-    QuarantinedArray& entry = quarantine_[std::string(array_id)];
-    if (entry.tiles.empty()) {
-      entry.array_id = std::string(array_id);
-      entry.reason = std::string(reason);
-      entry.since = now;
-      entry.committed = state == TileState::kCommitted;
-      entry.on_disk = stored->durable();
-      entry.array_lives = array_lives;
-    } else {
-      CountOut(entry);
-      entry.array_lives |= array_lives;
-    }
-    entry.tiles.push_back({.description = stored->description(),
-                           .crc32c = stored->crc32c(),
-                           .size_bytes = static_cast<int64_t>(stored->bytes().size()),
-                           .stored = entry.on_disk ? nullptr : stored});
-    entry.tiles_bytes += entry.tiles.back().size_bytes;
-    if (!entry.on_disk) {
-      entry.memory_bytes += PoolBytes(entry.tiles.back().size_bytes);
-    }
-    CountIn(entry);
-    if (stored->durable()) {
-      const QuarantinedArray about{.array_id = entry.array_id,
-                                   .reason = entry.reason,
-                                   .since = entry.since,
-                                   .committed = entry.committed,
-                                   .on_disk = true,
-                                   .array_lives = entry.array_lives,
-                                   .tiles = {}};
-      PushFiles({.array_ids = {about.array_id},
-                 .work =
-                     [this, about, state, name = TileFileName(tile)](FileEffects* effects) {
-                       return QuarantineFile(FolderOf(state), about, name, effects);
-                     },
-                 .done = nullptr});
-    }
-    EnforceQuarantine(now, &dropped);
+    moved->back().array = {.array_id = entry.array_id,
+                           .reason = entry.reason,
+                           .since = entry.since,
+                           .committed = entry.committed,
+                           .on_disk = true,
+                           .array_lives = entry.array_lives,
+                           .tiles = {}};
+    moved->back().file_names.push_back(TileFileName(unknown.tile));
   }
   return true;
 }
@@ -978,6 +1026,14 @@ bool ShardStore::DropQuarantinedMemory(int64_t need_bytes) {
     free_bytes += dropped.back().memory_bytes;
   }
   return !dropped.empty();
+}
+
+bool ShardStore::GiveUpMemory(int64_t need_bytes) {
+  const bool was_dropped = DropQuarantinedMemory(need_bytes);
+  // What is asked for may not be a buffer of the pool's.
+  const bool was_idle = pool_->idle_bytes() > 0;
+  pool_->Trim();
+  return was_dropped || was_idle;
 }
 
 bool ShardStore::DropQuarantinedFiles(int64_t need_bytes) {
@@ -1266,6 +1322,10 @@ void ShardStore::RunFiles() {
       ended.push_back(std::move(job.work)(&effects));
     }
     absl::Status synced;
+    if (effects.changed_folders.size() > kMaxSyncedFolders) {
+      synced = SyncAll();
+      effects.changed_folders.clear();
+    }
     for (const std::string& folder : effects.changed_folders) {
       // One that a later job of the batch moved away is gone with its entries.
       if (const absl::Status status = SyncFolder(folder); !absl::IsNotFound(status)) {
@@ -1459,19 +1519,46 @@ absl::Status ShardStore::CommitFiles(const std::string& array_id, FileEffects* e
   return absl::OkStatus();
 }
 
-absl::Status ShardStore::QuarantineFile(const char* folder, const QuarantinedArray& array,
-                                        const std::string& file_name, FileEffects* effects) {
-  const std::string from = Path(Path(data_dir_, folder), array.array_id);
-  const std::string to = Path(Path(data_dir_, kQuarantineFolder), array.array_id);
-  SHARDMESH_RETURN_IF_ERROR(MakeFolder(to));
-  SHARDMESH_RETURN_IF_ERROR(WriteText(Path(to, kAboutFile), EncodeAbout(array)));
-  if (SHARDMESH_FAILS("tiles.rename_quarantined") ||
-      rename(Path(from, file_name).c_str(), Path(to, file_name).c_str()) != 0) {
-    return FileError("quarantine", Path(from, file_name), errno);
+absl::Status ShardStore::QuarantineFiles(absl::Span<const MovedAside> moved, FileEffects* effects) {
+  const std::string quarantine = Path(data_dir_, kQuarantineFolder);
+  const bool sync_together = moved.size() > kMaxSyncedFolders;
+  // Why a tile is there, and that it must not go, is on the disk before the tile is there.
+  absl::Status status;
+  std::vector<const MovedAside*> told;
+  for (const MovedAside& each : moved) {
+    const std::string to = Path(quarantine, each.array.array_id);
+    absl::Status written = MakeFolder(to);
+    if (written.ok()) {
+      written = (sync_together ? WriteTextUnsynced : WriteText)(Path(to, kAboutFile),
+                                                                EncodeAbout(each.array));
+    }
+    if (written.ok()) {
+      told.push_back(&each);
+    }
+    status.Update(written);
   }
-  rmdir(from.c_str());  // succeeds only where nothing is left in it
-  effects->changed_folders.insert(
-      {to, Path(data_dir_, kQuarantineFolder), Path(data_dir_, folder)});
+  if (sync_together) {
+    SHARDMESH_RETURN_IF_ERROR(SyncAll());
+  }
+  for (const MovedAside* each : told) {
+    const std::string from = Path(Path(data_dir_, each->folder), each->array.array_id);
+    const std::string to = Path(quarantine, each->array.array_id);
+    for (const std::string& name : each->file_names) {
+      if (SHARDMESH_FAILS("tiles.rename_quarantined") ||
+          rename(Path(from, name).c_str(), Path(to, name).c_str()) != 0) {
+        status.Update(FileError("quarantine", Path(from, name), errno));
+      }
+    }
+    rmdir(from.c_str());  // succeeds only where nothing is left in it
+    effects->changed_folders.insert({to, quarantine, Path(data_dir_, each->folder)});
+  }
+  return status;
+}
+
+absl::Status ShardStore::SyncAll() {
+  if (SHARDMESH_FAILS("tiles.sync_all") || syncfs(lock_.get()) != 0) {
+    return FileError("sync the file system of", data_dir_, errno);
+  }
   return absl::OkStatus();
 }
 

@@ -204,7 +204,8 @@ struct RecoveryReport {
 class ShardStore {
  public:
   struct Options {
-    // Where tiles' memory comes from; its budget is the limit of the store. Not null.
+    // Where tiles' memory comes from; its budget is the limit of the store, and gets from it what
+    // may be dropped out of the quarantine, whatever asks for memory. Not null.
     std::shared_ptr<BufferPool> pool;
     // The data folder, made if it is not there; empty for a store in memory alone.
     std::string data_dir;
@@ -215,6 +216,7 @@ class ShardStore {
   // its folder `corrupt` and reported, never served. FAILED_PRECONDITION if another process has
   // the folder open; file errors as the system says.
   static absl::StatusOr<std::unique_ptr<ShardStore>> Open(Options options);
+  ~ShardStore();
   ShardStore(const ShardStore&) = delete;
   ShardStore& operator=(const ShardStore&) = delete;
 
@@ -257,17 +259,26 @@ class ShardStore {
   // that is not committed is FAILED_PRECONDITION, and nothing is then changed.
   absl::Status Release(absl::Span<const std::string> array_ids);
 
-  // Aborts or releases each of these arrays, whichever its state asks for. `done` is called once,
-  // when no file of them is left, synced: on this thread where there was none, else on the store's;
-  // with the file system's error where that failed.
+  // Aborts or releases each of these arrays, whichever its state asks for, and what was moved aside
+  // of it: the catalogue knows that it was released. Where a put's tiles are dropped that were
+  // never committed, that put may be all that the catalogue gave up: then committed tiles stay
+  // aside. `done` is called once, when no file of what goes is left, synced: on this thread where
+  // there was none, else on the store's; with the file system's error where that failed.
   using Done = absl::AnyInvocable<void(const absl::Status&) &&>;
   void Drop(absl::Span<const std::string> array_ids, Done done);
 
-  // Moves a complete tile aside; whether it was there. Its file goes to the folder `quarantine`. A
-  // tile in memory alone stays there within the limits if it is committed; otherwise it is dropped,
-  // and the log says so. `now`: by a clock that all calls share.
-  bool Quarantine(std::string_view array_id, const Tile& tile, std::string_view reason,
-                  bool array_lives, absl::Time now);
+  // A tile that is to be moved aside.
+  struct Unknown {
+    std::string array_id;
+    Tile tile;
+    std::string reason;        // why, for people
+    bool array_lives = false;  // then it is never dropped for the bounds
+  };
+  // Moves complete tiles aside; how many of them were there. Their files go to the folder
+  // `quarantine`, all of a call with a bounded number of syncs. A tile in memory alone stays there
+  // within the limits if it is committed; otherwise it is dropped, and the log says so. `now`: by a
+  // clock that all calls share.
+  int64_t Quarantine(absl::Span<const Unknown> tiles, absl::Time now);
   // By rising id, behind `start_after`, at most `max_arrays`; of these ids alone if there are any.
   std::vector<QuarantinedArray> ListQuarantine(absl::Span<const std::string> array_ids,
                                                std::string_view start_after,
@@ -413,6 +424,8 @@ class ShardStore {
   // Makes room in memory for so many bytes, if what may be dropped suffices; whether anything was
   // dropped.
   bool DropQuarantinedMemory(int64_t need_bytes);
+  // The same, and gives buffers that wait for reuse back to the budget.
+  bool GiveUpMemory(int64_t need_bytes);
   // The same on a disk that is full, of which it is not known how much is free. Waits for it.
   bool DropQuarantinedFiles(int64_t need_bytes);
   // FAILED if tiles that an array in quarantine has are in use too.
@@ -432,9 +445,19 @@ class ShardStore {
   absl::Status DiscardFiles(const char* folder, const std::string& array_id, FileEffects* effects);
   // Moves the staged folder to the committed ones.
   absl::Status CommitFiles(const std::string& array_id, FileEffects* effects);
-  // Moves a tile's file aside, and writes down why.
-  absl::Status QuarantineFile(const char* folder, const QuarantinedArray& array,
-                              const std::string& file_name, FileEffects* effects);
+  // Tiles of an array whose files are to be moved aside out of one of the data folder's folders.
+  struct MovedAside {
+    const char* folder;
+    QuarantinedArray array;  // without its tiles
+    std::vector<std::string> file_names;
+  };
+  // Takes a tile out of use and, if it is kept, into the quarantine; whether it was there.
+  bool PutAside(const Unknown& unknown, absl::Time now, std::vector<StoredTilePtr>* dropped,
+                std::vector<MovedAside>* moved) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Moves files aside, and writes down why before.
+  absl::Status QuarantineFiles(absl::Span<const MovedAside> moved, FileEffects* effects);
+  // Makes all that was written to the data folder so far durable.
+  absl::Status SyncAll();
 
   const std::shared_ptr<BufferPool> pool_;
   const std::string data_dir_;

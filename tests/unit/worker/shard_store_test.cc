@@ -3,6 +3,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <filesystem>
@@ -36,6 +38,12 @@ TileDescription Row(const std::string& array_id, int64_t row) {
 }
 
 std::string RowBytes(int64_t row) { return std::string(kRowBytes, static_cast<char>('a' + row)); }
+
+// Moves one tile aside; whether it was there.
+bool PutAside(ShardStore& store, const std::string& array_id, const Tile& tile,
+              const std::string& reason, bool array_lives, absl::Time now) {
+  return store.Quarantine({{array_id, tile, reason, array_lives}}, now) == 1;
+}
 
 class ShardStoreTest : public testing::Test {
  protected:
@@ -399,8 +407,8 @@ TEST_F(ShardStoreTest, TilesThatAreMovedAsideAreOutOfUseAndComeBack) {
     const auto store = OpenDisk();
     ASSERT_THAT(StageRow(*store, "a", 0), IsOk());
     ASSERT_THAT(store->Commit({"a"}), IsOk());
-    EXPECT_TRUE(store->Quarantine("a", tile, "nobody knows it", false, absl::UnixEpoch()));
-    EXPECT_FALSE(store->Quarantine("a", tile, "nobody knows it", false, absl::UnixEpoch()));
+    EXPECT_TRUE(PutAside(*store, "a", tile, "nobody knows it", false, absl::UnixEpoch()));
+    EXPECT_FALSE(PutAside(*store, "a", tile, "nobody knows it", false, absl::UnixEpoch()));
     EXPECT_THAT(store->FindAll("a"), StatusIs(absl::StatusCode::kNotFound));
     EXPECT_THAT(store->ListInventory("", 10).tiles, IsEmpty());
     EXPECT_EQ(store->used_bytes(), 0);
@@ -431,7 +439,7 @@ TEST_F(ShardStoreTest, TilesThatAreMovedAsideAreOutOfUseAndComeBack) {
   EXPECT_EQ(store->quarantine_totals().arrays, 0);
   EXPECT_EQ(FilesIn("arrays"), 1);
   EXPECT_EQ(FilesIn("quarantine"), 0);
-  ASSERT_TRUE(store->Quarantine("a", tile, "again", false, absl::UnixEpoch()));
+  ASSERT_TRUE(PutAside(*store, "a", tile, "again", false, absl::UnixEpoch()));
   ASSERT_THAT(store->DropQuarantined("a"), IsOk());
   EXPECT_EQ(FilesIn("quarantine"), 0);
 }
@@ -444,8 +452,8 @@ TEST_F(ShardStoreTest, TheQuarantineIsBoundedBySizeAndAge) {
     if (committed) {
       ASSERT_THAT(store->Commit({id}), IsOk());
     }
-    ASSERT_TRUE(store->Quarantine(id, Row(id, 0).tile, "test", lives,
-                                  absl::UnixEpoch() + absl::Seconds(second)));
+    ASSERT_TRUE(PutAside(*store, id, Row(id, 0).tile, "test", lives,
+                         absl::UnixEpoch() + absl::Seconds(second)));
   };
   const auto aside = [&] {
     std::vector<std::string> ids;
@@ -490,8 +498,8 @@ TEST_F(ShardStoreTest, TilesInMemoryStayInQuarantineUntilTheirMemoryIsNeeded) {
   }
   ASSERT_THAT(StageRow(*store, "staged", 0), IsOk());
   for (const char* id : {"a", "b", "c", "staged"}) {
-    EXPECT_TRUE(store->Quarantine(id, Row(id, 0).tile, "test", false,
-                                  absl::UnixEpoch() + absl::Seconds(id[0])));
+    EXPECT_TRUE(PutAside(*store, id, Row(id, 0).tile, "test", false,
+                         absl::UnixEpoch() + absl::Seconds(id[0])));
   }
   EXPECT_EQ(store->quarantine_totals().memory_bytes, 2 * kRowBytes);
   {
@@ -552,7 +560,7 @@ class RestoreTest : public ShardStoreTest {
       EXPECT_THAT((*staged)->Finish(std::nullopt), IsOk());
     }
     EXPECT_THAT(store_->Commit({"m"}), IsOk());
-    EXPECT_TRUE(store_->Quarantine("m", Row("m", 0).tile, "test", false, absl::UnixEpoch()));
+    EXPECT_TRUE(PutAside(*store_, "m", Row("m", 0).tile, "test", false, absl::UnixEpoch()));
   }
 
   std::unique_ptr<ShardStore> store_;
@@ -580,7 +588,7 @@ TEST_F(RestoreTest, WhatIsReleasedMeanwhileDoesNotComeBack) {
 
 TEST_F(RestoreTest, ATileThatIsMovedAsideMeanwhileIsNotForgotten) {
   RestoreUnderWay restore(store_.get());
-  EXPECT_TRUE(store_->Quarantine("m", Row("m", 1).tile, "test", false, absl::UnixEpoch()));
+  EXPECT_TRUE(PutAside(*store_, "m", Row("m", 1).tile, "test", false, absl::UnixEpoch()));
   EXPECT_THAT(restore.End(), StatusIs(absl::StatusCode::kAborted));
   EXPECT_EQ(store_->quarantine_totals().memory_bytes, 2 * kRowBytes);
   EXPECT_GE(store_->quarantine_totals().droppable_memory_bytes, 2 * kRowBytes);
@@ -595,7 +603,7 @@ TEST_F(ShardStoreTest, ARestoreThatFailsHalfwayLeavesTheQuarantineAsItWas) {
   }
   ASSERT_THAT(store->Commit({"a"}), IsOk());
   for (int64_t row = 0; row < 2; ++row) {
-    ASSERT_TRUE(store->Quarantine("a", Row("a", row).tile, "test", false, absl::UnixEpoch()));
+    ASSERT_TRUE(PutAside(*store, "a", Row("a", row).tile, "test", false, absl::UnixEpoch()));
   }
   store->AwaitFiles();
   // A folder where the second file is to go.
@@ -610,7 +618,7 @@ TEST_F(ShardStoreTest, ARestoreThatFailsHalfwayLeavesTheQuarantineAsItWas) {
   EXPECT_EQ(FilesIn("arrays"), 2);
   EXPECT_EQ(FilesIn("quarantine"), 0);
   // A file that somebody took away is told, not passed over.
-  ASSERT_TRUE(store->Quarantine("a", Row("a", 0).tile, "test", false, absl::UnixEpoch()));
+  ASSERT_TRUE(PutAside(*store, "a", Row("a", 0).tile, "test", false, absl::UnixEpoch()));
   store->AwaitFiles();
   std::filesystem::remove(StrCat(data_dir_, "/quarantine/a/", TileFileName(Row("a", 0).tile)));
   EXPECT_THAT(store->RestoreQuarantined("a"), StatusIs(absl::StatusCode::kDataLoss));
@@ -621,11 +629,127 @@ TEST_F(ShardStoreTest, ATileThatIsTooLargeTakesNothingOutOfTheQuarantine) {
   const auto store = OpenMemory();
   ASSERT_THAT(StageRow(*store, "a", 0), IsOk());
   ASSERT_THAT(store->Commit({"a"}), IsOk());
-  ASSERT_TRUE(store->Quarantine("a", Row("a", 0).tile, "test", false, absl::UnixEpoch()));
+  ASSERT_TRUE(PutAside(*store, "a", Row("a", 0).tile, "test", false, absl::UnixEpoch()));
   const int64_t all = budget_.limit_bytes() / 4;
   const TileDescription large = {"large", Dtype::kF32, {all + 1}, {{{0, all + 1}}}, "", ""};
   EXPECT_THAT(store->Stage(large, false), StatusIs(absl::StatusCode::kResourceExhausted));
   EXPECT_EQ(store->quarantine_totals().arrays, 1);
+}
+
+TEST_F(ShardStoreTest, WhoeverNeedsMemoryGetsThatOfTheQuarantine) {
+  const auto store = OpenMemory();
+  const auto fill = [&] {
+    ASSERT_THAT(StageRow(*store, "a", 0), IsOk());
+    ASSERT_THAT(store->Commit({"a"}), IsOk());
+    ASSERT_TRUE(PutAside(*store, "a", Row("a", 0).tile, "test", false, absl::UnixEpoch()));
+  };
+  // Such as scratch of a step, from another pool of the same budget.
+  const auto scratch = BufferPool::Create(&budget_, 0);
+  fill();
+  EXPECT_THAT(scratch->Allocate(budget_.limit_bytes() + 1, "too much"),
+              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+  EXPECT_EQ(store->quarantine_totals().arrays, 1) << "it would not have sufficed";
+  EXPECT_THAT(scratch->Allocate(budget_.limit_bytes(), "scratch"), IsOk());
+  EXPECT_EQ(store->quarantine_totals().arrays, 0);
+  // Such as packed weights, and the credit of a stream.
+  fill();
+  EXPECT_THAT(budget_.Reserve(budget_.limit_bytes(), "packed weights"), IsOk());
+  EXPECT_EQ(store->quarantine_totals().arrays, 0);
+  EXPECT_EQ(budget_.used_bytes(), 0);
+}
+
+TEST_F(ShardStoreTest, APutThatIsGivenUpTakesNothingOutOfTheQuarantine) {
+  for (const bool on_disk : {false, true}) {
+    const auto store = on_disk ? OpenDisk() : OpenMemory();
+    ASSERT_THAT(StageRow(*store, "a", 0), IsOk());
+    ASSERT_THAT(store->Commit({"a"}), IsOk());
+    ASSERT_TRUE(PutAside(*store, "a", Row("a", 0).tile, "test", false, absl::UnixEpoch()));
+    store->AwaitFiles();
+    ASSERT_THAT(StageRow(*store, "a", 1), IsOk());
+    const auto drop = [&] {
+      absl::Notification done;
+      store->Drop({"a"}, [&](const absl::Status& status) {
+        EXPECT_THAT(status, IsOk());
+        done.Notify();
+      });
+      done.WaitForNotification();
+    };
+    drop();
+    EXPECT_THAT(store->FindAllStaged("a"), StatusIs(absl::StatusCode::kNotFound));
+    EXPECT_EQ(store->quarantine_totals().arrays, 1);
+    ASSERT_THAT(store->RestoreQuarantined("a"), IsOk());
+    ASSERT_TRUE(PutAside(*store, "a", Row("a", 0).tile, "test", false, absl::UnixEpoch()));
+    drop();
+    EXPECT_EQ(store->quarantine_totals().arrays, 0) << "what was released goes";
+  }
+}
+
+// So many arrays that a sync for each would hold a worker up for minutes.
+class ManyQuarantinedTest : public ShardStoreTest {
+ protected:
+  static constexpr int kArrays = 40;
+  static std::string Id(int i) { return StrCat("array-", i); }
+  static std::vector<ShardStore::Unknown> All() {
+    std::vector<ShardStore::Unknown> all;
+    for (int i = 0; i < kArrays; ++i) {
+      for (int64_t row = 0; row < 2; ++row) {
+        all.push_back({Id(i), Row(Id(i), row).tile, "nobody knows it", i % 2 == 0});
+      }
+    }
+    return all;
+  }
+  void Put() {
+    const auto store = OpenDisk();
+    std::vector<std::string> ids;
+    for (int i = 0; i < kArrays; ++i) {
+      ids.push_back(Id(i));
+      for (int64_t row = 0; row < 2; ++row) ASSERT_THAT(StageRow(*store, ids.back(), row), IsOk());
+    }
+    ASSERT_THAT(store->Commit(ids), IsOk());
+    store->AwaitFiles();
+  }
+  // Moves all of them aside in a process that the failpoint ends; whether it did.
+  bool EndsAt(const std::string& failpoint) {
+    const pid_t child = fork();
+    if (child == 0) {
+      const auto store = OpenDisk();
+      if (!ArmFailpoints(failpoint).ok()) _exit(1);
+      store->Quarantine(All(), absl::UnixEpoch());
+      store->AwaitFiles();
+      _exit(0);
+    }
+    int status = 0;
+    EXPECT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) != 1);
+    return WEXITSTATUS(status) == kFailpointExitCode;
+  }
+};
+
+TEST_F(ManyQuarantinedTest, AreSyncedTogether) {
+  Put();
+  EXPECT_FALSE(EndsAt("file.sync=crash:4,file.sync_folder=crash:20,tiles.sync_all=crash:3"))
+      << "so many syncs are not made";
+  EXPECT_EQ(FilesIn("quarantine"), 3 * kArrays);
+  EXPECT_EQ(FilesIn("arrays"), 0);
+}
+
+TEST_F(ManyQuarantinedTest, AreWholeWhereverTheProcessEnds) {
+  for (const char* failpoint :
+       {"tiles.write_about=crash:20", "tiles.sync_all=crash", "tiles.rename_quarantined=crash",
+        "tiles.rename_quarantined=crash:35", "tiles.sync_all=crash:2"}) {
+    SCOPED_TRACE(failpoint);
+    std::filesystem::remove_all(data_dir_);
+    Put();
+    ASSERT_TRUE(EndsAt(failpoint));
+    const auto store = OpenDisk();
+    EXPECT_THAT(store->recovery_report().problems, IsEmpty());
+    EXPECT_EQ(store->recovery_report().committed_tiles + store->recovery_report().quarantined_tiles,
+              2 * kArrays);
+    for (const QuarantinedArray& array : store->ListQuarantine({}, "", kArrays)) {
+      EXPECT_EQ(array.reason, "nobody knows it");
+      EXPECT_EQ(array.since, absl::UnixEpoch());
+    }
+  }
 }
 
 TEST_F(ShardStoreTest, AFullDiskTakesTilesOutOfTheQuarantineForNewOnes) {
@@ -633,7 +757,7 @@ TEST_F(ShardStoreTest, AFullDiskTakesTilesOutOfTheQuarantineForNewOnes) {
   for (const char* id : {"old", "lives"}) {
     ASSERT_THAT(StageRow(*store, id, 0), IsOk());
     ASSERT_THAT(store->Commit({id}), IsOk());
-    ASSERT_TRUE(store->Quarantine(id, Row(id, 0).tile, "test", *id == 'l', absl::UnixEpoch()));
+    ASSERT_TRUE(PutAside(*store, id, Row(id, 0).tile, "test", *id == 'l', absl::UnixEpoch()));
   }
   store->AwaitFiles();
   ASSERT_THAT(ArmFailpoints("file.write=enospc"), IsOk());
