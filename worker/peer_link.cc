@@ -155,7 +155,6 @@ void PeerLink::Demand(const rpc::FrameTag& tag, int64_t left_bytes) {
     if (demanded >= std::min(left_bytes, kUrgentBytes / 2)) return;
     const int64_t size_bytes = kUrgentBytes - demanded;
     demanded += size_bytes;
-    allowed_urgent_bytes_ += size_bytes;
     Queue({.kind = rpc::FrameKind::kCredit,
            .tag = tag,
            .credit_bytes = size_bytes,
@@ -195,22 +194,44 @@ void PeerLink::DropStepLocked(int64_t sequence) {
   const TagKey begin{sequence, 0, 0};
   const TagKey end{sequence + 1, 0, 0};
   outgoing_.erase(outgoing_.lower_bound(begin), outgoing_.lower_bound(end));
-  owed_credit_.erase(owed_credit_.lower_bound(begin), owed_credit_.lower_bound(end));
   early_demands_.erase(early_demands_.lower_bound(begin), early_demands_.lower_bound(end));
-  demanded_.erase(demanded_.lower_bound(begin), demanded_.lower_bound(end));
+  EndNotesLocked(sequence);
 }
 
 void PeerLink::EndStep(int64_t sequence) {
+  absl::MutexLock lock(&mutex_);
+  EndNotesLocked(sequence);
+}
+
+void PeerLink::EndNotesLocked(int64_t sequence) {
   const TagKey begin{sequence, 0, 0};
   const TagKey end{sequence + 1, 0, 0};
-  absl::MutexLock lock(&mutex_);
   owed_credit_.erase(owed_credit_.lower_bound(begin), owed_credit_.lower_bound(end));
-  demanded_.erase(demanded_.lower_bound(begin), demanded_.lower_bound(end));
+  const auto first = demanded_.lower_bound(begin);
+  const auto last = demanded_.lower_bound(end);
+  for (auto demand = first; demand != last; ++demand) {
+    if (demand->second > 0) ended_demands_[demand->first] = demand->second;
+  }
+  demanded_.erase(first, last);
+  while (ended_demands_.size() > kMaxEndedDemands) ended_demands_.erase(ended_demands_.begin());
+}
+
+int64_t* PeerLink::UrgentBytesLocked(const TagKey& key, int64_t payload_bytes) {
+  for (auto* demands : {&demanded_, &ended_demands_}) {
+    const auto found = demands->find(key);
+    if (found != demands->end() && payload_bytes <= found->second) return &found->second;
+  }
+  return nullptr;
 }
 
 size_t PeerLink::notes() const {
   absl::MutexLock lock(&mutex_);
   return owed_credit_.size() + demanded_.size() + urgent_.size();
+}
+
+size_t PeerLink::ended_notes() const {
+  absl::MutexLock lock(&mutex_);
+  return ended_demands_.size();
 }
 
 void PeerLink::Tick(absl::Duration ping_interval, absl::Duration silence_limit) {
@@ -436,25 +457,28 @@ absl::Status PeerLink::TakeData(const rpc::Frame& frame) {
   {
     absl::MutexLock lock(&mutex_);
     if (state_ != State::kUp) return absl::OkStatus();
-    int64_t& allowed_bytes = header.is_urgent ? allowed_urgent_bytes_ : allowed_bytes_;
-    if (allowed_bytes <= 0 || (header.is_urgent && payload_bytes > allowed_bytes)) {
-      return WithReason(absl::ResourceExhaustedError(StrCat(
-                            header.is_urgent ? "an urgent frame of " : "a frame of ", payload_bytes,
-                            " bytes from ", peer_, " is beyond the credit of the stream: ",
-                            allowed_bytes, " bytes are left of what it was given")),
-                        Reason::kLimitExceeded);
-    }
     const TagKey key = KeyOf(header.tag);
-    if (header.offset_bytes + payload_bytes == header.message_bytes) {
-      demanded_.erase(key);
-      owed_credit_.erase(key);  // nothing is left to send for it
-    } else if (const auto demanded = demanded_.find(key);
-               demanded != demanded_.end() && header.is_urgent) {
-      demanded->second -= payload_bytes;
+    int64_t* const urgent_bytes =
+        header.is_urgent ? UrgentBytesLocked(key, payload_bytes) : nullptr;
+    if (header.is_urgent ? urgent_bytes == nullptr : allowed_bytes_ <= 0) {
+      return WithReason(
+          absl::ResourceExhaustedError(StrCat(
+              header.is_urgent ? "an urgent frame of " : "a frame of ", payload_bytes,
+              " bytes from ", peer_, " is beyond the credit ",
+              header.is_urgent ? StrCat("of its message (step ", header.tag.sequence, ", op ",
+                                        header.tag.op, ", round ", header.tag.round, ")")
+                               : StrCat("of the stream: ", allowed_bytes_,
+                                        " bytes are left of what it was given"))),
+          Reason::kLimitExceeded);
     }
-    if (header.is_urgent) {
-      allowed_urgent_bytes_ -= payload_bytes;
-    } else {
+    if (urgent_bytes != nullptr) *urgent_bytes -= payload_bytes;
+    if (header.offset_bytes + payload_bytes == header.message_bytes) {
+      // Nothing is left to send for it.
+      demanded_.erase(key);
+      ended_demands_.erase(key);
+      owed_credit_.erase(key);
+    }
+    if (!header.is_urgent) {
       const int64_t cost_bytes = CostOf(payload_bytes, header.signature);
       SetAllowedLocked(allowed_bytes_ - cost_bytes);
       is_exhausted = allowed_bytes_ <= 0;
@@ -546,6 +570,7 @@ void PeerLink::OnClosed(const absl::Status& status) {
     owed_credit_.clear();
     early_demands_.clear();
     demanded_.clear();
+    ended_demands_.clear();
     if (was_up) SetAllowedLocked(1);  // it is waited for no more
     reservation_ = MemoryBudget::Reservation();
   }

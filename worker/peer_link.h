@@ -47,6 +47,7 @@ namespace shardmesh::worker {
 // waits for is sent as soon as its sender has it, whatever else is held, and the messages that are
 // under way cannot block one another. A receiving thread waits for one message at a time and asks
 // again when half has come: urgent frames take at most kUrgentBytes of memory for each such thread.
+// What a message may bring in urgent frames is what was demanded for it, and did not come.
 //
 // Thread-safe.
 class PeerLink final : public ExchangeStream::Handler,
@@ -64,6 +65,8 @@ class PeerLink final : public ExchangeStream::Handler,
   static constexpr int64_t kUrgentBytes = kDataFrameBytes;
   // Demands kept for messages that are not there yet: far more than a peer has receiving threads.
   static constexpr size_t kMaxEarlyDemands = 1024;
+  // Demands remembered of steps that ended: far more than can be on their way at once.
+  static constexpr size_t kMaxEndedDemands = 4096;
 
   // Shared by the links of one owner.
   struct CreditState {
@@ -140,6 +143,8 @@ class PeerLink final : public ExchangeStream::Handler,
   // Notes about messages, which live no longer than these: credit that is owed, bytes that were
   // demanded, places in the queue of urgent ones.
   size_t notes() const;
+  // Demands of steps that ended, whose urgent frames may be on their way: kMaxEndedDemands at most.
+  size_t ended_notes() const;
 
   // To be called now and then: pings a peer that was silent for `ping_interval`, and closes the
   // stream after `silence_limit`.
@@ -198,6 +203,11 @@ class PeerLink final : public ExchangeStream::Handler,
   void RememberStepLocked(int64_t sequence) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Queue(rpc::FrameHeader header) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DropStepLocked(int64_t sequence) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Nothing more is awaited of the step.
+  void EndNotesLocked(int64_t sequence) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What the peer may still send of a message in urgent frames; null: nothing.
+  int64_t* UrgentBytesLocked(const TagKey& key, int64_t payload_bytes)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::deque<TagKey>& QueueOf(const Outgoing& outgoing) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // What to write now; nullopt if a frame is being written or nothing waits.
   std::optional<NextFrame> Next() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -241,8 +251,10 @@ class PeerLink final : public ExchangeStream::Handler,
   std::atomic<int64_t> lot_bytes_ = 1;
   int64_t allowed_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   std::atomic<int64_t> freed_bytes_ = 0;
-  int64_t allowed_urgent_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::map<TagKey, int64_t> demanded_ ABSL_GUARDED_BY(mutex_);  // of them, by tag
+  std::map<TagKey, int64_t> demanded_ ABSL_GUARDED_BY(mutex_);  // urgent bytes, by tag
+  // Those of steps that ended here, of which some may be on their way; whoever gets them drops
+  // them. The steps that ended first go first.
+  std::map<TagKey, int64_t> ended_demands_ ABSL_GUARDED_BY(mutex_);
   std::set<int64_t> recent_steps_ ABSL_GUARDED_BY(mutex_);
 };
 

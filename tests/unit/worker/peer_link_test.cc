@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
@@ -30,12 +31,21 @@ class FakeOwner final : public PeerLink::Owner {
   PeerLink::CreditState& credit_state() override { return credit_state_; }
   void OnAbort(PeerLink& /*link*/, int64_t /*sequence*/,
                const rpc::FrameAbort& /*abort*/) override {}
-  void OnRefused(const absl::Status& why) override { ADD_FAILURE() << why; }
+  void OnRefused(const absl::Status& why) override {
+    ++refused_;
+    if (!expects_refusal_) ADD_FAILURE() << why;
+  }
   void OnDown(const std::shared_ptr<PeerLink>& /*link*/, bool /*was_up*/,
               const absl::Status& /*status*/) override {}
 
+  int64_t frames() const { return std::ssize(charges_); }
+  int64_t refused() const { return refused_; }
+  void ExpectRefusal() { expects_refusal_ = true; }
+
  private:
   PeerLink::CreditState credit_state_;
+  bool expects_refusal_ = false;
+  int64_t refused_ = 0;
   std::vector<std::shared_ptr<const void>> charges_;
 };
 
@@ -130,6 +140,39 @@ TEST_F(PeerLinkTest, NothingIsNotedOfAStepThatHasEnded) {
   EXPECT_EQ(link->notes(), 2u);
   link->EndStep(2);
   EXPECT_EQ(link->notes(), 0u);
+}
+
+TEST_F(PeerLinkTest, AMessageBringsNoMoreUrgentBytesThanWereDemandedForIt) {
+  const auto link = LinkThatIsUp(1 << 20, 1);
+  SayHalf(*link, {.sequence = 1, .op = 0, .round = 0}, 0);  // all the credit that the peer had
+  const auto say_urgent = [&](const rpc::FrameTag& tag, int64_t size_bytes) {
+    Say(*link,
+        {.kind = rpc::FrameKind::kData,
+         .epoch = 1,
+         .tag = tag,
+         .offset_bytes = 0,
+         .message_bytes = 1 << 20,
+         .is_urgent = true},
+        std::string(static_cast<size_t>(size_bytes), 'm'));
+  };
+  // Demands of steps that end, whose bytes never come.
+  for (int64_t sequence = 2; sequence < 10'000; ++sequence) {
+    link->Demand({.sequence = sequence, .op = 0, .round = 0}, 1 << 20);
+    link->EndStep(sequence);
+  }
+  EXPECT_EQ(link->notes(), 0u);
+  EXPECT_EQ(link->ended_notes(), PeerLink::kMaxEndedDemands);
+  // What was on its way when its step ended breaks nothing.
+  say_urgent({.sequence = 9'999, .op = 0, .round = 0}, PeerLink::kUrgentBytes);
+  EXPECT_EQ(owner_.frames(), 2);
+  const rpc::FrameTag waited = {.sequence = 10'000, .op = 0, .round = 0};
+  link->Demand(waited, 1 << 20);
+  say_urgent(waited, 1000);
+  EXPECT_EQ(owner_.frames(), 3);
+  owner_.ExpectRefusal();
+  say_urgent(waited, PeerLink::kUrgentBytes);
+  EXPECT_EQ(owner_.frames(), 3) << "beyond what was demanded, whatever others left";
+  EXPECT_EQ(owner_.refused(), 1);
 }
 
 TEST_F(PeerLinkTest, UrgentCreditThatIsGivenAgainAndAgainTakesNoMorePlaces) {
