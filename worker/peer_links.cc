@@ -1211,6 +1211,7 @@ void PeerLinksImpl::ShareMemory() {
   auto shm = ShmPeers::Start(
       {.identity = options_.self.identity,
        .arena = options_.arena,
+       .budget = options_.budget,
        .connected =
            [this](const std::string& peer, uint64_t link, std::shared_ptr<ShmChannel> channel) {
              OnShared(peer, link, std::move(channel));

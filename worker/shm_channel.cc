@@ -115,12 +115,20 @@ struct ShmChannel::Pin {
   const uint64_t number;
 };
 
+// A message that could not be left where it is.
+struct ShmChannel::Copy {
+  MemoryBudget::Reservation reservation;
+  std::unique_ptr<char[]> bytes;
+};
+
 ShmChannel::ShmChannel(std::unique_ptr<ShmSegment> control, std::unique_ptr<ShmView> theirs,
-                       std::shared_ptr<const FileDescriptor> socket, const ShmArena* arena)
+                       std::shared_ptr<const FileDescriptor> socket, const ShmArena* arena,
+                       MemoryBudget* budget)
     : control_(std::move(control)),
       theirs_(std::move(theirs)),
       socket_(std::move(socket)),
       arena_(arena),
+      budget_(budget),
       writer_(&own().slots, &their().reads),
       reader_(&their().slots, &own().reads) {}
 
@@ -238,16 +246,23 @@ absl::StatusOr<bool> ShmChannel::TryReceive(uint64_t expected_hash, Arrived* arr
                         " of a segment of ", segment_bytes));
   }
   if (!view->is_mapped()) {
-    std::shared_ptr<char[]> copy(new (std::nothrow) char[place.size_bytes]);
-    if (copy == nullptr) {
+    const auto copy = std::make_shared<Copy>();
+    if (budget_ != nullptr) {
+      SHARDMESH_ASSIGN_OR_RETURN(
+          copy->reservation,
+          budget_->Reserve(static_cast<int64_t>(place.size_bytes),
+                           "a message from a peer on this host, whose memory cannot be mapped"));
+    }
+    copy->bytes.reset(new (std::nothrow) char[place.size_bytes]);
+    if (copy->bytes == nullptr) {
       return absl::ResourceExhaustedError(
           StrCat("there is no memory for a message of ", place.size_bytes,
                  " bytes from a peer on this host, whose memory cannot be mapped"));
     }
-    const absl::Span<char> bytes(copy.get(), place.size_bytes);
+    const absl::Span<char> bytes(copy->bytes.get(), place.size_bytes);
     SHARDMESH_RETURN_IF_ERROR(view->Read(static_cast<int64_t>(place.offset_bytes), bytes));
     reader_.Release(note_.number);
-    arrived->message = {bytes, std::move(copy)};
+    arrived->message = {bytes, copy};
     return true;
   }
   const absl::Span<const char> bytes = view->bytes().subspan(place.offset_bytes, place.size_bytes);

@@ -20,6 +20,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "rpc/steady_deadline.h"
+#include "tensor/buffer.h"
 #include "worker/collective/link.h"
 #include "worker/shm_arena.h"
 #include "worker/shm_ring.h"
@@ -68,9 +69,11 @@ class ShmChannel : public std::enable_shared_from_this<ShmChannel> {
   static constexpr size_t kInlineBytes = 160;
 
   // `control` is this end's, `theirs` the other's, each of ShmControl::SizeBytes(); `socket` the
-  // one over which segments are handed over (kept). The arena outlives the channel.
+  // one over which segments are handed over (kept). Messages that have to be copied are reserved
+  // from `budget`, unless it is null. Arena and budget outlive the channel and its messages.
   ShmChannel(std::unique_ptr<ShmSegment> control, std::unique_ptr<ShmView> theirs,
-             std::shared_ptr<const FileDescriptor> socket, const ShmArena* arena);
+             std::shared_ptr<const FileDescriptor> socket, const ShmArena* arena,
+             MemoryBudget* budget = nullptr);
   ~ShmChannel();
 
   // Sends a message of at least one byte; `signature` may be empty. False if it was not taken.
@@ -91,8 +94,8 @@ class ShmChannel : public std::enable_shared_from_this<ShmChannel> {
   // Takes the next message; false if there is none, if it lies in a segment that is still to come
   // over the socket, and once the channel is closed. What lies in a segment that could not be
   // mapped is copied. DATA_LOSS if the other end does not keep to the protocol, among others if a
-  // segment takes longer than 2 s to come; RESOURCE_EXHAUSTED if there is no memory for a copy:
-  // close the channel and its stream.
+  // segment takes longer than 2 s to come; RESOURCE_EXHAUSTED if there is no memory for a copy
+  // (MEMORY_LIMIT: of the budget): close the channel and its stream.
   absl::StatusOr<bool> TryReceive(uint64_t expected_hash, Arrived* arrived);
 
   // Sleeps until a message comes, or `changes` is no longer `seen`, at most for `timeout`. May wake
@@ -126,6 +129,7 @@ class ShmChannel : public std::enable_shared_from_this<ShmChannel> {
     OwnedBytes message;
   };
   struct Pin;
+  struct Copy;
 
   ShmControl& own() const { return *reinterpret_cast<ShmControl*>(control_->bytes().data()); }
   const ShmControl& their() const {
@@ -142,6 +146,7 @@ class ShmChannel : public std::enable_shared_from_this<ShmChannel> {
   const std::unique_ptr<ShmView> theirs_;
   const std::shared_ptr<const FileDescriptor> socket_;
   const ShmArena* const arena_;
+  MemoryBudget* const budget_;
   std::atomic<bool> closed_ = false;
 
   absl::Mutex send_mutex_;

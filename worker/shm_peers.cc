@@ -370,7 +370,7 @@ absl::Status ShmPeersImpl::SendControl(const Socket& socket, Kind kind,
 
 void ShmPeersImpl::MakeChannel(Socket& socket, std::unique_ptr<ShmView> theirs) {
   socket.channel = std::make_shared<ShmChannel>(std::move(socket.control), std::move(theirs),
-                                                socket.fd, options_.arena.get());
+                                                socket.fd, options_.arena.get(), options_.budget);
 }
 
 void ShmPeersImpl::MakeReady(Socket& socket) {

@@ -35,6 +35,7 @@ class ShmPeers {
   struct Options {
     std::string identity;
     std::shared_ptr<ShmArena> arena;
+    MemoryBudget* budget = nullptr;  // for messages that have to be copied; null: no limit
     // A channel to a peer is ready, for the link that Expect was given. Both are called on this
     // object's thread, with no lock held.
     std::function<void(const std::string& peer, uint64_t link, std::shared_ptr<ShmChannel> channel)>

@@ -77,8 +77,9 @@ class ShmChannelTest : public testing::Test {
           *ShmView::Open(FileDescriptor(dup(controls[1 - i]->fd())), ShmControl::SizeBytes());
     }
     for (int i = 0; i < 2; ++i) {
-      ends_[i].channel = std::make_shared<ShmChannel>(std::move(controls[i]), std::move(views[i]),
-                                                      ends_[i].socket, ends_[i].arena.get());
+      ends_[i].channel =
+          std::make_shared<ShmChannel>(std::move(controls[i]), std::move(views[i]), ends_[i].socket,
+                                       ends_[i].arena.get(), &ends_[i].budget);
     }
   }
 
@@ -201,6 +202,24 @@ TEST_F(ShmChannelTest, WhatCannotBeMappedIsCopiedAndTheChannelStays) {
   OwnedBytes other = one_.Own(std::string(5000, 'v'));
   ASSERT_TRUE(Send(other));
   EXPECT_EQ(Next(), std::string(5000, 'v'));
+}
+
+TEST_F(ShmChannelTest, WhatIsCopiedCountsAgainstTheMemoryLimit) {
+  const int64_t before = ShmView::MaxMapped();
+  const OwnedBytes message = one_.Own(std::string(300'000, 'u'));
+  ShmView::SetMaxMapped(0);
+  ASSERT_TRUE(Send(message));
+  ASSERT_TRUE(Send(message));
+  EXPECT_EQ(Next().size(), 300'000u);
+  EXPECT_EQ(two_.budget.used_bytes(), 300'000);
+  arrived_ = {};
+  EXPECT_EQ(two_.budget.used_bytes(), 0);
+  const auto taken = two_.budget.Reserve(two_.budget.limit_bytes() - 299'999, "a test");
+  ASSERT_TRUE(taken.ok());
+  const auto refused = two_.channel->TryReceive(0, &arrived_);
+  ShmView::SetMaxMapped(before);
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted) << refused.status();
+  EXPECT_THAT(std::string(refused.status().message()), testing::HasSubstr("cannot be mapped"));
 }
 
 TEST_F(ShmChannelTest, ANoteWhoseSegmentIsStillToComeHoldsUpNobody) {
