@@ -113,8 +113,7 @@ class SqliteJournal final : public Journal {
         log_pages_(options.log_pages) {}
 
   absl::Status Prepare() {
-    SHARDMESH_ASSIGN_OR_RETURN(insert_,
-                               database_->Prepare("INSERT INTO event VALUES (?1, ?2, ?3, ?4)"));
+    SHARDMESH_ASSIGN_OR_RETURN(insert_, database_->Prepare(kInsertRecord));
     SHARDMESH_ASSIGN_OR_RETURN(erase_, database_->Prepare("DELETE FROM event WHERE position = ?1"));
     SHARDMESH_ASSIGN_OR_RETURN(
         update_, database_->Prepare("UPDATE bounds SET compacted = ?1, newest = ?2, crc = ?3"));
@@ -135,16 +134,8 @@ class SqliteJournal final : public Journal {
   absl::Status Append(const JournalWrite& write) override {
     return WithReserve(write.urgent, [&]() -> absl::Status {
       for (const Event& event : write.events) {
-        const int64_t row_id = RowId(event.position);
-        insert_.BindNumber(1, row_id);
-        insert_.BindText(2, event.key);
-        if (event.value == nullptr) {
-          insert_.BindNull(3);
-        } else {
-          insert_.BindBytes(3, *event.value);
-        }
-        insert_.BindNumber(4, RecordChecksum(row_id, event.key, event.value.get()));
-        SHARDMESH_RETURN_IF_ERROR(database_->Run(insert_));
+        SHARDMESH_RETURN_IF_ERROR(
+            InsertRecord(*database_, insert_, RowId(event.position), event.key, event.value.get()));
       }
       SHARDMESH_FAILPOINT("store.append");
       SHARDMESH_RETURN_IF_ERROR(Erase(write.dropped));
@@ -295,6 +286,7 @@ absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(SqliteStoreOptions option
   SHARDMESH_RETURN_IF_ERROR(MakeDataFolder(options.folder));
   SHARDMESH_ASSIGN_OR_RETURN(FolderLock lock,
                              FolderLock::Take(options.folder, options.lock_timeout));
+  SHARDMESH_RETURN_IF_ERROR(FinishReplacement(options.folder));
   RemoveSnapshots(options.folder);
 
   auto database = std::make_unique<Database>(DatabasePath(options.folder));

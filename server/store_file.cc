@@ -8,12 +8,15 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <limits>
 #include <memory>
 #include <optional>
+#include <system_error>
 
+#include "absl/strings/match.h"
 #include "absl/time/clock.h"
 #include "rpc/clock.h"
 #include "rpc/log.h"
@@ -29,6 +32,10 @@ namespace {
 
 // In the database's header: that it is ours ("shdm").
 constexpr int64_t kApplicationId = 0x7368646d;
+
+// What the name of a database ends with that is to take the place of a folder's own; what is before
+// it is where that one goes.
+constexpr std::string_view kNextSuffix = ".next";
 
 constexpr int kPlaceBits = 8;
 
@@ -56,6 +63,12 @@ absl::Status SystemError(std::string_view doing, const std::string& path) {
   return WithReason(absl::Status(absl::ErrnoToStatusCode(error),
                                  StrCat("cannot ", doing, " ", path, ": ", std::strerror(error))),
                     error == ENOSPC || error == EDQUOT ? Reason::kStoreFull : Reason::kStoreFailed);
+}
+
+absl::Status FileSystemError(std::string_view doing, const std::string& path,
+                             std::error_code error) {
+  errno = error.value();
+  return SystemError(doing, path);
 }
 
 // Bytes of a number, the lowest first.
@@ -101,9 +114,37 @@ absl::Status AddChecksums(Database& database) {
   return WriteBounds(database, {.compacted = *compacted, .newest = *newest});
 }
 
+// From version 2 to 3. A record that cannot be read gets no checksum of its key: nobody knows which
+// of the two is damaged.
+absl::Status AddKeyChecksums(Database& database) {
+  SHARDMESH_RETURN_IF_ERROR(database.Execute("ALTER TABLE event ADD COLUMN key_crc INTEGER"));
+  SHARDMESH_ASSIGN_OR_RETURN(
+      const auto next,
+      database.Prepare("SELECT position, key, value, crc FROM event WHERE position > ?1 "
+                       "ORDER BY position LIMIT 1"));
+  SHARDMESH_ASSIGN_OR_RETURN(const auto set,
+                             database.Prepare("UPDATE event SET key_crc = ?2 WHERE position = ?1"));
+  for (int64_t last = std::numeric_limits<int64_t>::min();;) {
+    next.BindNumber(1, last);
+    SHARDMESH_ASSIGN_OR_RETURN(const bool row, database.Step(next));
+    if (!row) return absl::OkStatus();
+    last = next.Number(0);
+    const std::string key(next.Bytes(1));
+    const std::string value(next.Bytes(2));
+    const bool is_sound =
+        next.IsNumber(3) &&
+        next.Number(3) == RecordChecksum(last, key, next.IsNull(2) ? nullptr : &value);
+    next.Reset();
+    if (!is_sound) continue;
+    set.BindNumber(1, last);
+    set.BindNumber(2, KeyChecksum(key));
+    SHARDMESH_RETURN_IF_ERROR(database.Run(set));
+  }
+}
+
 // kMigrations[v - 1] brings version v to v + 1.
 using Migration = absl::Status (*)(Database& database);
-constexpr Migration kMigrations[] = {&AddChecksums};
+constexpr Migration kMigrations[] = {&AddChecksums, &AddKeyChecksums};
 static_assert(std::size(kMigrations) == kSchemaVersion - 1);
 
 }  // namespace
@@ -126,6 +167,54 @@ absl::Status SyncFolder(const std::string& folder) {
   const absl::Status status = synced ? absl::OkStatus() : SystemError("sync", folder);
   close(fd);
   return status;
+}
+
+absl::StatusOr<std::string> ReplaceDatabase(const std::string& folder, const std::string& prepared,
+                                            std::string_view name) {
+  std::error_code error;
+  const bool has_one = std::filesystem::exists(DatabasePath(folder), error);
+  if (error) return FileSystemError("look for", DatabasePath(folder), error);
+  std::string to;
+  for (int i = 1;; ++i) {
+    to = StrCat(folder, "/", name, "-", i);
+    if (!std::filesystem::exists(to, error)) break;
+  }
+  if (error) return FileSystemError("look for", to, error);
+  const std::string next = StrCat(to, kNextSuffix);
+  if (SHARDMESH_FAILS("store.replace") || rename(prepared.c_str(), next.c_str()) != 0) {
+    return SystemError("rename", prepared);
+  }
+  SHARDMESH_RETURN_IF_ERROR(SyncFolder(folder));
+  SHARDMESH_RETURN_IF_ERROR(FinishReplacement(folder));
+  return has_one ? to : "";
+}
+
+absl::Status FinishReplacement(const std::string& folder) {
+  std::error_code error;
+  std::string next;
+  for (std::filesystem::directory_iterator entry(folder, error), end; !error && entry != end;
+       entry.increment(error)) {
+    const std::string path = entry->path();
+    if (absl::EndsWith(path, ToAbsl(kNextSuffix)) && absl::StrContains(path, ".db-")) next = path;
+  }
+  if (error) return FileSystemError("list", folder, error);
+  if (next.empty()) return absl::OkStatus();
+  const std::string database = DatabasePath(folder);
+  const std::string to = next.substr(0, next.size() - kNextSuffix.size());
+  // With its log, which must not be taken for the next one's. What was moved already is not there.
+  for (const char* suffix : {"", "-wal", "-journal"}) {
+    if ((SHARDMESH_FAILS("store.move_aside") ||
+         rename((database + suffix).c_str(), (to + suffix).c_str()) != 0) &&
+        errno != ENOENT) {
+      return SystemError("move", database + suffix);
+    }
+  }
+  unlink((database + "-shm").c_str());  // of no use without its log
+  SHARDMESH_RETURN_IF_ERROR(SyncFolder(folder));
+  if (SHARDMESH_FAILS("store.replaced") || rename(next.c_str(), database.c_str()) != 0) {
+    return SystemError("rename", next);
+  }
+  return SyncFolder(folder);
 }
 
 FolderLock::~FolderLock() {
@@ -177,6 +266,22 @@ uint32_t RecordChecksum(int64_t row_id, std::string_view key, const std::string*
                                value == nullptr ? "-" : "+"));
   crc = ExtendCrc32c(crc, absl::MakeConstSpan(key.data(), key.size()));
   return value == nullptr ? crc : ExtendCrc32c(crc, *value);
+}
+
+uint32_t KeyChecksum(std::string_view key) { return Crc32c(key); }
+
+absl::Status InsertRecord(Database& database, const Database::Statement& insert, int64_t row_id,
+                          std::string_view key, const std::string* value) {
+  insert.BindNumber(1, row_id);
+  insert.BindText(2, key);
+  if (value == nullptr) {
+    insert.BindNull(3);
+  } else {
+    insert.BindBytes(3, *value);
+  }
+  insert.BindNumber(4, RecordChecksum(row_id, key, value));
+  insert.BindNumber(5, KeyChecksum(key));
+  return database.Run(insert);
 }
 
 uint32_t BoundsChecksum(Revision compacted, Revision newest) {
@@ -254,10 +359,13 @@ absl::Status WriteBounds(Database& database, StoredBounds bounds) {
 
 absl::Status ForEachRow(Database& database, int64_t from,
                         absl::FunctionRef<void(StoredRow)> callback) {
+  // One of the version before, with damaged pages, is read as it is.
+  SHARDMESH_ASSIGN_OR_RETURN(const int64_t version, SchemaVersionOf(database));
   SHARDMESH_ASSIGN_OR_RETURN(
       const auto rows,
-      database.Prepare("SELECT position, key, value, crc FROM event WHERE position >= ?1 "
-                       "ORDER BY position"));
+      database.Prepare(StrCat("SELECT position, key, value, crc, ",
+                              version < kSchemaVersion ? "NULL" : "key_crc",
+                              " FROM event WHERE position >= ?1 ORDER BY position")));
   rows.BindNumber(1, from);
   while (true) {
     SHARDMESH_ASSIGN_OR_RETURN(const bool row, database.Step(rows));
@@ -273,8 +381,31 @@ absl::Status ForEachRow(Database& database, int64_t from,
     } else if (rows.Number(3) != computed) {
       found.why = StrCat("its checksum is ", rows.Number(3), ", its bytes have ", computed);
     }
+    if (!found.why.empty() && rows.IsNumber(4) && rows.Number(4) != KeyChecksum(found.key)) {
+      found.lost_key_crc = static_cast<uint32_t>(rows.Number(4));
+      found.why += "; its key is not as it was written";
+    }
     callback(std::move(found));
   }
+}
+
+KeyFinder::KeyFinder(std::vector<UnreadableRecord>* records) {
+  for (UnreadableRecord& record : *records) {
+    if (record.lost_key_crc.has_value()) lost_.emplace(*record.lost_key_crc, &record);
+  }
+}
+
+int64_t KeyFinder::Find(std::string_view key) {
+  int64_t newest = std::numeric_limits<int64_t>::min();
+  if (lost_.empty()) return newest;
+  const auto [begin, end] = lost_.equal_range(KeyChecksum(key));
+  for (auto each = begin; each != end; ++each) {
+    UnreadableRecord& record = *each->second;
+    record.key = std::string(key);
+    record.lost_key_crc.reset();
+    newest = std::max(newest, record.row_id);
+  }
+  return newest;
 }
 
 Revision NewestWith(Revision newest, int64_t unreadable_row) {
@@ -292,11 +423,23 @@ absl::StatusOr<StoredState> ReadState(Database& database) {
           state.index.Add({PositionOf(row.row_id), std::move(row.key), std::move(row.value)});
           return;
         }
-        state.index.Forget(state.index.PositionsOf(row.key));
+        if (!row.lost_key_crc.has_value()) state.index.Forget(state.index.PositionsOf(row.key));
         state.index.RaiseNewest(NewestWith(state.index.newest(), row.row_id));
-        state.unreadable.push_back({row.row_id, std::move(row.key), std::move(row.why)});
+        state.unreadable.push_back(
+            {row.row_id, std::move(row.key), std::move(row.why), row.lost_key_crc});
       });
   SHARDMESH_RETURN_IF_ERROR(read);
+  KeyFinder finder(&state.unreadable);
+  if (finder.is_done()) return state;
+  SHARDMESH_ASSIGN_OR_RETURN(const KeyValues all, state.index.List("", {}));
+  for (const KeyValue& item : all.items) {
+    const int64_t row_id = finder.Find(item.key);
+    std::vector<EventPosition> older;
+    for (const EventPosition& position : state.index.PositionsOf(item.key)) {
+      if (RowId(position) < row_id) older.push_back(position);
+    }
+    state.index.Forget(older);
+  }
   return state;
 }
 

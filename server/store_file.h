@@ -4,6 +4,8 @@
 #define SHARDMESH_SERVER_STORE_FILE_H_
 
 #include <cstdint>
+#include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -21,7 +23,10 @@ namespace shardmesh::server {
 // Tables, by schema version:
 //   1  event(position, key, value), bounds(compacted, newest)
 //   2  a CRC-32C with each record and with the bounds; set_aside for records that were unreadable
-inline constexpr int64_t kSchemaVersion = 2;
+//   3  a CRC-32C of each record's key alone, so that a damaged key is not taken for another one
+inline constexpr int64_t kSchemaVersion = 3;
+// The first version with checksums.
+inline constexpr int64_t kFirstChecked = 2;
 
 std::string DatabasePath(std::string_view folder);
 
@@ -29,6 +34,17 @@ std::string DatabasePath(std::string_view folder);
 absl::Status MakeDataFolder(const std::string& folder);
 // Makes the entries of a folder durable.
 absl::Status SyncFolder(const std::string& folder);
+
+// Makes the file `prepared` in the folder, a database that is whole and synced, the folder's own.
+// The one before goes to NAME-N, with its log. One rename begins it; whatever ends the process
+// after that, FinishReplacement does the rest, so that no start finds a folder without its state.
+// Returns where the database before is now; empty: there was none. Under the folder's lock, with
+// neither database open.
+absl::StatusOr<std::string> ReplaceDatabase(const std::string& folder, const std::string& prepared,
+                                            std::string_view name);
+// Does what is left of a replacement that was interrupted; nothing where there is none. Called by
+// whoever has taken the lock of a folder, before its database is looked for.
+absl::Status FinishReplacement(const std::string& folder);
 
 // The lock that one process at a time can have on a data folder. The kernel takes it back when the
 // process dies, however it dies.
@@ -54,7 +70,13 @@ EventPosition PositionOf(int64_t row_id);
 
 // What is stored with a record, and with the bounds.
 uint32_t RecordChecksum(int64_t row_id, std::string_view key, const std::string* value);
+uint32_t KeyChecksum(std::string_view key);
 uint32_t BoundsChecksum(Revision compacted, Revision newest);
+
+// Writes a record with its checksums by a statement of kInsertRecord; a null value for a deletion.
+inline constexpr char kInsertRecord[] = "INSERT INTO event VALUES (?1, ?2, ?3, ?4, ?5)";
+absl::Status InsertRecord(Database& database, const Database::Statement& insert, int64_t row_id,
+                          std::string_view key, const std::string* value);
 
 // Whether the database is a coordinator's, and of which version it is.
 // FAILED_PRECONDITION: it is another program's; or (SCHEMA_MISMATCH) of a version that this build
@@ -67,8 +89,26 @@ absl::Status PrepareSchema(Database& database);
 // A record that cannot be read.
 struct UnreadableRecord {
   int64_t row_id = 0;
-  std::string key;  // as it is there, which may be what is wrong
+  std::string key;
   std::string why;
+  // Set where it is the key that is damaged: `key` is as it stands there, and no record's. The
+  // checksum is that of the key that the record was of; older records with it are of that key too.
+  std::optional<uint32_t> lost_key_crc = {};
+};
+
+// Finds out of which keys unreadable records were whose own keys are damaged: their checksums tell,
+// given the keys that there are.
+class KeyFinder {
+ public:
+  // Of records that stay where they are.
+  explicit KeyFinder(std::vector<UnreadableRecord>* records);
+  bool is_done() const { return lost_.empty(); }
+  // Names the records that were of this key. Returns the newest one's row id, before which nothing
+  // of the key is current; the least number if there is none.
+  int64_t Find(std::string_view key);
+
+ private:
+  std::multimap<uint32_t, UnreadableRecord*> lost_;  // by the checksum of the key
 };
 
 struct StoredState {
@@ -91,7 +131,8 @@ struct StoredRow {
   int64_t row_id = 0;
   std::string key;
   std::shared_ptr<const std::string> value;
-  std::string why;  // empty: as it was written
+  std::string why;                            // empty: as it was written
+  std::optional<uint32_t> lost_key_crc = {};  // as in UnreadableRecord
 };
 absl::Status ForEachRow(Database& database, int64_t from,
                         absl::FunctionRef<void(StoredRow)> callback);

@@ -51,28 +51,6 @@ std::string NoDatabase(const std::string& folder) {
                       "; give the --data-dir of a coordinator");
 }
 
-// A path in the folder that is not taken.
-std::string FreePath(const std::string& folder, std::string_view name) {
-  for (int i = 1;; ++i) {
-    std::string path = StrCat(folder, "/", name, "-", i);
-    if (!fs::exists(path)) return path;
-  }
-}
-
-// Moves the database of a folder and its log away, if there is one.
-absl::StatusOr<std::string> MoveAway(const std::string& folder, std::string_view name) {
-  const std::string database = DatabasePath(folder);
-  if (!fs::exists(database)) return "";
-  const std::string to = FreePath(folder, name);
-  for (const char* suffix : {"-wal", ""}) {
-    std::error_code error;
-    if (!fs::exists(database + suffix)) continue;
-    fs::rename(database + suffix, to + suffix, error);
-    if (error) return FileError("move", database + suffix, error);
-  }
-  return to;
-}
-
 // What keys stand for in a state.
 std::map<std::string, std::string> CurrentOf(const RevisionIndex& index) {
   std::map<std::string, std::string> current;
@@ -143,7 +121,7 @@ std::string RestoredFrom(const std::string& folder) {
   Database database(DatabasePath(folder));
   if (!database.Open().ok() || !database.Execute("PRAGMA locking_mode = EXCLUSIVE").ok()) return "";
   const absl::StatusOr<int64_t> version = SchemaVersionOf(database);
-  if (!version.ok() || *version != kSchemaVersion) return "";
+  if (!version.ok() || *version < kFirstChecked) return "";
   const auto newest = database.Prepare(
       "SELECT position, value, crc FROM event WHERE key = ?1 ORDER BY position DESC LIMIT 1");
   if (!newest.ok()) return "";
@@ -190,18 +168,13 @@ absl::Status Skip(const std::string& path, const ClusterRecord& cluster, Revisio
       {kRestoredKey, EncodeRestored({.digest = digest, .may_lack_names = true})}};
   SHARDMESH_ASSIGN_OR_RETURN(const auto erase,
                              database.Prepare("DELETE FROM event WHERE key = ?1"));
-  SHARDMESH_ASSIGN_OR_RETURN(const auto insert,
-                             database.Prepare("INSERT INTO event VALUES (?1, ?2, ?3, ?4)"));
+  SHARDMESH_ASSIGN_OR_RETURN(const auto insert, database.Prepare(kInsertRecord));
   return database.InTransaction([&]() -> absl::Status {
     for (int32_t place = 0; const auto& [key, record] : records) {
       const int64_t row_id = RowId({.revision = newest, .place = place++});
       erase.BindText(1, key);
       SHARDMESH_RETURN_IF_ERROR(database.Run(erase));
-      insert.BindNumber(1, row_id);
-      insert.BindText(2, key);
-      insert.BindBytes(3, record);
-      insert.BindNumber(4, RecordChecksum(row_id, key, &record));
-      SHARDMESH_RETURN_IF_ERROR(database.Run(insert));
+      SHARDMESH_RETURN_IF_ERROR(InsertRecord(database, insert, row_id, key, &record));
     }
     // Whoever watches from before lists anew: what happened since the snapshot is not there.
     return WriteBounds(database, {.compacted = newest, .newest = newest});
@@ -227,7 +200,8 @@ Salvaged Salvage(Database& database) {
       if (row.why.empty()) {
         salvaged.rows.push_back(std::move(row));
       } else {
-        salvaged.unreadable.push_back({row.row_id, std::move(row.key), std::move(row.why)});
+        salvaged.unreadable.push_back(
+            {row.row_id, std::move(row.key), std::move(row.why), row.lost_key_crc});
       }
     });
     if (read.ok()) return salvaged;
@@ -246,26 +220,20 @@ absl::Status WriteSalvaged(const std::string& path, const Salvaged& salvaged,
   Database database(path);
   SHARDMESH_RETURN_IF_ERROR(database.Open());
   SHARDMESH_RETURN_IF_ERROR(PrepareSchema(database));
-  SHARDMESH_ASSIGN_OR_RETURN(const auto insert,
-                             database.Prepare("INSERT INTO event VALUES (?1, ?2, ?3, ?4)"));
+  SHARDMESH_ASSIGN_OR_RETURN(const auto insert, database.Prepare(kInsertRecord));
   return database.InTransaction([&]() -> absl::Status {
     std::map<std::string, int64_t> lost;  // the newest row of a key that cannot be read
-    for (const UnreadableRecord& record : salvaged.unreadable) lost[record.key] = record.row_id;
+    for (const UnreadableRecord& record : salvaged.unreadable) {
+      if (!record.lost_key_crc.has_value()) lost[record.key] = record.row_id;
+    }
     for (const StoredRow& row : salvaged.rows) {
       // Older values of such a key must not pass for what is current.
       if (const auto found = lost.find(row.key);
           found != lost.end() && row.row_id < found->second) {
         continue;
       }
-      insert.BindNumber(1, row.row_id);
-      insert.BindText(2, row.key);
-      if (row.value == nullptr) {
-        insert.BindNull(3);
-      } else {
-        insert.BindBytes(3, *row.value);
-      }
-      insert.BindNumber(4, RecordChecksum(row.row_id, row.key, row.value.get()));
-      SHARDMESH_RETURN_IF_ERROR(database.Run(insert));
+      SHARDMESH_RETURN_IF_ERROR(
+          InsertRecord(database, insert, row.row_id, row.key, row.value.get()));
     }
     return WriteBounds(database, bounds);
   });
@@ -277,6 +245,7 @@ absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::s
   SHARDMESH_ASSIGN_OR_RETURN(const std::string digest, DigestOfFile(file));
   SHARDMESH_RETURN_IF_ERROR(MakeDataFolder(folder));
   SHARDMESH_ASSIGN_OR_RETURN(const FolderLock lock, FolderLock::Take(folder));
+  SHARDMESH_RETURN_IF_ERROR(FinishReplacement(folder));
   Restored restored;
   const std::string again = StrCat(folder, "/", kRestoreAgain);
   if (!fs::exists(again) && RestoredFrom(folder) == digest) {
@@ -302,7 +271,10 @@ absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::s
   Revision newest = snapshot.index.newest();
   // The state before may be what is damaged: then only the snapshot tells.
   if (fs::exists(DatabasePath(folder))) {
-    if (const auto before = ReadDatabase(DatabasePath(folder)); before.ok()) {
+    const absl::StatusOr<StoredState> before = ReadDatabase(DatabasePath(folder));
+    // One of a newer schema is not damaged: what it holds would be lost.
+    if (ReasonOf(before.status()) == Reason::kSchemaMismatch) return before.status();
+    if (before.ok()) {
       if (const auto replaced = ClusterOf(before->index); replaced.ok()) {
         if (replaced->cluster_id != cluster.cluster_id) {
           return StoreError(absl::StatusCode::kFailedPrecondition,
@@ -319,10 +291,7 @@ absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::s
   cluster.term += kSkippedTerms;
   SHARDMESH_RETURN_IF_ERROR(CheckTerm(cluster.term));
   SHARDMESH_RETURN_IF_ERROR(Skip(copy, cluster, newest, digest));
-  SHARDMESH_ASSIGN_OR_RETURN(restored.replaced, MoveAway(folder, "replaced.db"));
-  SHARDMESH_RETURN_IF_ERROR(RemoveDatabase(DatabasePath(folder)));
-  fs::rename(copy, DatabasePath(folder), error);
-  if (error) return FileError("rename", copy, error);
+  SHARDMESH_ASSIGN_OR_RETURN(restored.replaced, ReplaceDatabase(folder, copy, "replaced.db"));
   fs::remove(again, error);
   if (error) return FileError("remove", again, error);
   SHARDMESH_RETURN_IF_ERROR(SyncFolder(folder));
@@ -331,26 +300,29 @@ absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::s
 
 absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_aside) {
   const std::string path = DatabasePath(folder);
+  const auto missing = [&] { return StoreError(absl::StatusCode::kNotFound, NoDatabase(folder)); };
   std::error_code error;
-  if (!fs::exists(path, error)) {
-    if (error) return FileError("look at", path, error);
-    return StoreError(absl::StatusCode::kNotFound, NoDatabase(folder));
-  }
+  if (!fs::exists(folder, error)) return missing();
   SHARDMESH_ASSIGN_OR_RETURN(const FolderLock lock, FolderLock::Take(folder));
+  SHARDMESH_RETURN_IF_ERROR(FinishReplacement(folder));
+  if (!fs::exists(path, error)) return missing();
   StoreCheck check;
   auto database = std::make_unique<Database>(path);
   SHARDMESH_RETURN_IF_ERROR(database->Open());
   SHARDMESH_RETURN_IF_ERROR(database->Execute("PRAGMA locking_mode = EXCLUSIVE"));
   SHARDMESH_ASSIGN_OR_RETURN(check.schema_version, SchemaVersionOf(*database));
   check.pages = database->CheckPages();
-  if (check.schema_version < kSchemaVersion) {
-    // Without checksums there is nothing that could tell a record that is not as it was.
+  // Without checksums there is nothing that could tell a record that is not as it was.
+  if (check.schema_version < kFirstChecked ||
+      (check.schema_version < kSchemaVersion && check.pages.ok())) {
     SHARDMESH_RETURN_IF_ERROR(check.pages);
     SHARDMESH_RETURN_IF_ERROR(PrepareSchema(*database));
   }
   const absl::StatusOr<StoredBounds> read = ReadBounds(*database);
   check.bounds = read.status();
   Salvaged salvaged = Salvage(*database);
+  KeyFinder finder(&salvaged.unreadable);
+  for (const StoredRow& row : salvaged.rows) finder.Find(row.key);
   check.records = static_cast<int64_t>(salvaged.rows.size());
   check.unreadable = salvaged.unreadable;
   StoredBounds bounds = read.value_or(StoredBounds());
@@ -380,10 +352,11 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
         move.BindNumber(1, record.row_id);
         move.BindText(2, record.why);
         // Older values of its key must not pass for what is current.
-        move.BindText(3, record.key);
+        const std::string_view key = record.lost_key_crc.has_value() ? "" : record.key;
+        move.BindText(3, key);
         SHARDMESH_RETURN_IF_ERROR(database->Run(move));
         erase.BindNumber(1, record.row_id);
-        erase.BindText(2, record.key);
+        erase.BindText(2, key);
         SHARDMESH_RETURN_IF_ERROR(database->Run(erase));
       }
       return WriteBounds(*database, bounds);
@@ -392,13 +365,10 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
     return check;
   }
   const std::string salvage = folder + "/salvaged";
-  fs::remove(salvage, error);
+  SHARDMESH_RETURN_IF_ERROR(RemoveDatabase(salvage));
   SHARDMESH_RETURN_IF_ERROR(WriteSalvaged(salvage, salvaged, bounds));
   database.reset();
-  SHARDMESH_ASSIGN_OR_RETURN(check.replaced, MoveAway(folder, "damaged.db"));
-  fs::rename(salvage, path, error);
-  if (error) return FileError("rename", salvage, error);
-  SHARDMESH_RETURN_IF_ERROR(SyncFolder(folder));
+  SHARDMESH_ASSIGN_OR_RETURN(check.replaced, ReplaceDatabase(folder, salvage, "damaged.db"));
   return check;
 }
 

@@ -39,9 +39,9 @@ inline constexpr size_t kListedKeys = 20;
 // stays where it is does no harm: the state itself says of which file it was made. A file
 // kRestoreAgain in the folder asks for it once more, and is removed.
 //
-// FAILED_PRECONDITION: a process holds the folder; or the file is no snapshot, or of a newer schema
-// (SCHEMA_MISMATCH); or its term is too high to go on from. DATA_LOSS: the snapshot is damaged;
-// nothing was changed. NOT_FOUND: no file.
+// FAILED_PRECONDITION: a process holds the folder; or the file is no snapshot; or it, or the state
+// that it would replace, is of a newer schema (SCHEMA_MISMATCH); or its term is too high to go on
+// from. DATA_LOSS: the snapshot is damaged; nothing was changed. NOT_FOUND: no file.
 inline constexpr std::string_view kRestoreAgain = "restore-again";
 absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::string& file);
 

@@ -104,7 +104,7 @@ TEST(SqliteStoreTest, RefusesADatabaseOfANewerVersion) {
   const absl::StatusOr<std::unique_ptr<Store>> opened = OpenFolder(folder);
   EXPECT_THAT(opened, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kSchemaMismatch));
   EXPECT_THAT(opened.status().ToString(),
-              AllOf(HasSubstr("schema version 99"), HasSubstr("reads versions 1 to 2")));
+              AllOf(HasSubstr("schema version 99"), HasSubstr("reads versions 1 to 3")));
 }
 
 TEST(SqliteStoreTest, RefusesADatabaseOfAnotherProgram) {
@@ -181,6 +181,26 @@ TEST(SqliteStoreTest, BringsAStoreOfAnOlderVersionToItsOwn) {
     EXPECT_TRUE(test::Eventually([&] { return store->stats().history_bytes == 0; }))
         << "what it kept of keys that have no history any more is gone";
     EXPECT_EQ(store->stats().unreadable_records, 0);
+  }
+}
+
+TEST(SqliteStoreTest, BringsAStoreWithoutChecksumsOfKeysToItsOwn) {
+  const std::string folder = NewFolder();
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
+    for (const char* value : {"1", "2"}) {
+      ASSERT_THAT(CommitAndWait(*store, {.puts = {{"name/a", value}, {"name/b", value}}}), IsOk());
+    }
+  }
+  // What the second version of the schema wrote, and in it a damaged value.
+  RunSql(folder + "/state.db",
+         "ALTER TABLE event DROP COLUMN key_crc; PRAGMA user_version = 2;"
+         "UPDATE event SET value = X'33' WHERE position = 513");
+  for (int start = 0; start < 2; ++start) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
+    EXPECT_EQ(store->Get("name/a")->value, "2");
+    EXPECT_THAT(store->Get("name/b"), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+    EXPECT_EQ(store->stats().unreadable_records, 1);
   }
 }
 

@@ -4,15 +4,19 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sqlite3.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <string>
 
 #include "server/catalogue_record.h"
 #include "server/sqlite_store.h"
+#include "tensor/failpoint.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/unit/server/store_folder.h"
 
@@ -130,6 +134,105 @@ TEST(StoreRepairTest, ARestoreThatWasInterruptedLeavesNothingToTheNext) {
   EXPECT_EQ(names.items[0].key, "name/b");
 }
 
+// Runs `work` in a process that the failpoint ends; whether it did.
+bool EndsAt(const std::string& failpoint, const std::function<absl::Status()>& work) {
+  const pid_t child = fork();
+  if (child == 0) {
+    _exit(ArmFailpoints(failpoint).ok() && work().ok() ? 0 : 1);
+  }
+  int status = 0;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) != 1) << status;
+  return WEXITSTATUS(status) == kFailpointExitCode;
+}
+
+// Where a database takes another's place: each step, in order.
+constexpr const char* kReplaceSteps[] = {"store.replace=crash",      "store.sync_folder=crash:1",
+                                         "store.move_aside=crash:1", "store.move_aside=crash:2",
+                                         "store.move_aside=crash:3", "store.sync_folder=crash:2",
+                                         "store.replaced=crash",     "store.sync_folder=crash:3"};
+
+TEST(StoreRepairTest, NoStepOfARestoreAfterWhichAProcessEndsLosesTheState) {
+  const std::string snapshot = SnapshotOf(NewFolder(), {.puts = {Cluster(3), {"name/a", "1"}}});
+  for (const char* step : kReplaceSteps) {
+    SCOPED_TRACE(step);
+    const std::string folder = NewFolder();
+    SnapshotOf(folder, {.puts = {Cluster(5), {"name/acknowledged", "1"}}});
+    // As many syncs as there are before make no difference.
+    ASSERT_TRUE(EndsAt(step, [&] { return RestoreSnapshot(folder, snapshot).status(); }));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
+    const bool is_old = store->Get("name/acknowledged").ok();
+    const bool is_new = store->Get("name/a").ok();
+    EXPECT_NE(is_old, is_new) << "one of the two states, and whole";
+    EXPECT_EQ(std::filesystem::exists(folder + "/replaced.db-1"), is_new);
+    EXPECT_FALSE(std::filesystem::exists(folder + "/replaced.db-1.next"));
+  }
+}
+
+TEST(StoreRepairTest, NoStepOfARepairAfterWhichAProcessEndsLosesTheState) {
+  for (const char* step : kReplaceSteps) {
+    SCOPED_TRACE(step);
+    const std::string folder = NewFolder();
+    {
+      SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
+      for (int i = 0; i < 60; ++i) {
+        ASSERT_THAT(CommitAndWait(*store, {.puts = {{StrCat("name/", i), std::string(1000, 'v')}}}),
+                    IsOk());
+      }
+    }
+    {
+      std::fstream file(folder + "/state.db", std::ios::in | std::ios::out | std::ios::binary);
+      file.seekp(40'960);
+      file << std::string(4096, '\x5a');
+    }
+    ASSERT_TRUE(EndsAt(step, [&] { return CheckDataFolder(folder, true).status(); }));
+    // The repair is done again where it had not begun, and is done otherwise.
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoreCheck check, CheckDataFolder(folder, true));
+    EXPECT_GT(check.records, 40);
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
+    EXPECT_GT(store->List("")->items.size(), 40u);
+    EXPECT_TRUE(std::filesystem::exists(folder + "/damaged.db-1"));
+  }
+}
+
+TEST(StoreRepairTest, AStateOfANewerVersionIsNotReplaced) {
+  const std::string folder = NewFolder();
+  const std::string snapshot = SnapshotOf(folder, {.puts = {Cluster(3), {"name/a", "1"}}});
+  RunSql(folder + "/state.db", "PRAGMA user_version = 99");
+  EXPECT_THAT(RestoreSnapshot(folder, snapshot).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kSchemaMismatch));
+  EXPECT_FALSE(std::filesystem::exists(folder + "/replaced.db-1"));
+}
+
+// Of "name/a" the newest record, whose key became that of another.
+void DamageAKey(const std::string& folder) {
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
+    for (const char* value : {"1", "2"}) {
+      ASSERT_THAT(CommitAndWait(*store, {.puts = {{"name/a", value}, {"name/c", value}}}), IsOk());
+    }
+  }
+  RunSql(folder + "/state.db", "UPDATE event SET key = 'name/c' WHERE position = 512");
+}
+
+TEST(StoreRepairTest, ADamagedKeyBringsBackNoOlderValueAndTakesNoOther) {
+  const std::string folder = NewFolder();
+  ASSERT_NO_FATAL_FAILURE(DamageAKey(folder));
+  for (const bool set_aside : {false, true}) {
+    if (set_aside) {
+      SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoreCheck check, CheckDataFolder(folder, true));
+      ASSERT_EQ(check.unreadable.size(), 1u);
+      EXPECT_EQ(check.unreadable.front().key, "name/a");
+      EXPECT_THAT(check.unreadable.front().why, HasSubstr("its key is not as it was written"));
+    }
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
+    EXPECT_EQ(store->stats().unreadable_records, set_aside ? 0 : 1);
+    EXPECT_THAT(store->Get("name/a"), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const KeyValue other, store->Get("name/c"));
+    EXPECT_EQ(other.value, "2");
+  }
+}
+
 TEST(StoreRepairTest, CanRestoreThousandsOfTimes) {
   static_assert(kMaxTerm / kSkippedTerms > 8000);
   const std::string folder = NewFolder();
@@ -150,7 +253,7 @@ TEST(StoreRepairTest, GoesOnBehindANewestRecordThatCannotBeRead) {
   }
   RunSql(folder + "/state.db",
          "UPDATE event SET value = X'33' WHERE key = 'name/c';"
-         "INSERT INTO event VALUES (9000000000000000000, 'name/x', X'33', 1)");
+         "INSERT INTO event VALUES (9000000000000000000, 'name/x', X'33', 1, NULL)");
   {
     SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
     EXPECT_EQ(store->stats().unreadable_records, 2);
