@@ -193,6 +193,13 @@ int64_t DefaultQuarantineBytes(const std::string& data_dir) {
       std::min<uintmax_t>(kMaxQuarantineBytes, space.capacity / uintmax_t{kQuarantinePart}));
 }
 
+void RemoveCorrupt(const std::string& path, int64_t size_bytes, const char* why) {
+  std::error_code ignored;  // tried again at the next start
+  fs::remove_all(path, ignored);
+  rpc::LogWarning("removed a file that could not be read back",
+                  {{"path", path}, {"size_bytes", size_bytes}, {"why", why}});
+}
+
 // A call may name an array twice; it means it once.
 absl::btree_set<std::string> Distinct(absl::Span<const std::string> array_ids) {
   return {array_ids.begin(), array_ids.end()};
@@ -432,7 +439,7 @@ void ShardStore::RecoverArray(const std::string& folder, TileState state) {
   rmdir(folder.c_str());  // succeeds only where nothing is left in it
 }
 
-void ShardStore::SetAside(const std::string& path, absl::Status why) {
+bool ShardStore::SetAside(const std::string& path, absl::Status why) {
   RecoveryProblem problem{path, "", std::move(why)};
   // A file that was read and is wrong stays wrong. One that the disk did not give, or for which
   // there was no memory, may be read at the next start.
@@ -453,7 +460,9 @@ void ShardStore::SetAside(const std::string& path, absl::Status why) {
       problem.moved_to = std::move(target);
     }
   }
+  const bool is_moved = !problem.moved_to.empty();
   recovery_report_.problems.push_back(std::move(problem));
+  return is_moved;
 }
 
 void ShardStore::BoundCorrupt() {
@@ -465,7 +474,12 @@ void ShardStore::BoundCorrupt() {
   int64_t limit_bytes = quarantine_limits_.disk_bytes;
   {
     absl::MutexLock lock(&mutex_);
-    limit_bytes -= quarantine_totals_.disk_bytes;
+    limit_bytes = std::max<int64_t>(0, limit_bytes - quarantine_totals_.disk_bytes);
+  }
+  // A file that this start moved here stays for people to see, at least until the next one.
+  absl::btree_set<std::string> moved_now;
+  for (const RecoveryProblem& problem : recovery_report_.problems) {
+    moved_now.insert(problem.moved_to);
   }
   struct Corrupt {
     absl::Time since;  // its move there is the last change of what the folder says of it
@@ -484,19 +498,29 @@ void ShardStore::BoundCorrupt() {
   }
   std::sort(all.begin(), all.end(),
             [](const Corrupt& a, const Corrupt& b) { return a.since < b.since; });
-  const absl::Time oldest = absl::Now() - quarantine_limits_.age;
   for (const Corrupt& each : all) {
-    if (each.since >= oldest && total_bytes <= limit_bytes) {
+    if (total_bytes <= limit_bytes) {
       break;
     }
-    std::error_code ignored;  // tried again at the next start
-    fs::remove_all(each.path, ignored);
+    if (moved_now.contains(each.path)) {
+      continue;
+    }
+    RemoveCorrupt(each.path, each.size_bytes, "there is more than --quarantine-disk holds");
     total_bytes -= each.size_bytes;
-    rpc::LogWarning("removed a file that could not be read back",
-                    {{"path", each.path},
-                     {"size_bytes", each.size_bytes},
-                     {"why", each.since < oldest ? "it is older than --quarantine-age"
-                                                 : "there is more than --quarantine-disk holds"}});
+  }
+}
+
+void ShardStore::ExpireCorrupt() {
+  const std::string folder = Path(data_dir_, kCorruptFolder);
+  const absl::StatusOr<std::vector<std::string>> names = ListFolder(folder);
+  if (!names.ok()) {
+    return;
+  }
+  for (const std::string& name : *names) {
+    struct stat facts = {};
+    const std::string path = Path(folder, name);
+    stat(path.c_str(), &facts);
+    RemoveCorrupt(path, facts.st_size, "it is older than --quarantine-age");
   }
 }
 
@@ -985,12 +1009,17 @@ void ShardStore::DropFromQuarantine(QuarantineMap::iterator entry, std::string_v
 }
 
 void ShardStore::EnforceQuarantine(absl::Time now, std::vector<QuarantinedArray>* dropped) {
+  // What was there before counts its age from the first call on: the wall clock that a start finds
+  // may be wrong, and what it would delete does not come back.
+  if (!first_now_.has_value()) {
+    first_now_ = now;
+  }
   for (DropOrder* order : {&droppable_on_disk_, &droppable_in_memory_}) {
     for (const bool committed : {false, true}) {
       for (;;) {
         const auto first = order->lower_bound({committed, absl::InfinitePast(), ""});
         if (first == order->end() || std::get<0>(*first) != committed ||
-            now - std::get<1>(*first) <= quarantine_limits_.age) {
+            now - std::max(std::get<1>(*first), *first_now_) <= quarantine_limits_.age) {
           break;
         }
         DropFromQuarantine(quarantine_.find(std::get<2>(*first)),
@@ -1058,6 +1087,17 @@ void ShardStore::ExpireQuarantine(absl::Time now) {
   std::vector<QuarantinedArray> dropped;  // freed under no lock
   absl::MutexLock lock(&mutex_);
   EnforceQuarantine(now, &dropped);
+  // Files come there at a start alone: all of them are as old as that.
+  if (has_data_dir() && now - *first_now_ > quarantine_limits_.age &&
+      !std::exchange(corrupt_expired_, true)) {
+    PushFiles({.array_ids = {},
+               .work =
+                   [this](FileEffects*) {
+                     ExpireCorrupt();
+                     return absl::OkStatus();
+                   },
+               .done = nullptr});
+  }
 }
 
 QuarantineTotals ShardStore::quarantine_totals() const {
@@ -1176,6 +1216,7 @@ absl::Status ShardStore::PutBack(const QuarantinedArray& array, std::vector<Stor
                                  FileEffects* effects) {
   const std::string from = Path(Path(data_dir_, kQuarantineFolder), array.array_id);
   const std::string to = Path(Path(data_dir_, kArraysFolder), array.array_id);
+  const std::string arrays = Path(data_dir_, kArraysFolder);
   std::vector<std::string> moved;
   absl::Status status = array.on_disk ? MakeFolder(to) : absl::OkStatus();
   for (const QuarantinedTile& tile : array.tiles) {
@@ -1190,8 +1231,14 @@ absl::Status ShardStore::PutBack(const QuarantinedArray& array, std::vector<Stor
     }
     moved.push_back(name);
   }
+  // On disk before anybody is told: a tile in quarantine is not in use at the next start.
+  for (const std::string& folder : {to, arrays}) {
+    if (array.on_disk && status.ok()) {
+      status = SyncFolder(folder);
+    }
+  }
   if (array.on_disk) {
-    effects->changed_folders.insert({from, to, Path(data_dir_, kArraysFolder)});
+    effects->changed_folders.insert({from, to, arrays});
   }
   QuarantinedArray restored;  // freed under no lock
   if (status.ok()) {
@@ -1221,9 +1268,13 @@ absl::Status ShardStore::PutBack(const QuarantinedArray& array, std::vector<Stor
     return status;
   }
   if (status.ok()) {
-    // What says why it was there; the folder goes unless something new came into it.
-    unlink(Path(from, kAboutFile).c_str());
-    rmdir(from.c_str());
+    // What says why it was there goes with the folder, unless a tile is left that was not read.
+    const absl::StatusOr<std::vector<std::string>> left = ListFolder(from);
+    if (left.ok() && std::all_of(left->begin(), left->end(),
+                                 [](const std::string& name) { return name == kAboutFile; })) {
+      unlink(Path(from, kAboutFile).c_str());
+      rmdir(from.c_str());
+    }
     effects->changed_folders.insert(Path(data_dir_, kQuarantineFolder));
     return status;
   }
@@ -1583,7 +1634,9 @@ void ShardStore::RecoverQuarantined(const std::string& array_id) {
   const absl::StatusOr<std::string> about = ReadText(Path(path, kAboutFile), kMaxAboutBytes);
   if (!about.ok() || !DecodeAbout(*about, &array)) {
     array.reason = "the file that says why cannot be read";
+    array.array_lives = true;  // for all that is known
   }
+  bool is_all_read = true;
   for (const std::string& name : *names) {
     if (name == kAboutFile) {
       continue;
@@ -1599,7 +1652,7 @@ void ShardStore::RecoverQuarantined(const std::string& array_id) {
                           Reason::kBadFile);
     }
     if (!header.ok()) {
-      SetAside(Path(path, name), header.status());
+      is_all_read &= SetAside(Path(path, name), header.status());
       continue;
     }
     const int64_t size_bytes = TileSizeBytes(header->description);
@@ -1609,6 +1662,9 @@ void ShardStore::RecoverQuarantined(const std::string& array_id) {
                            .size_bytes = size_bytes,
                            .stored = nullptr});
     ++recovery_report_.quarantined_tiles;
+  }
+  if (array.tiles.empty() && !is_all_read) {
+    return;  // `about` is kept for the start that reads the tile
   }
   if (array.tiles.empty()) {
     unlink(Path(path, kAboutFile).c_str());

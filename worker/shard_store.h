@@ -155,7 +155,7 @@ struct QuarantinedArray {
   absl::Time since;          // when the first of them was
   bool committed = true;     // otherwise their put or step had not ended
   bool on_disk = false;      // otherwise they are in memory alone
-  bool array_lives = false;  // never dropped for the bounds
+  bool array_lives = false;  // or it is not known whether it does: never dropped for the bounds
   std::vector<QuarantinedTile> tiles;
   int64_t tiles_bytes = 0;   // of all tiles
   int64_t memory_bytes = 0;  // that the pool gave for those in memory
@@ -170,6 +170,8 @@ struct QuarantineLimits {
   // system.
   int64_t disk_bytes = -1;
   int64_t memory_bytes = int64_t{512} << 20;
+  // Of what an earlier start left there, counted from the first call with a time: the wall clock
+  // may have been set meanwhile.
   absl::Duration age = absl::Hours(24 * 7);
 };
 
@@ -292,7 +294,7 @@ class ShardStore {
   // Deletes an array from the quarantine: what it was. Waits for the disk. NOT_FOUND; ABORTED while
   // it is being restored.
   absl::StatusOr<QuarantinedArray> DropQuarantined(const std::string& array_id);
-  // Drops what is older than the limit.
+  // Drops what is older than the limit, in the folder `corrupt` too.
   void ExpireQuarantine(absl::Time now);
   QuarantineTotals quarantine_totals() const;
 
@@ -383,10 +385,13 @@ class ShardStore {
   absl::Status RecoverTile(const std::string& path, TileState state);
   absl::Status RecoverQuarantine();
   void RecoverQuarantined(const std::string& array_id);
-  // Reports a file that cannot be read; one that never will be is moved to the folder `corrupt`.
-  void SetAside(const std::string& path, absl::Status why);
-  // Removes what is old, or too much together with the quarantine, from the folder `corrupt`.
+  // Reports a file that cannot be read. True if it never will be: it is moved to the folder
+  // `corrupt`.
+  bool SetAside(const std::string& path, absl::Status why);
+  // Removes from the folder `corrupt` what is too much together with the quarantine.
   void BoundCorrupt();
+  // Empties the folder `corrupt`. On the files' thread.
+  void ExpireCorrupt();
 
   // Forgets the tiles of an array that are Staged or Committed, and lets those on their way end.
   // True if some of them have files, in `*state`'s folder.
@@ -477,6 +482,8 @@ class ShardStore {
   DropOrder droppable_on_disk_ ABSL_GUARDED_BY(mutex_);
   DropOrder droppable_in_memory_ ABSL_GUARDED_BY(mutex_);
   QuarantineTotals quarantine_totals_ ABSL_GUARDED_BY(mutex_);
+  std::optional<absl::Time> first_now_ ABSL_GUARDED_BY(mutex_);  // that a call brought
+  bool corrupt_expired_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<FileJob> jobs_ ABSL_GUARDED_BY(mutex_);  // in order
   // Arrays with jobs that are not done, and how many: no tile of them begins meanwhile.
   absl::btree_map<std::string, int64_t> busy_ ABSL_GUARDED_BY(mutex_);

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
 #include "sharding/str_cat.h"
 #include "tensor/crc32c.h"
 #include "tensor/failpoint.h"
@@ -73,6 +74,18 @@ class ShardStoreTest : public testing::Test {
     const std::string bytes = RowBytes(row);
     SHARDMESH_RETURN_IF_ERROR(staged->Append(0, bytes, Crc32c(bytes)));
     return staged->Finish(Crc32c(bytes));
+  }
+
+  // Brings rows of an array into quarantine, through a store that is closed again.
+  void QuarantineRows(const std::string& array_id, const std::vector<int64_t>& rows, bool lives) {
+    const auto store = OpenDisk();
+    for (const int64_t row : rows) ASSERT_THAT(StageRow(*store, array_id, row), IsOk());
+    ASSERT_THAT(store->Commit({array_id}), IsOk());
+    for (const int64_t row : rows) {
+      ASSERT_TRUE(
+          store->Quarantine(array_id, Row(array_id, row).tile, "test", lives, absl::UnixEpoch()));
+    }
+    store->AwaitFiles();
   }
 
   int64_t FilesIn(const std::string& folder) {
@@ -363,14 +376,114 @@ TEST_F(ShardStoreTest, ATileThatTheDiskDoesNotGiveStaysOnDisk) {
     ASSERT_THAT(store->Commit({"a"}), IsOk());
   }
   for (const char* failpoint : {"tile_file.read=eio", "file.read=eio:2"}) {
+    SCOPED_TRACE(failpoint);
     ASSERT_THAT(ArmFailpoints(failpoint), IsOk());
     const auto store = OpenDisk();
-    for (const RecoveryProblem& problem : store->recovery_report().problems) {
-      EXPECT_THAT(problem.status, StatusIs(absl::StatusCode::kDataLoss));
-      EXPECT_THAT(problem.moved_to, IsEmpty());
-    }
+    EXPECT_FALSE(IsArmed("tile_file.") || IsArmed("file."));
+    ASSERT_THAT(store->recovery_report().problems, SizeIs(1));
+    const RecoveryProblem& problem = store->recovery_report().problems.front();
+    EXPECT_THAT(problem.status, StatusIs(absl::StatusCode::kDataLoss));
+    EXPECT_THAT(problem.moved_to, IsEmpty());
   }
   EXPECT_EQ(OpenDisk()->recovery_report().committed_tiles, 1);
+}
+
+TEST_F(ShardStoreTest, ATileOfALiveArrayThatTheDiskDoesNotGiveIsNotDroppedLater) {
+  quarantine_.age = absl::Hours(1);
+  ASSERT_NO_FATAL_FAILURE(QuarantineRows("a", {0}, /*lives=*/true));
+  // Each opening and each reading of a start: of the owner's files, the reason, the tile's header.
+  for (const char* failpoint : {"file.open=eio:", "file.read=eio:"}) {
+    for (int pass = 1; pass <= 4; ++pass) {
+      SCOPED_TRACE(StrCat(failpoint, pass));
+      ASSERT_THAT(ArmFailpoints(StrCat(failpoint, pass)), IsOk());
+      if (const auto store =
+              ShardStore::Open({BufferPool::Create(&budget_, 0), data_dir_, quarantine_});
+          store.ok()) {
+        (*store)->ExpireQuarantine(absl::UnixEpoch());
+        (*store)->ExpireQuarantine(absl::UnixEpoch() + absl::Hours(100));
+      }
+      ASSERT_FALSE(IsArmed("file."));
+      const auto store = OpenDisk();
+      const std::vector<QuarantinedArray> aside = store->ListQuarantine({}, "", 10);
+      ASSERT_THAT(aside, SizeIs(1));
+      EXPECT_THAT(aside.front().tiles, SizeIs(1));
+      EXPECT_TRUE(aside.front().array_lives);
+      EXPECT_EQ(aside.front().reason, "test");
+    }
+  }
+}
+
+TEST_F(ShardStoreTest, ATileWhoseReasonIsLostCountsAsOneOfALiveArray) {
+  quarantine_.age = absl::Hours(1);
+  ASSERT_NO_FATAL_FAILURE(QuarantineRows("a", {0}, /*lives=*/false));
+  ASSERT_NO_FATAL_FAILURE(QuarantineRows("b", {0}, /*lives=*/false));
+  std::ofstream(data_dir_ + "/quarantine/a/about") << "x";
+  std::filesystem::remove(data_dir_ + "/quarantine/b/about");
+  const auto store = OpenDisk();
+  store->ExpireQuarantine(absl::UnixEpoch());
+  store->ExpireQuarantine(absl::UnixEpoch() + absl::Hours(100));
+  EXPECT_THAT(store->ListQuarantine({}, "", 10), SizeIs(2));
+  EXPECT_THAT(store->DropQuarantined("a"), IsOk());
+}
+
+TEST_F(ShardStoreTest, ARestoreBesideATileThatWasNotReadKeepsWhatIsKnownOfIt) {
+  ASSERT_NO_FATAL_FAILURE(QuarantineRows("a", {0, 1}, /*lives=*/true));
+  {
+    // The owner's two files, the reason, and the first tile's header.
+    ASSERT_THAT(ArmFailpoints("file.open=eio:4"), IsOk());
+    const auto store = OpenDisk();
+    ASSERT_THAT(store->recovery_report().problems, SizeIs(1));
+    EXPECT_EQ(store->recovery_report().quarantined_tiles, 1);
+    ASSERT_THAT(store->RestoreQuarantined("a"), IsOk());
+    EXPECT_THAT(*store->FindAll("a"), SizeIs(1));
+  }
+  const auto store = OpenDisk();
+  const std::vector<QuarantinedArray> aside = store->ListQuarantine({}, "", 10);
+  ASSERT_THAT(aside, SizeIs(1));
+  EXPECT_TRUE(aside.front().array_lives);
+  EXPECT_EQ(aside.front().reason, "test");
+  ASSERT_THAT(store->RestoreQuarantined("a"), IsOk());
+  EXPECT_THAT(*store->FindAll("a"), SizeIs(2));
+  EXPECT_FALSE(std::filesystem::exists(data_dir_ + "/quarantine/a"));
+}
+
+TEST_F(ShardStoreTest, ARestoreThatIsNotSyncedFailsAndLeavesTheQuarantineAsItWas) {
+  ASSERT_NO_FATAL_FAILURE(QuarantineRows("a", {0}, /*lives=*/false));
+  const auto store = OpenDisk();
+  for (const char* failpoint : {"file.sync_folder=eio:1", "file.sync_folder=eio:2"}) {
+    SCOPED_TRACE(failpoint);
+    ASSERT_THAT(ArmFailpoints(failpoint), IsOk());
+    EXPECT_THAT(store->RestoreQuarantined("a"), StatusIs(absl::StatusCode::kDataLoss));
+    EXPECT_FALSE(IsArmed("file."));
+    EXPECT_THAT(store->FindAll("a"), StatusIs(absl::StatusCode::kNotFound));
+    EXPECT_EQ(store->quarantine_totals().arrays, 1);
+    EXPECT_EQ(FilesIn("quarantine"), 2);
+    EXPECT_EQ(FilesIn("arrays"), 0);
+  }
+  ASSERT_THAT(store->RestoreQuarantined("a"), IsOk());
+  EXPECT_EQ(FilesIn("arrays"), 1);
+}
+
+TEST_F(ShardStoreTest, AClockThatIsWrongAtAStartDeletesNothing) {
+  quarantine_.age = absl::Hours(1);
+  ASSERT_NO_FATAL_FAILURE(QuarantineRows("a", {0}, /*lives=*/false));
+  std::filesystem::create_directories(data_dir_ + "/arrays/b");
+  std::ofstream(data_dir_ + "/arrays/b/garbage.safetensors") << "x";
+  const absl::Time ahead = absl::Now() + absl::Hours(24 * 365);
+  for (int start = 0; start < 2; ++start) {
+    const auto store = OpenDisk();
+    store->ExpireQuarantine(ahead);
+    store->ExpireQuarantine(ahead + absl::Minutes(59));
+    store->AwaitFiles();
+    EXPECT_EQ(store->quarantine_totals().arrays, 1);
+    EXPECT_EQ(FilesIn("corrupt"), 1);
+  }
+  const auto store = OpenDisk();
+  store->ExpireQuarantine(ahead);
+  store->ExpireQuarantine(ahead + absl::Minutes(61));
+  store->AwaitFiles();
+  EXPECT_EQ(store->quarantine_totals().arrays, 0);
+  EXPECT_EQ(FilesIn("corrupt"), 0);
 }
 
 TEST_F(ShardStoreTest, AFolderBelongsToOneStoreAndOneCluster) {
@@ -790,7 +903,13 @@ TEST_F(ShardStoreTest, WhatNobodyCanReadInTheQuarantineIsBoundedToo) {
   OpenDisk();
   EXPECT_EQ(FilesIn("corrupt"), 1) << "the older one went";
   EXPECT_TRUE(std::filesystem::exists(data_dir_ + "/corrupt/c.more.safetensors"));
-  quarantine_.age = absl::ZeroDuration();
+  // Where tiles of live arrays take all the room, what was found now stays for people to see.
+  ASSERT_NO_FATAL_FAILURE(QuarantineRows("lives", {0}, /*lives=*/true));
+  quarantine_.disk_bytes = kRowBytes - 1;
+  write("quarantine/d/last.safetensors", 10);
+  OpenDisk();
+  EXPECT_EQ(FilesIn("corrupt"), 1);
+  EXPECT_TRUE(std::filesystem::exists(data_dir_ + "/corrupt/d.last.safetensors"));
   OpenDisk();
   EXPECT_EQ(FilesIn("corrupt"), 0);
 }
