@@ -1,6 +1,7 @@
 // KernelTurns: tickets.
 #include "worker/kernel_turns.h"
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/time/clock.h"
 #include "sharding/status_macros.h"
 
@@ -21,19 +22,21 @@ absl::Status KernelTurns::Turn::Take() {
   const absl::Time since = absl::Now();
   const int64_t ticket = turns_.next_ticket_++;
   turns_.waiting_.insert(ticket);
+  // Under the lock, as it ends before it: also where the abort check throws.
+  const absl::Cleanup leave = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(turns_.mutex_) {
+    turns_.waiting_.erase(ticket);
+    waited_ += absl::Now() - since;
+  };
   const auto is_next = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(turns_.mutex_) {
     return !turns_.is_taken_ && *turns_.waiting_.begin() == ticket;
   };
-  absl::Status aborted;
-  while (aborted.ok() &&
-         !turns_.mutex_.AwaitWithTimeout(absl::Condition(&is_next), kAbortInterval)) {
+  while (!turns_.mutex_.AwaitWithTimeout(absl::Condition(&is_next), kAbortInterval)) {
     turns_.mutex_.Unlock();
-    aborted = abort_check_();
-    turns_.mutex_.Lock();
+    const absl::Cleanup relock = [&]() ABSL_EXCLUSIVE_LOCK_FUNCTION(turns_.mutex_) {
+      turns_.mutex_.Lock();
+    };
+    SHARDMESH_RETURN_IF_ERROR(abort_check_());
   }
-  turns_.waiting_.erase(ticket);
-  waited_ += absl::Now() - since;
-  SHARDMESH_RETURN_IF_ERROR(aborted);
   turns_.is_taken_ = has_turn_ = true;
   return absl::OkStatus();
 }

@@ -453,7 +453,8 @@ class MatmulKernel::Cache {
     MatmulSpec spec;
     int64_t rows;
     int64_t columns;
-    uint64_t layout;  // of the right-hand side: packings of one shape can differ, by their m
+    uint64_t layout;    // of the right-hand side: packings of one shape can differ, by their m
+    int64_t rhs_pitch;  // of one that is not packed: a converted panel is narrower than its operand
 
     friend bool operator==(const Key&, const Key&) = default;
     template <typename H>
@@ -461,7 +462,7 @@ class MatmulKernel::Cache {
       const MatmulSpec& s = key.spec;
       return H::combine(std::move(h), s.m, s.n, s.k, s.lhs_dtype, s.rhs_dtype, s.bias_dtype,
                         s.out_dtype, s.transpose_lhs, s.transpose_rhs, s.has_bias, s.scale,
-                        s.activation, key.rows, key.columns, key.layout);
+                        s.activation, key.rows, key.columns, key.layout, key.rhs_pitch);
     }
   };
 
@@ -640,8 +641,10 @@ absl::Status MatmulKernel::RunBlocks(const MatmulSpec& spec, const MatmulOperand
           block.n = columns;
           out = reinterpret_cast<char*>(wide->out());
         }
-        SHARDMESH_ASSIGN_OR_RETURN(const std::shared_ptr<const Compiled> compiled,
-                                   cache_->Get({block, rows, columns, layout}, rhs_desc));
+        SHARDMESH_ASSIGN_OR_RETURN(
+            const std::shared_ptr<const Compiled> compiled,
+            cache_->Get({block, rows, columns, layout, packed != nullptr ? 0 : rhs_pitch},
+                        rhs_desc));
 
         // oneDNN takes no const memory; it does not write to operands.
         const auto bind = [](const memory::desc& desc, const char* data) {

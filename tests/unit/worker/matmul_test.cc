@@ -283,6 +283,18 @@ TEST(MatmulTest, PackingsOfOneShapeDoNotPushOneAnotherOut) {
   EXPECT_LE(kernel.compilations(), 2);
 }
 
+TEST(MatmulTest, AConvertedPanelAndAPanelOfAWiderOperandDoNotServeEachOther) {
+  // Panels of 64 columns, each with all rows: one lies by itself, the other within its operand.
+  for (const bool converts_first : {false, true}) {
+    SCOPED_TRACE(converts_first);
+    MatmulKernel kernel({.threads = 1, .flops_per_second = 1e7, .converts_all = true});
+    for (const bool converts : {converts_first, !converts_first}) {
+      ASSERT_NO_FATAL_FAILURE(
+          ExpectRight(kernel, SpecOf(32, 160, 64, converts ? Dtype::kBF16 : Dtype::kF32)));
+    }
+  }
+}
+
 TEST(MatmulTest, PackingAndASkinnyProductGoInBlocksThatAnAbortEnds) {
   // A tenth of a second reads 64 KiB here: the weights are 16 times that.
   MatmulKernel kernel({.threads = 1, .bytes_per_second = 10.0 * (64 << 10)});
