@@ -14,7 +14,7 @@ namespace {
 
 using ::shardmesh::test::StatusIs;
 
-constexpr absl::Time kStart = absl::UnixEpoch() + absl::Hours(1'000);
+const absl::Time kStart = absl::UnixEpoch() + absl::Hours(1'000);
 
 TEST(AttachFailuresTest, CountsUntilTheWorkerTakesPart) {
   AttachFailures failures;

@@ -181,7 +181,7 @@ TEST_F(QuarantineCallsTest, AWorkerThatDoesNotAnswerIsNamedAndNotWaitedForAnyLon
 
 TEST_F(QuarantineCallsTest, ACallThatItsClientCancelsEndsAndItsOrderIsForgotten) {
   v1::DropQuarantinedRequest request;
-  request.add_array_ids("a");
+  request.add_array_ids(std::string("a"));
   v1::DropQuarantinedResponse response;
   DropQuarantined(Context(), &hub_, &request, &response, stop_, Done());
   ASSERT_EQ(hub_.kept.size(), 1u);
