@@ -30,13 +30,29 @@ void LinkTable::Reported(std::string_view identity, uint64_t incarnation,
   }
   absl::MutexLock lock(&mutex_);
   report.change = ++changes_;
-  reports_.insert_or_assign(std::string(identity), std::move(report));
+  Report& known = reports_[std::string(identity)];
+  for (const auto& [peer, link] : known.links) {
+    if (!report.links.contains(peer)) Forget(peer, identity);
+  }
+  for (const auto& [peer, link] : report.links) {
+    if (!known.links.contains(peer)) told_by_[peer].emplace(identity);
+  }
+  known = std::move(report);
+}
+
+void LinkTable::Forget(std::string_view peer, std::string_view identity) {
+  const auto tellers = told_by_.find(peer);
+  if (const auto teller = tellers->second.find(identity); teller != tellers->second.end()) {
+    tellers->second.erase(teller);
+  }
+  if (tellers->second.empty()) told_by_.erase(tellers);
 }
 
 void LinkTable::Lost(std::string_view identity) {
   absl::MutexLock lock(&mutex_);
   const auto found = reports_.find(identity);
   if (found == reports_.end()) return;
+  for (const auto& [peer, link] : found->second.links) Forget(peer, identity);
   reports_.erase(found);
   ++changes_;
 }
@@ -54,11 +70,22 @@ std::vector<WorkerLink> LinkTable::LinksOf(
            IsNow(view, peer, link->second.peer_incarnation);
   };
   const auto own = reports_.find(lower);
-  for (auto peer = identities.upper_bound(lower); peer != identities.end(); ++peer) {
-    if (counts(own, lower, *peer)) {
-      links.push_back({lower, own->second.links.find(*peer)->second});
-    } else if (const auto other = reports_.find(*peer); counts(other, *peer, lower)) {
-      links.push_back({*peer, other->second.links.find(lower)->second});
+  std::set<std::string_view> peers;  // of the links that either of the two told of
+  if (own != reports_.end()) {
+    for (auto each = own->second.links.upper_bound(lower); each != own->second.links.end();
+         ++each) {
+      peers.insert(each->first);
+    }
+  }
+  if (const auto tellers = told_by_.find(lower); tellers != told_by_.end()) {
+    peers.insert(tellers->second.upper_bound(lower), tellers->second.end());
+  }
+  for (const std::string_view peer : peers) {
+    if (!identities.contains(peer)) continue;
+    if (counts(own, lower, peer)) {
+      links.push_back({lower, own->second.links.find(peer)->second});
+    } else if (const auto other = reports_.find(peer); counts(other, peer, lower)) {
+      links.push_back({std::string(peer), other->second.links.find(lower)->second});
     }
   }
   return links;

@@ -34,7 +34,7 @@ class LinkTable {
   void Lost(std::string_view identity);
 
   // The links that count between `lower` and those of these workers whose identities are above it,
-  // by these; each pair once. O(workers).
+  // by these; each pair once. Costs O(links of `lower`), however many workers there are.
   std::vector<WorkerLink> LinksOf(const MembershipView& view, const std::string& lower,
                                   const std::set<std::string, std::less<>>& identities) const;
 
@@ -70,8 +70,15 @@ class LinkTable {
   Row RowOf(const MembershipView& view, const MeshRanks& mesh, const std::string& identity,
             const Report& report) const;
 
+  // `identity` does not tell of a link to `peer` any more.
+  void Forget(std::string_view peer, std::string_view identity)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   mutable absl::Mutex mutex_;
   std::map<std::string, Report, std::less<>> reports_ ABSL_GUARDED_BY(mutex_);  // by identity
+  // Who tells of a link to a worker, by that worker.
+  std::map<std::string, std::set<std::string, std::less<>>, std::less<>> told_by_
+      ABSL_GUARDED_BY(mutex_);
   int64_t changes_ ABSL_GUARDED_BY(mutex_) = 0;
   mutable std::map<std::string, KnownCost, std::less<>> costs_ ABSL_GUARDED_BY(mutex_);  // by mesh
 };

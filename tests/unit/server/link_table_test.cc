@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <ctime>
 #include <memory>
 #include <set>
 #include <string>
@@ -87,6 +88,9 @@ TEST(LinkTableTest, AReportTakesThePlaceOfTheOneBefore) {
   const auto links = Between(table, view, {"a", "b", "c"});
   ASSERT_THAT(Pairs(links), ElementsAre("ac"));
   EXPECT_EQ(links[0].measured.latency, absl::Microseconds(15));
+  table.Reported("c", 3, {To("a", 1, 40, 1e9), To("b", 2, 40, 1e9)});
+  EXPECT_THAT(Pairs(Between(table, view, {"a", "b", "c"})), ElementsAre("ac", "cb"));
+  table.Reported("c", 3, {});
   table.Reported("a", 1, {});
   EXPECT_THAT(Between(table, view, {"a", "b", "c"}), IsEmpty());
 }
@@ -161,6 +165,31 @@ TEST(LinkTableTest, TheCostOfManyWorkersFollowsEachReportQuickly) {
   }
   // Looking at all pairs each time took more than 10 s.
   EXPECT_LT(absl::Now() - started, absl::Seconds(4));
+}
+
+TEST(LinkTableTest, LinksOfManySmallMeshesAreListedQuickly) {
+  constexpr int kWorkers = 2'048;
+  constexpr int kOfAMesh = 8;
+  MembershipView view{.epoch = 1, .workers = {}, .meshes = {}};
+  std::set<std::string, std::less<>> identities;
+  const auto name = [](int index) { return StrCat("worker-", 1000 + index); };
+  LinkTable table;
+  for (int i = 0; i < kWorkers; ++i) {
+    WorkerStatus worker;
+    worker.info.identity = name(i);
+    worker.info.incarnation = 1;
+    identities.insert(worker.info.identity);
+    view.workers[name(i)] = std::make_shared<const WorkerStatus>(std::move(worker));
+    std::vector<rpc::MeasuredLink> links;
+    for (int peer = i / kOfAMesh * kOfAMesh; peer < i; ++peer) {
+      links.push_back(To(name(peer), 1, 10, 1e9));
+    }
+    table.Reported(name(i), 1, std::move(links));
+  }
+  const std::clock_t started = std::clock();
+  EXPECT_EQ(std::ssize(Between(table, view, identities)), kWorkers * (kOfAMesh - 1) / 2);
+  // Looking at all pairs took more than a second.
+  EXPECT_LT(static_cast<double>(std::clock() - started) / CLOCKS_PER_SEC, 0.25);
 }
 
 TEST(LinkTableTest, FiguresThatCannotBeAreBounded) {
