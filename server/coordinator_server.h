@@ -35,7 +35,9 @@ struct CoordinatorLimits {
   int64_t max_watches_per_caller = 100;
   int64_t max_live_work = 10'000;        // steps and transfers
   int64_t max_connection_calls = 1'024;  // of one connection at a time
-  int64_t rpc_memory_bytes = int64_t{1} << 30;
+  // gRPC cancels streams at random where this is used up, those of workers too. It is far above
+  // what healthy workers need: 512 KiB for each of 4,096 while all bring their inventories.
+  int64_t rpc_memory_bytes = int64_t{4} << 30;
   int64_t max_inventory_tiles = 2'000'000;
   absl::Duration hello_timeout = absl::Seconds(10);
   absl::Duration inventory_timeout = absl::Minutes(5);

@@ -258,7 +258,9 @@ int Main(int argc, char** argv) {
                &limits.max_live_work);
   flags.AddInt("max-connection-calls", "calls of one connection at a time; more wait at the client",
                1, std::numeric_limits<int32_t>::max(), &limits.max_connection_calls);
-  flags.AddBytes("rpc-memory", "what calls under way may take before connections are refused",
+  flags.AddBytes("rpc-memory",
+                 "what calls under way may take before connections are refused and streams are "
+                 "cancelled, workers' too; at least 512KiB a worker",
                  &limits.rpc_memory_bytes);
   flags.AddInt("max-inventory-tiles", "tiles that a worker may bring when it attaches", 1, kMost,
                &limits.max_inventory_tiles);

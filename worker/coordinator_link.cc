@@ -46,8 +46,10 @@ constexpr int64_t kOutboxBytes = int64_t{256} << 20;
 // Orders that wait for this worker; beyond that the coordinator's outbox holds them.
 constexpr size_t kMaxInbox = 64;
 constexpr int64_t kInventoryPageTiles = 256;
-// Of the encoded tiles in a message, so that it stays below 1 MiB with the last tile.
-constexpr int64_t kInventoryMessageBytes = int64_t{768} << 10;
+// Of the encoded tiles in a message. Each message is a sign of life for a coordinator that loses
+// silent workers after some seconds, and it has to hold one of each worker: all come at once when
+// it was started again.
+constexpr int64_t kInventoryMessageBytes = int64_t{128} << 10;
 // How often the log warns anew of what the worker waits for; between, each try is a line of info.
 constexpr absl::Duration kLogInterval = absl::Seconds(30);
 // An instruction that has run for so long is told of at once.
