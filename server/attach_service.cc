@@ -62,6 +62,8 @@ constexpr int64_t kOutboxBytes = int64_t{256} << 20;
 constexpr int64_t kMaxMessageBytes = rpc::kMaxControlMessageBytes;
 // Ranks, or peers of a rank, that an error names.
 constexpr size_t kMostRanksNamed = 16;
+// So long after a mesh got other workers, arrays of the mesh before may be released.
+constexpr absl::Duration kMovedTime = absl::Minutes(1);
 // Streams that are told of a change before others get the lock.
 constexpr int kStreamsPerTurn = 64;
 // Plans that a worker is remembered to have; it asks for one that it was wrongly believed to have.
@@ -383,6 +385,9 @@ class AttachReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   v1::Hello hello_;
   std::vector<InventoryTile> inventory_;
   absl::Time clock_told_;  // when the worker was last told the time
+  // Of its last heartbeat.
+  int64_t used_bytes_ = 0;
+  QuarantineCount quarantine_;
 
   mutable absl::Mutex mutex_;
   uint64_t attachment_ ABSL_GUARDED_BY(mutex_) = 0;
@@ -471,7 +476,10 @@ class Hub final : public AttachHub {
       const bool is_draining = worker.state == WorkerState::kDraining;
       const std::string why = is_draining ? "is draining" : Apart(identity, *ranks, view->epoch);
       if (why.empty()) continue;
-      is_passing = is_passing && (is_draining ? worker.info.durable : HaveJustMet(*view, *ranks));
+      // One that is alive and no member yet brings its inventory, or is cut when that is overdue.
+      is_passing =
+          is_passing && (is_draining ? worker.info.durable
+                                     : !members_.contains(identity) || HaveJustMet(*view, *ranks));
       if (missing.size() == kMostRanksNamed) {
         missing.push_back("and others");
         break;
@@ -559,11 +567,12 @@ class Hub final : public AttachHub {
       }
       const auto bytes = Serialise(message);
       absl::MutexLock lock(&mutex_);
-      if (ranks != nullptr) {
+      if (ranks != nullptr && told_view_ != nullptr && told_view_->FindMesh(mesh_id) == ranks &&
+          !moved_.contains(mesh_id)) {
         for (const std::string& identity : ranks->identities) {
           if (AttachReactor* stream = StreamOf(identity); stream != nullptr) stream->Send(bytes);
         }
-      } else {  // the mesh is gone since, and nobody knows any more who served it
+      } else {  // the mesh is gone or has moved since, and these may be arrays of the one before
         for (const auto& [identity, member] : members_) member.stream->Send(bytes);
       }
       for (AttachReactor* stream : arriving_) {
@@ -634,7 +643,8 @@ class Hub final : public AttachHub {
         found != members_.end() && found->second.stream->attachment() == attachment) {
       found->second.stream->Cut(lost);
     }
-    for (AttachReactor* stream : arriving_) {
+    // Of one that brings its inventory, or whose inventory is taken in.
+    for (const auto& [stream, awaited] : attaching_) {
       if (stream->attachment() == attachment) stream->Cut(lost);
     }
   }
@@ -897,6 +907,7 @@ class Hub final : public AttachHub {
   // The thread that tells workers who is alive. Changes that come while it is at work are told
   // together: when all workers attach at once, most are told of by the hundred.
   void TellOfMembership() {
+    std::shared_ptr<const MembershipView> before;  // what was told last
     for (;;) {
       {
         const auto is_due = [this]()
@@ -909,20 +920,33 @@ class Hub final : public AttachHub {
       const std::shared_ptr<const ClusterState> state = publisher_->shared_state();
       const std::shared_ptr<const MembershipView> view = membership_->view();
       const bool has_change = pages_.Update(view, state);
-      std::optional<std::string> last;  // who was told last
-      while (TellSome(has_change, &last)) {
+      std::vector<std::string> moved;  // meshes that others served
+      if (before != nullptr) {
+        for (const auto& [mesh_id, ranks] : before->meshes) {
+          if (!ranks->identities.empty() && view->FindMesh(mesh_id) != ranks.get()) {
+            moved.push_back(mesh_id);
+          }
+        }
       }
+      std::optional<std::string> last;  // who was told last
+      while (TellSome(*view, has_change, &last)) {
+      }
+      const absl::Time now = options_.clock->Now();
       absl::MutexLock lock(&mutex_);
+      std::erase_if(moved_, [&](const auto& each) { return each.second + kMovedTime <= now; });
+      for (std::string& mesh_id : moved) moved_.insert_or_assign(std::move(mesh_id), now);
       told_view_ = view;
       told_state_ = state;
+      before = view;
     }
   }
 
-  // Tells the next few after `*last`; false: there are no more. Their pages are chosen without the
-  // lock, which heartbeats and steps need.
-  bool TellSome(bool has_change, std::optional<std::string>* last) {
+  // Tells the next few after `*last` what is in `view`; false: there are no more. Their pages are
+  // chosen without the lock, which heartbeats and steps need.
+  bool TellSome(const MembershipView& view, bool has_change, std::optional<std::string>* last) {
     struct Told {
       std::string identity;
+      uint64_t attachment = 0;
       bool by_change = false;
       std::vector<MembershipPages::Page> pages = {};
     };
@@ -933,8 +957,14 @@ class Hub final : public AttachHub {
       auto next = last->has_value() ? members_.upper_bound(**last) : members_.begin();
       for (; next != members_.end() && std::ssize(turn) < kStreamsPerTurn; ++next) {
         *last = next->first;
-        if (next->second.told && !has_change) continue;
-        turn.push_back({.identity = next->first, .by_change = next->second.told});
+        const auto& [identity, member] = *next;
+        if (member.told && !has_change) continue;
+        const uint64_t attachment = member.stream->attachment();
+        // A snapshot has the worker itself. One that attached after the view was made has asked to
+        // be told, and is told of the next.
+        const WorkerStatus* const worker = view.FindWorker(identity);
+        if (!member.told && (worker == nullptr || worker->attachment != attachment)) continue;
+        turn.push_back({.identity = identity, .attachment = attachment, .by_change = member.told});
       }
       are_there_more = next != members_.end();
     }
@@ -946,7 +976,9 @@ class Hub final : public AttachHub {
     for (const Told& each : turn) {
       const auto found = members_.find(each.identity);
       // One that left, or came anew meanwhile: the latter has asked to be told.
-      if (found == members_.end() || found->second.told != each.by_change) continue;
+      if (found == members_.end() || found->second.stream->attachment() != each.attachment) {
+        continue;
+      }
       for (const MembershipPages::Page& page : each.pages) found->second.stream->Send(page);
       found->second.told = true;
     }
@@ -999,6 +1031,8 @@ class Hub final : public AttachHub {
   // What all members were told of; null before the first.
   std::shared_ptr<const MembershipView> told_view_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<const ClusterState> told_state_ ABSL_GUARDED_BY(mutex_);
+  // Meshes that others served a moment ago, and when their members were told.
+  std::map<std::string, absl::Time, std::less<>> moved_ ABSL_GUARDED_BY(mutex_);
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;
 
   std::thread teller_;
@@ -1031,9 +1065,9 @@ void AttachReactor::Send(std::shared_ptr<const grpc::ByteBuffer> message) {
 }
 
 void AttachReactor::Cut(const absl::Status& status) {
-  // It does not read: what waits will not leave, and neither would a status.
   Close(status);
-  outbox_.Close(RawOutbox::kDrop, nullptr);
+  // It does not read: what waits will not leave, and neither would a status. The write under way
+  // fails, the outbox then drops what waits, and the stream ends as Close has it.
   context_->TryCancel();
 }
 
@@ -1174,6 +1208,8 @@ absl::Status AttachReactor::TakeHello(const v1::Hello& hello) {
   hub_->ExpectNothing(this);  // the check of its endpoints ends by itself
   {
     absl::MutexLock lock(&mutex_);
+    // Once this reaction returns nothing keeps a closed stream for the answers.
+    if (closed_) return absl::CancelledError("it was closed before its endpoints were asked");
     verifying_ = true;
   }
   EndpointCheck::Start(hello_, hub_->options(),
@@ -1261,6 +1297,8 @@ absl::Status AttachReactor::TakeInventory(uint64_t attachment, const v1::Invento
   if (phase_ != Phase::kInventory) {
     return rpc::BadField("inventory", "comes after its last page");
   }
+  // A page is a sign of life: heartbeats queue behind those that the worker has sent at once.
+  SHARDMESH_RETURN_IF_ERROR(hub_->membership().Heartbeat(attachment, used_bytes_, quarantine_));
   const int64_t all_tiles = std::ssize(inventory_) + page.tiles_size();
   if (all_tiles > hub_->options().max_inventory_tiles) {
     return WithReason(
@@ -1312,6 +1350,8 @@ absl::Status AttachReactor::TakeInventory(uint64_t attachment, const v1::Invento
   }
   const InventoryVerdict verdict = hub_->catalogue().TakeInventory(inventory);
   LogVerdict(hello_.identity(), static_cast<int64_t>(inventory.tiles.size()), verdict);
+  // Not of one that was lost meanwhile: its tiles were not counted.
+  SHARDMESH_RETURN_IF_ERROR(hub_->membership().Heartbeat(attachment, used_bytes_, quarantine_));
   SendVerdict(verdict, /*last=*/true);
   phase_ = Phase::kMember;
   hub_->Join(this);
@@ -1327,9 +1367,10 @@ void AttachReactor::SendVerdict(const InventoryVerdict& verdict, bool last) {
 
 absl::Status AttachReactor::TakeHeartbeat(uint64_t attachment, const v1::Heartbeat& heartbeat) {
   SHARDMESH_FAILPOINT("attach.heartbeat");
-  SHARDMESH_RETURN_IF_ERROR(hub_->membership().Heartbeat(
-      attachment, heartbeat.used_bytes(),
-      {.arrays = heartbeat.quarantined_arrays(), .size_bytes = heartbeat.quarantined_bytes()}));
+  used_bytes_ = heartbeat.used_bytes();
+  quarantine_ = {.arrays = heartbeat.quarantined_arrays(),
+                 .size_bytes = heartbeat.quarantined_bytes()};
+  SHARDMESH_RETURN_IF_ERROR(hub_->membership().Heartbeat(attachment, used_bytes_, quarantine_));
   const absl::Time now = hub_->options().clock->Now();
   if (now - clock_told_ >= kClockInterval) {
     clock_told_ = now;

@@ -106,7 +106,8 @@ class AttachHub : public StepTransport {
   // membership knows.
   virtual AttachFailures::Failures FailedAttachesOf(std::string_view identity) const = 0;
 
-  // Tells the workers that serve this mesh to let go of these arrays of it.
+  // Tells the workers that serve this mesh to let go of these arrays of it; all workers, where
+  // others served it a moment ago.
   virtual void Drop(const std::string& mesh_id, const std::vector<std::string>& array_ids) = 0;
   // Has workers told who is alive, on a thread of the hub's; for the membership's listener.
   virtual void MembershipChanged() = 0;

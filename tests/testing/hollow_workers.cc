@@ -130,7 +130,12 @@ class Hollow final : public HollowWorkers, public v1::TileService::CallbackServi
     response->set_nonce(NonceOf(index));
     {
       absl::MutexLock lock(&mutex_);
+      ++identifies_;
       response->set_incarnation(slots_[static_cast<size_t>(index)].incarnation);
+      if (options_.identify_delay > absl::ZeroDuration() && !stopping_) {
+        late_.push_back({absl::Now() + options_.identify_delay, reactor});
+        return reactor;
+      }
     }
     reactor->Finish(grpc::Status::OK);
     return reactor;
@@ -173,17 +178,27 @@ class Hollow final : public HollowWorkers, public v1::TileService::CallbackServi
       absl::MutexLock lock(&mutex_);
       Slot& slot = slots_[static_cast<size_t>(index)];
       if (message.has_welcome()) {
-        v1::InventoryPage* const inventory = answers.emplace_back().mutable_inventory();
-        for (int64_t i = 0; i < options_.inventory_tiles; ++i) inventory->add_tiles();
-        inventory->set_last(options_.ends_inventory);
         const auto interval = rpc::Decode(message.welcome().heartbeat_interval());
         slot.interval = interval.ok() ? *interval : absl::Seconds(1);
-        // Spread over the interval, as those of processes are that started by themselves.
-        slot.next_beat = absl::Now() + slot.interval * absl::Uniform(random_, 0.1, 1.0);
+        slot.pages_left = options_.inventory_pages;
+        slot.next_page = absl::Now() + options_.page_interval;
+        if (options_.page_interval == absl::ZeroDuration()) {
+          while (slot.pages_left > 0) answers.push_back(NextPage(&slot));
+        }
+      } else if (message.has_drop_arrays()) {
+        ++drops_;
       } else if (message.has_membership()) {
         ++pages_;
         bytes_ += static_cast<int64_t>(message.ByteSizeLong());
+        if (message.membership().snapshot()) slot.is_in_snapshot = false;
+        if (slot.epoch < 0) {
+          const std::string own = IdentityOf(index);
+          for (const v1::LiveWorker& worker : message.membership().workers()) {
+            slot.is_in_snapshot = slot.is_in_snapshot || worker.identity() == own;
+          }
+        }
         if (message.membership().last()) {
+          if (slot.epoch < 0 && !slot.is_in_snapshot) ++stale_snapshots_;
           SetEpoch(&slot, message.membership().epoch());
           answers.emplace_back().mutable_peers()->set_epoch(message.membership().epoch());
         }
@@ -195,6 +210,7 @@ class Hollow final : public HollowWorkers, public v1::TileService::CallbackServi
     absl::MutexLock lock(&mutex_);
     Slot& slot = slots_[static_cast<size_t>(index)];
     slot.stream = nullptr;
+    slot.pages_left = 0;
     slot.next_beat = absl::InfiniteFuture();
     SetEpoch(&slot, -1);
     last_end_ = rpc::FromGrpc(status).ToString();
@@ -212,6 +228,9 @@ class Hollow final : public HollowWorkers, public v1::TileService::CallbackServi
     int64_t epoch = -1;                             // of its membership; -1: no member
     absl::Duration interval = absl::Seconds(1);
     absl::Time next_beat = absl::InfiniteFuture();
+    int64_t pages_left = 0;                         // of its inventory
+    absl::Time next_page = {};                      // while there are some
+    bool is_in_snapshot = false;                    // it stands in its snapshot
     absl::Time next_attach = absl::InfinitePast();  // while there is no stream
   };
 
@@ -221,7 +240,28 @@ class Hollow final : public HollowWorkers, public v1::TileService::CallbackServi
             .membership_pages = pages_,
             .membership_bytes = bytes_,
             .attaches = attaches_,
+            .identifies = identifies_,
+            .drops = drops_,
+            .stale_snapshots = stale_snapshots_,
             .last_end = last_end_};
+  }
+  v1::AttachRequest NextPage(Slot* slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    v1::AttachRequest request;
+    v1::InventoryPage* const inventory = request.mutable_inventory();
+    if (options_.page_bytes > 0) {
+      // A field that nobody knows.
+      inventory->GetReflection()->MutableUnknownFields(inventory)->AddLengthDelimited(
+          1'000, std::string(static_cast<size_t>(options_.page_bytes), 'x'));
+    }
+    const absl::Time now = absl::Now();
+    slot->next_page = now + options_.page_interval;
+    if (--slot->pages_left == 0) {
+      for (int64_t i = 0; i < options_.inventory_tiles; ++i) inventory->add_tiles();
+      inventory->set_last(options_.ends_inventory);
+      // Spread over the interval, as those of processes are that started by themselves.
+      slot->next_beat = now + slot->interval * absl::Uniform(random_, 0.1, 1.0);
+    }
+    return request;
   }
   void SetEpoch(Slot* slot, int64_t epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (slot->epoch >= 0) {
@@ -257,8 +297,12 @@ class Hollow final : public HollowWorkers, public v1::TileService::CallbackServi
     for (;;) {
       {
         absl::MutexLock lock(&mutex_);
-        if (stopping_) return;
         const absl::Time now = absl::Now();
+        while (!late_.empty() && (stopping_ || late_.front().first <= now)) {
+          late_.front().second->Finish(grpc::Status::OK);
+          late_.pop_front();
+        }
+        if (stopping_) return;
         for (size_t i = 0; i < slots_.size(); ++i) {
           Slot& slot = slots_[i];
           if (slot.stream != nullptr && slot.next_beat <= now) {
@@ -268,6 +312,8 @@ class Hollow final : public HollowWorkers, public v1::TileService::CallbackServi
             rpc::Encode(now, beat.mutable_heartbeat()->mutable_send_time());
             // Not gone yet: it is taken out of the slot before it is deleted, under this lock.
             slot.stream->Send(std::move(beat));
+          } else if (slot.stream != nullptr && slot.pages_left > 0 && slot.next_page <= now) {
+            slot.stream->Send(NextPage(&slot));
           } else if (slot.stream == nullptr && slot.next_attach <= now) {
             const auto index = static_cast<int64_t>(i);
             while (slot.incarnation == 0) slot.incarnation = absl::Uniform<uint64_t>(random_);
@@ -293,6 +339,11 @@ class Hollow final : public HollowWorkers, public v1::TileService::CallbackServi
   int64_t pages_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t attaches_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t identifies_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t drops_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t stale_snapshots_ ABSL_GUARDED_BY(mutex_) = 0;
+  // Calls back that wait for their answer, and until when.
+  std::deque<std::pair<absl::Time, grpc::ServerUnaryReactor*>> late_ ABSL_GUARDED_BY(mutex_);
   int64_t streams_ ABSL_GUARDED_BY(mutex_) = 0;
   std::string last_end_ ABSL_GUARDED_BY(mutex_);
   absl::BitGen random_ ABSL_GUARDED_BY(mutex_);

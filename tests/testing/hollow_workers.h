@@ -26,14 +26,21 @@ namespace shardmesh::test {
 class HollowWorkers {
  public:
   struct Options {
-    std::string coordinator;  // host:port
-    int64_t count = 0;        // 1 to 60,000
+    std::string coordinator = {};  // host:port
+    int64_t count = 0;             // 1 to 60,000
     // Identities are this and a number of six digits, from 0.
     std::string identity_prefix = "worker-";
     absl::Duration attach_delay = absl::Milliseconds(200);
-    // Of the only page of each inventory: how many tiles, and whether it is the last.
+    // Of the last page of each inventory: how many tiles, and whether it says that it is the last.
     int64_t inventory_tiles = 0;
     bool ends_inventory = true;
+    // Pages of each inventory, and the time between them. Heartbeats come after the last, as they
+    // do where a worker has sent all pages at once and its link is slow.
+    int64_t inventory_pages = 1;
+    int64_t page_bytes = 0;  // padding of each page
+    absl::Duration page_interval = absl::ZeroDuration();
+    // How long each waits before it tells who answers at its endpoint.
+    absl::Duration identify_delay = absl::ZeroDuration();
   };
 
   static absl::StatusOr<std::unique_ptr<HollowWorkers>> Start(const Options& options);
@@ -50,6 +57,9 @@ class HollowWorkers {
     int64_t membership_pages = 0;  // received
     int64_t membership_bytes = 0;  // of these
     int64_t attaches = 0;          // streams that were begun
+    int64_t identifies = 0;        // calls back to endpoints
+    int64_t drops = 0;             // messages received that name arrays to drop
+    int64_t stale_snapshots = 0;   // received, in which their receiver is not alive
     std::string last_end = {};     // of the stream that ended last, for people
   };
   virtual Totals totals() const = 0;

@@ -11,8 +11,18 @@
 #include "client/coordinator_client.h"
 #include "gmock/gmock.h"
 #include "rpc/call.h"
+#include "rpc/clock.h"
+#include "rpc/server_lifecycle.h"
 #include "rpc/status.h"
+#include "server/attach_service.h"
+#include "server/catalogue.h"
+#include "server/cluster_state.h"
 #include "server/coordinator_server.h"
+#include "server/flight_log.h"
+#include "server/link_table.h"
+#include "server/local_store.h"
+#include "server/membership.h"
+#include "server/recovery.h"
 #include "sharding/reason.h"
 #include "sharding/str_cat.h"
 #include "shardmesh/v1/array_service.grpc.pb.h"
@@ -21,6 +31,7 @@
 #include "shardmesh/v1/cluster_service.grpc.pb.h"
 #include "shardmesh/v1/compute_service.grpc.pb.h"
 #include "shardmesh/v1/session_service.grpc.pb.h"
+#include "tensor/failpoint.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/hollow_workers.h"
 #include "tests/testing/proxy.h"
@@ -59,10 +70,14 @@ class HollowTest : public testing::Test {
     coordinator_ = *std::move(started);
     channel_ = *rpc::CreateChannel(coordinator_->address());
   }
-  void StartWorkers(int64_t count) {
-    auto workers = HollowWorkers::Start({.coordinator = coordinator_->address(), .count = count});
+  void Begin(HollowWorkers::Options options) {
+    options.coordinator = coordinator_->address();
+    auto workers = HollowWorkers::Start(options);
     ASSERT_TRUE(workers.ok()) << workers.status();
     workers_ = *std::move(workers);
+  }
+  void StartWorkers(int64_t count) {
+    Begin({.count = count});
     ASSERT_TRUE(workers_->AwaitMembers(count, kTimeout)) << workers_->totals().last_end;
   }
 
@@ -394,22 +409,137 @@ TEST_F(HollowTest, AStreamThatDoesNotBringItsHelloIsEnded) {
 
 TEST_F(HollowTest, AnInventoryThatDoesNotEndIsCut) {
   StartCoordinator("", {.inventory_timeout = absl::Milliseconds(200)});
-  auto workers = HollowWorkers::Start(
-      {.coordinator = coordinator_->address(), .count = 1, .ends_inventory = false});
-  ASSERT_TRUE(workers.ok()) << workers.status();
-  workers_ = *std::move(workers);
+  Begin({.count = 1, .ends_inventory = false});
   EXPECT_TRUE(workers_->Await(
       [](const HollowWorkers::Totals& now) { return now.attaches >= 2 && now.members == 0; },
       kTimeout))
       << "it would attach anew only if its stream was ended";
 }
 
+TEST_F(HollowTest, AStreamThatIsCutWhileItsHelloIsReadIsNotCheckedAnyMore) {
+  // The hello is read at once and taken after its deadline.
+  ASSERT_THAT(ArmFailpoints("attach.hello=delay"), IsOk());
+  StartCoordinator("", {.hello_timeout = absl::Milliseconds(100)});
+  Begin({.count = 1,
+         .attach_delay = absl::Hours(1),
+         .identify_delay = absl::Milliseconds(kFailpointDelayMilliseconds)});
+  ASSERT_TRUE(workers_->Await(
+      [](const HollowWorkers::Totals& now) { return !now.last_end.empty(); }, kTimeout));
+  // Waits for the stream's last reaction; answers to a check would come after it.
+  coordinator_->Drain(absl::Now() + absl::Seconds(5));
+  EXPECT_FALSE(workers_->Await([](const HollowWorkers::Totals& now) { return now.identifies > 0; },
+                               absl::Milliseconds(200)))
+      << "nothing keeps the stream for the answer";
+}
+
+TEST_F(HollowTest, StreamsThatAreCutAsTheirCheckEndsDoEnd) {
+  // Each is cut at the moment at which its endpoints were verified.
+  StartCoordinator("", {.inventory_timeout = absl::Nanoseconds(1)});
+  Begin({.count = 64, .attach_delay = absl::Milliseconds(1)});
+  EXPECT_TRUE(workers_->Await([](const HollowWorkers::Totals& now) { return now.attaches > 1'000; },
+                              kTimeout));
+  // Every stream of theirs has ended, or the coordinator would not.
+  Stop();
+}
+
+TEST_F(HollowTest, AnInventoryThatTakesLongIsTakenIn) {
+  StartCoordinator(
+      "tp=1", {},
+      {.heartbeat_interval = absl::Milliseconds(100), .lost_after = absl::Milliseconds(1'500)});
+  // No heartbeat comes through before the last page.
+  Begin({.count = 1, .inventory_pages = 8, .page_interval = absl::Milliseconds(300)});
+  ASSERT_TRUE(workers_->AwaitMembers(1, kTimeout));
+  EXPECT_EQ(workers_->totals().attaches, 1) << workers_->totals().last_end;
+}
+
+TEST_F(HollowTest, AStreamThatIsLostBetweenItsPagesIsEnded) {
+  StartCoordinator(
+      "", {},
+      {.heartbeat_interval = absl::Milliseconds(100), .lost_after = absl::Milliseconds(300)});
+  Begin({.count = 1, .inventory_pages = 2, .page_interval = absl::Minutes(2)});
+  EXPECT_TRUE(workers_->Await(
+      [](const HollowWorkers::Totals& now) { return now.attaches >= 2 && now.members == 0; },
+      kTimeout))
+      << "it would attach anew only if its stream was ended";
+}
+
+TEST_F(HollowTest, ASnapshotHasItsReceiver) {
+  constexpr int64_t kCount = 256;
+  StartCoordinator(StrCat("dp=", kCount));
+  StartWorkers(kCount);
+  // Some attach while others are told.
+  for (int64_t i = 0; i < kCount; i += 2) workers_->Leave(i);
+  ASSERT_TRUE(workers_->AwaitMembers(kCount / 2, kTimeout));
+  for (int64_t i = 0; i < kCount; i += 2) workers_->Return(i);
+  ASSERT_TRUE(workers_->AwaitMembers(kCount, kTimeout)) << workers_->totals().last_end;
+  EXPECT_EQ(workers_->totals().stale_snapshots, 0);
+}
+
+TEST_F(HollowTest, AWorkerNeedsHalfAMebibyteOfTheRpcMemory) {
+  constexpr int64_t kCount = 64;
+  StartCoordinator("", {.rpc_memory_bytes = kCount * (int64_t{512} << 10)});
+  Begin({.count = kCount, .inventory_pages = 20, .page_bytes = int64_t{128} << 10});
+  ASSERT_TRUE(workers_->AwaitMembers(kCount, kTimeout)) << workers_->totals().last_end;
+  EXPECT_EQ(workers_->totals().attaches, kCount) << workers_->totals().last_end;
+}
+
+// The hub of a coordinator without the rest.
+class HubTest : public testing::Test {
+ protected:
+  HubTest() {
+    catalogue_ = *server::Catalogue::Open(store_.get(), &clock_, [](const auto&, const auto&) {});
+    publisher_ = *server::StatePublisher::Open(store_.get(), &clock_, &catalogue_->requests());
+    hub_ = server::AttachHub::Create(&membership_, catalogue_.get(), publisher_.get(),
+                                     {.cluster_id = "hub",
+                                      .term = 1,
+                                      .token_key = "",
+                                      .build_version = "",
+                                      .flight_log = &flight_log_,
+                                      .link_table = &link_table_,
+                                      .clock = &clock_,
+                                      .recovery = &recovery_});
+    membership_.AddListener([this](const server::MembershipEvent&) { hub_->MembershipChanged(); });
+    rpc::ServerOptions options;
+    options.on_drain = [this] { hub_->EndStreams(); };
+    lifecycle_ =
+        *rpc::ServerLifecycle::Start(options, {{"shardmesh.v1.AttachService", hub_->service()}});
+  }
+  ~HubTest() override {
+    workers_.reset();
+    lifecycle_->Drain(absl::Now() + absl::Seconds(5));
+    lifecycle_.reset();
+    clock_.Stop();
+  }
+
+  rpc::RealClock clock_;
+  const std::unique_ptr<server::Store> store_ = server::CreateMemoryStore();
+  std::unique_ptr<server::Catalogue> catalogue_;
+  std::unique_ptr<server::StatePublisher> publisher_;
+  server::Membership membership_{&clock_};
+  server::FlightLog flight_log_;
+  server::LinkTable link_table_;
+  server::Recovery recovery_{&clock_};
+  std::unique_ptr<server::AttachHub> hub_;
+  std::unique_ptr<rpc::ServerLifecycle> lifecycle_;
+  std::unique_ptr<HollowWorkers> workers_;
+};
+
+TEST_F(HubTest, WhoServedAMeshBeforeDropsItsArraysToo) {
+  ASSERT_THAT(membership_.AddMesh("m", 2, {"worker-000000", "worker-000001"}), IsOk());
+  workers_ = *HollowWorkers::Start({.coordinator = lifecycle_->address(), .count = 4});
+  ASSERT_TRUE(workers_->AwaitMembers(4, kTimeout)) << workers_->totals().last_end;
+  // An array is released. Before its workers are told, the mesh is made anew with others.
+  ASSERT_THAT(membership_.RemoveMesh("m"), IsOk());
+  ASSERT_THAT(membership_.AddMesh("m", 2, {"worker-000002", "worker-000003"}), IsOk());
+  hub_->Drop("m", {"array"});
+  EXPECT_TRUE(
+      workers_->Await([](const HollowWorkers::Totals& now) { return now.drops == 4; }, kTimeout))
+      << workers_->totals().drops;
+}
+
 TEST_F(HollowTest, AnInventoryOfTooManyTilesIsRefused) {
   StartCoordinator("", {.max_inventory_tiles = 3});
-  auto workers = HollowWorkers::Start(
-      {.coordinator = coordinator_->address(), .count = 1, .inventory_tiles = 4});
-  ASSERT_TRUE(workers.ok()) << workers.status();
-  workers_ = *std::move(workers);
+  Begin({.count = 1, .inventory_tiles = 4});
   ASSERT_TRUE(workers_->Await(
       [](const HollowWorkers::Totals& now) { return !now.last_end.empty(); }, kTimeout));
   EXPECT_THAT(workers_->totals().last_end,
