@@ -56,6 +56,9 @@ bool IsSymptom(const absl::Status& status) {
 // lost meanwhile are known to it at once, or within its heartbeat limit of 5 s.
 constexpr int kMaxGatherAttempts = 8;
 
+// A call that begins now.
+rpc::CallOptions Until(const rpc::SteadyDeadline& deadline) { return {deadline.wall(), {}}; }
+
 struct GatherOutcome {
   absl::StatusOr<GatheredTensor> tensor;
   bool may_have_moved = false;  // the coordinator may answer otherwise now
@@ -85,11 +88,11 @@ absl::Status WithoutReach(const absl::Status& status) {
 // on sending to a worker that does not take anything any more.
 class TransferWatch {
  public:
-  TransferWatch(CoordinatorClient& coordinator, const std::string& transfer_id, absl::Time deadline,
-                Cancellation* streams)
+  TransferWatch(CoordinatorClient& coordinator, const std::string& transfer_id,
+                const rpc::SteadyDeadline& deadline, Cancellation* streams)
       : thread_([this, &coordinator, transfer_id, deadline, streams] {
           const absl::StatusOr<Operation> operation = coordinator.WatchOperation(
-              transfer_id, [](const Operation&) { return true; }, &stop_, {deadline, {}});
+              transfer_id, [](const Operation&) { return true; }, &stop_, Until(deadline));
           if (operation.ok() && (operation->state == OperationState::kFailed ||
                                  operation->state == OperationState::kCancelled)) {
             streams->Cancel();
@@ -205,34 +208,38 @@ class MeshClient::Impl {
   CoordinatorClient& coordinator() { return *coordinator_; }
   CompiledPrograms& programs() { return programs_; }
   rpc::CallOptions CallDeadline() const { return rpc::CallOptions::Within(options_.timeout); }
-  rpc::CallOptions TransferDeadline() const {
-    return rpc::CallOptions::Within(options_.transfer_timeout);
+  // For what takes several calls: each has what is left.
+  rpc::SteadyDeadline CallsDeadline() const { return rpc::SteadyDeadline::After(options_.timeout); }
+  rpc::SteadyDeadline TransferDeadline() const {
+    return rpc::SteadyDeadline::After(options_.transfer_timeout);
   }
-  TransferOptions Transfer(const rpc::CallOptions& call, ProgressCallback progress) const {
-    return {options_.credentials, call.deadline, std::move(progress)};
+  TransferOptions Transfer(const rpc::SteadyDeadline& deadline, ProgressCallback progress) const {
+    return {options_.credentials, deadline, std::move(progress)};
   }
 
   // Calls `call` with the session's id; once more with another session if that one was gone.
   template <typename Call>
-  auto InSession(const rpc::CallOptions& options, const Call& call) -> decltype(call("")) {
-    SHARDMESH_ASSIGN_OR_RETURN(std::string session_id, session_.Get(options));
-    auto result = call(session_id);
+  auto InSession(const rpc::SteadyDeadline& deadline, const Call& call)
+      -> decltype(call("", rpc::CallOptions())) {
+    SHARDMESH_ASSIGN_OR_RETURN(std::string session_id, session_.Get(Until(deadline)));
+    auto result = call(session_id, Until(deadline));
     if (ReasonOf(result.status()) != Reason::kSessionGone) {
       return result;
     }
     session_.Forget(session_id);
-    SHARDMESH_ASSIGN_OR_RETURN(session_id, session_.Get(options));
-    return call(session_id);
+    SHARDMESH_ASSIGN_OR_RETURN(session_id, session_.Get(Until(deadline)));
+    return call(session_id, Until(deadline));
   }
 
   // Asks for the array once and downloads it.
-  GatherOutcome Gather(const ArraySelector& array, const rpc::CallOptions& call) {
+  GatherOutcome Gather(const ArraySelector& array, const rpc::SteadyDeadline& deadline) {
     std::string session;
     read_pins_.BeginAsking();
-    absl::StatusOr<BegunGet> begun = InSession(call, [&](const std::string& session_id) {
-      session = session_id;
-      return coordinator_->BeginGet(session_id, array, call);
-    });
+    absl::StatusOr<BegunGet> begun =
+        InSession(deadline, [&](const std::string& session_id, const rpc::CallOptions& call) {
+          session = session_id;
+          return coordinator_->BeginGet(session_id, array, call);
+        });
     read_pins_.EndAsking(begun);
     if (!begun.ok()) return {std::move(begun).status()};
     BegunGet get = *std::move(begun);
@@ -246,7 +253,7 @@ class MeshClient::Impl {
     absl::StatusOr<GatheredTensor> tensor = GatheredTensor::Allocate(std::move(get.array));
     if (!tensor.ok()) return {std::move(tensor)};
     const absl::Status downloaded = Download(tensor->array().descriptor, get.token, get.devices,
-                                             tensor->mutable_view(), Transfer(call, nullptr));
+                                             tensor->mutable_view(), Transfer(deadline, nullptr));
     if (downloaded.ok()) return {std::move(tensor)};
     return {downloaded, MayHaveMoved(downloaded)};
   }
@@ -258,14 +265,15 @@ class MeshClient::Impl {
   // Ends a put whose tiles were sent, or whose sending failed with `sent`.
   absl::StatusOr<CommittedPut> Conclude(const std::string& session_id,
                                         const std::string& transfer_id, const absl::Status& sent,
-                                        const rpc::CallOptions& options) {
+                                        const rpc::SteadyDeadline& deadline) {
     if (sent.ok()) {
-      return coordinator_->CommitTransfer(session_id, transfer_id, options);
+      return coordinator_->CommitTransfer(session_id, transfer_id, Until(deadline));
     }
     if (IsSymptom(sent)) {
       // The coordinator answers as soon as it knows: with the cause, or even that all is there.
       absl::StatusOr<CommittedPut> verdict = coordinator_->CommitTransfer(
-          session_id, transfer_id, {std::min(options.deadline, absl::Now() + kVerdictTimeout), {}});
+          session_id, transfer_id,
+          rpc::CallOptions::Within(std::min(deadline.left(), kVerdictTimeout)));
       if (verdict.ok() || ReasonOf(verdict.status()) == Reason::kWorkerLost) {
         return verdict;
       }
@@ -499,12 +507,12 @@ absl::StatusOr<std::vector<EntryVersion>> MeshClient::ListEntryVersions(EntryKin
 }
 
 absl::StatusOr<std::vector<Entry>> MeshClient::ListEntries(EntryKind kind) {
-  const rpc::CallOptions options = impl_->CallDeadline();
+  const rpc::SteadyDeadline deadline = impl_->CallsDeadline();
   std::vector<Entry> entries;
   std::string page_token;
   do {
     SHARDMESH_ASSIGN_OR_RETURN(EntryPage page,
-                               impl_->coordinator().ListEntries(kind, page_token, options));
+                               impl_->coordinator().ListEntries(kind, page_token, Until(deadline)));
     std::move(page.entries.begin(), page.entries.end(), std::back_inserter(entries));
     page_token = std::move(page.next_page_token);
   } while (!page_token.empty());
@@ -530,10 +538,11 @@ absl::Status MeshClient::Watch(absl::Span<const EntryKind> kinds, int64_t start_
 
 absl::StatusOr<PutResult> MeshClient::PutTensors(absl::Span<const PutTensor> tensors,
                                                  const PutOptions& options) {
-  const rpc::CallOptions call = impl_->TransferDeadline();
+  const rpc::SteadyDeadline deadline = impl_->TransferDeadline();
   std::string session;
   SHARDMESH_ASSIGN_OR_RETURN(
-      BegunPut put, impl_->InSession(call, [&](const std::string& session_id) {
+      BegunPut put,
+      impl_->InSession(deadline, [&](const std::string& session_id, const rpc::CallOptions& call) {
         session = session_id;
         return impl_->coordinator().BeginPut(session_id, tensors, options, call);
       }));
@@ -548,11 +557,11 @@ absl::StatusOr<PutResult> MeshClient::PutTensors(absl::Span<const PutTensor> ten
   }
   const absl::StatusOr<int64_t> sent = [&] {
     Cancellation streams;
-    const TransferWatch watch(impl_->coordinator(), put.transfer_id, call.deadline, &streams);
-    return Upload(put.devices, uploads, &streams, impl_->Transfer(call, options.progress));
+    const TransferWatch watch(impl_->coordinator(), put.transfer_id, deadline, &streams);
+    return Upload(put.devices, uploads, &streams, impl_->Transfer(deadline, options.progress));
   }();
   SHARDMESH_ASSIGN_OR_RETURN(CommittedPut committed,
-                             impl_->Conclude(session, put.transfer_id, sent.status(), call));
+                             impl_->Conclude(session, put.transfer_id, sent.status(), deadline));
 
   PutResult result;
   result.arrays.reserve(put.assignments.size());
@@ -583,12 +592,10 @@ absl::StatusOr<PutResult> MeshClient::LoadCheckpoint(const std::string& path,
 }
 
 absl::StatusOr<GatheredTensor> MeshClient::Gather(const ArraySelector& array) {
-  rpc::CallOptions call = impl_->TransferDeadline();
-  const auto deadline = rpc::SteadyDeadline::At(call.deadline);
+  const rpc::SteadyDeadline deadline = impl_->TransferDeadline();
   rpc::Backoff backoff({.max_delay = absl::Seconds(1)});
   for (int attempt = 1;; ++attempt) {
-    call.deadline = deadline.wall();
-    GatherOutcome outcome = impl_->Gather(array, call);
+    GatherOutcome outcome = impl_->Gather(array, deadline);
     if (outcome.tensor.ok() || !outcome.may_have_moved) {
       return std::move(outcome.tensor);
     }
@@ -613,12 +620,12 @@ absl::StatusOr<Array> MeshClient::DescribeArray(const ArraySelector& array) {
 }
 
 absl::StatusOr<std::vector<Array>> MeshClient::ListArrays(const std::string& prefix) {
-  const rpc::CallOptions options = impl_->CallDeadline();
+  const rpc::SteadyDeadline deadline = impl_->CallsDeadline();
   std::vector<Array> arrays;
   std::string page_token;
   do {
-    SHARDMESH_ASSIGN_OR_RETURN(ArrayPage page,
-                               impl_->coordinator().ListArrays(prefix, page_token, options));
+    SHARDMESH_ASSIGN_OR_RETURN(
+        ArrayPage page, impl_->coordinator().ListArrays(prefix, page_token, Until(deadline)));
     std::move(page.arrays.begin(), page.arrays.end(), std::back_inserter(arrays));
     page_token = std::move(page.next_page_token);
   } while (!page_token.empty());
@@ -635,10 +642,11 @@ absl::Status MeshClient::DeleteName(const std::string& name, int64_t expected_ve
 }
 
 absl::StatusOr<int64_t> MeshClient::ReleaseArrays(absl::Span<const std::string> array_ids) {
-  const rpc::CallOptions options = impl_->CallDeadline();
-  return impl_->InSession(options, [&](const std::string& session_id) {
-    return impl_->coordinator().ReleaseArrays(session_id, array_ids, options);
-  });
+  const rpc::SteadyDeadline deadline = impl_->CallsDeadline();
+  return impl_->InSession(
+      deadline, [&](const std::string& session_id, const rpc::CallOptions& options) {
+        return impl_->coordinator().ReleaseArrays(session_id, array_ids, options);
+      });
 }
 
 absl::StatusOr<CompiledProgram> MeshClient::Compile(const Program& program,
@@ -653,43 +661,47 @@ absl::StatusOr<CompiledProgram> MeshClient::Compile(const Program& program,
 }
 
 absl::StatusOr<StepResult> MeshClient::Execute(const ExecuteCall& call) {
-  const rpc::CallOptions options = impl_->CallDeadline();
-  return impl_->InSession(options, [&](const std::string& session_id) {
-    absl::StatusOr<StepResult> result = impl_->coordinator().Execute(session_id, call, options);
-    const std::string* const hash = std::get_if<std::string>(&call.work);
-    if (hash == nullptr || ReasonOf(result.status()) != Reason::kNotFound) {
-      return result;
-    }
-    // The coordinator has forgotten the plan, as one that was restarted has forgotten all.
-    std::optional<Program> program = impl_->programs().Find(*hash);
-    if (!program.has_value()) {
-      return result;
-    }
-    ExecuteCall again = call;
-    again.work = *std::move(program);
-    return impl_->coordinator().Execute(session_id, again, options);
-  });
+  const rpc::SteadyDeadline deadline = impl_->CallsDeadline();
+  return impl_->InSession(
+      deadline, [&](const std::string& session_id, const rpc::CallOptions& options) {
+        absl::StatusOr<StepResult> result = impl_->coordinator().Execute(session_id, call, options);
+        const std::string* const hash = std::get_if<std::string>(&call.work);
+        if (hash == nullptr || ReasonOf(result.status()) != Reason::kNotFound) {
+          return result;
+        }
+        // The coordinator has forgotten the plan, as one that was restarted has forgotten all.
+        std::optional<Program> program = impl_->programs().Find(*hash);
+        if (!program.has_value()) {
+          return result;
+        }
+        ExecuteCall again = call;
+        again.work = *std::move(program);
+        return impl_->coordinator().Execute(session_id, again, Until(deadline));
+      });
 }
 
 absl::StatusOr<StepResult> MeshClient::Linear(const LinearCall& call) {
-  const rpc::CallOptions options = impl_->CallDeadline();
-  return impl_->InSession(options, [&](const std::string& session_id) {
-    return impl_->coordinator().Linear(session_id, call, options);
-  });
+  const rpc::SteadyDeadline deadline = impl_->CallsDeadline();
+  return impl_->InSession(deadline,
+                          [&](const std::string& session_id, const rpc::CallOptions& options) {
+                            return impl_->coordinator().Linear(session_id, call, options);
+                          });
 }
 
 absl::StatusOr<StepResult> MeshClient::Matmul(const MatmulCall& call) {
-  const rpc::CallOptions options = impl_->CallDeadline();
-  return impl_->InSession(options, [&](const std::string& session_id) {
-    return impl_->coordinator().Matmul(session_id, call, options);
-  });
+  const rpc::SteadyDeadline deadline = impl_->CallsDeadline();
+  return impl_->InSession(deadline,
+                          [&](const std::string& session_id, const rpc::CallOptions& options) {
+                            return impl_->coordinator().Matmul(session_id, call, options);
+                          });
 }
 
 absl::StatusOr<StepResult> MeshClient::Collective(const CollectiveCall& call) {
-  const rpc::CallOptions options = impl_->CallDeadline();
-  return impl_->InSession(options, [&](const std::string& session_id) {
-    return impl_->coordinator().Collective(session_id, call, options);
-  });
+  const rpc::SteadyDeadline deadline = impl_->CallsDeadline();
+  return impl_->InSession(deadline,
+                          [&](const std::string& session_id, const rpc::CallOptions& options) {
+                            return impl_->coordinator().Collective(session_id, call, options);
+                          });
 }
 
 absl::StatusOr<Operation> MeshClient::GetOperation(const std::string& operation_id) {
@@ -699,14 +711,15 @@ absl::StatusOr<Operation> MeshClient::GetOperation(const std::string& operation_
 absl::StatusOr<Operation> MeshClient::WatchOperation(
     const std::string& operation_id, const std::function<bool(const Operation&)>& on_progress) {
   return impl_->coordinator().WatchOperation(operation_id, on_progress, nullptr,
-                                             impl_->TransferDeadline());
+                                             Until(impl_->TransferDeadline()));
 }
 
 absl::StatusOr<Operation> MeshClient::CancelOperation(const std::string& operation_id) {
-  const rpc::CallOptions options = impl_->CallDeadline();
-  return impl_->InSession(options, [&](const std::string& session_id) {
-    return impl_->coordinator().CancelOperation(session_id, operation_id, options);
-  });
+  const rpc::SteadyDeadline deadline = impl_->CallsDeadline();
+  return impl_->InSession(
+      deadline, [&](const std::string& session_id, const rpc::CallOptions& options) {
+        return impl_->coordinator().CancelOperation(session_id, operation_id, options);
+      });
 }
 
 }  // namespace shardmesh::client

@@ -197,7 +197,7 @@ absl::Status Fetch(const Inbound& inbound, std::string_view token, const ArrayDe
   SHARDMESH_ASSIGN_OR_RETURN(
       const std::unique_ptr<WorkerClient> worker,
       WorkerClient::Connect(inbound.device->identity, inbound.device->addresses,
-                            options.credentials, options.deadline));
+                            options.credentials, options.deadline.wall()));
   int64_t received_bytes = 0;
   absl::Cleanup take_back = [&] { progress.Add(-received_bytes); };
   for (size_t begin = 0; begin < inbound.tiles.size(); begin += kMaxTilesPerGet) {
@@ -212,7 +212,8 @@ absl::Status Fetch(const Inbound& inbound, std::string_view token, const ArrayDe
       progress.Add(static_cast<int64_t>(bytes.size()));
       return PasteTileBytes(bytes, part[index]->tile, offset, into);
     };
-    SHARDMESH_RETURN_IF_ERROR(worker->GetTiles(tiles, sink, cancellation, {options.deadline, {}}));
+    SHARDMESH_RETURN_IF_ERROR(
+        worker->GetTiles(tiles, sink, cancellation, {options.deadline.wall(), {}}));
   }
   std::move(take_back).Cancel();
   return absl::OkStatus();
@@ -233,10 +234,10 @@ absl::StatusOr<int64_t> Upload(absl::Span<const TransferDevice> devices,
       SHARDMESH_ASSIGN_OR_RETURN(
           const std::unique_ptr<WorkerClient> worker,
           WorkerClient::Connect(plan[i].device->identity, plan[i].device->addresses,
-                                options.credentials, options.deadline));
+                                options.credentials, options.deadline.wall()));
       return worker
           ->PutTiles(plan[i].tiles, [&progress](int64_t bytes) { progress.Add(bytes); },
-                     cancellation, {options.deadline, {}})
+                     cancellation, {options.deadline.wall(), {}})
           .status();
     };
     if (error.Set(WithContext(put(), NameOf(*plan[i].device)))) {

@@ -15,6 +15,7 @@
 #include "client/array.h"
 #include "client/cancellation.h"
 #include "rpc/credentials.h"
+#include "rpc/steady_deadline.h"
 #include "tensor/array_descriptor.h"
 #include "tensor/view.h"
 
@@ -37,7 +38,7 @@ struct UploadTensor {
 
 struct TransferOptions {
   rpc::Credentials credentials = rpc::Credentials::Insecure();
-  absl::Time deadline = absl::InfiniteFuture();
+  rpc::SteadyDeadline deadline = rpc::SteadyDeadline::After(absl::InfiniteDuration());
   // See PutOptions::progress.
   ProgressCallback progress = nullptr;
 };

@@ -18,6 +18,7 @@
 #include "client/wire_enums.h"
 #include "rpc/spec_codec.h"
 #include "rpc/status.h"
+#include "rpc/steady_deadline.h"
 #include "rpc/tile_piece.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
@@ -371,6 +372,7 @@ absl::StatusOr<std::unique_ptr<WorkerClient>> WorkerClient::Connect(
                                     .peer = rpc::ExpectedPeer::Worker(identity),
                                     .max_message_bytes = rpc::kMaxDataMessageBytes,
                                     .own_connection = true};
+  const auto time = rpc::SteadyDeadline::At(deadline);
   absl::Status failure = absl::UnavailableError("the worker has no address");
   for (const std::string& address : addresses) {
     auto channel = rpc::CreateChannel(address, options);
@@ -378,8 +380,8 @@ absl::StatusOr<std::unique_ptr<WorkerClient>> WorkerClient::Connect(
       failure = std::move(channel).status();
       continue;
     }
-    absl::Status connected = rpc::WaitForConnected(
-        **channel, address, std::min(kConnectTimeout, deadline - absl::Now()), options);
+    absl::Status connected =
+        rpc::WaitForConnected(**channel, address, std::min(kConnectTimeout, time.left()), options);
     if (connected.ok()) {
       return std::unique_ptr<WorkerClient>(
           new WorkerClient(std::make_unique<Impl>(*std::move(channel), address)));

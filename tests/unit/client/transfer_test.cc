@@ -58,7 +58,7 @@ class TransferTest : public ::testing::Test {
       workers.push_back(worker.get());
     }
     coordinator_ = std::make_unique<SmallCoordinator>(mesh_, workers);
-    options_.deadline = absl::Now() + absl::Seconds(60);
+    options_.deadline = rpc::SteadyDeadline::After(absl::Seconds(60));
   }
 
   absl::StatusOr<int64_t> UploadAll(const std::vector<TestTensor>& tensors) {
@@ -231,9 +231,9 @@ TEST_F(TransferTest, AWorkerSaysWhoItIs) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(
       const std::unique_ptr<WorkerClient> worker,
       WorkerClient::Connect(workers_[0]->address(), {workers_[0]->address()},
-                            rpc::Credentials::Insecure(), options_.deadline));
+                            rpc::Credentials::Insecure(), options_.deadline.wall()));
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const WorkerIdentity identity,
-                                 worker->Identify({options_.deadline, {}}));
+                                 worker->Identify({options_.deadline.wall(), {}}));
   EXPECT_EQ(identity.identity, workers_[0]->address());
   EXPECT_EQ(identity.incarnation, 7u);
 }
