@@ -27,24 +27,22 @@ constexpr absl::Duration kLook = absl::Milliseconds(20);
 // How long a put that has ended waits to hear whether it was cancelled.
 constexpr absl::Duration kCancelWait = absl::Seconds(2);
 
-// Whether a put that ended so is known not to be committed: the coordinator refused or aborted it.
-// Others may be the answers of a repeated call to one that was committed.
-bool IsRefused(const absl::Status& status) {
+}  // namespace
+
+bool IsNothingDone(const absl::Status& status) {
   switch (status.code()) {
-    case absl::StatusCode::kCancelled:
-    case absl::StatusCode::kAborted:
-    case absl::StatusCode::kAlreadyExists:
-    case absl::StatusCode::kInvalidArgument:
-    case absl::StatusCode::kPermissionDenied:
-    case absl::StatusCode::kResourceExhausted:
-    case absl::StatusCode::kUnauthenticated:
-      return true;
-    default:
+    case absl::StatusCode::kUnavailable:
+    case absl::StatusCode::kDeadlineExceeded:
+    case absl::StatusCode::kInternal:
+    case absl::StatusCode::kUnknown:
+    case absl::StatusCode::kNotFound:
       return false;
+    case absl::StatusCode::kFailedPrecondition:
+      return ReasonOf(status) != Reason::kRequestIdReused;
+    default:
+      return true;
   }
 }
-
-}  // namespace
 
 Interruption::Interruption(std::string_view outcome)
     : outcome_(outcome), watcher_([this] { Watch(); }) {}
@@ -75,10 +73,10 @@ absl::Status Interruption::Judge(const absl::Status& status) const {
   const auto has_answer = [this]()
                               ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !is_cancelling_; };
   mutex_.AwaitWithTimeout(absl::Condition(&has_answer), kCancelWait);
-  absl::Status interrupted =
-      WithReason(absl::CancelledError(StrCat(
-                     "interrupted: ", is_cancelled_ || IsRefused(status) ? outcome_ : kUnknown)),
-                 Reason::kCancelled);
+  absl::Status interrupted = WithReason(
+      absl::CancelledError(
+          StrCat("interrupted: ", is_cancelled_ || IsNothingDone(status) ? outcome_ : kUnknown)),
+      Reason::kCancelled);
   interrupted.SetPayload(kPayload, absl::Cord(StrCat(*signal_)));
   return interrupted;
 }

@@ -52,6 +52,12 @@ class Interruption {
   std::thread watcher_;    // last: uses the above
 };
 
+// Whether a put that ended so after it had begun is known not to be committed: its transfer was
+// cancelled, or the coordinator refused it. It is not where no answer came, nor where a commit was
+// repeated and the first one did it: its arrays are no longer remembered (REQUEST_ID_REUSED), or
+// gone since (NOT_FOUND).
+bool IsNothingDone(const absl::Status& status);
+
 // The signal that interrupted what ended with this status.
 std::optional<int> InterruptionOf(const absl::Status& status);
 // Ends this process as the signal would have, or with the code that shells give to that.

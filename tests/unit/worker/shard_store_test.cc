@@ -82,9 +82,8 @@ class ShardStoreTest : public testing::Test {
     for (const int64_t row : rows) ASSERT_THAT(StageRow(*store, array_id, row), IsOk());
     ASSERT_THAT(store->Commit({array_id}), IsOk());
     for (const int64_t row : rows) {
-      ASSERT_EQ(store->Quarantine({{array_id, Row(array_id, row).tile, "test", lives}},
-                                  absl::UnixEpoch()),
-                1);
+      ASSERT_TRUE(
+          PutAside(*store, array_id, Row(array_id, row).tile, "test", lives, absl::UnixEpoch()));
     }
     store->AwaitFiles();
   }
