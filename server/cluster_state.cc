@@ -550,7 +550,7 @@ void StatePublisher::Write(Verb verb, Change change, DefinitionKind kind, std::s
                              "check FOLDER --set-aside`, or choose another name")),
                          Reason::kStoreFailed);
   } else if (verb == Verb::kCreate && !existing.ok()) {
-    refused = CheckRoom(kind);
+    refused = ReserveRoom(kind);
   } else if (verb == Verb::kCreate) {
     refused = WithReason(absl::AlreadyExistsError(
                              StrCat("there is a ", DefinitionKindName(kind), " named \"",
@@ -562,6 +562,13 @@ void StatePublisher::Write(Verb verb, Change change, DefinitionKind kind, std::s
   } else if (change.expected_version != 0 && existing.ok() &&
              (*existing)->version != change.expected_version) {
     refused = VersionMismatch(kind, change.name, (*existing)->version, change.expected_version);
+  } else if (change.expected_revision != 0 && existing.ok() &&
+             (*existing)->revision != change.expected_revision) {
+    refused = WithReason(
+        absl::AbortedError(StrCat("the ", DefinitionKindName(kind), " \"", change.name,
+                                  "\" was changed at revision ", (*existing)->revision, ", not ",
+                                  change.expected_revision, "; read it and decide again")),
+        Reason::kVersionMismatch);
   }
   if (!refused.ok()) {
     requests_->Abandon(change.request_id);
@@ -595,12 +602,18 @@ void StatePublisher::Write(Verb verb, Change change, DefinitionKind kind, std::s
                                          request_id = change.request_id, change = std::move(change),
                                          tries, callback = std::move(callback)](
                                             absl::StatusOr<Revision> revision) mutable {
+    const auto give_room_back = [&] {
+      if (verb != Verb::kCreate) return;
+      absl::MutexLock lock(&mutex_);
+      --to_come_[static_cast<size_t>(kind)];
+    };
     if (!revision.ok()) {
+      give_room_back();
       requests_->Abandon(request_id);
       // Somebody else was first, such as one who gives ranks to a mesh. A change of whatever
       // there is, is as good for what there is now.
-      if (verb != Verb::kCreate && change.expected_version == 0 && tries < kMaxTries &&
-          ReasonOf(revision.status()) == Reason::kVersionMismatch) {
+      if (verb != Verb::kCreate && change.expected_version == 0 && change.expected_revision == 0 &&
+          tries < kMaxTries && ReasonOf(revision.status()) == Reason::kVersionMismatch) {
         std::string wire;
         DefinitionValue again;
         if (verb == Verb::kUpdate) {
@@ -617,6 +630,7 @@ void StatePublisher::Write(Verb verb, Change change, DefinitionKind kind, std::s
       definition->replaced = ReplacedBy(*definition, kind, *revision, previous.get());
     }
     Publish(definition, kind, verb == Verb::kDelete);
+    give_room_back();
     requests_->Finish(request_id, *revision);
     std::move(callback)(std::move(definition));
   });
@@ -635,10 +649,14 @@ void StatePublisher::CommitToStore(Transaction transaction, Store::CommitCallbac
                  });
 }
 
-absl::Status StatePublisher::CheckRoom(DefinitionKind kind) const {
-  const std::shared_ptr<const ClusterState> state = shared_state();
+absl::Status StatePublisher::ReserveRoom(DefinitionKind kind) {
+  absl::MutexLock lock(&mutex_);
+  const auto count = [&](DefinitionKind of) {
+    mutex_.AssertHeld();
+    return std::ssize(state_->all(of)) + to_come_[static_cast<size_t>(of)];
+  };
   int64_t all = 0;
-  for (const DefinitionKind each : kKinds) all += std::ssize(state->all(each));
+  for (const DefinitionKind each : kKinds) all += count(each);
   const auto over = [](int64_t have, std::string_view what, int64_t limit, std::string_view flag) {
     return WithReason(absl::ResourceExhaustedError(
                           StrCat("the catalog has ", have, " ", what, ", the limit is ", limit,
@@ -647,13 +665,14 @@ absl::Status StatePublisher::CheckRoom(DefinitionKind kind) const {
                                  flag)),
                       Reason::kLimitExceeded);
   };
-  const int64_t meshes = std::ssize(state->all(DefinitionKind::kMesh));
+  const int64_t meshes = count(DefinitionKind::kMesh);
   if (kind == DefinitionKind::kMesh && meshes >= limits_.max_meshes) {
     return over(meshes, "meshes", limits_.max_meshes, "--max-meshes");
   }
   if (all >= limits_.max_definitions) {
     return over(all, "definitions", limits_.max_definitions, "--max-definitions");
   }
+  ++to_come_[static_cast<size_t>(kind)];
   return absl::OkStatus();
 }
 

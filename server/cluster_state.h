@@ -190,11 +190,13 @@ class StatePublisher {
     return requests_->Find(request_id).has_value();
   }
 
-  // A change, and its answer's fate: see RequestMemory. `expected_version` 0 means any.
+  // A change, and its answer's fate: see RequestMemory. `expected_version` 0 means any, and so does
+  // `expected_revision`, which tells one that was deleted and made anew from the one before.
   struct Change {
     std::string request_id;
     std::string name;
     int64_t expected_version = 0;
+    Revision expected_revision = 0;
   };
   // The callback gets what is defined now. After Delete it gets what was; if that was a repeated
   // request, without its value. Errors:
@@ -202,8 +204,8 @@ class StatePublisher {
   //   ALREADY_EXISTS    Create of a name that there is.
   //   RESOURCE_EXHAUSTED  Create beyond the limits.
   //   NOT_FOUND         Update, Delete of one that there is not.
-  //   ABORTED           VERSION_MISMATCH; or another change is under way: retry. Without an
-  //                     expected version that is done here, some times.
+  //   ABORTED           VERSION_MISMATCH; or another change is under way: retry. Where neither a
+  //                     version nor a revision is expected that is done here, some times.
   //   as Store::Commit  for the rest.
   // `wire_value` is a serialised v1::EntryValue; it is decoded and checked here, before the call
   // returns. `is_cancelled`, if given, is asked meanwhile, and true ends it with CANCELLED.
@@ -251,8 +253,9 @@ class StatePublisher {
   // `previous`, the one before it, knows of them is not read again; it may be null.
   std::vector<ReplacedDefinition> ReplacedBy(const Definition& definition, DefinitionKind kind,
                                              Revision at, const Definition* previous) const;
-  // RESOURCE_EXHAUSTED (LIMIT_EXCEEDED): there is no room for one more.
-  absl::Status CheckRoom(DefinitionKind kind) const;
+  // Counts one more of the kind as about to be created. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED): there
+  // is no room for it beside those that there are and those that are being created.
+  absl::Status ReserveRoom(DefinitionKind kind);
   // `tries`: how often somebody else was first.
   void Write(Verb verb, Change change, DefinitionKind kind, std::string wire_value,
              DefinitionValue value, Callback callback, int tries = 0);
@@ -272,6 +275,7 @@ class StatePublisher {
   mutable absl::Mutex mutex_;
   std::shared_ptr<const ClusterState> state_ ABSL_GUARDED_BY(mutex_);
   int64_t in_flight_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t to_come_[kDefinitionKindCount] ABSL_GUARDED_BY(mutex_) = {};  // being created
 };
 
 }  // namespace shardmesh::server

@@ -361,24 +361,34 @@ void Server::MeshesChanged(const std::vector<StatePublisher::Event>& events) {
 void Server::WriteRanks(const std::string& mesh_id, const MeshRanks& ranks) {
   SHARDMESH_PASSES("coordinator.write_ranks");
   const std::shared_ptr<const ClusterState> state = publisher_->shared_state();
-  const auto mesh = state->FindMesh(mesh_id);
-  if (!mesh.ok() || (*mesh)->workers == ranks.identities || (*mesh)->mesh.size() != ranks.size) {
+  const auto definition = state->Find(DefinitionKind::kMesh, mesh_id);
+  if (!definition.ok()) {
+    return;
+  }
+  // Ranks that a client wrote, or that were written before, stay as they are.
+  const auto& mesh = std::get<rpc::MeshDefinition>((*definition)->value);
+  if (!mesh.workers.empty() || mesh.mesh.size() != ranks.size) {
     return;
   }
   v1::EntryValue value;
-  rpc::Encode(rpc::MeshDefinition{.mesh = (*mesh)->mesh, .workers = ranks.identities},
+  rpc::Encode(rpc::MeshDefinition{.mesh = mesh.mesh, .workers = ranks.identities},
               value.mutable_mesh());
-  publisher_->Update({.request_id = "", .name = mesh_id}, value.SerializeAsString(),
-                     [this, mesh_id](absl::StatusOr<std::shared_ptr<const Definition>> written) {
-                       if (written.ok()) {
-                         return;
-                       }
-                       rpc::LogError("the ranks of a mesh could not be written down, will retry",
-                                     {{"mesh", mesh_id}, {"error", written.status()}});
-                       absl::MutexLock lock(&unwritten_mutex_);
-                       unwritten_.insert(mesh_id);
-                       write_again_.SetNoLaterThan(clock_.Now() + kWriteAgainAfter);
-                     });
+  // All of the definition is written: what a client made of it meanwhile must not be undone.
+  publisher_->Update(
+      {.request_id = "", .name = mesh_id, .expected_revision = (*definition)->revision},
+      value.SerializeAsString(),
+      [this, mesh_id](absl::StatusOr<std::shared_ptr<const Definition>> written) {
+        if (written.ok()) {
+          return;
+        }
+        if (ReasonOf(written.status()) != Reason::kVersionMismatch) {
+          rpc::LogError("the ranks of a mesh could not be written down, will retry",
+                        {{"mesh", mesh_id}, {"error", written.status()}});
+        }
+        absl::MutexLock lock(&unwritten_mutex_);
+        unwritten_.insert(mesh_id);
+        write_again_.SetNoLaterThan(clock_.Now() + kWriteAgainAfter);
+      });
 }
 
 void Server::WriteRanksAgain() {

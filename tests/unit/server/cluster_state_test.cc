@@ -155,6 +155,61 @@ TEST_F(ClusterStateTest, WaitsForItsChangesBeforeItGoes) {
   opener.join();
 }
 
+// One who writes a whole definition anew must not undo what another made of it meanwhile.
+TEST_F(ClusterStateTest, AChangeOfARevisionIsNotMadeOfALaterOne) {
+  const Revision read = (*Create("m", 2))->revision;
+  absl::Notification gate;
+  store_->Commit({.puts = {{"other", "1"}}},
+                 [&](const absl::StatusOr<Revision>&) { gate.WaitForNotification(); });
+  absl::Notification first_done;
+  absl::Notification second_done;
+  publisher_->Update({.request_id = "", .name = "m"}, MeshValue(4), [&](const Answer& answer) {
+    EXPECT_TRUE(answer.ok());
+    first_done.Notify();
+  });
+  // Both were read before either is committed.
+  publisher_->Update({.request_id = "", .name = "m", .expected_revision = read}, MeshValue(2),
+                     [&](const Answer& answer) {
+                       EXPECT_THAT(answer.status(),
+                                   StatusIs(absl::StatusCode::kAborted, Reason::kVersionMismatch));
+                       second_done.Notify();
+                     });
+  gate.Notify();
+  first_done.WaitForNotification();
+  second_done.WaitForNotification();
+  EXPECT_EQ(SizeOf("m"), 4);
+  ASSERT_TRUE(Delete("m").ok());
+  ASSERT_TRUE(Create("m", 8).ok());
+  const Answer stale = Wait([&](StatePublisher::Callback done) {
+    publisher_->Update({.request_id = "", .name = "m", .expected_revision = read}, MeshValue(2),
+                       std::move(done));
+  });
+  EXPECT_THAT(stale.status(), StatusIs(absl::StatusCode::kAborted, Reason::kVersionMismatch))
+      << "it is at version 1 again";
+  EXPECT_EQ(SizeOf("m"), 8);
+}
+
+TEST_F(ClusterStateTest, WhatIsBeingCreatedCountsToTheLimits) {
+  publisher_->SetLimits({.max_meshes = 1, .max_definitions = 2});
+  absl::Notification gate;
+  store_->Commit({.puts = {{"other", "1"}}},
+                 [&](const absl::StatusOr<Revision>&) { gate.WaitForNotification(); });
+  absl::Notification done;
+  publisher_->Create({.request_id = "", .name = "a"}, MeshValue(2), [&](const Answer& answer) {
+    EXPECT_TRUE(answer.ok());
+    done.Notify();
+  });
+  EXPECT_THAT(Create("b", 2).status(),
+              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
+  gate.Notify();
+  done.WaitForNotification();
+  EXPECT_TRUE(CreateTree("t", TreeValue(1)).ok());
+  EXPECT_THAT(CreateTree("u", TreeValue(1)).status(),
+              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
+  ASSERT_TRUE(Delete("a").ok());
+  EXPECT_TRUE(Create("b", 2).ok()) << "what was created leaves nothing behind";
+}
+
 TEST_F(ClusterStateTest, NamesTheNearestNameThatThereIs) {
   ASSERT_TRUE(Create("training", 4).ok());
   const auto missing = publisher_->state().FindMesh("trainig");
