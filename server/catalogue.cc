@@ -144,6 +144,7 @@ struct Catalogue::Pending {
   std::vector<ArrayPtr> arrays;  // what the staged ones become, as in request.arrays
   absl::flat_hash_map<std::string_view, ArrayPtr> by_id = {};  // the same
   std::vector<ManifestEntry> entries = {};  // the names that get an array, and what it will be
+  int64_t more_names = 0;                   // MoreNames of the request
   std::string manifest_id;                  // empty: one transaction is enough
   std::vector<std::string> chunks;
   Transaction last;  // the one that makes it count
@@ -196,10 +197,13 @@ absl::Status Catalogue::BeginTerm() {
     SHARDMESH_ASSIGN_OR_RETURN(cluster, DecodeCluster(stored->key, stored->value));
     seen = stored->mod_revision;
   } else if (absl::IsNotFound(stored.status())) {
-    if (store_->stats().unreadable_records > 0) {
+    // Under a new id no worker would follow, and what the state has of them would be lost.
+    if (store_->stats().unreadable_records > 0 || store_->revision() > 0) {
       return WithReason(
-          absl::DataLossError("the record that says which cluster this state is of cannot be read; "
-                              "restore a snapshot with --restore"),
+          absl::DataLossError("the record that says which cluster this state is of cannot be read, "
+                              "or was set aside; take it from a snapshot with `shardmesh admin "
+                              "check FOLDER --set-aside --cluster-of SNAPSHOT`, or restore the "
+                              "snapshot with --restore"),
           Reason::kStoreFailed);
     }
     cluster.cluster_id = RandomId();
@@ -349,14 +353,18 @@ absl::Status Catalogue::Load() {
     entry.pins = 1;
     entry.is_kept_for_grace = !is_damaged;
     entry.has_record = true;
-    if (may_lack_names_) {
+  }
+  if (is_damaged || may_lack_names_) {
+    for (auto& [id, entry] : arrays_) {
       entry.adopted_from.resize(
           static_cast<size_t>(entry.array->definition.descriptor.mesh.size()));
+      entry.may_lack_names = true;
     }
   }
   for (auto manifest = manifests_.begin(); manifest != manifests_.end();) {
     const auto next = std::next(manifest);
-    if (manifest->second.current_names == 0) DropManifest(manifest);
+    // One that stays in the store still has its names: who deletes one of them must say so there.
+    if (manifest->second.current_names == 0 && !is_damaged) DropManifest(manifest);
     manifest = next;
   }
   if (is_damaged) dead_keys_.clear();
@@ -453,6 +461,8 @@ void Catalogue::Commit(CommitRequest request, CommitCallback callback) {
         pending->arrays.push_back(std::move(array));
         committing_arrays_.insert(commit.array_id);
       }
+      pending->more_names = MoreNames(pending->request);
+      names_to_come_ += pending->more_names;
       for (const NameMove& move : pending->request.moves) {
         moving_names_.insert(move.name);
         if (!move.array_id.empty()) ++arrays_.find(move.array_id)->second.pins;
@@ -501,7 +511,6 @@ absl::Status Catalogue::CheckCommit(const CommitRequest& request,
   }
   std::set<std::string_view> names;
   size_t deletions = 0;
-  int64_t more_names = 0;
   for (const NameMove& move : request.moves) {
     SHARDMESH_RETURN_IF_ERROR(CheckMove(move, missing));
     if (!names.insert(move.name).second) {
@@ -516,18 +525,29 @@ absl::Status Catalogue::CheckCommit(const CommitRequest& request,
           (found->second.array->state != ArrayState::kStaging || staged.count(move.array_id) > 0);
       if (!there) return NoArray(move.array_id);
       if (found->second.is_given) return Given(move.array_id);
-      if (names_.find(move.name) == names_.end()) ++more_names;
     } else if (++deletions > kMaxSmallOperations) {
       return WithReason(absl::InvalidArgumentError(StrCat("a commit deletes at most ",
                                                           kMaxSmallOperations, " names; split it")),
                         Reason::kLimitExceeded);
     }
   }
-  return CheckRoom(more_names);
+  return CheckRoom(MoreNames(request));
+}
+
+int64_t Catalogue::MoreNames(const CommitRequest& request) const {
+  int64_t more = 0;
+  for (const NameMove& move : request.moves) {
+    if (move.array_id.empty()) {
+      --more;
+    } else if (names_.find(move.name) == names_.end()) {
+      ++more;
+    }
+  }
+  return std::max<int64_t>(more, 0);
 }
 
 absl::Status Catalogue::CheckRoom(int64_t more_names) const {
-  const int64_t have = std::ssize(names_);
+  const int64_t have = std::ssize(names_) + names_to_come_;
   if (more_names == 0 || have + more_names <= max_names_) return absl::OkStatus();
   return WithReason(
       absl::ResourceExhaustedError(StrCat("there are ", have, " names, and ", more_names,
@@ -650,6 +670,7 @@ void Catalogue::Finish(const std::shared_ptr<Pending>& pending, absl::StatusOr<R
     const CommitRequest& request = pending->request;
     for (const ArrayCommit& commit : request.arrays) committing_arrays_.erase(commit.array_id);
     for (const NameMove& move : request.moves) moving_names_.erase(move.name);
+    names_to_come_ -= pending->more_names;
     if (revision.ok()) {
       requests_->Finish(request.request_id, *revision);
       Apply(*pending, *revision);
@@ -787,11 +808,12 @@ void Catalogue::ReleaseIfUnheld(std::string_view array_id) {
   if (was_named) dead_keys_.push_back(ArrayKey(array_id));
   for (const NameEntry& version : entry.former) former_.erase({version.name, version.version});
   const ArrayDescriptor& descriptor = entry.array->definition.descriptor;
-  if (!entry.adopted_from.empty() && !entry.was_named) {
+  if (!entry.adopted_from.empty() && (!entry.was_named || entry.may_lack_names)) {
     PutAside(
         descriptor, entry.adopted_from,
-        entry.has_record
-            ? "it has no name in the snapshot that was restored; it may have had one later"
+        entry.may_lack_names
+            ? "no name of it is known any more; the state was made of a snapshot or has lost "
+              "records, and it may have had another one"
             : "the coordinator found it without a name after its start, and nothing held it any "
               "more");
   } else {

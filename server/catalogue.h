@@ -174,11 +174,13 @@ struct InventoryVerdict {
 // were not complete by then go there as well. Arrays of which the store has a record and no name,
 // such as those that sessions held when their names went, are held for the grace and then released;
 // but in a state that was made of a snapshot they go into quarantine, as they may have had a name
-// later than the snapshot.
+// later than the snapshot. The same goes for a state of which records were set aside. In such a
+// state, and in one with records that cannot be read, any array that is there at Open goes into
+// quarantine when its last known name goes: one that nobody knows may be another.
 //
 // In the store:
 //   cluster              cluster id and term
-//   restored             of which snapshot this state was made, if of one
+//   restored             of which snapshot this state was made, or that it has lost records
 //   array/ID             an array that a name under `name/` points to
 //   name/NAME            a name, or that it was deleted though a manifest has it
 //   manifest/ID          says that the manifest's chunks count: its names and arrays as of here
@@ -210,7 +212,8 @@ class Catalogue {
   static constexpr size_t kFormerVersions = 256;
 
   // Loads everything from the store, removes what an interrupted commit left, and begins a new
-  // term. Blocks. DATA_LOSS: a record cannot be read; names its key.
+  // term. Blocks. DATA_LOSS: the record `cluster` cannot be read, or is not there though the store
+  // is not new.
   static absl::StatusOr<std::unique_ptr<Catalogue>> Open(
       Store* store, rpc::Clock* clock, ReleaseListener listener,
       absl::Duration adoption_grace = kAdoptionGrace);
@@ -318,9 +321,11 @@ class Catalogue {
     int64_t names = 0;
     int64_t pins = 0;
     bool is_given = false;
-    // Not empty: it was found with the workers, or without a name in a state that was made of a
-    // snapshot. Unless it gets a name it is not deleted but put aside. By rank, who has its tile.
+    // Not empty: it was found with the workers, or is of a state that may lack names. Unless it
+    // gets a name it is not deleted but put aside. By rank, who has its tile.
     std::vector<std::string> adopted_from = {};
+    // It is put aside though it had a name: another name of it may be lost.
+    bool may_lack_names = false;
     // One of the pins is the grace's: the store had a record of it and no name.
     bool is_kept_for_grace = false;
     bool was_named = false;              // since Open
@@ -398,6 +403,8 @@ class Catalogue {
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   absl::Status CheckMove(const NameMove& move, std::optional<MissingName>* missing) const
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  // By how many names there are more once the request is committed; 0 if there are fewer.
+  int64_t MoreNames(const CommitRequest& request) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   absl::Status CheckRoom(int64_t more_names) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   MissingName Missing(std::string_view name) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   // NOT_FOUND, with the nearest name that there is. Takes up to some milliseconds.
@@ -458,7 +465,7 @@ class Catalogue {
   std::string cluster_id_;
   int64_t term_ = 0;
   Revision cluster_revision_ = 0;
-  std::string restored_from_;  // the snapshot's digest; empty: this state was made of none
+  std::string restored_from_;  // RestoredRecord::digest; empty: this state has no such record
   std::unique_ptr<RequestMemory> requests_;
 
   EventQueue events_;
@@ -473,6 +480,8 @@ class Catalogue {
   // In how many manifests a name occurs.
   absl::flat_hash_map<std::string, int64_t> manifest_mentions_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_set<std::string> moving_names_ ABSL_GUARDED_BY(mutex_);
+  // What commits under way add to names_.
+  int64_t names_to_come_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::flat_hash_set<std::string> committing_arrays_ ABSL_GUARDED_BY(mutex_);
   std::vector<Released> released_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::string> dead_keys_ ABSL_GUARDED_BY(mutex_);
@@ -485,7 +494,7 @@ class Catalogue {
   bool grace_is_over_ ABSL_GUARDED_BY(mutex_) = false;
   std::map<std::pair<std::string, int64_t>, Presence> presence_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_set<std::string> changing_meshes_ ABSL_GUARDED_BY(mutex_);
-  // Whether arrays without a name may have had one later than the snapshot.
+  // Whether arrays without a name may have, or have had, one: RestoredRecord.
   bool may_lack_names_ ABSL_GUARDED_BY(mutex_) = false;
   // The revision from which on arrays may lie on a mesh, of those that were changed. The oldest go
   // once there are many: by then no put that was resolved before them is under way.

@@ -28,11 +28,13 @@ absl::Status CheckTerm(int64_t term);
 std::string EncodeCluster(const ClusterRecord& cluster);
 absl::StatusOr<ClusterRecord> DecodeCluster(std::string_view key, const std::string& bytes);
 
-// Where a restored state says so.
+// Where a state that was restored, or that has lost records, says so.
 inline constexpr std::string_view kRestoredKey = "restored";
+// The digest where records were lost and that of the snapshot, if there was one, with them.
+inline constexpr std::string_view kUnknownSnapshot = "unknown";
 struct RestoredRecord {
-  std::string digest;           // of the snapshot
-  bool may_lack_names = false;  // its arrays without a name may have had one later
+  std::string digest;           // of the snapshot, or kUnknownSnapshot
+  bool may_lack_names = false;  // its arrays without a name may have, or have had, one
 };
 std::string EncodeRestored(const RestoredRecord& restored);
 absl::StatusOr<RestoredRecord> DecodeRestored(std::string_view key, const std::string& bytes);

@@ -53,6 +53,11 @@ void Print(const StoreCheck& check, const std::string& folder, bool set_aside) {
     std::printf("unreadable: \"%s\" of revision %lld: %s\n", absl::CEscape(record.key).c_str(),
                 static_cast<long long>(PositionOf(record.row_id).revision), record.why.c_str());
   }
+  if (check.lacks_cluster) {
+    std::printf(
+        "the record of its cluster is gone: no coordinator starts with this state; --set-aside "
+        "--cluster-of=SNAPSHOT takes it from a snapshot\n");
+  }
   if (check.is_sound()) {
     std::printf("all of it is as it was written\n");
   } else if (!set_aside) {
@@ -85,6 +90,7 @@ void PrintJson(const StoreCheck& check, const std::string& folder, bool set_asid
                          {"newest_revision", check.newest},
                          {"damaged", std::move(damaged)},
                          {"unreadable", std::move(unreadable)},
+                         {"lacks_cluster", check.lacks_cluster},
                          {"set_aside", set_aside && !check.is_sound()},
                          {"replaced", check.replaced}};
   std::printf("%s\n", document.dump(2, ' ', false, Json::error_handler_t::replace).c_str());
@@ -112,14 +118,16 @@ void PrintError(const absl::Status& error, std::string_view program, bool json) 
 }
 
 // Looks at a data folder, and prints what it found.
-int Check(const std::string& folder, bool set_aside, bool json, std::string_view program) {
-  const absl::StatusOr<StoreCheck> check = CheckDataFolder(folder, set_aside);
+int Check(const std::string& folder, bool set_aside, const std::string& cluster_of, bool json,
+          std::string_view program) {
+  const absl::StatusOr<StoreCheck> check = CheckDataFolder(folder, set_aside, cluster_of);
   if (!check.ok()) {
     PrintError(check.status(), program, json);
     return rpc::FlagSet::kFailed;
   }
   json ? PrintJson(*check, folder, set_aside) : Print(*check, folder, set_aside);
-  return check->is_sound() || set_aside ? rpc::FlagSet::kDone : rpc::FlagSet::kFailed;
+  return (check->is_sound() || set_aside) && !check->lacks_cluster ? rpc::FlagSet::kDone
+                                                                   : rpc::FlagSet::kFailed;
 }
 
 // Puts a snapshot back, and says in the log what differs.
@@ -145,6 +153,10 @@ absl::Status Restore(const std::string& folder, const std::string& file) {
                                               {"lost", restored->lost_count},
                                               {"back", restored->back_count},
                                               {"changed", restored->changed_count}});
+  if (!restored->unread.ok()) {
+    rpc::LogWarning("the state before could not be read, what differs is not known",
+                    {{"error", restored->unread}});
+  }
   for (const auto& [what, keys] :
        {std::pair("lost", &restored->lost), std::pair("back", &restored->back),
         std::pair("changed", &restored->changed)}) {
@@ -179,6 +191,7 @@ int Main(int argc, char** argv) {
   std::string restore;
   std::string check;
   bool set_aside = false;
+  std::string cluster_of;
   bool check_json = false;
   flags.AddText(
       "restore", "FILE",
@@ -191,6 +204,10 @@ int Main(int argc, char** argv) {
                 &check);
   flags.AddSwitch("set-aside", "with --check: moves them away, so that the folder opens",
                   &set_aside);
+  flags.AddText("cluster-of", "FILE",
+                "with --set-aside: the snapshot that says of which cluster the state is, where its "
+                "own record of that is lost",
+                &cluster_of);
   flags.AddSwitch("check-json", "with --check: prints what was found as JSON", &check_json);
   flags.AddBytes("store-quota", "how large the state in --data-dir may grow",
                  &options.store_quota_bytes);
@@ -282,7 +299,7 @@ int Main(int argc, char** argv) {
   rpc::ConfigureLog(log);
   if (!check.empty()) {
     const std::string_view program = argv[0];
-    return Check(check, set_aside, check_json, program.substr(program.rfind('/') + 1));
+    return Check(check, set_aside, cluster_of, check_json, program.substr(program.rfind('/') + 1));
   }
   const auto wrong_use = [](const char* flag, const std::string& value, const absl::Status& why) {
     std::fprintf(stderr, "shardmesh-coordinator: %s %s: %s\n", flag, value.c_str(),

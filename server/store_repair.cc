@@ -7,6 +7,9 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <optional>
+#include <set>
+#include <sstream>
 #include <system_error>
 #include <utility>
 
@@ -24,6 +27,9 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kClusterKey = "cluster";
 constexpr std::string_view kRequestPrefix = "request/";
+constexpr std::string_view kNamePrefix = "name/";
+constexpr std::string_view kManifestPrefix = "manifest/";
+constexpr std::string_view kReplacedPrefix = "replaced.db-";
 constexpr int64_t kFirstRow = std::numeric_limits<int64_t>::min();
 
 absl::Status StoreError(absl::StatusCode code, std::string_view message) {
@@ -106,32 +112,102 @@ absl::StatusOr<ClusterRecord> ClusterOf(const RevisionIndex& index) {
   return DecodeCluster(stored.key, stored.value);
 }
 
+absl::StatusOr<std::string> ReadFile(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::ostringstream content;
+  // Without a byte to read the stream of the content is what fails.
+  if (in && in.peek() != std::ifstream::traits_type::eof()) content << in.rdbuf();
+  if (!in.is_open() || in.bad() || content.fail()) {
+    return StoreError(absl::StatusCode::kInternal, StrCat("cannot read ", path));
+  }
+  return std::move(content).str();
+}
+
 absl::StatusOr<std::string> DigestOfFile(const std::string& file) {
-  std::ifstream in(file, std::ios::binary);
-  if (!in) {
+  std::error_code error;
+  if (!fs::exists(file, error)) {
     return StoreError(absl::StatusCode::kNotFound, StrCat("cannot read the snapshot ", file));
   }
-  const std::string content{std::istreambuf_iterator<char>(in), {}};
+  if (!fs::is_regular_file(file, error)) {
+    return StoreError(absl::StatusCode::kFailedPrecondition,
+                      StrCat("the snapshot ", file, " is no regular file"));
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const std::string content, ReadFile(file));
   return absl::BytesToHexString(ToAbsl(Sha256(content)));
 }
 
-// Of which snapshot the state of a folder was made; empty if of none, or if it cannot be read.
-std::string RestoredFrom(const std::string& folder) {
-  if (!fs::exists(DatabasePath(folder))) return "";
+// Of which snapshot the state of a folder was made; nullopt: of none, or there is no state.
+absl::StatusOr<std::optional<std::string>> RestoredFrom(const std::string& folder) {
+  std::error_code error;
+  if (!fs::exists(DatabasePath(folder), error)) {
+    if (error) return FileError("look at", DatabasePath(folder), error);
+    return std::nullopt;
+  }
   Database database(DatabasePath(folder));
-  if (!database.Open().ok() || !database.Execute("PRAGMA locking_mode = EXCLUSIVE").ok()) return "";
-  const absl::StatusOr<int64_t> version = SchemaVersionOf(database);
-  if (!version.ok() || *version < kFirstChecked) return "";
-  const auto newest = database.Prepare(
-      "SELECT position, value, crc FROM event WHERE key = ?1 ORDER BY position DESC LIMIT 1");
-  if (!newest.ok()) return "";
-  newest->BindText(1, kRestoredKey);
-  const absl::StatusOr<bool> row = database.Step(*newest);
-  if (!row.ok() || !*row || newest->IsNull(1)) return "";
-  const std::string value(newest->Bytes(1));
-  if (newest->Number(2) != RecordChecksum(newest->Number(0), kRestoredKey, &value)) return "";
-  const absl::StatusOr<RestoredRecord> restored = DecodeRestored(kRestoredKey, value);
-  return restored.ok() ? restored->digest : "";
+  SHARDMESH_RETURN_IF_ERROR(database.Open());
+  SHARDMESH_RETURN_IF_ERROR(database.Execute("PRAGMA locking_mode = EXCLUSIVE"));
+  SHARDMESH_ASSIGN_OR_RETURN(const int64_t version, SchemaVersionOf(database));
+  if (version == 0) return std::nullopt;
+  std::optional<std::string> value;
+  if (version == 1) {  // without checksums
+    SHARDMESH_ASSIGN_OR_RETURN(
+        const auto rows,
+        database.Prepare("SELECT value FROM event WHERE key = ?1 ORDER BY position"));
+    rows.BindText(1, kRestoredKey);
+    while (true) {
+      SHARDMESH_ASSIGN_OR_RETURN(const bool row, database.Step(rows));
+      if (!row) break;
+      value = std::string(rows.Bytes(0));
+    }
+  } else {
+    std::string unreadable;
+    SHARDMESH_RETURN_IF_ERROR(ForEachRow(database, kFirstRow, [&](StoredRow row) {
+      if (!row.why.empty()) {
+        unreadable = StrCat("the record \"", row.key, "\" cannot be read: ", row.why);
+        if (row.key == kRestoredKey) value.reset();
+      } else if (row.key == kRestoredKey) {
+        value = row.value == nullptr ? std::nullopt : std::optional(*row.value);
+      }
+    }));
+    // One whose key is damaged may be the record that is looked for.
+    if (!value.has_value() && !unreadable.empty()) {
+      return StoreError(absl::StatusCode::kDataLoss, unreadable);
+    }
+  }
+  if (value.has_value()) {
+    SHARDMESH_ASSIGN_OR_RETURN(RestoredRecord restored, DecodeRestored(kRestoredKey, *value));
+    if (restored.digest == kUnknownSnapshot) {
+      return StoreError(absl::StatusCode::kDataLoss,
+                        "it has lost records, that of its snapshot perhaps among them");
+    }
+    return std::move(restored.digest);
+  }
+  // Where builds before this one wrote it.
+  const std::string mark = folder + "/restored";
+  if (!fs::exists(mark, error)) {
+    if (error) return FileError("look at", mark, error);
+    return std::nullopt;
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(std::string digest, ReadFile(mark));
+  digest.erase(digest.find_last_not_of(" \n") + 1);
+  if (digest.empty()) return StoreError(absl::StatusCode::kDataLoss, StrCat(mark, " is empty"));
+  return digest;
+}
+
+// How often the folder's state was replaced by a snapshot, as far as what was replaced is there.
+absl::StatusOr<int64_t> CountReplaced(const std::string& folder) {
+  std::error_code error;
+  int64_t count = 0;
+  fs::directory_iterator entry(folder, error);
+  for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
+    const std::string name = entry->path().filename();
+    if (name.compare(0, kReplacedPrefix.size(), kReplacedPrefix) == 0 &&
+        name.find_first_not_of("0123456789", kReplacedPrefix.size()) == std::string::npos) {
+      ++count;
+    }
+  }
+  if (error) return FileError("list", folder, error);
+  return count;
 }
 
 // Removes a database and all that SQLite may have left beside it: the log of another file must not
@@ -215,8 +291,146 @@ Salvaged Salvage(Database& database) {
   }
 }
 
+// The cluster of which these rows are; nullopt if none of them tells.
+std::optional<ClusterRecord> ClusterOf(const std::vector<StoredRow>& rows) {
+  std::optional<ClusterRecord> cluster;
+  for (const StoredRow& row : rows) {
+    if (row.key != kClusterKey || row.value == nullptr) continue;
+    if (const auto decoded = DecodeCluster(row.key, *row.value); decoded.ok()) cluster = *decoded;
+  }
+  return cluster;
+}
+
+// What a database of which not all can be read tells of how far it had come.
+struct Extent {
+  std::optional<ClusterRecord> cluster;
+  Revision newest = 0;
+};
+
+Extent ExtentOf(const std::string& path) {
+  Extent extent;
+  Database database(path);
+  if (!database.Open().ok() || !database.Execute("PRAGMA locking_mode = EXCLUSIVE").ok()) {
+    return extent;
+  }
+  const absl::StatusOr<int64_t> version = SchemaVersionOf(database);
+  if (!version.ok() || *version < 2) return extent;  // such records bear no checksums
+  const Salvaged salvaged = Salvage(database);
+  extent.cluster = ClusterOf(salvaged.rows);
+  if (const auto bounds = ReadBounds(database); bounds.ok()) extent.newest = bounds->newest;
+  for (const StoredRow& row : salvaged.rows) {
+    extent.newest = std::max(extent.newest, PositionOf(row.row_id).revision);
+  }
+  return extent;
+}
+
+// Rows to write where records are set aside, for what the others tell of them. What has a revision
+// beyond the newest one has none to go by.
+std::vector<StoredRow> ReplacementsOf(const Salvaged& salvaged, Revision newest) {
+  std::map<std::string_view, int64_t> last;  // of each key that can be read, its newest row
+  std::map<std::string, int64_t> chunks;     // of each manifest, by its key
+  bool has_manifests = false;
+  for (const StoredRow& row : salvaged.rows) {
+    last[row.key] = row.row_id;
+    if (row.key.compare(0, kManifestPrefix.size(), kManifestPrefix) != 0) continue;
+    has_manifests = true;
+    const size_t slash = row.key.rfind('/');
+    if (row.value != nullptr && slash >= kManifestPrefix.size()) ++chunks[row.key.substr(0, slash)];
+  }
+  std::set<std::string> incomplete;  // manifests
+  for (const UnreadableRecord& record : salvaged.unreadable) {
+    incomplete.insert(record.key.substr(0, record.key.rfind('/')));
+  }
+  std::vector<StoredRow> replacements;
+  const auto replace = [&](const UnreadableRecord& record, std::string value) {
+    replacements.push_back({.row_id = record.row_id,
+                            .key = record.key,
+                            .value = std::make_shared<const std::string>(std::move(value)),
+                            .why = {}});
+  };
+  for (const UnreadableRecord& record : salvaged.unreadable) {
+    const Revision revision = PositionOf(record.row_id).revision;
+    if (revision < 1 || revision > newest || record.lost_key_crc.has_value()) continue;
+    if (const auto readable = last.find(record.key);
+        readable != last.end() && readable->second > record.row_id) {
+      continue;
+    }
+    if (has_manifests && record.key.compare(0, kNamePrefix.size(), kNamePrefix) == 0) {
+      // Where a manifest has the name too, what it was there must not pass for what it is.
+      replace(record, EncodeName(""));
+    } else if (const auto found = chunks.find(record.key);
+               found != chunks.end() && incomplete.count(record.key) == 0 &&
+               last.count(StrCat(record.key, "/", absl::Dec(found->second - 1, absl::kZeroPad6))) >
+                   0) {
+      // A manifest's record is written when all of its chunks are there.
+      replace(record, EncodeManifest(found->second));
+    }
+  }
+  return replacements;
+}
+
+// What a state says that has lost records, as of its newest revision: that arrays without a name
+// may have had one among them, and its cluster, if that is given.
+std::vector<StoredRow> RowsOfLoss(const Salvaged& salvaged, Revision newest,
+                                  const std::optional<ClusterRecord>& cluster) {
+  RestoredRecord restored{.digest = std::string(kUnknownSnapshot), .may_lack_names = true};
+  EventPosition next{.revision = newest};  // behind what its commit holds
+  const auto go_behind = [&](int64_t row_id) {
+    const EventPosition position = PositionOf(row_id);
+    if (position.revision == newest) next.place = std::max(next.place, position.place + 1);
+  };
+  for (const StoredRow& row : salvaged.rows) {
+    if (row.key != kRestoredKey) {
+      go_behind(row.row_id);
+      continue;
+    }
+    if (row.value == nullptr) continue;
+    if (const auto before = DecodeRestored(row.key, *row.value); before.ok()) {
+      restored.digest = before->digest;
+    }
+  }
+  for (const UnreadableRecord& record : salvaged.unreadable) go_behind(record.row_id);
+  std::vector<StoredRow> rows;
+  const auto add = [&](std::string_view key, std::string value) {
+    rows.push_back({.row_id = RowId(next),
+                    .key = std::string(key),
+                    .value = std::make_shared<const std::string>(std::move(value)),
+                    .why = {}});
+    ++next.place;
+  };
+  add(kRestoredKey, EncodeRestored(restored));
+  if (cluster.has_value()) add(kClusterKey, EncodeCluster(*cluster));
+  return rows;
+}
+
+// The cluster that a snapshot is of, at a term behind all that there can have been since.
+absl::StatusOr<ClusterRecord> ClusterOfSnapshot(const std::string& folder,
+                                                const std::string& file) {
+  const std::string copy = folder + "/restoring";
+  std::error_code error;
+  SHARDMESH_RETURN_IF_ERROR(RemoveDatabase(copy));
+  fs::copy_file(file, copy, error);
+  if (error) return FileError("copy the snapshot to", copy, error);
+  absl::StatusOr<ClusterRecord> cluster = [&]() -> absl::StatusOr<ClusterRecord> {
+    SHARDMESH_ASSIGN_OR_RETURN(const StoredState snapshot, ReadDatabase(copy));
+    return ClusterOf(snapshot.index);
+  }();
+  SHARDMESH_RETURN_IF_ERROR(RemoveDatabase(copy));
+  SHARDMESH_RETURN_IF_ERROR(cluster.status());
+  SHARDMESH_ASSIGN_OR_RETURN(const int64_t restores, CountReplaced(folder));
+  // The state that lacks its cluster, and those before it, may each be of this snapshot.
+  cluster->term += (2 + restores) * kSkippedTerms;
+  SHARDMESH_RETURN_IF_ERROR(CheckTerm(cluster->term));
+  return cluster;
+}
+
+absl::Status Insert(Database& database, const Database::Statement& insert, const StoredRow& row) {
+  return InsertRecord(database, insert, row.row_id, row.key, row.value.get());
+}
+
 absl::Status WriteSalvaged(const std::string& path, const Salvaged& salvaged,
-                           const StoredBounds& bounds) {
+                           const StoredBounds& bounds,
+                           const std::optional<ClusterRecord>& cluster) {
   Database database(path);
   SHARDMESH_RETURN_IF_ERROR(database.Open());
   SHARDMESH_RETURN_IF_ERROR(PrepareSchema(database));
@@ -229,11 +443,17 @@ absl::Status WriteSalvaged(const std::string& path, const Salvaged& salvaged,
     for (const StoredRow& row : salvaged.rows) {
       // Older values of such a key must not pass for what is current.
       if (const auto found = lost.find(row.key);
-          found != lost.end() && row.row_id < found->second) {
+          row.key == kRestoredKey || (row.key == kClusterKey && cluster.has_value()) ||
+          (found != lost.end() && row.row_id < found->second)) {
         continue;
       }
-      SHARDMESH_RETURN_IF_ERROR(
-          InsertRecord(database, insert, row.row_id, row.key, row.value.get()));
+      SHARDMESH_RETURN_IF_ERROR(Insert(database, insert, row));
+    }
+    for (const StoredRow& row : ReplacementsOf(salvaged, bounds.newest)) {
+      SHARDMESH_RETURN_IF_ERROR(Insert(database, insert, row));
+    }
+    for (const StoredRow& row : RowsOfLoss(salvaged, bounds.newest, cluster)) {
+      SHARDMESH_RETURN_IF_ERROR(Insert(database, insert, row));
     }
     return WriteBounds(database, bounds);
   });
@@ -248,9 +468,20 @@ absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::s
   SHARDMESH_RETURN_IF_ERROR(FinishReplacement(folder));
   Restored restored;
   const std::string again = StrCat(folder, "/", kRestoreAgain);
-  if (!fs::exists(again) && RestoredFrom(folder) == digest) {
-    restored.was_done_before = true;
-    return restored;
+  if (!fs::exists(again)) {
+    const absl::StatusOr<std::optional<std::string>> last = RestoredFrom(folder);
+    if (!last.ok()) {
+      return StoreError(
+          absl::StatusCode::kFailedPrecondition,
+          StrCat("cannot tell of which snapshot the state in ", folder,
+                 " was made: ", last.status().message(), "; to go on with that state, start ",
+                 "without --restore; to put the snapshot in its place, put an empty file `",
+                 kRestoreAgain, "` into the folder"));
+    }
+    if (*last == digest) {
+      restored.was_done_before = true;
+      return restored;
+    }
   }
 
   const std::string copy = folder + "/restoring";
@@ -269,24 +500,38 @@ absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::s
   restored.term = cluster.term;
   restored.revision = snapshot.index.newest();
   Revision newest = snapshot.index.newest();
-  // The state before may be what is damaged: then only the snapshot tells.
+  bool is_known = false;  // how far the state before had come
   if (fs::exists(DatabasePath(folder))) {
+    std::optional<ClusterRecord> replaced;
     const absl::StatusOr<StoredState> before = ReadDatabase(DatabasePath(folder));
     // One of a newer schema is not damaged: what it holds would be lost.
     if (ReasonOf(before.status()) == Reason::kSchemaMismatch) return before.status();
     if (before.ok()) {
-      if (const auto replaced = ClusterOf(before->index); replaced.ok()) {
-        if (replaced->cluster_id != cluster.cluster_id) {
-          return StoreError(absl::StatusCode::kFailedPrecondition,
-                            StrCat("the snapshot ", file, " is of cluster ", cluster.cluster_id,
-                                   ", the data folder ", folder, " of cluster ",
-                                   replaced->cluster_id, "; use another data folder"));
-        }
-        cluster.term = std::max(cluster.term, replaced->term);
-      }
+      if (auto found = ClusterOf(before->index); found.ok()) replaced = *std::move(found);
       newest = std::max(newest, before->index.newest());
+      is_known = replaced.has_value();
       CompareStates(before->index, snapshot.index, &restored);
+    } else {
+      restored.unread = before.status();
+      Extent extent = ExtentOf(DatabasePath(folder));
+      replaced = std::move(extent.cluster);
+      newest = std::max(newest, extent.newest);
     }
+    if (replaced.has_value() && replaced->cluster_id != cluster.cluster_id) {
+      return StoreError(
+          absl::StatusCode::kFailedPrecondition,
+          StrCat("the snapshot ", file, " is of cluster ", cluster.cluster_id, ", the data folder ",
+                 folder, " of cluster ", replaced->cluster_id, "; use another data folder"));
+    }
+    if (replaced.has_value()) cluster.term = std::max(cluster.term, replaced->term);
+  }
+  if (!is_known) {
+    // The state before, and those before it, may each be of this snapshot, and have skipped as
+    // much.
+    SHARDMESH_ASSIGN_OR_RETURN(int64_t restores, CountReplaced(folder));
+    if (fs::exists(DatabasePath(folder))) ++restores;
+    cluster.term += restores * kSkippedTerms;
+    newest += restores * kSkippedRevisions;
   }
   cluster.term += kSkippedTerms;
   SHARDMESH_RETURN_IF_ERROR(CheckTerm(cluster.term));
@@ -298,7 +543,8 @@ absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::s
   return restored;
 }
 
-absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_aside) {
+absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_aside,
+                                           const std::string& cluster_of) {
   const std::string path = DatabasePath(folder);
   const auto missing = [&] { return StoreError(absl::StatusCode::kNotFound, NoDatabase(folder)); };
   std::error_code error;
@@ -336,7 +582,14 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
   if (!read.ok()) bounds.compacted = bounds.newest;
   check.compacted = bounds.compacted;
   check.newest = bounds.newest;
-  if (!set_aside || check.is_sound()) return check;
+  check.lacks_cluster = bounds.newest > 0 && !ClusterOf(salvaged.rows).has_value();
+  const bool takes_cluster = check.lacks_cluster && !cluster_of.empty();
+  if (!set_aside || (check.is_sound() && !takes_cluster)) return check;
+  std::optional<ClusterRecord> cluster;
+  if (takes_cluster) {
+    SHARDMESH_ASSIGN_OR_RETURN(cluster, ClusterOfSnapshot(folder, cluster_of));
+    check.lacks_cluster = false;
+  }
 
   if (check.pages.ok()) {
     SHARDMESH_ASSIGN_OR_RETURN(
@@ -347,6 +600,9 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
     SHARDMESH_ASSIGN_OR_RETURN(
         const auto erase,
         database->Prepare("DELETE FROM event WHERE position = ?1 OR (key = ?2 AND position < ?1)"));
+    SHARDMESH_ASSIGN_OR_RETURN(const auto insert, database->Prepare(kInsertRecord));
+    SHARDMESH_ASSIGN_OR_RETURN(const auto forget,
+                               database->Prepare("DELETE FROM event WHERE key = ?1"));
     const absl::Status moved = database->InTransaction([&]() -> absl::Status {
       for (const UnreadableRecord& record : check.unreadable) {
         move.BindNumber(1, record.row_id);
@@ -359,14 +615,27 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
         erase.BindText(2, key);
         SHARDMESH_RETURN_IF_ERROR(database->Run(erase));
       }
+      if (!check.unreadable.empty() || cluster.has_value()) {
+        for (const StoredRow& row : ReplacementsOf(salvaged, bounds.newest)) {
+          SHARDMESH_RETURN_IF_ERROR(Insert(*database, insert, row));
+        }
+        for (const StoredRow& row : RowsOfLoss(salvaged, bounds.newest, cluster)) {
+          forget.BindText(1, row.key);
+          SHARDMESH_RETURN_IF_ERROR(database->Run(forget));
+          SHARDMESH_RETURN_IF_ERROR(Insert(*database, insert, row));
+        }
+      }
       return WriteBounds(*database, bounds);
     });
     SHARDMESH_RETURN_IF_ERROR(moved);
     return check;
   }
+  // The newest commits may have been on the pages that are lost: their revisions do not come again.
+  bounds.newest += kSkippedRevisions;
+  bounds.compacted = check.compacted = check.newest = bounds.newest;
   const std::string salvage = folder + "/salvaged";
   SHARDMESH_RETURN_IF_ERROR(RemoveDatabase(salvage));
-  SHARDMESH_RETURN_IF_ERROR(WriteSalvaged(salvage, salvaged, bounds));
+  SHARDMESH_RETURN_IF_ERROR(WriteSalvaged(salvage, salvaged, bounds, cluster));
   database.reset();
   SHARDMESH_ASSIGN_OR_RETURN(check.replaced, ReplaceDatabase(folder, salvage, "damaged.db"));
   return check;

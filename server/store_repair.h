@@ -15,8 +15,9 @@ namespace shardmesh::server {
 
 // How many terms and revisions a restored state skips: more than there can have been since the
 // snapshot, so that workers follow its coordinator and no version of a name comes twice. A term is
-// a start of the coordinator; kMaxTerm allows thousands of restores.
-inline constexpr int64_t kSkippedTerms = 1024;
+// a start of the coordinator: one that is started again every five minutes takes eight weeks for
+// so many. kMaxTerm allows 511 restores.
+inline constexpr int64_t kSkippedTerms = 16'384;
 inline constexpr int64_t kSkippedRevisions = int64_t{1} << 32;
 
 struct Restored {
@@ -24,6 +25,7 @@ struct Restored {
   int64_t term = 0;              // of the snapshot; the coordinator begins behind the skipped ones
   Revision revision = 0;         // of the snapshot
   std::string replaced;          // where the state before it is now; empty: there was none
+  absl::Status unread;  // why the state before it could not be read; OK: it was, or is none
   // Keys of the two states, without remembered answers: at most kListedKeys of each.
   std::vector<std::string> lost;     // in the state before, not in the snapshot
   std::vector<std::string> back;     // in the snapshot, not in the state before
@@ -41,7 +43,9 @@ inline constexpr size_t kListedKeys = 20;
 //
 // FAILED_PRECONDITION: a process holds the folder; or the file is no snapshot; or it, or the state
 // that it would replace, is of a newer schema (SCHEMA_MISMATCH); or its term is too high to go on
-// from. DATA_LOSS: the snapshot is damaged; nothing was changed. NOT_FOUND: no file.
+// from; or the state that is there cannot tell of which snapshot it was made, and there is no
+// kRestoreAgain: restoring the same one again would undo all that was acknowledged since.
+// DATA_LOSS: the snapshot is damaged. NOT_FOUND: no file. Nothing was changed then.
 inline constexpr std::string_view kRestoreAgain = "restore-again";
 absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::string& file);
 
@@ -54,6 +58,9 @@ struct StoreCheck {
   absl::Status pages;   // DATA_LOSS: they do not fit together
   absl::Status bounds;  // DATA_LOSS: they are not as they were written
   std::vector<UnreadableRecord> unreadable;
+  // The record `cluster` is not there, or not readable, in a state that is not new: no coordinator
+  // starts with it.
+  bool lacks_cluster = false;
   // After setting aside: where the damaged database was moved, if a new one had to be written.
   std::string replaced;
 
@@ -62,11 +69,17 @@ struct StoreCheck {
 
 // Reads all that can be read of the database in a data folder. With `set_aside` it then moves the
 // unreadable records to the table `set_aside`, mends the bounds, and writes a new database of the
-// readable records if pages are damaged; the folder opens afterwards, without them.
+// readable records if pages are damaged; the folder opens afterwards, without them. The record of a
+// manifest whose chunks are all there is written anew. The state says from then on that its arrays
+// without a name may have had one (RestoredRecord), so that nobody deletes their tiles.
 //
-// FAILED_PRECONDITION: a process holds the folder; or it is another program's or a newer schema's.
-// NOT_FOUND: there is no database.
-absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_aside);
+// With `set_aside` the record `cluster`, if the state lacks it, is taken from the snapshot in
+// `cluster_of`, if that is not empty; the term is then behind the skipped ones.
+//
+// FAILED_PRECONDITION: a process holds the folder; or it, or the snapshot, is another program's or
+// a newer schema's. NOT_FOUND: there is no database.
+absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_aside,
+                                           const std::string& cluster_of = "");
 
 }  // namespace shardmesh::server
 

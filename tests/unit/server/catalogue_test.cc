@@ -245,6 +245,37 @@ TEST_F(CatalogueTest, NamesAreLimited) {
   EXPECT_THAT(catalogue_->CheckRoomForNames(1), IsOk());
 }
 
+TEST_F(CatalogueTest, NamesOfCommitsUnderWayCountToo) {
+  catalogue_->SetMaxNames(2);
+  const std::string a = Stage();
+  const std::string b = Stage();
+  absl::Notification gate;
+  store_->Commit({.puts = {{"other", "1"}}},
+                 [&](const absl::StatusOr<Revision>&) { gate.WaitForNotification(); });
+  absl::Notification done;
+  catalogue_->Commit({{Staged(a)}, {{"1", a, std::nullopt}, {"2", a, std::nullopt}}, "", ""},
+                     [&](const absl::StatusOr<CommitResult>& committed) {
+                       EXPECT_THAT(committed, IsOk());
+                       done.Notify();
+                     });
+  EXPECT_THAT(catalogue_->CheckRoomForNames(1),
+              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
+  EXPECT_THAT(Put("3", b), StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
+  gate.Notify();
+  done.WaitForNotification();
+  // As many go as come.
+  EXPECT_THAT(Commit({{Staged(b)}, {{"2", "", std::nullopt}, {"3", b, std::nullopt}}, "", ""}),
+              IsOk());
+  EXPECT_EQ(catalogue_->CountNames(), 2);
+  EXPECT_THAT(Commit({{}, {{"2", b, std::nullopt}}, "", ""}),
+              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
+  // What failed has left its room.
+  catalogue_->SetMaxNames(3);
+  EXPECT_THAT(Commit({{}, {{"2", b, std::nullopt}, {"4", "none", std::nullopt}}, "", ""}),
+              StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  EXPECT_THAT(Commit({{}, {{"2", b, std::nullopt}}, "", ""}), IsOk());
+}
+
 TEST_F(CatalogueTest, ANameMayBeMovedToTheArrayThatItHas) {
   const std::string id = Stage();
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const CommitResult put, Put("w", id));
@@ -854,6 +885,12 @@ TEST_F(CatalogueTest, ARecordThatCannotBeReadKeepsNobodyFromTheOthers) {
 
 TEST_F(CatalogueTest, WithoutTheRecordOfItsClusterItDoesNotBegin) {
   ASSERT_THAT(CommitAndWait(*store_, {.puts = {{"cluster", "\xff\xff"}}}), IsOk());
+  EXPECT_THAT(Catalogue::Open(store_.get(), &clock_, [](const auto&, const auto&) {}).status(),
+              StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed));
+}
+
+TEST_F(CatalogueTest, AStoreThatIsNotNewGetsNoNewCluster) {
+  ASSERT_THAT(CommitAndWait(*store_, {.deletes = {"cluster"}}), IsOk());
   EXPECT_THAT(Catalogue::Open(store_.get(), &clock_, [](const auto&, const auto&) {}).status(),
               StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed));
 }

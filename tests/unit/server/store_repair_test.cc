@@ -13,10 +13,16 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "absl/synchronization/notification.h"
+#include "server/catalogue.h"
 #include "server/catalogue_record.h"
+#include "server/random_id.h"
 #include "server/sqlite_store.h"
 #include "tensor/failpoint.h"
+#include "tests/testing/fake_clock.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/unit/server/store_folder.h"
 
@@ -28,6 +34,7 @@ using ::shardmesh::test::IsOkAndHolds;
 using ::shardmesh::test::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 Put Cluster(int64_t term, const std::string& id = "0123456789abcdef0123456789abcdef") {
   return {"cluster", EncodeCluster({.cluster_id = id, .term = term})};
@@ -233,8 +240,9 @@ TEST(StoreRepairTest, ADamagedKeyBringsBackNoOlderValueAndTakesNoOther) {
   }
 }
 
-TEST(StoreRepairTest, CanRestoreThousandsOfTimes) {
-  static_assert(kMaxTerm / kSkippedTerms > 8000);
+TEST(StoreRepairTest, CanRestoreHundredsOfTimes) {
+  static_assert(kMaxTerm / kSkippedTerms == 511);
+  static_assert(1 + 511 * kSkippedTerms + kSkippedTerms / 4 < kMaxTerm, "and start in between");
   const std::string folder = NewFolder();
   const std::string snapshot = SnapshotOf(NewFolder(), {.puts = {Cluster(kMaxTerm - 10)}});
   const absl::Status refused = RestoreSnapshot(folder, snapshot).status();
@@ -339,7 +347,13 @@ TEST(StoreRepairTest, SavesWhatCanBeReadOfDamagedPages) {
   EXPECT_GT(check.records, 40);
   EXPECT_TRUE(std::filesystem::exists(check.replaced));
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
-  EXPECT_EQ(static_cast<int64_t>(store->List("")->items.size()), check.records);
+  EXPECT_EQ(static_cast<int64_t>(store->List("name/")->items.size()), check.records);
+  EXPECT_GT(store->revision(), 60) << "the newest commits may be what is lost";
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const KeyValue said, store->Get(kRestoredKey));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const RestoredRecord restored,
+                                 DecodeRestored(said.key, said.value));
+  EXPECT_EQ(restored.digest, kUnknownSnapshot);
+  EXPECT_TRUE(restored.may_lack_names);
 }
 
 TEST(StoreRepairTest, ChecksNoFolderWithoutADatabase) {
@@ -359,6 +373,286 @@ TEST(StoreRepairTest, PointsFromAClustersFolderToItsCoordinators) {
                                             folder + "/coordinator"));
   EXPECT_THAT(CheckDataFolder(folder + "/none", false).status().ToString(),
               HasSubstr("there is no folder " + folder + "/none"));
+}
+
+TEST(StoreRepairTest, RefusesAFileThatCannotBeReadToItsEnd) {
+  EXPECT_THAT(RestoreSnapshot(NewFolder(), "/proc/self/mem").status(),
+              StatusIs(absl::StatusCode::kInternal, Reason::kStoreFailed));
+  EXPECT_THAT(RestoreSnapshot(NewFolder(), NewFolder()).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kStoreFailed));
+}
+
+// A state made of a snapshot, with what was acknowledged since: name/new.
+struct LivedOn {
+  std::string folder = NewFolder();
+  std::string snapshot;
+};
+
+LivedOn RestoreAndGoOn() {
+  LivedOn lived{.snapshot = SnapshotOf(NewFolder(), {.puts = {Cluster(3), {"name/a", "1"}}})};
+  EXPECT_THAT(RestoreSnapshot(lived.folder, lived.snapshot), IsOk());
+  const auto store = OpenFolder(lived.folder);
+  EXPECT_THAT(store, IsOk());
+  for (int i = 0; i < 40; ++i) {
+    EXPECT_THAT(CommitAndWait(**store, {.puts = {{StrCat("pad/", i), std::string(1000, 'v')}}}),
+                IsOk());
+  }
+  EXPECT_THAT(CommitAndWait(**store, {.puts = {{"name/new", "1"}}}), IsOk());
+  return lived;
+}
+
+// Refuses, leaves the state alone and says what to do; and restores once it is asked to.
+void ExpectToRefuse(const LivedOn& lived) {
+  const absl::Status refused = RestoreSnapshot(lived.folder, lived.snapshot).status();
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kStoreFailed));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr(std::string(kRestoreAgain)));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("without --restore"));
+  EXPECT_FALSE(std::filesystem::exists(lived.folder + "/replaced.db-1"));
+  std::ofstream(StrCat(lived.folder, "/", kRestoreAgain)) << "";
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Restored again,
+                                 RestoreSnapshot(lived.folder, lived.snapshot));
+  EXPECT_FALSE(again.was_done_before);
+}
+
+// The flag may stay: an error at some later start must not undo all since the restore.
+TEST(StoreRepairTest, DoesNotRestoreOverAStateThatCannotTellOfWhichSnapshotItIs) {
+  {
+    const LivedOn lived = RestoreAndGoOn();
+    RunSql(lived.folder + "/state.db", "UPDATE event SET value = X'33' WHERE key = 'restored'");
+    ExpectToRefuse(lived);
+  }
+  {
+    const LivedOn lived = RestoreAndGoOn();
+    RunSql(lived.folder + "/state.db", "UPDATE event SET key = 'rastored' WHERE key = 'restored'");
+    ExpectToRefuse(lived);
+  }
+  {
+    const LivedOn lived = RestoreAndGoOn();
+    RunSql(lived.folder + "/state.db", "UPDATE event SET crc = 1 WHERE key = 'restored'");
+    ASSERT_THAT(CheckDataFolder(lived.folder, true), IsOk());
+    ExpectToRefuse(lived);
+  }
+  {
+    const LivedOn lived = RestoreAndGoOn();
+    std::filesystem::remove(lived.folder + "/state.db");
+    std::filesystem::create_directory(lived.folder + "/state.db");
+    EXPECT_THAT(RestoreSnapshot(lived.folder, lived.snapshot).status(),
+                StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kStoreFailed))
+        << "it cannot be opened";
+  }
+}
+
+TEST(StoreRepairTest, WhatIsUnreadableBesideItDoesNotKeepAStateFromTelling) {
+  const LivedOn lived = RestoreAndGoOn();
+  RunSql(lived.folder + "/state.db", "UPDATE event SET value = X'33' WHERE key = 'name/new'");
+  EXPECT_TRUE(RestoreSnapshot(lived.folder, lived.snapshot)->was_done_before);
+  ASSERT_THAT(CheckDataFolder(lived.folder, true), IsOk());
+  EXPECT_TRUE(RestoreSnapshot(lived.folder, lived.snapshot)->was_done_before);
+}
+
+// An upgrade with the flag in place is no reason to restore either.
+TEST(StoreRepairTest, HonoursTheFileInWhichOlderBuildsNotedTheSnapshot) {
+  const LivedOn lived = RestoreAndGoOn();
+  std::string digest;
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(lived.folder));
+    const std::string record = store->Get(kRestoredKey)->value;
+    digest = DecodeRestored(kRestoredKey, record)->digest;
+  }
+  RunSql(lived.folder + "/state.db", "DELETE FROM event WHERE key = 'restored'");
+  std::ofstream(lived.folder + "/restored") << digest << "\n";
+  EXPECT_TRUE(RestoreSnapshot(lived.folder, lived.snapshot)->was_done_before);
+  std::ofstream(lived.folder + "/restored", std::ios::trunc) << "";
+  ExpectToRefuse(lived);
+}
+
+int64_t TermOf(const std::string& folder) {
+  const auto store = OpenFolder(folder);
+  EXPECT_THAT(store, IsOk());
+  const std::string record = (*store)->Get("cluster")->value;
+  return DecodeCluster("cluster", record)->term;
+}
+
+// Else workers would know a higher term than the second restore's, and refuse its coordinator.
+TEST(StoreRepairTest, ASnapshotOverAStateThatCannotBeReadGoesOnBehindIt) {
+  const std::string folder = NewFolder();
+  const std::string snapshot = SnapshotOf(NewFolder(), {.puts = {Cluster(3), {"name/a", "1"}}});
+  int64_t term = 0;
+  Revision revision = 0;
+  for (int i = 0; i < 3; ++i) {
+    std::ofstream(StrCat(folder, "/", kRestoreAgain)) << "";
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const Restored restored, RestoreSnapshot(folder, snapshot));
+    EXPECT_EQ(restored.unread.ok(), i == 0);
+    EXPECT_GT(TermOf(folder), term + 1000) << i;
+    term = TermOf(folder);
+    {
+      SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
+      EXPECT_GT(store->revision(), revision);
+      revision = store->revision();
+    }
+    std::ofstream(folder + "/state.db", std::ios::trunc) << std::string(8192, 'x');
+    std::filesystem::remove(folder + "/state.db-wal");
+  }
+}
+
+// A catalogue over the store of a folder.
+class RepairedCatalogueTest : public ::testing::Test {
+ protected:
+  RepairedCatalogueTest() { Open(); }
+
+  void Open() {
+    store_ = *OpenFolder(folder_);
+    catalogue_ = *Catalogue::Open(store_.get(), &clock_, [this](const auto&, const auto& ids) {
+      released_.insert(released_.end(), ids.begin(), ids.end());
+    });
+    catalogue_->SetVerdictListener(
+        [this](const std::string&, const InventoryVerdict& v) { told_.push_back(v); });
+  }
+  void Close() {
+    catalogue_.reset();
+    store_.reset();
+  }
+  // What a person does whose coordinator says that records are unreadable.
+  void Damage(const std::string& where) {
+    Close();
+    RunSql(folder_ + "/state.db", "UPDATE event SET crc = crc + 1 WHERE " + where);
+  }
+  void SetAside() { ASSERT_THAT(CheckDataFolder(folder_, true), IsOk()); }
+
+  static ArrayDescriptor Descriptor(const std::string& id) {
+    ArrayDescriptor descriptor;
+    descriptor.array_id = id;
+    descriptor.dtype = Dtype::kBF16;
+    descriptor.shape = {8};
+    descriptor.spec = PartitionSpec({SpecEntry::Axis("dp")});
+    descriptor.mesh_id = "m";
+    descriptor.mesh_revision = 1;
+    descriptor.mesh = *Mesh::Parse("dp=1");
+    return descriptor;
+  }
+  void Move(std::vector<ArrayCommit> arrays, std::vector<NameMove> moves) {
+    absl::Notification done;
+    catalogue_->Commit({std::move(arrays), std::move(moves), "", ""},
+                       [&](const absl::StatusOr<CommitResult>& committed) {
+                         EXPECT_THAT(committed, IsOk());
+                         done.Notify();
+                       });
+    done.WaitForNotification();
+  }
+  std::string Put(const std::vector<std::string>& names) {
+    std::string id = RandomId();
+    EXPECT_THAT(catalogue_->Stage({.descriptor = Descriptor(id)}), IsOk());
+    std::vector<NameMove> moves;
+    for (const std::string& name : names) moves.push_back({name, id, std::nullopt});
+    Move({{.array_id = id, .durability = Durability::kDisk, .tile_crc32c = {7}}}, std::move(moves));
+    return id;
+  }
+  // The one worker comes with the array's tile.
+  InventoryVerdict Attach(const std::string& id) {
+    Inventory inventory{.identity = "w", .attachment = ++attachments_, .meshes = {}, .tiles = {}};
+    inventory.meshes["m"] = {.mesh = &mesh_, .rank = 0, .identities = identities_};
+    inventory.tiles.push_back({.array_id = id,
+                               .tile = Descriptor(id).Tiling()->TileOf(0),
+                               .crc32c = 7,
+                               .on_disk = true,
+                               .descriptor = Descriptor(id)});
+    return catalogue_->TakeInventory(inventory);
+  }
+  void EndGrace() {
+    clock_.Advance(Catalogue::kAdoptionGrace);
+    ASSERT_THAT(CommitAndWait(*store_, {}), IsOk());
+  }
+
+  const std::string folder_ = NewFolder();
+  const Mesh mesh_ = *Mesh::Parse("dp=1");
+  const std::vector<std::string> identities_ = {"w"};
+  uint64_t attachments_ = 0;
+  std::vector<std::string> released_;
+  std::vector<InventoryVerdict> told_;
+  test::FakeClock clock_;
+  std::unique_ptr<Store> store_;
+  std::unique_ptr<Catalogue> catalogue_;
+};
+
+TEST_F(RepairedCatalogueTest, TilesOfANameThatWasSetAsideAreNotDeleted) {
+  const std::string id = Put({"w"});
+  Damage("key = 'name/w'");
+  SetAside();
+  Open();
+  EXPECT_THAT(Attach(id).commit, ElementsAre(id));
+  EndGrace();
+  EXPECT_THAT(released_, IsEmpty());
+  ASSERT_EQ(told_.size(), 1u);
+  EXPECT_THAT(told_[0].drop, IsEmpty());
+  ASSERT_EQ(told_[0].quarantine.size(), 1u);
+  EXPECT_EQ(told_[0].quarantine[0].array_id, id);
+  Close();
+  Open();
+  EXPECT_THAT(Attach(id).drop, IsEmpty()) << "nor by a later start";
+}
+
+TEST_F(RepairedCatalogueTest, TilesAreNotDeletedWithTheLastNameThatCanBeRead) {
+  const std::string id = Put({"latest", "step-100"});
+  Damage("key = 'name/step-100'");
+  Open();
+  EXPECT_THAT(Attach(id).commit, ElementsAre(id));
+  Put({"latest"});
+  EXPECT_THAT(released_, IsEmpty());
+  ASSERT_EQ(told_.size(), 1u);
+  EXPECT_EQ(told_[0].quarantine.size(), 1u);
+  // What came since is released as ever.
+  const std::string other = Put({"other"});
+  Move({}, {{"other", "", std::nullopt}});
+  ASSERT_THAT(CommitAndWait(*store_, {}), IsOk());
+  EXPECT_THAT(released_, ElementsAre(other));
+}
+
+TEST_F(RepairedCatalogueTest, WhatAManifestHadOfANameDoesNotPassForWhatWasSetAside) {
+  std::vector<std::string> names;
+  for (int i = 0; i < 150; ++i) names.push_back(StrCat("n", i));
+  const std::string checkpoint = Put(names);
+  ASSERT_EQ(store_->List("manifest/")->items.size(), 2u);
+  Put({"n0"});
+  Damage("key = 'name/n0'");
+  SetAside();
+  Open();
+  EXPECT_THAT(catalogue_->FindName("n0"), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  EXPECT_EQ(catalogue_->FindName("n1")->array_id, checkpoint);
+}
+
+TEST_F(RepairedCatalogueTest, AManifestOfWhichAllChunksAreThereIsMended) {
+  std::vector<std::string> names;
+  for (int i = 0; i < 150; ++i) names.push_back(StrCat("n", i));
+  const std::string checkpoint = Put(names);
+  Damage("key LIKE 'manifest/%' AND key NOT LIKE 'manifest/%/%'");
+  SetAside();
+  Open();
+  EXPECT_EQ(catalogue_->CountNames(), 150);
+  EXPECT_EQ(catalogue_->FindName("n149")->array_id, checkpoint);
+}
+
+TEST_F(RepairedCatalogueTest, AStateThatLacksItsClusterGetsNoNewId) {
+  Put({"w"});
+  const std::string cluster_id = catalogue_->cluster_id();
+  Close();
+  const std::string snapshot = NewFolder() + "/snapshot";
+  std::filesystem::copy_file(folder_ + "/state.db", snapshot);
+  Damage("key = 'cluster'");
+  SetAside();
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder_));
+    EXPECT_EQ(store->stats().unreadable_records, 0);
+    const absl::Status refused =
+        Catalogue::Open(store.get(), &clock_, [](const auto&, const auto&) {}).status();
+    EXPECT_THAT(refused, StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed));
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("--cluster-of"));
+  }
+  EXPECT_TRUE(CheckDataFolder(folder_, false)->lacks_cluster);
+  EXPECT_FALSE(CheckDataFolder(folder_, true, snapshot)->lacks_cluster);
+  Open();
+  EXPECT_EQ(catalogue_->cluster_id(), cluster_id);
+  EXPECT_EQ(catalogue_->term(), 1 + 2 * kSkippedTerms + 1) << "above what workers know";
+  EXPECT_THAT(catalogue_->FindName("w"), IsOk());
 }
 
 }  // namespace
