@@ -490,8 +490,9 @@ void FollowRestarts(ClusterRecord* record, absl::Time deadline) {
     return;  // whoever answers may be of another cluster
   }
   const auto client = ConnectUntil(record->address, record->tls_folder, deadline);
+  // Of all workers: the mesh that they were started for may be another one by now, or gone.
   const absl::StatusOr<ClusterStatus> status =
-      client.ok() ? (*client)->GetStatus(kMesh) : absl::StatusOr<ClusterStatus>(client.status());
+      client.ok() ? (*client)->GetStatus() : absl::StatusOr<ClusterStatus>(client.status());
   if (!status.ok() || status->cluster_id != record->cluster_id) {
     return;  // nobody knows more than the record
   }

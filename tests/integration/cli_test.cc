@@ -27,6 +27,7 @@
 #include "client/worker_client.h"
 #include "rpc/call.h"
 #include "sharding/str_cat.h"
+#include "tests/testing/eventually.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/test_cluster.h"
 
@@ -409,6 +410,30 @@ TEST_F(CommandLineTest, FollowsAProcessThatWasStartedByHand) {
                 HasSubstr("metrics served port=" + metrics.substr(metrics.rfind(':') + 1) + "\n"));
   }
   EXPECT_EQ(Run({"down"}).exit_code, 0);
+}
+
+TEST_F(CommandLineTest, StopsAProcessThatWasStartedByHandThoughItsMeshIsGone) {
+  CommandResult result = Run({"up", "--mesh", "fsdp=1", "--detach", "--output", "json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json cluster = json::parse(result.out);
+  client::ProcessOptions options;
+  options.command = absl::StrSplit(
+      ReadFile(StrCat("/proc/", PidOf(cluster, "worker-0"), "/cmdline")), '\0', absl::SkipEmpty());
+  options.log_path = folder_ + "/by_hand";
+  ASSERT_NO_FATAL_FAILURE(Kill(cluster, "worker-0"));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(client::ChildProcess worker, client::ChildProcess::Start(options));
+  ASSERT_TRUE(Eventually(
+      [&] {
+        const json status = json::parse(Run({"status", "--output=json"}).out);
+        return status["workers"].size() == 1 && status["workers"][0]["pid"] == worker.id().pid;
+      },
+      absl::Seconds(60)))
+      << client::ReadLog(options.log_path);
+  result = Run({"catalog", "rm", "mesh", "default"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  result = Run({"down"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_TRUE(worker.Ended().has_value());
 }
 
 TEST_F(CommandLineTest, StartsANewClusterWhereAStartWasCutOff) {
