@@ -10,6 +10,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <string_view>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -689,10 +690,15 @@ void PeerLinksImpl::SetMembership(MembershipView view) {
   {
     absl::MutexLock lock(&mutex_);
     if (view.epoch < view_.epoch || closed_) return;
+    // There may be thousands of meshes, hence no search through all of them for each.
+    std::map<std::string_view, const MeshMembers*> meshes_before;
+    for (const MeshMembers& mesh : view_.meshes) meshes_before.emplace(mesh.mesh_id, &mesh);
     std::map<std::string, MeshDevice> members;
     for (const MeshMembers& mesh : view.meshes) {
-      const MeshMembers* before = view_.Find(mesh.mesh_id);
-      if (before == nullptr || !(*before == mesh)) changed_epoch_[mesh.mesh_id] = view.epoch;
+      const auto before = meshes_before.find(mesh.mesh_id);
+      if (before == meshes_before.end() || !(*before->second == mesh)) {
+        changed_epoch_[mesh.mesh_id] = view.epoch;
+      }
       for (const MeshDevice& device : mesh.devices) {
         if (device.identity != options_.self.identity) members[device.identity] = device;
       }
