@@ -376,7 +376,7 @@ TEST_F(HollowTest, AClientWhoseAnswerIsCutOffHasOnePut) {
   proxy->CutAfter(200'000);
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::BegunPut put,
                                  client->BeginPut(session.session_id, tensors, {}, in_time()));
-  EXPECT_EQ(waits, 1);
+  EXPECT_GE(waits, 1);
   EXPECT_EQ(put.assignments.size(), tensors.size());
   EXPECT_TRUE(Eventually([&] { return Status()->arrays() == 2'000; })) << Status()->arrays();
   EXPECT_THAT(client->AbortTransfer(session.session_id, put.transfer_id, "seen", in_time()),
