@@ -470,6 +470,8 @@ absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::s
   const std::string again = StrCat(folder, "/", kRestoreAgain);
   if (!fs::exists(again)) {
     const absl::StatusOr<std::optional<std::string>> last = RestoredFrom(folder);
+    // Not replaced with `restore-again` either, see below.
+    if (ReasonOf(last.status()) == Reason::kSchemaMismatch) return last.status();
     if (!last.ok()) {
       return StoreError(
           absl::StatusCode::kFailedPrecondition,

@@ -48,8 +48,8 @@ class Interruption {
   bool is_over_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_cancelling_ ABSL_GUARDED_BY(mutex_) = false;  // the coordinator has yet to answer
   bool is_cancelled_ ABSL_GUARDED_BY(mutex_) = false;   // it has, and nothing is committed
-  std::thread canceller_;  // the watcher's
-  std::thread watcher_;    // last: uses the above
+  std::thread canceller_;                               // the watcher's
+  std::thread watcher_;                                 // last: uses the above
 };
 
 // Whether a put that ended so after it had begun is known not to be committed: its transfer was
