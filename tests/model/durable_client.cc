@@ -375,6 +375,10 @@ absl::Status DurableClient::Verify(absl::Time deadline) {
       response.Clear();
       status = Persist("ArrayService.BeginGet", request, &response);
       if (status.ok()) bytes = FetchTiles(response, kCallTimeout);
+      // A coordinator that ended in the very call, at a failpoint, knows the session no more.
+      if (ReasonOf(status) == Reason::kSessionGone && OpenSession().ok()) {
+        request.set_session_id(session_);
+      }
       const bool on_disk = std::all_of(possible.begin(), possible.end(), [](const auto& each) {
         return !each.has_value() || each->on_disk;
       });

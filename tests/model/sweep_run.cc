@@ -52,14 +52,25 @@ class Sweep {
   explicit Sweep(Cluster* cluster) : cluster_(cluster), caller_(cluster->address()) {}
 
   absl::Status Begin() {
-    SHARDMESH_RETURN_IF_ERROR(
-        caller_.Call("ClusterService.GetStatus", v1::GetStatusRequest(), &status_));
+    SHARDMESH_RETURN_IF_ERROR(GetStatus(&status_));
     v1::OpenSessionRequest open;
     v1::OpenSessionResponse opened;
     open.set_request_id("sweep");
     open.mutable_ttl()->set_seconds(3600);
     SHARDMESH_RETURN_IF_ERROR(caller_.Call("SessionService.OpenSession", open, &opened));
     session_ = opened.session_id();
+    return absl::OkStatus();
+  }
+
+  // All pages.
+  absl::Status GetStatus(v1::GetStatusResponse* status) {
+    v1::GetStatusRequest request;
+    do {
+      v1::GetStatusResponse page;
+      SHARDMESH_RETURN_IF_ERROR(caller_.Call("ClusterService.GetStatus", request, &page));
+      request.set_page_token(page.next_page_token());
+      status->MergeFrom(page);
+    } while (!request.page_token().empty());
     return absl::OkStatus();
   }
 
@@ -72,8 +83,7 @@ class Sweep {
       }
     }
     v1::GetStatusResponse status;
-    SHARDMESH_RETURN_IF_ERROR(
-        caller_.Call("ClusterService.GetStatus", v1::GetStatusRequest(), &status));
+    SHARDMESH_RETURN_IF_ERROR(GetStatus(&status));
     for (int i = 0; i < status_.workers_size(); ++i) {
       const v1::WorkerStatus& before = status_.workers(i);
       const v1::WorkerStatus* now = nullptr;
