@@ -610,7 +610,7 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
         move.BindNumber(1, record.row_id);
         move.BindText(2, record.why);
         // Older values of its key must not pass for what is current.
-        const std::string_view key = record.lost_key_crc.has_value() ? "" : record.key;
+        const std::string key = record.lost_key_crc.has_value() ? std::string() : record.key;
         move.BindText(3, key);
         SHARDMESH_RETURN_IF_ERROR(database->Run(move));
         erase.BindNumber(1, record.row_id);
