@@ -96,9 +96,7 @@ class PeerLinkTest : public testing::Test {
     const auto frame =
         rpc::WriteFrame(header, absl::MakeConstSpan(&bytes, payload.empty() ? 0 : 1));
     ASSERT_TRUE(frame.ok()) << frame.status();
-    grpc::ByteBuffer copied = *frame;
-    copied.Duplicate();  // the payload is this function's
-    link.OnFrame(copied);
+    link.OnFrame(*frame);
   }
 
   // A piece of 10 of a message's 20 bytes.
