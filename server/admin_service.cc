@@ -59,7 +59,7 @@ class SnapshotReactor final : public grpc::ServerWriteReactor<v1::SnapshotRespon
 
   void Start() {
     if (desk_->is_busy.exchange(true)) {
-      return Finish(rpc::ToGrpc(rpc::WithRetryDelay(
+      return EndWith(rpc::ToGrpc(rpc::WithRetryDelay(
           WithReason(absl::ResourceExhaustedError(
                          "another snapshot is being made; they are made one at a time"),
                      Reason::kLimitExceeded),
@@ -69,7 +69,7 @@ class SnapshotReactor final : public grpc::ServerWriteReactor<v1::SnapshotRespon
     path_ = StrCat(desk_->folder, "/", kSnapshotPrefix, ++desk_->count, ".db");
     // From here on the store's thread, the background's and gRPC's take turns.
     desk_->store->Backup(path_, [this](const absl::StatusOr<Revision>& revision) {
-      if (!revision.ok()) return Finish(rpc::ToGrpc(revision.status()));
+      if (!revision.ok()) return EndWith(rpc::ToGrpc(revision.status()));
       revision_ = *revision;
       Continue();
     });
@@ -78,21 +78,30 @@ class SnapshotReactor final : public grpc::ServerWriteReactor<v1::SnapshotRespon
   void End() { is_ended_ = true; }
   void OnWriteDone(bool ok) override {
     taken_at_ = absl::InfiniteFuture();
-    ok ? Continue() : Finish(grpc::Status::CANCELLED);
+    ok ? Continue() : EndWith(grpc::Status::CANCELLED);
   }
   void OnDone() override {
-    file_.reset();
-    if (is_ours_) desk_->is_busy = false;
+    LetGo();
     streams_->Remove(this);
     delete this;
   }
 
  private:
+  void LetGo() {
+    file_.reset();
+    if (std::exchange(is_ours_, false)) desk_->is_busy = false;
+  }
+  // Who has the answer may ask for another snapshot at once.
+  void EndWith(const grpc::Status& status) {
+    LetGo();
+    Finish(status);
+  }
+
   void Continue() {
     const bool taken = desk_->background.Run(rpc::CallerOf(*context_).name, [this] {
-      if (const absl::Status next = Next(); !next.ok()) Finish(rpc::ToGrpc(next));
+      if (const absl::Status next = Next(); !next.ok()) EndWith(rpc::ToGrpc(next));
     });
-    if (!taken) Finish(rpc::ToGrpc(TooManyWait()));
+    if (!taken) EndWith(rpc::ToGrpc(TooManyWait()));
   }
 
   // Makes and writes the next message, or ends the call.
@@ -105,7 +114,7 @@ class SnapshotReactor final : public grpc::ServerWriteReactor<v1::SnapshotRespon
       response_.mutable_header()->set_revision(revision_);
       response_.mutable_header()->set_size_bytes(file_->size_bytes);
     } else if (offset_ == file_->size_bytes) {
-      Finish(grpc::Status::OK);
+      EndWith(grpc::Status::OK);
       return absl::OkStatus();
     } else {
       SHARDMESH_RETURN_IF_ERROR(ReadPiece());
