@@ -1,4 +1,4 @@
-// What many workers cost a coordinator: attach of all, memory, one change of who is alive, restart.
+// Cost of many attached workers to a coordinator: attach, memory, one membership change, restart.
 //
 //   hollow_bench WORKERS...    the coordinator's program is looked for beside this one
 #include <fcntl.h>
@@ -64,7 +64,7 @@ class Coordinator {
     Kill();
     Start(address_);
   }
-  // Of all its threads, user and system.
+  // Processor time of all threads, user and system.
   double CpuSeconds() const {
     std::ifstream file(StrCat("/proc/", pid_, "/stat"));
     std::string text;
@@ -166,7 +166,7 @@ void Measure(const std::string& program, int64_t count) {
     result["memory_bytes"] = coordinator.ResidentBytes();
     result["memory_bytes_a_worker"] = (coordinator.ResidentBytes() - empty_bytes) / count;
 
-    // What it costs while nothing happens but heartbeats.
+    // Cost of heartbeats alone.
     cpu = coordinator.CpuSeconds();
     started = absl::Now();
     absl::SleepFor(absl::Seconds(10));
