@@ -18,9 +18,11 @@ struct TransportArg {
 // ends then wait for the keepalive ping. A window of several messages from the start never comes to
 // that, and moves large messages about twice as fast. Memory: a stream may have this much waiting
 // for its reader.
+inline constexpr int kLookaheadBytes = 8 << 20;
+
 inline constexpr std::array<TransportArg, 3> kTransportArgs = {{
     {GRPC_ARG_HTTP2_BDP_PROBE, 0},
-    {GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 8 << 20},
+    {GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kLookaheadBytes},
     {GRPC_ARG_HTTP2_MAX_FRAME_SIZE, (2 << 20)},
 }};
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <deque>
 #include <iterator>
 #include <map>
 #include <memory>
@@ -66,6 +67,9 @@ constexpr size_t kMostRanksNamed = 16;
 constexpr absl::Duration kMovedTime = absl::Minutes(1);
 // Streams that are told of a change before others get the lock.
 constexpr int kStreamsPerTurn = 64;
+// After a change was told, the next waits so long for each worker that was told: about four times
+// what telling one costs. When all workers attach, most of the changes are then told together.
+constexpr absl::Duration kPausePerWorker = absl::Microseconds(250);
 // Plans that a worker is remembered to have; it asks for one that it was wrongly believed to have.
 constexpr size_t kMaxPlansKnown = 1024;
 // Lengths of a hello's texts. What is shown of a worker is in every list of them.
@@ -367,7 +371,8 @@ class AttachReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   void FinishWith(absl::Status status);
   absl::Status Take(const v1::AttachRequest& request);
   absl::Status TakeHello(const v1::Hello& hello);
-  void Verified(std::vector<std::string> endpoints, const std::string& failures);
+  void Verified(std::vector<std::string> endpoints, std::string failures);
+  void TurnCame(std::vector<std::string> endpoints, const std::string& failures);
   void Admit(std::vector<std::string> endpoints, const std::string& failures);
   absl::Status TakeInventory(uint64_t attachment, const v1::InventoryPage& page);
   void SendVerdict(const InventoryVerdict& verdict, bool last);
@@ -414,6 +419,8 @@ class AttachService final
 
 class Hub final : public AttachHub {
  public:
+  using Admit = absl::AnyInvocable<void() &&>;
+
   Hub(Membership* membership, Catalogue* catalogue, const StatePublisher* publisher,
       AttachHubOptions options)
       : membership_(membership),
@@ -718,6 +725,19 @@ class Hub final : public AttachHub {
     absl::MutexLock lock(&mutex_);
     attaching_.erase(stream);
   }
+  // Calls `admit` once the stream may bring its inventory: now, or when fewer others do. Until then
+  // the stream stays; it leaves its place by Join or Leave.
+  void AwaitTurn(AttachReactor* stream, Admit admit) {
+    {
+      absl::MutexLock lock(&mutex_);
+      if (std::ssize(bringing_) >= options_.max_inventories) {
+        queue_.emplace_back(stream, std::move(admit));
+        return;
+      }
+      bringing_.insert(stream);
+    }
+    std::move(admit)();
+  }
   // Before the verdict on the worker's inventory: what is dropped from then on it hears of.
   void Arrive(AttachReactor* stream) {
     absl::MutexLock lock(&mutex_);
@@ -734,8 +754,10 @@ class Hub final : public AttachHub {
   // The stream's worker takes part from now on; it is told who is alive.
   void Join(AttachReactor* stream) {
     std::vector<Order> unanswered;
+    std::optional<Admit> next;
     {
       absl::MutexLock lock(&mutex_);
+      next = EndTurn(stream);
       arriving_.erase(stream);
       failed_attaches_.Forget(stream->identity());
       attaching_.erase(stream);
@@ -750,6 +772,7 @@ class Hub final : public AttachHub {
       member = Member{.stream = stream};
       changed_ = true;
     }
+    if (next.has_value()) std::move (*next)();
     for (Order& order : unanswered) std::move(order.answered)(NotAttached(stream->identity()));
   }
   // The worker did not attach. Its identity is checked, and that it may bear it. Of one that the
@@ -762,8 +785,10 @@ class Hub final : public AttachHub {
   }
   void Leave(AttachReactor* stream) {
     std::vector<Order> unanswered;
+    std::optional<Admit> next;
     {
       absl::MutexLock lock(&mutex_);
+      next = EndTurn(stream);
       attaching_.erase(stream);
       arriving_.erase(stream);
       if (const auto found = members_.find(stream->identity());
@@ -772,6 +797,7 @@ class Hub final : public AttachHub {
       }
       unanswered = TakeOrdersOf(stream);
     }
+    if (next.has_value()) std::move (*next)();
     for (Order& order : unanswered) std::move(order.answered)(NotAttached(stream->identity()));
   }
   void TakeQuarantineAnswer(AttachReactor* stream, const v1::QuarantineAnswer& answer) {
@@ -818,6 +844,15 @@ class Hub final : public AttachHub {
     AttachReactor* stream;  // to which it was sent
     QuarantineAnswered answered;
   };
+  // The stream has brought its inventory, or never will. Returns who comes next, to be called
+  // without the lock.
+  std::optional<Admit> EndTurn(AttachReactor* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (bringing_.erase(stream) == 0 || queue_.empty()) return std::nullopt;
+    auto [next, admit] = std::move(queue_.front());
+    queue_.pop_front();
+    bringing_.insert(next);
+    return std::move(admit);
+  }
   // The orders that were sent over this stream and not answered.
   std::vector<Order> TakeOrdersOf(AttachReactor* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     std::vector<Order> taken;
@@ -938,6 +973,10 @@ class Hub final : public AttachHub {
       told_view_ = view;
       told_state_ = state;
       before = view;
+      if (has_change) {
+        mutex_.AwaitWithTimeout(absl::Condition(&ending_),
+                                kPausePerWorker * static_cast<double>(members_.size()));
+      }
     }
   }
 
@@ -1027,6 +1066,9 @@ class Hub final : public AttachHub {
       ABSL_GUARDED_BY(mutex_);
   // Streams that are no members yet, and what they are to bring next.
   absl::flat_hash_map<AttachReactor*, Awaited> attaching_ ABSL_GUARDED_BY(mutex_);
+  // Streams that bring their inventories, and those that wait until fewer do, in order.
+  absl::flat_hash_set<AttachReactor*> bringing_ ABSL_GUARDED_BY(mutex_);
+  std::deque<std::pair<AttachReactor*, Admit>> queue_ ABSL_GUARDED_BY(mutex_);
   bool changed_ ABSL_GUARDED_BY(mutex_) = false;  // somebody may have to be told of something
   // What all members were told of; null before the first.
   std::shared_ptr<const MembershipView> told_view_ ABSL_GUARDED_BY(mutex_);
@@ -1214,12 +1256,20 @@ absl::Status AttachReactor::TakeHello(const v1::Hello& hello) {
   }
   EndpointCheck::Start(hello_, hub_->options(),
                        [this](std::vector<std::string> endpoints, std::string failures) {
-                         Verified(std::move(endpoints), failures);
+                         Verified(std::move(endpoints), std::move(failures));
                        });
   return absl::OkStatus();
 }
 
-void AttachReactor::Verified(std::vector<std::string> endpoints, const std::string& failures) {
+void AttachReactor::Verified(std::vector<std::string> endpoints, std::string failures) {
+  if (endpoints.empty()) return TurnCame({}, failures);  // it brings no inventory
+  hub_->AwaitTurn(
+      this, [this, endpoints = std::move(endpoints), failures = std::move(failures)]() mutable {
+        TurnCame(std::move(endpoints), failures);
+      });
+}
+
+void AttachReactor::TurnCame(std::vector<std::string> endpoints, const std::string& failures) {
   Admit(std::move(endpoints), failures);
   std::optional<absl::Status> closed;
   {

@@ -64,6 +64,8 @@ struct AttachHubOptions {
   absl::Duration inventory_timeout = absl::Minutes(5);
   // Tiles of an inventory; a stream that brings more is refused.
   int64_t max_inventory_tiles = 2'000'000;
+  // Workers that bring their inventories at a time; others wait for their welcome. At least 1.
+  int64_t max_inventories = 256;
 };
 
 // Serves shardmesh.v1.AttachService. A worker's stream goes

@@ -23,6 +23,7 @@
 #include "rpc/spec_codec.h"
 #include "rpc/steady_deadline.h"
 #include "rpc/transfer_token.h"
+#include "rpc/transport_args.h"
 #include "rpc/version.h"
 #include "server/admin_service.h"
 #include "server/array_service.h"
@@ -65,6 +66,15 @@ constexpr int64_t kEpochsPerTerm = int64_t{1} << 32;
 // The same for the numbers of steps.
 constexpr int64_t kSequencesPerTerm = int64_t{1} << 40;
 static_assert(kMaxTerm < std::numeric_limits<int64_t>::max() / kSequencesPerTerm);
+
+// What gRPC may hold of a worker that brings its inventory: what it reads ahead, and buffers.
+constexpr int64_t kArrivalBytes = rpc::kLookaheadBytes + (int64_t{1} << 20);
+constexpr int64_t kMostInventories = 256;
+
+// So many that half of the memory is left for all other calls.
+int64_t MaxInventories(const CoordinatorLimits& limits) {
+  return std::clamp<int64_t>(limits.rpc_memory_bytes / 2 / kArrivalBytes, 1, kMostInventories);
+}
 
 class Server final : public CoordinatorServer {
  public:
@@ -205,7 +215,8 @@ absl::Status Server::OpenState() {
                          .joined = [this](std::string_view identity) { recovery_.Heard(identity); },
                          .hello_timeout = limits.hello_timeout,
                          .inventory_timeout = limits.inventory_timeout,
-                         .max_inventory_tiles = limits.max_inventory_tiles});
+                         .max_inventory_tiles = limits.max_inventory_tiles,
+                         .max_inventories = MaxInventories(limits)});
   {
     absl::MutexLock lock(&streams_mutex_);
     streams_ = hub_.get();

@@ -36,7 +36,8 @@ struct CoordinatorLimits {
   int64_t max_live_work = 10'000;        // steps and transfers
   int64_t max_connection_calls = 1'024;  // of one connection at a time
   // gRPC cancels streams at random where this is used up, those of workers too. It is far above
-  // what healthy workers need: 512 KiB for each of 4,096 while all bring their inventories.
+  // what healthy workers need: half of it is for inventories, which are brought by as many workers
+  // at a time as that is enough for; one that is idle takes less than 512 KiB.
   int64_t rpc_memory_bytes = int64_t{4} << 30;
   int64_t max_inventory_tiles = 2'000'000;
   absl::Duration hello_timeout = absl::Seconds(10);

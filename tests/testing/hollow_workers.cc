@@ -180,6 +180,8 @@ class Hollow final : public HollowWorkers, public v1::TileService::CallbackServi
       if (message.has_welcome()) {
         const auto interval = rpc::Decode(message.welcome().heartbeat_interval());
         slot.interval = interval.ok() ? *interval : absl::Seconds(1);
+        ++welcomes_;
+        most_bringing_ = std::max(most_bringing_, ++bringing_);
         slot.pages_left = options_.inventory_pages;
         slot.next_page = absl::Now() + options_.page_interval;
         if (options_.page_interval == absl::ZeroDuration()) {
@@ -210,7 +212,8 @@ class Hollow final : public HollowWorkers, public v1::TileService::CallbackServi
     absl::MutexLock lock(&mutex_);
     Slot& slot = slots_[static_cast<size_t>(index)];
     slot.stream = nullptr;
-    slot.pages_left = 0;
+    if (std::exchange(slot.pages_left, 0) > 0) --bringing_;
+    if (status.error_code() == grpc::StatusCode::CANCELLED && !stopping_) ++cancelled_;
     slot.next_beat = absl::InfiniteFuture();
     SetEpoch(&slot, -1);
     last_end_ = rpc::FromGrpc(status).ToString();
@@ -243,6 +246,9 @@ class Hollow final : public HollowWorkers, public v1::TileService::CallbackServi
             .identifies = identifies_,
             .drops = drops_,
             .stale_snapshots = stale_snapshots_,
+            .welcomes = welcomes_,
+            .most_bringing = most_bringing_,
+            .cancelled = cancelled_,
             .last_end = last_end_};
   }
   v1::AttachRequest NextPage(Slot* slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -256,6 +262,7 @@ class Hollow final : public HollowWorkers, public v1::TileService::CallbackServi
     const absl::Time now = absl::Now();
     slot->next_page = now + options_.page_interval;
     if (--slot->pages_left == 0) {
+      --bringing_;
       for (int64_t i = 0; i < options_.inventory_tiles; ++i) inventory->add_tiles();
       inventory->set_last(options_.ends_inventory);
       // Spread over the interval, as those of processes are that started by themselves.
@@ -342,6 +349,10 @@ class Hollow final : public HollowWorkers, public v1::TileService::CallbackServi
   int64_t identifies_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t drops_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t stale_snapshots_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t welcomes_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t bringing_ ABSL_GUARDED_BY(mutex_) = 0;  // that have pages left
+  int64_t most_bringing_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t cancelled_ ABSL_GUARDED_BY(mutex_) = 0;
   // Calls back that wait for their answer, and until when.
   std::deque<std::pair<absl::Time, grpc::ServerUnaryReactor*>> late_ ABSL_GUARDED_BY(mutex_);
   int64_t streams_ ABSL_GUARDED_BY(mutex_) = 0;
