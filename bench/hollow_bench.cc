@@ -1,6 +1,9 @@
-// Cost of many attached workers to a coordinator: attach, memory, one membership change, restart.
+// Cost of many attached workers to a coordinator: attach, memory, heartbeats, one membership
+// change, restart.
 //
 //   hollow_bench WORKERS...    the coordinator's program is looked for beside this one
+//
+// A line of JSON per result, whose id ends in the number of workers.
 #include <fcntl.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -16,6 +19,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -126,6 +130,28 @@ class Coordinator {
   std::string address_;
 };
 
+// One change, in processor time of the coordinator and in bytes for all workers together.
+constexpr double kMostChangeMilliseconds = 50;
+constexpr double kMostChangeBytes = 10e6;
+
+void Print(int64_t workers, std::string_view what, double ours, std::string_view unit,
+           double most = 0) {
+  nlohmann::json line = {{"id", StrCat("G1-", workers)},
+                         {"what", what},
+                         {"ours", ours},
+                         {"peer", nullptr},
+                         {"unit", unit},
+                         {"ratio", nullptr},
+                         {"target", nullptr},
+                         {"met", nullptr}};
+  if (most > 0) {
+    line["ratio"] = ours / most;
+    line["target"] = StrCat("<= ", static_cast<int64_t>(most), " ", unit);
+    line["met"] = ours <= most;
+  }
+  std::cout << line.dump() << std::endl;
+}
+
 // Waits until the workers got nothing more for a while.
 HollowWorkers::Totals AwaitQuiet(HollowWorkers& workers) {
   HollowWorkers::Totals last = workers.totals();
@@ -144,7 +170,8 @@ HollowWorkers::Totals AwaitQuiet(HollowWorkers& workers) {
 void Measure(const std::string& program, int64_t count) {
   std::string folder = (std::filesystem::temp_directory_path() / "hollow_XXXXXX").string();
   if (mkdtemp(folder.data()) == nullptr) Fail("cannot make a folder");
-  nlohmann::json result = {{"id", "G1"}, {"workers", count}};
+  const auto print = [count](std::string_view what, double ours, std::string_view unit,
+                             double most = 0) { Print(count, what, ours, unit, most); };
   {
     Coordinator coordinator(program, folder, count);
     const int64_t empty_bytes = coordinator.ResidentBytes();
@@ -159,12 +186,14 @@ void Measure(const std::string& program, int64_t count) {
       }
     };
     await(count);
-    result["attach_s"] = absl::ToDoubleSeconds(absl::Now() - started);
+    print("all attach at once, and know of one another",
+          absl::ToDoubleSeconds(absl::Now() - started), "s");
     HollowWorkers::Totals before = AwaitQuiet(**workers);
-    result["attach_cpu_s"] = coordinator.CpuSeconds() - cpu;
-    result["attach_membership_bytes"] = before.membership_bytes;
-    result["memory_bytes"] = coordinator.ResidentBytes();
-    result["memory_bytes_a_worker"] = (coordinator.ResidentBytes() - empty_bytes) / count;
+    print("processor time of it", coordinator.CpuSeconds() - cpu, "s");
+    print("what they are told of one another meanwhile",
+          static_cast<double>(before.membership_bytes), "bytes");
+    print("memory of the coordinator for each",
+          static_cast<double>((coordinator.ResidentBytes() - empty_bytes) / count), "bytes");
 
     // Cost of heartbeats alone.
     cpu = coordinator.CpuSeconds();
@@ -172,7 +201,7 @@ void Measure(const std::string& program, int64_t count) {
     absl::SleepFor(absl::Seconds(10));
     const double idle =
         (coordinator.CpuSeconds() - cpu) / absl::ToDoubleSeconds(absl::Now() - started);
-    result["heartbeats_cpu_s_a_second"] = idle;
+    print("processor time of their heartbeats", 1e3 * idle, "ms a second");
 
     // One change: a worker is lost. Heartbeats go on meanwhile, and are taken off.
     cpu = coordinator.CpuSeconds();
@@ -181,8 +210,11 @@ void Measure(const std::string& program, int64_t count) {
     await(count - 1);
     const HollowWorkers::Totals after = AwaitQuiet(**workers);
     const double seconds = absl::ToDoubleSeconds(absl::Now() - started);
-    result["change_cpu_ms"] = 1e3 * (coordinator.CpuSeconds() - cpu - idle * seconds);
-    result["change_bytes"] = after.membership_bytes - before.membership_bytes;
+    print("one is lost: processor time until all have said that they know",
+          1e3 * (coordinator.CpuSeconds() - cpu - idle * seconds), "ms", kMostChangeMilliseconds);
+    print("one is lost: what all are told",
+          static_cast<double>(after.membership_bytes - before.membership_bytes), "bytes",
+          kMostChangeBytes);
     (*workers)->Return(0);
     await(count);
     AwaitQuiet(**workers);
@@ -197,10 +229,10 @@ void Measure(const std::string& program, int64_t count) {
         },
         kTimeout);
     if (!is_back) Fail("not all workers came back: " + (*workers)->totals().last_end);
-    result["restart_s"] = absl::ToDoubleSeconds(absl::Now() - started);
+    print("all are back after a kill of the coordinator",
+          absl::ToDoubleSeconds(absl::Now() - started), "s");
   }
   std::filesystem::remove_all(folder);
-  std::cout << result.dump() << std::endl;
 }
 
 int Main(int argc, char** argv) {

@@ -15,10 +15,7 @@
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
 #include "tensor/failpoint.h"
-
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23  // Linux 5.14; older headers lack the name
-#endif
+#include "tensor/pages.h"
 
 namespace shardmesh {
 namespace {
@@ -72,11 +69,11 @@ class PrivateBlocks final : public BlockSource {
     if (huge) {
       madvise(data, capacity_bytes, MADV_HUGEPAGE);  // best effort: a host may not have them
     }
-    if (madvise(data, capacity_bytes, MADV_POPULATE_WRITE) != 0 && errno == ENOMEM) {
+    if (!PopulatePages(data, capacity_bytes)) {
       munmap(data, capacity_bytes);
       errno = ENOMEM;
       return nullptr;
-    }  // any other failure: an older kernel, which faults the pages in as they are written
+    }
     return data;
   }
 

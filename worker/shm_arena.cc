@@ -10,10 +10,7 @@
 
 #include "rpc/log.h"
 #include "tensor/failpoint.h"
-
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23  // Linux 5.14; older headers lack the name
-#endif
+#include "tensor/pages.h"
 
 namespace shardmesh::worker {
 namespace {
@@ -21,14 +18,6 @@ namespace {
 constexpr size_t kPageBytes = 4096;
 
 size_t RoundUp(size_t size, size_t multiple) { return (size + multiple - 1) / multiple * multiple; }
-
-// Faults pages in; false if the host has no memory for them.
-bool Populate(char* data, size_t size_bytes) {
-  char* const begin = data - reinterpret_cast<uintptr_t>(data) % kPageBytes;
-  const size_t length = RoundUp(static_cast<size_t>(data + size_bytes - begin), kPageBytes);
-  // Any other failure than a lack of memory: an older kernel, which faults them in when written.
-  return madvise(begin, length, MADV_POPULATE_WRITE) == 0 || (errno != ENOMEM && errno != EFAULT);
-}
 
 size_t MaxSegments() {
   rlimit limit = {};
@@ -54,7 +43,7 @@ char* ShmArena::Allocate(size_t capacity_bytes) {
     }
     if (data == nullptr) data = TakePrivate(capacity_bytes);
   }
-  if (data != nullptr && !Populate(data, capacity_bytes)) {
+  if (data != nullptr && !PopulatePages(data, capacity_bytes)) {
     Free(data, capacity_bytes);
     errno = ENOMEM;
     return nullptr;

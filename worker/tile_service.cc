@@ -50,6 +50,11 @@ class IdleLimit {
     absl::MutexLock lock(&mutex_);
     progress_time_ = clock_->Now();
   }
+  // The same once more, from where the limit was reached.
+  void StartAnew() {
+    NoteProgress();
+    alarm_.SetNoLaterThan(clock_->Now() + limit_);
+  }
   absl::Duration limit() const { return limit_; }
 
  private:
@@ -75,7 +80,8 @@ class IdleLimit {
 
 // PutTiles, written straight:
 //   while (message = read()) {
-//     header: tile = gate.Open(header); once more if the news of its mesh comes in time
+//     header: tile = gate.Open(header); once more if the news of its mesh comes in time; the memory
+//             of a large one is made ready on the work queue
 //     piece:  tile.Append(piece); after the last one tile.Finish()
 //   }
 //   finish(how many)
@@ -124,10 +130,13 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
     if (!opening.has_header()) {
       return BadStream("a message is neither a tile's header nor a piece");
     }
+    if (opening.header().size_bytes() >= kLargeTileBytes) {
+      return OpenLarge(std::move(*opening.mutable_header()));
+    }
     std::optional<UnknownMesh> unknown;
     absl::Status opened = Open(opening.header(), &unknown);
     if (unknown.has_value()) {
-      return OpenAfterNews(opening.header(), *std::move(unknown));
+      return OpenAfterNews(std::move(*opening.mutable_header()), *std::move(unknown));
     }
     SHARDMESH_RETURN_IF_ERROR(opened);
     StartRead(&read_);
@@ -144,6 +153,27 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
                                                            .rank = header.rank()},
                                                           unknown));
     received_bytes_ = 0;
+    return absl::OkStatus();
+  }
+
+  // Of a size that takes the host a while to make ready. Nothing is read meanwhile.
+  absl::Status OpenLarge(v1::TileHeader header) {
+    SHARDMESH_RETURN_IF_ERROR(BeginWork());
+    options_.work->Push([this, header = std::move(header)]() mutable {
+      if (has_ended()) {
+        return EndWork(absl::OkStatus());
+      }
+      std::optional<UnknownMesh> unknown;
+      absl::Status opened = Open(header, &unknown);
+      if (unknown.has_value()) {
+        return EndWork(OpenAfterNews(std::move(header), *std::move(unknown)));
+      }
+      if (opened.ok()) {
+        idle_.NoteProgress();
+        StartRead(&read_);
+      }
+      EndWork(std::move(opened));
+    });
     return absl::OkStatus();
   }
 
@@ -232,8 +262,14 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
     absl::MutexLock lock(&mutex_);
     return ended_;
   }
-  // The client has sent nothing for too long. Its tile goes when the read under way has ended.
+  bool is_at_work() {
+    absl::MutexLock lock(&mutex_);
+    return works_ > 0;
+  }
+  // The client has sent nothing for too long, unless it waits for this worker. Its tile goes when
+  // the read under way has ended.
   void GiveUp() {
+    if (is_at_work()) return idle_.StartAnew();
     End(WithReason(absl::DeadlineExceededError(StrCat("nothing came on this stream for ",
                                                       absl::FormatDuration(idle_.limit()))),
                    Reason::kDeadline));

@@ -2,6 +2,7 @@
 #ifndef SHARDMESH_WORKER_TILE_SERVICE_H_
 #define SHARDMESH_WORKER_TILE_SERVICE_H_
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -16,13 +17,17 @@ class Service;
 
 namespace shardmesh::worker {
 
+// From this size on, the memory of a tile is made ready on the work queue: the host may take a
+// second for each GiB.
+inline constexpr int64_t kLargeTileBytes = int64_t{16} << 20;
+
 struct TileServiceOptions {
   WorkerSelf self;
   std::string nonce;  // of this worker's hello, for Identify
   // All outlive the service.
   ShardStore* store = nullptr;
   TileGate* gate = nullptr;
-  WorkQueue* work = nullptr;  // where disks are waited for
+  WorkQueue* work = nullptr;  // where disks, and memory, are waited for
   WorkQueue* news = nullptr;  // where the coordinator's word is waited for
   rpc::Clock* clock = nullptr;
   // A stream on which nothing moves for so long is ended: a put with DEADLINE_EXCEEDED (DEADLINE),

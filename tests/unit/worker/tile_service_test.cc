@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <future>
 #include <memory>
 #include <optional>
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/cleanup/cleanup.h"
 #include "absl/synchronization/mutex.h"
 #include "rpc/array_codec.h"
 #include "rpc/call.h"
@@ -495,6 +497,63 @@ TEST_F(TileServiceTest, DropsTheTileOfABrokenStreamAndKeepsThoseBefore) {
   EXPECT_THAT(reports(), SizeIs(1));
   EXPECT_THAT(gate_->EndTransfer("t-a", true), IsOk());
   EXPECT_THAT(Get(Array("a"), std::nullopt), IsOk());
+}
+
+// A host that takes its time for large blocks.
+class SlowBlocks final : public BlockSource {
+ public:
+  char* Allocate(size_t capacity_bytes) override {
+    if (capacity_bytes >= kLargeTileBytes) {
+      absl::MutexLock lock(&mutex_);
+      ++waiting_;
+      mutex_.Await(absl::Condition(&goes_on_));
+    }
+    return static_cast<char*>(std::aligned_alloc(Buffer::kAlignment, capacity_bytes));
+  }
+  void Free(char* data, size_t) override { std::free(data); }
+
+  bool AwaitWaiting(int count) {
+    const auto are_there = [&]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return waiting_ >= count; };
+    absl::MutexLock lock(&mutex_);
+    return mutex_.AwaitWithTimeout(absl::Condition(&are_there), kTimeout);
+  }
+  void GoOn() {
+    absl::MutexLock lock(&mutex_);
+    goes_on_ = true;
+  }
+
+ private:
+  absl::Mutex mutex_;
+  int waiting_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool goes_on_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+TEST_F(TileServiceTest, OthersAreAnsweredWhileTheMemoryOfLargeTilesIsMadeReady) {
+  const auto blocks = std::make_shared<SlowBlocks>();
+  pool_ = BufferPool::Create(&budget_, 0, blocks);
+  idle_limit_ = absl::Seconds(2);  // does not count meanwhile
+  Start();
+  Serve();
+  constexpr int64_t kRows = 2 * kLargeTileBytes / 1024;
+  const std::string bytes = Pattern(OwnBytes(kRows));
+  // Enough to take every thread that reactions have on a small host.
+  std::vector<std::future<absl::StatusOr<v1::PutTilesResponse>>> puts;
+  for (const char* id : {"a", "b", "c"}) {
+    puts.push_back(std::async(std::launch::async, [&, id] {
+      return Put(Messages(Array(id, kRows), OwnTile(kRows), bytes));
+    }));
+  }
+  const absl::Cleanup go_on = [&] { blocks->GoOn(); };
+  EXPECT_TRUE(blocks->AwaitWaiting(2));
+  for (const absl::Time end = absl::Now() + absl::Seconds(3); absl::Now() < end;) {
+    grpc::ClientContext context;
+    rpc::Apply(rpc::CallOptions::Within(absl::Seconds(5)), &context);
+    v1::IdentifyResponse response;
+    ASSERT_TRUE(stub_->Identify(&context, {}, &response).ok());
+    absl::SleepFor(absl::Milliseconds(100));
+  }
+  blocks->GoOn();
+  for (auto& put : puts) EXPECT_THAT(put.get(), IsOk());
 }
 
 TEST_F(TileServiceTest, EndsAPutThatStandsStillAndDropsItsTile) {
