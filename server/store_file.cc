@@ -58,6 +58,12 @@ std::string HolderOf(int fd) {
   return count > 0 ? std::string(text, static_cast<size_t>(count)) : "(unknown)";
 }
 
+absl::Status InUse(const std::string& folder, const std::string& holder) {
+  return StoreError(absl::StatusCode::kFailedPrecondition,
+                    StrCat("the data folder ", folder, " is in use by process ", holder,
+                           "; stop it, or use another folder"));
+}
+
 absl::Status SystemError(std::string_view doing, const std::string& path) {
   const int error = errno;
   return WithReason(absl::Status(absl::ErrnoToStatusCode(error),
@@ -231,9 +237,7 @@ absl::StatusOr<FolderLock> FolderLock::Take(const std::string& folder, absl::Dur
   auto quiet = rpc::SteadyDeadline::After(absl::ZeroDuration());  // until the log says it again
   while (flock(lock.fd_, LOCK_EX | LOCK_NB) != 0) {
     if (deadline.is_over()) {
-      return StoreError(absl::StatusCode::kFailedPrecondition,
-                        StrCat("the data folder ", folder, " is in use by process ",
-                               HolderOf(lock.fd_), "; stop it, or use another folder"));
+      return InUse(folder, HolderOf(lock.fd_));
     }
     if (quiet.is_over()) {
       rpc::LogWarning("waiting for the data folder, which another process has",
@@ -252,6 +256,17 @@ absl::StatusOr<FolderLock> FolderLock::Take(const std::string& folder, absl::Dur
       pwrite(lock.fd_, holder.data(), holder.size(), 0) != static_cast<ssize_t>(holder.size())) {
     if (errno != ENOSPC && errno != EDQUOT) return SystemError("write", path);
   }
+  return lock;
+}
+
+absl::StatusOr<FolderLock> FolderLock::TakeToRead(const std::string& folder) {
+  const std::string path = folder + "/LOCK";
+  FolderLock lock(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (lock.fd_ < 0) {
+    if (errno == ENOENT) return lock;
+    return SystemError("open", path);
+  }
+  if (flock(lock.fd_, LOCK_SH | LOCK_NB) != 0) return InUse(folder, HolderOf(lock.fd_));
   return lock;
 }
 

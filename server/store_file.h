@@ -54,6 +54,9 @@ class FolderLock {
   // and logs for which process. FAILED_PRECONDITION then, naming that process and its host.
   static absl::StatusOr<FolderLock> Take(const std::string& folder,
                                          absl::Duration timeout = absl::ZeroDuration());
+  // For a reader of a folder that may be another's and not writable: shared with other readers, and
+  // none if nobody ever opened the folder. FAILED_PRECONDITION: a process has it.
+  static absl::StatusOr<FolderLock> TakeToRead(const std::string& folder);
   ~FolderLock();
   FolderLock(FolderLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
   FolderLock& operator=(FolderLock&&) = delete;

@@ -13,6 +13,7 @@
 #include <system_error>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/escaping.h"
 #include "server/catalogue_record.h"
 #include "sharding/digest.h"
@@ -124,6 +125,11 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
 }
 
 absl::StatusOr<std::string> DigestOfFile(const std::string& file) {
+  SHARDMESH_ASSIGN_OR_RETURN(const std::string content, ReadFile(file));
+  return absl::BytesToHexString(ToAbsl(Sha256(content)));
+}
+
+absl::Status CheckIsFile(const std::string& file) {
   std::error_code error;
   if (!fs::exists(file, error)) {
     return StoreError(absl::StatusCode::kNotFound, StrCat("cannot read the snapshot ", file));
@@ -132,8 +138,22 @@ absl::StatusOr<std::string> DigestOfFile(const std::string& file) {
     return StoreError(absl::StatusCode::kFailedPrecondition,
                       StrCat("the snapshot ", file, " is no regular file"));
   }
-  SHARDMESH_ASSIGN_OR_RETURN(const std::string content, ReadFile(file));
-  return absl::BytesToHexString(ToAbsl(Sha256(content)));
+  return absl::OkStatus();
+}
+
+// Logs that hold a part of a database: commits that are not in its file yet, or what an interrupted
+// transaction overwrote there.
+constexpr const char* kLogSuffixes[] = {"-wal", "-journal"};
+
+bool HasContent(const std::string& file) {
+  std::error_code error;
+  const uintmax_t bytes = fs::file_size(file, error);
+  return !error && bytes > 0;
+}
+
+bool HasLog(const std::string& file) {
+  return std::any_of(std::begin(kLogSuffixes), std::end(kLogSuffixes),
+                     [&](const char* suffix) { return HasContent(file + suffix); });
 }
 
 // Of which snapshot the state of a folder was made; nullopt: of none, or there is no state.
@@ -217,6 +237,50 @@ absl::Status RemoveDatabase(const std::string& path) {
     std::error_code error;
     fs::remove(path + suffix, error);
     if (error) return FileError("remove", path + suffix, error);
+  }
+  return absl::OkStatus();
+}
+
+// Copies a database to `copy` in the folder, with what is in its log. All of it is in the one file
+// then, which belongs to this process's user alone, whatever the mode of its source is.
+absl::Status CopyDatabase(const std::string& folder, const std::string& file,
+                          const std::string& copy) {
+  SHARDMESH_RETURN_IF_ERROR(RemoveDatabase(copy));
+  // A process that has the source open would write it meanwhile. This process has `folder` itself.
+  std::optional<FolderLock> lock;
+  const fs::path source = fs::absolute(file);
+  std::error_code error;
+  if (source == DatabasePath(source.parent_path().string()) &&
+      !fs::equivalent(source.parent_path(), folder, error)) {
+    SHARDMESH_ASSIGN_OR_RETURN(FolderLock taken, FolderLock::TakeToRead(source.parent_path()));
+    lock.emplace(std::move(taken));
+  }
+  const auto copy_file = [&](const char* suffix) -> absl::Status {
+    fs::copy_file(file + suffix, copy + suffix, error);
+    if (!error) {
+      fs::permissions(copy + suffix, fs::perms::owner_read | fs::perms::owner_write, error);
+    }
+    return error ? FileError("copy the snapshot to", copy + suffix, error) : absl::OkStatus();
+  };
+  SHARDMESH_RETURN_IF_ERROR(copy_file(""));
+  bool has_log = false;
+  for (const char* suffix : kLogSuffixes) {
+    if (!HasContent(file + suffix)) continue;
+    SHARDMESH_RETURN_IF_ERROR(copy_file(suffix));
+    has_log = true;
+  }
+  if (!has_log) return absl::OkStatus();
+  {
+    Database database(copy);
+    SHARDMESH_RETURN_IF_ERROR(database.Open());
+    SHARDMESH_RETURN_IF_ERROR(database.Execute("PRAGMA locking_mode = EXCLUSIVE"));
+    // The first read takes back what an interrupted transaction wrote.
+    SHARDMESH_RETURN_IF_ERROR(SchemaVersionOf(database).status());
+    SHARDMESH_RETURN_IF_ERROR(database.Checkpoint());
+  }
+  for (const char* suffix : kLogSuffixes) {
+    fs::remove(copy + suffix, error);
+    if (error) return FileError("remove", copy + suffix, error);
   }
   return absl::OkStatus();
 }
@@ -406,21 +470,16 @@ std::vector<StoredRow> RowsOfLoss(const Salvaged& salvaged, Revision newest,
 // The cluster that a snapshot is of, at a term behind all that there can have been since.
 absl::StatusOr<ClusterRecord> ClusterOfSnapshot(const std::string& folder,
                                                 const std::string& file) {
+  SHARDMESH_RETURN_IF_ERROR(CheckIsFile(file));
   const std::string copy = folder + "/restoring";
-  std::error_code error;
-  SHARDMESH_RETURN_IF_ERROR(RemoveDatabase(copy));
-  fs::copy_file(file, copy, error);
-  if (error) return FileError("copy the snapshot to", copy, error);
-  absl::StatusOr<ClusterRecord> cluster = [&]() -> absl::StatusOr<ClusterRecord> {
-    SHARDMESH_ASSIGN_OR_RETURN(const StoredState snapshot, ReadDatabase(copy));
-    return ClusterOf(snapshot.index);
-  }();
-  SHARDMESH_RETURN_IF_ERROR(RemoveDatabase(copy));
-  SHARDMESH_RETURN_IF_ERROR(cluster.status());
+  const absl::Cleanup remove = [&copy] { RemoveDatabase(copy).IgnoreError(); };
+  SHARDMESH_RETURN_IF_ERROR(CopyDatabase(folder, file, copy));
+  SHARDMESH_ASSIGN_OR_RETURN(const StoredState snapshot, ReadDatabase(copy));
+  SHARDMESH_ASSIGN_OR_RETURN(ClusterRecord cluster, ClusterOf(snapshot.index));
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t restores, CountReplaced(folder));
   // The state that lacks its cluster, and those before it, may each be of this snapshot.
-  cluster->term += (2 + restores) * kSkippedTerms;
-  SHARDMESH_RETURN_IF_ERROR(CheckTerm(cluster->term));
+  cluster.term += (2 + restores) * kSkippedTerms;
+  SHARDMESH_RETURN_IF_ERROR(CheckTerm(cluster.term));
   return cluster;
 }
 
@@ -462,10 +521,22 @@ absl::Status WriteSalvaged(const std::string& path, const Salvaged& salvaged,
 }  // namespace
 
 absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::string& file) {
-  SHARDMESH_ASSIGN_OR_RETURN(const std::string digest, DigestOfFile(file));
+  SHARDMESH_RETURN_IF_ERROR(CheckIsFile(file));
+  // The digest is that of the file with its log in it: as it is once somebody has opened it.
+  const bool has_log = HasLog(file);
+  std::string digest;
+  if (!has_log) {
+    SHARDMESH_ASSIGN_OR_RETURN(digest, DigestOfFile(file));
+  }
   SHARDMESH_RETURN_IF_ERROR(MakeDataFolder(folder));
   SHARDMESH_ASSIGN_OR_RETURN(const FolderLock lock, FolderLock::Take(folder));
   SHARDMESH_RETURN_IF_ERROR(FinishReplacement(folder));
+  const std::string copy = folder + "/restoring";
+  const absl::Cleanup remove = [&copy] { RemoveDatabase(copy).IgnoreError(); };
+  if (has_log) {
+    SHARDMESH_RETURN_IF_ERROR(CopyDatabase(folder, file, copy));
+    SHARDMESH_ASSIGN_OR_RETURN(digest, DigestOfFile(copy));
+  }
   Restored restored;
   const std::string again = StrCat(folder, "/", kRestoreAgain);
   if (!fs::exists(again)) {
@@ -486,11 +557,9 @@ absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::s
     }
   }
 
-  const std::string copy = folder + "/restoring";
-  std::error_code error;
-  SHARDMESH_RETURN_IF_ERROR(RemoveDatabase(copy));
-  fs::copy_file(file, copy, error);
-  if (error) return FileError("copy the snapshot to", copy, error);
+  if (!has_log) {
+    SHARDMESH_RETURN_IF_ERROR(CopyDatabase(folder, file, copy));
+  }
   SHARDMESH_ASSIGN_OR_RETURN(const StoredState snapshot, ReadDatabase(copy));
   if (!snapshot.unreadable.empty()) {
     return StoreError(
@@ -539,6 +608,7 @@ absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::s
   SHARDMESH_RETURN_IF_ERROR(CheckTerm(cluster.term));
   SHARDMESH_RETURN_IF_ERROR(Skip(copy, cluster, newest, digest));
   SHARDMESH_ASSIGN_OR_RETURN(restored.replaced, ReplaceDatabase(folder, copy, "replaced.db"));
+  std::error_code error;
   fs::remove(again, error);
   if (error) return FileError("remove", again, error);
   SHARDMESH_RETURN_IF_ERROR(SyncFolder(folder));

@@ -41,10 +41,14 @@ inline constexpr size_t kListedKeys = 20;
 // stays where it is does no harm: the state itself says of which file it was made. A file
 // kRestoreAgain in the folder asks for it once more, and is removed.
 //
-// FAILED_PRECONDITION: a process holds the folder; or the file is no snapshot; or it, or the state
-// that it would replace, is of a newer schema (SCHEMA_MISMATCH); or its term is too high to go on
-// from; or the state that is there cannot tell of which snapshot it was made, and there is no
-// kRestoreAgain: restoring the same one again would undo all that was acknowledged since.
+// The file may be the database of another folder, or one that was moved away. The commits in its
+// log (`FILE-wal`) are restored with it.
+//
+// FAILED_PRECONDITION: a process holds the folder, or that of the file; or the file is no snapshot;
+// or it, or the state that it would replace, is of a newer schema (SCHEMA_MISMATCH); or its term is
+// too high to go on from; or the state that is there cannot tell of which snapshot it was made, and
+// there is no kRestoreAgain: restoring the same one again would undo all that was acknowledged
+// since.
 // DATA_LOSS: the snapshot is damaged. NOT_FOUND: no file. Nothing was changed then.
 inline constexpr std::string_view kRestoreAgain = "restore-again";
 absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::string& file);

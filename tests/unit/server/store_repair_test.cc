@@ -95,6 +95,79 @@ std::string SnapshotOf(const std::string& folder, Transaction transaction) {
   return snapshot;
 }
 
+// Commits to the store of a folder as a process that is killed behind it: the log stays.
+void CommitAndDie(const std::string& folder, const Transaction& transaction) {
+  const pid_t child = fork();
+  if (child == 0) {
+    const auto store = OpenFolder(folder);
+    _exit(store.ok() && CommitAndWait(**store, transaction).ok() ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  ASSERT_GT(std::filesystem::file_size(folder + "/state.db-wal"), 0u);
+}
+
+TEST(StoreRepairTest, RestoresTheCommitsThatAreInTheLogAlone) {
+  const std::string source = NewFolder();
+  ASSERT_NO_FATAL_FAILURE(CommitAndDie(source, {.puts = {Cluster(3), {"name/a", "1"}}}));
+  ASSERT_NO_FATAL_FAILURE(CommitAndDie(source, {.puts = {{"name/b", "1"}}}));
+  const std::string folder = NewFolder();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Restored restored,
+                                 RestoreSnapshot(folder, source + "/state.db"));
+  EXPECT_EQ(restored.revision, 2);
+  EXPECT_GT(std::filesystem::file_size(source + "/state.db-wal"), 0u) << "the source is as it was";
+  for (const char* left : {"restoring", "restoring-wal"}) {
+    EXPECT_FALSE(std::filesystem::exists(StrCat(folder, "/", left))) << left;
+  }
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
+    EXPECT_THAT(store->Get("name/a"), IsOk());
+    EXPECT_THAT(store->Get("name/b"), IsOk());
+  }
+  EXPECT_TRUE(RestoreSnapshot(folder, source + "/state.db")->was_done_before);
+  // Whoever opens the source takes the log into it.
+  RunSql(source + "/state.db", "SELECT COUNT(*) FROM event");
+  ASSERT_FALSE(std::filesystem::exists(source + "/state.db-wal"));
+  EXPECT_TRUE(RestoreSnapshot(folder, source + "/state.db")->was_done_before);
+}
+
+TEST(StoreRepairTest, RestoresADatabaseThatWasMovedAwayWithItsLog) {
+  const std::string folder = NewFolder();
+  const std::string snapshot = SnapshotOf(NewFolder(), {.puts = {Cluster(3), {"name/a", "1"}}});
+  ASSERT_NO_FATAL_FAILURE(CommitAndDie(folder, {.puts = {Cluster(3), {"name/b", "1"}}}));
+  std::filesystem::create_directory(folder + "/away");
+  for (const char* file : {"state.db", "state.db-wal"}) {
+    std::filesystem::copy_file(StrCat(folder, "/", file), StrCat(folder, "/away/", file));
+  }
+  ASSERT_THAT(RestoreSnapshot(folder, snapshot), IsOk());
+  ASSERT_THAT(RestoreSnapshot(folder, folder + "/away/state.db"), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
+  EXPECT_THAT(store->Get("name/b"), IsOk());
+}
+
+TEST(StoreRepairTest, RestoresNoDatabaseThatAProcessHasOpen) {
+  const std::string source = NewFolder();
+  const std::string folder = NewFolder();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(source));
+  ASSERT_THAT(CommitAndWait(*store, {.puts = {Cluster(3)}}), IsOk());
+  const absl::Status refused = RestoreSnapshot(folder, source + "/state.db").status();
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kStoreFailed));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr(source + " is in use by process"));
+  EXPECT_FALSE(std::filesystem::exists(folder + "/restoring"));
+}
+
+// A backup that nobody may write is a state that its coordinator must write.
+TEST(StoreRepairTest, ARestoredStateIsItsOwnersToWriteWhateverTheModeOfTheFile) {
+  namespace fs = std::filesystem;
+  const std::string folder = NewFolder();
+  const std::string snapshot = SnapshotOf(NewFolder(), {.puts = {Cluster(3), {"name/a", "1"}}});
+  fs::permissions(snapshot, fs::perms::owner_read | fs::perms::group_read | fs::perms::others_read);
+  ASSERT_THAT(RestoreSnapshot(folder, snapshot), IsOk());
+  EXPECT_EQ(fs::status(folder + "/state.db").permissions(),
+            fs::perms::owner_read | fs::perms::owner_write);
+}
+
 // A file beside the database could be lost where the database is not: then the next start would
 // undo what was acknowledged since.
 TEST(StoreRepairTest, TheStateItselfSaysOfWhichSnapshotItIs) {
