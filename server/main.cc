@@ -1,4 +1,5 @@
 // The program shardmesh-coordinator.
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <limits>
@@ -25,6 +26,7 @@
 #include "server/store_repair.h"
 #include "sharding/mesh.h"
 #include "sharding/reason.h"
+#include "sharding/str_cat.h"
 #include "tensor/collective_choice.h"
 
 namespace shardmesh::server {
@@ -41,6 +43,10 @@ void KeepFreedMemory() {
 #endif
 }
 
+Revision FirstRevisionOf(const LostRows& lost) {
+  return std::max<Revision>(0, PositionOf(lost.first).revision);
+}
+
 // What a look at a data folder found, for a person.
 void Print(const StoreCheck& check, const std::string& folder, bool set_aside) {
   std::printf("%s: schema %lld, %lld records can be read, revisions %lld to %lld\n", folder.c_str(),
@@ -52,6 +58,13 @@ void Print(const StoreCheck& check, const std::string& folder, bool set_aside) {
   for (const UnreadableRecord& record : check.unreadable) {
     std::printf("unreadable: \"%s\" of revision %lld: %s\n", absl::CEscape(record.key).c_str(),
                 static_cast<long long>(PositionOf(record.row_id).revision), record.why.c_str());
+  }
+  for (const LostRows& lost : check.lost) {
+    std::printf(
+        "lost: all between revisions %lld and %s: %s\n",
+        static_cast<long long>(FirstRevisionOf(lost)),
+        lost.last == kLastRow ? "the newest" : StrCat(PositionOf(lost.last).revision).c_str(),
+        lost.why.c_str());
   }
   if (check.lacks_cluster) {
     std::printf(
@@ -82,6 +95,13 @@ void PrintJson(const StoreCheck& check, const std::string& folder, bool set_asid
                           {"revision", PositionOf(record.row_id).revision},
                           {"why", record.why}});
   }
+  Json lost = Json::array();
+  for (const LostRows& rows : check.lost) {
+    const bool is_open = rows.last == kLastRow;
+    lost.push_back({{"first_revision", FirstRevisionOf(rows)},
+                    {"last_revision", is_open ? Json() : Json(PositionOf(rows.last).revision)},
+                    {"why", rows.why}});
+  }
   const Json document = {{"folder", folder},
                          {"sound", check.is_sound()},
                          {"schema_version", check.schema_version},
@@ -90,6 +110,7 @@ void PrintJson(const StoreCheck& check, const std::string& folder, bool set_asid
                          {"newest_revision", check.newest},
                          {"damaged", std::move(damaged)},
                          {"unreadable", std::move(unreadable)},
+                         {"lost", std::move(lost)},
                          {"lacks_cluster", check.lacks_cluster},
                          {"set_aside", set_aside && !check.is_sound()},
                          {"replaced", check.replaced}};

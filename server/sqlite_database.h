@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -99,8 +100,13 @@ class Database {
   // How many pages the database may grow to, or has if they are more.
   absl::Status LimitPages(int64_t pages);
 
-  // OK, or DATA_LOSS: the pages of the database do not fit together.
+  // DATA_LOSS: the pages of the database do not fit together. INTERNAL: the disk did not give one.
   absl::Status CheckPages();
+
+  // The row ids at which the pages with a table's rows end, rising, but for the last page's: as far
+  // as the pages above those can be read. The rows behind one of them are on another page than
+  // itself. Copies the log into the database first.
+  absl::StatusOr<std::vector<int64_t>> PageEnds(const std::string& table);
 
   // A copy of the database, made a few pages at a time, between which it may change.
   class Copy;
@@ -110,6 +116,8 @@ class Database {
   const std::string& path() const { return path_; }
 
  private:
+  // Reads all of the database's files, past SQLite's cache: an error tells that the disk fails.
+  absl::Status ReadFiles();
   // What went wrong, as our codes say it.
   absl::Status Error(int code, std::string_view doing) const;
   absl::Status RolledBack(absl::Status because);

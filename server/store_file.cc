@@ -372,36 +372,70 @@ absl::Status WriteBounds(Database& database, StoredBounds bounds) {
   return database.Run(update);
 }
 
-absl::Status ForEachRow(Database& database, int64_t from,
-                        absl::FunctionRef<void(StoredRow)> callback) {
-  // One of the version before, with damaged pages, is read as it is.
+absl::StatusOr<RowReader> RowReader::Create(Database& database) {
+  RowReader reader(&database);
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t version, SchemaVersionOf(database));
+  reader.has_checksums_ = version >= kFirstChecked;
   SHARDMESH_ASSIGN_OR_RETURN(
-      const auto rows,
-      database.Prepare(StrCat("SELECT position, key, value, crc, ",
-                              version < kSchemaVersion ? "NULL" : "key_crc",
-                              " FROM event WHERE position >= ?1 ORDER BY position")));
-  rows.BindNumber(1, from);
+      reader.rows_, database.Prepare(StrCat(
+                        "SELECT position, key, value, ", reader.has_checksums_ ? "crc" : "NULL",
+                        ", ", version < kSchemaVersion ? "NULL" : "key_crc",
+                        " FROM event WHERE position BETWEEN ?1 AND ?2 ORDER BY position")));
+  SHARDMESH_ASSIGN_OR_RETURN(
+      reader.next_, database.Prepare("SELECT position FROM event WHERE position BETWEEN ?1 AND ?2 "
+                                     "ORDER BY position LIMIT 1"));
+  SHARDMESH_ASSIGN_OR_RETURN(reader.key_,
+                             database.Prepare("SELECT key FROM event WHERE position = ?1"));
+  return reader;
+}
+
+absl::Status RowReader::Read(int64_t from, int64_t to,
+                             absl::FunctionRef<void(StoredRow)> callback) const {
+  rows_.BindNumber(1, from);
+  rows_.BindNumber(2, to);
   while (true) {
-    SHARDMESH_ASSIGN_OR_RETURN(const bool row, database.Step(rows));
+    SHARDMESH_ASSIGN_OR_RETURN(const bool row, database_->Step(rows_));
     if (!row) return absl::OkStatus();
     StoredRow found{
-        .row_id = rows.Number(0), .key = std::string(rows.Bytes(1)), .value = {}, .why = {}};
-    if (!rows.IsNull(2)) found.value = std::make_shared<const std::string>(rows.Bytes(2));
+        .row_id = rows_.Number(0), .key = std::string(rows_.Bytes(1)), .value = {}, .why = {}};
+    if (!rows_.IsNull(2)) found.value = std::make_shared<const std::string>(rows_.Bytes(2));
     const uint32_t computed = RecordChecksum(found.row_id, found.key, found.value.get());
-    if (!rows.IsText(1) || found.key.empty()) {
+    if (!rows_.IsText(1) || found.key.empty()) {
       found.why = "its key is no text";
-    } else if (!rows.IsNumber(3)) {
+    } else if (has_checksums_ && !rows_.IsNumber(3)) {
       found.why = "its checksum is gone";
-    } else if (rows.Number(3) != computed) {
-      found.why = StrCat("its checksum is ", rows.Number(3), ", its bytes have ", computed);
+    } else if (has_checksums_ && rows_.Number(3) != computed) {
+      found.why = StrCat("its checksum is ", rows_.Number(3), ", its bytes have ", computed);
     }
-    if (!found.why.empty() && rows.IsNumber(4) && rows.Number(4) != KeyChecksum(found.key)) {
-      found.lost_key_crc = static_cast<uint32_t>(rows.Number(4));
+    if (!found.why.empty() && rows_.IsNumber(4) && rows_.Number(4) != KeyChecksum(found.key)) {
+      found.lost_key_crc = static_cast<uint32_t>(rows_.Number(4));
       found.why += "; its key is not as it was written";
     }
     callback(std::move(found));
   }
+}
+
+absl::StatusOr<std::optional<int64_t>> RowReader::FindNext(int64_t from, int64_t to) const {
+  next_.BindNumber(1, from);
+  next_.BindNumber(2, to);
+  SHARDMESH_ASSIGN_OR_RETURN(const bool row, database_->Step(next_));
+  if (!row) return std::nullopt;
+  const int64_t found = next_.Number(0);
+  next_.Reset();
+  return found;
+}
+
+absl::StatusOr<std::string> RowReader::KeyOf(int64_t row_id) const {
+  key_.BindNumber(1, row_id);
+  SHARDMESH_ASSIGN_OR_RETURN(const bool row, database_->Step(key_));
+  std::string key(row && key_.IsText(0) ? key_.Bytes(0) : "");
+  key_.Reset();
+  return key;
+}
+
+absl::Status ForEachRow(Database& database, absl::FunctionRef<void(StoredRow)> callback) {
+  SHARDMESH_ASSIGN_OR_RETURN(const RowReader reader, RowReader::Create(database));
+  return reader.Read(kFirstRow, kLastRow, callback);
 }
 
 KeyFinder::KeyFinder(std::vector<UnreadableRecord>* records) {
@@ -432,18 +466,16 @@ absl::StatusOr<StoredState> ReadState(Database& database) {
   SHARDMESH_FAILPOINT("store.read");
   SHARDMESH_ASSIGN_OR_RETURN(const StoredBounds bounds, ReadBounds(database));
   StoredState state{.index = RevisionIndex(bounds.compacted, bounds.newest), .unreadable = {}};
-  const absl::Status read =
-      ForEachRow(database, std::numeric_limits<int64_t>::min(), [&](StoredRow row) {
-        if (row.why.empty()) {
-          state.index.Add({PositionOf(row.row_id), std::move(row.key), std::move(row.value)});
-          return;
-        }
-        if (!row.lost_key_crc.has_value()) state.index.Forget(state.index.PositionsOf(row.key));
-        state.index.RaiseNewest(NewestWith(state.index.newest(), row.row_id));
-        state.unreadable.push_back(
-            {row.row_id, std::move(row.key), std::move(row.why), row.lost_key_crc});
-      });
-  SHARDMESH_RETURN_IF_ERROR(read);
+  SHARDMESH_RETURN_IF_ERROR(ForEachRow(database, [&](StoredRow row) {
+    if (row.why.empty()) {
+      state.index.Add({PositionOf(row.row_id), std::move(row.key), std::move(row.value)});
+      return;
+    }
+    if (!row.lost_key_crc.has_value()) state.index.Forget(state.index.PositionsOf(row.key));
+    state.index.RaiseNewest(NewestWith(state.index.newest(), row.row_id));
+    state.unreadable.push_back(
+        {row.row_id, std::move(row.key), std::move(row.why), row.lost_key_crc});
+  }));
   KeyFinder finder(&state.unreadable);
   if (finder.is_done()) return state;
   SHARDMESH_ASSIGN_OR_RETURN(const KeyValues all, state.index.List("", {}));

@@ -4,7 +4,9 @@
 #define SHARDMESH_SERVER_STORE_FILE_H_
 
 #include <cstdint>
+#include <limits>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -127,18 +129,44 @@ Revision NewestWith(Revision newest, int64_t unreadable_row);
 // pass for what is current. DATA_LOSS: the bounds or the pages cannot be read.
 absl::StatusOr<StoredState> ReadState(Database& database);
 
-// Calls back for each row, in order; the value is null for a deletion. A row that is not as it was
-// written comes with `why`. Returns what ended it: DATA_LOSS from pages that cannot be read, after
-// which `from` goes on behind them.
+// A row as it stands in the database, also in one of an older schema. Without checksums, those of
+// version 1 count as they are.
 struct StoredRow {
   int64_t row_id = 0;
   std::string key;
-  std::shared_ptr<const std::string> value;
-  std::string why;                            // empty: as it was written
+  std::shared_ptr<const std::string> value;   // null: a deletion
+  std::string why;                            // what is wrong with it; empty: as it was written
   std::optional<uint32_t> lost_key_crc = {};  // as in UnreadableRecord
 };
-absl::Status ForEachRow(Database& database, int64_t from,
-                        absl::FunctionRef<void(StoredRow)> callback);
+
+inline constexpr int64_t kFirstRow = std::numeric_limits<int64_t>::min();
+inline constexpr int64_t kLastRow = std::numeric_limits<int64_t>::max();
+
+// Reads the rows of a database, in order, also of one whose pages are damaged. Errors are the
+// database's: DATA_LOSS from a page that cannot be read. The database outlives it.
+class RowReader {
+ public:
+  static absl::StatusOr<RowReader> Create(Database& database);
+
+  // Calls back for each row from `from` to `to`, both included, until an error ends it.
+  absl::Status Read(int64_t from, int64_t to, absl::FunctionRef<void(StoredRow)> callback) const;
+  // The first row from `from` to `to`, which itself may not be readable; nullopt: there is none.
+  absl::StatusOr<std::optional<int64_t>> FindNext(int64_t from, int64_t to) const;
+  // The key of a row of which not all can be read, as it stands there.
+  absl::StatusOr<std::string> KeyOf(int64_t row_id) const;
+
+ private:
+  explicit RowReader(Database* database) : database_(database) {}
+
+  Database* database_;
+  bool has_checksums_ = false;
+  Database::Statement rows_;
+  Database::Statement next_;
+  Database::Statement key_;
+};
+
+// Calls back for each row, in order. Returns what ended it.
+absl::Status ForEachRow(Database& database, absl::FunctionRef<void(StoredRow)> callback);
 
 // The bounds: nothing before `compacted` can be read, `newest` is the last commit. DATA_LOSS if
 // they are not as they were written.

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -31,7 +30,6 @@ constexpr std::string_view kRequestPrefix = "request/";
 constexpr std::string_view kNamePrefix = "name/";
 constexpr std::string_view kManifestPrefix = "manifest/";
 constexpr std::string_view kReplacedPrefix = "replaced.db-";
-constexpr int64_t kFirstRow = std::numeric_limits<int64_t>::min();
 
 absl::Status StoreError(absl::StatusCode code, std::string_view message) {
   return WithReason(absl::Status(code, ToAbsl(message)), Reason::kStoreFailed);
@@ -181,7 +179,7 @@ absl::StatusOr<std::optional<std::string>> RestoredFrom(const std::string& folde
     }
   } else {
     std::string unreadable;
-    SHARDMESH_RETURN_IF_ERROR(ForEachRow(database, kFirstRow, [&](StoredRow row) {
+    SHARDMESH_RETURN_IF_ERROR(ForEachRow(database, [&](StoredRow row) {
       if (!row.why.empty()) {
         unreadable = StrCat("the record \"", row.key, "\" cannot be read: ", row.why);
         if (row.key == kRestoredKey) value.reset();
@@ -325,34 +323,81 @@ absl::Status Skip(const std::string& path, const ClusterRecord& cluster, Revisio
 struct Salvaged {
   std::vector<StoredRow> rows;
   std::vector<UnreadableRecord> unreadable;
+  std::vector<LostRows> lost;  // rising
 };
 
-Salvaged Salvage(Database& database) {
-  Salvaged salvaged;
-  int64_t from = kFirstRow;
-  // Behind a page that cannot be read, rows are looked for further and further away.
-  for (int64_t skip = 1;;) {
-    int64_t last = from - (from == kFirstRow ? 0 : 1);
-    bool any = false;
-    const absl::Status read = ForEachRow(database, from, [&](StoredRow row) {
-      last = row.row_id;
-      any = true;
+// Notes that what is between two row ids, both included, cannot be read.
+void Lose(int64_t from, int64_t to, const absl::Status& why, Salvaged* salvaged) {
+  if (!salvaged->lost.empty() && salvaged->lost.back().last + 1 == from) {
+    salvaged->lost.back().last = to;
+  } else {
+    salvaged->lost.push_back({.first = from, .last = to, .why = std::string(why.message())});
+  }
+}
+
+// Adds the rows between two row ids, which are on one page. Errors but DATA_LOSS are those of
+// reading, and say nothing of the rows.
+absl::Status SalvagePage(const RowReader& reader, int64_t from, int64_t to, Salvaged* salvaged) {
+  while (true) {
+    bool is_to_end = false;
+    const absl::Status read = reader.Read(from, to, [&](StoredRow row) {
+      is_to_end = row.row_id >= to;
+      from = is_to_end ? to : std::max(from, row.row_id + 1);
       if (row.why.empty()) {
-        salvaged.rows.push_back(std::move(row));
+        salvaged->rows.push_back(std::move(row));
       } else {
-        salvaged.unreadable.push_back(
+        salvaged->unreadable.push_back(
             {row.row_id, std::move(row.key), std::move(row.why), row.lost_key_crc});
       }
     });
-    if (read.ok()) return salvaged;
-    if (any || salvaged.unreadable.empty()) {
-      salvaged.unreadable.push_back(
-          {last, "", StrCat("the page behind it cannot be read: ", ToStd(read.message()))});
+    // Behind the page's last row it is the next page that cannot be read.
+    if (read.ok() || is_to_end) return absl::OkStatus();
+    if (!absl::IsDataLoss(read)) return read;
+    const absl::StatusOr<std::optional<int64_t>> next = reader.FindNext(from, to);
+    if (!next.ok()) {
+      if (!absl::IsDataLoss(next.status())) return next.status();
+      Lose(from, to, read, salvaged);
+      return absl::OkStatus();
     }
-    skip = any ? 1 : skip * 2;
-    if (skip > (int64_t{1} << 60)) return salvaged;
-    from = (last == kFirstRow ? 0 : last) + skip;
+    if (!next->has_value()) return absl::OkStatus();
+    // The page is sound, but some of the row is on others: of a large value.
+    const int64_t row_id = **next;
+    const absl::StatusOr<std::string> key = reader.KeyOf(row_id);
+    if (!key.ok() && !absl::IsDataLoss(key.status())) return key.status();
+    if (key.ok() && !key->empty()) {
+      salvaged->unreadable.push_back({row_id, *key, std::string(read.message())});
+    } else {
+      Lose(row_id, row_id, read, salvaged);
+    }
+    if (row_id >= to) return absl::OkStatus();
+    from = row_id + 1;
   }
+}
+
+// Errors but DATA_LOSS are those of reading: nothing is known of the rows then.
+absl::StatusOr<Salvaged> Salvage(Database& database) {
+  Salvaged salvaged;
+  SHARDMESH_ASSIGN_OR_RETURN(const RowReader reader, RowReader::Create(database));
+  const absl::Status read = reader.Read(kFirstRow, kLastRow, [&](StoredRow row) {
+    if (row.why.empty()) {
+      salvaged.rows.push_back(std::move(row));
+    } else {
+      salvaged.unreadable.push_back(
+          {row.row_id, std::move(row.key), std::move(row.why), row.lost_key_crc});
+    }
+  });
+  if (read.ok()) return salvaged;
+  if (!absl::IsDataLoss(read)) return read;
+  // Page by page: what is behind one that cannot be read is on the next one.
+  salvaged = {};
+  SHARDMESH_ASSIGN_OR_RETURN(std::vector<int64_t> ends, database.PageEnds("event"));
+  if (ends.empty() || ends.back() != kLastRow) ends.push_back(kLastRow);
+  int64_t from = kFirstRow;
+  for (const int64_t end : ends) {
+    SHARDMESH_RETURN_IF_ERROR(SalvagePage(reader, from, end, &salvaged));
+    from = end == kLastRow ? end : end + 1;
+  }
+  return salvaged;
 }
 
 // The cluster of which these rows are; nullopt if none of them tells.
@@ -379,10 +424,11 @@ Extent ExtentOf(const std::string& path) {
   }
   const absl::StatusOr<int64_t> version = SchemaVersionOf(database);
   if (!version.ok() || *version < 2) return extent;  // such records bear no checksums
-  const Salvaged salvaged = Salvage(database);
-  extent.cluster = ClusterOf(salvaged.rows);
   if (const auto bounds = ReadBounds(database); bounds.ok()) extent.newest = bounds->newest;
-  for (const StoredRow& row : salvaged.rows) {
+  const absl::StatusOr<Salvaged> salvaged = Salvage(database);
+  if (!salvaged.ok()) return extent;
+  extent.cluster = ClusterOf(salvaged->rows);
+  for (const StoredRow& row : salvaged->rows) {
     extent.newest = std::max(extent.newest, PositionOf(row.row_id).revision);
   }
   return extent;
@@ -539,7 +585,8 @@ absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::s
   }
   Restored restored;
   const std::string again = StrCat(folder, "/", kRestoreAgain);
-  if (!fs::exists(again)) {
+  const bool is_asked_again = fs::exists(again);
+  if (!is_asked_again) {
     const absl::StatusOr<std::optional<std::string>> last = RestoredFrom(folder);
     // Not replaced with `restore-again` either, see below.
     if (ReasonOf(last.status()) == Reason::kSchemaMismatch) return last.status();
@@ -577,6 +624,8 @@ absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::s
     const absl::StatusOr<StoredState> before = ReadDatabase(DatabasePath(folder));
     // One of a newer schema is not damaged: what it holds would be lost.
     if (ReasonOf(before.status()) == Reason::kSchemaMismatch) return before.status();
+    // Nor is one that the disk does not give.
+    if (absl::IsInternal(before.status()) && !is_asked_again) return before.status();
     if (before.ok()) {
       if (auto found = ClusterOf(before->index); found.ok()) replaced = *std::move(found);
       newest = std::max(newest, before->index.newest());
@@ -630,6 +679,8 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
   SHARDMESH_RETURN_IF_ERROR(database->Execute("PRAGMA locking_mode = EXCLUSIVE"));
   SHARDMESH_ASSIGN_OR_RETURN(check.schema_version, SchemaVersionOf(*database));
   check.pages = database->CheckPages();
+  // An error of reading tells nothing of what is there.
+  if (!check.pages.ok() && !absl::IsDataLoss(check.pages)) return check.pages;
   // Without checksums there is nothing that could tell a record that is not as it was.
   if (check.schema_version < kFirstChecked ||
       (check.schema_version < kSchemaVersion && check.pages.ok())) {
@@ -637,8 +688,13 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
     SHARDMESH_RETURN_IF_ERROR(PrepareSchema(*database));
   }
   const absl::StatusOr<StoredBounds> read = ReadBounds(*database);
+  if (!read.ok() && !absl::IsDataLoss(read.status())) return read.status();
   check.bounds = read.status();
-  Salvaged salvaged = Salvage(*database);
+  SHARDMESH_ASSIGN_OR_RETURN(Salvaged salvaged, Salvage(*database));
+  if (!salvaged.lost.empty() && check.pages.ok()) {
+    check.pages = StoreError(absl::StatusCode::kDataLoss, salvaged.lost.front().why);
+  }
+  check.lost = salvaged.lost;
   KeyFinder finder(&salvaged.unreadable);
   for (const StoredRow& row : salvaged.rows) finder.Find(row.key);
   check.records = static_cast<int64_t>(salvaged.rows.size());

@@ -53,6 +53,13 @@ inline constexpr size_t kListedKeys = 20;
 inline constexpr std::string_view kRestoreAgain = "restore-again";
 absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::string& file);
 
+// Row ids, both included, between which pages cannot be read: what was there is not known.
+struct LostRows {
+  int64_t first = 0;
+  int64_t last = 0;
+  std::string why;
+};
+
 // What a look at a data folder found.
 struct StoreCheck {
   int64_t schema_version = 0;
@@ -62,6 +69,7 @@ struct StoreCheck {
   absl::Status pages;   // DATA_LOSS: they do not fit together
   absl::Status bounds;  // DATA_LOSS: they are not as they were written
   std::vector<UnreadableRecord> unreadable;
+  std::vector<LostRows> lost;  // of damaged pages
   // The record `cluster` is not there, or not readable, in a state that is not new: no coordinator
   // starts with it.
   bool lacks_cluster = false;
@@ -81,7 +89,8 @@ struct StoreCheck {
 // `cluster_of`, if that is not empty; the term is then behind the skipped ones.
 //
 // FAILED_PRECONDITION: a process holds the folder; or it, or the snapshot, is another program's or
-// a newer schema's. NOT_FOUND: there is no database.
+// a newer schema's. NOT_FOUND: there is no database. INTERNAL: the disk did not give what is there,
+// which is no damage: nothing is set aside then.
 absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_aside,
                                            const std::string& cluster_of = "");
 
