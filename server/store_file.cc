@@ -348,12 +348,15 @@ absl::Status PrepareSchema(Database& database) {
 }
 
 absl::StatusOr<StoredBounds> ReadBounds(Database& database) {
-  SHARDMESH_ASSIGN_OR_RETURN(const auto bounds,
-                             database.Prepare("SELECT compacted, newest, crc FROM bounds"));
+  SHARDMESH_ASSIGN_OR_RETURN(const int64_t version, SchemaVersionOf(database));
+  const bool has_checksum = version >= kFirstChecked;
+  SHARDMESH_ASSIGN_OR_RETURN(
+      const auto bounds, database.Prepare(StrCat("SELECT compacted, newest, ",
+                                                 has_checksum ? "crc" : "NULL", " FROM bounds")));
   SHARDMESH_ASSIGN_OR_RETURN(const bool row, database.Step(bounds));
   const StoredBounds read = row ? StoredBounds{bounds.Number(0), bounds.Number(1)} : StoredBounds();
-  if (!row || !bounds.IsNumber(2) ||
-      bounds.Number(2) != BoundsChecksum(read.compacted, read.newest)) {
+  if (!row || (has_checksum && (!bounds.IsNumber(2) ||
+                                bounds.Number(2) != BoundsChecksum(read.compacted, read.newest)))) {
     return StoreError(absl::StatusCode::kDataLoss,
                       StrCat("the state database is damaged: the bounds of ", database.path(),
                              " are not as they were written; `shardmesh-coordinator --check FOLDER "

@@ -125,8 +125,9 @@ struct StoredState {
 // behind us too. But a row id far beyond all others is a part of the damage.
 Revision NewestWith(Revision newest, int64_t unreadable_row);
 
-// Reads all records. Of a key with an unreadable record nothing is there that is older: it would
-// pass for what is current. DATA_LOSS: the bounds or the pages cannot be read.
+// Reads all records, also those of an older schema. Of a key with an unreadable record nothing is
+// there that is older: it would pass for what is current. DATA_LOSS: the bounds or the pages cannot
+// be read.
 absl::StatusOr<StoredState> ReadState(Database& database);
 
 // A row as it stands in the database, also in one of an older schema. Without checksums, those of

@@ -91,7 +91,8 @@ void CompareStates(const RevisionIndex& before, const RevisionIndex& after, Rest
   }
 }
 
-// Opens the database of a folder for reading all of it; one of an older schema is brought to ours.
+// Reads all of a database, which stays as it is: one of an older schema may still be that of the
+// build that wrote it.
 absl::StatusOr<StoredState> ReadDatabase(const std::string& path) {
   Database database(path);
   SHARDMESH_RETURN_IF_ERROR(database.Open());
@@ -102,7 +103,6 @@ absl::StatusOr<StoredState> ReadDatabase(const std::string& path) {
                       StrCat(path, " is empty, not a snapshot"));
   }
   SHARDMESH_RETURN_IF_ERROR(database.CheckPages());
-  SHARDMESH_RETURN_IF_ERROR(PrepareSchema(database));
   return ReadState(database);
 }
 
@@ -167,30 +167,18 @@ absl::StatusOr<std::optional<std::string>> RestoredFrom(const std::string& folde
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t version, SchemaVersionOf(database));
   if (version == 0) return std::nullopt;
   std::optional<std::string> value;
-  if (version == 1) {  // without checksums
-    SHARDMESH_ASSIGN_OR_RETURN(
-        const auto rows,
-        database.Prepare("SELECT value FROM event WHERE key = ?1 ORDER BY position"));
-    rows.BindText(1, kRestoredKey);
-    while (true) {
-      SHARDMESH_ASSIGN_OR_RETURN(const bool row, database.Step(rows));
-      if (!row) break;
-      value = std::string(rows.Bytes(0));
+  std::string unreadable;
+  SHARDMESH_RETURN_IF_ERROR(ForEachRow(database, [&](StoredRow row) {
+    if (!row.why.empty()) {
+      unreadable = StrCat("the record \"", row.key, "\" cannot be read: ", row.why);
+      if (row.key == kRestoredKey) value.reset();
+    } else if (row.key == kRestoredKey) {
+      value = row.value == nullptr ? std::nullopt : std::optional(*row.value);
     }
-  } else {
-    std::string unreadable;
-    SHARDMESH_RETURN_IF_ERROR(ForEachRow(database, [&](StoredRow row) {
-      if (!row.why.empty()) {
-        unreadable = StrCat("the record \"", row.key, "\" cannot be read: ", row.why);
-        if (row.key == kRestoredKey) value.reset();
-      } else if (row.key == kRestoredKey) {
-        value = row.value == nullptr ? std::nullopt : std::optional(*row.value);
-      }
-    }));
-    // One whose key is damaged may be the record that is looked for.
-    if (!value.has_value() && !unreadable.empty()) {
-      return StoreError(absl::StatusCode::kDataLoss, unreadable);
-    }
+  }));
+  // One whose key is damaged may be the record that is looked for.
+  if (!value.has_value() && !unreadable.empty()) {
+    return StoreError(absl::StatusCode::kDataLoss, unreadable);
   }
   if (value.has_value()) {
     SHARDMESH_ASSIGN_OR_RETURN(RestoredRecord restored, DecodeRestored(kRestoredKey, *value));
@@ -283,7 +271,8 @@ absl::Status CopyDatabase(const std::string& folder, const std::string& file,
   return absl::OkStatus();
 }
 
-// Lets the database begin behind all that was ever told from it, and say of which snapshot it is.
+// Lets the database begin behind all that was ever told from it, and say of which snapshot it is;
+// one of an older schema is brought to ours.
 // All of it is in its one file then, on the disk.
 absl::Status Skip(const std::string& path, const ClusterRecord& cluster, Revision newest,
                   const std::string& digest) {
@@ -300,6 +289,7 @@ absl::Status Skip(const std::string& path, const ClusterRecord& cluster, Revisio
                         StrCat("cannot write the log of ", path, " into it"));
     }
   }
+  SHARDMESH_RETURN_IF_ERROR(PrepareSchema(database));
   newest += kSkippedRevisions;
   const std::pair<std::string_view, std::string> records[] = {
       {kClusterKey, EncodeCluster(cluster)},
@@ -423,7 +413,7 @@ Extent ExtentOf(const std::string& path) {
     return extent;
   }
   const absl::StatusOr<int64_t> version = SchemaVersionOf(database);
-  if (!version.ok() || *version < 2) return extent;  // such records bear no checksums
+  if (!version.ok() || *version < kFirstChecked) return extent;
   if (const auto bounds = ReadBounds(database); bounds.ok()) extent.newest = bounds->newest;
   const absl::StatusOr<Salvaged> salvaged = Salvage(database);
   if (!salvaged.ok()) return extent;
@@ -681,12 +671,7 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
   check.pages = database->CheckPages();
   // An error of reading tells nothing of what is there.
   if (!check.pages.ok() && !absl::IsDataLoss(check.pages)) return check.pages;
-  // Without checksums there is nothing that could tell a record that is not as it was.
-  if (check.schema_version < kFirstChecked ||
-      (check.schema_version < kSchemaVersion && check.pages.ok())) {
-    SHARDMESH_RETURN_IF_ERROR(check.pages);
-    SHARDMESH_RETURN_IF_ERROR(PrepareSchema(*database));
-  }
+  if (check.schema_version == 0) return check;  // nothing was ever written into it
   const absl::StatusOr<StoredBounds> read = ReadBounds(*database);
   if (!read.ok() && !absl::IsDataLoss(read.status())) return read.status();
   check.bounds = read.status();
@@ -695,6 +680,8 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
     check.pages = StoreError(absl::StatusCode::kDataLoss, salvaged.lost.front().why);
   }
   check.lost = salvaged.lost;
+  // Without checksums there is nothing that could tell a record that is not as it was.
+  if (check.schema_version < kFirstChecked) SHARDMESH_RETURN_IF_ERROR(check.pages);
   KeyFinder finder(&salvaged.unreadable);
   for (const StoredRow& row : salvaged.rows) finder.Find(row.key);
   check.records = static_cast<int64_t>(salvaged.rows.size());
@@ -720,6 +707,7 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
   }
 
   if (check.pages.ok()) {
+    SHARDMESH_RETURN_IF_ERROR(PrepareSchema(*database));
     SHARDMESH_ASSIGN_OR_RETURN(
         const auto move,
         database->Prepare(
@@ -763,6 +751,7 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
   bounds.compacted = check.compacted = check.newest = bounds.newest;
   const std::string salvage = folder + "/salvaged";
   SHARDMESH_RETURN_IF_ERROR(RemoveDatabase(salvage));
+  const absl::Cleanup remove = [&salvage] { RemoveDatabase(salvage).IgnoreError(); };
   SHARDMESH_RETURN_IF_ERROR(WriteSalvaged(salvage, salvaged, bounds, cluster));
   database.reset();
   SHARDMESH_ASSIGN_OR_RETURN(check.replaced, ReplaceDatabase(folder, salvage, "damaged.db"));

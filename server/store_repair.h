@@ -49,7 +49,9 @@ inline constexpr size_t kListedKeys = 20;
 // too high to go on from; or the state that is there cannot tell of which snapshot it was made, and
 // there is no kRestoreAgain: restoring the same one again would undo all that was acknowledged
 // since.
-// DATA_LOSS: the snapshot is damaged. NOT_FOUND: no file. Nothing was changed then.
+// DATA_LOSS: the snapshot is damaged. NOT_FOUND: no file. INTERNAL: the disk does not give the
+// state that is there, and there is no kRestoreAgain. The state was not changed then, nor brought
+// to our schema: the build that wrote it can go on with it.
 inline constexpr std::string_view kRestoreAgain = "restore-again";
 absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::string& file);
 
@@ -79,7 +81,8 @@ struct StoreCheck {
   bool is_sound() const { return pages.ok() && bounds.ok() && unreadable.empty(); }
 };
 
-// Reads all that can be read of the database in a data folder. With `set_aside` it then moves the
+// Reads all that can be read of the database in a data folder, which keeps its schema: the build
+// that wrote it can go on with it. With `set_aside` it then moves the
 // unreadable records to the table `set_aside`, mends the bounds, and writes a new database of the
 // readable records if pages are damaged; the folder opens afterwards, without them. The record of a
 // manifest whose chunks are all there is written anew. The state says from then on that its arrays

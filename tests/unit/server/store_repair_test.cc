@@ -583,6 +583,74 @@ TEST(StoreRepairTest, TakesNoFailedReadForDamage) {
   EXPECT_GT(FailReads(ThreeOnAPage(2400, [](int i) { return i + 1; }), 59), 20);
 }
 
+int64_t SchemaOf(const std::string& folder) {
+  Database database(folder + "/state.db");
+  EXPECT_THAT(database.Open(), IsOk());
+  return SchemaVersionOf(database).value_or(-1);
+}
+
+// The state of a folder as a build with the second version of the schema wrote it, or the first.
+void BringBackTo(const std::string& folder, int version) {
+  std::string sql = "ALTER TABLE event DROP COLUMN key_crc;";
+  if (version == 1) {
+    sql +=
+        "ALTER TABLE event DROP COLUMN crc; ALTER TABLE bounds DROP COLUMN crc;"
+        "DROP TABLE set_aside;";
+  }
+  RunSql(folder + "/state.db", StrCat(sql, "PRAGMA user_version = ", version));
+}
+
+// The build that wrote it may have to go on with it.
+TEST(StoreRepairTest, LeavesAnOlderSchemaToTheBuildThatWroteIt) {
+  for (const int version : {1, 2}) {
+    SCOPED_TRACE(version);
+    const std::string folder = NewFolder();
+    SnapshotOf(folder, {.puts = {Cluster(3), {"name/a", "1"}}});
+    BringBackTo(folder, version);
+    for (const bool set_aside : {false, true}) {
+      SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoreCheck check, CheckDataFolder(folder, set_aside));
+      EXPECT_TRUE(check.is_sound());
+      EXPECT_EQ(check.schema_version, version);
+      EXPECT_EQ(check.records, 2);
+      EXPECT_EQ(check.newest, 1);
+      EXPECT_FALSE(check.lacks_cluster);
+      EXPECT_EQ(SchemaOf(folder), version);
+    }
+    const std::string other =
+        SnapshotOf(NewFolder(), {.puts = {Cluster(3, std::string(32, 'f')), {"name/b", "1"}}});
+    EXPECT_THAT(RestoreSnapshot(folder, other).status(),
+                StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kStoreFailed));
+    EXPECT_EQ(SchemaOf(folder), version);
+    EXPECT_FALSE(std::filesystem::exists(folder + "/restoring"));
+
+    // A snapshot of that build is one for us.
+    const std::string snapshot = NewFolder() + "/snapshot";
+    std::filesystem::copy_file(folder + "/state.db", snapshot);
+    const std::string third = SnapshotOf(NewFolder(), {.puts = {Cluster(3), {"name/c", "1"}}});
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const Restored restored, RestoreSnapshot(folder, third));
+    EXPECT_THAT(restored.lost, ElementsAre("name/a"));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const Restored back, RestoreSnapshot(folder, snapshot));
+    EXPECT_THAT(back.back, ElementsAre("name/a"));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
+    EXPECT_THAT(store->Get("name/a"), IsOk());
+    EXPECT_EQ(store->stats().unreadable_records, 0);
+  }
+}
+
+TEST(StoreRepairTest, SetsRecordsOfAnOlderSchemaAside) {
+  const std::string folder = NewFolder();
+  SnapshotOf(folder, {.puts = {Cluster(3), {"name/a", "1"}, {"name/b", "1"}}});
+  BringBackTo(folder, 2);
+  RunSql(folder + "/state.db", "UPDATE event SET value = X'33' WHERE key = 'name/a'");
+  EXPECT_EQ(CheckDataFolder(folder, false)->unreadable.size(), 1u);
+  EXPECT_EQ(SchemaOf(folder), 2);
+  ASSERT_THAT(CheckDataFolder(folder, true), IsOk());
+  EXPECT_TRUE(CheckDataFolder(folder, false)->is_sound());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
+  EXPECT_THAT(store->Get("name/a"), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  EXPECT_THAT(store->Get("name/b"), IsOk());
+}
+
 TEST(StoreRepairTest, ChecksNoFolderWithoutADatabase) {
   EXPECT_THAT(CheckDataFolder(NewFolder(), false).status(),
               StatusIs(absl::StatusCode::kNotFound, Reason::kStoreFailed));
