@@ -366,13 +366,14 @@ absl::StatusOr<StoredBounds> ReadBounds(Database& database) {
 }
 
 absl::Status WriteBounds(Database& database, StoredBounds bounds) {
+  SHARDMESH_RETURN_IF_ERROR(database.Execute("DELETE FROM bounds"));
   SHARDMESH_ASSIGN_OR_RETURN(
-      const auto update,
-      database.Prepare("UPDATE bounds SET compacted = ?1, newest = ?2, crc = ?3"));
-  update.BindNumber(1, bounds.compacted);
-  update.BindNumber(2, bounds.newest);
-  update.BindNumber(3, BoundsChecksum(bounds.compacted, bounds.newest));
-  return database.Run(update);
+      const auto insert,
+      database.Prepare("INSERT INTO bounds (compacted, newest, crc) VALUES (?1, ?2, ?3)"));
+  insert.BindNumber(1, bounds.compacted);
+  insert.BindNumber(2, bounds.newest);
+  insert.BindNumber(3, BoundsChecksum(bounds.compacted, bounds.newest));
+  return database.Run(insert);
 }
 
 absl::StatusOr<RowReader> RowReader::Create(Database& database) {

@@ -176,6 +176,7 @@ struct StoredBounds {
   Revision newest = 0;
 };
 absl::StatusOr<StoredBounds> ReadBounds(Database& database);
+// In place of those that are there, if any are: part of a transaction.
 absl::Status WriteBounds(Database& database, StoredBounds bounds);
 
 }  // namespace shardmesh::server

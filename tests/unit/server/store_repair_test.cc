@@ -404,6 +404,18 @@ TEST(StoreRepairTest, ShowsUnreadableRecordsAndMovesThemAside) {
   EXPECT_THAT(store->Get("name/b"), IsOk());
 }
 
+TEST(StoreRepairTest, MendsBoundsThatAreGone) {
+  const std::string folder = NewFolder();
+  SnapshotOf(folder, {.puts = {Cluster(3), {"name/a", "1"}}});
+  RunSql(folder + "/state.db", "DELETE FROM bounds");
+  EXPECT_THAT(OpenFolder(folder), StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed));
+  EXPECT_FALSE(CheckDataFolder(folder, true)->bounds.ok());
+  EXPECT_TRUE(CheckDataFolder(folder, false)->is_sound());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
+  EXPECT_EQ(store->revision(), 1);
+  EXPECT_THAT(store->Get("name/a"), IsOk());
+}
+
 TEST(StoreRepairTest, SavesWhatCanBeReadOfDamagedPages) {
   const std::string folder = NewFolder();
   {
