@@ -523,6 +523,45 @@ absl::Status Insert(Database& database, const Database::Statement& insert, const
   return InsertRecord(database, insert, row.row_id, row.key, row.value.get());
 }
 
+// The newest unreadable record of each key that is known: what is older must not pass for what is
+// current.
+std::map<std::string_view, const UnreadableRecord*> NewestUnreadable(const Salvaged& salvaged) {
+  std::map<std::string_view, const UnreadableRecord*> newest;
+  for (const UnreadableRecord& record : salvaged.unreadable) {
+    if (record.lost_key_crc.has_value()) continue;
+    const UnreadableRecord*& of_key = newest[record.key];
+    if (of_key == nullptr || of_key->row_id < record.row_id) of_key = &record;
+  }
+  return newest;
+}
+
+// Moves unreadable records, and what their keys were before, to the table `set_aside`.
+absl::Status MoveAside(Database& database, const Salvaged& salvaged) {
+  SHARDMESH_ASSIGN_OR_RETURN(
+      const auto move,
+      database.Prepare("INSERT INTO set_aside SELECT position, CAST(key AS BLOB), value, crc, ?2 "
+                       "FROM event WHERE position = ?1"));
+  SHARDMESH_ASSIGN_OR_RETURN(const auto erase,
+                             database.Prepare("DELETE FROM event WHERE position = ?1"));
+  const auto move_row = [&](int64_t row_id, std::string_view why) -> absl::Status {
+    move.BindNumber(1, row_id);
+    move.BindText(2, why);
+    SHARDMESH_RETURN_IF_ERROR(database.Run(move));
+    erase.BindNumber(1, row_id);
+    return database.Run(erase);
+  };
+  for (const UnreadableRecord& record : salvaged.unreadable) {
+    SHARDMESH_RETURN_IF_ERROR(move_row(record.row_id, record.why));
+  }
+  const auto lost = NewestUnreadable(salvaged);
+  for (const StoredRow& row : salvaged.rows) {
+    const auto found = lost.find(row.key);
+    if (found == lost.end() || row.row_id > found->second->row_id) continue;
+    SHARDMESH_RETURN_IF_ERROR(move_row(row.row_id, found->second->why));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status WriteSalvaged(const std::string& path, const Salvaged& salvaged,
                            const StoredBounds& bounds,
                            const std::optional<ClusterRecord>& cluster) {
@@ -531,15 +570,11 @@ absl::Status WriteSalvaged(const std::string& path, const Salvaged& salvaged,
   SHARDMESH_RETURN_IF_ERROR(PrepareSchema(database));
   SHARDMESH_ASSIGN_OR_RETURN(const auto insert, database.Prepare(kInsertRecord));
   return database.InTransaction([&]() -> absl::Status {
-    std::map<std::string, int64_t> lost;  // the newest row of a key that cannot be read
-    for (const UnreadableRecord& record : salvaged.unreadable) {
-      if (!record.lost_key_crc.has_value()) lost[record.key] = record.row_id;
-    }
+    const auto lost = NewestUnreadable(salvaged);
     for (const StoredRow& row : salvaged.rows) {
-      // Older values of such a key must not pass for what is current.
       if (const auto found = lost.find(row.key);
           row.key == kRestoredKey || (row.key == kClusterKey && cluster.has_value()) ||
-          (found != lost.end() && row.row_id < found->second)) {
+          (found != lost.end() && row.row_id < found->second->row_id)) {
         continue;
       }
       SHARDMESH_RETURN_IF_ERROR(Insert(database, insert, row));
@@ -708,29 +743,11 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
 
   if (check.pages.ok()) {
     SHARDMESH_RETURN_IF_ERROR(PrepareSchema(*database));
-    SHARDMESH_ASSIGN_OR_RETURN(
-        const auto move,
-        database->Prepare(
-            "INSERT INTO set_aside SELECT position, CAST(key AS BLOB), value, crc, ?2 "
-            "FROM event WHERE position = ?1 OR (key = ?3 AND position < ?1)"));
-    SHARDMESH_ASSIGN_OR_RETURN(
-        const auto erase,
-        database->Prepare("DELETE FROM event WHERE position = ?1 OR (key = ?2 AND position < ?1)"));
     SHARDMESH_ASSIGN_OR_RETURN(const auto insert, database->Prepare(kInsertRecord));
     SHARDMESH_ASSIGN_OR_RETURN(const auto forget,
                                database->Prepare("DELETE FROM event WHERE key = ?1"));
     const absl::Status moved = database->InTransaction([&]() -> absl::Status {
-      for (const UnreadableRecord& record : check.unreadable) {
-        move.BindNumber(1, record.row_id);
-        move.BindText(2, record.why);
-        // Older values of its key must not pass for what is current.
-        const std::string key = record.lost_key_crc.has_value() ? std::string() : record.key;
-        move.BindText(3, key);
-        SHARDMESH_RETURN_IF_ERROR(database->Run(move));
-        erase.BindNumber(1, record.row_id);
-        erase.BindText(2, key);
-        SHARDMESH_RETURN_IF_ERROR(database->Run(erase));
-      }
+      SHARDMESH_RETURN_IF_ERROR(MoveAside(*database, salvaged));
       if (!check.unreadable.empty() || cluster.has_value()) {
         for (const StoredRow& row : ReplacementsOf(salvaged, bounds.newest)) {
           SHARDMESH_RETURN_IF_ERROR(Insert(*database, insert, row));

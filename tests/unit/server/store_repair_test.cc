@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -661,6 +662,33 @@ TEST(StoreRepairTest, SetsRecordsOfAnOlderSchemaAside) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
   EXPECT_THAT(store->Get("name/a"), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
   EXPECT_THAT(store->Get("name/b"), IsOk());
+}
+
+// A start waits for it: its time is that of as many steps as there are records.
+TEST(StoreRepairTest, SetsManyRecordsAsideInLittleTime) {
+  const std::string folder = NewFolder();
+  constexpr int kKeys = 10'000;
+  std::vector<Record> records = {{1, "name/sound", "1"}};
+  for (int i = 0; i < 2 * kKeys; ++i) {
+    records.push_back({i + 2, StrCat("name/", i % kKeys), "1"});
+  }
+  ASSERT_NO_FATAL_FAILURE(WriteState(folder, records));
+  RunSql(folder + "/state.db", StrCat("UPDATE event SET crc = crc + 1 WHERE position >= ",
+                                      RowId({.revision = kKeys + 2})));
+  const auto begin = std::chrono::steady_clock::now();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoreCheck check, CheckDataFolder(folder, true));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+  EXPECT_EQ(check.unreadable.size(), static_cast<size_t>(kKeys));
+  {
+    Database database(folder + "/state.db");
+    ASSERT_THAT(database.Open(), IsOk());
+    EXPECT_THAT(database.Number("SELECT COUNT(*) FROM set_aside"), IsOkAndHolds(2 * kKeys))
+        << "with what the keys were before";
+  }
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const KeyValues left, store->List("name/"));
+  ASSERT_EQ(left.items.size(), 1u);
+  EXPECT_EQ(left.items[0].key, "name/sound");
 }
 
 TEST(StoreRepairTest, ChecksNoFolderWithoutADatabase) {
