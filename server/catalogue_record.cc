@@ -10,6 +10,7 @@
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
 #include "sharding/tile.h"
+#include "shardmesh/store/v1/definition.pb.h"
 #include "shardmesh/store/v1/store.pb.h"
 #include "tensor/dtype.h"
 
@@ -254,6 +255,21 @@ absl::StatusOr<int64_t> DecodeManifest(std::string_view key, const std::string& 
   SHARDMESH_ASSIGN_OR_RETURN(const auto record, Parse<proto::ManifestRecord>(key, bytes));
   if (record.chunks() < 1) return Damaged(key, "counts no chunks");
   return record.chunks();
+}
+
+absl::StatusOr<DefinitionOutline> DecodeDefinitionOutline(std::string_view key,
+                                                          const std::string& bytes) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto record, Parse<proto::Definition>(key, bytes));
+  if (record.version() < 1) return Damaged(key, "has no version");
+  return DefinitionOutline{.version = record.version(),
+                           .has_ranks = record.value().mesh().workers_size() > 0};
+}
+
+absl::StatusOr<std::string> WithDefinitionVersion(std::string_view key, const std::string& bytes,
+                                                  int64_t version) {
+  SHARDMESH_ASSIGN_OR_RETURN(auto record, Parse<proto::Definition>(key, bytes));
+  record.set_version(version);
+  return record.SerializeAsString();
 }
 
 std::string EncodeReleased(const ReleasedRecord& released) {

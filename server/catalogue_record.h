@@ -68,6 +68,20 @@ struct ReleasedRecord {
 std::string EncodeReleased(const ReleasedRecord& released);
 absl::StatusOr<ReleasedRecord> DecodeReleased(std::string_view key, const std::string& bytes);
 
+// Keys of definitions begin with one of these. No other keys keep what they were before.
+inline constexpr std::string_view kDefinitionPrefixes[] = {"mesh/", "profile/", "rule_set/",
+                                                           "logical_rules/", "tree/"};
+// What a definition's record says beside the definition, of any kind.
+struct DefinitionOutline {
+  int64_t version = 0;
+  bool has_ranks = false;  // of a mesh: its workers are named
+};
+absl::StatusOr<DefinitionOutline> DecodeDefinitionOutline(std::string_view key,
+                                                          const std::string& bytes);
+// The same definition as another version.
+absl::StatusOr<std::string> WithDefinitionVersion(std::string_view key, const std::string& bytes,
+                                                  int64_t version);
+
 struct RequestRecord {
   std::string fingerprint;
   std::string answer;

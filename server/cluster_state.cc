@@ -12,6 +12,7 @@
 #include "rpc/spec_codec.h"
 #include "rpc/status.h"
 #include "rpc/time_codec.h"
+#include "server/catalogue_record.h"
 #include "sharding/axis_value.h"
 #include "sharding/digest.h"
 #include "sharding/nearest_name.h"
@@ -206,9 +207,8 @@ bool NamesVersion(std::string_view reference) {
 
 HistoryOptions DefinitionHistory() {
   HistoryOptions options;
-  for (const DefinitionKind kind : kKinds) {
-    options.prefixes.push_back(KeyOf(kind, ""));
-  }
+  static_assert(std::size(kDefinitionPrefixes) == kDefinitionKindCount);
+  options.prefixes.assign(std::begin(kDefinitionPrefixes), std::end(kDefinitionPrefixes));
   // Nobody watches the records of arrays, the answers that are remembered, and the like.
   options.others_have_none = true;
   return options;

@@ -66,6 +66,26 @@ void Print(const StoreCheck& check, const std::string& folder, bool set_aside) {
         lost.last == kLastRow ? "the newest" : StrCat(PositionOf(lost.last).revision).c_str(),
         lost.why.c_str());
   }
+  for (const FormerRecord& former : check.former) {
+    const std::string version = former.version == 0 ? "" : StrCat("version ", former.version, " ");
+    std::printf(
+        "perhaps out of date: \"%s\", %sof revision %lld: a newer record of it may be among what "
+        "is lost\n",
+        absl::CEscape(former.key).c_str(), version.c_str(),
+        static_cast<long long>(former.revision));
+  }
+  if (set_aside && !check.replaced.empty() && !check.former.empty()) {
+    std::printf(
+        "each of these definitions has now a version above %lld: look at it, and update it "
+        "if need be\n",
+        static_cast<long long>(kSkippedVersions));
+  }
+  for (const LostRanks& lost : check.lost_ranks) {
+    std::printf(
+        "the workers that serve the ranks of mesh \"%s\" are not known any more, and %lld arrays "
+        "lie on it: start those that served it and no others, until it has ranks again\n",
+        absl::CEscape(lost.mesh_id).c_str(), static_cast<long long>(lost.arrays));
+  }
   if (check.lacks_cluster) {
     std::printf(
         "the record of its cluster is gone: no coordinator starts with this state; --set-aside "
@@ -102,6 +122,16 @@ void PrintJson(const StoreCheck& check, const std::string& folder, bool set_asid
                     {"last_revision", is_open ? Json() : Json(PositionOf(rows.last).revision)},
                     {"why", rows.why}});
   }
+  Json former = Json::array();
+  for (const FormerRecord& record : check.former) {
+    former.push_back({{"key", absl::CEscape(record.key)},
+                      {"revision", record.revision},
+                      {"version", record.version == 0 ? Json() : Json(record.version)}});
+  }
+  Json lost_ranks = Json::array();
+  for (const LostRanks& ranks : check.lost_ranks) {
+    lost_ranks.push_back({{"mesh", absl::CEscape(ranks.mesh_id)}, {"arrays", ranks.arrays}});
+  }
   const Json document = {{"folder", folder},
                          {"sound", check.is_sound()},
                          {"schema_version", check.schema_version},
@@ -111,6 +141,8 @@ void PrintJson(const StoreCheck& check, const std::string& folder, bool set_asid
                          {"damaged", std::move(damaged)},
                          {"unreadable", std::move(unreadable)},
                          {"lost", std::move(lost)},
+                         {"perhaps_out_of_date", std::move(former)},
+                         {"lost_ranks", std::move(lost_ranks)},
                          {"lacks_cluster", check.lacks_cluster},
                          {"set_aside", set_aside && !check.is_sound()},
                          {"replaced", check.replaced}};

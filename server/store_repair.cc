@@ -14,6 +14,7 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "server/catalogue_record.h"
 #include "sharding/digest.h"
 #include "sharding/reason.h"
@@ -29,6 +30,8 @@ constexpr std::string_view kClusterKey = "cluster";
 constexpr std::string_view kRequestPrefix = "request/";
 constexpr std::string_view kNamePrefix = "name/";
 constexpr std::string_view kManifestPrefix = "manifest/";
+constexpr std::string_view kArrayPrefix = "array/";
+constexpr std::string_view kMeshPrefix = "mesh/";
 constexpr std::string_view kReplacedPrefix = "replaced.db-";
 
 absl::Status StoreError(absl::StatusCode code, std::string_view message) {
@@ -503,6 +506,117 @@ std::vector<StoredRow> RowsOfLoss(const Salvaged& salvaged, Revision newest,
   return rows;
 }
 
+// The newest unreadable record of each key that is known: what is older must not pass for what is
+// current.
+std::map<std::string_view, const UnreadableRecord*> NewestUnreadable(const Salvaged& salvaged) {
+  std::map<std::string_view, const UnreadableRecord*> newest;
+  for (const UnreadableRecord& record : salvaged.unreadable) {
+    if (record.lost_key_crc.has_value()) continue;
+    const UnreadableRecord*& of_key = newest[record.key];
+    if (of_key == nullptr || of_key->row_id < record.row_id) of_key = &record;
+  }
+  return newest;
+}
+
+// What is current as far as it can be read.
+std::map<std::string_view, const StoredRow*> CurrentRows(const Salvaged& salvaged) {
+  const auto unreadable = NewestUnreadable(salvaged);
+  std::map<std::string_view, const StoredRow*> current;
+  for (const StoredRow& row : salvaged.rows) {
+    const auto found = unreadable.find(row.key);
+    const bool is_lost = found != unreadable.end() && found->second->row_id > row.row_id;
+    if (is_lost || row.value == nullptr) {
+      current.erase(row.key);
+    } else {
+      current[row.key] = &row;
+    }
+  }
+  return current;
+}
+
+bool IsDefinition(std::string_view key) {
+  return std::any_of(
+      std::begin(kDefinitionPrefixes), std::end(kDefinitionPrefixes),
+      [&](std::string_view prefix) { return absl::StartsWith(ToAbsl(key), ToAbsl(prefix)); });
+}
+
+// A manifest's record, not a chunk's.
+bool IsManifest(std::string_view key) {
+  return absl::StartsWith(ToAbsl(key), ToAbsl(kManifestPrefix)) &&
+         key.find('/', kManifestPrefix.size()) == std::string_view::npos;
+}
+
+// Of a database with damaged pages. What came behind all that is lost is certain.
+std::vector<FormerRecord> FindFormer(const Salvaged& salvaged) {
+  const int64_t lost_to = salvaged.lost.empty() ? kLastRow : salvaged.lost.back().last;
+  std::vector<FormerRecord> former;
+  for (const auto& [key, row] : CurrentRows(salvaged)) {
+    if (row->row_id > lost_to || !(IsDefinition(key) || IsManifest(key))) continue;
+    FormerRecord record{.key = std::string(key), .revision = PositionOf(row->row_id).revision};
+    if (IsDefinition(key)) {
+      const auto outline = DecodeDefinitionOutline(key, *row->value);
+      if (!outline.ok()) continue;  // no coordinator serves it
+      record.version = outline->version;
+    }
+    former.push_back(std::move(record));
+  }
+  return former;
+}
+
+std::vector<LostRanks> FindLostRanks(const Salvaged& salvaged) {
+  const auto current = CurrentRows(salvaged);
+  std::map<std::string, std::set<std::string>> arrays;  // by mesh
+  const auto add = [&](const Array& array) {
+    const ArrayDescriptor& descriptor = array.definition.descriptor;
+    arrays[descriptor.mesh_id].insert(descriptor.array_id);
+  };
+  for (const auto& [key, row] : current) {
+    if (absl::StartsWith(ToAbsl(key), ToAbsl(kArrayPrefix))) {
+      if (const auto array = DecodeArray(key, *row->value); array.ok()) add(*array);
+    } else if (absl::StartsWith(ToAbsl(key), ToAbsl(kManifestPrefix)) && !IsManifest(key)) {
+      const auto entries = DecodeManifestChunk(key, *row->value);
+      if (!entries.ok()) continue;
+      for (const ManifestEntry& entry : *entries) add(*entry.array);
+    }
+  }
+  std::vector<LostRanks> lost;
+  for (const auto& [mesh_id, ids] : arrays) {
+    const auto mesh = current.find(StrCat(kMeshPrefix, mesh_id));
+    if (mesh != current.end()) {
+      const auto outline = DecodeDefinitionOutline(mesh->first, *mesh->second->value);
+      if (outline.ok() && outline->has_ranks) continue;
+    }
+    lost.push_back({.mesh_id = mesh_id, .arrays = std::ssize(ids)});
+  }
+  return lost;
+}
+
+// Row ids of definitions' former values behind which a version is missing. A former value's version
+// is told by its place: each is one less than that of the next.
+std::set<int64_t> FindBrokenHistory(const Salvaged& salvaged) {
+  constexpr int64_t kAny = 0;
+  constexpr int64_t kNone = -1;
+  std::map<std::string_view, int64_t> expected;  // of the next older row
+  std::set<int64_t> broken;
+  for (auto row = salvaged.rows.rbegin(); row != salvaged.rows.rend(); ++row) {
+    if (!IsDefinition(row->key)) continue;
+    int64_t& version = expected.emplace(row->key, kAny).first->second;
+    if (row->value == nullptr) {
+      version = kAny;
+      continue;
+    }
+    const auto outline = DecodeDefinitionOutline(row->key, *row->value);
+    if (!outline.ok()) continue;
+    if (version == kAny || version == outline->version) {
+      version = outline->version > 1 ? outline->version - 1 : kNone;
+    } else {
+      broken.insert(row->row_id);
+      version = kNone;
+    }
+  }
+  return broken;
+}
+
 // The cluster that a snapshot is of, at a term behind all that there can have been since.
 absl::StatusOr<ClusterRecord> ClusterOfSnapshot(const std::string& folder,
                                                 const std::string& file) {
@@ -521,18 +635,6 @@ absl::StatusOr<ClusterRecord> ClusterOfSnapshot(const std::string& folder,
 
 absl::Status Insert(Database& database, const Database::Statement& insert, const StoredRow& row) {
   return InsertRecord(database, insert, row.row_id, row.key, row.value.get());
-}
-
-// The newest unreadable record of each key that is known: what is older must not pass for what is
-// current.
-std::map<std::string_view, const UnreadableRecord*> NewestUnreadable(const Salvaged& salvaged) {
-  std::map<std::string_view, const UnreadableRecord*> newest;
-  for (const UnreadableRecord& record : salvaged.unreadable) {
-    if (record.lost_key_crc.has_value()) continue;
-    const UnreadableRecord*& of_key = newest[record.key];
-    if (of_key == nullptr || of_key->row_id < record.row_id) of_key = &record;
-  }
-  return newest;
 }
 
 // Moves unreadable records, and what their keys were before, to the table `set_aside`.
@@ -562,8 +664,10 @@ absl::Status MoveAside(Database& database, const Salvaged& salvaged) {
   return absl::OkStatus();
 }
 
+// `bounds` is behind the skipped revisions. The first of those are what definitions get that are
+// written anew.
 absl::Status WriteSalvaged(const std::string& path, const Salvaged& salvaged,
-                           const StoredBounds& bounds,
+                           const std::vector<FormerRecord>& former, const StoredBounds& bounds,
                            const std::optional<ClusterRecord>& cluster) {
   Database database(path);
   SHARDMESH_RETURN_IF_ERROR(database.Open());
@@ -571,10 +675,24 @@ absl::Status WriteSalvaged(const std::string& path, const Salvaged& salvaged,
   SHARDMESH_ASSIGN_OR_RETURN(const auto insert, database.Prepare(kInsertRecord));
   return database.InTransaction([&]() -> absl::Status {
     const auto lost = NewestUnreadable(salvaged);
+    const auto current = CurrentRows(salvaged);
+    const std::set<int64_t> broken = FindBrokenHistory(salvaged);
+    std::set<std::string_view> rewritten;
+    Revision revision = bounds.newest - kSkippedRevisions;
+    for (const FormerRecord& record : former) {
+      if (!IsDefinition(record.key)) continue;
+      rewritten.insert(record.key);
+      SHARDMESH_ASSIGN_OR_RETURN(const std::string value,
+                                 WithDefinitionVersion(record.key, *current.at(record.key)->value,
+                                                       record.version + kSkippedVersions));
+      SHARDMESH_RETURN_IF_ERROR(
+          InsertRecord(database, insert, RowId({.revision = ++revision}), record.key, &value));
+    }
     for (const StoredRow& row : salvaged.rows) {
       if (const auto found = lost.find(row.key);
           row.key == kRestoredKey || (row.key == kClusterKey && cluster.has_value()) ||
-          (found != lost.end() && row.row_id < found->second->row_id)) {
+          (found != lost.end() && row.row_id < found->second->row_id) ||
+          broken.count(row.row_id) > 0 || rewritten.count(row.key) > 0) {
         continue;
       }
       SHARDMESH_RETURN_IF_ERROR(Insert(database, insert, row));
@@ -721,6 +839,12 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
   for (const StoredRow& row : salvaged.rows) finder.Find(row.key);
   check.records = static_cast<int64_t>(salvaged.rows.size());
   check.unreadable = salvaged.unreadable;
+  // Where nothing that was found explains the damage, rows may have gone without a trace.
+  const bool is_explained = !salvaged.unreadable.empty() || !check.bounds.ok();
+  if (!check.pages.ok() && (!salvaged.lost.empty() || !is_explained)) {
+    check.former = FindFormer(salvaged);
+  }
+  if (!check.is_sound()) check.lost_ranks = FindLostRanks(salvaged);
   StoredBounds bounds = read.value_or(StoredBounds());
   for (const StoredRow& row : salvaged.rows) {
     bounds.newest = std::max(bounds.newest, PositionOf(row.row_id).revision);
@@ -769,7 +893,7 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
   const std::string salvage = folder + "/salvaged";
   SHARDMESH_RETURN_IF_ERROR(RemoveDatabase(salvage));
   const absl::Cleanup remove = [&salvage] { RemoveDatabase(salvage).IgnoreError(); };
-  SHARDMESH_RETURN_IF_ERROR(WriteSalvaged(salvage, salvaged, bounds, cluster));
+  SHARDMESH_RETURN_IF_ERROR(WriteSalvaged(salvage, salvaged, check.former, bounds, cluster));
   database.reset();
   SHARDMESH_ASSIGN_OR_RETURN(check.replaced, ReplaceDatabase(folder, salvage, "damaged.db"));
   return check;

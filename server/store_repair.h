@@ -62,6 +62,23 @@ struct LostRows {
   std::string why;
 };
 
+// What is the newest of its key that can be read, though a newer record of it may have been on a
+// page that is lost: it may pass for current what was replaced or deleted.
+struct FormerRecord {
+  std::string key;  // a definition's; or a manifest's, whose names may have been moved since
+  Revision revision = 0;
+  int64_t version = 0;  // of a definition
+};
+// What a salvage adds to the versions of such definitions, so that no version comes twice. More
+// than there can be.
+inline constexpr int64_t kSkippedVersions = 1'000'000'000;
+
+// A mesh on which arrays lie, while the record of which workers serve its ranks is lost.
+struct LostRanks {
+  std::string mesh_id;
+  int64_t arrays = 0;
+};
+
 // What a look at a data folder found.
 struct StoreCheck {
   int64_t schema_version = 0;
@@ -72,6 +89,8 @@ struct StoreCheck {
   absl::Status bounds;  // DATA_LOSS: they are not as they were written
   std::vector<UnreadableRecord> unreadable;
   std::vector<LostRows> lost;  // of damaged pages
+  std::vector<FormerRecord> former;
+  std::vector<LostRanks> lost_ranks;
   // The record `cluster` is not there, or not readable, in a state that is not new: no coordinator
   // starts with it.
   bool lacks_cluster = false;
@@ -82,11 +101,15 @@ struct StoreCheck {
 };
 
 // Reads all that can be read of the database in a data folder, which keeps its schema: the build
-// that wrote it can go on with it. With `set_aside` it then moves the
+// that wrote it can go on with it. A replacement that was interrupted is finished first, as each
+// start does. With `set_aside` it then moves the
 // unreadable records to the table `set_aside`, mends the bounds, and writes a new database of the
 // readable records if pages are damaged; the folder opens afterwards, without them. The record of a
 // manifest whose chunks are all there is written anew. The state says from then on that its arrays
 // without a name may have had one (RestoredRecord), so that nobody deletes their tiles.
+//
+// Where pages are lost, the definitions of StoreCheck::former are written once more, at the newest
+// revision, with kSkippedVersions added to their versions; their history goes.
 //
 // With `set_aside` the record `cluster`, if the state lacks it, is taken from the snapshot in
 // `cluster_of`, if that is not empty; the term is then behind the skipped ones.

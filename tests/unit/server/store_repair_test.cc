@@ -26,6 +26,7 @@
 #include "server/sqlite_store.h"
 #include "server/store_file.h"
 #include "sharding/status_macros.h"
+#include "shardmesh/store/v1/definition.pb.h"
 #include "tensor/failpoint.h"
 #include "tests/testing/fake_clock.h"
 #include "tests/testing/status_matchers.h"
@@ -538,17 +539,27 @@ TEST(StoreRepairTest, LosesNothingBesideTheDamagedPages) {
   ExpectToSaveAllOthers(many, {3, 1000, 1500, 1506, 2997});
 }
 
+std::string DefinitionOf(int64_t version, const std::string& worker = "") {
+  store::v1::Definition record;
+  record.set_version(version);
+  auto* mesh = record.mutable_value()->mutable_mesh();
+  if (!worker.empty()) mesh->add_workers(worker);
+  return record.SerializeAsString();
+}
+
 TEST(StoreRepairTest, LosesOneRecordOfWhichAPartIsOnADamagedPage) {
   const std::string folder = NewFolder();
   const std::string part(20'000, 'v');
   ASSERT_NO_FATAL_FAILURE(WriteState(folder, {{1, "name/a", "1"},
                                               {2, "name/b", "1"},
                                               {3, "name/b", StrCat(part, "the middle", part)},
-                                              {4, "name/c", "1"}}));
+                                              {4, "name/c", "1"},
+                                              {5, "mesh/a", DefinitionOf(1)}}));
   ASSERT_NO_FATAL_FAILURE(DamagePageOf(folder, "the middle"));
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoreCheck check, CheckDataFolder(folder, true));
   EXPECT_FALSE(check.pages.ok());
   EXPECT_THAT(check.lost, IsEmpty());
+  EXPECT_THAT(check.former, IsEmpty());
   ASSERT_EQ(check.unreadable.size(), 1u);
   EXPECT_EQ(check.unreadable.front().key, "name/b");
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
@@ -556,6 +567,51 @@ TEST(StoreRepairTest, LosesOneRecordOfWhichAPartIsOnADamagedPage) {
   EXPECT_THAT(store->Get("name/b"), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound))
       << "what it was before is not what it is";
   EXPECT_THAT(store->Get("name/c"), IsOk());
+}
+
+TEST(StoreRepairTest, SaysWhichDefinitionsMayBeFormerOnesAndGivesNoVersionTwice) {
+  const std::string folder = NewFolder();
+  const std::string pad = StrCat("<", std::string(3000, 'v'));
+  store::v1::Definition replaced;
+  ASSERT_TRUE(replaced.ParseFromString(DefinitionOf(2)));
+  replaced.mutable_value()->mutable_tree()->mutable_tensors()->set_names(pad);
+  // Each of the large ones fills a page: version 2 of "mesh/a" is on one with nothing else.
+  ASSERT_NO_FATAL_FAILURE(WriteState(folder, {{1, "mesh/a", DefinitionOf(1)},
+                                              {2, "mesh/b", DefinitionOf(1)},
+                                              {3, "manifest/0123", "1"},
+                                              {4, "pad/1", pad},
+                                              {5, "mesh/a", replaced.SerializeAsString()},
+                                              {6, "pad/2", pad},
+                                              {7, "mesh/b", DefinitionOf(2)},
+                                              {8, "mesh/c", DefinitionOf(4)},
+                                              {9, "mesh/c", DefinitionOf(6)},
+                                              {10, "mesh/c", DefinitionOf(7)}}));
+  ASSERT_NO_FATAL_FAILURE(DamagePageOf(folder, "mesh/a"));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoreCheck check, CheckDataFolder(folder, true));
+  ASSERT_EQ(check.lost.size(), 1u);
+  ASSERT_EQ(check.former.size(), 2u);
+  EXPECT_EQ(check.former[0].key, "manifest/0123");
+  EXPECT_EQ(check.former[1].key, "mesh/a");
+  EXPECT_EQ(check.former[1].revision, 1);
+  EXPECT_EQ(check.former[1].version, 1);
+  HistoryOptions history;
+  history.prefixes = {"mesh/"};
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const auto store, OpenSqliteStore({.folder = folder, .local = {.history = history}}));
+  const auto versions_of = [&](const std::string& key) {
+    std::vector<int64_t> versions;
+    const auto kept = store->History(key);
+    EXPECT_THAT(kept, IsOk());
+    for (const KeptValue& each : *kept) {
+      versions.push_back(DecodeDefinitionOutline(key, *each.value)->version);
+    }
+    return versions;
+  };
+  EXPECT_THAT(versions_of("mesh/a"), ElementsAre(1 + kSkippedVersions));
+  EXPECT_GT(store->Get("mesh/a")->mod_revision, 10) << "whoever watches hears of it";
+  EXPECT_LT(store->Get("mesh/a")->mod_revision, store->revision());
+  EXPECT_THAT(versions_of("mesh/b"), ElementsAre(2, 1)) << "it came behind what is lost";
+  EXPECT_THAT(versions_of("mesh/c"), ElementsAre(7, 6)) << "version 5 is missing before these";
 }
 
 // Lets the N-th read of the disk fail while a sound state is checked, for N = 1, 1 + stride, ...,
@@ -964,6 +1020,27 @@ TEST_F(RepairedCatalogueTest, AManifestOfWhichAllChunksAreThereIsMended) {
   Open();
   EXPECT_EQ(catalogue_->CountNames(), 150);
   EXPECT_EQ(catalogue_->FindName("n149")->array_id, checkpoint);
+}
+
+TEST_F(RepairedCatalogueTest, SaysOfWhichMeshesWithArraysTheRanksAreLost) {
+  Put({"w"});
+  for (int i = 0; i < 3; ++i) {
+    // Without ranks; with them; and a record that cannot be read.
+    const std::string record = DefinitionOf(1, i == 1 ? "w" : "");
+    ASSERT_THAT(CommitAndWait(*store_, {.puts = {{"mesh/m", record}}}), IsOk());
+    Damage(i == 2 ? "key = 'mesh/m'" : "key = 'nothing'");
+    RunSql(folder_ + "/state.db", "DELETE FROM bounds");
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoreCheck check, CheckDataFolder(folder_, false));
+    if (i == 1) {
+      EXPECT_THAT(check.lost_ranks, IsEmpty());
+    } else {
+      ASSERT_EQ(check.lost_ranks.size(), 1u);
+      EXPECT_EQ(check.lost_ranks.front().mesh_id, "m");
+      EXPECT_EQ(check.lost_ranks.front().arrays, 1);
+    }
+    SetAside();
+    Open();
+  }
 }
 
 TEST_F(RepairedCatalogueTest, AStateThatLacksItsClusterGetsNoNewId) {
