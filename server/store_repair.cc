@@ -768,7 +768,13 @@ absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::s
     // One of a newer schema is not damaged: what it holds would be lost.
     if (ReasonOf(before.status()) == Reason::kSchemaMismatch) return before.status();
     // Nor is one that the disk does not give.
-    if (absl::IsInternal(before.status()) && !is_asked_again) return before.status();
+    if (absl::IsInternal(before.status()) && !is_asked_again) {
+      return StoreError(absl::StatusCode::kInternal,
+                        StrCat("cannot read the state in ", folder,
+                               ", which the snapshot would replace: ", before.status().message(),
+                               "; try again, or put an empty file `", kRestoreAgain,
+                               "` into the folder to replace it unread"));
+    }
     if (before.ok()) {
       if (auto found = ClusterOf(before->index); found.ok()) replaced = *std::move(found);
       newest = std::max(newest, before->index.newest());

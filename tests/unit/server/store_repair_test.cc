@@ -864,6 +864,34 @@ int64_t TermOf(const std::string& folder) {
   return DecodeCluster("cluster", record)->term;
 }
 
+// One that cannot be read now may be of another cluster, and of a higher term.
+TEST(StoreRepairTest, RestoresOverNoStateThatTheDiskDoesNotGive) {
+  const std::string snapshot = SnapshotOf(NewFolder(), {.puts = {Cluster(3), {"name/a", "1"}}});
+  const std::string before = SnapshotOf(NewFolder(), {.puts = {Cluster(9), {"name/b", "1"}}});
+  int refused = 0;
+  for (int read = 1;; ++read) {
+    SCOPED_TRACE(read);
+    const std::string folder = NewFolder();
+    std::filesystem::copy_file(before, folder + "/state.db");
+    const pid_t child = fork();
+    if (child == 0) {
+      if (!ArmFailpoints(StrCat("sqlite.read=eio:", read)).ok()) _exit(1);
+      const bool is_restored = RestoreSnapshot(folder, snapshot).ok();
+      _exit(IsArmed("sqlite.") ? 2 : is_restored ? 3 : 4);
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    const int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    ASSERT_THAT(code, ::testing::AllOf(::testing::Ge(2), ::testing::Le(4)));
+    EXPECT_FALSE(std::filesystem::exists(folder + "/restoring"));
+    EXPECT_EQ(std::filesystem::exists(folder + "/replaced.db-1"), code != 4);
+    EXPECT_EQ(TermOf(folder), code == 4 ? 9 : 9 + kSkippedTerms);
+    if (code == 2) break;
+    if (code == 4) ++refused;
+  }
+  EXPECT_GT(refused, 5);
+}
+
 // Else workers would know a higher term than the second restore's, and refuse its coordinator.
 TEST(StoreRepairTest, ASnapshotOverAStateThatCannotBeReadGoesOnBehindIt) {
   const std::string folder = NewFolder();
