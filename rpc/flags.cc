@@ -210,8 +210,8 @@ void FlagSet::AddLog(LogOptions* target) {
 void FlagSet::AddFailpoints() {
   Add({.name = "failpoints",
        .placeholder = "NAME=ACTION[:N],...",
-       .help = "for tests: fail at the N-th pass of a named place; ACTION is eio, enospc, crash or "
-               "delay",
+       .help = "for tests: fail at the N-th pass of a named place; ACTION is eio, enospc, "
+               "emfile, crash or delay",
        .set = [](std::string_view value) { return ArmFailpoints(value); }});
   AddSwitch("list-failpoints", "for tests: print the failpoints with their actions and exit",
             &list_failpoints_);
@@ -263,7 +263,7 @@ std::optional<int> FlagSet::ParseMain(int argc, const char* const* argv) {
   if (parsed.ok() && list_failpoints_) {
     for (const Failpoint* failpoint : ListFailpoints()) {
       std::printf("%s %s\n", std::string(failpoint->name()).c_str(),
-                  failpoint->fails() ? "eio,enospc,crash,delay" : "crash,delay");
+                  failpoint->fails() ? "eio,enospc,emfile,crash,delay" : "crash,delay");
     }
     return kDone;
   }

@@ -29,7 +29,7 @@ absl::Status Malformed(std::string_view part, std::string_view why) {
   return InvalidArgument(
       Reason::kBadField,
       StrCat("failpoint \"", part, "\" ", why,
-             "; write NAME=ACTION[:N] with the action eio, enospc, crash or delay"));
+             "; write NAME=ACTION[:N] with the action eio, enospc, emfile, crash or delay"));
 }
 
 }  // namespace
@@ -50,6 +50,8 @@ int Failpoint::Hit() {
       return EIO;
     case Action::kEnospc:
       return ENOSPC;
+    case Action::kEmfile:
+      return EMFILE;
     case Action::kCrash:
       _exit(kFailpointExitCode);
     case Action::kDelay:
@@ -100,6 +102,8 @@ absl::Status ArmFailpoints(std::string_view text) {
       failpoint.action_ = Failpoint::Action::kEio;
     } else if (action == "enospc") {
       failpoint.action_ = Failpoint::Action::kEnospc;
+    } else if (action == "emfile") {
+      failpoint.action_ = Failpoint::Action::kEmfile;
     } else if (action == "crash") {
       failpoint.action_ = Failpoint::Action::kCrash;
     } else if (action == "delay") {

@@ -12,8 +12,8 @@
 
 #include "absl/status/status.h"
 
-// Returns an error from the function around it when the failpoint is armed with `eio` or `enospc`
-// and its hit has come. The function returns absl::Status or absl::StatusOr.
+// Returns an error from the function around it when the failpoint is armed with `eio`, `enospc` or
+// `emfile` and its hit has come. The function returns absl::Status or absl::StatusOr.
 //
 // Example:
 //   absl::Status Commit() {
@@ -51,7 +51,7 @@ namespace shardmesh {
 // Thread-safe.
 class Failpoint {
  public:
-  // `fails`: whether it can make an operation fail, with `eio` and `enospc`.
+  // `fails`: whether it can make an operation fail, with `eio`, `enospc` and `emfile`.
   Failpoint(const char* name, bool fails);
   Failpoint(const Failpoint&) = delete;
   Failpoint& operator=(const Failpoint&) = delete;
@@ -68,7 +68,7 @@ class Failpoint {
  private:
   friend absl::Status ArmFailpoints(std::string_view text);
 
-  enum class Action { kEio, kEnospc, kCrash, kDelay };
+  enum class Action { kEio, kEnospc, kEmfile, kCrash, kDelay };
 
   // 0, or the error of this hit.
   int Hit();
@@ -85,9 +85,9 @@ class Failpoint {
 inline constexpr int kFailpointExitCode = 86;
 inline constexpr int kFailpointDelayMilliseconds = 500;
 
-// Arms failpoints: `NAME=ACTION[:N]`, separated by commas. ACTION is eio or enospc (the operation
-// fails with that errno), crash (the process ends at once, as by SIGKILL) or delay. It happens
-// once, at the N-th time that the place is passed; N is 1 unless given. INVALID_ARGUMENT
+// Arms failpoints: `NAME=ACTION[:N]`, separated by commas. ACTION is eio, enospc or emfile (the
+// operation fails with that errno), crash (the process ends at once, as by SIGKILL) or delay. It
+// happens once, at the N-th time that the place is passed; N is 1 unless given. INVALID_ARGUMENT
 // (BAD_FIELD) for other text, unknown names, and errors at a place that cannot fail. Called before
 // threads start.
 absl::Status ArmFailpoints(std::string_view text);

@@ -50,9 +50,11 @@ absl::Status FileError(std::string_view verb, std::string_view path, int error) 
     return absl::DataLossError(StrCat(message, ": the disk reports an error"));
   }
   if (error == ENOSPC || error == EDQUOT) {
-    return absl::ResourceExhaustedError(
-        StrCat(message, ": ", error == ENOSPC ? "the disk is full" : "the quota is used up",
-               "; free space and try again"));
+    return WithReason(
+        absl::ResourceExhaustedError(
+            StrCat(message, ": ", error == ENOSPC ? "the disk is full" : "the quota is used up",
+                   "; free space and try again")),
+        Reason::kStoreFull);
   }
   return absl::ErrnoToStatus(error, message);
 }

@@ -32,7 +32,9 @@ class FileDescriptor {
 };
 
 // The status for errno's value `error`, e.g. NOT_FOUND "cannot open a/b: No such file or directory"
-// for verb "open". A full disk or quota is RESOURCE_EXHAUSTED, an I/O error DATA_LOSS.
+// for verb "open". A full disk or quota is RESOURCE_EXHAUSTED (STORE_FULL), an I/O error DATA_LOSS.
+// A lack of descriptors or of the kernel's memory is RESOURCE_EXHAUSTED too, without that reason:
+// no file that goes would help.
 absl::Status FileError(std::string_view verb, std::string_view path, int error);
 
 // A regular file opened for reading, with its size.

@@ -326,7 +326,8 @@ absl::StatusOr<StoredTilePtr> StagedTile::FinishOnce(std::optional<uint32_t> crc
   SHARDMESH_RETURN_IF_ERROR(store_->CheckReceiving(description_));
   auto stored = std::make_shared<const StoredTile>(description_, buffer_, found, durable_);
   absl::Status status = durable_ ? store_->WriteStagedFile(*stored) : absl::OkStatus();
-  if (absl::IsResourceExhausted(status) && store_->DropQuarantinedFiles(size_bytes_)) {
+  // A lack of something else, such as descriptors, passes, and no file that goes helps.
+  if (ReasonOf(status) == Reason::kStoreFull && store_->DropQuarantinedFiles(size_bytes_)) {
     status = store_->WriteStagedFile(*stored);
   }
   if (status.ok()) {

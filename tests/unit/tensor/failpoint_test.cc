@@ -34,6 +34,9 @@ TEST(FailpointTest, SetsErrnoForSystemCalls) {
   ASSERT_TRUE(ArmFailpoints("test.commit=delay:100,test.open=eio").ok());
   EXPECT_EQ(Open(), -1);
   EXPECT_EQ(errno, EIO);
+  ASSERT_TRUE(ArmFailpoints("test.open=emfile").ok());
+  EXPECT_EQ(Open(), -1);
+  EXPECT_EQ(errno, EMFILE);
   EXPECT_EQ(Open(), 7);
 }
 

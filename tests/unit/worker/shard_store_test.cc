@@ -880,6 +880,25 @@ TEST_F(ShardStoreTest, AFullDiskTakesTilesOutOfTheQuarantineForNewOnes) {
   EXPECT_THAT(StageRow(*store, "newer", 0), StatusIs(absl::StatusCode::kResourceExhausted));
 }
 
+TEST_F(ShardStoreTest, ALackOfDescriptorsTakesNothingOutOfTheQuarantine) {
+  const auto store = OpenDisk();
+  ASSERT_THAT(StageRow(*store, "old", 0), IsOk());
+  ASSERT_THAT(store->Commit({"old"}), IsOk());
+  ASSERT_TRUE(PutAside(*store, "old", Row("old", 0).tile, "test", false, absl::UnixEpoch()));
+  store->AwaitFiles();
+  int tries = 0;
+  for (const char* place : {"file.create", "file.open_folder", "file.sync", "tiles.make_folder"}) {
+    SCOPED_TRACE(place);
+    ASSERT_THAT(ArmFailpoints(StrCat(place, "=emfile")), IsOk());
+    const auto staged = StageRow(*store, StrCat("new-", ++tries), 0);
+    EXPECT_THAT(staged, StatusIs(absl::StatusCode::kResourceExhausted));
+    EXPECT_NE(ReasonOf(staged.status()), Reason::kStoreFull);
+    EXPECT_FALSE(IsArmed(place));
+    EXPECT_EQ(store->quarantine_totals().arrays, 1);
+  }
+  EXPECT_THAT(store->RestoreQuarantined("old"), IsOk());
+}
+
 TEST_F(ShardStoreTest, WhatNobodyCanReadInTheQuarantineIsBoundedToo) {
   const auto write = [&](const std::string& path, size_t size) {
     const std::filesystem::path whole = StrCat(data_dir_, "/", path);
