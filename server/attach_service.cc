@@ -290,7 +290,9 @@ void Encode(const InventoryVerdict& from, bool last, const SendMessage& send) {
   v1::AttachResponse response;
   v1::InventoryVerdict* to = response.mutable_inventory_verdict();
   const auto send_if_full = [&] {
-    if (to->commit_array_ids_size() + to->drop_array_ids_size() >= kIdsPerMessage ||
+    if (to->commit_array_ids_size() + to->drop_array_ids_size() + to->live_array_ids_size() +
+                to->unknown_array_ids_size() >=
+            kIdsPerMessage ||
         to->quarantine_tiles_size() >= kAsidePerMessage) {
       send(response);
       to->Clear();
@@ -302,6 +304,15 @@ void Encode(const InventoryVerdict& from, bool last, const SendMessage& send) {
   }
   for (const std::string& array_id : from.drop) {
     to->add_drop_array_ids(array_id);
+    send_if_full();
+  }
+  // Before anything is put aside, for which the worker may have to make room.
+  for (const std::string& array_id : from.live) {
+    to->add_live_array_ids(array_id);
+    send_if_full();
+  }
+  for (const std::string& array_id : from.unknown) {
+    to->add_unknown_array_ids(array_id);
     send_if_full();
   }
   for (const InventoryVerdict::Aside& aside : from.quarantine) {
@@ -389,6 +400,7 @@ class AttachReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   Phase phase_ = Phase::kHello;
   v1::Hello hello_;
   std::vector<InventoryTile> inventory_;
+  std::vector<std::string> quarantined_;
   absl::Time clock_told_;  // when the worker was last told the time
   // Of its last heartbeat.
   int64_t used_bytes_ = 0;
@@ -1349,7 +1361,8 @@ absl::Status AttachReactor::TakeInventory(uint64_t attachment, const v1::Invento
   }
   // A page is a sign of life: heartbeats queue behind those that the worker has sent at once.
   SHARDMESH_RETURN_IF_ERROR(hub_->membership().Heartbeat(attachment, used_bytes_, quarantine_));
-  const int64_t all_tiles = std::ssize(inventory_) + page.tiles_size();
+  const int64_t all_tiles = std::ssize(inventory_) + page.tiles_size() + std::ssize(quarantined_) +
+                            page.quarantined_array_ids_size();
   if (all_tiles > hub_->options().max_inventory_tiles) {
     return WithReason(
         absl::ResourceExhaustedError(
@@ -1378,6 +1391,8 @@ absl::Status AttachReactor::TakeInventory(uint64_t attachment, const v1::Invento
   }
   inventory_.insert(inventory_.end(), std::make_move_iterator(tiles.begin()),
                     std::make_move_iterator(tiles.end()));
+  quarantined_.insert(quarantined_.end(), page.quarantined_array_ids().begin(),
+                      page.quarantined_array_ids().end());
   if (!page.last()) {
     return absl::OkStatus();
   }
@@ -1387,7 +1402,8 @@ absl::Status AttachReactor::TakeInventory(uint64_t attachment, const v1::Invento
   Inventory inventory{.identity = hello_.identity(),
                       .attachment = attachment,
                       .meshes = {},
-                      .tiles = std::exchange(inventory_, {})};
+                      .tiles = std::exchange(inventory_, {}),
+                      .quarantined = std::exchange(quarantined_, {})};
   // Every mesh that the worker serves, so that arrays that it lacks are known to lack it.
   for (const auto& [mesh_id, ranks] : view->meshes) {
     if (ranks->identities.empty()) continue;

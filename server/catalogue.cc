@@ -1175,6 +1175,7 @@ InventoryVerdict Catalogue::TakeInventory(const Inventory& inventory) {
         aside.erase(tile.array_id);  // another of its tiles was one too many
       }
     }
+    JudgeQuarantined(inventory.quarantined, &verdict);
     for (auto& [id, entry] : arrays_) {
       const ArrayDescriptor& descriptor = entry.array->definition.descriptor;
       const auto rank = ranks.find(descriptor.mesh_id);
@@ -1194,7 +1195,8 @@ InventoryVerdict Catalogue::TakeInventory(const Inventory& inventory) {
       }
       orphan = next;
     }
-    // A rank that does not list what was released has confirmed it.
+    // A rank that does not list what was released, nor has it in quarantine, has confirmed it.
+    listed.insert(inventory.quarantined.begin(), inventory.quarantined.end());
     std::vector<std::string> confirmed;
     for (const auto& [id, tombstone] : tombstones_) {
       if (ranks.count(tombstone.mesh_id) > 0 && !listed.contains(id)) confirmed.push_back(id);
@@ -1207,6 +1209,20 @@ InventoryVerdict Catalogue::TakeInventory(const Inventory& inventory) {
   }
   events_.MakeCalls();
   return verdict;
+}
+
+void Catalogue::JudgeQuarantined(const std::vector<std::string>& array_ids,
+                                 InventoryVerdict* verdict) const {
+  for (const std::string& id : array_ids) {
+    if (const auto found = arrays_.find(id); found != arrays_.end()) {
+      // One that is staged is being taken back into use, which may fail.
+      if (found->second.array->state != ArrayState::kStaging) verdict->live.push_back(id);
+    } else if (tombstones_.contains(id)) {
+      verdict->drop.push_back(id);
+    } else {
+      verdict->unknown.push_back(id);
+    }
+  }
 }
 
 void Catalogue::Judge(const Inventory& inventory, const InventoryTile& tile,

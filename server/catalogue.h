@@ -140,6 +140,7 @@ struct Inventory {
   uint64_t attachment = 0;                                   // Membership::Attach
   std::map<std::string, InventoryMesh, std::less<>> meshes;  // by id: all whose ranks are given
   std::vector<InventoryTile> tiles;
+  std::vector<std::string> quarantined = {};  // arrays of which it has tiles that are not in use
 };
 
 // What a worker is to do with what it has. Tiles that are not named stay as they are.
@@ -153,6 +154,9 @@ struct InventoryVerdict {
   std::vector<std::string> commit;  // the catalogue's; commit those that are only staged there
   std::vector<std::string> drop;    // known to have been released
   std::vector<Aside> quarantine;    // not this worker's, as far as the catalogue knows
+  // Of Inventory::quarantined: those that are here, and those that nobody knows.
+  std::vector<std::string> live;
+  std::vector<std::string> unknown;
 };
 
 // Named arrays are durable: array and name are in the store before a commit is acknowledged, and
@@ -442,6 +446,9 @@ class Catalogue {
   // One tile of an inventory.
   void Judge(const Inventory& inventory, const InventoryTile& tile, InventoryVerdict* verdict)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What a worker has put aside: what was released goes, and what lives is told.
+  void JudgeQuarantined(const std::vector<std::string>& array_ids, InventoryVerdict* verdict) const
+      ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   // Whether the tile may be a part of an array to adopt, and is noted as such.
   bool Adopt(const Inventory& inventory, const InventoryTile& tile)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

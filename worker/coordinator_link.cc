@@ -50,6 +50,8 @@ constexpr int64_t kInventoryPageTiles = 256;
 // silent workers after some seconds, and it has to hold one of each worker: all come at once when
 // it was started again.
 constexpr int64_t kInventoryMessageBytes = int64_t{128} << 10;
+// Of a short text in a message, beside its bytes.
+constexpr int64_t kFieldBytes = 2;
 // How often the log warns anew of what the worker waits for; between, each try is a line of info.
 constexpr absl::Duration kLogInterval = absl::Seconds(30);
 // An instruction that has run for so long is told of at once.
@@ -489,6 +491,7 @@ class AttachLoop final : public CoordinatorLink {
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   AttachStreamPtr stream_ ABSL_GUARDED_BY(mutex_);
   bool attached_ ABSL_GUARDED_BY(mutex_) = false;  // welcome
+  bool judged_ ABSL_GUARDED_BY(mutex_) = false;    // the whole verdict of this attach
   bool member_ ABSL_GUARDED_BY(mutex_) = false;    // membership of this attach
   bool ready_ ABSL_GUARDED_BY(mutex_) = false;
   int64_t term_ ABSL_GUARDED_BY(mutex_);
@@ -589,6 +592,7 @@ void AttachLoop::Detached() {
   {
     absl::MutexLock lock(&mutex_);
     was_attached = std::exchange(attached_, false);
+    judged_ = false;
     member_ = false;
     UpdateReady();
   }
@@ -757,6 +761,20 @@ void AttachLoop::SendInventory() {
     }
     first_array_id = page.next_array_id;
   } while (!first_array_id.empty());
+  std::string last_aside;
+  for (;;) {
+    const std::vector<QuarantinedArray> aside =
+        options_.store->ListQuarantine({}, last_aside, kInventoryPageTiles);
+    if (aside.empty()) break;
+    for (const QuarantinedArray& array : aside) {
+      request.mutable_inventory()->add_quarantined_array_ids(array.array_id);
+      size_bytes += std::ssize(array.array_id) + kFieldBytes;
+      if (size_bytes >= kInventoryMessageBytes) {
+        send(/*last=*/false);
+      }
+    }
+    last_aside = aside.back().array_id;
+  }
   send(/*last=*/true);
 }
 
@@ -770,6 +788,12 @@ absl::Status AttachLoop::TakeVerdict(const v1::InventoryVerdict& verdict) {
       return committed;
     }
   }
+  const std::vector<std::string> live(verdict.live_array_ids().begin(),
+                                      verdict.live_array_ids().end());
+  options_.store->SetLive(live, true, options_.clock->Now());
+  const std::vector<std::string> unknown_ids(verdict.unknown_array_ids().begin(),
+                                             verdict.unknown_array_ids().end());
+  options_.store->SetLive(unknown_ids, false, options_.clock->Now());
   std::vector<ShardStore::Unknown> unknown;
   for (const v1::QuarantineTile& each : verdict.quarantine_tiles()) {
     SHARDMESH_ASSIGN_OR_RETURN(Tile tile, rpc::Decode(each.tile()));
@@ -794,6 +818,7 @@ absl::Status AttachLoop::TakeVerdict(const v1::InventoryVerdict& verdict) {
     options_.executor->LeaveStaged();
     {
       absl::MutexLock lock(&mutex_);
+      judged_ = true;
       next_beat_ = options_.clock->Now();  // what is held is known now, and to be shown at once
     }
     Beat();
@@ -992,7 +1017,8 @@ void AttachLoop::Beat() {
                                                       : std::min(next_beat_, look_again));
   }
   SendDropped();
-  options_.store->ExpireQuarantine(now);
+  // Before the verdict it is not known which of it lives.
+  if (judged_) options_.store->ExpireQuarantine(now);
   const QuarantineTotals quarantine = options_.store->quarantine_totals();
   v1::AttachRequest request;
   v1::Heartbeat* heartbeat = request.mutable_heartbeat();

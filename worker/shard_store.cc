@@ -941,16 +941,44 @@ bool ShardStore::PutAside(const Unknown& unknown, absl::Time now,
         moved->back().folder != folder) {
       moved->push_back({.folder = folder, .array = {}, .file_names = {}});
     }
-    moved->back().array = {.array_id = entry.array_id,
-                           .reason = entry.reason,
-                           .since = entry.since,
-                           .committed = entry.committed,
-                           .on_disk = true,
-                           .array_lives = entry.array_lives,
-                           .tiles = {}};
+    moved->back().array = WithoutTiles(entry);
     moved->back().file_names.push_back(TileFileName(unknown.tile));
   }
   return true;
+}
+
+QuarantinedArray ShardStore::WithoutTiles(const QuarantinedArray& array) {
+  return {.array_id = array.array_id,
+          .reason = array.reason,
+          .since = array.since,
+          .committed = array.committed,
+          .on_disk = array.on_disk,
+          .array_lives = array.array_lives,
+          .tiles = {}};
+}
+
+void ShardStore::SetLive(absl::Span<const std::string> array_ids, bool live, absl::Time now) {
+  std::vector<MovedAside> marked;
+  std::vector<std::string> marked_ids;
+  absl::MutexLock lock(&mutex_);
+  for (const std::string& array_id : array_ids) {
+    const auto found = quarantine_.find(array_id);
+    if (found == quarantine_.end() || found->second.array_lives == live) continue;
+    if (!live && restoring_.contains(array_id)) continue;  // the next verdict tells
+    CountOut(found->second);
+    found->second.array_lives = live;
+    if (!live) found->second.since = now;
+    CountIn(found->second);
+    if (!found->second.on_disk) continue;
+    marked.push_back(
+        {.folder = kArraysFolder, .array = WithoutTiles(found->second), .file_names = {}});
+    marked_ids.push_back(array_id);
+  }
+  if (marked.empty()) return;
+  PushFiles({.array_ids = std::move(marked_ids),
+             .work = [this, marked = std::move(marked)](
+                         FileEffects* effects) { return QuarantineFiles(marked, effects); },
+             .done = nullptr});
 }
 
 bool ShardStore::IsDroppable(const QuarantinedArray& array) const {
@@ -964,9 +992,9 @@ void ShardStore::CountIn(const QuarantinedArray& array) {
   if (IsDroppable(array)) {
     (array.on_disk ? droppable_on_disk_ : droppable_in_memory_)
         .emplace(array.committed, array.since, array.array_id);
-    if (!array.on_disk) {
-      quarantine_totals_.droppable_memory_bytes += array.memory_bytes;
-    }
+    (array.on_disk ? quarantine_totals_.droppable_disk_bytes
+                   : quarantine_totals_.droppable_tiles_bytes) += array.size_bytes();
+    quarantine_totals_.droppable_memory_bytes += array.memory_bytes;
   }
 }
 
@@ -977,9 +1005,9 @@ void ShardStore::CountOut(const QuarantinedArray& array) {
   if (IsDroppable(array)) {
     (array.on_disk ? droppable_on_disk_ : droppable_in_memory_)
         .erase({array.committed, array.since, array.array_id});
-    if (!array.on_disk) {
-      quarantine_totals_.droppable_memory_bytes -= array.memory_bytes;
-    }
+    (array.on_disk ? quarantine_totals_.droppable_disk_bytes
+                   : quarantine_totals_.droppable_tiles_bytes) -= array.size_bytes();
+    quarantine_totals_.droppable_memory_bytes -= array.memory_bytes;
   }
 }
 
@@ -1028,13 +1056,12 @@ void ShardStore::EnforceQuarantine(absl::Time now, std::vector<QuarantinedArray>
       }
     }
   }
-  while (has_data_dir() && quarantine_totals_.disk_bytes > quarantine_limits_.disk_bytes &&
-         !droppable_on_disk_.empty()) {
+  while (has_data_dir() &&
+         quarantine_totals_.droppable_disk_bytes > quarantine_limits_.disk_bytes) {
     DropFromQuarantine(quarantine_.find(std::get<2>(*droppable_on_disk_.begin())),
                        "the quarantine is larger than --quarantine-disk", dropped);
   }
-  while (quarantine_totals_.memory_bytes > quarantine_limits_.memory_bytes &&
-         !droppable_in_memory_.empty()) {
+  while (quarantine_totals_.droppable_tiles_bytes > quarantine_limits_.memory_bytes) {
     DropFromQuarantine(quarantine_.find(std::get<2>(*droppable_in_memory_.begin())),
                        "the quarantine is larger than --quarantine-memory", dropped);
   }

@@ -155,7 +155,7 @@ struct QuarantinedArray {
   absl::Time since;          // when the first of them was
   bool committed = true;     // otherwise their put or step had not ended
   bool on_disk = false;      // otherwise they are in memory alone
-  bool array_lives = false;  // or it is not known whether it does: never dropped for the bounds
+  bool array_lives = false;  // or it is not known whether it does: no bound counts or drops it
   std::vector<QuarantinedTile> tiles;
   int64_t tiles_bytes = 0;   // of all tiles
   int64_t memory_bytes = 0;  // that the pool gave for those in memory
@@ -164,7 +164,7 @@ struct QuarantinedArray {
 };
 
 // How much is kept in quarantine. Beyond it, tiles that were never committed are dropped first,
-// then the oldest; those of arrays that live never are.
+// then the oldest. Those of arrays that live are neither counted nor dropped.
 struct QuarantineLimits {
   // With what is in the folder `corrupt`. Below 0: 64 GiB, and at most a quarter of the file
   // system.
@@ -179,6 +179,9 @@ struct QuarantineTotals {
   int64_t arrays = 0;
   int64_t disk_bytes = 0;
   int64_t memory_bytes = 0;
+  // Of those that the limits count and drop.
+  int64_t droppable_disk_bytes = 0;
+  int64_t droppable_tiles_bytes = 0;   // in memory
   int64_t droppable_memory_bytes = 0;  // of the pool, that give way when memory is needed
 };
 
@@ -281,6 +284,9 @@ class ShardStore {
   // within the limits if it is committed; otherwise it is dropped, and the log says so. `now`: by a
   // clock that all calls share.
   int64_t Quarantine(absl::Span<const Unknown> tiles, absl::Time now);
+  // It is known now that the arrays live, or that this is not known: whether what is in quarantine
+  // of them may be dropped for the limits. Where it may from now on, its age counts from `now`.
+  void SetLive(absl::Span<const std::string> array_ids, bool live, absl::Time now);
   // By rising id, behind `start_after`, at most `max_arrays`; of these ids alone if there are any.
   std::vector<QuarantinedArray> ListQuarantine(absl::Span<const std::string> array_ids,
                                                std::string_view start_after,
@@ -459,6 +465,8 @@ class ShardStore {
   // Takes a tile out of use and, if it is kept, into the quarantine; whether it was there.
   bool PutAside(const Unknown& unknown, absl::Time now, std::vector<StoredTilePtr>* dropped,
                 std::vector<MovedAside>* moved) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What is written down of an entry.
+  static QuarantinedArray WithoutTiles(const QuarantinedArray& array);
   // Moves files aside, and writes down why before.
   absl::Status QuarantineFiles(absl::Span<const MovedAside> moved, FileEffects* effects);
   // Makes all that was written to the data folder so far durable.

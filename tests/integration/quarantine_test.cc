@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -130,6 +131,47 @@ TEST_F(QuarantineTest, AnOlderStoreThatIsPutBackDeletesNothing) {
   EXPECT_THAT(client().ListQuarantine(), IsOkAndHolds(IsEmpty()));
   EXPECT_THAT(client().DropQuarantined({newer}),
               StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+}
+
+// The older store was put back by mistake; then the right one is.
+TEST_F(QuarantineTest, WhatAWorkerHasAsideFollowsWhatBecomesOfItsArray) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster({"--unnamed-grace=500ms"}));
+  EXPECT_THAT(cluster_->Terminate("coordinator"), IsOkAndHolds("exited with code 0"));
+  fs::copy(Folder("coordinator"), Folder("older"), fs::copy_options::recursive);
+  ASSERT_THAT(cluster_->Restart("coordinator"), IsOk());
+  ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string kept, Put("kept"));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string released, Put("released"));
+
+  const auto swap_stores = [&] {
+    EXPECT_THAT(cluster_->Terminate("coordinator"), IsOkAndHolds("exited with code 0"));
+    Swap("coordinator", "older");
+    ASSERT_THAT(cluster_->Restart("coordinator"), IsOk());
+    ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
+  };
+  const auto await_aside = [&](size_t lives, size_t unknown) {
+    EXPECT_TRUE(Eventually([&] {
+      const auto aside = client().ListQuarantine();
+      if (!aside.ok() || aside->size() != lives + unknown) return false;
+      return static_cast<size_t>(std::count_if(aside->begin(), aside->end(), [](const auto& array) {
+               return array.array_lives;
+             })) == lives;
+    })) << lives
+        << " live, " << unknown << " unknown";
+  };
+  ASSERT_NO_FATAL_FAILURE(swap_stores());
+  await_aside(0, 4);
+  ASSERT_NO_FATAL_FAILURE(swap_stores());
+  await_aside(4, 0);
+  // One is released while a worker is away.
+  ASSERT_THAT(cluster_->Kill("worker-1"), IsOk());
+  ASSERT_THAT(client().DeleteName("released"), IsOk());
+  ASSERT_THAT(cluster_->Restart("worker-1"), IsOk());
+  ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
+  await_aside(2, 0);
+  EXPECT_THAT(client().RestoreQuarantined(kept, ""), IsOk());
+  ExpectValues(client::ArraySelector::ByName("kept"));
+  EXPECT_THAT(client().ListQuarantine(), IsOkAndHolds(IsEmpty()));
 }
 
 TEST_F(QuarantineTest, AResultWithoutANameOutlivesTheCoordinator) {

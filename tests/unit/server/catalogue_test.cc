@@ -457,6 +457,30 @@ TEST_F(CatalogueTest, OnlyAKnownReleaseDropsATileAndItIsKnownUntilEveryRankHasCo
   EXPECT_EQ(StoredReleases(), 0);
 }
 
+TEST_F(CatalogueTest, AWorkerHearsWhatBecameOfTheArraysInItsQuarantine) {
+  const std::string lives = Stage();
+  const std::string released = Stage();
+  const std::string staged = Stage();
+  ASSERT_THAT(Put("lives", lives), IsOk());
+  ASSERT_THAT(Put("released", released), IsOk());
+  Lose(0);
+  Lose(1);
+  ASSERT_THAT(Commit({{}, {{"released", "", std::nullopt}}, "", ""}), IsOk());
+  Settle();
+  Confirm(1, {released});
+  Inventory inventory = InventoryOf(0, {});
+  inventory.quarantined = {lives, released, staged, "stranger"};
+  const InventoryVerdict verdict = catalogue_->TakeInventory(inventory);
+  EXPECT_THAT(verdict.live, ElementsAre(lives));
+  EXPECT_THAT(verdict.unknown, ElementsAre("stranger"));
+  EXPECT_THAT(verdict.drop, ElementsAre(released));
+  EXPECT_EQ(catalogue_->CountUnconfirmed(), 1) << "it is there until the worker says that it went";
+  Confirm(0, {released});
+  EXPECT_EQ(catalogue_->CountUnconfirmed(), 0);
+  EXPECT_THAT((*catalogue_->FindArray(lives))->missing_ranks, ElementsAre(0, 1))
+      << "what is in quarantine is not in use";
+}
+
 TEST_F(CatalogueTest, WhatNobodyKnowsIsPutAsideAndNotDropped) {
   clock_.Advance(Catalogue::kAdoptionGrace);
   const InventoryVerdict verdict = Attach(0, {Held("stranger", 0, 5), Held("staged", 0, 6, false)});

@@ -560,6 +560,31 @@ TEST_F(CoordinatorLinkTest, ConfirmsWhatItDroppedAndMovesTilesAside) {
   EXPECT_THAT(answer_to(v1::QuarantineOrder::ACTION_DROP).arrays(), SizeIs(0)) << "it is not there";
 }
 
+TEST_F(CoordinatorLinkTest, SaysWhatIsInQuarantineAndHearsWhatBecameOfIt) {
+  for (const char* id : {"gone", "released", "lives"}) {
+    Stage(id);
+    ASSERT_THAT(store_->Commit({id}), IsOk());
+    ASSERT_EQ(store_->Quarantine({{id, {{{0, 4}}}, "test", *id == 'g'}}, clock_.Now()), 1);
+  }
+  Start();
+  EXPECT_TRUE(coordinator_.Read().has_hello());
+  coordinator_.Write(Welcome());
+  const v1::InventoryPage page = coordinator_.Read().inventory();
+  EXPECT_THAT(page.tiles(), IsEmpty());
+  EXPECT_THAT(page.quarantined_array_ids(), ElementsAre("gone", "lives", "released"));
+  v1::AttachResponse verdict = Verdict({}, {"released"});
+  verdict.mutable_inventory_verdict()->add_live_array_ids("lives");
+  verdict.mutable_inventory_verdict()->add_unknown_array_ids("gone");
+  coordinator_.Write(verdict);
+  EXPECT_THAT(coordinator_.Read().tiles_dropped().array_ids(), ElementsAre("released"));
+  const std::vector<QuarantinedArray> left = store_->ListQuarantine({}, "", 10);
+  ASSERT_THAT(left, SizeIs(2));
+  EXPECT_EQ(left[0].array_id, "gone");
+  EXPECT_FALSE(left[0].array_lives);
+  EXPECT_EQ(left[1].array_id, "lives");
+  EXPECT_TRUE(left[1].array_lives);
+}
+
 TEST_F(CoordinatorLinkTest, SaysWhatItHoldsAsSoonAsTheVerdictIsThere) {
   Stage("held");
   ASSERT_THAT(store_->Commit({"held"}), IsOk());

@@ -558,7 +558,7 @@ TEST_F(ShardStoreTest, TilesThatAreMovedAsideAreOutOfUseAndComeBack) {
 }
 
 TEST_F(ShardStoreTest, TheQuarantineIsBoundedBySizeAndAge) {
-  quarantine_ = {.disk_bytes = 2 * kRowBytes, .memory_bytes = kRowBytes, .age = absl::Hours(1)};
+  quarantine_ = {.disk_bytes = kRowBytes, .memory_bytes = kRowBytes, .age = absl::Hours(1)};
   const auto store = OpenDisk();
   const auto put_aside = [&](const std::string& id, bool committed, bool lives, int second) {
     ASSERT_THAT(StageRow(*store, id, 0), IsOk());
@@ -584,10 +584,11 @@ TEST_F(ShardStoreTest, TheQuarantineIsBoundedBySizeAndAge) {
   EXPECT_THAT(aside(), testing::ElementsAre("lives", "young"));
   put_aside("lives_too", true, true, 4);
   put_aside("lives_well", true, true, 5);
+  EXPECT_THAT(aside(), testing::ElementsAre("lives", "lives_too", "lives_well", "young"))
+      << "those of arrays that live take no room from the others";
+  store->ExpireQuarantine(absl::UnixEpoch() + absl::Hours(2));
   EXPECT_THAT(aside(), testing::ElementsAre("lives", "lives_too", "lives_well"))
       << "those of arrays that live go for no bound";
-  store->ExpireQuarantine(absl::UnixEpoch() + absl::Hours(2));
-  EXPECT_THAT(aside(), SizeIs(3));
   store->AwaitRemovals();
   EXPECT_EQ(FilesIn("trash"), 0);
   EXPECT_EQ(FilesIn("quarantine"), 6);
@@ -600,6 +601,39 @@ TEST_F(ShardStoreTest, TheQuarantineIsBoundedBySizeAndAge) {
   store->AwaitFiles();
   EXPECT_TRUE(done);
   EXPECT_THAT(aside(), testing::ElementsAre("lives_well"));
+}
+
+TEST_F(ShardStoreTest, WhetherAnArrayLivesIsLearntLater) {
+  quarantine_ = {.disk_bytes = 1 << 20, .memory_bytes = 1 << 20, .age = absl::Hours(1)};
+  const absl::Time start = absl::UnixEpoch();
+  const auto lives = [](const ShardStore& store) {
+    std::vector<std::string> ids;
+    for (const QuarantinedArray& array : store.ListQuarantine({}, "", 10)) {
+      if (array.array_lives) ids.push_back(array.array_id);
+    }
+    return ids;
+  };
+  QuarantineRows("known", {0, 1}, /*lives=*/false);
+  QuarantineRows("gone", {0}, /*lives=*/true);
+  {
+    const auto store = OpenDisk();
+    store->ExpireQuarantine(start);
+    EXPECT_THAT(lives(*store), testing::ElementsAre("gone"));
+    store->SetLive({"known", "not there"}, true, start);
+    store->SetLive({"gone"}, false, start + absl::Minutes(40));
+    store->AwaitFiles();
+    EXPECT_THAT(lives(*store), testing::ElementsAre("known"));
+  }
+  const auto store = OpenDisk();  // and it is written down
+  EXPECT_THAT(lives(*store), testing::ElementsAre("known"));
+  EXPECT_EQ(FilesIn("quarantine"), 5);
+  store->ExpireQuarantine(start);
+  store->ExpireQuarantine(start + absl::Minutes(90));
+  EXPECT_EQ(store->quarantine_totals().arrays, 2) << "its age counts from when that was learnt";
+  store->ExpireQuarantine(start + absl::Hours(2));
+  EXPECT_EQ(store->quarantine_totals().arrays, 1);
+  EXPECT_THAT(store->RestoreQuarantined("known"), IsOk());
+  EXPECT_THAT(*store->FindAll("known"), SizeIs(2));
 }
 
 TEST_F(ShardStoreTest, TilesInMemoryStayInQuarantineUntilTheirMemoryIsNeeded) {
