@@ -386,6 +386,9 @@ class AttachReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   void TurnCame(std::vector<std::string> endpoints, const std::string& failures);
   void Admit(std::vector<std::string> endpoints, const std::string& failures);
   absl::Status TakeInventory(uint64_t attachment, const v1::InventoryPage& page);
+  absl::Status TakeRestored(uint64_t attachment, const v1::InventoryPage& page);
+  // The tiles of a page, as the catalogue wants them.
+  absl::StatusOr<std::vector<InventoryTile>> TilesOf(const v1::InventoryPage& page) const;
   void SendVerdict(const InventoryVerdict& verdict, bool last);
   absl::Status TakeHeartbeat(uint64_t attachment, const v1::Heartbeat& heartbeat);
   absl::Status TakeTileStaged(const v1::TileStaged& staged);
@@ -1213,7 +1216,8 @@ absl::Status AttachReactor::Take(const v1::AttachRequest& request) {
     case Message::kHello:
       return rpc::BadField("hello", "comes a second time");
     case Message::kInventory:
-      return TakeInventory(attachment, request.inventory());
+      return phase_ == Phase::kMember ? TakeRestored(attachment, request.inventory())
+                                      : TakeInventory(attachment, request.inventory());
     case Message::kHeartbeat:
       return TakeHeartbeat(attachment, request.heartbeat());
     case Message::kTileStaged:
@@ -1371,24 +1375,7 @@ absl::Status AttachReactor::TakeInventory(uint64_t attachment, const v1::Invento
                    "; release arrays, or start the coordinator with more --max-inventory-tiles")),
         Reason::kLimitExceeded);
   }
-  std::vector<InventoryTile> tiles;
-  tiles.reserve(static_cast<size_t>(page.tiles_size()));
-  for (const v1::HeldTile& held : page.tiles()) {
-    InventoryTile& tile = tiles.emplace_back();
-    tile.array_id = held.array().array_id();
-    SHARDMESH_ASSIGN_OR_RETURN(tile.tile, rpc::Decode(held.tile()));
-    tile.crc32c = held.crc32c();
-    tile.committed = held.committed();
-    tile.on_disk = held.durability() == v1::DURABILITY_DISK;
-  }
-  for (const size_t unknown : hub_->catalogue().FindUnknown(tiles)) {
-    // What cannot be read is not adopted.
-    if (absl::StatusOr<ArrayDescriptor> array =
-            rpc::Decode(page.tiles(static_cast<int>(unknown)).array());
-        array.ok()) {
-      tiles[unknown].descriptor = *std::move(array);
-    }
-  }
+  SHARDMESH_ASSIGN_OR_RETURN(std::vector<InventoryTile> tiles, TilesOf(page));
   inventory_.insert(inventory_.end(), std::make_move_iterator(tiles.begin()),
                     std::make_move_iterator(tiles.end()));
   quarantined_.insert(quarantined_.end(), page.quarantined_array_ids().begin(),
@@ -1424,6 +1411,53 @@ absl::Status AttachReactor::TakeInventory(uint64_t attachment, const v1::Invento
   if (hub_->options().joined) {
     hub_->options().joined(hello_.identity());
   }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<InventoryTile>> AttachReactor::TilesOf(
+    const v1::InventoryPage& page) const {
+  std::vector<InventoryTile> tiles;
+  tiles.reserve(static_cast<size_t>(page.tiles_size()));
+  for (const v1::HeldTile& held : page.tiles()) {
+    InventoryTile& tile = tiles.emplace_back();
+    tile.array_id = held.array().array_id();
+    SHARDMESH_ASSIGN_OR_RETURN(tile.tile, rpc::Decode(held.tile()));
+    tile.crc32c = held.crc32c();
+    tile.committed = held.committed();
+    tile.on_disk = held.durability() == v1::DURABILITY_DISK;
+  }
+  for (const size_t unknown : hub_->catalogue().FindUnknown(tiles)) {
+    // What cannot be read is not adopted.
+    if (absl::StatusOr<ArrayDescriptor> array =
+            rpc::Decode(page.tiles(static_cast<int>(unknown)).array());
+        array.ok()) {
+      tiles[unknown].descriptor = *std::move(array);
+    }
+  }
+  return tiles;
+}
+
+absl::Status AttachReactor::TakeRestored(uint64_t attachment, const v1::InventoryPage& page) {
+  const std::shared_ptr<const MembershipView> view = hub_->membership().view();
+  const std::shared_ptr<const ClusterState> state = hub_->publisher().shared_state();
+  Inventory restored{
+      .identity = hello_.identity(), .attachment = attachment, .meshes = {}, .tiles = {}};
+  SHARDMESH_ASSIGN_OR_RETURN(restored.tiles, TilesOf(page));
+  for (const v1::HeldTile& held : page.tiles()) {
+    const std::string& mesh_id = held.array().mesh_id();
+    const MeshRanks* const ranks = view->FindMesh(mesh_id);
+    if (ranks == nullptr || ranks->identities.empty()) continue;
+    const auto [found, is_new] = restored.meshes.try_emplace(mesh_id);
+    if (!is_new) continue;
+    found->second.rank = ranks->RankOf(hello_.identity());
+    found->second.identities = ranks->identities;
+    if (const auto definition = state->FindMesh(mesh_id); definition.ok()) {
+      found->second.mesh = &(*definition)->mesh;
+    }
+  }
+  const InventoryVerdict verdict = hub_->catalogue().TakeRestored(restored);
+  LogVerdict(hello_.identity(), std::ssize(restored.tiles), verdict);
+  SendVerdict(verdict, /*last=*/false);
   return absl::OkStatus();
 }
 

@@ -1211,6 +1211,32 @@ InventoryVerdict Catalogue::TakeInventory(const Inventory& inventory) {
   return verdict;
 }
 
+InventoryVerdict Catalogue::TakeRestored(const Inventory& restored) {
+  InventoryVerdict verdict;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (const InventoryTile& tile : restored.tiles) {
+      InventoryVerdict judged;
+      Judge(restored, tile, &judged);
+      std::move(judged.drop.begin(), judged.drop.end(), std::back_inserter(verdict.drop));
+      std::move(judged.quarantine.begin(), judged.quarantine.end(),
+                std::back_inserter(verdict.quarantine));
+      if (judged.commit.empty()) continue;
+      // It is in its place, if the worker is still there.
+      ArrayEntry& entry = arrays_.find(tile.array_id)->second;
+      const std::string& mesh_id = entry.array->definition.descriptor.mesh_id;
+      const int64_t rank = *restored.meshes.find(mesh_id)->second.rank;
+      const auto found = presence_.find({mesh_id, rank});
+      const Presence presence = found == presence_.end() ? Presence() : found->second;
+      const bool is_gone = presence.attachment > restored.attachment ||
+                           (presence.attachment == restored.attachment && presence.is_lost);
+      if (!is_gone) SetArray(entry, WithRank(entry.array, rank, false));
+    }
+  }
+  events_.MakeCalls();
+  return verdict;
+}
+
 void Catalogue::JudgeQuarantined(const std::vector<std::string>& array_ids,
                                  InventoryVerdict* verdict) const {
   for (const std::string& id : array_ids) {
@@ -1409,13 +1435,6 @@ absl::Status Catalogue::CheckTile(std::string_view array_id, int64_t rank, const
                       Reason::kChecksumMismatch);
   }
   return absl::OkStatus();
-}
-
-void Catalogue::TileRestored(std::string_view array_id, int64_t rank) {
-  absl::MutexLock lock(&mutex_);
-  const auto found = arrays_.find(array_id);
-  if (found == arrays_.end()) return;
-  SetArray(found->second, WithRank(found->second.array, rank, false));
 }
 
 }  // namespace shardmesh::server

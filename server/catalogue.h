@@ -307,14 +307,16 @@ class Catalogue {
   // A worker is here and holds exactly these tiles: others of arrays on its ranks are missing.
   // Nothing is found by an attachment that was lost meanwhile, or followed by another one.
   InventoryVerdict TakeInventory(const Inventory& inventory);
+  // The worker has these tiles too, since its inventory was taken: out of its quarantine. They are
+  // judged as an inventory's.
+  InventoryVerdict TakeRestored(const Inventory& restored);
   // A worker has dropped tiles, as it was told; `rank_of`: its rank in a mesh.
   using RankOf = std::function<std::optional<int64_t>(std::string_view mesh_id)>;
   void TilesDropped(absl::Span<const std::string> array_ids, const RankOf& rank_of);
-  // A rank has a tile again that its worker had put aside. FAILED_PRECONDITION: it is not this
+  // Whether a tile that a worker has put aside is the rank's. FAILED_PRECONDITION: it is not this
   // array's tile of the rank, or has another checksum. NOT_FOUND.
   absl::Status CheckTile(std::string_view array_id, int64_t rank, const Tile& tile,
                          uint32_t crc32c) const;
-  void TileRestored(std::string_view array_id, int64_t rank);
 
   // Releases that ranks have not confirmed yet.
   int64_t CountUnconfirmed() const;

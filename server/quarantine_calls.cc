@@ -359,20 +359,13 @@ void BeginRestore(const RestorePtr& restore) {
   for (const auto& [rank, identity] : restore->ranks) {
     orders.push_back(OrderOf(identity, Action::ACTION_RESTORE, {array_id}));
   }
-  std::map<std::string, int64_t> rank_of;
-  for (const auto& [rank, identity] : restore->ranks) rank_of.emplace(identity, rank);
   const auto restored = std::make_shared<size_t>(0);
   Orders::Run(
       restore->context.clock, restore->hub, std::move(orders), /*stop=*/nullptr,
-      [restore, restored, rank_of = std::move(rank_of)](const std::string& identity,
-                                                        const v1::QuarantineAnswer& answer) {
-        if (answer.arrays_size() == 0) return true;
-        ++*restored;
-        // Of an array that lives each tile counts at once, whatever becomes of the others.
-        if (!restore->staged.has_value()) {
-          restore->context.catalogue->TileRestored(restore->request->array_id(),
-                                                   rank_of.at(identity));
-        }
+      [restored](const std::string&, const v1::QuarantineAnswer& answer) {
+        // The worker has told before that the tile is back in use: of an array that lives it counts
+        // at once, whatever becomes of the others.
+        if (answer.arrays_size() > 0) ++*restored;
         return true;
       },
       [restore, restored](const absl::Status& status) {

@@ -467,6 +467,9 @@ class AttachLoop final : public CoordinatorLink {
   void Drop(const Ids& array_ids);
   void TakeQuarantineOrder(v1::QuarantineOrder order);
   v1::QuarantineAnswer CarryOut(const v1::QuarantineOrder& order);
+  // Tells the coordinator what came back out of the quarantine: once it has judged the inventory of
+  // this attach, which may not have had it.
+  void SendRestored() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Confirms to the coordinator what was dropped, if it is time.
   void Dropped(const std::vector<std::string>& array_ids) ABSL_LOCKS_EXCLUDED(mutex_);
   void SendDropped() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -504,8 +507,9 @@ class AttachLoop final : public CoordinatorLink {
   // carried.
   RunningInstructions told_ ABSL_GUARDED_BY(mutex_);
   FlightRecorder::Ticket next_record_ ABSL_GUARDED_BY(mutex_) = 0;
-  uint64_t told_links_ ABSL_GUARDED_BY(mutex_) = 0;           // revision
-  std::vector<std::string> dropped_ ABSL_GUARDED_BY(mutex_);  // and not yet confirmed
+  uint64_t told_links_ ABSL_GUARDED_BY(mutex_) = 0;            // revision
+  std::vector<std::string> dropped_ ABSL_GUARDED_BY(mutex_);   // and not yet confirmed
+  std::vector<std::string> restored_ ABSL_GUARDED_BY(mutex_);  // and not yet told
 
   std::thread thread_;
   rpc::Alarm heartbeat_;
@@ -819,6 +823,7 @@ absl::Status AttachLoop::TakeVerdict(const v1::InventoryVerdict& verdict) {
     {
       absl::MutexLock lock(&mutex_);
       judged_ = true;
+      SendRestored();
       next_beat_ = options_.clock->Now();  // what is held is known now, and to be shown at once
     }
     Beat();
@@ -958,6 +963,24 @@ void AttachLoop::TakeQuarantineOrder(v1::QuarantineOrder order) {
   });
 }
 
+void AttachLoop::SendRestored() {
+  if (!judged_) {
+    return;
+  }
+  for (const std::string& array_id : std::exchange(restored_, {})) {
+    const absl::StatusOr<std::vector<StoredTilePtr>> tiles = options_.store->FindAll(array_id);
+    if (!tiles.ok()) {
+      continue;  // it is gone again
+    }
+    v1::AttachRequest request;
+    for (const StoredTilePtr& tile : *tiles) {
+      *request.mutable_inventory()->add_tiles() = Encode({tile, TileState::kCommitted});
+    }
+    request.mutable_inventory()->set_last(true);
+    stream_->Send(std::move(request));
+  }
+}
+
 v1::QuarantineAnswer AttachLoop::CarryOut(const v1::QuarantineOrder& order) {
   v1::QuarantineAnswer answer;
   answer.set_order_id(order.order_id());
@@ -985,6 +1008,12 @@ v1::QuarantineAnswer AttachLoop::CarryOut(const v1::QuarantineOrder& order) {
                             : "dropped an array from the quarantine, as the coordinator asked",
                    {{"array", id}, {"size_bytes", done->size_bytes()}});
       *answer.add_arrays() = Encode(*done, options_.self.identity);
+      if (restores) {
+        // Apart from the answer, for which nobody may wait any longer.
+        absl::MutexLock lock(&mutex_);
+        restored_.push_back(id);
+        SendRestored();
+      }
     } else if (!absl::IsNotFound(done.status())) {
       rpc::Encode(done.status(), answer.mutable_error());
       break;

@@ -509,8 +509,43 @@ TEST_F(CatalogueTest, ATileOfAnotherRankIsPutAsideAndItsOwnerNamed) {
               StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kChecksumMismatch));
   EXPECT_THAT(catalogue_->CheckTile(id, 0, swapped.tile, 11),
               StatusIs(absl::StatusCode::kFailedPrecondition));
-  catalogue_->TileRestored(id, 1);
+  EXPECT_THAT(catalogue_->TakeRestored(InventoryOf(1, {Held(id, 1, 11)})).quarantine, IsEmpty());
   EXPECT_THAT((*catalogue_->FindArray(id))->missing_ranks, ElementsAre(0));
+}
+
+// Whoever asked for it may have stopped waiting, or a stream broke meanwhile.
+TEST_F(CatalogueTest, ATileThatComesOutOfQuarantineIsJudgedWheneverThatIs) {
+  clock_.Advance(Catalogue::kAdoptionGrace);
+  const std::string lives = Stage();
+  const std::string released = Stage();
+  const std::string staged = Stage();
+  ASSERT_THAT(Put("lives", lives), IsOk());
+  ASSERT_THAT(Put("released", released), IsOk());
+  ASSERT_THAT(Commit({{}, {{"released", "", std::nullopt}}, "", ""}), IsOk());
+  Settle();
+  Attach(0, {});
+  EXPECT_THAT((*catalogue_->FindArray(lives))->missing_ranks, ElementsAre(0));
+  Inventory restored = InventoryOf(0, {Held(lives, 0, 99)});
+  restored.attachment = --attachments_;  // of the same stream
+  InventoryVerdict verdict = catalogue_->TakeRestored(restored);
+  ASSERT_THAT(verdict.quarantine, SizeIs(1));
+  EXPECT_TRUE(verdict.quarantine[0].array_lives);
+  EXPECT_EQ(StateOf(lives), ArrayState::kDegraded) << "it is another tile";
+  restored.tiles = {Held(lives, 0, 10), Held("stranger", 0, 5), Held(staged, 0, 10),
+                    Held(released, 0, 10)};
+  verdict = catalogue_->TakeRestored(restored);
+  EXPECT_EQ(StateOf(lives), ArrayState::kAvailable);
+  ASSERT_THAT(verdict.quarantine, SizeIs(1)) << "nobody waits for it any longer";
+  EXPECT_EQ(verdict.quarantine[0].array_id, "stranger");
+  EXPECT_THAT(verdict.drop, ElementsAre(released));
+  catalogue_->Discard({staged});
+  Settle();
+  ASSERT_THAT(told_, SizeIs(1)) << "its restore was given up";
+  EXPECT_THAT(told_[0].second.quarantine, SizeIs(1));
+
+  Lose(0);
+  catalogue_->TakeRestored(restored);
+  EXPECT_EQ(StateOf(lives), ArrayState::kDegraded) << "the worker is lost";
 }
 
 TEST_F(CatalogueTest, TheLossOfAnAttachmentDoesNotUndoTheNextOnesInventory) {

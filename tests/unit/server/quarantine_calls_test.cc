@@ -148,6 +148,16 @@ class QuarantineCallsTest : public testing::Test {
     tile->set_crc32c(static_cast<uint32_t>(10 + rank));
     return answer;
   }
+  // Its worker tells that it is back in use.
+  void ComesBack(const ArrayDescriptor& descriptor, int64_t rank) {
+    Inventory restored{.identity = StrCat("w", rank), .attachment = 1, .meshes = {}, .tiles = {}};
+    restored.meshes["m"].rank = rank;
+    restored.tiles.push_back({.array_id = descriptor.array_id,
+                              .tile = descriptor.Tiling()->TileOf(rank),
+                              .crc32c = static_cast<uint32_t>(10 + rank)});
+    const InventoryVerdict verdict = catalogue_->TakeRestored(restored);
+    EXPECT_TRUE(verdict.quarantine.empty());
+  }
   std::vector<int64_t> MissingOf(const ArrayDescriptor& descriptor) {
     return (*catalogue_->FindArray(descriptor.array_id))->missing_ranks;
   }
@@ -213,8 +223,10 @@ TEST_F(QuarantineCallsTest, ARestoreThatHasBegunGoesOnThoughItsClientHasGone) {
   ASSERT_EQ(hub_.kept.front().order.action(), v1::QuarantineOrder::ACTION_RESTORE);
   stop_->Cancel();
   EXPECT_FALSE(done_.has_value());
-  hub_.Answer(Has(array, 0));
-  hub_.Answer(Has(array, 1));
+  for (const int64_t rank : {0, 1}) {
+    ComesBack(array, rank);
+    hub_.Answer(Has(array, rank));
+  }
   ASSERT_TRUE(done_.has_value());
   EXPECT_THAT(*done_, IsOk());
   EXPECT_THAT(MissingOf(array), ElementsAre());
@@ -231,6 +243,7 @@ TEST_F(QuarantineCallsTest, EachTileThatComesBackCountsWhateverBecomesOfTheOther
   hub_.Answer(Has(array, 1));
   ASSERT_FALSE(hub_.kept.empty());
   EXPECT_EQ(hub_.kept.front().order.action(), v1::QuarantineOrder::ACTION_RESTORE);
+  ComesBack(array, 0);
   hub_.Answer(Has(array, 0));
   hub_.Answer(absl::UnavailableError("worker \"w1\" was lost"));
   ASSERT_TRUE(done_.has_value());

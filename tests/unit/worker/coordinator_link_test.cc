@@ -18,10 +18,12 @@
 #include "rpc/array_codec.h"
 #include "rpc/clock.h"
 #include "rpc/server_lifecycle.h"
+#include "rpc/spec_codec.h"
 #include "rpc/status.h"
 #include "rpc/time_codec.h"
 #include "shardmesh/v1/attach_service.grpc.pb.h"
 #include "tensor/buffer.h"
+#include "tensor/failpoint.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/status_matchers.h"
 
@@ -547,6 +549,10 @@ TEST_F(CoordinatorLinkTest, ConfirmsWhatItDroppedAndMovesTilesAside) {
       order.mutable_quarantine_order()->add_array_ids("aside");
     }
     coordinator_.Write(order);
+    if (action == v1::QuarantineOrder::ACTION_RESTORE) {
+      const v1::InventoryPage back = coordinator_.Read().inventory();
+      EXPECT_EQ(back.tiles(0).array().array_id(), "aside") << "before the answer";
+    }
     return coordinator_.Read().quarantine_answer();
   };
   const v1::QuarantineAnswer list = answer_to(v1::QuarantineOrder::ACTION_LIST);
@@ -558,6 +564,39 @@ TEST_F(CoordinatorLinkTest, ConfirmsWhatItDroppedAndMovesTilesAside) {
   EXPECT_THAT(answer_to(v1::QuarantineOrder::ACTION_RESTORE).arrays(), SizeIs(1));
   EXPECT_THAT(store_->ListInventory("", 10).tiles, SizeIs(2));
   EXPECT_THAT(answer_to(v1::QuarantineOrder::ACTION_DROP).arrays(), SizeIs(0)) << "it is not there";
+}
+
+TEST_F(CoordinatorLinkTest, TellsOfATileThatComesBackWhenNobodyWaitsForIt) {
+  Stage("aside");
+  ASSERT_THAT(store_->Commit({"aside"}), IsOk());
+  const Tile tile = {{{0, 4}}};
+  ASSERT_EQ(store_->Quarantine({{"aside", tile, "test", false}}, clock_.Now()), 1);
+  Start();
+  TakeIn(1);
+  ASSERT_THAT(ArmFailpoints("tiles.restore_quarantined=delay"), IsOk());
+  v1::AttachResponse order;
+  order.mutable_quarantine_order()->set_order_id(7);
+  order.mutable_quarantine_order()->set_action(v1::QuarantineOrder::ACTION_RESTORE);
+  order.mutable_quarantine_order()->add_array_ids("aside");
+  coordinator_.Write(order);
+  ASSERT_TRUE(Eventually([] { return !IsArmed("tiles.restore_quarantined"); }));
+  // It is to be put aside again, of which there is nothing yet; then the stream breaks.
+  v1::AttachResponse back;
+  v1::QuarantineTile* aside = back.mutable_inventory_verdict()->add_quarantine_tiles();
+  aside->set_array_id("aside");
+  rpc::Encode(tile, aside->mutable_tile());
+  coordinator_.Write(back);
+  coordinator_.Break();
+  EXPECT_TRUE(coordinator_.Read().has_hello());
+  coordinator_.Write(Welcome());
+  EXPECT_TRUE(coordinator_.Read().has_inventory());
+  coordinator_.Write(Verdict({}, {}));
+  const v1::InventoryPage restored = coordinator_.Read().inventory();
+  ASSERT_THAT(restored.tiles(), SizeIs(1));
+  EXPECT_EQ(restored.tiles(0).array().array_id(), "aside");
+  EXPECT_TRUE(restored.tiles(0).committed());
+  coordinator_.Write(back);
+  EXPECT_TRUE(Eventually([&] { return store_->quarantine_totals().arrays == 1; }));
 }
 
 TEST_F(CoordinatorLinkTest, SaysWhatIsInQuarantineAndHearsWhatBecameOfIt) {
