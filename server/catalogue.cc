@@ -562,6 +562,14 @@ absl::Status Catalogue::CheckRoomForNames(int64_t more) const {
   return CheckRoom(more);
 }
 
+absl::Status Catalogue::CheckNewName(const std::string& name) const {
+  absl::MutexLock lock(&mutex_);
+  std::optional<MissingName> missing;
+  SHARDMESH_RETURN_IF_ERROR(
+      CheckMove({.name = name, .array_id = "any", .expected_version = 0}, &missing));
+  return CheckRoom(1);
+}
+
 absl::Status Catalogue::CheckMove(const NameMove& move, std::optional<MissingName>* missing) const {
   SHARDMESH_RETURN_IF_ERROR(CheckName(move.name));
   if (moving_names_.contains(move.name)) {

@@ -271,6 +271,9 @@ class Catalogue {
   absl::StatusOr<NameEntry> FindName(std::string_view name, int64_t version = 0) const;
   // The name's version; 0: there is no such name.
   int64_t VersionOf(std::string_view name) const;
+  // Whether an array could be committed under this name, which is to be a new one; the errors are
+  // those of Commit.
+  absl::Status CheckNewName(const std::string& name) const;
   // Whether a name points to the array.
   bool HasName(std::string_view array_id) const;
 

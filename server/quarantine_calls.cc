@@ -260,6 +260,10 @@ absl::Status ChooseAll(Restore* restore) {
   const Restore& from = *restore;
   const v1::QuarantinedArray& first = from.held.begin()->second;
   SHARDMESH_ASSIGN_OR_RETURN(ArrayDescriptor descriptor, rpc::Decode(first.array()));
+  std::string name = from.request->name().empty() ? StrCat("restored/", descriptor.array_id)
+                                                  : from.request->name();
+  // Before any tile is moved.
+  SHARDMESH_RETURN_IF_ERROR(from.context.catalogue->CheckNewName(name));
   const std::shared_ptr<const ClusterState> state = from.context.publisher->shared_state();
   const auto definition = state->Find(DefinitionKind::kMesh, descriptor.mesh_id);
   if (!definition.ok()) return definition.status();
@@ -299,8 +303,6 @@ absl::Status ChooseAll(Restore* restore) {
             "\" have no tile of the array in quarantine; start their workers, or drop the array")),
         Reason::kMeshIncomplete);
   }
-  std::string name = from.request->name().empty() ? StrCat("restored/", descriptor.array_id)
-                                                  : from.request->name();
   restore->commit.arrays.push_back(std::move(commit));
   restore->commit.moves.push_back(
       {.name = name, .array_id = descriptor.array_id, .expected_version = 0});
@@ -312,23 +314,24 @@ absl::Status ChooseAll(Restore* restore) {
   return absl::OkStatus();
 }
 
-// What workers took back is put aside again.
-void TakeBack(const Restore& restore, const absl::Status& why) {
+// What workers took back is put aside again, for the reason that it was aside before.
+void TakeBack(const Restore& restore) {
   if (!restore.staged.has_value()) return;
-  restore.context.catalogue->Discard({restore.staged->array_id});
   const absl::StatusOr<Tiling> tiling = restore.staged->Tiling();
   for (const auto& [rank, identity] : restore.ranks) {
+    const v1::QuarantinedArray& held = restore.held.at(identity);
     InventoryVerdict verdict;
-    verdict.quarantine.push_back({restore.staged->array_id, tiling->TileOf(rank),
-                                  StrCat("it could not be restored: ", ToStd(why.message())),
-                                  false});
+    verdict.quarantine.push_back(
+        {restore.staged->array_id, tiling->TileOf(rank), held.reason(), held.array_lives()});
     restore.hub->SendVerdict(identity, verdict);
   }
+  // Last, since it has waiting tiles put aside without knowing why they were.
+  restore.context.catalogue->Discard({restore.staged->array_id});
 }
 
 void EndRestore(const RestorePtr& restore, const absl::Status& status) {
   if (!status.ok()) {
-    TakeBack(*restore, status);
+    TakeBack(*restore);
     restore->response->Clear();
     return std::move(restore->done)(status);
   }

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "sharding/str_cat.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/status_matchers.h"
@@ -120,10 +121,17 @@ TEST_F(QuarantineTest, AnOlderStoreThatIsPutBackDeletesNothing) {
 
   EXPECT_THAT(client().RestoreQuarantined(newer, "older"),
               StatusIs(absl::StatusCode::kAborted, Reason::kVersionMismatch));
+  EXPECT_THAT(client().ListQuarantine(), IsOkAndHolds(SizeIs(2))) << "nothing was moved";
+  const std::string aside_folder = Folder("worker-1") + "/quarantine/";
+  fs::rename(aside_folder + newer, aside_folder + "away");
+  EXPECT_THAT(client().RestoreQuarantined(newer, "newer"),
+              StatusIs(absl::StatusCode::kDataLoss, Reason::kBadFile));
+  fs::rename(aside_folder + "away", aside_folder + newer);
   EXPECT_TRUE(Eventually([&] {
     const auto aside = client().ListQuarantine();
-    return aside.ok() && aside->size() == 2;
-  })) << "what could not be restored is aside again";
+    return aside.ok() && aside->size() == 2 &&
+           absl::StrContains(aside->front().reason, "without a name");
+  })) << "what could not be restored is aside again, and it is known why it was";
   const CommandResult restored =
       cluster_->Run({"admin", "quarantine", "restore", newer, "--as", "newer"});
   EXPECT_EQ(restored.exit_code, 0) << restored.err;

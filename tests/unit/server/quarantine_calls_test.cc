@@ -110,8 +110,7 @@ class QuarantineCallsTest : public testing::Test {
   QuarantineDone Done() {
     return [this](const absl::Status& status) { done_ = status; };
   }
-  // An array with a name, of which no worker has brought a tile since the restart.
-  ArrayDescriptor NewArray() {
+  static ArrayDescriptor NewDescriptor() {
     ArrayDescriptor descriptor;
     descriptor.array_id = RandomId();
     descriptor.dtype = Dtype::kBF16;
@@ -120,6 +119,11 @@ class QuarantineCallsTest : public testing::Test {
     descriptor.mesh_id = std::string("m");
     descriptor.mesh_revision = 3;
     descriptor.mesh = *Mesh::Parse("dp=2");
+    return descriptor;
+  }
+  // An array with the name "w", of which no worker has brought a tile since the restart.
+  ArrayDescriptor NewArray() {
+    const ArrayDescriptor descriptor = NewDescriptor();
     EXPECT_THAT(catalogue_->Stage({.descriptor = descriptor}), IsOk());
     absl::Notification committed;
     catalogue_->Commit({{{.array_id = descriptor.array_id,
@@ -230,6 +234,26 @@ TEST_F(QuarantineCallsTest, ARestoreThatHasBegunGoesOnThoughItsClientHasGone) {
   ASSERT_TRUE(done_.has_value());
   EXPECT_THAT(*done_, IsOk());
   EXPECT_THAT(MissingOf(array), ElementsAre());
+}
+
+TEST_F(QuarantineCallsTest, ARestoreUnderANameThatCannotBeMovesNothing) {
+  NewArray();
+  const ArrayDescriptor unknown = NewDescriptor();
+  for (const std::string name : {"w", "a\nb"}) {
+    v1::RestoreQuarantinedRequest request;
+    request.set_array_id(unknown.array_id);
+    request.set_name(name);
+    v1::RestoreQuarantinedResponse response;
+    done_.reset();
+    RestoreQuarantined(Context(), &hub_, &request, &response, stop_, Done());
+    hub_.Answer(Has(unknown, 0));
+    hub_.Answer(Has(unknown, 1));
+    ASSERT_TRUE(done_.has_value());
+    EXPECT_THAT(*done_, name == "w"
+                            ? StatusIs(absl::StatusCode::kAborted, Reason::kVersionMismatch)
+                            : StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+    EXPECT_TRUE(hub_.kept.empty()) << "no worker is asked to move a tile";
+  }
 }
 
 TEST_F(QuarantineCallsTest, EachTileThatComesBackCountsWhateverBecomesOfTheOthers) {
