@@ -714,8 +714,10 @@ absl::StatusOr<Operation> MeshClient::WatchOperation(
                                              Until(impl_->TransferDeadline()));
 }
 
-absl::StatusOr<Operation> MeshClient::CancelOperation(const std::string& operation_id) {
-  const rpc::SteadyDeadline deadline = impl_->CallsDeadline();
+absl::StatusOr<Operation> MeshClient::CancelOperation(const std::string& operation_id,
+                                                      std::optional<absl::Duration> timeout) {
+  const rpc::SteadyDeadline deadline =
+      timeout.has_value() ? rpc::SteadyDeadline::After(*timeout) : impl_->CallsDeadline();
   return impl_->InSession(
       deadline, [&](const std::string& session_id, const rpc::CallOptions& options) {
         return impl_->coordinator().CancelOperation(session_id, operation_id, options);

@@ -222,7 +222,9 @@ class MeshClient {
   // transfer timeout is over (DEADLINE_EXCEEDED).
   absl::StatusOr<Operation> WatchOperation(
       const std::string& operation_id, const std::function<bool(const Operation&)>& on_progress);
-  absl::StatusOr<Operation> CancelOperation(const std::string& operation_id);
+  // `timeout`: for this call, instead of the client's.
+  absl::StatusOr<Operation> CancelOperation(const std::string& operation_id,
+                                            std::optional<absl::Duration> timeout = std::nullopt);
 
  private:
   class Impl;

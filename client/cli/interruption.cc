@@ -26,6 +26,9 @@ constexpr absl::Duration kLook = absl::Milliseconds(20);
 
 // How long a put that has ended waits to hear whether it was cancelled.
 constexpr absl::Duration kCancelWait = absl::Seconds(2);
+// For one try to cancel it, and between two: the client's own deadline may be hours.
+constexpr absl::Duration kCancelTime = absl::Seconds(3);
+constexpr absl::Duration kCancelPause = absl::Milliseconds(200);
 
 }  // namespace
 
@@ -48,14 +51,20 @@ Interruption::Interruption(std::string_view outcome)
     : outcome_(outcome), watcher_([this] { Watch(); }) {}
 
 Interruption::~Interruption() {
+  std::thread canceller;
+  {
+    absl::MutexLock lock(&mutex_);
+    is_ending_ = true;
+    canceller = std::move(canceller_);
+  }
+  if (canceller.joinable()) {
+    canceller.join();  // a signal ends the program meanwhile
+  }
   {
     absl::MutexLock lock(&mutex_);
     is_over_ = true;
   }
   watcher_.join();
-  if (canceller_.joinable()) {
-    canceller_.join();
-  }
 }
 
 void Interruption::Begun(MeshClient* client, const std::string& transfer_id) {
@@ -90,21 +99,30 @@ void Interruption::Watch() {
       continue;
     }
     const bool is_first = !std::exchange(signal_, signal).has_value();
-    if (!is_first || client_ == nullptr) {
+    if (!is_first || is_ending_ || client_ == nullptr) {
       // Before a put has begun nothing can be committed.
       std::cerr << StrCat("shardmesh: interrupted: ", client_ == nullptr ? outcome_ : kUnknown,
                           "\n");
       EndBy(*signal);
     }
     is_cancelling_ = true;
-    canceller_ = std::thread([this, client = client_, transfer_id = transfer_id_] {
-      // One that is being committed cannot be cancelled: the put then succeeds.
-      const absl::StatusOr<Operation> operation = client->CancelOperation(transfer_id);
-      absl::MutexLock cancelled(&mutex_);
-      is_cancelled_ = operation.ok() && (operation->state == OperationState::kCancelled ||
-                                         operation->state == OperationState::kFailed);
-      is_cancelling_ = false;
-    });
+    canceller_ = std::thread(
+        [this, client = client_, transfer_id = transfer_id_] { Cancel(client, transfer_id); });
+  }
+}
+
+void Interruption::Cancel(MeshClient* client, const std::string& transfer_id) {
+  for (;;) {
+    const absl::StatusOr<Operation> operation = client->CancelOperation(transfer_id, kCancelTime);
+    const bool is_away =
+        absl::IsUnavailable(operation.status()) || absl::IsDeadlineExceeded(operation.status());
+    absl::MutexLock lock(&mutex_);
+    if (is_away && !mutex_.AwaitWithTimeout(absl::Condition(&is_ending_), kCancelPause)) continue;
+    // One that is being committed cannot be cancelled: the put then succeeds.
+    is_cancelled_ = operation.ok() && (operation->state == OperationState::kCancelled ||
+                                       operation->state == OperationState::kFailed);
+    is_cancelling_ = false;
+    return;
   }
 }
 

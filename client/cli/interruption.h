@@ -18,13 +18,15 @@ namespace shardmesh::client {
 
 // Takes SIGINT and SIGTERM as long as it lives: make it before anything starts threads. The first
 // signal cancels the put that has begun, which then returns CANCELLED, or succeeds if it was being
-// committed. Before a put has begun, and at the second signal, the program ends at once; the
+// committed. A coordinator that does not answer is asked again until the put has ended. Before a
+// put has begun, at the second signal, and while this is destroyed, the program ends at once; the
 // coordinator then aborts what was begun.
 class Interruption {
  public:
   // `outcome` is what a put that was cancelled comes to, such as "nothing was loaded". Where the
   // coordinator may have committed it all the same, the outcome is said to be unknown.
   explicit Interruption(std::string_view outcome);
+  // Waits a few seconds at most for a coordinator that is being asked.
   ~Interruption();
   Interruption(const Interruption&) = delete;
   Interruption& operator=(const Interruption&) = delete;
@@ -38,6 +40,7 @@ class Interruption {
 
  private:
   void Watch();
+  void Cancel(MeshClient* client, const std::string& transfer_id);
 
   const std::string outcome_;
   rpc::StopSignal stop_;
@@ -45,11 +48,12 @@ class Interruption {
   MeshClient* client_ ABSL_GUARDED_BY(mutex_) = nullptr;
   std::string transfer_id_ ABSL_GUARDED_BY(mutex_);
   std::optional<int> signal_ ABSL_GUARDED_BY(mutex_);
-  bool is_over_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_ending_ ABSL_GUARDED_BY(mutex_) = false;      // nothing is cancelled any more
+  bool is_over_ ABSL_GUARDED_BY(mutex_) = false;        // nor watched
   bool is_cancelling_ ABSL_GUARDED_BY(mutex_) = false;  // the coordinator has yet to answer
   bool is_cancelled_ ABSL_GUARDED_BY(mutex_) = false;   // it has, and nothing is committed
-  std::thread canceller_;                               // the watcher's
-  std::thread watcher_;                                 // last: uses the above
+  std::thread canceller_ ABSL_GUARDED_BY(mutex_);
+  std::thread watcher_;  // last: uses the above
 };
 
 // Whether a put that ended so after it had begun is known not to be committed: its transfer was

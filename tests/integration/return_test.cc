@@ -79,7 +79,7 @@ class ReturnTest : public ::testing::Test {
   }
 
   // `shardmesh load` of 128 MiB while worker-1 takes nothing in; returns when it is under way.
-  client::ChildProcess StartLoad() {
+  client::ChildProcess StartLoad(const std::vector<std::string>& flags = {}) {
     const std::string checkpoint = folder_ + "/big.safetensors";
     EXPECT_EQ(cluster_->Run({"make-checkpoint", "--out", checkpoint, "--size=128MiB"}).exit_code,
               0);
@@ -94,6 +94,7 @@ class ReturnTest : public ::testing::Test {
     options.command = {
         SHARDMESH_BINARY_DIR "/shardmesh",         "load",   checkpoint, "--rules", rules,
         StrCat("--address=", cluster_->address()), "--quiet"};
+    options.command.insert(options.command.end(), flags.begin(), flags.end());
     options.log_path = folder_ + "/load.log";
     auto process = client::ChildProcess::Start(options);
     EXPECT_THAT(process, IsOk());
@@ -212,6 +213,17 @@ TEST_F(ReturnTest, AnInterruptedClientSaysThatNothingWasLoaded) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::vector<client::Array> arrays, client().ListArrays());
   EXPECT_TRUE(arrays.empty());
   ExpectGivenBack();
+}
+
+TEST_F(ReturnTest, AnInterruptedClientEndsThoughTheCoordinatorIsAway) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster(/*durable=*/false));
+  client::ChildProcess load = StartLoad({"--deadline=2h"});
+  ASSERT_THAT(cluster_->Kill("coordinator"), IsOk());
+  ASSERT_THAT(client::SendSignal(load.id(), SIGINT), IsOk());
+  ASSERT_THAT(cluster_->Signal("worker-1", SIGCONT), IsOk());
+  EXPECT_TRUE(client::WaitUntilGone(load.id(), absl::Now() + absl::Seconds(20)))
+      << "it asks as long as it may";
+  EXPECT_THAT(client::ReadLog(load.log_path()), HasSubstr("interrupted: "));
 }
 
 }  // namespace
