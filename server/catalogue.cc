@@ -1172,23 +1172,19 @@ InventoryVerdict Catalogue::TakeInventory(const Inventory& inventory) {
       ranks.emplace(mesh_id, *mesh.rank);
     }
     absl::flat_hash_set<std::string_view> listed;
-    absl::flat_hash_set<std::string_view> aside;
+    absl::flat_hash_set<std::string_view> kept;  // another of the tiles may be one too many
     for (const InventoryTile& tile : inventory.tiles) {
       const size_t quarantined = verdict.quarantine.size();
       Judge(inventory, tile, &verdict);
       listed.insert(tile.array_id);
-      if (verdict.quarantine.size() > quarantined) {
-        aside.insert(tile.array_id);
-      } else {
-        aside.erase(tile.array_id);  // another of its tiles was one too many
-      }
+      if (verdict.quarantine.size() == quarantined) kept.insert(tile.array_id);
     }
     JudgeQuarantined(inventory.quarantined, &verdict);
     for (auto& [id, entry] : arrays_) {
       const ArrayDescriptor& descriptor = entry.array->definition.descriptor;
       const auto rank = ranks.find(descriptor.mesh_id);
       if (rank == ranks.end() || !LiesOn(*entry.array, descriptor.mesh_id, rank->second)) continue;
-      const bool is_here = listed.contains(id) && !aside.contains(id);
+      const bool is_here = kept.contains(id);
       SetArray(entry, WithRank(entry.array, rank->second, !is_here));
     }
     // A rank that has lost its tile of an array since it reported it.
@@ -1196,7 +1192,7 @@ InventoryVerdict Catalogue::TakeInventory(const Inventory& inventory) {
       const auto next = std::next(orphan);
       Orphan& found = orphan->second;
       const auto rank = ranks.find(found.descriptor.mesh_id);
-      const bool is_here = listed.contains(orphan->first) && !aside.contains(orphan->first);
+      const bool is_here = kept.contains(orphan->first);
       if (rank != ranks.end() && !is_here && rank->second < std::ssize(found.identities)) {
         std::string& identity = found.identities[static_cast<size_t>(rank->second)];
         if (!std::exchange(identity, "").empty() && --found.reported == 0) orphans_.erase(orphan);

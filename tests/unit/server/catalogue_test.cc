@@ -548,6 +548,22 @@ TEST_F(CatalogueTest, ATileThatComesOutOfQuarantineIsJudgedWheneverThatIs) {
   EXPECT_EQ(StateOf(lives), ArrayState::kDegraded) << "the worker is lost";
 }
 
+TEST_F(CatalogueTest, ATileCountsWhateverStrayTileComesBeforeOrAfterIt) {
+  const std::string id = Stage();
+  ASSERT_THAT(Put("w", id), IsOk());
+  for (const bool own_first : {true, false}) {
+    std::vector<InventoryTile> tiles = {Held(id, 0, 10), Held(id, 1, 11)};
+    if (!own_first) std::swap(tiles[0], tiles[1]);
+    EXPECT_THAT(Attach(0, std::move(tiles)).quarantine, SizeIs(1));
+    EXPECT_EQ(StateOf(id), ArrayState::kAvailable) << own_first;
+  }
+  const std::string orphan = RandomId();
+  EXPECT_THAT(Attach(0, {Held(id, 0, 10), Held(orphan, 0, 10), Held(orphan, 1, 11)}).quarantine,
+              SizeIs(1));
+  Attach(1, {Held(id, 1, 11), Held(orphan, 1, 11)});
+  EXPECT_EQ(StateOf(orphan), ArrayState::kAvailable);
+}
+
 TEST_F(CatalogueTest, TheLossOfAnAttachmentDoesNotUndoTheNextOnesInventory) {
   const std::string id = Stage();
   ASSERT_THAT(Put("w", id), IsOk());
