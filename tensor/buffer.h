@@ -50,6 +50,8 @@ class MemoryBudget {
   // RESOURCE_EXHAUSTED (MEMORY_LIMIT) says what it was for, what was needed, what is left and the
   // limit; `what` completes "... needed for <what>".
   absl::StatusOr<Reservation> Reserve(int64_t size_bytes, std::string_view what);
+  // The same, and asks nobody: for who does well without, such as a cache.
+  absl::StatusOr<Reservation> TryReserve(int64_t size_bytes, std::string_view what);
 
   // Gives up what it can do without, so that size_bytes can be taken; whether it gave up anything.
   // Called by Reserve on its caller's thread, which may hold locks: it takes none that is held
@@ -64,7 +66,6 @@ class MemoryBudget {
   int64_t used_bytes() const;
 
  private:
-  absl::StatusOr<Reservation> TryReserve(int64_t size_bytes, std::string_view what);
   void GiveBack(int64_t size_bytes);
 
   const int64_t limit_bytes_;

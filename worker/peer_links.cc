@@ -362,7 +362,7 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
             .link_credit_bytes = ReserveCredit(reservation)};
   }
   // The credit for a stream. Where memory is short it is less; the least is given in any case,
-  // since nothing comes over a stream without credit.
+  // since nothing comes over a stream without credit, and is what others give memory up for.
   int64_t ReserveCredit(MemoryBudget::Reservation* reservation) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     *reservation = MemoryBudget::Reservation();
@@ -370,9 +370,12 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
     int64_t credit_bytes = LinkCredit(options_.link_limit_bytes, options_.budget->limit_bytes(),
                                       static_cast<int64_t>(peers_.size()));
     for (;; credit_bytes = std::max(credit_bytes / 2, kLeastLinkCredit)) {
-      auto reserved = options_.budget->Reserve(credit_bytes, "messages of a peer");
+      const bool is_least = credit_bytes == kLeastLinkCredit;
+      constexpr std::string_view kWhat = "messages of a peer";
+      auto reserved = is_least ? options_.budget->Reserve(credit_bytes, kWhat)
+                               : options_.budget->TryReserve(credit_bytes, kWhat);
       if (reserved.ok()) *reservation = *std::move(reserved);
-      if (reserved.ok() || credit_bytes == kLeastLinkCredit) return credit_bytes;
+      if (reserved.ok() || is_least) return credit_bytes;
     }
   }
 

@@ -27,7 +27,7 @@ absl::StatusOr<std::shared_ptr<const PackedWeights>> WeightCache::Find(
       entry.size_bytes = found->second.size_bytes;
     }
   }
-  auto room = budget_->Reserve(entry.size_bytes, "packed weights");
+  auto room = budget_->TryReserve(entry.size_bytes, "packed weights");
   if (!room.ok()) return nullptr;
   absl::Status aborted;
   auto packed = kernel_->Pack(spec, rhs.bytes, [&] {
@@ -39,7 +39,7 @@ absl::StatusOr<std::shared_ptr<const PackedWeights>> WeightCache::Find(
   if ((*packed)->size_bytes() > entry.size_bytes) {
     entry.size_bytes = (*packed)->size_bytes();
     *room = MemoryBudget::Reservation();
-    room = budget_->Reserve(entry.size_bytes, "packed weights");
+    room = budget_->TryReserve(entry.size_bytes, "packed weights");
   }
   if (room.ok()) {
     entry.weights = *std::move(packed);

@@ -17,8 +17,8 @@
 
 namespace shardmesh::worker {
 
-// Packs a weight when it is first used and the budget has room for the copy, and keeps that for as
-// long as somebody keeps the tile. Thread-safe.
+// Packs a weight when it is first used and the budget has room for the copy, for which nobody gives
+// memory up, and keeps that for as long as somebody keeps the tile. Thread-safe.
 class WeightCache {
  public:
   // Both outlive the cache. Without a budget nothing is packed.

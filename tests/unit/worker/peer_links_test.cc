@@ -363,6 +363,22 @@ TEST(PeerLinksTest, CreditIsAShareOfTheMemory) {
   EXPECT_EQ(PeerLinks::LinkCredit(16 * kMiB, 64 * kMiB, 0), 8 * kMiB);
 }
 
+TEST(PeerLinksTest, NobodyGivesMemoryUpForMoreCreditThanTheLeast) {
+  LinkedWorkers workers("x=2");
+  const auto pool = workers.worker(0).pool();
+  MemoryBudget& budget = pool->budget();
+  const auto others = budget.Reserve(budget.limit_bytes(), "others");
+  ASSERT_TRUE(others.ok()) << others.status();
+  std::atomic<int64_t> most_bytes = 0;
+  budget.AddReclaim(&most_bytes, [&](int64_t size_bytes) {
+    if (size_bytes > most_bytes) most_bytes = size_bytes;
+    return false;
+  });
+  EXPECT_TRUE(workers.Connect(1)) << "the least is given in any case";
+  budget.RemoveReclaim(&most_bytes);
+  EXPECT_EQ(most_bytes.load(), PeerLinks::kLeastLinkCredit);
+}
+
 TEST(PeerLinksTest, AShortMessageOvertakesALongOneThatIsUnderWay) {
   constexpr int64_t kLongBytes = 64 << 20;
   // Credit for all of it, so that nothing but the order of frames is between the two.

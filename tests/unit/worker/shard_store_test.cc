@@ -798,9 +798,12 @@ TEST_F(ShardStoreTest, WhoeverNeedsMemoryGetsThatOfTheQuarantine) {
   EXPECT_EQ(store->quarantine_totals().arrays, 1) << "it would not have sufficed";
   EXPECT_THAT(scratch->Allocate(budget_.limit_bytes(), "scratch"), IsOk());
   EXPECT_EQ(store->quarantine_totals().arrays, 0);
-  // Such as packed weights, and the credit of a stream.
+  // Such as the copy of a message.
   fill();
-  EXPECT_THAT(budget_.Reserve(budget_.limit_bytes(), "packed weights"), IsOk());
+  EXPECT_THAT(budget_.TryReserve(budget_.limit_bytes(), "packed weights"),
+              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+  EXPECT_EQ(store->quarantine_totals().arrays, 1) << "who does well without takes nothing";
+  EXPECT_THAT(budget_.Reserve(budget_.limit_bytes(), "a message"), IsOk());
   EXPECT_EQ(store->quarantine_totals().arrays, 0);
   EXPECT_EQ(budget_.used_bytes(), 0);
 }

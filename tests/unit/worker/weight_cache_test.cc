@@ -59,6 +59,23 @@ TEST_F(WeightCacheTest, AWeightThatFoundNoRoomIsTriedAgain) {
   EXPECT_NE(*cache_.Find("a", Spec(), tile), nullptr);
 }
 
+TEST_F(WeightCacheTest, NobodyGivesMemoryUpForAPackedWeight) {
+  const OwnedBytes tile = Tile();
+  auto others = budget_.Reserve(4 * kTileBytes, "others");
+  ASSERT_THAT(others, IsOk());
+  int asked = 0;
+  budget_.AddReclaim(this, [&](int64_t) {
+    ++asked;
+    *others = {};
+    return true;
+  });
+  EXPECT_EQ(*cache_.Find("a", Spec(), tile), nullptr);
+  EXPECT_EQ(asked, 0);
+  EXPECT_THAT(budget_.Reserve(1, "a tile"), IsOk());
+  EXPECT_EQ(asked, 1);
+  budget_.RemoveReclaim(this);
+}
+
 TEST_F(WeightCacheTest, LetsGoOfATileThatNobodyKeeps) {
   OwnedBytes tile = Tile();
   cache_.Forget({"a"});  // the array is dropped while a step still uses it
