@@ -303,7 +303,8 @@ absl::Status Catalogue::Load() {
       arrays[array_id] = entry.array;
       manifests_[id].names.push_back(entry.name);
       ++manifest_mentions_[entry.name];
-      found_name(entry.name, {manifest_revisions[id], array_id, id});
+      found_name(entry.name,
+                 {entry.version > 0 ? entry.version : manifest_revisions[id], array_id, id});
     }
   }
 

@@ -223,6 +223,7 @@ std::vector<std::string> EncodeManifestChunks(const std::vector<ManifestEntry>& 
   for (const ManifestEntry& entry : entries) {
     proto::ManifestEntry record;
     record.set_name(entry.name);
+    record.set_version(entry.version);
     Encode(*entry.array, record.mutable_array());
     // A repeated message costs its tag and length beside its bytes.
     const size_t size = record.ByteSizeLong() + 6;
@@ -240,7 +241,8 @@ absl::StatusOr<std::vector<ManifestEntry>> DecodeManifestChunk(std::string_view 
   std::vector<ManifestEntry> entries;
   for (const proto::ManifestEntry& record : chunk.entries()) {
     SHARDMESH_ASSIGN_OR_RETURN(Array array, Decode(key, record.array()));
-    entries.push_back({record.name(), std::make_shared<const Array>(std::move(array))});
+    entries.push_back(
+        {record.name(), std::make_shared<const Array>(std::move(array)), record.version()});
   }
   return entries;
 }

@@ -50,6 +50,7 @@ absl::StatusOr<std::string> DecodeName(std::string_view key, const std::string& 
 struct ManifestEntry {
   std::string name;
   ArrayPtr array;
+  int64_t version = 0;  // of the name; 0: the revision of the manifest's record
 };
 // Splits the entries into chunks of at most kMaxChunkBytes (but an entry is never split).
 inline constexpr size_t kMaxChunkBytes = 1 << 20;
