@@ -27,6 +27,8 @@ constexpr std::string_view kReleasedPrefix = "released/";
 constexpr size_t kMaxReleased = 16'384;
 // Discarded arrays that are remembered.
 constexpr size_t kMaxDiscarded = 65'536;
+// Tiles of an inventory, or arrays that it may lack, that are looked at before others get the lock.
+constexpr size_t kTakenAtOnce = 2'048;
 // Meshes of which it is remembered when they were changed; beyond, the older half is forgotten.
 constexpr size_t kMaxMeshFloors = 16'384;
 
@@ -80,20 +82,6 @@ ArrayPtr WithMissing(const Array& array, std::vector<int64_t> missing) {
   return changed;
 }
 
-// Adds `rank` to the missing ones, or takes it away.
-ArrayPtr WithRank(const ArrayPtr& array, int64_t rank, bool missing) {
-  std::vector<int64_t> ranks = array->missing_ranks;
-  const auto place = std::lower_bound(ranks.begin(), ranks.end(), rank);
-  const bool is_missing = place != ranks.end() && *place == rank;
-  if (is_missing == missing) return array;
-  if (missing) {
-    ranks.insert(place, rank);
-  } else {
-    ranks.erase(place);
-  }
-  return WithMissing(*array, std::move(ranks));
-}
-
 // `change` more of a state.
 void Tally(ArrayState state, int64_t change, ArrayCounts* counts) {
   switch (state) {
@@ -117,9 +105,39 @@ std::string OtherChecksum(uint32_t found, const Array& array, int64_t rank) {
                 absl::Hex(array.tile_crc32c[static_cast<size_t>(rank)], absl::kZeroPad8));
 }
 
-bool LiesOn(const Array& array, std::string_view mesh_id, int64_t rank) {
-  const ArrayDescriptor& descriptor = array.definition.descriptor;
-  return descriptor.mesh_id == mesh_id && rank < descriptor.mesh.size();
+std::string_view IdOf(const std::string& id) { return id; }
+template <typename Value>
+std::string_view IdOf(const std::pair<const std::string_view, Value>& each) {
+  return each.first;
+}
+
+template <typename ByMesh>
+void TakeFrom(ByMesh& by_mesh, std::string_view mesh_id, std::string_view id) {
+  const auto mesh = by_mesh.find(mesh_id);
+  if (mesh == by_mesh.end()) return;
+  if (const auto found = mesh->second.find(id); found != mesh->second.end()) {
+    mesh->second.erase(found);
+  }
+  if (mesh->second.empty()) by_mesh.erase(mesh);
+}
+
+// Calls back for the next kTakenAtOnce of a mesh behind `*last`, which goes on with them; a
+// callback may take its own one away. True: there are no more.
+template <typename ByMesh, typename Callback>
+bool ForSomeOf(ByMesh& by_mesh, std::string_view mesh_id, std::string* last,
+               const Callback& callback) {
+  const auto mesh = by_mesh.find(mesh_id);
+  if (mesh == by_mesh.end()) return true;
+  auto next = mesh->second.upper_bound(*last);
+  for (size_t i = 0; i < kTakenAtOnce; ++i) {
+    if (next == mesh->second.end()) return true;
+    const auto each = next++;
+    const bool is_last = next == mesh->second.end();
+    if (i + 1 == kTakenAtOnce) *last = std::string(IdOf(*each));
+    callback(*each);
+    if (is_last) return true;  // the mesh may be gone with it
+  }
+  return false;
 }
 
 }  // namespace
@@ -323,7 +341,7 @@ absl::Status Catalogue::Load() {
                                                           ", whose record cannot be read")));
       continue;
     }
-    SetArray(arrays_[found.array_id], array->second);
+    AddArray(found.array_id, array->second);
     AddName({name, found.array_id, found.revision}, found.manifest_id);
   }
   // What was released: each rank has yet to confirm it, or to bring an inventory without it.
@@ -349,8 +367,7 @@ absl::Status Catalogue::Load() {
     }
     // A session held it when its last name went, or it was about to be released. Where records
     // cannot be read, its name may be among them: then it stays.
-    ArrayEntry& entry = arrays_[id];
-    SetArray(entry, arrays[id]);
+    ArrayEntry& entry = AddArray(id, arrays[id]);
     entry.pins = 1;
     entry.is_kept_for_grace = !is_damaged;
     entry.has_record = true;
@@ -391,12 +408,11 @@ absl::Status Catalogue::Stage(ArrayDefinition definition) {
                                   descriptor.mesh_revision, "; look it up and try again")),
         Reason::kVersionMismatch);
   }
-  const auto [entry, is_new] = arrays_.try_emplace(id);
-  if (!is_new) {
+  if (arrays_.count(id) > 0) {
     return WithReason(absl::AlreadyExistsError(StrCat("array \"", id, "\" exists")),
                       Reason::kAlreadyExists);
   }
-  SetArray(entry->second, std::move(array));
+  AddArray(id, array);
   return absl::OkStatus();
 }
 
@@ -713,14 +729,14 @@ void Catalogue::Apply(const Pending& pending, Revision revision) {
   for (const ArrayPtr& array : pending.arrays) {
     ArrayEntry& entry = arrays_.find(array->definition.descriptor.array_id)->second;
     // Ranks may have been lost since the commit began.
-    SetArray(entry, WithMissing(*array, entry.array->missing_ranks));
+    SetArray(entry, WithMissing(*array, Current(entry)->missing_ranks));
     for (const ArrayEntry::Waiting& waiting : std::exchange(entry.waiting, {})) {
       const std::string& id = array->definition.descriptor.array_id;
       InventoryVerdict verdict;
       if (array->tile_crc32c[static_cast<size_t>(waiting.rank)] == waiting.crc32c) {
         verdict.commit.push_back(id);
       } else {
-        SetArray(entry, WithRank(entry.array, waiting.rank, true));
+        SetMissing(entry, waiting.rank, true);
         verdict.quarantine.push_back(
             {id, waiting.tile, OtherChecksum(waiting.crc32c, *array, waiting.rank), true});
       }
@@ -748,16 +764,55 @@ void Catalogue::Apply(const Pending& pending, Revision revision) {
   }
 }
 
-void Catalogue::SetArray(ArrayEntry& entry, ArrayPtr array) {
-  if (entry.array != nullptr) {
-    Tally(entry.array->state, -1, &counts_);
+Catalogue::ArrayEntry& Catalogue::AddArray(const std::string& array_id, ArrayPtr array) {
+  const auto [added, is_new] = arrays_.try_emplace(array_id);
+  if (is_new) {
+    arrays_by_mesh_[array->definition.descriptor.mesh_id].emplace(added->first, &added->second);
   }
-  Tally(array->state, 1, &counts_);
+  SetArray(added->second, std::move(array));
+  return added->second;
+}
+
+void Catalogue::SetArray(ArrayEntry& entry, ArrayPtr array) {
+  if (entry.array != nullptr) Tally(StateOf(entry), -1, &counts_);
+  entry.missing.assign(static_cast<size_t>(array->definition.descriptor.mesh.size()), false);
+  for (const int64_t rank : array->missing_ranks) entry.missing[static_cast<size_t>(rank)] = true;
+  entry.missing_count = std::ssize(array->missing_ranks);
   entry.array = std::move(array);
+  entry.is_outdated = false;
+  Tally(StateOf(entry), 1, &counts_);
+}
+
+void Catalogue::SetMissing(ArrayEntry& entry, int64_t rank, bool is_missing) {
+  const auto place = static_cast<size_t>(rank);
+  if (place >= entry.missing.size() || entry.missing[place] == is_missing) return;
+  Tally(StateOf(entry), -1, &counts_);
+  entry.missing[place] = is_missing;
+  entry.missing_count += is_missing ? 1 : -1;
+  entry.is_outdated = true;
+  Tally(StateOf(entry), 1, &counts_);
+}
+
+const ArrayPtr& Catalogue::Current(const ArrayEntry& entry) const {
+  if (std::exchange(entry.is_outdated, false)) {
+    std::vector<int64_t> missing;
+    missing.reserve(static_cast<size_t>(entry.missing_count));
+    for (size_t rank = 0; rank < entry.missing.size(); ++rank) {
+      if (entry.missing[rank]) missing.push_back(static_cast<int64_t>(rank));
+    }
+    entry.array = WithMissing(*entry.array, std::move(missing));
+  }
+  return entry.array;
+}
+
+ArrayState Catalogue::StateOf(const ArrayEntry& entry) {
+  if (entry.array->state == ArrayState::kStaging) return ArrayState::kStaging;
+  return entry.missing_count == 0 ? ArrayState::kAvailable : ArrayState::kDegraded;
 }
 
 void Catalogue::EraseArray(Arrays::iterator entry) {
-  Tally(entry->second.array->state, -1, &counts_);
+  Tally(StateOf(entry->second), -1, &counts_);
+  TakeFrom(arrays_by_mesh_, entry->second.array->definition.descriptor.mesh_id, entry->first);
   arrays_.erase(entry);
 }
 
@@ -876,7 +931,7 @@ absl::StatusOr<ArrayPtr> Catalogue::FindArray(std::string_view array_id) const {
   absl::MutexLock lock(&mutex_);
   const auto found = arrays_.find(array_id);
   if (found == arrays_.end()) return NoArray(array_id);
-  return found->second.array;
+  return Current(found->second);
 }
 
 Catalogue::MissingName Catalogue::Missing(std::string_view name) const {
@@ -935,7 +990,7 @@ std::vector<Catalogue::NamedArray> Catalogue::ListNames(std::string_view prefix,
   for (; at != names_.end() && std::string_view(at->first).substr(0, prefix.size()) == prefix &&
          static_cast<int64_t>(page.size()) < limit;
        ++at) {
-    page.push_back({at->second.entry, arrays_.find(at->second.entry.array_id)->second.array});
+    page.push_back({at->second.entry, Current(arrays_.find(at->second.entry.array_id)->second)});
   }
   return page;
 }
@@ -945,7 +1000,7 @@ std::vector<ArrayPtr> Catalogue::ListArrays(std::string_view start_after, int64_
   absl::MutexLock lock(&mutex_);
   for (auto at = arrays_.upper_bound(start_after);
        at != arrays_.end() && static_cast<int64_t>(page.size()) < limit; ++at) {
-    page.push_back(at->second.array);
+    page.push_back(Current(at->second));
   }
   return page;
 }
@@ -1034,6 +1089,7 @@ void Catalogue::AddTombstone(std::string array_id, const std::string& mesh_id, i
   if (ranks < 1) return;
   const auto [tombstone, is_new] = tombstones_.try_emplace(std::move(array_id));
   if (!is_new) return;
+  tombstones_by_mesh_[mesh_id].insert(tombstone->first);
   tombstone->second = {.batch = batch,
                        .mesh_id = mesh_id,
                        .confirmed = std::vector<bool>(static_cast<size_t>(ranks)),
@@ -1052,6 +1108,7 @@ void Catalogue::Confirm(Tombstones::iterator tombstone, int64_t rank) {
 void Catalogue::Forget(Tombstones::iterator tombstone) {
   ReleasedBatch& batch = *tombstone->second.batch;
   if (--batch.arrays == 0 && !batch.key.empty()) dead_keys_.push_back(batch.key);
+  TakeFrom(tombstones_by_mesh_, tombstone->second.mesh_id, tombstone->first);
   tombstones_.erase(tombstone);
 }
 
@@ -1087,12 +1144,10 @@ void Catalogue::TilesDropped(absl::Span<const std::string> array_ids, const Rank
 
 absl::Status Catalogue::BeginMeshChange(const std::string& mesh_id) {
   absl::MutexLock lock(&mutex_);
-  for (const auto& [id, entry] : arrays_) {
-    if (entry.array->definition.descriptor.mesh_id == mesh_id) {
-      return absl::FailedPreconditionError(StrCat("arrays lie on the mesh \"", mesh_id,
-                                                  "\", such as ", id,
-                                                  "; delete their names and release them first"));
-    }
+  if (const auto found = arrays_by_mesh_.find(mesh_id); found != arrays_by_mesh_.end()) {
+    return absl::FailedPreconditionError(StrCat("arrays lie on the mesh \"", mesh_id,
+                                                "\", such as ", found->second.begin()->first,
+                                                "; delete their names and release them first"));
   }
   if (!changing_meshes_.insert(mesh_id).second) {
     return WithReason(absl::AbortedError(StrCat("the mesh \"", mesh_id,
@@ -1122,10 +1177,8 @@ void Catalogue::EndMeshChange(const std::string& mesh_id, std::optional<Revision
     }
     // Its ranks are others now: nobody will confirm for those that were. What their workers still
     // have is put aside.
-    for (auto tombstone = tombstones_.begin(); tombstone != tombstones_.end();) {
-      const auto next = std::next(tombstone);
-      if (tombstone->second.mesh_id == mesh_id) Forget(tombstone);
-      tombstone = next;
+    while (tombstones_by_mesh_.count(mesh_id) > 0) {
+      Forget(tombstones_.find(*tombstones_by_mesh_.find(mesh_id)->second.begin()));
     }
     FlushReleased();
   }
@@ -1138,9 +1191,9 @@ void Catalogue::TilesLost(std::string_view mesh_id, int64_t rank, uint64_t attac
   Presence& presence = presence_[{std::string(mesh_id), rank}];
   if (presence.attachment > attachment) return;  // it is back
   presence = {.attachment = attachment, .is_lost = true};
-  for (auto& [id, entry] : arrays_) {
-    if (LiesOn(*entry.array, mesh_id, rank)) SetArray(entry, WithRank(entry.array, rank, true));
-  }
+  const auto arrays = arrays_by_mesh_.find(mesh_id);
+  if (arrays == arrays_by_mesh_.end()) return;
+  for (const auto& [id, entry] : arrays->second) SetMissing(*entry, rank, true);
 }
 
 std::vector<size_t> Catalogue::FindUnknown(const std::vector<InventoryTile>& tiles) const {
@@ -1156,12 +1209,10 @@ std::vector<size_t> Catalogue::FindUnknown(const std::vector<InventoryTile>& til
 }
 
 InventoryVerdict Catalogue::TakeInventory(const Inventory& inventory) {
-  InventoryVerdict verdict;
+  SHARDMESH_PASSES("catalogue.take_inventory");
+  Taking taking{.inventory = inventory};
   {
     absl::MutexLock lock(&mutex_);
-    // Where the worker's tiles count: not where it was lost meanwhile, or is back by another
-    // stream.
-    std::map<std::string_view, int64_t> ranks;
     for (const auto& [mesh_id, mesh] : inventory.meshes) {
       if (!mesh.rank.has_value()) continue;
       Presence& presence = presence_[{mesh_id, *mesh.rank}];
@@ -1170,50 +1221,54 @@ InventoryVerdict Catalogue::TakeInventory(const Inventory& inventory) {
         continue;
       }
       presence = {.attachment = inventory.attachment, .is_lost = false};
-      ranks.emplace(mesh_id, *mesh.rank);
+      taking.ranks.emplace(mesh_id, *mesh.rank);
     }
-    absl::flat_hash_set<std::string_view> listed;
-    absl::flat_hash_set<std::string_view> kept;  // another of the tiles may be one too many
-    for (const InventoryTile& tile : inventory.tiles) {
-      const size_t quarantined = verdict.quarantine.size();
-      Judge(inventory, tile, &verdict);
-      listed.insert(tile.array_id);
-      if (verdict.quarantine.size() == quarantined) kept.insert(tile.array_id);
-    }
-    JudgeQuarantined(inventory.quarantined, &verdict);
-    for (auto& [id, entry] : arrays_) {
-      const ArrayDescriptor& descriptor = entry.array->definition.descriptor;
-      const auto rank = ranks.find(descriptor.mesh_id);
-      if (rank == ranks.end() || !LiesOn(*entry.array, descriptor.mesh_id, rank->second)) continue;
-      const bool is_here = kept.contains(id);
-      SetArray(entry, WithRank(entry.array, rank->second, !is_here));
-    }
-    // A rank that has lost its tile of an array since it reported it.
-    for (auto orphan = orphans_.begin(); orphan != orphans_.end();) {
-      const auto next = std::next(orphan);
-      Orphan& found = orphan->second;
-      const auto rank = ranks.find(found.descriptor.mesh_id);
-      const bool is_here = kept.contains(orphan->first);
-      if (rank != ranks.end() && !is_here && rank->second < std::ssize(found.identities)) {
-        std::string& identity = found.identities[static_cast<size_t>(rank->second)];
-        if (!std::exchange(identity, "").empty() && --found.reported == 0) orphans_.erase(orphan);
-      }
-      orphan = next;
-    }
-    // A rank that does not list what was released, nor has it in quarantine, has confirmed it.
-    listed.insert(inventory.quarantined.begin(), inventory.quarantined.end());
-    std::vector<std::string> confirmed;
-    for (const auto& [id, tombstone] : tombstones_) {
-      if (ranks.count(tombstone.mesh_id) > 0 && !listed.contains(id)) confirmed.push_back(id);
-    }
-    for (const std::string& id : confirmed) {
-      const auto tombstone = tombstones_.find(id);
-      Confirm(tombstone, ranks[tombstone->second.mesh_id]);
-    }
-    FlushReleased();
   }
+  // A piece at a time: others need not wait for the whole. Between two pieces the worker may be
+  // lost, which takes its ranks out; arrays that come, go or change are judged as they stand.
+  const std::vector<InventoryTile>& tiles = inventory.tiles;
+  for (size_t begin = 0; begin < tiles.size(); begin += kTakenAtOnce) {
+    absl::MutexLock lock(&mutex_);
+    CheckRanks(&taking);
+    const size_t end = std::min(tiles.size(), begin + kTakenAtOnce);
+    for (size_t i = begin; i < end; ++i) {
+      // Another tile of the array may be one too many.
+      const bool is_held = Judge(tiles[i], &taking);
+      taking.listed[tiles[i].array_id] |= is_held;
+    }
+  }
+  const absl::Span<const std::string> quarantined = inventory.quarantined;
+  for (size_t begin = 0; begin < quarantined.size(); begin += kTakenAtOnce) {
+    absl::MutexLock lock(&mutex_);
+    JudgeQuarantined(quarantined.subspan(begin, kTakenAtOnce), &taking.verdict);
+  }
+  for (const std::string& id : quarantined) taking.listed.try_emplace(id, false);
+  const auto in_pieces = [&](const auto& take_some) {
+    for (const auto& [mesh_id, mesh] : inventory.meshes) {
+      std::string last;
+      for (bool is_done = false; !is_done;) {
+        absl::MutexLock lock(&mutex_);
+        CheckRanks(&taking);
+        const auto rank = taking.ranks.find(mesh_id);
+        is_done = rank == taking.ranks.end() || take_some(mesh_id, rank->second, &last);
+        FlushReleased();
+      }
+    }
+  };
+  in_pieces([&](std::string_view mesh_id, int64_t rank, std::string* last) {
+    mutex_.AssertHeld();
+    return MissArrays(mesh_id, rank, taking, last);
+  });
+  in_pieces([&](std::string_view mesh_id, int64_t rank, std::string* last) {
+    mutex_.AssertHeld();
+    return MissOrphans(mesh_id, rank, taking, last);
+  });
+  in_pieces([&](std::string_view mesh_id, int64_t rank, std::string* last) {
+    mutex_.AssertHeld();
+    return ConfirmUnlisted(mesh_id, rank, taking, last);
+  });
   events_.MakeCalls();
-  return verdict;
+  return std::move(taking.verdict);
 }
 
 InventoryVerdict Catalogue::TakeRestored(const Inventory& restored) {
@@ -1221,8 +1276,9 @@ InventoryVerdict Catalogue::TakeRestored(const Inventory& restored) {
   {
     absl::MutexLock lock(&mutex_);
     for (const InventoryTile& tile : restored.tiles) {
-      InventoryVerdict judged;
-      Judge(restored, tile, &judged);
+      Taking taking{.inventory = restored};
+      Judge(tile, &taking);
+      InventoryVerdict& judged = taking.verdict;
       std::move(judged.drop.begin(), judged.drop.end(), std::back_inserter(verdict.drop));
       std::move(judged.quarantine.begin(), judged.quarantine.end(),
                 std::back_inserter(verdict.quarantine));
@@ -1235,14 +1291,56 @@ InventoryVerdict Catalogue::TakeRestored(const Inventory& restored) {
       const Presence presence = found == presence_.end() ? Presence() : found->second;
       const bool is_gone = presence.attachment > restored.attachment ||
                            (presence.attachment == restored.attachment && presence.is_lost);
-      if (!is_gone) SetArray(entry, WithRank(entry.array, rank, false));
+      if (!is_gone) SetMissing(entry, rank, false);
     }
   }
   events_.MakeCalls();
   return verdict;
 }
 
-void Catalogue::JudgeQuarantined(const std::vector<std::string>& array_ids,
+void Catalogue::CheckRanks(Taking* taking) const {
+  for (auto rank = taking->ranks.begin(); rank != taking->ranks.end();) {
+    const auto next = std::next(rank);
+    const auto presence = presence_.find({std::string(rank->first), rank->second});
+    if (presence == presence_.end() ||
+        presence->second.attachment != taking->inventory.attachment || presence->second.is_lost) {
+      taking->ranks.erase(rank);
+    }
+    rank = next;
+  }
+}
+
+bool Catalogue::MissArrays(std::string_view mesh_id, int64_t rank, const Taking& taking,
+                           std::string* last) {
+  return ForSomeOf(arrays_by_mesh_, mesh_id, last, [&](const auto& each) {
+    mutex_.AssertHeld();
+    if (!taking.Holds(each.first)) SetMissing(*each.second, rank, true);
+  });
+}
+
+// A rank that has lost its tile of an array since it reported it.
+bool Catalogue::MissOrphans(std::string_view mesh_id, int64_t rank, const Taking& taking,
+                            std::string* last) {
+  return ForSomeOf(orphans_by_mesh_, mesh_id, last, [&](const std::string& id) {
+    mutex_.AssertHeld();
+    const auto orphan = orphans_.find(id);
+    Orphan& found = orphan->second;
+    if (rank >= std::ssize(found.identities) || taking.Holds(id)) return;
+    std::string& identity = found.identities[static_cast<size_t>(rank)];
+    if (!std::exchange(identity, "").empty() && --found.reported == 0) EraseOrphan(orphan);
+  });
+}
+
+// A rank that does not list what was released, nor has it in quarantine, has confirmed it.
+bool Catalogue::ConfirmUnlisted(std::string_view mesh_id, int64_t rank, const Taking& taking,
+                                std::string* last) {
+  return ForSomeOf(tombstones_by_mesh_, mesh_id, last, [&](const std::string& id) {
+    mutex_.AssertHeld();
+    if (!taking.listed.contains(id)) Confirm(tombstones_.find(id), rank);
+  });
+}
+
+void Catalogue::JudgeQuarantined(absl::Span<const std::string> array_ids,
                                  InventoryVerdict* verdict) const {
   for (const std::string& id : array_ids) {
     if (const auto found = arrays_.find(id); found != arrays_.end()) {
@@ -1256,43 +1354,53 @@ void Catalogue::JudgeQuarantined(const std::vector<std::string>& array_ids,
   }
 }
 
-void Catalogue::Judge(const Inventory& inventory, const InventoryTile& tile,
-                      InventoryVerdict* verdict) {
+bool Catalogue::Judge(const InventoryTile& tile, Taking* taking) {
+  const Inventory& inventory = taking->inventory;
+  InventoryVerdict& verdict = taking->verdict;
   const auto put_aside = [&](std::string reason, bool array_lives) {
-    verdict->quarantine.push_back({tile.array_id, tile.tile, std::move(reason), array_lives});
+    verdict.quarantine.push_back({tile.array_id, tile.tile, std::move(reason), array_lives});
+    return false;
   };
   const auto found = arrays_.find(tile.array_id);
   if (found == arrays_.end()) {
     const auto tombstone = tombstones_.find(tile.array_id);
     if (tombstone != tombstones_.end() || (!tile.committed && discarded_.contains(tile.array_id))) {
-      if (verdict->drop.empty() || verdict->drop.back() != tile.array_id) {
-        verdict->drop.push_back(tile.array_id);
+      if (verdict.drop.empty() || verdict.drop.back() != tile.array_id) {
+        verdict.drop.push_back(tile.array_id);
       }
     } else if (!tile.committed || !Adopt(inventory, tile)) {
-      put_aside(tile.committed ? "the catalogue does not know its array"
-                               : "the catalogue does not know its put or step",
-                false);
+      return put_aside(tile.committed ? "the catalogue does not know its array"
+                                      : "the catalogue does not know its put or step",
+                       false);
     }
-    return;
+    return true;
   }
-  const Array& array = *found->second.array;
+  ArrayEntry& entry = found->second;
+  const Array& array = *entry.array;
   const ArrayDescriptor& descriptor = array.definition.descriptor;
-  const auto mesh = inventory.meshes.find(descriptor.mesh_id);
-  const std::optional<int64_t> rank =
-      mesh == inventory.meshes.end() ? std::nullopt : mesh->second.rank;
+  const auto own = inventory.meshes.find(descriptor.mesh_id);
+  InventoryMesh other;
+  if (own == inventory.meshes.end() && inventory.other_mesh != nullptr) {
+    other = inventory.other_mesh(descriptor.mesh_id);
+  }
+  const InventoryMesh& mesh = own != inventory.meshes.end() ? own->second : other;
+  const std::optional<int64_t> rank = mesh.rank;
   const absl::StatusOr<Tiling> tiling = descriptor.Tiling();
   const bool lies_here = rank.has_value() && *rank < descriptor.mesh.size() && tiling.ok() &&
                          tiling->TileOf(*rank) == tile.tile;
+  if (!lies_here && mesh.identities.empty()) {
+    // The mesh's record cannot be read, or its ranks are not given yet: then it may lie here.
+    return false;
+  }
   if (!lies_here) {
     std::vector<std::string> holders;
     for (int64_t each = 0; tiling.ok() && each < descriptor.mesh.size() && holders.size() < 8;
          ++each) {
       if (tiling->TileOf(each) != tile.tile) continue;
       const auto place = static_cast<size_t>(each);
-      holders.push_back(
-          mesh != inventory.meshes.end() && place < mesh->second.identities.size()
-              ? StrCat("rank ", each, ", which \"", mesh->second.identities[place], "\" serves")
-              : StrCat("rank ", each));
+      holders.push_back(place < mesh.identities.size() ? StrCat("rank ", each, ", which \"",
+                                                                mesh.identities[place], "\" serves")
+                                                       : StrCat("rank ", each));
     }
     return put_aside(
         StrCat("its array lives on mesh \"", descriptor.mesh_id, "\", where this part is ",
@@ -1303,16 +1411,22 @@ void Catalogue::Judge(const Inventory& inventory, const InventoryTile& tile,
   }
   if (array.state == ArrayState::kStaging) {
     // It is told how that ends: a commit of what is then discarded would stay for ever.
-    found->second.waiting.push_back(
-        {inventory.identity, *rank, tile.tile, tile.crc32c, tile.committed});
+    entry.waiting.push_back({inventory.identity, *rank, tile.tile, tile.crc32c, tile.committed});
   } else if (array.tile_crc32c[static_cast<size_t>(*rank)] == tile.crc32c) {
-    verdict->commit.push_back(tile.array_id);
-    if (std::vector<std::string>& holders = found->second.adopted_from; !holders.empty()) {
-      holders[static_cast<size_t>(*rank)] = inventory.identity;
+    verdict.commit.push_back(tile.array_id);
+    if (!entry.adopted_from.empty()) {
+      entry.adopted_from[static_cast<size_t>(*rank)] = inventory.identity;
     }
   } else {
-    put_aside(OtherChecksum(tile.crc32c, array, *rank), true);
+    return put_aside(OtherChecksum(tile.crc32c, array, *rank), true);
   }
+  if (taking->ranks.count(descriptor.mesh_id) > 0) SetMissing(entry, *rank, false);
+  return true;
+}
+
+void Catalogue::EraseOrphan(std::map<std::string, Orphan, std::less<>>::iterator orphan) {
+  TakeFrom(orphans_by_mesh_, orphan->second.descriptor.mesh_id, orphan->first);
+  orphans_.erase(orphan);
 }
 
 bool Catalogue::Adopt(const Inventory& inventory, const InventoryTile& tile) {
@@ -1330,6 +1444,7 @@ bool Catalogue::Adopt(const Inventory& inventory, const InventoryTile& tile) {
   const auto [found, is_new] = orphans_.try_emplace(tile.array_id);
   Orphan& orphan = found->second;
   if (is_new) {
+    orphans_by_mesh_[descriptor.mesh_id].insert(tile.array_id);
     orphan.descriptor = descriptor;
     orphan.identities.resize(static_cast<size_t>(descriptor.mesh.size()));
     orphan.tile_crc32c.resize(orphan.identities.size());
@@ -1348,19 +1463,18 @@ bool Catalogue::Adopt(const Inventory& inventory, const InventoryTile& tile) {
   array->durability = orphan.durability;
   array->tile_crc32c = std::move(orphan.tile_crc32c);
   array->created = clock_->Now();
-  ArrayEntry& entry = arrays_[tile.array_id];
+  ArrayEntry& entry = AddArray(tile.array_id, std::move(array));
   entry.pins = 1;  // the grace's
   entry.is_kept_for_grace = true;
   entry.adopted_from = std::move(orphan.identities);
-  SetArray(entry, std::move(array));
   // Ranks that were lost since they reported.
   for (int64_t each = 0; each < descriptor.mesh.size(); ++each) {
     const auto presence = presence_.find({descriptor.mesh_id, each});
     if (presence != presence_.end() && presence->second.is_lost) {
-      SetArray(entry, WithRank(entry.array, each, true));
+      SetMissing(entry, each, true);
     }
   }
-  orphans_.erase(found);
+  EraseOrphan(found);
   return true;
 }
 
@@ -1380,6 +1494,7 @@ void Catalogue::EndGrace() {
   {
     absl::MutexLock lock(&mutex_);
     grace_is_over_ = true;
+    orphans_by_mesh_.clear();
     for (const auto& [id, orphan] : std::exchange(orphans_, {})) {
       std::vector<int64_t> missing;
       for (size_t rank = 0; rank < orphan.identities.size() && missing.size() < 8; ++rank) {

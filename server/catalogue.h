@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -130,7 +131,7 @@ struct InventoryTile {
 // A mesh as it stands when an inventory is judged.
 struct InventoryMesh {
   const Mesh* mesh = nullptr;
-  std::optional<int64_t> rank;                    // that the worker serves
+  std::optional<int64_t> rank = {};               // that the worker serves
   absl::Span<const std::string> identities = {};  // who serves each rank
 };
 
@@ -138,9 +139,12 @@ struct InventoryMesh {
 struct Inventory {
   std::string identity;
   uint64_t attachment = 0;                                   // Membership::Attach
-  std::map<std::string, InventoryMesh, std::less<>> meshes;  // by id: all whose ranks are given
+  std::map<std::string, InventoryMesh, std::less<>> meshes;  // by id: those that the worker serves
   std::vector<InventoryTile> tiles;
   std::vector<std::string> quarantined = {};  // arrays of which it has tiles that are not in use
+  // Any other mesh, for what is said of tiles that lie there; it is asked under the catalogue's
+  // lock. Null: nobody serves them.
+  std::function<InventoryMesh(std::string_view mesh_id)> other_mesh = nullptr;
 };
 
 // What a worker is to do with what it has. Tiles that are not named stay as they are.
@@ -309,6 +313,9 @@ class Catalogue {
   std::vector<size_t> FindUnknown(const std::vector<InventoryTile>& tiles) const;
   // A worker is here and holds exactly these tiles: others of arrays on its ranks are missing.
   // Nothing is found by an attachment that was lost meanwhile, or followed by another one.
+  //
+  // O(its tiles, and the arrays and unconfirmed releases on its meshes), with the lock for a few
+  // thousand of these at a time. Still, a worker may bring millions: not for a gRPC thread.
   InventoryVerdict TakeInventory(const Inventory& inventory);
   // The worker has these tiles too, since its inventory was taken: out of its quarantine. They are
   // judged as an inventory's.
@@ -326,7 +333,12 @@ class Catalogue {
 
  private:
   struct ArrayEntry {
-    ArrayPtr array;
+    // But for the missing ranks, and whether it is degraded for them: see Current. Thousands of
+    // workers may come or go before anybody asks.
+    mutable ArrayPtr array = nullptr;
+    mutable bool is_outdated = false;
+    std::vector<bool> missing = {};  // by rank
+    int64_t missing_count = 0;
     int64_t names = 0;
     int64_t pins = 0;
     bool is_given = false;
@@ -386,6 +398,9 @@ class Catalogue {
   };
   using Names = std::map<std::string, Name, std::less<>>;
   using Arrays = std::map<std::string, ArrayEntry, std::less<>>;
+  // Of things that lie on meshes, those of each: by mesh, then by id.
+  using ArraysByMesh = std::map<std::string, std::map<std::string_view, ArrayEntry*>, std::less<>>;
+  using IdsByMesh = std::map<std::string, std::set<std::string, std::less<>>, std::less<>>;
   struct Manifest {
     int64_t chunks = 0;
     int64_t current_names = 0;       // of its names, those that it still holds for
@@ -426,8 +441,17 @@ class Catalogue {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Finish(const std::shared_ptr<Pending>& pending, absl::StatusOr<Revision> revision);
   void Apply(const Pending& pending, Revision revision) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // What an entry holds from now on; and the end of one. Both keep the counts.
+  // The entry of an id, made if it is not there, with this array; what an entry holds from now on;
+  // and the end of one. They keep the counts and the index.
+  ArrayEntry& AddArray(const std::string& array_id, ArrayPtr array)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SetArray(ArrayEntry& entry, ArrayPtr array) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The rank has no tile, or has it again; O(1). Nothing for ranks that the array does not have.
+  void SetMissing(ArrayEntry& entry, int64_t rank, bool is_missing)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The array as it stands.
+  const ArrayPtr& Current(const ArrayEntry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static ArrayState StateOf(const ArrayEntry& entry);
   void EraseArray(Arrays::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AddName(NameEntry entry, std::string manifest_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Takes a name away from where it points; `key_stays`: its own key was written again.
@@ -448,11 +472,36 @@ class Catalogue {
   void Confirm(Tombstones::iterator tombstone, int64_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Forget(Tombstones::iterator tombstone) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // One tile of an inventory.
-  void Judge(const Inventory& inventory, const InventoryTile& tile, InventoryVerdict* verdict)
+  // An inventory that is being taken.
+  struct Taking {
+    const Inventory& inventory;
+    InventoryVerdict verdict = {};
+    // Where the worker's tiles count: its ranks, by mesh.
+    std::map<std::string_view, int64_t> ranks = {};
+    // The arrays that it lists, and whether its tile of each is where it belongs.
+    absl::flat_hash_map<std::string_view, bool> listed = {};
+
+    bool Holds(std::string_view array_id) const {
+      const auto found = listed.find(array_id);
+      return found != listed.end() && found->second;
+    }
+  };
+  // Takes away the ranks at which the worker was lost meanwhile, or is back by another stream.
+  void CheckRanks(Taking* taking) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  // One tile of an inventory; whether it is where it belongs.
+  bool Judge(const InventoryTile& tile, Taking* taking) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Things on a mesh of the worker, the next few behind `*last`, that it does not hold; true: those
+  // were the last ones.
+  bool MissArrays(std::string_view mesh_id, int64_t rank, const Taking& taking, std::string* last)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool MissOrphans(std::string_view mesh_id, int64_t rank, const Taking& taking, std::string* last)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool ConfirmUnlisted(std::string_view mesh_id, int64_t rank, const Taking& taking,
+                       std::string* last) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EraseOrphan(std::map<std::string, Orphan, std::less<>>::iterator orphan)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // What a worker has put aside: what was released goes, and what lives is told.
-  void JudgeQuarantined(const std::vector<std::string>& array_ids, InventoryVerdict* verdict) const
+  void JudgeQuarantined(absl::Span<const std::string> array_ids, InventoryVerdict* verdict) const
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   // Whether the tile may be a part of an array to adopt, and is noted as such.
   bool Adopt(const Inventory& inventory, const InventoryTile& tile)
@@ -483,8 +532,10 @@ class Catalogue {
   EventQueue events_;
 
   mutable absl::Mutex mutex_;
-  Arrays arrays_ ABSL_GUARDED_BY(mutex_);       // changed by SetArray and EraseArray alone
-  ArrayCounts counts_ ABSL_GUARDED_BY(mutex_);  // of arrays_
+  // Changed by AddArray, SetArray, SetMissing and EraseArray alone.
+  Arrays arrays_ ABSL_GUARDED_BY(mutex_);
+  ArrayCounts counts_ ABSL_GUARDED_BY(mutex_);           // of arrays_
+  ArraysByMesh arrays_by_mesh_ ABSL_GUARDED_BY(mutex_);  // the same arrays
   Names names_ ABSL_GUARDED_BY(mutex_);
   // The array of each version that a name had, of arrays that live: ArrayEntry::former.
   std::map<std::pair<std::string, int64_t>, std::string> former_ ABSL_GUARDED_BY(mutex_);
@@ -498,11 +549,13 @@ class Catalogue {
   std::vector<Released> released_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::string> dead_keys_ ABSL_GUARDED_BY(mutex_);
   Tombstones tombstones_ ABSL_GUARDED_BY(mutex_);
+  IdsByMesh tombstones_by_mesh_ ABSL_GUARDED_BY(mutex_);
   // Staged arrays that were discarded lately: tiles of theirs that come up are dropped. The oldest
   // go first; what was forgotten is put aside.
   absl::flat_hash_set<std::string> discarded_ ABSL_GUARDED_BY(mutex_);
   std::deque<std::string> discarded_order_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, Orphan, std::less<>> orphans_ ABSL_GUARDED_BY(mutex_);
+  IdsByMesh orphans_by_mesh_ ABSL_GUARDED_BY(mutex_);
   bool grace_is_over_ ABSL_GUARDED_BY(mutex_) = false;
   std::map<std::pair<std::string, int64_t>, Presence> presence_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_set<std::string> changing_meshes_ ABSL_GUARDED_BY(mutex_);

@@ -14,6 +14,7 @@
 #include "server/local_store.h"
 #include "server/random_id.h"
 #include "sharding/str_cat.h"
+#include "tests/testing/cpu_time.h"
 #include "tests/testing/fake_clock.h"
 #include "tests/testing/status_matchers.h"
 
@@ -564,6 +565,30 @@ TEST_F(CatalogueTest, ATileCountsWhateverStrayTileComesBeforeOrAfterIt) {
   EXPECT_EQ(StateOf(orphan), ArrayState::kAvailable);
 }
 
+// Such as one whose record cannot be read until it is set aside.
+TEST_F(CatalogueTest, TilesOfAMeshThatNobodyIsKnownToServeStayWhereTheyAre) {
+  const std::string id = Stage();
+  ASSERT_THAT(Put("w", id), IsOk());
+  Reopen();
+  Inventory inventory = InventoryOf(0, {Held(id, 0, 10)});
+  inventory.meshes.clear();
+  const InventoryVerdict verdict = catalogue_->TakeInventory(inventory);
+  EXPECT_THAT(verdict.quarantine, IsEmpty());
+  EXPECT_THAT(verdict.drop, IsEmpty());
+  EXPECT_THAT(verdict.commit, IsEmpty());
+  // By a mesh that others serve it is put aside.
+  inventory.other_mesh = [this](std::string_view mesh_id) {
+    return mesh_id == "m" ? InventoryMesh{.mesh = &mesh_, .identities = identities_}
+                          : InventoryMesh{};
+  };
+  const InventoryVerdict aside = catalogue_->TakeInventory(inventory);
+  ASSERT_THAT(aside.quarantine, SizeIs(1));
+  EXPECT_TRUE(aside.quarantine[0].array_lives);
+  EXPECT_THAT(aside.quarantine[0].reason,
+              HasSubstr("rank 0, which \"w0\" serves; this worker serves no rank of it"));
+  EXPECT_THAT(Attach(0, {Held(id, 0, 10)}).commit, ElementsAre(id));
+}
+
 TEST_F(CatalogueTest, TheLossOfAnAttachmentDoesNotUndoTheNextOnesInventory) {
   const std::string id = Stage();
   ASSERT_THAT(Put("w", id), IsOk());
@@ -580,6 +605,100 @@ TEST_F(CatalogueTest, TheLossOfAnAttachmentDoesNotUndoTheNextOnesInventory) {
   EXPECT_EQ(StateOf(id), ArrayState::kDegraded);
   Attach(0, {Held(id, 0, 10)});
   EXPECT_EQ(StateOf(id), ArrayState::kAvailable);
+}
+
+// What lies elsewhere costs nothing: after a start all workers of all meshes bring theirs at once.
+TEST_F(CatalogueTest, AnInventoryCostsWhatLiesOnTheWorkersMeshes) {
+  constexpr int kElsewhere = 50'000;
+  for (int i = 0; i < kElsewhere; ++i) {
+    ArrayDefinition definition{.descriptor = Descriptor(StrCat("elsewhere-", i))};
+    definition.descriptor.mesh_id = "other";
+    ASSERT_THAT(catalogue_->Stage(std::move(definition)), IsOk());
+  }
+  const std::string id = Stage();
+  ASSERT_THAT(Put("w", id), IsOk());
+  const double started = test::ThreadCpuSeconds();
+  for (int i = 0; i < 500; ++i) {
+    ASSERT_THAT(Attach(0, {Held(id, 0, 10)}).commit, ElementsAre(id));
+    Lose(0);
+    ASSERT_EQ(StateOf(id), ArrayState::kDegraded);
+  }
+  // With a look at all arrays it took seconds.
+  EXPECT_LT(test::ThreadCpuSeconds() - started, 0.5);
+}
+
+// Thousands may go at once, with the hosts of a rack.
+TEST_F(CatalogueTest, TheLossOfARankCostsLittleHoweverManyThereAre) {
+  constexpr int64_t kRanks = 4'096;
+  constexpr int64_t kArrays = 200;
+  std::string last;
+  for (int64_t i = 0; i < kArrays; ++i) {
+    ArrayDefinition definition{.descriptor = Descriptor(RandomId())};
+    definition.descriptor.shape = {kRanks};
+    definition.descriptor.mesh_id = "large";
+    definition.descriptor.mesh = *Mesh::Parse(StrCat("dp=", kRanks));
+    last = definition.descriptor.array_id;
+    ASSERT_THAT(catalogue_->Stage(std::move(definition)), IsOk());
+    ASSERT_THAT(catalogue_->Pin(last), IsOk());
+    ASSERT_THAT(
+        Commit({{{.array_id = last, .tile_crc32c = std::vector<uint32_t>(kRanks)}}, {}, "", ""}),
+        IsOk());
+  }
+  const double started = test::ThreadCpuSeconds();
+  for (int64_t rank = 0; rank < kRanks; ++rank) catalogue_->TilesLost("large", rank, 1);
+  // With a copy of each array for each rank it took seconds.
+  EXPECT_LT(test::ThreadCpuSeconds() - started, 0.5);
+  EXPECT_EQ(catalogue_->CountArrays().degraded, kArrays);
+  EXPECT_THAT((*catalogue_->FindArray(last))->missing_ranks, SizeIs(kRanks));
+}
+
+// More of everything than is looked at while others wait for the lock.
+TEST_F(CatalogueTest, AnInventoryOfManyTilesIsTakenInPieceByPiece) {
+  constexpr int64_t kCount = 5'000;
+  std::vector<std::string> ids;
+  std::vector<ArrayCommit> commits;
+  for (int64_t i = 0; i < kCount; ++i) {
+    ids.push_back(Stage());
+    commits.push_back(Staged(ids.back()));
+    ASSERT_THAT(catalogue_->Pin(ids.back()), IsOk());
+  }
+  ASSERT_THAT(Commit({std::move(commits), {}, "", ""}), IsOk());
+  std::vector<InventoryTile> all;
+  std::vector<InventoryTile> half;
+  std::vector<InventoryTile> unknown;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    all.push_back(Held(ids[i], 0, 10));
+    if (i % 2 == 0) half.push_back(all.back());
+    unknown.push_back(Held(StrCat("unknown-", i), 0, 10));
+  }
+  const auto degraded = [this] { return catalogue_->CountArrays().degraded; };
+  EXPECT_THAT(Attach(0, all).commit, SizeIs(kCount));
+  EXPECT_EQ(degraded(), 0);
+  EXPECT_THAT(Attach(0, {}).commit, IsEmpty());
+  EXPECT_EQ(degraded(), kCount);
+  EXPECT_THAT(Attach(0, half).commit, SizeIs(kCount / 2));
+  EXPECT_EQ(degraded(), kCount / 2);
+  EXPECT_EQ(StateOf(ids[1]), ArrayState::kDegraded);
+  EXPECT_EQ(StateOf(ids.back()), ArrayState::kDegraded);
+  EXPECT_EQ(StateOf(ids[0]), ArrayState::kAvailable);
+
+  // Of arrays that nobody knows.
+  EXPECT_THAT(Attach(0, unknown).quarantine, IsEmpty());
+  EXPECT_THAT(Attach(0, {}).quarantine, IsEmpty()) << "it has lost them";
+  for (InventoryTile& tile : unknown) tile = Held(tile.array_id, 1, 11);
+  EXPECT_THAT(Attach(1, std::move(unknown)).quarantine, IsEmpty());
+  EXPECT_EQ(catalogue_->CountArrays().total(), kCount) << "rank 0 has none of them";
+
+  // And of released ones.
+  catalogue_->Unpin(ids);
+  Settle();
+  EXPECT_EQ(catalogue_->CountUnconfirmed(), kCount);
+  EXPECT_THAT(Attach(0, half).drop, SizeIs(kCount / 2));
+  EXPECT_THAT(Attach(1, {}).drop, IsEmpty());
+  EXPECT_EQ(catalogue_->CountUnconfirmed(), kCount / 2) << "rank 0 still has these";
+  EXPECT_THAT(Attach(0, {}).drop, IsEmpty());
+  EXPECT_EQ(catalogue_->CountUnconfirmed(), 0);
+  EXPECT_THAT(catalogue_->BeginMeshChange("m"), IsOk()) << "nothing lies on it any more";
 }
 
 TEST_F(CatalogueTest, ATileOfAPutUnderWayIsToldHowThatEnds) {
