@@ -17,6 +17,8 @@ namespace {
 constexpr size_t kMaxIdentityBytes = 255;
 // Ranks that an error names.
 constexpr size_t kMostRanksNamed = 16;
+// How long this process may have been stopped for the workers' silence to count.
+constexpr absl::Duration kLongestPause = absl::Seconds(1);
 
 bool IsAlive(const WorkerStatus& worker) { return worker.state != WorkerState::kLost; }
 
@@ -155,7 +157,11 @@ std::vector<int64_t> MembershipView::MissingRanks(const MeshRanks& mesh) const {
 }
 
 Membership::Membership(rpc::Clock* clock, MembershipOptions options)
-    : clock_(clock), options_(options), silence_(clock, [this] { LoseSilent(); }) {
+    : clock_(clock),
+      options_(options),
+      // A heartbeat may be an interval old when the process stops: short pauses leave time enough.
+      pauses_(clock, std::min(kLongestPause, options.lost_after / 2), "workers"),
+      silence_(clock, [this] { LoseSilent(); }) {
   state_.epoch = options.first_epoch;
 }
 
@@ -328,6 +334,8 @@ absl::Status Membership::RemoveMesh(std::string_view mesh_id) {
 
 void Membership::LoseSilent() {
   const absl::Time now = clock_->Now();
+  // Heartbeats that came during a pause are read after it.
+  const absl::Time runs_since = pauses_.RunsSince(now);
   {
     absl::MutexLock lock(&mutex_);
     absl::Time next = absl::InfiniteFuture();
@@ -336,7 +344,8 @@ void Membership::LoseSilent() {
     for (const auto& [identity, worker] : state_.workers) {
       const bool is_alive = IsAlive(*worker);
       const absl::Time due =
-          is_alive ? worker->last_heartbeat() + options_.lost_after : ForgetTime(*worker);
+          is_alive ? std::max(worker->last_heartbeat(), runs_since) + options_.lost_after
+                   : ForgetTime(*worker);
       if (due > now) {
         next = std::min(next, due);
       } else {

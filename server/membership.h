@@ -23,6 +23,7 @@
 #include "absl/time/time.h"
 #include "rpc/clock.h"
 #include "server/event_queue.h"
+#include "server/pause_watch.h"
 
 namespace shardmesh::server {
 
@@ -171,7 +172,8 @@ struct ServedRank {
 
 struct MembershipOptions {
   absl::Duration heartbeat_interval = absl::Seconds(1);  // what workers are told
-  absl::Duration lost_after = absl::Seconds(5);          // without a heartbeat
+  // Without a heartbeat, while this process itself was not stopped for a while (PauseWatch).
+  absl::Duration lost_after = absl::Seconds(5);
   // How long a lost worker that serves no rank is remembered.
   absl::Duration forget_after = absl::Minutes(10);
   // The epoch before the first change; above every epoch of an earlier run.
@@ -263,6 +265,7 @@ class Membership {
   std::vector<Listener> listeners_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_attachment_ ABSL_GUARDED_BY(mutex_) = 1;
 
+  PauseWatch pauses_;
   rpc::Alarm silence_;  // last: its destructor waits for LoseSilent
 };
 

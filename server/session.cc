@@ -13,6 +13,9 @@
 namespace shardmesh::server {
 namespace {
 
+// How long this process may have been stopped for sessions not to have been renewed meanwhile.
+constexpr absl::Duration kLongestPause = absl::Seconds(1);
+
 absl::Status Gone(std::string_view id) {
   return WithReason(
       absl::NotFoundError(StrCat("session \"", id,
@@ -33,6 +36,7 @@ SessionTable::SessionTable(rpc::Clock* clock, Listener listener, SessionOptions 
     : clock_(clock),
       listener_(std::move(listener)),
       options_(options),
+      pauses_(clock, kLongestPause, "sessions"),
       expiry_(clock, [this] { ExpireOld(); }) {}
 
 Session SessionTable::Describe(const std::string& id, const Entry& entry) {
@@ -207,11 +211,14 @@ void SessionTable::End(const std::string& id, SessionEnd end) {
 
 void SessionTable::ExpireOld() {
   const absl::Time now = clock_->Now();
+  const absl::Time runs_since = pauses_.RunsSince(now);
   {
     absl::MutexLock lock(&mutex_);
     absl::Time next = absl::InfiniteFuture();
     std::vector<std::string> expired;
-    for (const auto& [id, entry] : sessions_) {
+    for (auto& [id, entry] : sessions_) {
+      // What came during a pause, a renewal perhaps, is read after it.
+      entry.expires = std::max(entry.expires, runs_since + entry.ttl);
       if (entry.expires <= now) {
         expired.push_back(id);
       } else {

@@ -18,6 +18,7 @@
 #include "rpc/caller.h"
 #include "rpc/clock.h"
 #include "server/event_queue.h"
+#include "server/pause_watch.h"
 
 namespace shardmesh::server {
 
@@ -54,7 +55,8 @@ struct EndedSession {
 };
 
 // A session is a lease: it ends when its TTL has passed since it was opened or last renewed, or
-// when it is closed. Until then it pins arrays and owns transfers; each array is pinned at most
+// since a pause of this process ended during which it may have been renewed; or when it is closed.
+// Until then it pins arrays and owns transfers; each array is pinned at most
 // once by a session. Sessions do not outlive the coordinator: a client whose session is gone opens
 // another.
 //
@@ -125,6 +127,7 @@ class SessionTable {
   absl::flat_hash_map<std::string, Entry> sessions_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<std::string, int64_t> by_caller_ ABSL_GUARDED_BY(mutex_);  // none is 0
 
+  PauseWatch pauses_;
   rpc::Alarm expiry_;  // last: its destructor waits for ExpireOld
 };
 

@@ -56,6 +56,12 @@ class FakeClock final : public rpc::Clock {
     now_ = until;
   }
 
+  // As if the process had been stopped: the hands move on, and nothing is called until Advance.
+  void Pause(absl::Duration duration) {
+    absl::MutexLock lock(&mutex_);
+    now_ += duration;
+  }
+
   // How many functions wait for their time.
   int64_t pending() const {
     absl::MutexLock lock(&mutex_);

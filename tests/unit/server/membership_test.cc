@@ -69,6 +69,30 @@ TEST_F(MembershipTest, LosesAWorkerWhoseHeartbeatsStop) {
   EXPECT_THAT(members_.Heartbeat(b, 0), StatusIs(absl::StatusCode::kAborted, Reason::kStaleEpoch));
 }
 
+TEST_F(MembershipTest, APauseOfThisProcessIsNoSilenceOfTheWorkers) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const uint64_t a, Attach("a"));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const uint64_t b, Attach("b"));
+  clock_.Advance(absl::Milliseconds(900));
+  clock_.Pause(absl::Minutes(1));  // SIGSTOP, and SIGCONT
+  clock_.Advance(absl::ZeroDuration());
+  EXPECT_TRUE(members_.view()->IsAlive("a")) << "its heartbeats wait in the socket";
+  EXPECT_THAT(members_.Heartbeat(a, 7), IsOk());
+  // From there on silence counts as ever.
+  clock_.Advance(absl::Seconds(4));
+  EXPECT_TRUE(members_.view()->IsAlive("b"));
+  ASSERT_THAT(members_.Heartbeat(a, 7), IsOk());
+  clock_.Advance(absl::Seconds(1));
+  EXPECT_TRUE(members_.view()->IsAlive("a"));
+  EXPECT_FALSE(members_.view()->IsAlive("b"));
+  EXPECT_THAT(members_.Heartbeat(b, 0), StatusIs(absl::StatusCode::kAborted, Reason::kStaleEpoch));
+  // One pause after the other keeps nobody alive who is silent between them.
+  clock_.Pause(absl::Minutes(1));
+  clock_.Advance(absl::Seconds(3));
+  clock_.Pause(absl::Milliseconds(900));
+  clock_.Advance(absl::Milliseconds(1'100));
+  EXPECT_FALSE(members_.view()->IsAlive("a")) << "a short one does not count";
+}
+
 TEST_F(MembershipTest, RefusesASecondClaimantUntilTheFirstIsLost) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const uint64_t first, Attach("a", 1));
   const absl::StatusOr<uint64_t> second = Attach("a", 2);

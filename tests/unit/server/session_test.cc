@@ -65,6 +65,19 @@ TEST_F(SessionTest, LivesAsLongAsItIsRenewed) {
   EXPECT_THAT(ended_, SizeIs(1));
 }
 
+TEST_F(SessionTest, APauseOfThisProcessEndsNoSession) {
+  const std::string renewed = OpenFor(absl::Seconds(10));
+  const std::string silent = OpenFor(absl::Seconds(10));
+  clock_.Pause(absl::Minutes(1));
+  clock_.Advance(absl::ZeroDuration());
+  EXPECT_THAT(ended_, IsEmpty()) << "what renews them may wait in the sockets";
+  clock_.Advance(absl::Seconds(1));
+  EXPECT_THAT(table_.Renew(renewed), IsOk());
+  clock_.Advance(absl::Seconds(9));
+  ASSERT_THAT(ended_, SizeIs(1));
+  EXPECT_EQ(ended_[0].id, silent);
+}
+
 TEST_F(SessionTest, EndsOnceWhenClosed) {
   const std::string id = OpenFor(absl::Seconds(10));
   EXPECT_THAT(table_.Close(id), IsOk());
