@@ -13,10 +13,17 @@ constexpr double kLeastSecondsPerByte = 1e-12;
 // Meshes whose costs are known at a time: those that are removed leave theirs behind.
 constexpr size_t kMaxCosts = 256;
 
-bool IsNow(const MembershipView& view, std::string_view identity, uint64_t incarnation) {
+// 0: it is not alive.
+uint64_t IncarnationOf(const MembershipView& view, std::string_view identity) {
   const WorkerStatus* const worker = view.FindWorker(identity);
-  return worker != nullptr && worker->state != WorkerState::kLost &&
-         worker->info.incarnation == incarnation;
+  return worker == nullptr || worker->state == WorkerState::kLost ? 0 : worker->info.incarnation;
+}
+
+// Whether what was told of an incarnation holds for the one that is now.
+bool Holds(uint64_t told, uint64_t now) { return now != 0 && told == now; }
+
+bool IsNow(const MembershipView& view, std::string_view identity, uint64_t incarnation) {
+  return Holds(incarnation, IncarnationOf(view, identity));
 }
 
 }  // namespace
@@ -91,21 +98,62 @@ std::vector<WorkerLink> LinkTable::LinksOf(
   return links;
 }
 
-LinkTable::Row LinkTable::RowOf(const MembershipView& view, const MeshRanks& mesh,
-                                const std::string& identity, const Report& report) const {
+void LinkTable::Row::Add(const rpc::MeasuredLink& link) {
+  ++links;
+  if (!link.shares_memory) ++not_shared;
+  latency_seconds.Add(absl::ToDoubleSeconds(link.latency));
+  seconds_per_byte.Add(1 / link.bytes_per_second);
+}
+
+bool LinkTable::Row::Remove(const rpc::MeasuredLink& link) {
+  --links;
+  if (!link.shares_memory) --not_shared;
+  const bool knows_latency = latency_seconds.Remove(absl::ToDoubleSeconds(link.latency));
+  return seconds_per_byte.Remove(1 / link.bytes_per_second) && knows_latency;
+}
+
+LinkTable::Row LinkTable::RowOf(const KnownCost& known, size_t rank, const Report& report) {
   Row row{.change = report.change};
-  if (!IsNow(view, identity, report.incarnation)) return row;
+  if (!Holds(report.incarnation, known.incarnations[rank])) return row;
   for (const auto& [peer, link] : report.links) {
-    if (peer == identity || !mesh.RankOf(peer).has_value() ||
-        !IsNow(view, peer, link.peer_incarnation)) {
-      continue;
+    const auto found = known.ranks.find(peer);
+    if (found != known.ranks.end() && found->second != rank &&
+        Holds(link.peer_incarnation, known.incarnations[found->second])) {
+      row.Add(link);
     }
-    row.has_links = true;
-    row.shares_memory = row.shares_memory && link.shares_memory;
-    row.latency_seconds = std::max(row.latency_seconds, absl::ToDoubleSeconds(link.latency));
-    row.seconds_per_byte = std::max(row.seconds_per_byte, 1 / link.bytes_per_second);
   }
   return row;
+}
+
+void LinkTable::TakeEpoch(const MembershipView& view, KnownCost* known) const {
+  known->epoch = view.epoch;
+  std::vector<std::pair<size_t, uint64_t>> changed;  // ranks, and what they were before
+  for (size_t rank = 0; rank < known->identities.size(); ++rank) {
+    const uint64_t incarnation = IncarnationOf(view, known->identities[rank]);
+    if (known->incarnations[rank] == incarnation) continue;
+    changed.emplace_back(rank, std::exchange(known->incarnations[rank], incarnation));
+    known->rows[rank].change = 0;
+  }
+  for (const auto& [rank, before] : changed) {
+    const auto tellers = told_by_.find(known->identities[rank]);
+    if (tellers == told_by_.end()) continue;
+    for (const std::string& teller : tellers->second) {
+      const auto found = known->ranks.find(teller);
+      if (found == known->ranks.end() || found->second == rank) continue;
+      Row& row = known->rows[found->second];
+      const Report& report = reports_.find(teller)->second;
+      // One that does not count has no links, and one that is looked at anew needs none of this.
+      if (row.change != report.change ||
+          !Holds(report.incarnation, known->incarnations[found->second])) {
+        continue;
+      }
+      const rpc::MeasuredLink& link = report.links.find(known->identities[rank])->second;
+      const bool counted = Holds(link.peer_incarnation, before);
+      const bool counts = Holds(link.peer_incarnation, known->incarnations[rank]);
+      if (counts && !counted) row.Add(link);
+      if (counted && !counts && !row.Remove(link)) row.change = 0;
+    }
+  }
 }
 
 LinkCost LinkTable::CostOf(const MembershipView& view, std::string_view mesh_id) const {
@@ -118,34 +166,38 @@ LinkCost LinkTable::CostOf(const MembershipView& view, std::string_view mesh_id)
     found = costs_.emplace(std::string(mesh_id), KnownCost{.epoch = -1}).first;
   }
   KnownCost& known = found->second;
-  const bool is_same = known.epoch == view.epoch && known.identities == mesh->identities;
-  if (is_same && known.changes == changes_) return known.cost;
+  const bool is_same = known.identities == mesh->identities;
+  if (is_same && known.epoch == view.epoch && known.changes == changes_) return known.cost;
   if (!is_same) {
-    known.epoch = view.epoch;
     known.identities = mesh->identities;
+    known.ranks.clear();
+    for (size_t rank = 0; rank < known.identities.size(); ++rank) {
+      known.ranks.emplace(known.identities[rank], rank);
+    }
+    known.incarnations.assign(known.identities.size(), 0);
     known.rows.assign(known.identities.size(), {});
   }
+  if (!is_same || known.epoch != view.epoch) TakeEpoch(view, &known);
   known.changes = changes_;
-  Row worst;
+  Row all;
   for (size_t rank = 0; rank < known.identities.size(); ++rank) {
-    const std::string& identity = known.identities[rank];
     Row& row = known.rows[rank];
-    if (const auto report = reports_.find(identity); report == reports_.end()) {
+    if (const auto report = reports_.find(known.identities[rank]); report == reports_.end()) {
       row = {};
     } else if (report->second.change != row.change) {
-      row = RowOf(view, *mesh, identity, report->second);
+      row = RowOf(known, rank, report->second);
     }
-    if (!row.has_links) continue;
-    worst.has_links = true;
-    worst.shares_memory = worst.shares_memory && row.shares_memory;
-    worst.latency_seconds = std::max(worst.latency_seconds, row.latency_seconds);
-    worst.seconds_per_byte = std::max(worst.seconds_per_byte, row.seconds_per_byte);
+    if (row.links == 0) continue;
+    all.links += row.links;
+    all.not_shared += row.not_shared;
+    all.latency_seconds.Add(row.latency_seconds.value());
+    all.seconds_per_byte.Add(row.seconds_per_byte.value());
   }
   known.cost = {};
-  if (worst.has_links) {
-    known.cost.latency_seconds = std::max(kLeastLatencySeconds, worst.latency_seconds);
-    known.cost.seconds_per_byte = std::max(kLeastSecondsPerByte, worst.seconds_per_byte);
-    known.cost.shares_memory = worst.shares_memory;
+  if (all.links > 0) {
+    known.cost.latency_seconds = std::max(kLeastLatencySeconds, all.latency_seconds.value());
+    known.cost.seconds_per_byte = std::max(kLeastSecondsPerByte, all.seconds_per_byte.value());
+    known.cost.shares_memory = all.not_shared == 0;
   }
   return known.cost;
 }

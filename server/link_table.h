@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/synchronization/mutex.h"
 #include "rpc/measured_link.h"
 #include "server/membership.h"
@@ -41,7 +42,8 @@ class LinkTable {
   // What links between ranks of a mesh are like, for the choice of algorithms: of all that count,
   // the longest latency and the least bandwidth, since a collective waits for the slowest pair, and
   // whether all share memory; the default where none does, or the view has no such mesh. After a
-  // report O(workers of the mesh), after a new epoch the square of it; otherwise O(1).
+  // report, or a new epoch, O(workers of the mesh, and the links of those that reported, came or
+  // went); otherwise O(1). More only where a figure that was the worst of many workers goes.
   LinkCost CostOf(const MembershipView& view, std::string_view mesh_id) const;
 
  private:
@@ -50,25 +52,53 @@ class LinkTable {
     int64_t change = 0;                                           // the one that brought it
     std::map<std::string, rpc::MeasuredLink, std::less<>> links;  // by peer
   };
+  // The worst of some figures, the largest.
+  class Worst {
+   public:
+    void Add(double value) {
+      if (count_ == 0 || value > value_) {
+        value_ = value;
+        count_ = 1;
+      } else if (value == value_) {
+        ++count_;
+      }
+    }
+    // False: what is the worst now is not known.
+    bool Remove(double value) { return count_ > 0 && (value < value_ || --count_ > 0); }
+    double value() const { return value_; }
+
+   private:
+    double value_ = 0;
+    int64_t count_ = 0;  // of figures that are as bad
+  };
   // What one report says of a mesh.
   struct Row {
-    int64_t change = 0;  // of the report
-    bool has_links = false;
-    bool shares_memory = true;
-    double latency_seconds = 0;   // the longest
-    double seconds_per_byte = 0;  // likewise
+    int64_t change = 0;  // of the report; 0: to be looked at anew
+    int64_t links = 0;   // that count
+    int64_t not_shared = 0;
+    Worst latency_seconds = {};
+    Worst seconds_per_byte = {};
+
+    void Add(const rpc::MeasuredLink& link);
+    // False: the row is to be looked at anew.
+    bool Remove(const rpc::MeasuredLink& link);
   };
   // A mesh's cost, and what it is made of, in one epoch.
   struct KnownCost {
     int64_t epoch = 0;
     int64_t changes = 0;  // when `cost` was made
     std::vector<std::string> identities = {};
-    std::vector<Row> rows = {};  // by rank
+    absl::flat_hash_map<std::string_view, size_t> ranks = {};  // of `identities`
+    std::vector<uint64_t> incarnations = {};                   // by rank; 0: lost
+    std::vector<Row> rows = {};                                // by rank
     LinkCost cost = {};
   };
 
-  Row RowOf(const MembershipView& view, const MeshRanks& mesh, const std::string& identity,
-            const Report& report) const;
+  static Row RowOf(const KnownCost& known, size_t rank, const Report& report);
+  // Takes over who is alive in `view`: the rows of who came and went are to be looked at anew, and
+  // their links are added to or taken from the rows of others.
+  void TakeEpoch(const MembershipView& view, KnownCost* known) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // `identity` does not tell of a link to `peer` any more.
   void Forget(std::string_view peer, std::string_view identity)

@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <ctime>
+#include <map>
 #include <memory>
+#include <random>
 #include <set>
 #include <string>
 #include <utility>
@@ -14,6 +16,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "sharding/str_cat.h"
+#include "tests/testing/cpu_time.h"
 
 namespace shardmesh::server {
 namespace {
@@ -165,6 +168,87 @@ TEST(LinkTableTest, TheCostOfManyWorkersFollowsEachReportQuickly) {
   }
   // Looking at all pairs each time took more than 10 s.
   EXPECT_LT(absl::Now() - started, absl::Seconds(4));
+}
+
+TEST(LinkTableTest, TheCostOfManyWorkersFollowsEachEpochQuickly) {
+  constexpr size_t kWorkers = 600;
+  std::vector<std::string> identities;
+  for (size_t i = 0; i < kWorkers; ++i) identities.push_back(StrCat("worker-", 1000 + i));
+  const auto mesh = std::make_shared<const MeshRanks>("m", identities, kWorkers);
+  MembershipView view{.epoch = 1, .workers = {}, .meshes = {{"m", mesh}}};
+  const auto set = [&](size_t index, WorkerState state) {
+    WorkerStatus worker;
+    worker.info.identity = identities[index];
+    worker.info.incarnation = 1;
+    worker.state = state;
+    view.workers[identities[index]] = std::make_shared<const WorkerStatus>(std::move(worker));
+    ++view.epoch;
+  };
+  LinkTable table;
+  for (size_t from = 0; from < kWorkers; ++from) {
+    set(from, WorkerState::kAttached);
+    std::vector<rpc::MeasuredLink> links;
+    for (size_t to = 0; to < kWorkers; ++to) {
+      // Those of the first worker are the slowest.
+      const int64_t latency_us = from == 0 || to == 0 ? 50 : 10 + static_cast<int64_t>(to % 7);
+      if (to != from) links.push_back(To(identities[to], 1, latency_us, 1e9));
+    }
+    table.Reported(identities[from], 1, std::move(links));
+  }
+  EXPECT_DOUBLE_EQ(table.CostOf(view, "m").latency_seconds, 50e-6);
+  const double started = test::ThreadCpuSeconds();
+  for (size_t round = 1; round <= 100; ++round) {
+    set(round, WorkerState::kLost);
+    EXPECT_DOUBLE_EQ(table.CostOf(view, "m").latency_seconds, 50e-6);
+    set(round, WorkerState::kAttached);
+    EXPECT_DOUBLE_EQ(table.CostOf(view, "m").latency_seconds, 50e-6);
+  }
+  // Looking at all links each time took many seconds.
+  EXPECT_LT(test::ThreadCpuSeconds() - started, 2);
+  set(0, WorkerState::kLost);
+  EXPECT_DOUBLE_EQ(table.CostOf(view, "m").latency_seconds, 16e-6);
+}
+
+// What is kept along is what a look at all links gives.
+TEST(LinkTableTest, TheCostIsThatOfTheLinksThatCountWhateverCameBefore) {
+  std::mt19937 random(7);
+  const auto draw = [&](int below) {
+    return std::uniform_int_distribution<int>(0, below - 1)(random);
+  };
+  constexpr size_t kWorkers = 6;
+  std::vector<uint64_t> incarnations(kWorkers, 1);
+  LinkTable table;
+  std::map<std::string, std::pair<uint64_t, std::vector<rpc::MeasuredLink>>> reports;
+  for (int64_t step = 1; step <= 3'000; ++step) {
+    const std::string identity(1, static_cast<char>('a' + draw(kWorkers)));
+    if (draw(3) == 0) {
+      std::vector<rpc::MeasuredLink> links;
+      for (size_t to = 0; to < kWorkers + 1; ++to) {  // one of no mesh among them
+        if (draw(2) == 0) continue;
+        rpc::MeasuredLink link =
+            To(std::string(1, static_cast<char>('a' + to)), static_cast<uint64_t>(1 + draw(2)),
+               1 + draw(5), 1e9 * (1 + draw(3)));
+        link.shares_memory = draw(4) > 0;
+        links.push_back(link);
+      }
+      const auto incarnation = static_cast<uint64_t>(1 + draw(2));
+      reports[identity] = {incarnation, links};
+      table.Reported(identity, incarnation, links);
+    } else if (draw(6) == 0) {
+      reports.erase(identity);
+      table.Lost(identity);
+    } else {
+      incarnations[static_cast<size_t>(draw(kWorkers))] = static_cast<uint64_t>(draw(3));
+    }
+    LinkTable fresh;
+    for (const auto& [each, report] : reports) fresh.Reported(each, report.first, report.second);
+    const MembershipView view = View(step, incarnations);
+    const LinkCost kept = table.CostOf(view, "m");
+    const LinkCost made = fresh.CostOf(view, "m");
+    ASSERT_EQ(kept.latency_seconds, made.latency_seconds) << step;
+    ASSERT_EQ(kept.seconds_per_byte, made.seconds_per_byte) << step;
+    ASSERT_EQ(kept.shares_memory, made.shares_memory) << step;
+  }
 }
 
 TEST(LinkTableTest, LinksOfManySmallMeshesAreListedQuickly) {
