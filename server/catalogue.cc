@@ -257,9 +257,10 @@ absl::Status Catalogue::Load() {
 
   // One record that cannot be read does not keep the others from being used. But then it is not
   // known which of the others are of no use any more, so nothing is cleared away.
-  bool is_damaged = store_->stats().unreadable_records > 0;
+  has_unreadable_ = store_->stats().unreadable_records > 0;
+  is_damaged_ = has_unreadable_;
   const auto leave_out = [&](const std::string& key, const absl::Status& status) {
-    is_damaged = true;
+    is_damaged_ = true;
     rpc::LogError("a record in the store cannot be read and is left out",
                   {{"key", key}, {"error", status}});
   };
@@ -330,15 +331,32 @@ absl::Status Catalogue::Load() {
     const bool outdated = names[item.key.substr(kNamePrefix.size())].revision != item.mod_revision;
     if (outdated) dead_keys_.push_back(item.key);
   }
+  std::vector<std::string> given_up;
   for (auto& [name, found] : names) {
     if (found.array_id.empty()) {
       if (manifest_mentions_.count(name) == 0) dead_keys_.push_back(NameKey(name));
       continue;
     }
+    // What a manifest has of it may be older than a record of its own.
+    if (!found.manifest_id.empty() && has_unreadable_ &&
+        store_->UnreadableRevision(NameKey(name)) > found.revision) {
+      continue;
+    }
     const auto array = arrays.find(found.array_id);
+    if (array == arrays.end() && !has_unreadable_ && !restored_from_.empty() &&
+        absl::IsNotFound(store_->Get(ArrayKey(found.array_id)).status())) {
+      // The array's record was set aside, and its tiles will be: nobody knows them. With the name
+      // in the store every start would find it so again.
+      rpc::LogWarning("a name is given up: the record of its array was set aside",
+                      {{"name", name}, {"array", found.array_id}});
+      given_up.push_back(name);
+      continue;
+    }
     if (array == arrays.end()) {
-      leave_out(NameKey(name), absl::DataLossError(StrCat("it points to array ", found.array_id,
-                                                          ", whose record cannot be read")));
+      const std::string key = ArrayKey(found.array_id);
+      unreadable_names_[name] = key;
+      leave_out(NameKey(name), absl::DataLossError(StrCat("it points to the array of the record \"",
+                                                          key, "\", which cannot be read")));
       continue;
     }
     AddArray(found.array_id, array->second);
@@ -369,10 +387,10 @@ absl::Status Catalogue::Load() {
     // cannot be read, its name may be among them: then it stays.
     ArrayEntry& entry = AddArray(id, arrays[id]);
     entry.pins = 1;
-    entry.is_kept_for_grace = !is_damaged;
+    entry.is_kept_for_grace = !is_damaged_;
     entry.has_record = true;
   }
-  if (is_damaged || may_lack_names_) {
+  if (is_damaged_ || may_lack_names_) {
     for (auto& [id, entry] : arrays_) {
       entry.adopted_from.resize(
           static_cast<size_t>(entry.array->definition.descriptor.mesh.size()));
@@ -382,12 +400,29 @@ absl::Status Catalogue::Load() {
   for (auto manifest = manifests_.begin(); manifest != manifests_.end();) {
     const auto next = std::next(manifest);
     // One that stays in the store still has its names: who deletes one of them must say so there.
-    if (manifest->second.current_names == 0 && !is_damaged) DropManifest(manifest);
+    if (manifest->second.current_names == 0 && !is_damaged_) DropManifest(manifest);
     manifest = next;
   }
-  if (is_damaged) dead_keys_.clear();
+  if (is_damaged_) dead_keys_.clear();
   FlushReleased();
+  GiveUp(given_up);
   return absl::OkStatus();
+}
+
+void Catalogue::GiveUp(const std::vector<std::string>& names) {
+  for (size_t begin = 0; begin < names.size(); begin += kMaxSmallOperations) {
+    Transaction transaction = Fenced();
+    transaction.urgent = true;
+    const size_t end = std::min(names.size(), begin + kMaxSmallOperations);
+    for (size_t i = begin; i < end; ++i) {
+      if (manifest_mentions_.contains(names[i])) {
+        transaction.puts.push_back({NameKey(names[i]), EncodeName("")});
+      } else {
+        transaction.deletes.push_back(NameKey(names[i]));
+      }
+    }
+    CommitToStore(std::move(transaction), [](const absl::StatusOr<Revision>&) {});
+  }
 }
 
 absl::Status Catalogue::Stage(ArrayDefinition definition) {
@@ -596,6 +631,9 @@ absl::Status Catalogue::CheckMove(const NameMove& move, std::optional<MissingNam
   }
   const auto found = names_.find(move.name);
   const int64_t version = found == names_.end() ? 0 : found->second.entry.version;
+  if (move.expected_version.has_value() || move.array_id.empty()) {
+    SHARDMESH_RETURN_IF_ERROR(CheckReadable(move.name));
+  }
   if (move.expected_version.has_value() && *move.expected_version != version) {
     return WithReason(absl::AbortedError(StrCat("name \"", move.name, "\" is at version ", version,
                                                 ", expected ", *move.expected_version,
@@ -619,7 +657,8 @@ void Catalogue::Write(Pending* pending) {
   std::set<std::string_view> written;
   for (const NameMove& move : request.moves) {
     if (move.array_id.empty()) {
-      if (manifest_mentions_.contains(move.name)) {
+      // Nor must a record of it pass for the last one that cannot be read.
+      if (has_unreadable_ || manifest_mentions_.contains(move.name)) {
         last.puts.push_back({NameKey(move.name), EncodeName("")});
       } else {
         last.deletes.push_back(NameKey(move.name));
@@ -755,6 +794,7 @@ void Catalogue::Apply(const Pending& pending, Revision revision) {
   for (const NameMove& move : pending.request.moves) {
     const bool own_key = pending.manifest_id.empty() || move.array_id.empty();
     if (const auto old = names_.find(move.name); old != names_.end()) DropName(old, own_key);
+    unreadable_names_.erase(move.name);
     if (!move.array_id.empty()) {
       AddName({move.name, move.array_id, revision}, pending.manifest_id);
     }
@@ -938,6 +978,23 @@ Catalogue::MissingName Catalogue::Missing(std::string_view name) const {
   return {std::string(name), NeighboursOf(name, names_)};
 }
 
+absl::Status Catalogue::CheckReadable(std::string_view name) const {
+  if (!has_unreadable_ && unreadable_names_.empty()) return absl::OkStatus();
+  if (names_.find(name) != names_.end()) return absl::OkStatus();
+  std::string key = NameKey(name);
+  if (const auto found = unreadable_names_.find(ToAbsl(name)); found != unreadable_names_.end()) {
+    key = found->second;
+  } else if (store_->UnreadableRevision(key) == 0) {
+    return absl::OkStatus();
+  }
+  return WithReason(
+      absl::DataLossError(StrCat("the record \"", key, "\" of the store cannot be read, so it is ",
+                                 "not known which array has the name \"", name, "\"; look at it ",
+                                 "with `shardmesh admin check FOLDER`; --set-aside gives the name ",
+                                 "up, and a snapshot may have it")),
+      Reason::kStoreFailed);
+}
+
 absl::Status Catalogue::NoName(const MissingName& missing) {
   const std::vector<std::string_view> known(missing.neighbours.begin(), missing.neighbours.end());
   return WithReason(absl::NotFoundError(StrCat("no array is named \"", missing.name, "\"",
@@ -964,6 +1021,7 @@ absl::StatusOr<NameEntry> Catalogue::FindName(std::string_view name, int64_t ver
     }
     const auto found = names_.find(name);
     if (found != names_.end()) return found->second.entry;
+    SHARDMESH_RETURN_IF_ERROR(CheckReadable(name));
     missing = Missing(name);
   }
   return NoName(missing);

@@ -258,6 +258,8 @@ class Catalogue {
   // Makes staged arrays available and moves names, together. Arrays that end without name and pin
   // are released at once.
   //   NOT_FOUND            an array that is not there, or was not staged; a name to delete.
+  //   DATA_LOSS            (STORE_FAILED) a name whose record cannot be read is to be deleted, or
+  //                        is expected to have a version, or not to be there.
   //   ABORTED              (VERSION_MISMATCH) a name has another version than expected; or another
   //                        commit is moving it at this moment: retry.
   //   INVALID_ARGUMENT     a malformed name, a name twice, a wrong number of checksums.
@@ -271,7 +273,8 @@ class Catalogue {
   absl::StatusOr<ArrayPtr> FindArray(std::string_view array_id) const;
   // `version` 0: the current one. An older version is found as long as its array lives, if it is
   // among the last kFormerVersions at which a name left that array. NOT_FOUND suggests a name that
-  // is like this one.
+  // is like this one. DATA_LOSS (STORE_FAILED): what the store has of the name, or of its array,
+  // cannot be read. What a manifest had of it before is not returned.
   absl::StatusOr<NameEntry> FindName(std::string_view name, int64_t version = 0) const;
   // The name's version; 0: there is no such name.
   int64_t VersionOf(std::string_view name) const;
@@ -415,6 +418,8 @@ class Catalogue {
   absl::Status BeginTerm();
   void DiscardStaged(const std::vector<std::string>& array_ids) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Load() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Takes names out of the store that point to nothing. Should it fail, the next Open tries again.
+  void GiveUp(const std::vector<std::string>& names) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // A name that is not there, and those beside it.
   struct MissingName {
@@ -431,6 +436,9 @@ class Catalogue {
   int64_t MoreNames(const CommitRequest& request) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   absl::Status CheckRoom(int64_t more_names) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   MissingName Missing(std::string_view name) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  // OK, or DATA_LOSS (STORE_FAILED): the name is not among those that are known, but the store has
+  // a record of it, or of its array, that cannot be read.
+  absl::Status CheckReadable(std::string_view name) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   // NOT_FOUND, with the nearest name that there is. Takes up to some milliseconds.
   static absl::Status NoName(const MissingName& missing);
   // Fills in the transaction of a commit; if that is not enough, all but the manifest's chunks.
@@ -526,7 +534,9 @@ class Catalogue {
   std::string cluster_id_;
   int64_t term_ = 0;
   Revision cluster_revision_ = 0;
-  std::string restored_from_;  // RestoredRecord::digest; empty: this state has no such record
+  std::string restored_from_;    // RestoredRecord::digest; empty: this state has no such record
+  bool has_unreadable_ = false;  // the store has records that cannot be read
+  bool is_damaged_ = false;      // of some records it is not known what they say
   std::unique_ptr<RequestMemory> requests_;
 
   EventQueue events_;
@@ -543,6 +553,9 @@ class Catalogue {
   // In how many manifests a name occurs.
   absl::flat_hash_map<std::string, int64_t> manifest_mentions_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_set<std::string> moving_names_ ABSL_GUARDED_BY(mutex_);
+  // Names of which it is not known what they stand for, and the key of the record that would tell;
+  // those whose own record it is are known to the store.
+  absl::flat_hash_map<std::string, std::string> unreadable_names_ ABSL_GUARDED_BY(mutex_);
   // What commits under way add to names_.
   int64_t names_to_come_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::flat_hash_set<std::string> committing_arrays_ ABSL_GUARDED_BY(mutex_);

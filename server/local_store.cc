@@ -216,6 +216,13 @@ StoreStats LocalStore::stats() const {
   return stats;
 }
 
+Revision LocalStore::UnreadableRevision(std::string_view key) const {
+  const Revision revision = journal_->UnreadableRevision(key);
+  if (revision == 0) return 0;
+  absl::ReaderMutexLock lock(&mutex_);
+  return index_.ModRevision(key) > revision ? 0 : revision;
+}
+
 void LocalStore::Fail(const absl::Status& status) {
   if (options_.on_failure) options_.on_failure(status);
   rpc::LogError(

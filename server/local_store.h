@@ -67,6 +67,9 @@ class Journal {
 
   // Adds what it knows: bytes on disk, and the quota.
   virtual void AddStats(StoreStats* stats) = 0;
+
+  // As Store::UnreadableRevision, of what was found when it was opened. Called by any thread.
+  virtual Revision UnreadableRevision(std::string_view) const { return 0; }
 };
 
 // How much of what was overwritten or deleted stays readable and watchable. Older revisions are
@@ -118,6 +121,7 @@ class LocalStore final : public Store {
   Revision settled_revision() const override;
   Revision compacted_revision() const override;
   StoreStats stats() const override;
+  Revision UnreadableRevision(std::string_view key) const override;
 
  private:
   class Handle;

@@ -11,6 +11,7 @@
 #include <system_error>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
 #include "rpc/log.h"
 #include "server/sqlite_database.h"
 #include "server/store_file.h"
@@ -189,7 +190,29 @@ class SqliteJournal final : public Journal {
     stats->unreadable_records = unreadable_;
   }
 
-  void SetUnreadable(int64_t records) { unreadable_ = records; }
+  Revision UnreadableRevision(std::string_view key) const override {
+    if (const auto found = unreadable_keys_.find(ToAbsl(key)); found != unreadable_keys_.end()) {
+      return found->second;
+    }
+    if (lost_keys_.empty()) return 0;
+    const auto found = lost_keys_.find(KeyChecksum(key));
+    return found == lost_keys_.end() ? 0 : found->second;
+  }
+
+  // Before anybody else uses it. `index` has what can be read.
+  void SetUnreadable(const std::vector<UnreadableRecord>& records, const RevisionIndex& index) {
+    unreadable_ = static_cast<int64_t>(records.size());
+    for (const UnreadableRecord& record : records) {
+      const Revision revision = PositionOf(record.row_id).revision;
+      if (record.lost_key_crc.has_value()) {
+        Revision& newest = lost_keys_[*record.lost_key_crc];
+        newest = std::max(newest, revision);
+      } else if (index.PositionsOf(record.key).empty()) {  // else something newer is known
+        Revision& newest = unreadable_keys_[record.key];
+        newest = std::max(newest, revision);
+      }
+    }
+  }
 
  private:
   int64_t ReservedPages() const {
@@ -244,6 +267,10 @@ class SqliteJournal final : public Journal {
   Revision compacted_ = 0;
   int64_t checkpoint_at_ = log_pages_;
   int64_t unreadable_ = 0;
+  // What the commit was that wrote what cannot be read: by key, and by the checksum of a key that
+  // cannot be read either. Constant once others use it.
+  absl::flat_hash_map<std::string, Revision> unreadable_keys_;
+  absl::flat_hash_map<uint32_t, Revision> lost_keys_;
 };
 
 // Copies of an earlier process that nobody fetched.
@@ -307,7 +334,7 @@ absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(SqliteStoreOptions option
   LogUnreadable(database->path(), state.unreadable);
 
   auto journal = std::make_unique<SqliteJournal>(std::move(lock), std::move(database), options);
-  journal->SetUnreadable(static_cast<int64_t>(state.unreadable.size()));
+  journal->SetUnreadable(state.unreadable, state.index);
   SHARDMESH_RETURN_IF_ERROR(journal->Prepare());
   return std::make_unique<LocalStore>(std::move(state.index), std::move(journal),
                                       std::move(options.local));

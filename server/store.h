@@ -179,6 +179,10 @@ class Store {
   // The oldest revision that reads may ask for.
   virtual Revision compacted_revision() const = 0;
   virtual StoreStats stats() const = 0;
+
+  // The commit that wrote `key` last, if what it wrote could not be read when the store was opened:
+  // then nobody knows what the key stands for. 0: what reads find of it, or do not find, holds.
+  virtual Revision UnreadableRevision(std::string_view) const { return 0; }
 };
 
 // Commit, and wait for its end. For start-up and tests: never on a gRPC or store thread.

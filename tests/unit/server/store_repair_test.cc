@@ -38,6 +38,7 @@ namespace {
 using ::shardmesh::test::IsOk;
 using ::shardmesh::test::IsOkAndHolds;
 using ::shardmesh::test::StatusIs;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -949,14 +950,19 @@ class RepairedCatalogueTest : public ::testing::Test {
     descriptor.mesh = *Mesh::Parse("dp=1");
     return descriptor;
   }
-  void Move(std::vector<ArrayCommit> arrays, std::vector<NameMove> moves) {
+  absl::Status TryMove(std::vector<NameMove> moves, std::vector<ArrayCommit> arrays = {}) {
     absl::Notification done;
+    absl::Status status;
     catalogue_->Commit({std::move(arrays), std::move(moves), "", ""},
                        [&](const absl::StatusOr<CommitResult>& committed) {
-                         EXPECT_THAT(committed, IsOk());
+                         status = committed.status();
                          done.Notify();
                        });
     done.WaitForNotification();
+    return status;
+  }
+  void Move(std::vector<ArrayCommit> arrays, std::vector<NameMove> moves) {
+    EXPECT_THAT(TryMove(std::move(moves), std::move(arrays)), IsOk());
   }
   std::string Put(const std::vector<std::string>& names) {
     std::string id = RandomId();
@@ -1037,6 +1043,76 @@ TEST_F(RepairedCatalogueTest, WhatAManifestHadOfANameDoesNotPassForWhatWasSetAsi
   Open();
   EXPECT_THAT(catalogue_->FindName("n0"), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
   EXPECT_EQ(catalogue_->FindName("n1")->array_id, checkpoint);
+}
+
+TEST_F(RepairedCatalogueTest, NorDoesItWhileTheRecordIsNotSetAside) {
+  std::vector<std::string> names;
+  for (int i = 0; i < 150; ++i) names.push_back(StrCat("n", i));
+  const std::string checkpoint = Put(names);
+  const std::string newer = Put({"n0"});
+  Damage("key = 'name/n0'");
+  Open();
+  const absl::Status refused = catalogue_->FindName("n0").status();
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed));
+  EXPECT_THAT(std::string(refused.message()),
+              AllOf(HasSubstr("\"name/n0\""), HasSubstr("shardmesh admin check")));
+  EXPECT_EQ(catalogue_->FindName("n1")->array_id, checkpoint);
+  // Who expects something of it, or takes it away, is told; who says what it is from now on is not.
+  EXPECT_THAT(TryMove({{"n0", checkpoint, 0}}),
+              StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed));
+  EXPECT_THAT(TryMove({{"n0", "", std::nullopt}}),
+              StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed));
+  EXPECT_THAT(TryMove({{"n0", checkpoint, std::nullopt}}), IsOk());
+  EXPECT_EQ(catalogue_->FindName("n0")->array_id, checkpoint);
+  Close();
+  Open();
+  EXPECT_EQ(catalogue_->FindName("n0")->array_id, checkpoint);
+  // Deleted from then on is deleted, and not unreadable again.
+  ASSERT_THAT(TryMove({{"n0", "", std::nullopt}}), IsOk());
+  EXPECT_THAT(catalogue_->FindName("n0"), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  Close();
+  Open();
+  EXPECT_THAT(catalogue_->FindName("n0"), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  EXPECT_THAT(catalogue_->FindArray(newer), IsOk()) << "it may have been the name's";
+}
+
+TEST_F(RepairedCatalogueTest, ANameWhoseArrayIsUnreadableIsNotSaidToBeUnknown) {
+  const std::string id = Put({"w"});
+  Damage("key LIKE 'array/%'");
+  Open();
+  const absl::Status refused = catalogue_->FindName("w").status();
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr(StrCat("\"array/", id, "\"")));
+  EXPECT_THAT(TryMove({{"w", "", std::nullopt}}), StatusIs(absl::StatusCode::kDataLoss));
+  const std::string other = Put({"w"});
+  EXPECT_EQ(catalogue_->FindName("w")->array_id, other);
+  EXPECT_THAT(catalogue_->FindName("nobody"),
+              StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+}
+
+TEST_F(RepairedCatalogueTest, AnArrayThatWasSetAsideLeavesACleanState) {
+  const std::string id = Put({"w"});
+  Damage("key LIKE 'array/%'");
+  SetAside();
+  Open();
+  EXPECT_THAT(catalogue_->FindName("w"), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  ASSERT_THAT(CommitAndWait(*store_, {}), IsOk());
+  EXPECT_THAT(store_->List("name/")->items, IsEmpty()) << "the next start knows nothing of it";
+  EXPECT_THAT(Attach(id).drop, IsEmpty());
+  EndGrace();
+  EXPECT_THAT(released_, IsEmpty());
+  ASSERT_EQ(told_.size(), 1u);
+  EXPECT_EQ(told_[0].quarantine.size(), 1u) << "its tiles stay";
+  Close();
+  Open();
+  EXPECT_THAT(Attach(id).drop, IsEmpty()) << "by a later start too";
+  // What came since is an array like any other, also after a start: nothing is damaged.
+  const std::string other = Put({"other"});
+  Close();
+  Open();
+  Move({}, {{"other", "", std::nullopt}});
+  ASSERT_THAT(CommitAndWait(*store_, {}), IsOk());
+  EXPECT_THAT(released_, ElementsAre(other));
 }
 
 TEST_F(RepairedCatalogueTest, AManifestOfWhichAllChunksAreThereIsMended) {
