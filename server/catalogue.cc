@@ -196,6 +196,7 @@ absl::StatusOr<std::unique_ptr<Catalogue>> Catalogue::Open(Store* store, rpc::Cl
     absl::MutexLock lock(&catalogue->mutex_);
     SHARDMESH_RETURN_IF_ERROR(catalogue->Load());
   }
+  catalogue->RewriteSparse();
   Catalogue* const raw = catalogue.get();
   if (adoption_grace > absl::ZeroDuration()) {
     catalogue->grace_alarm_ = std::make_unique<rpc::Alarm>(clock, [raw] { raw->EndGrace(); });
@@ -400,7 +401,11 @@ absl::Status Catalogue::Load() {
   for (auto manifest = manifests_.begin(); manifest != manifests_.end();) {
     const auto next = std::next(manifest);
     // One that stays in the store still has its names: who deletes one of them must say so there.
-    if (manifest->second.current_names == 0 && !is_damaged_) DropManifest(manifest);
+    if (manifest->second.current_names == 0 && !is_damaged_) {
+      DropManifest(manifest);
+    } else {
+      NoteIfSparse(manifest->first);
+    }
     manifest = next;
   }
   if (is_damaged_) dead_keys_.clear();
@@ -761,6 +766,7 @@ void Catalogue::Finish(const std::shared_ptr<Pending>& pending, absl::StatusOr<R
     FlushReleased();
   }
   events_.MakeCalls();
+  RewriteSparse();
 }
 
 void Catalogue::Apply(const Pending& pending, Revision revision) {
@@ -874,6 +880,8 @@ void Catalogue::DropName(Names::iterator name, bool key_stays) {
   } else if (const auto manifest = manifests_.find(old.manifest_id);
              --manifest->second.current_names == 0) {
     DropManifest(manifest);
+  } else {
+    NoteIfSparse(old.manifest_id);
   }
   --arrays_.find(old.entry.array_id)->second.names;
   ReleaseIfUnheld(old.entry.array_id);
@@ -899,7 +907,107 @@ void Catalogue::DropManifest(std::map<std::string, Manifest>::iterator manifest)
     const auto mentions = manifest_mentions_.find(name);
     if (--mentions->second == 0) manifest_mentions_.erase(mentions);
   }
+  sparse_manifests_.erase(manifest->first);
   manifests_.erase(manifest);
+}
+
+struct Catalogue::Rewrite {
+  std::string old_id;
+  std::string new_id;
+  std::vector<ManifestEntry> entries;
+  std::vector<std::string> chunks = {};
+};
+
+void Catalogue::NoteIfSparse(const std::string& manifest_id) {
+  // Of what cannot be read nobody knows whether it is needed.
+  if (is_damaged_) return;
+  const Manifest& manifest = manifests_.find(manifest_id)->second;
+  if (2 * manifest.current_names < std::ssize(manifest.names)) {
+    sparse_manifests_.insert(manifest_id);
+  }
+}
+
+void Catalogue::RewriteSparse() {
+  std::shared_ptr<Rewrite> rewrite;
+  {
+    absl::MutexLock lock(&mutex_);
+    rewrite = BeginRewrite();
+  }
+  if (rewrite == nullptr) return;
+  // Takes long where there are many names.
+  rewrite->chunks = EncodeManifestChunks(rewrite->entries);
+  absl::MutexLock lock(&mutex_);
+  manifests_.find(rewrite->new_id)->second.chunks = std::ssize(rewrite->chunks);
+  WriteAnew(std::move(rewrite), 0);
+}
+
+std::shared_ptr<Catalogue::Rewrite> Catalogue::BeginRewrite() {
+  if (is_rewriting_ || sparse_manifests_.empty()) return nullptr;
+  is_rewriting_ = true;
+  auto rewrite = std::make_shared<Rewrite>(
+      Rewrite{.old_id = *sparse_manifests_.begin(), .new_id = RandomId(), .entries = {}});
+  sparse_manifests_.erase(sparse_manifests_.begin());
+  // Its names count as mentioned from here on: one that is deleted before it is written must not
+  // come back by it. One that moves meanwhile has a newer version.
+  Manifest& manifest = manifests_[rewrite->new_id];
+  for (const std::string& name : manifests_.find(rewrite->old_id)->second.names) {
+    const auto found = names_.find(name);
+    if (found == names_.end() || found->second.manifest_id != rewrite->old_id) continue;
+    const NameEntry& entry = found->second.entry;
+    rewrite->entries.push_back({name, arrays_.find(entry.array_id)->second.array, entry.version});
+    manifest.names.push_back(name);
+    ++manifest_mentions_[name];
+  }
+  return rewrite;
+}
+
+void Catalogue::WriteAnew(std::shared_ptr<Rewrite> rewrite, size_t next_chunk) {
+  Transaction transaction = Fenced();
+  const bool is_last = next_chunk == rewrite->chunks.size();
+  if (is_last) {
+    transaction.compares.push_back({ManifestKey(rewrite->new_id), 0});
+    transaction.puts.push_back({ManifestKey(rewrite->new_id),
+                                EncodeManifest(static_cast<int64_t>(rewrite->chunks.size()))});
+    transaction.deletes.push_back(ManifestKey(rewrite->old_id));
+  } else {
+    transaction.puts.push_back({ChunkKey(rewrite->new_id, static_cast<int64_t>(next_chunk)),
+                                std::move(rewrite->chunks[next_chunk])});
+  }
+  CommitToStore(std::move(transaction),
+                [this, rewrite, next_chunk, is_last](const absl::StatusOr<Revision>& revision) {
+                  if (is_last || !revision.ok()) return EndRewrite(*rewrite, revision.status());
+                  absl::MutexLock lock(&mutex_);
+                  WriteAnew(rewrite, next_chunk + 1);
+                });
+}
+
+void Catalogue::EndRewrite(const Rewrite& rewrite, const absl::Status& written) {
+  {
+    absl::MutexLock lock(&mutex_);
+    is_rewriting_ = false;
+    const auto fresh = manifests_.find(rewrite.new_id);
+    if (written.ok()) {
+      for (const ManifestEntry& entry : rewrite.entries) {
+        const auto found = names_.find(entry.name);
+        if (found == names_.end() || found->second.manifest_id != rewrite.old_id) continue;
+        found->second.manifest_id = rewrite.new_id;
+        ++fresh->second.current_names;
+      }
+      // It is gone already if its last name went meanwhile.
+      if (const auto old = manifests_.find(rewrite.old_id); old != manifests_.end()) {
+        DropManifest(old);
+      }
+    }
+    // Where the store has no room for it now, the next name that goes tries again.
+    if (fresh->second.current_names == 0) {
+      DropManifest(fresh);
+    } else {
+      NoteIfSparse(rewrite.new_id);
+    }
+    FlushReleased();
+  }
+  events_.MakeCalls();
+  RewriteSparse();
 }
 
 void Catalogue::ReleaseIfUnheld(std::string_view array_id) {

@@ -196,8 +196,9 @@ struct InventoryVerdict {
 //   released/ID          arrays that were released and that workers may still have
 // A commit that does not fit one transaction is written as a manifest: first the chunks, which mean
 // nothing yet, then the one key that makes them count, if it is not there. Where a name is in
-// several places the newest revision holds. Every transaction asks that `cluster` is unchanged, so
-// that a coordinator that was replaced cannot write.
+// several places the newest version holds. A manifest of whose names fewer than half are current is
+// written anew with these, at the versions that they have. Every transaction asks that `cluster` is
+// unchanged, so that a coordinator that was replaced cannot write.
 //
 // Thread-safe. Callbacks and the release listener are called without a lock, in the order of the
 // events, on the caller's or the store's thread. Destroy it after the last call has called back;
@@ -411,6 +412,8 @@ class Catalogue {
   };
   // A commit between its checks and the store's answer.
   struct Pending;
+  // A manifest that is being written anew.
+  struct Rewrite;
 
   Catalogue(Store* store, rpc::Clock* clock, ReleaseListener listener,
             absl::Duration adoption_grace);
@@ -468,6 +471,14 @@ class Catalogue {
   void AddFormer(NameEntry former) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DropManifest(std::map<std::string, Manifest>::iterator manifest)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Notes the manifest if fewer than half of its names are current.
+  void NoteIfSparse(const std::string& manifest_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Begins to write the next of those anew, if none is being written.
+  void RewriteSparse() ABSL_LOCKS_EXCLUDED(mutex_);
+  std::shared_ptr<Rewrite> BeginRewrite() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void WriteAnew(std::shared_ptr<Rewrite> rewrite, size_t next_chunk)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EndRewrite(const Rewrite& rewrite, const absl::Status& written) ABSL_LOCKS_EXCLUDED(mutex_);
   void ReleaseIfUnheld(std::string_view array_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Tells the listener what was released, and the store what it may forget.
   void FlushReleased() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -550,6 +561,8 @@ class Catalogue {
   // The array of each version that a name had, of arrays that live: ArrayEntry::former.
   std::map<std::pair<std::string, int64_t>, std::string> former_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, Manifest> manifests_ ABSL_GUARDED_BY(mutex_);
+  std::set<std::string> sparse_manifests_ ABSL_GUARDED_BY(mutex_);
+  bool is_rewriting_ ABSL_GUARDED_BY(mutex_) = false;
   // In how many manifests a name occurs.
   absl::flat_hash_map<std::string, int64_t> manifest_mentions_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_set<std::string> moving_names_ ABSL_GUARDED_BY(mutex_);

@@ -9,6 +9,7 @@
 #include <memory>
 #include <vector>
 
+#include "absl/synchronization/blocking_counter.h"
 #include "absl/synchronization/notification.h"
 #include "server/catalogue_record.h"
 #include "server/local_store.h"
@@ -338,6 +339,124 @@ TEST_F(CatalogueTest, NamesOfAManifestMaySwapTheirArrays) {
   Reopen();
   EXPECT_EQ(catalogue_->FindName("w0")->array_id, ids[kCount - 1]);
   EXPECT_EQ(catalogue_->FindName("w199")->array_id, ids[0]);
+}
+
+TEST_F(CatalogueTest, AManifestIsWrittenAnewWhenMostOfItsNamesAreGone) {
+  constexpr int64_t kCount = 200;
+  CommitRequest load;
+  std::vector<std::string> ids;
+  for (int64_t i = 0; i < kCount; ++i) {
+    ids.push_back(Stage());
+    load.arrays.push_back(Staged(ids.back()));
+    load.moves.push_back({StrCat("w", i), ids.back(), std::nullopt});
+  }
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const CommitResult loaded, Commit(std::move(load)));
+  // The entries of all manifests that count; each of them must be whole.
+  const auto entries = [this] {
+    std::map<std::string, int64_t> chunks;
+    std::map<std::string, int64_t> versions;
+    const KeyValues stored = *store_->List("manifest/");
+    for (const KeyValue& item : stored.items) {
+      const size_t slash = item.key.rfind('/');
+      if (slash == std::string("manifest").size()) {
+        chunks[item.key] = *DecodeManifest(item.key, item.value);
+        continue;
+      }
+      EXPECT_GT(chunks[item.key.substr(0, slash)]--, 0) << item.key;
+      const std::vector<ManifestEntry> chunk = *DecodeManifestChunk(item.key, item.value);
+      for (const ManifestEntry& entry : chunk) {
+        EXPECT_TRUE(versions.emplace(entry.name, entry.version).second) << entry.name;
+      }
+    }
+    for (const auto& [key, missing] : chunks) EXPECT_EQ(missing, 0) << key;
+    return versions;
+  };
+  const auto remove = [&](int64_t begin, int64_t end) {
+    CommitRequest request;
+    for (int64_t i = begin; i < end; ++i) {
+      request.moves.push_back({StrCat("w", i), "", std::nullopt});
+    }
+    ASSERT_THAT(Commit(std::move(request)), IsOk());
+    for (int i = 0; i < 8; ++i) Settle();  // a manifest is some commits, one after the other
+  };
+  remove(0, 100);
+  EXPECT_THAT(entries(), SizeIs(kCount)) << "half of them are current";
+  remove(100, 101);
+  EXPECT_THAT(entries(), SizeIs(99));
+  EXPECT_EQ(entries()["w150"], loaded.revision);
+  remove(101, 151);
+  EXPECT_THAT(entries(), SizeIs(49));
+  EXPECT_EQ(catalogue_->VersionOf("w199"), loaded.revision);
+
+  Reopen();
+  EXPECT_EQ(catalogue_->CountNames(), 49);
+  EXPECT_EQ(catalogue_->VersionOf("w199"), loaded.revision) << "it did not move";
+  EXPECT_EQ(catalogue_->FindName("w199")->array_id, ids[199]);
+  EXPECT_THAT(catalogue_->FindName("w150"),
+              StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  // What a manifest had of a name does not come back when the name was made and deleted since.
+  ASSERT_THAT(Put("w0", Stage()), IsOk());
+  ASSERT_THAT(Put("w199", Stage()), IsOk());
+  remove(0, 1);
+  remove(199, 200);
+  Reopen();
+  EXPECT_EQ(catalogue_->CountNames(), 48);
+  remove(151, 199);
+  EXPECT_THAT(store_->List("manifest/")->items, IsEmpty());
+  Reopen();
+  Settle();
+  EXPECT_EQ(catalogue_->CountNames(), 0);
+  EXPECT_THAT(store_->List("name/")->items, IsEmpty());
+}
+
+// Names that come, move and go while their manifest is written anew.
+TEST_F(CatalogueTest, NoNameComesBackByAManifestThatIsWrittenAnew) {
+  constexpr int64_t kCount = 130;
+  const auto load = [&] {
+    CommitRequest request;
+    for (int64_t i = 0; i < kCount; ++i) {
+      const std::string id = Stage();
+      request.arrays.push_back(Staged(id));
+      request.moves.push_back({StrCat("w", i), id, std::nullopt});
+    }
+    return request;
+  };
+  for (int round = 0; round < 30; ++round) {
+    ASSERT_THAT(Commit(load()), IsOk());
+    CommitRequest most;
+    for (int64_t i = 0; i < 70; ++i) most.moves.push_back({StrCat("w", i), "", std::nullopt});
+    // None waits for another; the manifest is written anew behind the first.
+    absl::BlockingCounter done(3);
+    const auto send = [&](CommitRequest request) {
+      catalogue_->Commit(std::move(request), [&](const absl::StatusOr<CommitResult>& committed) {
+        EXPECT_THAT(committed, IsOk());
+        done.DecrementCount();
+      });
+    };
+    send(std::move(most));
+    const std::string moved = Stage();
+    send({{Staged(moved)}, {{"w100", moved, std::nullopt}}, "", ""});
+    CommitRequest rest;
+    for (int64_t i = 70 + round; i < 100; ++i) {
+      rest.moves.push_back({StrCat("w", i), "", std::nullopt});
+    }
+    send(std::move(rest));
+    done.Wait();
+    if (round % 2 == 0) {
+      ASSERT_THAT(Commit({{}, {{"w100", "", std::nullopt}}, "", ""}), IsOk());
+    }
+    std::map<std::string, std::string> before;
+    for (const auto& named : catalogue_->ListNames("", "", 1'000)) {
+      before[named.name.name] = StrCat(named.name.array_id, " ", named.name.version);
+    }
+    Reopen();
+    std::map<std::string, std::string> after;
+    for (const auto& named : catalogue_->ListNames("", "", 1'000)) {
+      after[named.name.name] = StrCat(named.name.array_id, " ", named.name.version);
+    }
+    ASSERT_EQ(after, before) << round;
+    ASSERT_EQ(std::ssize(after), 30 + round - (round % 2 == 0 ? 1 : 0)) << round;
+  }
 }
 
 // A move that waits for the store, and whatever else may let go of its array meanwhile.
