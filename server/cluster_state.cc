@@ -543,11 +543,13 @@ void StatePublisher::Write(Verb verb, Change change, DefinitionKind kind, std::s
 
   const auto existing = shared_state()->Find(kind, change.name);
   absl::Status refused;
-  if (unreadable_.contains(KeyOf(kind, change.name))) {
+  if (const std::string key = KeyOf(kind, change.name);
+      unreadable_.contains(key) || store_->UnreadableRevision(key) > 0) {
     refused = WithReason(absl::DataLossError(StrCat(
-                             "the store has a ", DefinitionKindName(kind), " named \"", change.name,
-                             "\" that cannot be read; move it aside with `shardmesh admin "
-                             "check FOLDER --set-aside`, or choose another name")),
+                             "the record \"", key, "\" of the store cannot be read, so there ",
+                             "may be a ", DefinitionKindName(kind), " of that name; look at ",
+                             "it with `shardmesh admin check FOLDER`, give it up with ",
+                             "--set-aside, or choose another name")),
                          Reason::kStoreFailed);
   } else if (verb == Verb::kCreate && !existing.ok()) {
     refused = ReserveRoom(kind);

@@ -202,6 +202,7 @@ class StatePublisher {
   // request, without its value. Errors:
   //   INVALID_ARGUMENT  a malformed name or value, REQUEST_ID_REUSED.
   //   ALREADY_EXISTS    Create of a name that there is.
+  //   DATA_LOSS         what the store has of that name cannot be read.
   //   RESOURCE_EXHAUSTED  Create beyond the limits.
   //   NOT_FOUND         Update, Delete of one that there is not.
   //   ABORTED           VERSION_MISMATCH; or another change is under way: retry. Where neither a

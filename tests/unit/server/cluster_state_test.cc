@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -15,7 +16,9 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/local_store.h"
+#include "server/sqlite_database.h"
 #include "server/sqlite_store.h"
+#include "server/store_file.h"
 #include "sharding/reason.h"
 #include "shardmesh/v1/catalog_service.pb.h"
 #include "tests/testing/fake_clock.h"
@@ -246,6 +249,38 @@ TEST_F(ClusterStateTest, FindsItsDefinitionsAgainAfterARestart) {
   store_.reset();
   Open(*OpenSqliteStore({.folder = folder, .quota_bytes = 1 << 30, .local = {}}));
   EXPECT_EQ((*publisher_->state().FindMesh("kept"))->mesh.size(), 4);
+}
+
+TEST_F(ClusterStateTest, WritesNothingOverARecordThatCannotBeRead) {
+  const std::string folder = testing::TempDir() + "/cluster_state_unreadable";
+  std::filesystem::remove_all(folder);
+  Reopen(folder);
+  for (const char* name : {"damaged", "lost", "sound"}) ASSERT_TRUE(Create(name, 4).ok());
+  publisher_.reset();
+  requests_.reset();
+  store_.reset();
+  {
+    Database database(DatabasePath(folder));
+    ASSERT_TRUE(database.Open().ok());
+    ASSERT_TRUE(database
+                    .Execute("UPDATE event SET crc = crc + 1 WHERE key = 'mesh/damaged';"
+                             "UPDATE event SET key = 'mesh/lust' WHERE key = 'mesh/lost'")
+                    .ok());
+  }
+  Reopen(folder);
+  for (const char* name : {"damaged", "lost"}) {
+    for (const Answer& refused : {Create(name, 8), Update(name, 8), Delete(name)}) {
+      EXPECT_THAT(refused.status(), StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed));
+      EXPECT_THAT(std::string(refused.status().message()),
+                  testing::AllOf(HasSubstr(std::string("\"mesh/") + name + "\""),
+                                 HasSubstr("shardmesh admin check")));
+    }
+  }
+  EXPECT_TRUE(Update("sound", 8).ok());
+  EXPECT_TRUE(Create("lust", 8).ok()) << "no record was of that name";
+  Reopen(folder);
+  EXPECT_EQ(store_->stats().unreadable_records, 2) << "they are as they were";
+  EXPECT_EQ(SizeOf("sound"), 8);
 }
 
 TEST_F(ClusterStateTest, FindsItsTreesAgainAfterARestart) {
