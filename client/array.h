@@ -82,7 +82,7 @@ struct PutOptions {
   RuleSetSelector rules = {};
   // The first correction is an error.
   bool strict = false;
-  // Let the old arrays of the names go first: needs less memory, but a failure loses them.
+  // UNIMPLEMENTED (NOT_AVAILABLE) by this version of the coordinator: delete the names first.
   bool release_first = false;
   // Called at most about 20 times a second, and once at the end of the bytes; one call at a time,
   // on any thread. Null for none.

@@ -34,8 +34,8 @@ struct ServerOptions {
   // Allows plaintext beyond loopback.
   bool insecure = false;
   int64_t max_message_bytes = kMaxControlMessageBytes;
-  // Bytes that calls under way may take of gRPC; beyond that it refuses and breaks connections.
-  // 0: any number. Not for servers whose peers move tensors.
+  // Bytes that gRPC may take for the calls under way. Beyond that it refuses connections and
+  // cancels streams at random. 0: no limit, for servers that bound their peers themselves.
   int64_t memory_quota_bytes = 0;
   // Calls of one connection at a time; those beyond wait at the client.
   int max_streams = 1024;
@@ -62,8 +62,8 @@ struct NamedService {
 // A running server. It has, beside the given services, reflection and, unless told otherwise, the
 // standard health service, in which "live" serves from the start, and "", "ready" and each
 // service's full name follow SetReady. With TLS the health service is at HealthAddress(port()) too.
-// Connections come in by a Listener. Compressed messages are refused (UNIMPLEMENTED): gRPC 1.51
-// inflates them before it looks at their size.
+// Connections come in by a Listener. Calls with a compressed message fail; gRPC 1.51 would inflate
+// it before it looks at its size. The code depends on what fails first: gRPC's check, or parsing.
 //
 // States: not ready -> (SetReady) <-> ready -> draining (Drain) -> stopped. Thread-safe.
 class ServerLifecycle {
