@@ -1,6 +1,7 @@
 // The connection, and the calls about the cluster: versions, sessions, definitions, operations.
 #include "client/coordinator_client.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -8,6 +9,7 @@
 #include "client/tree_encoder.h"
 #include "client/wire_enums.h"
 #include "rpc/array_codec.h"
+#include "rpc/connect.h"
 #include "rpc/flight_codec.h"
 #include "rpc/random_bytes.h"
 #include "rpc/steady_deadline.h"
@@ -238,7 +240,12 @@ absl::StatusOr<std::unique_ptr<CoordinatorClient>> CoordinatorClient::Connect(
                                     .peer = rpc::ExpectedPeer::Coordinator()};
   SHARDMESH_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel,
                              rpc::CreateChannel(address, options));
-  SHARDMESH_RETURN_IF_ERROR(rpc::WaitForConnected(*channel, address, timeout, options));
+  SHARDMESH_RETURN_IF_ERROR(
+      rpc::WaitForConnected(*channel, address,
+                            rpc::ConnectOptions{.timeout = std::min(timeout, rpc::kConnectTimeout),
+                                                .limit = timeout,
+                                                .on_wait = retries.on_wait},
+                            options));
   return std::unique_ptr<CoordinatorClient>(
       new CoordinatorClient(std::make_unique<Connection>(address, channel, retries)));
 }

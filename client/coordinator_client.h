@@ -95,8 +95,8 @@ struct ArrayPage {
 // times within a second, or with RetryOptions::await_coordinator until the deadline. Thread-safe.
 class CoordinatorClient {
  public:
-  // Connects. INVALID_ARGUMENT for what is no address; UNAVAILABLE after `timeout`, naming the
-  // address, and whether there is something else.
+  // Connects. INVALID_ARGUMENT for what is no address; UNAVAILABLE, naming it, after 3 s at most,
+  // or after `timeout` where some address of the host answers nothing and another one accepts.
   static absl::StatusOr<std::unique_ptr<CoordinatorClient>> Connect(
       const std::string& address, const rpc::Credentials& credentials,
       absl::Duration timeout = rpc::kConnectTimeout, const RetryOptions& retries = {});

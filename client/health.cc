@@ -10,6 +10,7 @@
 #include "absl/time/clock.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "rpc/call.h"
+#include "rpc/connect.h"
 #include "rpc/host_port.h"
 #include "rpc/status.h"
 #include "sharding/reason.h"
@@ -26,8 +27,11 @@ absl::StatusOr<bool> IsServing(const std::string& address, const std::string& se
       .peer = rpc::ExpectedPeer::AnyServer()};
   SHARDMESH_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel,
                              rpc::CreateChannel(address, options));
+  const absl::Duration left = deadline - absl::Now();
   SHARDMESH_RETURN_IF_ERROR(rpc::WaitForConnected(
-      *channel, address, std::min(rpc::kConnectTimeout, deadline - absl::Now()), options));
+      *channel, address,
+      rpc::ConnectOptions{.timeout = std::min(rpc::kConnectTimeout, left), .limit = left},
+      options));
   grpc::ClientContext context;
   rpc::Apply({.deadline = deadline, .traceparent = {}}, &context);
   grpc::health::v1::HealthCheckRequest request;

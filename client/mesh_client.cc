@@ -29,9 +29,6 @@ namespace {
 // How long to wait for the coordinator's own account of a transfer that broke off: it takes 5 s at
 // most to notice that a worker is lost.
 constexpr absl::Duration kVerdictTimeout = absl::Seconds(7);
-// For the second address of a name: the first, if it swallows what is sent to it, is given up after
-// 5 s by the kernel (gRPC makes the keepalive's timeout TCP_USER_TIMEOUT), and after 10 s by gRPC.
-constexpr absl::Duration kTwoAddressesTimeout = absl::Seconds(13);
 // How long a broken transfer's abort may take. It is over anyway when the session ends.
 constexpr absl::Duration kAbortTimeout = absl::Seconds(2);
 // The same for letting go of an array that was read.
@@ -305,12 +302,9 @@ absl::StatusOr<std::unique_ptr<MeshClient>> MeshClient::Connect(const std::strin
   const RetryOptions retries{options.await_coordinator, options.on_wait};
   rpc::Backoff backoff({.max_delay = absl::Milliseconds(500)});
   absl::StatusOr<std::unique_ptr<CoordinatorClient>> connected;
-  for (int attempt = 1;; ++attempt) {
-    // Short ones find a coordinator whose address has changed; long ones go on to the next address
-    // of a name, of which the first is silent.
-    const absl::Duration timeout = attempt % 2 == 1 ? rpc::kConnectTimeout : kTwoAddressesTimeout;
-    connected = CoordinatorClient::Connect(address, options.credentials,
-                                           std::min(deadline.left(), timeout), retries);
+  for (;;) {
+    // Each attempt resolves the name anew, since the coordinator's address may have changed.
+    connected = CoordinatorClient::Connect(address, options.credentials, deadline.left(), retries);
     if (!options.await_coordinator || !absl::IsUnavailable(connected.status())) break;
     const absl::Duration delay = backoff.NextDelay(connected.status());
     if (delay >= deadline.left()) break;

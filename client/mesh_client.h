@@ -41,7 +41,7 @@ struct MeshClientOptions {
   // For people who look at the cluster's sessions. At most 255 bytes.
   std::string client_name = "shardmesh";
   // Whether a coordinator that cannot be reached or does not serve is waited for until a call's
-  // timeout, also by Connect; otherwise it is an error within 3 s.
+  // timeout, also by Connect; otherwise an error within 3 s, but see rpc::ConnectOptions::limit.
   bool await_coordinator = false;
   // Called before each wait after which a call is made again, with the reason, such as that the
   // coordinator recovers. From any thread; quick.
@@ -54,8 +54,8 @@ struct MeshClientOptions {
 // Errors are the server's own: code, message, reason (ReasonOf) and details as it sent them. A call
 // is made again while the coordinator answers that it recovers, or that a worker with what the call
 // needs is expected back (UNAVAILABLE with a delay), and time is left; mutations carry an id by
-// which the server knows a repetition. A coordinator that cannot be reached is UNAVAILABLE within
-// 3 s and named with its address, unless it is to be awaited.
+// which the server knows a repetition. A coordinator that cannot be reached is UNAVAILABLE, with
+// its address, within the time of MeshClientOptions::await_coordinator.
 //
 // Example:
 //   auto client = MeshClient::Connect("127.0.0.1:7070");

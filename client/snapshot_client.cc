@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "rpc/call.h"
+#include "rpc/connect.h"
 #include "rpc/status.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
@@ -74,8 +75,10 @@ absl::StatusOr<SavedSnapshot> SaveSnapshot(const std::string& address,
       .credentials = credentials, .peer = rpc::ExpectedPeer::Coordinator(), .own_connection = true};
   SHARDMESH_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel,
                              rpc::CreateChannel(address, options));
-  SHARDMESH_RETURN_IF_ERROR(
-      rpc::WaitForConnected(*channel, address, std::min(rpc::kConnectTimeout, timeout), options));
+  SHARDMESH_RETURN_IF_ERROR(rpc::WaitForConnected(
+      *channel, address,
+      rpc::ConnectOptions{.timeout = std::min(rpc::kConnectTimeout, timeout), .limit = timeout},
+      options));
   // All records are in it.
   SHARDMESH_ASSIGN_OR_RETURN(AtomicFileWriter file, AtomicFileWriter::Create(path, 0600));
   Snapshot snapshot(std::move(file));

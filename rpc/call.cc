@@ -10,8 +10,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <string>
+#include <vector>
 
 #include "rpc/clock.h"
+#include "rpc/connect.h"
 #include "rpc/dial.h"
 #include "rpc/host_port.h"
 #include "rpc/status.h"
@@ -35,10 +38,22 @@ constexpr absl::Duration kSecondAttempt = absl::Milliseconds(500);
 
 // How long whoever took too long to answer is looked for, beyond the time given for connecting.
 constexpr absl::Duration kLastLook = absl::Milliseconds(100);
+// How long the addresses of a host have to answer, within the time given for connecting.
+constexpr absl::Duration kDialTime = absl::Seconds(1);
 
 // At least 0.
 int Milliseconds(absl::Duration duration) {
   return static_cast<int>(absl::ToInt64Milliseconds(std::max(duration, absl::ZeroDuration())));
+}
+
+std::string AnswerNothing(const std::vector<std::string>& addresses) {
+  return StrCat(StrJoin(addresses, ", "),
+                addresses.size() == 1 ? " answers nothing" : " answer nothing");
+}
+
+// Which addresses of a host answer nothing, as the end of a sentence; empty if all answer.
+std::string Silent(const DialledAddresses& dialled) {
+  return dialled.silent.empty() ? "" : StrCat("; of its addresses ", AnswerNothing(dialled.silent));
 }
 
 }  // namespace
@@ -71,43 +86,80 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> CreateChannel(const std::string& 
 }
 
 absl::Status WaitForConnected(grpc::Channel& channel, std::string_view address,
-                              absl::Duration timeout, const ChannelOptions& options) {
-  const auto unavailable = [&](std::string_view why) {
-    return absl::UnavailableError(StrCat("cannot reach ", address, ": ", why));
+                              const ConnectOptions& wait, const ChannelOptions& options) {
+  DialledAddresses dialled;
+  const auto unavailable = [&](std::string_view why, std::string_view hint) {
+    return absl::UnavailableError(
+        StrCat("cannot reach ", address, ": ", why, Silent(dialled), hint));
   };
   constexpr std::string_view kHint = "; is it running, and is the address right?";
-  const auto limit = SteadyDeadline::After(timeout);
-  SteadyDeadline deadline = limit;
+  const auto end = SteadyDeadline::After(std::max(wait.limit, wait.timeout));
+  absl::Duration time = wait.timeout;
+  auto limit = SteadyDeadline::After(time);
+  // Leaves some of the time to see which addresses answer.
+  auto deadline = SteadyDeadline::After(time - std::min(kDialTime, time / 2));
+  bool has_dialled = false;
   bool failed = false;
   grpc_connectivity_state state = channel.GetState(/*try_to_connect=*/true);
   while (state != GRPC_CHANNEL_READY) {
     if (state == GRPC_CHANNEL_TRANSIENT_FAILURE && !failed) {
       failed = true;
-      if (!Dial(address, std::min(limit.wall(), absl::Now() + kSecondAttempt)).ok()) {
-        return unavailable(StrCat("the connection was refused or failed", kHint));
+      const absl::Status accepts =
+          Dial(address, std::min(limit.wall(), absl::Now() + kSecondAttempt)).status();
+      if (absl::IsNotFound(accepts)) {
+        return unavailable(ToStd(accepts.message()), "; is the address right?");
+      }
+      if (!accepts.ok()) {
+        return unavailable("the connection was refused or failed", kHint);
       }
       if (const std::string found =
               DiagnoseConnection(address, options.credentials, options.peer, limit.wall());
           !found.empty()) {
-        return unavailable(found);
+        return unavailable(found, "");
       }
       deadline = SteadyDeadline::After(std::min(limit.left(), kSecondAttempt));
     }
     if (state == GRPC_CHANNEL_SHUTDOWN) {
-      return unavailable("the channel was shut down");
+      return unavailable("the channel was shut down", "");
     }
     if (!channel.WaitForStateChange(state, absl::ToChronoTime(deadline.wall()))) {
-      const std::string what = failed ? std::string("the connection failed")
-                                      : StrCat("no connection within ", FormatRounded(timeout));
-      return unavailable(
-          StrCat(what, failed || Dial(address, absl::Now() + kLastLook).ok()
-                           ? "; something answers there, but not as a shardmesh process: it is "
-                             "another server, or hangs"
-                           : kHint));
+      if (!failed && !has_dialled) {
+        has_dialled = true;
+        dialled = DialEach(address, limit.wall());
+        if (!dialled.accepting.empty() && !dialled.silent.empty() && wait.limit > wait.timeout) {
+          const auto silent = static_cast<int64_t>(dialled.silent.size());
+          const absl::Duration more =
+              std::min(end.left(), kAttemptTimeout * silent + kConnectTimeout);
+          time += more;
+          limit = SteadyDeadline::After(more);
+          if (wait.on_wait) {
+            wait.on_wait(
+                absl::UnavailableError(StrCat(address, ": ", AnswerNothing(dialled.silent),
+                                              "; going on to ", StrJoin(dialled.accepting, ", "))));
+          }
+        }
+        // Nobody polled for the channel meanwhile.
+        const absl::Duration least = dialled.silent.empty() ? absl::ZeroDuration() : kLastLook;
+        deadline = SteadyDeadline::After(std::max(limit.left(), least));
+        state = channel.GetState(/*try_to_connect=*/true);
+        continue;
+      }
+      const bool accepts =
+          failed || !dialled.accepting.empty() || Dial(address, absl::Now() + kLastLook).ok();
+      return unavailable(failed ? std::string("the connection failed")
+                                : StrCat("no connection within ", FormatRounded(time)),
+                         accepts ? "; something answers there, but not as a shardmesh process: it "
+                                   "is another server, or hangs"
+                                 : kHint);
     }
     state = channel.GetState(/*try_to_connect=*/true);
   }
   return absl::OkStatus();
+}
+
+absl::Status WaitForConnected(grpc::Channel& channel, std::string_view address,
+                              absl::Duration timeout, const ChannelOptions& options) {
+  return WaitForConnected(channel, address, ConnectOptions{.timeout = timeout}, options);
 }
 
 void AwaitReconnected(grpc::Channel& channel, absl::Time deadline) {

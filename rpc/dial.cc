@@ -7,12 +7,17 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <utility>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/time/clock.h"
 #include "rpc/certificate.h"
 #include "rpc/certificate_watch.h"
 #include "rpc/host_port.h"
+#include "rpc/steady_deadline.h"
 #include "rpc/tls_session.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -24,6 +29,110 @@ namespace {
 constexpr absl::Duration kDiagnosis = absl::Seconds(1);
 
 constexpr std::string_view kTlsFlags = "--tls-cert, --tls-key and --tls-ca";
+
+struct SocketAddress {
+  sockaddr_storage bytes = {};
+  socklen_t size = 0;
+};
+using SocketAddresses = std::vector<SocketAddress>;
+
+// The addresses of a host, each once. Errors of Dial.
+absl::StatusOr<SocketAddresses> Resolve(std::string_view address) {
+  if (IsUnixAddress(address)) {
+    return absl::UnimplementedError("a unix socket is not dialled");
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const HostPort parsed, ParseHostPort(address));
+  addrinfo hints = {};
+  hints.ai_flags = AI_NUMERICSERV;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  const int error = getaddrinfo(parsed.host.c_str(), StrCat(parsed.port).c_str(), &hints, &found);
+  if (error == EAI_AGAIN) {
+    return absl::UnavailableError("no name server answers");
+  }
+  if (error != 0) {
+    return absl::NotFoundError(StrCat("no host \"", parsed.host, "\" is known"));
+  }
+  const absl::Cleanup free_found = [found] { freeaddrinfo(found); };
+  SocketAddresses addresses;
+  for (const addrinfo* each = found; each != nullptr; each = each->ai_next) {
+    SocketAddress next{.size = each->ai_addrlen};
+    std::memcpy(&next.bytes, each->ai_addr, each->ai_addrlen);
+    const bool is_known =
+        std::any_of(addresses.begin(), addresses.end(), [&](const SocketAddress& other) {
+          return other.size == next.size && std::memcmp(&other.bytes, &next.bytes, next.size) == 0;
+        });
+    if (!is_known) addresses.push_back(next);
+  }
+  return addresses;
+}
+
+// `10.0.0.7:7070`, `[::1]:7070`.
+std::string TextOf(const SocketAddress& address) {
+  char host[NI_MAXHOST] = {};
+  char port[NI_MAXSERV] = {};
+  if (getnameinfo(reinterpret_cast<const sockaddr*>(&address.bytes), address.size, host,
+                  sizeof(host), port, sizeof(port), NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
+    return "(unknown)";
+  }
+  return address.bytes.ss_family == AF_INET6 ? StrCat("[", host, "]:", port)
+                                             : StrCat(host, ":", port);
+}
+
+// A connection under way, or how it ended.
+struct Attempt {
+  enum State { kPending, kAccepts, kRefuses };
+  FileDescriptor socket;
+  State state = kPending;
+};
+
+// In the order of the addresses.
+std::vector<Attempt> Begin(const SocketAddresses& addresses) {
+  std::vector<Attempt> attempts;
+  for (const SocketAddress& to : addresses) {
+    Attempt& attempt = attempts.emplace_back();
+    attempt.socket =
+        FileDescriptor(socket(to.bytes.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    const bool accepts =
+        attempt.socket.valid() &&
+        connect(attempt.socket.get(), reinterpret_cast<const sockaddr*>(&to.bytes), to.size) == 0;
+    const bool is_pending = attempt.socket.valid() && !accepts && errno == EINPROGRESS;
+    attempt.state = accepts      ? Attempt::kAccepts
+                    : is_pending ? Attempt::kPending
+                                 : Attempt::kRefuses;
+  }
+  return attempts;
+}
+
+// Waits until all attempts have ended, or with `first_is_enough` until one is accepted, but not
+// beyond `deadline`.
+void Await(std::vector<Attempt>& attempts, absl::Time deadline, bool first_is_enough) {
+  const auto end = SteadyDeadline::At(deadline);
+  while (true) {
+    std::vector<pollfd> pending;
+    std::vector<Attempt*> of_pending;
+    for (Attempt& attempt : attempts) {
+      if (attempt.state == Attempt::kAccepts && first_is_enough) return;
+      if (attempt.state != Attempt::kPending) continue;
+      pending.push_back({.fd = attempt.socket.get(), .events = POLLOUT, .revents = 0});
+      of_pending.push_back(&attempt);
+    }
+    const auto left = static_cast<int>(
+        std::min<int64_t>(absl::ToInt64Milliseconds(end.left()), std::numeric_limits<int>::max()));
+    if (pending.empty()) return;
+    const int ready = poll(pending.data(), pending.size(), left);
+    if (ready < 0 && errno == EINTR) continue;
+    if (ready <= 0) return;
+    for (size_t i = 0; i < pending.size(); ++i) {
+      if (pending[i].revents == 0) continue;
+      int error = 0;
+      socklen_t size = sizeof(error);
+      const bool accepts =
+          getsockopt(pending[i].fd, SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == 0;
+      of_pending[i]->state = accepts ? Attempt::kAccepts : Attempt::kRefuses;
+    }
+  }
+}
 
 // Of a server that speaks TLS, to a client that does.
 std::string DiagnoseTls(TlsSession& session, const CertificateWatch& watch,
@@ -80,34 +189,29 @@ bool AwaitReady(int descriptor, short events, absl::Time deadline, int stop) {
 }
 
 absl::StatusOr<FileDescriptor> Dial(std::string_view address, absl::Time deadline) {
-  if (IsUnixAddress(address)) {
-    return absl::UnimplementedError("a unix socket is not dialled");
-  }
-  SHARDMESH_ASSIGN_OR_RETURN(const HostPort parsed, ParseHostPort(address));
-  addrinfo hints = {};
-  hints.ai_flags = AI_NUMERICSERV;
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  if (getaddrinfo(parsed.host.c_str(), StrCat(parsed.port).c_str(), &hints, &found) != 0) {
-    return absl::UnavailableError(StrCat("nobody knows the host ", parsed.host));
-  }
-  const absl::Cleanup free_found = [found] { freeaddrinfo(found); };
-  for (const addrinfo* each = found; each != nullptr; each = each->ai_next) {
-    FileDescriptor fd(socket(each->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-    if (!fd.valid()) {
-      continue;
-    }
-    bool accepts = connect(fd.get(), each->ai_addr, each->ai_addrlen) == 0;
-    if (!accepts && errno == EINPROGRESS && AwaitReady(fd.get(), POLLOUT, deadline)) {
-      int error = 0;
-      socklen_t size = sizeof(error);
-      accepts = getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == 0;
-    }
-    if (accepts) {
-      return fd;
-    }
+  SHARDMESH_ASSIGN_OR_RETURN(const SocketAddresses addresses, Resolve(address));
+  std::vector<Attempt> attempts = Begin(addresses);
+  Await(attempts, deadline, /*first_is_enough=*/true);
+  for (Attempt& attempt : attempts) {
+    if (attempt.state == Attempt::kAccepts) return std::move(attempt.socket);
   }
   return absl::UnavailableError(StrCat("nobody accepts connections at ", address));
+}
+
+DialledAddresses DialEach(std::string_view address, absl::Time deadline) {
+  DialledAddresses dialled;
+  const absl::StatusOr<SocketAddresses> addresses = Resolve(address);
+  if (!addresses.ok() || addresses->size() < 2) return dialled;
+  std::vector<Attempt> attempts = Begin(*addresses);
+  Await(attempts, deadline, /*first_is_enough=*/false);
+  for (size_t i = 0; i < attempts.size(); ++i) {
+    const Attempt::State state = attempts[i].state;
+    (state == Attempt::kAccepts   ? dialled.accepting
+     : state == Attempt::kRefuses ? dialled.refusing
+                                  : dialled.silent)
+        .push_back(TextOf((*addresses)[i]));
+  }
+  return dialled;
 }
 
 std::string DiagnoseConnection(std::string_view address, const Credentials& credentials,

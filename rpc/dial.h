@@ -4,6 +4,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -14,9 +15,22 @@
 namespace shardmesh::rpc {
 
 // A TCP connection to `host:port` or `[v6]:port`, whatever is spoken there; its socket does not
-// block. Blocks, at most until `deadline` and the time that the host's name takes. UNAVAILABLE if
-// nobody accepts; UNIMPLEMENTED for a unix socket.
+// block. All addresses of a host are dialled at once, and the first to accept is taken. Blocks, at
+// most until `deadline` and the time that the host's name takes. UNAVAILABLE if nobody accepts;
+// NOT_FOUND if the host is not known; UNIMPLEMENTED for a unix socket.
 absl::StatusOr<FileDescriptor> Dial(std::string_view address, absl::Time deadline);
+
+// What the addresses of a host answer, each as `10.0.0.7:7070`, in the order of the system.
+struct DialledAddresses {
+  std::vector<std::string> accepting;
+  std::vector<std::string> refusing;
+  std::vector<std::string> silent;  // nothing came until the deadline
+};
+
+// Dials all addresses of a host at once, and waits until each has answered; blocks as Dial. Returns
+// nothing, and dials nobody, for a host with a single address, one that nobody knows, and a unix
+// socket.
+DialledAddresses DialEach(std::string_view address, absl::Time deadline);
 
 // Whether a descriptor has one of poll's `events`, or an error, before `deadline` and before `stop`
 // is readable; a negative `stop` is none. Blocks until then.

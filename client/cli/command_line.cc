@@ -225,7 +225,8 @@ CLI::App* CommandLine::AddCommand(const std::string& name, const std::string& he
   command->add_option("--name", common_.cluster_name,
                       "name of the cluster on this host that `up` recorded (default: default)");
   AddParsedOption(command, "--deadline", &common_.deadline, ParseDeadline,
-                  "most time that each call may take (default: 30s; transfers 30m)");
+                  "time limit for each call, and for connecting before it (default: 30s; for "
+                  "transfers 30m)");
   command
       ->add_option_function<std::string>(
           "--output", [this](const std::string& text) { common_.json = text == "json"; },

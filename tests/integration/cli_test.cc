@@ -194,6 +194,13 @@ TEST_F(CommandLineTest, NamesTheAddressOfACoordinatorThatIsNotThere) {
   }
 }
 
+TEST_F(CommandLineTest, SaysThatAHostIsNotKnown) {
+  const CommandResult result = Run({"status", "--address=no-such-host.invalid:7070"});
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_THAT(result.err, HasSubstr("cannot reach no-such-host.invalid:7070: no host "
+                                    "\"no-such-host.invalid\" is known; is the address right?"));
+}
+
 TEST_F(CommandLineTest, KnowsAnotherServerFromACoordinator) {
   std::string address;
   const int listener = BindLoopback(&address);

@@ -345,8 +345,11 @@ class Network:
             cluster.coordinator.end(signal.SIGKILL)
         serves = [cluster.start_coordinator() for cluster in self.clusters]
         for cluster in self.clusters:
-            status = cluster.status("--deadline=40s")
-            assert status.returncode == 0, f"{cluster.kind} client: {status.stderr}"
+            silent = f"10.77.{cluster.number}.{20 + WORKERS}:{PORT}"
+            for flags in [], ["--deadline=40s"]:
+                status = cluster.status(*flags)
+                assert status.returncode == 0, f"{cluster.kind} client {flags}: {status.stderr}"
+                assert f"{silent} answers nothing" in status.stderr, f"{cluster.kind} client {flags}: {status.stderr}"
             self.resolver.set(cluster.name, cluster.address)
         # A worker gives up an address that answers nothing after the timeout of its keepalive.
         return [since + 3 for since in serves]

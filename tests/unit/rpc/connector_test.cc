@@ -8,12 +8,16 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <chrono>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/time/clock.h"
+#include "rpc/call.h"
+#include "rpc/connect.h"
 #include "rpc/dial.h"
 #include "rpc/server_lifecycle.h"
 #include "tests/testing/status_matchers.h"
@@ -23,6 +27,12 @@ namespace {
 
 using ::shardmesh::test::IsOk;
 using ::shardmesh::test::StatusIs;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+using Clock = std::chrono::steady_clock;
 
 // A socket of this host that listens and takes no connection in: further SYNs are swallowed.
 class SilentSocket {
@@ -33,9 +43,26 @@ class SilentSocket {
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     socklen_t size = sizeof(address);
     EXPECT_EQ(bind(socket_.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
-    EXPECT_EQ(listen(socket_.get(), 0), 0);
     EXPECT_EQ(getsockname(socket_.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
-    port_ = ntohs(address.sin_port);
+    address_ = StrCat("127.0.0.1:", ntohs(address.sin_port));
+    Listen();
+  }
+  // At that port of the other loopback address, ::1.
+  explicit SilentSocket(int port) : socket_(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in6 address = {};
+    address.sin6_family = AF_INET6;
+    address.sin6_addr = in6addr_loopback;
+    address.sin6_port = htons(static_cast<uint16_t>(port));
+    EXPECT_EQ(bind(socket_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+    address_ = StrCat("[::1]:", port);
+    Listen();
+  }
+
+  const std::string& address() const { return address_; }
+
+ private:
+  void Listen() {
+    EXPECT_EQ(listen(socket_.get(), 0), 0);
     // As many as its queue has room for.
     while (true) {
       auto queued = Dial(this->address(), absl::Now() + absl::Milliseconds(200));
@@ -44,11 +71,8 @@ class SilentSocket {
     }
   }
 
-  std::string address() const { return StrCat("127.0.0.1:", port_); }
-
- private:
   FileDescriptor socket_;
-  int port_ = 0;
+  std::string address_;
   std::vector<FileDescriptor> queued_;
 };
 
@@ -121,6 +145,76 @@ TEST(ConnectorTest, CancelEndsIt) {
 TEST(ConnectorTest, RefusesTextThatIsNoAddress) {
   EXPECT_THAT(Connector::Create("nowhere", {}).status(),
               StatusIs(absl::StatusCode::kInvalidArgument));
+}
+
+// A server at one address of `localhost`, at whose other address nothing answers.
+class TwoAddressesTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(server_, ServerLifecycle::Start({}, {}));
+    name_ = StrCat("localhost:", server_->port());
+    const DialledAddresses found = DialEach(name_, absl::Now() + absl::Seconds(10));
+    if (found.accepting.size() + found.refusing.size() != 2) {
+      GTEST_SKIP() << "localhost does not stand for 127.0.0.1 and ::1 here";
+    }
+    silent_ = std::make_unique<SilentSocket>(server_->port());
+  }
+
+  // What came of a new channel, and what was said while it was waited for.
+  absl::Status Connect(const ConnectOptions& wait) {
+    const ChannelOptions options{.keepalive_timeout = absl::Seconds(1), .own_connection = true};
+    SHARDMESH_ASSIGN_OR_RETURN(const auto channel, CreateChannel(name_, options));
+    ConnectOptions told = wait;
+    told.on_wait = [this](const absl::Status& why) { said_.push_back(why.ToString()); };
+    return WaitForConnected(*channel, name_, told, options);
+  }
+
+  std::unique_ptr<ServerLifecycle> server_;
+  std::unique_ptr<SilentSocket> silent_;
+  std::string name_;
+  std::vector<std::string> said_;
+};
+
+TEST_F(TwoAddressesTest, EachAddressIsDialledWhateverTheOthersAnswer) {
+  const DialledAddresses found = DialEach(name_, absl::Now() + absl::Milliseconds(500));
+  EXPECT_THAT(found.accepting, ElementsAre(server_->address()));
+  EXPECT_THAT(found.silent, ElementsAre(silent_->address()));
+  EXPECT_THAT(found.refusing, IsEmpty());
+  const Clock::time_point start = Clock::now();
+  EXPECT_THAT(Dial(name_, absl::Now() + absl::Seconds(10)), IsOk());
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(2));
+}
+
+TEST_F(TwoAddressesTest, AConnectionGoesOnToTheAddressThatAnswers) {
+  EXPECT_THAT(Connect({.timeout = absl::Seconds(1), .limit = absl::Seconds(30)}), IsOk());
+  // Unless gRPC began with the other one.
+  if (!said_.empty()) {
+    EXPECT_THAT(said_, ElementsAre(HasSubstr(StrCat(name_, ": ", silent_->address(),
+                                                    " answers nothing; going on to ",
+                                                    server_->address()))));
+  }
+}
+
+TEST_F(TwoAddressesTest, AnAddressThatAnswersNothingIsNamedInTheError) {
+  const Clock::time_point start = Clock::now();
+  const absl::Status status = Connect({.timeout = absl::Seconds(1)});
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(5));
+  if (!status.ok()) {  // gRPC began with the silent one
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable));
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr(name_), HasSubstr(StrCat("of its addresses ", silent_->address(),
+                                                         " answers nothing"))));
+  }
+}
+
+TEST_F(TwoAddressesTest, WhereNoAddressAnswersTheWaitIsNotProlonged) {
+  server_.reset();
+  const Clock::time_point start = Clock::now();
+  const absl::Status status = Connect({.timeout = absl::Seconds(1), .limit = absl::Seconds(30)});
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(5));
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(std::string(status.message()), HasSubstr(name_));
+  EXPECT_THAT(said_, IsEmpty());
 }
 
 }  // namespace
