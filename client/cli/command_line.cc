@@ -34,17 +34,16 @@ namespace {
 constexpr char kProgram[] = "shardmesh";
 constexpr char kDefaultAddress[] = "127.0.0.1:7070";
 constexpr char kDefaultCluster[] = "default";
-// Before the text of an error about an option that stands before the command.
-constexpr std::string_view kOptionFirst = "option first: ";
-// Marks an error as one of the command line.
+// Marks an error as one of the command line. Its text, where it has one, is the command whose help
+// the error points to.
 constexpr char kWrongUsePayload[] = "shardmesh.cli/wrong_use";
 
 absl::StatusOr<absl::Duration> ParseDeadline(std::string_view text) {
   absl::Duration duration;
   if (!absl::ParseDuration(ToAbsl(text), &duration) || duration <= absl::ZeroDuration() ||
       duration == absl::InfiniteDuration()) {
-    return absl::InvalidArgumentError(
-        ToAbsl(StrCat("\"", text, "\" is no time above zero; write 30s, 500ms or 2m")));
+    return absl::InvalidArgumentError(ToAbsl(
+        StrCat("\"", text, "\" is no time above zero with its unit; write 30s, 500ms or 2m")));
   }
   return duration;
 }
@@ -157,6 +156,22 @@ std::string FullName(const CLI::App* app) {
                                       : FullName(app->get_parent()) + " " + app->get_name();
 }
 
+// The arguments name no command below `at`, as far as they name one.
+class WrongCommand : public CLI::ParseError {
+ public:
+  WrongCommand(const CLI::App* at, std::string message)
+      : CLI::ParseError(std::move(message), CLI::ExitCodes::ExtrasError), at_(FullName(at)) {}
+
+  absl::Status status() const {
+    absl::Status status = WrongUse(what());
+    status.SetPayload(kWrongUsePayload, absl::Cord(at_));
+    return status;
+  }
+
+ private:
+  std::string at_;
+};
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<MeshClient>> Invocation::Connect() const {
@@ -185,7 +200,7 @@ absl::StatusOr<std::unique_ptr<MeshClient>> Invocation::Connect() const {
 
 absl::Status WrongUse(std::string_view message) {
   absl::Status status = absl::InvalidArgumentError(ToAbsl(message));
-  status.SetPayload(kWrongUsePayload, absl::Cord("1"));
+  status.SetPayload(kWrongUsePayload, absl::Cord());
   return status;
 }
 
@@ -260,8 +275,7 @@ const CLI::App* CommandLine::FindCommand(int argc, const char* const* argv) {
   for (int i = 1; handlers_.find(app) == handlers_.end(); ++i) {
     const std::vector<std::string> known = CommandNames(*app);
     if (i == argc) {
-      throw CLI::RequiredError(StrCat("a command is missing: ", StrJoin(known, ", ")),
-                               CLI::ExitCodes::RequiredError);
+      throw WrongCommand(app, StrCat("a command is missing: ", StrJoin(known, ", ")));
     }
     const std::string name = argv[i];
     if (name.starts_with('-')) {
@@ -269,16 +283,15 @@ const CLI::App* CommandLine::FindCommand(int argc, const char* const* argv) {
       const bool is_of_commands = app->get_option_no_throw(option) == nullptr &&
                                   handlers_.begin()->first->get_option_no_throw(option) != nullptr;
       if (is_of_commands) {
-        throw CLI::ExtrasError(
-            FullName(app), {StrCat(kOptionFirst, option, " goes after the command: ", FullName(app),
-                                   " COMMAND ", option, "=...")});
+        throw WrongCommand(app, StrCat(option, " goes after the command: ", FullName(app),
+                                       " COMMAND ", option, "=..."));
       }
       return nullptr;  // an option of the program itself: CLI11's to judge
     }
     const auto found = std::find(known.begin(), known.end(), name);
     if (found == known.end()) {
-      throw CLI::ExtrasError(
-          FullName(app), {StrCat("unknown command \"", name, "\"", DidYouMeanOneOf(name, known))});
+      throw WrongCommand(app,
+                         StrCat("unknown command \"", name, "\"", DidYouMeanOneOf(name, known)));
     }
     app = app->get_subcommand(name);
   }
@@ -325,10 +338,6 @@ absl::Status CommandLine::ParseErrorStatus(const CLI::ParseError& error) {
                   ? StrCat("unknown option ", first,
                            DidYouMeanOneOf(first.substr(0, first.find('=')), OptionNames(*command)))
                   : StrCat("unexpected argument \"", first, "\"");
-  } else if (const size_t named = message.find("unknown command"); named != std::string::npos) {
-    message = message.substr(named);
-  } else if (const size_t first = message.find(kOptionFirst); first != std::string::npos) {
-    message = message.substr(first + kOptionFirst.size());
   }
   return WrongUse(message);
 }
@@ -362,7 +371,9 @@ int CommandLine::Report(const absl::Status& status) {
   }
   std::string message = common_.json ? std::string(status.message()) : MessageOf(status);
   if (exit_code == kExitWrongUse) {
-    StrAppend(&message, " (see `", FullName(Chosen(&app_)), " --help`)");
+    const std::string command(status.GetPayload(kWrongUsePayload).value_or(absl::Cord()));
+    StrAppend(&message, " (see `", command.empty() ? FullName(Chosen(&app_)) : command,
+              " --help`)");
   }
   std::cout.flush();
   if (common_.json) {
@@ -386,6 +397,8 @@ int CommandLine::Run(int argc, const char* const* argv) {
     app_.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
   } catch (const CLI::Success& help) {
     return app_.exit(help);
+  } catch (const WrongCommand& error) {
+    return Report(error.status());
   } catch (const CLI::ParseError& error) {
     return Report(ParseErrorStatus(error));
   }
