@@ -71,9 +71,12 @@ absl::StatusOr<const Preset*> FindPreset(std::string_view name) {
     if (preset.name == name) return &preset;
     names.push_back(preset.name);
   }
-  return InvalidArgument(Reason::kUnknownPreset,
-                         StrCat("unknown preset \"", name, "\"", DidYouMean(name, names)),
-                         "AttributeError");
+  const std::string nearest = DidYouMean(name, names);
+  return InvalidArgument(
+      Reason::kUnknownPreset,
+      StrCat("unknown preset \"", name, "\"",
+             nearest.empty() ? StrCat("; there are ", StrJoin(names, ", ")) : nearest),
+      "AttributeError");
 }
 
 }  // namespace shardmesh

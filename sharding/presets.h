@@ -29,7 +29,7 @@ struct Preset {
 absl::Span<const Preset> Presets();
 
 // The preset of this name, such as "AttnQSharding". INVALID_ARGUMENT (UNKNOWN_PRESET;
-// AttributeError) names the nearest one.
+// AttributeError) names the nearest one, or all where none is near.
 absl::StatusOr<const Preset*> FindPreset(std::string_view name);
 
 }  // namespace shardmesh

@@ -613,6 +613,20 @@ TEST_F(ClusterCommandTest, ResolvesAndCorrects) {
               HasSubstr("the mesh dp=2,tp=4 has no such axis; did you mean \"tp\"?"));
 }
 
+TEST_F(ClusterCommandTest, NamesThePresetsWhereOneIsUnknown) {
+  for (const char* const command : {"resolve", "constrain"}) {
+    CommandResult result =
+        cluster_->Run({command, "--preset", "AtnQSharding", "--shape", "8,128,16,64"});
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_THAT(result.err, HasSubstr("unknown preset \"AtnQSharding\"; did you mean "
+                                      "\"AttnQSharding\"? (UNKNOWN_PRESET)"));
+    result = cluster_->Run({command, "--preset", "activationn", "--shape", "8,128,16,64"});
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_THAT(result.err, AllOf(HasSubstr("there are HiddenStateSharding, AttnQSharding, "),
+                                  HasSubstr("ExpertActivationsAlt (UNKNOWN_PRESET)")));
+  }
+}
+
 TEST_F(ClusterCommandTest, ShowsProfilesAndHashes) {
   CommandResult result = cluster_->Run({"profile", "show"});
   ASSERT_EQ(result.exit_code, 0) << result.err;

@@ -144,6 +144,12 @@ TEST(LogicalShardingTest, RefusesAnUnknownPreset) {
   const absl::Status status = FindPreset("ColumnWse").status();
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kUnknownPreset));
   EXPECT_THAT(ToStd(status.message()), HasSubstr("did you mean \"ColumnWise\"?"));
+  // All of them where none is near.
+  const absl::Status far = FindPreset("activationn").status();
+  EXPECT_THAT(far, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kUnknownPreset));
+  for (const Preset& preset : Presets()) {
+    EXPECT_THAT(ToStd(far.message()), HasSubstr(preset.name));
+  }
 }
 
 }  // namespace
