@@ -72,7 +72,6 @@ struct LoadFlags {
   std::string rules;
   std::string mesh;
   bool strict = false;
-  bool release_first = false;
   bool quiet = false;
 };
 
@@ -136,7 +135,6 @@ absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
   options.mesh = flags.mesh;
   options.rules = rules;
   options.strict = flags.strict;
-  options.release_first = flags.release_first;
   const absl::Time start = absl::Now();
   absl::StatusOr<PutResult> result;
   {
@@ -341,9 +339,6 @@ void AddLoad(CommandLine* line) {
   load->add_option("--rules", flags->rules, "rules: YAML file, or name in the catalog")->required();
   load->add_option("--mesh", flags->mesh, "name of the mesh (default: default)");
   load->add_flag("--strict", flags->strict, "make the first correction an error");
-  load->add_flag("--release-first", flags->release_first,
-                 "let go of the tensors that are replaced before loading: needs less memory, but "
-                 "they are lost if loading fails");
   load->add_flag("--quiet", flags->quiet, "show neither the placement nor the progress");
 }
 
