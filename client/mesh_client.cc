@@ -526,8 +526,13 @@ absl::StatusOr<int64_t> MeshClient::DeleteEntry(EntryKind kind, const std::strin
 absl::Status MeshClient::Watch(absl::Span<const EntryKind> kinds, int64_t start_revision,
                                absl::Time until,
                                const std::function<bool(const CatalogChanges&)>& on_changes) {
-  absl::Status status = impl_->coordinator().Watch(kinds, start_revision, on_changes, {until, {}});
-  return absl::IsDeadlineExceeded(status) && absl::Now() >= until ? absl::OkStatus() : status;
+  const auto deadline = rpc::SteadyDeadline::At(until);
+  const absl::Status status =
+      impl_->coordinator().Watch(kinds, start_revision, on_changes, Until(deadline));
+  // gRPC measures a call's time by the steady clock, and its own error has no reason.
+  return absl::IsDeadlineExceeded(status) && ReasonOf(status) == Reason::kUnspecified
+             ? absl::OkStatus()
+             : status;
 }
 
 absl::StatusOr<PutResult> MeshClient::PutTensors(absl::Span<const PutTensor> tensors,

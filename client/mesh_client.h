@@ -177,7 +177,7 @@ class MeshClient {
                                       int64_t expected_version = kAnyVersion);
   // Reports the changes of entries of `kinds` (none: of all kinds) from `start_revision` on (0:
   // from now on) until `on_changes` returns false or `until` comes; both end the watch with OK.
-  // OUT_OF_RANGE (COMPACTED) if the revision is no longer kept.
+  // Steps of the wall clock change nothing. OUT_OF_RANGE (COMPACTED): the revision is not kept.
   absl::Status Watch(absl::Span<const EntryKind> kinds, int64_t start_revision, absl::Time until,
                      const std::function<bool(const CatalogChanges&)>& on_changes);
 

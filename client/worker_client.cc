@@ -173,7 +173,7 @@ class ByteStream {
   void DriveUntil(const Done& is_done, absl::Duration timeout) {
     void* tag;
     bool ok;
-    for (const absl::Time limit = absl::Now() + timeout; !is_done() && absl::Now() < limit;) {
+    for (const auto limit = rpc::SteadyDeadline::After(timeout); !is_done() && !limit.is_over();) {
       queue_.AsyncNext(&tag, &ok, absl::ToChronoTime(absl::Now() + absl::Milliseconds(5)));
     }
   }

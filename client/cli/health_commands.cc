@@ -9,6 +9,7 @@
 #include "client/cli/commands.h"
 #include "client/health.h"
 #include "rpc/call.h"
+#include "rpc/steady_deadline.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -28,13 +29,13 @@ struct HealthOptions {
 // Asks until the answer is yes, or time is up.
 absl::StatusOr<bool> Ask(const Invocation& invocation, const HealthOptions& options) {
   SHARDMESH_ASSIGN_OR_RETURN(const rpc::Credentials credentials, invocation.Credentials());
-  const absl::Time deadline =
-      absl::Now() + invocation.DeadlineOr(options.wait ? kWaitDeadline : kDeadline);
+  const auto deadline =
+      rpc::SteadyDeadline::After(invocation.DeadlineOr(options.wait ? kWaitDeadline : kDeadline));
   while (true) {
     const absl::StatusOr<bool> is_serving =
-        IsServing(invocation.address, options.service, credentials, deadline);
+        IsServing(invocation.address, options.service, credentials, deadline.wall());
     const bool may_change = is_serving.ok() ? !*is_serving : rpc::IsRetryable(is_serving.status());
-    if (!options.wait || !may_change || absl::Now() + kWaitInterval >= deadline) {
+    if (!options.wait || !may_change || kWaitInterval >= deadline.left()) {
       return is_serving;
     }
     absl::SleepFor(kWaitInterval);

@@ -10,12 +10,17 @@
 #include <stdlib.h>
 
 #include <chrono>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <future>
 #include <memory>
+#include <optional>
 #include <string>
 
+#include "absl/strings/match.h"
+#include "client/cli/process.h"
+#include "client/mesh_client.h"
 #include "sharding/str_cat.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/status_matchers.h"
@@ -30,6 +35,10 @@ using Steady = std::chrono::steady_clock;
 constexpr char kCacheSeconds[] = "1";
 // Longer than that and the time after which a silent worker is lost.
 constexpr std::chrono::milliseconds kLook(3500);
+
+// The coordinator that WatcherTest watches, by its environment, and what it prints when it does.
+constexpr char kWatched[] = "SHARDMESH_WATCHED";
+constexpr char kBegan[] = "the watch has begun";
 
 std::string FakeTimeLibrary() {
   glob_t found = {};
@@ -180,6 +189,48 @@ TEST_F(WallClockTest, AClientHasTheTimeThatItWasGivenWhenItsClockIsStepped) {
   const CommandResult over = run("4s", -1).get();
   EXPECT_EQ(over.exit_code, 3) << over.err;
   EXPECT_LT(over.time, absl::Seconds(10));
+}
+
+TEST_F(WallClockTest, AWatchHasItsTimeWhenItsClockIsStepped) {
+  ASSERT_NO_FATAL_FAILURE(Start("tp=1"));
+  const WallClock clock = NewClock("watcher");
+  for (const int hours : {1, -1}) {
+    const std::string log = StrCat(folder_, "/watch", hours);
+    clock.Set(0);
+    setenv(kWatched, cluster_->address().c_str(), 1);
+    clock.PutOn();
+    absl::StatusOr<client::ChildProcess> watcher = client::ChildProcess::Start(
+        {.command = {"/proc/self/exe", "--gtest_also_run_disabled_tests",
+                     "--gtest_filter=WatcherTest.*"},
+         .log_path = log});
+    WallClock::TakeOff();
+    unsetenv(kWatched);
+    ASSERT_THAT(watcher, IsOk());
+    ASSERT_TRUE(Eventually([&] { return absl::StrContains(client::ReadLog(log), kBegan); }));
+    clock.Set(hours);
+    std::optional<std::string> end;
+    ASSERT_TRUE(Eventually([&] { return (end = watcher->Ended()).has_value(); }));
+    EXPECT_EQ(*end, "exited with code 0") << hours << ": " << client::ReadLog(log);
+  }
+}
+
+// Run in a process of its own by the test above.
+TEST(WatcherTest, DISABLED_WatchesForItsTime) {
+  const char* const address = getenv(kWatched);
+  ASSERT_NE(address, nullptr) << "the address of a coordinator";
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto client, client::MeshClient::Connect(address));
+  constexpr absl::Duration kTime = absl::Seconds(3);
+  const Steady::time_point start = Steady::now();
+  const absl::Status ended =
+      client->Watch({}, 0, absl::Now() + kTime, [](const client::CatalogChanges&) {
+        std::printf("%s\n", kBegan);
+        std::fflush(stdout);
+        return true;
+      });
+  const absl::Duration took = absl::FromChrono(Steady::now() - start);
+  EXPECT_THAT(ended, IsOk());
+  EXPECT_GE(took, kTime - absl::Milliseconds(100));
+  EXPECT_LT(took, kTime + absl::Seconds(20));
 }
 
 }  // namespace
