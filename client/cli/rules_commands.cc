@@ -437,6 +437,10 @@ absl::StatusOr<std::string> FileOf(const PatternRulesAnswer& answer,
 }
 
 absl::Status RunFromText(const Invocation& invocation, const FromTextFlags& flags) {
+  // As in the original it makes no rules, which is easily taken for a spec of everything.
+  if (flags.text.find("->") == std::string::npos && !invocation.json) {
+    std::cerr << "No rule in \"" << flags.text << "\": a rule is written PATTERN->AXES\n";
+  }
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   SHARDMESH_ASSIGN_OR_RETURN(
       const PatternRulesAnswer answer,
