@@ -9,6 +9,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/time/clock.h"
 #include "rpc/log.h"
+#include "rpc/status.h"
 #include "sharding/reason.h"
 #include "sharding/str_cat.h"
 #include "tensor/failpoint.h"
@@ -25,6 +26,8 @@ constexpr size_t kMaxGroupBytes = 4 << 20;
 // only move the failure to the callers' deadlines.
 constexpr size_t kMaxQueuedCommits = 65'536;
 constexpr size_t kMaxQueuedBytes = 64 << 20;
+// When a caller that was refused should try again: disks write most of the queue by then.
+constexpr absl::Duration kRetryDelay = absl::Seconds(1);
 
 // How many marks there are of when a revision was made: history lives longer than it must by one
 // part in so many.
@@ -129,13 +132,18 @@ void LocalStore::Commit(Transaction transaction, CommitCallback callback) {
   absl::MutexLock lock(&mutex_);
   if (commit.refusal.ok()) {
     if (closing_) {
-      commit.refusal = absl::UnavailableError("the store is closing");
+      commit.refusal = rpc::WithRetryDelay(
+          WithReason(absl::UnavailableError("the store is closing; retry"), Reason::kNotServing),
+          kRetryDelay);
     } else if (queue_.size() >= kMaxQueuedCommits ||
                queued_bytes_ + commit.size_bytes > kMaxQueuedBytes) {
-      commit.refusal = WithReason(absl::ResourceExhaustedError(StrCat(
-                                      "the store is behind: ", queue_.size(), " commits of ",
-                                      queued_bytes_, " bytes wait for the disk; retry later")),
-                                  Reason::kStoreFailed);
+      commit.refusal = rpc::WithRetryDelay(
+          WithReason(absl::ResourceExhaustedError(StrCat(
+                         "the store is behind: ", queue_.size(), " commits of ", queued_bytes_,
+                         " bytes wait for the disk; at most ", kMaxQueuedCommits, " of ",
+                         kMaxQueuedBytes, " bytes may; retry later")),
+                     Reason::kLimitExceeded),
+          kRetryDelay);
     }
   }
   if (!commit.refusal.ok()) {

@@ -130,8 +130,8 @@ class Store {
   // Otherwise nothing of it happened:
   //   ABORTED (VERSION_MISMATCH)  a compare failed; names the key, its revision and the one asked.
   //   INVALID_ARGUMENT            over a limit above, a malformed key, or one written twice.
-  //   RESOURCE_EXHAUSTED          (STORE_FULL) disk or quota are full; or too much is queued.
-  //   UNAVAILABLE                 the store is closing.
+  //   RESOURCE_EXHAUSTED          (STORE_FULL) disk or quota are full; (LIMIT_EXCEEDED) queue full.
+  //   UNAVAILABLE                 (NOT_SERVING) closing. With a retry delay, as LIMIT_EXCEEDED.
   // After a write whose outcome is not known no callback runs any more: see
   // LocalStoreOptions::on_failure.
   virtual void Commit(Transaction transaction, CommitCallback callback) = 0;

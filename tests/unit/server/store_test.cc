@@ -15,6 +15,7 @@
 #include "absl/synchronization/barrier.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
+#include "rpc/status.h"
 #include "server/local_store.h"
 #include "server/sqlite_store.h"
 #include "tests/testing/eventually.h"
@@ -325,6 +326,34 @@ TEST_P(StoreTest, CallsBackForEverythingItAcceptedBeforeItEnds) {
   for (size_t i = 0; i < revisions.size(); ++i) {
     EXPECT_EQ(revisions[i], static_cast<Revision>(i + 1));
   }
+}
+
+TEST_P(StoreTest, SaysWhenToTryAgainWhereTooMuchWaits) {
+  constexpr int kCommits = 70;  // of 1 MiB each; 64 may wait
+  absl::Notification go_on;
+  store_->Commit({.puts = {{"first", ""}}},
+                 [&](const absl::StatusOr<Revision>&) { go_on.WaitForNotification(); });
+  absl::Mutex mutex;
+  std::vector<absl::Status> results;
+  for (int i = 0; i < kCommits; ++i) {
+    store_->Commit({.puts = {{"a", std::string(1 << 20, 'v')}}},
+                   [&](const absl::StatusOr<Revision>& revision) {
+                     absl::MutexLock lock(&mutex);
+                     results.push_back(revision.status());
+                   });
+  }
+  go_on.Notify();
+  absl::MutexLock lock(&mutex);
+  const auto have_all = [&] {
+    mutex.AssertReaderHeld();
+    return results.size() == kCommits;
+  };
+  ASSERT_TRUE(mutex.AwaitWithTimeout(absl::Condition(&have_all), kLimit));
+  EXPECT_THAT(results.front(), IsOk());
+  const absl::Status& refused = results.back();
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
+  EXPECT_EQ(rpc::RetryDelayOf(refused), absl::Seconds(1));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("at most 65536 of 67108864 bytes may"));
 }
 
 TEST_P(StoreTest, KeepsNoMoreBytesOfHistoryThanItMay) {
