@@ -77,6 +77,19 @@ absl::Status FileSystemError(std::string_view doing, const std::string& path,
   return SystemError(doing, path);
 }
 
+// The database that is to take the place of a folder's own; empty if there is none.
+absl::StatusOr<std::string> NextOf(const std::string& folder) {
+  std::error_code error;
+  std::string next;
+  for (std::filesystem::directory_iterator entry(folder, error), end; !error && entry != end;
+       entry.increment(error)) {
+    const std::string path = entry->path();
+    if (absl::EndsWith(path, ToAbsl(kNextSuffix)) && absl::StrContains(path, ".db-")) next = path;
+  }
+  if (error) return FileSystemError("list", folder, error);
+  return next;
+}
+
 // Bytes of a number, the lowest first.
 std::string NumberBytes(uint64_t value) {
   std::string bytes(sizeof(value), '\0');
@@ -195,15 +208,15 @@ absl::StatusOr<std::string> ReplaceDatabase(const std::string& folder, const std
   return has_one ? to : "";
 }
 
-absl::Status FinishReplacement(const std::string& folder) {
+absl::StatusOr<bool> IsBeingReplaced(const std::string& folder) {
   std::error_code error;
-  std::string next;
-  for (std::filesystem::directory_iterator entry(folder, error), end; !error && entry != end;
-       entry.increment(error)) {
-    const std::string path = entry->path();
-    if (absl::EndsWith(path, ToAbsl(kNextSuffix)) && absl::StrContains(path, ".db-")) next = path;
-  }
-  if (error) return FileSystemError("list", folder, error);
+  if (!std::filesystem::is_directory(folder, error)) return false;
+  SHARDMESH_ASSIGN_OR_RETURN(const std::string next, NextOf(folder));
+  return !next.empty();
+}
+
+absl::Status FinishReplacement(const std::string& folder) {
+  SHARDMESH_ASSIGN_OR_RETURN(const std::string next, NextOf(folder));
   if (next.empty()) return absl::OkStatus();
   const std::string database = DatabasePath(folder);
   const std::string to = next.substr(0, next.size() - kNextSuffix.size());

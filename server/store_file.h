@@ -44,6 +44,8 @@ absl::Status SyncFolder(const std::string& folder);
 // neither database open.
 absl::StatusOr<std::string> ReplaceDatabase(const std::string& folder, const std::string& prepared,
                                             std::string_view name);
+// Whether a replacement was begun that FinishReplacement has to finish. False without a folder.
+absl::StatusOr<bool> IsBeingReplaced(const std::string& folder);
 // Does what is left of a replacement that was interrupted; nothing where there is none. Called by
 // whoever has taken the lock of a folder, before its database is looked for.
 absl::Status FinishReplacement(const std::string& folder);

@@ -818,7 +818,11 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
   const std::string path = DatabasePath(folder);
   const auto missing = [&] { return StoreError(absl::StatusCode::kNotFound, NoDatabase(folder)); };
   std::error_code error;
-  if (!fs::exists(folder, error)) return missing();
+  // Not even a lock is left in a folder that is none of a coordinator.
+  SHARDMESH_ASSIGN_OR_RETURN(const bool is_replaced, IsBeingReplaced(folder));
+  const bool has_one = is_replaced || fs::exists(path, error);
+  if (error) return FileError("look for", path, error);
+  if (!has_one) return missing();
   SHARDMESH_ASSIGN_OR_RETURN(const FolderLock lock, FolderLock::Take(folder));
   SHARDMESH_RETURN_IF_ERROR(FinishReplacement(folder));
   if (!fs::exists(path, error)) return missing();

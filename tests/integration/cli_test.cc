@@ -173,6 +173,21 @@ TEST_F(CommandLineTest, RefusesWrongUse) {
   }
 }
 
+TEST_F(CommandLineTest, LeavesNothingInAFolderThatIsNoneOfACoordinator) {
+  const std::string folder = folder_ + "/elsewhere";
+  std::filesystem::create_directories(folder);
+  const std::string file = WriteFile(folder + "/notes.txt", "mine");
+  for (const std::vector<std::string>& options : std::vector<std::vector<std::string>>{
+           {}, {"--set-aside"}, {"--set-aside", "--cluster-of", file}, {"--output=json"}}) {
+    std::vector<std::string> arguments = {"admin", "check", folder};
+    arguments.insert(arguments.end(), options.begin(), options.end());
+    const CommandResult result = Run(arguments);
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_THAT(result.err, AllOf(HasSubstr("there is no database"), HasSubstr(folder)));
+    EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder), {}), 1) << result.err;
+  }
+}
+
 TEST_F(CommandLineTest, ReportsErrorsAsJson) {
   for (const std::vector<std::string>& arguments : std::vector<std::vector<std::string>>{
            {"statsu", "--output=json"}, {"status", "--output", "json", "--deadline", "soon"}}) {

@@ -749,8 +749,20 @@ TEST(StoreRepairTest, SetsManyRecordsAsideInLittleTime) {
 }
 
 TEST(StoreRepairTest, ChecksNoFolderWithoutADatabase) {
-  EXPECT_THAT(CheckDataFolder(NewFolder(), false).status(),
+  const std::string folder = NewFolder();
+  std::ofstream(folder + "/notes.txt") << "not a coordinator's";
+  for (const bool set_aside : {false, true}) {
+    EXPECT_THAT(CheckDataFolder(folder, set_aside).status(),
+                StatusIs(absl::StatusCode::kNotFound, Reason::kStoreFailed));
+  }
+  const std::string file = folder + "/notes.txt";
+  EXPECT_THAT(CheckDataFolder(file, false).status(),
               StatusIs(absl::StatusCode::kNotFound, Reason::kStoreFailed));
+  // It leaves nothing there.
+  std::vector<std::string> left;
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    left.push_back(entry.path());
+  EXPECT_THAT(left, ElementsAre(file));
 }
 
 TEST(StoreRepairTest, PointsFromAClustersFolderToItsCoordinators) {
