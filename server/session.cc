@@ -50,6 +50,11 @@ Session SessionTable::Describe(const std::string& id, const Entry& entry) {
 
 absl::StatusOr<Session> SessionTable::Open(const rpc::Caller& caller, std::string client,
                                            absl::Duration ttl) {
+  if (ttl < kMinSessionTtl || ttl > kMaxSessionTtl) {
+    return rpc::BadField("ttl", StrCat("is ", absl::FormatDuration(ttl), "; it must be ",
+                                       absl::FormatDuration(kMinSessionTtl), " to ",
+                                       absl::FormatDuration(kMaxSessionTtl)));
+  }
   const absl::Time now = clock_->Now();
   absl::MutexLock lock(&mutex_);
   if (static_cast<int64_t>(sessions_.size()) >= options_.max_sessions) {
@@ -64,8 +69,7 @@ absl::StatusOr<Session> SessionTable::Open(const rpc::Caller& caller, std::strin
   Entry entry;
   entry.caller = caller;
   entry.client = std::move(client);
-  entry.ttl = ttl == absl::ZeroDuration() ? options_.default_ttl
-                                          : std::clamp(ttl, options_.min_ttl, options_.max_ttl);
+  entry.ttl = ttl;
   entry.expires = now + entry.ttl;
   expiry_.SetNoLaterThan(entry.expires);
   const auto opened = sessions_.emplace(RandomId(), std::move(entry)).first;

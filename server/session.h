@@ -22,11 +22,12 @@
 
 namespace shardmesh::server {
 
+// Of a session's time to live. The contract names them too (session_service.proto).
+inline constexpr absl::Duration kMinSessionTtl = absl::Seconds(1);
+inline constexpr absl::Duration kMaxSessionTtl = absl::Hours(1);
+inline constexpr absl::Duration kDefaultSessionTtl = absl::Seconds(30);
+
 struct SessionOptions {
-  absl::Duration default_ttl = absl::Seconds(30);
-  // A TTL that was asked for is moved into this range.
-  absl::Duration min_ttl = absl::Seconds(1);
-  absl::Duration max_ttl = absl::Hours(24);
   // Bounds what clients that never close can take.
   int64_t max_sessions = 10'000;
   // The same for one caller (rpc::Caller::name).
@@ -70,8 +71,9 @@ class SessionTable {
   // `listener` hears of each session that ended, once. `clock` outlives the table.
   SessionTable(rpc::Clock* clock, Listener listener, SessionOptions options = {});
 
-  // `ttl` 0: the default. A session of a caller whose name is proven is bound to that name.
-  // RESOURCE_EXHAUSTED, with a retry delay: max_sessions or max_sessions_per_caller are open.
+  // A session of a caller whose name is proven is bound to that name. INVALID_ARGUMENT (BAD_FIELD):
+  // `ttl` is not kMinSessionTtl to kMaxSessionTtl. RESOURCE_EXHAUSTED, with a retry delay:
+  // max_sessions or max_sessions_per_caller are open.
   absl::StatusOr<Session> Open(const rpc::Caller& caller, std::string client, absl::Duration ttl);
   // Starts the TTL anew.
   absl::StatusOr<Session> Renew(std::string_view id);

@@ -23,8 +23,6 @@
 namespace shardmesh::server {
 namespace {
 
-constexpr absl::Duration kMinTtl = absl::Seconds(1);
-constexpr absl::Duration kMaxTtl = absl::Hours(1);
 constexpr size_t kMaxClientNameBytes = 255;
 
 class SessionService final : public v1::SessionService::CallbackService {
@@ -74,14 +72,9 @@ class SessionService final : public v1::SessionService::CallbackService {
       return rpc::BadField("client_name", StrCat("has ", request.client_name().size(),
                                                  " bytes; at most ", kMaxClientNameBytes));
     }
-    absl::Duration ttl = absl::ZeroDuration();  // the table's default
+    absl::Duration ttl = kDefaultSessionTtl;
     if (request.has_ttl()) {
       SHARDMESH_ASSIGN_OR_RETURN(ttl, rpc::Decode(request.ttl()));
-      if (ttl < kMinTtl || ttl > kMaxTtl) {
-        return rpc::BadField(
-            "ttl", StrCat("is ", absl::FormatDuration(ttl), "; it must be ",
-                          absl::FormatDuration(kMinTtl), " to ", absl::FormatDuration(kMaxTtl)));
-      }
     }
     // A repeated request gets its session as long as that lives: sessions end with the process, and
     // so does this memory of them.

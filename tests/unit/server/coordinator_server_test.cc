@@ -4,6 +4,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -12,6 +13,7 @@
 #include "gtest/gtest.h"
 #include "rpc/call.h"
 #include "rpc/status.h"
+#include "rpc/time_codec.h"
 #include "sharding/reason.h"
 #include "shardmesh/v1/array_service.grpc.pb.h"
 #include "shardmesh/v1/catalog_service.grpc.pb.h"
@@ -24,6 +26,7 @@
 namespace shardmesh::server {
 namespace {
 
+using test::IsOkAndHolds;
 using test::StatusIs;
 using ::testing::HasSubstr;
 
@@ -205,6 +208,27 @@ TEST_F(CoordinatorServerTest, ARequestIdOpensOneSessionAndIsRefusedForAnother) {
   request.set_client_name("bob");
   EXPECT_THAT(Call(stub, &v1::SessionService::Stub::OpenSession, request, &again),
               StatusIs(absl::StatusCode::kInvalidArgument, Reason::kRequestIdReused));
+}
+
+TEST_F(CoordinatorServerTest, TakesATtlOfASessionBetweenASecondAndAnHour) {
+  const auto stub = v1::SessionService::NewStub(channel_);
+  const auto open = [&](std::optional<absl::Duration> ttl) -> absl::StatusOr<absl::Duration> {
+    v1::OpenSessionRequest request;
+    request.set_request_id(ttl.has_value() ? absl::FormatDuration(*ttl) : "none");
+    if (ttl.has_value()) rpc::Encode(*ttl, request.mutable_ttl());
+    v1::OpenSessionResponse response;
+    const absl::Status status =
+        Call(stub, &v1::SessionService::Stub::OpenSession, request, &response);
+    if (!status.ok()) return status;
+    return rpc::Decode(response.ttl());
+  };
+  EXPECT_THAT(open(std::nullopt), IsOkAndHolds(absl::Seconds(30)));
+  EXPECT_THAT(open(absl::Seconds(1)), IsOkAndHolds(absl::Seconds(1)));
+  EXPECT_THAT(open(absl::Hours(1)), IsOkAndHolds(absl::Hours(1)));
+  for (const absl::Duration ttl : {absl::ZeroDuration(), absl::Milliseconds(999),
+                                   absl::Hours(1) + absl::Milliseconds(1), absl::Hours(24)}) {
+    EXPECT_THAT(open(ttl), StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  }
 }
 
 TEST_F(CoordinatorServerTest, BoundsThePutsThatACallerBegins) {

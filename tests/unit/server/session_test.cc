@@ -87,10 +87,19 @@ TEST_F(SessionTest, EndsOnceWhenClosed) {
   EXPECT_EQ(ended_[0].end, SessionEnd::kClosed);
 }
 
-TEST_F(SessionTest, MovesAnOddTtlIntoTheRange) {
-  EXPECT_EQ(table_.Open(kCaller, "", absl::ZeroDuration())->ttl, absl::Seconds(30));
-  EXPECT_EQ(table_.Open(kCaller, "", absl::Nanoseconds(1))->ttl, absl::Seconds(1));
-  EXPECT_EQ(table_.Open(kCaller, "", absl::InfiniteDuration())->ttl, absl::Hours(24));
+TEST_F(SessionTest, TakesATtlOfTheContractsRangeAndNoOther) {
+  for (const absl::Duration ttl : {absl::Seconds(1), absl::Seconds(30), absl::Hours(1)}) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const Session session, table_.Open(kCaller, "", ttl));
+    EXPECT_EQ(session.ttl, ttl);
+  }
+  for (const absl::Duration ttl :
+       {-absl::Seconds(1), absl::ZeroDuration(), absl::Milliseconds(999),
+        absl::Hours(1) + absl::Nanoseconds(1), absl::Hours(24), absl::InfiniteDuration()}) {
+    const absl::Status refused = table_.Open(kCaller, "", ttl).status();
+    EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField)) << ttl;
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("it must be 1s to 1h"));
+  }
+  EXPECT_EQ(table_.size(), 3);
 }
 
 TEST_F(SessionTest, BoundsTheNumberOfSessions) {
