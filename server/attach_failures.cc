@@ -1,12 +1,18 @@
 // Counts failed attempts to attach, and forgets the old ones.
 #include "server/attach_failures.h"
 
+#include <grpcpp/support/status.h>
+
+#include "rpc/status.h"
+
 namespace shardmesh::server {
 namespace {
 
-// The status with its text cut, and without payloads, which may be long too.
+// The status with the text that the worker got, which is cut and begins with the field at fault;
+// without payloads, which may be long too.
 absl::Status Shortened(const absl::Status& status) {
-  return {status.code(), status.message().substr(0, AttachFailures::kMaxErrorBytes)};
+  static_assert(rpc::kMaxStatusMessageBytes <= AttachFailures::kMaxErrorBytes);
+  return {status.code(), rpc::ToGrpc(status).error_message()};
 }
 
 }  // namespace

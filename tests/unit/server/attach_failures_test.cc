@@ -6,6 +6,7 @@
 
 #include <string>
 
+#include "rpc/status.h"
 #include "sharding/str_cat.h"
 #include "tests/testing/status_matchers.h"
 
@@ -29,6 +30,13 @@ TEST(AttachFailuresTest, CountsUntilTheWorkerTakesPart) {
   failures.Forget("another");
   EXPECT_EQ(failures.Of("w", kStart).count, 0);
   EXPECT_EQ(failures.size(), 0u);
+}
+
+TEST(AttachFailuresTest, NamesTheFieldThatWasWrong) {
+  AttachFailures failures;
+  failures.Note("w", rpc::BadField("hello.nonce", "has 3 bytes; it must have 16 to 64"), kStart);
+  EXPECT_EQ(failures.Of("w", kStart).last,
+            absl::InvalidArgumentError("hello.nonce has 3 bytes; it must have 16 to 64"));
 }
 
 TEST(AttachFailuresTest, ForgetsWhatWasTheLongestAgoWhereThereIsNoRoom) {
