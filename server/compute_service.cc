@@ -33,6 +33,7 @@
 #include "sharding/str_cat.h"
 #include "shardmesh/v1/attach_service.pb.h"
 #include "shardmesh/v1/compute_service.grpc.pb.h"
+#include "tensor/failpoint.h"
 #include "tensor/view.h"
 
 namespace shardmesh::server {
@@ -476,6 +477,7 @@ absl::StatusOr<StepRunner::RunningPtr> StepRunner::Admit(StepCall* call, StepReq
     v1::StepOperand* encoded = message.add_operands();
     if (operand.array != nullptr) {
       const std::string& array_id = operand.array->definition.descriptor.array_id;
+      SHARDMESH_PASSES("compute.give");
       // What a name or another pin holds is lent, not given: the step leaves it alone.
       operand.donate = operand.donate && context_.catalogue->Give(array_id, kDonorsPins);
       // The session may have let go of it since it was asked for, and another keep it: that one's

@@ -1,18 +1,24 @@
 // What callers can use up of a process: its file descriptors, and its memory by messages that grow.
+#include <google/protobuf/empty.pb.h>
+#include <google/protobuf/unknown_field_set.h>
 #include <grpcpp/grpcpp.h>
+#include <grpcpp/impl/rpc_method.h>
+#include <grpcpp/support/sync_stream.h>
 #include <signal.h>
 
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <optional>
 #include <regex>
+#include <string>
 #include <vector>
 
 #include "client/health.h"
 #include "rpc/call.h"
 #include "rpc/dial.h"
+#include "rpc/message_bytes.h"
 #include "rpc/status.h"
-#include "shardmesh/v1/session_service.grpc.pb.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/test_cluster.h"
@@ -98,19 +104,45 @@ int64_t PeakKib(pid_t pid) {
   return value;
 }
 
-TEST_P(ProcessLimitsTest, RefusesCompressedMessagesWithoutInflatingThem) {
-  EXPECT_THAT(IsAlive(), IsOkAndHolds(true));
-  const int64_t before = PeakKib(process_->id().pid);
-  const auto channel = grpc::CreateChannel(address_, grpc::InsecureChannelCredentials());
+// Sends one message of 100 MiB, which is 100 kB when compressed, to any method.
+absl::Status SendCompressed(const std::string& address, const std::string& path) {
+  using Bytes = grpc::ByteBuffer;
+  google::protobuf::Empty message;
+  message.GetReflection()->MutableUnknownFields(&message)->AddLengthDelimited(
+      15'000, std::string(size_t{100} << 20, '\0'));
+  const std::shared_ptr<grpc::Channel> channel =
+      grpc::CreateChannel(address, grpc::InsecureChannelCredentials());
   grpc::ClientContext context;
   rpc::Apply(rpc::CallOptions::Within(absl::Seconds(30)), &context);
   context.set_compression_algorithm(GRPC_COMPRESS_GZIP);
-  v1::OpenSessionRequest request;
-  request.set_client_name(std::string(size_t{100} << 20, '\0'));  // 100 kB when compressed
-  v1::OpenSessionResponse response;
-  const absl::Status refused = rpc::FromGrpc(
-      v1::SessionService::NewStub(channel)->OpenSession(&context, request, &response));
-  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kUnimplemented));
+  const grpc::internal::RpcMethod method(path.c_str(), grpc::internal::RpcMethod::BIDI_STREAMING,
+                                         channel);
+  const std::unique_ptr<grpc::ClientReaderWriter<Bytes, Bytes>> stream(
+      grpc::internal::ClientReaderWriterFactory<Bytes, Bytes>::Create(channel.get(), method,
+                                                                      &context));
+  stream->Write(rpc::SerializeMessage(message));
+  stream->WritesDone();
+  Bytes answer;
+  while (stream->Read(&answer)) {
+  }
+  return rpc::FromGrpc(stream->Finish());
+}
+
+TEST_P(ProcessLimitsTest, RefusesCompressedMessagesWithoutInflatingThem) {
+  EXPECT_THAT(IsAlive(), IsOkAndHolds(true));
+  const int64_t before = PeakKib(process_->id().pid);
+  const bool is_worker = GetParam() == std::string("shardmesh-worker");
+  const std::vector<std::string> methods =
+      is_worker
+          ? std::vector<std::string>{"TileService/Identify", "TileService/PutTiles",
+                                     "TileService/GetTiles"}
+          : std::vector<std::string>{"SessionService/OpenSession", "ResolveService/ResolveSpec",
+                                     "ResolveService/ResolveTree", "AttachService/Attach"};
+  for (const std::string& method : methods) {
+    const absl::Status refused = SendCompressed(address_, StrCat("/shardmesh.v1.", method));
+    EXPECT_THAT(refused, StatusIs(absl::StatusCode::kUnimplemented)) << method;
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("gzip")) << method;
+  }
   EXPECT_LT(PeakKib(process_->id().pid) - before, 20 << 10);
   EXPECT_THAT(IsAlive(), IsOkAndHolds(true));
 }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <deque>
 #include <map>
+#include <set>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -60,7 +61,22 @@ class Stream final : public grpc::ClientBidiReactor<v1::AttachRequest, v1::Attac
     outbox_.Push(std::make_shared<const v1::AttachRequest>(std::move(request)), size_bytes)
         .IgnoreError();
   }
-  void Cancel() { context_.TryCancel(); }
+  void Cancel() {
+    context_.TryCancel();
+    ReadOn();
+  }
+  void StopReading() {
+    absl::MutexLock lock(&mutex_);
+    reads_ = false;
+  }
+  void ReadOn() {
+    {
+      absl::MutexLock lock(&mutex_);
+      reads_ = true;
+      if (!std::exchange(is_waiting_, false)) return;
+    }
+    StartRead(&read_);
+  }
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override { outbox_.OnWriteDone(ok); }
@@ -72,6 +88,9 @@ class Stream final : public grpc::ClientBidiReactor<v1::AttachRequest, v1::Attac
   grpc::ClientContext context_;
   rpc::Outbox<v1::AttachRequest> outbox_;
   v1::AttachResponse read_;
+  absl::Mutex mutex_;
+  bool reads_ ABSL_GUARDED_BY(mutex_) = true;
+  bool is_waiting_ ABSL_GUARDED_BY(mutex_) = false;  // no read is under way
 };
 
 class Hollow final : public HollowWorkers, public v1::TileService::CallbackService {
@@ -83,10 +102,9 @@ class Hollow final : public HollowWorkers, public v1::TileService::CallbackServi
     {
       absl::MutexLock lock(&mutex_);
       stopping_ = true;
-      for (Slot& slot : slots_) {
-        if (slot.stream != nullptr) slot.stream->Cancel();
-      }
-      const auto all_ended = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return streams_ == 0; };
+      for (Stream* stream : streams_) stream->Cancel();
+      const auto all_ended = [this]()
+                                 ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return streams_.empty(); };
       mutex_.Await(absl::Condition(&all_ended));
     }
     if (thread_.joinable()) thread_.join();
@@ -145,6 +163,16 @@ class Hollow final : public HollowWorkers, public v1::TileService::CallbackServi
     return absl::StrFormat("%s%06d", options_.identity_prefix, index);
   }
 
+  uint64_t IncarnationOf(int64_t index) const override {
+    absl::MutexLock lock(&mutex_);
+    return slots_[static_cast<size_t>(index)].incarnation;
+  }
+  void Send(int64_t index, const v1::AttachRequest& message) override {
+    absl::MutexLock lock(&mutex_);
+    const Slot& slot = slots_[static_cast<size_t>(index)];
+    if (slot.stream != nullptr) slot.stream->Send(message);
+  }
+
   Totals totals() const override {
     absl::MutexLock lock(&mutex_);
     return TotalsLocked();
@@ -155,6 +183,15 @@ class Hollow final : public HollowWorkers, public v1::TileService::CallbackServi
     return mutex_.AwaitWithTimeout(absl::Condition(&is_so), timeout);
   }
 
+  void AttachAgain(int64_t index) override {
+    absl::MutexLock lock(&mutex_);
+    Slot& slot = slots_[static_cast<size_t>(index)];
+    slot.stream = nullptr;
+    slot.pages_left = 0;
+    slot.next_beat = absl::InfiniteFuture();
+    SetEpoch(&slot, -1);
+    slot.next_attach = absl::UnixEpoch();
+  }
   void Leave(int64_t index) override {
     absl::MutexLock lock(&mutex_);
     Slot& slot = slots_[static_cast<size_t>(index)];
@@ -170,13 +207,25 @@ class Hollow final : public HollowWorkers, public v1::TileService::CallbackServi
     absl::MutexLock lock(&mutex_);
     slots_[static_cast<size_t>(index)].next_beat = absl::InfiniteFuture();
   }
+  void StopReading(int64_t index) override {
+    absl::MutexLock lock(&mutex_);
+    const Slot& slot = slots_[static_cast<size_t>(index)];
+    if (slot.stream != nullptr) slot.stream->StopReading();
+  }
+  void ReadOn(int64_t index) override {
+    absl::MutexLock lock(&mutex_);
+    const Slot& slot = slots_[static_cast<size_t>(index)];
+    if (slot.stream != nullptr) slot.stream->ReadOn();
+  }
 
   // From the streams.
   void Taken(Stream* stream, int64_t index, const v1::AttachResponse& message) {
+    if (options_.heard) options_.heard(index, message);
     std::deque<v1::AttachRequest> answers;
     {
       absl::MutexLock lock(&mutex_);
       Slot& slot = slots_[static_cast<size_t>(index)];
+      if (slot.stream != stream) return;  // another took its place
       if (message.has_welcome()) {
         const auto interval = rpc::Decode(message.welcome().heartbeat_interval());
         slot.interval = interval.ok() ? *interval : absl::Seconds(1);
@@ -208,19 +257,20 @@ class Hollow final : public HollowWorkers, public v1::TileService::CallbackServi
     }
     for (v1::AttachRequest& answer : answers) stream->Send(std::move(answer));
   }
-  void Ended(int64_t index, const grpc::Status& status) {
+  void Ended(Stream* stream, int64_t index, const grpc::Status& status) {
     absl::MutexLock lock(&mutex_);
+    streams_.erase(stream);
+    last_end_ = rpc::FromGrpc(status).ToString();
     Slot& slot = slots_[static_cast<size_t>(index)];
+    if (slot.stream != stream) return;
     slot.stream = nullptr;
     if (std::exchange(slot.pages_left, 0) > 0) --bringing_;
     if (status.error_code() == grpc::StatusCode::CANCELLED && !stopping_) ++cancelled_;
     slot.next_beat = absl::InfiniteFuture();
     SetEpoch(&slot, -1);
-    last_end_ = rpc::FromGrpc(status).ToString();
     if (slot.next_attach != absl::InfiniteFuture() && slot.next_attach != absl::InfinitePast()) {
       slot.next_attach = absl::Now() + options_.attach_delay;
     }
-    --streams_;
   }
 
  private:
@@ -326,7 +376,7 @@ class Hollow final : public HollowWorkers, public v1::TileService::CallbackServi
             while (slot.incarnation == 0) slot.incarnation = absl::Uniform<uint64_t>(random_);
             slot.next_attach = absl::UnixEpoch();  // from here on after each end
             slot.stream = new Stream(this, index);
-            ++streams_;
+            streams_.insert(slot.stream);
             ++attaches_;
             slot.stream->Start(*slot.stub, HelloOf(index, slot));
           }
@@ -355,7 +405,7 @@ class Hollow final : public HollowWorkers, public v1::TileService::CallbackServi
   int64_t cancelled_ ABSL_GUARDED_BY(mutex_) = 0;
   // Calls back that wait for their answer, and until when.
   std::deque<std::pair<absl::Time, grpc::ServerUnaryReactor*>> late_ ABSL_GUARDED_BY(mutex_);
-  int64_t streams_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::set<Stream*> streams_ ABSL_GUARDED_BY(mutex_);
   std::string last_end_ ABSL_GUARDED_BY(mutex_);
   absl::BitGen random_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
@@ -370,11 +420,16 @@ void Stream::OnReadDone(bool ok) {
   }
   hollow_->Taken(this, index_, read_);
   read_.Clear();
+  {
+    absl::MutexLock lock(&mutex_);
+    is_waiting_ = !reads_;
+    if (is_waiting_) return;
+  }
   StartRead(&read_);
 }
 
 void Stream::OnDone(const grpc::Status& status) {
-  hollow_->Ended(index_, status);
+  hollow_->Ended(this, index_, status);
   delete this;
 }
 

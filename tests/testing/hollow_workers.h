@@ -11,12 +11,17 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
+namespace shardmesh::v1 {
+class AttachRequest;
+class AttachResponse;
+}  // namespace shardmesh::v1
+
 namespace shardmesh::test {
 
 // Each speaks the protocol of AttachService as a real worker does: hello, the call back to its
 // endpoint, an empty inventory, heartbeats, and a report for each membership that it reaches its
-// peers, which it does not try. A stream that ends is begun anew after a delay, unless its worker
-// was told to stay away.
+// peers, which it does not try. It answers no order about its quarantine, and reports no step. A
+// stream that ends is begun anew after a delay, unless its worker was told to stay away.
 //
 //   auto workers = *HollowWorkers::Start({.coordinator = address, .count = 256});
 //   workers->AwaitMembers(256, absl::Seconds(30));
@@ -41,6 +46,8 @@ class HollowWorkers {
     absl::Duration page_interval = absl::ZeroDuration();
     // How long each waits before it tells who answers at its endpoint.
     absl::Duration identify_delay = absl::ZeroDuration();
+    // Sees every message that a worker gets, without a lock; may be called on several threads.
+    std::function<void(int64_t index, const v1::AttachResponse& message)> heard = nullptr;
   };
 
   static absl::StatusOr<std::unique_ptr<HollowWorkers>> Start(const Options& options);
@@ -73,11 +80,21 @@ class HollowWorkers {
     return Await([count](const Totals& totals) { return totals.members == count; }, timeout);
   }
 
+  // Of the process that the worker is now.
+  virtual uint64_t IncarnationOf(int64_t index) const = 0;
+  // Sends something more on the worker's stream; nothing where it has none.
+  virtual void Send(int64_t index, const v1::AttachRequest& message) = 0;
+  // The same process attaches over another stream; the one before stays as it is, without
+  // heartbeats.
+  virtual void AttachAgain(int64_t index) = 0;
   // Ends the stream of a worker, which stays away until Return, and is then another incarnation.
   virtual void Leave(int64_t index) = 0;
   virtual void Return(int64_t index) = 0;
   // Sends no more heartbeats, and reads on.
   virtual void FallSilent(int64_t index) = 0;
+  // Takes no message after the next one, and goes on with heartbeats; or takes them again.
+  virtual void StopReading(int64_t index) = 0;
+  virtual void ReadOn(int64_t index) = 0;
 
  protected:
   HollowWorkers() = default;

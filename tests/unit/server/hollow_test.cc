@@ -3,39 +3,31 @@
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "client/coordinator_client.h"
 #include "gmock/gmock.h"
-#include "rpc/call.h"
 #include "rpc/clock.h"
+#include "rpc/link_codec.h"
 #include "rpc/server_lifecycle.h"
-#include "rpc/status.h"
 #include "server/attach_service.h"
 #include "server/catalogue.h"
 #include "server/cluster_state.h"
-#include "server/coordinator_server.h"
 #include "server/flight_log.h"
 #include "server/link_table.h"
 #include "server/local_store.h"
 #include "server/membership.h"
 #include "server/recovery.h"
 #include "sharding/reason.h"
-#include "sharding/str_cat.h"
-#include "shardmesh/v1/array_service.grpc.pb.h"
-#include "shardmesh/v1/attach_service.grpc.pb.h"
-#include "shardmesh/v1/catalog_service.grpc.pb.h"
-#include "shardmesh/v1/cluster_service.grpc.pb.h"
-#include "shardmesh/v1/compute_service.grpc.pb.h"
-#include "shardmesh/v1/session_service.grpc.pb.h"
 #include "tensor/failpoint.h"
-#include "tests/testing/eventually.h"
-#include "tests/testing/hollow_workers.h"
 #include "tests/testing/proxy.h"
-#include "tests/testing/status_matchers.h"
+#include "tests/unit/server/hollow_fixture.h"
 
 namespace shardmesh::test {
 namespace {
@@ -43,92 +35,8 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr absl::Duration kTimeout = absl::Seconds(60);
-
-class HollowTest : public testing::Test {
+class HollowTest : public HollowFixture {
  protected:
-  ~HollowTest() override { Stop(); }
-
-  void Stop() {
-    workers_.reset();
-    if (coordinator_ != nullptr) coordinator_->Drain(absl::Now() + absl::Seconds(5));
-    coordinator_.reset();
-  }
-
-  using CoordinatorLimits = server::CoordinatorLimits;
-
-  void StartCoordinator(const std::string& mesh, const CoordinatorLimits& limits = {},
-                        const server::MembershipOptions& membership = {}) {
-    server::CoordinatorOptions options;
-    options.listen_address = "127.0.0.1:0";
-    options.http_address = "";
-    if (!mesh.empty()) options.mesh = *Mesh::Parse(mesh);
-    options.limits = limits;
-    options.membership = membership;
-    auto started = server::CoordinatorServer::Start(std::move(options));
-    ASSERT_TRUE(started.ok()) << started.status();
-    coordinator_ = *std::move(started);
-    channel_ = *rpc::CreateChannel(coordinator_->address());
-  }
-  void Begin(HollowWorkers::Options options) {
-    options.coordinator = coordinator_->address();
-    auto workers = HollowWorkers::Start(options);
-    ASSERT_TRUE(workers.ok()) << workers.status();
-    workers_ = *std::move(workers);
-  }
-  void StartWorkers(int64_t count) {
-    Begin({.count = count});
-    ASSERT_TRUE(workers_->AwaitMembers(count, kTimeout)) << workers_->totals().last_end;
-  }
-
-  template <typename Service, typename Request, typename Response>
-  absl::Status Call(grpc::Status (Service::Stub::*method)(grpc::ClientContext*, const Request&,
-                                                          Response*),
-                    const Request& request, Response* response) {
-    const auto stub = Service::NewStub(channel_);
-    grpc::ClientContext context;
-    rpc::Apply(rpc::CallOptions::Within(kTimeout), &context);
-    return rpc::FromGrpc((stub.get()->*method)(&context, request, response));
-  }
-  std::string OpenSession() {
-    v1::OpenSessionRequest open;
-    open.set_request_id("open");
-    v1::OpenSessionResponse session;
-    EXPECT_THAT(Call<v1::SessionService>(&v1::SessionService::Stub::OpenSession, open, &session),
-                IsOk());
-    return session.session_id();
-  }
-  absl::Status CreateMesh(const std::string& name, int64_t size) {
-    v1::CreateEntryRequest request;
-    request.set_request_id("create-" + name);
-    request.set_name(name);
-    v1::MeshAxis* axis = request.mutable_value()->mutable_mesh()->mutable_mesh()->add_axes();
-    axis->set_name("x");
-    axis->set_size(size);
-    v1::CreateEntryResponse response;
-    return Call<v1::CatalogService>(&v1::CatalogService::Stub::CreateEntry, request, &response);
-  }
-  absl::StatusOr<v1::GetStatusResponse> Status(const v1::GetStatusRequest& request = {}) {
-    v1::GetStatusResponse response;
-    const absl::Status status =
-        Call<v1::ClusterService>(&v1::ClusterService::Stub::GetStatus, request, &response);
-    if (!status.ok()) return status;
-    return response;
-  }
-  int64_t Epoch() {
-    const auto status = Status();
-    return status.ok() ? status->epoch() : -1;
-  }
-  // Every worker has heard of the newest epoch, and the mesh is complete.
-  bool AwaitQuiet(const std::string& mesh_id) {
-    return Eventually([&] {
-      v1::GetStatusRequest request;
-      request.set_mesh_id(mesh_id);
-      const auto status = Status(request);
-      return status.ok() && status->meshes_size() == 1 && status->meshes(0).complete() &&
-             workers_->totals().lowest_epoch == status->epoch();
-    });
-  }
   // Bytes of membership that all workers got when one of `count` left.
   int64_t BytesOfOneLoss(int64_t count) {
     StartCoordinator(StrCat("dp=", count));
@@ -146,10 +54,6 @@ class HollowTest : public testing::Test {
     Stop();
     return after.membership_bytes - before.membership_bytes;
   }
-
-  std::unique_ptr<server::CoordinatorServer> coordinator_;
-  std::shared_ptr<grpc::Channel> channel_;
-  std::unique_ptr<HollowWorkers> workers_;
 };
 
 TEST_F(HollowTest, BytesOfOneChangeGrowLinearlyWithTheWorkers) {
@@ -385,8 +289,10 @@ TEST_F(HollowTest, AClientWhoseAnswerIsCutOffHasOnePut) {
 }
 
 TEST_F(HollowTest, ASilentWorkersStreamIsEnded) {
-  StartCoordinator("tp=2", {},
-                   {.heartbeat_interval = absl::Milliseconds(100), .lost_after = absl::Seconds(1)});
+  StartCoordinator("tp=2", {}, [](server::CoordinatorOptions* options) {
+    options->membership.heartbeat_interval = absl::Milliseconds(100);
+    options->membership.lost_after = absl::Seconds(1);
+  });
   StartWorkers(2);
   workers_->FallSilent(0);
   EXPECT_TRUE(workers_->Await(
@@ -443,9 +349,10 @@ TEST_F(HollowTest, StreamsThatAreCutAsTheirCheckEndsDoEnd) {
 }
 
 TEST_F(HollowTest, AnInventoryThatTakesLongIsTakenIn) {
-  StartCoordinator(
-      "tp=1", {},
-      {.heartbeat_interval = absl::Milliseconds(100), .lost_after = absl::Milliseconds(1'500)});
+  StartCoordinator("tp=1", {}, [](server::CoordinatorOptions* options) {
+    options->membership.heartbeat_interval = absl::Milliseconds(100);
+    options->membership.lost_after = absl::Milliseconds(1'500);
+  });
   // No heartbeat comes through before the last page.
   Begin({.count = 1, .inventory_pages = 8, .page_interval = absl::Milliseconds(300)});
   ASSERT_TRUE(workers_->AwaitMembers(1, kTimeout));
@@ -453,9 +360,10 @@ TEST_F(HollowTest, AnInventoryThatTakesLongIsTakenIn) {
 }
 
 TEST_F(HollowTest, AStreamThatIsLostBetweenItsPagesIsEnded) {
-  StartCoordinator(
-      "", {},
-      {.heartbeat_interval = absl::Milliseconds(100), .lost_after = absl::Milliseconds(300)});
+  StartCoordinator("", {}, [](server::CoordinatorOptions* options) {
+    options->membership.heartbeat_interval = absl::Milliseconds(100);
+    options->membership.lost_after = absl::Milliseconds(300);
+  });
   Begin({.count = 1, .inventory_pages = 2, .page_interval = absl::Minutes(2)});
   EXPECT_TRUE(workers_->Await(
       [](const HollowWorkers::Totals& now) { return now.attaches >= 2 && now.members == 0; },
@@ -610,6 +518,264 @@ TEST_F(HollowTest, TextsOfAHelloAreBounded) {
   hello = good;
   hello.set_cluster_id(std::string(65, 'c'));
   EXPECT_THAT(attach(hello).ToString(), HasSubstr("hello.cluster_id"));
+}
+
+TEST_F(HollowTest, ACallAboutQuarantinesEndsWhenItsWorkerAttachesOverAnotherStream) {
+  StartCoordinator("tp=1");
+  StartWorkers(1);
+  absl::Status ended;
+  std::thread caller([&] {
+    v1::ListQuarantineResponse response;
+    ended = Call<v1::ClusterService>(&v1::ClusterService::Stub::ListQuarantine, {}, &response);
+  });
+  const auto is_order = [](const v1::AttachResponse& m) { return m.has_quarantine_order(); };
+  EXPECT_TRUE(Eventually([&] { return !Heard(0, is_order).empty(); }));
+  // The stream before stays: nothing but the second one says that it is of no use any more.
+  workers_->AttachAgain(0);
+  caller.join();
+  EXPECT_THAT(ended, StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
+  EXPECT_TRUE(workers_->AwaitMembers(1, kTimeout));
+  EXPECT_TRUE(Eventually([&] { return !workers_->totals().last_end.empty(); }))
+      << "the stream before is ended";
+}
+
+TEST_F(HollowTest, FailedAttachesAreKeptOfKnownWorkersThatMayBearTheirName) {
+  StartCoordinator("tp=1");
+  StartWorkers(1);
+  const auto attach = [&](const std::string& identity) {
+    const auto stub = v1::AttachService::NewStub(channel_);
+    grpc::ClientContext context;
+    rpc::Apply(rpc::CallOptions::Within(kTimeout), &context);
+    const auto stream = stub->Attach(&context);
+    v1::AttachRequest request;
+    request.mutable_hello()->set_identity(identity);
+    stream->Write(request);
+    v1::AttachResponse response;
+    EXPECT_FALSE(stream->Read(&response));
+    return rpc::FromGrpc(stream->Finish());
+  };
+  EXPECT_THAT(attach(std::string(3 << 20, 'i')),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kLimitExceeded));
+  EXPECT_THAT(attach("a-stranger").ToString(), HasSubstr("hello.incarnation"));
+  EXPECT_THAT(attach(workers_->IdentityOf(0)).ToString(), HasSubstr("hello.incarnation"));
+  const auto status = Status();
+  ASSERT_THAT(status, IsOk());
+  ASSERT_EQ(status->workers_size(), 1) << "strangers are not listed";
+  EXPECT_EQ(status->workers(0).failed_attaches(), 1);
+  EXPECT_THAT(status->workers(0).attach_error(), HasSubstr("hello.incarnation"));
+}
+
+TEST_F(HollowTest, TokensToReadEndWithTheLease) {
+  StartCoordinator("tp=1");
+  StartWorkers(1);
+  ASSERT_TRUE(AwaitQuiet("default"));
+  const std::string keeper = OpenSession();
+  const std::string array_id = MakeArray(keeper, "default");
+  const auto time_of = [&](const std::string& session) {
+    const absl::Time asked = absl::Now();
+    const auto get = BeginGet(session, array_id);
+    EXPECT_THAT(get, IsOk());
+    return get.ok() ? *rpc::Decode(get->expire_time()) - asked : absl::ZeroDuration();
+  };
+  // The coordinator's clock is this one, and a call takes no minute.
+  const absl::Duration of_short_lease = time_of(OpenSession(absl::Seconds(90)));
+  EXPECT_GT(of_short_lease, absl::Seconds(30));
+  EXPECT_LT(of_short_lease, absl::Seconds(90) + absl::Minutes(1));
+  const absl::Duration of_long_lease = time_of(keeper);
+  EXPECT_GT(of_long_lease, absl::Minutes(4));
+  EXPECT_LT(of_long_lease, absl::Minutes(6));
+}
+
+TEST_F(HollowTest, WhatIsReleasedIsToldToTheWorkersOfItsMeshAlone) {
+  StartCoordinator("");
+  StartWorkers(2);
+  ASSERT_THAT(CreateMesh("one", 1), IsOk());  // served by the first, as both are there
+  ASSERT_THAT(CreateMesh("both", 2), IsOk());
+  ASSERT_TRUE(AwaitQuiet("one"));
+  ASSERT_TRUE(AwaitQuiet("both"));
+  const std::string session = OpenSession();
+  const std::string of_one = MakeArray(session, "one");
+  const std::string of_both = MakeArray(session, "both");
+  const auto drops = [](const std::string& array_id) {
+    return [array_id](const v1::AttachResponse& message) {
+      const auto& ids = message.drop_arrays().array_ids();
+      return std::find(ids.begin(), ids.end(), array_id) != ids.end();
+    };
+  };
+  ASSERT_THAT(Release(session, of_one), IsOk());
+  ASSERT_THAT(Release(session, of_both), IsOk());
+  // Messages keep their order: what comes later on a stream shows that nothing came before.
+  EXPECT_TRUE(Eventually(
+      [&] { return !Heard(0, drops(of_both)).empty() && !Heard(1, drops(of_both)).empty(); }));
+  EXPECT_EQ(Heard(0, drops(of_one)).size(), 1u);
+  EXPECT_EQ(Heard(1, drops(of_one)).size(), 0u);
+}
+
+TEST_F(HollowTest, AnArrayThatItsDonorLetGoOfMeanwhileStaysWithWhoKeepsIt) {
+  StartCoordinator("tp=1");
+  StartWorkers(1);
+  ASSERT_TRUE(AwaitQuiet("default"));
+  const std::string donor = OpenSession();
+  const std::string other = OpenSession();
+  bool was_in_time = false;
+  for (int attempt = 0; attempt < 10 && !was_in_time; ++attempt) {
+    const std::string array_id = MakeArray(donor, "default");
+    AnswerSteps(false);
+    v1::ExecuteRequest request = Product(donor, "default", array_id);
+    request.mutable_operands(0)->set_donate(true);
+    // The step waits a moment between the check of its donor and the gift.
+    ASSERT_THAT(ArmFailpoints("compute.give=delay"), IsOk());
+    grpc::ClientContext context;
+    absl::StatusOr<v1::ExecuteResponse> executed;
+    std::thread caller([&] { executed = Execute(request, &context); });
+    EXPECT_TRUE(Eventually([] { return !IsArmed("compute.give"); }));
+    // On a slow machine the array may be given away before the other session asks for it.
+    const bool is_kept = BeginGet(other, array_id).ok();
+    EXPECT_THAT(Release(donor, array_id), IsOk());
+    const auto is_this_step = [&](const v1::AttachResponse& message) {
+      return message.has_run_step() && message.run_step().operands_size() == 2 &&
+             message.run_step().operands(0).array_id() == array_id;
+    };
+    was_in_time = is_kept && Heard(0, is_this_step).empty();
+    EXPECT_TRUE(Eventually([&] { return !Heard(0, is_this_step).empty(); }));
+    const v1::RunStep step = Heard(0, is_this_step).front().run_step();
+    if (was_in_time) {
+      EXPECT_FALSE(step.operands(0).donate());
+      // It can be pinned on.
+      EXPECT_THAT(BeginGet(other, array_id), IsOk());
+    }
+    AnswerSteps(true);
+    ReportDone(0, step, 0);
+    caller.join();
+    if (was_in_time) {
+      EXPECT_THAT(executed, IsOk());
+      EXPECT_THAT(BeginGet(other, array_id), IsOk()) << "the other session kept it";
+    }
+  }
+  EXPECT_TRUE(was_in_time);
+}
+
+TEST_F(HollowTest, ARepeatedChangeOfAMeshIsAnsweredAsTheFirstOneThoughAnArrayLiesOnIt) {
+  StartCoordinator("");
+  StartWorkers(1);
+  ASSERT_THAT(CreateMesh("m", 1), IsOk());
+  v1::UpdateEntryRequest update;
+  update.set_request_id("update");
+  update.set_name("m");
+  v1::MeshAxis* const axis = update.mutable_value()->mutable_mesh()->mutable_mesh()->add_axes();
+  axis->set_name("y");
+  axis->set_size(1);
+  const auto change = [&](v1::UpdateEntryResponse* response) {
+    return Call<v1::CatalogService>(&v1::CatalogService::Stub::UpdateEntry, update, response);
+  };
+  v1::UpdateEntryResponse first;
+  ASSERT_THAT(change(&first), IsOk());
+  ASSERT_TRUE(AwaitQuiet("m"));
+  const std::string session = OpenSession();
+  std::string array_id = MakeArray(session, "m");
+  v1::UpdateEntryResponse again;
+  EXPECT_THAT(change(&again), IsOk());
+  EXPECT_EQ(again.entry().revision(), first.entry().revision());
+  update.set_request_id("another update");
+  EXPECT_THAT(change(&again), StatusIs(absl::StatusCode::kFailedPrecondition));
+
+  ASSERT_THAT(Release(session, array_id), IsOk());
+  v1::DeleteEntryRequest erase;
+  erase.set_request_id("delete");
+  erase.set_kind(v1::ENTRY_KIND_MESH);
+  erase.set_name("m");
+  const auto remove = [&](v1::DeleteEntryResponse* response) {
+    return Call<v1::CatalogService>(&v1::CatalogService::Stub::DeleteEntry, erase, response);
+  };
+  v1::DeleteEntryResponse deleted;
+  ASSERT_TRUE(Eventually([&] { return remove(&deleted).ok(); }));
+  v1::CreateEntryRequest create;
+  create.set_request_id("create again");
+  create.set_name("m");
+  *create.mutable_value() = update.value();
+  v1::CreateEntryResponse created;
+  ASSERT_THAT(Call<v1::CatalogService>(&v1::CatalogService::Stub::CreateEntry, create, &created),
+              IsOk());
+  ASSERT_TRUE(AwaitQuiet("m"));
+  array_id = MakeArray(session, "m");
+  v1::DeleteEntryResponse repeated;
+  EXPECT_THAT(remove(&repeated), IsOk());
+  EXPECT_EQ(repeated.revision(), deleted.revision());
+  EXPECT_THAT(BeginGet(session, array_id), IsOk()) << "nothing was deleted again";
+  erase.set_request_id("another delete");
+  EXPECT_THAT(remove(&repeated), StatusIs(absl::StatusCode::kFailedPrecondition));
+}
+
+TEST_F(HollowTest, LinksAreListedInPages) {
+  constexpr int64_t kWorkers = 12;
+  constexpr int64_t kPairs = kWorkers * (kWorkers - 1) / 2;
+  StartCoordinator(StrCat("dp=", kWorkers));
+  StartWorkers(kWorkers);
+  for (int64_t index = 0; index < kWorkers; ++index) {
+    v1::AttachRequest beat;
+    for (int64_t peer = index + 1; peer < kWorkers; ++peer) {
+      rpc::Encode({.peer = workers_->IdentityOf(peer),
+                   .peer_incarnation = workers_->IncarnationOf(peer),
+                   .latency = absl::Microseconds(1 + index),
+                   .bytes_per_second = 1e9,
+                   .measured = absl::Now()},
+                  beat.mutable_heartbeat()->mutable_links()->add_links());
+    }
+    workers_->Send(index, beat);
+  }
+  v1::ListLinksRequest request;
+  v1::ListLinksResponse response;
+  const auto list = [&] {
+    response.Clear();
+    return Call<v1::ClusterService>(&v1::ClusterService::Stub::ListLinks, request, &response);
+  };
+  ASSERT_TRUE(Eventually([&] { return list().ok() && response.links_size() == kPairs; }));
+  EXPECT_EQ(response.next_page_token(), "");
+  for (const char* mesh_id : {"", "default"}) {
+    request.set_mesh_id(mesh_id);
+    for (const int page_size : {1, 7, 65, 66}) {
+      request.set_page_size(page_size);
+      request.clear_page_token();
+      std::vector<std::string> pairs;
+      int workers = 0;
+      do {
+        ASSERT_THAT(list(), IsOk());
+        EXPECT_LE(response.links_size(), page_size);
+        workers += response.workers_size();
+        for (const v1::WorkerLink& link : response.links()) {
+          pairs.push_back(StrCat(link.identity(), " ", link.measured().peer_identity()));
+        }
+        request.set_page_token(response.next_page_token());
+      } while (!request.page_token().empty());
+      EXPECT_EQ(workers, kWorkers);
+      EXPECT_EQ(std::ssize(pairs), kPairs);
+      std::sort(pairs.begin(), pairs.end());
+      EXPECT_EQ(std::unique(pairs.begin(), pairs.end()), pairs.end()) << "each once";
+    }
+  }
+  request.set_page_token("l/x/y");
+  EXPECT_THAT(list(), StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+}
+
+TEST_F(HollowTest, RanksThatTheStoreRefusedAreWrittenAgain) {
+  std::string folder = testing::TempDir() + "/ranks_XXXXXX";
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  StartCoordinator("tp=2", {},
+                   [&](server::CoordinatorOptions* options) { options->data_dir = folder; });
+  ASSERT_THAT(ArmFailpoints("store.append=enospc"), IsOk());
+  StartWorkers(2);
+  EXPECT_TRUE(Eventually([] { return !IsArmed("store.append"); }));
+  EXPECT_TRUE(AwaitQuiet("default")) << "a mesh whose ranks are not written is not complete";
+  Stop();
+  StartCoordinator("", {},
+                   [&](server::CoordinatorOptions* options) { options->data_dir = folder; });
+  v1::GetEntryRequest request;
+  request.set_kind(v1::ENTRY_KIND_MESH);
+  request.set_name("default");
+  v1::GetEntryResponse response;
+  ASSERT_THAT(Call<v1::CatalogService>(&v1::CatalogService::Stub::GetEntry, request, &response),
+              IsOk());
+  EXPECT_EQ(response.entry().value().mesh().workers_size(), 2);
 }
 
 TEST_F(HollowTest, LimitsOfTheCatalogAreKept) {

@@ -18,6 +18,7 @@
 #include "shardmesh/v1/exchange_service.pb.h"
 #include "tensor/crc32c.h"
 #include "tests/testing/certificates.h"
+#include "tests/testing/cpu_time.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/status_matchers.h"
 #include "worker/collective/collectives.h"
@@ -424,6 +425,30 @@ TEST_P(TransportTest, MessageOfAStepThatIsNotOpenYetIsHeldForIt) {
   EXPECT_EQ(*message, "early");
 }
 
+TEST_P(TransportTest, APeerMayBeAThousandStepsAhead) {
+  constexpr int64_t kFirst = 5;
+  constexpr int64_t kSteps = 1'100;
+  LinkedWorkers workers("x=2", kTagLimit, GetParam());
+  ASSERT_TRUE(workers.Connect(1));
+  std::vector<std::unique_ptr<StepLink>> senders;
+  for (int64_t step = kFirst; step < kFirst + kSteps; ++step) {
+    senders.push_back(Open(workers, 0, step));
+    ASSERT_TRUE(senders.back()->Send(1, *Tag::Create(step, 0, 0), workers.Own(0, "early")).ok());
+    if (senders.size() < 100) continue;
+    // A step that ends would drop what has not left yet.
+    ASSERT_TRUE(test::Eventually(
+        [&] { return workers.links(1).counters().received_bytes == 5 * (step - kFirst + 1); }));
+    senders.clear();
+  }
+  for (const int64_t step : {kFirst, kFirst + kSteps / 2, kFirst + kSteps - 1}) {
+    const auto receiver = Open(workers, 1, step);
+    const auto message = ReceiveAll(*receiver, 0, *Tag::Create(step, 0, 0), 5);
+    ASSERT_TRUE(message.ok()) << "step " << step << ": " << message.status();
+    EXPECT_EQ(*message, "early");
+  }
+  EXPECT_EQ(workers.links(1).counters().broken_streams, 0);
+}
+
 TEST_P(TransportTest, FrameOfAStepThatIsOverIsDroppedAndCounted) {
   LinkedWorkers workers("x=2", kTagLimit, GetParam());
   ASSERT_TRUE(workers.Connect(1));
@@ -560,6 +585,30 @@ TEST(PeerLinksTest, StepOfAnEpochBeforeTheWorkersChangedIsRefused) {
   MembershipView view = workers.View(4);
   workers.links(0).SetMembership(view);
   EXPECT_TRUE(workers.links(0).OpenLink("default", 2, 3, Soon()).ok());
+}
+
+TEST(PeerLinksTest, AChangeAmongManyMeshesIsFoundInLinearTime) {
+  constexpr int kMeshes = 20'000;
+  LinkedWorkers workers("x=1");
+  MembershipView first = workers.View(1);
+  const MeshMembers members = first.meshes.front();
+  for (int i = 0; i < kMeshes; ++i) {
+    first.meshes.push_back(members);
+    first.meshes.back().mesh_id = StrCat("mesh-", 100'000 + i);
+  }
+  MembershipView second = first;
+  second.epoch = 2;
+  second.meshes.back().revision = 7;
+  workers.links(0).SetMembership(std::move(first));
+  const double started = test::ThreadCpuSeconds();
+  workers.links(0).SetMembership(second);
+  // A search through all meshes for each of them compared 200 million ids.
+  EXPECT_LT(test::ThreadCpuSeconds() - started, 0.4);
+  const auto open = [&](const std::string& mesh_id, int64_t sequence) {
+    return workers.links(0).OpenLink(mesh_id, sequence, 1, Soon()).status();
+  };
+  EXPECT_THAT(open("default", 1), test::IsOk()) << "it is as it was in epoch 1";
+  EXPECT_FALSE(open(second.meshes.back().mesh_id, 2).ok()) << "it changed since";
 }
 
 TEST(PeerLinksTest, StepOfAnEpochToComeWaitsForIt) {
