@@ -1046,6 +1046,7 @@ void Catalogue::FlushReleased() {
       by_mesh[std::move(released.mesh_id)].push_back(std::move(released.array_id));
     }
     events_.Add([this, by_mesh = std::move(by_mesh)] {
+      SHARDMESH_PASSES("catalogue.tell_released");
       for (const auto& [mesh_id, ids] : by_mesh) listener_(mesh_id, ids);
     });
   }
