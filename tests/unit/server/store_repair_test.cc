@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
@@ -746,6 +747,83 @@ TEST(StoreRepairTest, SetsManyRecordsAsideInLittleTime) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const KeyValues left, store->List("name/"));
   ASSERT_EQ(left.items.size(), 1u);
   EXPECT_EQ(left.items[0].key, "name/sound");
+}
+
+// A folder of the version before, with a damaged page and a record of "name/a" that cannot be read.
+std::string DamagedFolderOfTheVersionBefore() {
+  std::string folder = NewFolder();
+  {
+    const auto store = OpenFolder(folder);
+    EXPECT_THAT(store, IsOk());
+    for (const char* value : {"1", "2"}) {
+      EXPECT_THAT(CommitAndWait(**store, {.puts = {Cluster(3), {"name/a", value}}}), IsOk());
+    }
+    for (int i = 0; i < 60; ++i) {
+      EXPECT_THAT(CommitAndWait(**store, {.puts = {{StrCat("name/", i), std::string(1000, 'v')}}}),
+                  IsOk());
+    }
+  }
+  RunSql(folder + "/state.db",
+         "UPDATE event SET crc = crc + 1 WHERE position = 513;"
+         "ALTER TABLE event DROP COLUMN key_crc; PRAGMA user_version = 2");
+  std::fstream file(folder + "/state.db", std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(40'960);
+  file << std::string(4096, '\x5a');
+  return folder;
+}
+
+TEST(StoreRepairTest, SavesWhatCanBeReadOfDamagedPagesOfTheVersionBefore) {
+  const std::string folder = DamagedFolderOfTheVersionBefore();
+  EXPECT_THAT(OpenFolder(folder), StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoreCheck found, CheckDataFolder(folder, false));
+  EXPECT_EQ(found.schema_version, 2) << "what is damaged is not brought to another version";
+  EXPECT_FALSE(found.pages.ok());
+  EXPECT_THAT(found.bounds, IsOk());
+  EXPECT_GT(found.records, 40);
+  EXPECT_FALSE(found.lacks_cluster);
+  const auto is_a = [](const UnreadableRecord& record) { return record.key == "name/a"; };
+  EXPECT_TRUE(std::any_of(found.unreadable.begin(), found.unreadable.end(), is_a));
+
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoreCheck check, CheckDataFolder(folder, true));
+  EXPECT_EQ(check.records, found.records);
+  EXPECT_TRUE(std::filesystem::exists(check.replaced));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoreCheck after, CheckDataFolder(folder, false));
+  EXPECT_TRUE(after.is_sound());
+  EXPECT_EQ(after.schema_version, kSchemaVersion);
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
+    EXPECT_EQ(store->stats().unreadable_records, 0);
+    EXPECT_THAT(store->Get("name/a"), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound))
+        << "an older value does not take its place";
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const KeyValues names, store->List("name/"));
+    EXPECT_GT(names.items.size(), 40u);
+    for (const KeyValue& item : names.items) EXPECT_EQ(item.value, std::string(1000, 'v'));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const KeyValue said, store->Get(kRestoredKey));
+    EXPECT_TRUE(DecodeRestored(said.key, said.value)->may_lack_names);
+    EXPECT_THAT(CommitAndWait(*store, {.puts = {{"name/new", "1"}}}), IsOk());
+  }
+  // Its keys have checksums of their own from then on.
+  RunSql(folder + "/state.db", "UPDATE event SET key = 'name/old' WHERE key = 'name/new'");
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
+  EXPECT_EQ(store->stats().unreadable_records, 1);
+  EXPECT_THAT(store->Get("name/old"), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+}
+
+TEST(StoreRepairTest, ASnapshotOverADamagedStateOfTheVersionBeforeGoesOnBehindIt) {
+  const std::string folder = DamagedFolderOfTheVersionBefore();
+  const std::string snapshot = SnapshotOf(NewFolder(), {.puts = {Cluster(1), {"name/b", "1"}}});
+  const absl::Status refused = RestoreSnapshot(folder, snapshot).status();
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kStoreFailed));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr(std::string(kRestoreAgain)));
+  std::ofstream(StrCat(folder, "/", kRestoreAgain)) << "";
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Restored restored, RestoreSnapshot(folder, snapshot));
+  EXPECT_THAT(restored.unread, StatusIs(absl::StatusCode::kDataLoss));
+  EXPECT_TRUE(std::filesystem::exists(restored.replaced));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
+  EXPECT_THAT(store->Get("name/b"), IsOk());
+  EXPECT_GT(store->revision(), 62 + kSkippedRevisions) << "behind all that was ever told";
+  const std::string record = store->Get("cluster")->value;
+  EXPECT_GT(DecodeCluster("cluster", record)->term, 3 + kSkippedTerms);
 }
 
 TEST(StoreRepairTest, ChecksNoFolderWithoutADatabase) {
