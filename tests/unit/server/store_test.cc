@@ -10,6 +10,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/synchronization/barrier.h"
@@ -308,6 +309,50 @@ TEST_P(StoreTest, AListSeesACommitWholeOrNotAtAll) {
   }
   stop.Notify();
   reader.join();
+}
+
+TEST_P(StoreTest, WhatFindsTooMuchWaitingForTheDiskIsRefusedAndTheRestIsCommitted) {
+  constexpr int64_t kMostCommits = 65'536;
+  constexpr int64_t kMostBytes = int64_t{64} << 20;
+  const std::string megabyte(size_t{1} << 20, 'v');
+  // The value is as large as the bound of bytes needs, or nothing.
+  for (const auto& [most, value] : {std::pair(kMostCommits, std::string("v")),
+                                    std::pair(kMostBytes / (int64_t{1} << 20) - 1, megabyte)}) {
+    SCOPED_TRACE(StrCat(value.size(), " bytes each"));
+    absl::Notification disk;
+    absl::Notification is_busy;
+    store_->Commit({.puts = {{"first", "1"}}}, [&](const absl::StatusOr<Revision>&) {
+      is_busy.Notify();
+      disk.WaitForNotification();
+    });
+    is_busy.WaitForNotification();
+    absl::Mutex mutex;
+    int64_t committed = 0;
+    int64_t refused = 0;
+    absl::Status why;
+    const auto commit = [&] {
+      store_->Commit({.puts = {{"key", value}}}, [&](const absl::StatusOr<Revision>& revision) {
+        absl::MutexLock lock(&mutex);
+        ++(revision.ok() ? committed : refused);
+        why.Update(revision.status());
+      });
+    };
+    for (int64_t i = 0; i < most; ++i) commit();
+    // Too many, or too large by the bytes of the keys.
+    commit();
+    commit();
+    disk.Notify();
+    const auto all = [&] {
+      mutex.AssertReaderHeld();
+      return committed + refused == most + 2;
+    };
+    absl::MutexLock lock(&mutex);
+    ASSERT_TRUE(mutex.AwaitWithTimeout(absl::Condition(&all), kLimit));
+    EXPECT_GE(committed, most);
+    EXPECT_GE(refused, 1);
+    EXPECT_THAT(why, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kStoreFailed));
+    EXPECT_THAT(std::string(why.message()), HasSubstr("wait for the disk"));
+  }
 }
 
 TEST_P(StoreTest, CallsBackForEverythingItAcceptedBeforeItEnds) {
