@@ -91,7 +91,7 @@ class SnapshotReactor final : public grpc::ServerWriteReactor<v1::SnapshotRespon
     file_.reset();
     if (std::exchange(is_ours_, false)) desk_->is_busy = false;
   }
-  // Who has the answer may ask for another snapshot at once.
+  // Frees the place before the answer: the caller may ask for another snapshot at once.
   void EndWith(const grpc::Status& status) {
     LetGo();
     Finish(status);

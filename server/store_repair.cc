@@ -731,7 +731,7 @@ absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::s
   const bool is_asked_again = fs::exists(again);
   if (!is_asked_again) {
     const absl::StatusOr<std::optional<std::string>> last = RestoredFrom(folder);
-    // Not replaced with `restore-again` either, see below.
+    // A newer schema is refused even with `restore-again`.
     if (ReasonOf(last.status()) == Reason::kSchemaMismatch) return last.status();
     if (!last.ok()) {
       return StoreError(

@@ -126,7 +126,7 @@ CLI::Option* AddParsedOption(CLI::App* app, const std::string& names, Target* ta
       [target, parse, names](const std::string& text) {
         auto value = parse(std::string_view(text));
         if (!value.ok()) {
-          // Of several names the last: that of the option, if it may stand without one.
+          // The error names the option, which stands after the positional name, if any.
           throw CLI::ValidationError(names.substr(names.rfind(',') + 1),
                                      std::string(value.status().message()));
         }

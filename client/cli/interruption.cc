@@ -19,12 +19,12 @@ namespace shardmesh::client {
 namespace {
 
 constexpr char kPayload[] = "shardmesh.cli/interrupted";
-// What is said where the coordinator may have committed the put.
+// Message for a put that the coordinator may have committed.
 constexpr char kUnknown[] = "the outcome is not known; look with `shardmesh ls`";
 // How often the watcher looks whether it is still needed.
 constexpr absl::Duration kLook = absl::Milliseconds(20);
 
-// How long a put that has ended waits to hear whether it was cancelled.
+// Time limit for the answer to the cancel, once the put has ended.
 constexpr absl::Duration kCancelWait = absl::Seconds(2);
 // For one try to cancel it, and between two: the client's own deadline may be hours.
 constexpr absl::Duration kCancelTime = absl::Seconds(3);
@@ -78,7 +78,7 @@ absl::Status Interruption::Judge(const absl::Status& status) const {
   if (status.ok() || !signal_.has_value()) {
     return status;
   }
-  // Its workers may have ended the put before the coordinator answered.
+  // Workers may end the put before the coordinator answers the cancel.
   const auto has_answer = [this]()
                               ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !is_cancelling_; };
   mutex_.AwaitWithTimeout(absl::Condition(&has_answer), kCancelWait);

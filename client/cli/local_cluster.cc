@@ -490,7 +490,7 @@ void FollowRestarts(ClusterRecord* record, absl::Time deadline) {
     return;  // whoever answers may be of another cluster
   }
   const auto client = ConnectUntil(record->address, record->tls_folder, deadline);
-  // Of all workers: the mesh that they were started for may be another one by now, or gone.
+  // Asks for all workers: their mesh may have been changed or deleted since they were started.
   const absl::StatusOr<ClusterStatus> status =
       client.ok() ? (*client)->GetStatus() : absl::StatusOr<ClusterStatus>(client.status());
   if (!status.ok() || status->cluster_id != record->cluster_id) {

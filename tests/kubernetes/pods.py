@@ -65,8 +65,8 @@ class Network:
         sh("ip", "addr", "add", "10.77.0.1/24", "dev", "br0")
         sh("ip", "link", "set", "br0", "up")
         pathlib.Path("/proc/sys/net/ipv4/ip_forward").write_text("1", encoding="ascii")
-        # The service is on the pods' own network here: a pod that is told of the shorter way there would keep it when
-        # the service has moved on. A cluster's services do not tell.
+        # The service's address routes to a pod of the same network, so the router would send ICMP redirects. A pod
+        # caches such a route, and keeps it for minutes after the service has moved. Kubernetes sends none.
         for name in ("all", "default", "br0"):
             pathlib.Path(f"/proc/sys/net/ipv4/conf/{name}/send_redirects").write_text("0", encoding="ascii")
         self.serve_from(None)
