@@ -1,10 +1,12 @@
 // The one file of the catalogue that knows the store's messages.
 #include "server/catalogue_record.h"
 
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <utility>
 
+#include "rpc/spec_codec.h"
 #include "sharding/mesh.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
@@ -271,6 +273,28 @@ absl::StatusOr<std::string> WithDefinitionVersion(std::string_view key, const st
                                                   int64_t version) {
   SHARDMESH_ASSIGN_OR_RETURN(auto record, Parse<proto::Definition>(key, bytes));
   record.set_version(version);
+  return record.SerializeAsString();
+}
+
+absl::StatusOr<std::string> WithRanks(std::string_view key, const std::string* before,
+                                      const Mesh& mesh, const std::vector<std::string>& workers,
+                                      int64_t version, absl::Time now) {
+  proto::Definition record;
+  if (before != nullptr) {
+    SHARDMESH_ASSIGN_OR_RETURN(record, Parse<proto::Definition>(key, *before));
+  }
+  v1::MeshDefinition* const to = record.mutable_value()->mutable_mesh();
+  if (to->mesh().axes().empty()) rpc::Encode(mesh, to->mutable_mesh());
+  to->mutable_workers()->Assign(workers.begin(), workers.end());
+  SHARDMESH_ASSIGN_OR_RETURN(const auto decoded, rpc::Decode(*to));
+  if (decoded.mesh.size() != mesh.size() || std::ssize(workers) != mesh.size()) {
+    return WithReason(
+        absl::InvalidArgumentError(StrCat("\"", key, "\" has ", mesh.size(), " ranks, ",
+                                          workers.size(), " workers are given")),
+        Reason::kInvalidMesh);
+  }
+  record.set_version(version);
+  Encode(now, record.mutable_update_time());
   return record.SerializeAsString();
 }
 

@@ -83,6 +83,13 @@ absl::StatusOr<DefinitionOutline> DecodeDefinitionOutline(std::string_view key,
 absl::StatusOr<std::string> WithDefinitionVersion(std::string_view key, const std::string& bytes,
                                                   int64_t version);
 
+// The definition of a mesh with workers for its ranks: that of the record `before`, or where that
+// is null a new one of `mesh`. INVALID_ARGUMENT: they are not as many as the ranks, not distinct,
+// or no identities.
+absl::StatusOr<std::string> WithRanks(std::string_view key, const std::string* before,
+                                      const Mesh& mesh, const std::vector<std::string>& workers,
+                                      int64_t version, absl::Time now);
+
 struct RequestRecord {
   std::string fingerprint;
   std::string answer;

@@ -14,6 +14,7 @@
 #endif
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "rpc/credentials.h"
 #include "rpc/flags.h"
@@ -82,9 +83,12 @@ void Print(const StoreCheck& check, const std::string& folder, bool set_aside) {
   }
   for (const LostRanks& lost : check.lost_ranks) {
     std::printf(
-        "the workers that serve the ranks of mesh \"%s\" are not known any more, and %lld arrays "
-        "lie on it: start those that served it and no others, until it has ranks again\n",
-        absl::CEscape(lost.mesh_id).c_str(), static_cast<long long>(lost.arrays));
+        "the workers of the %lld ranks of mesh \"%s\" are not known any more, and %lld "
+        "arrays lie on it%s\n",
+        static_cast<long long>(lost.mesh.size()), absl::CEscape(lost.mesh_id).c_str(),
+        static_cast<long long>(lost.arrays),
+        set_aside ? ": the first that attach get them"
+                  : "; --set-aside needs --ranks=MESH=WORKER,...");
   }
   if (check.lacks_cluster) {
     std::printf(
@@ -130,7 +134,9 @@ void PrintJson(const StoreCheck& check, const std::string& folder, bool set_asid
   }
   Json lost_ranks = Json::array();
   for (const LostRanks& ranks : check.lost_ranks) {
-    lost_ranks.push_back({{"mesh", absl::CEscape(ranks.mesh_id)}, {"arrays", ranks.arrays}});
+    lost_ranks.push_back({{"mesh", absl::CEscape(ranks.mesh_id)},
+                          {"ranks", ranks.mesh.size()},
+                          {"arrays", ranks.arrays}});
   }
   const Json document = {{"folder", folder},
                          {"sound", check.is_sound()},
@@ -170,10 +176,28 @@ void PrintError(const absl::Status& error, std::string_view program, bool json) 
                document.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
 }
 
+// MESH=WORKER,WORKER...;MESH=...
+absl::StatusOr<GivenRanks> ParseRanks(const std::string& text) {
+  GivenRanks ranks;
+  for (const absl::string_view mesh : absl::StrSplit(text, ';', absl::SkipEmpty())) {
+    const size_t sign = mesh.find('=');
+    if (sign == 0 || sign == absl::string_view::npos) {
+      return InvalidArgument(Reason::kBadField,
+                             StrCat("--ranks ", text, " is no MESH=WORKER,WORKER...;MESH=..."));
+    }
+    const std::vector<std::string> workers =
+        absl::StrSplit(mesh.substr(sign + 1), ',', absl::SkipEmpty());
+    ranks[std::string(mesh.substr(0, sign))] = workers;
+  }
+  return ranks;
+}
+
 // Looks at a data folder, and prints what it found.
-int Check(const std::string& folder, bool set_aside, const std::string& cluster_of, bool json,
-          std::string_view program) {
-  const absl::StatusOr<StoreCheck> check = CheckDataFolder(folder, set_aside, cluster_of);
+int Check(const std::string& folder, bool set_aside, const std::string& cluster_of,
+          const std::string& ranks, bool json, std::string_view program) {
+  const absl::StatusOr<GivenRanks> given = ParseRanks(ranks);
+  const absl::StatusOr<StoreCheck> check =
+      given.ok() ? CheckDataFolder(folder, set_aside, cluster_of, *given) : given.status();
   if (!check.ok()) {
     PrintError(check.status(), program, json);
     return rpc::FlagSet::kFailed;
@@ -245,6 +269,7 @@ int Main(int argc, char** argv) {
   std::string check;
   bool set_aside = false;
   std::string cluster_of;
+  std::string ranks;
   bool check_json = false;
   flags.AddText(
       "restore", "FILE",
@@ -261,6 +286,11 @@ int Main(int argc, char** argv) {
                 "with --set-aside: the snapshot that says of which cluster the state is, where its "
                 "own record of that is lost",
                 &cluster_of);
+  flags.AddText(
+      "ranks", "MESH=WORKER,...;...",
+      "with --set-aside: which workers serve the ranks of meshes whose own record of that "
+      "is lost; MESH= lets the first that attach get them",
+      &ranks);
   flags.AddSwitch("check-json", "with --check: prints what was found as JSON", &check_json);
   flags.AddBytes("store-quota", "how large the state in --data-dir may grow",
                  &options.store_quota_bytes);
@@ -352,7 +382,8 @@ int Main(int argc, char** argv) {
   rpc::ConfigureLog(log);
   if (!check.empty()) {
     const std::string_view program = argv[0];
-    return Check(check, set_aside, cluster_of, check_json, program.substr(program.rfind('/') + 1));
+    return Check(check, set_aside, cluster_of, ranks, check_json,
+                 program.substr(program.rfind('/') + 1));
   }
   const auto wrong_use = [](const char* flag, const std::string& value, const absl::Status& why) {
     std::fprintf(stderr, "shardmesh-coordinator: %s %s: %s\n", flag, value.c_str(),

@@ -15,6 +15,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
+#include "absl/time/clock.h"
 #include "server/catalogue_record.h"
 #include "sharding/digest.h"
 #include "sharding/reason.h"
@@ -32,6 +33,9 @@ constexpr std::string_view kNamePrefix = "name/";
 constexpr std::string_view kManifestPrefix = "manifest/";
 constexpr std::string_view kArrayPrefix = "array/";
 constexpr std::string_view kMeshPrefix = "mesh/";
+
+// One commit has places for so many records and more.
+constexpr size_t kMostGivenRanks = 100;
 constexpr std::string_view kReplacedPrefix = "replaced.db-";
 
 absl::Status StoreError(absl::StatusCode code, std::string_view message) {
@@ -472,10 +476,15 @@ std::vector<StoredRow> ReplacementsOf(const Salvaged& salvaged, Revision newest)
   return replacements;
 }
 
+// What was given for what a state has lost.
+struct Given {
+  std::optional<ClusterRecord> cluster;
+  std::vector<Put> meshes;
+};
+
 // What a state says that has lost records, as of its newest revision: that arrays without a name
-// may have had one among them, and its cluster, if that is given.
-std::vector<StoredRow> RowsOfLoss(const Salvaged& salvaged, Revision newest,
-                                  const std::optional<ClusterRecord>& cluster) {
+// may have had one among them, and what was given.
+std::vector<StoredRow> RowsOfLoss(const Salvaged& salvaged, Revision newest, const Given& given) {
   RestoredRecord restored{.digest = std::string(kUnknownSnapshot), .may_lack_names = true};
   EventPosition next{.revision = newest};  // behind what its commit holds
   const auto go_behind = [&](int64_t row_id) {
@@ -502,7 +511,8 @@ std::vector<StoredRow> RowsOfLoss(const Salvaged& salvaged, Revision newest,
     ++next.place;
   };
   add(kRestoredKey, EncodeRestored(restored));
-  if (cluster.has_value()) add(kClusterKey, EncodeCluster(*cluster));
+  if (given.cluster.has_value()) add(kClusterKey, EncodeCluster(*given.cluster));
+  for (const Put& mesh : given.meshes) add(mesh.key, mesh.value);
   return rows;
 }
 
@@ -565,10 +575,16 @@ std::vector<FormerRecord> FindFormer(const Salvaged& salvaged) {
 
 std::vector<LostRanks> FindLostRanks(const Salvaged& salvaged) {
   const auto current = CurrentRows(salvaged);
-  std::map<std::string, std::set<std::string>> arrays;  // by mesh
+  struct Arrays {
+    Mesh mesh;
+    std::set<std::string> ids;
+  };
+  std::map<std::string, Arrays> arrays;  // by mesh
   const auto add = [&](const Array& array) {
     const ArrayDescriptor& descriptor = array.definition.descriptor;
-    arrays[descriptor.mesh_id].insert(descriptor.array_id);
+    Arrays& on_mesh = arrays[descriptor.mesh_id];
+    on_mesh.mesh = descriptor.mesh;
+    on_mesh.ids.insert(descriptor.array_id);
   };
   for (const auto& [key, row] : current) {
     if (absl::StartsWith(ToAbsl(key), ToAbsl(kArrayPrefix))) {
@@ -580,15 +596,68 @@ std::vector<LostRanks> FindLostRanks(const Salvaged& salvaged) {
     }
   }
   std::vector<LostRanks> lost;
-  for (const auto& [mesh_id, ids] : arrays) {
+  for (const auto& [mesh_id, on_mesh] : arrays) {
     const auto mesh = current.find(StrCat(kMeshPrefix, mesh_id));
     if (mesh != current.end()) {
       const auto outline = DecodeDefinitionOutline(mesh->first, *mesh->second->value);
       if (outline.ok() && outline->has_ranks) continue;
     }
-    lost.push_back({.mesh_id = mesh_id, .arrays = std::ssize(ids)});
+    lost.push_back({.mesh_id = mesh_id, .mesh = on_mesh.mesh, .arrays = std::ssize(on_mesh.ids)});
   }
   return lost;
+}
+
+// The definitions of meshes whose ranks are lost, with those that are given.
+absl::StatusOr<std::vector<Put>> WithGivenRanks(const Salvaged& salvaged, const GivenRanks& ranks,
+                                                std::vector<LostRanks>* lost) {
+  for (const auto& [mesh_id, workers] : ranks) {
+    if (std::none_of(lost->begin(), lost->end(),
+                     [&](const LostRanks& each) { return each.mesh_id == mesh_id; })) {
+      return StoreError(absl::StatusCode::kInvalidArgument,
+                        StrCat("the ranks of mesh \"", mesh_id,
+                               "\" are not lost, or no array lies on it; leave it out"));
+    }
+  }
+  const auto current = CurrentRows(salvaged);
+  std::vector<Put> definitions;
+  std::vector<LostRanks> left;
+  for (LostRanks& each : *lost) {
+    const auto given = ranks.find(each.mesh_id);
+    if (given == ranks.end()) {
+      return StoreError(
+          absl::StatusCode::kFailedPrecondition,
+          StrCat("which workers serve the ", each.mesh.size(), " ranks of mesh \"", each.mesh_id,
+                 "\" is lost, and ", each.arrays, " arrays lie on it; name the workers in the ",
+                 "order of their ranks, --ranks=", each.mesh_id,
+                 "=WORKER,WORKER..., or none, --ranks=", each.mesh_id,
+                 "=, if the first that attach shall get them"));
+    }
+    if (given->second.empty()) {
+      left.push_back(std::move(each));
+      continue;
+    }
+    const std::string key = StrCat(kMeshPrefix, each.mesh_id);
+    const auto found = current.find(key);
+    const std::string* before = found == current.end() ? nullptr : found->second->value.get();
+    int64_t version = kSkippedVersions;
+    if (before != nullptr) {
+      if (const auto outline = DecodeDefinitionOutline(key, *before); outline.ok()) {
+        version += outline->version;
+      } else {
+        before = nullptr;
+      }
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(
+        std::string value, WithRanks(key, before, each.mesh, given->second, version, absl::Now()));
+    definitions.push_back({key, std::move(value)});
+  }
+  if (definitions.size() > kMostGivenRanks) {
+    return StoreError(absl::StatusCode::kInvalidArgument,
+                      StrCat("ranks of ", definitions.size(), " meshes are given; at most ",
+                             kMostGivenRanks, " can be, give none to the others"));
+  }
+  *lost = std::move(left);
+  return definitions;
 }
 
 // Row ids of definitions' former values behind which a version is missing. A former value's version
@@ -668,7 +737,7 @@ absl::Status MoveAside(Database& database, const Salvaged& salvaged) {
 // written anew.
 absl::Status WriteSalvaged(const std::string& path, const Salvaged& salvaged,
                            const std::vector<FormerRecord>& former, const StoredBounds& bounds,
-                           const std::optional<ClusterRecord>& cluster) {
+                           const Given& given) {
   Database database(path);
   SHARDMESH_RETURN_IF_ERROR(database.Open());
   SHARDMESH_RETURN_IF_ERROR(PrepareSchema(database));
@@ -677,11 +746,12 @@ absl::Status WriteSalvaged(const std::string& path, const Salvaged& salvaged,
     const auto lost = NewestUnreadable(salvaged);
     const auto current = CurrentRows(salvaged);
     const std::set<int64_t> broken = FindBrokenHistory(salvaged);
-    std::set<std::string_view> rewritten;
+    std::set<std::string_view> rewritten = {kRestoredKey};
+    if (given.cluster.has_value()) rewritten.insert(kClusterKey);
+    for (const Put& mesh : given.meshes) rewritten.insert(mesh.key);
     Revision revision = bounds.newest - kSkippedRevisions;
     for (const FormerRecord& record : former) {
-      if (!IsDefinition(record.key)) continue;
-      rewritten.insert(record.key);
+      if (!IsDefinition(record.key) || !rewritten.insert(record.key).second) continue;
       SHARDMESH_ASSIGN_OR_RETURN(const std::string value,
                                  WithDefinitionVersion(record.key, *current.at(record.key)->value,
                                                        record.version + kSkippedVersions));
@@ -690,7 +760,6 @@ absl::Status WriteSalvaged(const std::string& path, const Salvaged& salvaged,
     }
     for (const StoredRow& row : salvaged.rows) {
       if (const auto found = lost.find(row.key);
-          row.key == kRestoredKey || (row.key == kClusterKey && cluster.has_value()) ||
           (found != lost.end() && row.row_id < found->second->row_id) ||
           broken.count(row.row_id) > 0 || rewritten.count(row.key) > 0) {
         continue;
@@ -700,7 +769,7 @@ absl::Status WriteSalvaged(const std::string& path, const Salvaged& salvaged,
     for (const StoredRow& row : ReplacementsOf(salvaged, bounds.newest)) {
       SHARDMESH_RETURN_IF_ERROR(Insert(database, insert, row));
     }
-    for (const StoredRow& row : RowsOfLoss(salvaged, bounds.newest, cluster)) {
+    for (const StoredRow& row : RowsOfLoss(salvaged, bounds.newest, given)) {
       SHARDMESH_RETURN_IF_ERROR(Insert(database, insert, row));
     }
     return WriteBounds(database, bounds);
@@ -814,7 +883,7 @@ absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::s
 }
 
 absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_aside,
-                                           const std::string& cluster_of) {
+                                           const std::string& cluster_of, const GivenRanks& ranks) {
   const std::string path = DatabasePath(folder);
   const auto missing = [&] { return StoreError(absl::StatusCode::kNotFound, NoDatabase(folder)); };
   std::error_code error;
@@ -869,9 +938,10 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
   check.lacks_cluster = bounds.newest > 0 && !ClusterOf(salvaged.rows).has_value();
   const bool takes_cluster = check.lacks_cluster && !cluster_of.empty();
   if (!set_aside || (check.is_sound() && !takes_cluster)) return check;
-  std::optional<ClusterRecord> cluster;
+  Given given;
+  SHARDMESH_ASSIGN_OR_RETURN(given.meshes, WithGivenRanks(salvaged, ranks, &check.lost_ranks));
   if (takes_cluster) {
-    SHARDMESH_ASSIGN_OR_RETURN(cluster, ClusterOfSnapshot(folder, cluster_of));
+    SHARDMESH_ASSIGN_OR_RETURN(given.cluster, ClusterOfSnapshot(folder, cluster_of));
     check.lacks_cluster = false;
   }
 
@@ -882,11 +952,11 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
                                database->Prepare("DELETE FROM event WHERE key = ?1"));
     const absl::Status moved = database->InTransaction([&]() -> absl::Status {
       SHARDMESH_RETURN_IF_ERROR(MoveAside(*database, salvaged));
-      if (!check.unreadable.empty() || cluster.has_value()) {
+      if (!check.unreadable.empty() || given.cluster.has_value() || !given.meshes.empty()) {
         for (const StoredRow& row : ReplacementsOf(salvaged, bounds.newest)) {
           SHARDMESH_RETURN_IF_ERROR(Insert(*database, insert, row));
         }
-        for (const StoredRow& row : RowsOfLoss(salvaged, bounds.newest, cluster)) {
+        for (const StoredRow& row : RowsOfLoss(salvaged, bounds.newest, given)) {
           forget.BindText(1, row.key);
           SHARDMESH_RETURN_IF_ERROR(database->Run(forget));
           SHARDMESH_RETURN_IF_ERROR(Insert(*database, insert, row));
@@ -903,7 +973,7 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
   const std::string salvage = folder + "/salvaged";
   SHARDMESH_RETURN_IF_ERROR(RemoveDatabase(salvage));
   const absl::Cleanup remove = [&salvage] { RemoveDatabase(salvage).IgnoreError(); };
-  SHARDMESH_RETURN_IF_ERROR(WriteSalvaged(salvage, salvaged, check.former, bounds, cluster));
+  SHARDMESH_RETURN_IF_ERROR(WriteSalvaged(salvage, salvaged, check.former, bounds, given));
   database.reset();
   SHARDMESH_ASSIGN_OR_RETURN(check.replaced, ReplaceDatabase(folder, salvage, "damaged.db"));
   return check;

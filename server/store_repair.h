@@ -4,12 +4,14 @@
 #define SHARDMESH_SERVER_STORE_REPAIR_H_
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/store_file.h"
+#include "sharding/mesh.h"
 
 namespace shardmesh::server {
 
@@ -76,8 +78,11 @@ inline constexpr int64_t kSkippedVersions = 1'000'000'000;
 // A mesh on which arrays lie, while the record of which workers serve its ranks is lost.
 struct LostRanks {
   std::string mesh_id;
+  Mesh mesh;  // as the arrays have it
   int64_t arrays = 0;
 };
+// The workers of such meshes, by rank; none: the first workers that attach get the ranks.
+using GivenRanks = std::map<std::string, std::vector<std::string>>;
 
 // What a look at a data folder found.
 struct StoreCheck {
@@ -90,7 +95,7 @@ struct StoreCheck {
   std::vector<UnreadableRecord> unreadable;
   std::vector<LostRows> lost;  // of damaged pages
   std::vector<FormerRecord> former;
-  std::vector<LostRanks> lost_ranks;
+  std::vector<LostRanks> lost_ranks;  // that were not given
   // The record `cluster` is not there, or not readable, in a state that is not new: no coordinator
   // starts with it.
   bool lacks_cluster = false;
@@ -114,11 +119,16 @@ struct StoreCheck {
 // With `set_aside` the record `cluster`, if the state lacks it, is taken from the snapshot in
 // `cluster_of`, if that is not empty; the term is then behind the skipped ones.
 //
+// Where ranks are lost, others than before would get them at the next start, and the tiles there
+// would not count any more: `ranks` must say for each such mesh which workers serve it.
+//
 // FAILED_PRECONDITION: a process holds the folder; or it, or the snapshot, is another program's or
-// a newer schema's. NOT_FOUND: there is no database. INTERNAL: the disk did not give what is there,
-// which is no damage: nothing is set aside then.
+// a newer schema's; or ranks are lost that are not given. INVALID_ARGUMENT: ranks are given that
+// fit no such mesh. Nothing is set aside then. NOT_FOUND: there is no database. INTERNAL: the disk
+// did not give what is there, which is no damage: nothing is set aside then.
 absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_aside,
-                                           const std::string& cluster_of = "");
+                                           const std::string& cluster_of = "",
+                                           const GivenRanks& ranks = {});
 
 }  // namespace shardmesh::server
 

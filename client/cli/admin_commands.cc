@@ -136,7 +136,7 @@ absl::Status RunSnapshot(const Invocation& invocation, const std::string& path) 
 // The coordinator's program knows its folders: this process becomes that one. Returns why it could
 // not.
 absl::Status RunCheck(const Invocation& invocation, const std::string& folder, bool set_aside,
-                      const std::string& cluster_of) {
+                      const std::string& cluster_of, const std::string& ranks) {
   // The program would take none for no check at all, and serve.
   if (folder.empty()) return WrongUse("FOLDER is empty; give the coordinator's --data-dir");
   SHARDMESH_ASSIGN_OR_RETURN(const std::string binaries, OwnBinaryFolder());
@@ -145,6 +145,7 @@ absl::Status RunCheck(const Invocation& invocation, const std::string& folder, b
   std::vector<std::string> words = {"shardmesh", "--check=" + folder};
   if (set_aside) words.emplace_back("--set-aside");
   if (!cluster_of.empty()) words.push_back("--cluster-of=" + cluster_of);
+  if (!ranks.empty()) words.push_back("--ranks=" + ranks);
   if (invocation.json) words.emplace_back("--check-json");
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());
@@ -170,9 +171,11 @@ void AddAdminCommands(CommandLine* line) {
   auto folder = std::make_shared<std::string>();
   auto set_aside = std::make_shared<bool>(false);
   auto cluster_of = std::make_shared<std::string>();
+  auto ranks = std::make_shared<std::string>();
   CLI::App* const check = line->AddCommand(
       "check", "Look for unreadable records in the data folder of a coordinator that does not run",
-      [=](const Invocation& i) { return RunCheck(i, *folder, *set_aside, *cluster_of); }, admin);
+      [=](const Invocation& i) { return RunCheck(i, *folder, *set_aside, *cluster_of, *ranks); },
+      admin);
   check->add_option("FOLDER", *folder, "the coordinator's --data-dir, on this host")->required();
   CLI::Option* const aside =
       check->add_flag("--set-aside", *set_aside,
@@ -181,6 +184,11 @@ void AddAdminCommands(CommandLine* line) {
       ->add_option("--cluster-of", *cluster_of,
                    "the snapshot that says of which cluster the state is, where its own record of "
                    "that is lost")
+      ->needs(aside);
+  check
+      ->add_option("--ranks", *ranks,
+                   "MESH=WORKER,...;...: the workers by rank of meshes whose own record of that is "
+                   "lost; MESH= lets the first that attach get the ranks")
       ->needs(aside);
 
   CLI::App* const quarantine = line->AddGroup(

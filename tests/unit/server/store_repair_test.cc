@@ -1008,7 +1008,10 @@ TEST(StoreRepairTest, ASnapshotOverAStateThatCannotBeReadGoesOnBehindIt) {
 // A catalogue over the store of a folder.
 class RepairedCatalogueTest : public ::testing::Test {
  protected:
-  RepairedCatalogueTest() { Open(); }
+  RepairedCatalogueTest() {
+    Open();
+    EXPECT_THAT(CommitAndWait(*store_, {.puts = {{"mesh/m", DefinitionOf(1, "w")}}}), IsOk());
+  }
 
   void Open() {
     store_ = *OpenFolder(folder_);
@@ -1216,25 +1219,50 @@ TEST_F(RepairedCatalogueTest, AManifestOfWhichAllChunksAreThereIsMended) {
   EXPECT_EQ(catalogue_->FindName("n149")->array_id, checkpoint);
 }
 
-TEST_F(RepairedCatalogueTest, SaysOfWhichMeshesWithArraysTheRanksAreLost) {
+// Else other workers may get them, with which the tiles of the arrays do not count.
+TEST_F(RepairedCatalogueTest, SetsNothingAsideWhereTheRanksOfAMeshWithArraysAreLost) {
   Put({"w"});
-  for (int i = 0; i < 3; ++i) {
-    // Without ranks; with them; and a record that cannot be read.
-    const std::string record = DefinitionOf(1, i == 1 ? "w" : "");
-    ASSERT_THAT(CommitAndWait(*store_, {.puts = {{"mesh/m", record}}}), IsOk());
-    Damage(i == 2 ? "key = 'mesh/m'" : "key = 'nothing'");
-    RunSql(folder_ + "/state.db", "DELETE FROM bounds");
-    SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoreCheck check, CheckDataFolder(folder_, false));
-    if (i == 1) {
-      EXPECT_THAT(check.lost_ranks, IsEmpty());
-    } else {
-      ASSERT_EQ(check.lost_ranks.size(), 1u);
-      EXPECT_EQ(check.lost_ranks.front().mesh_id, "m");
-      EXPECT_EQ(check.lost_ranks.front().arrays, 1);
-    }
-    SetAside();
-    Open();
+  ASSERT_THAT(CommitAndWait(*store_, {.puts = {{"mesh/m", DefinitionOf(2)}}}), IsOk());
+  Damage("key = 'nothing'");
+  RunSql(folder_ + "/state.db", "DELETE FROM bounds");
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoreCheck check, CheckDataFolder(folder_, false));
+  ASSERT_EQ(check.lost_ranks.size(), 1u);
+  EXPECT_EQ(check.lost_ranks.front().mesh_id, "m");
+  EXPECT_EQ(check.lost_ranks.front().arrays, 1);
+  const absl::Status refused = CheckDataFolder(folder_, true).status();
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kStoreFailed));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("--ranks=m=WORKER"));
+  for (const GivenRanks& wrong : {GivenRanks{{"m", {"w", "x"}}}, GivenRanks{{"m", {"a b\n"}}},
+                                  GivenRanks{{"m", {"w"}}, {"n", {"w"}}}}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(CheckDataFolder(folder_, true, "", wrong).status()));
   }
+  EXPECT_FALSE(CheckDataFolder(folder_, false)->bounds.ok()) << "nothing was changed";
+  EXPECT_THAT(CheckDataFolder(folder_, true, "", {{"m", {"w"}}})->lost_ranks, IsEmpty());
+  Open();
+  const auto outline = DecodeDefinitionOutline("mesh/m", store_->Get("mesh/m")->value);
+  EXPECT_TRUE(outline->has_ranks);
+  EXPECT_EQ(outline->version, 2 + kSkippedVersions);
+}
+
+TEST_F(RepairedCatalogueTest, AMeshThatIsLostIsMadeOfItsArraysAndTheGivenRanks) {
+  Put({"w"});
+  Damage("key = 'mesh/m'");
+  EXPECT_EQ(CheckDataFolder(folder_, false)->lost_ranks.size(), 1u);
+  EXPECT_THAT(CheckDataFolder(folder_, true).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kStoreFailed));
+  ASSERT_THAT(CheckDataFolder(folder_, true, "", {{"m", {"v"}}}), IsOk());
+  Open();
+  store::v1::Definition record;
+  ASSERT_TRUE(record.ParseFromString(store_->Get("mesh/m")->value));
+  EXPECT_EQ(record.version(), kSkippedVersions);
+  EXPECT_THAT(record.value().mesh().workers(), ElementsAre("v"));
+  EXPECT_EQ(record.value().mesh().mesh().axes_size(), 1);
+  Damage("key = 'mesh/m'");
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoreCheck none,
+                                 CheckDataFolder(folder_, true, "", {{"m", {}}}));
+  EXPECT_EQ(none.lost_ranks.size(), 1u) << "so it was asked for";
+  Open();
+  EXPECT_THAT(store_->Get("mesh/m"), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
 }
 
 TEST_F(RepairedCatalogueTest, AStateThatLacksItsClusterGetsNoNewId) {
