@@ -370,7 +370,7 @@ constexpr absl::Duration kTakeLimit = absl::Minutes(5);
 //   while (tensors = read()) plan.TakeTensor(each)
 //   put = memory.Find(plan), or plan.Begin()
 //   while (!answer.is_at_end()) write(answer.Next())
-//   if (plan.hold()) wait for the transfer's end; abort it if the client goes before
+//   if (plan.hold()) wait for the transfer's end; abort it if the client goes before its commit
 //   finish
 class BeginPutReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
@@ -495,13 +495,17 @@ class BeginPutReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
       Finish(grpc::Status::OK);
     });
   }
-  // The client has gone from a call that held. Where another call has the transfer too, it goes
-  // on, and this call ends with it.
+  // The client has gone from a call that held. Where another call has the transfer too, or its
+  // commit was asked for, it goes on, and this call ends with it. A client that lost its connection
+  // asks for the commit again, over another one.
   void LetGo() {
+    if (context_.transfers->IsCommitAskedFor(transfer_id_)) return begun_->Ended(key_);
     if (!begun_->LetGo(key_)) return;
     context_.transfers
         ->Abort(transfer_id_,
-                WithReason(absl::CancelledError("the connection of the put's client broke"),
+                WithReason(absl::CancelledError(
+                               "the connection over which the client began the put broke before "
+                               "its commit was asked for; put again"),
                            Reason::kCancelled))
         .IgnoreError();  // one that is being committed ends by itself
   }

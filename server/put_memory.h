@@ -63,7 +63,7 @@ class PutMemory {
   bool NotDelivered(const std::string& key);
   // The client of a call that holds has gone. As NotDelivered.
   bool LetGo(const std::string& key);
-  // The transfer of a call that holds has ended.
+  // The transfer of a call that holds has ended, or needs that call no longer.
   void Ended(const std::string& key);
 
  private:

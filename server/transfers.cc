@@ -287,6 +287,7 @@ void Transfers::Commit(std::string_view transfer_id, std::string request_key, ab
     if (const TransferPtr transfer = Find(transfer_id); transfer != nullptr) {
       if (!transfer->progress.ended) {
         is_live = true;
+        transfer->is_commit_asked_for = true;
         transfer->waiting.push_back(std::move(callback));
         if (!is_repeated && transfer->request_key.empty() && !transfer->committing) {
           transfer->request_key = std::exchange(request_key, {});
@@ -356,6 +357,12 @@ absl::Status Transfers::Abort(std::string_view transfer_id, absl::Status reason)
   SHARDMESH_PASSES("transfer.abort");
   const absl::Status aborted = sequencer_->AbortTransfer(transfer_id, std::move(reason));
   return absl::IsNotFound(aborted) ? absl::OkStatus() : aborted;
+}
+
+bool Transfers::IsCommitAskedFor(std::string_view transfer_id) const {
+  absl::MutexLock lock(&mutex_);
+  const TransferPtr transfer = Find(transfer_id);
+  return transfer != nullptr && transfer->is_commit_asked_for;
 }
 
 void Transfers::AbortOverdue() {

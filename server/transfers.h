@@ -100,6 +100,10 @@ class Transfers {
   // Nothing if it has ended or never was. FAILED_PRECONDITION: it is being committed.
   absl::Status Abort(std::string_view transfer_id, absl::Status reason);
 
+  // Whether Commit was called for the transfer, which lives or ended lately: it needs its client no
+  // longer.
+  bool IsCommitAskedFor(std::string_view transfer_id) const;
+
   // Has `ended` called when the transfer has ended; at once if it has, or never was.
   void OnEnd(std::string_view transfer_id, absl::AnyInvocable<void() &&> ended);
 
@@ -123,6 +127,7 @@ class Transfers {
     std::string commit_key;   // the same, once it was; under it the answer is remembered
     // Until it has ended. The first is empty then, too.
     std::shared_ptr<const std::vector<PutItem>> items;
+    bool is_commit_asked_for = false;
     bool committing = false;
     TransferResult result;
     std::vector<CommitCallback> waiting;

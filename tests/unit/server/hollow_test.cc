@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <future>
 #include <memory>
 #include <string>
 #include <thread>
@@ -253,6 +254,41 @@ TEST_F(HollowTest, APutWhoseCallBrokeIsBegunAnewByTheSameRequest) {
     next = std::make_unique<HeldPut>(channel_, session);
     return !next->transfer_id().empty() && next->transfer_id() != first_id;
   }));
+}
+
+TEST_F(HollowTest, APutWhoseCommitWasAskedForOutlivesItsCall) {
+  StartCoordinator("tp=1");
+  StartWorkers(1);
+  ASSERT_TRUE(AwaitQuiet("default"));
+  const std::string session = OpenSession();
+  HeldPut put(channel_, session);
+  ASSERT_FALSE(put.transfer_id().empty()) << put.Finish();
+  const auto commit = [&](const std::string& transfer_id, absl::Duration time) {
+    v1::CommitTransferRequest request;
+    request.set_request_id("commit");
+    request.set_session_id(session);
+    request.set_transfer_id(transfer_id);
+    grpc::ClientContext context;
+    rpc::Apply(rpc::CallOptions::Within(time), &context);
+    v1::CommitTransferResponse response;
+    return rpc::FromGrpc(
+        v1::ArrayService::NewStub(channel_)->CommitTransfer(&context, request, &response));
+  };
+  auto first = std::async(std::launch::async, [&] {
+    absl::Status outcome;
+    do {
+      outcome = commit(put.transfer_id(), absl::Seconds(2));
+    } while (ReasonOf(outcome) == Reason::kRequestIdReused);  // by a question below
+    return outcome;
+  });
+  // Once the coordinator has it, the id is that of a request for another transfer.
+  EXPECT_TRUE(Eventually(
+      [&] { return ReasonOf(commit("another", absl::Seconds(10))) == Reason::kRequestIdReused; }));
+  put.Break();
+  // Its tile never comes: the put ends with the time of its commit, and not with its call.
+  EXPECT_THAT(commit(put.transfer_id(), absl::Seconds(1)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_THAT(first.get(), StatusIs(absl::StatusCode::kDeadlineExceeded));
 }
 
 TEST_F(HollowTest, AClientWhoseAnswerIsCutOffHasOnePut) {

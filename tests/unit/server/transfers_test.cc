@@ -180,6 +180,17 @@ TEST_F(TransfersTest, ARepeatedCommitWaitsWithTheFirstOrGetsItsAnswer) {
   }
 }
 
+TEST_F(TransfersTest, KnowsWhetherATransfersCommitWasAskedFor) {
+  const std::string transfer = Begin("w");
+  EXPECT_FALSE(transfers_->IsCommitAskedFor(transfer));
+  const auto commit = BeginCommit(transfer, "r");
+  EXPECT_TRUE(transfers_->IsCommitAskedFor(transfer));
+  Stage(transfer);
+  ASSERT_TRUE(commit->done.WaitForNotificationWithTimeout(absl::Seconds(10)));
+  EXPECT_TRUE(transfers_->IsCommitAskedFor(transfer));
+  EXPECT_FALSE(transfers_->IsCommitAskedFor("none"));
+}
+
 TEST_F(TransfersTest, AfterARestartARepeatedCommitIsAnsweredWhileItsArraysAreThere) {
   const std::string named = Begin("w");
   Stage(named);
