@@ -54,8 +54,8 @@ absl::Status CheckArrayId(const std::string& array_id, std::string_view field) {
 }
 
 absl::Status NotQuarantined() {
-  return WithReason(absl::NotFoundError("no attached worker has it in its quarantine; `shardmesh "
-                                        "admin quarantine list` shows what there is"),
+  return WithReason(absl::NotFoundError("no attached worker has the array in its quarantine; "
+                                        "`shardmesh admin quarantine list` shows what there is"),
                     Reason::kNotFound);
 }
 
