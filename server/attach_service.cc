@@ -350,10 +350,13 @@ class Hub;
 // Attach, written straight:
 //   hello = read(); endpoints = verify(hello)
 //   attachment = membership.Attach(hello, endpoints); write(welcome)
-//   inventory = read() ...; write(verdict); write(membership)
+//   inventory = read() ...
+//   on the hub's thread for inventories: verdict = catalogue.TakeInventory(inventory);
+//     write(verdict); write(membership)
 //   while (report = read()) pass it on
 //   membership.Detach(attachment)
-// Reads go on one at a time; all writes go through the outbox.
+// Reads go on one at a time, also while the inventory waits to be taken in, or is: so heartbeats
+// are heard. All writes go through the outbox.
 class AttachReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   AttachReactor(Hub* hub, grpc::CallbackServerContext* context);
@@ -376,8 +379,13 @@ class AttachReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   void OnCancel() override { Close(absl::CancelledError("its stream broke")); }
   void OnDone() override;
 
+  // Takes the inventory in. Called once, on the hub's thread, for a stream that asked for it
+  // (AwaitInventory) and does not end before.
+  void TakeWholeInventory();
+
  private:
-  enum class Phase { kHello, kVerifying, kInventory, kMember };
+  // By reads, but for the last step, which TakeWholeInventory makes.
+  enum class Phase { kHello, kVerifying, kInventory, kTaking, kMember };
 
   void FinishWith(absl::Status status);
   absl::Status Take(const v1::AttachRequest& request);
@@ -389,6 +397,12 @@ class AttachReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   absl::Status TakeRestored(uint64_t attachment, const v1::InventoryPage& page);
   // The tiles of a page, as the catalogue wants them.
   absl::StatusOr<std::vector<InventoryTile>> TilesOf(const v1::InventoryPage& page) const;
+  // Keeps the stream from its end while something outside its reactions uses it.
+  absl::Status Hold(std::string_view what);
+  void Release();
+  bool is_closed() const;
+  // Of its last heartbeat, once more.
+  absl::Status Beat(uint64_t attachment);
   void SendVerdict(const InventoryVerdict& verdict, bool last);
   absl::Status TakeHeartbeat(uint64_t attachment, const v1::Heartbeat& heartbeat);
   absl::Status TakeTileStaged(const v1::TileStaged& staged);
@@ -400,20 +414,20 @@ class AttachReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
 
   // Touched by one reaction at a time: reads follow one another.
   grpc::ByteBuffer read_;
-  Phase phase_ = Phase::kHello;
+  std::atomic<Phase> phase_ = Phase::kHello;
   v1::Hello hello_;
-  std::vector<InventoryTile> inventory_;
-  std::vector<std::string> quarantined_;
-  absl::Time clock_told_;  // when the worker was last told the time
-  // Of its last heartbeat.
-  int64_t used_bytes_ = 0;
-  QuarantineCount quarantine_;
+  std::vector<InventoryTile> inventory_;  // while kTaking, TakeWholeInventory's
+  std::vector<std::string> quarantined_;  // likewise
+  absl::Time clock_told_;                 // when the worker was last told the time
 
   mutable absl::Mutex mutex_;
   uint64_t attachment_ ABSL_GUARDED_BY(mutex_) = 0;
+  // Of its last heartbeat.
+  int64_t used_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  QuarantineCount quarantine_ ABSL_GUARDED_BY(mutex_);
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
-  bool verifying_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::Status close_status_ ABSL_GUARDED_BY(mutex_);  // of a Close while verifying_
+  bool held_ ABSL_GUARDED_BY(mutex_) = false;          // from Hold to Release
+  absl::Status close_status_ ABSL_GUARDED_BY(mutex_);  // of a Close while held_
   std::string end_reason_ ABSL_GUARDED_BY(mutex_) = "its stream broke";
   absl::flat_hash_set<std::string> plans_ ABSL_GUARDED_BY(mutex_);
 };
@@ -445,6 +459,7 @@ class Hub final : public AttachHub {
         service_(this),
         pages_(options_.term),
         teller_([this] { TellOfMembership(); }),
+        taker_([this] { TakeInventories(); }),
         overdue_(options_.clock, [this] { CutOverdue(); }) {}
 
   grpc::Service* service() override { return &service_; }
@@ -457,6 +472,7 @@ class Hub final : public AttachHub {
       ending_ = true;
     }
     teller_.join();
+    taker_.join();
   }
 
   bool IsReady(std::string_view identity) const override {
@@ -753,6 +769,15 @@ class Hub final : public AttachHub {
     }
     std::move(admit)();
   }
+  // The stream has brought its whole inventory and is held: it is taken in on a thread of the
+  // hub's, one after the other. There is no deadline for that.
+  void AwaitInventory(AttachReactor* stream) {
+    absl::MutexLock lock(&mutex_);
+    if (const auto found = attaching_.find(stream); found != attaching_.end()) {
+      found->second.deadline = absl::InfiniteFuture();
+    }
+    inventories_.push_back(stream);
+  }
   // Before the verdict on the worker's inventory: what is dropped from then on it hears of.
   void Arrive(AttachReactor* stream) {
     absl::MutexLock lock(&mutex_);
@@ -954,6 +979,25 @@ class Hub final : public AttachHub {
     std::string what;
   };
 
+  // The thread that takes in inventories. It ends when none waits: the streams of those that wait
+  // end after that.
+  void TakeInventories() {
+    const auto is_due = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+      return !inventories_.empty() || ending_;
+    };
+    for (;;) {
+      AttachReactor* stream = nullptr;
+      {
+        absl::MutexLock lock(&mutex_);
+        mutex_.Await(absl::Condition(&is_due));
+        if (inventories_.empty()) return;
+        stream = inventories_.front();
+        inventories_.pop_front();
+      }
+      stream->TakeWholeInventory();
+    }
+  }
+
   // The thread that tells workers who is alive. Changes that come while it is at work are told
   // together: when all workers attach at once, most are told of by the hundred.
   void TellOfMembership() {
@@ -1084,6 +1128,8 @@ class Hub final : public AttachHub {
   // Streams that bring their inventories, and those that wait until fewer do, in order.
   absl::flat_hash_set<AttachReactor*> bringing_ ABSL_GUARDED_BY(mutex_);
   std::deque<std::pair<AttachReactor*, Admit>> queue_ ABSL_GUARDED_BY(mutex_);
+  // Streams whose inventories are to be taken in; each is held.
+  std::deque<AttachReactor*> inventories_ ABSL_GUARDED_BY(mutex_);
   bool changed_ ABSL_GUARDED_BY(mutex_) = false;  // somebody may have to be told of something
   // What all members were told of; null before the first.
   std::shared_ptr<const MembershipView> told_view_ ABSL_GUARDED_BY(mutex_);
@@ -1093,6 +1139,7 @@ class Hub final : public AttachHub {
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;
 
   std::thread teller_;
+  std::thread taker_;
   rpc::Alarm overdue_;  // last: its destructor waits for CutOverdue
 };
 
@@ -1143,12 +1190,36 @@ void AttachReactor::Close(absl::Status status) {
     if (attachment_ != 0 && !absl::IsCancelled(status)) {
       end_reason_ = std::string(status.message());
     }
-    if (verifying_) {
+    if (held_) {
       close_status_ = std::move(status);
-      return;  // Verified, which uses this object, closes.
+      return;  // Release closes.
     }
   }
   FinishWith(std::move(status));
+}
+
+absl::Status AttachReactor::Hold(std::string_view what) {
+  absl::MutexLock lock(&mutex_);
+  // Once the reaction that is under way returns, nothing keeps a closed stream.
+  if (closed_) return absl::CancelledError(StrCat("it was closed before ", what));
+  held_ = true;
+  return absl::OkStatus();
+}
+
+void AttachReactor::Release() {
+  std::optional<absl::Status> closed;
+  {
+    absl::MutexLock lock(&mutex_);
+    held_ = false;
+    if (closed_) closed = std::move(close_status_);
+  }
+  // Until held_ was false nobody finished the stream; from there on this may be gone.
+  if (closed.has_value()) FinishWith(*std::move(closed));
+}
+
+bool AttachReactor::is_closed() const {
+  absl::MutexLock lock(&mutex_);
+  return closed_;
 }
 
 void AttachReactor::FinishWith(absl::Status status) {
@@ -1216,8 +1287,8 @@ absl::Status AttachReactor::Take(const v1::AttachRequest& request) {
     case Message::kHello:
       return rpc::BadField("hello", "comes a second time");
     case Message::kInventory:
-      return phase_ == Phase::kMember ? TakeRestored(attachment, request.inventory())
-                                      : TakeInventory(attachment, request.inventory());
+      return phase_ != Phase::kInventory ? TakeRestored(attachment, request.inventory())
+                                         : TakeInventory(attachment, request.inventory());
     case Message::kHeartbeat:
       return TakeHeartbeat(attachment, request.heartbeat());
     case Message::kTileStaged:
@@ -1264,12 +1335,7 @@ absl::Status AttachReactor::TakeHello(const v1::Hello& hello) {
   hello_ = hello;
   phase_ = Phase::kVerifying;
   hub_->ExpectNothing(this);  // the check of its endpoints ends by itself
-  {
-    absl::MutexLock lock(&mutex_);
-    // Once this reaction returns nothing keeps a closed stream for the answers.
-    if (closed_) return absl::CancelledError("it was closed before its endpoints were asked");
-    verifying_ = true;
-  }
+  SHARDMESH_RETURN_IF_ERROR(Hold("its endpoints were asked"));
   EndpointCheck::Start(hello_, hub_->options(),
                        [this](std::vector<std::string> endpoints, std::string failures) {
                          Verified(std::move(endpoints), std::move(failures));
@@ -1287,28 +1353,12 @@ void AttachReactor::Verified(std::vector<std::string> endpoints, std::string fai
 
 void AttachReactor::TurnCame(std::vector<std::string> endpoints, const std::string& failures) {
   Admit(std::move(endpoints), failures);
-  std::optional<absl::Status> closed;
-  {
-    absl::MutexLock lock(&mutex_);
-    verifying_ = false;
-    if (closed_) {
-      closed = std::move(close_status_);
-    }
-  }
-  // Until verifying_ was false nobody finished the stream; from there on this may be gone.
-  if (closed.has_value()) {
-    FinishWith(*std::move(closed));
-  }
+  Release();
 }
 
 void AttachReactor::Admit(std::vector<std::string> endpoints, const std::string& failures) {
   SHARDMESH_PASSES("attach.admit");
-  {
-    absl::MutexLock lock(&mutex_);
-    if (closed_) {
-      return;
-    }
-  }
+  if (is_closed()) return;
   if (endpoints.empty()) {
     const absl::Status unverified =
         WithReason(absl::FailedPreconditionError(StrCat(
@@ -1364,7 +1414,7 @@ absl::Status AttachReactor::TakeInventory(uint64_t attachment, const v1::Invento
     return rpc::BadField("inventory", "comes after its last page");
   }
   // A page is a sign of life: heartbeats queue behind those that the worker has sent at once.
-  SHARDMESH_RETURN_IF_ERROR(hub_->membership().Heartbeat(attachment, used_bytes_, quarantine_));
+  SHARDMESH_RETURN_IF_ERROR(Beat(attachment));
   const int64_t all_tiles = std::ssize(inventory_) + page.tiles_size() + std::ssize(quarantined_) +
                             page.quarantined_array_ids_size();
   if (all_tiles > hub_->options().max_inventory_tiles) {
@@ -1383,35 +1433,65 @@ absl::Status AttachReactor::TakeInventory(uint64_t attachment, const v1::Invento
   if (!page.last()) {
     return absl::OkStatus();
   }
-  hub_->Arrive(this);
-  const std::shared_ptr<const MembershipView> view = hub_->membership().view();
-  const std::shared_ptr<const ClusterState> state = hub_->publisher().shared_state();
-  Inventory inventory{.identity = hello_.identity(),
-                      .attachment = attachment,
-                      .meshes = {},
-                      .tiles = std::exchange(inventory_, {}),
-                      .quarantined = std::exchange(quarantined_, {})};
-  // Every mesh that the worker serves, so that arrays that it lacks are known to lack it.
-  for (const auto& [mesh_id, ranks] : view->meshes) {
-    if (ranks->identities.empty()) continue;
-    InventoryMesh& mesh = inventory.meshes[mesh_id];
-    mesh.rank = ranks->RankOf(hello_.identity());
-    mesh.identities = ranks->identities;
-    if (const auto definition = state->FindMesh(mesh_id); definition.ok()) {
-      mesh.mesh = &(*definition)->mesh;
+  SHARDMESH_RETURN_IF_ERROR(Hold("its inventory was taken in"));
+  phase_ = Phase::kTaking;
+  hub_->AwaitInventory(this);
+  return absl::OkStatus();
+}
+
+void AttachReactor::TakeWholeInventory() {
+  if (!is_closed()) {
+    hub_->Arrive(this);
+    const uint64_t attachment = this->attachment();
+    const std::shared_ptr<const MembershipView> view = hub_->membership().view();
+    const std::shared_ptr<const ClusterState> state = hub_->publisher().shared_state();
+    const auto mesh_of = [&](std::string_view mesh_id) {
+      InventoryMesh mesh;
+      if (const MeshRanks* const ranks = view->FindMesh(mesh_id); ranks != nullptr) {
+        mesh.rank = ranks->RankOf(identity());
+        mesh.identities = ranks->identities;
+      }
+      if (const auto definition = state->FindMesh(mesh_id); definition.ok()) {
+        mesh.mesh = &(*definition)->mesh;
+      }
+      return mesh;
+    };
+    Inventory inventory{.identity = identity(),
+                        .attachment = attachment,
+                        .meshes = {},
+                        .tiles = std::exchange(inventory_, {}),
+                        .quarantined = std::exchange(quarantined_, {}),
+                        .other_mesh = mesh_of};
+    // Every mesh that the worker serves, so that arrays that it lacks are known to lack it.
+    for (const ServedRank& served : hub_->membership().RanksOf(identity())) {
+      inventory.meshes.emplace(served.mesh_id, mesh_of(served.mesh_id));
+    }
+    const InventoryVerdict verdict = hub_->catalogue().TakeInventory(inventory);
+    LogVerdict(identity(), static_cast<int64_t>(inventory.tiles.size()), verdict);
+    // Not of one that was lost meanwhile: its tiles were not counted.
+    if (const absl::Status alive = Beat(attachment); !alive.ok()) {
+      Close(alive);
+    } else if (!is_closed()) {
+      SendVerdict(verdict, /*last=*/true);
+      phase_ = Phase::kMember;
+      hub_->Join(this);
+      if (hub_->options().joined) {
+        hub_->options().joined(identity());
+      }
     }
   }
-  const InventoryVerdict verdict = hub_->catalogue().TakeInventory(inventory);
-  LogVerdict(hello_.identity(), static_cast<int64_t>(inventory.tiles.size()), verdict);
-  // Not of one that was lost meanwhile: its tiles were not counted.
-  SHARDMESH_RETURN_IF_ERROR(hub_->membership().Heartbeat(attachment, used_bytes_, quarantine_));
-  SendVerdict(verdict, /*last=*/true);
-  phase_ = Phase::kMember;
-  hub_->Join(this);
-  if (hub_->options().joined) {
-    hub_->options().joined(hello_.identity());
+  Release();
+}
+
+absl::Status AttachReactor::Beat(uint64_t attachment) {
+  int64_t used_bytes = 0;
+  QuarantineCount quarantine;
+  {
+    absl::MutexLock lock(&mutex_);
+    used_bytes = used_bytes_;
+    quarantine = quarantine_;
   }
-  return absl::OkStatus();
+  return hub_->membership().Heartbeat(attachment, used_bytes, quarantine);
 }
 
 absl::StatusOr<std::vector<InventoryTile>> AttachReactor::TilesOf(
@@ -1467,10 +1547,13 @@ void AttachReactor::SendVerdict(const InventoryVerdict& verdict, bool last) {
 
 absl::Status AttachReactor::TakeHeartbeat(uint64_t attachment, const v1::Heartbeat& heartbeat) {
   SHARDMESH_FAILPOINT("attach.heartbeat");
-  used_bytes_ = heartbeat.used_bytes();
-  quarantine_ = {.arrays = heartbeat.quarantined_arrays(),
-                 .size_bytes = heartbeat.quarantined_bytes()};
-  SHARDMESH_RETURN_IF_ERROR(hub_->membership().Heartbeat(attachment, used_bytes_, quarantine_));
+  {
+    absl::MutexLock lock(&mutex_);
+    used_bytes_ = heartbeat.used_bytes();
+    quarantine_ = {.arrays = heartbeat.quarantined_arrays(),
+                   .size_bytes = heartbeat.quarantined_bytes()};
+  }
+  SHARDMESH_RETURN_IF_ERROR(Beat(attachment));
   const absl::Time now = hub_->options().clock->Now();
   if (now - clock_told_ >= kClockInterval) {
     clock_told_ = now;

@@ -55,7 +55,8 @@ struct AttachHubOptions {
   LinkTable* link_table = nullptr;
   rpc::Clock* clock = nullptr;
   const Recovery* recovery = nullptr;  // who is expected back; outlives the hub
-  // Called when a worker's inventory was taken in, without a lock; null: nobody minds.
+  // Called when a worker's inventory was taken in, without a lock, on the hub's thread for
+  // inventories: the next one waits. Null: nobody minds.
   std::function<void(std::string_view identity)> joined = nullptr;
   // How long an endpoint has to answer who it is, where none has yet.
   absl::Duration verify_timeout = absl::Seconds(3);

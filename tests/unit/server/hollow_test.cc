@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
+#include <functional>
 #include <future>
 #include <memory>
 #include <string>
@@ -12,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/synchronization/notification.h"
 #include "client/coordinator_client.h"
 #include "gmock/gmock.h"
 #include "rpc/clock.h"
@@ -472,7 +475,10 @@ class HubTest : public testing::Test {
                                       .flight_log = &flight_log_,
                                       .link_table = &link_table_,
                                       .clock = &clock_,
-                                      .recovery = &recovery_});
+                                      .recovery = &recovery_,
+                                      .joined = [this](std::string_view identity) {
+                                        if (joined_ != nullptr) joined_(identity);
+                                      }});
     membership_.AddListener([this](const server::MembershipEvent&) { hub_->MembershipChanged(); });
     rpc::ServerOptions options;
     options.on_drain = [this] { hub_->EndStreams(); };
@@ -486,6 +492,7 @@ class HubTest : public testing::Test {
     clock_.Stop();
   }
 
+  std::function<void(std::string_view)> joined_;  // set before workers attach
   rpc::RealClock clock_;
   const std::unique_ptr<server::Store> store_ = server::CreateMemoryStore();
   std::unique_ptr<server::Catalogue> catalogue_;
@@ -498,6 +505,46 @@ class HubTest : public testing::Test {
   std::unique_ptr<rpc::ServerLifecycle> lifecycle_;
   std::unique_ptr<HollowWorkers> workers_;
 };
+
+TEST_F(HubTest, WorkersAreHeardWhileInventoriesAreTakenIn) {
+  // By a heartbeat: later than the last page can have come.
+  const auto is_heard = [this](int64_t index) {
+    const auto view = membership_.view();
+    const server::WorkerStatus* const worker = view->FindWorker(workers_->IdentityOf(index));
+    return worker != nullptr && worker->last_heartbeat() - worker->attached >
+                                    membership_.options().heartbeat_interval / 2;
+  };
+  const auto has_begun = std::make_shared<absl::Notification>();
+  const auto are_heard = std::make_shared<std::atomic<bool>>(false);
+  joined_ = [=](std::string_view) {
+    has_begun->WaitForNotification();
+    // The inventory of the first one is being taken in, that of the other waits.
+    if (!*are_heard) *are_heard = Eventually([&] { return is_heard(0) && is_heard(1); });
+  };
+  workers_ = *HollowWorkers::Start({.coordinator = lifecycle_->address(), .count = 2});
+  has_begun->Notify();
+  ASSERT_TRUE(workers_->AwaitMembers(2, 2 * kTimeout)) << workers_->totals().last_end;
+  EXPECT_TRUE(*are_heard);
+  EXPECT_EQ(workers_->totals().attaches, 2);
+}
+
+TEST_F(HubTest, InventoriesThatWaitAreNoHindranceToTheEnd) {
+  const auto is_ending = std::make_shared<absl::Notification>();
+  const auto joined = std::make_shared<std::atomic<int>>(0);
+  joined_ = [=](std::string_view) {
+    ++*joined;
+    is_ending->WaitForNotification();
+  };
+  workers_ = *HollowWorkers::Start(
+      {.coordinator = lifecycle_->address(), .count = 8, .attach_delay = absl::Hours(1)});
+  ASSERT_TRUE(Eventually([&] { return *joined == 1 && membership_.view()->alive == 8; }));
+  hub_->EndStreams();
+  is_ending->Notify();
+  const absl::Time begun = absl::Now();
+  lifecycle_->Drain(begun + kTimeout);
+  EXPECT_LT(absl::Now(), begun + kTimeout) << "every stream has ended by itself";
+  EXPECT_EQ(*joined, 1) << "what nobody waits for is not taken in";
+}
 
 TEST_F(HubTest, WhoServedAMeshBeforeDropsItsArraysToo) {
   ASSERT_THAT(membership_.AddMesh("m", 2, {"worker-000000", "worker-000001"}), IsOk());
