@@ -50,8 +50,13 @@ absl::StatusOr<SocketAddresses> Resolve(std::string_view address) {
   if (error == EAI_AGAIN) {
     return absl::UnavailableError("no name server answers");
   }
-  if (error != 0) {
+  if (error == EAI_NONAME || error == EAI_NODATA || error == EAI_ADDRFAMILY) {
     return absl::NotFoundError(StrCat("no host \"", parsed.host, "\" is known"));
+  }
+  if (error != 0) {
+    return absl::UnavailableError(
+        StrCat("\"", parsed.host, "\" cannot be looked up: ",
+               error == EAI_SYSTEM ? std::strerror(errno) : gai_strerror(error)));
   }
   const absl::Cleanup free_found = [found] { freeaddrinfo(found); };
   SocketAddresses addresses;

@@ -384,8 +384,8 @@ class AttachReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   void TakeWholeInventory();
 
  private:
-  // By reads, but for the last step, which TakeWholeInventory makes.
-  enum class Phase { kHello, kVerifying, kInventory, kTaking, kMember };
+  // By reads, but for the last two steps, which TakeWholeInventory makes.
+  enum class Phase { kHello, kVerifying, kInventory, kTaking, kJudged, kMember };
 
   void FinishWith(absl::Status status);
   absl::Status Take(const v1::AttachRequest& request);
@@ -426,8 +426,8 @@ class AttachReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   int64_t used_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   QuarantineCount quarantine_ ABSL_GUARDED_BY(mutex_);
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
-  bool held_ ABSL_GUARDED_BY(mutex_) = false;          // from Hold to Release
-  absl::Status close_status_ ABSL_GUARDED_BY(mutex_);  // of a Close while held_
+  int holds_ ABSL_GUARDED_BY(mutex_) = 0;              // calls of Hold without their Release
+  absl::Status close_status_ ABSL_GUARDED_BY(mutex_);  // of a Close while there are some
   std::string end_reason_ ABSL_GUARDED_BY(mutex_) = "its stream broke";
   absl::flat_hash_set<std::string> plans_ ABSL_GUARDED_BY(mutex_);
 };
@@ -1190,7 +1190,7 @@ void AttachReactor::Close(absl::Status status) {
     if (attachment_ != 0 && !absl::IsCancelled(status)) {
       end_reason_ = std::string(status.message());
     }
-    if (held_) {
+    if (holds_ > 0) {
       close_status_ = std::move(status);
       return;  // Release closes.
     }
@@ -1202,7 +1202,7 @@ absl::Status AttachReactor::Hold(std::string_view what) {
   absl::MutexLock lock(&mutex_);
   // Once the reaction that is under way returns, nothing keeps a closed stream.
   if (closed_) return absl::CancelledError(StrCat("it was closed before ", what));
-  held_ = true;
+  ++holds_;
   return absl::OkStatus();
 }
 
@@ -1210,10 +1210,10 @@ void AttachReactor::Release() {
   std::optional<absl::Status> closed;
   {
     absl::MutexLock lock(&mutex_);
-    held_ = false;
+    if (--holds_ > 0) return;
     if (closed_) closed = std::move(close_status_);
   }
-  // Until held_ was false nobody finished the stream; from there on this may be gone.
+  // Until holds_ was 0 nobody finished the stream; from there on this may be gone.
   if (closed.has_value()) FinishWith(*std::move(closed));
 }
 
@@ -1287,8 +1287,11 @@ absl::Status AttachReactor::Take(const v1::AttachRequest& request) {
     case Message::kHello:
       return rpc::BadField("hello", "comes a second time");
     case Message::kInventory:
-      return phase_ != Phase::kInventory ? TakeRestored(attachment, request.inventory())
-                                         : TakeInventory(attachment, request.inventory());
+      if (phase_ == Phase::kInventory) return TakeInventory(attachment, request.inventory());
+      if (phase_ == Phase::kTaking) {
+        return rpc::BadField("inventory", "comes after its last page, and before the verdict");
+      }
+      return TakeRestored(attachment, request.inventory());
     case Message::kHeartbeat:
       return TakeHeartbeat(attachment, request.heartbeat());
     case Message::kTileStaged:
@@ -1406,13 +1409,11 @@ void AttachReactor::Admit(std::vector<std::string> endpoints, const std::string&
   hub_->ExpectWithin(this, hub_->options().inventory_timeout, "whole inventory");
   phase_ = Phase::kInventory;
   StartRead(&read_);
+  SHARDMESH_PASSES("attach.admitted");
 }
 
 absl::Status AttachReactor::TakeInventory(uint64_t attachment, const v1::InventoryPage& page) {
   SHARDMESH_FAILPOINT("attach.inventory");
-  if (phase_ != Phase::kInventory) {
-    return rpc::BadField("inventory", "comes after its last page");
-  }
   // A page is a sign of life: heartbeats queue behind those that the worker has sent at once.
   SHARDMESH_RETURN_IF_ERROR(Beat(attachment));
   const int64_t all_tiles = std::ssize(inventory_) + page.tiles_size() + std::ssize(quarantined_) +
@@ -1443,6 +1444,8 @@ void AttachReactor::TakeWholeInventory() {
   if (!is_closed()) {
     hub_->Arrive(this);
     const uint64_t attachment = this->attachment();
+    // Before the view, which then has them all.
+    const std::vector<ServedRank> serves = hub_->membership().RanksOf(identity());
     const std::shared_ptr<const MembershipView> view = hub_->membership().view();
     const std::shared_ptr<const ClusterState> state = hub_->publisher().shared_state();
     const auto mesh_of = [&](std::string_view mesh_id) {
@@ -1463,7 +1466,7 @@ void AttachReactor::TakeWholeInventory() {
                         .quarantined = std::exchange(quarantined_, {}),
                         .other_mesh = mesh_of};
     // Every mesh that the worker serves, so that arrays that it lacks are known to lack it.
-    for (const ServedRank& served : hub_->membership().RanksOf(identity())) {
+    for (const ServedRank& served : serves) {
       inventory.meshes.emplace(served.mesh_id, mesh_of(served.mesh_id));
     }
     const InventoryVerdict verdict = hub_->catalogue().TakeInventory(inventory);
@@ -1472,9 +1475,10 @@ void AttachReactor::TakeWholeInventory() {
     if (const absl::Status alive = Beat(attachment); !alive.ok()) {
       Close(alive);
     } else if (!is_closed()) {
+      phase_ = Phase::kJudged;
       SendVerdict(verdict, /*last=*/true);
-      phase_ = Phase::kMember;
       hub_->Join(this);
+      phase_ = Phase::kMember;
       if (hub_->options().joined) {
         hub_->options().joined(identity());
       }

@@ -1515,9 +1515,9 @@ void Catalogue::JudgeQuarantined(absl::Span<const std::string> array_ids,
       if (found->second.array->state != ArrayState::kStaging) verdict->live.push_back(id);
     } else if (tombstones_.contains(id)) {
       verdict->drop.push_back(id);
-    } else {
+    } else if (grace_is_over_ && !is_damaged_ && !may_lack_names_) {
       verdict->unknown.push_back(id);
-    }
+    }  // otherwise it may live all the same: what was known of it stays
   }
 }
 

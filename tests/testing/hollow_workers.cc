@@ -297,6 +297,7 @@ class Hollow final : public HollowWorkers, public v1::TileService::CallbackServi
             .drops = drops_,
             .stale_snapshots = stale_snapshots_,
             .welcomes = welcomes_,
+            .inventories = inventories_,
             .most_bringing = most_bringing_,
             .cancelled = cancelled_,
             .last_end = last_end_};
@@ -313,6 +314,7 @@ class Hollow final : public HollowWorkers, public v1::TileService::CallbackServi
     slot->next_page = now + options_.page_interval;
     if (--slot->pages_left == 0) {
       --bringing_;
+      ++inventories_;
       for (int64_t i = 0; i < options_.inventory_tiles; ++i) inventory->add_tiles();
       inventory->set_last(options_.ends_inventory);
       // Spread over the interval, as those of processes are that started by themselves.
@@ -400,6 +402,7 @@ class Hollow final : public HollowWorkers, public v1::TileService::CallbackServi
   int64_t drops_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t stale_snapshots_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t welcomes_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t inventories_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t bringing_ ABSL_GUARDED_BY(mutex_) = 0;  // that have pages left
   int64_t most_bringing_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t cancelled_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -68,6 +68,7 @@ class HollowWorkers {
     int64_t drops = 0;             // messages received that name arrays to drop
     int64_t stale_snapshots = 0;   // received, in which their receiver is not alive
     int64_t welcomes = 0;          // received
+    int64_t inventories = 0;       // sent to their last page
     int64_t most_bringing = 0;     // of those that had inventory left to send, at any one time
     int64_t cancelled = 0;         // streams that ended without a reason of the coordinator's
     std::string last_end = {};     // of the stream that ended last, for people

@@ -537,13 +537,27 @@ TEST_F(HubTest, InventoriesThatWaitAreNoHindranceToTheEnd) {
   };
   workers_ = *HollowWorkers::Start(
       {.coordinator = lifecycle_->address(), .count = 8, .attach_delay = absl::Hours(1)});
-  ASSERT_TRUE(Eventually([&] { return *joined == 1 && membership_.view()->alive == 8; }));
+  ASSERT_TRUE(Eventually([&] { return *joined == 1 && workers_->totals().inventories == 8; }));
   hub_->EndStreams();
   is_ending->Notify();
   const absl::Time begun = absl::Now();
   lifecycle_->Drain(begun + kTimeout);
   EXPECT_LT(absl::Now(), begun + kTimeout) << "every stream has ended by itself";
   EXPECT_EQ(*joined, 1) << "what nobody waits for is not taken in";
+}
+
+// The last page may be read before the thread that admitted the stream has let go of it.
+TEST_F(HubTest, AStreamThatEndsWhileItsInventoryIsTakenInIsKeptUntilThen) {
+  ASSERT_THAT(ArmFailpoints("attach.admitted=delay,catalogue.take_inventory=delay:1"), IsOk());
+  const auto joined = std::make_shared<std::atomic<int>>(0);
+  joined_ = [=](std::string_view) { ++*joined; };
+  workers_ = *HollowWorkers::Start({.coordinator = lifecycle_->address(), .count = 1});
+  ASSERT_TRUE(Eventually([&] { return workers_->totals().inventories == 1; }));
+  // Between the two delays: the first one lets go, the inventory is still being taken in.
+  absl::SleepFor(absl::Milliseconds(kFailpointDelayMilliseconds / 5));
+  workers_->Leave(0);
+  workers_.reset();
+  lifecycle_->Drain(absl::Now() + kTimeout);
 }
 
 TEST_F(HubTest, WhoServedAMeshBeforeDropsItsArraysToo) {
