@@ -48,6 +48,12 @@ int Main(int argc, const char* const* argv) {
   flags.AddText("identity", "NAME", "stable name of this worker, by default the host's",
                 &options.identity);
   flags.AddBytes("memory", "limit of the memory for tiles", &options.memory_bytes);
+  int64_t rpc_memory = -1;
+  flags.AddBytes("rpc-memory",
+                 "what calls of clients may take of gRPC before connections are refused and "
+                 "streams are cancelled; at least 16MiB, by default a quarter of --memory, 256MiB "
+                 "to 4GiB",
+                 &rpc_memory);
   flags.AddText("data-dir", "DIR", "keep tiles on disk too, in this folder", &options.data_dir);
   flags.AddBytes("quarantine-disk",
                  "bytes of tiles kept on disk in quarantine, by default 64 GiB and at most a "
@@ -88,6 +94,7 @@ int Main(int argc, const char* const* argv) {
     return *code;
   }
   rpc::ConfigureLog(log);
+  if (rpc_memory >= 0) options.rpc_memory_bytes = rpc_memory;
   if (quarantine_disk >= 0) options.quarantine.disk_bytes = quarantine_disk;
   options.quarantine.memory_bytes =
       quarantine_memory < 0 ? options.memory_bytes / 8 : quarantine_memory;

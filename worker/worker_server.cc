@@ -4,6 +4,7 @@
 #include <grpcpp/grpcpp.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <fstream>
@@ -71,6 +72,9 @@ uint64_t RandomIncarnation() {
 // Buffers that wait for reuse take at most this part of the memory.
 int64_t MaxIdleBytes(int64_t memory_bytes) { return memory_bytes / 8; }
 
+// A window of a stream (rpc/transport_args.h) and a message of the largest size fit.
+static_assert(kMinRpcMemoryBytes >= (int64_t{8} << 20) + 2 * rpc::kMaxDataMessageBytes);
+
 // `flag` names where the address stands.
 absl::StatusOr<rpc::HostPort> HostPortOf(std::string_view flag, const std::string& address) {
   if (rpc::IsUnixAddress(address)) {
@@ -116,6 +120,13 @@ absl::StatusOr<std::vector<std::string>> Endpoints(const WorkerOptions& options,
 
 }  // namespace
 
+int64_t DefaultRpcMemoryBytes(int64_t memory_bytes) {
+  // Below that a few clients that put at once could use it up, and gRPC would cancel their streams.
+  constexpr int64_t kLeast = int64_t{256} << 20;
+  constexpr int64_t kMost = int64_t{4} << 30;
+  return std::clamp(memory_bytes / 4, kLeast, kMost);
+}
+
 class WorkerServer::Impl {
  public:
   explicit Impl(WorkerOptions options)
@@ -141,6 +152,16 @@ class WorkerServer::Impl {
   absl::Status Start() {
     if (options_.identity.empty()) {
       options_.identity = HostName();
+    }
+    if (options_.rpc_memory_bytes == 0) {
+      options_.rpc_memory_bytes = DefaultRpcMemoryBytes(options_.memory_bytes);
+    }
+    if (options_.rpc_memory_bytes < kMinRpcMemoryBytes) {
+      return WithReason(
+          absl::InvalidArgumentError(StrCat(
+              "--rpc-memory is ", options_.rpc_memory_bytes, " bytes, less than one stream of a ",
+              "client may take; give ", kMinRpcMemoryBytes, " bytes or more")),
+          Reason::kBadField);
     }
     SHARDMESH_RETURN_IF_ERROR(rpc::CheckIdentity(options_.identity, "identity"));
     SHARDMESH_RETURN_IF_ERROR(
@@ -194,6 +215,7 @@ class WorkerServer::Impl {
                                      .credentials = options_.credentials,
                                      .insecure = options_.insecure,
                                      .max_message_bytes = rpc::kMaxDataMessageBytes,
+                                     .memory_quota_bytes = options_.rpc_memory_bytes,
                                      .metrics = &metrics_},
                                     {{v1::TileService::service_full_name(), tiles_.get()}}));
     SHARDMESH_ASSIGN_OR_RETURN(std::vector<std::string> endpoints, Endpoints(options_, *server_));

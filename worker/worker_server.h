@@ -18,6 +18,14 @@
 
 namespace shardmesh::worker {
 
+// The least of WorkerOptions::rpc_memory_bytes: what one connection takes whose stream is not read,
+// with a message of the largest size to come.
+inline constexpr int64_t kMinRpcMemoryBytes = int64_t{16} << 20;
+
+// What WorkerOptions::rpc_memory_bytes is by default: a quarter of `memory_bytes`, at least 256 MiB
+// and at most 4 GiB.
+int64_t DefaultRpcMemoryBytes(int64_t memory_bytes);
+
 struct WorkerOptions {
   std::string coordinator = "127.0.0.1:7070";
   std::string listen = "127.0.0.1:0";
@@ -30,7 +38,10 @@ struct WorkerOptions {
   // Stable name; empty for the host's.
   std::string identity;
   int64_t memory_bytes = int64_t{4} << 30;  // limit of shard memory
-  std::string data_dir;                     // empty: tiles are kept in memory alone
+  // What gRPC may take for calls of clients and the coordinator; what peers send is bounded by
+  // `memory_bytes`. 0: DefaultRpcMemoryBytes.
+  int64_t rpc_memory_bytes = 0;
+  std::string data_dir;  // empty: tiles are kept in memory alone
   QuarantineLimits quarantine = {};
   // For kernels; 0 for this process's share of the host, divided by how many parts it is one of.
   int64_t threads = 0;
@@ -49,8 +60,9 @@ struct WorkerOptions {
 class WorkerServer {
  public:
   // Errors of ShardStore::Open, ServerLifecycle::Start, MetricsEndpoint::Start and
-  // CoordinatorLink::Create; INVALID_ARGUMENT for a bad identity or address; FAILED_PRECONDITION if
-  // it listens on all addresses and none is advertised, or with the certificate of somebody else.
+  // CoordinatorLink::Create; INVALID_ARGUMENT for a bad identity or address, and for less than
+  // kMinRpcMemoryBytes; FAILED_PRECONDITION if it listens on all addresses and none is advertised,
+  // or with the certificate of somebody else.
   static absl::StatusOr<std::unique_ptr<WorkerServer>> Start(WorkerOptions options);
   // Stops at once if Drain was not called.
   ~WorkerServer();

@@ -67,6 +67,24 @@ TEST_F(ClientTest, ANameIsMovedToTheArrayThatItHasAndSwappedWithAnother) {
   EXPECT_EQ(client().DescribeArray(client::ArraySelector::ByName("b"))->descriptor.array_id, a);
 }
 
+TEST_F(ClientTest, TensorsGoThroughTheLeastMemoryForCallsThatAWorkerTakes) {
+  cluster_.reset();
+  ASSERT_NO_FATAL_FAILURE(StartCluster(
+      {.mesh = "tp=2", .coordinator_flags = {}, .worker_flags = {"--rpc-memory=16MiB"}}));
+  // Half of it for each worker, in messages of the largest size.
+  std::vector<float> elements(size_t{16} << 20);
+  std::iota(elements.begin(), elements.end(), 0.0F);
+  const Shape shape = {4096, 4096};
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_THAT(
+        PutFloats(client(), "large", shape, elements, PartitionSpec({SpecEntry::Axis("tp")})),
+        IsOk());
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::GatheredTensor tensor,
+                                   client().Gather(client::ArraySelector::ByName("large")));
+    EXPECT_EQ(FloatsOf(tensor.view().bytes()), elements);
+  }
+}
+
 TEST_F(ClientTest, PutsByRulesThatTakeLongToCompile) {
   const auto options_of = [](std::vector<Rule> rules) {
     return client::PutOptions{.rules = rpc::RuleSetDefinition{.rules = *RuleSet::Create(rules)}};
