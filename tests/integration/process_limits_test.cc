@@ -104,12 +104,12 @@ int64_t PeakKib(pid_t pid) {
   return value;
 }
 
-// Sends one message of 100 MiB, which is 100 kB when compressed, to any method.
+// Sends one message of 40 MiB, which is 40 kB when compressed, to any method.
 absl::Status SendCompressed(const std::string& address, const std::string& path) {
   using Bytes = grpc::ByteBuffer;
   google::protobuf::Empty message;
   message.GetReflection()->MutableUnknownFields(&message)->AddLengthDelimited(
-      15'000, std::string(size_t{100} << 20, '\0'));
+      15'000, std::string(size_t{40} << 20, '\0'));
   const std::shared_ptr<grpc::Channel> channel =
       grpc::CreateChannel(address, grpc::InsecureChannelCredentials());
   grpc::ClientContext context;
