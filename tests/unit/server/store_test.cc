@@ -350,7 +350,7 @@ TEST_P(StoreTest, WhatFindsTooMuchWaitingForTheDiskIsRefusedAndTheRestIsCommitte
     ASSERT_TRUE(mutex.AwaitWithTimeout(absl::Condition(&all), kLimit));
     EXPECT_GE(committed, most);
     EXPECT_GE(refused, 1);
-    EXPECT_THAT(why, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kStoreFailed));
+    EXPECT_THAT(why, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
     EXPECT_THAT(std::string(why.message()), HasSubstr("wait for the disk"));
   }
 }
