@@ -20,7 +20,7 @@ namespace shardmesh::rpc {
 // NOT_FOUND if the host is not known; UNIMPLEMENTED for a unix socket.
 absl::StatusOr<FileDescriptor> Dial(std::string_view address, absl::Time deadline);
 
-// What the addresses of a host answer, each as `10.0.0.7:7070`, in the order of the system.
+// Which addresses of a host accept a connection. Each is as `10.0.0.7:7070`, in the system's order.
 struct DialledAddresses {
   std::vector<std::string> accepting;
   std::vector<std::string> refusing;

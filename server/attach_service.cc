@@ -401,7 +401,7 @@ class AttachReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   absl::Status Hold(std::string_view what);
   void Release();
   bool is_closed() const;
-  // Of its last heartbeat, once more.
+  // Counts as a sign of life, with the figures of the last heartbeat.
   absl::Status Beat(uint64_t attachment);
   void SendVerdict(const InventoryVerdict& verdict, bool last);
   absl::Status TakeHeartbeat(uint64_t attachment, const v1::Heartbeat& heartbeat);
@@ -422,7 +422,7 @@ class AttachReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
 
   mutable absl::Mutex mutex_;
   uint64_t attachment_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Of its last heartbeat.
+  // As the last heartbeat told.
   int64_t used_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   QuarantineCount quarantine_ ABSL_GUARDED_BY(mutex_);
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;

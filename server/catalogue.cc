@@ -338,7 +338,7 @@ absl::Status Catalogue::Load() {
       if (manifest_mentions_.count(name) == 0) dead_keys_.push_back(NameKey(name));
       continue;
     }
-    // What a manifest has of it may be older than a record of its own.
+    // The manifest's entry of the name may be older than the name's own record.
     if (!found.manifest_id.empty() && has_unreadable_ &&
         store_->UnreadableRevision(NameKey(name)) > found.revision) {
       continue;
@@ -919,7 +919,7 @@ struct Catalogue::Rewrite {
 };
 
 void Catalogue::NoteIfSparse(const std::string& manifest_id) {
-  // Of what cannot be read nobody knows whether it is needed.
+  // While records cannot be read, a name that seems gone may still be needed.
   if (is_damaged_) return;
   const Manifest& manifest = manifests_.find(manifest_id)->second;
   if (2 * manifest.current_names < std::ssize(manifest.names)) {

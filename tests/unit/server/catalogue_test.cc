@@ -129,6 +129,17 @@ class CatalogueTest : public ::testing::Test {
     done.WaitForNotification();
     return result;
   }
+  // Staged arrays, which get the names "w0", "w1", ... together: so they stand in one manifest.
+  CommitRequest LoadOf(int64_t count, std::vector<std::string>* ids = nullptr) {
+    CommitRequest load;
+    for (int64_t i = 0; i < count; ++i) {
+      const std::string id = Stage();
+      load.arrays.push_back(Staged(id));
+      load.moves.push_back({StrCat("w", i), id, std::nullopt});
+      if (ids != nullptr) ids->push_back(id);
+    }
+    return load;
+  }
   absl::StatusOr<CommitResult> Put(const std::string& name, const std::string& id,
                                    std::optional<int64_t> expected = std::nullopt) {
     return Commit({{Staged(id)}, {{name, id, expected}}, "", ""});
@@ -321,13 +332,8 @@ TEST_F(CatalogueTest, NamesMaySwapTheirArraysInOneCommit) {
 // Names of one manifest are moved among its arrays: the record that holds them is written anew.
 TEST_F(CatalogueTest, NamesOfAManifestMaySwapTheirArrays) {
   constexpr int64_t kCount = 200;
-  CommitRequest load;
   std::vector<std::string> ids;
-  for (int64_t i = 0; i < kCount; ++i) {
-    ids.push_back(Stage());
-    load.arrays.push_back(Staged(ids.back()));
-    load.moves.push_back({StrCat("w", i), ids.back(), std::nullopt});
-  }
+  CommitRequest load = LoadOf(kCount, &ids);
   ASSERT_THAT(Commit(std::move(load)), IsOk());
   CommitRequest swap;
   for (size_t i = 0; i < kCount; ++i) {
@@ -343,13 +349,8 @@ TEST_F(CatalogueTest, NamesOfAManifestMaySwapTheirArrays) {
 
 TEST_F(CatalogueTest, AManifestIsWrittenAnewWhenMostOfItsNamesAreGone) {
   constexpr int64_t kCount = 200;
-  CommitRequest load;
   std::vector<std::string> ids;
-  for (int64_t i = 0; i < kCount; ++i) {
-    ids.push_back(Stage());
-    load.arrays.push_back(Staged(ids.back()));
-    load.moves.push_back({StrCat("w", i), ids.back(), std::nullopt});
-  }
+  CommitRequest load = LoadOf(kCount, &ids);
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const CommitResult loaded, Commit(std::move(load)));
   // The entries of all manifests that count; each of them must be whole.
   const auto entries = [this] {
@@ -412,17 +413,8 @@ TEST_F(CatalogueTest, AManifestIsWrittenAnewWhenMostOfItsNamesAreGone) {
 // Names that come, move and go while their manifest is written anew.
 TEST_F(CatalogueTest, NoNameComesBackByAManifestThatIsWrittenAnew) {
   constexpr int64_t kCount = 130;
-  const auto load = [&] {
-    CommitRequest request;
-    for (int64_t i = 0; i < kCount; ++i) {
-      const std::string id = Stage();
-      request.arrays.push_back(Staged(id));
-      request.moves.push_back({StrCat("w", i), id, std::nullopt});
-    }
-    return request;
-  };
   for (int round = 0; round < 30; ++round) {
-    ASSERT_THAT(Commit(load()), IsOk());
+    ASSERT_THAT(Commit(LoadOf(kCount)), IsOk());
     CommitRequest most;
     for (int64_t i = 0; i < 70; ++i) most.moves.push_back({StrCat("w", i), "", std::nullopt});
     // None waits for another; the manifest is written anew behind the first.
