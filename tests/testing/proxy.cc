@@ -106,7 +106,7 @@ void Proxy::Read(Connection& connection, Pipe& pipe, Mode mode, absl::Time due) 
   char bytes[64 << 10];
   const ssize_t count = recv(pipe.from, bytes, sizeof(bytes), 0);
   if (count < 0) {
-    connection.is_broken = errno != EAGAIN && errno != EINTR;
+    if (errno != EAGAIN && errno != EINTR) connection.is_broken = true;
   } else if (count == 0) {
     pipe.has_ended = true;
   } else if (mode == Mode::kSwallow) {
@@ -126,7 +126,7 @@ void Proxy::Write(Connection& connection, Pipe& pipe, absl::Time now) {
     }
     const ssize_t count = size == 0 ? 0 : send(pipe.to, bytes.data(), size, MSG_NOSIGNAL);
     if (count < 0) {
-      connection.is_broken = errno != EAGAIN && errno != EINTR;
+      if (errno != EAGAIN && errno != EINTR) connection.is_broken = true;
       return;
     }
     if (connection.left_bytes >= 0) {
