@@ -280,9 +280,9 @@ void LocalStore::Run() {
 }
 
 absl::Time LocalStore::NextDue() const {
-  absl::Duration wait = absl::InfiniteDuration();
+  absl::Duration wait = journal_->MaintainIn();
   const auto now = std::chrono::steady_clock::now();
-  if (stats_are_old_) wait = absl::FromChrono(stats_time_ - now);
+  if (stats_are_old_) wait = std::min(wait, absl::FromChrono(stats_time_ - now));
   if (!marks_.empty()) {
     wait = std::min(wait, options_.retention.time - absl::FromChrono(now - marks_.front().time));
   }

@@ -56,12 +56,15 @@ class Journal {
   virtual absl::Status Append(const JournalWrite& write) = 0;
 
   // Drops the superseded events; `compacted` is the new oldest readable revision and `newest` the
-  // store's revision, which may have no event left. Uses the space that is kept back if it must.
+  // store's revision, which may have no event left. Of what is kept back it may use the quota's
+  // part, and not the disk's: that is for what cannot wait.
   virtual absl::Status Drop(absl::Span<const EventPosition> superseded, Revision compacted,
                             Revision newest) = 0;
 
   // Called between writes, for what need not delay them.
   virtual absl::Status Maintain() = 0;
+  // In how long Maintain has something to do though nothing is written.
+  virtual absl::Duration MaintainIn() const { return absl::InfiniteDuration(); }
 
   virtual absl::StatusOr<std::unique_ptr<JournalBackup>> BeginBackup(const std::string& path) = 0;
 

@@ -2,10 +2,12 @@
 #include "server/sqlite_store.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <filesystem>
 #include <system_error>
@@ -26,8 +28,8 @@ namespace {
 // Pages that a step of a copy moves: about a millisecond, for which commits wait.
 constexpr int kCopiedPages = 256;
 
-// How often space is looked for that can be reserved again.
-constexpr std::chrono::seconds kReserveEvery(10);
+// What the reserve gives up first for a commit; then twice as much, and so on.
+constexpr int64_t kPieceBytes = int64_t{64} << 10;
 
 // Free pages that are given back to the disk when a store is opened, if they are more than half.
 constexpr int64_t kVacuumPages = 16'384;
@@ -35,50 +37,169 @@ constexpr int64_t kVacuumPages = 16'384;
 // Unreadable records that are logged one by one.
 constexpr size_t kLoggedRecords = 20;
 
-// A file whose blocks are there for the database when the disk has no others.
+// Bytes that the disk has free for us; 0 where it does not say.
+int64_t AvailableBytes(const std::string& folder) {
+  struct statvfs disk;
+  if (statvfs(folder.c_str(), &disk) != 0) return 0;
+  return static_cast<int64_t>(disk.f_bavail * disk.f_frsize);
+}
+
+// A file whose blocks are there for the database when the disk has no others. It gives them up
+// piece by piece, since whatever else writes to the disk may take what is free.
 class Reserve {
  public:
-  explicit Reserve(std::string path) : path_(std::move(path)) {}
+  Reserve(const std::string& folder, absl::Duration fill_every)
+      : folder_(folder), path_(folder + "/reserve"), fill_every_(fill_every) {}
+  // Whoever opens the folder next finds the blocks that the log gives up when it is closed.
+  ~Reserve() { TakeBack(); }
+  Reserve(const Reserve&) = delete;
+  Reserve& operator=(const Reserve&) = delete;
 
-  // Takes the blocks if the disk has plenty.
-  void Fill() {
-    const auto now = std::chrono::steady_clock::now();
-    if (now < next_) return;
-    next_ = now + kReserveEvery;
-    std::error_code ignored;
-    if (std::filesystem::file_size(path_, ignored) == static_cast<uintmax_t>(kReservedBytes) &&
-        !ignored) {
-      is_filled_ = true;
-      return;
+  // Finds out what an earlier process left, and fills it.
+  void Open() {
+    std::error_code error;
+    if (const auto size = std::filesystem::file_size(path_, error); !error && size > 0) {
+      Resize(std::min(static_cast<int64_t>(size), kReservedBytes));
     }
-    struct statvfs disk;
-    const std::string folder = std::filesystem::path(path_).parent_path();
-    if (statvfs(folder.c_str(), &disk) != 0 ||
-        static_cast<int64_t>(disk.f_bavail * disk.f_frsize) < 2 * kReservedBytes) {
-      return;
+    Fill();
+    if (!is_whole()) {
+      rpc::LogWarning(
+          "the disk has too little room to keep back what deletions and the next start may need; "
+          "make room",
+          {{"folder", folder_}, {"reserved_bytes", bytes_}, {"wanted_bytes", kReservedBytes}});
     }
-    const int fd = open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-    if (fd < 0) return;
-    is_filled_ =
-        !SHARDMESH_FAILS("store.fill_reserve") && posix_fallocate(fd, 0, kReservedBytes) == 0;
-    close(fd);
-    if (!is_filled_) std::filesystem::remove(path_, ignored);
   }
-  bool is_filled() const { return is_filled_; }
-  // Gives the blocks to whoever takes them; false if there are none.
-  bool Release() {
-    if (!is_filled_) return false;
-    std::error_code ignored;
-    std::filesystem::remove(path_, ignored);
-    is_filled_ = false;
-    next_ = std::chrono::steady_clock::now() + kReserveEvery;
+
+  // Takes what is missing, but at most half of what is free.
+  void Fill() {
+    next_ = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(fill_every_);
+    Grow(AvailableBytes(folder_) / 2);
+  }
+  // Takes what is missing, as far as it is there.
+  void TakeBack() { Grow(AvailableBytes(folder_)); }
+
+  bool is_whole() const { return bytes_ == kReservedBytes; }
+  // When to fill it again.
+  std::chrono::steady_clock::time_point next() const { return next_; }
+
+  // Gives a piece to whoever takes it; false if there is none.
+  bool Release(int64_t piece) {
+    if (bytes_ == 0) return false;
+    if (is_whole()) {
+      rpc::LogWarning(
+          "the disk is full: what is kept back for deletions and starts is being used; make room",
+          {{"folder", folder_}, {"reserved_bytes", bytes_}});
+    }
+    Shrink(bytes_ - piece);
     return true;
   }
 
  private:
+  void Grow(int64_t most) {
+    const int64_t bytes = std::min(kReservedBytes, bytes_ + most) / kPieceBytes * kPieceBytes;
+    if (bytes <= bytes_) return;
+    Resize(bytes);
+    if (is_whole() && was_used_) {
+      rpc::LogInfo("what is kept back for deletions and starts is whole again",
+                   {{"folder", folder_}, {"reserved_bytes", bytes_}});
+      was_used_ = false;
+    }
+  }
+
+  void Shrink(int64_t bytes) {
+    was_used_ = true;
+    if (bytes > 0 && truncate(path_.c_str(), bytes) == 0) {
+      bytes_ = bytes;
+      return;
+    }
+    std::error_code ignored;
+    std::filesystem::remove(path_, ignored);
+    bytes_ = 0;
+  }
+
+  // To a file of which all blocks are there, or that is as it was; without any there is none.
+  void Resize(int64_t bytes) {
+    const int fd = open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    if (fd < 0) return;
+    if (!SHARDMESH_FAILS("store.fill_reserve") && posix_fallocate(fd, 0, bytes) == 0) {
+      bytes_ = bytes;
+    }
+    const bool has_size = ftruncate(fd, bytes_) == 0;
+    close(fd);
+    if (!has_size || bytes_ == 0) Shrink(0);
+  }
+
+  const std::string folder_;
   const std::string path_;
-  bool is_filled_ = false;
+  const absl::Duration fill_every_;
+  int64_t bytes_ = 0;
+  bool was_used_ = false;
   std::chrono::steady_clock::time_point next_;
+};
+
+// The blocks of the database's file. A commit gets those of all its pages before it happens: so the
+// log can always be copied into the file, and begins anew on the blocks that it has. Otherwise a
+// full disk would let the log grow with each deletion.
+//
+// Blocks beyond the end of the file do not change its size. Thread-compatible.
+class FileBlocks {
+ public:
+  FileBlocks() = default;
+  ~FileBlocks() {
+    // SQLite's locks on a file end with the first descriptor of it that is closed: after SQLite's.
+    if (fd_ >= 0) close(fd_);
+  }
+  FileBlocks(const FileBlocks&) = delete;
+  FileBlocks& operator=(const FileBlocks&) = delete;
+
+  // Without the file's descriptor nothing is taken before it is written.
+  void Open(const std::string& path, const std::string& folder) {
+    folder_ = folder;
+    fd_ = open(path.c_str(), O_WRONLY | O_CLOEXEC);
+  }
+
+  // RESOURCE_EXHAUSTED (STORE_FULL): the disk has too few for a file of so many bytes.
+  absl::Status Take(int64_t bytes) {
+    if (fd_ < 0 || bytes <= bytes_) return absl::OkStatus();
+    const int64_t available = AvailableBytes(folder_);
+    // One that fails may take all that there is first.
+    struct stat file;
+    if (fstat(fd_, &file) == 0 &&
+        bytes - std::max(file.st_size, file.st_blocks * kStatBlockBytes) > available) {
+      return NoRoom(bytes, available);
+    }
+    const int64_t wanted = available > 2 * kReservedBytes ? bytes + kSpareBytes : bytes;
+    int result = 0;
+    do {
+      result =
+          SHARDMESH_FAILS("store.allocate") ? -1 : fallocate(fd_, FALLOC_FL_KEEP_SIZE, 0, wanted);
+    } while (result != 0 && errno == EINTR);
+    if (result == 0) {
+      bytes_ = wanted;
+    } else if (errno == ENOSPC || errno == EDQUOT) {
+      return NoRoom(bytes, available);
+    }
+    // Some file systems cannot take blocks beforehand; of all else the write will tell.
+    return absl::OkStatus();
+  }
+  // The file was cut to its size, with which blocks beyond it may be gone.
+  void Forget() { bytes_ = 0; }
+
+ private:
+  static constexpr int64_t kSpareBytes = int64_t{256} << 10;
+  static constexpr int64_t kStatBlockBytes = 512;
+
+  absl::Status NoRoom(int64_t bytes, int64_t available) const {
+    return WithReason(
+        absl::ResourceExhaustedError(StrCat(
+            "no room for the state on disk: the database in ", folder_, " would have ", bytes,
+            " bytes, and ", available, " bytes are free; make room, or delete what is not needed")),
+        Reason::kStoreFull);
+  }
+
+  std::string folder_;
+  int fd_ = -1;
+  int64_t bytes_ = 0;  // of which the blocks are there
 };
 
 class SqliteBackup final : public JournalBackup {
@@ -108,12 +229,12 @@ class SqliteJournal final : public Journal {
   SqliteJournal(FolderLock lock, std::unique_ptr<Database> database,
                 const SqliteStoreOptions& options)
       : lock_(std::move(lock)),
+        reserve_(options.folder, options.fill_reserve_every),
         database_(std::move(database)),
-        reserve_(options.folder + "/reserve"),
         quota_bytes_(options.quota_bytes),
         log_pages_(options.log_pages) {}
 
-  absl::Status Prepare() {
+  absl::Status Prepare(const std::string& folder) {
     SHARDMESH_ASSIGN_OR_RETURN(insert_, database_->Prepare(kInsertRecord));
     SHARDMESH_ASSIGN_OR_RETURN(erase_, database_->Prepare("DELETE FROM event WHERE position = ?1"));
     SHARDMESH_ASSIGN_OR_RETURN(
@@ -128,12 +249,20 @@ class SqliteJournal final : public Journal {
     // A database that is over its quota already may still write so much more.
     urgent_pages_ =
         std::max(quota_bytes_ / page_bytes_, *pages + std::max<int64_t>(ReservedPages(), 1));
-    reserve_.Fill();
+    // A large transaction does not leave a large log for good.
+    SHARDMESH_RETURN_IF_ERROR(database_->Execute(StrCat(
+        "PRAGMA journal_size_limit = ", std::max(kReservedBytes, 2 * log_pages_ * page_bytes_))));
+    blocks_.Open(database_->path(), folder);
+    absl::Status copied = CopyLog();
+    reserve_.Open();
+    // Other programs took the room for it, or an older build left it so.
+    copied = ReleaseUntilDone([this] { return CopyLog(); }, std::move(copied));
+    if (!copied.ok() && !absl::IsResourceExhausted(copied)) return copied;
     return database_->LimitPages(OrdinaryPages());
   }
 
   absl::Status Append(const JournalWrite& write) override {
-    return WithReserve(write.urgent, [&]() -> absl::Status {
+    return Transact(write.urgent ? KeptBack::kAll : KeptBack::kNothing, [&]() -> absl::Status {
       for (const Event& event : write.events) {
         SHARDMESH_RETURN_IF_ERROR(
             InsertRecord(*database_, insert_, RowId(event.position), event.key, event.value.get()));
@@ -151,7 +280,7 @@ class SqliteJournal final : public Journal {
 
   absl::Status Drop(absl::Span<const EventPosition> superseded, Revision compacted,
                     Revision newest) override {
-    const absl::Status dropped = WithReserve(true, [&]() -> absl::Status {
+    const absl::Status dropped = Transact(KeptBack::kOfQuota, [&]() -> absl::Status {
       SHARDMESH_FAILPOINT("store.drop");
       SHARDMESH_RETURN_IF_ERROR(Erase(superseded));
       return Update(compacted, newest);
@@ -161,13 +290,14 @@ class SqliteJournal final : public Journal {
   }
 
   absl::Status Maintain() override {
-    if (!reserve_.is_filled()) reserve_.Fill();
+    if (MaintainIn() <= absl::ZeroDuration()) reserve_.Fill();
     if (database_->log_pages() < checkpoint_at_) return absl::OkStatus();
-    SHARDMESH_PASSES("store.checkpoint");
-    const absl::Status copied = database_->Checkpoint();
-    // A full disk leaves the pages in the log, where they are as safe; later there may be room.
-    checkpoint_at_ = copied.ok() ? log_pages_ : database_->log_pages() + log_pages_;
-    return copied;
+    return CopyLog();
+  }
+
+  absl::Duration MaintainIn() const override {
+    if (reserve_.is_whole()) return absl::InfiniteDuration();
+    return absl::FromChrono(reserve_.next() - std::chrono::steady_clock::now());
   }
 
   absl::StatusOr<std::unique_ptr<JournalBackup>> BeginBackup(const std::string& path) override {
@@ -220,20 +350,66 @@ class SqliteJournal final : public Journal {
   }
   int64_t OrdinaryPages() const { return quota_bytes_ / page_bytes_ - ReservedPages(); }
 
-  // Runs a transaction, which may use the reserve if there is no room otherwise.
+  // What a transaction may use of that which is kept back.
+  enum class KeptBack { kNothing, kOfQuota, kAll };
+
   template <typename Writes>
-  absl::Status WithReserve(bool may_use, Writes writes) {
-    absl::Status status = database_->InTransaction(writes);
-    if (!absl::IsResourceExhausted(status) || !may_use) return status;
-    SHARDMESH_RETURN_IF_ERROR(database_->LimitPages(urgent_pages_));
-    status = database_->InTransaction(writes);
-    if (absl::IsResourceExhausted(status) && reserve_.Release()) {
-      status = database_->InTransaction(writes);
+  absl::Status Transact(KeptBack kept_back, Writes writes) {
+    const auto attempt = [&] {
+      return database_->InTransaction([&]() -> absl::Status {
+        SHARDMESH_RETURN_IF_ERROR(writes());
+        return TakeBlocks();
+      });
+    };
+    absl::Status status = attempt();
+    if (absl::IsResourceExhausted(status) && (database_->log_pages() > 0 || !is_copied_)) {
+      // The log may have room where it begins.
+      const absl::Status copied = CopyLog();
+      if (copied.ok()) {
+        status = attempt();
+      } else if (!absl::IsResourceExhausted(copied)) {
+        return copied;
+      }
     }
+    if (!absl::IsResourceExhausted(status) || kept_back == KeptBack::kNothing) return status;
+    SHARDMESH_RETURN_IF_ERROR(database_->LimitPages(urgent_pages_));
+    status = attempt();
+    if (kept_back == KeptBack::kAll) status = ReleaseUntilDone(attempt, std::move(status));
     if (status.ok() || absl::IsResourceExhausted(status)) {
       SHARDMESH_RETURN_IF_ERROR(database_->LimitPages(OrdinaryPages()));
     }
     return status;
+  }
+
+  // Tries again with piece after piece of the reserve, until there is room or nothing left to give.
+  template <typename Attempt>
+  absl::Status ReleaseUntilDone(Attempt attempt, absl::Status status) {
+    for (int64_t piece = kPieceBytes; absl::IsResourceExhausted(status) && reserve_.Release(piece);
+         piece *= 2) {
+      status = attempt();
+    }
+    if (absl::IsResourceExhausted(status)) reserve_.TakeBack();
+    return status;
+  }
+
+  // Within a transaction: the blocks of all pages that the database has then.
+  absl::Status TakeBlocks() {
+    SHARDMESH_ASSIGN_OR_RETURN(const bool row, database_->Step(pages_));
+    const int64_t pages = row ? pages_.Number(0) : 0;
+    pages_.Reset();
+    return blocks_.Take(pages * page_bytes_);
+  }
+
+  // Copies the log into the database, after which the log begins anew.
+  absl::Status CopyLog() {
+    SHARDMESH_PASSES("store.checkpoint");
+    absl::Status copied = TakeBlocks();
+    if (copied.ok()) copied = database_->Checkpoint();
+    is_copied_ = copied.ok();
+    if (is_copied_) blocks_.Forget();
+    // A full disk leaves the pages in the log, where they are as safe; later there may be room.
+    checkpoint_at_ = is_copied_ ? log_pages_ : database_->log_pages() + log_pages_;
+    return copied;
   }
 
   absl::Status Erase(absl::Span<const EventPosition> positions) {
@@ -251,21 +427,24 @@ class SqliteJournal final : public Journal {
     return database_->Run(update_);
   }
 
-  // In this order: the statements go before their connection, the lock last.
+  // In this order: the statements go before their connection, that before what is its file's, the
+  // lock last.
   const FolderLock lock_;
+  Reserve reserve_;
+  FileBlocks blocks_;
   const std::unique_ptr<Database> database_;
   Database::Statement insert_;
   Database::Statement erase_;
   Database::Statement update_;
   Database::Statement pages_;
   Database::Statement free_pages_;
-  Reserve reserve_;
   const int64_t quota_bytes_;
   const int64_t log_pages_;
   int64_t page_bytes_ = 4096;
   int64_t urgent_pages_ = 0;
   Revision compacted_ = 0;
   int64_t checkpoint_at_ = log_pages_;
+  bool is_copied_ = false;  // the log, when it was tried last
   int64_t unreadable_ = 0;
   // What the commit was that wrote what cannot be read: by key, and by the checksum of a key that
   // cannot be read either. Constant once others use it.
@@ -285,10 +464,15 @@ void RemoveSnapshots(const std::string& folder) {
 }
 
 // Gives the disk back what a store had once and has no longer.
-absl::Status GiveBackFreePages(Database& database) {
+absl::Status GiveBackFreePages(Database& database, const std::string& folder) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto pages, database.Number("PRAGMA page_count"));
   SHARDMESH_ASSIGN_OR_RETURN(const auto free, database.Number("PRAGMA freelist_count"));
   if (*free < kVacuumPages || *free < *pages / 2) return absl::OkStatus();
+  SHARDMESH_ASSIGN_OR_RETURN(const auto page_bytes, database.Number("PRAGMA page_size"));
+  // It is written twice: to a temporary file, and to the log.
+  if (AvailableBytes(folder) < 2 * (*pages - *free) * *page_bytes + 2 * kReservedBytes) {
+    return absl::OkStatus();
+  }
   const absl::Status vacuumed = database.Execute("VACUUM");
   return absl::IsResourceExhausted(vacuumed) ? absl::OkStatus() : vacuumed;
 }
@@ -329,13 +513,13 @@ absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(SqliteStoreOptions option
     return copied;
   }
   SHARDMESH_RETURN_IF_ERROR(PrepareSchema(*database));
-  SHARDMESH_RETURN_IF_ERROR(GiveBackFreePages(*database));
+  SHARDMESH_RETURN_IF_ERROR(GiveBackFreePages(*database, options.folder));
   SHARDMESH_ASSIGN_OR_RETURN(StoredState state, ReadState(*database));
   LogUnreadable(database->path(), state.unreadable);
 
   auto journal = std::make_unique<SqliteJournal>(std::move(lock), std::move(database), options);
   journal->SetUnreadable(state.unreadable, state.index);
-  SHARDMESH_RETURN_IF_ERROR(journal->Prepare());
+  SHARDMESH_RETURN_IF_ERROR(journal->Prepare(options.folder));
   return std::make_unique<LocalStore>(std::move(state.index), std::move(journal),
                                       std::move(options.local));
 }

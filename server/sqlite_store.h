@@ -15,9 +15,9 @@
 namespace shardmesh::server {
 
 struct SqliteStoreOptions {
-  // Holds `state.db` (beside it SQLite's `state.db-wal`), `LOCK`, and `reserve`, whose space is
-  // given up where a full disk leaves none for what makes room. Made if it is not there; its parent
-  // is not.
+  // Holds `state.db` (beside it SQLite's `state.db-wal`), `LOCK`, and `reserve`, whose space goes
+  // piece by piece to urgent transactions where a full disk leaves none, and to no others. Made if
+  // it is not there; its parent is not.
   std::string folder;
   // How large the database may grow; a commit beyond it is RESOURCE_EXHAUSTED (STORE_FULL). A part
   // of it (kReservedShare, at most kReservedBytes) is kept for urgent transactions.
@@ -29,6 +29,8 @@ struct SqliteStoreOptions {
   // stays in the cache and on the blocks that it has, enough that a page that is written often is
   // copied once.
   int64_t log_pages = 1000;
+  // How often space is looked for on the disk that can be kept back again.
+  absl::Duration fill_reserve_every = absl::Seconds(10);
   // SQLite's layer below it, for tests that let it fail; empty: the system's files.
   std::string vfs = {};
 };

@@ -1,0 +1,78 @@
+// A disk of a few MiB that a test can fill, with nothing of it left behind.
+#ifndef SHARDMESH_TESTS_TESTING_SMALL_DISK_H_
+#define SHARDMESH_TESTS_TESTING_SMALL_DISK_H_
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <string>
+
+#include "sharding/str_cat.h"
+
+namespace shardmesh::test {
+
+// A tmpfs of its own. The thread that makes one, and the threads and processes that it starts
+// after that, are in a mount namespace of their own: so the disk goes with them, however they end.
+// Needs root.
+class SmallDisk {
+ public:
+  explicit SmallDisk(int64_t bytes) {
+    folder_ = ::testing::TempDir() + "/small_disk_XXXXXX";
+    EXPECT_NE(mkdtemp(folder_.data()), nullptr);
+    is_mounted_ = unshare(CLONE_NEWNS) == 0 &&
+                  mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+                  mount("tmpfs", folder_.c_str(), "tmpfs", MS_NODEV | MS_NOSUID,
+                        StrCat("size=", bytes).c_str()) == 0;
+    if (!is_mounted_) error_ = strerror(errno);
+  }
+  ~SmallDisk() {
+    if (is_mounted_) umount2(folder_.c_str(), MNT_DETACH);
+    std::error_code ignored;
+    std::filesystem::remove(folder_, ignored);
+  }
+  SmallDisk(const SmallDisk&) = delete;
+  SmallDisk& operator=(const SmallDisk&) = delete;
+
+  // Empty where the disk is there, else why it is not.
+  const std::string& error() const { return error_; }
+  const std::string& folder() const { return folder_; }
+
+  int64_t free_bytes() const {
+    struct statvfs disk;
+    return statvfs(folder_.c_str(), &disk) == 0
+               ? static_cast<int64_t>(disk.f_bavail * disk.f_frsize)
+               : -1;
+  }
+  // Takes all that is free.
+  void Fill() {
+    const std::string path = folder_ + "/others";
+    const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    ASSERT_GE(fd, 0);
+    const std::string page(4096, 'x');
+    while (write(fd, page.data(), page.size()) > 0) {
+    }
+    EXPECT_EQ(errno, ENOSPC);
+    close(fd);
+    EXPECT_LT(free_bytes(), std::ssize(page));
+  }
+  // Gives back all that Fill took.
+  void MakeRoom() { std::filesystem::remove(folder_ + "/others"); }
+
+ private:
+  std::string folder_;
+  std::string error_;
+  bool is_mounted_ = false;
+};
+
+}  // namespace shardmesh::test
+
+#endif  // SHARDMESH_TESTS_TESTING_SMALL_DISK_H_
