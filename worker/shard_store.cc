@@ -1,7 +1,7 @@
 // The tiles that a worker holds, in memory and on disk.
 //
 // A data folder holds:
-//   LOCK             locked by the store that has it open
+//   LOCK             locked by the store that has it open, whose process it names
 //   cluster_id       the cluster that the tiles belong to
 //   identity         the worker that they belong to
 //   staged/ARRAY/    a file for each durable tile that is Staged
@@ -12,7 +12,6 @@
 #include "worker/shard_store.h"
 
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -34,6 +33,7 @@
 #include "sharding/str_cat.h"
 #include "tensor/crc32c.h"
 #include "tensor/failpoint.h"
+#include "tensor/lock_file.h"
 
 namespace shardmesh::worker {
 namespace {
@@ -90,21 +90,15 @@ absl::StatusOr<std::vector<std::string>> ListFolder(const std::string& path) {
 
 absl::StatusOr<FileDescriptor> LockFolder(const std::string& folder) {
   const std::string path = Path(folder, kLockFile);
-  FileDescriptor lock(SHARDMESH_FAILS("tiles.open_lock")
-                          ? -1
-                          : open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
-  if (!lock.valid()) {
-    return FileError("open", path, errno);
+  if (SHARDMESH_FAILS("tiles.open_lock")) return FileError("open", path, errno);
+  SHARDMESH_ASSIGN_OR_RETURN(FileLock lock, TakeLock(path));
+  if (!lock.held.valid()) {
+    return absl::FailedPreconditionError(StrCat("data folder ", folder, " is in use by process ",
+                                                lock.holder,
+                                                ", another worker; end that process, or give this "
+                                                "worker a folder of its own"));
   }
-  if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno == EWOULDBLOCK) {
-      return absl::FailedPreconditionError(
-          StrCat("data folder ", folder,
-                 " is in use by another worker; stop it or give this one a folder of its own"));
-    }
-    return FileError("lock", path, errno);
-  }
-  return lock;
+  return std::move(lock.held);
 }
 
 // A small text file, such as the id of the cluster; empty if it is not there.

@@ -7,13 +7,14 @@
 #include <utility>
 #include <vector>
 
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "client/cli/command_line.h"
 #include "client/cli/commands.h"
 #include "client/cli/grammar.h"
 #include "client/cli/interruption.h"
 #include "client/cli/placement.h"
 #include "client/cli/progress_bar.h"
+#include "client/cli/stopwatch.h"
 #include "client/cli/table.h"
 #include "client/cli/tree_source.h"
 #include "sharding/status_macros.h"
@@ -135,7 +136,7 @@ absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
   options.mesh = flags.mesh;
   options.rules = rules;
   options.strict = flags.strict;
-  const absl::Time start = absl::Now();
+  const Stopwatch stopwatch;
   absl::StatusOr<PutResult> result;
   {
     std::optional<ProgressBar> bar;
@@ -149,7 +150,7 @@ absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
     result = client->LoadCheckpoint(checkpoint, options);
   }
   SHARDMESH_RETURN_IF_ERROR(interruption.Judge(result.status()));
-  const absl::Duration time = absl::Now() - start;
+  const absl::Duration time = stopwatch.time();
 
   if (invocation.json) {
     Json json = PlacementJson(placement);
@@ -228,7 +229,7 @@ absl::Status RunLs(const Invocation& invocation, const std::string& prefix) {
 absl::Status RunGet(const Invocation& invocation, const ArraySelector& selector,
                     const std::string& path) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
-  const absl::Time start = absl::Now();
+  const Stopwatch stopwatch;
   if (path == "-") {
     if (invocation.json) {
       return WrongUse("--out - writes the tensor to standard output, and so would --output json");
@@ -239,7 +240,7 @@ absl::Status RunGet(const Invocation& invocation, const ArraySelector& selector,
   // A file that cannot be written is said before anything is gathered.
   SHARDMESH_RETURN_IF_ERROR(AtomicFileWriter::Create(path).status());
   SHARDMESH_ASSIGN_OR_RETURN(const Array array, client->GatherToNpy(selector, path));
-  const absl::Duration time = absl::Now() - start;
+  const absl::Duration time = stopwatch.time();
   if (invocation.json) {
     Json json = ArrayJson(array);
     json["path"] = path;

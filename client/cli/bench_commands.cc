@@ -24,6 +24,7 @@
 #include "client/cli/grammar.h"
 #include "client/cli/table.h"
 #include "rpc/flags.h"
+#include "rpc/steady_deadline.h"
 #include "sharding/device_group.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -139,7 +140,7 @@ std::vector<float> Pattern(const Shape& shape) {
 absl::StatusOr<std::vector<double>> MicrosecondsOf(MeshClient* client, int64_t sequence,
                                                    size_t ranks,
                                                    const std::set<int64_t>& instructions) {
-  const absl::Time deadline = absl::Now() + kHeartbeatLimit;
+  const auto deadline = rpc::SteadyDeadline::After(kHeartbeatLimit);
   while (true) {
     SHARDMESH_ASSIGN_OR_RETURN(
         const std::vector<WorkerFlight> flights,
@@ -162,7 +163,7 @@ absl::StatusOr<std::vector<double>> MicrosecondsOf(MeshClient* client, int64_t s
       for (const auto& [op, time] : slowest) times.push_back(time);
       return times;
     }
-    if (absl::Now() > deadline) {
+    if (deadline.is_over()) {
       return absl::DeadlineExceededError(
           StrCat("the workers' records of step ", sequence, " did not all come within ",
                  FormatTime(kHeartbeatLimit), "; see shardmesh doctor --step ", sequence));

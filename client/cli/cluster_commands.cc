@@ -11,15 +11,17 @@
 #include <utility>
 #include <vector>
 
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "client/cli/certificate_folder.h"
 #include "client/cli/cluster_record.h"
 #include "client/cli/command_line.h"
 #include "client/cli/commands.h"
 #include "client/cli/local_cluster.h"
+#include "client/cli/stopwatch.h"
 #include "client/cli/table.h"
 #include "rpc/flags.h"
 #include "rpc/signal.h"
+#include "rpc/steady_deadline.h"
 #include "rpc/version.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
@@ -108,12 +110,12 @@ void ReportEarlier(const LocalCluster& cluster) {
     std::cerr << "Started again what had ended: " << StrJoin(cluster.restarted(), ", ") << "\n";
   }
   if (const std::vector<std::string>& replaced = cluster.replaced(); !replaced.empty()) {
-    std::cerr << (replaced.front() == "coordinator"
-                      ? "An earlier start was cut off"
-                      : "The coordinator had ended, and with it what it kept in memory")
-              << ": stopped " << StrJoin(replaced, ", ") << " and started a new cluster\n";
+    std::cerr << cluster.replaced_why() << ": stopped " << StrJoin(replaced, ", ")
+              << " and started a new cluster\n";
   }
 }
+
+void SayWaiting(const std::string& what) { std::cerr << "waiting: " << what << "\n"; }
 
 absl::Status RunUp(const Invocation& invocation, const UpFlags& flags) {
   if (const absl::Status status = CheckClusterName(invocation.cluster_name); !status.ok()) {
@@ -151,16 +153,17 @@ absl::Status RunUp(const Invocation& invocation, const UpFlags& flags) {
   }
   options.worker_flags.push_back(StrCat("--transport=", flags.transport));
   options.ends_with_parent = !flags.detach;
+  options.on_wait = SayWaiting;
 
   std::optional<rpc::StopSignal> stop;
   if (!flags.detach) {
     stop.emplace();
   }
-  const absl::Time start = absl::Now();
-  const absl::Time deadline = start + invocation.DeadlineOr(kStartTimeout);
+  const Stopwatch stopwatch;
+  const auto deadline = rpc::SteadyDeadline::After(invocation.DeadlineOr(kStartTimeout));
   SHARDMESH_ASSIGN_OR_RETURN(const std::unique_ptr<LocalCluster> cluster,
-                             LocalCluster::Start(std::move(options), deadline));
-  SHARDMESH_RETURN_IF_ERROR(cluster->WaitUntilHealthy(deadline));
+                             LocalCluster::Start(std::move(options), deadline.wall()));
+  SHARDMESH_RETURN_IF_ERROR(cluster->WaitUntilHealthy(deadline.wall()));
 
   ReportEarlier(*cluster);
   if (invocation.json) {
@@ -169,7 +172,7 @@ absl::Status RunUp(const Invocation& invocation, const UpFlags& flags) {
     std::cout << "Cluster \"" << invocation.cluster_name << "\" is up at " << cluster->address()
               << ": mesh " << cluster->record().mesh << ", "
               << FormatCount(cluster->record().processes.size() - 1, "worker") << ", ready after "
-              << FormatTime(absl::Now() - start) << "\n";
+              << FormatTime(stopwatch.time()) << "\n";
     std::cout << "Logs are in " << ClusterFolder(invocation.cluster_name) << "\n";
   }
   std::cout.flush();
@@ -194,6 +197,12 @@ absl::Status RunDown(const Invocation& invocation) {
     return WrongUse(ToStd(status.message()));
   }
   const std::string folder = ClusterFolder(name);
+  const auto deadline = rpc::SteadyDeadline::After(invocation.DeadlineOr(kFollowTimeout));
+  const absl::StatusOr<FileDescriptor> lock =
+      LockCluster(folder, name, deadline.left(), SayWaiting);
+  if (!lock.ok() && !absl::IsNotFound(lock.status())) {
+    return lock.status();
+  }
   absl::StatusOr<ClusterRecord> record = ReadRecord(folder);
   if (absl::IsNotFound(record.status())) {
     return WithReason(absl::NotFoundError(StrCat("no cluster \"", name, "\" is up on this host (",
@@ -202,8 +211,9 @@ absl::Status RunDown(const Invocation& invocation) {
   }
   SHARDMESH_RETURN_IF_ERROR(record.status());
   const bool was_up = record->IsUp();
-  FollowRestarts(&*record, absl::Now() + invocation.DeadlineOr(kFollowTimeout));
+  FollowRestarts(&*record, deadline.wall());
   const std::vector<std::string> killed = StopRecorded(folder, *record, kGrace);
+  SHARDMESH_RETURN_IF_ERROR(CheckStopped(*record));
   if (!was_up) {
     std::cerr << "The processes of cluster \"" << name
               << "\" were gone already; its record was removed\n";

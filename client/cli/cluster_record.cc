@@ -13,9 +13,12 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/time/clock.h"
+#include "rpc/steady_deadline.h"
+#include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
 #include "tensor/file.h"
+#include "tensor/lock_file.h"
 
 namespace shardmesh::client {
 namespace {
@@ -31,8 +34,8 @@ ProcessId ProcessFromJson(const Json& json) {
 }
 
 // Asks with SIGTERM, insists with SIGKILL; whether it had to insist.
-bool StopProcess(const ProcessId& id, absl::Time deadline) {
-  if (!SendSignal(id, SIGTERM).ok() || WaitUntilGone(id, deadline)) {
+bool StopProcess(const ProcessId& id, const rpc::SteadyDeadline& deadline) {
+  if (!SendSignal(id, SIGTERM).ok() || WaitUntilGone(id, deadline.wall())) {
     return false;
   }
   if (SendSignal(id, SIGKILL).ok()) {
@@ -46,6 +49,10 @@ bool StopProcess(const ProcessId& id, absl::Time deadline) {
 bool ClusterRecord::IsUp() const {
   return std::any_of(processes.begin(), processes.end(),
                      [](const RecordedProcess& process) { return IsRunning(process.id); });
+}
+
+bool ClusterRecord::IsEnding() const {
+  return is_stopping || (supervisor.has_value() && !IsRunning(*supervisor));
 }
 
 absl::Status CheckClusterName(std::string_view name) {
@@ -88,6 +95,29 @@ absl::Status MakeClusterFolder(const std::string& folder) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<FileDescriptor> LockCluster(
+    const std::string& folder, const std::string& name, absl::Duration timeout,
+    const std::function<void(const std::string& what)>& on_wait) {
+  SHARDMESH_ASSIGN_OR_RETURN(
+      FileLock lock,
+      TakeLock(folder + "/lock", std::min(timeout, kClusterLockTimeout),
+               [&](const std::string& holder) {
+                 if (on_wait) {
+                   on_wait(StrCat("process ", holder, " is starting or stopping the cluster \"",
+                                  name, "\""));
+                 }
+               }));
+  if (!lock.held.valid()) {
+    return WithReason(
+        absl::AlreadyExistsError(StrCat("the cluster \"", name,
+                                        "\" is being started or stopped by process ", lock.holder,
+                                        "; try again when that has ended, or end it: the next "
+                                        "command finishes what it leaves")),
+        Reason::kAlreadyExists);
+  }
+  return std::move(lock.held);
+}
+
 absl::StatusOr<ClusterRecord> ReadRecord(const std::string& folder) {
   const std::string path = RecordPath(folder);
   if (access(path.c_str(), F_OK) != 0) {
@@ -111,6 +141,7 @@ absl::StatusOr<ClusterRecord> ReadRecord(const std::string& folder) {
     if (const auto supervisor = json.find("supervisor"); supervisor != json.end()) {
       record.supervisor = ProcessFromJson(*supervisor);
     }
+    record.is_stopping = json.value("stopping", false);
     return record;
   } catch (const Json::exception& error) {
     return absl::DataLossError(StrCat(path, " is no record of a cluster (", error.what(),
@@ -136,6 +167,9 @@ absl::Status WriteRecord(const std::string& folder, const ClusterRecord& record)
   if (record.supervisor.has_value()) {
     json["supervisor"] = ToJson(*record.supervisor);
   }
+  if (record.is_stopping) {
+    json["stopping"] = true;
+  }
   const std::string text = json.dump(2) + "\n";
   SHARDMESH_ASSIGN_OR_RETURN(AtomicFileWriter file, AtomicFileWriter::Create(RecordPath(folder)));
   SHARDMESH_RETURN_IF_ERROR(file.Append(text));
@@ -143,6 +177,15 @@ absl::Status WriteRecord(const std::string& folder, const ClusterRecord& record)
 }
 
 void RemoveRecord(const std::string& folder) { unlink(RecordPath(folder).c_str()); }
+
+bool IsRecorded(const std::string& folder, const ClusterRecord& record) {
+  const absl::StatusOr<ClusterRecord> found = ReadRecord(folder);
+  return found.ok() &&
+         std::equal(found->processes.begin(), found->processes.end(), record.processes.begin(),
+                    record.processes.end(), [](const RecordedProcess& a, const RecordedProcess& b) {
+                      return a.identity == b.identity && a.id == b.id;
+                    });
+}
 
 std::optional<ClusterRecord> RecordedCluster(const std::string& name) {
   if (!CheckClusterName(name).ok()) {
@@ -155,8 +198,7 @@ std::optional<ClusterRecord> RecordedCluster(const std::string& name) {
   return *std::move(record);
 }
 
-std::vector<std::string> StopRecorded(const std::string& folder, const ClusterRecord& record,
-                                      absl::Duration grace) {
+std::vector<std::string> StopProcesses(const ClusterRecord& record, absl::Duration grace) {
   std::vector<std::string> killed;
   if (record.supervisor.has_value() && *record.supervisor != *IdentifyProcess(getpid()) &&
       SendSignal(*record.supervisor, SIGTERM).ok()) {
@@ -166,17 +208,40 @@ std::vector<std::string> StopRecorded(const std::string& folder, const ClusterRe
   for (size_t i = 1; i < record.processes.size(); ++i) {
     SendSignal(record.processes[i].id, SIGTERM).IgnoreError();  // gone already is as well
   }
-  absl::Time deadline = absl::Now() + grace;
+  auto deadline = rpc::SteadyDeadline::After(grace);
   for (size_t i = record.processes.size(); i-- > 0;) {
     if (i == 0) {
-      deadline = absl::Now() + grace;
+      deadline = rpc::SteadyDeadline::After(grace);
     }
     if (StopProcess(record.processes[i].id, deadline)) {
       killed.push_back(record.processes[i].identity);
     }
   }
-  RemoveRecord(folder);
   return killed;
+}
+
+std::vector<std::string> StopRecorded(const std::string& folder, ClusterRecord record,
+                                      absl::Duration grace) {
+  record.is_stopping = true;
+  WriteRecord(folder, record).IgnoreError();  // a full disk keeps nobody from stopping
+  std::vector<std::string> killed = StopProcesses(record, grace);
+  if (!record.IsUp()) {
+    RemoveRecord(folder);
+  }
+  return killed;
+}
+
+absl::Status CheckStopped(const ClusterRecord& record) {
+  std::vector<std::string> running;
+  for (const RecordedProcess& process : record.processes) {
+    if (IsRunning(process.id)) {
+      running.push_back(StrCat(process.identity, " (pid ", process.id.pid, ")"));
+    }
+  }
+  return running.empty() ? absl::OkStatus()
+                         : absl::FailedPreconditionError(StrCat(
+                               "of the cluster \"", record.name, "\" ", StrJoin(running, ", "),
+                               " does not end, though it was killed; try again when it has ended"));
 }
 
 }  // namespace shardmesh::client

@@ -5,6 +5,7 @@
 #ifndef SHARDMESH_CLIENT_CLI_CLUSTER_RECORD_H_
 #define SHARDMESH_CLIENT_CLI_CLUSTER_RECORD_H_
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -14,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "client/cli/process.h"
+#include "tensor/file.h"
 
 namespace shardmesh::client {
 
@@ -43,9 +45,15 @@ struct ClusterRecord {
   std::vector<RecordedProcess> processes;
   // The `up` that stays in the foreground and stops the others when it is stopped.
   std::optional<ProcessId> supervisor;
+  // Set before the first of the processes is told to stop, so that nobody takes those that are left
+  // for running ones.
+  bool is_stopping = false;
 
   // Whether any of them still runs.
   bool IsUp() const;
+  // Whether those that run are about to end: a stop was begun, or the `up` that they end with is
+  // gone.
+  bool IsEnding() const;
 };
 
 // INVALID_ARGUMENT unless 1 to 64 characters of [A-Za-z0-9_.-], the first no dot.
@@ -56,19 +64,40 @@ std::string ClusterFolder(const std::string& name);
 // belongs to somebody else.
 absl::Status MakeClusterFolder(const std::string& folder);
 
+// How long `up` and `down` wait for each other.
+inline constexpr absl::Duration kClusterLockTimeout = absl::Seconds(20);
+
+// Taken by whoever starts or stops processes of a cluster or changes its record, so that no two
+// commands do so at once. Held while the descriptor is open; the system takes it back when the
+// command ends, however it ends.
+//
+// While another process has it, tells `on_wait` (may be empty) once what is waited for, and waits
+// for `timeout`, at most kClusterLockTimeout. ALREADY_EXISTS after that, naming the process;
+// NOT_FOUND if the folder is not there.
+absl::StatusOr<FileDescriptor> LockCluster(
+    const std::string& folder, const std::string& name, absl::Duration timeout,
+    const std::function<void(const std::string& what)>& on_wait);
+
 // NOT_FOUND if there is no record in the folder; DATA_LOSS if it does not read.
 absl::StatusOr<ClusterRecord> ReadRecord(const std::string& folder);
 absl::Status WriteRecord(const std::string& folder, const ClusterRecord& record);
 // Removes the record; logs stay, for whoever wonders.
 void RemoveRecord(const std::string& folder);
+// Whether the folder's record is of the same processes: no other command has changed it since.
+bool IsRecorded(const std::string& folder, const ClusterRecord& record);
 
 // The record of the cluster of that name, if there is one and the cluster is up.
 std::optional<ClusterRecord> RecordedCluster(const std::string& name);
 
-// Asks the processes to end, workers before the coordinator, kills those that are still there after
-// `grace`, and removes the record. Returns the identities of those that had to be killed.
-std::vector<std::string> StopRecorded(const std::string& folder, const ClusterRecord& record,
+// Asks the processes to end, workers before the coordinator, and kills those that are still there
+// after `grace`. Returns the identities of those that had to be killed.
+std::vector<std::string> StopProcesses(const ClusterRecord& record, absl::Duration grace);
+// As StopProcesses, with the cluster's lock held: notes in the record that they stop, and removes
+// it when they have. It stays if one does not end even when it is killed; `record` then is up.
+std::vector<std::string> StopRecorded(const std::string& folder, ClusterRecord record,
                                       absl::Duration grace);
+// FAILED_PRECONDITION, naming them, if some of the processes still run after they were killed.
+absl::Status CheckStopped(const ClusterRecord& record);
 
 }  // namespace shardmesh::client
 

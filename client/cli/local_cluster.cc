@@ -1,15 +1,12 @@
 // A coordinator and its workers as processes of this host.
 #include "client/cli/local_cluster.h"
 
-#include <fcntl.h>
 #include <signal.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <filesystem>
 #include <optional>
 #include <system_error>
@@ -17,6 +14,7 @@
 #include "absl/strings/match.h"
 #include "absl/time/clock.h"
 #include "client/mesh_client.h"
+#include "rpc/steady_deadline.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -35,20 +33,14 @@ constexpr char kMetricsServed[] = "metrics served port=";
 constexpr absl::Duration kPollInterval = absl::Milliseconds(20);
 constexpr absl::Duration kGrace = absl::Seconds(10);
 constexpr int kLogLines = 10;
+// How long the lock is waited for to note down what is good to know.
+constexpr absl::Duration kRecordLockTimeout = absl::Seconds(3);
 
-// Held while a cluster of some name is being started, so that two starts do not meet.
-absl::StatusOr<FileDescriptor> LockFolder(const std::string& folder, const std::string& name) {
-  const std::string path = folder + "/lock";
-  FileDescriptor file(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
-  if (!file.valid()) {
-    return FileError("open", path, errno);
-  }
-  if (flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
-    return WithReason(absl::AlreadyExistsError(
-                          StrCat("the cluster \"", name, "\" is being started by another command")),
-                      Reason::kAlreadyExists);
-  }
-  return file;
+// The error of a start whose cluster is not its own any more.
+absl::Status TakenOver(const std::string& name) {
+  return absl::AbortedError(
+      StrCat("another command, such as `shardmesh down`, stopped or changed the cluster \"", name,
+             "\" while it was being started"));
 }
 
 absl::Status MakeFolders(const std::string& path) {
@@ -240,25 +232,44 @@ LocalCluster::Member* LocalCluster::Find(const std::string& identity) {
 absl::Status LocalCluster::Launch(const std::string& identity, ProcessOptions process) {
   process.ends_with_parent = options_.ends_with_parent;
   process.parent_end_signal = options_.parent_end_signal;
-  SHARDMESH_ASSIGN_OR_RETURN(ChildProcess child, ChildProcess::Start(process));
+  SHARDMESH_ASSIGN_OR_RETURN(ChildProcess child,
+                             ChildProcess::Start(process, [&](const ProcessId& id) {
+                               const RecordedProcess starting = {identity, id, process.log_path};
+                               return WriteDown(&starting);
+                             }));
   if (Member* const member = Find(identity); member != nullptr) {
     *member = {identity, std::move(process), std::move(child)};
   } else {
     members_.push_back({identity, std::move(process), std::move(child)});
   }
-  return WriteDown();
+  return absl::OkStatus();
 }
 
-absl::Status LocalCluster::WriteDown() {
+absl::Status LocalCluster::WriteDown(const RecordedProcess* starting) {
   record_.processes.clear();
+  bool is_new = starting != nullptr;
   for (const Member& member : members_) {
-    record_.processes.push_back(
-        {member.identity, member.process.id(), member.process.log_path(), member.metrics_address});
+    if (starting != nullptr && member.identity == starting->identity) {
+      record_.processes.push_back(*starting);
+      is_new = false;
+    } else {
+      record_.processes.push_back({member.identity, member.process.id(), member.process.log_path(),
+                                   member.metrics_address});
+    }
+  }
+  if (is_new) {
+    record_.processes.push_back(*starting);
   }
   return WriteRecord(options_.folder, record_);
 }
 
 absl::Status LocalCluster::NoteMetrics() {
+  // A `down` that waits for this process to end has the lock: hence not for long.
+  SHARDMESH_ASSIGN_OR_RETURN(const FileDescriptor lock, LockCluster(options_.folder, options_.name,
+                                                                    kRecordLockTimeout, nullptr));
+  if (!IsRecorded(options_.folder, record_)) {
+    return TakenOver(options_.name);
+  }
   for (Member& member : members_) {
     if (!member.metrics_address.empty()) {
       continue;
@@ -276,6 +287,7 @@ absl::Status LocalCluster::NoteMetrics() {
 }
 
 absl::Status LocalCluster::WaitUntilListening(Member* coordinator, absl::Time deadline) {
+  const auto limit = rpc::SteadyDeadline::At(deadline);
   for (;;) {
     // Before the log is read, lest its last words come between.
     const std::optional<std::string> end = coordinator->process.Ended();
@@ -291,7 +303,7 @@ absl::Status LocalCluster::WaitUntilListening(Member* coordinator, absl::Time de
     if (end.has_value()) {
       return About(*coordinator, absl::StatusCode::kFailedPrecondition, *end);
     }
-    if (absl::Now() >= deadline) {
+    if (limit.is_over()) {
       return About(*coordinator, absl::StatusCode::kDeadlineExceeded, "does not listen yet");
     }
     absl::SleepFor(kPollInterval);
@@ -311,6 +323,7 @@ LocalCluster::LocalCluster(LocalClusterOptions options) : options_(std::move(opt
 absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Resume(LocalClusterOptions options,
                                                                    const ClusterRecord& record,
                                                                    absl::Time deadline) {
+  const auto limit = rpc::SteadyDeadline::At(deadline);
   const std::vector<std::string> identities = IdentitiesOn(options.mesh);
   std::vector<std::string> ended = Choose(record, identities, /*running=*/false);
   SHARDMESH_RETURN_IF_ERROR(CheckResumable(record, options, ended));
@@ -330,7 +343,7 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Resume(LocalClusterO
   for (const std::string& identity : ended) {
     SHARDMESH_RETURN_IF_ERROR(cluster->Find(identity) == nullptr
                                   ? cluster->Launch(identity, cluster->WorkerProcess(identity))
-                                  : cluster->Restart(identity, deadline));
+                                  : cluster->StartAgain(identity, limit.wall()));
   }
   cluster->restarted_ = std::move(ended);
   return cluster;
@@ -340,17 +353,21 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(LocalClusterOp
                                                                   absl::Time deadline) {
   SHARDMESH_RETURN_IF_ERROR(CheckClusterName(options.name));
   SHARDMESH_RETURN_IF_ERROR(MakeClusterFolder(options.folder));
-  SHARDMESH_ASSIGN_OR_RETURN(const FileDescriptor lock, LockFolder(options.folder, options.name));
+  const auto limit = rpc::SteadyDeadline::At(deadline);
+  SHARDMESH_ASSIGN_OR_RETURN(const FileDescriptor lock, LockCluster(options.folder, options.name,
+                                                                    limit.left(), options.on_wait));
   std::vector<std::string> replaced;
+  std::string replaced_why;
   absl::StatusOr<ClusterRecord> old = ReadRecord(options.folder);
   if (!old.ok() && !absl::IsNotFound(old.status())) {
     return old.status();
   }
   if (old.ok() && old->IsUp()) {
-    FollowRestarts(&*old, deadline);
+    FollowRestarts(&*old, limit.wall());
     SHARDMESH_ASSIGN_OR_RETURN(const Mesh mesh, Mesh::Parse(old->mesh));
     const std::vector<std::string> identities = IdentitiesOn(mesh);
-    if (Choose(*old, identities, /*running=*/false).empty()) {
+    const bool is_ending = old->IsEnding();
+    if (!is_ending && Choose(*old, identities, /*running=*/false).empty()) {
       return WithReason(
           absl::AlreadyExistsError(StrCat("the cluster \"", options.name, "\" is up at ",
                                           old->address, "; stop it with `shardmesh down --name ",
@@ -358,11 +375,16 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(LocalClusterOp
           Reason::kAlreadyExists);
     }
     const bool listened = !old->address.empty();
-    if (listened && (!old->data_folder.empty() || IsRunning(old->processes.front().id))) {
-      return Resume(std::move(options), *old, deadline);
+    if (!is_ending && listened &&
+        (!old->data_folder.empty() || IsRunning(old->processes.front().id))) {
+      return Resume(std::move(options), *old, limit.wall());
     }
     replaced = Choose(*old, identities, /*running=*/true);
+    replaced_why = is_ending  ? "The command that was to stop an earlier cluster was cut off"
+                   : listened ? "The coordinator had ended, and with it what it kept in memory"
+                              : "An earlier start was cut off";
     StopRecorded(options.folder, *old, kGrace);
+    SHARDMESH_RETURN_IF_ERROR(CheckStopped(*old));
   }
   if (!options.data_folder.empty()) {
     SHARDMESH_RETURN_IF_ERROR(MakeFolders(options.data_folder));
@@ -370,9 +392,10 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(LocalClusterOp
 
   std::unique_ptr<LocalCluster> cluster(new LocalCluster(std::move(options)));
   cluster->replaced_ = std::move(replaced);
+  cluster->replaced_why_ = std::move(replaced_why);
   const std::string listen = StrCat("127.0.0.1:", cluster->options_.port);
   SHARDMESH_RETURN_IF_ERROR(cluster->Launch(kCoordinator, cluster->CoordinatorProcess(listen)));
-  SHARDMESH_RETURN_IF_ERROR(cluster->WaitUntilListening(&cluster->members_.front(), deadline));
+  SHARDMESH_RETURN_IF_ERROR(cluster->WaitUntilListening(&cluster->members_.front(), limit.wall()));
   for (const std::string& identity : IdentitiesOn(cluster->options_.mesh)) {
     if (identity != kCoordinator) {
       SHARDMESH_RETURN_IF_ERROR(cluster->Launch(identity, cluster->WorkerProcess(identity)));
@@ -388,25 +411,45 @@ LocalCluster::~LocalCluster() {
 }
 
 absl::Status LocalCluster::WaitUntilHealthy(absl::Time deadline) {
+  const absl::Status status = AwaitHealthy(deadline);
+  if (status.ok()) {
+    return status;
+  }
+  const absl::StatusOr<ClusterRecord> found = ReadRecord(options_.folder);
+  const bool is_own = found.ok() && !found->is_stopping && IsRecorded(options_.folder, record_);
+  return is_own ? status : TakenOver(options_.name);
+}
+
+absl::Status LocalCluster::AwaitHealthy(absl::Time deadline) {
+  const auto limit = rpc::SteadyDeadline::At(deadline);
   std::vector<std::string> identities;
   for (size_t i = 1; i < members_.size(); ++i) {
     identities.push_back(members_[i].identity);
   }
-  SHARDMESH_ASSIGN_OR_RETURN(const std::unique_ptr<MeshClient> client,
-                             ConnectUntil(record_.address, options_.tls_folder, deadline));
-  for (;;) {
+  const auto check_running = [this]() -> absl::Status {
     for (Member& member : members_) {
       if (const std::optional<std::string> end = member.process.Ended(); end.has_value()) {
         return WithReason(About(member, absl::StatusCode::kUnavailable, *end),
                           Reason::kMeshIncomplete);
       }
     }
+    return absl::OkStatus();
+  };
+  absl::StatusOr<std::unique_ptr<MeshClient>> connected =
+      ConnectUntil(record_.address, options_.tls_folder, limit.wall());
+  if (!connected.ok()) {
+    SHARDMESH_RETURN_IF_ERROR(check_running());
+    return std::move(connected).status();
+  }
+  const std::unique_ptr<MeshClient> client = *std::move(connected);
+  for (;;) {
+    SHARDMESH_RETURN_IF_ERROR(check_running());
     const absl::StatusOr<ClusterStatus> status = client->GetStatus(kMesh);
     if (status.ok() && IsComplete(*status)) {
       record_.cluster_id = status->cluster_id;
       return NoteMetrics();
     }
-    if (absl::Now() >= deadline) {
+    if (limit.is_over()) {
       if (!status.ok()) {
         return About(members_.front(), absl::StatusCode::kDeadlineExceeded,
                      StrCat("does not answer: ", ToStd(status.status().message())));
@@ -447,12 +490,12 @@ absl::Status LocalCluster::Signal(const std::string& identity, int signal) {
   if (signal == SIGSTOP) {
     // Its threads go on until the one that takes the signal has run. WNOWAIT: others wait for it
     // too.
-    const absl::Time deadline = absl::Now() + absl::Seconds(10);
+    const auto deadline = rpc::SteadyDeadline::After(absl::Seconds(10));
     siginfo_t info = {};
     while (waitid(P_PID, static_cast<id_t>(member->process.id().pid), &info,
                   WSTOPPED | WEXITED | WNOWAIT | WNOHANG) == 0 &&
            info.si_pid == 0) {
-      if (absl::Now() > deadline) {
+      if (deadline.is_over()) {
         return absl::DeadlineExceededError(
             StrCat("\"", identity, "\" was told to stop and still runs after 10 s"));
       }
@@ -463,6 +506,14 @@ absl::Status LocalCluster::Signal(const std::string& identity, int signal) {
 }
 
 absl::Status LocalCluster::Restart(const std::string& identity, absl::Time deadline) {
+  const auto limit = rpc::SteadyDeadline::At(deadline);
+  SHARDMESH_ASSIGN_OR_RETURN(
+      const FileDescriptor lock,
+      LockCluster(options_.folder, options_.name, limit.left(), options_.on_wait));
+  return StartAgain(identity, limit.wall());
+}
+
+absl::Status LocalCluster::StartAgain(const std::string& identity, absl::Time deadline) {
   Member* const member = Find(identity);
   if (member == nullptr) {
     return absl::NotFoundError(StrCat("the cluster has no \"", identity, "\""));
@@ -478,7 +529,18 @@ absl::Status LocalCluster::Restart(const std::string& identity, absl::Time deadl
 }
 
 std::vector<std::string> LocalCluster::Stop(absl::Duration grace) {
-  std::vector<std::string> killed = StopRecorded(options_.folder, record_, grace);
+  // A `down` has the lock while it waits for the supervisor of processes that end with it: these
+  // are stopped without the lock, and `down` removes the record.
+  const absl::StatusOr<FileDescriptor> lock =
+      LockCluster(options_.folder, options_.name,
+                  options_.ends_with_parent ? absl::ZeroDuration() : kClusterLockTimeout, nullptr);
+  const bool is_own = IsRecorded(options_.folder, record_);
+  if (!is_own && !options_.ends_with_parent) {
+    return {};
+  }
+  std::vector<std::string> killed = lock.ok() && is_own
+                                        ? StopRecorded(options_.folder, record_, grace)
+                                        : StopProcesses(record_, grace);
   for (Member& member : members_) {
     member.process.Ended();
   }

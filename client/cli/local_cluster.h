@@ -40,6 +40,8 @@ struct LocalClusterOptions {
   // Processes end with this one; otherwise they outlive it.
   bool ends_with_parent = true;
   int parent_end_signal = 15;
+  // Told what Start waits for, such as another command that starts or stops the cluster.
+  std::function<void(const std::string& what)> on_wait = {};
 };
 
 // The identity of a local cluster's worker: `worker-0`, ...
@@ -68,10 +70,14 @@ class LocalCluster {
   //                        process where ends_with_parent says so. FAILED_PRECONDITION if it has
   //                        another mesh, port, data folder or certificates, or an `up` in the
   //                        foreground.
-  //   ... but its start was cut off before the coordinator listened, or it is in memory and without
-  //                        a coordinator: the rest is stopped, and the cluster started anew; see
-  //                        replaced()
+  //   ... but its start was cut off before the coordinator listened, it is in memory and without a
+  //                        coordinator, or it is about to end (ClusterRecord::IsEnding): the rest
+  //                        is stopped, and the cluster started anew; see replaced()
   //   its record does not read  DATA_LOSS, as of ReadRecord
+  // Waits for another command that starts or stops it, with the errors of LockCluster.
+  //
+  // Whenever this process is killed, every process that it started is in the record, and the next
+  // command goes on from there.
   static absl::StatusOr<std::unique_ptr<LocalCluster>> Start(LocalClusterOptions options,
                                                              absl::Time deadline);
   // Stops the processes unless they were detached.
@@ -83,13 +89,14 @@ class LocalCluster {
   const ClusterRecord& record() const { return record_; }
   // The identities that Start found ended and started again.
   const std::vector<std::string>& restarted() const { return restarted_; }
-  // The identities that Start stopped: the coordinator alone, as the start of its cluster was cut
-  // off, or workers whose coordinator was gone with all that it knew.
+  // The identities that Start stopped, and why, as the beginning of a sentence.
   const std::vector<std::string>& replaced() const { return replaced_; }
+  const std::string& replaced_why() const { return replaced_why_; }
 
   // Waits until every rank of the mesh has a ready worker, and notes in the record the cluster's id
   // and where metrics are served. DEADLINE_EXCEEDED names those that are missing, UNAVAILABLE one
-  // that ended; both with the end of its log.
+  // that ended; both with the end of its log. ABORTED if another command stopped or changed the
+  // cluster meanwhile.
   absl::Status WaitUntilHealthy(absl::Time deadline);
 
   // The processes that ended since the last call.
@@ -105,6 +112,7 @@ class LocalCluster {
   absl::Status Restart(const std::string& identity, absl::Time deadline);
 
   // Ends all processes (see StopRecorded); returns the identities of those that had to be killed.
+  // Processes that outlive this one are left alone if another command has taken them over.
   std::vector<std::string> Stop(absl::Duration grace);
   // Leaves the processes running when this object goes.
   void Detach() { detached_ = true; }
@@ -130,12 +138,19 @@ class LocalCluster {
   void AddTls(const rpc::TlsFiles& files, std::vector<std::string>* command) const;
   ProcessOptions CoordinatorProcess(const std::string& listen) const;
   ProcessOptions WorkerProcess(const std::string& identity) const;
+  // Starts a process, which is in the record before its program begins. With the lock held.
   absl::Status Launch(const std::string& identity, ProcessOptions process);
+  // As Restart, with the lock held.
+  absl::Status StartAgain(const std::string& identity, absl::Time deadline);
   // Waits for the coordinator's line with its address.
   absl::Status WaitUntilListening(Member* coordinator, absl::Time deadline);
-  absl::Status WriteDown();
-  // Reads from the logs where metrics are served.
+  // The record with the members, one of them replaced or a further one added.
+  absl::Status WriteDown(const RecordedProcess* starting = nullptr);
+  // Reads from the logs where metrics are served, and notes it down if the record is still this
+  // cluster's.
   absl::Status NoteMetrics();
+  // WaitUntilHealthy, without a look at what other commands did.
+  absl::Status AwaitHealthy(absl::Time deadline);
   Member* Find(const std::string& identity);
   // An error about a member, with the end of its log.
   static absl::Status About(const Member& member, absl::StatusCode code, std::string_view what);
@@ -145,6 +160,7 @@ class LocalCluster {
   ClusterRecord record_;
   std::vector<std::string> restarted_;
   std::vector<std::string> replaced_;
+  std::string replaced_why_;
   bool detached_ = false;
 };
 

@@ -70,22 +70,35 @@ absl::Status Gone(const ProcessId& id) {
   return absl::NotFoundError(StrCat("process ", id.pid, " is gone"));
 }
 
-// Runs in the child between fork and exec: only what is safe there. Returns errno's value.
+// Runs in the child between fork and exec: only what is safe there. Begins when the parent writes
+// to `gate`. Returns errno's value.
 int BecomeProgram(const ProcessOptions& options, char* const* arguments, int log, int input,
-                  pid_t parent) {
+                  int gate, pid_t parent) {
   sigset_t none;
   sigemptyset(&none);
   if (sigprocmask(SIG_SETMASK, &none, nullptr) != 0) {
     return errno;
   }
+  // Nobody may know this process yet: until then it ends with its parent.
+  if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) {
+    return errno;
+  }
+  if (getppid() != parent) {
+    return ECHILD;  // the parent ended before it could be watched
+  }
+  char go = 0;
+  ssize_t size = 0;
+  do {
+    size = read(gate, &go, sizeof(go));
+  } while (size < 0 && errno == EINTR);
+  if (size != static_cast<ssize_t>(sizeof(go))) {
+    return ECANCELED;
+  }
+  if (prctl(PR_SET_PDEATHSIG, options.ends_with_parent ? options.parent_end_signal : 0) != 0) {
+    return errno;
+  }
   if (options.ends_with_parent) {
     setpgid(0, 0);
-    if (prctl(PR_SET_PDEATHSIG, options.parent_end_signal) != 0) {
-      return errno;
-    }
-    if (getppid() != parent) {
-      return ECHILD;  // the parent ended before it could be watched
-    }
   } else {
     setsid();
   }
@@ -125,7 +138,8 @@ bool WaitUntilGone(const ProcessId& id, absl::Time deadline) {
   return !process.valid() || AwaitEnd(process, deadline);
 }
 
-absl::StatusOr<ChildProcess> ChildProcess::Start(const ProcessOptions& options) {
+absl::StatusOr<ChildProcess> ChildProcess::Start(
+    const ProcessOptions& options, const std::function<absl::Status(const ProcessId&)>& on_made) {
   const std::string& program = options.command.front();
   if (access(program.c_str(), X_OK) != 0) {
     return FileError("start", program, errno);
@@ -143,6 +157,12 @@ absl::StatusOr<ChildProcess> ChildProcess::Start(const ProcessOptions& options) 
   }
   const FileDescriptor error_reader(error_pipe[0]);
   FileDescriptor error_writer(error_pipe[1]);
+  int gate_pipe[2];
+  if (pipe2(gate_pipe, O_CLOEXEC) != 0) {
+    return FileError("prepare to start", program, errno);
+  }
+  const FileDescriptor gate(gate_pipe[0]);  // open here too: a write to it raises no SIGPIPE
+  FileDescriptor gate_writer(gate_pipe[1]);
 
   std::vector<char*> arguments;
   for (const std::string& argument : options.command) {
@@ -155,23 +175,32 @@ absl::StatusOr<ChildProcess> ChildProcess::Start(const ProcessOptions& options) 
     return FileError("start", program, errno);
   }
   if (pid == 0) {
-    const int error = BecomeProgram(options, arguments.data(), log.get(), input.get(), parent);
+    close(gate_writer.get());
+    const int error =
+        BecomeProgram(options, arguments.data(), log.get(), input.get(), gate.get(), parent);
     [[maybe_unused]] const ssize_t written = write(error_writer.get(), &error, sizeof(error));
     _exit(127);
   }
-  // The pipe closes without a word when exec succeeds.
   error_writer.Close();
+  const absl::StatusOr<ProcessId> id = IdentifyProcess(pid);
+  const absl::Status made = !id.ok() ? id.status() : on_made ? on_made(*id) : absl::OkStatus();
+  if (made.ok()) {
+    // Fails only if the child is gone, which the other pipe tells.
+    const char go = 1;
+    [[maybe_unused]] const ssize_t written = write(gate_writer.get(), &go, sizeof(go));
+  }
+  gate_writer.Close();
+  // The pipe closes without a word when exec succeeds.
   int error = 0;
   ssize_t size = 0;
   do {
     size = read(error_reader.get(), &error, sizeof(error));
   } while (size < 0 && errno == EINTR);
-  if (size == static_cast<ssize_t>(sizeof(error))) {
+  if (!made.ok() || size == static_cast<ssize_t>(sizeof(error))) {
     waitpid(pid, nullptr, 0);
-    return FileError("start", program, error);
+    return made.ok() ? FileError("start", program, error) : made;
   }
-  SHARDMESH_ASSIGN_OR_RETURN(const ProcessId id, IdentifyProcess(pid));
-  return ChildProcess(id, options.log_path, log_state.st_size);
+  return ChildProcess(*id, options.log_path, log_state.st_size);
 }
 
 std::optional<std::string> ChildProcess::Ended() {

@@ -5,6 +5,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -50,8 +51,14 @@ struct ProcessOptions {
 // A process that this one started, or took over. Not thread-safe. The destructor leaves it running.
 class ChildProcess {
  public:
-  // Errors as the system says, such as NOT_FOUND for a program that is not there.
-  static absl::StatusOr<ChildProcess> Start(const ProcessOptions& options);
+  // Calls `on_made`, if given, when the process is there and before its program begins: a process
+  // that is noted down then is known whenever this one is killed. If this one ends before that, or
+  // `on_made` fails, the program never begins.
+  // Errors as the system says, such as NOT_FOUND for a program that is not there; those of
+  // `on_made`.
+  static absl::StatusOr<ChildProcess> Start(
+      const ProcessOptions& options,
+      const std::function<absl::Status(const ProcessId&)>& on_made = nullptr);
   // One that another process started. Its log counts from the beginning.
   static ChildProcess TakeOver(const ProcessId& id, std::string log_path) {
     return {id, std::move(log_path), 0};

@@ -6,7 +6,6 @@
 #include <cstdio>
 #include <utility>
 
-#include "absl/time/clock.h"
 #include "client/cli/table.h"
 #include "sharding/str_cat.h"
 
@@ -16,7 +15,7 @@ constexpr int kWidth = 30;
 }
 
 ProgressBar::ProgressBar(std::string what)
-    : what_(std::move(what)), terminal_(isatty(STDERR_FILENO) != 0), start_(absl::Now()) {}
+    : what_(std::move(what)), terminal_(isatty(STDERR_FILENO) != 0) {}
 
 ProgressBar::~ProgressBar() {
   if (open_) {
@@ -27,7 +26,7 @@ ProgressBar::~ProgressBar() {
 void ProgressBar::Show(int64_t done_bytes, int64_t total_bytes) {
   const double share =
       total_bytes <= 0 ? 1 : static_cast<double>(done_bytes) / static_cast<double>(total_bytes);
-  const double seconds = absl::ToDoubleSeconds(absl::Now() - start_);
+  const double seconds = absl::ToDoubleSeconds(stopwatch_.time());
   const int64_t rate =
       seconds <= 0 ? 0 : static_cast<int64_t>(static_cast<double>(done_bytes) / seconds);
   const std::string numbers =

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "absl/time/time.h"
+#include "client/cli/stopwatch.h"
 
 namespace shardmesh::client {
 
@@ -25,7 +25,7 @@ class ProgressBar {
  private:
   const std::string what_;
   const bool terminal_;
-  const absl::Time start_;
+  const Stopwatch stopwatch_;
   int64_t quarters_ = 0;
   bool open_ = false;  // the bar's line is not ended
 };

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -78,6 +79,60 @@ TEST(ProcessTest, NamesAProgramThatIsNotThere) {
   EXPECT_THAT(std::string(child.status().message()), ::testing::HasSubstr(options.command[0]));
 }
 
+TEST(ProcessTest, BeginsItsProgramWhenItHasBeenNotedDown) {
+  const std::string mark = ::testing::TempDir() + "/process_test.mark." + std::to_string(getpid());
+  ProcessId noted;
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(ChildProcess child,
+                                 ChildProcess::Start(Shell("touch " + mark), [&](const auto& id) {
+                                   noted = id;
+                                   EXPECT_TRUE(IsRunning(id));
+                                   EXPECT_NE(access(mark.c_str(), F_OK), 0);
+                                   return absl::OkStatus();
+                                 }));
+  EXPECT_EQ(noted, child.id());
+  ASSERT_TRUE(WaitUntilGone(child.id(), Soon()));
+  EXPECT_EQ(child.Ended(), "exited with code 0");
+  EXPECT_EQ(access(mark.c_str(), F_OK), 0);
+  unlink(mark.c_str());
+}
+
+TEST(ProcessTest, NeverBeginsItsProgramIfItCannotBeNotedDown) {
+  const std::string mark = ::testing::TempDir() + "/process_test.never." + std::to_string(getpid());
+  ProcessId noted;
+  EXPECT_THAT(ChildProcess::Start(Shell("touch " + mark),
+                                  [&](const auto& id) {
+                                    noted = id;
+                                    return absl::DataLossError("no disk");
+                                  }),
+              StatusIs(absl::StatusCode::kDataLoss));
+  EXPECT_TRUE(WaitUntilGone(noted, Soon()));
+  EXPECT_NE(access(mark.c_str(), F_OK), 0);
+}
+
+TEST(ProcessTest, EndsWithAParentThatIsKilledBeforeItIsNotedDown) {
+  // A process of its own starts one, tells which, and is killed before it has noted it down.
+  int pipe_ends[2];
+  ASSERT_EQ(pipe(pipe_ends), 0);
+  const pid_t parent = fork();
+  if (parent == 0) {
+    ProcessOptions options = Shell("sleep 60");
+    options.ends_with_parent = false;
+    const auto child = ChildProcess::Start(options, [&](const ProcessId& id) {
+      [[maybe_unused]] const ssize_t written = write(pipe_ends[1], &id, sizeof(id));
+      kill(getpid(), SIGKILL);
+      return absl::OkStatus();
+    });
+    _exit(child.ok() ? 0 : 1);
+  }
+  ProcessId id;
+  ASSERT_EQ(read(pipe_ends[0], &id, sizeof(id)), static_cast<ssize_t>(sizeof(id)));
+  close(pipe_ends[0]);
+  close(pipe_ends[1]);
+  EXPECT_TRUE(WaitUntilGone(id, Soon()));
+  int state = 0;
+  EXPECT_EQ(waitpid(parent, &state, 0), parent);
+}
+
 TEST(ProcessTest, LastLines) {
   EXPECT_EQ(LastLines("a\nb\nc\n", 2), "b\nc");
   EXPECT_EQ(LastLines("a\nb", 5), "a\nb");
@@ -108,6 +163,31 @@ TEST(ClusterRecordTest, ComesBackAsWritten) {
   EXPECT_TRUE(read.IsUp());
   RemoveRecord(folder);
   EXPECT_THAT(ReadRecord(folder), StatusIs(absl::StatusCode::kNotFound));
+}
+
+TEST(ClusterRecordTest, KnowsThatAStopWasBegun) {
+  const std::string folder = ::testing::TempDir() + "/records-" + std::to_string(getpid()) + "/z";
+  ASSERT_THAT(MakeClusterFolder(folder), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const ProcessId self, IdentifyProcess(getpid()));
+  ClusterRecord record{.name = "z",
+                       .address = "127.0.0.1:1",
+                       .mesh = "tp=2",
+                       .cluster_id = "",
+                       .data_folder = "",
+                       .processes = {{"coordinator", self, "a.log"}},
+                       .supervisor = {}};
+  EXPECT_FALSE(record.IsEnding());
+  record.is_stopping = true;
+  ASSERT_THAT(WriteRecord(folder, record), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(ClusterRecord read, ReadRecord(folder));
+  EXPECT_TRUE(read.IsEnding());
+  EXPECT_TRUE(IsRecorded(folder, record));
+  read.is_stopping = false;
+  read.supervisor = ProcessId{self.pid, self.start_ticks + 1};
+  EXPECT_TRUE(read.IsEnding()) << "what it ends with is gone";
+  read.processes[0].id.start_ticks += 1;
+  EXPECT_FALSE(IsRecorded(folder, read));
+  RemoveRecord(folder);
 }
 
 TEST(ClusterRecordTest, ReadsWhatOlderBuildsWroteAndRefusesWhatNobodyDid) {

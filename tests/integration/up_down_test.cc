@@ -1,0 +1,184 @@
+// `up` and `down` at the same time, and killed in the middle: no process is left that nobody knows,
+// and the next `up` works.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "client/cli/cluster_record.h"
+#include "client/cli/process.h"
+#include "sharding/str_cat.h"
+#include "tests/testing/eventually.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/testing/test_cluster.h"
+
+namespace shardmesh::test {
+namespace {
+
+using ::nlohmann::json;
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+class UpDownTest : public ::testing::Test {
+ protected:
+  ~UpDownTest() override {
+    for (const pid_t pid : Processes()) kill(pid, SIGKILL);
+    EXPECT_TRUE(Eventually([&] { return Processes().empty(); }));
+    std::filesystem::remove_all(folder_);
+  }
+
+  CommandResult Run(const std::vector<std::string>& arguments) const {
+    return RunShardmesh(arguments, folder_);
+  }
+  // A command that runs on beside the test.
+  client::ChildProcess Begin(const std::vector<std::string>& arguments) const {
+    client::ProcessOptions options;
+    options.command = {"/bin/sh", "-c", "export XDG_RUNTIME_DIR=\"$1\"; shift; exec \"$0\" \"$@\"",
+                       SHARDMESH_BINARY_DIR "/shardmesh", folder_};
+    options.command.insert(options.command.end(), arguments.begin(), arguments.end());
+    options.log_path = folder_ + "/commands.log";
+    auto process = client::ChildProcess::Start(options);
+    EXPECT_THAT(process, IsOk());
+    return *std::move(process);
+  }
+  // Those that keep their data below this test's folder.
+  std::vector<pid_t> Processes() const {
+    std::vector<pid_t> found;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+      const std::string name = entry.path().filename();
+      if (name.find_first_not_of("0123456789") != std::string::npos) continue;
+      std::ifstream file("/proc/" + name + "/cmdline", std::ios::binary);
+      const std::string command{std::istreambuf_iterator<char>(file),
+                                std::istreambuf_iterator<char>()};
+      if (command.find("--data-dir=" + data_) != std::string::npos) {
+        found.push_back(static_cast<pid_t>(std::stoi(name)));
+      }
+    }
+    return found;
+  }
+  // All that was started can be stopped, and there is nothing else.
+  void ExpectDownLeavesNothing() {
+    const CommandResult down = Run({"down"});
+    EXPECT_THAT(down.err, AnyOf(HasSubstr("Stopped the cluster"), HasSubstr("is up on this host"),
+                                HasSubstr("its record was removed")));
+    EXPECT_THAT(Processes(), IsEmpty()) << down.err << client::ReadLog(folder_ + "/commands.log");
+    EXPECT_EQ(Run({"down"}).exit_code, 1) << "a record was left";
+  }
+
+  const std::string folder_ = MakeTestFolder("up_down");
+  const std::string data_ = folder_ + "/data";
+  const std::vector<std::string> up_ = {"up", "--mesh", "fsdp=1", "--data-dir", data_, "--detach"};
+  std::minstd_rand random_{1};
+};
+
+TEST_F(UpDownTest, AtTheSameTimeLeaveNoProcessThatNobodyKnows) {
+  for (int round = 0; round < 3; ++round) {
+    ASSERT_EQ(Run(up_).exit_code, 0);
+    client::ChildProcess down = Begin({"down"});
+    absl::SleepFor(absl::Milliseconds(random_() % 150));  // another moment each time
+    const CommandResult up = Run(up_);
+    ASSERT_TRUE(client::WaitUntilGone(down.id(), absl::Now() + absl::Seconds(60)));
+    EXPECT_EQ(down.Ended(), "exited with code 0");
+    EXPECT_THAT(up.err, AnyOf(IsEmpty(), HasSubstr("waiting: process"), HasSubstr("is up at"),
+                              HasSubstr("while it was being started")));
+    ASSERT_NO_FATAL_FAILURE(ExpectDownLeavesNothing());
+  }
+}
+
+TEST_F(UpDownTest, KilledAtAnyMomentAreFollowedByAnUpThatWorks) {
+  for (int round = 0; round < 6; ++round) {
+    const bool kill_down = round % 3 == 2;
+    if (kill_down) {
+      ASSERT_EQ(Run(up_).exit_code, 0);
+    }
+    client::ChildProcess command = Begin(kill_down ? std::vector<std::string>{"down"} : up_);
+    absl::SleepFor(absl::Milliseconds(random_() % 300));
+    client::SendSignal(command.id(), SIGKILL).IgnoreError();
+    ASSERT_TRUE(client::WaitUntilGone(command.id(), absl::Now() + absl::Seconds(10)));
+    command.Ended();
+    const CommandResult up = Run(up_);
+    if (up.exit_code != 0) {
+      EXPECT_THAT(up.err, HasSubstr("is up at")) << "it had come far enough";
+    }
+    EXPECT_EQ(Run({"status"}).exit_code, 0) << up.err;
+    ASSERT_NO_FATAL_FAILURE(ExpectDownLeavesNothing());
+  }
+}
+
+TEST_F(UpDownTest, AnUpInTheForegroundThatIsKilledIsFollowedByAnotherAtOnce) {
+  std::vector<std::string> foreground = up_;
+  foreground.pop_back();
+  for (int round = 0; round < 2; ++round) {
+    client::ChildProcess up = Begin(foreground);
+    ASSERT_TRUE(Eventually([&] {
+      return client::ReadLog(up.log_path(), up.log_offset_bytes()).find("Ctrl-C stops it") !=
+             std::string::npos;
+    }));
+    ASSERT_THAT(client::SendSignal(up.id(), SIGKILL), IsOk());
+    ASSERT_TRUE(client::WaitUntilGone(up.id(), absl::Now() + absl::Seconds(10)));
+    up.Ended();
+    const CommandResult next = Run(up_);
+    EXPECT_EQ(next.exit_code, 0) << next.err;
+    ASSERT_NO_FATAL_FAILURE(ExpectDownLeavesNothing());
+  }
+}
+
+TEST_F(UpDownTest, DownWaitsForTheCommandThatHasTheLockAndNamesIt) {
+  ASSERT_EQ(Run(up_).exit_code, 0);
+  const std::string folder = folder_ + "/shardmesh/default";
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(
+        const FileDescriptor lock,
+        client::LockCluster(folder, "default", absl::Seconds(10), nullptr));
+    for (const std::vector<std::string>& command :
+         {std::vector<std::string>{"down", "--deadline=300ms"}, up_}) {
+      std::vector<std::string> bounded = command;
+      if (command == up_) bounded.push_back("--deadline=300ms");
+      const CommandResult refused = Run(bounded);
+      EXPECT_EQ(refused.exit_code, 1);
+      EXPECT_THAT(refused.err,
+                  AllOf(HasSubstr(StrCat("waiting: process ", getpid())),
+                        HasSubstr(StrCat("started or stopped by process ", getpid()))));
+    }
+  }
+  EXPECT_EQ(Run({"down"}).exit_code, 0);
+}
+
+TEST_F(UpDownTest, NamesTheProcessThatHasAWorkersFolder) {
+  std::vector<std::string> up = up_;
+  up.insert(up.end(), {"--output", "json"});
+  const CommandResult first = Run(up);
+  ASSERT_EQ(first.exit_code, 0) << first.err;
+  const json cluster = json::parse(first.out);
+  const pid_t coordinator = cluster["processes"][0]["pid"].get<pid_t>();
+  const pid_t worker = cluster["processes"][1]["pid"].get<pid_t>();
+  // Only its worker is left, and no record of it.
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ProcessId id, client::IdentifyProcess(coordinator));
+  ASSERT_THAT(client::SendSignal(id, SIGKILL), IsOk());
+  ASSERT_TRUE(client::WaitUntilGone(id, absl::Now() + absl::Seconds(10)));
+  client::RemoveRecord(folder_ + "/shardmesh/default");
+  const CommandResult refused = Run(up_);
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_THAT(refused.err, AllOf(HasSubstr(StrCat("is in use by process ", worker, " on host ")),
+                                 HasSubstr("end that process")));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ProcessId left, client::IdentifyProcess(worker));
+  ASSERT_THAT(client::SendSignal(left, SIGKILL), IsOk());
+  ASSERT_TRUE(client::WaitUntilGone(left, absl::Now() + absl::Seconds(10)));
+  EXPECT_EQ(Run(up_).exit_code, 0);
+  ExpectDownLeavesNothing();
+}
+
+}  // namespace
+}  // namespace shardmesh::test
