@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "sharding/reason.h"
@@ -133,12 +134,30 @@ AtomicFileWriter::AtomicFileWriter(FileDescriptor descriptor, std::string path,
 
 absl::StatusOr<AtomicFileWriter> AtomicFileWriter::Create(const std::string& path, mode_t mode) {
   static std::atomic<uint64_t> next_number = 0;
-  // Renaming would fail, but only when all is written.
-  if (struct stat status = {}; stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode)) {
-    return FileError("write", path, EISDIR);
+  std::string target = path;
+  if (struct stat status = {}; stat(path.c_str(), &status) == 0) {
+    // Renaming would fail, but only when all is written.
+    if (S_ISDIR(status.st_mode)) {
+      return FileError("write", path, EISDIR);
+    }
+    // Renaming would remove a device such as /dev/null for every process of the host.
+    if (!S_ISREG(status.st_mode)) {
+      return InvalidArgument(Reason::kBadFile,
+                             StrCat("cannot write ", path,
+                                    ": it is a device, a pipe or a socket, which a file would "
+                                    "replace; name a regular file"));
+    }
+    // A link stays, and the file that it leads to is replaced.
+    std::error_code error;
+    if (std::filesystem::is_symlink(path, error)) {
+      target = std::filesystem::canonical(path, error).string();
+      if (error) {
+        return FileError("follow the link", path, error.value());
+      }
+    }
   }
   std::string temporary_path =
-      StrCat(path, ".", getpid(), ".", next_number.fetch_add(1), kTemporarySuffix);
+      StrCat(target, ".", getpid(), ".", next_number.fetch_add(1), kTemporarySuffix);
   FileDescriptor descriptor(
       SHARDMESH_FAILS("file.create")
           ? -1
@@ -146,7 +165,7 @@ absl::StatusOr<AtomicFileWriter> AtomicFileWriter::Create(const std::string& pat
   if (!descriptor.valid()) {
     return FileError("create", path, errno);
   }
-  return AtomicFileWriter(std::move(descriptor), path, std::move(temporary_path));
+  return AtomicFileWriter(std::move(descriptor), std::move(target), std::move(temporary_path));
 }
 
 AtomicFileWriter::AtomicFileWriter(AtomicFileWriter&& other) noexcept

@@ -3,7 +3,9 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <sstream>
@@ -138,6 +140,40 @@ TEST(NpyTest, AnErrorNamesTheFileThatWasAskedFor) {
             "cannot create " + nowhere + ": No such file or directory");
   const std::string folder = ::testing::TempDir();
   EXPECT_EQ(WriteNpy(folder, tensor).message(), "cannot write " + folder + ": Is a directory");
+}
+
+TEST(NpyTest, ADeviceOrPipeIsNotReplacedByAFile) {
+  const std::string bytes(4, 'b');
+  const TensorView tensor = *TensorView::Create(Dtype::kU8, {4}, bytes);
+  const std::string pipe = ::testing::TempDir() + "pipe.npy";
+  const std::string link = ::testing::TempDir() + "link_to_pipe.npy";
+  std::filesystem::remove(pipe);
+  std::filesystem::remove(link);
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  std::filesystem::create_symlink(pipe, link);
+  for (const std::string& path : {pipe, link}) {
+    const absl::Status status = WriteNpy(path, tensor);
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadFile));
+    EXPECT_EQ(status.message(), "cannot write " + path +
+                                    ": it is a device, a pipe or a socket, which a file would "
+                                    "replace; name a regular file");
+  }
+  EXPECT_TRUE(std::filesystem::is_fifo(pipe));
+  EXPECT_TRUE(std::filesystem::is_symlink(link));
+}
+
+TEST(NpyTest, TheFileThatALinkLeadsToIsReplacedAndTheLinkStays) {
+  const std::string bytes(4, 'b');
+  const TensorView tensor = *TensorView::Create(Dtype::kU8, {4}, bytes);
+  const std::string file = ::testing::TempDir() + "linked.npy";
+  const std::string link = ::testing::TempDir() + "link.npy";
+  std::filesystem::remove(link);
+  std::ofstream(file) << "before";
+  std::filesystem::create_symlink("linked.npy", link);
+  ASSERT_THAT(WriteNpy(link, tensor), IsOk());
+  EXPECT_TRUE(std::filesystem::is_symlink(link));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const NpyFile written, NpyFile::Open(file));
+  EXPECT_EQ(written.View().bytes(), absl::MakeConstSpan(bytes));
 }
 
 TEST(NpyTest, TurnsFortranOrderRound) {
