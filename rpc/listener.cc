@@ -144,7 +144,8 @@ void RaiseDescriptorLimit() {
 }
 
 absl::StatusOr<std::unique_ptr<Listener>> Listener::Create(const std::string& address,
-                                                           std::optional<Counter> refused) {
+                                                           std::optional<Counter> refused,
+                                                           ConnectionLimits limits) {
   int port = 0;
   std::string path;
   SHARDMESH_ASSIGN_OR_RETURN(
@@ -152,18 +153,20 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::Create(const std::string& ad
       IsUnixAddress(address) ? ListenOnUnix(address, &path) : ListenOnHost(address, &port));
   FileDescriptor stop(eventfd(0, EFD_CLOEXEC));
   if (!stop.valid()) return CannotListen(address, errno);
-  return std::unique_ptr<Listener>(
-      new Listener(address, std::move(sockets), std::move(stop), port, std::move(path), refused));
+  return std::unique_ptr<Listener>(new Listener(address, std::move(sockets), std::move(stop), port,
+                                                std::move(path), refused, limits));
 }
 
 Listener::Listener(std::string address, std::vector<FileDescriptor> sockets, FileDescriptor stop,
-                   int port, std::string path, std::optional<Counter> refused)
+                   int port, std::string path, std::optional<Counter> refused,
+                   ConnectionLimits limits)
     : address_(std::move(address)),
       port_(port),
       path_(std::move(path)),
       refused_(refused),
       stop_(std::move(stop)),
-      sockets_(std::move(sockets)) {}
+      sockets_(std::move(sockets)),
+      limit_(limits) {}
 
 Listener::~Listener() { Stop(); }
 
@@ -200,7 +203,10 @@ void Listener::Run() {
 }
 
 bool Listener::Accept(int socket) {
-  const int caller = accept4(socket, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+  sockaddr_storage peer = {};
+  socklen_t peer_size = sizeof(peer);
+  const int caller =
+      accept4(socket, reinterpret_cast<sockaddr*>(&peer), &peer_size, SOCK_NONBLOCK | SOCK_CLOEXEC);
   if (caller < 0) {
     const bool is_short = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
     if (is_short) Refuse(std::strerror(errno));
@@ -213,6 +219,11 @@ bool Listener::Accept(int socket) {
         "-n), or end connections that nobody uses");
     return true;
   }
+  if (const std::string why = limit_.Take(caller, peer); !why.empty()) {
+    close(caller);
+    Refuse(why);
+    return true;
+  }
   if (std::exchange(refused_in_a_row_, 0) > 0) {
     log_time_ = absl::InfinitePast();
     LogInfo("connections are taken in again", {{"address", address_}});
@@ -221,7 +232,7 @@ bool Listener::Accept(int socket) {
   return true;
 }
 
-void Listener::Refuse(const char* why) {
+void Listener::Refuse(const std::string& why) {
   ++refused_in_a_row_;
   if (refused_.has_value()) refused_->Add();
   const absl::Time now = absl::Now();

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "rpc/connection_limit.h"
 #include "rpc/metrics.h"
 #include "tensor/file.h"
 
@@ -39,10 +40,12 @@ class Listener {
 
   // Binds. `address`: `host:port`, port 0 for a free one, on all addresses of the host's name, and
   // for 0.0.0.0 on those of IPv6 too, where there are any; `unix:/path`, which replaces a file that
-  // is there; or `unix-abstract:name`. `refused` counts connections that were closed at once.
+  // is there; or `unix-abstract:name`. `refused` counts connections that were closed at once: those
+  // over a limit, too.
   // ALREADY_EXISTS for one that is in use or cannot be bound, INVALID_ARGUMENT for other text.
   static absl::StatusOr<std::unique_ptr<Listener>> Create(
-      const std::string& address, std::optional<Counter> refused = std::nullopt);
+      const std::string& address, std::optional<Counter> refused = std::nullopt,
+      ConnectionLimits limits = {});
   // Stops.
   ~Listener();
   Listener(const Listener&) = delete;
@@ -58,12 +61,12 @@ class Listener {
 
  private:
   Listener(std::string address, std::vector<FileDescriptor> sockets, FileDescriptor stop, int port,
-           std::string path, std::optional<Counter> refused);
+           std::string path, std::optional<Counter> refused, ConnectionLimits limits);
 
   void Run();
   // Of one socket that has some; false if the listener is to rest.
   bool Accept(int socket);
-  void Refuse(const char* why);
+  void Refuse(const std::string& why);
 
   const std::string address_;
   const int port_;
@@ -74,6 +77,7 @@ class Listener {
 
   // Of the thread, while it runs.
   std::vector<FileDescriptor> sockets_;
+  ConnectionLimit limit_;
   int64_t refused_in_a_row_ = 0;
   absl::Time log_time_ = absl::InfinitePast();
 

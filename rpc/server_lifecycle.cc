@@ -97,12 +97,13 @@ absl::StatusOr<std::unique_ptr<ServerLifecycle>> ServerLifecycle::Start(
 
   std::optional<Counter> refused;
   if (options.metrics != nullptr) {
-    refused = options.metrics->AddCounter(
-        "shardmesh_connections_refused_total",
-        "Connections that were closed at once, since too few file descriptors were left.");
+    refused = options.metrics->AddCounter("shardmesh_connections_refused_total",
+                                          "Connections that were closed at once: too few file "
+                                          "descriptors were left, or they were over "
+                                          "a limit.");
   }
   SHARDMESH_ASSIGN_OR_RETURN(std::unique_ptr<Listener> listener,
-                             Listener::Create(options.address, refused));
+                             Listener::Create(options.address, refused, options.max_connections));
 
   std::vector<std::string> service_names;
   grpc::ServerBuilder builder;

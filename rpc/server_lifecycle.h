@@ -39,11 +39,13 @@ struct ServerOptions {
   int64_t memory_quota_bytes = 0;
   // Calls of one connection at a time; those beyond wait at the client.
   int max_streams = 1024;
+  // Connections; one beyond is closed at once.
+  ConnectionLimits max_connections = {};
   // Whether it has the health service. That one is polled for by threads of gRPC's, which look
   // after every connection of the server: one that polls a queue of its own is quicker without.
   bool health = true;
   // Where calls are counted and timed, by method and code, and connections that were refused for
-  // want of descriptors; null: nowhere. Outlives the server.
+  // want of descriptors or over a limit; null: nowhere. Outlives the server.
   Metrics* metrics = nullptr;
   // Called once when Drain begins, after the server is no longer ready and before it refuses calls:
   // ends streams that would not end by themselves. May be empty.

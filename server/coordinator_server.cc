@@ -488,6 +488,7 @@ absl::Status Server::Start() {
   server.insecure = options_.insecure;
   server.metrics = &metrics_;
   server.max_streams = static_cast<int>(options_.limits.max_connection_calls);
+  server.max_connections = options_.limits.max_connections;
   server.memory_quota_bytes = options_.limits.rpc_memory_bytes;
   server.on_drain = [this] {
     for (const auto& end : end_streams_) {

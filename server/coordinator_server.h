@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "rpc/connection_limit.h"
 #include "rpc/credentials.h"
 #include "server/catalogue.h"
 #include "server/local_store.h"
@@ -35,6 +36,7 @@ struct CoordinatorLimits {
   int64_t max_watches_per_caller = 100;
   int64_t max_live_work = 10'000;        // steps and transfers
   int64_t max_connection_calls = 1'024;  // of one connection at a time
+  rpc::ConnectionLimits max_connections = {};
   // gRPC cancels streams at random where this is used up, those of workers too. It is far above
   // what healthy workers need: half of it is for inventories, which are brought by as many workers
   // at a time as that is enough for; one that is idle takes less than 512 KiB.

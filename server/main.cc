@@ -356,6 +356,10 @@ int Main(int argc, char** argv) {
   // Workers hold as many steps of a peer that is ahead, and no more.
   flags.AddInt("max-live-work", "steps and transfers that have not ended", 1, rpc::kMaxLiveWork,
                &limits.max_live_work);
+  flags.AddInt("max-connections", "connections; 0: as many as there are file descriptors for", 0,
+               kMost, &limits.max_connections.all);
+  flags.AddInt("max-connections-per-host", "the same of one host; 0: no limit of its own", 0, kMost,
+               &limits.max_connections.per_host);
   flags.AddInt("max-connection-calls", "calls of one connection at a time; more wait at the client",
                1, std::numeric_limits<int32_t>::max(), &limits.max_connection_calls);
   flags.AddBytes("rpc-memory",

@@ -1,17 +1,27 @@
 // Where a listener can be reached, and what it says of addresses that it cannot have.
 #include "rpc/listener.h"
 
+#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "rpc/connection_limit.h"
 #include "rpc/dial.h"
 #include "sharding/str_cat.h"
+#include "tensor/file.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/status_matchers.h"
 
@@ -27,7 +37,8 @@ using ::testing::HasSubstr;
 // Counts connections, and ends them.
 class CountingListener {
  public:
-  explicit CountingListener(const std::string& address) : created_(Listener::Create(address)) {
+  explicit CountingListener(const std::string& address, ConnectionLimits limits = {})
+      : created_(Listener::Create(address, std::nullopt, limits)) {
     if (!created_.ok()) return;
     (*created_)->Start([this](int descriptor) {
       close(descriptor);
@@ -90,6 +101,136 @@ TEST(ListenerTest, ReplacesTheFileOfAUnixSocketAndRemovesItsOwn) {
   EXPECT_NE(access(path.c_str(), F_OK), 0);
   EXPECT_THAT(Listener::Create("unix:/" + std::string(200, 'x')).status(),
               StatusIs(absl::StatusCode::kInvalidArgument));
+}
+
+// Connects to 127.0.0.1 from an address of this host.
+FileDescriptor ConnectFrom(const char* host, int port) {
+  FileDescriptor connection(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  inet_pton(AF_INET, host, &address.sin_addr);
+  EXPECT_EQ(bind(connection.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  inet_pton(AF_INET, "127.0.0.1", &address.sin_addr);
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  EXPECT_EQ(connect(connection.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  return connection;
+}
+
+// Closed connections are looked for every 10 ms at most.
+constexpr absl::Duration kLookedAgain = absl::Milliseconds(12);
+
+// Whether the other side keeps a connection, or closes it at once.
+bool IsKept(const FileDescriptor& connection) {
+  pollfd polled = {.fd = connection.get(), .events = POLLIN, .revents = 0};
+  return poll(&polled, 1, 200) == 0;
+}
+
+// Keeps connections until it is told to close one.
+class KeepingListener {
+ public:
+  explicit KeepingListener(ConnectionLimits limits) {
+    auto created = Listener::Create("127.0.0.1:0", std::nullopt, limits);
+    EXPECT_THAT(created.status(), IsOk());
+    listener_ = *std::move(created);
+    listener_->Start([this](int descriptor) {
+      absl::MutexLock lock(&mutex_);
+      kept_.emplace_back(descriptor);
+    });
+  }
+  ~KeepingListener() { listener_->Stop(); }
+  int port() const { return listener_->port(); }
+  void CloseFirst() {
+    absl::MutexLock lock(&mutex_);
+    kept_.erase(kept_.begin());
+  }
+
+ private:
+  absl::Mutex mutex_;
+  std::vector<FileDescriptor> kept_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<Listener> listener_;
+};
+
+TEST(ListenerTest, NoMoreConnectionsThanThereMayBe) {
+  KeepingListener listener({.all = 2});
+  std::vector<FileDescriptor> connections;
+  for (const char* const host : {"127.0.0.1", "127.0.0.2"}) {
+    connections.push_back(ConnectFrom(host, listener.port()));
+    EXPECT_TRUE(IsKept(connections.back()));
+  }
+  EXPECT_FALSE(IsKept(ConnectFrom("127.0.0.3", listener.port())));
+  listener.CloseFirst();
+  absl::SleepFor(kLookedAgain);
+  connections.push_back(ConnectFrom("127.0.0.3", listener.port()));
+  EXPECT_TRUE(IsKept(connections.back())) << "another one was closed";
+}
+
+TEST(ListenerTest, AHostLeavesConnectionsForOthers) {
+  KeepingListener listener({.per_host = 2});
+  std::vector<FileDescriptor> connections;
+  for (const char* const host : {"127.0.0.1", "127.0.0.1", "127.0.0.2", "127.0.0.2"}) {
+    connections.push_back(ConnectFrom(host, listener.port()));
+    EXPECT_TRUE(IsKept(connections.back())) << host;
+  }
+  EXPECT_FALSE(IsKept(ConnectFrom("127.0.0.1", listener.port())));
+  listener.CloseFirst();
+  absl::SleepFor(kLookedAgain);
+  EXPECT_FALSE(IsKept(ConnectFrom("127.0.0.2", listener.port())));
+  absl::SleepFor(kLookedAgain);
+  connections.push_back(ConnectFrom("127.0.0.1", listener.port()));
+  EXPECT_TRUE(IsKept(connections.back()));
+}
+
+TEST(ListenerTest, SaysHowManyConnectionsThereAreAndMayBe) {
+  int ends[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+  const FileDescriptor one(ends[0]);
+  const FileDescriptor other(ends[1]);
+  sockaddr_storage peer = {};
+  peer.ss_family = AF_UNIX;
+  ConnectionLimit of_host({.per_host = 1});
+  EXPECT_EQ(of_host.Take(one.get(), peer), "");
+  EXPECT_THAT(
+      of_host.Take(other.get(), peer),
+      HasSubstr("this host has 1 connections, and may have 1 (--max-connections-per-host)"));
+  ConnectionLimit of_all({.all = 1});
+  EXPECT_EQ(of_all.Take(one.get(), peer), "");
+  EXPECT_THAT(of_all.Take(other.get(), peer),
+              HasSubstr("there are 1 connections, and there may be 1 (--max-connections)"));
+  ConnectionLimit none({});
+  EXPECT_EQ(none.Take(one.get(), peer), "");
+}
+
+// What was closed is not counted, also where its number is another connection's by then.
+TEST(ListenerTest, ConnectionsThatComeAndGoAreNoMoreThanLiveAtATime) {
+  CountingListener listener("127.0.0.1:0", {.all = 3, .per_host = 3});
+  ASSERT_THAT(listener.status(), IsOk());
+  for (int i = 1; i <= 50; ++i) {
+    EXPECT_THAT(Reach(StrCat("127.0.0.1:", (*listener).port())), IsOk());
+    EXPECT_TRUE(listener.AwaitCount(i));
+    absl::SleepFor(kLookedAgain);
+  }
+}
+
+TEST(ListenerTest, AHostIsAnAddressOrANetworkOfVersion6) {
+  const auto host_of = [](const char* address) {
+    sockaddr_storage peer = {};
+    auto& version4 = reinterpret_cast<sockaddr_in&>(peer);
+    auto& version6 = reinterpret_cast<sockaddr_in6&>(peer);
+    if (inet_pton(AF_INET, address, &version4.sin_addr) == 1) {
+      peer.ss_family = AF_INET;
+    } else if (inet_pton(AF_INET6, address, &version6.sin6_addr) == 1) {
+      peer.ss_family = AF_INET6;
+    } else {
+      peer.ss_family = AF_UNIX;
+    }
+    return HostOfPeer(peer);
+  };
+  EXPECT_EQ(host_of("10.1.2.3"), "10.1.2.3");
+  EXPECT_EQ(host_of("::ffff:10.1.2.3"), "10.1.2.3");
+  EXPECT_EQ(host_of("2001:db8:1:2:3:4:5:6"), "2001:db8:1:2::/64");
+  EXPECT_EQ(host_of("2001:db8:1:2:ffff::1"), "2001:db8:1:2::/64");
+  EXPECT_EQ(host_of("::1"), "::1");
+  EXPECT_EQ(host_of("a unix socket"), "this host");
 }
 
 TEST(ListenerTest, SaysWhatIsWrongWithAnAddress) {
