@@ -239,6 +239,11 @@ int RunFailpoints(const RunOptions& options) {
                     result.status().ToString().c_str(), run->Logs().c_str());
         return 1;
       }
+      if (options.is_long && tried % 100 == 0) {
+        std::printf("%zu tries of %zu cases so far, the last: %s\n", tried, cases.size(),
+                    one.ToString().c_str());
+        std::fflush(stdout);
+      }
       if (!*result) {
         if (one.pass == 1 && one.action == "crash") not_passed.push_back(one.name);
         break;
