@@ -41,6 +41,7 @@ constexpr int64_t kDefaultStatusItems = 1'000;
 constexpr int64_t kDefaultLinks = 5'000;
 constexpr int64_t kMaxPageItems = 10'000;
 constexpr int64_t kPageBytes = rpc::kMaxControlMessageBytes / 2;
+constexpr int kMaxCulprits = 256;  // of one finding
 
 absl::StatusOr<int64_t> PageSize(int32_t asked, int64_t otherwise) {
   if (asked < 0 || asked > kMaxPageItems) {
@@ -231,8 +232,12 @@ class ClusterService final : public v1::ClusterService::CallbackService {
         options_.step_watch->Judge(request->sequence(), options_.live(), DegradedArrays());
     response->set_healthy(verdict.findings.empty());
     response->set_verdict(verdict.sentence);
+    // The sentence counts all.
+    PageBudget budget(std::ssize(verdict.findings));
     for (const Finding& finding : verdict.findings) {
+      if (budget.is_spent()) break;
       Encode(finding, response->add_findings());
+      budget.Spend(response->findings(response->findings_size() - 1));
     }
     return Answer(context);
   }
@@ -462,6 +467,7 @@ class ClusterService final : public v1::ClusterService::CallbackService {
       to->add_waiting_ranks(static_cast<int32_t>(rank));
     }
     for (const Culprit& culprit : from.culprits) {
+      if (to->culprits_size() == kMaxCulprits) break;
       v1::Culprit* added = to->add_culprits();
       added->set_rank(static_cast<int32_t>(culprit.rank));
       added->set_identity(culprit.identity);

@@ -30,6 +30,8 @@ enum class Position {
 };
 
 constexpr absl::Duration kSilenceOfAll = absl::Seconds(2);
+// Of ranks in a sentence.
+constexpr size_t kShown = 8;
 
 std::string NameOf(const ObservedRank& rank) {
   return rank.rank < 0 ? rank.identity : StrCat("rank ", rank.rank, " (", rank.identity, ")");
@@ -100,13 +102,19 @@ std::vector<int64_t> TargetsOf(const rpc::FlightRecord& instruction) {
   return missing;
 }
 
+// The first ones, and how many more there are: a step may have thousands of ranks.
+std::string JoinFirst(absl::Span<const std::string> texts, std::string_view separator) {
+  if (texts.size() <= kShown) return StrJoin(texts, separator);
+  return StrCat(StrJoin(texts.first(kShown), separator), separator, texts.size() - kShown, " more");
+}
+
 std::string DescribeCulprits(absl::Span<const Culprit> culprits) {
   std::vector<std::string> names;
   for (const Culprit& culprit : culprits) {
     names.push_back(
         StrCat("rank ", culprit.rank, " (", culprit.identity, "), which ", culprit.reason));
   }
-  return StrJoin(names, "; and for ");
+  return JoinFirst(names, "; and for ");
 }
 
 class StepDiagnosis {
@@ -209,7 +217,7 @@ class StepDiagnosis {
       texts.push_back(StrCat(NameOf(*observed), " ", finding.culprits.back().reason));
     }
     if (!is_known) finding.culprits.clear();
-    finding.explanation = StrJoin(texts, "; ");
+    finding.explanation = JoinFirst(texts, "; ");
     return finding;
   }
 
@@ -282,8 +290,9 @@ class StepDiagnosis {
   // A circle of ranks that wait for each other. There is one: every rank that is waited for waits.
   std::vector<int64_t> FindCircle() const {
     std::vector<int64_t> path;
+    std::set<int64_t> passed;
     int64_t rank = waiting_.front();
-    while (std::find(path.begin(), path.end(), rank) == path.end()) {
+    while (passed.insert(rank).second) {
       path.push_back(rank);
       const auto found = ranks_.find(rank);
       if (found == ranks_.end()) return {};
@@ -322,7 +331,7 @@ class StepDiagnosis {
         finding->culprits.push_back(CulpritOf(*ranks_.at(rank)));
         texts.push_back(StrCat(NameOf(*ranks_.at(rank)), " ", finding->culprits.back().reason));
       }
-      finding->explanation = StrCat(StrJoin(texts, ", "), ": they do not run the same program");
+      finding->explanation = StrCat(JoinFirst(texts, ", "), ": they do not run the same program");
       return;
     }
     finding->kind = FindingKind::kCutOff;
@@ -336,22 +345,22 @@ class StepDiagnosis {
     }
     finding->explanation =
         StrCat(WaitingText(*finding), " for each other: data does not get through ",
-               names.size() == 1 ? "to or from " : "among ", StrJoin(names, ", "));
+               names.size() == 1 ? "to or from " : "among ", JoinFirst(names, ", "));
   }
 
   // Whose connections are broken: who is told not to be reached by most, or else is waited for by
   // most of the others, or else the circle.
   std::vector<int64_t> CutOff(const std::vector<int64_t>& circle,
                               const std::map<int64_t, int64_t>& votes) const {
+    std::map<std::string_view, int64_t> rank_of;
+    for (const auto& [rank, observed] : ranks_) rank_of[observed->identity] = rank;
     std::map<int64_t, int64_t> broken;
     for (const auto& [rank, observed] : ranks_) {
-      for (const auto& [other, peer] : ranks_) {
-        const auto& unreached = observed->unreached;
-        if (std::find(unreached.begin(), unreached.end(), peer->identity) == unreached.end()) {
-          continue;
-        }
+      for (const std::string& peer : observed->unreached) {
+        const auto other = rank_of.find(peer);
+        if (other == rank_of.end()) continue;
         ++broken[rank];
-        ++broken[other];
+        ++broken[other->second];
       }
     }
     const auto by_votes = [](const auto& a, const auto& b) { return a.second < b.second; };
@@ -387,7 +396,6 @@ std::string DescribeInstruction(int64_t instruction, std::string_view label) {
 }
 
 std::string DescribeRanks(absl::Span<const int64_t> ranks) {
-  constexpr size_t kShown = 8;
   if (ranks.size() == 1) return StrCat("rank ", ranks.front());
   if (ranks.size() > kShown) {
     return StrCat("ranks ", StrJoin(ranks.first(kShown), ", "), " and ", ranks.size() - kShown,
@@ -414,6 +422,10 @@ std::vector<Finding> DiagnoseWorkers(absl::Span<const ObservedRank> ranks,
         {.rank = rank.rank, .identity = rank.identity, .reason = std::move(reason)}};
     finding.since = since;
   };
+  std::map<std::string_view, const ObservedRank*> heard;  // by identity
+  for (const ObservedRank& rank : ranks) {
+    if (rank.lost_because.empty() && !silence.IsOf(rank)) heard[rank.identity] = &rank;
+  }
   // By rank: the ranks that do not reach it, or that it does not reach.
   std::map<const ObservedRank*, std::set<const ObservedRank*>> apart;
   for (const ObservedRank& rank : ranks) {
@@ -425,14 +437,11 @@ std::vector<Finding> DiagnoseWorkers(absl::Span<const ObservedRank> ranks,
       add(rank, SilentText(rank, options), rank.last_heartbeat);
       continue;
     }
-    for (const ObservedRank& other : ranks) {
-      if (!other.lost_because.empty() || silence.IsOf(other) ||
-          std::find(rank.unreached.begin(), rank.unreached.end(), other.identity) ==
-              rank.unreached.end()) {
-        continue;
-      }
-      apart[&rank].insert(&other);
-      apart[&other].insert(&rank);
+    for (const std::string& peer : rank.unreached) {
+      const auto other = heard.find(peer);
+      if (other == heard.end()) continue;
+      apart[&rank].insert(other->second);
+      apart[other->second].insert(&rank);
     }
   }
   while (!apart.empty()) {

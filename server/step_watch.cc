@@ -121,11 +121,11 @@ ObservedStep StepWatch::Observe(const WorkRef& work,
   const std::shared_ptr<const MembershipView> view = membership_->view();
   ObservedStep step{
       .sequence = work.sequence, .op = work.op, .mesh_id = work.mesh_id, .started = work.started};
+  std::set<int64_t> waiting;
+  for (const Participant& participant : waiting_for) waiting.insert(participant.rank);
   for (const Participant& participant : work.participants) {
     step.ranks.push_back(Observe(*view, participant.rank, participant.identity, work.sequence));
-    step.ranks.back().is_done =
-        std::none_of(waiting_for.begin(), waiting_for.end(),
-                     [&](const Participant& waiting) { return waiting.rank == participant.rank; });
+    step.ranks.back().is_done = waiting.count(participant.rank) == 0;
   }
   return step;
 }

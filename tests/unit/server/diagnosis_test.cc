@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "sharding/str_cat.h"
+#include "tests/testing/cpu_time.h"
 
 namespace shardmesh::server {
 namespace {
@@ -340,6 +341,37 @@ TEST(DiagnosisTest, FindsALostASilentAndAnUnreachedWorkerOfAMesh) {
   ASSERT_THAT(pairs, SizeIs(2));
   EXPECT_THAT(pairs[0].summary, HasSubstr("rank 0 (worker-0)"));
   EXPECT_THAT(pairs[1].summary, HasSubstr("rank 2 (worker-2)"));
+}
+
+TEST(DiagnosisTest, AStepOfManyRanksIsExplainedByTheFirst) {
+  constexpr size_t kRanks = 5'000;
+  const auto diagnose = [](const std::vector<Doing>& ranks) {
+    return DiagnoseStep(Observed(ranks), {.now = At(kNow)});
+  };
+  std::vector<Doing> ranks(kRanks, Lost(Idle()));
+  std::optional<Finding> finding = diagnose(ranks);
+  ASSERT_TRUE(finding.has_value());
+  EXPECT_THAT(finding->culprits, SizeIs(kRanks)) << "who asks about each is told";
+  EXPECT_LT(finding->summary.size(), 1'000u);
+  EXPECT_THAT(finding->summary, HasSubstr("; 4992 more"));
+  ranks[0] = Misses(0, kReduce, {1, 2, 3});
+  ranks[17] = ranks[0];
+  finding = diagnose(ranks);
+  ASSERT_TRUE(finding.has_value());
+  EXPECT_EQ(CulpritsOf(*finding), std::vector<int64_t>({1, 2, 3}));
+}
+
+TEST(DiagnosisTest, WorkersOfALargeMeshAreLookedAtQuickly) {
+  constexpr size_t kRanks = 20'000;
+  std::vector<Doing> doing(kRanks, Idle());
+  doing[7] = Unreached({"worker-11", "worker-19999", "of another mesh"}, Idle());
+  const std::vector<ObservedRank> ranks = Observed(doing).ranks;
+  const double started = test::ThreadCpuSeconds();
+  const std::vector<Finding> apart = DiagnoseWorkers(ranks, "default", {.now = At(kNow)});
+  // Each of all others for each took seconds.
+  EXPECT_LT(test::ThreadCpuSeconds() - started, 0.3);
+  ASSERT_THAT(apart, SizeIs(1));
+  EXPECT_THAT(apart[0].summary, HasSubstr("and ranks 11 and 19999 do not reach each other"));
 }
 
 TEST(DiagnosisTest, ListsRanks) {
