@@ -7,6 +7,7 @@
 
 #include <cstdio>
 #include <memory>
+#include <new>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -27,6 +28,8 @@ using ::shardmesh::test::StatusIs;
 using ::testing::HasSubstr;
 using Health = grpc::health::v1::HealthCheckResponse;
 
+constexpr char kThrows[] = "finds no memory";
+
 // Opens sessions at once; renewing one waits until it is let go.
 class SessionService final : public v1::SessionService::CallbackService {
  public:
@@ -34,6 +37,7 @@ class SessionService final : public v1::SessionService::CallbackService {
                                         const v1::OpenSessionRequest* request,
                                         v1::OpenSessionResponse* response) override {
     traceparent = OptionsOf(*context).traceparent;
+    if (request->client_name() == kThrows) throw std::bad_alloc();
     auto* reactor = context->DefaultReactor();
     response->set_session_id(request->client_name());
     reactor->Finish(ToGrpc(request->client_name().empty()
@@ -112,6 +116,23 @@ TEST_F(ServerLifecycleTest, HealthFollowsReadinessButForLive) {
     EXPECT_THAT(Check(*server, name), test::IsOkAndHolds(Health::SERVING)) << name;
   }
   EXPECT_THAT(Check(*server, "nobody"), StatusIs(absl::StatusCode::kNotFound));
+}
+
+TEST_F(ServerLifecycleTest, HealthSaysNoToEverythingOnceItHasFailed) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto server, Start());
+  server->SetReady(true);
+  server->Fail();
+  for (const std::string& name : {std::string(), std::string("ready"), std::string("live"),
+                                  std::string(v1::SessionService::service_full_name())}) {
+    EXPECT_THAT(Check(*server, name), test::IsOkAndHolds(Health::NOT_SERVING)) << name;
+  }
+}
+
+TEST_F(ServerLifecycleTest, AHandlerThatFindsNoMemoryIsNotTheClientsFault) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto server, Start());
+  EXPECT_THAT(Open(*server, kThrows),
+              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+  EXPECT_THAT(Open(*server, "ada"), IsOk());
 }
 
 TEST_F(ServerLifecycleTest, WithoutHealthItIsReadyAndDrainsAllTheSame) {
