@@ -107,7 +107,9 @@ class SnapshotReactor final : public grpc::ServerWriteReactor<v1::SnapshotRespon
   // Makes and writes the next message, or ends the call.
   absl::Status Next() {
     if (is_ended_) {
-      return WithReason(absl::UnavailableError("the coordinator is stopping"), Reason::kNotServing);
+      return rpc::WithRetryDelay(
+          WithReason(absl::UnavailableError("the coordinator is stopping"), Reason::kNotServing),
+          kRetryDelay);
     }
     if (!file_.has_value()) {
       SHARDMESH_RETURN_IF_ERROR(Open());

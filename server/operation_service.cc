@@ -62,8 +62,10 @@ class WatchReactor final : public grpc::ServerWriteReactor<v1::WatchOperationRes
   }
 
   void End() {
-    Close(WithReason(absl::UnavailableError("the coordinator is stopping; watch again later"),
-                     Reason::kNotServing));
+    Close(rpc::WithRetryDelay(
+        WithReason(absl::UnavailableError("the coordinator is stopping; watch again later"),
+                   Reason::kNotServing),
+        absl::Seconds(1)));
   }
 
   void OnWriteDone(bool ok) override {

@@ -156,7 +156,9 @@ TEST_F(AdminServiceTest, EndsWhenTheCoordinatorStops) {
   ASSERT_NO_FATAL_FAILURE(Serve(*OpenSqliteStore({.folder = folder_})));
   Fill(*store_);
   service_.end_streams();
-  EXPECT_THAT(Take(), StatusIs(absl::StatusCode::kUnavailable, Reason::kNotServing));
+  const absl::Status ended = Take().status();
+  EXPECT_THAT(ended, StatusIs(absl::StatusCode::kUnavailable, Reason::kNotServing));
+  EXPECT_TRUE(rpc::RetryDelayOf(ended).has_value());
 }
 
 }  // namespace

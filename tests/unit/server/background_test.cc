@@ -9,6 +9,7 @@
 
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
+#include "rpc/status.h"
 #include "server/caller_count.h"
 #include "tests/testing/status_matchers.h"
 
@@ -34,6 +35,9 @@ TEST(BackgroundTest, OneCallerLeavesPlacesForOthers) {
     EXPECT_TRUE(background.Run("bob", [] {}));
   }
   EXPECT_FALSE(background.Run("eve", [] {}));
+  EXPECT_THAT(TooManyWait(),
+              test::StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
+  EXPECT_TRUE(rpc::RetryDelayOf(TooManyWait()).has_value());
   go.Notify();
 }
 

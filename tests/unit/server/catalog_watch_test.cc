@@ -9,6 +9,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "rpc/clock.h"
+#include "rpc/status.h"
 #include "server/catalog_service.h"
 #include "server/catalogue.h"
 #include "server/cluster_state.h"
@@ -119,6 +120,18 @@ TEST_F(CatalogWatchTest, TellsOfARecordThatItCannotReadWithoutItsValue) {
   EXPECT_FALSE(response.changes(0).entry().has_value());
   context.TryCancel();
   static_cast<void>(stream->Finish());
+}
+
+TEST_F(CatalogWatchTest, EndsWithTheCoordinatorAndSaysWhenToTryAgain) {
+  grpc::ClientContext context;
+  const auto stream = stub_->Watch(&context, {});
+  v1::WatchResponse response;
+  ASSERT_TRUE(stream->Read(&response));
+  service_.end_streams();
+  EXPECT_FALSE(stream->Read(&response));
+  const absl::Status ended = rpc::FromGrpc(stream->Finish());
+  EXPECT_THAT(ended, test::StatusIs(absl::StatusCode::kUnavailable, Reason::kNotServing));
+  EXPECT_TRUE(rpc::RetryDelayOf(ended).has_value());
 }
 
 TEST_F(CatalogWatchTest, AWatcherThatDoesNotReadIsCutOff) {

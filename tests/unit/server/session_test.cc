@@ -105,8 +105,9 @@ TEST_F(SessionTest, TakesATtlOfTheContractsRangeAndNoOther) {
 TEST_F(SessionTest, BoundsTheNumberOfSessions) {
   for (int i = 0; i < 3; ++i) OpenFor(absl::Seconds(10));
   EXPECT_EQ(table_.size(), 3);
-  EXPECT_THAT(table_.Open(kCaller, "", absl::Seconds(1)),
-              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
+  const absl::Status refused = table_.Open(kCaller, "", absl::Seconds(1)).status();
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
+  EXPECT_TRUE(rpc::RetryDelayOf(refused).has_value());
   clock_.Advance(absl::Seconds(10));
   EXPECT_EQ(table_.size(), 0);
   EXPECT_THAT(table_.Open(kCaller, "", absl::Seconds(1)), IsOk());
@@ -147,8 +148,9 @@ TEST_F(SessionTest, BoundsTheWorkOfOneSession) {
   const std::string other = table.Open(kCaller, "", absl::Seconds(10))->id;
   ASSERT_THAT(table.AddTransfer(busy, "t"), IsOk());
   ASSERT_THAT(table.BeginStep(busy), IsOk());
-  EXPECT_THAT(table.BeginStep(busy),
-              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
+  const absl::Status refused = table.BeginStep(busy);
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
+  EXPECT_TRUE(rpc::RetryDelayOf(refused).has_value());
   EXPECT_THAT(table.AddTransfer(busy, "u"),
               StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
   EXPECT_THAT(table.BeginStep(other), IsOk());
