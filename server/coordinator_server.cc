@@ -298,10 +298,10 @@ absl::Status Server::DefineMesh() {
     if ((*existing)->mesh == *options_.mesh) {
       return absl::OkStatus();
     }
-    return absl::FailedPreconditionError(
-        StrCat("the mesh \"", kDefaultMesh, "\" in ", options_.data_dir, " is ",
-               (*existing)->mesh.ToString(), ", not ", options_.mesh->ToString(),
-               "; start without --mesh, or with another data folder"));
+    return absl::FailedPreconditionError(StrCat(
+        "the mesh \"", kDefaultMesh, "\" in ", options_.data_dir, " is ",
+        (*existing)->mesh.ToString(), ", not ", options_.mesh->ToString(), "; start with --mesh ",
+        (*existing)->mesh.ToString(), ", or with another data folder"));
   }
   v1::EntryValue value;
   rpc::Encode(rpc::MeshDefinition{.mesh = *options_.mesh, .workers = {}}, value.mutable_mesh());

@@ -16,6 +16,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "rpc/credentials.h"
 #include "rpc/flags.h"
 #include "rpc/listener.h"
@@ -244,6 +245,49 @@ absl::Status Restore(const std::string& folder, const std::string& file) {
   return absl::OkStatus();
 }
 
+// The flags of a check.
+struct CheckFlags {
+  const std::string& folder;
+  bool set_aside;
+  const std::string& cluster_of;
+  const std::string& ranks;
+  bool json;
+};
+
+// INVALID_ARGUMENT for flags that each read well and cannot be meant together.
+absl::Status CheckTogether(const CheckFlags& check, const CoordinatorOptions& options) {
+  // Without --check these would start a coordinator, where a look at a folder was meant.
+  if (check.folder.empty() &&
+      (check.set_aside || check.json || !check.cluster_of.empty() || !check.ranks.empty())) {
+    return absl::InvalidArgumentError(
+        StrCat(check.set_aside             ? "--set-aside"
+               : check.json                ? "--check-json"
+               : !check.cluster_of.empty() ? "--cluster-of"
+                                           : "--ranks",
+               " is for a check of a data folder; give --check FOLDER too"));
+  }
+  // A worker whose next heartbeat comes after it counts as lost is lost again and again.
+  const MembershipOptions& membership = options.membership;
+  if (membership.lost_after < 2 * membership.heartbeat_interval) {
+    return absl::InvalidArgumentError(
+        StrCat("--lost-after ", absl::FormatDuration(membership.lost_after),
+               " is less than two of --heartbeat-interval ",
+               absl::FormatDuration(membership.heartbeat_interval),
+               ", so workers that are well would be lost; give --lost-after ",
+               absl::FormatDuration(2 * membership.heartbeat_interval),
+               " or more, or a shorter --heartbeat-interval"));
+  }
+  // Half of it is for inventories, of which each takes 9 MiB.
+  constexpr int64_t kMinRpcMemoryBytes = int64_t{18} << 20;
+  if (options.limits.rpc_memory_bytes < kMinRpcMemoryBytes) {
+    return absl::InvalidArgumentError(
+        StrCat("--rpc-memory is ", options.limits.rpc_memory_bytes,
+               " bytes, less than one worker takes when it attaches; give ", kMinRpcMemoryBytes,
+               " bytes or more"));
+  }
+  return absl::OkStatus();
+}
+
 int Main(int argc, char** argv) {
   KeepFreedMemory();
   rpc::RaiseDescriptorLimit();
@@ -384,6 +428,12 @@ int Main(int argc, char** argv) {
     return *code;
   }
   rpc::ConfigureLog(log);
+  if (const absl::Status fit =
+          CheckTogether({check, set_aside, cluster_of, ranks, check_json}, options);
+      !fit.ok()) {
+    std::fprintf(stderr, "shardmesh-coordinator: %s\n", std::string(fit.message()).c_str());
+    return rpc::FlagSet::kWrongUse;
+  }
   if (!check.empty()) {
     const std::string_view program = argv[0];
     return Check(check, set_aside, cluster_of, ranks, check_json,
