@@ -6,6 +6,7 @@
 #include <string_view>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/container/inlined_vector.h"
 #include "sharding/shape.h"
 #include "sharding/status_macros.h"
@@ -13,6 +14,10 @@
 
 namespace shardmesh {
 namespace {
+
+// The mesh axes of a profile that names none. A mesh without one of them is usual; it is no
+// misspelt name of another one.
+constexpr std::string_view kUsualAxes[] = {"dp", "fsdp", "tp", "sp", "ep"};
 
 constexpr int64_t kSaturated = std::numeric_limits<int64_t>::max();
 
@@ -110,6 +115,9 @@ std::string Correction::ToString() const { return TextOf(*this, "the mesh"); }
 std::string Correction::ToString(const Mesh& mesh) const {
   std::string text = TextOf(*this, StrCat("the mesh ", mesh.ToString()));
   for (const std::string& axis : absent_axes) {
+    if (absl::c_linear_search(kUsualAxes, axis)) {
+      continue;
+    }
     if (const std::string hint = mesh.DidYouMeanAxis(axis); !hint.empty()) {
       return text + hint;
     }

@@ -61,6 +61,15 @@ TEST(CorrectTest, NamesTheAxesOfTheMeshAndTheOneThatWasMeant) {
             "dimension 1: 'xx' dropped, the mesh dp=2,tp=4 has no such axis");
 }
 
+TEST(CorrectTest, TakesNoUsualAxisForAMisspeltOne) {
+  const Mesh mesh = MeshOf("fsdp=2,tp=4");
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const CorrectionResult result,
+                                 Correct(Spec({SpecEntry::Axis("sp")}), {8}, mesh));
+  ASSERT_EQ(result.corrections.size(), 1u);
+  EXPECT_EQ(result.corrections[0].ToString(mesh),
+            "dimension 0: 'sp' dropped, the mesh fsdp=2,tp=4 has no such axis");
+}
+
 TEST(CorrectTest, ReportsNothingWhereNothingWasAskedFor) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(
       const CorrectionResult result,
