@@ -14,7 +14,6 @@
 namespace shardmesh::rpc {
 namespace {
 
-constexpr std::chrono::milliseconds kLookInterval(10);
 // Without a limit of all, closed connections are forgotten when there are so many, and twice as
 // many as lived at the last look.
 constexpr int64_t kFewestLookedAt = 1024;
@@ -71,9 +70,9 @@ std::string ConnectionLimit::Take(int descriptor, const sockaddr_storage& peer) 
 }
 
 void ConnectionLimit::LookAgain() {
-  const auto now = std::chrono::steady_clock::now();
-  if (now < next_look_) return;
-  next_look_ = now + kLookInterval;
+  // Callers who are refused one after the other may cost an eighth of the listener's time.
+  const auto began = std::chrono::steady_clock::now();
+  if (began < next_look_) return;
   all_ = 0;
   for (auto host = hosts_.begin(); host != hosts_.end();) {
     const auto each = host++;
@@ -84,6 +83,8 @@ void ConnectionLimit::LookAgain() {
     if (each->second.empty()) hosts_.erase(each);
   }
   look_at_ = std::max(kFewestLookedAt, 2 * all_);
+  const auto ended = std::chrono::steady_clock::now();
+  next_look_ = ended + 7 * (ended - began);
 }
 
 int64_t ConnectionLimit::CountOf(const std::string& host) const {

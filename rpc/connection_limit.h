@@ -41,7 +41,7 @@ class ConnectionLimit {
     ino_t inode;
   };
 
-  // Forgets those that are closed; not again at once, as a look costs as much as there are.
+  // Forgets those that are closed; where that took long, not again at once.
   void LookAgain();
   int64_t CountOf(const std::string& host) const;
 

@@ -111,6 +111,7 @@ void Proxy::Read(Connection& connection, Pipe& pipe, Mode mode, absl::Time due) 
     pipe.has_ended = true;
   } else if (mode == Mode::kSwallow) {
     connection.has_lost_bytes = true;
+    swallowed_bytes_ += count;
   } else {
     pipe.waiting.push_back({due, std::string(bytes, static_cast<size_t>(count))});
     pipe.waiting_bytes += count;

@@ -36,6 +36,8 @@ class Proxy {
   // Each connection is reset when it has passed so many more bytes of either direction, in the
   // middle of a message mostly; 0: at once.
   void CutAfter(int64_t bytes);
+  // Bytes that were swallowed so far.
+  int64_t swallowed_bytes() const { return swallowed_bytes_; }
 
  private:
   struct Piece {
@@ -69,6 +71,7 @@ class Proxy {
   std::string target_;
   int listener_ = -1;
   std::atomic<bool> is_over_ = false;
+  std::atomic<int64_t> swallowed_bytes_ = 0;
   absl::Mutex mutex_;
   Mode mode_ ABSL_GUARDED_BY(mutex_) = Mode::kPass;
   absl::Duration delay_ ABSL_GUARDED_BY(mutex_);

@@ -15,6 +15,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/time/time.h"
 #include "sharding/str_cat.h"
+#include "tests/testing/eventually.h"
 #include "tests/testing/status_matchers.h"
 
 namespace shardmesh::test {
@@ -92,9 +93,12 @@ TEST_F(ProxyTest, NothingArrivesBehindBytesThatWereSwallowed) {
     const int to = of_the_server ? client_ : server_;
     proxy_->Set(Proxy::Mode::kSwallow);
     // Until the proxy swallows, what is sent arrives.
-    while (true) {
+    const int64_t before = proxy_->swallowed_bytes();
+    EXPECT_TRUE(Eventually([&] {
       Send(from, "lost");
-      if (Receive(to, absl::Milliseconds(50)).empty()) break;
+      return proxy_->swallowed_bytes() > before;
+    }));
+    while (!Receive(to, absl::Milliseconds(50)).empty()) {
     }
     proxy_->Set(Proxy::Mode::kPass);
     EXPECT_EQ(Receive(to, absl::Seconds(10)), "reset");
