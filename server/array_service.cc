@@ -501,13 +501,12 @@ class BeginPutReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
   void LetGo() {
     if (context_.transfers->IsCommitAskedFor(transfer_id_)) return begun_->Ended(key_);
     if (!begun_->LetGo(key_)) return;
-    context_.transfers
-        ->Abort(transfer_id_,
-                WithReason(absl::CancelledError(
-                               "the connection over which the client began the put broke before "
-                               "its commit was asked for; put again"),
-                           Reason::kCancelled))
-        .IgnoreError();  // one that is being committed ends by itself
+    // The commit may be asked for just now.
+    context_.transfers->Abandon(
+        transfer_id_,
+        WithReason(absl::CancelledError("the connection over which the client began the put broke "
+                                        "before its commit was asked for; put again"),
+                   Reason::kCancelled));
   }
 
   void Read() {

@@ -285,7 +285,9 @@ void Transfers::Commit(std::string_view transfer_id, std::string request_key, ab
   {
     absl::MutexLock lock(&mutex_);
     if (const TransferPtr transfer = Find(transfer_id); transfer != nullptr) {
-      if (!transfer->progress.ended) {
+      if (!transfer->progress.ended && !transfer->abandoned.ok()) {
+        ended = transfer->abandoned;
+      } else if (!transfer->progress.ended) {
         is_live = true;
         transfer->is_commit_asked_for = true;
         transfer->waiting.push_back(std::move(callback));
@@ -363,6 +365,17 @@ bool Transfers::IsCommitAskedFor(std::string_view transfer_id) const {
   absl::MutexLock lock(&mutex_);
   const TransferPtr transfer = Find(transfer_id);
   return transfer != nullptr && transfer->is_commit_asked_for;
+}
+
+void Transfers::Abandon(std::string_view transfer_id, absl::Status reason) {
+  {
+    absl::MutexLock lock(&mutex_);
+    const TransferPtr transfer = Find(transfer_id);
+    if (transfer == nullptr || transfer->progress.ended || transfer->is_commit_asked_for) return;
+    transfer->abandoned = reason;
+  }
+  // No commit was asked for, hence it is not being committed.
+  Abort(transfer_id, std::move(reason)).IgnoreError();
 }
 
 void Transfers::AbortOverdue() {

@@ -103,6 +103,9 @@ class Transfers {
   // Whether Commit was called for the transfer, which lives or ended lately: it needs its client no
   // longer.
   bool IsCommitAskedFor(std::string_view transfer_id) const;
+  // Aborts the transfer unless its commit was asked for: whichever comes first counts. A Commit
+  // that comes later ends with `reason`.
+  void Abandon(std::string_view transfer_id, absl::Status reason);
 
   // Has `ended` called when the transfer has ended; at once if it has, or never was.
   void OnEnd(std::string_view transfer_id, absl::AnyInvocable<void() &&> ended);
@@ -128,6 +131,7 @@ class Transfers {
     // Until it has ended. The first is empty then, too.
     std::shared_ptr<const std::vector<PutItem>> items;
     bool is_commit_asked_for = false;
+    absl::Status abandoned;  // by Abandon, why; then no commit is asked for any more
     bool committing = false;
     TransferResult result;
     std::vector<CommitCallback> waiting;

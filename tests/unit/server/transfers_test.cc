@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -17,6 +18,8 @@
 #include "server/random_id.h"
 #include "server/sequencer.h"
 #include "server/session.h"
+#include "tensor/failpoint.h"
+#include "tests/testing/eventually.h"
 #include "tests/testing/fake_clock.h"
 #include "tests/testing/status_matchers.h"
 
@@ -189,6 +192,33 @@ TEST_F(TransfersTest, KnowsWhetherATransfersCommitWasAskedFor) {
   ASSERT_TRUE(commit->done.WaitForNotificationWithTimeout(absl::Seconds(10)));
   EXPECT_TRUE(transfers_->IsCommitAskedFor(transfer));
   EXPECT_FALSE(transfers_->IsCommitAskedFor("none"));
+}
+
+TEST_F(TransfersTest, EitherACommitOrItsClientsEndIsFirst) {
+  const absl::Status gone = WithReason(absl::CancelledError("it is gone"), Reason::kCancelled);
+  const std::string asked = Begin("w");
+  const auto commit = BeginCommit(asked, "r");
+  transfers_->Abandon(asked, gone);
+  EXPECT_FALSE(commit->done.HasBeenNotified());
+  Stage(asked);
+  ASSERT_TRUE(commit->done.WaitForNotificationWithTimeout(absl::Seconds(10)));
+  EXPECT_THAT(commit->result, IsOk());
+
+  // The client's end is first; while the abort is on its way, the commit is asked for.
+  const std::string abandoned = Begin("v");
+  ASSERT_THAT(ArmFailpoints("transfer.abort=delay"), IsOk());
+  std::thread ending([&] { transfers_->Abandon(abandoned, gone); });
+  ASSERT_TRUE(test::Eventually([] { return !IsArmed("transfer.abort"); }));
+  EXPECT_FALSE(transfers_->Progress(abandoned)->ended);
+  const auto late = BeginCommit(abandoned, "s");
+  ASSERT_TRUE(late->done.HasBeenNotified());
+  EXPECT_THAT(late->result, StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
+  EXPECT_FALSE(transfers_->IsCommitAskedFor(abandoned));
+  ending.join();
+  EXPECT_TRUE(transfers_->Progress(abandoned)->ended);
+  // Its request is remembered of nothing.
+  EXPECT_THAT(CommitNow(abandoned, "s"),
+              StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
 }
 
 TEST_F(TransfersTest, AfterARestartARepeatedCommitIsAnsweredWhileItsArraysAreThere) {
