@@ -327,6 +327,18 @@ void Encode(const InventoryVerdict& from, bool last, const SendMessage& send) {
   if (last || to->ByteSizeLong() > 0) send(response);
 }
 
+// Of a part of an inventory in memory, nearly.
+int64_t SizeOf(const std::vector<InventoryTile>& tiles,
+               const google::protobuf::RepeatedPtrField<std::string>& quarantined) {
+  constexpr int64_t kBlockBytes = 64;  // one that a tile has on the heap, such as its id
+  int64_t bytes = 0;
+  for (const InventoryTile& tile : tiles) {
+    bytes +=
+        static_cast<int64_t>(sizeof(tile)) + (tile.descriptor.has_value() ? 6 : 2) * kBlockBytes;
+  }
+  return bytes + quarantined.size() * static_cast<int64_t>(sizeof(std::string) + kBlockBytes);
+}
+
 void LogVerdict(std::string_view identity, int64_t tiles, const InventoryVerdict& verdict) {
   if (!verdict.drop.empty()) {
     rpc::LogInfo(
@@ -379,6 +391,11 @@ class AttachReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   void OnCancel() override { Close(absl::CancelledError("its stream broke")); }
   void OnDone() override;
 
+  // Tiles on these meshes were not judged, since the meshes have no ranks yet.
+  void LeftUndecided(std::set<std::string> mesh_ids);
+  // One of those meshes that has ranks now; empty: none. Once found, it is none any more.
+  std::string TakeDecidable(const MembershipView& view);
+
   // Takes the inventory in. Called once, on the hub's thread, for a stream that asked for it
   // (AwaitInventory) and does not end before.
   void TakeWholeInventory();
@@ -426,8 +443,9 @@ class AttachReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   int64_t used_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   QuarantineCount quarantine_ ABSL_GUARDED_BY(mutex_);
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
-  int holds_ ABSL_GUARDED_BY(mutex_) = 0;              // calls of Hold without their Release
-  absl::Status close_status_ ABSL_GUARDED_BY(mutex_);  // of a Close while there are some
+  std::set<std::string> undecided_ ABSL_GUARDED_BY(mutex_);  // see LeftUndecided
+  int holds_ ABSL_GUARDED_BY(mutex_) = 0;                    // calls of Hold without their Release
+  absl::Status close_status_ ABSL_GUARDED_BY(mutex_);        // of a Close while there are some
   std::string end_reason_ ABSL_GUARDED_BY(mutex_) = "its stream broke";
   absl::flat_hash_set<std::string> plans_ ABSL_GUARDED_BY(mutex_);
 };
@@ -761,13 +779,37 @@ class Hub final : public AttachHub {
   void AwaitTurn(AttachReactor* stream, Admit admit) {
     {
       absl::MutexLock lock(&mutex_);
-      if (std::ssize(bringing_) >= options_.max_inventories) {
+      if (!HasTurn()) {
         queue_.emplace_back(stream, std::move(admit));
         return;
       }
-      bringing_.insert(stream);
+      bringing_.try_emplace(stream);
     }
     std::move(admit)();
+  }
+  // The stream has brought so many bytes more. RESOURCE_EXHAUSTED, with a retry delay: they are not
+  // kept, since too many wait to be taken in; the first that found it so goes on.
+  absl::Status KeepInventory(AttachReactor* stream, int64_t bytes) {
+    absl::MutexLock lock(&mutex_);
+    const auto found = bringing_.find(stream);
+    if (found == bringing_.end()) return absl::OkStatus();  // it has ended
+    if (kept_bytes_ + bytes > options_.max_inventory_bytes && beyond_ != stream) {
+      if (beyond_ != nullptr) {
+        return rpc::WithRetryDelay(
+            WithReason(absl::ResourceExhaustedError(StrCat("inventories of ", kept_bytes_,
+                                                           " bytes wait to be taken in, the "
+                                                           "limit is ",
+                                                           options_.max_inventory_bytes,
+                                                           "; attach again, and wait for a turn")),
+                       Reason::kLimitExceeded),
+            absl::Seconds(1));
+      }
+      beyond_ = stream;
+    }
+    found->second.bytes += bytes;
+    kept_bytes_ += bytes;
+    largest_inventory_ = std::max(largest_inventory_, found->second.bytes);
+    return absl::OkStatus();
   }
   // The stream has brought its whole inventory and is held: it is taken in on a thread of the
   // hub's, one after the other. There is no deadline for that.
@@ -775,6 +817,9 @@ class Hub final : public AttachHub {
     absl::MutexLock lock(&mutex_);
     if (const auto found = attaching_.find(stream); found != attaching_.end()) {
       found->second.deadline = absl::InfiniteFuture();
+    }
+    if (const auto found = bringing_.find(stream); found != bringing_.end()) {
+      found->second.is_whole = true;
     }
     inventories_.push_back(stream);
   }
@@ -794,7 +839,7 @@ class Hub final : public AttachHub {
   // The stream's worker takes part from now on; it is told who is alive.
   void Join(AttachReactor* stream) {
     std::vector<Order> unanswered;
-    std::optional<Admit> next;
+    std::vector<Admit> next;
     {
       absl::MutexLock lock(&mutex_);
       next = EndTurn(stream);
@@ -812,7 +857,7 @@ class Hub final : public AttachHub {
       member = Member{.stream = stream};
       changed_ = true;
     }
-    if (next.has_value()) std::move (*next)();
+    for (Admit& admit : next) std::move(admit)();
     for (Order& order : unanswered) std::move(order.answered)(NotAttached(stream->identity()));
   }
   // The worker did not attach. Its identity is checked, and that it may bear it. Of one that the
@@ -825,7 +870,7 @@ class Hub final : public AttachHub {
   }
   void Leave(AttachReactor* stream) {
     std::vector<Order> unanswered;
-    std::optional<Admit> next;
+    std::vector<Admit> next;
     {
       absl::MutexLock lock(&mutex_);
       next = EndTurn(stream);
@@ -837,7 +882,7 @@ class Hub final : public AttachHub {
       }
       unanswered = TakeOrdersOf(stream);
     }
-    if (next.has_value()) std::move (*next)();
+    for (Admit& admit : next) std::move(admit)();
     for (Order& order : unanswered) std::move(order.answered)(NotAttached(stream->identity()));
   }
   void TakeQuarantineAnswer(AttachReactor* stream, const v1::QuarantineAnswer& answer) {
@@ -884,14 +929,38 @@ class Hub final : public AttachHub {
     AttachReactor* stream;  // to which it was sent
     QuarantineAnswered answered;
   };
-  // The stream has brought its inventory, or never will. Returns who comes next, to be called
+  // A stream that brings its inventory, or has brought it and waits for it to be taken in.
+  struct Bringing {
+    int64_t bytes = 0;
+    bool is_whole = false;
+  };
+  // Whether one more stream may bring its inventory now. How large it is nobody knows: as large as
+  // the largest so far.
+  bool HasTurn() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    if (bringing_.empty()) return true;
+    if (std::ssize(bringing_) >= options_.max_inventories) return false;
+    int64_t expected = largest_inventory_;
+    for (const auto& [stream, brought] : bringing_) {
+      expected += brought.is_whole ? brought.bytes : std::max(brought.bytes, largest_inventory_);
+    }
+    return expected <= options_.max_inventory_bytes;
+  }
+  // The stream's inventory is taken in, or never will be. Returns who comes next, to be called
   // without the lock.
-  std::optional<Admit> EndTurn(AttachReactor* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    if (bringing_.erase(stream) == 0 || queue_.empty()) return std::nullopt;
-    auto [next, admit] = std::move(queue_.front());
-    queue_.pop_front();
-    bringing_.insert(next);
-    return std::move(admit);
+  std::vector<Admit> EndTurn(AttachReactor* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    std::vector<Admit> admitted;
+    const auto ended = bringing_.find(stream);
+    if (ended == bringing_.end()) return admitted;
+    kept_bytes_ -= ended->second.bytes;
+    bringing_.erase(ended);
+    if (beyond_ == stream) beyond_ = nullptr;
+    while (!queue_.empty() && HasTurn()) {
+      auto [next, admit] = std::move(queue_.front());
+      queue_.pop_front();
+      bringing_.try_emplace(next);
+      admitted.push_back(std::move(admit));
+    }
+    return admitted;
   }
   // The orders that were sent over this stream and not answered.
   std::vector<Order> TakeOrdersOf(AttachReactor* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -1013,6 +1082,7 @@ class Hub final : public AttachHub {
       }
       const std::shared_ptr<const ClusterState> state = publisher_->shared_state();
       const std::shared_ptr<const MembershipView> view = membership_->view();
+      EndUndecided(*view);
       const bool has_change = pages_.Update(view, state);
       std::vector<std::string> moved;  // meshes that others served
       if (before != nullptr) {
@@ -1036,6 +1106,26 @@ class Hub final : public AttachHub {
         mutex_.AwaitWithTimeout(absl::Condition(&ending_),
                                 kPausePerWorker * static_cast<double>(members_.size()));
       }
+    }
+  }
+
+  // Streams of workers whose tiles could not be judged for want of their mesh's ranks, which are
+  // given now. They attach again at once, and bring their inventories anew. Steps on other meshes
+  // that they serve end for that; it happens only after a repair that lost the ranks.
+  void EndUndecided(const MembershipView& view) {
+    absl::MutexLock lock(&mutex_);
+    for (const auto& [identity, member] : members_) {
+      const std::string mesh_id = member.stream->TakeDecidable(view);
+      if (mesh_id.empty()) continue;
+      rpc::LogInfo(
+          "a mesh has its ranks now: a worker with tiles on it is to bring its inventory "
+          "anew",
+          {{"identity", identity}, {"mesh", mesh_id}});
+      member.stream->Close(
+          WithReason(absl::UnavailableError(StrCat("mesh \"", mesh_id,
+                                                   "\" has its ranks now; attach again, so "
+                                                   "that the tiles on it are judged")),
+                     Reason::kNotServing));
     }
   }
 
@@ -1126,8 +1216,12 @@ class Hub final : public AttachHub {
   // Streams that are no members yet, and what they are to bring next.
   absl::flat_hash_map<AttachReactor*, Awaited> attaching_ ABSL_GUARDED_BY(mutex_);
   // Streams that bring their inventories, and those that wait until fewer do, in order.
-  absl::flat_hash_set<AttachReactor*> bringing_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<AttachReactor*, Bringing> bringing_ ABSL_GUARDED_BY(mutex_);
   std::deque<std::pair<AttachReactor*, Admit>> queue_ ABSL_GUARDED_BY(mutex_);
+  int64_t kept_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // of bringing_, all together
+  int64_t largest_inventory_ ABSL_GUARDED_BY(mutex_) = 0;
+  // Which of bringing_ goes on beyond max_inventory_bytes; null: none has come to that.
+  AttachReactor* beyond_ ABSL_GUARDED_BY(mutex_) = nullptr;
   // Streams whose inventories are to be taken in; each is held.
   std::deque<AttachReactor*> inventories_ ABSL_GUARDED_BY(mutex_);
   bool changed_ ABSL_GUARDED_BY(mutex_) = false;  // somebody may have to be told of something
@@ -1225,6 +1319,23 @@ bool AttachReactor::is_closed() const {
 void AttachReactor::FinishWith(absl::Status status) {
   outbox_.Close(RawOutbox::kFlush,
                 [this, status = std::move(status)] { Finish(rpc::ToGrpc(status)); });
+}
+
+void AttachReactor::LeftUndecided(std::set<std::string> mesh_ids) {
+  absl::MutexLock lock(&mutex_);
+  undecided_.merge(mesh_ids);
+}
+
+std::string AttachReactor::TakeDecidable(const MembershipView& view) {
+  absl::MutexLock lock(&mutex_);
+  for (const std::string& mesh_id : undecided_) {
+    const MeshRanks* const ranks = view.FindMesh(mesh_id);
+    if (ranks == nullptr || ranks->identities.empty()) continue;
+    std::string found = mesh_id;
+    undecided_.clear();  // the stream ends for it
+    return found;
+  }
+  return "";
 }
 
 bool AttachReactor::LearnPlan(const std::string& plan_hash) {
@@ -1427,6 +1538,7 @@ absl::Status AttachReactor::TakeInventory(uint64_t attachment, const v1::Invento
         Reason::kLimitExceeded);
   }
   SHARDMESH_ASSIGN_OR_RETURN(std::vector<InventoryTile> tiles, TilesOf(page));
+  SHARDMESH_RETURN_IF_ERROR(hub_->KeepInventory(this, SizeOf(tiles, page.quarantined_array_ids())));
   inventory_.insert(inventory_.end(), std::make_move_iterator(tiles.begin()),
                     std::make_move_iterator(tiles.end()));
   quarantined_.insert(quarantined_.end(), page.quarantined_array_ids().begin(),
@@ -1459,18 +1571,24 @@ void AttachReactor::TakeWholeInventory() {
       }
       return mesh;
     };
+    std::set<std::string> undecided;
     Inventory inventory{.identity = identity(),
                         .attachment = attachment,
                         .meshes = {},
                         .tiles = std::exchange(inventory_, {}),
                         .quarantined = std::exchange(quarantined_, {}),
-                        .other_mesh = mesh_of};
+                        .other_mesh = [&](std::string_view mesh_id) {
+                          const InventoryMesh mesh = mesh_of(mesh_id);
+                          if (mesh.identities.empty()) undecided.emplace(mesh_id);
+                          return mesh;
+                        }};
     // Every mesh that the worker serves, so that arrays that it lacks are known to lack it.
     for (const ServedRank& served : serves) {
       inventory.meshes.emplace(served.mesh_id, mesh_of(served.mesh_id));
     }
     const InventoryVerdict verdict = hub_->catalogue().TakeInventory(inventory);
     LogVerdict(identity(), static_cast<int64_t>(inventory.tiles.size()), verdict);
+    LeftUndecided(std::move(undecided));
     // Not of one that was lost meanwhile: its tiles were not counted.
     if (const absl::Status alive = Beat(attachment); !alive.ok()) {
       Close(alive);
@@ -1527,10 +1645,14 @@ absl::Status AttachReactor::TakeRestored(uint64_t attachment, const v1::Inventor
   Inventory restored{
       .identity = hello_.identity(), .attachment = attachment, .meshes = {}, .tiles = {}};
   SHARDMESH_ASSIGN_OR_RETURN(restored.tiles, TilesOf(page));
+  std::set<std::string> undecided;
   for (const v1::HeldTile& held : page.tiles()) {
     const std::string& mesh_id = held.array().mesh_id();
     const MeshRanks* const ranks = view->FindMesh(mesh_id);
-    if (ranks == nullptr || ranks->identities.empty()) continue;
+    if (ranks == nullptr || ranks->identities.empty()) {
+      undecided.insert(mesh_id);
+      continue;
+    }
     const auto [found, is_new] = restored.meshes.try_emplace(mesh_id);
     if (!is_new) continue;
     found->second.rank = ranks->RankOf(hello_.identity());
@@ -1542,6 +1664,10 @@ absl::Status AttachReactor::TakeRestored(uint64_t attachment, const v1::Inventor
   const InventoryVerdict verdict = hub_->catalogue().TakeRestored(restored);
   LogVerdict(hello_.identity(), std::ssize(restored.tiles), verdict);
   SendVerdict(verdict, /*last=*/false);
+  if (!undecided.empty()) {
+    LeftUndecided(std::move(undecided));
+    hub_->MembershipChanged();  // they may have got their ranks meanwhile
+  }
   return absl::OkStatus();
 }
 

@@ -67,6 +67,10 @@ struct AttachHubOptions {
   int64_t max_inventory_tiles = 2'000'000;
   // Workers that bring their inventories at a time; others wait for their welcome. At least 1.
   int64_t max_inventories = 256;
+  // Bytes of the inventories that were brought and are not taken in yet. One that goes beyond that
+  // comes to its end all the same; streams that bring more meanwhile are refused, and new ones wait
+  // until there should be room for them.
+  int64_t max_inventory_bytes = int64_t{256} << 20;
 };
 
 // Serves shardmesh.v1.AttachService. A worker's stream goes

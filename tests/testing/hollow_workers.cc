@@ -316,6 +316,9 @@ class Hollow final : public HollowWorkers, public v1::TileService::CallbackServi
       --bringing_;
       ++inventories_;
       for (int64_t i = 0; i < options_.inventory_tiles; ++i) inventory->add_tiles();
+      if (options_.add_to_inventory) {
+        options_.add_to_inventory(slot - slots_.data(), inventory);
+      }
       inventory->set_last(options_.ends_inventory);
       // Spread over the interval, as those of processes are that started by themselves.
       slot->next_beat = now + slot->interval * absl::Uniform(random_, 0.1, 1.0);

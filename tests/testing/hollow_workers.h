@@ -14,6 +14,7 @@
 namespace shardmesh::v1 {
 class AttachRequest;
 class AttachResponse;
+class InventoryPage;
 }  // namespace shardmesh::v1
 
 namespace shardmesh::test {
@@ -39,6 +40,8 @@ class HollowWorkers {
     // Of the last page of each inventory: how many tiles, and whether it says that it is the last.
     int64_t inventory_tiles = 0;
     bool ends_inventory = true;
+    // Puts more into that page; may be called on several threads.
+    std::function<void(int64_t index, v1::InventoryPage* page)> add_to_inventory = nullptr;
     // Pages of each inventory, and the time between them. Heartbeats come after the last, as they
     // do where a worker has sent all pages at once and its link is slow.
     int64_t inventory_pages = 1;

@@ -17,9 +17,11 @@
 #include "absl/synchronization/notification.h"
 #include "client/coordinator_client.h"
 #include "gmock/gmock.h"
+#include "rpc/array_codec.h"
 #include "rpc/clock.h"
 #include "rpc/link_codec.h"
 #include "rpc/server_lifecycle.h"
+#include "rpc/spec_codec.h"
 #include "server/attach_service.h"
 #include "server/catalogue.h"
 #include "server/cluster_state.h"
@@ -27,6 +29,7 @@
 #include "server/link_table.h"
 #include "server/local_store.h"
 #include "server/membership.h"
+#include "server/random_id.h"
 #include "server/recovery.h"
 #include "sharding/reason.h"
 #include "tensor/failpoint.h"
@@ -464,7 +467,7 @@ TEST_F(HollowTest, ACoordinatorEndsWhileWorkersWaitForTheirTurns) {
 // The hub of a coordinator without the rest.
 class HubTest : public testing::Test {
  protected:
-  HubTest() {
+  explicit HubTest(int64_t max_inventory_bytes = server::AttachHubOptions().max_inventory_bytes) {
     catalogue_ = *server::Catalogue::Open(store_.get(), &clock_, [](const auto&, const auto&) {});
     publisher_ = *server::StatePublisher::Open(store_.get(), &clock_, &catalogue_->requests());
     hub_ = server::AttachHub::Create(&membership_, catalogue_.get(), publisher_.get(),
@@ -476,9 +479,11 @@ class HubTest : public testing::Test {
                                       .link_table = &link_table_,
                                       .clock = &clock_,
                                       .recovery = &recovery_,
-                                      .joined = [this](std::string_view identity) {
-                                        if (joined_ != nullptr) joined_(identity);
-                                      }});
+                                      .joined =
+                                          [this](std::string_view identity) {
+                                            if (joined_ != nullptr) joined_(identity);
+                                          },
+                                      .max_inventory_bytes = max_inventory_bytes});
     membership_.AddListener([this](const server::MembershipEvent&) { hub_->MembershipChanged(); });
     rpc::ServerOptions options;
     options.on_drain = [this] { hub_->EndStreams(); };
@@ -507,25 +512,114 @@ class HubTest : public testing::Test {
 };
 
 TEST_F(HubTest, WorkersAreHeardWhileInventoriesAreTakenIn) {
-  // By a heartbeat: later than the last page can have come.
+  // By a heartbeat, which alone can bring this figure: pages count with the last heartbeat's.
+  constexpr int64_t kUsedBytes = 4711;
   const auto is_heard = [this](int64_t index) {
     const auto view = membership_.view();
     const server::WorkerStatus* const worker = view->FindWorker(workers_->IdentityOf(index));
-    return worker != nullptr && worker->last_heartbeat() - worker->attached >
-                                    membership_.options().heartbeat_interval / 2;
+    return worker != nullptr && worker->used_bytes() == kUsedBytes;
   };
   const auto has_begun = std::make_shared<absl::Notification>();
   const auto are_heard = std::make_shared<std::atomic<bool>>(false);
-  joined_ = [=](std::string_view) {
+  joined_ = [=, this](std::string_view) {
     has_begun->WaitForNotification();
-    // The inventory of the first one is being taken in, that of the other waits.
-    if (!*are_heard) *are_heard = Eventually([&] { return is_heard(0) && is_heard(1); });
+    if (*are_heard) return;
+    // The inventory of the first one is being taken in, that of the other waits. Both have sent
+    // their last pages, hence these come behind them.
+    *are_heard = Eventually([&] { return workers_->totals().inventories == 2; });
+    v1::AttachRequest beat;
+    beat.mutable_heartbeat()->set_used_bytes(kUsedBytes);
+    for (int64_t index = 0; index < 2; ++index) {
+      *are_heard = *are_heard && Eventually([&] {
+        // Again: the worker's own say 0.
+        workers_->Send(index, beat);
+        return is_heard(index);
+      });
+    }
   };
   workers_ = *HollowWorkers::Start({.coordinator = lifecycle_->address(), .count = 2});
   has_begun->Notify();
   ASSERT_TRUE(workers_->AwaitMembers(2, 2 * kTimeout)) << workers_->totals().last_end;
   EXPECT_TRUE(*are_heard);
   EXPECT_EQ(workers_->totals().attaches, 2);
+}
+
+class SmallInventoriesTest : public HubTest {
+ protected:
+  static constexpr int64_t kMaxBytes = 1 << 20;
+  SmallInventoriesTest() : HubTest(kMaxBytes) {}
+};
+
+TEST_F(SmallInventoriesTest, BytesOfInventoriesThatWaitAreBounded) {
+  const auto may_go_on = std::make_shared<absl::Notification>();
+  joined_ = [=](std::string_view) { may_go_on->WaitForNotification(); };
+  constexpr int64_t kWorkers = 8;
+  // More than a half of what may wait, each: beside the one that is being taken in, one waits, and
+  // one goes beyond the limit. Of the others none is kept.
+  constexpr int64_t kTiles = kMaxBytes * 6 / 10 / (int64_t{sizeof(server::InventoryTile)} + 128);
+  workers_ = *HollowWorkers::Start(
+      {.coordinator = lifecycle_->address(), .count = kWorkers, .inventory_tiles = kTiles});
+  EXPECT_TRUE(workers_->Await(
+      [](const HollowWorkers::Totals& now) {
+        return now.last_end.find("inventories of") != std::string::npos;
+      },
+      kTimeout))
+      << workers_->totals().last_end;
+  may_go_on->Notify();
+  ASSERT_TRUE(workers_->AwaitMembers(kWorkers, kTimeout)) << workers_->totals().last_end;
+  // Those that were refused waited for their turns then.
+  EXPECT_LE(workers_->totals().attaches, 2 * kWorkers);
+}
+
+TEST_F(HubTest, TilesAreJudgedWhenTheirMeshGetsItsRanks) {
+  const std::string id = server::RandomId();
+  const ArrayDescriptor descriptor{.array_id = id,
+                                   .dtype = Dtype::kF32,
+                                   .shape = {8, 4},
+                                   .spec = PartitionSpec({SpecEntry::Axis("x")}),
+                                   .mesh_id = "m",
+                                   .mesh_revision = 3,
+                                   .mesh = *Mesh::Parse("x=2"),
+                                   .cut_points = {}};
+  ASSERT_THAT(catalogue_->Stage({.descriptor = descriptor}), IsOk());
+  absl::Notification committed;
+  catalogue_->Commit({.arrays = {{.array_id = id,
+                                  .durability = server::Durability::kDisk,
+                                  .tile_crc32c = {10, 11}}},
+                      .moves = {{.name = "w", .array_id = id, .expected_version = std::nullopt}},
+                      .request_id = "",
+                      .answer = ""},
+                     [&](const absl::StatusOr<server::CommitResult>& result) {
+                       EXPECT_THAT(result, IsOk());
+                       committed.Notify();
+                     });
+  committed.WaitForNotification();
+  const auto state = [&] { return (*catalogue_->FindArray(id))->state; };
+  // As after a restart that lost who serves the mesh.
+  for (int64_t rank = 0; rank < 2; ++rank) catalogue_->TilesLost("m", rank, 0);
+  ASSERT_EQ(state(), server::ArrayState::kDegraded);
+  ASSERT_THAT(membership_.AddMesh("m", 2, {}), IsOk());
+  const auto add_tile = [&](int64_t index, v1::InventoryPage* page) {
+    v1::HeldTile* const held = page->add_tiles();
+    rpc::Encode(descriptor, held->mutable_array());
+    rpc::Encode(descriptor.Tiling()->TileOf(index), held->mutable_tile());
+    held->set_crc32c(static_cast<uint32_t>(10 + index));
+    held->set_committed(true);
+    held->set_durability(v1::DURABILITY_DISK);
+  };
+  workers_ = *HollowWorkers::Start(
+      {.coordinator = lifecycle_->address(), .count = 1, .add_to_inventory = add_tile});
+  ASSERT_TRUE(workers_->AwaitMembers(1, kTimeout)) << workers_->totals().last_end;
+  EXPECT_EQ(state(), server::ArrayState::kDegraded);
+  // With the second one the mesh gets its ranks, in the order of the identities.
+  const auto second = *HollowWorkers::Start(
+      {.coordinator = lifecycle_->address(),
+       .count = 1,
+       .identity_prefix = "zzz-",
+       .add_to_inventory = [&](int64_t, v1::InventoryPage* page) { add_tile(1, page); }});
+  EXPECT_TRUE(Eventually([&] { return state() == server::ArrayState::kAvailable; }));
+  EXPECT_TRUE(workers_->Await([](const HollowWorkers::Totals& now) { return now.attaches == 2; },
+                              kTimeout));
 }
 
 TEST_F(HubTest, InventoriesThatWaitAreNoHindranceToTheEnd) {
