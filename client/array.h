@@ -87,8 +87,8 @@ struct PutOptions {
   // Called at most about 20 times a second, and once at the end of the bytes; one call at a time,
   // on any thread. Null for none.
   ProgressCallback progress = nullptr;
-  // Called once with the id of the transfer, by which it may be cancelled as an operation, before
-  // the first byte moves. Null for none.
+  // Called with the id of the transfer, by which it may be cancelled as an operation, before its
+  // first byte moves; again for each try after a worker was short of memory for calls. May be null.
   std::function<void(const std::string& transfer_id)> on_begun = nullptr;
 };
 

@@ -9,6 +9,7 @@
 #include "client/tree_encoder.h"
 #include "client/wire_enums.h"
 #include "rpc/array_codec.h"
+#include "rpc/call_memory.h"
 #include "rpc/connect.h"
 #include "rpc/flight_codec.h"
 #include "rpc/random_bytes.h"
@@ -267,7 +268,9 @@ absl::Status CoordinatorClient::Connection::Repeat(
                              (absl::IsUnavailable(status) || absl::IsAborted(status));
     const bool is_away = absl::IsUnavailable(status) &&
                          (reason == Reason::kUnspecified || reason == Reason::kNotServing);
-    if (!is_asked_to && !(is_away && (retries.await_coordinator || attempt < kMaxAttempts))) {
+    const bool is_short = rpc::IsShortOfCallMemory(status);
+    if (!is_asked_to && !is_short &&
+        !(is_away && (retries.await_coordinator || attempt < kMaxAttempts))) {
       return status;
     }
     const absl::Duration delay = backoff.NextDelay(status);

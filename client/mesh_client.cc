@@ -17,6 +17,7 @@
 #include "client/session_keeper.h"
 #include "client/transfer.h"
 #include "rpc/call.h"
+#include "rpc/call_memory.h"
 #include "rpc/steady_deadline.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
@@ -31,6 +32,8 @@ namespace {
 constexpr absl::Duration kVerdictTimeout = absl::Seconds(7);
 // How long a broken transfer's abort may take. It is over anyway when the session ends.
 constexpr absl::Duration kAbortTimeout = absl::Seconds(2);
+// The same after the put's deadline, which the caller counts on.
+constexpr absl::Duration kLateAbortTimeout = absl::Milliseconds(500);
 // The same for letting go of an array that was read.
 constexpr absl::Duration kLetGoTimeout = absl::Seconds(2);
 
@@ -67,6 +70,7 @@ bool MayHaveMoved(const absl::Status& status) {
   const Reason reason = ReasonOf(status);
   return reason == Reason::kArrayDegraded || reason == Reason::kBadToken ||
          reason == Reason::kStaleTerm || reason == Reason::kNotServing ||
+         rpc::IsShortOfCallMemory(status) ||
          (absl::IsUnavailable(status) && reason == Reason::kUnspecified);
 }
 
@@ -255,6 +259,10 @@ class MeshClient::Impl {
     return {downloaded, MayHaveMoved(downloaded)};
   }
 
+  // Puts the tensors once.
+  absl::StatusOr<PutResult> Put(absl::Span<const PutTensor> tensors, const PutOptions& options,
+                                const rpc::SteadyDeadline& deadline);
+
   void OnWait(const absl::Status& why) const {
     if (options_.on_wait) options_.on_wait(why);
   }
@@ -279,8 +287,9 @@ class MeshClient::Impl {
       }
     }
     coordinator_
-        ->AbortTransfer(session_id, transfer_id, ToStd(sent.message()),
-                        rpc::CallOptions::Within(kAbortTimeout))
+        ->AbortTransfer(
+            session_id, transfer_id, ToStd(sent.message()),
+            rpc::CallOptions::Within(deadline.is_over() ? kLateAbortTimeout : kAbortTimeout))
         .IgnoreError();
     return sent;
   }
@@ -538,13 +547,31 @@ absl::Status MeshClient::Watch(absl::Span<const EntryKind> kinds, int64_t start_
 absl::StatusOr<PutResult> MeshClient::PutTensors(absl::Span<const PutTensor> tensors,
                                                  const PutOptions& options) {
   const rpc::SteadyDeadline deadline = impl_->TransferDeadline();
+  rpc::Backoff backoff({.initial_delay = absl::Milliseconds(200), .max_delay = absl::Seconds(5)});
+  for (;;) {
+    absl::StatusOr<PutResult> result = impl_->Put(tensors, options, deadline);
+    // One that releases what it replaces has done so when it began.
+    if (!rpc::IsShortOfCallMemory(result.status()) || options.release_first) {
+      return result;
+    }
+    const absl::Duration delay = backoff.NextDelay(result.status());
+    if (delay >= deadline.left()) {
+      return result;
+    }
+    impl_->OnWait(result.status());
+    absl::SleepFor(delay);
+  }
+}
+
+absl::StatusOr<PutResult> MeshClient::Impl::Put(absl::Span<const PutTensor> tensors,
+                                                const PutOptions& options,
+                                                const rpc::SteadyDeadline& deadline) {
   std::string session;
-  SHARDMESH_ASSIGN_OR_RETURN(
-      BegunPut put,
-      impl_->InSession(deadline, [&](const std::string& session_id, const rpc::CallOptions& call) {
-        session = session_id;
-        return impl_->coordinator().BeginPut(session_id, tensors, options, call);
-      }));
+  SHARDMESH_ASSIGN_OR_RETURN(BegunPut put, InSession(deadline, [&](const std::string& session_id,
+                                                                   const rpc::CallOptions& call) {
+                               session = session_id;
+                               return coordinator_->BeginPut(session_id, tensors, options, call);
+                             }));
 
   if (options.on_begun) {
     options.on_begun(put.transfer_id);
@@ -556,11 +583,11 @@ absl::StatusOr<PutResult> MeshClient::PutTensors(absl::Span<const PutTensor> ten
   }
   const absl::StatusOr<int64_t> sent = [&] {
     Cancellation streams;
-    const TransferWatch watch(impl_->coordinator(), put.transfer_id, deadline, &streams);
-    return Upload(put.devices, uploads, &streams, impl_->Transfer(deadline, options.progress));
+    const TransferWatch watch(*coordinator_, put.transfer_id, deadline, &streams);
+    return Upload(put.devices, uploads, &streams, Transfer(deadline, options.progress));
   }();
   SHARDMESH_ASSIGN_OR_RETURN(CommittedPut committed,
-                             impl_->Conclude(session, put.transfer_id, sent.status(), deadline));
+                             Conclude(session, put.transfer_id, sent.status(), deadline));
 
   PutResult result;
   result.arrays.reserve(put.assignments.size());

@@ -7,12 +7,15 @@
 #include <grpcpp/create_channel.h>
 #include <grpcpp/server_context.h>
 #include <grpcpp/support/channel_arguments.h>
+#include <poll.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <chrono>
 #include <string>
 #include <vector>
 
+#include "rpc/call_memory.h"
 #include "rpc/clock.h"
 #include "rpc/connect.h"
 #include "rpc/dial.h"
@@ -49,6 +52,15 @@ int Milliseconds(absl::Duration duration) {
 std::string AnswerNothing(const std::vector<std::string>& addresses) {
   return StrCat(StrJoin(addresses, ", "),
                 addresses.size() == 1 ? " answers nothing" : " answer nothing");
+}
+
+// Whether what accepts connections ends them without a byte: a server of gRPC speaks first.
+bool ClosesAtOnce(std::string_view address) {
+  const absl::Time deadline = absl::Now() + kLastLook;
+  const absl::StatusOr<FileDescriptor> dialled = Dial(address, deadline);
+  char first = 0;
+  return dialled.ok() && AwaitReady(dialled->get(), POLLIN, deadline) &&
+         recv(dialled->get(), &first, sizeof(first), MSG_DONTWAIT) <= 0;
 }
 
 // Which addresses of a host answer nothing, as the end of a sentence; empty if all answer.
@@ -146,10 +158,15 @@ absl::Status WaitForConnected(grpc::Channel& channel, std::string_view address,
       }
       const bool accepts =
           failed || !dialled.accepting.empty() || Dial(address, absl::Now() + kLastLook).ok();
+      if (accepts && ClosesAtOnce(address)) {
+        return unavailable("what answers there closes connections at once",
+                           ": it is short of file descriptors (ulimit -n; its log says so), or is "
+                           "another server");
+      }
       return unavailable(failed ? std::string("the connection failed")
                                 : StrCat("no connection within ", FormatRounded(time)),
                          accepts ? "; something answers there, but not as a shardmesh process: it "
-                                   "is another server, or hangs"
+                                   "is another server, hangs, or is short of file descriptors"
                                  : kHint);
     }
     state = channel.GetState(/*try_to_connect=*/true);
@@ -199,7 +216,7 @@ absl::Status OutcomeOf(const grpc::Status& status) {
   if (absl::IsCancelled(outcome) && ReasonOf(outcome) == Reason::kUnspecified) {
     return absl::UnavailableError("it ended the call without an answer, as when it stops");
   }
-  return outcome;
+  return ExplainCallMemory(std::move(outcome));
 }
 
 absl::Duration Backoff::NextDelay(const absl::Status& last_error) {

@@ -14,7 +14,6 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
-#include <limits>
 #include <string_view>
 #include <utility>
 
@@ -26,14 +25,11 @@
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
+#include "tensor/descriptor_limit.h"
 
 namespace shardmesh::rpc {
 namespace {
 
-// Which descriptors are kept for the process itself.
-constexpr rlim_t kReserveShare = 8;
-constexpr rlim_t kMinReserve = 16;
-constexpr rlim_t kMaxReserve = 256;
 // How long the listener rests when the system gives no descriptor.
 constexpr absl::Duration kRest = absl::Milliseconds(100);
 // How often the log repeats that connections are refused.
@@ -122,17 +118,6 @@ absl::StatusOr<std::vector<FileDescriptor>> ListenOnUnix(const std::string& addr
   return sockets;
 }
 
-// The first descriptor of the reserve: accept() takes the lowest that is free.
-int FirstReserved() {
-  rlimit limit = {};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
-    return std::numeric_limits<int>::max();
-  }
-  const rlim_t reserve = std::clamp(limit.rlim_cur / kReserveShare, kMinReserve, kMaxReserve);
-  const rlim_t most = std::numeric_limits<int>::max();
-  return static_cast<int>(std::min(most, limit.rlim_cur - std::min(limit.rlim_cur, reserve)));
-}
-
 }  // namespace
 
 void RaiseDescriptorLimit() {
@@ -212,7 +197,7 @@ bool Listener::Accept(int socket) {
     if (is_short) Refuse(std::strerror(errno));
     return !is_short;  // else the caller has gone
   }
-  if (caller >= FirstReserved()) {
+  if (caller >= FirstReservedDescriptor()) {
     close(caller);
     Refuse(
         "the rest of the file descriptors is for the process itself; raise its limit (ulimit "

@@ -28,7 +28,7 @@ void RaiseDescriptorLimit();
 // accept() fails for want of a descriptor. This one goes on.
 //
 // It keeps a reserve of descriptors for the process itself, for files and for connections that it
-// makes: an eighth of its limit, 16 to 256. A connection that would take one of them is closed at
+// makes: an eighth of its limit, 32 to 256. A connection that would take one of them is closed at
 // once; the log says so, and says when connections are taken in again.
 //
 // Thread-safe.

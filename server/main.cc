@@ -30,6 +30,7 @@
 #include "sharding/reason.h"
 #include "sharding/str_cat.h"
 #include "tensor/collective_choice.h"
+#include "tensor/descriptor_limit.h"
 
 namespace shardmesh::server {
 namespace {
@@ -457,6 +458,10 @@ int Main(int argc, char** argv) {
   }
   options.preferred_algorithms = *std::move(preferred);
 
+  if (const absl::Status enough = CheckDescriptorLimit(); !enough.ok()) {
+    rpc::LogError("cannot start", {{"error", enough}});
+    return rpc::FlagSet::kFailed;
+  }
   absl::StatusOr<rpc::Credentials> credentials = rpc::Credentials::FromFiles(tls);
   if (!credentials.ok()) {
     rpc::LogError("cannot start", {{"error", credentials.status()}});

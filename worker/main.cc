@@ -11,6 +11,7 @@
 #include "rpc/mutex_checks.h"
 #include "rpc/poll_strategy.h"
 #include "rpc/signal.h"
+#include "tensor/descriptor_limit.h"
 #include "worker/kernel/host_share.h"
 #include "worker/worker_server.h"
 
@@ -123,6 +124,10 @@ int Main(int argc, const char* const* argv) {
     }
   }
 
+  if (const absl::Status enough = CheckDescriptorLimit(); !enough.ok()) {
+    rpc::LogError("cannot start", {{"error", enough}});
+    return rpc::FlagSet::kFailed;
+  }
   absl::StatusOr<rpc::Credentials> credentials = rpc::Credentials::FromFiles(tls);
   if (!credentials.ok()) {
     rpc::LogError("cannot start", {{"error", credentials.status()}});

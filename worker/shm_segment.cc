@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "sharding/str_cat.h"
+#include "tensor/descriptor_limit.h"
 #include "tensor/failpoint.h"
 
 namespace shardmesh::worker {
@@ -50,6 +51,11 @@ absl::StatusOr<std::unique_ptr<ShmSegment>> ShmSegment::Create(const std::string
                         : memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd.is_open()) {
     return KernelError(absl::StatusCode::kResourceExhausted, "no shared memory can be made");
+  }
+  if (fd.get() >= FirstReservedDescriptor()) {
+    return absl::ResourceExhaustedError(
+        "no shared memory can be made: the rest of the file descriptors is for files and "
+        "connections; raise the limit (ulimit -n)");
   }
   if (SHARDMESH_FAILS("shm.resize") || ftruncate(fd.get(), size_bytes) != 0) {
     return KernelError(absl::StatusCode::kResourceExhausted,

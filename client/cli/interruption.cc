@@ -69,8 +69,24 @@ Interruption::~Interruption() {
 
 void Interruption::Begun(MeshClient* client, const std::string& transfer_id) {
   absl::MutexLock lock(&mutex_);
+  while (canceller_.joinable()) {  // of a try that has ended
+    std::thread before = std::move(canceller_);
+    mutex_.Unlock();
+    before.join();
+    mutex_.Lock();
+  }
   client_ = client;
   transfer_id_ = transfer_id;
+  if (signal_.has_value() && !is_ending_) {
+    StartCancelling();
+  }
+}
+
+void Interruption::StartCancelling() {
+  is_cancelling_ = true;
+  is_cancelled_ = false;
+  canceller_ = std::thread(
+      [this, client = client_, transfer_id = transfer_id_] { Cancel(client, transfer_id); });
 }
 
 absl::Status Interruption::Judge(const absl::Status& status) const {
@@ -105,9 +121,7 @@ void Interruption::Watch() {
                           "\n");
       EndBy(*signal);
     }
-    is_cancelling_ = true;
-    canceller_ = std::thread(
-        [this, client = client_, transfer_id = transfer_id_] { Cancel(client, transfer_id); });
+    StartCancelling();
   }
 }
 

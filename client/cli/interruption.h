@@ -31,7 +31,8 @@ class Interruption {
   Interruption(const Interruption&) = delete;
   Interruption& operator=(const Interruption&) = delete;
 
-  // From PutOptions::on_begun; once. `client` outlives this.
+  // From PutOptions::on_begun; of a put that is tried again once for each try, which is cancelled
+  // if the signal has come before. `client` outlives this.
   void Begun(MeshClient* client, const std::string& transfer_id);
 
   // `status` of the put, or CANCELLED with the outcome if a signal ended it: the program then ends
@@ -40,6 +41,7 @@ class Interruption {
 
  private:
   void Watch();
+  void StartCancelling() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Cancel(MeshClient* client, const std::string& transfer_id);
 
   const std::string outcome_;

@@ -1,0 +1,43 @@
+// Tells the reset of a stream by gRPC's memory quota from the refusals of services.
+#include "rpc/call_memory.h"
+
+#include <string_view>
+#include <utility>
+
+#include "absl/strings/cord.h"
+#include "absl/time/time.h"
+#include "rpc/status.h"
+#include "sharding/reason.h"
+#include "sharding/str_cat.h"
+
+namespace shardmesh::rpc {
+namespace {
+
+// Set in this process alone: it does not travel.
+constexpr char kPayload[] = "shardmesh.rpc/call_memory";
+// ENHANCE_YOUR_CALM, which gRPC 1.51 sends for a stream that its quota ends, and for nothing else.
+constexpr std::string_view kReset = "RST_STREAM with error code 11";
+constexpr absl::Duration kRetryDelay = absl::Milliseconds(200);
+
+}  // namespace
+
+absl::Status ExplainCallMemory(absl::Status outcome) {
+  if (!absl::IsResourceExhausted(outcome) || ReasonOf(outcome) != Reason::kUnspecified ||
+      ToStd(outcome.message()).find(kReset) == std::string_view::npos) {
+    return outcome;
+  }
+  absl::Status explained = WithRetryDelay(
+      WithReason(absl::ResourceExhaustedError(
+                     "its memory for calls is used up by those under way, and it ended this one; "
+                     "try again when there are fewer, or raise its --rpc-memory"),
+                 Reason::kLimitExceeded),
+      kRetryDelay);
+  explained.SetPayload(kPayload, absl::Cord("1"));
+  return explained;
+}
+
+bool IsShortOfCallMemory(const absl::Status& status) {
+  return status.GetPayload(kPayload).has_value();
+}
+
+}  // namespace shardmesh::rpc
