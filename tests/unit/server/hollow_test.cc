@@ -987,8 +987,10 @@ TEST_F(HollowTest, LimitsOfTheCatalogAreKept) {
   grpc::ClientContext second_context;
   const auto second = stub->Watch(&second_context, request);
   EXPECT_FALSE(second->Read(&response));
-  EXPECT_THAT(rpc::FromGrpc(second->Finish()),
-              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
+  const absl::Status refused = rpc::FromGrpc(second->Finish());
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
+  EXPECT_THAT(refused.ToString(), HasSubstr("--max-watches"));
+  EXPECT_TRUE(rpc::RetryDelayOf(refused).has_value());
   first_context.TryCancel();
   while (first->Read(&response)) {
   }
@@ -1011,6 +1013,7 @@ TEST_F(HollowTest, WatchesOfOneCallerAreLimited) {
   const absl::Status refused = rpc::FromGrpc(second->Finish());
   EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
   EXPECT_THAT(refused.ToString(), HasSubstr("--max-watches-per-caller"));
+  EXPECT_TRUE(rpc::RetryDelayOf(refused).has_value());
   first_context.TryCancel();
   while (first->Read(&response)) {
   }

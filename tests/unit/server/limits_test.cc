@@ -11,6 +11,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -312,6 +313,109 @@ TEST_F(LimitsTest, ListsComeInPagesOfAThousandAtMost) {
     }
     EXPECT_THAT(list(-1, &token), StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
   }
+}
+
+// Meshes with so many and such long axes that what lies on them takes kilobytes in each answer.
+TEST_F(LimitsTest, ListsComeInPagesOfTwoMebibytesAtMost) {
+  constexpr int kMeshes = 700;
+  constexpr uint32_t kArraysEach = 150;
+  constexpr int kSteps = 4;
+  StartCoordinator("");
+  StartWorkers(1);
+  for (int i = 0; i < kMeshes; ++i) {
+    v1::CreateEntryRequest request;
+    request.set_request_id(StrCat("mesh-", i));
+    request.set_name(StrCat("mesh-", i));
+    for (int axis = 0; axis < 16; ++axis) {
+      v1::MeshAxis* const added =
+          request.mutable_value()->mutable_mesh()->mutable_mesh()->add_axes();
+      added->set_name(StrCat("x", axis, std::string(250, 'x')));
+      added->set_size(i == 0 || axis > 0 ? 1 : 2);  // the worker serves the first alone
+    }
+    v1::CreateEntryResponse response;
+    ASSERT_THAT(
+        Call<v1::CatalogService>(&v1::CatalogService::Stub::CreateEntry, request, &response),
+        IsOk());
+  }
+  ASSERT_TRUE(AwaitQuiet("mesh-0"));
+  const std::string session = OpenSession();
+  for (int step = 0; step < kSteps; ++step) {
+    v1::ExecuteRequest request = Product(session, "mesh-0");
+    request.mutable_program()->clear_outputs();
+    for (uint32_t i = 0; i < kArraysEach; ++i) {
+      if (i > 0) *request.mutable_program()->add_ops() = request.program().ops(0);
+      request.mutable_program()->add_outputs(2 + i);
+      request.mutable_output()->add_names(StrCat("array-", step, "-", i));
+    }
+    ASSERT_THAT(Execute(request), IsOk());
+  }
+
+  // Neither has as much as one message, and a page is left for what is most on it.
+  const auto expect_pages = [](const std::vector<int64_t>& bytes) {
+    EXPECT_EQ(bytes.size(), 2u);
+    EXPECT_GT(bytes.front(), int64_t{2} << 20);
+    for (const int64_t each : bytes) EXPECT_LT(each, (int64_t{2} << 20) + (int64_t{64} << 10));
+  };
+  std::set<std::string> names;
+  std::vector<int64_t> bytes;
+  v1::ListArraysRequest list;
+  list.set_page_size(1'000);
+  int64_t revision = 0;
+  do {
+    v1::ListArraysResponse page;
+    ASSERT_THAT(Call<v1::ArrayService>(&v1::ArrayService::Stub::ListArrays, list, &page), IsOk());
+    for (const v1::Array& array : page.arrays()) names.insert(array.name());
+    bytes.push_back(static_cast<int64_t>(page.ByteSizeLong()));
+    revision = page.revision();
+    list.set_page_token(page.next_page_token());
+  } while (!list.page_token().empty());
+  expect_pages(bytes);
+  EXPECT_EQ(names.size(), kArraysEach * kSteps);
+  EXPECT_GE(revision, kMeshes + kSteps) << "that of the store, not of the definitions alone";
+
+  names.clear();
+  bytes.clear();
+  v1::GetStatusRequest request;
+  do {
+    const auto page = Status(request);
+    ASSERT_THAT(page, IsOk());
+    for (const v1::MeshStatus& mesh : page->meshes()) names.insert(mesh.mesh_id());
+    bytes.push_back(static_cast<int64_t>(page->ByteSizeLong()));
+    EXPECT_GE(page->revision(), kMeshes + kSteps);
+    request.set_page_token(page->next_page_token());
+  } while (!request.page_token().empty());
+  expect_pages(bytes);
+  EXPECT_EQ(names.size(), static_cast<size_t>(kMeshes));
+}
+
+// Of ranks that nobody serves there is a finding each.
+TEST_F(LimitsTest, ADiagnosisOfManyRanksFitsIntoAMessage) {
+  constexpr int kRanks = 3'900;
+  StartCoordinator("");
+  for (const char* mesh : {"one", "two"}) {
+    v1::CreateEntryRequest request;
+    request.set_request_id(mesh);
+    request.set_name(mesh);
+    v1::MeshDefinition& definition = *request.mutable_value()->mutable_mesh();
+    v1::MeshAxis* const axis = definition.mutable_mesh()->add_axes();
+    axis->set_name("x");
+    axis->set_size(kRanks);
+    for (int i = 0; i < kRanks; ++i) {
+      definition.add_workers(StrCat(mesh, "-", std::string(240, 'w'), "-", i));
+    }
+    v1::CreateEntryResponse response;
+    ASSERT_THAT(
+        Call<v1::CatalogService>(&v1::CatalogService::Stub::CreateEntry, request, &response),
+        IsOk());
+  }
+  v1::DiagnoseResponse response;
+  ASSERT_THAT(Call<v1::ClusterService>(&v1::ClusterService::Stub::Diagnose, v1::DiagnoseRequest(),
+                                       &response),
+              IsOk());
+  EXPECT_FALSE(response.healthy());
+  EXPECT_GT(response.findings_size(), 1'000);
+  EXPECT_LT(response.ByteSizeLong(), static_cast<size_t>(rpc::kMaxControlMessageBytes));
+  EXPECT_THAT(response.verdict(), HasSubstr(StrCat("and ", 2 * kRanks - 1, " findings more")));
 }
 
 TEST_F(LimitsTest, DefinitionsOfAllKindsAreLimitedTogether) {
