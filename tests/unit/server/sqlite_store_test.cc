@@ -16,6 +16,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/synchronization/notification.h"
@@ -75,6 +76,26 @@ TEST(SqliteStoreTest, RefusesAFolderThatIsInUse) {
   EXPECT_THAT(second, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kStoreFailed));
   EXPECT_THAT(second.status().ToString(),
               AllOf(HasSubstr(folder), HasSubstr(StrCat("process ", getpid()))));
+}
+
+TEST(SqliteStoreTest, WaitsForAFolderThatIsInUseForAsLongAsItIsTold) {
+  const std::string folder = NewFolder();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(std::unique_ptr<Store> first, OpenFolder(folder));
+  const absl::Time start = absl::Now();
+  EXPECT_THAT(OpenSqliteStore({.folder = folder, .lock_timeout = absl::Milliseconds(200)}),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kStoreFailed));
+  EXPECT_GE(absl::Now() - start, absl::Milliseconds(200));
+  std::thread other([&] {
+    const auto second = OpenSqliteStore({.folder = folder, .lock_timeout = absl::Seconds(30)});
+    EXPECT_THAT(second, IsOk());
+    if (second.ok()) {
+      EXPECT_THAT((*second)->Get("a"), IsOk());
+    }
+  });
+  // It sees what is written until then.
+  EXPECT_THAT(CommitAndWait(*first, {.puts = {{"a", "1"}}}), IsOk());
+  first.reset();
+  other.join();
 }
 
 TEST(SqliteStoreTest, RefusesAFolderWhoseParentIsNotThere) {
