@@ -171,8 +171,8 @@ absl::StatusOr<YAML::Node> Load(const File& file, std::string_view text) {
   if (static_cast<int64_t>(text.size()) > kMaxConfigBytes) {
     return file.At(
         YAML::Mark::null_mark(),
-        InvalidArgument(Reason::kLimitExceeded,
-                        StrCat(text.size(), " bytes; at most ", kMaxConfigBytes, " are allowed")));
+        InvalidArgument(Reason::kLimitExceeded, StrCat("more than ", kMaxConfigBytes,
+                                                       " bytes, which is the most allowed")));
   }
   if (!DecodeUtf8(text).has_value()) {
     return file.At(YAML::Mark::null_mark(), InvalidArgument(Reason::kBadFile, "it is not UTF-8"));

@@ -225,7 +225,9 @@ absl::StatusOr<const FlagSet::Flag*> FlagSet::Find(std::string_view name) const 
     }
     known.push_back(flag.name);
   }
-  return WrongUse(StrCat("there is no flag --", name, DidYouMean(name, known)));
+  const std::optional<std::string_view> nearest = NearestName(name, known);
+  return WrongUse(StrCat("there is no flag --", name,
+                         nearest.has_value() ? StrCat("; did you mean --", *nearest, "?") : ""));
 }
 
 absl::Status FlagSet::Parse(absl::Span<const char* const> arguments) {

@@ -1122,9 +1122,13 @@ absl::StatusOr<NameEntry> Catalogue::FindName(std::string_view name, int64_t ver
       }
       const auto found = former_.find({std::string(name), version});
       if (found == former_.end()) {
-        return WithReason(absl::NotFoundError(StrCat("version ", version, " of name \"", name,
-                                                     "\" is not there any more, or never was")),
-                          Reason::kNotFound);
+        return WithReason(
+            absl::NotFoundError(StrCat(
+                "version ", version, " of name \"", name, "\" is not there any more, or never was",
+                current == names_.end()
+                    ? "; there is no array of that name now"
+                    : StrCat("; the current version is ", current->second.entry.version))),
+            Reason::kNotFound);
       }
       return NameEntry{std::string(name), found->second, version};
     }

@@ -100,6 +100,7 @@ absl::StatusOr<std::vector<Tensor>> LlamaTensors(int64_t size_bytes, Dtype dtype
         Reason::kUnsupportedDtype);
   }
   // The widest model of which at least 8 layers fit beside the embeddings; else the smallest.
+  int64_t smallest_bytes = 0;
   for (const int64_t hidden : {8192, 4096, 2048, 1024, 512, 256}) {
     constexpr int64_t kVocabulary = 32000;
     std::vector<Tensor> tensors = {{"model.embed_tokens.weight", dtype, {kVocabulary, hidden}},
@@ -108,6 +109,7 @@ absl::StatusOr<std::vector<Tensor>> LlamaTensors(int64_t size_bytes, Dtype dtype
     std::vector<Tensor> one_layer;
     AddLlamaLayer(0, hidden, dtype, &one_layer);
     const int64_t layers = (size_bytes - TotalBytes(tensors)) / TotalBytes(one_layer);
+    smallest_bytes = TotalBytes(tensors) + TotalBytes(one_layer);
     if (layers < 1 || (layers < 8 && hidden != 256)) {
       continue;
     }
@@ -116,8 +118,9 @@ absl::StatusOr<std::vector<Tensor>> LlamaTensors(int64_t size_bytes, Dtype dtype
     }
     return tensors;
   }
-  return absl::InvalidArgumentError(
-      StrCat("a model of ", size_bytes, " bytes is too small; the smallest takes about 40 MB"));
+  return absl::InvalidArgumentError(StrCat("a model of ", size_bytes,
+                                           " bytes is too small; the smallest of ",
+                                           DtypeName(dtype), " takes ", smallest_bytes, " bytes"));
 }
 
 absl::Status WriteRandomCheckpoint(const std::string& path, const std::vector<Tensor>& tensors,

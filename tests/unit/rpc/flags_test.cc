@@ -96,7 +96,7 @@ TEST_F(FlagSetTest, NamesTheNearestFlagOfAnUnknownOne) {
   const absl::Status status = Parse({"--thread", "3"});
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
   EXPECT_THAT(std::string(status.message()),
-              AllOf(HasSubstr("--thread"), HasSubstr("did you mean \"threads\"?")));
+              AllOf(HasSubstr("--thread"), HasSubstr("; did you mean --threads?")));
 }
 
 TEST_F(FlagSetTest, RefusesWhatDoesNotReadAndNamesTheFlag) {

@@ -25,6 +25,7 @@ namespace {
 using ::shardmesh::test::IsOk;
 using ::shardmesh::test::StatusIs;
 using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
@@ -1024,6 +1025,10 @@ TEST_F(CatalogueTest, FindsTheLastVersionsThatLeftAnArrayAndNoMore) {
     }
   }
   EXPECT_THAT(catalogue_->FindName("keep0", catalogue_->VersionOf("keep0")), IsOk());
+  EXPECT_THAT(std::string(catalogue_->FindName("w", versions[0]).status().message()),
+              EndsWith(StrCat("or never was; the current version is ", versions.back())));
+  EXPECT_THAT(std::string(catalogue_->FindName("nothing", 1).status().message()),
+              EndsWith("; there is no array of that name now"));
 }
 
 TEST_F(CatalogueTest, WhatASessionLetsGoOfIsReleasedTogether) {
