@@ -989,6 +989,44 @@ TEST_F(ShardStoreTest, FilesThatCannotBeRemovedAreToldAndFoundAgain) {
   EXPECT_EQ(OpenDisk()->recovery_report().committed_tiles, 1);
 }
 
+// Whoever tells the store to drop something has other things to do than to wait for a disk.
+TEST_F(ShardStoreTest, ManyArraysAreDroppedWithoutWaitingForTheDiskAndSyncedTogether) {
+  constexpr int kArrays = 40;
+  std::vector<std::string> ids;
+  {
+    const auto store = OpenDisk();
+    for (int i = 0; i < kArrays; ++i) {
+      ids.push_back(StrCat("a", i));
+      ASSERT_THAT(StageRow(*store, ids.back(), 0), IsOk());
+    }
+    ASSERT_THAT(store->Commit(ids), IsOk());
+    store->AwaitFiles();
+  }
+  // In a process that ends where so many syncs are made.
+  const pid_t child = fork();
+  if (child == 0) {
+    const auto store = OpenDisk();
+    if (!ArmFailpoints("tiles.rename_discarded=delay,file.sync_folder=crash:5,"
+                       "tiles.sync_all=crash:5")
+             .ok()) {
+      _exit(1);
+    }
+    const absl::Time start = absl::Now();
+    absl::Status ended = absl::UnknownError("it has not ended");
+    store->Drop(ids, [&](const absl::Status& status) { ended = status; });
+    const absl::Duration took = absl::Now() - start;
+    if (store->FindAll("a0").ok()) _exit(2);
+    store->AwaitFiles();
+    if (!ended.ok() || IsArmed("tiles.rename_discarded")) _exit(3);
+    _exit(took < absl::Milliseconds(kFailpointDelayMilliseconds) ? 0 : 4);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0) << "2: not forgotten at once; 4: it waited for the disk";
+  EXPECT_EQ(FilesIn("arrays"), 0);
+}
+
 TEST_F(ShardStoreTest, DurableTilesNeedAFolderAndACluster) {
   EXPECT_THAT(OpenMemory()->Stage(Row("a", 0), true),
               StatusIs(absl::StatusCode::kFailedPrecondition));
