@@ -184,6 +184,7 @@ TEST_F(PeerLinkTest, UrgentCreditThatIsGivenAgainAndAgainTakesNoMorePlaces) {
   ASSERT_TRUE(link->Send(tag, 1, {*message, message}).ok());  // the first 10 bytes are
   for (int i = 0; i < 1000; ++i) {
     Say(*link, {.kind = rpc::FrameKind::kCredit, .tag = tag, .credit_bytes = 1, .is_urgent = true});
+    Say(*link, {.kind = rpc::FrameKind::kCredit, .tag = tag, .credit_bytes = 0});
   }
   EXPECT_EQ(link->notes(), 1u);
   stream->FailWrite();
