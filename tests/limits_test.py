@@ -18,7 +18,6 @@ UNTESTED = {
     "connection without a call": "a test would take ten minutes",
     "peer that answers no ping": "a test would take half a minute; `model --run=network` swallows connections",
     "working memory that a thread keeps between kernels": "nothing tells how much a thread keeps",
-    "`BeginPut` without a message": "a test would take half a minute",
     "time to compute one answer": "a test would take five minutes",
 }
 
