@@ -3,6 +3,9 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -85,6 +88,42 @@ TEST(HostPartTest, AQuotaIsDividedAlsoWhereTheCoresAreItsOwn) {
 TEST(HostPartTest, APartOfFewerThanTwoCoresIsNotBound) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const bool bound, BindToPart({.index = 0, .count = 1 << 20}));
   EXPECT_FALSE(bound);
+}
+
+// In processes of their own, which stay bound.
+TEST(HostPartTest, PartsAreBoundToCoresOfTheirOwn) {
+  cpu_set_t all = {};
+  ASSERT_EQ(sched_getaffinity(0, sizeof(all), &all), 0);
+  const int cores = CPU_COUNT(&all);
+  if (cores < 2 * HostPart::kLeastBoundCores) {
+    GTEST_SKIP() << "SKIPPED: " << cores << " cores, so nothing is tested of parts that are bound";
+  }
+  cpu_set_t together = {};
+  for (int index = 0; index < 2; ++index) {
+    int ends[2];
+    ASSERT_EQ(pipe(ends), 0);
+    const pid_t child = fork();
+    if (child == 0) {
+      const absl::StatusOr<bool> bound = BindToPart({.index = index, .count = 2});
+      cpu_set_t mine = {};
+      const bool is_told = bound.ok() && *bound && sched_getaffinity(0, sizeof(mine), &mine) == 0 &&
+                           write(ends[1], &mine, sizeof(mine)) == sizeof(mine);
+      _exit(is_told ? 0 : 1);
+    }
+    close(ends[1]);
+    cpu_set_t mine = {};
+    EXPECT_EQ(read(ends[0], &mine, sizeof(mine)), static_cast<ssize_t>(sizeof(mine)));
+    close(ends[0]);
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+    EXPECT_GE(CPU_COUNT(&mine), cores / 2);
+    cpu_set_t shared = {};
+    CPU_AND(&shared, &mine, &together);
+    EXPECT_EQ(CPU_COUNT(&shared), 0) << "a core of both parts";
+    CPU_OR(&together, &together, &mine);
+  }
+  EXPECT_TRUE(CPU_EQUAL(&together, &all));
 }
 
 }  // namespace
