@@ -200,7 +200,8 @@ absl::StatusOr<std::unique_ptr<Catalogue>> Catalogue::Open(Store* store, rpc::Cl
   Catalogue* const raw = catalogue.get();
   if (adoption_grace > absl::ZeroDuration()) {
     catalogue->grace_alarm_ = std::make_unique<rpc::Alarm>(clock, [raw] { raw->EndGrace(); });
-    catalogue->grace_alarm_->SetNoLaterThan(clock->Now() + adoption_grace);
+    catalogue->grace_end_ = clock->Now() + adoption_grace;
+    catalogue->grace_alarm_->SetNoLaterThan(catalogue->grace_end_);
   } else {
     catalogue->EndGrace();
   }
@@ -396,6 +397,7 @@ absl::Status Catalogue::Load() {
       entry.adopted_from.resize(
           static_cast<size_t>(entry.array->definition.descriptor.mesh.size()));
       entry.may_lack_names = true;
+      if (entry.names == 0) unnamed_.insert(id);
     }
   }
   for (auto manifest = manifests_.begin(); manifest != manifests_.end();) {
@@ -859,6 +861,7 @@ ArrayState Catalogue::StateOf(const ArrayEntry& entry) {
 void Catalogue::EraseArray(Arrays::iterator entry) {
   Tally(StateOf(entry->second), -1, &counts_);
   TakeFrom(arrays_by_mesh_, entry->second.array->definition.descriptor.mesh_id, entry->first);
+  unnamed_.erase(entry->first);
   arrays_.erase(entry);
 }
 
@@ -866,6 +869,7 @@ void Catalogue::AddName(NameEntry entry, std::string manifest_id) {
   ArrayEntry& array = arrays_.find(entry.array_id)->second;
   ++array.names;
   array.was_named = true;
+  unnamed_.erase(entry.array_id);
   if (!manifest_id.empty()) ++manifests_[manifest_id].current_names;
   std::string name = entry.name;
   names_[std::move(name)] = {std::move(entry), std::move(manifest_id)};
@@ -1638,6 +1642,7 @@ bool Catalogue::Adopt(const Inventory& inventory, const InventoryTile& tile) {
   entry.pins = 1;  // the grace's
   entry.is_kept_for_grace = true;
   entry.adopted_from = std::move(orphan.identities);
+  unnamed_.insert(tile.array_id);
   // Ranks that were lost since they reported.
   for (int64_t each = 0; each < descriptor.mesh.size(); ++each) {
     const auto presence = presence_.find({descriptor.mesh_id, each});
@@ -1661,6 +1666,56 @@ void Catalogue::PutAside(const ArrayDescriptor& descriptor,
   }
 }
 
+UnnamedArray Catalogue::UnnamedOf(const ArrayEntry& entry) const {
+  const Array& array = *Current(entry);
+  return {.descriptor = array.definition.descriptor,
+          .durability = array.durability,
+          .missing_ranks = array.missing_ranks,
+          .can_be_named = true,
+          .until = entry.is_kept_for_grace ? grace_end_ : absl::InfiniteFuture()};
+}
+
+UnnamedArray Catalogue::UnnamedOf(const Orphan& orphan) const {
+  UnnamedArray array{
+      .descriptor = orphan.descriptor, .durability = orphan.durability, .until = grace_end_};
+  for (size_t rank = 0; rank < orphan.identities.size(); ++rank) {
+    if (orphan.identities[rank].empty()) {
+      array.missing_ranks.push_back(static_cast<int64_t>(rank));
+    }
+  }
+  return array;
+}
+
+std::vector<UnnamedArray> Catalogue::ListUnnamed(std::string_view start_after,
+                                                 int64_t limit) const {
+  std::vector<UnnamedArray> result;
+  absl::MutexLock lock(&mutex_);
+  auto entry = unnamed_.upper_bound(start_after);
+  auto orphan = orphans_.upper_bound(start_after);
+  while (std::ssize(result) < limit && (entry != unnamed_.end() || orphan != orphans_.end())) {
+    if (orphan == orphans_.end() || (entry != unnamed_.end() && *entry < orphan->first)) {
+      result.push_back(UnnamedOf(arrays_.find(*entry++)->second));
+    } else {
+      result.push_back(UnnamedOf((orphan++)->second));
+    }
+  }
+  return result;
+}
+
+std::optional<UnnamedArray> Catalogue::FindUnnamed(std::string_view array_id) const {
+  absl::MutexLock lock(&mutex_);
+  if (unnamed_.find(array_id) != unnamed_.end()) {
+    return UnnamedOf(arrays_.find(array_id)->second);
+  }
+  const auto orphan = orphans_.find(array_id);
+  return orphan == orphans_.end() ? std::nullopt : std::optional(UnnamedOf(orphan->second));
+}
+
+int64_t Catalogue::CountUnnamed() const {
+  absl::MutexLock lock(&mutex_);
+  return std::ssize(unnamed_) + std::ssize(orphans_);
+}
+
 void Catalogue::EndGrace() {
   {
     absl::MutexLock lock(&mutex_);
@@ -1681,6 +1736,7 @@ void Catalogue::EndGrace() {
       if (std::exchange(entry.is_kept_for_grace, false)) kept.push_back(id);
     }
     for (const std::string& id : kept) {
+      unnamed_.erase(id);
       --arrays_.find(id)->second.pins;
       ReleaseIfUnheld(id);
     }

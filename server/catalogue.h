@@ -147,6 +147,15 @@ struct Inventory {
   std::function<InventoryMesh(std::string_view mesh_id)> other_mesh = nullptr;
 };
 
+// An array without a name that workers brought after Catalogue::Open: see there.
+struct UnnamedArray {
+  ArrayDescriptor descriptor;
+  Durability durability = Durability::kDisk;
+  std::vector<int64_t> missing_ranks = {};  // rising: their tiles are not here (yet)
+  bool can_be_named = false;                // it is among the arrays: otherwise ranks are missing
+  absl::Time until;                         // InfiniteFuture: records cannot be read
+};
+
 // What a worker is to do with what it has. Tiles that are not named stay as they are.
 struct InventoryVerdict {
   struct Aside {
@@ -294,6 +303,13 @@ class Catalogue {
                                     int64_t limit) const;
   // All arrays behind the id `start_after`, by rising id, at most `limit`.
   std::vector<ArrayPtr> ListArrays(std::string_view start_after, int64_t limit) const;
+  // Arrays that are held without a name since Open, behind the id `start_after`, by rising id, at
+  // most `limit`; one of them; and how many there are, in O(1).
+  std::vector<UnnamedArray> ListUnnamed(std::string_view start_after, int64_t limit) const;
+  std::optional<UnnamedArray> FindUnnamed(std::string_view array_id) const;
+  int64_t CountUnnamed() const;
+  // When those are held no longer, but for those that have no such time.
+  absl::Time unnamed_until() const { return grace_end_; }
   // O(1).
   ArrayCounts CountArrays() const;
   int64_t CountNames() const;
@@ -527,6 +543,8 @@ class Catalogue {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void PutAside(const ArrayDescriptor& descriptor, const std::vector<std::string>& identities,
                 std::string_view reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  UnnamedArray UnnamedOf(const ArrayEntry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  UnnamedArray UnnamedOf(const Orphan& orphan) const;
   void EndGrace();
   void AddVerdict(const std::string& identity, InventoryVerdict verdict)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -545,6 +563,7 @@ class Catalogue {
   std::string cluster_id_;
   int64_t term_ = 0;
   Revision cluster_revision_ = 0;
+  absl::Time grace_end_ = absl::InfinitePast();
   std::string restored_from_;    // RestoredRecord::digest; empty: this state has no such record
   bool has_unreadable_ = false;  // the store has records that cannot be read
   bool is_damaged_ = false;      // of some records it is not known what they say
@@ -582,6 +601,8 @@ class Catalogue {
   std::deque<std::string> discarded_order_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, Orphan, std::less<>> orphans_ ABSL_GUARDED_BY(mutex_);
   IdsByMesh orphans_by_mesh_ ABSL_GUARDED_BY(mutex_);
+  // Of arrays_, those that had no name at Open, have none since, and may have had one.
+  std::set<std::string, std::less<>> unnamed_ ABSL_GUARDED_BY(mutex_);
   bool grace_is_over_ ABSL_GUARDED_BY(mutex_) = false;
   std::map<std::pair<std::string, int64_t>, Presence> presence_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_set<std::string> changing_meshes_ ABSL_GUARDED_BY(mutex_);

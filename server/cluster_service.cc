@@ -340,6 +340,13 @@ class ClusterService final : public v1::ClusterService::CallbackService {
     const ArrayCounts arrays = context_.catalogue->CountArrays();
     response->set_arrays(arrays.total());
     response->set_degraded_arrays(arrays.degraded);
+    if (const int64_t unnamed = context_.catalogue->CountUnnamed(); unnamed > 0) {
+      response->set_unnamed_arrays(unnamed);
+      const absl::Duration held_for = context_.catalogue->unnamed_until() - context_.clock->Now();
+      if (held_for > absl::ZeroDuration()) {
+        rpc::Encode(held_for, response->mutable_unnamed_held_for());
+      }
+    }
     response->set_sessions(context_.sessions->size());
     response->set_mesh_count(std::ssize(meshes));
     response->set_worker_count(std::ssize(view->workers));

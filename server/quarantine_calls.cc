@@ -6,7 +6,9 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -17,7 +19,10 @@
 #include "rpc/log.h"
 #include "rpc/spec_codec.h"
 #include "rpc/status.h"
+#include "rpc/time_codec.h"
 #include "rpc/worker_error_codec.h"
+#include "server/array_view_codec.h"
+#include "server/recovery.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -32,6 +37,7 @@ constexpr int kMaxPage = 1'000;
 constexpr int kMaxIds = 1'000;
 constexpr size_t kPageBytes = size_t{1} << 20;
 constexpr size_t kMaxArrayIdBytes = 64;
+constexpr size_t kMaxUnreachedReason = 1024;
 // How long a worker may take to answer: it may have to read or remove files of many gigabytes, but
 // a disk that hangs must not keep a caller without a deadline for ever.
 constexpr absl::Duration kOrderTime = absl::Minutes(5);
@@ -53,26 +59,117 @@ absl::Status CheckArrayId(const std::string& array_id, std::string_view field) {
       field, StrCat("has ", array_id.size(), " bytes; an array's id has 1 to ", kMaxArrayIdBytes));
 }
 
-absl::Status NotQuarantined() {
-  return WithReason(absl::NotFoundError("no attached worker has the array in its quarantine; "
-                                        "`shardmesh admin quarantine list` shows what there is"),
-                    Reason::kNotFound);
+// What an error names at most of workers, and of parts of arrays.
+constexpr size_t kMostNamed = 8;
+
+std::string FirstOf(const std::vector<std::string>& names) {
+  const auto end = names.begin() + static_cast<ptrdiff_t>(std::min(names.size(), kMostNamed));
+  return StrCat(
+      StrJoin(std::vector<std::string>(names.begin(), end), ", "),
+      names.size() > kMostNamed ? StrCat(" and ", names.size() - kMostNamed, " more") : "");
+}
+
+// A worker that serves ranks and is not attached.
+struct AwayWorker {
+  std::vector<std::string> ranks = {};  // `rank 1 of mesh "m"`
+  std::string why = {};
+  bool comes_back = false;
+};
+using AwayWorkers = std::map<std::string, AwayWorker>;  // by identity
+
+// Of these meshes. Of all meshes if there are none, or one whose ranks are not known: any worker
+// may have tiles of its arrays.
+AwayWorkers FindAway(const ArrayContext& context, const std::set<std::string>& mesh_ids) {
+  const std::shared_ptr<const MembershipView> view = context.membership->view();
+  const bool takes_all =
+      mesh_ids.empty() || std::any_of(mesh_ids.begin(), mesh_ids.end(), [&](const auto& mesh_id) {
+        const MeshRanks* const mesh = view->FindMesh(mesh_id);
+        return mesh == nullptr || mesh->identities.empty();
+      });
+  AwayWorkers away;
+  for (const auto& [mesh_id, mesh] : view->meshes) {
+    if (!takes_all && mesh_ids.count(mesh_id) == 0) continue;
+    for (const int64_t rank : view->MissingRanks(*mesh)) {
+      const std::string& identity = mesh->identities[static_cast<size_t>(rank)];
+      AwayWorker& worker = away[identity];
+      worker.ranks.push_back(StrCat("rank ", rank, " of mesh \"", mesh_id, "\""));
+      const WorkerStatus* const known = view->FindWorker(identity);
+      worker.why =
+          known == nullptr ? "not attached since the coordinator started" : known->lost_because;
+      worker.comes_back = context.recovery->ComesBack(identity);
+    }
+  }
+  return away;
+}
+
+// `worker-1 (rank 1 of mesh "m": not attached since the coordinator started), ...`
+std::string Describe(const AwayWorkers& away) {
+  std::vector<std::string> names;
+  for (const auto& [identity, worker] : away) {
+    names.push_back(StrCat(identity, " (", FirstOf(worker.ranks), ": ", worker.why, ")"));
+  }
+  return FirstOf(names);
+}
+
+bool AnyComesBack(const AwayWorkers& away) {
+  return std::any_of(away.begin(), away.end(),
+                     [](const auto& each) { return each.second.comes_back; });
+}
+bool AllComeBack(const AwayWorkers& away) {
+  return std::all_of(away.begin(), away.end(),
+                     [](const auto& each) { return each.second.comes_back; });
+}
+
+void Encode(const std::string& identity, const AwayWorker& worker, v1::UnreachedWorker* to) {
+  to->set_identity(identity);
+  std::string reason = StrCat(FirstOf(worker.ranks), worker.ranks.empty() ? "" : ": ", worker.why);
+  if (size_t end = kMaxUnreachedReason; reason.size() > end) {
+    while (end > 0 && (static_cast<uint8_t>(reason[end]) & 0xC0) == 0x80)
+      --end;  // whole characters
+    reason.resize(end);
+  }
+  to->set_reason(std::move(reason));
+  to->set_expected_back(worker.comes_back);
+}
+
+// UNAVAILABLE (RECOVERING) while workers are expected back that may have what was asked for.
+absl::Status NotQuarantined(const ArrayContext& context, std::string_view what) {
+  const AwayWorkers away = FindAway(context, {});
+  if (AnyComesBack(away)) {
+    return Recovering(StrCat("no attached worker has ", what, " in its quarantine, and ",
+                             Describe(away), " may come back with it; try again"));
+  }
+  return WithReason(
+      absl::NotFoundError(StrCat("no attached worker has ", what, " in its quarantine",
+                                 away.empty() ? "" : StrCat("; not attached are ", Describe(away)),
+                                 "; `shardmesh admin quarantine list` shows what there is")),
+      Reason::kNotFound);
+}
+
+std::string HeldFor(const ArrayContext& context, const UnnamedArray& array) {
+  return array.until == absl::InfiniteFuture()
+             ? "until the records of the state that cannot be read are set aside"
+             : StrCat("for ", rpc::FormatRounded(array.until - context.clock->Now()));
 }
 
 // One order after the other, each answered within kOrderTime and before the next; ends with the
-// first error, or when it is stopped. An order that nobody waits for any more is forgotten.
+// first error, unless `failed` says to go on, or when it is stopped. An order that nobody waits for
+// any more is forgotten.
 class Orders : public std::enable_shared_from_this<Orders> {
  public:
   struct Order {
     std::string identity;
     v1::QuarantineOrder order;
   };
-  // False: the rest is not asked.
+  // False: the rest is not asked. Of an answer with an error, what it has all the same comes first.
   using Answered = absl::AnyInvocable<bool(const std::string& identity, v1::QuarantineAnswer)>;
+  // True: the rest is asked nevertheless.
+  using Failed = absl::AnyInvocable<bool(const std::string& identity, const absl::Status&)>;
 
   // `stop` may be null: nothing but an error ends it.
   static void Run(rpc::Clock* clock, AttachHub* hub, std::deque<Order> orders,
-                  const QuarantineStopPtr& stop, Answered answered, QuarantineDone done) {
+                  const QuarantineStopPtr& stop, Answered answered, QuarantineDone done,
+                  Failed failed = nullptr) {
     auto run = std::make_shared<Orders>();
     run->clock_ = clock;
     run->hub_ = hub;
@@ -81,6 +178,7 @@ class Orders : public std::enable_shared_from_this<Orders> {
       run->orders_ = std::move(orders);
     }
     run->answered_ = std::move(answered);
+    run->failed_ = std::move(failed);
     run->done_ = std::move(done);
     if (stop != nullptr) {
       stop->Set([weak = std::weak_ptr<Orders>(run)] {
@@ -101,16 +199,17 @@ class Orders : public std::enable_shared_from_this<Orders> {
         orders_.pop_front();
         number = waits_for_ = ++last_;
         order_ = 0;
-        timer_ = clock_->CallAt(clock_->Now() + kOrderTime, [run = weak_from_this(), number,
-                                                             identity = next.identity] {
-          const auto self = run.lock();
-          if (self == nullptr) return;
-          self->Take(
-              number, identity,
-              absl::DeadlineExceededError(StrCat(
-                  "worker \"", identity, "\" has not answered for ", rpc::FormatRounded(kOrderTime),
-                  " what is in its quarantine; does its disk hang?")));
-        });
+        timer_ = clock_->CallAt(
+            clock_->Now() + kOrderTime, [run = weak_from_this(), number, identity = next.identity] {
+              const auto self = run.lock();
+              if (self == nullptr) return;
+              self->Take(number, identity,
+                         WithReason(absl::DeadlineExceededError(
+                                        StrCat("worker \"", identity, "\" has not answered for ",
+                                               rpc::FormatRounded(kOrderTime),
+                                               " what is in its quarantine; does its disk hang?")),
+                                    Reason::kDeadline));
+            });
       }
     }
     if (number == 0) return std::move(done_)(Stopped());
@@ -161,11 +260,18 @@ class Orders : public std::enable_shared_from_this<Orders> {
     }
     if (order != 0) hub_->ForgetQuarantineOrder(order);  // unless it was answered
     absl::Status status = answer.status();
-    if (status.ok() && answer->has_error()) {
-      status = WithContext(rpc::Decode(answer->error()), StrCat("worker \"", identity, "\""));
+    bool goes_on = true;
+    if (answer.ok()) {
+      if (answer->has_error()) {
+        status = WithContext(rpc::Decode(answer->error()), StrCat("worker \"", identity, "\""));
+      }
+      goes_on = answered_(identity, *std::move(answer));
     }
-    if (!status.ok()) return std::move(done_)(status);
-    if (!answered_(identity, *std::move(answer))) {
+    // An empty identity: it was stopped.
+    if (!status.ok() && (identity.empty() || !failed_ || !failed_(identity, status))) {
+      return std::move(done_)(status);
+    }
+    if (!goes_on) {
       absl::MutexLock lock(&mutex_);
       orders_.clear();
     }
@@ -176,6 +282,7 @@ class Orders : public std::enable_shared_from_this<Orders> {
   AttachHub* hub_ = nullptr;
   // Touched by whoever has taken the answer that was waited for, one after the other.
   Answered answered_;
+  Failed failed_;
   QuarantineDone done_;
   absl::Mutex mutex_;
   std::deque<Order> orders_ ABSL_GUARDED_BY(mutex_);
@@ -255,15 +362,77 @@ absl::Status ChooseMissing(const ArrayPtr& array, Restore* restore) {
   return restore->ranks.empty() ? why : absl::OkStatus();
 }
 
+absl::Status InProgress(const std::string& array_id) {
+  return rpc::WithRetryDelay(
+      WithReason(absl::AbortedError(
+                     StrCat("array ", array_id, " is being restored by another call; try again")),
+                 Reason::kAlreadyExists),
+      absl::Milliseconds(200));
+}
+
+// The name that the array gets; one that could not be given is refused before any tile is moved.
+absl::StatusOr<std::string> NewName(const Restore& restore) {
+  const std::string& asked = restore.request->name();
+  std::string name = asked.empty() ? StrCat("restored/", restore.request->array_id()) : asked;
+  SHARDMESH_RETURN_IF_ERROR(restore.context.catalogue->CheckNewName(name));
+  return name;
+}
+
+// Of an array that is in no place whole: OK, or which ranks lack its tile, and what helps.
+absl::Status CheckAllThere(const Restore& restore, const ArrayDescriptor& array) {
+  const std::shared_ptr<const MembershipView> view = restore.context.membership->view();
+  const MeshRanks* const mesh = view->FindMesh(array.mesh_id);
+  const std::optional<UnnamedArray> unnamed =
+      restore.context.catalogue->FindUnnamed(array.array_id);
+  std::vector<std::string> missing;
+  std::vector<std::string> in_use;
+  bool is_away = false;
+  for (int64_t rank = 0; rank < array.mesh.size(); ++rank) {
+    const bool is_given = mesh != nullptr && rank < std::ssize(mesh->identities);
+    const std::string identity = is_given ? mesh->identities[static_cast<size_t>(rank)] : "";
+    if (is_given && restore.held.count(identity) > 0) continue;
+    if (unnamed.has_value() &&
+        std::find(unnamed->missing_ranks.begin(), unnamed->missing_ranks.end(), rank) ==
+            unnamed->missing_ranks.end()) {
+      in_use.push_back(StrCat(rank));
+      continue;
+    }
+    is_away = is_away || !is_given || !view->IsAlive(identity);
+    missing.push_back(is_given ? view->DescribeRank(*mesh, rank) : StrCat("rank ", rank));
+  }
+  const std::string what = StrCat("array ", array.array_id, " on mesh \"", array.mesh_id, "\"");
+  if (is_away) {
+    const AwayWorkers away = FindAway(restore.context, {array.mesh_id});
+    if (!away.empty() && AllComeBack(away)) {
+      return Recovering(
+          StrCat(what, " waits for the tiles of ", FirstOf(missing), ", expected back; try again"));
+    }
+    return WithReason(
+        absl::FailedPreconditionError(StrCat(what, " lacks the tiles of ", FirstOf(missing),
+                                             "; start those workers, and restore it again")),
+        Reason::kMeshIncomplete);
+  }
+  if (!missing.empty()) {
+    return WithReason(absl::FailedPreconditionError(StrCat(
+                          what, " lacks the tiles of ", FirstOf(missing),
+                          ", whose workers are attached without them; it cannot be whole again")),
+                      Reason::kMeshIncomplete);
+  }
+  if (in_use.empty()) return absl::OkStatus();
+  return WithReason(
+      absl::FailedPreconditionError(StrCat(
+          what, " is in quarantine in part: ranks ", FirstOf(in_use),
+          " have their tiles in use without a name, held ", HeldFor(restore.context, *unnamed),
+          "; after that all of it is in quarantine: restore it then")),
+      Reason::kMeshIncomplete);
+}
+
 // Of an array that the catalogue does not know: every rank's tile.
 absl::Status ChooseAll(Restore* restore) {
   const Restore& from = *restore;
   const v1::QuarantinedArray& first = from.held.begin()->second;
   SHARDMESH_ASSIGN_OR_RETURN(ArrayDescriptor descriptor, rpc::Decode(first.array()));
-  std::string name = from.request->name().empty() ? StrCat("restored/", descriptor.array_id)
-                                                  : from.request->name();
-  // Before any tile is moved.
-  SHARDMESH_RETURN_IF_ERROR(from.context.catalogue->CheckNewName(name));
+  SHARDMESH_ASSIGN_OR_RETURN(std::string name, NewName(from));
   const std::shared_ptr<const ClusterState> state = from.context.publisher->shared_state();
   const auto definition = state->Find(DefinitionKind::kMesh, descriptor.mesh_id);
   if (!definition.ok()) return definition.status();
@@ -271,7 +440,7 @@ absl::Status ChooseAll(Restore* restore) {
   if (!(mesh == descriptor.mesh)) {
     return absl::FailedPreconditionError(StrCat(
         "the array lies on the mesh \"", descriptor.mesh_id, "\" as ", descriptor.mesh.ToString(),
-        ", which is ", mesh.ToString(), " now; define the mesh as it was, or drop the array"));
+        ", which is ", mesh.ToString(), " now; define the mesh as it was"));
   }
   SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, descriptor.Tiling());
   ArrayCommit commit{.array_id = descriptor.array_id,
@@ -292,25 +461,35 @@ absl::Status ChooseAll(Restore* restore) {
     if (held.durability() != v1::DURABILITY_DISK) commit.durability = Durability::kMemory;
     restore->ranks.emplace(rank, identity);
   }
-  std::vector<int64_t> missing;
-  for (int64_t rank = 0; rank < mesh.size(); ++rank) {
-    if (restore->ranks.count(rank) == 0) missing.push_back(rank);
-  }
-  if (!missing.empty()) {
-    return WithReason(
-        absl::FailedPreconditionError(StrCat(
-            "ranks ", StrJoin(missing, ", "), " of mesh \"", descriptor.mesh_id,
-            "\" have no tile of the array in quarantine; start their workers, or drop the array")),
-        Reason::kMeshIncomplete);
-  }
+  SHARDMESH_RETURN_IF_ERROR(CheckAllThere(from, descriptor));
   restore->commit.arrays.push_back(std::move(commit));
   restore->commit.moves.push_back(
       {.name = name, .array_id = descriptor.array_id, .expected_version = 0});
   restore->response->set_name(std::move(name));
   // Named arrays keep the revision that they were put at, unless the mesh was defined anew.
   descriptor.mesh_revision = (*definition)->revision;
-  SHARDMESH_RETURN_IF_ERROR(from.context.catalogue->Stage({.descriptor = descriptor}));
+  const absl::Status staged = from.context.catalogue->Stage({.descriptor = descriptor});
+  if (absl::IsAlreadyExists(staged)) return InProgress(descriptor.array_id);
+  SHARDMESH_RETURN_IF_ERROR(staged);
   restore->staged = std::move(descriptor);
+  return absl::OkStatus();
+}
+
+// Of an array that is held without a name.
+absl::Status ChooseName(const Array& array, Restore* restore) {
+  SHARDMESH_ASSIGN_OR_RETURN(std::string name, NewName(*restore));
+  const ArrayDescriptor& descriptor = array.definition.descriptor;
+  const std::shared_ptr<const MembershipView> view = restore->context.membership->view();
+  if (const MeshRanks* const mesh = view->FindMesh(descriptor.mesh_id); mesh != nullptr) {
+    for (int64_t rank = 0; rank < std::ssize(mesh->identities); ++rank) {
+      if (std::binary_search(array.missing_ranks.begin(), array.missing_ranks.end(), rank))
+        continue;
+      restore->response->add_identities(mesh->identities[static_cast<size_t>(rank)]);
+    }
+  }
+  restore->commit.moves.push_back(
+      {.name = name, .array_id = descriptor.array_id, .expected_version = 0});
+  restore->response->set_name(std::move(name));
   return absl::OkStatus();
 }
 
@@ -342,21 +521,64 @@ void EndRestore(const RestorePtr& restore, const absl::Status& status) {
 }
 
 void CommitRestore(const RestorePtr& restore) {
-  if (!restore->staged.has_value()) return EndRestore(restore, absl::OkStatus());
+  if (restore->commit.moves.empty()) return EndRestore(restore, absl::OkStatus());
   restore->context.catalogue->Commit(std::move(restore->commit),
                                      [restore](const absl::StatusOr<CommitResult>& committed) {
                                        EndRestore(restore, committed.status());
                                      });
 }
 
+// No attached worker has tiles of the array aside.
+absl::Status NothingToRestore(const Restore& restore, const absl::StatusOr<ArrayPtr>& known,
+                              const std::optional<UnnamedArray>& unnamed) {
+  const std::string what = StrCat("array ", restore.request->array_id());
+  if (known.ok() && (*known)->missing_ranks.empty()) {
+    return WithReason(
+        absl::AlreadyExistsError(StrCat(what,
+                                        " is in use, with all of its tiles; nothing of it is "
+                                        "in quarantine")),
+        Reason::kAlreadyExists);
+  }
+  if (!known.ok() && unnamed.has_value()) {
+    const absl::Status complete = CheckAllThere(restore, unnamed->descriptor);
+    if (!complete.ok()) return complete;
+  }
+  return NotQuarantined(restore.context, what);
+}
+
+// Workers did not find all tiles any more that they had a moment before.
+absl::Status Forestalled(const Restore& restore) {
+  const std::string& array_id = restore.request->array_id();
+  const absl::StatusOr<ArrayPtr> now = restore.context.catalogue->FindArray(array_id);
+  const bool is_back =
+      now.ok() && !restore.staged.has_value() &&
+      std::none_of(restore.ranks.begin(), restore.ranks.end(), [&](const auto& each) {
+        const std::vector<int64_t>& missing = (*now)->missing_ranks;
+        return std::binary_search(missing.begin(), missing.end(), each.first);
+      });
+  if (is_back) return InProgress(array_id);
+  return absl::UnavailableError("a worker dropped its tile meanwhile; look what is left");
+}
+
 void BeginRestore(const RestorePtr& restore) {
   const std::string& array_id = restore->request->array_id();
-  if (restore->held.empty()) {
-    return EndRestore(restore, WithContext(NotQuarantined(), StrCat("array ", array_id)));
+  const Catalogue& catalogue = *restore->context.catalogue;
+  const absl::StatusOr<ArrayPtr> known = catalogue.FindArray(array_id);
+  if (known.ok() && (*known)->state == ArrayState::kStaging) {
+    return EndRestore(restore, InProgress(array_id));
   }
-  const absl::StatusOr<ArrayPtr> known = restore->context.catalogue->FindArray(array_id);
-  const absl::Status chosen =
-      known.ok() ? ChooseMissing(*known, restore.get()) : ChooseAll(restore.get());
+  const std::optional<UnnamedArray> unnamed = catalogue.FindUnnamed(array_id);
+  const bool needs_name = known.ok() && unnamed.has_value();
+  if (restore->held.empty() && !needs_name) {
+    return EndRestore(restore, NothingToRestore(*restore, known, unnamed));
+  }
+  absl::Status chosen;
+  if (needs_name) chosen = ChooseName(**known, restore.get());
+  if (chosen.ok() && !restore->held.empty()) {
+    chosen = known.ok() ? ChooseMissing(*known, restore.get()) : ChooseAll(restore.get());
+    // It gets its name though none of the tiles that are aside fits.
+    if (needs_name) chosen = absl::OkStatus();
+  }
   if (!chosen.ok()) return EndRestore(restore, chosen);
   std::deque<Orders::Order> orders;
   for (const auto& [rank, identity] : restore->ranks) {
@@ -374,10 +596,223 @@ void BeginRestore(const RestorePtr& restore) {
       [restore, restored](const absl::Status& status) {
         if (!status.ok()) return EndRestore(restore, status);
         if (*restored < restore->ranks.size()) {
-          return EndRestore(restore, absl::UnavailableError(
-                                         "a worker dropped its tile meanwhile; look what is left"));
+          return EndRestore(restore, Forestalled(*restore));
         }
         CommitRestore(restore);
+      });
+}
+
+bool IsFull(const v1::ListQuarantineResponse& page, int page_size) {
+  return page.arrays_size() + page.unnamed_arrays_size() >= page_size ||
+         page.ByteSizeLong() > kPageBytes;
+}
+
+// Arrays without a name behind the page's token, `/ARRAY`; whether they fill the page, which then
+// has a token for the next one.
+bool ListUnnamed(const ArrayContext& context, std::string_view token, int page_size,
+                 v1::ListQuarantineResponse* page) {
+  const std::string_view start_after = token.empty() ? token : token.substr(1);
+  const absl::Time now = context.clock->Now();
+  for (const UnnamedArray& array : context.catalogue->ListUnnamed(start_after, page_size)) {
+    v1::UnnamedArray* const to = page->add_unnamed_arrays();
+    rpc::Encode(array.descriptor, to->mutable_array());
+    for (const int64_t rank : array.missing_ranks) {
+      to->add_missing_ranks(static_cast<int32_t>(rank));
+    }
+    to->set_durability(Encode(array.durability));
+    if (array.until != absl::InfiniteFuture()) {
+      rpc::Encode(std::max(array.until - now, absl::ZeroDuration()), to->mutable_held_for());
+    }
+    if (!IsFull(*page, page_size)) continue;
+    page->set_next_page_token(StrCat("/", array.descriptor.array_id));
+    return true;
+  }
+  return false;
+}
+
+// A part of an array that a worker has aside.
+struct Part {
+  std::string identity;
+  std::string array_id;
+
+  std::string ToString() const { return StrCat(array_id, " on ", identity); }
+  friend auto operator<=>(const Part&, const Part&) = default;
+};
+
+// The drop of some arrays: first it is asked who has parts of them.
+struct Drop {
+  const ArrayContext context;
+  AttachHub* const hub;
+  const v1::DropQuarantinedRequest* const request;
+  v1::DropQuarantinedResponse* const response;
+  const QuarantineStopPtr stop;
+  QuarantineDone done;
+
+  std::set<Part> listed = {};
+  std::set<std::string> mesh_ids = {};
+  bool lacks_mesh = false;  // of some part it is not known on which mesh it lies
+  // Those of which more is to be asked, and behind which array.
+  std::map<std::string, std::string> unlisted = {};
+  std::set<Part> dropped = {};
+  std::string failed = {};          // the worker that ended it
+  bool failed_with_answer = false;  // which said what it had dropped until then
+};
+using DropPtr = std::shared_ptr<Drop>;
+
+void Note(const AwayWorkers& away, Drop* drop) {
+  for (const auto& [identity, worker] : away) {
+    Encode(identity, worker, drop->response->add_unreached());
+  }
+}
+
+// With `even_partly`: goes on without the worker.
+bool GoOnWithout(const std::string& identity, const absl::Status& why, Drop* drop) {
+  if (!drop->request->even_partly()) return false;
+  Encode(identity,
+         {.why = std::string(ToStd(why.message())),
+          .comes_back = drop->context.recovery->ComesBack(identity)},
+         drop->response->add_unreached());
+  return true;
+}
+
+// Nothing was dropped yet.
+absl::Status CheckDrop(Drop* drop) {
+  const ArrayContext& context = drop->context;
+  std::set<std::string> absent(drop->request->array_ids().begin(),
+                               drop->request->array_ids().end());
+  for (const Part& part : drop->listed) absent.erase(part.array_id);
+  const bool knows_meshes = absent.empty() && !drop->lacks_mesh;
+  const AwayWorkers away =
+      FindAway(context, knows_meshes ? drop->mesh_ids : std::set<std::string>());
+  if (drop->request->even_partly()) {
+    Note(away, drop);
+    if (!drop->listed.empty()) return absl::OkStatus();
+  }
+  for (const std::string& id : drop->request->array_ids()) {
+    const std::optional<UnnamedArray> unnamed = context.catalogue->FindUnnamed(id);
+    if (!unnamed.has_value() || drop->request->even_partly()) continue;
+    return absl::FailedPreconditionError(
+        StrCat("array ", id, " is in use without a name, held ", HeldFor(context, *unnamed),
+               "; nothing was dropped; drop it when it is in quarantine"));
+  }
+  if (drop->listed.empty()) {
+    return NotQuarantined(context, drop->request->array_ids_size() == 1
+                                       ? StrCat("array ", drop->request->array_ids(0))
+                                       : std::string("any of these arrays"));
+  }
+  if (away.empty()) return absl::OkStatus();
+  if (AllComeBack(away)) {
+    return Recovering(StrCat("parts of the arrays may be with ", Describe(away),
+                             ", expected back; nothing was dropped; try again"));
+  }
+  return rpc::WithRetryDelay(
+      WithReason(absl::FailedPreconditionError(
+                     StrCat("parts of the arrays may be with ", Describe(away),
+                            "; nothing was dropped; start those workers, or drop what the others "
+                            "have (--even-partly)")),
+                 Reason::kMeshIncomplete),
+      absl::Seconds(1));
+}
+
+// What was dropped before the error, and what was not. Nothing repeats the call by itself: who
+// asked is to hear it.
+absl::Status DescribeDrop(const Drop& drop, const absl::Status& error) {
+  std::vector<std::string> dropped;
+  std::vector<std::string> perhaps;
+  std::vector<std::string> left;
+  for (const Part& part : drop.listed) {
+    const bool is_dropped = drop.dropped.count(part) > 0;
+    const bool is_open = part.identity == drop.failed && !drop.failed_with_answer;
+    (is_dropped ? dropped : is_open ? perhaps : left).push_back(part.ToString());
+  }
+  std::string text(ToStd(error.message()));
+  StrAppend(&text, dropped.empty() ? "; nothing was dropped for certain"
+                                   : StrCat("; dropped for good: ", FirstOf(dropped)));
+  if (!perhaps.empty()) StrAppend(&text, "; perhaps dropped: ", FirstOf(perhaps));
+  if (!left.empty()) StrAppend(&text, "; not dropped: ", FirstOf(left));
+  Reason reason = ReasonOf(error);
+  if (reason == Reason::kUnspecified && absl::IsUnavailable(error)) reason = Reason::kWorkerLost;
+  const absl::Status described(error.code(), ToAbsl(text));
+  return reason == Reason::kUnspecified ? described : WithReason(described, reason);
+}
+
+void EndDrop(const DropPtr& drop, const absl::Status& status) {
+  if (!drop->dropped.empty()) {
+    rpc::LogInfo("arrays were dropped from quarantine, as a client asked",
+                 {{"parts", drop->dropped.size()}, {"of", drop->listed.size()}});
+  }
+  if (!status.ok()) {
+    drop->response->Clear();
+    return std::move(drop->done)(status);
+  }
+  std::move(drop->done)(absl::OkStatus());
+}
+
+void DropListed(const DropPtr& drop) {
+  std::map<std::string, std::vector<std::string>> ids;  // by worker
+  for (const Part& part : drop->listed) ids[part.identity].push_back(part.array_id);
+  std::deque<Orders::Order> orders;
+  for (const auto& [identity, its_ids] : ids) {
+    orders.push_back(OrderOf(identity, Action::ACTION_DROP, its_ids));
+  }
+  Orders::Run(
+      drop->context.clock, drop->hub, std::move(orders), drop->stop,
+      [drop](const std::string& identity, v1::QuarantineAnswer answer) {
+        if (answer.has_error()) {
+          drop->failed = identity;
+          drop->failed_with_answer = true;
+        }
+        for (v1::QuarantinedArray& array : *answer.mutable_arrays()) {
+          drop->dropped.insert({identity, array.array().array_id()});
+          *drop->response->add_arrays() = std::move(array);
+        }
+        return true;
+      },
+      [drop](const absl::Status& status) {
+        EndDrop(drop,
+                status.ok() || absl::IsCancelled(status) ? status : DescribeDrop(*drop, status));
+      },
+      [drop](const std::string& identity, const absl::Status& why) {
+        drop->failed = identity;
+        return GoOnWithout(identity, why, drop.get());
+      });
+}
+
+// Asks for the next piece of each worker's list, until all are complete.
+void ListForDrop(const DropPtr& drop) {
+  const std::vector<std::string> ids(drop->request->array_ids().begin(),
+                                     drop->request->array_ids().end());
+  std::deque<Orders::Order> orders;
+  for (const auto& [identity, start_after] : std::exchange(drop->unlisted, {})) {
+    Orders::Order& order = orders.emplace_back(OrderOf(identity, Action::ACTION_LIST, ids));
+    order.order.set_start_after(start_after);
+  }
+  Orders::Run(
+      drop->context.clock, drop->hub, std::move(orders), drop->stop,
+      [drop](const std::string& identity, const v1::QuarantineAnswer& answer) {
+        for (const v1::QuarantinedArray& array : answer.arrays()) {
+          drop->listed.insert({identity, array.array().array_id()});
+          if (array.array().mesh_id().empty()) {
+            drop->lacks_mesh = true;
+          } else {
+            drop->mesh_ids.insert(array.array().mesh_id());
+          }
+        }
+        if (answer.has_more() && answer.arrays_size() > 0) {
+          drop->unlisted[identity] = answer.arrays(answer.arrays_size() - 1).array().array_id();
+        }
+        return true;
+      },
+      [drop](const absl::Status& status) {
+        if (!status.ok()) return EndDrop(drop, status);
+        if (!drop->unlisted.empty()) return ListForDrop(drop);
+        if (const absl::Status checked = CheckDrop(drop.get()); !checked.ok()) {
+          return EndDrop(drop, checked);
+        }
+        DropListed(drop);
+      },
+      [drop](const std::string& identity, const absl::Status& why) {
+        return GoOnWithout(identity, why, drop.get());
       });
 }
 
@@ -420,7 +855,17 @@ void ListQuarantine(const ArrayContext& context, AttachHub* hub,
   const std::string last_identity =
       slash == std::string::npos ? "" : request->page_token().substr(0, slash);
   std::vector<std::string> identities = AliveWorkers(context);
-  if (!request->identity().empty()) {
+  if (request->identity().empty()) {
+    if (request->page_token().empty()) {
+      for (const auto& [identity, worker] : FindAway(context, {})) {
+        Encode(identity, worker, response->add_unreached());
+      }
+    }
+    // Arrays without a name come first. The page before had some, or this one is the first.
+    if (last_identity.empty() && ListUnnamed(context, request->page_token(), page_size, response)) {
+      return std::move(done)(absl::OkStatus());
+    }
+  } else {
     if (std::find(identities.begin(), identities.end(), request->identity()) == identities.end()) {
       return std::move(done)(
           WithReason(absl::NotFoundError(StrCat("no worker \"", request->identity(),
@@ -431,7 +876,7 @@ void ListQuarantine(const ArrayContext& context, AttachHub* hub,
   }
   std::deque<Orders::Order> orders;
   for (const std::string& identity : identities) {
-    if (identity < last_identity) continue;
+    if (identity < last_identity) continue;  // it is empty behind arrays without a name
     Orders::Order& order = orders.emplace_back(OrderOf(identity, Action::ACTION_LIST, {}));
     order.order.set_max_arrays(page_size);
     if (identity == last_identity) {
@@ -442,14 +887,13 @@ void ListQuarantine(const ArrayContext& context, AttachHub* hub,
       context.clock, hub, std::move(orders), stop,
       [response, page_size](const std::string& identity, v1::QuarantineAnswer answer) {
         for (v1::QuarantinedArray& array : *answer.mutable_arrays()) {
-          if (response->arrays_size() >= page_size || response->ByteSizeLong() > kPageBytes) {
+          if (IsFull(*response, page_size)) {
             answer.set_has_more(true);
             break;
           }
           *response->add_arrays() = std::move(array);
         }
-        const bool is_full =
-            response->arrays_size() >= page_size || response->ByteSizeLong() > kPageBytes;
+        const bool is_full = IsFull(*response, page_size);
         if (response->arrays_size() == 0 || !(is_full || answer.has_more())) return true;
         const v1::QuarantinedArray& last = response->arrays(response->arrays_size() - 1);
         response->set_next_page_token(StrCat(last.identity(), "/", last.array().array_id()));
@@ -496,31 +940,19 @@ void DropQuarantined(const ArrayContext& context, AttachHub* hub,
     return std::move(done)(rpc::BadField(
         "array_ids", StrCat("has ", request->array_ids_size(), " ids; name 1 to ", kMaxIds)));
   }
-  const std::vector<std::string> ids(request->array_ids().begin(), request->array_ids().end());
-  for (const std::string& id : ids) {
+  for (const std::string& id : request->array_ids()) {
     if (const absl::Status valid = CheckArrayId(id, "array_ids"); !valid.ok()) {
       return std::move(done)(valid);
     }
   }
-  std::deque<Orders::Order> orders;
-  for (const std::string& identity : AliveWorkers(context)) {
-    orders.push_back(OrderOf(identity, Action::ACTION_DROP, ids));
-  }
-  Orders::Run(
-      context.clock, hub, std::move(orders), stop,
-      [response](const std::string&, v1::QuarantineAnswer answer) {
-        for (v1::QuarantinedArray& array : *answer.mutable_arrays()) {
-          *response->add_arrays() = std::move(array);
-        }
-        return true;
-      },
-      [response, done = std::move(done)](const absl::Status& status) mutable {
-        if (status.ok()) {
-          rpc::LogInfo("arrays were dropped from quarantine, as a client asked",
-                       {{"arrays", response->arrays_size()}});
-        }
-        std::move(done)(status.ok() && response->arrays_size() == 0 ? NotQuarantined() : status);
-      });
+  const auto drop = std::make_shared<Drop>(Drop{.context = context,
+                                                .hub = hub,
+                                                .request = request,
+                                                .response = response,
+                                                .stop = stop,
+                                                .done = std::move(done)});
+  for (const std::string& identity : AliveWorkers(context)) drop->unlisted[identity] = "";
+  ListForDrop(drop);
 }
 
 }  // namespace shardmesh::server

@@ -917,6 +917,37 @@ TEST_F(CatalogueTest, ArraysWithoutNamesAreAdoptedAfterARestart) {
   EXPECT_THAT(released_, ElementsAre(named));
 }
 
+TEST_F(CatalogueTest, ArraysWithoutANameAreShownUntilTheyHaveOneOrTheGraceEnds) {
+  std::vector<std::string> ids = {RandomId(), RandomId(), RandomId()};
+  std::sort(ids.begin(), ids.end());
+  const std::string& partial = ids[1];
+  ASSERT_THAT(Put("w", Stage()), IsOk());
+  Attach(0, {Held(ids[0], 0, 10), Held(ids[1], 0, 10), Held(ids[2], 0, 10)});
+  Attach(1, {Held(ids[0], 1, 11), Held(ids[2], 1, 11)});
+  EXPECT_EQ(catalogue_->CountUnnamed(), 3);
+  const auto listed = [&](std::string_view start_after, int64_t limit) {
+    std::vector<std::string> found;
+    for (const UnnamedArray& array : catalogue_->ListUnnamed(start_after, limit)) {
+      found.push_back(array.descriptor.array_id);
+    }
+    return found;
+  };
+  EXPECT_EQ(listed("", 10), ids);
+  EXPECT_THAT(listed(ids[0], 1), ElementsAre(ids[1]));
+  EXPECT_THAT(catalogue_->FindUnnamed(partial)->missing_ranks, ElementsAre(1));
+  EXPECT_FALSE(catalogue_->FindUnnamed(partial)->can_be_named);
+  EXPECT_TRUE(catalogue_->FindUnnamed(ids[0])->can_be_named);
+  EXPECT_EQ(catalogue_->FindUnnamed(ids[0])->until, clock_.Now() + Catalogue::kAdoptionGrace);
+  // With its name it is an array like any other, also when that goes again.
+  ASSERT_THAT(Commit({{}, {{"back", ids[0], 0}}, "", ""}), IsOk());
+  EXPECT_THAT(listed("", 10), ElementsAre(ids[1], ids[2]));
+  ASSERT_THAT(Commit({{}, {{"back", "", std::nullopt}}, "", ""}), IsOk());
+  EXPECT_EQ(catalogue_->CountUnnamed(), 2);
+  clock_.Advance(Catalogue::kAdoptionGrace);
+  EXPECT_EQ(catalogue_->CountUnnamed(), 0);
+  EXPECT_THAT(listed("", 10), IsEmpty());
+}
+
 TEST_F(CatalogueTest, WhatASessionHeldWhenItsNameWentIsKeptForTheGrace) {
   const std::string id = Stage();
   ASSERT_THAT(Put("w", id), IsOk());

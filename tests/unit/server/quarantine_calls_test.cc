@@ -2,6 +2,7 @@
 #include "server/quarantine_calls.h"
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,12 +13,19 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "rpc/array_codec.h"
+#include "rpc/definitions.h"
 #include "rpc/spec_codec.h"
+#include "rpc/status.h"
+#include "rpc/worker_error_codec.h"
+#include "server/cluster_state.h"
 #include "server/local_store.h"
 #include "server/membership.h"
 #include "server/random_id.h"
+#include "server/recovery.h"
+#include "server/request_memory.h"
 #include "sharding/str_cat.h"
 #include "shardmesh/v1/attach_service.pb.h"
+#include "shardmesh/v1/catalog_service.pb.h"
 #include "shardmesh/v1/cluster_service.pb.h"
 #include "tests/testing/fake_clock.h"
 #include "tests/testing/status_matchers.h"
@@ -27,8 +35,11 @@ namespace {
 
 using test::IsOk;
 using test::StatusIs;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
 
 // Keeps orders until the test answers them.
 class KeepingHub final : public AttachHub {
@@ -52,12 +63,12 @@ class KeepingHub final : public AttachHub {
     late.push_back(std::move(*found));
     kept.erase(found);
   }
-  // Answers the first order that is kept.
-  void Answer(absl::StatusOr<v1::QuarantineAnswer> answer) {
-    ASSERT_FALSE(kept.empty());
-    Kept first = std::move(kept.front());
-    kept.erase(kept.begin());
-    std::move(first.answered)(std::move(answer));
+  // Answers the first order that is kept, or the one that came so many later.
+  void Answer(absl::StatusOr<v1::QuarantineAnswer> answer, size_t place = 0) {
+    ASSERT_LT(place, kept.size());
+    Kept order = std::move(kept[place]);
+    kept.erase(kept.begin() + static_cast<ptrdiff_t>(place));
+    std::move(order.answered)(std::move(answer));
   }
 
   grpc::Service* service() override { return nullptr; }
@@ -89,19 +100,40 @@ class QuarantineCallsTest : public testing::Test {
  protected:
   void SetUp() override {
     for (const char* identity : {"w0", "w1"}) {
-      ASSERT_THAT(members_.Attach({.identity = identity,
-                                   .incarnation = 1,
-                                   .build_version = "1",
-                                   .endpoints = {"127.0.0.1:1"},
-                                   .host = "host"}),
-                  IsOk());
+      Attach(identity);
     }
     ASSERT_THAT(members_.AddMesh("m", 2, {}), IsOk());
     catalogue_ = *Catalogue::Open(store_.get(), &clock_, [](const auto&, const auto&) {});
+    v1::EntryValue value;
+    rpc::Encode(rpc::MeshDefinition{.mesh = mesh_, .workers = {}}, value.mutable_mesh());
+    absl::Notification defined;
+    publisher_->Create({.request_id = "", .name = std::string("m")}, value.SerializeAsString(),
+                       [&](const auto& definition) {
+                         EXPECT_THAT(definition, IsOk());
+                         defined.Notify();
+                       });
+    defined.WaitForNotification();
+  }
+  void Attach(const std::string& identity) {
+    const auto attachment = members_.Attach({.identity = identity,
+                                             .incarnation = ++incarnation_,
+                                             .build_version = "1",
+                                             .endpoints = {"127.0.0.1:1"},
+                                             .host = "host"});
+    ASSERT_THAT(attachment, IsOk());
+    attachments_[identity] = *attachment;
+    recovery_.Heard(identity);
+  }
+  // A worker whose tiles are on its disk is killed.
+  void Lose(const std::string& identity) {
+    members_.Detach(attachments_[identity], "it was killed");
+    recovery_.Lost(identity);
   }
   ArrayContext Context() {
     ArrayContext context;
     context.clock = &clock_;
+    context.publisher = publisher_.get();
+    context.recovery = &recovery_;
     context.membership = &members_;
     context.hub = &hub_;
     context.catalogue = catalogue_.get();
@@ -120,6 +152,46 @@ class QuarantineCallsTest : public testing::Test {
     descriptor.mesh_revision = 3;
     descriptor.mesh = *Mesh::Parse("dp=2");
     return descriptor;
+  }
+  // The worker of a rank brings its tiles of arrays that the catalogue does not know.
+  void BringUnnamed(const std::vector<ArrayDescriptor>& arrays, int64_t rank) {
+    Inventory inventory{
+        .identity = StrCat("w", rank), .attachment = ++inventories_, .meshes = {}, .tiles = {}};
+    for (const ArrayDescriptor& descriptor : arrays) {
+      inventory.tiles.push_back({.array_id = descriptor.array_id,
+                                 .tile = descriptor.Tiling()->TileOf(rank),
+                                 .crc32c = static_cast<uint32_t>(10 + rank),
+                                 .committed = true,
+                                 .on_disk = true,
+                                 .descriptor = descriptor});
+    }
+    inventory.meshes["m"] = {.mesh = &mesh_, .rank = rank, .identities = identities_};
+    EXPECT_THAT(catalogue_->TakeInventory(inventory).quarantine, IsEmpty());
+  }
+  // Waits for the store's thread to have made the calls that it began.
+  void Settle() { ASSERT_THAT(CommitAndWait(*store_, {}), IsOk()); }
+  // Of a call that waits for answers.
+  static auto HasNotEnded() { return StatusIs(absl::StatusCode::kUnknown); }
+  // What becomes of the call, whose first orders are answered so.
+  absl::Status Restore(const std::string& id, std::vector<v1::QuarantineAnswer> answers,
+                       const std::string& name = "") {
+    restore_.set_array_id(id);
+    restore_.set_name(name);
+    done_.reset();
+    RestoreQuarantined(Context(), &hub_, &restore_, &restored_, stop_, Done());
+    for (v1::QuarantineAnswer& answer : answers) hub_.Answer(std::move(answer));
+    return done_.value_or(absl::UnknownError("it has not ended"));
+  }
+  absl::Status Drop(const std::vector<std::string>& ids, bool even_partly,
+                    std::vector<v1::QuarantineAnswer> answers) {
+    drop_.Clear();
+    for (const std::string& id : ids) drop_.add_array_ids(id);
+    drop_.set_even_partly(even_partly);
+    dropped_.Clear();
+    done_.reset();
+    DropQuarantined(Context(), &hub_, &drop_, &dropped_, stop_, Done());
+    for (v1::QuarantineAnswer& answer : answers) hub_.Answer(std::move(answer));
+    return done_.value_or(absl::UnknownError("it has not ended"));
   }
   // An array with the name "w", of which no worker has brought a tile since the restart.
   ArrayDescriptor NewArray() {
@@ -166,12 +238,25 @@ class QuarantineCallsTest : public testing::Test {
     return (*catalogue_->FindArray(descriptor.array_id))->missing_ranks;
   }
 
+  const Mesh mesh_ = *Mesh::Parse("dp=2");
+  const std::vector<std::string> identities_ = {"w0", "w1"};
   test::FakeClock clock_;
-  Membership members_{&clock_};
+  Recovery recovery_{&clock_};
+  Membership members_{&clock_, {.lost_after = absl::Hours(1)}};  // nobody sends heartbeats here
+  uint64_t incarnation_ = 0;
+  std::map<std::string, uint64_t> attachments_;
+  uint64_t inventories_ = 0;
   const std::unique_ptr<Store> store_ = CreateMemoryStore();
+  const std::unique_ptr<RequestMemory> requests_ = *RequestMemory::Open(store_.get(), &clock_);
+  const std::unique_ptr<StatePublisher> publisher_ =
+      *StatePublisher::Open(store_.get(), &clock_, requests_.get());
   std::unique_ptr<Catalogue> catalogue_;
   KeepingHub hub_;
   const QuarantineStopPtr stop_ = std::make_shared<QuarantineStop>();
+  v1::RestoreQuarantinedRequest restore_;
+  v1::RestoreQuarantinedResponse restored_;
+  v1::DropQuarantinedRequest drop_;
+  v1::DropQuarantinedResponse dropped_;
   std::optional<absl::Status> done_;
 };
 
@@ -273,6 +358,216 @@ TEST_F(QuarantineCallsTest, EachTileThatComesBackCountsWhateverBecomesOfTheOther
   ASSERT_TRUE(done_.has_value());
   EXPECT_THAT(*done_, StatusIs(absl::StatusCode::kUnavailable));
   EXPECT_THAT(MissingOf(array), ElementsAre(1));
+}
+
+TEST_F(QuarantineCallsTest, ADropWhileAWorkerIsAwayDropsNothing) {
+  const ArrayDescriptor array = NewDescriptor();
+  Lose("w1");
+  const absl::Status waits = Drop({array.array_id}, false, {Has(array, 0)});
+  EXPECT_THAT(waits, StatusIs(absl::StatusCode::kUnavailable, Reason::kRecovering));
+  EXPECT_THAT(waits.ToString(), AllOf(HasSubstr("w1 (rank 1 of mesh \"m\": it was killed)"),
+                                      HasSubstr("nothing was dropped")));
+  EXPECT_TRUE(rpc::RetryDelayOf(waits).has_value());
+  EXPECT_TRUE(hub_.kept.empty()) << "no worker is asked to drop anything";
+  EXPECT_THAT(Drop({array.array_id}, false, {{}}),
+              StatusIs(absl::StatusCode::kUnavailable, Reason::kRecovering))
+      << "the worker that is away may have it";
+
+  clock_.Advance(Recovery::kDefaultReturnGrace);
+  const absl::Status refused = Drop({array.array_id}, false, {Has(array, 0)});
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshIncomplete));
+  EXPECT_THAT(refused.ToString(), HasSubstr("w1 (rank 1"));
+  EXPECT_TRUE(rpc::RetryDelayOf(refused).has_value());
+  EXPECT_TRUE(hub_.kept.empty());
+  const absl::Status absent = Drop({array.array_id}, false, {{}});
+  EXPECT_THAT(absent, StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  EXPECT_THAT(absent.ToString(), HasSubstr("not attached are w1"));
+
+  EXPECT_THAT(Drop({array.array_id}, true, {Has(array, 0), Has(array, 0)}), IsOk());
+  EXPECT_EQ(dropped_.arrays_size(), 1);
+  ASSERT_EQ(dropped_.unreached_size(), 1);
+  EXPECT_EQ(dropped_.unreached(0).identity(), "w1");
+  EXPECT_THAT(dropped_.unreached(0).reason(), HasSubstr("rank 1 of mesh \"m\""));
+
+  Attach("w1");
+  EXPECT_THAT(Drop({array.array_id}, false, {{}, Has(array, 1), Has(array, 1)}), IsOk());
+  EXPECT_EQ(dropped_.arrays_size(), 1);
+  EXPECT_EQ(dropped_.unreached_size(), 0);
+}
+
+TEST_F(QuarantineCallsTest, ADropThatFailsInTheMiddleSaysWhatWasDropped) {
+  const ArrayDescriptor one = NewDescriptor();
+  const ArrayDescriptor other = NewDescriptor();
+  const auto has_both = [&](int64_t rank) {
+    v1::QuarantineAnswer answer = Has(one, rank);
+    answer.MergeFrom(Has(other, rank));
+    return answer;
+  };
+  // The second worker drops the one, and fails at the other.
+  v1::QuarantineAnswer failed = Has(one, 1);
+  rpc::Encode(absl::InternalError("the disk is broken"), failed.mutable_error());
+  const absl::Status status = Drop({one.array_id, other.array_id}, false,
+                                   {has_both(0), has_both(1), has_both(0), std::move(failed)});
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kInternal));
+  const std::string text = status.ToString();
+  EXPECT_THAT(text, HasSubstr("the disk is broken"));
+  const size_t not_dropped = text.find("not dropped: ");
+  ASSERT_NE(not_dropped, std::string::npos) << text;
+  EXPECT_EQ(text.substr(not_dropped), StrCat("not dropped: ", other.array_id, " on w1"));
+  for (const std::string& part : {StrCat(one.array_id, " on w0"), StrCat(other.array_id, " on w0"),
+                                  StrCat(one.array_id, " on w1")}) {
+    EXPECT_LT(text.find(part), not_dropped) << part;
+  }
+  // One that is lost may have dropped its part; nobody asks again without knowing that.
+  const absl::Status lost = rpc::WithRetryDelay(
+      WithReason(absl::UnavailableError("worker \"w1\" is not attached"), Reason::kWorkerLost),
+      absl::Seconds(1));
+  EXPECT_THAT(Drop({one.array_id}, false, {Has(one, 0), Has(one, 1), Has(one, 0)}), HasNotEnded());
+  hub_.Answer(lost);
+  ASSERT_TRUE(done_.has_value());
+  EXPECT_THAT(*done_, StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
+  EXPECT_FALSE(rpc::RetryDelayOf(*done_).has_value());
+  EXPECT_THAT(done_->ToString(),
+              AllOf(HasSubstr(StrCat("dropped for good: ", one.array_id, " on w0")),
+                    HasSubstr(StrCat("perhaps dropped: ", one.array_id, " on w1"))));
+  // With `even_partly` the others go on.
+  EXPECT_THAT(Drop({one.array_id}, true, {Has(one, 0), Has(one, 1)}), HasNotEnded());
+  hub_.Answer(lost);
+  hub_.Answer(Has(one, 1));
+  ASSERT_TRUE(done_.has_value());
+  EXPECT_THAT(*done_, IsOk());
+  EXPECT_EQ(dropped_.arrays_size(), 1);
+  ASSERT_EQ(dropped_.unreached_size(), 1);
+  EXPECT_EQ(dropped_.unreached(0).identity(), "w0");
+}
+
+TEST_F(QuarantineCallsTest, ARestoreWaitsForWorkersThatComeBack) {
+  const ArrayDescriptor array = NewDescriptor();
+  Lose("w1");
+  for (const v1::QuarantineAnswer& answer : {Has(array, 0), v1::QuarantineAnswer()}) {
+    const absl::Status status = Restore(array.array_id, {answer});
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable, Reason::kRecovering));
+    EXPECT_THAT(status.ToString(), AllOf(HasSubstr("w1"), Not(HasSubstr("drop"))));
+    EXPECT_TRUE(rpc::RetryDelayOf(status).has_value());
+  }
+  clock_.Advance(Recovery::kDefaultReturnGrace);
+  const absl::Status incomplete = Restore(array.array_id, {Has(array, 0)});
+  EXPECT_THAT(incomplete, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshIncomplete));
+  EXPECT_THAT(incomplete.ToString(),
+              AllOf(HasSubstr("rank 1 (w1"), HasSubstr("start"), Not(HasSubstr("drop"))));
+  const absl::Status absent = Restore(array.array_id, {{}});
+  EXPECT_THAT(absent, StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  EXPECT_THAT(absent.ToString(), HasSubstr("not attached are w1"));
+  EXPECT_TRUE(hub_.kept.empty()) << "no worker is asked to move a tile";
+  Attach("w1");
+  EXPECT_THAT(Restore(array.array_id, {Has(array, 0), {}}),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshIncomplete));
+}
+
+TEST_F(QuarantineCallsTest, TheSecondOfTwoRestoresHearsOfTheFirst) {
+  const ArrayDescriptor array = NewDescriptor();
+  v1::RestoreQuarantinedRequest request;
+  request.set_array_id(array.array_id);
+  v1::RestoreQuarantinedResponse response;
+  std::optional<absl::Status> first;
+  RestoreQuarantined(Context(), &hub_, &request, &response, stop_,
+                     [&](const absl::Status& status) { first = status; });
+  hub_.Answer(Has(array, 0));
+  hub_.Answer(Has(array, 1));
+  ASSERT_EQ(hub_.kept.size(), 1u);
+  ASSERT_EQ(hub_.kept[0].order.action(), v1::QuarantineOrder::ACTION_RESTORE);
+  // Before and after the first worker has moved its tile.
+  for (const v1::QuarantineAnswer& of_w0 : {Has(array, 0), v1::QuarantineAnswer()}) {
+    EXPECT_THAT(Restore(array.array_id, {}), HasNotEnded());
+    hub_.Answer(of_w0, 1);
+    hub_.Answer(Has(array, 1), 1);
+    ASSERT_TRUE(done_.has_value());
+    EXPECT_THAT(*done_, StatusIs(absl::StatusCode::kAborted));
+    EXPECT_THAT(done_->ToString(), HasSubstr("is being restored by another call"));
+    EXPECT_TRUE(rpc::RetryDelayOf(*done_).has_value());
+  }
+  EXPECT_FALSE(first.has_value());
+  hub_.Answer(Has(array, 0));
+  hub_.Answer(Has(array, 1));
+  Settle();
+  ASSERT_TRUE(first.has_value());
+  EXPECT_THAT(*first, IsOk());
+  EXPECT_THAT(Restore(array.array_id, {{}, {}}),
+              StatusIs(absl::StatusCode::kAlreadyExists, Reason::kAlreadyExists));
+}
+
+TEST_F(QuarantineCallsTest, ArraysWithoutANameAreListedAndGetOneAtOnce) {
+  const ArrayDescriptor partial = NewDescriptor();
+  std::vector<ArrayDescriptor> arrays = {NewDescriptor(), NewDescriptor(), NewDescriptor()};
+  BringUnnamed(arrays, 0);
+  arrays.push_back(partial);
+  BringUnnamed(arrays, 1);
+  std::vector<std::string> ids;
+  for (const ArrayDescriptor& array : arrays) ids.push_back(array.array_id);
+  std::sort(ids.begin(), ids.end());
+  clock_.Advance(absl::Minutes(1));
+  std::vector<std::string> listed;
+  v1::ListQuarantineRequest request;
+  request.set_page_size(3);
+  do {
+    v1::ListQuarantineResponse response;
+    done_.reset();
+    ListQuarantine(Context(), &hub_, &request, &response, stop_, Done());
+    while (!hub_.kept.empty()) hub_.Answer(v1::QuarantineAnswer());
+    ASSERT_TRUE(done_.has_value());
+    ASSERT_THAT(*done_, IsOk());
+    for (const v1::UnnamedArray& array : response.unnamed_arrays()) {
+      listed.push_back(array.array().array_id());
+      EXPECT_EQ(array.held_for().seconds(), 540);
+      EXPECT_EQ(array.missing_ranks_size(), listed.back() == partial.array_id ? 1 : 0);
+    }
+    request.set_page_token(response.next_page_token());
+  } while (!request.page_token().empty());
+  EXPECT_EQ(listed, ids);
+
+  const std::string& whole = ids[0] == partial.array_id ? ids[1] : ids[0];
+  EXPECT_THAT(Drop({whole}, false, {{}, {}}), StatusIs(absl::StatusCode::kFailedPrecondition));
+  (void)Restore(whole, {{}, {}}, "back");
+  Settle();
+  ASSERT_TRUE(done_.has_value());
+  EXPECT_THAT(*done_, IsOk());
+  EXPECT_EQ(restored_.name(), "back");
+  EXPECT_THAT(restored_.identities(), ElementsAre("w0", "w1"));
+  EXPECT_EQ(catalogue_->FindName("back")->array_id, whole);
+  EXPECT_EQ(catalogue_->CountUnnamed(), 3);
+
+  // A part of it is aside since an earlier start, the rest is in use: neither is to be lost.
+  const absl::Status in_part = Restore(partial.array_id, {Has(partial, 0), {}});
+  EXPECT_THAT(in_part, StatusIs(absl::StatusCode::kFailedPrecondition));
+  EXPECT_THAT(in_part.ToString(), AllOf(HasSubstr("in part"), HasSubstr("held for 9m")));
+  EXPECT_THAT(Drop({partial.array_id}, false, {Has(partial, 0), {}}),
+              StatusIs(absl::StatusCode::kFailedPrecondition));
+  EXPECT_TRUE(hub_.kept.empty());
+  clock_.Advance(absl::Minutes(9));
+  EXPECT_EQ(catalogue_->CountUnnamed(), 0);
+}
+
+// A worker's list comes in pieces: each counts before anything is dropped.
+TEST_F(QuarantineCallsTest, ADropKnowsAllPartsBeforeItBegins) {
+  const ArrayDescriptor one = NewDescriptor();
+  const ArrayDescriptor other = NewDescriptor();
+  EXPECT_THAT(Drop({one.array_id, other.array_id}, false, {}), HasNotEnded());
+  v1::QuarantineAnswer first = Has(one, 0);
+  first.set_has_more(true);
+  hub_.Answer(std::move(first));
+  hub_.Answer(v1::QuarantineAnswer());
+  ASSERT_EQ(hub_.kept.size(), 1u);
+  EXPECT_EQ(hub_.kept[0].order.start_after(), one.array_id);
+  hub_.Answer(Has(other, 0));
+  ASSERT_EQ(hub_.kept.size(), 1u);
+  EXPECT_EQ(hub_.kept[0].order.action(), v1::QuarantineOrder::ACTION_DROP);
+  EXPECT_EQ(hub_.kept[0].order.array_ids_size(), 2);
+  v1::QuarantineAnswer dropped = Has(one, 0);
+  dropped.MergeFrom(Has(other, 0));
+  hub_.Answer(std::move(dropped));
+  ASSERT_TRUE(done_.has_value());
+  EXPECT_THAT(*done_, IsOk());
+  EXPECT_EQ(dropped_.arrays_size(), 2);
 }
 
 }  // namespace
