@@ -16,6 +16,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "client/wire_enums.h"
+#include "rpc/dial.h"
 #include "rpc/spec_codec.h"
 #include "rpc/status.h"
 #include "rpc/steady_deadline.h"
@@ -34,6 +35,9 @@ constexpr const char* kGetTiles = "/shardmesh.v1.TileService/GetTiles";
 // The coordinator has said that the worker is there: one that is busy is waited for. One that is
 // gone refuses the connection at once.
 constexpr absl::Duration kConnectTimeout = absl::Seconds(10);
+// How long one of several addresses has to accept a connection before the next one is tried. Where
+// packets to an address are lost nothing comes back. It has its whole time if no other answers.
+constexpr absl::Duration kDialTime = absl::Milliseconds(500);
 
 // The memory that slices of one stream lie in: the tensors' own, and blocks for bytes that had to
 // be cut out. It knows which of them gRPC still holds, and recycles its blocks. Thread-safe.
@@ -373,23 +377,40 @@ absl::StatusOr<std::unique_ptr<WorkerClient>> WorkerClient::Connect(
                                     .max_message_bytes = rpc::kMaxDataMessageBytes,
                                     .own_connection = true};
   const auto time = rpc::SteadyDeadline::At(deadline);
+  std::vector<std::string> failures;
   absl::Status failure = absl::UnavailableError("the worker has no address");
-  for (const std::string& address : addresses) {
+  const auto connect = [&](const std::string& address) -> std::unique_ptr<WorkerClient> {
     auto channel = rpc::CreateChannel(address, options);
-    if (!channel.ok()) {
-      failure = std::move(channel).status();
-      continue;
-    }
-    absl::Status connected =
-        rpc::WaitForConnected(**channel, address, std::min(kConnectTimeout, time.left()), options);
+    const absl::Status connected =
+        channel.ok() ? rpc::WaitForConnected(**channel, address,
+                                             std::min(kConnectTimeout, time.left()), options)
+                     : channel.status();
     if (connected.ok()) {
       return std::unique_ptr<WorkerClient>(
           new WorkerClient(std::make_unique<Impl>(*std::move(channel), address)));
     }
-    failure = addresses.size() == 1 || &address == &addresses.front()
-                  ? std::move(connected)
-                  : absl::UnavailableError(
-                        StrCat(ToStd(failure.message()), "; ", ToStd(connected.message())));
+    failures.emplace_back(ToStd(connected.message()));
+    failure = failures.size() == 1 ? connected : absl::UnavailableError(StrJoin(failures, "; "));
+    return nullptr;
+  };
+  std::vector<const std::string*> silent;  // or they refuse, which is said once more below
+  for (const std::string& address : addresses) {
+    if (addresses.size() > 1) {
+      const absl::Status dialled =
+          rpc::Dial(address, absl::Now() + std::min(kDialTime, time.left())).status();
+      if (!dialled.ok() && !absl::IsUnimplemented(dialled)) {
+        silent.push_back(&address);
+        continue;
+      }
+    }
+    if (auto client = connect(address); client != nullptr) {
+      return client;
+    }
+  }
+  for (const std::string* const address : silent) {
+    if (auto client = connect(*address); client != nullptr) {
+      return client;
+    }
   }
   return failure;
 }

@@ -62,9 +62,9 @@ struct WorkerIdentity {
 // Not thread-safe, but for the cancellations that calls are given.
 class WorkerClient {
  public:
-  // Connects to the first of `addresses` (best first) that answers before `deadline`, and within
-  // kConnectTimeout each; over TLS it has to be the worker of that identity. UNAVAILABLE names them
-  // all if none does.
+  // Connects to the first of `addresses` (best first) that answers before `deadline`, within 10 s
+  // each; one that accepts nothing for half a second comes after the others. Over TLS it has to be
+  // the worker of that identity. UNAVAILABLE names them all if none does.
   static absl::StatusOr<std::unique_ptr<WorkerClient>> Connect(
       const std::string& identity, absl::Span<const std::string> addresses,
       const rpc::Credentials& credentials, absl::Time deadline);

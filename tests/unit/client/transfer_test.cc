@@ -11,6 +11,7 @@
 
 #include "client/worker_client.h"
 #include "sharding/str_cat.h"
+#include "tests/testing/silent_socket.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/unit/client/small_cluster.h"
 
@@ -236,6 +237,24 @@ TEST_F(TransferTest, AWorkerSaysWhoItIs) {
                                  worker->Identify({options_.deadline.wall(), {}}));
   EXPECT_EQ(identity.identity, workers_[0]->address());
   EXPECT_EQ(identity.incarnation, 7u);
+}
+
+TEST_F(TransferTest, ASilentAddressOfAWorkerHoldsNobodyUpForLong) {
+  const ::shardmesh::test::SilentSocket silent;
+  const std::string& good = workers_[0]->address();
+  const auto connect = [&](const std::vector<std::string>& addresses, absl::Duration within) {
+    return WorkerClient::Connect(good, addresses, rpc::Credentials::Insecure(),
+                                 absl::Now() + within)
+        .status();
+  };
+  const absl::Time start = absl::Now();
+  EXPECT_THAT(connect({silent.address(), silent.address(), good}, absl::Seconds(60)), IsOk());
+  EXPECT_LT(absl::Now() - start, absl::Seconds(5)) << "and not the 10 s of each";
+  // Where no other answers it has the rest of the time.
+  const absl::Status failed = connect({silent.address(), "127.0.0.1:1"}, absl::Seconds(2));
+  EXPECT_THAT(failed, StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(std::string(failed.message()),
+              ::testing::AllOf(HasSubstr(silent.address()), HasSubstr("127.0.0.1:1")));
 }
 
 }  // namespace

@@ -20,12 +20,14 @@
 #include "rpc/connect.h"
 #include "rpc/dial.h"
 #include "rpc/server_lifecycle.h"
+#include "tests/testing/silent_socket.h"
 #include "tests/testing/status_matchers.h"
 
 namespace shardmesh::rpc {
 namespace {
 
 using ::shardmesh::test::IsOk;
+using ::shardmesh::test::SilentSocket;
 using ::shardmesh::test::StatusIs;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
@@ -33,48 +35,6 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 using Clock = std::chrono::steady_clock;
-
-// A socket of this host that listens and takes no connection in: further SYNs are swallowed.
-class SilentSocket {
- public:
-  SilentSocket() : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    sockaddr_in address = {};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t size = sizeof(address);
-    EXPECT_EQ(bind(socket_.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
-    EXPECT_EQ(getsockname(socket_.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
-    address_ = StrCat("127.0.0.1:", ntohs(address.sin_port));
-    Listen();
-  }
-  // At that port of the other loopback address, ::1.
-  explicit SilentSocket(int port) : socket_(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    sockaddr_in6 address = {};
-    address.sin6_family = AF_INET6;
-    address.sin6_addr = in6addr_loopback;
-    address.sin6_port = htons(static_cast<uint16_t>(port));
-    EXPECT_EQ(bind(socket_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
-    address_ = StrCat("[::1]:", port);
-    Listen();
-  }
-
-  const std::string& address() const { return address_; }
-
- private:
-  void Listen() {
-    EXPECT_EQ(listen(socket_.get(), 0), 0);
-    // As many as its queue has room for.
-    while (true) {
-      auto queued = Dial(this->address(), absl::Now() + absl::Milliseconds(200));
-      if (!queued.ok()) break;
-      queued_.push_back(*std::move(queued));
-    }
-  }
-
-  FileDescriptor socket_;
-  std::string address_;
-  std::vector<FileDescriptor> queued_;
-};
 
 TEST(ConnectorTest, ConnectsEachTimeOverAChannelOfItsOwn) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto server, ServerLifecycle::Start({}, {}));

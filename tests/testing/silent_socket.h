@@ -1,0 +1,66 @@
+// An address that answers nothing, as where packets are lost.
+#ifndef SHARDMESH_TESTS_TESTING_SILENT_SOCKET_H_
+#define SHARDMESH_TESTS_TESTING_SILENT_SOCKET_H_
+
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "rpc/dial.h"
+#include "sharding/str_cat.h"
+#include "tensor/file.h"
+
+namespace shardmesh::test {
+
+// A socket of this host that listens and takes no connection in: further SYNs are swallowed.
+class SilentSocket {
+ public:
+  SilentSocket() : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof(address);
+    EXPECT_EQ(bind(socket_.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
+    EXPECT_EQ(getsockname(socket_.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+    address_ = StrCat("127.0.0.1:", ntohs(address.sin_port));
+    Listen();
+  }
+  // At that port of the other loopback address, ::1.
+  explicit SilentSocket(int port) : socket_(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in6 address = {};
+    address.sin6_family = AF_INET6;
+    address.sin6_addr = in6addr_loopback;
+    address.sin6_port = htons(static_cast<uint16_t>(port));
+    EXPECT_EQ(bind(socket_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+    address_ = StrCat("[::1]:", port);
+    Listen();
+  }
+
+  const std::string& address() const { return address_; }
+
+ private:
+  void Listen() {
+    EXPECT_EQ(listen(socket_.get(), 0), 0);
+    // As many as its queue has room for.
+    while (true) {
+      auto queued = rpc::Dial(this->address(), absl::Now() + absl::Milliseconds(200));
+      if (!queued.ok()) break;
+      queued_.push_back(*std::move(queued));
+    }
+  }
+
+  FileDescriptor socket_;
+  std::string address_;
+  std::vector<FileDescriptor> queued_;
+};
+
+}  // namespace shardmesh::test
+
+#endif  // SHARDMESH_TESTS_TESTING_SILENT_SOCKET_H_
