@@ -98,13 +98,16 @@ void Print(const StoreCheck& check, const std::string& folder, bool set_aside) {
         "--cluster-of=SNAPSHOT takes it from a snapshot\n");
   }
   if (check.is_sound()) {
-    std::printf("all of it is as it was written\n");
+    std::printf(check.lacks_cluster ? "all else is as it was written\n"
+                                    : "all of it is as it was written\n");
   } else if (!set_aside) {
     std::printf("the coordinator leaves out what is unreadable; --set-aside moves it away\n");
   } else {
-    std::printf("set aside%s%s; the folder can be opened without it\n",
+    std::printf("set aside%s%s; %s\n",
                 check.replaced.empty() ? "" : "; the damaged database is now ",
-                check.replaced.c_str());
+                check.replaced.c_str(),
+                check.lacks_cluster ? "a coordinator starts when the record of its cluster is back"
+                                    : "the folder can be opened without it");
   }
 }
 

@@ -311,7 +311,7 @@ absl::Status Database::Error(int code, std::string_view doing) const {
     case SQLITE_NOTADB:
       return StoreError(absl::StatusCode::kDataLoss,
                         StrCat("the state database is damaged; see what can be read with "
-                               "`shardmesh-coordinator --check FOLDER`, or restore a snapshot: ",
+                               "`shardmesh admin check FOLDER`, or restore a snapshot: ",
                                what));
     case SQLITE_PERM:
     case SQLITE_READONLY:

@@ -486,7 +486,7 @@ void LogUnreadable(const std::string& path, const std::vector<UnreadableRecord>&
                    {"why", records[i].why}});
   }
   rpc::LogError(
-      "the store has unreadable records; `shardmesh-coordinator --check FOLDER` shows them, "
+      "the store has unreadable records; `shardmesh admin check FOLDER` shows them, "
       "with --set-aside it moves them aside",
       {{"file", path}, {"records", records.size()}});
 }

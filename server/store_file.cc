@@ -372,7 +372,7 @@ absl::StatusOr<StoredBounds> ReadBounds(Database& database) {
                                 bounds.Number(2) != BoundsChecksum(read.compacted, read.newest)))) {
     return StoreError(absl::StatusCode::kDataLoss,
                       StrCat("the state database is damaged: the bounds of ", database.path(),
-                             " are not as they were written; `shardmesh-coordinator --check FOLDER "
+                             " are not as they were written; `shardmesh admin check FOLDER "
                              "--set-aside` mends them"));
   }
   return read;

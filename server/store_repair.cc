@@ -107,10 +107,19 @@ absl::StatusOr<StoredState> ReadDatabase(const std::string& path) {
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t version, SchemaVersionOf(database));
   if (version == 0) {
     return StoreError(absl::StatusCode::kFailedPrecondition,
-                      StrCat(path, " is empty, not a snapshot"));
+                      StrCat(path, " holds no state: it is empty, or its end is missing"));
   }
   SHARDMESH_RETURN_IF_ERROR(database.CheckPages());
   return ReadState(database);
+}
+
+// The same of the copy of a snapshot. Errors name the file that it was copied from.
+absl::StatusOr<StoredState> ReadSnapshot(const std::string& copy, const std::string& file) {
+  absl::StatusOr<StoredState> state = ReadDatabase(copy);
+  if (!state.ok()) {
+    return WithContext(state.status(), StrCat("the snapshot ", file));
+  }
+  return state;
 }
 
 absl::StatusOr<ClusterRecord> ClusterOf(const RevisionIndex& index) {
@@ -624,13 +633,14 @@ absl::StatusOr<std::vector<Put>> WithGivenRanks(const Salvaged& salvaged, const 
   for (LostRanks& each : *lost) {
     const auto given = ranks.find(each.mesh_id);
     if (given == ranks.end()) {
-      return StoreError(
-          absl::StatusCode::kFailedPrecondition,
-          StrCat("which workers serve the ", each.mesh.size(), " ranks of mesh \"", each.mesh_id,
-                 "\" is lost, and ", each.arrays, " arrays lie on it; name the workers in the ",
-                 "order of their ranks, --ranks=", each.mesh_id,
-                 "=WORKER,WORKER..., or none, --ranks=", each.mesh_id,
-                 "=, if the first that attach shall get them"));
+      return WithReason(
+          absl::FailedPreconditionError(StrCat(
+              "which workers serve the ", each.mesh.size(), " ranks of mesh \"", each.mesh_id,
+              "\" is lost, and ", each.arrays, " arrays lie on it; name the workers in the ",
+              "order of their ranks, --ranks=", each.mesh_id,
+              "=WORKER,WORKER..., or none, --ranks=", each.mesh_id,
+              "=, if the first that attach shall get them")),
+          Reason::kMissingArgument);
     }
     if (given->second.empty()) {
       left.push_back(std::move(each));
@@ -693,7 +703,7 @@ absl::StatusOr<ClusterRecord> ClusterOfSnapshot(const std::string& folder,
   const std::string copy = folder + "/restoring";
   const absl::Cleanup remove = [&copy] { RemoveDatabase(copy).IgnoreError(); };
   SHARDMESH_RETURN_IF_ERROR(CopyDatabase(folder, file, copy));
-  SHARDMESH_ASSIGN_OR_RETURN(const StoredState snapshot, ReadDatabase(copy));
+  SHARDMESH_ASSIGN_OR_RETURN(const StoredState snapshot, ReadSnapshot(copy, file));
   SHARDMESH_ASSIGN_OR_RETURN(ClusterRecord cluster, ClusterOf(snapshot.index));
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t restores, CountReplaced(folder));
   // The state that lacks its cluster, and those before it, may each be of this snapshot.
@@ -819,7 +829,7 @@ absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::s
   if (!has_log) {
     SHARDMESH_RETURN_IF_ERROR(CopyDatabase(folder, file, copy));
   }
-  SHARDMESH_ASSIGN_OR_RETURN(const StoredState snapshot, ReadDatabase(copy));
+  SHARDMESH_ASSIGN_OR_RETURN(const StoredState snapshot, ReadSnapshot(copy, file));
   if (!snapshot.unreadable.empty()) {
     return StoreError(
         absl::StatusCode::kDataLoss,

@@ -1230,7 +1230,7 @@ TEST_F(RepairedCatalogueTest, SetsNothingAsideWhereTheRanksOfAMeshWithArraysAreL
   EXPECT_EQ(check.lost_ranks.front().mesh_id, "m");
   EXPECT_EQ(check.lost_ranks.front().arrays, 1);
   const absl::Status refused = CheckDataFolder(folder_, true).status();
-  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kStoreFailed));
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMissingArgument));
   EXPECT_THAT(std::string(refused.message()), HasSubstr("--ranks=m=WORKER"));
   for (const GivenRanks& wrong : {GivenRanks{{"m", {"w", "x"}}}, GivenRanks{{"m", {"a b\n"}}},
                                   GivenRanks{{"m", {"w"}}, {"n", {"w"}}}}) {
