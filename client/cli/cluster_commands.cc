@@ -423,6 +423,8 @@ absl::Status RunVersion(const Invocation& invocation) {
   absl::StatusOr<ServerVersion> server = absl::UnavailableError("");
   if (const auto client = invocation.Connect(); client.ok()) {
     server = (*client)->GetVersion();
+  } else {
+    server = client.status();
   }
   if (invocation.json) {
     Json json = {{"client", own}, {"server", nullptr}};
@@ -438,7 +440,7 @@ absl::Status RunVersion(const Invocation& invocation) {
   }
   std::cout << "shardmesh " << own << "\n";
   if (!server.ok()) {
-    std::cout << "no coordinator answers at " << invocation.address << "\n";
+    std::cout << "no coordinator answers: " << server.status().message() << "\n";
     return absl::OkStatus();
   }
   std::cout << "coordinator at " << invocation.address << ": " << server->build.version

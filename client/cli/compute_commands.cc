@@ -85,6 +85,9 @@ absl::Status Finish(const Invocation& invocation, MeshClient* client, const Step
   if (!flags.path.empty()) {
     std::cout << ", written to " << flags.path;
   }
+  if (flags.name.empty() && flags.path.empty()) {
+    std::cout << ", not kept (--out writes it, --as keeps it)";
+  }
   std::cout << "\nStep " << result.sequence << " took " << FormatTime(result.timings.total)
             << ": kernels " << FormatTime(result.timings.kernel) << ", collectives "
             << FormatTime(result.timings.collective) << ", "
@@ -254,7 +257,7 @@ void AddComputeCommands(CommandLine* line) {
   CLI::App* const collective = line->AddCommand(
       "collective", "Exchange an array's tiles along mesh axes, in all groups of devices at once",
       [collective_flags](const Invocation& i) { return RunCollective(i, *collective_flags); });
-  AddParsedOption(collective, "kind,--kind", &collective_flags->kind, ParseCollectiveKind,
+  AddParsedOption(collective, "kind", &collective_flags->kind, ParseCollectiveKind,
                   "all-reduce, all-gather, reduce-scatter, all-to-all, broadcast, reduce, gather, "
                   "scatter, permute, send (a permute of one pair) or barrier")
       ->required();

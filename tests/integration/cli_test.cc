@@ -188,6 +188,28 @@ TEST_F(CommandLineTest, LeavesNothingInAFolderThatIsNoneOfACoordinator) {
   }
 }
 
+TEST_F(CommandLineTest, ACoordinatorRefusesFlagsThatDoNotFitTogether) {
+  const struct Case {
+    std::vector<std::string> flags;
+    std::string error;
+  } kCases[] = {
+      {{"--set-aside"}, "--set-aside is for a check of a data folder; give --check FOLDER too"},
+      {{"--ranks=m=a,b"}, "--ranks is for a check of a data folder; give --check FOLDER too"},
+      {{"--heartbeat-interval=10s"},
+       "--lost-after 5s is less than two of --heartbeat-interval 10s, so workers that are well "
+       "would be lost; give --lost-after 20s or more, or a shorter --heartbeat-interval"},
+      {{"--lost-after=1ms"}, "--lost-after 1ms is less than two of --heartbeat-interval 1s"},
+      {{"--rpc-memory=1"}, "--rpc-memory is 1 bytes, less than one worker takes"},
+  };
+  for (const Case& c : kCases) {
+    std::vector<std::string> flags = c.flags;
+    flags.insert(flags.end(), {"--listen=127.0.0.1:0", "--http-listen="});
+    ServerProcess coordinator("shardmesh-coordinator", flags);
+    EXPECT_EQ(coordinator.AwaitEnd(), "exited with code 2");
+    EXPECT_THAT(coordinator.Log(), HasSubstr("shardmesh-coordinator: " + c.error));
+  }
+}
+
 TEST_F(CommandLineTest, ReportsErrorsAsJson) {
   for (const std::vector<std::string>& arguments : std::vector<std::vector<std::string>>{
            {"statsu", "--output=json"}, {"status", "--output", "json", "--deadline", "soon"}}) {
@@ -1107,7 +1129,7 @@ TEST_F(ClusterCommandTest, ExchangesTiles) {
   expect({"scatter", Path("a.npy"), "--axes", "fsdp,tp", "--root", "3", "--as", "rows"},
          "(fsdp,tp),-, named rows");
   expect({"all-to-all", "rows", "--axes", "tp", "--split-dimension", "1"}, "fsdp,tp");
-  expect({"--kind", "all-gather", "rows", "--axes", "tp", "--algorithm", "ring"}, "fsdp,-");
+  expect({"all-gather", "rows", "--axes", "tp", "--algorithm", "ring"}, "fsdp,-");
   expect({"permute", "rows", "--axes", "fsdp,tp", "--pairs", "0:1,1:2"}, "(fsdp,tp),-");
   expect({"send", "rows", "--axes", "tp", "--from", "1", "--to", "0"}, "(fsdp,tp),-");
   expect({"reduce", "rows", "--axes", "tp", "--root=1", "--algorithm", "binomial"},
@@ -1150,7 +1172,7 @@ TEST_F(ClusterCommandTest, ExchangesTiles) {
       {{"permute", "rows", "--axes", "tp", "--pairs", "0-1"}, "is no pair of places, as in"},
       {{"send", "rows", "--axes", "tp", "--from", "1"}, "--to"},
       {{"send", "rows", "--axes", "tp", "--from=1", "--to=0", "--pairs", "0:1"}, "--pairs"},
-      {{"broadcst", "rows", "--axes", "tp"}, "shardmesh: --kind: \"broadcst\" is none of"},
+      {{"broadcst", "rows", "--axes", "tp"}, "shardmesh: kind: \"broadcst\" is none of"},
       {{"broadcst", "rows", "--axes", "tp"}, "did you mean \"broadcast\"?"},
       {{"scatter", "rows", "--axes", "tp", "--counts", "4,x"}, "--counts"},
       {{"all-reduce", "rows", "--axes", "tp", "--order", "slowest"}, "reproducible, fastest"},
