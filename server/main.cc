@@ -55,7 +55,7 @@ void Print(const StoreCheck& check, const std::string& folder, bool set_aside) {
   std::printf("%s: schema %lld, %lld records can be read, revisions %lld to %lld\n", folder.c_str(),
               static_cast<long long>(check.schema_version), static_cast<long long>(check.records),
               static_cast<long long>(check.compacted), static_cast<long long>(check.newest));
-  for (const absl::Status& found : {check.pages, check.bounds}) {
+  for (const absl::Status& found : {check.log, check.pages, check.bounds}) {
     if (!found.ok()) std::printf("damaged: %s\n", std::string(found.message()).c_str());
   }
   for (const UnreadableRecord& record : check.unreadable) {
@@ -97,17 +97,25 @@ void Print(const StoreCheck& check, const std::string& folder, bool set_aside) {
         "the record of its cluster is gone: no coordinator starts with this state; --set-aside "
         "--cluster-of=SNAPSHOT takes it from a snapshot\n");
   }
-  if (check.is_sound()) {
+  if (check.is_empty()) {
+    std::printf(
+        "nothing was ever written into it: a coordinator makes a new cluster of it; if one had its "
+        "state here, restore a snapshot first\n");
+  } else if (check.is_sound()) {
     std::printf(check.lacks_cluster ? "all else is as it was written\n"
                                     : "all of it is as it was written\n");
-  } else if (!set_aside) {
-    std::printf("the coordinator leaves out what is unreadable; --set-aside moves it away\n");
-  } else {
+  } else if (set_aside) {
     std::printf("set aside%s%s; %s\n",
                 check.replaced.empty() ? "" : "; the damaged database is now ",
                 check.replaced.c_str(),
                 check.lacks_cluster ? "a coordinator starts when the record of its cluster is back"
                                     : "the folder can be opened without it");
+  } else if (check.log.ok() && check.pages.ok() && check.bounds.ok()) {
+    std::printf("the coordinator leaves out what is unreadable; --set-aside moves it away\n");
+  } else {
+    std::printf(
+        "no coordinator starts with this state; --set-aside makes one of all that can be read, and "
+        "keeps this one\n");
   }
 }
 
@@ -115,7 +123,7 @@ void Print(const StoreCheck& check, const std::string& folder, bool set_aside) {
 void PrintJson(const StoreCheck& check, const std::string& folder, bool set_aside) {
   using Json = nlohmann::ordered_json;
   Json damaged = Json::array();
-  for (const absl::Status& found : {check.pages, check.bounds}) {
+  for (const absl::Status& found : {check.log, check.pages, check.bounds}) {
     if (!found.ok()) damaged.push_back(std::string(found.message()));
   }
   Json unreadable = Json::array();
@@ -145,6 +153,7 @@ void PrintJson(const StoreCheck& check, const std::string& folder, bool set_asid
   }
   const Json document = {{"folder", folder},
                          {"sound", check.is_sound()},
+                         {"empty", check.is_empty()},
                          {"schema_version", check.schema_version},
                          {"records", check.records},
                          {"compacted_revision", check.compacted},
@@ -155,7 +164,7 @@ void PrintJson(const StoreCheck& check, const std::string& folder, bool set_asid
                          {"perhaps_out_of_date", std::move(former)},
                          {"lost_ranks", std::move(lost_ranks)},
                          {"lacks_cluster", check.lacks_cluster},
-                         {"set_aside", set_aside && !check.is_sound()},
+                         {"set_aside", set_aside && !check.is_sound() && !check.is_empty()},
                          {"replaced", check.replaced}};
   std::printf("%s\n", document.dump(2, ' ', false, Json::error_handler_t::replace).c_str());
 }
@@ -208,8 +217,8 @@ int Check(const std::string& folder, bool set_aside, const std::string& cluster_
     return rpc::FlagSet::kFailed;
   }
   json ? PrintJson(*check, folder, set_aside) : Print(*check, folder, set_aside);
-  return (check->is_sound() || set_aside) && !check->lacks_cluster ? rpc::FlagSet::kDone
-                                                                   : rpc::FlagSet::kFailed;
+  const bool opens = check->is_sound() || (set_aside && !check->is_empty());
+  return opens && !check->lacks_cluster ? rpc::FlagSet::kDone : rpc::FlagSet::kFailed;
 }
 
 // Puts a snapshot back, and says in the log what differs.

@@ -74,6 +74,15 @@ void Database::Statement::Reset() const { sqlite3_reset(statement_); }
 Database::~Database() { sqlite3_close(handle_); }
 
 absl::Status Database::Open(const std::string& vfs) {
+  struct stat found;
+  const std::string log = path_ + "-wal";
+  if ((stat(path_.c_str(), &found) == 0 ? found.st_size == 0 : errno == ENOENT) &&
+      stat(log.c_str(), &found) == 0 && found.st_size > 0) {
+    return StoreError(absl::StatusCode::kDataLoss,
+                      StrCat("there is a log ", log, " of ", found.st_size,
+                             " bytes, but its database is missing or empty; put the database back, "
+                             "or restore a snapshot"));
+  }
   const int code = sqlite3_open_v2(
       path_.c_str(), &handle_,
       SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX | SQLITE_OPEN_EXRESCODE,
@@ -84,6 +93,12 @@ absl::Status Database::Open(const std::string& vfs) {
                       StrCat("cannot write ", path_, "; the coordinator needs to"));
   }
   return absl::OkStatus();
+}
+
+absl::Status Database::KeepLog(bool keep) {
+  const int code = sqlite3_db_config(handle_, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, keep ? 1 : 0,
+                                     static_cast<int*>(nullptr));
+  return code == SQLITE_OK ? absl::OkStatus() : Error(code, "keep the log");
 }
 
 absl::Status Database::Execute(const std::string& sql) {
@@ -153,6 +168,19 @@ absl::Status Database::Checkpoint() {
   if (code != SQLITE_OK) return Error(code, "checkpoint");
   log_pages_ = 0;
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> Database::FirstPage() {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto page_bytes, Number("PRAGMA page_size"));
+  sqlite3_int64 size = 0;
+  unsigned char* const bytes = sqlite3_serialize(handle_, "main", &size, 0);
+  if (bytes == nullptr || size < *page_bytes) {
+    sqlite3_free(bytes);
+    return Error(SQLITE_NOMEM, "serialize");
+  }
+  std::string page(reinterpret_cast<const char*>(bytes), static_cast<size_t>(*page_bytes));
+  sqlite3_free(bytes);
+  return page;
 }
 
 absl::Status Database::LimitPages(int64_t pages) {

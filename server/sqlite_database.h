@@ -70,7 +70,11 @@ class Database {
   Database& operator=(const Database&) = delete;
 
   // `vfs`: SQLite's layer below it, for tests that let it fail; empty: the system's files.
+  // DATA_LOSS: the file is missing or empty, but its log is not; SQLite would remove the log.
   absl::Status Open(const std::string& vfs = "");
+  // Whether closing leaves the log as it is. Else, as at the beginning, closing copies it into the
+  // database, as far as SQLite can read it, and removes it.
+  absl::Status KeepLog(bool keep);
   absl::Status Execute(const std::string& sql);
   absl::StatusOr<Statement> Prepare(const std::string& sql);
   // Runs a statement that returns no rows.
@@ -96,6 +100,9 @@ class Database {
   int64_t log_pages() const { return log_pages_; }
   // Copies the log into the database, and syncs it.
   absl::Status Checkpoint();
+
+  // The first page of the database as its file would have it.
+  absl::StatusOr<std::string> FirstPage();
 
   // How many pages the database may grow to, or has if they are more.
   absl::Status LimitPages(int64_t pages);

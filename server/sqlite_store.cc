@@ -17,6 +17,7 @@
 #include "rpc/log.h"
 #include "server/sqlite_database.h"
 #include "server/store_file.h"
+#include "server/wal_file.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -499,12 +500,19 @@ absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(SqliteStoreOptions option
                              FolderLock::Take(options.folder, options.lock_timeout));
   SHARDMESH_RETURN_IF_ERROR(FinishReplacement(options.folder));
   RemoveSnapshots(options.folder);
+  SHARDMESH_RETURN_IF_ERROR(CheckHasState(options.folder));
 
   auto database = std::make_unique<Database>(DatabasePath(options.folder));
+  // SQLite would drop what is behind a damage of the log.
+  SHARDMESH_ASSIGN_OR_RETURN(const WalFile log, WalFile::Read(database->path() + "-wal"));
+  SHARDMESH_RETURN_IF_ERROR(log.damage());
   SHARDMESH_RETURN_IF_ERROR(database->Open(options.vfs));
+  // A state that is refused stays as it is.
+  SHARDMESH_RETURN_IF_ERROR(database->KeepLog(true));
   // One process, one connection: so the log's index needs no shared memory file.
   SHARDMESH_RETURN_IF_ERROR(database->Execute("PRAGMA locking_mode = EXCLUSIVE"));
-  SHARDMESH_RETURN_IF_ERROR(SchemaVersionOf(*database).status());
+  SHARDMESH_ASSIGN_OR_RETURN(const int64_t version, SchemaVersionOf(*database));
+  if (version == 0) SHARDMESH_RETURN_IF_ERROR(CheckIsNew(options.folder));
   SHARDMESH_RETURN_IF_ERROR(database->CheckPages());
   SHARDMESH_RETURN_IF_ERROR(database->UseLog());
   // What is in the log may be there though its sync failed: it counts once it is copied and synced.
@@ -513,6 +521,7 @@ absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(SqliteStoreOptions option
     return copied;
   }
   SHARDMESH_RETURN_IF_ERROR(PrepareSchema(*database));
+  SHARDMESH_RETURN_IF_ERROR(database->KeepLog(false));
   SHARDMESH_RETURN_IF_ERROR(GiveBackFreePages(*database, options.folder));
   SHARDMESH_ASSIGN_OR_RETURN(StoredState state, ReadState(*database));
   LogUnreadable(database->path(), state.unreadable);

@@ -53,7 +53,9 @@ inline constexpr std::string_view kSnapshotPrefix = "snapshot-";
 //                        newer schema (SCHEMA_MISMATCH), or is not one of ours.
 //   PERMISSION_DENIED    folder or file cannot be written.
 //   NOT_FOUND            the folder's parent is not there.
-//   DATA_LOSS            the database's pages are damaged; see `shardmesh admin check`.
+//   DATA_LOSS            the database's pages or its log are damaged, or the database is missing or
+//                        empty in a folder that had one; see `shardmesh admin check`. The folder's
+//                        files stay as they are.
 //   RESOURCE_EXHAUSTED   the disk is full (STORE_FULL), and an empty store or one of an older
 //                        schema cannot be written for that.
 absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(SqliteStoreOptions options);

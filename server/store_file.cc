@@ -77,17 +77,29 @@ absl::Status FileSystemError(std::string_view doing, const std::string& path,
   return SystemError(doing, path);
 }
 
-// The database that is to take the place of a folder's own; empty if there is none.
-absl::StatusOr<std::string> NextOf(const std::string& folder) {
+// What a coordinator that had written its state left in the folder beside its database; empty:
+// nothing. All of it is made after the first commit was synced.
+absl::StatusOr<std::string> TraceOf(const std::string& folder) {
   std::error_code error;
-  std::string next;
   for (std::filesystem::directory_iterator entry(folder, error), end; !error && entry != end;
        entry.increment(error)) {
-    const std::string path = entry->path();
-    if (absl::EndsWith(path, ToAbsl(kNextSuffix)) && absl::StrContains(path, ".db-")) next = path;
+    const std::string name = entry->path().filename();
+    if ((name == "reserve" && entry->is_regular_file(error)) || name == "restored" ||
+        absl::StartsWith(name, "replaced.db-") || absl::StartsWith(name, "damaged.db-")) {
+      return entry->path().string();
+    }
   }
   if (error) return FileSystemError("list", folder, error);
-  return next;
+  return "";
+}
+
+absl::Status LostState(const std::string& folder, std::string_view what, std::string_view trace) {
+  return StoreError(
+      absl::StatusCode::kDataLoss,
+      StrCat("the state of the cluster in ", folder, " is lost: ", what, ", though ", trace,
+             " is there; put back state.db and state.db-wal as they were, or restore a snapshot "
+             "with --restore; workers keep their tiles until then; a new cluster needs an empty "
+             "folder"));
 }
 
 // Bytes of a number, the lowest first.
@@ -208,15 +220,21 @@ absl::StatusOr<std::string> ReplaceDatabase(const std::string& folder, const std
   return has_one ? to : "";
 }
 
-absl::StatusOr<bool> IsBeingReplaced(const std::string& folder) {
+absl::StatusOr<std::string> NextDatabase(const std::string& folder) {
   std::error_code error;
-  if (!std::filesystem::is_directory(folder, error)) return false;
-  SHARDMESH_ASSIGN_OR_RETURN(const std::string next, NextOf(folder));
-  return !next.empty();
+  std::string next;
+  if (!std::filesystem::is_directory(folder, error)) return next;
+  for (std::filesystem::directory_iterator entry(folder, error), end; !error && entry != end;
+       entry.increment(error)) {
+    const std::string path = entry->path();
+    if (absl::EndsWith(path, ToAbsl(kNextSuffix)) && absl::StrContains(path, ".db-")) next = path;
+  }
+  if (error) return FileSystemError("list", folder, error);
+  return next;
 }
 
 absl::Status FinishReplacement(const std::string& folder) {
-  SHARDMESH_ASSIGN_OR_RETURN(const std::string next, NextOf(folder));
+  SHARDMESH_ASSIGN_OR_RETURN(const std::string next, NextDatabase(folder));
   if (next.empty()) return absl::OkStatus();
   const std::string database = DatabasePath(folder);
   const std::string to = next.substr(0, next.size() - kNextSuffix.size());
@@ -234,6 +252,26 @@ absl::Status FinishReplacement(const std::string& folder) {
     return SystemError("rename", next);
   }
   return SyncFolder(folder);
+}
+
+absl::Status CheckHasState(const std::string& folder) {
+  const std::string database = DatabasePath(folder);
+  const std::string log = database + "-wal";
+  struct stat found;
+  const bool is_there = stat(database.c_str(), &found) == 0;
+  if (is_there ? found.st_size > 0 : errno != ENOENT) return absl::OkStatus();
+  const std::string what = StrCat(database, is_there ? " is empty" : " is missing");
+  if (stat(log.c_str(), &found) == 0 && found.st_size > 0) return LostState(folder, what, log);
+  SHARDMESH_ASSIGN_OR_RETURN(const std::string trace, TraceOf(folder));
+  return trace.empty() ? absl::OkStatus() : LostState(folder, what, trace);
+}
+
+absl::Status CheckIsNew(const std::string& folder) {
+  SHARDMESH_ASSIGN_OR_RETURN(const std::string trace, TraceOf(folder));
+  if (trace.empty()) return absl::OkStatus();
+  return LostState(
+      folder, StrCat(DatabasePath(folder), " has no tables, and its log none of their commits"),
+      trace);
 }
 
 FolderLock::~FolderLock() {

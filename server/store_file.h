@@ -44,11 +44,19 @@ absl::Status SyncFolder(const std::string& folder);
 // neither database open.
 absl::StatusOr<std::string> ReplaceDatabase(const std::string& folder, const std::string& prepared,
                                             std::string_view name);
-// Whether a replacement was begun that FinishReplacement has to finish. False without a folder.
-absl::StatusOr<bool> IsBeingReplaced(const std::string& folder);
+// The database that takes the folder's place where a replacement was begun that FinishReplacement
+// has to finish. Empty if there is none, or no folder.
+absl::StatusOr<std::string> NextDatabase(const std::string& folder);
 // Does what is left of a replacement that was interrupted; nothing where there is none. Called by
 // whoever has taken the lock of a folder, before its database is looked for.
 absl::Status FinishReplacement(const std::string& folder);
+
+// DATA_LOSS: the folder has lost its database, which is missing or empty, though something in the
+// folder shows that a coordinator kept its state there. OK for a folder that is new, and for one
+// whose first start was interrupted. Under the folder's lock, after FinishReplacement.
+absl::Status CheckHasState(const std::string& folder);
+// The same of a database that could be opened and has no tables (version 0).
+absl::Status CheckIsNew(const std::string& folder);
 
 // The lock that one process at a time can have on a data folder. The kernel takes it back when the
 // process dies, however it dies.

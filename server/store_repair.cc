@@ -1,6 +1,9 @@
 // Restoring, checking, salvaging.
 #include "server/store_repair.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -17,6 +20,8 @@
 #include "absl/strings/match.h"
 #include "absl/time/clock.h"
 #include "server/catalogue_record.h"
+#include "server/sqlite_store.h"
+#include "server/wal_file.h"
 #include "sharding/digest.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
@@ -98,12 +103,30 @@ void CompareStates(const RevisionIndex& before, const RevisionIndex& after, Rest
   }
 }
 
+std::string LogOf(const std::string& database) { return database + "-wal"; }
+
+bool HasContent(const std::string& file) {
+  std::error_code error;
+  const uintmax_t bytes = fs::file_size(file, error);
+  return !error && bytes > 0;
+}
+
+// Opens a database so that neither it nor its log change. DATA_LOSS: the log is damaged.
+absl::Status OpenToRead(Database& database) {
+  SHARDMESH_ASSIGN_OR_RETURN(const WalFile log, WalFile::Read(LogOf(database.path())));
+  SHARDMESH_RETURN_IF_ERROR(log.damage());
+  const bool has_log = fs::exists(LogOf(database.path()));
+  SHARDMESH_RETURN_IF_ERROR(database.Open());
+  // A log that SQLite makes for reading goes when it is closed.
+  SHARDMESH_RETURN_IF_ERROR(database.KeepLog(has_log));
+  return database.Execute("PRAGMA locking_mode = EXCLUSIVE");
+}
+
 // Reads all of a database, which stays as it is: one of an older schema may still be that of the
 // build that wrote it.
 absl::StatusOr<StoredState> ReadDatabase(const std::string& path) {
   Database database(path);
-  SHARDMESH_RETURN_IF_ERROR(database.Open());
-  SHARDMESH_RETURN_IF_ERROR(database.Execute("PRAGMA locking_mode = EXCLUSIVE"));
+  SHARDMESH_RETURN_IF_ERROR(OpenToRead(database));
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t version, SchemaVersionOf(database));
   if (version == 0) {
     return StoreError(absl::StatusCode::kFailedPrecondition,
@@ -159,12 +182,6 @@ absl::Status CheckIsFile(const std::string& file) {
 // transaction overwrote there.
 constexpr const char* kLogSuffixes[] = {"-wal", "-journal"};
 
-bool HasContent(const std::string& file) {
-  std::error_code error;
-  const uintmax_t bytes = fs::file_size(file, error);
-  return !error && bytes > 0;
-}
-
 bool HasLog(const std::string& file) {
   return std::any_of(std::begin(kLogSuffixes), std::end(kLogSuffixes),
                      [&](const char* suffix) { return HasContent(file + suffix); });
@@ -177,9 +194,11 @@ absl::StatusOr<std::optional<std::string>> RestoredFrom(const std::string& folde
     if (error) return FileError("look at", DatabasePath(folder), error);
     return std::nullopt;
   }
+  if (fs::is_regular_file(DatabasePath(folder), error) && !HasContent(DatabasePath(folder))) {
+    return std::nullopt;  // lost, or never written
+  }
   Database database(DatabasePath(folder));
-  SHARDMESH_RETURN_IF_ERROR(database.Open());
-  SHARDMESH_RETURN_IF_ERROR(database.Execute("PRAGMA locking_mode = EXCLUSIVE"));
+  SHARDMESH_RETURN_IF_ERROR(OpenToRead(database));
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t version, SchemaVersionOf(database));
   if (version == 0) return std::nullopt;
   std::optional<std::string> value;
@@ -270,6 +289,11 @@ absl::Status CopyDatabase(const std::string& folder, const std::string& file,
     if (!HasContent(file + suffix)) continue;
     SHARDMESH_RETURN_IF_ERROR(copy_file(suffix));
     has_log = true;
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const WalFile log, WalFile::Read(LogOf(copy)));
+  if (!log.damage().ok()) {
+    return StoreError(absl::StatusCode::kDataLoss,
+                      StrCat("the snapshot ", file, " is damaged: ", log.damage().message()));
   }
   if (!has_log) return absl::OkStatus();
   {
@@ -406,6 +430,161 @@ absl::StatusOr<Salvaged> Salvage(Database& database) {
   return salvaged;
 }
 
+// A database that is looked at.
+struct Opened {
+  std::unique_ptr<Database> database;
+  bool is_image = false;  // not the database itself, but what could be made of it
+  int64_t schema_version = 0;
+  absl::Status log;              // DATA_LOSS, as StoreCheck has it
+  bool is_log_whole = true;      // as WalFile has it
+  absl::Status pages;            // DATA_LOSS, as StoreCheck has it
+  bool are_pages_whole = false;  // but for the first, which has no records
+};
+
+absl::Status ResizeFile(const std::string& path, uintmax_t bytes) {
+  std::error_code error;
+  fs::resize_file(path, bytes, error);
+  return error ? FileError("resize", path, error) : absl::OkStatus();
+}
+
+// Of a database's first page, https://sqlite.org/fileformat2.html#the_database_header.
+constexpr size_t kPageSizeOffset = 16;  // two bytes
+constexpr size_t kVersionsOffset = 18;  // of who may write, and read, it: 2 with a log, 1 without
+constexpr size_t kPagesOffset = 28;
+constexpr size_t kFreePagesOffset = 32;  // the first of them, and how many there are
+constexpr size_t kDatabaseHeaderBytes = 100;
+
+// How much of a database may have been cut off: what its first page says beyond that is damage too.
+constexpr uintmax_t kMostLostShare = 64;
+constexpr uintmax_t kMostLostBytes = uintmax_t{64} << 20;
+
+absl::Status TooDamaged(const std::string& path) {
+  return StoreError(absl::StatusCode::kDataLoss,
+                    StrCat("the state in ", path,
+                           " is too damaged to be salvaged: no record of it can be read; restore a "
+                           "snapshot with --restore"));
+}
+
+uint32_t NumberAt(std::string_view page, size_t at) {
+  uint32_t value = 0;
+  for (size_t i = 0; i < 4; ++i) value = value << 8 | static_cast<uint8_t>(page[at + i]);
+  return value;
+}
+
+absl::Status SyncFile(const std::string& path) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const bool is_synced = fd >= 0 && fsync(fd) == 0;
+  const std::error_code error(errno, std::generic_category());
+  if (fd >= 0) close(fd);
+  return is_synced ? absl::OkStatus() : FileError("sync", path, error);
+}
+
+absl::Status WriteStart(const std::string& path, std::string_view bytes) {
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file << bytes;
+  file.close();
+  return file ? absl::OkStatus()
+              : StoreError(absl::StatusCode::kInternal, StrCat("cannot write ", path));
+}
+
+// Writes a database with its log to `image`, as one file. As many pages are there as its first page
+// says: those that a file lacks which was cut off are zero.
+absl::Status WriteImage(const std::string& path, const WalFile& log, const std::string& image) {
+  SHARDMESH_RETURN_IF_ERROR(RemoveDatabase(image));
+  std::error_code error;
+  fs::copy_file(path, image, error);
+  if (error) return FileError("copy the state to", image, error);
+  // What an interrupted transaction overwrote; there is none where there is a log.
+  if (HasContent(path + "-journal")) {
+    fs::copy_file(path + "-journal", image + "-journal", error);
+    if (error) return FileError("copy the state to", image, error);
+  }
+  SHARDMESH_RETURN_IF_ERROR(log.ApplyTo(image));
+  std::ifstream in(image, std::ios::binary);
+  std::string header(kDatabaseHeaderBytes, '\0');
+  in.read(header.data(), static_cast<std::streamsize>(header.size()));
+  if (!in) return absl::OkStatus();
+  // It has no log any more.
+  header[kVersionsOffset] = header[kVersionsOffset + 1] = 1;
+  SHARDMESH_RETURN_IF_ERROR(WriteStart(image, header));
+  const uintmax_t bytes = fs::file_size(image, error);
+  if (error) return FileError("look at", image, error);
+  const uintmax_t page_bytes = NumberAt(header, kPageSizeOffset) >> 16;
+  const uintmax_t wanted = page_bytes * NumberAt(header, kPagesOffset);
+  const bool is_cut_off = wanted > bytes && wanted <= bytes * kMostLostShare + kMostLostBytes;
+  return is_cut_off ? ResizeFile(image, wanted) : absl::OkStatus();
+}
+
+// Gives a database the first page that each one of ours of the newest schema has: the tables of one
+// that no older build made are on the same pages.
+absl::Status MendFirstPage(const std::string& image) {
+  SHARDMESH_RETURN_IF_ERROR(RemoveDatabase(image + "-first"));
+  const absl::Cleanup remove = [&] { RemoveDatabase(image + "-first").IgnoreError(); };
+  std::string page;
+  {
+    Database database(image + "-first");
+    SHARDMESH_RETURN_IF_ERROR(database.Open());
+    SHARDMESH_RETURN_IF_ERROR(PrepareSchema(database));
+    SHARDMESH_ASSIGN_OR_RETURN(page, database.FirstPage());
+  }
+  std::error_code error;
+  const uintmax_t bytes = fs::file_size(image, error);
+  if (error) return FileError("look at", image, error);
+  const uintmax_t pages = (bytes + page.size() - 1) / page.size();
+  SHARDMESH_RETURN_IF_ERROR(ResizeFile(image, pages * page.size()));
+  for (size_t i = 0; i < 4; ++i) {
+    page[kPagesOffset + i] = static_cast<char>(pages >> (24 - 8 * i) & 0xff);
+  }
+  std::fill_n(page.begin() + kFreePagesOffset, 8, '\0');
+  return WriteStart(image, page);
+}
+
+// Opens a database so that all that can be read of it, is. Where neither SQLite can read its log
+// nor its first page, that is an image of it, in one file. Without `writes` it stays as it is.
+absl::StatusOr<Opened> OpenToCheck(const std::string& path, const std::string& image, bool writes) {
+  Opened opened;
+  SHARDMESH_ASSIGN_OR_RETURN(const WalFile log, WalFile::Read(LogOf(path)));
+  opened.log = log.damage();
+  opened.is_log_whole = log.is_whole();
+  const auto open = [&](const std::string& file) -> absl::Status {
+    opened.database = std::make_unique<Database>(file);
+    SHARDMESH_RETURN_IF_ERROR(opened.database->Open());
+    SHARDMESH_RETURN_IF_ERROR(opened.database->KeepLog(!writes && fs::exists(LogOf(file))));
+    SHARDMESH_RETURN_IF_ERROR(opened.database->Execute("PRAGMA locking_mode = EXCLUSIVE"));
+    SHARDMESH_ASSIGN_OR_RETURN(opened.schema_version, SchemaVersionOf(*opened.database));
+    opened.pages = opened.database->CheckPages();
+    return opened.pages;
+  };
+  // A journal of an interrupted transaction is taken back by the first read.
+  const bool has_journal = !writes && HasContent(path + "-journal");
+  absl::Status status = opened.log;
+  if (status.ok() && !has_journal) {
+    status = open(path);
+    // Damaged pages are looked for in the database's one file.
+    if (status.ok() || (absl::IsDataLoss(opened.pages) && (writes || !HasContent(LogOf(path))))) {
+      return opened;
+    }
+    // An error of reading tells nothing of what is there.
+    if (!absl::IsDataLoss(status)) return status;
+  }
+  opened.database.reset();
+  opened.pages = absl::OkStatus();
+  opened.is_image = true;
+  SHARDMESH_RETURN_IF_ERROR(WriteImage(path, log, image));
+  status = open(image);
+  if (absl::IsDataLoss(status) && opened.pages.ok()) {
+    opened.database.reset();
+    SHARDMESH_RETURN_IF_ERROR(MendFirstPage(image));
+    const absl::Status mended = open(image);
+    opened.are_pages_whole = mended.ok();
+    if (mended.ok()) opened.pages = status;  // it is written anew all the same
+    status = mended;
+  }
+  if (!status.ok() && !absl::IsDataLoss(status)) return status;
+  if (!status.ok() && opened.pages.ok()) return TooDamaged(path);
+  return opened;
+}
+
 // The cluster of which these rows are; nullopt if none of them tells.
 std::optional<ClusterRecord> ClusterOf(const std::vector<StoredRow>& rows) {
   std::optional<ClusterRecord> cluster;
@@ -425,7 +604,9 @@ struct Extent {
 Extent ExtentOf(const std::string& path) {
   Extent extent;
   Database database(path);
-  if (!database.Open().ok() || !database.Execute("PRAGMA locking_mode = EXCLUSIVE").ok()) {
+  // As far as SQLite can read it, whatever its log is like.
+  if (!database.Open().ok() || !database.KeepLog(true).ok() ||
+      !database.Execute("PRAGMA locking_mode = EXCLUSIVE").ok()) {
     return extent;
   }
   const absl::StatusOr<int64_t> version = SchemaVersionOf(database);
@@ -894,30 +1075,47 @@ absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::s
 
 absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_aside,
                                            const std::string& cluster_of, const GivenRanks& ranks) {
-  const std::string path = DatabasePath(folder);
-  const auto missing = [&] { return StoreError(absl::StatusCode::kNotFound, NoDatabase(folder)); };
   std::error_code error;
   // Not even a lock is left in a folder that is none of a coordinator.
-  SHARDMESH_ASSIGN_OR_RETURN(const bool is_replaced, IsBeingReplaced(folder));
-  const bool has_one = is_replaced || fs::exists(path, error);
-  if (error) return FileError("look for", path, error);
-  if (!has_one) return missing();
-  SHARDMESH_ASSIGN_OR_RETURN(const FolderLock lock, FolderLock::Take(folder));
-  SHARDMESH_RETURN_IF_ERROR(FinishReplacement(folder));
-  if (!fs::exists(path, error)) return missing();
+  SHARDMESH_ASSIGN_OR_RETURN(std::string next, NextDatabase(folder));
+  if (next.empty() && !fs::exists(DatabasePath(folder), error)) {
+    if (error) return FileError("look for", DatabasePath(folder), error);
+    if (fs::is_directory(folder, error)) SHARDMESH_RETURN_IF_ERROR(CheckHasState(folder));
+    return StoreError(absl::StatusCode::kNotFound, NoDatabase(folder));
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const FolderLock lock,
+                             set_aside ? FolderLock::Take(folder) : FolderLock::TakeToRead(folder));
+  if (set_aside) {
+    SHARDMESH_RETURN_IF_ERROR(FinishReplacement(folder));
+    next.clear();
+  }
+  if (next.empty()) SHARDMESH_RETURN_IF_ERROR(CheckHasState(folder));
   StoreCheck check;
-  auto database = std::make_unique<Database>(path);
-  SHARDMESH_RETURN_IF_ERROR(database->Open());
-  SHARDMESH_RETURN_IF_ERROR(database->Execute("PRAGMA locking_mode = EXCLUSIVE"));
-  SHARDMESH_ASSIGN_OR_RETURN(check.schema_version, SchemaVersionOf(*database));
-  check.pages = database->CheckPages();
-  // An error of reading tells nothing of what is there.
-  if (!check.pages.ok() && !absl::IsDataLoss(check.pages)) return check.pages;
-  if (check.schema_version == 0) return check;  // nothing was ever written into it
+  // Removed at the next start where this process cannot.
+  const std::string image = StrCat(folder, "/", kSnapshotPrefix, "check-", getpid());
+  const absl::Cleanup remove_image = [&image] { RemoveDatabase(image).IgnoreError(); };
+  SHARDMESH_ASSIGN_OR_RETURN(
+      Opened opened, OpenToCheck(next.empty() ? DatabasePath(folder) : next, image, set_aside));
+  auto& database = opened.database;
+  check.schema_version = opened.schema_version;
+  check.log = opened.log;
+  check.pages = opened.pages;
+  if (check.is_empty()) {  // nothing was ever written into it
+    SHARDMESH_RETURN_IF_ERROR(CheckIsNew(folder));
+    if (!check.log.ok()) return TooDamaged(DatabasePath(folder));
+    return check;
+  }
   const absl::StatusOr<StoredBounds> read = ReadBounds(*database);
   if (!read.ok() && !absl::IsDataLoss(read.status())) return read.status();
   check.bounds = read.status();
-  SHARDMESH_ASSIGN_OR_RETURN(Salvaged salvaged, Salvage(*database));
+  absl::StatusOr<Salvaged> found = Salvage(*database);
+  if (absl::IsDataLoss(found.status())) {
+    return TooDamaged(DatabasePath(folder));
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(Salvaged salvaged, std::move(found));
+  if (!check.pages.ok() && salvaged.rows.empty()) {
+    return TooDamaged(DatabasePath(folder));
+  }
   if (!salvaged.lost.empty() && check.pages.ok()) {
     check.pages = StoreError(absl::StatusCode::kDataLoss, salvaged.lost.front().why);
   }
@@ -929,8 +1127,10 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
   check.records = static_cast<int64_t>(salvaged.rows.size());
   check.unreadable = salvaged.unreadable;
   // Where nothing that was found explains the damage, rows may have gone without a trace.
-  const bool is_explained = !salvaged.unreadable.empty() || !check.bounds.ok();
-  if (!check.pages.ok() && (!salvaged.lost.empty() || !is_explained)) {
+  const bool is_explained = opened.is_log_whole && (!salvaged.unreadable.empty() ||
+                                                    !check.bounds.ok() || opened.are_pages_whole);
+  const bool is_rewritten = !check.pages.ok() || !opened.is_log_whole;
+  if (is_rewritten && (!salvaged.lost.empty() || !is_explained)) {
     check.former = FindFormer(salvaged);
   }
   if (!check.is_sound()) check.lost_ranks = FindLostRanks(salvaged);
@@ -955,12 +1155,21 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
     check.lacks_cluster = false;
   }
 
-  if (check.pages.ok()) {
+  if (!opened.is_log_whole && !given.cluster.has_value()) {
+    // The begin of the newest term may be among what is lost.
+    given.cluster = ClusterOf(salvaged.rows);
+    if (given.cluster.has_value()) {
+      given.cluster->term += kSkippedTerms;
+      SHARDMESH_RETURN_IF_ERROR(CheckTerm(given.cluster->term));
+    }
+  }
+
+  if (!is_rewritten) {
     SHARDMESH_RETURN_IF_ERROR(PrepareSchema(*database));
-    SHARDMESH_ASSIGN_OR_RETURN(const auto insert, database->Prepare(kInsertRecord));
-    SHARDMESH_ASSIGN_OR_RETURN(const auto forget,
-                               database->Prepare("DELETE FROM event WHERE key = ?1"));
     const absl::Status moved = database->InTransaction([&]() -> absl::Status {
+      SHARDMESH_ASSIGN_OR_RETURN(const auto insert, database->Prepare(kInsertRecord));
+      SHARDMESH_ASSIGN_OR_RETURN(const auto forget,
+                                 database->Prepare("DELETE FROM event WHERE key = ?1"));
       SHARDMESH_RETURN_IF_ERROR(MoveAside(*database, salvaged));
       if (!check.unreadable.empty() || given.cluster.has_value() || !given.meshes.empty()) {
         for (const StoredRow& row : ReplacementsOf(salvaged, bounds.newest)) {
@@ -975,6 +1184,11 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
       return WriteBounds(*database, bounds);
     });
     SHARDMESH_RETURN_IF_ERROR(moved);
+    if (opened.is_image) {
+      database.reset();
+      SHARDMESH_RETURN_IF_ERROR(SyncFile(image));
+      SHARDMESH_ASSIGN_OR_RETURN(check.replaced, ReplaceDatabase(folder, image, "damaged.db"));
+    }
     return check;
   }
   // The newest commits may have been on the pages that are lost: their revisions do not come again.

@@ -90,7 +90,8 @@ struct StoreCheck {
   int64_t records = 0;  // that can be read
   Revision compacted = 0;
   Revision newest = 0;
-  absl::Status pages;   // DATA_LOSS: they do not fit together
+  absl::Status log;     // DATA_LOSS: commits that were acknowledged are behind a damage in it
+  absl::Status pages;   // DATA_LOSS: they do not fit together, or the first one was not readable
   absl::Status bounds;  // DATA_LOSS: they are not as they were written
   std::vector<UnreadableRecord> unreadable;
   std::vector<LostRows> lost;  // of damaged pages
@@ -102,16 +103,28 @@ struct StoreCheck {
   // After setting aside: where the damaged database was moved, if a new one had to be written.
   std::string replaced;
 
-  bool is_sound() const { return pages.ok() && bounds.ok() && unreadable.empty(); }
+  // Nothing was ever written into it.
+  bool is_empty() const { return schema_version == 0; }
+  // All that was written can be read.
+  bool is_sound() const {
+    return !is_empty() && log.ok() && pages.ok() && bounds.ok() && unreadable.empty();
+  }
 };
 
-// Reads all that can be read of the database in a data folder, which keeps its schema: the build
-// that wrote it can go on with it. A replacement that was interrupted is finished first, as each
-// start does. With `set_aside` it then moves the
-// unreadable records to the table `set_aside`, mends the bounds, and writes a new database of the
-// readable records if pages are damaged; the folder opens afterwards, without them. The record of a
-// manifest whose chunks are all there is written anew. The state says from then on that its arrays
-// without a name may have had one (RestoredRecord), so that nobody deletes their tiles.
+// Reads all that can be read of the database in a data folder. Without `set_aside` no file of the
+// folder changes, is made or is removed; for a damaged log or first page a copy lies there
+// meanwhile.
+//
+// With `set_aside` a replacement that was interrupted is finished first, as each start does. Then
+// it moves the unreadable records to the table `set_aside`, mends the bounds, and writes a new
+// database of the readable records if pages are damaged; the folder opens afterwards, without them.
+// The record of a manifest whose chunks are all there is written anew. The state says from then on
+// that its arrays without a name may have had one (RestoredRecord), so that nobody deletes their
+// tiles. A sound state keeps its schema: the build that wrote it can go on with it.
+//
+// Commits behind a damage of the log (WalFile) are taken into the new database. Where a damaged
+// frame does not follow from its checksums, records may be lost without a trace, the newest term
+// too: revisions, terms and versions then skip as many as after damaged pages or a restore.
 //
 // Where pages are lost, the definitions of StoreCheck::former are written once more, at the newest
 // revision, with kSkippedVersions added to their versions; their history goes.
@@ -124,8 +137,9 @@ struct StoreCheck {
 //
 // FAILED_PRECONDITION: a process holds the folder; or it, or the snapshot, is another program's or
 // a newer schema's; or ranks are lost that are not given. INVALID_ARGUMENT: ranks are given that
-// fit no such mesh. Nothing is set aside then. NOT_FOUND: there is no database. INTERNAL: the disk
-// did not give what is there, which is no damage: nothing is set aside then.
+// fit no such mesh. Nothing is set aside then. NOT_FOUND: there is no database. DATA_LOSS: the
+// state is lost (CheckHasState), or no record of it can be read. INTERNAL: the disk did not give
+// what is there, which is no damage: nothing is set aside then.
 absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_aside,
                                            const std::string& cluster_of = "",
                                            const GivenRanks& ranks = {});

@@ -14,6 +14,7 @@
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -1002,6 +1003,257 @@ TEST(StoreRepairTest, ASnapshotOverAStateThatCannotBeReadGoesOnBehindIt) {
     }
     std::ofstream(folder + "/state.db", std::ios::trunc) << std::string(8192, 'x');
     std::filesystem::remove(folder + "/state.db-wal");
+  }
+}
+
+// Commits to the store of a folder one by one, as a process that is killed behind them: the log has
+// them, and the database has not.
+void CommitAllAndDie(const std::string& folder, const std::vector<Transaction>& transactions) {
+  const pid_t child = fork();
+  if (child == 0) {
+    const auto store = OpenFolder(folder);
+    if (!store.ok()) _exit(1);
+    for (const Transaction& transaction : transactions) {
+      if (!CommitAndWait(**store, transaction).ok()) _exit(1);
+    }
+    _exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+}
+
+// A folder whose coordinator was killed: "name/0" to "name/39" are in the log.
+std::string KilledFolder() {
+  const std::string folder = NewFolder();
+  SnapshotOf(folder, {.puts = {Cluster(3), {"name/before", "1"}}});
+  std::vector<Transaction> transactions = {{.puts = {Cluster(4)}}};
+  for (int i = 0; i < 40; ++i) {
+    transactions.push_back({.puts = {{StrCat("name/", i), std::string(1000, 'v')}}});
+  }
+  CommitAllAndDie(folder, transactions);
+  return folder;
+}
+
+// The names and bytes of all files in a folder.
+std::map<std::string, std::string> FilesOf(const std::string& folder) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    files[entry.path().filename()] = BytesOf(entry.path());
+  }
+  return files;
+}
+
+void FlipBit(const std::string& file, size_t at) {
+  std::string bytes = BytesOf(file);
+  ASSERT_LT(at, bytes.size());
+  bytes[at] = static_cast<char>(bytes[at] ^ 1);
+  std::ofstream(file, std::ios::binary | std::ios::trunc) << bytes;
+}
+
+void Overwrite(const std::string& file, size_t at, const std::string& with) {
+  std::fstream out(file, std::ios::in | std::ios::out | std::ios::binary);
+  out.seekp(static_cast<std::streamoff>(at));
+  out << with;
+}
+
+TEST(StoreRepairTest, AWrongBitInTheLogIsRefusedAndSettingAsideLosesNothing) {
+  for (const size_t at : {5u, 40u, 156u, 20'000u}) {
+    SCOPED_TRACE(at);
+    const std::string folder = KilledFolder();
+    ASSERT_NO_FATAL_FAILURE(FlipBit(folder + "/state.db-wal", at));
+    const auto before = FilesOf(folder);
+    const absl::Status refused = OpenFolder(folder).status();
+    EXPECT_THAT(refused, StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed));
+    EXPECT_THAT(refused.ToString(),
+                AllOf(HasSubstr(folder + "/state.db-wal is damaged"), HasSubstr("commits")));
+    for (const char* file : {"state.db", "state.db-wal"}) {
+      EXPECT_EQ(BytesOf(StrCat(folder, "/", file)), before.at(file)) << file;
+    }
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoreCheck check, CheckDataFolder(folder, true));
+    EXPECT_THAT(check.log, StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed));
+    EXPECT_THAT(check.pages, IsOk());
+    EXPECT_EQ(check.records, 43) << "with the cluster of term 3";
+    EXPECT_EQ(BytesOf(check.replaced), before.at("state.db")) << "it is kept";
+    EXPECT_EQ(BytesOf(check.replaced + "-wal"), before.at("state.db-wal"));
+    EXPECT_TRUE(CheckDataFolder(folder, false)->is_sound());
+    EXPECT_EQ(TermOf(folder), 4);
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
+    EXPECT_EQ(store->List("name/")->items.size(), 41u);
+    EXPECT_EQ(store->revision(), 42) << "nothing is uncertain";
+  }
+}
+
+TEST(StoreRepairTest, AFrameThatIsOverwrittenLosesNoCommitBehindIt) {
+  const std::string folder = KilledFolder();
+  // The page of it is in a later frame again, or its records cannot be read; nobody knows which.
+  Overwrite(folder + "/state.db-wal", 5 * 4120 + 1000, std::string(700, '\x5a'));
+  EXPECT_THAT(OpenFolder(folder), StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoreCheck check, CheckDataFolder(folder, true));
+  EXPECT_GT(check.records, 35);
+  EXPECT_GT(TermOf(folder), 4 + 1000) << "the begin of a newer one may be lost";
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
+  EXPECT_THAT(store->Get("name/39"), IsOk());
+  EXPECT_GT(store->revision(), kSkippedRevisions);
+}
+
+TEST(StoreRepairTest, RestoresNoSnapshotWhoseLogIsDamagedAndReplacesNoSuchStateUnasked) {
+  const std::string snapshot = SnapshotOf(NewFolder(), {.puts = {Cluster(3), {"name/a", "1"}}});
+  const std::string damaged = KilledFolder();
+  ASSERT_NO_FATAL_FAILURE(FlipBit(damaged + "/state.db-wal", 156));
+  const std::string folder = NewFolder();
+  EXPECT_THAT(RestoreSnapshot(folder, damaged + "/state.db").status(),
+              StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed));
+  const auto before = FilesOf(damaged);
+  EXPECT_THAT(RestoreSnapshot(damaged, snapshot).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kStoreFailed));
+  EXPECT_EQ(BytesOf(damaged + "/state.db-wal"), before.at("state.db-wal"));
+  std::ofstream(StrCat(damaged, "/", kRestoreAgain)) << "";
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Restored restored, RestoreSnapshot(damaged, snapshot));
+  EXPECT_EQ(BytesOf(restored.replaced + "-wal"), before.at("state.db-wal"));
+  EXPECT_GT(TermOf(damaged), 4 + 1000);
+}
+
+// What a check looks at is perhaps all that is left.
+TEST(StoreRepairTest, ACheckChangesNothing) {
+  const auto cut = [](const std::string& file, size_t bytes) {
+    std::filesystem::resize_file(file, bytes);
+  };
+  struct Case {
+    const char* name;
+    std::function<void(const std::string& database)> damage;
+  };
+  const Case cases[] = {
+      {"sound", [](const auto&) {}},
+      {"no lock",
+       [](const auto& d) { std::filesystem::remove(d.substr(0, d.rfind('/')) + "/LOCK"); }},
+      {"a wrong bit", [](const auto& d) { FlipBit(d + "-wal", 156); }},
+      {"no header", [](const auto& d) { Overwrite(d + "-wal", 0, std::string(32, '\0')); }},
+      {"a lost frame", [](const auto& d) { Overwrite(d + "-wal", 20'000, std::string(700, 'x')); }},
+      {"a torn log", [&](const auto& d) { cut(d + "-wal", 30'000); }},
+      {"an empty log", [&](const auto& d) { cut(d + "-wal", 0); }},
+      {"no log", [](const auto& d) { std::filesystem::remove(d + "-wal"); }},
+      {"no database", [](const auto& d) { std::filesystem::remove(d); }},
+      {"an empty database", [&](const auto& d) { cut(d, 0); }},
+      {"half a database", [&](const auto& d) { cut(d, 8192); }},
+      {"a first page", [](const auto& d) { Overwrite(d, 0, std::string(4096, 'x')); }},
+      {"another page", [](const auto& d) { Overwrite(d, 4096, std::string(4096, 'x')); }},
+      {"a journal",
+       [](const auto& d) {
+         Overwrite(d, 4096, "");
+         std::ofstream(d + "-journal") << std::string(600, 'x');
+       }},
+      {"a replacement",
+       [](const auto& d) {
+         std::filesystem::copy_file(d, d.substr(0, d.rfind('/')) + "/damaged.db-1.next");
+       }},
+  };
+  for (const bool is_killed : {false, true}) {
+    const std::string made = is_killed ? KilledFolder() : NewFolder();
+    if (!is_killed) SnapshotOf(made, {.puts = {Cluster(3), {"name/a", std::string(20'000, 'v')}}});
+    for (const Case& each : cases) {
+      SCOPED_TRACE(StrCat(each.name, is_killed ? " after a kill" : ""));
+      if (!is_killed && std::string(each.name).find("log") != std::string::npos) continue;
+      const std::string folder = NewFolder();
+      std::filesystem::copy(made, folder, std::filesystem::copy_options::recursive);
+      if (std::filesystem::exists(folder + "/state.db-wal") ||
+          std::string(each.name).find("bit") == std::string::npos) {
+        each.damage(folder + "/state.db");
+      }
+      const auto before = FilesOf(folder);
+      CheckDataFolder(folder, false).status().IgnoreError();
+      const auto after = FilesOf(folder);
+      EXPECT_EQ(before.size(), after.size());
+      for (const auto& [name, bytes] : before) {
+        ASSERT_EQ(after.count(name), 1u) << name;
+        EXPECT_TRUE(after.at(name) == bytes) << name;
+      }
+    }
+  }
+}
+
+// Workers would refuse the new cluster, and what is put back later would not fit it.
+TEST(StoreRepairTest, AStateThatIsGoneIsNotTakenForANewOne) {
+  namespace fs = std::filesystem;
+  const std::pair<const char*, std::function<void(const std::string&)>> cases[] = {
+      {"no database", [](const std::string& d) { fs::remove(d); }},
+      {"neither", [](const std::string& d) { fs::remove(d), fs::remove(d + "-wal"); }},
+      {"empty", [](const std::string& d) { fs::resize_file(d, 0); }},
+      {"both empty",
+       [](const std::string& d) { fs::resize_file(d, 0), fs::resize_file(d + "-wal", 0); }},
+      {"no reserve",
+       [](const std::string& d) {
+         fs::resize_file(d, 0), fs::remove(d.substr(0, d.rfind('/')) + "/reserve");
+       }},
+      {"no tables",
+       [](const std::string& d) {
+         fs::remove(d), fs::remove(d + "-wal");
+         RunSql(d, "PRAGMA journal_mode = WAL");
+       }},
+  };
+  for (const auto& [name, lose] : cases) {
+    SCOPED_TRACE(name);
+    const std::string folder = KilledFolder();
+    lose(folder + "/state.db");
+    const auto before = FilesOf(folder);
+    const absl::Status refused = OpenFolder(folder).status();
+    EXPECT_THAT(refused, StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed));
+    EXPECT_THAT(refused.ToString(), AllOf(HasSubstr("is lost"), HasSubstr("restore a snapshot")));
+    for (const bool set_aside : {false, true}) {
+      EXPECT_THAT(CheckDataFolder(folder, set_aside).status(),
+                  StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed));
+    }
+    if (before.count("state.db-wal") > 0) {
+      EXPECT_EQ(BytesOf(folder + "/state.db-wal"), before.at("state.db-wal"));
+    }
+    const std::string snapshot = SnapshotOf(NewFolder(), {.puts = {Cluster(3), {"name/a", "1"}}});
+    ASSERT_THAT(RestoreSnapshot(folder, snapshot), IsOk()) << "what it says helps";
+    EXPECT_GT(TermOf(folder), 4 + 1000);
+  }
+}
+
+TEST(StoreRepairTest, SavesWhatIsThereOfADatabaseThatWasCutOffOrHasNoFirstPage) {
+  const auto records = ThreeOnAPage(90, [](int i) { return i + 1; });
+  const std::string made = NewFolder();
+  ASSERT_NO_FATAL_FAILURE(WriteState(made, records));
+  const auto bytes = BytesOf(made + "/state.db").size();
+  const std::pair<const char*, std::function<void(const std::string&)>> cases[] = {
+      {"half", [&](const std::string& d) { std::filesystem::resize_file(d, bytes / 2); }},
+      {"first", [](const std::string& d) { Overwrite(d, 0, std::string(4096, 'x')); }},
+      {"header", [](const std::string& d) { Overwrite(d, 0, std::string(100, '\0')); }},
+      {"schema", [](const std::string& d) { Overwrite(d, 100, std::string(8, 'x')); }},
+  };
+  for (const auto& [name, damage] : cases) {
+    SCOPED_TRACE(name);
+    const std::string folder = NewFolder();
+    std::filesystem::copy_file(made + "/state.db", folder + "/state.db");
+    damage(folder + "/state.db");
+    const bool is_half = std::string(name) == "half";
+    EXPECT_THAT(OpenFolder(folder), StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoreCheck found, CheckDataFolder(folder, false));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoreCheck check, CheckDataFolder(folder, true));
+    EXPECT_THAT(check.pages, StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed));
+    EXPECT_EQ(found.records, check.records);
+    if (is_half) {
+      EXPECT_GE(check.records, 35);
+      EXPECT_LT(check.records, 90);
+    } else {
+      EXPECT_EQ(check.records, 90) << "the first page has none of them";
+    }
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
+    EXPECT_EQ(std::ssize(store->List("name/")->items), check.records);
+  }
+}
+
+TEST(StoreRepairTest, SaysThatAStateIsTooDamagedToBeSalvaged) {
+  const std::string folder = NewFolder();
+  SnapshotOf(folder, {.puts = {Cluster(3), {"name/a", "1"}}});
+  Overwrite(folder + "/state.db", 0, std::string(12'288, 'x'));
+  for (const bool set_aside : {false, true}) {
+    const absl::Status refused = CheckDataFolder(folder, set_aside).status();
+    EXPECT_THAT(refused, StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed));
+    EXPECT_THAT(refused.ToString(), AllOf(HasSubstr("too damaged"), HasSubstr("restore a snapshot"),
+                                          ::testing::Not(HasSubstr("admin check"))));
   }
 }
 

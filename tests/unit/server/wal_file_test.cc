@@ -175,7 +175,8 @@ TEST(WalFileTest, AWrongBitBeforeACommitThatAnotherFollowedIsDamageAndIsMended) 
     ASSERT_THAT(read, IsOk());
     ASSERT_THAT(read->damage(), StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed));
     ASSERT_GE(read->lost_commits(), 1);
-    // SQLite's checksum carries nothing from the highest bits of a word.
+    // SQLite's checksum carries little from the highest byte of a word: for three of four wrong
+    // bits there another place fits as well. That is about one of five.
     if (!read->is_whole()) {
       ++uncertain;
       continue;
@@ -185,7 +186,7 @@ TEST(WalFileTest, AWrongBitBeforeACommitThatAnotherFollowedIsDamageAndIsMended) 
     ASSERT_THAT(read->ApplyTo(copy), IsOk());
     ASSERT_TRUE(ContentOf(copy) == young.content);
   }
-  EXPECT_LT(uncertain, 40);
+  EXPECT_LT(uncertain, 100);
 }
 
 TEST(WalFileTest, SaysWhereTheDamageIsAndWhatLiesBehindIt) {
