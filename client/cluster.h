@@ -91,9 +91,41 @@ struct QuarantinedArray {
   bool array_lives = false;  // the catalogue knows the array: the tiles are not dropped for room
 };
 
+// An array without a name that workers brought after the coordinator's start: it is held for a
+// while, and then goes into quarantine unless it gets a name.
+struct UnnamedArray {
+  std::string array_id;
+  std::string mesh_id;
+  std::string dtype;
+  Shape shape;
+  int64_t size_bytes = 0;
+  bool on_disk = false;
+  std::vector<int64_t> missing_ranks;  // whose tiles no worker has brought yet
+  absl::Duration held_for = absl::InfiniteDuration();
+};
+
+// A worker whose quarantine was not reached.
+struct UnreachedWorker {
+  std::string identity;
+  std::string reason;  // for people: its ranks, and why
+  bool expected_back = false;
+};
+
+struct QuarantineList {
+  std::vector<QuarantinedArray> arrays;
+  std::vector<UnnamedArray> unnamed;       // of a question about all workers
+  std::vector<UnreachedWorker> unreached;  // what these have is not listed
+};
+
+// What was dropped from quarantine.
+struct QuarantineDrop {
+  std::vector<QuarantinedArray> arrays;
+  std::vector<UnreachedWorker> unreached;  // what these have is still there
+};
+
 // What came back from quarantine.
 struct RestoredArray {
-  std::string name;  // empty: the catalogue knew the array
+  std::string name;  // empty: the array had one
   std::vector<std::string> identities;
 };
 
@@ -108,6 +140,9 @@ struct ClusterStatus {
   int64_t pid = 0;
   int64_t arrays = 0;
   int64_t degraded_arrays = 0;  // of these, that lack tiles
+  // Held without a name, and for how long from now on.
+  int64_t unnamed_arrays = 0;
+  absl::Duration unnamed_held_for = absl::InfiniteDuration();
   int64_t sessions = 0;
 };
 

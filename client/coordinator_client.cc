@@ -153,6 +153,31 @@ absl::StatusOr<QuarantinedArray> DecodeQuarantined(const v1::QuarantinedArray& f
   return array;
 }
 
+// Without an end where it is not said.
+absl::StatusOr<absl::Duration> HeldFor(bool is_said, const google::protobuf::Duration& from) {
+  if (!is_said) return absl::InfiniteDuration();
+  return DecodeAnswer(from);
+}
+
+absl::StatusOr<UnnamedArray> DecodeUnnamed(const v1::UnnamedArray& from) {
+  UnnamedArray array;
+  SHARDMESH_ASSIGN_OR_RETURN(const ArrayDescriptor descriptor, DecodeAnswer(from.array()));
+  array.array_id = descriptor.array_id;
+  array.mesh_id = descriptor.mesh_id;
+  array.dtype = DtypeName(descriptor.dtype);
+  array.shape = descriptor.shape;
+  array.size_bytes = descriptor.SizeBytes().value_or(0);
+  array.on_disk = from.durability() == v1::DURABILITY_DISK;
+  array.missing_ranks.assign(from.missing_ranks().begin(), from.missing_ranks().end());
+  SHARDMESH_ASSIGN_OR_RETURN(array.held_for, HeldFor(from.has_held_for(), from.held_for()));
+  return array;
+}
+
+UnreachedWorker DecodeUnreached(const v1::UnreachedWorker& from) {
+  return {
+      .identity = from.identity(), .reason = from.reason(), .expected_back = from.expected_back()};
+}
+
 absl::StatusOr<MeshStatus> DecodeMesh(const v1::MeshStatus& from) {
   MeshStatus mesh;
   mesh.mesh_id = from.mesh_id();
@@ -329,6 +354,9 @@ absl::StatusOr<ClusterStatus> CoordinatorClient::GetStatus(const std::string& me
     status.pid = response.pid();
     status.arrays = response.arrays();
     status.degraded_arrays = response.degraded_arrays();
+    status.unnamed_arrays = response.unnamed_arrays();
+    SHARDMESH_ASSIGN_OR_RETURN(status.unnamed_held_for, HeldFor(response.has_unnamed_held_for(),
+                                                                response.unnamed_held_for()));
     status.sessions = response.sessions();
     request.set_page_token(response.next_page_token());
   } while (!request.page_token().empty());
@@ -363,10 +391,10 @@ absl::StatusOr<std::vector<WorkerFlight>> CoordinatorClient::ListFlightRecords(
   return flights;
 }
 
-absl::StatusOr<std::vector<QuarantinedArray>> CoordinatorClient::ListQuarantine(
-    const std::string& identity, const Options& options) {
+absl::StatusOr<QuarantineList> CoordinatorClient::ListQuarantine(const std::string& identity,
+                                                                 const Options& options) {
   constexpr int kPage = 1000;
-  std::vector<QuarantinedArray> arrays;
+  QuarantineList list;
   v1::ListQuarantineRequest request;
   request.set_identity(identity);
   request.set_page_size(kPage);
@@ -376,11 +404,17 @@ absl::StatusOr<std::vector<QuarantinedArray>> CoordinatorClient::ListQuarantine(
                                                 &v1::ClusterService::Stub::ListQuarantine, request,
                                                 options, &response));
     for (const v1::QuarantinedArray& array : response.arrays()) {
-      SHARDMESH_ASSIGN_OR_RETURN(arrays.emplace_back(), DecodeQuarantined(array));
+      SHARDMESH_ASSIGN_OR_RETURN(list.arrays.emplace_back(), DecodeQuarantined(array));
+    }
+    for (const v1::UnnamedArray& array : response.unnamed_arrays()) {
+      SHARDMESH_ASSIGN_OR_RETURN(list.unnamed.emplace_back(), DecodeUnnamed(array));
+    }
+    for (const v1::UnreachedWorker& worker : response.unreached()) {
+      list.unreached.push_back(DecodeUnreached(worker));
     }
     request.set_page_token(response.next_page_token());
   } while (!request.page_token().empty());
-  return arrays;
+  return list;
 }
 
 absl::StatusOr<RestoredArray> CoordinatorClient::RestoreQuarantined(const std::string& array_id,
@@ -397,17 +431,21 @@ absl::StatusOr<RestoredArray> CoordinatorClient::RestoreQuarantined(const std::s
                        {response.identities().begin(), response.identities().end()}};
 }
 
-absl::StatusOr<std::vector<QuarantinedArray>> CoordinatorClient::DropQuarantined(
-    const std::vector<std::string>& array_ids, const Options& options) {
+absl::StatusOr<QuarantineDrop> CoordinatorClient::DropQuarantined(
+    const std::vector<std::string>& array_ids, bool even_partly, const Options& options) {
   v1::DropQuarantinedRequest request;
+  request.set_even_partly(even_partly);
   for (const std::string& id : array_ids) request.add_array_ids(id);
   v1::DropQuarantinedResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->cluster,
                                               &v1::ClusterService::Stub::DropQuarantined, request,
                                               options, &response));
-  std::vector<QuarantinedArray> dropped;
+  QuarantineDrop dropped;
   for (const v1::QuarantinedArray& array : response.arrays()) {
-    SHARDMESH_ASSIGN_OR_RETURN(dropped.emplace_back(), DecodeQuarantined(array));
+    SHARDMESH_ASSIGN_OR_RETURN(dropped.arrays.emplace_back(), DecodeQuarantined(array));
+  }
+  for (const v1::UnreachedWorker& worker : response.unreached()) {
+    dropped.unreached.push_back(DecodeUnreached(worker));
   }
   return dropped;
 }

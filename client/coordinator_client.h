@@ -115,12 +115,12 @@ class CoordinatorClient {
   absl::StatusOr<Diagnosis> Diagnose(int64_t step, const Options& options);
   absl::StatusOr<ClusterLinks> ListLinks(const std::string& mesh_id, const Options& options);
   // All pages.
-  absl::StatusOr<std::vector<QuarantinedArray>> ListQuarantine(const std::string& identity,
-                                                               const Options& options);
+  absl::StatusOr<QuarantineList> ListQuarantine(const std::string& identity,
+                                                const Options& options);
   absl::StatusOr<RestoredArray> RestoreQuarantined(const std::string& array_id,
                                                    const std::string& name, const Options& options);
-  absl::StatusOr<std::vector<QuarantinedArray>> DropQuarantined(
-      const std::vector<std::string>& array_ids, const Options& options);
+  absl::StatusOr<QuarantineDrop> DropQuarantined(const std::vector<std::string>& array_ids,
+                                                 bool even_partly, const Options& options);
 
   // SessionService.
   absl::StatusOr<OpenedSession> OpenSession(absl::Duration ttl, const std::string& client_name,

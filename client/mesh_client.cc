@@ -341,8 +341,7 @@ absl::StatusOr<ClusterLinks> MeshClient::ListLinks(const std::string& mesh_id) {
   return impl_->coordinator().ListLinks(mesh_id, impl_->CallDeadline());
 }
 
-absl::StatusOr<std::vector<QuarantinedArray>> MeshClient::ListQuarantine(
-    const std::string& identity) {
+absl::StatusOr<QuarantineList> MeshClient::ListQuarantine(const std::string& identity) {
   return impl_->coordinator().ListQuarantine(identity, impl_->CallDeadline());
 }
 
@@ -351,9 +350,9 @@ absl::StatusOr<RestoredArray> MeshClient::RestoreQuarantined(const std::string& 
   return impl_->coordinator().RestoreQuarantined(array_id, name, impl_->CallDeadline());
 }
 
-absl::StatusOr<std::vector<QuarantinedArray>> MeshClient::DropQuarantined(
-    const std::vector<std::string>& array_ids) {
-  return impl_->coordinator().DropQuarantined(array_ids, impl_->CallDeadline());
+absl::StatusOr<QuarantineDrop> MeshClient::DropQuarantined(
+    const std::vector<std::string>& array_ids, bool even_partly) {
+  return impl_->coordinator().DropQuarantined(array_ids, even_partly, impl_->CallDeadline());
 }
 
 absl::StatusOr<std::vector<WorkerFlight>> MeshClient::ListFlightRecords(

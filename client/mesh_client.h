@@ -85,16 +85,19 @@ class MeshClient {
   // Between the workers of a mesh or, without its name, between all that are attached. NOT_FOUND:
   // no such mesh. FAILED_PRECONDITION: no worker is attached, or a rank of the mesh has none.
   absl::StatusOr<ClusterLinks> ListLinks(const std::string& mesh_id = "");
-  // Tiles that workers have put aside, of one or of all that are attached. NOT_FOUND: no such
-  // worker.
-  absl::StatusOr<std::vector<QuarantinedArray>> ListQuarantine(const std::string& identity = "");
-  // Takes an array back into use. `name` empty: `restored/` and the id. FAILED_PRECONDITION: not
+  // Tiles that workers have put aside, of one or of all that are attached, arrays that are held
+  // without a name, and workers that are away. NOT_FOUND: no such worker.
+  absl::StatusOr<QuarantineList> ListQuarantine(const std::string& identity = "");
+  // Takes an array back into use, or gives one that is held without a name this one. `name` empty:
+  // `restored/` and the id. Waits for workers that are expected back. FAILED_PRECONDITION: not
   // every rank has its tile; names those without.
   absl::StatusOr<RestoredArray> RestoreQuarantined(const std::string& array_id,
                                                    const std::string& name = "");
-  // Deletes arrays from the quarantine: what was there. NOT_FOUND: none was.
-  absl::StatusOr<std::vector<QuarantinedArray>> DropQuarantined(
-      const std::vector<std::string>& array_ids);
+  // Deletes arrays from the quarantine: what was there. Waits for workers that are expected back.
+  // FAILED_PRECONDITION: workers of an array's mesh are away; with `even_partly` what the others
+  // have is deleted all the same. NOT_FOUND: none was there.
+  absl::StatusOr<QuarantineDrop> DropQuarantined(const std::vector<std::string>& array_ids,
+                                                 bool even_partly = false);
   // By identity. NOT_FOUND: nothing is known of the worker that the question names.
   absl::StatusOr<std::vector<WorkerFlight>> ListFlightRecords(const FlightQuestion& question = {});
 

@@ -8,6 +8,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -43,6 +44,57 @@ Json ArraysJson(const std::vector<QuarantinedArray>& arrays) {
   return json;
 }
 
+Json UnnamedJson(const UnnamedArray& array) {
+  return {{"array_id", array.array_id},
+          {"mesh", array.mesh_id},
+          {"shape", array.shape},
+          {"dtype", array.dtype},
+          {"size_bytes", array.size_bytes},
+          {"on_disk", array.on_disk},
+          {"missing_ranks", array.missing_ranks},
+          {"held_for_s", array.held_for == absl::InfiniteDuration()
+                             ? Json(nullptr)
+                             : Json(absl::ToDoubleSeconds(array.held_for))}};
+}
+
+Json UnreachedJson(const std::vector<UnreachedWorker>& workers) {
+  Json json = Json::array();
+  for (const UnreachedWorker& worker : workers) {
+    json.push_back({{"worker", worker.identity},
+                    {"reason", worker.reason},
+                    {"expected_back", worker.expected_back}});
+  }
+  return json;
+}
+
+// `what` becomes of what these workers have.
+void PrintUnreached(const std::vector<UnreachedWorker>& workers, std::string_view what) {
+  for (const UnreachedWorker& worker : workers) {
+    std::cout << "Not reached: " << worker.identity << ", " << worker.reason
+              << (worker.expected_back ? ", expected back" : "") << "; " << what << "\n";
+  }
+}
+
+void PrintUnnamed(const std::vector<UnnamedArray>& arrays) {
+  std::cout << FormatCount(static_cast<int64_t>(arrays.size()), "array")
+            << " without a name, which a worker brought after the coordinator's start and the "
+               "catalogue\ndoes not know. `shardmesh admin quarantine restore ARRAY --as NAME` "
+               "gives one a name; others go\ninto quarantine when they are held no longer.\n\n";
+  Table table({{"array"},
+               {"what"},
+               {"size", Table::Align::kRight},
+               {"where"},
+               {"until"},
+               {"ranks without a tile"}});
+  for (const UnnamedArray& array : arrays) {
+    table.AddRow({array.array_id, StrCat(array.dtype, " ", FormatShape(array.shape)),
+                  FormatBytes(array.size_bytes), array.on_disk ? "disk" : "memory",
+                  FormatHeld(array.held_for),
+                  array.missing_ranks.empty() ? "-" : StrJoin(array.missing_ranks, ", ")});
+  }
+  table.Print();
+}
+
 void PrintArrays(const std::vector<QuarantinedArray>& arrays) {
   Table table({{"worker"},
                {"array"},
@@ -62,15 +114,26 @@ void PrintArrays(const std::vector<QuarantinedArray>& arrays) {
 
 absl::Status RunList(const Invocation& invocation, const std::string& identity) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
-  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<QuarantinedArray> arrays,
-                             client->ListQuarantine(identity));
+  SHARDMESH_ASSIGN_OR_RETURN(const QuarantineList list, client->ListQuarantine(identity));
   if (invocation.json) {
-    PrintJson({{"arrays", ArraysJson(arrays)}});
-  } else if (arrays.empty()) {
-    std::cout << "Nothing is in quarantine\n";
-  } else {
-    PrintArrays(arrays);
+    Json unnamed = Json::array();
+    for (const UnnamedArray& array : list.unnamed) unnamed.push_back(UnnamedJson(array));
+    PrintJson({{"arrays", ArraysJson(list.arrays)},
+               {"unnamed", std::move(unnamed)},
+               {"unreached", UnreachedJson(list.unreached)}});
+    return absl::OkStatus();
   }
+  if (!list.unnamed.empty()) {
+    PrintUnnamed(list.unnamed);
+    std::cout << "\n";
+  }
+  if (!list.arrays.empty()) {
+    PrintArrays(list.arrays);
+  } else {
+    std::cout << (list.unreached.empty() ? "Nothing is in quarantine\n"
+                                         : "Nothing is in quarantine of the attached workers\n");
+  }
+  PrintUnreached(list.unreached, "what it has in quarantine is not listed");
   return absl::OkStatus();
 }
 
@@ -84,19 +147,23 @@ absl::Status RunRestore(const Invocation& invocation, const std::string& array_i
   } else {
     std::cout << "Restored array " << array_id
               << (restored.name.empty() ? "" : StrCat(" as \"", restored.name, "\"")) << " on "
-              << StrJoin(restored.identities, ", ") << "\n";
+              << StrJoin(restored.identities, ", ")
+              << (restored.name.empty() && !name.empty()
+                      ? "; it has a name already, so --as was not used\n"
+                      : "\n");
   }
   return absl::OkStatus();
 }
 
-absl::Status RunDrop(const Invocation& invocation, const std::vector<std::string>& array_ids) {
+absl::Status RunDrop(const Invocation& invocation, const std::vector<std::string>& array_ids,
+                     bool even_partly) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
-  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<QuarantinedArray> dropped,
-                             client->DropQuarantined(array_ids));
+  SHARDMESH_ASSIGN_OR_RETURN(const QuarantineDrop dropped,
+                             client->DropQuarantined(array_ids, even_partly));
   // Each worker has a part of an array: of one array there are as many as workers that had it.
   std::set<std::string> there;
   int64_t size_bytes = 0;
-  for (const QuarantinedArray& array : dropped) {
+  for (const QuarantinedArray& array : dropped.arrays) {
     there.insert(array.array_id);
     size_bytes += array.size_bytes;
   }
@@ -104,7 +171,9 @@ absl::Status RunDrop(const Invocation& invocation, const std::vector<std::string
   std::copy_if(array_ids.begin(), array_ids.end(), std::back_inserter(absent),
                [&](const std::string& id) { return there.count(id) == 0; });
   if (invocation.json) {
-    PrintJson({{"dropped", ArraysJson(dropped)}, {"absent", absent}});
+    PrintJson({{"dropped", ArraysJson(dropped.arrays)},
+               {"absent", absent},
+               {"unreached", UnreachedJson(dropped.unreached)}});
     return absl::OkStatus();
   }
   std::cout << "Dropped " << FormatBytes(size_bytes) << " of "
@@ -112,6 +181,7 @@ absl::Status RunDrop(const Invocation& invocation, const std::vector<std::string
   if (!absent.empty()) {
     std::cout << "Not in quarantine: " << StrJoin(absent, ", ") << "\n";
   }
+  PrintUnreached(dropped.unreached, "what it has of them is still there");
   return absl::OkStatus();
 }
 
@@ -197,7 +267,7 @@ void AddAdminCommands(CommandLine* line) {
 
   auto identity = std::make_shared<std::string>();
   line->AddCommand(
-          "list", "List them, by worker",
+          "list", "List them, by worker; also arrays that are held without a name",
           [=](const Invocation& i) { return RunList(i, *identity); }, quarantine)
       ->add_option("--worker", *identity, "of this worker (default: of all that are attached)");
 
@@ -207,14 +277,19 @@ void AddAdminCommands(CommandLine* line) {
       "restore", "Take an array back into use, under a name",
       [=](const Invocation& i) { return RunRestore(i, *array_id, *as); }, quarantine);
   restore->add_option("ARRAY", *array_id, "the array's id")->required();
-  restore->add_option("--as", *as, "the name that it gets (default: restored/ARRAY)");
+  restore->add_option("--as", *as, "the name that it gets (default: restored/ARRAY)")
+      ->check([](const std::string& name) {
+        return name.empty() ? "the name is empty; leave --as out for restored/ARRAY" : "";
+      });
 
   auto dropped = std::make_shared<std::vector<std::string>>();
-  line->AddCommand(
-          "drop", "Delete arrays from the quarantine, for good",
-          [=](const Invocation& i) { return RunDrop(i, *dropped); }, quarantine)
-      ->add_option("ARRAY", *dropped, "ids of arrays")
-      ->required();
+  auto even_partly = std::make_shared<bool>(false);
+  CLI::App* const drop = line->AddCommand(
+      "drop", "Delete arrays from the quarantine, for good",
+      [=](const Invocation& i) { return RunDrop(i, *dropped, *even_partly); }, quarantine);
+  drop->add_option("ARRAY", *dropped, "ids of arrays")->required();
+  drop->add_flag("--even-partly", *even_partly,
+                 "delete what can be reached, though workers with other parts are away");
 }
 
 }  // namespace shardmesh::client

@@ -303,6 +303,10 @@ Json StatusJson(const std::string& address, const ClusterStatus& status,
           {"revision", status.revision},
           {"arrays", status.arrays},
           {"degraded_arrays", status.degraded_arrays},
+          {"unnamed_arrays", status.unnamed_arrays},
+          {"unnamed_held_for_s", status.unnamed_held_for == absl::InfiniteDuration()
+                                     ? Json(nullptr)
+                                     : Json(Seconds(status.unnamed_held_for))},
           {"sessions", status.sessions},
           {"meshes", std::move(meshes)},
           {"workers", std::move(workers)}};
@@ -360,6 +364,11 @@ void PrintStatus(const std::string& address, const ClusterStatus& status,
                 << " never had a worker";
     }
     std::cout << "\n";
+  }
+  if (status.unnamed_arrays > 0) {
+    std::cout << FormatCount(status.unnamed_arrays, "array") << " without a name, "
+              << FormatHeld(status.unnamed_held_for)
+              << "; `shardmesh admin quarantine list` shows them\n";
   }
   if (status.workers.empty()) {
     return;

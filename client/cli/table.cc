@@ -150,6 +150,11 @@ std::string FormatTime(absl::Duration duration) {
                        : absl::FormatDuration(absl::Trunc(duration, absl::Seconds(1)));
 }
 
+std::string FormatHeld(absl::Duration held_for) {
+  return held_for == absl::InfiniteDuration() ? "held until unreadable records are set aside"
+                                              : StrCat("held for ", FormatTime(held_for));
+}
+
 std::string FormatCount(int64_t count, std::string_view noun) {
   return StrCat(count, " ", noun, count == 1 ? "" : "s");
 }

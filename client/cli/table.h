@@ -50,6 +50,8 @@ std::string NamePattern(std::string_view name);
 std::string FormatBytes(int64_t bytes);
 // `1.23 ms`; three digits.
 std::string FormatTime(absl::Duration duration);
+// `held for 9m12s`; how long arrays without names are, from now on.
+std::string FormatHeld(absl::Duration held_for);
 // `1 tensor`, `2 tensors`; for nouns whose plural takes an s.
 std::string FormatCount(int64_t count, std::string_view noun);
 // `in memory`, `on disk`.

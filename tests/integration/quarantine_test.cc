@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "sharding/str_cat.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/status_matchers.h"
@@ -21,9 +20,17 @@ namespace {
 namespace fs = std::filesystem;
 
 using ::testing::AllOf;
+using ::testing::Field;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using ::testing::SizeIs;
+
+// A list of what is in quarantine.
+template <typename Matcher>
+auto Aside(const Matcher& matcher) {
+  return IsOkAndHolds(Field(&client::QuarantineList::arrays, matcher));
+}
 
 class QuarantineTest : public ::testing::Test {
  protected:
@@ -48,6 +55,33 @@ class QuarantineTest : public ::testing::Test {
     fs::rename(Folder(one), Folder("swap"));
     fs::rename(Folder(other), Folder(one));
     fs::rename(Folder("swap"), Folder(other));
+  }
+  // An array that is put after the coordinator's folder was copied, which is then put back in the
+  // folder's place: its id. The coordinator does not know it.
+  std::string PutAndForget(const std::string& name) {
+    EXPECT_THAT(cluster_->Terminate("coordinator"), IsOkAndHolds("exited with code 0"));
+    fs::copy(Folder("coordinator"), Folder("copy"), fs::copy_options::recursive);
+    EXPECT_THAT(cluster_->Restart("coordinator"), IsOk());
+    EXPECT_THAT(cluster_->WaitUntilHealthy(), IsOk());
+    const absl::StatusOr<std::string> id = Put(name);
+    EXPECT_THAT(id, IsOk());
+    EXPECT_THAT(cluster_->Terminate("coordinator"), IsOkAndHolds("exited with code 0"));
+    fs::remove_all(Folder("coordinator"));
+    fs::rename(Folder("copy"), Folder("coordinator"));
+    EXPECT_THAT(cluster_->Restart("coordinator"), IsOk());
+    EXPECT_THAT(cluster_->WaitUntilHealthy(), IsOk());
+    return id.value_or("");
+  }
+  // Until it has the parts of so many workers in quarantine; why they are there.
+  std::string AwaitAside(size_t parts) {
+    std::string reason;
+    EXPECT_TRUE(Eventually([&] {
+      const auto list = client().ListQuarantine();
+      if (!list.ok() || list->arrays.size() != parts) return false;
+      reason = list->arrays.front().reason;
+      return true;
+    }));
+    return reason;
   }
   client::MeshClient& client() { return cluster_->client(); }
 
@@ -80,33 +114,23 @@ TEST_F(QuarantineTest, AWorkerWithTheFolderOfAnotherEndsAndChangesNothing) {
   }
   ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
   ExpectValues(client::ArraySelector::ByName("w"));
-  EXPECT_THAT(client().ListQuarantine(), IsOkAndHolds(IsEmpty()));
+  EXPECT_THAT(client().ListQuarantine(), Aside(IsEmpty()));
 }
 
 TEST_F(QuarantineTest, AnOlderStoreThatIsPutBackDeletesNothing) {
   ASSERT_NO_FATAL_FAILURE(StartCluster({"--unnamed-grace=500ms"}));
   ASSERT_THAT(Put("older"), IsOk());
-  EXPECT_THAT(cluster_->Terminate("coordinator"), IsOkAndHolds("exited with code 0"));
-  fs::copy(Folder("coordinator"), Folder("copy"), fs::copy_options::recursive);
-  ASSERT_THAT(cluster_->Restart("coordinator"), IsOk());
-  ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string newer, Put("newer"));
-
-  EXPECT_THAT(cluster_->Terminate("coordinator"), IsOkAndHolds("exited with code 0"));
-  fs::remove_all(Folder("coordinator"));
-  fs::rename(Folder("copy"), Folder("coordinator"));
-  ASSERT_THAT(cluster_->Restart("coordinator"), IsOk());
-  ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
+  const std::string newer = PutAndForget("newer");
   ExpectValues(client::ArraySelector::ByName("older"));
   EXPECT_THAT(client().DescribeArray(client::ArraySelector::ByName("newer")),
               StatusIs(absl::StatusCode::kNotFound));
-  ASSERT_TRUE(Eventually([&] {
-    const auto aside = client().ListQuarantine();
-    return aside.ok() && aside->size() == 2;
-  }));
+  // Whether both workers attached within the grace for arrays without a name, or only after it,
+  // decides what the reason is.
+  const std::string reason = AwaitAside(2);
+  EXPECT_THAT(reason, Not(IsEmpty()));
   const CommandResult list = cluster_->Run({"admin", "quarantine", "list"});
   EXPECT_THAT(list.out, AllOf(HasSubstr(newer), HasSubstr("worker-0"), HasSubstr("worker-1"),
-                              HasSubstr("without a name")));
+                              HasSubstr(reason)));
   EXPECT_TRUE(Eventually([&] {
     return cluster_->Run({"status"}).out.find("Quarantine: tiles of 2 arrays") != std::string::npos;
   }));
@@ -116,29 +140,78 @@ TEST_F(QuarantineTest, AnOlderStoreThatIsPutBackDeletesNothing) {
     ASSERT_THAT(cluster_->Restart(identity), IsOk());
   }
   ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
-  EXPECT_THAT(client().ListQuarantine(), IsOkAndHolds(SizeIs(2)));
-  EXPECT_THAT(client().ListQuarantine("worker-1"), IsOkAndHolds(SizeIs(1)));
+  EXPECT_THAT(client().ListQuarantine(), Aside(SizeIs(2)));
+  EXPECT_THAT(client().ListQuarantine("worker-1"), Aside(SizeIs(1)));
 
   EXPECT_THAT(client().RestoreQuarantined(newer, "older"),
               StatusIs(absl::StatusCode::kAborted, Reason::kVersionMismatch));
-  EXPECT_THAT(client().ListQuarantine(), IsOkAndHolds(SizeIs(2))) << "nothing was moved";
+  EXPECT_THAT(client().ListQuarantine(), Aside(SizeIs(2))) << "nothing was moved";
   const std::string aside_folder = Folder("worker-1") + "/quarantine/";
   fs::rename(aside_folder + newer, aside_folder + "away");
   EXPECT_THAT(client().RestoreQuarantined(newer, "newer"),
               StatusIs(absl::StatusCode::kDataLoss, Reason::kBadFile));
   fs::rename(aside_folder + "away", aside_folder + newer);
   EXPECT_TRUE(Eventually([&] {
-    const auto aside = client().ListQuarantine();
-    return aside.ok() && aside->size() == 2 &&
-           absl::StrContains(aside->front().reason, "without a name");
+    const auto now = client().ListQuarantine();
+    return now.ok() && now->arrays.size() == 2 && now->arrays.front().reason == reason;
   })) << "what could not be restored is aside again, and it is known why it was";
   const CommandResult restored =
       cluster_->Run({"admin", "quarantine", "restore", newer, "--as", "newer"});
   EXPECT_EQ(restored.exit_code, 0) << restored.err;
   ExpectValues(client::ArraySelector::ByName("newer"));
-  EXPECT_THAT(client().ListQuarantine(), IsOkAndHolds(IsEmpty()));
+  EXPECT_THAT(client().ListQuarantine(), Aside(IsEmpty()));
   EXPECT_THAT(client().DropQuarantined({newer}),
               StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+}
+
+TEST_F(QuarantineTest, ArraysThatTheStateDoesNotKnowAreShownAndComeBackAtOnce) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster());
+  const std::string id = PutAndForget("newer");
+  const CommandResult list = cluster_->Run({"admin", "quarantine", "list"});
+  EXPECT_THAT(list.out,
+              AllOf(HasSubstr("1 array without a name"), HasSubstr(id), HasSubstr("held for 9m")));
+  EXPECT_THAT(cluster_->Run({"status"}).out, HasSubstr("1 array without a name, held for 9m"));
+  const CommandResult drop = cluster_->Run({"admin", "quarantine", "drop", id});
+  EXPECT_EQ(drop.exit_code, 1);
+  EXPECT_THAT(drop.err, HasSubstr("in use without a name"));
+  const CommandResult empty = cluster_->Run({"admin", "quarantine", "restore", id, "--as", ""});
+  EXPECT_EQ(empty.exit_code, 2);
+  EXPECT_THAT(empty.err, AllOf(HasSubstr("--as"), HasSubstr("the name is empty")));
+  const CommandResult restored =
+      cluster_->Run({"admin", "quarantine", "restore", id, "--as", "newer"});
+  EXPECT_EQ(restored.exit_code, 0) << restored.err;
+  EXPECT_THAT(restored.out, AllOf(HasSubstr("\"newer\""), HasSubstr("worker-0, worker-1")));
+  ExpectValues(client::ArraySelector::ByName("newer"));
+  EXPECT_THAT(client().ListQuarantine(),
+              IsOkAndHolds(Field(&client::QuarantineList::unnamed, IsEmpty())));
+  EXPECT_THAT(client().RestoreQuarantined(id, "again"),
+              StatusIs(absl::StatusCode::kAlreadyExists, Reason::kAlreadyExists));
+}
+
+TEST_F(QuarantineTest, WhatIsDroppedWhileAWorkerIsAwayIsDroppedWholeOrNotAtAll) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster({"--unnamed-grace=500ms", "--return-grace=1s"}));
+  const std::string id = PutAndForget("newer");
+  AwaitAside(2);
+  ASSERT_THAT(cluster_->Kill("worker-1"), IsOk());
+  EXPECT_TRUE(Eventually([&] {
+    return cluster_->Run({"admin", "quarantine", "list"})
+               .out.find("Not reached: worker-1, rank 1 of mesh") != std::string::npos;
+  }));
+  // Both wait for the worker for a second.
+  const CommandResult drop = cluster_->Run({"admin", "quarantine", "drop", id});
+  EXPECT_EQ(drop.exit_code, 1);
+  EXPECT_THAT(drop.err, AllOf(HasSubstr("MESH_INCOMPLETE"), HasSubstr("worker-1 (rank 1"),
+                              HasSubstr("nothing was dropped"), HasSubstr("--even-partly")));
+  const CommandResult restore = cluster_->Run({"admin", "quarantine", "restore", id});
+  EXPECT_EQ(restore.exit_code, 1);
+  EXPECT_THAT(restore.err, AllOf(HasSubstr("MESH_INCOMPLETE"), HasSubstr("rank 1 (worker-1"),
+                                 Not(HasSubstr("drop"))));
+  EXPECT_THAT(client().ListQuarantine(), Aside(SizeIs(1)));
+  ASSERT_THAT(cluster_->Restart("worker-1"), IsOk());
+  ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
+  EXPECT_THAT(client().DropQuarantined({id}),
+              IsOkAndHolds(Field(&client::QuarantineDrop::arrays, SizeIs(2))));
+  EXPECT_THAT(client().ListQuarantine(), Aside(IsEmpty()));
 }
 
 // The older store was put back by mistake; then the right one is.
@@ -159,11 +232,11 @@ TEST_F(QuarantineTest, WhatAWorkerHasAsideFollowsWhatBecomesOfItsArray) {
   };
   const auto await_aside = [&](size_t lives, size_t unknown) {
     EXPECT_TRUE(Eventually([&] {
-      const auto aside = client().ListQuarantine();
-      if (!aside.ok() || aside->size() != lives + unknown) return false;
-      return static_cast<size_t>(std::count_if(aside->begin(), aside->end(), [](const auto& array) {
-               return array.array_lives;
-             })) == lives;
+      const auto list = client().ListQuarantine();
+      if (!list.ok() || list->arrays.size() != lives + unknown) return false;
+      return static_cast<size_t>(
+                 std::count_if(list->arrays.begin(), list->arrays.end(),
+                               [](const auto& array) { return array.array_lives; })) == lives;
     })) << lives
         << " live, " << unknown << " unknown";
   };
@@ -179,7 +252,7 @@ TEST_F(QuarantineTest, WhatAWorkerHasAsideFollowsWhatBecomesOfItsArray) {
   await_aside(2, 0);
   EXPECT_THAT(client().RestoreQuarantined(kept, ""), IsOk());
   ExpectValues(client::ArraySelector::ByName("kept"));
-  EXPECT_THAT(client().ListQuarantine(), IsOkAndHolds(IsEmpty()));
+  EXPECT_THAT(client().ListQuarantine(), Aside(IsEmpty()));
 }
 
 TEST_F(QuarantineTest, AResultWithoutANameOutlivesTheCoordinator) {

@@ -79,8 +79,8 @@ TEST_F(SnapshotTest, ASnapshotThatIsPutBackDeletesNothingNewerAndSaysWhatDiffers
     // What was deleted since is a name again, whose tiles are gone.
     EXPECT_THAT(FirstOf("removed"), HasSubstr("rank"));
     ASSERT_TRUE(Eventually([&] {
-      const auto aside = client().ListQuarantine();
-      return aside.ok() && aside->size() == 2;
+      const auto list = client().ListQuarantine();
+      return list.ok() && list->arrays.size() == 2;
     }));
     const CommandResult back =
         cluster_->Run({"admin", "quarantine", "restore", newer, "--as", "newer"});
