@@ -555,10 +555,13 @@ TEST_F(SmallInventoriesTest, BytesOfInventoriesThatWaitAreBounded) {
   joined_ = [=](std::string_view) { may_go_on->WaitForNotification(); };
   constexpr int64_t kWorkers = 8;
   // More than a half of what may wait, each: beside the one that is being taken in, one waits, and
-  // one goes beyond the limit. Of the others none is kept.
+  // one goes beyond the limit. Of the others none is kept. They send theirs a second after their
+  // welcome: nobody knows until then how large inventories are, so all are welcome.
   constexpr int64_t kTiles = kMaxBytes * 6 / 10 / (int64_t{sizeof(server::InventoryTile)} + 128);
-  workers_ = *HollowWorkers::Start(
-      {.coordinator = lifecycle_->address(), .count = kWorkers, .inventory_tiles = kTiles});
+  workers_ = *HollowWorkers::Start({.coordinator = lifecycle_->address(),
+                                    .count = kWorkers,
+                                    .inventory_tiles = kTiles,
+                                    .page_interval = absl::Seconds(1)});
   EXPECT_TRUE(workers_->Await(
       [](const HollowWorkers::Totals& now) {
         return now.last_end.find("inventories of") != std::string::npos;
