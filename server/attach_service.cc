@@ -262,7 +262,9 @@ absl::Status CheckHello(const v1::Hello& hello, const AttachHubOptions& options)
     return WithReason(absl::FailedPreconditionError(StrCat(
                           "worker \"", hello.identity(), "\" holds data of cluster ",
                           hello.cluster_id(), ", this is cluster ", options.cluster_id,
-                          "; point it to its own coordinator, or give it an empty data folder")),
+                          "; point it to its own coordinator; if that is this one, its state was "
+                          "lost: restore a snapshot of it; else give the worker an empty data "
+                          "folder")),
                       Reason::kClusterMismatch);
   }
   if (!hello.data_identity().empty() && hello.data_identity() != hello.identity()) {

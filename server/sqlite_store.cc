@@ -330,6 +330,10 @@ class SqliteJournal final : public Journal {
     return found == lost_keys_.end() ? 0 : found->second;
   }
 
+  // Before anybody else uses it, of a store that is new: its first commit is copied at once, so
+  // that the database knows its cluster even if the log is lost.
+  void CopyFirstCommit() { checkpoint_at_ = 1; }
+
   // Before anybody else uses it. `index` has what can be read.
   void SetUnreadable(const std::vector<UnreadableRecord>& records, const RevisionIndex& index) {
     unreadable_ = static_cast<int64_t>(records.size());
@@ -529,6 +533,7 @@ absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(SqliteStoreOptions option
   auto journal = std::make_unique<SqliteJournal>(std::move(lock), std::move(database), options);
   journal->SetUnreadable(state.unreadable, state.index);
   SHARDMESH_RETURN_IF_ERROR(journal->Prepare(options.folder));
+  if (version == 0) journal->CopyFirstCommit();
   return std::make_unique<LocalStore>(std::move(state.index), std::move(journal),
                                       std::move(options.local));
 }

@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -92,6 +93,49 @@ TEST_F(SnapshotTest, ASnapshotThatIsPutBackDeletesNothingNewerAndSaysWhatDiffers
   ASSERT_TRUE(Eventually([&] { return FirstOf("newer") == "7"; })) << again.Log();
   EXPECT_THAT(again.Log(), HasSubstr("was restored before"));
   EXPECT_EQ(FirstOf("older"), "1");
+}
+
+TEST_F(SnapshotTest, AWrongBitInTheLogOfAKilledCoordinatorLosesNoArray) {
+  for (const char* name : {"first", "second", "third"}) ASSERT_THAT(Put(name), IsOk());
+  ASSERT_THAT(cluster_->Kill("coordinator"), IsOk());
+  const auto files = [&] {
+    std::map<std::string, std::string> contents;
+    for (const auto& entry : fs::directory_iterator(Folder())) {
+      std::stringstream bytes;
+      bytes << std::ifstream(entry.path(), std::ios::binary).rdbuf();
+      contents[entry.path().filename()] = bytes.str();
+    }
+    return contents;
+  };
+  {
+    std::fstream log(Folder() + "/state.db-wal", std::ios::in | std::ios::out | std::ios::binary);
+    log.seekg(156);
+    const int before = log.get();
+    log.seekp(156);
+    log.put(static_cast<char>(before ^ 1));
+  }
+  const auto damaged = files();
+  ServerProcess refused("shardmesh-coordinator",
+                        {"--listen=127.0.0.1:0", "--http-listen=", "--data-dir=" + Folder()});
+  EXPECT_EQ(refused.AwaitEnd(), "exited with code 1");
+  EXPECT_THAT(refused.Log(), AllOf(HasSubstr("DATA_LOSS"), HasSubstr("state.db-wal is damaged"),
+                                   HasSubstr("--set-aside")));
+  auto left = files();
+  left["LOCK"] = damaged.at("LOCK");  // which process had the folder last
+  EXPECT_TRUE(left == damaged);
+  const auto before_check = files();
+  const CommandResult shown = cluster_->Run({"admin", "check", Folder()});
+  EXPECT_EQ(shown.exit_code, 1);
+  EXPECT_THAT(shown.out, AllOf(HasSubstr("commits that were acknowledged"),
+                               HasSubstr("no coordinator starts with this state")));
+  EXPECT_TRUE(files() == before_check) << "a look changes nothing";
+
+  const CommandResult aside = cluster_->Run({"admin", "check", Folder(), "--set-aside"});
+  EXPECT_EQ(aside.exit_code, 0) << aside.err;
+  EXPECT_EQ(files().at("damaged.db-1-wal"), damaged.at("state.db-wal"));
+  ASSERT_THAT(cluster_->Restart("coordinator"), IsOk());
+  ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
+  for (const char* name : {"first", "second", "third"}) EXPECT_EQ(FirstOf(name), "1") << name;
 }
 
 TEST_F(SnapshotTest, ADamagedStateIsShownAndSetAside) {

@@ -1212,6 +1212,28 @@ TEST(StoreRepairTest, AStateThatIsGoneIsNotTakenForANewOne) {
   }
 }
 
+TEST(StoreRepairTest, TheDatabaseOfANewFolderKnowsItsClusterWithoutItsLog) {
+  const std::string folder = NewFolder();
+  ASSERT_NO_FATAL_FAILURE(
+      CommitAllAndDie(folder, {{.puts = {Cluster(1)}}, {.puts = {{"name/a", "1"}}}}));
+  std::filesystem::remove(folder + "/state.db-wal");
+  EXPECT_EQ(TermOf(folder), 1);
+}
+
+TEST(StoreRepairTest, AFirstStartThatWasInterruptedIsStartedAgain) {
+  // As SQLite leaves the database before the tables are committed, and before there is a byte.
+  for (const bool has_page : {false, true}) {
+    const std::string folder = NewFolder();
+    std::ofstream(folder + "/LOCK") << "1 on host a";
+    std::ofstream(folder + "/state.db") << "";
+    if (has_page) RunSql(folder + "/state.db", "PRAGMA journal_mode = WAL");
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoreCheck check, CheckDataFolder(folder, false));
+    EXPECT_TRUE(check.is_empty());
+    EXPECT_FALSE(check.is_sound());
+    EXPECT_THAT(OpenFolder(folder), IsOk());
+  }
+}
+
 TEST(StoreRepairTest, SavesWhatIsThereOfADatabaseThatWasCutOffOrHasNoFirstPage) {
   const auto records = ThreeOnAPage(90, [](int i) { return i + 1; });
   const std::string made = NewFolder();
