@@ -10,6 +10,8 @@
 #include <cerrno>
 #include <chrono>
 #include <filesystem>
+#include <limits>
+#include <optional>
 #include <system_error>
 #include <utility>
 
@@ -35,13 +37,20 @@ constexpr int64_t kPieceBytes = int64_t{64} << 10;
 // Free pages that are given back to the disk when a store is opened, if they are more than half.
 constexpr int64_t kVacuumPages = 16'384;
 
+// More than SQLite can have.
+constexpr int64_t kUnlimitedPages = std::numeric_limits<int32_t>::max() - 1;
+
 // Unreadable records that are logged one by one.
 constexpr size_t kLoggedRecords = 20;
 
-// Bytes that the disk has free for us; 0 where it does not say.
-int64_t AvailableBytes(const std::string& folder) {
+// What st_blocks counts.
+constexpr int64_t kStatBlockBytes = 512;
+
+// Bytes that the disk has free for us; nullopt where its file system does not say, which is then no
+// reason to refuse anything.
+std::optional<int64_t> AvailableBytes(const std::string& folder) {
   struct statvfs disk;
-  if (statvfs(folder.c_str(), &disk) != 0) return 0;
+  if (statvfs(folder.c_str(), &disk) != 0 || disk.f_blocks == 0) return std::nullopt;
   return static_cast<int64_t>(disk.f_bavail * disk.f_frsize);
 }
 
@@ -52,18 +61,24 @@ class Reserve {
   Reserve(const std::string& folder, absl::Duration fill_every)
       : folder_(folder), path_(folder + "/reserve"), fill_every_(fill_every) {}
   // Whoever opens the folder next finds the blocks that the log gives up when it is closed.
-  ~Reserve() { TakeBack(); }
+  ~Reserve() {
+    if (is_open_) TakeBack();
+  }
   Reserve(const Reserve&) = delete;
   Reserve& operator=(const Reserve&) = delete;
 
-  // Finds out what an earlier process left, and fills it.
+  // Keeps what an earlier process left, and fills it.
   void Open() {
-    std::error_code error;
-    if (const auto size = std::filesystem::file_size(path_, error); !error && size > 0) {
-      Resize(std::min(static_cast<int64_t>(size), kReservedBytes));
+    is_open_ = true;
+    struct stat file;
+    if (stat(path_.c_str(), &file) == 0 && S_ISREG(file.st_mode)) {
+      Cut(std::min({file.st_size, file.st_blocks * kStatBlockBytes, kReservedBytes}) / kPieceBytes *
+          kPieceBytes);
+      was_used_ = file.st_size < kReservedBytes;
     }
     Fill();
     if (!is_whole()) {
+      was_used_ = true;
       rpc::LogWarning(
           "the disk has too little room to keep back what deletions and the next start may need; "
           "make room",
@@ -74,10 +89,11 @@ class Reserve {
   // Takes what is missing, but at most half of what is free.
   void Fill() {
     next_ = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(fill_every_);
-    Grow(AvailableBytes(folder_) / 2);
+    const std::optional<int64_t> available = AvailableBytes(folder_);
+    Grow(available.has_value() ? *available / 2 : kReservedBytes);
   }
   // Takes what is missing, as far as it is there.
-  void TakeBack() { Grow(AvailableBytes(folder_)); }
+  void TakeBack() { Grow(AvailableBytes(folder_).value_or(kReservedBytes)); }
 
   bool is_whole() const { return bytes_ == kReservedBytes; }
   // When to fill it again.
@@ -86,29 +102,33 @@ class Reserve {
   // Gives a piece to whoever takes it; false if there is none.
   bool Release(int64_t piece) {
     if (bytes_ == 0) return false;
-    if (is_whole()) {
+    if (!is_use_told_) {
       rpc::LogWarning(
           "the disk is full: what is kept back for deletions and starts is being used; make room",
           {{"folder", folder_}, {"reserved_bytes", bytes_}});
+      is_use_told_ = true;
     }
-    Shrink(bytes_ - piece);
+    was_used_ = true;
+    Cut(bytes_ - piece);
     return true;
   }
 
  private:
   void Grow(int64_t most) {
-    const int64_t bytes = std::min(kReservedBytes, bytes_ + most) / kPieceBytes * kPieceBytes;
-    if (bytes <= bytes_) return;
-    Resize(bytes);
+    // A disk may give less than it says is free: to this user, or for want of room for its own use.
+    for (int64_t bytes = std::min(kReservedBytes - bytes_, most);
+         bytes >= kPieceBytes && !Extend(bytes / kPieceBytes * kPieceBytes);) {
+      bytes /= 2;
+    }
     if (is_whole() && was_used_) {
       rpc::LogInfo("what is kept back for deletions and starts is whole again",
                    {{"folder", folder_}, {"reserved_bytes", bytes_}});
       was_used_ = false;
+      is_use_told_ = false;
     }
   }
 
-  void Shrink(int64_t bytes) {
-    was_used_ = true;
+  void Cut(int64_t bytes) {
     if (bytes > 0 && truncate(path_.c_str(), bytes) == 0) {
       bytes_ = bytes;
       return;
@@ -118,23 +138,28 @@ class Reserve {
     bytes_ = 0;
   }
 
-  // To a file of which all blocks are there, or that is as it was; without any there is none.
-  void Resize(int64_t bytes) {
+  // Adds blocks to those that are there, which no failure loses: so none is asked for again. XFS
+  // wants as much free as it is asked for, also where a file has blocks already.
+  bool Extend(int64_t more) {
     const int fd = open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-    if (fd < 0) return;
-    if (!SHARDMESH_FAILS("store.fill_reserve") && posix_fallocate(fd, 0, bytes) == 0) {
-      bytes_ = bytes;
-    }
-    const bool has_size = ftruncate(fd, bytes_) == 0;
+    if (fd < 0) return false;
+    const bool is_done =
+        !SHARDMESH_FAILS("store.fill_reserve") && posix_fallocate(fd, bytes_, more) == 0;
+    if (is_done) bytes_ += more;
+    const bool has_size = is_done || ftruncate(fd, bytes_) == 0;
     close(fd);
-    if (!has_size || bytes_ == 0) Shrink(0);
+    if (!has_size || bytes_ == 0) Cut(0);
+    return is_done;
   }
 
   const std::string folder_;
   const std::string path_;
   const absl::Duration fill_every_;
+  bool is_open_ = false;
   int64_t bytes_ = 0;
+  // Since it was whole last: by anybody, and told in the log of this process.
   bool was_used_ = false;
+  bool is_use_told_ = false;
   std::chrono::steady_clock::time_point next_;
 };
 
@@ -162,25 +187,25 @@ class FileBlocks {
   // RESOURCE_EXHAUSTED (STORE_FULL): the disk has too few for a file of so many bytes.
   absl::Status Take(int64_t bytes) {
     if (fd_ < 0 || bytes <= bytes_) return absl::OkStatus();
-    const int64_t available = AvailableBytes(folder_);
-    // One that fails may take all that there is first.
     struct stat file;
-    if (fstat(fd_, &file) == 0 &&
-        bytes - std::max(file.st_size, file.st_blocks * kStatBlockBytes) > available) {
+    if (fstat(fd_, &file) != 0) return absl::OkStatus();  // the write will tell
+    // A page that SQLite never wrote is a rare hole, which the copying of the log fills.
+    bytes_ = std::max<int64_t>(bytes_, file.st_size);
+    if (bytes <= bytes_) return absl::OkStatus();
+    const std::optional<int64_t> available = AvailableBytes(folder_);
+    const int64_t blocks = file.st_blocks * kStatBlockBytes;
+    // One that fails may take all that there is first.
+    if (available.has_value() && bytes - std::max(bytes_, blocks) > *available) {
       return NoRoom(bytes, available);
     }
-    const int64_t wanted = available > 2 * kReservedBytes ? bytes + kSpareBytes : bytes;
-    int result = 0;
-    do {
-      result =
-          SHARDMESH_FAILS("store.allocate") ? -1 : fallocate(fd_, FALLOC_FL_KEEP_SIZE, 0, wanted);
-    } while (result != 0 && errno == EINTR);
-    if (result == 0) {
-      bytes_ = wanted;
-    } else if (errno == ENOSPC || errno == EDQUOT) {
-      return NoRoom(bytes, available);
-    }
+    int64_t wanted = bytes;
+    if (!available.has_value() || *available > 2 * kReservedBytes) wanted += kSpareBytes;
+    int error = Allocate(wanted);
+    if (IsNoRoom(error) && wanted > bytes) error = Allocate(wanted = bytes);
+    // Blocks that an earlier process took: XFS wants as much free again.
+    if (IsNoRoom(error) && blocks < bytes) return NoRoom(bytes, available);
     // Some file systems cannot take blocks beforehand; of all else the write will tell.
+    bytes_ = error == 0 ? wanted : bytes;
     return absl::OkStatus();
   }
   // The file was cut to its size, with which blocks beyond it may be gone.
@@ -188,13 +213,27 @@ class FileBlocks {
 
  private:
   static constexpr int64_t kSpareBytes = int64_t{256} << 10;
-  static constexpr int64_t kStatBlockBytes = 512;
 
-  absl::Status NoRoom(int64_t bytes, int64_t available) const {
+  static bool IsNoRoom(int error) { return error == ENOSPC || error == EDQUOT; }
+
+  // Those between what is there and `to`, and none of what is there: XFS wants as much free as it
+  // is asked for, also where a file has blocks already. Returns 0 or what errno was.
+  int Allocate(int64_t to) const {
+    int result = 0;
+    do {
+      result = SHARDMESH_FAILS("store.allocate")
+                   ? -1
+                   : fallocate(fd_, FALLOC_FL_KEEP_SIZE, bytes_, to - bytes_);
+    } while (result != 0 && errno == EINTR);
+    return result == 0 ? 0 : errno;
+  }
+
+  absl::Status NoRoom(int64_t bytes, std::optional<int64_t> available) const {
     return WithReason(
-        absl::ResourceExhaustedError(StrCat(
-            "no room for the state on disk: the database in ", folder_, " would have ", bytes,
-            " bytes, and ", available, " bytes are free; make room, or delete what is not needed")),
+        absl::ResourceExhaustedError(
+            StrCat("no room for the state on disk: the database in ", folder_, " would have ",
+                   bytes, " bytes, and ", available.has_value() ? StrCat(*available) : "too few",
+                   " bytes are free; make room, or delete what is not needed")),
         Reason::kStoreFull);
   }
 
@@ -232,10 +271,11 @@ class SqliteJournal final : public Journal {
       : lock_(std::move(lock)),
         reserve_(options.folder, options.fill_reserve_every),
         database_(std::move(database)),
+        folder_(options.folder),
         quota_bytes_(options.quota_bytes),
         log_pages_(options.log_pages) {}
 
-  absl::Status Prepare(const std::string& folder) {
+  absl::Status Prepare() {
     SHARDMESH_ASSIGN_OR_RETURN(insert_, database_->Prepare(kInsertRecord));
     SHARDMESH_ASSIGN_OR_RETURN(erase_, database_->Prepare("DELETE FROM event WHERE position = ?1"));
     SHARDMESH_ASSIGN_OR_RETURN(
@@ -253,7 +293,7 @@ class SqliteJournal final : public Journal {
     // A large transaction does not leave a large log for good.
     SHARDMESH_RETURN_IF_ERROR(database_->Execute(StrCat(
         "PRAGMA journal_size_limit = ", std::max(kReservedBytes, 2 * log_pages_ * page_bytes_))));
-    blocks_.Open(database_->path(), folder);
+    blocks_.Open(database_->path(), folder_);
     absl::Status copied = CopyLog();
     reserve_.Open();
     // Other programs took the room for it, or an older build left it so.
@@ -377,9 +417,18 @@ class SqliteJournal final : public Journal {
       }
     }
     if (!absl::IsResourceExhausted(status) || kept_back == KeptBack::kNothing) return status;
-    SHARDMESH_RETURN_IF_ERROR(database_->LimitPages(urgent_pages_));
-    status = attempt();
-    if (kept_back == KeptBack::kAll) status = ReleaseUntilDone(attempt, std::move(status));
+    // Of SQLite's limit nobody could tell whether it or the disk refused a page.
+    SHARDMESH_RETURN_IF_ERROR(database_->LimitPages(kUnlimitedPages));
+    const auto urgent_attempt = [&] {
+      return database_->InTransaction([&]() -> absl::Status {
+        SHARDMESH_RETURN_IF_ERROR(writes());
+        SHARDMESH_RETURN_IF_ERROR(CheckQuota());
+        return TakeBlocks();
+      });
+    };
+    is_over_quota_ = false;
+    status = urgent_attempt();
+    if (kept_back == KeptBack::kAll) status = ReleaseUntilDone(urgent_attempt, std::move(status));
     if (status.ok() || absl::IsResourceExhausted(status)) {
       SHARDMESH_RETURN_IF_ERROR(database_->LimitPages(OrdinaryPages()));
     }
@@ -387,9 +436,11 @@ class SqliteJournal final : public Journal {
   }
 
   // Tries again with piece after piece of the reserve, until there is room or nothing left to give.
+  // A quota that is used up gets none.
   template <typename Attempt>
   absl::Status ReleaseUntilDone(Attempt attempt, absl::Status status) {
-    for (int64_t piece = kPieceBytes; absl::IsResourceExhausted(status) && reserve_.Release(piece);
+    for (int64_t piece = kPieceBytes;
+         absl::IsResourceExhausted(status) && !is_over_quota_ && reserve_.Release(piece);
          piece *= 2) {
       status = attempt();
     }
@@ -397,11 +448,30 @@ class SqliteJournal final : public Journal {
     return status;
   }
 
-  // Within a transaction: the blocks of all pages that the database has then.
-  absl::Status TakeBlocks() {
+  // Within a transaction: the pages that the database has then.
+  absl::StatusOr<int64_t> Pages() {
     SHARDMESH_ASSIGN_OR_RETURN(const bool row, database_->Step(pages_));
     const int64_t pages = row ? pages_.Number(0) : 0;
     pages_.Reset();
+    return pages;
+  }
+
+  // Within a transaction that may use all of the quota.
+  absl::Status CheckQuota() {
+    SHARDMESH_ASSIGN_OR_RETURN(const int64_t pages, Pages());
+    is_over_quota_ = pages > urgent_pages_;
+    if (!is_over_quota_) return absl::OkStatus();
+    return WithReason(
+        absl::ResourceExhaustedError(StrCat("the quota of the state is used up: the database in ",
+                                            folder_, " would have ", pages * page_bytes_,
+                                            " bytes of ", urgent_pages_ * page_bytes_,
+                                            "; delete what is not needed, or give the store more")),
+        Reason::kStoreFull);
+  }
+
+  // Within a transaction: the blocks of all its pages.
+  absl::Status TakeBlocks() {
+    SHARDMESH_ASSIGN_OR_RETURN(const int64_t pages, Pages());
     return blocks_.Take(pages * page_bytes_);
   }
 
@@ -443,10 +513,12 @@ class SqliteJournal final : public Journal {
   Database::Statement update_;
   Database::Statement pages_;
   Database::Statement free_pages_;
+  const std::string folder_;
   const int64_t quota_bytes_;
   const int64_t log_pages_;
   int64_t page_bytes_ = 4096;
   int64_t urgent_pages_ = 0;
+  bool is_over_quota_ = false;  // the transaction, when it was tried last
   Revision compacted_ = 0;
   int64_t checkpoint_at_ = log_pages_;
   bool is_copied_ = false;  // the log, when it was tried last
@@ -474,8 +546,10 @@ absl::Status GiveBackFreePages(Database& database, const std::string& folder) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto free, database.Number("PRAGMA freelist_count"));
   if (*free < kVacuumPages || *free < *pages / 2) return absl::OkStatus();
   SHARDMESH_ASSIGN_OR_RETURN(const auto page_bytes, database.Number("PRAGMA page_size"));
-  // It is written twice: to a temporary file, and to the log.
-  if (AvailableBytes(folder) < 2 * (*pages - *free) * *page_bytes + 2 * kReservedBytes) {
+  // It is written twice: to a temporary file, and to the log. Where nobody knows of the room for
+  // that, the pages stay, and are used again.
+  if (AvailableBytes(folder).value_or(0) <
+      2 * (*pages - *free) * *page_bytes + 2 * kReservedBytes) {
     return absl::OkStatus();
   }
   const absl::Status vacuumed = database.Execute("VACUUM");
@@ -532,7 +606,7 @@ absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(SqliteStoreOptions option
 
   auto journal = std::make_unique<SqliteJournal>(std::move(lock), std::move(database), options);
   journal->SetUnreadable(state.unreadable, state.index);
-  SHARDMESH_RETURN_IF_ERROR(journal->Prepare(options.folder));
+  SHARDMESH_RETURN_IF_ERROR(journal->Prepare());
   if (version == 0) journal->CopyFirstCommit();
   return std::make_unique<LocalStore>(std::move(state.index), std::move(journal),
                                       std::move(options.local));
