@@ -26,6 +26,24 @@ std::string FolderOf(const std::string& path) {
   return folder.empty() ? "." : folder;
 }
 
+// The file that would be made where links lead that end nowhere yet; `path` if it is no link.
+absl::StatusOr<std::string> FollowLinks(const std::string& path) {
+  constexpr int kMostLinks = 40;  // as many as the kernel follows
+  std::filesystem::path target = path;
+  std::error_code error;
+  for (int links = 0; std::filesystem::is_symlink(target, error); ++links) {
+    if (links == kMostLinks) {
+      return FileError("follow the link", path, ELOOP);
+    }
+    const std::filesystem::path next = std::filesystem::read_symlink(target, error);
+    if (error) {
+      return FileError("follow the link", path, error.value());
+    }
+    target = target.parent_path() / next;  // just `next` if that is absolute
+  }
+  return target.string();
+}
+
 }  // namespace
 
 FileDescriptor::FileDescriptor(FileDescriptor&& other) noexcept
@@ -147,7 +165,7 @@ absl::StatusOr<AtomicFileWriter> AtomicFileWriter::Create(const std::string& pat
                                     ": it is a device, a pipe or a socket, which a file would "
                                     "replace; name a regular file"));
     }
-    // A link stays, and the file that it leads to is replaced.
+    // A link stays, and the file that it leads to is replaced, or made.
     std::error_code error;
     if (std::filesystem::is_symlink(path, error)) {
       target = std::filesystem::canonical(path, error).string();
@@ -155,6 +173,8 @@ absl::StatusOr<AtomicFileWriter> AtomicFileWriter::Create(const std::string& pat
         return FileError("follow the link", path, error.value());
       }
     }
+  } else {
+    SHARDMESH_ASSIGN_OR_RETURN(target, FollowLinks(path));
   }
   std::string temporary_path =
       StrCat(target, ".", getpid(), ".", next_number.fetch_add(1), kTemporarySuffix);

@@ -176,6 +176,43 @@ TEST(NpyTest, TheFileThatALinkLeadsToIsReplacedAndTheLinkStays) {
   EXPECT_EQ(written.View().bytes(), absl::MakeConstSpan(bytes));
 }
 
+TEST(NpyTest, TheFileThatALinkLeadsToIsMadeAndTheLinkStays) {
+  const std::string bytes(4, 'b');
+  const TensorView tensor = *TensorView::Create(Dtype::kU8, {4}, bytes);
+  const std::string folder = ::testing::TempDir() + "made_by_link/";
+  std::filesystem::remove_all(folder);
+  std::filesystem::create_directories(folder + "inner");
+  std::filesystem::create_symlink("inner/second.npy", folder + "first.npy");
+  std::filesystem::create_symlink(folder + "made.npy", folder + "inner/second.npy");
+  ASSERT_THAT(WriteNpy(folder + "first.npy", tensor), IsOk());
+  EXPECT_TRUE(std::filesystem::is_symlink(folder + "first.npy"));
+  EXPECT_TRUE(std::filesystem::is_symlink(folder + "inner/second.npy"));
+  EXPECT_FALSE(std::filesystem::is_symlink(folder + "made.npy"));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const NpyFile made, NpyFile::Open(folder + "made.npy"));
+  EXPECT_EQ(made.View().bytes(), absl::MakeConstSpan(bytes));
+
+  const std::string nowhere = folder + "nowhere.npy";
+  std::filesystem::create_symlink("no_folder/a.npy", nowhere);
+  EXPECT_EQ(WriteNpy(nowhere, tensor).message(),
+            "cannot create " + nowhere + ": No such file or directory");
+  EXPECT_TRUE(std::filesystem::is_symlink(nowhere));
+}
+
+TEST(NpyTest, RefusesALoopOfLinks) {
+  const std::string bytes(4, 'b');
+  const TensorView tensor = *TensorView::Create(Dtype::kU8, {4}, bytes);
+  const std::string a = ::testing::TempDir() + "loop_a.npy";
+  const std::string b = ::testing::TempDir() + "loop_b.npy";
+  std::filesystem::remove(a);
+  std::filesystem::remove(b);
+  std::filesystem::create_symlink(b, a);
+  std::filesystem::create_symlink("loop_a.npy", b);
+  EXPECT_EQ(WriteNpy(a, tensor).message(),
+            "cannot follow the link " + a + ": Too many levels of symbolic links");
+  EXPECT_TRUE(std::filesystem::is_symlink(a));
+  EXPECT_TRUE(std::filesystem::is_symlink(b));
+}
+
 TEST(NpyTest, TurnsFortranOrderRound) {
   // numpy.asfortranarray(numpy.arange(24, dtype='<i2').reshape(2, 3, 4))
   std::string data = Version1("{'descr': '<i2', 'fortran_order': True, 'shape': (2, 3, 4)}");
