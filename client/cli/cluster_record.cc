@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -51,8 +52,15 @@ bool ClusterRecord::IsUp() const {
                      [](const RecordedProcess& process) { return IsRunning(process.id); });
 }
 
-bool ClusterRecord::IsEnding() const {
-  return is_stopping || (supervisor.has_value() && !IsRunning(*supervisor));
+std::vector<RecordedProcess> ClusterRecord::Ending() const {
+  const bool is_alone = supervisor.has_value() && !IsRunning(*supervisor);
+  std::vector<RecordedProcess> ending;
+  std::copy_if(processes.begin(), processes.end(), std::back_inserter(ending),
+               [&](const RecordedProcess& process) {
+                 return (is_stopping || (is_alone && process.ends_with_supervisor)) &&
+                        IsRunning(process.id);
+               });
+  return ending;
 }
 
 absl::Status CheckClusterName(std::string_view name) {
@@ -133,13 +141,14 @@ absl::StatusOr<ClusterRecord> ReadRecord(const std::string& folder) {
     record.cluster_id = json.value("cluster_id", "");
     record.data_folder = json.value("data_dir", "");
     record.tls_folder = json.value("tls_dir", "");
-    for (const Json& process : json.at("processes")) {
-      record.processes.push_back({process.at("identity").get<std::string>(),
-                                  ProcessFromJson(process), process.at("log").get<std::string>(),
-                                  process.value("metrics", "")});
-    }
     if (const auto supervisor = json.find("supervisor"); supervisor != json.end()) {
       record.supervisor = ProcessFromJson(*supervisor);
+    }
+    for (const Json& process : json.at("processes")) {
+      record.processes.push_back(
+          {process.at("identity").get<std::string>(), ProcessFromJson(process),
+           process.at("log").get<std::string>(), process.value("metrics", ""),
+           process.value("ends_with_supervisor", record.supervisor.has_value())});
     }
     record.is_stopping = json.value("stopping", false);
     return record;
@@ -162,6 +171,7 @@ absl::Status WriteRecord(const std::string& folder, const ClusterRecord& record)
     entry.update(ToJson(process.id));
     entry["log"] = process.log_path;
     entry["metrics"] = process.metrics_address;
+    entry["ends_with_supervisor"] = process.ends_with_supervisor;
     json["processes"].push_back(std::move(entry));
   }
   if (record.supervisor.has_value()) {
@@ -229,6 +239,21 @@ std::vector<std::string> StopRecorded(const std::string& folder, ClusterRecord r
     RemoveRecord(folder);
   }
   return killed;
+}
+
+absl::Status FinishEnding(const std::string& folder, const ClusterRecord& record,
+                          absl::Duration grace) {
+  ClusterRecord ending = record;
+  ending.processes = record.Ending();
+  if (ending.processes.empty()) {
+    return absl::OkStatus();  // nor is an `up` that goes on told to end
+  }
+  StopProcesses(ending, grace);
+  SHARDMESH_RETURN_IF_ERROR(CheckStopped(ending));
+  if (!record.IsUp()) {
+    RemoveRecord(folder);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckStopped(const ClusterRecord& record) {

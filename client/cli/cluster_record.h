@@ -27,6 +27,9 @@ struct RecordedProcess {
   std::string log_path;
   // Where it serves its metrics, HOST:PORT; empty until the cluster was healthy.
   std::string metrics_address = {};
+  // Ends with the record's supervisor. What a supervisor found running when it started again the
+  // rest does not.
+  bool ends_with_supervisor = false;
 };
 
 struct ClusterRecord {
@@ -51,9 +54,9 @@ struct ClusterRecord {
 
   // Whether any of them still runs.
   bool IsUp() const;
-  // Whether those that run are about to end: a stop was begun, or the `up` that they end with is
-  // gone.
-  bool IsEnding() const;
+  // The processes that run and are about to end: all if a stop was begun, and those that end with
+  // the `up` in the foreground if that is gone.
+  std::vector<RecordedProcess> Ending() const;
 };
 
 // INVALID_ARGUMENT unless 1 to 64 characters of [A-Za-z0-9_.-], the first no dot.
@@ -96,6 +99,11 @@ std::vector<std::string> StopProcesses(const ClusterRecord& record, absl::Durati
 // it when they have. It stays if one does not end even when it is killed; `record` then is up.
 std::vector<std::string> StopRecorded(const std::string& folder, ClusterRecord record,
                                       absl::Duration grace);
+// As StopProcesses, of those that are about to end (ClusterRecord::Ending) and no other, with the
+// cluster's lock held: removes the record if none of the cluster runs then. FAILED_PRECONDITION if
+// one does not end even when it is killed.
+absl::Status FinishEnding(const std::string& folder, const ClusterRecord& record,
+                          absl::Duration grace);
 // FAILED_PRECONDITION, naming them, if some of the processes still run after they were killed.
 absl::Status CheckStopped(const ClusterRecord& record);
 

@@ -234,33 +234,38 @@ absl::Status LocalCluster::Launch(const std::string& identity, ProcessOptions pr
   process.parent_end_signal = options_.parent_end_signal;
   SHARDMESH_ASSIGN_OR_RETURN(ChildProcess child,
                              ChildProcess::Start(process, [&](const ProcessId& id) {
-                               const RecordedProcess starting = {identity, id, process.log_path};
+                               const RecordedProcess starting = {identity, id, process.log_path, "",
+                                                                 options_.ends_with_parent};
                                return WriteDown(&starting);
                              }));
   if (Member* const member = Find(identity); member != nullptr) {
-    *member = {identity, std::move(process), std::move(child)};
+    *member = {identity, std::move(process), std::move(child), "", options_.ends_with_parent};
   } else {
-    members_.push_back({identity, std::move(process), std::move(child)});
+    members_.push_back(
+        {identity, std::move(process), std::move(child), "", options_.ends_with_parent});
   }
   return absl::OkStatus();
 }
 
 absl::Status LocalCluster::WriteDown(const RecordedProcess* starting) {
-  record_.processes.clear();
+  ClusterRecord record = record_;
+  record.processes.clear();
   bool is_new = starting != nullptr;
   for (const Member& member : members_) {
     if (starting != nullptr && member.identity == starting->identity) {
-      record_.processes.push_back(*starting);
+      record.processes.push_back(*starting);
       is_new = false;
     } else {
-      record_.processes.push_back({member.identity, member.process.id(), member.process.log_path(),
-                                   member.metrics_address});
+      record.processes.push_back({member.identity, member.process.id(), member.process.log_path(),
+                                  member.metrics_address, member.ends_with_supervisor});
     }
   }
   if (is_new) {
-    record_.processes.push_back(*starting);
+    record.processes.push_back(*starting);
   }
-  return WriteRecord(options_.folder, record_);
+  SHARDMESH_RETURN_IF_ERROR(WriteRecord(options_.folder, record));
+  record_ = std::move(record);
+  return absl::OkStatus();
 }
 
 absl::Status LocalCluster::NoteMetrics() {
@@ -322,6 +327,7 @@ LocalCluster::LocalCluster(LocalClusterOptions options) : options_(std::move(opt
 
 absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Resume(LocalClusterOptions options,
                                                                    const ClusterRecord& record,
+                                                                   FileDescriptor lock,
                                                                    absl::Time deadline) {
   const auto limit = rpc::SteadyDeadline::At(deadline);
   const std::vector<std::string> identities = IdentitiesOn(options.mesh);
@@ -329,15 +335,17 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Resume(LocalClusterO
   SHARDMESH_RETURN_IF_ERROR(CheckResumable(record, options, ended));
   std::unique_ptr<LocalCluster> cluster(new LocalCluster(std::move(options)));
   cluster->detached_ = true;
+  cluster->lock_ = std::move(lock);
   cluster->record_.address = record.address;
   cluster->record_.cluster_id = record.cluster_id;
   for (const std::string& identity : identities) {
     if (const RecordedProcess* const process = FindProcess(record, identity); process != nullptr) {
-      cluster->members_.push_back(
-          {identity,
-           identity == kCoordinator ? cluster->CoordinatorProcess(record.address)
-                                    : cluster->WorkerProcess(identity),
-           ChildProcess::TakeOver(process->id, process->log_path), process->metrics_address});
+      cluster->members_.push_back({identity,
+                                   identity == kCoordinator
+                                       ? cluster->CoordinatorProcess(record.address)
+                                       : cluster->WorkerProcess(identity),
+                                   ChildProcess::TakeOver(process->id, process->log_path),
+                                   process->metrics_address, process->ends_with_supervisor});
     }
   }
   for (const std::string& identity : ended) {
@@ -346,6 +354,7 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Resume(LocalClusterO
                                   : cluster->StartAgain(identity, limit.wall()));
   }
   cluster->restarted_ = std::move(ended);
+  cluster->lock_.Close();
   return cluster;
 }
 
@@ -354,8 +363,8 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(LocalClusterOp
   SHARDMESH_RETURN_IF_ERROR(CheckClusterName(options.name));
   SHARDMESH_RETURN_IF_ERROR(MakeClusterFolder(options.folder));
   const auto limit = rpc::SteadyDeadline::At(deadline);
-  SHARDMESH_ASSIGN_OR_RETURN(const FileDescriptor lock, LockCluster(options.folder, options.name,
-                                                                    limit.left(), options.on_wait));
+  SHARDMESH_ASSIGN_OR_RETURN(FileDescriptor lock, LockCluster(options.folder, options.name,
+                                                              limit.left(), options.on_wait));
   std::vector<std::string> replaced;
   std::string replaced_why;
   absl::StatusOr<ClusterRecord> old = ReadRecord(options.folder);
@@ -366,31 +375,36 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(LocalClusterOp
     FollowRestarts(&*old, limit.wall());
     SHARDMESH_ASSIGN_OR_RETURN(const Mesh mesh, Mesh::Parse(old->mesh));
     const std::vector<std::string> identities = IdentitiesOn(mesh);
-    const bool is_ending = old->IsEnding();
-    if (!is_ending && Choose(*old, identities, /*running=*/false).empty()) {
-      return WithReason(
-          absl::AlreadyExistsError(StrCat("the cluster \"", options.name, "\" is up at ",
-                                          old->address, "; stop it with `shardmesh down --name ",
-                                          options.name, "`, or choose another --name")),
-          Reason::kAlreadyExists);
-    }
-    const bool listened = !old->address.empty();
-    if (!is_ending && listened &&
-        (!old->data_folder.empty() || IsRunning(old->processes.front().id))) {
-      return Resume(std::move(options), *old, limit.wall());
-    }
     replaced = Choose(*old, identities, /*running=*/true);
-    replaced_why = is_ending  ? "The command that was to stop an earlier cluster was cut off"
-                   : listened ? "The coordinator had ended, and with it what it kept in memory"
+    SHARDMESH_RETURN_IF_ERROR(FinishEnding(options.folder, *old, kGrace));
+    if (old->IsUp()) {
+      if (Choose(*old, identities, /*running=*/false).empty()) {
+        return WithReason(
+            absl::AlreadyExistsError(StrCat("the cluster \"", options.name, "\" is up at ",
+                                            old->address, "; stop it with `shardmesh down --name ",
+                                            options.name, "`, or choose another --name")),
+            Reason::kAlreadyExists);
+      }
+      const bool listened = !old->address.empty();
+      if (listened && (!old->data_folder.empty() || IsRunning(old->processes.front().id))) {
+        return Resume(std::move(options), *old, std::move(lock), limit.wall());
+      }
+      replaced_why = listened ? "The coordinator had ended, and with it what it kept in memory"
                               : "An earlier start was cut off";
-    StopRecorded(options.folder, *old, kGrace);
-    SHARDMESH_RETURN_IF_ERROR(CheckStopped(*old));
+      StopRecorded(options.folder, *old, kGrace);
+      SHARDMESH_RETURN_IF_ERROR(CheckStopped(*old));
+    } else {
+      replaced_why = old->is_stopping
+                         ? "The command that was to stop an earlier cluster was cut off"
+                         : "The `up` in the foreground of an earlier cluster was cut off";
+    }
   }
   if (!options.data_folder.empty()) {
     SHARDMESH_RETURN_IF_ERROR(MakeFolders(options.data_folder));
   }
 
   std::unique_ptr<LocalCluster> cluster(new LocalCluster(std::move(options)));
+  cluster->lock_ = std::move(lock);
   cluster->replaced_ = std::move(replaced);
   cluster->replaced_why_ = std::move(replaced_why);
   const std::string listen = StrCat("127.0.0.1:", cluster->options_.port);
@@ -401,6 +415,7 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(LocalClusterOp
       SHARDMESH_RETURN_IF_ERROR(cluster->Launch(identity, cluster->WorkerProcess(identity)));
     }
   }
+  cluster->lock_.Close();
   return cluster;
 }
 
@@ -531,10 +546,14 @@ absl::Status LocalCluster::StartAgain(const std::string& identity, absl::Time de
 std::vector<std::string> LocalCluster::Stop(absl::Duration grace) {
   // A `down` has the lock while it waits for the supervisor of processes that end with it: these
   // are stopped without the lock, and `down` removes the record.
+  const bool is_start = lock_.valid();
   const absl::StatusOr<FileDescriptor> lock =
-      LockCluster(options_.folder, options_.name,
-                  options_.ends_with_parent ? absl::ZeroDuration() : kClusterLockTimeout, nullptr);
-  const bool is_own = IsRecorded(options_.folder, record_);
+      is_start ? std::move(lock_)
+               : LockCluster(options_.folder, options_.name,
+                             options_.ends_with_parent ? absl::ZeroDuration() : kClusterLockTimeout,
+                             nullptr);
+  // Under the lock of its start no other command has changed the record, whatever is in it.
+  const bool is_own = is_start || IsRecorded(options_.folder, record_);
   if (!is_own && !options_.ends_with_parent) {
     return {};
   }

@@ -66,13 +66,14 @@ class LocalCluster {
   //   it is up             ALREADY_EXISTS
   //   it is gone           its record is replaced
   //   a part of it is up   what has ended is started again; see restarted(). If that fails, nothing
-  //                        is stopped, as after Detach; but what was started again ends with this
-  //                        process where ends_with_parent says so. FAILED_PRECONDITION if it has
+  //                        is stopped, as after Detach; but what was started again, and that
+  //                        alone, ends with this process where ends_with_parent says so, be it
+  //                        killed. FAILED_PRECONDITION if it has
   //                        another mesh, port, data folder or certificates, or an `up` in the
   //                        foreground.
   //   ... but its start was cut off before the coordinator listened, it is in memory and without a
-  //                        coordinator, or it is about to end (ClusterRecord::IsEnding): the rest
-  //                        is stopped, and the cluster started anew; see replaced()
+  //                        coordinator, or all of it is about to end (ClusterRecord::Ending): the
+  //                        rest is stopped, and the cluster started anew; see replaced()
   //   its record does not read  DATA_LOSS, as of ReadRecord
   // Waits for another command that starts or stops it, with the errors of LockCluster.
   //
@@ -123,6 +124,7 @@ class LocalCluster {
     ProcessOptions options;
     ChildProcess process;
     std::string metrics_address = {};
+    bool ends_with_supervisor = false;
     bool reported = false;  // as ended
   };
 
@@ -131,6 +133,7 @@ class LocalCluster {
   // Starts again what has ended of the cluster in `record`.
   static absl::StatusOr<std::unique_ptr<LocalCluster>> Resume(LocalClusterOptions options,
                                                               const ClusterRecord& record,
+                                                              FileDescriptor lock,
                                                               absl::Time deadline);
 
   std::string LogPath(const std::string& identity) const;
@@ -144,7 +147,8 @@ class LocalCluster {
   absl::Status StartAgain(const std::string& identity, absl::Time deadline);
   // Waits for the coordinator's line with its address.
   absl::Status WaitUntilListening(Member* coordinator, absl::Time deadline);
-  // The record with the members, one of them replaced or a further one added.
+  // Writes the record with the members, one of them replaced or a further one added. Where it
+  // cannot be written, record_ stays as it was.
   absl::Status WriteDown(const RecordedProcess* starting = nullptr);
   // Reads from the logs where metrics are served, and notes it down if the record is still this
   // cluster's.
@@ -162,6 +166,7 @@ class LocalCluster {
   std::vector<std::string> replaced_;
   std::string replaced_why_;
   bool detached_ = false;
+  FileDescriptor lock_;  // the cluster's, while Start has it: a start that fails stops under it
 };
 
 // A process that was started again by hand is recorded from here on as the one that the coordinator

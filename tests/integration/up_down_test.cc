@@ -16,8 +16,11 @@
 
 #include "absl/time/clock.h"
 #include "client/cli/cluster_record.h"
+#include "client/cli/local_cluster.h"
 #include "client/cli/process.h"
+#include "sharding/mesh.h"
 #include "sharding/str_cat.h"
+#include "tensor/failpoint.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/test_cluster.h"
@@ -35,6 +38,11 @@ class UpDownTest : public ::testing::Test {
  protected:
   ~UpDownTest() override {
     for (const pid_t pid : Processes()) kill(pid, SIGKILL);
+    if (const auto record = client::ReadRecord(record_); record.ok()) {  // those in memory
+      for (const client::RecordedProcess& process : record->processes) {
+        client::SendSignal(process.id, SIGKILL).IgnoreError();
+      }
+    }
     EXPECT_TRUE(Eventually([&] { return Processes().empty(); }));
     std::filesystem::remove_all(folder_);
   }
@@ -79,6 +87,7 @@ class UpDownTest : public ::testing::Test {
 
   const std::string folder_ = MakeTestFolder("up_down");
   const std::string data_ = folder_ + "/data";
+  const std::string record_ = folder_ + "/shardmesh/default";
   const std::vector<std::string> up_ = {"up", "--mesh", "fsdp=1", "--data-dir", data_, "--detach"};
   std::minstd_rand random_{1};
 };
@@ -154,6 +163,84 @@ TEST_F(UpDownTest, DownWaitsForTheCommandThatHasTheLockAndNamesIt) {
     }
   }
   EXPECT_EQ(Run({"down"}).exit_code, 0);
+}
+
+TEST_F(UpDownTest, AnUpThatIsKilledEndsOnlyWhatItStartedAgain) {
+  const std::vector<std::string> in_memory = {"up",       "--mesh",   "fsdp=2",
+                                              "--detach", "--output", "json"};
+  CommandResult up = Run(in_memory);
+  ASSERT_EQ(up.exit_code, 0) << up.err;
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterRecord before, client::ReadRecord(record_));
+  std::ofstream(folder_ + "/rules.yaml") << "rules:\n- {pattern: '.*', spec: [fsdp]}\n";
+  ASSERT_EQ(Run({"make-checkpoint", "--out", folder_ + "/c.safetensors"}).exit_code, 0);
+  ASSERT_EQ(Run({"load", folder_ + "/c.safetensors", "--rules", folder_ + "/rules.yaml"}).exit_code,
+            0);
+  const json arrays = json::parse(Run({"status", "--output=json"}).out)["arrays"];
+  ASSERT_GT(arrays.get<int64_t>(), 0);
+
+  for (const bool is_healthy : {false, true}) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterRecord record, client::ReadRecord(record_));
+    ASSERT_EQ(record.processes.size(), 3u);
+    ASSERT_THAT(client::SendSignal(record.processes[2].id, SIGKILL), IsOk());
+    ASSERT_TRUE(client::WaitUntilGone(record.processes[2].id, absl::Now() + absl::Seconds(10)));
+    client::ChildProcess foreground = Begin({"up", "--mesh", "fsdp=2"});
+    EXPECT_TRUE(Eventually([&] {
+      if (is_healthy) {
+        return client::ReadLog(foreground.log_path(), foreground.log_offset_bytes())
+                   .find("Ctrl-C stops it") != std::string::npos;
+      }
+      const auto changed = client::ReadRecord(record_);
+      return changed.ok() && changed->supervisor.has_value();
+    }));
+    ASSERT_THAT(client::SendSignal(foreground.id(), SIGKILL), IsOk());
+    ASSERT_TRUE(client::WaitUntilGone(foreground.id(), absl::Now() + absl::Seconds(10)));
+    foreground.Ended();
+
+    up = Run(in_memory);
+    ASSERT_EQ(up.exit_code, 0) << up.err;
+    EXPECT_EQ(up.err, "Started again what had ended: worker-1\n");
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterRecord after, client::ReadRecord(record_));
+    EXPECT_EQ(after.processes[0].id, before.processes[0].id);
+    EXPECT_EQ(after.processes[1].id, before.processes[1].id);
+    EXPECT_EQ(json::parse(Run({"status", "--output=json"}).out)["arrays"], arrays);
+  }
+  EXPECT_EQ(Run({"down"}).exit_code, 0);
+}
+
+TEST_F(UpDownTest, AStartThatFailsEndsAtOnceAndLeavesNoRecord) {
+  std::filesystem::create_directory(data_);
+  std::ofstream(data_ + "/coordinator") << "a file where the coordinator wants a folder";
+  for (const bool detach : {true, false}) {
+    std::vector<std::string> command = up_;
+    if (!detach) command.pop_back();
+    const CommandResult up = Run(command);
+    EXPECT_EQ(up.exit_code, 1);
+    EXPECT_THAT(up.err, HasSubstr("coordinator (pid "));
+    EXPECT_LT(up.time, client::kClusterLockTimeout / 2) << "it waited for its own lock";
+    const CommandResult down = Run({"down"});
+    EXPECT_EQ(down.exit_code, 1);
+    EXPECT_THAT(down.err, HasSubstr("no cluster \"default\" is up on this host"));
+  }
+}
+
+TEST_F(UpDownTest, AStartThatCannotBeNotedDownLeavesNothingRunning) {
+  std::filesystem::create_directory(folder_ + "/shardmesh");
+  client::LocalClusterOptions options;
+  options.folder = record_;
+  options.binary_folder = SHARDMESH_BINARY_DIR;
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(options.mesh, Mesh::Parse("fsdp=1"));
+  options.data_folder = data_;
+  options.ends_with_parent = false;
+  // The coordinator is noted down, the worker is not: neither its file nor that file's name comes.
+  for (const char* const failure : {"file.create=enospc:2", "file.sync_folder=eio:2"}) {
+    ASSERT_THAT(ArmFailpoints(failure), IsOk());
+    const absl::Time start = absl::Now();
+    const auto cluster = client::LocalCluster::Start(options, start + absl::Seconds(30));
+    EXPECT_FALSE(cluster.ok()) << failure;
+    EXPECT_LT(absl::Now() - start, client::kClusterLockTimeout / 2) << failure;
+    EXPECT_THAT(Processes(), IsEmpty()) << failure;
+    EXPECT_THAT(client::ReadRecord(record_), StatusIs(absl::StatusCode::kNotFound));
+  }
 }
 
 TEST_F(UpDownTest, NamesTheProcessThatHasAWorkersFolder) {

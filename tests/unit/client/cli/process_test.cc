@@ -169,22 +169,31 @@ TEST(ClusterRecordTest, KnowsThatAStopWasBegun) {
   const std::string folder = ::testing::TempDir() + "/records-" + std::to_string(getpid()) + "/z";
   ASSERT_THAT(MakeClusterFolder(folder), IsOk());
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const ProcessId self, IdentifyProcess(getpid()));
-  ClusterRecord record{.name = "z",
-                       .address = "127.0.0.1:1",
-                       .mesh = "tp=2",
-                       .cluster_id = "",
-                       .data_folder = "",
-                       .processes = {{"coordinator", self, "a.log"}},
-                       .supervisor = {}};
-  EXPECT_FALSE(record.IsEnding());
+  ClusterRecord record{
+      .name = "z",
+      .address = "127.0.0.1:1",
+      .mesh = "tp=2",
+      .cluster_id = "",
+      .data_folder = "",
+      .processes = {{"coordinator", self, "a.log"}, {"worker-0", self, "b.log", "", true}},
+      .supervisor = {}};
+  EXPECT_TRUE(record.Ending().empty());
   record.is_stopping = true;
   ASSERT_THAT(WriteRecord(folder, record), IsOk());
   SHARDMESH_ASSERT_OK_AND_ASSIGN(ClusterRecord read, ReadRecord(folder));
-  EXPECT_TRUE(read.IsEnding());
+  EXPECT_EQ(read.Ending().size(), 2u);
   EXPECT_TRUE(IsRecorded(folder, record));
   read.is_stopping = false;
+  read.supervisor = self;
+  EXPECT_TRUE(read.Ending().empty());
   read.supervisor = ProcessId{self.pid, self.start_ticks + 1};
-  EXPECT_TRUE(read.IsEnding()) << "what it ends with is gone";
+  ASSERT_EQ(read.Ending().size(), 1u) << "what it ends with is gone";
+  EXPECT_EQ(read.Ending()[0].identity, "worker-0");
+  // What ran before that `up` is no part of what ends with it.
+  ASSERT_THAT(WriteRecord(folder, read), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const ClusterRecord alone, ReadRecord(folder));
+  EXPECT_FALSE(alone.processes[0].ends_with_supervisor);
+  EXPECT_TRUE(alone.processes[1].ends_with_supervisor);
   read.processes[0].id.start_ticks += 1;
   EXPECT_FALSE(IsRecorded(folder, read));
   RemoveRecord(folder);
