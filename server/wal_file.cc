@@ -30,6 +30,9 @@ constexpr uint32_t kVersion = 3'007'000;
 constexpr int64_t kLeastPageBytes = 512;
 constexpr int64_t kMostPageBytes = 65'536;
 
+// What a disk writes whole, or not at all.
+constexpr int64_t kSectorBytes = 512;
+
 // Frames that are mended, each of which is kept in memory.
 constexpr size_t kMostMended = 1024;
 
@@ -129,7 +132,6 @@ absl::Status WalFile::ReadFrames(int fd) {
     Frame frame;
     frame.page = BigEndian(bytes.data());
     frame.pages = BigEndian(bytes.data() + 4);
-    frame.ends_commit = frame.pages != 0;
     std::memcpy(&frame.salts, bytes.data() + 8, sizeof(frame.salts));
     frame.end = {BigEndian(bytes.data() + 16), BigEndian(bytes.data() + 20)};
     const std::string_view page = std::string_view(bytes).substr(kFrameHeaderBytes);
@@ -157,8 +159,19 @@ int64_t WalFile::CountLinks() const {
 bool WalFile::IsPadding(int64_t frame) const {
   const Frame& it = frames_[static_cast<size_t>(frame - 1)];
   const Frame& before = frames_[static_cast<size_t>(frame - 2)];
-  return it.pages != 0 && it.page == before.page && it.pages == before.pages &&
-         (it.content == before.content || !before.is_sound);
+  return before.is_sound && it.pages != 0 && it.page == before.page && it.pages == before.pages &&
+         it.content == before.content;
+}
+
+bool WalFile::HasOwnNumbers(int64_t frame) const {
+  const int64_t begin = OffsetOf(frame);
+  const int64_t last = begin + kFrameHeaderBytes - 1;
+  return begin / kSectorBytes == last / kSectorBytes;
+}
+
+bool WalFile::EndsCommit(int64_t frame) const {
+  const Frame& it = frames_[static_cast<size_t>(frame - 1)];
+  return it.pages != 0 && (it.is_sound || HasOwnNumbers(frame));
 }
 
 bool WalFile::MendHeader() {
@@ -274,7 +287,7 @@ absl::Status WalFile::LookBehind(int fd, int64_t bad, Sums from) {
     if (i > 1) {
       const Frame& before = frames_[static_cast<size_t>(i - 2)];
       // Nothing that was mended proves anything: what was rolled back may be like what was not.
-      if (before.ends_commit && i - 1 > end_ && mended_.count(i) == 0 && !IsPadding(i)) {
+      if (EndsCommit(i - 1) && i - 1 > end_ && mended_.count(i) == 0 && !IsPadding(i)) {
         is_proven = true;
         last = i - 1;
       }
@@ -290,7 +303,7 @@ absl::Status WalFile::LookBehind(int fd, int64_t bad, Sums from) {
   for (int64_t i = end_ + 1; i <= last; ++i) {
     const Frame& frame = frames_[static_cast<size_t>(i - 1)];
     const bool is_one = frame.is_sound || frame.salts == salts_;
-    if (is_one && frame.pages != 0 && !(i > 1 && IsPadding(i))) ++lost_commits_;
+    if (is_one && EndsCommit(i) && !(i > 1 && IsPadding(i))) ++lost_commits_;
     is_whole_ = is_whole_ && frame.is_sound;
   }
   end_ = last;
@@ -388,15 +401,28 @@ absl::Status WalFile::ApplyTo(const std::string& to) const {
   const int database = open(to.c_str(), O_WRONLY | O_CLOEXEC);
   if (database < 0) return SystemError("open", to);
   const absl::Cleanup close_database = [database] { close(database); };
+  // The size by the last commit; where that one is damaged, enough for all that is there.
   uint32_t pages = 0;
+  bool is_certain = false;
   for (int64_t i = 1; i <= end_; ++i) {
     const Frame& frame = frames_[static_cast<size_t>(i - 1)];
-    if (frame.is_sound && frame.pages != 0) pages = frame.pages;
+    is_certain = frame.is_sound && frame.pages != 0;
+    if (is_certain) {
+      pages = frame.pages;
+    } else if (frame.is_sound) {
+      pages = std::max(pages, frame.page);
+    }
+  }
+  if (!is_certain) {
+    struct stat found;
+    if (fstat(database, &found) != 0) return SystemError("look at", to);
+    pages = std::max(pages, static_cast<uint32_t>(found.st_size / page_bytes_));
   }
   std::map<uint32_t, int64_t> newest;  // frame by page
   for (int64_t i = 1; i <= end_; ++i) {
     const Frame& frame = frames_[static_cast<size_t>(i - 1)];
-    if ((frame.is_sound || frame.salts == salts_) && frame.page >= 1 && frame.page <= pages) {
+    const bool is_one = frame.is_sound || (frame.salts == salts_ && HasOwnNumbers(i));
+    if (is_one && frame.page >= 1 && frame.page <= pages) {
       newest[frame.page] = i;
     }
   }

@@ -21,11 +21,13 @@ namespace shardmesh::server {
 //
 // What counts as damage. A commit is acknowledged when its frames are synced, and the frames of the
 // next commit run on from its checksum. So a frame that runs on from a commit's last frame proves
-// that all frames up to that one were on the disk. The log is damaged if SQLite ends it before a
-// commit of which there is such a proof. A commit that was being written when process or machine
-// died has no frame behind it, so it is no damage. Nor is what an earlier pass over the file, or a
-// transaction that was rolled back, left behind the end. SQLite syncs the header before it writes
-// the first frame, so a header that is not as it was written is damage where frames follow.
+// that all frames up to that one were on the disk, also where that last frame is damaged: its
+// header tells that it ends a commit, and its checksum, in one sector. The log is damaged if SQLite
+// ends it before a commit of which there is such a proof. A commit that was being written when
+// process or machine died has no frame behind it, so it is no damage. Nor is what an earlier pass
+// over the file, or a transaction that was rolled back, left behind the end. SQLite syncs the
+// header before it writes the first frame, so a header that is not as it was written is damage
+// where frames follow.
 //
 // Movable; immutable, hence safe to share between threads.
 class WalFile {
@@ -57,9 +59,8 @@ class WalFile {
     bool operator==(const Sums&) const = default;
   };
   struct Frame {
-    uint32_t page = 0;         // its number, from 1
-    uint32_t pages = 0;        // of the database, where it ends a commit; 0: it ends none
-    bool ends_commit = false;  // as it stands in the file
+    uint32_t page = 0;   // its number, from 1
+    uint32_t pages = 0;  // of the database, where it ends a commit; 0: it ends none
     uint64_t salts = 0;
     Sums start;             // what its bytes need before them to have `end`
     Sums end;               // as it says
@@ -82,8 +83,13 @@ class WalFile {
   bool MendHeader();
   // Finds what the frame was, so that it runs from `from` to `to`. False if that is not certain.
   absl::StatusOr<bool> Mend(int fd, int64_t frame, Sums from, Sums to);
-  // Whether the frame is a copy of the one before, which pads a commit to a whole sector.
+  // Whether the frame is a copy of the one before, which pads a commit to a whole sector. SQLite
+  // does so only where a torn write may spoil what lies beside it, of which our disks say nothing.
   bool IsPadding(int64_t frame) const;
+  // Whether page number and size of a frame were written with its checksum, for certain: where the
+  // header lies in two sectors of a disk, a torn write may leave those of an earlier frame.
+  bool HasOwnNumbers(int64_t frame) const;
+  bool EndsCommit(int64_t frame) const;
   absl::Status LookBehind(int fd, int64_t bad, Sums from);
 
   std::string path_;
