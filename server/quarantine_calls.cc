@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
@@ -44,13 +45,28 @@ constexpr absl::Duration kOrderTime = absl::Minutes(5);
 
 using Action = v1::QuarantineOrder;
 
-std::vector<std::string> AliveWorkers(const ArrayContext& context) {
-  const std::shared_ptr<const MembershipView> view = context.membership->view();
+std::vector<std::string> AliveWorkers(const MembershipView& view) {
   std::vector<std::string> identities;
-  for (const auto& [identity, worker] : view->workers) {
-    if (view->IsAlive(identity)) identities.push_back(identity);
+  for (const auto& [identity, worker] : view.workers) {
+    if (view.IsAlive(identity)) identities.push_back(identity);
   }
   return identities;
+}
+
+// Attachments of the workers that were asked what they have, by identity.
+using AskedWorkers = std::map<std::string, uint64_t>;
+
+// The workers that are alive and were not asked since they attached; they count as asked from here
+// on. Who attaches while others answer is among them, and so is who attaches anew: what it has may
+// be other than before.
+std::vector<std::string> TakeUnasked(const MembershipView& view, AskedWorkers* asked) {
+  std::vector<std::string> unasked;
+  for (std::string& identity : AliveWorkers(view)) {
+    const uint64_t attachment = view.FindWorker(identity)->attachment;
+    if (std::exchange((*asked)[identity], attachment) == attachment) continue;
+    unasked.push_back(std::move(identity));
+  }
+  return unasked;
 }
 
 absl::Status CheckArrayId(const std::string& array_id, std::string_view field) {
@@ -78,22 +94,23 @@ struct AwayWorker {
 using AwayWorkers = std::map<std::string, AwayWorker>;  // by identity
 
 // Of these meshes. Of all meshes if there are none, or one whose ranks are not known: any worker
-// may have tiles of its arrays.
-AwayWorkers FindAway(const ArrayContext& context, const std::set<std::string>& mesh_ids) {
-  const std::shared_ptr<const MembershipView> view = context.membership->view();
+// may have tiles of its arrays. The view is the one by which the others were asked: so each worker
+// was asked or is away, whoever comes or goes meanwhile.
+AwayWorkers FindAway(const ArrayContext& context, const MembershipView& view,
+                     const std::set<std::string>& mesh_ids) {
   const bool takes_all =
       mesh_ids.empty() || std::any_of(mesh_ids.begin(), mesh_ids.end(), [&](const auto& mesh_id) {
-        const MeshRanks* const mesh = view->FindMesh(mesh_id);
+        const MeshRanks* const mesh = view.FindMesh(mesh_id);
         return mesh == nullptr || mesh->identities.empty();
       });
   AwayWorkers away;
-  for (const auto& [mesh_id, mesh] : view->meshes) {
+  for (const auto& [mesh_id, mesh] : view.meshes) {
     if (!takes_all && mesh_ids.count(mesh_id) == 0) continue;
-    for (const int64_t rank : view->MissingRanks(*mesh)) {
+    for (const int64_t rank : view.MissingRanks(*mesh)) {
       const std::string& identity = mesh->identities[static_cast<size_t>(rank)];
       AwayWorker& worker = away[identity];
       worker.ranks.push_back(StrCat("rank ", rank, " of mesh \"", mesh_id, "\""));
-      const WorkerStatus* const known = view->FindWorker(identity);
+      const WorkerStatus* const known = view.FindWorker(identity);
       worker.why =
           known == nullptr ? "not attached since the coordinator started" : known->lost_because;
       worker.comes_back = context.recovery->ComesBack(identity);
@@ -133,8 +150,9 @@ void Encode(const std::string& identity, const AwayWorker& worker, v1::Unreached
 }
 
 // UNAVAILABLE (RECOVERING) while workers are expected back that may have what was asked for.
-absl::Status NotQuarantined(const ArrayContext& context, std::string_view what) {
-  const AwayWorkers away = FindAway(context, {});
+absl::Status NotQuarantined(const ArrayContext& context, const MembershipView& view,
+                            std::string_view what) {
+  const AwayWorkers away = FindAway(context, view, {});
   if (AnyComesBack(away)) {
     return Recovering(StrCat("no attached worker has ", what, " in its quarantine, and ",
                              Describe(away), " may come back with it; try again"));
@@ -308,8 +326,12 @@ struct Restore {
   AttachHub* const hub;
   const v1::RestoreQuarantinedRequest* const request;
   v1::RestoreQuarantinedResponse* const response;
+  const QuarantineStopPtr stop;
   QuarantineDone done;
 
+  AskedWorkers asked = {};
+  // All that are alive in it were asked.
+  std::shared_ptr<const MembershipView> view = nullptr;
   std::map<std::string, v1::QuarantinedArray> held = {};  // by identity
   // What comes back, by rank.
   std::map<int64_t, std::string> ranks = {};
@@ -321,8 +343,7 @@ using RestorePtr = std::shared_ptr<Restore>;
 // Whose tile of the array this worker has put aside: its rank's.
 absl::StatusOr<int64_t> RankIn(const Restore& restore, const std::string& mesh_id,
                                const std::string& identity) {
-  const std::shared_ptr<const MembershipView> view = restore.context.membership->view();
-  const MeshRanks* ranks = view->FindMesh(mesh_id);
+  const MeshRanks* ranks = restore.view->FindMesh(mesh_id);
   const std::optional<int64_t> rank = ranks == nullptr ? std::nullopt : ranks->RankOf(identity);
   if (rank.has_value()) return *rank;
   return absl::FailedPreconditionError(StrCat(
@@ -380,8 +401,8 @@ absl::StatusOr<std::string> NewName(const Restore& restore) {
 
 // Of an array that is in no place whole: OK, or which ranks lack its tile, and what helps.
 absl::Status CheckAllThere(const Restore& restore, const ArrayDescriptor& array) {
-  const std::shared_ptr<const MembershipView> view = restore.context.membership->view();
-  const MeshRanks* const mesh = view->FindMesh(array.mesh_id);
+  const MembershipView& view = *restore.view;
+  const MeshRanks* const mesh = view.FindMesh(array.mesh_id);
   const std::optional<UnnamedArray> unnamed =
       restore.context.catalogue->FindUnnamed(array.array_id);
   std::vector<std::string> missing;
@@ -397,12 +418,12 @@ absl::Status CheckAllThere(const Restore& restore, const ArrayDescriptor& array)
       in_use.push_back(StrCat(rank));
       continue;
     }
-    is_away = is_away || !is_given || !view->IsAlive(identity);
-    missing.push_back(is_given ? view->DescribeRank(*mesh, rank) : StrCat("rank ", rank));
+    is_away = is_away || !is_given || !view.IsAlive(identity);
+    missing.push_back(is_given ? view.DescribeRank(*mesh, rank) : StrCat("rank ", rank));
   }
   const std::string what = StrCat("array ", array.array_id, " on mesh \"", array.mesh_id, "\"");
   if (is_away) {
-    const AwayWorkers away = FindAway(restore.context, {array.mesh_id});
+    const AwayWorkers away = FindAway(restore.context, view, {array.mesh_id});
     if (!away.empty() && AllComeBack(away)) {
       return Recovering(
           StrCat(what, " waits for the tiles of ", FirstOf(missing), ", expected back; try again"));
@@ -479,8 +500,7 @@ absl::Status ChooseAll(Restore* restore) {
 absl::Status ChooseName(const Array& array, Restore* restore) {
   SHARDMESH_ASSIGN_OR_RETURN(std::string name, NewName(*restore));
   const ArrayDescriptor& descriptor = array.definition.descriptor;
-  const std::shared_ptr<const MembershipView> view = restore->context.membership->view();
-  if (const MeshRanks* const mesh = view->FindMesh(descriptor.mesh_id); mesh != nullptr) {
+  if (const MeshRanks* const mesh = restore->view->FindMesh(descriptor.mesh_id); mesh != nullptr) {
     for (int64_t rank = 0; rank < std::ssize(mesh->identities); ++rank) {
       if (std::binary_search(array.missing_ranks.begin(), array.missing_ranks.end(), rank))
         continue;
@@ -543,7 +563,7 @@ absl::Status NothingToRestore(const Restore& restore, const absl::StatusOr<Array
     const absl::Status complete = CheckAllThere(restore, unnamed->descriptor);
     if (!complete.ok()) return complete;
   }
-  return NotQuarantined(restore.context, what);
+  return NotQuarantined(restore.context, *restore.view, what);
 }
 
 // Workers did not find all tiles any more that they had a moment before.
@@ -602,6 +622,29 @@ void BeginRestore(const RestorePtr& restore) {
       });
 }
 
+// Asks who has tiles of the array, until nobody is left to ask.
+void ListForRestore(const RestorePtr& restore) {
+  restore->view = restore->context.membership->view();
+  std::deque<Orders::Order> orders;
+  for (const std::string& identity : TakeUnasked(*restore->view, &restore->asked)) {
+    restore->held.erase(identity);
+    orders.push_back(OrderOf(identity, Action::ACTION_LIST, {restore->request->array_id()}));
+  }
+  if (orders.empty()) return BeginRestore(restore);
+  Orders::Run(
+      restore->context.clock, restore->hub, std::move(orders), restore->stop,
+      [restore](const std::string& identity, v1::QuarantineAnswer answer) {
+        if (answer.arrays_size() > 0) {
+          restore->held[identity] = std::move(*answer.mutable_arrays(0));
+        }
+        return true;
+      },
+      [restore](const absl::Status& status) {
+        if (!status.ok()) return EndRestore(restore, status);
+        ListForRestore(restore);
+      });
+}
+
 bool IsFull(const v1::ListQuarantineResponse& page, int page_size) {
   return page.arrays_size() + page.unnamed_arrays_size() >= page_size ||
          page.ByteSizeLong() > kPageBytes;
@@ -648,45 +691,83 @@ struct Drop {
   const QuarantineStopPtr stop;
   QuarantineDone done;
 
-  std::set<Part> listed = {};
-  std::set<std::string> mesh_ids = {};
-  bool lacks_mesh = false;  // of some part it is not known on which mesh it lies
+  AskedWorkers asked = {};
+  std::map<Part, std::string> listed = {};  // the mesh on which it lies; empty: not known
   // Those of which more is to be asked, and behind which array.
   std::map<std::string, std::string> unlisted = {};
   std::set<Part> dropped = {};
-  std::string failed = {};          // the worker that ended it
-  bool failed_with_answer = false;  // which said what it had dropped until then
+  std::map<std::string, absl::Status> failed = {};  // by worker
+  std::set<std::string> answered = {};  // workers that said what they dropped, failed or not
+  AwayWorkers unreached = {};           // with `even_partly`
 };
 using DropPtr = std::shared_ptr<Drop>;
 
-void Note(const AwayWorkers& away, Drop* drop) {
-  for (const auto& [identity, worker] : away) {
-    Encode(identity, worker, drop->response->add_unreached());
-  }
-}
-
 // With `even_partly`: goes on without the worker.
 bool GoOnWithout(const std::string& identity, const absl::Status& why, Drop* drop) {
+  drop->failed[identity] = why;
   if (!drop->request->even_partly()) return false;
-  Encode(identity,
-         {.why = std::string(ToStd(why.message())),
-          .comes_back = drop->context.recovery->ComesBack(identity)},
-         drop->response->add_unreached());
+  AwayWorker& worker = drop->unreached[identity];
+  worker.why = std::string(ToStd(why.message()));
+  worker.comes_back = drop->context.recovery->ComesBack(identity);
   return true;
 }
 
-// Nothing was dropped yet.
-absl::Status CheckDrop(Drop* drop) {
+// What was dropped before the error, and what was not. Nothing repeats the call by itself: who
+// asked is to hear it.
+absl::Status DescribeDrop(const Drop& drop, const absl::Status& error) {
+  std::vector<std::string> dropped;
+  std::vector<std::string> perhaps;
+  std::vector<std::string> left;
+  for (const auto& [part, mesh_id] : drop.listed) {
+    const bool is_dropped = drop.dropped.count(part) > 0;
+    const bool is_open =
+        drop.failed.count(part.identity) > 0 && drop.answered.count(part.identity) == 0;
+    (is_dropped ? dropped : is_open ? perhaps : left).push_back(part.ToString());
+  }
+  std::string text(ToStd(error.message()));
+  if (!dropped.empty()) {
+    StrAppend(&text, "; dropped for good: ", FirstOf(dropped));
+  } else {
+    StrAppend(&text, "; nothing was dropped", perhaps.empty() ? "" : " for certain");
+  }
+  if (!perhaps.empty()) StrAppend(&text, "; perhaps dropped: ", FirstOf(perhaps));
+  if (!left.empty()) StrAppend(&text, "; not dropped: ", FirstOf(left));
+  Reason reason = ReasonOf(error);
+  if (reason == Reason::kUnspecified && absl::IsUnavailable(error)) reason = Reason::kWorkerLost;
+  const absl::Status described(error.code(), ToAbsl(text));
+  return reason == Reason::kUnspecified ? described : WithReason(described, reason);
+}
+
+// The error of a drop that went on without the workers that failed, and dropped nothing.
+absl::Status AllFailed(const Drop& drop) {
+  const absl::Status& first = drop.failed.begin()->second;
+  std::string text(ToStd(first.message()));
+  std::vector<std::string> others;
+  for (auto each = std::next(drop.failed.begin()); each != drop.failed.end(); ++each) {
+    others.push_back(StrCat(each->first, " (", ToStd(each->second.message()), ")"));
+  }
+  if (!others.empty()) StrAppend(&text, "; failed too: ", FirstOf(others));
+  const absl::Status all(first.code(), ToAbsl(text));
+  const Reason reason = ReasonOf(first);
+  return DescribeDrop(drop, reason == Reason::kUnspecified ? all : WithReason(all, reason));
+}
+
+// Nothing was dropped yet; all workers that are alive in the view were asked.
+absl::Status CheckDrop(const MembershipView& view, Drop* drop) {
   const ArrayContext& context = drop->context;
   std::set<std::string> absent(drop->request->array_ids().begin(),
                                drop->request->array_ids().end());
-  for (const Part& part : drop->listed) absent.erase(part.array_id);
-  const bool knows_meshes = absent.empty() && !drop->lacks_mesh;
-  const AwayWorkers away =
-      FindAway(context, knows_meshes ? drop->mesh_ids : std::set<std::string>());
+  std::set<std::string> mesh_ids;
+  for (const auto& [part, mesh_id] : drop->listed) {
+    absent.erase(part.array_id);
+    mesh_ids.insert(mesh_id);
+  }
+  if (!absent.empty() || mesh_ids.count("") > 0) mesh_ids.clear();
+  const AwayWorkers away = FindAway(context, view, mesh_ids);
   if (drop->request->even_partly()) {
-    Note(away, drop);
+    for (const auto& [identity, worker] : away) drop->unreached[identity] = worker;
     if (!drop->listed.empty()) return absl::OkStatus();
+    if (!drop->failed.empty() && !AnyComesBack(away)) return AllFailed(*drop);
   }
   for (const std::string& id : drop->request->array_ids()) {
     const std::optional<UnnamedArray> unnamed = context.catalogue->FindUnnamed(id);
@@ -696,9 +777,10 @@ absl::Status CheckDrop(Drop* drop) {
                "; nothing was dropped; drop it when it is in quarantine"));
   }
   if (drop->listed.empty()) {
-    return NotQuarantined(context, drop->request->array_ids_size() == 1
-                                       ? StrCat("array ", drop->request->array_ids(0))
-                                       : std::string("any of these arrays"));
+    return NotQuarantined(context, view,
+                          drop->request->array_ids_size() == 1
+                              ? StrCat("array ", drop->request->array_ids(0))
+                              : std::string("any of these arrays"));
   }
   if (away.empty()) return absl::OkStatus();
   if (AllComeBack(away)) {
@@ -714,28 +796,6 @@ absl::Status CheckDrop(Drop* drop) {
       absl::Seconds(1));
 }
 
-// What was dropped before the error, and what was not. Nothing repeats the call by itself: who
-// asked is to hear it.
-absl::Status DescribeDrop(const Drop& drop, const absl::Status& error) {
-  std::vector<std::string> dropped;
-  std::vector<std::string> perhaps;
-  std::vector<std::string> left;
-  for (const Part& part : drop.listed) {
-    const bool is_dropped = drop.dropped.count(part) > 0;
-    const bool is_open = part.identity == drop.failed && !drop.failed_with_answer;
-    (is_dropped ? dropped : is_open ? perhaps : left).push_back(part.ToString());
-  }
-  std::string text(ToStd(error.message()));
-  StrAppend(&text, dropped.empty() ? "; nothing was dropped for certain"
-                                   : StrCat("; dropped for good: ", FirstOf(dropped)));
-  if (!perhaps.empty()) StrAppend(&text, "; perhaps dropped: ", FirstOf(perhaps));
-  if (!left.empty()) StrAppend(&text, "; not dropped: ", FirstOf(left));
-  Reason reason = ReasonOf(error);
-  if (reason == Reason::kUnspecified && absl::IsUnavailable(error)) reason = Reason::kWorkerLost;
-  const absl::Status described(error.code(), ToAbsl(text));
-  return reason == Reason::kUnspecified ? described : WithReason(described, reason);
-}
-
 void EndDrop(const DropPtr& drop, const absl::Status& status) {
   if (!drop->dropped.empty()) {
     rpc::LogInfo("arrays were dropped from quarantine, as a client asked",
@@ -745,12 +805,15 @@ void EndDrop(const DropPtr& drop, const absl::Status& status) {
     drop->response->Clear();
     return std::move(drop->done)(status);
   }
+  for (const auto& [identity, worker] : drop->unreached) {
+    Encode(identity, worker, drop->response->add_unreached());
+  }
   std::move(drop->done)(absl::OkStatus());
 }
 
 void DropListed(const DropPtr& drop) {
   std::map<std::string, std::vector<std::string>> ids;  // by worker
-  for (const Part& part : drop->listed) ids[part.identity].push_back(part.array_id);
+  for (const auto& [part, mesh_id] : drop->listed) ids[part.identity].push_back(part.array_id);
   std::deque<Orders::Order> orders;
   for (const auto& [identity, its_ids] : ids) {
     orders.push_back(OrderOf(identity, Action::ACTION_DROP, its_ids));
@@ -758,9 +821,10 @@ void DropListed(const DropPtr& drop) {
   Orders::Run(
       drop->context.clock, drop->hub, std::move(orders), drop->stop,
       [drop](const std::string& identity, v1::QuarantineAnswer answer) {
-        if (answer.has_error()) {
-          drop->failed = identity;
-          drop->failed_with_answer = true;
+        drop->answered.insert(identity);
+        // Of one that was away and is back since then nothing is left.
+        if (!answer.has_error() && drop->failed.count(identity) == 0) {
+          drop->unreached.erase(identity);
         }
         for (v1::QuarantinedArray& array : *answer.mutable_arrays()) {
           drop->dropped.insert({identity, array.array().array_id()});
@@ -769,13 +833,31 @@ void DropListed(const DropPtr& drop) {
         return true;
       },
       [drop](const absl::Status& status) {
-        EndDrop(drop,
-                status.ok() || absl::IsCancelled(status) ? status : DescribeDrop(*drop, status));
+        if (absl::IsCancelled(status)) return EndDrop(drop, status);
+        if (!status.ok()) return EndDrop(drop, DescribeDrop(*drop, status));
+        EndDrop(drop, drop->dropped.empty() && !drop->failed.empty() ? AllFailed(*drop) : status);
       },
       [drop](const std::string& identity, const absl::Status& why) {
-        drop->failed = identity;
         return GoOnWithout(identity, why, drop.get());
       });
+}
+
+void ListForDrop(const DropPtr& drop);
+
+// Asks the workers that have attached since the others were asked; drops when there are none.
+void ListUnasked(const DropPtr& drop) {
+  const std::shared_ptr<const MembershipView> view = drop->context.membership->view();
+  for (const std::string& identity : TakeUnasked(*view, &drop->asked)) {
+    std::erase_if(drop->listed, [&](const auto& each) { return each.first.identity == identity; });
+    drop->failed.erase(identity);
+    drop->unreached.erase(identity);
+    drop->unlisted[identity] = "";
+  }
+  if (!drop->unlisted.empty()) return ListForDrop(drop);
+  if (const absl::Status checked = CheckDrop(*view, drop.get()); !checked.ok()) {
+    return EndDrop(drop, checked);
+  }
+  DropListed(drop);
 }
 
 // Asks for the next piece of each worker's list, until all are complete.
@@ -791,12 +873,7 @@ void ListForDrop(const DropPtr& drop) {
       drop->context.clock, drop->hub, std::move(orders), drop->stop,
       [drop](const std::string& identity, const v1::QuarantineAnswer& answer) {
         for (const v1::QuarantinedArray& array : answer.arrays()) {
-          drop->listed.insert({identity, array.array().array_id()});
-          if (array.array().mesh_id().empty()) {
-            drop->lacks_mesh = true;
-          } else {
-            drop->mesh_ids.insert(array.array().mesh_id());
-          }
+          drop->listed[{identity, array.array().array_id()}] = array.array().mesh_id();
         }
         if (answer.has_more() && answer.arrays_size() > 0) {
           drop->unlisted[identity] = answer.arrays(answer.arrays_size() - 1).array().array_id();
@@ -806,10 +883,7 @@ void ListForDrop(const DropPtr& drop) {
       [drop](const absl::Status& status) {
         if (!status.ok()) return EndDrop(drop, status);
         if (!drop->unlisted.empty()) return ListForDrop(drop);
-        if (const absl::Status checked = CheckDrop(drop.get()); !checked.ok()) {
-          return EndDrop(drop, checked);
-        }
-        DropListed(drop);
+        ListUnasked(drop);
       },
       [drop](const std::string& identity, const absl::Status& why) {
         return GoOnWithout(identity, why, drop.get());
@@ -854,10 +928,11 @@ void ListQuarantine(const ArrayContext& context, AttachHub* hub,
   }
   const std::string last_identity =
       slash == std::string::npos ? "" : request->page_token().substr(0, slash);
-  std::vector<std::string> identities = AliveWorkers(context);
+  const std::shared_ptr<const MembershipView> view = context.membership->view();
+  std::vector<std::string> identities = AliveWorkers(*view);
   if (request->identity().empty()) {
     if (request->page_token().empty()) {
-      for (const auto& [identity, worker] : FindAway(context, {})) {
+      for (const auto& [identity, worker] : FindAway(context, *view, {})) {
         Encode(identity, worker, response->add_unreached());
       }
     }
@@ -913,23 +988,9 @@ void RestoreQuarantined(const ArrayContext& context, AttachHub* hub,
                                                          .hub = hub,
                                                          .request = request,
                                                          .response = response,
+                                                         .stop = stop,
                                                          .done = std::move(done)});
-  std::deque<Orders::Order> orders;
-  for (const std::string& identity : AliveWorkers(context)) {
-    orders.push_back(OrderOf(identity, Action::ACTION_LIST, {request->array_id()}));
-  }
-  Orders::Run(
-      context.clock, hub, std::move(orders), stop,
-      [restore](const std::string& identity, v1::QuarantineAnswer answer) {
-        if (answer.arrays_size() > 0) {
-          restore->held[identity] = std::move(*answer.mutable_arrays(0));
-        }
-        return true;
-      },
-      [restore](const absl::Status& status) {
-        if (!status.ok()) return EndRestore(restore, status);
-        BeginRestore(restore);
-      });
+  ListForRestore(restore);
 }
 
 void DropQuarantined(const ArrayContext& context, AttachHub* hub,
@@ -951,8 +1012,7 @@ void DropQuarantined(const ArrayContext& context, AttachHub* hub,
                                                 .response = response,
                                                 .stop = stop,
                                                 .done = std::move(done)});
-  for (const std::string& identity : AliveWorkers(context)) drop->unlisted[identity] = "";
-  ListForDrop(drop);
+  ListUnasked(drop);
 }
 
 }  // namespace shardmesh::server

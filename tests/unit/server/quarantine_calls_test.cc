@@ -570,5 +570,152 @@ TEST_F(QuarantineCallsTest, ADropKnowsAllPartsBeforeItBegins) {
   EXPECT_EQ(dropped_.arrays_size(), 2);
 }
 
+// A worker that is away at first attaches while the others are asked: what it has counts too.
+TEST_F(QuarantineCallsTest, ADropAsksWorkersThatAttachWhileTheOthersAnswer) {
+  const ArrayDescriptor array = NewDescriptor();
+  for (const bool even_partly : {false, true}) {
+    Lose("w1");
+    EXPECT_THAT(Drop({array.array_id}, even_partly, {}), HasNotEnded());
+    Attach("w1");
+    hub_.Answer(Has(array, 0));
+    ASSERT_EQ(hub_.kept.size(), 1u);
+    EXPECT_EQ(hub_.kept[0].identity, "w1");
+    EXPECT_EQ(hub_.kept[0].order.action(), v1::QuarantineOrder::ACTION_LIST);
+    Attach("w2");  // and one more, that serves no rank
+    hub_.Answer(Has(array, 1));
+    ASSERT_EQ(hub_.kept.size(), 1u);
+    EXPECT_EQ(hub_.kept[0].identity, "w2");
+    EXPECT_EQ(hub_.kept[0].order.action(), v1::QuarantineOrder::ACTION_LIST);
+    hub_.Answer(v1::QuarantineAnswer());
+    for (const int64_t rank : {0, 1}) {
+      ASSERT_EQ(hub_.kept.size(), 1u);
+      EXPECT_EQ(hub_.kept[0].identity, StrCat("w", rank));
+      EXPECT_EQ(hub_.kept[0].order.action(), v1::QuarantineOrder::ACTION_DROP);
+      hub_.Answer(Has(array, rank));
+    }
+    ASSERT_TRUE(done_.has_value());
+    EXPECT_THAT(*done_, IsOk());
+    EXPECT_EQ(dropped_.arrays_size(), 2);
+    EXPECT_EQ(dropped_.unreached_size(), 0);
+    Lose("w2");
+  }
+}
+
+// What it said before it was started anew does not count any more.
+TEST_F(QuarantineCallsTest, ADropAsksAWorkerAgainThatWasStartedAnew) {
+  const ArrayDescriptor array = NewDescriptor();
+  EXPECT_THAT(Drop({array.array_id}, false, {Has(array, 0)}), HasNotEnded());
+  Lose("w0");
+  Attach("w0");
+  hub_.Answer(Has(array, 1));
+  ASSERT_EQ(hub_.kept.size(), 1u);
+  EXPECT_EQ(hub_.kept[0].identity, "w0");
+  EXPECT_EQ(hub_.kept[0].order.action(), v1::QuarantineOrder::ACTION_LIST);
+  hub_.Answer(v1::QuarantineAnswer());
+  ASSERT_EQ(hub_.kept.size(), 1u);
+  EXPECT_EQ(hub_.kept[0].identity, "w1");
+  EXPECT_EQ(hub_.kept[0].order.action(), v1::QuarantineOrder::ACTION_DROP);
+  hub_.Answer(Has(array, 1));
+  ASSERT_TRUE(done_.has_value());
+  EXPECT_THAT(*done_, IsOk());
+  EXPECT_EQ(dropped_.arrays_size(), 1);
+  // One that failed, and is back before the others have answered.
+  EXPECT_THAT(Drop({array.array_id}, true, {}), HasNotEnded());
+  Lose("w0");
+  hub_.Answer(absl::UnavailableError("worker \"w0\" is not attached"));
+  Attach("w0");
+  hub_.Answer(Has(array, 1));
+  hub_.Answer(Has(array, 0));
+  hub_.Answer(Has(array, 0));
+  hub_.Answer(Has(array, 1));
+  ASSERT_TRUE(done_.has_value());
+  EXPECT_THAT(*done_, IsOk());
+  EXPECT_EQ(dropped_.arrays_size(), 2);
+  EXPECT_EQ(dropped_.unreached_size(), 0);
+}
+
+TEST_F(QuarantineCallsTest, ARestoreAsksWorkersThatAttachWhileTheOthersAnswer) {
+  const ArrayDescriptor array = NewDescriptor();
+  Lose("w1");
+  EXPECT_THAT(Restore(array.array_id, {}), HasNotEnded());
+  Attach("w1");
+  hub_.Answer(Has(array, 0));
+  EXPECT_FALSE(done_.has_value()) << *done_;
+  ASSERT_EQ(hub_.kept.size(), 1u);
+  EXPECT_EQ(hub_.kept[0].identity, "w1");
+  EXPECT_EQ(hub_.kept[0].order.action(), v1::QuarantineOrder::ACTION_LIST);
+  hub_.Answer(Has(array, 1));
+  for (const int64_t rank : {0, 1}) {
+    ASSERT_EQ(hub_.kept.size(), 1u);
+    EXPECT_EQ(hub_.kept[0].order.action(), v1::QuarantineOrder::ACTION_RESTORE);
+    hub_.Answer(Has(array, rank));
+  }
+  Settle();
+  ASSERT_TRUE(done_.has_value());
+  EXPECT_THAT(*done_, IsOk());
+  EXPECT_THAT(restored_.identities(), ElementsAre("w0", "w1"));
+
+  // The only one that has a part of it: not NOT_FOUND.
+  const ArrayDescriptor other = NewDescriptor();
+  Lose("w1");
+  EXPECT_THAT(Restore(other.array_id, {}), HasNotEnded());
+  Attach("w1");
+  hub_.Answer(v1::QuarantineAnswer());
+  hub_.Answer(Has(other, 1));
+  ASSERT_TRUE(done_.has_value());
+  EXPECT_THAT(*done_, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshIncomplete));
+  EXPECT_THAT(done_->ToString(), HasSubstr("lacks the tiles of rank 0"));
+}
+
+TEST_F(QuarantineCallsTest, ADropThatDropsNothingSinceEachWorkerFailedIsAnError) {
+  const ArrayDescriptor array = NewDescriptor();
+  const absl::Status w0 = absl::DeadlineExceededError("worker \"w0\" has not answered");
+  const absl::Status w1 = absl::UnavailableError("worker \"w1\" is not attached");
+  // While they drop.
+  EXPECT_THAT(Drop({array.array_id}, true, {Has(array, 0), Has(array, 1)}), HasNotEnded());
+  hub_.Answer(w0);
+  hub_.Answer(w1);
+  ASSERT_TRUE(done_.has_value());
+  EXPECT_THAT(*done_, StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_THAT(done_->ToString(),
+              AllOf(HasSubstr("\"w0\" has not answered"), HasSubstr("\"w1\" is not attached"),
+                    HasSubstr("; nothing was dropped for certain; perhaps dropped: ")));
+  // While they are asked.
+  EXPECT_THAT(Drop({array.array_id}, true, {}), HasNotEnded());
+  hub_.Answer(w0);
+  hub_.Answer(w1);
+  ASSERT_TRUE(done_.has_value());
+  EXPECT_THAT(*done_, StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_THAT(done_->ToString(),
+              AllOf(HasSubstr("\"w0\" has not answered"), HasSubstr("\"w1\" is not attached"),
+                    HasSubstr("; nothing was dropped"), Not(HasSubstr("perhaps"))));
+}
+
+TEST_F(QuarantineCallsTest, ADropNamesAWorkerThatWasNotReachedOnce) {
+  const ArrayDescriptor array = NewDescriptor();
+  // It is lost when it is asked, or when it is to drop what it has.
+  for (const bool has_answered : {false, true}) {
+    EXPECT_THAT(Drop({array.array_id}, true, {Has(array, 0)}), HasNotEnded());
+    const absl::Status not_attached = absl::UnavailableError("worker \"w1\" is not attached");
+    Lose("w1");
+    if (has_answered) {
+      hub_.Answer(Has(array, 1));
+      hub_.Answer(Has(array, 0));
+      hub_.Answer(not_attached);
+    } else {
+      hub_.Answer(not_attached);
+      hub_.Answer(Has(array, 0));
+    }
+    ASSERT_TRUE(done_.has_value());
+    EXPECT_THAT(*done_, IsOk());
+    EXPECT_EQ(dropped_.arrays_size(), 1);
+    ASSERT_EQ(dropped_.unreached_size(), 1) << dropped_.DebugString();
+    EXPECT_EQ(dropped_.unreached(0).identity(), "w1");
+    EXPECT_THAT(dropped_.unreached(0).reason(), HasSubstr("rank 1 of mesh \"m\""));
+    EXPECT_TRUE(dropped_.unreached(0).expected_back());
+    Attach("w1");
+  }
+}
+
 }  // namespace
 }  // namespace shardmesh::server
