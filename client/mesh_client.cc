@@ -85,6 +85,15 @@ absl::Status WithoutReach(const absl::Status& status) {
              "directly, so run it where the workers' addresses are reached"));
 }
 
+// The error of a put whose commit got no answer, for want of memory for calls.
+absl::Status OutcomeUnknown(const absl::Status& status) {
+  return WithReason(
+      absl::DeadlineExceededError(StrCat(
+          "the coordinator did not answer the put's commit in time (", ToStd(status.message()),
+          "): the put may be committed; look before you put again")),
+      Reason::kDeadline);
+}
+
 // Cancels a transfer's streams as soon as the coordinator says that it failed, so that nobody goes
 // on sending to a worker that does not take anything any more.
 class TransferWatch {
@@ -259,22 +268,30 @@ class MeshClient::Impl {
     return {downloaded, MayHaveMoved(downloaded)};
   }
 
-  // Puts the tensors once.
+  // Puts the tensors once. `*is_taken_back`: it failed while tiles were sent, its commit was not
+  // asked for, and the coordinator says that its transfer has ended; hence it changed nothing.
   absl::StatusOr<PutResult> Put(absl::Span<const PutTensor> tensors, const PutOptions& options,
-                                const rpc::SteadyDeadline& deadline);
+                                const rpc::SteadyDeadline& deadline, bool* is_taken_back);
 
   void OnWait(const absl::Status& why) const {
     if (options_.on_wait) options_.on_wait(why);
   }
 
-  // Ends a put whose tiles were sent, or whose sending failed with `sent`.
+  // Ends a put whose tiles were sent, or whose sending failed with `sent`. `*is_taken_back`: see
+  // Put.
   absl::StatusOr<CommittedPut> Conclude(const std::string& session_id,
                                         const std::string& transfer_id, const absl::Status& sent,
-                                        const rpc::SteadyDeadline& deadline) {
+                                        const rpc::SteadyDeadline& deadline, bool* is_taken_back) {
+    *is_taken_back = false;
     if (sent.ok()) {
-      return coordinator_->CommitTransfer(session_id, transfer_id, Until(deadline));
+      absl::StatusOr<CommittedPut> committed =
+          coordinator_->CommitTransfer(session_id, transfer_id, Until(deadline));
+      // It was asked until the time was over, and may have committed what it was asked first.
+      return rpc::IsShortOfCallMemory(committed.status()) ? OutcomeUnknown(committed.status())
+                                                          : std::move(committed);
     }
-    if (IsSymptom(sent)) {
+    const bool may_know_better = IsSymptom(sent);
+    if (may_know_better) {
       // The coordinator answers as soon as it knows: with the cause, or even that all is there.
       absl::StatusOr<CommittedPut> verdict = coordinator_->CommitTransfer(
           session_id, transfer_id,
@@ -283,14 +300,14 @@ class MeshClient::Impl {
         return verdict;
       }
       if (absl::IsCancelled(sent) && !absl::IsDeadlineExceeded(verdict.status())) {
-        return verdict;
+        return rpc::IsShortOfCallMemory(verdict.status()) ? OutcomeUnknown(verdict.status())
+                                                          : std::move(verdict);
       }
     }
-    coordinator_
-        ->AbortTransfer(
-            session_id, transfer_id, ToStd(sent.message()),
-            rpc::CallOptions::Within(deadline.is_over() ? kLateAbortTimeout : kAbortTimeout))
-        .IgnoreError();
+    const absl::Status aborted = coordinator_->AbortTransfer(
+        session_id, transfer_id, ToStd(sent.message()),
+        rpc::CallOptions::Within(deadline.is_over() ? kLateAbortTimeout : kAbortTimeout));
+    *is_taken_back = aborted.ok() && !may_know_better;
     return sent;
   }
 
@@ -548,9 +565,10 @@ absl::StatusOr<PutResult> MeshClient::PutTensors(absl::Span<const PutTensor> ten
   const rpc::SteadyDeadline deadline = impl_->TransferDeadline();
   rpc::Backoff backoff({.initial_delay = absl::Milliseconds(200), .max_delay = absl::Seconds(5)});
   for (;;) {
-    absl::StatusOr<PutResult> result = impl_->Put(tensors, options, deadline);
+    bool is_taken_back = false;
+    absl::StatusOr<PutResult> result = impl_->Put(tensors, options, deadline, &is_taken_back);
     // One that releases what it replaces has done so when it began.
-    if (!rpc::IsShortOfCallMemory(result.status()) || options.release_first) {
+    if (!is_taken_back || !rpc::IsShortOfCallMemory(result.status()) || options.release_first) {
       return result;
     }
     const absl::Duration delay = backoff.NextDelay(result.status());
@@ -564,7 +582,9 @@ absl::StatusOr<PutResult> MeshClient::PutTensors(absl::Span<const PutTensor> ten
 
 absl::StatusOr<PutResult> MeshClient::Impl::Put(absl::Span<const PutTensor> tensors,
                                                 const PutOptions& options,
-                                                const rpc::SteadyDeadline& deadline) {
+                                                const rpc::SteadyDeadline& deadline,
+                                                bool* is_taken_back) {
+  *is_taken_back = false;
   std::string session;
   SHARDMESH_ASSIGN_OR_RETURN(BegunPut put, InSession(deadline, [&](const std::string& session_id,
                                                                    const rpc::CallOptions& call) {
@@ -585,8 +605,9 @@ absl::StatusOr<PutResult> MeshClient::Impl::Put(absl::Span<const PutTensor> tens
     const TransferWatch watch(*coordinator_, put.transfer_id, deadline, &streams);
     return Upload(put.devices, uploads, &streams, Transfer(deadline, options.progress));
   }();
-  SHARDMESH_ASSIGN_OR_RETURN(CommittedPut committed,
-                             Conclude(session, put.transfer_id, sent.status(), deadline));
+  SHARDMESH_ASSIGN_OR_RETURN(
+      CommittedPut committed,
+      Conclude(session, put.transfer_id, sent.status(), deadline, is_taken_back));
 
   PutResult result;
   result.arrays.reserve(put.assignments.size());

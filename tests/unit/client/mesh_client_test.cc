@@ -201,6 +201,38 @@ TEST_F(MeshClientTest, AbortsATransferThatAWorkerRefuses) {
   EXPECT_TRUE(arrays.empty());
 }
 
+// As gRPC ends a call when the other side's memory for calls is used up.
+absl::Status ShortOfCallMemory() {
+  return absl::ResourceExhaustedError("Received RST_STREAM with error code 11");
+}
+
+TEST_F(MeshClientTest, PutsAgainWhenAWorkerIsShortOfMemoryForCalls) {
+  workers_[0]->FailNextPutAfter(1, ShortOfCallMemory());
+  EXPECT_THAT(client_->PutTensors({Large("a")}), IsOk());
+  EXPECT_EQ(coordinator_->aborted_transfers(), 1);
+  EXPECT_EQ(coordinator_->put_request_ids().size(), 2u);
+}
+
+TEST_F(MeshClientTest, PutsOnceWhenTheCommitIsNotAnswered) {
+  coordinator_->LoseAnswersToCommits(ShortOfCallMemory());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      client_,
+      MeshClient::Connect(coordinator_->address(), {.transfer_timeout = absl::Seconds(2)}));
+  const auto put = client_->PutTensors({Large("a")});
+  EXPECT_THAT(put, StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
+  EXPECT_THAT(put.status().message(), HasSubstr("may be committed"));
+  EXPECT_EQ(coordinator_->put_request_ids().size(), 1u);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::vector<Array> arrays, client_->ListArrays());
+  EXPECT_EQ(arrays.size(), 1u) << "it was committed all the same";
+}
+
+TEST_F(MeshClientTest, PutsOnceWhenTheAbortIsNotAnswered) {
+  workers_[0]->FailNextPutAfter(1, ShortOfCallMemory());
+  coordinator_->RefuseAborts(absl::FailedPreconditionError("it is being committed"));
+  EXPECT_THAT(client_->PutTensors({Large("a")}), StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_EQ(coordinator_->put_request_ids().size(), 1u);
+}
+
 TEST_F(MeshClientTest, ResolvesATreeOfManyMessages) {
   std::vector<TreeTensor> tensors;
   for (int i = 0; i < 50'000; ++i) {

@@ -63,6 +63,13 @@ void SmallWorker::Stop() {
 void SmallWorker::FailPutsAfter(int64_t bytes, absl::Status error) {
   absl::MutexLock lock(&mutex_);
   put_failure_.emplace(bytes, std::move(error));
+  fails_one_put_ = false;
+}
+
+void SmallWorker::FailNextPutAfter(int64_t bytes, absl::Status error) {
+  absl::MutexLock lock(&mutex_);
+  put_failure_.emplace(bytes, std::move(error));
+  fails_one_put_ = true;
 }
 
 void SmallWorker::StallPuts() {
@@ -137,7 +144,9 @@ grpc::Status SmallWorker::PutTiles(grpc::ServerContext* context,
     {
       absl::MutexLock lock(&mutex_);
       if (put_failure_.has_value() && taken_bytes >= put_failure_->first) {
-        return rpc::ToGrpc(put_failure_->second);
+        const grpc::Status failure = rpc::ToGrpc(put_failure_->second);
+        if (fails_one_put_) put_failure_.reset();
+        return failure;
       }
       stalls = stalls_puts_;
     }
@@ -352,6 +361,16 @@ void SmallCoordinator::FailTransfers(absl::Status error) {
   transfer_error_ = std::move(error);
 }
 
+void SmallCoordinator::LoseAnswersToCommits(absl::Status error) {
+  absl::MutexLock lock(&mutex_);
+  commit_answer_ = std::move(error);
+}
+
+void SmallCoordinator::RefuseAborts(absl::Status error) {
+  absl::MutexLock lock(&mutex_);
+  abort_error_ = std::move(error);
+}
+
 void SmallCoordinator::FailNextGetVersion(absl::Status error) {
   absl::MutexLock lock(&mutex_);
   version_error_ = std::move(error);
@@ -468,6 +487,9 @@ grpc::Status SmallCoordinator::CommitTransfer(grpc::ServerContext* context,
     arrays_[array.name()] = std::move(array);
   }
   staged_.clear();
+  if (!commit_answer_.ok()) {
+    return rpc::ToGrpc(commit_answer_);
+  }
   response->set_revision(42);
   response->set_durability(v1::DURABILITY_MEMORY);
   response->mutable_transfer_time();
@@ -478,6 +500,9 @@ grpc::Status SmallCoordinator::AbortTransfer(grpc::ServerContext* context,
                                              const v1::AbortTransferRequest* request,
                                              v1::AbortTransferResponse* response) {
   absl::MutexLock lock(&mutex_);
+  if (!abort_error_.ok()) {
+    return rpc::ToGrpc(abort_error_);
+  }
   ++aborts_;
   staged_.clear();
   return grpc::Status::OK;

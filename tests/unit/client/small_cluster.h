@@ -50,6 +50,8 @@ class SmallWorker final : public v1::TileService::Service {
 
   // Fails every put with this error once it has taken so many bytes.
   void FailPutsAfter(int64_t bytes, absl::Status error);
+  // The same for the next one alone.
+  void FailNextPutAfter(int64_t bytes, absl::Status error);
   // From now on puts are not read on, until the worker stops or the call ends.
   void StallPuts();
   // Flips a bit in every piece that goes out.
@@ -82,6 +84,7 @@ class SmallWorker final : public v1::TileService::Service {
   mutable absl::Mutex mutex_;
   std::vector<Stored> tiles_ ABSL_GUARDED_BY(mutex_);
   std::optional<std::pair<int64_t, absl::Status>> put_failure_ ABSL_GUARDED_BY(mutex_);
+  bool fails_one_put_ ABSL_GUARDED_BY(mutex_) = false;
   bool stalls_puts_ ABSL_GUARDED_BY(mutex_) = false;
   bool corrupts_gets_ ABSL_GUARDED_BY(mutex_) = false;
   bool breaks_gets_ ABSL_GUARDED_BY(mutex_) = false;
@@ -103,6 +106,10 @@ class SmallCoordinator final : public v1::ArrayService::Service {
 
   // Commits fail with this error, and watched transfers count as failed from now on.
   void FailTransfers(absl::Status error);
+  // Commits are made, and this error is all that is heard of them.
+  void LoseAnswersToCommits(absl::Status error);
+  // Transfers are not aborted; this error is the answer.
+  void RefuseAborts(absl::Status error);
   // The next call of GetVersion fails with this error.
   void FailNextGetVersion(absl::Status error);
   // The next calls of BeginPut end with these errors, in order, once they have their header.
@@ -147,6 +154,8 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   int64_t renewals_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t aborts_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Status transfer_error_ ABSL_GUARDED_BY(mutex_);
+  absl::Status commit_answer_ ABSL_GUARDED_BY(mutex_);
+  absl::Status abort_error_ ABSL_GUARDED_BY(mutex_);
   absl::Status version_error_ ABSL_GUARDED_BY(mutex_);
   std::deque<absl::Status> put_errors_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::string> put_request_ids_ ABSL_GUARDED_BY(mutex_);
