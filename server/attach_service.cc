@@ -72,6 +72,9 @@ constexpr int kStreamsPerTurn = 64;
 constexpr absl::Duration kPausePerWorker = absl::Microseconds(250);
 // Plans that a worker is remembered to have; it asks for one that it was wrongly believed to have.
 constexpr size_t kMaxPlansKnown = 1024;
+// So long after the last inventory, how large it was tells nothing of the next. Workers that were
+// refused meanwhile come back sooner.
+constexpr absl::Duration kInventoriesForgotten = absl::Seconds(30);
 // Lengths of a hello's texts. What is shown of a worker is in every list of them.
 constexpr size_t kMaxEndpointBytes = 320;
 // Bytes of an identity that nobody has checked, in an error.
@@ -779,8 +782,12 @@ class Hub final : public AttachHub {
   // Calls `admit` once the stream may bring its inventory: now, or when fewer others do. Until then
   // the stream stays; it leaves its place by Join or Leave.
   void AwaitTurn(AttachReactor* stream, Admit admit) {
+    const absl::Time now = options_.clock->Now();
     {
       absl::MutexLock lock(&mutex_);
+      if (bringing_.empty() && now - inventories_ended_ >= kInventoriesForgotten) {
+        largest_inventory_ = 0;
+      }
       if (!HasTurn()) {
         queue_.emplace_back(stream, std::move(admit));
         return;
@@ -840,11 +847,12 @@ class Hub final : public AttachHub {
   }
   // The stream's worker takes part from now on; it is told who is alive.
   void Join(AttachReactor* stream) {
+    const absl::Time now = options_.clock->Now();
     std::vector<Order> unanswered;
     std::vector<Admit> next;
     {
       absl::MutexLock lock(&mutex_);
-      next = EndTurn(stream);
+      next = EndTurn(stream, now);
       arriving_.erase(stream);
       failed_attaches_.Forget(stream->identity());
       attaching_.erase(stream);
@@ -871,11 +879,12 @@ class Hub final : public AttachHub {
     failed_attaches_.Note(identity, status, now);
   }
   void Leave(AttachReactor* stream) {
+    const absl::Time now = options_.clock->Now();
     std::vector<Order> unanswered;
     std::vector<Admit> next;
     {
       absl::MutexLock lock(&mutex_);
-      next = EndTurn(stream);
+      next = EndTurn(stream, now);
       attaching_.erase(stream);
       arriving_.erase(stream);
       if (const auto found = members_.find(stream->identity());
@@ -937,7 +946,7 @@ class Hub final : public AttachHub {
     bool is_whole = false;
   };
   // Whether one more stream may bring its inventory now. How large it is nobody knows: as large as
-  // the largest so far.
+  // the largest of late.
   bool HasTurn() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
     if (bringing_.empty()) return true;
     if (std::ssize(bringing_) >= options_.max_inventories) return false;
@@ -949,12 +958,14 @@ class Hub final : public AttachHub {
   }
   // The stream's inventory is taken in, or never will be. Returns who comes next, to be called
   // without the lock.
-  std::vector<Admit> EndTurn(AttachReactor* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  std::vector<Admit> EndTurn(AttachReactor* stream, absl::Time now)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     std::vector<Admit> admitted;
     const auto ended = bringing_.find(stream);
     if (ended == bringing_.end()) return admitted;
     kept_bytes_ -= ended->second.bytes;
     bringing_.erase(ended);
+    inventories_ended_ = now;
     if (beyond_ == stream) beyond_ = nullptr;
     while (!queue_.empty() && HasTurn()) {
       auto [next, admit] = std::move(queue_.front());
@@ -1113,7 +1124,9 @@ class Hub final : public AttachHub {
 
   // Streams of workers whose tiles could not be judged for want of their mesh's ranks, which are
   // given now. They attach again at once, and bring their inventories anew. Steps on other meshes
-  // that they serve end for that; it happens only after a repair that lost the ranks.
+  // that they serve end for that. It happens after a repair that lost the ranks, and where a mesh
+  // is defined that the state does not know and workers have tiles on, as after a restore of an
+  // older snapshot.
   void EndUndecided(const MembershipView& view) {
     absl::MutexLock lock(&mutex_);
     for (const auto& [identity, member] : members_) {
@@ -1220,8 +1233,10 @@ class Hub final : public AttachHub {
   // Streams that bring their inventories, and those that wait until fewer do, in order.
   absl::flat_hash_map<AttachReactor*, Bringing> bringing_ ABSL_GUARDED_BY(mutex_);
   std::deque<std::pair<AttachReactor*, Admit>> queue_ ABSL_GUARDED_BY(mutex_);
-  int64_t kept_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // of bringing_, all together
-  int64_t largest_inventory_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t kept_bytes_ ABSL_GUARDED_BY(mutex_) = 0;         // of bringing_, all together
+  int64_t largest_inventory_ ABSL_GUARDED_BY(mutex_) = 0;  // of late
+  // When the last of bringing_ ended so far.
+  absl::Time inventories_ended_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   // Which of bringing_ goes on beyond max_inventory_bytes; null: none has come to that.
   AttachReactor* beyond_ ABSL_GUARDED_BY(mutex_) = nullptr;
   // Streams whose inventories are to be taken in; each is held.

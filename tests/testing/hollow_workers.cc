@@ -233,7 +233,7 @@ class Hollow final : public HollowWorkers, public v1::TileService::CallbackServi
         most_bringing_ = std::max(most_bringing_, ++bringing_);
         slot.pages_left = options_.inventory_pages;
         slot.next_page = absl::Now() + options_.page_interval;
-        if (options_.page_interval == absl::ZeroDuration()) {
+        if (options_.page_interval == absl::ZeroDuration() && MaySendPages()) {
           while (slot.pages_left > 0) answers.push_back(NextPage(&slot));
         }
       } else if (message.has_drop_arrays()) {
@@ -301,6 +301,9 @@ class Hollow final : public HollowWorkers, public v1::TileService::CallbackServi
             .most_bringing = most_bringing_,
             .cancelled = cancelled_,
             .last_end = last_end_};
+  }
+  bool MaySendPages() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    return welcomes_ >= options_.pages_after_welcomes;
   }
   v1::AttachRequest NextPage(Slot* slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     v1::AttachRequest request;
@@ -374,7 +377,8 @@ class Hollow final : public HollowWorkers, public v1::TileService::CallbackServi
             rpc::Encode(now, beat.mutable_heartbeat()->mutable_send_time());
             // Not gone yet: it is taken out of the slot before it is deleted, under this lock.
             slot.stream->Send(std::move(beat));
-          } else if (slot.stream != nullptr && slot.pages_left > 0 && slot.next_page <= now) {
+          } else if (slot.stream != nullptr && slot.pages_left > 0 && slot.next_page <= now &&
+                     MaySendPages()) {
             slot.stream->Send(NextPage(&slot));
           } else if (slot.stream == nullptr && slot.next_attach <= now) {
             const auto index = static_cast<int64_t>(i);

@@ -47,6 +47,8 @@ class HollowWorkers {
     int64_t inventory_pages = 1;
     int64_t page_bytes = 0;  // padding of each page
     absl::Duration page_interval = absl::ZeroDuration();
+    // Nobody sends a page before so many welcomes came, to all workers together.
+    int64_t pages_after_welcomes = 0;
     // How long each waits before it tells who answers at its endpoint.
     absl::Duration identify_delay = absl::ZeroDuration();
     // Sees every message that a worker gets, without a lock; may be called on several threads.

@@ -464,6 +464,25 @@ TEST_F(HollowTest, ACoordinatorEndsWhileWorkersWaitForTheirTurns) {
   EXPECT_LT(absl::Now() - start, absl::Seconds(20));
 }
 
+// Goes as `clock` does, which outlives it, and may be put forward while nothing waits for it.
+class LeapClock final : public rpc::Clock {
+ public:
+  explicit LeapClock(rpc::Clock* clock) : clock_(clock) {}
+
+  void Leap(absl::Duration by) { ahead_ns_ += absl::ToInt64Nanoseconds(by); }
+  absl::Time Now() const override { return clock_->Now() + ahead(); }
+  TimerId CallAt(absl::Time when, std::function<void()> function) override {
+    return clock_->CallAt(when - ahead(), std::move(function));
+  }
+  bool Cancel(TimerId timer) override { return clock_->Cancel(timer); }
+
+ private:
+  absl::Duration ahead() const { return absl::Nanoseconds(ahead_ns_.load()); }
+
+  rpc::Clock* const clock_;
+  std::atomic<int64_t> ahead_ns_ = 0;
+};
+
 // The hub of a coordinator without the rest.
 class HubTest : public testing::Test {
  protected:
@@ -477,7 +496,7 @@ class HubTest : public testing::Test {
                                       .build_version = "",
                                       .flight_log = &flight_log_,
                                       .link_table = &link_table_,
-                                      .clock = &clock_,
+                                      .clock = &hub_clock_,
                                       .recovery = &recovery_,
                                       .joined =
                                           [this](std::string_view identity) {
@@ -499,6 +518,7 @@ class HubTest : public testing::Test {
 
   std::function<void(std::string_view)> joined_;  // set before workers attach
   rpc::RealClock clock_;
+  LeapClock hub_clock_{&clock_};
   const std::unique_ptr<server::Store> store_ = server::CreateMemoryStore();
   std::unique_ptr<server::Catalogue> catalogue_;
   std::unique_ptr<server::StatePublisher> publisher_;
@@ -547,6 +567,9 @@ TEST_F(HubTest, WorkersAreHeardWhileInventoriesAreTakenIn) {
 class SmallInventoriesTest : public HubTest {
  protected:
   static constexpr int64_t kMaxBytes = 1 << 20;
+  // More than a half of what may wait.
+  static constexpr int64_t kTiles =
+      kMaxBytes * 6 / 10 / (int64_t{sizeof(server::InventoryTile)} + 128);
   SmallInventoriesTest() : HubTest(kMaxBytes) {}
 };
 
@@ -554,14 +577,13 @@ TEST_F(SmallInventoriesTest, BytesOfInventoriesThatWaitAreBounded) {
   const auto may_go_on = std::make_shared<absl::Notification>();
   joined_ = [=](std::string_view) { may_go_on->WaitForNotification(); };
   constexpr int64_t kWorkers = 8;
-  // More than a half of what may wait, each: beside the one that is being taken in, one waits, and
-  // one goes beyond the limit. Of the others none is kept. They send theirs a second after their
-  // welcome: nobody knows until then how large inventories are, so all are welcome.
-  constexpr int64_t kTiles = kMaxBytes * 6 / 10 / (int64_t{sizeof(server::InventoryTile)} + 128);
+  // Beside the one that is being taken in, one goes beyond the limit. Of the others none is kept.
+  // Nobody sends anything before all are welcomed, since nobody knows until then how large
+  // inventories are.
   workers_ = *HollowWorkers::Start({.coordinator = lifecycle_->address(),
                                     .count = kWorkers,
                                     .inventory_tiles = kTiles,
-                                    .page_interval = absl::Seconds(1)});
+                                    .pages_after_welcomes = kWorkers});
   EXPECT_TRUE(workers_->Await(
       [](const HollowWorkers::Totals& now) {
         return now.last_end.find("inventories of") != std::string::npos;
@@ -572,6 +594,27 @@ TEST_F(SmallInventoriesTest, BytesOfInventoriesThatWaitAreBounded) {
   ASSERT_TRUE(workers_->AwaitMembers(kWorkers, kTimeout)) << workers_->totals().last_end;
   // Those that were refused waited for their turns then.
   EXPECT_LE(workers_->totals().attaches, 2 * kWorkers);
+}
+
+TEST_F(SmallInventoriesTest, ALargeInventoryIsForgottenAfterAWhile) {
+  workers_ = *HollowWorkers::Start(
+      {.coordinator = lifecycle_->address(), .count = 1, .inventory_tiles = kTiles});
+  ASSERT_TRUE(workers_->AwaitMembers(1, kTimeout)) << workers_->totals().last_end;
+  // Those who come now might have as much.
+  const auto soon = *HollowWorkers::Start({.coordinator = lifecycle_->address(),
+                                           .count = 3,
+                                           .identity_prefix = "soon-",
+                                           .inventory_pages = 3,
+                                           .page_interval = absl::Milliseconds(20)});
+  ASSERT_TRUE(soon->AwaitMembers(3, kTimeout)) << soon->totals().last_end;
+  EXPECT_EQ(soon->totals().most_bringing, 1);
+
+  hub_clock_.Leap(absl::Minutes(1));
+  const auto later = *HollowWorkers::Start({.coordinator = lifecycle_->address(),
+                                            .count = 3,
+                                            .identity_prefix = "later-",
+                                            .pages_after_welcomes = 3});
+  EXPECT_TRUE(later->AwaitMembers(3, kTimeout)) << later->totals().last_end;
 }
 
 TEST_F(HubTest, TilesAreJudgedWhenTheirMeshGetsItsRanks) {
