@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 
 #include <atomic>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -130,7 +131,7 @@ TEST_F(ScarceTest, APutEndsSoonAfterItsDeadlineThoughTheCoordinatorStandsStill) 
   // Under way for as long as this worker takes nothing in.
   ASSERT_THAT(cluster->Signal("worker-1", SIGSTOP), IsOk());
   absl::Status outcome;
-  const absl::Time start = absl::Now();
+  const auto start = std::chrono::steady_clock::now();
   std::thread put([&] { outcome = PutAs(cluster->address(), "t", absl::Seconds(3)); });
   EXPECT_TRUE(Eventually([&] {
     const auto status = cluster->client().GetStatus();
@@ -138,13 +139,14 @@ TEST_F(ScarceTest, APutEndsSoonAfterItsDeadlineThoughTheCoordinatorStandsStill) 
   }));
   ASSERT_THAT(cluster->Signal("coordinator", SIGSTOP), IsOk());
   put.join();
-  const absl::Duration time = absl::Now() - start;
+  const absl::Duration time = absl::FromChrono(std::chrono::steady_clock::now() - start);
   EXPECT_THAT(cluster->Signal("coordinator", SIGCONT), IsOk());
   EXPECT_THAT(cluster->Signal("worker-1", SIGCONT), IsOk());
   EXPECT_FALSE(outcome.ok());
   EXPECT_GE(time, absl::Seconds(3)) << outcome;
-  // 3 s, and 2 s for the calls that take the put back and end the session.
-  EXPECT_LT(time, absl::Seconds(7)) << outcome;
+  // 3 s, 3 s for the calls that take the put back and end the session, and the time that a busy
+  // machine takes; calls with limits of their own would need 21 s.
+  EXPECT_LT(time, absl::Seconds(15)) << outcome;
 }
 
 }  // namespace

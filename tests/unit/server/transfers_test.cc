@@ -4,11 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <limits>
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -18,8 +18,6 @@
 #include "server/random_id.h"
 #include "server/sequencer.h"
 #include "server/session.h"
-#include "tensor/failpoint.h"
-#include "tests/testing/eventually.h"
 #include "tests/testing/fake_clock.h"
 #include "tests/testing/status_matchers.h"
 
@@ -33,7 +31,11 @@ class DeafTransport final : public StepTransport {
  public:
   void Start(const WorkRef&, const std::shared_ptr<const std::string>&) override {}
   void Commit(const WorkRef&) override {}
-  void Abort(const WorkRef&, const absl::Status&) override {}
+  void Abort(const WorkRef&, const absl::Status&) override {
+    if (on_abort) on_abort();
+  }
+
+  std::function<void()> on_abort;
 };
 
 class TransfersTest : public ::testing::Test {
@@ -206,15 +208,17 @@ TEST_F(TransfersTest, EitherACommitOrItsClientsEndIsFirst) {
 
   // The client's end is first; while the abort is on its way, the commit is asked for.
   const std::string abandoned = Begin("v");
-  ASSERT_THAT(ArmFailpoints("transfer.abort=delay"), IsOk());
-  std::thread ending([&] { transfers_->Abandon(abandoned, gone); });
-  ASSERT_TRUE(test::Eventually([] { return !IsArmed("transfer.abort"); }));
-  EXPECT_FALSE(transfers_->Progress(abandoned)->ended);
-  const auto late = BeginCommit(abandoned, "s");
+  std::unique_ptr<Commit> late;
+  transport_.on_abort = [&] {
+    EXPECT_FALSE(transfers_->Progress(abandoned)->ended);
+    late = BeginCommit(abandoned, "s");
+  };
+  transfers_->Abandon(abandoned, gone);
+  transport_.on_abort = nullptr;
+  ASSERT_NE(late, nullptr);
   ASSERT_TRUE(late->done.HasBeenNotified());
   EXPECT_THAT(late->result, StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
   EXPECT_FALSE(transfers_->IsCommitAskedFor(abandoned));
-  ending.join();
   EXPECT_TRUE(transfers_->Progress(abandoned)->ended);
   // Its request is remembered of nothing.
   EXPECT_THAT(CommitNow(abandoned, "s"),
