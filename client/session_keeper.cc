@@ -11,8 +11,11 @@
 namespace shardmesh::client {
 namespace {
 
-// The longest that the client's end waits for the coordinator.
+// The longest that one renewal waits for the coordinator, and the client's end for a renewal.
 constexpr absl::Duration kCallTimeout = absl::Seconds(1);
+// The longest that the client's end waits until the session is closed. A call that is not answered
+// by then may be lost: nothing is staged any more, and the session expires.
+constexpr absl::Duration kCloseTimeout = absl::Seconds(2);
 // Between two tries to renew while the coordinator does not answer.
 constexpr absl::Duration kRetryDelay = absl::Milliseconds(500);
 
@@ -28,7 +31,7 @@ SessionKeeper::~SessionKeeper() {
   }
   if (!session_id.empty()) {
     // Best effort: a session that is not closed expires.
-    coordinator_->CloseSession(session_id, rpc::CallOptions::Within(kCallTimeout)).IgnoreError();
+    coordinator_->CloseSession(session_id, rpc::CallOptions::Within(kCloseTimeout)).IgnoreError();
   }
   absl::MutexLock lock(&opening_);
   if (renewer_.joinable()) {

@@ -23,7 +23,7 @@ class SessionKeeper {
   // `coordinator` outlives the keeper.
   SessionKeeper(CoordinatorClient* coordinator, absl::Duration ttl, std::string client_name)
       : coordinator_(coordinator), ttl_(ttl), client_name_(std::move(client_name)) {}
-  // Closes the session, waiting at most a second for the answer.
+  // Closes the session, waiting at most two seconds for the answer.
   ~SessionKeeper();
   SessionKeeper(const SessionKeeper&) = delete;
   SessionKeeper& operator=(const SessionKeeper&) = delete;

@@ -101,14 +101,20 @@ class ReturnTest : public ::testing::Test {
     options.log_path = folder_ + "/load.log";
     for (int attempt = 0;; ++attempt) {
       idle_bytes_ = IdleBytes();
+      idle_arrays_ = CountArrays();
       EXPECT_THAT(cluster_->Signal("worker-1", SIGSTOP), IsOk());
       const absl::Time stopped = absl::Now();
       auto process = client::ChildProcess::Start(options);
       EXPECT_THAT(process, IsOk());
-      // With a session, since probes of links use memory for a moment too: before it has one the
-      // client may not take signals yet.
+      // With its arrays, since probes of links use memory for a moment too: before the put has
+      // begun the client may not take signals yet, or ends at once by one and leaves its session
+      // open.
       const bool is_under_way =
-          Eventually([&] { return CountSessions() > 0 && StagedBytes() > 0; }, kSilenceLeft) &&
+          Eventually(
+              [&] {
+                return CountSessions() > 0 && CountArrays() > idle_arrays_ && StagedBytes() > 0;
+              },
+              kSilenceLeft) &&
           absl::Now() - stopped < kSilenceLeft;
       if (is_under_way || attempt == kMostStarts) {
         EXPECT_TRUE(is_under_way) << client::ReadLog(process->log_path());
@@ -142,6 +148,11 @@ class ReturnTest : public ::testing::Test {
     EXPECT_THAT(status, IsOk());
     return status.ok() ? status->sessions : -1;
   }
+  int64_t CountArrays() {
+    const auto status = client().GetStatus();
+    EXPECT_THAT(status, IsOk());
+    return status.ok() ? status->arrays : -1;
+  }
   bool AwaitNoSession(absl::Duration within) {
     return Eventually([&] { return CountSessions() == 0; }, within);
   }
@@ -169,6 +180,7 @@ class ReturnTest : public ::testing::Test {
   std::string folder_;
   std::string x_;
   int64_t idle_bytes_ = 0;
+  int64_t idle_arrays_ = 0;
 };
 
 TEST_F(ReturnTest, NoCommandFailsWhileTheCoordinatorIsRestarted) {
@@ -238,8 +250,8 @@ TEST_F(ReturnTest, AnInterruptedClientSaysThatNothingWasLoaded) {
   ASSERT_TRUE(client::WaitUntilGone(load.id(), absl::Now() + absl::Seconds(10)));
   EXPECT_THAT(load.Ended(), Optional(HasSubstr("was killed by signal 2")));
   EXPECT_THAT(client::ReadLog(load.log_path()), HasSubstr("interrupted: nothing was loaded"));
-  // The client waits a second for the answer to that: a busy coordinator may close it after that,
-  // and far from the 30 s after which it would expire.
+  // The client waits two seconds for the answer to that: a busy coordinator may close it after
+  // that, and far from the 30 s after which it would expire.
   EXPECT_TRUE(AwaitNoSession(absl::Seconds(10))) << "its session is not closed";
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::vector<client::Array> arrays, client().ListArrays());
   EXPECT_TRUE(arrays.empty());
