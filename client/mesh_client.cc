@@ -227,6 +227,8 @@ class MeshClient::Impl {
     return {options_.credentials, deadline, std::move(progress)};
   }
 
+  void CloseSession() { session_.Close(); }
+
   // Calls `call` with the session's id; once more with another session if that one was gone.
   template <typename Call>
   auto InSession(const rpc::SteadyDeadline& deadline, const Call& call)
@@ -759,6 +761,8 @@ absl::StatusOr<Operation> MeshClient::WatchOperation(
   return impl_->coordinator().WatchOperation(operation_id, on_progress, nullptr,
                                              Until(impl_->TransferDeadline()));
 }
+
+void MeshClient::CloseSession() { impl_->CloseSession(); }
 
 absl::StatusOr<Operation> MeshClient::CancelOperation(const std::string& operation_id,
                                                       std::optional<absl::Duration> timeout) {

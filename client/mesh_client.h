@@ -228,6 +228,9 @@ class MeshClient {
   // `timeout`: for this call, instead of the client's.
   absl::StatusOr<Operation> CancelOperation(const std::string& operation_id,
                                             std::optional<absl::Duration> timeout = std::nullopt);
+  // Closes the client's session, as its destructor does, waiting at most two seconds for the
+  // answer: what was begun in it ends, and what it kept is let go. A later call opens another.
+  void CloseSession();
 
  private:
   class Impl;

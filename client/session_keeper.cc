@@ -22,17 +22,12 @@ constexpr absl::Duration kRetryDelay = absl::Milliseconds(500);
 }  // namespace
 
 SessionKeeper::~SessionKeeper() {
-  std::string session_id;
   {
     absl::MutexLock lock(&mutex_);
     stopping_ = true;
     changed_.Signal();
-    session_id = std::move(session_id_);
   }
-  if (!session_id.empty()) {
-    // Best effort: a session that is not closed expires.
-    coordinator_->CloseSession(session_id, rpc::CallOptions::Within(kCloseTimeout)).IgnoreError();
-  }
+  Close();
   absl::MutexLock lock(&opening_);
   if (renewer_.joinable()) {
     renewer_.join();
@@ -59,6 +54,19 @@ absl::StatusOr<std::string> SessionKeeper::Get(const rpc::CallOptions& options) 
     renewer_ = std::thread([this] { Renew(); });
   }
   return session.session_id;
+}
+
+void SessionKeeper::Close() {
+  std::string session_id;
+  {
+    absl::MutexLock lock(&mutex_);
+    session_id = std::exchange(session_id_, {});
+    changed_.Signal();
+  }
+  if (!session_id.empty()) {
+    // Best effort: a session that is not closed expires.
+    coordinator_->CloseSession(session_id, rpc::CallOptions::Within(kCloseTimeout)).IgnoreError();
+  }
 }
 
 void SessionKeeper::Forget(const std::string& session_id) {

@@ -23,8 +23,7 @@ class SessionKeeper {
   // `coordinator` outlives the keeper.
   SessionKeeper(CoordinatorClient* coordinator, absl::Duration ttl, std::string client_name)
       : coordinator_(coordinator), ttl_(ttl), client_name_(std::move(client_name)) {}
-  // Closes the session, waiting at most two seconds for the answer.
-  ~SessionKeeper();
+  ~SessionKeeper();  // closes
   SessionKeeper(const SessionKeeper&) = delete;
   SessionKeeper& operator=(const SessionKeeper&) = delete;
 
@@ -32,6 +31,8 @@ class SessionKeeper {
   absl::StatusOr<std::string> Get(const rpc::CallOptions& options);
   // The server no longer knows this session: the next Get opens another.
   void Forget(const std::string& session_id);
+  // Closes the session, waiting at most two seconds for the answer. A later Get opens another.
+  void Close();
 
  private:
   void Renew();

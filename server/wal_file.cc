@@ -132,6 +132,7 @@ absl::Status WalFile::ReadFrames(int fd) {
     Frame frame;
     frame.page = BigEndian(bytes.data());
     frame.pages = BigEndian(bytes.data() + 4);
+    frame.ends_commit = frame.pages != 0;
     std::memcpy(&frame.salts, bytes.data() + 8, sizeof(frame.salts));
     frame.end = {BigEndian(bytes.data() + 16), BigEndian(bytes.data() + 20)};
     const std::string_view page = std::string_view(bytes).substr(kFrameHeaderBytes);
@@ -171,7 +172,7 @@ bool WalFile::HasOwnNumbers(int64_t frame) const {
 
 bool WalFile::EndsCommit(int64_t frame) const {
   const Frame& it = frames_[static_cast<size_t>(frame - 1)];
-  return it.pages != 0 && (it.is_sound || HasOwnNumbers(frame));
+  return it.ends_commit && (HasOwnNumbers(frame) || (it.is_sound && !mended_.contains(frame)));
 }
 
 bool WalFile::MendHeader() {
@@ -303,7 +304,8 @@ absl::Status WalFile::LookBehind(int fd, int64_t bad, Sums from) {
   for (int64_t i = end_ + 1; i <= last; ++i) {
     const Frame& frame = frames_[static_cast<size_t>(i - 1)];
     const bool is_one = frame.is_sound || frame.salts == salts_;
-    if (is_one && EndsCommit(i) && !(i > 1 && IsPadding(i))) ++lost_commits_;
+    if (is_one && (frame.is_sound ? frame.pages != 0 : EndsCommit(i)) && !(i > 1 && IsPadding(i)))
+      ++lost_commits_;
     is_whole_ = is_whole_ && frame.is_sound;
   }
   end_ = last;

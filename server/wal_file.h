@@ -59,8 +59,9 @@ class WalFile {
     bool operator==(const Sums&) const = default;
   };
   struct Frame {
-    uint32_t page = 0;   // its number, from 1
-    uint32_t pages = 0;  // of the database, where it ends a commit; 0: it ends none
+    uint32_t page = 0;         // its number, from 1
+    uint32_t pages = 0;        // of the database, where it ends a commit; 0: it ends none
+    bool ends_commit = false;  // as it stands in the file
     uint64_t salts = 0;
     Sums start;             // what its bytes need before them to have `end`
     Sums end;               // as it says
@@ -89,6 +90,7 @@ class WalFile {
   // Whether page number and size of a frame were written with its checksum, for certain: where the
   // header lies in two sectors of a disk, a torn write may leave those of an earlier frame.
   bool HasOwnNumbers(int64_t frame) const;
+  // As it stands in the file, where that is for certain.
   bool EndsCommit(int64_t frame) const;
   absl::Status LookBehind(int fd, int64_t bad, Sums from);
 

@@ -26,6 +26,9 @@ constexpr absl::Duration kLook = absl::Milliseconds(20);
 
 // Time limit for the answer to the cancel, once the put has ended.
 constexpr absl::Duration kCancelWait = absl::Seconds(2);
+// How long the put has to end by itself once it is cancelled: a worker that takes nothing in holds
+// up a stream to it until it counts as silent.
+constexpr absl::Duration kPutEnds = absl::Seconds(1);
 // For one try to cancel it, and between two: the client's own deadline may be hours.
 constexpr absl::Duration kCancelTime = absl::Seconds(3);
 constexpr absl::Duration kCancelPause = absl::Milliseconds(200);
@@ -136,6 +139,13 @@ void Interruption::Cancel(MeshClient* client, const std::string& transfer_id) {
     is_cancelled_ = operation.ok() && (operation->state == OperationState::kCancelled ||
                                        operation->state == OperationState::kFailed);
     is_cancelling_ = false;
+    const bool nothing_done = is_cancelled_ && signal_.has_value();
+    if (nothing_done && !mutex_.AwaitWithTimeout(absl::Condition(&is_ending_), kPutEnds)) {
+      // Nothing more can come of it, and the process' memory goes with the process.
+      client->CloseSession();
+      std::cerr << StrCat("shardmesh: interrupted: ", outcome_, "\n");
+      EndBy(*signal_);
+    }
     return;
   }
 }

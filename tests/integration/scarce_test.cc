@@ -79,7 +79,7 @@ class ScarceTest : public ::testing::Test {
 TEST_F(ScarceTest, ManyPutsAtOnceGoThroughTheLeastMemoryForCalls) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster,
                                  TestCluster::Start({.mesh = "fsdp=2",
-                                                     .coordinator_flags = {"--rpc-memory=16MiB"},
+                                                     .coordinator_flags = {"--rpc-memory=18MiB"},
                                                      .worker_flags = {"--rpc-memory=16MiB"}}));
   for (const absl::Status& outcome : PutAtOnce(*cluster, 12)) {
     EXPECT_THAT(outcome, IsOk());

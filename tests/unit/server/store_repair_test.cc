@@ -1523,7 +1523,7 @@ TEST_F(RepairedCatalogueTest, AMeshThatIsLostIsMadeOfItsArraysAndTheGivenRanks) 
   Damage("key = 'mesh/m'");
   EXPECT_EQ(CheckDataFolder(folder_, false)->lost_ranks.size(), 1u);
   EXPECT_THAT(CheckDataFolder(folder_, true).status(),
-              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kStoreFailed));
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMissingArgument));
   ASSERT_THAT(CheckDataFolder(folder_, true, "", {{"m", {"v"}}}), IsOk());
   Open();
   store::v1::Definition record;
