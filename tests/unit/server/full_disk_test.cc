@@ -320,13 +320,23 @@ TEST_F(FullDiskTest, AQuotaThatIsUsedUpTakesNothingOfWhatTheDiskKeepsBack) {
 
 TEST_F(FullDiskTest, AStartThatFailsLeavesWhatWasKeptBack) {
   const std::string folder = ::testing::TempDir() + "/failing";
+  // As a process that died left it: the start copies its log.
+  const std::string whole = ::testing::TempDir() + "/whole";
+  const std::string left = ::testing::TempDir() + "/left";
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenSqliteStore({.folder = whole}));
+    for (const char* const value : {"1", "2"}) {
+      EXPECT_THAT(CommitAndWait(*store, {.puts = {{"name/a", value}}}), IsOk());
+    }
+    std::filesystem::copy(whole, left);
+  }
   const WithHabits little({.free_bytes = 1 << 20});
   int failed = 0;
   for (int64_t at = 1;; ++at) {
     SCOPED_TRACE(at);
     ASSERT_LT(at, 50);
     std::filesystem::remove_all(folder);
-    ASSERT_THAT(OpenSqliteStore({.folder = folder}), IsOk());
+    std::filesystem::copy(left, folder);
     std::ofstream(folder + "/reserve") << std::string(kReservedBytes, 'r');
     {
       const auto store = OpenSqliteStore(
@@ -338,7 +348,7 @@ TEST_F(FullDiskTest, AStartThatFailsLeavesWhatWasKeptBack) {
     }
     EXPECT_EQ(std::filesystem::file_size(folder + "/reserve"), kReservedBytes);
   }
-  EXPECT_GT(failed, 2);
+  EXPECT_GT(failed, 0);
 }
 
 TEST_F(FullDiskTest, KeepsBackAgainWhenThereIsRoomThoughNothingIsWritten) {

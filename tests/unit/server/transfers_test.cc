@@ -18,6 +18,7 @@
 #include "server/random_id.h"
 #include "server/sequencer.h"
 #include "server/session.h"
+#include "tests/testing/eventually.h"
 #include "tests/testing/fake_clock.h"
 #include "tests/testing/status_matchers.h"
 
@@ -209,17 +210,19 @@ TEST_F(TransfersTest, EitherACommitOrItsClientsEndIsFirst) {
   // The client's end is first; while the abort is on its way, the commit is asked for.
   const std::string abandoned = Begin("v");
   std::unique_ptr<Commit> late;
+  absl::Notification was_asked;
   transport_.on_abort = [&] {
     EXPECT_FALSE(transfers_->Progress(abandoned)->ended);
     late = BeginCommit(abandoned, "s");
+    was_asked.Notify();
   };
   transfers_->Abandon(abandoned, gone);
-  transport_.on_abort = nullptr;
-  ASSERT_NE(late, nullptr);
-  ASSERT_TRUE(late->done.HasBeenNotified());
+  // A thread that ends the commit before may tell the workers of this one.
+  ASSERT_TRUE(was_asked.WaitForNotificationWithTimeout(absl::Seconds(10)));
+  ASSERT_TRUE(late->done.WaitForNotificationWithTimeout(absl::Seconds(10)));
   EXPECT_THAT(late->result, StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
   EXPECT_FALSE(transfers_->IsCommitAskedFor(abandoned));
-  EXPECT_TRUE(transfers_->Progress(abandoned)->ended);
+  EXPECT_TRUE(test::Eventually([&] { return transfers_->Progress(abandoned)->ended; }));
   // Its request is remembered of nothing.
   EXPECT_THAT(CommitNow(abandoned, "s"),
               StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
