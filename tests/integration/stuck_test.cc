@@ -334,7 +334,7 @@ TEST_P(StuckTest, ARankThatWakesAfterAnAbortHarmsNobody) {
 }
 
 TEST_P(StuckTest, ARankThatIsBusyIsNamedAndWaitedFor) {
-  ExpectALateRankIsNamedAndWaitedFor(absl::Seconds(4));
+  ExpectALateRankIsNamedAndWaitedFor(absl::Seconds(8));
 }
 
 TEST_P(StuckTest, ARankThatIsLateIsWaitedFor) {
