@@ -17,6 +17,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -476,7 +477,9 @@ constexpr size_t kPageBytes = 4096;
 
 std::string BytesOf(const std::string& file) {
   std::ifstream in(file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
+  std::stringstream bytes;
+  bytes << in.rdbuf();
+  return std::move(bytes).str();
 }
 
 // Writes over the page where `text` is, which is what was written there last.
