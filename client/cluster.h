@@ -117,7 +117,7 @@ struct QuarantineList {
   std::vector<UnreachedWorker> unreached;  // what these have is not listed
 };
 
-// What was dropped from quarantine.
+// What a drop from quarantine deleted.
 struct QuarantineDrop {
   std::vector<QuarantinedArray> arrays;
   std::vector<UnreachedWorker> unreached;  // what these have is still there

@@ -70,8 +70,8 @@ absl::Status MakeClusterFolder(const std::string& folder);
 // How long `up` and `down` wait for each other.
 inline constexpr absl::Duration kClusterLockTimeout = absl::Seconds(20);
 
-// Taken by whoever starts or stops processes of a cluster or changes its record, so that no two
-// commands do so at once. Held while the descriptor is open; the system takes it back when the
+// A command that starts or stops processes of a cluster, or changes its record, takes this lock: no
+// two do so at once. It is held while the descriptor is open; the system takes it back when the
 // command ends, however it ends.
 //
 // While another process has it, tells `on_wait` (may be empty) once what is waited for, and waits

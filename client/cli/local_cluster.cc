@@ -269,7 +269,7 @@ absl::Status LocalCluster::WriteDown(const RecordedProcess* starting) {
 }
 
 absl::Status LocalCluster::NoteMetrics() {
-  // A `down` that waits for this process to end has the lock: hence not for long.
+  // A `down` may have the lock while it waits for this process to end: do not wait long for it.
   SHARDMESH_ASSIGN_OR_RETURN(const FileDescriptor lock, LockCluster(options_.folder, options_.name,
                                                                     kRecordLockTimeout, nullptr));
   if (!IsRecorded(options_.folder, record_)) {
