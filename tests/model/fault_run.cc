@@ -9,6 +9,7 @@
 #include "absl/time/clock.h"
 #include "sharding/str_cat.h"
 #include "tests/model/cluster.h"
+#include "tests/model/guests.h"
 #include "tests/model/load.h"
 #include "tests/model/runs.h"
 
@@ -44,6 +45,7 @@ int RunFaults(const RunOptions& options) {
     return 1;
   }
   Load load((*cluster)->address(), 2, options.seed);
+  Guests guests((*cluster)->address(), 2, options.is_long ? 10 : 25, options.seed);
   Dice dice(options.seed);
   std::vector<absl::Duration> coordinator_times;
   std::vector<absl::Duration> worker_times;
@@ -60,6 +62,7 @@ int RunFaults(const RunOptions& options) {
   };
   for (int64_t kill = 0; kill < kills; ++kill) {
     load.Resume();
+    guests.Resume();
     absl::SleepFor(absl::Milliseconds(50 + dice.Below(450)));
     // By turns the coordinator and a worker; now and then both, or one that stands still first.
     const int victim = kill % 2 == 0 ? 0 : 1 + static_cast<int>(dice.Below((*cluster)->size() - 1));
@@ -87,20 +90,26 @@ int RunFaults(const RunOptions& options) {
     const auto ready = (*cluster)->WaitUntilReady(kReadyAtLast);
     if (!ready.ok()) return failed(kill, what, ready.status().ToString());
     (victim == 0 ? coordinator_times : worker_times).push_back(*ready);
+    const absl::Status paused = guests.Pause();
     if (const absl::Status status = load.Pause(); !status.ok()) {
       return failed(kill, what, status.ToString());
     }
+    if (!paused.ok()) return failed(kill, what, paused.ToString());
     if (const absl::Status status = load.Verify(absl::Now() + kReadyWithin); !status.ok()) {
       return failed(kill, what, status.ToString());
     }
+    if (const absl::Status status = guests.Check(); !status.ok()) {
+      return failed(kill, what, status.ToString());
+    }
     if ((kill + 1) % 100 == 0) {
-      std::printf("%lld kills; %s\n", static_cast<long long>(kill + 1), load.Summary().c_str());
+      std::printf("%lld kills; %s; %s\n", static_cast<long long>(kill + 1), load.Summary().c_str(),
+                  guests.Summary().c_str());
       std::fflush(stdout);
     }
   }
-  std::printf("passed with --seed %llu: %lld kills; %s\n",
+  std::printf("passed with --seed %llu: %lld kills; %s; %s\n",
               static_cast<unsigned long long>(options.seed), static_cast<long long>(kills),
-              load.Summary().c_str());
+              load.Summary().c_str(), guests.Summary().c_str());
   std::printf("ready again after a kill of the coordinator: %s\n",
               Distribution(coordinator_times).c_str());
   std::printf("ready again after a kill of a worker: %s\n", Distribution(worker_times).c_str());

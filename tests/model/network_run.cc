@@ -10,6 +10,7 @@
 #include "absl/time/clock.h"
 #include "sharding/str_cat.h"
 #include "tests/model/cluster.h"
+#include "tests/model/guests.h"
 #include "tests/model/load.h"
 #include "tests/model/runs.h"
 #include "tests/testing/proxy.h"
@@ -41,25 +42,30 @@ class NetworkRun {
     cluster_ = *std::move(cluster);
     clients_ = *Proxy::Start(cluster_->address());
     Load load(clients_->address(), 2, options_.seed);
+    Guests guests(clients_->address(), 2, options_.is_long ? 10 : 25, options_.seed);
     const absl::Time end = absl::Now() + options_.time;
     int64_t troubles = 0;
     int64_t late = 0;
     for (; absl::Now() < end; ++troubles) {
       load.Resume();
+      guests.Resume();
       absl::SleepFor(absl::Milliseconds(50 + dice_.Below(300)));
       const std::string what = Disturb();
       const auto ready = cluster_->WaitUntilReady(kReadyAtLast);
       if (!ready.ok()) return Failed(what, ready.status());
       late += *ready > kReadyWithin ? 1 : 0;
       longest_ = std::max(longest_, *ready);
+      const absl::Status paused = guests.Pause();
       if (const absl::Status status = load.Pause(); !status.ok()) return Failed(what, status);
+      if (!paused.ok()) return Failed(what, paused);
       if (const absl::Status status = load.Verify(absl::Now() + kReadyWithin); !status.ok()) {
         return Failed(what, status);
       }
+      if (const absl::Status status = guests.Check(); !status.ok()) return Failed(what, status);
     }
-    std::printf("passed with --seed %llu: %lld troubles; %s; ready again after %s at most\n",
+    std::printf("passed with --seed %llu: %lld troubles; %s; %s; ready again after %s at most\n",
                 static_cast<unsigned long long>(options_.seed), static_cast<long long>(troubles),
-                load.Summary().c_str(),
+                load.Summary().c_str(), guests.Summary().c_str(),
                 absl::FormatDuration(absl::Trunc(longest_, absl::Milliseconds(1))).c_str());
     if (late * 100 > troubles) {
       std::printf("FAILED: %lld times not all were ready within 10 s\n",
