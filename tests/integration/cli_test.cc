@@ -10,7 +10,6 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -28,6 +27,7 @@
 #include "rpc/call.h"
 #include "sharding/str_cat.h"
 #include "tests/testing/eventually.h"
+#include "tests/testing/read_file.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/test_cluster.h"
 
@@ -46,11 +46,6 @@ constexpr char kRules[] = SHARDMESH_SOURCE_DIR "/docs/examples/bert.yaml";
 std::string WriteFile(const std::string& path, const std::string& text) {
   std::ofstream(path, std::ios::binary) << text;
   return path;
-}
-
-std::string ReadFile(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
 // A file with this header, `length` before it (its true one by default), and so many bytes of data.

@@ -12,7 +12,6 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <regex>
-#include <sstream>
 #include <string>
 #include <utility>
 
@@ -24,6 +23,7 @@
 #include "tests/testing/certificates.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/http_get.h"
+#include "tests/testing/read_file.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/test_cluster.h"
 
@@ -31,12 +31,6 @@ namespace shardmesh::test {
 namespace {
 
 using Json = nlohmann::json;
-
-std::string ReadText(const std::string& path) {
-  std::stringstream text;
-  text << std::ifstream(path).rdbuf();
-  return text.str();
-}
 
 // A Prometheus process with deploy/prometheus, but that it scrapes and evaluates five times a
 // second and that alerts fire after a second.
@@ -51,11 +45,11 @@ class Prometheus {
     std::filesystem::create_directory(folder + "/targets");
     std::ofstream(folder + "/targets/live.json") << targets;
     const std::string shipped = SHARDMESH_SOURCE_DIR "/deploy/prometheus/";
-    std::ofstream(folder + "/recording.rules.yml") << ReadText(shipped + "recording.rules.yml");
+    std::ofstream(folder + "/recording.rules.yml") << ReadFile(shipped + "recording.rules.yml");
     std::ofstream(folder + "/alerts.rules.yml") << std::regex_replace(
-        ReadText(shipped + "alerts.rules.yml"), std::regex(" for: [0-9]+[mh]\n"), " for: 1s\n");
+        ReadFile(shipped + "alerts.rules.yml"), std::regex(" for: [0-9]+[mh]\n"), " for: 1s\n");
     std::ofstream(folder + "/prometheus.yml") << std::regex_replace(
-        ReadText(shipped + (tls_folder.empty() ? "prometheus.yml" : "prometheus-tls.yml")),
+        ReadFile(shipped + (tls_folder.empty() ? "prometheus.yml" : "prometheus-tls.yml")),
         std::regex("(scrape_interval|scrape_timeout|evaluation_interval): [0-9]+s"), "$1: 500ms");
     if (!tls_folder.empty()) {
       std::filesystem::create_directory_symlink(tls_folder, folder + "/certs");
@@ -161,7 +155,7 @@ class PrometheusTest : public ::testing::Test {
         StrCat("python3 ", SHARDMESH_SOURCE_DIR, "/deploy/prometheus/targets.py --cluster live < ",
                file, " > ", file, ".targets");
     EXPECT_EQ(std::system(command.c_str()), 0);
-    return ReadText(file + ".targets");
+    return ReadFile(file + ".targets");
   }
 
   std::unique_ptr<TestCluster> cluster_;
@@ -221,7 +215,7 @@ TEST_F(PrometheusTest, UnderstandsEveryQueryOfTheDashboard) {
   ASSERT_NO_FATAL_FAILURE(Start());
   ASSERT_TRUE(Eventually([&] { return prometheus_->Value("sum(up)") == 3; }));
   const Json dashboard =
-      Json::parse(ReadText(SHARDMESH_SOURCE_DIR "/deploy/grafana/shardmesh.json"));
+      Json::parse(ReadFile(SHARDMESH_SOURCE_DIR "/deploy/grafana/shardmesh.json"));
   int asked = 0;
   for (const Json& panel : dashboard.at("panels")) {
     if (!panel.contains("targets")) continue;

@@ -8,12 +8,12 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "sharding/str_cat.h"
 #include "tests/testing/eventually.h"
+#include "tests/testing/read_file.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/test_cluster.h"
 
@@ -101,9 +101,7 @@ TEST_F(SnapshotTest, AWrongBitInTheLogOfAKilledCoordinatorLosesNoArray) {
   const auto files = [&] {
     std::map<std::string, std::string> contents;
     for (const auto& entry : fs::directory_iterator(Folder())) {
-      std::stringstream bytes;
-      bytes << std::ifstream(entry.path(), std::ios::binary).rdbuf();
-      contents[entry.path().filename()] = bytes.str();
+      contents[entry.path().filename()] = ReadFile(entry.path());
     }
     return contents;
   };
@@ -150,9 +148,7 @@ TEST_F(SnapshotTest, ADamagedStateIsShownAndSetAside) {
   EXPECT_THAT(sound.out, HasSubstr("as it was written"));
 
   const std::string path = Folder() + "/state.db";
-  std::stringstream bytes;
-  bytes << std::ifstream(path, std::ios::binary).rdbuf();
-  std::string state = bytes.str();
+  std::string state = ReadFile(path);
   const std::string key = "name/spoiled";
   int flipped = 0;
   for (size_t at = state.find(key); at != std::string::npos; at = state.find(key, at + 1)) {

@@ -7,7 +7,6 @@
 
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -22,6 +21,7 @@
 #include "sharding/str_cat.h"
 #include "tensor/failpoint.h"
 #include "tests/testing/eventually.h"
+#include "tests/testing/read_file.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/test_cluster.h"
 
@@ -67,9 +67,7 @@ class UpDownTest : public ::testing::Test {
     for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
       const std::string name = entry.path().filename();
       if (name.find_first_not_of("0123456789") != std::string::npos) continue;
-      std::ifstream file("/proc/" + name + "/cmdline", std::ios::binary);
-      const std::string command{std::istreambuf_iterator<char>(file),
-                                std::istreambuf_iterator<char>()};
+      const std::string command = ReadFile("/proc/" + name + "/cmdline");
       if (command.find("--data-dir=" + data_) != std::string::npos) {
         found.push_back(static_cast<pid_t>(std::stoi(name)));
       }

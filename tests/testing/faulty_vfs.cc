@@ -1,5 +1,6 @@
 // Passes everything on to the system's files, but for what is to fail.
 #include "tests/testing/faulty_vfs.h"
+#include "tests/testing/read_file.h"
 
 #include <sqlite3.h>
 #include <unistd.h>
@@ -7,7 +8,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <map>
 #include <new>
 
@@ -36,11 +36,6 @@ File* Of(sqlite3_file* file) { return reinterpret_cast<File*>(file); }
 sqlite3_file* Real(sqlite3_file* file) { return Of(file)->real(); }
 const sqlite3_io_methods& Methods(sqlite3_file* file) { return *Real(file)->pMethods; }
 sqlite3_vfs* System(sqlite3_vfs* vfs) { return static_cast<sqlite3_vfs*>(vfs->pAppData); }
-
-std::string Read(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
 
 // Counts an operation; the code with which it fails, or SQLITE_OK.
 int Next(DiskFault::Operation operation, int io_error) {
@@ -91,7 +86,7 @@ const sqlite3_io_methods kMethods = {
           const int code = Methods(file).xSync(Real(file), flags);
           const char* const path = Of(file)->path;
           if (path != nullptr && GetState().fault.loses_unsynced) {
-            GetState().synced[path] = Read(path);
+            GetState().synced[path] = ReadFile(path);
           }
           return code;
         },
@@ -128,7 +123,7 @@ int Open(sqlite3_vfs* vfs, const char* name, sqlite3_file* file, int flags, int*
   opened->base.pMethods = &kMethods;
   if (name != nullptr) {
     opened->path = sqlite3_mprintf("%s", name);
-    if (GetState().fault.loses_unsynced) GetState().synced.try_emplace(name, Read(name));
+    if (GetState().fault.loses_unsynced) GetState().synced.try_emplace(name, ReadFile(name));
   }
   return code;
 }

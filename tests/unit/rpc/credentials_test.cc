@@ -8,7 +8,6 @@
 
 #include <atomic>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <memory>
 #include <string>
@@ -24,6 +23,7 @@
 #include "shardmesh/v1/session_service.grpc.pb.h"
 #include "tests/testing/certificates.h"
 #include "tests/testing/eventually.h"
+#include "tests/testing/read_file.h"
 #include "tests/testing/status_matchers.h"
 
 namespace shardmesh::rpc {
@@ -350,10 +350,6 @@ class CertificateWatchTest : public ::testing::Test {
   static constexpr absl::Duration kInterval = absl::Milliseconds(5);
 
   std::string InUse() const { return watch_->state()->texts.certificate; }
-  static std::string ReadText(const std::string& path) {
-    std::ifstream file(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  }
 
   const TestAuthority authority_;
   const CertificateFolder folder_;
@@ -368,10 +364,10 @@ TEST_F(CertificateWatchTest, AHalfWrittenPairIsNotTaken) {
   folder_.Write("w.crt", second.certificate);
   absl::SleepFor(absl::Seconds(1));  // time for two looks, and nothing is to happen
   EXPECT_EQ(InUse(), first_.certificate);
-  EXPECT_EQ(ReadText(watch_->pair_path()), first_.certificate + "\n" + first_.private_key);
+  EXPECT_EQ(test::ReadFile(watch_->pair_path()), first_.certificate + "\n" + first_.private_key);
   folder_.Write("w.key", second.private_key);
   EXPECT_TRUE(Eventually([&] { return InUse() == second.certificate; }));
-  EXPECT_EQ(ReadText(watch_->pair_path()), second.certificate + "\n" + second.private_key);
+  EXPECT_EQ(test::ReadFile(watch_->pair_path()), second.certificate + "\n" + second.private_key);
   watch_.reset();  // it tells of what it did when that is done
   EXPECT_THAT(
       ::testing::internal::GetCapturedStderr(),
@@ -466,7 +462,7 @@ TEST_F(CertificateWatchTest, ReadersSeeCertificateAndKeyThatBelongTogether) {
   std::atomic<bool> done = false;
   std::thread reader([&] {
     while (!done) {
-      const std::string text = ReadText(watch_->pair_path());
+      const std::string text = test::ReadFile(watch_->pair_path());
       const TlsTexts texts{text, text, authority_.certificate()};
       EXPECT_THAT(CheckTls(files_, texts, absl::Now()).status(), IsOk());
     }

@@ -12,7 +12,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <memory>
 #include <random>
 #include <string>
@@ -24,6 +23,7 @@
 #include "absl/time/time.h"
 #include "server/store.h"
 #include "tests/testing/eventually.h"
+#include "tests/testing/read_file.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/unit/server/store_folder.h"
 
@@ -248,8 +248,7 @@ TEST(SqliteStoreTest, TakesNoFlippedBitInSilence) {
     ASSERT_THAT(CommitAndWait(*store, {.deletes = {"name/7"}}), IsOk());
     before = Contents(*store);
   }
-  std::ifstream in(folder + "/state.db", std::ios::binary);
-  const std::string sound{std::istreambuf_iterator<char>(in), {}};
+  const std::string sound = test::ReadFile(folder + "/state.db");
   std::mt19937 random(60);
   int refused = 0;
   int named = 0;

@@ -13,11 +13,9 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <iterator>
 #include <map>
 #include <memory>
 #include <set>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,6 +30,7 @@
 #include "shardmesh/store/v1/definition.pb.h"
 #include "tensor/failpoint.h"
 #include "tests/testing/fake_clock.h"
+#include "tests/testing/read_file.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/unit/server/store_folder.h"
 
@@ -475,17 +474,10 @@ void WriteState(const std::string& folder, const std::vector<Record>& records) {
 
 constexpr size_t kPageBytes = 4096;
 
-std::string BytesOf(const std::string& file) {
-  std::ifstream in(file, std::ios::binary);
-  std::stringstream bytes;
-  bytes << in.rdbuf();
-  return std::move(bytes).str();
-}
-
 // Writes over the page where `text` is, which is what was written there last.
 void DamagePageOf(const std::string& folder, const std::string& text) {
   const std::string file = folder + "/state.db";
-  const size_t at = BytesOf(file).rfind(text);
+  const size_t at = test::ReadFile(file).rfind(text);
   ASSERT_NE(at, std::string::npos) << text;
   std::fstream out(file, std::ios::in | std::ios::out | std::ios::binary);
   out.seekp(static_cast<std::streamoff>(at / kPageBytes * kPageBytes));
@@ -1042,13 +1034,13 @@ std::string KilledFolder() {
 std::map<std::string, std::string> FilesOf(const std::string& folder) {
   std::map<std::string, std::string> files;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    files[entry.path().filename()] = BytesOf(entry.path());
+    files[entry.path().filename()] = test::ReadFile(entry.path());
   }
   return files;
 }
 
 void FlipBit(const std::string& file, size_t at) {
-  std::string bytes = BytesOf(file);
+  std::string bytes = test::ReadFile(file);
   ASSERT_LT(at, bytes.size());
   bytes[at] = static_cast<char>(bytes[at] ^ 1);
   std::ofstream(file, std::ios::binary | std::ios::trunc) << bytes;
@@ -1071,14 +1063,14 @@ TEST(StoreRepairTest, AWrongBitInTheLogIsRefusedAndSettingAsideLosesNothing) {
     EXPECT_THAT(refused.ToString(),
                 AllOf(HasSubstr(folder + "/state.db-wal is damaged"), HasSubstr("commits")));
     for (const char* file : {"state.db", "state.db-wal"}) {
-      EXPECT_EQ(BytesOf(StrCat(folder, "/", file)), before.at(file)) << file;
+      EXPECT_EQ(test::ReadFile(StrCat(folder, "/", file)), before.at(file)) << file;
     }
     SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoreCheck check, CheckDataFolder(folder, true));
     EXPECT_THAT(check.log, StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed));
     EXPECT_THAT(check.pages, IsOk());
     EXPECT_EQ(check.records, 43) << "with the cluster of term 3";
-    EXPECT_EQ(BytesOf(check.replaced), before.at("state.db")) << "it is kept";
-    EXPECT_EQ(BytesOf(check.replaced + "-wal"), before.at("state.db-wal"));
+    EXPECT_EQ(test::ReadFile(check.replaced), before.at("state.db")) << "it is kept";
+    EXPECT_EQ(test::ReadFile(check.replaced + "-wal"), before.at("state.db-wal"));
     EXPECT_TRUE(CheckDataFolder(folder, false)->is_sound());
     EXPECT_EQ(TermOf(folder), 4);
     SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
@@ -1110,10 +1102,10 @@ TEST(StoreRepairTest, RestoresNoSnapshotWhoseLogIsDamagedAndReplacesNoSuchStateU
   const auto before = FilesOf(damaged);
   EXPECT_THAT(RestoreSnapshot(damaged, snapshot).status(),
               StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kStoreFailed));
-  EXPECT_EQ(BytesOf(damaged + "/state.db-wal"), before.at("state.db-wal"));
+  EXPECT_EQ(test::ReadFile(damaged + "/state.db-wal"), before.at("state.db-wal"));
   std::ofstream(StrCat(damaged, "/", kRestoreAgain)) << "";
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const Restored restored, RestoreSnapshot(damaged, snapshot));
-  EXPECT_EQ(BytesOf(restored.replaced + "-wal"), before.at("state.db-wal"));
+  EXPECT_EQ(test::ReadFile(restored.replaced + "-wal"), before.at("state.db-wal"));
   EXPECT_GT(TermOf(damaged), 4 + 1000);
 }
 
@@ -1207,7 +1199,7 @@ TEST(StoreRepairTest, AStateThatIsGoneIsNotTakenForANewOne) {
                   StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed));
     }
     if (before.count("state.db-wal") > 0) {
-      EXPECT_EQ(BytesOf(folder + "/state.db-wal"), before.at("state.db-wal"));
+      EXPECT_EQ(test::ReadFile(folder + "/state.db-wal"), before.at("state.db-wal"));
     }
     const std::string snapshot = SnapshotOf(NewFolder(), {.puts = {Cluster(3), {"name/a", "1"}}});
     ASSERT_THAT(RestoreSnapshot(folder, snapshot), IsOk()) << "what it says helps";
@@ -1241,7 +1233,7 @@ TEST(StoreRepairTest, SavesWhatIsThereOfADatabaseThatWasCutOffOrHasNoFirstPage) 
   const auto records = ThreeOnAPage(90, [](int i) { return i + 1; });
   const std::string made = NewFolder();
   ASSERT_NO_FATAL_FAILURE(WriteState(made, records));
-  const auto bytes = BytesOf(made + "/state.db").size();
+  const auto bytes = test::ReadFile(made + "/state.db").size();
   const std::pair<const char*, std::function<void(const std::string&)>> cases[] = {
       {"half", [&](const std::string& d) { std::filesystem::resize_file(d, bytes / 2); }},
       {"first", [](const std::string& d) { Overwrite(d, 0, std::string(4096, 'x')); }},

@@ -10,7 +10,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <memory>
 #include <random>
 #include <string>
@@ -18,6 +17,7 @@
 
 #include "sharding/reason.h"
 #include "sharding/str_cat.h"
+#include "tests/testing/read_file.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/unit/server/store_folder.h"
 
@@ -33,11 +33,6 @@ using ::testing::HasSubstr;
 
 constexpr size_t kHeaderBytes = 32;
 constexpr size_t kFrameBytes = 24 + 4096;
-
-std::string BytesOf(const std::string& file) {
-  std::ifstream in(file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
 
 void Write(const std::string& file, const std::string& bytes) {
   std::ofstream(file, std::ios::binary | std::ios::trunc) << bytes;
@@ -116,7 +111,7 @@ Young ThreeCommits() {
     young.ends.push_back((fs::file_size(young.file + "-wal") - kHeaderBytes) / kFrameBytes);
   }
   young.file = writer.Copy();
-  young.log = BytesOf(young.file + "-wal");
+  young.log = test::ReadFile(young.file + "-wal");
   const std::string copy = writer.Copy();
   young.content = ContentOf(copy);
   return young;
@@ -224,7 +219,7 @@ TEST(WalFileTest, ALostSectorOfTheLastCommitButOneIsDamage) {
   writer.Add(50);
   for (int i = 0; i < 5; ++i) writer.Run("UPDATE t SET value = randomblob(50)");
   const std::string copy = writer.Copy();
-  std::string log = BytesOf(copy + "-wal");
+  std::string log = test::ReadFile(copy + "-wal");
   const size_t frames = (log.size() - kHeaderBytes) / kFrameBytes;
   log.replace(kHeaderBytes + (frames - 2) * kFrameBytes + 24 + 1000, 512, 512, '\x5a');
   Write(copy + "-wal", log);
@@ -245,12 +240,12 @@ TEST(WalFileTest, ATornHeaderOfTheNewestCommitIsNoDamage) {
   writer.Add(50);
   writer.Checkpoint();
   for (int i = 0; i < 60; ++i) writer.Run("UPDATE t SET value = randomblob(50) WHERE id = 1");
-  const std::string older = BytesOf(writer.Copy() + "-wal");
+  const std::string older = test::ReadFile(writer.Copy() + "-wal");
   writer.Checkpoint();
   for (int i = 0; i < 40; ++i) writer.Run("UPDATE t SET value = randomblob(50) WHERE id = 1");
   writer.Add(30'000);
   const std::string copy = writer.Copy();
-  std::string log = BytesOf(copy + "-wal");
+  std::string log = test::ReadFile(copy + "-wal");
   const size_t header = kHeaderBytes + 41 * kFrameBytes;
   ASSERT_EQ(header % 512, 504);
   ASSERT_NE(older.substr(header + 4, 4), std::string(4, '\0')) << "it ended a commit";
@@ -293,10 +288,10 @@ TEST(WalFileTest, NoLogOfASoundWriterIsDamaged) {
           // The process dies while it commits, and another goes on where it ended.
           const std::string before = writer->Copy();
           const size_t synced = fs::exists(before + "-wal") ? fs::file_size(before + "-wal") : 0;
-          const std::string old = synced == 0 ? "" : BytesOf(before + "-wal");
+          const std::string old = synced == 0 ? "" : test::ReadFile(before + "-wal");
           writer->Add(static_cast<int>(random() % 20'000));
           file = writer->Copy();
-          const std::string log = BytesOf(file + "-wal");
+          const std::string log = test::ReadFile(file + "-wal");
           size_t same = 0;
           while (same < old.size() && same < log.size() && old[same] == log[same]) ++same;
           same = std::max(same, kHeaderBytes);  // which is synced before a frame

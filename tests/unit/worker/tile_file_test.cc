@@ -6,11 +6,11 @@
 
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <limits>
 #include <string>
 
 #include "tensor/crc32c.h"
+#include "tests/testing/read_file.h"
 #include "tests/testing/status_matchers.h"
 
 namespace shardmesh::worker {
@@ -28,10 +28,6 @@ class TileFileTest : public testing::Test {
     header_.crc32c = Crc32c(bytes_);
   }
 
-  std::string Slurp() {
-    std::ifstream file(path_, std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), {}};
-  }
   void Spill(const std::string& bytes) { std::ofstream(path_, std::ios::binary) << bytes; }
 
   // One path for each test: ctest runs them side by side.
@@ -64,7 +60,7 @@ TEST_F(TileFileTest, AScalarComesBack) {
 
 TEST_F(TileFileTest, EveryFlippedByteIsSeenOrHarmless) {
   ASSERT_THAT(WriteTileFile(path_, header_, bytes_), IsOk());
-  const std::string good = Slurp();
+  const std::string good = test::ReadFile(path_);
   for (size_t i = 0; i < good.size(); ++i) {
     std::string bad = good;
     bad[i] ^= '\x10';
@@ -83,7 +79,7 @@ TEST_F(TileFileTest, EveryFlippedByteIsSeenOrHarmless) {
 
 TEST_F(TileFileTest, EveryCutIsSeen) {
   ASSERT_THAT(WriteTileFile(path_, header_, bytes_), IsOk());
-  const std::string good = Slurp();
+  const std::string good = test::ReadFile(path_);
   for (size_t size = 0; size < good.size(); ++size) {
     Spill(good.substr(0, size));
     EXPECT_THAT(ReadTileFile(path_, *pool_), StatusIs(absl::StatusCode::kDataLoss)) << size;
