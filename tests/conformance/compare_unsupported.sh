@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Compares a list with what the conformance runner calls unsupported: compare_unsupported.sh PROGRAM LIST ARGUMENT...
+# Fails where the conformance runner does, and where what it calls unsupported differs from a list:
+# compare_unsupported.sh PROGRAM LIST ARGUMENT...
 # The list is made anew by: build/release/bin/conformance tests/data/goldens --list-unsupported
 set -euo pipefail
 
