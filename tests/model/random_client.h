@@ -114,6 +114,8 @@ class RandomClient {
   absl::Status Watch(Dice& dice);
   absl::Status BeginPut(Dice& dice);
   absl::Status CommitTransfer(Dice& dice);
+  // Waits until its time is over, which ends the transfer.
+  absl::Status CommitWithoutTiles(const v1::CommitTransferRequest& request, Transfer* transfer);
   absl::Status AbortTransfer(Dice& dice);
   absl::Status BeginGet(Dice& dice);
   absl::Status DescribeArray(Dice& dice);
