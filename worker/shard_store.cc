@@ -21,6 +21,7 @@
 #include <system_error>
 
 #include "absl/container/btree_set.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
@@ -65,7 +66,22 @@ std::string TileName(const TileDescription& description) {
   return StrCat("tile ", description.tile.ToString(), " of array ", description.array_id);
 }
 
+// In a folder that must be there: what was moved away or unmounted under this process is not made
+// anew, as nothing in it would be found again.
 absl::Status MakeFolder(const std::string& path) {
+  if (SHARDMESH_FAILS("tiles.make_folder")) return FileError("make folder", path, errno);
+  if (mkdir(path.c_str(), 0777) == 0 || errno == EEXIST) {
+    return absl::OkStatus();
+  }
+  if (errno == ENOENT) {
+    return absl::FailedPreconditionError(
+        StrCat("cannot make folder ", path, ": the data folder was moved or removed under this ",
+               "worker; stop it, put the folder back, and start it again"));
+  }
+  return FileError("make folder", path, errno);
+}
+
+absl::Status MakeDataFolder(const std::string& path) {
   if (SHARDMESH_FAILS("tiles.make_folder")) return FileError("make folder", path, errno);
   std::error_code error;
   fs::create_directories(path, error);
@@ -115,6 +131,20 @@ absl::StatusOr<std::string> ReadText(const std::string& path, int64_t max_bytes)
   }
   std::string text(static_cast<size_t>(file->size_bytes), '\0');
   SHARDMESH_RETURN_IF_ERROR(ReadExactly(*file, path, 0, absl::MakeSpan(text)));
+  return text;
+}
+
+// The cluster or the worker that a folder belongs to, in characters that `may_be_there` takes;
+// empty if the file is not there.
+absl::StatusOr<std::string> ReadOwner(const std::string& path, bool (*may_be_there)(char)) {
+  SHARDMESH_ASSIGN_OR_RETURN(std::string text, ReadText(path, kMaxOwnerBytes));
+  if (!std::all_of(text.begin(), text.end(), may_be_there)) {
+    return WithReason(
+        absl::DataLossError(StrCat(path, " is damaged: it says \"", absl::CEscape(text),
+                                   "\"; no tile was touched: write back what it said, and start "
+                                   "the worker again")),
+        Reason::kBadFile);
+  }
   return text;
 }
 
@@ -355,7 +385,7 @@ ShardStore::ShardStore(Options options, FileDescriptor lock)
 absl::StatusOr<std::unique_ptr<ShardStore>> ShardStore::Open(Options options) {
   FileDescriptor lock;
   if (!options.data_dir.empty()) {
-    SHARDMESH_RETURN_IF_ERROR(MakeFolder(options.data_dir));
+    SHARDMESH_RETURN_IF_ERROR(MakeDataFolder(options.data_dir));
     SHARDMESH_ASSIGN_OR_RETURN(lock, LockFolder(options.data_dir));
     if (options.quarantine.disk_bytes < 0) {
       options.quarantine.disk_bytes = DefaultQuarantineBytes(options.data_dir);
@@ -386,10 +416,12 @@ absl::Status ShardStore::Recover() {
     std::error_code ignored;  // tried again at the next start
     fs::remove_all(Path(trash, name), ignored);
   }
-  SHARDMESH_ASSIGN_OR_RETURN(std::string id,
-                             ReadText(Path(data_dir_, kClusterIdFile), kMaxOwnerBytes));
+  SHARDMESH_ASSIGN_OR_RETURN(std::string id, ReadOwner(Path(data_dir_, kClusterIdFile),
+                                                       [](char c) { return c > ' ' && c < 127; }));
   SHARDMESH_ASSIGN_OR_RETURN(std::string identity,
-                             ReadText(Path(data_dir_, kIdentityFile), kMaxOwnerBytes));
+                             ReadOwner(Path(data_dir_, kIdentityFile), [](char c) {
+                               return static_cast<unsigned char>(c) >= ' ' && c != 127;
+                             }));
   {
     absl::MutexLock lock(&mutex_);
     cluster_id_ = std::move(id);
@@ -407,16 +439,16 @@ absl::Status ShardStore::RecoverArrays(const std::string& folder, TileState stat
   SHARDMESH_FAILPOINT("tiles.recover_arrays");
   SHARDMESH_ASSIGN_OR_RETURN(const std::vector<std::string> array_ids, ListFolder(folder));
   for (const std::string& array_id : array_ids) {
-    RecoverArray(Path(folder, array_id), state);
+    SHARDMESH_RETURN_IF_ERROR(RecoverArray(Path(folder, array_id), state));
   }
   return absl::OkStatus();
 }
 
-void ShardStore::RecoverArray(const std::string& folder, TileState state) {
+absl::Status ShardStore::RecoverArray(const std::string& folder, TileState state) {
   const absl::StatusOr<std::vector<std::string>> names = ListFolder(folder);
   if (!names.ok()) {
     recovery_report_.problems.push_back({folder, "", names.status()});
-    return;
+    return absl::OkStatus();
   }
   for (const std::string& name : *names) {
     const std::string path = Path(folder, name);
@@ -429,9 +461,15 @@ void ShardStore::RecoverArray(const std::string& folder, TileState state) {
     if (status.ok()) {
       continue;
     }
+    // A file that is sound, and the folder says otherwise: which of the two is wrong is for people
+    // to say.
+    if (ReasonOf(status) == Reason::kClusterMismatch) {
+      return status;
+    }
     SetAside(path, std::move(status));
   }
   rmdir(folder.c_str());  // succeeds only where nothing is left in it
+  return absl::OkStatus();
 }
 
 bool ShardStore::SetAside(const std::string& path, absl::Status why) {
@@ -439,8 +477,7 @@ bool ShardStore::SetAside(const std::string& path, absl::Status why) {
   // A file that was read and is wrong stays wrong. One that the disk did not give, or for which
   // there was no memory, may be read at the next start.
   const Reason reason = ReasonOf(problem.status);
-  if (reason == Reason::kBadFile || reason == Reason::kChecksumMismatch ||
-      reason == Reason::kClusterMismatch) {
+  if (reason == Reason::kBadFile || reason == Reason::kChecksumMismatch) {
     const fs::path from = path;
     const std::string base =
         Path(Path(data_dir_, kCorruptFolder),
@@ -537,10 +574,15 @@ absl::Status ShardStore::RecoverTile(const std::string& path, TileState state) {
     cluster_id_ = contents.header.cluster_id;
   }
   if (contents.header.cluster_id != cluster_id_) {
-    return WithReason(absl::FailedPreconditionError(
-                          StrCat("tile file ", path, " belongs to cluster ",
-                                 contents.header.cluster_id, ", the folder to ", cluster_id_)),
-                      Reason::kClusterMismatch);
+    return WithReason(
+        absl::FailedPreconditionError(
+            StrCat("tile file ", path, " is sound and of cluster ", contents.header.cluster_id,
+                   ", but ", Path(data_dir_, kClusterIdFile), " says ", cluster_id_,
+                   "; nothing was changed: if the tiles of this folder are of cluster ",
+                   contents.header.cluster_id,
+                   ", remove that file, which the next start makes anew of them; "
+                   "otherwise move the tile file out of the folder")),
+        Reason::kClusterMismatch);
   }
   ArrayEntry& array = arrays_[description.array_id];
   if (!array.tiles.empty() && array.tiles.begin()->second.state != state) {

@@ -219,7 +219,9 @@ class ShardStore {
 
   // Opens the store and reads back what the data folder holds; damaged files are moved aside into
   // its folder `corrupt` and reported, never served. FAILED_PRECONDITION if another process has
-  // the folder open; file errors as the system says.
+  // the folder open, or (CLUSTER_MISMATCH) if a sound tile is of another cluster than the folder;
+  // DATA_LOSS if the file that names its cluster or worker is damaged; file errors as the system
+  // says. No tile is moved then.
   static absl::StatusOr<std::unique_ptr<ShardStore>> Open(Options options);
   ~ShardStore();
   ShardStore(const ShardStore&) = delete;
@@ -387,7 +389,7 @@ class ShardStore {
   // Called by Open.
   absl::Status Recover();
   absl::Status RecoverArrays(const std::string& folder, TileState state);
-  void RecoverArray(const std::string& folder, TileState state);
+  absl::Status RecoverArray(const std::string& folder, TileState state);
   absl::Status RecoverTile(const std::string& path, TileState state);
   absl::Status RecoverQuarantine();
   void RecoverQuarantined(const std::string& array_id);

@@ -330,25 +330,69 @@ TEST_F(ShardStoreTest, ADamagedFileIsMovedAsideAndNeverServed) {
   EXPECT_THAT(store->Find("a", Row("a", 1).tile), IsOk());
 }
 
-TEST_F(ShardStoreTest, AFileInTheWrongPlaceOrOfAnotherClusterIsMovedAside) {
+TEST_F(ShardStoreTest, AFileInTheWrongPlaceIsMovedAside) {
+  {
+    const auto store = OpenDisk();
+    ASSERT_THAT(StageRow(*store, "b", 0), IsOk());
+    ASSERT_THAT(store->Commit({"b"}), IsOk());
+  }
+  std::filesystem::rename(data_dir_ + "/arrays/b", data_dir_ + "/arrays/c");
+  const auto store = OpenDisk();
+  ASSERT_THAT(store->recovery_report().problems, SizeIs(1));
+  EXPECT_THAT(store->recovery_report().problems[0].status,
+              StatusIs(absl::StatusCode::kDataLoss, Reason::kBadFile));
+  EXPECT_THAT(store->ListInventory("", 10).tiles, IsEmpty());
+  EXPECT_EQ(FilesIn("corrupt"), 1);
+}
+
+// As by an unmounted volume: a tile that no start would find is not acknowledged.
+TEST_F(ShardStoreTest, NothingIsStagedOnDiskOnceTheFolderIsGone) {
+  const std::string away = data_dir_ + ".away";
+  std::filesystem::remove_all(away);
   {
     const auto store = OpenDisk();
     ASSERT_THAT(StageRow(*store, "a", 0), IsOk());
-    ASSERT_THAT(StageRow(*store, "b", 0), IsOk());
-    ASSERT_THAT(store->Commit({"a", "b"}), IsOk());
+    ASSERT_THAT(store->Commit({"a"}), IsOk());
+    std::filesystem::rename(data_dir_, away);
+    for (const bool is_mount_point : {false, true}) {
+      if (is_mount_point) std::filesystem::create_directory(data_dir_);
+      const absl::Status staged = StageRow(*store, "b", 0).status();
+      EXPECT_THAT(staged, StatusIs(absl::StatusCode::kFailedPrecondition));
+      EXPECT_THAT(staged.ToString(), HasSubstr("moved or removed"));
+      EXPECT_EQ(std::filesystem::exists(data_dir_ + "/staged"), false);
+    }
+    std::filesystem::remove(data_dir_);
+    std::filesystem::rename(away, data_dir_);
+    EXPECT_THAT(StageRow(*store, "b", 0), IsOk());
   }
-  std::filesystem::rename(data_dir_ + "/arrays/b", data_dir_ + "/arrays/c");
-  const std::string path = StrCat(data_dir_, "/arrays/a/", TileFileName(Row("a", 0).tile));
-  ASSERT_THAT(WriteTileFile(path, {Row("a", 0), "elsewhere", Crc32c(RowBytes(0))}, RowBytes(0)),
-              IsOk());
+  EXPECT_THAT(OpenDisk()->ListInventory("", 10).tiles, SizeIs(2));
+}
+
+// The file `cluster_id` is one byte, the tiles are all that there is: none may be moved or deleted
+// on its word.
+TEST_F(ShardStoreTest, TilesOfAnotherClusterThanTheFolderEndTheStartAndStayWhereTheyAre) {
+  {
+    const auto store = OpenDisk();
+    for (const char* id : {"a", "b"}) ASSERT_THAT(StageRow(*store, id, 0), IsOk());
+    ASSERT_THAT(store->Commit({"a", "b"}), IsOk());
+    ASSERT_THAT(StageRow(*store, "c", 0), IsOk());
+  }
+  const auto open = [&](const std::string& cluster_id) {
+    std::ofstream(data_dir_ + "/cluster_id", std::ios::binary) << cluster_id;
+    return ShardStore::Open({BufferPool::Create(&budget_, 0), data_dir_, {.disk_bytes = 1}})
+        .status();
+  };
+  const absl::Status other = open("cluzter");
+  EXPECT_THAT(other, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kClusterMismatch));
+  EXPECT_THAT(other.ToString(), AllOf(HasSubstr(" cluster,"), HasSubstr("cluster_id says cluzter"),
+                                      HasSubstr("nothing was changed")));
+  EXPECT_THAT(open("clus\xfeter"), StatusIs(absl::StatusCode::kDataLoss, Reason::kBadFile));
+  EXPECT_THAT(open(std::string(7, '\0')), StatusIs(absl::StatusCode::kDataLoss, Reason::kBadFile));
+  EXPECT_EQ(FilesIn("corrupt"), 0);
+  std::filesystem::remove(data_dir_ + "/cluster_id");
   const auto store = OpenDisk();
-  ASSERT_THAT(store->recovery_report().problems, SizeIs(2));
-  EXPECT_THAT(store->recovery_report().problems[0].status,
-              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kClusterMismatch));
-  EXPECT_THAT(store->recovery_report().problems[1].status,
-              StatusIs(absl::StatusCode::kDataLoss, Reason::kBadFile));
-  EXPECT_THAT(store->ListInventory("", 10).tiles, IsEmpty());
-  EXPECT_EQ(FilesIn("corrupt"), 2);
+  EXPECT_THAT(store->recovery_report().problems, IsEmpty());
+  EXPECT_THAT(store->ListInventory("", 10).tiles, SizeIs(3));
 }
 
 TEST_F(ShardStoreTest, ATileThatFindsNoMemoryStaysOnDisk) {
