@@ -65,6 +65,8 @@ std::string_view ClusterFindingName(ClusterFinding::Kind kind) {
       return "degraded";
     case ClusterFinding::Kind::kQuarantined:
       return "quarantined";
+    case ClusterFinding::Kind::kUnreadable:
+      return "unreadable";
     case ClusterFinding::Kind::kUnknown:
       break;
   }

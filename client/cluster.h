@@ -144,6 +144,9 @@ struct ClusterStatus {
   int64_t unnamed_arrays = 0;
   absl::Duration unnamed_held_for = absl::InfiniteDuration();
   int64_t sessions = 0;
+  // Records of the coordinator's store that it left out when it started, and the keys of some.
+  int64_t unreadable_records = 0;
+  std::vector<std::string> unreadable_keys;
 };
 
 // What one worker did in its last steps; times are the coordinator's.
@@ -192,7 +195,8 @@ struct ClusterFinding {
     kFailed,
     kWorker,
     kDegraded,
-    kQuarantined
+    kQuarantined,
+    kUnreadable
   };
   struct Culprit {
     int64_t rank = -1;  // -1: not known
@@ -211,7 +215,7 @@ struct ClusterFinding {
   std::vector<Culprit> culprits;
   absl::Time time = absl::InfinitePast();  // since when it is so; when a step failed
 };
-// `stuck`, `deadlock`, `cut-off`, `failed`, `worker`.
+// `stuck`, `deadlock`, `cut-off`, `failed`, `worker`, `degraded`, `quarantined`, `unreadable`.
 std::string_view ClusterFindingName(ClusterFinding::Kind kind);
 
 struct Diagnosis {

@@ -358,6 +358,9 @@ absl::StatusOr<ClusterStatus> CoordinatorClient::GetStatus(const std::string& me
     SHARDMESH_ASSIGN_OR_RETURN(status.unnamed_held_for, HeldFor(response.has_unnamed_held_for(),
                                                                 response.unnamed_held_for()));
     status.sessions = response.sessions();
+    status.unreadable_records = response.unreadable_records();
+    status.unreadable_keys.assign(response.unreadable_keys().begin(),
+                                  response.unreadable_keys().end());
     request.set_page_token(response.next_page_token());
   } while (!request.page_token().empty());
   return status;

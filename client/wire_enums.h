@@ -65,6 +65,8 @@ inline ClusterFinding::Kind KindOf(v1::FindingKind from) {
       return ClusterFinding::Kind::kDegraded;
     case v1::FINDING_KIND_QUARANTINED:
       return ClusterFinding::Kind::kQuarantined;
+    case v1::FINDING_KIND_UNREADABLE:
+      return ClusterFinding::Kind::kUnreadable;
     default:
       return ClusterFinding::Kind::kUnknown;
   }

@@ -263,6 +263,7 @@ absl::Status Catalogue::Load() {
   is_damaged_ = has_unreadable_;
   const auto leave_out = [&](const std::string& key, const absl::Status& status) {
     is_damaged_ = true;
+    left_out_.push_back(key);
     rpc::LogError("a record in the store cannot be read and is left out",
                   {{"key", key}, {"error", status}});
   };

@@ -241,6 +241,9 @@ class Catalogue {
   const std::string& cluster_id() const { return cluster_id_; }
   // One more than at the last Open of the store.
   int64_t term() const { return term_; }
+  // The keys of the records that Open left out: it could not decode them, or they point to one that
+  // cannot be read. What the store itself could not read is not among them.
+  const std::vector<std::string>& left_out() const { return left_out_; }
   RequestMemory& requests() { return *requests_; }
 
   // Names that there may be; before the first commit.
@@ -567,6 +570,7 @@ class Catalogue {
   std::string restored_from_;    // RestoredRecord::digest; empty: this state has no such record
   bool has_unreadable_ = false;  // the store has records that cannot be read
   bool is_damaged_ = false;      // of some records it is not known what they say
+  std::vector<std::string> left_out_;
   std::unique_ptr<RequestMemory> requests_;
 
   EventQueue events_;

@@ -228,8 +228,8 @@ class ClusterService final : public v1::ClusterService::CallbackService {
     if (const absl::Status valid = CheckSequence(request->sequence()); !valid.ok()) {
       return Answer(context, valid);
     }
-    const StepWatch::Verdict verdict =
-        options_.step_watch->Judge(request->sequence(), options_.live(), DegradedArrays());
+    const StepWatch::Verdict verdict = options_.step_watch->Judge(
+        request->sequence(), options_.live(), DegradedArrays(), options_.unreadable);
     response->set_healthy(verdict.findings.empty());
     response->set_verdict(verdict.sentence);
     // The sentence counts all.
@@ -348,6 +348,8 @@ class ClusterService final : public v1::ClusterService::CallbackService {
       }
     }
     response->set_sessions(context_.sessions->size());
+    response->set_unreadable_records(options_.unreadable.count);
+    for (const std::string& key : options_.unreadable.keys) response->add_unreadable_keys(key);
     response->set_mesh_count(std::ssize(meshes));
     response->set_worker_count(std::ssize(view->workers));
     response->set_live_worker_count(view->alive);
@@ -456,6 +458,8 @@ class ClusterService final : public v1::ClusterService::CallbackService {
         return v1::FINDING_KIND_DEGRADED;
       case FindingKind::kQuarantined:
         return v1::FINDING_KIND_QUARANTINED;
+      case FindingKind::kUnreadable:
+        return v1::FINDING_KIND_UNREADABLE;
     }
     return v1::FINDING_KIND_UNSPECIFIED;
   }

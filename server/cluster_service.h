@@ -27,6 +27,7 @@ struct ClusterServiceOptions {
   const Recovery* recovery = nullptr;
   const FlightLog* flight_log = nullptr;
   const StepWatch* step_watch = nullptr;
+  UnreadableRecords unreadable = {};
   // To which orders about quarantines go.
   AttachHub* hub = nullptr;
   // What is live now.

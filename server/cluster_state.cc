@@ -170,6 +170,16 @@ absl::Status NoSuchVersion(DefinitionKind kind, const Definition& current, int64
       Reason::kNotFound);
 }
 
+absl::Status UnreadableDefinition(DefinitionKind kind, std::string_view name) {
+  return WithReason(
+      absl::DataLossError(
+          StrCat("the record \"", KeyOf(kind, name), "\" of the store cannot be ",
+                 "read, so it is not known what the ", DefinitionKindName(kind), " \"", name,
+                 "\" is; look at it with `shardmesh admin check FOLDER`; ",
+                 "--set-aside gives it up, a snapshot may have it, and another name ", "is free")),
+      Reason::kStoreFailed);
+}
+
 absl::Status VersionMismatch(DefinitionKind kind, std::string_view name, int64_t have,
                              int64_t expected) {
   return WithReason(
@@ -223,6 +233,9 @@ absl::StatusOr<std::shared_ptr<const Definition>> ClusterState::Find(DefinitionK
   const Definitions& definitions = all(kind);
   if (const auto found = definitions.find(name); found != definitions.end()) {
     return found->second;
+  }
+  if (is_unreadable_ != nullptr && (*is_unreadable_)(KeyOf(kind, name))) {
+    return UnreadableDefinition(kind, name);
   }
   const std::vector<std::string> neighbours = NeighboursOf(name, definitions);
   const std::vector<std::string_view> known(neighbours.begin(), neighbours.end());
@@ -379,7 +392,7 @@ absl::Status StatePublisher::Load() {
         // The others are of use without it. Its key is not written over: see Write.
         rpc::LogError("a definition in the store cannot be read and is left out",
                       {{"key", item.key}, {"error", decoded.status()}});
-        unreadable_.insert(item.key);
+        undecoded_.insert(item.key);
         continue;
       }
       const std::shared_ptr<Definition> definition = *std::move(decoded);
@@ -387,6 +400,12 @@ absl::Status StatePublisher::Load() {
       definitions->emplace(name, definition);
     }
     state->definitions_[static_cast<size_t>(kind)] = std::move(definitions);
+  }
+  if (!undecoded_.empty() || store_->stats().unreadable_records > 0) {
+    state->is_unreadable_ = std::make_shared<const std::function<bool(const std::string&)>>(
+        [store = store_, undecoded = undecoded_](const std::string& key) {
+          return undecoded.contains(key) || store->UnreadableRevision(key) > 0;
+        });
   }
   absl::MutexLock lock(&mutex_);
   state_ = std::move(state);
@@ -543,14 +562,8 @@ void StatePublisher::Write(Verb verb, Change change, DefinitionKind kind, std::s
 
   const auto existing = shared_state()->Find(kind, change.name);
   absl::Status refused;
-  if (const std::string key = KeyOf(kind, change.name);
-      unreadable_.contains(key) || store_->UnreadableRevision(key) > 0) {
-    refused = WithReason(absl::DataLossError(StrCat(
-                             "the record \"", key, "\" of the store cannot be read, so there ",
-                             "may be a ", DefinitionKindName(kind), " of that name; look at ",
-                             "it with `shardmesh admin check FOLDER`, give it up with ",
-                             "--set-aside, or choose another name")),
-                         Reason::kStoreFailed);
+  if (absl::IsDataLoss(existing.status())) {
+    refused = existing.status();
   } else if (verb == Verb::kCreate && !existing.ok()) {
     refused = ReserveRoom(kind);
   } else if (verb == Verb::kCreate) {

@@ -89,7 +89,8 @@ class ClusterState {
     return *definitions_[static_cast<size_t>(kind)];
   }
 
-  // As it is now. NOT_FOUND names the kind and the nearest name that there is.
+  // As it is now. NOT_FOUND names the kind and the nearest name that there is. DATA_LOSS
+  // (STORE_FAILED): the store has a record of it that cannot be read.
   absl::StatusOr<std::shared_ptr<const Definition>> Find(DefinitionKind kind,
                                                          std::string_view name) const;
   // What a reference names, which need not be decoded yet: see FindReferred.
@@ -147,7 +148,10 @@ class ClusterState {
   int64_t min_sharding_size_ = kDefaultMinSize;
   // One snapshot shares with the next those of the kinds that did not change.
   std::shared_ptr<const Definitions> definitions_[kDefinitionKindCount];
-  // Of all snapshots of a publisher.
+  // Whether the store has a record of this key that cannot be read. Empty: it has none. Of all
+  // snapshots of a publisher, whose store they do not outlive.
+  std::shared_ptr<const std::function<bool(const std::string& key)>> is_unreadable_;
+  // Likewise.
   std::shared_ptr<DecodedVersions> decoded_ = std::make_shared<DecodedVersions>();
 };
 
@@ -161,7 +165,7 @@ class StatePublisher {
   using Callback = absl::AnyInvocable<void(absl::StatusOr<std::shared_ptr<const Definition>>) &&>;
 
   // Loads every definition. Blocks. One that cannot be read is logged and left out; its name is not
-  // given to another. `min_sharding_size`: see ClusterState.
+  // given to another, and a question for it gets DATA_LOSS. `min_sharding_size`: see ClusterState.
   static absl::StatusOr<std::unique_ptr<StatePublisher>> Open(
       Store* store, rpc::Clock* clock, RequestMemory* requests,
       int64_t min_sharding_size = kDefaultMinSize);
@@ -174,6 +178,10 @@ class StatePublisher {
   };
   // Before the first change.
   void SetLimits(const Limits& limits) { limits_ = limits; }
+
+  // The keys of the definitions that this build could not decode. What the store itself could not
+  // read is not among them.
+  const std::set<std::string, std::less<>>& undecoded() const { return undecoded_; }
 
   // The newest snapshot: one atomic read when nothing changed since this thread asked last. Valid
   // until this thread's next call.
@@ -269,8 +277,8 @@ class StatePublisher {
   RequestMemory* const requests_;
   const int64_t min_sharding_size_;
   Limits limits_;
-  std::set<std::string, std::less<>> unreadable_;  // keys; constant after Open
-  const uint64_t id_;                              // tells publishers apart in threads' caches
+  std::set<std::string, std::less<>> undecoded_;  // constant after Open
+  const uint64_t id_;                             // tells publishers apart in threads' caches
 
   std::atomic<uint64_t> generation_ = 1;  // rises with each snapshot
   mutable absl::Mutex mutex_;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/strings/escaping.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "rpc/clock.h"
@@ -109,6 +110,7 @@ class Server final : public CoordinatorServer {
   }
   void StoreFailed(const absl::Status& status);
   absl::Status DefineMesh();
+  UnreadableRecords FindUnreadable() const;
   absl::Status KeepMeshes();
   void MeshesChanged(const std::vector<StatePublisher::Event>& events);
   void MembershipChanged(const MembershipEvent& event);
@@ -267,6 +269,7 @@ absl::Status Server::OpenState() {
                                           .recovery = &recovery_,
                                           .flight_log = &flight_log_,
                                           .step_watch = step_watch_.get(),
+                                          .unreadable = FindUnreadable(),
                                           .hub = hub_.get(),
                                           .live = [this] { return sequencer_->Live(); }}));
   AddStreamingService("CatalogService", MakeCatalogService(publisher_.get(), catalogue_.get(),
@@ -278,6 +281,20 @@ absl::Status Server::OpenState() {
   AddStreamingService("AdminService", MakeAdminService(&clock_, store_.get(), options_.data_dir));
   end_streams_.push_back([this] { hub_->EndStreams(); });
   return absl::OkStatus();
+}
+
+// What store, catalogue and publisher left out.
+UnreadableRecords Server::FindUnreadable() const {
+  UnreadableRecords unreadable{.count = store_->stats().unreadable_records};
+  const auto name = [&unreadable](const std::string& key) {
+    if (unreadable.keys.size() == Store::kNamedUnreadable) return;
+    unreadable.keys.push_back(absl::CEscape(key));
+  };
+  for (const std::string& key : store_->UnreadableKeys()) name(key);
+  for (const std::string& key : catalogue_->left_out()) name(key);
+  for (const std::string& key : publisher_->undecoded()) name(key);
+  unreadable.count += std::ssize(catalogue_->left_out()) + std::ssize(publisher_->undecoded());
+  return unreadable;
 }
 
 // Probes hear of it as soon as anybody; the store then ends the process.

@@ -38,6 +38,13 @@ struct ObservedStep {
   std::vector<ObservedRank> ranks = {};  // by rank
 };
 
+// Records of the store that were left out at the start: they cannot be read, or point to one that
+// cannot.
+struct UnreadableRecords {
+  int64_t count = 0;
+  std::vector<std::string> keys = {};  // of the first of them, with C escapes
+};
+
 struct Culprit {
   int64_t rank = -1;  // -1: not known
   std::string identity;
@@ -52,6 +59,7 @@ enum class FindingKind {
   kWorker,       // a worker that serves a rank is lost, silent, or does not reach its peers
   kDegraded,     // arrays lack tiles
   kQuarantined,  // workers hold tiles in quarantine
+  kUnreadable,   // records of the store were left out
 };
 
 struct Finding {

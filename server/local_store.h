@@ -73,6 +73,8 @@ class Journal {
 
   // As Store::UnreadableRevision, of what was found when it was opened. Called by any thread.
   virtual Revision UnreadableRevision(std::string_view) const { return 0; }
+  // As Store::UnreadableKeys. Called by any thread.
+  virtual std::vector<std::string> UnreadableKeys() const { return {}; }
 };
 
 // How much of what was overwritten or deleted stays readable and watchable. Older revisions are
@@ -125,6 +127,7 @@ class LocalStore final : public Store {
   Revision compacted_revision() const override;
   StoreStats stats() const override;
   Revision UnreadableRevision(std::string_view key) const override;
+  std::vector<std::string> UnreadableKeys() const override { return journal_->UnreadableKeys(); }
 
  private:
   class Handle;

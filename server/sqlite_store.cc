@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <limits>
 #include <optional>
+#include <set>
 #include <system_error>
 #include <utility>
 
@@ -370,6 +371,8 @@ class SqliteJournal final : public Journal {
     return found == lost_keys_.end() ? 0 : found->second;
   }
 
+  std::vector<std::string> UnreadableKeys() const override { return named_keys_; }
+
   // Before anybody else uses it, of a store that is new: its first commit is copied at once, so
   // that the database knows its cluster even if the log is lost.
   void CopyFirstCommit() { checkpoint_at_ = 1; }
@@ -377,7 +380,9 @@ class SqliteJournal final : public Journal {
   // Before anybody else uses it. `index` has what can be read.
   void SetUnreadable(const std::vector<UnreadableRecord>& records, const RevisionIndex& index) {
     unreadable_ = static_cast<int64_t>(records.size());
+    std::set<std::string> keys;
     for (const UnreadableRecord& record : records) {
+      keys.insert(record.key);
       const Revision revision = PositionOf(record.row_id).revision;
       if (record.lost_key_crc.has_value()) {
         Revision& newest = lost_keys_[*record.lost_key_crc];
@@ -386,6 +391,10 @@ class SqliteJournal final : public Journal {
         Revision& newest = unreadable_keys_[record.key];
         newest = std::max(newest, revision);
       }
+    }
+    for (const std::string& key : keys) {
+      if (named_keys_.size() == Store::kNamedUnreadable) break;
+      named_keys_.push_back(key);
     }
   }
 
@@ -523,6 +532,7 @@ class SqliteJournal final : public Journal {
   int64_t checkpoint_at_ = log_pages_;
   bool is_copied_ = false;  // the log, when it was tried last
   int64_t unreadable_ = 0;
+  std::vector<std::string> named_keys_;
   // What the commit was that wrote what cannot be read: by key, and by the checksum of a key that
   // cannot be read either. Constant once others use it.
   absl::flat_hash_map<std::string, Revision> unreadable_keys_;

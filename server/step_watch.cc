@@ -145,8 +145,26 @@ StepExplanation StepWatch::Explain(const WorkRef& work,
   return explanation;
 }
 
+namespace {
+
+std::string Describe(const UnreadableRecords& unreadable) {
+  // A few are enough for a sentence.
+  constexpr size_t kNamed = 3;
+  std::string keys;
+  for (size_t i = 0; i < std::min(kNamed, unreadable.keys.size()); ++i) {
+    StrAppend(&keys, i == 0 ? ", such as \"" : ", \"", unreadable.keys[i], "\"");
+  }
+  return StrCat(unreadable.count, unreadable.count == 1 ? " record" : " records",
+                " of the coordinator's state cannot be read", keys,
+                "; stop it, look at its folder with `shardmesh admin check FOLDER`, and give them "
+                "up with --set-aside or restore a snapshot");
+}
+
+}  // namespace
+
 StepWatch::Verdict StepWatch::Judge(int64_t sequence, const std::vector<Sequencer::LiveWork>& live,
-                                    int64_t degraded_arrays) const {
+                                    int64_t degraded_arrays,
+                                    const UnreadableRecords& unreadable) const {
   const DiagnosisOptions options = OptionsNow();
   Verdict verdict;
   int64_t running = 0;
@@ -189,6 +207,12 @@ StepWatch::Verdict StepWatch::Judge(int64_t sequence, const std::vector<Sequence
     }
     if (std::optional<Finding> aside = FindQuarantined(*view, options.now); aside.has_value()) {
       verdict.findings.push_back(*std::move(aside));
+    }
+    if (unreadable.count > 0) {
+      Finding finding{.kind = FindingKind::kUnreadable, .since = options.now};
+      finding.explanation = Describe(unreadable);
+      finding.summary = finding.explanation;
+      verdict.findings.push_back(std::move(finding));
     }
   }
 

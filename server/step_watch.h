@@ -33,12 +33,13 @@ class StepWatch {
     // All in one sentence.
     std::string sentence;
     // The worst first: stuck steps, failed ones from the last to the first, workers,
-    // arrays.
+    // arrays, records.
     std::vector<Finding> findings;
   };
-  // On one step, or on all (0), the workers and the arrays, with what is live now.
+  // On one step, or on all (0), the workers, the arrays and the records that were left out, with
+  // what is live now.
   Verdict Judge(int64_t sequence, const std::vector<Sequencer::LiveWork>& live,
-                int64_t degraded_arrays = 0) const;
+                int64_t degraded_arrays = 0, const UnreadableRecords& unreadable = {}) const;
 
  private:
   ObservedRank Observe(const MembershipView& view, int64_t rank, const std::string& identity,

@@ -183,6 +183,10 @@ class Store {
   // The commit that wrote `key` last, if what it wrote could not be read when the store was opened:
   // then nobody knows what the key stands for. 0: what reads find of it, or do not find, holds.
   virtual Revision UnreadableRevision(std::string_view) const { return 0; }
+  // The keys of what could not be read when the store was opened, in their order; of a record whose
+  // key is damaged, what stands there. At most kNamedUnreadable.
+  static constexpr size_t kNamedUnreadable = 8;
+  virtual std::vector<std::string> UnreadableKeys() const { return {}; }
 };
 
 // Commit, and wait for its end. For start-up and tests: never on a gRPC or store thread.

@@ -308,6 +308,8 @@ Json StatusJson(const std::string& address, const ClusterStatus& status,
                                      ? Json(nullptr)
                                      : Json(Seconds(status.unnamed_held_for))},
           {"sessions", status.sessions},
+          {"unreadable_records", status.unreadable_records},
+          {"unreadable_keys", status.unreadable_keys},
           {"meshes", std::move(meshes)},
           {"workers", std::move(workers)}};
 }
@@ -364,6 +366,11 @@ void PrintStatus(const std::string& address, const ClusterStatus& status,
                 << " never had a worker";
     }
     std::cout << "\n";
+  }
+  if (status.unreadable_records > 0) {
+    std::cout << FormatCount(status.unreadable_records, "record")
+              << " of the coordinator's state cannot be read, such as "
+              << StrJoin(status.unreadable_keys, ", ") << "; `shardmesh doctor` says what to do\n";
   }
   if (status.unnamed_arrays > 0) {
     std::cout << FormatCount(status.unnamed_arrays, "array") << " without a name, "

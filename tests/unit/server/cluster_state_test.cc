@@ -275,7 +275,12 @@ TEST_F(ClusterStateTest, WritesNothingOverARecordThatCannotBeRead) {
                   testing::AllOf(HasSubstr(std::string("\"mesh/") + name + "\""),
                                  HasSubstr("shardmesh admin check")));
     }
+    EXPECT_THAT(publisher_->state().FindMesh(name).status(),
+                StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed))
+        << "it is not known whether there is one";
   }
+  EXPECT_THAT(publisher_->state().FindMesh("other").status(),
+              StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
   EXPECT_TRUE(Update("sound", 8).ok());
   EXPECT_TRUE(Create("lust", 8).ok()) << "no record was of that name";
   Reopen(folder);

@@ -3,6 +3,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,6 +15,8 @@
 #include "rpc/call.h"
 #include "rpc/status.h"
 #include "rpc/time_codec.h"
+#include "server/sqlite_database.h"
+#include "server/store_file.h"
 #include "sharding/reason.h"
 #include "shardmesh/v1/array_service.grpc.pb.h"
 #include "shardmesh/v1/catalog_service.grpc.pb.h"
@@ -385,6 +388,49 @@ TEST(CoordinatorServerStartTest, RefusesAnotherMeshThanItsStateHas) {
   const auto other = CoordinatorServer::Start(options);
   EXPECT_THAT(other, StatusIs(absl::StatusCode::kFailedPrecondition));
   EXPECT_THAT(std::string(other.status().message()), HasSubstr("fsdp=2,tp=2"));
+}
+
+TEST(CoordinatorServerStartTest, SaysWhichRecordsItLeftOut) {
+  const std::string folder = testing::TempDir() + "/coordinator_unreadable";
+  std::filesystem::remove_all(folder);
+  CoordinatorOptions options;
+  options.listen_address = "127.0.0.1:0";
+  options.http_address = "";
+  options.data_dir = folder;
+  options.mesh = *Mesh::Parse("fsdp=2,tp=2");
+  ASSERT_TRUE(CoordinatorServer::Start(options).ok());
+  {
+    Database database(DatabasePath(folder));
+    ASSERT_TRUE(database.Open().ok());
+    ASSERT_TRUE(database.Execute("UPDATE event SET crc = crc + 1 WHERE key = 'mesh/default'").ok());
+  }
+  options.mesh.reset();
+  const auto server = CoordinatorServer::Start(options);
+  ASSERT_TRUE(server.ok()) << server.status();
+  const auto channel = *rpc::CreateChannel((*server)->address());
+  const auto cluster = v1::ClusterService::NewStub(channel);
+  v1::GetStatusResponse status;
+  grpc::ClientContext of_status;
+  rpc::Apply(rpc::CallOptions::Within(absl::Seconds(10)), &of_status);
+  ASSERT_TRUE(cluster->GetStatus(&of_status, {}, &status).ok());
+  EXPECT_EQ(status.unreadable_records(), 1);
+  EXPECT_THAT(status.unreadable_keys(), testing::ElementsAre("mesh/default"));
+  v1::DiagnoseResponse diagnosis;
+  grpc::ClientContext of_diagnosis;
+  rpc::Apply(rpc::CallOptions::Within(absl::Seconds(10)), &of_diagnosis);
+  ASSERT_TRUE(cluster->Diagnose(&of_diagnosis, {}, &diagnosis).ok());
+  EXPECT_FALSE(diagnosis.healthy());
+  ASSERT_EQ(diagnosis.findings_size(), 1);
+  EXPECT_EQ(diagnosis.findings(0).kind(), v1::FINDING_KIND_UNREADABLE);
+  EXPECT_THAT(diagnosis.verdict(), HasSubstr("\"mesh/default\""));
+  v1::GetEntryRequest get;
+  get.set_kind(v1::ENTRY_KIND_MESH);
+  get.set_name("default");
+  v1::GetEntryResponse got;
+  grpc::ClientContext of_get;
+  rpc::Apply(rpc::CallOptions::Within(absl::Seconds(10)), &of_get);
+  EXPECT_THAT(rpc::FromGrpc(v1::CatalogService::NewStub(channel)->GetEntry(&of_get, get, &got)),
+              StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed));
 }
 
 }  // namespace

@@ -284,6 +284,7 @@ TEST(SqliteStoreTest, ShowsNoOlderValueInPlaceOfOneThatIsUnreadable) {
   RunSql(folder + "/state.db", "UPDATE event SET value = X'7365636f6e65' WHERE position = 512");
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
   EXPECT_EQ(store->stats().unreadable_records, 1);
+  EXPECT_THAT(store->UnreadableKeys(), testing::ElementsAre("a"));
   EXPECT_THAT(store->Get("a"), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
   EXPECT_THAT(store->Get("b"), IsOk());
   EXPECT_THAT(CommitAndWait(*store, {.puts = {{"a", "third"}}}), IsOkAndHolds(4));

@@ -107,6 +107,18 @@ TEST_F(StepWatchTest, TellsOfTilesInQuarantineWhileTheirWorkerIsThere) {
   }
 }
 
+TEST_F(StepWatchTest, TellsOfRecordsThatWereLeftOut) {
+  const UnreadableRecords unreadable = {.count = 5, .keys = {"a/1", "b/2", "c/3", "d/4"}};
+  const StepWatch::Verdict verdict = watch_.Judge(0, {}, 0, unreadable);
+  ASSERT_THAT(verdict.findings, SizeIs(1));
+  EXPECT_EQ(verdict.findings[0].kind, FindingKind::kUnreadable);
+  EXPECT_THAT(verdict.sentence,
+              AllOf(HasSubstr("5 records of the coordinator's state cannot be read, such as "
+                              "\"a/1\", \"b/2\", \"c/3\"; "),
+                    HasSubstr("shardmesh admin check FOLDER")));
+  EXPECT_THAT(watch_.Judge(7, {}, 0, unreadable).findings, IsEmpty()) << "it is about a step";
+}
+
 TEST_F(StepWatchTest, ExplainsAStepToTheSequencer) {
   EXPECT_EQ(watch_.Explain(Work(), Both()).text, "") << "no heartbeat has told of it";
   Beat(0, Waiting(0));
