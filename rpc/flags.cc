@@ -9,6 +9,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
+#include "rpc/host_port.h"
 #include "sharding/nearest_name.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
@@ -26,6 +27,19 @@ absl::Status WrongUse(std::string_view message) {
 
 absl::Status BadValue(std::string_view value, std::string_view expected) {
   return WrongUse(StrCat("\"", value, "\" is not ", expected));
+}
+
+// Of what others reach at a port.
+absl::Status CheckHostPort(std::string_view value) {
+  if (IsUnixAddress(value)) {
+    return WrongUse(StrCat("\"", value, "\" names no port, at which others could reach it; write ",
+                           "HOST:PORT or [IPV6]:PORT"));
+  }
+  return ParseHostPort(value).status();
+}
+
+std::string WithDefault(std::string help, std::string_view value) {
+  return value.empty() ? help : StrCat(help, " (default ", value, ")");
 }
 
 struct Unit {
@@ -85,12 +99,9 @@ FlagSet::FlagSet(std::string program, std::string purpose)
 
 void FlagSet::AddText(std::string name, std::string placeholder, std::string help,
                       std::string* target) {
-  if (!target->empty()) {
-    StrAppend(&help, " (default ", *target, ")");
-  }
   Add({.name = std::move(name),
        .placeholder = std::move(placeholder),
-       .help = std::move(help),
+       .help = WithDefault(std::move(help), *target),
        .set = [target](std::string_view value) {
          *target = std::string(value);
          return absl::OkStatus();
@@ -106,6 +117,44 @@ void FlagSet::AddTexts(std::string name, std::string placeholder, std::string he
          target->emplace_back(value);
          return absl::OkStatus();
        }});
+}
+
+void FlagSet::AddAddress(std::string name, std::string help, std::string* target) {
+  AddParsed(std::move(name), "HOST:PORT", WithDefault(std::move(help), *target),
+            [target](std::string_view value) -> absl::Status {
+              SHARDMESH_RETURN_IF_ERROR(CheckAddress(value));
+              *target = std::string(value);
+              return absl::OkStatus();
+            });
+}
+
+void FlagSet::AddHostPort(std::string name, std::string help, std::string* target,
+                          bool may_be_empty) {
+  AddParsed(std::move(name), "HOST:PORT", WithDefault(std::move(help), *target),
+            [target, may_be_empty](std::string_view value) -> absl::Status {
+              if (!value.empty() || !may_be_empty) {
+                SHARDMESH_RETURN_IF_ERROR(CheckHostPort(value));
+              }
+              *target = std::string(value);
+              return absl::OkStatus();
+            });
+}
+
+void FlagSet::AddHostPorts(std::string name, std::string help, std::vector<std::string>* target) {
+  AddParsed(std::move(name), "HOST:PORT", std::move(help),
+            [target](std::string_view value) -> absl::Status {
+              SHARDMESH_RETURN_IF_ERROR(CheckHostPort(value));
+              target->emplace_back(value);
+              return absl::OkStatus();
+            });
+}
+
+void FlagSet::AddParsed(std::string name, std::string placeholder, std::string help,
+                        std::function<absl::Status(std::string_view)> set) {
+  Add({.name = std::move(name),
+       .placeholder = std::move(placeholder),
+       .help = std::move(help),
+       .set = std::move(set)});
 }
 
 void FlagSet::AddInt(std::string name, std::string help, int64_t min, int64_t max,
@@ -124,17 +173,17 @@ void FlagSet::AddInt(std::string name, std::string help, int64_t min, int64_t ma
        }});
 }
 
-void FlagSet::AddBytes(std::string name, std::string help, int64_t* target) {
+void FlagSet::AddBytes(std::string name, std::string help, int64_t* target, int64_t min) {
   if (*target > 0) {
     StrAppend(&help, " (default ", *target, ")");
   }
   Add({.name = std::move(name),
        .placeholder = "SIZE",
        .help = std::move(help),
-       .set = [target](std::string_view value) -> absl::Status {
+       .set = [target, min](std::string_view value) -> absl::Status {
          SHARDMESH_ASSIGN_OR_RETURN(const int64_t bytes, ParseByteSize(value));
-         if (bytes < 1) {
-           return BadValue(value, "at least one byte");
+         if (bytes < min) {
+           return WrongUse(StrCat("\"", value, "\" is too little; give ", min, " bytes or more"));
          }
          *target = bytes;
          return absl::OkStatus();

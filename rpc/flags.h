@@ -18,6 +18,9 @@
 
 namespace shardmesh::rpc {
 
+// The least memory for tiles that a worker is started with.
+inline constexpr int64_t kMinWorkerMemoryBytes = int64_t{1} << 20;
+
 // A number of bytes as users write it: `1024`, `64KiB`, `4GiB`, `1.5TB`. Units are B, KiB to TiB
 // (powers of 1024) and KB to TB (of 1000), in any case. INVALID_ARGUMENT for other text, fractions
 // of a byte, and what does not fit int64_t.
@@ -50,10 +53,20 @@ class FlagSet {
   // May be given several times: each value is appended.
   void AddTexts(std::string name, std::string placeholder, std::string help,
                 std::vector<std::string>* target);
+  // Where to serve or whom to call, see CheckAddress.
+  void AddAddress(std::string name, std::string help, std::string* target);
+  // The same without unix sockets, for what others reach at a port. `may_be_empty`: for nowhere.
+  void AddHostPort(std::string name, std::string help, std::string* target,
+                   bool may_be_empty = false);
+  // May be given several times: each value is appended.
+  void AddHostPorts(std::string name, std::string help, std::vector<std::string>* target);
+  // What `set` takes; its error says what the value is not.
+  void AddParsed(std::string name, std::string placeholder, std::string help,
+                 std::function<absl::Status(std::string_view value)> set);
   // A whole number, min <= value <= max.
   void AddInt(std::string name, std::string help, int64_t min, int64_t max, int64_t* target);
-  // See ParseByteSize; at least 1.
-  void AddBytes(std::string name, std::string help, int64_t* target);
+  // See ParseByteSize; at least `min`.
+  void AddBytes(std::string name, std::string help, int64_t* target, int64_t min = 1);
   // `5s`, `250ms`, `1m30s`; above zero.
   void AddDuration(std::string name, std::string help, absl::Duration* target);
   // Takes no value: `--insecure`, but also `--insecure=false`.
@@ -66,6 +79,9 @@ class FlagSet {
   // --failpoints, which arms them (see tensor/failpoint.h), and --list-failpoints, which prints
   // their names; ParseMain then ends the program.
   void AddFailpoints();
+
+  // What several flags have to be together: asked once all are read, in the order of the calls.
+  void AddCheck(std::function<absl::Status()> check) { checks_.push_back(std::move(check)); }
 
   // Reads the arguments, the program's own name not among them. INVALID_ARGUMENT (BAD_FIELD) for an
   // unknown flag, naming the nearest; a value that is missing or does not read; an argument that is

@@ -28,6 +28,7 @@
 #include "server/store_repair.h"
 #include "sharding/mesh.h"
 #include "sharding/reason.h"
+#include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
 #include "tensor/collective_choice.h"
 #include "tensor/descriptor_limit.h"
@@ -223,9 +224,6 @@ int Check(const std::string& folder, bool set_aside, const std::string& cluster_
 
 // Puts a snapshot back, and says in the log what differs.
 absl::Status Restore(const std::string& folder, const std::string& file) {
-  if (folder.empty()) {
-    return absl::InvalidArgumentError("--restore needs --data-dir, where the state goes");
-  }
   const absl::StatusOr<Restored> restored = RestoreSnapshot(folder, file);
   if (!restored.ok()) {
     return restored.status();
@@ -268,7 +266,11 @@ struct CheckFlags {
 };
 
 // INVALID_ARGUMENT for flags that each read well and cannot be meant together.
-absl::Status CheckTogether(const CheckFlags& check, const CoordinatorOptions& options) {
+absl::Status CheckTogether(const CheckFlags& check, const std::string& restore,
+                           const CoordinatorOptions& options) {
+  if (!restore.empty() && options.data_dir.empty()) {
+    return absl::InvalidArgumentError("--restore needs --data-dir, where the state goes");
+  }
   // Without --check these would start a coordinator, where a look at a folder was meant.
   if (check.folder.empty() &&
       (check.set_aside || check.json || !check.cluster_of.empty() || !check.ranks.empty())) {
@@ -308,18 +310,15 @@ int Main(int argc, char** argv) {
   rpc::StopSignal stop;
   CoordinatorOptions options;
   options.lock_timeout = absl::Seconds(10);
-  std::string mesh;
-  std::string algorithms;
   rpc::TlsFiles tls;
   rpc::LogOptions log;
   absl::Duration grace = absl::Seconds(10);
   rpc::FlagSet flags("shardmesh-coordinator",
                      "Answers which device holds which piece of which tensor, and directs the "
                      "workers that hold them.");
-  flags.AddText("listen", "HOST:PORT", "where to serve; port 0 takes a free one",
-                &options.listen_address);
-  flags.AddText("http-listen", "HOST:PORT", "where to serve metrics; empty for nowhere",
-                &options.http_address);
+  flags.AddAddress("listen", "where to serve; port 0 takes a free one", &options.listen_address);
+  flags.AddHostPort("http-listen", "where to serve metrics; empty for nowhere",
+                    &options.http_address, /*may_be_empty=*/true);
   flags.AddText("data-dir", "FOLDER", "where to keep state; empty keeps it in memory",
                 &options.data_dir);
   std::string restore;
@@ -359,16 +358,24 @@ int Main(int argc, char** argv) {
   flags.AddDuration("lock-timeout",
                     "how long to wait for another coordinator that has the data folder",
                     &options.lock_timeout);
-  flags.AddText("mesh", "AXIS=SIZE,...", "defines the mesh \"default\" if there is none yet",
-                &mesh);
+  flags.AddParsed("mesh", "AXIS=SIZE,...", "defines the mesh \"default\" if there is none yet",
+                  [&options](std::string_view value) -> absl::Status {
+                    options.mesh.reset();
+                    if (value.empty()) return absl::OkStatus();
+                    SHARDMESH_ASSIGN_OR_RETURN(options.mesh, Mesh::Parse(value));
+                    return absl::OkStatus();
+                  });
   flags.AddInt("min-sharding-size",
                "the least elements of a tensor that is sharded, for rules whose min_size is null",
                0, std::numeric_limits<int64_t>::max(), &options.min_sharding_size);
-  flags.AddText(
+  flags.AddParsed(
       "collective-algorithms", "KIND=ALGORITHM,...",
       "algorithms to use where calls leave the choice, such as all-reduce=halving; of the "
       "kinds not named, the one that is predicted to be fastest",
-      &algorithms);
+      [&options](std::string_view value) -> absl::Status {
+        SHARDMESH_ASSIGN_OR_RETURN(options.preferred_algorithms, ParsePreferredAlgorithms(value));
+        return absl::OkStatus();
+      });
   flags.AddDuration("heartbeat-interval", "how often workers show that they live",
                     &options.membership.heartbeat_interval);
   flags.AddDuration("lost-after", "how long a worker may be silent until it counts as lost",
@@ -437,39 +444,18 @@ int Main(int argc, char** argv) {
   flags.AddSwitch("insecure", "allow plaintext beyond this host; not with TLS", &options.insecure);
   flags.AddLog(&log);
   flags.AddFailpoints();
+  flags.AddCheck([&] {
+    return CheckTogether({check, set_aside, cluster_of, ranks, check_json}, restore, options);
+  });
   if (const std::optional<int> code = flags.ParseMain(argc, argv); code.has_value()) {
     return *code;
   }
   rpc::ConfigureLog(log);
-  if (const absl::Status fit =
-          CheckTogether({check, set_aside, cluster_of, ranks, check_json}, options);
-      !fit.ok()) {
-    std::fprintf(stderr, "shardmesh-coordinator: %s\n", std::string(fit.message()).c_str());
-    return rpc::FlagSet::kWrongUse;
-  }
   if (!check.empty()) {
     const std::string_view program = argv[0];
     return Check(check, set_aside, cluster_of, ranks, check_json,
                  program.substr(program.rfind('/') + 1));
   }
-  const auto wrong_use = [](const char* flag, const std::string& value, const absl::Status& why) {
-    std::fprintf(stderr, "shardmesh-coordinator: %s %s: %s\n", flag, value.c_str(),
-                 std::string(why.message()).c_str());
-    return rpc::FlagSet::kWrongUse;
-  };
-  if (!mesh.empty()) {
-    absl::StatusOr<Mesh> parsed = Mesh::Parse(mesh);
-    if (!parsed.ok()) {
-      return wrong_use("--mesh", mesh, parsed.status());
-    }
-    options.mesh = *std::move(parsed);
-  }
-  absl::StatusOr<PreferredAlgorithms> preferred = ParsePreferredAlgorithms(algorithms);
-  if (!preferred.ok()) {
-    return wrong_use("--collective-algorithms", algorithms, preferred.status());
-  }
-  options.preferred_algorithms = *std::move(preferred);
-
   if (const absl::Status enough = CheckDescriptorLimit(); !enough.ok()) {
     rpc::LogError("cannot start", {{"error", enough}});
     return rpc::FlagSet::kFailed;

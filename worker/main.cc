@@ -11,6 +11,9 @@
 #include "rpc/mutex_checks.h"
 #include "rpc/poll_strategy.h"
 #include "rpc/signal.h"
+#include "sharding/reason.h"
+#include "sharding/status_macros.h"
+#include "sharding/str_cat.h"
 #include "tensor/descriptor_limit.h"
 #include "worker/kernel/host_share.h"
 #include "worker/worker_server.h"
@@ -31,30 +34,29 @@ int Main(int argc, const char* const* argv) {
   rpc::TlsFiles tls;
   rpc::LogOptions log;
   absl::Duration drain_timeout = absl::Seconds(30);
-  std::string transport = "auto";
   int64_t quarantine_disk = -1;
   int64_t quarantine_memory = -1;
-  std::string host_part = "0/1";
   bool no_binding = false;
   rpc::FlagSet flags("shardmesh-worker", "Serves one device of a mesh: its tiles, and its steps.");
-  flags.AddText("coordinator", "HOST:PORT", "the coordinator to attach to", &options.coordinator);
-  flags.AddText("listen", "HOST:PORT", "where to serve; port 0 takes a free one", &options.listen);
+  flags.AddAddress("coordinator", "the coordinator to attach to", &options.coordinator);
+  flags.AddHostPort("listen", "where to serve; port 0 takes a free one", &options.listen);
   flags.AddInt("exchange-port",
                "where to serve the other workers, on the host of --listen, and on those of "
                "--advertise; 0 takes a free one",
                0, 65'535, &options.exchange_port);
-  flags.AddTexts("advertise", "HOST:PORT",
-                 "where others reach this worker, best first; port 0 stands for the bound one",
-                 &options.advertise);
+  flags.AddHostPorts("advertise",
+                     "where others reach this worker, best first; port 0 stands for the bound one",
+                     &options.advertise);
   flags.AddText("identity", "NAME", "stable name of this worker, by default the host's",
                 &options.identity);
-  flags.AddBytes("memory", "limit of the memory for tiles", &options.memory_bytes);
+  flags.AddBytes("memory", "limit of the memory for tiles", &options.memory_bytes,
+                 rpc::kMinWorkerMemoryBytes);
   int64_t rpc_memory = -1;
   flags.AddBytes("rpc-memory",
                  "what calls of clients may take of gRPC before connections are refused and "
                  "streams are cancelled; at least 16MiB, by default a quarter of --memory, 256MiB "
                  "to 4GiB",
-                 &rpc_memory);
+                 &rpc_memory, kMinRpcMemoryBytes);
   flags.AddText("data-dir", "DIR", "keep tiles on disk too, in this folder", &options.data_dir);
   flags.AddBytes("quarantine-disk",
                  "bytes of tiles kept on disk in quarantine, by default 64 GiB and at most a "
@@ -70,19 +72,32 @@ int Main(int argc, const char* const* argv) {
       "threads for kernels; 0 for the cores and the quota that this process may use, divided "
       "by the parts of --host-part",
       0, 1024, &options.threads);
-  flags.AddText(
+  flags.AddParsed(
       "host-part", "INDEX/COUNT",
       "which of the workers of this host it is: it keeps to its part of the cores, and is "
-      "bound to them if they are at least 2",
-      &host_part);
+      "bound to them if they are at least 2 (default 0/1)",
+      [&options](std::string_view value) -> absl::Status {
+        SHARDMESH_ASSIGN_OR_RETURN(options.part, HostPart::Parse(std::string(value)));
+        return absl::OkStatus();
+      });
   flags.AddSwitch("no-binding", "do not bind this process to its part of the cores", &no_binding);
-  flags.AddText("http-listen", "HOST:PORT",
-                "serve Prometheus metrics here: over HTTP, with TLS over HTTPS",
-                &options.metrics_listen);
-  flags.AddText(
+  flags.AddHostPort("http-listen",
+                    "serve Prometheus metrics here: over HTTP, with TLS over HTTPS; empty for "
+                    "nowhere",
+                    &options.metrics_listen, /*may_be_empty=*/true);
+  flags.AddParsed(
       "transport", "auto|stream|shm",
-      "how data goes between workers: auto takes shared memory where they are on one host",
-      &transport);
+      "how data goes between workers: auto takes shared memory where they are on one host "
+      "(default auto)",
+      [&options](std::string_view value) -> absl::Status {
+        const auto known = TransportFromName(std::string(value));
+        if (!known.has_value()) {
+          return InvalidArgument(Reason::kBadField,
+                                 StrCat("\"", value, "\" is not auto, stream or shm"));
+        }
+        options.transport = *known;
+        return absl::OkStatus();
+      });
   flags.AddTls(&tls, &options.insecure);
   flags.AddSwitch("http-plaintext", "serve metrics in plaintext, beyond this host and with TLS too",
                   &options.http_plaintext);
@@ -99,21 +114,6 @@ int Main(int argc, const char* const* argv) {
   if (quarantine_disk >= 0) options.quarantine.disk_bytes = quarantine_disk;
   options.quarantine.memory_bytes =
       quarantine_memory < 0 ? options.memory_bytes / 8 : quarantine_memory;
-  if (const auto known = TransportFromName(transport); known.has_value()) {
-    options.transport = *known;
-  } else {
-    std::fprintf(stderr, "shardmesh-worker: --transport is \"%s\"; it is auto, stream or shm\n",
-                 transport.c_str());
-    return rpc::FlagSet::kWrongUse;
-  }
-
-  if (const auto part = HostPart::Parse(host_part); part.ok()) {
-    options.part = *part;
-  } else {
-    std::fprintf(stderr, "shardmesh-worker: --host-part: %s\n",
-                 std::string(part.status().message()).c_str());
-    return rpc::FlagSet::kWrongUse;
-  }
   if (!no_binding) {
     // Threads that start from now on are bound too; the signal's thread needs no core of its own.
     const absl::StatusOr<bool> bound = BindToPart(options.part);

@@ -183,10 +183,11 @@ TEST_F(CommandLineTest, LeavesNothingInAFolderThatIsNoneOfACoordinator) {
   }
 }
 
-TEST_F(CommandLineTest, ACoordinatorRefusesFlagsThatDoNotFitTogether) {
+TEST_F(CommandLineTest, AServerRefusesFlagsThatDoNotReadOrDoNotFitTogether) {
   const struct Case {
     std::vector<std::string> flags;
     std::string error;
+    std::string program = "shardmesh-coordinator";
   } kCases[] = {
       {{"--set-aside"}, "--set-aside is for a check of a data folder; give --check FOLDER too"},
       {{"--ranks=m=a,b"}, "--ranks is for a check of a data folder; give --check FOLDER too"},
@@ -195,13 +196,24 @@ TEST_F(CommandLineTest, ACoordinatorRefusesFlagsThatDoNotFitTogether) {
        "would be lost; give --lost-after 20s or more, or a shorter --heartbeat-interval"},
       {{"--lost-after=1ms"}, "--lost-after 1ms is less than two of --heartbeat-interval 1s"},
       {{"--rpc-memory=1"}, "--rpc-memory is 1 bytes, less than one worker takes"},
+      {{"--restore=f"}, "--restore needs --data-dir"},
+      {{"--listen=127.0.0.1"}, "--listen: not an address: '127.0.0.1' has no port"},
+      {{"--http-listen=nohost"}, "--http-listen: not an address: 'nohost' has no port"},
+      {{"--mesh=fsdp"}, "--mesh: "},
+      {{"--coordinator=nohost"}, "--coordinator: not an address: 'nohost'", "shardmesh-worker"},
+      {{"--advertise=foo"}, "--advertise: not an address: 'foo'", "shardmesh-worker"},
+      {{"--rpc-memory=1MiB"},
+       "--rpc-memory: \"1MiB\" is too little; give 16777216 bytes or more",
+       "shardmesh-worker"},
+      {{"--memory=1"}, "--memory: \"1\" is too little", "shardmesh-worker"},
+      {{"--host-part=x"}, "--host-part: \"x\" is no part of a host", "shardmesh-worker"},
   };
   for (const Case& c : kCases) {
     std::vector<std::string> flags = c.flags;
-    flags.insert(flags.end(), {"--listen=127.0.0.1:0", "--http-listen="});
-    ServerProcess coordinator("shardmesh-coordinator", flags);
-    EXPECT_EQ(coordinator.AwaitEnd(), "exited with code 2");
-    EXPECT_THAT(coordinator.Log(), HasSubstr("shardmesh-coordinator: " + c.error));
+    flags.insert(flags.begin(), {"--listen=127.0.0.1:0", "--http-listen="});
+    ServerProcess server(c.program, flags);
+    EXPECT_EQ(server.AwaitEnd(), "exited with code 2") << c.error;
+    EXPECT_THAT(server.Log(), AllOf(HasSubstr(c.program + ": " + c.error), HasSubstr("--help")));
   }
 }
 

@@ -377,14 +377,14 @@ TEST_F(FaultTest, AWorkerThatCannotServeItsPeersDoesNotStart) {
               HasSubstr(StrCat("cannot listen on 127.0.0.1:", taken.exchange_port, "; the port")));
   ServerProcess nowhere("shardmesh-worker", {"--coordinator=" + cluster_->address(),
                                              "--listen=unix:" + cluster_->folder() + "/socket"});
-  EXPECT_EQ(nowhere.AwaitEnd(), "exited with code 1");
-  EXPECT_THAT(nowhere.Log(), AllOf(HasSubstr("--listen=unix:"), HasSubstr("say HOST:PORT")));
+  EXPECT_EQ(nowhere.AwaitEnd(), "exited with code 2");
+  EXPECT_THAT(nowhere.Log(), AllOf(HasSubstr("--listen: \"unix:"), HasSubstr("write HOST:PORT")));
   ServerProcess wrong("shardmesh-worker", {"--exchange-port=65536"});
   EXPECT_EQ(wrong.AwaitEnd(), "exited with code 2");
   ServerProcess elsewhere("shardmesh-worker", {"--coordinator=" + cluster_->address(),
                                                "--advertise=unix:" + cluster_->folder() + "/s"});
-  EXPECT_EQ(elsewhere.AwaitEnd(), "exited with code 1");
-  EXPECT_THAT(elsewhere.Log(), HasSubstr("--advertise=unix:"));
+  EXPECT_EQ(elsewhere.AwaitEnd(), "exited with code 2");
+  EXPECT_THAT(elsewhere.Log(), HasSubstr("--advertise: \"unix:"));
 }
 
 TEST_F(FaultTest, AWorkerServesItsPeersAtThePortThatItIsTold) {

@@ -41,10 +41,14 @@ TEST(ParseByteSizeTest, RefusesWhatIsNoNumberOfBytes) {
 class FlagSetTest : public ::testing::Test {
  protected:
   FlagSetTest() : flags_("shardmesh-thing", "Does a thing.") {
-    flags_.AddText("listen", "HOST:PORT", "where to listen", &listen_);
-    flags_.AddTexts("advertise", "HOST:PORT", "where others reach it", &advertise_);
+    flags_.AddHostPort("listen", "where to listen", &listen_, /*may_be_empty=*/true);
+    flags_.AddHostPorts("advertise", "where others reach it", &advertise_);
+    flags_.AddAddress("coordinator", "whom to call", &coordinator_);
     flags_.AddInt("threads", "how many threads", 1, 64, &threads_);
-    flags_.AddBytes("memory", "how much memory", &memory_);
+    flags_.AddBytes("memory", "how much memory", &memory_, 16);
+    flags_.AddCheck([this] {
+      return threads_ == 13 ? absl::InvalidArgumentError("13 is an odd number") : absl::OkStatus();
+    });
     flags_.AddDuration("interval", "how often", &interval_);
     flags_.AddSwitch("insecure", "no encryption", &insecure_);
     flags_.AddTls(&tls_, &insecure_);
@@ -55,6 +59,7 @@ class FlagSetTest : public ::testing::Test {
 
   std::string listen_ = "127.0.0.1:0";
   std::vector<std::string> advertise_;
+  std::string coordinator_ = "127.0.0.1:1";
   int64_t threads_ = 2;
   int64_t memory_ = 1024;
   absl::Duration interval_ = absl::Seconds(1);
@@ -72,10 +77,10 @@ TEST_F(FlagSetTest, LeavesDefaultsWithoutArguments) {
 }
 
 TEST_F(FlagSetTest, ReadsBothFormsOfEveryKind) {
-  EXPECT_THAT(
-      Parse({"--listen", "a:1", "--threads=3", "--memory", "4KiB", "--interval=250ms", "--insecure",
-             "--log-format=json", "--log-level", "debug", "--advertise=x:1", "--advertise", "y=2"}),
-      IsOk());
+  EXPECT_THAT(Parse({"--listen", "a:1", "--threads=3", "--memory", "4KiB", "--interval=250ms",
+                     "--insecure", "--log-format=json", "--log-level", "debug", "--advertise=x:1",
+                     "--advertise", "[::1]:2", "--coordinator=unix:/s"}),
+              IsOk());
   EXPECT_EQ(listen_, "a:1");
   EXPECT_EQ(threads_, 3);
   EXPECT_EQ(memory_, 4096);
@@ -83,7 +88,8 @@ TEST_F(FlagSetTest, ReadsBothFormsOfEveryKind) {
   EXPECT_TRUE(insecure_);
   EXPECT_EQ(log_.format, LogFormat::kJson);
   EXPECT_EQ(log_.level, LogLevel::kDebug);
-  EXPECT_THAT(advertise_, ElementsAre("x:1", "y=2"));
+  EXPECT_THAT(advertise_, ElementsAre("x:1", "[::1]:2"));
+  EXPECT_EQ(coordinator_, "unix:/s");
 }
 
 TEST_F(FlagSetTest, TakesTheLastValueAndEmptyOnes) {
@@ -101,9 +107,11 @@ TEST_F(FlagSetTest, NamesTheNearestFlagOfAnUnknownOne) {
 
 TEST_F(FlagSetTest, RefusesWhatDoesNotReadAndNamesTheFlag) {
   const std::vector<std::vector<const char*>> cases = {
-      {"--threads", "0"},      {"--threads", "many"},  {"--threads"},      {"--memory=0"},
-      {"--memory", "a lot"},   {"--interval", "5"},    {"--interval=-1s"}, {"--insecure=perhaps"},
-      {"--log-format", "xml"}, {"--log-level", "all"},
+      {"--threads", "0"},      {"--threads", "many"},  {"--threads"},        {"--memory=0"},
+      {"--memory", "a lot"},   {"--interval", "5"},    {"--interval=-1s"},   {"--insecure=perhaps"},
+      {"--log-format", "xml"}, {"--log-level", "all"}, {"--memory=15"},      {"--listen", "nohost"},
+      {"--listen=unix:/s"},    {"--listen=::1:5"},     {"--advertise=x"},    {"--advertise="},
+      {"--coordinator", "a"},  {"--coordinator="},     {"--listen=a:65536"},
   };
   for (const std::vector<const char*>& arguments : cases) {
     const absl::Status status = Parse(arguments);
@@ -112,6 +120,11 @@ TEST_F(FlagSetTest, RefusesWhatDoesNotReadAndNamesTheFlag) {
         std::string(arguments[0]).substr(0, std::string(arguments[0]).find('='));
     EXPECT_THAT(std::string(status.message()), HasSubstr(flag));
   }
+}
+
+TEST_F(FlagSetTest, ChecksFlagsTogetherOnceAllAreRead) {
+  EXPECT_THAT(Parse({"--threads=13"}), StatusIs(absl::StatusCode::kInvalidArgument));
+  EXPECT_THAT(Parse({"--threads=13", "--threads=12"}), IsOk());
 }
 
 TEST_F(FlagSetTest, RefusesArgumentsThatAreNoFlags) {
