@@ -337,10 +337,7 @@ absl::Status Database::Error(int code, std::string_view doing) const {
   switch (code & 0xff) {
     case SQLITE_CORRUPT:
     case SQLITE_NOTADB:
-      return StoreError(absl::StatusCode::kDataLoss,
-                        StrCat("the state database is damaged; see what can be read with "
-                               "`shardmesh admin check FOLDER`, or restore a snapshot: ",
-                               what));
+      return StoreError(absl::StatusCode::kDataLoss, StrCat(if_damaged_, what));
     case SQLITE_PERM:
     case SQLITE_READONLY:
     case SQLITE_AUTH:

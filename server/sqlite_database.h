@@ -64,7 +64,13 @@ class Database {
     sqlite3_stmt* statement_ = nullptr;
   };
 
-  explicit Database(std::string path) : path_(std::move(path)) {}
+  // What the message of DATA_LOSS begins with.
+  static constexpr std::string_view kStateIsDamaged =
+      "the state database is damaged; see what can be read with `shardmesh admin check FOLDER`, or "
+      "restore a snapshot: ";
+  // `if_damaged`: the same, of a database that is no coordinator's state.
+  explicit Database(std::string path, std::string_view if_damaged = kStateIsDamaged)
+      : path_(std::move(path)), if_damaged_(if_damaged) {}
   ~Database();
   Database(const Database&) = delete;
   Database& operator=(const Database&) = delete;
@@ -130,6 +136,7 @@ class Database {
   absl::Status RolledBack(absl::Status because);
 
   const std::string path_;
+  const std::string if_damaged_;
   sqlite3* handle_ = nullptr;
   int64_t log_pages_ = 0;
 };

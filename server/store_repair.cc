@@ -58,7 +58,10 @@ absl::Status FileError(std::string_view doing, const std::string& path, std::err
 // What is said of a folder without a database.
 std::string NoDatabase(const std::string& folder) {
   std::error_code error;
-  if (!fs::is_directory(folder, error)) return StrCat("there is no folder ", folder);
+  if (!fs::exists(folder, error)) return StrCat("there is no folder ", folder);
+  if (!fs::is_directory(folder, error)) {
+    return StrCat(folder, " is no folder; give the --data-dir of a coordinator");
+  }
   // `shardmesh up --data-dir` has a folder for each process below its own.
   const std::string below = (fs::path(folder) / "coordinator").string();
   return fs::exists(DatabasePath(below), error)
@@ -124,8 +127,9 @@ absl::Status OpenToRead(Database& database) {
 
 // Reads all of a database, which stays as it is: one of an older schema may still be that of the
 // build that wrote it.
-absl::StatusOr<StoredState> ReadDatabase(const std::string& path) {
-  Database database(path);
+absl::StatusOr<StoredState> ReadDatabase(const std::string& path,
+                                         std::string_view if_damaged = Database::kStateIsDamaged) {
+  Database database(path, if_damaged);
   SHARDMESH_RETURN_IF_ERROR(OpenToRead(database));
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t version, SchemaVersionOf(database));
   if (version == 0) {
@@ -138,7 +142,8 @@ absl::StatusOr<StoredState> ReadDatabase(const std::string& path) {
 
 // The same of the copy of a snapshot. Errors name the file that it was copied from.
 absl::StatusOr<StoredState> ReadSnapshot(const std::string& copy, const std::string& file) {
-  absl::StatusOr<StoredState> state = ReadDatabase(copy);
+  absl::StatusOr<StoredState> state =
+      ReadDatabase(copy, "it is damaged, or no snapshot; nothing was changed: ");
   if (!state.ok()) {
     return WithContext(state.status(), StrCat("the snapshot ", file));
   }
@@ -166,18 +171,6 @@ absl::StatusOr<std::string> DigestOfFile(const std::string& file) {
   return absl::BytesToHexString(ToAbsl(Sha256(content)));
 }
 
-absl::Status CheckIsFile(const std::string& file) {
-  std::error_code error;
-  if (!fs::exists(file, error)) {
-    return StoreError(absl::StatusCode::kNotFound, StrCat("cannot read the snapshot ", file));
-  }
-  if (!fs::is_regular_file(file, error)) {
-    return StoreError(absl::StatusCode::kFailedPrecondition,
-                      StrCat("the snapshot ", file, " is no regular file"));
-  }
-  return absl::OkStatus();
-}
-
 // Logs that hold a part of a database: commits that are not in its file yet, or what an interrupted
 // transaction overwrote there.
 constexpr const char* kLogSuffixes[] = {"-wal", "-journal"};
@@ -185,6 +178,36 @@ constexpr const char* kLogSuffixes[] = {"-wal", "-journal"};
 bool HasLog(const std::string& file) {
   return std::any_of(std::begin(kLogSuffixes), std::end(kLogSuffixes),
                      [&](const char* suffix) { return HasContent(file + suffix); });
+}
+
+// Before anything is copied or changed: whether `file` can be a snapshot at all.
+absl::Status CheckMayBeSnapshot(const std::string& file) {
+  constexpr std::string_view kMagic("SQLite format 3", 16);  // with the NUL behind it
+  const auto refused = [&file](std::string_view why) {
+    return StoreError(absl::StatusCode::kFailedPrecondition,
+                      StrCat(file, " is no snapshot: ", why, "; nothing was changed; give a file ",
+                             "that `shardmesh admin snapshot` wrote"));
+  };
+  std::error_code error;
+  const fs::file_status found = fs::status(file, error);
+  if (found.type() == fs::file_type::not_found) {
+    return StoreError(absl::StatusCode::kNotFound,
+                      StrCat("there is no file ", file, " to restore; nothing was changed"));
+  }
+  if (error) return FileError("look at", file, error);
+  if (fs::is_directory(found)) return refused("it is a folder");
+  if (!fs::is_regular_file(found)) return refused("it is no regular file");
+  // All of a database may be in its log.
+  if (HasLog(file)) return absl::OkStatus();
+  std::ifstream in(file, std::ios::binary);
+  if (!in) {
+    return StoreError(absl::StatusCode::kPermissionDenied, StrCat("cannot open ", file));
+  }
+  std::string head(kMagic.size(), '\0');
+  in.read(head.data(), static_cast<std::streamsize>(head.size()));
+  if (in.bad()) return StoreError(absl::StatusCode::kInternal, StrCat("cannot read ", file));
+  if (in.gcount() == 0) return refused("it is empty");
+  return head == kMagic ? absl::OkStatus() : refused("it does not begin as an SQLite database");
 }
 
 // Of which snapshot the state of a folder was made; nullopt: of none, or there is no state.
@@ -880,7 +903,7 @@ std::set<int64_t> FindBrokenHistory(const Salvaged& salvaged) {
 // The cluster that a snapshot is of, at a term behind all that there can have been since.
 absl::StatusOr<ClusterRecord> ClusterOfSnapshot(const std::string& folder,
                                                 const std::string& file) {
-  SHARDMESH_RETURN_IF_ERROR(CheckIsFile(file));
+  SHARDMESH_RETURN_IF_ERROR(CheckMayBeSnapshot(file));
   const std::string copy = folder + "/restoring";
   const absl::Cleanup remove = [&copy] { RemoveDatabase(copy).IgnoreError(); };
   SHARDMESH_RETURN_IF_ERROR(CopyDatabase(folder, file, copy));
@@ -970,7 +993,7 @@ absl::Status WriteSalvaged(const std::string& path, const Salvaged& salvaged,
 }  // namespace
 
 absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::string& file) {
-  SHARDMESH_RETURN_IF_ERROR(CheckIsFile(file));
+  SHARDMESH_RETURN_IF_ERROR(CheckMayBeSnapshot(file));
   // The digest is that of the file with its log in it: as it is once somebody has opened it.
   const bool has_log = HasLog(file);
   std::string digest;

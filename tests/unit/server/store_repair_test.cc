@@ -951,6 +951,29 @@ int64_t TermOf(const std::string& folder) {
   return DecodeCluster("cluster", record)->term;
 }
 
+TEST(StoreRepairTest, SaysThatAFileIsNoSnapshotAndChangesNothing) {
+  const std::string folder = NewFolder();
+  { SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder)); }
+  const std::string before = BytesOf(folder + "/state.db");
+  const std::string text = folder + "/notes.txt";
+  std::ofstream(text) << "A text that is longer than the head of a database.";
+  std::ofstream(folder + "/empty");
+  std::ofstream(folder + "/cut.db") << std::string("SQLite format 3\0", 16) + std::string(84, 'x');
+  for (const auto& [file, why] : std::vector<std::pair<std::string, std::string>>{
+           {text, " is no snapshot: it does not begin as an SQLite database"},
+           {folder + "/empty", " is no snapshot: it is empty"},
+           {folder, " is no snapshot: it is a folder"},
+           {"/dev/null", " is no snapshot: it is no regular file"},
+           {folder + "/none", " to restore"},
+           {folder + "/cut.db", ": it is damaged, or no snapshot"}}) {
+    const absl::Status refused = RestoreSnapshot(folder, file).status();
+    EXPECT_THAT(refused.ToString(), AllOf(HasSubstr(file + why), HasSubstr("nothing was changed"),
+                                          testing::Not(HasSubstr("admin check"))));
+    EXPECT_EQ(BytesOf(folder + "/state.db"), before) << file;
+  }
+  EXPECT_THAT(CheckDataFolder(text, false).status().ToString(), HasSubstr(text + " is no folder"));
+}
+
 // One that cannot be read now may be of another cluster, and of a higher term.
 TEST(StoreRepairTest, RestoresOverNoStateThatTheDiskDoesNotGive) {
   const std::string snapshot = SnapshotOf(NewFolder(), {.puts = {Cluster(3), {"name/a", "1"}}});
