@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "rpc/array_codec.h"
 #include "rpc/time_codec.h"
 #include "sharding/digest.h"
@@ -30,6 +31,11 @@ absl::Status Denied(std::string_view message) {
 }
 
 }  // namespace
+
+std::string TokenKeyDigest(std::string_view key) {
+  constexpr size_t kBytes = 16;
+  return absl::BytesToHexString(Sha256(key).substr(0, kBytes));
+}
 
 std::string SignToken(const TransferClaims& claims, std::string_view key) {
   wire::TransferClaims message;

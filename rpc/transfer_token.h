@@ -34,6 +34,10 @@ struct TransferClaims {
 // Bytes of a key that tokens are signed under.
 inline constexpr size_t kTokenKeyBytes = 32;
 
+// What tells keys apart and may be logged and kept, since nobody finds the key by it: the first 16
+// bytes of the SHA-256 of the key, as 32 hexadecimal digits.
+std::string TokenKeyDigest(std::string_view key);
+
 // The claims and their HMAC-SHA256 under `key`. A token is as good as the right that it grants: it
 // goes into no log.
 std::string SignToken(const TransferClaims& claims, std::string_view key);

@@ -150,6 +150,7 @@ class Server final : public CoordinatorServer {
   std::unique_ptr<AttachHub> hub_;
   std::unique_ptr<Sequencer> sequencer_;
   Planner planner_{options_.plans};
+  std::string token_key_digest_;
   std::unique_ptr<WatchHandle> mesh_watch_;
   std::vector<std::pair<std::string, std::unique_ptr<grpc::Service>>> services_;  // by full name
   std::vector<std::function<void()>> end_streams_;
@@ -203,6 +204,7 @@ absl::Status Server::OpenState() {
       &clock_, [this](const EndedSession& session) { SessionEnded(session); }, options_.sessions);
   transfers_ = std::make_unique<Transfers>(&clock_, catalogue_.get(), sessions_.get());
   const std::string token_key = rpc::RandomBytes(rpc::kTokenKeyBytes);
+  token_key_digest_ = rpc::TokenKeyDigest(token_key);
   hub_ =
       AttachHub::Create(membership_.get(), catalogue_.get(), publisher_.get(),
                         {.cluster_id = catalogue_->cluster_id(),
@@ -528,7 +530,8 @@ absl::Status Server::Start() {
   lifecycle_->SetReady(true);
   rpc::LogInfo("coordinator serves", {{"address", lifecycle_->address()},
                                       {"cluster", catalogue_->cluster_id()},
-                                      {"term", catalogue_->term()}});
+                                      {"term", catalogue_->term()},
+                                      {"token_key_digest", token_key_digest_}});
   return absl::OkStatus();
 }
 

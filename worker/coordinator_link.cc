@@ -25,6 +25,7 @@
 #include "rpc/spec_codec.h"
 #include "rpc/status.h"
 #include "rpc/time_codec.h"
+#include "rpc/transfer_token.h"
 #include "rpc/version.h"
 #include "rpc/worker_error_codec.h"
 #include "sharding/reason.h"
@@ -72,36 +73,49 @@ constexpr absl::Duration kConnectTimeout = absl::Seconds(10);
 constexpr absl::Duration kKeepaliveInterval = absl::Seconds(2);
 constexpr absl::Duration kKeepaliveTimeout = absl::Seconds(3);
 constexpr char kTermFile[] = "term";
-constexpr int64_t kMaxTermFileBytes = 20;
+// A number, and perhaps a blank, a digest, and the end of the line.
+constexpr int64_t kMaxTermFileBytes = 64;
 
 absl::Status CoordinatorGone() {
   return WithReason(absl::UnavailableError("this worker lost its coordinator"),
                     Reason::kStepAborted);
 }
 
-// 0 where no term was kept yet.
-absl::StatusOr<int64_t> ReadTerm(const std::string& path) {
+// The newest term that a worker has heard of, and of which coordinator. Each start of a coordinator
+// makes a new key for tokens and begins a new term, so two keys of one term are two coordinators.
+struct KnownTerm {
+  int64_t number = 0;
+  std::string token_key_digest = {};  // empty: not known
+};
+
+// 0 where no term was kept yet. The file is the number, and behind it the digest of the key, which
+// files of older versions do not have.
+absl::StatusOr<KnownTerm> ReadTerm(const std::string& path) {
   absl::StatusOr<InputFile> file = OpenInputFile(path);
   if (absl::IsNotFound(file.status())) {
-    return 0;
+    return KnownTerm();
   }
   SHARDMESH_RETURN_IF_ERROR(file.status());
   std::string text(static_cast<size_t>(std::min(file->size_bytes, kMaxTermFileBytes)), '\0');
   SHARDMESH_RETURN_IF_ERROR(ReadExactly(*file, path, 0, absl::MakeSpan(text)));
-  int64_t term = 0;
-  if (!absl::SimpleAtoi(text, &term) || term < 0) {
+  KnownTerm term;
+  const size_t blank = text.find(' ');
+  const bool has_number = absl::SimpleAtoi(text.substr(0, blank), &term.number) && term.number >= 0;
+  if (blank != std::string::npos) term.token_key_digest = text.substr(blank + 1);
+  if (!has_number || (blank != std::string::npos &&
+                      term.token_key_digest.size() != rpc::TokenKeyDigest("").size())) {
     return WithReason(absl::DataLossError(StrCat(path,
-                                                 " is damaged: it does not hold a number; "
+                                                 " is damaged: it holds no term of a coordinator; "
                                                  "remove it if no older coordinator runs")),
                       Reason::kBadFile);
   }
   return term;
 }
 
-absl::Status WriteTerm(const std::string& path, int64_t term) {
+absl::Status WriteTerm(const std::string& path, const KnownTerm& term) {
   SHARDMESH_FAILPOINT("link.write_term");
   SHARDMESH_ASSIGN_OR_RETURN(AtomicFileWriter file, AtomicFileWriter::Create(path));
-  SHARDMESH_RETURN_IF_ERROR(file.Append(StrCat(term)));
+  SHARDMESH_RETURN_IF_ERROR(file.Append(StrCat(term.number, " ", term.token_key_digest)));
   return file.Finish();
 }
 
@@ -140,6 +154,8 @@ class AttachStream final : public grpc::ClientBidiReactor<v1::AttachRequest, v1:
     });
   }
   void Cancel() { context_.TryCancel(); }
+  // The address of the coordinator; known once a message came.
+  std::string peer() const { return context_.peer(); }
 
   // Waits for the next message; nullopt once the stream is over and all were taken.
   std::optional<v1::AttachResponse> Next() {
@@ -349,10 +365,10 @@ using RunningInstructions = std::vector<std::pair<int64_t, int64_t>>;
 
 class AttachLoop final : public CoordinatorLink {
  public:
-  AttachLoop(Options options, int64_t term, std::unique_ptr<rpc::Connector> connector)
+  AttachLoop(Options options, KnownTerm term, std::unique_ptr<rpc::Connector> connector)
       : options_(std::move(options)),
         connector_(std::move(connector)),
-        term_(term),
+        term_(std::move(term)),
         heartbeat_(options_.clock, [this] { Beat(); }) {}
 
   ~AttachLoop() override {
@@ -431,7 +447,7 @@ class AttachLoop final : public CoordinatorLink {
 
   State state() const override {
     absl::MutexLock lock(&mutex_);
-    return {.attached = attached_, .ready = ready_, .epoch = epoch_, .term = term_};
+    return {.attached = attached_, .ready = ready_, .epoch = epoch_, .term = term_.number};
   }
 
  private:
@@ -455,6 +471,8 @@ class AttachLoop final : public CoordinatorLink {
   v1::AttachRequest MakeHello() const;
   absl::Status Take(v1::AttachResponse message, rpc::Backoff& backoff);
   absl::Status TakeWelcome(const v1::Welcome& welcome);
+  // STALE_TERM where the coordinator that began this term is not to be followed.
+  absl::Status CheckTerm(const KnownTerm& begun) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status TakeCoordinatorTime(const google::protobuf::Timestamp& time);
   void SendInventory();
   absl::Status TakeVerdict(const v1::InventoryVerdict& verdict);
@@ -497,7 +515,7 @@ class AttachLoop final : public CoordinatorLink {
   bool judged_ ABSL_GUARDED_BY(mutex_) = false;    // the whole verdict of this attach
   bool member_ ABSL_GUARDED_BY(mutex_) = false;    // membership of this attach
   bool ready_ ABSL_GUARDED_BY(mutex_) = false;
-  int64_t term_ ABSL_GUARDED_BY(mutex_);
+  KnownTerm term_ ABSL_GUARDED_BY(mutex_);
   int64_t epoch_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t peers_epoch_ ABSL_GUARDED_BY(mutex_) = -1;
   std::vector<std::string> unreached_ ABSL_GUARDED_BY(mutex_);
@@ -644,7 +662,7 @@ v1::AttachRequest AttachLoop::MakeHello() const {
   hello->set_pid(getpid());
   hello->set_boot_id(options_.self.boot_id);
   absl::MutexLock lock(&mutex_);
-  hello->set_term(term_);
+  hello->set_term(term_.number);
   return request;
 }
 
@@ -694,22 +712,19 @@ absl::Status AttachLoop::TakeWelcome(const v1::Welcome& welcome) {
                                              ", this worker ", kProtocolVersion)),
         Reason::kProtocolMismatch);
   }
-  bool is_newer = false;
+  const KnownTerm begun = {.number = welcome.term(),
+                           .token_key_digest = rpc::TokenKeyDigest(welcome.token_key())};
+  bool is_new = false;
   {
     absl::MutexLock lock(&mutex_);
-    if (welcome.term() < term_) {
-      return WithReason(
-          absl::AbortedError(StrCat("the coordinator is of term ", welcome.term(),
-                                    ", this worker has heard of ", term_, "; a newer one leads")),
-          Reason::kStaleTerm);
-    }
-    is_newer = welcome.term() > term_;
-    term_ = welcome.term();
+    SHARDMESH_RETURN_IF_ERROR(CheckTerm(begun));
+    is_new = begun.number > term_.number || term_.token_key_digest.empty();
+    term_ = begun;
   }
   SHARDMESH_RETURN_IF_ERROR(options_.store->SetClusterId(welcome.cluster_id()));
   SHARDMESH_RETURN_IF_ERROR(options_.store->SetIdentity(options_.self.identity));
-  if (is_newer && !options_.data_dir.empty()) {
-    SHARDMESH_RETURN_IF_ERROR(WriteTerm(StrCat(options_.data_dir, "/", kTermFile), welcome.term()));
+  if (is_new && !options_.data_dir.empty()) {
+    SHARDMESH_RETURN_IF_ERROR(WriteTerm(StrCat(options_.data_dir, "/", kTermFile), begun));
   }
   options_.links->SetClusterId(welcome.cluster_id());
   if (welcome.has_coordinator_time()) {
@@ -732,6 +747,28 @@ absl::Status AttachLoop::TakeWelcome(const v1::Welcome& welcome) {
   rpc::LogInfo("attached", {{"coordinator", options_.coordinator}, {"term", welcome.term()}});
   SendInventory();
   return absl::OkStatus();
+}
+
+absl::Status AttachLoop::CheckTerm(const KnownTerm& begun) const {
+  if (begun.number < term_.number) {
+    return WithReason(absl::AbortedError(StrCat("the coordinator is of term ", begun.number,
+                                                ", this worker has heard of ", term_.number,
+                                                "; a newer one leads")),
+                      Reason::kStaleTerm);
+  }
+  if (begun.number > term_.number || term_.token_key_digest.empty() ||
+      term_.token_key_digest == begun.token_key_digest) {
+    return absl::OkStatus();
+  }
+  return WithReason(
+      absl::AbortedError(StrCat(
+          "two coordinators have begun term ", begun.number, ": this one at ", stream_->peer(),
+          " (its log says token_key_digest=", begun.token_key_digest,
+          "), and the one that this worker followed (token_key_digest=", term_.token_key_digest,
+          "). They run on copies of one data folder, or an older copy was put back. Stop the one "
+          "that is not to lead; if this one is to lead, start it again: it then begins a higher "
+          "term, which workers follow")),
+      Reason::kStaleTerm);
 }
 
 absl::Status AttachLoop::TakeCoordinatorTime(const google::protobuf::Timestamp& time) {
@@ -1100,7 +1137,7 @@ void AttachLoop::UpdateReady() {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CoordinatorLink>> CoordinatorLink::Create(Options options) {
-  int64_t term = 0;
+  KnownTerm term;
   if (!options.data_dir.empty()) {
     SHARDMESH_ASSIGN_OR_RETURN(term, ReadTerm(StrCat(options.data_dir, "/", kTermFile)));
   }
@@ -1109,7 +1146,7 @@ absl::StatusOr<std::unique_ptr<CoordinatorLink>> CoordinatorLink::Create(Options
       rpc::Connector::Create(options.coordinator, {.credentials = options.credentials,
                                                    .keepalive_interval = kKeepaliveInterval,
                                                    .keepalive_timeout = kKeepaliveTimeout}));
-  return std::make_unique<AttachLoop>(std::move(options), term, std::move(connector));
+  return std::make_unique<AttachLoop>(std::move(options), std::move(term), std::move(connector));
 }
 
 }  // namespace shardmesh::worker

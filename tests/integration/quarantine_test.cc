@@ -20,6 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::Field;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -56,6 +57,22 @@ class QuarantineTest : public ::testing::Test {
     fs::rename(Folder(other), Folder(one));
     fs::rename(Folder("swap"), Folder(other));
   }
+  std::string Log(const std::string& process) const {
+    return client::ReadLog(StrCat(cluster_->folder(), "/shardmesh/test/", process, ".log"));
+  }
+  // Starts the coordinator with a store that was put in the place of its own. The first time it
+  // begins a term that it has begun before with the other store, and no worker follows; it does as
+  // their logs say.
+  void StartWithOtherStore() {
+    ASSERT_THAT(cluster_->Restart("coordinator"), IsOk());
+    EXPECT_TRUE(Eventually([&] {
+      return Log("worker-0").find("start it again: it then begins a higher term") !=
+             std::string::npos;
+    }));
+    EXPECT_THAT(cluster_->Terminate("coordinator"), IsOkAndHolds("exited with code 0"));
+    ASSERT_THAT(cluster_->Restart("coordinator"), IsOk());
+    ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
+  }
   // An array that is put after the coordinator's folder was copied, which is then put back in the
   // folder's place: its id. The coordinator does not know it.
   std::string PutAndForget(const std::string& name) {
@@ -68,8 +85,7 @@ class QuarantineTest : public ::testing::Test {
     EXPECT_THAT(cluster_->Terminate("coordinator"), IsOkAndHolds("exited with code 0"));
     fs::remove_all(Folder("coordinator"));
     fs::rename(Folder("copy"), Folder("coordinator"));
-    EXPECT_THAT(cluster_->Restart("coordinator"), IsOk());
-    EXPECT_THAT(cluster_->WaitUntilHealthy(), IsOk());
+    StartWithOtherStore();
     return id.value_or("");
   }
   // Until it has the parts of so many workers in quarantine; why they are there.
@@ -117,6 +133,35 @@ TEST_F(QuarantineTest, AWorkerWithTheFolderOfAnotherEndsAndChangesNothing) {
   EXPECT_THAT(client().ListQuarantine(), Aside(IsEmpty()));
 }
 
+TEST_F(QuarantineTest, AWorkerFollowsOnlyTheFirstOfTwoCoordinatorsOnCopiesOfAFolder) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster());
+  ASSERT_THAT(Put("w"), IsOk());
+  EXPECT_THAT(cluster_->Terminate("coordinator"), IsOkAndHolds("exited with code 0"));
+  fs::copy(Folder("coordinator"), Folder("copy"), fs::copy_options::recursive);
+  ASSERT_THAT(cluster_->Restart("coordinator"), IsOk());
+  ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
+  ASSERT_THAT(cluster_->Kill("worker-1"), IsOk());
+  {
+    const ServerProcess other(
+        "shardmesh-coordinator",
+        {"--listen=127.0.0.1:0", "--http-listen=", "--data-dir=" + Folder("copy")});
+    ASSERT_TRUE(other.AwaitInLog("coordinator serves"));
+    const auto after = [log = other.Log()](const std::string& text) {
+      const size_t begin = log.rfind(text) + text.size();
+      return log.substr(begin, log.find_first_of(" \n", begin) - begin);
+    };
+    EXPECT_EQ(after(" term="), "2");
+    ServerProcess worker("shardmesh-worker",
+                         {"--coordinator=" + after("serves address="), "--identity=worker-1",
+                          "--data-dir=" + Folder("worker-1")});
+    EXPECT_TRUE(worker.AwaitInLog("two coordinators have begun term 2"));
+    EXPECT_THAT(worker.Log(), HasSubstr(after(" token_key_digest=")));
+  }
+  ASSERT_THAT(cluster_->Restart("worker-1"), IsOk());
+  ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
+  ExpectValues(client::ArraySelector::ByName("w"));
+}
+
 TEST_F(QuarantineTest, AnOlderStoreThatIsPutBackDeletesNothing) {
   ASSERT_NO_FATAL_FAILURE(StartCluster({"--unnamed-grace=500ms"}));
   ASSERT_THAT(Put("older"), IsOk());
@@ -128,6 +173,14 @@ TEST_F(QuarantineTest, AnOlderStoreThatIsPutBackDeletesNothing) {
   // decides what the reason is.
   const std::string reason = AwaitAside(2);
   EXPECT_THAT(reason, Not(IsEmpty()));
+  for (const char* worker : {"worker-0", "worker-1"}) {
+    EXPECT_THAT(Log("coordinator"),
+                ContainsRegex(StrCat("a worker puts tiles into quarantine[^=]* identity=", worker,
+                                     " tiles=1 of=[02] first_array=", newer, " reason=")));
+    EXPECT_THAT(Log(worker), ContainsRegex(StrCat("moved tiles into quarantine[^=]* tiles=1 "
+                                                  "first_array=",
+                                                  newer, " reason=")));
+  }
   const CommandResult list = cluster_->Run({"admin", "quarantine", "list"});
   EXPECT_THAT(list.out, AllOf(HasSubstr(newer), HasSubstr("worker-0"), HasSubstr("worker-1"),
                               HasSubstr(reason)));
@@ -227,8 +280,7 @@ TEST_F(QuarantineTest, WhatAWorkerHasAsideFollowsWhatBecomesOfItsArray) {
   const auto swap_stores = [&] {
     EXPECT_THAT(cluster_->Terminate("coordinator"), IsOkAndHolds("exited with code 0"));
     Swap("coordinator", "older");
-    ASSERT_THAT(cluster_->Restart("coordinator"), IsOk());
-    ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
+    StartWithOtherStore();
   };
   const auto await_aside = [&](size_t lives, size_t unknown) {
     EXPECT_TRUE(Eventually([&] {

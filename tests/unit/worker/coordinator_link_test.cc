@@ -5,7 +5,9 @@
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <deque>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <string>
@@ -21,6 +23,7 @@
 #include "rpc/spec_codec.h"
 #include "rpc/status.h"
 #include "rpc/time_codec.h"
+#include "rpc/transfer_token.h"
 #include "shardmesh/v1/attach_service.grpc.pb.h"
 #include "tensor/buffer.h"
 #include "tensor/failpoint.h"
@@ -33,7 +36,9 @@ namespace {
 using ::shardmesh::test::Eventually;
 using ::shardmesh::test::IsOk;
 using ::shardmesh::test::StatusIs;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
@@ -272,7 +277,7 @@ class CoordinatorLinkTest : public ::testing::Test {
                                  .nonce = "0123456789abcdef",
                                  .endpoints = {"127.0.0.1:1"},
                                  .threads = 2,
-                                 .data_dir = "",
+                                 .data_dir = data_dir_,
                                  .clock = &clock_,
                                  .store = store_.get(),
                                  .gate = gate_.get(),
@@ -298,13 +303,14 @@ class CoordinatorLinkTest : public ::testing::Test {
   }
 
   static v1::AttachResponse Welcome(int64_t term = 3, const std::string& cluster_id = "cluster",
-                                    absl::Duration heartbeat_interval = absl::Milliseconds(20)) {
+                                    absl::Duration heartbeat_interval = absl::Milliseconds(20),
+                                    char key = 'k') {
     v1::AttachResponse response;
     v1::Welcome* welcome = response.mutable_welcome();
     welcome->set_cluster_id(cluster_id);
     welcome->set_term(term);
     welcome->set_protocol(1);
-    welcome->set_token_key(std::string(32, 'k'));
+    welcome->set_token_key(std::string(32, key));
     rpc::Encode(heartbeat_interval, welcome->mutable_heartbeat_interval());
     return response;
   }
@@ -373,6 +379,17 @@ class CoordinatorLinkTest : public ::testing::Test {
     return failure_;
   }
 
+  static std::string MakeFolder() {
+    std::string folder = testing::TempDir() + "/terms_XXXXXX";
+    EXPECT_NE(mkdtemp(folder.data()), nullptr);
+    return folder;
+  }
+  // The welcome of a coordinator that has begun the term with a key of its own.
+  static v1::AttachResponse WelcomeOf(char key, int64_t term) {
+    return Welcome(term, "cluster", absl::Milliseconds(20), key);
+  }
+
+  std::string data_dir_;  // empty: in memory alone
   rpc::RealClock clock_;
   MemoryBudget budget_{int64_t{16} << 20};
   std::shared_ptr<BufferPool> pool_ = BufferPool::Create(&budget_, 0);
@@ -733,6 +750,57 @@ TEST_F(CoordinatorLinkTest, RefusesACoordinatorOfAnOlderTerm) {
   EXPECT_TRUE(coordinator_.Read().has_hello());  // it tried anew instead of going on
   EXPECT_EQ(link_->state().term, 3);
   EXPECT_THAT(failure(), IsOk());
+}
+
+// Both run on copies of one folder: each begins the same next term, with a key of its own.
+TEST_F(CoordinatorLinkTest, FollowsOnlyTheFirstOfTwoCoordinatorsOfOneTerm) {
+  data_dir_ = MakeFolder();
+  std::ofstream(data_dir_ + "/term") << "3";  // as an older version wrote it
+  testing::internal::CaptureStderr();
+  Start();
+  TakeIn(1, WelcomeOf('a', 3));  // the first that it hears of in this term
+  // The same coordinator once more, then the other one.
+  coordinator_.Break();
+  TakeIn(2, WelcomeOf('a', 3));
+  coordinator_.Break();
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_TRUE(coordinator_.Read().has_hello());
+    coordinator_.Write(WelcomeOf('b', 3));
+  }
+  EXPECT_TRUE(coordinator_.Read().has_hello()) << "it tries again";
+  EXPECT_THAT(failure(), IsOk());
+  link_.reset();
+  EXPECT_THAT(
+      testing::internal::GetCapturedStderr(),
+      AllOf(HasSubstr("two coordinators have begun term 3"), HasSubstr("127.0.0.1"),
+            HasSubstr(rpc::TokenKeyDigest(std::string(32, 'a'))),
+            HasSubstr(rpc::TokenKeyDigest(std::string(32, 'b'))), HasSubstr("start it again")));
+  // The worker is started anew, and remembers.
+  Start();
+  EXPECT_TRUE(coordinator_.Read().has_hello());
+  coordinator_.Write(WelcomeOf('b', 3));
+  TakeIn(3, WelcomeOf('a', 3));
+  // The other one begins a higher term: it wins, and the first one has lost.
+  coordinator_.Break();
+  TakeIn(4, WelcomeOf('b', 4));
+  coordinator_.Break();
+  EXPECT_TRUE(coordinator_.Read().has_hello());
+  coordinator_.Write(WelcomeOf('a', 3));
+  const v1::Hello hello = coordinator_.Read().hello();
+  EXPECT_EQ(hello.term(), 4);
+}
+
+TEST_F(CoordinatorLinkTest, DoesNotStartWithATermThatCannotBeRead) {
+  data_dir_ = MakeFolder();
+  for (const char* text : {"", "x", "-1", "3 abc", "3 0123456789abcdef0123456789abcdef0"}) {
+    std::ofstream(data_dir_ + "/term") << text;
+    CoordinatorLink::Options options;
+    options.coordinator = "127.0.0.1:1";
+    options.data_dir = data_dir_;
+    EXPECT_THAT(CoordinatorLink::Create(std::move(options)),
+                StatusIs(absl::StatusCode::kDataLoss, Reason::kBadFile))
+        << text;
+  }
 }
 
 TEST_F(CoordinatorLinkTest, TriesAgainWhereWaitingHelps) {
