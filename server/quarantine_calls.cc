@@ -673,6 +673,41 @@ bool ListUnnamed(const ArrayContext& context, std::string_view token, int page_s
   return false;
 }
 
+// A page of a list, which goes by the identities of workers, those that are away among the others:
+// so a page tells who is away now, and has room for all of its workers.
+struct QuarantinePage {
+  v1::ListQuarantineResponse* const response;
+  const int page_size;
+  AwayWorkers away;  // that are still to be told
+
+  // False: the page is full, and has a token for the next one.
+  bool TellAway(const std::string* before = nullptr) {
+    while (!away.empty() && (before == nullptr || away.begin()->first < *before)) {
+      const auto first = away.extract(away.begin());
+      Encode(first.key(), first.mapped(), response->add_unreached());
+      if (!IsFull(*response, page_size)) continue;
+      response->set_next_page_token(StrCat(first.key(), "/"));
+      return false;
+    }
+    return true;
+  }
+  bool TellAwayBefore(const std::string& identity) { return TellAway(&identity); }
+  bool Add(v1::QuarantineAnswer answer) {
+    bool has_more = answer.has_more();
+    for (v1::QuarantinedArray& array : *answer.mutable_arrays()) {
+      if (IsFull(*response, page_size)) {
+        has_more = true;
+        break;
+      }
+      *response->add_arrays() = std::move(array);
+    }
+    if (answer.arrays().empty() || !(has_more || IsFull(*response, page_size))) return true;
+    const v1::QuarantinedArray& last = response->arrays(response->arrays_size() - 1);
+    response->set_next_page_token(StrCat(last.identity(), "/", last.array().array_id()));
+    return false;
+  }
+};
+
 // A part of an array that a worker has aside.
 struct Part {
   std::string identity;
@@ -922,24 +957,25 @@ void ListQuarantine(const ArrayContext& context, AttachHub* hub,
   }
   const int page_size = request->page_size() == 0 ? kDefaultPage : request->page_size();
   // The last worker on the page before, and its last array.
-  const size_t slash = request->page_token().rfind('/');
-  if (!request->page_token().empty() && slash == std::string::npos) {
+  const std::string& token = request->page_token();
+  const size_t slash = token.rfind('/');
+  if (!token.empty() && slash == std::string::npos) {
     return std::move(done)(rpc::BadField("page_token", "is none that this call has given"));
   }
-  const std::string last_identity =
-      slash == std::string::npos ? "" : request->page_token().substr(0, slash);
+  const std::string last_identity = token.empty() ? "" : token.substr(0, slash);
+  const std::string last_array = token.empty() ? "" : token.substr(slash + 1);
   const std::shared_ptr<const MembershipView> view = context.membership->view();
   std::vector<std::string> identities = AliveWorkers(*view);
+  AwayWorkers away;
   if (request->identity().empty()) {
-    if (request->page_token().empty()) {
-      for (const auto& [identity, worker] : FindAway(context, *view, {})) {
-        Encode(identity, worker, response->add_unreached());
-      }
-    }
     // Arrays without a name come first. The page before had some, or this one is the first.
-    if (last_identity.empty() && ListUnnamed(context, request->page_token(), page_size, response)) {
+    if (last_identity.empty() && ListUnnamed(context, token, page_size, response)) {
       return std::move(done)(absl::OkStatus());
     }
+    away = FindAway(context, *view, {});
+    // One of which the page before listed some arrays, and that is lost since, is told here.
+    away.erase(away.begin(), last_array.empty() ? away.upper_bound(last_identity)
+                                                : away.lower_bound(last_identity));
   } else {
     if (std::find(identities.begin(), identities.end(), request->identity()) == identities.end()) {
       return std::move(done)(
@@ -954,27 +990,19 @@ void ListQuarantine(const ArrayContext& context, AttachHub* hub,
     if (identity < last_identity) continue;  // it is empty behind arrays without a name
     Orders::Order& order = orders.emplace_back(OrderOf(identity, Action::ACTION_LIST, {}));
     order.order.set_max_arrays(page_size);
-    if (identity == last_identity) {
-      order.order.set_start_after(request->page_token().substr(slash + 1));
-    }
+    if (identity == last_identity) order.order.set_start_after(last_array);
   }
+  const auto page =
+      std::make_shared<QuarantinePage>(QuarantinePage{response, page_size, std::move(away)});
   Orders::Run(
       context.clock, hub, std::move(orders), stop,
-      [response, page_size](const std::string& identity, v1::QuarantineAnswer answer) {
-        for (v1::QuarantinedArray& array : *answer.mutable_arrays()) {
-          if (IsFull(*response, page_size)) {
-            answer.set_has_more(true);
-            break;
-          }
-          *response->add_arrays() = std::move(array);
-        }
-        const bool is_full = IsFull(*response, page_size);
-        if (response->arrays_size() == 0 || !(is_full || answer.has_more())) return true;
-        const v1::QuarantinedArray& last = response->arrays(response->arrays_size() - 1);
-        response->set_next_page_token(StrCat(last.identity(), "/", last.array().array_id()));
-        return false;
+      [page](const std::string& identity, v1::QuarantineAnswer answer) {
+        return page->TellAwayBefore(identity) && page->Add(std::move(answer));
       },
-      std::move(done));
+      [page, done = std::move(done)](const absl::Status& status) mutable {
+        if (status.ok() && page->response->next_page_token().empty()) page->TellAway();
+        std::move(done)(status);
+      });
 }
 
 void RestoreQuarantined(const ArrayContext& context, AttachHub* hub,

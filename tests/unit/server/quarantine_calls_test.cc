@@ -546,6 +546,110 @@ TEST_F(QuarantineCallsTest, ArraysWithoutANameAreListedAndGetOneAtOnce) {
   EXPECT_EQ(catalogue_->CountUnnamed(), 0);
 }
 
+TEST_F(QuarantineCallsTest, EachPageTellsOfTheWorkersThatAreAwayThen) {
+  const ArrayDescriptor array = NewDescriptor();
+  v1::ListQuarantineRequest request;
+  v1::ListQuarantineResponse response;
+  const auto list = [&](std::vector<v1::QuarantineAnswer> answers) {
+    request.set_page_size(1);
+    request.set_page_token(response.next_page_token());
+    response.Clear();
+    done_.reset();
+    ListQuarantine(Context(), &hub_, &request, &response, stop_, Done());
+    for (v1::QuarantineAnswer& answer : answers) hub_.Answer(std::move(answer));
+    ASSERT_TRUE(done_.has_value());
+    EXPECT_THAT(*done_, IsOk());
+    EXPECT_TRUE(hub_.kept.empty());
+  };
+  const auto unreached = [&] {
+    std::vector<std::string> identities;
+    for (const auto& worker : response.unreached()) identities.push_back(worker.identity());
+    return identities;
+  };
+  // One is lost behind the first page, whose list has not come to it.
+  list({Has(array, 0)});
+  EXPECT_EQ(response.arrays_size(), 1);
+  EXPECT_THAT(unreached(), IsEmpty());
+  Lose("w1");
+  list({{}});
+  EXPECT_EQ(response.arrays_size(), 0);
+  EXPECT_THAT(unreached(), ElementsAre("w1"));
+  EXPECT_EQ(response.next_page_token(), "");
+  // One is lost of which the first page has listed a part.
+  v1::QuarantineAnswer part = Has(array, 0);
+  part.set_has_more(true);
+  list({part});
+  EXPECT_THAT(unreached(), IsEmpty());
+  Lose("w0");
+  list({});
+  EXPECT_THAT(unreached(), ElementsAre("w0", "w1"));
+  EXPECT_EQ(response.next_page_token(), "");
+  // One is away before the page's worker.
+  Attach("w1");
+  list({Has(array, 1)});
+  EXPECT_THAT(unreached(), ElementsAre("w0"));
+  EXPECT_EQ(response.arrays_size(), 1);
+}
+
+// What workers have, and workers that are away, more of each than fits on a page.
+TEST_F(QuarantineCallsTest, PagesOfAListAreCutByBytes) {
+  constexpr int kAway = 5'000;
+  constexpr int kArrays = 400;
+  std::vector<std::string> away;
+  for (int i = 0; i < kAway; ++i) {
+    away.push_back(StrCat(i % 2 == 0 ? "v" : "x", std::string(240, 'y'), "-", 10'000 + i));
+  }
+  ASSERT_THAT(members_.AddMesh("far", kAway, away), IsOk());
+  std::sort(away.begin(), away.end());
+  ArrayDescriptor descriptor = NewDescriptor();
+  descriptor.mesh =
+      *Mesh::Create({{"dp", 2}, {std::string(255, 'a'), 1}, {std::string(255, 'b'), 1}});
+  std::map<std::string, v1::QuarantineAnswer> held;
+  for (int64_t rank = 0; rank < 2; ++rank) {
+    for (int i = 0; i < kArrays; ++i) {
+      descriptor.array_id = StrCat("array-", std::string(50, 'z'), 1'000 + i);
+      v1::QuarantineAnswer answer = Has(descriptor, rank);
+      answer.mutable_arrays(0)->set_reason(std::string(1'000, 'r'));
+      held[StrCat("w", rank)].MergeFrom(answer);
+    }
+  }
+  constexpr size_t kPageBytes = size_t{1} << 20;
+  std::vector<std::string> unreached;
+  std::vector<std::string> arrays;
+  int pages = 0;
+  v1::ListQuarantineRequest request;
+  request.set_page_size(1'000);
+  do {
+    v1::ListQuarantineResponse page;
+    done_.reset();
+    ListQuarantine(Context(), &hub_, &request, &page, stop_, Done());
+    while (!hub_.kept.empty()) {
+      v1::QuarantineAnswer answer;
+      for (const v1::QuarantinedArray& array : held[hub_.kept[0].identity].arrays()) {
+        if (array.array().array_id() <= hub_.kept[0].order.start_after()) continue;
+        if (answer.ByteSizeLong() > kPageBytes) answer.set_has_more(true);
+        if (answer.has_more()) break;
+        *answer.add_arrays() = array;
+      }
+      hub_.Answer(std::move(answer));
+    }
+    ASSERT_TRUE(done_.has_value());
+    ASSERT_THAT(*done_, IsOk());
+    EXPECT_LT(page.ByteSizeLong(), kPageBytes + 4'096);
+    for (const auto& worker : page.unreached()) unreached.push_back(worker.identity());
+    for (const auto& array : page.arrays()) {
+      arrays.push_back(StrCat(array.identity(), "/", array.array().array_id()));
+    }
+    request.set_page_token(page.next_page_token());
+    ++pages;
+  } while (!request.page_token().empty() && pages < 100);
+  EXPECT_GE(pages, 3);
+  EXPECT_EQ(unreached, away) << "each once, by identity";
+  EXPECT_EQ(arrays.size(), static_cast<size_t>(2 * kArrays));
+  EXPECT_TRUE(std::is_sorted(arrays.begin(), arrays.end()));
+  EXPECT_EQ(std::unique(arrays.begin(), arrays.end()), arrays.end()) << "each once";
+}
+
 // A worker's list comes in pieces: each counts before anything is dropped.
 TEST_F(QuarantineCallsTest, ADropKnowsAllPartsBeforeItBegins) {
   const ArrayDescriptor one = NewDescriptor();
