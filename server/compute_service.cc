@@ -181,8 +181,11 @@ class StepRunner {
   absl::StatusOr<RunningPtr> Admit(StepCall* call, StepRequest* step);
   absl::Status CheckDonor(const std::string& session_id, FoundOperands* found) const;
   absl::Status CheckOutputs(const v1::ExecuteRequest& request, const Plan& plan) const;
-  // INVALID_ARGUMENT (LIMIT_EXCEEDED): what workers have to be sent does not fit into a message.
+  // INVALID_ARGUMENT (LIMIT_EXCEEDED): what workers have to be sent, or the answer, does not fit
+  // into a message.
   static absl::Status CheckSize(const Running& running);
+  // `outputs_bytes`: of the encoded descriptors.
+  static absl::Status CheckAnswerSize(const Running& running, int64_t outputs_bytes);
   absl::Status StageOutputs(const RunningPtr& running);
   void Commit(const RunningPtr& running, const WorkOutcome& outcome,
               absl::AnyInvocable<void(absl::Status) &&> decided);
@@ -304,6 +307,7 @@ absl::Status StepRunner::CheckSize(const Running& running) {
   const int64_t plan_bytes = std::ssize(running.prepared->bytes);
   int64_t literal_bytes = 0;
   int64_t other_bytes = kFramingBytes;
+  int64_t outputs_bytes = 0;
   for (int i = 0; i < running.request.operands_size(); ++i) {
     const FoundOperand& operand = running.operands[static_cast<size_t>(i)];
     other_bytes += kItemFramingBytes;
@@ -316,15 +320,44 @@ absl::Status StepRunner::CheckSize(const Running& running) {
   for (const ArrayDescriptor& output : running.outputs) {
     v1::ArrayDescriptor encoded;
     rpc::Encode(output, &encoded);
-    other_bytes += static_cast<int64_t>(encoded.ByteSizeLong()) + kItemFramingBytes;
+    outputs_bytes += static_cast<int64_t>(encoded.ByteSizeLong());
+    other_bytes += kItemFramingBytes;
   }
-  const int64_t size_bytes = plan_bytes + literal_bytes + other_bytes;
-  if (size_bytes <= rpc::kMaxControlMessageBytes) return absl::OkStatus();
+  const int64_t size_bytes = plan_bytes + literal_bytes + outputs_bytes + other_bytes;
+  if (size_bytes <= rpc::kMaxControlMessageBytes) {
+    return CheckAnswerSize(running, outputs_bytes);
+  }
   return InvalidArgument(
       Reason::kLimitExceeded,
       StrCat("the step has ", size_bytes, " bytes for each worker, ", literal_bytes,
              " of them literals and ", plan_bytes, " its plan; the limit is ",
              rpc::kMaxControlMessageBytes, ": put large literals as arrays, or split the program"));
+}
+
+absl::Status StepRunner::CheckAnswerSize(const Running& running, int64_t outputs_bytes) {
+  // Tags, lengths and numbers of the answer, of each of its arrays and of each literal.
+  constexpr int64_t kFramingBytes = 256;
+  constexpr int64_t kItemFramingBytes = 96;
+  constexpr int64_t kLiteralFramingBytes = 32 + 10 * kMaxRank;
+  const v1::OutputOptions& options = running.request.output();
+  int64_t names_bytes = 0;
+  for (const std::string& name : options.names()) names_bytes += std::ssize(name);
+  int64_t literals_bytes = 0;
+  for (const ArrayDescriptor& output : running.outputs) {
+    if (!options.return_literals()) break;
+    SHARDMESH_ASSIGN_OR_RETURN(const int64_t output_bytes, output.SizeBytes());
+    literals_bytes += output_bytes + kLiteralFramingBytes;
+  }
+  const int64_t size_bytes = kFramingBytes + std::ssize(running.outputs) * kItemFramingBytes +
+                             outputs_bytes + names_bytes + literals_bytes;
+  if (size_bytes <= rpc::kMaxControlMessageBytes) return absl::OkStatus();
+  return InvalidArgument(
+      Reason::kLimitExceeded,
+      StrCat("the answer may have ", size_bytes, " bytes, ", outputs_bytes,
+             " of them the descriptors of ", running.outputs.size(), " results, ", names_bytes,
+             " their names and ", literals_bytes, " their elements; the limit is ",
+             rpc::kMaxControlMessageBytes,
+             ": split the program, give shorter names, or get the arrays instead of literals"));
 }
 
 absl::Status StepRunner::CheckOutputs(const v1::ExecuteRequest& request, const Plan& plan) const {
@@ -755,6 +788,13 @@ StepAnswer StepRunner::Answer(const RunningPtr& running, const WorkOutcome& outc
           PasteTileBytes(staged->data(), tiling.TileOf(static_cast<DeviceId>(rank)), 0, whole));
     }
     rpc::Encode(std::move(literal), output->mutable_literal());
+  }
+  // Results whose workers were lost since: their ranks are not among what CheckAnswerSize counted,
+  // and whoever asks for an array is told them.
+  if (static_cast<int64_t>(response.ByteSizeLong()) > rpc::kMaxControlMessageBytes) {
+    for (v1::StepOutput& output : *response.mutable_outputs()) {
+      output.mutable_array()->clear_missing_ranks();
+    }
   }
   return response;
 }

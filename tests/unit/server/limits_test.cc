@@ -388,6 +388,63 @@ TEST_F(LimitsTest, ListsComeInPagesOfTwoMebibytesAtMost) {
   EXPECT_EQ(names.size(), static_cast<size_t>(kMeshes));
 }
 
+// The step fits into a message, its answer with the names does not.
+TEST_F(LimitsTest, AnAnswerOfManyResultsWithLongNamesIsRefusedBeforeTheStepRuns) {
+  constexpr int64_t kResults = 900;
+  StartCoordinator("");
+  StartWorkers(1);
+  v1::CreateEntryRequest mesh;
+  mesh.set_request_id("mesh");
+  mesh.set_name("m");
+  for (int axis = 0; axis < 16; ++axis) {
+    v1::MeshAxis* const added = mesh.mutable_value()->mutable_mesh()->mutable_mesh()->add_axes();
+    added->set_name(StrCat(100 + axis, std::string(240, 'x')));
+    added->set_size(1);
+  }
+  v1::CreateEntryResponse created;
+  ASSERT_THAT(Call<v1::CatalogService>(&v1::CatalogService::Stub::CreateEntry, mesh, &created),
+              IsOk());
+  ASSERT_TRUE(AwaitQuiet("m"));
+  const std::string session = OpenSession();
+  // With names of so many bytes together.
+  const auto run = [&](int64_t names_bytes) {
+    v1::ExecuteRequest request = Product(session, "m");
+    request.mutable_program()->clear_outputs();
+    for (int64_t i = 0; i < kResults; ++i) {
+      if (i > 0) *request.mutable_program()->add_ops() = request.program().ops(0);
+      request.mutable_program()->add_outputs(static_cast<uint32_t>(2 + i));
+      const int64_t bytes = names_bytes / kResults + (i < names_bytes % kResults ? 1 : 0);
+      request.mutable_output()->add_names(
+          StrCat(1'000 + i, std::string(static_cast<size_t>(bytes - 4), 'n')));
+    }
+    return Execute(request);
+  };
+  // Bytes of the answer, as the error says.
+  const auto need = [](const absl::Status& refused) {
+    const std::string text(refused.message());
+    const std::string before = "may have ";
+    const size_t at = text.find(before);
+    return at == std::string::npos ? 0 : std::stoll(text.substr(at + before.size()));
+  };
+  constexpr int64_t kLongNames = kResults * 1'000;
+  const absl::Status refused = run(kLongNames).status();
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kLimitExceeded));
+  const int64_t fits = kLongNames - (need(refused) - rpc::kMaxControlMessageBytes);
+  ASSERT_GT(fits, kResults * 10) << refused;
+  const absl::Status one_more = run(fits + 1).status();
+  EXPECT_THAT(one_more, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kLimitExceeded));
+  EXPECT_THAT(std::string(one_more.message()),
+              AllOf(HasSubstr("4194305 bytes"), HasSubstr("900 results"), HasSubstr("4194304")));
+  const auto is_step = [](const v1::AttachResponse& message) { return message.has_run_step(); };
+  EXPECT_THAT(Heard(0, is_step), testing::IsEmpty()) << "nothing ran";
+  const auto largest = run(fits);
+  ASSERT_THAT(largest, IsOk());
+  EXPECT_EQ(largest->outputs_size(), kResults);
+  EXPECT_EQ(largest->outputs(899).array().name().size(),
+            static_cast<size_t>(fits / kResults + (899 < fits % kResults ? 1 : 0)));
+  EXPECT_LE(static_cast<int64_t>(largest->ByteSizeLong()), rpc::kMaxControlMessageBytes);
+}
+
 // Of ranks that nobody serves there is a finding each.
 TEST_F(LimitsTest, ADiagnosisOfManyRanksFitsIntoAMessage) {
   constexpr int kRanks = 3'900;
