@@ -29,10 +29,6 @@ constexpr const char* kReady = "ready";
 
 // Peers probe quiet connections as often as ChannelOptions says; gRPC's own limit is minutes.
 constexpr absl::Duration kMinPingInterval = absl::Seconds(1);
-// A quiet connection is probed this often, and broken when no answer comes within the timeout.
-constexpr absl::Duration kKeepaliveInterval = absl::Seconds(20);
-constexpr absl::Duration kKeepaliveTimeout = absl::Seconds(10);
-constexpr absl::Duration kMaxIdle = absl::Minutes(10);
 
 int MillisecondsOf(absl::Duration duration) {
   return static_cast<int>(absl::ToInt64Milliseconds(duration));
@@ -120,13 +116,12 @@ absl::StatusOr<std::unique_ptr<ServerLifecycle>> ServerLifecycle::Start(
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
                              MillisecondsOf(kMinPingInterval));
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
-  // A peer whose host is cut off would hold its streams for hours otherwise.
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, MillisecondsOf(kKeepaliveInterval));
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, MillisecondsOf(kKeepaliveTimeout));
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS,
+                             MillisecondsOf(options.keepalive_interval));
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
+                             MillisecondsOf(options.keepalive_timeout));
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
-  // Connections without a call are told to go; the client connects again when it has one. There is
-  // no limit of a connection's age: Attach and Exchange streams live as long as their processes.
-  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, MillisecondsOf(kMaxIdle));
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, MillisecondsOf(options.max_idle));
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, options.max_streams);
   if (options.memory_quota_bytes > 0) {
     builder.SetResourceQuota(

@@ -39,6 +39,14 @@ struct ServerOptions {
   int64_t memory_quota_bytes = 0;
   // Calls of one connection at a time; those beyond wait at the client.
   int max_streams = 1024;
+  // A quiet connection is probed this often, and broken when no answer comes within the timeout: a
+  // peer whose host is cut off would hold its streams for hours otherwise.
+  absl::Duration keepalive_interval = absl::Seconds(20);
+  absl::Duration keepalive_timeout = absl::Seconds(10);
+  // A connection without a call is told to go then; its client connects again when it has one.
+  // There is no limit of a connection's age: Attach and Exchange streams live as long as their
+  // processes.
+  absl::Duration max_idle = absl::Minutes(10);
   // Connections; one beyond is closed at once.
   ConnectionLimits max_connections = {};
   // Whether it has the health service. That one is polled for by threads of gRPC's, which look

@@ -15,8 +15,6 @@ PAGE = "docs/limits.md"
 
 # Rows without a test, by their first words, and why.
 UNTESTED = {
-    "connection without a call": "a test would take ten minutes",
-    "peer that answers no ping": "a test would take half a minute; `model --run=network` swallows connections",
     "working memory that a thread keeps between kernels": "nothing tells how much a thread keeps",
     "time to compute one answer": "a test would take five minutes",
 }

@@ -10,6 +10,7 @@
 #include <new>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -18,6 +19,8 @@
 #include "rpc/metrics_endpoint.h"
 #include "rpc/status.h"
 #include "shardmesh/v1/session_service.grpc.pb.h"
+#include "tests/testing/eventually.h"
+#include "tests/testing/proxy.h"
 #include "tests/testing/status_matchers.h"
 
 namespace shardmesh::rpc {
@@ -48,6 +51,7 @@ class SessionService final : public v1::SessionService::CallbackService {
   grpc::ServerUnaryReactor* RenewSession(grpc::CallbackServerContext* context,
                                          const v1::RenewSessionRequest*,
                                          v1::RenewSessionResponse*) override {
+    waiting_context = context;
     waiting = context->DefaultReactor();
     renewing.Notify();
     return waiting;
@@ -55,6 +59,7 @@ class SessionService final : public v1::SessionService::CallbackService {
 
   std::string traceparent;
   grpc::ServerUnaryReactor* waiting = nullptr;
+  grpc::CallbackServerContext* waiting_context = nullptr;
   absl::Notification renewing;
 };
 
@@ -144,6 +149,44 @@ TEST_F(ServerLifecycleTest, WithoutHealthItIsReadyAndDrainsAllTheSame) {
   server->Drain(absl::Now() + absl::Seconds(5));
   EXPECT_FALSE(server->ready());
   EXPECT_THAT(Check(*server, ""), StatusIs(absl::StatusCode::kUnavailable));
+}
+
+// Its host is cut off: nothing says that the connection is gone.
+TEST_F(ServerLifecycleTest, TheCallsOfAPeerThatAnswersNoPingAreCancelled) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto server, Start({.keepalive_interval = absl::Seconds(1),
+                                                           .keepalive_timeout = absl::Seconds(1)}));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto network, test::Proxy::Start(server->address()));
+  ChannelOptions options;
+  options.own_connection = true;
+  const auto stub =
+      v1::SessionService::NewStub(*CreateChannel(network->address(), std::move(options)));
+  grpc::ClientContext context;
+  v1::RenewSessionResponse response;
+  grpc::Status status;
+  std::thread call(
+      [&] { status = stub->RenewSession(&context, v1::RenewSessionRequest(), &response); });
+  service_.renewing.WaitForNotification();
+  network->Set(test::Proxy::Mode::kSwallow);
+  EXPECT_TRUE(test::Eventually([&] { return service_.waiting_context->IsCancelled(); }));
+  EXPECT_GT(network->swallowed_bytes(), 0) << "it was asked";
+  service_.waiting->Finish(grpc::Status::OK);
+  context.TryCancel();
+  call.join();
+  EXPECT_FALSE(status.ok());
+}
+
+TEST_F(ServerLifecycleTest, AConnectionWithoutACallIsToldToGo) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto server, Start({.max_idle = absl::Milliseconds(200)}));
+  const std::shared_ptr<grpc::Channel> channel = Dial(*server);
+  const auto stub = v1::SessionService::NewStub(channel);
+  for (int i = 0; i < 2; ++i) {
+    grpc::ClientContext context;
+    v1::OpenSessionRequest request;
+    request.set_client_name("ada");
+    v1::OpenSessionResponse response;
+    EXPECT_TRUE(stub->OpenSession(&context, request, &response).ok());
+    EXPECT_TRUE(test::Eventually([&] { return channel->GetState(false) == GRPC_CHANNEL_IDLE; }));
+  }
 }
 
 TEST_F(ServerLifecycleTest, CallsCarryTraceContextAndErrorsCarryDetails) {

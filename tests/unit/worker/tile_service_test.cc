@@ -29,6 +29,8 @@
 #include "shardmesh/v1/tile_service.grpc.pb.h"
 #include "tensor/buffer.h"
 #include "tensor/crc32c.h"
+#include "tests/testing/eventually.h"
+#include "tests/testing/proxy.h"
 #include "tests/testing/status_matchers.h"
 
 namespace shardmesh::worker {
@@ -78,9 +80,13 @@ class TileServiceTest : public ::testing::Test {
                                 .clock = &clock_,
                                 .idle_limit = idle_limit_,
                                 .news_limit = news_limit_});
-    auto server = rpc::ServerLifecycle::Start(
-        {.max_message_bytes = rpc::kMaxDataMessageBytes, .on_drain = nullptr, .customize = nullptr},
-        {{v1::TileService::service_full_name(), service_.get()}});
+    auto server =
+        rpc::ServerLifecycle::Start({.max_message_bytes = rpc::kMaxDataMessageBytes,
+                                     .keepalive_interval = keepalive_,
+                                     .keepalive_timeout = keepalive_,
+                                     .on_drain = nullptr,
+                                     .customize = nullptr},
+                                    {{v1::TileService::service_full_name(), service_.get()}});
     ASSERT_THAT(server, IsOk());
     server_ = *std::move(server);
     auto channel =
@@ -235,6 +241,7 @@ class TileServiceTest : public ::testing::Test {
 
   rpc::RealClock clock_;
   absl::Duration idle_limit_ = kTimeout;
+  absl::Duration keepalive_ = kTimeout;
   absl::Duration news_limit_ = absl::Milliseconds(100);
   MemoryBudget budget_{kMemoryBytes};
   std::shared_ptr<BufferPool> pool_ = BufferPool::Create(&budget_, 0);
@@ -527,6 +534,28 @@ class SlowBlocks final : public BlockSource {
   int waiting_ ABSL_GUARDED_BY(mutex_) = 0;
   bool goes_on_ ABSL_GUARDED_BY(mutex_) = false;
 };
+
+// Its host is cut off in the middle of a tile: nothing says that the connection is gone.
+TEST_F(TileServiceTest, GivesBackTheTileOfAClientThatAnswersNoPing) {
+  idle_limit_ = absl::Hours(1);
+  keepalive_ = absl::Seconds(1);
+  Start();
+  Serve();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto network, test::Proxy::Start(server_->address()));
+  const auto stub = v1::TileService::NewStub(
+      *rpc::CreateChannel(network->address(), {.max_message_bytes = rpc::kMaxDataMessageBytes}));
+  grpc::ClientContext context;
+  v1::PutTilesResponse response;
+  const auto stream = stub->PutTiles(&context, &response);
+  const int64_t rows = 16384;
+  const auto messages = Messages(Array("a", rows), OwnTile(rows), Pattern(OwnBytes(rows)));
+  for (size_t i = 0; i < 2; ++i) ASSERT_TRUE(stream->Write(messages[i]));
+  ASSERT_TRUE(test::Eventually([&] { return store_->used_bytes() >= OwnBytes(rows); }));
+  network->Set(test::Proxy::Mode::kSwallow);
+  EXPECT_TRUE(UsedBytesFallTo(0));
+  context.TryCancel();
+  EXPECT_FALSE(stream->Finish().ok());
+}
 
 TEST_F(TileServiceTest, OthersAreAnsweredWhileTheMemoryOfLargeTilesIsMadeReady) {
   const auto blocks = std::make_shared<SlowBlocks>();
