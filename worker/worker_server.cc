@@ -13,7 +13,6 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/ascii.h"
-#include "absl/strings/str_format.h"
 #include "absl/synchronization/mutex.h"
 #include "rpc/clock.h"
 #include "rpc/field_check.h"
@@ -327,21 +326,8 @@ class WorkerServer::Impl {
     }
   }
 
-  // Whether memory and threads are within what the host allows this process.
   void LogMisfits() const {
-    std::vector<std::string> misfits;
-    if (share_.memory_bytes.has_value() && options_.memory_bytes > *share_.memory_bytes) {
-      misfits.push_back(StrCat("--memory is ", options_.memory_bytes,
-                               " bytes, the memory limit of its control group ",
-                               *share_.memory_bytes));
-    }
-    if (threads_ > share_.cores) {
-      misfits.push_back(StrCat(threads_, " threads for kernels, ", share_.cores, " cores"));
-    }
-    if (share_.quota_cores.has_value() && threads_ > 1 && threads_ > *share_.quota_cores) {
-      misfits.push_back(StrCat(threads_, " threads for kernels, a quota of ",
-                               absl::StrFormat("%.2f", *share_.quota_cores), " cores"));
-    }
+    const std::vector<std::string> misfits = share_.MisfitsOf(options_.memory_bytes, threads_);
     if (misfits.empty()) return;
     rpc::LogWarning("more is asked for than this process may use",
                     {{"identity", options_.identity}, {"error", StrJoin(misfits, "; ")}});

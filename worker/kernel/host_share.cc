@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "sharding/str_cat.h"
 
@@ -96,6 +97,22 @@ int CoresOfThisProcess() {
 int HostShare::Threads() const {
   const double quota = quota_cores.value_or(cores);
   return std::max(1, static_cast<int>(std::floor(std::min<double>(quota, cores))));
+}
+
+std::vector<std::string> HostShare::MisfitsOf(int64_t memory, int threads) const {
+  std::vector<std::string> misfits;
+  if (memory_bytes.has_value() && memory > *memory_bytes) {
+    misfits.push_back(StrCat("--memory is ", memory,
+                             " bytes, the memory limit of its control group ", *memory_bytes));
+  }
+  if (threads > cores) {
+    misfits.push_back(StrCat(threads, " threads for kernels, ", cores, " cores"));
+  }
+  if (quota_cores.has_value() && threads > 1 && threads > *quota_cores) {
+    misfits.push_back(StrCat(threads, " threads for kernels, a quota of ",
+                             absl::StrFormat("%.2f", *quota_cores), " cores"));
+  }
+  return misfits;
 }
 
 HostShare HostShare::OfThisProcess() { return Read("", CoresOfThisProcess()); }

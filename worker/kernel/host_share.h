@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -22,6 +23,9 @@ struct HostShare {
 
   // Threads that compute at once without being stopped for the quota: at least 1.
   int Threads() const;
+  // What of this a process may not use, each as a sentence for its log; nothing where all of it is
+  // within the limits.
+  std::vector<std::string> MisfitsOf(int64_t memory_bytes, int threads) const;
 
   static HostShare OfThisProcess();
   // With `root` in place of "/" before /proc and /sys, for tests. What cannot be read is no limit.

@@ -63,6 +63,24 @@ TEST_F(HostShareTest, VersionOneHasAHierarchyForEachController) {
   EXPECT_FALSE(share.memory_bytes.has_value()) << "no limit";
 }
 
+TEST(MisfitsTest, SayWhatIsAskedForAndWhatThereIs) {
+  using ::testing::ElementsAre;
+  using ::testing::HasSubstr;
+  using ::testing::IsEmpty;
+  const HostShare free = {.cores = 4};
+  EXPECT_THAT(free.MisfitsOf(int64_t{1} << 60, 4), IsEmpty());
+  EXPECT_THAT(free.MisfitsOf(1, 5), ElementsAre("5 threads for kernels, 4 cores"));
+  const HostShare pod = {.cores = 4, .quota_cores = 2.5, .memory_bytes = 1000};
+  EXPECT_THAT(pod.MisfitsOf(1000, 2), IsEmpty());
+  EXPECT_THAT(pod.MisfitsOf(1001, 3),
+              ElementsAre("--memory is 1001 bytes, the memory limit of its control group 1000",
+                          "3 threads for kernels, a quota of 2.50 cores"));
+  EXPECT_THAT(pod.MisfitsOf(1000, 5), ElementsAre(HasSubstr("4 cores"), HasSubstr("quota")));
+  // One thread is the least that there is.
+  const HostShare small = {.cores = 4, .quota_cores = 0.5};
+  EXPECT_THAT(small.MisfitsOf(1, 1), IsEmpty());
+}
+
 TEST(HostPartTest, IsSaidAsIndexAndCount) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const HostPart part, HostPart::Parse("2/8"));
   EXPECT_EQ(part.index, 2);
