@@ -1109,9 +1109,16 @@ TEST_F(ClusterCommandTest, LoadsGetsAndComputes) {
   result = cluster_->Run({"describe", layer + "output.dense.weight"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("[0,192)x[0,768)"));
+  const std::string typo = WriteFile(Path("typo.yaml"), "rules:\n- {pattern: '.*', spec: [tpp]}\n");
   ExpectRefused(
       {{"a name that does not exist", {"get", "hidden", "--out", Path("h.npy")}, "hidden"},
        {"a name that does not exist", {"rm", "hidden"}, "hidden"},
+       {"a name that does not exist beside one that does",
+        {"rm", layer + "output.dense.weight", "hidden"},
+        "hidden"},
+       {"an axis that the mesh does not have",
+        {"load", checkpoint_, "--rules", typo, "--quiet", "--strict"},
+        "tpp"},
        {"a name that nearly exists",
         {"describe", "embeddings.word_embedings.weight"},
         "did you mean \"embeddings.word_embeddings.weight\"?"},
@@ -1120,6 +1127,9 @@ TEST_F(ClusterCommandTest, LoadsGetsAndComputes) {
         {"matmul", layer + "output.dense.weight", layer + "output.dense.weight"},
         "SHAPE_MISMATCH"}});
   EXPECT_FALSE(std::filesystem::exists(Path("h.npy")));
+  result = cluster_->Run({"load", checkpoint_, "--rules", typo, "--quiet"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("of 104 tensors were corrected to fit"));
 }
 
 TEST_F(ClusterCommandTest, ExchangesTiles) {

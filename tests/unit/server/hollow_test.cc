@@ -943,6 +943,50 @@ TEST_F(HollowTest, ARepeatedChangeOfAMeshIsAnsweredAsTheFirstOneThoughAnArrayLie
   EXPECT_THAT(remove(&repeated), StatusIs(absl::StatusCode::kFailedPrecondition));
 }
 
+// Their names are so long that 5,000 links of them do not fit on a page.
+TEST_F(HollowTest, LinksAreListedInPagesOfTwoMebibytesAtMost) {
+  constexpr int64_t kWorkers = 95;
+  constexpr int64_t kPairs = kWorkers * (kWorkers - 1) / 2;
+  StartCoordinator(StrCat("dp=", kWorkers));
+  Begin({.count = kWorkers, .identity_prefix = std::string(240, 'w')});
+  ASSERT_TRUE(workers_->AwaitMembers(kWorkers, kTimeout)) << workers_->totals().last_end;
+  for (int64_t index = 0; index < kWorkers; ++index) {
+    v1::AttachRequest beat;
+    for (int64_t peer = index + 1; peer < kWorkers; ++peer) {
+      rpc::Encode({.peer = workers_->IdentityOf(peer),
+                   .peer_incarnation = workers_->IncarnationOf(peer),
+                   .latency = absl::Microseconds(1),
+                   .bytes_per_second = 1e9,
+                   .measured = absl::Now()},
+                  beat.mutable_heartbeat()->mutable_links()->add_links());
+    }
+    workers_->Send(index, beat);
+  }
+  std::set<std::string> pairs;
+  int64_t links = 0;
+  int pages = 0;
+  EXPECT_TRUE(Eventually([&] {
+    pairs.clear();
+    links = pages = 0;
+    v1::ListLinksRequest request;
+    do {
+      v1::ListLinksResponse page;
+      EXPECT_THAT(Call<v1::ClusterService>(&v1::ClusterService::Stub::ListLinks, request, &page),
+                  IsOk());
+      EXPECT_LT(page.ByteSizeLong(), (size_t{2} << 20) + (size_t{64} << 10));
+      links += page.links_size();
+      for (const v1::WorkerLink& link : page.links()) {
+        pairs.insert(StrCat(link.identity(), " ", link.measured().peer_identity()));
+      }
+      request.set_page_token(page.next_page_token());
+      ++pages;
+    } while (!request.page_token().empty());
+    return links == kPairs;
+  })) << links;
+  EXPECT_EQ(std::ssize(pairs), kPairs) << "each once";
+  EXPECT_EQ(pages, 2) << "cut by its bytes: there are fewer than 5,000";
+}
+
 TEST_F(HollowTest, LinksAreListedInPages) {
   constexpr int64_t kWorkers = 12;
   constexpr int64_t kPairs = kWorkers * (kWorkers - 1) / 2;
