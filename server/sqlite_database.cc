@@ -152,6 +152,11 @@ absl::Status Database::UseLog() {
   SHARDMESH_RETURN_IF_ERROR(Execute("PRAGMA synchronous = FULL"));
   // SQLite's own checkpoints keep their errors to themselves.
   SHARDMESH_RETURN_IF_ERROR(Execute("PRAGMA wal_autocheckpoint = 0"));
+  int stays = 1;
+  if (const int code = sqlite3_file_control(handle_, "main", SQLITE_FCNTL_PERSIST_WAL, &stays);
+      code != SQLITE_OK) {
+    return Error(code, "keep the file of the log");
+  }
   sqlite3_wal_hook(
       handle_,
       [](void* database, sqlite3*, const char*, int pages) {

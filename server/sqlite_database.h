@@ -79,7 +79,7 @@ class Database {
   // DATA_LOSS: the file is missing or empty, but its log is not; SQLite would remove the log.
   absl::Status Open(const std::string& vfs = "");
   // Whether closing leaves the log as it is. Else, as at the beginning, closing copies it into the
-  // database, as far as SQLite can read it, and removes it.
+  // database, as far as SQLite can read it, and removes it; after UseLog it empties it.
   absl::Status KeepLog(bool keep);
   absl::Status Execute(const std::string& sql);
   absl::StatusOr<Statement> Prepare(const std::string& sql);
@@ -100,7 +100,8 @@ class Database {
   }
 
   // Switches to a write-ahead log that is synced with each commit, and that only Checkpoint copies
-  // into the database.
+  // into the database. Its file stays when the database is closed: a full disk may have no room for
+  // a new one, also where it is empty (XFS).
   absl::Status UseLog();
   // Pages in the log that Checkpoint has not copied.
   int64_t log_pages() const { return log_pages_; }

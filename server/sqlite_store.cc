@@ -248,21 +248,26 @@ class SqliteBackup final : public JournalBackup {
   SqliteBackup(std::unique_ptr<Database::Copy> copy, std::string path)
       : copy_(std::move(copy)), path_(std::move(path)) {}
   ~SqliteBackup() override {
-    if (is_done_) return;
+    if (is_whole_) return;
     copy_.reset();
     std::error_code ignored;
     std::filesystem::remove(path_, ignored);
   }
   absl::StatusOr<bool> Step() override {
     SHARDMESH_FAILPOINT("store.backup_step");
-    SHARDMESH_ASSIGN_OR_RETURN(is_done_, copy_->Step(kCopiedPages));
-    return is_done_;
+    SHARDMESH_ASSIGN_OR_RETURN(const bool is_copied, copy_->Step(kCopiedPages));
+    if (!is_copied) return false;
+    copy_.reset();
+    // What the log has is in the copy.
+    SHARDMESH_RETURN_IF_ERROR(ForgetLog(path_));
+    is_whole_ = true;
+    return true;
   }
 
  private:
   std::unique_ptr<Database::Copy> copy_;
   const std::string path_;
-  bool is_done_ = false;
+  bool is_whole_ = false;
 };
 
 class SqliteJournal final : public Journal {
@@ -275,6 +280,10 @@ class SqliteJournal final : public Journal {
         folder_(options.folder),
         quota_bytes_(options.quota_bytes),
         log_pages_(options.log_pages) {}
+  // A log that could not be copied whole stays as it is, for the next start.
+  ~SqliteJournal() override { Close().IgnoreError(); }
+  SqliteJournal(const SqliteJournal&) = delete;
+  SqliteJournal& operator=(const SqliteJournal&) = delete;
 
   absl::Status Prepare() {
     SHARDMESH_ASSIGN_OR_RETURN(insert_, database_->Prepare(kInsertRecord));
@@ -300,6 +309,9 @@ class SqliteJournal final : public Journal {
     // Other programs took the room for it, or an older build left it so.
     copied = ReleaseUntilDone([this] { return CopyLog(); }, std::move(copied));
     if (!copied.ok() && !absl::IsResourceExhausted(copied)) return copied;
+    SHARDMESH_ASSIGN_OR_RETURN(const bool needs_log, NeedsLog(*database_));
+    needs_log_ = needs_log && is_copied_;
+    is_usable_ = true;
     return database_->LimitPages(OrdinaryPages());
   }
 
@@ -373,10 +385,6 @@ class SqliteJournal final : public Journal {
 
   std::vector<std::string> UnreadableKeys() const override { return named_keys_; }
 
-  // Before anybody else uses it, of a store that is new: its first commit is copied at once, so
-  // that the database knows its cluster even if the log is lost.
-  void CopyFirstCommit() { checkpoint_at_ = 1; }
-
   // Before anybody else uses it. `index` has what can be read.
   void SetUnreadable(const std::vector<UnreadableRecord>& records, const RevisionIndex& index) {
     unreadable_ = static_cast<int64_t>(records.size());
@@ -407,8 +415,38 @@ class SqliteJournal final : public Journal {
   // What a transaction may use of that which is kept back.
   enum class KeptBack { kNothing, kOfQuota, kAll };
 
+  // The first commit is copied at once, and with it that the database needs its log: before anybody
+  // is told of what the log alone has, its loss would be noticed.
   template <typename Writes>
   absl::Status Transact(KeptBack kept_back, Writes writes) {
+    absl::Status status = TryTransaction(kept_back, [&]() -> absl::Status {
+      SHARDMESH_RETURN_IF_ERROR(writes());
+      return needs_log_ ? absl::OkStatus() : SetNeedsLog(*database_, true);
+    });
+    if (status.ok() && !needs_log_) {
+      status = CopyLog();
+      needs_log_ = status.ok();
+      // It is committed, and copied with the next one.
+      if (absl::IsResourceExhausted(status)) status = absl::OkStatus();
+    }
+    if (!status.ok() && !absl::IsResourceExhausted(status)) is_usable_ = false;
+    return status;
+  }
+
+  // After it the database has all that was committed, and needs no log; or the log stays.
+  absl::Status Close() {
+    if (!is_usable_) return absl::OkStatus();
+    SHARDMESH_ASSIGN_OR_RETURN(const bool needs_log, NeedsLog(*database_));
+    if (needs_log) {
+      SHARDMESH_RETURN_IF_ERROR(
+          TryTransaction(KeptBack::kAll, [this] { return SetNeedsLog(*database_, false); }));
+    }
+    SHARDMESH_RETURN_IF_ERROR(CopyLog());
+    return database_->KeepLog(false);
+  }
+
+  template <typename Writes>
+  absl::Status TryTransaction(KeptBack kept_back, Writes writes) {
     const auto attempt = [&] {
       return database_->InTransaction([&]() -> absl::Status {
         SHARDMESH_RETURN_IF_ERROR(writes());
@@ -490,6 +528,7 @@ class SqliteJournal final : public Journal {
     absl::Status copied = TakeBlocks();
     if (copied.ok()) copied = database_->Checkpoint();
     is_copied_ = copied.ok();
+    if (!copied.ok() && !absl::IsResourceExhausted(copied)) is_usable_ = false;
     if (is_copied_) blocks_.Forget();
     // A full disk leaves the pages in the log, where they are as safe; later there may be room.
     checkpoint_at_ = is_copied_ ? log_pages_ : database_->log_pages() + log_pages_;
@@ -531,6 +570,10 @@ class SqliteJournal final : public Journal {
   Revision compacted_ = 0;
   int64_t checkpoint_at_ = log_pages_;
   bool is_copied_ = false;  // the log, when it was tried last
+  // The file of the database says that it needs its log.
+  bool needs_log_ = false;
+  // It is prepared, and since then nothing failed but for want of room.
+  bool is_usable_ = false;
   int64_t unreadable_ = 0;
   std::vector<std::string> named_keys_;
   // What the commit was that wrote what cannot be read: by key, and by the checksum of a key that
@@ -589,13 +632,14 @@ absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(SqliteStoreOptions option
   SHARDMESH_RETURN_IF_ERROR(FinishReplacement(options.folder));
   RemoveSnapshots(options.folder);
   SHARDMESH_RETURN_IF_ERROR(CheckHasState(options.folder));
+  SHARDMESH_RETURN_IF_ERROR(CheckHasLog(DatabasePath(options.folder)));
 
   auto database = std::make_unique<Database>(DatabasePath(options.folder));
   // SQLite would drop what is behind a damage of the log.
   SHARDMESH_ASSIGN_OR_RETURN(const WalFile log, WalFile::Read(database->path() + "-wal"));
   SHARDMESH_RETURN_IF_ERROR(log.damage());
   SHARDMESH_RETURN_IF_ERROR(database->Open(options.vfs));
-  // A state that is refused stays as it is.
+  // A state that is refused stays as it is, and so does one whose coordinator fails.
   SHARDMESH_RETURN_IF_ERROR(database->KeepLog(true));
   // One process, one connection: so the log's index needs no shared memory file.
   SHARDMESH_RETURN_IF_ERROR(database->Execute("PRAGMA locking_mode = EXCLUSIVE"));
@@ -609,7 +653,6 @@ absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(SqliteStoreOptions option
     return copied;
   }
   SHARDMESH_RETURN_IF_ERROR(PrepareSchema(*database));
-  SHARDMESH_RETURN_IF_ERROR(database->KeepLog(false));
   SHARDMESH_RETURN_IF_ERROR(GiveBackFreePages(*database, options.folder));
   SHARDMESH_ASSIGN_OR_RETURN(StoredState state, ReadState(*database));
   LogUnreadable(database->path(), state.unreadable);
@@ -617,7 +660,6 @@ absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(SqliteStoreOptions option
   auto journal = std::make_unique<SqliteJournal>(std::move(lock), std::move(database), options);
   journal->SetUnreadable(state.unreadable, state.index);
   SHARDMESH_RETURN_IF_ERROR(journal->Prepare());
-  if (version == 0) journal->CopyFirstCommit();
   return std::make_unique<LocalStore>(std::move(state.index), std::move(journal),
                                       std::move(options.local));
 }

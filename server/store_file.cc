@@ -16,6 +16,7 @@
 #include <optional>
 #include <system_error>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/match.h"
 #include "absl/time/clock.h"
 #include "rpc/clock.h"
@@ -36,6 +37,18 @@ constexpr int64_t kApplicationId = 0x7368646d;
 // What the name of a database ends with that is to take the place of a folder's own; what is before
 // it is where that one goes.
 constexpr std::string_view kNextSuffix = ".next";
+
+// In user_version, beside the version: the database needs its log.
+constexpr int64_t kNeedsLog = 0x10000;
+
+// Of a database's header, https://sqlite.org/fileformat2.html#the_database_header.
+constexpr size_t kDatabaseHeaderBytes = 100;
+constexpr std::string_view kMagic("SQLite format 3\0", 16);
+constexpr size_t kPageSizeOffset = 16;  // two bytes; 1 stands for 65,536
+constexpr size_t kUserVersionOffset = 60;
+constexpr size_t kApplicationIdOffset = 68;
+// Of a log, https://sqlite.org/fileformat2.html#walformat: its header, and that of a frame.
+constexpr int64_t kLogHeaderBytes = 32 + 24;
 
 constexpr int kPlaceBits = 8;
 
@@ -100,6 +113,23 @@ absl::Status LostState(const std::string& folder, std::string_view what, std::st
              " is there; put back state.db and state.db-wal as they were, or restore a snapshot "
              "with --restore; workers keep their tiles until then; a new cluster needs an empty "
              "folder"));
+}
+
+uint32_t NumberAt(std::string_view bytes, size_t at, size_t size = 4) {
+  uint32_t value = 0;
+  for (size_t i = 0; i < size; ++i) value = value << 8 | static_cast<uint8_t>(bytes[at + i]);
+  return value;
+}
+
+// The header of a database of ours; empty: the file has none such.
+absl::StatusOr<std::string> ReadHeader(int fd, const std::string& path) {
+  std::string header(kDatabaseHeaderBytes, '\0');
+  const ssize_t count = pread(fd, header.data(), header.size(), 0);
+  if (count < 0) return SystemError("read", path);
+  const bool is_one = static_cast<size_t>(count) == header.size() &&
+                      header.compare(0, kMagic.size(), kMagic) == 0 &&
+                      NumberAt(header, kApplicationIdOffset) == kApplicationId;
+  return is_one ? header : "";
 }
 
 // Bytes of a number, the lowest first.
@@ -274,6 +304,60 @@ absl::Status CheckIsNew(const std::string& folder) {
       trace);
 }
 
+absl::Status SetNeedsLog(Database& database, bool needs_log) {
+  SHARDMESH_ASSIGN_OR_RETURN(const int64_t version, SchemaVersionOf(database));
+  return database.Execute(StrCat("PRAGMA user_version = ", version | (needs_log ? kNeedsLog : 0)));
+}
+
+absl::StatusOr<bool> NeedsLog(Database& database) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto version, database.Number("PRAGMA user_version"));
+  return (*version & kNeedsLog) != 0;
+}
+
+absl::Status ForgetLog(const std::string& copy) {
+  const int fd = open(copy.c_str(), O_RDWR | O_CLOEXEC);
+  if (fd < 0) return SystemError("open", copy);
+  const absl::Cleanup close_file = [fd] { close(fd); };
+  SHARDMESH_ASSIGN_OR_RETURN(const std::string header, ReadHeader(fd, copy));
+  if (header.empty()) return absl::OkStatus();
+  const uint32_t version = NumberAt(header, kUserVersionOffset) & ~static_cast<uint32_t>(kNeedsLog);
+  char bytes[4];
+  for (size_t i = 0; i < sizeof(bytes); ++i) {
+    bytes[i] = static_cast<char>(version >> (24 - 8 * i) & 0xff);
+  }
+  if (pwrite(fd, bytes, sizeof(bytes), kUserVersionOffset) != sizeof(bytes) || fsync(fd) != 0) {
+    return SystemError("write", copy);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckHasLog(const std::string& database) {
+  struct stat found;
+  if (stat(database.c_str(), &found) != 0 || !S_ISREG(found.st_mode)) return absl::OkStatus();
+  const int fd = open(database.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return absl::OkStatus();
+  const absl::Cleanup close_file = [fd] { close(fd); };
+  SHARDMESH_ASSIGN_OR_RETURN(const std::string header, ReadHeader(fd, database));
+  if (header.empty() || (NumberAt(header, kUserVersionOffset) & kNeedsLog) == 0) {
+    return absl::OkStatus();
+  }
+  const uint32_t stored = NumberAt(header, kPageSizeOffset, 2);
+  const int64_t page_bytes = stored == 1 ? 65'536 : stored;
+  const std::string log = database + "-wal";
+  const bool is_there = stat(log.c_str(), &found) == 0;
+  if (!is_there && errno != ENOENT) return SystemError("look at", log);
+  if (is_there && found.st_size >= kLogHeaderBytes + page_bytes) return absl::OkStatus();
+  return StoreError(
+      absl::StatusCode::kDataLoss,
+      StrCat("the write-ahead log ", log,
+             is_there ? StrCat(" has only ", found.st_size, " bytes") : " is missing", ", but ",
+             database,
+             " needs it: its coordinator did not stop cleanly, and acknowledged commits may be in "
+             "the log alone; put the log back as it was; without it, restore a snapshot with "
+             "--restore, or go on without those commits: `shardmesh admin check FOLDER "
+             "--set-aside`"));
+}
+
 FolderLock::~FolderLock() {
   if (fd_ >= 0) close(fd_);
 }
@@ -366,15 +450,16 @@ absl::StatusOr<int64_t> SchemaVersionOf(Database& database) {
         absl::StatusCode::kFailedPrecondition,
         StrCat(database.path(), " is a database of another program; use another data folder"));
   }
-  if (*version < 1 || *version > kSchemaVersion) {
+  const int64_t schema = *version & ~kNeedsLog;
+  if (schema < 1 || schema > kSchemaVersion) {
     return WithReason(
         absl::FailedPreconditionError(StrCat(
-            database.path(), " has schema version ", *version, ", this build reads versions 1 to ",
+            database.path(), " has schema version ", schema, ", this build reads versions 1 to ",
             kSchemaVersion, "; use the build that wrote it or a newer one, or restore a snapshot ",
             "that was made with this version")),
         Reason::kSchemaMismatch);
   }
-  return *version;
+  return schema;
 }
 
 absl::Status PrepareSchema(Database& database) {

@@ -58,6 +58,20 @@ absl::Status CheckHasState(const std::string& folder);
 // The same of a database that could be opened and has no tables (version 0).
 absl::Status CheckIsNew(const std::string& folder);
 
+// A database says in its header whether it needs its log: from the first commit of each process, as
+// soon as that is on the disk, until the log is copied into it at a clean end. A database that
+// needs none is whole as it is; so is one that says so after its log was lost.
+//
+// Sets it, as part of a transaction.
+absl::Status SetNeedsLog(Database& database, bool needs_log);
+absl::StatusOr<bool> NeedsLog(Database& database);
+// Clears it in the file of a copy that has all commits, which nobody has open, and syncs the file.
+absl::Status ForgetLog(const std::string& copy);
+// DATA_LOSS: the database needs its log, and the log is missing or has not one frame: commits that
+// were acknowledged are lost. Reads the files past SQLite, and changes nothing. OK for a database
+// that is missing or unreadable, of which others tell.
+absl::Status CheckHasLog(const std::string& database);
+
 // The lock that one process at a time can have on a data folder. The kernel takes it back when the
 // process dies, however it dies.
 class FolderLock {

@@ -353,6 +353,7 @@ absl::Status Skip(const std::string& path, const ClusterRecord& cluster, Revisio
     }
   }
   SHARDMESH_RETURN_IF_ERROR(PrepareSchema(database));
+  SHARDMESH_RETURN_IF_ERROR(SetNeedsLog(database, false));
   newest += kSkippedRevisions;
   const std::pair<std::string_view, std::string> records[] = {
       {kClusterKey, EncodeCluster(cluster)},
@@ -569,10 +570,15 @@ absl::StatusOr<Opened> OpenToCheck(const std::string& path, const std::string& i
   SHARDMESH_ASSIGN_OR_RETURN(const WalFile log, WalFile::Read(LogOf(path)));
   opened.log = log.damage();
   opened.is_log_whole = log.is_whole();
+  if (opened.log.ok()) {
+    opened.log = CheckHasLog(path);
+    if (!opened.log.ok() && !absl::IsDataLoss(opened.log)) return opened.log;
+    opened.is_log_whole = opened.log.ok();
+  }
   const auto open = [&](const std::string& file) -> absl::Status {
     opened.database = std::make_unique<Database>(file);
     SHARDMESH_RETURN_IF_ERROR(opened.database->Open());
-    SHARDMESH_RETURN_IF_ERROR(opened.database->KeepLog(!writes && fs::exists(LogOf(file))));
+    SHARDMESH_RETURN_IF_ERROR(opened.database->KeepLog(fs::exists(LogOf(file))));
     SHARDMESH_RETURN_IF_ERROR(opened.database->Execute("PRAGMA locking_mode = EXCLUSIVE"));
     SHARDMESH_ASSIGN_OR_RETURN(opened.schema_version, SchemaVersionOf(*opened.database));
     opened.pages = opened.database->CheckPages();
@@ -1061,7 +1067,8 @@ absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::s
     if (before.ok()) {
       if (auto found = ClusterOf(before->index); found.ok()) replaced = *std::move(found);
       newest = std::max(newest, before->index.newest());
-      is_known = replaced.has_value();
+      // Of what was in a log that is lost nobody knows.
+      is_known = replaced.has_value() && CheckHasLog(DatabasePath(folder)).ok();
       CompareStates(before->index, snapshot.index, &restored);
     } else {
       restored.unread = before.status();
@@ -1204,9 +1211,11 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
           SHARDMESH_RETURN_IF_ERROR(Insert(*database, insert, row));
         }
       }
+      SHARDMESH_RETURN_IF_ERROR(SetNeedsLog(*database, false));
       return WriteBounds(*database, bounds);
     });
     SHARDMESH_RETURN_IF_ERROR(moved);
+    SHARDMESH_RETURN_IF_ERROR(database->Checkpoint());
     if (opened.is_image) {
       database.reset();
       SHARDMESH_RETURN_IF_ERROR(SyncFile(image));

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sqlite3.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
@@ -34,15 +35,42 @@ struct DiskHabits {
   // The file system says neither how large nor how full it is.
   bool has_no_sizes = false;
   std::optional<uint64_t> free_bytes = {};  // what it says is free
+  // SQLite can make no file while the disk is full, also not an empty one: XFS.
+  bool makes_no_files = false;
 };
 DiskHabits habits;
 
+// In place of SQLite's open(2).
+int OpenWithHabits(const char* path, int flags, int mode) {
+  struct stat found;
+  struct statvfs disk;
+  const std::string folder = std::filesystem::path(path).parent_path();
+  if ((flags & O_CREAT) != 0 && stat(path, &found) != 0 && statvfs(folder.c_str(), &disk) == 0 &&
+      disk.f_bavail == 0) {
+    errno = ENOSPC;
+    return -1;
+  }
+  return open(path, flags, mode);
+}
+
 class WithHabits {
  public:
-  explicit WithHabits(const DiskHabits& wanted) { habits = wanted; }
-  ~WithHabits() { habits = {}; }
+  explicit WithHabits(const DiskHabits& wanted) {
+    habits = wanted;
+    if (wanted.makes_no_files) SetOpen(reinterpret_cast<sqlite3_syscall_ptr>(&OpenWithHabits));
+  }
+  ~WithHabits() {
+    if (habits.makes_no_files) SetOpen(nullptr);
+    habits = {};
+  }
   WithHabits(const WithHabits&) = delete;
   WithHabits& operator=(const WithHabits&) = delete;
+
+ private:
+  static void SetOpen(sqlite3_syscall_ptr call) {
+    sqlite3_vfs* const vfs = sqlite3_vfs_find(nullptr);
+    EXPECT_EQ(vfs->xSetSystemCall(vfs, "open", call), SQLITE_OK);
+  }
 };
 
 // 0, or what errno is to be.
@@ -222,6 +250,13 @@ TEST_F(FullDiskTest, StartsAlsoWhereBlocksThatAreThereAreToBeFreeAgain) {
   SmallDisk disk(16 << 20);
   SHARDMESH_NEEDS_DISK(disk);
   const WithHabits xfs({.wants_all_free = true});
+  StartOften(disk);
+}
+
+TEST_F(FullDiskTest, StartsAlsoWhereNoFileCanBeMade) {
+  SmallDisk disk(16 << 20);
+  SHARDMESH_NEEDS_DISK(disk);
+  const WithHabits xfs({.makes_no_files = true});
   StartOften(disk);
 }
 

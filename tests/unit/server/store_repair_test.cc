@@ -1235,7 +1235,123 @@ TEST(StoreRepairTest, TheDatabaseOfANewFolderKnowsItsClusterWithoutItsLog) {
   ASSERT_NO_FATAL_FAILURE(
       CommitAllAndDie(folder, {{.puts = {Cluster(1)}}, {.puts = {{"name/a", "1"}}}}));
   std::filesystem::remove(folder + "/state.db-wal");
-  EXPECT_EQ(TermOf(folder), 1);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoreCheck check, CheckDataFolder(folder, true));
+  EXPECT_FALSE(check.lacks_cluster);
+  EXPECT_EQ(TermOf(folder), 1 + kSkippedTerms);
+}
+
+// Else the commits that it alone has are gone without a word.
+TEST(StoreRepairTest, ALogThatIsLostIsMissed) {
+  namespace fs = std::filesystem;
+  const std::pair<const char*, std::function<void(const std::string&)>> cases[] = {
+      {"is missing", [](const std::string& log) { fs::remove(log); }},
+      {"has only 0 bytes", [](const std::string& log) { fs::resize_file(log, 0); }},
+      {"has only 32 bytes", [](const std::string& log) { fs::resize_file(log, 32); }},
+  };
+  for (const auto& [what, lose] : cases) {
+    SCOPED_TRACE(what);
+    const std::string folder = KilledFolder();
+    lose(folder + "/state.db-wal");
+    const auto before = FilesOf(folder);
+    const absl::Status refused = OpenFolder(folder).status();
+    EXPECT_THAT(refused, StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed));
+    EXPECT_THAT(refused.ToString(), AllOf(HasSubstr(StrCat(folder, "/state.db-wal ", what)),
+                                          HasSubstr("--set-aside"), HasSubstr("--restore")));
+    EXPECT_EQ(BytesOf(folder + "/state.db"), before.at("state.db"));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoreCheck look, CheckDataFolder(folder, false));
+    EXPECT_FALSE(look.is_sound());
+    EXPECT_THAT(std::string(look.log.message()), HasSubstr(what));
+
+    // What the message says helps: a restore, also of this very file, and setting aside.
+    const std::string elsewhere = NewFolder();
+    ASSERT_THAT(RestoreSnapshot(elsewhere, folder + "/state.db"), IsOk());
+    EXPECT_GT(TermOf(elsewhere), 4 + 1000);
+    const std::string copy = NewFolder();
+    fs::copy(folder, copy, fs::copy_options::recursive);
+    const std::string snapshot = SnapshotOf(NewFolder(), {.puts = {Cluster(3), {"name/a", "1"}}});
+    ASSERT_THAT(RestoreSnapshot(copy, snapshot), IsOk());
+    EXPECT_GE(TermOf(copy), 4 + 2 * kSkippedTerms) << "nobody knows what the last one was";
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoreCheck check, CheckDataFolder(folder, true));
+    EXPECT_EQ(BytesOf(check.replaced), before.at("state.db")) << "it is kept";
+    EXPECT_TRUE(CheckDataFolder(folder, false)->is_sound());
+    EXPECT_GT(TermOf(folder), 4 + 1000) << "the begin of a newer one may be lost";
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
+    EXPECT_THAT(store->Get("name/before"), IsOk());
+    EXPECT_GT(store->revision(), kSkippedRevisions);
+  }
+}
+
+TEST(StoreRepairTest, AStateThatIsWholeWithoutALogIsTakenWithoutOne) {
+  const auto expect_to_open = [](const std::string& database) {
+    const std::string folder = NewFolder();
+    std::filesystem::copy_file(database, folder + "/state.db");
+    EXPECT_TRUE(CheckDataFolder(folder, false)->is_sound());
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
+    EXPECT_THAT(store->Get("name/a"), IsOk());
+  };
+  const std::string folder = NewFolder();
+  const std::string snapshot = NewFolder() + "/snapshot";
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
+    ASSERT_THAT(CommitAndWait(*store, {.puts = {Cluster(3), {"name/a", "1"}}}), IsOk());
+    absl::Notification made;
+    store->Backup(snapshot, [&](const absl::StatusOr<Revision>& revision) {
+      EXPECT_THAT(revision, IsOk());
+      made.Notify();
+    });
+    made.WaitForNotification();
+  }
+  {
+    SCOPED_TRACE("a snapshot of a coordinator that runs");
+    expect_to_open(snapshot);
+  }
+  {
+    SCOPED_TRACE("after a clean end");
+    expect_to_open(folder + "/state.db");
+  }
+  {
+    SCOPED_TRACE("after a start without a commit");
+    ASSERT_THAT(OpenFolder(folder), IsOk());
+    expect_to_open(folder + "/state.db");
+  }
+  {
+    SCOPED_TRACE("restored");
+    const std::string source = NewFolder();
+    ASSERT_NO_FATAL_FAILURE(CommitAndDie(source, {.puts = {Cluster(3), {"name/a", "1"}}}));
+    ASSERT_THAT(RestoreSnapshot(folder, source + "/state.db"), IsOk());
+    expect_to_open(folder + "/state.db");
+  }
+  {
+    SCOPED_TRACE("records set aside after a kill");
+    SnapshotOf(folder, {.puts = {{"name/b", "1"}}});
+    RunSql(folder + "/state.db", "UPDATE event SET value = X'33' WHERE key = 'name/b'");
+    ASSERT_NO_FATAL_FAILURE(CommitAndDie(folder, {.puts = {{"name/c", "1"}}}));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoreCheck check, CheckDataFolder(folder, true));
+    EXPECT_EQ(check.unreadable.size(), 1u);
+    EXPECT_EQ(check.replaced, "") << "the same database";
+    expect_to_open(folder + "/state.db");
+  }
+}
+
+TEST(StoreRepairTest, NoMomentAtWhichACoordinatorEndsLeavesAStateThatMissesItsLog) {
+  for (const char* const step :
+       {"sqlite.open", "sqlite.write", "sqlite.sync", "sqlite.truncate", "sqlite.delete"}) {
+    for (int pass = 1;; ++pass) {
+      SCOPED_TRACE(StrCat(step, " ", pass));
+      ASSERT_LT(pass, 200);
+      const std::string folder = NewFolder();
+      const bool is_ended = EndsAt(StrCat(step, "=crash:", pass), [&]() -> absl::Status {
+        for (int start = 1; start <= 2; ++start) {
+          SHARDMESH_ASSIGN_OR_RETURN(const auto store, OpenFolder(folder));
+          SHARDMESH_RETURN_IF_ERROR(CommitAndWait(*store, {.puts = {Cluster(start)}}).status());
+          SHARDMESH_RETURN_IF_ERROR(CommitAndWait(*store, {.puts = {{"name/a", "1"}}}).status());
+        }
+        return CheckDataFolder(folder, true).status();
+      });
+      EXPECT_THAT(OpenFolder(folder), IsOk());
+      if (!is_ended) break;
+    }
+  }
 }
 
 TEST(StoreRepairTest, AFirstStartThatWasInterruptedIsStartedAgain) {
