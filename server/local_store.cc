@@ -374,6 +374,7 @@ LocalStore::Prepared LocalStore::Prepare(absl::Span<const QueuedCommit> group) c
 
 absl::Status LocalStore::Write(Prepared* prepared) {
   if (prepared->newest == index_.newest()) return absl::OkStatus();
+  SHARDMESH_RETURN_IF_ERROR(journal_->Check());
   const absl::Status written = journal_->Append({.events = prepared->events,
                                                  .dropped = prepared->dropped,
                                                  .newest = prepared->newest,
@@ -473,6 +474,7 @@ absl::Status LocalStore::CompactNow(Revision revision) {
     is_cleared_ = true;
     return absl::OkStatus();
   }
+  SHARDMESH_RETURN_IF_ERROR(journal_->Check());
   const absl::Status dropped = journal_->Drop(superseded, revision, index_.newest());
   if (absl::IsResourceExhausted(dropped)) return dropped;
   if (!dropped.ok()) Fail(dropped);

@@ -52,6 +52,10 @@ class Journal {
  public:
   virtual ~Journal() = default;
 
+  // Whether what is written next would be found again. Asked before each write: after an error
+  // nothing is written, and reads and copies go on.
+  virtual absl::Status Check() { return absl::OkStatus(); }
+
   // Makes all of it durable, or nothing.
   virtual absl::Status Append(const JournalWrite& write) = 0;
 

@@ -270,6 +270,50 @@ class SqliteBackup final : public JournalBackup {
   bool is_whole_ = false;
 };
 
+// The files of a state as they were when it was opened. One that is removed or moved away under the
+// process still takes what is written, but no start finds it.
+class OpenFiles {
+ public:
+  void Remember(const std::string& database) {
+    for (const char* suffix : {"", "-wal"}) {
+      struct stat facts = {};
+      const std::string path = database + suffix;
+      if (stat(path.c_str(), &facts) == 0) files_.push_back({path, facts.st_dev, facts.st_ino});
+    }
+  }
+  absl::Status Check() {
+    for (const File& file : files_) {
+      struct stat facts = {};
+      if (stat(file.path.c_str(), &facts) == 0 && facts.st_dev == file.device &&
+          facts.st_ino == file.inode) {
+        continue;
+      }
+      const absl::Status gone = StoreError(
+          absl::StatusCode::kFailedPrecondition,
+          StrCat(file.path,
+                 " was moved, removed or replaced while this coordinator has it open: nothing is "
+                 "written any more. Put it back; or, before the coordinator ends, save the state "
+                 "with `shardmesh admin snapshot`, and start with --restore of it"));
+      if (!std::exchange(is_told_, true)) {
+        rpc::LogError("the state is not where it was", {{"error", gone}});
+      }
+      return gone;
+    }
+    is_told_ = false;
+    return absl::OkStatus();
+  }
+
+ private:
+  struct File {
+    std::string path;
+    dev_t device;
+    ino_t inode;
+  };
+
+  std::vector<File> files_;
+  bool is_told_ = false;
+};
+
 class SqliteJournal final : public Journal {
  public:
   SqliteJournal(FolderLock lock, std::unique_ptr<Database> database,
@@ -312,8 +356,11 @@ class SqliteJournal final : public Journal {
     SHARDMESH_ASSIGN_OR_RETURN(const bool needs_log, NeedsLog(*database_));
     needs_log_ = needs_log && is_copied_;
     is_usable_ = true;
+    files_.Remember(database_->path());
     return database_->LimitPages(OrdinaryPages());
   }
+
+  absl::Status Check() override { return files_.Check(); }
 
   absl::Status Append(const JournalWrite& write) override {
     return Transact(write.urgent ? KeptBack::kAll : KeptBack::kNothing, [&]() -> absl::Status {
@@ -574,6 +621,7 @@ class SqliteJournal final : public Journal {
   bool needs_log_ = false;
   // It is prepared, and since then nothing failed but for want of room.
   bool is_usable_ = false;
+  OpenFiles files_;
   int64_t unreadable_ = 0;
   std::vector<std::string> named_keys_;
   // What the commit was that wrote what cannot be read: by key, and by the checksum of a key that

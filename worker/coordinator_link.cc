@@ -86,6 +86,8 @@ absl::Status CoordinatorGone() {
 struct KnownTerm {
   int64_t number = 0;
   std::string token_key_digest = {};  // empty: not known
+
+  friend bool operator==(const KnownTerm&, const KnownTerm&) = default;
 };
 
 // 0 where no term was kept yet. The file is the number, and behind it the digest of the key, which
@@ -368,6 +370,7 @@ class AttachLoop final : public CoordinatorLink {
   AttachLoop(Options options, KnownTerm term, std::unique_ptr<rpc::Connector> connector)
       : options_(std::move(options)),
         connector_(std::move(connector)),
+        kept_term_(term),
         term_(std::move(term)),
         heartbeat_(options_.clock, [this] { Beat(); }) {}
 
@@ -473,6 +476,9 @@ class AttachLoop final : public CoordinatorLink {
   absl::Status TakeWelcome(const v1::Welcome& welcome);
   // STALE_TERM where the coordinator that began this term is not to be followed.
   absl::Status CheckTerm(const KnownTerm& begun) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Writes the newest term down, unless it is; where the disk is full the next try is with the
+  // coordinator's next clock, some seconds later.
+  absl::Status KeepTerm();
   absl::Status TakeCoordinatorTime(const google::protobuf::Timestamp& time);
   void SendInventory();
   absl::Status TakeVerdict(const v1::InventoryVerdict& verdict);
@@ -505,6 +511,8 @@ class AttachLoop final : public CoordinatorLink {
   Attachment attachment_;                       // the last one
   bool was_connected_ = false;                  // of the last attempt
   bool detached_for_good_ = false;
+  KnownTerm kept_term_;  // on disk
+  bool is_term_late_ = false;
   std::string logged_wait_;
   absl::Time log_time_ = absl::InfinitePast();
 
@@ -695,6 +703,7 @@ absl::Status AttachLoop::Take(v1::AttachResponse message, rpc::Backoff& backoff)
     case Message::kDetach:
       return TakeDetach(message.detach());
     case Message::kClock:
+      SHARDMESH_RETURN_IF_ERROR(KeepTerm());
       return TakeCoordinatorTime(message.clock().time());
     case Message::MESSAGE_NOT_SET:
       break;  // of a newer coordinator: not for us
@@ -714,18 +723,14 @@ absl::Status AttachLoop::TakeWelcome(const v1::Welcome& welcome) {
   }
   const KnownTerm begun = {.number = welcome.term(),
                            .token_key_digest = rpc::TokenKeyDigest(welcome.token_key())};
-  bool is_new = false;
   {
     absl::MutexLock lock(&mutex_);
     SHARDMESH_RETURN_IF_ERROR(CheckTerm(begun));
-    is_new = begun.number > term_.number || term_.token_key_digest.empty();
     term_ = begun;
   }
   SHARDMESH_RETURN_IF_ERROR(options_.store->SetClusterId(welcome.cluster_id()));
   SHARDMESH_RETURN_IF_ERROR(options_.store->SetIdentity(options_.self.identity));
-  if (is_new && !options_.data_dir.empty()) {
-    SHARDMESH_RETURN_IF_ERROR(WriteTerm(StrCat(options_.data_dir, "/", kTermFile), begun));
-  }
+  SHARDMESH_RETURN_IF_ERROR(KeepTerm());
   options_.links->SetClusterId(welcome.cluster_id());
   if (welcome.has_coordinator_time()) {
     SHARDMESH_RETURN_IF_ERROR(TakeCoordinatorTime(welcome.coordinator_time()));
@@ -746,6 +751,34 @@ absl::Status AttachLoop::TakeWelcome(const v1::Welcome& welcome) {
   logged_wait_.clear();
   rpc::LogInfo("attached", {{"coordinator", options_.coordinator}, {"term", welcome.term()}});
   SendInventory();
+  return absl::OkStatus();
+}
+
+absl::Status AttachLoop::KeepTerm() {
+  KnownTerm term;
+  {
+    absl::MutexLock lock(&mutex_);
+    term = term_;
+  }
+  if (options_.data_dir.empty() || term == kept_term_) {
+    return absl::OkStatus();
+  }
+  const absl::Status written = WriteTerm(StrCat(options_.data_dir, "/", kTermFile), term);
+  if (written.ok()) {
+    kept_term_ = term;
+    is_term_late_ = false;
+    return absl::OkStatus();
+  }
+  // On a full disk the worker serves all the same: only then can what fills it be deleted.
+  if (!absl::IsResourceExhausted(written)) {
+    return written;
+  }
+  if (!std::exchange(is_term_late_, true)) {
+    rpc::LogWarning(
+        "the coordinator's term is not kept yet, and will be when there is room: until "
+        "then a restart of this worker may follow an older coordinator",
+        {{"term", term.number}, {"error", written}});
+  }
   return absl::OkStatus();
 }
 

@@ -341,6 +341,41 @@ TEST(SqliteStoreTest, ACopyMadeBetweenCommitsOpensAsAStore) {
   refused.WaitForNotification();
 }
 
+// Of an open file that was removed the system keeps what is written until the process ends, and
+// then nothing.
+TEST(SqliteStoreTest, WritesNothingOnceItsFilesAreGone) {
+  const auto put = [](Store& store, const std::string& key) {
+    return CommitAndWait(store, {.puts = {{key, "value"}}});
+  };
+  for (const char* gone : {"state.db", "state.db-wal"}) {
+    SCOPED_TRACE(gone);
+    const std::string folder = NewFolder();
+    const std::string copy = NewFolder();
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(auto store, OpenFolder(folder));
+    ASSERT_THAT(put(*store, "a"), IsOk());
+    std::filesystem::rename(folder + "/" + gone, folder + "/away");
+    const auto refused = put(*store, "b");
+    EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kStoreFailed));
+    EXPECT_THAT(refused.status().ToString(), testing::HasSubstr("admin snapshot"));
+    EXPECT_EQ(store->List("")->items.size(), 1u);
+    // The advice works.
+    absl::Notification done;
+    store->Backup(copy + "/state.db", [&](const absl::StatusOr<Revision>& revision) {
+      EXPECT_THAT(revision, IsOk());
+      done.Notify();
+    });
+    done.WaitForNotification();
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto saved, OpenFolder(copy));
+    EXPECT_EQ(saved->List("")->items.size(), 1u);
+    // So does putting it back.
+    std::filesystem::rename(folder + "/away", folder + "/" + gone);
+    EXPECT_THAT(put(*store, "b"), IsOk());
+    store.reset();
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(store, OpenFolder(folder));
+    EXPECT_EQ(store->List("")->items.size(), 2u);
+  }
+}
+
 // Commits from now to its death, and reports each acknowledged revision through the pipe.
 [[noreturn]] void CommitUntilKilled(const std::string& folder, int pipe) {
   auto store = OpenFolder(folder);

@@ -28,6 +28,7 @@
 #include "tensor/buffer.h"
 #include "tensor/failpoint.h"
 #include "tests/testing/eventually.h"
+#include "tests/testing/read_file.h"
 #include "tests/testing/status_matchers.h"
 
 namespace shardmesh::worker {
@@ -788,6 +789,28 @@ TEST_F(CoordinatorLinkTest, FollowsOnlyTheFirstOfTwoCoordinatorsOfOneTerm) {
   coordinator_.Write(WelcomeOf('a', 3));
   const v1::Hello hello = coordinator_.Read().hello();
   EXPECT_EQ(hello.term(), 4);
+}
+
+TEST_F(CoordinatorLinkTest, ServesOnAFullDiskAndKeepsTheTermOnceThereIsRoom) {
+  data_dir_ = MakeFolder();
+  std::ofstream(data_dir_ + "/term") << "1";
+  const auto kept = [&] { return test::ReadFile(data_dir_ + "/term"); };
+  ASSERT_THAT(ArmFailpoints("link.write_term=enospc"), IsOk());
+  Start();
+  TakeIn(1);
+  EXPECT_EQ(kept(), "1");
+  v1::AttachResponse clock;
+  clock.mutable_clock()->mutable_time()->set_seconds(1);
+  coordinator_.Write(clock);
+  EXPECT_TRUE(Eventually([&] { return kept().starts_with("3 "); }));
+  // The next coordinator's, once more with a full disk: the one after it is tried again too.
+  ASSERT_THAT(ArmFailpoints("link.write_term=enospc"), IsOk());
+  coordinator_.Break();
+  TakeIn(2, WelcomeOf('b', 4));
+  EXPECT_TRUE(kept().starts_with("3 "));
+  coordinator_.Break();
+  TakeIn(3, WelcomeOf('b', 4));
+  EXPECT_TRUE(kept().starts_with("4 "));
 }
 
 TEST_F(CoordinatorLinkTest, DoesNotStartWithATermThatCannotBeRead) {
