@@ -8,6 +8,7 @@
 #include <cstring>
 #include <filesystem>
 #include <iostream>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
@@ -26,6 +27,7 @@
 #include "rpc/flags.h"
 #include "rpc/steady_deadline.h"
 #include "sharding/device_group.h"
+#include "sharding/nearest_name.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
 #include "tensor/collective_choice.h"
@@ -41,11 +43,18 @@ constexpr int64_t kStepBytes = int64_t{256} << 20;
 constexpr int64_t kMostBytes = int64_t{1} << 30;
 constexpr absl::Duration kHeartbeatLimit = absl::Seconds(20);
 
+constexpr std::string_view kTimedOps[] = {"all-reduce", "all-gather", "reduce-scatter",
+                                          "all-to-all", "broadcast",  "barrier"};
+
+absl::Status NotTimed(std::string_view op) {
+  return WrongUse(StrCat("--ops: ", op, " is not timed; ", StrJoin(kTimedOps, ", "), " are",
+                         DidYouMean(op, kTimedOps)));
+}
+
 struct BenchFlags {
   std::string mesh = "default";
   std::vector<std::string> axes;  // empty: all
-  std::vector<std::string> ops = {"all-reduce", "all-gather", "reduce-scatter",
-                                  "all-to-all", "broadcast",  "barrier"};
+  std::vector<std::string> ops = {std::begin(kTimedOps), std::end(kTimedOps)};
   std::vector<std::string> sizes = {"8", "1KiB", "64KiB", "1MiB", "16MiB"};
   std::vector<CollectiveAlgorithm> algorithms = {CollectiveAlgorithm::kAuto};
   std::vector<std::string> peers;
@@ -120,9 +129,7 @@ absl::StatusOr<Subject> SubjectOf(CollectiveKind kind, int64_t bytes,
     case CollectiveKind::kBarrier:
       break;
     default:
-      return WrongUse(StrCat("--ops: ", CollectiveKindName(kind),
-                             " is not timed; all-reduce, all-gather, reduce-scatter, all-to-all, "
-                             "broadcast and barrier are"));
+      return NotTimed(CollectiveKindName(kind));
   }
   return subject;
 }
@@ -391,7 +398,7 @@ absl::Status RunCollectives(const Invocation& invocation, const BenchFlags& flag
   std::vector<std::string> names;
   for (const std::string& text : flags.ops) {
     auto kind = ParseCollectiveKind(text);
-    if (!kind.ok()) return WrongUse(StrCat("--ops: ", ToStd(kind.status().message())));
+    if (!kind.ok()) return NotTimed(text);
     kinds.push_back(*kind);
     names.emplace_back(CollectiveKindName(*kind));
     SHARDMESH_RETURN_IF_ERROR(SubjectOf(kinds.back(), 4, {"x"}, 1).status());
@@ -478,10 +485,7 @@ void AddBenchCommands(CommandLine* line) {
   collectives->add_option("--mesh", flags->mesh, "the mesh (default: default)");
   collectives->add_option("--axes", flags->axes, "along these axes (default: all of the mesh)")
       ->delimiter(',');
-  collectives
-      ->add_option("--ops", flags->ops,
-                   "all-reduce, all-gather, reduce-scatter, all-to-all, broadcast, barrier "
-                   "(default: all)")
+  collectives->add_option("--ops", flags->ops, StrCat(StrJoin(kTimedOps, ", "), " (default: all)"))
       ->delimiter(',');
   collectives
       ->add_option("--sizes", flags->sizes,

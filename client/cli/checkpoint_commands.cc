@@ -42,7 +42,10 @@ absl::Status RunMakeCheckpoint(const Invocation& invocation, const CheckpointFla
   }
   std::vector<SafetensorsWriter::Tensor> tensors = MiniLmTensors();
   if (llama) {
-    SHARDMESH_ASSIGN_OR_RETURN(tensors, LlamaTensors(*flags.size_bytes, flags.dtype));
+    absl::StatusOr<std::vector<SafetensorsWriter::Tensor>> made =
+        LlamaTensors(*flags.size_bytes, flags.dtype);
+    if (!made.ok()) return WrongUse(ToStd(made.status().message()));
+    tensors = *std::move(made);
   } else if (flags.dtype != Dtype::kF32) {
     return WrongUse(StrCat("--dtype goes with --like ", kLlama));
   }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -27,6 +28,7 @@
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
 #include "tensor/collective_choice.h"
+#include "tensor/file.h"
 
 namespace shardmesh::client {
 namespace {
@@ -38,7 +40,7 @@ constexpr absl::Duration kGrace = absl::Seconds(10);
 constexpr absl::Duration kFollowTimeout = absl::Seconds(30);
 
 struct UpFlags {
-  std::string mesh;
+  std::string mesh;  // empty: not given
   std::optional<int64_t> workers;
   std::string data_folder;
   std::string tls_folder;
@@ -50,9 +52,32 @@ struct UpFlags {
   std::string algorithms;
 };
 
-// The mesh that the flags describe; both are flags, hence a contradiction is wrong use.
+// Where `up` notes which mesh the cluster of a data folder has.
+std::string MeshFile(const std::string& data_folder) { return data_folder + "/mesh"; }
+
+// The mesh that was noted there; empty: none.
+std::string NotedMesh(const std::string& data_folder) {
+  std::string text;
+  if (std::ifstream file(MeshFile(data_folder)); !data_folder.empty() && file) {
+    std::getline(file, text);
+  }
+  return text;
+}
+
+absl::Status NoteMesh(const std::string& data_folder, const std::string& mesh) {
+  if (data_folder.empty() || NotedMesh(data_folder) == mesh) return absl::OkStatus();
+  SHARDMESH_ASSIGN_OR_RETURN(AtomicFileWriter file,
+                             AtomicFileWriter::Create(MeshFile(data_folder)));
+  SHARDMESH_RETURN_IF_ERROR(file.Append(mesh + "\n"));
+  return file.Finish();
+}
+
+// The mesh that the flags describe, whose contradictions are wrong use; else that of the data folder.
 absl::StatusOr<Mesh> MeshOf(const UpFlags& flags) {
   std::string text = flags.mesh;
+  if (text.empty() && !flags.workers.has_value()) {
+    text = NotedMesh(flags.data_folder);
+  }
   if (text.empty()) {
     text = flags.workers.has_value() ? StrCat("fsdp=", *flags.workers) : kDefaultMesh;
   }
@@ -164,6 +189,11 @@ absl::Status RunUp(const Invocation& invocation, const UpFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const std::unique_ptr<LocalCluster> cluster,
                              LocalCluster::Start(std::move(options), deadline.wall()));
   SHARDMESH_RETURN_IF_ERROR(cluster->WaitUntilHealthy(deadline.wall()));
+  if (const absl::Status noted = NoteMesh(cluster->record().data_folder, cluster->record().mesh);
+      !noted.ok()) {
+    std::cerr << "the next `up` needs its --mesh " << cluster->record().mesh << ": "
+              << noted.message() << "\n";
+  }
 
   ReportEarlier(*cluster);
   if (invocation.json) {
@@ -471,9 +501,18 @@ void AddClusterCommands(CommandLine* line) {
   auto flags = std::make_shared<UpFlags>();
   CLI::App* const up = line->AddCommand("up", "Start a coordinator and workers on this host",
                                         [flags](const Invocation& i) { return RunUp(i, *flags); });
-  up->add_option("--mesh", flags->mesh,
-                 "axes of the mesh \"default\", one worker a device; one size may be -1 if "
-                 "--workers is given (default: fsdp=2,tp=2, or fsdp=N with --workers N alone)");
+  AddParsedOption(
+      up, "--mesh", &flags->mesh,
+      [](std::string_view text) -> absl::StatusOr<std::string> {
+        if (text.empty()) {
+          return WrongUse(
+              StrCat("is empty; give axes such as ", kDefaultMesh, ", or leave it out"));
+        }
+        return std::string(text);
+      },
+      "axes of the mesh \"default\", one worker a device; one size may be -1 if "
+      "--workers is given (default: that which --data-dir has, or fsdp=N with --workers "
+      "N alone, else fsdp=2,tp=2)");
   up->add_option("--workers", flags->workers, "how many workers; must be the mesh's product")
       ->check(CLI::Range(1, 1024));
   up->add_option("--data-dir", flags->data_folder,
@@ -487,7 +526,11 @@ void AddClusterCommands(CommandLine* line) {
   AddParsedOption(
       up, "--memory", &flags->memory,
       [](std::string_view text) -> absl::StatusOr<std::string> {
-        SHARDMESH_RETURN_IF_ERROR(rpc::ParseByteSize(text).status());
+        SHARDMESH_ASSIGN_OR_RETURN(const int64_t bytes, rpc::ParseByteSize(text));
+        if (bytes < rpc::kMinWorkerMemoryBytes) {
+          return WrongUse(StrCat("\"", text, "\" is too little; give ", rpc::kMinWorkerMemoryBytes,
+                                 " bytes or more"));
+        }
         return std::string(text);
       },
       "most memory for tensors of each worker, such as 4GiB");

@@ -174,6 +174,24 @@ class WrongCommand : public CLI::ParseError {
 
 }  // namespace
 
+namespace {
+
+// What to do where nobody answers because the coordinator that `up` recorded has ended; else
+// `error` itself.
+absl::Status ExplainUnreachable(const absl::Status& error, const std::string& cluster_name) {
+  if (ExitCodeOf(error) != kExitUnreachable || !CheckClusterName(cluster_name).ok()) return error;
+  const absl::StatusOr<ClusterRecord> record = ReadRecord(ClusterFolder(cluster_name));
+  if (!record.ok() || record->processes.empty()) return error;
+  const RecordedProcess& coordinator = record->processes.front();
+  if (IsRunning(coordinator.id)) return error;
+  return absl::UnavailableError(
+      StrCat("the coordinator of the cluster \"", cluster_name, "\" at ", record->address, " (pid ",
+             coordinator.id.pid, ") has ended; the same `shardmesh up` starts it again",
+             coordinator.log_path.empty() ? "" : StrCat("; its log is ", coordinator.log_path)));
+}
+
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<MeshClient>> Invocation::Connect() const {
   MeshClientOptions options;
   if (deadline.has_value()) {
@@ -190,12 +208,16 @@ absl::StatusOr<std::unique_ptr<MeshClient>> Invocation::Connect() const {
   }
   options.client_name = "shardmesh command line";
   if (address.empty()) {
-    return absl::UnavailableError(StrCat("no cluster \"", cluster_name, "\" is up on this host (",
-                                         ClusterFolder(cluster_name),
-                                         " has no record); give its --address, or another --name"));
+    return ExplainUnreachable(
+        absl::UnavailableError(StrCat("no cluster \"", cluster_name, "\" is up on this host (",
+                                      ClusterFolder(cluster_name),
+                                      " has no record); give its --address, or another --name")),
+        cluster_name);
   }
   SHARDMESH_ASSIGN_OR_RETURN(options.credentials, Credentials());
-  return MeshClient::Connect(address, options);
+  absl::StatusOr<std::unique_ptr<MeshClient>> client = MeshClient::Connect(address, options);
+  if (!client.ok() && !has_address) return ExplainUnreachable(client.status(), cluster_name);
+  return client;
 }
 
 absl::Status WrongUse(std::string_view message) {

@@ -265,5 +265,28 @@ TEST_F(UpDownTest, NamesTheProcessThatHasAWorkersFolder) {
   ExpectDownLeavesNothing();
 }
 
+TEST_F(UpDownTest, AnUpWithoutAMeshTakesThatOfItsDataFolder) {
+  CommandResult up = Run(up_);
+  ASSERT_EQ(up.exit_code, 0) << up.err;
+  EXPECT_EQ(Run({"down"}).exit_code, 0);
+  const std::vector<std::string> same = {"up", "--data-dir", data_, "--detach", "--output=json"};
+  up = Run(same);
+  ASSERT_EQ(up.exit_code, 0) << up.err;
+  EXPECT_EQ(json::parse(up.out)["mesh"], "fsdp=1");
+
+  // A coordinator that has ended is told from one that is somewhere else.
+  const pid_t coordinator = json::parse(up.out)["processes"][0]["pid"].get<pid_t>();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ProcessId id, client::IdentifyProcess(coordinator));
+  ASSERT_THAT(client::SendSignal(id, SIGKILL), IsOk());
+  ASSERT_TRUE(client::WaitUntilGone(id, absl::Now() + absl::Seconds(10)));
+  const CommandResult status = Run({"status"});
+  EXPECT_EQ(status.exit_code, 3);
+  EXPECT_THAT(status.err,
+              AllOf(HasSubstr(StrCat("(pid ", coordinator, ") has ended")),
+                    HasSubstr("`shardmesh up` starts it again"), HasSubstr("/coordinator.log")));
+  EXPECT_EQ(Run(same).exit_code, 0);
+  ExpectDownLeavesNothing();
+}
+
 }  // namespace
 }  // namespace shardmesh::test

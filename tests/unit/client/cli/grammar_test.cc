@@ -85,6 +85,8 @@ TEST(GrammarTest, ReadsModes) {
   EXPECT_EQ(*ParseMode("__insert__"), Mode(RuntimeMode::kInsert));
   EXPECT_EQ(*ParseMode("1"), Mode::OfDimension(1));
   EXPECT_EQ(ExitCodeOf(ParseMode("trian").status()), kExitWrongUse);
+  EXPECT_THAT(std::string(ParseMode("trian").status().message()),
+              testing::StartsWith("unknown mode \"trian\""));
 }
 
 TEST(GrammarTest, TakesAnyTextForAModeWhereTheOriginalDoes) {
