@@ -1321,8 +1321,19 @@ void Catalogue::TilesDropped(absl::Span<const std::string> array_ids, const Rank
 absl::Status Catalogue::BeginMeshChange(const std::string& mesh_id) {
   absl::MutexLock lock(&mutex_);
   if (const auto found = arrays_by_mesh_.find(mesh_id); found != arrays_by_mesh_.end()) {
+    std::string example = StrCat("array ", found->second.begin()->first);
+    // Of many names most may be of arrays on other meshes.
+    constexpr int64_t kNamesLookedAt = 10'000;
+    int64_t looked_at = 0;
+    for (const auto& [name, named] : names_) {
+      if (found->second.contains(named.entry.array_id)) {
+        example = StrCat("\"", name, "\"");
+        break;
+      }
+      if (++looked_at == kNamesLookedAt) break;
+    }
     return absl::FailedPreconditionError(StrCat("arrays lie on the mesh \"", mesh_id,
-                                                "\", such as ", found->second.begin()->first,
+                                                "\", such as ", example,
                                                 "; delete their names and release them first"));
   }
   if (!changing_meshes_.insert(mesh_id).second) {

@@ -326,7 +326,7 @@ absl::Status Answer(Context context, const v1::ExplainTensorRequest& request,
     SHARDMESH_DECODE(rules, "rule_set",
                      SelectRules(context.state, request.rule_set(), compatibility, is_cancelled));
     if (!rules.has_value()) {
-      return rpc::BadField("rule_set", "is not set; give rules or semantic axes");
+      return rpc::BadField("rule_set", "is not set; give rules or logical axes");
     }
     const std::string name = rpc::NameForRules(*rules, request.name());
     SHARDMESH_DECODE(explanation, "rule_set",

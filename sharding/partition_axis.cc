@@ -499,7 +499,7 @@ absl::Status PartitionAxis::Rep::UnknownAxis(std::string_view what,
       return InvalidArgument(
           Reason::kUnknownAxis,
           StrCat("\"", what, "\" is a ", is_mesh_axis ? "mesh axis" : "field of the profile",
-                 ", not a semantic axis; write \"", name.name, "\""),
+                 ", not a logical axis; write \"", name.name, "\""),
           python_type);
     }
   }
@@ -508,8 +508,9 @@ absl::Status PartitionAxis::Rep::UnknownAxis(std::string_view what,
   for (const SemanticAxis& axis : semantic_axes) known.push_back(axis.name);
   std::string hint = DidYouMean(what, known);
   if (hint.empty()) hint = DidYouMean(StrCat("__", what, "__"), known);
-  return InvalidArgument(Reason::kUnknownAxis,
-                         StrCat("\"", what, "\" is not a semantic axis", hint), python_type);
+  if (hint.empty()) hint = "; those of a profile are such as __BATCH__, __LENGTH__ and __EMBED__";
+  return InvalidArgument(Reason::kUnknownAxis, StrCat("\"", what, "\" is not a logical axis", hint),
+                         python_type);
 }
 
 absl::Status PartitionAxis::Rep::AppendMembers(const AxisValue& list, RuntimeMode mode,
@@ -581,13 +582,13 @@ absl::StatusOr<PartitionAxis::Rep::Resolved> PartitionAxis::Rep::Resolve(
   if (HoldsList(axis)) {
     return InvalidArgument(Reason::kInvalidAxisValue,
                            StrCat(axis.ToString(),
-                                  " is not a semantic axis; write several axes of a dimension "
+                                  " is not a logical axis; write several axes of a dimension "
                                   "as one list of names"),
                            "TypeError");
   }
   return InvalidArgument(
       Reason::kUnknownAxis,
-      StrCat(axis.ToString(), " is not a semantic axis",
+      StrCat(axis.ToString(), " is not a logical axis",
              axis.is_tuple() ? "; write several axes of a dimension as a list" : ""));
 }
 

@@ -467,7 +467,7 @@ absl::Status RunFromText(const Invocation& invocation, const FromTextFlags& flag
 constexpr char kRulesHelp[] = "rules: YAML file, or name in the catalog";
 constexpr char kMeshHelp[] =
     "a mesh: axes as dp=4,tp=8, YAML file, or name in the catalog (default: ";
-constexpr char kProfileHelp[] = "for tensors with semantic axes: YAML file, or name in the catalog";
+constexpr char kProfileHelp[] = "for tensors with logical axes: YAML file, or name in the catalog";
 
 void AddLint(CommandLine* line, CLI::App* rules) {
   auto flags = std::make_shared<LintFlags>();
@@ -491,7 +491,7 @@ void AddLint(CommandLine* line, CLI::App* rules) {
   lint->add_option("--max-findings", flags->max_findings, "most to list of a kind (default: 100)")
       ->check(CLI::Range(1, 1000));
   lint->add_flag("--strict", flags->strict, "fail for corrections too");
-  lint->add_flag("--exact", flags->exact, "resolve semantic axes as the Python originals do");
+  lint->add_flag("--exact", flags->exact, "resolve logical axes as the Python originals do");
 }
 
 void AddDiff(CommandLine* line, CLI::App* rules) {
@@ -506,7 +506,7 @@ void AddDiff(CommandLine* line, CLI::App* rules) {
   AddMeshOptions(diff, &flags->mesh);
   diff->add_option("--mesh-b", flags->mesh_b, "the mesh after, if it is another");
   diff->add_option("--profile", flags->profile, kProfileHelp);
-  AddModeOption(diff, &flags->mode, "for tensors with semantic axes: ");
+  AddModeOption(diff, &flags->mode, "for tensors with logical axes: ");
   AddParsedOption(diff, "--max-increase", &flags->max_increase, ParseIncrease,
                   "fail if the most loaded device gains more: 5% or 512MiB");
   AddParsedOption(diff, "--max-bytes", &flags->max_bytes, rpc::ParseByteSize,

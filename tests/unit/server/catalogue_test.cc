@@ -1003,6 +1003,7 @@ TEST_F(CatalogueTest, WhatHasNoNameInARestoredStateIsPutAsideAndNotDeleted) {
 TEST_F(CatalogueTest, AMeshIsNotChangedUnderAnArrayNorAnArrayPutOnAMeshThatChanges) {
   const std::string id = Stage();
   EXPECT_THAT(catalogue_->BeginMeshChange("m"), StatusIs(absl::StatusCode::kFailedPrecondition));
+  EXPECT_THAT(catalogue_->BeginMeshChange("m").ToString(), HasSubstr("such as array " + id));
   catalogue_->Discard({id});
   ASSERT_THAT(catalogue_->BeginMeshChange("m"), IsOk());
   EXPECT_THAT(catalogue_->BeginMeshChange("m"), StatusIs(absl::StatusCode::kAborted));

@@ -83,11 +83,11 @@ TEST(PartitionAxisTest, NamesWhatAnUnknownAxisWasMeantToBe) {
       {"BATCH", "did you mean \"__BATCH__\"?"},
       {"batch", "did you mean \"__BATCH__\"?"},
       {"batch_axis",
-       "\"batch_axis\" is a field of the profile, not a semantic axis; write "
+       "\"batch_axis\" is a field of the profile, not a logical axis; write "
        "\"__BATCH__\""},
-      {"tp", "\"tp\" is a mesh axis, not a semantic axis; write \"__TENSOR_PARALLEL__\""},
+      {"tp", "\"tp\" is a mesh axis, not a logical axis; write \"__TENSOR_PARALLEL__\""},
       {"rotari", "did you mean \"rotary\"?"},
-      {"", "\"\" is not a semantic axis"},
+      {"", "\"\" is not a logical axis"},
   };
   for (const auto& [name, hint] : cases) {
     const absl::Status status = profile.ResolveSpec({Name(name)}, kTrain).status();
