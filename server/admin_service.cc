@@ -1,6 +1,8 @@
 // Snapshots on the wire.
 #include "server/admin_service.h"
 
+#include <sys/stat.h>
+
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
@@ -66,6 +68,8 @@ class SnapshotReactor final : public grpc::ServerWriteReactor<v1::SnapshotRespon
           kRetryDelay)));
     }
     is_ours_ = true;
+    // Made anew where it was removed under the process: then this is the last copy of the state.
+    mkdir(desk_->folder.c_str(), 0700);
     path_ = StrCat(desk_->folder, "/", kSnapshotPrefix, ++desk_->count, ".db");
     // From here on the store's thread, the background's and gRPC's take turns.
     desk_->store->Backup(path_, [this](const absl::StatusOr<Revision>& revision) {

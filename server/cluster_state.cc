@@ -172,11 +172,12 @@ absl::Status NoSuchVersion(DefinitionKind kind, const Definition& current, int64
 
 absl::Status UnreadableDefinition(DefinitionKind kind, std::string_view name) {
   return WithReason(
-      absl::DataLossError(
-          StrCat("the record \"", KeyOf(kind, name), "\" of the store cannot be ",
-                 "read, so it is not known what the ", DefinitionKindName(kind), " \"", name,
-                 "\" is; look at it with `shardmesh admin check FOLDER`; ",
-                 "--set-aside gives it up, a snapshot may have it, and another name ", "is free")),
+      absl::DataLossError(StrCat(
+          "the record \"", KeyOf(kind, name), "\" of the store cannot be ",
+          "read, so it is not known what the ", DefinitionKindName(kind), " \"", name,
+          "\" is; look at it with `shardmesh admin check FOLDER`; ",
+          "--set-aside gives it up where it is damaged, a snapshot or the build that wrote it "
+          "may read it, and another name is free")),
       Reason::kStoreFailed);
 }
 

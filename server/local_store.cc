@@ -11,6 +11,7 @@
 #include "rpc/log.h"
 #include "rpc/status.h"
 #include "sharding/reason.h"
+#include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
 #include "tensor/failpoint.h"
 

@@ -288,12 +288,13 @@ class OpenFiles {
           facts.st_ino == file.inode) {
         continue;
       }
-      const absl::Status gone = StoreError(
-          absl::StatusCode::kFailedPrecondition,
-          StrCat(file.path,
-                 " was moved, removed or replaced while this coordinator has it open: nothing is "
-                 "written any more. Put it back; or, before the coordinator ends, save the state "
-                 "with `shardmesh admin snapshot`, and start with --restore of it"));
+      const absl::Status gone = WithReason(
+          absl::FailedPreconditionError(StrCat(
+              file.path,
+              " was moved, removed or replaced while this coordinator has it open: nothing is "
+              "written any more. Put it back; or, before the coordinator ends, save the state "
+              "with `shardmesh admin snapshot`, and start with --restore of it")),
+          Reason::kStoreFailed);
       if (!std::exchange(is_told_, true)) {
         rpc::LogError("the state is not where it was", {{"error", gone}});
       }
@@ -485,6 +486,8 @@ class SqliteJournal final : public Journal {
     if (!is_usable_) return absl::OkStatus();
     SHARDMESH_ASSIGN_OR_RETURN(const bool needs_log, NeedsLog(*database_));
     if (needs_log) {
+      // All else first: the page that says it is the first that would be copied.
+      SHARDMESH_RETURN_IF_ERROR(CopyLog());
       SHARDMESH_RETURN_IF_ERROR(
           TryTransaction(KeptBack::kAll, [this] { return SetNeedsLog(*database_, false); }));
     }

@@ -1211,10 +1211,13 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
           SHARDMESH_RETURN_IF_ERROR(Insert(*database, insert, row));
         }
       }
-      SHARDMESH_RETURN_IF_ERROR(SetNeedsLog(*database, false));
       return WriteBounds(*database, bounds);
     });
     SHARDMESH_RETURN_IF_ERROR(moved);
+    SHARDMESH_RETURN_IF_ERROR(database->Checkpoint());
+    // All else first: the page that says it is the first that is copied.
+    SHARDMESH_RETURN_IF_ERROR(
+        database->InTransaction([&] { return SetNeedsLog(*database, false); }));
     SHARDMESH_RETURN_IF_ERROR(database->Checkpoint());
     if (opened.is_image) {
       database.reset();

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/synchronization/mutex.h"
 #include "rpc/array_codec.h"
@@ -100,12 +101,15 @@ absl::StatusOr<KnownTerm> ReadTerm(const std::string& path) {
   SHARDMESH_RETURN_IF_ERROR(file.status());
   std::string text(static_cast<size_t>(std::min(file->size_bytes, kMaxTermFileBytes)), '\0');
   SHARDMESH_RETURN_IF_ERROR(ReadExactly(*file, path, 0, absl::MakeSpan(text)));
+  absl::StripTrailingAsciiWhitespace(&text);
   KnownTerm term;
   const size_t blank = text.find(' ');
   const bool has_number = absl::SimpleAtoi(text.substr(0, blank), &term.number) && term.number >= 0;
   if (blank != std::string::npos) term.token_key_digest = text.substr(blank + 1);
   if (!has_number || (blank != std::string::npos &&
-                      term.token_key_digest.size() != rpc::TokenKeyDigest("").size())) {
+                      (term.token_key_digest.size() != rpc::TokenKeyDigest("").size() ||
+                       !std::all_of(term.token_key_digest.begin(), term.token_key_digest.end(),
+                                    absl::ascii_isxdigit)))) {
     return WithReason(absl::DataLossError(StrCat(path,
                                                  " is damaged: it holds no term of a coordinator; "
                                                  "remove it if no older coordinator runs")),
@@ -786,7 +790,9 @@ absl::Status AttachLoop::CheckTerm(const KnownTerm& begun) const {
   if (begun.number < term_.number) {
     return WithReason(absl::AbortedError(StrCat("the coordinator is of term ", begun.number,
                                                 ", this worker has heard of ", term_.number,
-                                                "; a newer one leads")),
+                                                ": a newer one leads, or the coordinator's data "
+                                                "folder is an older copy, which is put back with "
+                                                "--restore")),
                       Reason::kStaleTerm);
   }
   if (begun.number > term_.number || term_.token_key_digest.empty() ||

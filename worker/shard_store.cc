@@ -578,7 +578,7 @@ absl::Status ShardStore::RecoverTile(const std::string& path, TileState state) {
         absl::FailedPreconditionError(
             StrCat("tile file ", path, " is sound and of cluster ", contents.header.cluster_id,
                    ", but ", Path(data_dir_, kClusterIdFile), " says ", cluster_id_,
-                   "; nothing was changed: if the tiles of this folder are of cluster ",
+                   "; no sound tile was moved: if the tiles of this folder are of cluster ",
                    contents.header.cluster_id,
                    ", remove that file, which the next start makes anew of them; "
                    "otherwise move the tile file out of the folder")),

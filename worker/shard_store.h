@@ -221,7 +221,7 @@ class ShardStore {
   // its folder `corrupt` and reported, never served. FAILED_PRECONDITION if another process has
   // the folder open, or (CLUSTER_MISMATCH) if a sound tile is of another cluster than the folder;
   // DATA_LOSS if the file that names its cluster or worker is damaged; file errors as the system
-  // says. No tile is moved then.
+  // says. No sound tile is moved then.
   static absl::StatusOr<std::unique_ptr<ShardStore>> Open(Options options);
   ~ShardStore();
   ShardStore(const ShardStore&) = delete;

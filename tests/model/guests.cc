@@ -67,6 +67,7 @@ absl::Status Guests::CleanUp() {
   for (const std::string prefix : {"c1", "shared/"}) {
     v1::ListArraysRequest list;
     list.set_prefix(prefix);
+    list.set_page_size(1000);
     v1::ListArraysResponse listed;
     SHARDMESH_RETURN_IF_ERROR(caller.Call("ArrayService.ListArrays", list, &listed));
     for (const v1::Array& array : listed.arrays()) {
@@ -80,6 +81,7 @@ absl::Status Guests::CleanUp() {
   for (int kind = v1::ENTRY_KIND_UNSPECIFIED + 1; v1::EntryKind_IsValid(kind); ++kind) {
     v1::ListEntriesRequest list;
     list.set_kind(static_cast<v1::EntryKind>(kind));
+    list.set_page_size(1000);
     v1::ListEntriesResponse listed;
     SHARDMESH_RETURN_IF_ERROR(caller.Call("CatalogService.ListEntries", list, &listed));
     for (const v1::Entry& entry : listed.entries()) {

@@ -954,7 +954,7 @@ int64_t TermOf(const std::string& folder) {
 TEST(StoreRepairTest, SaysThatAFileIsNoSnapshotAndChangesNothing) {
   const std::string folder = NewFolder();
   { SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder)); }
-  const std::string before = BytesOf(folder + "/state.db");
+  const std::string before = test::ReadFile(folder + "/state.db");
   const std::string text = folder + "/notes.txt";
   std::ofstream(text) << "A text that is longer than the head of a database.";
   std::ofstream(folder + "/empty");
@@ -969,7 +969,7 @@ TEST(StoreRepairTest, SaysThatAFileIsNoSnapshotAndChangesNothing) {
     const absl::Status refused = RestoreSnapshot(folder, file).status();
     EXPECT_THAT(refused.ToString(), AllOf(HasSubstr(file + why), HasSubstr("nothing was changed"),
                                           testing::Not(HasSubstr("admin check"))));
-    EXPECT_EQ(BytesOf(folder + "/state.db"), before) << file;
+    EXPECT_EQ(test::ReadFile(folder + "/state.db"), before) << file;
   }
   EXPECT_THAT(CheckDataFolder(text, false).status().ToString(), HasSubstr(text + " is no folder"));
 }
@@ -1257,7 +1257,7 @@ TEST(StoreRepairTest, ALogThatIsLostIsMissed) {
     EXPECT_THAT(refused, StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed));
     EXPECT_THAT(refused.ToString(), AllOf(HasSubstr(StrCat(folder, "/state.db-wal ", what)),
                                           HasSubstr("--set-aside"), HasSubstr("--restore")));
-    EXPECT_EQ(BytesOf(folder + "/state.db"), before.at("state.db"));
+    EXPECT_EQ(test::ReadFile(folder + "/state.db"), before.at("state.db"));
     SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoreCheck look, CheckDataFolder(folder, false));
     EXPECT_FALSE(look.is_sound());
     EXPECT_THAT(std::string(look.log.message()), HasSubstr(what));
@@ -1272,7 +1272,7 @@ TEST(StoreRepairTest, ALogThatIsLostIsMissed) {
     ASSERT_THAT(RestoreSnapshot(copy, snapshot), IsOk());
     EXPECT_GE(TermOf(copy), 4 + 2 * kSkippedTerms) << "nobody knows what the last one was";
     SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoreCheck check, CheckDataFolder(folder, true));
-    EXPECT_EQ(BytesOf(check.replaced), before.at("state.db")) << "it is kept";
+    EXPECT_EQ(test::ReadFile(check.replaced), before.at("state.db")) << "it is kept";
     EXPECT_TRUE(CheckDataFolder(folder, false)->is_sound());
     EXPECT_GT(TermOf(folder), 4 + 1000) << "the begin of a newer one may be lost";
     SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));

@@ -385,7 +385,7 @@ TEST_F(ShardStoreTest, TilesOfAnotherClusterThanTheFolderEndTheStartAndStayWhere
   const absl::Status other = open("cluzter");
   EXPECT_THAT(other, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kClusterMismatch));
   EXPECT_THAT(other.ToString(), AllOf(HasSubstr(" cluster,"), HasSubstr("cluster_id says cluzter"),
-                                      HasSubstr("nothing was changed")));
+                                      HasSubstr("no sound tile was moved")));
   EXPECT_THAT(open("clus\xfeter"), StatusIs(absl::StatusCode::kDataLoss, Reason::kBadFile));
   EXPECT_THAT(open(std::string(7, '\0')), StatusIs(absl::StatusCode::kDataLoss, Reason::kBadFile));
   EXPECT_EQ(FilesIn("corrupt"), 0);

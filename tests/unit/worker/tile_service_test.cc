@@ -5,6 +5,7 @@
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
+#include <algorithm>
 
 #include <chrono>
 #include <cstdlib>
@@ -83,7 +84,7 @@ class TileServiceTest : public ::testing::Test {
     auto server =
         rpc::ServerLifecycle::Start({.max_message_bytes = rpc::kMaxDataMessageBytes,
                                      .keepalive_interval = keepalive_,
-                                     .keepalive_timeout = keepalive_,
+                                     .keepalive_timeout = std::max(keepalive_, absl::Seconds(4)),
                                      .on_drain = nullptr,
                                      .customize = nullptr},
                                     {{v1::TileService::service_full_name(), service_.get()}});
