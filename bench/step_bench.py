@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""C1-step and C2-step: an all-reduce as a step of a running cluster of two workers, beside C1 and C2.
+"""C4: an all-reduce as a step of a running cluster of two workers, beside C1 and C2.
 
 Those rows time the engine alone. These time a client's call of ComputeService, with admission, orders, memory for the
 result, its checksum, and the commit. Prints one JSON object a line.
@@ -16,7 +16,7 @@ import tempfile
 
 def main():
     folder = pathlib.Path(sys.argv[1])
-    for label, transport in (("C1-step", "shm"), ("C2-step", "stream")):
+    for label, transport in (("C4-shm", "shm"), ("C4-stream", "stream")):
         with tempfile.TemporaryDirectory() as runtime:
             env = dict(os.environ, XDG_RUNTIME_DIR=runtime)
             up = [folder / "shardmesh", "up", "--mesh", "tp=2", "--transport", transport, "--detach"]

@@ -1,3 +1,4 @@
+// Random calls of every method, under faults and after them.
 #include "tests/model/guests.h"
 
 #include <utility>
