@@ -354,7 +354,8 @@ absl::Status CheckHasLog(const std::string& database) {
              database,
              " needs it: its coordinator did not stop cleanly, and acknowledged commits may be in "
              "the log alone; put the log back as it was; without it, restore a snapshot with "
-             "--restore, or go on without those commits: `shardmesh admin check FOLDER "
+             "--restore (where that flag is there already, put an empty file `restore-again` into "
+             "the folder), or go on without those commits: `shardmesh admin check FOLDER "
              "--set-aside`"));
 }
 
