@@ -72,7 +72,8 @@ absl::Status NoteMesh(const std::string& data_folder, const std::string& mesh) {
   return file.Finish();
 }
 
-// The mesh that the flags describe, whose contradictions are wrong use; else that of the data folder.
+// The mesh that the flags describe, whose contradictions are wrong use; else that of the data
+// folder.
 absl::StatusOr<Mesh> MeshOf(const UpFlags& flags) {
   std::string text = flags.mesh;
   if (text.empty() && !flags.workers.has_value()) {
