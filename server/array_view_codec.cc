@@ -102,7 +102,9 @@ absl::Status Degraded(const SelectedArray& selected, const MembershipView& membe
         StrCat(name, " waits for the tiles of ", ranks, ", expected back; try again"));
   }
   const std::string_view advice =
-      is_lost ? "its worker is there without the tile: load it again"
+      is_lost
+          ? "its worker is there without the tile: `shardmesh admin quarantine list` shows whether "
+            "it is aside and can be restored; otherwise load it again"
       : array.durability == Durability::kDisk
           ? "start those workers again: the tiles are on their disks"
           : "the tiles were in memory: load it again, unless those workers still run and come back";

@@ -364,6 +364,13 @@ FolderLock::~FolderLock() {
 }
 
 absl::StatusOr<FolderLock> FolderLock::Take(const std::string& folder, absl::Duration timeout) {
+  std::error_code ignored;
+  if (std::filesystem::exists(folder + "/arrays", ignored) &&
+      !std::filesystem::exists(DatabasePath(folder), ignored)) {
+    return StoreError(absl::StatusCode::kFailedPrecondition,
+                      StrCat(folder, " is the data folder of a worker, whose tiles are in ", folder,
+                             "/arrays; give the coordinator a folder of its own"));
+  }
   const std::string path = folder + "/LOCK";
   FolderLock lock(SHARDMESH_FAILS("store.open_lock")
                       ? -1

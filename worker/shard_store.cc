@@ -50,6 +50,8 @@ constexpr char kQuarantineFolder[] = "quarantine";
 constexpr char kAboutFile[] = "about";
 constexpr char kTrashFolder[] = "trash";
 constexpr char kCorruptFolder[] = "corrupt";
+// Of a folder that is no worker's.
+constexpr char kCoordinatorFile[] = "state.db";
 constexpr int64_t kMaxOwnerBytes = 256;
 constexpr int64_t kMaxAboutBytes = 4096;
 // Of the quarantine on disk, unless its owner says another.
@@ -385,6 +387,12 @@ ShardStore::ShardStore(Options options, FileDescriptor lock)
 absl::StatusOr<std::unique_ptr<ShardStore>> ShardStore::Open(Options options) {
   FileDescriptor lock;
   if (!options.data_dir.empty()) {
+    std::error_code ignored;
+    if (fs::exists(Path(options.data_dir, kCoordinatorFile), ignored)) {
+      return absl::FailedPreconditionError(StrCat(
+          options.data_dir, " is the data folder of a coordinator, whose state is in ",
+          Path(options.data_dir, kCoordinatorFile), "; give this worker a folder of its own"));
+    }
     SHARDMESH_RETURN_IF_ERROR(MakeDataFolder(options.data_dir));
     SHARDMESH_ASSIGN_OR_RETURN(lock, LockFolder(options.data_dir));
     if (options.quarantine.disk_bytes < 0) {

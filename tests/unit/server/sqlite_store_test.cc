@@ -341,6 +341,16 @@ TEST(SqliteStoreTest, ACopyMadeBetweenCommitsOpensAsAStore) {
   refused.WaitForNotification();
 }
 
+TEST(SqliteStoreTest, TakesNoFolderOfAWorker) {
+  const std::string folder = NewFolder();
+  std::filesystem::create_directory(folder + "/arrays");
+  const auto refused = OpenFolder(folder);
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kStoreFailed));
+  EXPECT_THAT(refused.status().ToString(), testing::HasSubstr("data folder of a worker"));
+  EXPECT_FALSE(std::filesystem::exists(folder + "/state.db"));
+  EXPECT_FALSE(std::filesystem::exists(folder + "/LOCK"));
+}
+
 // Of an open file that was removed the system keeps what is written until the process ends, and
 // then nothing.
 TEST(SqliteStoreTest, WritesNothingOnceItsFilesAreGone) {

@@ -345,6 +345,16 @@ TEST_F(ShardStoreTest, AFileInTheWrongPlaceIsMovedAside) {
   EXPECT_EQ(FilesIn("corrupt"), 1);
 }
 
+TEST_F(ShardStoreTest, TakesNoFolderOfACoordinator) {
+  std::filesystem::create_directories(data_dir_);
+  std::ofstream(data_dir_ + "/state.db") << "state";
+  const absl::Status refused =
+      ShardStore::Open({BufferPool::Create(&budget_, 0), data_dir_, {}}).status();
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition));
+  EXPECT_THAT(refused.ToString(), HasSubstr("data folder of a coordinator"));
+  EXPECT_FALSE(std::filesystem::exists(data_dir_ + "/arrays"));
+}
+
 // As by an unmounted volume: a tile that no start would find is not acknowledged.
 TEST_F(ShardStoreTest, NothingIsStagedOnDiskOnceTheFolderIsGone) {
   const std::string away = data_dir_ + ".away";
