@@ -4,7 +4,7 @@
 //
 // A line of JSON per size, whose id begins with LABEL: the median of the call's time, and beside it
 // of what the slowest worker's collective took of it. The tensor is replicated, so each rank brings
-// all of its elements to the all-reduce; results are let go of at once.
+// all of its elements to the all-reduce. Each result is released at once.
 #include <algorithm>
 #include <cstdlib>
 #include <iostream>

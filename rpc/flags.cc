@@ -29,7 +29,7 @@ absl::Status BadValue(std::string_view value, std::string_view expected) {
   return WrongUse(StrCat("\"", value, "\" is not ", expected));
 }
 
-// Of what others reach at a port.
+// Refuses an address that others cannot reach at a port.
 absl::Status CheckHostPort(std::string_view value) {
   if (IsUnixAddress(value)) {
     return WrongUse(StrCat("\"", value, "\" names no port, at which others could reach it; write ",

@@ -80,7 +80,8 @@ class FlagSet {
   // their names; ParseMain then ends the program.
   void AddFailpoints();
 
-  // What several flags have to be together: asked once all are read, in the order of the calls.
+  // Adds a check of several flags together. Parse makes the checks in their order once it has read
+  // all flags.
   void AddCheck(std::function<absl::Status()> check) { checks_.push_back(std::move(check)); }
 
   // Reads the arguments, the program's own name not among them. INVALID_ARGUMENT (BAD_FIELD) for an

@@ -34,8 +34,8 @@ struct TransferClaims {
 // Bytes of a key that tokens are signed under.
 inline constexpr size_t kTokenKeyBytes = 32;
 
-// What tells keys apart and may be logged and kept, since nobody finds the key by it: the first 16
-// bytes of the SHA-256 of the key, as 32 hexadecimal digits.
+// Tells keys apart: the first 16 bytes of the SHA-256 of the key, as 32 hexadecimal digits. It may
+// be logged and kept, since nobody can work out the key from it.
 std::string TokenKeyDigest(std::string_view key);
 
 // The claims and their HMAC-SHA256 under `key`. A token is as good as the right that it grants: it

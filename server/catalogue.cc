@@ -1322,8 +1322,8 @@ absl::Status Catalogue::BeginMeshChange(const std::string& mesh_id) {
   absl::MutexLock lock(&mutex_);
   if (const auto found = arrays_by_mesh_.find(mesh_id); found != arrays_by_mesh_.end()) {
     std::string example = StrCat("array ", found->second.begin()->first);
-    // Of many names most may be of arrays on other meshes.
-    constexpr int64_t kNamesLookedAt = 10'000;
+    // Most names may belong to arrays on other meshes, and everybody waits for the lock.
+    constexpr int64_t kNamesLookedAt = 1'000;
     int64_t looked_at = 0;
     for (const auto& [name, named] : names_) {
       if (found->second.contains(named.entry.array_id)) {

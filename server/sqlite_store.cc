@@ -271,7 +271,8 @@ class SqliteBackup final : public JournalBackup {
 };
 
 // The files of a state as they were when it was opened. One that is removed or moved away under the
-// process still takes what is written, but no start finds it.
+// process still takes what is written, but no start finds it. (SQLite's own question, HAS_MOVED,
+// knows the database alone and not its log.)
 class OpenFiles {
  public:
   void Remember(const std::string& database) {

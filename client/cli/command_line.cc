@@ -172,12 +172,8 @@ class WrongCommand : public CLI::ParseError {
   std::string at_;
 };
 
-}  // namespace
-
-namespace {
-
-// What to do where nobody answers because the coordinator that `up` recorded has ended; else
-// `error` itself.
+// Says what to do if nobody answers because the coordinator that `up` recorded has ended. Otherwise
+// returns `error` itself.
 absl::Status ExplainUnreachable(const absl::Status& error, const std::string& cluster_name) {
   if (ExitCodeOf(error) != kExitUnreachable || !CheckClusterName(cluster_name).ok()) return error;
   const absl::StatusOr<ClusterRecord> record = ReadRecord(ClusterFolder(cluster_name));

@@ -376,13 +376,18 @@ TEST(CoordinatorServerStartTest, RefusesPlaintextBeyondThisHost) {
               StatusIs(absl::StatusCode::kFailedPrecondition));
 }
 
-TEST(CoordinatorServerStartTest, RefusesAnotherMeshThanItsStateHas) {
-  const std::string folder = testing::TempDir() + "/coordinator_other_mesh";
+// Of a coordinator with the mesh fsdp=2,tp=2 and its state in `folder`.
+CoordinatorOptions OptionsOf(const std::string& folder) {
   CoordinatorOptions options;
   options.listen_address = "127.0.0.1:0";
   options.http_address = "";
   options.data_dir = folder;
   options.mesh = *Mesh::Parse("fsdp=2,tp=2");
+  return options;
+}
+
+TEST(CoordinatorServerStartTest, RefusesAnotherMeshThanItsStateHas) {
+  CoordinatorOptions options = OptionsOf(testing::TempDir() + "/coordinator_other_mesh");
   ASSERT_TRUE(CoordinatorServer::Start(options).ok());
   options.mesh = *Mesh::Parse("fsdp=4");
   const auto other = CoordinatorServer::Start(options);
@@ -393,11 +398,7 @@ TEST(CoordinatorServerStartTest, RefusesAnotherMeshThanItsStateHas) {
 TEST(CoordinatorServerStartTest, SaysWhichRecordsItLeftOut) {
   const std::string folder = testing::TempDir() + "/coordinator_unreadable";
   std::filesystem::remove_all(folder);
-  CoordinatorOptions options;
-  options.listen_address = "127.0.0.1:0";
-  options.http_address = "";
-  options.data_dir = folder;
-  options.mesh = *Mesh::Parse("fsdp=2,tp=2");
+  CoordinatorOptions options = OptionsOf(folder);
   ASSERT_TRUE(CoordinatorServer::Start(options).ok());
   {
     Database database(DatabasePath(folder));
