@@ -23,6 +23,8 @@ using test::Proxy;
 constexpr absl::Duration kReadyWithin = absl::Seconds(10);
 // On a busy machine; what takes this long is stuck.
 constexpr absl::Duration kReadyAtLast = absl::Seconds(60);
+// Until then one that has lost a connection may seem to be ready.
+constexpr absl::Duration kCutIsNoticed = absl::Milliseconds(100);
 
 class NetworkRun {
  public:
@@ -99,6 +101,8 @@ class NetworkRun {
       const int64_t bytes = dice_.OneIn(3) ? 0 : 1 + dice_.Below(dice_.OneIn(2) ? 200 : 20'000);
       for (Proxy* proxy : proxies) proxy->CutAfter(bytes);
       absl::SleepFor(absl::Milliseconds(dice_.Below(300)));
+      for (Proxy* proxy : proxies) proxy->CutNoMore();
+      absl::SleepFor(kCutIsNoticed);
       return StrCat("the connections ", whose, " were cut after ", bytes, " bytes");
     }
     static const auto* const modes =
@@ -110,6 +114,7 @@ class NetworkRun {
     for (Proxy* proxy : proxies) proxy->Set(mode, delay);
     absl::SleepFor(time);
     for (Proxy* proxy : proxies) proxy->Set(Proxy::Mode::kPass);
+    absl::SleepFor(kCutIsNoticed);  // who sent bytes that were swallowed has lost the connection
     return StrCat("for ", length, " the bytes ", whose, " were ", name,
                   mode == Proxy::Mode::kDelay ? " by " + absl::FormatDuration(delay) : "");
   }

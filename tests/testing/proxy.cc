@@ -81,6 +81,15 @@ void Proxy::CutAfter(int64_t bytes) {
   cut_after_ = bytes;
 }
 
+void Proxy::CutNoMore() {
+  absl::MutexLock lock(&mutex_);
+  cut_after_ = kNever;
+  const auto is_taken = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return cut_after_ == kNoChange;
+  };
+  mutex_.Await(absl::Condition(&is_taken));
+}
+
 void Proxy::Accept() {
   const int from = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
   if (from < 0) return;
@@ -154,7 +163,11 @@ void Proxy::Run() {
       absl::MutexLock lock(&mutex_);
       mode = mode_;
       delay = mode_ == Mode::kDelay ? delay_ : absl::ZeroDuration();
-      cut_after = std::exchange(cut_after_, -1);
+      cut_after = cut_after_;
+      if (cut_after == kNever) {
+        for (Connection& each : connections_) each.left_bytes = -1;
+      }
+      cut_after_ = kNoChange;
     }
     polled.assign(1, {listener_, POLLIN, 0});
     for (const Connection& each : connections_) {

@@ -36,10 +36,16 @@ class Proxy {
   // Each connection is reset when it has passed so many more bytes of either direction, in the
   // middle of a message mostly; 0: at once.
   void CutAfter(int64_t bytes);
+  // Leaves those that have not passed so many yet. None is cut any more when this returns.
+  void CutNoMore();
   // Bytes that were swallowed so far.
   int64_t swallowed_bytes() const { return swallowed_bytes_; }
 
  private:
+  // Of cut_after_: the thread has taken it; it takes back what it was.
+  static constexpr int64_t kNoChange = -1;
+  static constexpr int64_t kNever = -2;
+
   struct Piece {
     absl::Time due;
     std::string bytes;
@@ -75,7 +81,7 @@ class Proxy {
   absl::Mutex mutex_;
   Mode mode_ ABSL_GUARDED_BY(mutex_) = Mode::kPass;
   absl::Duration delay_ ABSL_GUARDED_BY(mutex_);
-  int64_t cut_after_ ABSL_GUARDED_BY(mutex_) = -1;
+  int64_t cut_after_ ABSL_GUARDED_BY(mutex_) = kNoChange;
   std::list<Connection> connections_;  // of the thread
   std::thread thread_;
 };

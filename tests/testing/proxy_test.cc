@@ -80,6 +80,19 @@ TEST_F(ProxyTest, PassesBytesOfBothDirections) {
   EXPECT_EQ(Receive(client_, absl::Seconds(10)), "answer");
 }
 
+TEST_F(ProxyTest, CutsAfterSoManyBytesUntilItCutsNoMore) {
+  proxy_->CutAfter(12);
+  proxy_->CutNoMore();
+  Send(client_, "0123456789abcdef");
+  EXPECT_EQ(Receive(server_, absl::Seconds(10)), "0123456789abcdef");
+
+  proxy_->CutAfter(12);
+  EXPECT_TRUE(Eventually([&] {
+    send(client_, "0123456789abcdef", 16, MSG_NOSIGNAL);
+    return Receive(client_, absl::Milliseconds(50)) == "reset";
+  }));
+}
+
 // A network loses packets, but TCP never loses bytes from the middle of a stream: what came behind
 // them would be taken for something else.
 TEST_F(ProxyTest, NothingArrivesBehindBytesThatWereSwallowed) {

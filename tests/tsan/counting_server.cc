@@ -132,24 +132,34 @@ class CountingExchange final : public v1::ExchangeService::CallbackService {
   Counter* const counter_;
 };
 
+// Says why a call failed; the count alone does not.
+void Report(const grpc::Status& status) {
+  if (status.ok()) return;
+  std::cerr << "call failed: " << status.error_code() << " " << status.error_message() << " "
+            << status.error_details() << "\n";
+}
+
+// Both wait for the connection: on a busy machine a first try to connect may fail.
 void CallUnary(const std::shared_ptr<grpc::Channel>& channel) {
   auto stub = Health::NewStub(channel);
   for (int i = 0; i < kCallsPerClient; ++i) {
     grpc::ClientContext context;
+    context.set_wait_for_ready(true);
     HealthCheckResponse response;
-    stub->Check(&context, HealthCheckRequest(), &response);
+    Report(stub->Check(&context, HealthCheckRequest(), &response));
   }
 }
 
 void CallBidi(const std::shared_ptr<grpc::Channel>& channel) {
   auto stub = v1::ExchangeService::NewStub(channel);
   grpc::ClientContext context;
+  context.set_wait_for_ready(true);
   auto stream = stub->Exchange(&context);
   v1::ExchangeResponse response;
   for (int i = 0; i < kCallsPerClient && stream->Write({}) && stream->Read(&response); ++i) {
   }
   stream->WritesDone();
-  stream->Finish();
+  Report(stream->Finish());
 }
 
 // Returns what was counted; without a race, exactly kClients *
