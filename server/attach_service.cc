@@ -540,7 +540,7 @@ class Hub final : public AttachHub {
       // One that is alive and no member yet brings its inventory, or is cut when that is overdue.
       is_passing =
           is_passing && (is_draining ? worker.info.durable
-                                     : !members_.contains(identity) || HaveJustMet(*view, *ranks));
+                                     : !members_.contains(identity) || MayMeetSoon(*view, *ranks));
       if (missing.size() == kMostRanksNamed) {
         missing.push_back("and others");
         break;
@@ -573,14 +573,22 @@ class Hub final : public AttachHub {
                              " to come back; try again"));
   }
 
-  // Whether some worker of the mesh attached so lately that all may still be finding one another.
-  bool HaveJustMet(const MembershipView& view, const MeshRanks& ranks) const {
+  // Whether some worker of the mesh attached, or lost sight of another one, so lately that all may
+  // still be finding one another. A worker that pauses is missed by its peers first.
+  bool MayMeetSoon(const MembershipView& view, const MeshRanks& ranks) const
+      ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
     constexpr absl::Duration kTimeToMeet = absl::Seconds(5);
-    const absl::Time now = options_.clock->Now();
-    return std::any_of(ranks.identities.begin(), ranks.identities.end(), [&](const auto& each) {
-      const WorkerStatus* const worker = view.FindWorker(each);
-      return worker != nullptr && now < worker->attached + kTimeToMeet;
-    });
+    const absl::Time lately = options_.clock->Now() - kTimeToMeet;
+    for (const std::string& identity : ranks.identities) {
+      const WorkerStatus* const worker = view.FindWorker(identity);
+      if (worker != nullptr && worker->attached > lately) return true;
+      const auto member = members_.find(identity);
+      if (member == members_.end()) continue;
+      for (const auto& [peer, since] : member->second.unreached) {
+        if (since > lately && ranks.RankOf(peer).has_value()) return true;
+      }
+    }
+    return false;
   }
 
   static absl::Status NotReady(std::string_view mesh_id, std::string_view why) {
@@ -923,9 +931,16 @@ class Hub final : public AttachHub {
     absl::MutexLock lock(&mutex_);
     const auto found = members_.find(stream->identity());
     if (found != members_.end() && found->second.stream == stream) {
+      const absl::Time now = options_.clock->Now();
+      std::map<std::string, absl::Time, std::less<>> unreached;
+      for (const std::string& peer : report.unreached()) {
+        const auto before = found->second.unreached.find(peer);
+        unreached.emplace(peer, before == found->second.unreached.end() ? now : before->second);
+      }
       found->second.peers_epoch = report.epoch();
-      found->second.unreached = {report.unreached().begin(), report.unreached().end()};
-      options_.flight_log->PeersReported(stream->identity(), found->second.unreached);
+      found->second.unreached = std::move(unreached);
+      options_.flight_log->PeersReported(stream->identity(),
+                                         {report.unreached().begin(), report.unreached().end()});
     }
   }
   void SendPlan(AttachReactor* stream, int64_t sequence) {
@@ -997,9 +1012,10 @@ class Hub final : public AttachHub {
 
   struct Member {
     AttachReactor* stream = nullptr;
-    bool told = false;                        // it has a snapshot, and each change since
-    int64_t peers_epoch = -1;                 // of its last report on its peers
-    std::vector<std::string> unreached = {};  // in that report
+    bool told = false;         // it has a snapshot, and each change since
+    int64_t peers_epoch = -1;  // of its last report on its peers
+    // In that report, and since when.
+    std::map<std::string, absl::Time, std::less<>> unreached = {};
   };
 
   // What keeps a worker from a step with these: `does not reach "worker-2"`; empty if nothing.
@@ -1011,7 +1027,7 @@ class Hub final : public AttachHub {
       return "has not reached its peers yet";
     }
     std::vector<std::string> apart;
-    for (const std::string& peer : found->second.unreached) {
+    for (const auto& [peer, since] : found->second.unreached) {
       if (!mesh.RankOf(peer).has_value()) continue;
       if (apart.size() == kMostRanksNamed) {
         apart.push_back("others");
@@ -1569,6 +1585,21 @@ absl::Status AttachReactor::TakeInventory(uint64_t attachment, const v1::Invento
   return absl::OkStatus();
 }
 
+namespace {
+
+// Ranks whose parts of a partial sum have the same place hold different values. Which rank had
+// which is certain only while the mesh is at the array's revision: an array that is not known is
+// not adopted otherwise. Of other arrays the place of a part says all.
+void LeaveDoubtfulSums(const ClusterState& state, std::vector<InventoryTile>* tiles) {
+  for (InventoryTile& tile : *tiles) {
+    if (!tile.descriptor.has_value() || tile.descriptor->spec.unreduced().empty()) continue;
+    const auto mesh = state.Find(DefinitionKind::kMesh, tile.descriptor->mesh_id);
+    if (!mesh.ok() || (*mesh)->revision != tile.descriptor->mesh_revision) tile.descriptor.reset();
+  }
+}
+
+}  // namespace
+
 void AttachReactor::TakeWholeInventory() {
   if (!is_closed()) {
     hub_->Arrive(this);
@@ -1603,6 +1634,7 @@ void AttachReactor::TakeWholeInventory() {
     for (const ServedRank& served : serves) {
       inventory.meshes.emplace(served.mesh_id, mesh_of(served.mesh_id));
     }
+    LeaveDoubtfulSums(*state, &inventory.tiles);
     const InventoryVerdict verdict = hub_->catalogue().TakeInventory(inventory);
     LogVerdict(identity(), static_cast<int64_t>(inventory.tiles.size()), verdict);
     LeftUndecided(std::move(undecided));
@@ -1662,6 +1694,7 @@ absl::Status AttachReactor::TakeRestored(uint64_t attachment, const v1::Inventor
   Inventory restored{
       .identity = hello_.identity(), .attachment = attachment, .meshes = {}, .tiles = {}};
   SHARDMESH_ASSIGN_OR_RETURN(restored.tiles, TilesOf(page));
+  LeaveDoubtfulSums(*state, &restored.tiles);
   std::set<std::string> undecided;
   for (const v1::HeldTile& held : page.tiles()) {
     const std::string& mesh_id = held.array().mesh_id();

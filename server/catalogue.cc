@@ -1541,6 +1541,17 @@ void Catalogue::JudgeQuarantined(absl::Span<const std::string> array_ids,
   }
 }
 
+// Its mesh has no ranks yet: nobody knows whether it lies here. The worker is asked again when the
+// mesh has them.
+bool Catalogue::MayBeAdoptedLater(const Inventory& inventory, const InventoryTile& tile) const {
+  if (grace_is_over_ || !tile.descriptor.has_value() || inventory.other_mesh == nullptr ||
+      inventory.meshes.contains(tile.descriptor->mesh_id)) {
+    return false;
+  }
+  const InventoryMesh mesh = inventory.other_mesh(tile.descriptor->mesh_id);
+  return mesh.mesh != nullptr && mesh.identities.empty() && tile.descriptor->mesh == *mesh.mesh;
+}
+
 bool Catalogue::Judge(const InventoryTile& tile, Taking* taking) {
   const Inventory& inventory = taking->inventory;
   InventoryVerdict& verdict = taking->verdict;
@@ -1555,6 +1566,8 @@ bool Catalogue::Judge(const InventoryTile& tile, Taking* taking) {
       if (verdict.drop.empty() || verdict.drop.back() != tile.array_id) {
         verdict.drop.push_back(tile.array_id);
       }
+    } else if (tile.committed && MayBeAdoptedLater(inventory, tile)) {
+      return false;
     } else if (!tile.committed || !Adopt(inventory, tile)) {
       return put_aside(tile.committed ? "the catalogue does not know its array"
                                       : "the catalogue does not know its put or step",

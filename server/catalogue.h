@@ -542,6 +542,8 @@ class Catalogue {
   void JudgeQuarantined(absl::Span<const std::string> array_ids, InventoryVerdict* verdict) const
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   // Whether the tile may be a part of an array to adopt, and is noted as such.
+  bool MayBeAdoptedLater(const Inventory& inventory, const InventoryTile& tile) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Adopt(const Inventory& inventory, const InventoryTile& tile)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void PutAside(const ArrayDescriptor& descriptor, const std::vector<std::string>& identities,

@@ -266,16 +266,13 @@ absl::StatusOr<FoundOperands> StepRunner::FindOperands(
       const ArrayDescriptor& descriptor = array->definition.descriptor;
       if (first == nullptr) {
         first = &descriptor;
-      } else if (first->mesh_id != descriptor.mesh_id ||
-                 first->mesh_revision != descriptor.mesh_revision) {
-        const Reason reason = first->mesh_id != descriptor.mesh_id ? Reason::kShapeMismatch
-                                                                   : Reason::kVersionMismatch;
+      } else if (first->mesh_id != descriptor.mesh_id) {
         return rpc::WithField(
             WithReason(absl::FailedPreconditionError(StrCat(
                            "operands lie on different meshes: \"", first->mesh_id,
                            "\" at revision ", first->mesh_revision, " and \"", descriptor.mesh_id,
                            "\" at revision ", descriptor.mesh_revision, "; load them onto one")),
-                       reason),
+                       Reason::kShapeMismatch),
             "operands", static_cast<size_t>(i));
       }
     }
@@ -283,18 +280,29 @@ absl::StatusOr<FoundOperands> StepRunner::FindOperands(
   const std::string name = first != nullptr  ? first->mesh_id
                            : mesh_id.empty() ? "default"
                                              : mesh_id;
-  SHARDMESH_ASSIGN_OR_RETURN(const auto mesh,
+  SHARDMESH_ASSIGN_OR_RETURN(const auto definition,
                              context_.publisher->state().Find(DefinitionKind::kMesh, name));
-  if (first != nullptr && first->mesh_revision != mesh->revision) {
-    return WithReason(
-        absl::FailedPreconditionError(StrCat(
-            "array ", first->array_id, " lies on revision ", first->mesh_revision, " of mesh \"",
-            name, "\", which is at revision ", mesh->revision, " now; load it again")),
-        Reason::kVersionMismatch);
+  const Mesh& mesh = std::get<rpc::MeshDefinition>(definition->value).mesh;
+  // What counts is the mesh itself, not its revision: after a repair or a restore the same mesh has
+  // another one. That each rank's worker has its tile is what the array's state says.
+  for (size_t i = 0; i < result.operands.size(); ++i) {
+    const ArrayPtr& array = result.operands[i].array;
+    if (array == nullptr || array->definition.descriptor.mesh == mesh) {
+      continue;
+    }
+    const ArrayDescriptor& descriptor = array->definition.descriptor;
+    return rpc::WithField(
+        WithReason(absl::FailedPreconditionError(
+                       StrCat("array ", descriptor.array_id, " lies on the mesh \"", name, "\" as ",
+                              descriptor.mesh.ToString(), " of revision ", descriptor.mesh_revision,
+                              ", which is ", mesh.ToString(), " of revision ", definition->revision,
+                              " now; load it again")),
+                   Reason::kVersionMismatch),
+        "operands", i);
   }
   result.target = {.mesh_id = name,
-                   .mesh_revision = mesh->revision,
-                   .mesh = std::get<rpc::MeshDefinition>(mesh->value).mesh,
+                   .mesh_revision = definition->revision,
+                   .mesh = mesh,
                    .links = context_.links->CostOf(*context_.membership->view(), name),
                    .preferred = context_.preferred_algorithms};
   return result;

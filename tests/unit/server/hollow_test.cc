@@ -19,6 +19,7 @@
 #include "gmock/gmock.h"
 #include "rpc/array_codec.h"
 #include "rpc/clock.h"
+#include "rpc/definitions.h"
 #include "rpc/link_codec.h"
 #include "rpc/server_lifecycle.h"
 #include "rpc/spec_codec.h"
@@ -516,6 +517,40 @@ class HubTest : public testing::Test {
     clock_.Stop();
   }
 
+  // The mesh "m" of the catalog: its revision.
+  server::Revision DefineMesh(const std::string& axes) {
+    v1::EntryValue value;
+    rpc::Encode(rpc::MeshDefinition{.mesh = *Mesh::Parse(axes), .workers = {}},
+                value.mutable_mesh());
+    absl::Notification defined;
+    publisher_->Create({.request_id = "", .name = std::string("m")}, value.SerializeAsString(),
+                       [&](const auto& definition) {
+                         EXPECT_THAT(definition, IsOk());
+                         defined.Notify();
+                       });
+    defined.WaitForNotification();
+    const auto definition = publisher_->shared_state()->Find(server::DefinitionKind::kMesh, "m");
+    EXPECT_THAT(definition, IsOk());
+    return (*definition)->revision;
+  }
+  // What the worker of a rank brings of an array.
+  static void AddTile(const ArrayDescriptor& array, int64_t rank, v1::InventoryPage* page) {
+    v1::HeldTile* const held = page->add_tiles();
+    rpc::Encode(array, held->mutable_array());
+    rpc::Encode(array.Tiling()->TileOf(rank), held->mutable_tile());
+    held->set_crc32c(static_cast<uint32_t>(10 + rank));
+    held->set_committed(true);
+    held->set_durability(v1::DURABILITY_DISK);
+  }
+  // Arrays without a name of which every rank has brought its tile.
+  std::vector<std::string> Adopted() const {
+    std::vector<std::string> ids;
+    for (const server::UnnamedArray& array : catalogue_->ListUnnamed("", 10)) {
+      if (array.can_be_named) ids.push_back(array.descriptor.array_id);
+    }
+    return ids;
+  }
+
   std::function<void(std::string_view)> joined_;  // set before workers attach
   rpc::RealClock clock_;
   LeapClock hub_clock_{&clock_};
@@ -646,12 +681,7 @@ TEST_F(HubTest, TilesAreJudgedWhenTheirMeshGetsItsRanks) {
   ASSERT_EQ(state(), server::ArrayState::kDegraded);
   ASSERT_THAT(membership_.AddMesh("m", 2, {}), IsOk());
   const auto add_tile = [&](int64_t index, v1::InventoryPage* page) {
-    v1::HeldTile* const held = page->add_tiles();
-    rpc::Encode(descriptor, held->mutable_array());
-    rpc::Encode(descriptor.Tiling()->TileOf(index), held->mutable_tile());
-    held->set_crc32c(static_cast<uint32_t>(10 + index));
-    held->set_committed(true);
-    held->set_durability(v1::DURABILITY_DISK);
+    AddTile(descriptor, index, page);
   };
   workers_ = *HollowWorkers::Start(
       {.coordinator = lifecycle_->address(), .count = 1, .add_to_inventory = add_tile});
@@ -666,6 +696,69 @@ TEST_F(HubTest, TilesAreJudgedWhenTheirMeshGetsItsRanks) {
   EXPECT_TRUE(Eventually([&] { return state() == server::ArrayState::kAvailable; }));
   EXPECT_TRUE(workers_->Await([](const HollowWorkers::Totals& now) { return now.attaches == 2; },
                               kTimeout));
+}
+
+// Its parts have one place and different values: only the mesh's revision says whose each is.
+TEST_F(HubTest, APartialSumOfAnEarlierRevisionOfItsMeshIsNotAdopted) {
+  const server::Revision revision = DefineMesh("x=2");
+  ASSERT_THAT(membership_.AddMesh("m", 2, {}), IsOk());
+
+  ArrayDescriptor current{.array_id = server::RandomId(),
+                          .dtype = Dtype::kF32,
+                          .shape = {8, 4},
+                          .spec = PartitionSpec({}, {"x"}),
+                          .mesh_id = "m",
+                          .mesh_revision = revision,
+                          .mesh = *Mesh::Parse("x=2"),
+                          .cut_points = {}};
+  ArrayDescriptor earlier = current;
+  earlier.array_id = server::RandomId();
+  earlier.mesh_revision = revision - 1;
+  ArrayDescriptor sharded = earlier;
+  sharded.array_id = server::RandomId();
+  sharded.spec = PartitionSpec({SpecEntry::Axis("x")});
+  const auto add_tiles = [&](int64_t index, v1::InventoryPage* page) {
+    for (const ArrayDescriptor* const each : {&current, &earlier, &sharded}) {
+      AddTile(*each, index, page);
+    }
+  };
+  // The mesh has its ranks before anyone brings tiles.
+  workers_ = *HollowWorkers::Start({.coordinator = lifecycle_->address(), .count = 2});
+  ASSERT_TRUE(workers_->AwaitMembers(2, kTimeout)) << workers_->totals().last_end;
+  const std::vector<std::string> ranks = membership_.view()->FindMesh("m")->identities;
+  ASSERT_EQ(ranks, (std::vector<std::string>{workers_->IdentityOf(0), workers_->IdentityOf(1)}));
+  workers_ = *HollowWorkers::Start(
+      {.coordinator = lifecycle_->address(), .count = 2, .add_to_inventory = add_tiles});
+  ASSERT_TRUE(workers_->AwaitMembers(2, kTimeout)) << workers_->totals().last_end;
+  EXPECT_THAT(Adopted(), ::testing::UnorderedElementsAre(current.array_id, sharded.array_id));
+}
+
+// As after a repair that lost the ranks, and the names.
+TEST_F(HubTest, UnknownTilesOfAMeshWithoutRanksAreAdoptedWhenItHasThem) {
+  const server::Revision revision = DefineMesh("x=2");
+  ASSERT_THAT(membership_.AddMesh("m", 2, {}), IsOk());
+  const ArrayDescriptor descriptor{.array_id = server::RandomId(),
+                                   .dtype = Dtype::kF32,
+                                   .shape = {8, 4},
+                                   .spec = PartitionSpec({SpecEntry::Axis("x")}),
+                                   .mesh_id = "m",
+                                   .mesh_revision = revision,
+                                   .mesh = *Mesh::Parse("x=2"),
+                                   .cut_points = {}};
+  workers_ = *HollowWorkers::Start({.coordinator = lifecycle_->address(),
+                                    .count = 1,
+                                    .add_to_inventory = [&](int64_t, v1::InventoryPage* page) {
+                                      AddTile(descriptor, 0, page);
+                                    }});
+  ASSERT_TRUE(workers_->AwaitMembers(1, kTimeout)) << workers_->totals().last_end;
+  const auto second =
+      *HollowWorkers::Start({.coordinator = lifecycle_->address(),
+                             .count = 1,
+                             .identity_prefix = "zzz-",
+                             .add_to_inventory = [&](int64_t, v1::InventoryPage* page) {
+                               AddTile(descriptor, 1, page);
+                             }});
+  EXPECT_TRUE(Eventually([&] { return Adopted() == std::vector{descriptor.array_id}; }));
 }
 
 TEST_F(HubTest, InventoriesThatWaitAreNoHindranceToTheEnd) {

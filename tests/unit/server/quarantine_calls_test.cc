@@ -343,6 +343,17 @@ TEST_F(QuarantineCallsTest, ARestoreUnderANameThatCannotBeMovesNothing) {
   }
 }
 
+TEST_F(QuarantineCallsTest, APartialSumOfAnEarlierRevisionOfItsMeshIsNotRestored) {
+  ArrayDescriptor sum = NewDescriptor();
+  sum.spec = PartitionSpec({}, {"dp"});
+  sum.mesh_revision = 0;
+  const absl::Status refused = Restore(sum.array_id, {Has(sum, 0), Has(sum, 1)});
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition));
+  EXPECT_THAT(std::string(refused.message()),
+              AllOf(HasSubstr("partial sum on revision 0"), HasSubstr("compute it again")));
+  EXPECT_TRUE(hub_.kept.empty()) << "no worker is asked to move a tile";
+}
+
 TEST_F(QuarantineCallsTest, EachTileThatComesBackCountsWhateverBecomesOfTheOthers) {
   const ArrayDescriptor array = NewArray();
   ASSERT_THAT(MissingOf(array), ElementsAre(0, 1));
