@@ -46,6 +46,9 @@ struct CoordinatorLimits {
   absl::Duration inventory_timeout = absl::Minutes(5);
 };
 
+// Less than this is too little for the state's own tables and what is kept back for deletions.
+inline constexpr int64_t kMinStoreQuotaBytes = int64_t{1} << 20;
+
 struct CoordinatorOptions {
   std::string listen_address = "127.0.0.1:7070";  // port 0: a free one
   std::string http_address = "127.0.0.1:7071";    // of the metrics; empty: none

@@ -62,6 +62,11 @@ void Print(const StoreCheck& check, const std::string& folder, bool set_aside) {
   for (const UnreadableRecord& record : check.unreadable) {
     std::printf("unreadable: \"%s\" of revision %lld: %s\n", absl::CEscape(record.key).c_str(),
                 static_cast<long long>(PositionOf(record.row_id).revision), record.why.c_str());
+    if (record.key.starts_with("manifest/")) {
+      std::printf(
+          "  it has the names of arrays that were loaded together: without it they are lost; a "
+          "snapshot may have them\n");
+    }
   }
   for (const LostRows& lost : check.lost) {
     std::printf(
@@ -97,6 +102,10 @@ void Print(const StoreCheck& check, const std::string& folder, bool set_aside) {
     std::printf(
         "the record of its cluster is gone: no coordinator starts with this state; --set-aside "
         "--cluster-of=SNAPSHOT takes it from a snapshot\n");
+  }
+  if (!check.taken_cluster_id.empty()) {
+    std::printf("the state is of cluster %s now, as the snapshot says\n",
+                check.taken_cluster_id.c_str());
   }
   if (check.is_empty()) {
     std::printf(
@@ -305,6 +314,7 @@ absl::Status CheckTogether(const CheckFlags& check, const std::string& restore,
 
 int Main(int argc, char** argv) {
   KeepFreedMemory();
+  KeepStandardDescriptors();
   rpc::RaiseDescriptorLimit();
   rpc::SkipMutexChecks();
   rpc::StopSignal stop;
@@ -348,8 +358,8 @@ int Main(int argc, char** argv) {
       "is lost; MESH= lets the first that attach get them",
       &ranks);
   flags.AddSwitch("check-json", "with --check: prints what was found as JSON", &check_json);
-  flags.AddBytes("store-quota", "how large the state in --data-dir may grow",
-                 &options.store_quota_bytes);
+  flags.AddBytes("store-quota", "how large the state in --data-dir may grow; at least 1MiB",
+                 &options.store_quota_bytes, kMinStoreQuotaBytes);
   flags.AddBytes("history-bytes",
                  "how much of what was overwritten or deleted stays for watches; the versions of "
                  "definitions that are kept do not count",

@@ -560,10 +560,10 @@ class SqliteJournal final : public Journal {
     is_over_quota_ = pages > urgent_pages_;
     if (!is_over_quota_) return absl::OkStatus();
     return WithReason(
-        absl::ResourceExhaustedError(StrCat("the quota of the state is used up: the database in ",
-                                            folder_, " would have ", pages * page_bytes_,
-                                            " bytes of ", urgent_pages_ * page_bytes_,
-                                            "; delete what is not needed, or give the store more")),
+        absl::ResourceExhaustedError(
+            StrCat("the quota of the state is used up: the database in ", folder_, " would have ",
+                   pages * page_bytes_, " bytes of ", urgent_pages_ * page_bytes_,
+                   "; delete what is not needed, or give the store more with --store-quota")),
         Reason::kStoreFull);
   }
 

@@ -1177,12 +1177,24 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
   check.newest = bounds.newest;
   check.lacks_cluster = bounds.newest > 0 && !ClusterOf(salvaged.rows).has_value();
   const bool takes_cluster = check.lacks_cluster && !cluster_of.empty();
+  if (const auto own = ClusterOf(salvaged.rows);
+      set_aside && !cluster_of.empty() && own.has_value()) {
+    return absl::InvalidArgumentError(StrCat("the record of the cluster can be read: it is ",
+                                             own->cluster_id, ", and nothing is taken from ",
+                                             cluster_of, "; leave the snapshot out"));
+  }
+  if (set_aside && !ranks.empty() && check.is_sound() && !takes_cluster) {
+    return absl::InvalidArgumentError(
+        StrCat("nothing is lost, and the ranks of mesh \"", ranks.begin()->first,
+               "\" are known: they are not given anew; leave them out"));
+  }
   if (!set_aside || (check.is_sound() && !takes_cluster)) return check;
   Given given;
   SHARDMESH_ASSIGN_OR_RETURN(given.meshes, WithGivenRanks(salvaged, ranks, &check.lost_ranks));
   if (takes_cluster) {
     SHARDMESH_ASSIGN_OR_RETURN(given.cluster, ClusterOfSnapshot(folder, cluster_of));
     check.lacks_cluster = false;
+    check.taken_cluster_id = given.cluster->cluster_id;
   }
 
   if (!opened.is_log_whole && !given.cluster.has_value()) {

@@ -100,6 +100,7 @@ struct StoreCheck {
   // The record `cluster` is not there, or not readable, in a state that is not new: no coordinator
   // starts with it.
   bool lacks_cluster = false;
+  std::string taken_cluster_id;  // what that record says now, if it was taken from a snapshot
   // After setting aside: where the damaged database was moved, if a new one had to be written.
   std::string replaced;
 

@@ -1,7 +1,9 @@
 // RLIMIT_NOFILE.
 #include "tensor/descriptor_limit.h"
 
+#include <fcntl.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <limits>
@@ -22,6 +24,15 @@ rlim_t Limit() {
 }
 
 }  // namespace
+
+void KeepStandardDescriptors() {
+  for (const int number : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (fcntl(number, F_GETFD) >= 0) continue;
+    // The lowest number that is free is this one. In the mode that it is not used in.
+    const int opened = open("/dev/null", number == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+    if (opened >= 0 && opened != number) close(opened);
+  }
+}
 
 absl::Status CheckDescriptorLimit() {
   const rlim_t limit = Limit();

@@ -10,6 +10,11 @@ namespace shardmesh {
 // that nobody calls, and 32 are in reserve.
 inline constexpr int kMinDescriptors = 80;
 
+// A process may be started with standard input, output or error closed. A file that it opens then
+// must not get their numbers, or what is printed goes into it. Reading and writing the closed ones
+// fails afterwards as before. Call it before anything opens a file.
+void KeepStandardDescriptors();
+
 // FAILED_PRECONDITION, with have and need, if the limit of this process is below kMinDescriptors.
 absl::Status CheckDescriptorLimit();
 

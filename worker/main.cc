@@ -25,6 +25,7 @@ namespace {
 constexpr absl::Duration kFailurePollInterval = absl::Milliseconds(100);
 
 int Main(int argc, const char* const* argv) {
+  KeepStandardDescriptors();
   rpc::RaiseDescriptorLimit();
   rpc::KeepMessageMemory();
   rpc::SkipMutexChecks();

@@ -18,6 +18,7 @@
 #include "client/cli/local_cluster.h"
 #include "client/cli/table.h"
 #include "client/snapshot_client.h"
+#include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
 
@@ -137,22 +138,53 @@ absl::Status RunList(const Invocation& invocation, const std::string& identity) 
   return absl::OkStatus();
 }
 
-absl::Status RunRestore(const Invocation& invocation, const std::string& array_id,
+// One after the other: an array that cannot be restored does not keep the others from it.
+absl::Status RunRestore(const Invocation& invocation, const std::vector<std::string>& array_ids,
                         const std::string& name) {
+  if (array_ids.size() > 1 && !name.empty()) {
+    return WrongUse(
+        StrCat("--as is the name of one array, and ", array_ids.size(),
+               " are given; leave it out for restored/ARRAY, or restore one at a time"));
+  }
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
-  SHARDMESH_ASSIGN_OR_RETURN(const RestoredArray restored,
-                             client->RestoreQuarantined(array_id, name));
-  if (invocation.json) {
-    PrintJson({{"array_id", array_id}, {"name", restored.name}, {"workers", restored.identities}});
-  } else {
+  Json restored = Json::array();
+  Json failed = Json::array();
+  absl::Status first_failure;
+  absl::Status unreachable;  // then nobody is asked for the others
+  for (const std::string& array_id : array_ids) {
+    absl::StatusOr<RestoredArray> array =
+        unreachable.ok() ? client->RestoreQuarantined(array_id, name) : unreachable;
+    if (ReasonOf(array.status()) == Reason::kVersionMismatch) {
+      array = WithContext(array.status(), StrCat("the name \"", name,
+                                                 "\" is taken: give another one with --as, or "
+                                                 "remove it first with `shardmesh rm`"));
+    }
+    if (!array.ok()) {
+      failed.push_back({{"array_id", array_id}, {"error", ToStd(array.status().message())}});
+      if (array_ids.size() > 1 && !invocation.json) {
+        std::cout << "Not restored: array " << array_id << ": " << array.status().message() << "\n";
+      }
+      first_failure.Update(array.status());
+      if (ExitCodeOf(array.status()) == kExitUnreachable) unreachable = array.status();
+      continue;
+    }
+    restored.push_back(
+        {{"array_id", array_id}, {"name", array->name}, {"workers", array->identities}});
+    if (invocation.json) continue;
     std::cout << "Restored array " << array_id
-              << (restored.name.empty() ? "" : StrCat(" as \"", restored.name, "\"")) << " on "
-              << StrJoin(restored.identities, ", ")
-              << (restored.name.empty() && !name.empty()
+              << (array->name.empty() ? "" : StrCat(" as \"", array->name, "\"")) << " on "
+              << StrJoin(array->identities, ", ")
+              << (array->name.empty() && !name.empty()
                       ? "; it has a name already, so --as was not used\n"
                       : "\n");
   }
-  return absl::OkStatus();
+  if (invocation.json) {
+    PrintJson({{"restored", restored}, {"failed", std::move(failed)}});
+  }
+  if (first_failure.ok() || array_ids.size() == 1) return first_failure;
+  const size_t left = array_ids.size() - restored.size();
+  return WithContext(first_failure, StrCat(left, " of ", array_ids.size(),
+                                           " arrays were not restored; the first"));
 }
 
 absl::Status RunDrop(const Invocation& invocation, const std::vector<std::string>& array_ids,
@@ -271,13 +303,13 @@ void AddAdminCommands(CommandLine* line) {
           [=](const Invocation& i) { return RunList(i, *identity); }, quarantine)
       ->add_option("--worker", *identity, "of this worker (default: of all that are attached)");
 
-  auto array_id = std::make_shared<std::string>();
+  auto restored = std::make_shared<std::vector<std::string>>();
   auto as = std::make_shared<std::string>();
   CLI::App* const restore = line->AddCommand(
-      "restore", "Take an array back into use, under a name",
-      [=](const Invocation& i) { return RunRestore(i, *array_id, *as); }, quarantine);
-  restore->add_option("ARRAY", *array_id, "the array's id")->required();
-  restore->add_option("--as", *as, "the name that it gets (default: restored/ARRAY)")
+      "restore", "Take arrays back into use, under a name each",
+      [=](const Invocation& i) { return RunRestore(i, *restored, *as); }, quarantine);
+  restore->add_option("ARRAY", *restored, "ids of arrays")->required();
+  restore->add_option("--as", *as, "the name that one array gets (default: restored/ARRAY)")
       ->check([](const std::string& name) {
         return name.empty() ? "the name is empty; leave --as out for restored/ARRAY" : "";
       });

@@ -418,7 +418,7 @@ void PrintStatus(const std::string& address, const ClusterStatus& status,
     aside_bytes += worker.quarantined_bytes;
   }
   if (aside > 0) {
-    std::cout << "Quarantine: tiles of " << FormatCount(aside, "array") << ", "
+    std::cout << "Quarantine: " << FormatCount(aside, "part") << " of arrays, "
               << FormatBytes(aside_bytes) << "; `shardmesh admin quarantine list` shows them\n";
   }
   std::vector<Table::Column> columns = {{"worker"},

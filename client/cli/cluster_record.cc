@@ -19,6 +19,7 @@
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
 #include "tensor/file.h"
+#include "tensor/json_error.h"
 #include "tensor/lock_file.h"
 
 namespace shardmesh::client {
@@ -153,7 +154,8 @@ absl::StatusOr<ClusterRecord> ReadRecord(const std::string& folder) {
     record.is_stopping = json.value("stopping", false);
     return record;
   } catch (const Json::exception& error) {
-    return absl::DataLossError(StrCat(path, " is no record of a cluster (", error.what(),
+    return absl::DataLossError(StrCat(path, " is no record of a cluster (",
+                                      JsonErrorText(error.what()),
                                       "); stop its processes, if any still run, and delete it"));
   }
 }

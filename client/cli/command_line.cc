@@ -2,6 +2,8 @@
 #include "client/cli/command_line.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <iostream>
@@ -27,6 +29,7 @@
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
 #include "sharding/utf8.h"
+#include "tensor/file.h"
 
 namespace shardmesh::client {
 namespace {
@@ -177,6 +180,12 @@ class WrongCommand : public CLI::ParseError {
 absl::Status ExplainUnreachable(const absl::Status& error, const std::string& cluster_name) {
   if (ExitCodeOf(error) != kExitUnreachable || !CheckClusterName(cluster_name).ok()) return error;
   const absl::StatusOr<ClusterRecord> record = ReadRecord(ClusterFolder(cluster_name));
+  if (absl::IsNotFound(record.status()) && cluster_name == kDefaultCluster) {
+    return WithContext(error, StrCat("no cluster \"", cluster_name,
+                                     "\" is up on this host; `shardmesh up` starts one, and "
+                                     "--address names one elsewhere"));
+  }
+  if (absl::IsDataLoss(record.status())) return record.status();
   if (!record.ok() || record->processes.empty()) return error;
   const RecordedProcess& coordinator = record->processes.front();
   if (IsRunning(coordinator.id)) return error;
@@ -184,6 +193,21 @@ absl::Status ExplainUnreachable(const absl::Status& error, const std::string& cl
       StrCat("the coordinator of the cluster \"", cluster_name, "\" at ", record->address, " (pid ",
              coordinator.id.pid, ") has ended; the same `shardmesh up` starts it again",
              coordinator.log_path.empty() ? "" : StrCat("; its log is ", coordinator.log_path)));
+}
+
+// What was printed may have come nowhere, on a full disk, say.
+absl::Status FlushOutput() {
+  errno = 0;
+  std::cout.flush();
+  if (std::cout.good()) {
+    return absl::OkStatus();
+  }
+  constexpr char kLost[] = "the command was done, but its output is lost";
+  // The stream says that a write failed, and only the last one says why.
+  if (errno == 0 && std::fflush(stdout) == 0) {
+    return absl::UnknownError(StrCat(kLost, ": cannot write standard output"));
+  }
+  return WithContext(FileError("write", "standard output", errno), kLost);
 }
 
 }  // namespace
@@ -357,6 +381,16 @@ absl::Status CommandLine::ParseErrorStatus(const CLI::ParseError& error) {
                            DidYouMeanOneOf(first.substr(0, first.find('=')), OptionNames(*command)))
                   : StrCat("unexpected argument \"", first, "\"");
   }
+  // The library does not quote a value that is out of its range.
+  constexpr std::string_view kValue = "Value ";
+  constexpr std::string_view kRange = " not in range ";
+  const size_t value = message.find(kValue);
+  const size_t range = message.find(kRange);
+  if (value < range && range != std::string::npos) {
+    const size_t begin = value + kValue.size();
+    message = StrCat(message.substr(0, value), "\"", message.substr(begin, range - begin),
+                     "\" is no number from ", message.substr(range + kRange.size()));
+  }
   return WrongUse(message);
 }
 
@@ -382,7 +416,9 @@ std::string CommandLine::MessageOf(const absl::Status& status) {
   return StrCat(is_option ? "--" : "", field, " ", said);
 }
 
-int CommandLine::Report(const absl::Status& status) {
+int CommandLine::Report(const absl::Status& done) {
+  const absl::Status written = FlushOutput();
+  const absl::Status& status = done.ok() ? written : done;
   const int exit_code = ExitCodeOf(status);
   if (exit_code == kExitDone) {
     return exit_code;
@@ -393,7 +429,6 @@ int CommandLine::Report(const absl::Status& status) {
     StrAppend(&message, " (see `", command.empty() ? FullName(Chosen(&app_)) : command,
               " --help`)");
   }
-  std::cout.flush();
   if (common_.json) {
     std::cerr << ErrorJson(status, message) << "\n";
   } else {
@@ -414,7 +449,8 @@ int CommandLine::Run(int argc, const char* const* argv) {
     // CLI11 takes them from the end.
     app_.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
   } catch (const CLI::Success& help) {
-    return app_.exit(help);
+    app_.exit(help);
+    return Report(absl::OkStatus());
   } catch (const WrongCommand& error) {
     return Report(error.status());
   } catch (const CLI::ParseError& error) {
@@ -435,7 +471,8 @@ int CommandLine::Run(int argc, const char* const* argv) {
         if (invocation.tls.empty() && !record->tls_folder.empty()) {
           invocation.tls = ClientTlsFiles(record->tls_folder);
         }
-      } else if (common_.cluster_name == kDefaultCluster) {
+      } else if (common_.cluster_name == kDefaultCluster &&
+                 !absl::IsDataLoss(ReadRecord(ClusterFolder(common_.cluster_name)).status())) {
         invocation.address = kDefaultAddress;  // a cluster that was named is meant, and no other
       }
     }

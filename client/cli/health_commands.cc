@@ -28,6 +28,7 @@ struct HealthOptions {
 
 // Asks until the answer is yes, or time is up.
 absl::StatusOr<bool> Ask(const Invocation& invocation, const HealthOptions& options) {
+  if (invocation.address.empty()) return invocation.Connect().status();
   SHARDMESH_ASSIGN_OR_RETURN(const rpc::Credentials credentials, invocation.Credentials());
   const auto deadline =
       rpc::SteadyDeadline::After(invocation.DeadlineOr(options.wait ? kWaitDeadline : kDeadline));

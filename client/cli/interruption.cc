@@ -12,6 +12,7 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"
 #include "absl/time/time.h"
+#include "client/cli/command_line.h"
 #include "sharding/reason.h"
 #include "sharding/str_cat.h"
 
@@ -170,6 +171,19 @@ void EndBy(int signal) {
   raise(signal);
   // The first process of a container does not die of a signal.
   _exit(128 + signal);
+}
+
+void SayIfAFileIsLost() {
+  struct sigaction action = {};
+  sigemptyset(&action.sa_mask);
+  action.sa_handler = [](int) {
+    constexpr char kText[] =
+        "shardmesh: a file was cut short while it was read, or its disk failed; let nobody write "
+        "to it, and run the command again (BAD_FILE)\n";
+    [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, kText, sizeof(kText) - 1);
+    _exit(kExitFailed);
+  };
+  sigaction(SIGBUS, &action, nullptr);
 }
 
 }  // namespace shardmesh::client

@@ -69,6 +69,11 @@ std::optional<int> InterruptionOf(const absl::Status& status);
 // Ends this process as the signal would have, or with the code that shells give to that.
 [[noreturn]] void EndBy(int signal);
 
+// Files are read through a mapping: one that is cut short meanwhile, or whose disk fails, would end
+// this process by SIGBUS without a word. From now on it then says so, and ends with kExitFailed. A
+// transfer that was under way is not committed. Call it before threads are started.
+void SayIfAFileIsLost();
+
 }  // namespace shardmesh::client
 
 #endif  // SHARDMESH_CLIENT_CLI_INTERRUPTION_H_

@@ -1,14 +1,18 @@
 // The program shardmesh: everything that a user does with a cluster, from a terminal.
 #include "client/cli/command_line.h"
 #include "client/cli/commands.h"
+#include "client/cli/interruption.h"
 #include "rpc/allocator.h"
 #include "rpc/library_logs.h"
 #include "rpc/mutex_checks.h"
+#include "tensor/descriptor_limit.h"
 
 int main(int argc, char** argv) {
+  shardmesh::KeepStandardDescriptors();
   shardmesh::rpc::KeepMessageMemory();
   shardmesh::rpc::SkipMutexChecks();
   shardmesh::rpc::TakeLibraryLogs();
+  shardmesh::client::SayIfAFileIsLost();
   shardmesh::client::CommandLine line;
   shardmesh::client::AddAdminCommands(&line);
   shardmesh::client::AddClusterCommands(&line);

@@ -4,9 +4,11 @@
 #include <netinet/in.h>
 #include <signal.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -127,6 +129,7 @@ TEST_F(CommandLineTest, RefusesWrongUse) {
       {{"status", "--deadline", "soon"}, "\"soon\" is no time above zero"},
       {{"status", "--deadline", "5"}, "\"5\" is no time above zero with its unit; write 30s"},
       {{"status", "--output", "xml"}, "--output"},
+      {{"up", "--workers", "x"}, "--workers: \"x\" is no number from 1 to 1024"},
       {{"up", "--mesh", "fsdp=2,tp=2", "--workers", "3"}, "--mesh fsdp=2,tp=2 with --workers 3"},
       {{"up", "--mesh", "tp=2,tp=2"}, "tp"},
       {{"up", "--mesh", "fsdp"}, "--mesh fsdp"},
@@ -199,6 +202,7 @@ TEST_F(CommandLineTest, AServerRefusesFlagsThatDoNotReadOrDoNotFitTogether) {
        "would be lost; give --lost-after 20s or more, or a shorter --heartbeat-interval"},
       {{"--lost-after=1ms"}, "--lost-after 1ms is less than two of --heartbeat-interval 1s"},
       {{"--rpc-memory=1"}, "--rpc-memory is 1 bytes, less than one worker takes"},
+      {{"--store-quota=1KiB"}, "--store-quota: \"1KiB\" is too little; give 1048576 bytes or more"},
       {{"--restore=f"}, "--restore needs --data-dir"},
       {{"--listen=127.0.0.1"}, "--listen: not an address: '127.0.0.1' has no port"},
       {{"--http-listen=nohost"}, "--http-listen: not an address: 'nohost' has no port"},
@@ -526,6 +530,31 @@ TEST_F(CommandLineTest, StartsANewClusterWhereAStartWasCutOff) {
   EXPECT_EQ(Run({"down"}).exit_code, 0);
 }
 
+TEST_F(CommandLineTest, OutputThatCannotBeWrittenIsAnError) {
+  for (const char* const arguments : {"version --output=json", "ls --help"}) {
+    SCOPED_TRACE(arguments);
+    const std::string errors = folder_ + "/errors";
+    const int ended = std::system(
+        StrCat(SHARDMESH_BINARY_DIR "/shardmesh ", arguments, " > /dev/full 2> ", errors).c_str());
+    EXPECT_TRUE(WIFEXITED(ended) && WEXITSTATUS(ended) == 1) << ended;
+    EXPECT_THAT(ReadFile(errors), HasSubstr("cannot write standard output: the disk is full"));
+  }
+}
+
+// The system would give their numbers to the files that the program opens.
+TEST_F(CommandLineTest, StandardStreamsThatAreClosedAreNotWrittenIntoFiles) {
+  const auto run = [&](const std::string& arguments) {
+    const int ended = std::system(StrCat(SHARDMESH_BINARY_DIR "/shardmesh ", arguments).c_str());
+    return WIFEXITED(ended) ? WEXITSTATUS(ended) : -1;
+  };
+  const std::string make = "make-checkpoint --like all-minilm-l6-v2 --seed 1 --out " + folder_;
+  ASSERT_EQ(run(make + "/whole > /dev/null 2>&1"), 0);
+  EXPECT_EQ(run(make + "/quiet 0<&- > /dev/null 2>&-"), 0);
+  EXPECT_TRUE(ReadFile(folder_ + "/quiet") == ReadFile(folder_ + "/whole"));
+  EXPECT_EQ(run(StrCat("version >&- 2> ", folder_, "/errors")), 1);
+  EXPECT_THAT(ReadFile(folder_ + "/errors"), HasSubstr("cannot write standard output"));
+}
+
 TEST_F(CommandLineTest, KeepsARecordThatItCannotRead) {
   const std::vector<std::string> up = {"up", "--mesh", "fsdp=1", "--detach"};
   CommandResult result = Run(up);
@@ -539,6 +568,9 @@ TEST_F(CommandLineTest, KeepsARecordThatItCannotRead) {
     EXPECT_THAT(result.err, HasSubstr(path + " is no record of a cluster"));
     EXPECT_EQ(ReadFile(path), "{");
   }
+  result = Run({"ls", "--name=default"});
+  EXPECT_NE(result.exit_code, 0);
+  EXPECT_THAT(result.err, HasSubstr(path + " is no record of a cluster"));
   WriteFile(path, record);
   EXPECT_EQ(Run({"down"}).exit_code, 0);
 }

@@ -185,7 +185,7 @@ TEST_F(QuarantineTest, AnOlderStoreThatIsPutBackDeletesNothing) {
   EXPECT_THAT(list.out, AllOf(HasSubstr(newer), HasSubstr("worker-0"), HasSubstr("worker-1"),
                               HasSubstr(reason)));
   EXPECT_TRUE(Eventually([&] {
-    return cluster_->Run({"status"}).out.find("Quarantine: tiles of 2 arrays") != std::string::npos;
+    return cluster_->Run({"status"}).out.find("Quarantine: 2 parts of arrays") != std::string::npos;
   }));
   // It is there after restarts of all.
   for (const char* identity : {"worker-0", "worker-1", "coordinator"}) {
@@ -230,11 +230,18 @@ TEST_F(QuarantineTest, ArraysThatTheStateDoesNotKnowAreShownAndComeBackAtOnce) {
   const CommandResult empty = cluster_->Run({"admin", "quarantine", "restore", id, "--as", ""});
   EXPECT_EQ(empty.exit_code, 2);
   EXPECT_THAT(empty.err, AllOf(HasSubstr("--as"), HasSubstr("the name is empty")));
-  const CommandResult restored =
-      cluster_->Run({"admin", "quarantine", "restore", id, "--as", "newer"});
-  EXPECT_EQ(restored.exit_code, 0) << restored.err;
-  EXPECT_THAT(restored.out, AllOf(HasSubstr("\"newer\""), HasSubstr("worker-0, worker-1")));
-  ExpectValues(client::ArraySelector::ByName("newer"));
+  const std::string wrong = "feedfeedfeedfeedfeedfeedfeedfeed";
+  const CommandResult one_name =
+      cluster_->Run({"admin", "quarantine", "restore", wrong, id, "--as", "newer"});
+  EXPECT_EQ(one_name.exit_code, 2);
+  EXPECT_THAT(one_name.err, HasSubstr("--as is the name of one array, and 2 are given"));
+  const CommandResult both = cluster_->Run({"admin", "quarantine", "restore", wrong, id});
+  EXPECT_EQ(both.exit_code, 1);
+  EXPECT_THAT(both.err, AllOf(HasSubstr("1 of 2 arrays were not restored"), HasSubstr(wrong)));
+  EXPECT_THAT(both.out, AllOf(HasSubstr(StrCat("Not restored: array ", wrong)),
+                              HasSubstr(StrCat("\"restored/", id, "\""))));
+  EXPECT_THAT(both.out, HasSubstr("worker-0, worker-1"));
+  ExpectValues(client::ArraySelector::ByName(StrCat("restored/", id)));
   EXPECT_THAT(client().ListQuarantine(),
               IsOkAndHolds(Field(&client::QuarantineList::unnamed, IsEmpty())));
   EXPECT_THAT(client().RestoreQuarantined(id, "again"),

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstdlib>
@@ -206,6 +207,26 @@ TEST_F(ReturnTest, NoCommandFailsWhileAWorkerIsReplaced) {
   });
 }
 
+// Its peers miss it after about 4 s, the coordinator after 5 s. Between the two all are attached.
+TEST_F(ReturnTest, NoCommandFailsWhileAWorkerPauses) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster(true));
+  ASSERT_NO_FATAL_FAILURE(Prepare());
+  absl::SleepFor(absl::Seconds(2));  // workers that attached less than 5 s ago may not have met
+  ASSERT_THAT(cluster_->Signal("worker-2", SIGSTOP), IsOk());
+  EXPECT_TRUE(Eventually([&] {
+    const absl::StatusOr<client::ClusterStatus> status = client().GetStatus();
+    return status.ok() && status->workers[0].state == client::WorkerState::kJoining;
+  })) << "its peers do not miss it";
+  std::thread goes_on([&] {
+    absl::SleepFor(absl::Seconds(1));
+    ASSERT_THAT(cluster_->Signal("worker-2", SIGCONT), IsOk());
+  });
+  const CommandResult result = cluster_->Run(
+      {"linear", "--input", x_, "--weight", "w", "--out", folder_ + "/y.npy", "--deadline=20s"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  goes_on.join();
+}
+
 TEST_F(ReturnTest, AWorkerThatDoesNotComeBackIsWaitedForAWhileAndThenNamed) {
   ASSERT_NO_FATAL_FAILURE(StartCluster(/*durable=*/true, {"--return-grace=3s"}));
   ASSERT_NO_FATAL_FAILURE(Prepare());
@@ -256,6 +277,19 @@ TEST_F(ReturnTest, AnInterruptedClientSaysThatNothingWasLoaded) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::vector<client::Array> arrays, client().ListArrays());
   EXPECT_TRUE(arrays.empty());
   ExpectGivenBack();
+}
+
+TEST_F(ReturnTest, AFileThatIsCutShortWhileItIsLoadedIsSaidToBe) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster(/*durable=*/false));
+  client::ChildProcess load = StartLoad();
+  ASSERT_EQ(truncate((folder_ + "/big.safetensors").c_str(), 3'000'000), 0);
+  ASSERT_THAT(cluster_->Signal("worker-1", SIGCONT), IsOk());
+  ASSERT_TRUE(client::WaitUntilGone(load.id(), absl::Now() + absl::Seconds(20)));
+  EXPECT_THAT(load.Ended(), Optional(HasSubstr("exited with code 1")));
+  EXPECT_THAT(client::ReadLog(load.log_path()),
+              HasSubstr("a file was cut short while it was read"));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::vector<client::Array> arrays, client().ListArrays());
+  EXPECT_TRUE(arrays.empty());
 }
 
 TEST_F(ReturnTest, AnInterruptedClientEndsThoughTheCoordinatorIsAway) {

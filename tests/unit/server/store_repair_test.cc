@@ -1671,6 +1671,9 @@ TEST_F(RepairedCatalogueTest, AMeshThatIsLostIsMadeOfItsArraysAndTheGivenRanks) 
   EXPECT_EQ(none.lost_ranks.size(), 1u) << "so it was asked for";
   Open();
   EXPECT_THAT(store_->Get("mesh/m"), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  Close();
+  const absl::Status known = CheckDataFolder(folder_, true, "", {{"m", {"w"}}}).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(known)) << known;
 }
 
 TEST_F(RepairedCatalogueTest, AStateThatLacksItsClusterGetsNoNewId) {
@@ -1690,7 +1693,12 @@ TEST_F(RepairedCatalogueTest, AStateThatLacksItsClusterGetsNoNewId) {
     EXPECT_THAT(std::string(refused.message()), HasSubstr("--cluster-of"));
   }
   EXPECT_TRUE(CheckDataFolder(folder_, false)->lacks_cluster);
-  EXPECT_FALSE(CheckDataFolder(folder_, true, snapshot)->lacks_cluster);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoreCheck taken, CheckDataFolder(folder_, true, snapshot));
+  EXPECT_FALSE(taken.lacks_cluster);
+  EXPECT_EQ(taken.taken_cluster_id, cluster_id);
+  const absl::Status again = CheckDataFolder(folder_, true, snapshot).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(again)) << "it would seem to be taken once more";
+  EXPECT_THAT(std::string(again.message()), HasSubstr(cluster_id));
   Open();
   EXPECT_EQ(catalogue_->cluster_id(), cluster_id);
   EXPECT_EQ(catalogue_->term(), 1 + 2 * kSkippedTerms + 1) << "above what workers know";
