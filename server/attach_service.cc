@@ -1591,10 +1591,15 @@ namespace {
 // which is certain only while the mesh is at the array's revision: an array that is not known is
 // not adopted otherwise. Of other arrays the place of a part says all.
 void LeaveDoubtfulSums(const ClusterState& state, std::vector<InventoryTile>* tiles) {
+  std::map<std::string, Revision> revisions;  // 0: there is no such mesh
   for (InventoryTile& tile : *tiles) {
     if (!tile.descriptor.has_value() || tile.descriptor->spec.unreduced().empty()) continue;
-    const auto mesh = state.Find(DefinitionKind::kMesh, tile.descriptor->mesh_id);
-    if (!mesh.ok() || (*mesh)->revision != tile.descriptor->mesh_revision) tile.descriptor.reset();
+    const auto [found, is_new] = revisions.try_emplace(tile.descriptor->mesh_id, 0);
+    if (is_new) {
+      const auto mesh = state.Find(DefinitionKind::kMesh, tile.descriptor->mesh_id);
+      if (mesh.ok()) found->second = (*mesh)->revision;
+    }
+    if (found->second != tile.descriptor->mesh_revision) tile.descriptor.reset();
   }
 }
 
@@ -1620,15 +1625,23 @@ void AttachReactor::TakeWholeInventory() {
       return mesh;
     };
     std::set<std::string> undecided;
+    std::map<std::string, InventoryMesh, std::less<>> others;
     Inventory inventory{.identity = identity(),
                         .attachment = attachment,
                         .meshes = {},
                         .tiles = std::exchange(inventory_, {}),
                         .quarantined = std::exchange(quarantined_, {}),
+                        // Asked for each tile, under the catalogue's lock.
                         .other_mesh = [&](std::string_view mesh_id) {
-                          const InventoryMesh mesh = mesh_of(mesh_id);
-                          if (mesh.identities.empty()) undecided.emplace(mesh_id);
-                          return mesh;
+                          auto found = others.find(mesh_id);
+                          if (found == others.end()) {
+                            InventoryMesh mesh = mesh_of(mesh_id);
+                            // It got its ranks since `serves` was asked for.
+                            if (mesh.rank.has_value()) mesh = {.mesh = mesh.mesh};
+                            if (mesh.identities.empty()) undecided.emplace(mesh_id);
+                            found = others.emplace(mesh_id, mesh).first;
+                          }
+                          return found->second;
                         }};
     // Every mesh that the worker serves, so that arrays that it lacks are known to lack it.
     for (const ServedRank& served : serves) {

@@ -174,7 +174,9 @@ void PrintJson(const StoreCheck& check, const std::string& folder, bool set_asid
                          {"perhaps_out_of_date", std::move(former)},
                          {"lost_ranks", std::move(lost_ranks)},
                          {"lacks_cluster", check.lacks_cluster},
-                         {"set_aside", set_aside && !check.is_sound() && !check.is_empty()},
+                         {"taken_cluster_id", check.taken_cluster_id},
+                         {"set_aside", set_aside && !check.is_empty() &&
+                                           !(check.is_sound() && check.taken_cluster_id.empty())},
                          {"replaced", check.replaced}};
   std::printf("%s\n", document.dump(2, ' ', false, Json::error_handler_t::replace).c_str());
 }

@@ -1183,10 +1183,10 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
                                              own->cluster_id, ", and nothing is taken from ",
                                              cluster_of, "; leave the snapshot out"));
   }
-  if (set_aside && !ranks.empty() && check.is_sound() && !takes_cluster) {
+  if (set_aside && !ranks.empty() && check.is_sound() && !check.lacks_cluster) {
     return absl::InvalidArgumentError(
-        StrCat("nothing is lost, and the ranks of mesh \"", ranks.begin()->first,
-               "\" are known: they are not given anew; leave them out"));
+        StrCat("all of the state is as it was written, so the ranks of mesh \"",
+               ranks.begin()->first, "\" are not given anew; leave them out"));
   }
   if (!set_aside || (check.is_sound() && !takes_cluster)) return check;
   Given given;

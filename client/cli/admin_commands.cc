@@ -154,10 +154,11 @@ absl::Status RunRestore(const Invocation& invocation, const std::vector<std::str
   for (const std::string& array_id : array_ids) {
     absl::StatusOr<RestoredArray> array =
         unreachable.ok() ? client->RestoreQuarantined(array_id, name) : unreachable;
-    if (ReasonOf(array.status()) == Reason::kVersionMismatch) {
-      array = WithContext(array.status(), StrCat("the name \"", name,
-                                                 "\" is taken: give another one with --as, or "
-                                                 "remove it first with `shardmesh rm`"));
+    if (ReasonOf(array.status()) == Reason::kVersionMismatch &&
+        array.status().message().find("expected 0") != absl::string_view::npos) {
+      array = WithContext(array.status(),
+                          StrCat("the name \"", name.empty() ? "restored/" + array_id : name,
+                                 "\" is taken: give another one with --as"));
     }
     if (!array.ok()) {
       failed.push_back({{"array_id", array_id}, {"error", ToStd(array.status().message())}});

@@ -207,7 +207,8 @@ absl::Status FlushOutput() {
   if (errno == 0 && std::fflush(stdout) == 0) {
     return absl::UnknownError(StrCat(kLost, ": cannot write standard output"));
   }
-  return WithContext(FileError("write", "standard output", errno), kLost);
+  const absl::Status why = FileError("write", "standard output", errno);
+  return absl::UnknownError(StrCat(kLost, ": ", ToStd(why.message())));
 }
 
 }  // namespace
