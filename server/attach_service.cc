@@ -1014,7 +1014,7 @@ class Hub final : public AttachHub {
     AttachReactor* stream = nullptr;
     bool told = false;         // it has a snapshot, and each change since
     int64_t peers_epoch = -1;  // of its last report on its peers
-    // In that report, and since when.
+    // The peers of that report, each with the time from which on it was reported.
     std::map<std::string, absl::Time, std::less<>> unreached = {};
   };
 
@@ -1587,9 +1587,9 @@ absl::Status AttachReactor::TakeInventory(uint64_t attachment, const v1::Invento
 
 namespace {
 
-// Ranks whose parts of a partial sum have the same place hold different values. Which rank had
-// which is certain only while the mesh is at the array's revision: an array that is not known is
-// not adopted otherwise. Of other arrays the place of a part says all.
+// Removes the descriptors of partial sums whose mesh is not at the array's revision any more, so
+// that they are not adopted. Ranks can hold different values for the same place of a partial sum:
+// only the revision tells which rank had which. For other arrays the place is enough.
 void LeaveDoubtfulSums(const ClusterState& state, std::vector<InventoryTile>* tiles) {
   std::map<std::string, Revision> revisions;  // 0: there is no such mesh
   for (InventoryTile& tile : *tiles) {
@@ -1636,7 +1636,7 @@ void AttachReactor::TakeWholeInventory() {
                           auto found = others.find(mesh_id);
                           if (found == others.end()) {
                             InventoryMesh mesh = mesh_of(mesh_id);
-                            // It got its ranks since `serves` was asked for.
+                            // The mesh got its ranks after `serves` was read.
                             if (mesh.rank.has_value()) mesh = {.mesh = mesh.mesh};
                             if (mesh.identities.empty()) undecided.emplace(mesh_id);
                             found = others.emplace(mesh_id, mesh).first;

@@ -643,10 +643,11 @@ absl::Status Catalogue::CheckMove(const NameMove& move, std::optional<MissingNam
     SHARDMESH_RETURN_IF_ERROR(CheckReadable(move.name));
   }
   if (move.expected_version.has_value() && *move.expected_version != version) {
-    return WithReason(absl::AbortedError(StrCat("name \"", move.name, "\" is at version ", version,
-                                                ", expected ", *move.expected_version,
-                                                version == 0 ? " (there is no such name)" : "",
-                                                "; look it up again and retry")),
+    return WithReason(absl::AbortedError(StrCat(
+                          "name \"", move.name, "\" is at version ", version, ", expected ",
+                          *move.expected_version, version == 0 ? " (there is no such name)" : "",
+                          *move.expected_version == 0 ? " (a new name); choose another name"
+                                                      : "; look it up again and retry")),
                       Reason::kVersionMismatch);
   }
   if (move.array_id.empty() && version == 0) {
@@ -1541,8 +1542,8 @@ void Catalogue::JudgeQuarantined(absl::Span<const std::string> array_ids,
   }
 }
 
-// Its mesh has no ranks yet: nobody knows whether it lies here. The worker is asked again when the
-// mesh has them.
+// Whether the tile's mesh has no ranks yet, so that the tile cannot be judged. The worker brings
+// its inventory again when the mesh has ranks.
 bool Catalogue::MayBeAdoptedLater(const Inventory& inventory, const InventoryTile& tile) const {
   if (grace_is_over_ || !tile.descriptor.has_value() || inventory.other_mesh == nullptr ||
       inventory.meshes.contains(tile.descriptor->mesh_id)) {

@@ -283,8 +283,8 @@ absl::StatusOr<FoundOperands> StepRunner::FindOperands(
   SHARDMESH_ASSIGN_OR_RETURN(const auto definition,
                              context_.publisher->state().Find(DefinitionKind::kMesh, name));
   const Mesh& mesh = std::get<rpc::MeshDefinition>(definition->value).mesh;
-  // What counts is the mesh itself, not its revision: after a repair or a restore the same mesh has
-  // another one. That each rank's worker has its tile is what the array's state says.
+  // The mesh itself is compared, not its revision: a repair or a restore gives the same mesh
+  // another revision. The array's state says whether each rank's worker has its tile.
   for (size_t i = 0; i < result.operands.size(); ++i) {
     const ArrayPtr& array = result.operands[i].array;
     if (array == nullptr || array->definition.descriptor.mesh == mesh) {

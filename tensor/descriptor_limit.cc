@@ -28,7 +28,8 @@ rlim_t Limit() {
 void KeepStandardDescriptors() {
   for (const int number : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (fcntl(number, F_GETFD) >= 0) continue;
-    // The lowest number that is free is this one. In the mode that it is not used in.
+    // open() takes the lowest free number, which is this one. Input is opened for writing, and
+    // output for reading, so that using it fails.
     const int opened = open("/dev/null", number == STDIN_FILENO ? O_WRONLY : O_RDONLY);
     if (opened >= 0 && opened != number) close(opened);
   }

@@ -138,7 +138,7 @@ absl::Status RunList(const Invocation& invocation, const std::string& identity) 
   return absl::OkStatus();
 }
 
-// One after the other: an array that cannot be restored does not keep the others from it.
+// Restores the arrays one after the other. If one cannot be restored, the next one is tried.
 absl::Status RunRestore(const Invocation& invocation, const std::vector<std::string>& array_ids,
                         const std::string& name) {
   if (array_ids.size() > 1 && !name.empty()) {
@@ -152,14 +152,8 @@ absl::Status RunRestore(const Invocation& invocation, const std::vector<std::str
   absl::Status first_failure;
   absl::Status unreachable;  // then nobody is asked for the others
   for (const std::string& array_id : array_ids) {
-    absl::StatusOr<RestoredArray> array =
+    const absl::StatusOr<RestoredArray> array =
         unreachable.ok() ? client->RestoreQuarantined(array_id, name) : unreachable;
-    if (ReasonOf(array.status()) == Reason::kVersionMismatch &&
-        array.status().message().find("expected 0") != absl::string_view::npos) {
-      array = WithContext(array.status(),
-                          StrCat("the name \"", name.empty() ? "restored/" + array_id : name,
-                                 "\" is taken: give another one with --as"));
-    }
     if (!array.ok()) {
       failed.push_back({{"array_id", array_id}, {"error", ToStd(array.status().message())}});
       if (array_ids.size() > 1 && !invocation.json) {

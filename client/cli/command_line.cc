@@ -195,7 +195,7 @@ absl::Status ExplainUnreachable(const absl::Status& error, const std::string& cl
              coordinator.log_path.empty() ? "" : StrCat("; its log is ", coordinator.log_path)));
 }
 
-// What was printed may have come nowhere, on a full disk, say.
+// Fails if standard output could not be written, for example on a full disk.
 absl::Status FlushOutput() {
   errno = 0;
   std::cout.flush();
@@ -203,7 +203,7 @@ absl::Status FlushOutput() {
     return absl::OkStatus();
   }
   constexpr char kLost[] = "the command was done, but its output is lost";
-  // The stream says that a write failed, and only the last one says why.
+  // errno is of the last write only. An earlier one may have failed.
   if (errno == 0 && std::fflush(stdout) == 0) {
     return absl::UnknownError(StrCat(kLost, ": cannot write standard output"));
   }

@@ -196,8 +196,10 @@ TEST_F(QuarantineTest, AnOlderStoreThatIsPutBackDeletesNothing) {
   EXPECT_THAT(client().ListQuarantine(), Aside(SizeIs(2)));
   EXPECT_THAT(client().ListQuarantine("worker-1"), Aside(SizeIs(1)));
 
-  EXPECT_THAT(client().RestoreQuarantined(newer, "older"),
-              StatusIs(absl::StatusCode::kAborted, Reason::kVersionMismatch));
+  const absl::Status taken = client().RestoreQuarantined(newer, "older").status();
+  EXPECT_THAT(taken, StatusIs(absl::StatusCode::kAborted, Reason::kVersionMismatch));
+  EXPECT_THAT(std::string(taken.message()),
+              AllOf(HasSubstr("\"older\" is at version "), HasSubstr("choose another name")));
   EXPECT_THAT(client().ListQuarantine(), Aside(SizeIs(2))) << "nothing was moved";
   const std::string aside_folder = Folder("worker-1") + "/quarantine/";
   fs::rename(aside_folder + newer, aside_folder + "away");

@@ -23,7 +23,7 @@ using test::Proxy;
 constexpr absl::Duration kReadyWithin = absl::Seconds(10);
 // On a busy machine; what takes this long is stuck.
 constexpr absl::Duration kReadyAtLast = absl::Seconds(60);
-// Until then one that has lost a connection may seem to be ready.
+// The time in which a process notices that its connection was cut. Before, it may seem ready.
 constexpr absl::Duration kCutIsNoticed = absl::Milliseconds(100);
 
 class NetworkRun {

@@ -36,13 +36,13 @@ class Proxy {
   // Each connection is reset when it has passed so many more bytes of either direction, in the
   // middle of a message mostly; 0: at once.
   void CutAfter(int64_t bytes);
-  // Leaves those that have not passed so many yet. None is cut any more when this returns.
+  // Cancels CutAfter. When this returns, no connection will be cut.
   void CutNoMore();
   // Bytes that were swallowed so far.
   int64_t swallowed_bytes() const { return swallowed_bytes_; }
 
  private:
-  // Of cut_after_: the thread has taken it; it takes back what it was.
+  // Values of cut_after_. kNoChange: the thread has applied the last one. kNever: cancel all cuts.
   static constexpr int64_t kNoChange = -1;
   static constexpr int64_t kNever = -2;
 

@@ -376,7 +376,7 @@ TEST(CoordinatorServerStartTest, RefusesPlaintextBeyondThisHost) {
               StatusIs(absl::StatusCode::kFailedPrecondition));
 }
 
-// Of a coordinator with the mesh fsdp=2,tp=2 and its state in `folder`.
+// Returns the options of a coordinator with the mesh fsdp=2,tp=2 and its state in `folder`.
 CoordinatorOptions OptionsOf(const std::string& folder) {
   CoordinatorOptions options;
   options.listen_address = "127.0.0.1:0";

@@ -19,7 +19,6 @@
 #include "gmock/gmock.h"
 #include "rpc/array_codec.h"
 #include "rpc/clock.h"
-#include "rpc/definitions.h"
 #include "rpc/link_codec.h"
 #include "rpc/server_lifecycle.h"
 #include "rpc/spec_codec.h"
@@ -35,6 +34,7 @@
 #include "sharding/reason.h"
 #include "tensor/failpoint.h"
 #include "tests/testing/proxy.h"
+#include "tests/unit/server/define_mesh.h"
 #include "tests/unit/server/hollow_fixture.h"
 
 namespace shardmesh::test {
@@ -517,23 +517,7 @@ class HubTest : public testing::Test {
     clock_.Stop();
   }
 
-  // The mesh "m" of the catalog: its revision.
-  server::Revision DefineMesh(const std::string& axes) {
-    v1::EntryValue value;
-    rpc::Encode(rpc::MeshDefinition{.mesh = *Mesh::Parse(axes), .workers = {}},
-                value.mutable_mesh());
-    absl::Notification defined;
-    publisher_->Create({.request_id = "", .name = std::string("m")}, value.SerializeAsString(),
-                       [&](const auto& definition) {
-                         EXPECT_THAT(definition, IsOk());
-                         defined.Notify();
-                       });
-    defined.WaitForNotification();
-    const auto definition = publisher_->shared_state()->Find(server::DefinitionKind::kMesh, "m");
-    EXPECT_THAT(definition, IsOk());
-    return (*definition)->revision;
-  }
-  // What the worker of a rank brings of an array.
+  // Adds the tile of `rank` to a page of its worker's inventory.
   static void AddTile(const ArrayDescriptor& array, int64_t rank, v1::InventoryPage* page) {
     v1::HeldTile* const held = page->add_tiles();
     rpc::Encode(array, held->mutable_array());
@@ -542,7 +526,7 @@ class HubTest : public testing::Test {
     held->set_committed(true);
     held->set_durability(v1::DURABILITY_DISK);
   }
-  // Arrays without a name of which every rank has brought its tile.
+  // The ids of arrays without a name of which every rank has brought its tile.
   std::vector<std::string> Adopted() const {
     std::vector<std::string> ids;
     for (const server::UnnamedArray& array : catalogue_->ListUnnamed("", 10)) {
@@ -698,9 +682,10 @@ TEST_F(HubTest, TilesAreJudgedWhenTheirMeshGetsItsRanks) {
                               kTimeout));
 }
 
-// Its parts have one place and different values: only the mesh's revision says whose each is.
+// The parts have one place and different values. Only the mesh's revision tells which rank had
+// which.
 TEST_F(HubTest, APartialSumOfAnEarlierRevisionOfItsMeshIsNotAdopted) {
-  const server::Revision revision = DefineMesh("x=2");
+  const server::Revision revision = server::DefineMesh(publisher_.get(), "m", *Mesh::Parse("x=2"));
   ASSERT_THAT(membership_.AddMesh("m", 2, {}), IsOk());
 
   ArrayDescriptor current{.array_id = server::RandomId(),
@@ -735,7 +720,7 @@ TEST_F(HubTest, APartialSumOfAnEarlierRevisionOfItsMeshIsNotAdopted) {
 
 // As after a repair that lost the ranks, and the names.
 TEST_F(HubTest, UnknownTilesOfAMeshWithoutRanksAreAdoptedWhenItHasThem) {
-  const server::Revision revision = DefineMesh("x=2");
+  const server::Revision revision = server::DefineMesh(publisher_.get(), "m", *Mesh::Parse("x=2"));
   ASSERT_THAT(membership_.AddMesh("m", 2, {}), IsOk());
   const ArrayDescriptor descriptor{.array_id = server::RandomId(),
                                    .dtype = Dtype::kF32,

@@ -13,7 +13,6 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "rpc/array_codec.h"
-#include "rpc/definitions.h"
 #include "rpc/spec_codec.h"
 #include "rpc/status.h"
 #include "rpc/worker_error_codec.h"
@@ -25,10 +24,10 @@
 #include "server/request_memory.h"
 #include "sharding/str_cat.h"
 #include "shardmesh/v1/attach_service.pb.h"
-#include "shardmesh/v1/catalog_service.pb.h"
 #include "shardmesh/v1/cluster_service.pb.h"
 #include "tests/testing/fake_clock.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/unit/server/define_mesh.h"
 
 namespace shardmesh::server {
 namespace {
@@ -104,15 +103,7 @@ class QuarantineCallsTest : public testing::Test {
     }
     ASSERT_THAT(members_.AddMesh("m", 2, {}), IsOk());
     catalogue_ = *Catalogue::Open(store_.get(), &clock_, [](const auto&, const auto&) {});
-    v1::EntryValue value;
-    rpc::Encode(rpc::MeshDefinition{.mesh = mesh_, .workers = {}}, value.mutable_mesh());
-    absl::Notification defined;
-    publisher_->Create({.request_id = "", .name = std::string("m")}, value.SerializeAsString(),
-                       [&](const auto& definition) {
-                         EXPECT_THAT(definition, IsOk());
-                         defined.Notify();
-                       });
-    defined.WaitForNotification();
+    DefineMesh(publisher_.get(), "m", mesh_);
   }
   void Attach(const std::string& identity) {
     const auto attachment = members_.Attach({.identity = identity,
