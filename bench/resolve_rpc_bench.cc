@@ -172,9 +172,9 @@ void StartResolve(v1::ResolveService::Stub& resolve, const v1::ResolveSpecReques
 
 // A coordinator's ResolveService over a state that others share, and a stub to ask it.
 struct Resolver {
-  Resolver(const server::StatePublisher* publisher, rpc::Metrics* metrics)
+  Resolver(const server::DefinitionStore* definition_store, rpc::Metrics* metrics)
       : service(server::MakeResolveService(
-            {.publisher = publisher, .catalogue = nullptr, .metrics = metrics})),
+            {.definition_store = definition_store, .registry = nullptr, .metrics = metrics})),
         lifecycle(*rpc::ServerLifecycle::Start(OptionsOf(metrics),
                                                {{"shardmesh.v1.ResolveService", service.get()}})),
         stub(v1::ResolveService::NewStub(
@@ -196,21 +196,21 @@ int MeasureMetrics() {
   rpc::RealClock clock;
   const std::unique_ptr<server::Store> store =
       server::CreateMemoryStore({.history = server::DefinitionHistory()});
-  const auto catalogue =
-      server::Catalogue::Open(store.get(), &clock, [](const auto&, const auto&) {});
-  const auto publisher =
-      server::StatePublisher::Open(store.get(), &clock, &(*catalogue)->requests(), kDefaultMinSize);
+  const auto registry =
+      server::ArrayRegistry::Open(store.get(), &clock, [](const auto&, const auto&) {});
+  const auto definition_store =
+      server::DefinitionStore::Open(store.get(), &clock, &(*registry)->requests(), kDefaultMinSize);
   v1::EntryValue mesh;
   rpc::Encode(rpc::MeshDefinition{.mesh = *Mesh::Parse("fsdp=2,tp=2"), .workers = {}},
               mesh.mutable_mesh());
   absl::Notification defined;
-  (*publisher)
+  (*definition_store)
       ->Create({.request_id = "", .name = "default"}, mesh.SerializeAsString(),
                [&](const auto&) { defined.Notify(); });
   defined.WaitForNotification();
   rpc::Metrics metrics("coordinator");
-  Resolver with(publisher->get(), &metrics);
-  Resolver without(publisher->get(), nullptr);
+  Resolver with(definition_store->get(), &metrics);
+  Resolver without(definition_store->get(), nullptr);
   const v1::ResolveSpecRequest question = Question();
   const auto ask = [&](Resolver& resolver) {
     grpc::ClientContext context;

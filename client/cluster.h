@@ -88,7 +88,7 @@ struct QuarantinedArray {
   absl::Time since;
   bool committed = false;
   bool on_disk = false;
-  bool array_lives = false;  // the catalogue knows the array: the tiles are not dropped for room
+  bool array_lives = false;  // the registry knows the array: the tiles are not dropped for room
 };
 
 // An array without a name that workers brought after the coordinator's start: it is held for a

@@ -35,7 +35,7 @@ constexpr absl::Duration kAbortTimeout = absl::Seconds(2);
 // The same after the put's deadline, which the caller counts on.
 constexpr absl::Duration kLateAbortTimeout = absl::Milliseconds(500);
 // The same for letting go of an array that was read.
-constexpr absl::Duration kLetGoTimeout = absl::Seconds(2);
+constexpr absl::Duration kReleaseTimeout = absl::Seconds(2);
 
 // Whether a stream's error may be but the trace of what the coordinator knows better: that a worker
 // is lost, or that the transfer has ended.
@@ -257,7 +257,7 @@ class MeshClient::Impl {
     BegunGet get = *std::move(begun);
     const absl::Cleanup let_go = [&, array_id = get.array.descriptor.array_id] {
       if (const std::vector<std::string> idle = read_pins_.EndReading(array_id); !idle.empty()) {
-        coordinator_->ReleaseArrays(session, idle, rpc::CallOptions::Within(kLetGoTimeout))
+        coordinator_->ReleaseArrays(session, idle, rpc::CallOptions::Within(kReleaseTimeout))
             .IgnoreError();
         read_pins_.EndLettingGo();
       }

@@ -202,7 +202,7 @@ absl::Status Fetch(const Inbound& inbound, std::string_view token, const ArrayDe
   absl::Cleanup take_back = [&] { progress.Add(-received_bytes); };
   for (size_t begin = 0; begin < inbound.tiles.size(); begin += kMaxTilesPerGet) {
     const auto part = absl::MakeConstSpan(inbound.tiles).subspan(begin, kMaxTilesPerGet);
-    std::vector<IncomingTile> tiles;
+    std::vector<FetchedTile> tiles;
     tiles.reserve(part.size());
     for (const PendingTile* tile : part) {
       tiles.push_back({token, array.array_id, tile->tile, tile->size_bytes});

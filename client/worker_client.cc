@@ -261,7 +261,7 @@ absl::StatusOr<bool> SendTile(const OutgoingTile& tile, PieceMemory& memory,
 // Follows the answer of GetTiles: which tile is open, and whether its bytes come in order.
 class TileReceiver {
  public:
-  TileReceiver(absl::Span<const IncomingTile> tiles, const TileSink& sink)
+  TileReceiver(absl::Span<const FetchedTile> tiles, const TileSink& sink)
       : tiles_(tiles), sink_(sink) {}
 
   absl::Status Receive(grpc::ByteBuffer* message) {
@@ -288,7 +288,7 @@ class TileReceiver {
     if (is_open_ || opened_ == tiles_.size()) {
       return absl::InternalError("the worker opens a tile that is not due");
     }
-    const IncomingTile& due = tiles_[opened_];
+    const FetchedTile& due = tiles_[opened_];
     SHARDMESH_ASSIGN_OR_RETURN(const Tile tile, rpc::Decode(opening.tile()));
     if (opening.array_id() != ToAbsl(due.array_id) || tile != due.tile ||
         opening.size_bytes() != due.size_bytes) {
@@ -311,7 +311,7 @@ class TileReceiver {
       return opened_ > 0 && size == 0 ? absl::OkStatus()
                                       : absl::InternalError("the worker sends bytes of no tile");
     }
-    const IncomingTile& tile = tiles_[opened_ - 1];
+    const FetchedTile& tile = tiles_[opened_ - 1];
     if (piece.header.offset_bytes != offset_ || size == 0 || size > tile.size_bytes - offset_) {
       return absl::InternalError(StrCat("the worker sends bytes [", piece.header.offset_bytes, ", ",
                                         piece.header.offset_bytes, "+", size, ") of a tile", " of ",
@@ -332,7 +332,7 @@ class TileReceiver {
     return absl::OkStatus();
   }
 
-  const absl::Span<const IncomingTile> tiles_;
+  const absl::Span<const FetchedTile> tiles_;
   const TileSink& sink_;
   size_t opened_ = 0;     // tiles, the open one included
   bool is_open_ = false;  // bytes of tile opened_ - 1 are due
@@ -470,11 +470,11 @@ absl::StatusOr<PutTilesAnswer> WorkerClient::PutTiles(absl::Span<const OutgoingT
   return answer;
 }
 
-absl::Status WorkerClient::GetTiles(absl::Span<const IncomingTile> tiles, const TileSink& sink,
+absl::Status WorkerClient::GetTiles(absl::Span<const FetchedTile> tiles, const TileSink& sink,
                                     Cancellation* cancellation, const rpc::CallOptions& options) {
   SHARDMESH_RETURN_IF_ERROR(impl_->CheckOpen());
   v1::GetTilesRequest request;
-  for (const IncomingTile& tile : tiles) {
+  for (const FetchedTile& tile : tiles) {
     v1::TileSelector& selector = *request.add_tiles();
     selector.set_array_id(std::string(tile.array_id));
     rpc::Encode(tile.tile, selector.mutable_tile());

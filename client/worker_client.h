@@ -39,7 +39,7 @@ struct PutTilesAnswer {
 };
 
 // A tile to take back. Token and id outlive the call.
-struct IncomingTile {
+struct FetchedTile {
   std::string_view token;
   std::string_view array_id;
   Tile tile;
@@ -87,7 +87,7 @@ class WorkerClient {
   // Has the worker stream the tiles, at most 10,000, and hands their bytes to `sink` in order, each
   // byte once. DATA_LOSS (CHECKSUM_MISMATCH) for a piece or tile that differs from its checksum,
   // INTERNAL for an answer that is not what was asked for.
-  absl::Status GetTiles(absl::Span<const IncomingTile> tiles, const TileSink& sink,
+  absl::Status GetTiles(absl::Span<const FetchedTile> tiles, const TileSink& sink,
                         Cancellation* cancellation, const rpc::CallOptions& options);
 
  private:

@@ -12,6 +12,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 
 namespace shardmesh::rpc {
@@ -112,6 +113,13 @@ class Alarm {
 
 // For people: `5s`, `1.2s`, `350ms`; cut to tenths of a second, below one second to milliseconds.
 std::string FormatRounded(absl::Duration duration);
+
+// What the wall clock will show when `clock` shows `time`, if nobody steps it until then. For waits
+// of Abseil's, which take times of the wall clock: a RealClock goes on from the wall clock's time
+// of its own start, and may be far from it by now. An infinite time stays so.
+inline absl::Time WallTime(const Clock& clock, absl::Time time) {
+  return absl::Now() + (time - clock.Now());
+}
 
 }  // namespace shardmesh::rpc
 

@@ -20,7 +20,6 @@
 #include "absl/synchronization/mutex.h"
 #include "rpc/certificate_watch.h"
 #include "rpc/host_port.h"
-#include "rpc/metrics.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -154,22 +153,6 @@ absl::Status CheckCaller(const Credentials& own, const grpc::ServerContextBase& 
       StrCat("the caller says that it is ", name.ToUri(), ", and its certificate is that of ",
              caller.has_value() ? caller->ToUri() : "nobody here",
              "; give each worker the certificate of its own identity"));
-}
-
-void ExportValidity(const Credentials& credentials, Metrics& metrics) {
-  if (!credentials.is_secure()) {
-    return;
-  }
-  const Gauge expiry = metrics.AddGauge("shardmesh_certificate_expiry_timestamp_seconds",
-                                        "When the certificate in use expires, as Unix time.");
-  const Gauge not_before =
-      metrics.AddGauge("shardmesh_certificate_not_before_timestamp_seconds",
-                       "From when on the certificate in use is valid, as Unix time.");
-  metrics.OnScrape([expiry, not_before, watch = credentials.watch()] {
-    const CertificateFacts facts = watch->state()->facts;
-    expiry.Set(static_cast<double>(absl::ToUnixSeconds(facts.not_after)));
-    not_before.Set(static_cast<double>(absl::ToUnixSeconds(facts.not_before)));
-  });
 }
 
 bool IsLoopbackAddress(std::string_view address) {

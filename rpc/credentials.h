@@ -21,7 +21,6 @@ class ServerCredentials;
 namespace shardmesh::rpc {
 
 class CertificateWatch;
-class Metrics;
 
 // What a process shows to its peers and demands of them, the same for all of its channels and
 // servers. Immutable, but for certificates that are reloaded, hence safe to share between threads;
@@ -71,11 +70,6 @@ absl::Status CheckOwnName(const Credentials& credentials, const ExpectedPeer& ow
 // plaintext; over TLS the one whose certificate bears that name. PERMISSION_DENIED names both.
 absl::Status CheckCaller(const Credentials& own, const grpc::ServerContextBase& context,
                          const PeerName& name);
-
-// Keeps in `metrics` when the certificate in use begins and ends to be valid:
-// shardmesh_certificate_not_before_timestamp_seconds and
-// shardmesh_certificate_expiry_timestamp_seconds. Nothing for plaintext.
-void ExportValidity(const Credentials& credentials, Metrics& metrics);
 
 // Whether only processes of this host can reach the address (`host:port`, `[v6]:port`,
 // `unix:/path`): `localhost`, 127.0.0.0/8, ::1 and unix sockets. Names are not looked up.

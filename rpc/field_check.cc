@@ -7,6 +7,7 @@
 #include "absl/strings/ascii.h"
 #include "rpc/status.h"
 #include "sharding/axis_value.h"
+#include "sharding/python_repr.h"
 #include "sharding/reason.h"
 #include "sharding/str_cat.h"
 #include "sharding/utf8.h"

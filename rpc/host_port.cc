@@ -3,7 +3,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
-#include "sharding/axis_value.h"
+#include "sharding/python_repr.h"
 #include "sharding/reason.h"
 #include "sharding/str_cat.h"
 

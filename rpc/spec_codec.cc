@@ -12,6 +12,7 @@
 #include "rpc/field_check.h"
 #include "rpc/status.h"
 #include "sharding/exclusion.h"
+#include "sharding/python_repr.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
 

@@ -6,6 +6,7 @@
 #include "rpc/array_codec.h"
 #include "rpc/spec_codec.h"
 #include "rpc/status.h"
+#include "sharding/python_repr.h"
 #include "sharding/reason.h"
 #include "sharding/shape.h"
 #include "sharding/status_macros.h"

@@ -85,19 +85,19 @@ class SnapshotReactor final : public grpc::ServerWriteReactor<v1::SnapshotRespon
     ok ? Continue() : EndWith(grpc::Status::CANCELLED);
   }
   void OnDone() override {
-    LetGo();
+    ReleaseSnapshot();
     streams_->Remove(this);
     delete this;
   }
 
  private:
-  void LetGo() {
+  void ReleaseSnapshot() {
     file_.reset();
     if (std::exchange(is_ours_, false)) desk_->is_busy = false;
   }
   // Frees the place before the answer: the caller may ask for another snapshot at once.
   void EndWith(const grpc::Status& status) {
-    LetGo();
+    ReleaseSnapshot();
     Finish(status);
   }
 

@@ -36,6 +36,7 @@
 #include "server/session_pins.h"
 #include "server/tree_resolver.h"
 #include "sharding/digest.h"
+#include "sharding/python_repr.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -57,7 +58,7 @@ constexpr int64_t kMaxPutTensors = 40'000;
 // Without a deadline of its own a commit waits so long for missing tiles.
 constexpr absl::Duration kCommitTimeout = absl::Minutes(5);
 
-// The contract's expected_version: 0 any, -1 none, else that one. The catalogue's: nullopt, 0,
+// The contract's expected_version: 0 any, -1 none, else that one. The registry's: nullopt, 0,
 // that.
 std::optional<int64_t> DecodeExpectedVersion(int64_t version) {
   if (version == 0) {
@@ -78,7 +79,7 @@ void Encode(const RankEndpoint& from, v1::DeviceEndpoint* to) {
 // A put as its client describes it, and the answer that it gets.
 class PutPlan {
  public:
-  explicit PutPlan(const ArrayContext& context) : context_(context) {}
+  explicit PutPlan(const CoordinatorParts& context) : context_(context) {}
 
   // Whether taking it is too much for a reaction.
   static bool TakesLong(const v1::BeginPutHeader& header) {
@@ -111,8 +112,9 @@ class PutPlan {
                                                  "now, write ",
                                                  mesh_id_.substr(0, mesh_id_.find('@'))));
     }
-    const std::shared_ptr<const ClusterState> shared_state = context_.publisher->shared_state();
-    const ClusterState& state = *shared_state;
+    const std::shared_ptr<const Definitions> shared_state =
+        context_.definition_store->shared_state();
+    const Definitions& state = *shared_state;
     SHARDMESH_ASSIGN_OR_RETURN(const auto definition, state.Find(DefinitionKind::kMesh, mesh_id_));
     mesh_ = std::get<rpc::MeshDefinition>(definition->value).mesh;
     mesh_revision_ = definition->revision;
@@ -195,8 +197,8 @@ class PutPlan {
       SHARDMESH_RETURN_IF_ERROR(context_.hub->CheckReady(mesh_id_));
       return MeshChanged();
     }
-    SHARDMESH_ASSIGN_OR_RETURN(
-        const auto mesh, context_.publisher->shared_state()->Find(DefinitionKind::kMesh, mesh_id_));
+    SHARDMESH_ASSIGN_OR_RETURN(const auto mesh, context_.definition_store->shared_state()->Find(
+                                                    DefinitionKind::kMesh, mesh_id_));
     if (mesh->revision != mesh_revision_) {
       return MeshChanged();
     }
@@ -302,7 +304,7 @@ class PutPlan {
     return absl::OkStatus();
   }
 
-  const ArrayContext& context_;
+  const CoordinatorParts& context_;
   std::string session_id_;
   std::string request_id_;
   std::string fingerprint_;
@@ -320,7 +322,7 @@ class PutPlan {
 // The messages of an answer to BeginPut, made one by one: tokens are signed as they are sent.
 class PutAnswer {
  public:
-  PutAnswer(const ArrayContext& context, BegunPutPtr put)
+  PutAnswer(const CoordinatorParts& context, BegunPutPtr put)
       : context_(context), put_(std::move(put)) {}
 
   bool is_at_end() const { return next_ == put_->items.size(); }
@@ -356,7 +358,7 @@ class PutAnswer {
   }
 
  private:
-  const ArrayContext& context_;
+  const CoordinatorParts& context_;
   const BegunPutPtr put_;
   size_t next_ = 0;  // of its items
 };
@@ -375,7 +377,7 @@ constexpr absl::Duration kTakeLimit = absl::Minutes(5);
 class BeginPutReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   // All outlive it.
-  BeginPutReactor(const ArrayContext& context, PutMemory* begun,
+  BeginPutReactor(const CoordinatorParts& context, PutMemory* begun,
                   const grpc::CallbackServerContext* call, Background* background,
                   CallerCount* streams)
       : context_(context),
@@ -464,7 +466,7 @@ class BeginPutReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
       is_cancelled_ = true;
       if (!std::exchange(is_held_, false)) return;
     }
-    LetGo();
+    ReleasePut();
   }
   void OnDone() override {
     idle_.reset();
@@ -481,7 +483,7 @@ class BeginPutReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
       is_held_ = !is_cancelled;
     }
     if (is_cancelled) {
-      LetGo();
+      ReleasePut();
     }
     context_.transfers->OnEnd(transfer_id_, [this] {
       bool is_held = false;
@@ -498,9 +500,9 @@ class BeginPutReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
   // The client has gone from a call that held. Where another call has the transfer too, or its
   // commit was asked for, it goes on, and this call ends with it. A client that lost its connection
   // asks for the commit again, over another one.
-  void LetGo() {
+  void ReleasePut() {
     if (context_.transfers->IsCommitAskedFor(transfer_id_)) return begun_->Ended(key_);
-    if (!begun_->LetGo(key_)) return;
+    if (!begun_->Release(key_)) return;
     // The commit may be asked for just now.
     context_.transfers->Abandon(
         transfer_id_,
@@ -572,7 +574,7 @@ class BeginPutReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
     return absl::OkStatus();
   }
 
-  const ArrayContext& context_;
+  const CoordinatorParts& context_;
   PutMemory* const begun_;
   const grpc::CallbackServerContext* const call_;
   const rpc::Caller caller_;
@@ -612,7 +614,7 @@ using ArrayServiceBase =
 
 class ArrayService final : public ArrayServiceBase {
  public:
-  explicit ArrayService(const ArrayContext& context)
+  explicit ArrayService(const CoordinatorParts& context)
       : context_(context),
         begun_puts_(context.clock),
         put_streams_(context.max_put_streams_per_caller) {}
@@ -685,7 +687,7 @@ class ArrayService final : public ArrayServiceBase {
   grpc::ServerUnaryReactor* DescribeArray(grpc::CallbackServerContext* context,
                                           const v1::DescribeArrayRequest* request,
                                           v1::DescribeArrayResponse* response) override {
-    const absl::StatusOr<SelectedArray> selected = Select(*context_.catalogue, request->array());
+    const absl::StatusOr<SelectedArray> selected = Select(*context_.registry, request->array());
     if (selected.ok()) {
       Encode(*selected->array, &selected->name, response->mutable_array());
     }
@@ -699,12 +701,12 @@ class ArrayService final : public ArrayServiceBase {
     if (!page_size.ok()) {
       return Answer(context, page_size.status());
     }
-    response->set_revision(context_.publisher->settled_revision());
+    response->set_revision(context_.definition_store->settled_revision());
     // A page's token is the last name on it.
-    const std::vector<Catalogue::NamedArray> named =
-        context_.catalogue->ListNames(request->prefix(), request->page_token(), *page_size + 1);
+    const std::vector<ArrayRegistry::NamedArray> named =
+        context_.registry->ListNames(request->prefix(), request->page_token(), *page_size + 1);
     int64_t size_bytes = 0;
-    for (const Catalogue::NamedArray& each : named) {
+    for (const ArrayRegistry::NamedArray& each : named) {
       if (response->arrays_size() == *page_size || size_bytes >= kListBytes) {
         response->set_next_page_token(response->arrays(response->arrays_size() - 1).name());
         break;
@@ -775,11 +777,11 @@ class ArrayService final : public ArrayServiceBase {
 
   absl::Status Get(const v1::BeginGetRequest& request, v1::BeginGetResponse* response) {
     SHARDMESH_ASSIGN_OR_RETURN(const SelectedArray selected,
-                               Select(*context_.catalogue, request.array()));
+                               Select(*context_.registry, request.array()));
     const ArrayDescriptor& descriptor = selected.array->definition.descriptor;
     SHARDMESH_RETURN_IF_ERROR(CheckReadable(selected));
     SHARDMESH_ASSIGN_OR_RETURN(const bool pinned,
-                               PinForSession(*context_.catalogue, *context_.sessions,
+                               PinForSession(*context_.registry, *context_.sessions,
                                              request.session_id(), descriptor.array_id));
     response->set_pinned(pinned);
     Encode(*selected.array, &selected.name, response->mutable_array());
@@ -836,7 +838,7 @@ class ArrayService final : public ArrayServiceBase {
       return Answer(context, checked);
     }
     const std::string key = RequestKey(rpc::CallerOf(*context).name, method, request_id);
-    const auto remembered = context_.catalogue->requests().Begin(
+    const auto remembered = context_.registry->requests().Begin(
         key, Sha256(StrCat("move ", move.name, "\n", move.array_id, "\n",
                            move.expected_version.value_or(-1))));
     if (!remembered.ok()) {
@@ -850,13 +852,13 @@ class ArrayService final : public ArrayServiceBase {
     CommitRequest commit;
     commit.moves.push_back(std::move(move));
     commit.request_id = key;
-    context_.catalogue->Commit(std::move(commit),
-                               [reactor, on_moved](absl::StatusOr<CommitResult> result) {
-                                 if (result.ok()) {
-                                   on_moved(result->revision);
-                                 }
-                                 reactor->Finish(rpc::ToGrpc(result.status()));
-                               });
+    context_.registry->Commit(std::move(commit),
+                              [reactor, on_moved](absl::StatusOr<CommitResult> result) {
+                                if (result.ok()) {
+                                  on_moved(result->revision);
+                                }
+                                reactor->Finish(rpc::ToGrpc(result.status()));
+                              });
     return reactor;
   }
 
@@ -869,12 +871,12 @@ class ArrayService final : public ArrayServiceBase {
                             "array_ids");
     }
     response->set_released(static_cast<int32_t>(UnpinForSession(
-        *context_.catalogue, *context_.sessions, request.session_id(),
+        *context_.registry, *context_.sessions, request.session_id(),
         std::vector<std::string>(request.array_ids().begin(), request.array_ids().end()))));
     return absl::OkStatus();
   }
 
-  const ArrayContext context_;
+  const CoordinatorParts context_;
   PutMemory begun_puts_;
   CallerCount put_streams_;
   Background background_{2};  // last: its tasks use the above
@@ -882,7 +884,7 @@ class ArrayService final : public ArrayServiceBase {
 
 }  // namespace
 
-std::unique_ptr<grpc::Service> MakeArrayService(const ArrayContext& context) {
+std::unique_ptr<grpc::Service> MakeArrayService(const CoordinatorParts& context) {
   return std::make_unique<ArrayService>(context);
 }
 

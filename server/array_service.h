@@ -24,12 +24,12 @@ class Service;
 namespace shardmesh::server {
 
 // What the array and compute services work with. All outlive the services.
-struct ArrayContext {
+struct CoordinatorParts {
   rpc::Clock* clock = nullptr;
-  const StatePublisher* publisher = nullptr;
+  const DefinitionStore* definition_store = nullptr;
   const Membership* membership = nullptr;
   const AttachHub* hub = nullptr;
-  Catalogue* catalogue = nullptr;
+  ArrayRegistry* registry = nullptr;
   SessionTable* sessions = nullptr;
   Transfers* transfers = nullptr;
   const LinkTable* links = nullptr;
@@ -42,7 +42,7 @@ struct ArrayContext {
 };
 
 // Thread-safe.
-std::unique_ptr<grpc::Service> MakeArrayService(const ArrayContext& context);
+std::unique_ptr<grpc::Service> MakeArrayService(const CoordinatorParts& context);
 
 }  // namespace shardmesh::server
 

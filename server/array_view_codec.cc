@@ -1,4 +1,4 @@
-// Encodes arrays of the catalogue.
+// Encodes arrays of the registry.
 #include "server/array_view_codec.h"
 
 #include "rpc/array_codec.h"
@@ -30,7 +30,7 @@ void Encode(const Array& array, const NameEntry* name, v1::Array* to) {
   }
   to->set_durability(Encode(array.durability));
   rpc::Encode(array.created, to->mutable_create_time());
-  // What is in the catalogue was checked when it came.
+  // What is in the registry was checked when it came.
   to->set_size_bytes(descriptor.SizeBytes().value_or(0));
   if (array.definition.requested_spec.has_value()) {
     rpc::Encode(*array.definition.requested_spec, to->mutable_requested_spec());
@@ -45,7 +45,7 @@ void Encode(const Array& array, const NameEntry* name, v1::Array* to) {
   }
 }
 
-absl::StatusOr<SelectedArray> Select(const Catalogue& catalogue,
+absl::StatusOr<SelectedArray> Select(const ArrayRegistry& registry,
                                      const v1::ArraySelector& selector) {
   SelectedArray selected;
   std::string array_id;
@@ -55,7 +55,7 @@ absl::StatusOr<SelectedArray> Select(const Catalogue& catalogue,
   switch (selector.array_case()) {
     case v1::ArraySelector::kName: {
       SHARDMESH_ASSIGN_OR_RETURN(selected.name,
-                                 catalogue.FindName(selector.name(), selector.version()));
+                                 registry.FindName(selector.name(), selector.version()));
       array_id = selected.name.array_id;
       break;
     }
@@ -65,7 +65,7 @@ absl::StatusOr<SelectedArray> Select(const Catalogue& catalogue,
     case v1::ArraySelector::ARRAY_NOT_SET:
       break;
   }
-  SHARDMESH_ASSIGN_OR_RETURN(selected.array, catalogue.FindArray(array_id));
+  SHARDMESH_ASSIGN_OR_RETURN(selected.array, registry.FindArray(array_id));
   if (selected.array->state == ArrayState::kStaging) {
     return WithReason(absl::NotFoundError(StrCat("array ", array_id, " is not committed yet")),
                       Reason::kNotFound);

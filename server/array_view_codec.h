@@ -1,4 +1,4 @@
-// Arrays of the catalogue as clients and workers see them.
+// Arrays of the registry as clients and workers see them.
 #ifndef SHARDMESH_SERVER_ARRAY_VIEW_CODEC_H_
 #define SHARDMESH_SERVER_ARRAY_VIEW_CODEC_H_
 
@@ -20,9 +20,10 @@ struct SelectedArray {
   NameEntry name;
 };
 
-// NOT_FOUND as Catalogue says, also for arrays that are not committed; INVALID_ARGUMENT for a
+// NOT_FOUND as ArrayRegistry says, also for arrays that are not committed; INVALID_ARGUMENT for a
 // selector that holds neither a name nor an id, or an empty one.
-absl::StatusOr<SelectedArray> Select(const Catalogue& catalogue, const v1::ArraySelector& selector);
+absl::StatusOr<SelectedArray> Select(const ArrayRegistry& registry,
+                                     const v1::ArraySelector& selector);
 
 // What to tell about an array that lacks tiles; names it, the ranks whose tiles are missing, and
 // their workers. UNAVAILABLE (RECOVERING) while those workers are expected back with the tiles;

@@ -368,7 +368,7 @@ class Hub;
 //   hello = read(); endpoints = verify(hello)
 //   attachment = membership.Attach(hello, endpoints); write(welcome)
 //   inventory = read() ...
-//   on the hub's thread for inventories: verdict = catalogue.TakeInventory(inventory);
+//   on the hub's thread for inventories: verdict = registry.TakeInventory(inventory);
 //     write(verdict); write(membership)
 //   while (report = read()) pass it on
 //   membership.Detach(attachment)
@@ -417,7 +417,7 @@ class AttachReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   void Admit(std::vector<std::string> endpoints, const std::string& failures);
   absl::Status TakeInventory(uint64_t attachment, const v1::InventoryPage& page);
   absl::Status TakeRestored(uint64_t attachment, const v1::InventoryPage& page);
-  // The tiles of a page, as the catalogue wants them.
+  // The tiles of a page, as the registry wants them.
   absl::StatusOr<std::vector<InventoryTile>> TilesOf(const v1::InventoryPage& page) const;
   // Keeps the stream from its end while something outside its reactions uses it.
   absl::Status Hold(std::string_view what);
@@ -473,11 +473,11 @@ class Hub final : public AttachHub {
  public:
   using Admit = absl::AnyInvocable<void() &&>;
 
-  Hub(Membership* membership, Catalogue* catalogue, const StatePublisher* publisher,
+  Hub(Membership* membership, ArrayRegistry* registry, const DefinitionStore* definition_store,
       AttachHubOptions options)
       : membership_(membership),
-        catalogue_(catalogue),
-        publisher_(publisher),
+        registry_(registry),
+        definition_store_(definition_store),
         options_(std::move(options)),
         service_(this),
         pages_(options_.term),
@@ -514,7 +514,7 @@ class Hub final : public AttachHub {
       return ranks == nullptr ? complete : ComesBack(*view, *ranks, complete);
     }
     // Ranks that were just given are written into the definition, which then has a new revision.
-    const std::shared_ptr<const ClusterState> state = publisher_->shared_state();
+    const std::shared_ptr<const Definitions> state = definition_store_->shared_state();
     SHARDMESH_ASSIGN_OR_RETURN(const auto definition, state->Find(DefinitionKind::kMesh, mesh_id));
     if (std::get<rpc::MeshDefinition>(definition->value).workers != ranks->identities) {
       return Recovering(StrCat("the mesh \"", mesh_id,
@@ -535,7 +535,8 @@ class Hub final : public AttachHub {
       const std::string& identity = ranks->identities[rank];
       const WorkerStatus& worker = *view->FindWorker(identity);
       const bool is_draining = worker.state == WorkerState::kDraining;
-      const std::string why = is_draining ? "is draining" : Apart(identity, *ranks, view->epoch);
+      const std::string why =
+          is_draining ? "is draining" : FindUnmet(identity, *ranks, view->epoch);
       if (why.empty()) continue;
       // One that is alive and no member yet brings its inventory, or is cut when that is overdue.
       is_passing =
@@ -761,8 +762,8 @@ class Hub final : public AttachHub {
   // From the streams.
   const AttachHubOptions& options() const { return options_; }
   Membership& membership() { return *membership_; }
-  Catalogue& catalogue() { return *catalogue_; }
-  const StatePublisher& publisher() const { return *publisher_; }
+  ArrayRegistry& registry() { return *registry_; }
+  const DefinitionStore& definition_store() const { return *definition_store_; }
   Sequencer& sequencer() { return *sequencer_; }
   StreamSet<AttachReactor>& streams() { return streams_; }
   bool is_stopping() const { return stopping_; }
@@ -848,7 +849,7 @@ class Hub final : public AttachHub {
   void TilesDropped(std::string_view identity, const v1::TilesDropped& dropped) {
     const std::vector<std::string> ids(dropped.array_ids().begin(), dropped.array_ids().end());
     const std::shared_ptr<const MembershipView> view = membership_->view();
-    catalogue_->TilesDropped(ids, [&](std::string_view mesh_id) {
+    registry_->TilesDropped(ids, [&](std::string_view mesh_id) {
       const MeshRanks* ranks = view->FindMesh(mesh_id);
       return ranks == nullptr ? std::nullopt : ranks->RankOf(identity);
     });
@@ -916,7 +917,7 @@ class Hub final : public AttachHub {
     std::move(answered)(answer);
   }
   // The worker gets no further work; its stream ends when what it has is done.
-  void LetGo(AttachReactor* stream) {
+  void ForgetStream(AttachReactor* stream) {
     membership_->Drain(stream->identity(), true).IgnoreError();  // it may be lost already
     sequencer_->WorkerLeaves(stream->identity(), [this, stream, identity = stream->identity()] {
       absl::MutexLock lock(&mutex_);
@@ -1020,7 +1021,7 @@ class Hub final : public AttachHub {
 
   // What keeps a worker from a step with these: `does not reach "worker-2"`; empty if nothing.
   // Peers that it does not reach but that serve other meshes alone are no hindrance.
-  std::string Apart(std::string_view identity, const MeshRanks& mesh, int64_t epoch) const
+  std::string FindUnmet(std::string_view identity, const MeshRanks& mesh, int64_t epoch) const
       ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
     const auto found = members_.find(identity);
     if (found == members_.end() || found->second.peers_epoch != epoch) {
@@ -1109,7 +1110,7 @@ class Hub final : public AttachHub {
         if (ending_) return;
         changed_ = false;
       }
-      const std::shared_ptr<const ClusterState> state = publisher_->shared_state();
+      const std::shared_ptr<const Definitions> state = definition_store_->shared_state();
       const std::shared_ptr<const MembershipView> view = membership_->view();
       EndUndecided(*view);
       const bool has_change = pages_.Update(view, state);
@@ -1225,8 +1226,8 @@ class Hub final : public AttachHub {
   }
 
   Membership* const membership_;
-  Catalogue* const catalogue_;
-  const StatePublisher* const publisher_;
+  ArrayRegistry* const registry_;
+  const DefinitionStore* const definition_store_;
   const AttachHubOptions options_;
   Sequencer* sequencer_ = nullptr;  // set before workers attach, as is the listener
   TileListener tile_listener_;
@@ -1260,7 +1261,7 @@ class Hub final : public AttachHub {
   bool changed_ ABSL_GUARDED_BY(mutex_) = false;  // somebody may have to be told of something
   // What all members were told of; null before the first.
   std::shared_ptr<const MembershipView> told_view_ ABSL_GUARDED_BY(mutex_);
-  std::shared_ptr<const ClusterState> told_state_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<const Definitions> told_state_ ABSL_GUARDED_BY(mutex_);
   // Meshes that others served a moment ago, and when their members were told.
   std::map<std::string, absl::Time, std::less<>> moved_ ABSL_GUARDED_BY(mutex_);
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;
@@ -1457,7 +1458,7 @@ absl::Status AttachReactor::Take(const v1::AttachRequest& request) {
         end_reason_ = StrCat("it left: ", request.leaving().reason());
       }
       if (phase_ != Phase::kMember) return absl::CancelledError("it left before it took part");
-      hub_->LetGo(this);
+      hub_->ForgetStream(this);
       return absl::OkStatus();
     }
     case Message::MESSAGE_NOT_SET:
@@ -1590,7 +1591,7 @@ namespace {
 // Removes the descriptors of partial sums whose mesh is not at the array's revision any more, so
 // that they are not adopted. Ranks can hold different values for the same place of a partial sum:
 // only the revision tells which rank had which. For other arrays the place is enough.
-void LeaveDoubtfulSums(const ClusterState& state, std::vector<InventoryTile>* tiles) {
+void LeaveDoubtfulSums(const Definitions& state, std::vector<InventoryTile>* tiles) {
   std::map<std::string, Revision> revisions;  // 0: there is no such mesh
   for (InventoryTile& tile : *tiles) {
     if (!tile.descriptor.has_value() || tile.descriptor->spec.unreduced().empty()) continue;
@@ -1612,7 +1613,7 @@ void AttachReactor::TakeWholeInventory() {
     // Before the view, which then has them all.
     const std::vector<ServedRank> serves = hub_->membership().RanksOf(identity());
     const std::shared_ptr<const MembershipView> view = hub_->membership().view();
-    const std::shared_ptr<const ClusterState> state = hub_->publisher().shared_state();
+    const std::shared_ptr<const Definitions> state = hub_->definition_store().shared_state();
     const auto mesh_of = [&](std::string_view mesh_id) {
       InventoryMesh mesh;
       if (const MeshRanks* const ranks = view->FindMesh(mesh_id); ranks != nullptr) {
@@ -1631,7 +1632,7 @@ void AttachReactor::TakeWholeInventory() {
                         .meshes = {},
                         .tiles = std::exchange(inventory_, {}),
                         .quarantined = std::exchange(quarantined_, {}),
-                        // Asked for each tile, under the catalogue's lock.
+                        // Asked for each tile, under the registry's lock.
                         .other_mesh = [&](std::string_view mesh_id) {
                           auto found = others.find(mesh_id);
                           if (found == others.end()) {
@@ -1648,7 +1649,7 @@ void AttachReactor::TakeWholeInventory() {
       inventory.meshes.emplace(served.mesh_id, mesh_of(served.mesh_id));
     }
     LeaveDoubtfulSums(*state, &inventory.tiles);
-    const InventoryVerdict verdict = hub_->catalogue().TakeInventory(inventory);
+    const InventoryVerdict verdict = hub_->registry().TakeInventory(inventory);
     LogVerdict(identity(), static_cast<int64_t>(inventory.tiles.size()), verdict);
     LeftUndecided(std::move(undecided));
     // Not of one that was lost meanwhile: its tiles were not counted.
@@ -1690,7 +1691,7 @@ absl::StatusOr<std::vector<InventoryTile>> AttachReactor::TilesOf(
     tile.committed = held.committed();
     tile.on_disk = held.durability() == v1::DURABILITY_DISK;
   }
-  for (const size_t unknown : hub_->catalogue().FindUnknown(tiles)) {
+  for (const size_t unknown : hub_->registry().FindUnknown(tiles)) {
     // What cannot be read is not adopted.
     if (absl::StatusOr<ArrayDescriptor> array =
             rpc::Decode(page.tiles(static_cast<int>(unknown)).array());
@@ -1703,7 +1704,7 @@ absl::StatusOr<std::vector<InventoryTile>> AttachReactor::TilesOf(
 
 absl::Status AttachReactor::TakeRestored(uint64_t attachment, const v1::InventoryPage& page) {
   const std::shared_ptr<const MembershipView> view = hub_->membership().view();
-  const std::shared_ptr<const ClusterState> state = hub_->publisher().shared_state();
+  const std::shared_ptr<const Definitions> state = hub_->definition_store().shared_state();
   Inventory restored{
       .identity = hello_.identity(), .attachment = attachment, .meshes = {}, .tiles = {}};
   SHARDMESH_ASSIGN_OR_RETURN(restored.tiles, TilesOf(page));
@@ -1724,7 +1725,7 @@ absl::Status AttachReactor::TakeRestored(uint64_t attachment, const v1::Inventor
       found->second.mesh = &(*definition)->mesh;
     }
   }
-  const InventoryVerdict verdict = hub_->catalogue().TakeRestored(restored);
+  const InventoryVerdict verdict = hub_->registry().TakeRestored(restored);
   LogVerdict(hello_.identity(), std::ssize(restored.tiles), verdict);
   SendVerdict(verdict, /*last=*/false);
   if (!undecided.empty()) {
@@ -1833,10 +1834,10 @@ absl::Status AttachReactor::TakeStepReport(const v1::StepReport& report) {
 
 }  // namespace
 
-std::unique_ptr<AttachHub> AttachHub::Create(Membership* membership, Catalogue* catalogue,
-                                             const StatePublisher* publisher,
+std::unique_ptr<AttachHub> AttachHub::Create(Membership* membership, ArrayRegistry* registry,
+                                             const DefinitionStore* definition_store,
                                              AttachHubOptions options) {
-  return std::make_unique<Hub>(membership, catalogue, publisher, std::move(options));
+  return std::make_unique<Hub>(membership, registry, definition_store, std::move(options));
 }
 
 }  // namespace shardmesh::server

@@ -84,12 +84,12 @@ struct AttachHubOptions {
 // Membership goes down as a snapshot when a worker joins, and then as changes (MembershipPages);
 // changes that come at once are told together.
 //
-// Thread-safe. Membership, catalogue, publisher and clock outlive the hub. Before workers attach,
-// SetSequencer.
+// Thread-safe. Membership, registry, definition_store and clock outlive the hub. Before workers
+// attach, SetSequencer.
 class AttachHub : public StepTransport {
  public:
-  static std::unique_ptr<AttachHub> Create(Membership* membership, Catalogue* catalogue,
-                                           const StatePublisher* publisher,
+  static std::unique_ptr<AttachHub> Create(Membership* membership, ArrayRegistry* registry,
+                                           const DefinitionStore* definition_store,
                                            AttachHubOptions options);
 
   virtual grpc::Service* service() = 0;

@@ -113,16 +113,16 @@ struct WatchFeed {
   absl::Mutex mutex;
   // Null once the stream is gone.
   WatchReactor* reactor ABSL_GUARDED_BY(mutex) = nullptr;
-  std::deque<std::vector<StatePublisher::Event>> waiting ABSL_GUARDED_BY(mutex);
+  std::deque<std::vector<DefinitionStore::Event>> waiting ABSL_GUARDED_BY(mutex);
   Revision counted_from ABSL_GUARDED_BY(mutex) = 0;
   size_t waiting_bytes ABSL_GUARDED_BY(mutex) = 0;  // of records behind counted_from
   bool is_cut_off ABSL_GUARDED_BY(mutex) = false;
   bool knows_it_is_cut_off ABSL_GUARDED_BY(mutex) = false;
 
-  size_t CountedBytes(const std::vector<StatePublisher::Event>& events) const
+  size_t CountedBytes(const std::vector<DefinitionStore::Event>& events) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     size_t bytes = 0;
-    for (const StatePublisher::Event& event : events) {
+    for (const DefinitionStore::Event& event : events) {
       if (event.revision > counted_from && event.record != nullptr) {
         bytes += event.record->size();
       }
@@ -165,11 +165,11 @@ class WatchPump {
 //   for (changes of interest from start_revision on) write(changes)   // until the client leaves
 class WatchReactor final : public grpc::ServerWriteReactor<v1::WatchResponse> {
  public:
-  WatchReactor(StreamSet<WatchReactor>* streams, WatchPump* pump, const StatePublisher* publisher,
-               grpc::CallbackServerContext* context)
+  WatchReactor(StreamSet<WatchReactor>* streams, WatchPump* pump,
+               const DefinitionStore* definition_store, grpc::CallbackServerContext* context)
       : streams_(streams),
         pump_(pump),
-        publisher_(publisher),
+        definition_store_(definition_store),
         context_(context),
         outbox_(INT64_MAX, [this](const v1::WatchResponse* m) { StartWrite(m); }) {
     {
@@ -180,7 +180,7 @@ class WatchReactor final : public grpc::ServerWriteReactor<v1::WatchResponse> {
   }
 
   // The watch counts in `by_caller` until it ends.
-  void Start(StatePublisher* publisher, int64_t max_watches, CallerCount* by_caller,
+  void Start(DefinitionStore* definition_store, int64_t max_watches, CallerCount* by_caller,
              const v1::WatchRequest& request) {
     if (const int64_t watches = streams_->size(); watches > max_watches) {
       return Close(TooMany(StrCat("there are ", watches,
@@ -198,8 +198,8 @@ class WatchReactor final : public grpc::ServerWriteReactor<v1::WatchResponse> {
                   "--max-watches-per-caller"));
     }
     place_.emplace(*std::move(place));
-    const Revision settled = publisher->settled_revision();
-    const Revision now = std::max(settled, publisher->shared_state()->revision());
+    const Revision settled = definition_store->settled_revision();
+    const Revision now = std::max(settled, definition_store->shared_state()->revision());
     const Revision from = request.start_revision() == 0 ? now + 1 : request.start_revision();
     std::vector<DefinitionKind> kinds;
     for (const int kind : request.kinds()) {
@@ -216,9 +216,9 @@ class WatchReactor final : public grpc::ServerWriteReactor<v1::WatchResponse> {
       absl::MutexLock lock(&feed_->mutex);
       feed_->counted_from = now;
     }
-    auto handle = publisher->Watch(
+    auto handle = definition_store->Watch(
         kinds, from,
-        [feed = feed_, pump = pump_](const std::vector<StatePublisher::Event>& events) {
+        [feed = feed_, pump = pump_](const std::vector<DefinitionStore::Event>& events) {
           {
             absl::MutexLock lock(&feed->mutex);
             if (feed->is_cut_off) {
@@ -243,11 +243,11 @@ class WatchReactor final : public grpc::ServerWriteReactor<v1::WatchResponse> {
   // For the pump, which holds the feed's mutex: writes what there is room for.
   void Pump(WatchFeed& feed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(feed.mutex) {
     while (!feed.waiting.empty() && outbox_.queued_bytes() < kWatchOutboxBytes) {
-      const std::vector<StatePublisher::Event> events = std::move(feed.waiting.front());
+      const std::vector<DefinitionStore::Event> events = std::move(feed.waiting.front());
       feed.waiting.pop_front();
       feed.waiting_bytes -= feed.CountedBytes(events);
       auto response = std::make_shared<v1::WatchResponse>();
-      for (const StatePublisher::Event& event : events) {
+      for (const DefinitionStore::Event& event : events) {
         response->set_revision(event.revision);
         Encode(event, response->add_changes());
       }
@@ -302,13 +302,13 @@ class WatchReactor final : public grpc::ServerWriteReactor<v1::WatchResponse> {
         absl::Seconds(1));
   }
 
-  void Encode(const StatePublisher::Event& event, v1::EntryChange* change) const {
+  void Encode(const DefinitionStore::Event& event, v1::EntryChange* change) const {
     change->set_kind(server::Encode(event.kind));
     change->set_name(event.name);
     if (event.record == nullptr) {
       return;
     }
-    const auto definition = publisher_->Describe(event);
+    const auto definition = definition_store_->Describe(event);
     if (definition.ok()) {
       server::Encode(**definition, Tensors::kLeftOut, change->mutable_entry());
       return;
@@ -331,7 +331,7 @@ class WatchReactor final : public grpc::ServerWriteReactor<v1::WatchResponse> {
 
   StreamSet<WatchReactor>* const streams_;
   WatchPump* const pump_;
-  const StatePublisher* const publisher_;
+  const DefinitionStore* const definition_store_;
   grpc::CallbackServerContext* const context_;
   const std::shared_ptr<WatchFeed> feed_ = std::make_shared<WatchFeed>();
   std::optional<CallerCount::Place> place_;  // once it is let in
@@ -384,9 +384,10 @@ void WatchPump::Run() {
 
 class CatalogService final : public v1::CatalogService::CallbackService {
  public:
-  CatalogService(StatePublisher* publisher, Catalogue* catalogue, const WatchLimits& limits)
-      : publisher_(publisher),
-        catalogue_(catalogue),
+  CatalogService(DefinitionStore* definition_store, ArrayRegistry* registry,
+                 const WatchLimits& limits)
+      : definition_store_(definition_store),
+        registry_(registry),
         max_watches_(limits.max_watches),
         watches_by_caller_(limits.max_watches_per_caller) {}
 
@@ -402,9 +403,9 @@ class CatalogService final : public v1::CatalogService::CallbackService {
     const std::string key =
         RequestKey(rpc::CallerOf(*context).name, "CreateEntry", request->request_id());
     Decoding(context, request->value(), reactor, [=, this](const IsCancelled& is_cancelled) {
-      publisher_->Create({.request_id = key, .name = request->name()},
-                         request->value().SerializeAsString(), Answer(reactor, response),
-                         is_cancelled);
+      definition_store_->Create({.request_id = key, .name = request->name()},
+                                request->value().SerializeAsString(), Answer(reactor, response),
+                                is_cancelled);
     });
     return reactor;
   }
@@ -416,21 +417,21 @@ class CatalogService final : public v1::CatalogService::CallbackService {
     absl::Status checked = rpc::CheckRequestId(request->request_id(), "request_id");
     const std::string key =
         RequestKey(rpc::CallerOf(*context).name, "UpdateEntry", request->request_id());
-    const bool is_mesh = request->value().has_mesh() && !publisher_->Remembers(key);
+    const bool is_mesh = request->value().has_mesh() && !definition_store_->Remembers(key);
     if (checked.ok() && is_mesh) {
-      checked = catalogue_->BeginMeshChange(request->name());
+      checked = registry_->BeginMeshChange(request->name());
     }
     if (!checked.ok()) {
       reactor->Finish(rpc::ToGrpc(checked));
       return reactor;
     }
     Decoding(context, request->value(), reactor, [=, this](const IsCancelled& is_cancelled) {
-      publisher_->Update({.request_id = key,
-                          .name = request->name(),
-                          .expected_version = request->expected_version()},
-                         request->value().SerializeAsString(),
-                         EndingChange(is_mesh, request->name(), Answer(reactor, response)),
-                         is_cancelled);
+      definition_store_->Update({.request_id = key,
+                                 .name = request->name(),
+                                 .expected_version = request->expected_version()},
+                                request->value().SerializeAsString(),
+                                EndingChange(is_mesh, request->name(), Answer(reactor, response)),
+                                is_cancelled);
     });
     return reactor;
   }
@@ -444,26 +445,28 @@ class CatalogService final : public v1::CatalogService::CallbackService {
         kind.ok() ? rpc::CheckRequestId(request->request_id(), "request_id") : kind.status();
     const std::string key =
         RequestKey(rpc::CallerOf(*context).name, "DeleteEntry", request->request_id());
-    const bool is_mesh = kind.ok() && *kind == DefinitionKind::kMesh && !publisher_->Remembers(key);
+    const bool is_mesh =
+        kind.ok() && *kind == DefinitionKind::kMesh && !definition_store_->Remembers(key);
     if (checked.ok() && is_mesh) {
-      checked = catalogue_->BeginMeshChange(request->name());
+      checked = registry_->BeginMeshChange(request->name());
     }
     if (!checked.ok()) {
       reactor->Finish(rpc::ToGrpc(checked));
       return reactor;
     }
-    publisher_->Delete({.request_id = key,
-                        .name = request->name(),
-                        .expected_version = request->expected_version()},
-                       *kind,
-                       EndingChange(is_mesh, request->name(),
-                                    [reactor, response](
-                                        absl::StatusOr<std::shared_ptr<const Definition>> deleted) {
-                                      if (deleted.ok()) {
-                                        response->set_revision((*deleted)->revision);
-                                      }
-                                      reactor->Finish(rpc::ToGrpc(deleted.status()));
-                                    }));
+    definition_store_->Delete(
+        {.request_id = key,
+         .name = request->name(),
+         .expected_version = request->expected_version()},
+        *kind,
+        EndingChange(
+            is_mesh, request->name(),
+            [reactor, response](absl::StatusOr<std::shared_ptr<const Definition>> deleted) {
+              if (deleted.ok()) {
+                response->set_revision((*deleted)->revision);
+              }
+              reactor->Finish(rpc::ToGrpc(deleted.status()));
+            }));
     return reactor;
   }
 
@@ -501,8 +504,8 @@ class CatalogService final : public v1::CatalogService::CallbackService {
 
   grpc::ServerWriteReactor<v1::WatchResponse>* Watch(grpc::CallbackServerContext* context,
                                                      const v1::WatchRequest* request) override {
-    auto* reactor = new WatchReactor(&watches_, &pump_, publisher_, context);
-    reactor->Start(publisher_, max_watches_, &watches_by_caller_, *request);
+    auto* reactor = new WatchReactor(&watches_, &pump_, definition_store_, context);
+    reactor->Start(definition_store_, max_watches_, &watches_by_caller_, *request);
     return reactor;
   }
 
@@ -531,7 +534,7 @@ class CatalogService final : public v1::CatalogService::CallbackService {
   }
 
   template <typename Response>
-  static StatePublisher::Callback Answer(grpc::ServerUnaryReactor* reactor, Response* response) {
+  static DefinitionStore::Callback Answer(grpc::ServerUnaryReactor* reactor, Response* response) {
     return [reactor, response](absl::StatusOr<std::shared_ptr<const Definition>> definition) {
       if (definition.ok()) {
         Encode(**definition, Tensors::kLeftOut, response->mutable_entry());
@@ -544,7 +547,7 @@ class CatalogService final : public v1::CatalogService::CallbackService {
                    v1::GetEntryResponse* response) const {
     SHARDMESH_ASSIGN_OR_RETURN(const DefinitionKind kind, Decode(request.kind()));
     const auto definition =
-        publisher_->shared_state()->FindReferred(kind, request.name(), is_cancelled);
+        definition_store_->shared_state()->FindReferred(kind, request.name(), is_cancelled);
     if (!definition.ok()) {
       return rpc::WithField(definition.status(), "name");
     }
@@ -555,13 +558,13 @@ class CatalogService final : public v1::CatalogService::CallbackService {
   absl::Status ListVersions(const v1::ListEntryVersionsRequest& request,
                             v1::ListEntryVersionsResponse* response) const {
     SHARDMESH_ASSIGN_OR_RETURN(const DefinitionKind kind, Decode(request.kind()));
-    const Revision settled = publisher_->settled_revision();
-    const ClusterState& state = publisher_->state();
+    const Revision settled = definition_store_->settled_revision();
+    const Definitions& state = definition_store_->state();
     const auto versions = state.Versions(kind, request.name());
     if (!versions.ok()) {
       return rpc::WithField(versions.status(), "name");
     }
-    for (const ClusterState::Version& version : *versions) {
+    for (const Definitions::Version& version : *versions) {
       v1::EntryVersion* const to = response->add_versions();
       to->set_version(version.version);
       to->set_revision(version.revision);
@@ -577,9 +580,9 @@ class CatalogService final : public v1::CatalogService::CallbackService {
     SHARDMESH_ASSIGN_OR_RETURN(const DefinitionKind kind, Decode(request.kind()));
     SHARDMESH_ASSIGN_OR_RETURN(const int64_t page_size,
                                rpc::CheckPageSize(request.page_size(), "page_size"));
-    const Revision settled = publisher_->settled_revision();
-    const ClusterState& state = publisher_->state();
-    const ClusterState::Definitions& definitions = state.all(kind);
+    const Revision settled = definition_store_->settled_revision();
+    const Definitions& state = definition_store_->state();
+    const Definitions::ByName& definitions = state.all(kind);
     // A page's token is the last name on it.
     auto next = request.page_token().empty() ? definitions.begin()
                                              : definitions.upper_bound(request.page_token());
@@ -598,19 +601,19 @@ class CatalogService final : public v1::CatalogService::CallbackService {
   }
 
   // Where a mesh was changed, or was to be: arrays may be staged on it again.
-  StatePublisher::Callback EndingChange(bool is_mesh, const std::string& mesh_id,
-                                        StatePublisher::Callback callback) {
+  DefinitionStore::Callback EndingChange(bool is_mesh, const std::string& mesh_id,
+                                         DefinitionStore::Callback callback) {
     if (!is_mesh) return callback;
     return [this, mesh_id, callback = std::move(callback)](
                absl::StatusOr<std::shared_ptr<const Definition>> changed) mutable {
-      catalogue_->EndMeshChange(mesh_id,
-                                changed.ok() ? std::optional((*changed)->revision) : std::nullopt);
+      registry_->EndMeshChange(mesh_id,
+                               changed.ok() ? std::optional((*changed)->revision) : std::nullopt);
       std::move(callback)(std::move(changed));
     };
   }
 
-  StatePublisher* const publisher_;
-  Catalogue* const catalogue_;
+  DefinitionStore* const definition_store_;
+  ArrayRegistry* const registry_;
   const int64_t max_watches_;
   CallerCount watches_by_caller_;
   StreamSet<WatchReactor> watches_;
@@ -620,9 +623,9 @@ class CatalogService final : public v1::CatalogService::CallbackService {
 
 }  // namespace
 
-StreamingService MakeCatalogService(StatePublisher* publisher, Catalogue* catalogue,
+StreamingService MakeCatalogService(DefinitionStore* definition_store, ArrayRegistry* registry,
                                     const WatchLimits& limits) {
-  auto service = std::make_unique<CatalogService>(publisher, catalogue, limits);
+  auto service = std::make_unique<CatalogService>(definition_store, registry, limits);
   CatalogService* const raw = service.get();
   return {.service = std::move(service), .end_streams = [raw] { raw->EndWatches(); }};
 }

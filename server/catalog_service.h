@@ -16,9 +16,9 @@ struct WatchLimits {
   int64_t max_watches_per_caller = 100;  // rpc::Caller::name
 };
 
-// A mesh on which arrays of `catalogue` lie cannot be changed or deleted. Both outlive the service.
+// A mesh on which arrays of `registry` lie cannot be changed or deleted. Both outlive the service.
 // Watches beyond the limits are refused with RESOURCE_EXHAUSTED (LIMIT_EXCEEDED).
-StreamingService MakeCatalogService(StatePublisher* publisher, Catalogue* catalogue,
+StreamingService MakeCatalogService(DefinitionStore* definition_store, ArrayRegistry* registry,
                                     const WatchLimits& limits = {});
 
 }  // namespace shardmesh::server

@@ -60,12 +60,12 @@ absl::Status CheckName(const std::string& name) {
   const bool control = std::any_of(name.begin(), name.end(), [](char c) {
     return static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
   });
-  if (!name.empty() && name.size() <= Catalogue::kMaxNameBytes && !control &&
+  if (!name.empty() && name.size() <= ArrayRegistry::kMaxNameBytes && !control &&
       DecodeUtf8(name).has_value()) {
     return absl::OkStatus();
   }
   return WithReason(
-      absl::InvalidArgumentError(StrCat("a name must be 1 to ", Catalogue::kMaxNameBytes,
+      absl::InvalidArgumentError(StrCat("a name must be 1 to ", ArrayRegistry::kMaxNameBytes,
                                         " bytes of UTF-8 without control characters; this one has ",
                                         name.size(), " bytes")),
       Reason::kBadField);
@@ -100,7 +100,7 @@ void Tally(ArrayState state, int64_t change, ArrayCounts* counts) {
 }
 
 std::string OtherChecksum(uint32_t found, const Array& array, int64_t rank) {
-  return StrCat("its checksum is ", absl::Hex(found, absl::kZeroPad8), ", the catalogue's of rank ",
+  return StrCat("its checksum is ", absl::Hex(found, absl::kZeroPad8), ", the registry's of rank ",
                 rank, " is ",
                 absl::Hex(array.tile_crc32c[static_cast<size_t>(rank)], absl::kZeroPad8));
 }
@@ -156,7 +156,7 @@ std::string_view ArrayStateName(ArrayState state) {
   return "UNKNOWN";
 }
 
-struct Catalogue::Pending {
+struct ArrayRegistry::Pending {
   CommitRequest request;
   CommitCallback callback;
   std::vector<ArrayPtr> arrays;  // what the staged ones become, as in request.arrays
@@ -168,14 +168,14 @@ struct Catalogue::Pending {
   Transaction last;  // the one that makes it count
 };
 
-Catalogue::Catalogue(Store* store, rpc::Clock* clock, ReleaseListener listener,
-                     absl::Duration adoption_grace)
+ArrayRegistry::ArrayRegistry(Store* store, rpc::Clock* clock, ReleaseListener listener,
+                             absl::Duration adoption_grace)
     : store_(store),
       clock_(clock),
       listener_(std::move(listener)),
       adoption_grace_(adoption_grace) {}
 
-Catalogue::~Catalogue() {
+ArrayRegistry::~ArrayRegistry() {
   grace_alarm_.reset();
   auto idle = [this] {
     mutex_.AssertReaderHeld();
@@ -185,31 +185,31 @@ Catalogue::~Catalogue() {
   mutex_.Await(absl::Condition(&idle));
 }
 
-absl::StatusOr<std::unique_ptr<Catalogue>> Catalogue::Open(Store* store, rpc::Clock* clock,
-                                                           ReleaseListener listener,
-                                                           absl::Duration adoption_grace) {
-  std::unique_ptr<Catalogue> catalogue(
-      new Catalogue(store, clock, std::move(listener), adoption_grace));
-  SHARDMESH_RETURN_IF_ERROR(catalogue->BeginTerm());
-  SHARDMESH_ASSIGN_OR_RETURN(catalogue->requests_, RequestMemory::Open(store, clock));
+absl::StatusOr<std::unique_ptr<ArrayRegistry>> ArrayRegistry::Open(Store* store, rpc::Clock* clock,
+                                                                   ReleaseListener listener,
+                                                                   absl::Duration adoption_grace) {
+  std::unique_ptr<ArrayRegistry> registry(
+      new ArrayRegistry(store, clock, std::move(listener), adoption_grace));
+  SHARDMESH_RETURN_IF_ERROR(registry->BeginTerm());
+  SHARDMESH_ASSIGN_OR_RETURN(registry->requests_, RequestMemory::Open(store, clock));
   {
-    absl::MutexLock lock(&catalogue->mutex_);
-    SHARDMESH_RETURN_IF_ERROR(catalogue->Load());
+    absl::MutexLock lock(&registry->mutex_);
+    SHARDMESH_RETURN_IF_ERROR(registry->Load());
   }
-  catalogue->RewriteSparse();
-  Catalogue* const raw = catalogue.get();
+  registry->RewriteSparse();
+  ArrayRegistry* const raw = registry.get();
   if (adoption_grace > absl::ZeroDuration()) {
-    catalogue->grace_alarm_ = std::make_unique<rpc::Alarm>(clock, [raw] { raw->EndGrace(); });
-    catalogue->grace_end_ = clock->Now() + adoption_grace;
-    catalogue->grace_alarm_->SetNoLaterThan(catalogue->grace_end_);
+    registry->grace_alarm_ = std::make_unique<rpc::Alarm>(clock, [raw] { raw->EndGrace(); });
+    registry->grace_end_ = clock->Now() + adoption_grace;
+    registry->grace_alarm_->SetNoLaterThan(registry->grace_end_);
   } else {
-    catalogue->EndGrace();
+    registry->EndGrace();
   }
-  return catalogue;
+  return registry;
 }
 
-absl::Status Catalogue::BeginTerm() {
-  SHARDMESH_FAILPOINT("catalogue.begin_term");
+absl::Status ArrayRegistry::BeginTerm() {
+  SHARDMESH_FAILPOINT("registry.begin_term");
   ClusterRecord cluster;
   Revision seen = 0;
   const absl::StatusOr<KeyValue> stored = store_->Get(kClusterKey);
@@ -242,8 +242,8 @@ absl::Status Catalogue::BeginTerm() {
   return absl::OkStatus();
 }
 
-absl::Status Catalogue::Load() {
-  SHARDMESH_PASSES("catalogue.load");
+absl::Status ArrayRegistry::Load() {
+  SHARDMESH_PASSES("registry.load");
   // Names at their newest revision, and every array that a record describes.
   struct Found {
     Revision revision = 0;
@@ -417,7 +417,7 @@ absl::Status Catalogue::Load() {
   return absl::OkStatus();
 }
 
-void Catalogue::GiveUp(const std::vector<std::string>& names) {
+void ArrayRegistry::GiveUp(const std::vector<std::string>& names) {
   for (size_t begin = 0; begin < names.size(); begin += kMaxSmallOperations) {
     Transaction transaction = Fenced();
     transaction.urgent = true;
@@ -433,8 +433,8 @@ void Catalogue::GiveUp(const std::vector<std::string>& names) {
   }
 }
 
-absl::Status Catalogue::Stage(ArrayDefinition definition) {
-  SHARDMESH_PASSES("catalogue.stage");
+absl::Status ArrayRegistry::Stage(ArrayDefinition definition) {
+  SHARDMESH_PASSES("registry.stage");
   SHARDMESH_RETURN_IF_ERROR(definition.descriptor.Tiling().status());
   auto array = std::make_shared<Array>();
   array->definition = std::move(definition);
@@ -459,13 +459,13 @@ absl::Status Catalogue::Stage(ArrayDefinition definition) {
   return absl::OkStatus();
 }
 
-void Catalogue::Discard(const std::vector<std::string>& array_ids) {
-  SHARDMESH_PASSES("catalogue.discard");
+void ArrayRegistry::Discard(const std::vector<std::string>& array_ids) {
+  SHARDMESH_PASSES("registry.discard");
   DiscardStaged(array_ids);
   events_.MakeCalls();
 }
 
-void Catalogue::DiscardStaged(const std::vector<std::string>& array_ids) {
+void ArrayRegistry::DiscardStaged(const std::vector<std::string>& array_ids) {
   absl::MutexLock lock(&mutex_);
   for (const std::string& id : array_ids) {
     const auto found = arrays_.find(id);
@@ -494,8 +494,8 @@ void Catalogue::DiscardStaged(const std::vector<std::string>& array_ids) {
   }
 }
 
-void Catalogue::Commit(CommitRequest request, CommitCallback callback) {
-  SHARDMESH_PASSES("catalogue.commit");
+void ArrayRegistry::Commit(CommitRequest request, CommitCallback callback) {
+  SHARDMESH_PASSES("registry.commit");
   auto pending = std::make_shared<Pending>();
   pending->request = std::move(request);
   pending->callback = std::move(callback);
@@ -548,8 +548,8 @@ void Catalogue::Commit(CommitRequest request, CommitCallback callback) {
   events_.MakeCalls();
 }
 
-absl::Status Catalogue::CheckCommit(const CommitRequest& request,
-                                    std::optional<MissingName>* missing) const {
+absl::Status ArrayRegistry::CheckCommit(const CommitRequest& request,
+                                        std::optional<MissingName>* missing) const {
   std::set<std::string_view> staged;
   for (const ArrayCommit& commit : request.arrays) {
     const auto found = arrays_.find(commit.array_id);
@@ -594,7 +594,7 @@ absl::Status Catalogue::CheckCommit(const CommitRequest& request,
   return CheckRoom(MoreNames(request));
 }
 
-int64_t Catalogue::MoreNames(const CommitRequest& request) const {
+int64_t ArrayRegistry::MoreNames(const CommitRequest& request) const {
   int64_t more = 0;
   for (const NameMove& move : request.moves) {
     if (move.array_id.empty()) {
@@ -606,7 +606,7 @@ int64_t Catalogue::MoreNames(const CommitRequest& request) const {
   return std::max<int64_t>(more, 0);
 }
 
-absl::Status Catalogue::CheckRoom(int64_t more_names) const {
+absl::Status ArrayRegistry::CheckRoom(int64_t more_names) const {
   const int64_t have = std::ssize(names_) + names_to_come_;
   if (more_names == 0 || have + more_names <= max_names_) return absl::OkStatus();
   return WithReason(
@@ -617,12 +617,12 @@ absl::Status Catalogue::CheckRoom(int64_t more_names) const {
       Reason::kLimitExceeded);
 }
 
-absl::Status Catalogue::CheckRoomForNames(int64_t more) const {
+absl::Status ArrayRegistry::CheckRoomForNames(int64_t more) const {
   absl::MutexLock lock(&mutex_);
   return CheckRoom(more);
 }
 
-absl::Status Catalogue::CheckNewName(const std::string& name) const {
+absl::Status ArrayRegistry::CheckNewName(const std::string& name) const {
   absl::MutexLock lock(&mutex_);
   std::optional<MissingName> missing;
   SHARDMESH_RETURN_IF_ERROR(
@@ -630,7 +630,8 @@ absl::Status Catalogue::CheckNewName(const std::string& name) const {
   return CheckRoom(1);
 }
 
-absl::Status Catalogue::CheckMove(const NameMove& move, std::optional<MissingName>* missing) const {
+absl::Status ArrayRegistry::CheckMove(const NameMove& move,
+                                      std::optional<MissingName>* missing) const {
   SHARDMESH_RETURN_IF_ERROR(CheckName(move.name));
   if (moving_names_.contains(move.name)) {
     return WithReason(absl::AbortedError(StrCat("name \"", move.name,
@@ -657,8 +658,8 @@ absl::Status Catalogue::CheckMove(const NameMove& move, std::optional<MissingNam
   return absl::OkStatus();
 }
 
-void Catalogue::Write(Pending* pending) {
-  SHARDMESH_PASSES("catalogue.write");
+void ArrayRegistry::Write(Pending* pending) {
+  SHARDMESH_PASSES("registry.write");
   const CommitRequest& request = pending->request;
   Transaction& last = pending->last;
   last = Fenced();
@@ -702,13 +703,13 @@ void Catalogue::Write(Pending* pending) {
   last.urgent = !request.moves.empty() && entries.empty();
 }
 
-void Catalogue::MakeChunks(Pending* pending) {
+void ArrayRegistry::MakeChunks(Pending* pending) {
   pending->chunks = EncodeManifestChunks(std::exchange(pending->entries, {}));
   pending->last.puts.push_back({ManifestKey(pending->manifest_id),
                                 EncodeManifest(static_cast<int64_t>(pending->chunks.size()))});
 }
 
-void Catalogue::WriteChunk(std::shared_ptr<Pending> pending, size_t next) {
+void ArrayRegistry::WriteChunk(std::shared_ptr<Pending> pending, size_t next) {
   if (next == pending->chunks.size()) {
     Transaction last = std::move(pending->last);
     CommitToStore(std::move(last), [this, pending](absl::StatusOr<Revision> revision) {
@@ -729,8 +730,9 @@ void Catalogue::WriteChunk(std::shared_ptr<Pending> pending, size_t next) {
   });
 }
 
-void Catalogue::Finish(const std::shared_ptr<Pending>& pending, absl::StatusOr<Revision> revision) {
-  SHARDMESH_PASSES("catalogue.finish");
+void ArrayRegistry::Finish(const std::shared_ptr<Pending>& pending,
+                           absl::StatusOr<Revision> revision) {
+  SHARDMESH_PASSES("registry.finish");
   // All that a commit compares is the fence, and that its manifest is new.
   if (absl::IsAborted(revision.status())) {
     revision = WithReason(
@@ -773,8 +775,8 @@ void Catalogue::Finish(const std::shared_ptr<Pending>& pending, absl::StatusOr<R
   RewriteSparse();
 }
 
-void Catalogue::Apply(const Pending& pending, Revision revision) {
-  SHARDMESH_PASSES("catalogue.apply");
+void ArrayRegistry::Apply(const Pending& pending, Revision revision) {
+  SHARDMESH_PASSES("registry.apply");
   for (const ArrayPtr& array : pending.arrays) {
     ArrayEntry& entry = arrays_.find(array->definition.descriptor.array_id)->second;
     // Ranks may have been lost since the commit began.
@@ -814,7 +816,7 @@ void Catalogue::Apply(const Pending& pending, Revision revision) {
   }
 }
 
-Catalogue::ArrayEntry& Catalogue::AddArray(const std::string& array_id, ArrayPtr array) {
+ArrayRegistry::ArrayEntry& ArrayRegistry::AddArray(const std::string& array_id, ArrayPtr array) {
   const auto [added, is_new] = arrays_.try_emplace(array_id);
   if (is_new) {
     arrays_by_mesh_[array->definition.descriptor.mesh_id].emplace(added->first, &added->second);
@@ -823,7 +825,7 @@ Catalogue::ArrayEntry& Catalogue::AddArray(const std::string& array_id, ArrayPtr
   return added->second;
 }
 
-void Catalogue::SetArray(ArrayEntry& entry, ArrayPtr array) {
+void ArrayRegistry::SetArray(ArrayEntry& entry, ArrayPtr array) {
   if (entry.array != nullptr) Tally(StateOf(entry), -1, &counts_);
   entry.missing.assign(static_cast<size_t>(array->definition.descriptor.mesh.size()), false);
   for (const int64_t rank : array->missing_ranks) entry.missing[static_cast<size_t>(rank)] = true;
@@ -833,7 +835,7 @@ void Catalogue::SetArray(ArrayEntry& entry, ArrayPtr array) {
   Tally(StateOf(entry), 1, &counts_);
 }
 
-void Catalogue::SetMissing(ArrayEntry& entry, int64_t rank, bool is_missing) {
+void ArrayRegistry::SetMissing(ArrayEntry& entry, int64_t rank, bool is_missing) {
   const auto place = static_cast<size_t>(rank);
   if (place >= entry.missing.size() || entry.missing[place] == is_missing) return;
   Tally(StateOf(entry), -1, &counts_);
@@ -843,7 +845,7 @@ void Catalogue::SetMissing(ArrayEntry& entry, int64_t rank, bool is_missing) {
   Tally(StateOf(entry), 1, &counts_);
 }
 
-const ArrayPtr& Catalogue::Current(const ArrayEntry& entry) const {
+const ArrayPtr& ArrayRegistry::Current(const ArrayEntry& entry) const {
   if (std::exchange(entry.is_outdated, false)) {
     std::vector<int64_t> missing;
     missing.reserve(static_cast<size_t>(entry.missing_count));
@@ -855,19 +857,19 @@ const ArrayPtr& Catalogue::Current(const ArrayEntry& entry) const {
   return entry.array;
 }
 
-ArrayState Catalogue::StateOf(const ArrayEntry& entry) {
+ArrayState ArrayRegistry::StateOf(const ArrayEntry& entry) {
   if (entry.array->state == ArrayState::kStaging) return ArrayState::kStaging;
   return entry.missing_count == 0 ? ArrayState::kAvailable : ArrayState::kDegraded;
 }
 
-void Catalogue::EraseArray(Arrays::iterator entry) {
+void ArrayRegistry::EraseArray(Arrays::iterator entry) {
   Tally(StateOf(entry->second), -1, &counts_);
   TakeFrom(arrays_by_mesh_, entry->second.array->definition.descriptor.mesh_id, entry->first);
   unnamed_.erase(entry->first);
   arrays_.erase(entry);
 }
 
-void Catalogue::AddName(NameEntry entry, std::string manifest_id) {
+void ArrayRegistry::AddName(NameEntry entry, std::string manifest_id) {
   ArrayEntry& array = arrays_.find(entry.array_id)->second;
   ++array.names;
   array.was_named = true;
@@ -877,7 +879,7 @@ void Catalogue::AddName(NameEntry entry, std::string manifest_id) {
   names_[std::move(name)] = {std::move(entry), std::move(manifest_id)};
 }
 
-void Catalogue::DropName(Names::iterator name, bool key_stays) {
+void ArrayRegistry::DropName(Names::iterator name, bool key_stays) {
   const Name old = std::move(name->second);
   names_.erase(name);
   AddFormer(old.entry);
@@ -893,7 +895,7 @@ void Catalogue::DropName(Names::iterator name, bool key_stays) {
   ReleaseIfUnheld(old.entry.array_id);
 }
 
-void Catalogue::AddFormer(NameEntry former) {
+void ArrayRegistry::AddFormer(NameEntry former) {
   std::vector<NameEntry>& all = arrays_.find(former.array_id)->second.former;
   if (all.size() == kFormerVersions) {
     former_.erase({all.front().name, all.front().version});
@@ -903,7 +905,7 @@ void Catalogue::AddFormer(NameEntry former) {
   all.push_back(std::move(former));
 }
 
-void Catalogue::DropManifest(std::map<std::string, Manifest>::iterator manifest) {
+void ArrayRegistry::DropManifest(std::map<std::string, Manifest>::iterator manifest) {
   // The record goes first: chunks without it mean nothing.
   dead_keys_.push_back(ManifestKey(manifest->first));
   for (int64_t chunk = 0; chunk < manifest->second.chunks; ++chunk) {
@@ -917,14 +919,14 @@ void Catalogue::DropManifest(std::map<std::string, Manifest>::iterator manifest)
   manifests_.erase(manifest);
 }
 
-struct Catalogue::Rewrite {
+struct ArrayRegistry::Rewrite {
   std::string old_id;
   std::string new_id;
   std::vector<ManifestEntry> entries;
   std::vector<std::string> chunks = {};
 };
 
-void Catalogue::NoteIfSparse(const std::string& manifest_id) {
+void ArrayRegistry::NoteIfSparse(const std::string& manifest_id) {
   // While records cannot be read, a name that seems gone may still be needed.
   if (is_damaged_) return;
   const Manifest& manifest = manifests_.find(manifest_id)->second;
@@ -933,7 +935,7 @@ void Catalogue::NoteIfSparse(const std::string& manifest_id) {
   }
 }
 
-void Catalogue::RewriteSparse() {
+void ArrayRegistry::RewriteSparse() {
   std::shared_ptr<Rewrite> rewrite;
   {
     absl::MutexLock lock(&mutex_);
@@ -947,7 +949,7 @@ void Catalogue::RewriteSparse() {
   WriteAnew(std::move(rewrite), 0);
 }
 
-std::shared_ptr<Catalogue::Rewrite> Catalogue::BeginRewrite() {
+std::shared_ptr<ArrayRegistry::Rewrite> ArrayRegistry::BeginRewrite() {
   if (is_rewriting_ || sparse_manifests_.empty()) return nullptr;
   is_rewriting_ = true;
   auto rewrite = std::make_shared<Rewrite>(
@@ -967,7 +969,7 @@ std::shared_ptr<Catalogue::Rewrite> Catalogue::BeginRewrite() {
   return rewrite;
 }
 
-void Catalogue::WriteAnew(std::shared_ptr<Rewrite> rewrite, size_t next_chunk) {
+void ArrayRegistry::WriteAnew(std::shared_ptr<Rewrite> rewrite, size_t next_chunk) {
   Transaction transaction = Fenced();
   const bool is_last = next_chunk == rewrite->chunks.size();
   if (is_last) {
@@ -987,7 +989,7 @@ void Catalogue::WriteAnew(std::shared_ptr<Rewrite> rewrite, size_t next_chunk) {
                 });
 }
 
-void Catalogue::EndRewrite(const Rewrite& rewrite, const absl::Status& written) {
+void ArrayRegistry::EndRewrite(const Rewrite& rewrite, const absl::Status& written) {
   {
     absl::MutexLock lock(&mutex_);
     is_rewriting_ = false;
@@ -1016,7 +1018,7 @@ void Catalogue::EndRewrite(const Rewrite& rewrite, const absl::Status& written) 
   RewriteSparse();
 }
 
-void Catalogue::ReleaseIfUnheld(std::string_view array_id) {
+void ArrayRegistry::ReleaseIfUnheld(std::string_view array_id) {
   const auto found = arrays_.find(array_id);
   if (found == arrays_.end()) return;
   ArrayEntry& entry = found->second;
@@ -1043,8 +1045,8 @@ void Catalogue::ReleaseIfUnheld(std::string_view array_id) {
   EraseArray(found);
 }
 
-void Catalogue::FlushReleased() {
-  SHARDMESH_PASSES("catalogue.flush_released");
+void ArrayRegistry::FlushReleased() {
+  SHARDMESH_PASSES("registry.flush_released");
   if (!released_.empty()) {
     AddTombstones(released_);
     std::map<std::string, std::vector<std::string>> by_mesh;
@@ -1052,7 +1054,7 @@ void Catalogue::FlushReleased() {
       by_mesh[std::move(released.mesh_id)].push_back(std::move(released.array_id));
     }
     events_.Add([this, by_mesh = std::move(by_mesh)] {
-      SHARDMESH_PASSES("catalogue.tell_released");
+      SHARDMESH_PASSES("registry.tell_released");
       for (const auto& [mesh_id, ids] : by_mesh) listener_(mesh_id, ids);
     });
   }
@@ -1068,11 +1070,11 @@ void Catalogue::FlushReleased() {
   dead_keys_.clear();
 }
 
-Transaction Catalogue::Fenced() const {
+Transaction ArrayRegistry::Fenced() const {
   return {.compares = {{std::string(kClusterKey), cluster_revision_}}};
 }
 
-void Catalogue::CommitToStore(Transaction transaction, Store::CommitCallback callback) {
+void ArrayRegistry::CommitToStore(Transaction transaction, Store::CommitCallback callback) {
   ++in_flight_;
   store_->Commit(std::move(transaction),
                  [this, callback = std::move(callback)](absl::StatusOr<Revision> revision) mutable {
@@ -1082,18 +1084,18 @@ void Catalogue::CommitToStore(Transaction transaction, Store::CommitCallback cal
                  });
 }
 
-absl::StatusOr<ArrayPtr> Catalogue::FindArray(std::string_view array_id) const {
+absl::StatusOr<ArrayPtr> ArrayRegistry::FindArray(std::string_view array_id) const {
   absl::MutexLock lock(&mutex_);
   const auto found = arrays_.find(array_id);
   if (found == arrays_.end()) return NoArray(array_id);
   return Current(found->second);
 }
 
-Catalogue::MissingName Catalogue::Missing(std::string_view name) const {
+ArrayRegistry::MissingName ArrayRegistry::Missing(std::string_view name) const {
   return {std::string(name), NeighboursOf(name, names_)};
 }
 
-absl::Status Catalogue::CheckReadable(std::string_view name) const {
+absl::Status ArrayRegistry::CheckReadable(std::string_view name) const {
   if (!has_unreadable_ && unreadable_names_.empty()) return absl::OkStatus();
   if (names_.find(name) != names_.end()) return absl::OkStatus();
   std::string key = NameKey(name);
@@ -1110,14 +1112,14 @@ absl::Status Catalogue::CheckReadable(std::string_view name) const {
       Reason::kStoreFailed);
 }
 
-absl::Status Catalogue::NoName(const MissingName& missing) {
+absl::Status ArrayRegistry::NoName(const MissingName& missing) {
   const std::vector<std::string_view> known(missing.neighbours.begin(), missing.neighbours.end());
   return WithReason(absl::NotFoundError(StrCat("no array is named \"", missing.name, "\"",
                                                DidYouMean(missing.name, known))),
                     Reason::kNotFound);
 }
 
-absl::StatusOr<NameEntry> Catalogue::FindName(std::string_view name, int64_t version) const {
+absl::StatusOr<NameEntry> ArrayRegistry::FindName(std::string_view name, int64_t version) const {
   MissingName missing;
   {
     absl::MutexLock lock(&mutex_);
@@ -1146,21 +1148,21 @@ absl::StatusOr<NameEntry> Catalogue::FindName(std::string_view name, int64_t ver
   return NoName(missing);
 }
 
-int64_t Catalogue::VersionOf(std::string_view name) const {
+int64_t ArrayRegistry::VersionOf(std::string_view name) const {
   absl::MutexLock lock(&mutex_);
   const auto found = names_.find(name);
   return found == names_.end() ? 0 : found->second.entry.version;
 }
 
-bool Catalogue::HasName(std::string_view array_id) const {
+bool ArrayRegistry::HasName(std::string_view array_id) const {
   absl::MutexLock lock(&mutex_);
   const auto found = arrays_.find(array_id);
   return found != arrays_.end() && found->second.names > 0;
 }
 
-std::vector<Catalogue::NamedArray> Catalogue::ListNames(std::string_view prefix,
-                                                        std::string_view start_after,
-                                                        int64_t limit) const {
+std::vector<ArrayRegistry::NamedArray> ArrayRegistry::ListNames(std::string_view prefix,
+                                                                std::string_view start_after,
+                                                                int64_t limit) const {
   std::vector<NamedArray> page;
   absl::MutexLock lock(&mutex_);
   auto at = start_after < prefix ? names_.lower_bound(prefix) : names_.upper_bound(start_after);
@@ -1172,7 +1174,7 @@ std::vector<Catalogue::NamedArray> Catalogue::ListNames(std::string_view prefix,
   return page;
 }
 
-std::vector<ArrayPtr> Catalogue::ListArrays(std::string_view start_after, int64_t limit) const {
+std::vector<ArrayPtr> ArrayRegistry::ListArrays(std::string_view start_after, int64_t limit) const {
   std::vector<ArrayPtr> page;
   absl::MutexLock lock(&mutex_);
   for (auto at = arrays_.upper_bound(start_after);
@@ -1182,18 +1184,18 @@ std::vector<ArrayPtr> Catalogue::ListArrays(std::string_view start_after, int64_
   return page;
 }
 
-ArrayCounts Catalogue::CountArrays() const {
+ArrayCounts ArrayRegistry::CountArrays() const {
   absl::MutexLock lock(&mutex_);
   return counts_;
 }
 
-int64_t Catalogue::CountNames() const {
+int64_t ArrayRegistry::CountNames() const {
   absl::MutexLock lock(&mutex_);
   return static_cast<int64_t>(names_.size());
 }
 
-absl::Status Catalogue::Pin(std::string_view array_id) {
-  SHARDMESH_PASSES("catalogue.pin");
+absl::Status ArrayRegistry::Pin(std::string_view array_id) {
+  SHARDMESH_PASSES("registry.pin");
   absl::MutexLock lock(&mutex_);
   const auto found = arrays_.find(array_id);
   if (found == arrays_.end()) return NoArray(array_id);
@@ -1202,7 +1204,7 @@ absl::Status Catalogue::Pin(std::string_view array_id) {
   return absl::OkStatus();
 }
 
-bool Catalogue::Give(std::string_view array_id, int64_t pins) {
+bool ArrayRegistry::Give(std::string_view array_id, int64_t pins) {
   absl::MutexLock lock(&mutex_);
   const auto found = arrays_.find(array_id);
   if (found == arrays_.end() || found->second.names > 0 || found->second.pins > pins) return false;
@@ -1210,15 +1212,15 @@ bool Catalogue::Give(std::string_view array_id, int64_t pins) {
   return true;
 }
 
-void Catalogue::TakeBack(std::string_view array_id) {
+void ArrayRegistry::TakeBack(std::string_view array_id) {
   absl::MutexLock lock(&mutex_);
   if (const auto found = arrays_.find(array_id); found != arrays_.end()) {
     found->second.is_given = false;
   }
 }
 
-void Catalogue::Unpin(absl::Span<const std::string> array_ids) {
-  SHARDMESH_PASSES("catalogue.unpin");
+void ArrayRegistry::Unpin(absl::Span<const std::string> array_ids) {
+  SHARDMESH_PASSES("registry.unpin");
   {
     absl::MutexLock lock(&mutex_);
     for (const std::string& array_id : array_ids) {
@@ -1232,7 +1234,7 @@ void Catalogue::Unpin(absl::Span<const std::string> array_ids) {
   events_.MakeCalls();
 }
 
-void Catalogue::AddTombstones(const std::vector<Released>& released) {
+void ArrayRegistry::AddTombstones(const std::vector<Released>& released) {
   // By mesh, and whether they are to be remembered beyond this process.
   std::map<std::pair<std::string_view, bool>, std::vector<const Released*>> groups;
   for (const Released& each : released) {
@@ -1261,8 +1263,8 @@ void Catalogue::AddTombstones(const std::vector<Released>& released) {
   }
 }
 
-void Catalogue::AddTombstone(std::string array_id, const std::string& mesh_id, int64_t ranks,
-                             const std::shared_ptr<ReleasedBatch>& batch) {
+void ArrayRegistry::AddTombstone(std::string array_id, const std::string& mesh_id, int64_t ranks,
+                                 const std::shared_ptr<ReleasedBatch>& batch) {
   if (ranks < 1) return;
   const auto [tombstone, is_new] = tombstones_.try_emplace(std::move(array_id));
   if (!is_new) return;
@@ -1274,7 +1276,7 @@ void Catalogue::AddTombstone(std::string array_id, const std::string& mesh_id, i
   ++batch->arrays;
 }
 
-void Catalogue::Confirm(Tombstones::iterator tombstone, int64_t rank) {
+void ArrayRegistry::Confirm(Tombstones::iterator tombstone, int64_t rank) {
   Tombstone& released = tombstone->second;
   const auto place = static_cast<size_t>(rank);
   if (place >= released.confirmed.size() || released.confirmed[place]) return;
@@ -1282,19 +1284,19 @@ void Catalogue::Confirm(Tombstones::iterator tombstone, int64_t rank) {
   if (--released.unconfirmed == 0) Forget(tombstone);
 }
 
-void Catalogue::Forget(Tombstones::iterator tombstone) {
+void ArrayRegistry::Forget(Tombstones::iterator tombstone) {
   ReleasedBatch& batch = *tombstone->second.batch;
   if (--batch.arrays == 0 && !batch.key.empty()) dead_keys_.push_back(batch.key);
   TakeFrom(tombstones_by_mesh_, tombstone->second.mesh_id, tombstone->first);
   tombstones_.erase(tombstone);
 }
 
-int64_t Catalogue::CountUnconfirmed() const {
+int64_t ArrayRegistry::CountUnconfirmed() const {
   absl::MutexLock lock(&mutex_);
   return static_cast<int64_t>(tombstones_.size());
 }
 
-void Catalogue::TilesDropped(absl::Span<const std::string> array_ids, const RankOf& rank_of) {
+void ArrayRegistry::TilesDropped(absl::Span<const std::string> array_ids, const RankOf& rank_of) {
   // Asked without the lock.
   std::map<std::string, std::optional<int64_t>, std::less<>> ranks;
   {
@@ -1319,7 +1321,7 @@ void Catalogue::TilesDropped(absl::Span<const std::string> array_ids, const Rank
   events_.MakeCalls();
 }
 
-absl::Status Catalogue::BeginMeshChange(const std::string& mesh_id) {
+absl::Status ArrayRegistry::BeginMeshChange(const std::string& mesh_id) {
   absl::MutexLock lock(&mutex_);
   if (const auto found = arrays_by_mesh_.find(mesh_id); found != arrays_by_mesh_.end()) {
     std::string example = StrCat("array ", found->second.begin()->first);
@@ -1345,7 +1347,7 @@ absl::Status Catalogue::BeginMeshChange(const std::string& mesh_id) {
   return absl::OkStatus();
 }
 
-void Catalogue::EndMeshChange(const std::string& mesh_id, std::optional<Revision> revision) {
+void ArrayRegistry::EndMeshChange(const std::string& mesh_id, std::optional<Revision> revision) {
   {
     absl::MutexLock lock(&mutex_);
     changing_meshes_.erase(mesh_id);
@@ -1373,8 +1375,8 @@ void Catalogue::EndMeshChange(const std::string& mesh_id, std::optional<Revision
   events_.MakeCalls();
 }
 
-void Catalogue::TilesLost(std::string_view mesh_id, int64_t rank, uint64_t attachment) {
-  SHARDMESH_PASSES("catalogue.tiles_lost");
+void ArrayRegistry::TilesLost(std::string_view mesh_id, int64_t rank, uint64_t attachment) {
+  SHARDMESH_PASSES("registry.tiles_lost");
   absl::MutexLock lock(&mutex_);
   Presence& presence = presence_[{std::string(mesh_id), rank}];
   if (presence.attachment > attachment) return;  // it is back
@@ -1384,7 +1386,7 @@ void Catalogue::TilesLost(std::string_view mesh_id, int64_t rank, uint64_t attac
   for (const auto& [id, entry] : arrays->second) SetMissing(*entry, rank, true);
 }
 
-std::vector<size_t> Catalogue::FindUnknown(const std::vector<InventoryTile>& tiles) const {
+std::vector<size_t> ArrayRegistry::FindUnknown(const std::vector<InventoryTile>& tiles) const {
   std::vector<size_t> unknown;
   absl::MutexLock lock(&mutex_);
   if (grace_is_over_) return unknown;
@@ -1396,8 +1398,8 @@ std::vector<size_t> Catalogue::FindUnknown(const std::vector<InventoryTile>& til
   return unknown;
 }
 
-InventoryVerdict Catalogue::TakeInventory(const Inventory& inventory) {
-  SHARDMESH_PASSES("catalogue.take_inventory");
+InventoryVerdict ArrayRegistry::TakeInventory(const Inventory& inventory) {
+  SHARDMESH_PASSES("registry.take_inventory");
   Taking taking{.inventory = inventory};
   {
     absl::MutexLock lock(&mutex_);
@@ -1421,7 +1423,7 @@ InventoryVerdict Catalogue::TakeInventory(const Inventory& inventory) {
     const size_t end = std::min(tiles.size(), begin + kTakenAtOnce);
     for (size_t i = begin; i < end; ++i) {
       // Another tile of the array may be one too many.
-      const bool is_held = Judge(tiles[i], &taking);
+      const bool is_held = Classify(tiles[i], &taking);
       taking.listed[tiles[i].array_id] |= is_held;
     }
   }
@@ -1459,13 +1461,13 @@ InventoryVerdict Catalogue::TakeInventory(const Inventory& inventory) {
   return std::move(taking.verdict);
 }
 
-InventoryVerdict Catalogue::TakeRestored(const Inventory& restored) {
+InventoryVerdict ArrayRegistry::TakeRestored(const Inventory& restored) {
   InventoryVerdict verdict;
   {
     absl::MutexLock lock(&mutex_);
     for (const InventoryTile& tile : restored.tiles) {
       Taking taking{.inventory = restored};
-      Judge(tile, &taking);
+      Classify(tile, &taking);
       InventoryVerdict& judged = taking.verdict;
       std::move(judged.drop.begin(), judged.drop.end(), std::back_inserter(verdict.drop));
       std::move(judged.quarantine.begin(), judged.quarantine.end(),
@@ -1486,7 +1488,7 @@ InventoryVerdict Catalogue::TakeRestored(const Inventory& restored) {
   return verdict;
 }
 
-void Catalogue::CheckRanks(Taking* taking) const {
+void ArrayRegistry::CheckRanks(Taking* taking) const {
   for (auto rank = taking->ranks.begin(); rank != taking->ranks.end();) {
     const auto next = std::next(rank);
     const auto presence = presence_.find({std::string(rank->first), rank->second});
@@ -1498,8 +1500,8 @@ void Catalogue::CheckRanks(Taking* taking) const {
   }
 }
 
-bool Catalogue::MissArrays(std::string_view mesh_id, int64_t rank, const Taking& taking,
-                           std::string* last) {
+bool ArrayRegistry::MissArrays(std::string_view mesh_id, int64_t rank, const Taking& taking,
+                               std::string* last) {
   return ForSomeOf(arrays_by_mesh_, mesh_id, last, [&](const auto& each) {
     mutex_.AssertHeld();
     if (!taking.Holds(each.first)) SetMissing(*each.second, rank, true);
@@ -1507,8 +1509,8 @@ bool Catalogue::MissArrays(std::string_view mesh_id, int64_t rank, const Taking&
 }
 
 // A rank that has lost its tile of an array since it reported it.
-bool Catalogue::MissOrphans(std::string_view mesh_id, int64_t rank, const Taking& taking,
-                            std::string* last) {
+bool ArrayRegistry::MissOrphans(std::string_view mesh_id, int64_t rank, const Taking& taking,
+                                std::string* last) {
   return ForSomeOf(orphans_by_mesh_, mesh_id, last, [&](const std::string& id) {
     mutex_.AssertHeld();
     const auto orphan = orphans_.find(id);
@@ -1520,16 +1522,16 @@ bool Catalogue::MissOrphans(std::string_view mesh_id, int64_t rank, const Taking
 }
 
 // A rank that does not list what was released, nor has it in quarantine, has confirmed it.
-bool Catalogue::ConfirmUnlisted(std::string_view mesh_id, int64_t rank, const Taking& taking,
-                                std::string* last) {
+bool ArrayRegistry::ConfirmUnlisted(std::string_view mesh_id, int64_t rank, const Taking& taking,
+                                    std::string* last) {
   return ForSomeOf(tombstones_by_mesh_, mesh_id, last, [&](const std::string& id) {
     mutex_.AssertHeld();
     if (!taking.listed.contains(id)) Confirm(tombstones_.find(id), rank);
   });
 }
 
-void Catalogue::JudgeQuarantined(absl::Span<const std::string> array_ids,
-                                 InventoryVerdict* verdict) const {
+void ArrayRegistry::JudgeQuarantined(absl::Span<const std::string> array_ids,
+                                     InventoryVerdict* verdict) const {
   for (const std::string& id : array_ids) {
     if (const auto found = arrays_.find(id); found != arrays_.end()) {
       // One that is staged is being taken back into use, which may fail.
@@ -1544,7 +1546,7 @@ void Catalogue::JudgeQuarantined(absl::Span<const std::string> array_ids,
 
 // Whether the tile's mesh has no ranks yet, so that the tile cannot be judged. The worker brings
 // its inventory again when the mesh has ranks.
-bool Catalogue::MayBeAdoptedLater(const Inventory& inventory, const InventoryTile& tile) const {
+bool ArrayRegistry::MayBeAdoptedLater(const Inventory& inventory, const InventoryTile& tile) const {
   if (grace_is_over_ || !tile.descriptor.has_value() || inventory.other_mesh == nullptr ||
       inventory.meshes.contains(tile.descriptor->mesh_id)) {
     return false;
@@ -1553,7 +1555,7 @@ bool Catalogue::MayBeAdoptedLater(const Inventory& inventory, const InventoryTil
   return mesh.mesh != nullptr && mesh.identities.empty() && tile.descriptor->mesh == *mesh.mesh;
 }
 
-bool Catalogue::Judge(const InventoryTile& tile, Taking* taking) {
+bool ArrayRegistry::Classify(const InventoryTile& tile, Taking* taking) {
   const Inventory& inventory = taking->inventory;
   InventoryVerdict& verdict = taking->verdict;
   const auto put_aside = [&](std::string reason, bool array_lives) {
@@ -1570,8 +1572,8 @@ bool Catalogue::Judge(const InventoryTile& tile, Taking* taking) {
     } else if (tile.committed && MayBeAdoptedLater(inventory, tile)) {
       return false;
     } else if (!tile.committed || !Adopt(inventory, tile)) {
-      return put_aside(tile.committed ? "the catalogue does not know its array"
-                                      : "the catalogue does not know its put or step",
+      return put_aside(tile.committed ? "the registry does not know its array"
+                                      : "the registry does not know its put or step",
                        false);
     }
     return true;
@@ -1625,12 +1627,12 @@ bool Catalogue::Judge(const InventoryTile& tile, Taking* taking) {
   return true;
 }
 
-void Catalogue::EraseOrphan(std::map<std::string, Orphan, std::less<>>::iterator orphan) {
+void ArrayRegistry::EraseOrphan(std::map<std::string, Orphan, std::less<>>::iterator orphan) {
   TakeFrom(orphans_by_mesh_, orphan->second.descriptor.mesh_id, orphan->first);
   orphans_.erase(orphan);
 }
 
-bool Catalogue::Adopt(const Inventory& inventory, const InventoryTile& tile) {
+bool ArrayRegistry::Adopt(const Inventory& inventory, const InventoryTile& tile) {
   if (grace_is_over_ || !tile.descriptor.has_value()) return false;
   const ArrayDescriptor& descriptor = *tile.descriptor;
   const auto mesh = inventory.meshes.find(descriptor.mesh_id);
@@ -1680,8 +1682,8 @@ bool Catalogue::Adopt(const Inventory& inventory, const InventoryTile& tile) {
   return true;
 }
 
-void Catalogue::PutAside(const ArrayDescriptor& descriptor,
-                         const std::vector<std::string>& identities, std::string_view reason) {
+void ArrayRegistry::PutAside(const ArrayDescriptor& descriptor,
+                             const std::vector<std::string>& identities, std::string_view reason) {
   const absl::StatusOr<Tiling> tiling = descriptor.Tiling();
   for (size_t rank = 0; tiling.ok() && rank < identities.size(); ++rank) {
     if (identities[rank].empty()) continue;
@@ -1692,7 +1694,7 @@ void Catalogue::PutAside(const ArrayDescriptor& descriptor,
   }
 }
 
-UnnamedArray Catalogue::UnnamedOf(const ArrayEntry& entry) const {
+UnnamedArray ArrayRegistry::UnnamedOf(const ArrayEntry& entry) const {
   const Array& array = *Current(entry);
   return {.descriptor = array.definition.descriptor,
           .durability = array.durability,
@@ -1701,7 +1703,7 @@ UnnamedArray Catalogue::UnnamedOf(const ArrayEntry& entry) const {
           .until = entry.is_kept_for_grace ? grace_end_ : absl::InfiniteFuture()};
 }
 
-UnnamedArray Catalogue::UnnamedOf(const Orphan& orphan) const {
+UnnamedArray ArrayRegistry::UnnamedOf(const Orphan& orphan) const {
   UnnamedArray array{
       .descriptor = orphan.descriptor, .durability = orphan.durability, .until = grace_end_};
   for (size_t rank = 0; rank < orphan.identities.size(); ++rank) {
@@ -1712,8 +1714,8 @@ UnnamedArray Catalogue::UnnamedOf(const Orphan& orphan) const {
   return array;
 }
 
-std::vector<UnnamedArray> Catalogue::ListUnnamed(std::string_view start_after,
-                                                 int64_t limit) const {
+std::vector<UnnamedArray> ArrayRegistry::ListUnnamed(std::string_view start_after,
+                                                     int64_t limit) const {
   std::vector<UnnamedArray> result;
   absl::MutexLock lock(&mutex_);
   auto entry = unnamed_.upper_bound(start_after);
@@ -1728,7 +1730,7 @@ std::vector<UnnamedArray> Catalogue::ListUnnamed(std::string_view start_after,
   return result;
 }
 
-std::optional<UnnamedArray> Catalogue::FindUnnamed(std::string_view array_id) const {
+std::optional<UnnamedArray> ArrayRegistry::FindUnnamed(std::string_view array_id) const {
   absl::MutexLock lock(&mutex_);
   if (unnamed_.find(array_id) != unnamed_.end()) {
     return UnnamedOf(arrays_.find(array_id)->second);
@@ -1737,12 +1739,12 @@ std::optional<UnnamedArray> Catalogue::FindUnnamed(std::string_view array_id) co
   return orphan == orphans_.end() ? std::nullopt : std::optional(UnnamedOf(orphan->second));
 }
 
-int64_t Catalogue::CountUnnamed() const {
+int64_t ArrayRegistry::CountUnnamed() const {
   absl::MutexLock lock(&mutex_);
   return std::ssize(unnamed_) + std::ssize(orphans_);
 }
 
-void Catalogue::EndGrace() {
+void ArrayRegistry::EndGrace() {
   {
     absl::MutexLock lock(&mutex_);
     grace_is_over_ = true;
@@ -1753,7 +1755,7 @@ void Catalogue::EndGrace() {
         if (orphan.identities[rank].empty()) missing.push_back(static_cast<int64_t>(rank));
       }
       PutAside(orphan.descriptor, orphan.identities,
-               StrCat("the catalogue does not know its array, and not every rank has its tile: "
+               StrCat("the registry does not know its array, and not every rank has its tile: "
                       "missing are ",
                       StrJoin(missing, ", ")));
     }
@@ -1783,14 +1785,14 @@ void Catalogue::EndGrace() {
   events_.MakeCalls();
 }
 
-void Catalogue::AddVerdict(const std::string& identity, InventoryVerdict verdict) {
+void ArrayRegistry::AddVerdict(const std::string& identity, InventoryVerdict verdict) {
   events_.Add([this, identity, verdict = std::move(verdict)] {
     if (verdict_listener_) verdict_listener_(identity, verdict);
   });
 }
 
-absl::Status Catalogue::CheckTile(std::string_view array_id, int64_t rank, const Tile& tile,
-                                  uint32_t crc32c) const {
+absl::Status ArrayRegistry::CheckTile(std::string_view array_id, int64_t rank, const Tile& tile,
+                                      uint32_t crc32c) const {
   absl::MutexLock lock(&mutex_);
   const auto found = arrays_.find(array_id);
   if (found == arrays_.end()) return NoArray(array_id);

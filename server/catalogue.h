@@ -142,12 +142,12 @@ struct Inventory {
   std::map<std::string, InventoryMesh, std::less<>> meshes;  // by id: those that the worker serves
   std::vector<InventoryTile> tiles;
   std::vector<std::string> quarantined = {};  // arrays of which it has tiles that are not in use
-  // Any other mesh, for what is said of tiles that lie there; it is asked under the catalogue's
+  // Any other mesh, for what is said of tiles that lie there; it is asked under the registry's
   // lock. Null: nobody serves them.
   std::function<InventoryMesh(std::string_view mesh_id)> other_mesh = nullptr;
 };
 
-// An array without a name that workers brought after Catalogue::Open: see there.
+// An array without a name that workers brought after ArrayRegistry::Open: see there.
 struct UnnamedArray {
   ArrayDescriptor descriptor;
   Durability durability = Durability::kDisk;
@@ -164,9 +164,9 @@ struct InventoryVerdict {
     std::string reason;        // for people
     bool array_lives = false;  // it is never to be dropped for want of room
   };
-  std::vector<std::string> commit;  // the catalogue's; commit those that are only staged there
+  std::vector<std::string> commit;  // the registry's; commit those that are only staged there
   std::vector<std::string> drop;    // known to have been released
-  std::vector<Aside> quarantine;    // not this worker's, as far as the catalogue knows
+  std::vector<Aside> quarantine;    // not this worker's, as far as the registry knows
   // Of Inventory::quarantined: those that are here, and those that nobody knows.
   std::vector<std::string> live;
   std::vector<std::string> unknown;
@@ -179,7 +179,7 @@ struct InventoryVerdict {
 // An array lives as long as something holds it: a name that points to it, or a pin (a session's, a
 // running step's). Who pins must unpin.
 //
-// Workers delete tiles on a release alone that the catalogue knows. It remembers each until every
+// Workers delete tiles on a release alone that the registry knows. It remembers each until every
 // rank of the mesh has confirmed it, or brought an inventory without the array; releases of arrays
 // that were named or on disk are in the store as long. What is neither here nor released is put
 // into quarantine, where it lies.
@@ -212,7 +212,7 @@ struct InventoryVerdict {
 // Thread-safe. Callbacks and the release listener are called without a lock, in the order of the
 // events, on the caller's or the store's thread. Destroy it after the last call has called back;
 // store and clock live longer.
-class Catalogue {
+class ArrayRegistry {
  public:
   using CommitCallback = absl::AnyInvocable<void(absl::StatusOr<CommitResult>) &&>;
   // Arrays of this mesh that nothing holds any more: its workers are to free their tiles, and to
@@ -232,10 +232,10 @@ class Catalogue {
   // Loads everything from the store, removes what an interrupted commit left, and begins a new
   // term. Blocks. DATA_LOSS: the record `cluster` cannot be read, or is not there though the store
   // is not new.
-  static absl::StatusOr<std::unique_ptr<Catalogue>> Open(
+  static absl::StatusOr<std::unique_ptr<ArrayRegistry>> Open(
       Store* store, rpc::Clock* clock, ReleaseListener listener,
       absl::Duration adoption_grace = kAdoptionGrace);
-  ~Catalogue();
+  ~ArrayRegistry();
 
   // Random, made with the first Open of the store: 32 hexadecimal digits.
   const std::string& cluster_id() const { return cluster_id_; }
@@ -434,8 +434,8 @@ class Catalogue {
   // A manifest that is being written anew.
   struct Rewrite;
 
-  Catalogue(Store* store, rpc::Clock* clock, ReleaseListener listener,
-            absl::Duration adoption_grace);
+  ArrayRegistry(Store* store, rpc::Clock* clock, ReleaseListener listener,
+                absl::Duration adoption_grace);
 
   absl::Status BeginTerm();
   void DiscardStaged(const std::vector<std::string>& array_ids) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -527,7 +527,7 @@ class Catalogue {
   // Takes away the ranks at which the worker was lost meanwhile, or is back by another stream.
   void CheckRanks(Taking* taking) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   // One tile of an inventory; whether it is where it belongs.
-  bool Judge(const InventoryTile& tile, Taking* taking) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool Classify(const InventoryTile& tile, Taking* taking) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Things on a mesh of the worker, the next few behind `*last`, that it does not hold; true: those
   // were the last ones.
   bool MissArrays(std::string_view mesh_id, int64_t rank, const Taking& taking, std::string* last)

@@ -1,4 +1,4 @@
-// The one file of the catalogue that knows the store's messages.
+// The one file of the registry that knows the store's messages.
 #include "server/catalogue_record.h"
 
 #include <iterator>

@@ -22,6 +22,7 @@
 #include "rpc/time_codec.h"
 #include "server/quarantine_calls.h"
 #include "sharding/axis_value.h"
+#include "sharding/python_repr.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -164,7 +165,7 @@ v1::WorkerState StateOf(const WorkerStatus& worker, bool is_ready) {
 
 class ClusterService final : public v1::ClusterService::CallbackService {
  public:
-  ClusterService(const ArrayContext& context, ClusterServiceOptions options)
+  ClusterService(const CoordinatorParts& context, ClusterServiceOptions options)
       : context_(context), options_(std::move(options)) {}
 
   grpc::ServerUnaryReactor* GetVersion(grpc::CallbackServerContext* context,
@@ -228,7 +229,7 @@ class ClusterService final : public v1::ClusterService::CallbackService {
     if (const absl::Status valid = CheckSequence(request->sequence()); !valid.ok()) {
       return Answer(context, valid);
     }
-    const StepWatch::Verdict verdict = options_.step_watch->Judge(
+    const StepWatch::Verdict verdict = options_.step_watch->Diagnose(
         request->sequence(), options_.live(), DegradedArrays(), options_.unreadable);
     response->set_healthy(verdict.findings.empty());
     response->set_verdict(verdict.sentence);
@@ -245,7 +246,7 @@ class ClusterService final : public v1::ClusterService::CallbackService {
  private:
   // While workers are still to bring their inventories, arrays lack tiles only because of that.
   int64_t DegradedArrays() const {
-    return options_.recovery->awaited() > 0 ? 0 : context_.catalogue->CountArrays().degraded;
+    return options_.recovery->awaited() > 0 ? 0 : context_.registry->CountArrays().degraded;
   }
 
   static grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context,
@@ -323,8 +324,8 @@ class ClusterService final : public v1::ClusterService::CallbackService {
     SHARDMESH_ASSIGN_OR_RETURN(const StatusPosition from,
                                StatusPosition::Parse(request.page_token()));
     const std::shared_ptr<const MembershipView> view = context_.membership->view();
-    const std::shared_ptr<const ClusterState> state = context_.publisher->shared_state();
-    const ClusterState::Definitions& meshes = state->all(DefinitionKind::kMesh);
+    const std::shared_ptr<const Definitions> state = context_.definition_store->shared_state();
+    const Definitions::ByName& meshes = state->all(DefinitionKind::kMesh);
     const std::string& only = request.mesh_id();
     if (!only.empty()) {
       SHARDMESH_RETURN_IF_ERROR(state->Find(DefinitionKind::kMesh, only).status());
@@ -332,17 +333,17 @@ class ClusterService final : public v1::ClusterService::CallbackService {
     response->set_cluster_id(options_.cluster_id);
     response->set_epoch(view->epoch);
     response->set_term(context_.term);
-    response->set_revision(context_.publisher->settled_revision());
+    response->set_revision(context_.definition_store->settled_revision());
     response->set_state(options_.is_draining()             ? v1::COORDINATOR_STATE_DRAINING
                         : options_.recovery->awaited() > 0 ? v1::COORDINATOR_STATE_RECOVERING
                                                            : v1::COORDINATOR_STATE_SERVING);
     response->set_pid(getpid());
-    const ArrayCounts arrays = context_.catalogue->CountArrays();
+    const ArrayCounts arrays = context_.registry->CountArrays();
     response->set_arrays(arrays.total());
     response->set_degraded_arrays(arrays.degraded);
-    if (const int64_t unnamed = context_.catalogue->CountUnnamed(); unnamed > 0) {
+    if (const int64_t unnamed = context_.registry->CountUnnamed(); unnamed > 0) {
       response->set_unnamed_arrays(unnamed);
-      const absl::Duration held_for = context_.catalogue->unnamed_until() - context_.clock->Now();
+      const absl::Duration held_for = context_.registry->unnamed_until() - context_.clock->Now();
       if (held_for > absl::ZeroDuration()) {
         rpc::Encode(held_for, response->mutable_unnamed_held_for());
       }
@@ -537,13 +538,13 @@ class ClusterService final : public v1::ClusterService::CallbackService {
     to->mutable_build()->set_version(worker.info.build_version);
   }
 
-  const ArrayContext context_;
+  const CoordinatorParts context_;
   const ClusterServiceOptions options_;
 };
 
 }  // namespace
 
-std::unique_ptr<grpc::Service> MakeClusterService(const ArrayContext& context,
+std::unique_ptr<grpc::Service> MakeClusterService(const CoordinatorParts& context,
                                                   ClusterServiceOptions options) {
   return std::make_unique<ClusterService>(context, std::move(options));
 }

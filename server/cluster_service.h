@@ -35,7 +35,7 @@ struct ClusterServiceOptions {
 };
 
 // Thread-safe. What `context` names outlives the service.
-std::unique_ptr<grpc::Service> MakeClusterService(const ArrayContext& context,
+std::unique_ptr<grpc::Service> MakeClusterService(const CoordinatorParts& context,
                                                   ClusterServiceOptions options);
 
 }  // namespace shardmesh::server

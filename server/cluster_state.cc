@@ -16,6 +16,7 @@
 #include "sharding/axis_value.h"
 #include "sharding/digest.h"
 #include "sharding/nearest_name.h"
+#include "sharding/python_repr.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -90,7 +91,7 @@ absl::StatusOr<std::shared_ptr<Definition>> Decode(std::string_view name, std::s
   definition->wire_value = std::move(wire_value);
   SHARDMESH_ASSIGN_OR_RETURN(
       definition->value,
-      StatePublisher::DecodeValue(definition->wire_value, min_sharding_size, is_cancelled));
+      DefinitionStore::DecodeValue(definition->wire_value, min_sharding_size, is_cancelled));
   return definition;
 }
 
@@ -229,9 +230,9 @@ DefinitionKind KindOf(const DefinitionValue& value) {
   return static_cast<DefinitionKind>(value.index());
 }
 
-absl::StatusOr<std::shared_ptr<const Definition>> ClusterState::Find(DefinitionKind kind,
-                                                                     std::string_view name) const {
-  const Definitions& definitions = all(kind);
+absl::StatusOr<std::shared_ptr<const Definition>> Definitions::Find(DefinitionKind kind,
+                                                                    std::string_view name) const {
+  const ByName& definitions = all(kind);
   if (const auto found = definitions.find(name); found != definitions.end()) {
     return found->second;
   }
@@ -245,8 +246,8 @@ absl::StatusOr<std::shared_ptr<const Definition>> ClusterState::Find(DefinitionK
                     Reason::kNotFound);
 }
 
-absl::StatusOr<ClusterState::Referred> ClusterState::Locate(DefinitionKind kind,
-                                                            std::string_view reference) const {
+absl::StatusOr<Definitions::Referred> Definitions::Locate(DefinitionKind kind,
+                                                          std::string_view reference) const {
   const size_t at = reference.find('@');
   if (at == std::string_view::npos) {
     SHARDMESH_ASSIGN_OR_RETURN(auto current, Find(kind, reference));
@@ -270,7 +271,7 @@ absl::StatusOr<ClusterState::Referred> ClusterState::Locate(DefinitionKind kind,
   return NoSuchVersion(kind, *current, *version);
 }
 
-absl::StatusOr<std::shared_ptr<const Definition>> ClusterState::Load(
+absl::StatusOr<std::shared_ptr<const Definition>> Definitions::Load(
     const Referred& referred, const std::function<bool()>& is_cancelled) const {
   if (referred.replaced == nullptr) {
     return referred.current;
@@ -284,7 +285,7 @@ absl::StatusOr<std::shared_ptr<const Definition>> ClusterState::Load(
   return decoded_->Keep(replaced.record, std::move(definition));
 }
 
-absl::StatusOr<std::shared_ptr<const Definition>> ClusterState::FindReferred(
+absl::StatusOr<std::shared_ptr<const Definition>> Definitions::FindReferred(
     DefinitionKind kind, std::string_view reference,
     const std::function<bool()>& is_cancelled) const {
   SHARDMESH_ASSIGN_OR_RETURN(const Referred referred, Locate(kind, reference));
@@ -292,7 +293,7 @@ absl::StatusOr<std::shared_ptr<const Definition>> ClusterState::FindReferred(
 }
 
 template <typename T>
-absl::StatusOr<std::shared_ptr<const T>> ClusterState::FindValue(
+absl::StatusOr<std::shared_ptr<const T>> Definitions::FindValue(
     DefinitionKind kind, std::string_view reference,
     const std::function<bool()>& is_cancelled) const {
   SHARDMESH_ASSIGN_OR_RETURN(auto definition, FindReferred(kind, reference, is_cancelled));
@@ -300,33 +301,33 @@ absl::StatusOr<std::shared_ptr<const T>> ClusterState::FindValue(
   return std::shared_ptr<const T>(std::move(definition), value);
 }
 
-absl::StatusOr<std::shared_ptr<const rpc::MeshDefinition>> ClusterState::FindMesh(
+absl::StatusOr<std::shared_ptr<const rpc::MeshDefinition>> Definitions::FindMesh(
     std::string_view reference) const {
   return FindValue<rpc::MeshDefinition>(DefinitionKind::kMesh, reference);
 }
 
-absl::StatusOr<std::shared_ptr<const PartitionAxis>> ClusterState::FindProfile(
+absl::StatusOr<std::shared_ptr<const PartitionAxis>> Definitions::FindProfile(
     std::string_view reference) const {
   return FindValue<PartitionAxis>(DefinitionKind::kProfile, reference);
 }
 
-absl::StatusOr<std::shared_ptr<const rpc::RuleSetDefinition>> ClusterState::FindRuleSet(
+absl::StatusOr<std::shared_ptr<const rpc::RuleSetDefinition>> Definitions::FindRuleSet(
     std::string_view reference, const std::function<bool()>& is_cancelled) const {
   return FindValue<rpc::RuleSetDefinition>(DefinitionKind::kRuleSet, reference, is_cancelled);
 }
 
-absl::StatusOr<std::shared_ptr<const LogicalRules>> ClusterState::FindLogicalRules(
+absl::StatusOr<std::shared_ptr<const LogicalRules>> Definitions::FindLogicalRules(
     std::string_view reference) const {
   return FindValue<LogicalRules>(DefinitionKind::kLogicalRules, reference);
 }
 
-absl::StatusOr<std::shared_ptr<const StoredTree>> ClusterState::FindTree(
+absl::StatusOr<std::shared_ptr<const StoredTree>> Definitions::FindTree(
     std::string_view reference) const {
   SHARDMESH_ASSIGN_OR_RETURN(const auto definition, FindReferred(DefinitionKind::kTree, reference));
   return std::get<std::shared_ptr<const StoredTree>>(definition->value);
 }
 
-absl::StatusOr<std::vector<ClusterState::Version>> ClusterState::Versions(
+absl::StatusOr<std::vector<Definitions::Version>> Definitions::Versions(
     DefinitionKind kind, std::string_view name) const {
   if (NamesVersion(name)) {
     return InvalidArgument(Reason::kBadField, StrCat(PythonRepr(name),
@@ -350,16 +351,16 @@ absl::StatusOr<std::vector<ClusterState::Version>> ClusterState::Versions(
   return versions;
 }
 
-StatePublisher::StatePublisher(Store* store, rpc::Clock* clock, RequestMemory* requests,
-                               int64_t min_sharding_size)
+DefinitionStore::DefinitionStore(Store* store, rpc::Clock* clock, RequestMemory* requests,
+                                 int64_t min_sharding_size)
     : store_(store),
       clock_(clock),
       requests_(requests),
       min_sharding_size_(min_sharding_size),
       id_(NextPublisherId()),
-      state_(std::make_shared<ClusterState>()) {}
+      state_(std::make_shared<Definitions>()) {}
 
-StatePublisher::~StatePublisher() {
+DefinitionStore::~DefinitionStore() {
   auto idle = [this] {
     mutex_.AssertReaderHeld();
     return in_flight_ == 0;
@@ -368,24 +369,24 @@ StatePublisher::~StatePublisher() {
   mutex_.Await(absl::Condition(&idle));
 }
 
-absl::StatusOr<std::unique_ptr<StatePublisher>> StatePublisher::Open(Store* store,
-                                                                     rpc::Clock* clock,
-                                                                     RequestMemory* requests,
-                                                                     int64_t min_sharding_size) {
-  auto publisher = std::unique_ptr<StatePublisher>(
-      new StatePublisher(store, clock, requests, min_sharding_size));
-  SHARDMESH_RETURN_IF_ERROR(publisher->Load());
-  return publisher;
+absl::StatusOr<std::unique_ptr<DefinitionStore>> DefinitionStore::Open(Store* store,
+                                                                       rpc::Clock* clock,
+                                                                       RequestMemory* requests,
+                                                                       int64_t min_sharding_size) {
+  auto definition_store = std::unique_ptr<DefinitionStore>(
+      new DefinitionStore(store, clock, requests, min_sharding_size));
+  SHARDMESH_RETURN_IF_ERROR(definition_store->Load());
+  return definition_store;
 }
 
-absl::Status StatePublisher::Load() {
+absl::Status DefinitionStore::Load() {
   SHARDMESH_PASSES("definitions.load");
-  auto state = std::make_shared<ClusterState>();
+  auto state = std::make_shared<Definitions>();
   state->min_sharding_size_ = min_sharding_size_;
   for (const DefinitionKind kind : kKinds) {
     SHARDMESH_ASSIGN_OR_RETURN(const KeyValues stored, store_->List(KeyOf(kind, "")));
     state->revision_ = stored.revision;
-    auto definitions = std::make_shared<ClusterState::Definitions>();
+    auto definitions = std::make_shared<Definitions::ByName>();
     for (const KeyValue& item : stored.items) {
       const std::string name = ParseKey(item.key)->second;
       auto decoded = Decode(name, item.value, item.mod_revision, min_sharding_size_);
@@ -413,9 +414,9 @@ absl::Status StatePublisher::Load() {
   return absl::OkStatus();
 }
 
-std::vector<ReplacedDefinition> StatePublisher::ReplacedBy(const Definition& definition,
-                                                           DefinitionKind kind, Revision at,
-                                                           const Definition* previous) const {
+std::vector<ReplacedDefinition> DefinitionStore::ReplacedBy(const Definition& definition,
+                                                            DefinitionKind kind, Revision at,
+                                                            const Definition* previous) const {
   std::vector<ReplacedDefinition> replaced;
   const auto history = store_->History(KeyOf(kind, definition.name), at);
   if (!history.ok()) {
@@ -439,27 +440,28 @@ std::vector<ReplacedDefinition> StatePublisher::ReplacedBy(const Definition& def
   return replaced;
 }
 
-std::shared_ptr<const ClusterState> StatePublisher::shared_state() const {
+std::shared_ptr<const Definitions> DefinitionStore::shared_state() const {
   absl::MutexLock lock(&mutex_);
   return state_;
 }
 
-const ClusterState& StatePublisher::state() const {
-  // Ids and generations are never used again, so a cache left by another publisher cannot match.
+const Definitions& DefinitionStore::state() const {
+  // Ids and generations are never used again, so a cache left by another definition_store cannot
+  // match.
   struct Cache {
-    uint64_t publisher = 0;
+    uint64_t definition_store = 0;
     uint64_t generation = 0;
-    std::shared_ptr<const ClusterState> state;
+    std::shared_ptr<const Definitions> state;
   };
   thread_local Cache cache;
   const uint64_t generation = generation_.load(std::memory_order_acquire);
-  if (cache.publisher != id_ || cache.generation != generation) {
-    cache = {.publisher = id_, .generation = generation, .state = shared_state()};
+  if (cache.definition_store != id_ || cache.generation != generation) {
+    cache = {.definition_store = id_, .generation = generation, .state = shared_state()};
   }
   return *cache.state;
 }
 
-absl::StatusOr<DefinitionValue> StatePublisher::DecodeValue(
+absl::StatusOr<DefinitionValue> DefinitionStore::DecodeValue(
     std::string_view wire_value, int64_t min_sharding_size,
     const std::function<bool()>& is_cancelled) {
   v1::EntryValue value;
@@ -510,8 +512,8 @@ absl::StatusOr<DefinitionValue> StatePublisher::DecodeValue(
       "value", "has neither a mesh, nor a profile, nor a rule set, nor logical rules, nor a tree");
 }
 
-void StatePublisher::Create(Change change, std::string wire_value, Callback callback,
-                            const std::function<bool()>& is_cancelled) {
+void DefinitionStore::Create(Change change, std::string wire_value, Callback callback,
+                             const std::function<bool()>& is_cancelled) {
   auto value = DecodeValue(wire_value, min_sharding_size_, is_cancelled);
   if (!value.ok()) {
     return std::move(callback)(value.status());
@@ -521,8 +523,8 @@ void StatePublisher::Create(Change change, std::string wire_value, Callback call
         std::move(callback));
 }
 
-void StatePublisher::Update(Change change, std::string wire_value, Callback callback,
-                            const std::function<bool()>& is_cancelled) {
+void DefinitionStore::Update(Change change, std::string wire_value, Callback callback,
+                             const std::function<bool()>& is_cancelled) {
   auto value = DecodeValue(wire_value, min_sharding_size_, is_cancelled);
   if (!value.ok()) {
     return std::move(callback)(value.status());
@@ -532,12 +534,12 @@ void StatePublisher::Update(Change change, std::string wire_value, Callback call
         std::move(callback));
 }
 
-void StatePublisher::Delete(Change change, DefinitionKind kind, Callback callback) {
+void DefinitionStore::Delete(Change change, DefinitionKind kind, Callback callback) {
   Write(Verb::kDelete, std::move(change), kind, "", {}, std::move(callback));
 }
 
-void StatePublisher::Write(Verb verb, Change change, DefinitionKind kind, std::string wire_value,
-                           DefinitionValue value, Callback callback, int tries) {
+void DefinitionStore::Write(Verb verb, Change change, DefinitionKind kind, std::string wire_value,
+                            DefinitionValue value, Callback callback, int tries) {
   SHARDMESH_PASSES("definitions.write");
   if (const absl::Status named = rpc::CheckEntryName(change.name, "name"); !named.ok()) {
     return std::move(callback)(named);
@@ -652,7 +654,7 @@ void StatePublisher::Write(Verb verb, Change change, DefinitionKind kind, std::s
   });
 }
 
-void StatePublisher::CommitToStore(Transaction transaction, Store::CommitCallback callback) {
+void DefinitionStore::CommitToStore(Transaction transaction, Store::CommitCallback callback) {
   {
     absl::MutexLock lock(&mutex_);
     ++in_flight_;
@@ -665,7 +667,7 @@ void StatePublisher::CommitToStore(Transaction transaction, Store::CommitCallbac
                  });
 }
 
-absl::Status StatePublisher::ReserveRoom(DefinitionKind kind) {
+absl::Status DefinitionStore::ReserveRoom(DefinitionKind kind) {
   absl::MutexLock lock(&mutex_);
   const auto count = [&](DefinitionKind of) {
     mutex_.AssertHeld();
@@ -692,14 +694,14 @@ absl::Status StatePublisher::ReserveRoom(DefinitionKind kind) {
   return absl::OkStatus();
 }
 
-void StatePublisher::Publish(std::shared_ptr<const Definition> definition, DefinitionKind kind,
-                             bool deleted) {
+void DefinitionStore::Publish(std::shared_ptr<const Definition> definition, DefinitionKind kind,
+                              bool deleted) {
   SHARDMESH_PASSES("definitions.publish");
   absl::MutexLock lock(&mutex_);
-  auto next = std::make_shared<ClusterState>(*state_);
+  auto next = std::make_shared<Definitions>(*state_);
   next->revision_ = definition->revision;
   // Those of the other kinds are shared.
-  auto definitions = std::make_shared<ClusterState::Definitions>(state_->all(kind));
+  auto definitions = std::make_shared<Definitions::ByName>(state_->all(kind));
   if (deleted) {
     definitions->erase(definition->name);
   } else {
@@ -710,7 +712,7 @@ void StatePublisher::Publish(std::shared_ptr<const Definition> definition, Defin
   generation_.fetch_add(1, std::memory_order_release);
 }
 
-absl::StatusOr<std::unique_ptr<WatchHandle>> StatePublisher::Watch(
+absl::StatusOr<std::unique_ptr<WatchHandle>> DefinitionStore::Watch(
     const std::vector<DefinitionKind>& kinds, Revision from_revision, WatchCallback callback) {
   std::vector<std::string> prefixes;
   for (const DefinitionKind kind : kKinds) {
@@ -721,7 +723,7 @@ absl::StatusOr<std::unique_ptr<WatchHandle>> StatePublisher::Watch(
   return store_->Watch(
       std::move(prefixes), from_revision,
       [this, callback = std::move(callback)](const std::vector<WatchEvent>& changes) {
-        const std::shared_ptr<const ClusterState> state = shared_state();
+        const std::shared_ptr<const Definitions> state = shared_state();
         std::vector<Event> events;
         for (const WatchEvent& change : changes) {
           auto key = ParseKey(change.key);
@@ -731,7 +733,7 @@ absl::StatusOr<std::unique_ptr<WatchHandle>> StatePublisher::Watch(
                       .definition = nullptr,
                       .revision = change.revision};
           // What was published last is what it mostly is.
-          const ClusterState::Definitions& current = state->all(event.kind);
+          const Definitions::ByName& current = state->all(event.kind);
           if (const auto found = current.find(event.name);
               found != current.end() && found->second->revision == event.revision) {
             event.definition = found->second;
@@ -742,14 +744,14 @@ absl::StatusOr<std::unique_ptr<WatchHandle>> StatePublisher::Watch(
       });
 }
 
-absl::StatusOr<std::shared_ptr<const Definition>> StatePublisher::Read(const Event& event) const {
+absl::StatusOr<std::shared_ptr<const Definition>> DefinitionStore::Read(const Event& event) const {
   if (event.definition != nullptr) {
     return event.definition;
   }
   return Decode(event.name, *event.record, event.revision, min_sharding_size_);
 }
 
-absl::StatusOr<std::shared_ptr<const Definition>> StatePublisher::Describe(
+absl::StatusOr<std::shared_ptr<const Definition>> DefinitionStore::Describe(
     const Event& event) const {
   if (event.definition != nullptr) {
     return event.definition;

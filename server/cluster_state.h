@@ -60,7 +60,7 @@ struct Definition {
   DefinitionValue value;
   // The wire's EntryValue that it was made from: what clients get back, trees in GetEntry alone.
   std::string wire_value;
-  // Those before it that are kept, the newest first. Of current ones in a ClusterState alone.
+  // Those before it that are kept, the newest first. Of current ones in a Definitions alone.
   std::vector<ReplacedDefinition> replaced;
 };
 
@@ -68,16 +68,16 @@ struct Definition {
 // decoded, which takes as long as it took when the definition came.
 bool NamesVersion(std::string_view reference);
 
-// What the store of a StatePublisher keeps of the definitions that were replaced.
+// What the store of a DefinitionStore keeps of the definitions that were replaced.
 HistoryOptions DefinitionHistory();
 
 // All definitions at one revision. Immutable, hence safe to share between threads.
-class ClusterState {
+class Definitions {
  public:
-  using Definitions = std::map<std::string, std::shared_ptr<const Definition>, std::less<>>;
+  using ByName = std::map<std::string, std::shared_ptr<const Definition>, std::less<>>;
 
-  ClusterState() {
-    for (auto& definitions : definitions_) definitions = std::make_shared<const Definitions>();
+  Definitions() {
+    for (auto& definitions : definitions_) definitions = std::make_shared<const ByName>();
   }
 
   // The store's revision that the answers hold for.
@@ -85,9 +85,7 @@ class ClusterState {
   // The least size of tensors that are sharded, where a rule set leaves it open.
   int64_t min_sharding_size() const { return min_sharding_size_; }
   // By name.
-  const Definitions& all(DefinitionKind kind) const {
-    return *definitions_[static_cast<size_t>(kind)];
-  }
+  const ByName& all(DefinitionKind kind) const { return *definitions_[static_cast<size_t>(kind)]; }
 
   // As it is now. NOT_FOUND names the kind and the nearest name that there is. DATA_LOSS
   // (STORE_FAILED): the store has a record of it that cannot be read.
@@ -137,7 +135,7 @@ class ClusterState {
   absl::StatusOr<std::vector<Version>> Versions(DefinitionKind kind, std::string_view name) const;
 
  private:
-  friend class StatePublisher;
+  friend class DefinitionStore;
 
   template <typename T>
   absl::StatusOr<std::shared_ptr<const T>> FindValue(
@@ -147,9 +145,9 @@ class ClusterState {
   Revision revision_ = 0;
   int64_t min_sharding_size_ = kDefaultMinSize;
   // One snapshot shares with the next those of the kinds that did not change.
-  std::shared_ptr<const Definitions> definitions_[kDefinitionKindCount];
+  std::shared_ptr<const ByName> definitions_[kDefinitionKindCount];
   // Whether the store has a record of this key that cannot be read. Empty: it has none. Of all
-  // snapshots of a publisher, whose store they do not outlive.
+  // snapshots of a definition_store, whose store they do not outlive.
   std::shared_ptr<const std::function<bool(const std::string& key)>> is_unreadable_;
   // Likewise.
   std::shared_ptr<DecodedVersions> decoded_ = std::make_shared<DecodedVersions>();
@@ -160,16 +158,16 @@ class ClusterState {
 //
 // Thread-safe. Callbacks run on the store's thread, without a lock. The destructor waits for those
 // of all changes; store, clock and request memory live longer.
-class StatePublisher {
+class DefinitionStore {
  public:
   using Callback = absl::AnyInvocable<void(absl::StatusOr<std::shared_ptr<const Definition>>) &&>;
 
   // Loads every definition. Blocks. One that cannot be read is logged and left out; its name is not
-  // given to another, and a question for it gets DATA_LOSS. `min_sharding_size`: see ClusterState.
-  static absl::StatusOr<std::unique_ptr<StatePublisher>> Open(
+  // given to another, and a question for it gets DATA_LOSS. `min_sharding_size`: see Definitions.
+  static absl::StatusOr<std::unique_ptr<DefinitionStore>> Open(
       Store* store, rpc::Clock* clock, RequestMemory* requests,
       int64_t min_sharding_size = kDefaultMinSize);
-  ~StatePublisher();
+  ~DefinitionStore();
 
   // How many definitions there may be. More that are there already stay.
   struct Limits {
@@ -185,9 +183,9 @@ class StatePublisher {
 
   // The newest snapshot: one atomic read when nothing changed since this thread asked last. Valid
   // until this thread's next call.
-  const ClusterState& state() const;
+  const Definitions& state() const;
   // The same, to be kept.
-  std::shared_ptr<const ClusterState> shared_state() const;
+  std::shared_ptr<const Definitions> shared_state() const;
 
   // All changes up to this revision are in what state() and shared_state() return afterwards. A
   // watch can be begun behind it.
@@ -254,8 +252,8 @@ class StatePublisher {
  private:
   enum class Verb { kCreate, kUpdate, kDelete };
 
-  StatePublisher(Store* store, rpc::Clock* clock, RequestMemory* requests,
-                 int64_t min_sharding_size);
+  DefinitionStore(Store* store, rpc::Clock* clock, RequestMemory* requests,
+                  int64_t min_sharding_size);
 
   absl::Status Load();
   // What the store keeps of the versions before that of `definition`, as of revision `at`. What
@@ -278,11 +276,11 @@ class StatePublisher {
   const int64_t min_sharding_size_;
   Limits limits_;
   std::set<std::string, std::less<>> undecoded_;  // constant after Open
-  const uint64_t id_;                             // tells publishers apart in threads' caches
+  const uint64_t id_;                             // tells stores apart in threads' caches
 
   std::atomic<uint64_t> generation_ = 1;  // rises with each snapshot
   mutable absl::Mutex mutex_;
-  std::shared_ptr<const ClusterState> state_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<const Definitions> state_ ABSL_GUARDED_BY(mutex_);
   int64_t in_flight_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t to_come_[kDefinitionKindCount] ABSL_GUARDED_BY(mutex_) = {};  // being created
 };

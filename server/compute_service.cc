@@ -122,7 +122,7 @@ std::string DescribeWork(const v1::ExecuteRequest& request) {
 // Runs steps. One object for the service; Run may be called by any thread.
 class StepRunner {
  public:
-  StepRunner(const ArrayContext& context, Planner* planner, Sequencer* sequencer,
+  StepRunner(const CoordinatorParts& context, Planner* planner, Sequencer* sequencer,
              rpc::Metrics* metrics)
       : context_(context),
         planner_(planner),
@@ -198,7 +198,7 @@ class StepRunner {
   static absl::Status WithLosses(const Running& running, const WorkOutcome& outcome);
   StepAnswer Answer(const RunningPtr& running, const WorkOutcome& outcome) const;
 
-  const ArrayContext context_;
+  const CoordinatorParts context_;
   Planner* const planner_;
   Sequencer* const sequencer_;
   // Steps that ended in one way.
@@ -225,7 +225,7 @@ absl::StatusOr<FoundOperand> StepRunner::FindOperand(const v1::Operand& operand)
   switch (operand.operand_case()) {
     case v1::Operand::kArray: {
       SHARDMESH_ASSIGN_OR_RETURN(SelectedArray selected,
-                                 Select(*context_.catalogue, operand.array()));
+                                 Select(*context_.registry, operand.array()));
       const ArrayDescriptor& descriptor = selected.array->definition.descriptor;
       if (selected.array->state == ArrayState::kDegraded) {
         return Degraded(selected, *context_.membership->view(), *context_.recovery);
@@ -281,7 +281,7 @@ absl::StatusOr<FoundOperands> StepRunner::FindOperands(
                            : mesh_id.empty() ? "default"
                                              : mesh_id;
   SHARDMESH_ASSIGN_OR_RETURN(const auto definition,
-                             context_.publisher->state().Find(DefinitionKind::kMesh, name));
+                             context_.definition_store->state().Find(DefinitionKind::kMesh, name));
   const Mesh& mesh = std::get<rpc::MeshDefinition>(definition->value).mesh;
   // The mesh itself is compared, not its revision: a repair or a restore gives the same mesh
   // another revision. The array's state says whether each rank's worker has its tile.
@@ -416,9 +416,9 @@ absl::Status StepRunner::StageOutputs(const RunningPtr& running) {
                                      .mesh_revision = plan.mesh_revision,
                                      .mesh = plan.mesh,
                                      .cut_points = value.cut_points};
-    SHARDMESH_RETURN_IF_ERROR(context_.catalogue->Stage({.descriptor = descriptor}));
+    SHARDMESH_RETURN_IF_ERROR(context_.registry->Stage({.descriptor = descriptor}));
     running->outputs.push_back(descriptor);
-    SHARDMESH_RETURN_IF_ERROR(PinForSession(*context_.catalogue, *context_.sessions,
+    SHARDMESH_RETURN_IF_ERROR(PinForSession(*context_.registry, *context_.sessions,
                                             running->request.session_id(), descriptor.array_id)
                                   .status());
   }
@@ -435,7 +435,7 @@ absl::Status StepRunner::CheckDonor(const std::string& session_id, FoundOperands
     }
     const std::string& array_id = operand.array->definition.descriptor.array_id;
     SHARDMESH_ASSIGN_OR_RETURN(operand.donate, context_.sessions->PinsArray(session_id, array_id));
-    if (!operand.donate && !context_.catalogue->HasName(array_id)) {
+    if (!operand.donate && !context_.registry->HasName(array_id)) {
       return rpc::WithField(
           WithReason(absl::PermissionDeniedError(StrCat(
                          "array \"", array_id, "\" is not kept by session \"", session_id,
@@ -497,7 +497,7 @@ absl::StatusOr<StepRunner::RunningPtr> StepRunner::Admit(StepCall* call, StepReq
   for (FoundOperand& operand : running->operands) {
     if (operand.array != nullptr) {
       if (const absl::Status pinned =
-              context_.catalogue->Pin(operand.array->definition.descriptor.array_id);
+              context_.registry->Pin(operand.array->definition.descriptor.array_id);
           !pinned.ok()) {
         operand.array = nullptr;
         staged.Update(pinned);
@@ -520,12 +520,12 @@ absl::StatusOr<StepRunner::RunningPtr> StepRunner::Admit(StepCall* call, StepReq
       const std::string& array_id = operand.array->definition.descriptor.array_id;
       SHARDMESH_PASSES("compute.give");
       // What a name or another pin holds is lent, not given: the step leaves it alone.
-      operand.donate = operand.donate && context_.catalogue->Give(array_id, kDonorsPins);
+      operand.donate = operand.donate && context_.registry->Give(array_id, kDonorsPins);
       // The session may have let go of it since it was asked for, and another keep it: that one's
       // pin was counted then. From Give on no pin comes.
       if (operand.donate &&
           !context_.sessions->PinsArray(running->request.session_id(), array_id).value_or(false)) {
-        context_.catalogue->TakeBack(array_id);
+        context_.registry->TakeBack(array_id);
         operand.donate = false;
       }
       // Workers make no result over what is on their disks.
@@ -652,8 +652,8 @@ void StepRunner::Commit(const RunningPtr& running, const WorkOutcome& outcome,
       }
     }
   }
-  context_.catalogue->Commit(std::move(commit), [running, decided = std::move(decided)](
-                                                    absl::StatusOr<CommitResult> result) mutable {
+  context_.registry->Commit(std::move(commit), [running, decided = std::move(decided)](
+                                                   absl::StatusOr<CommitResult> result) mutable {
     if (result.ok()) {
       running->revision = result->revision;
     }
@@ -724,10 +724,10 @@ void StepRunner::End(const RunningPtr& running, const absl::Status& status, bool
   std::vector<std::string> outputs;
   for (const ArrayDescriptor& output : running->outputs) outputs.push_back(output.array_id);
   if (!status.ok()) session_has.insert(session_has.end(), outputs.begin(), outputs.end());
-  context_.catalogue->Unpin(pinned);
-  UnpinForSession(*context_.catalogue, *context_.sessions, session_id, session_has);
-  for (const std::string& array_id : given) context_.catalogue->TakeBack(array_id);
-  if (!status.ok()) context_.catalogue->Discard(outputs);
+  context_.registry->Unpin(pinned);
+  UnpinForSession(*context_.registry, *context_.sessions, session_id, session_has);
+  for (const std::string& array_id : given) context_.registry->TakeBack(array_id);
+  if (!status.ok()) context_.registry->Discard(outputs);
 }
 
 StepAnswer StepRunner::Answer(const RunningPtr& running, const WorkOutcome& outcome) const {
@@ -760,7 +760,7 @@ StepAnswer StepRunner::Answer(const RunningPtr& running, const WorkOutcome& outc
     const ArrayDescriptor& descriptor = running->outputs[i];
     v1::StepOutput* output = response.add_outputs();
     SHARDMESH_ASSIGN_OR_RETURN(const ArrayPtr array,
-                               context_.catalogue->FindArray(descriptor.array_id));
+                               context_.registry->FindArray(descriptor.array_id));
     const v1::OutputOptions& options = running->request.output();
     NameEntry name;
     if (const int index = static_cast<int>(i);
@@ -891,7 +891,7 @@ void FillSingle(v1::ExecuteResponse answer, Response* response) {
 
 class ComputeService final : public v1::ComputeService::CallbackService {
  public:
-  ComputeService(const ArrayContext& context, Planner* planner, Sequencer* sequencer,
+  ComputeService(const CoordinatorParts& context, Planner* planner, Sequencer* sequencer,
                  rpc::Metrics* metrics)
       : runner_(context, planner, sequencer, metrics) {}
 
@@ -1013,7 +1013,7 @@ class ComputeService final : public v1::ComputeService::CallbackService {
 
 }  // namespace
 
-std::unique_ptr<grpc::Service> MakeComputeService(const ArrayContext& context, Planner* planner,
+std::unique_ptr<grpc::Service> MakeComputeService(const CoordinatorParts& context, Planner* planner,
                                                   Sequencer* sequencer, rpc::Metrics* metrics) {
   return std::make_unique<ComputeService>(context, planner, sequencer, metrics);
 }

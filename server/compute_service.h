@@ -16,7 +16,7 @@ class Service;
 namespace shardmesh::server {
 
 // Thread-safe. Everything given outlives the service; steps are counted in `metrics`.
-std::unique_ptr<grpc::Service> MakeComputeService(const ArrayContext& context, Planner* planner,
+std::unique_ptr<grpc::Service> MakeComputeService(const CoordinatorParts& context, Planner* planner,
                                                   Sequencer* sequencer, rpc::Metrics* metrics);
 
 }  // namespace shardmesh::server

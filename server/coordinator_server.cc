@@ -15,6 +15,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
+#include "rpc/certificate_metrics.h"
 #include "rpc/clock.h"
 #include "rpc/log.h"
 #include "rpc/metrics.h"
@@ -112,7 +113,7 @@ class Server final : public CoordinatorServer {
   absl::Status DefineMesh();
   UnreadableRecords FindUnreadable() const;
   absl::Status KeepMeshes();
-  void MeshesChanged(const std::vector<StatePublisher::Event>& events);
+  void MeshesChanged(const std::vector<DefinitionStore::Event>& events);
   void MembershipChanged(const MembershipEvent& event);
   void WriteRanks(const std::string& mesh_id, const MeshRanks& ranks);
   // Tries again to write down ranks that the store refused.
@@ -138,8 +139,8 @@ class Server final : public CoordinatorServer {
   std::set<std::string> unwritten_ ABSL_GUARDED_BY(unwritten_mutex_);
   rpc::Alarm write_again_{&clock_, [this] { WriteRanksAgain(); }};
   std::unique_ptr<Store> store_;
-  std::unique_ptr<Catalogue> catalogue_;
-  std::unique_ptr<StatePublisher> publisher_;
+  std::unique_ptr<ArrayRegistry> registry_;
+  std::unique_ptr<DefinitionStore> definition_store_;
   std::unique_ptr<Membership> membership_;
   Recovery recovery_{&clock_, options_.return_grace};
   FlightLog flight_log_;
@@ -180,34 +181,34 @@ absl::Status Server::OpenState() {
                                                         .local = std::move(local)}));
   }
   SHARDMESH_ASSIGN_OR_RETURN(
-      catalogue_, Catalogue::Open(
-                      store_.get(), &clock_,
-                      [this](const std::string& mesh_id, const std::vector<std::string>& ids) {
-                        absl::ReaderMutexLock lock(&streams_mutex_);
-                        if (streams_ != nullptr) streams_->Drop(mesh_id, ids);
-                      },
-                      options_.unnamed_grace));
-  SHARDMESH_ASSIGN_OR_RETURN(publisher_,
-                             StatePublisher::Open(store_.get(), &clock_, &catalogue_->requests(),
-                                                  options_.min_sharding_size));
-  catalogue_->requests().SetLimits(options_.requests);
+      registry_, ArrayRegistry::Open(
+                     store_.get(), &clock_,
+                     [this](const std::string& mesh_id, const std::vector<std::string>& ids) {
+                       absl::ReaderMutexLock lock(&streams_mutex_);
+                       if (streams_ != nullptr) streams_->Drop(mesh_id, ids);
+                     },
+                     options_.unnamed_grace));
+  SHARDMESH_ASSIGN_OR_RETURN(definition_store_,
+                             DefinitionStore::Open(store_.get(), &clock_, &registry_->requests(),
+                                                   options_.min_sharding_size));
+  registry_->requests().SetLimits(options_.requests);
   const CoordinatorLimits& limits = options_.limits;
-  catalogue_->SetMaxNames(limits.max_names);
-  publisher_->SetLimits(
+  registry_->SetMaxNames(limits.max_names);
+  definition_store_->SetLimits(
       {.max_meshes = limits.max_meshes, .max_definitions = limits.max_definitions});
-  const int64_t term = catalogue_->term();
+  const int64_t term = registry_->term();
 
   MembershipOptions membership = options_.membership;
   membership.first_epoch = term * kEpochsPerTerm;
   membership_ = std::make_unique<Membership>(&clock_, membership);
   sessions_ = std::make_unique<SessionTable>(
       &clock_, [this](const EndedSession& session) { SessionEnded(session); }, options_.sessions);
-  transfers_ = std::make_unique<Transfers>(&clock_, catalogue_.get(), sessions_.get());
+  transfers_ = std::make_unique<Transfers>(&clock_, registry_.get(), sessions_.get());
   const std::string token_key = rpc::RandomBytes(rpc::kTokenKeyBytes);
   token_key_digest_ = rpc::TokenKeyDigest(token_key);
   hub_ =
-      AttachHub::Create(membership_.get(), catalogue_.get(), publisher_.get(),
-                        {.cluster_id = catalogue_->cluster_id(),
+      AttachHub::Create(membership_.get(), registry_.get(), definition_store_.get(),
+                        {.cluster_id = registry_->cluster_id(),
                          .term = term,
                          .token_key = token_key,
                          .build_version = std::string(rpc::BuildVersion()),
@@ -225,7 +226,7 @@ absl::Status Server::OpenState() {
     absl::MutexLock lock(&streams_mutex_);
     streams_ = hub_.get();
   }
-  catalogue_->SetVerdictListener(
+  registry_->SetVerdictListener(
       [this](const std::string& identity, const InventoryVerdict& verdict) {
         absl::ReaderMutexLock lock(&streams_mutex_);
         if (streams_ != nullptr) streams_->SendVerdict(identity, verdict);
@@ -244,28 +245,28 @@ absl::Status Server::OpenState() {
   transfers_->SetSequencer(sequencer_.get());
   membership_->AddListener([this](const MembershipEvent& event) { MembershipChanged(event); });
 
-  const ArrayContext context{.clock = &clock_,
-                             .publisher = publisher_.get(),
-                             .membership = membership_.get(),
-                             .hub = hub_.get(),
-                             .catalogue = catalogue_.get(),
-                             .sessions = sessions_.get(),
-                             .transfers = transfers_.get(),
-                             .links = &link_table_,
-                             .recovery = &recovery_,
-                             .preferred_algorithms = options_.preferred_algorithms,
-                             .step_memory = options_.steps,
-                             .max_put_streams_per_caller = options_.max_put_streams_per_caller,
-                             .token_key = token_key,
-                             .term = term};
-  AddService("ResolveService", MakeResolveService({.publisher = publisher_.get(),
-                                                   .catalogue = catalogue_.get(),
+  const CoordinatorParts context{.clock = &clock_,
+                                 .definition_store = definition_store_.get(),
+                                 .membership = membership_.get(),
+                                 .hub = hub_.get(),
+                                 .registry = registry_.get(),
+                                 .sessions = sessions_.get(),
+                                 .transfers = transfers_.get(),
+                                 .links = &link_table_,
+                                 .recovery = &recovery_,
+                                 .preferred_algorithms = options_.preferred_algorithms,
+                                 .step_memory = options_.steps,
+                                 .max_put_streams_per_caller = options_.max_put_streams_per_caller,
+                                 .token_key = token_key,
+                                 .term = term};
+  AddService("ResolveService", MakeResolveService({.definition_store = definition_store_.get(),
+                                                   .registry = registry_.get(),
                                                    .metrics = &metrics_}));
   AddService("SessionService", MakeSessionService(sessions_.get()));
   AddService("ArrayService", MakeArrayService(context));
   AddService("ComputeService", MakeComputeService(context, &planner_, sequencer_.get(), &metrics_));
   AddService("ClusterService",
-             MakeClusterService(context, {.cluster_id = catalogue_->cluster_id(),
+             MakeClusterService(context, {.cluster_id = registry_->cluster_id(),
                                           .build_version = std::string(rpc::BuildVersion()),
                                           .is_draining = [this] { return draining_.load(); },
                                           .recovery = &recovery_,
@@ -274,7 +275,7 @@ absl::Status Server::OpenState() {
                                           .unreadable = FindUnreadable(),
                                           .hub = hub_.get(),
                                           .live = [this] { return sequencer_->Live(); }}));
-  AddStreamingService("CatalogService", MakeCatalogService(publisher_.get(), catalogue_.get(),
+  AddStreamingService("CatalogService", MakeCatalogService(definition_store_.get(), registry_.get(),
                                                            {.max_watches = limits.max_watches,
                                                             .max_watches_per_caller =
                                                                 limits.max_watches_per_caller}));
@@ -285,7 +286,7 @@ absl::Status Server::OpenState() {
   return absl::OkStatus();
 }
 
-// What store, catalogue and publisher left out.
+// What store, registry and definition_store left out.
 UnreadableRecords Server::FindUnreadable() const {
   UnreadableRecords unreadable{.count = store_->stats().unreadable_records};
   const auto name = [&unreadable](const std::string& key) {
@@ -293,9 +294,10 @@ UnreadableRecords Server::FindUnreadable() const {
     unreadable.keys.push_back(absl::CEscape(key));
   };
   for (const std::string& key : store_->UnreadableKeys()) name(key);
-  for (const std::string& key : catalogue_->left_out()) name(key);
-  for (const std::string& key : publisher_->undecoded()) name(key);
-  unreadable.count += std::ssize(catalogue_->left_out()) + std::ssize(publisher_->undecoded());
+  for (const std::string& key : registry_->left_out()) name(key);
+  for (const std::string& key : definition_store_->undecoded()) name(key);
+  unreadable.count +=
+      std::ssize(registry_->left_out()) + std::ssize(definition_store_->undecoded());
   return unreadable;
 }
 
@@ -312,7 +314,7 @@ absl::Status Server::DefineMesh() {
   if (!options_.mesh.has_value()) {
     return absl::OkStatus();
   }
-  const std::shared_ptr<const ClusterState> state = publisher_->shared_state();
+  const std::shared_ptr<const Definitions> state = definition_store_->shared_state();
   if (const auto existing = state->FindMesh(kDefaultMesh); existing.ok()) {
     if ((*existing)->mesh == *options_.mesh) {
       return absl::OkStatus();
@@ -326,19 +328,19 @@ absl::Status Server::DefineMesh() {
   rpc::Encode(rpc::MeshDefinition{.mesh = *options_.mesh, .workers = {}}, value.mutable_mesh());
   absl::Status created;
   absl::Notification done;
-  publisher_->Create({.request_id = "", .name = std::string(kDefaultMesh)},
-                     value.SerializeAsString(),
-                     [&](absl::StatusOr<std::shared_ptr<const Definition>> definition) {
-                       created = definition.status();
-                       done.Notify();
-                     });
+  definition_store_->Create({.request_id = "", .name = std::string(kDefaultMesh)},
+                            value.SerializeAsString(),
+                            [&](absl::StatusOr<std::shared_ptr<const Definition>> definition) {
+                              created = definition.status();
+                              done.Notify();
+                            });
   done.WaitForNotification();
   return created;
 }
 
 // The membership has the meshes of the catalog, now and from now on.
 absl::Status Server::KeepMeshes() {
-  const std::shared_ptr<const ClusterState> state = publisher_->shared_state();
+  const std::shared_ptr<const Definitions> state = definition_store_->shared_state();
   std::set<std::string, std::less<>> identities;
   for (const auto& [name, definition] : state->all(DefinitionKind::kMesh)) {
     const auto& mesh = std::get<rpc::MeshDefinition>(definition->value);
@@ -347,21 +349,21 @@ absl::Status Server::KeepMeshes() {
   }
   recovery_.Begin(std::move(identities));
   SHARDMESH_ASSIGN_OR_RETURN(
-      mesh_watch_, publisher_->Watch({DefinitionKind::kMesh}, store_->revision() + 1,
-                                     [this](const std::vector<StatePublisher::Event>& events) {
-                                       MeshesChanged(events);
-                                     }));
+      mesh_watch_,
+      definition_store_->Watch(
+          {DefinitionKind::kMesh}, store_->revision() + 1,
+          [this](const std::vector<DefinitionStore::Event>& events) { MeshesChanged(events); }));
   return absl::OkStatus();
 }
 
-void Server::MeshesChanged(const std::vector<StatePublisher::Event>& events) {
-  for (const StatePublisher::Event& event : events) {
+void Server::MeshesChanged(const std::vector<DefinitionStore::Event>& events) {
+  for (const DefinitionStore::Event& event : events) {
     const std::shared_ptr<const MembershipView> view = membership_->view();
     const MeshRanks* ranks = view->FindMesh(event.name);
     std::shared_ptr<const Definition> decoded;
     const rpc::MeshDefinition* mesh = nullptr;
     if (event.record != nullptr) {
-      const auto definition = publisher_->Read(event);
+      const auto definition = definition_store_->Read(event);
       if (!definition.ok()) {
         rpc::LogError("a mesh's change was not taken over",
                       {{"mesh", event.name}, {"error", definition.status()}});
@@ -390,7 +392,7 @@ void Server::MeshesChanged(const std::vector<StatePublisher::Event>& events) {
 
 void Server::WriteRanks(const std::string& mesh_id, const MeshRanks& ranks) {
   SHARDMESH_PASSES("coordinator.write_ranks");
-  const std::shared_ptr<const ClusterState> state = publisher_->shared_state();
+  const std::shared_ptr<const Definitions> state = definition_store_->shared_state();
   const auto definition = state->Find(DefinitionKind::kMesh, mesh_id);
   if (!definition.ok()) {
     return;
@@ -404,7 +406,7 @@ void Server::WriteRanks(const std::string& mesh_id, const MeshRanks& ranks) {
   rpc::Encode(rpc::MeshDefinition{.mesh = mesh.mesh, .workers = ranks.identities},
               value.mutable_mesh());
   // All of the definition is written: what a client made of it meanwhile must not be undone.
-  publisher_->Update(
+  definition_store_->Update(
       {.request_id = "", .name = mesh_id, .expected_revision = (*definition)->revision},
       value.SerializeAsString(),
       [this, mesh_id](absl::StatusOr<std::shared_ptr<const Definition>> written) {
@@ -453,7 +455,7 @@ void Server::MembershipChanged(const MembershipEvent& event) {
       hub_->WorkerLost(event.identity, event.worker->attachment);
       sequencer_->WorkerLost(event.identity, event.epoch, reason);
       for (const auto& [mesh_id, rank] : membership_->RanksOf(event.identity)) {
-        catalogue_->TilesLost(mesh_id, rank, event.worker->attachment);
+        registry_->TilesLost(mesh_id, rank, event.worker->attachment);
       }
       break;
     }
@@ -479,7 +481,7 @@ void Server::SessionEnded(const EndedSession& session) {
         ->Abort(transfer_id, absl::CancelledError(StrCat("its session ", session.id, " ", how)))
         .IgnoreError();
   }
-  catalogue_->Unpin(session.arrays);
+  registry_->Unpin(session.arrays);
 }
 
 absl::Status Server::Start() {
@@ -489,7 +491,7 @@ absl::Status Server::Start() {
   SHARDMESH_RETURN_IF_ERROR(DefineMesh());
   SHARDMESH_RETURN_IF_ERROR(KeepMeshes());
   ExportState(&metrics_, {.store = store_.get(),
-                          .catalogue = catalogue_.get(),
+                          .registry = registry_.get(),
                           .membership = membership_.get(),
                           .hub = hub_.get(),
                           .sessions = sessions_.get(),
@@ -529,8 +531,8 @@ absl::Status Server::Start() {
   }
   lifecycle_->SetReady(true);
   rpc::LogInfo("coordinator serves", {{"address", lifecycle_->address()},
-                                      {"cluster", catalogue_->cluster_id()},
-                                      {"term", catalogue_->term()},
+                                      {"cluster", registry_->cluster_id()},
+                                      {"term", registry_->term()},
                                       {"token_key_digest", token_key_digest_}});
   return absl::OkStatus();
 }

@@ -31,7 +31,7 @@ namespace shardmesh::server {
 struct CoordinatorLimits {
   int64_t max_meshes = 10'000;
   int64_t max_definitions = 100'000;
-  int64_t max_names = Catalogue::kMaxNames;
+  int64_t max_names = ArrayRegistry::kMaxNames;
   int64_t max_watches = 1'000;
   int64_t max_watches_per_caller = 100;
   int64_t max_live_work = 10'000;        // steps and transfers
@@ -74,7 +74,7 @@ struct CoordinatorOptions {
   // How long workers are expected back before callers are told what is missing.
   absl::Duration return_grace = Recovery::kDefaultReturnGrace;
   // How long arrays without names are kept after a start for who held them.
-  absl::Duration unnamed_grace = Catalogue::kAdoptionGrace;
+  absl::Duration unnamed_grace = ArrayRegistry::kAdoptionGrace;
   // What callers may have; docs/limits.md.
   SessionOptions sessions;
   int64_t max_put_streams_per_caller = 64;  // BeginPut calls whose answer is not sent yet
@@ -88,7 +88,7 @@ struct CoordinatorOptions {
 class CoordinatorServer {
  public:
   // Opens the state, binds, and serves. Errors name what could not be had: those of
-  // OpenSqliteStore, Catalogue::Open and ServerLifecycle::Start; FAILED_PRECONDITION where the
+  // OpenSqliteStore, ArrayRegistry::Open and ServerLifecycle::Start; FAILED_PRECONDITION where the
   // mesh "default" is defined otherwise.
   static absl::StatusOr<std::unique_ptr<CoordinatorServer>> Start(CoordinatorOptions options);
   // Stops at once if Drain was not called.

@@ -107,7 +107,7 @@ void Append(const std::vector<Page>& from, std::vector<Page>* to) {
 }  // namespace
 
 bool MembershipPages::Update(std::shared_ptr<const MembershipView> view,
-                             std::shared_ptr<const ClusterState> state) {
+                             std::shared_ptr<const Definitions> state) {
   before_meshes_.clear();
   changed_meshes_.clear();
   after_meshes_.clear();
@@ -160,7 +160,7 @@ void MembershipPages::TellWorkers(const MembershipView& view) {
   pager.Flush(/*even_if_empty=*/true);
 }
 
-void MembershipPages::TellMeshes(const MembershipView& view, const ClusterState& state) {
+void MembershipPages::TellMeshes(const MembershipView& view, const Definitions& state) {
   Pager removed(&before_meshes_);
   const auto remove = [&](const std::string& mesh_id) {
     removed.page().add_removed_mesh_ids(mesh_id);
@@ -176,7 +176,7 @@ void MembershipPages::TellMeshes(const MembershipView& view, const ClusterState&
     it = meshes_.erase(it);
   }
   removed.Flush();
-  const ClusterState::Definitions& definitions = state.all(DefinitionKind::kMesh);
+  const Definitions::ByName& definitions = state.all(DefinitionKind::kMesh);
   for (const auto& [mesh_id, ranks] : view.meshes) {
     if (ranks->identities.empty()) continue;
     const auto definition = definitions.find(mesh_id);

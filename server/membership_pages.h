@@ -38,8 +38,7 @@ class MembershipPages {
 
   // Takes over what is true now. Returns whether there is anything to tell those who know what was
   // true before.
-  bool Update(std::shared_ptr<const MembershipView> view,
-              std::shared_ptr<const ClusterState> state);
+  bool Update(std::shared_ptr<const MembershipView> view, std::shared_ptr<const Definitions> state);
 
   // What the last Update changed, for this worker; in the order in which it is to be sent.
   std::vector<Page> ChangeFor(std::string_view identity) const;
@@ -62,11 +61,11 @@ class MembershipPages {
   // Makes `page` the last one of what is true as of `view`.
   void SetEnd(const MembershipView& view, v1::Membership* page) const;
   void TellWorkers(const MembershipView& view);
-  void TellMeshes(const MembershipView& view, const ClusterState& state);
+  void TellMeshes(const MembershipView& view, const Definitions& state);
 
   const int64_t term_;
   std::shared_ptr<const MembershipView> view_;  // null before the first Update
-  std::shared_ptr<const ClusterState> state_;
+  std::shared_ptr<const Definitions> state_;
   std::map<std::string, ToldMesh, std::less<>> meshes_;  // by mesh id
 
   // Of the last change: to everybody before and after the meshes, of which each goes to those who

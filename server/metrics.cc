@@ -51,7 +51,7 @@ std::map<std::string_view, int64_t> ByState(const Sequencer::LiveCounts& live) {
   return {{"waiting", live.waiting}, {"running", live.running}, {"committing", live.committing}};
 }
 
-void ExportWorkers(rpc::Metrics* metrics, const CoordinatorState& state) {
+void ExportWorkers(rpc::Metrics* metrics, const MetricsSources& state) {
   const rpc::Gauge epoch =
       metrics->AddGauge("shardmesh_epoch", "Version of who is alive; rises with each change.");
   const GaugeBy workers(metrics, "shardmesh_workers", "Workers by state.", "state",
@@ -77,7 +77,7 @@ void ExportWorkers(rpc::Metrics* metrics, const CoordinatorState& state) {
   });
 }
 
-void ExportQuarantine(rpc::Metrics* metrics, const CoordinatorState& state) {
+void ExportQuarantine(rpc::Metrics* metrics, const MetricsSources& state) {
   const rpc::Gauge arrays =
       metrics->AddGauge("shardmesh_quarantined_arrays",
                         "Arrays with tiles in the quarantines of attached workers, each worker's.");
@@ -96,11 +96,11 @@ void ExportQuarantine(rpc::Metrics* metrics, const CoordinatorState& state) {
     }
     arrays.Set(static_cast<double>(total.arrays));
     bytes.Set(static_cast<double>(total.size_bytes));
-    unconfirmed.Set(static_cast<double>(state.catalogue->CountUnconfirmed()));
+    unconfirmed.Set(static_cast<double>(state.registry->CountUnconfirmed()));
   });
 }
 
-void ExportWork(rpc::Metrics* metrics, const CoordinatorState& state) {
+void ExportWork(rpc::Metrics* metrics, const MetricsSources& state) {
   const rpc::Gauge sessions = metrics->AddGauge("shardmesh_sessions", "Open sessions.");
   const rpc::Gauge revision =
       metrics->AddGauge("shardmesh_store_revision", "Revision of the durable state.");
@@ -138,11 +138,11 @@ void ExportWork(rpc::Metrics* metrics, const CoordinatorState& state) {
     file.Set(static_cast<double>(store.file_bytes));
     quota.Set(static_cast<double>(store.quota_bytes));
     unreadable.Set(static_cast<double>(store.unreadable_records));
-    const ArrayCounts counts = state.catalogue->CountArrays();
+    const ArrayCounts counts = state.registry->CountArrays();
     arrays.Set({{"staging", counts.staging},
                 {"available", counts.available},
                 {"degraded", counts.degraded}});
-    names.Set(static_cast<double>(state.catalogue->CountNames()));
+    names.Set(static_cast<double>(state.registry->CountNames()));
     steps.Set(ByState(state.sequencer->CountSteps()));
     transfers.Set(ByState(state.sequencer->CountTransfers()));
   });
@@ -150,9 +150,9 @@ void ExportWork(rpc::Metrics* metrics, const CoordinatorState& state) {
 
 }  // namespace
 
-void ExportState(rpc::Metrics* metrics, const CoordinatorState& state) {
+void ExportState(rpc::Metrics* metrics, const MetricsSources& state) {
   metrics->AddGauge("shardmesh_term", "The coordinator's leadership version.")
-      .Set(static_cast<double>(state.catalogue->term()));
+      .Set(static_cast<double>(state.registry->term()));
   const GaugeBy coordinator(metrics, "shardmesh_coordinator_state",
                             "1 for what the coordinator is doing, 0 for the rest.", "state",
                             {"recovering", "serving", "draining"});

@@ -16,9 +16,9 @@
 namespace shardmesh::server {
 
 // What is read at each scrape; outlives the endpoints of the metrics.
-struct CoordinatorState {
+struct MetricsSources {
   const Store* store = nullptr;
-  const Catalogue* catalogue = nullptr;
+  const ArrayRegistry* registry = nullptr;
   const Membership* membership = nullptr;
   const AttachHub* hub = nullptr;
   const SessionTable* sessions = nullptr;
@@ -27,7 +27,7 @@ struct CoordinatorState {
   // When the coordinator began to drain; absl::InfiniteFuture() before.
   std::function<absl::Time()> draining_since;
 };
-void ExportState(rpc::Metrics* metrics, const CoordinatorState& state);
+void ExportState(rpc::Metrics* metrics, const MetricsSources& state);
 
 }  // namespace shardmesh::server
 

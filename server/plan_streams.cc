@@ -12,6 +12,7 @@
 #include "sharding/held_shardings.h"
 #include "sharding/layout_analysis.h"
 #include "sharding/mesh_search.h"
+#include "sharding/python_repr.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -30,7 +31,7 @@ absl::Status TensorError(const absl::Status& status, std::string_view name) {
 // AnalyzeLayout.
 class AnalyzeAnswer {
  public:
-  explicit AnalyzeAnswer(std::shared_ptr<const ClusterState> state) : state_(std::move(state)) {}
+  explicit AnalyzeAnswer(std::shared_ptr<const Definitions> state) : state_(std::move(state)) {}
 
   absl::Status Begin(const v1::AnalyzeLayoutHeader& header, const IsCancelled&) {
     SHARDMESH_DECODE(compatibility, "compatibility", rpc::Decode(header.compatibility()));
@@ -123,7 +124,7 @@ class AnalyzeAnswer {
     return absl::OkStatus();
   }
 
-  std::shared_ptr<const ClusterState> state_;
+  std::shared_ptr<const Definitions> state_;
   std::shared_ptr<const StoredTree> stored_tree_;
   Mesh mesh_;
   bool exact_ = false;
@@ -145,7 +146,7 @@ class SearchAnswer {
   // Most layouts of a kind of tensor on a mesh: some minutes of work.
   static constexpr int64_t kMaxLayouts = int64_t{1} << 32;
 
-  explicit SearchAnswer(std::shared_ptr<const ClusterState> state) : state_(std::move(state)) {}
+  explicit SearchAnswer(std::shared_ptr<const Definitions> state) : state_(std::move(state)) {}
 
   static bool BeginsLong(const v1::SearchMeshesHeader& header) {
     return CompilesLong(header.rule_set());
@@ -297,7 +298,7 @@ class SearchAnswer {
     return axis;
   }
 
-  std::shared_ptr<const ClusterState> state_;
+  std::shared_ptr<const Definitions> state_;
   std::shared_ptr<const StoredTree> stored_tree_;
   MeshSearchOptions options_;
   int64_t meshes_ = 0;
@@ -307,14 +308,14 @@ class SearchAnswer {
 
 // ListShardings, written straight:
 //   answer the leaves of the request
-//   while (page = some leaves, then some of the catalogue's names) write(page)
+//   while (page = some leaves, then some of the registry's names) write(page)
 class ListShardingsReactor final : public grpc::ServerWriteReactor<v1::ListShardingsResponse> {
  public:
-  ListShardingsReactor(std::shared_ptr<const ClusterState> state, const Catalogue* catalogue,
+  ListShardingsReactor(std::shared_ptr<const Definitions> state, const ArrayRegistry* registry,
                        const v1::ListShardingsRequest* request)
-      : state_(std::move(state)), catalogue_(catalogue), request_(request) {
+      : state_(std::move(state)), registry_(registry), request_(request) {
     const absl::Status status = AnswerLeaves();
-    lists_names_ = catalogue_ != nullptr && request_->has_prefix();
+    lists_names_ = registry_ != nullptr && request_->has_prefix();
     status.ok() ? WriteNext() : Finish(rpc::ToGrpc(status));
   }
 
@@ -333,11 +334,11 @@ class ListShardingsReactor final : public grpc::ServerWriteReactor<v1::ListShard
 
   absl::Status AnswerLeaves() {
     SHARDMESH_DECODE(compatibility, "compatibility", rpc::Decode(request_->compatibility()));
-    if (request_->has_prefix() && request_->prefix().size() > Catalogue::kMaxNameBytes) {
+    if (request_->has_prefix() && request_->prefix().size() > ArrayRegistry::kMaxNameBytes) {
       return rpc::WithField(
           InvalidArgument(Reason::kLimitExceeded,
                           StrCat("has ", request_->prefix().size(), " bytes; names have at most ",
-                                 Catalogue::kMaxNameBytes)),
+                                 ArrayRegistry::kMaxNameBytes)),
           "prefix");
     }
     if (request_->leaves_size() > kMaxLeaves) {
@@ -403,12 +404,12 @@ class ListShardingsReactor final : public grpc::ServerWriteReactor<v1::ListShard
     response_.shardings_size() == 0 ? Finish(grpc::Status::OK) : StartWrite(&response_);
   }
 
-  // Some of the catalogue's names behind last_name_.
+  // Some of the registry's names behind last_name_.
   void AddNames() {
-    const std::vector<Catalogue::NamedArray> named =
-        catalogue_->ListNames(request_->prefix(), last_name_, kNamesPerLook);
+    const std::vector<ArrayRegistry::NamedArray> named =
+        registry_->ListNames(request_->prefix(), last_name_, kNamesPerLook);
     lists_names_ = !named.empty();
-    for (const Catalogue::NamedArray& each : named) {
+    for (const ArrayRegistry::NamedArray& each : named) {
       v1::LeafSharding* to = response_.add_shardings();
       to->set_name(each.name.name);
       const ArrayDescriptor& array = each.array->definition.descriptor;
@@ -431,8 +432,8 @@ class ListShardingsReactor final : public grpc::ServerWriteReactor<v1::ListShard
     bytes_ += to->ByteSizeLong();
   }
 
-  const std::shared_ptr<const ClusterState> state_;
-  const Catalogue* const catalogue_;
+  const std::shared_ptr<const Definitions> state_;
+  const ArrayRegistry* const registry_;
   const v1::ListShardingsRequest* const request_;
   // One reaction at a time touches these.
   std::vector<Leaf> leaves_;
@@ -445,23 +446,22 @@ class ListShardingsReactor final : public grpc::ServerWriteReactor<v1::ListShard
 
 }  // namespace
 
-std::unique_ptr<AnalyzeLayoutCall> MakeAnalyzeLayoutCall(
-    std::shared_ptr<const ClusterState> state) {
+std::unique_ptr<AnalyzeLayoutCall> MakeAnalyzeLayoutCall(std::shared_ptr<const Definitions> state) {
   return std::make_unique<
       TreeFeeder<AnalyzeAnswer, v1::AnalyzeLayoutRequest, v1::AnalyzeLayoutResponse>>(
       AnalyzeAnswer(std::move(state)));
 }
 
-std::unique_ptr<SearchMeshesCall> MakeSearchMeshesCall(std::shared_ptr<const ClusterState> state) {
+std::unique_ptr<SearchMeshesCall> MakeSearchMeshesCall(std::shared_ptr<const Definitions> state) {
   return std::make_unique<
       TreeFeeder<SearchAnswer, v1::SearchMeshesRequest, v1::SearchMeshesResponse>>(
       SearchAnswer(std::move(state)));
 }
 
 grpc::ServerWriteReactor<v1::ListShardingsResponse>* MakeListShardingsReactor(
-    std::shared_ptr<const ClusterState> state, const Catalogue* catalogue,
+    std::shared_ptr<const Definitions> state, const ArrayRegistry* registry,
     const v1::ListShardingsRequest* request) {
-  return new ListShardingsReactor(std::move(state), catalogue, request);
+  return new ListShardingsReactor(std::move(state), registry, request);
 }
 
 }  // namespace shardmesh::server

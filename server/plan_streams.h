@@ -20,13 +20,13 @@ namespace shardmesh::server {
 using AnalyzeLayoutCall = TreeCall<v1::AnalyzeLayoutRequest, v1::AnalyzeLayoutResponse>;
 using SearchMeshesCall = TreeCall<v1::SearchMeshesRequest, v1::SearchMeshesResponse>;
 
-std::unique_ptr<AnalyzeLayoutCall> MakeAnalyzeLayoutCall(std::shared_ptr<const ClusterState> state);
-std::unique_ptr<SearchMeshesCall> MakeSearchMeshesCall(std::shared_ptr<const ClusterState> state);
+std::unique_ptr<AnalyzeLayoutCall> MakeAnalyzeLayoutCall(std::shared_ptr<const Definitions> state);
+std::unique_ptr<SearchMeshesCall> MakeSearchMeshesCall(std::shared_ptr<const Definitions> state);
 
-// Lives until its call is done. The request is the call's own; `catalogue`, which outlives it, may
+// Lives until its call is done. The request is the call's own; `registry`, which outlives it, may
 // be null: then there are no named arrays.
 grpc::ServerWriteReactor<v1::ListShardingsResponse>* MakeListShardingsReactor(
-    std::shared_ptr<const ClusterState> state, const Catalogue* catalogue,
+    std::shared_ptr<const Definitions> state, const ArrayRegistry* registry,
     const v1::ListShardingsRequest* request);
 
 }  // namespace shardmesh::server

@@ -74,7 +74,7 @@ bool PutMemory::NotDelivered(const std::string& key) {
   return ForgetUnwanted(found);
 }
 
-bool PutMemory::LetGo(const std::string& key) {
+bool PutMemory::Release(const std::string& key) {
   absl::MutexLock lock(&mutex_);
   const auto found = entries_.find(key);
   if (found == entries_.end()) return false;

@@ -36,7 +36,7 @@ using BegunPutPtr = std::shared_ptr<const BegunPut>;
 // A request goes
 //   Find -> nothing: begin the put -> Began -> the answer is sent -> Delivered or NotDelivered
 //        -> a put: the answer is sent       -> Delivered or NotDelivered
-// A call that holds its transfer goes on from Delivered to LetGo, or to Ended with the transfer.
+// A call that holds its transfer goes on from Delivered to Release, or to Ended with the transfer.
 // Of a put that has ended some hundred bytes are kept, for kRememberFor. Nothing outlives the
 // process, as no transfer does. Thread-safe.
 class PutMemory {
@@ -62,7 +62,7 @@ class PutMemory {
   // and is to be aborted.
   bool NotDelivered(const std::string& key);
   // The client of a call that holds has gone. As NotDelivered.
-  bool LetGo(const std::string& key);
+  bool Release(const std::string& key);
   // The transfer of a call that holds has ended, or needs that call no longer.
   void Ended(const std::string& key);
 

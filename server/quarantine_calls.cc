@@ -96,7 +96,7 @@ using AwayWorkers = std::map<std::string, AwayWorker>;  // by identity
 // Of these meshes. Of all meshes if there are none, or one whose ranks are not known: any worker
 // may have tiles of its arrays. The view is the one by which the others were asked: so each worker
 // was asked or is away, whoever comes or goes meanwhile.
-AwayWorkers FindAway(const ArrayContext& context, const MembershipView& view,
+AwayWorkers FindAway(const CoordinatorParts& context, const MembershipView& view,
                      const std::set<std::string>& mesh_ids) {
   const bool takes_all =
       mesh_ids.empty() || std::any_of(mesh_ids.begin(), mesh_ids.end(), [&](const auto& mesh_id) {
@@ -150,7 +150,7 @@ void Encode(const std::string& identity, const AwayWorker& worker, v1::Unreached
 }
 
 // UNAVAILABLE (RECOVERING) while workers are expected back that may have what was asked for.
-absl::Status NotQuarantined(const ArrayContext& context, const MembershipView& view,
+absl::Status NotQuarantined(const CoordinatorParts& context, const MembershipView& view,
                             std::string_view what) {
   const AwayWorkers away = FindAway(context, view, {});
   if (AnyComesBack(away)) {
@@ -164,7 +164,7 @@ absl::Status NotQuarantined(const ArrayContext& context, const MembershipView& v
       Reason::kNotFound);
 }
 
-std::string HeldFor(const ArrayContext& context, const UnnamedArray& array) {
+std::string HeldFor(const CoordinatorParts& context, const UnnamedArray& array) {
   return array.until == absl::InfiniteFuture()
              ? "until the records of the state that cannot be read are set aside"
              : StrCat("for ", rpc::FormatRounded(array.until - context.clock->Now()));
@@ -322,7 +322,7 @@ Orders::Order OrderOf(const std::string& identity, Action::Action action,
 
 // The restore of one array.
 struct Restore {
-  const ArrayContext context;
+  const CoordinatorParts context;
   AttachHub* const hub;
   const v1::RestoreQuarantinedRequest* const request;
   v1::RestoreQuarantinedResponse* const response;
@@ -360,7 +360,7 @@ absl::StatusOr<std::vector<std::pair<Tile, uint32_t>>> TilesOf(const v1::Quarant
   return tiles;
 }
 
-// Of an array that the catalogue knows: the tiles that it misses.
+// Of an array that the registry knows: the tiles that it misses.
 absl::Status ChooseMissing(const ArrayPtr& array, Restore* restore) {
   const std::string& mesh_id = array->definition.descriptor.mesh_id;
   absl::Status why;
@@ -371,7 +371,7 @@ absl::Status ChooseMissing(const ArrayPtr& array, Restore* restore) {
       SHARDMESH_ASSIGN_OR_RETURN(const auto tiles, TilesOf(held));
       for (const auto& [tile, crc32c] : tiles) {
         fits.Update(
-            restore->context.catalogue->CheckTile(held.array().array_id(), *rank, tile, crc32c));
+            restore->context.registry->CheckTile(held.array().array_id(), *rank, tile, crc32c));
       }
     }
     if (fits.ok()) {
@@ -395,7 +395,7 @@ absl::Status InProgress(const std::string& array_id) {
 absl::StatusOr<std::string> NewName(const Restore& restore) {
   const std::string& asked = restore.request->name();
   std::string name = asked.empty() ? StrCat("restored/", restore.request->array_id()) : asked;
-  SHARDMESH_RETURN_IF_ERROR(restore.context.catalogue->CheckNewName(name));
+  SHARDMESH_RETURN_IF_ERROR(restore.context.registry->CheckNewName(name));
   return name;
 }
 
@@ -403,8 +403,7 @@ absl::StatusOr<std::string> NewName(const Restore& restore) {
 absl::Status CheckAllThere(const Restore& restore, const ArrayDescriptor& array) {
   const MembershipView& view = *restore.view;
   const MeshRanks* const mesh = view.FindMesh(array.mesh_id);
-  const std::optional<UnnamedArray> unnamed =
-      restore.context.catalogue->FindUnnamed(array.array_id);
+  const std::optional<UnnamedArray> unnamed = restore.context.registry->FindUnnamed(array.array_id);
   std::vector<std::string> missing;
   std::vector<std::string> in_use;
   bool is_away = false;
@@ -448,13 +447,13 @@ absl::Status CheckAllThere(const Restore& restore, const ArrayDescriptor& array)
       Reason::kMeshIncomplete);
 }
 
-// Of an array that the catalogue does not know: every rank's tile.
+// Of an array that the registry does not know: every rank's tile.
 absl::Status ChooseAll(Restore* restore) {
   const Restore& from = *restore;
   const v1::QuarantinedArray& first = from.held.begin()->second;
   SHARDMESH_ASSIGN_OR_RETURN(ArrayDescriptor descriptor, rpc::Decode(first.array()));
   SHARDMESH_ASSIGN_OR_RETURN(std::string name, NewName(from));
-  const std::shared_ptr<const ClusterState> state = from.context.publisher->shared_state();
+  const std::shared_ptr<const Definitions> state = from.context.definition_store->shared_state();
   const auto definition = state->Find(DefinitionKind::kMesh, descriptor.mesh_id);
   if (!definition.ok()) return definition.status();
   const Mesh& mesh = std::get<rpc::MeshDefinition>((*definition)->value).mesh;
@@ -496,7 +495,7 @@ absl::Status ChooseAll(Restore* restore) {
   restore->response->set_name(std::move(name));
   // Named arrays keep the revision that they were put at, unless the mesh was defined anew.
   descriptor.mesh_revision = (*definition)->revision;
-  const absl::Status staged = from.context.catalogue->Stage({.descriptor = descriptor});
+  const absl::Status staged = from.context.registry->Stage({.descriptor = descriptor});
   if (absl::IsAlreadyExists(staged)) return InProgress(descriptor.array_id);
   SHARDMESH_RETURN_IF_ERROR(staged);
   restore->staged = std::move(descriptor);
@@ -532,7 +531,7 @@ void TakeBack(const Restore& restore) {
     restore.hub->SendVerdict(identity, verdict);
   }
   // Last, since it has waiting tiles put aside without knowing why they were.
-  restore.context.catalogue->Discard({restore.staged->array_id});
+  restore.context.registry->Discard({restore.staged->array_id});
 }
 
 void EndRestore(const RestorePtr& restore, const absl::Status& status) {
@@ -549,10 +548,10 @@ void EndRestore(const RestorePtr& restore, const absl::Status& status) {
 
 void CommitRestore(const RestorePtr& restore) {
   if (restore->commit.moves.empty()) return EndRestore(restore, absl::OkStatus());
-  restore->context.catalogue->Commit(std::move(restore->commit),
-                                     [restore](const absl::StatusOr<CommitResult>& committed) {
-                                       EndRestore(restore, committed.status());
-                                     });
+  restore->context.registry->Commit(std::move(restore->commit),
+                                    [restore](const absl::StatusOr<CommitResult>& committed) {
+                                      EndRestore(restore, committed.status());
+                                    });
 }
 
 // No attached worker has tiles of the array aside.
@@ -576,7 +575,7 @@ absl::Status NothingToRestore(const Restore& restore, const absl::StatusOr<Array
 // Workers did not find all tiles any more that they had a moment before.
 absl::Status Forestalled(const Restore& restore) {
   const std::string& array_id = restore.request->array_id();
-  const absl::StatusOr<ArrayPtr> now = restore.context.catalogue->FindArray(array_id);
+  const absl::StatusOr<ArrayPtr> now = restore.context.registry->FindArray(array_id);
   const bool is_back =
       now.ok() && !restore.staged.has_value() &&
       std::none_of(restore.ranks.begin(), restore.ranks.end(), [&](const auto& each) {
@@ -589,12 +588,12 @@ absl::Status Forestalled(const Restore& restore) {
 
 void BeginRestore(const RestorePtr& restore) {
   const std::string& array_id = restore->request->array_id();
-  const Catalogue& catalogue = *restore->context.catalogue;
-  const absl::StatusOr<ArrayPtr> known = catalogue.FindArray(array_id);
+  const ArrayRegistry& registry = *restore->context.registry;
+  const absl::StatusOr<ArrayPtr> known = registry.FindArray(array_id);
   if (known.ok() && (*known)->state == ArrayState::kStaging) {
     return EndRestore(restore, InProgress(array_id));
   }
-  const std::optional<UnnamedArray> unnamed = catalogue.FindUnnamed(array_id);
+  const std::optional<UnnamedArray> unnamed = registry.FindUnnamed(array_id);
   const bool needs_name = known.ok() && unnamed.has_value();
   if (restore->held.empty() && !needs_name) {
     return EndRestore(restore, NothingToRestore(*restore, known, unnamed));
@@ -659,11 +658,11 @@ bool IsFull(const v1::ListQuarantineResponse& page, int page_size) {
 
 // Arrays without a name behind the page's token, `/ARRAY`; whether they fill the page, which then
 // has a token for the next one.
-bool ListUnnamed(const ArrayContext& context, std::string_view token, int page_size,
+bool ListUnnamed(const CoordinatorParts& context, std::string_view token, int page_size,
                  v1::ListQuarantineResponse* page) {
   const std::string_view start_after = token.empty() ? token : token.substr(1);
   const absl::Time now = context.clock->Now();
-  for (const UnnamedArray& array : context.catalogue->ListUnnamed(start_after, page_size)) {
+  for (const UnnamedArray& array : context.registry->ListUnnamed(start_after, page_size)) {
     v1::UnnamedArray* const to = page->add_unnamed_arrays();
     rpc::Encode(array.descriptor, to->mutable_array());
     for (const int64_t rank : array.missing_ranks) {
@@ -726,7 +725,7 @@ struct Part {
 
 // The drop of some arrays: first it is asked who has parts of them.
 struct Drop {
-  const ArrayContext context;
+  const CoordinatorParts context;
   AttachHub* const hub;
   const v1::DropQuarantinedRequest* const request;
   v1::DropQuarantinedResponse* const response;
@@ -796,7 +795,7 @@ absl::Status AllFailed(const Drop& drop) {
 
 // Nothing was dropped yet; all workers that are alive in the view were asked.
 absl::Status CheckDrop(const MembershipView& view, Drop* drop) {
-  const ArrayContext& context = drop->context;
+  const CoordinatorParts& context = drop->context;
   std::set<std::string> absent(drop->request->array_ids().begin(),
                                drop->request->array_ids().end());
   std::set<std::string> mesh_ids;
@@ -812,7 +811,7 @@ absl::Status CheckDrop(const MembershipView& view, Drop* drop) {
     if (!drop->failed.empty() && !AnyComesBack(away)) return AllFailed(*drop);
   }
   for (const std::string& id : drop->request->array_ids()) {
-    const std::optional<UnnamedArray> unnamed = context.catalogue->FindUnnamed(id);
+    const std::optional<UnnamedArray> unnamed = context.registry->FindUnnamed(id);
     if (!unnamed.has_value() || drop->request->even_partly()) continue;
     return absl::FailedPreconditionError(
         StrCat("array ", id, " is in use without a name, held ", HeldFor(context, *unnamed),
@@ -955,7 +954,7 @@ void QuarantineStop::Set(absl::AnyInvocable<void() &&> on_cancel) {
   std::move(on_cancel)();
 }
 
-void ListQuarantine(const ArrayContext& context, AttachHub* hub,
+void ListQuarantine(const CoordinatorParts& context, AttachHub* hub,
                     const v1::ListQuarantineRequest* request, v1::ListQuarantineResponse* response,
                     const QuarantineStopPtr& stop, QuarantineDone done) {
   if (request->page_size() < 0 || request->page_size() > kMaxPage) {
@@ -1012,7 +1011,7 @@ void ListQuarantine(const ArrayContext& context, AttachHub* hub,
       });
 }
 
-void RestoreQuarantined(const ArrayContext& context, AttachHub* hub,
+void RestoreQuarantined(const CoordinatorParts& context, AttachHub* hub,
                         const v1::RestoreQuarantinedRequest* request,
                         v1::RestoreQuarantinedResponse* response, const QuarantineStopPtr& stop,
                         QuarantineDone done) {
@@ -1028,7 +1027,7 @@ void RestoreQuarantined(const ArrayContext& context, AttachHub* hub,
   ListForRestore(restore);
 }
 
-void DropQuarantined(const ArrayContext& context, AttachHub* hub,
+void DropQuarantined(const CoordinatorParts& context, AttachHub* hub,
                      const v1::DropQuarantinedRequest* request,
                      v1::DropQuarantinedResponse* response, const QuarantineStopPtr& stop,
                      QuarantineDone done) {

@@ -18,7 +18,7 @@ constexpr std::string_view kDefaultMesh = "default";
 
 }  // namespace
 
-absl::StatusOr<Mesh> SelectMesh(const ClusterState& state, const v1::MeshSelector& selector,
+absl::StatusOr<Mesh> SelectMesh(const Definitions& state, const v1::MeshSelector& selector,
                                 Compatibility compatibility) {
   if (selector.has_inline_()) {
     auto mesh = rpc::Decode(selector.inline_(), std::nullopt, compatibility);
@@ -29,12 +29,12 @@ absl::StatusOr<Mesh> SelectMesh(const ClusterState& state, const v1::MeshSelecto
 }
 
 absl::StatusOr<std::shared_ptr<const rpc::MeshDefinition>> FindMesh(
-    const ClusterState& state, const v1::MeshSelector& selector) {
+    const Definitions& state, const v1::MeshSelector& selector) {
   return state.FindMesh(selector.mesh_case() == v1::MeshSelector::kName ? selector.name()
                                                                         : kDefaultMesh);
 }
 
-absl::StatusOr<PartitionAxis> SelectProfile(const ClusterState& state,
+absl::StatusOr<PartitionAxis> SelectProfile(const Definitions& state,
                                             const v1::ProfileSelector& selector) {
   switch (selector.profile_case()) {
     case v1::ProfileSelector::kInline: {
@@ -53,7 +53,7 @@ absl::StatusOr<PartitionAxis> SelectProfile(const ClusterState& state,
 }
 
 absl::StatusOr<std::optional<rpc::RuleSetDefinition>> SelectRules(
-    const ClusterState& state, const v1::RuleSetSelector& selector, Compatibility compatibility,
+    const Definitions& state, const v1::RuleSetSelector& selector, Compatibility compatibility,
     const std::function<bool()>& is_cancelled) {
   switch (selector.rule_set_case()) {
     case v1::RuleSetSelector::kName: {
@@ -91,7 +91,7 @@ bool CompilesLong(const v1::RuleSetSelector& selector) {
   return NamesVersion(selector.name()) || CompilesLong(selector.inline_());
 }
 
-absl::StatusOr<std::shared_ptr<const StoredTree>> SelectTree(const ClusterState& state,
+absl::StatusOr<std::shared_ptr<const StoredTree>> SelectTree(const Definitions& state,
                                                              const std::string& reference) {
   if (reference.empty()) {
     return nullptr;
@@ -132,7 +132,7 @@ absl::Status CheckDevice(int64_t device, const Mesh& mesh, std::string_view fiel
       field, static_cast<size_t>(index));
 }
 
-absl::StatusOr<LogicalRules> SelectLogicalRules(const ClusterState& state,
+absl::StatusOr<LogicalRules> SelectLogicalRules(const Definitions& state,
                                                 const v1::LogicalRulesSelector& selector) {
   switch (selector.logical_rules_case()) {
     case v1::LogicalRulesSelector::kName: {

@@ -48,61 +48,69 @@ class CorrectionTally {
 // What an answer looks at, and what it made of it. Valid for the call. An answer depends on nothing
 // but the request and the state.
 struct AnswerContext {
-  const ClusterState& state;
+  const Definitions& state;
   CorrectionTally& corrections;
 };
 
 // The answer to one request; `response` is empty before. Errors as the contract says, each with the
 // path of the field that is at fault.
-using Context = const AnswerContext&;
 
 // resolve_specs.cc
-absl::Status Answer(Context, const v1::ResolveSpecRequest&, v1::ResolveSpecResponse*);
-absl::Status Answer(Context, const v1::ResolveAxesRequest&, v1::ResolveAxesResponse*);
-absl::Status Answer(Context, const v1::CorrectSpecRequest&, v1::CorrectSpecResponse*);
-absl::Status Answer(Context, const v1::ConstrainArrayRequest&, v1::ConstrainArrayResponse*);
-absl::Status Answer(Context, const v1::CompareSpecsRequest&, v1::CompareSpecsResponse*);
+absl::Status Answer(const AnswerContext&, const v1::ResolveSpecRequest&, v1::ResolveSpecResponse*);
+absl::Status Answer(const AnswerContext&, const v1::ResolveAxesRequest&, v1::ResolveAxesResponse*);
+absl::Status Answer(const AnswerContext&, const v1::CorrectSpecRequest&, v1::CorrectSpecResponse*);
+absl::Status Answer(const AnswerContext&, const v1::ConstrainArrayRequest&,
+                    v1::ConstrainArrayResponse*);
+absl::Status Answer(const AnswerContext&, const v1::CompareSpecsRequest&,
+                    v1::CompareSpecsResponse*);
 // Its rules may take long to compile: see CompilesLong. `is_cancelled`, asked meanwhile, may be
 // null; true ends it with CANCELLED.
-absl::Status Answer(Context, const v1::ExplainTensorRequest&, v1::ExplainTensorResponse*,
-                    const std::function<bool()>& is_cancelled = {});
-absl::Status Answer(Context, const v1::DescribeTilingRequest&, v1::DescribeTilingResponse*);
-absl::Status Answer(Context, const v1::ListPresetsRequest&, v1::ListPresetsResponse*);
+absl::Status Answer(const AnswerContext&, const v1::ExplainTensorRequest&,
+                    v1::ExplainTensorResponse*, const std::function<bool()>& is_cancelled = {});
+absl::Status Answer(const AnswerContext&, const v1::DescribeTilingRequest&,
+                    v1::DescribeTilingResponse*);
+absl::Status Answer(const AnswerContext&, const v1::ListPresetsRequest&, v1::ListPresetsResponse*);
 
 // resolve_profiles.cc
-absl::Status Answer(Context, const v1::DescribeProfileRequest&, v1::DescribeProfileResponse*);
-absl::Status Answer(Context, const v1::ComputeHashRequest&, v1::ComputeHashResponse*);
+absl::Status Answer(const AnswerContext&, const v1::DescribeProfileRequest&,
+                    v1::DescribeProfileResponse*);
+absl::Status Answer(const AnswerContext&, const v1::ComputeHashRequest&, v1::ComputeHashResponse*);
 
 // resolve_meshes.cc
-absl::Status Answer(Context, const v1::DescribeMeshRequest&, v1::DescribeMeshResponse*);
-absl::Status Answer(Context, const v1::QueryMeshRequest&, v1::QueryMeshResponse*);
-absl::Status Answer(Context, const v1::ListSpecAxesRequest&, v1::ListSpecAxesResponse*);
+absl::Status Answer(const AnswerContext&, const v1::DescribeMeshRequest&,
+                    v1::DescribeMeshResponse*);
+absl::Status Answer(const AnswerContext&, const v1::QueryMeshRequest&, v1::QueryMeshResponse*);
+absl::Status Answer(const AnswerContext&, const v1::ListSpecAxesRequest&,
+                    v1::ListSpecAxesResponse*);
 
 // resolve_rules.cc
 // Can take a second. `is_cancelled`, asked now and then, may be null; true ends it with CANCELLED.
-absl::Status Answer(Context, const v1::ParsePatternRulesRequest&, v1::ParsePatternRulesResponse*,
+absl::Status Answer(const AnswerContext&, const v1::ParsePatternRulesRequest&,
+                    v1::ParsePatternRulesResponse*, const std::function<bool()>& is_cancelled = {});
+absl::Status Answer(const AnswerContext&, const v1::CheckPatternRequest&, v1::CheckPatternResponse*,
                     const std::function<bool()>& is_cancelled = {});
-absl::Status Answer(Context, const v1::CheckPatternRequest&, v1::CheckPatternResponse*,
-                    const std::function<bool()>& is_cancelled = {});
-absl::Status Answer(Context, const v1::RewriteRulesRequest&, v1::RewriteRulesResponse*,
+absl::Status Answer(const AnswerContext&, const v1::RewriteRulesRequest&, v1::RewriteRulesResponse*,
                     const std::function<bool()>& is_cancelled = {});
 
 // resolve_logical.cc
-absl::Status Answer(Context, const v1::ComposeLogicalRulesRequest&,
+absl::Status Answer(const AnswerContext&, const v1::ComposeLogicalRulesRequest&,
                     v1::ComposeLogicalRulesResponse*);
-absl::Status Answer(Context, const v1::ResolveLogicalAxesRequest&, v1::ResolveLogicalAxesResponse*);
+absl::Status Answer(const AnswerContext&, const v1::ResolveLogicalAxesRequest&,
+                    v1::ResolveLogicalAxesResponse*);
 
 // resolve_layers.cc
-absl::Status Answer(Context, const v1::ResolveOutputSpecRequest&, v1::ResolveOutputSpecResponse*);
-absl::Status Answer(Context, const v1::CheckTensorParallelRequest&,
+absl::Status Answer(const AnswerContext&, const v1::ResolveOutputSpecRequest&,
+                    v1::ResolveOutputSpecResponse*);
+absl::Status Answer(const AnswerContext&, const v1::CheckTensorParallelRequest&,
                     v1::CheckTensorParallelResponse*);
-absl::Status Answer(Context, const v1::DescribeLinearLayerRequest&,
+absl::Status Answer(const AnswerContext&, const v1::DescribeLinearLayerRequest&,
                     v1::DescribeLinearLayerResponse*);
-absl::Status Answer(Context, const v1::PromoteDtypesRequest&, v1::PromoteDtypesResponse*);
+absl::Status Answer(const AnswerContext&, const v1::PromoteDtypesRequest&,
+                    v1::PromoteDtypesResponse*);
 
 // resolve_plans.cc
 // As long, and cancelled likewise.
-absl::Status Answer(Context, const v1::PlanReshardRequest&, v1::PlanReshardResponse*,
+absl::Status Answer(const AnswerContext&, const v1::PlanReshardRequest&, v1::PlanReshardResponse*,
                     const std::function<bool()>& is_cancelled);
 
 // Decodes a field, and names it in the error.
@@ -115,19 +123,19 @@ absl::Status Answer(Context, const v1::PlanReshardRequest&, v1::PlanReshardRespo
 
 // What selectors select: the value given inline, or the one of that name; without either the mesh
 // "default", the profile of defaults, no logical rules. Names are references: errors as those of
-// ClusterState::FindReferred.
-absl::StatusOr<Mesh> SelectMesh(const ClusterState& state, const v1::MeshSelector& selector,
+// Definitions::FindReferred.
+absl::StatusOr<Mesh> SelectMesh(const Definitions& state, const v1::MeshSelector& selector,
                                 Compatibility compatibility);
 // The same where no mesh is given inline, with its workers.
 absl::StatusOr<std::shared_ptr<const rpc::MeshDefinition>> FindMesh(
-    const ClusterState& state, const v1::MeshSelector& selector);
-absl::StatusOr<PartitionAxis> SelectProfile(const ClusterState& state,
+    const Definitions& state, const v1::MeshSelector& selector);
+absl::StatusOr<PartitionAxis> SelectProfile(const Definitions& state,
                                             const v1::ProfileSelector& selector);
 // Nullopt where nothing is selected. Rules given inline are compiled, and those of a version that
 // was replaced, for which see CompilesLong; `is_cancelled`, if given, is asked meanwhile, and true
 // ends it with CANCELLED.
 absl::StatusOr<std::optional<rpc::RuleSetDefinition>> SelectRules(
-    const ClusterState& state, const v1::RuleSetSelector& selector, Compatibility compatibility,
+    const Definitions& state, const v1::RuleSetSelector& selector, Compatibility compatibility,
     const std::function<bool()>& is_cancelled = {});
 
 // Most instructions to which patterns may compile in a reaction, by Pattern::CompileCostBound:
@@ -141,9 +149,9 @@ bool CompilesLong(const v1::RuleSet& rules);
 bool CompilesLong(const v1::RuleSetSelector& selector);
 
 // Null for an empty reference. The error names `stored_tree`.
-absl::StatusOr<std::shared_ptr<const StoredTree>> SelectTree(const ClusterState& state,
+absl::StatusOr<std::shared_ptr<const StoredTree>> SelectTree(const Definitions& state,
                                                              const std::string& reference);
-absl::StatusOr<LogicalRules> SelectLogicalRules(const ClusterState& state,
+absl::StatusOr<LogicalRules> SelectLogicalRules(const Definitions& state,
                                                 const v1::LogicalRulesSelector& selector);
 
 // Names the field that the error of a layout is about: the mode, the mesh, or `field`, which asks

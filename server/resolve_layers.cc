@@ -34,7 +34,7 @@ absl::StatusOr<std::optional<Dtype>> DecodeOptional(v1::Dtype from) {
 
 }  // namespace
 
-absl::Status Answer(Context, const v1::ResolveOutputSpecRequest& request,
+absl::Status Answer(const AnswerContext&, const v1::ResolveOutputSpecRequest& request,
                     v1::ResolveOutputSpecResponse* response) {
   SHARDMESH_RETURN_IF_ERROR(CheckName(request.axis_name(), "axis_name"));
   SHARDMESH_DECODE(lhs, "lhs", rpc::Decode(request.lhs()));
@@ -77,7 +77,7 @@ absl::Status Answer(Context, const v1::ResolveOutputSpecRequest& request,
   return absl::OkStatus();
 }
 
-absl::Status Answer(Context context, const v1::CheckTensorParallelRequest& request,
+absl::Status Answer(const AnswerContext& context, const v1::CheckTensorParallelRequest& request,
                     v1::CheckTensorParallelResponse* response) {
   SHARDMESH_DECODE(compatibility, "compatibility", rpc::Decode(request.compatibility()));
   const v1::TensorParallelConfig& given = request.config();
@@ -117,7 +117,7 @@ absl::Status Answer(Context context, const v1::CheckTensorParallelRequest& reque
   return absl::OkStatus();
 }
 
-absl::Status Answer(Context, const v1::DescribeLinearLayerRequest& request,
+absl::Status Answer(const AnswerContext&, const v1::DescribeLinearLayerRequest& request,
                     v1::DescribeLinearLayerResponse* response) {
   SHARDMESH_DECODE(compatibility, "compatibility", rpc::Decode(request.compatibility()));
   SHARDMESH_ASSIGN_OR_RETURN(const ParallelLinearOptions options, rpc::Decode(request));
@@ -135,7 +135,7 @@ absl::Status Answer(Context, const v1::DescribeLinearLayerRequest& request,
   return absl::OkStatus();
 }
 
-absl::Status Answer(Context, const v1::PromoteDtypesRequest& request,
+absl::Status Answer(const AnswerContext&, const v1::PromoteDtypesRequest& request,
                     v1::PromoteDtypesResponse* response) {
   SHARDMESH_RETURN_IF_ERROR(
       CheckCount(request.dtypes_size(), kMaxPromotedDtypes, "element types", "dtypes"));

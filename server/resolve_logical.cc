@@ -77,8 +77,8 @@ absl::Status About(absl::Status status, const LogicalQuestion& question) {
   return rpc::WithField(std::move(status), rules_agree ? "names" : "rules");
 }
 
-absl::Status AnswerSpmd(Context context, const LogicalQuestion& question, const Request& request,
-                        Response* response) {
+absl::Status AnswerSpmd(const AnswerContext& context, const LogicalQuestion& question,
+                        const Request& request, Response* response) {
   if (request.fallback() != Request::FALLBACK_UNSPECIFIED) {
     return rpc::BadField("fallback", "is about linen; names without a rule stay here");
   }
@@ -121,7 +121,7 @@ absl::Status AnswerSpmd(Context context, const LogicalQuestion& question, const 
 
 }  // namespace
 
-absl::Status Answer(Context context, const v1::ComposeLogicalRulesRequest& request,
+absl::Status Answer(const AnswerContext& context, const v1::ComposeLogicalRulesRequest& request,
                     v1::ComposeLogicalRulesResponse* response) {
   SHARDMESH_DECODE(first, "first", SelectLogicalRules(context.state, request.first()));
   SHARDMESH_DECODE(second, "second", SelectLogicalRules(context.state, request.second()));
@@ -130,7 +130,7 @@ absl::Status Answer(Context context, const v1::ComposeLogicalRulesRequest& reque
   return absl::OkStatus();
 }
 
-absl::Status Answer(Context context, const Request& request, Response* response) {
+absl::Status Answer(const AnswerContext& context, const Request& request, Response* response) {
   SHARDMESH_DECODE(compatibility, "compatibility", rpc::Decode(request.compatibility()));
   SHARDMESH_DECODE(names, "names", rpc::DecodeAxes(request.names()));
   SHARDMESH_DECODE(rules, "rules", SelectLogicalRules(context.state, request.rules()));

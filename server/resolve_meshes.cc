@@ -23,7 +23,7 @@ constexpr int64_t kMaxListedSpecs = 10'000;
 constexpr int64_t kMaxListedNames = 65'536;
 
 // The mesh that is asked about.
-absl::StatusOr<Mesh> MeshOf(const ClusterState& state, const v1::DescribeMeshRequest& request,
+absl::StatusOr<Mesh> MeshOf(const Definitions& state, const v1::DescribeMeshRequest& request,
                             Compatibility compatibility, v1::DescribeMeshResponse* response) {
   std::optional<int64_t> device_count;
   if (request.has_device_count()) {
@@ -123,7 +123,7 @@ absl::Status AnswerSubmesh(const Mesh& mesh, const std::vector<std::string>& axe
 
 }  // namespace
 
-absl::Status Answer(Context context, const v1::DescribeMeshRequest& request,
+absl::Status Answer(const AnswerContext& context, const v1::DescribeMeshRequest& request,
                     v1::DescribeMeshResponse* response) {
   SHARDMESH_DECODE(compatibility, "compatibility", rpc::Decode(request.compatibility()));
   SHARDMESH_ASSIGN_OR_RETURN(const Mesh mesh,
@@ -138,7 +138,7 @@ absl::Status Answer(Context context, const v1::DescribeMeshRequest& request,
   return absl::OkStatus();
 }
 
-absl::Status Answer(Context context, const v1::QueryMeshRequest& request,
+absl::Status Answer(const AnswerContext& context, const v1::QueryMeshRequest& request,
                     v1::QueryMeshResponse* response) {
   SHARDMESH_DECODE(compatibility, "compatibility", rpc::Decode(request.compatibility()));
   SHARDMESH_DECODE(mesh, "mesh", SelectMesh(context.state, request.mesh(), compatibility));
@@ -196,7 +196,7 @@ absl::Status Answer(Context context, const v1::QueryMeshRequest& request,
   }
 }
 
-absl::Status Answer(Context, const v1::ListSpecAxesRequest& request,
+absl::Status Answer(const AnswerContext&, const v1::ListSpecAxesRequest& request,
                     v1::ListSpecAxesResponse* response) {
   SHARDMESH_RETURN_IF_ERROR(CheckCount(request.specs_size(), kMaxListedSpecs, "specs", "specs"));
   std::vector<PartitionSpec> specs;

@@ -26,7 +26,7 @@ absl::Status OverLimit(std::string_view message) {
   return WithReason(absl::ResourceExhaustedError(ToAbsl(message)), Reason::kLimitExceeded);
 }
 
-absl::StatusOr<Tiling> DecodeLayout(const ClusterState& state, const v1::ArrayLayout& from,
+absl::StatusOr<Tiling> DecodeLayout(const Definitions& state, const v1::ArrayLayout& from,
                                     const Shape& shape, Compatibility compatibility) {
   SHARDMESH_DECODE(spec, "spec", rpc::Decode(from.spec()));
   SHARDMESH_DECODE(mesh, "mesh", SelectMesh(state, from.mesh(), compatibility));
@@ -196,7 +196,7 @@ class ReshardWriter {
 
 }  // namespace
 
-absl::Status Answer(Context context, const v1::PlanReshardRequest& request,
+absl::Status Answer(const AnswerContext& context, const v1::PlanReshardRequest& request,
                     v1::PlanReshardResponse* response, const std::function<bool()>& is_cancelled) {
   SHARDMESH_DECODE(compatibility, "compatibility", rpc::Decode(request.compatibility()));
   SHARDMESH_DECODE(shape, "shape.sizes", rpc::DecodeShape(request.shape().sizes()));

@@ -47,7 +47,7 @@ absl::Status EncodeName(const PartitionAxis& profile, std::string_view name,
 
 }  // namespace
 
-absl::Status Answer(Context context, const v1::DescribeProfileRequest& request,
+absl::Status Answer(const AnswerContext& context, const v1::DescribeProfileRequest& request,
                     v1::DescribeProfileResponse* response) {
   SHARDMESH_DECODE(profile, "profile", SelectProfile(context.state, request.profile()));
   rpc::Encode(profile, response->mutable_profile());
@@ -75,7 +75,7 @@ absl::Status Answer(Context context, const v1::DescribeProfileRequest& request,
   return absl::OkStatus();
 }
 
-absl::Status Answer(Context, const v1::ComputeHashRequest& request,
+absl::Status Answer(const AnswerContext&, const v1::ComputeHashRequest& request,
                     v1::ComputeHashResponse* response) {
   constexpr auto kMaxBytes = static_cast<size_t>(rpc::kMaxHashedBytes);
   SHARDMESH_DECODE(compatibility, "compatibility", rpc::Decode(request.compatibility()));

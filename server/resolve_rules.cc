@@ -51,7 +51,8 @@ absl::Status EncodeRules(absl::Span<const Rule> from, std::string_view field,
 }
 
 // Rules of which nothing depends on the mesh, though the original insists on one.
-absl::StatusOr<Mesh> MeshForText(Context context, const v1::ParsePatternRulesRequest& request,
+absl::StatusOr<Mesh> MeshForText(const AnswerContext& context,
+                                 const v1::ParsePatternRulesRequest& request,
                                  Compatibility compatibility) {
   return request.has_mesh() ? SelectMesh(context.state, request.mesh(), compatibility)
                             : Mesh::Parse("any=1");
@@ -59,7 +60,7 @@ absl::StatusOr<Mesh> MeshForText(Context context, const v1::ParsePatternRulesReq
 
 }  // namespace
 
-absl::Status Answer(Context context, const v1::ParsePatternRulesRequest& request,
+absl::Status Answer(const AnswerContext& context, const v1::ParsePatternRulesRequest& request,
                     v1::ParsePatternRulesResponse* response,
                     const std::function<bool()>& is_cancelled) {
   SHARDMESH_DECODE(compatibility, "compatibility", rpc::Decode(request.compatibility()));
@@ -90,7 +91,7 @@ absl::Status Answer(Context context, const v1::ParsePatternRulesRequest& request
   return absl::OkStatus();
 }
 
-absl::Status Answer(Context, const v1::CheckPatternRequest& request,
+absl::Status Answer(const AnswerContext&, const v1::CheckPatternRequest& request,
                     v1::CheckPatternResponse* response, const std::function<bool()>& is_cancelled) {
   if (request.names_size() > kMaxSearchedNames) {
     return LimitExceeded("names", StrCat(request.names_size(), " names; at most ",
@@ -111,7 +112,7 @@ absl::Status Answer(Context, const v1::CheckPatternRequest& request,
   return absl::OkStatus();
 }
 
-absl::Status Answer(Context context, const v1::RewriteRulesRequest& request,
+absl::Status Answer(const AnswerContext& context, const v1::RewriteRulesRequest& request,
                     v1::RewriteRulesResponse* response, const std::function<bool()>& is_cancelled) {
   // What is to be rewritten cannot be matched yet: patterns are judged by the rewriting alone.
   SHARDMESH_DECODE(given, "rule_set",

@@ -104,18 +104,19 @@ class ResolveService final : public ResolveServiceBase {
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ResolveTree(
       grpc::CallbackServerContext* context) override {
     return new TreeBidiReactor(
-        *context, MakeResolveTreeCall(options_.publisher->shared_state(), counter_), &beginnings_);
+        *context, MakeResolveTreeCall(options_.definition_store->shared_state(), counter_),
+        &beginnings_);
   }
   grpc::ServerReadReactor<grpc::ByteBuffer>* LintRules(grpc::CallbackServerContext* context,
                                                        grpc::ByteBuffer* response) override {
     return new TreeReadReactor(
-        *context, MakeLintRulesCall(options_.publisher->shared_state(), options_.catalogue),
+        *context, MakeLintRulesCall(options_.definition_store->shared_state(), options_.registry),
         response, &background_);
   }
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* DiffLayouts(
       grpc::CallbackServerContext* context) override {
-    return new TreeBidiReactor(*context, MakeDiffLayoutsCall(options_.publisher->shared_state()),
-                               &beginnings_);
+    return new TreeBidiReactor(
+        *context, MakeDiffLayoutsCall(options_.definition_store->shared_state()), &beginnings_);
   }
 
   grpc::ServerUnaryReactor* PlanReshard(grpc::CallbackServerContext* context,
@@ -126,19 +127,21 @@ class ResolveService final : public ResolveServiceBase {
 
   grpc::ServerReadReactor<grpc::ByteBuffer>* AnalyzeLayout(grpc::CallbackServerContext* context,
                                                            grpc::ByteBuffer* response) override {
-    return new TreeReadReactor(*context, MakeAnalyzeLayoutCall(options_.publisher->shared_state()),
+    return new TreeReadReactor(*context,
+                               MakeAnalyzeLayoutCall(options_.definition_store->shared_state()),
                                response, &background_);
   }
 
   grpc::ServerReadReactor<grpc::ByteBuffer>* SearchMeshes(grpc::CallbackServerContext* context,
                                                           grpc::ByteBuffer* response) override {
-    return new TreeReadReactor(*context, MakeSearchMeshesCall(options_.publisher->shared_state()),
+    return new TreeReadReactor(*context,
+                               MakeSearchMeshesCall(options_.definition_store->shared_state()),
                                response, &background_);
   }
 
   grpc::ServerWriteReactor<v1::ListShardingsResponse>* ListShardings(
       grpc::CallbackServerContext*, const v1::ListShardingsRequest* request) override {
-    return MakeListShardingsReactor(options_.publisher->shared_state(), options_.catalogue,
+    return MakeListShardingsReactor(options_.definition_store->shared_state(), options_.registry,
                                     request);
   }
 
@@ -173,7 +176,7 @@ class ResolveService final : public ResolveServiceBase {
     if (!request.TrySingleSlice(&slice).ok() && !request.DumpToSingleSlice(&slice).ok()) {
       return Finished(context, rpc::UnparsedMessage(*Request::descriptor()));
     }
-    const ClusterState& state = options_.publisher->state();
+    const Definitions& state = options_.definition_store->state();
     if (const auto known = answers_.Find(MethodOf<Request>(), BytesOf(slice), state.revision());
         known.has_value()) {
       counter_.Count(known->corrections);
@@ -189,7 +192,7 @@ class ResolveService final : public ResolveServiceBase {
     if (TakesLong(*question)) {
       return new BackgroundReactor(
           *context,
-          [this, shared_state = options_.publisher->shared_state(), slice,
+          [this, shared_state = options_.definition_store->shared_state(), slice,
            kept = std::make_unique<Request>(*question),
            response](const std::function<bool()>& is_cancelled) {
             google::protobuf::Arena own_arena;
@@ -204,7 +207,7 @@ class ResolveService final : public ResolveServiceBase {
 
   // Answers what is not known yet; `request` is the question's bytes.
   template <typename Response, typename Request>
-  absl::Status AnswerAndKeep(const ClusterState& state, const grpc::Slice& request,
+  absl::Status AnswerAndKeep(const Definitions& state, const grpc::Slice& request,
                              const Request& question, const std::function<bool()>& is_cancelled,
                              google::protobuf::Arena* arena, grpc::ByteBuffer* response) {
     auto* const answered = google::protobuf::Arena::CreateMessage<Response>(arena);
@@ -238,7 +241,7 @@ class ResolveService final : public ResolveServiceBase {
                                    Response* response) {
     CorrectionTally corrections;
     return Finished(context,
-                    Answer({options_.publisher->state(), corrections}, *request, response));
+                    Answer({options_.definition_store->state(), corrections}, *request, response));
   }
 
   // A call whose answer takes too long for a reaction.
@@ -247,7 +250,7 @@ class ResolveService final : public ResolveServiceBase {
                                          const Request* request, Response* response) {
     return new BackgroundReactor(
         *context,
-        [this, state = options_.publisher->shared_state(), request,
+        [this, state = options_.definition_store->shared_state(), request,
          response](const std::function<bool()>& is_cancelled) {
           CorrectionTally corrections;
           const absl::Status status =

@@ -17,12 +17,12 @@ class Metrics;
 
 namespace shardmesh::server {
 
-class Catalogue;
+class ArrayRegistry;
 
 struct ResolveServiceOptions {
-  const StatePublisher* publisher = nullptr;
+  const DefinitionStore* definition_store = nullptr;
   // The cluster's arrays; null: there are none.
-  const Catalogue* catalogue = nullptr;
+  const ArrayRegistry* registry = nullptr;
   // Corrections by reason are counted there; may be null.
   rpc::Metrics* metrics = nullptr;
 };

@@ -90,7 +90,7 @@ absl::Status EncodeShardShape(const Mesh& mesh, const PartitionSpec& spec, const
 
 }  // namespace
 
-absl::Status Answer(Context context, const v1::ResolveSpecRequest& request,
+absl::Status Answer(const AnswerContext& context, const v1::ResolveSpecRequest& request,
                     v1::ResolveSpecResponse* response) {
   SHARDMESH_DECODE(compatibility, "compatibility", rpc::Decode(request.compatibility()));
   SHARDMESH_DECODE(strict, "policy", rpc::DecodeIsStrict(request.policy()));
@@ -148,7 +148,7 @@ absl::Status Answer(Context context, const v1::ResolveSpecRequest& request,
   return absl::OkStatus();
 }
 
-absl::Status Answer(Context context, const v1::ResolveAxesRequest& request,
+absl::Status Answer(const AnswerContext& context, const v1::ResolveAxesRequest& request,
                     v1::ResolveAxesResponse* response) {
   SHARDMESH_DECODE(compatibility, "compatibility", rpc::Decode(request.compatibility()));
   SHARDMESH_DECODE(axes, "axes", rpc::DecodeAxes(request.axes()));
@@ -171,7 +171,7 @@ absl::Status Answer(Context context, const v1::ResolveAxesRequest& request,
   return absl::OkStatus();
 }
 
-absl::Status Answer(Context context, const v1::CorrectSpecRequest& request,
+absl::Status Answer(const AnswerContext& context, const v1::CorrectSpecRequest& request,
                     v1::CorrectSpecResponse* response) {
   SHARDMESH_DECODE(compatibility, "compatibility", rpc::Decode(request.compatibility()));
   SHARDMESH_DECODE(strict, "policy", rpc::DecodeIsStrict(request.policy()));
@@ -198,7 +198,7 @@ absl::Status Answer(Context context, const v1::CorrectSpecRequest& request,
   return EncodeShardShape(mesh, corrected.effective, shape, response->mutable_shard_shape());
 }
 
-absl::Status Answer(Context context, const v1::ConstrainArrayRequest& request,
+absl::Status Answer(const AnswerContext& context, const v1::ConstrainArrayRequest& request,
                     v1::ConstrainArrayResponse* response) {
   SHARDMESH_DECODE(compatibility, "compatibility", rpc::Decode(request.compatibility()));
   SHARDMESH_DECODE(strict, "policy", rpc::DecodeIsStrict(request.policy()));
@@ -271,7 +271,7 @@ absl::Status Answer(Context context, const v1::ConstrainArrayRequest& request,
   return absl::OkStatus();
 }
 
-absl::Status Answer(Context context, const v1::CompareSpecsRequest& request,
+absl::Status Answer(const AnswerContext& context, const v1::CompareSpecsRequest& request,
                     v1::CompareSpecsResponse* response) {
   SHARDMESH_DECODE(compatibility, "compatibility", rpc::Decode(request.compatibility()));
   SHARDMESH_DECODE(a, "a", rpc::Decode(request.a()));
@@ -296,7 +296,7 @@ absl::Status Answer(Context context, const v1::CompareSpecsRequest& request,
   return absl::OkStatus();
 }
 
-absl::Status Answer(Context context, const v1::ExplainTensorRequest& request,
+absl::Status Answer(const AnswerContext& context, const v1::ExplainTensorRequest& request,
                     v1::ExplainTensorResponse* response,
                     const std::function<bool()>& is_cancelled) {
   SHARDMESH_DECODE(compatibility, "compatibility", rpc::Decode(request.compatibility()));
@@ -359,7 +359,7 @@ absl::Status Answer(Context context, const v1::ExplainTensorRequest& request,
   return EncodeShardShape(mesh, corrected.effective, held.shape, response->mutable_shard_shape());
 }
 
-absl::Status Answer(Context context, const v1::DescribeTilingRequest& request,
+absl::Status Answer(const AnswerContext& context, const v1::DescribeTilingRequest& request,
                     v1::DescribeTilingResponse* response) {
   SHARDMESH_DECODE(compatibility, "compatibility", rpc::Decode(request.compatibility()));
   SHARDMESH_DECODE(spec, "spec", rpc::Decode(request.spec()));
@@ -431,7 +431,8 @@ absl::Status Answer(Context context, const v1::DescribeTilingRequest& request,
   return absl::OkStatus();
 }
 
-absl::Status Answer(Context, const v1::ListPresetsRequest&, v1::ListPresetsResponse* response) {
+absl::Status Answer(const AnswerContext&, const v1::ListPresetsRequest&,
+                    v1::ListPresetsResponse* response) {
   for (const Preset& preset : Presets()) {
     rpc::Encode(preset, response->add_presets());
   }

@@ -21,6 +21,7 @@
 #include "server/tree_resolver.h"
 #include "server/tree_streams.h"
 #include "sharding/layout_diff.h"
+#include "sharding/python_repr.h"
 #include "sharding/reason.h"
 #include "sharding/rule_lint.h"
 #include "sharding/status_macros.h"
@@ -35,8 +36,8 @@ using IsCancelled = std::function<bool()>;
 // LintRules. Rules are looked through at the end, when all tensors are there.
 class LintAnswer {
  public:
-  LintAnswer(std::shared_ptr<const ClusterState> state, const Catalogue* catalogue)
-      : state_(std::move(state)), catalogue_(catalogue) {}
+  LintAnswer(std::shared_ptr<const Definitions> state, const ArrayRegistry* registry)
+      : state_(std::move(state)), registry_(registry) {}
 
   static bool BeginsLong(const v1::LintRulesHeader& header) {
     return CompilesLong(header.rule_set());
@@ -194,7 +195,7 @@ class LintAnswer {
     if (header.all_stored_trees() && header.stored_trees_size() > 0) {
       return rpc::BadField("stored_trees", "is given beside all_stored_trees; give one of both");
     }
-    const ClusterState::Definitions& all = state_->all(DefinitionKind::kTree);
+    const Definitions::ByName& all = state_->all(DefinitionKind::kTree);
     const size_t count =
         header.all_stored_trees() ? all.size() : static_cast<size_t>(header.stored_trees_size());
     if (count > kMaxStoredTrees) {
@@ -356,16 +357,16 @@ class LintAnswer {
     }
     std::vector<LintTensor> held;
     std::string last;
-    while (held_prefix_.has_value() && catalogue_ != nullptr) {
-      const std::vector<Catalogue::NamedArray> page =
-          catalogue_->ListNames(*held_prefix_, last, kNamesPerPage);
+    while (held_prefix_.has_value() && registry_ != nullptr) {
+      const std::vector<ArrayRegistry::NamedArray> page =
+          registry_->ListNames(*held_prefix_, last, kNamesPerPage);
       if (page.empty()) {
         break;
       }
       if (is_cancelled()) {
         return absl::CancelledError("cancelled while the cluster's arrays were listed");
       }
-      for (const Catalogue::NamedArray& array : page) {
+      for (const ArrayRegistry::NamedArray& array : page) {
         held.push_back({.name = rpc::NameForRules(*rules_, array.name.name),
                         .shape = array.array->definition.descriptor.shape});
       }
@@ -403,8 +404,8 @@ class LintAnswer {
     return absl::OkStatus();
   }
 
-  std::shared_ptr<const ClusterState> state_;
-  const Catalogue* catalogue_;
+  std::shared_ptr<const Definitions> state_;
+  const ArrayRegistry* registry_;
   std::optional<rpc::RuleSetDefinition> rules_;
   PartitionAxis profile_;
   std::vector<LintMesh> meshes_;
@@ -412,7 +413,7 @@ class LintAnswer {
   bool of_catalog_ = false;
   std::string_view stored_field_;
   struct StoredPlace {
-    ClusterState::Referred tree;
+    Definitions::Referred tree;
     size_t place = 0;  // in the header, if it names trees
   };
   std::vector<StoredPlace> stored_;                   // by name and version
@@ -428,7 +429,7 @@ class LintAnswer {
 // DiffLayouts.
 class DiffAnswer {
  public:
-  explicit DiffAnswer(std::shared_ptr<const ClusterState> state) : state_(std::move(state)) {}
+  explicit DiffAnswer(std::shared_ptr<const Definitions> state) : state_(std::move(state)) {}
 
   static bool BeginsLong(const v1::DiffLayoutsHeader& header) {
     return CompilesLong(header.a().rule_set()) || CompilesLong(header.b().rule_set());
@@ -562,7 +563,7 @@ class DiffAnswer {
     return known->second;
   }
 
-  std::shared_ptr<const ClusterState> state_;
+  std::shared_ptr<const Definitions> state_;
   std::shared_ptr<const StoredTree> stored_tree_;
   std::unique_ptr<TreeResolver> a_;
   std::unique_ptr<TreeResolver> b_;
@@ -572,13 +573,13 @@ class DiffAnswer {
 
 }  // namespace
 
-std::unique_ptr<LintRulesCall> MakeLintRulesCall(std::shared_ptr<const ClusterState> state,
-                                                 const Catalogue* catalogue) {
+std::unique_ptr<LintRulesCall> MakeLintRulesCall(std::shared_ptr<const Definitions> state,
+                                                 const ArrayRegistry* registry) {
   return std::make_unique<TreeFeeder<LintAnswer, v1::LintRulesRequest, v1::LintRulesResponse>>(
-      LintAnswer(std::move(state), catalogue));
+      LintAnswer(std::move(state), registry));
 }
 
-std::unique_ptr<DiffLayoutsCall> MakeDiffLayoutsCall(std::shared_ptr<const ClusterState> state) {
+std::unique_ptr<DiffLayoutsCall> MakeDiffLayoutsCall(std::shared_ptr<const Definitions> state) {
   return std::make_unique<TreeFeeder<DiffAnswer, v1::DiffLayoutsRequest, v1::DiffLayoutsResponse>>(
       DiffAnswer(std::move(state)));
 }

@@ -14,10 +14,10 @@ namespace shardmesh::server {
 using LintRulesCall = TreeCall<v1::LintRulesRequest, v1::LintRulesResponse>;
 using DiffLayoutsCall = TreeCall<v1::DiffLayoutsRequest, v1::DiffLayoutsResponse>;
 
-// `catalogue` outlives the call; null: there are no named arrays.
-std::unique_ptr<LintRulesCall> MakeLintRulesCall(std::shared_ptr<const ClusterState> state,
-                                                 const Catalogue* catalogue);
-std::unique_ptr<DiffLayoutsCall> MakeDiffLayoutsCall(std::shared_ptr<const ClusterState> state);
+// `registry` outlives the call; null: there are no named arrays.
+std::unique_ptr<LintRulesCall> MakeLintRulesCall(std::shared_ptr<const Definitions> state,
+                                                 const ArrayRegistry* registry);
+std::unique_ptr<DiffLayoutsCall> MakeDiffLayoutsCall(std::shared_ptr<const Definitions> state);
 
 }  // namespace shardmesh::server
 

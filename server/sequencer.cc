@@ -254,7 +254,7 @@ void Sequencer::WorkerLeaves(std::string_view identity, absl::AnyInvocable<void(
     absl::MutexLock lock(&mutex_);
     if (alive_.count(identity) > 0) {
       leaving_.insert_or_assign(std::string(identity), std::move(idle));
-      LetGo();
+      TellDrained();
     } else {
       events_.Add(std::move(idle));
     }
@@ -262,7 +262,7 @@ void Sequencer::WorkerLeaves(std::string_view identity, absl::AnyInvocable<void(
   events_.MakeCalls();
 }
 
-void Sequencer::LetGo() {
+void Sequencer::TellDrained() {
   for (auto& [identity, idle] : leaving_) {
     if (idle == nullptr) continue;
     const bool is_needed = std::any_of(live_.begin(), live_.end(), [&](const auto& entry) {
@@ -592,7 +592,7 @@ void Sequencer::End(const WorkPtr& work, absl::Status status) {
     }
     std::move(callback)(outcome);
   });
-  LetGo();
+  TellDrained();
 }
 
 void Sequencer::FailIfInvolved(std::string_view identity, std::string_view what) {

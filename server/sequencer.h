@@ -262,7 +262,7 @@ class Sequencer {
   int64_t AbortLive(absl::StatusCode code, Reason reason, std::string_view why)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Tells those who leave that nothing needs them any more.
-  void LetGo() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void TellDrained() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The one end of a piece of work.
   void End(const WorkPtr& work, absl::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FailIfInvolved(std::string_view identity, std::string_view what)

@@ -162,9 +162,10 @@ std::string Describe(const UnreadableRecords& unreadable) {
 
 }  // namespace
 
-StepWatch::Verdict StepWatch::Judge(int64_t sequence, const std::vector<Sequencer::LiveWork>& live,
-                                    int64_t degraded_arrays,
-                                    const UnreadableRecords& unreadable) const {
+StepWatch::Verdict StepWatch::Diagnose(int64_t sequence,
+                                       const std::vector<Sequencer::LiveWork>& live,
+                                       int64_t degraded_arrays,
+                                       const UnreadableRecords& unreadable) const {
   const DiagnosisOptions options = OptionsNow();
   Verdict verdict;
   int64_t running = 0;

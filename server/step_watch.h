@@ -38,8 +38,8 @@ class StepWatch {
   };
   // On one step, or on all (0), the workers, the arrays and the records that were left out, with
   // what is live now.
-  Verdict Judge(int64_t sequence, const std::vector<Sequencer::LiveWork>& live,
-                int64_t degraded_arrays = 0, const UnreadableRecords& unreadable = {}) const;
+  Verdict Diagnose(int64_t sequence, const std::vector<Sequencer::LiveWork>& live,
+                   int64_t degraded_arrays = 0, const UnreadableRecords& unreadable = {}) const;
 
  private:
   ObservedRank Observe(const MembershipView& view, int64_t rank, const std::string& identity,

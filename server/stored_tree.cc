@@ -7,6 +7,7 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "rpc/status.h"
+#include "sharding/python_repr.h"
 #include "sharding/reason.h"
 #include "sharding/shape.h"
 #include "sharding/status_macros.h"

@@ -50,9 +50,9 @@ TransferResult DecodeAnswer(const RememberedAnswer& answer) {
 
 }  // namespace
 
-Transfers::Transfers(rpc::Clock* clock, Catalogue* catalogue, SessionTable* sessions)
+Transfers::Transfers(rpc::Clock* clock, ArrayRegistry* registry, SessionTable* sessions)
     : clock_(clock),
-      catalogue_(catalogue),
+      registry_(registry),
       sessions_(sessions),
       give_up_alarm_(clock, [this] { AbortOverdue(); }) {}
 
@@ -60,7 +60,7 @@ absl::Status Transfers::CheckVersion(const PutItem& item) const {
   if (item.name.empty() || !item.expected_version.has_value()) {
     return absl::OkStatus();
   }
-  const int64_t version = catalogue_->VersionOf(item.name);
+  const int64_t version = registry_->VersionOf(item.name);
   if (version == *item.expected_version) {
     return absl::OkStatus();
   }
@@ -86,24 +86,24 @@ absl::StatusOr<std::string> Transfers::Begin(const std::string& session_id,
   int64_t more_names = 0;
   for (const PutItem& item : *items) {
     SHARDMESH_RETURN_IF_ERROR(CheckVersion(item));
-    if (!item.name.empty() && catalogue_->VersionOf(item.name) == 0) ++more_names;
+    if (!item.name.empty() && registry_->VersionOf(item.name) == 0) ++more_names;
     SHARDMESH_ASSIGN_OR_RETURN(const int64_t bytes, TileBytes(item.definition));
     if (__builtin_add_overflow(progress.total_bytes, bytes, &progress.total_bytes)) {
       progress.total_bytes = std::numeric_limits<int64_t>::max();
     }
   }
-  SHARDMESH_RETURN_IF_ERROR(catalogue_->CheckRoomForNames(more_names));
+  SHARDMESH_RETURN_IF_ERROR(registry_->CheckRoomForNames(more_names));
   transfer->items = items;
   const std::string transfer_id = progress.transfer_id;
   SHARDMESH_RETURN_IF_ERROR(sessions_->AddTransfer(session_id, transfer_id));
 
   absl::Status status;
   for (const PutItem& item : *items) {
-    status = catalogue_->Stage(item.definition);
+    status = registry_->Stage(item.definition);
     transfer->result.array_ids.push_back(item.definition.descriptor.array_id);
     if (status.ok() && item.name.empty()) {
       status =
-          PinForSession(*catalogue_, *sessions_, session_id, item.definition.descriptor.array_id)
+          PinForSession(*registry_, *sessions_, session_id, item.definition.descriptor.array_id)
               .status();
     }
     if (!status.ok()) {
@@ -129,7 +129,7 @@ absl::StatusOr<std::string> Transfers::Begin(const std::string& session_id,
     }
     request.commit = [this, transfer](const WorkOutcome& outcome,
                                       absl::AnyInvocable<void(absl::Status) &&> decided) {
-      CommitCatalogue(transfer, outcome, std::move(decided));
+      CommitToRegistry(transfer, outcome, std::move(decided));
     };
     status = sequencer_->BeginTransfer(
         std::move(request),
@@ -147,9 +147,9 @@ absl::StatusOr<std::string> Transfers::Begin(const std::string& session_id,
   return transfer_id;
 }
 
-void Transfers::CommitCatalogue(const TransferPtr& transfer, const WorkOutcome& outcome,
-                                absl::AnyInvocable<void(absl::Status) &&> decided) {
-  SHARDMESH_PASSES("transfer.commit_catalogue");
+void Transfers::CommitToRegistry(const TransferPtr& transfer, const WorkOutcome& outcome,
+                                 absl::AnyInvocable<void(absl::Status) &&> decided) {
+  SHARDMESH_PASSES("transfer.commit_to_registry");
   CommitRequest request;
   bool on_disk = true;
   std::shared_ptr<const std::vector<PutItem>> items;
@@ -195,8 +195,8 @@ void Transfers::CommitCatalogue(const TransferPtr& transfer, const WorkOutcome& 
     transfer->result.durability = on_disk ? Durability::kDisk : Durability::kMemory;
   }
   request.answer = EncodeAnswer(transfer->result);
-  catalogue_->Commit(std::move(request), [this, transfer, decided = std::move(decided)](
-                                             absl::StatusOr<CommitResult> committed) mutable {
+  registry_->Commit(std::move(request), [this, transfer, decided = std::move(decided)](
+                                            absl::StatusOr<CommitResult> committed) mutable {
     if (committed.ok()) {
       absl::MutexLock lock(&mutex_);
       transfer->result.revision = committed->revision;
@@ -227,11 +227,11 @@ void Transfers::End(const TransferPtr& transfer, const absl::Status& status) {
   }
   items.reset();
   if (!status.ok()) {
-    UnpinForSession(*catalogue_, *sessions_, transfer->progress.session_id, result.array_ids);
-    catalogue_->Discard(result.array_ids);
+    UnpinForSession(*registry_, *sessions_, transfer->progress.session_id, result.array_ids);
+    registry_->Discard(result.array_ids);
   }
   if (!request_key.empty()) {
-    catalogue_->requests().Abandon(request_key);
+    registry_->requests().Abandon(request_key);
   }
   sessions_->RemoveTransfer(transfer->progress.session_id, transfer->progress.transfer_id);
   for (CommitCallback& callback : waiting) {
@@ -270,7 +270,7 @@ void Transfers::Commit(std::string_view transfer_id, std::string request_key, ab
                        CommitCallback callback) {
   SHARDMESH_PASSES("transfer.commit");
   auto remembered =
-      catalogue_->requests().Begin(request_key, Sha256(StrCat("commit ", transfer_id)));
+      registry_->requests().Begin(request_key, Sha256(StrCat("commit ", transfer_id)));
   // The first request with this key may still wait for the transfer, as this one may.
   const bool is_repeated = absl::IsAborted(remembered.status());
   if (!remembered.ok() && !is_repeated) {
@@ -304,11 +304,11 @@ void Transfers::Commit(std::string_view transfer_id, std::string request_key, ab
   }
   if (!is_repeated && !request_key.empty()) {
     // Another request commits, or committed, the transfer: its outcome is the answer, unremembered.
-    catalogue_->requests().Abandon(request_key);
+    registry_->requests().Abandon(request_key);
   }
   if (!is_live) {
     if (commit_key.has_value()) {
-      const std::optional<RememberedAnswer> first = catalogue_->requests().Find(*commit_key);
+      const std::optional<RememberedAnswer> first = registry_->requests().Find(*commit_key);
       ended = first.has_value()
                   ? Answer(transfer_id, *first)
                   : WithReason(absl::FailedPreconditionError(
@@ -329,7 +329,7 @@ absl::StatusOr<TransferResult> Transfers::Answer(std::string_view transfer_id,
   TransferResult result = DecodeAnswer(remembered);
   size_t gone = 0;
   for (const std::string& array_id : result.array_ids) {
-    gone += catalogue_->FindArray(array_id).ok() ? 0 : 1;
+    gone += registry_->FindArray(array_id).ok() ? 0 : 1;
   }
   if (gone == 0) {
     return result;

@@ -71,13 +71,13 @@ class Transfers {
   // How many outcomes are remembered at most; the oldest go first. Each is some hundred bytes.
   static constexpr size_t kMaxEnded = 10'000;
 
-  Transfers(rpc::Clock* clock, Catalogue* catalogue, SessionTable* sessions);
+  Transfers(rpc::Clock* clock, ArrayRegistry* registry, SessionTable* sessions);
 
   // Before anything else.
   void SetSequencer(Sequencer* sequencer) { sequencer_ = sequencer; }
 
   // Stages the arrays and waits for their tiles from every rank in `identities` (by rank); returns
-  // the transfer's id. Errors: those of Catalogue::Stage, SessionTable and
+  // the transfer's id. Errors: those of ArrayRegistry::Stage, SessionTable and
   // Sequencer::BeginTransfer; ABORTED (VERSION_MISMATCH) for a name that is not at the expected
   // version already.
   // `items` is kept until the transfer has ended, and no longer.
@@ -141,8 +141,8 @@ class Transfers {
   using TransferPtr = std::shared_ptr<Transfer>;
 
   absl::Status CheckVersion(const PutItem& item) const;
-  void CommitCatalogue(const TransferPtr& transfer, const WorkOutcome& outcome,
-                       absl::AnyInvocable<void(absl::Status) &&> decided);
+  void CommitToRegistry(const TransferPtr& transfer, const WorkOutcome& outcome,
+                        absl::AnyInvocable<void(absl::Status) &&> decided);
   void End(const TransferPtr& transfer, const absl::Status& status);
   void AbortOverdue();
   // The remembered answer to a commit, if what it made is still there.
@@ -152,7 +152,7 @@ class Transfers {
   TransferPtr Find(std::string_view transfer_id) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
 
   rpc::Clock* const clock_;
-  Catalogue* const catalogue_;
+  ArrayRegistry* const registry_;
   SessionTable* const sessions_;
   Sequencer* sequencer_ = nullptr;
 

@@ -9,6 +9,7 @@
 #include "server/resolve_answers.h"
 #include "sharding/logical_sharding.h"
 #include "sharding/mesh_query.h"
+#include "sharding/python_repr.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"

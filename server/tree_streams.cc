@@ -19,7 +19,7 @@ using IsCancelled = std::function<bool()>;
 // ResolveTree.
 class TreeAnswer {
  public:
-  TreeAnswer(std::shared_ptr<const ClusterState> state, const CorrectionCounter& counter)
+  TreeAnswer(std::shared_ptr<const Definitions> state, const CorrectionCounter& counter)
       : state_(std::move(state)), counter_(&counter) {}
 
   static bool BeginsLong(const v1::ResolveTreeHeader& header) {
@@ -169,7 +169,7 @@ class TreeAnswer {
     }
   }
 
-  std::shared_ptr<const ClusterState> state_;
+  std::shared_ptr<const Definitions> state_;
   const CorrectionCounter* counter_;
   std::shared_ptr<const StoredTree> stored_tree_;
   bool suggest_fixes_ = false;
@@ -198,7 +198,7 @@ absl::Status EncodeReport(const TreeResolver& from, v1::LayoutReport* to) {
   return absl::OkStatus();
 }
 
-std::unique_ptr<ResolveTreeCall> MakeResolveTreeCall(std::shared_ptr<const ClusterState> state,
+std::unique_ptr<ResolveTreeCall> MakeResolveTreeCall(std::shared_ptr<const Definitions> state,
                                                      const CorrectionCounter& counter) {
   return std::make_unique<TreeFeeder<TreeAnswer, v1::ResolveTreeRequest, v1::ResolveTreeResponse>>(
       TreeAnswer(std::move(state), counter));

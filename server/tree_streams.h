@@ -18,7 +18,7 @@ absl::Status EncodeReport(const TreeResolver& from, v1::LayoutReport* to);
 using ResolveTreeCall = TreeCall<v1::ResolveTreeRequest, v1::ResolveTreeResponse>;
 
 // `counter` outlives the call.
-std::unique_ptr<ResolveTreeCall> MakeResolveTreeCall(std::shared_ptr<const ClusterState> state,
+std::unique_ptr<ResolveTreeCall> MakeResolveTreeCall(std::shared_ptr<const Definitions> state,
                                                      const CorrectionCounter& counter);
 
 }  // namespace shardmesh::server

@@ -8,6 +8,7 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/container/inlined_vector.h"
+#include "sharding/python_repr.h"
 #include "sharding/shape.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"

@@ -2,6 +2,7 @@
 #include "sharding/device_group.h"
 
 #include "sharding/axis_value.h"
+#include "sharding/python_repr.h"
 #include "sharding/reason.h"
 #include "sharding/str_cat.h"
 

@@ -15,6 +15,7 @@
 
 #include "sharding/axis_value.h"
 #include "sharding/nearest_name.h"
+#include "sharding/python_repr.h"
 #include "sharding/reason.h"
 #include "sharding/str_cat.h"
 

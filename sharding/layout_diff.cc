@@ -11,6 +11,7 @@
 #include "absl/numeric/int128.h"
 #include "absl/status/status.h"
 #include "sharding/axis_value.h"
+#include "sharding/python_repr.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"

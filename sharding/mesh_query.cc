@@ -10,6 +10,7 @@
 
 #include "absl/numeric/int128.h"
 #include "sharding/axis_value.h"
+#include "sharding/python_repr.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"

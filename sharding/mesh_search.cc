@@ -10,6 +10,7 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/numeric/int128.h"
 #include "sharding/layout_analysis.h"
+#include "sharding/python_repr.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -240,9 +241,9 @@ absl::Status Cancelled(std::string_view when) {
                     Reason::kCancelled);
 }
 
-class Judge {
+class MeshScorer {
  public:
-  Judge(std::vector<PreparedGroup> groups, const MeshSearchOptions& options)
+  MeshScorer(std::vector<PreparedGroup> groups, const MeshSearchOptions& options)
       : groups_(std::move(groups)), options_(options) {}
 
   absl::StatusOr<MeshCandidate> Evaluate(const std::vector<int64_t>& sizes) const {
@@ -426,7 +427,7 @@ absl::StatusOr<MeshSearchResult> SearchMeshes(absl::Span<const TensorGroup> grou
     }
     prepared.push_back(*std::move(group));
   }
-  const Judge judge(std::move(prepared), options);
+  const MeshScorer judge(std::move(prepared), options);
   const auto is_better = [&judge](const MeshCandidate& a, const MeshCandidate& b) {
     return judge.IsBetter(a, b);
   };

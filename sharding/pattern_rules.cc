@@ -8,6 +8,7 @@
 #include "absl/strings/str_split.h"
 #include "sharding/axis_value.h"
 #include "sharding/pattern_syntax.h"
+#include "sharding/python_repr.h"
 #include "sharding/reason.h"
 #include "sharding/shape.h"
 #include "sharding/status_macros.h"

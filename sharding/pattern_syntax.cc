@@ -15,6 +15,7 @@
 #include "sharding/axis_value.h"
 #include "sharding/character_set.h"
 #include "sharding/pattern.h"
+#include "sharding/python_repr.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"

@@ -13,6 +13,7 @@
 #include "absl/strings/numbers.h"
 #include "sharding/axis_value.h"
 #include "sharding/digest.h"
+#include "sharding/python_repr.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"

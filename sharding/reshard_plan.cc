@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
+#include "sharding/python_repr.h"
 #include "sharding/reason.h"
 #include "sharding/reshard_layout.h"
 #include "sharding/reshard_state.h"

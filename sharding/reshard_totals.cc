@@ -69,9 +69,9 @@ std::vector<PartFacts> FactsOf(const Cut& src, const Cut& dst) {
   return facts;
 }
 
-// Pairs of a gain and a loss of which only those that no other pair beats in both are kept: the
-// greatest of a * gain - b * loss is always among them, for all a, b >= 0.
-class Front {
+// The Pareto frontier of (gain, loss) pairs. For all a, b >= 0 it holds the pair with the
+// greatest a * gain - b * loss.
+class ParetoFrontier {
  public:
   void Add(absl::int128 gain, absl::int128 loss) {
     if (!pairs_.empty() && pairs_.back().first == gain && pairs_.back().second <= loss) {
@@ -85,14 +85,14 @@ class Front {
   }
 
   // The products of each pair here with each there.
-  absl::Status MultiplyBy(Front& other) {
+  absl::Status MultiplyBy(ParetoFrontier& other) {
     Prune();
     other.Prune();
     if (static_cast<int64_t>(pairs_.size()) >
         ReshardPlan::kMaxWalk / static_cast<int64_t>(std::max<size_t>(1, other.pairs_.size()))) {
       return OverLimit("the parts of the two layouts have too many different sizes to compare");
     }
-    Front product;
+    ParetoFrontier product;
     for (const auto& [gain, loss] : pairs_) {
       for (const auto& [other_gain, other_loss] : other.pairs_) {
         product.Add(gain * other_gain, loss * other_loss);
@@ -134,8 +134,8 @@ struct Sums {
   absl::int128 kept = 0;      // of what is kept
   absl::int128 full = 0;      // coordinates where all is kept
   absl::int128 touching = 0;  // coordinates where something is kept
-  Front need;                 // (size of the new part, what is kept of it)
-  Front sent;                 // per source part: (its size, what its holders keep of it)
+  ParetoFrontier need;        // (size of the new part, what is kept of it)
+  ParetoFrontier sent;        // per source part: (its size, what its holders keep of it)
   int64_t best = 0;           // the most that a new part has in common with a source part
   int64_t best_other = 0;     // with one that is not the device's own
 };
@@ -580,8 +580,8 @@ absl::StatusOr<ReshardTotals> ReshardPlan::State::TotalsByDigits(
   absl::int128 full = repeats;
   absl::int128 touching = repeats;
   absl::int128 best = 1;
-  Front need;
-  Front sent;
+  ParetoFrontier need;
+  ParetoFrontier sent;
   need.Add(1, 1);
   sent.Add(1, 1);
   for (Sums& part : parts) {

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "sharding/correction.h"
 #include "sharding/pattern_syntax.h"
+#include "sharding/python_repr.h"
 #include "sharding/rule_explanation.h"
 #include "sharding/spec.h"
 #include "sharding/status_macros.h"

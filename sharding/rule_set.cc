@@ -10,6 +10,7 @@
 #include "re2/set.h"
 #include "sharding/axis_value.h"
 #include "sharding/pattern_syntax.h"
+#include "sharding/python_repr.h"
 #include "sharding/reason.h"
 #include "sharding/rule_explanation.h"
 #include "sharding/shape.h"

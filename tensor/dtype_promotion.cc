@@ -7,6 +7,7 @@
 
 #include "sharding/axis_value.h"
 #include "sharding/nearest_name.h"
+#include "sharding/python_repr.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"

@@ -895,7 +895,7 @@ absl::Status AttachLoop::TakeVerdict(const v1::InventoryVerdict& verdict) {
   }
   Drop(verdict.drop_array_ids());
   if (verdict.last()) {
-    options_.executor->LeaveStaged();
+    options_.executor->KeepStaged();
     {
       absl::MutexLock lock(&mutex_);
       judged_ = true;

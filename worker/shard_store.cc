@@ -892,7 +892,7 @@ void ShardStore::Drop(absl::Span<const std::string> array_ids, Done done) {
         staged_ids.push_back(array_id);
       }
       // What was moved aside of it is released with it. But of an array that was never committed
-      // the catalogue may have given up a put, which says nothing of tiles that were.
+      // the registry may have given up a put, which says nothing of tiles that were.
       if (const auto aside = quarantine_.find(array_id);
           aside != quarantine_.end() && (was_committed || !aside->second.committed)) {
         if (aside->second.on_disk) {

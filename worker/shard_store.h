@@ -202,7 +202,7 @@ struct RecoveryReport {
 // Commit, Abort, Release, Drop and Quarantine change what the store holds before they return, and
 // do no disk work: files follow in the same order, on a thread of the store's own, with one sync
 // for all that wait. Files that could not follow are logged, and are found by the next Open as they
-// lie: a tile that is staged there and committed in the catalogue is committed again, one that was
+// lie: a tile that is staged there and committed in the registry is committed again, one that was
 // released is dropped again, by the verdict on the inventory.
 //
 // Thread-safe. Reading takes a short lock and copies nothing.
@@ -267,8 +267,8 @@ class ShardStore {
   absl::Status Release(absl::Span<const std::string> array_ids);
 
   // Aborts or releases each of these arrays, whichever its state asks for, and what was moved aside
-  // of it: the catalogue knows that it was released. Where a put's tiles are dropped that were
-  // never committed, that put may be all that the catalogue gave up: then committed tiles stay
+  // of it: the registry knows that it was released. Where a put's tiles are dropped that were
+  // never committed, that put may be all that the registry gave up: then committed tiles stay
   // aside. `done` is called once, when no file of what goes is left, synced: on this thread where
   // there was none, else on the store's; with the file system's error where that failed.
   using Done = absl::AnyInvocable<void(const absl::Status&) &&>;

@@ -13,8 +13,8 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
 #include "absl/synchronization/mutex.h"
+#include "rpc/clock.h"
 #include "rpc/log.h"
-#include "rpc/wall_time.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"
@@ -158,7 +158,7 @@ class StepExecutorImpl final : public StepExecutor {
     }
   }
 
-  void LeaveStaged() override {
+  void KeepStaged() override {
     absl::MutexLock lock(&mutex_);
     staged_.clear();
   }

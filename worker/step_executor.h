@@ -182,7 +182,7 @@ class StepExecutor {
 
   // The caller has committed or aborted in the store, array by array, whatever steps staged:
   // their Commit and Abort find nothing any more.
-  virtual void LeaveStaged() = 0;
+  virtual void KeepStaged() = 0;
 
   // The caller lets go of these arrays: copies of them in the kernel's own layout go too. Call it
   // along with ShardStore::Release.

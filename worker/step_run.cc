@@ -9,7 +9,7 @@
 #include <utility>
 #include <variant>
 
-#include "rpc/wall_time.h"
+#include "rpc/clock.h"
 #include "sharding/device_group.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
@@ -96,9 +96,9 @@ class WatchedLink final : public Link {
   std::atomic<DeviceId> peer_ = kNone;
 };
 
-class StepRunner {
+class RankStep {
  public:
-  StepRunner(const StepRunContext& context, StepResult* result)
+  RankStep(const StepRunContext& context, StepResult* result)
       : context_(context),
         options_(*context.options),
         plan_(*context.plan),
@@ -118,9 +118,9 @@ class StepRunner {
         return WithContext(done, instruction.label);
       }
       for (const ValueIndex input : InputsOf(instruction)) {
-        LetGo(input, i);
+        FreeValue(input, i);
       }
-      LetGo(instruction.output, i);  // nothing may need it
+      FreeValue(instruction.output, i);  // nothing may need it
     }
     return StageOutputs();
   }
@@ -165,7 +165,7 @@ class StepRunner {
   }
 
   // Lets go of a value once the instruction that needs it last has run.
-  void LetGo(ValueIndex value, size_t instruction) {
+  void FreeValue(ValueIndex value, size_t instruction) {
     if (values_[value].last_use == instruction && !values_[value].is_output) {
       values_[value].content = {};
     }
@@ -368,7 +368,7 @@ class StepRunner {
       operands.packed = packed.get();
     }
     const absl::Status done = options_.kernel->Run(spec, operands, pause);
-    TellKernel(2 * spec.m * spec.n * spec.k, started + turn.waited());
+    RecordKernel(2 * spec.m * spec.n * spec.k, started + turn.waited());
     return done;
   }
 
@@ -392,7 +392,7 @@ class StepRunner {
     SHARDMESH_RETURN_IF_ERROR(turn.Take());
     const absl::Time started = options_.clock->Now();
     const absl::Status done = ApplyEpilogue(spec, in.content.bytes, bias, Mutable(out));
-    TellKernel(out.tile.element_count(), started);
+    RecordKernel(out.tile.element_count(), started);
     return done;
   }
 
@@ -464,38 +464,38 @@ class StepRunner {
 
   absl::Status Exchange(const CollectiveCall& call, const GroupCollective& collective,
                         const LocalValue& in, const LocalValue& out) {
-    const Manner manner = {.algorithm = collective.algorithm, .order = collective.order};
+    const CollectiveChoice choice = {.algorithm = collective.algorithm, .order = collective.order};
     const int64_t ranks = call.group->size();
     const bool is_root = call.group->place() == collective.root;
     switch (collective.kind) {
       case CollectiveKind::kAllReduce: {
         SHARDMESH_ASSIGN_OR_RETURN(const Combiner combiner,
                                    CombinerFor(collective.reduction, in.dtype, out.dtype, ranks));
-        return AllReduce(call, manner, combiner, in.content, {Mutable(out), out.content.owner});
+        return AllReduce(call, choice, combiner, in.content, {Mutable(out), out.content.owner});
       }
       case CollectiveKind::kReduceScatter: {
         SHARDMESH_ASSIGN_OR_RETURN(const Combiner combiner,
                                    CombinerFor(collective.reduction, in.dtype, out.dtype, ranks));
         SHARDMESH_ASSIGN_OR_RETURN(const std::vector<OwnedBytes> parts,
                                    PartsAlong(in, collective.dimension, out.tiling));
-        return ReduceScatter(call, manner, combiner, parts, Mutable(out));
+        return ReduceScatter(call, choice, combiner, parts, Mutable(out));
       }
       case CollectiveKind::kReduce: {
         SHARDMESH_ASSIGN_OR_RETURN(const Combiner combiner,
                                    CombinerFor(collective.reduction, in.dtype, out.dtype, ranks));
         if (!is_root) FillWithZeros(out);
-        return Reduce(call, manner, combiner, collective.root, in.content, Mutable(out));
+        return Reduce(call, choice, combiner, collective.root, in.content, Mutable(out));
       }
       case CollectiveKind::kAllGather:
         return Joined(call, in, out, collective.dimension,
                       [&](absl::Span<const int64_t> sizes_bytes, PlaceFn place_fn) {
-                        return AllGather(call, manner, in.content, sizes_bytes, place_fn);
+                        return AllGather(call, choice, in.content, sizes_bytes, place_fn);
                       });
       case CollectiveKind::kGather:
         if (!is_root) FillWithZeros(out);
         return Joined(call, in, out, collective.dimension,
                       [&](absl::Span<const int64_t> sizes_bytes, PlaceFn place_fn) {
-                        return Gather(call, manner, collective.root, in.content, sizes_bytes,
+                        return Gather(call, choice, collective.root, in.content, sizes_bytes,
                                       place_fn);
                       });
       case CollectiveKind::kAllToAll: {
@@ -503,28 +503,28 @@ class StepRunner {
                                    PartsAlong(in, collective.split_dimension, out.tiling));
         return Joined(call, in, out, collective.dimension,
                       [&](absl::Span<const int64_t> sizes_bytes, PlaceFn place_fn) {
-                        return AllToAll(call, manner, parts, sizes_bytes, place_fn);
+                        return AllToAll(call, choice, parts, sizes_bytes, place_fn);
                       });
       }
       case CollectiveKind::kBroadcast:
-        return Broadcast(call, manner, collective.root, in.content,
+        return Broadcast(call, choice, collective.root, in.content,
                          {Mutable(out), out.content.owner});
       case CollectiveKind::kScatter: {
         std::vector<OwnedBytes> parts;
         if (is_root) {
           SHARDMESH_ASSIGN_OR_RETURN(parts, PartsAlong(in, collective.dimension, out.tiling));
         }
-        return Scatter(call, manner, collective.root, parts, Mutable(out));
+        return Scatter(call, choice, collective.root, parts, Mutable(out));
       }
       case CollectiveKind::kPermute: {
         std::vector<std::optional<int64_t>> targets(static_cast<size_t>(ranks));
         for (const PermutePair& pair : collective.permutation) {
           targets[static_cast<size_t>(pair.source)] = pair.target;
         }
-        return Permute(call, manner, targets, in.content, Mutable(out));
+        return Permute(call, choice, targets, in.content, Mutable(out));
       }
       case CollectiveKind::kBarrier:
-        SHARDMESH_RETURN_IF_ERROR(Barrier(call, manner));
+        SHARDMESH_RETURN_IF_ERROR(Barrier(call, choice));
         CopyUnlessThere(in.content.bytes, Mutable(out));
         return absl::OkStatus();
     }
@@ -595,7 +595,7 @@ class StepRunner {
     return OwnedBytes{copy.bytes, copy.owner};
   }
 
-  void TellKernel(int64_t flops, absl::Time started) {
+  void RecordKernel(int64_t flops, absl::Time started) {
     const absl::Duration elapsed = options_.clock->Now() - started;
     result_.kernel_time += elapsed;
     if (options_.observer.kernel) options_.observer.kernel(flops, elapsed);
@@ -643,7 +643,7 @@ class StepRunner {
 }  // namespace
 
 absl::Status RunStep(const StepRunContext& context, StepResult* result) {
-  return StepRunner(context, result).Run();
+  return RankStep(context, result).Run();
 }
 
 }  // namespace shardmesh::worker

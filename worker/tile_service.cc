@@ -180,21 +180,22 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   // Nothing is read meanwhile.
   absl::Status OpenAfterNews(v1::TileHeader header, UnknownMesh unknown) {
     SHARDMESH_RETURN_IF_ERROR(BeginWork());
-    const absl::Time deadline = absl::Now() + options_.news_limit;
-    options_.news->Push([this, deadline, header = std::move(header), unknown = std::move(unknown)] {
-      if (!has_ended()) {
-        options_.gate->AwaitMesh(unknown, deadline);
-      }
-      if (has_ended()) {
-        return EndWork(absl::OkStatus());
-      }
-      absl::Status opened = Open(header, nullptr);
-      if (opened.ok()) {
-        idle_.NoteProgress();
-        StartRead(&read_);
-      }
-      EndWork(std::move(opened));
-    });
+    const absl::Time deadline = absl::Now() + options_.membership_wait_limit;
+    options_.membership_waits->Push(
+        [this, deadline, header = std::move(header), unknown = std::move(unknown)] {
+          if (!has_ended()) {
+            options_.gate->AwaitMesh(unknown, deadline);
+          }
+          if (has_ended()) {
+            return EndWork(absl::OkStatus());
+          }
+          absl::Status opened = Open(header, nullptr);
+          if (opened.ok()) {
+            idle_.NoteProgress();
+            StartRead(&read_);
+          }
+          EndWork(std::move(opened));
+        });
     return absl::OkStatus();
   }
 

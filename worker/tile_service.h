@@ -27,15 +27,15 @@ struct TileServiceOptions {
   // All outlive the service.
   ShardStore* store = nullptr;
   TileGate* gate = nullptr;
-  WorkQueue* work = nullptr;  // where disks, and memory, are waited for
-  WorkQueue* news = nullptr;  // where the coordinator's word is waited for
+  WorkQueue* work = nullptr;              // where disks, and memory, are waited for
+  WorkQueue* membership_waits = nullptr;  // waits for a membership update here
   rpc::Clock* clock = nullptr;
   // A stream on which nothing moves for so long is ended: a put with DEADLINE_EXCEEDED (DEADLINE),
   // a get by cancelling it.
   absl::Duration idle_limit = absl::Seconds(60);
   // How much sooner than the coordinator's word of its mesh a tile may come, of the machine's
   // clock.
-  absl::Duration news_limit = absl::Seconds(2);
+  absl::Duration membership_wait_limit = absl::Seconds(2);
 };
 
 // The bytes of a put are copied once, from where the network left them into the staged tile; those

@@ -14,6 +14,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/ascii.h"
 #include "absl/synchronization/mutex.h"
+#include "rpc/certificate_metrics.h"
 #include "rpc/clock.h"
 #include "rpc/field_check.h"
 #include "rpc/host_port.h"
@@ -206,7 +207,7 @@ class WorkerServer::Impl {
                               .store = store_.get(),
                               .gate = gate_.get(),
                               .work = &work_,
-                              .news = &news_,
+                              .membership_waits = &membership_waits_,
                               .clock = &clock_});
     SHARDMESH_ASSIGN_OR_RETURN(
         server_,
@@ -348,7 +349,7 @@ class WorkerServer::Impl {
   std::unique_ptr<ShardStore> store_;
   std::unique_ptr<TileGate> gate_;
   WorkQueue work_{kWorkThreads};
-  WorkQueue news_{1};
+  WorkQueue membership_waits_{1};
   std::unique_ptr<PeerLinks> links_;
   std::unique_ptr<StepExecutor> executor_;
   std::unique_ptr<grpc::Service> tiles_;

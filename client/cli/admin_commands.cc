@@ -79,7 +79,7 @@ void PrintUnreached(const std::vector<UnreachedWorker>& workers, std::string_vie
 void PrintUnnamed(const std::vector<UnnamedArray>& arrays) {
   std::cout << FormatCount(static_cast<int64_t>(arrays.size()), "array")
             << " without a name, which a worker brought after the coordinator's start and the "
-               "catalogue\ndoes not know. `shardmesh admin quarantine restore ARRAY --as NAME` "
+               "registry\ndoes not know. `shardmesh admin quarantine restore ARRAY --as NAME` "
                "gives one a name; others go\ninto quarantine when they are held no longer.\n\n";
   Table table({{"array"},
                {"what"},
@@ -290,7 +290,7 @@ void AddAdminCommands(CommandLine* line) {
 
   CLI::App* const quarantine = line->AddGroup(
       "quarantine",
-      "Tiles that workers put aside, since the catalogue does not count them as theirs", admin);
+      "Tiles that workers put aside, since the registry does not count them as theirs", admin);
 
   auto identity = std::make_shared<std::string>();
   line->AddCommand(

@@ -149,7 +149,7 @@ absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
     };
     result = client->LoadCheckpoint(checkpoint, options);
   }
-  SHARDMESH_RETURN_IF_ERROR(interruption.Judge(result.status()));
+  SHARDMESH_RETURN_IF_ERROR(interruption.Outcome(result.status()));
   const absl::Duration time = stopwatch.time();
 
   if (invocation.json) {

@@ -93,7 +93,7 @@ void Interruption::StartCancelling() {
       [this, client = client_, transfer_id = transfer_id_] { Cancel(client, transfer_id); });
 }
 
-absl::Status Interruption::Judge(const absl::Status& status) const {
+absl::Status Interruption::Outcome(const absl::Status& status) const {
   absl::MutexLock lock(&mutex_);
   if (status.ok() || !signal_.has_value()) {
     return status;

@@ -37,7 +37,7 @@ class Interruption {
 
   // `status` of the put, or CANCELLED with the outcome if a signal ended it: the program then ends
   // by that signal, as its parent expects (InterruptionOf).
-  absl::Status Judge(const absl::Status& status) const;
+  absl::Status Outcome(const absl::Status& status) const;
 
  private:
   void Watch();

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_split.h"
+#include "sharding/python_repr.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <utility>
 
+#include "sharding/python_repr.h"
 #include "sharding/reason.h"
 #include "sharding/status_macros.h"
 #include "sharding/str_cat.h"

@@ -47,7 +47,7 @@ void CheckTree(const server::StoredTree& tree) {
 // As the store has them: an EntryValue of any kind.
 void CheckStored(const std::string& bytes) {
   const absl::StatusOr<server::DefinitionValue> value =
-      server::StatePublisher::DecodeValue(bytes, kDefaultMinSize);
+      server::DefinitionStore::DecodeValue(bytes, kDefaultMinSize);
   if (!value.ok()) {
     Require(value.status().code() == absl::StatusCode::kInvalidArgument);
     Require(ReasonOf(value.status()) != Reason::kUnspecified);

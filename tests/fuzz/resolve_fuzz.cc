@@ -24,7 +24,7 @@ void CheckRefusal(const absl::Status& status) {
 }
 
 const server::AnswerContext& Context() {
-  static const server::ClusterState& state = *new server::ClusterState();
+  static const server::Definitions& state = *new server::Definitions();
   static server::CorrectionTally& corrections = *new server::CorrectionTally();
   static const server::AnswerContext& context = *new server::AnswerContext{state, corrections};
   return context;

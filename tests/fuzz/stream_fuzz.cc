@@ -72,8 +72,8 @@ void Check(std::string_view input) {
   if (input.size() < 2) {
     return;
   }
-  static const std::shared_ptr<const server::ClusterState>& state =
-      *new std::shared_ptr<const server::ClusterState>(std::make_shared<server::ClusterState>());
+  static const std::shared_ptr<const server::Definitions>& state =
+      *new std::shared_ptr<const server::Definitions>(std::make_shared<server::Definitions>());
   static const server::CorrectionCounter& counter = *new server::CorrectionCounter(nullptr);
   const int64_t questions =
       input[1] == 0 ? kMostQuestions : int64_t{static_cast<unsigned char>(input[1])} - 1;

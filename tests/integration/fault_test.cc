@@ -97,9 +97,10 @@ int64_t DefineMeshAgain(const std::string& folder, const std::string& mesh_id,
   EXPECT_THAT(store, IsOk());
   const auto requests = server::RequestMemory::Open(store->get(), &clock);
   EXPECT_THAT(requests, IsOk());
-  const auto publisher = server::StatePublisher::Open(store->get(), &clock, requests->get());
-  EXPECT_THAT(publisher, IsOk());
-  const auto mesh = (*publisher)->state().FindMesh(mesh_id);
+  const auto definition_store =
+      server::DefinitionStore::Open(store->get(), &clock, requests->get());
+  EXPECT_THAT(definition_store, IsOk());
+  const auto mesh = (*definition_store)->state().FindMesh(mesh_id);
   EXPECT_THAT(mesh, IsOk());
   v1::EntryValue value;
   rpc::MeshDefinition definition = **mesh;
@@ -107,7 +108,7 @@ int64_t DefineMeshAgain(const std::string& folder, const std::string& mesh_id,
   rpc::Encode(definition, value.mutable_mesh());
   int64_t revision = 0;
   absl::Notification is_written;
-  (*publisher)
+  (*definition_store)
       ->Update({.request_id = "", .name = mesh_id}, value.SerializeAsString(),
                [&](absl::StatusOr<std::shared_ptr<const server::Definition>> written) {
                  EXPECT_THAT(written, IsOk());

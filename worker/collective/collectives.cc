@@ -101,8 +101,8 @@ std::string DetailsOf(const CollectiveOp& op) {
   return "";
 }
 
-absl::Status Check(CollectiveKind kind, const Manner& manner) {
-  return CheckAlgorithm(kind, manner.algorithm, manner.order);
+absl::Status Check(CollectiveKind kind, const CollectiveChoice& choice) {
+  return CheckAlgorithm(kind, choice.algorithm, choice.order);
 }
 
 }  // namespace
@@ -130,10 +130,11 @@ std::string SignatureOf(const CollectiveOp& op, int64_t ranks, std::string_view 
   return text;
 }
 
-absl::Status AllReduce(const CollectiveCall& call, const Manner& manner, const Combiner& combiner,
-                       const OwnedBytes& operand, const OwnedMutableBytes& out) {
-  SHARDMESH_RETURN_IF_ERROR(Check(CollectiveKind::kAllReduce, manner));
-  switch (manner.algorithm) {
+absl::Status AllReduce(const CollectiveCall& call, const CollectiveChoice& choice,
+                       const Combiner& combiner, const OwnedBytes& operand,
+                       const OwnedMutableBytes& out) {
+  SHARDMESH_RETURN_IF_ERROR(Check(CollectiveKind::kAllReduce, choice));
+  switch (choice.algorithm) {
     case Algorithm::kDirect:
       return DirectAllReduce(call, combiner, operand, out.bytes);
     case Algorithm::kDoubling:
@@ -147,18 +148,19 @@ absl::Status AllReduce(const CollectiveCall& call, const Manner& manner, const C
   }
 }
 
-absl::Status ReduceScatter(const CollectiveCall& call, const Manner& manner,
+absl::Status ReduceScatter(const CollectiveCall& call, const CollectiveChoice& choice,
                            const Combiner& combiner, absl::Span<const OwnedBytes> parts,
                            absl::Span<char> out) {
-  SHARDMESH_RETURN_IF_ERROR(Check(CollectiveKind::kReduceScatter, manner));
-  return manner.algorithm == Algorithm::kRing ? RingReduceScatter(call, combiner, parts, out)
+  SHARDMESH_RETURN_IF_ERROR(Check(CollectiveKind::kReduceScatter, choice));
+  return choice.algorithm == Algorithm::kRing ? RingReduceScatter(call, combiner, parts, out)
                                               : PairwiseReduceScatter(call, combiner, parts, out);
 }
 
-absl::Status AllGather(const CollectiveCall& call, const Manner& manner, const OwnedBytes& mine,
-                       absl::Span<const int64_t> sizes_bytes, PlaceFn place_fn) {
-  SHARDMESH_RETURN_IF_ERROR(Check(CollectiveKind::kAllGather, manner));
-  switch (manner.algorithm) {
+absl::Status AllGather(const CollectiveCall& call, const CollectiveChoice& choice,
+                       const OwnedBytes& mine, absl::Span<const int64_t> sizes_bytes,
+                       PlaceFn place_fn) {
+  SHARDMESH_RETURN_IF_ERROR(Check(CollectiveKind::kAllGather, choice));
+  switch (choice.algorithm) {
     case Algorithm::kDoubling:
       return DoublingAllGather(call, mine, sizes_bytes, place_fn);
     case Algorithm::kRing:
@@ -168,17 +170,17 @@ absl::Status AllGather(const CollectiveCall& call, const Manner& manner, const O
   }
 }
 
-absl::Status AllToAll(const CollectiveCall& call, const Manner& manner,
+absl::Status AllToAll(const CollectiveCall& call, const CollectiveChoice& choice,
                       absl::Span<const OwnedBytes> parts, absl::Span<const int64_t> sizes_bytes,
                       PlaceFn place_fn) {
-  SHARDMESH_RETURN_IF_ERROR(Check(CollectiveKind::kAllToAll, manner));
+  SHARDMESH_RETURN_IF_ERROR(Check(CollectiveKind::kAllToAll, choice));
   return PairwiseAllToAll(call, parts, sizes_bytes, place_fn);
 }
 
-absl::Status Broadcast(const CollectiveCall& call, const Manner& manner, int64_t root,
+absl::Status Broadcast(const CollectiveCall& call, const CollectiveChoice& choice, int64_t root,
                        const OwnedBytes& mine, const OwnedMutableBytes& out) {
-  SHARDMESH_RETURN_IF_ERROR(Check(CollectiveKind::kBroadcast, manner));
-  switch (manner.algorithm) {
+  SHARDMESH_RETURN_IF_ERROR(Check(CollectiveKind::kBroadcast, choice));
+  switch (choice.algorithm) {
     case Algorithm::kBinomial:
       return BinomialBroadcast(call, root, mine, out);
     case Algorithm::kChain:
@@ -188,10 +190,11 @@ absl::Status Broadcast(const CollectiveCall& call, const Manner& manner, int64_t
   }
 }
 
-absl::Status Reduce(const CollectiveCall& call, const Manner& manner, const Combiner& combiner,
-                    int64_t root, const OwnedBytes& operand, absl::Span<char> out) {
-  SHARDMESH_RETURN_IF_ERROR(Check(CollectiveKind::kReduce, manner));
-  switch (manner.algorithm) {
+absl::Status Reduce(const CollectiveCall& call, const CollectiveChoice& choice,
+                    const Combiner& combiner, int64_t root, const OwnedBytes& operand,
+                    absl::Span<char> out) {
+  SHARDMESH_RETURN_IF_ERROR(Check(CollectiveKind::kReduce, choice));
+  switch (choice.algorithm) {
     case Algorithm::kDirect:
       return DirectReduce(call, combiner, root, operand, out);
     case Algorithm::kBinomial:
@@ -201,29 +204,29 @@ absl::Status Reduce(const CollectiveCall& call, const Manner& manner, const Comb
   }
 }
 
-absl::Status Gather(const CollectiveCall& call, const Manner& manner, int64_t root,
+absl::Status Gather(const CollectiveCall& call, const CollectiveChoice& choice, int64_t root,
                     const OwnedBytes& mine, absl::Span<const int64_t> sizes_bytes,
                     PlaceFn place_fn) {
-  SHARDMESH_RETURN_IF_ERROR(Check(CollectiveKind::kGather, manner));
+  SHARDMESH_RETURN_IF_ERROR(Check(CollectiveKind::kGather, choice));
   return PairwiseGather(call, root, mine, sizes_bytes, place_fn);
 }
 
-absl::Status Scatter(const CollectiveCall& call, const Manner& manner, int64_t root,
+absl::Status Scatter(const CollectiveCall& call, const CollectiveChoice& choice, int64_t root,
                      absl::Span<const OwnedBytes> parts, absl::Span<char> out) {
-  SHARDMESH_RETURN_IF_ERROR(Check(CollectiveKind::kScatter, manner));
+  SHARDMESH_RETURN_IF_ERROR(Check(CollectiveKind::kScatter, choice));
   return PairwiseScatter(call, root, parts, out);
 }
 
-absl::Status Permute(const CollectiveCall& call, const Manner& manner,
+absl::Status Permute(const CollectiveCall& call, const CollectiveChoice& choice,
                      absl::Span<const std::optional<int64_t>> targets, const OwnedBytes& mine,
                      absl::Span<char> out) {
-  SHARDMESH_RETURN_IF_ERROR(Check(CollectiveKind::kPermute, manner));
+  SHARDMESH_RETURN_IF_ERROR(Check(CollectiveKind::kPermute, choice));
   return Permute(call, targets, mine, out);
 }
 
-absl::Status Barrier(const CollectiveCall& call, const Manner& manner) {
-  SHARDMESH_RETURN_IF_ERROR(Check(CollectiveKind::kBarrier, manner));
-  return manner.algorithm == Algorithm::kDoubling ? DoublingBarrier(call) : PairwiseBarrier(call);
+absl::Status Barrier(const CollectiveCall& call, const CollectiveChoice& choice) {
+  SHARDMESH_RETURN_IF_ERROR(Check(CollectiveKind::kBarrier, choice));
+  return choice.algorithm == Algorithm::kDoubling ? DoublingBarrier(call) : PairwiseBarrier(call);
 }
 
 }  // namespace shardmesh::worker

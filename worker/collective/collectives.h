@@ -23,8 +23,8 @@
 
 namespace shardmesh::worker {
 
-// How a collective is done.
-struct Manner {
+// The algorithm of a collective, and the order in which it adds.
+struct CollectiveChoice {
   CollectiveAlgorithm algorithm = CollectiveAlgorithm::kPairwise;
   CollectiveOrder order = CollectiveOrder::kReproducible;
 };
@@ -40,47 +40,50 @@ std::string SignatureOf(const CollectiveOp& op, int64_t ranks, std::string_view 
                         std::string_view out);
 
 // As PairwiseAllReduce.
-absl::Status AllReduce(const CollectiveCall& call, const Manner& manner, const Combiner& combiner,
-                       const OwnedBytes& operand, const OwnedMutableBytes& out);
+absl::Status AllReduce(const CollectiveCall& call, const CollectiveChoice& choice,
+                       const Combiner& combiner, const OwnedBytes& operand,
+                       const OwnedMutableBytes& out);
 
 // As PairwiseReduceScatter.
-absl::Status ReduceScatter(const CollectiveCall& call, const Manner& manner,
+absl::Status ReduceScatter(const CollectiveCall& call, const CollectiveChoice& choice,
                            const Combiner& combiner, absl::Span<const OwnedBytes> parts,
                            absl::Span<char> out);
 
 // As PairwiseAllGather.
-absl::Status AllGather(const CollectiveCall& call, const Manner& manner, const OwnedBytes& mine,
-                       absl::Span<const int64_t> sizes_bytes, PlaceFn place_fn);
+absl::Status AllGather(const CollectiveCall& call, const CollectiveChoice& choice,
+                       const OwnedBytes& mine, absl::Span<const int64_t> sizes_bytes,
+                       PlaceFn place_fn);
 
 // As PairwiseAllToAll.
-absl::Status AllToAll(const CollectiveCall& call, const Manner& manner,
+absl::Status AllToAll(const CollectiveCall& call, const CollectiveChoice& choice,
                       absl::Span<const OwnedBytes> parts, absl::Span<const int64_t> sizes_bytes,
                       PlaceFn place_fn);
 
 // As PairwiseBroadcast.
-absl::Status Broadcast(const CollectiveCall& call, const Manner& manner, int64_t root,
+absl::Status Broadcast(const CollectiveCall& call, const CollectiveChoice& choice, int64_t root,
                        const OwnedBytes& mine, const OwnedMutableBytes& out);
 
 // As PairwiseReduce.
-absl::Status Reduce(const CollectiveCall& call, const Manner& manner, const Combiner& combiner,
-                    int64_t root, const OwnedBytes& operand, absl::Span<char> out);
+absl::Status Reduce(const CollectiveCall& call, const CollectiveChoice& choice,
+                    const Combiner& combiner, int64_t root, const OwnedBytes& operand,
+                    absl::Span<char> out);
 
 // As PairwiseGather.
-absl::Status Gather(const CollectiveCall& call, const Manner& manner, int64_t root,
+absl::Status Gather(const CollectiveCall& call, const CollectiveChoice& choice, int64_t root,
                     const OwnedBytes& mine, absl::Span<const int64_t> sizes_bytes,
                     PlaceFn place_fn);
 
 // As PairwiseScatter.
-absl::Status Scatter(const CollectiveCall& call, const Manner& manner, int64_t root,
+absl::Status Scatter(const CollectiveCall& call, const CollectiveChoice& choice, int64_t root,
                      absl::Span<const OwnedBytes> parts, absl::Span<char> out);
 
 // As Permute of pairwise.h.
-absl::Status Permute(const CollectiveCall& call, const Manner& manner,
+absl::Status Permute(const CollectiveCall& call, const CollectiveChoice& choice,
                      absl::Span<const std::optional<int64_t>> targets, const OwnedBytes& mine,
                      absl::Span<char> out);
 
 // As PairwiseBarrier.
-absl::Status Barrier(const CollectiveCall& call, const Manner& manner);
+absl::Status Barrier(const CollectiveCall& call, const CollectiveChoice& choice);
 
 }  // namespace shardmesh::worker
 

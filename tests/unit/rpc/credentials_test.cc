@@ -16,6 +16,7 @@
 #include "absl/time/clock.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "rpc/call.h"
+#include "rpc/certificate_metrics.h"
 #include "rpc/certificate_watch.h"
 #include "rpc/metrics.h"
 #include "rpc/server_lifecycle.h"

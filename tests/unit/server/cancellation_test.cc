@@ -166,7 +166,7 @@ class CancellationTest : public testing::Test {
     };
   }
 
-  const std::shared_ptr<const ClusterState> state_ = std::make_shared<ClusterState>();
+  const std::shared_ptr<const Definitions> state_ = std::make_shared<Definitions>();
   const CorrectionCounter counter_{nullptr};
   CorrectionTally corrections_;
 };

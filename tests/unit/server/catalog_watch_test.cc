@@ -27,9 +27,9 @@ using ::shardmesh::test::IsOk;
 class CatalogWatchTest : public ::testing::Test {
  protected:
   CatalogWatchTest() {
-    catalogue_ = *Catalogue::Open(store_.get(), &clock_, [](const auto&, const auto&) {});
-    publisher_ = *StatePublisher::Open(store_.get(), &clock_, &catalogue_->requests());
-    service_ = MakeCatalogService(publisher_.get(), catalogue_.get());
+    registry_ = *ArrayRegistry::Open(store_.get(), &clock_, [](const auto&, const auto&) {});
+    definition_store_ = *DefinitionStore::Open(store_.get(), &clock_, &registry_->requests());
+    service_ = MakeCatalogService(definition_store_.get(), registry_.get());
     grpc::ServerBuilder builder;
     builder.RegisterService(service_.service.get());
     server_ = builder.BuildAndStart();
@@ -51,11 +51,11 @@ class CatalogWatchTest : public ::testing::Test {
       EXPECT_THAT(definition, IsOk());
       done.Notify();
     };
-    StatePublisher::Change change{.request_id = "", .name = name};
+    DefinitionStore::Change change{.request_id = "", .name = name};
     if (is_new) {
-      publisher_->Create(std::move(change), value.SerializeAsString(), callback);
+      definition_store_->Create(std::move(change), value.SerializeAsString(), callback);
     } else {
-      publisher_->Update(std::move(change), value.SerializeAsString(), callback);
+      definition_store_->Update(std::move(change), value.SerializeAsString(), callback);
     }
     done.WaitForNotification();
   }
@@ -76,8 +76,8 @@ class CatalogWatchTest : public ::testing::Test {
   rpc::RealClock clock_;
   std::unique_ptr<Store> store_ =
       CreateMemoryStore({.retention = {.bytes = 1000}, .history = DefinitionHistory()});
-  std::unique_ptr<Catalogue> catalogue_;
-  std::unique_ptr<StatePublisher> publisher_;
+  std::unique_ptr<ArrayRegistry> registry_;
+  std::unique_ptr<DefinitionStore> definition_store_;
   StreamingService service_;
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<v1::CatalogService::Stub> stub_;

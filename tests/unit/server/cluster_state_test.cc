@@ -55,47 +55,47 @@ std::string TreeValue(int tensors, int64_t elements = 8) {
 
 using Answer = absl::StatusOr<std::shared_ptr<const Definition>>;
 
-class ClusterStateTest : public testing::Test {
+class DefinitionsTest : public testing::Test {
  protected:
-  ClusterStateTest() { Open(CreateMemoryStore({.history = DefinitionHistory()})); }
+  DefinitionsTest() { Open(CreateMemoryStore({.history = DefinitionHistory()})); }
 
   void Open(std::unique_ptr<Store> store) {
-    publisher_.reset();
+    definition_store_.reset();
     requests_.reset();
     store_ = std::move(store);
     requests_ = *RequestMemory::Open(store_.get(), &clock_);
-    publisher_ = *StatePublisher::Open(store_.get(), &clock_, requests_.get());
+    definition_store_ = *DefinitionStore::Open(store_.get(), &clock_, requests_.get());
   }
 
   Answer Create(std::string name, int64_t size, std::string request_id = "") {
-    return Wait([&](StatePublisher::Callback done) {
-      publisher_->Create({.request_id = std::move(request_id), .name = std::move(name)},
-                         MeshValue(size), std::move(done));
+    return Wait([&](DefinitionStore::Callback done) {
+      definition_store_->Create({.request_id = std::move(request_id), .name = std::move(name)},
+                                MeshValue(size), std::move(done));
     });
   }
   Answer CreateTree(std::string name, std::string value, std::string request_id = "") {
-    return Wait([&](StatePublisher::Callback done) {
-      publisher_->Create({.request_id = std::move(request_id), .name = std::move(name)},
-                         std::move(value), std::move(done));
+    return Wait([&](DefinitionStore::Callback done) {
+      definition_store_->Create({.request_id = std::move(request_id), .name = std::move(name)},
+                                std::move(value), std::move(done));
     });
   }
   Answer Update(std::string name, int64_t size, int64_t expected_version = 0) {
-    return Wait([&](StatePublisher::Callback done) {
-      publisher_->Update(
+    return Wait([&](DefinitionStore::Callback done) {
+      definition_store_->Update(
           {.request_id = "", .name = std::move(name), .expected_version = expected_version},
           MeshValue(size), std::move(done));
     });
   }
   Answer Delete(std::string name) {
-    return Wait([&](StatePublisher::Callback done) {
-      publisher_->Delete({.request_id = "", .name = std::move(name)}, DefinitionKind::kMesh,
-                         std::move(done));
+    return Wait([&](DefinitionStore::Callback done) {
+      definition_store_->Delete({.request_id = "", .name = std::move(name)}, DefinitionKind::kMesh,
+                                std::move(done));
     });
   }
 
   // The store in a folder, which forgets whatever it may at once.
   void Reopen(const std::string& folder) {
-    publisher_.reset();
+    definition_store_.reset();
     requests_.reset();
     store_.reset();
     Open(*OpenSqliteStore({.folder = folder,
@@ -105,13 +105,13 @@ class ClusterStateTest : public testing::Test {
 
   // The size of the mesh of a reference; -1 if there is none.
   int64_t SizeOf(const std::string& reference) {
-    const auto mesh = publisher_->state().FindMesh(reference);
+    const auto mesh = definition_store_->state().FindMesh(reference);
     return mesh.ok() ? (*mesh)->mesh.size() : -1;
   }
   std::vector<int64_t> VersionsOf(const std::string& name) {
-    const auto found = publisher_->state().Versions(DefinitionKind::kMesh, name);
+    const auto found = definition_store_->state().Versions(DefinitionKind::kMesh, name);
     std::vector<int64_t> versions;
-    for (const ClusterState::Version& version : *found) {
+    for (const Definitions::Version& version : *found) {
       versions.push_back(version.version);
     }
     return versions;
@@ -132,76 +132,78 @@ class ClusterStateTest : public testing::Test {
   test::FakeClock clock_;
   std::unique_ptr<Store> store_;
   std::unique_ptr<RequestMemory> requests_;
-  std::unique_ptr<StatePublisher> publisher_;
+  std::unique_ptr<DefinitionStore> definition_store_;
 };
 
-TEST_F(ClusterStateTest, PublishesEachChangeUnderANewVersion) {
-  const std::shared_ptr<const ClusterState> before = publisher_->shared_state();
+TEST_F(DefinitionsTest, PublishesEachChangeUnderANewVersion) {
+  const std::shared_ptr<const Definitions> before = definition_store_->shared_state();
   ASSERT_TRUE(Create("m", 4).ok());
   EXPECT_EQ((*Update("m", 8))->version, 2);
-  EXPECT_EQ((*publisher_->state().FindMesh("m"))->mesh.size(), 8);
+  EXPECT_EQ((*definition_store_->state().FindMesh("m"))->mesh.size(), 8);
   EXPECT_FALSE(before->FindMesh("m").ok()) << "an older snapshot changed";
   ASSERT_TRUE(Delete("m").ok());
-  EXPECT_FALSE(publisher_->state().FindMesh("m").ok());
+  EXPECT_FALSE(definition_store_->state().FindMesh("m").ok());
 }
 
-TEST_F(ClusterStateTest, WaitsForItsChangesBeforeItGoes) {
+TEST_F(DefinitionsTest, WaitsForItsChangesBeforeItGoes) {
   absl::Notification gate;
   store_->Commit({.puts = {{"other", "1"}}},
                  [&](const absl::StatusOr<Revision>&) { gate.WaitForNotification(); });
   std::atomic<bool> is_told = false;
-  publisher_->Create({.request_id = "", .name = "m"}, MeshValue(2),
-                     [&](const Answer&) { is_told = true; });
+  definition_store_->Create({.request_id = "", .name = "m"}, MeshValue(2),
+                            [&](const Answer&) { is_told = true; });
   std::thread opener([&] { gate.Notify(); });
-  publisher_.reset();
+  definition_store_.reset();
   EXPECT_TRUE(is_told);
   opener.join();
 }
 
 // One who writes a whole definition anew must not undo what another made of it meanwhile.
-TEST_F(ClusterStateTest, AChangeOfARevisionIsNotMadeOfALaterOne) {
+TEST_F(DefinitionsTest, AChangeOfARevisionIsNotMadeOfALaterOne) {
   const Revision read = (*Create("m", 2))->revision;
   absl::Notification gate;
   store_->Commit({.puts = {{"other", "1"}}},
                  [&](const absl::StatusOr<Revision>&) { gate.WaitForNotification(); });
   absl::Notification first_done;
   absl::Notification second_done;
-  publisher_->Update({.request_id = "", .name = "m"}, MeshValue(4), [&](const Answer& answer) {
-    EXPECT_TRUE(answer.ok());
-    first_done.Notify();
-  });
+  definition_store_->Update({.request_id = "", .name = "m"}, MeshValue(4),
+                            [&](const Answer& answer) {
+                              EXPECT_TRUE(answer.ok());
+                              first_done.Notify();
+                            });
   // Both were read before either is committed.
-  publisher_->Update({.request_id = "", .name = "m", .expected_revision = read}, MeshValue(2),
-                     [&](const Answer& answer) {
-                       EXPECT_THAT(answer.status(),
-                                   StatusIs(absl::StatusCode::kAborted, Reason::kVersionMismatch));
-                       second_done.Notify();
-                     });
+  definition_store_->Update({.request_id = "", .name = "m", .expected_revision = read},
+                            MeshValue(2), [&](const Answer& answer) {
+                              EXPECT_THAT(answer.status(), StatusIs(absl::StatusCode::kAborted,
+                                                                    Reason::kVersionMismatch));
+                              second_done.Notify();
+                            });
   gate.Notify();
   first_done.WaitForNotification();
   second_done.WaitForNotification();
   EXPECT_EQ(SizeOf("m"), 4);
   ASSERT_TRUE(Delete("m").ok());
   ASSERT_TRUE(Create("m", 8).ok());
-  const Answer stale = Wait([&](StatePublisher::Callback done) {
-    publisher_->Update({.request_id = "", .name = "m", .expected_revision = read}, MeshValue(2),
-                       std::move(done));
+  const Answer stale = Wait([&](DefinitionStore::Callback done) {
+    definition_store_->Update({.request_id = "", .name = "m", .expected_revision = read},
+                              MeshValue(2), std::move(done));
   });
   EXPECT_THAT(stale.status(), StatusIs(absl::StatusCode::kAborted, Reason::kVersionMismatch))
       << "it is at version 1 again";
   EXPECT_EQ(SizeOf("m"), 8);
 }
 
-TEST_F(ClusterStateTest, WhatIsBeingCreatedCountsToTheLimits) {
-  publisher_->SetLimits({.max_meshes = 1, .max_definitions = 2});
+TEST_F(DefinitionsTest, WhatIsBeingCreatedCountsToTheLimits) {
+  definition_store_->SetLimits({.max_meshes = 1, .max_definitions = 2});
   absl::Notification gate;
   store_->Commit({.puts = {{"other", "1"}}},
                  [&](const absl::StatusOr<Revision>&) { gate.WaitForNotification(); });
   absl::Notification done;
-  publisher_->Create({.request_id = "", .name = "a"}, MeshValue(2), [&](const Answer& answer) {
-    EXPECT_TRUE(answer.ok());
-    done.Notify();
-  });
+  definition_store_->Create({.request_id = "", .name = "a"}, MeshValue(2),
+                            [&](const Answer& answer) {
+                              EXPECT_TRUE(answer.ok());
+                              done.Notify();
+                            });
   EXPECT_THAT(Create("b", 2).status(),
               StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
   gate.Notify();
@@ -213,14 +215,14 @@ TEST_F(ClusterStateTest, WhatIsBeingCreatedCountsToTheLimits) {
   EXPECT_TRUE(Create("b", 2).ok()) << "what was created leaves nothing behind";
 }
 
-TEST_F(ClusterStateTest, NamesTheNearestNameThatThereIs) {
+TEST_F(DefinitionsTest, NamesTheNearestNameThatThereIs) {
   ASSERT_TRUE(Create("training", 4).ok());
-  const auto missing = publisher_->state().FindMesh("trainig");
+  const auto missing = definition_store_->state().FindMesh("trainig");
   EXPECT_THAT(missing, StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
   EXPECT_THAT(std::string(missing.status().message()), HasSubstr("training"));
 }
 
-TEST_F(ClusterStateTest, RefusesWhatDoesNotFitWhatIsThere) {
+TEST_F(DefinitionsTest, RefusesWhatDoesNotFitWhatIsThere) {
   ASSERT_TRUE(Create("m", 4).ok());
   EXPECT_THAT(Create("m", 4), StatusIs(absl::StatusCode::kAlreadyExists, Reason::kAlreadyExists));
   EXPECT_THAT(Update("m", 8, /*expected_version=*/7),
@@ -229,7 +231,7 @@ TEST_F(ClusterStateTest, RefusesWhatDoesNotFitWhatIsThere) {
   EXPECT_THAT(Create("no spaces", 4), StatusIs(absl::StatusCode::kInvalidArgument));
 }
 
-TEST_F(ClusterStateTest, GivesARepeatedRequestTheFirstAnswer) {
+TEST_F(DefinitionsTest, GivesARepeatedRequestTheFirstAnswer) {
   const Answer first = Create("m", 4, "request-1");
   ASSERT_TRUE(first.ok());
   const Answer again = Create("m", 4, "request-1");
@@ -239,24 +241,24 @@ TEST_F(ClusterStateTest, GivesARepeatedRequestTheFirstAnswer) {
               StatusIs(absl::StatusCode::kInvalidArgument, Reason::kRequestIdReused));
 }
 
-TEST_F(ClusterStateTest, FindsItsDefinitionsAgainAfterARestart) {
-  const std::string folder = testing::TempDir() + "/cluster_state_restart";
+TEST_F(DefinitionsTest, FindsItsDefinitionsAgainAfterARestart) {
+  const std::string folder = testing::TempDir() + "/definitions_restart";
   Open(*OpenSqliteStore({.folder = folder, .quota_bytes = 1 << 30, .local = {}}));
   const Answer created = Create("kept", 4);
   ASSERT_TRUE(created.ok() || absl::IsAlreadyExists(created.status())) << created.status();
-  publisher_.reset();
+  definition_store_.reset();
   requests_.reset();
   store_.reset();
   Open(*OpenSqliteStore({.folder = folder, .quota_bytes = 1 << 30, .local = {}}));
-  EXPECT_EQ((*publisher_->state().FindMesh("kept"))->mesh.size(), 4);
+  EXPECT_EQ((*definition_store_->state().FindMesh("kept"))->mesh.size(), 4);
 }
 
-TEST_F(ClusterStateTest, WritesNothingOverARecordThatCannotBeRead) {
-  const std::string folder = testing::TempDir() + "/cluster_state_unreadable";
+TEST_F(DefinitionsTest, WritesNothingOverARecordThatCannotBeRead) {
+  const std::string folder = testing::TempDir() + "/definitions_unreadable";
   std::filesystem::remove_all(folder);
   Reopen(folder);
   for (const char* name : {"damaged", "lost", "sound"}) ASSERT_TRUE(Create(name, 4).ok());
-  publisher_.reset();
+  definition_store_.reset();
   requests_.reset();
   store_.reset();
   {
@@ -275,11 +277,11 @@ TEST_F(ClusterStateTest, WritesNothingOverARecordThatCannotBeRead) {
                   testing::AllOf(HasSubstr(std::string("\"mesh/") + name + "\""),
                                  HasSubstr("shardmesh admin check")));
     }
-    EXPECT_THAT(publisher_->state().FindMesh(name).status(),
+    EXPECT_THAT(definition_store_->state().FindMesh(name).status(),
                 StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed))
         << "it is not known whether there is one";
   }
-  EXPECT_THAT(publisher_->state().FindMesh("other").status(),
+  EXPECT_THAT(definition_store_->state().FindMesh("other").status(),
               StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
   EXPECT_TRUE(Update("sound", 8).ok());
   EXPECT_TRUE(Create("lust", 8).ok()) << "no record was of that name";
@@ -288,18 +290,18 @@ TEST_F(ClusterStateTest, WritesNothingOverARecordThatCannotBeRead) {
   EXPECT_EQ(SizeOf("sound"), 8);
 }
 
-TEST_F(ClusterStateTest, FindsItsTreesAgainAfterARestart) {
-  const std::string folder = testing::TempDir() + "/cluster_state_trees";
+TEST_F(DefinitionsTest, FindsItsTreesAgainAfterARestart) {
+  const std::string folder = testing::TempDir() + "/definitions_trees";
   Open(*OpenSqliteStore({.folder = folder, .quota_bytes = 1 << 30, .local = {}}));
   // As large as a tree may be: its record must fit a transaction beside what is remembered.
   std::string value = TreeValue(100'000);
   const Answer created = CreateTree("kept", value, "request-1");
   ASSERT_TRUE(created.ok()) << created.status();
-  publisher_.reset();
+  definition_store_.reset();
   requests_.reset();
   store_.reset();
   Open(*OpenSqliteStore({.folder = folder, .quota_bytes = 1 << 30, .local = {}}));
-  const auto tree = publisher_->state().FindTree("kept");
+  const auto tree = definition_store_->state().FindTree("kept");
   ASSERT_TRUE(tree.ok()) << tree.status();
   ASSERT_EQ((*tree)->tensors().size(), 100'000u);
   EXPECT_EQ((*tree)->tensors()[99'999].name, "w99999");
@@ -314,25 +316,25 @@ TEST_F(ClusterStateTest, FindsItsTreesAgainAfterARestart) {
             100'000u);
 }
 
-TEST_F(ClusterStateTest, GivesARepeatedDeletionItsRevision) {
+TEST_F(DefinitionsTest, GivesARepeatedDeletionItsRevision) {
   ASSERT_TRUE(CreateTree("t", TreeValue(2)).ok());
   const auto remove = [&] {
-    return Wait([&](StatePublisher::Callback done) {
-      publisher_->Delete({.request_id = "request-2", .name = "t"}, DefinitionKind::kTree,
-                         std::move(done));
+    return Wait([&](DefinitionStore::Callback done) {
+      definition_store_->Delete({.request_id = "request-2", .name = "t"}, DefinitionKind::kTree,
+                                std::move(done));
     });
   };
   const Answer first = remove();
   ASSERT_TRUE(first.ok());
-  EXPECT_FALSE(publisher_->state().FindTree("t").ok());
+  EXPECT_FALSE(definition_store_->state().FindTree("t").ok());
   const Answer again = remove();
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_EQ((*again)->revision, (*first)->revision);
 }
 
-TEST_F(ClusterStateTest, FindsEachVersionAsItWasWhenItWasCurrent) {
+TEST_F(DefinitionsTest, FindsEachVersionAsItWasWhenItWasCurrent) {
   ASSERT_TRUE(Create("m", 4).ok());
-  const std::shared_ptr<const ClusterState> first = publisher_->shared_state();
+  const std::shared_ptr<const Definitions> first = definition_store_->shared_state();
   clock_.Advance(absl::Seconds(5));
   ASSERT_TRUE(Update("m", 8).ok());
   ASSERT_TRUE(Update("m", 16, /*expected_version=*/2).ok());
@@ -347,12 +349,12 @@ TEST_F(ClusterStateTest, FindsEachVersionAsItWasWhenItWasCurrent) {
   EXPECT_THAT(Update("m@1", 32), StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
   EXPECT_THAT(Delete("m@1"), StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
 
-  const auto old = publisher_->state().FindReferred(DefinitionKind::kMesh, "m@1");
+  const auto old = definition_store_->state().FindReferred(DefinitionKind::kMesh, "m@1");
   ASSERT_TRUE(old.ok()) << old.status();
   EXPECT_EQ((*old)->name, "m");
   EXPECT_EQ((*old)->version, 1);
   EXPECT_EQ((*old)->wire_value, MeshValue(4));
-  const auto versions = publisher_->state().Versions(DefinitionKind::kMesh, "m");
+  const auto versions = definition_store_->state().Versions(DefinitionKind::kMesh, "m");
   ASSERT_TRUE(versions.ok());
   ASSERT_EQ(versions->size(), 3u);
   EXPECT_EQ((*versions)[2].version, 1);
@@ -362,7 +364,7 @@ TEST_F(ClusterStateTest, FindsEachVersionAsItWasWhenItWasCurrent) {
   EXPECT_EQ((*versions)[1].updated - (*versions)[2].updated, absl::Seconds(5));
 }
 
-TEST_F(ClusterStateTest, SaysWhichVersionsThereAre) {
+TEST_F(DefinitionsTest, SaysWhichVersionsThereAre) {
   ASSERT_TRUE(Create("once", 4).ok());
   ASSERT_TRUE(Create("often", 4).ok());
   for (int i = 0; i < 40; ++i) {
@@ -396,20 +398,20 @@ TEST_F(ClusterStateTest, SaysWhichVersionsThereAre) {
   };
   for (const auto& [reference, code, says] : kCases) {
     SCOPED_TRACE(reference);
-    const absl::Status status = publisher_->state().FindMesh(reference).status();
+    const absl::Status status = definition_store_->state().FindMesh(reference).status();
     EXPECT_EQ(status.code(), code) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr(says));
   }
-  EXPECT_THAT(publisher_->state().Versions(DefinitionKind::kMesh, "oncee"),
+  EXPECT_THAT(definition_store_->state().Versions(DefinitionKind::kMesh, "oncee"),
               StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
   const absl::Status of_version =
-      publisher_->state().Versions(DefinitionKind::kMesh, "once@1").status();
+      definition_store_->state().Versions(DefinitionKind::kMesh, "once@1").status();
   EXPECT_THAT(of_version, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
   EXPECT_EQ(of_version.message(),
             "'once@1' names a version; versions are listed of a name alone, write once");
 }
 
-TEST_F(ClusterStateTest, NamesAnOlderVersionThatCannotBeRead) {
+TEST_F(DefinitionsTest, NamesAnOlderVersionThatCannotBeRead) {
   ASSERT_TRUE(Create("m", 4).ok());
   ASSERT_TRUE(Update("m", 8).ok());
   const std::string second = store_->Get("mesh/m")->value;
@@ -428,26 +430,26 @@ TEST_F(ClusterStateTest, NamesAnOlderVersionThatCannotBeRead) {
   Open(std::move(store_));
   EXPECT_EQ(SizeOf("m"), 8) << "the current one is as it was";
   for (const absl::Status& status :
-       {publisher_->state().FindMesh("m@1").status(),
-        publisher_->state().Versions(DefinitionKind::kMesh, "m").status()}) {
+       {definition_store_->state().FindMesh("m@1").status(),
+        definition_store_->state().Versions(DefinitionKind::kMesh, "m").status()}) {
     EXPECT_THAT(status, StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed));
     EXPECT_THAT(std::string(status.message()),
                 HasSubstr("cannot read version 1 of \"m\" in the store: the record is not"));
   }
 }
 
-TEST_F(ClusterStateTest, TellsOfOlderVersionsWhatItToldWhenTheyWereCurrent) {
+TEST_F(DefinitionsTest, TellsOfOlderVersionsWhatItToldWhenTheyWereCurrent) {
   ASSERT_TRUE(CreateTree("t", TreeValue(1)).ok());
   for (int i = 2; i <= 40; ++i) {
     clock_.Advance(absl::Seconds(i));
-    const Answer updated = Wait([&](StatePublisher::Callback done) {
-      publisher_->Update({.request_id = "", .name = "t"}, TreeValue(i), std::move(done));
+    const Answer updated = Wait([&](DefinitionStore::Callback done) {
+      definition_store_->Update({.request_id = "", .name = "t"}, TreeValue(i), std::move(done));
     });
     ASSERT_TRUE(updated.ok()) << updated.status();
   }
-  const auto as_changed = *publisher_->state().Versions(DefinitionKind::kTree, "t");
+  const auto as_changed = *definition_store_->state().Versions(DefinitionKind::kTree, "t");
   Open(std::move(store_));
-  const auto as_loaded = *publisher_->state().Versions(DefinitionKind::kTree, "t");
+  const auto as_loaded = *definition_store_->state().Versions(DefinitionKind::kTree, "t");
   ASSERT_EQ(as_changed.size(), 32u);
   ASSERT_EQ(as_loaded.size(), 32u);
   for (size_t i = 0; i < as_changed.size(); ++i) {
@@ -462,27 +464,27 @@ TEST_F(ClusterStateTest, TellsOfOlderVersionsWhatItToldWhenTheyWereCurrent) {
   }
 }
 
-TEST_F(ClusterStateTest, KeepsFewerVersionsOfWhatIsLarge) {
+TEST_F(DefinitionsTest, KeepsFewerVersionsOfWhatIsLarge) {
   const std::string value = TreeValue(100'000);  // about 1 MiB
   ASSERT_TRUE(CreateTree("t", value).ok());
   for (int i = 0; i < 10; ++i) {
-    const Answer updated = Wait([&](StatePublisher::Callback done) {
-      publisher_->Update({.request_id = "", .name = "t"}, value, std::move(done));
+    const Answer updated = Wait([&](DefinitionStore::Callback done) {
+      definition_store_->Update({.request_id = "", .name = "t"}, value, std::move(done));
     });
     ASSERT_TRUE(updated.ok()) << updated.status();
   }
-  const auto versions = *publisher_->state().Versions(DefinitionKind::kTree, "t");
+  const auto versions = *definition_store_->state().Versions(DefinitionKind::kTree, "t");
   ASSERT_GT(versions.size(), 2u);
   ASSERT_LT(versions.size(), 11u);
   int64_t bytes = 0;
-  for (const ClusterState::Version& version : versions) {
+  for (const Definitions::Version& version : versions) {
     bytes += version.version == 11 ? 0 : version.size_bytes;
   }
   EXPECT_LE(bytes, int64_t{4} << 20);
   EXPECT_GT(bytes + versions[0].size_bytes, int64_t{4} << 20);
 }
 
-TEST_F(ClusterStateTest, ForgetsTheVersionsOfWhatIsDeleted) {
+TEST_F(DefinitionsTest, ForgetsTheVersionsOfWhatIsDeleted) {
   ASSERT_TRUE(Create("m", 4).ok());
   ASSERT_TRUE(Update("m", 8).ok());
   ASSERT_TRUE(Delete("m").ok());
@@ -493,8 +495,8 @@ TEST_F(ClusterStateTest, ForgetsTheVersionsOfWhatIsDeleted) {
   EXPECT_THAT(VersionsOf("m"), testing::ElementsAre(1));
 }
 
-TEST_F(ClusterStateTest, FindsOlderVersionsAgainAfterARestart) {
-  std::string folder = testing::TempDir() + "/cluster_state_versions_XXXXXX";
+TEST_F(DefinitionsTest, FindsOlderVersionsAgainAfterARestart) {
+  std::string folder = testing::TempDir() + "/definitions_versions_XXXXXX";
   ASSERT_NE(mkdtemp(folder.data()), nullptr);
   Reopen(folder);
   ASSERT_TRUE(Create("m", 1).ok());
@@ -523,12 +525,12 @@ TEST_F(ClusterStateTest, FindsOlderVersionsAgainAfterARestart) {
   EXPECT_EQ(SizeOf("m@40"), 40);
 }
 
-TEST_F(ClusterStateTest, FindsOlderVersionsOfEveryKind) {
+TEST_F(DefinitionsTest, FindsOlderVersionsOfEveryKind) {
   const auto define = [&](const v1::EntryValue& first, const v1::EntryValue& second) {
     ASSERT_TRUE(CreateTree("x", first.SerializeAsString()).ok());
-    const Answer updated = Wait([&](StatePublisher::Callback done) {
-      publisher_->Update({.request_id = "", .name = "x"}, second.SerializeAsString(),
-                         std::move(done));
+    const Answer updated = Wait([&](DefinitionStore::Callback done) {
+      definition_store_->Update({.request_id = "", .name = "x"}, second.SerializeAsString(),
+                                std::move(done));
     });
     ASSERT_TRUE(updated.ok()) << updated.status();
   };
@@ -549,7 +551,7 @@ TEST_F(ClusterStateTest, FindsOlderVersionsOfEveryKind) {
   second.ParseFromString(TreeValue(3));
   define(first, second);
 
-  const ClusterState& state = publisher_->state();
+  const Definitions& state = definition_store_->state();
   EXPECT_EQ((*state.FindProfile("x@1"))->field(AxisField::kHead), AxisValue::Name("tp"));
   EXPECT_EQ((*state.FindProfile("x@2"))->field(AxisField::kHead), AxisValue::Name("sp"));
   EXPECT_EQ((*state.FindRuleSet("x@1"))->rules.rules()[0].pattern, "first");
@@ -560,11 +562,11 @@ TEST_F(ClusterStateTest, FindsOlderVersionsOfEveryKind) {
   EXPECT_EQ((*state.FindTree("x@2"))->tensors().size(), 3u);
 }
 
-TEST_F(ClusterStateTest, QuestionsThatComeAgainShareAnOlderVersion) {
+TEST_F(DefinitionsTest, QuestionsThatComeAgainShareAnOlderVersion) {
   ASSERT_TRUE(Create("m", 4).ok());
   ASSERT_TRUE(Update("m", 8).ok());
   const auto find = [this](const std::string& reference) {
-    return *publisher_->state().FindReferred(DefinitionKind::kMesh, reference);
+    return *definition_store_->state().FindReferred(DefinitionKind::kMesh, reference);
   };
   std::weak_ptr<const Definition> first = find("m@1");
   EXPECT_FALSE(first.expired());
@@ -590,16 +592,16 @@ TEST_F(ClusterStateTest, QuestionsThatComeAgainShareAnOlderVersion) {
   EXPECT_EQ(SizeOf("m@1"), 4);
 }
 
-TEST_F(ClusterStateTest, BoundsTheBytesOfOlderVersionsThatItKeepsDecoded) {
+TEST_F(DefinitionsTest, BoundsTheBytesOfOlderVersionsThatItKeepsDecoded) {
   const std::string value = TreeValue(100'000);  // about 1 MiB
   constexpr int kTrees = 3;
   for (int i = 0; i < kTrees; ++i) {
     const std::string name = "t" + std::to_string(i);
     ASSERT_TRUE(CreateTree(name, value).ok());
     for (int version = 2; version <= 5; ++version) {
-      const Answer updated = Wait([&](StatePublisher::Callback done) {
-        publisher_->Update({.request_id = "", .name = name}, TreeValue(100'000, version),
-                           std::move(done));
+      const Answer updated = Wait([&](DefinitionStore::Callback done) {
+        definition_store_->Update({.request_id = "", .name = name}, TreeValue(100'000, version),
+                                  std::move(done));
       });
       ASSERT_TRUE(updated.ok()) << updated.status();
     }
@@ -607,7 +609,7 @@ TEST_F(ClusterStateTest, BoundsTheBytesOfOlderVersionsThatItKeepsDecoded) {
   std::vector<std::weak_ptr<const Definition>> all;
   for (int i = 0; i < kTrees; ++i) {
     for (int version = 2; version <= 4; ++version) {
-      all.push_back(*publisher_->state().FindReferred(
+      all.push_back(*definition_store_->state().FindReferred(
           DefinitionKind::kTree, "t" + std::to_string(i) + "@" + std::to_string(version)));
     }
   }
@@ -621,48 +623,49 @@ TEST_F(ClusterStateTest, BoundsTheBytesOfOlderVersionsThatItKeepsDecoded) {
   EXPECT_TRUE(all.front().expired());
 }
 
-TEST_F(ClusterStateTest, DecodingOfAnOlderVersionCanBeCancelled) {
+TEST_F(DefinitionsTest, DecodingOfAnOlderVersionCanBeCancelled) {
   for (const char* pattern : {"first", "second"}) {
     v1::EntryValue value;
     value.mutable_rule_set()->add_rules()->set_pattern(pattern);
-    const Answer changed = Wait([&](StatePublisher::Callback done) {
-      StatePublisher::Change change{.request_id = "", .name = "r"};
+    const Answer changed = Wait([&](DefinitionStore::Callback done) {
+      DefinitionStore::Change change{.request_id = "", .name = "r"};
       if (value.rule_set().rules(0).pattern() == "first") {
-        publisher_->Create(std::move(change), value.SerializeAsString(), std::move(done));
+        definition_store_->Create(std::move(change), value.SerializeAsString(), std::move(done));
       } else {
-        publisher_->Update(std::move(change), value.SerializeAsString(), std::move(done));
+        definition_store_->Update(std::move(change), value.SerializeAsString(), std::move(done));
       }
     });
     ASSERT_TRUE(changed.ok()) << changed.status();
   }
   const auto is_cancelled = [] { return true; };
-  EXPECT_TRUE(publisher_->state().FindRuleSet("r@2", is_cancelled).ok()) << "is compiled";
-  EXPECT_TRUE(absl::IsCancelled(publisher_->state().FindRuleSet("r@1", is_cancelled).status()));
-  ASSERT_TRUE(publisher_->state().FindRuleSet("r@1").ok());
-  EXPECT_TRUE(publisher_->state().FindRuleSet("r@1", is_cancelled).ok()) << "is kept";
+  EXPECT_TRUE(definition_store_->state().FindRuleSet("r@2", is_cancelled).ok()) << "is compiled";
+  EXPECT_TRUE(
+      absl::IsCancelled(definition_store_->state().FindRuleSet("r@1", is_cancelled).status()));
+  ASSERT_TRUE(definition_store_->state().FindRuleSet("r@1").ok());
+  EXPECT_TRUE(definition_store_->state().FindRuleSet("r@1", is_cancelled).ok()) << "is kept";
 }
 
-TEST_F(ClusterStateTest, ACancelledChangeIsNotMade) {
+TEST_F(DefinitionsTest, ACancelledChangeIsNotMade) {
   v1::EntryValue value;
   value.mutable_rule_set()->add_rules()->set_pattern("kernel");
   const auto create = [&](bool cancelled) {
-    return Wait([&](StatePublisher::Callback done) {
-      publisher_->Create({.request_id = "once", .name = "r"}, value.SerializeAsString(),
-                         std::move(done), [cancelled] { return cancelled; });
+    return Wait([&](DefinitionStore::Callback done) {
+      definition_store_->Create({.request_id = "once", .name = "r"}, value.SerializeAsString(),
+                                std::move(done), [cancelled] { return cancelled; });
     });
   };
   EXPECT_TRUE(absl::IsCancelled(create(true).status()));
-  EXPECT_FALSE(publisher_->state().FindRuleSet("r").ok());
+  EXPECT_FALSE(definition_store_->state().FindRuleSet("r").ok());
   EXPECT_TRUE(create(false).ok()) << "the request can be repeated";
 }
 
-TEST_F(ClusterStateTest, TellsAWatcherOfEachChangeOnce) {
+TEST_F(DefinitionsTest, TellsAWatcherOfEachChangeOnce) {
   absl::Mutex mutex;
   std::vector<std::string> seen;
-  const auto watch = publisher_->Watch(
-      {}, store_->revision() + 1, [&](const std::vector<StatePublisher::Event>& events) {
+  const auto watch = definition_store_->Watch(
+      {}, store_->revision() + 1, [&](const std::vector<DefinitionStore::Event>& events) {
         absl::MutexLock lock(&mutex);
-        for (const StatePublisher::Event& event : events) {
+        for (const DefinitionStore::Event& event : events) {
           seen.push_back(event.name + (event.record == nullptr ? " deleted" : ""));
         }
       });

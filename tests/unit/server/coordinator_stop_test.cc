@@ -41,9 +41,9 @@ TEST_F(CoordinatorStopTest, AReleaseThatIsToldWhenTheStreamsAreGoneHarmsNobody) 
   ASSERT_THAT(made, IsOk());
   const std::string array_id = made->outputs(0).array().array_descriptor().array_id();
   ASSERT_THAT(Release(session, array_id), IsOk());  // the name keeps it
-  ASSERT_THAT(ArmFailpoints("catalogue.tell_released=delay"), IsOk());
+  ASSERT_THAT(ArmFailpoints("registry.tell_released=delay"), IsOk());
   ASSERT_THAT(DeleteName("w"), IsOk());
-  EXPECT_TRUE(Eventually([] { return !IsArmed("catalogue.tell_released"); }));
+  EXPECT_TRUE(Eventually([] { return !IsArmed("registry.tell_released"); }));
   End();
 }
 

@@ -15,17 +15,18 @@ namespace shardmesh::server {
 
 // Writes a mesh without workers into the catalog, waits until it is there, and returns its
 // revision.
-inline Revision DefineMesh(StatePublisher* publisher, const std::string& name, const Mesh& mesh) {
+inline Revision DefineMesh(DefinitionStore* definition_store, const std::string& name,
+                           const Mesh& mesh) {
   v1::EntryValue value;
   rpc::Encode(rpc::MeshDefinition{.mesh = mesh, .workers = {}}, value.mutable_mesh());
   Revision revision = 0;
   absl::Notification defined;
-  publisher->Create({.request_id = "", .name = name}, value.SerializeAsString(),
-                    [&](const auto& definition) {
-                      EXPECT_TRUE(definition.ok()) << definition.status();
-                      if (definition.ok()) revision = (*definition)->revision;
-                      defined.Notify();
-                    });
+  definition_store->Create({.request_id = "", .name = name}, value.SerializeAsString(),
+                           [&](const auto& definition) {
+                             EXPECT_TRUE(definition.ok()) << definition.status();
+                             if (definition.ok()) revision = (*definition)->revision;
+                             defined.Notify();
+                           });
   defined.WaitForNotification();
   return revision;
 }

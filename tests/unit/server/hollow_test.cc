@@ -488,9 +488,11 @@ class LeapClock final : public rpc::Clock {
 class HubTest : public testing::Test {
  protected:
   explicit HubTest(int64_t max_inventory_bytes = server::AttachHubOptions().max_inventory_bytes) {
-    catalogue_ = *server::Catalogue::Open(store_.get(), &clock_, [](const auto&, const auto&) {});
-    publisher_ = *server::StatePublisher::Open(store_.get(), &clock_, &catalogue_->requests());
-    hub_ = server::AttachHub::Create(&membership_, catalogue_.get(), publisher_.get(),
+    registry_ =
+        *server::ArrayRegistry::Open(store_.get(), &clock_, [](const auto&, const auto&) {});
+    definition_store_ =
+        *server::DefinitionStore::Open(store_.get(), &clock_, &registry_->requests());
+    hub_ = server::AttachHub::Create(&membership_, registry_.get(), definition_store_.get(),
                                      {.cluster_id = "hub",
                                       .term = 1,
                                       .token_key = "",
@@ -529,7 +531,7 @@ class HubTest : public testing::Test {
   // The ids of arrays without a name of which every rank has brought its tile.
   std::vector<std::string> Adopted() const {
     std::vector<std::string> ids;
-    for (const server::UnnamedArray& array : catalogue_->ListUnnamed("", 10)) {
+    for (const server::UnnamedArray& array : registry_->ListUnnamed("", 10)) {
       if (array.can_be_named) ids.push_back(array.descriptor.array_id);
     }
     return ids;
@@ -539,8 +541,8 @@ class HubTest : public testing::Test {
   rpc::RealClock clock_;
   LeapClock hub_clock_{&clock_};
   const std::unique_ptr<server::Store> store_ = server::CreateMemoryStore();
-  std::unique_ptr<server::Catalogue> catalogue_;
-  std::unique_ptr<server::StatePublisher> publisher_;
+  std::unique_ptr<server::ArrayRegistry> registry_;
+  std::unique_ptr<server::DefinitionStore> definition_store_;
   server::Membership membership_{&clock_};
   server::FlightLog flight_log_;
   server::LinkTable link_table_;
@@ -646,22 +648,22 @@ TEST_F(HubTest, TilesAreJudgedWhenTheirMeshGetsItsRanks) {
                                    .mesh_revision = 3,
                                    .mesh = *Mesh::Parse("x=2"),
                                    .cut_points = {}};
-  ASSERT_THAT(catalogue_->Stage({.descriptor = descriptor}), IsOk());
+  ASSERT_THAT(registry_->Stage({.descriptor = descriptor}), IsOk());
   absl::Notification committed;
-  catalogue_->Commit({.arrays = {{.array_id = id,
-                                  .durability = server::Durability::kDisk,
-                                  .tile_crc32c = {10, 11}}},
-                      .moves = {{.name = "w", .array_id = id, .expected_version = std::nullopt}},
-                      .request_id = "",
-                      .answer = ""},
-                     [&](const absl::StatusOr<server::CommitResult>& result) {
-                       EXPECT_THAT(result, IsOk());
-                       committed.Notify();
-                     });
+  registry_->Commit({.arrays = {{.array_id = id,
+                                 .durability = server::Durability::kDisk,
+                                 .tile_crc32c = {10, 11}}},
+                     .moves = {{.name = "w", .array_id = id, .expected_version = std::nullopt}},
+                     .request_id = "",
+                     .answer = ""},
+                    [&](const absl::StatusOr<server::CommitResult>& result) {
+                      EXPECT_THAT(result, IsOk());
+                      committed.Notify();
+                    });
   committed.WaitForNotification();
-  const auto state = [&] { return (*catalogue_->FindArray(id))->state; };
+  const auto state = [&] { return (*registry_->FindArray(id))->state; };
   // As after a restart that lost who serves the mesh.
-  for (int64_t rank = 0; rank < 2; ++rank) catalogue_->TilesLost("m", rank, 0);
+  for (int64_t rank = 0; rank < 2; ++rank) registry_->TilesLost("m", rank, 0);
   ASSERT_EQ(state(), server::ArrayState::kDegraded);
   ASSERT_THAT(membership_.AddMesh("m", 2, {}), IsOk());
   const auto add_tile = [&](int64_t index, v1::InventoryPage* page) {
@@ -685,7 +687,8 @@ TEST_F(HubTest, TilesAreJudgedWhenTheirMeshGetsItsRanks) {
 // The parts have one place and different values. Only the mesh's revision tells which rank had
 // which.
 TEST_F(HubTest, APartialSumOfAnEarlierRevisionOfItsMeshIsNotAdopted) {
-  const server::Revision revision = server::DefineMesh(publisher_.get(), "m", *Mesh::Parse("x=2"));
+  const server::Revision revision =
+      server::DefineMesh(definition_store_.get(), "m", *Mesh::Parse("x=2"));
   ASSERT_THAT(membership_.AddMesh("m", 2, {}), IsOk());
 
   ArrayDescriptor current{.array_id = server::RandomId(),
@@ -720,7 +723,8 @@ TEST_F(HubTest, APartialSumOfAnEarlierRevisionOfItsMeshIsNotAdopted) {
 
 // As after a repair that lost the ranks, and the names.
 TEST_F(HubTest, UnknownTilesOfAMeshWithoutRanksAreAdoptedWhenItHasThem) {
-  const server::Revision revision = server::DefineMesh(publisher_.get(), "m", *Mesh::Parse("x=2"));
+  const server::Revision revision =
+      server::DefineMesh(definition_store_.get(), "m", *Mesh::Parse("x=2"));
   ASSERT_THAT(membership_.AddMesh("m", 2, {}), IsOk());
   const ArrayDescriptor descriptor{.array_id = server::RandomId(),
                                    .dtype = Dtype::kF32,
@@ -766,7 +770,7 @@ TEST_F(HubTest, InventoriesThatWaitAreNoHindranceToTheEnd) {
 
 // The last page may be read before the thread that admitted the stream has let go of it.
 TEST_F(HubTest, AStreamThatEndsWhileItsInventoryIsTakenInIsKeptUntilThen) {
-  ASSERT_THAT(ArmFailpoints("attach.admitted=delay,catalogue.take_inventory=delay:1"), IsOk());
+  ASSERT_THAT(ArmFailpoints("attach.admitted=delay,registry.take_inventory=delay:1"), IsOk());
   const auto joined = std::make_shared<std::atomic<int>>(0);
   joined_ = [=](std::string_view) { ++*joined; };
   workers_ = *HollowWorkers::Start({.coordinator = lifecycle_->address(), .count = 1});

@@ -66,7 +66,7 @@ void ExpectHeadersTakeLong(const Call& call,
 }
 
 TEST(CompilesLongTest, EveryStreamTellsWhichHeadersTakeLong) {
-  const auto state = std::make_shared<const ClusterState>();
+  const auto state = std::make_shared<const Definitions>();
   const CorrectionCounter counter(nullptr);
   ExpectHeadersTakeLong<v1::ResolveTreeRequest>(
       MakeResolveTreeCall(state, counter),

@@ -85,7 +85,7 @@ class MembershipPagesTest : public testing::Test {
  protected:
   MembershipPagesTest() {
     requests_ = *RequestMemory::Open(store_.get(), &clock_);
-    publisher_ = *StatePublisher::Open(store_.get(), &clock_, requests_.get());
+    definition_store_ = *DefinitionStore::Open(store_.get(), &clock_, requests_.get());
   }
 
   void Attach(const std::string& identity, uint64_t incarnation = 1) {
@@ -118,12 +118,12 @@ class MembershipPagesTest : public testing::Test {
     Write(name, value, /*is_new=*/false);
   }
 
-  bool Update() { return pages_.Update(members_.view(), publisher_->shared_state()); }
+  bool Update() { return pages_.Update(members_.view(), definition_store_->shared_state()); }
 
   test::FakeClock clock_;
   std::unique_ptr<Store> store_ = CreateMemoryStore({.history = DefinitionHistory()});
   std::unique_ptr<RequestMemory> requests_;
-  std::unique_ptr<StatePublisher> publisher_;
+  std::unique_ptr<DefinitionStore> definition_store_;
   Membership members_{&clock_};
   std::map<std::string, uint64_t> attachments_;
   MembershipPages pages_{3};
@@ -136,9 +136,11 @@ class MembershipPagesTest : public testing::Test {
       done.Notify();
     };
     if (is_new) {
-      publisher_->Create({.request_id = "", .name = name}, value.SerializeAsString(), callback);
+      definition_store_->Create({.request_id = "", .name = name}, value.SerializeAsString(),
+                                callback);
     } else {
-      publisher_->Update({.request_id = "", .name = name}, value.SerializeAsString(), callback);
+      definition_store_->Update({.request_id = "", .name = name}, value.SerializeAsString(),
+                                callback);
     }
     done.WaitForNotification();
   }

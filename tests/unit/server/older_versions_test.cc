@@ -48,7 +48,7 @@ void ExpectVersionsTakeLong(const Call& call) {
 }
 
 TEST(NamesVersionTest, EveryStreamTakesVersionsOfTreesForLong) {
-  const auto state = std::make_shared<const ClusterState>();
+  const auto state = std::make_shared<const Definitions>();
   const CorrectionCounter counter(nullptr);
   ExpectVersionsTakeLong<v1::ResolveTreeRequest>(MakeResolveTreeCall(state, counter));
   ExpectVersionsTakeLong<v1::AnalyzeLayoutRequest>(MakeAnalyzeLayoutCall(state));
@@ -77,8 +77,8 @@ class LintedVersionsTest : public testing::Test {
   std::pair<absl::Status, absl::Status> Lint(const std::vector<std::string>& trees,
                                              const std::function<bool()>& is_cancelled) {
     auto requests = *RequestMemory::Open(store_.get(), &clock_);
-    const auto publisher = *StatePublisher::Open(store_.get(), &clock_, requests.get());
-    const auto call = MakeLintRulesCall(publisher->shared_state(), nullptr);
+    const auto definition_store = *DefinitionStore::Open(store_.get(), &clock_, requests.get());
+    const auto call = MakeLintRulesCall(definition_store->shared_state(), nullptr);
     v1::LintRulesRequest request;
     request.mutable_header()->mutable_rule_set()->mutable_inline_()->add_rules();
     for (const std::string& tree : trees) {

@@ -87,9 +87,9 @@ TEST_F(PutMemoryTest, APutGoesWithTheLastCallThatHoldsIt) {
   memory_.Began("r", put);
   memory_.Delivered("r", true);
   ASSERT_THAT(memory_.Find("r", "f"), IsOkAndHolds(put));
-  EXPECT_FALSE(memory_.LetGo("r"));  // the second is being sent it
+  EXPECT_FALSE(memory_.Release("r"));  // the second is being sent it
   memory_.Delivered("r", true);
-  EXPECT_TRUE(memory_.LetGo("r"));
+  EXPECT_TRUE(memory_.Release("r"));
   EXPECT_THAT(memory_.Find("r", "f"), IsOkAndHolds(nullptr));
 }
 

@@ -24,7 +24,7 @@ using ::testing::HasSubstr;
 class PutStreamTest : public ::testing::Test {
  protected:
   PutStreamTest() {
-    ArrayContext context;
+    CoordinatorParts context;
     context.clock = &clock_;
     context.max_put_streams_per_caller = 2;
     service_ = MakeArrayService(context);

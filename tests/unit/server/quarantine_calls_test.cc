@@ -102,8 +102,8 @@ class QuarantineCallsTest : public testing::Test {
       Attach(identity);
     }
     ASSERT_THAT(members_.AddMesh("m", 2, {}), IsOk());
-    catalogue_ = *Catalogue::Open(store_.get(), &clock_, [](const auto&, const auto&) {});
-    DefineMesh(publisher_.get(), "m", mesh_);
+    registry_ = *ArrayRegistry::Open(store_.get(), &clock_, [](const auto&, const auto&) {});
+    DefineMesh(definition_store_.get(), "m", mesh_);
   }
   void Attach(const std::string& identity) {
     const auto attachment = members_.Attach({.identity = identity,
@@ -120,14 +120,14 @@ class QuarantineCallsTest : public testing::Test {
     members_.Detach(attachments_[identity], "it was killed");
     recovery_.Lost(identity);
   }
-  ArrayContext Context() {
-    ArrayContext context;
+  CoordinatorParts Context() {
+    CoordinatorParts context;
     context.clock = &clock_;
-    context.publisher = publisher_.get();
+    context.definition_store = definition_store_.get();
     context.recovery = &recovery_;
     context.membership = &members_;
     context.hub = &hub_;
-    context.catalogue = catalogue_.get();
+    context.registry = registry_.get();
     return context;
   }
   QuarantineDone Done() {
@@ -144,7 +144,7 @@ class QuarantineCallsTest : public testing::Test {
     descriptor.mesh = *Mesh::Parse("dp=2");
     return descriptor;
   }
-  // The worker of a rank brings its tiles of arrays that the catalogue does not know.
+  // The worker of a rank brings its tiles of arrays that the registry does not know.
   void BringUnnamed(const std::vector<ArrayDescriptor>& arrays, int64_t rank) {
     Inventory inventory{
         .identity = StrCat("w", rank), .attachment = ++inventories_, .meshes = {}, .tiles = {}};
@@ -157,7 +157,7 @@ class QuarantineCallsTest : public testing::Test {
                                  .descriptor = descriptor});
     }
     inventory.meshes["m"] = {.mesh = &mesh_, .rank = rank, .identities = identities_};
-    EXPECT_THAT(catalogue_->TakeInventory(inventory).quarantine, IsEmpty());
+    EXPECT_THAT(registry_->TakeInventory(inventory).quarantine, IsEmpty());
   }
   // Waits for the store's thread to have made the calls that it began.
   void Settle() { ASSERT_THAT(CommitAndWait(*store_, {}), IsOk()); }
@@ -189,21 +189,21 @@ class QuarantineCallsTest : public testing::Test {
   // An array with the name "w", of which no worker has brought a tile since the restart.
   ArrayDescriptor NewArray() {
     const ArrayDescriptor descriptor = NewDescriptor();
-    EXPECT_THAT(catalogue_->Stage({.descriptor = descriptor}), IsOk());
+    EXPECT_THAT(registry_->Stage({.descriptor = descriptor}), IsOk());
     absl::Notification committed;
-    catalogue_->Commit({{{.array_id = descriptor.array_id,
-                          .durability = Durability::kDisk,
-                          .tile_crc32c = {10, 11}}},
-                        {{"w", descriptor.array_id, std::nullopt}},
-                        "",
-                        ""},
-                       [&](const absl::StatusOr<CommitResult>& result) {
-                         EXPECT_THAT(result, IsOk());
-                         committed.Notify();
-                       });
+    registry_->Commit({{{.array_id = descriptor.array_id,
+                         .durability = Durability::kDisk,
+                         .tile_crc32c = {10, 11}}},
+                       {{"w", descriptor.array_id, std::nullopt}},
+                       "",
+                       ""},
+                      [&](const absl::StatusOr<CommitResult>& result) {
+                        EXPECT_THAT(result, IsOk());
+                        committed.Notify();
+                      });
     committed.WaitForNotification();
-    catalogue_.reset();
-    catalogue_ = *Catalogue::Open(store_.get(), &clock_, [](const auto&, const auto&) {});
+    registry_.reset();
+    registry_ = *ArrayRegistry::Open(store_.get(), &clock_, [](const auto&, const auto&) {});
     return descriptor;
   }
   // What the worker of a rank says that it has.
@@ -224,11 +224,11 @@ class QuarantineCallsTest : public testing::Test {
     restored.tiles.push_back({.array_id = descriptor.array_id,
                               .tile = descriptor.Tiling()->TileOf(rank),
                               .crc32c = static_cast<uint32_t>(10 + rank)});
-    const InventoryVerdict verdict = catalogue_->TakeRestored(restored);
+    const InventoryVerdict verdict = registry_->TakeRestored(restored);
     EXPECT_TRUE(verdict.quarantine.empty());
   }
   std::vector<int64_t> MissingOf(const ArrayDescriptor& descriptor) {
-    return (*catalogue_->FindArray(descriptor.array_id))->missing_ranks;
+    return (*registry_->FindArray(descriptor.array_id))->missing_ranks;
   }
 
   const Mesh mesh_ = *Mesh::Parse("dp=2");
@@ -241,9 +241,9 @@ class QuarantineCallsTest : public testing::Test {
   uint64_t inventories_ = 0;
   const std::unique_ptr<Store> store_ = CreateMemoryStore();
   const std::unique_ptr<RequestMemory> requests_ = *RequestMemory::Open(store_.get(), &clock_);
-  const std::unique_ptr<StatePublisher> publisher_ =
-      *StatePublisher::Open(store_.get(), &clock_, requests_.get());
-  std::unique_ptr<Catalogue> catalogue_;
+  const std::unique_ptr<DefinitionStore> definition_store_ =
+      *DefinitionStore::Open(store_.get(), &clock_, requests_.get());
+  std::unique_ptr<ArrayRegistry> registry_;
   KeepingHub hub_;
   const QuarantineStopPtr stop_ = std::make_shared<QuarantineStop>();
   v1::RestoreQuarantinedRequest restore_;
@@ -534,8 +534,8 @@ TEST_F(QuarantineCallsTest, ArraysWithoutANameAreListedAndGetOneAtOnce) {
   EXPECT_THAT(Restore(whole, {{}, {}}, "back"), IsOk());
   EXPECT_EQ(restored_.name(), "back");
   EXPECT_THAT(restored_.identities(), ElementsAre("w0", "w1"));
-  EXPECT_EQ(catalogue_->FindName("back")->array_id, whole);
-  EXPECT_EQ(catalogue_->CountUnnamed(), 3);
+  EXPECT_EQ(registry_->FindName("back")->array_id, whole);
+  EXPECT_EQ(registry_->CountUnnamed(), 3);
 
   // A part of it is aside since an earlier start, the rest is in use: neither is to be lost.
   const absl::Status in_part = Restore(partial.array_id, {Has(partial, 0), {}});
@@ -545,7 +545,7 @@ TEST_F(QuarantineCallsTest, ArraysWithoutANameAreListedAndGetOneAtOnce) {
               StatusIs(absl::StatusCode::kFailedPrecondition));
   EXPECT_TRUE(hub_.kept.empty());
   clock_.Advance(absl::Minutes(9));
-  EXPECT_EQ(catalogue_->CountUnnamed(), 0);
+  EXPECT_EQ(registry_->CountUnnamed(), 0);
 }
 
 TEST_F(QuarantineCallsTest, EachPageTellsOfTheWorkersThatAreAwayThen) {

@@ -78,45 +78,45 @@ class StepWatchTest : public ::testing::Test {
 
 TEST_F(StepWatchTest, CallsAStepStuckOnlyWhenARankHasWaitedForASecond) {
   Beat(0, Waiting(0));
-  EXPECT_THAT(watch_.Judge(0, Live()).findings, IsEmpty());
-  EXPECT_THAT(watch_.Judge(0, Live()).sentence,
+  EXPECT_THAT(watch_.Diagnose(0, Live()).findings, IsEmpty());
+  EXPECT_THAT(watch_.Diagnose(0, Live()).sentence,
               AllOf(HasSubstr("nothing is stuck"), HasSubstr("1 step runs")));
   clock_.Advance(absl::Seconds(1));
   Beat(0, Waiting(0));
   Beat(1, std::nullopt);
-  const StepWatch::Verdict verdict = watch_.Judge(0, Live());
+  const StepWatch::Verdict verdict = watch_.Diagnose(0, Live());
   ASSERT_THAT(verdict.findings, SizeIs(1));
   EXPECT_EQ(verdict.sentence,
             "step 7 (linear) is stuck: rank 0 waits in \"op 0 (linear): all-reduce "
             "over tp\" for rank 1 (worker-1), which has not begun the step");
-  EXPECT_THAT(watch_.Judge(7, Live()).findings, SizeIs(1));
-  EXPECT_THAT(watch_.Judge(8, Live()).findings, IsEmpty());
+  EXPECT_THAT(watch_.Diagnose(7, Live()).findings, SizeIs(1));
+  EXPECT_THAT(watch_.Diagnose(8, Live()).findings, IsEmpty());
 }
 
 TEST_F(StepWatchTest, TellsOfTilesInQuarantineWhileTheirWorkerIsThere) {
   ASSERT_TRUE(members_.Heartbeat(attachments_[1], 0, {.arrays = 2, .size_bytes = 8}).ok());
-  const StepWatch::Verdict verdict = watch_.Judge(0, {});
+  const StepWatch::Verdict verdict = watch_.Diagnose(0, {});
   ASSERT_THAT(verdict.findings, SizeIs(1));
   EXPECT_EQ(verdict.findings[0].kind, FindingKind::kQuarantined);
   EXPECT_EQ(verdict.sentence,
             "parts of 2 arrays are in quarantine, on worker-1; `shardmesh admin quarantine list` "
             "says why");
   members_.Detach(attachments_[1], "its stream broke");
-  for (const Finding& finding : watch_.Judge(0, {}).findings) {
+  for (const Finding& finding : watch_.Diagnose(0, {}).findings) {
     EXPECT_NE(finding.kind, FindingKind::kQuarantined);
   }
 }
 
 TEST_F(StepWatchTest, TellsOfRecordsThatWereLeftOut) {
   const UnreadableRecords unreadable = {.count = 5, .keys = {"a/1", "b/2", "c/3", "d/4"}};
-  const StepWatch::Verdict verdict = watch_.Judge(0, {}, 0, unreadable);
+  const StepWatch::Verdict verdict = watch_.Diagnose(0, {}, 0, unreadable);
   ASSERT_THAT(verdict.findings, SizeIs(1));
   EXPECT_EQ(verdict.findings[0].kind, FindingKind::kUnreadable);
   EXPECT_THAT(verdict.sentence,
               AllOf(HasSubstr("5 records of the coordinator's state cannot be read, such as "
                               "\"a/1\", \"b/2\", \"c/3\"; "),
                     HasSubstr("shardmesh admin check FOLDER")));
-  EXPECT_THAT(watch_.Judge(7, {}, 0, unreadable).findings, IsEmpty()) << "it is about a step";
+  EXPECT_THAT(watch_.Diagnose(7, {}, 0, unreadable).findings, IsEmpty()) << "it is about a step";
 }
 
 TEST_F(StepWatchTest, ExplainsAStepToTheSequencer) {
@@ -146,7 +146,7 @@ TEST_F(StepWatchTest, TellsOfFailedStepsForFiveMinutesAndOfOneThatIsAskedForLong
                    .failed = clock_.Now(),
                    .status = absl::UnavailableError("rank 1 (worker-1) was lost")});
   clock_.Advance(absl::Seconds(1));
-  const StepWatch::Verdict verdict = watch_.Judge(0, {});
+  const StepWatch::Verdict verdict = watch_.Diagnose(0, {});
   ASSERT_THAT(verdict.findings, SizeIs(1));
   EXPECT_EQ(verdict.findings[0].kind, FindingKind::kFailed);
   EXPECT_EQ(verdict.findings[0].culprits[0].identity, "worker-1");
@@ -157,9 +157,9 @@ TEST_F(StepWatchTest, TellsOfFailedStepsForFiveMinutesAndOfOneThatIsAskedForLong
     Beat(0, std::nullopt);
     Beat(1, std::nullopt);
   }
-  EXPECT_THAT(watch_.Judge(0, {}).findings, IsEmpty());
-  EXPECT_THAT(watch_.Judge(7, {}).findings, SizeIs(1));
-  EXPECT_THAT(watch_.Judge(8, {}).sentence, HasSubstr("step 8 does not run"));
+  EXPECT_THAT(watch_.Diagnose(0, {}).findings, IsEmpty());
+  EXPECT_THAT(watch_.Diagnose(7, {}).findings, SizeIs(1));
+  EXPECT_THAT(watch_.Diagnose(8, {}).sentence, HasSubstr("step 8 does not run"));
 }
 
 TEST_F(StepWatchTest, BlamesBothOfTwoThatLostEachOtherUnlessOneIsGone) {
@@ -171,25 +171,25 @@ TEST_F(StepWatchTest, BlamesBothOfTwoThatLostEachOtherUnlessOneIsGone) {
                    .status = WithReason(absl::UnavailableError("rank 1 (worker-1) is gone"),
                                         Reason::kWorkerLost)});
   clock_.Advance(absl::Seconds(1));
-  EXPECT_THAT(watch_.Judge(7, {}).sentence,
+  EXPECT_THAT(watch_.Diagnose(7, {}).sentence,
               HasSubstr("because of rank 1 (worker-1), rank 0 (worker-0): "));
   // One is silent and the other, which reported it, is heard of: before it counts as lost.
   clock_.Advance(absl::Seconds(1));
   Beat(0, std::nullopt);
-  EXPECT_THAT(watch_.Judge(7, {}).sentence, HasSubstr("because of rank 1 (worker-1): "));
+  EXPECT_THAT(watch_.Diagnose(7, {}).sentence, HasSubstr("because of rank 1 (worker-1): "));
   members_.Detach(attachments_[1], "its stream broke");
-  EXPECT_THAT(watch_.Judge(7, {}).sentence, HasSubstr("because of rank 1 (worker-1): "));
+  EXPECT_THAT(watch_.Diagnose(7, {}).sentence, HasSubstr("because of rank 1 (worker-1): "));
   Attach(1, 2);
-  EXPECT_THAT(watch_.Judge(7, {}).sentence, HasSubstr("because of rank 1 (worker-1): "));
+  EXPECT_THAT(watch_.Diagnose(7, {}).sentence, HasSubstr("because of rank 1 (worker-1): "));
 }
 
 TEST_F(StepWatchTest, TellsOfALostWorkerOfAMesh) {
   members_.Detach(attachments_[1], "its stream broke");
-  const StepWatch::Verdict verdict = watch_.Judge(0, {});
+  const StepWatch::Verdict verdict = watch_.Diagnose(0, {});
   ASSERT_THAT(verdict.findings, SizeIs(1));
   EXPECT_THAT(verdict.sentence, AllOf(HasSubstr("rank 1 (worker-1) of mesh \"default\" is lost"),
                                       HasSubstr("(its stream broke)")));
-  EXPECT_THAT(watch_.Judge(7, {}).findings, IsEmpty()) << "asked about a step alone";
+  EXPECT_THAT(watch_.Diagnose(7, {}).findings, IsEmpty()) << "asked about a step alone";
 }
 
 }  // namespace

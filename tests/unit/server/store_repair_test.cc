@@ -1413,7 +1413,7 @@ TEST(StoreRepairTest, SaysThatAStateIsTooDamagedToBeSalvaged) {
   }
 }
 
-// A catalogue over the store of a folder.
+// A registry over the store of a folder.
 class RepairedCatalogueTest : public ::testing::Test {
  protected:
   RepairedCatalogueTest() {
@@ -1423,14 +1423,14 @@ class RepairedCatalogueTest : public ::testing::Test {
 
   void Open() {
     store_ = *OpenFolder(folder_);
-    catalogue_ = *Catalogue::Open(store_.get(), &clock_, [this](const auto&, const auto& ids) {
+    registry_ = *ArrayRegistry::Open(store_.get(), &clock_, [this](const auto&, const auto& ids) {
       released_.insert(released_.end(), ids.begin(), ids.end());
     });
-    catalogue_->SetVerdictListener(
+    registry_->SetVerdictListener(
         [this](const std::string&, const InventoryVerdict& v) { told_.push_back(v); });
   }
   void Close() {
-    catalogue_.reset();
+    registry_.reset();
     store_.reset();
   }
   // What a person does whose coordinator says that records are unreadable.
@@ -1454,11 +1454,11 @@ class RepairedCatalogueTest : public ::testing::Test {
   absl::Status TryMove(std::vector<NameMove> moves, std::vector<ArrayCommit> arrays = {}) {
     absl::Notification done;
     absl::Status status;
-    catalogue_->Commit({std::move(arrays), std::move(moves), "", ""},
-                       [&](const absl::StatusOr<CommitResult>& committed) {
-                         status = committed.status();
-                         done.Notify();
-                       });
+    registry_->Commit({std::move(arrays), std::move(moves), "", ""},
+                      [&](const absl::StatusOr<CommitResult>& committed) {
+                        status = committed.status();
+                        done.Notify();
+                      });
     done.WaitForNotification();
     return status;
   }
@@ -1467,7 +1467,7 @@ class RepairedCatalogueTest : public ::testing::Test {
   }
   std::string Put(const std::vector<std::string>& names) {
     std::string id = RandomId();
-    EXPECT_THAT(catalogue_->Stage({.descriptor = Descriptor(id)}), IsOk());
+    EXPECT_THAT(registry_->Stage({.descriptor = Descriptor(id)}), IsOk());
     std::vector<NameMove> moves;
     for (const std::string& name : names) moves.push_back({name, id, std::nullopt});
     Move({{.array_id = id, .durability = Durability::kDisk, .tile_crc32c = {7}}}, std::move(moves));
@@ -1482,10 +1482,10 @@ class RepairedCatalogueTest : public ::testing::Test {
                                .crc32c = 7,
                                .on_disk = true,
                                .descriptor = Descriptor(id)});
-    return catalogue_->TakeInventory(inventory);
+    return registry_->TakeInventory(inventory);
   }
   void EndGrace() {
-    clock_.Advance(Catalogue::kAdoptionGrace);
+    clock_.Advance(ArrayRegistry::kAdoptionGrace);
     ASSERT_THAT(CommitAndWait(*store_, {}), IsOk());
   }
 
@@ -1497,7 +1497,7 @@ class RepairedCatalogueTest : public ::testing::Test {
   std::vector<InventoryVerdict> told_;
   test::FakeClock clock_;
   std::unique_ptr<Store> store_;
-  std::unique_ptr<Catalogue> catalogue_;
+  std::unique_ptr<ArrayRegistry> registry_;
 };
 
 TEST_F(RepairedCatalogueTest, TilesOfANameThatWasSetAsideAreNotDeleted) {
@@ -1542,8 +1542,8 @@ TEST_F(RepairedCatalogueTest, WhatAManifestHadOfANameDoesNotPassForWhatWasSetAsi
   Damage("key = 'name/n0'");
   SetAside();
   Open();
-  EXPECT_THAT(catalogue_->FindName("n0"), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
-  EXPECT_EQ(catalogue_->FindName("n1")->array_id, checkpoint);
+  EXPECT_THAT(registry_->FindName("n0"), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  EXPECT_EQ(registry_->FindName("n1")->array_id, checkpoint);
 }
 
 TEST_F(RepairedCatalogueTest, NorDoesItWhileTheRecordIsNotSetAside) {
@@ -1553,41 +1553,41 @@ TEST_F(RepairedCatalogueTest, NorDoesItWhileTheRecordIsNotSetAside) {
   const std::string newer = Put({"n0"});
   Damage("key = 'name/n0'");
   Open();
-  const absl::Status refused = catalogue_->FindName("n0").status();
+  const absl::Status refused = registry_->FindName("n0").status();
   EXPECT_THAT(refused, StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed));
   EXPECT_THAT(std::string(refused.message()),
               AllOf(HasSubstr("\"name/n0\""), HasSubstr("shardmesh admin check")));
-  EXPECT_EQ(catalogue_->FindName("n1")->array_id, checkpoint);
+  EXPECT_EQ(registry_->FindName("n1")->array_id, checkpoint);
   // Who expects something of it, or takes it away, is told; who says what it is from now on is not.
   EXPECT_THAT(TryMove({{"n0", checkpoint, 0}}),
               StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed));
   EXPECT_THAT(TryMove({{"n0", "", std::nullopt}}),
               StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed));
   EXPECT_THAT(TryMove({{"n0", checkpoint, std::nullopt}}), IsOk());
-  EXPECT_EQ(catalogue_->FindName("n0")->array_id, checkpoint);
+  EXPECT_EQ(registry_->FindName("n0")->array_id, checkpoint);
   Close();
   Open();
-  EXPECT_EQ(catalogue_->FindName("n0")->array_id, checkpoint);
+  EXPECT_EQ(registry_->FindName("n0")->array_id, checkpoint);
   // Deleted from then on is deleted, and not unreadable again.
   ASSERT_THAT(TryMove({{"n0", "", std::nullopt}}), IsOk());
-  EXPECT_THAT(catalogue_->FindName("n0"), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  EXPECT_THAT(registry_->FindName("n0"), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
   Close();
   Open();
-  EXPECT_THAT(catalogue_->FindName("n0"), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
-  EXPECT_THAT(catalogue_->FindArray(newer), IsOk()) << "it may have been the name's";
+  EXPECT_THAT(registry_->FindName("n0"), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  EXPECT_THAT(registry_->FindArray(newer), IsOk()) << "it may have been the name's";
 }
 
 TEST_F(RepairedCatalogueTest, ANameWhoseArrayIsUnreadableIsNotSaidToBeUnknown) {
   const std::string id = Put({"w"});
   Damage("key LIKE 'array/%'");
   Open();
-  const absl::Status refused = catalogue_->FindName("w").status();
+  const absl::Status refused = registry_->FindName("w").status();
   EXPECT_THAT(refused, StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed));
   EXPECT_THAT(std::string(refused.message()), HasSubstr(StrCat("\"array/", id, "\"")));
   EXPECT_THAT(TryMove({{"w", "", std::nullopt}}), StatusIs(absl::StatusCode::kDataLoss));
   const std::string other = Put({"w"});
-  EXPECT_EQ(catalogue_->FindName("w")->array_id, other);
-  EXPECT_THAT(catalogue_->FindName("nobody"),
+  EXPECT_EQ(registry_->FindName("w")->array_id, other);
+  EXPECT_THAT(registry_->FindName("nobody"),
               StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
 }
 
@@ -1596,7 +1596,7 @@ TEST_F(RepairedCatalogueTest, AnArrayThatWasSetAsideLeavesACleanState) {
   Damage("key LIKE 'array/%'");
   SetAside();
   Open();
-  EXPECT_THAT(catalogue_->FindName("w"), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  EXPECT_THAT(registry_->FindName("w"), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
   ASSERT_THAT(CommitAndWait(*store_, {}), IsOk());
   EXPECT_THAT(store_->List("name/")->items, IsEmpty()) << "the next start knows nothing of it";
   EXPECT_THAT(Attach(id).drop, IsEmpty());
@@ -1623,8 +1623,8 @@ TEST_F(RepairedCatalogueTest, AManifestOfWhichAllChunksAreThereIsMended) {
   Damage("key LIKE 'manifest/%' AND key NOT LIKE 'manifest/%/%'");
   SetAside();
   Open();
-  EXPECT_EQ(catalogue_->CountNames(), 150);
-  EXPECT_EQ(catalogue_->FindName("n149")->array_id, checkpoint);
+  EXPECT_EQ(registry_->CountNames(), 150);
+  EXPECT_EQ(registry_->FindName("n149")->array_id, checkpoint);
 }
 
 // Else other workers may get them, with which the tiles of the arrays do not count.
@@ -1678,7 +1678,7 @@ TEST_F(RepairedCatalogueTest, AMeshThatIsLostIsMadeOfItsArraysAndTheGivenRanks) 
 
 TEST_F(RepairedCatalogueTest, AStateThatLacksItsClusterGetsNoNewId) {
   Put({"w"});
-  const std::string cluster_id = catalogue_->cluster_id();
+  const std::string cluster_id = registry_->cluster_id();
   Close();
   const std::string snapshot = NewFolder() + "/snapshot";
   std::filesystem::copy_file(folder_ + "/state.db", snapshot);
@@ -1688,7 +1688,7 @@ TEST_F(RepairedCatalogueTest, AStateThatLacksItsClusterGetsNoNewId) {
     SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder_));
     EXPECT_EQ(store->stats().unreadable_records, 0);
     const absl::Status refused =
-        Catalogue::Open(store.get(), &clock_, [](const auto&, const auto&) {}).status();
+        ArrayRegistry::Open(store.get(), &clock_, [](const auto&, const auto&) {}).status();
     EXPECT_THAT(refused, StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed));
     EXPECT_THAT(std::string(refused.message()), HasSubstr("--cluster-of"));
   }
@@ -1700,9 +1700,9 @@ TEST_F(RepairedCatalogueTest, AStateThatLacksItsClusterGetsNoNewId) {
   EXPECT_TRUE(absl::IsInvalidArgument(again)) << "it would seem to be taken once more";
   EXPECT_THAT(std::string(again.message()), HasSubstr(cluster_id));
   Open();
-  EXPECT_EQ(catalogue_->cluster_id(), cluster_id);
-  EXPECT_EQ(catalogue_->term(), 1 + 2 * kSkippedTerms + 1) << "above what workers know";
-  EXPECT_THAT(catalogue_->FindName("w"), IsOk());
+  EXPECT_EQ(registry_->cluster_id(), cluster_id);
+  EXPECT_EQ(registry_->term(), 1 + 2 * kSkippedTerms + 1) << "above what workers know";
+  EXPECT_THAT(registry_->FindName("w"), IsOk());
 }
 
 }  // namespace

@@ -49,14 +49,14 @@ class TransfersTest : public ::testing::Test {
     sequencer_.reset();
     transfers_.reset();
     sessions_.reset();
-    catalogue_.reset();
-    auto opened = Catalogue::Open(store_.get(), &clock_, [](const auto&, const auto&) {});
+    registry_.reset();
+    auto opened = ArrayRegistry::Open(store_.get(), &clock_, [](const auto&, const auto&) {});
     ASSERT_THAT(opened, IsOk());
-    catalogue_ = *std::move(opened);
+    registry_ = *std::move(opened);
     sessions_ = std::make_unique<SessionTable>(&clock_, [](const EndedSession&) {});
-    transfers_ = std::make_unique<Transfers>(&clock_, catalogue_.get(), sessions_.get());
+    transfers_ = std::make_unique<Transfers>(&clock_, registry_.get(), sessions_.get());
     sequencer_ = std::make_unique<Sequencer>(&clock_, &transport_,
-                                             Sequencer::Options{.term = catalogue_->term()});
+                                             Sequencer::Options{.term = registry_->term()});
     sequencer_->WorkerAttached("w0", 1);
     transfers_->SetSequencer(sequencer_.get());
     session_ = sessions_->Open({.name = "host:10.0.0.1"}, "", absl::Hours(1))->id;
@@ -85,7 +85,7 @@ class TransfersTest : public ::testing::Test {
 
   void Stage(const std::string& transfer_id) {
     EXPECT_THAT(sequencer_->ReportTransfer(
-                    transfer_id, catalogue_->term(),
+                    transfer_id, registry_->term(),
                     {.identity = "w0", .rank = 0, .tiles = {{.array_id = array_id_, .crc32c = 7}}}),
                 IsOk());
   }
@@ -114,7 +114,7 @@ class TransfersTest : public ::testing::Test {
   test::FakeClock clock_;
   const std::unique_ptr<Store> store_ = CreateMemoryStore();
   DeafTransport transport_;
-  std::unique_ptr<Catalogue> catalogue_;
+  std::unique_ptr<ArrayRegistry> registry_;
   std::unique_ptr<SessionTable> sessions_;
   std::unique_ptr<Transfers> transfers_;
   std::unique_ptr<Sequencer> sequencer_;
@@ -241,7 +241,7 @@ TEST_F(TransfersTest, AfterARestartARepeatedCommitIsAnsweredWhileItsArraysAreThe
   absl::Notification deleted;
   CommitRequest remove;
   remove.moves.push_back({.name = "w", .array_id = "", .expected_version = std::nullopt});
-  catalogue_->Commit(std::move(remove), [&](auto) { deleted.Notify(); });
+  registry_->Commit(std::move(remove), [&](auto) { deleted.Notify(); });
   deleted.WaitForNotification();
   const absl::Status gone = CommitNow(named, "named").status();
   EXPECT_THAT(gone, StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "sharding/pattern.h"
+#include "sharding/python_repr.h"
 #include "sharding/str_cat.h"
 #include "tests/testing/sharding_printers.h"
 #include "tests/testing/status_matchers.h"

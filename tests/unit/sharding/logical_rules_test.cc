@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "sharding/python_repr.h"
 #include "sharding/reason.h"
 #include "tests/testing/sharding_printers.h"
 #include "tests/testing/status_matchers.h"

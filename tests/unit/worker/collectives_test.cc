@@ -33,7 +33,7 @@ constexpr int64_t kElements = 2520;  // which 1 to 10 ranks divide
 absl::Status RunPlanned(const CollectiveCall& call, const CollectiveOp& op) {
   const DeviceGroup& group = *call.group;
   const int64_t ranks = group.size();
-  const Manner manner = {op.algorithm, op.order};
+  const CollectiveChoice choice = {op.algorithm, op.order};
   const Bytes operand = OperandOf(Dtype::kF32, kElements, group.device_at(group.place()));
   const Bytes out = MakeBytes(kElements * 4);
   const int64_t part_bytes = kElements * 4 / ranks;
@@ -49,28 +49,28 @@ absl::Status RunPlanned(const CollectiveCall& call, const CollectiveOp& op) {
   const Combiner combiner = *CombinerFor(Reduction::kSum, Dtype::kF32, Dtype::kF32, ranks);
   switch (op.kind) {
     case CollectiveKind::kAllReduce:
-      return AllReduce(call, manner, combiner, whole, OwnedMutable(out));
+      return AllReduce(call, choice, combiner, whole, OwnedMutable(out));
     case CollectiveKind::kAllGather:
-      return AllGather(call, manner, whole, wholes, place_fn);
+      return AllGather(call, choice, whole, wholes, place_fn);
     case CollectiveKind::kReduceScatter:
-      return ReduceScatter(call, manner, combiner, parts, out_part);
+      return ReduceScatter(call, choice, combiner, parts, out_part);
     case CollectiveKind::kAllToAll:
-      return AllToAll(call, manner, parts, part_sizes, place_fn);
+      return AllToAll(call, choice, parts, part_sizes, place_fn);
     case CollectiveKind::kBroadcast:
-      return Broadcast(call, manner, op.root, whole, OwnedMutable(out));
+      return Broadcast(call, choice, op.root, whole, OwnedMutable(out));
     case CollectiveKind::kReduce:
-      return Reduce(call, manner, combiner, op.root, whole, absl::MakeSpan(*out));
+      return Reduce(call, choice, combiner, op.root, whole, absl::MakeSpan(*out));
     case CollectiveKind::kGather:
-      return Gather(call, manner, op.root, whole, wholes, place_fn);
+      return Gather(call, choice, op.root, whole, wholes, place_fn);
     case CollectiveKind::kScatter:
-      return Scatter(call, manner, op.root, parts, out_part);
+      return Scatter(call, choice, op.root, parts, out_part);
     case CollectiveKind::kPermute: {
       std::vector<std::optional<int64_t>> targets(Index(ranks));
       for (const PermutePair& pair : op.permutation) targets[Index(pair.source)] = pair.target;
-      return Permute(call, manner, targets, whole, absl::MakeSpan(*out));
+      return Permute(call, choice, targets, whole, absl::MakeSpan(*out));
     }
     case CollectiveKind::kBarrier:
-      return Barrier(call, manner);
+      return Barrier(call, choice);
   }
   return absl::InternalError("no kind");
 }

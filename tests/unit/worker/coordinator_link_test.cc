@@ -118,7 +118,7 @@ class HeldExecutor final : public StepExecutor {
     EXPECT_FALSE(status.ok());
     ++unfinished_aborts_;
   }
-  void LeaveStaged() override {
+  void KeepStaged() override {
     absl::MutexLock lock(&mutex_);
     ++left_staged_;
   }
@@ -552,7 +552,7 @@ TEST_F(CoordinatorLinkTest, ConfirmsWhatItDroppedAndMovesTilesAside) {
   v1::QuarantineTile* aside = verdict.mutable_inventory_verdict()->add_quarantine_tiles();
   aside->set_array_id("aside");
   *aside->mutable_tile() = page.tiles(0).tile();
-  aside->set_reason("the catalogue does not know its array");
+  aside->set_reason("the registry does not know its array");
   coordinator_.Write(verdict);
   EXPECT_THAT(coordinator_.Read().tiles_dropped().array_ids(), ElementsAre("dropped"));
   EXPECT_THAT(store_->ListInventory("", 10).tiles, SizeIs(1));
@@ -577,7 +577,7 @@ TEST_F(CoordinatorLinkTest, ConfirmsWhatItDroppedAndMovesTilesAside) {
   EXPECT_EQ(list.order_id(), 7);
   ASSERT_THAT(list.arrays(), SizeIs(1));
   EXPECT_EQ(list.arrays(0).array().array_id(), "aside");
-  EXPECT_EQ(list.arrays(0).reason(), "the catalogue does not know its array");
+  EXPECT_EQ(list.arrays(0).reason(), "the registry does not know its array");
   EXPECT_FALSE(list.has_more());
   EXPECT_THAT(answer_to(v1::QuarantineOrder::ACTION_RESTORE).arrays(), SizeIs(1));
   EXPECT_THAT(store_->ListInventory("", 10).tiles, SizeIs(2));

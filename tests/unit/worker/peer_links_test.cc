@@ -303,13 +303,13 @@ class LittleCreditTest : public testing::TestWithParam<CollectiveAlgorithm> {
                               .deadline = absl::Now() + absl::Seconds(60)};
     const bool is_broadcast =
         algorithm == CollectiveAlgorithm::kChain || algorithm == CollectiveAlgorithm::kBinomial;
-    const Manner manner = {.algorithm = algorithm, .order = CollectiveOrder::kFastest};
+    const CollectiveChoice choice = {.algorithm = algorithm, .order = CollectiveOrder::kFastest};
     absl::Status done;
     if (is_broadcast) {
-      done = Broadcast(call, manner, /*root=*/0, mine, out);
+      done = Broadcast(call, choice, /*root=*/0, mine, out);
     } else {
       const auto sum = CombinerFor(Reduction::kSum, Dtype::kF32, Dtype::kF32, kRanks);
-      done = AllReduce(call, manner, *sum, mine, out);
+      done = AllReduce(call, choice, *sum, mine, out);
     }
     if (!done.ok()) return done;
     for (size_t i = 0; i < operand->size(); ++i) {

@@ -1027,7 +1027,7 @@ TEST_P(AllReduceStepTest, WhatIsStagedOutlivesTheEndOfWhatIsNot) {
   EXPECT_TRUE(rank(0).executor->Commit(1).ok());
   EXPECT_TRUE(rank(0).store->FindAll("out-1-0").ok());
   // What the store was told of by another way is not the executor's to end any more.
-  rank(1).executor->LeaveStaged();
+  rank(1).executor->KeepStaged();
   EXPECT_EQ(ReasonOf(rank(1).executor->Commit(1)), Reason::kNotFound);
   rank(1).executor->Abort(1, absl::CancelledError("too late"));
   EXPECT_TRUE(rank(1).store->FindStaged("out-1-0", whole).ok());

@@ -71,16 +71,16 @@ class TileServiceTest : public ::testing::Test {
           reports_.push_back(r);
         }});
     work_ = std::make_unique<WorkQueue>(2);
-    news_ = std::make_unique<WorkQueue>(1);
+    membership_waits_ = std::make_unique<WorkQueue>(1);
     service_ = MakeTileService({.self = {.identity = "w1", .incarnation = 7, .boot_id = ""},
                                 .nonce = "0123456789abcdef",
                                 .store = store_.get(),
                                 .gate = gate_.get(),
                                 .work = work_.get(),
-                                .news = news_.get(),
+                                .membership_waits = membership_waits_.get(),
                                 .clock = &clock_,
                                 .idle_limit = idle_limit_,
-                                .news_limit = news_limit_});
+                                .membership_wait_limit = news_limit_});
     auto server =
         rpc::ServerLifecycle::Start({.max_message_bytes = rpc::kMaxDataMessageBytes,
                                      .keepalive_interval = keepalive_,
@@ -113,7 +113,7 @@ class TileServiceTest : public ::testing::Test {
       server_->Drain(absl::Now() + kTimeout);
     }
     work_.reset();
-    news_.reset();
+    membership_waits_.reset();
   }
 
   static ArrayDescriptor Array(const std::string& id, int64_t rows = 8) {
@@ -249,7 +249,7 @@ class TileServiceTest : public ::testing::Test {
   std::unique_ptr<ShardStore> store_;
   std::unique_ptr<TileGate> gate_;
   std::unique_ptr<WorkQueue> work_;
-  std::unique_ptr<WorkQueue> news_;
+  std::unique_ptr<WorkQueue> membership_waits_;
   std::unique_ptr<grpc::Service> service_;
   std::unique_ptr<rpc::ServerLifecycle> server_;
   std::unique_ptr<v1::TileService::Stub> stub_;
