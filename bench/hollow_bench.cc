@@ -26,7 +26,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "rpc/listener.h"
-#include "sharding/str_cat.h"
+#include "status/str_cat.h"
 #include "tests/testing/hollow_workers.h"
 
 extern char** environ;

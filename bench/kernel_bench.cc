@@ -19,7 +19,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "oneapi/dnnl/dnnl.hpp"
-#include "sharding/str_cat.h"
+#include "status/str_cat.h"
 #include "tensor/dtype.h"
 #include "tensor/float_convert.h"
 #include "tensor/random.h"

@@ -7,13 +7,13 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "sharding/layout_analysis.h"
+#include "sharding/layout/analysis.h"
+#include "sharding/layout/mesh_search.h"
 #include "sharding/mesh.h"
-#include "sharding/mesh_search.h"
-#include "sharding/reshard_plan.h"
+#include "sharding/reshard/plan.h"
 #include "sharding/spec.h"
-#include "sharding/str_cat.h"
 #include "sharding/tile.h"
+#include "status/str_cat.h"
 
 namespace shardmesh {
 namespace {

@@ -15,12 +15,12 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "client/mesh_client.h"
-#include "rpc/log.h"
-#include "rpc/mutex_checks.h"
+#include "process/log.h"
+#include "process/mutex_checks.h"
 #include "server/coordinator_server.h"
 #include "sharding/mesh.h"
-#include "sharding/rule_set.h"
-#include "sharding/str_cat.h"
+#include "sharding/rules/rule_set.h"
+#include "status/str_cat.h"
 
 namespace shardmesh {
 namespace {

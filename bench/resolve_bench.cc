@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "sharding/correction.h"
-#include "sharding/logical_sharding.h"
+#include "sharding/layout/logical_sharding.h"
 #include "sharding/mesh.h"
 #include "sharding/partition_axis.h"
 #include "sharding/presets.h"

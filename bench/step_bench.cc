@@ -17,7 +17,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "client/mesh_client.h"
-#include "sharding/str_cat.h"
+#include "status/str_cat.h"
 
 namespace shardmesh {
 namespace {

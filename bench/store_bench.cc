@@ -14,9 +14,9 @@
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "server/sqlite_store.h"
-#include "server/store.h"
-#include "sharding/str_cat.h"
+#include "server/store/sqlite_store.h"
+#include "server/store/store.h"
+#include "status/str_cat.h"
 
 namespace shardmesh::server {
 namespace {

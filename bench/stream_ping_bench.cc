@@ -29,7 +29,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "rpc/mutex_checks.h"
+#include "process/mutex_checks.h"
 #include "rpc/poll_strategy.h"
 
 namespace shardmesh {

@@ -22,7 +22,7 @@
 #include "client/mesh_client.h"
 #include "rpc/config.h"
 #include "sharding/correction.h"
-#include "sharding/logical_sharding.h"
+#include "sharding/layout/logical_sharding.h"
 #include "sharding/mesh.h"
 #include "sharding/partition_axis.h"
 #include "sharding/presets.h"

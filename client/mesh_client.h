@@ -13,18 +13,18 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "client/array.h"
-#include "client/catalog.h"
-#include "client/cluster.h"
-#include "client/layer_questions.h"
-#include "client/layout.h"
-#include "client/logical_questions.h"
-#include "client/mesh_questions.h"
-#include "client/plan.h"
-#include "client/profile_questions.h"
-#include "client/rule_questions.h"
-#include "client/step.h"
-#include "rpc/credentials.h"
+#include "client/types/array.h"
+#include "client/types/catalog.h"
+#include "client/types/cluster.h"
+#include "client/types/layer_questions.h"
+#include "client/types/layout_questions.h"
+#include "client/types/logical_questions.h"
+#include "client/types/mesh_questions.h"
+#include "client/types/plan_questions.h"
+#include "client/types/profile_questions.h"
+#include "client/types/rule_questions.h"
+#include "client/types/step.h"
+#include "rpc/tls/credentials.h"
 #include "tensor/safetensors.h"
 
 namespace shardmesh::client {
@@ -145,7 +145,8 @@ class MeshClient {
   absl::StatusOr<DiffAnswer> DiffLayouts(const DiffQuestion& question,
                                          absl::Span<const TreeTensor> tensors);
 
-  // Logical names of flax, by the functions of sharding/logical_rules.h, whose errors they have.
+  // Logical names of flax, by the functions of sharding/rules/logical_rules.h, whose errors they
+  // have.
   absl::StatusOr<LogicalRules> ComposeLogicalRules(const LogicalRulesSelector& first,
                                                    const LogicalRulesSelector& second);
   absl::StatusOr<SpmdAnswer> ResolveSpmdAxes(const SpmdQuestion& question);

@@ -15,17 +15,17 @@
 #include <string>
 #include <vector>
 
+#include "process/clock.h"
+#include "process/host_port.h"
+#include "process/steady_deadline.h"
 #include "rpc/call_memory.h"
-#include "rpc/clock.h"
+#include "rpc/codec/status.h"
 #include "rpc/connect.h"
-#include "rpc/dial.h"
-#include "rpc/host_port.h"
-#include "rpc/status.h"
-#include "rpc/steady_deadline.h"
+#include "rpc/tls/dial.h"
 #include "rpc/transport_args.h"
-#include "sharding/reason.h"
-#include "sharding/status_macros.h"
-#include "sharding/str_cat.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
 
 namespace shardmesh::rpc {
 namespace {

@@ -14,8 +14,8 @@
 #include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "rpc/credentials.h"
-#include "rpc/peer_name.h"
+#include "rpc/tls/credentials.h"
+#include "rpc/tls/peer_name.h"
 
 namespace grpc {
 class Channel;

@@ -6,9 +6,9 @@
 
 #include "absl/strings/cord.h"
 #include "absl/time/time.h"
-#include "rpc/status.h"
-#include "sharding/reason.h"
-#include "sharding/str_cat.h"
+#include "rpc/codec/status.h"
+#include "status/reason.h"
+#include "status/str_cat.h"
 
 namespace shardmesh::rpc {
 namespace {

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "sharding/str_cat.h"
+#include "status/str_cat.h"
 
 namespace shardmesh::rpc {
 

@@ -17,14 +17,14 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/numbers.h"
-#include "rpc/field_check.h"
-#include "rpc/spec_codec.h"
-#include "sharding/nearest_name.h"
-#include "sharding/reason.h"
+#include "rpc/codec/field_check.h"
+#include "rpc/codec/spec_codec.h"
 #include "sharding/shape.h"
-#include "sharding/status_macros.h"
-#include "sharding/str_cat.h"
-#include "sharding/utf8.h"
+#include "status/nearest_name.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+#include "status/utf8.h"
 
 namespace shardmesh::rpc {
 namespace {

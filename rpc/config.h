@@ -8,10 +8,10 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
-#include "rpc/definitions.h"
+#include "rpc/codec/definition.h"
 #include "sharding/compatibility.h"
-#include "sharding/logical_rules.h"
 #include "sharding/partition_axis.h"
+#include "sharding/rules/logical_rules.h"
 
 namespace shardmesh::rpc {
 

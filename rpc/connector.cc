@@ -8,12 +8,12 @@
 #include <utility>
 
 #include "absl/time/clock.h"
-#include "rpc/clock.h"
-#include "rpc/host_port.h"
-#include "rpc/log.h"
-#include "rpc/steady_deadline.h"
-#include "sharding/status_macros.h"
-#include "sharding/str_cat.h"
+#include "process/clock.h"
+#include "process/host_port.h"
+#include "process/log.h"
+#include "process/steady_deadline.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
 
 namespace shardmesh::rpc {
 namespace {

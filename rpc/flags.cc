@@ -9,12 +9,12 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
-#include "rpc/host_port.h"
-#include "sharding/nearest_name.h"
-#include "sharding/reason.h"
-#include "sharding/status_macros.h"
-#include "sharding/str_cat.h"
-#include "tensor/failpoint.h"
+#include "process/failpoint.h"
+#include "process/host_port.h"
+#include "status/nearest_name.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
 
 namespace shardmesh::rpc {
 namespace {

@@ -13,8 +13,8 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "rpc/certificate.h"
-#include "rpc/log.h"
+#include "process/log.h"
+#include "rpc/tls/certificate.h"
 
 namespace shardmesh::rpc {
 
@@ -76,7 +76,7 @@ class FlagSet {
   void AddTls(TlsFiles* target, const bool* insecure);
   // --log-format and --log-level.
   void AddLog(LogOptions* target);
-  // --failpoints, which arms them (see tensor/failpoint.h), and --list-failpoints, which prints
+  // --failpoints, which arms them (see process/failpoint.h), and --list-failpoints, which prints
   // their names; ParseMain then ends the program.
   void AddFailpoints();
 

@@ -6,7 +6,7 @@
 
 #include <string>
 
-#include "rpc/log.h"
+#include "process/log.h"
 
 namespace shardmesh::rpc {
 

@@ -4,9 +4,9 @@
 
 namespace shardmesh::rpc {
 
-// From now on their lines are lines of this process's log (rpc/log.h), at debug: what matters of
-// them comes back as a status. For programs; a server that is started does it too. Thread-safe, and
-// may be called again.
+// From now on their lines are lines of this process's log (process/log.h), at debug: what matters
+// of them comes back as a status. For programs; a server that is started does it too. Thread-safe,
+// and may be called again.
 void TakeLibraryLogs();
 
 }  // namespace shardmesh::rpc

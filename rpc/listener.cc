@@ -19,13 +19,13 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/time/clock.h"
-#include "rpc/host_port.h"
-#include "rpc/listening_socket.h"
-#include "rpc/log.h"
-#include "sharding/reason.h"
-#include "sharding/status_macros.h"
-#include "sharding/str_cat.h"
-#include "tensor/descriptor_limit.h"
+#include "process/descriptor_limit.h"
+#include "process/host_port.h"
+#include "process/listening_socket.h"
+#include "process/log.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
 
 namespace shardmesh::rpc {
 namespace {

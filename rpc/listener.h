@@ -14,9 +14,9 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "process/file.h"
 #include "rpc/connection_limit.h"
-#include "rpc/metrics.h"
-#include "tensor/file.h"
+#include "rpc/metrics/metrics.h"
 
 namespace shardmesh::rpc {
 

@@ -13,13 +13,13 @@
 #include <utility>
 
 #include "grpc/health/v1/health.pb.h"
-#include "rpc/call_interceptors.h"
-#include "rpc/host_port.h"
+#include "process/host_port.h"
+#include "rpc/interceptors.h"
 #include "rpc/library_logs.h"
 #include "rpc/transport_args.h"
-#include "sharding/reason.h"
-#include "sharding/status_macros.h"
-#include "sharding/str_cat.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
 
 namespace shardmesh::rpc {
 namespace {

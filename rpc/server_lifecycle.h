@@ -15,9 +15,9 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "rpc/call.h"
-#include "rpc/credentials.h"
 #include "rpc/listener.h"
-#include "rpc/metrics.h"
+#include "rpc/metrics/metrics.h"
+#include "rpc/tls/credentials.h"
 
 namespace grpc {
 class Server;

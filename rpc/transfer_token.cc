@@ -4,12 +4,12 @@
 #include <utility>
 
 #include "absl/strings/escaping.h"
-#include "rpc/array_codec.h"
-#include "rpc/time_codec.h"
+#include "rpc/codec/array_codec.h"
+#include "rpc/codec/time_codec.h"
 #include "sharding/digest.h"
-#include "sharding/reason.h"
-#include "sharding/str_cat.h"
 #include "shardmesh/internal/v1/transfer_token.pb.h"
+#include "status/reason.h"
+#include "status/str_cat.h"
 
 namespace shardmesh::rpc {
 namespace {

@@ -4,14 +4,14 @@
 
 #include <functional>
 
-#include "rpc/metrics.h"
-#include "server/attach_service.h"
-#include "server/catalogue.h"
-#include "server/membership.h"
-#include "server/recovery.h"
-#include "server/sequencer.h"
-#include "server/session.h"
-#include "server/store.h"
+#include "rpc/metrics/metrics.h"
+#include "server/service/attach_service.h"
+#include "server/state/arrays.h"
+#include "server/state/membership.h"
+#include "server/state/recovery.h"
+#include "server/state/session.h"
+#include "server/steps/sequencer.h"
+#include "server/store/store.h"
 
 namespace shardmesh::server {
 

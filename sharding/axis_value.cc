@@ -3,8 +3,8 @@
 
 #include <utility>
 
-#include "sharding/python_repr.h"
-#include "sharding/str_cat.h"
+#include "status/python_repr.h"
+#include "status/str_cat.h"
 
 namespace shardmesh {
 AxisValue AxisValue::Name(std::string name) {

@@ -8,10 +8,10 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/container/inlined_vector.h"
-#include "sharding/python_repr.h"
 #include "sharding/shape.h"
-#include "sharding/status_macros.h"
-#include "sharding/str_cat.h"
+#include "status/python_repr.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
 
 namespace shardmesh {
 namespace {

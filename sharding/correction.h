@@ -10,8 +10,8 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "sharding/mesh.h"
-#include "sharding/reason.h"
 #include "sharding/spec.h"
+#include "status/reason.h"
 
 namespace shardmesh {
 

@@ -2,9 +2,9 @@
 #include "sharding/device_group.h"
 
 #include "sharding/axis_value.h"
-#include "sharding/python_repr.h"
-#include "sharding/reason.h"
-#include "sharding/str_cat.h"
+#include "status/python_repr.h"
+#include "status/reason.h"
+#include "status/str_cat.h"
 
 namespace shardmesh {
 

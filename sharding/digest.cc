@@ -14,10 +14,10 @@
 #include <memory>
 
 #include "sharding/axis_value.h"
-#include "sharding/nearest_name.h"
-#include "sharding/python_repr.h"
-#include "sharding/reason.h"
-#include "sharding/str_cat.h"
+#include "status/nearest_name.h"
+#include "status/python_repr.h"
+#include "status/reason.h"
+#include "status/str_cat.h"
 
 namespace shardmesh {
 namespace {

@@ -4,10 +4,10 @@
 #include <array>
 
 #include "absl/status/status.h"
-#include "sharding/nearest_name.h"
-#include "sharding/reason.h"
 #include "sharding/shape.h"
-#include "sharding/str_cat.h"
+#include "status/nearest_name.h"
+#include "status/reason.h"
+#include "status/str_cat.h"
 
 namespace shardmesh {
 namespace {

@@ -10,13 +10,13 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "sharding/mesh.h"
-#include "sharding/name_table.h"
-#include "sharding/nearest_name.h"
 #include "sharding/presets.h"
-#include "sharding/reason.h"
 #include "sharding/semantic_axis.h"
-#include "sharding/status_macros.h"
-#include "sharding/str_cat.h"
+#include "status/name_table.h"
+#include "status/nearest_name.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
 
 namespace shardmesh {
 namespace {

@@ -4,10 +4,10 @@
 #include <string>
 #include <utility>
 
-#include "sharding/nearest_name.h"
-#include "sharding/reason.h"
 #include "sharding/semantic_axis.h"
-#include "sharding/str_cat.h"
+#include "status/nearest_name.h"
+#include "status/reason.h"
+#include "status/str_cat.h"
 
 namespace shardmesh {
 namespace {

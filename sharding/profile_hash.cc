@@ -8,7 +8,7 @@
 #include "absl/strings/escaping.h"
 #include "sharding/axis_value.h"
 #include "sharding/digest.h"
-#include "sharding/str_cat.h"
+#include "status/str_cat.h"
 
 namespace shardmesh {
 namespace {

@@ -4,9 +4,9 @@
 #include <limits>
 
 #include "absl/numeric/int128.h"
-#include "sharding/reason.h"
-#include "sharding/status_macros.h"
-#include "sharding/str_cat.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
 
 namespace shardmesh {
 

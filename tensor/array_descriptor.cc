@@ -1,7 +1,7 @@
 // Derives the layout and the sizes of an array from its description.
 #include "tensor/array_descriptor.h"
 
-#include "sharding/status_macros.h"
+#include "status/status_macros.h"
 
 namespace shardmesh {
 

@@ -11,11 +11,11 @@
 #include <string>
 #include <vector>
 
-#include "sharding/reason.h"
-#include "sharding/status_macros.h"
-#include "sharding/str_cat.h"
-#include "tensor/failpoint.h"
-#include "tensor/pages.h"
+#include "process/failpoint.h"
+#include "process/pages.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
 
 namespace shardmesh {
 namespace {

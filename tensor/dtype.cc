@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "sharding/nearest_name.h"
-#include "sharding/reason.h"
-#include "sharding/str_cat.h"
+#include "status/nearest_name.h"
+#include "status/reason.h"
+#include "status/str_cat.h"
 
 namespace shardmesh {
 namespace {

@@ -7,8 +7,8 @@
 #include <cstddef>
 #include <memory>
 
-#include "sharding/reason.h"
-#include "sharding/str_cat.h"
+#include "status/reason.h"
+#include "status/str_cat.h"
 #include "tensor/float_convert.h"
 
 namespace shardmesh {

@@ -14,9 +14,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "process/file.h"
 #include "sharding/shape.h"
 #include "tensor/dtype.h"
-#include "tensor/file.h"
 #include "tensor/view.h"
 
 namespace shardmesh {

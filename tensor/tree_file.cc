@@ -8,10 +8,10 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/escaping.h"
-#include "sharding/reason.h"
-#include "sharding/status_macros.h"
-#include "sharding/str_cat.h"
-#include "tensor/json_error.h"
+#include "process/json_error.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
 
 namespace shardmesh {
 namespace {

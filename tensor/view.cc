@@ -3,9 +3,9 @@
 
 #include <string>
 
-#include "sharding/reason.h"
-#include "sharding/status_macros.h"
-#include "sharding/str_cat.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
 #include "tensor/copy.h"
 
 namespace shardmesh {

@@ -33,13 +33,13 @@ ALLOWED_BELOW_WORKER = {
 # Libraries that only some files may include: (what it is, pattern of the include, patterns of the files).
 ABOVE = ["tests/*", "bench/*"]
 CONFINED = [
-    ("SQLite", r"sqlite3", ["server/sqlite_database.cc", "server/sqlite_failpoints.cc"]),
+    ("SQLite", r"sqlite3", ["server/store/sqlite_database.cc", "server/store/sqlite_failpoints.cc"]),
     ("the etcd API", r"etcd/", ["server/etcd_store.cc"]),
     ("yaml-cpp", r"yaml-cpp/", ["rpc/config.cc"]),
     ("oneDNN", r"(oneapi/)?dnnl|oneapi/", ["worker/kernel/*.cc"]),
     ("hwloc", r"hwloc", ["worker/kernel/host_share.cc"]),
     ("CLI11", r"CLI/", ["client/cli/*"]),
-    ("certificates and TLS of OpenSSL", r"openssl/(pem|ssl|x509)", ["rpc/certificate.cc", "rpc/tls_session.cc"]),
+    ("certificates and TLS of OpenSSL", r"openssl/(pem|ssl|x509)", ["rpc/tls/certificate.cc", "rpc/tls/tls_session.cc"]),
     ("libcrypto", r"openssl/", ["sharding/digest.cc", "rpc/*", "server/*", "worker/*", "client/*"]),
     ("RE2", r"re2/", ["sharding/*"]),
     ("gRPC", r"grpc(pp)?/|.*\.grpc\.pb\.h", ["rpc/*", "server/*", "worker/*", "client/*"]),
@@ -52,18 +52,18 @@ CONFINED = [
 # The files that may name generated messages: codecs, which turn them into values and back; rinds, which serve and make
 # calls; what decides on the bytes of messages; and the exceptions, which work on messages themselves.
 MESSAGE_HOMES = [
-    "rpc/*_codec.*", "server/*_codec.*", "rpc/tree_decoder.*", "client/tree_encoder.*", "client/wire_enums.h",
-    "server/catalogue_record.*", "rpc/status.cc", "rpc/frame.cc", "rpc/tile_piece.cc", "rpc/transfer_token.cc",
+    "rpc/*_codec.*", "server/*_codec.*", "rpc/tree_decoder.*", "client/tree_encoder.*", "client/remote/wire_enums.h",
+    "server/catalogue_record.*", "rpc/codec/status.cc", "rpc/stream/frame.cc", "rpc/stream/tile_piece.cc", "rpc/transfer_token.cc",
     "server/*_service.*", "server/*_streams.*", "server/*_calls.*", "server/resolve_answers.*", "rpc/server_lifecycle.cc",
-    "server/coordinator_server.cc", "client/*_client.*", "client/coordinator_connection.*", "client/health.cc",
+    "server/coordinator_server.cc", "client/*_client.*", "client/coordinator_connection.*", "client/remote/health.cc",
     "worker/*_service.*", "worker/*_link.*", "worker/*_server.*",
     # Exceptions: kept as messages, since that is how they are stored, sent on or answered again.
-    "server/stored_tree.*", "server/cluster_state.cc", "server/membership_pages.*", "server/step_memory.*",
+    "server/stored_tree.*", "server/state/definitions.cc", "server/membership_pages.*", "server/step_memory.*",
     "worker/membership_book.*",
 ]
 
 # Headers that name no generated message.
-FREE_OF_MESSAGES = ["sharding/*.h", "tensor/*.h", "worker/kernel/*.h", "worker/collective/*.h", "server/store.h"]
+FREE_OF_MESSAGES = ["sharding/*.h", "tensor/*.h", "worker/kernel/*.h", "worker/collective/*.h", "server/store/store.h"]
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 SOURCES = (".h", ".cc")
@@ -120,19 +120,19 @@ def check(root):
 # Each breaks one rule, but for the last ones, which break none.
 PLANTED = [
     ("sharding/up.h", '// Up.\n#include "tensor/dtype.h"\n', 1),
-    ("server/sideways.cc", '// Sideways.\n#include "worker/shard_store.h"\n', 1),
-    ("client/sideways.cc", '// Sideways.\n#include "server/store.h"\n', 1),
-    ("worker/kernel/up.cc", '// Up.\n#include "worker/shard_store.h"\n', 1),
-    ("worker/collective/network.cc", '// Network.\n#include "rpc/frame.h"\n', 1),
-    ("server/store.h", '// Message.\n#include "shardmesh/v1/mesh.pb.h"\n', 1),
-    ("server/planner.cc", '// Message.\n#include "shardmesh/v1/mesh.pb.h"\n', 1),
-    ("server/catalogue.cc", "// SQL.\n#include <sqlite3.h>\n", 1),
-    ("worker/step_executor.cc", "// oneDNN.\n#include <oneapi/dnnl/dnnl.hpp>\n", 1),
+    ("server/sideways.cc", '// Sideways.\n#include "worker/store/shard_store.h"\n', 1),
+    ("client/sideways.cc", '// Sideways.\n#include "server/store/store.h"\n', 1),
+    ("worker/kernel/up.cc", '// Up.\n#include "worker/store/shard_store.h"\n', 1),
+    ("worker/collective/network.cc", '// Network.\n#include "rpc/stream/frame.h"\n', 1),
+    ("server/store/store.h", '// Message.\n#include "shardmesh/v1/mesh.pb.h"\n', 1),
+    ("server/steps/planner.cc", '// Message.\n#include "shardmesh/v1/mesh.pb.h"\n', 1),
+    ("server/state/arrays.cc", "// SQL.\n#include <sqlite3.h>\n", 1),
+    ("worker/step/step_executor.cc", "// oneDNN.\n#include <oneapi/dnnl/dnnl.hpp>\n", 1),
     ("tensor/silent.cc", '#include "sharding/mesh.h"\n', 1),
     ("rpc/call.cc", "// TLS.\n#include <openssl/ssl.h>\n", 1),
-    ("worker/tile_service.cc", '// Right.\n#include "shardmesh/v1/tile_service.grpc.pb.h"\n', 0),
-    ("server/sqlite_database.cc", '// Right.\n#include <sqlite3.h>\n#include "rpc/clock.h"\n', 0),
-    ("tests/unit/right_test.cc", '// Right.\n#include "worker/shard_store.h"\n#include "server/store.h"\n', 0),
+    ("worker/service/tile_service.cc", '// Right.\n#include "shardmesh/v1/tile_service.grpc.pb.h"\n', 0),
+    ("server/store/sqlite_database.cc", '// Right.\n#include <sqlite3.h>\n#include "process/clock.h"\n', 0),
+    ("tests/unit/right_test.cc", '// Right.\n#include "worker/store/shard_store.h"\n#include "server/store/store.h"\n', 0),
 ]
 
 

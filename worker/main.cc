@@ -3,18 +3,18 @@
 #include <memory>
 #include <optional>
 
-#include "rpc/allocator.h"
-#include "rpc/credentials.h"
+#include "process/allocator.h"
+#include "process/descriptor_limit.h"
+#include "process/log.h"
+#include "process/mutex_checks.h"
+#include "process/signal.h"
 #include "rpc/flags.h"
 #include "rpc/listener.h"
-#include "rpc/log.h"
-#include "rpc/mutex_checks.h"
 #include "rpc/poll_strategy.h"
-#include "rpc/signal.h"
-#include "sharding/reason.h"
-#include "sharding/status_macros.h"
-#include "sharding/str_cat.h"
-#include "tensor/descriptor_limit.h"
+#include "rpc/tls/credentials.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
 #include "worker/kernel/host_share.h"
 #include "worker/worker_server.h"
 

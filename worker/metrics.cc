@@ -7,8 +7,8 @@
 #include <string_view>
 #include <utility>
 
-#include "tensor/collective_choice.h"
-#include "tensor/program.h"
+#include "program/collective_choice.h"
+#include "program/program.h"
 
 namespace shardmesh::worker {
 namespace {

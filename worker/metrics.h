@@ -2,12 +2,12 @@
 #ifndef SHARDMESH_WORKER_METRICS_H_
 #define SHARDMESH_WORKER_METRICS_H_
 
-#include "rpc/metrics.h"
+#include "rpc/metrics/metrics.h"
 #include "tensor/buffer.h"
-#include "worker/coordinator_link.h"
-#include "worker/peer_links.h"
-#include "worker/shard_store.h"
-#include "worker/step_executor.h"
+#include "worker/exchange/peer_links.h"
+#include "worker/service/coordinator_link.h"
+#include "worker/step/step_executor.h"
+#include "worker/store/shard_store.h"
 
 namespace shardmesh::worker {
 

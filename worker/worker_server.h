@@ -11,10 +11,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "rpc/credentials.h"
+#include "rpc/tls/credentials.h"
+#include "worker/exchange/peer_links.h"
 #include "worker/kernel/host_share.h"
-#include "worker/peer_links.h"
-#include "worker/shard_store.h"
+#include "worker/store/shard_store.h"
 
 namespace shardmesh::worker {
 

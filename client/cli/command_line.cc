@@ -16,20 +16,20 @@
 #include <vector>
 
 #include "absl/strings/escaping.h"
-#include "client/cli/certificate_folder.h"
-#include "client/cli/cluster_record.h"
 #include "client/cli/interruption.h"
+#include "client/cli/local/certificate_folder.h"
+#include "client/cli/local/cluster_record.h"
+#include "process/file.h"
+#include "process/host_port.h"
+#include "process/version.h"
 #include "rpc/call.h"
-#include "rpc/host_port.h"
-#include "rpc/message_subject.h"
-#include "rpc/status.h"
-#include "rpc/version.h"
-#include "sharding/nearest_name.h"
-#include "sharding/reason.h"
-#include "sharding/status_macros.h"
-#include "sharding/str_cat.h"
-#include "sharding/utf8.h"
-#include "tensor/file.h"
+#include "rpc/codec/message_subject.h"
+#include "rpc/codec/status.h"
+#include "status/nearest_name.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+#include "status/utf8.h"
 
 namespace shardmesh::client {
 namespace {

@@ -18,9 +18,9 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "client/mesh_client.h"
-#include "rpc/certificate.h"
-#include "rpc/credentials.h"
-#include "sharding/str_cat.h"
+#include "rpc/tls/certificate.h"
+#include "rpc/tls/credentials.h"
+#include "status/str_cat.h"
 
 namespace shardmesh::client {
 

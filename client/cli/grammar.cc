@@ -12,9 +12,9 @@
 #include "absl/strings/str_split.h"
 #include "client/cli/command_line.h"
 #include "rpc/config.h"
-#include "sharding/nearest_name.h"
-#include "sharding/status_macros.h"
-#include "sharding/str_cat.h"
+#include "status/nearest_name.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
 #include "tensor/dtype_promotion.h"
 
 namespace shardmesh::client {

@@ -9,12 +9,12 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "client/catalog.h"
-#include "client/layer_questions.h"
-#include "client/layout.h"
-#include "client/logical_questions.h"
-#include "client/mesh_questions.h"
-#include "client/step.h"
+#include "client/types/catalog.h"
+#include "client/types/layer_questions.h"
+#include "client/types/layout_questions.h"
+#include "client/types/logical_questions.h"
+#include "client/types/mesh_questions.h"
+#include "client/types/step.h"
 #include "sharding/axis_value.h"
 #include "sharding/compatibility.h"
 #include "sharding/mode.h"

@@ -13,8 +13,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/time/time.h"
 #include "client/cli/command_line.h"
-#include "sharding/reason.h"
-#include "sharding/str_cat.h"
+#include "status/reason.h"
+#include "status/str_cat.h"
 
 namespace shardmesh::client {
 namespace {

@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "client/mesh_client.h"
-#include "rpc/signal.h"
+#include "process/signal.h"
 
 namespace shardmesh::client {
 

@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <cstring>
 
-#include "sharding/reason.h"
 #include "sharding/shape.h"
-#include "sharding/status_macros.h"
-#include "sharding/str_cat.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
 #include "tensor/random.h"
 
 namespace shardmesh::client {

@@ -8,8 +8,8 @@
 
 #include "absl/status/statusor.h"
 #include "client/cli/command_line.h"
-#include "client/layout.h"
 #include "client/mesh_client.h"
+#include "client/types/layout_questions.h"
 #include "sharding/mesh.h"
 
 namespace shardmesh::client {

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "client/cli/table.h"
-#include "sharding/str_cat.h"
+#include "status/str_cat.h"
 
 namespace shardmesh::client {
 namespace {

@@ -8,8 +8,8 @@
 #include "client/cli/command_line.h"
 #include "client/cli/grammar.h"
 #include "sharding/presets.h"
-#include "sharding/status_macros.h"
-#include "sharding/str_cat.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
 
 namespace shardmesh::client {
 

@@ -10,8 +10,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "client/layout.h"
 #include "client/mesh_client.h"
+#include "client/types/layout_questions.h"
 #include "sharding/compatibility.h"
 #include "sharding/correction.h"
 #include "sharding/mesh.h"

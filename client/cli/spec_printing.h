@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "client/cli/command_line.h"
-#include "client/layout.h"
+#include "client/types/layout_questions.h"
 #include "sharding/mesh.h"
 #include "sharding/mode.h"
 

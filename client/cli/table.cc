@@ -8,8 +8,8 @@
 #include <iostream>
 
 #include "absl/strings/str_format.h"
-#include "sharding/reason.h"
-#include "sharding/str_cat.h"
+#include "status/reason.h"
+#include "status/str_cat.h"
 
 namespace shardmesh::client {
 namespace {

@@ -10,10 +10,10 @@
 
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "client/array.h"
 #include "client/cli/command_line.h"
+#include "client/types/array.h"
 #include "sharding/correction.h"
-#include "sharding/fix.h"
+#include "sharding/layout/fixes.h"
 #include "sharding/mesh.h"
 #include "sharding/spec.h"
 #include "sharding/tile.h"

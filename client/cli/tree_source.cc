@@ -9,10 +9,10 @@
 #include <variant>
 
 #include "absl/strings/match.h"
-#include "sharding/reason.h"
-#include "sharding/status_macros.h"
-#include "sharding/str_cat.h"
-#include "tensor/file.h"
+#include "process/file.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
 #include "tensor/tree_file.h"
 
 namespace shardmesh::client {

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "client/layout.h"
 #include "client/mesh_client.h"
+#include "client/types/layout_questions.h"
 #include "tensor/safetensors.h"
 
 namespace shardmesh::client {

@@ -7,9 +7,9 @@
 #include <string>
 #include <utility>
 
-#include "sharding/reason.h"
-#include "sharding/status_macros.h"
-#include "sharding/str_cat.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
 #include "tests/testing/golden.h"
 
 namespace shardmesh::conformance {

@@ -9,8 +9,8 @@
 
 #include "absl/status/statusor.h"
 #include "client/mesh_client.h"
-#include "sharding/held_shardings.h"
-#include "sharding/layout_analysis.h"
+#include "sharding/layout/analysis.h"
+#include "sharding/layout/held_shardings.h"
 #include "sharding/mesh.h"
 #include "sharding/spec.h"
 #include "tests/conformance/question.h"

@@ -1,7 +1,7 @@
 // A coordinator's answers about trees of tensors.
 #include <utility>
 
-#include "sharding/status_macros.h"
+#include "status/status_macros.h"
 #include "tests/conformance/analysis.h"
 
 namespace shardmesh::conformance {

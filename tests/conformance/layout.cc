@@ -8,10 +8,10 @@
 #include <utility>
 
 #include "absl/strings/str_split.h"
-#include "sharding/python_repr.h"
-#include "sharding/reason.h"
-#include "sharding/status_macros.h"
-#include "sharding/str_cat.h"
+#include "status/python_repr.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
 #include "tensor/dtype.h"
 #include "tests/testing/golden.h"
 

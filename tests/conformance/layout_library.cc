@@ -2,12 +2,12 @@
 #include <utility>
 
 #include "sharding/correction.h"
-#include "sharding/logical_sharding.h"
-#include "sharding/reason.h"
+#include "sharding/layout/logical_sharding.h"
 #include "sharding/shape.h"
-#include "sharding/status_macros.h"
-#include "sharding/str_cat.h"
 #include "sharding/tile.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
 #include "tensor/dtype.h"
 #include "tests/conformance/layout.h"
 

@@ -1,8 +1,8 @@
 // A coordinator's answers about layouts.
 #include <utility>
 
-#include "rpc/definitions.h"
-#include "sharding/status_macros.h"
+#include "rpc/codec/definition.h"
+#include "status/status_macros.h"
 #include "tests/conformance/layout.h"
 
 namespace shardmesh::conformance {

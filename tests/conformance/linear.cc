@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "sharding/python_value.h"
-#include "sharding/reason.h"
-#include "sharding/status_macros.h"
-#include "sharding/str_cat.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
 #include "tensor/dtype_promotion.h"
 #include "tests/testing/golden.h"
 

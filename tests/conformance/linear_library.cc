@@ -1,5 +1,5 @@
 // The library's answers about linear layers.
-#include "sharding/status_macros.h"
+#include "status/status_macros.h"
 #include "tensor/dtype_promotion.h"
 #include "tests/conformance/linear.h"
 

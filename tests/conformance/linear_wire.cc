@@ -1,5 +1,5 @@
 // A coordinator's answers about linear layers.
-#include "sharding/status_macros.h"
+#include "status/status_macros.h"
 #include "tests/conformance/linear.h"
 
 namespace shardmesh::conformance {

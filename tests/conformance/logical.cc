@@ -9,10 +9,10 @@
 #include <string_view>
 #include <utility>
 
-#include "sharding/python_repr.h"
-#include "sharding/reason.h"
-#include "sharding/status_macros.h"
-#include "sharding/str_cat.h"
+#include "status/python_repr.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
 #include "tests/testing/golden.h"
 
 namespace shardmesh::conformance {

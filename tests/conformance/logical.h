@@ -9,14 +9,14 @@
 #include "absl/status/statusor.h"
 #include "client/mesh_client.h"
 #include "sharding/axis_value.h"
-#include "sharding/logical_rules.h"
 #include "sharding/mesh.h"
+#include "sharding/rules/logical_rules.h"
 #include "sharding/spec.h"
 #include "tests/conformance/question.h"
 
 namespace shardmesh::conformance {
 
-// Who answers. Each method is the function of sharding/logical_rules.h of that name.
+// Who answers. Each method is the function of sharding/rules/logical_rules.h of that name.
 class LogicalSubject {
  public:
   virtual ~LogicalSubject() = default;

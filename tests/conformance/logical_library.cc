@@ -1,5 +1,5 @@
 // The library answers about logical axis rules.
-#include "sharding/logical_rules.h"
+#include "sharding/rules/logical_rules.h"
 #include "tests/conformance/logical.h"
 
 namespace shardmesh::conformance {

@@ -1,7 +1,7 @@
 // A coordinator's answers about logical axis rules.
 #include <utility>
 
-#include "sharding/status_macros.h"
+#include "status/status_macros.h"
 #include "tests/conformance/logical.h"
 
 namespace shardmesh::conformance {

@@ -12,9 +12,9 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "client/mesh_client.h"
-#include "rpc/log.h"
+#include "process/log.h"
 #include "server/coordinator_server.h"
-#include "sharding/str_cat.h"
+#include "status/str_cat.h"
 #include "tests/conformance/all_questions.h"
 #include "tests/conformance/runner.h"
 

@@ -6,8 +6,8 @@
 #include <string_view>
 #include <utility>
 
-#include "sharding/reason.h"
-#include "sharding/status_macros.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
 #include "tests/testing/golden.h"
 
 namespace shardmesh::conformance {

@@ -1,6 +1,6 @@
 // The library's answers about meshes.
 #include "sharding/mesh_query.h"
-#include "sharding/status_macros.h"
+#include "status/status_macros.h"
 #include "tests/conformance/mesh.h"
 
 namespace shardmesh::conformance {

@@ -1,5 +1,5 @@
 // A coordinator's answers about meshes.
-#include "sharding/status_macros.h"
+#include "status/status_macros.h"
 #include "tests/conformance/mesh.h"
 
 namespace shardmesh::conformance {

@@ -3,7 +3,7 @@
 
 #include "sharding/digest.h"
 #include "sharding/profile_hash.h"
-#include "sharding/status_macros.h"
+#include "status/status_macros.h"
 #include "tests/conformance/profile.h"
 
 namespace shardmesh::conformance {

@@ -1,5 +1,5 @@
 // A coordinator's answers about profiles and hashes.
-#include "sharding/status_macros.h"
+#include "status/status_macros.h"
 #include "tests/conformance/profile.h"
 
 namespace shardmesh::conformance {

@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "sharding/status_macros.h"
+#include "status/status_macros.h"
 #include "tests/testing/golden.h"
 
 namespace shardmesh::conformance {

@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "client/mesh_client.h"
 #include "sharding/mesh.h"
-#include "sharding/reshard_plan.h"
+#include "sharding/reshard/plan.h"
 #include "sharding/shape.h"
 #include "sharding/spec.h"
 #include "tests/conformance/question.h"

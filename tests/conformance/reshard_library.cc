@@ -1,7 +1,7 @@
 // The library as the subject of questions about reshards.
-#include "sharding/layout_analysis.h"
-#include "sharding/status_macros.h"
+#include "sharding/layout/analysis.h"
 #include "sharding/tile.h"
+#include "status/status_macros.h"
 #include "tests/conformance/reshard.h"
 
 namespace shardmesh::conformance {

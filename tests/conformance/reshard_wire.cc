@@ -2,9 +2,9 @@
 #include <numeric>
 #include <utility>
 
-#include "sharding/reason.h"
-#include "sharding/status_macros.h"
-#include "sharding/str_cat.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
 #include "tensor/dtype.h"
 #include "tests/conformance/reshard.h"
 

@@ -3,7 +3,7 @@
 
 #include <utility>
 
-#include "sharding/status_macros.h"
+#include "status/status_macros.h"
 #include "tests/testing/golden.h"
 #include "tests/testing/golden_tree.h"
 

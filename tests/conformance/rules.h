@@ -13,7 +13,7 @@
 #include "absl/types/span.h"
 #include "client/mesh_client.h"
 #include "sharding/mesh.h"
-#include "sharding/rule_set.h"
+#include "sharding/rules/rule_set.h"
 #include "sharding/spec.h"
 #include "tests/conformance/question.h"
 #include "tests/testing/golden_tree.h"

@@ -2,9 +2,9 @@
 #include <utility>
 
 #include "sharding/compatibility.h"
-#include "sharding/pattern.h"
-#include "sharding/pattern_rules.h"
-#include "sharding/status_macros.h"
+#include "sharding/pattern/pattern.h"
+#include "sharding/rules/pattern_rules.h"
+#include "status/status_macros.h"
 #include "tests/conformance/rules.h"
 
 namespace shardmesh::conformance {

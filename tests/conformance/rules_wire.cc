@@ -3,7 +3,7 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "sharding/compatibility.h"
-#include "sharding/status_macros.h"
+#include "status/status_macros.h"
 #include "tests/conformance/rules.h"
 
 namespace shardmesh::conformance {

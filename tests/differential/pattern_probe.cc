@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "nlohmann/json.hpp"
-#include "sharding/exclusion.h"
-#include "sharding/pattern.h"
-#include "sharding/reason.h"
+#include "sharding/pattern/pattern.h"
+#include "sharding/rules/exclusion.h"
+#include "status/reason.h"
 
 namespace shardmesh {
 namespace {

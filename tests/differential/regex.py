@@ -1,4 +1,4 @@
-"""Compares the patterns of sharding/pattern.h with Python's re, and rewritten exclusions with the originals.
+"""Compares the patterns of sharding/pattern/pattern.h with Python's re, and rewritten exclusions with the originals.
 
 usage: regex.py PATTERN_PROBE [--count N] [--seed N]
 

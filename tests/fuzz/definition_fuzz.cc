@@ -4,11 +4,11 @@
 #include <string>
 #include <string_view>
 
-#include "rpc/tree_decoder.h"
-#include "server/cluster_state.h"
-#include "server/stored_tree.h"
-#include "sharding/reason.h"
+#include "rpc/codec/tree_decoder.h"
+#include "server/state/definitions.h"
+#include "server/state/stored_tree.h"
 #include "sharding/shape.h"
+#include "status/reason.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/quiet_protobuf.h"
 #include "tests/fuzz/wire_round_trip.h"

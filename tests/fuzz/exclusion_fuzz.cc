@@ -4,11 +4,11 @@
 #include <string>
 #include <string_view>
 
-#include "sharding/exclusion.h"
-#include "sharding/pattern.h"
-#include "sharding/pattern_rules.h"
-#include "sharding/str_cat.h"
-#include "sharding/utf8.h"
+#include "sharding/pattern/pattern.h"
+#include "sharding/rules/exclusion.h"
+#include "sharding/rules/pattern_rules.h"
+#include "status/str_cat.h"
+#include "status/utf8.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace shardmesh::fuzz {

@@ -1,6 +1,6 @@
 // Fuzzes the reading of frames: where the generated code reads them too, it reads the same, and
 // written anew they are the same.
-#include "rpc/frame.h"
+#include "rpc/stream/frame.h"
 
 #include <algorithm>
 #include <string>
@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "google/protobuf/io/coded_stream.h"
+#include "process/crc32c.h"
 #include "shardmesh/v1/exchange_service.pb.h"
-#include "tensor/crc32c.h"
 #include "tests/fuzz/byte_buffer.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/quiet_protobuf.h"

@@ -5,11 +5,11 @@
 #include <string>
 #include <string_view>
 
-#include "sharding/pattern.h"
-#include "sharding/pattern_automaton.h"
-#include "sharding/pattern_syntax.h"
-#include "sharding/rule_set.h"
-#include "sharding/utf8.h"
+#include "sharding/pattern/automaton.h"
+#include "sharding/pattern/pattern.h"
+#include "sharding/pattern/syntax.h"
+#include "sharding/rules/rule_set.h"
+#include "status/utf8.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace shardmesh::fuzz {

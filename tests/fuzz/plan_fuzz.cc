@@ -3,7 +3,7 @@
 #include <string>
 #include <string_view>
 
-#include "rpc/plan_codec.h"
+#include "rpc/codec/plan_codec.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/quiet_protobuf.h"
 

@@ -4,7 +4,7 @@
 #include <string_view>
 #include <vector>
 
-#include "rpc/plan_codec.h"
+#include "rpc/codec/plan_codec.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/quiet_protobuf.h"
 

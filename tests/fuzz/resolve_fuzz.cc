@@ -6,12 +6,12 @@
 #include <string>
 #include <string_view>
 
-#include "rpc/tree_decoder.h"
-#include "server/cluster_state.h"
-#include "server/resolve_answers.h"
-#include "server/tree_resolver.h"
+#include "rpc/codec/tree_decoder.h"
+#include "server/resolve/resolve_answers.h"
+#include "server/resolve/tree_resolver.h"
+#include "server/state/definitions.h"
 #include "sharding/mesh.h"
-#include "sharding/reason.h"
+#include "status/reason.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/quiet_protobuf.h"
 

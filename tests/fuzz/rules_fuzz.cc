@@ -9,10 +9,10 @@
 
 #include "rpc/config.h"
 #include "sharding/partition_axis.h"
-#include "sharding/pattern_rules.h"
-#include "sharding/reason.h"
-#include "sharding/rule_lint.h"
-#include "sharding/str_cat.h"
+#include "sharding/rules/pattern_rules.h"
+#include "sharding/rules/rule_lint.h"
+#include "status/reason.h"
+#include "status/str_cat.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace shardmesh::fuzz {

@@ -1,6 +1,6 @@
 // Fuzzes the details of failed calls: what is left of them after the wire is not lost on a second
 // passage, and is never too long for a call's trailers.
-#include "rpc/status.h"
+#include "rpc/codec/status.h"
 
 #include <grpcpp/support/status.h>
 
@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "sharding/reason.h"
+#include "status/reason.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/quiet_protobuf.h"
 

@@ -9,11 +9,11 @@
 #include <string>
 #include <string_view>
 
-#include "server/cluster_state.h"
-#include "server/plan_streams.h"
-#include "server/rule_streams.h"
-#include "server/tree_streams.h"
-#include "sharding/reason.h"
+#include "server/resolve/layout_streams.h"
+#include "server/resolve/rule_streams.h"
+#include "server/resolve/tree_streams.h"
+#include "server/state/definitions.h"
+#include "status/reason.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/quiet_protobuf.h"
 

@@ -1,13 +1,13 @@
 // Fuzzes the reading of pieces of tiles: the bytes have the checksum that the piece claims, and
 // written anew it is the same piece.
-#include "rpc/tile_piece.h"
+#include "rpc/stream/tile_piece.h"
 
 #include <algorithm>
 #include <optional>
 #include <string>
 #include <string_view>
 
-#include "tensor/crc32c.h"
+#include "process/crc32c.h"
 #include "tests/fuzz/byte_buffer.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/quiet_protobuf.h"

@@ -4,8 +4,8 @@
 #include <string>
 #include <unordered_set>
 
-#include "sharding/reason.h"
 #include "sharding/shape.h"
+#include "status/reason.h"
 #include "tensor/tree_file.h"
 #include "tests/fuzz/fuzz.h"
 

@@ -4,7 +4,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "rpc/spec_codec.h"
+#include "rpc/codec/spec_codec.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace shardmesh::fuzz {

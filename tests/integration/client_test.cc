@@ -11,11 +11,11 @@
 #include <variant>
 #include <vector>
 
-#include "rpc/definitions.h"
-#include "sharding/rule_set.h"
-#include "sharding/status_macros.h"
-#include "sharding/str_cat.h"
-#include "tensor/collective_choice.h"
+#include "program/collective_choice.h"
+#include "rpc/codec/definition.h"
+#include "sharding/rules/rule_set.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
 #include "tensor/view.h"
 #include "tests/testing/metric_values.h"
 #include "tests/testing/status_matchers.h"

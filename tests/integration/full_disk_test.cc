@@ -8,7 +8,7 @@
 #include <string>
 
 #include "client/mesh_client.h"
-#include "sharding/str_cat.h"
+#include "status/str_cat.h"
 #include "tests/testing/small_disk.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/test_cluster.h"

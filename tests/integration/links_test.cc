@@ -6,8 +6,8 @@
 #include <string>
 
 #include "collective_cluster.h"
-#include "sharding/reason.h"
-#include "sharding/str_cat.h"
+#include "status/reason.h"
+#include "status/str_cat.h"
 
 namespace shardmesh::test {
 namespace {

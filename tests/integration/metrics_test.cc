@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "absl/strings/str_split.h"
-#include "sharding/str_cat.h"
+#include "status/str_cat.h"
 #include "tests/testing/http_get.h"
 #include "tests/testing/metric_values.h"
 #include "tests/testing/status_matchers.h"

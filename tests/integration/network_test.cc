@@ -11,7 +11,7 @@
 #include <fstream>
 #include <optional>
 
-#include "client/cli/process.h"
+#include "client/cli/local/child_process.h"
 #include "tests/integration/collective_cluster.h"
 
 namespace shardmesh::test {

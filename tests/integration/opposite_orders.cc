@@ -10,7 +10,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "client/mesh_client.h"
-#include "sharding/status_macros.h"
+#include "status/status_macros.h"
 
 namespace shardmesh::test {
 namespace {

@@ -14,11 +14,11 @@
 #include <string>
 #include <vector>
 
-#include "client/health.h"
+#include "client/remote/health.h"
 #include "rpc/call.h"
-#include "rpc/dial.h"
-#include "rpc/message_bytes.h"
-#include "rpc/status.h"
+#include "rpc/codec/status.h"
+#include "rpc/stream/message_bytes.h"
+#include "rpc/tls/dial.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/test_cluster.h"

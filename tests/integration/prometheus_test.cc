@@ -17,9 +17,9 @@
 
 #include "absl/strings/str_replace.h"
 #include "absl/time/clock.h"
-#include "client/cli/process.h"
-#include "sharding/status_macros.h"
-#include "sharding/str_cat.h"
+#include "client/cli/local/child_process.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
 #include "tests/testing/certificates.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/http_get.h"

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "sharding/str_cat.h"
+#include "status/str_cat.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/test_cluster.h"

@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "absl/time/clock.h"
-#include "client/cli/process.h"
-#include "sharding/str_cat.h"
+#include "client/cli/local/child_process.h"
+#include "status/str_cat.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/test_cluster.h"

@@ -15,8 +15,8 @@
 
 #include "absl/time/clock.h"
 #include "client/mesh_client.h"
-#include "sharding/reason.h"
-#include "sharding/str_cat.h"
+#include "status/reason.h"
+#include "status/str_cat.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/test_cluster.h"

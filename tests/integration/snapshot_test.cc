@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "sharding/str_cat.h"
+#include "status/str_cat.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/read_file.h"
 #include "tests/testing/status_matchers.h"

@@ -12,7 +12,7 @@
 #include <system_error>
 
 #include "absl/strings/str_split.h"
-#include "sharding/status_macros.h"
+#include "status/status_macros.h"
 #include "tests/integration/collective_cluster.h"
 #include "tests/integration/opposite_orders.h"
 

@@ -14,12 +14,12 @@
 #include <vector>
 
 #include "absl/time/clock.h"
-#include "client/cli/cluster_record.h"
-#include "client/cli/local_cluster.h"
-#include "client/cli/process.h"
+#include "client/cli/local/child_process.h"
+#include "client/cli/local/cluster_record.h"
+#include "client/cli/local/local_cluster.h"
+#include "process/failpoint.h"
 #include "sharding/mesh.h"
-#include "sharding/str_cat.h"
-#include "tensor/failpoint.h"
+#include "status/str_cat.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/read_file.h"
 #include "tests/testing/status_matchers.h"

@@ -21,9 +21,9 @@
 #include <vector>
 
 #include "absl/strings/match.h"
-#include "client/cli/process.h"
+#include "client/cli/local/child_process.h"
 #include "client/mesh_client.h"
-#include "sharding/str_cat.h"
+#include "status/str_cat.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/test_cluster.h"

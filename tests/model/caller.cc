@@ -12,8 +12,7 @@
 #include <filesystem>
 
 #include "rpc/call.h"
-#include "rpc/status.h"
-#include "sharding/str_cat.h"
+#include "rpc/codec/status.h"
 #include "shardmesh/v1/admin_service.pb.h"
 #include "shardmesh/v1/array_service.pb.h"
 #include "shardmesh/v1/attach_service.pb.h"
@@ -25,6 +24,7 @@
 #include "shardmesh/v1/resolve_service.pb.h"
 #include "shardmesh/v1/session_service.pb.h"
 #include "shardmesh/v1/tile_service.pb.h"
+#include "status/str_cat.h"
 
 namespace shardmesh::model {
 namespace {

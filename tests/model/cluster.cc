@@ -11,9 +11,9 @@
 #include <utility>
 
 #include "absl/time/clock.h"
-#include "sharding/status_macros.h"
-#include "sharding/str_cat.h"
 #include "shardmesh/v1/cluster_service.pb.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
 #include "tests/model/caller.h"
 
 namespace shardmesh::model {

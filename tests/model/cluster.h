@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "client/cli/process.h"
+#include "client/cli/local/child_process.h"
 
 namespace shardmesh::model {
 

@@ -7,14 +7,14 @@
 
 #include "absl/strings/match.h"
 #include "absl/time/clock.h"
-#include "rpc/array_codec.h"
-#include "sharding/reason.h"
-#include "sharding/status_macros.h"
-#include "sharding/str_cat.h"
+#include "rpc/codec/array_codec.h"
 #include "shardmesh/v1/array_service.pb.h"
 #include "shardmesh/v1/catalog_service.pb.h"
 #include "shardmesh/v1/compute_service.pb.h"
 #include "shardmesh/v1/session_service.pb.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
 
 namespace shardmesh::model {
 namespace {

@@ -13,7 +13,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
-#include "sharding/str_cat.h"
+#include "status/str_cat.h"
 #include "tests/model/cluster.h"
 #include "tests/model/durable_client.h"
 #include "tests/model/runs.h"

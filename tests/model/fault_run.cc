@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/time/clock.h"
-#include "sharding/str_cat.h"
+#include "status/str_cat.h"
 #include "tests/model/cluster.h"
 #include "tests/model/guests.h"
 #include "tests/model/load.h"

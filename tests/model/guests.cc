@@ -4,10 +4,10 @@
 #include <utility>
 
 #include "absl/strings/match.h"
-#include "sharding/status_macros.h"
-#include "sharding/str_cat.h"
 #include "shardmesh/v1/array_service.pb.h"
 #include "shardmesh/v1/catalog_service.pb.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
 #include "tests/model/caller.h"
 
 namespace shardmesh::model {

@@ -7,7 +7,7 @@
 #include <limits>
 #include <map>
 
-#include "sharding/str_cat.h"
+#include "status/str_cat.h"
 
 namespace shardmesh::model {
 namespace {

@@ -11,11 +11,9 @@
 
 #include "absl/strings/match.h"
 #include "absl/time/clock.h"
-#include "rpc/array_codec.h"
-#include "rpc/status.h"
-#include "sharding/reason.h"
-#include "sharding/status_macros.h"
-#include "sharding/str_cat.h"
+#include "process/crc32c.h"
+#include "rpc/codec/array_codec.h"
+#include "rpc/codec/status.h"
 #include "shardmesh/v1/admin_service.pb.h"
 #include "shardmesh/v1/attach_service.pb.h"
 #include "shardmesh/v1/cluster_service.pb.h"
@@ -23,7 +21,9 @@
 #include "shardmesh/v1/operation_service.pb.h"
 #include "shardmesh/v1/session_service.pb.h"
 #include "shardmesh/v1/tile_service.pb.h"
-#include "tensor/crc32c.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
 #include "tests/model/questions.h"
 
 namespace shardmesh::model {

@@ -13,9 +13,9 @@
 
 #include "absl/strings/match.h"
 #include "absl/time/clock.h"
-#include "sharding/str_cat.h"
 #include "shardmesh/v1/array_service.pb.h"
 #include "shardmesh/v1/cluster_service.pb.h"
+#include "status/str_cat.h"
 #include "tests/model/cluster.h"
 #include "tests/model/random_client.h"
 #include "tests/model/runs.h"

@@ -7,10 +7,10 @@
 #include <utility>
 
 #include "absl/time/clock.h"
-#include "client/cancellation.h"
-#include "client/transfer.h"
-#include "rpc/array_codec.h"
-#include "sharding/status_macros.h"
+#include "client/remote/transfer.h"
+#include "client/types/cancellation.h"
+#include "rpc/codec/array_codec.h"
+#include "status/status_macros.h"
 #include "tensor/array_descriptor.h"
 #include "tensor/view.h"
 #include "tests/model/dice.h"

@@ -15,8 +15,8 @@
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "rpc/certificate.h"
-#include "sharding/str_cat.h"
+#include "rpc/tls/certificate.h"
+#include "status/str_cat.h"
 
 namespace shardmesh::test {
 

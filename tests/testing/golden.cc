@@ -8,9 +8,9 @@
 #include <iostream>
 #include <utility>
 
-#include "sharding/reason.h"
-#include "sharding/status_macros.h"
-#include "sharding/str_cat.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
 #include "tests/testing/exact_json.h"
 
 namespace shardmesh::test {

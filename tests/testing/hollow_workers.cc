@@ -18,16 +18,16 @@
 #include "absl/strings/str_split.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "process/version.h"
 #include "rpc/call.h"
-#include "rpc/outbox.h"
+#include "rpc/codec/status.h"
+#include "rpc/codec/time_codec.h"
 #include "rpc/server_lifecycle.h"
-#include "rpc/status.h"
-#include "rpc/time_codec.h"
-#include "rpc/version.h"
-#include "sharding/status_macros.h"
-#include "sharding/str_cat.h"
+#include "rpc/stream/outbox.h"
 #include "shardmesh/v1/attach_service.grpc.pb.h"
 #include "shardmesh/v1/tile_service.grpc.pb.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
 
 namespace shardmesh::test {
 namespace {

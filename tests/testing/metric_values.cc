@@ -3,8 +3,8 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
-#include "sharding/status_macros.h"
-#include "sharding/str_cat.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
 #include "tests/testing/http_get.h"
 
 namespace shardmesh::test {

@@ -16,7 +16,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/time/clock.h"
-#include "sharding/str_cat.h"
+#include "status/str_cat.h"
 
 namespace shardmesh::test {
 namespace {

@@ -14,7 +14,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/time/time.h"
-#include "sharding/str_cat.h"
+#include "status/str_cat.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/status_matchers.h"
 

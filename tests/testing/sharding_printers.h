@@ -7,9 +7,9 @@
 #include "sharding/axis_value.h"
 #include "sharding/correction.h"
 #include "sharding/mesh.h"
-#include "sharding/reason.h"
 #include "sharding/spec.h"
 #include "sharding/tile.h"
+#include "status/reason.h"
 
 namespace shardmesh {
 

@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "absl/time/clock.h"
-#include "rpc/dial.h"
-#include "sharding/str_cat.h"
-#include "tensor/file.h"
+#include "process/file.h"
+#include "rpc/tls/dial.h"
+#include "status/str_cat.h"
 
 namespace shardmesh::test {
 

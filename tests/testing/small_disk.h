@@ -16,7 +16,7 @@
 #include <filesystem>
 #include <string>
 
-#include "sharding/str_cat.h"
+#include "status/str_cat.h"
 
 namespace shardmesh::test {
 

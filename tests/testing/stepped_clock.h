@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "absl/time/time.h"
-#include "rpc/clock.h"
+#include "process/clock.h"
 
 namespace shardmesh::test {
 

@@ -14,8 +14,8 @@
 #include "absl/strings/match.h"
 #include "absl/time/clock.h"
 #include "sharding/mesh.h"
-#include "sharding/status_macros.h"
-#include "sharding/str_cat.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
 #include "tensor/view.h"
 #include "tests/testing/eventually.h"
 

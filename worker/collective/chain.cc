@@ -6,8 +6,8 @@
 #include <optional>
 #include <vector>
 
-#include "sharding/status_macros.h"
-#include "sharding/str_cat.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
 
 namespace shardmesh::worker {
 namespace {

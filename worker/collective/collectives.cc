@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <numeric>
 
-#include "sharding/status_macros.h"
-#include "sharding/str_cat.h"
-#include "tensor/collective_choice.h"
-#include "tensor/crc32c.h"
+#include "process/crc32c.h"
+#include "program/collective_choice.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
 #include "worker/collective/chain.h"
 #include "worker/collective/doubling.h"
 #include "worker/collective/halving.h"

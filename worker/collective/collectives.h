@@ -3,7 +3,7 @@
 // Called as the functions of pairwise.h, by every rank of a group with the same algorithm and
 // order; the headers of the algorithms say what each costs. INVALID_ARGUMENT, naming those that
 // fit, for an algorithm that the kind does not have, for a reduction around a ring unless the order
-// is kFastest, and for kAuto, which is to be chosen before (tensor/collective_choice.h). Other
+// is kFastest, and for kAuto, which is to be chosen before (program/collective_choice.h). Other
 // errors are the algorithms'.
 #ifndef SHARDMESH_WORKER_COLLECTIVE_COLLECTIVES_H_
 #define SHARDMESH_WORKER_COLLECTIVE_COLLECTIVES_H_
@@ -16,8 +16,8 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "program/program.h"
 #include "sharding/device_group.h"
-#include "tensor/program.h"
 #include "worker/collective/call.h"
 #include "worker/collective/combiner.h"
 

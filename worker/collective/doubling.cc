@@ -4,8 +4,8 @@
 #include <cstring>
 #include <vector>
 
-#include "sharding/status_macros.h"
-#include "sharding/str_cat.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
 #include "worker/collective/blocks.h"
 
 namespace shardmesh::worker {

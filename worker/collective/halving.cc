@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "sharding/status_macros.h"
+#include "status/status_macros.h"
 #include "worker/collective/blocks.h"
 
 namespace shardmesh::worker {

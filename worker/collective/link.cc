@@ -1,7 +1,7 @@
 // Tags: composed with their bounds checked.
 #include "worker/collective/link.h"
 
-#include "sharding/str_cat.h"
+#include "status/str_cat.h"
 
 namespace shardmesh::worker {
 

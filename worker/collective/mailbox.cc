@@ -10,9 +10,9 @@
 #include <limits>
 #include <utility>
 
-#include "sharding/reason.h"
-#include "sharding/status_macros.h"
-#include "sharding/str_cat.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
 
 namespace shardmesh::worker {
 namespace {

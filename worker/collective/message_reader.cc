@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "sharding/status_macros.h"
+#include "status/status_macros.h"
 
 namespace shardmesh::worker {
 

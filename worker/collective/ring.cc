@@ -5,8 +5,8 @@
 #include <cstring>
 #include <vector>
 
-#include "sharding/status_macros.h"
-#include "sharding/str_cat.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
 
 namespace shardmesh::worker {
 namespace {

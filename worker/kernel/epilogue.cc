@@ -7,9 +7,9 @@
 #include <cstring>
 #include <limits>
 
-#include "sharding/reason.h"
-#include "sharding/status_macros.h"
-#include "sharding/str_cat.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
 #include "tensor/float_convert.h"
 
 namespace shardmesh::worker {

@@ -16,7 +16,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
-#include "sharding/str_cat.h"
+#include "status/str_cat.h"
 
 namespace shardmesh::worker {
 namespace {

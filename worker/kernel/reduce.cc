@@ -8,8 +8,8 @@
 #include <cstring>
 #include <type_traits>
 
-#include "sharding/reason.h"
-#include "sharding/str_cat.h"
+#include "status/reason.h"
+#include "status/str_cat.h"
 #include "tensor/float_convert.h"
 
 // Under ThreadSanitizer the loops tell it of whole ranges: a call for each element, which is what

@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "sharding/str_cat.h"
+#include "status/str_cat.h"
 #include "tensor/npy.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/unit/client/small_cluster.h"

@@ -7,14 +7,14 @@
 #include <algorithm>
 
 #include "absl/time/clock.h"
-#include "rpc/array_codec.h"
-#include "rpc/spec_codec.h"
-#include "rpc/status.h"
-#include "rpc/time_codec.h"
-#include "sharding/reason.h"
-#include "sharding/status_macros.h"
-#include "sharding/str_cat.h"
-#include "tensor/crc32c.h"
+#include "process/crc32c.h"
+#include "rpc/codec/array_codec.h"
+#include "rpc/codec/spec_codec.h"
+#include "rpc/codec/status.h"
+#include "rpc/codec/time_codec.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
 #include "tensor/view.h"
 
 namespace shardmesh::client::test {

@@ -13,8 +13,8 @@
 #include <string_view>
 #include <vector>
 
-#include "sharding/reason.h"
-#include "sharding/str_cat.h"
+#include "status/reason.h"
+#include "status/str_cat.h"
 #include "tests/conformance/all_questions.h"
 #include "tests/testing/golden.h"
 #include "tests/testing/status_matchers.h"

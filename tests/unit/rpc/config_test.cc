@@ -6,7 +6,7 @@
 
 #include <fstream>
 
-#include "sharding/str_cat.h"
+#include "status/str_cat.h"
 #include "tests/testing/status_matchers.h"
 
 namespace shardmesh::rpc {

@@ -18,8 +18,8 @@
 #include "absl/time/clock.h"
 #include "rpc/call.h"
 #include "rpc/connect.h"
-#include "rpc/dial.h"
 #include "rpc/server_lifecycle.h"
+#include "rpc/tls/dial.h"
 #include "tests/testing/silent_socket.h"
 #include "tests/testing/status_matchers.h"
 

@@ -19,10 +19,10 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "process/file.h"
 #include "rpc/connection_limit.h"
-#include "rpc/dial.h"
-#include "sharding/str_cat.h"
-#include "tensor/file.h"
+#include "rpc/tls/dial.h"
+#include "status/str_cat.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/status_matchers.h"
 

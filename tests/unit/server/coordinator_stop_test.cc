@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "gmock/gmock.h"
-#include "tensor/failpoint.h"
+#include "process/failpoint.h"
 #include "tests/unit/server/hollow_fixture.h"
 
 namespace shardmesh::test {

@@ -6,8 +6,8 @@
 
 #include "absl/synchronization/notification.h"
 #include "gtest/gtest.h"
-#include "rpc/definitions.h"
-#include "server/cluster_state.h"
+#include "rpc/codec/definition.h"
+#include "server/state/definitions.h"
 #include "sharding/mesh.h"
 #include "shardmesh/v1/catalog_service.pb.h"
 

@@ -18,15 +18,15 @@
 #include <vector>
 
 #include "gmock/gmock.h"
+#include "program/program.h"
 #include "rpc/call.h"
-#include "rpc/message_bytes.h"
-#include "server/flight_log.h"
-#include "sharding/reason.h"
+#include "rpc/stream/message_bytes.h"
+#include "server/steps/flight_log.h"
 #include "shardmesh/v1/admin_service.grpc.pb.h"
 #include "shardmesh/v1/operation_service.grpc.pb.h"
 #include "shardmesh/v1/resolve_service.grpc.pb.h"
+#include "status/reason.h"
 #include "tensor/literal.h"
-#include "tensor/program.h"
 #include "tests/unit/server/hollow_fixture.h"
 
 namespace shardmesh::test {

@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/time/clock.h"
 #include "rpc/call.h"
-#include "rpc/status.h"
+#include "rpc/codec/status.h"
 #include "server/coordinator_server.h"
 #include "sharding/mesh.h"
 #include "shardmesh/v1/resolve_service.grpc.pb.h"

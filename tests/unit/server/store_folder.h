@@ -10,7 +10,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "server/sqlite_store.h"
+#include "server/store/sqlite_store.h"
 
 namespace shardmesh::server {
 

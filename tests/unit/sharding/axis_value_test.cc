@@ -1,6 +1,6 @@
 // Tests of sharding/axis_value.h.
 #include "sharding/axis_value.h"
-#include "sharding/python_repr.h"
+#include "status/python_repr.h"
 
 #include <gtest/gtest.h>
 

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "absl/strings/escaping.h"
-#include "sharding/reason.h"
+#include "status/reason.h"
 #include "tests/testing/status_matchers.h"
 
 namespace shardmesh {

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "sharding/reason.h"
 #include "sharding/tile.h"
+#include "status/reason.h"
 #include "tests/testing/sharding_printers.h"
 #include "tests/testing/status_matchers.h"
 

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "sharding/reason.h"
-#include "sharding/str_cat.h"
+#include "status/reason.h"
+#include "status/str_cat.h"
 #include "tests/testing/status_matchers.h"
 
 namespace shardmesh {

@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "sharding/reason.h"
 #include "sharding/semantic_axis.h"
-#include "sharding/str_cat.h"
+#include "status/reason.h"
+#include "status/str_cat.h"
 #include "tests/testing/sharding_printers.h"
 #include "tests/testing/status_matchers.h"
 

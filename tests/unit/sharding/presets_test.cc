@@ -13,7 +13,7 @@
 #include "sharding/mode.h"
 #include "sharding/partition_axis.h"
 #include "sharding/presets.h"
-#include "sharding/rule_set.h"
+#include "sharding/rules/rule_set.h"
 #include "sharding/semantic_axis.h"
 #include "tests/testing/golden.h"
 

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "absl/strings/numbers.h"
-#include "sharding/reason.h"
+#include "status/reason.h"
 #include "tests/testing/status_matchers.h"
 
 namespace shardmesh {

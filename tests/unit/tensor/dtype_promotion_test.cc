@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "absl/strings/str_split.h"
-#include "sharding/reason.h"
-#include "sharding/str_cat.h"
+#include "status/reason.h"
+#include "status/str_cat.h"
 #include "tests/testing/status_matchers.h"
 
 namespace shardmesh {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "sharding/str_cat.h"
+#include "status/str_cat.h"
 #include "tests/testing/status_matchers.h"
 
 namespace shardmesh {

@@ -6,8 +6,8 @@
 
 #include <string>
 
-#include "sharding/str_cat.h"
-#include "tensor/collective_choice.h"
+#include "program/collective_choice.h"
+#include "status/str_cat.h"
 
 namespace shardmesh::worker {
 namespace {

@@ -2,7 +2,7 @@
 #include "client/cli/interruption.h"
 
 #include "gtest/gtest.h"
-#include "sharding/reason.h"
+#include "status/reason.h"
 
 namespace shardmesh::client {
 namespace {

@@ -1,0 +1,322 @@
+// admin snapshot, check; admin quarantine list, restore, drop.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <iostream>
+#include <iterator>
+#include <memory>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "client/cli/command_line.h"
+#include "client/cli/commands/commands.h"
+#include "client/cli/local/local_cluster.h"
+#include "client/cli/table.h"
+#include "client/remote/snapshot_client.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+
+namespace shardmesh::client {
+namespace {
+
+Json ArrayJson(const QuarantinedArray& array) {
+  return {{"worker", array.identity},
+          {"array_id", array.array_id},
+          {"mesh", array.mesh_id},
+          {"shape", array.shape},
+          {"dtype", array.dtype},
+          {"size_bytes", array.size_bytes},
+          {"on_disk", array.on_disk},
+          {"committed", array.committed},
+          {"array_lives", array.array_lives},
+          {"quarantine_time", Timestamp(array.since)},
+          {"reason", array.reason}};
+}
+
+Json ArraysJson(const std::vector<QuarantinedArray>& arrays) {
+  Json json = Json::array();
+  for (const QuarantinedArray& array : arrays) json.push_back(ArrayJson(array));
+  return json;
+}
+
+Json UnnamedJson(const UnnamedArray& array) {
+  return {{"array_id", array.array_id},
+          {"mesh", array.mesh_id},
+          {"shape", array.shape},
+          {"dtype", array.dtype},
+          {"size_bytes", array.size_bytes},
+          {"on_disk", array.on_disk},
+          {"missing_ranks", array.missing_ranks},
+          {"held_for_s", array.held_for == absl::InfiniteDuration()
+                             ? Json(nullptr)
+                             : Json(absl::ToDoubleSeconds(array.held_for))}};
+}
+
+Json UnreachedJson(const std::vector<UnreachedWorker>& workers) {
+  Json json = Json::array();
+  for (const UnreachedWorker& worker : workers) {
+    json.push_back({{"worker", worker.identity},
+                    {"reason", worker.reason},
+                    {"expected_back", worker.expected_back}});
+  }
+  return json;
+}
+
+// `what` becomes of what these workers have.
+void PrintUnreached(const std::vector<UnreachedWorker>& workers, std::string_view what) {
+  for (const UnreachedWorker& worker : workers) {
+    std::cout << "Not reached: " << worker.identity << ", " << worker.reason
+              << (worker.expected_back ? ", expected back" : "") << "; " << what << "\n";
+  }
+}
+
+void PrintUnnamed(const std::vector<UnnamedArray>& arrays) {
+  std::cout << FormatCount(static_cast<int64_t>(arrays.size()), "array")
+            << " without a name, which a worker brought after the coordinator's start and the "
+               "registry\ndoes not know. `shardmesh admin quarantine restore ARRAY --as NAME` "
+               "gives one a name; others go\ninto quarantine when they are held no longer.\n\n";
+  Table table({{"array"},
+               {"what"},
+               {"size", Table::Align::kRight},
+               {"where"},
+               {"until"},
+               {"ranks without a tile"}});
+  for (const UnnamedArray& array : arrays) {
+    table.AddRow({array.array_id, StrCat(array.dtype, " ", FormatShape(array.shape)),
+                  FormatBytes(array.size_bytes), array.on_disk ? "disk" : "memory",
+                  FormatHeld(array.held_for),
+                  array.missing_ranks.empty() ? "-" : StrJoin(array.missing_ranks, ", ")});
+  }
+  table.Print();
+}
+
+void PrintArrays(const std::vector<QuarantinedArray>& arrays) {
+  Table table({{"worker"},
+               {"array"},
+               {"what"},
+               {"size", Table::Align::kRight},
+               {"where"},
+               {"since", Table::Align::kRight},
+               {"reason"}});
+  for (const QuarantinedArray& array : arrays) {
+    table.AddRow({array.identity, array.array_id,
+                  StrCat(array.dtype, " ", FormatShape(array.shape)), FormatBytes(array.size_bytes),
+                  array.on_disk ? "disk" : "memory",
+                  StrCat(FormatTime(absl::Now() - array.since), " ago"), array.reason});
+  }
+  table.Print();
+}
+
+absl::Status RunList(const Invocation& invocation, const std::string& identity) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const QuarantineList list, client->ListQuarantine(identity));
+  if (invocation.json) {
+    Json unnamed = Json::array();
+    for (const UnnamedArray& array : list.unnamed) unnamed.push_back(UnnamedJson(array));
+    PrintJson({{"arrays", ArraysJson(list.arrays)},
+               {"unnamed", std::move(unnamed)},
+               {"unreached", UnreachedJson(list.unreached)}});
+    return absl::OkStatus();
+  }
+  if (!list.unnamed.empty()) {
+    PrintUnnamed(list.unnamed);
+    std::cout << "\n";
+  }
+  if (!list.arrays.empty()) {
+    PrintArrays(list.arrays);
+  } else {
+    std::cout << (list.unreached.empty() ? "Nothing is in quarantine\n"
+                                         : "Nothing is in quarantine of the attached workers\n");
+  }
+  PrintUnreached(list.unreached, "what it has in quarantine is not listed");
+  return absl::OkStatus();
+}
+
+// Restores the arrays one after the other. If one cannot be restored, the next one is tried.
+absl::Status RunRestore(const Invocation& invocation, const std::vector<std::string>& array_ids,
+                        const std::string& name) {
+  if (array_ids.size() > 1 && !name.empty()) {
+    return WrongUse(
+        StrCat("--as is the name of one array, and ", array_ids.size(),
+               " are given; leave it out for restored/ARRAY, or restore one at a time"));
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  Json restored = Json::array();
+  Json failed = Json::array();
+  absl::Status first_failure;
+  absl::Status unreachable;  // then nobody is asked for the others
+  for (const std::string& array_id : array_ids) {
+    const absl::StatusOr<RestoredArray> array =
+        unreachable.ok() ? client->RestoreQuarantined(array_id, name) : unreachable;
+    if (!array.ok()) {
+      failed.push_back({{"array_id", array_id}, {"error", ToStd(array.status().message())}});
+      if (array_ids.size() > 1 && !invocation.json) {
+        std::cout << "Not restored: array " << array_id << ": " << array.status().message() << "\n";
+      }
+      first_failure.Update(array.status());
+      if (ExitCodeOf(array.status()) == kExitUnreachable) unreachable = array.status();
+      continue;
+    }
+    restored.push_back(
+        {{"array_id", array_id}, {"name", array->name}, {"workers", array->identities}});
+    if (invocation.json) continue;
+    std::cout << "Restored array " << array_id
+              << (array->name.empty() ? "" : StrCat(" as \"", array->name, "\"")) << " on "
+              << StrJoin(array->identities, ", ")
+              << (array->name.empty() && !name.empty()
+                      ? "; it has a name already, so --as was not used\n"
+                      : "\n");
+  }
+  if (invocation.json) {
+    PrintJson({{"restored", restored}, {"failed", std::move(failed)}});
+  }
+  if (first_failure.ok() || array_ids.size() == 1) return first_failure;
+  const size_t left = array_ids.size() - restored.size();
+  return WithContext(first_failure, StrCat(left, " of ", array_ids.size(),
+                                           " arrays were not restored; the first"));
+}
+
+absl::Status RunDrop(const Invocation& invocation, const std::vector<std::string>& array_ids,
+                     bool even_partly) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const QuarantineDrop dropped,
+                             client->DropQuarantined(array_ids, even_partly));
+  // Each worker has a part of an array: of one array there are as many as workers that had it.
+  std::set<std::string> there;
+  int64_t size_bytes = 0;
+  for (const QuarantinedArray& array : dropped.arrays) {
+    there.insert(array.array_id);
+    size_bytes += array.size_bytes;
+  }
+  std::vector<std::string> absent;
+  std::copy_if(array_ids.begin(), array_ids.end(), std::back_inserter(absent),
+               [&](const std::string& id) { return there.count(id) == 0; });
+  if (invocation.json) {
+    PrintJson({{"dropped", ArraysJson(dropped.arrays)},
+               {"absent", absent},
+               {"unreached", UnreachedJson(dropped.unreached)}});
+    return absl::OkStatus();
+  }
+  std::cout << "Dropped " << FormatBytes(size_bytes) << " of "
+            << FormatCount(static_cast<int64_t>(there.size()), "array") << " for good\n";
+  if (!absent.empty()) {
+    std::cout << "Not in quarantine: " << StrJoin(absent, ", ") << "\n";
+  }
+  PrintUnreached(dropped.unreached, "what it has of them is still there");
+  return absl::OkStatus();
+}
+
+// For the largest state, over a slow network.
+constexpr absl::Duration kSnapshotTime = absl::Minutes(10);
+
+absl::Status RunSnapshot(const Invocation& invocation, const std::string& path) {
+  if (invocation.address.empty()) return invocation.Connect().status();
+  SHARDMESH_ASSIGN_OR_RETURN(const rpc::Credentials credentials, invocation.Credentials());
+  SHARDMESH_ASSIGN_OR_RETURN(
+      const SavedSnapshot saved,
+      SaveSnapshot(invocation.address, credentials, path, invocation.DeadlineOr(kSnapshotTime)));
+  if (invocation.json) {
+    PrintJson({{"file", path}, {"revision", saved.revision}, {"size_bytes", saved.size_bytes}});
+  } else {
+    std::cout << "Saved revision " << saved.revision << " to " << path << ", "
+              << FormatBytes(saved.size_bytes) << "\n";
+  }
+  return absl::OkStatus();
+}
+
+// The coordinator's program knows its folders: this process becomes that one. Returns why it could
+// not.
+absl::Status RunCheck(const Invocation& invocation, const std::string& folder, bool set_aside,
+                      const std::string& cluster_of, const std::string& ranks) {
+  // The program would take none for no check at all, and serve.
+  if (folder.empty()) return WrongUse("FOLDER is empty; give the coordinator's --data-dir");
+  SHARDMESH_ASSIGN_OR_RETURN(const std::string binaries, OwnBinaryFolder());
+  const std::string program = binaries + "/shardmesh-coordinator";
+  // Its errors bear the name that it is called by.
+  std::vector<std::string> words = {"shardmesh", "--check=" + folder};
+  if (set_aside) words.emplace_back("--set-aside");
+  if (!cluster_of.empty()) words.push_back("--cluster-of=" + cluster_of);
+  if (!ranks.empty()) words.push_back("--ranks=" + ranks);
+  if (invocation.json) words.emplace_back("--check-json");
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  execv(program.c_str(), arguments.data());
+  return WithContext(FileError("run", program, errno),
+                     "checks are made by the coordinator's program");
+}
+
+}  // namespace
+
+void AddAdminCommands(CommandLine* line) {
+  CLI::App* const admin = line->AddGroup("admin", "Look after the state of a cluster");
+
+  auto file = std::make_shared<std::string>();
+  line->AddCommand(
+          "snapshot",
+          "Save the state of a running coordinator, for `shardmesh-coordinator --restore FILE`",
+          [=](const Invocation& i) { return RunSnapshot(i, *file); }, admin)
+      ->add_option("FILE", *file, "where to; a file that is there is replaced")
+      ->required();
+
+  auto folder = std::make_shared<std::string>();
+  auto set_aside = std::make_shared<bool>(false);
+  auto cluster_of = std::make_shared<std::string>();
+  auto ranks = std::make_shared<std::string>();
+  CLI::App* const check = line->AddCommand(
+      "check", "Look for unreadable records in the data folder of a coordinator that does not run",
+      [=](const Invocation& i) { return RunCheck(i, *folder, *set_aside, *cluster_of, *ranks); },
+      admin);
+  check->add_option("FOLDER", *folder, "the coordinator's --data-dir, on this host")->required();
+  CLI::Option* const aside =
+      check->add_flag("--set-aside", *set_aside,
+                      "moves unreadable records away, so that the folder opens without them");
+  check
+      ->add_option("--cluster-of", *cluster_of,
+                   "the snapshot that says of which cluster the state is, where its own record of "
+                   "that is lost")
+      ->needs(aside);
+  check
+      ->add_option("--ranks", *ranks,
+                   "MESH=WORKER,...;...: the workers by rank of meshes whose own record of that is "
+                   "lost; MESH= lets the first that attach get the ranks")
+      ->needs(aside);
+
+  CLI::App* const quarantine = line->AddGroup(
+      "quarantine",
+      "Tiles that workers put aside, since the registry does not count them as theirs", admin);
+
+  auto identity = std::make_shared<std::string>();
+  line->AddCommand(
+          "list", "List them, by worker; also arrays that are held without a name",
+          [=](const Invocation& i) { return RunList(i, *identity); }, quarantine)
+      ->add_option("--worker", *identity, "of this worker (default: of all that are attached)");
+
+  auto restored = std::make_shared<std::vector<std::string>>();
+  auto as = std::make_shared<std::string>();
+  CLI::App* const restore = line->AddCommand(
+      "restore", "Take arrays back into use, under a name each",
+      [=](const Invocation& i) { return RunRestore(i, *restored, *as); }, quarantine);
+  restore->add_option("ARRAY", *restored, "ids of arrays")->required();
+  restore->add_option("--as", *as, "the name that one array gets (default: restored/ARRAY)")
+      ->check([](const std::string& name) {
+        return name.empty() ? "the name is empty; leave --as out for restored/ARRAY" : "";
+      });
+
+  auto dropped = std::make_shared<std::vector<std::string>>();
+  auto even_partly = std::make_shared<bool>(false);
+  CLI::App* const drop = line->AddCommand(
+      "drop", "Delete arrays from the quarantine, for good",
+      [=](const Invocation& i) { return RunDrop(i, *dropped, *even_partly); }, quarantine);
+  drop->add_option("ARRAY", *dropped, "ids of arrays")->required();
+  drop->add_flag("--even-partly", *even_partly,
+                 "delete what can be reached, though workers with other parts are away");
+}
+
+}  // namespace shardmesh::client

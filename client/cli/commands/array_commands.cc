@@ -1,0 +1,390 @@
+// load, ls, get, describe, rm: tensors that lie on the workers.
+#include <algorithm>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "client/cli/command_line.h"
+#include "client/cli/commands/commands.h"
+#include "client/cli/grammar.h"
+#include "client/cli/interruption.h"
+#include "client/cli/placement.h"
+#include "client/cli/progress_bar.h"
+#include "client/cli/stopwatch.h"
+#include "client/cli/table.h"
+#include "client/cli/tree_source.h"
+#include "process/file.h"
+#include "sharding/tile.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+#include "tensor/dtype.h"
+#include "tensor/npy.h"
+
+namespace shardmesh::client {
+namespace {
+
+std::string_view StateName(ArrayState state) {
+  switch (state) {
+    case ArrayState::kAvailable:
+      return "available";
+    case ArrayState::kDegraded:
+      return "degraded";
+    case ArrayState::kUnknown:
+      break;
+  }
+  return "unknown";
+}
+
+std::string_view DurabilityName(Durability durability) {
+  switch (durability) {
+    case Durability::kMemory:
+      return "memory";
+    case Durability::kDisk:
+      return "disk";
+    case Durability::kUnknown:
+      break;
+  }
+  return "unknown";
+}
+
+Json ArrayJson(const Array& array) {
+  return {{"name", array.name},
+          {"version", array.name_version},
+          {"array_id", array.descriptor.array_id},
+          {"dtype", std::string(DtypeName(array.descriptor.dtype))},
+          {"shape", ShapeJson(array.descriptor.shape)},
+          {"spec", SpecJson(array.descriptor.spec)},
+          {"requested_spec",
+           array.requested_spec.has_value() ? SpecJson(*array.requested_spec) : Json(nullptr)},
+          {"corrections", CorrectionsJson(array.corrections, array.descriptor.mesh)},
+          {"mesh", array.descriptor.mesh_id},
+          {"size_bytes", array.size_bytes},
+          {"state", std::string(StateName(array.state))},
+          {"missing_ranks", array.missing_ranks},
+          {"durability", std::string(DurabilityName(array.durability))}};
+}
+
+struct LoadFlags {
+  std::string checkpoint;
+  std::string rules;
+  std::string mesh;
+  bool strict = false;
+  bool quiet = false;
+};
+
+// Refuses a mesh that is given by its axes or a file, naming those that the cluster has.
+absl::Status CheckMeshName(MeshClient* client, const std::string& mesh) {
+  if (mesh.find_first_of("=/") == std::string::npos) {
+    return absl::OkStatus();
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const ClusterStatus status, client->GetStatus());
+  return WrongUse(StrCat(
+      "--mesh ", mesh, ": tensors are loaded onto a mesh of the cluster, by its name; there is ",
+      StrJoin(status.meshes, ", ",
+              [](std::string* out, const MeshStatus& known) {
+                StrAppend(out, "\"", known.mesh_id, "\" ", known.mesh.ToString());
+              }),
+      " (`plan` takes any mesh)"));
+}
+
+// A description of a tree is known from a checkpoint by what it is, not by its name alone.
+absl::StatusOr<Checkpoint> OpenCheckpoint(const std::string& path) {
+  absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(path);
+  if (checkpoint.ok() || !(path.ends_with(".json") || path.ends_with(".jsonl"))) {
+    return checkpoint;
+  }
+  const absl::StatusOr<std::vector<TreeTensor>> tree = ReadTree(path);
+  if (!tree.ok()) {
+    return checkpoint;
+  }
+  return InvalidArgument(
+      Reason::kBadFile,
+      StrCat(
+          path, ": describes a tree, ", FormatCount(tree->size(), "tensor"),
+          " by names and shapes, and holds no values to load; `shardmesh plan ", path,
+          "` shows how it would lie; load takes a safetensors file, its index or a model folder"));
+}
+
+absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
+  SHARDMESH_ASSIGN_OR_RETURN(const Checkpoint checkpoint, OpenCheckpoint(flags.checkpoint));
+  SHARDMESH_ASSIGN_OR_RETURN(const RuleSetSelector rules, SelectRules(flags.rules));
+  std::shared_ptr<MeshClient> client;  // of which the interruption makes use until its end
+  Interruption interruption("nothing was loaded");
+  SHARDMESH_ASSIGN_OR_RETURN(client, invocation.Connect());
+  SHARDMESH_RETURN_IF_ERROR(CheckMeshName(client.get(), flags.mesh));
+
+  TreeQuestion question;
+  question.rules = rules;
+  question.strict = flags.strict;
+  if (!flags.mesh.empty()) {
+    question.mesh = flags.mesh;
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(
+      const Placement placement,
+      AskPlacement(client.get(), TensorsOf(checkpoint), std::move(question)));
+  SHARDMESH_RETURN_IF_ERROR(CheckAllMatched(placement));
+  if (!invocation.json && !flags.quiet) {
+    PrintPlacement(placement);
+    std::cout << std::endl;
+  }
+
+  PutOptions options;
+  options.mesh = flags.mesh;
+  options.rules = rules;
+  options.strict = flags.strict;
+  const Stopwatch stopwatch;
+  absl::StatusOr<PutResult> result;
+  {
+    std::optional<ProgressBar> bar;
+    if (!flags.quiet) {
+      bar.emplace("loading");
+      options.progress = [&bar](int64_t done, int64_t total) { bar->Show(done, total); };
+    }
+    options.on_begun = [&](const std::string& transfer_id) {
+      interruption.Begun(client.get(), transfer_id);
+    };
+    result = client->LoadCheckpoint(checkpoint, options);
+  }
+  SHARDMESH_RETURN_IF_ERROR(interruption.Outcome(result.status()));
+  const absl::Duration time = stopwatch.time();
+
+  if (invocation.json) {
+    Json json = PlacementJson(placement);
+    json["revision"] = result->revision;
+    json["sent_bytes"] = result->sent_bytes;
+    json["time_s"] = Seconds(time);
+    json["transfer_time_s"] = Seconds(result->transfer_time);
+    json["durability"] = std::string(DurabilityName(result->durability));
+    PrintJson(json);
+    return absl::OkStatus();
+  }
+  std::cout << "Loaded " << FormatCount(result->arrays.size(), "tensor") << ", "
+            << FormatBytes(checkpoint.size_bytes()) << " as " << FormatBytes(result->sent_bytes)
+            << " of tiles, in " << FormatTime(time) << "; " << FormatDurability(result->durability)
+            << ", revision " << result->revision << "\n";
+  const auto corrected =
+      std::count_if(result->arrays.begin(), result->arrays.end(),
+                    [](const PutArray& array) { return !array.corrections.empty(); });
+  if (corrected > 0) {
+    std::cout << "The specs of " << corrected << " of "
+              << FormatCount(result->arrays.size(), "tensor")
+              << " were corrected to fit; `shardmesh plan` shows why, --strict refuses it\n";
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunLs(const Invocation& invocation, const std::string& prefix) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<Array> arrays, client->ListArrays(prefix));
+  if (invocation.json) {
+    Json list = Json::array();
+    for (const Array& array : arrays) {
+      list.push_back(ArrayJson(array));
+    }
+    PrintJson(list);
+    return absl::OkStatus();
+  }
+  Table table({{"name"},
+               {"version", Table::Align::kRight},
+               {"dtype"},
+               {"shape"},
+               {"spec"},
+               {"size", Table::Align::kRight},
+               {"mesh"},
+               {"state"}});
+  int64_t total_bytes = 0;
+  for (const Array& array : arrays) {
+    total_bytes += array.size_bytes;
+    table.AddRow(
+        {array.name, StrCat(array.name_version), std::string(DtypeName(array.descriptor.dtype)),
+         FormatShape(array.descriptor.shape), FormatSpec(array.descriptor.spec),
+         FormatBytes(array.size_bytes), array.descriptor.mesh_id,
+         array.missing_ranks.empty() ? std::string(StateName(array.state))
+                                     : StrCat(StateName(array.state), ", rank",
+                                              array.missing_ranks.size() == 1 ? " " : "s ",
+                                              StrJoin(array.missing_ranks, ","), " missing")});
+  }
+  if (!arrays.empty()) {
+    table.Print();
+    std::cout << "\n";
+  }
+  std::cout << FormatCount(arrays.size(), "array") << ", " << FormatBytes(total_bytes) << "\n";
+  const bool has_degraded = std::any_of(arrays.begin(), arrays.end(), [](const Array& array) {
+    return array.state == ArrayState::kDegraded;
+  });
+  if (has_degraded) {
+    SHARDMESH_ASSIGN_OR_RETURN(const ClusterStatus status, client->GetStatus());
+    if (status.state == CoordinatorState::kRecovering) {
+      std::cout << "The coordinator is recovering: tiles are missing until their workers have "
+                   "attached again\n";
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunGet(const Invocation& invocation, const ArraySelector& selector,
+                    const std::string& path) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  const Stopwatch stopwatch;
+  if (path == "-") {
+    if (invocation.json) {
+      return WrongUse("--out - writes the tensor to standard output, and so would --output json");
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(const GatheredTensor tensor, client->Gather(selector));
+    return WriteNpy(std::cout, tensor.view());
+  }
+  // A file that cannot be written is said before anything is gathered.
+  SHARDMESH_RETURN_IF_ERROR(AtomicFileWriter::Create(path).status());
+  SHARDMESH_ASSIGN_OR_RETURN(const Array array, client->GatherToNpy(selector, path));
+  const absl::Duration time = stopwatch.time();
+  if (invocation.json) {
+    Json json = ArrayJson(array);
+    json["path"] = path;
+    json["time_s"] = Seconds(time);
+    PrintJson(json);
+    return absl::OkStatus();
+  }
+  std::cout << "Wrote " << path << ": " << selector.name << ", "
+            << DtypeName(array.descriptor.dtype) << " " << FormatShape(array.descriptor.shape)
+            << ", " << FormatBytes(array.size_bytes) << " in " << FormatTime(time) << "\n";
+  return absl::OkStatus();
+}
+
+// Most devices whose tiles are shown one by one.
+constexpr int64_t kMaxShownDevices = 64;
+
+absl::Status RunDescribe(const Invocation& invocation, const ArraySelector& selector) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const Array array, client->DescribeArray(selector));
+  SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, array.descriptor.Tiling());
+  const int64_t devices = std::min(tiling.mesh().size(), kMaxShownDevices);
+  const auto is_missing = [&array](DeviceId device) {
+    return std::find(array.missing_ranks.begin(), array.missing_ranks.end(), device) !=
+           array.missing_ranks.end();
+  };
+  if (invocation.json) {
+    Json json = ArrayJson(array);
+    Json tiles = Json::array();
+    for (DeviceId device = 0; device < devices; ++device) {
+      tiles.push_back({{"rank", device},
+                       {"tile", tiling.TileOf(device).ToString()},
+                       {"replica", tiling.ReplicaIdOf(device)},
+                       {"present", !is_missing(device)}});
+    }
+    json["tiles"] = std::move(tiles);
+    PrintJson(json);
+    return absl::OkStatus();
+  }
+  std::cout << "name        " << array.name << " version " << array.name_version << "\n"
+            << "array       " << array.descriptor.array_id << "\n"
+            << "tensor      " << DtypeName(array.descriptor.dtype) << " "
+            << FormatShape(array.descriptor.shape) << ", " << FormatBytes(array.size_bytes) << "\n"
+            << "mesh        " << array.descriptor.mesh_id << " " << array.descriptor.mesh.ToString()
+            << ", revision " << array.descriptor.mesh_revision << "\n";
+  if (array.requested_spec.has_value()) {
+    std::cout << "requested   " << FormatSpec(*array.requested_spec) << "\n";
+  }
+  std::cout << "effective   " << FormatSpec(array.descriptor.spec) << "\n";
+  for (const Correction& correction : array.corrections) {
+    std::cout << "corrected   " << correction.ToString(array.descriptor.mesh) << "\n";
+  }
+  std::cout << "state       " << StateName(array.state) << ", "
+            << FormatDurability(array.durability) << "\n\n";
+  Table table({{"rank", Table::Align::kRight},
+               {"tile"},
+               {"replica", Table::Align::kRight},
+               {"size", Table::Align::kRight},
+               {"state"}});
+  for (DeviceId device = 0; device < devices; ++device) {
+    const Tile tile = tiling.TileOf(device);
+    SHARDMESH_ASSIGN_OR_RETURN(const int64_t size, array.descriptor.TileSizeBytes(tile));
+    table.AddRow({StrCat(device), tile.ToString(), StrCat(tiling.ReplicaIdOf(device)),
+                  FormatBytes(size), is_missing(device) ? "missing" : "present"});
+  }
+  table.Print();
+  if (devices < tiling.mesh().size()) {
+    std::cout << "and " << FormatCount(tiling.mesh().size() - devices, "more device") << "\n";
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunRm(const Invocation& invocation, const std::vector<std::string>& names) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  // All or nothing, but for names that go while the command runs.
+  for (const std::string& name : names) {
+    SHARDMESH_RETURN_IF_ERROR(client->DescribeArray(ArraySelector::ByName(name)).status());
+  }
+  for (const std::string& name : names) {
+    SHARDMESH_RETURN_IF_ERROR(client->DeleteName(name));
+    if (!invocation.json) {
+      std::cout << "Removed " << name << "\n";
+    }
+  }
+  if (invocation.json) {
+    PrintJson({{"removed", names}});
+  }
+  return absl::OkStatus();
+}
+
+void AddLoad(CommandLine* line) {
+  auto flags = std::make_shared<LoadFlags>();
+  CLI::App* const load =
+      line->AddCommand("load", "Load a checkpoint onto the workers, each tensor under its name",
+                       [flags](const Invocation& i) { return RunLoad(i, *flags); });
+  load->add_option("checkpoint", flags->checkpoint, "safetensors file, index, or model folder")
+      ->required();
+  load->add_option("--rules", flags->rules, "rules: YAML file, or name in the catalog")->required();
+  load->add_option("--mesh", flags->mesh, "name of the mesh (default: default)");
+  load->add_flag("--strict", flags->strict, "make the first correction an error");
+  load->add_flag("--quiet", flags->quiet, "show neither the placement nor the progress");
+}
+
+void AddGet(CommandLine* line) {
+  struct GetFlags {
+    ArraySelector array;
+    std::string path;
+  };
+  auto flags = std::make_shared<GetFlags>();
+  CLI::App* const get = line->AddCommand(
+      "get", "Gather a tensor from the workers into a .npy file",
+      [flags](const Invocation& i) { return RunGet(i, flags->array, flags->path); });
+  get->add_option("tensor", flags->array.name, "name of the array")->required();
+  get->add_option("--version", flags->array.version, "version of the name (default: the current)")
+      ->check(CLI::PositiveNumber);
+  get->add_option("--out", flags->path,
+                  "file to write, complete or not at all; - for standard output")
+      ->required();
+}
+
+}  // namespace
+
+void AddArrayCommands(CommandLine* line) {
+  AddLoad(line);
+
+  auto prefix = std::make_shared<std::string>();
+  CLI::App* const ls = line->AddCommand(
+      "ls", "List the named arrays", [prefix](const Invocation& i) { return RunLs(i, *prefix); });
+  ls->add_option("prefix", *prefix, "only names that begin so");
+
+  AddGet(line);
+
+  auto described = std::make_shared<ArraySelector>();
+  CLI::App* const describe =
+      line->AddCommand("describe", "Show how an array lies, device by device",
+                       [described](const Invocation& i) { return RunDescribe(i, *described); });
+  describe->add_option("tensor", described->name, "name of the array")->required();
+  describe->add_option("--version", described->version, "version of the name")
+      ->check(CLI::PositiveNumber);
+
+  auto removed = std::make_shared<std::vector<std::string>>();
+  CLI::App* const rm =
+      line->AddCommand("rm", "Remove names; arrays go when nothing else holds them",
+                       [removed](const Invocation& i) { return RunRm(i, *removed); });
+  rm->add_option("tensor", *removed, "names of arrays")->required();
+}
+
+}  // namespace shardmesh::client

@@ -1,0 +1,563 @@
+// up, down, status, version.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "client/cli/command_line.h"
+#include "client/cli/commands/commands.h"
+#include "client/cli/local/certificate_folder.h"
+#include "client/cli/local/cluster_record.h"
+#include "client/cli/local/local_cluster.h"
+#include "client/cli/stopwatch.h"
+#include "client/cli/table.h"
+#include "process/file.h"
+#include "process/signal.h"
+#include "process/steady_deadline.h"
+#include "process/version.h"
+#include "program/collective_choice.h"
+#include "rpc/flags.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+
+namespace shardmesh::client {
+namespace {
+
+constexpr char kDefaultMesh[] = "fsdp=2,tp=2";
+constexpr absl::Duration kStartTimeout = absl::Seconds(30);
+constexpr absl::Duration kGrace = absl::Seconds(10);
+// How long `down` asks a coordinator for what was started again.
+constexpr absl::Duration kFollowTimeout = absl::Seconds(30);
+
+struct UpFlags {
+  std::string mesh;  // empty: not given
+  std::optional<int64_t> workers;
+  std::string data_folder;
+  std::string tls_folder;
+  int port = 0;
+  bool detach = false;
+  std::string memory;
+  std::optional<int64_t> min_sharding_size;
+  std::string transport = "auto";
+  std::string algorithms;
+};
+
+// Where `up` notes which mesh the cluster of a data folder has.
+std::string MeshFile(const std::string& data_folder) { return data_folder + "/mesh"; }
+
+// The mesh that was noted there; empty: none.
+std::string NotedMesh(const std::string& data_folder) {
+  std::string text;
+  if (std::ifstream file(MeshFile(data_folder)); !data_folder.empty() && file) {
+    std::getline(file, text);
+  }
+  return text;
+}
+
+absl::Status NoteMesh(const std::string& data_folder, const std::string& mesh) {
+  if (data_folder.empty() || NotedMesh(data_folder) == mesh) return absl::OkStatus();
+  SHARDMESH_ASSIGN_OR_RETURN(AtomicFileWriter file,
+                             AtomicFileWriter::Create(MeshFile(data_folder)));
+  SHARDMESH_RETURN_IF_ERROR(file.Append(mesh + "\n"));
+  return file.Finish();
+}
+
+// The mesh that the flags describe, whose contradictions are wrong use; else that of the data
+// folder.
+absl::StatusOr<Mesh> MeshOf(const UpFlags& flags) {
+  std::string text = flags.mesh;
+  if (text.empty() && !flags.workers.has_value()) {
+    text = NotedMesh(flags.data_folder);
+  }
+  if (text.empty()) {
+    text = flags.workers.has_value() ? StrCat("fsdp=", *flags.workers) : kDefaultMesh;
+  }
+  MeshOptions options;
+  options.device_count = flags.workers;
+  absl::StatusOr<Mesh> mesh = Mesh::Parse(text, options);
+  if (!mesh.ok()) {
+    return WrongUse(StrCat(
+        "--mesh ", text,
+        flags.workers.has_value() ? StrCat(" with --workers ", *flags.workers) : std::string(),
+        ": ", ToStd(mesh.status().message())));
+  }
+  return mesh;
+}
+
+Json RecordJson(const ClusterRecord& record) {
+  Json processes = Json::array();
+  for (const RecordedProcess& process : record.processes) {
+    processes.push_back({{"identity", process.identity},
+                         {"pid", process.id.pid},
+                         {"log", process.log_path},
+                         {"metrics", process.metrics_address}});
+  }
+  return {{"name", record.name},
+          {"address", record.address},
+          {"mesh", record.mesh},
+          {"processes", std::move(processes)}};
+}
+
+// Waits for a signal, saying what ends meanwhile; FAILED_PRECONDITION once nothing is left.
+absl::Status Supervise(LocalCluster* cluster, rpc::StopSignal* stop) {
+  while (!stop->WaitFor(absl::Milliseconds(200)).has_value()) {
+    for (const EndedProcess& ended : cluster->CollectEnded()) {
+      std::cerr << ended.identity << " (pid " << ended.pid << ") " << ended.how
+                << "; `shardmesh status` shows what is left\n";
+    }
+    if (!cluster->AnyRunning()) {
+      return absl::FailedPreconditionError("all processes of the cluster have ended");
+    }
+  }
+  return absl::OkStatus();
+}
+
+void ReportStopped(const std::string& name, const std::vector<std::string>& killed) {
+  for (const std::string& identity : killed) {
+    std::cerr << identity << " did not stop within " << absl::FormatDuration(kGrace)
+              << " and was killed\n";
+  }
+  std::cerr << "Stopped the cluster \"" << name << "\"\n";
+}
+
+// What became of an earlier cluster of the name.
+void ReportEarlier(const LocalCluster& cluster) {
+  if (!cluster.restarted().empty()) {
+    std::cerr << "Started again what had ended: " << StrJoin(cluster.restarted(), ", ") << "\n";
+  }
+  if (const std::vector<std::string>& replaced = cluster.replaced(); !replaced.empty()) {
+    std::cerr << cluster.replaced_why() << ": stopped " << StrJoin(replaced, ", ")
+              << " and started a new cluster\n";
+  }
+}
+
+void SayWaiting(const std::string& what) { std::cerr << "waiting: " << what << "\n"; }
+
+absl::Status RunUp(const Invocation& invocation, const UpFlags& flags) {
+  if (const absl::Status status = CheckClusterName(invocation.cluster_name); !status.ok()) {
+    return WrongUse(ToStd(status.message()));
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(Mesh mesh, MeshOf(flags));
+  if (mesh.size() > 1024) {
+    return WrongUse(StrCat("a mesh of ", mesh.size(),
+                           " workers is too large for one host; at most 1024 are started"));
+  }
+  LocalClusterOptions options;
+  options.name = invocation.cluster_name;
+  options.folder = ClusterFolder(invocation.cluster_name);
+  SHARDMESH_ASSIGN_OR_RETURN(options.binary_folder, OwnBinaryFolder());
+  options.mesh = std::move(mesh);
+  options.port = flags.port;
+  if (!flags.data_folder.empty()) {
+    options.data_folder = std::filesystem::absolute(flags.data_folder).lexically_normal().string();
+  }
+  if (!flags.tls_folder.empty()) {
+    options.tls_folder = std::filesystem::absolute(flags.tls_folder).lexically_normal().string();
+    CertificateFolderOptions certificates{
+        .folder = options.tls_folder, .workers = {}, .hosts = {}, .only_missing = true};
+    for (int64_t i = 0; i < options.mesh.size(); ++i) {
+      certificates.workers.push_back(LocalWorkerIdentity(i));
+    }
+    SHARDMESH_RETURN_IF_ERROR(WriteCertificates(certificates).status());
+  }
+  options.worker_memory = flags.memory;
+  if (flags.min_sharding_size.has_value()) {
+    options.coordinator_flags.push_back(StrCat("--min-sharding-size=", *flags.min_sharding_size));
+  }
+  if (!flags.algorithms.empty()) {
+    options.coordinator_flags.push_back(StrCat("--collective-algorithms=", flags.algorithms));
+  }
+  options.worker_flags.push_back(StrCat("--transport=", flags.transport));
+  options.ends_with_parent = !flags.detach;
+  options.on_wait = SayWaiting;
+
+  std::optional<rpc::StopSignal> stop;
+  if (!flags.detach) {
+    stop.emplace();
+  }
+  const Stopwatch stopwatch;
+  const auto deadline = rpc::SteadyDeadline::After(invocation.DeadlineOr(kStartTimeout));
+  SHARDMESH_ASSIGN_OR_RETURN(const std::unique_ptr<LocalCluster> cluster,
+                             LocalCluster::Start(std::move(options), deadline.wall()));
+  SHARDMESH_RETURN_IF_ERROR(cluster->WaitUntilHealthy(deadline.wall()));
+  if (const absl::Status noted = NoteMesh(cluster->record().data_folder, cluster->record().mesh);
+      !noted.ok()) {
+    std::cerr << "the next `up` needs its --mesh " << cluster->record().mesh << ": "
+              << noted.message() << "\n";
+  }
+
+  ReportEarlier(*cluster);
+  if (invocation.json) {
+    PrintJson(RecordJson(cluster->record()));
+  } else {
+    std::cout << "Cluster \"" << invocation.cluster_name << "\" is up at " << cluster->address()
+              << ": mesh " << cluster->record().mesh << ", "
+              << FormatCount(cluster->record().processes.size() - 1, "worker") << ", ready after "
+              << FormatTime(stopwatch.time()) << "\n";
+    std::cout << "Logs are in " << ClusterFolder(invocation.cluster_name) << "\n";
+  }
+  std::cout.flush();
+  if (flags.detach) {
+    cluster->Detach();
+    return absl::OkStatus();
+  }
+  std::cerr << "Ctrl-C stops it\n";
+  const absl::Status status = Supervise(cluster.get(), &*stop);
+  ReportStopped(invocation.cluster_name, cluster->Stop(kGrace));
+  return status;
+}
+
+absl::Status RunDown(const Invocation& invocation) {
+  if (invocation.has_address) {
+    return WrongUse(
+        "`down` stops what `up` started on this host: choose it by --name, not by "
+        "--address");
+  }
+  const std::string& name = invocation.cluster_name;
+  if (const absl::Status status = CheckClusterName(name); !status.ok()) {
+    return WrongUse(ToStd(status.message()));
+  }
+  const std::string folder = ClusterFolder(name);
+  const auto deadline = rpc::SteadyDeadline::After(invocation.DeadlineOr(kFollowTimeout));
+  const absl::StatusOr<FileDescriptor> lock =
+      LockCluster(folder, name, deadline.left(), SayWaiting);
+  if (!lock.ok() && !absl::IsNotFound(lock.status())) {
+    return lock.status();
+  }
+  absl::StatusOr<ClusterRecord> record = ReadRecord(folder);
+  if (absl::IsNotFound(record.status())) {
+    return WithReason(absl::NotFoundError(StrCat("no cluster \"", name, "\" is up on this host (",
+                                                 folder, " has no record)")),
+                      Reason::kNotFound);
+  }
+  SHARDMESH_RETURN_IF_ERROR(record.status());
+  const bool was_up = record->IsUp();
+  FollowRestarts(&*record, deadline.wall());
+  const std::vector<std::string> killed = StopRecorded(folder, *record, kGrace);
+  SHARDMESH_RETURN_IF_ERROR(CheckStopped(*record));
+  if (!was_up) {
+    std::cerr << "The processes of cluster \"" << name
+              << "\" were gone already; its record was removed\n";
+    return absl::OkStatus();
+  }
+  ReportStopped(name, killed);
+  return absl::OkStatus();
+}
+
+// Where processes of this host serve their metrics; empty where that is unknown.
+class MetricsAddresses {
+ public:
+  explicit MetricsAddresses(const Invocation& invocation) {
+    if (!CheckClusterName(invocation.cluster_name).ok()) {
+      return;
+    }
+    absl::StatusOr<ClusterRecord> record = ReadRecord(ClusterFolder(invocation.cluster_name));
+    if (record.ok() && record->address == invocation.address) {
+      processes_ = std::move(record->processes);
+      scheme_ = record->tls_folder.empty() ? "http" : "https";
+      std::erase_if(processes_,
+                    [](const RecordedProcess& process) { return process.metrics_address.empty(); });
+    }
+  }
+
+  const char* scheme() const { return scheme_; }
+  // Whether any is known.
+  bool known() const { return !processes_.empty(); }
+  std::string Of(int64_t pid) const {
+    for (const RecordedProcess& process : processes_) {
+      if (process.id.pid == pid) {
+        return process.metrics_address;
+      }
+    }
+    return "";
+  }
+
+ private:
+  std::vector<RecordedProcess> processes_;
+  const char* scheme_ = "http";
+};
+
+Json WorkerJson(const WorkerStatus& worker, const std::string& metrics) {
+  return {{"identity", worker.identity},
+          {"incarnation", worker.incarnation},
+          {"state", std::string(WorkerStateName(worker.state))},
+          {"pid", worker.pid},
+          {"addresses", worker.addresses},
+          {"exchange_port", worker.exchange_port},
+          {"metrics", metrics},
+          {"capacity_bytes", worker.capacity_bytes},
+          {"used_bytes", worker.used_bytes},
+          {"quarantined_arrays", worker.quarantined_arrays},
+          {"quarantined_bytes", worker.quarantined_bytes},
+          {"heartbeat_age_s", Seconds(worker.heartbeat_age)},
+          {"lost_reason", worker.lost_reason},
+          {"lost_age_s", Seconds(worker.lost_age)},
+          {"losses", worker.losses},
+          {"failed_attaches", worker.failed_attaches},
+          {"attach_error", worker.attach_error},
+          {"attach_error_age_s", Seconds(worker.attach_error_age)},
+          {"version", worker.build.version}};
+}
+
+Json StatusJson(const std::string& address, const ClusterStatus& status,
+                const MetricsAddresses& metrics) {
+  Json meshes = Json::array();
+  for (const MeshStatus& mesh : status.meshes) {
+    meshes.push_back({{"name", mesh.mesh_id},
+                      {"revision", mesh.revision},
+                      {"axes", MeshJson(mesh.mesh)},
+                      {"workers", mesh.workers},
+                      {"complete", mesh.complete}});
+  }
+  Json workers = Json::array();
+  for (const WorkerStatus& worker : status.workers) {
+    workers.push_back(WorkerJson(worker, metrics.Of(worker.pid)));
+  }
+  return {{"address", address},
+          {"cluster_id", status.cluster_id},
+          {"state", std::string(CoordinatorStateName(status.state))},
+          {"pid", status.pid},
+          {"metrics", metrics.Of(status.pid)},
+          {"metrics_scheme", metrics.scheme()},
+          {"epoch", status.epoch},
+          {"term", status.term},
+          {"revision", status.revision},
+          {"arrays", status.arrays},
+          {"degraded_arrays", status.degraded_arrays},
+          {"unnamed_arrays", status.unnamed_arrays},
+          {"unnamed_held_for_s", status.unnamed_held_for == absl::InfiniteDuration()
+                                     ? Json(nullptr)
+                                     : Json(Seconds(status.unnamed_held_for))},
+          {"sessions", status.sessions},
+          {"unreadable_records", status.unreadable_records},
+          {"unreadable_keys", status.unreadable_keys},
+          {"meshes", std::move(meshes)},
+          {"workers", std::move(workers)}};
+}
+
+// The ranks of a worker, as `default:0`; of the only mesh, as `0`.
+std::string Ranks(const ClusterStatus& status, const std::string& identity) {
+  std::vector<std::string> ranks;
+  for (const MeshStatus& mesh : status.meshes) {
+    for (size_t rank = 0; rank < mesh.workers.size(); ++rank) {
+      if (mesh.workers[rank] == identity) {
+        ranks.push_back(status.meshes.size() == 1 ? StrCat(rank) : StrCat(mesh.mesh_id, ":", rank));
+      }
+    }
+  }
+  return ranks.empty() ? "-" : StrJoin(ranks, ",");
+}
+
+// What happened to a worker: why it is lost, and what came of it since.
+std::string Remark(const WorkerStatus& worker) {
+  std::vector<std::string> remarks;
+  if (worker.state == WorkerState::kLost) {
+    remarks.push_back(StrCat(worker.lost_reason, ", ", FormatTime(worker.lost_age),
+                             " ago; has not come back since"));
+  }
+  if (worker.failed_attaches > 0) {
+    remarks.push_back(StrCat("tried ", worker.failed_attaches,
+                             worker.failed_attaches == 1 ? " time" : " times", " to attach, last ",
+                             FormatTime(worker.attach_error_age), " ago: ", worker.attach_error));
+  }
+  if (worker.losses > 1) {
+    remarks.push_back(StrCat("was lost ", worker.losses, " times since the coordinator started"));
+  }
+  return StrJoin(remarks, "; ");
+}
+
+void PrintStatus(const std::string& address, const ClusterStatus& status,
+                 const MetricsAddresses& metrics) {
+  std::cout << "Coordinator at " << address << ", pid " << status.pid << ": "
+            << CoordinatorStateName(status.state) << ", epoch " << status.epoch << ", term "
+            << status.term << ", revision " << status.revision << "\n"
+            << "Cluster " << status.cluster_id << ": " << FormatCount(status.arrays, "array")
+            << (status.degraded_arrays > 0 ? StrCat(" (", status.degraded_arrays, " degraded)")
+                                           : "")
+            << ", " << FormatCount(status.sessions, "session") << "\n";
+  if (const std::string served = metrics.Of(status.pid); !served.empty()) {
+    std::cout << "Metrics at " << metrics.scheme() << "://" << served << "/metrics\n";
+  }
+  for (const MeshStatus& mesh : status.meshes) {
+    const int64_t missing = mesh.mesh.size() - static_cast<int64_t>(mesh.workers.size());
+    std::cout << "Mesh \"" << mesh.mesh_id << "\" " << mesh.mesh.ToString() << ": "
+              << (mesh.complete ? "complete" : "not complete");
+    if (missing > 0) {
+      std::cout << ", " << missing << " of " << FormatCount(mesh.mesh.size(), "rank")
+                << " never had a worker";
+    }
+    std::cout << "\n";
+  }
+  if (status.unreadable_records > 0) {
+    std::cout << FormatCount(status.unreadable_records, "record")
+              << " of the coordinator's state cannot be read, such as "
+              << StrJoin(status.unreadable_keys, ", ") << "; `shardmesh doctor` says what to do\n";
+  }
+  if (status.unnamed_arrays > 0) {
+    std::cout << FormatCount(status.unnamed_arrays, "array") << " without a name, "
+              << FormatHeld(status.unnamed_held_for)
+              << "; `shardmesh admin quarantine list` shows them\n";
+  }
+  if (status.workers.empty()) {
+    return;
+  }
+  int64_t aside = 0;
+  int64_t aside_bytes = 0;
+  for (const WorkerStatus& worker : status.workers) {
+    aside += worker.quarantined_arrays;
+    aside_bytes += worker.quarantined_bytes;
+  }
+  if (aside > 0) {
+    std::cout << "Quarantine: " << FormatCount(aside, "part") << " of arrays, "
+              << FormatBytes(aside_bytes) << "; `shardmesh admin quarantine list` shows them\n";
+  }
+  std::vector<Table::Column> columns = {{"worker"},
+                                        {"rank", Table::Align::kRight},
+                                        {"state"},
+                                        {"pid", Table::Align::kRight},
+                                        {"address"},
+                                        {"memory", Table::Align::kRight},
+                                        {"of", Table::Align::kRight},
+                                        {"heartbeat", Table::Align::kRight}};
+  if (metrics.known()) {
+    columns.push_back({"metrics"});
+  }
+  columns.push_back({"remark"});
+  Table table(std::move(columns));
+  for (const WorkerStatus& worker : status.workers) {
+    std::vector<std::string> row = {worker.identity,
+                                    Ranks(status, worker.identity),
+                                    std::string(WorkerStateName(worker.state)),
+                                    StrCat(worker.pid),
+                                    worker.addresses.empty() ? "-" : worker.addresses.front(),
+                                    FormatBytes(worker.used_bytes),
+                                    FormatBytes(worker.capacity_bytes),
+                                    StrCat(FormatTime(worker.heartbeat_age), " ago")};
+    if (metrics.known()) {
+      row.push_back(metrics.Of(worker.pid));
+    }
+    row.push_back(Remark(worker));
+    table.AddRow(std::move(row));
+  }
+  std::cout << "\n";
+  table.Print();
+}
+
+absl::Status RunStatus(const Invocation& invocation) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const ClusterStatus status, client->GetStatus());
+  const MetricsAddresses metrics(invocation);
+  if (invocation.json) {
+    PrintJson(StatusJson(invocation.address, status, metrics));
+  } else {
+    PrintStatus(invocation.address, status, metrics);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunVersion(const Invocation& invocation) {
+  const std::string own(rpc::BuildVersion());
+  absl::StatusOr<ServerVersion> server = absl::UnavailableError("");
+  if (const auto client = invocation.Connect(); client.ok()) {
+    server = (*client)->GetVersion();
+  } else {
+    server = client.status();
+  }
+  if (invocation.json) {
+    Json json = {{"client", own}, {"server", nullptr}};
+    if (server.ok()) {
+      json["server"] = {
+          {"address", invocation.address},        {"version", server->build.version},
+          {"revision", server->build.revision},   {"min_protocol", server->min_protocol},
+          {"max_protocol", server->max_protocol}, {"features", server->features},
+          {"cluster_id", server->cluster_id}};
+    }
+    PrintJson(json);
+    return absl::OkStatus();
+  }
+  std::cout << "shardmesh " << own << "\n";
+  if (!server.ok()) {
+    std::cout << "no coordinator answers: " << server.status().message() << "\n";
+    return absl::OkStatus();
+  }
+  std::cout << "coordinator at " << invocation.address << ": " << server->build.version
+            << (server->build.revision.empty() ? "" : " of " + server->build.revision)
+            << ", protocol " << server->min_protocol << " to " << server->max_protocol << "\n";
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddClusterCommands(CommandLine* line) {
+  auto flags = std::make_shared<UpFlags>();
+  CLI::App* const up = line->AddCommand("up", "Start a coordinator and workers on this host",
+                                        [flags](const Invocation& i) { return RunUp(i, *flags); });
+  AddParsedOption(
+      up, "--mesh", &flags->mesh,
+      [](std::string_view text) -> absl::StatusOr<std::string> {
+        if (text.empty()) {
+          return WrongUse(
+              StrCat("is empty; give axes such as ", kDefaultMesh, ", or leave it out"));
+        }
+        return std::string(text);
+      },
+      "axes of the mesh \"default\", one worker a device; one size may be -1 if "
+      "--workers is given (default: that which --data-dir has, or fsdp=N with --workers "
+      "N alone, else fsdp=2,tp=2)");
+  up->add_option("--workers", flags->workers, "how many workers; must be the mesh's product")
+      ->check(CLI::Range(1, 1024));
+  up->add_option("--data-dir", flags->data_folder,
+                 "keep state and tensors below this folder (default: in memory)");
+  up->add_option("--tls", flags->tls_folder,
+                 "mutual TLS with the certificates in this folder, which are made if missing, as "
+                 "`shardmesh certs` does (default: plaintext)");
+  up->add_option("--port", flags->port, "the coordinator's (default: a free one)")
+      ->check(CLI::Range(1, 65535));
+  up->add_flag("--detach", flags->detach, "return when the cluster is healthy, and leave it up");
+  AddParsedOption(
+      up, "--memory", &flags->memory,
+      [](std::string_view text) -> absl::StatusOr<std::string> {
+        SHARDMESH_ASSIGN_OR_RETURN(const int64_t bytes, rpc::ParseByteSize(text));
+        if (bytes < rpc::kMinWorkerMemoryBytes) {
+          return WrongUse(StrCat("\"", text, "\" is too little; give ", rpc::kMinWorkerMemoryBytes,
+                                 " bytes or more"));
+        }
+        return std::string(text);
+      },
+      "most memory for tensors of each worker, such as 4GiB");
+  up->add_option("--min-sharding-size", flags->min_sharding_size,
+                 "the least elements of a tensor that is sharded, for rules whose min_size is null "
+                 "(default: 16384)")
+      ->check(CLI::NonNegativeNumber);
+  AddParsedOption(
+      up, "--collective-algorithms", &flags->algorithms,
+      [](std::string_view text) -> absl::StatusOr<std::string> {
+        SHARDMESH_RETURN_IF_ERROR(ParsePreferredAlgorithms(text).status());
+        return std::string(text);
+      },
+      "algorithms to use where calls leave the choice, as KIND=ALGORITHM,..., such as "
+      "all-reduce=halving; of other kinds, the one that is predicted to be fastest");
+  up->add_option("--transport", flags->transport,
+                 "how data goes between workers: through shared memory (shm), over streams "
+                 "(stream), or as each pair can (auto, the default)")
+      ->check(CLI::IsMember({"auto", "stream", "shm"}));
+
+  line->AddCommand("down", "Stop the cluster that `up` started",
+                   [](const Invocation& i) { return RunDown(i); });
+  line->AddCommand("status", "Show the meshes, the workers and how they are",
+                   [](const Invocation& i) { return RunStatus(i); });
+  line->AddCommand("version", "Show the versions of this program and of the coordinator",
+                   [](const Invocation& i) { return RunVersion(i); });
+}
+
+}  // namespace shardmesh::client

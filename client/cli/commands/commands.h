@@ -1,0 +1,31 @@
+// All commands of the program, by topic; each function adds its own to the command line.
+#ifndef SHARDMESH_CLIENT_CLI_COMMANDS_COMMANDS_H_
+#define SHARDMESH_CLIENT_CLI_COMMANDS_COMMANDS_H_
+
+#include "client/cli/command_line.h"
+
+namespace shardmesh::client {
+
+void AddAdminCommands(CommandLine* line);       // admin quarantine list, restore, drop
+void AddClusterCommands(CommandLine* line);     // up, down, status, version
+void AddBenchCommands(CommandLine* line);       // bench collectives
+void AddDoctorCommands(CommandLine* line);      // doctor
+void AddHealthCommands(CommandLine* line);      // health
+void AddLinksCommands(CommandLine* line);       // links
+void AddLayoutCommands(CommandLine* line);      // resolve, match, presets
+void AddSpecCommands(CommandLine* line);        // explain, constrain, compare, tiles, axes
+void AddProfileCommands(CommandLine* line);     // profile show, hash
+void AddMeshCommands(CommandLine* line);        // mesh show, mesh query, spec axes
+void AddLayerCommands(CommandLine* line);       // layer output, check, describe, promote
+void AddPlanCommands(CommandLine* line);        // plan, reshard, shardings
+void AddArrayCommands(CommandLine* line);       // load, ls, get, describe, rm
+void AddComputeCommands(CommandLine* line);     // linear, matmul, collective
+void AddCatalogCommands(CommandLine* line);     // catalog ls, get, put, rm
+void AddRulesCommands(CommandLine* line);       // rules lint, diff, test, rewrite, from-text
+void AddLogicalCommands(CommandLine* line);     // logical resolve, compose
+void AddCertsCommands(CommandLine* line);       // certs
+void AddCheckpointCommands(CommandLine* line);  // make-checkpoint, make-tensor
+
+}  // namespace shardmesh::client
+
+#endif  // SHARDMESH_CLIENT_CLI_COMMANDS_COMMANDS_H_

@@ -1,0 +1,313 @@
+// linear, matmul, collective: computations on arrays where they lie.
+#include <functional>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "client/cli/command_line.h"
+#include "client/cli/commands/commands.h"
+#include "client/cli/grammar.h"
+#include "client/cli/table.h"
+#include "process/file.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+#include "tensor/dtype.h"
+#include "tensor/npy.h"
+
+namespace shardmesh::client {
+namespace {
+
+// Where results go.
+struct ResultFlags {
+  std::string path;  // .npy file
+  std::string name;  // in the cluster
+};
+
+// What `text` names: a .npy file, or an array of the cluster. A file travels with the call if it is
+// small; otherwise it is put first, whole on every device, and goes when the command ends.
+absl::StatusOr<Operand> OperandOf(MeshClient* client, const std::string& text) {
+  if (!text.ends_with(".npy")) {
+    return Operand(ArraySelector::ByName(text));
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const NpyFile file, NpyFile::Open(text));
+  const TensorView view = file.View();
+  if (view.size_bytes() <= kMaxLiteralBytes) {
+    return Operand(
+        Literal{view.dtype(), view.shape(), std::string(view.bytes().data(), view.bytes().size())});
+  }
+  PutTensor tensor{.name = {}, .view = view, .spec = PartitionSpec(), .cut_points = {}};
+  SHARDMESH_ASSIGN_OR_RETURN(const PutResult put, client->PutTensors({&tensor, 1}));
+  return Operand(ArraySelector::ById(put.arrays.front().descriptor.array_id));
+}
+
+Json StepJson(const StepResult& result, const ResultFlags& flags) {
+  const Array& array = result.outputs.front().array;
+  Json json = {{"array_id", array.descriptor.array_id},
+               {"dtype", std::string(DtypeName(array.descriptor.dtype))},
+               {"shape", ShapeJson(array.descriptor.shape)},
+               {"spec", SpecJson(array.descriptor.spec)},
+               {"sequence", result.sequence},
+               {"total_s", Seconds(result.timings.total)},
+               {"kernel_s", Seconds(result.timings.kernel)},
+               {"collective_s", Seconds(result.timings.collective)},
+               {"sent_bytes", result.timings.sent_bytes}};
+  if (!flags.name.empty()) {
+    json["name"] = flags.name;
+  }
+  if (!flags.path.empty()) {
+    json["path"] = flags.path;
+  }
+  return json;
+}
+
+// Saves and shows the only result of a step.
+absl::Status Finish(const Invocation& invocation, MeshClient* client, const StepResult& result,
+                    const ResultFlags& flags) {
+  const Array& array = result.outputs.front().array;
+  if (!flags.path.empty()) {
+    SHARDMESH_RETURN_IF_ERROR(
+        client->GatherToNpy(ArraySelector::ById(array.descriptor.array_id), flags.path).status());
+  }
+  if (invocation.json) {
+    PrintJson(StepJson(result, flags));
+    return absl::OkStatus();
+  }
+  std::cout << "Result: " << DtypeName(array.descriptor.dtype) << " "
+            << FormatShape(array.descriptor.shape) << ", spec "
+            << FormatSpec(array.descriptor.spec);
+  if (!flags.name.empty()) {
+    std::cout << ", named " << flags.name << " (" << FormatDurability(array.durability) << ")";
+  }
+  if (!flags.path.empty()) {
+    std::cout << ", written to " << flags.path;
+  }
+  if (flags.name.empty() && flags.path.empty()) {
+    std::cout << ", not kept (--out writes it, --as keeps it)";
+  }
+  std::cout << "\nStep " << result.sequence << " took " << FormatTime(result.timings.total)
+            << ": kernels " << FormatTime(result.timings.kernel) << ", collectives "
+            << FormatTime(result.timings.collective) << ", "
+            << FormatBytes(result.timings.sent_bytes) << " between workers\n";
+  return absl::OkStatus();
+}
+
+// Runs a step and finishes. A result without a name is in memory: if a worker or the coordinator
+// was replaced before it was gathered, the step is run again.
+absl::Status RunAndFinish(const Invocation& invocation, MeshClient* client,
+                          const ResultFlags& flags,
+                          const std::function<absl::StatusOr<StepResult>()>& run) {
+  constexpr int kMaxRuns = 3;
+  if (!flags.path.empty()) {
+    // A file that cannot be written is said before anything runs.
+    SHARDMESH_RETURN_IF_ERROR(AtomicFileWriter::Create(flags.path).status());
+  }
+  for (int runs = 1;; ++runs) {
+    SHARDMESH_ASSIGN_OR_RETURN(const StepResult result, run());
+    absl::Status finished = Finish(invocation, client, result, flags);
+    const Reason reason = ReasonOf(finished);
+    const bool is_lost = reason == Reason::kNotFound || reason == Reason::kArrayDegraded;
+    if (!is_lost || !flags.name.empty() || runs == kMaxRuns) {
+      return finished;
+    }
+  }
+}
+
+OutputOptions OutputOf(const ResultFlags& flags) {
+  OutputOptions output;
+  if (!flags.name.empty()) {
+    output.names = {flags.name};
+  }
+  return output;
+}
+
+struct LinearFlags {
+  std::string input;
+  std::string weight;
+  std::string bias;
+  WeightLayout layout = WeightLayout::kOutIn;
+  Activation activation = Activation::kNone;
+  float scale = 1;
+  ResultFlags result;
+};
+
+absl::Status RunLinear(const Invocation& invocation, const LinearFlags& flags) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(Operand input, OperandOf(client.get(), flags.input));
+  SHARDMESH_ASSIGN_OR_RETURN(Operand weight, OperandOf(client.get(), flags.weight));
+  LinearCall call{.input = std::move(input),
+                  .weight = std::move(weight),
+                  .bias = std::nullopt,
+                  .weight_layout = flags.layout,
+                  .activation = flags.activation,
+                  .scale = flags.scale,
+                  .output = OutputOf(flags.result)};
+  if (!flags.bias.empty()) {
+    SHARDMESH_ASSIGN_OR_RETURN(call.bias, OperandOf(client.get(), flags.bias));
+  }
+  return RunAndFinish(invocation, client.get(), flags.result, [&] { return client->Linear(call); });
+}
+
+struct MatmulFlags {
+  std::string lhs;
+  std::string rhs;
+  bool transpose_lhs = false;
+  bool transpose_rhs = false;
+  ResultFlags result;
+};
+
+absl::Status RunMatmul(const Invocation& invocation, const MatmulFlags& flags) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(Operand lhs, OperandOf(client.get(), flags.lhs));
+  SHARDMESH_ASSIGN_OR_RETURN(Operand rhs, OperandOf(client.get(), flags.rhs));
+  const MatmulCall call{.lhs = std::move(lhs),
+                        .rhs = std::move(rhs),
+                        .transpose_lhs = flags.transpose_lhs,
+                        .transpose_rhs = flags.transpose_rhs,
+                        .output = OutputOf(flags.result)};
+  return RunAndFinish(invocation, client.get(), flags.result, [&] { return client->Matmul(call); });
+}
+
+struct CollectiveFlags {
+  CollectiveKind kind = CollectiveKind::kAllReduce;
+  std::string input;
+  std::vector<std::string> axes;
+  int64_t dimension = 0;
+  int64_t split_dimension = 0;
+  Reduction reduction = Reduction::kSum;
+  int64_t root = 0;
+  std::vector<std::string> pairs;
+  std::optional<int64_t> from;
+  std::optional<int64_t> to;
+  std::vector<int64_t> counts;
+  CollectiveAlgorithm algorithm = CollectiveAlgorithm::kAuto;
+  CollectiveOrder order = CollectiveOrder::kReproducible;
+  ResultFlags result;
+};
+
+absl::StatusOr<std::vector<PermutePair>> PermutationOf(const CollectiveFlags& flags) {
+  std::vector<PermutePair> permutation;
+  for (const std::string& pair : flags.pairs) {
+    SHARDMESH_ASSIGN_OR_RETURN(permutation.emplace_back(), ParsePermutePair(pair));
+  }
+  if (flags.from.has_value()) {
+    permutation.push_back({.source = *flags.from, .target = *flags.to});
+  }
+  return permutation;
+}
+
+absl::Status RunCollective(const Invocation& invocation, const CollectiveFlags& flags) {
+  SHARDMESH_ASSIGN_OR_RETURN(std::vector<PermutePair> permutation, PermutationOf(flags));
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(Operand input, OperandOf(client.get(), flags.input));
+  const CollectiveCall call{.input = std::move(input),
+                            .kind = flags.kind,
+                            .axes = flags.axes,
+                            .dimension = flags.dimension,
+                            .reduction = flags.reduction,
+                            .root = flags.root,
+                            .split_dimension = flags.split_dimension,
+                            .permutation = std::move(permutation),
+                            .counts = flags.counts,
+                            .algorithm = flags.algorithm,
+                            .order = flags.order,
+                            .output = OutputOf(flags.result)};
+  return RunAndFinish(invocation, client.get(), flags.result,
+                      [&] { return client->Collective(call); });
+}
+
+void AddResultOptions(CLI::App* command, ResultFlags* flags) {
+  command->add_option("--out", flags->path, "write the result to this .npy file");
+  command->add_option("--as", flags->name, "keep the result in the cluster under this name");
+}
+
+constexpr char kOperandHelp[] = "name of an array, or a .npy file";
+
+}  // namespace
+
+void AddComputeCommands(CommandLine* line) {
+  auto linear_flags = std::make_shared<LinearFlags>();
+  CLI::App* const linear =
+      line->AddCommand("linear", "Compute activation(scale * input * weight + bias) on the workers",
+                       [linear_flags](const Invocation& i) { return RunLinear(i, *linear_flags); });
+  linear->add_option("--input", linear_flags->input, kOperandHelp)->required();
+  linear->add_option("--weight", linear_flags->weight, kOperandHelp)->required();
+  linear->add_option("--bias", linear_flags->bias, kOperandHelp);
+  AddParsedOption(linear, "--activation", &linear_flags->activation, ParseActivation,
+                  "none, relu, gelu, gelu-tanh or silu (default: none)");
+  AddParsedOption(linear, "--layout", &linear_flags->layout, ParseWeightLayout,
+                  "of the weight: out-in as in PyTorch, or in-out as in flax (default: out-in)");
+  linear->add_option("--scale", linear_flags->scale, "factor of the product (default: 1)");
+  AddResultOptions(linear, &linear_flags->result);
+
+  auto matmul_flags = std::make_shared<MatmulFlags>();
+  CLI::App* const matmul =
+      line->AddCommand("matmul", "Multiply two matrices on the workers",
+                       [matmul_flags](const Invocation& i) { return RunMatmul(i, *matmul_flags); });
+  matmul->add_option("a", matmul_flags->lhs, kOperandHelp)->required();
+  matmul->add_option("b", matmul_flags->rhs, kOperandHelp)->required();
+  matmul->add_flag("--transpose-a", matmul_flags->transpose_lhs, "A is given as its transpose");
+  matmul->add_flag("--transpose-b", matmul_flags->transpose_rhs, "B is given as its transpose");
+  AddResultOptions(matmul, &matmul_flags->result);
+
+  auto collective_flags = std::make_shared<CollectiveFlags>();
+  CLI::App* const collective = line->AddCommand(
+      "collective", "Exchange an array's tiles along mesh axes, in all groups of devices at once",
+      [collective_flags](const Invocation& i) { return RunCollective(i, *collective_flags); });
+  AddParsedOption(collective, "kind", &collective_flags->kind, ParseCollectiveKind,
+                  "all-reduce, all-gather, reduce-scatter, all-to-all, broadcast, reduce, gather, "
+                  "scatter, permute, send (a permute of one pair) or barrier")
+      ->required();
+  collective->add_option("tensor", collective_flags->input, kOperandHelp)->required();
+  collective->add_option("--axes", collective_flags->axes, "mesh axes, major to minor, as fsdp,tp")
+      ->delimiter(',')
+      ->required();
+  collective
+      ->add_option("--dimension", collective_flags->dimension,
+                   "of all-gather, reduce-scatter, all-to-all (to be joined), gather and scatter "
+                   "(default: 0)")
+      ->check(CLI::NonNegativeNumber);
+  collective
+      ->add_option("--split-dimension", collective_flags->split_dimension,
+                   "of all-to-all: the dimension to be partitioned instead")
+      ->check(CLI::NonNegativeNumber);
+  AddParsedOption(collective, "--reduction", &collective_flags->reduction, ParseReduction,
+                  "sum, product, min, max or mean (default: sum)");
+  collective
+      ->add_option("--root", collective_flags->root,
+                   "of broadcast, reduce, gather and scatter: a place within each group, along the "
+                   "axes (default: 0)")
+      ->check(CLI::NonNegativeNumber);
+  CLI::Option* const pairs =
+      collective
+          ->add_option("--pairs", collective_flags->pairs,
+                       "of permute: source and target places, as 0:1,1:2; who is no target gets "
+                       "zeros")
+          ->delimiter(',');
+  CLI::Option* const from =
+      collective->add_option("--from", collective_flags->from, "of send: the place that sends")
+          ->check(CLI::NonNegativeNumber)
+          ->excludes(pairs);
+  CLI::Option* const to =
+      collective->add_option("--to", collective_flags->to, "of send: the place that receives")
+          ->check(CLI::NonNegativeNumber)
+          ->excludes(pairs)
+          ->needs(from);
+  from->needs(to);
+  collective
+      ->add_option("--counts", collective_flags->counts,
+                   "of reduce-scatter, all-to-all and scatter: how many indices each place gets, "
+                   "as 3,2,2 (default: equal parts)")
+      ->delimiter(',');
+  AddParsedOption(collective, "--algorithm", &collective_flags->algorithm, ParseCollectiveAlgorithm,
+                  "auto, pairwise, direct, doubling, halving, ring, binomial or chain, as far as "
+                  "the kind has it (default: auto)");
+  AddParsedOption(collective, "--order", &collective_flags->order, ParseCollectiveOrder,
+                  "of sums: reproducible, or fastest, which allows a ring (default: reproducible)");
+  AddResultOptions(collective, &collective_flags->result);
+}
+
+}  // namespace shardmesh::client

@@ -1,0 +1,701 @@
+// plan, reshard, shardings: what layouts cost, what moves between them, and how arrays lie.
+#include <algorithm>
+#include <array>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "client/cli/command_line.h"
+#include "client/cli/commands/commands.h"
+#include "client/cli/commands/plan_report.h"
+#include "client/cli/grammar.h"
+#include "client/cli/placement.h"
+#include "client/cli/shared_options.h"
+#include "client/cli/table.h"
+#include "client/cli/tree_source.h"
+#include "process/file.h"
+#include "rpc/flags.h"
+#include "sharding/layout/mesh_search.h"
+#include "sharding/tile.h"
+#include "status/nearest_name.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+
+namespace shardmesh::client {
+namespace {
+
+// What a device can hold, and how that was written.
+struct Memory {
+  int64_t bytes = 0;
+  std::string text;
+};
+
+absl::StatusOr<Memory> ParseMemory(std::string_view text) {
+  SHARDMESH_ASSIGN_OR_RETURN(const int64_t bytes, rpc::ParseByteSize(text));
+  return Memory{bytes, std::string(text)};
+}
+
+// Criteria by their names, such as `fit,wasted_bytes`.
+absl::StatusOr<std::vector<MeshCriterion>> ParseRanking(std::string_view text) {
+  std::vector<MeshCriterion> ranking;
+  for (const absl::string_view piece : absl::StrSplit(ToAbsl(text), ',')) {
+    const std::optional<MeshCriterion> criterion = MeshCriterionFromName(ToStd(piece));
+    if (!criterion.has_value()) {
+      constexpr std::array kKnown = {MeshCriterion::kFit, MeshCriterion::kDeviceBytes,
+                                     MeshCriterion::kWastedBytes, MeshCriterion::kCorrections};
+      std::vector<std::string_view> names;
+      for (const MeshCriterion known : kKnown) {
+        names.push_back(MeshCriterionName(known));
+      }
+      return WrongUse(StrCat("\"", ToStd(piece), "\" is none of ", StrJoin(names, ", "),
+                             DidYouMean(ToStd(piece), names)));
+    }
+    ranking.push_back(*criterion);
+  }
+  return ranking;
+}
+
+struct PlanFlags {
+  std::string file;  // positional
+  std::string tree;  // the same by its option
+  std::string stored_tree;
+  std::string rules;
+  std::string profile;
+  ModeOption mode;
+  MeshOption mesh;
+  std::vector<int64_t> devices;
+  std::string html;
+  bool summary = false;
+  bool strict = false;
+  ExactOption exact;
+  // The search.
+  std::optional<int64_t> search;
+  std::optional<std::vector<SearchAxis>> axes;
+  std::optional<Memory> memory;
+  std::optional<int64_t> keep;
+  std::optional<std::vector<MeshCriterion>> ranking;
+};
+
+// `tp`, `tp=8`, `tp=2..8`, `tp=..8`, `tp=2..`.
+absl::StatusOr<SearchAxis> ParseSearchAxis(std::string_view text) {
+  const size_t equals = text.find('=');
+  SearchAxis axis = {.name = std::string(text.substr(0, equals))};
+  if (axis.name.empty()) {
+    return WrongUse(StrCat("\"", text, "\" names no axis"));
+  }
+  if (equals == std::string_view::npos) {
+    return axis;
+  }
+  const std::string_view bounds = text.substr(equals + 1);
+  const size_t dots = bounds.find("..");
+  const auto read = [&](std::string_view number, int64_t* to) -> absl::Status {
+    if (!absl::SimpleAtoi(ToAbsl(number), to) || *to < 1) {
+      return WrongUse(StrCat("\"", text, "\" is no axis to try; write NAME, NAME=8, NAME=2..8, ",
+                             "NAME=..8 or NAME=2.. with sizes of at least 1"));
+    }
+    return absl::OkStatus();
+  };
+  const std::string_view low = bounds.substr(0, dots);
+  const std::string_view high = dots == std::string_view::npos ? low : bounds.substr(dots + 2);
+  if (low.empty() && high.empty()) {
+    return read("", &axis.min_size);
+  }
+  if (!low.empty()) {
+    SHARDMESH_RETURN_IF_ERROR(read(low, &axis.min_size));
+  }
+  if (!high.empty()) {
+    int64_t size = 0;
+    SHARDMESH_RETURN_IF_ERROR(read(high, &size));
+    if (size < axis.min_size) {
+      return WrongUse(StrCat("\"", text, "\" allows no size: ", size, " is below ", axis.min_size));
+    }
+    axis.max_size = size;
+  }
+  return axis;
+}
+
+absl::StatusOr<std::vector<SearchAxis>> ParseSearchAxes(std::string_view text) {
+  std::vector<SearchAxis> axes;
+  for (const absl::string_view piece : absl::StrSplit(ToAbsl(text), ',')) {
+    SHARDMESH_ASSIGN_OR_RETURN(SearchAxis axis, ParseSearchAxis(ToStd(piece)));
+    axes.push_back(std::move(axis));
+  }
+  return axes;
+}
+
+absl::Status CheckFlags(PlanFlags* flags) {
+  const int given = (flags->file.empty() ? 0 : 1) + (flags->tree.empty() ? 0 : 1) +
+                    (flags->stored_tree.empty() ? 0 : 1);
+  if (given != 1) {
+    return WrongUse(given == 0 ? "name a tree: a safetensors file, index or model folder, a .json "
+                                 "file, - for JSON lines on standard input, or one of the catalog "
+                                 "by --stored-tree"
+                               : "more than one tree is given; FILE, --tree and --stored-tree "
+                                 "exclude each other");
+  }
+  if (flags->file.empty()) {
+    flags->file = flags->tree;
+  }
+  // A device is shown once.
+  std::vector<int64_t> devices;
+  for (const int64_t device : flags->devices) {
+    if (std::find(devices.begin(), devices.end(), device) == devices.end()) {
+      devices.push_back(device);
+    }
+  }
+  flags->devices = std::move(devices);
+  const bool of_search = flags->axes.has_value() || flags->memory.has_value() ||
+                         flags->keep.has_value() || flags->ranking.has_value();
+  if (!flags->search.has_value()) {
+    return of_search ? WrongUse("--axes, --memory, --keep and --rank-by go with --search")
+                     : absl::OkStatus();
+  }
+  if (!flags->axes.has_value()) {
+    return WrongUse("--search tries meshes of some axes: name them with --axes dp,fsdp,tp");
+  }
+  if (!flags->mesh.empty() || flags->mesh.devices.has_value() || !flags->html.empty() ||
+      !flags->devices.empty() || flags->strict || flags->summary || flags->exact.exact) {
+    return WrongUse(
+        "--search finds meshes; --mesh, --devices, --html, --device, --strict, --summary and "
+        "--exact are about one that is given");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckHasRules(const PlanFlags& flags, const std::vector<TreeTensor>& tensors) {
+  if (!flags.rules.empty()) {
+    return absl::OkStatus();
+  }
+  for (const TreeTensor& tensor : tensors) {
+    if (!tensor.axes.has_value() && !tensor.spec.has_value()) {
+      return WrongUse(StrCat("--rules is required: ", tensor.name,
+                             " brings neither axes nor a spec of its own"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// The tensors of the file; none where the tree is a stored one.
+absl::StatusOr<std::vector<TreeTensor>> ReadTreeOf(const PlanFlags& flags) {
+  if (!flags.stored_tree.empty()) {
+    return std::vector<TreeTensor>();
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(std::vector<TreeTensor> tensors, ReadTree(flags.file));
+  SHARDMESH_RETURN_IF_ERROR(CheckHasRules(flags, tensors));
+  return tensors;
+}
+
+absl::Status CheckDevices(const std::vector<int64_t>& devices, const Mesh& mesh) {
+  for (const int64_t device : devices) {
+    if (device < 0 || device >= mesh.size()) {
+      return WrongUse(StrCat("--device ", device, " is not one of the ", mesh.size(), " of ",
+                             mesh.ToString(), "; they count from 0"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Calls `visit(tensor, tiling)` for each tensor as it lies.
+template <typename Visit>
+absl::Status ForEachTiling(const Placement& placement, const Mesh& mesh, const Visit& visit) {
+  for (size_t i = 0; i < placement.tensors.size(); ++i) {
+    const TreeTensor& tensor = placement.tensors[i];
+    const TreeSpec& spec = placement.answer.specs[placement.answer.placements[i].spec_index];
+    SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling,
+                               Tiling::Create(mesh, spec.effective, tensor.shape));
+    visit(tensor, tiling);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PrintDevice(const Placement& placement, const Mesh& mesh, DeviceId device) {
+  const MeshCoordinates coordinates = mesh.CoordinatesOf(device);
+  std::cout << "\nDevice " << device << ", at ";
+  for (int64_t axis = 0; axis < mesh.axis_count(); ++axis) {
+    std::cout << (axis == 0 ? "" : ",") << mesh.axes()[static_cast<size_t>(axis)].name << "="
+              << coordinates[static_cast<size_t>(axis)];
+  }
+  std::cout << "\n";
+  Table table({{"tensor"}, {"tile"}, {"replica", Table::Align::kRight}});
+  SHARDMESH_RETURN_IF_ERROR(
+      ForEachTiling(placement, mesh, [&](const TreeTensor& tensor, const Tiling& tiling) {
+        table.AddRow({tensor.name, tiling.TileOf(device).ToString(),
+                      StrCat(tiling.ReplicaIdOf(device), " of ", tiling.replica_count())});
+      }));
+  table.Print();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Json> DevicesJson(const Placement& placement, const Mesh& mesh,
+                                 const std::vector<int64_t>& devices) {
+  Json list = Json::array();
+  for (const int64_t device : devices) {
+    Json tiles = Json::array();
+    SHARDMESH_RETURN_IF_ERROR(
+        ForEachTiling(placement, mesh, [&](const TreeTensor& tensor, const Tiling& tiling) {
+          tiles.push_back({{"name", tensor.name},
+                           {"tile", TileJson(tiling.TileOf(device))},
+                           {"replica", tiling.ReplicaIdOf(device)},
+                           {"replicas", tiling.replica_count()}});
+        }));
+    list.push_back({{"device", device}, {"tiles", std::move(tiles)}});
+  }
+  return list;
+}
+
+absl::Status WriteHtml(const PlanFlags& flags, const Placement& placement, const Mesh& mesh) {
+  SHARDMESH_ASSIGN_OR_RETURN(const std::string html,
+                             PlanHtml({.title = flags.file == "-"    ? "a tree"
+                                                : flags.file.empty() ? flags.stored_tree
+                                                                     : flags.file,
+                                       .rules = flags.rules,
+                                       .mesh = mesh,
+                                       .placement = &placement,
+                                       .devices = flags.devices}));
+  SHARDMESH_ASSIGN_OR_RETURN(AtomicFileWriter file, AtomicFileWriter::Create(flags.html));
+  SHARDMESH_RETURN_IF_ERROR(file.Append(html));
+  SHARDMESH_RETURN_IF_ERROR(file.Finish());
+  std::cerr << "The report is in " << flags.html << "\n";
+  return absl::OkStatus();
+}
+
+Json CandidateJson(const MeshCandidate& candidate, const std::vector<SearchAxis>& axes) {
+  Json mesh = Json::object();
+  for (size_t i = 0; i < axes.size(); ++i) {
+    mesh[axes[i].name] = candidate.sizes[i];
+  }
+  return {{"mesh", std::move(mesh)},
+          {"fits", candidate.fits},
+          {"bytes_per_device", candidate.device_bytes},
+          {"wasted_bytes", candidate.wasted_bytes},
+          {"sharded_bytes", candidate.sharded_bytes},
+          {"corrected_tensors", candidate.corrected_tensors},
+          {"unplaceable_tensors", candidate.unplaceable_tensors}};
+}
+
+std::string MeshText(const MeshCandidate& candidate, const std::vector<SearchAxis>& axes) {
+  std::vector<std::string> pieces;
+  for (size_t i = 0; i < axes.size(); ++i) {
+    pieces.push_back(StrCat(axes[i].name, "=", candidate.sizes[i]));
+  }
+  return StrJoin(pieces, ",");
+}
+
+// A search that finds nothing has failed, though it was answered.
+absl::Status SearchVerdict(const MeshSearchResult& result) {
+  return result.fitting > 0
+             ? absl::OkStatus()
+             : absl::FailedPreconditionError(StrCat("none of ", result.evaluated,
+                                                    " meshes fits; the first of the table comes "
+                                                    "nearest"));
+}
+
+absl::Status RunSearch(const Invocation& invocation, const PlanFlags& flags) {
+  SearchQuestion question = {.devices = *flags.search,
+                             .axes = *flags.axes,
+                             .keep = flags.keep.value_or(20),
+                             .ranking = flags.ranking.value_or(std::vector<MeshCriterion>()),
+                             .stored_tree = flags.stored_tree};
+  if (flags.memory.has_value()) {
+    question.device_memory_bytes = flags.memory->bytes;
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(question.mode, SelectMode(flags.mode, Compatibility::kDefault));
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<TreeTensor> tensors, ReadTreeOf(flags));
+  SHARDMESH_ASSIGN_OR_RETURN(question.rules, SelectRules(flags.rules));
+  SHARDMESH_ASSIGN_OR_RETURN(question.profile, SelectProfile(flags.profile));
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const SearchAnswer answer, client->SearchMeshes(question, tensors));
+  const MeshSearchResult& result = answer.result;
+  if (invocation.json) {
+    Json meshes = Json::array();
+    for (const MeshCandidate& candidate : result.best) {
+      meshes.push_back(CandidateJson(candidate, question.axes));
+    }
+    PrintJson({{"devices", question.devices},
+               {"evaluated", result.evaluated},
+               {"fitting", result.fitting},
+               {"meshes", std::move(meshes)},
+               {"revision", answer.revision}});
+    return SearchVerdict(result);
+  }
+  Table table({{"mesh"},
+               {"bytes/device", Table::Align::kRight},
+               {"in copies", Table::Align::kRight},
+               {"sharded", Table::Align::kRight},
+               {"corrected", Table::Align::kRight},
+               {"fits"}});
+  for (const MeshCandidate& candidate : result.best) {
+    table.AddRow({MeshText(candidate, question.axes), FormatBytes(candidate.device_bytes),
+                  FormatBytes(candidate.wasted_bytes), FormatBytes(candidate.sharded_bytes),
+                  StrCat(candidate.corrected_tensors),
+                  candidate.fits ? "yes"
+                  : candidate.unplaceable_tensors > 0
+                      ? StrCat("no, ", FormatCount(candidate.unplaceable_tensors, "tensor"),
+                               " cannot be placed")
+                      : "no"});
+  }
+  table.Print();
+  std::cout << "\n"
+            << result.fitting << " of " << result.evaluated << " meshes of "
+            << FormatCount(question.devices, "device") << " fit";
+  if (flags.memory.has_value()) {
+    std::cout << " in " << flags.memory->text << " per device";
+  }
+  std::cout << "\n";
+  return SearchVerdict(result);
+}
+
+absl::Status RunPlan(const Invocation& invocation, PlanFlags flags) {
+  SHARDMESH_RETURN_IF_ERROR(CheckFlags(&flags));
+  if (flags.search.has_value()) {
+    return RunSearch(invocation, flags);
+  }
+  TreeQuestion question;
+  question.strict = flags.strict;
+  question.suggest_fixes = true;
+  question.compatibility = flags.exact.compatibility();
+  SHARDMESH_ASSIGN_OR_RETURN(question.mode, SelectMode(flags.mode, question.compatibility));
+  SHARDMESH_ASSIGN_OR_RETURN(question.mesh, SelectMesh(flags.mesh, question.compatibility));
+  SHARDMESH_ASSIGN_OR_RETURN(std::vector<TreeTensor> tensors, ReadTreeOf(flags));
+  SHARDMESH_ASSIGN_OR_RETURN(question.rules, SelectRules(flags.rules, question.compatibility));
+  SHARDMESH_ASSIGN_OR_RETURN(question.profile, SelectProfile(flags.profile));
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  Mesh mesh;
+  if (!flags.html.empty() || !flags.devices.empty()) {
+    SHARDMESH_ASSIGN_OR_RETURN(mesh, FetchMesh(client.get(), question.mesh));
+    SHARDMESH_RETURN_IF_ERROR(CheckDevices(flags.devices, mesh));
+    question.mesh = mesh;
+  }
+  if (!flags.stored_tree.empty()) {
+    // Each tensor is shown: what is shown and what is asked about is one version of the tree.
+    SHARDMESH_ASSIGN_OR_RETURN(tensors, FetchTree(client.get(), flags.stored_tree));
+    SHARDMESH_RETURN_IF_ERROR(CheckHasRules(flags, tensors));
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const Placement placement,
+                             AskPlacement(client.get(), std::move(tensors), std::move(question)));
+  SHARDMESH_RETURN_IF_ERROR(CheckAllMatched(placement));
+  if (!flags.html.empty()) {
+    SHARDMESH_RETURN_IF_ERROR(WriteHtml(flags, placement, mesh));
+  }
+  if (invocation.json) {
+    Json json = PlacementJson(placement);
+    if (flags.summary) {
+      json.erase("tensors");
+    }
+    if (!flags.devices.empty()) {
+      SHARDMESH_ASSIGN_OR_RETURN(json["devices"], DevicesJson(placement, mesh, flags.devices));
+    }
+    PrintJson(json);
+    return absl::OkStatus();
+  }
+  PrintPlacement(placement, /*with_tensors=*/!flags.summary);
+  PrintReport(placement);
+  for (const int64_t device : flags.devices) {
+    SHARDMESH_RETURN_IF_ERROR(PrintDevice(placement, mesh, device));
+  }
+  return absl::OkStatus();
+}
+
+struct ReshardFlags {
+  std::string from;
+  std::string to;
+  std::vector<std::string> partial;       // axes of the source that are not reduced
+  std::vector<std::string> keep_partial;  // of the destination
+  std::optional<Shape> shape;
+  std::optional<Dtype> dtype;
+  std::vector<int64_t> devices;
+  std::vector<int64_t> sources;
+};
+
+// `MESH:SPEC`, or a spec alone. Specs have no colon, meshes may.
+struct LayoutText {
+  std::optional<std::string> mesh;
+  std::string spec;
+};
+LayoutText SplitLayout(const std::string& text) {
+  const size_t colon = text.rfind(':');
+  if (colon == std::string::npos) {
+    return {std::nullopt, text};
+  }
+  return {text.substr(0, colon), text.substr(colon + 1)};
+}
+
+absl::StatusOr<PartitionSpec> ParseLayoutSpec(const std::string& text,
+                                              const std::vector<std::string>& unreduced) {
+  SHARDMESH_ASSIGN_OR_RETURN(const PartitionSpec spec, ParseSpec(text));
+  return PartitionSpec({spec.entries().begin(), spec.entries().end()}, unreduced);
+}
+
+void PrintTransfers(const std::vector<ReshardTransfer>& transfers) {
+  Table table({{"from", Table::Align::kRight},
+               {"to", Table::Align::kRight},
+               {"bytes", Table::Align::kRight},
+               {"region"}});
+  for (const ReshardTransfer& transfer : transfers) {
+    table.AddRow({StrCat(transfer.source), StrCat(transfer.destination),
+                  FormatBytes(transfer.bytes), transfer.tile.ToString()});
+  }
+  table.Print();
+}
+
+std::string StepText(const ReshardStep& step) {
+  std::string text = StrCat(ReshardPatternName(step.pattern), " along ", StrJoin(step.axes, ", "),
+                            " in groups of ", step.group_size);
+  if (step.from_dim.has_value() && step.to_dim.has_value()) {
+    StrAppend(&text, ", dimension ", *step.from_dim, " to ", *step.to_dim);
+  } else if (step.from_dim.has_value()) {
+    StrAppend(&text, ", dimension ", *step.from_dim);
+  } else if (step.to_dim.has_value()) {
+    StrAppend(&text, ", into dimension ", *step.to_dim);
+  }
+  return text;
+}
+
+void PrintReshard(const ReshardAnswer& answer) {
+  const ReshardTotals& totals = answer.totals;
+  std::cout << "pattern      " << ReshardPatternName(answer.pattern) << "\n";
+  for (const ReshardStep& step : answer.steps) {
+    std::cout << "step         " << StepText(step) << "\n";
+  }
+  std::cout << "moves        " << FormatBytes(answer.total_needed_bytes)
+            << ", the least possible; devices keep " << totals.kept << " elements and need "
+            << totals.need << "\n"
+            << "per device   " << FormatBytes(answer.max_needed_bytes) << " at most, received by "
+            << FormatCount(totals.receivers, "device") << "; sent "
+            << (answer.max_sent_bytes.has_value()
+                    ? StrCat(FormatBytes(*answer.max_sent_bytes), " at most, ")
+                    : std::string())
+            << FormatBytes(static_cast<int64_t>(answer.mean_sent_bytes)) << " on average\n"
+            << "per link     " << FormatBytes(answer.max_link_bytes) << " at most, on "
+            << FormatCount(totals.links, "link") << "\n";
+  for (const ReshardDevice& device : answer.devices) {
+    std::cout << "\nDevice " << device.device << " turns "
+              << (device.part.src.has_value() ? device.part.src->ToString() : "nothing") << " into "
+              << device.part.dst.ToString() << ": keeps " << device.part.kept
+              << " elements, receives " << FormatBytes(device.needed_bytes) << "\n";
+    if (!device.regions.empty()) {
+      PrintTransfers(device.regions);
+    }
+  }
+  if (!answer.sent.empty()) {
+    std::cout << "\nSent\n";
+    PrintTransfers(answer.sent);
+  }
+}
+
+Json TransfersJson(const std::vector<ReshardTransfer>& transfers) {
+  Json list = Json::array();
+  for (const ReshardTransfer& transfer : transfers) {
+    list.push_back({{"source", transfer.source},
+                    {"destination", transfer.destination},
+                    {"bytes", transfer.bytes},
+                    {"tile", TileJson(transfer.tile)}});
+  }
+  return list;
+}
+
+Json ReshardJson(const ReshardAnswer& answer) {
+  Json steps = Json::array();
+  const auto dimension = [](const std::optional<int64_t>& dim) {
+    return dim.has_value() ? Json(*dim) : Json(nullptr);
+  };
+  for (const ReshardStep& step : answer.steps) {
+    steps.push_back({{"pattern", std::string(ReshardPatternName(step.pattern))},
+                     {"axes", step.axes},
+                     {"from_dimension", dimension(step.from_dim)},
+                     {"to_dimension", dimension(step.to_dim)}});
+  }
+  Json devices = Json::array();
+  for (const ReshardDevice& device : answer.devices) {
+    devices.push_back(
+        {{"device", device.device},
+         {"source_tile", device.part.src.has_value() ? TileJson(*device.part.src) : Json(nullptr)},
+         {"destination_tile", TileJson(device.part.dst)},
+         {"kept_elements", device.part.kept},
+         {"needed_elements", device.part.need},
+         {"needed_bytes", device.needed_bytes},
+         {"regions", TransfersJson(device.regions)}});
+  }
+  return {{"pattern", std::string(ReshardPatternName(answer.pattern))},
+          {"steps", std::move(steps)},
+          {"noop", answer.totals.noop},
+          {"elements", answer.elements},
+          {"total_kept_elements", answer.totals.kept},
+          {"total_needed_elements", answer.totals.need},
+          {"total_needed_bytes", answer.total_needed_bytes},
+          {"max_needed_bytes", answer.max_needed_bytes},
+          {"receivers", answer.totals.receivers},
+          {"links", answer.totals.links},
+          {"max_link_bytes", answer.max_link_bytes},
+          {"mean_sent_bytes", answer.mean_sent_bytes},
+          {"max_sent_bytes", dimension(answer.max_sent_bytes)},
+          {"devices", std::move(devices)},
+          {"sent", TransfersJson(answer.sent)},
+          {"revision", answer.revision}};
+}
+
+absl::Status RunReshard(const Invocation& invocation, const ReshardFlags& flags) {
+  ReshardQuestion question = {.shape = *flags.shape,
+                              .dtype = flags.dtype.value_or(Dtype::kBF16),
+                              .devices = flags.devices,
+                              .sources = flags.sources};
+  const LayoutText from = SplitLayout(flags.from);
+  const LayoutText to = SplitLayout(flags.to);
+  SHARDMESH_ASSIGN_OR_RETURN(question.from, ParseLayoutSpec(from.spec, flags.partial));
+  SHARDMESH_ASSIGN_OR_RETURN(question.to, ParseLayoutSpec(to.spec, flags.keep_partial));
+  SHARDMESH_ASSIGN_OR_RETURN(question.from_mesh, SelectMesh(from.mesh.value_or("")));
+  SHARDMESH_ASSIGN_OR_RETURN(question.to_mesh,
+                             SelectMesh(to.mesh.value_or(from.mesh.value_or(""))));
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const ReshardAnswer answer, client->PlanReshard(question));
+  if (invocation.json) {
+    PrintJson(ReshardJson(answer));
+  } else {
+    PrintReshard(answer);
+  }
+  return absl::OkStatus();
+}
+
+struct ShardingsFlags {
+  std::string prefix;
+  bool specs = false;
+  MeshOption mesh;
+  ExactOption exact;
+};
+
+absl::Status RunShardings(const Invocation& invocation, const ShardingsFlags& flags) {
+  ShardingsQuestion question;
+  question.kind = flags.specs ? ShardingsQuestion::Kind::kSpecs : ShardingsQuestion::Kind::kLayouts;
+  question.compatibility = flags.exact.compatibility();
+  if (!flags.mesh.empty()) {
+    question.kind = ShardingsQuestion::Kind::kLayoutsOnMesh;
+    SHARDMESH_ASSIGN_OR_RETURN(question.mesh, SelectMesh(flags.mesh, question.compatibility));
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  question.prefix = flags.prefix;
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<ShardingsEntry> entries,
+                             client->ListShardings(question));
+  if (invocation.json) {
+    Json list = Json::array();
+    for (const ShardingsEntry& entry : entries) {
+      Json each = {{"name", entry.name},
+                   {"spec", entry.spec.has_value() ? SpecJson(*entry.spec) : Json(nullptr)}};
+      if (!flags.specs) {
+        each["mesh"] = entry.mesh.has_value() ? MeshJson(*entry.mesh) : Json(nullptr);
+      }
+      list.push_back(std::move(each));
+    }
+    PrintJson(list);
+    return absl::OkStatus();
+  }
+  std::vector<Table::Column> columns = {{"array"}, {"spec"}};
+  if (!flags.specs) {
+    columns.push_back({"mesh"});
+  }
+  if (entries.empty()) {
+    std::cerr << "No array's name begins with \"" << flags.prefix << "\".\n";
+    return absl::OkStatus();
+  }
+  Table table(std::move(columns));
+  for (const ShardingsEntry& entry : entries) {
+    std::vector<std::string> row = {entry.name,
+                                    entry.spec.has_value() ? FormatSpec(*entry.spec) : "none"};
+    if (!flags.specs) {
+      row.push_back(entry.mesh.has_value() ? entry.mesh->ToString() : "none");
+    }
+    table.AddRow(std::move(row));
+  }
+  table.Print();
+  return absl::OkStatus();
+}
+
+void AddPlan(CommandLine* line) {
+  auto flags = std::make_shared<PlanFlags>();
+  CLI::App* const plan = line->AddCommand(
+      "plan", "Show how a model would lie on a mesh, from its header alone, or search for a mesh",
+      [flags](const Invocation& i) { return RunPlan(i, *flags); });
+  plan->add_option("file", flags->file, kTreeHelp);
+  plan->add_option("--tree", flags->tree, "the same");
+  plan->add_option("--stored-tree", flags->stored_tree, kStoredTreeHelp);
+  plan->add_option("--rules", flags->rules,
+                   "rules: YAML file, or name in the catalog; not needed where every tensor brings "
+                   "axes or a spec");
+  plan->add_option("--profile", flags->profile,
+                   "for tensors that bring axes, a profile: YAML file, or name in the catalog");
+  AddModeOption(plan, &flags->mode, "for tensors that bring axes: ");
+  AddMeshOptions(plan, &flags->mesh);
+  plan->add_flag("--strict", flags->strict, "make the first correction an error");
+  plan->add_flag("--summary", flags->summary, "leave out the table of tensors");
+  AddExactOption(plan, &flags->exact);
+  plan->add_option("--device", flags->devices,
+                   "a device of the mesh whose tiles to show; may be given again");
+  plan->add_option("--html", flags->html, "also write a report with pictures to this file");
+  plan->add_option("--search", flags->search,
+                   "rank all meshes of that many devices over --axes, instead of a mesh")
+      ->check(CLI::PositiveNumber);
+  AddParsedOption(plan, "--axes", &flags->axes, ParseSearchAxes,
+                  "with --search, the axes: dp,fsdp,tp; tp=8 is fixed, tp=2..8 is bounded");
+  AddParsedOption(plan, "--memory", &flags->memory, ParseMemory,
+                  "with --search, what a device can hold, such as 80GiB");
+  plan->add_option("--keep", flags->keep, "with --search, how many meshes to show (default: 20)");
+  AddParsedOption(plan, "--rank-by", &flags->ranking, ParseRanking,
+                  "with --search, what meshes are compared by, the first that differs decides "
+                  "(default: fit,device_bytes,wasted_bytes,corrections)");
+}
+
+void AddReshard(CommandLine* line) {
+  auto flags = std::make_shared<ReshardFlags>();
+  CLI::App* const reshard =
+      line->AddCommand("reshard", "Show what moves when an array goes from one layout to another",
+                       [flags](const Invocation& i) { return RunReshard(i, *flags); });
+  reshard
+      ->add_option("--from", flags->from,
+                   "mesh and spec, such as fsdp=4,tp=8:fsdp,tp; without a mesh: the default one")
+      ->required();
+  reshard->add_option("--to", flags->to, "the same; without a mesh: that of --from")->required();
+  AddParsedOption(reshard, "--shape", &flags->shape, ParseShape, "the array's extents, 4096,4096")
+      ->required();
+  AddParsedOption(reshard, "--dtype", &flags->dtype, ParseElementType,
+                  "its element type (default: BF16)");
+  reshard
+      ->add_option("--partial", flags->partial,
+                   "axes along which the array is a partial sum before")
+      ->delimiter(',');
+  reshard->add_option("--keep-partial", flags->keep_partial, "those along which it still is after")
+      ->delimiter(',');
+  reshard->add_option("--device", flags->devices,
+                      "a device of the destination: show what it receives; may be given again");
+  reshard->add_option("--source", flags->sources,
+                      "a device of the source: show what it sends; may be given again");
+}
+
+void AddShardings(CommandLine* line) {
+  auto flags = std::make_shared<ShardingsFlags>();
+  CLI::App* const shardings =
+      line->AddCommand("shardings", "Show the layouts of the cluster's named arrays",
+                       [flags](const Invocation& i) { return RunShardings(i, *flags); });
+  shardings->add_option("prefix", flags->prefix, "what the names begin with");
+  CLI::Option* const specs = shardings->add_flag("--specs", flags->specs, "show the specs alone");
+  AddMeshOptions(
+      shardings, &flags->mesh,
+      "the mesh of arrays that have a spec and no mesh: axes as dp=4,tp=8, YAML file, or "
+      "name in the catalog");
+  shardings->get_option("--mesh")->excludes(specs);
+  AddExactOption(shardings, &flags->exact);
+}
+
+}  // namespace
+
+void AddPlanCommands(CommandLine* line) {
+  AddPlan(line);
+  AddReshard(line);
+  AddShardings(line);
+}
+
+}  // namespace shardmesh::client

@@ -1,0 +1,61 @@
+// A folder with a test authority and the certificates of a cluster, as `shardmesh certs` makes it.
+//
+//   ca.crt                        the authority's certificate
+//   authority/ca.key              its key; in a folder of its own, so that a secret made of the
+//                                 files of the folder (not of those below) does not hold it
+//   coordinator.crt, .key         spiffe://shardmesh/coordinator/coordinator
+//   IDENTITY.crt, .key            spiffe://shardmesh/worker/IDENTITY, for each worker
+//   client.crt, .key              spiffe://shardmesh/client/client
+#ifndef SHARDMESH_CLIENT_CLI_LOCAL_CERTIFICATE_FOLDER_H_
+#define SHARDMESH_CLIENT_CLI_LOCAL_CERTIFICATE_FOLDER_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "rpc/tls/certificate.h"
+
+namespace shardmesh::client {
+
+// The files of the coordinator, a worker (by identity) and the client in such a folder.
+rpc::TlsFiles CoordinatorTlsFiles(const std::string& folder);
+rpc::TlsFiles WorkerTlsFiles(const std::string& folder, const std::string& identity);
+rpc::TlsFiles ClientTlsFiles(const std::string& folder);
+
+struct CertificateFolderOptions {
+  std::string folder;  // made if missing
+  // Beside coordinator and client. `coordinator` and `client` cannot be workers' names here.
+  std::vector<std::string> workers;
+  // Names and addresses that each certificate of a server bears beside localhost, its own loopback
+  // addresses and its identity.
+  std::vector<std::string> hosts;
+  absl::Duration lifetime = absl::Hours(24 * 365);
+  // Leaves certificates alone that are there, otherwise they are renewed, and so are those of
+  // workers that are not named.
+  bool only_missing = false;
+};
+
+struct WrittenCertificate {
+  std::string path;
+  rpc::PeerName name;
+  absl::Time not_after;
+};
+
+struct WrittenCertificates {
+  bool made_authority = false;
+  std::vector<WrittenCertificate> certificates;
+};
+
+// Makes the authority if the folder has none, and certificates with new keys. Keys are readable by
+// this user alone; each file is replaced as a whole. Errors:
+//   INVALID_ARGUMENT     an identity or host that no certificate can bear
+//   FAILED_PRECONDITION  an authority without its key or the reverse, or one that has expired: it
+//                        is never replaced in silence; the message says how to make another
+//   otherwise            those of files
+absl::StatusOr<WrittenCertificates> WriteCertificates(const CertificateFolderOptions& options);
+
+}  // namespace shardmesh::client
+
+#endif  // SHARDMESH_CLIENT_CLI_LOCAL_CERTIFICATE_FOLDER_H_

@@ -1,0 +1,93 @@
+// Processes of this host: started in the background, recognised again later, and stopped.
+#ifndef SHARDMESH_CLIENT_CLI_LOCAL_CHILD_PROCESS_H_
+#define SHARDMESH_CLIENT_CLI_LOCAL_CHILD_PROCESS_H_
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace shardmesh::client {
+
+// A process for good: the system gives a pid to others later, but never with this start.
+struct ProcessId {
+  pid_t pid = 0;
+  // When it started, in the kernel's ticks since boot.
+  uint64_t start_ticks = 0;
+
+  friend bool operator==(const ProcessId&, const ProcessId&) = default;
+};
+
+// NOT_FOUND if no process bears the pid.
+absl::StatusOr<ProcessId> IdentifyProcess(pid_t pid);
+// Whether it still runs, any thread of it; one that has ended and waits to be reaped does not.
+bool IsRunning(const ProcessId& id);
+// Sends a signal to this very process. NOT_FOUND if it is gone, PERMISSION_DENIED if it is of
+// another user.
+absl::Status SendSignal(const ProcessId& id, int signal);
+// Waits until it is gone; false if it still runs at `deadline`.
+bool WaitUntilGone(const ProcessId& id, absl::Time deadline);
+
+struct ProcessOptions {
+  // The program's path, then its arguments.
+  std::vector<std::string> command;
+  // Standard output and error are appended to this file; standard input is empty.
+  std::string log_path;
+  // Gets SIGTERM when the thread that started it ends; otherwise lives on in a session of its own.
+  bool ends_with_parent = true;
+  // What that signal is instead: SIGKILL, for what must leave nothing behind.
+  int parent_end_signal = 15;
+};
+
+// A process that this one started, or took over. Not thread-safe. The destructor leaves it running.
+class ChildProcess {
+ public:
+  // Calls `on_made`, if given, when the process is there and before its program begins: a process
+  // that is noted down then is known whenever this one is killed. If this one ends before that, or
+  // `on_made` fails, the program never begins.
+  // Errors as the system says, such as NOT_FOUND for a program that is not there; those of
+  // `on_made`.
+  static absl::StatusOr<ChildProcess> Start(
+      const ProcessOptions& options,
+      const std::function<absl::Status(const ProcessId&)>& on_made = nullptr);
+  // One that another process started. Its log counts from the beginning.
+  static ChildProcess TakeOver(const ProcessId& id, std::string log_path) {
+    return {id, std::move(log_path), 0};
+  }
+
+  const ProcessId& id() const { return id_; }
+  const std::string& log_path() const { return log_path_; }
+  // Where this process' own output begins in the log.
+  int64_t log_offset_bytes() const { return log_offset_bytes_; }
+
+  // Nullopt while it runs; else how it ended, such as `exited with code 1` or `was killed by signal
+  // 9`; of one that was taken over only that it `has ended`. Reaps it.
+  std::optional<std::string> Ended();
+
+ private:
+  ChildProcess(ProcessId id, std::string log_path, int64_t log_offset_bytes)
+      : id_(id), log_path_(std::move(log_path)), log_offset_bytes_(log_offset_bytes) {}
+
+  ProcessId id_;
+  std::string log_path_;
+  int64_t log_offset_bytes_ = 0;
+  std::optional<std::string> end_;
+};
+
+// What was written to a log from `offset_bytes` on; empty if it cannot be read.
+std::string ReadLog(const std::string& path, int64_t offset_bytes = 0);
+// The last `lines` lines of a text.
+std::string LastLines(std::string_view text, int lines);
+
+}  // namespace shardmesh::client
+
+#endif  // SHARDMESH_CLIENT_CLI_LOCAL_CHILD_PROCESS_H_

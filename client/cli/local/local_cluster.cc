@@ -1,0 +1,600 @@
+// A coordinator and its workers as processes of this host.
+#include "client/cli/local/local_cluster.h"
+
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <optional>
+#include <system_error>
+
+#include "absl/strings/match.h"
+#include "absl/time/clock.h"
+#include "client/mesh_client.h"
+#include "process/file.h"
+#include "process/steady_deadline.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+
+namespace shardmesh::client {
+namespace {
+
+constexpr char kCoordinator[] = "coordinator";
+constexpr char kMesh[] = "default";  // of the cluster; there may be others that nobody serves
+constexpr char kCoordinatorProgram[] = "shardmesh-coordinator";
+constexpr char kWorkerProgram[] = "shardmesh-worker";
+constexpr char kListening[] = "shardmesh-coordinator listening on ";
+constexpr char kMetricsServed[] = "metrics served port=";
+// How often processes and logs are looked at.
+constexpr absl::Duration kPollInterval = absl::Milliseconds(20);
+constexpr absl::Duration kGrace = absl::Seconds(10);
+constexpr int kLogLines = 10;
+// How long the lock is waited for to note down what is good to know.
+constexpr absl::Duration kRecordLockTimeout = absl::Seconds(3);
+
+// The error of a start whose cluster is not its own any more.
+absl::Status TakenOver(const std::string& name) {
+  return absl::AbortedError(
+      StrCat("another command, such as `shardmesh down`, stopped or changed the cluster \"", name,
+             "\" while it was being started"));
+}
+
+absl::Status MakeFolders(const std::string& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  return error ? FileError("make folder", path, error.value()) : absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<MeshClient>> ConnectUntil(const std::string& address,
+                                                         const std::string& tls_folder,
+                                                         absl::Time deadline) {
+  MeshClientOptions options;
+  if (!tls_folder.empty()) {
+    SHARDMESH_ASSIGN_OR_RETURN(options.credentials,
+                               rpc::Credentials::FromFiles(ClientTlsFiles(tls_folder)));
+  }
+  options.timeout = std::max(deadline - absl::Now(), absl::Milliseconds(1));
+  return MeshClient::Connect(address, options);
+}
+
+// The file that a process writes its log to; empty if that is no file.
+std::string LogOf(pid_t pid) {
+  const std::string output = StrCat("/proc/", pid, "/fd/2");
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(output, error)) {
+    return "";  // reading on a terminal would wait for its user
+  }
+  return std::filesystem::read_symlink(output, error).string();
+}
+
+// The ranks of the default mesh that have no ready worker, as `worker-2 (joining)`.
+std::vector<std::string> Missing(const ClusterStatus& status,
+                                 const std::vector<std::string>& identities) {
+  std::vector<std::string> missing;
+  for (const std::string& identity : identities) {
+    const auto worker = std::find_if(status.workers.begin(), status.workers.end(),
+                                     [&](const WorkerStatus& w) { return w.identity == identity; });
+    if (worker == status.workers.end()) {
+      missing.push_back(identity + " (not attached)");
+    } else if (worker->state != WorkerState::kReady) {
+      missing.push_back(StrCat(identity, " (", WorkerStateName(worker->state), ")"));
+    }
+  }
+  return missing;
+}
+
+bool IsComplete(const ClusterStatus& status) {
+  return std::any_of(status.meshes.begin(), status.meshes.end(),
+                     [](const MeshStatus& mesh) { return mesh.mesh_id == kMesh && mesh.complete; });
+}
+
+// The coordinator, then the workers.
+std::vector<std::string> IdentitiesOn(const Mesh& mesh) {
+  std::vector<std::string> identities = {kCoordinator};
+  for (int64_t i = 0; i < mesh.size(); ++i) {
+    identities.push_back(LocalWorkerIdentity(i));
+  }
+  return identities;
+}
+
+const RecordedProcess* FindProcess(const ClusterRecord& record, const std::string& identity) {
+  const auto found =
+      std::find_if(record.processes.begin(), record.processes.end(),
+                   [&](const RecordedProcess& process) { return process.identity == identity; });
+  return found == record.processes.end() ? nullptr : &*found;
+}
+
+// Those of `identities` that run, or those that do not.
+std::vector<std::string> Choose(const ClusterRecord& record,
+                                const std::vector<std::string>& identities, bool running) {
+  std::vector<std::string> chosen;
+  for (const std::string& identity : identities) {
+    const RecordedProcess* const process = FindProcess(record, identity);
+    if ((process != nullptr && IsRunning(process->id)) == running) {
+      chosen.push_back(identity);
+    }
+  }
+  return chosen;
+}
+
+// Whether what has ended of a cluster can be started again as `options` say.
+absl::Status CheckResumable(const ClusterRecord& record, const LocalClusterOptions& options,
+                            const std::vector<std::string>& ended) {
+  const auto refused = [&](std::string_view why) {
+    return WithReason(
+        absl::FailedPreconditionError(StrCat(
+            "of the cluster \"", record.name, "\" at ", record.address, " ", StrJoin(ended, ", "),
+            " ended and the others run; ", why, ", or stop them with `shardmesh down --name ",
+            record.name, "` and start again: what is under --data-dir stays")),
+        Reason::kAlreadyExists);
+  };
+  if (record.supervisor.has_value() && IsRunning(*record.supervisor)) {
+    return refused(
+        StrCat("stop the `shardmesh up` in the foreground, pid ", record.supervisor->pid));
+  }
+  const bool same_port =
+      options.port == 0 || absl::EndsWith(record.address, StrCat(":", options.port));
+  if (record.mesh != options.mesh.ToString() || record.data_folder != options.data_folder ||
+      record.tls_folder != options.tls_folder || !same_port) {
+    return refused(StrCat("to have that started again give its own --mesh ", record.mesh,
+                          record.data_folder.empty() ? " without --data-dir" : " and --data-dir ",
+                          record.data_folder,
+                          record.tls_folder.empty() ? ", without --tls" : " and --tls ",
+                          record.tls_folder, same_port ? "" : ", and no other --port"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::string LocalWorkerIdentity(int64_t index) { return StrCat("worker-", index); }
+
+absl::StatusOr<std::string> OwnBinaryFolder() {
+  std::error_code error;
+  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (error) {
+    return FileError("read", "/proc/self/exe", error.value());
+  }
+  return program.parent_path().string();
+}
+
+std::string LocalCluster::LogPath(const std::string& identity) const {
+  return StrCat(options_.folder, "/", identity, ".log");
+}
+
+void LocalCluster::AddTls(const rpc::TlsFiles& files, std::vector<std::string>* command) const {
+  if (!options_.tls_folder.empty()) {
+    command->push_back("--tls-cert=" + files.certificate);
+    command->push_back("--tls-key=" + files.private_key);
+    command->push_back("--tls-ca=" + files.authorities);
+  }
+}
+
+ProcessOptions LocalCluster::CoordinatorProcess(const std::string& listen) const {
+  ProcessOptions process;
+  process.command = {StrCat(options_.binary_folder, "/", kCoordinatorProgram), "--listen=" + listen,
+                     "--http-listen=127.0.0.1:0", "--mesh=" + options_.mesh.ToString()};
+  if (!options_.data_folder.empty()) {
+    process.command.push_back(StrCat("--data-dir=", options_.data_folder, "/", kCoordinator));
+  }
+  AddTls(CoordinatorTlsFiles(options_.tls_folder), &process.command);
+  process.command.insert(process.command.end(), options_.coordinator_flags.begin(),
+                         options_.coordinator_flags.end());
+  process.log_path = LogPath(kCoordinator);
+  return process;
+}
+
+ProcessOptions LocalCluster::WorkerProcess(const std::string& identity) const {
+  ProcessOptions process;
+  process.command = {StrCat(options_.binary_folder, "/", kWorkerProgram),
+                     "--coordinator=" + record_.address, "--listen=127.0.0.1:0",
+                     "--http-listen=127.0.0.1:0", "--identity=" + identity};
+  const std::vector<std::string> workers = IdentitiesOn(options_.mesh);  // after the coordinator
+  const auto at = std::find(workers.begin(), workers.end(), identity);
+  if (at != workers.end()) {
+    process.command.push_back(StrCat("--host-part=", at - workers.begin() - 1, "/",
+                                     static_cast<int64_t>(workers.size()) - 1));
+  }
+  if (!options_.worker_memory.empty()) {
+    process.command.push_back("--memory=" + options_.worker_memory);
+  }
+  if (!options_.data_folder.empty()) {
+    process.command.push_back(StrCat("--data-dir=", options_.data_folder, "/", identity));
+  }
+  AddTls(WorkerTlsFiles(options_.tls_folder, identity), &process.command);
+  process.command.insert(process.command.end(), options_.worker_flags.begin(),
+                         options_.worker_flags.end());
+  process.log_path = LogPath(identity);
+  return process;
+}
+
+absl::Status LocalCluster::About(const Member& member, absl::StatusCode code,
+                                 std::string_view what) {
+  const std::string& log = member.process.log_path();
+  const std::string tail = LastLines(ReadLog(log, member.process.log_offset_bytes()), kLogLines);
+  return absl::Status(code, StrCat(member.identity, " (pid ", member.process.id().pid, ") ", what,
+                                   log.empty()    ? std::string("; it writes no log file")
+                                   : tail.empty() ? StrCat("; its log ", log, " is empty")
+                                                  : StrCat("; its log ends:\n", tail)));
+}
+
+LocalCluster::Member* LocalCluster::Find(const std::string& identity) {
+  const auto found = std::find_if(members_.begin(), members_.end(), [&](const Member& member) {
+    return member.identity == identity;
+  });
+  return found == members_.end() ? nullptr : &*found;
+}
+
+absl::Status LocalCluster::Launch(const std::string& identity, ProcessOptions process) {
+  process.ends_with_parent = options_.ends_with_parent;
+  process.parent_end_signal = options_.parent_end_signal;
+  SHARDMESH_ASSIGN_OR_RETURN(ChildProcess child,
+                             ChildProcess::Start(process, [&](const ProcessId& id) {
+                               const RecordedProcess starting = {identity, id, process.log_path, "",
+                                                                 options_.ends_with_parent};
+                               return WriteDown(&starting);
+                             }));
+  if (Member* const member = Find(identity); member != nullptr) {
+    *member = {identity, std::move(process), std::move(child), "", options_.ends_with_parent};
+  } else {
+    members_.push_back(
+        {identity, std::move(process), std::move(child), "", options_.ends_with_parent});
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LocalCluster::WriteDown(const RecordedProcess* starting) {
+  ClusterRecord record = record_;
+  record.processes.clear();
+  bool is_new = starting != nullptr;
+  for (const Member& member : members_) {
+    if (starting != nullptr && member.identity == starting->identity) {
+      record.processes.push_back(*starting);
+      is_new = false;
+    } else {
+      record.processes.push_back({member.identity, member.process.id(), member.process.log_path(),
+                                  member.metrics_address, member.ends_with_supervisor});
+    }
+  }
+  if (is_new) {
+    record.processes.push_back(*starting);
+  }
+  SHARDMESH_RETURN_IF_ERROR(WriteRecord(options_.folder, record));
+  record_ = std::move(record);
+  return absl::OkStatus();
+}
+
+absl::Status LocalCluster::NoteMetrics() {
+  // A `down` may have the lock while it waits for this process to end: do not wait long for it.
+  SHARDMESH_ASSIGN_OR_RETURN(const FileDescriptor lock, LockCluster(options_.folder, options_.name,
+                                                                    kRecordLockTimeout, nullptr));
+  if (!IsRecorded(options_.folder, record_)) {
+    return TakenOver(options_.name);
+  }
+  for (Member& member : members_) {
+    if (!member.metrics_address.empty()) {
+      continue;
+    }
+    const std::string log = ReadLog(member.process.log_path(), member.process.log_offset_bytes());
+    // Of a process that was taken over the log may hold the runs before it as well.
+    const size_t line = log.rfind(kMetricsServed);
+    if (line != std::string::npos) {
+      const size_t begin = line + sizeof(kMetricsServed) - 1;
+      const size_t end = log.find_first_not_of("0123456789", begin);
+      member.metrics_address = StrCat("127.0.0.1:", log.substr(begin, end - begin));
+    }
+  }
+  return WriteDown();
+}
+
+absl::Status LocalCluster::WaitUntilListening(Member* coordinator, absl::Time deadline) {
+  const auto limit = rpc::SteadyDeadline::At(deadline);
+  for (;;) {
+    // Before the log is read, lest its last words come between.
+    const std::optional<std::string> end = coordinator->process.Ended();
+    const std::string log =
+        ReadLog(coordinator->process.log_path(), coordinator->process.log_offset_bytes());
+    const size_t line = log.find(kListening);
+    const size_t line_end = log.find('\n', line);
+    if (line != std::string::npos && line_end != std::string::npos) {
+      const size_t begin = line + sizeof(kListening) - 1;
+      record_.address = log.substr(begin, line_end - begin);
+      return absl::OkStatus();
+    }
+    if (end.has_value()) {
+      return About(*coordinator, absl::StatusCode::kFailedPrecondition, *end);
+    }
+    if (limit.is_over()) {
+      return About(*coordinator, absl::StatusCode::kDeadlineExceeded, "does not listen yet");
+    }
+    absl::SleepFor(kPollInterval);
+  }
+}
+
+LocalCluster::LocalCluster(LocalClusterOptions options) : options_(std::move(options)) {
+  record_.name = options_.name;
+  record_.mesh = options_.mesh.ToString();
+  record_.data_folder = options_.data_folder;
+  record_.tls_folder = options_.tls_folder;
+  if (options_.ends_with_parent) {
+    record_.supervisor = *IdentifyProcess(getpid());
+  }
+}
+
+absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Resume(LocalClusterOptions options,
+                                                                   const ClusterRecord& record,
+                                                                   FileDescriptor lock,
+                                                                   absl::Time deadline) {
+  const auto limit = rpc::SteadyDeadline::At(deadline);
+  const std::vector<std::string> identities = IdentitiesOn(options.mesh);
+  std::vector<std::string> ended = Choose(record, identities, /*running=*/false);
+  SHARDMESH_RETURN_IF_ERROR(CheckResumable(record, options, ended));
+  std::unique_ptr<LocalCluster> cluster(new LocalCluster(std::move(options)));
+  cluster->detached_ = true;
+  cluster->lock_ = std::move(lock);
+  cluster->record_.address = record.address;
+  cluster->record_.cluster_id = record.cluster_id;
+  for (const std::string& identity : identities) {
+    if (const RecordedProcess* const process = FindProcess(record, identity); process != nullptr) {
+      cluster->members_.push_back({identity,
+                                   identity == kCoordinator
+                                       ? cluster->CoordinatorProcess(record.address)
+                                       : cluster->WorkerProcess(identity),
+                                   ChildProcess::TakeOver(process->id, process->log_path),
+                                   process->metrics_address, process->ends_with_supervisor});
+    }
+  }
+  for (const std::string& identity : ended) {
+    SHARDMESH_RETURN_IF_ERROR(cluster->Find(identity) == nullptr
+                                  ? cluster->Launch(identity, cluster->WorkerProcess(identity))
+                                  : cluster->StartAgain(identity, limit.wall()));
+  }
+  cluster->restarted_ = std::move(ended);
+  cluster->lock_.Close();
+  return cluster;
+}
+
+absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(LocalClusterOptions options,
+                                                                  absl::Time deadline) {
+  SHARDMESH_RETURN_IF_ERROR(CheckClusterName(options.name));
+  SHARDMESH_RETURN_IF_ERROR(MakeClusterFolder(options.folder));
+  const auto limit = rpc::SteadyDeadline::At(deadline);
+  SHARDMESH_ASSIGN_OR_RETURN(FileDescriptor lock, LockCluster(options.folder, options.name,
+                                                              limit.left(), options.on_wait));
+  std::vector<std::string> replaced;
+  std::string replaced_why;
+  absl::StatusOr<ClusterRecord> old = ReadRecord(options.folder);
+  if (!old.ok() && !absl::IsNotFound(old.status())) {
+    return old.status();
+  }
+  if (old.ok() && old->IsUp()) {
+    FollowRestarts(&*old, limit.wall());
+    SHARDMESH_ASSIGN_OR_RETURN(const Mesh mesh, Mesh::Parse(old->mesh));
+    const std::vector<std::string> identities = IdentitiesOn(mesh);
+    replaced = Choose(*old, identities, /*running=*/true);
+    SHARDMESH_RETURN_IF_ERROR(FinishEnding(options.folder, *old, kGrace));
+    if (old->IsUp()) {
+      if (Choose(*old, identities, /*running=*/false).empty()) {
+        return WithReason(
+            absl::AlreadyExistsError(StrCat("the cluster \"", options.name, "\" is up at ",
+                                            old->address, "; stop it with `shardmesh down --name ",
+                                            options.name, "`, or choose another --name")),
+            Reason::kAlreadyExists);
+      }
+      const bool listened = !old->address.empty();
+      if (listened && (!old->data_folder.empty() || IsRunning(old->processes.front().id))) {
+        return Resume(std::move(options), *old, std::move(lock), limit.wall());
+      }
+      replaced_why = listened ? "The coordinator had ended, and with it what it kept in memory"
+                              : "An earlier start was cut off";
+      StopRecorded(options.folder, *old, kGrace);
+      SHARDMESH_RETURN_IF_ERROR(CheckStopped(*old));
+    } else {
+      replaced_why = old->is_stopping
+                         ? "The command that was to stop an earlier cluster was cut off"
+                         : "The `up` in the foreground of an earlier cluster was cut off";
+    }
+  }
+  if (!options.data_folder.empty()) {
+    SHARDMESH_RETURN_IF_ERROR(MakeFolders(options.data_folder));
+  }
+
+  std::unique_ptr<LocalCluster> cluster(new LocalCluster(std::move(options)));
+  cluster->lock_ = std::move(lock);
+  cluster->replaced_ = std::move(replaced);
+  cluster->replaced_why_ = std::move(replaced_why);
+  const std::string listen = StrCat("127.0.0.1:", cluster->options_.port);
+  SHARDMESH_RETURN_IF_ERROR(cluster->Launch(kCoordinator, cluster->CoordinatorProcess(listen)));
+  SHARDMESH_RETURN_IF_ERROR(cluster->WaitUntilListening(&cluster->members_.front(), limit.wall()));
+  for (const std::string& identity : IdentitiesOn(cluster->options_.mesh)) {
+    if (identity != kCoordinator) {
+      SHARDMESH_RETURN_IF_ERROR(cluster->Launch(identity, cluster->WorkerProcess(identity)));
+    }
+  }
+  cluster->lock_.Close();
+  return cluster;
+}
+
+LocalCluster::~LocalCluster() {
+  if (!detached_) {
+    Stop(kGrace);
+  }
+}
+
+absl::Status LocalCluster::WaitUntilHealthy(absl::Time deadline) {
+  const absl::Status status = AwaitHealthy(deadline);
+  if (status.ok()) {
+    return status;
+  }
+  const absl::StatusOr<ClusterRecord> found = ReadRecord(options_.folder);
+  const bool is_own = found.ok() && !found->is_stopping && IsRecorded(options_.folder, record_);
+  return is_own ? status : TakenOver(options_.name);
+}
+
+absl::Status LocalCluster::AwaitHealthy(absl::Time deadline) {
+  const auto limit = rpc::SteadyDeadline::At(deadline);
+  std::vector<std::string> identities;
+  for (size_t i = 1; i < members_.size(); ++i) {
+    identities.push_back(members_[i].identity);
+  }
+  const auto check_running = [this]() -> absl::Status {
+    for (Member& member : members_) {
+      if (const std::optional<std::string> end = member.process.Ended(); end.has_value()) {
+        return WithReason(About(member, absl::StatusCode::kUnavailable, *end),
+                          Reason::kMeshIncomplete);
+      }
+    }
+    return absl::OkStatus();
+  };
+  absl::StatusOr<std::unique_ptr<MeshClient>> connected =
+      ConnectUntil(record_.address, options_.tls_folder, limit.wall());
+  if (!connected.ok()) {
+    SHARDMESH_RETURN_IF_ERROR(check_running());
+    return std::move(connected).status();
+  }
+  const std::unique_ptr<MeshClient> client = *std::move(connected);
+  for (;;) {
+    SHARDMESH_RETURN_IF_ERROR(check_running());
+    const absl::StatusOr<ClusterStatus> status = client->GetStatus(kMesh);
+    if (status.ok() && IsComplete(*status)) {
+      record_.cluster_id = status->cluster_id;
+      return NoteMetrics();
+    }
+    if (limit.is_over()) {
+      if (!status.ok()) {
+        return About(members_.front(), absl::StatusCode::kDeadlineExceeded,
+                     StrCat("does not answer: ", ToStd(status.status().message())));
+      }
+      const std::vector<std::string> missing = Missing(*status, identities);
+      const Member* const first = missing.empty()
+                                      ? &members_.front()
+                                      : Find(missing.front().substr(0, missing.front().find(' ')));
+      return WithReason(
+          About(*first, absl::StatusCode::kDeadlineExceeded,
+                missing.empty() ? "has not completed the mesh"
+                                : StrCat("is not ready; missing: ", StrJoin(missing, ", "))),
+          Reason::kMeshIncomplete);
+    }
+    absl::SleepFor(kPollInterval);
+  }
+}
+
+std::vector<EndedProcess> LocalCluster::CollectEnded() {
+  std::vector<EndedProcess> ended;
+  for (Member& member : members_) {
+    const std::optional<std::string> end = member.process.Ended();
+    if (end.has_value() && !std::exchange(member.reported, true)) {
+      ended.push_back({member.identity, member.process.id().pid, *end});
+    }
+  }
+  return ended;
+}
+
+bool LocalCluster::AnyRunning() const { return record_.IsUp(); }
+
+absl::Status LocalCluster::Signal(const std::string& identity, int signal) {
+  Member* const member = Find(identity);
+  if (member == nullptr) {
+    return absl::NotFoundError(StrCat("the cluster has no \"", identity, "\""));
+  }
+  SHARDMESH_RETURN_IF_ERROR(SendSignal(member->process.id(), signal));
+  if (signal == SIGSTOP) {
+    // Its threads go on until the one that takes the signal has run. WNOWAIT: others wait for it
+    // too.
+    const auto deadline = rpc::SteadyDeadline::After(absl::Seconds(10));
+    siginfo_t info = {};
+    while (waitid(P_PID, static_cast<id_t>(member->process.id().pid), &info,
+                  WSTOPPED | WEXITED | WNOWAIT | WNOHANG) == 0 &&
+           info.si_pid == 0) {
+      if (deadline.is_over()) {
+        return absl::DeadlineExceededError(
+            StrCat("\"", identity, "\" was told to stop and still runs after 10 s"));
+      }
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LocalCluster::Restart(const std::string& identity, absl::Time deadline) {
+  const auto limit = rpc::SteadyDeadline::At(deadline);
+  SHARDMESH_ASSIGN_OR_RETURN(
+      const FileDescriptor lock,
+      LockCluster(options_.folder, options_.name, limit.left(), options_.on_wait));
+  return StartAgain(identity, limit.wall());
+}
+
+absl::Status LocalCluster::StartAgain(const std::string& identity, absl::Time deadline) {
+  Member* const member = Find(identity);
+  if (member == nullptr) {
+    return absl::NotFoundError(StrCat("the cluster has no \"", identity, "\""));
+  }
+  if (!member->process.Ended().has_value()) {
+    return absl::FailedPreconditionError(StrCat(identity, " still runs"));
+  }
+  if (identity != kCoordinator) {
+    return Launch(identity, member->options);
+  }
+  SHARDMESH_RETURN_IF_ERROR(Launch(identity, CoordinatorProcess(record_.address)));
+  return WaitUntilListening(Find(identity), deadline);
+}
+
+std::vector<std::string> LocalCluster::Stop(absl::Duration grace) {
+  // A `down` has the lock while it waits for the supervisor of processes that end with it: these
+  // are stopped without the lock, and `down` removes the record.
+  const bool is_start = lock_.valid();
+  const absl::StatusOr<FileDescriptor> lock =
+      is_start ? std::move(lock_)
+               : LockCluster(options_.folder, options_.name,
+                             options_.ends_with_parent ? absl::ZeroDuration() : kClusterLockTimeout,
+                             nullptr);
+  // Under the lock of its start no other command has changed the record, whatever is in it.
+  const bool is_own = is_start || IsRecorded(options_.folder, record_);
+  if (!is_own && !options_.ends_with_parent) {
+    return {};
+  }
+  std::vector<std::string> killed = lock.ok() && is_own
+                                        ? StopRecorded(options_.folder, record_, grace)
+                                        : StopProcesses(record_, grace);
+  for (Member& member : members_) {
+    member.process.Ended();
+  }
+  return killed;
+}
+
+void FollowRestarts(ClusterRecord* record, absl::Time deadline) {
+  if (record->cluster_id.empty()) {
+    return;  // whoever answers may be of another cluster
+  }
+  const auto client = ConnectUntil(record->address, record->tls_folder, deadline);
+  // Asks for all workers: their mesh may have been changed or deleted since they were started.
+  const absl::StatusOr<ClusterStatus> status =
+      client.ok() ? (*client)->GetStatus() : absl::StatusOr<ClusterStatus>(client.status());
+  if (!status.ok() || status->cluster_id != record->cluster_id) {
+    return;  // nobody knows more than the record
+  }
+  const auto follow = [record](const std::string& identity, int64_t pid, std::string_view program) {
+    for (RecordedProcess& process : record->processes) {
+      if (process.identity != identity || IsRunning(process.id)) {
+        continue;
+      }
+      const auto id = IdentifyProcess(static_cast<pid_t>(pid));
+      std::error_code error;
+      const std::filesystem::path path =
+          std::filesystem::read_symlink(StrCat("/proc/", pid, "/exe"), error);
+      if (id.ok() && !error && path.filename().string() == program) {
+        process = {identity, *id, LogOf(id->pid)};
+      }
+    }
+  };
+  follow(kCoordinator, status->pid, kCoordinatorProgram);
+  for (const WorkerStatus& worker : status->workers) {
+    follow(worker.identity, worker.pid, kWorkerProgram);
+  }
+}
+
+}  // namespace shardmesh::client

@@ -1,0 +1,183 @@
+// LocalCluster: a coordinator and its workers as processes of this host.
+#ifndef SHARDMESH_CLIENT_CLI_LOCAL_LOCAL_CLUSTER_H_
+#define SHARDMESH_CLIENT_CLI_LOCAL_LOCAL_CLUSTER_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "client/cli/local/certificate_folder.h"
+#include "client/cli/local/child_process.h"
+#include "client/cli/local/cluster_record.h"
+#include "sharding/mesh.h"
+
+namespace shardmesh::client {
+
+struct LocalClusterOptions {
+  std::string name = "default";
+  // For the record and the logs; see ClusterFolder. Made if missing.
+  std::string folder;
+  // Where the programs shardmesh-coordinator and shardmesh-worker lie.
+  std::string binary_folder;
+  // Of the mesh "default"; one worker for each device.
+  Mesh mesh;
+  // The coordinator's; 0: a free one.
+  int port = 0;
+  // Keeps state and tiles below this folder; empty: in memory.
+  std::string data_folder;
+  // With certificates as WriteCertificates makes them, of workers named as here; empty: plaintext.
+  std::string tls_folder;
+  // Of each worker, as its flag --memory takes it; empty: its own default.
+  std::string worker_memory;
+  std::vector<std::string> coordinator_flags;  // further ones
+  std::vector<std::string> worker_flags;
+  // Processes end with this one; otherwise they outlive it.
+  bool ends_with_parent = true;
+  int parent_end_signal = 15;
+  // Told what Start waits for, such as another command that starts or stops the cluster.
+  std::function<void(const std::string& what)> on_wait = {};
+};
+
+// The identity of a local cluster's worker: `worker-0`, ...
+std::string LocalWorkerIdentity(int64_t index);
+
+// A process that ended though nobody stopped it.
+struct EndedProcess {
+  std::string identity;
+  pid_t pid = 0;
+  std::string how;
+};
+
+// Workers have the identities worker-0, worker-1, ... Not thread-safe; one thread starts the
+// cluster and outlives it if processes are to end with their parent.
+class LocalCluster {
+ public:
+  // The coordinator, then all workers, without waiting for the latter; see WaitUntilHealthy. A
+  // process that does not come to listen is an error with the end of its log, and the others are
+  // stopped.
+  //
+  // Where there is a cluster of that name already:
+  //   it is up             ALREADY_EXISTS
+  //   it is gone           its record is replaced
+  //   a part of it is up   what has ended is started again; see restarted(). If that fails, nothing
+  //                        is stopped, as after Detach; but what was started again, and that
+  //                        alone, ends with this process where ends_with_parent says so, be it
+  //                        killed. FAILED_PRECONDITION if it has
+  //                        another mesh, port, data folder or certificates, or an `up` in the
+  //                        foreground.
+  //   ... but its start was cut off before the coordinator listened, it is in memory and without a
+  //                        coordinator, or all of it is about to end (ClusterRecord::Ending): the
+  //                        rest is stopped, and the cluster started anew; see replaced()
+  //   its record does not read  DATA_LOSS, as of ReadRecord
+  // Waits for another command that starts or stops it, with the errors of LockCluster.
+  //
+  // Whenever this process is killed, every process that it started is in the record, and the next
+  // command goes on from there.
+  static absl::StatusOr<std::unique_ptr<LocalCluster>> Start(LocalClusterOptions options,
+                                                             absl::Time deadline);
+  // Stops the processes unless they were detached.
+  ~LocalCluster();
+  LocalCluster(const LocalCluster&) = delete;
+  LocalCluster& operator=(const LocalCluster&) = delete;
+
+  const std::string& address() const { return record_.address; }
+  const ClusterRecord& record() const { return record_; }
+  // The identities that Start found ended and started again.
+  const std::vector<std::string>& restarted() const { return restarted_; }
+  // The identities that Start stopped, and why, as the beginning of a sentence.
+  const std::vector<std::string>& replaced() const { return replaced_; }
+  const std::string& replaced_why() const { return replaced_why_; }
+
+  // Waits until every rank of the mesh has a ready worker, and notes in the record the cluster's id
+  // and where metrics are served. DEADLINE_EXCEEDED names those that are missing, UNAVAILABLE one
+  // that ended; both with the end of its log. ABORTED if another command stopped or changed the
+  // cluster meanwhile.
+  absl::Status WaitUntilHealthy(absl::Time deadline);
+
+  // The processes that ended since the last call.
+  std::vector<EndedProcess> CollectEnded();
+  bool AnyRunning() const;
+
+  // Sends a signal to the coordinator or a worker; one that is stopped (SIGSTOP) has stopped when
+  // this returns, or DEADLINE_EXCEEDED after 10 s. NOT_FOUND for another identity, or if it is
+  // gone.
+  absl::Status Signal(const std::string& identity, int signal);
+  // Starts it again, as it was: the coordinator at the same port, a worker with the same identity.
+  // FAILED_PRECONDITION while it still runs.
+  absl::Status Restart(const std::string& identity, absl::Time deadline);
+
+  // Ends all processes (see StopRecorded); returns the identities of those that had to be killed.
+  // Processes that outlive this one are left alone if another command has taken them over.
+  std::vector<std::string> Stop(absl::Duration grace);
+  // Leaves the processes running when this object goes.
+  void Detach() { detached_ = true; }
+
+ private:
+  struct Member {
+    std::string identity;
+    ProcessOptions options;
+    ChildProcess process;
+    std::string metrics_address = {};
+    bool ends_with_supervisor = false;
+    bool reported = false;  // as ended
+  };
+
+  explicit LocalCluster(LocalClusterOptions options);
+
+  // Starts again what has ended of the cluster in `record`.
+  static absl::StatusOr<std::unique_ptr<LocalCluster>> Resume(LocalClusterOptions options,
+                                                              const ClusterRecord& record,
+                                                              FileDescriptor lock,
+                                                              absl::Time deadline);
+
+  std::string LogPath(const std::string& identity) const;
+  // The flags of TLS, where the cluster has it.
+  void AddTls(const rpc::TlsFiles& files, std::vector<std::string>* command) const;
+  ProcessOptions CoordinatorProcess(const std::string& listen) const;
+  ProcessOptions WorkerProcess(const std::string& identity) const;
+  // Starts a process, which is in the record before its program begins. With the lock held.
+  absl::Status Launch(const std::string& identity, ProcessOptions process);
+  // As Restart, with the lock held.
+  absl::Status StartAgain(const std::string& identity, absl::Time deadline);
+  // Waits for the coordinator's line with its address.
+  absl::Status WaitUntilListening(Member* coordinator, absl::Time deadline);
+  // Writes the record with the members, one of them replaced or a further one added. Where it
+  // cannot be written, record_ stays as it was.
+  absl::Status WriteDown(const RecordedProcess* starting = nullptr);
+  // Reads from the logs where metrics are served, and notes it down if the record is still this
+  // cluster's.
+  absl::Status NoteMetrics();
+  // WaitUntilHealthy, without a look at what other commands did.
+  absl::Status AwaitHealthy(absl::Time deadline);
+  Member* Find(const std::string& identity);
+  // An error about a member, with the end of its log.
+  static absl::Status About(const Member& member, absl::StatusCode code, std::string_view what);
+
+  const LocalClusterOptions options_;
+  std::vector<Member> members_;  // the coordinator first
+  ClusterRecord record_;
+  std::vector<std::string> restarted_;
+  std::vector<std::string> replaced_;
+  std::string replaced_why_;
+  bool detached_ = false;
+  FileDescriptor lock_;  // the cluster's, while Start has it: a start that fails stops under it
+};
+
+// A process that was started again by hand is recorded from here on as the one that the coordinator
+// knows, if that is one of this host's: with the log that it writes, and its metrics not yet known.
+// Leaves the record as it is where nobody answers until `deadline`, or a cluster other than the
+// recorded one.
+void FollowRestarts(ClusterRecord* record, absl::Time deadline);
+
+// The folder of the running program, where the others lie beside it.
+absl::StatusOr<std::string> OwnBinaryFolder();
+
+}  // namespace shardmesh::client
+
+#endif  // SHARDMESH_CLIENT_CLI_LOCAL_LOCAL_CLUSTER_H_

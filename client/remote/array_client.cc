@@ -1,0 +1,267 @@
+// The calls of CoordinatorClient about arrays.
+#include <memory>
+#include <utility>
+
+#include "client/remote/coordinator_client.h"
+#include "client/remote/coordinator_connection.h"
+#include "client/remote/wire_enums.h"
+#include "rpc/codec/array_codec.h"
+#include "rpc/codec/spec_codec.h"
+#include "rpc/codec/time_codec.h"
+#include "status/status_macros.h"
+
+namespace shardmesh::client {
+namespace {
+
+void EncodeTensor(const PutTensor& from, v1::PutTensor* to) {
+  to->set_name(from.name);
+  to->set_dtype(rpc::Encode(from.view.dtype()));
+  rpc::Encode(from.view.shape(), to->mutable_shape());
+  if (from.spec.has_value()) {
+    rpc::Encode(*from.spec, to->mutable_spec());
+  }
+  to->set_expected_version(from.expected_version);
+  rpc::Encode(from.cut_points, to->mutable_cut_points());
+}
+
+void EncodeHeader(const std::string& request_id, const std::string& session_id,
+                  const PutOptions& from, v1::BeginPutHeader* to) {
+  to->set_request_id(request_id);
+  to->set_session_id(session_id);
+  if (!from.mesh.empty()) {
+    to->mutable_mesh()->set_name(from.mesh);
+  }
+  if (from.rules.index() != 0) {
+    EncodeSelector(from.rules, to->mutable_rule_set());
+  }
+  to->set_policy(EncodePolicy(from.strict));
+  to->mutable_source()->mutable_stream();
+  to->set_release_first(from.release_first);
+  to->set_hold(true);
+}
+
+std::vector<TransferDevice> DecodeDevices(
+    const google::protobuf::RepeatedPtrField<v1::DeviceEndpoint>& from) {
+  std::vector<TransferDevice> devices;
+  for (const v1::DeviceEndpoint& wire : from) {
+    TransferDevice& device = devices.emplace_back();
+    device.rank = wire.rank();
+    device.identity = wire.identity();
+    device.incarnation = wire.incarnation();
+    for (const v1::Endpoint& endpoint : wire.endpoints()) {
+      device.addresses.push_back(endpoint.address());
+    }
+  }
+  return devices;
+}
+
+absl::Status Append(const v1::BeginPutResponse& from, BegunPut* to) {
+  if (!from.transfer_id().empty()) {
+    to->transfer_id = from.transfer_id();
+    to->devices = DecodeDevices(from.devices());
+    SHARDMESH_ASSIGN_OR_RETURN(to->expire_time, DecodeAnswer(from.expire_time()));
+  }
+  for (const v1::PutAssignment& wire : from.assignments()) {
+    BegunPut::Assignment& assignment = to->assignments.emplace_back();
+    SHARDMESH_ASSIGN_OR_RETURN(assignment.array, DecodeAnswer(wire.array_descriptor()));
+    assignment.token = wire.token();
+    SHARDMESH_RETURN_IF_ERROR(DecodeAnswers(wire.corrections(), &assignment.corrections));
+  }
+  return absl::OkStatus();
+}
+
+// A BeginPut that stays open; ended with this object.
+struct HeldPut {
+  ~HeldPut() {
+    if (stream != nullptr && !is_finished) {
+      context.TryCancel();
+      stream->Finish();  // whatever it says: the transfer has ended, or is to
+    }
+  }
+
+  grpc::ClientContext context;
+  std::unique_ptr<grpc::ClientReaderWriter<v1::BeginPutRequest, v1::BeginPutResponse>> stream;
+  bool is_finished = false;
+};
+
+}  // namespace
+
+absl::StatusOr<BegunPut> CoordinatorClient::BeginPut(const std::string& session_id,
+                                                     absl::Span<const PutTensor> tensors,
+                                                     const PutOptions& put_options,
+                                                     const Options& options) {
+  // One for all attempts: the coordinator gives a repeated request the put that the first one
+  // began.
+  std::string request_id = NewRequestId();
+  BegunPut put;
+  const auto begin = [&](const Options& attempt) -> absl::Status {
+    put = BegunPut();
+    auto call = std::make_shared<HeldPut>();
+    connection_->Prepare(attempt, &call->context);
+    call->stream = connection_->arrays->BeginPut(&call->context);
+    absl::Status unreadable;
+    bool is_complete = false;
+    WriteWhileReading(
+        [&] {
+          v1::BeginPutRequest request;
+          EncodeHeader(request_id, session_id, put_options, request.mutable_header());
+          bool is_open = call->stream->Write(request);
+          for (size_t i = 0; i < tensors.size() && is_open;) {
+            request.Clear();
+            for (size_t bytes = 0; i < tensors.size() && bytes < kBatchBytes; ++i) {
+              v1::PutTensor& tensor = *request.add_tensors();
+              EncodeTensor(tensors[i], &tensor);
+              bytes += tensor.ByteSizeLong();
+            }
+            is_open = call->stream->Write(request);
+          }
+          call->stream->WritesDone();
+        },
+        [&] {
+          v1::BeginPutResponse response;
+          while (unreadable.ok() && !is_complete && call->stream->Read(&response)) {
+            unreadable = Append(response, &put);
+            is_complete = unreadable.ok() && !put.transfer_id.empty() && !tensors.empty() &&
+                          put.assignments.size() == tensors.size();
+          }
+          if (!unreadable.ok()) {
+            call->context.TryCancel();
+          }
+        });
+    SHARDMESH_RETURN_IF_ERROR(unreadable);
+    if (is_complete) {
+      put.hold = std::move(call);
+      return absl::OkStatus();
+    }
+    call->is_finished = true;
+    return connection_->StatusOf(call->stream->Finish());
+  };
+  absl::Status begun = connection_->Repeat(options, begin);
+  if (absl::IsFailedPrecondition(begun) && ReasonOf(begun) == Reason::kRequestIdReused) {
+    // An attempt whose answer was lost began a put, which has ended since. Nobody else knows of
+    // that put, so it was not committed.
+    request_id = NewRequestId();
+    begun = connection_->Repeat(options, begin);
+  }
+  SHARDMESH_RETURN_IF_ERROR(begun);
+  if (put.transfer_id.empty() || put.assignments.size() != tensors.size()) {
+    return BadAnswer(absl::InvalidArgumentError(StrCat(put.assignments.size(), " assignments of ",
+                                                       tensors.size(), " tensors in transfer '",
+                                                       put.transfer_id, "'")));
+  }
+  return put;
+}
+
+absl::StatusOr<CommittedPut> CoordinatorClient::CommitTransfer(const std::string& session_id,
+                                                               const std::string& transfer_id,
+                                                               const Options& options) {
+  v1::CommitTransferRequest request;
+  request.set_request_id(NewRequestId());
+  request.set_session_id(session_id);
+  request.set_transfer_id(transfer_id);
+  v1::CommitTransferResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
+      connection_->arrays, &v1::ArrayService::Stub::CommitTransfer, request, options, &response));
+  CommittedPut put;
+  put.array_ids.assign(response.array_ids().begin(), response.array_ids().end());
+  put.revision = response.revision();
+  put.durability = DurabilityOf(response.durability());
+  SHARDMESH_ASSIGN_OR_RETURN(put.transfer_time, DecodeAnswer(response.transfer_time()));
+  return put;
+}
+
+absl::Status CoordinatorClient::AbortTransfer(const std::string& session_id,
+                                              const std::string& transfer_id,
+                                              std::string_view reason, const Options& options) {
+  v1::AbortTransferRequest request;
+  request.set_session_id(session_id);
+  request.set_transfer_id(transfer_id);
+  request.set_reason(std::string(reason));
+  v1::AbortTransferResponse response;
+  return connection_->Call(connection_->arrays, &v1::ArrayService::Stub::AbortTransfer, request,
+                           options, &response);
+}
+
+absl::StatusOr<BegunGet> CoordinatorClient::BeginGet(const std::string& session_id,
+                                                     const ArraySelector& array,
+                                                     const Options& options) {
+  v1::BeginGetRequest request;
+  request.set_session_id(session_id);
+  EncodeSelector(array, request.mutable_array());
+  v1::BeginGetResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
+      connection_->arrays, &v1::ArrayService::Stub::BeginGet, request, options, &response));
+  BegunGet get;
+  SHARDMESH_ASSIGN_OR_RETURN(get.array, DecodeArray(response.array()));
+  get.devices = DecodeDevices(response.devices());
+  get.token = response.token();
+  get.pinned = response.pinned();
+  return get;
+}
+
+absl::StatusOr<Array> CoordinatorClient::DescribeArray(const ArraySelector& array,
+                                                       const Options& options) {
+  v1::DescribeArrayRequest request;
+  EncodeSelector(array, request.mutable_array());
+  v1::DescribeArrayResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
+      connection_->arrays, &v1::ArrayService::Stub::DescribeArray, request, options, &response));
+  return DecodeArray(response.array());
+}
+
+absl::StatusOr<ArrayPage> CoordinatorClient::ListArrays(const std::string& prefix,
+                                                        const std::string& page_token,
+                                                        const Options& options) {
+  v1::ListArraysRequest request;
+  request.set_prefix(prefix);
+  request.set_page_token(page_token);
+  v1::ListArraysResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
+      connection_->arrays, &v1::ArrayService::Stub::ListArrays, request, options, &response));
+  ArrayPage page;
+  for (const v1::Array& array : response.arrays()) {
+    SHARDMESH_ASSIGN_OR_RETURN(page.arrays.emplace_back(), DecodeArray(array));
+  }
+  page.next_page_token = response.next_page_token();
+  return page;
+}
+
+absl::StatusOr<int64_t> CoordinatorClient::MoveName(const std::string& name,
+                                                    const std::string& array_id,
+                                                    int64_t expected_version,
+                                                    const Options& options) {
+  v1::MoveNameRequest request;
+  request.set_request_id(NewRequestId());
+  request.set_name(name);
+  request.set_array_id(array_id);
+  request.set_expected_version(expected_version);
+  v1::MoveNameResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
+      connection_->arrays, &v1::ArrayService::Stub::MoveName, request, options, &response));
+  return response.version();
+}
+
+absl::Status CoordinatorClient::DeleteName(const std::string& name, int64_t expected_version,
+                                           const Options& options) {
+  v1::DeleteNameRequest request;
+  request.set_request_id(NewRequestId());
+  request.set_name(name);
+  request.set_expected_version(expected_version);
+  v1::DeleteNameResponse response;
+  return connection_->Call(connection_->arrays, &v1::ArrayService::Stub::DeleteName, request,
+                           options, &response);
+}
+
+absl::StatusOr<int64_t> CoordinatorClient::ReleaseArrays(const std::string& session_id,
+                                                         absl::Span<const std::string> array_ids,
+                                                         const Options& options) {
+  v1::ReleaseArraysRequest request;
+  request.set_session_id(session_id);
+  request.mutable_array_ids()->Add(array_ids.begin(), array_ids.end());
+  v1::ReleaseArraysResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
+      connection_->arrays, &v1::ArrayService::Stub::ReleaseArrays, request, options, &response));
+  return response.released();
+}
+
+}  // namespace shardmesh::client

@@ -1,0 +1,187 @@
+// The calls of CoordinatorClient about computations.
+#include <algorithm>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "client/remote/coordinator_client.h"
+#include "client/remote/coordinator_connection.h"
+#include "rpc/codec/array_codec.h"
+#include "rpc/codec/plan_codec.h"
+#include "rpc/codec/time_codec.h"
+#include "status/status_macros.h"
+
+namespace shardmesh::client {
+namespace {
+
+void EncodeOperand(const Operand& from, v1::Operand* to) {
+  if (const ArraySelector* array = std::get_if<ArraySelector>(&from.value)) {
+    EncodeSelector(*array, to->mutable_array());
+  } else {
+    rpc::Encode(std::get<Literal>(from.value), to->mutable_literal());
+  }
+  to->set_donate(from.donate);
+}
+
+void EncodeOutput(const OutputOptions& from, v1::OutputOptions* to) {
+  to->mutable_names()->Add(from.names.begin(), from.names.end());
+  to->mutable_expected_versions()->Add(from.expected_versions.begin(),
+                                       from.expected_versions.end());
+  to->set_return_literals(from.return_literals);
+}
+
+// A step that is not done in the time of its call is ended by the coordinator, whose answer says
+// who was missing. So much longer it is waited for.
+constexpr absl::Duration kVerdictTime = absl::Seconds(1);
+
+// What every request for one step has; returns the options to call with.
+template <typename Request>
+CoordinatorClient::Options EncodeStep(const std::string& session_id, const OutputOptions& output,
+                                      const CoordinatorClient::Options& options, Request* to) {
+  to->set_request_id(NewRequestId());
+  to->set_session_id(session_id);
+  EncodeOutput(output, to->mutable_output());
+  CoordinatorClient::Options call = options;
+  if (options.deadline != absl::InfiniteFuture()) {
+    rpc::Encode(std::max(options.deadline - absl::Now(), absl::ZeroDuration()),
+                to->mutable_timeout());
+    call.deadline += kVerdictTime;
+  }
+  return call;
+}
+
+absl::StatusOr<StepOutput> DecodeOutput(const v1::StepOutput& from) {
+  StepOutput output;
+  SHARDMESH_ASSIGN_OR_RETURN(output.array, DecodeArray(from.array()));
+  if (from.has_literal()) {
+    SHARDMESH_ASSIGN_OR_RETURN(output.literal, DecodeAnswer(from.literal()));
+  }
+  return output;
+}
+
+// What every answer of one step has.
+template <typename Response>
+absl::StatusOr<StepResult> DecodeStep(const Response& from) {
+  StepResult result;
+  result.sequence = from.sequence();
+  const v1::StepTimings& timings = from.timings();
+  SHARDMESH_ASSIGN_OR_RETURN(result.timings.total, DecodeAnswer(timings.total()));
+  SHARDMESH_ASSIGN_OR_RETURN(result.timings.kernel, DecodeAnswer(timings.kernel()));
+  SHARDMESH_ASSIGN_OR_RETURN(result.timings.collective, DecodeAnswer(timings.collective()));
+  result.timings.sent_bytes = timings.sent_bytes();
+  return result;
+}
+
+// The answer of a step with one output.
+template <typename Response>
+absl::StatusOr<StepResult> DecodeOneOutput(const Response& from) {
+  SHARDMESH_ASSIGN_OR_RETURN(StepResult result, DecodeStep(from));
+  SHARDMESH_ASSIGN_OR_RETURN(result.outputs.emplace_back(), DecodeOutput(from.output()));
+  return result;
+}
+
+}  // namespace
+
+absl::StatusOr<CompiledProgram> CoordinatorClient::Compile(const Program& program,
+                                                           absl::Span<const Operand> operands,
+                                                           const std::string& mesh_id,
+                                                           const Options& options) {
+  v1::CompileRequest request;
+  rpc::Encode(program, request.mutable_program());
+  for (const Operand& operand : operands) {
+    EncodeOperand(operand, request.add_operands());
+  }
+  request.set_mesh_id(mesh_id);
+  v1::CompileResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
+      connection_->compute, &v1::ComputeService::Stub::Compile, request, options, &response));
+  CompiledProgram compiled;
+  compiled.plan_hash = response.plan_hash();
+  SHARDMESH_ASSIGN_OR_RETURN(compiled.plan, DecodeAnswer(response.plan()));
+  return compiled;
+}
+
+absl::StatusOr<StepResult> CoordinatorClient::Execute(const std::string& session_id,
+                                                      const ExecuteCall& call,
+                                                      const Options& options) {
+  v1::ExecuteRequest request;
+  const Options call_options = EncodeStep(session_id, call.output, options, &request);
+  if (const Program* program = std::get_if<Program>(&call.work)) {
+    rpc::Encode(*program, request.mutable_program());
+  } else {
+    request.set_plan_hash(std::get<std::string>(call.work));
+  }
+  for (const Operand& operand : call.operands) {
+    EncodeOperand(operand, request.add_operands());
+  }
+  request.set_mesh_id(call.mesh_id);
+  v1::ExecuteResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
+      connection_->compute, &v1::ComputeService::Stub::Execute, request, call_options, &response));
+  SHARDMESH_ASSIGN_OR_RETURN(StepResult result, DecodeStep(response));
+  for (const v1::StepOutput& output : response.outputs()) {
+    SHARDMESH_ASSIGN_OR_RETURN(result.outputs.emplace_back(), DecodeOutput(output));
+  }
+  return result;
+}
+
+absl::StatusOr<StepResult> CoordinatorClient::Linear(const std::string& session_id,
+                                                     const LinearCall& call,
+                                                     const Options& options) {
+  v1::LinearRequest request;
+  const Options call_options = EncodeStep(session_id, call.output, options, &request);
+  EncodeOperand(call.input, request.mutable_input());
+  EncodeOperand(call.weight, request.mutable_weight());
+  if (call.bias.has_value()) {
+    EncodeOperand(*call.bias, request.mutable_bias());
+  }
+  request.set_weight_layout(rpc::Encode(call.weight_layout));
+  request.set_activation(rpc::Encode(call.activation));
+  request.set_scale(call.scale);
+  v1::LinearResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
+      connection_->compute, &v1::ComputeService::Stub::Linear, request, call_options, &response));
+  return DecodeOneOutput(response);
+}
+
+absl::StatusOr<StepResult> CoordinatorClient::Matmul(const std::string& session_id,
+                                                     const MatmulCall& call,
+                                                     const Options& options) {
+  v1::MatmulRequest request;
+  const Options call_options = EncodeStep(session_id, call.output, options, &request);
+  EncodeOperand(call.lhs, request.mutable_lhs());
+  EncodeOperand(call.rhs, request.mutable_rhs());
+  request.set_transpose_lhs(call.transpose_lhs);
+  request.set_transpose_rhs(call.transpose_rhs);
+  v1::MatmulResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
+      connection_->compute, &v1::ComputeService::Stub::Matmul, request, call_options, &response));
+  return DecodeOneOutput(response);
+}
+
+absl::StatusOr<StepResult> CoordinatorClient::Collective(const std::string& session_id,
+                                                         const CollectiveCall& call,
+                                                         const Options& options) {
+  v1::CollectiveRequest request;
+  const Options call_options = EncodeStep(session_id, call.output, options, &request);
+  EncodeOperand(call.input, request.mutable_input());
+  request.set_kind(rpc::Encode(call.kind));
+  request.mutable_axes()->Add(call.axes.begin(), call.axes.end());
+  request.set_dimension(static_cast<int32_t>(call.dimension));
+  request.set_reduction(rpc::Encode(call.reduction));
+  request.set_root(call.root);
+  request.set_split_dimension(static_cast<int32_t>(call.split_dimension));
+  for (const PermutePair& pair : call.permutation) {
+    rpc::Encode(pair, request.add_permutation());
+  }
+  request.set_algorithm(rpc::Encode(call.algorithm));
+  request.set_order(rpc::Encode(call.order));
+  request.mutable_counts()->Add(call.counts.begin(), call.counts.end());
+  v1::CollectiveResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->compute,
+                                              &v1::ComputeService::Stub::Collective, request,
+                                              call_options, &response));
+  return DecodeOneOutput(response);
+}
+
+}  // namespace shardmesh::client

@@ -1,0 +1,171 @@
+// What the parts of CoordinatorClient share: stubs, calls with retries, and values that occur in
+// the requests of several services.
+#ifndef SHARDMESH_CLIENT_REMOTE_COORDINATOR_CONNECTION_H_
+#define SHARDMESH_CLIENT_REMOTE_COORDINATOR_CONNECTION_H_
+
+#include <grpcpp/channel.h>
+#include <grpcpp/client_context.h>
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "client/remote/coordinator_client.h"
+#include "rpc/call.h"
+#include "rpc/codec/array_codec.h"
+#include "rpc/codec/flight_codec.h"
+#include "rpc/codec/link_codec.h"
+#include "rpc/codec/plan_codec.h"
+#include "rpc/codec/spec_codec.h"
+#include "rpc/codec/status.h"
+#include "rpc/codec/time_codec.h"
+#include "shardmesh/v1/array_service.grpc.pb.h"
+#include "shardmesh/v1/catalog_service.grpc.pb.h"
+#include "shardmesh/v1/cluster_service.grpc.pb.h"
+#include "shardmesh/v1/compute_service.grpc.pb.h"
+#include "shardmesh/v1/operation_service.grpc.pb.h"
+#include "shardmesh/v1/resolve_service.grpc.pb.h"
+#include "shardmesh/v1/session_service.grpc.pb.h"
+#include "status/reason.h"
+#include "status/str_cat.h"
+
+namespace shardmesh::client {
+
+struct CoordinatorClient::Connection {
+  Connection(std::string coordinator, const std::shared_ptr<grpc::Channel>& to,
+             RetryOptions retry_options)
+      : address(std::move(coordinator)),
+        retries(std::move(retry_options)),
+        channel(to),
+        arrays(v1::ArrayService::NewStub(channel)),
+        catalog(v1::CatalogService::NewStub(channel)),
+        cluster(v1::ClusterService::NewStub(channel)),
+        compute(v1::ComputeService::NewStub(channel)),
+        layouts(v1::ResolveService::NewStub(channel)),
+        operations(v1::OperationService::NewStub(channel)),
+        sessions(v1::SessionService::NewStub(channel)) {}
+
+  // How long a call waits for a connection that was lost, each time it is tried.
+  static constexpr absl::Duration kReconnectTimeout = absl::Seconds(1);
+
+  const std::string address;
+  const RetryOptions retries;
+  const std::shared_ptr<grpc::Channel> channel;
+  const std::unique_ptr<v1::ArrayService::Stub> arrays;
+  const std::unique_ptr<v1::CatalogService::Stub> catalog;
+  const std::unique_ptr<v1::ClusterService::Stub> cluster;
+  const std::unique_ptr<v1::ComputeService::Stub> compute;
+  const std::unique_ptr<v1::ResolveService::Stub> layouts;
+  const std::unique_ptr<v1::OperationService::Stub> operations;
+  const std::unique_ptr<v1::SessionService::Stub> sessions;
+
+  // The error as the server sent it, or with the address in front if it never came that far.
+  absl::Status StatusOf(const grpc::Status& from) const {
+    absl::Status status = rpc::OutcomeOf(from);
+    if (absl::IsUnimplemented(status) && ReasonOf(status) == Reason::kUnspecified) {
+      return absl::UnimplementedError(
+          StrCat(address, " does not know this call: it is no shardmesh coordinator, or one of an ",
+                 "older version"));
+    }
+    const bool is_own = absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
+    return is_own && ReasonOf(status) == Reason::kUnspecified
+               ? WithContext(status, StrCat("coordinator at ", address))
+               : status;
+  }
+
+  // Sets up `context` for a call; waits for a connection where the last one was lost.
+  void Prepare(const rpc::CallOptions& options, grpc::ClientContext* context) const {
+    rpc::AwaitReconnected(*channel, std::min(options.deadline, absl::Now() + kReconnectTimeout));
+    rpc::Apply(options, context);
+  }
+
+  // Makes a unary call, again and again while that may help.
+  // Example: Call(sessions, &v1::SessionService::Stub::CloseSession, request, options, &response)
+  template <typename Stub, typename Request, typename Response>
+  absl::Status Call(const std::unique_ptr<Stub>& stub,
+                    grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+                    const Request& request, const rpc::CallOptions& options,
+                    Response* response) const {
+    return Repeat(options, [&](const rpc::CallOptions& attempt) {
+      if (absl::Now() >= attempt.deadline) {  // gRPC would still give it a millisecond
+        return StatusOf({grpc::StatusCode::DEADLINE_EXCEEDED, "Deadline Exceeded"});
+      }
+      grpc::ClientContext context;
+      Prepare(attempt, &context);
+      return StatusOf(((*stub).*method)(&context, request, response));
+    });
+  }
+
+  // Makes an idempotent call until it succeeds or fails for a reason that trying again does not
+  // help: see CoordinatorClient. Each attempt has options of its own: what is left of the time is
+  // counted by the steady clock.
+  absl::Status Repeat(
+      const rpc::CallOptions& options,
+      const std::function<absl::Status(const rpc::CallOptions& attempt)>& call) const;
+};
+
+// An id that no other request has.
+std::string NewRequestId();
+
+// Runs `write` on a thread of its own while this one reads: neither side of a stream waits for the
+// other to have said all.
+template <typename Write, typename Read>
+void WriteWhileReading(const Write& write, const Read& read) {
+  std::thread writer(write);
+  read();
+  writer.join();
+}
+
+// Bytes up to which entries are collected for one message of a stream.
+inline constexpr size_t kBatchBytes = size_t{256} << 10;
+
+template <typename Value, typename WireSelector>
+void EncodeSelector(const std::variant<std::monostate, std::string, Value>& from,
+                    WireSelector* to) {
+  if (const std::string* name = std::get_if<std::string>(&from)) {
+    to->set_name(*name);
+  } else if (const Value* value = std::get_if<Value>(&from)) {
+    rpc::Encode(*value, to->mutable_inline_());
+  }
+}
+
+void EncodeSelector(const ArraySelector& from, v1::ArraySelector* to);
+
+v1::CorrectionPolicy EncodePolicy(bool strict);
+v1::Compatibility EncodeCompatibility(Compatibility compatibility);
+
+// Decodes an answer. One that does not decode is the server's fault: INTERNAL.
+absl::Status BadAnswer(const absl::Status& status);
+template <typename Wire>
+auto DecodeAnswer(const Wire& from) {
+  auto decoded = rpc::Decode(from);
+  return decoded.ok() ? std::move(decoded)
+                      : decltype(decoded)(BadAnswer(std::move(decoded).status()));
+}
+template <typename Wire, typename Value>
+absl::Status DecodeAnswers(const google::protobuf::RepeatedPtrField<Wire>& from,
+                           std::vector<Value>* to) {
+  to->reserve(static_cast<size_t>(from.size()));
+  for (const Wire& wire : from) {
+    auto value = DecodeAnswer(wire);
+    if (!value.ok()) {
+      return std::move(value).status();
+    }
+    to->push_back(*std::move(value));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Array> DecodeArray(const v1::Array& from);
+absl::StatusOr<TreeReport> DecodeReport(const v1::LayoutReport& from);
+
+}  // namespace shardmesh::client
+
+#endif  // SHARDMESH_CLIENT_REMOTE_COORDINATOR_CONNECTION_H_

@@ -1,0 +1,246 @@
+// The calls of CoordinatorClient about plans.
+#include <utility>
+
+#include "client/remote/coordinator_client.h"
+#include "client/remote/coordinator_connection.h"
+#include "client/remote/tree_encoder.h"
+#include "rpc/codec/array_codec.h"
+#include "rpc/codec/layout_codec.h"
+#include "rpc/codec/spec_codec.h"
+#include "status/status_macros.h"
+
+namespace shardmesh::client {
+namespace {
+
+absl::StatusOr<ReshardTransfer> DecodeTransfer(const v1::ReshardLink& from) {
+  ReshardTransfer to;
+  to.source = from.source();
+  to.destination = from.destination();
+  to.bytes = from.bytes();
+  SHARDMESH_ASSIGN_OR_RETURN(to.tile, DecodeAnswer(from.tile()));
+  return to;
+}
+
+absl::Status DecodeTransfers(const google::protobuf::RepeatedPtrField<v1::ReshardLink>& from,
+                             std::vector<ReshardTransfer>* to) {
+  to->reserve(static_cast<size_t>(from.size()));
+  for (const v1::ReshardLink& wire : from) {
+    SHARDMESH_ASSIGN_OR_RETURN(ReshardTransfer transfer, DecodeTransfer(wire));
+    to->push_back(std::move(transfer));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ReshardDevice> DecodeDevice(const v1::ReshardDevice& from) {
+  ReshardDevice to;
+  to.device = from.device();
+  if (from.has_source_tile()) {
+    SHARDMESH_ASSIGN_OR_RETURN(to.part.src, DecodeAnswer(from.source_tile()));
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(to.part.dst, DecodeAnswer(from.destination_tile()));
+  to.part.kept = from.kept_elements();
+  to.part.need = from.needed_elements();
+  to.part.region_count = from.regions_size();
+  to.needed_bytes = from.needed_bytes();
+  SHARDMESH_RETURN_IF_ERROR(DecodeTransfers(from.regions(), &to.regions));
+  return to;
+}
+
+v1::ListShardingsRequest::Question EncodeQuestion(ShardingsQuestion::Kind kind) {
+  switch (kind) {
+    case ShardingsQuestion::Kind::kLayouts:
+      break;
+    case ShardingsQuestion::Kind::kLayoutsOnMesh:
+      return v1::ListShardingsRequest::QUESTION_LAYOUTS_ON_MESH;
+    case ShardingsQuestion::Kind::kSpecs:
+      return v1::ListShardingsRequest::QUESTION_SPECS;
+  }
+  return v1::ListShardingsRequest::QUESTION_LAYOUTS;
+}
+
+absl::StatusOr<ShardingsEntry> DecodeEntry(const v1::LeafSharding& from) {
+  ShardingsEntry to;
+  to.name = from.name();
+  if (from.has_spec()) {
+    SHARDMESH_ASSIGN_OR_RETURN(to.spec, DecodeAnswer(from.spec()));
+  }
+  if (from.has_mesh()) {
+    // Whatever the request allowed: an answer's mesh is not judged a second time.
+    absl::StatusOr<Mesh> mesh = rpc::Decode(from.mesh(), std::nullopt, Compatibility::kExact);
+    if (!mesh.ok()) {
+      return BadAnswer(mesh.status());
+    }
+    to.mesh = *std::move(mesh);
+  }
+  return to;
+}
+
+}  // namespace
+
+absl::StatusOr<ReshardAnswer> CoordinatorClient::PlanReshard(const ReshardQuestion& question,
+                                                             const Options& options) {
+  v1::PlanReshardRequest request;
+  EncodeSelector(question.from_mesh, request.mutable_from()->mutable_mesh());
+  rpc::Encode(question.from, request.mutable_from()->mutable_spec());
+  EncodeSelector(question.to_mesh, request.mutable_to()->mutable_mesh());
+  rpc::Encode(question.to, request.mutable_to()->mutable_spec());
+  rpc::Encode(question.shape, request.mutable_shape()->mutable_sizes());
+  request.set_dtype(rpc::Encode(question.dtype));
+  request.mutable_devices()->Add(question.devices.begin(), question.devices.end());
+  request.mutable_sources()->Add(question.sources.begin(), question.sources.end());
+  request.set_omit_regions(question.omit_regions);
+  request.set_compatibility(EncodeCompatibility(question.compatibility));
+  v1::PlanReshardResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
+      connection_->layouts, &v1::ResolveService::Stub::PlanReshard, request, options, &response));
+  ReshardAnswer answer;
+  answer.pattern = rpc::Decode(response.pattern());
+  for (const v1::ReshardStep& step : response.steps()) {
+    answer.steps.push_back(rpc::Decode(step));
+  }
+  answer.elements = response.elements();
+  answer.totals.noop = response.noop();
+  answer.totals.kept = response.total_kept_elements();
+  answer.totals.need = response.total_needed_elements();
+  answer.totals.max_need = response.max_needed_elements();
+  answer.totals.receivers = response.receivers();
+  answer.totals.links = response.links();
+  answer.total_needed_bytes = response.total_needed_bytes();
+  answer.max_needed_bytes = response.max_needed_bytes();
+  answer.max_link_bytes = response.max_link_bytes();
+  answer.mean_sent_bytes = response.mean_sent_bytes();
+  if (response.has_max_sent_bytes()) {
+    answer.max_sent_bytes = response.max_sent_bytes();
+  }
+  for (const v1::ReshardDevice& wire : response.devices()) {
+    SHARDMESH_ASSIGN_OR_RETURN(ReshardDevice device, DecodeDevice(wire));
+    answer.devices.push_back(std::move(device));
+  }
+  SHARDMESH_RETURN_IF_ERROR(DecodeTransfers(response.sent(), &answer.sent));
+  answer.revision = response.revision();
+  return answer;
+}
+
+absl::StatusOr<AnalyzeAnswer> CoordinatorClient::AnalyzeLayout(const AnalyzeQuestion& question,
+                                                               absl::Span<const TreeTensor> tensors,
+                                                               const Options& options) {
+  v1::AnalyzeLayoutResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Repeat(options, [&](const Options& attempt) {
+    response.Clear();
+    grpc::ClientContext context;
+    connection_->Prepare(attempt, &context);
+    const auto stream = connection_->layouts->AnalyzeLayout(&context, &response);
+    v1::AnalyzeLayoutRequest request;
+    EncodeSelector(question.mesh, request.mutable_header()->mutable_mesh());
+    request.mutable_header()->set_compatibility(EncodeCompatibility(question.compatibility));
+    request.mutable_header()->set_stored_tree(question.stored_tree);
+    WriteTree(stream.get(), &request, tensors);
+    stream->WritesDone();
+    return connection_->StatusOf(stream->Finish());
+  }));
+  AnalyzeAnswer answer;
+  SHARDMESH_ASSIGN_OR_RETURN(answer.report, DecodeReport(response.report()));
+  answer.exact.total_parameters = {response.report().parameters(), response.parameters_are_float()};
+  answer.exact.sharded_parameters = {response.report().sharded_parameters(),
+                                     response.sharded_parameters_are_float()};
+  answer.exact.balance_score = response.report().balance_score();
+  answer.revision = response.revision();
+  return answer;
+}
+
+absl::StatusOr<SearchAnswer> CoordinatorClient::SearchMeshes(const SearchQuestion& question,
+                                                             absl::Span<const TreeTensor> tensors,
+                                                             const Options& options) {
+  v1::SearchMeshesResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Repeat(options, [&](const Options& attempt) {
+    response.Clear();
+    grpc::ClientContext context;
+    connection_->Prepare(attempt, &context);
+    const auto stream = connection_->layouts->SearchMeshes(&context, &response);
+    v1::SearchMeshesRequest request;
+    v1::SearchMeshesHeader* header = request.mutable_header();
+    header->set_devices(question.devices);
+    for (const SearchAxis& axis : question.axes) {
+      v1::SearchAxis* wire = header->add_axes();
+      wire->set_name(axis.name);
+      wire->set_min_size(axis.min_size);
+      wire->set_max_size(axis.max_size.value_or(0));
+    }
+    if (question.device_memory_bytes.has_value()) {
+      header->set_device_memory_bytes(*question.device_memory_bytes);
+    }
+    if (question.rules.index() != 0) {
+      EncodeSelector(question.rules, header->mutable_rule_set());
+    }
+    EncodeSelector(question.profile, header->mutable_profile());
+    if (question.mode.has_value()) {
+      rpc::Encode(*question.mode, header->mutable_mode());
+    }
+    header->set_max_results(static_cast<int32_t>(question.keep));
+    for (const MeshCriterion criterion : question.ranking) {
+      header->add_ranking(rpc::Encode(criterion));
+    }
+    header->set_stored_tree(question.stored_tree);
+    WriteTree(stream.get(), &request, tensors);
+    stream->WritesDone();
+    return connection_->StatusOf(stream->Finish());
+  }));
+  SearchAnswer answer;
+  answer.result.evaluated = response.evaluated();
+  answer.result.fitting = response.fitting();
+  for (const v1::MeshCandidate& wire : response.meshes()) {
+    MeshCandidate& candidate = answer.result.best.emplace_back();
+    for (const v1::MeshAxis& axis : wire.mesh().axes()) {
+      candidate.sizes.push_back(axis.size());
+    }
+    if (candidate.sizes.size() != question.axes.size()) {
+      return BadAnswer(absl::InvalidArgumentError("a mesh of other axes"));
+    }
+    candidate.fits = wire.fits();
+    candidate.device_bytes = wire.device_bytes();
+    candidate.wasted_bytes = wire.wasted_bytes();
+    candidate.sharded_bytes = wire.sharded_bytes();
+    candidate.corrected_tensors = wire.corrected_tensors();
+    candidate.unplaceable_tensors = wire.unplaceable_tensors();
+  }
+  answer.revision = response.revision();
+  return answer;
+}
+
+absl::StatusOr<std::vector<ShardingsEntry>> CoordinatorClient::ListShardings(
+    const ShardingsQuestion& question, const Options& options) {
+  v1::ListShardingsRequest request;
+  request.set_question(EncodeQuestion(question.kind));
+  for (const HeldLeaf& leaf : question.leaves) {
+    rpc::Encode(leaf, request.add_leaves());
+  }
+  if (question.prefix.has_value()) {
+    request.set_prefix(*question.prefix);
+  }
+  EncodeSelector(question.mesh, request.mutable_mesh());
+  request.set_compatibility(EncodeCompatibility(question.compatibility));
+  std::vector<ShardingsEntry> entries;
+  SHARDMESH_RETURN_IF_ERROR(
+      connection_->Repeat(options, [&](const Options& attempt) -> absl::Status {
+        entries.clear();
+        grpc::ClientContext context;
+        connection_->Prepare(attempt, &context);
+        const auto stream = connection_->layouts->ListShardings(&context, request);
+        v1::ListShardingsResponse response;
+        while (stream->Read(&response)) {
+          for (const v1::LeafSharding& wire : response.shardings()) {
+            absl::StatusOr<ShardingsEntry> entry = DecodeEntry(wire);
+            if (!entry.ok()) {
+              context.TryCancel();
+              stream->Finish();
+              return entry.status();
+            }
+            entries.push_back(*std::move(entry));
+          }
+        }
+        return connection_->StatusOf(stream->Finish());
+      }));
+  return entries;
+}
+
+}  // namespace shardmesh::client

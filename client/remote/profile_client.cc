@@ -1,0 +1,86 @@
+// The calls of CoordinatorClient about profiles and hashes.
+#include <utility>
+
+#include "client/remote/coordinator_client.h"
+#include "client/remote/coordinator_connection.h"
+#include "rpc/codec/python_codec.h"
+#include "rpc/codec/spec_codec.h"
+#include "status/status_macros.h"
+
+namespace shardmesh::client {
+namespace {
+
+// A field's name; empty for none.
+absl::StatusOr<std::optional<AxisField>> DecodeField(const std::string& name) {
+  if (name.empty()) {
+    return std::nullopt;
+  }
+  const std::optional<AxisField> field = FindAxisField(name);
+  if (!field.has_value()) {
+    return BadAnswer(absl::InvalidArgumentError(StrCat("\"", name, "\" is no field")));
+  }
+  return field;
+}
+
+absl::StatusOr<ResolvedName> DecodeName(const v1::SemanticName& from) {
+  ResolvedName name;
+  name.name = from.name();
+  SHARDMESH_ASSIGN_OR_RETURN(name.field, DecodeField(from.field()));
+  SHARDMESH_ASSIGN_OR_RETURN(name.generation_field, DecodeField(from.generation_field()));
+  SHARDMESH_ASSIGN_OR_RETURN(name.value, DecodeAnswer(from.value()));
+  SHARDMESH_ASSIGN_OR_RETURN(name.generation_value, DecodeAnswer(from.generation_value()));
+  return name;
+}
+
+}  // namespace
+
+absl::StatusOr<ProfileAnswer> CoordinatorClient::DescribeProfile(const ProfileQuestion& question,
+                                                                 const Options& options) {
+  v1::DescribeProfileRequest request;
+  v1::ProfileSelector* const profile = request.mutable_profile();
+  if (const auto* name = std::get_if<std::string>(&question.profile)) {
+    profile->set_name(*name);
+  } else if (const auto* resolved = std::get_if<PartitionAxis>(&question.profile)) {
+    rpc::Encode(*resolved, profile->mutable_inline_());
+  } else if (const auto* given = std::get_if<ProfileFields>(&question.profile)) {
+    SHARDMESH_RETURN_IF_ERROR(
+        rpc::EncodeFields(given->fields, given->semantic_axes, profile->mutable_inline_()));
+  }
+  v1::DescribeProfileResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->layouts,
+                                              &v1::ResolveService::Stub::DescribeProfile, request,
+                                              options, &response));
+  ProfileAnswer answer;
+  SHARDMESH_ASSIGN_OR_RETURN(answer.profile, DecodeAnswer(response.profile()));
+  answer.text = response.text();
+  answer.fingerprint = response.fingerprint();
+  answer.hash = {response.python_hash_text(), response.python_hash(), response.python_hash_value()};
+  for (const v1::SemanticName& wire : response.semantic_names()) {
+    SHARDMESH_ASSIGN_OR_RETURN(ResolvedName name, DecodeName(wire));
+    answer.semantic_names.push_back(std::move(name));
+  }
+  answer.revision = response.revision();
+  return answer;
+}
+
+absl::StatusOr<PythonHash> CoordinatorClient::ComputeHash(const HashQuestion& question,
+                                                          const Options& options) {
+  v1::ComputeHashRequest request;
+  const auto* const text = std::get_if<std::string>(&question.subject);
+  if (text != nullptr) {
+    request.set_text(*text);
+  } else {
+    rpc::Encode(std::get<std::vector<PythonValue>>(question.subject), request.mutable_attributes());
+  }
+  if (question.algorithm.has_value()) {
+    request.set_algorithm(*question.algorithm);
+  }
+  request.set_compatibility(EncodeCompatibility(question.compatibility));
+  v1::ComputeHashResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
+      connection_->layouts, &v1::ResolveService::Stub::ComputeHash, request, options, &response));
+  return PythonHash{text != nullptr ? *text : response.text(), response.hash(),
+                    response.python_hash_value()};
+}
+
+}  // namespace shardmesh::client

@@ -1,0 +1,112 @@
+// Keeps a session alive from a thread of its own.
+#include "client/remote/session_keeper.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "process/steady_deadline.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+
+namespace shardmesh::client {
+namespace {
+
+// The longest that one renewal waits for the coordinator, and the client's end for a renewal.
+constexpr absl::Duration kCallTimeout = absl::Seconds(1);
+// The longest that the client's end waits until the session is closed. A call that is not answered
+// by then may be lost: nothing is staged any more, and the session expires.
+constexpr absl::Duration kCloseTimeout = absl::Seconds(2);
+// Between two tries to renew while the coordinator does not answer.
+constexpr absl::Duration kRetryDelay = absl::Milliseconds(500);
+
+}  // namespace
+
+SessionKeeper::~SessionKeeper() {
+  {
+    absl::MutexLock lock(&mutex_);
+    stopping_ = true;
+    changed_.Signal();
+  }
+  Close();
+  absl::MutexLock lock(&opening_);
+  if (renewer_.joinable()) {
+    renewer_.join();
+  }
+}
+
+absl::StatusOr<std::string> SessionKeeper::Get(const rpc::CallOptions& options) {
+  absl::MutexLock opening(&opening_);
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!session_id_.empty()) {
+      return session_id_;
+    }
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const OpenedSession session,
+                             coordinator_->OpenSession(ttl_, client_name_, options));
+  {
+    absl::MutexLock lock(&mutex_);
+    session_id_ = session.session_id;
+    renew_after_ = session.ttl / 3;
+    changed_.Signal();
+  }
+  if (!renewer_.joinable()) {
+    renewer_ = std::thread([this] { Renew(); });
+  }
+  return session.session_id;
+}
+
+void SessionKeeper::Close() {
+  std::string session_id;
+  {
+    absl::MutexLock lock(&mutex_);
+    session_id = std::exchange(session_id_, {});
+    changed_.Signal();
+  }
+  if (!session_id.empty()) {
+    // Best effort: a session that is not closed expires.
+    coordinator_->CloseSession(session_id, rpc::CallOptions::Within(kCloseTimeout)).IgnoreError();
+  }
+}
+
+void SessionKeeper::Forget(const std::string& session_id) {
+  absl::MutexLock lock(&mutex_);
+  if (session_id_ == session_id) {
+    session_id_.clear();
+    changed_.Signal();
+  }
+}
+
+void SessionKeeper::Renew() {
+  absl::MutexLock lock(&mutex_);
+  auto next = rpc::SteadyDeadline::After(renew_after_);
+  std::string renewed = session_id_;
+  while (!stopping_) {
+    if (session_id_.empty() || session_id_ != renewed) {
+      // Another session, or none, since the last look.
+      renewed = session_id_;
+      next =
+          rpc::SteadyDeadline::After(session_id_.empty() ? absl::InfiniteDuration() : renew_after_);
+    }
+    if (!changed_.WaitWithTimeout(&mutex_, next.left()) || stopping_ || session_id_ != renewed) {
+      continue;
+    }
+    const absl::Duration timeout = std::min(kCallTimeout, renew_after_);
+    mutex_.Unlock();
+    const absl::StatusOr<absl::Duration> ttl =
+        coordinator_->RenewSession(renewed, rpc::CallOptions::Within(timeout));
+    mutex_.Lock();
+    if (ttl.ok()) {
+      renew_after_ = *ttl / 3;
+      next = rpc::SteadyDeadline::After(renew_after_);
+    } else if (ReasonOf(ttl.status()) == Reason::kSessionGone) {
+      if (session_id_ == renewed) {
+        session_id_.clear();
+      }
+    } else {
+      next = rpc::SteadyDeadline::After(std::min(kRetryDelay, renew_after_));
+    }
+  }
+}
+
+}  // namespace shardmesh::client

@@ -1,0 +1,55 @@
+// The session of one client: opened when first needed, renewed in the background, closed at the
+// end.
+#ifndef SHARDMESH_CLIENT_REMOTE_SESSION_KEEPER_H_
+#define SHARDMESH_CLIENT_REMOTE_SESSION_KEEPER_H_
+
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "client/remote/coordinator_client.h"
+
+namespace shardmesh::client {
+
+// Renews after a third of the time to live. A session that the server no longer knows
+// (SESSION_GONE) is given up, and the next Get opens another; other failures to renew are tried
+// again. Thread-safe.
+class SessionKeeper {
+ public:
+  // `coordinator` outlives the keeper.
+  SessionKeeper(CoordinatorClient* coordinator, absl::Duration ttl, std::string client_name)
+      : coordinator_(coordinator), ttl_(ttl), client_name_(std::move(client_name)) {}
+  ~SessionKeeper();  // closes
+  SessionKeeper(const SessionKeeper&) = delete;
+  SessionKeeper& operator=(const SessionKeeper&) = delete;
+
+  // The session's id. Errors of OpenSession.
+  absl::StatusOr<std::string> Get(const rpc::CallOptions& options);
+  // The server no longer knows this session: the next Get opens another.
+  void Forget(const std::string& session_id);
+  // Closes the session, waiting at most two seconds for the answer. A later Get opens another.
+  void Close();
+
+ private:
+  void Renew();
+
+  CoordinatorClient* const coordinator_;
+  const absl::Duration ttl_;
+  const std::string client_name_;
+
+  absl::Mutex opening_;  // held while a session is opened; taken before mutex_
+  absl::Mutex mutex_;
+  std::string session_id_ ABSL_GUARDED_BY(mutex_);  // empty: none is open
+  absl::Duration renew_after_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteDuration();
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::CondVar changed_;
+  std::thread renewer_ ABSL_GUARDED_BY(opening_);  // runs from the first session on
+};
+
+}  // namespace shardmesh::client
+
+#endif  // SHARDMESH_CLIENT_REMOTE_SESSION_KEEPER_H_

@@ -1,0 +1,65 @@
+// Trees of tensors on their way to the server: columns, and tables of what tensors share.
+#ifndef SHARDMESH_CLIENT_REMOTE_TREE_ENCODER_H_
+#define SHARDMESH_CLIENT_REMOTE_TREE_ENCODER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "client/types/catalog.h"
+#include "client/types/layout_questions.h"
+#include "shardmesh/v1/tree.pb.h"
+
+namespace shardmesh::client {
+
+// Puts the tensors of one tree into messages. For one thread.
+class TreeEncoder {
+ public:
+  // Bytes up to which tensors are collected for one message, and as many for what they share: well
+  // below what a message may have.
+  static constexpr size_t kMessageBytes = size_t{256} << 10;
+
+  // `message_bytes`: see kMessageBytes.
+  explicit TreeEncoder(absl::Span<const TreeTensor> tensors, size_t message_bytes = kMessageBytes)
+      : message_bytes_(message_bytes), rest_(tensors) {}
+
+  bool done() const { return rest_.empty(); }
+  // Fills `to`, which is empty, with the tensors that are next.
+  void EncodeNext(v1::TreeTensors* to);
+
+ private:
+  uint32_t AxesIndex(const std::vector<AxisValue>& axes, v1::TreeTensors* to);
+  uint32_t SpecIndex(const PartitionSpec& spec, v1::TreeTensors* to);
+
+  const size_t message_bytes_;
+  absl::Span<const TreeTensor> rest_;
+  size_t table_bytes_ = 0;  // of the message at hand
+  // 1 + the place in the table, by text.
+  absl::flat_hash_map<std::string, uint32_t> axes_;
+  absl::flat_hash_map<std::string, uint32_t> specs_;
+};
+
+// INVALID_ARGUMENT, as CheckStoredTreeSize says, names the field of the message.
+absl::Status Encode(const StoredTree& from, v1::StoredTree* to);
+// Errors of TreeDecoder.
+absl::StatusOr<StoredTree> Decode(const v1::StoredTree& from);
+
+// Writes the header that `request` has, and then all tensors; stops where the stream breaks.
+template <typename Stream, typename Request>
+void WriteTree(Stream* stream, Request* request, absl::Span<const TreeTensor> tensors) {
+  TreeEncoder encoder(tensors);
+  bool is_open = stream->Write(*request);
+  while (is_open && !encoder.done()) {
+    request->Clear();
+    encoder.EncodeNext(request->mutable_tensors());
+    is_open = stream->Write(*request);
+  }
+}
+
+}  // namespace shardmesh::client
+
+#endif  // SHARDMESH_CLIENT_REMOTE_TREE_ENCODER_H_

@@ -1,0 +1,105 @@
+// The contract's enums that a client reads, as its own.
+#ifndef SHARDMESH_CLIENT_REMOTE_WIRE_ENUMS_H_
+#define SHARDMESH_CLIENT_REMOTE_WIRE_ENUMS_H_
+
+#include "client/types/array.h"
+#include "client/types/cluster.h"
+#include "shardmesh/v1/array.pb.h"
+#include "shardmesh/v1/cluster_service.pb.h"
+#include "shardmesh/v1/operation_service.pb.h"
+
+namespace shardmesh::client {
+
+// A value that this build does not know reads as kUnknown: it is the server's to have new ones.
+
+inline Durability DurabilityOf(v1::Durability from) {
+  switch (from) {
+    case v1::DURABILITY_MEMORY:
+      return Durability::kMemory;
+    case v1::DURABILITY_DISK:
+      return Durability::kDisk;
+    default:
+      return Durability::kUnknown;
+  }
+}
+
+inline ArrayState StateOf(v1::ArrayState from) {
+  switch (from) {
+    case v1::ARRAY_STATE_AVAILABLE:
+      return ArrayState::kAvailable;
+    case v1::ARRAY_STATE_DEGRADED:
+      return ArrayState::kDegraded;
+    default:
+      return ArrayState::kUnknown;
+  }
+}
+
+inline WorkerState StateOf(v1::WorkerState from) {
+  switch (from) {
+    case v1::WORKER_STATE_JOINING:
+      return WorkerState::kJoining;
+    case v1::WORKER_STATE_READY:
+      return WorkerState::kReady;
+    case v1::WORKER_STATE_DRAINING:
+      return WorkerState::kDraining;
+    case v1::WORKER_STATE_LOST:
+      return WorkerState::kLost;
+    default:
+      return WorkerState::kUnknown;
+  }
+}
+
+inline ClusterFinding::Kind KindOf(v1::FindingKind from) {
+  switch (from) {
+    case v1::FINDING_KIND_STUCK:
+      return ClusterFinding::Kind::kStuck;
+    case v1::FINDING_KIND_DEADLOCK:
+      return ClusterFinding::Kind::kDeadlock;
+    case v1::FINDING_KIND_CUT_OFF:
+      return ClusterFinding::Kind::kCutOff;
+    case v1::FINDING_KIND_FAILED:
+      return ClusterFinding::Kind::kFailed;
+    case v1::FINDING_KIND_WORKER:
+      return ClusterFinding::Kind::kWorker;
+    case v1::FINDING_KIND_DEGRADED:
+      return ClusterFinding::Kind::kDegraded;
+    case v1::FINDING_KIND_QUARANTINED:
+      return ClusterFinding::Kind::kQuarantined;
+    case v1::FINDING_KIND_UNREADABLE:
+      return ClusterFinding::Kind::kUnreadable;
+    default:
+      return ClusterFinding::Kind::kUnknown;
+  }
+}
+
+inline CoordinatorState StateOf(v1::CoordinatorState from) {
+  switch (from) {
+    case v1::COORDINATOR_STATE_RECOVERING:
+      return CoordinatorState::kRecovering;
+    case v1::COORDINATOR_STATE_SERVING:
+      return CoordinatorState::kServing;
+    case v1::COORDINATOR_STATE_DRAINING:
+      return CoordinatorState::kDraining;
+    default:
+      return CoordinatorState::kUnknown;
+  }
+}
+
+inline OperationState StateOf(v1::OperationState from) {
+  switch (from) {
+    case v1::OPERATION_STATE_RUNNING:
+      return OperationState::kRunning;
+    case v1::OPERATION_STATE_DONE:
+      return OperationState::kDone;
+    case v1::OPERATION_STATE_FAILED:
+      return OperationState::kFailed;
+    case v1::OPERATION_STATE_CANCELLED:
+      return OperationState::kCancelled;
+    default:
+      return OperationState::kUnknown;
+  }
+}
+
+}  // namespace shardmesh::client
+
+#endif  // SHARDMESH_CLIENT_REMOTE_WIRE_ENUMS_H_

@@ -1,0 +1,513 @@
+// Streams of tiles over gRPC's generic stub, so that their bytes travel as slices of the memory
+// where they lie.
+#include "client/remote/worker_client.h"
+
+#include <grpcpp/channel.h>
+#include <grpcpp/client_context.h>
+#include <grpcpp/completion_queue.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/slice.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "client/remote/wire_enums.h"
+#include "process/crc32c.h"
+#include "process/steady_deadline.h"
+#include "rpc/codec/spec_codec.h"
+#include "rpc/codec/status.h"
+#include "rpc/stream/tile_piece.h"
+#include "rpc/tls/dial.h"
+#include "shardmesh/v1/tile_service.grpc.pb.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+
+namespace shardmesh::client {
+namespace {
+
+constexpr const char* kPutTiles = "/shardmesh.v1.TileService/PutTiles";
+constexpr const char* kGetTiles = "/shardmesh.v1.TileService/GetTiles";
+// The coordinator has said that the worker is there: one that is busy is waited for. One that is
+// gone refuses the connection at once.
+constexpr absl::Duration kConnectTimeout = absl::Seconds(10);
+// How long one of several addresses has to accept a connection before the next one is tried. Where
+// packets to an address are lost nothing comes back. It has its whole time if no other answers.
+constexpr absl::Duration kDialTime = absl::Milliseconds(500);
+
+// The memory that slices of one stream lie in: the tensors' own, and blocks for bytes that had to
+// be cut out. It knows which of them gRPC still holds, and recycles its blocks. Thread-safe.
+class PieceMemory : public std::enable_shared_from_this<PieceMemory> {
+ public:
+  // A slice over bytes that others own.
+  grpc::Slice Borrow(absl::Span<const char> bytes) {
+    return Lend(const_cast<char*>(bytes.data()), bytes.size(), nullptr);
+  }
+
+  // A block of kMaxTilePieceBytes, to be filled and passed to LendBlock.
+  std::unique_ptr<char[]> TakeBlock() {
+    absl::MutexLock lock(&mutex_);
+    if (idle_.empty()) {
+      return std::unique_ptr<char[]>(new char[rpc::kMaxTilePieceBytes]);
+    }
+    std::unique_ptr<char[]> block = std::move(idle_.back());
+    idle_.pop_back();
+    return block;
+  }
+  grpc::Slice LendBlock(std::unique_ptr<char[]> block, size_t size) {
+    char* const bytes = block.get();
+    return Lend(bytes, size, std::move(block));
+  }
+
+  // Whether gRPC has let go of every slice.
+  bool is_returned() {
+    absl::MutexLock lock(&mutex_);
+    return AllReturned();
+  }
+  void AwaitReturned() {
+    absl::MutexLock lock(&mutex_);
+    mutex_.Await(absl::Condition(this, &PieceMemory::AllReturned));
+  }
+
+ private:
+  struct Loan {
+    std::shared_ptr<PieceMemory> memory;
+    std::unique_ptr<char[]> block;
+  };
+
+  grpc::Slice Lend(char* bytes, size_t size, std::unique_ptr<char[]> block) {
+    {
+      absl::MutexLock lock(&mutex_);
+      ++lent_;
+    }
+    return grpc::Slice(bytes, size, &PieceMemory::Return,
+                       new Loan{shared_from_this(), std::move(block)});
+  }
+  static void Return(void* argument) {
+    const std::unique_ptr<Loan> loan(static_cast<Loan*>(argument));
+    absl::MutexLock lock(&loan->memory->mutex_);
+    --loan->memory->lent_;
+    if (loan->block != nullptr) {
+      loan->memory->idle_.push_back(std::move(loan->block));
+    }
+  }
+  bool AllReturned() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return lent_ == 0; }
+
+  absl::Mutex mutex_;
+  int64_t lent_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<std::unique_ptr<char[]>> idle_ ABSL_GUARDED_BY(mutex_);
+};
+
+grpc::ByteBuffer Serialize(const google::protobuf::MessageLite& message) {
+  grpc::Slice slice(message.ByteSizeLong());
+  message.SerializeWithCachedSizesToArray(const_cast<uint8_t*>(slice.begin()));
+  return grpc::ByteBuffer(&slice, 1);
+}
+
+template <typename Message>
+absl::Status Parse(const grpc::ByteBuffer& bytes, Message* message) {
+  grpc::Slice slice;
+  if (!bytes.DumpToSingleSlice(&slice).ok() ||
+      !message->ParseFromArray(slice.begin(), static_cast<int>(slice.size()))) {
+    return absl::InternalError("the worker's answer is no message of its service");
+  }
+  return absl::OkStatus();
+}
+
+// One call of byte buffers, driven by the thread that makes it: operations are started and awaited
+// one after the other, but for one write or read that may be under way meanwhile.
+class ByteStream {
+ public:
+  ByteStream(const std::shared_ptr<grpc::Channel>& channel, const char* method,
+             Cancellation* cancellation, const rpc::CallOptions& options)
+      : cancellation_(cancellation), registration_(cancellation, [this] { context_.TryCancel(); }) {
+    rpc::Apply(options, &context_);
+    stream_ = grpc::GenericStub(channel).PrepareCall(&context_, method, &queue_);
+    stream_->StartCall(nullptr);
+    is_open_ = Await();
+  }
+  ~ByteStream() {
+    queue_.Shutdown();
+    void* tag;
+    bool ok;
+    while (queue_.Next(&tag, &ok)) {
+    }
+  }
+
+  // Sends after what was sent before has been taken. False once the stream is broken.
+  bool Write(const grpc::ByteBuffer& message, bool more_follows) {
+    if (!Flush()) {
+      return false;
+    }
+    stream_->Write(message,
+                   more_follows ? grpc::WriteOptions().set_buffer_hint() : grpc::WriteOptions(),
+                   nullptr);
+    is_writing_ = true;
+    return true;
+  }
+  // Waits until what was sent has been taken.
+  bool Flush() {
+    if (std::exchange(is_writing_, false)) {
+      is_open_ = Await() && is_open_;
+    }
+    return is_open_;
+  }
+  bool WritesDone() {
+    if (!Flush()) {
+      return false;
+    }
+    stream_->WritesDone(nullptr);
+    return Await();
+  }
+
+  void StartRead(grpc::ByteBuffer* message) { stream_->Read(message, nullptr); }
+  bool FinishRead() { return Await(); }
+  bool Read(grpc::ByteBuffer* message) {
+    StartRead(message);
+    return FinishRead();
+  }
+
+  void Cancel() { context_.TryCancel(); }
+  // Drives the connection, after Finish, until `is_done` or for the time given.
+  template <typename Done>
+  void DriveUntil(const Done& is_done, absl::Duration timeout) {
+    void* tag;
+    bool ok;
+    for (const auto limit = rpc::SteadyDeadline::After(timeout); !is_done() && !limit.is_over();) {
+      queue_.AsyncNext(&tag, &ok, absl::ToChronoTime(absl::Now() + absl::Milliseconds(5)));
+    }
+  }
+  // The call's outcome; waits for it. Called once, when no operation is under way.
+  absl::Status Finish() {
+    Flush();
+    grpc::Status status;
+    stream_->Finish(&status, nullptr);
+    Await();
+    return cancellation_->is_cancelled() ? rpc::FromGrpc(status) : rpc::OutcomeOf(status);
+  }
+
+ private:
+  bool Await() {
+    void* tag;
+    bool ok = false;
+    return queue_.Next(&tag, &ok) && ok;
+  }
+
+  grpc::ClientContext context_;
+  grpc::CompletionQueue queue_;
+  std::unique_ptr<grpc::GenericClientAsyncReaderWriter> stream_;
+  bool is_open_ = false;
+  bool is_writing_ = false;
+  Cancellation* const cancellation_;
+  Cancellation::Registration registration_;  // last: uses the context
+};
+
+// Sends one tile: header, then pieces. False once the stream is broken.
+absl::StatusOr<bool> SendTile(const OutgoingTile& tile, PieceMemory& memory,
+                              const std::function<void(int64_t)>& on_sent, ByteStream& stream) {
+  SHARDMESH_ASSIGN_OR_RETURN(
+      const TileRegion region,
+      TileRegion::Create(tile.tensor.dtype(), tile.tensor.shape(), tile.tile));
+  v1::PutTilesRequest opening;
+  v1::TileHeader& header = *opening.mutable_header();
+  header.set_token(std::string(tile.token));
+  header.set_array_id(std::string(tile.array_id));
+  rpc::Encode(tile.tile, header.mutable_tile());
+  header.set_size_bytes(region.size_bytes());
+  header.set_rank(tile.rank);
+  if (!stream.Write(Serialize(opening), /*more_follows=*/true)) {
+    return false;
+  }
+  uint32_t tile_crc = 0;
+  int64_t offset = 0;
+  do {  // An empty tile has one empty piece, which closes it.
+    const int64_t size = std::min(rpc::kMaxTilePieceBytes, region.size_bytes() - offset);
+    const absl::Span<const char> whole = tile.tensor.bytes();
+    grpc::Slice data;
+    rpc::TilePieceHeader piece{.offset_bytes = offset};
+    if (region.contiguous()) {
+      const auto bytes = whole.subspan(static_cast<size_t>(region.offset_bytes() + offset),
+                                       static_cast<size_t>(size));
+      piece.crc32c = Crc32c(bytes);
+      if (size > 0) {
+        data = memory.Borrow(bytes);
+      }
+    } else {
+      std::unique_ptr<char[]> block = memory.TakeBlock();
+      char* at = block.get();
+      region.ForEachRun(offset, offset + size, [&](int64_t run_offset, int64_t run_size) {
+        at = std::copy_n(whole.data() + run_offset, run_size, at);
+      });
+      piece.crc32c = Crc32c({block.get(), static_cast<size_t>(size)});
+      data = memory.LendBlock(std::move(block), static_cast<size_t>(size));
+    }
+    tile_crc = ConcatCrc32c(tile_crc, piece.crc32c, size);
+    offset += size;
+    if (offset == region.size_bytes()) {
+      piece.tile_crc32c = tile_crc;
+    }
+    if (!stream.Write(rpc::WriteTilePiece(piece, data), /*more_follows=*/false)) {
+      return false;
+    }
+    on_sent(size);
+  } while (offset < region.size_bytes());
+  return true;
+}
+
+// Follows the answer of GetTiles: which tile is open, and whether its bytes come in order.
+class TileReceiver {
+ public:
+  TileReceiver(absl::Span<const FetchedTile> tiles, const TileSink& sink)
+      : tiles_(tiles), sink_(sink) {}
+
+  absl::Status Receive(grpc::ByteBuffer* message) {
+    SHARDMESH_ASSIGN_OR_RETURN(const std::optional<rpc::TilePiece> piece,
+                               rpc::ReadTilePiece(message));
+    if (piece.has_value()) {
+      return ReceivePiece(*piece);
+    }
+    v1::GetTilesResponse response;
+    SHARDMESH_RETURN_IF_ERROR(Parse(*message, &response));
+    return response.has_opening() ? ReceiveOpening(response.opening()) : absl::OkStatus();
+  }
+
+  absl::Status Close() const {
+    if (is_open_ || opened_ != tiles_.size()) {
+      return absl::InternalError(StrCat("the worker's stream ended within or before tile ",
+                                        is_open_ ? opened_ - 1 : opened_, " of ", tiles_.size()));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::Status ReceiveOpening(const v1::TileOpening& opening) {
+    if (is_open_ || opened_ == tiles_.size()) {
+      return absl::InternalError("the worker opens a tile that is not due");
+    }
+    const FetchedTile& due = tiles_[opened_];
+    SHARDMESH_ASSIGN_OR_RETURN(const Tile tile, rpc::Decode(opening.tile()));
+    if (opening.array_id() != ToAbsl(due.array_id) || tile != due.tile ||
+        opening.size_bytes() != due.size_bytes) {
+      return absl::InternalError(StrCat("the worker answers with tile ", tile.ToString(), " of ",
+                                        opening.size_bytes(), " bytes of array ",
+                                        opening.array_id(), " where ", due.tile.ToString(), " of ",
+                                        due.size_bytes, " bytes of ", due.array_id, " is due"));
+    }
+    ++opened_;
+    is_open_ = due.size_bytes > 0;
+    offset_ = 0;
+    crc_ = 0;
+    return absl::OkStatus();
+  }
+
+  absl::Status ReceivePiece(const rpc::TilePiece& piece) {
+    const int64_t size = piece.size_bytes();
+    if (!is_open_) {
+      // What closes an empty tile.
+      return opened_ > 0 && size == 0 ? absl::OkStatus()
+                                      : absl::InternalError("the worker sends bytes of no tile");
+    }
+    const FetchedTile& tile = tiles_[opened_ - 1];
+    if (piece.header.offset_bytes != offset_ || size == 0 || size > tile.size_bytes - offset_) {
+      return absl::InternalError(StrCat("the worker sends bytes [", piece.header.offset_bytes, ", ",
+                                        piece.header.offset_bytes, "+", size, ") of a tile", " of ",
+                                        tile.size_bytes, " where ", offset_, " is next"));
+    }
+    crc_ = ConcatCrc32c(crc_, piece.header.crc32c, size);
+    const bool is_last = offset_ + size == tile.size_bytes;
+    if (is_last && piece.header.tile_crc32c != crc_) {
+      return WithReason(absl::DataLossError(StrCat("tile ", tile.tile.ToString(), " of array ",
+                                                   tile.array_id, " differs from its checksum")),
+                        Reason::kChecksumMismatch);
+    }
+    for (const absl::Span<const char> bytes : piece.data) {
+      SHARDMESH_RETURN_IF_ERROR(sink_(opened_ - 1, offset_, bytes));
+      offset_ += static_cast<int64_t>(bytes.size());
+    }
+    is_open_ = !is_last;
+    return absl::OkStatus();
+  }
+
+  const absl::Span<const FetchedTile> tiles_;
+  const TileSink& sink_;
+  size_t opened_ = 0;     // tiles, the open one included
+  bool is_open_ = false;  // bytes of tile opened_ - 1 are due
+  int64_t offset_ = 0;
+  uint32_t crc_ = 0;
+};
+
+}  // namespace
+
+class WorkerClient::Impl {
+ public:
+  Impl(std::shared_ptr<grpc::Channel> channel, std::string address)
+      : address_(std::move(address)), channel_(std::move(channel)) {}
+
+  const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
+  // Closes the connection; every later call fails.
+  void Close() { channel_.reset(); }
+  absl::Status CheckOpen() const {
+    return channel_ != nullptr
+               ? absl::OkStatus()
+               : absl::UnavailableError(StrCat("the connection to ", address_, " is closed"));
+  }
+  absl::Status Locate(absl::Status status) const {
+    return absl::IsUnavailable(status) && ReasonOf(status) == Reason::kUnspecified
+               ? WithContext(std::move(status), StrCat("worker at ", address_))
+               : status;
+  }
+
+ private:
+  const std::string address_;
+  std::shared_ptr<grpc::Channel> channel_;
+};
+
+WorkerClient::WorkerClient(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+WorkerClient::~WorkerClient() = default;
+
+absl::StatusOr<std::unique_ptr<WorkerClient>> WorkerClient::Connect(
+    const std::string& identity, absl::Span<const std::string> addresses,
+    const rpc::Credentials& credentials, absl::Time deadline) {
+  const rpc::ChannelOptions options{.credentials = credentials,
+                                    .peer = rpc::ExpectedPeer::Worker(identity),
+                                    .max_message_bytes = rpc::kMaxDataMessageBytes,
+                                    .own_connection = true};
+  const auto time = rpc::SteadyDeadline::At(deadline);
+  std::vector<std::string> failures;
+  absl::Status failure = absl::UnavailableError("the worker has no address");
+  const auto connect = [&](const std::string& address) -> std::unique_ptr<WorkerClient> {
+    auto channel = rpc::CreateChannel(address, options);
+    const absl::Status connected =
+        channel.ok() ? rpc::WaitForConnected(**channel, address,
+                                             std::min(kConnectTimeout, time.left()), options)
+                     : channel.status();
+    if (connected.ok()) {
+      return std::unique_ptr<WorkerClient>(
+          new WorkerClient(std::make_unique<Impl>(*std::move(channel), address)));
+    }
+    failures.emplace_back(ToStd(connected.message()));
+    failure = failures.size() == 1 ? connected : absl::UnavailableError(StrJoin(failures, "; "));
+    return nullptr;
+  };
+  std::vector<const std::string*> silent;  // or they refuse, which is said once more below
+  for (const std::string& address : addresses) {
+    if (addresses.size() > 1) {
+      const absl::Status dialled =
+          rpc::Dial(address, absl::Now() + std::min(kDialTime, time.left())).status();
+      if (!dialled.ok() && !absl::IsUnimplemented(dialled)) {
+        silent.push_back(&address);
+        continue;
+      }
+    }
+    if (auto client = connect(address); client != nullptr) {
+      return client;
+    }
+  }
+  for (const std::string* const address : silent) {
+    if (auto client = connect(*address); client != nullptr) {
+      return client;
+    }
+  }
+  return failure;
+}
+
+absl::StatusOr<WorkerIdentity> WorkerClient::Identify(const rpc::CallOptions& options) {
+  SHARDMESH_RETURN_IF_ERROR(impl_->CheckOpen());
+  grpc::ClientContext context;
+  rpc::Apply(options, &context);
+  v1::IdentifyResponse response;
+  SHARDMESH_RETURN_IF_ERROR(impl_->Locate(rpc::OutcomeOf(
+      v1::TileService::NewStub(impl_->channel())->Identify(&context, {}, &response))));
+  return WorkerIdentity{response.identity(), response.incarnation(), response.cluster_id()};
+}
+
+absl::StatusOr<PutTilesAnswer> WorkerClient::PutTiles(absl::Span<const OutgoingTile> tiles,
+                                                      const std::function<void(int64_t)>& on_sent,
+                                                      Cancellation* cancellation,
+                                                      const rpc::CallOptions& options) {
+  SHARDMESH_RETURN_IF_ERROR(impl_->CheckOpen());
+  const auto memory = std::make_shared<PieceMemory>();
+  absl::Status status;
+  PutTilesAnswer answer;
+  {
+    ByteStream stream(impl_->channel(), kPutTiles, cancellation, options);
+    absl::Status local;  // what went wrong on this side
+    bool is_open = true;
+    for (size_t i = 0; i < tiles.size() && is_open; ++i) {
+      absl::StatusOr<bool> sent = SendTile(tiles[i], *memory, on_sent, stream);
+      if (!sent.ok()) {
+        local = std::move(sent).status();
+        stream.Cancel();
+      }
+      is_open = sent.ok() && *sent;
+    }
+    grpc::ByteBuffer bytes;
+    const bool has_answer = is_open && stream.WritesDone() && stream.Read(&bytes);
+    status = stream.Finish();
+    if (!local.ok()) {
+      status = std::move(local);
+    } else if (status.ok()) {
+      v1::PutTilesResponse response;
+      status = has_answer ? Parse(bytes, &response)
+                          : absl::InternalError("the worker ended the stream without an answer");
+      answer = {response.tiles(), response.size_bytes(), DurabilityOf(response.durability())};
+    }
+    // A broken stream may leave bytes on their way out.
+    stream.DriveUntil([&memory] { return memory->is_returned(); }, absl::Seconds(1));
+  }
+  if (!memory->is_returned()) {
+    // They go with the connection, at the latest when the worker does not answer its pings.
+    impl_->Close();
+    memory->AwaitReturned();
+  }
+  if (!status.ok()) {
+    return impl_->Locate(std::move(status));
+  }
+  return answer;
+}
+
+absl::Status WorkerClient::GetTiles(absl::Span<const FetchedTile> tiles, const TileSink& sink,
+                                    Cancellation* cancellation, const rpc::CallOptions& options) {
+  SHARDMESH_RETURN_IF_ERROR(impl_->CheckOpen());
+  v1::GetTilesRequest request;
+  for (const FetchedTile& tile : tiles) {
+    v1::TileSelector& selector = *request.add_tiles();
+    selector.set_array_id(std::string(tile.array_id));
+    rpc::Encode(tile.tile, selector.mutable_tile());
+    selector.set_token(std::string(tile.token));
+  }
+  ByteStream stream(impl_->channel(), kGetTiles, cancellation, options);
+  absl::Status local;  // what went wrong on this side
+  TileReceiver receiver(tiles, sink);
+  if (stream.Write(Serialize(request), /*more_follows=*/false) && stream.WritesDone()) {
+    // While one message is taken apart the next one is on its way.
+    grpc::ByteBuffer message;
+    bool is_there = stream.Read(&message);
+    while (is_there) {
+      grpc::ByteBuffer next;
+      stream.StartRead(&next);
+      if (local.ok()) {
+        local = receiver.Receive(&message);
+        if (!local.ok()) {
+          stream.Cancel();
+        }
+      }
+      is_there = stream.FinishRead();
+      message.Swap(&next);
+    }
+  }
+  absl::Status status = stream.Finish();
+  if (!local.ok()) {
+    return local;
+  }
+  if (!status.ok()) {
+    return impl_->Locate(std::move(status));
+  }
+  return receiver.Close();
+}
+
+}  // namespace shardmesh::client

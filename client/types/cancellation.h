@@ -1,0 +1,70 @@
+// Ends the calls of several threads at once.
+#ifndef SHARDMESH_CLIENT_TYPES_CANCELLATION_H_
+#define SHARDMESH_CLIENT_TYPES_CANCELLATION_H_
+
+#include <functional>
+#include <list>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+
+namespace shardmesh::client {
+
+// Once cancelled it stays so: every function that is registered then is called, and every one that
+// registers later at once. Functions are quick, and call nothing of this object.
+// Thread-safe.
+class Cancellation {
+ public:
+  // Has `cancel` called on Cancel for as long as the registration lives; its destructor waits for a
+  // call that is under way.
+  class Registration {
+   public:
+    Registration(Cancellation* cancellation, std::function<void()> cancel)
+        : cancellation_(cancellation), entry_(cancellation->Add(std::move(cancel))) {}
+    ~Registration() { cancellation_->Remove(entry_); }
+    Registration(const Registration&) = delete;
+    Registration& operator=(const Registration&) = delete;
+
+   private:
+    friend class Cancellation;
+    Cancellation* const cancellation_;
+    const std::list<std::function<void()>>::iterator entry_;
+  };
+
+  void Cancel() {
+    absl::MutexLock lock(&mutex_);
+    if (!std::exchange(is_cancelled_, true)) {
+      for (const std::function<void()>& cancel : functions_) {
+        cancel();
+      }
+    }
+  }
+
+  bool is_cancelled() const {
+    absl::MutexLock lock(&mutex_);
+    return is_cancelled_;
+  }
+
+ private:
+  std::list<std::function<void()>>::iterator Add(std::function<void()> cancel) {
+    absl::MutexLock lock(&mutex_);
+    functions_.push_back(std::move(cancel));
+    if (is_cancelled_) {
+      functions_.back()();
+    }
+    return std::prev(functions_.end());
+  }
+  void Remove(std::list<std::function<void()>>::iterator entry) {
+    absl::MutexLock lock(&mutex_);
+    functions_.erase(entry);
+  }
+
+  mutable absl::Mutex mutex_;
+  bool is_cancelled_ ABSL_GUARDED_BY(mutex_) = false;
+  std::list<std::function<void()>> functions_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace shardmesh::client
+
+#endif  // SHARDMESH_CLIENT_TYPES_CANCELLATION_H_

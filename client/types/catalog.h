@@ -1,0 +1,70 @@
+// Named, versioned definitions of the cluster, as a client sees them.
+#ifndef SHARDMESH_CLIENT_TYPES_CATALOG_H_
+#define SHARDMESH_CLIENT_TYPES_CATALOG_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "client/types/layout_questions.h"
+#include "rpc/codec/definition.h"
+#include "sharding/partition_axis.h"
+#include "sharding/rules/logical_rules.h"
+
+namespace shardmesh::client {
+
+enum class EntryKind { kMesh, kProfile, kRuleSet, kLogicalRules, kTree };
+
+// The tensors of a model, at most 100,000 and 1 MiB of names and shapes. Questions about trees can
+// name it.
+struct StoredTree {
+  // Each name once. Empty in lists, watches and the answers to changes; GetEntry has them.
+  std::vector<TreeTensor> tensors = {};
+  // What they come to, as the coordinator says; not read in changes.
+  int64_t tensor_count = 0;
+  int64_t parameters = 0;
+  int64_t bytes = 0;  // of the tensors whose dtype is given
+};
+
+// In the order of EntryKind: the index of the alternative is the kind.
+using EntryValue = std::variant<rpc::MeshDefinition, PartitionAxis, rpc::RuleSetDefinition,
+                                LogicalRules, StoredTree>;
+
+inline EntryKind KindOf(const EntryValue& value) { return static_cast<EntryKind>(value.index()); }
+
+struct Entry {
+  std::string name;
+  EntryValue value;
+  int64_t version = 0;   // 1 when created, one more at each update
+  int64_t revision = 0;  // the store's at the last change
+  absl::Time update_time = absl::InfinitePast();
+};
+
+// A version of an entry, without its value.
+struct EntryVersion {
+  int64_t version = 0;
+  int64_t revision = 0;  // the store's when it was made
+  absl::Time update_time = absl::InfinitePast();
+  int64_t size_bytes = 0;  // of its value on the wire
+};
+
+struct EntryChange {
+  EntryKind kind = EntryKind::kMesh;
+  std::string name;
+  // The entry after the change; nullopt if it was deleted.
+  std::optional<Entry> entry;
+};
+
+// All changes of one revision.
+struct CatalogChanges {
+  int64_t revision = 0;
+  // Empty in the first report of a watch, which only says from where it watches.
+  std::vector<EntryChange> changes;
+};
+
+}  // namespace shardmesh::client
+
+#endif  // SHARDMESH_CLIENT_TYPES_CATALOG_H_

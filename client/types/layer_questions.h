@@ -1,0 +1,56 @@
+// Questions about linear layers and their answers, as a client asks and gets them.
+#ifndef SHARDMESH_CLIENT_TYPES_LAYER_QUESTIONS_H_
+#define SHARDMESH_CLIENT_TYPES_LAYER_QUESTIONS_H_
+
+#include <optional>
+#include <string>
+
+#include "client/types/layout_questions.h"
+#include "sharding/compatibility.h"
+#include "sharding/layout/parallel_linear.h"
+#include "tensor/dtype.h"
+
+namespace shardmesh::client {
+
+// Which spec has a result, given where its operands lie?
+struct OutputSpecQuestion {
+  enum class Kind {
+    kMatmul,   // lhs @ rhs; see GetMatmulOutputSharding
+    kLinear,   // a tensor-parallel layer's output; see GetOutputPartitionSpec
+    kOperand,  // lhs itself; see GetSharding
+  };
+  Kind kind = Kind::kMatmul;
+  ArrayLayout lhs = {};
+  ArrayLayout rhs = {};          // not of kOperand
+  std::string axis_name = "tp";  // kLinear
+};
+
+// Do a tensor-parallel layer's settings hold? See CheckTensorParallelConfig.
+struct TensorParallelQuestion {
+  // Nullopt: the context's.
+  std::optional<MeshSelector> mesh = std::nullopt;
+  std::string axis_name = "tp";
+  // Nullopt: nothing is checked.
+  std::optional<std::string> matmul_method = std::nullopt;
+  bool reduce_output = false;
+  bool reduce_scatter_output = false;
+  // The mesh around the layer; nullopt: none.
+  std::optional<MeshSelector> context_mesh = std::nullopt;
+  Compatibility compatibility = Compatibility::kDefault;
+};
+
+// What are a linear layer's parameters? See MakeParallelLinear and ParameterDtype.
+struct LinearLayerQuestion {
+  ParallelLinearOptions options;
+  Dtype dtype = Dtype::kF32;
+  Compatibility compatibility = Compatibility::kDefault;
+};
+
+struct LinearLayer {
+  ParallelLinear facts;
+  Dtype dtype = Dtype::kF32;
+};
+
+}  // namespace shardmesh::client
+
+#endif  // SHARDMESH_CLIENT_TYPES_LAYER_QUESTIONS_H_

@@ -1,0 +1,98 @@
+// Files read through a mapping, and files that appear complete or not at all.
+#ifndef SHARDMESH_PROCESS_FILE_H_
+#define SHARDMESH_PROCESS_FILE_H_
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+
+namespace shardmesh {
+
+// An open file descriptor, closed when destroyed. Movable.
+class FileDescriptor {
+ public:
+  FileDescriptor() = default;
+  explicit FileDescriptor(int fd) : fd_(fd) {}
+  FileDescriptor(FileDescriptor&& other) noexcept;
+  FileDescriptor& operator=(FileDescriptor&& other) noexcept;
+  ~FileDescriptor();
+
+  int get() const { return fd_; }
+  bool valid() const { return fd_ >= 0; }
+  void Close();
+
+ private:
+  int fd_ = -1;
+};
+
+// The status for errno's value `error`, e.g. NOT_FOUND "cannot open a/b: No such file or directory"
+// for verb "open". A full disk or quota is RESOURCE_EXHAUSTED (STORE_FULL), an I/O error DATA_LOSS.
+// A lack of descriptors or of the kernel's memory is RESOURCE_EXHAUSTED too, without that reason:
+// no file that goes would help.
+absl::Status FileError(std::string_view verb, std::string_view path, int error);
+
+// A regular file opened for reading, with its size.
+struct InputFile {
+  FileDescriptor descriptor;
+  int64_t size_bytes = 0;
+};
+// INVALID_ARGUMENT (BAD_FILE) for what is not a regular file; else errors of FileError.
+absl::StatusOr<InputFile> OpenInputFile(const std::string& path);
+
+// Fills `out` from `offset_bytes` on. INVALID_ARGUMENT (BAD_FILE) if the file ends before.
+absl::Status ReadExactly(const InputFile& file, std::string_view path, int64_t offset_bytes,
+                         absl::Span<char> out);
+
+// A whole file mapped read-only. Movable; spans stay valid when it moves.
+class MappedFile {
+ public:
+  static absl::StatusOr<MappedFile> Map(const InputFile& file, std::string_view path);
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&& other) noexcept;
+  ~MappedFile();
+
+  absl::Span<const char> bytes() const { return bytes_; }
+
+ private:
+  explicit MappedFile(absl::Span<const char> bytes) : bytes_(bytes) {}
+
+  absl::Span<const char> bytes_;
+};
+
+// Writes a file under a temporary name beside `path`; Finish makes it durable under its own (syncs
+// the file, renames it, syncs the folder). Destroyed before that, it leaves nothing. Movable.
+// Not thread-safe.
+class AtomicFileWriter {
+ public:
+  // `mode`: who may open the file, less the process's umask.
+  static absl::StatusOr<AtomicFileWriter> Create(const std::string& path, mode_t mode = 0666);
+  AtomicFileWriter(AtomicFileWriter&& other) noexcept;
+  AtomicFileWriter& operator=(AtomicFileWriter&& other) = delete;
+  ~AtomicFileWriter();
+
+  absl::Status Append(absl::Span<const char> bytes);
+  absl::Status Finish();
+
+ private:
+  AtomicFileWriter(FileDescriptor descriptor, std::string path, std::string temporary_path);
+
+  FileDescriptor descriptor_;
+  std::string path_;
+  std::string temporary_path_;  // empty once renamed or moved from
+};
+
+// Temporary files end in this; a reader of a folder ignores or removes them.
+inline constexpr std::string_view kTemporarySuffix = ".partial";
+
+// Makes the entries of a folder durable.
+absl::Status SyncFolder(const std::string& path);
+
+}  // namespace shardmesh
+
+#endif  // SHARDMESH_PROCESS_FILE_H_

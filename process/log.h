@@ -1,0 +1,83 @@
+// Structured logs on standard error: a message for people, fields for machines.
+#ifndef SHARDMESH_PROCESS_LOG_H_
+#define SHARDMESH_PROCESS_LOG_H_
+
+#include <concepts>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+
+namespace shardmesh::rpc {
+
+enum class LogLevel { kDebug, kInfo, kWarning, kError, kOff };
+
+// `debug`, `info`, `warning`, `error`, `off`. INVALID_ARGUMENT lists them.
+absl::StatusOr<LogLevel> ParseLogLevel(std::string_view text);
+
+enum class LogFormat {
+  kText,  // 2026-01-31T12:00:00.000000Z INFO worker attached identity=worker-0 rank=3
+  kJson,  // {"time":"...","level":"info","message":"worker
+          // attached","identity":"worker-0","rank":3}
+};
+
+struct LogOptions {
+  LogLevel level = LogLevel::kInfo;  // the least that is written
+  LogFormat format = LogFormat::kText;
+};
+
+// Sets how this process logs; before the first call the default options hold. Thread-safe.
+void ConfigureLog(const LogOptions& options);
+
+// Whether a line of this level is written: asks before costly fields are made. Thread-safe.
+bool LogEnabled(LogLevel level);
+
+// One key with its value. Keys are identifiers in snake_case, the same word for the same thing
+// everywhere (`identity`, `rank`, `step`, `epoch`, `array`, `error`). Never a token, a key or
+// tensor values.
+class LogField {
+ public:
+  LogField(std::string_view key, std::string_view value)
+      : key_(key), value_(value), is_text_(true) {}
+  LogField(std::string_view key, const char* value) : LogField(key, std::string_view(value)) {}
+  LogField(std::string_view key, const std::string& value)
+      : LogField(key, std::string_view(value)) {}
+  LogField(std::string_view key, bool value) : key_(key), value_(value ? "true" : "false") {}
+  template <std::integral T>
+  LogField(std::string_view key, T value) : key_(key), value_(absl::StrCat(value)) {}
+  LogField(std::string_view key, double value);
+  // As `1.5s`.
+  LogField(std::string_view key, absl::Duration value)
+      : key_(key), value_(absl::FormatDuration(value)), is_text_(true) {}
+  // As `NOT_FOUND: no array "wq"`, without payloads.
+  LogField(std::string_view key, const absl::Status& value)
+      : key_(key),
+        value_(value.ToString(absl::StatusToStringMode::kWithNoExtraData)),
+        is_text_(true) {}
+
+  const std::string& key() const { return key_; }
+  const std::string& value() const { return value_; }
+  // Whether the value is quoted in JSON; numbers and booleans are not.
+  bool is_text() const { return is_text_; }
+
+ private:
+  std::string key_;
+  std::string value_;
+  bool is_text_ = false;
+};
+
+// Writes one line: LogInfo("worker attached", {{"identity", identity}, {"rank", rank}}). Whatever
+// the message and the values hold, it stays one line of UTF-8-safe text (control characters are
+// escaped). Thread-safe; a line is written whole. Blocks if standard error does.
+void LogDebug(std::string_view message, std::initializer_list<LogField> fields = {});
+void LogInfo(std::string_view message, std::initializer_list<LogField> fields = {});
+void LogWarning(std::string_view message, std::initializer_list<LogField> fields = {});
+void LogError(std::string_view message, std::initializer_list<LogField> fields = {});
+
+}  // namespace shardmesh::rpc
+
+#endif  // SHARDMESH_PROCESS_LOG_H_

@@ -1,0 +1,38 @@
+// madvise, a piece at a time.
+#include "process/pages.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23  // Linux 5.14; older headers lack the name
+#endif
+
+namespace shardmesh {
+namespace {
+
+constexpr size_t kPageBytes = 4096;
+// A multiple of a huge page; some ten milliseconds where memory is slow.
+constexpr size_t kPieceBytes = size_t{16} << 20;
+
+}  // namespace
+
+bool PopulatePages(char* data, size_t size_bytes) {
+  char* const end = data + size_bytes;
+  // What begins within a page, or ends there, shares the page with others.
+  for (char* begin = data - reinterpret_cast<uintptr_t>(data) % kPageBytes; begin < end;) {
+    const size_t length = std::min(kPieceBytes, static_cast<size_t>(end - begin));
+    if (madvise(begin, length, MADV_POPULATE_WRITE) != 0) {
+      if (errno != ENOMEM && errno != EFAULT) return true;
+      errno = ENOMEM;
+      return false;
+    }
+    begin += length;
+  }
+  return true;
+}
+
+}  // namespace shardmesh

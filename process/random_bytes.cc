@@ -1,0 +1,18 @@
+// Random bytes by libcrypto.
+#include "process/random_bytes.h"
+
+#include <openssl/rand.h>
+
+#include <cstdlib>
+
+namespace shardmesh::rpc {
+
+std::string RandomBytes(size_t size) {
+  std::string bytes(size, '\0');
+  if (RAND_bytes(reinterpret_cast<unsigned char*>(bytes.data()), static_cast<int>(size)) != 1) {
+    std::abort();  // Without randomness every key and id would be guessable.
+  }
+  return bytes;
+}
+
+}  // namespace shardmesh::rpc

@@ -1,0 +1,140 @@
+// Abseil's semaphore of a thread, on which all its waits come down, by the steady clock.
+//
+// Abseil leaves the two functions below weak, so that a program may bring its own. They are of the
+// version that Debian 12 has; another one has to be looked at first.
+#include "process/steady_waits.h"
+
+#include <dlfcn.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "absl/base/config.h"
+#include "absl/base/internal/thread_identity.h"
+#include "absl/synchronization/internal/create_thread_identity.h"
+#include "absl/synchronization/internal/kernel_timeout.h"
+#include "absl/synchronization/internal/per_thread_sem.h"
+
+// Its own interposers (tests/testing/tsan_grpc.cc) know Abseil's functions.
+#if !defined(__SANITIZE_THREAD__) && ABSL_LTS_RELEASE_VERSION == 20220623
+#define SHARDMESH_HAS_STEADY_WAITS 1
+#endif
+
+namespace shardmesh::rpc {
+
+void UseSteadyWaits() {}
+
+#ifndef SHARDMESH_HAS_STEADY_WAITS
+
+bool WaitsAreSteady() { return false; }
+
+#else
+
+namespace {
+
+using absl::base_internal::ThreadIdentity;
+
+constexpr int64_t kSecond = 1'000'000'000;
+
+int64_t Nanoseconds(const timespec& time) { return time.tv_sec * kSecond + time.tv_nsec; }
+
+int64_t Now(clockid_t clock) {
+  timespec time = {};
+  clock_gettime(clock, &time);
+  return Nanoseconds(time);
+}
+
+// How often the thread was posted and has not waited. Abseil keeps its own count there, which
+// begins with 0 too, and wakes whoever sleeps on it once a second, which does no harm.
+std::atomic<int32_t>& CountOf(ThreadIdentity* identity) {
+  return *reinterpret_cast<std::atomic<int32_t>*>(identity->waiter_state.data);
+}
+
+bool Take(std::atomic<int32_t>& count) {
+  int32_t seen = count.load(std::memory_order_relaxed);
+  while (seen != 0) {
+    if (count.compare_exchange_weak(seen, seen - 1, std::memory_order_acquire,
+                                    std::memory_order_relaxed)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+#endif
+
+}  // namespace shardmesh::rpc
+
+#ifdef SHARDMESH_HAS_STEADY_WAITS
+
+extern "C" {
+
+__attribute__((visibility("default"), used)) void ABSL_INTERNAL_C_SYMBOL(
+    AbslInternalPerThreadSemPost)(absl::base_internal::ThreadIdentity* identity) {
+  std::atomic<int32_t>& count = shardmesh::rpc::CountOf(identity);
+  if (count.fetch_add(1, std::memory_order_release) == 0) {
+    syscall(SYS_futex, &count, FUTEX_WAKE | FUTEX_PRIVATE_FLAG, 1);
+  }
+}
+
+__attribute__((visibility("default"), used)) bool ABSL_INTERNAL_C_SYMBOL(
+    AbslInternalPerThreadSemWait)(absl::synchronization_internal::KernelTimeout timeout) {
+  using shardmesh::rpc::kSecond;
+  absl::base_internal::ThreadIdentity* const identity =
+      absl::synchronization_internal::GetOrCreateCurrentThreadIdentity();
+  std::atomic<int32_t>& count = shardmesh::rpc::CountOf(identity);
+  // Nobody's business but Abseil's, which looks for idle threads so.
+  const int ticker = identity->ticker.load(std::memory_order_relaxed);
+  identity->wait_start.store(ticker != 0 ? ticker : 1, std::memory_order_relaxed);
+  identity->is_idle.store(false, std::memory_order_relaxed);
+  std::atomic<int>* const blocked = identity->blocked_count_ptr;
+  if (blocked != nullptr) blocked->fetch_add(1, std::memory_order_relaxed);
+
+  const bool has_end = timeout.has_timeout();
+  int64_t end = 0;
+  if (has_end) {
+    const int64_t left = shardmesh::rpc::Nanoseconds(timeout.MakeAbsTimespec()) -
+                         shardmesh::rpc::Now(CLOCK_REALTIME);
+    end = shardmesh::rpc::Now(CLOCK_MONOTONIC) + left;
+  }
+  bool taken = shardmesh::rpc::Take(count);
+  while (!taken) {
+    timespec wait = {};
+    if (has_end) {
+      const int64_t left = end - shardmesh::rpc::Now(CLOCK_MONOTONIC);
+      if (left <= 0) break;
+      wait = {.tv_sec = left / kSecond, .tv_nsec = left % kSecond};
+    }
+    // A relative time is of the monotonic clock.
+    syscall(SYS_futex, &count, FUTEX_WAIT | FUTEX_PRIVATE_FLAG, 0, has_end ? &wait : nullptr);
+    taken = shardmesh::rpc::Take(count);
+  }
+
+  if (blocked != nullptr) blocked->fetch_sub(1, std::memory_order_relaxed);
+  identity->is_idle.store(false, std::memory_order_relaxed);
+  identity->wait_start.store(0, std::memory_order_relaxed);
+  return taken;
+}
+
+}  // extern "C"
+
+namespace shardmesh::rpc {
+
+bool WaitsAreSteady() {
+  // The one that the library finds.
+#define SHARDMESH_NAME_OF(x) #x
+#define SHARDMESH_NAME(x) SHARDMESH_NAME_OF(x)
+  void* const found =
+      dlsym(RTLD_DEFAULT, SHARDMESH_NAME(ABSL_INTERNAL_C_SYMBOL(AbslInternalPerThreadSemWait)));
+  return found == reinterpret_cast<void*>(&ABSL_INTERNAL_C_SYMBOL(AbslInternalPerThreadSemWait));
+}
+
+}  // namespace shardmesh::rpc
+
+#endif

@@ -1,0 +1,8 @@
+// The version that the build was configured with.
+#include "process/version.h"
+
+namespace shardmesh::rpc {
+
+std::string_view BuildVersion() { return SHARDMESH_VERSION; }
+
+}  // namespace shardmesh::rpc

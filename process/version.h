@@ -1,0 +1,14 @@
+// Which build this is.
+#ifndef SHARDMESH_PROCESS_VERSION_H_
+#define SHARDMESH_PROCESS_VERSION_H_
+
+#include <string_view>
+
+namespace shardmesh::rpc {
+
+// The project's version, such as "0.1.0".
+std::string_view BuildVersion();
+
+}  // namespace shardmesh::rpc
+
+#endif  // SHARDMESH_PROCESS_VERSION_H_

@@ -1,0 +1,73 @@
+// Threads that do what a reaction must not: wait, for disks or for the coordinator's word.
+#ifndef SHARDMESH_PROCESS_WORK_QUEUE_H_
+#define SHARDMESH_PROCESS_WORK_QUEUE_H_
+
+#include <deque>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/synchronization/mutex.h"
+
+namespace shardmesh::worker {
+
+// Runs functions on its own threads, begun in the order in which they were pushed. Whoever pushes
+// bounds how many wait. Thread-safe.
+class WorkQueue {
+ public:
+  // thread_count >= 1; with one, functions run one after the other.
+  explicit WorkQueue(int thread_count) {
+    for (int i = 0; i < thread_count; ++i) {
+      threads_.emplace_back([this] { Run(); });
+    }
+  }
+  WorkQueue(const WorkQueue&) = delete;
+  WorkQueue& operator=(const WorkQueue&) = delete;
+  // Runs what waits, and joins.
+  ~WorkQueue() {
+    {
+      absl::MutexLock lock(&mutex_);
+      stopping_ = true;
+    }
+    for (std::thread& thread : threads_) {
+      thread.join();
+    }
+  }
+
+  void Push(absl::AnyInvocable<void() &&> function) ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    waiting_.push_back(std::move(function));
+  }
+
+ private:
+  bool HasWorkOrStops() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return stopping_ || !waiting_.empty();
+  }
+
+  void Run() ABSL_LOCKS_EXCLUDED(mutex_) {
+    for (;;) {
+      absl::AnyInvocable<void() &&> function;
+      {
+        absl::MutexLock lock(&mutex_);
+        mutex_.Await(absl::Condition(this, &WorkQueue::HasWorkOrStops));
+        if (waiting_.empty()) {
+          return;
+        }
+        function = std::move(waiting_.front());
+        waiting_.pop_front();
+      }
+      std::move(function)();
+    }
+  }
+
+  absl::Mutex mutex_;
+  std::deque<absl::AnyInvocable<void() &&>> waiting_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<std::thread> threads_;  // last: start when everything above is there
+};
+
+}  // namespace shardmesh::worker
+
+#endif  // SHARDMESH_PROCESS_WORK_QUEUE_H_

@@ -1,0 +1,68 @@
+// The names of what programs are made of.
+#include "program/program.h"
+
+#include <array>
+
+namespace shardmesh {
+namespace {
+
+using Kind = CollectiveKind;
+using Algorithm = CollectiveAlgorithm;
+
+template <typename Enum>
+struct Named {
+  Enum value;
+  std::string_view name;
+};
+
+// In the order of the enums.
+constexpr std::array kKindNames = {
+    Named<Kind>{Kind::kAllReduce, "all-reduce"},
+    Named<Kind>{Kind::kAllGather, "all-gather"},
+    Named<Kind>{Kind::kReduceScatter, "reduce-scatter"},
+    Named<Kind>{Kind::kAllToAll, "all-to-all"},
+    Named<Kind>{Kind::kBroadcast, "broadcast"},
+    Named<Kind>{Kind::kReduce, "reduce"},
+    Named<Kind>{Kind::kGather, "gather"},
+    Named<Kind>{Kind::kScatter, "scatter"},
+    Named<Kind>{Kind::kPermute, "permute"},
+    Named<Kind>{Kind::kBarrier, "barrier"},
+};
+constexpr std::array kAlgorithmNames = {
+    Named<Algorithm>{Algorithm::kAuto, "auto"},
+    Named<Algorithm>{Algorithm::kPairwise, "pairwise"},
+    Named<Algorithm>{Algorithm::kDirect, "direct"},
+    Named<Algorithm>{Algorithm::kDoubling, "doubling"},
+    Named<Algorithm>{Algorithm::kHalving, "halving"},
+    Named<Algorithm>{Algorithm::kRing, "ring"},
+    Named<Algorithm>{Algorithm::kBinomial, "binomial"},
+    Named<Algorithm>{Algorithm::kChain, "chain"},
+};
+
+template <typename Enum, size_t kCount>
+constexpr std::array<Enum, kCount> ValuesOf(const std::array<Named<Enum>, kCount>& names) {
+  std::array<Enum, kCount> values = {};
+  for (size_t i = 0; i < kCount; ++i) {
+    values[i] = names[i].value;
+  }
+  return values;
+}
+
+constexpr auto kKinds = ValuesOf(kKindNames);
+constexpr auto kAlgorithms = ValuesOf(kAlgorithmNames);
+
+}  // namespace
+
+absl::Span<const CollectiveKind> AllCollectiveKinds() { return kKinds; }
+
+std::string_view CollectiveKindName(CollectiveKind kind) {
+  return kKindNames[static_cast<size_t>(kind)].name;
+}
+
+absl::Span<const CollectiveAlgorithm> AllCollectiveAlgorithms() { return kAlgorithms; }
+
+std::string_view CollectiveAlgorithmName(CollectiveAlgorithm algorithm) {
+  return kAlgorithmNames[static_cast<size_t>(algorithm)].name;
+}
+
+}  // namespace shardmesh

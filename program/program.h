@@ -1,0 +1,166 @@
+// A computation over arrays, written without regard to how they lie.
+#ifndef SHARDMESH_PROGRAM_PROGRAM_H_
+#define SHARDMESH_PROGRAM_PROGRAM_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "sharding/spec.h"
+#include "tensor/elementwise.h"
+
+namespace shardmesh {
+
+// Values of a program or plan are numbered: first the operands, then the result of each op.
+using ValueIndex = uint32_t;
+
+// Most operands, ops and outputs of a program.
+inline constexpr uint32_t kMaxProgramSize = 1024;
+
+enum class WeightLayout : uint8_t {
+  kOutIn,  // [out, in], as in PyTorch checkpoints
+  kInOut,  // [in, out], as in flax
+};
+
+// What CollectiveOp describes.
+enum class CollectiveKind : uint8_t {
+  kAllReduce,
+  kAllGather,
+  kReduceScatter,
+  kAllToAll,
+  kBroadcast,
+  kReduce,
+  kGather,
+  kScatter,
+  kPermute,
+  kBarrier,
+};
+
+// Every kind, each once.
+absl::Span<const CollectiveKind> AllCollectiveKinds();
+// `all-reduce`, `reduce-scatter`, ...
+std::string_view CollectiveKindName(CollectiveKind kind);
+
+// How the devices of a group exchange what a collective demands. Which of them a kind has, and what
+// they cost, says program/collective_choice.h.
+enum class CollectiveAlgorithm : uint8_t {
+  kAuto,      // the one predicted to be fastest
+  kPairwise,  // everyone sends to everyone what the other needs
+  kDirect,    // everyone sends all it has to everyone, or to the root, which combine it themselves
+  kDoubling,  // devices 1, 2, 4, ... places apart exchange what they have
+  kHalving,   // they split what is left to combine; then back with the results
+  kRing,      // each hears from the place before it and tells the place after it
+  kBinomial,  // along a binomial tree
+  kChain,     // along the places, in chunks
+};
+
+// Every algorithm, each once, kAuto first.
+absl::Span<const CollectiveAlgorithm> AllCollectiveAlgorithms();
+// `auto`, `pairwise`, ...
+std::string_view CollectiveAlgorithmName(CollectiveAlgorithm algorithm);
+
+// Which orders of combination a reduction may have.
+enum class CollectiveOrder : uint8_t {
+  kReproducible,  // the canonical one alone: the same bits for every algorithm, size and run
+  kFastest,       // any; still the same on every device, and in every run of the same plan
+};
+
+// A way in a permutation, from place to place.
+struct PermutePair {
+  int64_t source = 0;
+  int64_t target = 0;
+
+  friend bool operator==(const PermutePair&, const PermutePair&) = default;
+};
+
+// activation(scale * input * weight + bias) over the last dimension of the input.
+struct LinearOp {
+  ValueIndex input = 0;                           // [..., in]
+  ValueIndex weight = 0;                          // a matrix
+  std::optional<ValueIndex> bias = std::nullopt;  // [out]
+  WeightLayout weight_layout = WeightLayout::kOutIn;
+  Activation activation = Activation::kNone;
+  float scale = 1;
+
+  friend bool operator==(const LinearOp&, const LinearOp&) = default;
+};
+
+// lhs * rhs for two matrices, each transposed first if so said.
+struct MatmulOp {
+  ValueIndex lhs = 0;  // [M, K]
+  ValueIndex rhs = 0;  // [K, N]
+  bool transpose_lhs = false;
+  bool transpose_rhs = false;
+
+  friend bool operator==(const MatmulOp&, const MatmulOp&) = default;
+};
+
+// A collective over every group of devices along some mesh axes, all groups at once. What a device
+// brings is its tile; places are numbers of devices within their group (sharding/device_group.h).
+//   - all-reduce: tiles of one size become one tile, the same on all devices of the group. An
+//     unreduced axis is thereby reduced; a dimension partitioned over a reduced axis shrinks by it.
+//   - all-gather: a dimension partitioned over (..., axes) is joined along `axes`.
+//   - reduce-scatter: all-reduce, then each device keeps its part of `dimension`.
+//   - all-to-all: the same tensor laid out anew. `dimension`, partitioned over (..., axes), is
+//     joined along `axes`, and `split_dimension` becomes partitioned over (..., axes).
+//   - broadcast: every device gets the tile of the place `root`. Layout as all-reduce: along an
+//     unreduced axis, the root's partial sums become the value.
+//   - reduce, gather: as all-reduce and all-gather, but the place `root` alone has the value. The
+//     others have zeros, and `axes` are unreduced in the result: their sum is the value.
+//   - scatter: each device gets its part, along `dimension`, of the root's tile. Layout as
+//     reduce-scatter.
+//   - permute: tiles move from places to places; a device that is no target gets zeros. The layout
+//     stays, so each of `axes` partitions a dimension or is unreduced: replicas would differ. Of
+//     one pair: the source sends, the target receives.
+//   - barrier: the value passes through as it is, after every device of the group has come.
+// Partial sums may be summed, and averaged (the value's mean is then the value times 1/n); their
+// product, least and greatest mean nothing and are refused. The other kinds but broadcast and
+// scatter move them as they are: what was unreduced stays so.
+//
+// Tiles may be unequal (cut points). Those of one group that are reduced, broadcast, scattered or
+// permuted are of one shape; those that are joined, and the parts that come of `counts`, need not
+// be.
+struct CollectiveOp {
+  ValueIndex input = 0;
+  CollectiveKind kind = CollectiveKind::kAllReduce;
+  std::vector<std::string> axes = {};     // major to minor
+  int64_t dimension = 0;                  // all-gather, reduce-scatter, all-to-all, gather, scatter
+  Reduction reduction = Reduction::kSum;  // all-reduce, reduce-scatter, reduce
+  int64_t root = 0;                       // broadcast, reduce, gather, scatter; otherwise 0
+  int64_t split_dimension = 0;            // all-to-all; not `dimension`
+  std::vector<PermutePair> permutation = {};  // permute: at least one, no source or target twice
+  // reduce-scatter, all-to-all, scatter: how many indices of the dimension that is split the part
+  // of each place has, each at least 1, as many together as a tile has there. None: equal parts.
+  std::vector<int64_t> counts = {};
+  CollectiveAlgorithm algorithm = CollectiveAlgorithm::kAuto;
+  CollectiveOrder order = CollectiveOrder::kReproducible;  // of reductions
+
+  friend bool operator==(const CollectiveOp&, const CollectiveOp&) = default;
+};
+
+// The same tensor, laid out anew.
+struct ReshardOp {
+  ValueIndex input = 0;
+  PartitionSpec spec;  // must fit
+
+  friend bool operator==(const ReshardOp&, const ReshardOp&) = default;
+};
+
+using ProgramOp = std::variant<LinearOp, MatmulOp, CollectiveOp, ReshardOp>;
+
+// Op i makes value operand_count + i and refers to earlier values only.
+struct Program {
+  uint32_t operand_count = 0;
+  std::vector<ProgramOp> ops;
+  std::vector<ValueIndex> outputs;
+
+  friend bool operator==(const Program&, const Program&) = default;
+};
+
+}  // namespace shardmesh
+
+#endif  // SHARDMESH_PROGRAM_PROGRAM_H_

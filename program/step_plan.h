@@ -1,0 +1,144 @@
+// A program made ready for one mesh: what every device does to its own tiles, in order.
+#ifndef SHARDMESH_PROGRAM_STEP_PLAN_H_
+#define SHARDMESH_PROGRAM_STEP_PLAN_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "program/collective_choice.h"
+#include "program/program.h"
+#include "sharding/mesh.h"
+#include "sharding/shape.h"
+#include "sharding/spec.h"
+#include "sharding/tile.h"
+#include "tensor/dtype.h"
+#include "tensor/elementwise.h"
+
+namespace shardmesh {
+
+// What is known of a value before it is there. A device's tile of it follows from mesh and spec;
+// along unreduced axes the tiles are partial sums.
+struct ValueDescriptor {
+  Dtype dtype = Dtype::kF32;
+  Shape shape;
+  PartitionSpec spec;
+  std::vector<CutPoints> cut_points = {};  // as Tiling::Create takes them; none if all are equal
+
+  friend bool operator==(const ValueDescriptor&, const ValueDescriptor&) = default;
+};
+
+// activation(scale * lhs * rhs + bias) of the device's own tiles. The last dimension of lhs is
+// contracted, all others are rows; rhs is a matrix.
+struct LocalMatmul {
+  ValueIndex lhs = 0;
+  ValueIndex rhs = 0;
+  std::optional<ValueIndex> bias = std::nullopt;  // [N]; none where the product is a partial sum
+  bool transpose_lhs = false;                     // lhs is [K, M]
+  bool transpose_rhs = false;                     // rhs is [N, K]
+  float scale = 1;
+  Activation activation = Activation::kNone;
+
+  friend bool operator==(const LocalMatmul&, const LocalMatmul&) = default;
+};
+
+// activation(input + bias), bias along the last dimension; rounds to the output's element type.
+struct LocalEpilogue {
+  ValueIndex input = 0;
+  std::optional<ValueIndex> bias = std::nullopt;
+  Activation activation = Activation::kNone;
+
+  friend bool operator==(const LocalEpilogue&, const LocalEpilogue&) = default;
+};
+
+// The part of the input's tile that is the output's tile.
+struct LocalSlice {
+  ValueIndex input = 0;
+
+  friend bool operator==(const LocalSlice&, const LocalSlice&) = default;
+};
+
+// An exchange of tiles within each group along `axes`, by the algorithm that it names: not kAuto.
+using GroupCollective = CollectiveOp;
+
+struct Instruction {
+  ValueIndex output = 0;
+  std::variant<LocalMatmul, LocalEpilogue, LocalSlice, GroupCollective> kind;
+  // For error messages and flight records: "op 0 (linear): all-reduce over tp".
+  std::string label;
+
+  friend bool operator==(const Instruction&, const Instruction&) = default;
+};
+
+// What a run is predicted to take on one device.
+struct PlanCost {
+  int64_t flops = 0;         // multiplications and additions
+  int64_t sent_bytes = 0;    // to peers
+  int64_t memory_bytes = 0;  // of the values made
+
+  friend bool operator==(const PlanCost&, const PlanCost&) = default;
+};
+
+// Runs of a plan need nothing else but operands: each device derives its part from the plan and its
+// rank. Instruction i makes value operand_count + i.
+struct Plan {
+  std::string mesh_id;
+  int64_t mesh_revision = 0;
+  Mesh mesh;
+  std::vector<ValueDescriptor> values;  // operands first
+  uint32_t operand_count = 0;
+  std::vector<Instruction> instructions;
+  std::vector<ValueIndex> outputs;
+  PlanCost cost;
+
+  friend bool operator==(const Plan&, const Plan&) = default;
+};
+
+// The tiles of a value. Errors of Tiling::Create.
+absl::StatusOr<Tiling> TilingOf(const Plan& plan, const ValueDescriptor& value);
+
+// The result that is made in an operand's memory if the operand is donated: a collective's that
+// allows it (MayOverwriteOperand), whose tiles have the size of the operand's, where nothing else
+// needs the operand. Requires a plan that CheckPlan accepts, and operand < operand_count.
+std::optional<ValueIndex> ResultOverOperand(const Plan& plan, ValueIndex operand);
+
+// The values that an instruction reads.
+std::vector<ValueIndex> InputsOf(const Instruction& instruction);
+
+// The mesh on which a program is to run, as it is defined now.
+struct PlanTarget {
+  std::string mesh_id;
+  int64_t mesh_revision = 0;
+  Mesh mesh;
+  // Between its ranks; algorithms of collectives are chosen by it.
+  LinkCost links = {};
+  // What the coordinator was told to choose where the program leaves it open.
+  PreferredAlgorithms preferred = {};
+};
+
+// Plans a program for operands that lie as said.
+//
+// A product keeps one operand where it lies and brings the other to it; both ways are costed and
+// the one that sends less wins, the right operand staying put when equal. Axes that partition the
+// contracted dimension make partial sums, which are reduced before bias and activation; partial
+// sums of F16 and BF16 are F32.
+//
+// INVALID_ARGUMENT names the op: SHAPE_MISMATCH (operands do not fit each other),
+// UNSUPPORTED_DTYPE, AXIS_NOT_IN_MESH, NOT_DIVISIBLE, BAD_FIELD (a malformed program). Of
+// collectives also DUPLICATE_AXIS, MISSING_ARGUMENT (no axes, no pairs), INVALID_DIMENSION,
+// INVALID_SPEC (the layout does not allow it). UNIMPLEMENTED (NOT_AVAILABLE) for a product or a
+// reshard of unequal tiles.
+absl::StatusOr<Plan> PlanProgram(const Program& program, absl::Span<const ValueDescriptor> operands,
+                                 const PlanTarget& target);
+
+// Checks what PlanProgram guarantees, for plans that came from elsewhere: indexes in range and in
+// order, tiles of inputs and outputs that fit each other. INVALID_ARGUMENT names the instruction.
+absl::Status CheckPlan(const Plan& plan);
+
+}  // namespace shardmesh
+
+#endif  // SHARDMESH_PROGRAM_STEP_PLAN_H_

@@ -1,0 +1,16 @@
+// How names are written before rules see them.
+#include "rpc/codec/definition.h"
+
+#include <algorithm>
+
+namespace shardmesh::rpc {
+
+std::string NameForRules(const RuleSetDefinition& definition, std::string_view name) {
+  std::string result(name);
+  if (definition.slashes) {
+    std::replace(result.begin(), result.end(), '.', '/');
+  }
+  return result;
+}
+
+}  // namespace shardmesh::rpc

@@ -1,0 +1,29 @@
+// Checks of the names and ids that requests carry. Each error is INVALID_ARGUMENT (BAD_FIELD;
+// LIMIT_EXCEEDED for a value that is too long) and names the field given.
+#ifndef SHARDMESH_RPC_CODEC_FIELD_CHECK_H_
+#define SHARDMESH_RPC_CODEC_FIELD_CHECK_H_
+
+#include <cstdint>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace shardmesh::rpc {
+
+// A catalog entry's: 1 to 255 characters of [A-Za-z0-9._-].
+absl::Status CheckEntryName(std::string_view name, std::string_view field);
+// An array's, as users give it: 1 to 1,024 bytes of UTF-8 without control characters.
+absl::Status CheckArrayName(std::string_view name, std::string_view field);
+// 1 to 64 characters of [A-Za-z0-9_-].
+absl::Status CheckArrayId(std::string_view id, std::string_view field);
+// 1 to 64 bytes of UTF-8.
+absl::Status CheckRequestId(std::string_view id, std::string_view field);
+// A worker's: 1 to 255 bytes of UTF-8 without control characters.
+absl::Status CheckIdentity(std::string_view identity, std::string_view field);
+// The page size in force: 100 for 0, at most 1,000, never negative.
+absl::StatusOr<int64_t> CheckPageSize(int64_t page_size, std::string_view field);
+
+}  // namespace shardmesh::rpc
+
+#endif  // SHARDMESH_RPC_CODEC_FIELD_CHECK_H_

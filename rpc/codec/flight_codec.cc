@@ -1,0 +1,115 @@
+// Encodes and decodes flight records, within their bounds.
+#include "rpc/codec/flight_codec.h"
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "rpc/codec/time_codec.h"
+#include "rpc/codec/worker_error_codec.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+
+namespace shardmesh::rpc {
+namespace {
+
+// At most so many bytes of a text, which is not cut within a character.
+std::string Shortened(std::string_view text, size_t max_bytes) {
+  if (text.size() <= max_bytes) return std::string(text);
+  size_t size = max_bytes;
+  while (size > 0 && (static_cast<unsigned char>(text[size]) & 0xC0) == 0x80) --size;
+  return std::string(text.substr(0, size));
+}
+
+absl::StatusOr<absl::Time> TimeOr(bool is_set, const google::protobuf::Timestamp& from,
+                                  absl::Time otherwise) {
+  if (!is_set) return otherwise;
+  return Decode(from);
+}
+
+}  // namespace
+
+void Encode(const FlightRecord& from, v1::FlightRecord* to) {
+  to->set_number(from.number);
+  to->set_sequence(from.step);
+  to->set_mesh_id(from.mesh_id);
+  to->set_rank(static_cast<int32_t>(from.rank));
+  to->set_instruction(static_cast<uint32_t>(from.op));
+  to->set_label(Shortened(from.what, kMaxFlightLabelBytes));
+  Encode(from.started, to->mutable_start_time());
+  if (!from.is_running()) Encode(from.ended, to->mutable_end_time());
+  if (!from.outcome.ok()) {
+    to->set_code(static_cast<int>(from.outcome.code()));
+    to->set_message(Shortened(ToStd(from.outcome.message()), kMaxFlightMessageBytes));
+  }
+  std::vector<const FlightRecord::Peer*> peers;
+  for (const FlightRecord::Peer& peer : from.peers) peers.push_back(&peer);
+  if (peers.size() > kMaxFlightPeers) {
+    std::stable_partition(peers.begin(), peers.end(), [](const FlightRecord::Peer* peer) {
+      return peer->data_came == absl::InfiniteFuture();
+    });
+    peers.resize(kMaxFlightPeers);
+  }
+  for (const FlightRecord::Peer* peer : peers) {
+    v1::FlightPeer* added = to->add_peers();
+    added->set_rank(static_cast<int32_t>(peer->rank));
+    if (peer->data_came != absl::InfiniteFuture()) {
+      Encode(peer->data_came, added->mutable_data_time());
+    }
+  }
+  to->set_omitted_peers(
+      static_cast<int32_t>(from.omitted_peers + std::ssize(from.peers) - std::ssize(peers)));
+  if (from.waits_for.has_value()) to->set_waits_for_rank(static_cast<int32_t>(*from.waits_for));
+}
+
+absl::StatusOr<FlightRecord> Decode(const v1::FlightRecord& from) {
+  FlightRecord record{.number = from.number(),
+                      .step = from.sequence(),
+                      .mesh_id = from.mesh_id(),
+                      .rank = from.rank(),
+                      .op = from.instruction(),
+                      .what = Shortened(from.label(), kMaxFlightLabelBytes),
+                      .omitted_peers = from.omitted_peers()};
+  SHARDMESH_ASSIGN_OR_RETURN(
+      record.started, TimeOr(from.has_start_time(), from.start_time(), absl::InfinitePast()));
+  SHARDMESH_ASSIGN_OR_RETURN(record.ended,
+                             TimeOr(from.has_end_time(), from.end_time(), absl::InfiniteFuture()));
+  if (from.code() != 0) {
+    v1::WorkerError error;
+    error.set_code(from.code());
+    error.set_message(Shortened(from.message(), kMaxFlightMessageBytes));
+    record.outcome = Decode(error);
+  }
+  for (const v1::FlightPeer& peer : from.peers()) {
+    if (record.peers.size() == kMaxFlightPeers) {
+      record.omitted_peers += from.peers_size() - std::ssize(record.peers);
+      break;
+    }
+    FlightRecord::Peer& added = record.peers.emplace_back();
+    added.rank = peer.rank();
+    SHARDMESH_ASSIGN_OR_RETURN(
+        added.data_came, TimeOr(peer.has_data_time(), peer.data_time(), absl::InfiniteFuture()));
+  }
+  if (from.has_waits_for_rank()) record.waits_for = from.waits_for_rank();
+  return record;
+}
+
+void Encode(const StepProgress& from, v1::StepProgress* to) {
+  to->set_sequence(from.step);
+  Encode(from.started, to->mutable_start_time());
+  if (from.instruction.has_value()) Encode(*from.instruction, to->mutable_instruction());
+}
+
+absl::StatusOr<StepProgress> Decode(const v1::StepProgress& from) {
+  StepProgress progress{.step = from.sequence()};
+  SHARDMESH_ASSIGN_OR_RETURN(
+      progress.started, TimeOr(from.has_start_time(), from.start_time(), absl::InfinitePast()));
+  if (from.has_instruction()) {
+    SHARDMESH_ASSIGN_OR_RETURN(progress.instruction, Decode(from.instruction()));
+  }
+  return progress;
+}
+
+}  // namespace shardmesh::rpc

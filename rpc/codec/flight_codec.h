@@ -1,0 +1,27 @@
+// Flight records and the progress of steps between wire and domain. See spec_codec.h for what holds
+// of all codecs.
+#ifndef SHARDMESH_RPC_CODEC_FLIGHT_CODEC_H_
+#define SHARDMESH_RPC_CODEC_FLIGHT_CODEC_H_
+
+#include "absl/status/statusor.h"
+#include "rpc/codec/flight_record.h"
+#include "shardmesh/v1/cluster_service.pb.h"
+
+namespace shardmesh::rpc {
+
+// Most bytes of a record's label and of its error, and most peers: of longer ones the rest is left
+// out, on both ways.
+inline constexpr size_t kMaxFlightLabelBytes = 256;
+inline constexpr size_t kMaxFlightMessageBytes = 512;
+inline constexpr size_t kMaxFlightPeers = 64;
+
+void Encode(const FlightRecord& from, v1::FlightRecord* to);
+// INVALID_ARGUMENT (BAD_FIELD) for a time that is none.
+absl::StatusOr<FlightRecord> Decode(const v1::FlightRecord& from);
+
+void Encode(const StepProgress& from, v1::StepProgress* to);
+absl::StatusOr<StepProgress> Decode(const v1::StepProgress& from);
+
+}  // namespace shardmesh::rpc
+
+#endif  // SHARDMESH_RPC_CODEC_FLIGHT_CODEC_H_

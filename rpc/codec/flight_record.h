@@ -1,0 +1,49 @@
+// What a rank does in a step: the instruction that runs, and those that have ended.
+#ifndef SHARDMESH_RPC_CODEC_FLIGHT_RECORD_H_
+#define SHARDMESH_RPC_CODEC_FLIGHT_RECORD_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "sharding/mesh.h"
+
+namespace shardmesh::rpc {
+
+// One instruction of one step as a rank saw it.
+struct FlightRecord {
+  struct Peer {
+    DeviceId rank = 0;
+    absl::Time data_came = absl::InfiniteFuture();  // InfiniteFuture: not yet
+  };
+
+  int64_t number = 0;  // counts the instructions of the process
+  int64_t step = 0;
+  std::string mesh_id = {};
+  DeviceId rank = 0;
+  int64_t op = 0;         // the instruction of the plan, as in Tag
+  std::string what = {};  // "op 0 (linear): all-reduce over tp"
+  absl::Time started = absl::InfinitePast();
+  absl::Time ended = absl::InfiniteFuture();  // InfiniteFuture: still runs
+  absl::Status outcome = absl::OkStatus();    // OK while it runs
+  std::vector<Peer> peers = {};            // whose data it needs; none for work of the rank alone
+  int64_t omitted_peers = 0;               // that are not in `peers`
+  std::optional<DeviceId> waits_for = {};  // now, or when it failed
+
+  bool is_running() const { return ended == absl::InfiniteFuture(); }
+};
+
+// A step that runs on a worker.
+struct StepProgress {
+  int64_t step = 0;
+  absl::Time started = absl::InfinitePast();  // on this worker
+  // None before the first instruction and after the last.
+  std::optional<FlightRecord> instruction = {};
+};
+
+}  // namespace shardmesh::rpc
+
+#endif  // SHARDMESH_RPC_CODEC_FLIGHT_RECORD_H_

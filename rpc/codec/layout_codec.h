@@ -1,0 +1,40 @@
+// Plans, and reports on layouts of whole trees, between wire and algebra.
+#ifndef SHARDMESH_RPC_CODEC_LAYOUT_CODEC_H_
+#define SHARDMESH_RPC_CODEC_LAYOUT_CODEC_H_
+
+#include "absl/status/statusor.h"
+#include "sharding/compatibility.h"
+#include "sharding/layout/analysis.h"
+#include "sharding/layout/held_shardings.h"
+#include "sharding/layout/mesh_search.h"
+#include "sharding/reshard/plan.h"
+#include "shardmesh/v1/resolve_service.pb.h"
+#include "shardmesh/v1/tree.pb.h"
+
+namespace shardmesh::rpc {
+
+// Most entries of LayoutReport::specs that travel.
+inline constexpr size_t kMaxReportedSpecs = 1000;
+
+// Sets what a LayoutReport has; counts of kinds of tensors are the caller's.
+void Encode(const LayoutReport& from, v1::LayoutReport* to);
+// Errors name the field.
+absl::StatusOr<LayoutReport> Decode(const v1::LayoutReport& from);
+
+v1::ReshardPattern Encode(ReshardPattern pattern);
+// kGeneral for one that this build does not know.
+ReshardPattern Decode(v1::ReshardPattern pattern);
+void Encode(const ReshardStep& from, v1::ReshardStep* to);
+ReshardStep Decode(const v1::ReshardStep& from);
+
+v1::SearchMeshesHeader::Criterion Encode(MeshCriterion criterion);
+absl::StatusOr<MeshCriterion> Decode(v1::SearchMeshesHeader::Criterion from);
+
+void Encode(const HeldLeaf& from, v1::ArrayLeaf* to);
+// A name of at most kMaxLeafNameBytes, and mesh and spec where the kind has them alone.
+absl::StatusOr<HeldLeaf> Decode(const v1::ArrayLeaf& from, Compatibility compatibility);
+inline constexpr size_t kMaxLeafNameBytes = 1024;
+
+}  // namespace shardmesh::rpc
+
+#endif  // SHARDMESH_RPC_CODEC_LAYOUT_CODEC_H_

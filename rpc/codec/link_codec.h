@@ -1,0 +1,18 @@
+// Measured links between wire and domain. See spec_codec.h for what holds of all codecs.
+#ifndef SHARDMESH_RPC_CODEC_LINK_CODEC_H_
+#define SHARDMESH_RPC_CODEC_LINK_CODEC_H_
+
+#include "absl/status/statusor.h"
+#include "rpc/codec/measured_link.h"
+#include "shardmesh/v1/cluster_service.pb.h"
+
+namespace shardmesh::rpc {
+
+void Encode(const MeasuredLink& from, v1::MeasuredLink* to);
+// INVALID_ARGUMENT (BAD_FIELD) for a transport that is none, a negative latency, a time that is
+// none, and bytes per second that are not above 0 and finite.
+absl::StatusOr<MeasuredLink> Decode(const v1::MeasuredLink& from);
+
+}  // namespace shardmesh::rpc
+
+#endif  // SHARDMESH_RPC_CODEC_LINK_CODEC_H_

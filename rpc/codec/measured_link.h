@@ -1,0 +1,27 @@
+// How fast the link between two workers is, as one of them has measured it.
+#ifndef SHARDMESH_RPC_CODEC_MEASURED_LINK_H_
+#define SHARDMESH_RPC_CODEC_MEASURED_LINK_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/time/time.h"
+
+namespace shardmesh::rpc {
+
+struct MeasuredLink {
+  std::string peer = {};  // identity of the other worker
+  uint64_t peer_incarnation = 0;
+  bool shares_memory = false;  // otherwise data goes over the stream
+  // Of a round in which both send 8 bytes and wait for the other's: half of the way there and back.
+  absl::Duration latency = absl::ZeroDuration();
+  // Each way, while both send a large message and copy what comes into its place. Finite, above 0.
+  double bytes_per_second = 1;
+  absl::Time measured = absl::InfinitePast();
+
+  friend bool operator==(const MeasuredLink&, const MeasuredLink&) = default;
+};
+
+}  // namespace shardmesh::rpc
+
+#endif  // SHARDMESH_RPC_CODEC_MEASURED_LINK_H_

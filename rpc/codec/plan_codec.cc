@@ -1,0 +1,515 @@
+// Decodes programs and plans with their checks, and encodes them.
+#include "rpc/codec/plan_codec.h"
+
+#include <limits>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "google/protobuf/io/coded_stream.h"
+#include "google/protobuf/io/zero_copy_stream_impl_lite.h"
+#include "rpc/codec/array_codec.h"
+#include "rpc/codec/field_check.h"
+#include "rpc/codec/spec_codec.h"
+#include "rpc/codec/status.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+
+namespace shardmesh::rpc {
+namespace {
+
+// Values of these enums are one more on the wire, which keeps 0 for "not set".
+static_assert(static_cast<int>(Activation::kSilu) + 1 == v1::ACTIVATION_SILU);
+static_assert(static_cast<int>(Reduction::kMean) + 1 == v1::REDUCTION_MEAN);
+static_assert(static_cast<int>(CollectiveKind::kBarrier) + 1 == v1::COLLECTIVE_KIND_BARRIER);
+static_assert(static_cast<int>(CollectiveAlgorithm::kChain) + 1 == v1::COLLECTIVE_ALGORITHM_CHAIN);
+static_assert(static_cast<int>(CollectiveOrder::kFastest) + 1 == v1::COLLECTIVE_ORDER_FASTEST);
+static_assert(static_cast<int>(WeightLayout::kInOut) + 1 == v1::WEIGHT_LAYOUT_IN_OUT);
+
+template <typename Wire, typename Domain>
+Wire EncodeEnum(Domain from) {
+  return static_cast<Wire>(static_cast<int>(from) + 1);
+}
+
+template <typename Domain, typename Wire>
+absl::StatusOr<Domain> DecodeEnum(Wire from, bool is_known, std::string_view field) {
+  const int value = static_cast<int>(from);
+  if (!is_known || value == 0) {
+    return BadField(field, StrCat(field, " ", value, value == 0 ? " is not set" : " is not known"));
+  }
+  return static_cast<Domain>(value - 1);
+}
+
+absl::Status TooMany(std::string_view field, int64_t have) {
+  return WithField(InvalidArgument(Reason::kLimitExceeded, StrCat(have, " ", field, "; at most ",
+                                                                  kMaxProgramSize, " are allowed")),
+                   field);
+}
+
+// At least 0 and at most the largest rank: whether it is a dimension of the value, planning asks.
+absl::StatusOr<int64_t> DecodeDimension(int32_t dimension, std::string_view field) {
+  if (dimension < 0 || dimension >= kMaxRank) {
+    return BadField(field, StrCat(field, " ", dimension, " is not from 0 to ", kMaxRank - 1));
+  }
+  return dimension;
+}
+
+absl::StatusOr<std::vector<std::string>> DecodeAxisNames(
+    const google::protobuf::RepeatedPtrField<std::string>& from) {
+  if (from.size() > kMaxMeshAxes) {
+    return WithField(
+        InvalidArgument(Reason::kLimitExceeded,
+                        StrCat(from.size(), " axes; a mesh has at most ", kMaxMeshAxes)),
+        "axes");
+  }
+  for (int i = 0; i < from.size(); ++i) {
+    if (from[i].empty() || from[i].size() > kMaxAxisNameBytes) {
+      return BadField(StrCat("axes[", i, "]"), StrCat("a name of ", from[i].size(),
+                                                      " bytes; it needs 1 to ", kMaxAxisNameBytes));
+    }
+  }
+  return std::vector<std::string>(from.begin(), from.end());
+}
+
+// v1::CollectiveOp and v1::GroupCollective have the same fields.
+template <typename Wire>
+void EncodeCollective(const CollectiveOp& from, Wire* to) {
+  to->set_input(from.input);
+  to->set_kind(Encode(from.kind));
+  to->mutable_axes()->Add(from.axes.begin(), from.axes.end());
+  to->set_dimension(static_cast<int32_t>(from.dimension));
+  to->set_reduction(Encode(from.reduction));
+  to->set_root(from.root);
+  to->set_split_dimension(static_cast<int32_t>(from.split_dimension));
+  for (const PermutePair& pair : from.permutation) {
+    Encode(pair, to->add_permutation());
+  }
+  to->set_algorithm(Encode(from.algorithm));
+  to->set_order(Encode(from.order));
+  to->mutable_counts()->Add(from.counts.begin(), from.counts.end());
+}
+
+template <typename Wire>
+absl::StatusOr<CollectiveOp> DecodeCollective(const Wire& from) {
+  CollectiveOp op;
+  op.input = from.input();
+  SHARDMESH_ASSIGN_OR_RETURN(op.kind, Decode(from.kind()));
+  SHARDMESH_ASSIGN_OR_RETURN(op.axes, DecodeAxisNames(from.axes()));
+  SHARDMESH_ASSIGN_OR_RETURN(op.dimension, DecodeDimension(from.dimension(), "dimension"));
+  SHARDMESH_ASSIGN_OR_RETURN(op.reduction, Decode(from.reduction()));
+  if (from.root() < 0) {
+    return BadField("root", StrCat("root ", from.root(), " is no place of a group"));
+  }
+  op.root = from.root();
+  SHARDMESH_ASSIGN_OR_RETURN(op.split_dimension,
+                             DecodeDimension(from.split_dimension(), "split_dimension"));
+  op.permutation.reserve(static_cast<size_t>(from.permutation_size()));
+  for (const v1::PermutePair& pair : from.permutation()) {
+    op.permutation.push_back(Decode(pair));
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(op.algorithm, Decode(from.algorithm()));
+  SHARDMESH_ASSIGN_OR_RETURN(op.order, Decode(from.order()));
+  op.counts.assign(from.counts().begin(), from.counts().end());
+  return op;
+}
+
+void EncodeOp(const LinearOp& from, v1::ProgramOp* to) {
+  v1::LinearOp* linear = to->mutable_linear();
+  linear->set_input(from.input);
+  linear->set_weight(from.weight);
+  if (from.bias.has_value()) {
+    linear->set_bias(*from.bias);
+  }
+  linear->set_weight_layout(Encode(from.weight_layout));
+  linear->set_activation(Encode(from.activation));
+  linear->set_scale(from.scale);
+}
+
+void EncodeOp(const MatmulOp& from, v1::ProgramOp* to) {
+  v1::MatmulOp* matmul = to->mutable_matmul();
+  matmul->set_lhs(from.lhs);
+  matmul->set_rhs(from.rhs);
+  matmul->set_transpose_lhs(from.transpose_lhs);
+  matmul->set_transpose_rhs(from.transpose_rhs);
+}
+
+void EncodeOp(const CollectiveOp& from, v1::ProgramOp* to) {
+  EncodeCollective(from, to->mutable_collective());
+}
+
+void EncodeOp(const ReshardOp& from, v1::ProgramOp* to) {
+  to->mutable_reshard()->set_input(from.input);
+  Encode(from.spec, to->mutable_reshard()->mutable_spec());
+}
+
+absl::StatusOr<ProgramOp> DecodeLinear(const v1::LinearOp& from) {
+  LinearOp op;
+  op.input = from.input();
+  op.weight = from.weight();
+  if (from.has_bias()) {
+    op.bias = from.bias();
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(op.weight_layout, Decode(from.weight_layout()));
+  SHARDMESH_ASSIGN_OR_RETURN(op.activation, Decode(from.activation()));
+  op.scale = from.has_scale() ? from.scale() : 1;
+  return op;
+}
+
+absl::StatusOr<ProgramOp> DecodeReshard(const v1::ReshardOp& from) {
+  auto spec = Decode(from.spec());
+  if (!spec.ok()) {
+    return WithField(std::move(spec).status(), "spec");
+  }
+  return ReshardOp{from.input(), *std::move(spec)};
+}
+
+// The op, or its error under the name of the case that is set.
+absl::StatusOr<ProgramOp> DecodeOp(const v1::ProgramOp& from) {
+  const auto at = [](std::string_view field, absl::StatusOr<ProgramOp> op) {
+    return op.ok() ? std::move(op) : WithField(std::move(op).status(), field);
+  };
+  switch (from.op_case()) {
+    case v1::ProgramOp::kLinear:
+      return at("linear", DecodeLinear(from.linear()));
+    case v1::ProgramOp::kMatmul:
+      return MatmulOp{from.matmul().lhs(), from.matmul().rhs(), from.matmul().transpose_lhs(),
+                      from.matmul().transpose_rhs()};
+    case v1::ProgramOp::kCollective:
+      return at("collective", DecodeCollective(from.collective()));
+    case v1::ProgramOp::kReshard:
+      return at("reshard", DecodeReshard(from.reshard()));
+    case v1::ProgramOp::OP_NOT_SET:
+      break;
+  }
+  return BadField("op", "an op is empty; set linear, matmul, collective or reshard");
+}
+
+std::vector<ValueIndex> InputsOf(const ProgramOp& op) {
+  return std::visit(
+      [](const auto& kind) -> std::vector<ValueIndex> {
+        using Kind = std::decay_t<decltype(kind)>;
+        if constexpr (std::is_same_v<Kind, LinearOp>) {
+          std::vector<ValueIndex> inputs = {kind.input, kind.weight};
+          if (kind.bias.has_value()) {
+            inputs.push_back(*kind.bias);
+          }
+          return inputs;
+        } else if constexpr (std::is_same_v<Kind, MatmulOp>) {
+          return {kind.lhs, kind.rhs};
+        } else {
+          return {kind.input};
+        }
+      },
+      op);
+}
+
+void EncodeKind(const LocalMatmul& from, v1::Instruction* to) {
+  v1::LocalMatmul* matmul = to->mutable_matmul();
+  matmul->set_lhs(from.lhs);
+  matmul->set_rhs(from.rhs);
+  if (from.bias.has_value()) {
+    matmul->set_bias(*from.bias);
+  }
+  matmul->set_transpose_lhs(from.transpose_lhs);
+  matmul->set_transpose_rhs(from.transpose_rhs);
+  matmul->set_scale(from.scale);
+  matmul->set_activation(Encode(from.activation));
+}
+
+void EncodeKind(const LocalEpilogue& from, v1::Instruction* to) {
+  v1::LocalEpilogue* epilogue = to->mutable_epilogue();
+  epilogue->set_input(from.input);
+  if (from.bias.has_value()) {
+    epilogue->set_bias(*from.bias);
+  }
+  epilogue->set_activation(Encode(from.activation));
+}
+
+void EncodeKind(const LocalSlice& from, v1::Instruction* to) {
+  to->mutable_slice()->set_input(from.input);
+}
+
+void EncodeKind(const GroupCollective& from, v1::Instruction* to) {
+  EncodeCollective(from, to->mutable_collective());
+}
+
+absl::StatusOr<LocalMatmul> DecodeLocalMatmul(const v1::LocalMatmul& from) {
+  LocalMatmul matmul;
+  matmul.lhs = from.lhs();
+  matmul.rhs = from.rhs();
+  if (from.has_bias()) {
+    matmul.bias = from.bias();
+  }
+  matmul.transpose_lhs = from.transpose_lhs();
+  matmul.transpose_rhs = from.transpose_rhs();
+  matmul.scale = from.scale();
+  SHARDMESH_ASSIGN_OR_RETURN(matmul.activation, Decode(from.activation()));
+  return matmul;
+}
+
+absl::StatusOr<LocalEpilogue> DecodeLocalEpilogue(const v1::LocalEpilogue& from) {
+  LocalEpilogue epilogue;
+  epilogue.input = from.input();
+  if (from.has_bias()) {
+    epilogue.bias = from.bias();
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(epilogue.activation, Decode(from.activation()));
+  return epilogue;
+}
+
+absl::StatusOr<Instruction> DecodeInstruction(const v1::Instruction& from) {
+  Instruction instruction;
+  instruction.output = from.output();
+  instruction.label = from.label();
+  const auto take = [&](std::string_view field, auto kind) -> absl::Status {
+    if (!kind.ok()) {
+      return WithField(std::move(kind).status(), field);
+    }
+    instruction.kind = *std::move(kind);
+    return absl::OkStatus();
+  };
+  switch (from.kind_case()) {
+    case v1::Instruction::kMatmul:
+      SHARDMESH_RETURN_IF_ERROR(take("matmul", DecodeLocalMatmul(from.matmul())));
+      return instruction;
+    case v1::Instruction::kEpilogue:
+      SHARDMESH_RETURN_IF_ERROR(take("epilogue", DecodeLocalEpilogue(from.epilogue())));
+      return instruction;
+    case v1::Instruction::kSlice:
+      instruction.kind = LocalSlice{from.slice().input()};
+      return instruction;
+    case v1::Instruction::kCollective:
+      SHARDMESH_RETURN_IF_ERROR(take("collective", DecodeCollective(from.collective())));
+      return instruction;
+    case v1::Instruction::KIND_NOT_SET:
+      break;
+  }
+  return BadField("kind", "an instruction of no kind that this build knows");
+}
+
+}  // namespace
+
+v1::Activation Encode(Activation from) { return EncodeEnum<v1::Activation>(from); }
+
+absl::StatusOr<Activation> Decode(v1::Activation from) {
+  if (from == v1::ACTIVATION_UNSPECIFIED) {
+    return Activation::kNone;
+  }
+  return DecodeEnum<Activation>(from, v1::Activation_IsValid(from), "activation");
+}
+
+v1::Reduction Encode(Reduction from) { return EncodeEnum<v1::Reduction>(from); }
+
+absl::StatusOr<Reduction> Decode(v1::Reduction from) {
+  if (from == v1::REDUCTION_UNSPECIFIED) {
+    return Reduction::kSum;
+  }
+  return DecodeEnum<Reduction>(from, v1::Reduction_IsValid(from), "reduction");
+}
+
+v1::CollectiveKind Encode(CollectiveKind from) { return EncodeEnum<v1::CollectiveKind>(from); }
+
+absl::StatusOr<CollectiveKind> Decode(v1::CollectiveKind from) {
+  return DecodeEnum<CollectiveKind>(from, v1::CollectiveKind_IsValid(from), "kind");
+}
+
+v1::CollectiveAlgorithm Encode(CollectiveAlgorithm from) {
+  return EncodeEnum<v1::CollectiveAlgorithm>(from);
+}
+
+absl::StatusOr<CollectiveAlgorithm> Decode(v1::CollectiveAlgorithm from) {
+  if (from == v1::COLLECTIVE_ALGORITHM_UNSPECIFIED) {
+    return CollectiveAlgorithm::kAuto;
+  }
+  return DecodeEnum<CollectiveAlgorithm>(from, v1::CollectiveAlgorithm_IsValid(from), "algorithm");
+}
+
+v1::CollectiveOrder Encode(CollectiveOrder from) { return EncodeEnum<v1::CollectiveOrder>(from); }
+
+absl::StatusOr<CollectiveOrder> Decode(v1::CollectiveOrder from) {
+  if (from == v1::COLLECTIVE_ORDER_UNSPECIFIED) {
+    return CollectiveOrder::kReproducible;
+  }
+  return DecodeEnum<CollectiveOrder>(from, v1::CollectiveOrder_IsValid(from), "order");
+}
+
+void Encode(const PermutePair& from, v1::PermutePair* to) {
+  to->set_source(from.source);
+  to->set_target(from.target);
+}
+
+PermutePair Decode(const v1::PermutePair& from) { return {from.source(), from.target()}; }
+
+v1::WeightLayout Encode(WeightLayout from) { return EncodeEnum<v1::WeightLayout>(from); }
+
+absl::StatusOr<WeightLayout> Decode(v1::WeightLayout from) {
+  if (from == v1::WEIGHT_LAYOUT_UNSPECIFIED) {
+    return WeightLayout::kOutIn;
+  }
+  return DecodeEnum<WeightLayout>(from, v1::WeightLayout_IsValid(from), "weight_layout");
+}
+
+void Encode(const Program& from, v1::Program* to) {
+  to->set_operand_count(from.operand_count);
+  for (const ProgramOp& op : from.ops) {
+    std::visit([to](const auto& kind) { EncodeOp(kind, to->add_ops()); }, op);
+  }
+  to->mutable_outputs()->Add(from.outputs.begin(), from.outputs.end());
+}
+
+absl::StatusOr<Program> Decode(const v1::Program& from) {
+  if (from.operand_count() > kMaxProgramSize) {
+    return TooMany("operand_count", from.operand_count());
+  }
+  if (from.ops_size() > static_cast<int>(kMaxProgramSize)) {
+    return TooMany("ops", from.ops_size());
+  }
+  if (from.outputs_size() > static_cast<int>(kMaxProgramSize)) {
+    return TooMany("outputs", from.outputs_size());
+  }
+  Program program;
+  program.operand_count = from.operand_count();
+  program.ops.reserve(static_cast<size_t>(from.ops_size()));
+  ValueIndex known = from.operand_count();  // values that the next op may refer to
+  for (int i = 0; i < from.ops_size(); ++i, ++known) {
+    auto op = DecodeOp(from.ops(i));
+    if (!op.ok()) {
+      return WithField(std::move(op).status(), "ops", static_cast<size_t>(i));
+    }
+    for (const ValueIndex input : InputsOf(*op)) {
+      if (input >= known) {
+        return BadField(StrCat("ops[", i, "]"),
+                        StrCat("op ", i, " refers to value ", input, "; only values before ", known,
+                               " are there"));
+      }
+    }
+    program.ops.push_back(*std::move(op));
+  }
+  for (int i = 0; i < from.outputs_size(); ++i) {
+    if (from.outputs(i) >= known) {
+      return BadField(StrCat("outputs[", i, "]"),
+                      StrCat("output ", i, " is value ", from.outputs(i), "; there are ", known));
+    }
+    program.outputs.push_back(from.outputs(i));
+  }
+  return program;
+}
+
+void Encode(const ValueDescriptor& from, v1::ValueDescriptor* to) {
+  to->set_dtype(Encode(from.dtype));
+  Encode(from.shape, to->mutable_shape());
+  Encode(from.spec, to->mutable_spec());
+  Encode(from.cut_points, to->mutable_cut_points());
+}
+
+absl::StatusOr<ValueDescriptor> Decode(const v1::ValueDescriptor& from) {
+  ValueDescriptor value;
+  auto dtype = Decode(from.dtype());
+  if (!dtype.ok()) {
+    return WithField(std::move(dtype).status(), "dtype");
+  }
+  value.dtype = *dtype;
+  auto shape = DecodeShape(from.shape());
+  if (!shape.ok()) {
+    return WithField(std::move(shape).status(), "shape");
+  }
+  value.shape = *std::move(shape);
+  auto spec = Decode(from.spec());
+  if (!spec.ok()) {
+    return WithField(std::move(spec).status(), "spec");
+  }
+  value.spec = *std::move(spec);
+  SHARDMESH_ASSIGN_OR_RETURN(value.cut_points, DecodeCutPoints(from.cut_points(), value.shape));
+  return value;
+}
+
+void Encode(const PlanCost& from, v1::PlanCost* to) {
+  to->set_flops(from.flops);
+  to->set_sent_bytes(from.sent_bytes);
+  to->set_memory_bytes(from.memory_bytes);
+}
+
+PlanCost Decode(const v1::PlanCost& from) {
+  return {from.flops(), from.sent_bytes(), from.memory_bytes()};
+}
+
+void Encode(const Plan& from, v1::Plan* to) {
+  to->set_mesh_id(from.mesh_id);
+  to->set_mesh_revision(from.mesh_revision);
+  Encode(from.mesh, to->mutable_mesh());
+  for (const ValueDescriptor& value : from.values) {
+    Encode(value, to->add_values());
+  }
+  to->set_operand_count(from.operand_count);
+  for (const Instruction& instruction : from.instructions) {
+    v1::Instruction* added = to->add_instructions();
+    added->set_output(instruction.output);
+    std::visit([added](const auto& kind) { EncodeKind(kind, added); }, instruction.kind);
+    added->set_label(instruction.label);
+  }
+  to->mutable_outputs()->Add(from.outputs.begin(), from.outputs.end());
+  Encode(from.cost, to->mutable_cost());
+}
+
+absl::StatusOr<Plan> Decode(const v1::Plan& from) {
+  Plan plan;
+  SHARDMESH_RETURN_IF_ERROR(CheckEntryName(from.mesh_id(), "mesh_id"));
+  plan.mesh_id = from.mesh_id();
+  plan.mesh_revision = from.mesh_revision();
+  auto mesh = Decode(from.mesh());
+  if (!mesh.ok()) {
+    return WithField(std::move(mesh).status(), "mesh");
+  }
+  plan.mesh = *std::move(mesh);
+  if (plan.mesh.empty()) {
+    return BadField("mesh", "a plan is made for a mesh, and this one names no axes");
+  }
+  plan.values.reserve(static_cast<size_t>(from.values_size()));
+  for (int i = 0; i < from.values_size(); ++i) {
+    auto value = Decode(from.values(i));
+    if (!value.ok()) {
+      return WithField(std::move(value).status(), "values", static_cast<size_t>(i));
+    }
+    plan.values.push_back(*std::move(value));
+  }
+  plan.operand_count = from.operand_count();
+  plan.instructions.reserve(static_cast<size_t>(from.instructions_size()));
+  for (int i = 0; i < from.instructions_size(); ++i) {
+    auto instruction = DecodeInstruction(from.instructions(i));
+    if (!instruction.ok()) {
+      return WithField(std::move(instruction).status(), "instructions", static_cast<size_t>(i));
+    }
+    plan.instructions.push_back(*std::move(instruction));
+  }
+  plan.outputs.assign(from.outputs().begin(), from.outputs().end());
+  plan.cost = Decode(from.cost());
+  if (absl::Status status = CheckPlan(plan); !status.ok()) {
+    return WithField(std::move(status), "instructions");
+  }
+  return plan;
+}
+
+std::string PlanBytes(const Plan& plan) {
+  v1::Plan message;
+  Encode(plan, &message);
+  std::string bytes;
+  google::protobuf::io::StringOutputStream stream(&bytes);
+  google::protobuf::io::CodedOutputStream output(&stream);
+  output.SetSerializationDeterministic(true);
+  message.SerializeToCodedStream(&output);
+  output.Trim();
+  return bytes;
+}
+
+absl::StatusOr<Plan> ParsePlanBytes(std::string_view bytes) {
+  v1::Plan message;
+  if (bytes.size() > static_cast<size_t>(std::numeric_limits<int>::max()) ||
+      !message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
+    return BadField("plan", StrCat("the ", bytes.size(), " bytes of the plan are no v1.Plan"));
+  }
+  return Decode(message);
+}
+
+}  // namespace shardmesh::rpc

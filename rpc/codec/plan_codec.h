@@ -1,0 +1,54 @@
+// Programs and plans between wire and domain. See spec_codec.h for what holds of all codecs.
+#ifndef SHARDMESH_RPC_CODEC_PLAN_CODEC_H_
+#define SHARDMESH_RPC_CODEC_PLAN_CODEC_H_
+
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "program/program.h"
+#include "program/step_plan.h"
+#include "shardmesh/v1/plan.pb.h"
+
+namespace shardmesh::rpc {
+
+void Encode(const Program& from, v1::Program* to);
+// At most kMaxProgramSize operands, ops and outputs; ops refer to earlier values only.
+absl::StatusOr<Program> Decode(const v1::Program& from);
+
+// Enums that travel in requests of their own too. Unset means the default that the contract names;
+// a collective's kind has none.
+v1::Activation Encode(Activation from);
+absl::StatusOr<Activation> Decode(v1::Activation from);
+v1::Reduction Encode(Reduction from);
+absl::StatusOr<Reduction> Decode(v1::Reduction from);
+v1::CollectiveKind Encode(CollectiveKind from);
+absl::StatusOr<CollectiveKind> Decode(v1::CollectiveKind from);
+v1::CollectiveAlgorithm Encode(CollectiveAlgorithm from);
+absl::StatusOr<CollectiveAlgorithm> Decode(v1::CollectiveAlgorithm from);
+v1::CollectiveOrder Encode(CollectiveOrder from);
+absl::StatusOr<CollectiveOrder> Decode(v1::CollectiveOrder from);
+v1::WeightLayout Encode(WeightLayout from);
+absl::StatusOr<WeightLayout> Decode(v1::WeightLayout from);
+
+void Encode(const PermutePair& from, v1::PermutePair* to);
+PermutePair Decode(const v1::PermutePair& from);
+
+void Encode(const ValueDescriptor& from, v1::ValueDescriptor* to);
+absl::StatusOr<ValueDescriptor> Decode(const v1::ValueDescriptor& from);
+
+void Encode(const PlanCost& from, v1::PlanCost* to);
+PlanCost Decode(const v1::PlanCost& from);
+
+void Encode(const Plan& from, v1::Plan* to);
+// The last check is CheckPlan.
+absl::StatusOr<Plan> Decode(const v1::Plan& from);
+
+// The bytes of a plan as they are sent to every worker; the plan's hash is their Sha256.
+std::string PlanBytes(const Plan& plan);
+// INVALID_ARGUMENT also for bytes that are no v1::Plan.
+absl::StatusOr<Plan> ParsePlanBytes(std::string_view bytes);
+
+}  // namespace shardmesh::rpc
+
+#endif  // SHARDMESH_RPC_CODEC_PLAN_CODEC_H_

@@ -1,0 +1,27 @@
+// Python's values between wire and algebra. See spec_codec.h for what holds of all codecs.
+#ifndef SHARDMESH_RPC_CODEC_PYTHON_CODEC_H_
+#define SHARDMESH_RPC_CODEC_PYTHON_CODEC_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "sharding/python_value.h"
+#include "shardmesh/v1/resolve_service.pb.h"
+
+namespace shardmesh::rpc {
+
+// Deepest nesting of lists, tuples and dicts, most values in all, and most bytes of their texts and
+// integers.
+inline constexpr int kMaxPythonDepth = 16;
+inline constexpr int64_t kMaxPythonValues = 65'536;
+inline constexpr int64_t kMaxHashedBytes = int64_t{1} << 20;
+
+void Encode(absl::Span<const PythonValue> from, v1::PythonValues* to);
+absl::StatusOr<std::vector<PythonValue>> Decode(const v1::PythonValues& from);
+
+}  // namespace shardmesh::rpc
+
+#endif  // SHARDMESH_RPC_CODEC_PYTHON_CODEC_H_

@@ -1,0 +1,23 @@
+// Durations and times between protobuf's well-known messages and Abseil's types.
+#ifndef SHARDMESH_RPC_CODEC_TIME_CODEC_H_
+#define SHARDMESH_RPC_CODEC_TIME_CODEC_H_
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "google/protobuf/duration.pb.h"
+#include "google/protobuf/timestamp.pb.h"
+
+namespace shardmesh::rpc {
+
+// Beyond the range of the message (10,000 years) the nearest value within it.
+void Encode(absl::Duration from, google::protobuf::Duration* to);
+void Encode(absl::Time from, google::protobuf::Timestamp* to);
+
+// INVALID_ARGUMENT (BAD_FIELD) for seconds or nanoseconds outside the message's range, or of
+// different signs.
+absl::StatusOr<absl::Duration> Decode(const google::protobuf::Duration& from);
+absl::StatusOr<absl::Time> Decode(const google::protobuf::Timestamp& from);
+
+}  // namespace shardmesh::rpc
+
+#endif  // SHARDMESH_RPC_CODEC_TIME_CODEC_H_

@@ -1,0 +1,279 @@
+// HttpServer: one thread polls all connections and moves each on as far as its socket lets it.
+#include "rpc/metrics/http_server.h"
+
+#include <netdb.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <utility>
+#include <vector>
+
+#include "absl/cleanup/cleanup.h"
+#include "process/host_port.h"
+#include "process/listening_socket.h"
+#include "process/log.h"
+#include "process/steady_deadline.h"
+#include "rpc/tls/certificate.h"
+#include "rpc/tls/tls_session.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+
+namespace shardmesh::rpc {
+namespace {
+
+using Outcome = TlsSession::Outcome;
+
+// As the deadline of a call: it does not wait.
+constexpr absl::Time kAtOnce = absl::InfinitePast();
+// Bytes that are written before the socket is looked at again.
+constexpr size_t kPieceBytes = size_t{16} << 10;
+// How long the listener rests where no descriptor is left for a caller.
+constexpr absl::Duration kRest = absl::Milliseconds(100);
+// How often the log repeats that.
+constexpr absl::Duration kLogInterval = absl::Seconds(10);
+
+std::string Reply(std::string_view status, std::string_view content_type, std::string_view body) {
+  return StrCat("HTTP/1.1 ", status, "\r\nContent-Type: ", content_type,
+                "\r\nContent-Length: ", body.size(), "\r\nConnection: close\r\n\r\n", body);
+}
+
+std::string ReplyTo(std::string_view request, const HttpServer::Handler& handler) {
+  const std::string_view line = request.substr(0, request.find("\r\n"));
+  const size_t method_end = line.find(' ');
+  const size_t path_end = line.find(' ', method_end + 1);
+  if (method_end == std::string_view::npos || path_end == std::string_view::npos) {
+    return Reply("400 Bad Request", "text/plain", "this is no request of HTTP\n");
+  }
+  if (line.substr(0, method_end) != "GET") {
+    return Reply("405 Method Not Allowed", "text/plain", "there is GET alone\n");
+  }
+  std::string_view path = line.substr(method_end + 1, path_end - method_end - 1);
+  path = path.substr(0, path.find('?'));
+  const std::optional<HttpServer::Answer> answer = handler(path);
+  if (!answer.has_value()) {
+    return Reply("404 Not Found", "text/plain", StrCat("there is nothing at ", path, "\n"));
+  }
+  return Reply("200 OK", answer->content_type, answer->body);
+}
+
+absl::StatusOr<FileDescriptor> OpenListener(const std::string& address) {
+  SHARDMESH_ASSIGN_OR_RETURN(const HostPort parsed, ParseHostPort(address));
+  addrinfo hints = {};
+  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (const int error =
+          getaddrinfo(parsed.host.c_str(), StrCat(parsed.port).c_str(), &hints, &found);
+      error != 0) {
+    return absl::InvalidArgumentError(
+        StrCat("cannot listen on ", address, ": ", gai_strerror(error)));
+  }
+  const absl::Cleanup free_found = [found] { freeaddrinfo(found); };
+  FileDescriptor listener = ListenAt(found->ai_family, found->ai_addr, found->ai_addrlen);
+  if (!listener.valid()) return CannotListen(address, errno);
+  return listener;
+}
+
+// As many as an eighth of the process's descriptors.
+size_t MaxConnections() {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return HttpServer::kMaxConnections;
+  return std::clamp<size_t>(limit.rlim_cur / 8, 4, HttpServer::kMaxConnections);
+}
+
+}  // namespace
+
+// One caller: a handshake, a request, an answer. Each call moves it on without waiting.
+class HttpServer::Connection {
+ public:
+  Connection(FileDescriptor socket, SteadyDeadline deadline)
+      : socket_(std::move(socket)), deadline_(deadline) {}
+
+  SteadyDeadline deadline() const { return deadline_; }
+  pollfd watched() const {
+    // What follows the request is not read: only the socket's room counts from there on.
+    const int events = has_reply_ ? POLLOUT : has_unsent() ? POLLIN | POLLOUT : POLLIN;
+    return {.fd = socket_.get(), .events = static_cast<short>(events), .revents = 0};
+  }
+
+  // False when the connection is over.
+  bool Advance(const HttpServer& server) {
+    if (server.watch_ != nullptr && tls_ == nullptr) {
+      absl::StatusOr<TlsContext> context = TlsContext::ForServer(server.watch_->state()->texts);
+      if (!context.ok()) return false;  // the texts were checked, so memory is short
+      context_ = std::make_unique<TlsContext>(*std::move(context));
+      tls_ = std::make_unique<TlsSession>(*context_, socket_.get());
+    }
+    if (tls_ != nullptr && !has_accepted_) {
+      const Outcome outcome = tls_->Accept(kAtOnce);
+      if (outcome == Outcome::kTimeout) return true;
+      // Of callers with a name; the authorities may have signed other certificates.
+      if (outcome != Outcome::kDone || !ReadPeerCertificate(tls_->ssl()).ok()) return false;
+      has_accepted_ = true;
+    }
+    if (!has_reply_) {
+      const Outcome outcome = ReadRequest();
+      if (outcome == Outcome::kTimeout) return true;
+      if (outcome != Outcome::kDone) return false;
+      reply_ = ReplyTo(request_, server.handler_);
+      has_reply_ = true;
+    }
+    if (!Send()) return false;
+    if (has_unsent()) return true;
+    tls_ != nullptr ? tls_->End(kAtOnce) : static_cast<void>(shutdown(socket_.get(), SHUT_WR));
+    return false;
+  }
+
+ private:
+  bool has_unsent() const {
+    return sent_bytes_ < reply_.size() || (tls_ != nullptr && tls_->has_unsent());
+  }
+
+  // Up to the empty line that ends a request without a body. kRefused: it is too long.
+  Outcome ReadRequest() {
+    char buffer[1024];
+    while (request_.find("\r\n\r\n") == std::string::npos) {
+      size_t count = 0;
+      if (const Outcome outcome = Read(absl::MakeSpan(buffer), &count); outcome != Outcome::kDone) {
+        return outcome;
+      }
+      if (request_.size() + count > kMaxRequestBytes) return Outcome::kRefused;
+      request_.append(buffer, count);
+    }
+    return Outcome::kDone;
+  }
+
+  Outcome Read(absl::Span<char> buffer, size_t* count) {
+    if (tls_ != nullptr) return tls_->Read(buffer, count, kAtOnce);
+    const ssize_t received = recv(socket_.get(), buffer.data(), buffer.size(), 0);
+    if (received < 0) {
+      return errno == EAGAIN || errno == EINTR ? Outcome::kTimeout : Outcome::kEnded;
+    }
+    *count = static_cast<size_t>(received);
+    return received > 0 ? Outcome::kDone : Outcome::kEnded;
+  }
+
+  // As much of the answer as the socket takes; false if it has gone.
+  bool Send() {
+    for (;;) {
+      const std::string_view left = std::string_view(reply_).substr(sent_bytes_);
+      const std::string_view piece = left.substr(0, kPieceBytes);
+      if (tls_ != nullptr) {
+        if (!tls_->Flush(kAtOnce)) return tls_->is_open();
+        if (piece.empty()) return true;
+        const Outcome outcome = tls_->Write(piece, kAtOnce);
+        // Once written it is with the session, whether the socket has taken it or not.
+        if (outcome != Outcome::kDone && !tls_->has_unsent()) return false;
+        sent_bytes_ += piece.size();
+        continue;
+      }
+      if (piece.empty()) return true;
+      const ssize_t sent = send(socket_.get(), piece.data(), piece.size(), MSG_NOSIGNAL);
+      if (sent < 0) return errno == EAGAIN || errno == EINTR;
+      sent_bytes_ += static_cast<size_t>(sent);
+    }
+  }
+
+  const FileDescriptor socket_;
+  const SteadyDeadline deadline_;
+  std::unique_ptr<TlsContext> context_;
+  std::unique_ptr<TlsSession> tls_;  // null for plaintext, and until the first byte
+  bool has_accepted_ = false;
+  std::string request_;
+  bool has_reply_ = false;
+  std::string reply_;
+  size_t sent_bytes_ = 0;
+};
+
+absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string& address,
+                                                              const CertificateWatch* watch,
+                                                              Handler handler) {
+  SHARDMESH_ASSIGN_OR_RETURN(FileDescriptor listener, OpenListener(address));
+  FileDescriptor stop(eventfd(0, EFD_CLOEXEC));
+  if (!stop.valid()) return CannotListen(address, errno);
+  const int port = PortOf(listener.get());
+  return std::unique_ptr<HttpServer>(
+      new HttpServer(std::move(listener), std::move(stop), port, watch, std::move(handler)));
+}
+
+HttpServer::HttpServer(FileDescriptor listener, FileDescriptor stop, int port,
+                       const CertificateWatch* watch, Handler handler)
+    : listener_(std::move(listener)),
+      stop_(std::move(stop)),
+      port_(port),
+      watch_(watch),
+      handler_(std::move(handler)),
+      max_connections_(MaxConnections()) {
+  thread_ = std::thread([this] { Run(); });
+}
+
+HttpServer::~HttpServer() {
+  const uint64_t one = 1;
+  // Cannot fail: the counter is at 0.
+  [[maybe_unused]] const ssize_t written = write(stop_.get(), &one, sizeof(one));
+  thread_.join();
+}
+
+void HttpServer::Run() {
+  std::deque<std::unique_ptr<Connection>> connections;  // the oldest first
+  std::vector<pollfd> watched;
+  auto rest = SteadyDeadline::After(absl::ZeroDuration());  // without a descriptor for a caller
+  auto quiet = rest;                                        // until the log says it again
+  for (;;) {
+    while (!connections.empty() && connections.front()->deadline().is_over()) {
+      connections.pop_front();
+    }
+    const bool rests = !rest.is_over();
+    watched = {
+        {.fd = stop_.get(), .events = POLLIN, .revents = 0},
+        // poll passes over a negative one.
+        {.fd = rests ? -1 : listener_.get(), .events = POLLIN, .revents = 0},
+    };
+    for (const auto& each : connections) watched.push_back(each->watched());
+    absl::Duration wait = rests ? rest.left() : absl::InfiniteDuration();
+    if (!connections.empty()) wait = std::min(wait, connections.front()->deadline().left());
+    const int timeout_ms = wait == absl::InfiniteDuration()
+                               ? -1
+                               : static_cast<int>(absl::ToInt64Milliseconds(wait)) + 1;
+    poll(watched.data(), watched.size(), timeout_ms);
+    if (watched[0].revents != 0) return;
+    std::deque<std::unique_ptr<Connection>> open;
+    for (size_t i = 0; i < connections.size(); ++i) {
+      if (watched[i + 2].revents == 0 || connections[i]->Advance(*this)) {
+        open.push_back(std::move(connections[i]));
+      }
+    }
+    connections = std::move(open);
+    if (watched[1].revents == 0) continue;
+    FileDescriptor caller(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    const int error = errno;
+    if (caller.valid()) {
+      connections.push_back(
+          std::make_unique<Connection>(std::move(caller), SteadyDeadline::After(kPatience)));
+      if (connections.size() > max_connections_) connections.pop_front();
+    } else if (error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM) {
+      if (quiet.is_over()) {
+        quiet = SteadyDeadline::After(kLogInterval);
+        LogWarning("no descriptor is left for a caller of the HTTP port",
+                   {{"port", port_}, {"error", std::strerror(error)}});
+      }
+      // The oldest makes room; where there is none others will close theirs.
+      if (connections.empty()) {
+        rest = SteadyDeadline::After(kRest);
+      } else {
+        connections.pop_front();
+      }
+    }
+  }
+}
+
+}  // namespace shardmesh::rpc

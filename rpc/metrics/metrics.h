@@ -1,0 +1,104 @@
+// Counters, gauges and histograms of a process, in Prometheus' sense.
+#ifndef SHARDMESH_RPC_METRICS_METRICS_H_
+#define SHARDMESH_RPC_METRICS_METRICS_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/types/span.h"
+
+namespace prometheus {
+class Counter;
+class Gauge;
+class Histogram;
+class Registry;
+}  // namespace prometheus
+
+namespace shardmesh::rpc {
+
+// Label names and values; few values per name, and never one per tensor or request.
+using MetricLabels = std::map<std::string, std::string>;
+
+// One time series each. Handles are cheap to copy, thread-safe, and valid as long as their Metrics.
+class Counter {
+ public:
+  // amount >= 0.
+  void Add(double amount = 1) const;
+  // For what is counted elsewhere, where it only rises: adds what is missing to `total`. For one
+  // thread at a time, such as that of OnScrape.
+  void RaiseTo(double total) const;
+  double value() const;
+
+ private:
+  friend class Metrics;
+  explicit Counter(prometheus::Counter* counter) : counter_(counter) {}
+  prometheus::Counter* counter_;
+};
+
+class Gauge {
+ public:
+  void Set(double value) const;
+  void Add(double amount) const;
+  double value() const;
+
+ private:
+  friend class Metrics;
+  explicit Gauge(prometheus::Gauge* gauge) : gauge_(gauge) {}
+  prometheus::Gauge* gauge_;
+};
+
+class Histogram {
+ public:
+  void Observe(double value) const;
+
+ private:
+  friend class Metrics;
+  explicit Histogram(prometheus::Histogram* histogram) : histogram_(histogram) {}
+  prometheus::Histogram* histogram_;
+};
+
+// Upper bounds in seconds, from 25 us to 100 s, for anything that is a latency.
+absl::Span<const double> LatencyBuckets();
+
+// All metrics of a process. Names follow Prometheus' conventions: `shardmesh_` in front, base units
+// (`_seconds`, `_bytes`), `_total` at the end of counters. Asking again for the same name and
+// labels gives the same series; one name has one help text and one kind. Thread-safe.
+class Metrics {
+ public:
+  // Has shardmesh_build_info{version, component} and the metrics of the process
+  // (rpc/metrics/process_metrics.h) from the start; `component` is `coordinator` or `worker`.
+  explicit Metrics(const std::string& component);
+  ~Metrics();
+  Metrics(const Metrics&) = delete;
+  Metrics& operator=(const Metrics&) = delete;
+
+  shardmesh::rpc::Counter AddCounter(const std::string& name, const std::string& help,
+                                     const MetricLabels& labels = {});
+  shardmesh::rpc::Gauge AddGauge(const std::string& name, const std::string& help,
+                                 const MetricLabels& labels = {});
+  // `buckets`: rising upper bounds.
+  shardmesh::rpc::Histogram AddHistogram(const std::string& name, const std::string& help,
+                                         const MetricLabels& labels = {},
+                                         absl::Span<const double> buckets = LatencyBuckets());
+
+  // Calls `function` before each scrape, on the scraping thread, one at a time, to set gauges that
+  // are read off something else. What it touches must outlive the endpoints of these metrics.
+  void OnScrape(std::function<void()> function);
+
+  // All metrics in Prometheus' text format.
+  std::string Text() const;
+
+ private:
+  friend class MetricsEndpoint;
+  class Collector;
+
+  const std::shared_ptr<Collector> collector_;
+};
+
+}  // namespace shardmesh::rpc
+
+#endif  // SHARDMESH_RPC_METRICS_METRICS_H_

@@ -1,0 +1,40 @@
+// The HTTP port from which Prometheus scrapes a process.
+#ifndef SHARDMESH_RPC_METRICS_METRICS_ENDPOINT_H_
+#define SHARDMESH_RPC_METRICS_METRICS_ENDPOINT_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "rpc/metrics/metrics.h"
+
+namespace shardmesh::rpc {
+
+class Credentials;
+class HttpServer;
+
+// Serves `GET /metrics` until destroyed: over TLS, to whoever shows a certificate of the authority,
+// where the process has certificates; otherwise in plaintext to everybody. Thread-safe.
+class MetricsEndpoint {
+ public:
+  // `address`: `host:port`, port 0 for a free one. `plaintext`: HTTP, though there are
+  // certificates, and though the address is beyond loopback. `metrics` outlives the endpoint.
+  // Errors: FAILED_PRECONDITION for HTTP beyond loopback that was not asked for; INVALID_ARGUMENT
+  // for what is no address; ALREADY_EXISTS if the port is in use or cannot be bound.
+  static absl::StatusOr<std::unique_ptr<MetricsEndpoint>> Start(const Metrics& metrics,
+                                                                const std::string& address,
+                                                                const Credentials& credentials,
+                                                                bool plaintext = false);
+  ~MetricsEndpoint();
+
+  int port() const;
+
+ private:
+  explicit MetricsEndpoint(std::unique_ptr<HttpServer> server);
+
+  const std::unique_ptr<HttpServer> server_;
+};
+
+}  // namespace shardmesh::rpc
+
+#endif  // SHARDMESH_RPC_METRICS_METRICS_ENDPOINT_H_

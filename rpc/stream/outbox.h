@@ -1,0 +1,183 @@
+// The write side of a stream: messages wait in order, bounded in bytes, while one is being written.
+#ifndef SHARDMESH_RPC_STREAM_OUTBOX_H_
+#define SHARDMESH_RPC_STREAM_OUTBOX_H_
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "status/reason.h"
+
+namespace shardmesh::rpc {
+
+// For a reactor of gRPC's callback API, on either side. The reactor passes its StartWrite in, calls
+// OnWriteDone from its own OnWriteDone, and ends its stream from the function given to Close:
+//
+//   outbox_([this](const Message* m) { StartWrite(m); })
+//   void OnWriteDone(bool ok) override { outbox_.OnWriteDone(ok); }
+//   outbox_.Close(Outbox<Message>::kFlush, [this] { Finish(grpc::Status::OK); });
+//
+// States: open -> closing (Close) -> closed (nothing is being written, `closed` was called). A
+// write that fails drops what waits, and what is pushed later is refused; the outbox still has to
+// be closed. After `closed` was called no write starts any more, so Finish never races with a
+// write.
+//
+// Thread-safe. `start_write` and `closed` are called without a lock held, from whatever thread made
+// them due. The outbox must outlive the last call of OnWriteDone and Close, `closed` included.
+template <typename Message>
+class Outbox {
+ public:
+  enum CloseMode {
+    kFlush,  // what waits is written first
+    kDrop,   // only the message under way is waited for
+  };
+
+  // Holds at most `limit_bytes`, or one message of any size.
+  Outbox(int64_t limit_bytes, std::function<void(const Message*)> start_write)
+      : limit_bytes_(limit_bytes), start_write_(std::move(start_write)) {}
+  Outbox(const Outbox&) = delete;
+  Outbox& operator=(const Outbox&) = delete;
+
+  // Adds a message of about `size_bytes`. One message can be in many outboxes: it is not copied.
+  // RESOURCE_EXHAUSTED (LIMIT_EXCEEDED) with have and need if there is no room: the peer is too
+  // slow. UNAVAILABLE after Close or a failed write.
+  absl::Status Push(std::shared_ptr<const Message> message, int64_t size_bytes)
+      ABSL_LOCKS_EXCLUDED(mutex_) {
+    const Message* first = nullptr;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (state_ != State::kOpen || broken_) {
+        return WithReason(absl::UnavailableError("the stream is closed"), Reason::kNotServing);
+      }
+      if (!queue_.empty() && size_bytes > limit_bytes_ - queued_bytes_) {
+        return WithReason(
+            absl::ResourceExhaustedError(absl::StrCat(
+                "the peer reads too slowly: ", queued_bytes_, " bytes wait for it, and ",
+                size_bytes, " more are over the limit of ", limit_bytes_)),
+            Reason::kLimitExceeded);
+      }
+      queue_.push_back({std::move(message), size_bytes});
+      queued_bytes_ += size_bytes;
+      first = NextWrite();
+    }
+    StartWrite(first);
+    return absl::OkStatus();
+  }
+
+  // The write under way has ended; starts the next.
+  void OnWriteDone(bool ok) ABSL_LOCKS_EXCLUDED(mutex_) {
+    const Message* next = nullptr;
+    absl::AnyInvocable<void()> closed;
+    {
+      absl::MutexLock lock(&mutex_);
+      writing_ = false;
+      PopFront();
+      if (!ok) {
+        broken_ = true;
+        DropWaiting();
+      }
+      next = NextWrite();
+      closed = TakeClosedIfDone();
+    }
+    StartWrite(next);
+    if (closed) {
+      std::move(closed)();
+    }
+  }
+
+  // Ends the outbox; calls `closed` once, perhaps from within, when nothing is being written any
+  // more. Of several calls the first one's `closed` counts, and kDrop wins. Returns whether this
+  // was the first.
+  bool Close(CloseMode mode, absl::AnyInvocable<void()> closed) ABSL_LOCKS_EXCLUDED(mutex_) {
+    bool is_first = false;
+    absl::AnyInvocable<void()> due;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (state_ == State::kOpen) {
+        is_first = true;
+        state_ = State::kClosing;
+        closed_ = std::move(closed);
+      }
+      if (mode == kDrop) {
+        DropWaiting();
+      }
+      due = TakeClosedIfDone();
+    }
+    if (due) {
+      std::move(due)();
+    }
+    return is_first;
+  }
+
+  // Bytes of the messages that wait, the one under way included.
+  int64_t queued_bytes() const ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    return queued_bytes_;
+  }
+
+ private:
+  enum class State { kOpen, kClosing, kClosed };
+  struct Entry {
+    std::shared_ptr<const Message> message;
+    int64_t size_bytes;
+  };
+
+  // The message to write now, if one waits and none is under way. It stays in the queue until its
+  // write has ended.
+  const Message* NextWrite() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (writing_ || queue_.empty()) {
+      return nullptr;
+    }
+    writing_ = true;
+    return queue_.front().message.get();
+  }
+
+  void PopFront() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    queued_bytes_ -= queue_.front().size_bytes;
+    queue_.pop_front();
+  }
+
+  void DropWaiting() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const size_t kept = writing_ ? 1 : 0;
+    while (queue_.size() > kept) {
+      queued_bytes_ -= queue_.back().size_bytes;
+      queue_.pop_back();
+    }
+  }
+
+  absl::AnyInvocable<void()> TakeClosedIfDone() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (state_ != State::kClosing || writing_ || !queue_.empty()) {
+      return nullptr;
+    }
+    state_ = State::kClosed;
+    return std::move(closed_);
+  }
+
+  void StartWrite(const Message* message) {
+    if (message != nullptr) {
+      start_write_(message);
+    }
+  }
+
+  const int64_t limit_bytes_;
+  const std::function<void(const Message*)> start_write_;
+
+  mutable absl::Mutex mutex_;
+  std::deque<Entry> queue_ ABSL_GUARDED_BY(mutex_);  // front: under way if writing_
+  int64_t queued_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool broken_ ABSL_GUARDED_BY(mutex_) = false;
+  State state_ ABSL_GUARDED_BY(mutex_) = State::kOpen;
+  absl::AnyInvocable<void()> closed_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace shardmesh::rpc
+
+#endif  // SHARDMESH_RPC_STREAM_OUTBOX_H_

@@ -1,0 +1,34 @@
+// The calls of ResolveService about plans and held layouts that stream.
+#ifndef SHARDMESH_SERVER_RESOLVE_LAYOUT_STREAMS_H_
+#define SHARDMESH_SERVER_RESOLVE_LAYOUT_STREAMS_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <memory>
+
+#include "server/resolve/resolve_answers.h"
+#include "server/resolve/tree_call.h"
+#include "server/state/arrays.h"
+#include "server/state/definitions.h"
+#include "shardmesh/v1/resolve_service.pb.h"
+
+namespace shardmesh::server {
+
+// Each reactor lives until its call is done. Requests and responses are the call's own; what else
+// is handed over as a pointer or reference outlives it.
+
+using AnalyzeLayoutCall = TreeCall<v1::AnalyzeLayoutRequest, v1::AnalyzeLayoutResponse>;
+using SearchMeshesCall = TreeCall<v1::SearchMeshesRequest, v1::SearchMeshesResponse>;
+
+std::unique_ptr<AnalyzeLayoutCall> MakeAnalyzeLayoutCall(std::shared_ptr<const Definitions> state);
+std::unique_ptr<SearchMeshesCall> MakeSearchMeshesCall(std::shared_ptr<const Definitions> state);
+
+// Lives until its call is done. The request is the call's own; `registry`, which outlives it, may
+// be null: then there are no named arrays.
+grpc::ServerWriteReactor<v1::ListShardingsResponse>* MakeListShardingsReactor(
+    std::shared_ptr<const Definitions> state, const ArrayRegistry* registry,
+    const v1::ListShardingsRequest* request);
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_RESOLVE_LAYOUT_STREAMS_H_

@@ -1,0 +1,194 @@
+// The answers of ResolveService, by topic: each takes a request apart, asks the algebra, and puts
+// the answer together. resolve_service.cc calls them; none of them blocks, or locks for long.
+#ifndef SHARDMESH_SERVER_RESOLVE_RESOLVE_ANSWERS_H_
+#define SHARDMESH_SERVER_RESOLVE_RESOLVE_ANSWERS_H_
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "rpc/codec/spec_codec.h"
+#include "rpc/codec/status.h"
+#include "rpc/metrics/metrics.h"
+#include "server/state/definitions.h"
+#include "sharding/compatibility.h"
+#include "sharding/correction.h"
+#include "sharding/mesh.h"
+#include "sharding/partition_axis.h"
+#include "sharding/rules/logical_rules.h"
+#include "shardmesh/v1/resolve_service.pb.h"
+#include "status/reason.h"
+
+namespace shardmesh::server {
+
+// How many corrections of each reason were made.
+class CorrectionTally {
+ public:
+  static constexpr std::array kReasons = {Reason::kNotDivisible, Reason::kAxisNotInMesh,
+                                          Reason::kRankTruncated, Reason::kBelowMinSize,
+                                          Reason::kUnconstrained};
+
+  // As if each of the corrections had been made `times` times.
+  void Add(const std::vector<Correction>& corrections, int64_t times = 1);
+
+  // By the place of the reason in kReasons.
+  const std::array<int64_t, kReasons.size()>& counts() const { return counts_; }
+
+ private:
+  std::array<int64_t, kReasons.size()> counts_ = {};
+};
+
+// What an answer looks at, and what it made of it. Valid for the call. An answer depends on nothing
+// but the request and the state.
+struct AnswerContext {
+  const Definitions& state;
+  CorrectionTally& corrections;
+};
+
+// The answer to one request; `response` is empty before. Errors as the contract says, each with the
+// path of the field that is at fault.
+
+// resolve_specs.cc
+absl::Status Answer(const AnswerContext&, const v1::ResolveSpecRequest&, v1::ResolveSpecResponse*);
+absl::Status Answer(const AnswerContext&, const v1::ResolveAxesRequest&, v1::ResolveAxesResponse*);
+absl::Status Answer(const AnswerContext&, const v1::CorrectSpecRequest&, v1::CorrectSpecResponse*);
+absl::Status Answer(const AnswerContext&, const v1::ConstrainArrayRequest&,
+                    v1::ConstrainArrayResponse*);
+absl::Status Answer(const AnswerContext&, const v1::CompareSpecsRequest&,
+                    v1::CompareSpecsResponse*);
+// Its rules may take long to compile: see CompilesLong. `is_cancelled`, asked meanwhile, may be
+// null; true ends it with CANCELLED.
+absl::Status Answer(const AnswerContext&, const v1::ExplainTensorRequest&,
+                    v1::ExplainTensorResponse*, const std::function<bool()>& is_cancelled = {});
+absl::Status Answer(const AnswerContext&, const v1::DescribeTilingRequest&,
+                    v1::DescribeTilingResponse*);
+absl::Status Answer(const AnswerContext&, const v1::ListPresetsRequest&, v1::ListPresetsResponse*);
+
+// resolve_profiles.cc
+absl::Status Answer(const AnswerContext&, const v1::DescribeProfileRequest&,
+                    v1::DescribeProfileResponse*);
+absl::Status Answer(const AnswerContext&, const v1::ComputeHashRequest&, v1::ComputeHashResponse*);
+
+// resolve_meshes.cc
+absl::Status Answer(const AnswerContext&, const v1::DescribeMeshRequest&,
+                    v1::DescribeMeshResponse*);
+absl::Status Answer(const AnswerContext&, const v1::QueryMeshRequest&, v1::QueryMeshResponse*);
+absl::Status Answer(const AnswerContext&, const v1::ListSpecAxesRequest&,
+                    v1::ListSpecAxesResponse*);
+
+// resolve_rules.cc
+// Can take a second. `is_cancelled`, asked now and then, may be null; true ends it with CANCELLED.
+absl::Status Answer(const AnswerContext&, const v1::ParsePatternRulesRequest&,
+                    v1::ParsePatternRulesResponse*, const std::function<bool()>& is_cancelled = {});
+absl::Status Answer(const AnswerContext&, const v1::CheckPatternRequest&, v1::CheckPatternResponse*,
+                    const std::function<bool()>& is_cancelled = {});
+absl::Status Answer(const AnswerContext&, const v1::RewriteRulesRequest&, v1::RewriteRulesResponse*,
+                    const std::function<bool()>& is_cancelled = {});
+
+// resolve_logical.cc
+absl::Status Answer(const AnswerContext&, const v1::ComposeLogicalRulesRequest&,
+                    v1::ComposeLogicalRulesResponse*);
+absl::Status Answer(const AnswerContext&, const v1::ResolveLogicalAxesRequest&,
+                    v1::ResolveLogicalAxesResponse*);
+
+// resolve_layers.cc
+absl::Status Answer(const AnswerContext&, const v1::ResolveOutputSpecRequest&,
+                    v1::ResolveOutputSpecResponse*);
+absl::Status Answer(const AnswerContext&, const v1::CheckTensorParallelRequest&,
+                    v1::CheckTensorParallelResponse*);
+absl::Status Answer(const AnswerContext&, const v1::DescribeLinearLayerRequest&,
+                    v1::DescribeLinearLayerResponse*);
+absl::Status Answer(const AnswerContext&, const v1::PromoteDtypesRequest&,
+                    v1::PromoteDtypesResponse*);
+
+// resolve_plans.cc
+// As long, and cancelled likewise.
+absl::Status Answer(const AnswerContext&, const v1::PlanReshardRequest&, v1::PlanReshardResponse*,
+                    const std::function<bool()>& is_cancelled);
+
+// Decodes a field, and names it in the error.
+#define SHARDMESH_DECODE(lhs, field, decoded)                   \
+  auto lhs##_or = (decoded);                                    \
+  if (!lhs##_or.ok()) {                                         \
+    return rpc::WithField(std::move(lhs##_or).status(), field); \
+  }                                                             \
+  auto lhs = *std::move(lhs##_or)
+
+// What selectors select: the value given inline, or the one of that name; without either the mesh
+// "default", the profile of defaults, no logical rules. Names are references: errors as those of
+// Definitions::FindReferred.
+absl::StatusOr<Mesh> SelectMesh(const Definitions& state, const v1::MeshSelector& selector,
+                                Compatibility compatibility);
+// The same where no mesh is given inline, with its workers.
+absl::StatusOr<std::shared_ptr<const rpc::MeshDefinition>> FindMesh(
+    const Definitions& state, const v1::MeshSelector& selector);
+absl::StatusOr<PartitionAxis> SelectProfile(const Definitions& state,
+                                            const v1::ProfileSelector& selector);
+// Nullopt where nothing is selected. Rules given inline are compiled, and those of a version that
+// was replaced, for which see CompilesLong; `is_cancelled`, if given, is asked meanwhile, and true
+// ends it with CANCELLED.
+absl::StatusOr<std::optional<rpc::RuleSetDefinition>> SelectRules(
+    const Definitions& state, const v1::RuleSetSelector& selector, Compatibility compatibility,
+    const std::function<bool()>& is_cancelled = {});
+
+// Most instructions to which patterns may compile in a reaction, by Pattern::CompileCostBound:
+// about five milliseconds' work, and more than some twenty ordinary rules come to.
+inline constexpr int64_t kMostInstructionsAtOnce = 16'384;
+
+// Whether compiling may take longer than that: a pattern, rules, those that are given inline, or
+// those of a version that is named, whatever they are.
+bool CompilesLong(std::string_view pattern);
+bool CompilesLong(const v1::RuleSet& rules);
+bool CompilesLong(const v1::RuleSetSelector& selector);
+
+// Null for an empty reference. The error names `stored_tree`.
+absl::StatusOr<std::shared_ptr<const StoredTree>> SelectTree(const Definitions& state,
+                                                             const std::string& reference);
+absl::StatusOr<LogicalRules> SelectLogicalRules(const Definitions& state,
+                                                const v1::LogicalRulesSelector& selector);
+
+// Names the field that the error of a layout is about: the mode, the mesh, or `field`, which asks
+// for the layout.
+absl::Status WithLayoutField(absl::Status status, std::string_view field);
+
+// Most devices that a question may list, or an answer.
+inline constexpr int64_t kMaxListedDevices = 65'536;
+
+// LIMIT_EXCEEDED of `field` for more than `limit` of `what`.
+absl::Status CheckCount(int64_t count, int64_t limit, std::string_view what,
+                        std::string_view field);
+
+// BAD_FIELD of `field[index]` for what is no position of the mesh.
+absl::Status CheckDevice(int64_t device, const Mesh& mesh, std::string_view field, int index);
+
+// The first correction as the error that it is under STRICT, with its fixes in words.
+absl::Status FirstCorrection(const PartitionSpec& requested, absl::Span<const int64_t> shape,
+                             const Mesh& mesh, const CorrectionResult& corrected);
+
+// Puts the corrections together, each with its fixes if asked for.
+void EncodeCorrections(const PartitionSpec& requested, absl::Span<const int64_t> shape,
+                       const Mesh& mesh, const CorrectionResult& corrected, bool suggest_fixes,
+                       google::protobuf::RepeatedPtrField<v1::Correction>* to);
+
+// Corrections by reason, as a metric. Thread-safe.
+class CorrectionCounter {
+ public:
+  // `metrics` may be null: nothing is counted then.
+  explicit CorrectionCounter(rpc::Metrics* metrics);
+
+  void Count(const CorrectionTally& tally) const;
+
+ private:
+  std::vector<rpc::Counter> counters_;  // by the place of the reason in the tally
+};
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_RESOLVE_RESOLVE_ANSWERS_H_

@@ -1,0 +1,163 @@
+// What a call does with the tree that its client streams: a header, then tensors.
+#ifndef SHARDMESH_SERVER_RESOLVE_TREE_CALL_H_
+#define SHARDMESH_SERVER_RESOLVE_TREE_CALL_H_
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string_view>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "rpc/codec/status.h"
+#include "rpc/codec/tree_decoder.h"
+#include "server/resolve/tree_resolver.h"
+#include "server/state/definitions.h"
+#include "server/state/stored_tree.h"
+#include "status/reason.h"
+#include "status/str_cat.h"
+
+namespace shardmesh::server {
+
+// The refusal of tensors that are streamed though the header's `field` names stored ones; it is
+// about the message's field `tensors`.
+inline absl::Status TensorsBesideStoredTree(std::string_view field) {
+  return InvalidArgument(Reason::kBadField,
+                         StrCat("tensors are given beside ", field, "; give one of both"));
+}
+
+// Takes the messages of one stream in their order. The reactors of tree_reactor.h feed it. For one
+// thread at a time.
+template <typename Request, typename Response>
+class TreeCall {
+ public:
+  virtual ~TreeCall() = default;
+
+  // Whether taking this message, which is the next one, is too much for a reaction.
+  virtual bool TakesLong(const Request& request) const = 0;
+
+  // Takes a message; `is_tensors` tells whether tensors came with it: as the message, or by a
+  // header that names a stored tree. A call that answers each piece fills `response`, which is
+  // empty, then. Errors are those of the call, CANCELLED soon after `is_cancelled` says so; after
+  // an error the call is over.
+  virtual absl::Status Take(const Request& request, const std::function<bool()>& is_cancelled,
+                            Response* response, bool* is_tensors) = 0;
+
+  // The client has sent everything; fills `response`, which is empty, with the (last) answer.
+  virtual absl::Status End(Response* response, const std::function<bool()>& is_cancelled) = 0;
+};
+
+// The call whose `Work` has
+//   absl::Status Begin(const Header&, const std::function<bool()>& is_cancelled);
+//   absl::Status Add(absl::Span<const TreeTensor>, const std::function<bool()>& is_cancelled);
+//     or, if it answers each piece, the same with a third argument, Response*;
+//   absl::Status End(Response*, const std::function<bool()>& is_cancelled);
+// The errors of the first two are about the header and the tensors. It may also have
+//   static bool BeginsLong(const Header&);
+// which tells of what header Begin is too much for a reaction (one that names a version of a stored
+// tree is in any case), and
+//   const StoredTree* stored_tree() const;
+// which is the tree that the header names, or null; it lives as long as the work. Such a tree is
+// added as one piece with the header, and no other may follow.
+template <typename Work, typename Request, typename Response>
+class TreeFeeder final : public TreeCall<Request, Response> {
+ public:
+  explicit TreeFeeder(Work work) : work_(std::move(work)) {}
+
+  bool TakesLong(const Request& request) const override {
+    if (has_begun_) {
+      return false;
+    }
+    if constexpr (requires { request.header().stored_tree(); }) {
+      if (NamesVersion(request.header().stored_tree())) {
+        return true;
+      }
+    }
+    if constexpr (requires { Work::BeginsLong(request.header()); }) {
+      return Work::BeginsLong(request.header());
+    } else {
+      return false;
+    }
+  }
+
+  absl::Status Take(const Request& request, const std::function<bool()>& is_cancelled,
+                    Response* response, bool* is_tensors) override {
+    *is_tensors = request.piece_case() == Request::kTensors;
+    switch (request.piece_case()) {
+      case Request::kHeader:
+        if (has_begun_) {
+          return rpc::BadField("header", "comes a second time; it is the first message alone");
+        }
+        has_begun_ = true;
+        if (absl::Status status = work_.Begin(request.header(), is_cancelled); !status.ok()) {
+          return rpc::WithField(std::move(status), "header");
+        }
+        if (stored_tree() == nullptr) {
+          return absl::OkStatus();
+        }
+        *is_tensors = true;
+        return About("header.stored_tree", Add(stored_tree()->tensors(), is_cancelled, response));
+      case Request::kTensors: {
+        if (!has_begun_) {
+          return NoHeader();
+        }
+        if (stored_tree() != nullptr) {
+          return About("tensors", TensorsBesideStoredTree("header.stored_tree"));
+        }
+        const size_t bytes = request.tensors().ByteSizeLong();
+        if (bytes > kMaxPieceBytes) {
+          return rpc::WithField(InvalidArgument(Reason::kLimitExceeded,
+                                                StrCat("have ", bytes, " bytes; send at most ",
+                                                       kMaxPieceBytes, " at a time")),
+                                "tensors");
+        }
+        const auto tensors = decoder_.Decode(request.tensors());
+        if (!tensors.ok()) {
+          return About("tensors", tensors.status());
+        }
+        return About("tensors", Add(*tensors, is_cancelled, response));
+      }
+      case Request::PIECE_NOT_SET:
+        break;
+    }
+    return rpc::BadField("piece", "is neither a header nor tensors");
+  }
+
+  absl::Status End(Response* response, const std::function<bool()>& is_cancelled) override {
+    return has_begun_ ? work_.End(response, is_cancelled) : NoHeader();
+  }
+
+ private:
+  static constexpr size_t kMaxPieceBytes = size_t{1} << 20;
+
+  const StoredTree* stored_tree() const {
+    if constexpr (requires { work_.stored_tree(); }) {
+      return work_.stored_tree();
+    } else {
+      return nullptr;
+    }
+  }
+  absl::Status Add(absl::Span<const TreeTensor> tensors, const std::function<bool()>& is_cancelled,
+                   Response* response) {
+    if constexpr (requires { work_.Add(tensors, is_cancelled, response); }) {
+      return work_.Add(tensors, is_cancelled, response);
+    } else {
+      return work_.Add(tensors, is_cancelled);
+    }
+  }
+  static absl::Status About(std::string_view field, const absl::Status& status) {
+    return absl::IsInvalidArgument(status) ? rpc::WithField(status, field) : status;
+  }
+  static absl::Status NoHeader() {
+    return rpc::BadField("header", "is missing; it must be the first message");
+  }
+
+  Work work_;
+  rpc::TreeDecoder decoder_;
+  bool has_begun_ = false;
+};
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_RESOLVE_TREE_CALL_H_

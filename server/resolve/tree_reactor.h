@@ -1,0 +1,248 @@
+// Calls whose client streams a tree: the two reactors that feed a TreeCall. They take and give
+// bytes: a message that does not parse is an error, and not the end of the tree.
+#ifndef SHARDMESH_SERVER_RESOLVE_TREE_REACTOR_H_
+#define SHARDMESH_SERVER_RESOLVE_TREE_REACTOR_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "rpc/caller.h"
+#include "rpc/codec/status.h"
+#include "rpc/stream/message_bytes.h"
+#include "server/resolve/background.h"
+#include "server/resolve/tree_call.h"
+#include "status/reason.h"
+#include "status/str_cat.h"
+
+namespace shardmesh::server {
+
+// Takes the messages of a stream out of their bytes; errors tell which message it was. For one
+// thread at a time.
+class MessageParser {
+ public:
+  absl::Status Parse(grpc::ByteBuffer* bytes, google::protobuf::Message* to) {
+    ++messages_;
+    return WithContext(rpc::ParseMessage(bytes, to),
+                       StrCat("message ", messages_, " of the stream"));
+  }
+
+ private:
+  int64_t messages_ = 0;
+};
+
+// A call that answers each piece, and closes with totals:
+//   while (request = read()) { if (call.Take(request, &response) was of tensors) write(response) }
+//   call.End(&response); write(response); finish
+// A reaction answers one piece of at most 1 MiB; what takes too long for one is taken on a thread
+// of the background. The next piece is read, and taken out of its bytes, while one is answered; a
+// piece is answered when the answer before it is written.
+template <typename Request, typename Response>
+class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+ public:
+  // The background outlives it.
+  TreeBidiReactor(const grpc::CallbackServerContext& context,
+                  std::unique_ptr<TreeCall<Request, Response>> call, Background* background)
+      : caller_(rpc::CallerOf(context).name), background_(background), call_(std::move(call)) {
+    StartRead(&read_);
+  }
+
+  void OnReadDone(bool ok) override {
+    const absl::Status parsed = ok ? parser_.Parse(&read_, &requests_[current_]) : absl::OkStatus();
+    {
+      absl::MutexLock lock(&mutex_);
+      parsed_ = parsed;
+      (ok ? has_request_ : has_all_) = true;
+    }
+    Proceed(false);
+  }
+  void OnWriteDone(bool ok) override {
+    {
+      absl::MutexLock lock(&mutex_);
+      is_broken_ = is_broken_ || !ok;
+    }
+    Proceed(true);
+  }
+  void OnCancel() override { stop_.Cancel(); }
+  void OnDone() override { delete this; }
+
+ private:
+  // Answers what is there to be answered, unless somebody else does that; `is_mine`: it is this
+  // caller who does. Where it lets go of that, it touches nothing any more: on a thread of the
+  // background nothing keeps the call from ending then.
+  void Proceed(bool is_mine) {
+    while (true) {
+      bool at_end = false;
+      bool finishes = false;
+      absl::Status parsed;
+      {
+        absl::MutexLock lock(&mutex_);
+        if (is_busy_ && !is_mine) {
+          return;
+        }
+        is_busy_ = is_mine = !finished_ && (has_request_ || has_all_ || closing_ || is_broken_);
+        if (!is_mine) {
+          return;
+        }
+        if (closing_ || is_broken_) {
+          finished_ = finishes = true;
+        } else if (has_request_) {
+          has_request_ = false;
+          parsed = parsed_;
+        } else {
+          at_end = closing_ = true;
+        }
+      }
+      if (finishes) {
+        return Finish(grpc::Status::OK);
+      }
+      response_.Clear();
+      if (at_end) {
+        stop_.Begin();
+        const absl::Status status = call_->End(&response_, is_cancelled_);
+        return status.ok() ? Write() : Fail(status);
+      }
+      if (!parsed.ok()) {
+        return Fail(parsed);
+      }
+      const Request& request = requests_[current_];
+      current_ = 1 - current_;
+      StartRead(&read_);
+      if (call_->TakesLong(request)) {
+        const bool taken = background_->Run(caller_, [this, &request] {
+          if (Take(request)) {
+            Proceed(true);
+          }
+        });
+        return taken ? void() : Fail(TooManyWait());
+      }
+      if (!Take(request)) {
+        return;
+      }
+    }
+  }
+
+  // Whether there is more to do: false after what calls back, and after the end.
+  bool Take(const Request& request) {
+    stop_.Begin();
+    bool is_tensors = false;
+    const absl::Status status = call_->Take(request, is_cancelled_, &response_, &is_tensors);
+    if (!status.ok() || is_tensors) {
+      status.ok() ? Write() : Fail(status);
+      return false;
+    }
+    return true;
+  }
+
+  void Write() {
+    written_ = rpc::SerializeMessage(response_);
+    StartWrite(&written_);
+  }
+
+  void Fail(const absl::Status& status) {
+    {
+      absl::MutexLock lock(&mutex_);
+      finished_ = true;
+    }
+    Finish(rpc::ToGrpc(stop_.Explain(status)));
+  }
+
+  BackgroundStop stop_;
+  const std::function<bool()> is_cancelled_ = [this] { return stop_.is_due(); };
+  absl::Mutex mutex_;
+  bool has_request_ ABSL_GUARDED_BY(mutex_) = false;  // requests_[current_] is read and not taken
+  bool has_all_ ABSL_GUARDED_BY(mutex_) = false;      // there are no more
+  bool is_busy_ ABSL_GUARDED_BY(mutex_) = false;      // somebody answers or writes
+  bool is_broken_ ABSL_GUARDED_BY(mutex_) = false;    // answers cannot be written any more
+  bool closing_ ABSL_GUARDED_BY(mutex_) = false;      // the totals are written
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status parsed_ ABSL_GUARDED_BY(mutex_);  // how requests_[current_] came out of its bytes
+  // Touched by one reaction at a time: reads follow one another.
+  grpc::ByteBuffer read_;
+  MessageParser parser_;
+  // Touched by who has set is_busy_, but for requests_[current_] while it is read.
+  Request requests_[2];
+  int current_ = 0;  // that which is read
+  Response response_;
+  grpc::ByteBuffer written_;
+  const std::string caller_;
+  Background* const background_;
+  const std::unique_ptr<TreeCall<Request, Response>> call_;
+};
+
+// A call that answers once, after the whole tree:
+//   while (request = read()) call.Take(request), on a thread of the background if that takes long
+//   on a thread of the background: call.End(&response); finish(response)
+// `response` is the gRPC call's own.
+template <typename Request, typename Response>
+class TreeReadReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
+ public:
+  TreeReadReactor(const grpc::CallbackServerContext& context,
+                  std::unique_ptr<TreeCall<Request, Response>> call, grpc::ByteBuffer* response,
+                  Background* background)
+      : response_(response),
+        caller_(rpc::CallerOf(context).name),
+        background_(background),
+        call_(std::move(call)) {
+    StartRead(&read_);
+  }
+
+  void OnReadDone(bool ok) override {
+    if (!ok) {
+      if (!background_->Run(caller_, [this] { End(); })) {
+        Finish(rpc::ToGrpc(TooManyWait()));
+      }
+      return;
+    }
+    const absl::Status parsed = parser_.Parse(&read_, &request_);
+    if (!parsed.ok()) {
+      Finish(rpc::ToGrpc(parsed));
+    } else if (!call_->TakesLong(request_)) {
+      Take();
+    } else if (!background_->Run(caller_, [this] { Take(); })) {
+      Finish(rpc::ToGrpc(TooManyWait()));
+    }
+  }
+  void OnCancel() override { stop_.Cancel(); }
+  void OnDone() override { delete this; }
+
+ private:
+  void Take() {
+    stop_.Begin();
+    bool is_tensors = false;
+    const absl::Status status = call_->Take(request_, is_cancelled_, &answer_, &is_tensors);
+    status.ok() ? StartRead(&read_) : Finish(rpc::ToGrpc(status));
+  }
+
+  void End() {
+    stop_.Begin();
+    const absl::Status status = is_cancelled_() ? absl::CancelledError("cancelled while it waited")
+                                                : call_->End(&answer_, is_cancelled_);
+    if (status.ok()) {
+      *response_ = rpc::SerializeMessage(answer_);
+    }
+    Finish(rpc::ToGrpc(stop_.Explain(status)));
+  }
+
+  BackgroundStop stop_;
+  const std::function<bool()> is_cancelled_ = [this] { return stop_.is_due(); };
+  grpc::ByteBuffer* const response_;
+  const std::string caller_;
+  Background* const background_;
+  // Touched by one reaction at a time: reads follow one another, and the end follows them.
+  grpc::ByteBuffer read_;
+  MessageParser parser_;
+  Response answer_;
+  Request request_;
+  const std::unique_ptr<TreeCall<Request, Response>> call_;
+};
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_RESOLVE_TREE_REACTOR_H_

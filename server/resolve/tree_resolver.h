@@ -1,0 +1,186 @@
+// The layout of a whole tree of tensors, piece by piece: distinct specs once, tensors by index.
+#ifndef SHARDMESH_SERVER_RESOLVE_TREE_RESOLVER_H_
+#define SHARDMESH_SERVER_RESOLVE_TREE_RESOLVER_H_
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory_resource>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "rpc/codec/definition.h"
+#include "rpc/codec/tree_decoder.h"
+#include "sharding/axis_value.h"
+#include "sharding/compatibility.h"
+#include "sharding/correction.h"
+#include "sharding/layout/analysis.h"
+#include "sharding/mesh.h"
+#include "sharding/mode.h"
+#include "sharding/partition_axis.h"
+#include "sharding/shape.h"
+#include "sharding/spec.h"
+#include "sharding/tile.h"
+
+namespace shardmesh::server {
+
+// The name and the shape of a tensor outlive the call; axes and spec, which the tensors of a tree
+// share, outlive the resolver: it knows them by their addresses.
+using rpc::TreeTensor;
+
+// A spec that one or more tensors of a tree have.
+struct TreeSpec {
+  PartitionSpec requested;
+  PartitionSpec effective;
+  std::vector<Correction> corrections;
+  Shape shape;  // of the first tensor that has it: the corrections are about it
+};
+
+// The answer for one tensor.
+struct TreePlacement {
+  uint32_t spec_index = 0;
+  std::optional<int64_t> rule = std::nullopt;  // that matched
+  bool unmatched = false;                      // no rule did: counted as replicated
+  int64_t bytes_per_device = 0;                // on the device that holds most
+};
+
+// How many tensors a tree has of some kinds.
+struct TreeCounts {
+  int64_t tensors = 0;
+  int64_t parameters = 0;          // elements of all tensors
+  int64_t sharded_parameters = 0;  // of those that are not replicated
+  int64_t corrected = 0;           // whose spec was corrected
+  int64_t replicated = 0;          // of which each device holds all
+  int64_t unmatched = 0;           // that no rule matches
+};
+
+struct TreeQuestion {
+  std::optional<rpc::RuleSetDefinition> rules;  // for tensors without axes and spec
+  PartitionAxis profile;                        // for tensors with axes
+  std::optional<Mode> mode;                     // nullopt: training
+  // Nullopt: specs are those asked for, nothing is corrected, no bytes are counted.
+  std::optional<Mesh> mesh;
+  bool strict = false;  // the first correction is an error
+  // A tensor that no rule matches is answered as such; otherwise it is an error.
+  bool keep_unmatched = false;
+  // Specs that tensors bring must name axes of the mesh alone, each once.
+  bool own_specs_must_suit_mesh = false;
+  Compatibility compatibility = Compatibility::kDefault;
+};
+
+// Answers a tree. Costs little for a tensor whose source of layout and shape occurred before. For
+// one thread.
+class TreeResolver {
+ public:
+  static constexpr int64_t kMaxTensors = 1'000'000;
+
+  // FAILED_PRECONDITION (NO_MESH) for an empty mesh.
+  static absl::StatusOr<std::unique_ptr<TreeResolver>> Create(TreeQuestion question);
+
+  // Answers the next tensors, in their order, and appends to specs() what they have that is new.
+  // `is_cancelled` is asked at every tensor, and within it every few rules; true ends the call with
+  // CANCELLED. The one thing that is not left halfway is the automaton of all rules, built after
+  // some hundred tensors: ten milliseconds for a thousand rules.
+  //
+  // Errors name the tensor. INVALID_ARGUMENT: RuleSet::Match's, ResolveSpec's, Correct's, a name
+  // that came before, MISSING_ARGUMENT for neither rules nor axes nor spec, and under strict the
+  // first correction, with its reason. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED): over kMaxTensors.
+  absl::StatusOr<std::vector<TreePlacement>> Add(absl::Span<const TreeTensor> tensors,
+                                                 const std::function<bool()>& is_cancelled = {});
+
+  const TreeQuestion& question() const { return question_; }
+  // The distinct specs so far, in order of their first appearance.
+  const std::vector<TreeSpec>& specs() const { return specs_; }
+  // How many tensors have the spec of that index.
+  int64_t UsesOf(uint32_t spec_index) const { return uses_[spec_index]; }
+  // Over all tensors so far.
+  const TreeCounts& counts() const { return counts_; }
+  // The layout of all tensors so far whose dtype is known; null without a mesh.
+  const LayoutAnalysis* analysis() const { return analysis_.has_value() ? &*analysis_ : nullptr; }
+
+ private:
+  // Where a tensor's layout comes from, and its shape: what tensors placed alike have in common.
+  struct Source {
+    const void* given = nullptr;  // axes or spec
+    int64_t rule = 0;             // or else the rule; -1 if none was asked, -2 if none matched
+    Shape shape;
+  };
+  struct SourceView {
+    const void* given;
+    int64_t rule;
+    absl::Span<const int64_t> shape;
+  };
+  // A name with its hash, which a table that grows does not work out again.
+  struct Name {
+    absl::string_view bytes;
+    size_t hash;
+  };
+  struct NameHash {
+    size_t operator()(const Name& name) const { return name.hash; }
+  };
+  struct NameEqual {
+    bool operator()(const Name& a, const Name& b) const {
+      return a.hash == b.hash && a.bytes == b.bytes;
+    }
+  };
+  struct SourceHash {
+    using is_transparent = void;
+    size_t operator()(const SourceView& view) const {
+      return absl::HashOf(view.given, view.rule, view.shape);
+    }
+    size_t operator()(const Source& source) const {
+      return (*this)(SourceView{source.given, source.rule, source.shape});
+    }
+  };
+  struct SourceEqual {
+    using is_transparent = void;
+    template <typename A, typename B>
+    bool operator()(const A& a, const B& b) const {
+      return a.given == b.given && a.rule == b.rule &&
+             absl::MakeConstSpan(a.shape) == absl::MakeConstSpan(b.shape);
+    }
+  };
+  struct Placed {
+    uint32_t spec_index = 0;
+    bool fully_replicated = false;
+    bool corrected = false;
+    int64_t elements = 0;
+    int64_t shard_elements = 0;
+    std::optional<Tiling> tiling;  // with a mesh
+  };
+
+  explicit TreeResolver(TreeQuestion question);
+
+  absl::StatusOr<TreePlacement> Answer(const TreeTensor& tensor,
+                                       const std::function<bool()>& is_cancelled);
+  absl::Status Remember(std::string_view name);
+  // Of the tensor's own axes, its spec, or its rule.
+  absl::StatusOr<TreeSpec> Request(const TreeTensor& tensor, std::string_view rule_name,
+                                   const SourceView& source) const;
+  // Corrects `spec.effective`, which is as the rules or axes give it.
+  absl::StatusOr<Placed> Place(TreeSpec spec, const TreeTensor& tensor);
+
+  const TreeQuestion question_;
+  std::optional<RuleFinder> finder_;
+  std::vector<TreeSpec> specs_;
+  std::vector<int64_t> uses_;
+  TreeCounts counts_;
+  std::optional<LayoutAnalysis> analysis_;
+  std::pmr::monotonic_buffer_resource name_bytes_{size_t{1} << 20};
+  absl::flat_hash_set<Name, NameHash, NameEqual> names_;     // of bytes in name_bytes_
+  std::string rule_name_;                                    // kept for its memory
+  absl::flat_hash_map<std::string, uint32_t> spec_indexes_;  // by the specs' texts
+  absl::flat_hash_map<Source, Placed, SourceHash, SourceEqual> placed_;
+};
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_RESOLVE_TREE_RESOLVER_H_

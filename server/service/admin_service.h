@@ -1,0 +1,19 @@
+// AdminService: care for a running coordinator.
+#ifndef SHARDMESH_SERVER_SERVICE_ADMIN_SERVICE_H_
+#define SHARDMESH_SERVER_SERVICE_ADMIN_SERVICE_H_
+
+#include <string>
+
+#include "process/clock.h"
+#include "server/service/streaming_service.h"
+#include "server/store/store.h"
+
+namespace shardmesh::server {
+
+// `folder`: where a snapshot is written before it is sent; the data folder. Clock and store outlive
+// the service.
+StreamingService MakeAdminService(rpc::Clock* clock, Store* store, std::string folder);
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_SERVICE_ADMIN_SERVICE_H_

@@ -1,0 +1,67 @@
+// How much each caller has of something at once, within a limit.
+#ifndef SHARDMESH_SERVER_SERVICE_CALLER_COUNT_H_
+#define SHARDMESH_SERVER_SERVICE_CALLER_COUNT_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/synchronization/mutex.h"
+
+namespace shardmesh::server {
+
+// Thread-safe.
+class CallerCount {
+ public:
+  // Counts until it is destroyed; the count outlives it.
+  class Place {
+   public:
+    Place(CallerCount* count, std::string caller) : count_(count), caller_(std::move(caller)) {}
+    Place(Place&& other) noexcept
+        : count_(std::exchange(other.count_, nullptr)), caller_(std::move(other.caller_)) {}
+    Place& operator=(Place&&) = delete;
+    ~Place() {
+      if (count_ != nullptr) {
+        count_->Leave(caller_);
+      }
+    }
+
+   private:
+    CallerCount* count_;
+    std::string caller_;
+  };
+
+  explicit CallerCount(int64_t max_per_caller) : max_per_caller_(max_per_caller) {}
+
+  int64_t max_per_caller() const { return max_per_caller_; }
+
+  // Nothing if the caller (rpc::Caller::name) has as many as it may.
+  std::optional<Place> Take(const std::string& caller) {
+    absl::MutexLock lock(&mutex_);
+    int64_t& count = counts_[caller];
+    if (count >= max_per_caller_) {  // so it is not 0
+      return std::nullopt;
+    }
+    ++count;
+    return std::optional<Place>(std::in_place, this, caller);
+  }
+
+ private:
+  void Leave(const std::string& caller) {
+    absl::MutexLock lock(&mutex_);
+    if (const auto found = counts_.find(caller); --found->second == 0) {
+      counts_.erase(found);
+    }
+  }
+
+  const int64_t max_per_caller_;
+  absl::Mutex mutex_;
+  absl::flat_hash_map<std::string, int64_t> counts_ ABSL_GUARDED_BY(mutex_);  // none is 0
+};
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_SERVICE_CALLER_COUNT_H_

@@ -1,0 +1,18 @@
+// Serves shardmesh.v1.OperationService; the operations are the puts.
+#ifndef SHARDMESH_SERVER_SERVICE_OPERATION_SERVICE_H_
+#define SHARDMESH_SERVER_SERVICE_OPERATION_SERVICE_H_
+
+#include "process/clock.h"
+#include "server/service/streaming_service.h"
+#include "server/state/session.h"
+#include "server/steps/transfers.h"
+
+namespace shardmesh::server {
+
+// Thread-safe. All outlive the service; end its streams before the clock goes.
+StreamingService MakeOperationService(rpc::Clock* clock, Transfers* transfers,
+                                      const SessionTable* sessions);
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_SERVICE_OPERATION_SERVICE_H_

@@ -1,0 +1,136 @@
+// Leases on the wire: open, renew, close.
+#include "server/service/session_service.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <map>
+#include <string>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "rpc/caller.h"
+#include "rpc/codec/field_check.h"
+#include "rpc/codec/status.h"
+#include "rpc/codec/time_codec.h"
+#include "server/state/request_memory.h"
+#include "sharding/digest.h"
+#include "shardmesh/v1/session_service.grpc.pb.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+
+namespace shardmesh::server {
+namespace {
+
+constexpr size_t kMaxClientNameBytes = 255;
+
+class SessionService final : public v1::SessionService::CallbackService {
+ public:
+  explicit SessionService(SessionTable* sessions) : sessions_(sessions) {}
+
+  grpc::ServerUnaryReactor* OpenSession(grpc::CallbackServerContext* context,
+                                        const v1::OpenSessionRequest* request,
+                                        v1::OpenSessionResponse* response) override {
+    return Answer(context, Open(rpc::CallerOf(*context), *request, response));
+  }
+  grpc::ServerUnaryReactor* RenewSession(grpc::CallbackServerContext* context,
+                                         const v1::RenewSessionRequest* request,
+                                         v1::RenewSessionResponse* response) override {
+    return Answer(context, Renew(rpc::CallerOf(*context), request->session_id(), response));
+  }
+  grpc::ServerUnaryReactor* CloseSession(grpc::CallbackServerContext* context,
+                                         const v1::CloseSessionRequest* request,
+                                         v1::CloseSessionResponse*) override {
+    absl::Status closed = sessions_->Check(request->session_id(), rpc::CallerOf(*context));
+    if (closed.ok()) {
+      closed = sessions_->Close(request->session_id());
+    }
+    return Answer(context, absl::IsNotFound(closed) ? absl::OkStatus() : closed);
+  }
+
+ private:
+  static grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context,
+                                          const absl::Status& status) {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    reactor->Finish(rpc::ToGrpc(status));
+    return reactor;
+  }
+
+  absl::Status Renew(const rpc::Caller& caller, const std::string& session_id,
+                     v1::RenewSessionResponse* response) {
+    SHARDMESH_RETURN_IF_ERROR(sessions_->Check(session_id, caller));
+    SHARDMESH_ASSIGN_OR_RETURN(const Session session, sessions_->Renew(session_id));
+    rpc::Encode(session.ttl, response->mutable_ttl());
+    return absl::OkStatus();
+  }
+
+  absl::Status Open(const rpc::Caller& caller, const v1::OpenSessionRequest& request,
+                    v1::OpenSessionResponse* response) {
+    SHARDMESH_RETURN_IF_ERROR(rpc::CheckRequestId(request.request_id(), "request_id"));
+    if (request.client_name().size() > kMaxClientNameBytes) {
+      return rpc::BadField("client_name", StrCat("has ", request.client_name().size(),
+                                                 " bytes; at most ", kMaxClientNameBytes));
+    }
+    absl::Duration ttl = kDefaultSessionTtl;
+    if (request.has_ttl()) {
+      SHARDMESH_ASSIGN_OR_RETURN(ttl, rpc::Decode(request.ttl()));
+    }
+    // A repeated request gets its session as long as that lives: sessions end with the process, and
+    // so does this memory of them.
+    const std::string key = RequestKey(caller.name, "OpenSession", request.request_id());
+    const std::string fingerprint = Sha256(request.SerializeAsString());
+    absl::MutexLock lock(&mutex_);
+    if (const auto opened = opened_.find(key); opened != opened_.end()) {
+      if (const absl::StatusOr<Session> session = sessions_->Get(opened->second.session_id);
+          session.ok()) {
+        if (opened->second.fingerprint != fingerprint) {
+          return InvalidArgument(Reason::kRequestIdReused,
+                                 StrCat("request_id \"", request.request_id(),
+                                        "\" was used for another session; draw a new one"));
+        }
+        SHARDMESH_ASSIGN_OR_RETURN(const Session renewed, sessions_->Renew(session->id));
+        return Encode(renewed, response);
+      }
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(const Session session,
+                               sessions_->Open(caller, request.client_name(), ttl));
+    ForgetEnded();
+    opened_[key] = {session.id, fingerprint};
+    return Encode(session, response);
+  }
+
+  // All of them, whenever there are twice as many as after the last time: each opening then costs
+  // no more than a few looks.
+  void ForgetEnded() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (opened_.size() < forget_at_) {
+      return;
+    }
+    std::erase_if(
+        opened_, [this](const auto& each) { return !sessions_->Get(each.second.session_id).ok(); });
+    forget_at_ = 2 * opened_.size() + 64;
+  }
+
+  static absl::Status Encode(const Session& session, v1::OpenSessionResponse* response) {
+    response->set_session_id(session.id);
+    rpc::Encode(session.ttl, response->mutable_ttl());
+    return absl::OkStatus();
+  }
+
+  SessionTable* const sessions_;
+  struct Opened {
+    std::string session_id;
+    std::string fingerprint;
+  };
+  absl::Mutex mutex_;
+  std::map<std::string, Opened> opened_ ABSL_GUARDED_BY(mutex_);  // by RequestKey
+  size_t forget_at_ ABSL_GUARDED_BY(mutex_) = 64;
+};
+
+}  // namespace
+
+std::unique_ptr<grpc::Service> MakeSessionService(SessionTable* sessions) {
+  return std::make_unique<SessionService>(sessions);
+}
+
+}  // namespace shardmesh::server

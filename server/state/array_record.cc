@@ -1,0 +1,329 @@
+// The one file of the registry that knows the store's messages.
+#include "server/state/array_record.h"
+
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "rpc/codec/spec_codec.h"
+#include "sharding/mesh.h"
+#include "sharding/tile.h"
+#include "shardmesh/store/v1/definition.pb.h"
+#include "shardmesh/store/v1/store.pb.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+#include "tensor/dtype.h"
+
+namespace shardmesh::server {
+namespace {
+
+namespace proto = ::shardmesh::store::v1;
+
+absl::Status Damaged(std::string_view key, std::string_view what) {
+  return WithReason(absl::DataLossError(StrCat("the record \"", key, "\" of the store ", what,
+                                               "; restore a copy of the data folder")),
+                    Reason::kStoreFailed);
+}
+
+template <typename Message>
+absl::StatusOr<Message> Parse(std::string_view key, const std::string& bytes) {
+  Message message;
+  if (!message.ParseFromString(bytes)) return Damaged(key, "cannot be read");
+  return message;
+}
+
+void Encode(absl::Time from, google::protobuf::Timestamp* to) {
+  const int64_t seconds = absl::ToUnixSeconds(from);
+  to->set_seconds(seconds);
+  to->set_nanos(
+      static_cast<int32_t>((from - absl::FromUnixSeconds(seconds)) / absl::Nanoseconds(1)));
+}
+
+absl::Time Decode(const google::protobuf::Timestamp& from) {
+  return absl::FromUnixSeconds(from.seconds()) + absl::Nanoseconds(from.nanos());
+}
+
+void Encode(const PartitionSpec& from, proto::SpecRecord* to) {
+  for (const SpecEntry& entry : from.entries()) {
+    proto::SpecEntryRecord* record = to->add_entries();
+    record->set_unconstrained(entry.is_unconstrained());
+    for (const AxisName& axis : entry.axes()) record->add_axes(axis.value_or(""));
+  }
+  for (const std::string& axis : from.unreduced()) to->add_unreduced(axis);
+}
+
+PartitionSpec Decode(const proto::SpecRecord& from) {
+  std::vector<SpecEntry> entries;
+  for (const proto::SpecEntryRecord& record : from.entries()) {
+    if (record.unconstrained()) {
+      entries.push_back(SpecEntry::Unconstrained());
+      continue;
+    }
+    std::vector<AxisName> axes;
+    for (const std::string& axis : record.axes()) {
+      axes.push_back(axis.empty() ? AxisName() : AxisName(axis));
+    }
+    entries.push_back(SpecEntry::Axes(std::move(axes)));
+  }
+  return PartitionSpec(std::move(entries), {from.unreduced().begin(), from.unreduced().end()});
+}
+
+void Encode(const Mesh& from, proto::ArrayRecord* to) {
+  for (const MeshAxis& axis : from.axes()) {
+    proto::MeshAxisRecord* record = to->add_axes();
+    record->set_name(axis.name);
+    record->set_size(axis.size);
+    record->set_type(static_cast<uint32_t>(axis.type));
+  }
+  bool in_order = true;
+  for (DeviceId device = 0; device < from.size(); ++device) {
+    in_order = in_order && from.GlobalIdOf(device) == device;
+  }
+  for (DeviceId device = 0; !in_order && device < from.size(); ++device) {
+    to->add_device_ids(from.GlobalIdOf(device));
+  }
+}
+
+void Encode(const Array& from, proto::ArrayRecord* to) {
+  const ArrayDescriptor& descriptor = from.definition.descriptor;
+  to->set_array_id(descriptor.array_id);
+  const std::string_view dtype = DtypeName(descriptor.dtype);
+  to->set_dtype(dtype.data(), dtype.size());
+  to->mutable_shape()->Add(descriptor.shape.begin(), descriptor.shape.end());
+  Encode(descriptor.spec, to->mutable_spec());
+  if (from.definition.requested_spec.has_value()) {
+    Encode(*from.definition.requested_spec, to->mutable_requested_spec());
+  }
+  to->set_mesh_id(descriptor.mesh_id);
+  to->set_mesh_revision(descriptor.mesh_revision);
+  Encode(descriptor.mesh, to);
+  for (const CutPoints& points : descriptor.cut_points) {
+    to->add_cut_points()->mutable_points()->Add(points.begin(), points.end());
+  }
+  to->set_durability(from.durability == Durability::kDisk ? proto::DURABILITY_RECORD_DISK
+                                                          : proto::DURABILITY_RECORD_MEMORY);
+  to->mutable_tile_crc32c()->Add(from.tile_crc32c.begin(), from.tile_crc32c.end());
+  Encode(from.created, to->mutable_create_time());
+  to->set_source_path(from.definition.source.path);
+  to->set_source_tensor(from.definition.source.tensor);
+}
+
+absl::StatusOr<Array> Decode(std::string_view key, const proto::ArrayRecord& from) {
+  const auto damaged = [&](const absl::Status& status) {
+    return Damaged(key, StrCat("describes an impossible array: ", status.message()));
+  };
+  Array array;
+  ArrayDescriptor& descriptor = array.definition.descriptor;
+  descriptor.array_id = from.array_id();
+  const absl::StatusOr<Dtype> dtype = ParseDtype(from.dtype());
+  if (!dtype.ok()) return damaged(dtype.status());
+  descriptor.dtype = *dtype;
+  descriptor.shape.assign(from.shape().begin(), from.shape().end());
+  descriptor.spec = Decode(from.spec());
+  if (from.has_requested_spec()) array.definition.requested_spec = Decode(from.requested_spec());
+  descriptor.mesh_id = from.mesh_id();
+  descriptor.mesh_revision = from.mesh_revision();
+  std::vector<MeshAxis> axes;
+  for (const proto::MeshAxisRecord& axis : from.axes()) {
+    axes.push_back({axis.name(), axis.size(), static_cast<AxisType>(axis.type())});
+  }
+  MeshOptions options;
+  options.global_ids.assign(from.device_ids().begin(), from.device_ids().end());
+  absl::StatusOr<Mesh> mesh = Mesh::Create(std::move(axes), std::move(options));
+  if (!mesh.ok()) return damaged(mesh.status());
+  descriptor.mesh = *std::move(mesh);
+  for (const proto::CutPointsRecord& points : from.cut_points()) {
+    descriptor.cut_points.emplace_back(points.points().begin(), points.points().end());
+  }
+  if (const absl::Status lies = descriptor.Tiling().status(); !lies.ok()) return damaged(lies);
+  if (from.tile_crc32c_size() != descriptor.mesh.size()) {
+    return damaged(absl::InternalError(
+        StrCat(from.tile_crc32c_size(), " checksums for ", descriptor.mesh.size(), " ranks")));
+  }
+  array.tile_crc32c.assign(from.tile_crc32c().begin(), from.tile_crc32c().end());
+  array.durability =
+      from.durability() == proto::DURABILITY_RECORD_DISK ? Durability::kDisk : Durability::kMemory;
+  array.created = Decode(from.create_time());
+  array.definition.source = {from.source_path(), from.source_tensor()};
+  array.state = ArrayState::kDegraded;
+  for (int64_t rank = 0; rank < descriptor.mesh.size(); ++rank) {
+    array.missing_ranks.push_back(rank);
+  }
+  return array;
+}
+
+}  // namespace
+
+absl::Status CheckTerm(int64_t term) {
+  if (term <= kMaxTerm) return absl::OkStatus();
+  return WithReason(
+      absl::FailedPreconditionError(
+          StrCat("the state's next term would be ", term, ", the highest there can be is ",
+                 kMaxTerm, "; begin with an empty data folder, and empty those of the workers")),
+      Reason::kStoreFailed);
+}
+
+std::string EncodeCluster(const ClusterRecord& cluster) {
+  proto::ClusterRecord record;
+  record.set_cluster_id(cluster.cluster_id);
+  record.set_term(cluster.term);
+  return record.SerializeAsString();
+}
+
+absl::StatusOr<ClusterRecord> DecodeCluster(std::string_view key, const std::string& bytes) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto record, Parse<proto::ClusterRecord>(key, bytes));
+  if (record.cluster_id().empty() || record.term() < 1) return Damaged(key, "is incomplete");
+  return ClusterRecord{record.cluster_id(), record.term()};
+}
+
+std::string EncodeRestored(const RestoredRecord& restored) {
+  proto::RestoredRecord record;
+  record.set_snapshot_sha256(restored.digest);
+  record.set_may_lack_names(restored.may_lack_names);
+  return record.SerializeAsString();
+}
+
+absl::StatusOr<RestoredRecord> DecodeRestored(std::string_view key, const std::string& bytes) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto record, Parse<proto::RestoredRecord>(key, bytes));
+  if (record.snapshot_sha256().empty()) return Damaged(key, "is incomplete");
+  return RestoredRecord{record.snapshot_sha256(), record.may_lack_names()};
+}
+
+std::string EncodeArray(const Array& array) {
+  proto::ArrayRecord record;
+  Encode(array, &record);
+  return record.SerializeAsString();
+}
+
+absl::StatusOr<Array> DecodeArray(std::string_view key, const std::string& bytes) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto record, Parse<proto::ArrayRecord>(key, bytes));
+  return Decode(key, record);
+}
+
+std::string EncodeName(std::string_view array_id) {
+  proto::NameRecord record;
+  record.set_array_id(std::string(array_id));
+  return record.SerializeAsString();
+}
+
+absl::StatusOr<std::string> DecodeName(std::string_view key, const std::string& bytes) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto record, Parse<proto::NameRecord>(key, bytes));
+  return record.array_id();
+}
+
+std::vector<std::string> EncodeManifestChunks(const std::vector<ManifestEntry>& entries) {
+  std::vector<std::string> chunks;
+  proto::ManifestChunk chunk;
+  size_t bytes = 0;
+  const auto flush = [&] {
+    chunks.push_back(chunk.SerializeAsString());
+    chunk.Clear();
+    bytes = 0;
+  };
+  for (const ManifestEntry& entry : entries) {
+    proto::ManifestEntry record;
+    record.set_name(entry.name);
+    record.set_version(entry.version);
+    Encode(*entry.array, record.mutable_array());
+    // A repeated message costs its tag and length beside its bytes.
+    const size_t size = record.ByteSizeLong() + 6;
+    if (bytes > 0 && bytes + size > kMaxChunkBytes) flush();
+    bytes += size;
+    *chunk.add_entries() = std::move(record);
+  }
+  if (bytes > 0) flush();
+  return chunks;
+}
+
+absl::StatusOr<std::vector<ManifestEntry>> DecodeManifestChunk(std::string_view key,
+                                                               const std::string& bytes) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto chunk, Parse<proto::ManifestChunk>(key, bytes));
+  std::vector<ManifestEntry> entries;
+  for (const proto::ManifestEntry& record : chunk.entries()) {
+    SHARDMESH_ASSIGN_OR_RETURN(Array array, Decode(key, record.array()));
+    entries.push_back(
+        {record.name(), std::make_shared<const Array>(std::move(array)), record.version()});
+  }
+  return entries;
+}
+
+std::string EncodeManifest(int64_t chunks) {
+  proto::ManifestRecord record;
+  record.set_chunks(chunks);
+  return record.SerializeAsString();
+}
+
+absl::StatusOr<int64_t> DecodeManifest(std::string_view key, const std::string& bytes) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto record, Parse<proto::ManifestRecord>(key, bytes));
+  if (record.chunks() < 1) return Damaged(key, "counts no chunks");
+  return record.chunks();
+}
+
+absl::StatusOr<DefinitionOutline> DecodeDefinitionOutline(std::string_view key,
+                                                          const std::string& bytes) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto record, Parse<proto::Definition>(key, bytes));
+  if (record.version() < 1) return Damaged(key, "has no version");
+  return DefinitionOutline{.version = record.version(),
+                           .has_ranks = record.value().mesh().workers_size() > 0};
+}
+
+absl::StatusOr<std::string> WithDefinitionVersion(std::string_view key, const std::string& bytes,
+                                                  int64_t version) {
+  SHARDMESH_ASSIGN_OR_RETURN(auto record, Parse<proto::Definition>(key, bytes));
+  record.set_version(version);
+  return record.SerializeAsString();
+}
+
+absl::StatusOr<std::string> WithRanks(std::string_view key, const std::string* before,
+                                      const Mesh& mesh, const std::vector<std::string>& workers,
+                                      int64_t version, absl::Time now) {
+  proto::Definition record;
+  if (before != nullptr) {
+    SHARDMESH_ASSIGN_OR_RETURN(record, Parse<proto::Definition>(key, *before));
+  }
+  v1::MeshDefinition* const to = record.mutable_value()->mutable_mesh();
+  if (to->mesh().axes().empty()) rpc::Encode(mesh, to->mutable_mesh());
+  to->mutable_workers()->Assign(workers.begin(), workers.end());
+  SHARDMESH_ASSIGN_OR_RETURN(const auto decoded, rpc::Decode(*to));
+  if (decoded.mesh.size() != mesh.size() || std::ssize(workers) != mesh.size()) {
+    return WithReason(
+        absl::InvalidArgumentError(StrCat("\"", key, "\" has ", mesh.size(), " ranks, ",
+                                          workers.size(), " workers are given")),
+        Reason::kInvalidMesh);
+  }
+  record.set_version(version);
+  Encode(now, record.mutable_update_time());
+  return record.SerializeAsString();
+}
+
+std::string EncodeReleased(const ReleasedRecord& released) {
+  proto::ReleasedRecord record;
+  record.set_mesh_id(released.mesh_id);
+  record.set_ranks(released.ranks);
+  record.mutable_array_ids()->Add(released.array_ids.begin(), released.array_ids.end());
+  return record.SerializeAsString();
+}
+
+absl::StatusOr<ReleasedRecord> DecodeReleased(std::string_view key, const std::string& bytes) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto record, Parse<proto::ReleasedRecord>(key, bytes));
+  if (record.ranks() < 1) return Damaged(key, "counts no ranks");
+  return ReleasedRecord{
+      record.mesh_id(), record.ranks(), {record.array_ids().begin(), record.array_ids().end()}};
+}
+
+std::string EncodeRequest(const RequestRecord& request) {
+  proto::RequestRecord record;
+  record.set_fingerprint(request.fingerprint);
+  record.set_answer(request.answer);
+  Encode(request.expires, record.mutable_expire_time());
+  return record.SerializeAsString();
+}
+
+absl::StatusOr<RequestRecord> DecodeRequest(std::string_view key, const std::string& bytes) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto record, Parse<proto::RequestRecord>(key, bytes));
+  return RequestRecord{record.fingerprint(), record.answer(), Decode(record.expire_time())};
+}
+
+}  // namespace shardmesh::server

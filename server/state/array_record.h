@@ -1,0 +1,103 @@
+// Arrays, names, manifests and answers as bytes of the store, and back.
+#ifndef SHARDMESH_SERVER_STATE_ARRAY_RECORD_H_
+#define SHARDMESH_SERVER_STATE_ARRAY_RECORD_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/state/arrays.h"
+
+namespace shardmesh::server {
+
+// The bytes are messages of shardmesh.store.v1. Decode returns DATA_LOSS (STORE_FAILED), naming
+// `key`, for bytes that are not, or that describe something impossible.
+
+struct ClusterRecord {
+  std::string cluster_id;
+  int64_t term = 0;
+};
+// Epochs and numbers of steps are made of the term: beyond this one they would overflow.
+inline constexpr int64_t kMaxTerm = (int64_t{1} << 23) - 2;
+// FAILED_PRECONDITION (STORE_FAILED): the term is higher.
+absl::Status CheckTerm(int64_t term);
+std::string EncodeCluster(const ClusterRecord& cluster);
+absl::StatusOr<ClusterRecord> DecodeCluster(std::string_view key, const std::string& bytes);
+
+// Where a state that was restored, or that has lost records, says so.
+inline constexpr std::string_view kRestoredKey = "restored";
+// The digest where records were lost and that of the snapshot, if there was one, with them.
+inline constexpr std::string_view kUnknownSnapshot = "unknown";
+struct RestoredRecord {
+  std::string digest;           // of the snapshot, or kUnknownSnapshot
+  bool may_lack_names = false;  // its arrays without a name may have, or have had, one
+};
+std::string EncodeRestored(const RestoredRecord& restored);
+absl::StatusOr<RestoredRecord> DecodeRestored(std::string_view key, const std::string& bytes);
+
+// A decoded array is degraded, every rank missing: its tiles are yet to be reported.
+std::string EncodeArray(const Array& array);
+absl::StatusOr<Array> DecodeArray(std::string_view key, const std::string& bytes);
+
+// The array's id; empty: the name is deleted.
+std::string EncodeName(std::string_view array_id);
+absl::StatusOr<std::string> DecodeName(std::string_view key, const std::string& bytes);
+
+struct ManifestEntry {
+  std::string name;
+  ArrayPtr array;
+  int64_t version = 0;  // of the name; 0: the revision of the manifest's record
+};
+// Splits the entries into chunks of at most kMaxChunkBytes (but an entry is never split).
+inline constexpr size_t kMaxChunkBytes = 1 << 20;
+std::vector<std::string> EncodeManifestChunks(const std::vector<ManifestEntry>& entries);
+absl::StatusOr<std::vector<ManifestEntry>> DecodeManifestChunk(std::string_view key,
+                                                               const std::string& bytes);
+std::string EncodeManifest(int64_t chunks);
+absl::StatusOr<int64_t> DecodeManifest(std::string_view key, const std::string& bytes);
+
+// Arrays that were released, all on one mesh.
+struct ReleasedRecord {
+  std::string mesh_id;
+  int64_t ranks = 0;
+  std::vector<std::string> array_ids;
+};
+std::string EncodeReleased(const ReleasedRecord& released);
+absl::StatusOr<ReleasedRecord> DecodeReleased(std::string_view key, const std::string& bytes);
+
+// Keys of definitions begin with one of these. No other keys keep what they were before.
+inline constexpr std::string_view kDefinitionPrefixes[] = {"mesh/", "profile/", "rule_set/",
+                                                           "logical_rules/", "tree/"};
+// What a definition's record says beside the definition, of any kind.
+struct DefinitionOutline {
+  int64_t version = 0;
+  bool has_ranks = false;  // of a mesh: its workers are named
+};
+absl::StatusOr<DefinitionOutline> DecodeDefinitionOutline(std::string_view key,
+                                                          const std::string& bytes);
+// The same definition as another version.
+absl::StatusOr<std::string> WithDefinitionVersion(std::string_view key, const std::string& bytes,
+                                                  int64_t version);
+
+// The definition of a mesh with workers for its ranks: that of the record `before`, or where that
+// is null a new one of `mesh`. INVALID_ARGUMENT: they are not as many as the ranks, not distinct,
+// or no identities.
+absl::StatusOr<std::string> WithRanks(std::string_view key, const std::string* before,
+                                      const Mesh& mesh, const std::vector<std::string>& workers,
+                                      int64_t version, absl::Time now);
+
+struct RequestRecord {
+  std::string fingerprint;
+  std::string answer;
+  absl::Time expires;
+};
+std::string EncodeRequest(const RequestRecord& request);
+absl::StatusOr<RequestRecord> DecodeRequest(std::string_view key, const std::string& bytes);
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_STATE_ARRAY_RECORD_H_

@@ -1,0 +1,627 @@
+// The arrays of the cluster, the names that point to them, and what of both is durable.
+#ifndef SHARDMESH_SERVER_STATE_ARRAYS_H_
+#define SHARDMESH_SERVER_STATE_ARRAYS_H_
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "process/clock.h"
+#include "process/event_queue.h"
+#include "server/state/request_memory.h"
+#include "server/store/store.h"
+#include "sharding/mesh.h"
+#include "sharding/spec.h"
+#include "sharding/tile.h"
+#include "tensor/array_descriptor.h"
+
+namespace shardmesh::server {
+
+// Legal transitions:
+//   (none)     -> kStaging                 Stage
+//   kStaging   -> kAvailable, kDegraded    Commit (degraded if a rank was lost meanwhile)
+//   kStaging   -> kReleased                Discard
+//   kAvailable -> kDegraded                TilesLost
+//   kDegraded  -> kAvailable               TilesFound brought the last missing rank
+//   kAvailable, kDegraded -> kReleased     the last name and the last pin are gone
+// A released array is in no list any more; holders of the value see how it was.
+enum class ArrayState { kStaging, kAvailable, kDegraded, kReleased };
+std::string_view ArrayStateName(ArrayState state);  // "STAGING", ...
+
+// What acknowledged means for an array's tiles.
+enum class Durability { kMemory, kDisk };
+
+// Where an array's bytes came from, so that lost tiles can be read again.
+struct ArraySource {
+  std::string path;    // as workers read it; empty: from a client
+  std::string tensor;  // its name in the file
+};
+
+// What an array is, and where it comes from.
+struct ArrayDefinition {
+  ArrayDescriptor descriptor;                        // array_id is a RandomId()
+  std::optional<PartitionSpec> requested_spec = {};  // where it differs from the effective one
+  ArraySource source = {};
+};
+
+// An array as it stands. Immutable: a change makes another.
+struct Array {
+  ArrayDefinition definition;
+  ArrayState state = ArrayState::kStaging;
+  Durability durability = Durability::kMemory;
+  std::vector<int64_t> missing_ranks;  // rising; not empty exactly when degraded
+  std::vector<uint32_t> tile_crc32c;   // by rank, once committed
+  absl::Time created;                  // when committed
+};
+using ArrayPtr = std::shared_ptr<const Array>;
+
+// A name at one version: the store's revision at which it was moved there, hence never the same
+// again, not even after the name was deleted and made anew.
+struct NameEntry {
+  std::string name;
+  std::string array_id;
+  int64_t version = 0;
+};
+
+// What a staged array became.
+struct ArrayCommit {
+  std::string array_id;
+  Durability durability = Durability::kMemory;
+  std::vector<uint32_t> tile_crc32c;  // by rank: as many as the mesh has devices
+};
+
+// Points `name` to an array, or to nothing.
+struct NameMove {
+  std::string name;                         // 1 to 1,024 bytes of UTF-8 without control characters
+  std::string array_id;                     // empty: delete the name
+  std::optional<int64_t> expected_version;  // 0: there must be no such name
+};
+
+// Everything in it happens, or nothing.
+struct CommitRequest {
+  std::vector<ArrayCommit> arrays;
+  std::vector<NameMove> moves;  // of distinct names
+  // Begun in requests(), if not empty; the commit finishes or abandons it.
+  std::string request_id;
+  std::string answer;
+};
+
+struct CommitResult {
+  // Of the store; the version that every moved name has now. 0 if nothing durable changed.
+  Revision revision = 0;
+};
+
+// Of the arrays that are there, how many are in each state.
+struct ArrayCounts {
+  int64_t staging = 0;
+  int64_t available = 0;
+  int64_t degraded = 0;
+
+  int64_t total() const { return staging + available + degraded; }
+};
+
+// A tile that a worker has, by its inventory.
+struct InventoryTile {
+  std::string array_id;
+  Tile tile;
+  uint32_t crc32c = 0;
+  bool committed = true;
+  bool on_disk = false;
+  // What the tile says of its array: needed of those in FindUnknown alone.
+  std::optional<ArrayDescriptor> descriptor = {};
+};
+
+// A mesh as it stands when an inventory is judged.
+struct InventoryMesh {
+  const Mesh* mesh = nullptr;
+  std::optional<int64_t> rank = {};               // that the worker serves
+  absl::Span<const std::string> identities = {};  // who serves each rank
+};
+
+// What a worker holds: exactly these tiles.
+struct Inventory {
+  std::string identity;
+  uint64_t attachment = 0;                                   // Membership::Attach
+  std::map<std::string, InventoryMesh, std::less<>> meshes;  // by id: those that the worker serves
+  std::vector<InventoryTile> tiles;
+  std::vector<std::string> quarantined = {};  // arrays of which it has tiles that are not in use
+  // Any other mesh, for what is said of tiles that lie there; it is asked under the registry's
+  // lock. Null: nobody serves them.
+  std::function<InventoryMesh(std::string_view mesh_id)> other_mesh = nullptr;
+};
+
+// An array without a name that workers brought after ArrayRegistry::Open: see there.
+struct UnnamedArray {
+  ArrayDescriptor descriptor;
+  Durability durability = Durability::kDisk;
+  std::vector<int64_t> missing_ranks = {};  // rising: their tiles are not here (yet)
+  bool can_be_named = false;                // it is among the arrays: otherwise ranks are missing
+  absl::Time until;                         // InfiniteFuture: records cannot be read
+};
+
+// What a worker is to do with what it has. Tiles that are not named stay as they are.
+struct InventoryVerdict {
+  struct Aside {
+    std::string array_id;
+    Tile tile;
+    std::string reason;        // for people
+    bool array_lives = false;  // it is never to be dropped for want of room
+  };
+  std::vector<std::string> commit;  // the registry's; commit those that are only staged there
+  std::vector<std::string> drop;    // known to have been released
+  std::vector<Aside> quarantine;    // not this worker's, as far as the registry knows
+  // Of Inventory::quarantined: those that are here, and those that nobody knows.
+  std::vector<std::string> live;
+  std::vector<std::string> unknown;
+};
+
+// Named arrays are durable: array and name are in the store before a commit is acknowledged, and
+// are there again after a restart, degraded until the workers report their tiles. Unnamed arrays
+// are not in the store.
+//
+// An array lives as long as something holds it: a name that points to it, or a pin (a session's, a
+// running step's). Who pins must unpin.
+//
+// Workers delete tiles on a release alone that the registry knows. It remembers each until every
+// rank of the mesh has confirmed it, or brought an inventory without the array; releases of arrays
+// that were named or on disk are in the store as long. What is neither here nor released is put
+// into quarantine, where it lies.
+//
+// For a grace after Open, committed arrays that nobody knows are adopted instead, once every rank
+// has reported its tile: so unnamed arrays outlive a coordinator. An adopted array has no pin; if
+// nothing holds it when the grace ends, or later when what held it lets go, it goes into quarantine
+// and is not deleted: after a restore of an older store it may have had a name. Tiles of those that
+// were not complete by then go there as well. Arrays of which the store has a record and no name,
+// such as those that sessions held when their names went, are held for the grace and then released;
+// but in a state that was made of a snapshot they go into quarantine, as they may have had a name
+// later than the snapshot. The same goes for a state of which records were set aside. In such a
+// state, and in one with records that cannot be read, any array that is there at Open goes into
+// quarantine when its last known name goes: one that nobody knows may be another.
+//
+// In the store:
+//   cluster              cluster id and term
+//   restored             of which snapshot this state was made, or that it has lost records
+//   array/ID             an array that a name under `name/` points to
+//   name/NAME            a name, or that it was deleted though a manifest has it
+//   manifest/ID          says that the manifest's chunks count: its names and arrays as of here
+//   manifest/ID/NNNNNN   a chunk of a manifest, at most 1 MiB
+//   released/ID          arrays that were released and that workers may still have
+// A commit that does not fit one transaction is written as a manifest: first the chunks, which mean
+// nothing yet, then the one key that makes them count, if it is not there. Where a name is in
+// several places the newest version holds. A manifest of whose names fewer than half are current is
+// written anew with these, at the versions that they have. Every transaction asks that `cluster` is
+// unchanged, so that a coordinator that was replaced cannot write.
+//
+// Thread-safe. Callbacks and the release listener are called without a lock, in the order of the
+// events, on the caller's or the store's thread. Destroy it after the last call has called back;
+// store and clock live longer.
+class ArrayRegistry {
+ public:
+  using CommitCallback = absl::AnyInvocable<void(absl::StatusOr<CommitResult>) &&>;
+  // Arrays of this mesh that nothing holds any more: its workers are to free their tiles, and to
+  // confirm it.
+  using ReleaseListener =
+      std::function<void(const std::string& mesh_id, const std::vector<std::string>& array_ids)>;
+  // What became of tiles that an inventory's verdict had left as they were.
+  using VerdictListener =
+      std::function<void(const std::string& identity, const InventoryVerdict& verdict)>;
+
+  static constexpr size_t kMaxNameBytes = 1024;
+  static constexpr int64_t kMaxNames = 1'000'000;
+  static constexpr absl::Duration kAdoptionGrace = absl::Minutes(10);
+  // Former versions of names that are found, of each array: the last ones.
+  static constexpr size_t kFormerVersions = 256;
+
+  // Loads everything from the store, removes what an interrupted commit left, and begins a new
+  // term. Blocks. DATA_LOSS: the record `cluster` cannot be read, or is not there though the store
+  // is not new.
+  static absl::StatusOr<std::unique_ptr<ArrayRegistry>> Open(
+      Store* store, rpc::Clock* clock, ReleaseListener listener,
+      absl::Duration adoption_grace = kAdoptionGrace);
+  ~ArrayRegistry();
+
+  // Random, made with the first Open of the store: 32 hexadecimal digits.
+  const std::string& cluster_id() const { return cluster_id_; }
+  // One more than at the last Open of the store.
+  int64_t term() const { return term_; }
+  // The keys of the records that Open left out: it could not decode them, or they point to one that
+  // cannot be read. What the store itself could not read is not among them.
+  const std::vector<std::string>& left_out() const { return left_out_; }
+  RequestMemory& requests() { return *requests_; }
+
+  // Names that there may be; before the first commit.
+  void SetMaxNames(int64_t max_names) { max_names_ = max_names; }
+  // RESOURCE_EXHAUSTED (LIMIT_EXCEEDED): there is no room for so many names more.
+  absl::Status CheckRoomForNames(int64_t more) const;
+
+  // Before workers attach.
+  void SetVerdictListener(VerdictListener listener) { verdict_listener_ = std::move(listener); }
+
+  // Registers an array whose tiles are about to arrive. ALREADY_EXISTS; INVALID_ARGUMENT from
+  // Tiling::Create; ABORTED (VERSION_MISMATCH): its mesh is being changed, or was since the
+  // revision that it names.
+  absl::Status Stage(ArrayDefinition definition);
+
+  // A mesh is about to be changed or deleted: until EndMeshChange no array is staged on it.
+  // FAILED_PRECONDITION: an array lies on it; names one. ABORTED: it is being changed.
+  absl::Status BeginMeshChange(const std::string& mesh_id);
+  // `revision`: of the definition that holds from now on, or of its deletion; nullopt: nothing
+  // changed.
+  void EndMeshChange(const std::string& mesh_id, std::optional<Revision> revision);
+  // Forgets staged arrays: their transfer or step was aborted. Others are left alone.
+  void Discard(const std::vector<std::string>& array_ids);
+
+  // Makes staged arrays available and moves names, together. Arrays that end without name and pin
+  // are released at once.
+  //   NOT_FOUND            an array that is not there, or was not staged; a name to delete.
+  //   DATA_LOSS            (STORE_FAILED) a name whose record cannot be read is to be deleted, or
+  //                        is expected to have a version, or not to be there.
+  //   ABORTED              (VERSION_MISMATCH) a name has another version than expected; or another
+  //                        commit is moving it at this moment: retry.
+  //   INVALID_ARGUMENT     a malformed name, a name twice, a wrong number of checksums.
+  //   FAILED_PRECONDITION  another coordinator has taken over this store.
+  //   RESOURCE_EXHAUSTED   (LIMIT_EXCEEDED) there would be more names than there may.
+  //   as Store::Commit     for the rest.
+  // After an error staged arrays are still staged, names where they were.
+  void Commit(CommitRequest request, CommitCallback callback);
+
+  // NOT_FOUND names the array. Staged arrays are found too.
+  absl::StatusOr<ArrayPtr> FindArray(std::string_view array_id) const;
+  // `version` 0: the current one. An older version is found as long as its array lives, if it is
+  // among the last kFormerVersions at which a name left that array. NOT_FOUND suggests a name that
+  // is like this one. DATA_LOSS (STORE_FAILED): what the store has of the name, or of its array,
+  // cannot be read. What a manifest had of it before is not returned.
+  absl::StatusOr<NameEntry> FindName(std::string_view name, int64_t version = 0) const;
+  // The name's version; 0: there is no such name.
+  int64_t VersionOf(std::string_view name) const;
+  // Whether an array could be committed under this name, which is to be a new one; the errors are
+  // those of Commit.
+  absl::Status CheckNewName(const std::string& name) const;
+  // Whether a name points to the array.
+  bool HasName(std::string_view array_id) const;
+
+  struct NamedArray {
+    NameEntry name;
+    ArrayPtr array;
+  };
+  // Names with this prefix behind `start_after`, in bytewise order, at most `limit`.
+  std::vector<NamedArray> ListNames(std::string_view prefix, std::string_view start_after,
+                                    int64_t limit) const;
+  // All arrays behind the id `start_after`, by rising id, at most `limit`.
+  std::vector<ArrayPtr> ListArrays(std::string_view start_after, int64_t limit) const;
+  // Arrays that are held without a name since Open, behind the id `start_after`, by rising id, at
+  // most `limit`; one of them; and how many there are, in O(1).
+  std::vector<UnnamedArray> ListUnnamed(std::string_view start_after, int64_t limit) const;
+  std::optional<UnnamedArray> FindUnnamed(std::string_view array_id) const;
+  int64_t CountUnnamed() const;
+  // When those are held no longer, but for those that have no such time.
+  absl::Time unnamed_until() const { return grace_end_; }
+  // O(1).
+  ArrayCounts CountArrays() const;
+  int64_t CountNames() const;
+
+  // One more, or one fewer, reason to keep the array. NOT_FOUND, also of one that was given away.
+  absl::Status Pin(std::string_view array_id);
+  // Takes one pin from each. Nothing of those that are not there. What nothing holds any more is
+  // released together.
+  void Unpin(absl::Span<const std::string> array_ids);
+  void Unpin(const std::string& array_id) { Unpin(absl::MakeConstSpan(&array_id, 1)); }
+  // Gives the array to a step that may make its result in the array's memory, if no name points to
+  // it and at most so many pins hold it; false, and nothing done, otherwise. From then on it can be
+  // pinned and named no more, as if it were gone, until TakeBack.
+  bool Give(std::string_view array_id, int64_t pins);
+  void TakeBack(std::string_view array_id);
+
+  // The worker of this rank is lost, and what it held with it. Nothing if a later attachment of the
+  // rank's worker has brought its inventory.
+  void TilesLost(std::string_view mesh_id, int64_t rank, uint64_t attachment);
+  // Which of these tiles are of arrays that are neither here nor known to have been released.
+  std::vector<size_t> FindUnknown(const std::vector<InventoryTile>& tiles) const;
+  // A worker is here and holds exactly these tiles: others of arrays on its ranks are missing.
+  // Nothing is found by an attachment that was lost meanwhile, or followed by another one.
+  //
+  // O(its tiles, and the arrays and unconfirmed releases on its meshes), with the lock for a few
+  // thousand of these at a time. Still, a worker may bring millions: not for a gRPC thread.
+  InventoryVerdict TakeInventory(const Inventory& inventory);
+  // The worker has these tiles too, since its inventory was taken: out of its quarantine. They are
+  // judged as an inventory's.
+  InventoryVerdict TakeRestored(const Inventory& restored);
+  // A worker has dropped tiles, as it was told; `rank_of`: its rank in a mesh.
+  using RankOf = std::function<std::optional<int64_t>(std::string_view mesh_id)>;
+  void TilesDropped(absl::Span<const std::string> array_ids, const RankOf& rank_of);
+  // Whether a tile that a worker has put aside is the rank's. FAILED_PRECONDITION: it is not this
+  // array's tile of the rank, or has another checksum. NOT_FOUND.
+  absl::Status CheckTile(std::string_view array_id, int64_t rank, const Tile& tile,
+                         uint32_t crc32c) const;
+
+  // Releases that ranks have not confirmed yet.
+  int64_t CountUnconfirmed() const;
+
+ private:
+  struct ArrayEntry {
+    // But for the missing ranks, and whether it is degraded for them: see Current. Thousands of
+    // workers may come or go before anybody asks.
+    mutable ArrayPtr array = nullptr;
+    mutable bool is_outdated = false;
+    std::vector<bool> missing = {};  // by rank
+    int64_t missing_count = 0;
+    int64_t names = 0;
+    int64_t pins = 0;
+    bool is_given = false;
+    // Not empty: it was found with the workers, or is of a state that may lack names. Unless it
+    // gets a name it is not deleted but put aside. By rank, who has its tile.
+    std::vector<std::string> adopted_from = {};
+    // It is put aside though it had a name: another name of it may be lost.
+    bool may_lack_names = false;
+    // One of the pins is the grace's: the store had a record of it and no name.
+    bool is_kept_for_grace = false;
+    bool was_named = false;              // since Open
+    bool has_record = false;             // under `array/` in the store, without a name at Open
+    std::vector<NameEntry> former = {};  // names that pointed here, the last kFormerVersions
+    // Tiles that attached workers have, to be told how the commit ended.
+    struct Waiting {
+      std::string identity;
+      int64_t rank = 0;
+      Tile tile;
+      uint32_t crc32c = 0;
+      bool committed = false;  // such as one that came back from quarantine
+    };
+    std::vector<Waiting> waiting = {};
+  };
+  // A committed array that some ranks have reported, and nobody knows.
+  struct Orphan {
+    ArrayDescriptor descriptor;
+    Durability durability = Durability::kDisk;
+    std::vector<std::string> identities;  // by rank; empty: not reported yet
+    std::vector<uint32_t> tile_crc32c;
+    int64_t reported = 0;
+  };
+  // Arrays that were released together.
+  struct ReleasedBatch {
+    std::string key;  // in the store; empty: not there
+    int64_t arrays = 0;
+  };
+  struct Tombstone {
+    std::shared_ptr<ReleasedBatch> batch;
+    std::string mesh_id;
+    std::vector<bool> confirmed;  // by rank
+    int64_t unconfirmed = 0;
+  };
+  struct Released {
+    std::string array_id;
+    std::string mesh_id;
+    int64_t ranks = 0;
+    bool durable = false;
+  };
+  // The last that is known of a rank's worker.
+  struct Presence {
+    uint64_t attachment = 0;
+    bool is_lost = false;
+  };
+  struct Name {
+    NameEntry entry;
+    std::string manifest_id;  // where it is durable; empty: `name/NAME`
+  };
+  using Names = std::map<std::string, Name, std::less<>>;
+  using Arrays = std::map<std::string, ArrayEntry, std::less<>>;
+  // Of things that lie on meshes, those of each: by mesh, then by id.
+  using ArraysByMesh = std::map<std::string, std::map<std::string_view, ArrayEntry*>, std::less<>>;
+  using IdsByMesh = std::map<std::string, std::set<std::string, std::less<>>, std::less<>>;
+  struct Manifest {
+    int64_t chunks = 0;
+    int64_t current_names = 0;       // of its names, those that it still holds for
+    std::vector<std::string> names;  // all of them
+  };
+  // A commit between its checks and the store's answer.
+  struct Pending;
+  // A manifest that is being written anew.
+  struct Rewrite;
+
+  ArrayRegistry(Store* store, rpc::Clock* clock, ReleaseListener listener,
+                absl::Duration adoption_grace);
+
+  absl::Status BeginTerm();
+  void DiscardStaged(const std::vector<std::string>& array_ids) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Load() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Takes names out of the store that point to nothing. Should it fail, the next Open tries again.
+  void GiveUp(const std::vector<std::string>& names) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // A name that is not there, and those beside it.
+  struct MissingName {
+    std::string name;
+    std::vector<std::string> neighbours;
+  };
+
+  // `missing`: the error is NoName of it, which is not made under the lock.
+  absl::Status CheckCommit(const CommitRequest& request, std::optional<MissingName>* missing) const
+      ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckMove(const NameMove& move, std::optional<MissingName>* missing) const
+      ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  // By how many names there are more once the request is committed; 0 if there are fewer.
+  int64_t MoreNames(const CommitRequest& request) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckRoom(int64_t more_names) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  MissingName Missing(std::string_view name) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  // OK, or DATA_LOSS (STORE_FAILED): the name is not among those that are known, but the store has
+  // a record of it, or of its array, that cannot be read.
+  absl::Status CheckReadable(std::string_view name) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  // NOT_FOUND, with the nearest name that there is. Takes up to some milliseconds.
+  static absl::Status NoName(const MissingName& missing);
+  // Fills in the transaction of a commit; if that is not enough, all but the manifest's chunks.
+  void Write(Pending* pending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Takes long where there are many names, so without the lock.
+  static void MakeChunks(Pending* pending);
+  void WriteChunk(std::shared_ptr<Pending> pending, size_t next)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Finish(const std::shared_ptr<Pending>& pending, absl::StatusOr<Revision> revision);
+  void Apply(const Pending& pending, Revision revision) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The entry of an id, made if it is not there, with this array; what an entry holds from now on;
+  // and the end of one. They keep the counts and the index.
+  ArrayEntry& AddArray(const std::string& array_id, ArrayPtr array)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SetArray(ArrayEntry& entry, ArrayPtr array) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The rank has no tile, or has it again; O(1). Nothing for ranks that the array does not have.
+  void SetMissing(ArrayEntry& entry, int64_t rank, bool is_missing)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The array as it stands.
+  const ArrayPtr& Current(const ArrayEntry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static ArrayState StateOf(const ArrayEntry& entry);
+  void EraseArray(Arrays::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AddName(NameEntry entry, std::string manifest_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Takes a name away from where it points; `key_stays`: its own key was written again.
+  void DropName(Names::iterator name, bool key_stays) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // A name has left an array: FindName finds that version.
+  void AddFormer(NameEntry former) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void DropManifest(std::map<std::string, Manifest>::iterator manifest)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Notes the manifest if fewer than half of its names are current.
+  void NoteIfSparse(const std::string& manifest_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Begins to write the next of those anew, if none is being written.
+  void RewriteSparse() ABSL_LOCKS_EXCLUDED(mutex_);
+  std::shared_ptr<Rewrite> BeginRewrite() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void WriteAnew(std::shared_ptr<Rewrite> rewrite, size_t next_chunk)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EndRewrite(const Rewrite& rewrite, const absl::Status& written) ABSL_LOCKS_EXCLUDED(mutex_);
+  void ReleaseIfUnheld(std::string_view array_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Tells the listener what was released, and the store what it may forget.
+  void FlushReleased() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Remembers what was released, in the store where that is to outlive this process.
+  void AddTombstones(const std::vector<Released>& released) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AddTombstone(std::string array_id, const std::string& mesh_id, int64_t ranks,
+                    const std::shared_ptr<ReleasedBatch>& batch)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  using Tombstones = absl::flat_hash_map<std::string, Tombstone>;
+  void Confirm(Tombstones::iterator tombstone, int64_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Forget(Tombstones::iterator tombstone) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // An inventory that is being taken.
+  struct Taking {
+    const Inventory& inventory;
+    InventoryVerdict verdict = {};
+    // Where the worker's tiles count: its ranks, by mesh.
+    std::map<std::string_view, int64_t> ranks = {};
+    // The arrays that it lists, and whether its tile of each is where it belongs.
+    absl::flat_hash_map<std::string_view, bool> listed = {};
+
+    bool Holds(std::string_view array_id) const {
+      const auto found = listed.find(array_id);
+      return found != listed.end() && found->second;
+    }
+  };
+  // Takes away the ranks at which the worker was lost meanwhile, or is back by another stream.
+  void CheckRanks(Taking* taking) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  // One tile of an inventory; whether it is where it belongs.
+  bool Classify(const InventoryTile& tile, Taking* taking) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Things on a mesh of the worker, the next few behind `*last`, that it does not hold; true: those
+  // were the last ones.
+  bool MissArrays(std::string_view mesh_id, int64_t rank, const Taking& taking, std::string* last)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool MissOrphans(std::string_view mesh_id, int64_t rank, const Taking& taking, std::string* last)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool ConfirmUnlisted(std::string_view mesh_id, int64_t rank, const Taking& taking,
+                       std::string* last) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EraseOrphan(std::map<std::string, Orphan, std::less<>>::iterator orphan)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What a worker has put aside: what was released goes, and what lives is told.
+  void JudgeQuarantined(absl::Span<const std::string> array_ids, InventoryVerdict* verdict) const
+      ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  // Whether the tile may be a part of an array to adopt, and is noted as such.
+  bool MayBeAdoptedLater(const Inventory& inventory, const InventoryTile& tile) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool Adopt(const Inventory& inventory, const InventoryTile& tile)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void PutAside(const ArrayDescriptor& descriptor, const std::vector<std::string>& identities,
+                std::string_view reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  UnnamedArray UnnamedOf(const ArrayEntry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  UnnamedArray UnnamedOf(const Orphan& orphan) const;
+  void EndGrace();
+  void AddVerdict(const std::string& identity, InventoryVerdict verdict)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Transaction Fenced() const;
+  // Store::Commit, counted in in_flight_ until after its callback.
+  void CommitToStore(Transaction transaction, Store::CommitCallback callback)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  Store* const store_;
+  rpc::Clock* const clock_;
+  const ReleaseListener listener_;
+  int64_t max_names_ = kMaxNames;  // constant from the first commit on
+  const absl::Duration adoption_grace_;
+  VerdictListener verdict_listener_;  // constant once workers attach
+  // Constant after Open.
+  std::string cluster_id_;
+  int64_t term_ = 0;
+  Revision cluster_revision_ = 0;
+  absl::Time grace_end_ = absl::InfinitePast();
+  std::string restored_from_;    // RestoredRecord::digest; empty: this state has no such record
+  bool has_unreadable_ = false;  // the store has records that cannot be read
+  bool is_damaged_ = false;      // of some records it is not known what they say
+  std::vector<std::string> left_out_;
+  std::unique_ptr<RequestMemory> requests_;
+
+  EventQueue events_;
+
+  mutable absl::Mutex mutex_;
+  // Changed by AddArray, SetArray, SetMissing and EraseArray alone.
+  Arrays arrays_ ABSL_GUARDED_BY(mutex_);
+  ArrayCounts counts_ ABSL_GUARDED_BY(mutex_);           // of arrays_
+  ArraysByMesh arrays_by_mesh_ ABSL_GUARDED_BY(mutex_);  // the same arrays
+  Names names_ ABSL_GUARDED_BY(mutex_);
+  // The array of each version that a name had, of arrays that live: ArrayEntry::former.
+  std::map<std::pair<std::string, int64_t>, std::string> former_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, Manifest> manifests_ ABSL_GUARDED_BY(mutex_);
+  std::set<std::string> sparse_manifests_ ABSL_GUARDED_BY(mutex_);
+  bool is_rewriting_ ABSL_GUARDED_BY(mutex_) = false;
+  // In how many manifests a name occurs.
+  absl::flat_hash_map<std::string, int64_t> manifest_mentions_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_set<std::string> moving_names_ ABSL_GUARDED_BY(mutex_);
+  // Names of which it is not known what they stand for, and the key of the record that would tell;
+  // those whose own record it is are known to the store.
+  absl::flat_hash_map<std::string, std::string> unreadable_names_ ABSL_GUARDED_BY(mutex_);
+  // What commits under way add to names_.
+  int64_t names_to_come_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::flat_hash_set<std::string> committing_arrays_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Released> released_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::string> dead_keys_ ABSL_GUARDED_BY(mutex_);
+  Tombstones tombstones_ ABSL_GUARDED_BY(mutex_);
+  IdsByMesh tombstones_by_mesh_ ABSL_GUARDED_BY(mutex_);
+  // Staged arrays that were discarded lately: tiles of theirs that come up are dropped. The oldest
+  // go first; what was forgotten is put aside.
+  absl::flat_hash_set<std::string> discarded_ ABSL_GUARDED_BY(mutex_);
+  std::deque<std::string> discarded_order_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, Orphan, std::less<>> orphans_ ABSL_GUARDED_BY(mutex_);
+  IdsByMesh orphans_by_mesh_ ABSL_GUARDED_BY(mutex_);
+  // Of arrays_, those that had no name at Open, have none since, and may have had one.
+  std::set<std::string, std::less<>> unnamed_ ABSL_GUARDED_BY(mutex_);
+  bool grace_is_over_ ABSL_GUARDED_BY(mutex_) = false;
+  std::map<std::pair<std::string, int64_t>, Presence> presence_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_set<std::string> changing_meshes_ ABSL_GUARDED_BY(mutex_);
+  // Whether arrays without a name may have, or have had, one: RestoredRecord.
+  bool may_lack_names_ ABSL_GUARDED_BY(mutex_) = false;
+  // The revision from which on arrays may lie on a mesh, of those that were changed. The oldest go
+  // once there are many: by then no put that was resolved before them is under way.
+  std::map<std::string, Revision, std::less<>> mesh_floors_ ABSL_GUARDED_BY(mutex_);
+  int64_t in_flight_ ABSL_GUARDED_BY(mutex_) = 0;
+
+  std::unique_ptr<rpc::Alarm> grace_alarm_;  // last: its destructor waits for EndGrace
+};
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_STATE_ARRAYS_H_

@@ -1,0 +1,53 @@
+// The attempts of workers to attach that failed, for status and doctor.
+#ifndef SHARDMESH_SERVER_STATE_ATTACH_FAILURES_H_
+#define SHARDMESH_SERVER_STATE_ATTACH_FAILURES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+
+namespace shardmesh::server {
+
+// Failed attempts by identity, bounded: at most kMaxKept workers, none longer than kKeptFor after
+// its last attempt. Where there is no room, the worker whose last attempt is the longest ago gives
+// way. Identities are checked before (CheckIdentity), and errors have at most kMaxErrorBytes here.
+// Not thread-safe.
+class AttachFailures {
+ public:
+  static constexpr size_t kMaxKept = 4'096;
+  static constexpr size_t kMaxErrorBytes = 1'024;
+  static constexpr absl::Duration kKeptFor = absl::Hours(1);
+
+  // The attempts that failed since the worker took part last.
+  struct Failures {
+    int64_t count = 0;
+    absl::Status last;
+    absl::Time last_time;
+  };
+
+  // `now` does not go backwards.
+  void Note(std::string_view identity, const absl::Status& status, absl::Time now);
+  // The worker takes part.
+  void Forget(std::string_view identity);
+  // Of a worker of which nothing is kept, none.
+  Failures Of(std::string_view identity, absl::Time now) const;
+  size_t size() const { return by_identity_.size(); }
+
+ private:
+  using ByIdentity = std::map<std::string, Failures, std::less<>>;
+  void Remove(ByIdentity::iterator entry);
+
+  ByIdentity by_identity_;
+  // Its keys, by the time of the last attempt.
+  std::map<std::pair<absl::Time, std::string>, ByIdentity::iterator> by_time_;
+};
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_STATE_ATTACH_FAILURES_H_

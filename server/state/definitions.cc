@@ -1,0 +1,771 @@
+// Definitions in the store, and the snapshots made of them.
+#include "server/state/definitions.h"
+
+#include <algorithm>
+#include <iterator>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "process/failpoint.h"
+#include "process/log.h"
+#include "rpc/codec/field_check.h"
+#include "rpc/codec/spec_codec.h"
+#include "rpc/codec/status.h"
+#include "rpc/codec/time_codec.h"
+#include "server/state/array_record.h"
+#include "sharding/axis_value.h"
+#include "sharding/digest.h"
+#include "shardmesh/store/v1/definition.pb.h"
+#include "shardmesh/v1/catalog_service.pb.h"
+#include "status/nearest_name.h"
+#include "status/python_repr.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+
+namespace shardmesh::server {
+namespace {
+
+constexpr DefinitionKind kKinds[] = {DefinitionKind::kMesh, DefinitionKind::kProfile,
+                                     DefinitionKind::kRuleSet, DefinitionKind::kLogicalRules,
+                                     DefinitionKind::kTree};
+static_assert(std::size(kKinds) == kDefinitionKindCount);
+static_assert(std::variant_size_v<DefinitionValue> == kDefinitionKindCount);
+
+// How often a change of whatever there is is tried.
+constexpr int kMaxTries = 16;
+
+std::string KeyOf(DefinitionKind kind, std::string_view name) {
+  return StrCat(DefinitionKindName(kind), "/", name);
+}
+
+// The kind and the name in a key of the store; nullopt for keys of other things.
+std::optional<std::pair<DefinitionKind, std::string>> ParseKey(std::string_view key) {
+  for (const DefinitionKind kind : kKinds) {
+    const std::string prefix = KeyOf(kind, "");
+    if (key.substr(0, prefix.size()) == prefix) {
+      return std::pair(kind, std::string(key.substr(prefix.size())));
+    }
+  }
+  return std::nullopt;
+}
+
+store::v1::Definition EncodeWithoutValue(const Definition& definition) {
+  store::v1::Definition record;
+  record.set_version(definition.version);
+  rpc::Encode(definition.updated, record.mutable_update_time());
+  return record;
+}
+
+std::string Encode(const Definition& definition) {
+  store::v1::Definition record = EncodeWithoutValue(definition);
+  record.mutable_value()->ParseFromString(definition.wire_value);
+  return record.SerializeAsString();
+}
+
+// `*wire_value` is the record's value.
+absl::StatusOr<std::shared_ptr<Definition>> DecodeWithoutValue(std::string_view name,
+                                                               std::string_view bytes,
+                                                               Revision revision,
+                                                               std::string* wire_value) {
+  store::v1::Definition record;
+  if (!record.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
+    return absl::DataLossError("the record is not a Definition message");
+  }
+  auto definition = std::make_shared<Definition>();
+  definition->name = std::string(name);
+  definition->version = record.version();
+  definition->revision = revision;
+  SHARDMESH_ASSIGN_OR_RETURN(definition->updated, rpc::Decode(record.update_time()));
+  *wire_value = record.value().SerializeAsString();
+  return definition;
+}
+
+absl::StatusOr<std::shared_ptr<Definition>> Decode(std::string_view name, std::string_view bytes,
+                                                   Revision revision, int64_t min_sharding_size,
+                                                   const std::function<bool()>& is_cancelled = {}) {
+  std::string wire_value;
+  SHARDMESH_ASSIGN_OR_RETURN(std::shared_ptr<Definition> definition,
+                             DecodeWithoutValue(name, bytes, revision, &wire_value));
+  definition->wire_value = std::move(wire_value);
+  SHARDMESH_ASSIGN_OR_RETURN(
+      definition->value,
+      DefinitionStore::DecodeValue(definition->wire_value, min_sharding_size, is_cancelled));
+  return definition;
+}
+
+// That of a record which cannot be read.
+absl::Status UnreadableVersion(std::string_view name, int64_t version, const absl::Status& status) {
+  return WithReason(absl::DataLossError(StrCat("cannot read version ", version, " of \"", name,
+                                               "\" in the store: ", ToStd(status.message()))),
+                    Reason::kStoreFailed);
+}
+
+absl::StatusOr<std::shared_ptr<const Definition>> Decode(
+    std::string_view name, const ReplacedDefinition& replaced, int64_t min_sharding_size,
+    const std::function<bool()>& is_cancelled) {
+  SHARDMESH_RETURN_IF_ERROR(replaced.readable);
+  auto definition =
+      Decode(name, *replaced.record, replaced.revision, min_sharding_size, is_cancelled);
+  if (!definition.ok() && !absl::IsCancelled(definition.status())) {
+    return UnreadableVersion(name, replaced.version, definition.status());
+  }
+  return definition;
+}
+
+ReplacedDefinition MakeReplaced(std::string_view name, int64_t version, const KeptValue& kept) {
+  ReplacedDefinition replaced{.version = version,
+                              .revision = kept.mod_revision,
+                              .updated = {},
+                              .readable = {},
+                              .record = kept.value};
+  std::string wire_value;
+  const auto definition = DecodeWithoutValue(name, *kept.value, kept.mod_revision, &wire_value);
+  if (!definition.ok()) {
+    replaced.readable = UnreadableVersion(name, version, definition.status());
+    return replaced;
+  }
+  replaced.updated = (*definition)->updated;
+  replaced.size_bytes = static_cast<int64_t>(wire_value.size());
+  return replaced;
+}
+
+// What `previous` knows of the version that is kept there; nullopt if nothing.
+std::optional<ReplacedDefinition> KnownReplaced(const Definition& previous, const KeptValue& kept) {
+  if (previous.revision == kept.mod_revision) {
+    return ReplacedDefinition{.version = previous.version,
+                              .revision = previous.revision,
+                              .updated = previous.updated,
+                              .size_bytes = static_cast<int64_t>(previous.wire_value.size()),
+                              .readable = {},
+                              .record = kept.value};
+  }
+  for (const ReplacedDefinition& replaced : previous.replaced) {
+    if (replaced.revision == kept.mod_revision) {
+      return replaced;
+    }
+  }
+  return std::nullopt;
+}
+
+// What stands behind the '@' of a reference; nullopt if it is no version.
+std::optional<int64_t> ParseVersion(std::string_view text) {
+  int64_t version = 0;
+  const bool is_number = !text.empty() && text.front() != '0' &&
+                         text.find_first_not_of("0123456789") == std::string_view::npos &&
+                         absl::SimpleAtoi(ToAbsl(text), &version);
+  return is_number ? std::optional(version) : std::nullopt;
+}
+
+absl::Status NoSuchVersion(DefinitionKind kind, const Definition& current, int64_t version) {
+  const int64_t oldest =
+      current.replaced.empty() ? current.version : current.replaced.back().version;
+  return WithReason(
+      absl::NotFoundError(
+          StrCat("version ", version, " of the ", DefinitionKindName(kind), " \"", current.name,
+                 "\" is ", version > current.version ? "still to come" : "no longer kept", "; ",
+                 oldest == current.version
+                     ? StrCat("version ", oldest, " is the only one kept")
+                     : StrCat("kept are versions ", oldest, " to ", current.version))),
+      Reason::kNotFound);
+}
+
+absl::Status UnreadableDefinition(DefinitionKind kind, std::string_view name) {
+  return WithReason(
+      absl::DataLossError(StrCat(
+          "the record \"", KeyOf(kind, name), "\" of the store cannot be ",
+          "read, so it is not known what the ", DefinitionKindName(kind), " \"", name,
+          "\" is; look at it with `shardmesh admin check FOLDER`; ",
+          "--set-aside gives it up where it is damaged, a snapshot or the build that wrote it "
+          "may read it, and another name is free")),
+      Reason::kStoreFailed);
+}
+
+absl::Status VersionMismatch(DefinitionKind kind, std::string_view name, int64_t have,
+                             int64_t expected) {
+  return WithReason(
+      absl::AbortedError(StrCat("the ", DefinitionKindName(kind), " \"", name, "\" is at version ",
+                                have, ", not ", expected, "; read it and decide again")),
+      Reason::kVersionMismatch);
+}
+
+uint64_t NextPublisherId() {
+  static std::atomic<uint64_t> last = 0;
+  return ++last;
+}
+
+}  // namespace
+
+std::string_view DefinitionKindName(DefinitionKind kind) {
+  switch (kind) {
+    case DefinitionKind::kMesh:
+      return "mesh";
+    case DefinitionKind::kProfile:
+      return "profile";
+    case DefinitionKind::kRuleSet:
+      return "rule_set";
+    case DefinitionKind::kLogicalRules:
+      return "logical_rules";
+    case DefinitionKind::kTree:
+      return "tree";
+  }
+  return "";
+}
+
+bool NamesVersion(std::string_view reference) {
+  return reference.find('@') != std::string_view::npos;
+}
+
+HistoryOptions DefinitionHistory() {
+  HistoryOptions options;
+  static_assert(std::size(kDefinitionPrefixes) == kDefinitionKindCount);
+  options.prefixes.assign(std::begin(kDefinitionPrefixes), std::end(kDefinitionPrefixes));
+  // Nobody watches the records of arrays, the answers that are remembered, and the like.
+  options.others_have_none = true;
+  return options;
+}
+
+DefinitionKind KindOf(const DefinitionValue& value) {
+  return static_cast<DefinitionKind>(value.index());
+}
+
+absl::StatusOr<std::shared_ptr<const Definition>> Definitions::Find(DefinitionKind kind,
+                                                                    std::string_view name) const {
+  const ByName& definitions = all(kind);
+  if (const auto found = definitions.find(name); found != definitions.end()) {
+    return found->second;
+  }
+  if (is_unreadable_ != nullptr && (*is_unreadable_)(KeyOf(kind, name))) {
+    return UnreadableDefinition(kind, name);
+  }
+  const std::vector<std::string> neighbours = NeighboursOf(name, definitions);
+  const std::vector<std::string_view> known(neighbours.begin(), neighbours.end());
+  return WithReason(absl::NotFoundError(StrCat("there is no ", DefinitionKindName(kind),
+                                               " named \"", name, "\"", DidYouMean(name, known))),
+                    Reason::kNotFound);
+}
+
+absl::StatusOr<Definitions::Referred> Definitions::Locate(DefinitionKind kind,
+                                                          std::string_view reference) const {
+  const size_t at = reference.find('@');
+  if (at == std::string_view::npos) {
+    SHARDMESH_ASSIGN_OR_RETURN(auto current, Find(kind, reference));
+    return Referred{.current = std::move(current)};
+  }
+  const std::optional<int64_t> version = ParseVersion(reference.substr(at + 1));
+  if (!version.has_value()) {
+    return InvalidArgument(Reason::kBadField,
+                           StrCat(PythonRepr(reference), " names no version; write ",
+                                  reference.substr(0, at), "@N with a version N of 1 or more"));
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(auto current, Find(kind, reference.substr(0, at)));
+  if (*version == current->version) {
+    return Referred{.current = std::move(current)};
+  }
+  for (const ReplacedDefinition& replaced : current->replaced) {
+    if (replaced.version == *version) {
+      return Referred{.current = std::move(current), .replaced = &replaced};
+    }
+  }
+  return NoSuchVersion(kind, *current, *version);
+}
+
+absl::StatusOr<std::shared_ptr<const Definition>> Definitions::Load(
+    const Referred& referred, const std::function<bool()>& is_cancelled) const {
+  if (referred.replaced == nullptr) {
+    return referred.current;
+  }
+  const ReplacedDefinition& replaced = *referred.replaced;
+  if (auto known = decoded_->Find(replaced.record); known != nullptr) {
+    return known;
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(
+      auto definition, Decode(referred.current->name, replaced, min_sharding_size_, is_cancelled));
+  return decoded_->Keep(replaced.record, std::move(definition));
+}
+
+absl::StatusOr<std::shared_ptr<const Definition>> Definitions::FindReferred(
+    DefinitionKind kind, std::string_view reference,
+    const std::function<bool()>& is_cancelled) const {
+  SHARDMESH_ASSIGN_OR_RETURN(const Referred referred, Locate(kind, reference));
+  return Load(referred, is_cancelled);
+}
+
+template <typename T>
+absl::StatusOr<std::shared_ptr<const T>> Definitions::FindValue(
+    DefinitionKind kind, std::string_view reference,
+    const std::function<bool()>& is_cancelled) const {
+  SHARDMESH_ASSIGN_OR_RETURN(auto definition, FindReferred(kind, reference, is_cancelled));
+  const T* const value = &std::get<T>(definition->value);
+  return std::shared_ptr<const T>(std::move(definition), value);
+}
+
+absl::StatusOr<std::shared_ptr<const rpc::MeshDefinition>> Definitions::FindMesh(
+    std::string_view reference) const {
+  return FindValue<rpc::MeshDefinition>(DefinitionKind::kMesh, reference);
+}
+
+absl::StatusOr<std::shared_ptr<const PartitionAxis>> Definitions::FindProfile(
+    std::string_view reference) const {
+  return FindValue<PartitionAxis>(DefinitionKind::kProfile, reference);
+}
+
+absl::StatusOr<std::shared_ptr<const rpc::RuleSetDefinition>> Definitions::FindRuleSet(
+    std::string_view reference, const std::function<bool()>& is_cancelled) const {
+  return FindValue<rpc::RuleSetDefinition>(DefinitionKind::kRuleSet, reference, is_cancelled);
+}
+
+absl::StatusOr<std::shared_ptr<const LogicalRules>> Definitions::FindLogicalRules(
+    std::string_view reference) const {
+  return FindValue<LogicalRules>(DefinitionKind::kLogicalRules, reference);
+}
+
+absl::StatusOr<std::shared_ptr<const StoredTree>> Definitions::FindTree(
+    std::string_view reference) const {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto definition, FindReferred(DefinitionKind::kTree, reference));
+  return std::get<std::shared_ptr<const StoredTree>>(definition->value);
+}
+
+absl::StatusOr<std::vector<Definitions::Version>> Definitions::Versions(
+    DefinitionKind kind, std::string_view name) const {
+  if (NamesVersion(name)) {
+    return InvalidArgument(Reason::kBadField, StrCat(PythonRepr(name),
+                                                     " names a version; versions are listed of a "
+                                                     "name alone, write ",
+                                                     name.substr(0, name.find('@'))));
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const auto current, Find(kind, name));
+  std::vector<Version> versions = {
+      {.version = current->version,
+       .revision = current->revision,
+       .updated = current->updated,
+       .size_bytes = static_cast<int64_t>(current->wire_value.size())}};
+  for (const ReplacedDefinition& replaced : current->replaced) {
+    SHARDMESH_RETURN_IF_ERROR(replaced.readable);
+    versions.push_back({.version = replaced.version,
+                        .revision = replaced.revision,
+                        .updated = replaced.updated,
+                        .size_bytes = replaced.size_bytes});
+  }
+  return versions;
+}
+
+DefinitionStore::DefinitionStore(Store* store, rpc::Clock* clock, RequestMemory* requests,
+                                 int64_t min_sharding_size)
+    : store_(store),
+      clock_(clock),
+      requests_(requests),
+      min_sharding_size_(min_sharding_size),
+      id_(NextPublisherId()),
+      state_(std::make_shared<Definitions>()) {}
+
+DefinitionStore::~DefinitionStore() {
+  auto idle = [this] {
+    mutex_.AssertReaderHeld();
+    return in_flight_ == 0;
+  };
+  absl::MutexLock lock(&mutex_);
+  mutex_.Await(absl::Condition(&idle));
+}
+
+absl::StatusOr<std::unique_ptr<DefinitionStore>> DefinitionStore::Open(Store* store,
+                                                                       rpc::Clock* clock,
+                                                                       RequestMemory* requests,
+                                                                       int64_t min_sharding_size) {
+  auto definition_store = std::unique_ptr<DefinitionStore>(
+      new DefinitionStore(store, clock, requests, min_sharding_size));
+  SHARDMESH_RETURN_IF_ERROR(definition_store->Load());
+  return definition_store;
+}
+
+absl::Status DefinitionStore::Load() {
+  SHARDMESH_PASSES("definitions.load");
+  auto state = std::make_shared<Definitions>();
+  state->min_sharding_size_ = min_sharding_size_;
+  for (const DefinitionKind kind : kKinds) {
+    SHARDMESH_ASSIGN_OR_RETURN(const KeyValues stored, store_->List(KeyOf(kind, "")));
+    state->revision_ = stored.revision;
+    auto definitions = std::make_shared<Definitions::ByName>();
+    for (const KeyValue& item : stored.items) {
+      const std::string name = ParseKey(item.key)->second;
+      auto decoded = Decode(name, item.value, item.mod_revision, min_sharding_size_);
+      if (!decoded.ok()) {
+        // The others are of use without it. Its key is not written over: see Write.
+        rpc::LogError("a definition in the store cannot be read and is left out",
+                      {{"key", item.key}, {"error", decoded.status()}});
+        undecoded_.insert(item.key);
+        continue;
+      }
+      const std::shared_ptr<Definition> definition = *std::move(decoded);
+      definition->replaced = ReplacedBy(*definition, kind, stored.revision, nullptr);
+      definitions->emplace(name, definition);
+    }
+    state->definitions_[static_cast<size_t>(kind)] = std::move(definitions);
+  }
+  if (!undecoded_.empty() || store_->stats().unreadable_records > 0) {
+    state->is_unreadable_ = std::make_shared<const std::function<bool(const std::string&)>>(
+        [store = store_, undecoded = undecoded_](const std::string& key) {
+          return undecoded.contains(key) || store->UnreadableRevision(key) > 0;
+        });
+  }
+  absl::MutexLock lock(&mutex_);
+  state_ = std::move(state);
+  return absl::OkStatus();
+}
+
+std::vector<ReplacedDefinition> DefinitionStore::ReplacedBy(const Definition& definition,
+                                                            DefinitionKind kind, Revision at,
+                                                            const Definition* previous) const {
+  std::vector<ReplacedDefinition> replaced;
+  const auto history = store_->History(KeyOf(kind, definition.name), at);
+  if (!history.ok()) {
+    rpc::LogWarning("the versions before this one are not to be had until it is updated",
+                    {{"kind", DefinitionKindName(kind)},
+                     {"name", definition.name},
+                     {"version", definition.version},
+                     {"error", history.status()}});
+    return replaced;
+  }
+  // The definition itself comes first. Each update writes the key once, and adds one to the
+  // version.
+  for (size_t i = 1; i < history->size(); ++i) {
+    const KeptValue& kept = (*history)[i];
+    auto known = previous == nullptr ? std::nullopt : KnownReplaced(*previous, kept);
+    replaced.push_back(
+        known.has_value()
+            ? *std::move(known)
+            : MakeReplaced(definition.name, definition.version - static_cast<int64_t>(i), kept));
+  }
+  return replaced;
+}
+
+std::shared_ptr<const Definitions> DefinitionStore::shared_state() const {
+  absl::MutexLock lock(&mutex_);
+  return state_;
+}
+
+const Definitions& DefinitionStore::state() const {
+  // Ids and generations are never used again, so a cache left by another definition_store cannot
+  // match.
+  struct Cache {
+    uint64_t definition_store = 0;
+    uint64_t generation = 0;
+    std::shared_ptr<const Definitions> state;
+  };
+  thread_local Cache cache;
+  const uint64_t generation = generation_.load(std::memory_order_acquire);
+  if (cache.definition_store != id_ || cache.generation != generation) {
+    cache = {.definition_store = id_, .generation = generation, .state = shared_state()};
+  }
+  return *cache.state;
+}
+
+absl::StatusOr<DefinitionValue> DefinitionStore::DecodeValue(
+    std::string_view wire_value, int64_t min_sharding_size,
+    const std::function<bool()>& is_cancelled) {
+  v1::EntryValue value;
+  if (!value.ParseFromArray(wire_value.data(), static_cast<int>(wire_value.size()))) {
+    return rpc::BadField("value", "is not an EntryValue message");
+  }
+  switch (value.value_case()) {
+    case v1::EntryValue::kMesh: {
+      auto mesh = rpc::Decode(value.mesh());
+      if (!mesh.ok()) {
+        return rpc::WithField(rpc::WithField(mesh.status(), "mesh"), "value");
+      }
+      return *std::move(mesh);
+    }
+    case v1::EntryValue::kProfile: {
+      auto profile = rpc::Decode(value.profile());
+      if (!profile.ok()) {
+        return rpc::WithField(rpc::WithField(profile.status(), "profile"), "value");
+      }
+      return *std::move(profile);
+    }
+    case v1::EntryValue::kRuleSet: {
+      auto rules =
+          rpc::Decode(value.rule_set(), Compatibility::kDefault, min_sharding_size, is_cancelled);
+      if (!rules.ok()) {
+        return rpc::WithField(rpc::WithField(rules.status(), "rule_set"), "value");
+      }
+      return *std::move(rules);
+    }
+    case v1::EntryValue::kLogicalRules: {
+      auto rules = rpc::Decode(value.logical_rules());
+      if (!rules.ok()) {
+        return rpc::WithField(rpc::WithField(rules.status(), "logical_rules"), "value");
+      }
+      return *std::move(rules);
+    }
+    case v1::EntryValue::kTree: {
+      auto tree = StoredTree::Create(std::move(*value.mutable_tree()));
+      if (!tree.ok()) {
+        return rpc::WithField(rpc::WithField(tree.status(), "tree"), "value");
+      }
+      return *std::move(tree);
+    }
+    case v1::EntryValue::VALUE_NOT_SET:
+      break;
+  }
+  return rpc::BadField(
+      "value", "has neither a mesh, nor a profile, nor a rule set, nor logical rules, nor a tree");
+}
+
+void DefinitionStore::Create(Change change, std::string wire_value, Callback callback,
+                             const std::function<bool()>& is_cancelled) {
+  auto value = DecodeValue(wire_value, min_sharding_size_, is_cancelled);
+  if (!value.ok()) {
+    return std::move(callback)(value.status());
+  }
+  const DefinitionKind kind = KindOf(*value);
+  Write(Verb::kCreate, std::move(change), kind, std::move(wire_value), *std::move(value),
+        std::move(callback));
+}
+
+void DefinitionStore::Update(Change change, std::string wire_value, Callback callback,
+                             const std::function<bool()>& is_cancelled) {
+  auto value = DecodeValue(wire_value, min_sharding_size_, is_cancelled);
+  if (!value.ok()) {
+    return std::move(callback)(value.status());
+  }
+  const DefinitionKind kind = KindOf(*value);
+  Write(Verb::kUpdate, std::move(change), kind, std::move(wire_value), *std::move(value),
+        std::move(callback));
+}
+
+void DefinitionStore::Delete(Change change, DefinitionKind kind, Callback callback) {
+  Write(Verb::kDelete, std::move(change), kind, "", {}, std::move(callback));
+}
+
+void DefinitionStore::Write(Verb verb, Change change, DefinitionKind kind, std::string wire_value,
+                            DefinitionValue value, Callback callback, int tries) {
+  SHARDMESH_PASSES("definitions.write");
+  if (const absl::Status named = rpc::CheckEntryName(change.name, "name"); !named.ok()) {
+    return std::move(callback)(named);
+  }
+  const std::string fingerprint =
+      Sha256(StrCat(static_cast<int>(verb), "\n", KeyOf(kind, change.name), "\n",
+                    change.expected_version, "\n", wire_value));
+  auto remembered = requests_->Begin(change.request_id, fingerprint);
+  if (!remembered.ok()) {
+    return std::move(callback)(remembered.status());
+  }
+  if (remembered->has_value()) {
+    // Its value is that of this request, as their fingerprints are the same.
+    std::string ignored;
+    auto definition =
+        DecodeWithoutValue(change.name, (*remembered)->bytes, (*remembered)->revision, &ignored);
+    if (definition.ok()) {
+      (*definition)->value = std::move(value);
+      (*definition)->wire_value = std::move(wire_value);
+    }
+    return std::move(callback)(std::move(definition));
+  }
+
+  const auto existing = shared_state()->Find(kind, change.name);
+  absl::Status refused;
+  if (absl::IsDataLoss(existing.status())) {
+    refused = existing.status();
+  } else if (verb == Verb::kCreate && !existing.ok()) {
+    refused = ReserveRoom(kind);
+  } else if (verb == Verb::kCreate) {
+    refused = WithReason(absl::AlreadyExistsError(
+                             StrCat("there is a ", DefinitionKindName(kind), " named \"",
+                                    change.name, "\" already, at version ", (*existing)->version,
+                                    "; update it, or choose another name")),
+                         Reason::kAlreadyExists);
+  } else if (verb != Verb::kCreate && !existing.ok()) {
+    refused = existing.status();
+  } else if (change.expected_version != 0 && existing.ok() &&
+             (*existing)->version != change.expected_version) {
+    refused = VersionMismatch(kind, change.name, (*existing)->version, change.expected_version);
+  } else if (change.expected_revision != 0 && existing.ok() &&
+             (*existing)->revision != change.expected_revision) {
+    refused = WithReason(
+        absl::AbortedError(StrCat("the ", DefinitionKindName(kind), " \"", change.name,
+                                  "\" was changed at revision ", (*existing)->revision, ", not ",
+                                  change.expected_revision, "; read it and decide again")),
+        Reason::kVersionMismatch);
+  }
+  if (!refused.ok()) {
+    requests_->Abandon(change.request_id);
+    return std::move(callback)(std::move(refused));
+  }
+
+  auto definition = std::make_shared<Definition>();
+  if (verb == Verb::kDelete) {
+    *definition = **existing;
+  } else {
+    definition->name = change.name;
+    definition->version = existing.ok() ? (*existing)->version + 1 : 1;
+    definition->updated = clock_->Now();
+    definition->value = std::move(value);
+    definition->wire_value = std::move(wire_value);
+  }
+  const std::string key = KeyOf(kind, change.name);
+  Transaction transaction;
+  transaction.compares.push_back(
+      {.key = key, .mod_revision = existing.ok() ? (*existing)->revision : 0});
+  requests_->AddTo(&transaction, change.request_id,
+                   EncodeWithoutValue(*definition).SerializeAsString());
+  if (verb == Verb::kDelete) {
+    transaction.deletes.push_back(key);
+    transaction.urgent = true;
+  } else {
+    transaction.puts.push_back({.key = key, .value = Encode(*definition)});
+  }
+  CommitToStore(std::move(transaction), [this, definition = std::move(definition), kind, verb,
+                                         previous = existing.ok() ? *existing : nullptr,
+                                         request_id = change.request_id, change = std::move(change),
+                                         tries, callback = std::move(callback)](
+                                            absl::StatusOr<Revision> revision) mutable {
+    const auto give_room_back = [&] {
+      if (verb != Verb::kCreate) return;
+      absl::MutexLock lock(&mutex_);
+      --to_come_[static_cast<size_t>(kind)];
+    };
+    if (!revision.ok()) {
+      give_room_back();
+      requests_->Abandon(request_id);
+      // Somebody else was first, such as one who gives ranks to a mesh. A change of whatever
+      // there is, is as good for what there is now.
+      if (verb != Verb::kCreate && change.expected_version == 0 && change.expected_revision == 0 &&
+          tries < kMaxTries && ReasonOf(revision.status()) == Reason::kVersionMismatch) {
+        std::string wire;
+        DefinitionValue again;
+        if (verb == Verb::kUpdate) {
+          wire = std::move(definition->wire_value);
+          again = std::move(definition->value);
+        }
+        return Write(verb, std::move(change), kind, std::move(wire), std::move(again),
+                     std::move(callback), tries + 1);
+      }
+      return std::move(callback)(revision.status());
+    }
+    definition->revision = *revision;
+    if (verb == Verb::kUpdate) {
+      definition->replaced = ReplacedBy(*definition, kind, *revision, previous.get());
+    }
+    Publish(definition, kind, verb == Verb::kDelete);
+    give_room_back();
+    requests_->Finish(request_id, *revision);
+    std::move(callback)(std::move(definition));
+  });
+}
+
+void DefinitionStore::CommitToStore(Transaction transaction, Store::CommitCallback callback) {
+  {
+    absl::MutexLock lock(&mutex_);
+    ++in_flight_;
+  }
+  store_->Commit(std::move(transaction),
+                 [this, callback = std::move(callback)](absl::StatusOr<Revision> revision) mutable {
+                   std::move(callback)(std::move(revision));
+                   absl::MutexLock lock(&mutex_);
+                   --in_flight_;
+                 });
+}
+
+absl::Status DefinitionStore::ReserveRoom(DefinitionKind kind) {
+  absl::MutexLock lock(&mutex_);
+  const auto count = [&](DefinitionKind of) {
+    mutex_.AssertHeld();
+    return std::ssize(state_->all(of)) + to_come_[static_cast<size_t>(of)];
+  };
+  int64_t all = 0;
+  for (const DefinitionKind each : kKinds) all += count(each);
+  const auto over = [](int64_t have, std::string_view what, int64_t limit, std::string_view flag) {
+    return WithReason(absl::ResourceExhaustedError(
+                          StrCat("the catalog has ", have, " ", what, ", the limit is ", limit,
+                                 "; delete some that nobody needs, or start the coordinator with "
+                                 "more ",
+                                 flag)),
+                      Reason::kLimitExceeded);
+  };
+  const int64_t meshes = count(DefinitionKind::kMesh);
+  if (kind == DefinitionKind::kMesh && meshes >= limits_.max_meshes) {
+    return over(meshes, "meshes", limits_.max_meshes, "--max-meshes");
+  }
+  if (all >= limits_.max_definitions) {
+    return over(all, "definitions", limits_.max_definitions, "--max-definitions");
+  }
+  ++to_come_[static_cast<size_t>(kind)];
+  return absl::OkStatus();
+}
+
+void DefinitionStore::Publish(std::shared_ptr<const Definition> definition, DefinitionKind kind,
+                              bool deleted) {
+  SHARDMESH_PASSES("definitions.publish");
+  absl::MutexLock lock(&mutex_);
+  auto next = std::make_shared<Definitions>(*state_);
+  next->revision_ = definition->revision;
+  // Those of the other kinds are shared.
+  auto definitions = std::make_shared<Definitions::ByName>(state_->all(kind));
+  if (deleted) {
+    definitions->erase(definition->name);
+  } else {
+    definitions->insert_or_assign(definition->name, definition);
+  }
+  next->definitions_[static_cast<size_t>(kind)] = std::move(definitions);
+  state_ = std::move(next);
+  generation_.fetch_add(1, std::memory_order_release);
+}
+
+absl::StatusOr<std::unique_ptr<WatchHandle>> DefinitionStore::Watch(
+    const std::vector<DefinitionKind>& kinds, Revision from_revision, WatchCallback callback) {
+  std::vector<std::string> prefixes;
+  for (const DefinitionKind kind : kKinds) {
+    if (kinds.empty() || std::find(kinds.begin(), kinds.end(), kind) != kinds.end()) {
+      prefixes.push_back(KeyOf(kind, ""));
+    }
+  }
+  return store_->Watch(
+      std::move(prefixes), from_revision,
+      [this, callback = std::move(callback)](const std::vector<WatchEvent>& changes) {
+        const std::shared_ptr<const Definitions> state = shared_state();
+        std::vector<Event> events;
+        for (const WatchEvent& change : changes) {
+          auto key = ParseKey(change.key);
+          Event event{.kind = key->first,
+                      .name = std::move(key->second),
+                      .record = change.value,
+                      .definition = nullptr,
+                      .revision = change.revision};
+          // What was published last is what it mostly is.
+          const Definitions::ByName& current = state->all(event.kind);
+          if (const auto found = current.find(event.name);
+              found != current.end() && found->second->revision == event.revision) {
+            event.definition = found->second;
+          }
+          events.push_back(std::move(event));
+        }
+        callback(events);
+      });
+}
+
+absl::StatusOr<std::shared_ptr<const Definition>> DefinitionStore::Read(const Event& event) const {
+  if (event.definition != nullptr) {
+    return event.definition;
+  }
+  return Decode(event.name, *event.record, event.revision, min_sharding_size_);
+}
+
+absl::StatusOr<std::shared_ptr<const Definition>> DefinitionStore::Describe(
+    const Event& event) const {
+  if (event.definition != nullptr) {
+    return event.definition;
+  }
+  std::string wire_value;
+  SHARDMESH_ASSIGN_OR_RETURN(
+      std::shared_ptr<Definition> definition,
+      DecodeWithoutValue(event.name, *event.record, event.revision, &wire_value));
+  definition->wire_value = std::move(wire_value);
+  if (event.kind == DefinitionKind::kTree) {
+    SHARDMESH_ASSIGN_OR_RETURN(definition->value,
+                               DecodeValue(definition->wire_value, min_sharding_size_));
+  }
+  return definition;
+}
+
+}  // namespace shardmesh::server

@@ -1,0 +1,440 @@
+// Attaching, losing and draining workers; giving ranks; publishing views.
+#include "server/state/membership.h"
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+#include <utility>
+
+#include "sharding/mesh.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+
+namespace shardmesh::server {
+namespace {
+
+constexpr size_t kMaxIdentityBytes = 255;
+// Ranks that an error names.
+constexpr size_t kMostRanksNamed = 16;
+// How long this process may have been stopped for the workers' silence to count.
+constexpr absl::Duration kLongestPause = absl::Seconds(1);
+
+bool IsAlive(const WorkerStatus& worker) { return worker.state != WorkerState::kLost; }
+
+absl::Status BadField(std::string message) {
+  return WithReason(absl::InvalidArgumentError(message), Reason::kBadField);
+}
+
+absl::Status CheckIdentity(const std::string& identity) {
+  if (!identity.empty() && identity.size() <= kMaxIdentityBytes) return absl::OkStatus();
+  return BadField(StrCat("a worker's identity has ", identity.size(), " bytes; it must have 1 to ",
+                         kMaxIdentityBytes));
+}
+
+absl::Status CheckInfo(const WorkerInfo& info) {
+  SHARDMESH_RETURN_IF_ERROR(CheckIdentity(info.identity));
+  if (info.incarnation == 0) {
+    return BadField(StrCat("worker \"", info.identity,
+                           "\" has incarnation 0; it must draw another at each start"));
+  }
+  if (info.endpoints.empty()) {
+    return BadField(StrCat("worker \"", info.identity,
+                           "\" advertises no endpoint; its peers and clients need one"));
+  }
+  if (info.capacity_bytes < 0) {
+    return BadField(StrCat("worker \"", info.identity, "\" has a capacity of ", info.capacity_bytes,
+                           " bytes; it cannot be negative"));
+  }
+  return absl::OkStatus();
+}
+
+template <typename Meshes>
+absl::Status NoMesh(std::string_view mesh_id, const Meshes& meshes) {
+  constexpr size_t kMostNamed = 5;
+  std::vector<std::string> names;
+  for (const auto& [name, mesh] : meshes) {
+    if (names.size() == kMostNamed) {
+      names.push_back("...");
+      break;
+    }
+    names.push_back(StrCat("\"", name, "\""));
+  }
+  return WithReason(
+      absl::NotFoundError(StrCat("no mesh \"", mesh_id, "\"; ",
+                                 names.empty() ? std::string("there is none yet, define one")
+                                               : StrCat("there is ", StrJoin(names, ", ")))),
+      Reason::kNotFound);
+}
+
+}  // namespace
+
+std::string_view WorkerStateName(WorkerState state) {
+  switch (state) {
+    case WorkerState::kAttached:
+      return "ATTACHED";
+    case WorkerState::kDraining:
+      return "DRAINING";
+    case WorkerState::kLost:
+      return "LOST";
+  }
+  return "UNKNOWN";
+}
+
+MeshRanks::MeshRanks(std::string id, std::vector<std::string> by_rank, int64_t rank_count)
+    : mesh_id(std::move(id)), identities(std::move(by_rank)), size(rank_count) {
+  by_identity_.resize(identities.size());
+  std::iota(by_identity_.begin(), by_identity_.end(), 0U);
+  std::sort(by_identity_.begin(), by_identity_.end(),
+            [this](uint32_t a, uint32_t b) { return identities[a] < identities[b]; });
+}
+
+std::optional<int64_t> MeshRanks::RankOf(std::string_view identity) const {
+  const auto found = std::lower_bound(
+      by_identity_.begin(), by_identity_.end(), identity,
+      [this](uint32_t rank, std::string_view wanted) { return identities[rank] < wanted; });
+  if (found == by_identity_.end() || identities[*found] != identity) return std::nullopt;
+  return *found;
+}
+
+const WorkerStatus* MembershipView::FindWorker(std::string_view identity) const {
+  const auto found = workers.find(identity);
+  return found == workers.end() ? nullptr : found->second.get();
+}
+
+const MeshRanks* MembershipView::FindMesh(std::string_view mesh_id) const {
+  const auto found = meshes.find(mesh_id);
+  return found == meshes.end() ? nullptr : found->second.get();
+}
+
+bool MembershipView::IsAlive(std::string_view identity) const {
+  const WorkerStatus* worker = FindWorker(identity);
+  return worker != nullptr && server::IsAlive(*worker);
+}
+
+std::string MembershipView::DescribeRank(const MeshRanks& mesh, int64_t rank) const {
+  const std::string& identity = mesh.identities[static_cast<size_t>(rank)];
+  const WorkerStatus* worker = FindWorker(identity);
+  const std::string why = worker == nullptr ? ": not attached since the coordinator started"
+                          : server::IsAlive(*worker) ? ""
+                                                     : StrCat(": ", worker->lost_because);
+  return StrCat("rank ", rank, " (", identity, why, ")");
+}
+
+absl::Status MembershipView::CheckComplete(std::string_view mesh_id) const {
+  const MeshRanks* mesh = FindMesh(mesh_id);
+  if (mesh == nullptr) return NoMesh(mesh_id, meshes);
+  if (mesh->identities.empty()) {
+    return WithReason(absl::FailedPreconditionError(
+                          StrCat("mesh \"", mesh_id, "\" needs ", mesh->size, " workers, ", alive,
+                                 " are attached; start ", mesh->size - alive, " more")),
+                      Reason::kMeshIncomplete);
+  }
+  // A mesh that is gone whole is described by its first ranks: the list must fit into an answer.
+  std::vector<std::string> missing;
+  int64_t more = 0;
+  for (const int64_t rank : MissingRanks(*mesh)) {
+    if (missing.size() < kMostRanksNamed) {
+      missing.push_back(DescribeRank(*mesh, rank));
+    } else {
+      ++more;
+    }
+  }
+  if (missing.empty()) return absl::OkStatus();
+  if (more > 0) missing.push_back(StrCat(more, " more"));
+  return WithReason(
+      absl::FailedPreconditionError(StrCat("mesh \"", mesh_id, "\" has no live worker for ",
+                                           StrJoin(missing, ", "), "; start them again")),
+      Reason::kMeshIncomplete);
+}
+
+std::vector<int64_t> MembershipView::MissingRanks(const MeshRanks& mesh) const {
+  std::vector<int64_t> missing;
+  for (size_t rank = 0; rank < mesh.identities.size(); ++rank) {
+    if (!IsAlive(mesh.identities[rank])) missing.push_back(static_cast<int64_t>(rank));
+  }
+  return missing;
+}
+
+Membership::Membership(rpc::Clock* clock, MembershipOptions options)
+    : clock_(clock),
+      options_(options),
+      // A heartbeat may be an interval old when the process stops: short pauses leave time enough.
+      pauses_(clock, std::min(kLongestPause, options.lost_after / 2), "workers"),
+      silence_(clock, [this] { LoseSilent(); }) {
+  state_.epoch = options.first_epoch;
+}
+
+void Membership::AddListener(Listener listener) {
+  absl::MutexLock lock(&mutex_);
+  listeners_.push_back(std::move(listener));
+}
+
+std::shared_ptr<const MembershipView> Membership::view() const {
+  absl::MutexLock lock(&mutex_);
+  if (view_ == nullptr) view_ = std::make_shared<const MembershipView>(state_);
+  return view_;
+}
+
+std::vector<ServedRank> Membership::RanksOf(std::string_view identity) const {
+  std::vector<ServedRank> ranks;
+  absl::MutexLock lock(&mutex_);
+  const auto found = ranks_of_.find(ToAbsl(identity));
+  if (found == ranks_of_.end()) return ranks;
+  ranks.reserve(found->second.size());
+  for (const auto& [mesh_id, rank] : found->second) ranks.push_back({mesh_id, rank});
+  return ranks;
+}
+
+absl::StatusOr<uint64_t> Membership::Attach(WorkerInfo info) {
+  SHARDMESH_RETURN_IF_ERROR(CheckInfo(info));
+  uint64_t attachment = 0;
+  {
+    const absl::Time now = clock_->Now();
+    absl::MutexLock lock(&mutex_);
+    const WorkerStatus* const known = state_.FindWorker(info.identity);
+    const bool known_alive = known != nullptr && IsAlive(*known);
+    if (known_alive && known->info.incarnation != info.incarnation) {
+      return WithReason(absl::AlreadyExistsError(StrCat(
+                            "identity \"", info.identity, "\" is held by process ", known->info.pid,
+                            " on ", known->info.host.empty() ? "an unnamed host" : known->info.host,
+                            " (", known->info.endpoints.front(),
+                            "); stop it, or start this worker under another "
+                            "identity")),
+                        Reason::kIdentityInUse);
+    }
+    attachment = next_attachment_++;
+    WorkerStatus worker;
+    if (known != nullptr) worker.losses = known->losses;
+    if (known_alive) {
+      worker.state = known->state;
+      attachments_.erase(known->attachment);
+    }
+    worker.info = std::move(info);
+    worker.attachment = attachment;
+    worker.attached = now;
+    worker.vitals->Beat(now);
+    const std::string identity = worker.info.identity;
+    attachments_.emplace(attachment, Attachment{identity, worker.vitals});
+    silence_.SetNoLaterThan(now + options_.lost_after);
+    // Also where a new stream takes over: what was on its way on the old one is lost.
+    ++state_.epoch;
+    Replace(std::move(worker));
+    Publish({.kind = MembershipEvent::Kind::kAttached, .identity = identity});
+    if (!known_alive) AssignRanks();
+  }
+  events_.MakeCalls();
+  return attachment;
+}
+
+absl::Status Membership::Heartbeat(uint64_t attachment, int64_t used_bytes,
+                                   QuarantineCount quarantine) {
+  const absl::Time now = clock_->Now();
+  absl::MutexLock lock(&mutex_);
+  const auto found = attachments_.find(attachment);
+  if (found == attachments_.end()) {
+    return WithReason(
+        absl::AbortedError(StrCat("attachment ", attachment, " has ended; attach again")),
+        Reason::kStaleEpoch);
+  }
+  found->second.vitals->Beat(now);
+  found->second.vitals->SetUsedBytes(used_bytes);
+  found->second.vitals->SetQuarantine(quarantine);
+  return absl::OkStatus();
+}
+
+void Membership::Detach(uint64_t attachment, std::string reason) {
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto found = attachments_.find(attachment);
+    if (found == attachments_.end()) return;
+    Lose(*state_.FindWorker(found->second.identity), std::move(reason));
+  }
+  events_.MakeCalls();
+}
+
+absl::Status Membership::Drain(std::string_view identity, bool draining) {
+  {
+    absl::MutexLock lock(&mutex_);
+    const WorkerStatus* const known = state_.FindWorker(identity);
+    if (known == nullptr || !IsAlive(*known)) {
+      return WithReason(
+          absl::NotFoundError(StrCat("no live worker has the identity \"", identity, "\"")),
+          Reason::kNotFound);
+    }
+    WorkerStatus worker = *known;
+    const WorkerState wanted = draining ? WorkerState::kDraining : WorkerState::kAttached;
+    if (std::exchange(worker.state, wanted) == wanted) return absl::OkStatus();
+    Replace(std::move(worker));
+    Publish({.kind = MembershipEvent::Kind::kDrainChanged, .identity = std::string(identity)});
+  }
+  events_.MakeCalls();
+  return absl::OkStatus();
+}
+
+absl::Status Membership::AddMesh(std::string mesh_id, int64_t size,
+                                 std::vector<std::string> identities) {
+  if (size < 1 || size > kMaxMeshDevices) {
+    return BadField(
+        StrCat("mesh \"", mesh_id, "\" has ", size, " ranks; it must have 1 to ", kMaxMeshDevices));
+  }
+  if (!identities.empty()) {
+    if (static_cast<int64_t>(identities.size()) != size) {
+      return WithReason(
+          absl::InvalidArgumentError(StrCat("mesh \"", mesh_id, "\" has ", size, " ranks and ",
+                                            identities.size(), " workers; name one per rank")),
+          Reason::kMeshSizeMismatch);
+    }
+    std::set<std::string_view> distinct;
+    for (const std::string& identity : identities) {
+      SHARDMESH_RETURN_IF_ERROR(CheckIdentity(identity));
+      if (!distinct.insert(identity).second) {
+        return BadField(StrCat("mesh \"", mesh_id, "\" names worker \"", identity,
+                               "\" for two ranks; a worker serves one rank of a mesh"));
+      }
+    }
+  }
+  {
+    absl::MutexLock lock(&mutex_);
+    if (state_.meshes.count(mesh_id) > 0) {
+      return WithReason(absl::AlreadyExistsError(StrCat("mesh \"", mesh_id, "\" is defined")),
+                        Reason::kAlreadyExists);
+    }
+    SetMesh(mesh_id, std::move(identities), size);
+    Publish({.kind = MembershipEvent::Kind::kMeshAdded, .mesh_id = mesh_id});
+    AssignRanks();
+  }
+  events_.MakeCalls();
+  return absl::OkStatus();
+}
+
+absl::Status Membership::RemoveMesh(std::string_view mesh_id) {
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto found = state_.meshes.find(mesh_id);
+    if (found == state_.meshes.end()) return NoMesh(mesh_id, state_.meshes);
+    const std::shared_ptr<const MeshRanks> mesh = found->second;
+    unassigned_.erase({mesh->size, mesh->mesh_id});
+    for (const std::string& identity : mesh->identities) {
+      const auto ranks = ranks_of_.find(identity);
+      ranks->second.erase(mesh->mesh_id);
+      if (!ranks->second.empty()) continue;
+      ranks_of_.erase(ranks);
+      // It may be due to be forgotten now.
+      if (const WorkerStatus* worker = state_.FindWorker(identity); worker != nullptr) {
+        silence_.SetNoLaterThan(ForgetTime(*worker));
+      }
+    }
+    state_.meshes.erase(found);
+    Publish({.kind = MembershipEvent::Kind::kMeshRemoved, .mesh_id = std::string(mesh_id)});
+  }
+  events_.MakeCalls();
+  return absl::OkStatus();
+}
+
+void Membership::LoseSilent() {
+  const absl::Time now = clock_->Now();
+  // Heartbeats that came during a pause are read after it.
+  const absl::Time runs_since = pauses_.RunsSince(now);
+  {
+    absl::MutexLock lock(&mutex_);
+    absl::Time next = absl::InfiniteFuture();
+    std::vector<std::shared_ptr<const WorkerStatus>> silent;
+    std::vector<std::shared_ptr<const WorkerStatus>> forgotten;
+    for (const auto& [identity, worker] : state_.workers) {
+      const bool is_alive = IsAlive(*worker);
+      const absl::Time due =
+          is_alive ? std::max(worker->last_heartbeat(), runs_since) + options_.lost_after
+                   : ForgetTime(*worker);
+      if (due > now) {
+        next = std::min(next, due);
+      } else {
+        (is_alive ? silent : forgotten).push_back(worker);
+      }
+    }
+    for (const auto& worker : silent) {
+      Lose(*worker,
+           StrCat("no heartbeat for ", rpc::FormatRounded(now - worker->last_heartbeat())));
+    }
+    for (const auto& worker : forgotten) {
+      state_.workers.erase(worker->info.identity);
+      Publish({.kind = MembershipEvent::Kind::kForgotten,
+               .identity = worker->info.identity,
+               .worker = worker});
+    }
+    silence_.SetNoLaterThan(next);
+  }
+  events_.MakeCalls();
+}
+
+void Membership::Replace(WorkerStatus worker) {
+  std::shared_ptr<const WorkerStatus>& place = state_.workers[worker.info.identity];
+  const auto count = [this](const WorkerStatus& each, int64_t by) {
+    mutex_.AssertHeld();
+    if (IsAlive(each)) state_.alive += by;
+    if (each.state == WorkerState::kAttached) attached_ += by;
+  };
+  if (place != nullptr) count(*place, -1);
+  count(worker, 1);
+  place = std::make_shared<const WorkerStatus>(std::move(worker));
+}
+
+void Membership::Lose(WorkerStatus worker, std::string reason) {
+  attachments_.erase(worker.attachment);
+  worker.state = WorkerState::kLost;
+  worker.lost_because = std::move(reason);
+  worker.lost = clock_->Now();
+  ++worker.losses;
+  silence_.SetNoLaterThan(ForgetTime(worker));
+  ++state_.epoch;
+  const std::string identity = worker.info.identity;
+  Replace(std::move(worker));
+  Publish({.kind = MembershipEvent::Kind::kLost, .identity = identity});
+}
+
+absl::Time Membership::ForgetTime(const WorkerStatus& worker) const {
+  return IsAlive(worker) || ranks_of_.contains(worker.info.identity)
+             ? absl::InfiniteFuture()
+             : worker.lost + options_.forget_after;
+}
+
+void Membership::SetMesh(std::string mesh_id, std::vector<std::string> identities, int64_t size) {
+  for (size_t rank = 0; rank < identities.size(); ++rank) {
+    ranks_of_[identities[rank]].emplace(mesh_id, static_cast<int64_t>(rank));
+  }
+  if (identities.empty()) {
+    unassigned_.emplace(size, mesh_id);
+  } else {
+    unassigned_.erase({size, mesh_id});
+  }
+  std::shared_ptr<const MeshRanks>& place = state_.meshes[mesh_id];
+  place = std::make_shared<const MeshRanks>(std::move(mesh_id), std::move(identities), size);
+}
+
+void Membership::AssignRanks() {
+  if (unassigned_.empty() || attached_ < unassigned_.begin()->first) return;
+  std::vector<std::string> attached;
+  for (const auto& [identity, worker] : state_.workers) {
+    if (worker->state == WorkerState::kAttached) attached.push_back(identity);
+  }
+  while (!unassigned_.empty() && attached_ >= unassigned_.begin()->first) {
+    const auto [size, mesh_id] = *unassigned_.begin();
+    SetMesh(mesh_id, {attached.begin(), attached.begin() + size}, size);
+    Publish({.kind = MembershipEvent::Kind::kRanksAssigned,
+             .mesh_id = mesh_id,
+             .mesh = state_.meshes.find(mesh_id)->second});
+  }
+}
+
+void Membership::Publish(MembershipEvent event) {
+  view_ = nullptr;
+  event.epoch = state_.epoch;
+  if (event.worker == nullptr && !event.identity.empty()) {
+    event.worker = state_.workers.find(event.identity)->second;
+  }
+  events_.Add([listeners = listeners_, event = std::move(event)] {
+    for (const Listener& listener : listeners) listener(event);
+  });
+}
+
+}  // namespace shardmesh::server

@@ -1,0 +1,274 @@
+// Which workers are attached, which rank of which mesh each serves, and the epoch that counts the
+// changes of who is alive.
+#ifndef SHARDMESH_SERVER_STATE_MEMBERSHIP_H_
+#define SHARDMESH_SERVER_STATE_MEMBERSHIP_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "process/clock.h"
+#include "process/event_queue.h"
+#include "server/state/pause_watch.h"
+
+namespace shardmesh::server {
+
+// Legal transitions:
+//   (unknown) -> kAttached          Attach
+//   kAttached -> kDraining          Drain(true): gets no new work, keeps what it has
+//   kDraining -> kAttached          Drain(false)
+//   kAttached, kDraining -> kLost   its stream broke, its heartbeats stopped, or it said good-bye
+//   kLost     -> kAttached          Attach, by the same or a new incarnation
+//   kLost     -> (unknown)          it serves no rank, and forget_after has passed
+// A worker is alive when it is kAttached or kDraining. The epoch rises by one whenever a worker
+// becomes alive, is lost, or attaches anew.
+enum class WorkerState { kAttached, kDraining, kLost };
+std::string_view WorkerStateName(WorkerState state);  // "ATTACHED", ...
+
+// What a worker says of itself when it attaches, once its endpoints are verified.
+struct WorkerInfo {
+  std::string identity;      // stable over restarts, 1 to 255 bytes
+  uint64_t incarnation = 0;  // drawn anew at each start; not 0
+  std::string build_version;
+  std::vector<std::string> endpoints;  // gRPC targets, best first; at least one
+  // Where its peers reach it, on the hosts of its endpoints; 0: at its endpoints.
+  int exchange_port = 0;
+  int64_t pid = 0;             // on its host; 0: not known
+  std::string host;            // for people
+  int64_t capacity_bytes = 0;  // memory for shards
+  bool durable = false;        // committed tiles are kept on disk
+};
+
+// What a worker has put aside: arrays with tiles there, and the bytes of these.
+struct QuarantineCount {
+  int64_t arrays = 0;
+  int64_t size_bytes = 0;
+};
+
+// What heartbeats bring of one worker. All views share it: a heartbeat changes no view.
+// Thread-safe.
+class Vitals {
+ public:
+  absl::Time last_heartbeat() const {
+    return absl::FromUnixNanos(last_heartbeat_ns_.load(std::memory_order_relaxed));
+  }
+  int64_t used_bytes() const { return used_bytes_.load(std::memory_order_relaxed); }
+
+  void Beat(absl::Time now) {
+    last_heartbeat_ns_.store(absl::ToUnixNanos(now), std::memory_order_relaxed);
+  }
+  QuarantineCount quarantine() const {
+    return {.arrays = quarantined_arrays_.load(std::memory_order_relaxed),
+            .size_bytes = quarantined_bytes_.load(std::memory_order_relaxed)};
+  }
+  void SetQuarantine(const QuarantineCount& count) {
+    quarantined_arrays_.store(count.arrays, std::memory_order_relaxed);
+    quarantined_bytes_.store(count.size_bytes, std::memory_order_relaxed);
+  }
+  void SetUsedBytes(int64_t used_bytes) {
+    used_bytes_.store(used_bytes, std::memory_order_relaxed);
+  }
+
+ private:
+  std::atomic<int64_t> last_heartbeat_ns_ = 0;
+  std::atomic<int64_t> used_bytes_ = 0;
+  std::atomic<int64_t> quarantined_arrays_ = 0;
+  std::atomic<int64_t> quarantined_bytes_ = 0;
+};
+
+struct WorkerStatus {
+  WorkerInfo info;
+  WorkerState state = WorkerState::kAttached;
+  uint64_t attachment = 0;   // see Membership::Attach
+  absl::Time attached;       // when it last attached
+  std::string lost_because;  // when kLost
+  absl::Time lost;           // likewise
+  int64_t losses = 0;        // how often it was lost
+  std::shared_ptr<Vitals> vitals = std::make_shared<Vitals>();
+
+  absl::Time last_heartbeat() const { return vitals->last_heartbeat(); }  // or attach
+  // Of capacity_bytes, by its last heartbeat.
+  int64_t used_bytes() const { return vitals->used_bytes(); }
+  QuarantineCount quarantine() const { return vitals->quarantine(); }  // likewise
+};
+
+// Who serves which rank of one mesh. Immutable.
+class MeshRanks {
+ public:
+  MeshRanks(std::string id, std::vector<std::string> by_rank, int64_t rank_count);
+
+  const std::string mesh_id;
+  // The identity of each rank, once ranks are given: then it holds for the life of the definition,
+  // whether the worker is alive or not. Empty before.
+  const std::vector<std::string> identities;
+  const int64_t size;  // number of ranks
+
+  // Rank that `identity` serves. O(log size).
+  std::optional<int64_t> RankOf(std::string_view identity) const;
+
+ private:
+  std::vector<uint32_t> by_identity_;  // ranks, in the order of their identities
+};
+
+// Everything at one epoch. Immutable, but for the vitals; copies share what did not change.
+struct MembershipView {
+  int64_t epoch = 0;
+  // By identity, lost ones included.
+  std::map<std::string, std::shared_ptr<const WorkerStatus>, std::less<>> workers;
+  std::map<std::string, std::shared_ptr<const MeshRanks>, std::less<>> meshes;  // by mesh id
+  int64_t alive = 0;  // how many of the workers
+
+  const WorkerStatus* FindWorker(std::string_view identity) const;
+  const MeshRanks* FindMesh(std::string_view mesh_id) const;
+  bool IsAlive(std::string_view identity) const;
+  // `rank 1 (worker-1: no heartbeat for 5s)`, for errors: the rank, who serves it, and why that one
+  // is lost if it is. Ranks of the mesh are given, and this is one of them.
+  std::string DescribeRank(const MeshRanks& mesh, int64_t rank) const;
+  // FAILED_PRECONDITION (MESH_INCOMPLETE): not every rank of the mesh has a live worker; names
+  // the first of those ranks and their workers. NOT_FOUND: no such mesh.
+  absl::Status CheckComplete(std::string_view mesh_id) const;
+  // The ranks of the mesh without a live worker; of one whose ranks are not given, none.
+  std::vector<int64_t> MissingRanks(const MeshRanks& mesh) const;
+};
+
+// What changed from one view to the next.
+struct MembershipEvent {
+  enum class Kind {
+    kAttached,       // `identity` became alive, or attached anew
+    kLost,           // `identity` is alive no more
+    kDrainChanged,   // `identity` drains, or does not any more
+    kMeshAdded,      // `mesh_id` is defined
+    kRanksAssigned,  // the ranks of `mesh_id` have their identities: write them down
+    kMeshRemoved,    // `mesh_id` is gone
+    kForgotten,      // `identity` was lost long ago and serves no rank: it is not known any more
+  };
+  Kind kind = Kind::kAttached;
+  std::string identity = {};
+  std::string mesh_id = {};
+  int64_t epoch = 0;                                     // after the change
+  std::shared_ptr<const WorkerStatus> worker = nullptr;  // of `identity`, as it is or was last
+  std::shared_ptr<const MeshRanks> mesh = nullptr;       // of kRanksAssigned
+};
+
+// A rank that a worker serves.
+struct ServedRank {
+  std::string mesh_id;
+  int64_t rank = 0;
+};
+
+struct MembershipOptions {
+  absl::Duration heartbeat_interval = absl::Seconds(1);  // what workers are told
+  // Without a heartbeat, while this process itself was not stopped for a while (PauseWatch).
+  absl::Duration lost_after = absl::Seconds(5);
+  // How long a lost worker that serves no rank is remembered.
+  absl::Duration forget_after = absl::Minutes(10);
+  // The epoch before the first change; above every epoch of an earlier run.
+  int64_t first_epoch = 0;
+};
+
+// Thread-safe. Listeners are called in order of the changes, one at a time, without a lock, on the
+// thread that made the change or the clock's. Destroy it before its clock and what the listeners
+// touch.
+class Membership {
+ public:
+  using Listener = std::function<void(const MembershipEvent&)>;
+
+  explicit Membership(rpc::Clock* clock, MembershipOptions options = {});
+
+  const MembershipOptions& options() const { return options_; }
+
+  // Adds a listener for the changes from now on. Only before workers attach.
+  void AddListener(Listener listener);
+
+  // The newest view, heartbeats included. It is made when it is first asked for after a change.
+  std::shared_ptr<const MembershipView> view() const;
+
+  // The ranks that this identity serves, by mesh. O(their number).
+  std::vector<ServedRank> RanksOf(std::string_view identity) const;
+
+  // A worker attached; returns the number of this attachment, never 0, by which its stream is known
+  // from here on. The same incarnation attaching again takes over from its older stream, whose
+  // attachment ends silently.
+  //   ALREADY_EXISTS (IDENTITY_IN_USE)  another incarnation has the identity and is alive; names
+  //                                     its pid, host and endpoint. Retry when it is lost.
+  //   INVALID_ARGUMENT                  a field is out of its range.
+  absl::StatusOr<uint64_t> Attach(WorkerInfo info);
+
+  // ABORTED: this attachment ended; the worker attaches anew. O(1).
+  absl::Status Heartbeat(uint64_t attachment, int64_t used_bytes, QuarantineCount quarantine = {});
+
+  // The stream of an attachment ended; `reason` is for people ("its stream broke: ..."). Nothing if
+  // the attachment ended before.
+  void Detach(uint64_t attachment, std::string reason);
+
+  // NOT_FOUND: no live worker has the identity.
+  absl::Status Drain(std::string_view identity, bool draining);
+
+  // Defines a mesh of `size` ranks. `identities` names the worker of each rank, each at most once,
+  // or is empty: the ranks are then given to the first `size` workers that are attached, in the
+  // bytewise order of their identities, once there are so many. Several meshes may use the same
+  // workers. ALREADY_EXISTS, INVALID_ARGUMENT.
+  absl::Status AddMesh(std::string mesh_id, int64_t size, std::vector<std::string> identities);
+  // NOT_FOUND.
+  absl::Status RemoveMesh(std::string_view mesh_id);
+
+ private:
+  // An attachment that has not ended.
+  struct Attachment {
+    std::string identity;
+    std::shared_ptr<Vitals> vitals;
+  };
+
+  void LoseSilent();
+  // Puts `worker` in place of what is known of it.
+  void Replace(WorkerStatus worker) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Lose(WorkerStatus worker, std::string reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // When a lost worker is forgotten; never if it serves a rank.
+  absl::Time ForgetTime(const WorkerStatus& worker) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  // Ranks of the mesh have these identities from now on.
+  void SetMesh(std::string mesh_id, std::vector<std::string> identities, int64_t size)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AssignRanks() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Tells the listeners; what is the same for all events is filled in.
+  void Publish(MembershipEvent event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  rpc::Clock* const clock_;
+  const MembershipOptions options_;
+
+  EventQueue events_;
+
+  mutable absl::Mutex mutex_;
+  MembershipView state_ ABSL_GUARDED_BY(mutex_);
+  // A copy of state_; null when that has changed since, until somebody asks: a copy for each change
+  // would cost the square of the number of workers when all attach.
+  mutable std::shared_ptr<const MembershipView> view_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<uint64_t, Attachment> attachments_ ABSL_GUARDED_BY(mutex_);
+  // Of state_: the meshes and ranks of each identity, and the meshes without ranks by their size.
+  absl::flat_hash_map<std::string, std::map<std::string, int64_t, std::less<>>> ranks_of_
+      ABSL_GUARDED_BY(mutex_);
+  std::set<std::pair<int64_t, std::string>> unassigned_ ABSL_GUARDED_BY(mutex_);
+  int64_t attached_ ABSL_GUARDED_BY(mutex_) = 0;  // workers that are kAttached
+  std::vector<Listener> listeners_ ABSL_GUARDED_BY(mutex_);
+  uint64_t next_attachment_ ABSL_GUARDED_BY(mutex_) = 1;
+
+  PauseWatch pauses_;
+  rpc::Alarm silence_;  // last: its destructor waits for LoseSilent
+};
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_STATE_MEMBERSHIP_H_

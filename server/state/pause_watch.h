@@ -1,0 +1,43 @@
+// Whether this process itself was away, so that others' silence says nothing.
+#ifndef SHARDMESH_SERVER_STATE_PAUSE_WATCH_H_
+#define SHARDMESH_SERVER_STATE_PAUSE_WATCH_H_
+
+#include <string_view>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "process/clock.h"
+
+namespace shardmesh::server {
+
+// Looks at the clock all the time. Where it could not for a while, the process was stopped, or had
+// no processor: what others sent meanwhile waits in the sockets, and is read only after the clock
+// was. Who counts others' silence counts it from RunsSince at the earliest.
+//
+// Thread-safe. The clock outlives it.
+class PauseWatch {
+ public:
+  // A gap of more than `limit` is a pause. `whose`: who is silent, for the log; a literal.
+  PauseWatch(rpc::Clock* clock, absl::Duration limit, std::string_view whose);
+
+  // When the last pause ended; InfinitePast: there was none. `now` is of the clock.
+  absl::Time RunsSince(absl::Time now);
+
+ private:
+  void Look();
+
+  rpc::Clock* const clock_;
+  const absl::Duration limit_;
+  const std::string_view whose_;
+
+  absl::Mutex mutex_;
+  absl::Time last_look_ ABSL_GUARDED_BY(mutex_);
+  absl::Time runs_since_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
+
+  rpc::Alarm alarm_;  // last: its destructor waits for Look
+};
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_STATE_PAUSE_WATCH_H_

@@ -1,0 +1,114 @@
+// Answers to recent mutations, so that a repeated request gets the first one's answer.
+#ifndef SHARDMESH_SERVER_STATE_REQUEST_MEMORY_H_
+#define SHARDMESH_SERVER_STATE_REQUEST_MEMORY_H_
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "process/clock.h"
+#include "server/store/store.h"
+
+namespace shardmesh::server {
+
+// What the first request came to.
+struct RememberedAnswer {
+  std::string bytes;      // as given to AddTo: a serialised response, opaque here
+  Revision revision = 0;  // of the commit that it was remembered with: versions of names, ...
+};
+
+// How much is remembered. Over a limit the oldest answers go first, those of the caller who is over
+// its own before others': a request whose answer is gone is done again if it is repeated.
+struct RequestMemoryLimits {
+  int64_t max_answers_per_caller = 20'000;
+  int64_t max_bytes_per_caller = int64_t{8} << 20;
+  int64_t max_bytes = int64_t{64} << 20;
+};
+
+// The key of a request: ids are told apart by caller (an identity, a host, a session) and method.
+// Empty for an empty id.
+std::string RequestKey(std::string_view caller, std::string_view method,
+                       std::string_view request_id);
+
+// A mutation that bears a request id goes
+//   Begin -> its transaction, with AddTo -> Finish(revision), or Abandon if it failed.
+// The answer is part of the transaction: it is remembered if and only if the mutation happened,
+// for kRememberFor, across a restart, within RequestMemoryLimits. Keys in the store: `request/KEY`.
+//
+// Ids are RequestKey's. An empty one asks for no memory: Begin is then always the first, and the
+// rest does nothing. Thread-safe. Destroy it before its clock; the store lives longer than both.
+class RequestMemory {
+ public:
+  static constexpr absl::Duration kRememberFor = absl::Minutes(10);
+  static constexpr size_t kMaxRequestIdBytes = 192;
+
+  // Loads what the store remembers. Blocks.
+  static absl::StatusOr<std::unique_ptr<RequestMemory>> Open(Store* store, rpc::Clock* clock);
+
+  // From now on.
+  void SetLimits(const RequestMemoryLimits& limits);
+
+  // Nothing: the request is the first with this id, and is running from now on. An answer: it was
+  // done before. `fingerprint` tells requests apart (a digest of method and contents).
+  //   ABORTED           the first one is still running; retry after the delay in it.
+  //   INVALID_ARGUMENT  (REQUEST_ID_REUSED) the id was used with another fingerprint; or it is
+  //                     longer than kMaxRequestIdBytes.
+  absl::StatusOr<std::optional<RememberedAnswer>> Begin(std::string_view request_id,
+                                                        std::string_view fingerprint);
+  // The answer to a request that is done; nullopt: none is remembered.
+  std::optional<RememberedAnswer> Find(std::string_view request_id) const;
+  // Adds the answer to the mutation's transaction: one put.
+  void AddTo(Transaction* transaction, std::string_view request_id, std::string answer);
+  // The transaction happened.
+  void Finish(std::string_view request_id, Revision revision);
+  // It did not: the next request with this id is the first again.
+  void Abandon(std::string_view request_id);
+
+ private:
+  struct Entry {
+    std::string fingerprint;
+    std::string answer;
+    Revision revision = 0;  // 0: running
+    absl::Time expires;     // set with the answer
+  };
+  using ByExpiry = std::set<std::pair<absl::Time, std::string>>;  // of answers, with their ids
+  struct OfCaller {
+    int64_t bytes = 0;
+    ByExpiry answers;
+  };
+
+  RequestMemory(Store* store, rpc::Clock* clock);
+  void ForgetOld();
+  void Remember(const std::string& id, const Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Forgets an answer, and adds its delete; what is full of deletes is committed.
+  void Forget(const std::pair<absl::Time, std::string>& answer, Transaction* deletes)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Commit(Transaction* deletes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void KeepWithinLimits(std::string_view caller) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  Store* const store_;
+  rpc::Clock* const clock_;
+
+  mutable absl::Mutex mutex_;
+  RequestMemoryLimits limits_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<std::string, Entry> entries_ ABSL_GUARDED_BY(mutex_);
+  ByExpiry by_expiry_ ABSL_GUARDED_BY(mutex_);                                    // done ones
+  std::map<std::string, OfCaller, std::less<>> callers_ ABSL_GUARDED_BY(mutex_);  // who have some
+  int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+
+  rpc::Alarm expiry_;  // last: its destructor waits for ForgetOld
+};
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_STATE_REQUEST_MEMORY_H_

@@ -1,0 +1,239 @@
+// Opening, renewing and ending sessions.
+#include "server/state/session.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "process/random_id.h"
+#include "rpc/codec/status.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+
+namespace shardmesh::server {
+namespace {
+
+// How long this process may have been stopped for sessions not to have been renewed meanwhile.
+constexpr absl::Duration kLongestPause = absl::Seconds(1);
+
+absl::Status Gone(std::string_view id) {
+  return WithReason(
+      absl::NotFoundError(StrCat("session \"", id,
+                                 "\" is unknown, closed or expired; open another and begin anew")),
+      Reason::kSessionGone);
+}
+
+absl::Status TooMany(std::string_view have) {
+  return rpc::WithRetryDelay(WithReason(absl::ResourceExhaustedError(StrCat(
+                                            have, "; close some, or retry when some have expired")),
+                                        Reason::kLimitExceeded),
+                             absl::Seconds(1));
+}
+
+}  // namespace
+
+SessionTable::SessionTable(rpc::Clock* clock, Listener listener, SessionOptions options)
+    : clock_(clock),
+      listener_(std::move(listener)),
+      options_(options),
+      pauses_(clock, kLongestPause, "sessions"),
+      expiry_(clock, [this] { ExpireOld(); }) {}
+
+Session SessionTable::Describe(const std::string& id, const Entry& entry) {
+  return {id,
+          entry.client,
+          entry.ttl,
+          entry.expires,
+          static_cast<int64_t>(entry.arrays.size()),
+          static_cast<int64_t>(entry.transfers.size())};
+}
+
+absl::StatusOr<Session> SessionTable::Open(const rpc::Caller& caller, std::string client,
+                                           absl::Duration ttl) {
+  if (ttl < kMinSessionTtl || ttl > kMaxSessionTtl) {
+    return rpc::BadField("ttl", StrCat("is ", absl::FormatDuration(ttl), "; it must be ",
+                                       absl::FormatDuration(kMinSessionTtl), " to ",
+                                       absl::FormatDuration(kMaxSessionTtl)));
+  }
+  const absl::Time now = clock_->Now();
+  absl::MutexLock lock(&mutex_);
+  if (static_cast<int64_t>(sessions_.size()) >= options_.max_sessions) {
+    return TooMany(StrCat("all ", options_.max_sessions, " sessions are open"));
+  }
+  int64_t& of_caller = by_caller_[caller.name];
+  if (of_caller >= options_.max_sessions_per_caller) {
+    return TooMany(StrCat(caller.name, " has ", of_caller, " sessions open, and may have ",
+                          options_.max_sessions_per_caller));
+  }
+  ++of_caller;
+  Entry entry;
+  entry.caller = caller;
+  entry.client = std::move(client);
+  entry.ttl = ttl;
+  entry.expires = now + entry.ttl;
+  expiry_.SetNoLaterThan(entry.expires);
+  const auto opened = sessions_.emplace(RandomId(), std::move(entry)).first;
+  return Describe(opened->first, opened->second);
+}
+
+absl::StatusOr<Session> SessionTable::Renew(std::string_view id) {
+  const absl::Time now = clock_->Now();
+  absl::MutexLock lock(&mutex_);
+  Entry* entry = Find(id);
+  if (entry == nullptr) return Gone(id);
+  entry->expires = now + entry->ttl;
+  return Describe(std::string(id), *entry);
+}
+
+absl::Status SessionTable::Close(std::string_view id) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (Find(id) == nullptr) return Gone(id);
+    End(std::string(id), SessionEnd::kClosed);
+  }
+  events_.MakeCalls();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Session> SessionTable::Get(std::string_view id) const {
+  absl::MutexLock lock(&mutex_);
+  const Entry* entry = Find(id);
+  if (entry == nullptr) return Gone(id);
+  return Describe(std::string(id), *entry);
+}
+
+absl::Status SessionTable::Check(std::string_view id, const rpc::Caller& caller) const {
+  absl::MutexLock lock(&mutex_);
+  const Entry* entry = Find(id);
+  if (entry == nullptr) return Gone(id);
+  if (!entry->caller.is_proven || entry->caller == caller) return absl::OkStatus();
+  return WithReason(
+      absl::PermissionDeniedError(StrCat("session \"", id, "\" was opened by ", entry->caller.name,
+                                         ", not by ", caller.name, "; open a session of your own")),
+      Reason::kNotOwner);
+}
+
+std::vector<Session> SessionTable::List() const {
+  std::vector<Session> sessions;
+  absl::MutexLock lock(&mutex_);
+  for (const auto& [id, entry] : sessions_) sessions.push_back(Describe(id, entry));
+  std::sort(sessions.begin(), sessions.end(),
+            [](const Session& a, const Session& b) { return a.id < b.id; });
+  return sessions;
+}
+
+int64_t SessionTable::size() const {
+  absl::MutexLock lock(&mutex_);
+  return static_cast<int64_t>(sessions_.size());
+}
+
+absl::StatusOr<bool> SessionTable::PinArray(std::string_view id, std::string array_id) {
+  absl::MutexLock lock(&mutex_);
+  Entry* entry = Find(id);
+  if (entry == nullptr) return Gone(id);
+  return entry->arrays.insert(std::move(array_id)).second;
+}
+
+absl::StatusOr<bool> SessionTable::UnpinArray(std::string_view id, std::string_view array_id) {
+  absl::MutexLock lock(&mutex_);
+  Entry* entry = Find(id);
+  if (entry == nullptr) return Gone(id);
+  return entry->arrays.erase(ToAbsl(array_id)) > 0;
+}
+
+absl::StatusOr<bool> SessionTable::PinsArray(std::string_view id, std::string_view array_id) const {
+  absl::MutexLock lock(&mutex_);
+  const Entry* entry = Find(id);
+  if (entry == nullptr) return Gone(id);
+  return entry->arrays.contains(ToAbsl(array_id));
+}
+
+absl::Status SessionTable::AddTransfer(std::string_view id, std::string transfer_id) {
+  absl::MutexLock lock(&mutex_);
+  Entry* entry = Find(id);
+  if (entry == nullptr) return Gone(id);
+  SHARDMESH_RETURN_IF_ERROR(CheckWork(id, *entry));
+  entry->transfers.insert(std::move(transfer_id));
+  return absl::OkStatus();
+}
+
+absl::Status SessionTable::BeginStep(std::string_view id) {
+  absl::MutexLock lock(&mutex_);
+  Entry* entry = Find(id);
+  if (entry == nullptr) return Gone(id);
+  SHARDMESH_RETURN_IF_ERROR(CheckWork(id, *entry));
+  ++entry->steps;
+  return absl::OkStatus();
+}
+
+void SessionTable::EndStep(std::string_view id) {
+  absl::MutexLock lock(&mutex_);
+  if (Entry* entry = Find(id); entry != nullptr) --entry->steps;
+}
+
+absl::Status SessionTable::CheckWork(std::string_view id, const Entry& entry) const {
+  const int64_t work = static_cast<int64_t>(entry.transfers.size()) + entry.steps;
+  if (work < options_.max_work_per_session) return absl::OkStatus();
+  return rpc::WithRetryDelay(
+      WithReason(
+          absl::ResourceExhaustedError(StrCat(
+              "session \"", id, "\" has ", work, " transfers and steps under way, and may have ",
+              options_.max_work_per_session, "; wait until some have ended")),
+          Reason::kLimitExceeded),
+      absl::Milliseconds(100));
+}
+
+void SessionTable::RemoveTransfer(std::string_view id, std::string_view transfer_id) {
+  absl::MutexLock lock(&mutex_);
+  if (Entry* entry = Find(id); entry != nullptr) entry->transfers.erase(ToAbsl(transfer_id));
+}
+
+SessionTable::Entry* SessionTable::Find(std::string_view id) {
+  const auto found = sessions_.find(ToAbsl(id));
+  return found == sessions_.end() ? nullptr : &found->second;
+}
+
+const SessionTable::Entry* SessionTable::Find(std::string_view id) const {
+  const auto found = sessions_.find(ToAbsl(id));
+  return found == sessions_.end() ? nullptr : &found->second;
+}
+
+void SessionTable::End(const std::string& id, SessionEnd end) {
+  const auto node = sessions_.extract(id);
+  if (const auto count = by_caller_.find(node.mapped().caller.name); --count->second == 0) {
+    by_caller_.erase(count);
+  }
+  EndedSession ended;
+  ended.id = id;
+  ended.end = end;
+  ended.arrays.assign(node.mapped().arrays.begin(), node.mapped().arrays.end());
+  ended.transfers.assign(node.mapped().transfers.begin(), node.mapped().transfers.end());
+  std::sort(ended.arrays.begin(), ended.arrays.end());
+  std::sort(ended.transfers.begin(), ended.transfers.end());
+  events_.Add([this, ended = std::move(ended)] { listener_(ended); });
+}
+
+void SessionTable::ExpireOld() {
+  const absl::Time now = clock_->Now();
+  const absl::Time runs_since = pauses_.RunsSince(now);
+  {
+    absl::MutexLock lock(&mutex_);
+    absl::Time next = absl::InfiniteFuture();
+    std::vector<std::string> expired;
+    for (auto& [id, entry] : sessions_) {
+      // What came during a pause, a renewal perhaps, is read after it.
+      entry.expires = std::max(entry.expires, runs_since + entry.ttl);
+      if (entry.expires <= now) {
+        expired.push_back(id);
+      } else {
+        next = std::min(next, entry.expires);
+      }
+    }
+    std::sort(expired.begin(), expired.end());
+    for (const std::string& id : expired) End(id, SessionEnd::kExpired);
+    expiry_.SetNoLaterThan(next);
+  }
+  events_.MakeCalls();
+}
+
+}  // namespace shardmesh::server

@@ -1,0 +1,138 @@
+// Clients' leases, and what each of them keeps alive.
+#ifndef SHARDMESH_SERVER_STATE_SESSION_H_
+#define SHARDMESH_SERVER_STATE_SESSION_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "process/clock.h"
+#include "process/event_queue.h"
+#include "rpc/caller.h"
+#include "server/state/pause_watch.h"
+
+namespace shardmesh::server {
+
+// Of a session's time to live. The contract names them too (session_service.proto).
+inline constexpr absl::Duration kMinSessionTtl = absl::Seconds(1);
+inline constexpr absl::Duration kMaxSessionTtl = absl::Hours(1);
+inline constexpr absl::Duration kDefaultSessionTtl = absl::Seconds(30);
+
+struct SessionOptions {
+  // Bounds what clients that never close can take.
+  int64_t max_sessions = 10'000;
+  // The same for one caller (rpc::Caller::name).
+  int64_t max_sessions_per_caller = 1'000;
+  // Transfers and steps that one session may have under way.
+  int64_t max_work_per_session = 1'000;
+};
+
+struct Session {
+  std::string id;      // 32 hexadecimal digits, unguessable
+  std::string client;  // who opened it, as it calls itself; for people
+  absl::Duration ttl;
+  absl::Time expires;
+  int64_t pinned_arrays = 0;
+  int64_t transfers = 0;
+};
+
+enum class SessionEnd { kClosed, kExpired };
+
+// What an ended session let go, each id once, in bytewise order.
+struct EndedSession {
+  std::string id;
+  SessionEnd end = SessionEnd::kClosed;
+  std::vector<std::string> arrays;
+  std::vector<std::string> transfers;
+};
+
+// A session is a lease: it ends when its TTL has passed since it was opened or last renewed, or
+// since a pause of this process ended during which it may have been renewed; or when it is closed.
+// Until then it pins arrays and owns transfers; each array is pinned at most
+// once by a session. Sessions do not outlive the coordinator: a client whose session is gone opens
+// another.
+//
+// Every method that takes a session id returns NOT_FOUND (SESSION_GONE) when it is unknown, closed
+// or expired. Thread-safe; calls to the listener are made in order, without a lock, on the thread
+// of the caller or of the clock. Destroy it before its clock and what the listener touches.
+class SessionTable {
+ public:
+  using Listener = std::function<void(const EndedSession&)>;
+
+  // `listener` hears of each session that ended, once. `clock` outlives the table.
+  SessionTable(rpc::Clock* clock, Listener listener, SessionOptions options = {});
+
+  // A session of a caller whose name is proven is bound to that name. INVALID_ARGUMENT (BAD_FIELD):
+  // `ttl` is not kMinSessionTtl to kMaxSessionTtl. RESOURCE_EXHAUSTED, with a retry delay:
+  // max_sessions or max_sessions_per_caller are open.
+  absl::StatusOr<Session> Open(const rpc::Caller& caller, std::string client, absl::Duration ttl);
+  // Starts the TTL anew.
+  absl::StatusOr<Session> Renew(std::string_view id);
+  absl::Status Close(std::string_view id);
+  absl::StatusOr<Session> Get(std::string_view id) const;
+  // OK if the session is there and the caller may act in it. PERMISSION_DENIED (NOT_OWNER): it is
+  // bound to another name than the caller's.
+  absl::Status Check(std::string_view id, const rpc::Caller& caller) const;
+  // By rising id.
+  std::vector<Session> List() const;
+  int64_t size() const;
+
+  // True if the session did not pin the array before: who counts pins adds one then.
+  absl::StatusOr<bool> PinArray(std::string_view id, std::string array_id);
+  // True if the session had pinned the array: who counts pins takes one away then.
+  absl::StatusOr<bool> UnpinArray(std::string_view id, std::string_view array_id);
+  // Whether the session pins the array.
+  absl::StatusOr<bool> PinsArray(std::string_view id, std::string_view array_id) const;
+
+  // Also RESOURCE_EXHAUSTED, with a retry delay: max_work_per_session transfers and steps are under
+  // way. A session that is gone has no steps to end.
+  absl::Status AddTransfer(std::string_view id, std::string transfer_id);
+  absl::Status BeginStep(std::string_view id);
+  void EndStep(std::string_view id);
+  // For a transfer that ended; nothing if the session is gone or has it not.
+  void RemoveTransfer(std::string_view id, std::string_view transfer_id);
+
+ private:
+  struct Entry {
+    rpc::Caller caller;
+    std::string client;
+    absl::Duration ttl;
+    absl::Time expires;
+    absl::flat_hash_set<std::string> arrays;
+    absl::flat_hash_set<std::string> transfers;
+    int64_t steps = 0;  // under way
+  };
+  absl::Status CheckWork(std::string_view id, const Entry& entry) const;
+  static Session Describe(const std::string& id, const Entry& entry);
+  void ExpireOld();
+  // Null: the session is gone.
+  Entry* Find(std::string_view id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  const Entry* Find(std::string_view id) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  void End(const std::string& id, SessionEnd end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  rpc::Clock* const clock_;
+  const Listener listener_;
+  const SessionOptions options_;
+
+  EventQueue events_;
+
+  mutable absl::Mutex mutex_;
+  absl::flat_hash_map<std::string, Entry> sessions_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<std::string, int64_t> by_caller_ ABSL_GUARDED_BY(mutex_);  // none is 0
+
+  PauseWatch pauses_;
+  rpc::Alarm expiry_;  // last: its destructor waits for ExpireOld
+};
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_STATE_SESSION_H_

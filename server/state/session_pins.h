@@ -1,0 +1,50 @@
+// An array that a session pins, in the session's book and in the registry's count together.
+#ifndef SHARDMESH_SERVER_STATE_SESSION_PINS_H_
+#define SHARDMESH_SERVER_STATE_SESSION_PINS_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "server/state/arrays.h"
+#include "server/state/session.h"
+#include "status/status_macros.h"
+
+namespace shardmesh::server {
+
+// Whether the session did not pin the array before: a second pin changes nothing. NOT_FOUND: no
+// such array, or SESSION_GONE. The registry comes first: whoever takes the array out of the
+// session's book, at any moment, then finds a count to take back.
+inline absl::StatusOr<bool> PinForSession(ArrayRegistry& registry, SessionTable& sessions,
+                                          std::string_view session_id,
+                                          const std::string& array_id) {
+  SHARDMESH_RETURN_IF_ERROR(registry.Pin(array_id));
+  const absl::StatusOr<bool> is_new = sessions.PinArray(session_id, array_id);
+  if (!is_new.ok() || !*is_new) {
+    registry.Unpin(array_id);
+  }
+  return is_new;
+}
+
+// How many of the arrays the session had pinned. A session that is gone has let go of them before.
+inline int64_t UnpinForSession(ArrayRegistry& registry, SessionTable& sessions,
+                               std::string_view session_id,
+                               absl::Span<const std::string> array_ids) {
+  std::vector<std::string> unpinned;
+  for (const std::string& array_id : array_ids) {
+    const absl::StatusOr<bool> pinned = sessions.UnpinArray(session_id, array_id);
+    if (pinned.ok() && *pinned) {
+      unpinned.push_back(array_id);
+    }
+  }
+  registry.Unpin(unpinned);
+  return static_cast<int64_t>(unpinned.size());
+}
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_STATE_SESSION_PINS_H_

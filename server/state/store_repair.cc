@@ -1,0 +1,1253 @@
+// Restoring, checking, salvaging.
+#include "server/state/store_repair.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <sstream>
+#include <system_error>
+#include <utility>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/time/clock.h"
+#include "server/state/array_record.h"
+#include "server/store/sqlite_store.h"
+#include "server/store/wal_file.h"
+#include "sharding/digest.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+
+namespace shardmesh::server {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kClusterKey = "cluster";
+constexpr std::string_view kRequestPrefix = "request/";
+constexpr std::string_view kNamePrefix = "name/";
+constexpr std::string_view kManifestPrefix = "manifest/";
+constexpr std::string_view kArrayPrefix = "array/";
+constexpr std::string_view kMeshPrefix = "mesh/";
+
+// One commit has places for so many records and more.
+constexpr size_t kMostGivenRanks = 100;
+constexpr std::string_view kReplacedPrefix = "replaced.db-";
+
+absl::Status StoreError(absl::StatusCode code, std::string_view message) {
+  return WithReason(absl::Status(code, ToAbsl(message)), Reason::kStoreFailed);
+}
+
+absl::Status FileError(std::string_view doing, const std::string& path, std::error_code error) {
+  const bool is_full = error == std::errc::no_space_on_device;
+  return WithReason(
+      absl::Status(is_full ? absl::StatusCode::kResourceExhausted : absl::StatusCode::kInternal,
+                   StrCat("cannot ", doing, " ", path, ": ", error.message())),
+      is_full ? Reason::kStoreFull : Reason::kStoreFailed);
+}
+
+// What is said of a folder without a database.
+std::string NoDatabase(const std::string& folder) {
+  std::error_code error;
+  if (!fs::exists(folder, error)) return StrCat("there is no folder ", folder);
+  if (!fs::is_directory(folder, error)) {
+    return StrCat(folder, " is no folder; give the --data-dir of a coordinator");
+  }
+  // `shardmesh up --data-dir` has a folder for each process below its own.
+  const std::string below = (fs::path(folder) / "coordinator").string();
+  return fs::exists(DatabasePath(below), error)
+             ? StrCat("there is no database ", DatabasePath(folder),
+                      "; the coordinator of this cluster keeps its state in ", below)
+             : StrCat("there is no database ", DatabasePath(folder),
+                      "; give the --data-dir of a coordinator");
+}
+
+// What keys stand for in a state.
+std::map<std::string, std::string> CurrentOf(const RevisionIndex& index) {
+  std::map<std::string, std::string> current;
+  const absl::StatusOr<KeyValues> all = index.List("", {});
+  if (!all.ok()) return current;
+  for (const KeyValue& item : all->items) {
+    if (item.key != kClusterKey && item.key != kRestoredKey &&
+        item.key.compare(0, kRequestPrefix.size(), kRequestPrefix) != 0) {
+      current[item.key] = item.value;
+    }
+  }
+  return current;
+}
+
+void Note(const std::string& key, std::vector<std::string>* keys, int64_t* count) {
+  ++*count;
+  if (keys->size() < kListedKeys) keys->push_back(key);
+}
+
+void CompareStates(const RevisionIndex& before, const RevisionIndex& after, Restored* restored) {
+  const auto old_keys = CurrentOf(before);
+  const auto new_keys = CurrentOf(after);
+  for (const auto& [key, value] : old_keys) {
+    const auto found = new_keys.find(key);
+    if (found == new_keys.end()) {
+      Note(key, &restored->lost, &restored->lost_count);
+    } else if (found->second != value) {
+      Note(key, &restored->changed, &restored->changed_count);
+    }
+  }
+  for (const auto& [key, value] : new_keys) {
+    if (old_keys.count(key) == 0) Note(key, &restored->back, &restored->back_count);
+  }
+}
+
+std::string LogOf(const std::string& database) { return database + "-wal"; }
+
+bool HasContent(const std::string& file) {
+  std::error_code error;
+  const uintmax_t bytes = fs::file_size(file, error);
+  return !error && bytes > 0;
+}
+
+// Opens a database so that neither it nor its log change. DATA_LOSS: the log is damaged.
+absl::Status OpenToRead(Database& database) {
+  SHARDMESH_ASSIGN_OR_RETURN(const WalFile log, WalFile::Read(LogOf(database.path())));
+  SHARDMESH_RETURN_IF_ERROR(log.damage());
+  const bool has_log = fs::exists(LogOf(database.path()));
+  SHARDMESH_RETURN_IF_ERROR(database.Open());
+  // A log that SQLite makes for reading goes when it is closed.
+  SHARDMESH_RETURN_IF_ERROR(database.KeepLog(has_log));
+  return database.Execute("PRAGMA locking_mode = EXCLUSIVE");
+}
+
+// Reads all of a database, which stays as it is: one of an older schema may still be that of the
+// build that wrote it.
+absl::StatusOr<StoredState> ReadDatabase(const std::string& path,
+                                         std::string_view if_damaged = Database::kStateIsDamaged) {
+  Database database(path, if_damaged);
+  SHARDMESH_RETURN_IF_ERROR(OpenToRead(database));
+  SHARDMESH_ASSIGN_OR_RETURN(const int64_t version, SchemaVersionOf(database));
+  if (version == 0) {
+    return StoreError(absl::StatusCode::kFailedPrecondition,
+                      StrCat(path, " holds no state: it is empty, or its end is missing"));
+  }
+  SHARDMESH_RETURN_IF_ERROR(database.CheckPages());
+  return ReadState(database);
+}
+
+// The same of the copy of a snapshot. Errors name the file that it was copied from.
+absl::StatusOr<StoredState> ReadSnapshot(const std::string& copy, const std::string& file) {
+  absl::StatusOr<StoredState> state =
+      ReadDatabase(copy, "it is damaged, or no snapshot; nothing was changed: ");
+  if (!state.ok()) {
+    return WithContext(state.status(), StrCat("the snapshot ", file));
+  }
+  return state;
+}
+
+absl::StatusOr<ClusterRecord> ClusterOf(const RevisionIndex& index) {
+  SHARDMESH_ASSIGN_OR_RETURN(const KeyValue stored, index.Get(kClusterKey, 0));
+  return DecodeCluster(stored.key, stored.value);
+}
+
+absl::StatusOr<std::string> ReadFile(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::ostringstream content;
+  // Without a byte to read the stream of the content is what fails.
+  if (in && in.peek() != std::ifstream::traits_type::eof()) content << in.rdbuf();
+  if (!in.is_open() || in.bad() || content.fail()) {
+    return StoreError(absl::StatusCode::kInternal, StrCat("cannot read ", path));
+  }
+  return std::move(content).str();
+}
+
+absl::StatusOr<std::string> DigestOfFile(const std::string& file) {
+  SHARDMESH_ASSIGN_OR_RETURN(const std::string content, ReadFile(file));
+  return absl::BytesToHexString(ToAbsl(Sha256(content)));
+}
+
+// Logs that hold a part of a database: commits that are not in its file yet, or what an interrupted
+// transaction overwrote there.
+constexpr const char* kLogSuffixes[] = {"-wal", "-journal"};
+
+bool HasLog(const std::string& file) {
+  return std::any_of(std::begin(kLogSuffixes), std::end(kLogSuffixes),
+                     [&](const char* suffix) { return HasContent(file + suffix); });
+}
+
+// Before anything is copied or changed: whether `file` can be a snapshot at all.
+absl::Status CheckMayBeSnapshot(const std::string& file) {
+  constexpr std::string_view kMagic("SQLite format 3", 16);  // with the NUL behind it
+  const auto refused = [&file](std::string_view why) {
+    return StoreError(absl::StatusCode::kFailedPrecondition,
+                      StrCat(file, " is no snapshot: ", why, "; nothing was changed; give a file ",
+                             "that `shardmesh admin snapshot` wrote"));
+  };
+  std::error_code error;
+  const fs::file_status found = fs::status(file, error);
+  if (found.type() == fs::file_type::not_found) {
+    return StoreError(absl::StatusCode::kNotFound,
+                      StrCat("there is no file ", file, " to restore; nothing was changed"));
+  }
+  if (error) return FileError("look at", file, error);
+  if (fs::is_directory(found)) return refused("it is a folder");
+  if (!fs::is_regular_file(found)) return refused("it is no regular file");
+  // All of a database may be in its log.
+  if (HasLog(file)) return absl::OkStatus();
+  std::ifstream in(file, std::ios::binary);
+  if (!in) {
+    return StoreError(absl::StatusCode::kPermissionDenied, StrCat("cannot open ", file));
+  }
+  std::string head(kMagic.size(), '\0');
+  in.read(head.data(), static_cast<std::streamsize>(head.size()));
+  if (in.bad()) return StoreError(absl::StatusCode::kInternal, StrCat("cannot read ", file));
+  if (in.gcount() == 0) return refused("it is empty");
+  return head == kMagic ? absl::OkStatus() : refused("it does not begin as an SQLite database");
+}
+
+// Of which snapshot the state of a folder was made; nullopt: of none, or there is no state.
+absl::StatusOr<std::optional<std::string>> RestoredFrom(const std::string& folder) {
+  std::error_code error;
+  if (!fs::exists(DatabasePath(folder), error)) {
+    if (error) return FileError("look at", DatabasePath(folder), error);
+    return std::nullopt;
+  }
+  if (fs::is_regular_file(DatabasePath(folder), error) && !HasContent(DatabasePath(folder))) {
+    return std::nullopt;  // lost, or never written
+  }
+  Database database(DatabasePath(folder));
+  SHARDMESH_RETURN_IF_ERROR(OpenToRead(database));
+  SHARDMESH_ASSIGN_OR_RETURN(const int64_t version, SchemaVersionOf(database));
+  if (version == 0) return std::nullopt;
+  std::optional<std::string> value;
+  std::string unreadable;
+  SHARDMESH_RETURN_IF_ERROR(ForEachRow(database, [&](StoredRow row) {
+    if (!row.why.empty()) {
+      unreadable = StrCat("the record \"", row.key, "\" cannot be read: ", row.why);
+      if (row.key == kRestoredKey) value.reset();
+    } else if (row.key == kRestoredKey) {
+      value = row.value == nullptr ? std::nullopt : std::optional(*row.value);
+    }
+  }));
+  // One whose key is damaged may be the record that is looked for.
+  if (!value.has_value() && !unreadable.empty()) {
+    return StoreError(absl::StatusCode::kDataLoss, unreadable);
+  }
+  if (value.has_value()) {
+    SHARDMESH_ASSIGN_OR_RETURN(RestoredRecord restored, DecodeRestored(kRestoredKey, *value));
+    if (restored.digest == kUnknownSnapshot) {
+      return StoreError(absl::StatusCode::kDataLoss,
+                        "it has lost records, that of its snapshot perhaps among them");
+    }
+    return std::move(restored.digest);
+  }
+  // Where builds before this one wrote it.
+  const std::string mark = folder + "/restored";
+  if (!fs::exists(mark, error)) {
+    if (error) return FileError("look at", mark, error);
+    return std::nullopt;
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(std::string digest, ReadFile(mark));
+  digest.erase(digest.find_last_not_of(" \n") + 1);
+  if (digest.empty()) return StoreError(absl::StatusCode::kDataLoss, StrCat(mark, " is empty"));
+  return digest;
+}
+
+// How often the folder's state was replaced by a snapshot, as far as what was replaced is there.
+absl::StatusOr<int64_t> CountReplaced(const std::string& folder) {
+  std::error_code error;
+  int64_t count = 0;
+  fs::directory_iterator entry(folder, error);
+  for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
+    const std::string name = entry->path().filename();
+    if (name.compare(0, kReplacedPrefix.size(), kReplacedPrefix) == 0 &&
+        name.find_first_not_of("0123456789", kReplacedPrefix.size()) == std::string::npos) {
+      ++count;
+    }
+  }
+  if (error) return FileError("list", folder, error);
+  return count;
+}
+
+// Removes a database and all that SQLite may have left beside it: the log of another file must not
+// be taken for this one's.
+absl::Status RemoveDatabase(const std::string& path) {
+  for (const char* suffix : {"", "-wal", "-shm", "-journal"}) {
+    std::error_code error;
+    fs::remove(path + suffix, error);
+    if (error) return FileError("remove", path + suffix, error);
+  }
+  return absl::OkStatus();
+}
+
+// Copies a database to `copy` in the folder, with what is in its log. All of it is in the one file
+// then, which belongs to this process's user alone, whatever the mode of its source is.
+absl::Status CopyDatabase(const std::string& folder, const std::string& file,
+                          const std::string& copy) {
+  SHARDMESH_RETURN_IF_ERROR(RemoveDatabase(copy));
+  // A process that has the source open would write it meanwhile. This process has `folder` itself.
+  std::optional<FolderLock> lock;
+  const fs::path source = fs::absolute(file);
+  std::error_code error;
+  if (source == DatabasePath(source.parent_path().string()) &&
+      !fs::equivalent(source.parent_path(), folder, error)) {
+    SHARDMESH_ASSIGN_OR_RETURN(FolderLock taken, FolderLock::TakeToRead(source.parent_path()));
+    lock.emplace(std::move(taken));
+  }
+  const auto copy_file = [&](const char* suffix) -> absl::Status {
+    fs::copy_file(file + suffix, copy + suffix, error);
+    if (!error) {
+      fs::permissions(copy + suffix, fs::perms::owner_read | fs::perms::owner_write, error);
+    }
+    return error ? FileError("copy the snapshot to", copy + suffix, error) : absl::OkStatus();
+  };
+  SHARDMESH_RETURN_IF_ERROR(copy_file(""));
+  bool has_log = false;
+  for (const char* suffix : kLogSuffixes) {
+    if (!HasContent(file + suffix)) continue;
+    SHARDMESH_RETURN_IF_ERROR(copy_file(suffix));
+    has_log = true;
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const WalFile log, WalFile::Read(LogOf(copy)));
+  if (!log.damage().ok()) {
+    return StoreError(absl::StatusCode::kDataLoss,
+                      StrCat("the snapshot ", file, " is damaged: ", log.damage().message()));
+  }
+  if (!has_log) return absl::OkStatus();
+  {
+    Database database(copy);
+    SHARDMESH_RETURN_IF_ERROR(database.Open());
+    SHARDMESH_RETURN_IF_ERROR(database.Execute("PRAGMA locking_mode = EXCLUSIVE"));
+    // The first read takes back what an interrupted transaction wrote.
+    SHARDMESH_RETURN_IF_ERROR(SchemaVersionOf(database).status());
+    SHARDMESH_RETURN_IF_ERROR(database.Checkpoint());
+  }
+  for (const char* suffix : kLogSuffixes) {
+    fs::remove(copy + suffix, error);
+    if (error) return FileError("remove", copy + suffix, error);
+  }
+  return absl::OkStatus();
+}
+
+// Lets the database begin behind all that was ever told from it, and say of which snapshot it is;
+// one of an older schema is brought to ours.
+// All of it is in its one file then, on the disk.
+absl::Status Skip(const std::string& path, const ClusterRecord& cluster, Revision newest,
+                  const std::string& digest) {
+  Database database(path);
+  SHARDMESH_RETURN_IF_ERROR(database.Open());
+  SHARDMESH_RETURN_IF_ERROR(database.Execute("PRAGMA locking_mode = EXCLUSIVE"));
+  SHARDMESH_RETURN_IF_ERROR(database.Execute("PRAGMA synchronous = FULL"));
+  {
+    // A snapshot has a log, which closing the database copies without a word of what went wrong.
+    SHARDMESH_ASSIGN_OR_RETURN(const auto mode, database.Prepare("PRAGMA journal_mode = DELETE"));
+    SHARDMESH_ASSIGN_OR_RETURN(const bool row, database.Step(mode));
+    if (!row || mode.Bytes(0) != "delete") {
+      return StoreError(absl::StatusCode::kInternal,
+                        StrCat("cannot write the log of ", path, " into it"));
+    }
+  }
+  SHARDMESH_RETURN_IF_ERROR(PrepareSchema(database));
+  SHARDMESH_RETURN_IF_ERROR(SetNeedsLog(database, false));
+  newest += kSkippedRevisions;
+  const std::pair<std::string_view, std::string> records[] = {
+      {kClusterKey, EncodeCluster(cluster)},
+      {kRestoredKey, EncodeRestored({.digest = digest, .may_lack_names = true})}};
+  SHARDMESH_ASSIGN_OR_RETURN(const auto erase,
+                             database.Prepare("DELETE FROM event WHERE key = ?1"));
+  SHARDMESH_ASSIGN_OR_RETURN(const auto insert, database.Prepare(kInsertRecord));
+  return database.InTransaction([&]() -> absl::Status {
+    for (int32_t place = 0; const auto& [key, record] : records) {
+      const int64_t row_id = RowId({.revision = newest, .place = place++});
+      erase.BindText(1, key);
+      SHARDMESH_RETURN_IF_ERROR(database.Run(erase));
+      SHARDMESH_RETURN_IF_ERROR(InsertRecord(database, insert, row_id, key, &record));
+    }
+    // Whoever watches from before lists anew: what happened since the snapshot is not there.
+    return WriteBounds(database, {.compacted = newest, .newest = newest});
+  });
+}
+
+// Rows that can be read, and what cannot, also of a database whose pages are damaged.
+struct Salvaged {
+  std::vector<StoredRow> rows;
+  std::vector<UnreadableRecord> unreadable;
+  std::vector<LostRows> lost;  // rising
+};
+
+// Notes that what is between two row ids, both included, cannot be read.
+void Lose(int64_t from, int64_t to, const absl::Status& why, Salvaged* salvaged) {
+  if (!salvaged->lost.empty() && salvaged->lost.back().last + 1 == from) {
+    salvaged->lost.back().last = to;
+  } else {
+    salvaged->lost.push_back({.first = from, .last = to, .why = std::string(why.message())});
+  }
+}
+
+// Adds the rows between two row ids, which are on one page. Errors but DATA_LOSS are those of
+// reading, and say nothing of the rows.
+absl::Status SalvagePage(const RowReader& reader, int64_t from, int64_t to, Salvaged* salvaged) {
+  while (true) {
+    bool is_to_end = false;
+    const absl::Status read = reader.Read(from, to, [&](StoredRow row) {
+      is_to_end = row.row_id >= to;
+      from = is_to_end ? to : std::max(from, row.row_id + 1);
+      if (row.why.empty()) {
+        salvaged->rows.push_back(std::move(row));
+      } else {
+        salvaged->unreadable.push_back(
+            {row.row_id, std::move(row.key), std::move(row.why), row.lost_key_crc});
+      }
+    });
+    // Behind the page's last row it is the next page that cannot be read.
+    if (read.ok() || is_to_end) return absl::OkStatus();
+    if (!absl::IsDataLoss(read)) return read;
+    const absl::StatusOr<std::optional<int64_t>> next = reader.FindNext(from, to);
+    if (!next.ok()) {
+      if (!absl::IsDataLoss(next.status())) return next.status();
+      Lose(from, to, read, salvaged);
+      return absl::OkStatus();
+    }
+    if (!next->has_value()) return absl::OkStatus();
+    // The page is sound, but some of the row is on others: of a large value.
+    const int64_t row_id = **next;
+    const absl::StatusOr<std::string> key = reader.KeyOf(row_id);
+    if (!key.ok() && !absl::IsDataLoss(key.status())) return key.status();
+    if (key.ok() && !key->empty()) {
+      salvaged->unreadable.push_back({row_id, *key, std::string(read.message())});
+    } else {
+      Lose(row_id, row_id, read, salvaged);
+    }
+    if (row_id >= to) return absl::OkStatus();
+    from = row_id + 1;
+  }
+}
+
+// Errors but DATA_LOSS are those of reading: nothing is known of the rows then.
+absl::StatusOr<Salvaged> Salvage(Database& database) {
+  Salvaged salvaged;
+  SHARDMESH_ASSIGN_OR_RETURN(const RowReader reader, RowReader::Create(database));
+  const absl::Status read = reader.Read(kFirstRow, kLastRow, [&](StoredRow row) {
+    if (row.why.empty()) {
+      salvaged.rows.push_back(std::move(row));
+    } else {
+      salvaged.unreadable.push_back(
+          {row.row_id, std::move(row.key), std::move(row.why), row.lost_key_crc});
+    }
+  });
+  if (read.ok()) return salvaged;
+  if (!absl::IsDataLoss(read)) return read;
+  // Page by page: what is behind one that cannot be read is on the next one.
+  salvaged = {};
+  SHARDMESH_ASSIGN_OR_RETURN(std::vector<int64_t> ends, database.PageEnds("event"));
+  if (ends.empty() || ends.back() != kLastRow) ends.push_back(kLastRow);
+  int64_t from = kFirstRow;
+  for (const int64_t end : ends) {
+    SHARDMESH_RETURN_IF_ERROR(SalvagePage(reader, from, end, &salvaged));
+    from = end == kLastRow ? end : end + 1;
+  }
+  return salvaged;
+}
+
+// A database that is looked at.
+struct Opened {
+  std::unique_ptr<Database> database;
+  bool is_image = false;  // not the database itself, but what could be made of it
+  int64_t schema_version = 0;
+  absl::Status log;              // DATA_LOSS, as StoreCheck has it
+  bool is_log_whole = true;      // as WalFile has it
+  absl::Status pages;            // DATA_LOSS, as StoreCheck has it
+  bool are_pages_whole = false;  // but for the first, which has no records
+};
+
+absl::Status ResizeFile(const std::string& path, uintmax_t bytes) {
+  std::error_code error;
+  fs::resize_file(path, bytes, error);
+  return error ? FileError("resize", path, error) : absl::OkStatus();
+}
+
+// Of a database's first page, https://sqlite.org/fileformat2.html#the_database_header.
+constexpr size_t kPageSizeOffset = 16;  // two bytes
+constexpr size_t kVersionsOffset = 18;  // of who may write, and read, it: 2 with a log, 1 without
+constexpr size_t kPagesOffset = 28;
+constexpr size_t kFreePagesOffset = 32;  // the first of them, and how many there are
+constexpr size_t kDatabaseHeaderBytes = 100;
+
+// How much of a database may have been cut off: what its first page says beyond that is damage too.
+constexpr uintmax_t kMostLostShare = 64;
+constexpr uintmax_t kMostLostBytes = uintmax_t{64} << 20;
+
+absl::Status TooDamaged(const std::string& path) {
+  return StoreError(absl::StatusCode::kDataLoss,
+                    StrCat("the state in ", path,
+                           " is too damaged to be salvaged: no record of it can be read; restore a "
+                           "snapshot with --restore"));
+}
+
+uint32_t NumberAt(std::string_view page, size_t at) {
+  uint32_t value = 0;
+  for (size_t i = 0; i < 4; ++i) value = value << 8 | static_cast<uint8_t>(page[at + i]);
+  return value;
+}
+
+absl::Status SyncFile(const std::string& path) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const bool is_synced = fd >= 0 && fsync(fd) == 0;
+  const std::error_code error(errno, std::generic_category());
+  if (fd >= 0) close(fd);
+  return is_synced ? absl::OkStatus() : FileError("sync", path, error);
+}
+
+absl::Status WriteStart(const std::string& path, std::string_view bytes) {
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file << bytes;
+  file.close();
+  return file ? absl::OkStatus()
+              : StoreError(absl::StatusCode::kInternal, StrCat("cannot write ", path));
+}
+
+// Writes a database with its log to `image`, as one file. As many pages are there as its first page
+// says: those that a file lacks which was cut off are zero.
+absl::Status WriteImage(const std::string& path, const WalFile& log, const std::string& image) {
+  SHARDMESH_RETURN_IF_ERROR(RemoveDatabase(image));
+  std::error_code error;
+  fs::copy_file(path, image, error);
+  if (error) return FileError("copy the state to", image, error);
+  // What an interrupted transaction overwrote; there is none where there is a log.
+  if (HasContent(path + "-journal")) {
+    fs::copy_file(path + "-journal", image + "-journal", error);
+    if (error) return FileError("copy the state to", image, error);
+  }
+  SHARDMESH_RETURN_IF_ERROR(log.ApplyTo(image));
+  std::ifstream in(image, std::ios::binary);
+  std::string header(kDatabaseHeaderBytes, '\0');
+  in.read(header.data(), static_cast<std::streamsize>(header.size()));
+  if (!in) return absl::OkStatus();
+  // It has no log any more.
+  header[kVersionsOffset] = header[kVersionsOffset + 1] = 1;
+  SHARDMESH_RETURN_IF_ERROR(WriteStart(image, header));
+  const uintmax_t bytes = fs::file_size(image, error);
+  if (error) return FileError("look at", image, error);
+  const uintmax_t page_bytes = NumberAt(header, kPageSizeOffset) >> 16;
+  const uintmax_t wanted = page_bytes * NumberAt(header, kPagesOffset);
+  const bool is_cut_off = wanted > bytes && wanted <= bytes * kMostLostShare + kMostLostBytes;
+  return is_cut_off ? ResizeFile(image, wanted) : absl::OkStatus();
+}
+
+// Gives a database the first page that each one of ours of the newest schema has: the tables of one
+// that no older build made are on the same pages.
+absl::Status MendFirstPage(const std::string& image) {
+  SHARDMESH_RETURN_IF_ERROR(RemoveDatabase(image + "-first"));
+  const absl::Cleanup remove = [&] { RemoveDatabase(image + "-first").IgnoreError(); };
+  std::string page;
+  {
+    Database database(image + "-first");
+    SHARDMESH_RETURN_IF_ERROR(database.Open());
+    SHARDMESH_RETURN_IF_ERROR(PrepareSchema(database));
+    SHARDMESH_ASSIGN_OR_RETURN(page, database.FirstPage());
+  }
+  std::error_code error;
+  const uintmax_t bytes = fs::file_size(image, error);
+  if (error) return FileError("look at", image, error);
+  const uintmax_t pages = (bytes + page.size() - 1) / page.size();
+  SHARDMESH_RETURN_IF_ERROR(ResizeFile(image, pages * page.size()));
+  for (size_t i = 0; i < 4; ++i) {
+    page[kPagesOffset + i] = static_cast<char>(pages >> (24 - 8 * i) & 0xff);
+  }
+  std::fill_n(page.begin() + kFreePagesOffset, 8, '\0');
+  return WriteStart(image, page);
+}
+
+// Opens a database so that all that can be read of it, is. Where neither SQLite can read its log
+// nor its first page, that is an image of it, in one file. Without `writes` it stays as it is.
+absl::StatusOr<Opened> OpenToCheck(const std::string& path, const std::string& image, bool writes) {
+  Opened opened;
+  SHARDMESH_ASSIGN_OR_RETURN(const WalFile log, WalFile::Read(LogOf(path)));
+  opened.log = log.damage();
+  opened.is_log_whole = log.is_whole();
+  if (opened.log.ok()) {
+    opened.log = CheckHasLog(path);
+    if (!opened.log.ok() && !absl::IsDataLoss(opened.log)) return opened.log;
+    opened.is_log_whole = opened.log.ok();
+  }
+  const auto open = [&](const std::string& file) -> absl::Status {
+    opened.database = std::make_unique<Database>(file);
+    SHARDMESH_RETURN_IF_ERROR(opened.database->Open());
+    SHARDMESH_RETURN_IF_ERROR(opened.database->KeepLog(fs::exists(LogOf(file))));
+    SHARDMESH_RETURN_IF_ERROR(opened.database->Execute("PRAGMA locking_mode = EXCLUSIVE"));
+    SHARDMESH_ASSIGN_OR_RETURN(opened.schema_version, SchemaVersionOf(*opened.database));
+    opened.pages = opened.database->CheckPages();
+    return opened.pages;
+  };
+  // A journal of an interrupted transaction is taken back by the first read.
+  const bool has_journal = !writes && HasContent(path + "-journal");
+  absl::Status status = opened.log;
+  if (status.ok() && !has_journal) {
+    status = open(path);
+    // Damaged pages are looked for in the database's one file.
+    if (status.ok() || (absl::IsDataLoss(opened.pages) && (writes || !HasContent(LogOf(path))))) {
+      return opened;
+    }
+    // An error of reading tells nothing of what is there.
+    if (!absl::IsDataLoss(status)) return status;
+  }
+  opened.database.reset();
+  opened.pages = absl::OkStatus();
+  opened.is_image = true;
+  SHARDMESH_RETURN_IF_ERROR(WriteImage(path, log, image));
+  status = open(image);
+  if (absl::IsDataLoss(status) && opened.pages.ok()) {
+    opened.database.reset();
+    SHARDMESH_RETURN_IF_ERROR(MendFirstPage(image));
+    const absl::Status mended = open(image);
+    opened.are_pages_whole = mended.ok();
+    if (mended.ok()) opened.pages = status;  // it is written anew all the same
+    status = mended;
+  }
+  if (!status.ok() && !absl::IsDataLoss(status)) return status;
+  if (!status.ok() && opened.pages.ok()) return TooDamaged(path);
+  return opened;
+}
+
+// The cluster of which these rows are; nullopt if none of them tells.
+std::optional<ClusterRecord> ClusterOf(const std::vector<StoredRow>& rows) {
+  std::optional<ClusterRecord> cluster;
+  for (const StoredRow& row : rows) {
+    if (row.key != kClusterKey || row.value == nullptr) continue;
+    if (const auto decoded = DecodeCluster(row.key, *row.value); decoded.ok()) cluster = *decoded;
+  }
+  return cluster;
+}
+
+// What a database of which not all can be read tells of how far it had come.
+struct Extent {
+  std::optional<ClusterRecord> cluster;
+  Revision newest = 0;
+};
+
+Extent ExtentOf(const std::string& path) {
+  Extent extent;
+  Database database(path);
+  // As far as SQLite can read it, whatever its log is like.
+  if (!database.Open().ok() || !database.KeepLog(true).ok() ||
+      !database.Execute("PRAGMA locking_mode = EXCLUSIVE").ok()) {
+    return extent;
+  }
+  const absl::StatusOr<int64_t> version = SchemaVersionOf(database);
+  if (!version.ok() || *version < kFirstChecked) return extent;
+  if (const auto bounds = ReadBounds(database); bounds.ok()) extent.newest = bounds->newest;
+  const absl::StatusOr<Salvaged> salvaged = Salvage(database);
+  if (!salvaged.ok()) return extent;
+  extent.cluster = ClusterOf(salvaged->rows);
+  for (const StoredRow& row : salvaged->rows) {
+    extent.newest = std::max(extent.newest, PositionOf(row.row_id).revision);
+  }
+  return extent;
+}
+
+// Rows to write where records are set aside, for what the others tell of them. What has a revision
+// beyond the newest one has none to go by.
+std::vector<StoredRow> ReplacementsOf(const Salvaged& salvaged, Revision newest) {
+  std::map<std::string_view, int64_t> last;  // of each key that can be read, its newest row
+  std::map<std::string, int64_t> chunks;     // of each manifest, by its key
+  bool has_manifests = false;
+  for (const StoredRow& row : salvaged.rows) {
+    last[row.key] = row.row_id;
+    if (row.key.compare(0, kManifestPrefix.size(), kManifestPrefix) != 0) continue;
+    has_manifests = true;
+    const size_t slash = row.key.rfind('/');
+    if (row.value != nullptr && slash >= kManifestPrefix.size()) ++chunks[row.key.substr(0, slash)];
+  }
+  std::set<std::string> incomplete;  // manifests
+  for (const UnreadableRecord& record : salvaged.unreadable) {
+    incomplete.insert(record.key.substr(0, record.key.rfind('/')));
+  }
+  std::vector<StoredRow> replacements;
+  const auto replace = [&](const UnreadableRecord& record, std::string value) {
+    replacements.push_back({.row_id = record.row_id,
+                            .key = record.key,
+                            .value = std::make_shared<const std::string>(std::move(value)),
+                            .why = {}});
+  };
+  for (const UnreadableRecord& record : salvaged.unreadable) {
+    const Revision revision = PositionOf(record.row_id).revision;
+    if (revision < 1 || revision > newest || record.lost_key_crc.has_value()) continue;
+    if (const auto readable = last.find(record.key);
+        readable != last.end() && readable->second > record.row_id) {
+      continue;
+    }
+    if (has_manifests && record.key.compare(0, kNamePrefix.size(), kNamePrefix) == 0) {
+      // Where a manifest has the name too, what it was there must not pass for what it is.
+      replace(record, EncodeName(""));
+    } else if (const auto found = chunks.find(record.key);
+               found != chunks.end() && incomplete.count(record.key) == 0 &&
+               last.count(StrCat(record.key, "/", absl::Dec(found->second - 1, absl::kZeroPad6))) >
+                   0) {
+      // A manifest's record is written when all of its chunks are there.
+      replace(record, EncodeManifest(found->second));
+    }
+  }
+  return replacements;
+}
+
+// What was given for what a state has lost.
+struct Given {
+  std::optional<ClusterRecord> cluster;
+  std::vector<Put> meshes;
+};
+
+// What a state says that has lost records, as of its newest revision: that arrays without a name
+// may have had one among them, and what was given.
+std::vector<StoredRow> RowsOfLoss(const Salvaged& salvaged, Revision newest, const Given& given) {
+  RestoredRecord restored{.digest = std::string(kUnknownSnapshot), .may_lack_names = true};
+  EventPosition next{.revision = newest};  // behind what its commit holds
+  const auto go_behind = [&](int64_t row_id) {
+    const EventPosition position = PositionOf(row_id);
+    if (position.revision == newest) next.place = std::max(next.place, position.place + 1);
+  };
+  for (const StoredRow& row : salvaged.rows) {
+    if (row.key != kRestoredKey) {
+      go_behind(row.row_id);
+      continue;
+    }
+    if (row.value == nullptr) continue;
+    if (const auto before = DecodeRestored(row.key, *row.value); before.ok()) {
+      restored.digest = before->digest;
+    }
+  }
+  for (const UnreadableRecord& record : salvaged.unreadable) go_behind(record.row_id);
+  std::vector<StoredRow> rows;
+  const auto add = [&](std::string_view key, std::string value) {
+    rows.push_back({.row_id = RowId(next),
+                    .key = std::string(key),
+                    .value = std::make_shared<const std::string>(std::move(value)),
+                    .why = {}});
+    ++next.place;
+  };
+  add(kRestoredKey, EncodeRestored(restored));
+  if (given.cluster.has_value()) add(kClusterKey, EncodeCluster(*given.cluster));
+  for (const Put& mesh : given.meshes) add(mesh.key, mesh.value);
+  return rows;
+}
+
+// The newest unreadable record of each key that is known: what is older must not pass for what is
+// current.
+std::map<std::string_view, const UnreadableRecord*> NewestUnreadable(const Salvaged& salvaged) {
+  std::map<std::string_view, const UnreadableRecord*> newest;
+  for (const UnreadableRecord& record : salvaged.unreadable) {
+    if (record.lost_key_crc.has_value()) continue;
+    const UnreadableRecord*& of_key = newest[record.key];
+    if (of_key == nullptr || of_key->row_id < record.row_id) of_key = &record;
+  }
+  return newest;
+}
+
+// What is current as far as it can be read.
+std::map<std::string_view, const StoredRow*> CurrentRows(const Salvaged& salvaged) {
+  const auto unreadable = NewestUnreadable(salvaged);
+  std::map<std::string_view, const StoredRow*> current;
+  for (const StoredRow& row : salvaged.rows) {
+    const auto found = unreadable.find(row.key);
+    const bool is_lost = found != unreadable.end() && found->second->row_id > row.row_id;
+    if (is_lost || row.value == nullptr) {
+      current.erase(row.key);
+    } else {
+      current[row.key] = &row;
+    }
+  }
+  return current;
+}
+
+bool IsDefinition(std::string_view key) {
+  return std::any_of(
+      std::begin(kDefinitionPrefixes), std::end(kDefinitionPrefixes),
+      [&](std::string_view prefix) { return absl::StartsWith(ToAbsl(key), ToAbsl(prefix)); });
+}
+
+// A manifest's record, not a chunk's.
+bool IsManifest(std::string_view key) {
+  return absl::StartsWith(ToAbsl(key), ToAbsl(kManifestPrefix)) &&
+         key.find('/', kManifestPrefix.size()) == std::string_view::npos;
+}
+
+// Of a database with damaged pages. What came behind all that is lost is certain.
+std::vector<FormerRecord> FindFormer(const Salvaged& salvaged) {
+  const int64_t lost_to = salvaged.lost.empty() ? kLastRow : salvaged.lost.back().last;
+  std::vector<FormerRecord> former;
+  for (const auto& [key, row] : CurrentRows(salvaged)) {
+    if (row->row_id > lost_to || !(IsDefinition(key) || IsManifest(key))) continue;
+    FormerRecord record{.key = std::string(key), .revision = PositionOf(row->row_id).revision};
+    if (IsDefinition(key)) {
+      const auto outline = DecodeDefinitionOutline(key, *row->value);
+      if (!outline.ok()) continue;  // no coordinator serves it
+      record.version = outline->version;
+    }
+    former.push_back(std::move(record));
+  }
+  return former;
+}
+
+std::vector<LostRanks> FindLostRanks(const Salvaged& salvaged) {
+  const auto current = CurrentRows(salvaged);
+  struct Arrays {
+    Mesh mesh;
+    std::set<std::string> ids;
+  };
+  std::map<std::string, Arrays> arrays;  // by mesh
+  const auto add = [&](const Array& array) {
+    const ArrayDescriptor& descriptor = array.definition.descriptor;
+    Arrays& on_mesh = arrays[descriptor.mesh_id];
+    on_mesh.mesh = descriptor.mesh;
+    on_mesh.ids.insert(descriptor.array_id);
+  };
+  for (const auto& [key, row] : current) {
+    if (absl::StartsWith(ToAbsl(key), ToAbsl(kArrayPrefix))) {
+      if (const auto array = DecodeArray(key, *row->value); array.ok()) add(*array);
+    } else if (absl::StartsWith(ToAbsl(key), ToAbsl(kManifestPrefix)) && !IsManifest(key)) {
+      const auto entries = DecodeManifestChunk(key, *row->value);
+      if (!entries.ok()) continue;
+      for (const ManifestEntry& entry : *entries) add(*entry.array);
+    }
+  }
+  std::vector<LostRanks> lost;
+  for (const auto& [mesh_id, on_mesh] : arrays) {
+    const auto mesh = current.find(StrCat(kMeshPrefix, mesh_id));
+    if (mesh != current.end()) {
+      const auto outline = DecodeDefinitionOutline(mesh->first, *mesh->second->value);
+      if (outline.ok() && outline->has_ranks) continue;
+    }
+    lost.push_back({.mesh_id = mesh_id, .mesh = on_mesh.mesh, .arrays = std::ssize(on_mesh.ids)});
+  }
+  return lost;
+}
+
+// The definitions of meshes whose ranks are lost, with those that are given.
+absl::StatusOr<std::vector<Put>> WithGivenRanks(const Salvaged& salvaged, const GivenRanks& ranks,
+                                                std::vector<LostRanks>* lost) {
+  for (const auto& [mesh_id, workers] : ranks) {
+    if (std::none_of(lost->begin(), lost->end(),
+                     [&](const LostRanks& each) { return each.mesh_id == mesh_id; })) {
+      return StoreError(absl::StatusCode::kInvalidArgument,
+                        StrCat("the ranks of mesh \"", mesh_id,
+                               "\" are not lost, or no array lies on it; leave it out"));
+    }
+  }
+  const auto current = CurrentRows(salvaged);
+  std::vector<Put> definitions;
+  std::vector<LostRanks> left;
+  for (LostRanks& each : *lost) {
+    const auto given = ranks.find(each.mesh_id);
+    if (given == ranks.end()) {
+      return WithReason(
+          absl::FailedPreconditionError(StrCat(
+              "which workers serve the ", each.mesh.size(), " ranks of mesh \"", each.mesh_id,
+              "\" is lost, and ", each.arrays, " arrays lie on it; name the workers in the ",
+              "order of their ranks, --ranks=", each.mesh_id,
+              "=WORKER,WORKER..., or none, --ranks=", each.mesh_id,
+              "=, if the first that attach shall get them")),
+          Reason::kMissingArgument);
+    }
+    if (given->second.empty()) {
+      left.push_back(std::move(each));
+      continue;
+    }
+    const std::string key = StrCat(kMeshPrefix, each.mesh_id);
+    const auto found = current.find(key);
+    const std::string* before = found == current.end() ? nullptr : found->second->value.get();
+    int64_t version = kSkippedVersions;
+    if (before != nullptr) {
+      if (const auto outline = DecodeDefinitionOutline(key, *before); outline.ok()) {
+        version += outline->version;
+      } else {
+        before = nullptr;
+      }
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(
+        std::string value, WithRanks(key, before, each.mesh, given->second, version, absl::Now()));
+    definitions.push_back({key, std::move(value)});
+  }
+  if (definitions.size() > kMostGivenRanks) {
+    return StoreError(absl::StatusCode::kInvalidArgument,
+                      StrCat("ranks of ", definitions.size(), " meshes are given; at most ",
+                             kMostGivenRanks, " can be, give none to the others"));
+  }
+  *lost = std::move(left);
+  return definitions;
+}
+
+// Row ids of definitions' former values behind which a version is missing. A former value's version
+// is told by its place: each is one less than that of the next.
+std::set<int64_t> FindBrokenHistory(const Salvaged& salvaged) {
+  constexpr int64_t kAny = 0;
+  constexpr int64_t kNone = -1;
+  std::map<std::string_view, int64_t> expected;  // of the next older row
+  std::set<int64_t> broken;
+  for (auto row = salvaged.rows.rbegin(); row != salvaged.rows.rend(); ++row) {
+    if (!IsDefinition(row->key)) continue;
+    int64_t& version = expected.emplace(row->key, kAny).first->second;
+    if (row->value == nullptr) {
+      version = kAny;
+      continue;
+    }
+    const auto outline = DecodeDefinitionOutline(row->key, *row->value);
+    if (!outline.ok()) continue;
+    if (version == kAny || version == outline->version) {
+      version = outline->version > 1 ? outline->version - 1 : kNone;
+    } else {
+      broken.insert(row->row_id);
+      version = kNone;
+    }
+  }
+  return broken;
+}
+
+// The cluster that a snapshot is of, at a term behind all that there can have been since.
+absl::StatusOr<ClusterRecord> ClusterOfSnapshot(const std::string& folder,
+                                                const std::string& file) {
+  SHARDMESH_RETURN_IF_ERROR(CheckMayBeSnapshot(file));
+  const std::string copy = folder + "/restoring";
+  const absl::Cleanup remove = [&copy] { RemoveDatabase(copy).IgnoreError(); };
+  SHARDMESH_RETURN_IF_ERROR(CopyDatabase(folder, file, copy));
+  SHARDMESH_ASSIGN_OR_RETURN(const StoredState snapshot, ReadSnapshot(copy, file));
+  SHARDMESH_ASSIGN_OR_RETURN(ClusterRecord cluster, ClusterOf(snapshot.index));
+  SHARDMESH_ASSIGN_OR_RETURN(const int64_t restores, CountReplaced(folder));
+  // The state that lacks its cluster, and those before it, may each be of this snapshot.
+  cluster.term += (2 + restores) * kSkippedTerms;
+  SHARDMESH_RETURN_IF_ERROR(CheckTerm(cluster.term));
+  return cluster;
+}
+
+absl::Status Insert(Database& database, const Database::Statement& insert, const StoredRow& row) {
+  return InsertRecord(database, insert, row.row_id, row.key, row.value.get());
+}
+
+// Moves unreadable records, and what their keys were before, to the table `set_aside`.
+absl::Status MoveAside(Database& database, const Salvaged& salvaged) {
+  SHARDMESH_ASSIGN_OR_RETURN(
+      const auto move,
+      database.Prepare("INSERT INTO set_aside SELECT position, CAST(key AS BLOB), value, crc, ?2 "
+                       "FROM event WHERE position = ?1"));
+  SHARDMESH_ASSIGN_OR_RETURN(const auto erase,
+                             database.Prepare("DELETE FROM event WHERE position = ?1"));
+  const auto move_row = [&](int64_t row_id, std::string_view why) -> absl::Status {
+    move.BindNumber(1, row_id);
+    move.BindText(2, why);
+    SHARDMESH_RETURN_IF_ERROR(database.Run(move));
+    erase.BindNumber(1, row_id);
+    return database.Run(erase);
+  };
+  for (const UnreadableRecord& record : salvaged.unreadable) {
+    SHARDMESH_RETURN_IF_ERROR(move_row(record.row_id, record.why));
+  }
+  const auto lost = NewestUnreadable(salvaged);
+  for (const StoredRow& row : salvaged.rows) {
+    const auto found = lost.find(row.key);
+    if (found == lost.end() || row.row_id > found->second->row_id) continue;
+    SHARDMESH_RETURN_IF_ERROR(move_row(row.row_id, found->second->why));
+  }
+  return absl::OkStatus();
+}
+
+// `bounds` is behind the skipped revisions. The first of those are what definitions get that are
+// written anew.
+absl::Status WriteSalvaged(const std::string& path, const Salvaged& salvaged,
+                           const std::vector<FormerRecord>& former, const StoredBounds& bounds,
+                           const Given& given) {
+  Database database(path);
+  SHARDMESH_RETURN_IF_ERROR(database.Open());
+  SHARDMESH_RETURN_IF_ERROR(PrepareSchema(database));
+  SHARDMESH_ASSIGN_OR_RETURN(const auto insert, database.Prepare(kInsertRecord));
+  return database.InTransaction([&]() -> absl::Status {
+    const auto lost = NewestUnreadable(salvaged);
+    const auto current = CurrentRows(salvaged);
+    const std::set<int64_t> broken = FindBrokenHistory(salvaged);
+    std::set<std::string_view> rewritten = {kRestoredKey};
+    if (given.cluster.has_value()) rewritten.insert(kClusterKey);
+    for (const Put& mesh : given.meshes) rewritten.insert(mesh.key);
+    Revision revision = bounds.newest - kSkippedRevisions;
+    for (const FormerRecord& record : former) {
+      if (!IsDefinition(record.key) || !rewritten.insert(record.key).second) continue;
+      SHARDMESH_ASSIGN_OR_RETURN(const std::string value,
+                                 WithDefinitionVersion(record.key, *current.at(record.key)->value,
+                                                       record.version + kSkippedVersions));
+      SHARDMESH_RETURN_IF_ERROR(
+          InsertRecord(database, insert, RowId({.revision = ++revision}), record.key, &value));
+    }
+    for (const StoredRow& row : salvaged.rows) {
+      if (const auto found = lost.find(row.key);
+          (found != lost.end() && row.row_id < found->second->row_id) ||
+          broken.count(row.row_id) > 0 || rewritten.count(row.key) > 0) {
+        continue;
+      }
+      SHARDMESH_RETURN_IF_ERROR(Insert(database, insert, row));
+    }
+    for (const StoredRow& row : ReplacementsOf(salvaged, bounds.newest)) {
+      SHARDMESH_RETURN_IF_ERROR(Insert(database, insert, row));
+    }
+    for (const StoredRow& row : RowsOfLoss(salvaged, bounds.newest, given)) {
+      SHARDMESH_RETURN_IF_ERROR(Insert(database, insert, row));
+    }
+    return WriteBounds(database, bounds);
+  });
+}
+
+}  // namespace
+
+absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::string& file) {
+  SHARDMESH_RETURN_IF_ERROR(CheckMayBeSnapshot(file));
+  // The digest is that of the file with its log in it: as it is once somebody has opened it.
+  const bool has_log = HasLog(file);
+  std::string digest;
+  if (!has_log) {
+    SHARDMESH_ASSIGN_OR_RETURN(digest, DigestOfFile(file));
+  }
+  SHARDMESH_RETURN_IF_ERROR(MakeDataFolder(folder));
+  SHARDMESH_ASSIGN_OR_RETURN(const FolderLock lock, FolderLock::Take(folder));
+  SHARDMESH_RETURN_IF_ERROR(FinishReplacement(folder));
+  const std::string copy = folder + "/restoring";
+  const absl::Cleanup remove = [&copy] { RemoveDatabase(copy).IgnoreError(); };
+  if (has_log) {
+    SHARDMESH_RETURN_IF_ERROR(CopyDatabase(folder, file, copy));
+    SHARDMESH_ASSIGN_OR_RETURN(digest, DigestOfFile(copy));
+  }
+  Restored restored;
+  const std::string again = StrCat(folder, "/", kRestoreAgain);
+  const bool is_asked_again = fs::exists(again);
+  if (!is_asked_again) {
+    const absl::StatusOr<std::optional<std::string>> last = RestoredFrom(folder);
+    // A newer schema is refused even with `restore-again`.
+    if (ReasonOf(last.status()) == Reason::kSchemaMismatch) return last.status();
+    if (!last.ok()) {
+      return StoreError(
+          absl::StatusCode::kFailedPrecondition,
+          StrCat("cannot tell of which snapshot the state in ", folder,
+                 " was made: ", last.status().message(), "; to go on with that state, start ",
+                 "without --restore; to put the snapshot in its place, put an empty file `",
+                 kRestoreAgain, "` into the folder"));
+    }
+    if (*last == digest) {
+      restored.was_done_before = true;
+      return restored;
+    }
+  }
+
+  if (!has_log) {
+    SHARDMESH_RETURN_IF_ERROR(CopyDatabase(folder, file, copy));
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const StoredState snapshot, ReadSnapshot(copy, file));
+  if (!snapshot.unreadable.empty()) {
+    return StoreError(
+        absl::StatusCode::kDataLoss,
+        StrCat("the snapshot ", file, " is damaged: ", snapshot.unreadable.size(),
+               " records cannot be read, the first is \"", snapshot.unreadable.front().key, "\""));
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(ClusterRecord cluster, ClusterOf(snapshot.index));
+  restored.term = cluster.term;
+  restored.revision = snapshot.index.newest();
+  Revision newest = snapshot.index.newest();
+  bool is_known = false;  // how far the state before had come
+  if (fs::exists(DatabasePath(folder))) {
+    std::optional<ClusterRecord> replaced;
+    const absl::StatusOr<StoredState> before = ReadDatabase(DatabasePath(folder));
+    // One of a newer schema is not damaged: what it holds would be lost.
+    if (ReasonOf(before.status()) == Reason::kSchemaMismatch) return before.status();
+    // Nor is one that the disk does not give.
+    if (absl::IsInternal(before.status()) && !is_asked_again) {
+      return StoreError(absl::StatusCode::kInternal,
+                        StrCat("cannot read the state in ", folder,
+                               ", which the snapshot would replace: ", before.status().message(),
+                               "; try again, or put an empty file `", kRestoreAgain,
+                               "` into the folder to replace it unread"));
+    }
+    if (before.ok()) {
+      if (auto found = ClusterOf(before->index); found.ok()) replaced = *std::move(found);
+      newest = std::max(newest, before->index.newest());
+      // Of what was in a log that is lost nobody knows.
+      is_known = replaced.has_value() && CheckHasLog(DatabasePath(folder)).ok();
+      CompareStates(before->index, snapshot.index, &restored);
+    } else {
+      restored.unread = before.status();
+      Extent extent = ExtentOf(DatabasePath(folder));
+      replaced = std::move(extent.cluster);
+      newest = std::max(newest, extent.newest);
+    }
+    if (replaced.has_value() && replaced->cluster_id != cluster.cluster_id) {
+      return StoreError(
+          absl::StatusCode::kFailedPrecondition,
+          StrCat("the snapshot ", file, " is of cluster ", cluster.cluster_id, ", the data folder ",
+                 folder, " of cluster ", replaced->cluster_id, "; use another data folder"));
+    }
+    if (replaced.has_value()) cluster.term = std::max(cluster.term, replaced->term);
+  }
+  if (!is_known) {
+    // The state before, and those before it, may each be of this snapshot, and have skipped as
+    // much.
+    SHARDMESH_ASSIGN_OR_RETURN(int64_t restores, CountReplaced(folder));
+    if (fs::exists(DatabasePath(folder))) ++restores;
+    cluster.term += restores * kSkippedTerms;
+    newest += restores * kSkippedRevisions;
+  }
+  cluster.term += kSkippedTerms;
+  SHARDMESH_RETURN_IF_ERROR(CheckTerm(cluster.term));
+  SHARDMESH_RETURN_IF_ERROR(Skip(copy, cluster, newest, digest));
+  SHARDMESH_ASSIGN_OR_RETURN(restored.replaced, ReplaceDatabase(folder, copy, "replaced.db"));
+  std::error_code error;
+  fs::remove(again, error);
+  if (error) return FileError("remove", again, error);
+  SHARDMESH_RETURN_IF_ERROR(SyncFolder(folder));
+  return restored;
+}
+
+absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_aside,
+                                           const std::string& cluster_of, const GivenRanks& ranks) {
+  std::error_code error;
+  // Not even a lock is left in a folder that is none of a coordinator.
+  SHARDMESH_ASSIGN_OR_RETURN(std::string next, NextDatabase(folder));
+  if (next.empty() && !fs::exists(DatabasePath(folder), error)) {
+    if (error) return FileError("look for", DatabasePath(folder), error);
+    if (fs::is_directory(folder, error)) SHARDMESH_RETURN_IF_ERROR(CheckHasState(folder));
+    return StoreError(absl::StatusCode::kNotFound, NoDatabase(folder));
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const FolderLock lock,
+                             set_aside ? FolderLock::Take(folder) : FolderLock::TakeToRead(folder));
+  if (set_aside) {
+    SHARDMESH_RETURN_IF_ERROR(FinishReplacement(folder));
+    next.clear();
+  }
+  if (next.empty()) SHARDMESH_RETURN_IF_ERROR(CheckHasState(folder));
+  StoreCheck check;
+  // Removed at the next start where this process cannot.
+  const std::string image = StrCat(folder, "/", kSnapshotPrefix, "check-", getpid());
+  const absl::Cleanup remove_image = [&image] { RemoveDatabase(image).IgnoreError(); };
+  SHARDMESH_ASSIGN_OR_RETURN(
+      Opened opened, OpenToCheck(next.empty() ? DatabasePath(folder) : next, image, set_aside));
+  auto& database = opened.database;
+  check.schema_version = opened.schema_version;
+  check.log = opened.log;
+  check.pages = opened.pages;
+  if (check.is_empty()) {  // nothing was ever written into it
+    SHARDMESH_RETURN_IF_ERROR(CheckIsNew(folder));
+    if (!check.log.ok()) return TooDamaged(DatabasePath(folder));
+    return check;
+  }
+  const absl::StatusOr<StoredBounds> read = ReadBounds(*database);
+  if (!read.ok() && !absl::IsDataLoss(read.status())) return read.status();
+  check.bounds = read.status();
+  absl::StatusOr<Salvaged> found = Salvage(*database);
+  if (absl::IsDataLoss(found.status())) {
+    return TooDamaged(DatabasePath(folder));
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(Salvaged salvaged, std::move(found));
+  if (!check.pages.ok() && salvaged.rows.empty()) {
+    return TooDamaged(DatabasePath(folder));
+  }
+  if (!salvaged.lost.empty() && check.pages.ok()) {
+    check.pages = StoreError(absl::StatusCode::kDataLoss, salvaged.lost.front().why);
+  }
+  check.lost = salvaged.lost;
+  // Without checksums there is nothing that could tell a record that is not as it was.
+  if (check.schema_version < kFirstChecked) SHARDMESH_RETURN_IF_ERROR(check.pages);
+  KeyFinder finder(&salvaged.unreadable);
+  for (const StoredRow& row : salvaged.rows) finder.Find(row.key);
+  check.records = static_cast<int64_t>(salvaged.rows.size());
+  check.unreadable = salvaged.unreadable;
+  // Where nothing that was found explains the damage, rows may have gone without a trace.
+  const bool is_explained = opened.is_log_whole && (!salvaged.unreadable.empty() ||
+                                                    !check.bounds.ok() || opened.are_pages_whole);
+  const bool is_rewritten = !check.pages.ok() || !opened.is_log_whole;
+  if (is_rewritten && (!salvaged.lost.empty() || !is_explained)) {
+    check.former = FindFormer(salvaged);
+  }
+  if (!check.is_sound()) check.lost_ranks = FindLostRanks(salvaged);
+  StoredBounds bounds = read.value_or(StoredBounds());
+  for (const StoredRow& row : salvaged.rows) {
+    bounds.newest = std::max(bounds.newest, PositionOf(row.row_id).revision);
+  }
+  for (const UnreadableRecord& record : salvaged.unreadable) {
+    bounds.newest = NewestWith(bounds.newest, record.row_id);
+  }
+  // What was compacted is not known any more: then nothing before now can be watched.
+  if (!read.ok()) bounds.compacted = bounds.newest;
+  check.compacted = bounds.compacted;
+  check.newest = bounds.newest;
+  check.lacks_cluster = bounds.newest > 0 && !ClusterOf(salvaged.rows).has_value();
+  const bool takes_cluster = check.lacks_cluster && !cluster_of.empty();
+  if (const auto own = ClusterOf(salvaged.rows);
+      set_aside && !cluster_of.empty() && own.has_value()) {
+    return absl::InvalidArgumentError(StrCat("the record of the cluster can be read: it is ",
+                                             own->cluster_id, ", and nothing is taken from ",
+                                             cluster_of, "; leave the snapshot out"));
+  }
+  if (set_aside && !ranks.empty() && check.is_sound() && !check.lacks_cluster) {
+    return absl::InvalidArgumentError(
+        StrCat("all of the state is as it was written, so the ranks of mesh \"",
+               ranks.begin()->first, "\" are not given anew; leave them out"));
+  }
+  if (!set_aside || (check.is_sound() && !takes_cluster)) return check;
+  Given given;
+  SHARDMESH_ASSIGN_OR_RETURN(given.meshes, WithGivenRanks(salvaged, ranks, &check.lost_ranks));
+  if (takes_cluster) {
+    SHARDMESH_ASSIGN_OR_RETURN(given.cluster, ClusterOfSnapshot(folder, cluster_of));
+    check.lacks_cluster = false;
+    check.taken_cluster_id = given.cluster->cluster_id;
+  }
+
+  if (!opened.is_log_whole && !given.cluster.has_value()) {
+    // The begin of the newest term may be among what is lost.
+    given.cluster = ClusterOf(salvaged.rows);
+    if (given.cluster.has_value()) {
+      given.cluster->term += kSkippedTerms;
+      SHARDMESH_RETURN_IF_ERROR(CheckTerm(given.cluster->term));
+    }
+  }
+
+  if (!is_rewritten) {
+    SHARDMESH_RETURN_IF_ERROR(PrepareSchema(*database));
+    const absl::Status moved = database->InTransaction([&]() -> absl::Status {
+      SHARDMESH_ASSIGN_OR_RETURN(const auto insert, database->Prepare(kInsertRecord));
+      SHARDMESH_ASSIGN_OR_RETURN(const auto forget,
+                                 database->Prepare("DELETE FROM event WHERE key = ?1"));
+      SHARDMESH_RETURN_IF_ERROR(MoveAside(*database, salvaged));
+      if (!check.unreadable.empty() || given.cluster.has_value() || !given.meshes.empty()) {
+        for (const StoredRow& row : ReplacementsOf(salvaged, bounds.newest)) {
+          SHARDMESH_RETURN_IF_ERROR(Insert(*database, insert, row));
+        }
+        for (const StoredRow& row : RowsOfLoss(salvaged, bounds.newest, given)) {
+          forget.BindText(1, row.key);
+          SHARDMESH_RETURN_IF_ERROR(database->Run(forget));
+          SHARDMESH_RETURN_IF_ERROR(Insert(*database, insert, row));
+        }
+      }
+      return WriteBounds(*database, bounds);
+    });
+    SHARDMESH_RETURN_IF_ERROR(moved);
+    SHARDMESH_RETURN_IF_ERROR(database->Checkpoint());
+    // All else first: the page that says it is the first that is copied.
+    SHARDMESH_RETURN_IF_ERROR(
+        database->InTransaction([&] { return SetNeedsLog(*database, false); }));
+    SHARDMESH_RETURN_IF_ERROR(database->Checkpoint());
+    if (opened.is_image) {
+      database.reset();
+      SHARDMESH_RETURN_IF_ERROR(SyncFile(image));
+      SHARDMESH_ASSIGN_OR_RETURN(check.replaced, ReplaceDatabase(folder, image, "damaged.db"));
+    }
+    return check;
+  }
+  // The newest commits may have been on the pages that are lost: their revisions do not come again.
+  bounds.newest += kSkippedRevisions;
+  bounds.compacted = check.compacted = check.newest = bounds.newest;
+  const std::string salvage = folder + "/salvaged";
+  SHARDMESH_RETURN_IF_ERROR(RemoveDatabase(salvage));
+  const absl::Cleanup remove = [&salvage] { RemoveDatabase(salvage).IgnoreError(); };
+  SHARDMESH_RETURN_IF_ERROR(WriteSalvaged(salvage, salvaged, check.former, bounds, given));
+  database.reset();
+  SHARDMESH_ASSIGN_OR_RETURN(check.replaced, ReplaceDatabase(folder, salvage, "damaged.db"));
+  return check;
+}
+
+}  // namespace shardmesh::server

@@ -1,0 +1,44 @@
+// The tensors of a model as the catalog keeps them: taken apart once, for all questions that name
+// them.
+#ifndef SHARDMESH_SERVER_STATE_STORED_TREE_H_
+#define SHARDMESH_SERVER_STATE_STORED_TREE_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "rpc/codec/tree_decoder.h"
+#include "shardmesh/v1/tree.pb.h"
+
+namespace shardmesh::server {
+
+// Immutable, hence safe to share between threads.
+class StoredTree {
+ public:
+  // INVALID_ARGUMENT names the field of the message, such as `tensors.name_sizes[7]`: the errors of
+  // TreeDecoder and CheckStoredTreeSize, a tensor listed twice, and LIMIT_EXCEEDED for elements or
+  // bytes that together exceed 63 bits. What the message says beside tensors is not read.
+  static absl::StatusOr<std::shared_ptr<const StoredTree>> Create(v1::StoredTree from);
+
+  // In the order given; valid as long as this tree.
+  absl::Span<const rpc::TreeTensor> tensors() const { return tensors_; }
+
+  // All but the tensors, for lists.
+  void EncodeSummary(v1::StoredTree* to) const;
+
+ private:
+  StoredTree() = default;
+
+  absl::Status Take(v1::StoredTree from);
+
+  v1::TreeTensors columns_;  // what the tensors view into
+  rpc::TreeDecoder decoder_;
+  absl::Span<const rpc::TreeTensor> tensors_;
+  int64_t parameters_ = 0;
+  int64_t bytes_ = 0;
+};
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_STATE_STORED_TREE_H_

@@ -1,0 +1,657 @@
+// Admission, reports, and the one end of each piece of work.
+#include "server/steps/sequencer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "process/failpoint.h"
+#include "rpc/codec/status.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+
+namespace shardmesh::server {
+namespace {
+
+// What C++23's erase does for keys of another type.
+template <typename Container>
+void EraseKey(Container& container, std::string_view key) {
+  if (const auto found = container.find(key); found != container.end()) container.erase(found);
+}
+
+// Steps explained on one occasion, under the lock.
+constexpr int64_t kMaxExplanations = 16;
+
+std::string Name(const Participant& participant) {
+  return StrCat("rank ", participant.rank, " (", participant.identity, ")");
+}
+
+std::string Name(const WorkRef& ref) {
+  if (!ref.transfer_id.empty()) return StrCat("transfer ", ref.transfer_id, " (", ref.op, ")");
+  return ref.sequence == 0 ? StrCat("a waiting step (", ref.op, ")")
+                           : StrCat("step ", ref.sequence, " (", ref.op, ")");
+}
+
+// The error of one rank as everybody hears it: its code and reason, with who and where. A rank
+// that reports another one's failure is named as who reported it.
+absl::Status Attribute(const absl::Status& error, const WorkRef& ref,
+                       const Participant& participant) {
+  absl::Status named(
+      error.code(),
+      ref.blamed_by.has_value()
+          ? StrCat(Name(ref), " failed: ", error.message(), ", as ", Name(participant), " reports")
+          : StrCat(Name(participant), " failed ", Name(ref), ": ", error.message()));
+  error.ForEachPayload([&named](absl::string_view type, const absl::Cord& payload) {
+    named.SetPayload(type, payload);
+  });
+  return named;
+}
+
+}  // namespace
+
+struct Sequencer::Work {
+  StepTicket ticket = 0;
+  WorkRef ref;
+  State state = State::kWaiting;
+  std::vector<std::string> reads;
+  std::vector<std::string> writes;
+  std::shared_ptr<const std::string> message;
+  absl::Duration timeout;
+  CommitHook commit;
+  WorkCallback callback;
+  std::vector<RankResult> ranks;  // in the order of ref.participants
+  std::vector<bool> done;         // likewise
+  int64_t not_done = 0;           // how many of them
+  // Likewise: where in `tiles` of the rank's result each array is.
+  std::vector<absl::flat_hash_map<std::string, size_t>> tile_index;
+  bool commit_asked = true;  // of a transfer: by CommitTransfer
+
+  std::vector<Participant> WaitingFor() const {
+    std::vector<Participant> waiting;
+    for (size_t i = 0; i < done.size(); ++i) {
+      if (!done[i]) waiting.push_back(ref.participants[i]);
+    }
+    return waiting;
+  }
+
+  WorkOutcome Outcome(absl::Status status) const {
+    return {std::move(status), ref.sequence, ranks};
+  }
+};
+
+Sequencer::Sequencer(rpc::Clock* clock, StepTransport* transport, Options options)
+    : clock_(clock),
+      transport_(transport),
+      options_(std::move(options)),
+      last_sequence_(options_.last_sequence),
+      deadline_(clock, [this] { AbortOverdue(); }) {}
+
+Sequencer::~Sequencer() {
+  {
+    absl::MutexLock lock(&mutex_);
+    draining_ = true;
+    closing_ = true;
+    AbortLive(absl::StatusCode::kCancelled, Reason::kCancelled,
+              "was cancelled: the coordinator is stopping");
+  }
+  events_.MakeCalls();
+  auto decided = [this] {
+    mutex_.AssertReaderHeld();
+    return deciding_ == 0;
+  };
+  absl::MutexLock lock(&mutex_);
+  mutex_.Await(absl::Condition(&decided));
+}
+
+absl::StatusOr<Sequencer::StepTicket> Sequencer::Submit(StepRequest request,
+                                                        WorkCallback callback) {
+  StepTicket ticket = 0;
+  {
+    absl::MutexLock lock(&mutex_);
+    SHARDMESH_RETURN_IF_ERROR(CheckParticipants(request.op, request.participants, request.timeout));
+    auto work = std::make_shared<Work>();
+    work->ref.op = std::move(request.op);
+    work->ref.mesh_id = std::move(request.mesh_id);
+    work->ref.participants = std::move(request.participants);
+    work->reads = std::move(request.reads);
+    work->writes = std::move(request.writes);
+    work->message = std::move(request.message);
+    work->timeout = request.timeout;
+    work->commit = std::move(request.commit);
+    work->callback = std::move(callback);
+    ticket = Add(std::move(work));
+    AdmitWaiting();
+  }
+  events_.MakeCalls();
+  return ticket;
+}
+
+absl::Status Sequencer::BeginTransfer(TransferRequest request, WorkCallback callback) {
+  SHARDMESH_PASSES("sequencer.begin_transfer");
+  absl::MutexLock lock(&mutex_);
+  SHARDMESH_RETURN_IF_ERROR(CheckParticipants(request.op, request.participants, request.timeout));
+  if (transfers_.contains(request.transfer_id)) {
+    return WithReason(
+        absl::AlreadyExistsError(StrCat("transfer \"", request.transfer_id, "\" is under way")),
+        Reason::kAlreadyExists);
+  }
+  auto work = std::make_shared<Work>();
+  work->ref.transfer_id = std::move(request.transfer_id);
+  work->ref.op = std::move(request.op);
+  work->ref.mesh_id = std::move(request.mesh_id);
+  work->ref.participants = std::move(request.participants);
+  work->timeout = request.timeout;
+  work->commit = std::move(request.commit);
+  work->callback = std::move(callback);
+  work->commit_asked = false;
+  transfers_[work->ref.transfer_id] = work;
+  Run(work.get());
+  Add(std::move(work));
+  return absl::OkStatus();
+}
+
+void Sequencer::Cancel(StepTicket ticket) {
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto found = live_.find(ticket);
+    if (found == live_.end() || found->second->state == State::kCommitting) return;
+    const WorkPtr work = found->second;
+    End(work, WithReason(absl::CancelledError(StrCat(Name(work->ref), " was cancelled")),
+                         Reason::kCancelled));
+    AdmitWaiting();
+  }
+  events_.MakeCalls();
+}
+
+absl::Status Sequencer::CommitTransfer(std::string_view transfer_id) {
+  SHARDMESH_PASSES("sequencer.commit_transfer");
+  {
+    absl::MutexLock lock(&mutex_);
+    SHARDMESH_ASSIGN_OR_RETURN(const WorkPtr work, FindTransfer(transfer_id));
+    work->commit_asked = true;
+    CommitIfDone(work);
+  }
+  events_.MakeCalls();
+  return absl::OkStatus();
+}
+
+absl::Status Sequencer::AbortTransfer(std::string_view transfer_id, absl::Status reason) {
+  {
+    absl::MutexLock lock(&mutex_);
+    SHARDMESH_ASSIGN_OR_RETURN(const WorkPtr work, FindTransfer(transfer_id));
+    if (work->state == State::kCommitting) {
+      return absl::FailedPreconditionError(
+          StrCat(Name(work->ref), " is committing and cannot be aborted any more"));
+    }
+    End(work, std::move(reason));
+  }
+  events_.MakeCalls();
+  return absl::OkStatus();
+}
+
+absl::Status Sequencer::ReportStep(int64_t sequence, int64_t epoch, int64_t term,
+                                   RankReport report) {
+  absl::Status status;
+  {
+    absl::MutexLock lock(&mutex_);
+    SHARDMESH_RETURN_IF_ERROR(CheckTerm(term));
+    const auto found = steps_.find(sequence);
+    if (found == steps_.end()) {
+      return WithReason(absl::NotFoundError(StrCat("step ", sequence, " has ended or never was")),
+                        Reason::kNotFound);
+    }
+    if (found->second->ref.epoch != epoch) {
+      return WithReason(
+          absl::AbortedError(StrCat("a report on step ", sequence, " of epoch ",
+                                    found->second->ref.epoch, " bears epoch ", epoch)),
+          Reason::kStaleEpoch);
+    }
+    status = Report(WorkPtr(found->second), std::move(report));
+    AdmitWaiting();
+  }
+  events_.MakeCalls();
+  return status;
+}
+
+absl::Status Sequencer::ReportTransfer(std::string_view transfer_id, int64_t term,
+                                       RankReport report) {
+  absl::Status status;
+  {
+    absl::MutexLock lock(&mutex_);
+    SHARDMESH_RETURN_IF_ERROR(CheckTerm(term));
+    SHARDMESH_ASSIGN_OR_RETURN(const WorkPtr work, FindTransfer(transfer_id));
+    status = Report(work, std::move(report));
+  }
+  events_.MakeCalls();
+  return status;
+}
+
+void Sequencer::WorkerAttached(std::string_view identity, int64_t epoch) {
+  {
+    absl::MutexLock lock(&mutex_);
+    epoch_ = epoch;
+    EraseKey(leaving_, identity);
+    if (!alive_.emplace(identity).second) FailIfInvolved(identity, "started anew");
+  }
+  events_.MakeCalls();
+}
+
+void Sequencer::WorkerLost(std::string_view identity, int64_t epoch, std::string_view reason) {
+  {
+    absl::MutexLock lock(&mutex_);
+    epoch_ = epoch;
+    EraseKey(leaving_, identity);
+    EraseKey(alive_, identity);
+    FailIfInvolved(identity, StrCat("was lost (", reason, ")"));
+  }
+  events_.MakeCalls();
+}
+
+void Sequencer::WorkerLeaves(std::string_view identity, absl::AnyInvocable<void() &&> idle) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (alive_.count(identity) > 0) {
+      leaving_.insert_or_assign(std::string(identity), std::move(idle));
+      TellDrained();
+    } else {
+      events_.Add(std::move(idle));
+    }
+  }
+  events_.MakeCalls();
+}
+
+void Sequencer::TellDrained() {
+  for (auto& [identity, idle] : leaving_) {
+    if (idle == nullptr) continue;
+    const bool is_needed = std::any_of(live_.begin(), live_.end(), [&](const auto& entry) {
+      const std::vector<Participant>& participants = entry.second->ref.participants;
+      return std::any_of(participants.begin(), participants.end(),
+                         [&](const Participant& one) { return one.identity == identity; });
+    });
+    if (!is_needed) events_.Add(std::exchange(idle, nullptr));
+  }
+}
+
+int64_t Sequencer::Drain(absl::Time deadline) {
+  int64_t aborted = 0;
+  {
+    absl::MutexLock lock(&mutex_);
+    draining_ = true;
+    auto nothing_is_live = [this] {
+      mutex_.AssertReaderHeld();
+      return live_.empty();
+    };
+    if (mutex_.AwaitWithDeadline(absl::Condition(&nothing_is_live), deadline)) {
+      return 0;
+    }
+    closing_ = true;
+    aborted = AbortLive(absl::StatusCode::kUnavailable, Reason::kNotServing,
+                        "was aborted: the coordinator is stopping, and its grace has ended; ask "
+                        "again when it is back");
+  }
+  events_.MakeCalls();
+  return aborted;
+}
+
+int64_t Sequencer::AbortLive(absl::StatusCode code, Reason reason, std::string_view why) {
+  int64_t aborted = 0;
+  const std::map<StepTicket, WorkPtr> live = live_;
+  for (const auto& [ticket, work] : live) {
+    if (work->state == State::kCommitting) continue;
+    End(work, WithReason(absl::Status(code, StrCat(Name(work->ref), " ", why)), reason));
+    ++aborted;
+  }
+  return aborted;
+}
+
+std::vector<Sequencer::LiveWork> Sequencer::Live() const {
+  std::vector<LiveWork> all;
+  absl::MutexLock lock(&mutex_);
+  for (const auto& [ticket, work] : live_) {
+    all.push_back({work->ref,
+                   work->state == State::kWaiting   ? "WAITING"
+                   : work->state == State::kRunning ? "RUNNING"
+                                                    : "COMMITTING",
+                   work->WaitingFor()});
+  }
+  return all;
+}
+
+Sequencer::LiveCounts Sequencer::CountSteps() const { return Count(/*transfers=*/false); }
+
+Sequencer::LiveCounts Sequencer::CountTransfers() const { return Count(/*transfers=*/true); }
+
+Sequencer::LiveCounts Sequencer::Count(bool transfers) const {
+  LiveCounts counts;
+  absl::MutexLock lock(&mutex_);
+  for (const auto& [ticket, work] : live_) {
+    if (work->ref.transfer_id.empty() == transfers) continue;
+    switch (work->state) {
+      case State::kWaiting:
+        ++counts.waiting;
+        break;
+      case State::kRunning:
+        ++counts.running;
+        break;
+      case State::kCommitting:
+        ++counts.committing;
+        break;
+    }
+  }
+  return counts;
+}
+
+int64_t Sequencer::last_sequence() const {
+  absl::MutexLock lock(&mutex_);
+  return last_sequence_;
+}
+
+absl::Status Sequencer::CheckParticipants(std::string_view op,
+                                          const std::vector<Participant>& participants,
+                                          absl::Duration timeout) const {
+  const auto bad = [](std::string message) {
+    return WithReason(absl::InvalidArgumentError(message), Reason::kBadField);
+  };
+  if (draining_) {
+    return WithReason(
+        absl::UnavailableError(StrCat(
+            "the coordinator is stopping and takes in nothing new; ask for ", op, " again soon")),
+        Reason::kNotServing);
+  }
+  if (participants.empty()) return bad(StrCat(op, " has no participants"));
+  if (timeout <= absl::ZeroDuration()) {
+    return bad(
+        StrCat(op, " has a timeout of ", absl::FormatDuration(timeout), "; it must be above 0"));
+  }
+  absl::flat_hash_set<int64_t> ranks;
+  for (const Participant& participant : participants) {
+    if (!ranks.insert(participant.rank).second) {
+      return bad(StrCat(op, " has rank ", participant.rank, " twice"));
+    }
+    if (alive_.count(participant.identity) == 0) {
+      return WithReason(absl::UnavailableError(StrCat(op, " needs ", Name(participant),
+                                                      ", which is not attached; start it, and "
+                                                      "retry")),
+                        Reason::kWorkerLost);
+    }
+    if (leaving_.count(participant.identity) > 0) {
+      return WithReason(
+          absl::UnavailableError(StrCat(op, " needs ", Name(participant),
+                                        ", which is stopping; retry when it is back")),
+          Reason::kWorkerLost);
+    }
+  }
+  if (static_cast<int64_t>(live_.size()) >= options_.max_live) {
+    return rpc::WithRetryDelay(
+        WithReason(absl::ResourceExhaustedError(
+                       StrCat(live_.size(), " steps and transfers are live, the limit is ",
+                              options_.max_live, "; retry when some have ended")),
+                   Reason::kLimitExceeded),
+        absl::Milliseconds(100));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Sequencer::CheckTerm(int64_t term) const {
+  if (term == options_.term) return absl::OkStatus();
+  return WithReason(absl::AbortedError(StrCat("the report is of term ", term,
+                                              ", this coordinator's is ", options_.term)),
+                    Reason::kStaleTerm);
+}
+
+absl::StatusOr<Sequencer::WorkPtr> Sequencer::FindTransfer(std::string_view transfer_id) const {
+  const auto found = transfers_.find(ToAbsl(transfer_id));
+  if (found != transfers_.end()) return found->second;
+  return WithReason(
+      absl::NotFoundError(StrCat("transfer \"", transfer_id, "\" has ended or never was")),
+      Reason::kNotFound);
+}
+
+Sequencer::StepTicket Sequencer::Add(WorkPtr work) {
+  work->ticket = next_ticket_++;
+  work->ref.term = options_.term;
+  work->done.resize(work->ref.participants.size());
+  work->tile_index.resize(work->done.size());
+  work->not_done = std::ssize(work->done);
+  for (const Participant& participant : work->ref.participants) {
+    work->ranks.push_back({.participant = participant});
+  }
+  const StepTicket ticket = work->ticket;
+  for (const std::string& id : work->reads) operands_[id].users.insert(ticket);
+  for (const std::string& id : work->writes) {
+    Operand& operand = operands_[id];
+    operand.users.insert(ticket);
+    operand.writers.insert(ticket);
+  }
+  if (work->state == State::kWaiting) admissible_.insert(ticket);
+  live_.emplace(ticket, std::move(work));
+  return ticket;
+}
+
+void Sequencer::RemoveOperands(const Work& work) {
+  const auto remove = [&](const std::string& id) {
+    const auto found = operands_.find(id);
+    if (found == operands_.end()) return;  // it is among reads and writes
+    Operand& operand = found->second;
+    operand.users.erase(work.ticket);
+    if (operand.users.empty()) {
+      operands_.erase(found);
+    } else if (operand.writers.erase(work.ticket) == 0) {
+      // A reader: only the one that is first now may have waited for it.
+      admissible_.insert(*operand.users.begin());
+    } else {
+      // Those behind it, up to the next writer, which waits for the readers before it.
+      for (auto user = operand.users.upper_bound(work.ticket); user != operand.users.end();
+           ++user) {
+        admissible_.insert(*user);
+        if (operand.writers.contains(*user)) break;
+      }
+    }
+  };
+  for (const std::string& id : work.writes) remove(id);
+  for (const std::string& id : work.reads) remove(id);
+}
+
+bool Sequencer::MayRun(const Work& work) const {
+  return std::all_of(work.writes.begin(), work.writes.end(),
+                     [&](const std::string& id) {
+                       mutex_.AssertReaderHeld();
+                       return *operands_.at(id).users.begin() == work.ticket;
+                     }) &&
+         std::all_of(work.reads.begin(), work.reads.end(), [&](const std::string& id) {
+           mutex_.AssertReaderHeld();
+           const std::set<StepTicket>& writers = operands_.at(id).writers;
+           return writers.empty() || *writers.begin() >= work.ticket;
+         });
+}
+
+void Sequencer::Run(Work* work) {
+  SHARDMESH_PASSES("sequencer.run");
+  work->state = State::kRunning;
+  work->ref.epoch = epoch_;
+  work->ref.started = clock_->Now();
+  work->ref.deadline = work->ref.started + work->timeout;
+  deadline_.SetNoLaterThan(work->ref.deadline);
+}
+
+void Sequencer::AdmitWaiting() {
+  if (closing_) return;
+  // In the order of arrival. A step that has to wait also holds up those behind it that share its
+  // operands.
+  const std::set<StepTicket> candidates = std::exchange(admissible_, {});
+  for (const StepTicket ticket : candidates) {
+    const auto found = live_.find(ticket);
+    if (found == live_.end()) continue;
+    const WorkPtr& work = found->second;
+    if (work->state != State::kWaiting || !MayRun(*work)) continue;
+    Run(work.get());
+    work->ref.sequence = ++last_sequence_;
+    steps_.emplace(work->ref.sequence, work);
+    events_.Add([transport = transport_, ref = work->ref, message = work->message] {
+      transport->Start(ref, message);
+    });
+  }
+}
+
+absl::Status Sequencer::Report(const WorkPtr& work, RankReport report) {
+  const std::vector<Participant>& participants = work->ref.participants;
+  const auto is_reporter = [&](size_t i) {
+    return participants[i].rank == report.rank && participants[i].identity == report.identity;
+  };
+  // Most work has all ranks of its mesh in their order.
+  auto place = static_cast<size_t>(std::max<int64_t>(report.rank, 0));
+  if (place >= participants.size() || !is_reporter(place)) {
+    place = 0;
+    while (place < participants.size() && !is_reporter(place)) ++place;
+  }
+  if (place == participants.size()) {
+    return absl::PermissionDeniedError(StrCat("worker \"", report.identity,
+                                              "\" does not serve rank ", report.rank, " of ",
+                                              Name(work->ref)));
+  }
+  if (work->state != State::kRunning || work->done[place]) return absl::OkStatus();
+  if (!report.status.ok()) {
+    // What two ranks do not agree on is neither's fault.
+    if (ReasonOf(report.status) != Reason::kCollectiveMismatch) {
+      const std::string& blamed =
+          report.blamed_identity.empty() ? report.identity : report.blamed_identity;
+      for (const Participant& participant : participants) {
+        if (participant.identity == blamed) work->ref.blamed.push_back(participant);
+      }
+      if (blamed != report.identity) work->ref.blamed_by = participants[place];
+    }
+    End(work, Attribute(report.status, work->ref, participants[place]));
+    return absl::OkStatus();
+  }
+  RankResult& result = work->ranks[place];
+  for (StagedTileReport& tile : report.tiles) {
+    const auto [known, is_new] =
+        work->tile_index[place].try_emplace(tile.array_id, result.tiles.size());
+    if (is_new) {
+      result.tiles.push_back(std::move(tile));
+    } else {
+      result.tiles[known->second] = std::move(tile);  // staged again: the last one counts
+    }
+  }
+  if (!report.detail.empty()) result.detail = std::move(report.detail);
+  const int64_t expected = participants[place].expected_tiles;
+  work->done[place] =
+      report.done || (expected > 0 && static_cast<int64_t>(result.tiles.size()) >= expected);
+  if (work->done[place]) --work->not_done;
+  CommitIfDone(work);
+  return absl::OkStatus();
+}
+
+void Sequencer::CommitIfDone(const WorkPtr& work) {
+  if (work->state != State::kRunning || !work->commit_asked || work->not_done > 0) return;
+  work->state = State::kCommitting;
+  if (work->ref.sequence == 0) work->ref.sequence = ++last_sequence_;
+  if (work->commit == nullptr) {
+    End(work, absl::OkStatus());
+    return;
+  }
+  ++deciding_;
+  events_.Add([this, work, hook = std::move(work->commit),
+               outcome = work->Outcome(absl::OkStatus())]() mutable {
+    std::move(hook)(outcome,
+                    [this, work](absl::Status status) { Decide(work, std::move(status)); });
+  });
+}
+
+void Sequencer::Decide(const WorkPtr& work, absl::Status status) {
+  SHARDMESH_PASSES("sequencer.decide");
+  {
+    absl::MutexLock lock(&mutex_);
+    End(work, std::move(status));
+    AdmitWaiting();
+  }
+  events_.MakeCalls();
+  absl::MutexLock lock(&mutex_);
+  --deciding_;
+}
+
+void Sequencer::End(const WorkPtr& work, absl::Status status) {
+  SHARDMESH_PASSES("sequencer.end");
+  live_.erase(work->ticket);
+  RemoveOperands(*work);
+  if (work->ref.transfer_id.empty()) {
+    steps_.erase(work->ref.sequence);
+  } else {
+    transfers_.erase(work->ref.transfer_id);
+  }
+  const bool told_to_start = work->state != State::kWaiting;
+  events_.Add([transport = transport_, told_to_start, ref = work->ref,
+               callback = std::move(work->callback),
+               outcome = work->Outcome(std::move(status))]() mutable {
+    if (outcome.status.ok()) {
+      transport->Commit(ref);
+    } else if (told_to_start) {
+      transport->Abort(ref, outcome.status);
+    }
+    std::move(callback)(outcome);
+  });
+  TellDrained();
+}
+
+void Sequencer::FailIfInvolved(std::string_view identity, std::string_view what) {
+  int64_t explanations_left = kMaxExplanations;
+  const std::map<StepTicket, WorkPtr> live = live_;
+  for (const auto& [ticket, work] : live) {
+    if (work->state == State::kCommitting) continue;
+    for (const Participant& participant : work->ref.participants) {
+      if (participant.identity != identity) continue;
+      const std::string waiting = Explain(*work, &explanations_left).waiting;
+      work->ref.blamed = {participant};
+      End(work, WithReason(absl::UnavailableError(
+                               StrCat(Name(participant), " ", what, " during ", Name(work->ref),
+                                      waiting.empty() ? std::string() : StrCat(", while ", waiting),
+                                      "; retry when it is back")),
+                           Reason::kWorkerLost));
+      break;
+    }
+  }
+  AdmitWaiting();
+}
+
+StepExplanation Sequencer::Explain(const Work& work, int64_t* left) const {
+  if (!options_.explain || work.ref.sequence == 0 || *left == 0) return {};
+  --*left;
+  return options_.explain(work.ref, work.WaitingFor());
+}
+
+void Sequencer::AbortOverdue() {
+  int64_t explanations_left = kMaxExplanations;
+  {
+    const absl::Time now = clock_->Now();
+    absl::MutexLock lock(&mutex_);
+    absl::Time next = absl::InfiniteFuture();
+    const std::map<StepTicket, WorkPtr> live = live_;
+    for (const auto& [ticket, work] : live) {
+      if (work->state != State::kRunning) continue;
+      if (work->ref.deadline > now) {
+        next = std::min(next, work->ref.deadline);
+        continue;
+      }
+      std::vector<std::string> waiting;
+      for (const Participant& participant : work->WaitingFor())
+        waiting.push_back(Name(participant));
+      StepExplanation explanation = Explain(*work, &explanations_left);
+      work->ref.blamed = std::move(explanation.blamed);
+      End(work,
+          WithReason(absl::DeadlineExceededError(StrCat(
+                         Name(work->ref), " did not end within ", rpc::FormatRounded(work->timeout),
+                         explanation.text.empty()
+                             ? StrCat("; waited for ",
+                                      waiting.empty() ? "the client" : StrJoin(waiting, ", "))
+                             : StrCat(": ", explanation.text))),
+                     Reason::kDeadline));
+    }
+    deadline_.SetNoLaterThan(next);
+    AdmitWaiting();
+  }
+  events_.MakeCalls();
+}
+
+}  // namespace shardmesh::server

@@ -1,0 +1,304 @@
+// One order of steps for the whole pool of workers, and for each step one end: commit or abort.
+#ifndef SHARDMESH_SERVER_STEPS_SEQUENCER_H_
+#define SHARDMESH_SERVER_STEPS_SEQUENCER_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "process/clock.h"
+#include "process/event_queue.h"
+#include "status/reason.h"
+
+namespace shardmesh::server {
+
+// A worker that takes part, in the rank that it serves there.
+struct Participant {
+  int64_t rank = 0;
+  std::string identity;
+  // How many tiles this rank must report staged; it is also done when a report says so.
+  int64_t expected_tiles = 0;
+};
+
+// A tile that a rank has staged.
+struct StagedTileReport {
+  std::string array_id;
+  uint32_t crc32c = 0;  // of its bytes, row-major little-endian
+  int64_t size_bytes = 0;
+  bool on_disk = false;  // synced
+};
+
+// What a rank has done so far.
+struct RankResult {
+  Participant participant;
+  std::vector<StagedTileReport> tiles = {};  // each array once
+  std::string detail = {};  // the last report's, opaque here: timings, inline results
+};
+
+// One report of one rank. Tiles add up over reports.
+struct RankReport {
+  std::string identity;
+  int64_t rank = 0;
+  absl::Status status = {};  // an error fails the work
+  std::vector<StagedTileReport> tiles = {};
+  bool done = false;  // nothing more will come from this rank
+  std::string detail = {};
+  // Of an error: whose fault it is; empty: this rank's own.
+  std::string blamed_identity = {};
+};
+
+// What a finished or failed piece of work came to. `sequence` is 0 where it ended without one.
+struct WorkOutcome {
+  absl::Status status;
+  int64_t sequence = 0;
+  std::vector<RankResult> ranks;  // by participant, as far as reported
+};
+
+// Asked to make an outcome lasting, before the workers hear of it; calls `decided` exactly once,
+// from any thread: OK commits, an error aborts.
+using CommitHook = absl::AnyInvocable<void(const WorkOutcome& outcome,
+                                           absl::AnyInvocable<void(absl::Status) &&> decided) &&>;
+using WorkCallback = absl::AnyInvocable<void(const WorkOutcome&) &&>;
+
+// A run of a program, or of one op.
+struct StepRequest {
+  std::string op;       // for people and records: `linear of "x", "w"`
+  std::string mesh_id;  // whose ranks the participants are
+  std::vector<Participant> participants;
+  std::vector<std::string> reads;   // ids of operands
+  std::vector<std::string> writes;  // ids of arrays that it makes, and of donated operands
+  std::shared_ptr<const std::string> message;  // for the transport: the same bytes for everyone
+  absl::Duration timeout;                      // from admission to the last report
+  CommitHook commit;                           // optional: without, a step commits by itself
+};
+
+// An upload or a load: workers stage tiles that come from elsewhere, then all commit together.
+struct TransferRequest {
+  std::string transfer_id;  // not one of a live transfer
+  std::string op;           // "put", "load"
+  std::string mesh_id;
+  std::vector<Participant> participants;
+  absl::Duration timeout;  // from Begin to the last report
+  CommitHook commit;       // optional, as above
+};
+
+// A piece of work as the transport hears of it.
+struct WorkRef {
+  int64_t sequence = 0;          // of a step always; of a transfer at its commit, else 0
+  std::string transfer_id = {};  // empty for a step
+  std::string op = {};
+  std::string mesh_id = {};
+  int64_t epoch = 0;  // the one at its admission, which its messages carry to the end
+  int64_t term = 0;
+  absl::Time started = absl::InfinitePast();  // when it was admitted
+  absl::Time deadline = absl::InfiniteFuture();
+  std::vector<Participant> participants = {};
+  std::vector<Participant> blamed = {};  // of what failed: whose fault it is, as far as is known
+  // Who says so, if it is not the coordinator: one participant of another.
+  std::optional<Participant> blamed_by = {};
+};
+
+// Why a step does not come to its end, as far as is known.
+struct StepExplanation {
+  // Who waits where for whom; empty: not known.
+  std::string text = {};
+  // Who waits where: `ranks 0 and 1 waited in "op 0 (...)"`; empty: nobody, or not known.
+  std::string waiting = {};
+  std::vector<Participant> blamed = {};
+};
+
+// Carries the decisions to the workers. Called in one order, one call at a time, without a lock;
+// sends to each participant in the order of the calls, and neither blocks nor fails: a participant
+// that cannot be reached is lost, and is sent nothing.
+class StepTransport {
+ public:
+  virtual ~StepTransport() = default;
+  virtual void Start(const WorkRef& work, const std::shared_ptr<const std::string>& message) = 0;
+  virtual void Commit(const WorkRef& work) = 0;
+  virtual void Abort(const WorkRef& work, const absl::Status& reason) = 0;
+};
+
+// Admission: a step waits until no live step before it has a common operand with it (one of the two
+// writing it); then it gets the next sequence number and is started on all its workers. So all
+// workers start the steps that they take part in in one order, and steps that have nothing in
+// common run at the same time. A waiting step holds up those behind it that share operands with it.
+//
+// A piece of work goes
+//   step:      kWaiting -> kRunning -> kCommitting -> committed
+//   transfer:  kRunning -> kCommitting -> committed
+// and from each state but committed to aborted. It commits when every rank is done (a transfer also
+// needs CommitTransfer) and the hook has agreed. It aborts, once, with an error that names rank,
+// identity, sequence number and op:
+//   the rank's own code          a rank reported an error
+//   UNAVAILABLE (WORKER_LOST)    a participant was lost
+//   DEADLINE_EXCEEDED (DEADLINE) not all reports were there in time; names who is to blame, or if
+//                                that is not known who was waited for
+//   CANCELLED (CANCELLED)        Cancel, AbortTransfer
+//   the hook's                   the hook refused
+// From kCommitting on only the hook decides.
+//
+// Thread-safe. Hooks, callbacks and transport calls are made without a lock, on a caller's or the
+// clock's thread. Each Submit or BeginTransfer that returned OK has its callback called exactly
+// once, after the transport was told; the destructor aborts what is live. Destroy it before its
+// clock and transport.
+class Sequencer {
+ public:
+  struct Options {
+    int64_t term = 1;
+    // The last sequence number that may have been given before: numbers start above it.
+    int64_t last_sequence = 0;
+    // Bounds what may be live at once; over it work is refused.
+    int64_t max_live = 10'000;
+    // Asked, under the sequencer's lock, about a step that is overdue or has lost a worker, and the
+    // participants that have not reported; null: nothing is known of why.
+    std::function<StepExplanation(const WorkRef& work, const std::vector<Participant>& waiting_for)>
+        explain = nullptr;
+  };
+  // Names a submitted step until its end; never 0.
+  using StepTicket = int64_t;
+
+  Sequencer(rpc::Clock* clock, StepTransport* transport, Options options);
+  ~Sequencer();
+  Sequencer(const Sequencer&) = delete;
+  Sequencer& operator=(const Sequencer&) = delete;
+
+  // Queues a step; it may be started, and even end, before this returns.
+  //   UNAVAILABLE (WORKER_LOST)  a participant is not alive.
+  //   RESOURCE_EXHAUSTED         max_live pieces of work are live.
+  //   INVALID_ARGUMENT           no participants, one twice, or no timeout.
+  absl::StatusOr<StepTicket> Submit(StepRequest request, WorkCallback callback);
+  // Aborts a step that has not come to kCommitting; else nothing.
+  void Cancel(StepTicket ticket);
+
+  // Begins to collect the reports of a transfer. Same errors, and ALREADY_EXISTS.
+  absl::Status BeginTransfer(TransferRequest request, WorkCallback callback);
+  // The client has sent everything: commit as soon as every rank is done. A repeated call changes
+  // nothing. NOT_FOUND: no such live transfer.
+  absl::Status CommitTransfer(std::string_view transfer_id);
+  // NOT_FOUND. FAILED_PRECONDITION: it is committing.
+  absl::Status AbortTransfer(std::string_view transfer_id, absl::Status reason);
+
+  // What a rank says of a step or transfer. NOT_FOUND: it has ended or never was, which a late
+  // report need not mind. ABORTED (STALE_EPOCH, STALE_TERM): the report is of another run.
+  // PERMISSION_DENIED: not this work's participant in that rank.
+  absl::Status ReportStep(int64_t sequence, int64_t epoch, int64_t term, RankReport report);
+  absl::Status ReportTransfer(std::string_view transfer_id, int64_t term, RankReport report);
+
+  // From the membership, in the order of its events. A loss aborts what the worker takes part in;
+  // so does a new incarnation, which knows nothing of it.
+  void WorkerAttached(std::string_view identity, int64_t epoch);
+  void WorkerLost(std::string_view identity, int64_t epoch, std::string_view reason);
+
+  // Takes in no further work for this worker, until it attaches anew, and calls `idle`, once, when
+  // nothing that is live needs it, which is at once if it is not attached; not at all if it is lost
+  // before.
+  void WorkerLeaves(std::string_view identity, absl::AnyInvocable<void() &&> idle);
+
+  // Takes in nothing more: Submit and BeginTransfer answer UNAVAILABLE (NOT_SERVING) from now on.
+  // Waits until what is live, waiting steps included, has ended. What has not by `deadline` is
+  // aborted with UNAVAILABLE (NOT_SERVING), but for what is committing. Returns how many that were.
+  int64_t Drain(absl::Time deadline);
+
+  // One line of what is live, for status and doctor.
+  struct LiveWork {
+    WorkRef work;
+    std::string state;  // "WAITING", "RUNNING", "COMMITTING"
+    std::vector<Participant> waiting_for;
+  };
+  std::vector<LiveWork> Live() const;
+
+  // How much is live, by state.
+  struct LiveCounts {
+    int64_t waiting = 0;
+    int64_t running = 0;
+    int64_t committing = 0;
+  };
+  LiveCounts CountSteps() const;
+  LiveCounts CountTransfers() const;
+
+  // The last sequence number given.
+  int64_t last_sequence() const;
+
+ private:
+  enum class State { kWaiting, kRunning, kCommitting };
+  struct Work;
+  struct Operand {
+    std::set<StepTicket> users;
+    std::set<StepTicket> writers;
+  };
+  using WorkPtr = std::shared_ptr<Work>;
+
+  LiveCounts Count(bool transfers) const ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status CheckParticipants(std::string_view op, const std::vector<Participant>& participants,
+                                 absl::Duration timeout) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckTerm(int64_t term) const;
+  absl::StatusOr<WorkPtr> FindTransfer(std::string_view transfer_id) const
+      ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  StepTicket Add(WorkPtr work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Takes ended work out of operands_; what may have waited for it becomes admissible_.
+  void RemoveOperands(const Work& work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether no live step before it has a common operand with it, one of the two writing it.
+  bool MayRun(const Work& work) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  void Run(Work* work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AdmitWaiting() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status Report(const WorkPtr& work, RankReport report) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CommitIfDone(const WorkPtr& work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Decide(const WorkPtr& work, absl::Status status);
+  // Aborts all that is live and not committing, with `code` and why, after its name; returns how
+  // many that were.
+  int64_t AbortLive(absl::StatusCode code, Reason reason, std::string_view why)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Tells those who leave that nothing needs them any more.
+  void TellDrained() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The one end of a piece of work.
+  void End(const WorkPtr& work, absl::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void FailIfInvolved(std::string_view identity, std::string_view what)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Nothing where `left` of one occasion are used up: most steps wait for those before them.
+  StepExplanation Explain(const Work& work, int64_t* left) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  void AbortOverdue();
+
+  rpc::Clock* const clock_;
+  StepTransport* const transport_;
+  const Options options_;
+
+  EventQueue events_;
+
+  mutable absl::Mutex mutex_;
+  std::map<StepTicket, WorkPtr> live_ ABSL_GUARDED_BY(mutex_);  // in order of arrival
+  std::map<int64_t, WorkPtr> steps_ ABSL_GUARDED_BY(mutex_);    // admitted, by sequence number
+  absl::flat_hash_map<std::string, WorkPtr> transfers_ ABSL_GUARDED_BY(mutex_);
+  // By array id: the live steps that read or write it, and those that write it.
+  absl::flat_hash_map<std::string, Operand> operands_ ABSL_GUARDED_BY(mutex_);
+  // Waiting steps that may be able to run: those that came, and those before which something ended.
+  std::set<StepTicket> admissible_ ABSL_GUARDED_BY(mutex_);
+  std::set<std::string, std::less<>> alive_ ABSL_GUARDED_BY(mutex_);
+  // Who is alive and gets nothing new; who is told when nothing needs them, null once they were.
+  std::map<std::string, absl::AnyInvocable<void() &&>, std::less<>> leaving_
+      ABSL_GUARDED_BY(mutex_);
+  int64_t epoch_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t last_sequence_ ABSL_GUARDED_BY(mutex_) = 0;
+  StepTicket next_ticket_ ABSL_GUARDED_BY(mutex_) = 1;
+  int64_t deciding_ ABSL_GUARDED_BY(mutex_) = 0;   // hooks that have not decided
+  bool draining_ ABSL_GUARDED_BY(mutex_) = false;  // nothing new is taken in
+  bool closing_ ABSL_GUARDED_BY(mutex_) = false;   // nor is what waits admitted
+
+  rpc::Alarm deadline_;  // last: its destructor waits for AbortOverdue
+};
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_STEPS_SEQUENCER_H_

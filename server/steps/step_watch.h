@@ -1,0 +1,57 @@
+// Watches the steps that run: what is known of their ranks, put together, and the verdict on it.
+#ifndef SHARDMESH_SERVER_STEPS_STEP_WATCH_H_
+#define SHARDMESH_SERVER_STEPS_STEP_WATCH_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "process/clock.h"
+#include "server/state/membership.h"
+#include "server/steps/diagnosis.h"
+#include "server/steps/flight_log.h"
+#include "server/steps/sequencer.h"
+
+namespace shardmesh::server {
+
+// Thread-safe: it reads membership and log, which outlive it, as does the clock.
+class StepWatch {
+ public:
+  // A step in which a rank has waited for less is under way, not stuck.
+  static constexpr absl::Duration kStuckAfter = absl::Seconds(1);
+  // A step that failed longer ago is no finding.
+  static constexpr absl::Duration kFailedWithin = absl::Minutes(5);
+
+  StepWatch(const rpc::Clock* clock, const Membership* membership, const FlightLog* log)
+      : clock_(clock), membership_(membership), log_(log) {}
+
+  // For Sequencer::Options::explain.
+  StepExplanation Explain(const WorkRef& work, const std::vector<Participant>& waiting_for) const;
+
+  struct Verdict {
+    // All in one sentence.
+    std::string sentence;
+    // The worst first: stuck steps, failed ones from the last to the first, workers,
+    // arrays, records.
+    std::vector<Finding> findings;
+  };
+  // On one step, or on all (0), the workers, the arrays and the records that were left out, with
+  // what is live now.
+  Verdict Diagnose(int64_t sequence, const std::vector<Sequencer::LiveWork>& live,
+                   int64_t degraded_arrays = 0, const UnreadableRecords& unreadable = {}) const;
+
+ private:
+  ObservedRank Observe(const MembershipView& view, int64_t rank, const std::string& identity,
+                       int64_t sequence) const;
+  ObservedStep Observe(const WorkRef& work, const std::vector<Participant>& waiting_for) const;
+  DiagnosisOptions OptionsNow() const;
+
+  const rpc::Clock* const clock_;
+  const Membership* const membership_;
+  const FlightLog* const log_;
+};
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_STEPS_STEP_WATCH_H_

@@ -1,0 +1,437 @@
+// Puts from their beginning to their commit or abort.
+#include "server/steps/transfers.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_split.h"
+#include "process/failpoint.h"
+#include "process/random_id.h"
+#include "server/state/session_pins.h"
+#include "sharding/digest.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+
+namespace shardmesh::server {
+namespace {
+
+absl::Status NoTransfer(std::string_view transfer_id) {
+  return WithReason(absl::NotFoundError(StrCat("there is no transfer \"", transfer_id,
+                                               "\"; it may have ended long ago")),
+                    Reason::kNotFound);
+}
+
+// Bytes of all tiles of an array, replicas included.
+absl::StatusOr<int64_t> TileBytes(const ArrayDefinition& array) {
+  SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, array.descriptor.Tiling());
+  SHARDMESH_ASSIGN_OR_RETURN(const int64_t bytes, array.descriptor.SizeBytes());
+  int64_t of_replicas = 0;
+  if (__builtin_mul_overflow(bytes, tiling.replica_count(), &of_replicas)) {
+    of_replicas = std::numeric_limits<int64_t>::max();
+  }
+  return of_replicas;
+}
+
+// What RequestMemory keeps of a commit: its durability, and a line for each array.
+std::string EncodeAnswer(const TransferResult& result) {
+  return StrCat(static_cast<int>(result.durability), "\n", StrJoin(result.array_ids, "\n"));
+}
+
+TransferResult DecodeAnswer(const RememberedAnswer& answer) {
+  TransferResult result;
+  result.array_ids = absl::StrSplit(answer.bytes, '\n');
+  result.durability = result.array_ids.front() == "1" ? Durability::kDisk : Durability::kMemory;
+  result.array_ids.erase(result.array_ids.begin());
+  result.revision = answer.revision;
+  return result;
+}
+
+}  // namespace
+
+Transfers::Transfers(rpc::Clock* clock, ArrayRegistry* registry, SessionTable* sessions)
+    : clock_(clock),
+      registry_(registry),
+      sessions_(sessions),
+      give_up_alarm_(clock, [this] { AbortOverdue(); }) {}
+
+absl::Status Transfers::CheckVersion(const PutItem& item) const {
+  if (item.name.empty() || !item.expected_version.has_value()) {
+    return absl::OkStatus();
+  }
+  const int64_t version = registry_->VersionOf(item.name);
+  if (version == *item.expected_version) {
+    return absl::OkStatus();
+  }
+  return WithReason(
+      absl::AbortedError(StrCat("the name \"", item.name, "\" is at version ", version, ", not ",
+                                *item.expected_version, "; describe it and decide again")),
+      Reason::kVersionMismatch);
+}
+
+absl::StatusOr<std::string> Transfers::Begin(const std::string& session_id,
+                                             const std::string& mesh_id,
+                                             const std::vector<std::string>& identities,
+                                             std::shared_ptr<const std::vector<PutItem>> items) {
+  SHARDMESH_PASSES("transfer.begin");
+  auto transfer = std::make_shared<Transfer>();
+  TransferProgress& progress = transfer->progress;
+  progress.transfer_id = RandomId();
+  progress.session_id = session_id;
+  progress.description = StrCat("put of ", items->size(), " tensors on mesh \"", mesh_id, "\"");
+  transfer->ranks = static_cast<int64_t>(identities.size());
+  progress.total_tiles = static_cast<int64_t>(items->size() * identities.size());
+  progress.started = clock_->Now();
+  int64_t more_names = 0;
+  for (const PutItem& item : *items) {
+    SHARDMESH_RETURN_IF_ERROR(CheckVersion(item));
+    if (!item.name.empty() && registry_->VersionOf(item.name) == 0) ++more_names;
+    SHARDMESH_ASSIGN_OR_RETURN(const int64_t bytes, TileBytes(item.definition));
+    if (__builtin_add_overflow(progress.total_bytes, bytes, &progress.total_bytes)) {
+      progress.total_bytes = std::numeric_limits<int64_t>::max();
+    }
+  }
+  SHARDMESH_RETURN_IF_ERROR(registry_->CheckRoomForNames(more_names));
+  transfer->items = items;
+  const std::string transfer_id = progress.transfer_id;
+  SHARDMESH_RETURN_IF_ERROR(sessions_->AddTransfer(session_id, transfer_id));
+
+  absl::Status status;
+  for (const PutItem& item : *items) {
+    status = registry_->Stage(item.definition);
+    transfer->result.array_ids.push_back(item.definition.descriptor.array_id);
+    if (status.ok() && item.name.empty()) {
+      status =
+          PinForSession(*registry_, *sessions_, session_id, item.definition.descriptor.array_id)
+              .status();
+    }
+    if (!status.ok()) {
+      break;
+    }
+  }
+  if (status.ok()) {
+    {
+      absl::MutexLock lock(&mutex_);
+      Forget();
+      transfers_.emplace(transfer_id, transfer);
+    }
+    TransferRequest request{.transfer_id = transfer_id,
+                            .op = "put",
+                            .mesh_id = mesh_id,
+                            .participants = {},
+                            .timeout = kTimeout,
+                            .commit = {}};
+    for (size_t rank = 0; rank < identities.size(); ++rank) {
+      request.participants.push_back({.rank = static_cast<int64_t>(rank),
+                                      .identity = identities[rank],
+                                      .expected_tiles = static_cast<int64_t>(items->size())});
+    }
+    request.commit = [this, transfer](const WorkOutcome& outcome,
+                                      absl::AnyInvocable<void(absl::Status) &&> decided) {
+      CommitToRegistry(transfer, outcome, std::move(decided));
+    };
+    status = sequencer_->BeginTransfer(
+        std::move(request),
+        [this, transfer](const WorkOutcome& outcome) { End(transfer, outcome.status); });
+  }
+  if (!status.ok()) {
+    End(transfer, status);
+    return status;
+  }
+  // A session that ended meanwhile did not find the transfer to abort it.
+  if (const absl::Status session = sessions_->Get(session_id).status(); !session.ok()) {
+    Abort(transfer_id, session).IgnoreError();
+    return session;
+  }
+  return transfer_id;
+}
+
+void Transfers::CommitToRegistry(const TransferPtr& transfer, const WorkOutcome& outcome,
+                                 absl::AnyInvocable<void(absl::Status) &&> decided) {
+  SHARDMESH_PASSES("transfer.commit_to_registry");
+  CommitRequest request;
+  bool on_disk = true;
+  std::shared_ptr<const std::vector<PutItem>> items;
+  {
+    absl::MutexLock lock(&mutex_);
+    items = transfer->items;
+  }
+  for (const PutItem& item : *items) {
+    ArrayCommit commit{.array_id = item.definition.descriptor.array_id,
+                       .durability = Durability::kDisk,
+                       .tile_crc32c = std::vector<uint32_t>(outcome.ranks.size())};
+    request.arrays.push_back(std::move(commit));
+    if (!item.name.empty()) {
+      request.moves.push_back({.name = item.name,
+                               .array_id = item.definition.descriptor.array_id,
+                               .expected_version = item.expected_version});
+    }
+  }
+  std::map<std::string_view, ArrayCommit*> by_id;
+  for (ArrayCommit& commit : request.arrays) {
+    by_id.emplace(commit.array_id, &commit);
+  }
+  for (const RankResult& rank : outcome.ranks) {
+    for (const StagedTileReport& tile : rank.tiles) {
+      const auto found = by_id.find(tile.array_id);
+      if (found == by_id.end()) {
+        return std::move(decided)(
+            absl::InternalError(StrCat("rank ", rank.participant.rank, " staged a tile of array ",
+                                       tile.array_id, ", which is not of this transfer")));
+      }
+      found->second->tile_crc32c[static_cast<size_t>(rank.participant.rank)] = tile.crc32c;
+      if (!tile.on_disk) {
+        found->second->durability = Durability::kMemory;
+        on_disk = false;
+      }
+    }
+  }
+  {
+    absl::MutexLock lock(&mutex_);
+    request.request_id = std::exchange(transfer->request_key, {});
+    transfer->commit_key = request.request_id;
+    transfer->committing = true;
+    transfer->result.durability = on_disk ? Durability::kDisk : Durability::kMemory;
+  }
+  request.answer = EncodeAnswer(transfer->result);
+  registry_->Commit(std::move(request), [this, transfer, decided = std::move(decided)](
+                                            absl::StatusOr<CommitResult> committed) mutable {
+    if (committed.ok()) {
+      absl::MutexLock lock(&mutex_);
+      transfer->result.revision = committed->revision;
+    }
+    std::move(decided)(committed.status());
+  });
+}
+
+void Transfers::End(const TransferPtr& transfer, const absl::Status& status) {
+  SHARDMESH_PASSES("transfer.end");
+  std::vector<CommitCallback> waiting;
+  std::vector<absl::AnyInvocable<void() &&>> on_end;
+  std::string request_key;
+  TransferResult result;
+  std::shared_ptr<const std::vector<PutItem>> items;  // freed without the lock
+  {
+    absl::MutexLock lock(&mutex_);
+    transfer->progress.ended = true;
+    transfer->progress.status = status;
+    transfer->progress.finished = clock_->Now();
+    waiting = std::move(transfer->waiting);
+    on_end = std::move(transfer->on_end);
+    request_key = std::exchange(transfer->request_key, {});
+    result = std::exchange(transfer->result, {});
+    items = std::move(transfer->items);
+    ended_.push_back(transfer);
+    Forget();
+  }
+  items.reset();
+  if (!status.ok()) {
+    UnpinForSession(*registry_, *sessions_, transfer->progress.session_id, result.array_ids);
+    registry_->Discard(result.array_ids);
+  }
+  if (!request_key.empty()) {
+    registry_->requests().Abandon(request_key);
+  }
+  sessions_->RemoveTransfer(transfer->progress.session_id, transfer->progress.transfer_id);
+  for (CommitCallback& callback : waiting) {
+    std::move(callback)(status.ok() ? absl::StatusOr<TransferResult>(result) : status);
+  }
+  for (absl::AnyInvocable<void() &&>& ended : on_end) {
+    std::move(ended)();
+  }
+}
+
+void Transfers::OnEnd(std::string_view transfer_id, absl::AnyInvocable<void() &&> ended) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (const TransferPtr transfer = Find(transfer_id);
+        transfer != nullptr && !transfer->progress.ended) {
+      transfer->on_end.push_back(std::move(ended));
+      return;
+    }
+  }
+  std::move(ended)();
+}
+
+Transfers::Live Transfers::LivePuts() const {
+  Live live;
+  absl::MutexLock lock(&mutex_);
+  for (const auto& [transfer_id, transfer] : transfers_) {
+    if (!transfer->progress.ended) {
+      ++live.puts;
+      live.bytes_per_rank += transfer->progress.total_bytes / std::max<int64_t>(transfer->ranks, 1);
+    }
+  }
+  return live;
+}
+
+void Transfers::Commit(std::string_view transfer_id, std::string request_key, absl::Time give_up,
+                       CommitCallback callback) {
+  SHARDMESH_PASSES("transfer.commit");
+  auto remembered =
+      registry_->requests().Begin(request_key, Sha256(StrCat("commit ", transfer_id)));
+  // The first request with this key may still wait for the transfer, as this one may.
+  const bool is_repeated = absl::IsAborted(remembered.status());
+  if (!remembered.ok() && !is_repeated) {
+    return std::move(callback)(remembered.status());
+  }
+  if (remembered.ok() && remembered->has_value()) {
+    return std::move(callback)(Answer(transfer_id, **remembered));
+  }
+  absl::StatusOr<TransferResult> ended = NoTransfer(transfer_id);
+  bool is_live = false;
+  std::optional<std::string> commit_key;  // of a transfer that is committed
+  {
+    absl::MutexLock lock(&mutex_);
+    if (const TransferPtr transfer = Find(transfer_id); transfer != nullptr) {
+      if (!transfer->progress.ended && !transfer->abandoned.ok()) {
+        ended = transfer->abandoned;
+      } else if (!transfer->progress.ended) {
+        is_live = true;
+        transfer->is_commit_asked_for = true;
+        transfer->waiting.push_back(std::move(callback));
+        if (!is_repeated && transfer->request_key.empty() && !transfer->committing) {
+          transfer->request_key = std::exchange(request_key, {});
+        }
+        give_up_.emplace(give_up, transfer_id);
+      } else if (transfer->progress.status.ok()) {
+        commit_key = transfer->commit_key;
+      } else {
+        ended = transfer->progress.status;
+      }
+    }
+  }
+  if (!is_repeated && !request_key.empty()) {
+    // Another request commits, or committed, the transfer: its outcome is the answer, unremembered.
+    registry_->requests().Abandon(request_key);
+  }
+  if (!is_live) {
+    if (commit_key.has_value()) {
+      const std::optional<RememberedAnswer> first = registry_->requests().Find(*commit_key);
+      ended = first.has_value()
+                  ? Answer(transfer_id, *first)
+                  : WithReason(absl::FailedPreconditionError(
+                                   StrCat("transfer ", transfer_id,
+                                          " is committed, and which arrays it made is no longer "
+                                          "remembered; describe its names")),
+                               Reason::kRequestIdReused);
+    }
+    return std::move(callback)(std::move(ended));
+  }
+  give_up_alarm_.SetNoLaterThan(give_up);
+  // Of a transfer that ended meanwhile the callback has heard.
+  sequencer_->CommitTransfer(transfer_id).IgnoreError();
+}
+
+absl::StatusOr<TransferResult> Transfers::Answer(std::string_view transfer_id,
+                                                 const RememberedAnswer& remembered) const {
+  TransferResult result = DecodeAnswer(remembered);
+  size_t gone = 0;
+  for (const std::string& array_id : result.array_ids) {
+    gone += registry_->FindArray(array_id).ok() ? 0 : 1;
+  }
+  if (gone == 0) {
+    return result;
+  }
+  return WithReason(
+      absl::NotFoundError(StrCat("transfer ", transfer_id, " was committed, and ", gone, " of its ",
+                                 result.array_ids.size(),
+                                 " arrays are gone since: they were released, or had no name when "
+                                 "the coordinator restarted; put them again")),
+      Reason::kNotFound);
+}
+
+absl::Status Transfers::CheckOwner(std::string_view transfer_id,
+                                   std::string_view session_id) const {
+  absl::MutexLock lock(&mutex_);
+  const TransferPtr transfer = Find(transfer_id);
+  if (transfer == nullptr || transfer->progress.session_id == session_id) {
+    return absl::OkStatus();
+  }
+  return WithReason(absl::PermissionDeniedError(
+                        StrCat("transfer ", transfer_id, " was not begun by session \"", session_id,
+                               "\"; only the session that began it commits, aborts or cancels it")),
+                    Reason::kNotOwner);
+}
+
+absl::Status Transfers::Abort(std::string_view transfer_id, absl::Status reason) {
+  SHARDMESH_PASSES("transfer.abort");
+  const absl::Status aborted = sequencer_->AbortTransfer(transfer_id, std::move(reason));
+  return absl::IsNotFound(aborted) ? absl::OkStatus() : aborted;
+}
+
+bool Transfers::IsCommitAskedFor(std::string_view transfer_id) const {
+  absl::MutexLock lock(&mutex_);
+  const TransferPtr transfer = Find(transfer_id);
+  return transfer != nullptr && transfer->is_commit_asked_for;
+}
+
+void Transfers::Abandon(std::string_view transfer_id, absl::Status reason) {
+  {
+    absl::MutexLock lock(&mutex_);
+    const TransferPtr transfer = Find(transfer_id);
+    if (transfer == nullptr || transfer->progress.ended || transfer->is_commit_asked_for) return;
+    transfer->abandoned = reason;
+  }
+  // No commit was asked for, hence it is not being committed.
+  Abort(transfer_id, std::move(reason)).IgnoreError();
+}
+
+void Transfers::AbortOverdue() {
+  std::vector<std::string> overdue;
+  absl::Time next = absl::InfiniteFuture();
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto due = give_up_.upper_bound(clock_->Now());
+    for (auto each = give_up_.begin(); each != due; ++each) {
+      overdue.push_back(std::move(each->second));
+    }
+    give_up_.erase(give_up_.begin(), due);
+    if (!give_up_.empty()) {
+      next = give_up_.begin()->first;
+    }
+  }
+  for (const std::string& transfer_id : overdue) {
+    // One that is being committed needs no giving up.
+    Abort(transfer_id, WithReason(absl::DeadlineExceededError(StrCat(
+                                      "tiles of transfer ", transfer_id,
+                                      " were still missing at the commit's deadline; put again")),
+                                  Reason::kDeadline))
+        .IgnoreError();
+  }
+  give_up_alarm_.SetNoLaterThan(next);
+}
+
+void Transfers::TileStaged(std::string_view transfer_id, int64_t size_bytes) {
+  SHARDMESH_PASSES("transfer.tile_staged");
+  absl::MutexLock lock(&mutex_);
+  if (const TransferPtr transfer = Find(transfer_id); transfer != nullptr) {
+    ++transfer->progress.staged_tiles;
+    transfer->progress.staged_bytes += size_bytes;
+  }
+}
+
+absl::StatusOr<TransferProgress> Transfers::Progress(std::string_view transfer_id) const {
+  absl::MutexLock lock(&mutex_);
+  if (const TransferPtr transfer = Find(transfer_id); transfer != nullptr) {
+    return transfer->progress;
+  }
+  return NoTransfer(transfer_id);
+}
+
+Transfers::TransferPtr Transfers::Find(std::string_view transfer_id) const {
+  const auto found = transfers_.find(transfer_id);
+  return found == transfers_.end() ? nullptr : found->second;
+}
+
+void Transfers::Forget() {
+  const absl::Time oldest = clock_->Now() - kRememberFor;
+  while (!ended_.empty() &&
+         (ended_.size() > kMaxEnded || ended_.front()->progress.finished < oldest)) {
+    transfers_.erase(ended_.front()->progress.transfer_id);
+    ended_.pop_front();
+  }
+}
+
+}  // namespace shardmesh::server

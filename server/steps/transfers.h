@@ -1,0 +1,170 @@
+// The puts under way and those that ended lately.
+#ifndef SHARDMESH_SERVER_STEPS_TRANSFERS_H_
+#define SHARDMESH_SERVER_STEPS_TRANSFERS_H_
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "process/clock.h"
+#include "server/state/arrays.h"
+#include "server/state/session.h"
+#include "server/steps/sequencer.h"
+
+namespace shardmesh::server {
+
+// An array that a put is to make.
+struct PutItem {
+  ArrayDefinition definition;
+  std::string name;                         // empty: none; the session then pins the array
+  std::optional<int64_t> expected_version;  // of the name; see NameMove
+};
+
+// How far a put is.
+struct TransferProgress {
+  std::string transfer_id;
+  std::string session_id;
+  std::string description;
+  // Running, or ended with `status`: CANCELLED where its owner ended it.
+  bool ended = false;
+  absl::Status status;
+  int64_t staged_tiles = 0;
+  int64_t total_tiles = 0;
+  int64_t staged_bytes = 0;
+  int64_t total_bytes = 0;  // of all tiles, replicas included
+  absl::Time started;
+  absl::Time finished = absl::InfiniteFuture();
+};
+
+// What a put came to.
+struct TransferResult {
+  std::vector<std::string> array_ids;  // in the order of its items
+  Revision revision = 0;
+  Durability durability = Durability::kMemory;
+};
+
+// A put goes: Begin -> tiles are staged -> Commit -> committed; from each state but the last it is
+// aborted by Abort, the loss of a worker, its session's end, or time. Then nothing of it remains.
+//
+// Thread-safe. Callbacks run without a lock. Everything given outlives this object but for the
+// sequencer, which ends what is live when it is destroyed: stop the clock before that, and destroy
+// this after it.
+class Transfers {
+ public:
+  using CommitCallback = absl::AnyInvocable<void(absl::StatusOr<TransferResult>) &&>;
+
+  // How long tiles of a put may arrive; its tokens hold as long.
+  static constexpr absl::Duration kTimeout = absl::Hours(1);
+  // How long the outcome of a put is remembered.
+  static constexpr absl::Duration kRememberFor = absl::Minutes(10);
+  // How many outcomes are remembered at most; the oldest go first. Each is some hundred bytes.
+  static constexpr size_t kMaxEnded = 10'000;
+
+  Transfers(rpc::Clock* clock, ArrayRegistry* registry, SessionTable* sessions);
+
+  // Before anything else.
+  void SetSequencer(Sequencer* sequencer) { sequencer_ = sequencer; }
+
+  // Stages the arrays and waits for their tiles from every rank in `identities` (by rank); returns
+  // the transfer's id. Errors: those of ArrayRegistry::Stage, SessionTable and
+  // Sequencer::BeginTransfer; ABORTED (VERSION_MISMATCH) for a name that is not at the expected
+  // version already.
+  // `items` is kept until the transfer has ended, and no longer.
+  absl::StatusOr<std::string> Begin(const std::string& session_id, const std::string& mesh_id,
+                                    const std::vector<std::string>& identities,
+                                    std::shared_ptr<const std::vector<PutItem>> items);
+
+  // Everything was sent: commits when the last tile is reported. `callback` hears of the end, also
+  // if it came before. `give_up` is when tiles that are still missing abort the transfer.
+  // `request_key` is RequestMemory's: a repeated request that comes while the first one waits,
+  // waits with it; one that comes later gets its answer. NOT_FOUND where there is no such transfer,
+  // or the arrays of a remembered answer are gone. FAILED_PRECONDITION (REQUEST_ID_REUSED): it is
+  // committed, and which arrays it made is no longer known.
+  void Commit(std::string_view transfer_id, std::string request_key, absl::Time give_up,
+              CommitCallback callback);
+
+  // PERMISSION_DENIED (NOT_OWNER) if the transfer is another session's. OK where none is known.
+  absl::Status CheckOwner(std::string_view transfer_id, std::string_view session_id) const;
+
+  // Nothing if it has ended or never was. FAILED_PRECONDITION: it is being committed.
+  absl::Status Abort(std::string_view transfer_id, absl::Status reason);
+
+  // Whether Commit was called for the transfer, which lives or ended lately: it needs its client no
+  // longer.
+  bool IsCommitAskedFor(std::string_view transfer_id) const;
+  // Aborts the transfer unless its commit was asked for: whichever comes first counts. A Commit
+  // that comes later ends with `reason`.
+  void Abandon(std::string_view transfer_id, absl::Status reason);
+
+  // Has `ended` called when the transfer has ended; at once if it has, or never was.
+  void OnEnd(std::string_view transfer_id, absl::AnyInvocable<void() &&> ended);
+
+  // The puts under way and the bytes that they stage on each rank at most: who else takes memory.
+  struct Live {
+    int64_t puts = 0;
+    int64_t bytes_per_rank = 0;
+  };
+  Live LivePuts() const;
+
+  // A rank reported a tile.
+  void TileStaged(std::string_view transfer_id, int64_t size_bytes);
+
+  // NOT_FOUND: no such transfer, or it ended more than kRememberFor ago.
+  absl::StatusOr<TransferProgress> Progress(std::string_view transfer_id) const;
+
+ private:
+  struct Transfer {
+    TransferProgress progress;
+    std::string request_key;  // of the commit, until it is handed on
+    std::string commit_key;   // the same, once it was; under it the answer is remembered
+    // Until it has ended. The first is empty then, too.
+    std::shared_ptr<const std::vector<PutItem>> items;
+    bool is_commit_asked_for = false;
+    absl::Status abandoned;  // by Abandon, why; then no commit is asked for any more
+    bool committing = false;
+    TransferResult result;
+    std::vector<CommitCallback> waiting;
+    std::vector<absl::AnyInvocable<void() &&>> on_end;
+    int64_t ranks = 0;
+  };
+  using TransferPtr = std::shared_ptr<Transfer>;
+
+  absl::Status CheckVersion(const PutItem& item) const;
+  void CommitToRegistry(const TransferPtr& transfer, const WorkOutcome& outcome,
+                        absl::AnyInvocable<void(absl::Status) &&> decided);
+  void End(const TransferPtr& transfer, const absl::Status& status);
+  void AbortOverdue();
+  // The remembered answer to a commit, if what it made is still there.
+  absl::StatusOr<TransferResult> Answer(std::string_view transfer_id,
+                                        const RememberedAnswer& remembered) const;
+  void Forget() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  TransferPtr Find(std::string_view transfer_id) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+
+  rpc::Clock* const clock_;
+  ArrayRegistry* const registry_;
+  SessionTable* const sessions_;
+  Sequencer* sequencer_ = nullptr;
+
+  mutable absl::Mutex mutex_;
+  // What the pointers lead to is guarded too.
+  std::map<std::string, TransferPtr, std::less<>> transfers_ ABSL_GUARDED_BY(mutex_);
+  std::deque<TransferPtr> ended_ ABSL_GUARDED_BY(mutex_);  // oldest first
+  std::multimap<absl::Time, std::string> give_up_ ABSL_GUARDED_BY(mutex_);
+
+  rpc::Alarm give_up_alarm_;  // last: its destructor waits for AbortOverdue
+};
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_STEPS_TRANSFERS_H_

@@ -1,0 +1,223 @@
+// A store in this process's memory, with a journal behind it that makes its commits durable.
+#ifndef SHARDMESH_SERVER_STORE_LOCAL_STORE_H_
+#define SHARDMESH_SERVER_STORE_LOCAL_STORE_H_
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <list>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <variant>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "server/store/revision_index.h"
+#include "server/store/store.h"
+
+namespace shardmesh::server {
+
+// What a group of commits changes in the journal.
+struct JournalWrite {
+  absl::Span<const Event> events;           // of whole commits, in the order of positions
+  absl::Span<const EventPosition> dropped;  // events, of these or earlier ones, that go with it
+  Revision newest = 0;                      // the store's revision with it
+  bool urgent = false;                      // may use the space that is kept back
+};
+
+// A copy of a journal that is being made. Destroying one that is not done removes its file.
+class JournalBackup {
+ public:
+  virtual ~JournalBackup() = default;
+  // Copies a little more: true when all is copied and synced. Ends with any error.
+  virtual absl::StatusOr<bool> Step() = 0;
+};
+
+// Where a LocalStore writes what it is about to acknowledge. Called by one thread at a time.
+//
+// RESOURCE_EXHAUSTED says that nothing of a write happened, for certain. After any other error it
+// is not known what is on disk, and no more calls may follow.
+class Journal {
+ public:
+  virtual ~Journal() = default;
+
+  // Whether what is written next would be found again. Asked before each write: after an error
+  // nothing is written, and reads and copies go on.
+  virtual absl::Status Check() { return absl::OkStatus(); }
+
+  // Makes all of it durable, or nothing.
+  virtual absl::Status Append(const JournalWrite& write) = 0;
+
+  // Drops the superseded events; `compacted` is the new oldest readable revision and `newest` the
+  // store's revision, which may have no event left. Of what is kept back it may use the quota's
+  // part, and not the disk's: that is for what cannot wait.
+  virtual absl::Status Drop(absl::Span<const EventPosition> superseded, Revision compacted,
+                            Revision newest) = 0;
+
+  // Called between writes, for what need not delay them.
+  virtual absl::Status Maintain() = 0;
+  // In how long Maintain has something to do though nothing is written.
+  virtual absl::Duration MaintainIn() const { return absl::InfiniteDuration(); }
+
+  virtual absl::StatusOr<std::unique_ptr<JournalBackup>> BeginBackup(const std::string& path) = 0;
+
+  // Adds what it knows: bytes on disk, and the quota.
+  virtual void AddStats(StoreStats* stats) = 0;
+
+  // As Store::UnreadableRevision, of what was found when it was opened. Called by any thread.
+  virtual Revision UnreadableRevision(std::string_view) const { return 0; }
+  // As Store::UnreadableKeys. Called by any thread.
+  virtual std::vector<std::string> UnreadableKeys() const { return {}; }
+};
+
+// How much of what was overwritten or deleted stays readable and watchable. Older revisions are
+// compacted by the store itself, when it is opened and whenever either bound is passed; or sooner
+// if there is no room for a commit otherwise.
+struct RetentionOptions {
+  size_t bytes = size_t{64} << 20;
+  absl::Duration time = absl::Hours(1);
+};
+// Only Compact, or a full disk, forgets anything.
+inline constexpr RetentionOptions kRetainAll = {.bytes = SIZE_MAX,
+                                                .time = absl::InfiniteDuration()};
+
+struct LocalStoreOptions {
+  RetentionOptions retention = {};
+  // Which keys keep older values than that, or none at all.
+  HistoryOptions history = {};
+  // Called on the writer thread with how a write ended whose outcome is not known: what it holds
+  // may be on disk or not, so nobody may be told either. No callback of a commit runs after it. It
+  // ends the process; if it is empty or returns, the store logs the error and does so, with code 1.
+  std::function<void(const absl::Status&)> on_failure = {};
+  // Called on the writer thread with how long a commit took, from Commit to its callback; may be
+  // empty.
+  std::function<void(absl::Duration)> on_committed = {};
+};
+
+// All reads come from memory. Writes go through one thread, which takes whatever has queued up
+// meanwhile, journals it as one group, makes it visible and calls back: so that many writers share
+// the cost of one sync. State for the whole control plane is a few dozen MiB, hence in memory
+// whole.
+class LocalStore final : public Store {
+ public:
+  // `index` is what the journal held when it was opened. Starts the writer thread.
+  LocalStore(RevisionIndex index, std::unique_ptr<Journal> journal, LocalStoreOptions options = {});
+  ~LocalStore() override;
+  LocalStore(const LocalStore&) = delete;
+  LocalStore& operator=(const LocalStore&) = delete;
+
+  void Commit(Transaction transaction, CommitCallback callback) override;
+  absl::StatusOr<KeyValue> Get(std::string_view key, Revision at) const override;
+  absl::StatusOr<std::vector<KeptValue>> History(std::string_view key, Revision at) const override;
+  absl::StatusOr<KeyValues> List(std::string_view prefix, ListOptions options) const override;
+  absl::StatusOr<std::unique_ptr<WatchHandle>> Watch(std::vector<std::string> prefixes,
+                                                     Revision from_revision,
+                                                     WatchCallback callback) override;
+  void Compact(Revision revision, absl::AnyInvocable<void(absl::Status) &&> callback) override;
+  void Backup(std::string path, CommitCallback callback) override;
+  Revision revision() const override;
+  Revision settled_revision() const override;
+  Revision compacted_revision() const override;
+  StoreStats stats() const override;
+  Revision UnreadableRevision(std::string_view key) const override;
+  std::vector<std::string> UnreadableKeys() const override { return journal_->UnreadableKeys(); }
+
+ private:
+  class Handle;
+  struct Watcher {
+    std::vector<std::string> prefixes;
+    Revision next = 0;  // the first revision not yet delivered
+    WatchCallback callback;
+    bool cancelled = false;
+    bool running = false;
+  };
+  struct QueuedCommit {
+    std::vector<Compare> compares;
+    std::vector<Event> writes;  // without positions yet
+    bool urgent = false;
+    CommitCallback callback;
+    size_t size_bytes = 0;
+    absl::Status refusal;  // what it is answered with, if it was refused at the door
+    std::chrono::steady_clock::time_point began;
+  };
+  struct QueuedCompaction {
+    Revision revision = 0;
+    absl::AnyInvocable<void(absl::Status) &&> callback;
+  };
+  struct QueuedBackup {
+    std::string path;
+    CommitCallback callback;
+    std::unique_ptr<JournalBackup> backup;  // null: not begun
+  };
+  struct WakeUp {};  // a watch was added
+  using Work = std::variant<QueuedCommit, QueuedCompaction, QueuedBackup, WakeUp>;
+  // When the store was at a revision.
+  struct Mark {
+    Revision revision = 0;
+    std::chrono::steady_clock::time_point time;
+  };
+  // A group of commits as it would be written.
+  struct Prepared {
+    std::vector<absl::StatusOr<Revision>> results;  // of each commit
+    std::vector<Event> events;
+    std::vector<EventPosition> dropped;
+    Revision newest = 0;
+    bool urgent = true;
+  };
+
+  void Run();
+  // When the writer has something to do though nothing is queued.
+  absl::Time NextDue() const;
+  std::vector<QueuedCommit> TakeGroup() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CommitGroup(absl::Span<QueuedCommit> group);
+  Prepared Prepare(absl::Span<const QueuedCommit> group) const;
+  // OK: the events are in the index. RESOURCE_EXHAUSTED: nothing happened.
+  absl::Status Write(Prepared* prepared);
+  void ContinueBackup(QueuedBackup backup);
+  absl::Status CompactNow(Revision revision);
+  void CompactIfDue();
+  void DeliverToWatchers();
+  void RefreshStats();
+  [[noreturn]] void Fail(const absl::Status& status);
+
+  const std::unique_ptr<Journal> journal_;
+  const LocalStoreOptions options_;
+
+  mutable absl::Mutex mutex_;
+  // Written by the writer thread alone, under the mutex; which may hence read it without.
+  RevisionIndex index_;
+  Revision settled_ ABSL_GUARDED_BY(mutex_) = 0;
+  StoreStats journal_stats_ ABSL_GUARDED_BY(mutex_);
+  std::deque<Work> queue_ ABSL_GUARDED_BY(mutex_);
+  size_t queued_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::list<std::shared_ptr<Watcher>> watchers_ ABSL_GUARDED_BY(mutex_);
+  bool closing_ ABSL_GUARDED_BY(mutex_) = false;
+
+  // Of the writer thread alone.
+  std::deque<Mark> marks_;   // rising
+  size_t kept_bytes_ = 0;    // of history that the last compaction left though it was old enough
+  bool is_cleared_ = false;  // of what keys without history were in a store of an older version
+  std::chrono::steady_clock::time_point compact_after_;  // not sooner: it failed
+  bool stats_are_old_ = true;
+  std::chrono::steady_clock::time_point stats_time_;
+
+  std::thread writer_;  // last: starts when everything above is there
+};
+
+// A store that forgets everything when the process ends: for a coordinator without --data-dir.
+std::unique_ptr<Store> CreateMemoryStore(LocalStoreOptions options = {});
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_STORE_LOCAL_STORE_H_

@@ -1,0 +1,163 @@
+// One connection to an SQLite database, with its errors as ours; its source is the one file that
+// knows SQLite.
+#ifndef SHARDMESH_SERVER_STORE_SQLITE_DATABASE_H_
+#define SHARDMESH_SERVER_STORE_SQLITE_DATABASE_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "status/status_macros.h"
+
+struct sqlite3;
+struct sqlite3_backup;
+struct sqlite3_stmt;
+
+namespace shardmesh::server {
+
+// Errors name the file, what SQLite said and the statement:
+//   RESOURCE_EXHAUSTED  (STORE_FULL) the disk or the page limit is full; what was to be written was
+//                       not, for certain.
+//   DATA_LOSS           the database is damaged.
+//   PERMISSION_DENIED   the file cannot be written.
+//   FAILED_PRECONDITION another program has it open.
+//   INTERNAL            all else, such as an error of the disk: of a write it is not known whether
+//                       it happened.
+// All but the first bear STORE_FAILED. Thread-compatible.
+class Database {
+ public:
+  // A prepared statement. Parameters and columns count from 1 and from 0, as SQLite has it.
+  class Statement {
+   public:
+    Statement() = default;
+    ~Statement();
+    Statement(Statement&& other) noexcept : statement_(std::exchange(other.statement_, nullptr)) {}
+    Statement& operator=(Statement&& other) noexcept {
+      std::swap(statement_, other.statement_);
+      return *this;
+    }
+
+    // Bytes are not copied: they live until the statement has run.
+    void BindNumber(int parameter, int64_t value) const;
+    void BindText(int parameter, std::string_view text) const;
+    void BindBytes(int parameter, std::string_view bytes) const;
+    void BindNull(int parameter) const;
+
+    int64_t Number(int column) const;
+    // The bytes of a text or a blob; valid until the next step.
+    std::string_view Bytes(int column) const;
+    bool IsNull(int column) const;
+    bool IsText(int column) const;
+    bool IsNumber(int column) const;
+
+    // Ends a run whose rows were not all read.
+    void Reset() const;
+
+   private:
+    friend class Database;
+    sqlite3_stmt* statement_ = nullptr;
+  };
+
+  // What the message of DATA_LOSS begins with.
+  static constexpr std::string_view kStateIsDamaged =
+      "the state database is damaged; see what can be read with `shardmesh admin check FOLDER`, or "
+      "restore a snapshot: ";
+  // `if_damaged`: the same, of a database that is no coordinator's state.
+  explicit Database(std::string path, std::string_view if_damaged = kStateIsDamaged)
+      : path_(std::move(path)), if_damaged_(if_damaged) {}
+  ~Database();
+  Database(const Database&) = delete;
+  Database& operator=(const Database&) = delete;
+
+  // `vfs`: SQLite's layer below it, for tests that let it fail; empty: the system's files.
+  // DATA_LOSS: the file is missing or empty, but its log is not; SQLite would remove the log.
+  absl::Status Open(const std::string& vfs = "");
+  // Whether closing leaves the log as it is. Else, as at the beginning, closing copies it into the
+  // database, as far as SQLite can read it, and removes it; after UseLog it empties it.
+  absl::Status KeepLog(bool keep);
+  absl::Status Execute(const std::string& sql);
+  absl::StatusOr<Statement> Prepare(const std::string& sql);
+  // Runs a statement that returns no rows.
+  absl::Status Run(const Statement& statement);
+  // True if there is a row.
+  absl::StatusOr<bool> Step(const Statement& statement);
+  // The number in the first column of the first row; nullopt without rows.
+  absl::StatusOr<std::optional<int64_t>> Number(const std::string& sql);
+
+  // Runs `writes` as one transaction. RESOURCE_EXHAUSTED: it was rolled back.
+  template <typename Writes>
+  absl::Status InTransaction(Writes writes) {
+    SHARDMESH_RETURN_IF_ERROR(Execute("BEGIN IMMEDIATE"));
+    absl::Status status = writes();
+    if (status.ok()) status = Execute("COMMIT");
+    return status.ok() ? status : RolledBack(std::move(status));
+  }
+
+  // Switches to a write-ahead log that is synced with each commit, and that only Checkpoint copies
+  // into the database. Its file stays when the database is closed: a full disk may have no room for
+  // a new one, also where it is empty (XFS).
+  absl::Status UseLog();
+  // Pages in the log that Checkpoint has not copied.
+  int64_t log_pages() const { return log_pages_; }
+  // Copies the log into the database, and syncs it.
+  absl::Status Checkpoint();
+
+  // The first page of the database as its file would have it.
+  absl::StatusOr<std::string> FirstPage();
+
+  // How many pages the database may grow to, or has if they are more.
+  absl::Status LimitPages(int64_t pages);
+
+  // DATA_LOSS: the pages of the database do not fit together. INTERNAL: the disk did not give one.
+  absl::Status CheckPages();
+
+  // The row ids at which the pages with a table's rows end, rising, but for the last page's: as far
+  // as the pages above those can be read. The rows behind one of them are on another page than
+  // itself. Copies the log into the database first.
+  absl::StatusOr<std::vector<int64_t>> PageEnds(const std::string& table);
+
+  // A copy of the database, made a few pages at a time, between which it may change.
+  class Copy;
+  // ALREADY_EXISTS if there is such a file.
+  absl::StatusOr<std::unique_ptr<Copy>> BeginCopy(const std::string& path);
+
+  const std::string& path() const { return path_; }
+
+ private:
+  // Reads all of the database's files, past SQLite's cache: an error tells that the disk fails.
+  absl::Status ReadFiles();
+  // What went wrong, as our codes say it.
+  absl::Status Error(int code, std::string_view doing) const;
+  absl::Status RolledBack(absl::Status because);
+
+  const std::string path_;
+  const std::string if_damaged_;
+  sqlite3* handle_ = nullptr;
+  int64_t log_pages_ = 0;
+};
+
+class Database::Copy {
+ public:
+  ~Copy();
+  Copy(const Copy&) = delete;
+  Copy& operator=(const Copy&) = delete;
+  // True when all is copied and synced.
+  absl::StatusOr<bool> Step(int pages);
+
+ private:
+  friend class Database;
+  explicit Copy(std::string path) : to_(std::move(path)) {}
+
+  Database to_;
+  sqlite3_backup* backup_ = nullptr;
+};
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_STORE_SQLITE_DATABASE_H_

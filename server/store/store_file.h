@@ -1,0 +1,208 @@
+// The coordinator's data folder and the records of its database: who may open it, of which schema
+// it is, and which records can be read.
+#ifndef SHARDMESH_SERVER_STORE_STORE_FILE_H_
+#define SHARDMESH_SERVER_STORE_STORE_FILE_H_
+
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/store/revision_index.h"
+#include "server/store/sqlite_database.h"
+
+namespace shardmesh::server {
+
+// Tables, by schema version:
+//   1  event(position, key, value), bounds(compacted, newest)
+//   2  a CRC-32C with each record and with the bounds; set_aside for records that were unreadable
+//   3  a CRC-32C of each record's key alone, so that a damaged key is not taken for another one
+inline constexpr int64_t kSchemaVersion = 3;
+// The first version with checksums.
+inline constexpr int64_t kFirstChecked = 2;
+
+std::string DatabasePath(std::string_view folder);
+
+// Makes the folder if it is not there, and its entry in the parent durable.
+absl::Status MakeDataFolder(const std::string& folder);
+// Makes the entries of a folder durable.
+absl::Status SyncFolder(const std::string& folder);
+
+// Makes the file `prepared` in the folder, a database that is whole and synced, the folder's own.
+// The one before goes to NAME-N, with its log. One rename begins it; whatever ends the process
+// after that, FinishReplacement does the rest, so that no start finds a folder without its state.
+// Returns where the database before is now; empty: there was none. Under the folder's lock, with
+// neither database open.
+absl::StatusOr<std::string> ReplaceDatabase(const std::string& folder, const std::string& prepared,
+                                            std::string_view name);
+// The database that takes the folder's place where a replacement was begun that FinishReplacement
+// has to finish. Empty if there is none, or no folder.
+absl::StatusOr<std::string> NextDatabase(const std::string& folder);
+// Does what is left of a replacement that was interrupted; nothing where there is none. Called by
+// whoever has taken the lock of a folder, before its database is looked for.
+absl::Status FinishReplacement(const std::string& folder);
+
+// DATA_LOSS: the folder has lost its database, which is missing or empty, though something in the
+// folder shows that a coordinator kept its state there. OK for a folder that is new, and for one
+// whose first start was interrupted. Under the folder's lock, after FinishReplacement.
+absl::Status CheckHasState(const std::string& folder);
+// The same of a database that could be opened and has no tables (version 0).
+absl::Status CheckIsNew(const std::string& folder);
+
+// A database says in its header whether it needs its log: from the first commit of each process, as
+// soon as that is on the disk, until the log is copied into it at a clean end. A database that
+// needs none is whole as it is; so is one that says so after its log was lost.
+//
+// Sets it, as part of a transaction.
+absl::Status SetNeedsLog(Database& database, bool needs_log);
+absl::StatusOr<bool> NeedsLog(Database& database);
+// Clears it in the file of a copy that has all commits, which nobody has open, and syncs the file.
+absl::Status ForgetLog(const std::string& copy);
+// DATA_LOSS: the database needs its log, and the log is missing or has not one frame: commits that
+// were acknowledged are lost. Reads the files past SQLite, and changes nothing. OK for a database
+// that is missing or unreadable, of which others tell.
+absl::Status CheckHasLog(const std::string& database);
+
+// The lock that one process at a time can have on a data folder. The kernel takes it back when the
+// process dies, however it dies.
+class FolderLock {
+ public:
+  // Where another process has it, waits up to `timeout` for its end, as it may be about to stop,
+  // and logs for which process. FAILED_PRECONDITION then, naming that process and its host.
+  static absl::StatusOr<FolderLock> Take(const std::string& folder,
+                                         absl::Duration timeout = absl::ZeroDuration());
+  // For a reader of a folder that may be another's and not writable: shared with other readers, and
+  // none if nobody ever opened the folder. FAILED_PRECONDITION: a process has it.
+  static absl::StatusOr<FolderLock> TakeToRead(const std::string& folder);
+  ~FolderLock();
+  FolderLock(FolderLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  FolderLock& operator=(FolderLock&&) = delete;
+
+ private:
+  explicit FolderLock(int fd) : fd_(fd) {}
+  int fd_;
+};
+
+// An event's row id: its revision, then its place in the commit. So the table is in the order of
+// the history, and needs no index.
+int64_t RowId(EventPosition position);
+EventPosition PositionOf(int64_t row_id);
+
+// What is stored with a record, and with the bounds.
+uint32_t RecordChecksum(int64_t row_id, std::string_view key, const std::string* value);
+uint32_t KeyChecksum(std::string_view key);
+uint32_t BoundsChecksum(Revision compacted, Revision newest);
+
+// Writes a record with its checksums by a statement of kInsertRecord; a null value for a deletion.
+inline constexpr char kInsertRecord[] = "INSERT INTO event VALUES (?1, ?2, ?3, ?4, ?5)";
+absl::Status InsertRecord(Database& database, const Database::Statement& insert, int64_t row_id,
+                          std::string_view key, const std::string* value);
+
+// Whether the database is a coordinator's, and of which version it is.
+// FAILED_PRECONDITION: it is another program's; or (SCHEMA_MISMATCH) of a version that this build
+// cannot read: both are named. An empty one has version 0.
+absl::StatusOr<int64_t> SchemaVersionOf(Database& database);
+// Fills an empty database with our tables; brings one of an older version to ours, all of it or
+// nothing.
+absl::Status PrepareSchema(Database& database);
+
+// A record that cannot be read.
+struct UnreadableRecord {
+  int64_t row_id = 0;
+  std::string key;
+  std::string why;
+  // Set where it is the key that is damaged: `key` is as it stands there, and no record's. The
+  // checksum is that of the key that the record was of; older records with it are of that key too.
+  std::optional<uint32_t> lost_key_crc = {};
+};
+
+// Finds out of which keys unreadable records were whose own keys are damaged: their checksums tell,
+// given the keys that there are.
+class KeyFinder {
+ public:
+  // Of records that stay where they are.
+  explicit KeyFinder(std::vector<UnreadableRecord>* records);
+  bool is_done() const { return lost_.empty(); }
+  // Names the records that were of this key. Returns the newest one's row id, before which nothing
+  // of the key is current; the least number if there is none.
+  int64_t Find(std::string_view key);
+
+ private:
+  std::multimap<uint32_t, UnreadableRecord*> lost_;  // by the checksum of the key
+};
+
+struct StoredState {
+  RevisionIndex index;
+  std::vector<UnreadableRecord> unreadable;
+};
+
+// The newest revision, given a row that cannot be read: its row id is taken, so that its commit is
+// behind us too. But a row id far beyond all others is a part of the damage.
+Revision NewestWith(Revision newest, int64_t unreadable_row);
+
+// Reads all records, also those of an older schema. Of a key with an unreadable record nothing is
+// there that is older: it would pass for what is current. DATA_LOSS: the bounds or the pages cannot
+// be read.
+absl::StatusOr<StoredState> ReadState(Database& database);
+
+// A row as it stands in the database, also in one of an older schema. Without checksums, those of
+// version 1 count as they are.
+struct StoredRow {
+  int64_t row_id = 0;
+  std::string key;
+  std::shared_ptr<const std::string> value;   // null: a deletion
+  std::string why;                            // what is wrong with it; empty: as it was written
+  std::optional<uint32_t> lost_key_crc = {};  // as in UnreadableRecord
+};
+
+inline constexpr int64_t kFirstRow = std::numeric_limits<int64_t>::min();
+inline constexpr int64_t kLastRow = std::numeric_limits<int64_t>::max();
+
+// Reads the rows of a database, in order, also of one whose pages are damaged. Errors are the
+// database's: DATA_LOSS from a page that cannot be read. The database outlives it.
+class RowReader {
+ public:
+  static absl::StatusOr<RowReader> Create(Database& database);
+
+  // Calls back for each row from `from` to `to`, both included, until an error ends it.
+  absl::Status Read(int64_t from, int64_t to, absl::FunctionRef<void(StoredRow)> callback) const;
+  // The first row from `from` to `to`, which itself may not be readable; nullopt: there is none.
+  absl::StatusOr<std::optional<int64_t>> FindNext(int64_t from, int64_t to) const;
+  // The key of a row of which not all can be read, as it stands there.
+  absl::StatusOr<std::string> KeyOf(int64_t row_id) const;
+
+ private:
+  explicit RowReader(Database* database) : database_(database) {}
+
+  Database* database_;
+  bool has_checksums_ = false;
+  Database::Statement rows_;
+  Database::Statement next_;
+  Database::Statement key_;
+};
+
+// Calls back for each row, in order. Returns what ended it.
+absl::Status ForEachRow(Database& database, absl::FunctionRef<void(StoredRow)> callback);
+
+// The bounds: nothing before `compacted` can be read, `newest` is the last commit. DATA_LOSS if
+// they are not as they were written.
+struct StoredBounds {
+  Revision compacted = 0;
+  Revision newest = 0;
+};
+absl::StatusOr<StoredBounds> ReadBounds(Database& database);
+// In place of those that are there, if any are: part of a transaction.
+absl::Status WriteBounds(Database& database, StoredBounds bounds);
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_STORE_STORE_FILE_H_

@@ -1,0 +1,125 @@
+// Which mesh suits a model: all ways to divide a number of devices over named axes, ranked.
+#ifndef SHARDMESH_SHARDING_LAYOUT_MESH_SEARCH_H_
+#define SHARDMESH_SHARDING_LAYOUT_MESH_SEARCH_H_
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "sharding/mesh.h"
+#include "sharding/shape.h"
+#include "sharding/spec.h"
+
+namespace shardmesh {
+
+// Tensors that the search cannot tell apart.
+struct TensorGroup {
+  PartitionSpec spec;  // as asked for, before correction
+  Shape shape;
+  int64_t bits_per_element = 0;
+  int64_t count = 1;  // from 1 to kMaxGroupCount
+};
+
+// Most tensors of a group.
+inline constexpr int64_t kMaxGroupCount = int64_t{1} << 31;
+
+// Sorts the tensors of a tree into groups. Not synchronised.
+class TensorGroups {
+ public:
+  // INVALID_ARGUMENT (INVALID_SHAPE) for a malformed shape or fewer than 1 bit per element;
+  // (LIMIT_EXCEEDED) for a count that is not from 1 to kMaxGroupCount in all.
+  absl::Status Add(const PartitionSpec& spec, absl::Span<const int64_t> shape,
+                   int64_t bits_per_element, int64_t count = 1);
+
+  // In the order of their first tensors. Valid until the next Add.
+  absl::Span<const TensorGroup> groups() const { return groups_; }
+
+ private:
+  std::vector<TensorGroup> groups_;
+  absl::flat_hash_map<std::string, size_t> index_;
+};
+
+// An axis of the meshes to try.
+struct SearchAxis {
+  std::string name;
+  int64_t min_size = 1;
+  std::optional<int64_t> max_size = {};  // nullopt: no bound. Equal to min_size: fixed
+};
+
+// What candidates are compared by. Less is better; kFit puts those that fit first.
+enum class MeshCriterion {
+  kFit,
+  kDeviceBytes,  // device_bytes
+  kWastedBytes,  // wasted_bytes
+  kCorrections,  // corrected_tensors
+};
+
+// `fit`, `device_bytes`, `wasted_bytes`, `corrections`.
+std::string_view MeshCriterionName(MeshCriterion criterion);
+// nullopt for a name of none.
+std::optional<MeshCriterion> MeshCriterionFromName(std::string_view name);
+
+struct MeshSearchOptions {
+  int64_t device_count = 0;
+  std::vector<SearchAxis> axes;
+  // What a device can hold; nullopt: anything.
+  std::optional<int64_t> device_memory_bytes;
+  // How many candidates are kept, from 1 to kMaxKeptCandidates.
+  int64_t keep = 20;
+  // The first criterion that differs decides; candidates that differ in none stand in the order of
+  // their axis sizes, larger first.
+  std::vector<MeshCriterion> ranking = {MeshCriterion::kFit, MeshCriterion::kDeviceBytes,
+                                        MeshCriterion::kWastedBytes, MeshCriterion::kCorrections};
+  // Asked before each candidate and every thousands of groups; true ends the search with CANCELLED.
+  std::function<bool()> is_cancelled;
+};
+
+// A mesh and what the tensors cost on it, each with its spec corrected.
+struct MeshCandidate {
+  std::vector<int64_t> sizes;     // by axis, in the order of the options
+  bool fits = true;               // everything can be placed, and device_bytes is within the cap
+  int64_t device_bytes = 0;       // what every device holds
+  int64_t wasted_bytes = 0;       // held on all devices, less one copy
+  int64_t sharded_bytes = 0;      // one copy of the tensors that are not fully replicated
+  int64_t corrected_tensors = 0;  // whose spec needed a correction
+  // Tensors that cannot be placed since an axis is still used twice after correction. They count
+  // as replicated above.
+  int64_t unplaceable_tensors = 0;
+
+  friend bool operator==(const MeshCandidate&, const MeshCandidate&) = default;
+};
+
+struct MeshSearchResult {
+  int64_t evaluated = 0;            // candidates in all
+  int64_t fitting = 0;              // of them, those that fit
+  std::vector<MeshCandidate> best;  // best first, at most `keep`
+};
+
+// Most candidates that a search goes through, most that it keeps.
+inline constexpr int64_t kMaxMeshCandidates = 10'000'000;
+inline constexpr int64_t kMaxKeptCandidates = 10'000;
+
+// How many meshes there are: ways to write device_count as an ordered product of one size per axis,
+// each within its bounds. Saturates at int64_t's maximum. Errors as SearchMeshes, on the options.
+absl::StatusOr<int64_t> CountMeshes(const MeshSearchOptions& options);
+
+// Evaluates the tensors on every such mesh.
+//
+// Example: 8 devices over (dp, tp) has 4 candidates: 8x1, 4x2, 2x4, 1x8.
+// Errors: INVALID_ARGUMENT with INVALID_MESH (no device, no axis, bounds that exclude everything),
+// DUPLICATE_AXIS, LIMIT_EXCEEDED (too many axes, devices, candidates or kept) or INVALID_SHAPE;
+// RESOURCE_EXHAUSTED (LIMIT_EXCEEDED) if a sum of bytes does not fit int64_t; CANCELLED.
+// O(candidates * groups * rank) time; O(groups + keep) memory.
+absl::StatusOr<MeshSearchResult> SearchMeshes(absl::Span<const TensorGroup> groups,
+                                              const MeshSearchOptions& options);
+
+}  // namespace shardmesh
+
+#endif  // SHARDMESH_SHARDING_LAYOUT_MESH_SEARCH_H_

@@ -1,0 +1,71 @@
+// Matching of a pattern's syntax tree itself, for texts in which RE2 and Python differ.
+#ifndef SHARDMESH_SHARDING_PATTERN_AUTOMATON_H_
+#define SHARDMESH_SHARDING_PATTERN_AUTOMATON_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "sharding/pattern/character_set.h"
+#include "sharding/pattern/syntax.h"
+
+namespace re2 {
+class RE2;
+}  // namespace re2
+
+namespace shardmesh {
+
+// A non-deterministic automaton that is run on all its states at once, hence in time
+// O(text * program): exact in every text, but far slower than RE2.
+// Immutable, hence safe to share between threads.
+class PatternAutomaton {
+ public:
+  // Most instructions of one program, with repeats written out.
+  static constexpr int64_t kMaxInstructions = 20'000;
+
+  // LIMIT_EXCEEDED if the program would be too large.
+  static absl::StatusOr<PatternAutomaton> Create(const PatternNode& root);
+
+  // Whether the pattern matches anywhere in `text`; what is not UTF-8 is matched by no pattern.
+  bool Search(std::string_view text) const;
+
+  int64_t program_size() const { return static_cast<int64_t>(program_.size()); }
+  // Expressions of RE2 that tell whether a character is one of some ranges in either case; sets of
+  // the same ranges share one.
+  int64_t folded_ranges() const { return folded_ranges_; }
+
+ private:
+  struct Set {
+    CharacterSet set;
+    std::shared_ptr<const re2::RE2> folded;  // the ranges in either case; null unless they are so
+  };
+  // kSet consumes a character and goes on at `next`; kFork goes on at `next` and `other`.
+  struct Instruction {
+    enum class Op { kSet, kFork, kAssert, kMatch };
+    Op op = Op::kMatch;
+    PatternNode::Kind assertion = PatternNode::Kind::kTextStart;
+    int32_t set = 0;
+    int32_t next = 0;
+    int32_t other = 0;
+  };
+
+  class Builder;
+
+  PatternAutomaton() = default;
+
+  bool Contains(const Set& set, char32_t c) const;
+  bool Holds(PatternNode::Kind assertion, const std::u32string& text, size_t place) const;
+
+  std::vector<Instruction> program_;
+  std::vector<Set> sets_;
+  int64_t folded_ranges_ = 0;
+  int32_t start_ = 0;
+};
+
+}  // namespace shardmesh
+
+#endif  // SHARDMESH_SHARDING_PATTERN_AUTOMATON_H_

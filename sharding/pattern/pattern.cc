@@ -1,0 +1,210 @@
+// Printing a pattern's syntax tree for RE2, and choosing who matches a text.
+#include "sharding/pattern/pattern.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/ascii.h"
+#include "re2/re2.h"
+#include "sharding/pattern/automaton.h"
+#include "sharding/pattern/syntax.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+
+namespace shardmesh {
+namespace {
+
+// Prints a tree for RE2, and notes which texts that print is not exact for.
+class Printer {
+ public:
+  // False if a set of the tree cannot be printed; the output is then of no use.
+  bool Print(const PatternNode& node);
+
+  std::string out;
+  bool has_final_newline_end = false;
+  bool has_character_boundary = false;
+  bool has_not_boundary = false;
+};
+
+bool Printer::Print(const PatternNode& node) {
+  bool printable = true;
+  switch (node.kind) {
+    case PatternNode::Kind::kSet: {
+      const std::optional<std::string> set = PrintSet(node.set);
+      out += set.value_or("");
+      return set.has_value();
+    }
+    case PatternNode::Kind::kSequence:
+      for (const PatternNode& child : node.children) {
+        const bool group = child.kind == PatternNode::Kind::kAlternation;
+        out += group ? "(?:" : "";
+        printable &= Print(child);
+        out += group ? ")" : "";
+      }
+      return printable;
+    case PatternNode::Kind::kAlternation:
+      for (size_t i = 0; i < node.children.size(); ++i) {
+        out += i == 0 ? "" : "|";
+        printable &= Print(node.children[i]);
+      }
+      return printable;
+    case PatternNode::Kind::kRepeat: {
+      const bool group = node.children.front().kind != PatternNode::Kind::kSet;
+      out += group ? "(?:" : "";
+      printable &= Print(node.children.front());
+      out += group ? ")" : "";
+      if (!node.max.has_value() && node.min <= 1) {
+        out += node.min == 0 ? "*" : "+";
+      } else if (node.min == 0 && node.max == 1) {
+        out += "?";
+      } else if (!node.max.has_value()) {
+        StrAppend(&out, "{", node.min, ",}");
+      } else {
+        StrAppend(&out, "{", node.min, ",", *node.max, "}");
+      }
+      return printable;
+    }
+    case PatternNode::Kind::kTextStart:
+      out += "\\A";
+      return true;
+    case PatternNode::Kind::kLineStart:
+      out += "(?m:^)";
+      return true;
+    case PatternNode::Kind::kTextEndOrFinalNewline:
+      has_final_newline_end = true;
+      out += "\\z";
+      return true;
+    case PatternNode::Kind::kTextEnd:
+      out += "\\z";
+      return true;
+    case PatternNode::Kind::kLineEnd:
+      out += "(?m:$)";
+      return true;
+    case PatternNode::Kind::kWordBoundary:
+      has_character_boundary = true;
+      out += "\\b";
+      return true;
+    case PatternNode::Kind::kAsciiWordBoundary:
+      out += "\\b";
+      return true;
+    case PatternNode::Kind::kNotWordBoundary:
+    case PatternNode::Kind::kNotAsciiWordBoundary:
+      // To RE2 the middle of a character of several bytes is no boundary either.
+      has_character_boundary = true;
+      has_not_boundary = true;
+      out += "\\B";
+      return true;
+  }
+  return false;
+}
+
+// Instructions of a byte of a pattern, such as `.`, and of the classes that a letter after a
+// backslash stands for.
+constexpr int64_t kInstructionsOfByte = 8;
+constexpr int64_t kInstructionsOfSpaces = 50;
+constexpr int64_t kInstructionsOfDigits = 300;
+constexpr int64_t kInstructionsOfWords = 1500;
+
+int64_t InstructionsOfEscape(char letter) {
+  switch (letter) {
+    case 'w':
+    case 'W':
+      return kInstructionsOfWords;
+    case 'd':
+    case 'D':
+      return kInstructionsOfDigits;
+    case 's':
+    case 'S':
+      return kInstructionsOfSpaces;
+    default:
+      return 0;
+  }
+}
+
+// The number whose digits begin at `position`, which is moved behind them; at most kMaxRepeat.
+int64_t CountAt(std::string_view text, size_t* position) {
+  int64_t count = 0;
+  for (;
+       *position < text.size() && absl::ascii_isdigit(static_cast<unsigned char>(text[*position]));
+       ++*position) {
+    count = std::min(count * 10 + (text[*position] - '0'), Pattern::kMaxRepeat);
+  }
+  return count;
+}
+
+bool IsAscii(std::string_view text) {
+  return std::all_of(text.begin(), text.end(), [](char c) { return (c & 0x80) == 0; });
+}
+
+}  // namespace
+
+absl::StatusOr<Pattern> Pattern::Create(std::string_view text) {
+  SHARDMESH_ASSIGN_OR_RETURN(const PatternNode root, ParsePattern(text));
+  Pattern pattern;
+  pattern.text_ = std::string(text);
+  Printer printer;
+  const bool printable = printer.Print(root);
+  pattern.newline_matters_ = printer.has_final_newline_end;
+  pattern.non_ascii_matters_ = printer.has_character_boundary;
+  pattern.emptiness_matters_ = printer.has_not_boundary;
+  if (printable) {
+    RE2::Options options;
+    options.set_log_errors(false);
+    options.set_never_capture(true);
+    auto compiled = std::make_shared<RE2>(printer.out, options);
+    if (!compiled->ok()) {
+      return WithReason(absl::InvalidArgumentError(
+                            StrCat("pattern ", QuotePattern(text), ": too large to compile (",
+                                   compiled->error(), "); lower its repeats")),
+                        Reason::kLimitExceeded);
+    }
+    pattern.program_size_ += compiled->ProgramSize();
+    pattern.re2_text_ = std::move(printer.out);
+    pattern.re2_ = std::move(compiled);
+  }
+  if (!printable || pattern.newline_matters_ || pattern.non_ascii_matters_ ||
+      pattern.emptiness_matters_) {
+    SHARDMESH_ASSIGN_OR_RETURN(PatternAutomaton automaton, PatternAutomaton::Create(root));
+    pattern.program_size_ += automaton.program_size();
+    pattern.automaton_ = std::make_shared<PatternAutomaton>(std::move(automaton));
+  }
+  return pattern;
+}
+
+int64_t Pattern::CompileCostBound(std::string_view text) {
+  int64_t once = kInstructionsOfByte * (static_cast<int64_t>(text.size()) + 2);
+  int64_t repeats = 1;  // of the innermost repeat, if each stood in the one before
+  for (size_t i = 0; i + 1 < text.size(); ++i) {
+    if (text[i] == '\\') {
+      once += InstructionsOfEscape(text[++i]);
+    } else if (text[i] == '{') {
+      size_t end = i + 1;
+      int64_t count = CountAt(text, &end);
+      if (end < text.size() && text[end] == ',') {
+        count = std::max(count, CountAt(text, &++end));
+      }
+      repeats = std::min(repeats * std::max<int64_t>(count, 1), kMaxRepeat);
+    }
+  }
+  return once * repeats;
+}
+
+bool Pattern::IsPlain(std::string_view name) {
+  return !name.empty() && !name.ends_with('\n') && IsAscii(name);
+}
+
+bool Pattern::IsPlainHere(std::string_view name) const {
+  return !(newline_matters_ && name.ends_with('\n')) && !(non_ascii_matters_ && !IsAscii(name)) &&
+         !(emptiness_matters_ && name.empty());
+}
+
+bool Pattern::Search(std::string_view name) const {
+  if (re2_ != nullptr && IsPlainHere(name)) {
+    return RE2::PartialMatch(re2::StringPiece(name.data(), name.size()), *re2_);
+  }
+  return automaton_->Search(name);
+}
+
+}  // namespace shardmesh

@@ -1,0 +1,137 @@
+// What a ReshardPlan knows. Inner parts of ReshardPlan.
+#ifndef SHARDMESH_SHARDING_RESHARD_STATE_H_
+#define SHARDMESH_SHARDING_RESHARD_STATE_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "sharding/reshard/layout.h"
+#include "sharding/reshard/plan.h"
+#include "sharding/tile.h"
+
+namespace shardmesh {
+
+struct ReshardPlan::State {
+  using Digit = reshard_internal::Digit;
+  using Side = reshard_internal::Side;
+
+  State(const Tiling& from_tiling, const Tiling& to_tiling) : from(from_tiling), to(to_tiling) {}
+
+  Tiling from;
+  Tiling to;
+  Side src;
+  Side dst;
+  bool empty = false;  // the tensor has no elements
+
+  // The common prefix of positions: how many are shared, and their common digits. No digits: the
+  // devices have to be matched one by one.
+  int64_t shared = 0;
+  std::vector<int64_t> boundaries;
+  bool same_mesh = false;
+
+  // Which replica of a source tile serves a destination. `own` are the source's replica axes along
+  // which the destination's own coordinate is taken; the rest are `turns`, in which destinations,
+  // numbered along `places` among those of the same part, take turns.
+  std::vector<Digit> own;
+  std::vector<Digit> turns;
+  int64_t turn_count = 1;
+  std::vector<Digit> places;
+  int64_t place_count = 1;
+
+  ReshardPattern pattern = ReshardPattern::kGeneral;
+  std::vector<ReshardStep> steps;
+
+  size_t dims() const { return src.dimensions.size(); }
+
+  std::optional<DeviceId> SourceOf(DeviceId destination) const {
+    return src.mesh.DeviceOfGlobalId(dst.mesh.GlobalIdOf(destination));
+  }
+
+  // The parts and what follows from them, per dimension, of one destination.
+  struct View {
+    absl::InlinedVector<int64_t, 8> dst_part;
+    absl::InlinedVector<int64_t, 8> src_part;                   // empty without a source
+    absl::InlinedVector<std::pair<int64_t, int64_t>, 8> cells;  // source parts that it meets
+    int64_t size = 1;
+    int64_t kept = 0;
+    int64_t cell_count = 1;
+  };
+  View ViewOf(DeviceId destination) const;
+
+  // The device that sends the piece that destination `destination` wants of a source tile.
+  DeviceId HolderFor(DeviceId destination, absl::Span<const int64_t> dst_part,
+                     absl::Span<const int64_t> cell) const;
+
+  // The tensor's own dimensions of a box.
+  Tile TensorTile(absl::Span<const IndexRange> ranges) const {
+    Tile tile;
+    for (int64_t dim = 0; dim < from.rank(); ++dim) {
+      tile.ranges.push_back(ranges[reshard_internal::Index(dim)]);
+    }
+    return tile;
+  }
+
+  // Calls visit(ranges, elements, source) for each region, ranges of all dimensions of a Side, in
+  // row-major order.
+  template <typename Visit>
+  void VisitRegions(DeviceId destination, const View& view, const Visit& visit) const;
+
+  void ChooseTurns();
+  void Classify();
+  bool ClassifyByDigits();
+  bool HasSameCuts() const;
+  // Name of the source mesh's axis that has a digit of this stride.
+  std::string SourceAxisAt(int64_t stride) const;
+
+  absl::StatusOr<ReshardTotals> TotalsByDigits(const std::function<bool()>& is_cancelled) const;
+  absl::StatusOr<ReshardTotals> TotalsByDevice(const std::function<bool()>& is_cancelled) const;
+  // Sets mean_sent and, where the links have to be walked for it, max_sent.
+  absl::Status FinishSent(ReshardTotals& totals, const std::function<bool()>& is_cancelled) const;
+};
+
+template <typename Visit>
+void ReshardPlan::State::VisitRegions(DeviceId destination, const View& view,
+                                      const Visit& visit) const {
+  absl::InlinedVector<int64_t, 8> cell;
+  absl::InlinedVector<IndexRange, 8> ranges(dims());
+  for (const auto& [first, last] : view.cells) {
+    cell.push_back(first);
+  }
+  // An odometer over the source tiles that the new tile meets, the last dimension fastest.
+  while (true) {
+    const bool own_cell =
+        view.kept > 0 && std::equal(cell.begin(), cell.end(), view.src_part.begin());
+    if (!own_cell) {
+      int64_t elements = 1;
+      for (size_t dim = 0; dim < dims(); ++dim) {
+        const IndexRange wanted = dst.dimensions[dim].cut.Range(view.dst_part[dim]);
+        const IndexRange held = src.dimensions[dim].cut.Range(cell[dim]);
+        ranges[dim] = {std::max(wanted.start, held.start), std::min(wanted.stop, held.stop)};
+        elements *= ranges[dim].size();
+      }
+      visit(ranges, elements, HolderFor(destination, view.dst_part, cell));
+    }
+    size_t dim = dims();
+    while (dim > 0 && cell[dim - 1] == view.cells[dim - 1].second) {
+      --dim;
+      cell[dim] = view.cells[dim].first;
+    }
+    if (dim == 0) {
+      return;
+    }
+    ++cell[dim - 1];
+  }
+}
+
+}  // namespace shardmesh
+
+#endif  // SHARDMESH_SHARDING_RESHARD_STATE_H_

@@ -1,0 +1,92 @@
+// A map from short names, for lookups that are counted in nanoseconds.
+#ifndef SHARDMESH_STATUS_NAME_TABLE_H_
+#define SHARDMESH_STATUS_NAME_TABLE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace shardmesh {
+
+// Values by name. Only a name's length and its first and last eight bytes are hashed, which makes a
+// lookup several times as fast as in a general hash map; names that differ in between alone share a
+// chain. So it is for tens of distinct names (a few hundred at most), not for foreign masses.
+//
+// Not synchronised; safe to read from several threads.
+template <typename Value>
+class NameTable {
+ public:
+  NameTable() : slots_(kLeastSlots) {}
+
+  // Returns false, and changes nothing, if the name is there already.
+  bool Insert(std::string name, Value value) {
+    if (Find(name) != nullptr) return false;
+    if (2 * (size_ + 1) > slots_.size()) Grow();
+    Slot& slot = slots_[FreePlace(name)];
+    slot.name = std::move(name);
+    slot.value = std::move(value);
+    slot.used = true;
+    ++size_;
+    return true;
+  }
+
+  // Null if the name is not there. Valid until the next Insert.
+  const Value* Find(std::string_view name) const {
+    for (size_t i = Hash(name) & mask();; i = (i + 1) & mask()) {
+      const Slot& slot = slots_[i];
+      if (!slot.used) return nullptr;
+      if (slot.name == name) return &slot.value;
+    }
+  }
+
+ private:
+  static constexpr size_t kLeastSlots = 64;  // a power of two, as all sizes are
+
+  struct Slot {
+    std::string name;
+    Value value{};
+    bool used = false;
+  };
+
+  static size_t Hash(std::string_view name) {
+    uint64_t head = 0;
+    uint64_t tail = 0;
+    if (name.size() >= sizeof(head)) {
+      std::memcpy(&head, name.data(), sizeof(head));
+      std::memcpy(&tail, name.data() + name.size() - sizeof(tail), sizeof(tail));
+    } else if (!name.empty()) {
+      std::memcpy(&head, name.data(), name.size());
+    }
+    // Odd constants spread the bits upwards; the upper half has seen all of them.
+    const uint64_t mixed = (head * 0x9E3779B97F4A7C15) ^ (tail * 0xC2B2AE3D27D4EB4F) ^ name.size();
+    return static_cast<size_t>((mixed * 0x9E3779B97F4A7C15) >> 32);
+  }
+
+  size_t mask() const { return slots_.size() - 1; }
+
+  // The slot for a name that is not there. At least half of them are free.
+  size_t FreePlace(std::string_view name) const {
+    size_t i = Hash(name) & mask();
+    while (slots_[i].used) i = (i + 1) & mask();
+    return i;
+  }
+
+  void Grow() {
+    std::vector<Slot> old(2 * slots_.size());
+    old.swap(slots_);
+    for (Slot& slot : old) {
+      if (slot.used) slots_[FreePlace(slot.name)] = std::move(slot);
+    }
+  }
+
+  std::vector<Slot> slots_;
+  size_t size_ = 0;
+};
+
+}  // namespace shardmesh
+
+#endif  // SHARDMESH_STATUS_NAME_TABLE_H_

@@ -1,0 +1,63 @@
+// absl::StrCat, StrAppend and StrJoin that also take std::string_view, and a bridge for the rest of
+// Abseil.
+//
+// Debian's Abseil is built with a string_view class of its own, which std::string_view does not
+// convert to. The project's interfaces use std::string_view; its texts are put together with these.
+#ifndef SHARDMESH_STATUS_STR_CAT_H_
+#define SHARDMESH_STATUS_STR_CAT_H_
+
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+
+namespace shardmesh {
+
+// The same bytes as Abseil's type and as the standard's: views, valid as long as the argument's
+// bytes.
+inline absl::string_view ToAbsl(std::string_view text) { return {text.data(), text.size()}; }
+inline std::string_view ToStd(absl::string_view text) { return {text.data(), text.size()}; }
+
+namespace str_cat_internal {
+
+template <typename T>
+decltype(auto) Argument(const T& value) {
+  if constexpr (std::is_same_v<T, std::string_view>) {
+    return ToAbsl(value);
+  } else {
+    return (value);
+  }
+}
+
+}  // namespace str_cat_internal
+
+// The three are function objects, lest argument-dependent lookup find Abseil's functions beside
+// them.
+
+// See absl::StrCat.
+inline constexpr auto StrCat = [](const auto&... pieces) -> std::string {
+  return absl::StrCat(str_cat_internal::Argument(pieces)...);
+};
+
+// See absl::StrAppend: no piece may view into `*out`.
+inline constexpr auto StrAppend = [](std::string* out, const auto&... pieces) {
+  absl::StrAppend(out, str_cat_internal::Argument(pieces)...);
+};
+
+// See absl::StrJoin; the formatter is void(std::string* out, const Element&), StrAppend by default.
+inline constexpr auto StrJoin = [](const auto& range, std::string_view separator,
+                                   const auto&... formatter) -> std::string {
+  static_assert(sizeof...(formatter) <= 1);
+  if constexpr (sizeof...(formatter) == 0) {
+    return absl::StrJoin(range, ToAbsl(separator), StrAppend);
+  } else {
+    return absl::StrJoin(range, ToAbsl(separator), formatter...);
+  }
+};
+
+}  // namespace shardmesh
+
+#endif  // SHARDMESH_STATUS_STR_CAT_H_

@@ -1,0 +1,261 @@
+// Tiles out to workers and back.
+#include "client/remote/transfer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "client/remote/worker_client.h"
+#include "status/str_cat.h"
+#include "tests/testing/silent_socket.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/unit/client/small_cluster.h"
+
+namespace shardmesh::client {
+namespace {
+
+using ::shardmesh::test::IsOk;
+using ::shardmesh::test::StatusIs;
+using test::GetToken;
+using test::PutToken;
+using test::SmallCoordinator;
+using test::SmallWorker;
+using ::testing::HasSubstr;
+
+// A tensor with bytes of its own, and the array that it becomes.
+struct TestTensor {
+  TestTensor(const std::string& id, const Mesh& mesh, PartitionSpec spec, Shape shape,
+             Dtype dtype = Dtype::kF32) {
+    array.array_id = id;
+    array.dtype = dtype;
+    array.shape = shape;
+    array.spec = std::move(spec);
+    array.mesh_id = "default";
+    array.mesh = mesh;
+    bytes.resize(static_cast<size_t>(*array.SizeBytes()));
+    for (size_t i = 0; i < bytes.size(); ++i) {
+      bytes[i] = static_cast<char>(i * 31 + i / 251);
+    }
+    token = PutToken(id);
+  }
+  TensorView view() const { return *TensorView::Create(array.dtype, array.shape, bytes); }
+  UploadTensor upload() const { return {&array, token, view()}; }
+
+  ArrayDescriptor array;
+  std::string bytes;
+  std::string token;
+};
+
+class TransferTest : public ::testing::Test {
+ protected:
+  TransferTest() {
+    std::vector<SmallWorker*> workers;
+    for (auto& worker : workers_) {
+      worker = std::make_unique<SmallWorker>();
+      workers.push_back(worker.get());
+    }
+    coordinator_ = std::make_unique<SmallCoordinator>(mesh_, workers);
+    options_.deadline = rpc::SteadyDeadline::After(absl::Seconds(60));
+  }
+
+  absl::StatusOr<int64_t> UploadAll(const std::vector<TestTensor>& tensors) {
+    std::vector<UploadTensor> uploads;
+    for (const TestTensor& tensor : tensors) {
+      uploads.push_back(tensor.upload());
+    }
+    return Upload(coordinator_->devices(), uploads, &cancellation_, options_);
+  }
+  absl::StatusOr<std::string> DownloadAll(const TestTensor& tensor,
+                                          std::vector<TransferDevice> devices) {
+    std::string bytes(tensor.bytes.size(), '\0');
+    const absl::Status status =
+        Download(tensor.array, GetToken(tensor.array.array_id), devices,
+                 *MutableTensorView::Create(tensor.array.dtype, tensor.array.shape,
+                                            absl::MakeSpan(bytes.data(), bytes.size())),
+                 options_);
+    if (!status.ok()) {
+      return status;
+    }
+    return bytes;
+  }
+
+  const Mesh mesh_ = *Mesh::Parse("fsdp=2,tp=2");
+  std::unique_ptr<SmallWorker> workers_[4];
+  std::unique_ptr<SmallCoordinator> coordinator_;
+  Cancellation cancellation_;
+  TransferOptions options_;
+};
+
+PartitionSpec Spec(std::vector<SpecEntry> entries) { return PartitionSpec(std::move(entries)); }
+const SpecEntry kNone = SpecEntry::None();
+const SpecEntry kFsdp = SpecEntry::Axis("fsdp");
+const SpecEntry kTp = SpecEntry::Axis("tp");
+
+TEST_F(TransferTest, BringsBackWhatItHandedOverForEveryLayout) {
+  std::vector<TestTensor> tensors;
+  tensors.emplace_back("replicated", mesh_, Spec({}), Shape{7, 3});
+  tensors.emplace_back("rows", mesh_, Spec({kTp}), Shape{64, 48});
+  tensors.emplace_back("columns", mesh_, Spec({kNone, kTp}), Shape{64, 48});
+  tensors.emplace_back("both", mesh_, Spec({kFsdp, kTp}), Shape{64, 48});
+  tensors.emplace_back("scalar", mesh_, Spec({}), Shape{}, Dtype::kI64);
+  tensors.emplace_back("empty", mesh_, Spec({kFsdp}), Shape{0, 5});
+  // Several pieces of a MiB for each tile, in one run and in many.
+  tensors.emplace_back("large", mesh_, Spec({kFsdp}), Shape{1026, 1031});
+  tensors.emplace_back("large columns", mesh_, Spec({kNone, kFsdp}), Shape{1031, 1026});
+
+  int64_t held_bytes = 0;
+  for (const TestTensor& tensor : tensors) {
+    const Tiling tiling = *tensor.array.Tiling();
+    for (DeviceId rank = 0; rank < 4; ++rank) {
+      held_bytes += *tensor.array.TileSizeBytes(tiling.TileOf(rank));
+    }
+  }
+  int64_t last_done = 0;
+  options_.progress = [&](int64_t done, int64_t total) {
+    EXPECT_GT(done, last_done);
+    EXPECT_EQ(total, held_bytes);
+    last_done = done;
+  };
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const int64_t sent, UploadAll(tensors));
+  EXPECT_EQ(sent, held_bytes);
+  EXPECT_EQ(last_done, held_bytes);
+
+  options_.progress = nullptr;
+  for (const TestTensor& tensor : tensors) {
+    const Tiling tiling = *tensor.array.Tiling();
+    for (int32_t rank = 0; rank < 4; ++rank) {
+      const Tile tile = tiling.TileOf(rank);
+      std::string expected(static_cast<size_t>(*tensor.array.TileSizeBytes(tile)), '\0');
+      ASSERT_THAT(
+          CopyTileBytes(tensor.view(), tile, 0, absl::MakeSpan(expected.data(), expected.size())),
+          IsOk());
+      EXPECT_TRUE(workers_[rank]->TileOf(tensor.array.array_id, rank) == expected)
+          << tensor.array.array_id << " on rank " << rank;
+    }
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string bytes,
+                                   DownloadAll(tensor, coordinator_->devices()));
+    EXPECT_TRUE(bytes == tensor.bytes) << tensor.array.array_id;
+  }
+}
+
+TEST_F(TransferTest, TheFirstFailureEndsAllStreamsAndNamesItsWorker) {
+  for (int rank : {0, 1, 3}) {
+    workers_[rank]->StallPuts();
+  }
+  workers_[2]->FailPutsAfter(
+      int64_t{1} << 20,
+      WithReason(absl::ResourceExhaustedError("have 1 byte, need 2"), Reason::kMemoryLimit));
+  std::vector<TestTensor> tensors;
+  tensors.emplace_back("a", mesh_, Spec({kNone, kTp}), Shape{2048, 2048});
+  const absl::StatusOr<int64_t> sent = UploadAll(tensors);
+  EXPECT_THAT(sent, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+  EXPECT_THAT(sent.status().ToString(), HasSubstr("rank 2 (worker w-2): have 1 byte, need 2"));
+}
+
+TEST_F(TransferTest, ReadsNothingOfTheTensorsOnceCancelled) {
+  workers_[1]->StallPuts();
+  std::vector<TestTensor> tensors;
+  tensors.emplace_back("a", mesh_, Spec({kTp}), Shape{4096, 2048});
+  std::thread canceller([this] {
+    EXPECT_TRUE(workers_[1]->AwaitStalledPut());
+    cancellation_.Cancel();
+  });
+  EXPECT_THAT(UploadAll(tensors), StatusIs(absl::StatusCode::kCancelled));
+  canceller.join();
+  // A sanitizer would see a late read of the bytes that are freed here.
+  tensors.clear();
+}
+
+TEST_F(TransferTest, AWorkerThatIsNotThereIsNamedWithItsAddress) {
+  workers_[3]->Stop();
+  std::vector<TestTensor> tensors;
+  tensors.emplace_back("a", mesh_, Spec({kTp}), Shape{4, 4});
+  const absl::StatusOr<int64_t> sent = UploadAll(tensors);
+  EXPECT_THAT(sent, StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(sent.status().ToString(), HasSubstr("rank 3 (worker w-3)"));
+  EXPECT_THAT(sent.status().ToString(), HasSubstr(workers_[3]->address()));
+}
+
+TEST_F(TransferTest, TakesAnotherHolderWhenOneIsLostMidway) {
+  std::vector<TestTensor> tensors;
+  tensors.emplace_back("a", mesh_, Spec({kTp}), Shape{64, 64});  // ranks 0, 2 and 1, 3 hold alike
+  ASSERT_THAT(UploadAll(tensors), IsOk());
+  workers_[0]->BreakGets();
+  workers_[1]->Stop();
+  int64_t done_bytes = 0;
+  options_.progress = [&](int64_t done, int64_t total) {
+    EXPECT_GT(done, done_bytes);
+    EXPECT_LE(done, total);  // what came twice counts once
+    done_bytes = done;
+  };
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string bytes,
+                                 DownloadAll(tensors[0], coordinator_->devices()));
+  EXPECT_TRUE(bytes == tensors[0].bytes);
+  EXPECT_EQ(done_bytes, static_cast<int64_t>(bytes.size()));
+  options_.progress = nullptr;
+
+  workers_[3]->Stop();
+  const absl::StatusOr<std::string> degraded = DownloadAll(tensors[0], coordinator_->devices());
+  EXPECT_THAT(degraded, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kArrayDegraded));
+  EXPECT_THAT(degraded.status().ToString(), HasSubstr("[32,64)x[0,64)"));
+}
+
+TEST_F(TransferTest, SpreadsAReplicatedTensorsTilesOverTheirHolders) {
+  std::vector<TestTensor> tensors;
+  tensors.emplace_back("a", mesh_, Spec({kTp}), Shape{64, 64});
+  ASSERT_THAT(UploadAll(tensors), IsOk());
+  ASSERT_THAT(DownloadAll(tensors[0], coordinator_->devices()), IsOk());
+  EXPECT_EQ(workers_[0]->gets() + workers_[2]->gets(), 1);
+  EXPECT_EQ(workers_[1]->gets() + workers_[3]->gets(), 1);
+}
+
+TEST_F(TransferTest, RefusesBytesThatDifferFromTheirChecksum) {
+  std::vector<TestTensor> tensors;
+  tensors.emplace_back("a", mesh_, Spec({kFsdp, kTp}), Shape{8, 8});
+  ASSERT_THAT(UploadAll(tensors), IsOk());
+  workers_[2]->CorruptGets();
+  EXPECT_THAT(DownloadAll(tensors[0], coordinator_->devices()),
+              StatusIs(absl::StatusCode::kDataLoss, Reason::kChecksumMismatch));
+}
+
+TEST_F(TransferTest, RefusesPartialSums) {
+  const TestTensor tensor("a", mesh_, PartitionSpec({kTp}, {"fsdp"}), Shape{8});
+  EXPECT_THAT(DownloadAll(tensor, coordinator_->devices()),
+              StatusIs(absl::StatusCode::kFailedPrecondition));
+}
+
+TEST_F(TransferTest, AWorkerSaysWhoItIs) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const std::unique_ptr<WorkerClient> worker,
+      WorkerClient::Connect(workers_[0]->address(), {workers_[0]->address()},
+                            rpc::Credentials::Insecure(), options_.deadline.wall()));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const WorkerIdentity identity,
+                                 worker->Identify({options_.deadline.wall(), {}}));
+  EXPECT_EQ(identity.identity, workers_[0]->address());
+  EXPECT_EQ(identity.incarnation, 7u);
+}
+
+TEST_F(TransferTest, ASilentAddressOfAWorkerHoldsNobodyUpForLong) {
+  const ::shardmesh::test::SilentSocket silent;
+  const std::string& good = workers_[0]->address();
+  const auto connect = [&](const std::vector<std::string>& addresses, absl::Duration within) {
+    return WorkerClient::Connect(good, addresses, rpc::Credentials::Insecure(),
+                                 absl::Now() + within)
+        .status();
+  };
+  const absl::Time start = absl::Now();
+  EXPECT_THAT(connect({silent.address(), silent.address(), good}, absl::Seconds(60)), IsOk());
+  EXPECT_LT(absl::Now() - start, absl::Seconds(5)) << "and not the 10 s of each";
+  // Where no other answers it has the rest of the time.
+  const absl::Status failed = connect({silent.address(), "127.0.0.1:1"}, absl::Seconds(2));
+  EXPECT_THAT(failed, StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(std::string(failed.message()),
+              ::testing::AllOf(HasSubstr(silent.address()), HasSubstr("127.0.0.1:1")));
+}
+
+}  // namespace
+}  // namespace shardmesh::client

@@ -1,0 +1,24 @@
+// Signals that arrive while somebody waits, and before.
+#include "process/signal.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+namespace shardmesh::rpc {
+namespace {
+
+TEST(StopSignalTest, ReturnsSignalsThatArrivedBefore) {
+  StopSignal stop;
+  ASSERT_EQ(pthread_kill(pthread_self(), SIGTERM), 0);
+  EXPECT_EQ(stop.Wait(), SIGTERM);
+  ASSERT_EQ(pthread_kill(pthread_self(), SIGINT), 0);
+  EXPECT_EQ(stop.WaitFor(absl::Seconds(30)), SIGINT);
+}
+
+TEST(StopSignalTest, GivesUpAfterTheTimeout) {
+  StopSignal stop;
+  EXPECT_EQ(stop.WaitFor(absl::Milliseconds(1)), std::nullopt);
+}
+
+}  // namespace
+}  // namespace shardmesh::rpc

@@ -1,0 +1,292 @@
+// Arrays, literals, plans and the tokens that carry an array's description.
+#include "rpc/codec/array_codec.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "process/random_bytes.h"
+#include "rpc/codec/plan_codec.h"
+#include "rpc/codec/status.h"
+#include "rpc/transfer_token.h"
+#include "tests/testing/status_matchers.h"
+
+namespace shardmesh::rpc {
+namespace {
+
+using ::shardmesh::test::IsOkAndHolds;
+using ::shardmesh::test::StatusIs;
+
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+
+std::string FieldOf(const absl::Status& status) {
+  const auto violations = FieldViolationsOf(status);
+  return violations.size() == 1 ? violations[0].field : "";
+}
+
+ArrayDescriptor SomeArray() {
+  ArrayDescriptor array;
+  array.array_id = "a1";
+  array.dtype = Dtype::kBF16;
+  array.shape = {8, 48};
+  array.spec = PartitionSpec({SpecEntry::None(), SpecEntry::Axis("tp")});
+  array.mesh_id = "default";
+  array.mesh_revision = 3;
+  array.mesh = *Mesh::Parse("dp=2,tp=3");
+  array.cut_points = {{}, {0, 20, 40, 48}};
+  return array;
+}
+
+TEST(ArrayCodecTest, EveryElementTypeHasItsOwnNumber) {
+  for (const Dtype dtype : AllDtypes()) {
+    EXPECT_EQ(v1::Dtype_Name(Encode(dtype)), "DTYPE_" + std::string(DtypeName(dtype)));
+    EXPECT_THAT(Decode(Encode(dtype)), IsOkAndHolds(dtype));
+  }
+  EXPECT_EQ(AllDtypes().size() + 1, static_cast<size_t>(v1::Dtype_descriptor()->value_count()));
+  EXPECT_THAT(Decode(v1::DTYPE_UNSPECIFIED).status(), StatusIs(kInvalid, Reason::kUnknownDtype));
+  EXPECT_THAT(Decode(static_cast<v1::Dtype>(63)).status(),
+              StatusIs(kInvalid, Reason::kUnknownDtype));
+}
+
+TEST(ArrayCodecTest, DescriptionsCrossTheWire) {
+  v1::ArrayDescriptor wire;
+  Encode(SomeArray(), &wire);
+  EXPECT_THAT(Decode(wire), IsOkAndHolds(SomeArray()));
+}
+
+TEST(ArrayCodecTest, DescriptionsThatDoNotFitThemselvesAreRefused) {
+  const auto refused = [](ArrayDescriptor array) {
+    v1::ArrayDescriptor wire;
+    Encode(array, &wire);
+    return Decode(wire).status();
+  };
+  ArrayDescriptor array = SomeArray();
+  array.array_id = "";
+  EXPECT_EQ(FieldOf(refused(array)), "array_id");
+  array = SomeArray();
+  array.cut_points.clear();
+  array.shape = {8, 47};
+  EXPECT_THAT(refused(array), StatusIs(kInvalid, Reason::kNotDivisible));
+  array = SomeArray();
+  array.cut_points = {{}, {0, 20, 48}};
+  EXPECT_EQ(FieldOf(refused(array)), "cut_points");
+  array = SomeArray();
+  array.mesh = Mesh();
+  EXPECT_EQ(FieldOf(refused(array)), "mesh");
+  array = SomeArray();
+  array.shape = {-1, 48};
+  EXPECT_EQ(FieldOf(refused(array)), "shape");
+}
+
+TEST(ArrayCodecTest, LiteralsCrossTheWireAndAreChecked) {
+  const Literal literal{Dtype::kI16, {2, 3}, std::string("0123456789ab")};
+  v1::Literal wire;
+  Encode(literal, &wire);
+  EXPECT_THAT(Decode(wire), IsOkAndHolds(literal));
+  v1::Literal moved;
+  Encode(Literal(literal), &moved);
+  EXPECT_THAT(Decode(std::move(moved)), IsOkAndHolds(literal));
+  wire.mutable_data()->pop_back();
+  EXPECT_EQ(FieldOf(Decode(wire).status()), "data");
+  Literal huge{Dtype::kU8,
+               {kMaxLiteralBytes + 1},
+               std::string(static_cast<size_t>(kMaxLiteralBytes) + 1, 'x')};
+  Encode(std::move(huge), &moved);
+  EXPECT_FALSE(Decode(moved).ok());
+  v1::Literal lying;  // promises 2^40 elements and has none
+  lying.set_dtype(v1::DTYPE_F32);
+  lying.add_shape(int64_t{1} << 40);
+  EXPECT_THAT(Decode(lying).status(), StatusIs(kInvalid, Reason::kLimitExceeded));
+}
+
+class TransferTokenTest : public ::testing::Test {
+ protected:
+  const std::string key_ = std::string(kTokenKeyBytes, 'k');
+  const absl::Time now_ = absl::FromUnixSeconds(1'800'000'000);
+  const TransferClaims claims_ = {TransferDirection::kPut, "t1", "s1", SomeArray(), 4,
+                                  now_ + absl::Seconds(60)};
+};
+
+TEST_F(TransferTokenTest, ClaimsComeBackAsTheyWereSigned) {
+  EXPECT_THAT(VerifyToken(SignToken(claims_, key_), key_, TransferDirection::kPut, now_),
+              IsOkAndHolds(claims_));
+}
+
+TEST_F(TransferTokenTest, AnyChangedByteIsRefused) {
+  const std::string token = SignToken(claims_, key_);
+  for (size_t i = 0; i < token.size(); ++i) {
+    for (const int flip : {1, 0x80, 0xff}) {
+      std::string forged = token;
+      forged[i] = static_cast<char>(forged[i] ^ flip);
+      EXPECT_THAT(VerifyToken(forged, key_, TransferDirection::kPut, now_).status(),
+                  StatusIs(absl::StatusCode::kUnauthenticated, Reason::kBadToken));
+    }
+  }
+}
+
+TEST_F(TransferTokenTest, MissingForeignExpiredAndMisusedTokensAreToldApart) {
+  const std::string token = SignToken(claims_, key_);
+  const auto verify = [&](const std::string& text, const std::string& key,
+                          TransferDirection direction, absl::Time now) {
+    return VerifyToken(text, key, direction, now).status();
+  };
+  const auto unauthenticated = StatusIs(absl::StatusCode::kUnauthenticated, Reason::kBadToken);
+  const auto denied = StatusIs(absl::StatusCode::kPermissionDenied, Reason::kBadToken);
+  EXPECT_THAT(verify("", key_, TransferDirection::kPut, now_), unauthenticated);
+  EXPECT_THAT(verify(token, std::string(kTokenKeyBytes, 'x'), TransferDirection::kPut, now_),
+              unauthenticated);
+  EXPECT_THAT(verify(token, key_, TransferDirection::kGet, now_), denied);
+  EXPECT_THAT(verify(token, key_, TransferDirection::kPut, claims_.expire_time), denied);
+}
+
+TEST(RandomBytesTest, AreNotTheSameTwice) {
+  EXPECT_EQ(RandomBytes(32).size(), 32U);
+  EXPECT_NE(RandomBytes(32), RandomBytes(32));
+}
+
+Program SomeProgram() {
+  Program program;
+  program.operand_count = 3;
+  program.ops = {
+      LinearOp{0, 1, 2, WeightLayout::kInOut, Activation::kGelu, 0.5f},
+      MatmulOp{3, 1, true, false},
+      CollectiveOp{4, CollectiveKind::kReduceScatter, {"tp", "dp"}, 1, Reduction::kMax},
+      ReshardOp{5, PartitionSpec({SpecEntry::Axis("dp")})},
+      CollectiveOp{.input = 6,
+                   .kind = CollectiveKind::kPermute,
+                   .axes = {"tp"},
+                   .permutation = {{0, 1}, {1, 0}}},
+      CollectiveOp{.input = 7,
+                   .kind = CollectiveKind::kReduce,
+                   .axes = {"tp"},
+                   .root = 3,
+                   .algorithm = CollectiveAlgorithm::kBinomial,
+                   .order = CollectiveOrder::kFastest},
+      CollectiveOp{.input = 8,
+                   .kind = CollectiveKind::kAllToAll,
+                   .axes = {"dp", "tp"},
+                   .dimension = 2,
+                   .split_dimension = 1},
+  };
+  program.outputs = {6, 0};
+  return program;
+}
+
+TEST(PlanCodecTest, ProgramsCrossTheWire) {
+  v1::Program wire;
+  Encode(SomeProgram(), &wire);
+  EXPECT_THAT(Decode(wire), IsOkAndHolds(SomeProgram()));
+}
+
+TEST(PlanCodecTest, MalformedProgramsNameTheirField) {
+  v1::Program good;
+  Encode(SomeProgram(), &good);
+  v1::Program wire = good;
+  wire.mutable_ops(1)->mutable_matmul()->set_lhs(4);  // its own result
+  EXPECT_EQ(FieldOf(Decode(wire).status()), "ops[1]");
+  wire = good;
+  wire.set_outputs(0, 10);
+  EXPECT_EQ(FieldOf(Decode(wire).status()), "outputs[0]");
+  wire = good;
+  wire.mutable_ops(2)->mutable_collective()->clear_kind();
+  EXPECT_EQ(FieldOf(Decode(wire).status()), "ops[2].collective.kind");
+  wire = good;
+  wire.mutable_ops(5)->mutable_collective()->set_root(-1);
+  EXPECT_EQ(FieldOf(Decode(wire).status()), "ops[5].collective.root");
+  wire = good;
+  wire.mutable_ops(6)->mutable_collective()->set_split_dimension(-1);
+  EXPECT_EQ(FieldOf(Decode(wire).status()), "ops[6].collective.split_dimension");
+  wire = good;
+  wire.mutable_ops(5)->mutable_collective()->set_algorithm(
+      static_cast<v1::CollectiveAlgorithm>(31));
+  EXPECT_EQ(FieldOf(Decode(wire).status()), "ops[5].collective.algorithm");
+  wire = good;
+  wire.mutable_ops(5)->mutable_collective()->set_order(static_cast<v1::CollectiveOrder>(9));
+  EXPECT_EQ(FieldOf(Decode(wire).status()), "ops[5].collective.order");
+  wire = good;
+  wire.mutable_ops(0)->clear_op();
+  EXPECT_EQ(FieldOf(Decode(wire).status()), "ops[0].op");
+  wire = good;
+  wire.set_operand_count(kMaxProgramSize + 1);
+  EXPECT_THAT(Decode(wire).status(), StatusIs(kInvalid, Reason::kLimitExceeded));
+}
+
+TEST(PlanCodecTest, EnumsOfCollectivesCrossTheWireAndUnsetMeansTheDefault) {
+  for (const CollectiveKind kind : AllCollectiveKinds()) {
+    EXPECT_THAT(Decode(Encode(kind)), IsOkAndHolds(kind));
+  }
+  for (const CollectiveAlgorithm algorithm : AllCollectiveAlgorithms()) {
+    EXPECT_THAT(Decode(Encode(algorithm)), IsOkAndHolds(algorithm));
+  }
+  EXPECT_THAT(Decode(v1::COLLECTIVE_ALGORITHM_UNSPECIFIED),
+              IsOkAndHolds(CollectiveAlgorithm::kAuto));
+  EXPECT_THAT(Decode(v1::COLLECTIVE_ORDER_UNSPECIFIED),
+              IsOkAndHolds(CollectiveOrder::kReproducible));
+  EXPECT_THAT(Decode(v1::COLLECTIVE_ORDER_FASTEST), IsOkAndHolds(CollectiveOrder::kFastest));
+}
+
+TEST(PlanCodecTest, PlansOfEveryCollectiveCrossTheWireAndNameTheirAlgorithm) {
+  for (const CollectiveKind kind : AllCollectiveKinds()) {
+    CollectiveOp op = {.kind = kind, .axes = {"tp"}, .algorithm = CollectiveAlgorithm::kAuto};
+    if (kind == CollectiveKind::kAllToAll) op.split_dimension = 1;
+    if (kind == CollectiveKind::kPermute) op.permutation = {{0, 1}};
+    const ValueDescriptor operand = {Dtype::kF32, {8, 16}, PartitionSpec({SpecEntry::Axis("tp")})};
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(
+        const Plan plan, PlanProgram(Program{.operand_count = 1, .ops = {op}, .outputs = {1}},
+                                     {operand}, {"default", 1, *Mesh::Parse("dp=2,tp=2")}));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const Plan back, ParsePlanBytes(PlanBytes(plan)));
+    EXPECT_TRUE(back == plan) << CollectiveKindName(kind);
+    v1::Plan wire;
+    Encode(plan, &wire);
+    wire.mutable_instructions(0)->mutable_collective()->clear_algorithm();
+    EXPECT_THAT(Decode(wire).status(), StatusIs(kInvalid, Reason::kBadField));
+  }
+}
+
+TEST(PlanCodecTest, CountsAndCutPointsCrossTheWire) {
+  const Program program = {.operand_count = 1,
+                           .ops = {CollectiveOp{.kind = CollectiveKind::kAllToAll,
+                                                .axes = {"tp"},
+                                                .split_dimension = 1,
+                                                .counts = {5, 11}}},
+                           .outputs = {1}};
+  v1::Program message;
+  Encode(program, &message);
+  EXPECT_THAT(Decode(message), IsOkAndHolds(program));
+  const ValueDescriptor operand = {
+      Dtype::kF32, {8, 16}, PartitionSpec({SpecEntry::Axis("tp")}), {{0, 3, 8}, {}}};
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const Plan plan, PlanProgram(program, {operand}, {"default", 1, *Mesh::Parse("tp=2")}));
+  EXPECT_EQ(plan.values[1].cut_points, (std::vector<CutPoints>{{}, {0, 5, 16}}));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Plan back, ParsePlanBytes(PlanBytes(plan)));
+  EXPECT_TRUE(back == plan);
+}
+
+TEST(PlanCodecTest, PlansCrossTheWireAsTheSameBytes) {
+  Program program;
+  program.operand_count = 3;
+  program.ops = {LinearOp{0, 1, 2, WeightLayout::kOutIn, Activation::kGelu}};
+  program.outputs = {3};
+  const ValueDescriptor operands[] = {
+      {Dtype::kF32, {8, 16}, PartitionSpec()},
+      {Dtype::kF32, {32, 16}, PartitionSpec({SpecEntry::None(), SpecEntry::Axis("tp")})},
+      {Dtype::kF32, {32}, PartitionSpec()},
+  };
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const Plan plan, PlanProgram(program, operands, {"default", 1, *Mesh::Parse("dp=2,tp=2")}));
+  const std::string bytes = PlanBytes(plan);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Plan back, ParsePlanBytes(bytes));
+  EXPECT_TRUE(back == plan);
+  EXPECT_EQ(PlanBytes(back), bytes);
+  EXPECT_FALSE(ParsePlanBytes("\xff").ok());
+  Plan broken = plan;
+  broken.outputs = {99};
+  EXPECT_FALSE(ParsePlanBytes(PlanBytes(broken)).ok());
+  broken = plan;
+  broken.mesh = Mesh();
+  const absl::Status status = ParsePlanBytes(PlanBytes(broken)).status();
+  EXPECT_THAT(status, StatusIs(kInvalid, Reason::kBadField));
+  EXPECT_EQ(FieldOf(status), "mesh");
+}
+
+}  // namespace
+}  // namespace shardmesh::rpc

@@ -1,0 +1,101 @@
+// Planner: which plans are found again, and what links change about them.
+#include "server/steps/planner.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <random>
+#include <variant>
+
+#include "tests/testing/status_matchers.h"
+
+namespace shardmesh::server {
+namespace {
+
+Program AllReduce() {
+  return {.operand_count = 1,
+          .ops = {CollectiveOp{.input = 0, .kind = CollectiveKind::kAllReduce, .axes = {"x"}}},
+          .outputs = {1}};
+}
+
+// Of F32 elements that lie over x.
+class PlannerTest : public testing::Test {
+ protected:
+  std::shared_ptr<const PreparedPlan> Prepare(const LinkCost& links, int64_t elements = 1 << 18,
+                                              std::string_view caller = "ada") {
+    const ValueDescriptor operand{
+        .dtype = Dtype::kF32, .shape = {elements}, .spec = PartitionSpec({SpecEntry::Axes({"x"})})};
+    auto prepared = planner_.Prepare(
+        caller, AllReduce(), {&operand, 1},
+        {.mesh_id = "m", .mesh_revision = 1, .mesh = *Mesh::Parse("x=4"), .links = links});
+    EXPECT_THAT(prepared, test::IsOk());
+    return prepared.ok() ? *prepared : nullptr;
+  }
+  static CollectiveAlgorithm AlgorithmOf(const PreparedPlan& prepared) {
+    return std::get<GroupCollective>(prepared.plan.instructions.at(0).kind).algorithm;
+  }
+
+  Planner planner_;
+};
+
+TEST_F(PlannerTest, TheAlgorithmFollowsTheLinks) {
+  EXPECT_EQ(AlgorithmOf(*Prepare({})), CollectiveAlgorithm::kPairwise);
+  EXPECT_EQ(AlgorithmOf(*Prepare({.latency_seconds = 50e-3})), CollectiveAlgorithm::kDirect);
+  EXPECT_EQ(AlgorithmOf(*Prepare({})), CollectiveAlgorithm::kPairwise);
+}
+
+TEST_F(PlannerTest, FiguresThatDifferALittleFindTheSamePlan) {
+  const auto first = Prepare({});
+  std::mt19937 random(1);
+  std::uniform_real_distribution<double> noise(0.7, 1.4);
+  for (int i = 0; i < 100; ++i) {
+    LinkCost links;
+    links.latency_seconds *= noise(random);
+    links.seconds_per_byte *= noise(random);
+    EXPECT_EQ(Prepare(links), first);
+  }
+}
+
+TEST_F(PlannerTest, FiguresThatDifferMuchGetAPlanOfTheirOwnAndTheOldOneIsStillFound) {
+  const auto first = Prepare({});
+  const auto second = Prepare({.latency_seconds = 50e-3});
+  EXPECT_NE(first->hash, second->hash);
+  EXPECT_EQ(Prepare({}), first);
+  EXPECT_EQ(Prepare({.latency_seconds = 55e-3}), second);
+  EXPECT_THAT(planner_.Find(first->hash), test::IsOk());
+  EXPECT_THAT(planner_.Find(second->hash), test::IsOk());
+}
+
+TEST_F(PlannerTest, MoreProgramsThanEverAreFoundAgainByTheirHashes) {
+  std::vector<std::shared_ptr<const PreparedPlan>> plans;
+  for (int64_t i = 0; i < 1000; ++i) {
+    plans.push_back(Prepare({}, 1024 + 4 * i));
+  }
+  for (const auto& plan : plans) {
+    EXPECT_THAT(planner_.Find(plan->hash), test::IsOkAndHolds(plan));
+  }
+}
+
+TEST_F(PlannerTest, ACallerWhoPlansWithoutEndDrivesOutOnlyHisOwnPlans) {
+  const auto first = Prepare({}, 1024, "bob");
+  const int64_t plan_bytes = planner_.size_bytes();
+  Planner planner({.max_bytes = 10 * plan_bytes});
+  const auto prepare = [&](std::string_view caller, int64_t elements) {
+    const ValueDescriptor operand{
+        .dtype = Dtype::kF32, .shape = {elements}, .spec = PartitionSpec({SpecEntry::Axes({"x"})})};
+    return *planner.Prepare(caller, AllReduce(), {&operand, 1},
+                            {.mesh_id = "m", .mesh_revision = 1, .mesh = *Mesh::Parse("x=4")});
+  };
+  const auto of_bob = prepare("bob", 1024);
+  const auto oldest_of_ada = prepare("ada", 2048);
+  for (int64_t i = 0; i < 100; ++i) {
+    prepare("ada", 4096 + 4 * i);
+    EXPECT_LE(planner.size_bytes(), 10 * plan_bytes);
+  }
+  EXPECT_THAT(planner.Find(of_bob->hash), test::IsOkAndHolds(of_bob));
+  EXPECT_THAT(planner.Find(oldest_of_ada->hash),
+              test::StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+}
+
+}  // namespace
+}  // namespace shardmesh::server

@@ -1,0 +1,252 @@
+// Puts from their begin to their end: who may end them, and what is kept of them afterwards.
+#include "server/steps/transfers.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/synchronization/notification.h"
+#include "process/random_id.h"
+#include "server/state/arrays.h"
+#include "server/state/session.h"
+#include "server/steps/sequencer.h"
+#include "server/store/local_store.h"
+#include "tests/testing/eventually.h"
+#include "tests/testing/fake_clock.h"
+#include "tests/testing/status_matchers.h"
+
+namespace shardmesh::server {
+namespace {
+
+using ::shardmesh::test::IsOk;
+using ::shardmesh::test::StatusIs;
+
+class DeafTransport final : public StepTransport {
+ public:
+  void Start(const WorkRef&, const std::shared_ptr<const std::string>&) override {}
+  void Commit(const WorkRef&) override {}
+  void Abort(const WorkRef&, const absl::Status&) override {
+    if (on_abort) on_abort();
+  }
+
+  std::function<void()> on_abort;
+};
+
+class TransfersTest : public ::testing::Test {
+ protected:
+  TransfersTest() { Reopen(); }
+  ~TransfersTest() override { sequencer_.reset(); }
+
+  // As after a restart of the coordinator over the same store.
+  void Reopen() {
+    sequencer_.reset();
+    transfers_.reset();
+    sessions_.reset();
+    registry_.reset();
+    auto opened = ArrayRegistry::Open(store_.get(), &clock_, [](const auto&, const auto&) {});
+    ASSERT_THAT(opened, IsOk());
+    registry_ = *std::move(opened);
+    sessions_ = std::make_unique<SessionTable>(&clock_, [](const EndedSession&) {});
+    transfers_ = std::make_unique<Transfers>(&clock_, registry_.get(), sessions_.get());
+    sequencer_ = std::make_unique<Sequencer>(&clock_, &transport_,
+                                             Sequencer::Options{.term = registry_->term()});
+    sequencer_->WorkerAttached("w0", 1);
+    transfers_->SetSequencer(sequencer_.get());
+    session_ = sessions_->Open({.name = "host:10.0.0.1"}, "", absl::Hours(1))->id;
+  }
+
+  // Begins a put of one array; with a name, or pinned by the session.
+  std::string Begin(const std::string& name) {
+    auto items = std::make_shared<std::vector<PutItem>>(1);
+    PutItem& item = items->front();
+    item.name = name;
+    array_id_ = RandomId();
+    item.definition.descriptor = {.array_id = array_id_,
+                                  .dtype = Dtype::kF32,
+                                  .shape = {8, 4},
+                                  .spec = PartitionSpec({SpecEntry::Axis("x")}),
+                                  .mesh_id = "m",
+                                  .mesh_revision = 3,
+                                  .mesh = *Mesh::Parse("x=1"),
+                                  .cut_points = {}};
+    items_ = items;
+    const absl::StatusOr<std::string> begun =
+        transfers_->Begin(session_, "m", {"w0"}, std::move(items));
+    EXPECT_THAT(begun, IsOk());
+    return begun.value_or("");
+  }
+
+  void Stage(const std::string& transfer_id) {
+    EXPECT_THAT(sequencer_->ReportTransfer(
+                    transfer_id, registry_->term(),
+                    {.identity = "w0", .rank = 0, .tiles = {{.array_id = array_id_, .crc32c = 7}}}),
+                IsOk());
+  }
+
+  struct Commit {
+    absl::Notification done;
+    absl::StatusOr<TransferResult> result;
+  };
+  std::unique_ptr<Commit> BeginCommit(const std::string& transfer_id, const std::string& request) {
+    auto commit = std::make_unique<Commit>();
+    transfers_->Commit(transfer_id, RequestKey(session_, "CommitTransfer", request),
+                       clock_.Now() + absl::Minutes(1),
+                       [commit = commit.get()](absl::StatusOr<TransferResult> result) {
+                         commit->result = std::move(result);
+                         commit->done.Notify();
+                       });
+    return commit;
+  }
+  absl::StatusOr<TransferResult> CommitNow(const std::string& transfer_id,
+                                           const std::string& request) {
+    const std::unique_ptr<Commit> commit = BeginCommit(transfer_id, request);
+    EXPECT_TRUE(commit->done.WaitForNotificationWithTimeout(absl::Seconds(10)));
+    return commit->result;
+  }
+
+  test::FakeClock clock_;
+  const std::unique_ptr<Store> store_ = CreateMemoryStore();
+  DeafTransport transport_;
+  std::unique_ptr<ArrayRegistry> registry_;
+  std::unique_ptr<SessionTable> sessions_;
+  std::unique_ptr<Transfers> transfers_;
+  std::unique_ptr<Sequencer> sequencer_;
+  std::string session_;
+  std::string array_id_;
+  std::weak_ptr<const std::vector<PutItem>> items_;  // of the last put
+};
+
+TEST_F(TransfersTest, OnlyTheSessionThatBeganATransferOwnsIt) {
+  const std::string transfer = Begin("w");
+  EXPECT_THAT(transfers_->CheckOwner(transfer, session_), IsOk());
+  EXPECT_THAT(transfers_->CheckOwner(transfer, "another"),
+              StatusIs(absl::StatusCode::kPermissionDenied, Reason::kNotOwner));
+  EXPECT_THAT(transfers_->CheckOwner(transfer, ""),
+              StatusIs(absl::StatusCode::kPermissionDenied, Reason::kNotOwner));
+  EXPECT_THAT(transfers_->CheckOwner("none", "another"), IsOk());
+  ASSERT_THAT(transfers_->Abort(transfer, absl::CancelledError("enough")), IsOk());
+  EXPECT_THAT(transfers_->CheckOwner(transfer, "another"),
+              StatusIs(absl::StatusCode::kPermissionDenied, Reason::kNotOwner));
+}
+
+TEST_F(TransfersTest, SumsOfDeclaredSizesStayAtTheMost) {
+  // Each of half an exbibyte, which is near the most that one array can have.
+  auto items = std::make_shared<std::vector<PutItem>>(17);
+  for (PutItem& item : *items) {
+    item.definition.descriptor = {.array_id = RandomId(),
+                                  .dtype = Dtype::kF32,
+                                  .shape = {int64_t{1} << 57},
+                                  .spec = PartitionSpec(),
+                                  .mesh_id = "m",
+                                  .mesh_revision = 3,
+                                  .mesh = *Mesh::Parse("x=1"),
+                                  .cut_points = {}};
+  }
+  ASSERT_THAT(transfers_->Begin(session_, "m", {"w0"}, std::move(items)), IsOk());
+  EXPECT_EQ(transfers_->LivePuts().bytes_per_rank, std::numeric_limits<int64_t>::max());
+}
+
+TEST_F(TransfersTest, WhatHasEndedGivesItsMemoryBackAtOnce) {
+  const std::string aborted = Begin("w");
+  EXPECT_FALSE(items_.expired());
+  ASSERT_THAT(transfers_->Abort(aborted, absl::CancelledError("enough")), IsOk());
+  EXPECT_TRUE(items_.expired());
+  EXPECT_TRUE(transfers_->Progress(aborted)->ended);
+
+  const std::string committed = Begin("w");
+  Stage(committed);
+  ASSERT_THAT(CommitNow(committed, "r"), IsOk());
+  EXPECT_TRUE(items_.expired());
+  clock_.Advance(Transfers::kRememberFor + absl::Seconds(1));
+  ASSERT_THAT(transfers_->Abort(Begin("v"), absl::CancelledError("enough")), IsOk());
+  EXPECT_THAT(transfers_->Progress(aborted).status(), StatusIs(absl::StatusCode::kNotFound));
+}
+
+TEST_F(TransfersTest, ARepeatedCommitWaitsWithTheFirstOrGetsItsAnswer) {
+  const std::string transfer = Begin("w");
+  const auto first = BeginCommit(transfer, "r");
+  const auto second = BeginCommit(transfer, "r");
+  Stage(transfer);
+  ASSERT_TRUE(first->done.WaitForNotificationWithTimeout(absl::Seconds(10)));
+  ASSERT_TRUE(second->done.WaitForNotificationWithTimeout(absl::Seconds(10)));
+  ASSERT_THAT(first->result, IsOk());
+  ASSERT_THAT(second->result, IsOk());
+  EXPECT_EQ(second->result->array_ids, first->result->array_ids);
+  for (const std::string request : {"r", "another"}) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const TransferResult again, CommitNow(transfer, request));
+    EXPECT_EQ(again.array_ids, first->result->array_ids);
+    EXPECT_EQ(again.revision, first->result->revision);
+  }
+}
+
+TEST_F(TransfersTest, KnowsWhetherATransfersCommitWasAskedFor) {
+  const std::string transfer = Begin("w");
+  EXPECT_FALSE(transfers_->IsCommitAskedFor(transfer));
+  const auto commit = BeginCommit(transfer, "r");
+  EXPECT_TRUE(transfers_->IsCommitAskedFor(transfer));
+  Stage(transfer);
+  ASSERT_TRUE(commit->done.WaitForNotificationWithTimeout(absl::Seconds(10)));
+  EXPECT_TRUE(transfers_->IsCommitAskedFor(transfer));
+  EXPECT_FALSE(transfers_->IsCommitAskedFor("none"));
+}
+
+TEST_F(TransfersTest, EitherACommitOrItsClientsEndIsFirst) {
+  const absl::Status gone = WithReason(absl::CancelledError("it is gone"), Reason::kCancelled);
+  const std::string asked = Begin("w");
+  const auto commit = BeginCommit(asked, "r");
+  transfers_->Abandon(asked, gone);
+  EXPECT_FALSE(commit->done.HasBeenNotified());
+  Stage(asked);
+  ASSERT_TRUE(commit->done.WaitForNotificationWithTimeout(absl::Seconds(10)));
+  EXPECT_THAT(commit->result, IsOk());
+
+  // The client's end is first; while the abort is on its way, the commit is asked for.
+  const std::string abandoned = Begin("v");
+  std::unique_ptr<Commit> late;
+  absl::Notification was_asked;
+  transport_.on_abort = [&] {
+    EXPECT_FALSE(transfers_->Progress(abandoned)->ended);
+    late = BeginCommit(abandoned, "s");
+    was_asked.Notify();
+  };
+  transfers_->Abandon(abandoned, gone);
+  // A thread that ends the commit before may tell the workers of this one.
+  ASSERT_TRUE(was_asked.WaitForNotificationWithTimeout(absl::Seconds(10)));
+  ASSERT_TRUE(late->done.WaitForNotificationWithTimeout(absl::Seconds(10)));
+  EXPECT_THAT(late->result, StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
+  EXPECT_FALSE(transfers_->IsCommitAskedFor(abandoned));
+  EXPECT_TRUE(test::Eventually([&] { return transfers_->Progress(abandoned)->ended; }));
+  // Its request is remembered of nothing.
+  EXPECT_THAT(CommitNow(abandoned, "s"),
+              StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
+}
+
+TEST_F(TransfersTest, AfterARestartARepeatedCommitIsAnsweredWhileItsArraysAreThere) {
+  const std::string named = Begin("w");
+  Stage(named);
+  ASSERT_THAT(CommitNow(named, "named"), IsOk());
+  const std::string first_session = session_;
+  Reopen();
+  session_ = first_session;  // as the client that repeats its request has it
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const TransferResult again, CommitNow(named, "named"));
+  EXPECT_THAT(again.array_ids, ::testing::ElementsAre(array_id_));
+
+  absl::Notification deleted;
+  CommitRequest remove;
+  remove.moves.push_back({.name = "w", .array_id = "", .expected_version = std::nullopt});
+  registry_->Commit(std::move(remove), [&](auto) { deleted.Notify(); });
+  deleted.WaitForNotification();
+  const absl::Status gone = CommitNow(named, "named").status();
+  EXPECT_THAT(gone, StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  EXPECT_THAT(gone.message(), ::testing::HasSubstr("1 of its 1 arrays are gone"));
+}
+
+}  // namespace
+}  // namespace shardmesh::server

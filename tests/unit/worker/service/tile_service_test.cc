@@ -1,0 +1,704 @@
+// Tiles put into and got out of a worker's store, over real streams.
+#include "worker/service/tile_service.h"
+
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+#include <algorithm>
+
+#include <chrono>
+#include <cstdlib>
+#include <future>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/cleanup/cleanup.h"
+#include "absl/synchronization/mutex.h"
+#include "process/clock.h"
+#include "process/crc32c.h"
+#include "rpc/call.h"
+#include "rpc/codec/array_codec.h"
+#include "rpc/codec/spec_codec.h"
+#include "rpc/codec/status.h"
+#include "rpc/server_lifecycle.h"
+#include "rpc/transfer_token.h"
+#include "shardmesh/v1/tile_service.grpc.pb.h"
+#include "status/str_cat.h"
+#include "tensor/buffer.h"
+#include "tests/testing/eventually.h"
+#include "tests/testing/proxy.h"
+#include "tests/testing/status_matchers.h"
+
+namespace shardmesh::worker {
+namespace {
+
+using ::shardmesh::test::IsOk;
+using ::shardmesh::test::StatusIs;
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+
+constexpr int64_t kMemoryBytes = int64_t{64} << 20;
+constexpr int64_t kTerm = 5;
+constexpr absl::Duration kTimeout = absl::Seconds(20);
+const std::string kKey(rpc::kTokenKeyBytes, 'k');
+
+// Bytes that differ from place to place.
+std::string Pattern(int64_t size) {
+  std::string bytes(static_cast<size_t>(size), '\0');
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    bytes[i] = static_cast<char>(i * 31 + i / 251);
+  }
+  return bytes;
+}
+
+// A worker "w1" that serves rank 1 of a mesh x=2. Arrays are F32 of (rows, 256), cut in two by
+// rows.
+class TileServiceTest : public ::testing::Test {
+ protected:
+  void Start(const std::string& data_dir = "") {
+    auto opened = ShardStore::Open({.pool = pool_, .data_dir = data_dir});
+    ASSERT_THAT(opened, IsOk());
+    store_ = *std::move(opened);
+    ASSERT_THAT(store_->SetClusterId("cluster"), IsOk());
+    gate_ = std::make_unique<TileGate>(TileGate::Options{
+        .identity = "w1", .store = store_.get(), .clock = &clock_, .staged = [this](const auto& r) {
+          absl::MutexLock lock(&mutex_);
+          reports_.push_back(r);
+        }});
+    work_ = std::make_unique<WorkQueue>(2);
+    membership_waits_ = std::make_unique<WorkQueue>(1);
+    service_ = MakeTileService({.self = {.identity = "w1", .incarnation = 7, .boot_id = ""},
+                                .nonce = "0123456789abcdef",
+                                .store = store_.get(),
+                                .gate = gate_.get(),
+                                .work = work_.get(),
+                                .membership_waits = membership_waits_.get(),
+                                .clock = &clock_,
+                                .idle_limit = idle_limit_,
+                                .membership_wait_limit = news_limit_});
+    auto server =
+        rpc::ServerLifecycle::Start({.max_message_bytes = rpc::kMaxDataMessageBytes,
+                                     .keepalive_interval = keepalive_,
+                                     .keepalive_timeout = std::max(keepalive_, absl::Seconds(4)),
+                                     .on_drain = nullptr,
+                                     .customize = nullptr},
+                                    {{v1::TileService::service_full_name(), service_.get()}});
+    ASSERT_THAT(server, IsOk());
+    server_ = *std::move(server);
+    auto channel =
+        rpc::CreateChannel(server_->address(), {.max_message_bytes = rpc::kMaxDataMessageBytes});
+    ASSERT_THAT(channel, IsOk());
+    stub_ = v1::TileService::NewStub(*channel);
+  }
+
+  void Serve(const std::string& mesh_id = "m", int64_t revision = 3) {
+    auto view = std::make_shared<MembershipView>();
+    view->epoch = 1;
+    view->meshes.push_back(
+        {.mesh_id = mesh_id,
+         .revision = revision,
+         .mesh = *Mesh::Create({{"x", 2}}),
+         .devices = {{.rank = 0, .identity = "w0", .incarnation = 1, .endpoints = {}},
+                     {.rank = 1, .identity = "w1", .incarnation = 7, .endpoints = {}}}});
+    gate_->Serve({.term = kTerm, .token_key = kKey}, view);
+  }
+
+  void TearDown() override {
+    if (server_ != nullptr) {
+      server_->Drain(absl::Now() + kTimeout);
+    }
+    work_.reset();
+    membership_waits_.reset();
+  }
+
+  static ArrayDescriptor Array(const std::string& id, int64_t rows = 8) {
+    return {.array_id = id,
+            .dtype = Dtype::kF32,
+            .shape = {rows, 256},
+            .spec = *PartitionSpec::Create({AxisValue::Name("x")}),
+            .mesh_id = "m",
+            .mesh_revision = 3,
+            .mesh = *Mesh::Create({{"x", 2}}),
+            .cut_points = {}};
+  }
+  static Tile OwnTile(int64_t rows = 8) { return {{{rows / 2, rows}, {0, 256}}}; }
+  static int64_t OwnBytes(int64_t rows = 8) { return rows / 2 * 256 * 4; }
+
+  std::string Token(const ArrayDescriptor& array, rpc::TransferDirection direction,
+                    absl::Duration ttl = absl::Minutes(1), int64_t term = kTerm,
+                    const std::string& key = kKey) {
+    return rpc::SignToken({.direction = direction,
+                           .transfer_id = "t-" + array.array_id,
+                           .session_id = "s",
+                           .array = array,
+                           .term = term,
+                           .expire_time = clock_.Now() + ttl},
+                          key);
+  }
+
+  // The messages of one put tile, for tests to spoil.
+  std::vector<v1::PutTilesRequest> Messages(const ArrayDescriptor& array, const Tile& tile,
+                                            const std::string& bytes) {
+    std::vector<v1::PutTilesRequest> messages(1);
+    v1::TileHeader* header = messages[0].mutable_header();
+    header->set_token(Token(array, rpc::TransferDirection::kPut));
+    header->set_array_id(array.array_id);
+    rpc::Encode(tile, header->mutable_tile());
+    header->set_size_bytes(static_cast<int64_t>(bytes.size()));
+    header->set_rank(1);
+    constexpr size_t kPiece = size_t{1} << 20;
+    for (size_t offset = 0; offset == 0 || offset < bytes.size(); offset += kPiece) {
+      v1::TilePiece* piece = messages.emplace_back().mutable_piece();
+      piece->set_offset_bytes(static_cast<int64_t>(offset));
+      piece->set_data(bytes.substr(offset, kPiece));
+      piece->set_crc32c(Crc32c(piece->data()));
+    }
+    messages.back().mutable_piece()->set_tile_crc32c(Crc32c(bytes));
+    return messages;
+  }
+
+  absl::StatusOr<v1::PutTilesResponse> Put(const std::vector<v1::PutTilesRequest>& messages) {
+    grpc::ClientContext context;
+    rpc::Apply(rpc::CallOptions::Within(kTimeout), &context);
+    v1::PutTilesResponse response;
+    auto stream = stub_->PutTiles(&context, &response);
+    for (const v1::PutTilesRequest& message : messages) {
+      if (!stream->Write(message)) {
+        break;
+      }
+    }
+    stream->WritesDone();
+    const absl::Status status = rpc::FromGrpc(stream->Finish());
+    if (!status.ok()) {
+      return status;
+    }
+    return response;
+  }
+  absl::StatusOr<v1::PutTilesResponse> PutGood(const std::string& id, int64_t rows = 8) {
+    return Put(Messages(Array(id, rows), OwnTile(rows), Pattern(OwnBytes(rows))));
+  }
+
+  struct Got {
+    std::vector<v1::TileOpening> openings;
+    std::string bytes;
+  };
+  absl::StatusOr<Got> Get(const ArrayDescriptor& array, std::optional<Tile> range,
+                          std::optional<std::string> token = std::nullopt) {
+    grpc::ClientContext context;
+    rpc::Apply(rpc::CallOptions::Within(kTimeout), &context);
+    v1::GetTilesRequest request;
+    v1::TileSelector* selector = request.add_tiles();
+    selector->set_array_id(array.array_id);
+    selector->set_token(token.value_or(Token(array, rpc::TransferDirection::kGet)));
+    if (range.has_value()) {
+      rpc::Encode(*range, selector->mutable_tile());
+    }
+    auto stream = stub_->GetTiles(&context, request);
+    Got got;
+    v1::GetTilesResponse response;
+    uint32_t tile_crc32c = 0;
+    while (stream->Read(&response)) {
+      if (response.has_opening()) {
+        got.openings.push_back(response.opening());
+        continue;
+      }
+      EXPECT_EQ(response.piece().offset_bytes(), static_cast<int64_t>(got.bytes.size()));
+      EXPECT_EQ(response.piece().crc32c(), Crc32c(response.piece().data()));
+      EXPECT_LE(response.piece().data().size(), size_t{1} << 20);
+      got.bytes += response.piece().data();
+      tile_crc32c = response.piece().tile_crc32c();
+    }
+    const absl::Status status = rpc::FromGrpc(stream->Finish());
+    if (!status.ok()) {
+      return status;
+    }
+    EXPECT_EQ(tile_crc32c, Crc32c(got.bytes));
+    return got;
+  }
+
+  // Waits until the store holds no more than that: what a broken stream held is freed a little
+  // later.
+  bool UsedBytesFallTo(int64_t bytes) {
+    const absl::Time deadline = absl::Now() + kTimeout;
+    while (absl::Now() < deadline) {
+      pool_->Trim();
+      if (store_->used_bytes() <= bytes) {
+        return true;
+      }
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+    return false;
+  }
+
+  std::vector<TileReport> reports() {
+    absl::MutexLock lock(&mutex_);
+    return reports_;
+  }
+
+  rpc::RealClock clock_;
+  absl::Duration idle_limit_ = kTimeout;
+  absl::Duration keepalive_ = kTimeout;
+  absl::Duration news_limit_ = absl::Milliseconds(100);
+  MemoryBudget budget_{kMemoryBytes};
+  std::shared_ptr<BufferPool> pool_ = BufferPool::Create(&budget_, 0);
+  std::unique_ptr<ShardStore> store_;
+  std::unique_ptr<TileGate> gate_;
+  std::unique_ptr<WorkQueue> work_;
+  std::unique_ptr<WorkQueue> membership_waits_;
+  std::unique_ptr<grpc::Service> service_;
+  std::unique_ptr<rpc::ServerLifecycle> server_;
+  std::unique_ptr<v1::TileService::Stub> stub_;
+  absl::Mutex mutex_;
+  std::vector<TileReport> reports_ ABSL_GUARDED_BY(mutex_);
+};
+
+TEST_F(TileServiceTest, TokensExpireByTheCoordinatorsClockHoweverFarItIsApart) {
+  Start();
+  Serve();
+  for (const absl::Duration ahead : {absl::Hours(1), absl::Hours(-1)}) {
+    gate_->SetCoordinatorTime(clock_.Now() + ahead);
+    const auto open = [&](absl::Duration ttl) {
+      const ArrayDescriptor array = Array(ttl > absl::ZeroDuration() ? "valid" : "expired");
+      return gate_
+          ->Open({.token = Token(array, rpc::TransferDirection::kPut, ahead + ttl),
+                  .array_id = array.array_id,
+                  .tile = OwnTile(),
+                  .size_bytes = OwnBytes(),
+                  .rank = 1})
+          .status();
+    };
+    const auto find = [&](absl::Duration ttl) {
+      const ArrayDescriptor array = Array("none");
+      return gate_
+          ->Find(Token(array, rpc::TransferDirection::kGet, ahead + ttl), array.array_id,
+                 std::nullopt)
+          .status();
+    };
+    const auto expired = StatusIs(absl::StatusCode::kPermissionDenied, Reason::kBadToken);
+    EXPECT_THAT(open(absl::Seconds(5)), IsOk());
+    EXPECT_THAT(open(absl::Seconds(-5)), expired);
+    EXPECT_THAT(find(absl::Seconds(5)), StatusIs(absl::StatusCode::kNotFound));
+    EXPECT_THAT(find(absl::Seconds(-5)), expired);
+  }
+}
+
+TEST_F(TileServiceTest, StagesReportsCommitsAndGivesBackTiles) {
+  Start();
+  Serve();
+  // The second one is large: it takes several pieces.
+  std::vector<v1::PutTilesRequest> messages = Messages(Array("a"), OwnTile(), Pattern(OwnBytes()));
+  const int64_t rows = 16384;
+  const std::string large = Pattern(OwnBytes(rows));
+  for (const v1::PutTilesRequest& message : Messages(Array("b", rows), OwnTile(rows), large)) {
+    messages.push_back(message);
+  }
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const v1::PutTilesResponse response, Put(messages));
+  EXPECT_EQ(response.tiles(), 2);
+  EXPECT_EQ(response.size_bytes(), OwnBytes() + OwnBytes(rows));
+  EXPECT_EQ(response.durability(), v1::DURABILITY_MEMORY);
+
+  ASSERT_THAT(reports(), SizeIs(2));
+  EXPECT_EQ(reports()[0].transfer_id, "t-a");
+  EXPECT_EQ(reports()[0].rank, 1);
+  EXPECT_EQ(reports()[0].term, kTerm);
+  EXPECT_EQ(reports()[1].crc32c, Crc32c(large));
+
+  EXPECT_THAT(gate_->EndTransfer("t-a", true), IsOk());
+  EXPECT_THAT(gate_->EndTransfer("t-b", true), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Got got, Get(Array("b", rows), std::nullopt));
+  EXPECT_THAT(got.openings, SizeIs(1));
+  EXPECT_TRUE(got.bytes == large);
+}
+
+// The coordinator signs a token to read for committed arrays alone, and its client may be here
+// first.
+TEST_F(TileServiceTest, BelievesATokenToReadBeforeItHearsOfTheCommit) {
+  Start();
+  Serve();
+  ASSERT_THAT(PutGood("a"), IsOk());
+  EXPECT_THAT(Get(Array("a"), std::nullopt), IsOk());
+  EXPECT_THAT(gate_->EndTransfer("t-a", false), IsOk());
+  EXPECT_THAT(Get(Array("a"), std::nullopt), StatusIs(absl::StatusCode::kNotFound));
+}
+
+TEST_F(TileServiceTest, KeepsTilesOnDiskBeforeItSaysSo) {
+  Start(testing::TempDir() + "tile_service_disk");
+  Serve();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const v1::PutTilesResponse response, PutGood("a"));
+  EXPECT_EQ(response.durability(), v1::DURABILITY_DISK);
+  ASSERT_THAT(reports(), SizeIs(1));
+  EXPECT_TRUE(reports()[0].durable);
+}
+
+TEST_F(TileServiceTest, GivesOutRangesOfATile) {
+  Start();
+  Serve();
+  ASSERT_THAT(PutGood("a"), IsOk());
+  ASSERT_THAT(gate_->EndTransfer("t-a", true), IsOk());
+  const std::string bytes = Pattern(OwnBytes());
+  // Rows [5,7) of the array are rows [1,3) of the tile: one run.
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Got rows, Get(Array("a"), Tile{{{5, 7}, {0, 256}}}));
+  EXPECT_EQ(rows.bytes, bytes.substr(1024, 2048));
+  // Columns [1,3) of two rows are two runs.
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Got columns, Get(Array("a"), Tile{{{5, 7}, {1, 3}}}));
+  EXPECT_EQ(columns.bytes, bytes.substr(1024 + 4, 8) + bytes.substr(2048 + 4, 8));
+  EXPECT_THAT(Get(Array("a"), Tile{{{3, 5}, {0, 256}}}),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadTile));
+}
+
+TEST_F(TileServiceTest, RefusesPutsWithoutARightfulToken) {
+  Start();
+  Serve();
+  const ArrayDescriptor array = Array("a");
+  const std::vector<v1::PutTilesRequest> good = Messages(array, OwnTile(), Pattern(OwnBytes()));
+  struct Case {
+    std::string token;
+    absl::StatusCode code;
+    Reason reason;
+  };
+  const std::vector<Case> cases = {
+      {"", absl::StatusCode::kUnauthenticated, Reason::kBadToken},
+      {"made up", absl::StatusCode::kUnauthenticated, Reason::kBadToken},
+      {Token(array, rpc::TransferDirection::kGet), absl::StatusCode::kPermissionDenied,
+       Reason::kBadToken},
+      {Token(array, rpc::TransferDirection::kPut, -absl::Seconds(1)),
+       absl::StatusCode::kPermissionDenied, Reason::kBadToken},
+      {Token(Array("b"), rpc::TransferDirection::kPut), absl::StatusCode::kPermissionDenied,
+       Reason::kBadToken},
+      {Token(array, rpc::TransferDirection::kPut, absl::Minutes(1), kTerm - 1),
+       absl::StatusCode::kAborted, Reason::kStaleTerm},
+  };
+  for (const Case& each : cases) {
+    std::vector<v1::PutTilesRequest> messages = good;
+    messages[0].mutable_header()->set_token(each.token);
+    const auto put = Put(messages);
+    EXPECT_THAT(put, StatusIs(each.code, each.reason));
+  }
+  EXPECT_THAT(Get(array, std::nullopt, ""),
+              StatusIs(absl::StatusCode::kUnauthenticated, Reason::kBadToken));
+  EXPECT_THAT(Get(array, std::nullopt, Token(Array("b"), rpc::TransferDirection::kGet)),
+              StatusIs(absl::StatusCode::kPermissionDenied, Reason::kBadToken));
+  EXPECT_THAT(reports(), SizeIs(0));
+  EXPECT_EQ(store_->used_bytes(), 0);
+}
+
+TEST_F(TileServiceTest, RefusesTilesThatAreNotItsOwn) {
+  Start();
+  Serve();
+  const std::string bytes = Pattern(OwnBytes());
+  const auto bad_tile = StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadTile);
+  EXPECT_THAT(Put(Messages(Array("a"), Tile{{{0, 4}, {0, 256}}}, bytes)), bad_tile);
+
+  std::vector<v1::PutTilesRequest> other_rank =
+      Messages(Array("a"), Tile{{{0, 4}, {0, 256}}}, bytes);
+  other_rank[0].mutable_header()->set_rank(0);
+  EXPECT_THAT(Put(other_rank), bad_tile);
+
+  std::vector<v1::PutTilesRequest> other_size = Messages(Array("a"), OwnTile(), bytes);
+  other_size[0].mutable_header()->set_size_bytes(OwnBytes() + 4);
+  EXPECT_THAT(Put(other_size), bad_tile);
+
+  ArrayDescriptor other_mesh = Array("a");
+  other_mesh.mesh_id = "other";
+  EXPECT_THAT(Put(Messages(other_mesh, OwnTile(), bytes)), bad_tile);
+  ArrayDescriptor other_revision = Array("a");
+  other_revision.mesh_revision = 4;
+  EXPECT_THAT(Put(Messages(other_revision, OwnTile(), bytes)), bad_tile);
+  EXPECT_EQ(store_->used_bytes(), 0);
+}
+
+TEST_F(TileServiceTest, ATileThatComesBeforeTheWordOfItsMeshWaitsForIt) {
+  news_limit_ = kTimeout;
+  Start();
+  Serve();
+  const std::string bytes = Pattern(OwnBytes());
+  const auto put = [&](const std::string& mesh_id, int64_t revision) {
+    ArrayDescriptor array = Array(StrCat("a", revision));
+    array.mesh_id = mesh_id;
+    array.mesh_revision = revision;
+    return std::async(std::launch::async, [this, messages = Messages(array, OwnTile(), bytes)] {
+      return Put(messages).status();
+    });
+  };
+  std::future<absl::Status> newer = put("m", 4);
+  EXPECT_EQ(newer.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout);
+  Serve("m", 4);
+  EXPECT_THAT(newer.get(), IsOk());
+  std::future<absl::Status> new_mesh = put("n", 5);
+  EXPECT_EQ(new_mesh.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout);
+  Serve("n", 5);
+  EXPECT_THAT(new_mesh.get(), IsOk());
+  EXPECT_EQ(store_->used_bytes(), 2 * OwnBytes());
+
+  std::future<absl::Status> in_vain = put("n", 6);
+  EXPECT_EQ(in_vain.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout);
+  gate_->Suspend();
+  EXPECT_THAT(in_vain.get(), StatusIs(absl::StatusCode::kUnavailable, Reason::kNotServing));
+}
+
+TEST_F(TileServiceTest, RefusesWhatIsOverTheMemoryLimitBeforeTakingAnyOfIt) {
+  Start();
+  Serve();
+  const int64_t rows = 2 * kMemoryBytes / 1024 + 1024;
+  v1::PutTilesRequest header = Messages(Array("a", rows), OwnTile(rows), "")[0];
+  header.mutable_header()->set_size_bytes(OwnBytes(rows));
+  const auto put = Put({header});
+  EXPECT_THAT(put, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+  EXPECT_THAT(std::string(put.status().message()), HasSubstr(std::to_string(kMemoryBytes)));
+  EXPECT_EQ(store_->used_bytes(), 0);
+}
+
+TEST_F(TileServiceTest, RefusesPiecesThatDoNotAddUpAndDropsTheTile) {
+  Start();
+  Serve();
+  const int64_t rows = 4096;  // two pieces
+  const auto good = Messages(Array("a", rows), OwnTile(rows), Pattern(OwnBytes(rows)));
+  ASSERT_THAT(good, SizeIs(3));
+  const auto bad_tile = StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadTile);
+  const auto mismatch = StatusIs(absl::StatusCode::kDataLoss, Reason::kChecksumMismatch);
+
+  auto corrupted = good;
+  (*corrupted[1].mutable_piece()->mutable_data())[100] ^= 1;
+  EXPECT_THAT(Put(corrupted), mismatch);
+  auto wrong_tile_crc = good;
+  wrong_tile_crc[2].mutable_piece()->set_tile_crc32c(1);
+  EXPECT_THAT(Put(wrong_tile_crc), mismatch);
+  EXPECT_THAT(Put({good[0], good[2]}), bad_tile);           // a gap
+  EXPECT_THAT(Put({good[0], good[1]}), bad_tile);           // cut off
+  EXPECT_THAT(Put({good[0], good[1], good[1]}), bad_tile);  // twice
+  EXPECT_THAT(Put({good[1]}), bad_tile);                    // no header
+  EXPECT_THAT(Put({good[0], good[0]}), bad_tile);           // a header within a tile
+  auto no_tile_crc = good;
+  no_tile_crc[2].mutable_piece()->clear_tile_crc32c();
+  EXPECT_THAT(Put(no_tile_crc), bad_tile);
+  EXPECT_TRUE(UsedBytesFallTo(0));
+  EXPECT_THAT(reports(), SizeIs(0));
+  EXPECT_THAT(Put(good), IsOk());  // nothing stands in the way of the next try
+}
+
+TEST_F(TileServiceTest, DropsTheTileOfABrokenStreamAndKeepsThoseBefore) {
+  Start();
+  Serve();
+  const int64_t rows = 4096;
+  const auto whole = Messages(Array("a"), OwnTile(), Pattern(OwnBytes()));
+  const auto cut = Messages(Array("b", rows), OwnTile(rows), Pattern(OwnBytes(rows)));
+  {
+    grpc::ClientContext context;
+    v1::PutTilesResponse response;
+    auto stream = stub_->PutTiles(&context, &response);
+    for (const auto& message : {whole[0], whole[1], cut[0], cut[1]}) {
+      ASSERT_TRUE(stream->Write(message));
+    }
+    const absl::Time deadline = absl::Now() + kTimeout;
+    while (store_->used_bytes() < OwnBytes(rows) && absl::Now() < deadline) {
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+    context.TryCancel();
+    EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  }
+  EXPECT_TRUE(UsedBytesFallTo(OwnBytes()));
+  EXPECT_THAT(reports(), SizeIs(1));
+  EXPECT_THAT(gate_->EndTransfer("t-a", true), IsOk());
+  EXPECT_THAT(Get(Array("a"), std::nullopt), IsOk());
+}
+
+// A host that takes its time for large blocks.
+class SlowBlocks final : public BlockSource {
+ public:
+  char* Allocate(size_t capacity_bytes) override {
+    if (capacity_bytes >= kLargeTileBytes) {
+      absl::MutexLock lock(&mutex_);
+      ++waiting_;
+      mutex_.Await(absl::Condition(&goes_on_));
+    }
+    return static_cast<char*>(std::aligned_alloc(Buffer::kAlignment, capacity_bytes));
+  }
+  void Free(char* data, size_t) override { std::free(data); }
+
+  bool AwaitWaiting(int count) {
+    const auto are_there = [&]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return waiting_ >= count; };
+    absl::MutexLock lock(&mutex_);
+    return mutex_.AwaitWithTimeout(absl::Condition(&are_there), kTimeout);
+  }
+  void GoOn() {
+    absl::MutexLock lock(&mutex_);
+    goes_on_ = true;
+  }
+
+ private:
+  absl::Mutex mutex_;
+  int waiting_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool goes_on_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+// Its host is cut off in the middle of a tile: nothing says that the connection is gone.
+TEST_F(TileServiceTest, GivesBackTheTileOfAClientThatAnswersNoPing) {
+  idle_limit_ = absl::Hours(1);
+  keepalive_ = absl::Seconds(1);
+  Start();
+  Serve();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto network, test::Proxy::Start(server_->address()));
+  const auto stub = v1::TileService::NewStub(
+      *rpc::CreateChannel(network->address(), {.max_message_bytes = rpc::kMaxDataMessageBytes}));
+  grpc::ClientContext context;
+  v1::PutTilesResponse response;
+  const auto stream = stub->PutTiles(&context, &response);
+  const int64_t rows = 16384;
+  const auto messages = Messages(Array("a", rows), OwnTile(rows), Pattern(OwnBytes(rows)));
+  for (size_t i = 0; i < 2; ++i) ASSERT_TRUE(stream->Write(messages[i]));
+  ASSERT_TRUE(test::Eventually([&] { return store_->used_bytes() >= OwnBytes(rows); }));
+  network->Set(test::Proxy::Mode::kSwallow);
+  EXPECT_TRUE(UsedBytesFallTo(0));
+  context.TryCancel();
+  EXPECT_FALSE(stream->Finish().ok());
+}
+
+TEST_F(TileServiceTest, OthersAreAnsweredWhileTheMemoryOfLargeTilesIsMadeReady) {
+  const auto blocks = std::make_shared<SlowBlocks>();
+  pool_ = BufferPool::Create(&budget_, 0, blocks);
+  idle_limit_ = absl::Seconds(2);  // does not count meanwhile
+  Start();
+  Serve();
+  constexpr int64_t kRows = 2 * kLargeTileBytes / 1024;
+  const std::string bytes = Pattern(OwnBytes(kRows));
+  // Enough to take every thread that reactions have on a small host.
+  std::vector<std::future<absl::StatusOr<v1::PutTilesResponse>>> puts;
+  for (const char* id : {"a", "b", "c"}) {
+    puts.push_back(std::async(std::launch::async, [&, id] {
+      return Put(Messages(Array(id, kRows), OwnTile(kRows), bytes));
+    }));
+  }
+  const absl::Cleanup go_on = [&] { blocks->GoOn(); };
+  EXPECT_TRUE(blocks->AwaitWaiting(2));
+  for (const absl::Time end = absl::Now() + absl::Seconds(3); absl::Now() < end;) {
+    grpc::ClientContext context;
+    rpc::Apply(rpc::CallOptions::Within(absl::Seconds(5)), &context);
+    v1::IdentifyResponse response;
+    ASSERT_TRUE(stub_->Identify(&context, {}, &response).ok());
+    absl::SleepFor(absl::Milliseconds(100));
+  }
+  blocks->GoOn();
+  for (auto& put : puts) EXPECT_THAT(put.get(), IsOk());
+}
+
+TEST_F(TileServiceTest, EndsAPutThatStandsStillAndDropsItsTile) {
+  idle_limit_ = absl::Milliseconds(100);
+  Start();
+  Serve();
+  const int64_t rows = 4096;
+  const auto cut = Messages(Array("b", rows), OwnTile(rows), Pattern(OwnBytes(rows)));
+  grpc::ClientContext context;
+  rpc::Apply(rpc::CallOptions::Within(kTimeout), &context);
+  v1::PutTilesResponse response;
+  auto stream = stub_->PutTiles(&context, &response);
+  stream->Write(cut[0]);
+  stream->Write(cut[1]);                                        // on a slow machine too late
+  const absl::Status status = rpc::FromGrpc(stream->Finish());  // without a WritesDone
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("100ms"));
+  EXPECT_TRUE(UsedBytesFallTo(0));
+}
+
+TEST_F(TileServiceTest, EndsAGetThatNobodyReads) {
+  idle_limit_ = absl::Seconds(2);  // long enough for the put
+  Start();
+  Serve();
+  const int64_t rows = 32768;  // 16 MiB: more than the transport takes on its own
+  ASSERT_THAT(PutGood("a", rows), IsOk());
+  ASSERT_THAT(gate_->EndTransfer("t-a", true), IsOk());
+  const Tile own = OwnTile(rows);
+  std::weak_ptr<const StoredTile> tile = *store_->Find("a", own);
+  grpc::ClientContext context;
+  rpc::Apply(rpc::CallOptions::Within(kTimeout), &context);
+  v1::GetTilesRequest request;
+  v1::TileSelector* selector = request.add_tiles();
+  selector->set_array_id("a");
+  selector->set_token(Token(Array("a", rows), rpc::TransferDirection::kGet));
+  auto stream = stub_->GetTiles(&context, request);
+  v1::GetTilesResponse response;
+  ASSERT_TRUE(stream->Read(&response));
+  ASSERT_THAT(store_->Release({"a"}), IsOk());
+  const absl::Time deadline = absl::Now() + kTimeout;
+  while (!tile.expired() && absl::Now() < deadline) {
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+  EXPECT_TRUE(tile.expired());
+  while (stream->Read(&response)) {
+  }
+  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
+}
+
+TEST_F(TileServiceTest, AReportedTileOutlivesTheLossOfTheCoordinator) {
+  Start();
+  Serve();
+  const auto whole = Messages(Array("a"), OwnTile(), Pattern(OwnBytes()));
+  grpc::ClientContext context;
+  rpc::Apply(rpc::CallOptions::Within(kTimeout), &context);
+  v1::PutTilesResponse response;
+  auto stream = stub_->PutTiles(&context, &response);
+  ASSERT_TRUE(stream->Write(whole[0]));
+  ASSERT_TRUE(stream->Write(whole[1]));
+  const absl::Time deadline = absl::Now() + kTimeout;
+  while (reports().empty() && absl::Now() < deadline) {
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  gate_->Suspend();  // the stream of the put is still open
+  stream->WritesDone();
+  EXPECT_TRUE(stream->Finish().ok());
+  EXPECT_TRUE(store_->FindStaged("a", OwnTile()).ok());
+}
+
+TEST_F(TileServiceTest, ServesOnlyWhileAttached) {
+  Start();
+  const auto not_serving = StatusIs(absl::StatusCode::kUnavailable, Reason::kNotServing);
+  const auto early = PutGood("a");
+  EXPECT_THAT(early, not_serving);
+  EXPECT_TRUE(rpc::RetryDelayOf(early.status()).has_value());
+  EXPECT_THAT(Get(Array("a"), std::nullopt), not_serving);
+
+  Serve();
+  ASSERT_THAT(PutGood("a"), IsOk());
+  ASSERT_THAT(gate_->EndTransfer("t-a", true), IsOk());
+  gate_->Suspend();
+  EXPECT_THAT(PutGood("b"), not_serving);
+  EXPECT_THAT(Get(Array("a"), std::nullopt), IsOk());
+  // The next coordinator has told clients of itself before it tells this worker.
+  const std::string of_the_next = Token(Array("a"), rpc::TransferDirection::kGet, absl::Minutes(1),
+                                        kTerm + 1, std::string(rpc::kTokenKeyBytes, 'n'));
+  EXPECT_THAT(Get(Array("a"), std::nullopt, of_the_next), not_serving);
+
+  Serve();
+  ASSERT_THAT(PutGood("b"), IsOk());
+  gate_->Drain();
+  EXPECT_THAT(PutGood("c"), not_serving);
+  EXPECT_THAT(Get(Array("a"), std::nullopt), not_serving);
+}
+
+TEST_F(TileServiceTest, RefusesTilesOfATransferThatHasEnded) {
+  Start();
+  Serve();
+  ASSERT_THAT(PutGood("a"), IsOk());
+  ASSERT_THAT(gate_->EndTransfer("t-a", false), IsOk());
+  EXPECT_THAT(PutGood("a"), StatusIs(absl::StatusCode::kAborted));
+  EXPECT_TRUE(UsedBytesFallTo(0));
+}
+
+TEST_F(TileServiceTest, SaysWhoItIsBeforeItServes) {
+  Start();
+  grpc::ClientContext context;
+  rpc::Apply(rpc::CallOptions::Within(kTimeout), &context);
+  v1::IdentifyResponse response;
+  ASSERT_TRUE(stub_->Identify(&context, {}, &response).ok());
+  EXPECT_EQ(response.identity(), "w1");
+  EXPECT_EQ(response.incarnation(), 7u);
+  EXPECT_EQ(response.nonce(), "0123456789abcdef");
+  EXPECT_EQ(response.cluster_id(), "cluster");
+}
+
+}  // namespace
+}  // namespace shardmesh::worker

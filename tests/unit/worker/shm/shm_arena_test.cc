@@ -1,0 +1,147 @@
+// ShmArena: blocks never overlap, are where Locate says, and segments go back.
+#include "worker/shm/shm_arena.h"
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <cstring>
+#include <map>
+#include <random>
+#include <vector>
+
+namespace shardmesh::worker {
+namespace {
+
+// What a peer would see of a segment.
+std::unique_ptr<ShmView> ViewOf(const ShmArena& arena, uint64_t segment_id) {
+  std::unique_ptr<ShmView> view;
+  EXPECT_TRUE(arena.WithSegment(segment_id, [&](int fd, int64_t size_bytes) {
+    auto opened = ShmView::Open(FileDescriptor(dup(fd)), size_bytes);
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    view = *std::move(opened);
+  }));
+  return view;
+}
+
+TEST(ShmArenaTest, BlocksOfAnySizeAreReadWhereTheyAreLocatedAndNeverOverlap) {
+  ShmArena arena("test");
+  std::mt19937 random(7);
+  struct Block {
+    char* data;
+    size_t size_bytes;
+    char fill;
+  };
+  std::vector<Block> blocks;
+  for (int round = 0; round < 3000; ++round) {
+    if (blocks.size() < 40 || random() % 2 == 0) {
+      const size_t most = random() % 50 == 0  ? ShmArena::kOwnSegmentBytes * 2
+                          : random() % 5 == 0 ? size_t{2} << 20
+                                              : size_t{8} << 10;
+      const size_t size_bytes = (random() % most / 64 + 1) * 64;
+      const char fill = static_cast<char>(random());
+      char* const data = arena.Allocate(size_bytes);
+      ASSERT_NE(data, nullptr);
+      ASSERT_EQ(reinterpret_cast<uintptr_t>(data) % Buffer::kAlignment, 0u);
+      // Both ends tell whether another block overlaps.
+      data[0] = data[size_bytes - 1] = fill;
+      blocks.push_back({data, size_bytes, fill});
+    } else {
+      const size_t i = random() % blocks.size();
+      const Block block = blocks[i];
+      ASSERT_EQ(block.data[0], block.fill);
+      ASSERT_EQ(block.data[block.size_bytes - 1], block.fill);
+      arena.Free(block.data, block.size_bytes);
+      blocks.erase(blocks.begin() + static_cast<int64_t>(i));
+    }
+    ASSERT_LT(blocks.size(), 400u);
+    if (blocks.size() > 60) {
+      arena.Free(blocks.back().data, blocks.back().size_bytes);
+      blocks.pop_back();
+    }
+  }
+  std::map<uint64_t, std::unique_ptr<ShmView>> views;
+  for (const Block& block : blocks) {
+    const auto place = arena.Locate(block.data, block.size_bytes);
+    ASSERT_TRUE(place.has_value());
+    auto& view = views[place->segment_id];
+    if (view == nullptr) view = ViewOf(arena, place->segment_id);
+    const char* const seen = view->bytes().data() + place->offset_bytes;
+    EXPECT_EQ(seen[0], block.fill);
+    EXPECT_EQ(seen[block.size_bytes - 1], block.fill);
+    arena.Free(block.data, block.size_bytes);
+  }
+}
+
+TEST(ShmArenaTest, WhatIsNotOfAnArenaIsNotLocatedThere) {
+  ShmArena arena("test");
+  char* const data = arena.Allocate(4096);
+  EXPECT_TRUE(arena.Locate(data + 10, 100).has_value());
+  EXPECT_FALSE(arena.Locate(data, ShmArena::kSharedSegmentBytes + 1).has_value());
+  std::vector<char> other(10);
+  EXPECT_FALSE(arena.Locate(other.data(), other.size()).has_value());
+  arena.Free(data, 4096);
+}
+
+TEST(ShmArenaTest, LargeBlocksGoBackToTheHostAndSmallOnesKeepOneSegment) {
+  ShmArena arena("test");
+  std::vector<uint64_t> freed;
+  arena.OnFreed([&](uint64_t id) { freed.push_back(id); });
+  char* const large = arena.Allocate(ShmArena::kOwnSegmentBytes);
+  const uint64_t large_id = arena.Locate(large, 1)->segment_id;
+  arena.Free(large, ShmArena::kOwnSegmentBytes);
+  EXPECT_EQ(freed, std::vector<uint64_t>{large_id});
+  EXPECT_FALSE(arena.WithSegment(large_id, [](int, int64_t) {}));
+
+  constexpr size_t kBlock = ShmArena::kOwnSegmentBytes - 64;
+  std::vector<char*> blocks;
+  for (int i = 0; i < 40; ++i) blocks.push_back(arena.Allocate(kBlock));
+  for (char* const block : blocks) arena.Free(block, kBlock);
+  // Three segments of sixteen blocks: two went back.
+  EXPECT_EQ(freed.size(), 3u);
+  char* const again = arena.Allocate(64);
+  EXPECT_TRUE(arena.Locate(again, 64).has_value());
+  arena.Free(again, 64);
+  EXPECT_EQ(freed.size(), 3u);
+}
+
+TEST(ShmArenaTest, WithoutDescriptorsToSpareBlocksAreThisProcessesAlone) {
+  rlimit old = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &old), 0);
+  const rlimit few = {.rlim_cur = 8, .rlim_max = old.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  ShmArena arena("test");  // takes half of them at most
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &old), 0);
+  const std::vector<size_t> sizes = {ShmArena::kOwnSegmentBytes, ShmArena::kOwnSegmentBytes,
+                                     ShmArena::kOwnSegmentBytes, ShmArena::kOwnSegmentBytes,
+                                     ShmArena::kOwnSegmentBytes, 64};
+  std::vector<char*> blocks;
+  for (const size_t size_bytes : sizes) {
+    blocks.push_back(arena.Allocate(size_bytes));
+    ASSERT_NE(blocks.back(), nullptr);
+    blocks.back()[0] = blocks.back()[size_bytes - 1] = 'x';
+    EXPECT_EQ(arena.Locate(blocks.back(), 1).has_value(), blocks.size() <= 4);
+  }
+  for (size_t i = 0; i < sizes.size(); ++i) arena.Free(blocks[i], sizes[i]);
+  char* const again = arena.Allocate(ShmArena::kOwnSegmentBytes);
+  EXPECT_TRUE(arena.Locate(again, 1).has_value());
+  arena.Free(again, ShmArena::kOwnSegmentBytes);
+}
+
+TEST(ShmArenaTest, APoolHandsOutItsBlocksAndCountsThemAgainstTheBudget) {
+  auto arena = std::make_shared<ShmArena>("test");
+  MemoryBudget budget(1 << 20);
+  const auto pool = BufferPool::Create(&budget, 1 << 20, arena);
+  {
+    auto buffer = pool->Allocate(100'000, "a test");
+    ASSERT_TRUE(buffer.ok());
+    EXPECT_TRUE(arena->Locate(buffer->data(), buffer->size()).has_value());
+    EXPECT_GE(budget.used_bytes(), 100'000);
+    EXPECT_FALSE(pool->Allocate(2 << 20, "a test").ok());
+  }
+  auto small = pool->Allocate(3, "a test");
+  ASSERT_TRUE(small.ok());
+  EXPECT_TRUE(arena->Locate(small->data(), small->size()).has_value());
+}
+
+}  // namespace
+}  // namespace shardmesh::worker

@@ -1,0 +1,1238 @@
+// StepExecutor: whole steps over real links and stores, one executor a rank, in one process.
+#include "worker/step/step_executor.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <numeric>
+#include <random>
+#include <thread>
+
+#include "program/collective_choice.h"
+#include "program/step_plan.h"
+#include "rpc/codec/plan_codec.h"
+#include "sharding/device_group.h"
+#include "sharding/digest.h"
+#include "status/reason.h"
+#include "tensor/view.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/testing/stepped_clock.h"
+#include "tests/unit/worker/exchange/linked_workers.h"
+
+namespace shardmesh::worker {
+namespace {
+
+using ::shardmesh::test::LinkedWorkers;
+using ::shardmesh::test::TransportName;
+using ::testing::HasSubstr;
+
+constexpr int64_t kMemory = int64_t{256} << 20;
+
+PartitionSpec SpecOf(std::vector<std::string> axes) {
+  std::vector<SpecEntry> entries;
+  for (std::string& axis : axes) {
+    entries.push_back(axis.empty() ? SpecEntry::None() : SpecEntry::Axis(std::move(axis)));
+  }
+  return PartitionSpec(std::move(entries));
+}
+
+// A float tensor as a test writes it down.
+struct Tensor {
+  Shape shape;
+  std::vector<float> elements;
+
+  static Tensor Random(Shape shape, int seed) {
+    Tensor tensor{std::move(shape), {}};
+    const int64_t count = std::accumulate(tensor.shape.begin(), tensor.shape.end(), int64_t{1},
+                                          std::multiplies<int64_t>());
+    for (int64_t i = 0; i < count; ++i) {
+      tensor.elements.push_back(static_cast<float>((i * 7919 + seed * 31) % 200 - 100) / 100.0F);
+    }
+    return tensor;
+  }
+  absl::Span<const char> bytes() const {
+    return {reinterpret_cast<const char*>(elements.data()), elements.size() * sizeof(float)};
+  }
+};
+
+// An executor with all that it needs, for one rank.
+struct Rank {
+  Rank(const std::string& identity, PeerLinks* links, std::shared_ptr<BufferPool> the_pool,
+       rpc::Clock* clock)
+      : budget(kMemory), pool(std::move(the_pool)), kernel({.threads = 1}) {
+    store = *ShardStore::Open({.pool = pool, .data_dir = ""});
+    executor =
+        StepExecutor::Start({.identity = identity,
+                             .links = links,
+                             .store = store.get(),
+                             .pool = pool,
+                             .kernel = &kernel,
+                             .weight_budget = &budget,
+                             .recorder = &recorder,
+                             .clock = clock,
+                             .observer = {.step = nullptr,
+                                          .kernel = nullptr,
+                                          .collective = [this](CollectiveKind, CollectiveAlgorithm,
+                                                               const auto& bytes, absl::Duration) {
+                                            absl::MutexLock lock(&mutex);
+                                            last_bytes = bytes;
+                                          }}});
+  }
+
+  MemoryBudget budget;
+  std::shared_ptr<BufferPool> pool;
+  MatmulKernel kernel;
+  FlightRecorder recorder;
+  absl::Mutex mutex;
+  StepObserver::CollectiveBytes last_bytes;  // of the only step that runs
+  std::unique_ptr<ShardStore> store;
+  std::unique_ptr<StepExecutor> executor;
+};
+
+class StepExecutorTest : public testing::TestWithParam<Transport> {
+ protected:
+  void StartMesh(const std::string& mesh) {
+    workers_ = std::make_unique<LinkedWorkers>(mesh, int64_t{4} << 20, GetParam());
+    ASSERT_TRUE(workers_->Connect(1));
+    for (DeviceId rank = 0; rank < workers_->size(); ++rank) {
+      ranks_.push_back(std::make_unique<Rank>(StrCat("worker-", rank), &workers_->links(rank),
+                                              workers_->worker(rank).pool(), &StartClock()));
+    }
+  }
+  void TearDown() override {
+    for (auto& rank : ranks_) {
+      if (rank != nullptr) rank->executor.reset();
+    }
+    ranks_.clear();  // their memory is of the workers' pools
+    workers_.reset();
+  }
+
+  const Mesh& mesh() const { return workers_->mesh(); }
+  Rank& rank(DeviceId rank) { return *ranks_[static_cast<size_t>(rank)]; }
+
+  ArrayDescriptor Describe(const std::string& id, const ValueDescriptor& value) const {
+    return {.array_id = id,
+            .dtype = value.dtype,
+            .shape = value.shape,
+            .spec = value.spec,
+            .mesh_id = "default",
+            .mesh_revision = 1,
+            .mesh = mesh(),
+            .cut_points = value.cut_points};
+  }
+
+  // Puts an array on all ranks.
+  void Put(const std::string& id, const Tensor& tensor, const PartitionSpec& spec) {
+    const Tiling tiling = *Tiling::Create(mesh(), spec, tensor.shape);
+    const TensorView whole = *TensorView::Create(Dtype::kF32, tensor.shape, tensor.bytes());
+    for (DeviceId device = 0; device < mesh().size(); ++device) {
+      const Tile tile = tiling.TileOf(device);
+      auto staged = *rank(device).store->Stage({.array_id = id,
+                                                .dtype = Dtype::kF32,
+                                                .array_shape = tensor.shape,
+                                                .tile = tile,
+                                                .array_descriptor = "",
+                                                .transfer_id = "put"},
+                                               false);
+      ASSERT_TRUE(CopyTileBytes(whole, tile, 0, staged->mutable_bytes()).ok());
+      ASSERT_TRUE(staged->Finish(std::nullopt).ok());
+      ASSERT_TRUE(rank(device).store->Commit({id}).ok());
+    }
+    operands_.push_back({.dtype = Dtype::kF32, .shape = tensor.shape, .spec = spec});
+    order_.operands.push_back({.value = id});
+  }
+
+  // Plans a program for what was put, as the order of all ranks.
+  void Order(int64_t sequence, const Program& program) {
+    auto plan =
+        PlanProgram(program, operands_, {.mesh_id = "default", .mesh_revision = 1, .mesh = mesh()});
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    order_.sequence = sequence;
+    order_.epoch = 1;
+    order_.term = 1;
+    order_.plan_bytes = rpc::PlanBytes(*plan);
+    order_.plan_hash = Sha256(order_.plan_bytes);
+    order_.timeout = absl::Seconds(30);
+    order_.return_literals = true;
+    order_.outputs.clear();
+    for (size_t i = 0; i < plan->outputs.size(); ++i) {
+      order_.outputs.push_back(
+          {Describe(StrCat("out-", sequence, "-", i), plan->values[plan->outputs[i]]), "encoded"});
+    }
+  }
+
+  void Run(DeviceId device, const StepOrder& order) {
+    rank(device).executor->Run(order, [this, device](StepResult result) {
+      absl::MutexLock lock(&mutex_);
+      results_[device].push_back(std::move(result));
+    });
+  }
+  void RunOnAll() {
+    for (DeviceId device = 0; device < mesh().size(); ++device) Run(device, order_);
+  }
+  // The `count`th result of a rank.
+  StepResult Await(DeviceId device, size_t count = 1) {
+    absl::MutexLock lock(&mutex_);
+    const auto reported = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return results_[device].size() >= count;
+    };
+    if (!mutex_.AwaitWithTimeout(absl::Condition(&reported), absl::Seconds(60))) {
+      ADD_FAILURE() << "rank " << device << " reports nothing";
+      return {.outcome = StepOutcome::kFailed};
+    }
+    return results_[device][count - 1];
+  }
+
+  // Waits for all ranks, commits, and puts output `index` together from their tiles.
+  Tensor Assemble(size_t index = 0) {
+    const ArrayDescriptor& array = order_.outputs[index].array;
+    const Tiling tiling = *array.Tiling();
+    Tensor whole = Tensor::Random(array.shape, 0);
+    std::fill(whole.elements.begin(), whole.elements.end(), NAN);
+    const MutableTensorView view = *MutableTensorView::Create(
+        array.dtype, array.shape,
+        {reinterpret_cast<char*>(whole.elements.data()), whole.bytes().size()});
+    for (DeviceId device = 0; device < mesh().size(); ++device) {
+      const StepResult result = Await(device);
+      EXPECT_EQ(result.outcome, StepOutcome::kDone) << result.status;
+      if (result.outcome != StepOutcome::kDone) return whole;
+      EXPECT_EQ(result.rank, device);
+      EXPECT_TRUE(rank(device).executor->Commit(order_.sequence).ok());
+      const StoredTilePtr tile = *rank(device).store->Find(array.array_id, tiling.TileOf(device));
+      EXPECT_EQ(tile->crc32c(), result.outputs[index].crc32c);
+      EXPECT_EQ(tile->description().array_descriptor, "encoded");
+      if (tiling.ReplicaIdOf(device) == 0) {
+        EXPECT_EQ(result.outputs[index].data,
+                  std::string(tile->bytes().data(), tile->bytes().size()));
+      } else {
+        EXPECT_TRUE(result.outputs[index].data.empty());
+      }
+      EXPECT_TRUE(PasteTileBytes(tile->bytes(), tiling.TileOf(device), 0, view).ok());
+    }
+    return whole;
+  }
+
+  // Of the executors, which the links' own need not agree with.
+  rpc::Clock& StartClock() {
+    if (clock_ == nullptr) {
+      clock_ = std::make_unique<test::SteppedClock>(&workers_->clock(), ahead_);
+    }
+    return *clock_;
+  }
+
+  absl::Duration ahead_;
+  std::unique_ptr<LinkedWorkers> workers_;
+  std::unique_ptr<test::SteppedClock> clock_;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+  std::vector<ValueDescriptor> operands_;
+  StepOrder order_;
+  absl::Mutex mutex_;
+  std::map<DeviceId, std::vector<StepResult>> results_ ABSL_GUARDED_BY(mutex_);
+};
+
+TEST_P(StepExecutorTest, StepsHaveTheirTimeThoughTheWallClockWasSteppedForward) {
+  ahead_ = absl::Hours(-1);  // the present is over an hour later than the clock shows
+  StartMesh("x=2");
+  Put("in", Tensor::Random({1000, 1000}, 5), SpecOf({"", ""}));
+  Order(1, {.operand_count = 1,
+            .ops = {CollectiveOp{.input = 0, .kind = CollectiveKind::kAllReduce, .axes = {"x"}}},
+            .outputs = {1}});
+  order_.return_literals = false;
+  RunOnAll();
+  for (DeviceId device = 0; device < 2; ++device) {
+    const StepResult result = Await(device);
+    EXPECT_EQ(result.outcome, StepOutcome::kDone) << result.status;
+  }
+}
+
+TEST_P(StepExecutorTest, StepsEndInTimeThoughTheWallClockWasSteppedBack) {
+  ahead_ = absl::Hours(1);
+  StartMesh("x=2");
+  Put("in", Tensor::Random({1000, 1000}, 5), SpecOf({"", ""}));
+  Order(1, {.operand_count = 1,
+            .ops = {CollectiveOp{.input = 0, .kind = CollectiveKind::kAllReduce, .axes = {"x"}}},
+            .outputs = {1}});
+  order_.return_literals = false;
+  order_.timeout = absl::Milliseconds(100);
+  Run(0, order_);  // rank 1 never does
+  EXPECT_THAT(Await(0).status, test::StatusIs(absl::StatusCode::kDeadlineExceeded));
+}
+
+TEST_P(StepExecutorTest, NothingIsCopiedButWhatIsReceivedIntoPlaceAndPartsThatLieApart) {
+  StartMesh("x=2");
+  struct Case {
+    CollectiveOp op;
+    PartitionSpec operand;
+    StepObserver::CollectiveBytes bytes;  // of rank 0
+  };
+  // Of a tensor of 4 MiB: more than a frame, and a whole number of rows in each piece or not.
+  const Shape shape = {1000, 1048};
+  const int64_t all = 1000 * 1048 * 4;
+  using Kind = CollectiveKind;
+  using Algorithm = CollectiveAlgorithm;
+  const std::vector<Case> cases = {
+      {{.kind = Kind::kAllReduce, .axes = {"x"}, .algorithm = Algorithm::kDirect},
+       SpecOf({"", ""}),
+       {.sent = all}},
+      {{.kind = Kind::kAllReduce, .axes = {"x"}, .algorithm = Algorithm::kPairwise},
+       SpecOf({"", ""}),
+       {.sent = all, .copied_received = all / 2}},
+      {{.kind = Kind::kReduceScatter, .axes = {"x"}, .dimension = 0},
+       SpecOf({"", ""}),
+       {.sent = all / 2}},
+      {{.kind = Kind::kReduceScatter, .axes = {"x"}, .dimension = 1},
+       SpecOf({"", ""}),
+       {.sent = all / 2, .copied_to_send = all}},
+      {{.kind = Kind::kAllGather, .axes = {"x"}, .dimension = 0},
+       SpecOf({"x", ""}),
+       {.sent = all / 2, .copied_received = all / 2}},
+  };
+  int64_t sequence = 0;
+  for (const Case& c : cases) {
+    SCOPED_TRACE(StrCat("case ", sequence));
+    operands_.clear();
+    order_.operands.clear();
+    Put(StrCat("in-", ++sequence), Tensor::Random(shape, 5), c.operand);
+    Order(sequence, {.operand_count = 1, .ops = {c.op}, .outputs = {1}});
+    order_.return_literals = false;
+    RunOnAll();
+    for (DeviceId device = 0; device < 2; ++device) {
+      const StepResult result = Await(device, static_cast<size_t>(sequence));
+      ASSERT_EQ(result.outcome, StepOutcome::kDone) << result.status;
+      ASSERT_TRUE(rank(device).executor->Commit(sequence).ok());
+    }
+    const StepObserver::CollectiveBytes& bytes = rank(0).last_bytes;
+    EXPECT_EQ(bytes.sent, c.bytes.sent);
+    EXPECT_EQ(bytes.copied_to_send, c.bytes.copied_to_send);
+    EXPECT_EQ(bytes.copied_received, c.bytes.copied_received);
+  }
+}
+
+// input [m, k] times weight [n, k], transposed, in doubles.
+std::vector<double> Multiply(const std::vector<double>& input, const Tensor& weight, int64_t m) {
+  const int64_t n = weight.shape[0];
+  const int64_t k = weight.shape[1];
+  std::vector<double> out(static_cast<size_t>(m * n));
+  for (int64_t i = 0; i < m; ++i) {
+    for (int64_t j = 0; j < n; ++j) {
+      double sum = 0;
+      for (int64_t x = 0; x < k; ++x) {
+        sum += input[static_cast<size_t>(i * k + x)] *
+               static_cast<double>(weight.elements[static_cast<size_t>(j * k + x)]);
+      }
+      out[static_cast<size_t>(i * n + j)] = sum;
+    }
+  }
+  return out;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, StepExecutorTest,
+                         testing::Values(Transport::kStream, Transport::kShm), TransportName);
+
+TEST_P(StepExecutorTest, FeedForwardColumnThenRowParallelEqualsPlainLoops) {
+  StartMesh("fsdp=2,tp=2");
+  const Tensor input = Tensor::Random({8, 32}, 1);
+  const Tensor up = Tensor::Random({64, 32}, 2);
+  const Tensor down = Tensor::Random({32, 64}, 3);
+  const Tensor bias = Tensor::Random({32}, 4);
+  Put("input", input, SpecOf({"fsdp", ""}));
+  Put("up", up, SpecOf({"tp", ""}));
+  Put("down", down, SpecOf({"", "tp"}));
+  Put("bias", bias, SpecOf({""}));
+  Order(1, {.operand_count = 4,
+            .ops = {LinearOp{.input = 0, .weight = 1, .activation = Activation::kRelu},
+                    LinearOp{.input = 4, .weight = 2, .bias = 3}},
+            .outputs = {5}});
+  RunOnAll();
+  const Tensor out = Assemble();
+
+  std::vector<double> hidden =
+      Multiply({input.elements.begin(), input.elements.end()}, up, input.shape[0]);
+  for (double& x : hidden) x = std::max(x, 0.0);
+  const std::vector<double> expected = Multiply(hidden, down, input.shape[0]);
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_NEAR(static_cast<double>(out.elements[i]),
+                expected[i] + static_cast<double>(bias.elements[i % 32]), 1e-3)
+        << "element " << i;
+  }
+  std::vector<FlightRecord> flights = rank(0).recorder.Last();
+  EXPECT_GT(flights.size(), 1u) << "work of the rank alone is recorded too";
+  std::erase_if(flights, [](const FlightRecord& record) { return record.peers.empty(); });
+  ASSERT_EQ(flights.size(), 1u);
+  EXPECT_THAT(flights[0].what, HasSubstr("all-reduce over tp"));
+  EXPECT_TRUE(flights[0].outcome.ok());
+  EXPECT_GT(Await(0).sent_bytes, 0);
+}
+
+TEST_P(StepExecutorTest, CollectivesAlongAnyDimensionEqualTheirDefinition) {
+  struct Case {
+    std::string name;
+    CollectiveOp op;
+    PartitionSpec spec;
+    std::function<float(const Tensor&, size_t)> expected;
+  };
+  const auto same = [](const Tensor& in, size_t i) { return in.elements[i]; };
+  const auto times = [](float factor) {
+    return [factor](const Tensor& in, size_t i) { return factor * in.elements[i]; };
+  };
+  const std::vector<Case> cases = {
+      {"all-gather of rows",
+       {.kind = CollectiveKind::kAllGather, .axes = {"x"}, .dimension = 0},
+       SpecOf({"x", ""}),
+       same},
+      {"all-gather of columns",
+       {.kind = CollectiveKind::kAllGather, .axes = {"y"}, .dimension = 1},
+       SpecOf({"x", "y"}),
+       same},
+      {"all-reduce of replicas",
+       {.kind = CollectiveKind::kAllReduce, .axes = {"x", "y"}},
+       SpecOf({"", ""}),
+       times(4)},
+      {"all-reduce, mean",
+       {.kind = CollectiveKind::kAllReduce, .axes = {"x"}, .reduction = Reduction::kMean},
+       SpecOf({"", "y"}),
+       same},
+      {"reduce-scatter of columns",
+       {.kind = CollectiveKind::kReduceScatter, .axes = {"y"}, .dimension = 1},
+       SpecOf({"x", ""}),
+       times(2)},
+      {"reduce-scatter of rows",
+       {.kind = CollectiveKind::kReduceScatter, .axes = {"x", "y"}, .dimension = 0},
+       SpecOf({"", ""}),
+       times(4)},
+  };
+  StartMesh("x=2,y=2");
+  int64_t sequence = 0;
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.name);
+    for (const Shape& shape : {Shape{8, 12}, Shape{4, 0}}) {
+      const Tensor input = Tensor::Random(shape, 5);
+      operands_.clear();
+      order_.operands.clear();
+      results_.clear();
+      ++sequence;
+      Put(StrCat("in-", sequence), input, c.spec);
+      Order(sequence, {.operand_count = 1, .ops = {c.op}, .outputs = {1}});
+      RunOnAll();
+      const Tensor out = Assemble();
+      ASSERT_EQ(out.elements.size(), input.elements.size());
+      for (size_t i = 0; i < out.elements.size(); ++i) {
+        EXPECT_FLOAT_EQ(out.elements[i], c.expected(input, i)) << "element " << i;
+      }
+    }
+  }
+}
+
+// Every collective, as its definition in program/program.h reads, on the tiles of all devices.
+class CollectiveStepTest : public StepExecutorTest {
+ protected:
+  using Tiles = std::vector<std::string>;  // bytes by device
+
+  // Puts an array of which each device has the tile given, whatever replicas have.
+  void PutTiles(const std::string& id, const ValueDescriptor& value, const Tiles& tiles) {
+    const Tiling tiling = *Tiling::Create(mesh(), value.spec, value.shape, value.cut_points);
+    for (DeviceId device = 0; device < mesh().size(); ++device) {
+      auto staged = *rank(device).store->Stage({.array_id = id,
+                                                .dtype = value.dtype,
+                                                .array_shape = value.shape,
+                                                .tile = tiling.TileOf(device),
+                                                .array_descriptor = "",
+                                                .transfer_id = "put"},
+                                               false);
+      const std::string& tile = tiles[static_cast<size_t>(device)];
+      ASSERT_EQ(staged->mutable_bytes().size(), tile.size());
+      std::copy(tile.begin(), tile.end(), staged->mutable_bytes().begin());
+      ASSERT_TRUE(staged->Finish(std::nullopt).ok());
+      ASSERT_TRUE(rank(device).store->Commit({id}).ok());
+    }
+    operands_ = {value};
+    order_.operands = {{.value = id}};
+  }
+
+  // Different on every device; sums of floats depend on their order.
+  Tiles SomeTiles(const ValueDescriptor& value, bool exact) const {
+    const Tiling tiling = *Tiling::Create(mesh(), value.spec, value.shape, value.cut_points);
+    Tiles tiles;
+    std::mt19937 random(7);
+    for (DeviceId device = 0; device < mesh().size(); ++device) {
+      const int64_t count = tiling.TileOf(device).element_count();
+      std::string tile;
+      if (value.dtype == Dtype::kF32) {
+        for (int64_t i = 0; i < count; ++i) {
+          const float x = exact ? static_cast<float>(random() % 1000)
+                                : std::ldexp(static_cast<float>(random() % 9999) - 5000.0F,
+                                             static_cast<int>(random() % 30));
+          tile.append(reinterpret_cast<const char*>(&x), sizeof(x));
+        }
+      } else {
+        tile.resize(static_cast<size_t>(*PackedSizeBytes(value.dtype, count)));
+        for (char& byte : tile) byte = static_cast<char>(random());
+      }
+      tiles.push_back(std::move(tile));
+    }
+    return tiles;
+  }
+
+  // T(lo, n) of element `i` of F32 or I32 tiles.
+  template <typename T>
+  static T TreeSum(const Tiles& tiles, size_t lo, size_t n, size_t i) {
+    if (n == 1) {
+      T x;
+      std::memcpy(&x, tiles[lo].data() + i * sizeof(T), sizeof(T));
+      return x;
+    }
+    size_t k = 1;
+    while (2 * k < n) k *= 2;
+    return static_cast<T>(TreeSum<T>(tiles, lo, k, i) + TreeSum<T>(tiles, lo + k, n - k, i));
+  }
+  template <typename T>
+  static std::string SumOf(const Tiles& tiles) {
+    std::string sum(tiles[0].size(), '\0');
+    for (size_t i = 0; i < sum.size() / sizeof(T); ++i) {
+      const T x = TreeSum<T>(tiles, 0, tiles.size(), i);
+      std::memcpy(sum.data() + i * sizeof(T), &x, sizeof(T));
+    }
+    return sum;
+  }
+
+  static Tile Part(const Shape& shape, int64_t dimension, size_t place, size_t parts) {
+    Tile tile = Tile::Whole(shape);
+    const auto dim = static_cast<size_t>(dimension);
+    const int64_t extent = shape[dim] / static_cast<int64_t>(parts);
+    const auto begin = static_cast<int64_t>(place) * extent;
+    tile.ranges[dim] = {begin, begin + extent};
+    return tile;
+  }
+  static std::string Cut(Dtype dtype, const Shape& shape, const std::string& bytes,
+                         const Tile& part) {
+    const TensorView whole = *TensorView::Create(dtype, shape, bytes);
+    std::string cut(static_cast<size_t>(*PackedSizeBytes(dtype, part.element_count())), '\0');
+    EXPECT_TRUE(CopyTileBytes(whole, part, 0, absl::MakeSpan(cut)).ok());
+    return cut;
+  }
+  static std::string Join(Dtype dtype, Shape shape, const Tiles& parts, int64_t dimension) {
+    shape[static_cast<size_t>(dimension)] *= static_cast<int64_t>(parts.size());
+    std::string joined;
+    for (const std::string& part : parts) joined += part;
+    std::string pasted(joined.size(), '\0');
+    const auto view = *MutableTensorView::Create(dtype, shape, absl::MakeSpan(pasted));
+    for (size_t i = 0; i < parts.size(); ++i) {
+      EXPECT_TRUE(PasteTileBytes(parts[i], Part(shape, dimension, i, parts.size()), 0, view).ok());
+    }
+    return pasted;
+  }
+
+  // What `device` has afterwards.
+  std::string Expected(const CollectiveOp& op, const ValueDescriptor& value, const Tiles& tiles,
+                       DeviceId device) const {
+    using Kind = CollectiveKind;
+    const DeviceGroup group = *DeviceGroup::Create(mesh(), op.axes, device);
+    const auto place = static_cast<size_t>(group.place());
+    const Shape shape = Tiling::Create(mesh(), value.spec, value.shape)->ShardShape();
+    Tiles members;
+    for (const DeviceId member : group.devices()) {
+      members.push_back(tiles[static_cast<size_t>(member)]);
+    }
+    const bool is_root = group.place() == op.root;
+    const std::string& of_root = members[static_cast<size_t>(op.root)];
+    const auto part = [&](const std::string& tile, int64_t dimension) {
+      return Cut(value.dtype, shape, tile, Part(shape, dimension, place, members.size()));
+    };
+    const auto sum = [&] {
+      return value.dtype == Dtype::kF32 ? SumOf<float>(members) : SumOf<uint32_t>(members);
+    };
+    const auto at_root = [&](std::string bytes) {
+      return is_root ? bytes : std::string(bytes.size(), '\0');
+    };
+    switch (op.kind) {
+      case Kind::kAllReduce:
+        return sum();
+      case Kind::kReduceScatter:
+        return part(sum(), op.dimension);
+      case Kind::kReduce:
+        return at_root(sum());
+      case Kind::kAllGather:
+        return Join(value.dtype, shape, members, op.dimension);
+      case Kind::kGather:
+        return at_root(Join(value.dtype, shape, members, op.dimension));
+      case Kind::kAllToAll: {
+        Shape part_shape = shape;
+        part_shape[static_cast<size_t>(op.split_dimension)] /= static_cast<int64_t>(members.size());
+        for (std::string& tile : members) tile = part(tile, op.split_dimension);
+        return Join(value.dtype, part_shape, members, op.dimension);
+      }
+      case Kind::kBroadcast:
+        return of_root;
+      case Kind::kScatter:
+        return part(of_root, op.dimension);
+      case Kind::kPermute:
+        for (const PermutePair& pair : op.permutation) {
+          if (pair.target == group.place()) return members[static_cast<size_t>(pair.source)];
+        }
+        return std::string(members[place].size(), '\0');
+      case Kind::kBarrier:
+        return members[place];
+    }
+    return "";
+  }
+
+  void ExpectAsDefined(const CollectiveOp& op, const ValueDescriptor& value, bool exact) {
+    SCOPED_TRACE(StrCat(CollectiveKindName(op.kind), " by ", CollectiveAlgorithmName(op.algorithm),
+                        " over ", StrJoin(op.axes, ","), " of ", DtypeName(value.dtype), " ",
+                        ShapeToString(value.shape), " at ", value.spec.ToString(), ", root ",
+                        op.root));
+    const Tiles tiles = SomeTiles(value, exact);
+    ++sequence_;
+    {
+      absl::MutexLock lock(&mutex_);
+      results_.clear();
+    }
+    PutTiles(StrCat("in-", sequence_), value, tiles);
+    Order(sequence_, {.operand_count = 1, .ops = {op}, .outputs = {1}});
+    order_.return_literals = false;
+    RunOnAll();
+    const ArrayDescriptor& out = order_.outputs[0].array;
+    for (DeviceId device = 0; device < mesh().size(); ++device) {
+      const StepResult result = Await(device);
+      ASSERT_EQ(result.outcome, StepOutcome::kDone) << result.status;
+      ASSERT_TRUE(rank(device).executor->Commit(order_.sequence).ok());
+      const StoredTilePtr tile =
+          *rank(device).store->Find(out.array_id, out.Tiling()->TileOf(device));
+      EXPECT_TRUE(std::string(tile->bytes().data(), tile->bytes().size()) ==
+                  Expected(op, value, tiles, device))
+          << "on device " << device;
+      ASSERT_TRUE(rank(device).store->Release({StrCat("in-", sequence_), out.array_id}).ok());
+    }
+  }
+
+  // Every kind by every algorithm over these axes, on tiles of which dimension 0 is partitioned
+  // over `outer` and the axes, and on empty ones. Extents of `shape` are divided by everything.
+  void ExpectAllAsDefined(const std::vector<std::string>& axes, const std::string& outer,
+                          const Shape& shape, Dtype dtype) {
+    int64_t ranks = 1;
+    for (const std::string& axis : axes) {
+      ranks *= mesh().axes()[static_cast<size_t>(*mesh().FindAxis(axis))].size;
+    }
+    std::vector<AxisName> first;
+    if (!outer.empty()) first.push_back(outer);
+    first.insert(first.end(), axes.begin(), axes.end());
+    const PartitionSpec spec({SpecEntry::Axes(first)});
+    const bool has_sums = dtype == Dtype::kF32 || dtype == Dtype::kI32;
+    for (const CollectiveKind kind : AllCollectiveKinds()) {
+      if (IsReduction(kind) && !has_sums) continue;
+      for (const CollectiveAlgorithm algorithm : AlgorithmsOf(kind)) {
+        CollectiveOp op = {.kind = kind, .axes = axes, .algorithm = algorithm};
+        if (kind == CollectiveKind::kAllToAll) op.split_dimension = 1;
+        if (kind == CollectiveKind::kPermute) {
+          op.permutation = {{.source = ranks - 1, .target = 0}};
+          if (ranks > 2) op.permutation.push_back({.source = 0, .target = 2});
+        }
+        const bool has_root = kind == CollectiveKind::kBroadcast ||
+                              kind == CollectiveKind::kReduce || kind == CollectiveKind::kGather ||
+                              kind == CollectiveKind::kScatter;
+        const bool sums_by_ring = algorithm == CollectiveAlgorithm::kRing && IsReduction(kind);
+        if (sums_by_ring) op.order = CollectiveOrder::kFastest;
+        for (op.root = 0; op.root < (has_root ? ranks : 1); ++op.root) {
+          ExpectAsDefined(op, {dtype, shape, spec}, sums_by_ring);
+        }
+        op.root = 0;
+        ExpectAsDefined(op, {dtype, {shape[0], 0, 2}, spec}, sums_by_ring);
+        ExpectAsDefined(op, {dtype, {0, shape[1]}, spec}, sums_by_ring);
+        if (kind == CollectiveKind::kScatter || kind == CollectiveKind::kReduceScatter) {
+          op.dimension = 1;  // whose parts do not lie in one piece
+          ExpectAsDefined(op, {dtype, shape, spec}, sums_by_ring);
+        }
+        if (kind == CollectiveKind::kAllGather || kind == CollectiveKind::kGather ||
+            kind == CollectiveKind::kAllToAll) {
+          op.dimension = 1;
+          op.split_dimension = kind == CollectiveKind::kAllToAll ? 2 : 0;
+          ExpectAsDefined(op,
+                          {dtype,
+                           {2, shape[0], shape[1]},
+                           PartitionSpec({SpecEntry::None(), SpecEntry::Axes(first)})},
+                          sums_by_ring);
+        }
+      }
+    }
+  }
+
+ private:
+  int64_t sequence_ = 0;
+};
+
+INSTANTIATE_TEST_SUITE_P(All, CollectiveStepTest,
+                         testing::Values(Transport::kStream, Transport::kShm), TransportName);
+
+TEST_P(CollectiveStepTest, EveryKindByEveryAlgorithmAlongEachAxisOfAMeshAndBoth) {
+  StartMesh("x=2,y=2");
+  ExpectAllAsDefined({"x"}, "y", {16, 12}, Dtype::kF32);
+  ExpectAllAsDefined({"y"}, "", {16, 12}, Dtype::kI32);
+  ExpectAllAsDefined({"y", "x"}, "", {16, 12}, Dtype::kF32);
+}
+
+TEST_P(CollectiveStepTest, EveryKindByEveryAlgorithmOnThreeRanks) {
+  StartMesh("x=3");
+  ExpectAllAsDefined({"x"}, "", {18, 15}, Dtype::kF32);
+  ExpectAllAsDefined({"x"}, "", {18, 15}, Dtype::kBool);
+  ExpectAllAsDefined({"x"}, "", {9, 9}, Dtype::kC64);
+}
+
+TEST_P(CollectiveStepTest, EveryKindByEveryAlgorithmOnOneRank) {
+  StartMesh("x=1");
+  ExpectAllAsDefined({"x"}, "", {2, 3}, Dtype::kF32);
+}
+
+TEST_P(CollectiveStepTest, LargeTilesGoInChunks) {
+  StartMesh("x=3");
+  const ValueDescriptor value = {Dtype::kF32, {3, 100'003, 3}, SpecOf({"x"})};
+  for (const CollectiveAlgorithm algorithm : AlgorithmsOf(CollectiveKind::kAllReduce)) {
+    const bool by_ring = algorithm == CollectiveAlgorithm::kRing;
+    ExpectAsDefined({.kind = CollectiveKind::kAllReduce,
+                     .axes = {"x"},
+                     .algorithm = algorithm,
+                     .order = by_ring ? CollectiveOrder::kFastest : CollectiveOrder::kReproducible},
+                    value, by_ring);
+  }
+  for (const CollectiveAlgorithm algorithm : AlgorithmsOf(CollectiveKind::kBroadcast)) {
+    ExpectAsDefined(
+        {.kind = CollectiveKind::kBroadcast, .axes = {"x"}, .root = 1, .algorithm = algorithm},
+        value, false);
+  }
+}
+
+TEST_P(CollectiveStepTest, ElementsThatShareBytesMoveWhereNoneIsCut) {
+  StartMesh("x=2");
+  for (const CollectiveKind kind :
+       {CollectiveKind::kAllGather, CollectiveKind::kBroadcast, CollectiveKind::kPermute,
+        CollectiveKind::kGather, CollectiveKind::kScatter, CollectiveKind::kAllToAll}) {
+    CollectiveOp op = {.kind = kind, .axes = {"x"}, .algorithm = CollectiveAlgorithm::kPairwise};
+    if (kind == CollectiveKind::kPermute) op.permutation = {{0, 1}};
+    if (kind == CollectiveKind::kAllToAll) op.split_dimension = 1;
+    ExpectAsDefined(op, {Dtype::kF4, {4, 8}, SpecOf({"x"})}, false);
+  }
+}
+
+// Of unequal tiles: what comes of whole rows of numbers.
+class UnequalTilesTest : public CollectiveStepTest {
+ protected:
+  static constexpr int64_t kColumns = 7;
+
+  // Row r of an array of `rows` rows, r * kColumns and on, or `factor` times that.
+  static std::vector<float> Rows(int64_t rows, float factor = 1) {
+    std::vector<float> elements;
+    for (int64_t i = 0; i < rows * kColumns; ++i) {
+      elements.push_back(factor * static_cast<float>(i));
+    }
+    return elements;
+  }
+  // Puts tiles of Rows(value.shape[0]), replicas of device d with d+1 times that.
+  void PutRows(const std::string& id, const ValueDescriptor& value, bool replicas_differ) {
+    const Tiling tiling = *Tiling::Create(mesh(), value.spec, value.shape, value.cut_points);
+    Tiles tiles;
+    for (DeviceId device = 0; device < mesh().size(); ++device) {
+      const std::vector<float> rows =
+          Rows(value.shape[0], replicas_differ ? static_cast<float>(device + 1) : 1);
+      tiles.push_back(Cut(Dtype::kF32, value.shape, AsBytes(rows), tiling.TileOf(device)));
+    }
+    PutTiles(id, value, tiles);
+  }
+  static std::string AsBytes(const std::vector<float>& elements) {
+    return {reinterpret_cast<const char*>(elements.data()), elements.size() * sizeof(float)};
+  }
+
+  // Runs `op` on Rows; each device is to have its tile of the same rows, times `factor(device)`.
+  void ExpectRows(const CollectiveOp& op, const ValueDescriptor& value, bool replicas_differ,
+                  const std::function<float(DeviceId)>& factor) {
+    SCOPED_TRACE(StrCat(CollectiveKindName(op.kind), " by ", CollectiveAlgorithmName(op.algorithm),
+                        " of ", value.spec.ToString()));
+    const int64_t sequence = ++step_;
+    {
+      absl::MutexLock lock(&mutex_);
+      results_.clear();
+    }
+    PutRows(StrCat("rows-", sequence), value, replicas_differ);
+    Order(sequence, {.operand_count = 1, .ops = {op}, .outputs = {1}});
+    order_.return_literals = false;
+    RunOnAll();
+    const ArrayDescriptor& out = order_.outputs[0].array;
+    const Tiling tiling = *out.Tiling();
+    for (DeviceId device = 0; device < mesh().size(); ++device) {
+      const StepResult result = Await(device);
+      ASSERT_EQ(result.outcome, StepOutcome::kDone) << result.status;
+      ASSERT_TRUE(rank(device).executor->Commit(sequence).ok());
+      const Tile tile = tiling.TileOf(device);
+      const StoredTilePtr stored = *rank(device).store->Find(out.array_id, tile);
+      EXPECT_TRUE(std::string(stored->bytes().data(), stored->bytes().size()) ==
+                  Cut(Dtype::kF32, out.shape, AsBytes(Rows(out.shape[0], factor(device))), tile))
+          << "on device " << device << ", " << tile.ToString();
+    }
+  }
+
+ private:
+  int64_t step_ = 0;
+};
+
+INSTANTIATE_TEST_SUITE_P(All, UnequalTilesTest,
+                         testing::Values(Transport::kStream, Transport::kShm), TransportName);
+
+TEST_P(UnequalTilesTest, AreJoinedSplitAndExchanged) {
+  StartMesh("x=2,y=3");
+  const auto once = [](DeviceId) { return 1.0F; };
+  const PartitionSpec rows({SpecEntry::Axes({"x", "y"})});
+  // Of each x: 1, 2 and 7 rows, and 5, 1 and 4.
+  const ValueDescriptor cut = {Dtype::kF32, {20, kColumns}, rows, {{0, 1, 3, 10, 15, 16, 20}, {}}};
+  for (const CollectiveAlgorithm algorithm : AlgorithmsOf(CollectiveKind::kAllGather)) {
+    ExpectRows({.kind = CollectiveKind::kAllGather, .axes = {"y"}, .algorithm = algorithm}, cut,
+               false, once);
+    ExpectRows({.kind = CollectiveKind::kAllGather, .axes = {"x", "y"}, .algorithm = algorithm},
+               cut, false, once);
+  }
+  ExpectRows({.kind = CollectiveKind::kGather, .axes = {"y"}, .root = 2}, cut, false,
+             [](DeviceId device) { return device % 3 == 2 ? 1.0F : 0.0F; });
+  ExpectRows({.kind = CollectiveKind::kAllToAll,
+              .axes = {"y"},
+              .dimension = 0,
+              .split_dimension = 1,
+              .counts = {4, 1, 2}},
+             cut, false, once);
+  ExpectRows({.kind = CollectiveKind::kBarrier, .axes = {"y"}}, cut, false, once);
+
+  // Device d has d+1 times the rows; those of the groups along y are 3x+1 to 3x+3 times.
+  const ValueDescriptor replicated = {
+      Dtype::kF32, {20, kColumns}, PartitionSpec({SpecEntry::Axis("x")})};
+  for (const int64_t dimension : {0, 1}) {
+    const std::vector<int64_t> counts =
+        dimension == 0 ? std::vector<int64_t>{8, 1, 1} : std::vector<int64_t>{1, 4, 2};
+    ExpectRows({.kind = CollectiveKind::kScatter,
+                .axes = {"y"},
+                .dimension = dimension,
+                .root = 1,
+                .counts = counts},
+               replicated, true,
+               [](DeviceId device) { return static_cast<float>(device / 3 * 3 + 2); });
+    for (const CollectiveAlgorithm algorithm : AlgorithmsOf(CollectiveKind::kReduceScatter)) {
+      ExpectRows({.kind = CollectiveKind::kReduceScatter,
+                  .axes = {"y"},
+                  .dimension = dimension,
+                  .counts = counts,
+                  .algorithm = algorithm,
+                  .order = CollectiveOrder::kFastest},
+                 replicated, true,
+                 [](DeviceId device) { return static_cast<float>(device / 3 * 9 + 6); });
+    }
+  }
+}
+
+TEST_P(StepExecutorTest, OneRankTakesALiteralAndSlicesNothing) {
+  StartMesh("x=1");
+  const Tensor weight = Tensor::Random({4, 3}, 1);
+  const Tensor input = Tensor::Random({2, 3}, 2);
+  Put("weight", weight, SpecOf({"", ""}));
+  operands_.push_back({.dtype = Dtype::kF32, .shape = input.shape, .spec = SpecOf({"", ""})});
+  order_.operands.push_back(
+      {.value = Literal{Dtype::kF32, input.shape,
+                        std::string(input.bytes().data(), input.bytes().size())}});
+  Order(1, {.operand_count = 2, .ops = {LinearOp{.input = 1, .weight = 0}}, .outputs = {2}});
+  RunOnAll();
+  const Tensor out = Assemble();
+  const std::vector<double> expected =
+      Multiply({input.elements.begin(), input.elements.end()}, weight, 2);
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_NEAR(static_cast<double>(out.elements[i]), expected[i], 1e-5);
+  }
+}
+
+class AllReduceStepTest : public StepExecutorTest {
+ protected:
+  void Prepare(int64_t sequence) {
+    StartMesh("x=3");
+    Put("in", Tensor::Random({6, 5}, 1), SpecOf({"", ""}));
+    Order(sequence, {.operand_count = 1,
+                     .ops = {CollectiveOp{.kind = CollectiveKind::kAllReduce, .axes = {"x"}}},
+                     .outputs = {1}});
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(All, AllReduceStepTest,
+                         testing::Values(Transport::kStream, Transport::kShm), TransportName);
+
+TEST_P(AllReduceStepTest, FailureOfOneRankEndsTheStepOnAllAndIsNamed) {
+  Prepare(4);
+  ASSERT_TRUE(rank(1).store->Release({"in"}).ok());
+  RunOnAll();
+  for (DeviceId device = 0; device < 3; ++device) {
+    const StepResult result = Await(device);
+    EXPECT_EQ(result.outcome, StepOutcome::kFailed);
+    EXPECT_EQ(result.status.code(), absl::StatusCode::kNotFound) << result.status;
+    EXPECT_THAT(std::string(result.status.message()),
+                testing::AllOf(HasSubstr("(worker-1), step 4"), HasSubstr("operand 0")));
+    if (device != 1) {
+      EXPECT_EQ(result.blamed_identity, "worker-1");
+    }
+    EXPECT_FALSE(rank(device).store->FindAll("out-4-0").ok());
+    EXPECT_EQ(ReasonOf(rank(device).executor->Commit(4)), Reason::kNotFound);
+  }
+}
+
+TEST_P(AllReduceStepTest, RanksThatReduceOtherwiseFailInsteadOfMixingTheirBytes) {
+  Prepare(4);
+  Run(0, order_);
+  Run(1, order_);
+  // As many bytes, by the same algorithm.
+  Order(4, {.operand_count = 1,
+            .ops = {CollectiveOp{
+                .kind = CollectiveKind::kAllReduce, .axes = {"x"}, .reduction = Reduction::kMax}},
+            .outputs = {1}});
+  Run(2, order_);
+  for (DeviceId device = 0; device < 3; ++device) {
+    const StepResult result = Await(device);
+    EXPECT_EQ(result.outcome, StepOutcome::kFailed);
+    EXPECT_EQ(ReasonOf(result.status), Reason::kCollectiveMismatch) << result.status;
+    EXPECT_THAT(
+        std::string(result.status.message()),
+        testing::AllOf(HasSubstr("all-reduce (sum) of F32[6,5] to F32[6,5] over x, 3 ranks"),
+                       HasSubstr("all-reduce (max) of F32[6,5]"), HasSubstr("rank 2")));
+  }
+}
+
+TEST_P(AllReduceStepTest, LossOfARankEndsTheStepOnTheOthers) {
+  Prepare(1);
+  Run(0, order_);
+  Run(1, order_);
+  ranks_[2]->executor.reset();
+  workers_->Kill(2);
+  for (DeviceId device = 0; device < 2; ++device) {
+    const StepResult result = Await(device);
+    EXPECT_EQ(result.outcome, StepOutcome::kFailed);
+    EXPECT_EQ(ReasonOf(result.status), Reason::kWorkerLost) << result.status;
+    EXPECT_THAT(std::string(result.status.message()),
+                testing::AllOf(HasSubstr("worker-2"), HasSubstr("step 1")));
+  }
+}
+
+TEST_P(AllReduceStepTest, UnknownPlanIsAskedForAndHoldsTheStepsPlace) {
+  Prepare(1);
+  StepOrder without_bytes = order_;
+  without_bytes.plan_bytes.clear();
+  for (DeviceId device = 0; device < 3; ++device) Run(device, without_bytes);
+  for (DeviceId device = 0; device < 3; ++device) {
+    EXPECT_EQ(Await(device).outcome, StepOutcome::kNeedPlan);
+  }
+  RunOnAll();
+  for (DeviceId device = 0; device < 3; ++device) {
+    EXPECT_EQ(Await(device, 2).outcome, StepOutcome::kDone) << Await(device, 2).status;
+  }
+  // From now on it is known.
+  without_bytes.sequence = 2;
+  without_bytes.outputs[0].array.array_id = "out-2-0";
+  for (DeviceId device = 0; device < 3; ++device) Run(device, without_bytes);
+  for (DeviceId device = 0; device < 3; ++device) {
+    EXPECT_EQ(Await(device, 3).outcome, StepOutcome::kDone) << Await(device, 3).status;
+  }
+}
+
+TEST_P(AllReduceStepTest, StepThatAPeerNeverBeginsEndsAtItsDeadline) {
+  Prepare(1);
+  order_.timeout = absl::Milliseconds(200);
+  Run(0, order_);
+  const StepResult result = Await(0);
+  EXPECT_EQ(result.outcome, StepOutcome::kFailed);
+  EXPECT_EQ(result.status.code(), absl::StatusCode::kDeadlineExceeded) << result.status;
+  EXPECT_THAT(std::string(result.status.message()),
+              testing::AllOf(HasSubstr("rank 0 (worker-0), step 1"), HasSubstr("all-reduce")));
+}
+
+TEST_P(AllReduceStepTest, ProgressTellsWhoIsWaitedForAndTheDeadlineBlamesIt) {
+  Prepare(1);
+  order_.timeout = absl::Seconds(1);
+  Run(0, order_);
+  Run(1, order_);
+  for (DeviceId device = 0; device < 2; ++device) {
+    const auto waits_for = [&]() -> std::optional<DeviceId> {
+      const auto progress = rank(device).executor->progress();
+      if (progress.empty() || !progress[0].instruction.has_value()) return std::nullopt;
+      EXPECT_EQ(progress[0].step, 1);
+      EXPECT_EQ(progress[0].instruction->mesh_id, "default");
+      EXPECT_EQ(progress[0].instruction->rank, device);
+      return progress[0].instruction->waits_for;
+    };
+    const auto has_ended = [&] {
+      const std::vector<FlightRecord> last = rank(device).recorder.Last(1);
+      return !last.empty() && !last[0].is_running();
+    };
+    bool is_seen = false;
+    while (!is_seen && !has_ended()) {
+      is_seen = waits_for() == 2;
+      std::this_thread::yield();
+    }
+    EXPECT_TRUE(is_seen);
+  }
+  for (DeviceId device = 0; device < 2; ++device) {
+    const StepResult result = Await(device);
+    EXPECT_EQ(result.status.code(), absl::StatusCode::kDeadlineExceeded) << result.status;
+    EXPECT_EQ(result.blamed_identity, "worker-2");
+    EXPECT_THAT(std::string(result.status.message()), HasSubstr("rank 2 (worker-2)"));
+    EXPECT_THAT(rank(device).executor->progress(), testing::IsEmpty());
+    EXPECT_EQ(rank(device).recorder.Last(1)[0].waits_for, 2);
+  }
+}
+
+TEST_P(AllReduceStepTest, AbortEndsARunningAWaitingAndAStagedStep) {
+  Prepare(1);
+  StepOrder second = order_;
+  second.sequence = 2;
+  second.outputs[0].array.array_id = "out-2-0";
+  Run(0, order_);  // its peers never begin it
+  Run(0, second);
+  rank(0).executor->Abort(2, absl::CancelledError("nobody wants it"));
+  const StepResult waiting = Await(0);
+  EXPECT_EQ(waiting.sequence, 2);
+  EXPECT_EQ(waiting.status.code(), absl::StatusCode::kCancelled);
+  rank(0).executor->Abort(1, absl::CancelledError("nobody wants it"));
+  EXPECT_EQ(Await(0, 2).status.code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(Await(0, 2).sequence, 1);
+
+  order_.sequence = 3;
+  order_.outputs[0].array.array_id = "out-3-0";
+  RunOnAll();
+  EXPECT_EQ(Await(0, 3).outcome, StepOutcome::kDone) << Await(0, 3).status;
+  rank(0).executor->Abort(3, absl::CancelledError("another rank failed"));
+  EXPECT_FALSE(rank(0).store->FindStaged("out-3-0", Tile::Whole(Shape{6, 5})).ok());
+}
+
+TEST_P(AllReduceStepTest, WhatIsStagedOutlivesTheEndOfWhatIsNot) {
+  Prepare(1);
+  RunOnAll();
+  for (DeviceId device = 0; device < 3; ++device) {
+    ASSERT_EQ(Await(device).outcome, StepOutcome::kDone) << Await(device).status;
+  }
+  StepOrder second = order_;
+  second.sequence = 2;
+  second.outputs[0].array.array_id = "out-2-0";
+  StepOrder third = second;
+  third.sequence = 3;
+  third.outputs[0].array.array_id = "out-3-0";
+  Run(0, second);  // its peers never begin it
+  Run(0, third);
+  rank(0).executor->AbortUnfinished(absl::UnavailableError("the coordinator is gone"));
+  for (const size_t count : {2, 3}) {
+    EXPECT_EQ(Await(0, count).status.code(), absl::StatusCode::kUnavailable);
+  }
+  const Tile whole = Tile::Whole(Shape{6, 5});
+  EXPECT_TRUE(rank(0).store->FindStaged("out-1-0", whole).ok());
+  EXPECT_TRUE(rank(0).executor->Commit(1).ok());
+  EXPECT_TRUE(rank(0).store->FindAll("out-1-0").ok());
+  // What the store was told of by another way is not the executor's to end any more.
+  rank(1).executor->KeepStaged();
+  EXPECT_EQ(ReasonOf(rank(1).executor->Commit(1)), Reason::kNotFound);
+  rank(1).executor->Abort(1, absl::CancelledError("too late"));
+  EXPECT_TRUE(rank(1).store->FindStaged("out-1-0", whole).ok());
+}
+
+TEST_P(AllReduceStepTest, AStepThatWaitsForARankDoesNotHoldUpThoseAfterIt) {
+  Prepare(1);
+  const auto nth = [this](int64_t sequence) {
+    StepOrder order = order_;
+    order.sequence = sequence;
+    order.outputs[0].array.array_id = StrCat("out-", sequence, "-0");
+    return order;
+  };
+  // Rank 2 is late for it; no step after it has an operand that it writes.
+  Run(0, nth(1));
+  Run(1, nth(1));
+  constexpr int64_t kSteps = 20;
+  for (int64_t sequence = 2; sequence < 2 + kSteps; ++sequence) {
+    for (DeviceId device = 0; device < 2; ++device) Run(device, nth(sequence));
+    // Rank 2 is ordered the first one too, but has not got its plan for it.
+    if (sequence == 2) {
+      StepOrder unknown = nth(1);
+      unknown.plan_bytes.clear();
+      Run(2, unknown);
+      EXPECT_EQ(Await(2).outcome, StepOutcome::kNeedPlan);
+    }
+    Run(2, nth(sequence));
+    const auto count = static_cast<size_t>(sequence - 1);
+    for (DeviceId device = 0; device < 3; ++device) {
+      const StepResult result = Await(device, device == 2 ? count + 1 : count);
+      EXPECT_EQ(result.outcome, StepOutcome::kDone) << result.status;
+      EXPECT_EQ(result.sequence, sequence);
+    }
+  }
+  EXPECT_EQ(rank(0).executor->progress().size(), 1u);
+  Run(2, nth(1));
+  for (DeviceId device = 0; device < 3; ++device) {
+    const StepResult result = Await(device, kSteps + (device == 2 ? 2 : 1));
+    EXPECT_EQ(result.outcome, StepOutcome::kDone) << result.status;
+    EXPECT_EQ(result.sequence, 1);
+  }
+}
+
+// Each rank waits for another in more steps than it has threads for, and each lacks the plan of the
+// step that the others are in.
+TEST_P(AllReduceStepTest, MoreStepsThanThreadsEndInWhateverOrderTheirPlansCome) {
+  Prepare(1);
+  constexpr int64_t kSteps = 24;
+  const auto nth = [this](int64_t sequence) {
+    StepOrder order = order_;
+    order.sequence = sequence;
+    order.outputs[0].array.array_id = StrCat("out-", sequence, "-0");
+    return order;
+  };
+  const auto lacks_plan = [](DeviceId device, int64_t sequence) { return sequence % 3 == device; };
+  for (DeviceId device = 0; device < 3; ++device) {
+    for (int64_t sequence = 1; sequence <= kSteps; ++sequence) {
+      StepOrder order = nth(sequence);
+      if (lacks_plan(device, sequence)) {
+        // Another plan of the same contents, so that it is not known for the steps before.
+        order.plan_bytes.clear();
+        order.plan_hash = Sha256(StrCat("plan of step ", sequence));
+      }
+      Run(device, order);
+    }
+  }
+  for (DeviceId device = 0; device < 3; ++device) {
+    for (int64_t sequence = kSteps; sequence > 0; --sequence) {
+      if (lacks_plan(device, sequence)) Run(device, nth(sequence));
+    }
+  }
+  for (DeviceId device = 0; device < 3; ++device) {
+    int64_t done = 0;
+    // One report for each plan that was asked for, and one for each step.
+    for (size_t count = 1; count <= kSteps + kSteps / 3; ++count) {
+      const StepResult result = Await(device, count);
+      if (result.outcome == StepOutcome::kNeedPlan) continue;
+      EXPECT_EQ(result.outcome, StepOutcome::kDone) << result.status;
+      ++done;
+    }
+    EXPECT_EQ(done, kSteps);
+  }
+}
+
+TEST_P(AllReduceStepTest, OrdersOfAnOlderTermOrOutOfOrderAreRefused) {
+  Prepare(7);
+  RunOnAll();
+  for (DeviceId device = 0; device < 3; ++device) {
+    ASSERT_EQ(Await(device).outcome, StepOutcome::kDone) << Await(device).status;
+  }
+  Run(0, order_);
+  EXPECT_EQ(Await(0, 2).status.code(), absl::StatusCode::kFailedPrecondition);
+  order_.sequence = 8;
+  order_.term = 0;
+  Run(0, order_);
+  EXPECT_EQ(ReasonOf(Await(0, 3).status), Reason::kStaleTerm);
+}
+
+TEST_P(AllReduceStepTest, DonatedOperandIsReleasedWhenTheStepCommits) {
+  Prepare(1);
+  order_.operands[0].donate = true;
+  RunOnAll();
+  for (DeviceId device = 0; device < 3; ++device) {
+    ASSERT_EQ(Await(device).outcome, StepOutcome::kDone) << Await(device).status;
+    EXPECT_TRUE(rank(device).store->FindAll("in").ok());
+    EXPECT_TRUE(rank(device).executor->Commit(1).ok());
+    EXPECT_FALSE(rank(device).store->FindAll("in").ok());
+    EXPECT_TRUE(rank(device).store->FindAll("out-1-0").ok());
+  }
+}
+
+// An all-reduce by pairwise of an operand that is donated.
+class DonatedOperandTest : public StepExecutorTest {
+ protected:
+  void Prepare() {
+    StartMesh("x=3");
+    tensor_ = Tensor::Random({600, 500}, 1);
+    Put("in", tensor_, SpecOf({"", ""}));
+    Order(1, {.operand_count = 1,
+              .ops = {CollectiveOp{.kind = CollectiveKind::kAllReduce,
+                                   .axes = {"x"},
+                                   .algorithm = CollectiveAlgorithm::kPairwise}},
+              .outputs = {1}});
+    order_.return_literals = false;
+    order_.operands[0].donate = true;
+    tile_ = Tile::Whole(tensor_.shape);
+  }
+  void ExpectSum(DeviceId device) {
+    ASSERT_EQ(Await(device).outcome, StepOutcome::kDone) << Await(device).status;
+    ASSERT_TRUE(rank(device).executor->Commit(1).ok());
+    const StoredTilePtr sum = *rank(device).store->Find("out-1-0", tile_);
+    const auto* elements = reinterpret_cast<const float*>(sum->bytes().data());
+    for (size_t i = 0; i < tensor_.elements.size(); ++i) {
+      const float x = tensor_.elements[i];
+      ASSERT_EQ(elements[i], (x + x) + x) << i;
+    }
+    EXPECT_FALSE(rank(device).store->FindAll("in").ok());
+  }
+
+  Tensor tensor_;
+  Tile tile_;
+};
+
+INSTANTIATE_TEST_SUITE_P(All, DonatedOperandTest,
+                         testing::Values(Transport::kStream, Transport::kShm), TransportName);
+
+TEST_P(DonatedOperandTest, IsWhereTheResultIsMade) {
+  Prepare();
+  std::map<DeviceId, const char*> memory;
+  for (DeviceId device = 0; device < 3; ++device) {
+    memory[device] = (*rank(device).store->Find("in", tile_))->bytes().data();
+  }
+  RunOnAll();
+  for (DeviceId device = 0; device < 3; ++device) {
+    ExpectSum(device);
+    EXPECT_EQ((*rank(device).store->Find("out-1-0", tile_))->bytes().data(), memory[device]);
+  }
+}
+
+TEST_P(DonatedOperandTest, MayBeTheResultOfTheStepBefore) {
+  Prepare();
+  const char* const memory = (*rank(1).store->Find("in", tile_))->bytes().data();
+  for (int64_t sequence = 1; sequence <= 5; ++sequence) {
+    const std::string result = StrCat("out-", sequence, "-0");
+    order_.sequence = sequence;
+    order_.outputs[0].array.array_id = result;
+    RunOnAll();
+    for (DeviceId device = 0; device < 3; ++device) {
+      const StepResult done = Await(device, static_cast<size_t>(sequence));
+      ASSERT_EQ(done.outcome, StepOutcome::kDone) << done.status;
+    }
+    for (DeviceId device = 0; device < 3; ++device) {
+      ASSERT_TRUE(rank(device).executor->Commit(sequence).ok());
+    }
+    order_.operands[0] = {.value = result, .donate = true};
+  }
+  // What went over a stream may still be held on to for a moment.
+  if (GetParam() == Transport::kShm) {
+    EXPECT_EQ((*rank(1).store->Find("out-5-0", tile_))->bytes().data(), memory);
+  }
+}
+
+TEST_P(DonatedOperandTest, IsLeftToWhoeverReadsIt) {
+  Prepare();
+  const StoredTilePtr reader = *rank(1).store->Find("in", tile_);
+  RunOnAll();
+  for (DeviceId device = 0; device < 3; ++device) ExpectSum(device);
+  EXPECT_NE((*rank(1).store->Find("out-1-0", tile_))->bytes().data(), reader->bytes().data());
+  EXPECT_EQ(std::memcmp(reader->bytes().data(), tensor_.bytes().data(), tensor_.bytes().size()), 0);
+}
+
+TEST_P(DonatedOperandTest, IsGoneAfterAStepThatFailedWhereItWasBegunUpon) {
+  Prepare();
+  Run(0, order_);
+  Run(1, order_);
+  StepOrder other = order_;
+  other.operands[0] = {.value = "unknown"};
+  Run(2, other);
+  for (DeviceId device = 0; device < 3; ++device) {
+    EXPECT_EQ(Await(device).outcome, StepOutcome::kFailed);
+    EXPECT_FALSE(rank(device).store->FindAll("out-1-0").ok());
+  }
+  EXPECT_TRUE(rank(2).store->FindAll("in").ok());
+  EXPECT_TRUE(rank(0).store->Release({"in"}).ok());
+}
+
+}  // namespace
+}  // namespace shardmesh::worker

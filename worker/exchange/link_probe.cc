@@ -1,0 +1,190 @@
+// Both ends of a probe.
+#include "worker/exchange/link_probe.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+
+namespace shardmesh::worker {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int64_t kMaxBytes = int64_t{4} << 20;
+constexpr int64_t kMinBytes = int64_t{64} << 10;
+constexpr int64_t kShortBytes = 8;
+// Of what the budget has left, for both buffers.
+constexpr int64_t kPartOfBudget = 16;
+
+constexpr int kTrials = 5;
+constexpr std::chrono::milliseconds kTrialsTime{30};  // after which none begins
+// Exchanges of one trial: several, since the peer may have gone ahead of this end by one.
+constexpr int64_t kShortExchanges = 20;
+constexpr int64_t kLongExchanges = 4;
+constexpr int64_t kMaxExchanges = 64;
+constexpr double kLongSeconds = 2e-3;  // of a long exchange, where the link is fast enough for it
+// From the offer on.
+constexpr absl::Duration kProbeLimit = absl::Seconds(1);
+
+// So many exchanges of so many bytes.
+struct Trial {
+  int64_t exchanges = 0;
+  int64_t size_bytes = 0;
+};
+
+// One end, message by message.
+class Conversation {
+ public:
+  Conversation(Link& link, DeviceId peer, int64_t op) : link_(link), peer_(peer), op_(op) {}
+
+  void set_deadline(absl::Time deadline) { deadline_ = deadline; }
+
+  // Numbers, as they lie in memory: hosts of one cluster have one byte order, that of its tiles.
+  template <size_t kCount>
+  absl::Status Say(const std::array<int64_t, kCount>& numbers) {
+    auto owner = std::make_shared<const std::array<int64_t, kCount>>(numbers);
+    const absl::Span<const char> bytes(reinterpret_cast<const char*>(owner->data()),
+                                       sizeof(numbers));
+    SHARDMESH_ASSIGN_OR_RETURN(const Tag tag, NextTag());
+    return link_.Send(peer_, tag, {bytes, std::move(owner)});
+  }
+  template <size_t kCount>
+  absl::StatusOr<std::array<int64_t, kCount>> Hear() {
+    std::array<int64_t, kCount> numbers;
+    SHARDMESH_ASSIGN_OR_RETURN(const Tag tag, NextTag());
+    SHARDMESH_RETURN_IF_ERROR(
+        Receive(tag, sizeof(numbers), reinterpret_cast<char*>(numbers.data())));
+    return numbers;
+  }
+
+  absl::Status Exchange(ProbeMemory& memory, int64_t size_bytes) {
+    SHARDMESH_ASSIGN_OR_RETURN(const Tag tag, NextTag());
+    SHARDMESH_RETURN_IF_ERROR(link_.Send(peer_, tag, memory.ToSend(size_bytes)));
+    return Receive(tag, size_bytes, memory.received());
+  }
+  // Of one exchange.
+  absl::StatusOr<double> Run(ProbeMemory& memory, const Trial& trial) {
+    SHARDMESH_RETURN_IF_ERROR(Exchange(memory, kShortBytes));
+    const Clock::time_point begin = Clock::now();
+    for (int64_t i = 0; i < trial.exchanges; ++i) {
+      SHARDMESH_RETURN_IF_ERROR(Exchange(memory, trial.size_bytes));
+    }
+    return std::chrono::duration<double>(Clock::now() - begin).count() /
+           static_cast<double>(trial.exchanges);
+  }
+
+ private:
+  absl::StatusOr<Tag> NextTag() { return Tag::Create(kProbeStep, op_, round_++); }
+
+  absl::Status Receive(const Tag& tag, int64_t size_bytes, char* to) {
+    for (int64_t received_bytes = 0; received_bytes < size_bytes;) {
+      SHARDMESH_ASSIGN_OR_RETURN(const OwnedBytes piece,
+                                 link_.Receive(peer_, tag, size_bytes, deadline_));
+      const auto left_bytes = static_cast<size_t>(size_bytes - received_bytes);
+      std::memcpy(to + received_bytes, piece.bytes.data(),
+                  std::min(piece.bytes.size(), left_bytes));
+      received_bytes += static_cast<int64_t>(piece.bytes.size());
+    }
+    return absl::OkStatus();
+  }
+
+  Link& link_;
+  const DeviceId peer_;
+  const int64_t op_;
+  int64_t round_ = 0;
+  absl::Time deadline_ = absl::InfiniteFuture();
+};
+
+absl::Status NoSense(std::string_view what) {
+  return WithReason(absl::InvalidArgumentError(StrCat("a probe with ", what)), Reason::kBadField);
+}
+
+absl::Status NoMemory(std::string_view whose) {
+  return WithReason(
+      absl::ResourceExhaustedError(StrCat(whose,
+                                          " has no memory to spare for a probe of its links; "
+                                          "it takes a sixteenth of what is free, at least ",
+                                          2 * kMinBytes, " bytes")),
+      Reason::kMemoryLimit);
+}
+
+}  // namespace
+
+absl::StatusOr<ProbeMemory> ProbeMemory::Allocate(BufferPool& pool) {
+  const int64_t free_bytes = pool.budget().limit_bytes() - pool.budget().used_bytes();
+  const int64_t size_bytes =
+      std::min(kMaxBytes, free_bytes / kPartOfBudget / 2 / kMinBytes * kMinBytes);
+  if (size_bytes < kMinBytes) return NoMemory("this worker");
+  SHARDMESH_ASSIGN_OR_RETURN(Buffer sent, pool.Allocate(size_bytes, "a probe of a link"));
+  SHARDMESH_ASSIGN_OR_RETURN(Buffer received, pool.Allocate(size_bytes, "a probe of a link"));
+  // Bytes that were elsewhere before are no business of the peer's.
+  std::memset(sent.data(), 0, sent.size());
+  return ProbeMemory(std::make_shared<const Buffer>(std::move(sent)), std::move(received));
+}
+
+absl::StatusOr<ProbeFigures> LeadProbe(Link& link, DeviceId peer, int64_t op, ProbeMemory& memory,
+                                       absl::Time answer_by) {
+  Conversation talk(link, peer, op);
+  talk.set_deadline(answer_by);
+  SHARDMESH_ASSIGN_OR_RETURN(const auto offer, talk.Hear<1>());
+  if (offer[0] == 0) return NoMemory(StrCat("rank ", peer));
+  if (offer[0] < kMinBytes || offer[0] > kMaxBytes) {
+    return NoSense(StrCat("messages of at most ", offer[0], " bytes"));
+  }
+  talk.set_deadline(absl::Now() + kProbeLimit);
+
+  const auto run = [&](const Trial& trial) -> absl::StatusOr<double> {
+    SHARDMESH_RETURN_IF_ERROR(talk.Say<2>({trial.exchanges, trial.size_bytes}));
+    return talk.Run(memory, trial);
+  };
+  // The best of several.
+  const auto run_several = [&](const Trial& trial) -> absl::StatusOr<double> {
+    const Clock::time_point begin = Clock::now();
+    SHARDMESH_ASSIGN_OR_RETURN(double best, run(trial));
+    for (int i = 1; i < kTrials && Clock::now() - begin < kTrialsTime; ++i) {
+      SHARDMESH_ASSIGN_OR_RETURN(const double seconds, run(trial));
+      best = std::min(best, seconds);
+    }
+    return best;
+  };
+  SHARDMESH_ASSIGN_OR_RETURN(const double short_seconds, run_several({.exchanges = kShortExchanges,
+                                                                      .size_bytes = kShortBytes}));
+  Trial longer{.exchanges = kLongExchanges, .size_bytes = kMinBytes};
+  SHARDMESH_ASSIGN_OR_RETURN(const double first_seconds, run_several(longer));
+  const double most_bytes = static_cast<double>(std::min(offer[0], memory.size_bytes()));
+  longer.size_bytes =
+      static_cast<int64_t>(std::clamp(static_cast<double>(kMinBytes) * kLongSeconds / first_seconds,
+                                      static_cast<double>(kMinBytes), most_bytes));
+  SHARDMESH_ASSIGN_OR_RETURN(const double seconds, run_several(longer));
+  SHARDMESH_RETURN_IF_ERROR(talk.Say<2>({0, 0}));
+  // What an exchange takes whatever its size is not the bytes' doing.
+  return ProbeFigures{.latency = absl::Seconds(short_seconds),
+                      .bytes_per_second = static_cast<double>(longer.size_bytes) /
+                                          (seconds - std::min(short_seconds, seconds / 2))};
+}
+
+absl::Status AnswerProbe(Link& link, DeviceId peer, int64_t op, ProbeMemory* memory,
+                         absl::Time deadline) {
+  Conversation talk(link, peer, op);
+  talk.set_deadline(deadline);
+  SHARDMESH_RETURN_IF_ERROR(talk.Say<1>({memory == nullptr ? 0 : memory->size_bytes()}));
+  while (memory != nullptr) {
+    SHARDMESH_ASSIGN_OR_RETURN(const auto said, talk.Hear<2>());
+    const Trial trial{.exchanges = said[0], .size_bytes = said[1]};
+    if (trial.exchanges == 0) break;
+    if (trial.exchanges < 0 || trial.exchanges > kMaxExchanges || trial.size_bytes < 1 ||
+        trial.size_bytes > memory->size_bytes()) {
+      return NoSense(StrCat(trial.exchanges, " exchanges of ", trial.size_bytes, " bytes"));
+    }
+    SHARDMESH_RETURN_IF_ERROR(talk.Run(*memory, trial).status());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace shardmesh::worker

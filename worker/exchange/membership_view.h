@@ -1,0 +1,72 @@
+// What a worker knows of its cluster: who it is, and who serves the ranks of its meshes.
+#ifndef SHARDMESH_WORKER_EXCHANGE_MEMBERSHIP_VIEW_H_
+#define SHARDMESH_WORKER_EXCHANGE_MEMBERSHIP_VIEW_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "sharding/mesh.h"
+
+namespace shardmesh::worker {
+
+// This process among the workers.
+struct WorkerSelf {
+  std::string identity;      // stable; compared bytewise
+  uint64_t incarnation = 0;  // new at each start, not 0
+  std::string boot_id;       // of the host; empty if not known
+};
+
+// A device of a mesh and the worker that serves it.
+struct MeshDevice {
+  DeviceId rank = 0;
+  std::string identity;
+  uint64_t incarnation = 0;
+  // Where its ExchangeService is reached, best first.
+  std::vector<std::string> endpoints;
+
+  friend bool operator==(const MeshDevice&, const MeshDevice&) = default;
+};
+
+// A mesh and its devices by rising rank; ranks without a live worker are missing.
+struct MeshMembers {
+  std::string mesh_id;
+  int64_t revision = 0;
+  Mesh mesh;
+  std::vector<MeshDevice> devices;
+
+  bool complete() const { return static_cast<int64_t>(devices.size()) == mesh.size(); }
+  // The rank that a worker serves, the lowest if several; nullopt if none.
+  std::optional<DeviceId> RankOf(std::string_view identity) const {
+    for (const MeshDevice& device : devices) {
+      if (device.identity == identity) return device.rank;
+    }
+    return std::nullopt;
+  }
+
+  friend bool operator==(const MeshMembers&, const MeshMembers&) = default;
+};
+
+// Who is alive, as the coordinator said last. A plain value; epoch and term never fall from one
+// view to the next.
+struct MembershipView {
+  int64_t epoch = 0;
+  int64_t term = 0;
+  std::vector<MeshMembers> meshes;  // that this worker serves
+
+  // Null if the worker does not serve it.
+  const MeshMembers* Find(std::string_view mesh_id) const {
+    for (const MeshMembers& mesh : meshes) {
+      if (mesh.mesh_id == mesh_id) return &mesh;
+    }
+    return nullptr;
+  }
+
+  friend bool operator==(const MembershipView&, const MembershipView&) = default;
+};
+
+}  // namespace shardmesh::worker
+
+#endif  // SHARDMESH_WORKER_EXCHANGE_MEMBERSHIP_VIEW_H_

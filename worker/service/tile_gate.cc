@@ -1,0 +1,353 @@
+// Judges puts and gets against what the coordinator last said.
+#include "worker/service/tile_gate.h"
+
+#include <utility>
+
+#include "process/failpoint.h"
+#include "rpc/codec/array_codec.h"
+#include "rpc/codec/status.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+
+namespace shardmesh::worker {
+namespace {
+
+// A worker that lost its coordinator is back within a second or two of the coordinator.
+constexpr absl::Duration kRetryDelay = absl::Milliseconds(500);
+
+absl::Status NotServing(std::string_view why) {
+  return rpc::WithRetryDelay(
+      WithReason(absl::UnavailableError(StrCat("this worker ", why, "; try again shortly")),
+                 Reason::kNotServing),
+      kRetryDelay);
+}
+
+absl::Status BadTile(std::string_view array_id, std::string_view message) {
+  return InvalidArgument(Reason::kBadTile, StrCat("array ", array_id, ": ", message));
+}
+
+absl::StatusOr<rpc::TransferClaims> VerifyArrayToken(std::string_view token,
+                                                     std::string_view array_id,
+                                                     rpc::TransferDirection direction,
+                                                     const Attachment& attachment, absl::Time now) {
+  SHARDMESH_ASSIGN_OR_RETURN(rpc::TransferClaims claims,
+                             rpc::VerifyToken(token, attachment.token_key, direction, now));
+  if (claims.array.array_id != array_id) {
+    return WithReason(
+        absl::PermissionDeniedError(StrCat("the transfer token is for array ",
+                                           claims.array.array_id, ", not for ", array_id)),
+        Reason::kBadToken);
+  }
+  return claims;
+}
+
+bool Contains(const Tile& outer, const Tile& inner) {
+  if (outer.ranges.size() != inner.ranges.size()) {
+    return false;
+  }
+  for (size_t i = 0; i < outer.ranges.size(); ++i) {
+    if (inner.ranges[i].start < outer.ranges[i].start ||
+        inner.ranges[i].stop > outer.ranges[i].stop) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+IncomingTile::IncomingTile(TileGate* gate, std::unique_ptr<StagedTile> staged, DeviceId rank,
+                           int64_t term, absl::Time start_time)
+    : gate_(gate), rank_(rank), term_(term), start_time_(start_time), staged_(std::move(staged)) {}
+
+IncomingTile::~IncomingTile() { Leave(); }
+
+void IncomingTile::Leave() {
+  if (!std::exchange(left_, true)) {
+    gate_->Left(staged_->description().array_id);
+  }
+}
+
+absl::Status IncomingTile::Append(int64_t offset_bytes,
+                                  absl::Span<const absl::Span<const char>> parts, uint32_t crc32c) {
+  SHARDMESH_PASSES("put.append");
+  return Explain(staged_->AppendParts(offset_bytes, parts, crc32c));
+}
+
+absl::Status IncomingTile::Finish(uint32_t tile_crc32c) {
+  SHARDMESH_PASSES("put.finish");
+  const absl::Duration transfer_time = gate_->options_.clock->Now() - start_time_;
+  const absl::StatusOr<StoredTilePtr> stored = staged_->Finish(tile_crc32c);
+  if (!stored.ok()) {
+    return Explain(stored.status());
+  }
+  const TileDescription& description = (*stored)->description();
+  Leave();  // what is reported waits for the coordinator's word, whatever happens to it
+  gate_->options_.staged({.transfer_id = description.transfer_id,
+                          .array_id = description.array_id,
+                          .rank = rank_,
+                          .crc32c = (*stored)->crc32c(),
+                          .size_bytes = staged_->size_bytes(),
+                          .durable = (*stored)->durable(),
+                          .transfer_time = transfer_time,
+                          .term = term_});
+  return absl::OkStatus();
+}
+
+absl::Status IncomingTile::Explain(absl::Status status) const {
+  return status.ok() || gate_->serving() ? status : NotServing("lost its coordinator");
+}
+
+void TileGate::Serve(Attachment attachment, std::shared_ptr<const MembershipView> view) {
+  absl::MutexLock lock(&mutex_);
+  attachment_ = std::move(attachment);
+  view_ = std::move(view);
+  suspended_ = false;
+}
+
+void TileGate::SetCoordinatorTime(absl::Time now) {
+  absl::MutexLock lock(&mutex_);
+  coordinator_ahead_ = now - options_.clock->Now();
+}
+
+void TileGate::Suspend() {
+  std::vector<std::string> dropped;
+  {
+    absl::MutexLock lock(&mutex_);
+    suspended_ = true;
+    dropped.assign(receiving_.begin(), receiving_.end());
+    for (const auto& [transfer_id, array_ids] : transfers_) {
+      RememberEnded(transfer_id);
+    }
+    transfers_.clear();
+  }
+  for (const std::string& array_id : dropped) {
+    // Fails only for an array that is committed, which needs nothing.
+    options_.store->Abort({array_id}).IgnoreError();
+  }
+}
+
+void TileGate::Drain() {
+  absl::MutexLock lock(&mutex_);
+  draining_ = true;
+}
+
+absl::StatusOr<Attachment> TileGate::PutAttachment() const {
+  if (draining_) {
+    return NotServing("is draining");
+  }
+  if (view_ == nullptr) {
+    return NotServing("is not attached to a coordinator yet");
+  }
+  if (suspended_) {
+    return NotServing("lost its coordinator");
+  }
+  return attachment_;
+}
+
+void TileGate::AwaitMesh(const UnknownMesh& unknown, absl::Time deadline) const {
+  const auto is_over = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (!PutAttachment().ok()) {
+      return true;
+    }
+    const MeshMembers* mesh = view_->Find(unknown.mesh_id);
+    return mesh != nullptr && mesh->revision >= unknown.revision;
+  };
+  absl::MutexLock lock(&mutex_);
+  mutex_.AwaitWithDeadline(absl::Condition(&is_over), deadline);
+}
+
+absl::StatusOr<std::unique_ptr<IncomingTile>> TileGate::Open(const TileOffer& offer,
+                                                             std::optional<UnknownMesh>* unknown) {
+  SHARDMESH_PASSES("put.open");
+  const absl::Time now = options_.clock->Now();
+  absl::Time coordinator_now;
+  Attachment attachment;
+  std::shared_ptr<const MembershipView> view;
+  {
+    absl::MutexLock lock(&mutex_);
+    SHARDMESH_ASSIGN_OR_RETURN(attachment, PutAttachment());
+    view = view_;
+    coordinator_now = CoordinatorNow();
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(
+      const rpc::TransferClaims claims,
+      VerifyArrayToken(offer.token, offer.array_id, rpc::TransferDirection::kPut, attachment,
+                       coordinator_now));
+  if (claims.term < attachment.term) {
+    return WithReason(absl::AbortedError(StrCat("the transfer token is of term ", claims.term,
+                                                ", the coordinator is in ", attachment.term,
+                                                ": its transfer has ended; put again")),
+                      Reason::kStaleTerm);
+  }
+  if (absl::Status fits = CheckOffer(offer, claims, *view); !fits.ok()) {
+    const MeshMembers* mesh = view->Find(claims.array.mesh_id);
+    if (unknown != nullptr && (mesh == nullptr || mesh->revision < claims.array.mesh_revision)) {
+      *unknown = {.mesh_id = claims.array.mesh_id, .revision = claims.array.mesh_revision};
+    }
+    return fits;
+  }
+
+  v1::ArrayDescriptor descriptor;
+  rpc::Encode(claims.array, &descriptor);
+  const std::string array_id = claims.array.array_id;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (ended_.contains(claims.transfer_id)) {
+      return WithReason(
+          absl::AbortedError(StrCat("the put of array ", array_id, " has ended; begin a new one")),
+          Reason::kStaleTerm);
+    }
+    transfers_[claims.transfer_id].insert(array_id);
+    receiving_.insert(array_id);
+  }
+  absl::StatusOr<std::unique_ptr<StagedTile>> staged =
+      options_.store->Stage({.array_id = array_id,
+                             .dtype = claims.array.dtype,
+                             .array_shape = claims.array.shape,
+                             .tile = offer.tile,
+                             .array_descriptor = descriptor.SerializeAsString(),
+                             .transfer_id = claims.transfer_id},
+                            options_.store->has_data_dir());
+  if (!staged.ok()) {
+    Left(array_id);
+    return staged.status();
+  }
+  std::unique_ptr<IncomingTile> tile(
+      new IncomingTile(this, *std::move(staged), offer.rank, claims.term, now));
+  // An end or a suspension between the look above and the staging did not see the tile.
+  bool is_late = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    is_late = suspended_ || ended_.contains(claims.transfer_id);
+  }
+  if (is_late) {
+    return NotServing("lost its coordinator, or its put has ended");
+  }
+  return tile;
+}
+
+absl::Status TileGate::CheckOffer(const TileOffer& offer, const rpc::TransferClaims& claims,
+                                  const MembershipView& view) const {
+  const ArrayDescriptor& array = claims.array;
+  const MeshMembers* mesh = view.Find(array.mesh_id);
+  if (mesh == nullptr) {
+    return BadTile(array.array_id, StrCat("this worker serves no rank of mesh \"", array.mesh_id,
+                                          "\"; send the tile to the worker of its rank"));
+  }
+  if (mesh->revision != array.mesh_revision) {
+    return BadTile(array.array_id,
+                   StrCat("it lies on revision ", array.mesh_revision, " of mesh \"", array.mesh_id,
+                          "\", this worker serves revision ", mesh->revision, "; put again"));
+  }
+  bool is_own = false;
+  for (const MeshDevice& device : mesh->devices) {
+    is_own |= device.rank == offer.rank && device.identity == options_.identity;
+  }
+  if (!is_own) {
+    return BadTile(array.array_id,
+                   StrCat("rank ", offer.rank, " of mesh \"", array.mesh_id,
+                          "\" is not served by this worker, which is \"", options_.identity,
+                          "\"; send the tile to the worker of its rank"));
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, array.Tiling());
+  if (const Tile own = tiling.TileOf(offer.rank); own != offer.tile) {
+    return BadTile(array.array_id, StrCat("rank ", offer.rank, " holds ", own.ToString(), ", not ",
+                                          offer.tile.ToString()));
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes, array.TileSizeBytes(offer.tile));
+  if (offer.size_bytes != size_bytes) {
+    return BadTile(array.array_id, StrCat("tile ", offer.tile.ToString(), " has ", size_bytes,
+                                          " bytes, not ", offer.size_bytes));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<RequestedTile>> TileGate::Find(std::string_view token,
+                                                          std::string_view array_id,
+                                                          const std::optional<Tile>& range) const {
+  SHARDMESH_PASSES("get.find");
+  Attachment attachment;
+  absl::Time coordinator_now;
+  bool suspended = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (draining_) {
+      return NotServing("is draining");
+    }
+    if (view_ == nullptr) {
+      return NotServing("is not attached to a coordinator yet");
+    }
+    attachment = attachment_;
+    suspended = suspended_;
+    coordinator_now = CoordinatorNow();
+  }
+  const absl::Status verified =
+      VerifyArrayToken(token, array_id, rpc::TransferDirection::kGet, attachment, coordinator_now)
+          .status();
+  if (suspended && absl::IsUnauthenticated(verified)) {
+    return NotServing("lost its coordinator, and the token is not of that one");
+  }
+  SHARDMESH_RETURN_IF_ERROR(verified);
+  // The coordinator signs such a token for committed arrays alone, but the client that brings it
+  // may be here before the coordinator's own word of the commit.
+  SHARDMESH_ASSIGN_OR_RETURN(std::vector<StoredTilePtr> stored,
+                             options_.store->FindAllStaged(array_id));
+  std::vector<RequestedTile> tiles;
+  for (StoredTilePtr& each : stored) {
+    const Tile& held = each->description().tile;
+    if (!range.has_value()) {
+      tiles.push_back({.stored = each, .range = held});
+    } else if (Contains(held, *range)) {
+      return std::vector<RequestedTile>{{.stored = each, .range = *range}};
+    }
+  }
+  if (tiles.empty()) {
+    return BadTile(array_id, StrCat(range->ToString(), " is not within a tile that this worker, \"",
+                                    options_.identity, "\", holds: it has ",
+                                    stored.front()->description().tile.ToString()));
+  }
+  return tiles;
+}
+
+absl::Status TileGate::EndTransfer(const std::string& transfer_id, bool commit) {
+  SHARDMESH_FAILPOINT("put.end_transfer");
+  std::vector<std::string> array_ids;
+  {
+    absl::MutexLock lock(&mutex_);
+    RememberEnded(transfer_id);
+    const auto found = transfers_.find(transfer_id);
+    if (found == transfers_.end()) {
+      return absl::OkStatus();
+    }
+    array_ids.assign(found->second.begin(), found->second.end());
+    transfers_.erase(found);
+  }
+  return commit ? options_.store->Commit(array_ids) : options_.store->Abort(array_ids);
+}
+
+void TileGate::RememberEnded(const std::string& transfer_id) {
+  if (!ended_.insert(transfer_id).second) {
+    return;
+  }
+  ended_order_.push_back(transfer_id);
+  if (ended_order_.size() > kEndedTransfers) {
+    ended_.erase(ended_order_.front());
+    ended_order_.pop_front();
+  }
+}
+
+bool TileGate::serving() const {
+  absl::MutexLock lock(&mutex_);
+  return !suspended_;
+}
+
+void TileGate::Left(const std::string& array_id) {
+  absl::MutexLock lock(&mutex_);
+  if (const auto found = receiving_.find(array_id); found != receiving_.end()) {
+    receiving_.erase(found);
+  }
+}
+
+}  // namespace shardmesh::worker

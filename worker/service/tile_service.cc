@@ -1,0 +1,531 @@
+// The streams of tiles, as raw bytes: generated messages only for what opens a tile.
+#include "worker/service/tile_service.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <algorithm>
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "process/crc32c.h"
+#include "rpc/codec/spec_codec.h"
+#include "rpc/codec/status.h"
+#include "rpc/stream/message_bytes.h"
+#include "rpc/stream/tile_piece.h"
+#include "shardmesh/v1/tile_service.grpc.pb.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+#include "tensor/view.h"
+
+namespace shardmesh::worker {
+namespace {
+
+constexpr int kMaxTilesPerGet = 10'000;
+
+absl::Status BadStream(std::string_view message) {
+  return InvalidArgument(Reason::kBadTile, message);
+}
+
+// Calls a function once a stream stood still for `limit`. A client that stops in the middle would
+// otherwise keep the memory of its tile for as long as it likes.
+class IdleLimit {
+ public:
+  // `clock` outlives the object. `give_up` may end the stream, and with it this object.
+  IdleLimit(rpc::Clock* clock, absl::Duration limit, std::function<void()> give_up)
+      : clock_(clock),
+        limit_(limit),
+        give_up_(std::move(give_up)),
+        progress_time_(clock->Now()),
+        alarm_(clock, [this] { Check(); }) {
+    alarm_.SetNoLaterThan(clock->Now() + limit);
+  }
+
+  void NoteProgress() {
+    absl::MutexLock lock(&mutex_);
+    progress_time_ = clock_->Now();
+  }
+  // The same once more, from where the limit was reached.
+  void StartAnew() {
+    NoteProgress();
+    alarm_.SetNoLaterThan(clock_->Now() + limit_);
+  }
+  absl::Duration limit() const { return limit_; }
+
+ private:
+  void Check() {
+    absl::Time due;
+    {
+      absl::MutexLock lock(&mutex_);
+      due = progress_time_ + limit_;
+    }
+    if (clock_->Now() < due) {
+      return alarm_.SetNoLaterThan(due);
+    }
+    give_up_();
+  }
+
+  rpc::Clock* const clock_;
+  const absl::Duration limit_;
+  const std::function<void()> give_up_;
+  absl::Mutex mutex_;
+  absl::Time progress_time_ ABSL_GUARDED_BY(mutex_);
+  rpc::Alarm alarm_;  // last: it calls Check
+};
+
+// PutTiles, written straight:
+//   while (message = read()) {
+//     header: tile = gate.Open(header); once more if the news of its mesh comes in time; the memory
+//             of a large one is made ready on the work queue
+//     piece:  tile.Append(piece); after the last one tile.Finish()
+//   }
+//   finish(how many)
+// A durable tile is finished on the work queue, and the next one read meanwhile.
+class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
+ public:
+  PutTilesReactor(const TileServiceOptions& options, grpc::ByteBuffer* response)
+      : options_(options),
+        response_(response),
+        idle_(options.clock, options.idle_limit, [this] { GiveUp(); }) {
+    StartRead(&read_);
+  }
+
+  void OnReadDone(bool ok) override {
+    idle_.NoteProgress();
+    if (!ok) {
+      // The tile goes before the client hears: it may send it again at once.
+      const bool within_tile = std::exchange(tile_, nullptr) != nullptr;
+      return End(within_tile ? BadStream("the stream ended within a tile; send all of it")
+                             : absl::OkStatus());
+    }
+    if (absl::Status taken = Take(); !taken.ok()) {
+      tile_.reset();
+      End(std::move(taken));
+    }
+  }
+
+  void OnCancel() override { End(absl::CancelledError("the client left")); }
+  void OnDone() override { delete this; }
+
+ private:
+  // Takes the message in read_, and has the next one read.
+  absl::Status Take() {
+    SHARDMESH_ASSIGN_OR_RETURN(const std::optional<rpc::TilePiece> piece,
+                               rpc::ReadTilePiece(&read_));
+    if (piece.has_value()) {
+      SHARDMESH_RETURN_IF_ERROR(TakePiece(*piece));
+      StartRead(&read_);
+      return absl::OkStatus();
+    }
+    if (tile_ != nullptr) {
+      return BadStream("a tile is opened before the last piece of the one before");
+    }
+    v1::PutTilesRequest opening;
+    SHARDMESH_RETURN_IF_ERROR(rpc::ParseMessage(&read_, &opening));
+    if (!opening.has_header()) {
+      return BadStream("a message is neither a tile's header nor a piece");
+    }
+    if (opening.header().size_bytes() >= kLargeTileBytes) {
+      return OpenLarge(std::move(*opening.mutable_header()));
+    }
+    std::optional<UnknownMesh> unknown;
+    absl::Status opened = Open(opening.header(), &unknown);
+    if (unknown.has_value()) {
+      return OpenAfterNews(std::move(*opening.mutable_header()), *std::move(unknown));
+    }
+    SHARDMESH_RETURN_IF_ERROR(opened);
+    StartRead(&read_);
+    return absl::OkStatus();
+  }
+
+  absl::Status Open(const v1::TileHeader& header, std::optional<UnknownMesh>* unknown) {
+    auto tile = rpc::Decode(header.tile());
+    SHARDMESH_RETURN_IF_ERROR(rpc::WithField(tile.status(), "header.tile"));
+    SHARDMESH_ASSIGN_OR_RETURN(tile_, options_.gate->Open({.token = header.token(),
+                                                           .array_id = header.array_id(),
+                                                           .tile = *std::move(tile),
+                                                           .size_bytes = header.size_bytes(),
+                                                           .rank = header.rank()},
+                                                          unknown));
+    received_bytes_ = 0;
+    return absl::OkStatus();
+  }
+
+  // Of a size that takes the host a while to make ready. Nothing is read meanwhile.
+  absl::Status OpenLarge(v1::TileHeader header) {
+    SHARDMESH_RETURN_IF_ERROR(BeginWork());
+    options_.work->Push([this, header = std::move(header)]() mutable {
+      if (has_ended()) {
+        return EndWork(absl::OkStatus());
+      }
+      std::optional<UnknownMesh> unknown;
+      absl::Status opened = Open(header, &unknown);
+      if (unknown.has_value()) {
+        return EndWork(OpenAfterNews(std::move(header), *std::move(unknown)));
+      }
+      if (opened.ok()) {
+        idle_.NoteProgress();
+        StartRead(&read_);
+      }
+      EndWork(std::move(opened));
+    });
+    return absl::OkStatus();
+  }
+
+  // Nothing is read meanwhile.
+  absl::Status OpenAfterNews(v1::TileHeader header, UnknownMesh unknown) {
+    SHARDMESH_RETURN_IF_ERROR(BeginWork());
+    const absl::Time deadline = absl::Now() + options_.membership_wait_limit;
+    options_.membership_waits->Push(
+        [this, deadline, header = std::move(header), unknown = std::move(unknown)] {
+          if (!has_ended()) {
+            options_.gate->AwaitMesh(unknown, deadline);
+          }
+          if (has_ended()) {
+            return EndWork(absl::OkStatus());
+          }
+          absl::Status opened = Open(header, nullptr);
+          if (opened.ok()) {
+            idle_.NoteProgress();
+            StartRead(&read_);
+          }
+          EndWork(std::move(opened));
+        });
+    return absl::OkStatus();
+  }
+
+  absl::Status TakePiece(const rpc::TilePiece& piece) {
+    if (tile_ == nullptr) {
+      return BadStream("a piece comes before the header of its tile, or after its last piece");
+    }
+    SHARDMESH_RETURN_IF_ERROR(
+        tile_->Append(piece.header.offset_bytes, piece.data, piece.header.crc32c));
+    received_bytes_ += piece.size_bytes();
+    if (received_bytes_ < tile_->size_bytes()) {
+      return piece.size_bytes() > 0 ? absl::OkStatus() : BadStream("a piece has no bytes");
+    }
+    if (!piece.header.tile_crc32c.has_value()) {
+      return BadStream("the last piece of a tile lacks the tile's checksum");
+    }
+    const uint32_t tile_crc32c = *piece.header.tile_crc32c;
+    if (!options_.store->has_data_dir()) {
+      const absl::Status finished = tile_->Finish(tile_crc32c);
+      return Finished(std::move(tile_), finished);
+    }
+    SHARDMESH_RETURN_IF_ERROR(BeginWork());
+    options_.work->Push([this, tile_crc32c, tile = std::move(tile_)]() mutable {
+      const absl::Status finished = tile->Finish(tile_crc32c);
+      EndWork(Finished(std::move(tile), finished));
+    });
+    return absl::OkStatus();
+  }
+
+  absl::Status Finished(std::unique_ptr<IncomingTile> tile, const absl::Status& status) {
+    if (status.ok()) {
+      absl::MutexLock lock(&mutex_);
+      ++staged_tiles_;
+      staged_bytes_ += tile->size_bytes();
+    }
+    return status;
+  }
+
+  // Until EndWork the stream is not finished. CANCELLED if it may be already.
+  absl::Status BeginWork() {
+    absl::MutexLock lock(&mutex_);
+    if (ended_) {
+      return absl::CancelledError("the stream has ended");
+    }
+    ++works_;
+    return absl::OkStatus();
+  }
+  // The object may be gone afterwards.
+  void EndWork(absl::Status status) {
+    std::optional<grpc::Status> due;
+    {
+      absl::MutexLock lock(&mutex_);
+      --works_;
+      ended_ |= !status.ok();
+      if (status_.ok()) {
+        status_ = std::move(status);
+      }
+      due = TakeFinish();
+    }
+    if (due.has_value()) {
+      Finish(*due);
+    }
+  }
+  bool has_ended() {
+    absl::MutexLock lock(&mutex_);
+    return ended_;
+  }
+  bool is_at_work() {
+    absl::MutexLock lock(&mutex_);
+    return works_ > 0;
+  }
+  // The client has sent nothing for too long, unless it waits for this worker. Its tile goes when
+  // the read under way has ended.
+  void GiveUp() {
+    if (is_at_work()) return idle_.StartAnew();
+    End(WithReason(absl::DeadlineExceededError(StrCat("nothing came on this stream for ",
+                                                      absl::FormatDuration(idle_.limit()))),
+                   Reason::kDeadline));
+  }
+  // No more is read. The first call counts.
+  void End(absl::Status status) {
+    std::optional<grpc::Status> due;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (ended_) {
+        return;
+      }
+      ended_ = true;
+      if (status_.ok()) {
+        status_ = std::move(status);
+      }
+      due = TakeFinish();
+    }
+    if (due.has_value()) {
+      Finish(*due);
+    }
+  }
+
+  // What to finish the stream with, where that is due. Who gets it calls Finish with no lock held,
+  // as the last use of this object but for reactions that gRPC makes before OnDone. Nobody else
+  // uses it after letting go of the lock: it may be gone.
+  std::optional<grpc::Status> TakeFinish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (!ended_ || works_ > 0 || finished_) {
+      return std::nullopt;
+    }
+    finished_ = true;
+    if (status_.ok()) {
+      v1::PutTilesResponse response;
+      response.set_tiles(staged_tiles_);
+      response.set_size_bytes(staged_bytes_);
+      response.set_durability(options_.store->has_data_dir() ? v1::DURABILITY_DISK
+                                                             : v1::DURABILITY_MEMORY);
+      *response_ = rpc::SerializeMessage(response);
+    }
+    return rpc::ToGrpc(status_);
+  }
+
+  const TileServiceOptions& options_;
+  grpc::ByteBuffer* const response_;
+
+  // Touched by one reaction at a time, or between two by work that has the next message read.
+  grpc::ByteBuffer read_;
+  std::unique_ptr<IncomingTile> tile_;  // under way; null between tiles
+  int64_t received_bytes_ = 0;          // of it
+
+  absl::Mutex mutex_;
+  int works_ ABSL_GUARDED_BY(mutex_) = 0;  // on a work queue
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);
+  int64_t staged_tiles_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t staged_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  IdleLimit idle_;  // last: it calls GiveUp
+};
+
+// The messages that carry one tile or a part of it, one after the other.
+class TileMessages {
+ public:
+  static absl::StatusOr<TileMessages> Create(RequestedTile requested) {
+    const TileDescription& description = requested.stored->description();
+    // Where the range lies within the tile that is held.
+    Tile within = requested.range;
+    for (size_t i = 0; i < within.ranges.size(); ++i) {
+      within.ranges[i].start -= description.tile.ranges[i].start;
+      within.ranges[i].stop -= description.tile.ranges[i].start;
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(
+        TileRegion region, TileRegion::Create(description.dtype, description.tile.shape(), within));
+    return TileMessages(std::move(requested), region);
+  }
+
+  // The next message; nullopt after the last.
+  std::optional<grpc::ByteBuffer> Next() {
+    if (!opened_) {
+      opened_ = true;
+      v1::GetTilesResponse response;
+      v1::TileOpening* opening = response.mutable_opening();
+      opening->set_array_id(requested_.stored->description().array_id);
+      rpc::Encode(requested_.range, opening->mutable_tile());
+      opening->set_size_bytes(region_.size_bytes());
+      return rpc::SerializeMessage(response);
+    }
+    if (closed_) {
+      return std::nullopt;
+    }
+    const int64_t size = std::min(rpc::kMaxTilePieceBytes, region_.size_bytes() - offset_);
+    rpc::TilePieceHeader header;
+    header.offset_bytes = offset_;
+    const grpc::Slice data = Piece(size, &header.crc32c);
+    crc_ = ConcatCrc32c(crc_, header.crc32c, size);
+    offset_ += size;
+    closed_ = offset_ == region_.size_bytes();
+    if (closed_) {
+      header.tile_crc32c = crc_;
+    }
+    return rpc::WriteTilePiece(header, data);
+  }
+
+ private:
+  TileMessages(RequestedTile requested, const TileRegion& region)
+      : requested_(std::move(requested)), region_(region) {}
+
+  // The next `size` bytes: lent where they lie in one run, else put together.
+  grpc::Slice Piece(int64_t size, uint32_t* crc32c) const {
+    const absl::Span<const char> held = requested_.stored->bytes();
+    if (region_.contiguous()) {
+      const absl::Span<const char> bytes = held.subspan(
+          static_cast<size_t>(region_.offset_bytes() + offset_), static_cast<size_t>(size));
+      *crc32c = Crc32c(bytes);
+      if (bytes.empty()) {
+        return grpc::Slice();
+      }
+      // gRPC only reads it, and lets go of it when it is sent.
+      return grpc::Slice(
+          const_cast<char*>(bytes.data()), bytes.size(),
+          [](void* owner) { delete static_cast<StoredTilePtr*>(owner); },
+          new StoredTilePtr(requested_.stored));
+    }
+    auto bytes = std::make_unique<std::string>();
+    bytes->reserve(static_cast<size_t>(size));
+    region_.ForEachRun(offset_, offset_ + size, [&](int64_t offset, int64_t run_bytes) {
+      bytes->append(held.data() + offset, static_cast<size_t>(run_bytes));
+    });
+    *crc32c = Crc32c(*bytes);
+    std::string* const owned = bytes.release();
+    return grpc::Slice(
+        owned->data(), owned->size(), [](void* owner) { delete static_cast<std::string*>(owner); },
+        owned);
+  }
+
+  RequestedTile requested_;
+  TileRegion region_;
+  bool opened_ = false;
+  bool closed_ = false;
+  int64_t offset_ = 0;
+  uint32_t crc_ = 0;
+};
+
+// GetTiles, written straight:
+//   for (tile : found(request)) write(opening), write(pieces)
+// All tiles are found before the first byte is sent, so that an error comes before any.
+class GetTilesReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
+ public:
+  GetTilesReactor(const TileServiceOptions& options, grpc::CallbackServerContext* context,
+                  grpc::ByteBuffer request)
+      : idle_(options.clock, options.idle_limit, [context] { context->TryCancel(); }) {
+    if (absl::Status status = Find(options, &request); !status.ok()) {
+      Finish(rpc::ToGrpc(status));
+      return;
+    }
+    WriteNext();
+  }
+
+  void OnWriteDone(bool ok) override {
+    if (!ok) {
+      return Finish(rpc::ToGrpc(absl::CancelledError("the client left, or stopped reading")));
+    }
+    idle_.NoteProgress();
+    WriteNext();
+  }
+  void OnDone() override { delete this; }
+
+ private:
+  absl::Status Find(const TileServiceOptions& options, grpc::ByteBuffer* bytes) {
+    v1::GetTilesRequest request;
+    SHARDMESH_RETURN_IF_ERROR(rpc::ParseMessage(bytes, &request));
+    if (request.tiles_size() > kMaxTilesPerGet) {
+      return WithReason(
+          rpc::BadField("tiles", StrCat("has ", request.tiles_size(), " entries; at most ",
+                                        kMaxTilesPerGet, " are served in one call")),
+          Reason::kLimitExceeded);
+    }
+    for (int i = 0; i < request.tiles_size(); ++i) {
+      SHARDMESH_RETURN_IF_ERROR(FindOne(options, request.tiles(i), static_cast<size_t>(i)));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status FindOne(const TileServiceOptions& options, const v1::TileSelector& selector,
+                       size_t index) {
+    std::optional<Tile> range;
+    if (selector.has_tile()) {
+      auto tile = rpc::Decode(selector.tile());
+      SHARDMESH_RETURN_IF_ERROR(
+          rpc::WithField(rpc::WithField(tile.status(), "tile"), "tiles", index));
+      range = *std::move(tile);
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(std::vector<RequestedTile> found,
+                               options.gate->Find(selector.token(), selector.array_id(), range));
+    for (RequestedTile& each : found) {
+      SHARDMESH_ASSIGN_OR_RETURN(TileMessages messages, TileMessages::Create(std::move(each)));
+      tiles_.push_back(std::move(messages));
+    }
+    return absl::OkStatus();
+  }
+
+  void WriteNext() {
+    while (next_ < tiles_.size()) {
+      if (std::optional<grpc::ByteBuffer> message = tiles_[next_].Next(); message.has_value()) {
+        written_ = *std::move(message);
+        return StartWrite(&written_);
+      }
+      ++next_;
+    }
+    Finish(grpc::Status::OK);
+  }
+
+  std::vector<TileMessages> tiles_;
+  size_t next_ = 0;
+  grpc::ByteBuffer written_;
+  IdleLimit idle_;
+};
+
+// All methods but Identify take and give raw bytes.
+using TileServiceBase =
+    v1::TileService::WithRawCallbackMethod_PutTiles<v1::TileService::WithRawCallbackMethod_GetTiles<
+        v1::TileService::WithCallbackMethod_Identify<v1::TileService::Service>>>;
+
+class TileService final : public TileServiceBase {
+ public:
+  explicit TileService(TileServiceOptions options) : options_(std::move(options)) {}
+
+  grpc::ServerReadReactor<grpc::ByteBuffer>* PutTiles(grpc::CallbackServerContext*,
+                                                      grpc::ByteBuffer* response) override {
+    return new PutTilesReactor(options_, response);
+  }
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* GetTiles(grpc::CallbackServerContext* context,
+                                                       const grpc::ByteBuffer* request) override {
+    return new GetTilesReactor(options_, context, *request);
+  }
+  grpc::ServerUnaryReactor* Identify(grpc::CallbackServerContext* context,
+                                     const v1::IdentifyRequest*,
+                                     v1::IdentifyResponse* response) override {
+    response->set_identity(options_.self.identity);
+    response->set_incarnation(options_.self.incarnation);
+    response->set_nonce(options_.nonce);
+    response->set_cluster_id(options_.store->cluster_id());
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    reactor->Finish(grpc::Status::OK);
+    return reactor;
+  }
+
+ private:
+  const TileServiceOptions options_;
+};
+
+}  // namespace
+
+std::unique_ptr<grpc::Service> MakeTileService(const TileServiceOptions& options) {
+  return std::make_unique<TileService>(options);
+}
+
+}  // namespace shardmesh::worker

@@ -1,0 +1,406 @@
+// StepExecutor: a queue by sequence number and the threads that work through it.
+#include "worker/step/step_executor.h"
+
+#include <algorithm>
+#include <exception>
+#include <map>
+#include <new>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
+#include "absl/synchronization/mutex.h"
+#include "process/clock.h"
+#include "process/failpoint.h"
+#include "process/log.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+#include "worker/step/kernel_turns.h"
+#include "worker/step/plan_cache.h"
+#include "worker/step/step_run.h"
+#include "worker/step/weight_cache.h"
+
+namespace shardmesh::worker {
+namespace {
+
+// Runs `body`; what it throws ends the step, not the process.
+absl::Status CatchErrors(absl::FunctionRef<absl::Status()> body) {
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    return WithReason(absl::ResourceExhaustedError("the host has no memory left for it; lower the "
+                                                   "memory limit or free memory on the host"),
+                      Reason::kMemoryLimit);
+  } catch (const std::exception& error) {
+    return absl::InternalError(StrCat("it ended with an exception: ", error.what()));
+  }
+}
+
+class StepExecutorImpl final : public StepExecutor {
+ public:
+  explicit StepExecutorImpl(Options options)
+      : options_(std::move(options)),
+        plans_(kPlanCapacity),
+        weights_(options_.kernel, options_.weight_budget) {
+    for (int i = 0; i < kRunners + 1; ++i) threads_.emplace_back([this] { Work(); });
+  }
+
+  ~StepExecutorImpl() override {
+    std::map<int64_t, Waiting> waiting;
+    std::vector<int64_t> running;
+    {
+      absl::MutexLock lock(&mutex_);
+      stopping_ = true;
+      waiting.swap(queue_);
+      for (const auto& [sequence, step] : running_) running.push_back(sequence);
+    }
+    for (const int64_t sequence : running) {
+      options_.links->AbortStep(sequence, Stopping(), options_.identity);
+    }
+    for (std::thread& thread : threads_) thread.join();
+    for (auto& [sequence, step] : waiting) {
+      options_.links->CloseStep(sequence);
+      Refuse(*step.order, step.report, Stopping());
+    }
+  }
+
+  void Run(StepOrder order, Report report) override {
+    absl::StatusOr<PlanPtr> plan = plans_.Find(order.plan_hash);
+    if (*plan == nullptr && !order.plan_bytes.empty()) {
+      plan = plans_.Add(order.plan_hash, order.plan_bytes);
+    }
+    absl::Status refused = plan.ok() ? absl::OkStatus() : plan.status();
+    StepResult need_plan{.sequence = order.sequence,
+                         .epoch = order.epoch,
+                         .term = order.term,
+                         .outcome = StepOutcome::kNeedPlan};
+    if (refused.ok()) {
+      absl::MutexLock lock(&mutex_);
+      refused = Enqueue(order, *plan, report);
+    }
+    if (!refused.ok()) {
+      // The other ranks would wait for this one.
+      if (!plan.ok()) options_.links->AbortStep(order.sequence, refused, options_.identity);
+      Refuse(order, report, refused);
+    } else if (*plan == nullptr) {
+      report(std::move(need_plan));
+    }
+  }
+
+  absl::Status Commit(int64_t sequence) override {
+    SHARDMESH_FAILPOINT("step.commit");
+    Staged staged;
+    {
+      absl::MutexLock lock(&mutex_);
+      const auto found = staged_.find(sequence);
+      if (found == staged_.end()) {
+        return WithReason(absl::NotFoundError(StrCat("step ", sequence, " has nothing staged on ",
+                                                     options_.identity)),
+                          Reason::kNotFound);
+      }
+      staged = std::move(found->second);
+      staged_.erase(found);
+    }
+    if (absl::Status committed = options_.store->Commit(staged.array_ids); !committed.ok()) {
+      absl::MutexLock lock(&mutex_);
+      staged_.emplace(sequence, std::move(staged));
+      return committed;
+    }
+    Forget(staged.donated_ids);
+    return options_.store->Release(staged.donated_ids);
+  }
+
+  void Abort(int64_t sequence, const absl::Status& status) override {
+    SHARDMESH_PASSES("step.abort");
+    Staged staged;
+    std::optional<Waiting> waiting;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (const auto found = queue_.find(sequence); found != queue_.end()) {
+        waiting = std::move(found->second);
+        queue_.erase(found);
+      } else if (const auto done = staged_.find(sequence); done != staged_.end()) {
+        staged = std::move(done->second);
+        staged_.erase(done);
+      } else if (const auto runs = running_.find(sequence); runs != running_.end()) {
+        runs->second.abort = status;
+      }
+    }
+    // Also where nothing runs: peers may have sent, or wait for, data of the step.
+    options_.links->AbortStep(sequence, status, "");
+    if (waiting.has_value()) {
+      options_.links->CloseStep(sequence);
+      Refuse(*waiting->order, waiting->report, status);
+    }
+    Discard(staged.array_ids);
+  }
+
+  void AbortUnfinished(const absl::Status& status) override {
+    std::map<int64_t, Waiting> waiting;
+    std::vector<int64_t> running;
+    {
+      absl::MutexLock lock(&mutex_);
+      waiting.swap(queue_);
+      for (auto& [sequence, step] : running_) {
+        running.push_back(sequence);
+        step.abort = status;
+      }
+    }
+    for (const int64_t sequence : running) options_.links->AbortStep(sequence, status, "");
+    for (const auto& [sequence, step] : waiting) {
+      options_.links->AbortStep(sequence, status, "");
+      options_.links->CloseStep(sequence);
+      Refuse(*step.order, step.report, status);
+    }
+  }
+
+  void KeepStaged() override {
+    absl::MutexLock lock(&mutex_);
+    staged_.clear();
+  }
+
+  void Forget(absl::Span<const std::string> array_ids) override { weights_.Forget(array_ids); }
+
+  std::vector<rpc::StepProgress> progress() const override {
+    std::vector<rpc::StepProgress> running;
+    {
+      absl::MutexLock lock(&mutex_);
+      for (const auto& [sequence, step] : running_) {
+        running.push_back({.step = sequence, .started = step.since});
+      }
+    }
+    for (rpc::StepProgress& step : running) {
+      step.instruction = options_.recorder->Running(step.step);
+    }
+    return running;
+  }
+
+ private:
+  struct Waiting {
+    std::shared_ptr<const StepOrder> order;
+    PlanPtr plan;             // null: its bytes are awaited
+    Report report = nullptr;  // empty: NEED_PLAN was reported
+    absl::Time deadline = absl::InfiniteFuture();
+  };
+  struct Running {
+    absl::Time since;
+    absl::Status abort = absl::OkStatus();
+  };
+  // What a step left in the store, to be committed or aborted.
+  struct Staged {
+    std::vector<std::string> array_ids;
+    std::vector<std::string> donated_ids;
+  };
+
+  absl::Status Stopping() const {
+    return WithReason(absl::CancelledError(StrCat(options_.identity, " is shutting down")),
+                      Reason::kNotServing);
+  }
+
+  // Takes the order and, where the plan is known, the report.
+  absl::Status Enqueue(StepOrder& order, const PlanPtr& plan, Report& report)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (stopping_) return Stopping();
+    if (order.term < term_) {
+      return WithReason(absl::AbortedError(StrCat("step ", order.sequence, " is of term ",
+                                                  order.term, "; the coordinator's is ", term_)),
+                        Reason::kStaleTerm);
+    }
+    const auto known = queue_.find(order.sequence);
+    if (known == queue_.end()) {
+      if (order.sequence <= last_ordered_) {
+        return absl::FailedPreconditionError(StrCat("step ", order.sequence, " comes after step ",
+                                                    last_ordered_,
+                                                    ", which was ordered before it"));
+      }
+      SHARDMESH_RETURN_IF_ERROR(options_.links->ExpectStep(order.sequence, order.epoch));
+      last_ordered_ = order.sequence;
+    }
+    term_ = order.term;
+    ++orders_;
+    Waiting waiting{.order = std::make_shared<const StepOrder>(order),
+                    .plan = plan,
+                    .deadline = options_.clock->Now() + order.timeout + kVerdictGrace};
+    if (plan != nullptr) waiting.report = report;
+    const auto [it, is_new] = queue_.try_emplace(order.sequence, waiting);
+    if (is_new) return absl::OkStatus();
+    if (it->second.plan != nullptr) {
+      return absl::FailedPreconditionError(StrCat("step ", order.sequence, " was ordered before"));
+    }
+    it->second.plan = plan;
+    it->second.report = std::move(waiting.report);
+    return absl::OkStatus();
+  }
+
+  // The step to begin next: the lowest that can run, or whose time is over. The end if there is
+  // none, or no thread for it (see the header).
+  std::map<int64_t, Waiting>::iterator FindNext(absl::Time now)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    auto next = queue_.begin();
+    while (next != queue_.end() && next->second.plan == nullptr && next->second.deadline > now) {
+      ++next;
+    }
+    const bool is_lowest =
+        next == queue_.begin() &&
+        (running_.empty() || queue_.empty() || queue_.begin()->first < running_.begin()->first);
+    const size_t limit = kRunners + (is_lowest ? 1 : 0);
+    return running_.size() < limit ? next : queue_.end();
+  }
+
+  // Waits for a step to begin; nullopt at the end.
+  std::optional<Waiting> Next() ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    while (true) {
+      absl::Time deadline = absl::InfiniteFuture();
+      for (const auto& [sequence, step] : queue_) {
+        if (step.plan == nullptr) deadline = std::min(deadline, step.deadline);
+      }
+      // A new order may have an earlier deadline.
+      const int64_t seen = orders_;
+      const auto ready = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        return stopping_ || orders_ != seen || FindNext(absl::InfinitePast()) != queue_.end();
+      };
+      const bool is_ready = mutex_.AwaitWithDeadline(absl::Condition(&ready),
+                                                     rpc::WallTime(*options_.clock, deadline));
+      if (stopping_) return std::nullopt;
+      const auto next = FindNext(is_ready ? absl::InfinitePast() : options_.clock->Now());
+      if (next == queue_.end()) continue;
+      Waiting step = std::move(next->second);
+      running_[next->first] = {.since = options_.clock->Now()};
+      queue_.erase(next);
+      return step;
+    }
+  }
+
+  void Work() {
+    while (std::optional<Waiting> step = Next()) {
+      const StepOrder& order = *step->order;
+      const absl::Time started = options_.clock->Now();
+      StepResult result{.sequence = order.sequence, .epoch = order.epoch, .term = order.term};
+      result.status = RunOne(*step, &result);
+      weights_.ForgetGone();
+      Staged staged;
+      for (const StepOutput& output : order.outputs) {
+        staged.array_ids.push_back(output.array.array_id);
+      }
+      for (const StepOperand& operand : order.operands) {
+        const auto* array_id = std::get_if<std::string>(&operand.value);
+        if (array_id != nullptr && operand.donate) staged.donated_ids.push_back(*array_id);
+      }
+      {
+        absl::MutexLock lock(&mutex_);
+        const auto running = running_.find(order.sequence);
+        if (result.status.ok()) result.status = running->second.abort;
+        running_.erase(running);
+        if (result.status.ok()) staged_.emplace(order.sequence, staged);
+      }
+      if (!result.status.ok()) {
+        result.outcome = StepOutcome::kFailed;
+        result.outputs.clear();
+        Discard(staged.array_ids);
+      }
+      if (options_.observer.step) {
+        options_.observer.step(result.outcome, options_.clock->Now() - started);
+      }
+      if (step->report) step->report(std::move(result));
+    }
+  }
+
+  // Runs the step; on an error its peers have been told.
+  absl::Status RunOne(const Waiting& step, StepResult* result) {
+    const StepOrder& order = *step.order;
+    std::unique_ptr<StepLink> link;
+    absl::Status status = CatchErrors([&]() -> absl::Status {
+      SHARDMESH_RETURN_IF_ERROR(Open(step, &link));
+      result->rank = link->rank();
+      return RunStep({.options = &options_,
+                      .weights = &weights_,
+                      .turns = &turns_,
+                      .link = link.get(),
+                      .plan = step.plan,
+                      .order = step.order,
+                      .deadline = step.deadline},
+                     result);
+    });
+    if (link != nullptr) result->sent_bytes = link->sent_bytes();
+    if (status.ok()) return status;
+    const std::string rank = link == nullptr ? "" : StrCat("rank ", link->rank(), " ");
+    status = WithContext(status, StrCat(rank, "(", options_.identity, "), step ", order.sequence));
+    std::string blamed = options_.links->BlamedFor(order.sequence);
+    if (blamed.empty()) blamed = result->blamed_identity;
+    if (blamed.empty()) blamed = options_.identity;
+    result->blamed_identity = blamed == options_.identity ? "" : blamed;
+    options_.links->AbortStep(order.sequence, status, blamed);
+    if (link == nullptr) options_.links->CloseStep(order.sequence);
+    rpc::LogWarning("step failed",
+                    {{"identity", options_.identity}, {"step", order.sequence}, {"error", status}});
+    return status;
+  }
+
+  absl::Status Open(const Waiting& step, std::unique_ptr<StepLink>* link) {
+    const StepOrder& order = *step.order;
+    if (step.plan == nullptr) {
+      return WithReason(absl::DeadlineExceededError(
+                            StrCat("the plan's bytes did not come within the step's timeout of ",
+                                   rpc::FormatRounded(order.timeout))),
+                        Reason::kDeadline);
+    }
+    auto opened = options_.links->OpenLink(step.plan->mesh_id, order.sequence, order.epoch,
+                                           rpc::WallTime(*options_.clock, step.deadline));
+    if (!opened.ok()) return opened.status();
+    *link = *std::move(opened);
+    const MembershipView view = options_.links->membership();
+    const MeshMembers* mesh = view.Find(step.plan->mesh_id);
+    if (mesh != nullptr && mesh->revision != step.plan->mesh_revision) {
+      return WithReason(absl::FailedPreconditionError(StrCat(
+                            "the plan is for revision ", step.plan->mesh_revision, " of mesh \"",
+                            step.plan->mesh_id, "\"; it is now at ", mesh->revision)),
+                        Reason::kVersionMismatch);
+    }
+    return absl::OkStatus();
+  }
+
+  void Refuse(const StepOrder& order, const Report& report, const absl::Status& status) {
+    if (!report) return;
+    StepResult result{.sequence = order.sequence,
+                      .epoch = order.epoch,
+                      .term = order.term,
+                      .outcome = StepOutcome::kFailed};
+    result.status = WithContext(status, StrCat("(", options_.identity, "), step ", order.sequence));
+    report(std::move(result));
+  }
+
+  void Discard(absl::Span<const std::string> array_ids) {
+    if (absl::Status aborted = options_.store->Abort(array_ids); !aborted.ok()) {
+      rpc::LogError("cannot discard a step's outputs",
+                    {{"identity", options_.identity}, {"error", aborted}});
+    }
+  }
+
+  const Options options_;
+  PlanCache plans_;
+  WeightCache weights_;
+  KernelTurns turns_;
+
+  mutable absl::Mutex mutex_;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::map<int64_t, Waiting> queue_ ABSL_GUARDED_BY(mutex_);
+  std::map<int64_t, Staged> staged_ ABSL_GUARDED_BY(mutex_);
+  int64_t term_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t last_ordered_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t orders_ ABSL_GUARDED_BY(mutex_) = 0;                  // taken so far
+  std::map<int64_t, Running> running_ ABSL_GUARDED_BY(mutex_);  // by sequence
+  std::vector<std::thread> threads_;  // last: they start when everything above is there
+};
+
+}  // namespace
+
+std::unique_ptr<StepExecutor> StepExecutor::Start(Options options) {
+  return std::make_unique<StepExecutorImpl>(std::move(options));
+}
+
+}  // namespace shardmesh::worker

@@ -1,0 +1,649 @@
+// RunStep: plan and rank give the tiles; kernels and collectives fill them.
+#include "worker/step/step_run.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+
+#include "process/clock.h"
+#include "process/failpoint.h"
+#include "sharding/device_group.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+#include "tensor/view.h"
+#include "worker/collective/collectives.h"
+#include "worker/kernel/epilogue.h"
+#include "worker/step/combiners.h"
+
+namespace shardmesh::worker {
+namespace {
+
+// This rank's tile of a value: where it lies in the whole, and its bytes once they are there.
+struct LocalValue {
+  Dtype dtype = Dtype::kF32;
+  Tiling tiling;
+  Tile tile = {};
+  Shape shape = {};  // of the tile
+  int64_t size_bytes = 0;
+  size_t last_use = 0;     // by instruction
+  bool is_output = false;  // hence made where it is staged
+
+  OwnedBytes content = {};
+  std::string array_id = {};  // of an operand that is an array
+  // Of a donated operand, what the result over it is made in; of that result too.
+  std::shared_ptr<Buffer> donated = nullptr;
+};
+
+absl::Span<char> Mutable(const LocalValue& value) {
+  // Made by this step, hence not shared with anyone yet.
+  return {const_cast<char*>(value.content.bytes.data()), value.content.bytes.size()};
+}
+
+// What the device at `place` of a group has of a tile of that shape, which is partitioned among the
+// group along a dimension as `parts` says: the first place has the beginning.
+Tile PartOf(const Shape& shape, int64_t dimension, const DeviceGroup& group, int64_t place,
+            const Tiling& parts) {
+  const auto dim = static_cast<size_t>(dimension);
+  const IndexRange first = parts.TileOf(group.device_at(0)).ranges[dim];
+  const IndexRange range = parts.TileOf(group.device_at(place)).ranges[dim];
+  Tile tile = Tile::Whole(shape);
+  tile.ranges[dim] = {range.start - first.start, range.stop - first.start};
+  return tile;
+}
+
+// A step's link that tells the recorder whose data is waited for.
+class WatchedLink final : public Link {
+ public:
+  WatchedLink(StepLink* link, FlightRecorder* recorder) : link_(link), recorder_(recorder) {}
+
+  // What is received from now on is for this instruction.
+  void Watch(FlightRecorder::Ticket ticket) {
+    ticket_ = ticket;
+    peer_.store(kNone, std::memory_order_relaxed);
+  }
+  // Whose data this instruction waited for last.
+  std::optional<DeviceId> peer() const {
+    const DeviceId peer = peer_.load(std::memory_order_relaxed);
+    return peer == kNone ? std::nullopt : std::optional(peer);
+  }
+
+  DeviceId rank() const override { return link_->rank(); }
+  absl::Status Begin(int64_t op, std::string signature) override {
+    return link_->Begin(op, std::move(signature));
+  }
+  absl::Status Send(DeviceId peer, const Tag& tag, OwnedBytes message) override {
+    return link_->Send(peer, tag, std::move(message));
+  }
+  absl::StatusOr<OwnedBytes> Receive(DeviceId peer, const Tag& tag, int64_t message_bytes,
+                                     absl::Time deadline) override {
+    if (peer_.exchange(peer, std::memory_order_relaxed) != peer) {
+      recorder_->WaitsFor(ticket_, peer);
+    }
+    return link_->Receive(peer, tag, message_bytes, deadline);
+  }
+
+ private:
+  static constexpr DeviceId kNone = -1;
+
+  StepLink* const link_;
+  FlightRecorder* const recorder_;
+  FlightRecorder::Ticket ticket_ = 0;
+  std::atomic<DeviceId> peer_ = kNone;
+};
+
+class RankStep {
+ public:
+  RankStep(const StepRunContext& context, StepResult* result)
+      : context_(context),
+        options_(*context.options),
+        plan_(*context.plan),
+        order_(*context.order),
+        rank_(context.link->rank()),
+        link_(context.link, context.options->recorder),
+        result_(*result) {}
+
+  absl::Status Run() {
+    SHARDMESH_RETURN_IF_ERROR(Prepare());
+    SHARDMESH_RETURN_IF_ERROR(FetchOperands());
+    for (size_t i = 0; i < plan_.instructions.size(); ++i) {
+      const Instruction& instruction = plan_.instructions[i];
+      const absl::Status done = RunRecorded(i, instruction);
+      if (!done.ok()) {
+        Blame(done);
+        return WithContext(done, instruction.label);
+      }
+      for (const ValueIndex input : InputsOf(instruction)) {
+        FreeValue(input, i);
+      }
+      FreeValue(instruction.output, i);  // nothing may need it
+    }
+    return StageOutputs();
+  }
+
+ private:
+  absl::Status RunRecorded(size_t op, const Instruction& instruction) {
+    std::vector<DeviceId> peers;
+    if (const auto* collective = std::get_if<GroupCollective>(&instruction.kind)) {
+      SHARDMESH_ASSIGN_OR_RETURN(group_, DeviceGroup::Create(plan_.mesh, collective->axes, rank_));
+      for (const int64_t place : PlacesHeard(*collective, *group_)) {
+        peers.push_back(group_->device_at(place));
+      }
+    }
+    ticket_ = options_.recorder->Begin({.step = order_.sequence,
+                                        .mesh_id = plan_.mesh_id,
+                                        .rank = rank_,
+                                        .op = static_cast<int64_t>(op),
+                                        .what = instruction.label,
+                                        .started = options_.clock->Now()},
+                                       peers);
+    link_.Watch(ticket_);
+    absl::Status done = CheckAbort();
+    if (done.ok()) done = Allocate(instruction.output);
+    if (done.ok()) {
+      done = std::visit([&](const auto& kind) { return Execute(op, instruction, kind); },
+                        instruction.kind);
+    }
+    options_.recorder->End(ticket_, done, options_.clock->Now());
+    return done;
+  }
+
+  // Of a deadline that passed the rank is to blame that was waited for.
+  void Blame(const absl::Status& error) {
+    const std::optional<DeviceId> peer = link_.peer();
+    if (!absl::IsDeadlineExceeded(error) || !peer.has_value()) return;
+    const MembershipView view = options_.links->membership();
+    const MeshMembers* mesh = view.Find(plan_.mesh_id);
+    if (mesh == nullptr) return;
+    for (const MeshDevice& device : mesh->devices) {
+      if (device.rank == *peer) result_.blamed_identity = device.identity;
+    }
+  }
+
+  // Lets go of a value once the instruction that needs it last has run.
+  void FreeValue(ValueIndex value, size_t instruction) {
+    if (values_[value].last_use == instruction && !values_[value].is_output) {
+      values_[value].content = {};
+    }
+  }
+
+  absl::Status Prepare() {
+    if (order_.operands.size() != plan_.operand_count ||
+        order_.outputs.size() != plan_.outputs.size()) {
+      return InvalidArgument(
+          Reason::kBadField,
+          StrCat("the plan has ", plan_.operand_count, " operands and ", plan_.outputs.size(),
+                 " outputs, the order ", order_.operands.size(), " and ", order_.outputs.size()));
+    }
+    for (const ValueDescriptor& described : plan_.values) {
+      SHARDMESH_ASSIGN_OR_RETURN(Tiling tiling, TilingOf(plan_, described));
+      LocalValue value{.dtype = described.dtype, .tiling = std::move(tiling)};
+      value.tile = value.tiling.TileOf(rank_);
+      value.shape = value.tile.shape();
+      SHARDMESH_ASSIGN_OR_RETURN(value.size_bytes,
+                                 PackedSizeBytes(value.dtype, value.tile.element_count()));
+      values_.push_back(std::move(value));
+    }
+    for (const ValueIndex output : plan_.outputs) values_[output].is_output = true;
+    for (size_t i = 0; i < plan_.instructions.size(); ++i) {
+      const Instruction& instruction = plan_.instructions[i];
+      values_[instruction.output].last_use = i;
+      for (const ValueIndex input : InputsOf(instruction)) values_[input].last_use = i;
+    }
+    staged_.resize(plan_.outputs.size());
+    return CheckOutputs();
+  }
+
+  absl::Status CheckOutputs() const {
+    int64_t returned_bytes = 0;
+    for (size_t i = 0; i < plan_.outputs.size(); ++i) {
+      const ArrayDescriptor& array = order_.outputs[i].array;
+      const LocalValue& value = values_[plan_.outputs[i]];
+      SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, array.Tiling());
+      if (array.dtype != value.dtype || tiling.mesh().size() != plan_.mesh.size() ||
+          tiling.TileOf(rank_) != value.tile) {
+        return InvalidArgument(
+            Reason::kShapeMismatch,
+            StrCat("output ", i, " (array ", array.array_id,
+                   ") does not lie as the plan says: its tile here would be ",
+                   tiling.TileOf(rank_).ToString(), ", the plan makes ", value.tile.ToString()));
+      }
+      SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes, array.SizeBytes());
+      returned_bytes += size_bytes;
+    }
+    if (order_.return_literals && returned_bytes > StepExecutor::kMaxReturnedBytes) {
+      return InvalidArgument(
+          Reason::kLimitExceeded,
+          StrCat("the results have ", returned_bytes, " bytes; at most ",
+                 StepExecutor::kMaxReturnedBytes, " can be returned inline, get them as arrays"));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status FetchOperands() {
+    SHARDMESH_FAILPOINT("step.fetch_operands");
+    for (size_t i = 0; i < order_.operands.size(); ++i) {
+      if (absl::Status fetched = FetchOperand(order_.operands[i], values_[i]); !fetched.ok()) {
+        return WithContext(fetched, StrCat("operand ", i));
+      }
+    }
+    for (size_t i = 0; i < order_.operands.size(); ++i) {
+      if (!order_.operands[i].donate) continue;
+      SHARDMESH_RETURN_IF_ERROR(TakeDonated(static_cast<ValueIndex>(i)));
+    }
+    return absl::OkStatus();
+  }
+
+  // Where a result is to be made over a donated operand, and nobody else has the operand's memory,
+  // takes it out of the store. Otherwise the result gets memory of its own.
+  absl::Status TakeDonated(ValueIndex operand) {
+    LocalValue& value = values_[operand];
+    const std::optional<ValueIndex> result = ResultOverOperand(plan_, operand);
+    if (value.array_id.empty() || !result.has_value() ||
+        values_[*result].size_bytes != value.size_bytes) {
+      return absl::OkStatus();
+    }
+    value.content = {};  // its owner would be somebody else
+    value.donated = options_.store->TakeMemory(value.array_id, value.tile);
+    if (value.donated == nullptr) return FetchOperand(order_.operands[operand], value);
+    value.content = {value.donated->bytes(), value.donated};
+    values_[*result].donated = value.donated;
+    return absl::OkStatus();
+  }
+
+  absl::Status FetchOperand(const StepOperand& operand, LocalValue& value) {
+    const Shape& whole_shape = plan_.values[static_cast<size_t>(&value - values_.data())].shape;
+    if (const auto* array_id = std::get_if<std::string>(&operand.value)) {
+      SHARDMESH_ASSIGN_OR_RETURN(const StoredTilePtr stored,
+                                 options_.store->Find(*array_id, value.tile));
+      if (stored->description().dtype != value.dtype ||
+          stored->description().array_shape != whole_shape) {
+        return Misfit(stored->description().dtype, stored->description().array_shape, value.dtype,
+                      whole_shape);
+      }
+      value.content = {stored->bytes(), stored};
+      value.array_id = *array_id;
+      return absl::OkStatus();
+    }
+    const auto& literal = std::get<Literal>(operand.value);
+    if (literal.dtype != value.dtype || literal.shape != whole_shape) {
+      return Misfit(literal.dtype, literal.shape, value.dtype, whole_shape);
+    }
+    if (value.tile == Tile::Whole(whole_shape)) {
+      value.content = {literal.bytes, context_.order};
+      return absl::OkStatus();
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(const TensorView whole,
+                               TensorView::Create(literal.dtype, literal.shape, literal.bytes));
+    SHARDMESH_RETURN_IF_ERROR(AllocatePooled(value, "an operand's tile"));
+    return CopyTileBytes(whole, value.tile, 0, Mutable(value));
+  }
+
+  static absl::Status Misfit(Dtype dtype, const Shape& shape, Dtype planned_dtype,
+                             const Shape& planned_shape) {
+    return InvalidArgument(
+        Reason::kShapeMismatch,
+        StrCat("it is ", DtypeName(dtype), " of shape ", ShapeToString(shape), ", the plan takes ",
+               DtypeName(planned_dtype), " of shape ", ShapeToString(planned_shape)));
+  }
+
+  absl::Status AllocatePooled(LocalValue& value, std::string_view what) {
+    SHARDMESH_ASSIGN_OR_RETURN(const OwnedMutableBytes memory, Pooled(value.size_bytes, what));
+    value.content = {memory.bytes, memory.owner};
+    return absl::OkStatus();
+  }
+
+  absl::Status Allocate(ValueIndex index) {
+    LocalValue& value = values_[index];
+    if (!value.is_output) return AllocatePooled(value, "a step's value");
+    const auto output = static_cast<size_t>(
+        std::find(plan_.outputs.begin(), plan_.outputs.end(), index) - plan_.outputs.begin());
+    SHARDMESH_RETURN_IF_ERROR(Stage(output));
+    // Sent from with its owner: the network may hold on to it after the step.
+    value.content = {staged_[output]->mutable_bytes(), staged_[output]->memory()};
+    return absl::OkStatus();
+  }
+
+  absl::Status Stage(size_t output) {
+    const StepOutput& wanted = order_.outputs[output];
+    const LocalValue& value = values_[plan_.outputs[output]];
+    SHARDMESH_ASSIGN_OR_RETURN(
+        staged_[output], options_.store->Stage({.array_id = wanted.array.array_id,
+                                                .dtype = value.dtype,
+                                                .array_shape = wanted.array.shape,
+                                                .tile = value.tile,
+                                                .array_descriptor = wanted.encoded,
+                                                .transfer_id = StrCat("step-", order_.sequence)},
+                                               /*durable=*/false, value.donated));
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckAbort() const {
+    SHARDMESH_RETURN_IF_ERROR(context_.link->Check());
+    if (options_.clock->Now() >= context_.deadline) {
+      return WithReason(
+          absl::DeadlineExceededError(StrCat("the step took longer than its timeout of ",
+                                             rpc::FormatRounded(order_.timeout))),
+          Reason::kDeadline);
+    }
+    return absl::OkStatus();
+  }
+
+  // --- Instructions. The output's memory is there.
+
+  absl::Status Execute(size_t /*op*/, const Instruction& instruction, const LocalMatmul& matmul) {
+    const LocalValue& lhs = values_[matmul.lhs];
+    const LocalValue& rhs = values_[matmul.rhs];
+    const LocalValue& out = values_[instruction.output];
+    MatmulSpec spec{.n = rhs.shape[matmul.transpose_rhs ? 0 : 1],
+                    .k = rhs.shape[matmul.transpose_rhs ? 1 : 0],
+                    .lhs_dtype = lhs.dtype,
+                    .rhs_dtype = rhs.dtype,
+                    .out_dtype = out.dtype,
+                    .transpose_lhs = matmul.transpose_lhs,
+                    .transpose_rhs = matmul.transpose_rhs,
+                    .has_bias = matmul.bias.has_value(),
+                    .scale = matmul.scale,
+                    .activation = matmul.activation};
+    spec.m = 1;
+    for (size_t dim = 0; dim + 1 < out.shape.size(); ++dim) spec.m *= out.shape[dim];
+    MatmulOperands operands{
+        .lhs = lhs.content.bytes, .rhs = rhs.content.bytes, .bias = {}, .out = Mutable(out)};
+    if (matmul.bias.has_value()) {
+      spec.bias_dtype = values_[*matmul.bias].dtype;
+      operands.bias = values_[*matmul.bias].content.bytes;
+    }
+    KernelTurns::Turn turn(context_.turns, [this] { return CheckAbort(); });
+    const auto pause = [&turn] { return turn.PauseForOthers(); };
+    const absl::Time started = options_.clock->Now();
+    SHARDMESH_RETURN_IF_ERROR(turn.Take());
+    std::shared_ptr<const PackedWeights> packed;
+    if (!rhs.array_id.empty()) {
+      SHARDMESH_ASSIGN_OR_RETURN(packed,
+                                 context_.weights->Find(rhs.array_id, spec, rhs.content, pause));
+      operands.packed = packed.get();
+    }
+    const absl::Status done = options_.kernel->Run(spec, operands, pause);
+    RecordKernel(2 * spec.m * spec.n * spec.k, started + turn.waited());
+    return done;
+  }
+
+  absl::Status Execute(size_t /*op*/, const Instruction& instruction,
+                       const LocalEpilogue& epilogue) {
+    const LocalValue& in = values_[epilogue.input];
+    const LocalValue& out = values_[instruction.output];
+    const int64_t columns = out.shape.empty() ? 1 : out.shape.back();
+    EpilogueSpec spec{.rows = columns == 0 ? 0 : out.tile.element_count() / columns,
+                      .columns = columns,
+                      .in_dtype = in.dtype,
+                      .out_dtype = out.dtype,
+                      .has_bias = epilogue.bias.has_value(),
+                      .activation = epilogue.activation};
+    absl::Span<const char> bias;
+    if (epilogue.bias.has_value()) {
+      spec.bias_dtype = values_[*epilogue.bias].dtype;
+      bias = values_[*epilogue.bias].content.bytes;
+    }
+    KernelTurns::Turn turn(context_.turns, [this] { return CheckAbort(); });
+    SHARDMESH_RETURN_IF_ERROR(turn.Take());
+    const absl::Time started = options_.clock->Now();
+    const absl::Status done = ApplyEpilogue(spec, in.content.bytes, bias, Mutable(out));
+    RecordKernel(out.tile.element_count(), started);
+    return done;
+  }
+
+  absl::Status Execute(size_t /*op*/, const Instruction& instruction, const LocalSlice& slice) {
+    const LocalValue& in = values_[slice.input];
+    const LocalValue& out = values_[instruction.output];
+    SHARDMESH_ASSIGN_OR_RETURN(const TensorView from,
+                               TensorView::Create(in.dtype, in.shape, in.content.bytes));
+    SHARDMESH_ASSIGN_OR_RETURN(const MutableTensorView to,
+                               MutableTensorView::Create(out.dtype, out.shape, Mutable(out)));
+    return CopyTile(from, in.tile, to, out.tile, out.tile);
+  }
+
+  absl::Status Execute(size_t op, const Instruction& instruction,
+                       const GroupCollective& collective) {
+    const absl::Time started = options_.clock->Now();
+    const int64_t sent_before = context_.link->sent_bytes();
+    const CollectiveCall call{
+        .link = &link_,
+        .group = &*group_,
+        .step = order_.sequence,
+        .op = static_cast<int64_t>(op),
+        .deadline = rpc::WallTime(*options_.clock, context_.deadline),
+        .received =
+            [&](DeviceId peer) {
+              options_.recorder->DataCame(ticket_, peer, options_.clock->Now());
+            },
+        .scratch = [this](int64_t size_bytes) { return Pooled(size_bytes, "partial results"); },
+        .copied = &copied_};
+    copied_ = {};
+    const LocalValue& in = values_[collective.input];
+    const LocalValue& out = values_[instruction.output];
+    absl::Status done =
+        link_.Begin(static_cast<int64_t>(op),
+                    SignatureOf(collective, group_->size(), Describe(in), Describe(out)));
+    if (done.ok()) {
+      done = Exchange(call, collective, in, out);
+    }
+    const absl::Time ended = options_.clock->Now();
+    result_.collective_time += ended - started;
+    result_.sent_bytes = context_.link->sent_bytes();
+    if (options_.observer.collective) {
+      options_.observer.collective(collective.kind, collective.algorithm,
+                                   {.sent = result_.sent_bytes - sent_before,
+                                    .copied_to_send = copied_.to_send,
+                                    .copied_received = copied_.received},
+                                   ended - started);
+    }
+    return done;
+  }
+
+  // What every rank of a group says of the value: `F32[2,3]` of its tile, or where tiles differ,
+  // `F32[3+4,3]` of them all.
+  static std::string Describe(const LocalValue& value) {
+    if (value.tiling.has_equal_tiles()) {
+      return StrCat(DtypeName(value.dtype), "[", StrJoin(value.shape, ","), "]");
+    }
+    std::vector<std::string> extents;
+    for (int64_t dim = 0; dim < value.tiling.rank(); ++dim) {
+      std::vector<int64_t> parts;
+      for (int64_t part = 0; part < value.tiling.PartCount(dim); ++part) {
+        const IndexRange range = value.tiling.PartRange(dim, part);
+        parts.push_back(range.stop - range.start);
+      }
+      extents.push_back(StrJoin(parts, "+"));
+    }
+    return StrCat(DtypeName(value.dtype), "[", StrJoin(extents, ","), "]");
+  }
+
+  absl::Status Exchange(const CollectiveCall& call, const GroupCollective& collective,
+                        const LocalValue& in, const LocalValue& out) {
+    const CollectiveChoice choice = {.algorithm = collective.algorithm, .order = collective.order};
+    const int64_t ranks = call.group->size();
+    const bool is_root = call.group->place() == collective.root;
+    switch (collective.kind) {
+      case CollectiveKind::kAllReduce: {
+        SHARDMESH_ASSIGN_OR_RETURN(const Combiner combiner,
+                                   CombinerFor(collective.reduction, in.dtype, out.dtype, ranks));
+        return AllReduce(call, choice, combiner, in.content, {Mutable(out), out.content.owner});
+      }
+      case CollectiveKind::kReduceScatter: {
+        SHARDMESH_ASSIGN_OR_RETURN(const Combiner combiner,
+                                   CombinerFor(collective.reduction, in.dtype, out.dtype, ranks));
+        SHARDMESH_ASSIGN_OR_RETURN(const std::vector<OwnedBytes> parts,
+                                   PartsAlong(in, collective.dimension, out.tiling));
+        return ReduceScatter(call, choice, combiner, parts, Mutable(out));
+      }
+      case CollectiveKind::kReduce: {
+        SHARDMESH_ASSIGN_OR_RETURN(const Combiner combiner,
+                                   CombinerFor(collective.reduction, in.dtype, out.dtype, ranks));
+        if (!is_root) FillWithZeros(out);
+        return Reduce(call, choice, combiner, collective.root, in.content, Mutable(out));
+      }
+      case CollectiveKind::kAllGather:
+        return Joined(call, in, out, collective.dimension,
+                      [&](absl::Span<const int64_t> sizes_bytes, PlaceFn place_fn) {
+                        return AllGather(call, choice, in.content, sizes_bytes, place_fn);
+                      });
+      case CollectiveKind::kGather:
+        if (!is_root) FillWithZeros(out);
+        return Joined(call, in, out, collective.dimension,
+                      [&](absl::Span<const int64_t> sizes_bytes, PlaceFn place_fn) {
+                        return Gather(call, choice, collective.root, in.content, sizes_bytes,
+                                      place_fn);
+                      });
+      case CollectiveKind::kAllToAll: {
+        SHARDMESH_ASSIGN_OR_RETURN(const std::vector<OwnedBytes> parts,
+                                   PartsAlong(in, collective.split_dimension, out.tiling));
+        return Joined(call, in, out, collective.dimension,
+                      [&](absl::Span<const int64_t> sizes_bytes, PlaceFn place_fn) {
+                        return AllToAll(call, choice, parts, sizes_bytes, place_fn);
+                      });
+      }
+      case CollectiveKind::kBroadcast:
+        return Broadcast(call, choice, collective.root, in.content,
+                         {Mutable(out), out.content.owner});
+      case CollectiveKind::kScatter: {
+        std::vector<OwnedBytes> parts;
+        if (is_root) {
+          SHARDMESH_ASSIGN_OR_RETURN(parts, PartsAlong(in, collective.dimension, out.tiling));
+        }
+        return Scatter(call, choice, collective.root, parts, Mutable(out));
+      }
+      case CollectiveKind::kPermute: {
+        std::vector<std::optional<int64_t>> targets(static_cast<size_t>(ranks));
+        for (const PermutePair& pair : collective.permutation) {
+          targets[static_cast<size_t>(pair.source)] = pair.target;
+        }
+        return Permute(call, choice, targets, in.content, Mutable(out));
+      }
+      case CollectiveKind::kBarrier:
+        SHARDMESH_RETURN_IF_ERROR(Barrier(call, choice));
+        CopyUnlessThere(in.content.bytes, Mutable(out));
+        return absl::OkStatus();
+    }
+    return absl::InternalError("a collective of no kind");
+  }
+
+  static void FillWithZeros(const LocalValue& value) {
+    if (value.size_bytes > 0) std::memset(Mutable(value).data(), 0, Mutable(value).size());
+  }
+
+  // Runs an exchange that hands over what each rank brings of `in`, which becomes its part of `out`
+  // along a dimension; it is told how many bytes that is for each place.
+  template <typename Run>
+  absl::Status Joined(const CollectiveCall& call, const LocalValue& in, const LocalValue& out,
+                      int64_t dimension, Run run) {
+    SHARDMESH_ASSIGN_OR_RETURN(const MutableTensorView joined,
+                               MutableTensorView::Create(out.dtype, out.shape, Mutable(out)));
+    std::vector<Tile> parts;
+    std::vector<int64_t> sizes_bytes;
+    for (int64_t place = 0; place < call.group->size(); ++place) {
+      parts.push_back(PartOf(out.shape, dimension, *call.group, place, in.tiling));
+      SHARDMESH_ASSIGN_OR_RETURN(sizes_bytes.emplace_back(),
+                                 PackedSizeBytes(out.dtype, parts.back().element_count()));
+    }
+    absl::Status pasted;
+    SHARDMESH_RETURN_IF_ERROR(run(sizes_bytes, [&](int64_t place, int64_t offset_bytes,
+                                                   absl::Span<const char> bytes) {
+      pasted.Update(PasteTileBytes(bytes, parts[static_cast<size_t>(place)], offset_bytes, joined));
+      if (place != call.group->place()) {
+        call.copied->received += static_cast<int64_t>(bytes.size());
+      }
+    }));
+    return pasted;
+  }
+
+  // What each place of the group gets of a value that is split along a dimension into the tiles of
+  // `result`, each in one piece.
+  absl::StatusOr<std::vector<OwnedBytes>> PartsAlong(const LocalValue& value, int64_t dimension,
+                                                     const Tiling& result) {
+    std::vector<OwnedBytes> parts;
+    for (int64_t place = 0; place < group_->size(); ++place) {
+      SHARDMESH_ASSIGN_OR_RETURN(
+          parts.emplace_back(),
+          Contiguous(value, PartOf(value.shape, dimension, *group_, place, result)));
+    }
+    return parts;
+  }
+
+  // Memory of the pool with its owner.
+  absl::StatusOr<OwnedMutableBytes> Pooled(int64_t size_bytes, std::string_view what) {
+    SHARDMESH_ASSIGN_OR_RETURN(Buffer buffer, options_.pool->Allocate(size_bytes, what));
+    auto shared = std::make_shared<Buffer>(std::move(buffer));
+    return OwnedMutableBytes{shared->mutable_bytes(), shared};
+  }
+
+  // A part of a value in one piece: where it lies, or else copied.
+  absl::StatusOr<OwnedBytes> Contiguous(const LocalValue& value, const Tile& part) {
+    SHARDMESH_ASSIGN_OR_RETURN(const TensorView view,
+                               TensorView::Create(value.dtype, value.shape, value.content.bytes));
+    SHARDMESH_ASSIGN_OR_RETURN(const auto bytes, ContiguousTileBytes(view, part));
+    if (bytes.has_value()) return OwnedBytes{*bytes, value.content.owner};
+    SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes,
+                               PackedSizeBytes(value.dtype, part.element_count()));
+    SHARDMESH_ASSIGN_OR_RETURN(const OwnedMutableBytes copy,
+                               Pooled(size_bytes, "a part to be sent"));
+    SHARDMESH_RETURN_IF_ERROR(CopyTileBytes(view, part, 0, copy.bytes));
+    copied_.to_send += size_bytes;
+    return OwnedBytes{copy.bytes, copy.owner};
+  }
+
+  void RecordKernel(int64_t flops, absl::Time started) {
+    const absl::Duration elapsed = options_.clock->Now() - started;
+    result_.kernel_time += elapsed;
+    if (options_.observer.kernel) options_.observer.kernel(flops, elapsed);
+  }
+
+  absl::Status StageOutputs() {
+    SHARDMESH_FAILPOINT("step.stage_outputs");
+    SHARDMESH_RETURN_IF_ERROR(CheckAbort());
+    for (size_t i = 0; i < plan_.outputs.size(); ++i) {
+      const LocalValue& value = values_[plan_.outputs[i]];
+      const ArrayDescriptor& array = order_.outputs[i].array;
+      if (staged_[i] == nullptr) {
+        SHARDMESH_RETURN_IF_ERROR(Stage(i));
+        const absl::Span<char> bytes = staged_[i]->mutable_bytes();
+        if (!bytes.empty()) std::memcpy(bytes.data(), value.content.bytes.data(), bytes.size());
+      }
+      SHARDMESH_ASSIGN_OR_RETURN(const StoredTilePtr stored, staged_[i]->Finish(std::nullopt));
+      StepResult::Output& output = result_.outputs.emplace_back();
+      output.array_id = array.array_id;
+      output.crc32c = stored->crc32c();
+      output.size_bytes = value.size_bytes;
+      SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, array.Tiling());
+      if (order_.return_literals && tiling.ReplicaIdOf(rank_) == 0) {
+        output.data.assign(stored->bytes().data(), stored->bytes().size());
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  const StepRunContext& context_;
+  const StepExecutor::Options& options_;
+  const Plan& plan_;
+  const StepOrder& order_;
+  const DeviceId rank_;
+  WatchedLink link_;
+  StepResult& result_;
+  CopiedBytes copied_;  // by the collective that runs
+  // Of the instruction that runs; its group, if it is a collective.
+  FlightRecorder::Ticket ticket_ = 0;
+  std::optional<DeviceGroup> group_;
+  std::vector<LocalValue> values_;
+  std::vector<std::unique_ptr<StagedTile>> staged_;  // by output; null until its memory is taken
+};
+
+}  // namespace
+
+absl::Status RunStep(const StepRunContext& context, StepResult* result) {
+  return RankStep(context, result).Run();
+}
+
+}  // namespace shardmesh::worker

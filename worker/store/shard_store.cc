@@ -1,0 +1,1751 @@
+// The tiles that a worker holds, in memory and on disk.
+//
+// A data folder holds:
+//   LOCK             locked by the store that has it open, whose process it names
+//   cluster_id       the cluster that the tiles belong to
+//   identity         the worker that they belong to
+//   staged/ARRAY/    a file for each durable tile that is Staged
+//   arrays/ARRAY/    the same for Committed ones: an array commits by one rename of its folder
+//   quarantine/ARRAY/  tiles that were moved aside, and a file `about` that says why
+//   trash/           folders on their way out
+//   corrupt/         files that could not be read back
+#include "worker/store/shard_store.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <system_error>
+
+#include "absl/container/btree_set.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "process/crc32c.h"
+#include "process/failpoint.h"
+#include "process/lock_file.h"
+#include "process/log.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+
+namespace shardmesh::worker {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kLockFile[] = "LOCK";
+constexpr char kClusterIdFile[] = "cluster_id";
+constexpr char kIdentityFile[] = "identity";
+constexpr char kStagedFolder[] = "staged";
+constexpr char kArraysFolder[] = "arrays";
+constexpr char kQuarantineFolder[] = "quarantine";
+constexpr char kAboutFile[] = "about";
+constexpr char kTrashFolder[] = "trash";
+constexpr char kCorruptFolder[] = "corrupt";
+// Of a folder that is no worker's.
+constexpr char kCoordinatorFile[] = "state.db";
+constexpr int64_t kMaxOwnerBytes = 256;
+constexpr int64_t kMaxAboutBytes = 4096;
+// Of the quarantine on disk, unless its owner says another.
+constexpr int64_t kMaxQuarantineBytes = int64_t{64} << 30;
+constexpr int64_t kQuarantinePart = 4;  // of the file system at most this part
+// Beyond so many folders it is the whole file system that is synced, once, instead of each of them.
+constexpr size_t kMaxSyncedFolders = 16;
+
+std::string Path(const std::string& folder, std::string_view name) {
+  return StrCat(folder, "/", name);
+}
+
+std::string TileName(const TileDescription& description) {
+  return StrCat("tile ", description.tile.ToString(), " of array ", description.array_id);
+}
+
+// In a folder that must be there: what was moved away or unmounted under this process is not made
+// anew, as nothing in it would be found again.
+absl::Status MakeFolder(const std::string& path) {
+  if (SHARDMESH_FAILS("tiles.make_folder")) return FileError("make folder", path, errno);
+  if (mkdir(path.c_str(), 0777) == 0 || errno == EEXIST) {
+    return absl::OkStatus();
+  }
+  if (errno == ENOENT) {
+    return absl::FailedPreconditionError(
+        StrCat("cannot make folder ", path, ": the data folder was moved or removed under this ",
+               "worker; stop it, put the folder back, and start it again"));
+  }
+  return FileError("make folder", path, errno);
+}
+
+absl::Status MakeDataFolder(const std::string& path) {
+  if (SHARDMESH_FAILS("tiles.make_folder")) return FileError("make folder", path, errno);
+  std::error_code error;
+  fs::create_directories(path, error);
+  return error ? FileError("make folder", path, error.value()) : absl::OkStatus();
+}
+
+// Names in a folder, sorted.
+absl::StatusOr<std::vector<std::string>> ListFolder(const std::string& path) {
+  if (SHARDMESH_FAILS("tiles.list_folder")) return FileError("list folder", path, errno);
+  std::vector<std::string> names;
+  std::error_code error;
+  for (fs::directory_iterator entry(path, error), end; !error && entry != end;
+       entry.increment(error)) {
+    names.push_back(entry->path().filename().string());
+  }
+  if (error) {
+    return FileError("list folder", path, error.value());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+absl::StatusOr<FileDescriptor> LockFolder(const std::string& folder) {
+  const std::string path = Path(folder, kLockFile);
+  if (SHARDMESH_FAILS("tiles.open_lock")) return FileError("open", path, errno);
+  SHARDMESH_ASSIGN_OR_RETURN(FileLock lock, TakeLock(path));
+  if (!lock.held.valid()) {
+    return absl::FailedPreconditionError(StrCat("data folder ", folder, " is in use by process ",
+                                                lock.holder,
+                                                ", another worker; end that process, or give this "
+                                                "worker a folder of its own"));
+  }
+  return std::move(lock.held);
+}
+
+// A small text file, such as the id of the cluster; empty if it is not there.
+absl::StatusOr<std::string> ReadText(const std::string& path, int64_t max_bytes) {
+  absl::StatusOr<InputFile> file = OpenInputFile(path);
+  if (absl::IsNotFound(file.status())) {
+    return std::string();
+  }
+  SHARDMESH_RETURN_IF_ERROR(file.status());
+  if (file->size_bytes == 0 || file->size_bytes > max_bytes) {
+    return WithReason(
+        absl::DataLossError(StrCat(path, " is damaged: it has ", file->size_bytes, " bytes")),
+        Reason::kBadFile);
+  }
+  std::string text(static_cast<size_t>(file->size_bytes), '\0');
+  SHARDMESH_RETURN_IF_ERROR(ReadExactly(*file, path, 0, absl::MakeSpan(text)));
+  return text;
+}
+
+// The cluster or the worker that a folder belongs to, in characters that `may_be_there` takes;
+// empty if the file is not there.
+absl::StatusOr<std::string> ReadOwner(const std::string& path, bool (*may_be_there)(char)) {
+  SHARDMESH_ASSIGN_OR_RETURN(std::string text, ReadText(path, kMaxOwnerBytes));
+  if (!std::all_of(text.begin(), text.end(), may_be_there)) {
+    return WithReason(
+        absl::DataLossError(StrCat(path, " is damaged: it says \"", absl::CEscape(text),
+                                   "\"; no tile was touched: write back what it said, and start "
+                                   "the worker again")),
+        Reason::kBadFile);
+  }
+  return text;
+}
+
+absl::Status WriteText(const std::string& path, std::string_view text) {
+  SHARDMESH_ASSIGN_OR_RETURN(AtomicFileWriter file, AtomicFileWriter::Create(path));
+  SHARDMESH_RETURN_IF_ERROR(file.Append(text));
+  return file.Finish();
+}
+
+// As WriteText, in one step too, but not synced.
+absl::Status WriteTextUnsynced(const std::string& path, std::string_view text) {
+  const std::string temporary = StrCat(path, kTemporarySuffix);
+  FileDescriptor file(open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (!file.valid()) {
+    return FileError("open", temporary, errno);
+  }
+  // A text this short is written whole, or the disk is full.
+  errno = ENOSPC;
+  if (SHARDMESH_FAILS("tiles.write_about") ||
+      write(file.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size())) {
+    const int error = errno;
+    unlink(temporary.c_str());
+    return FileError("write", temporary, error);
+  }
+  if (rename(temporary.c_str(), path.c_str()) != 0) {
+    return FileError("rename", temporary, errno);
+  }
+  return absl::OkStatus();
+}
+
+const char* FolderOf(TileState state) {
+  return state == TileState::kCommitted ? kArraysFolder : kStagedFolder;
+}
+
+// What the file `about` says, line by line: when, whether committed, whether its array lives, and
+// the reason in the rest.
+std::string EncodeAbout(const QuarantinedArray& array) {
+  return StrCat(absl::ToUnixMillis(array.since), "\n", array.committed ? 1 : 0, "\n",
+                array.array_lives ? 1 : 0, "\n", array.reason);
+}
+
+bool DecodeAbout(const std::string& text, QuarantinedArray* array) {
+  const std::vector<std::string> lines = absl::StrSplit(text, absl::MaxSplits('\n', 3));
+  int64_t since = 0;
+  if (lines.size() != 4 || !absl::SimpleAtoi(lines[0], &since)) {
+    return false;
+  }
+  array->since = absl::FromUnixMillis(since);
+  array->committed = lines[1] == "1";
+  array->array_lives = lines[2] == "1";
+  array->reason = lines[3];
+  return true;
+}
+
+// What the pool takes for a buffer.
+int64_t PoolBytes(int64_t size_bytes) {
+  constexpr int64_t kPageBytes = 4096;
+  const int64_t unit = size_bytes < kPageBytes ? int64_t{Buffer::kAlignment} : kPageBytes;
+  return (size_bytes + unit - 1) / unit * unit;
+}
+
+// The bound of the quarantine in a data folder whose owner says none.
+int64_t DefaultQuarantineBytes(const std::string& data_dir) {
+  std::error_code error;
+  const fs::space_info space = fs::space(data_dir, error);
+  if (error) {
+    return kMaxQuarantineBytes;
+  }
+  return static_cast<int64_t>(
+      std::min<uintmax_t>(kMaxQuarantineBytes, space.capacity / uintmax_t{kQuarantinePart}));
+}
+
+void RemoveCorrupt(const std::string& path, int64_t size_bytes, const char* why) {
+  std::error_code ignored;  // tried again at the next start
+  fs::remove_all(path, ignored);
+  rpc::LogWarning("removed a file that could not be read back",
+                  {{"path", path}, {"size_bytes", size_bytes}, {"why", why}});
+}
+
+// A call may name an array twice; it means it once.
+absl::btree_set<std::string> Distinct(absl::Span<const std::string> array_ids) {
+  return {array_ids.begin(), array_ids.end()};
+}
+
+absl::Status ArrayAborted(const TileDescription& description) {
+  return absl::AbortedError(
+      StrCat(TileName(description), ": its transfer was aborted while the tile was on its way"));
+}
+
+absl::Status NotInQuarantine(const std::string& array_id) {
+  return WithReason(
+      absl::NotFoundError(StrCat("array ", array_id, " is not in this worker's quarantine")),
+      Reason::kNotFound);
+}
+
+absl::Status BeingRestored(const std::string& array_id) {
+  return absl::AbortedError(
+      StrCat("array ", array_id, " is being restored at this moment; look again when that ended"));
+}
+
+absl::Status ChecksumMismatch(const std::string& what, uint32_t found, uint32_t expected) {
+  return WithReason(
+      absl::DataLossError(absl::StrFormat(
+          "%s arrived with CRC-32C %08x instead of %08x; send it again", what, found, expected)),
+      Reason::kChecksumMismatch);
+}
+
+}  // namespace
+
+StoredTile::StoredTile(TileDescription description, std::shared_ptr<Buffer> buffer, uint32_t crc32c,
+                       bool durable)
+    : description_(std::move(description)),
+      buffer_(std::move(buffer)),
+      crc32c_(crc32c),
+      durable_(durable) {}
+
+TensorView StoredTile::view() const {
+  // The buffer was made for the description, so that this cannot fail.
+  return *TensorView::Create(description_.dtype, description_.tile.shape(), bytes());
+}
+
+StagedTile::StagedTile(ShardStore* store, TileDescription description,
+                       std::shared_ptr<Buffer> buffer, bool durable)
+    : store_(store),
+      description_(std::move(description)),
+      size_bytes_(static_cast<int64_t>(buffer->size())),
+      durable_(durable),
+      buffer_(std::move(buffer)) {}
+
+StagedTile::~StagedTile() {
+  if (!finished_) {
+    store_->Forget(description_);
+  }
+}
+
+absl::Status StagedTile::Append(int64_t offset_bytes, absl::Span<const char> piece,
+                                uint32_t piece_crc32c) {
+  SHARDMESH_RETURN_IF_ERROR(CheckNext(offset_bytes, static_cast<int64_t>(piece.size())));
+  if (const uint32_t found = Crc32c(piece); found != piece_crc32c) {
+    return ChecksumMismatch(StrCat(TileName(description_), ": the piece at byte ", offset_bytes),
+                            found, piece_crc32c);
+  }
+  return AppendParts(offset_bytes, {piece}, piece_crc32c);
+}
+
+absl::Status StagedTile::AppendParts(int64_t offset_bytes,
+                                     absl::Span<const absl::Span<const char>> parts,
+                                     uint32_t piece_crc32c) {
+  int64_t piece_bytes = 0;
+  for (const absl::Span<const char> part : parts) {
+    piece_bytes += static_cast<int64_t>(part.size());
+  }
+  SHARDMESH_RETURN_IF_ERROR(CheckNext(offset_bytes, piece_bytes));
+  char* to = buffer_->data() + offset_bytes;
+  for (const absl::Span<const char> part : parts) {
+    to = std::copy(part.begin(), part.end(), to);
+  }
+  received_crc32c_ = ConcatCrc32c(received_crc32c_, piece_crc32c, piece_bytes);
+  received_bytes_ += piece_bytes;
+  return absl::OkStatus();
+}
+
+absl::Status StagedTile::CheckNext(int64_t offset_bytes, int64_t piece_bytes) const {
+  if (offset_bytes != received_bytes_) {
+    return InvalidArgument(Reason::kBadTile,
+                           StrCat(TileName(description_), ": a piece starts at byte ", offset_bytes,
+                                  ", but the next byte is ", received_bytes_));
+  }
+  if (piece_bytes > size_bytes_ - received_bytes_) {
+    return InvalidArgument(Reason::kBadTile, StrCat(TileName(description_), ": a piece of ",
+                                                    piece_bytes, " bytes at byte ", offset_bytes,
+                                                    " goes beyond its ", size_bytes_, " bytes"));
+  }
+  return store_->CheckReceiving(description_);
+}
+
+absl::Span<char> StagedTile::mutable_bytes() {
+  in_place_ = true;
+  return buffer_->mutable_bytes();
+}
+
+absl::StatusOr<StoredTilePtr> StagedTile::Finish(std::optional<uint32_t> crc32c) {
+  absl::StatusOr<StoredTilePtr> stored = FinishOnce(crc32c);
+  if (!stored.ok()) {
+    store_->Forget(description_);
+  }
+  finished_ = true;
+  return stored;
+}
+
+absl::StatusOr<StoredTilePtr> StagedTile::FinishOnce(std::optional<uint32_t> crc32c) {
+  SHARDMESH_FAILPOINT("tiles.finish");
+  if (!in_place_ && received_bytes_ != size_bytes_) {
+    return WithReason(
+        absl::FailedPreconditionError(StrCat(TileName(description_), " has only ", received_bytes_,
+                                             " of its ", size_bytes_, " bytes")),
+        Reason::kBadTile);
+  }
+  const uint32_t found = in_place_ ? Crc32c(buffer_->bytes()) : received_crc32c_;
+  if (crc32c.has_value() && found != *crc32c) {
+    return ChecksumMismatch(TileName(description_), found, *crc32c);
+  }
+  SHARDMESH_RETURN_IF_ERROR(store_->CheckReceiving(description_));
+  auto stored = std::make_shared<const StoredTile>(description_, buffer_, found, durable_);
+  absl::Status status = durable_ ? store_->WriteStagedFile(*stored) : absl::OkStatus();
+  // A lack of something else, such as descriptors, passes, and no file that goes helps.
+  if (ReasonOf(status) == Reason::kStoreFull && store_->DropQuarantinedFiles(size_bytes_)) {
+    status = store_->WriteStagedFile(*stored);
+  }
+  if (status.ok()) {
+    status = store_->Publish(stored);
+  } else if (absl::Status receiving = store_->CheckReceiving(description_); !receiving.ok()) {
+    status = std::move(receiving);  // the abort took the folder away under the writer
+  }
+  if (!status.ok()) {
+    if (durable_) {
+      store_->RemoveStagedFile(description_);
+    }
+    return status;
+  }
+  return stored;
+}
+
+bool ShardStore::TileOrder::operator()(const Tile& a, const Tile& b) const {
+  return std::lexicographical_compare(a.ranges.begin(), a.ranges.end(), b.ranges.begin(),
+                                      b.ranges.end(), [](const IndexRange& x, const IndexRange& y) {
+                                        return std::pair(x.start, x.stop) <
+                                               std::pair(y.start, y.stop);
+                                      });
+}
+
+ShardStore::ShardStore(Options options, FileDescriptor lock)
+    : pool_(std::move(options.pool)),
+      data_dir_(std::move(options.data_dir)),
+      lock_(std::move(lock)),
+      quarantine_limits_(options.quarantine) {}
+
+absl::StatusOr<std::unique_ptr<ShardStore>> ShardStore::Open(Options options) {
+  FileDescriptor lock;
+  if (!options.data_dir.empty()) {
+    std::error_code ignored;
+    if (fs::exists(Path(options.data_dir, kCoordinatorFile), ignored)) {
+      return absl::FailedPreconditionError(StrCat(
+          options.data_dir, " is the data folder of a coordinator, whose state is in ",
+          Path(options.data_dir, kCoordinatorFile), "; give this worker a folder of its own"));
+    }
+    SHARDMESH_RETURN_IF_ERROR(MakeDataFolder(options.data_dir));
+    SHARDMESH_ASSIGN_OR_RETURN(lock, LockFolder(options.data_dir));
+    if (options.quarantine.disk_bytes < 0) {
+      options.quarantine.disk_bytes = DefaultQuarantineBytes(options.data_dir);
+    }
+  }
+  std::unique_ptr<ShardStore> store(new ShardStore(std::move(options), std::move(lock)));
+  if (store->has_data_dir()) {
+    SHARDMESH_RETURN_IF_ERROR(store->Recover());
+  }
+  store->pool_->budget().AddReclaim(store.get(), [store = store.get()](int64_t size_bytes) {
+    return store->GiveUpMemory(size_bytes);
+  });
+  return store;
+}
+
+ShardStore::~ShardStore() { pool_->budget().RemoveReclaim(this); }
+
+absl::Status ShardStore::Recover() {
+  SHARDMESH_FAILPOINT("tiles.recover");
+  for (const char* folder :
+       {kStagedFolder, kArraysFolder, kQuarantineFolder, kTrashFolder, kCorruptFolder}) {
+    SHARDMESH_RETURN_IF_ERROR(MakeFolder(Path(data_dir_, folder)));
+  }
+  SHARDMESH_RETURN_IF_ERROR(SyncFolder(data_dir_));
+  const std::string trash = Path(data_dir_, kTrashFolder);
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<std::string> discarded, ListFolder(trash));
+  for (const std::string& name : discarded) {
+    std::error_code ignored;  // tried again at the next start
+    fs::remove_all(Path(trash, name), ignored);
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(std::string id, ReadOwner(Path(data_dir_, kClusterIdFile),
+                                                       [](char c) { return c > ' ' && c < 127; }));
+  SHARDMESH_ASSIGN_OR_RETURN(std::string identity,
+                             ReadOwner(Path(data_dir_, kIdentityFile), [](char c) {
+                               return static_cast<unsigned char>(c) >= ' ' && c != 127;
+                             }));
+  {
+    absl::MutexLock lock(&mutex_);
+    cluster_id_ = std::move(id);
+    data_identity_ = std::move(identity);
+  }
+  SHARDMESH_RETURN_IF_ERROR(RecoverQuarantine());
+  // Committed first: where a crash left an array in both, the staged copy is the one to go.
+  SHARDMESH_RETURN_IF_ERROR(RecoverArrays(Path(data_dir_, kArraysFolder), TileState::kCommitted));
+  SHARDMESH_RETURN_IF_ERROR(RecoverArrays(Path(data_dir_, kStagedFolder), TileState::kStaged));
+  BoundCorrupt();
+  return absl::OkStatus();
+}
+
+absl::Status ShardStore::RecoverArrays(const std::string& folder, TileState state) {
+  SHARDMESH_FAILPOINT("tiles.recover_arrays");
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<std::string> array_ids, ListFolder(folder));
+  for (const std::string& array_id : array_ids) {
+    SHARDMESH_RETURN_IF_ERROR(RecoverArray(Path(folder, array_id), state));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ShardStore::RecoverArray(const std::string& folder, TileState state) {
+  const absl::StatusOr<std::vector<std::string>> names = ListFolder(folder);
+  if (!names.ok()) {
+    recovery_report_.problems.push_back({folder, "", names.status()});
+    return absl::OkStatus();
+  }
+  for (const std::string& name : *names) {
+    const std::string path = Path(folder, name);
+    std::error_code ignored;
+    if (absl::EndsWith(name, ToAbsl(kTemporarySuffix))) {
+      fs::remove(path, ignored);
+      continue;
+    }
+    absl::Status status = RecoverTile(path, state);
+    if (status.ok()) {
+      continue;
+    }
+    // A file that is sound, and the folder says otherwise: which of the two is wrong is for people
+    // to say.
+    if (ReasonOf(status) == Reason::kClusterMismatch) {
+      return status;
+    }
+    SetAside(path, std::move(status));
+  }
+  rmdir(folder.c_str());  // succeeds only where nothing is left in it
+  return absl::OkStatus();
+}
+
+bool ShardStore::SetAside(const std::string& path, absl::Status why) {
+  RecoveryProblem problem{path, "", std::move(why)};
+  // A file that was read and is wrong stays wrong. One that the disk did not give, or for which
+  // there was no memory, may be read at the next start.
+  const Reason reason = ReasonOf(problem.status);
+  if (reason == Reason::kBadFile || reason == Reason::kChecksumMismatch) {
+    const fs::path from = path;
+    const std::string base =
+        Path(Path(data_dir_, kCorruptFolder),
+             StrCat(from.parent_path().filename().string(), ".", from.filename().string()));
+    std::string target = base;
+    std::error_code error;
+    for (int i = 1; fs::exists(target, error); ++i) {
+      target = StrCat(base, ".", i);
+    }
+    fs::rename(from, target, error);
+    if (!error) {
+      problem.moved_to = std::move(target);
+    }
+  }
+  const bool is_moved = !problem.moved_to.empty();
+  recovery_report_.problems.push_back(std::move(problem));
+  return is_moved;
+}
+
+void ShardStore::BoundCorrupt() {
+  const std::string folder = Path(data_dir_, kCorruptFolder);
+  const absl::StatusOr<std::vector<std::string>> names = ListFolder(folder);
+  if (!names.ok()) {
+    return;
+  }
+  int64_t limit_bytes = quarantine_limits_.disk_bytes;
+  {
+    absl::MutexLock lock(&mutex_);
+    limit_bytes = std::max<int64_t>(0, limit_bytes - quarantine_totals_.disk_bytes);
+  }
+  // A file that this start moved here stays for people to see, at least until the next one.
+  absl::btree_set<std::string> moved_now;
+  for (const RecoveryProblem& problem : recovery_report_.problems) {
+    moved_now.insert(problem.moved_to);
+  }
+  struct Corrupt {
+    absl::Time since;  // its move there is the last change of what the folder says of it
+    std::string path;
+    int64_t size_bytes;
+  };
+  std::vector<Corrupt> all;
+  int64_t total_bytes = 0;
+  for (const std::string& name : *names) {
+    const std::string path = Path(folder, name);
+    struct stat facts;
+    if (stat(path.c_str(), &facts) == 0) {
+      all.push_back({absl::TimeFromTimespec(facts.st_ctim), path, facts.st_size});
+      total_bytes += facts.st_size;
+    }
+  }
+  std::sort(all.begin(), all.end(),
+            [](const Corrupt& a, const Corrupt& b) { return a.since < b.since; });
+  for (const Corrupt& each : all) {
+    if (total_bytes <= limit_bytes) {
+      break;
+    }
+    if (moved_now.contains(each.path)) {
+      continue;
+    }
+    RemoveCorrupt(each.path, each.size_bytes, "there is more than --quarantine-disk holds");
+    total_bytes -= each.size_bytes;
+  }
+}
+
+void ShardStore::ExpireCorrupt() {
+  const std::string folder = Path(data_dir_, kCorruptFolder);
+  const absl::StatusOr<std::vector<std::string>> names = ListFolder(folder);
+  if (!names.ok()) {
+    return;
+  }
+  for (const std::string& name : *names) {
+    struct stat facts = {};
+    const std::string path = Path(folder, name);
+    stat(path.c_str(), &facts);
+    RemoveCorrupt(path, facts.st_size, "it is older than --quarantine-age");
+  }
+}
+
+absl::Status ShardStore::RecoverTile(const std::string& path, TileState state) {
+  SHARDMESH_ASSIGN_OR_RETURN(TileFileContents contents, ReadTileFile(path, *pool_));
+  TileDescription& description = contents.header.description;
+  const fs::path expected = fs::path(description.array_id) / TileFileName(description.tile);
+  const fs::path actual = fs::path(path).parent_path().filename() / fs::path(path).filename();
+  if (actual != expected) {
+    return WithReason(
+        absl::DataLossError(StrCat("tile file ", path, " holds ", TileName(description),
+                                   ", which belongs in ", expected.string())),
+        Reason::kBadFile);
+  }
+  absl::MutexLock lock(&mutex_);
+  if (cluster_id_.empty()) {
+    SHARDMESH_RETURN_IF_ERROR(
+        WriteText(Path(data_dir_, kClusterIdFile), contents.header.cluster_id));
+    cluster_id_ = contents.header.cluster_id;
+  }
+  if (contents.header.cluster_id != cluster_id_) {
+    return WithReason(
+        absl::FailedPreconditionError(
+            StrCat("tile file ", path, " is sound and of cluster ", contents.header.cluster_id,
+                   ", but ", Path(data_dir_, kClusterIdFile), " says ", cluster_id_,
+                   "; no sound tile was moved: if the tiles of this folder are of cluster ",
+                   contents.header.cluster_id,
+                   ", remove that file, which the next start makes anew of them; "
+                   "otherwise move the tile file out of the folder")),
+        Reason::kClusterMismatch);
+  }
+  ArrayEntry& array = arrays_[description.array_id];
+  if (!array.tiles.empty() && array.tiles.begin()->second.state != state) {
+    return WithReason(
+        absl::DataLossError(StrCat("tile file ", path, " is staged, but its array is committed")),
+        Reason::kBadFile);
+  }
+  const Tile tile = description.tile;
+  const int64_t size_bytes = static_cast<int64_t>(contents.bytes.size());
+  array.tiles[tile] = {
+      state, std::make_shared<const StoredTile>(std::move(description),
+                                                std::make_shared<Buffer>(std::move(contents.bytes)),
+                                                contents.header.crc32c, /*durable=*/true)};
+  ++(state == TileState::kCommitted ? recovery_report_.committed_tiles
+                                    : recovery_report_.staged_tiles);
+  recovery_report_.size_bytes += size_bytes;
+  return absl::OkStatus();
+}
+
+std::string ShardStore::cluster_id() const {
+  absl::MutexLock lock(&mutex_);
+  return cluster_id_;
+}
+
+absl::Status ShardStore::SetClusterId(std::string_view cluster_id) {
+  SHARDMESH_FAILPOINT("tiles.set_cluster");
+  if (cluster_id.empty() || static_cast<int64_t>(cluster_id.size()) > kMaxOwnerBytes) {
+    return InvalidArgument(Reason::kBadField, StrCat("a cluster id has 1 to ", kMaxOwnerBytes,
+                                                     " bytes, not ", cluster_id.size()));
+  }
+  absl::MutexLock owner(&owner_mutex_);
+  const std::string current = this->cluster_id();
+  if (current == cluster_id) {
+    return absl::OkStatus();
+  }
+  if (!current.empty()) {
+    return WithReason(
+        absl::FailedPreconditionError(StrCat("the worker holds tiles of cluster ", current,
+                                             " and cannot join cluster ", cluster_id,
+                                             "; start it with an empty data folder")),
+        Reason::kClusterMismatch);
+  }
+  if (has_data_dir()) {
+    SHARDMESH_RETURN_IF_ERROR(WriteText(Path(data_dir_, kClusterIdFile), cluster_id));
+  }
+  absl::MutexLock lock(&mutex_);
+  cluster_id_ = std::string(cluster_id);
+  return absl::OkStatus();
+}
+
+std::string ShardStore::data_identity() const {
+  absl::MutexLock lock(&mutex_);
+  return data_identity_;
+}
+
+absl::Status ShardStore::SetIdentity(std::string_view identity) {
+  if (identity.empty() || static_cast<int64_t>(identity.size()) > kMaxOwnerBytes) {
+    return InvalidArgument(Reason::kBadField, StrCat("an identity has 1 to ", kMaxOwnerBytes,
+                                                     " bytes, not ", identity.size()));
+  }
+  absl::MutexLock owner(&owner_mutex_);
+  const std::string current = data_identity();
+  if (!has_data_dir() || current == identity) {
+    return absl::OkStatus();
+  }
+  if (!current.empty()) {
+    return WithReason(
+        absl::FailedPreconditionError(StrCat(
+            "data folder ", data_dir_, " holds tiles of worker \"", current, "\", this is \"",
+            identity, "\"; start it with its own folder, or with --identity ", current)),
+        Reason::kIdentityMismatch);
+  }
+  SHARDMESH_RETURN_IF_ERROR(WriteText(Path(data_dir_, kIdentityFile), identity));
+  absl::MutexLock lock(&mutex_);
+  data_identity_ = std::string(identity);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<StagedTile>> ShardStore::Stage(TileDescription description,
+                                                              bool durable,
+                                                              std::shared_ptr<Buffer> memory) {
+  SHARDMESH_FAILPOINT("tiles.stage");
+  SHARDMESH_RETURN_IF_ERROR(CheckTileDescription(description));
+  if (durable && !has_data_dir()) {
+    return absl::FailedPreconditionError(
+        StrCat(TileName(description),
+               " is to be durable, but this worker keeps no files; start it with --data-dir"));
+  }
+  {
+    absl::MutexLock lock(&mutex_);
+    if (durable && cluster_id_.empty()) {
+      return absl::FailedPreconditionError(
+          StrCat(TileName(description), " cannot be stored before the worker joins a cluster"));
+    }
+    const auto array = arrays_.find(description.array_id);
+    if (busy_.contains(description.array_id)) {
+      return absl::AbortedError(
+          StrCat("array ", description.array_id, " is being committed or dropped at this moment"));
+    }
+    if (array != arrays_.end()) {
+      for (const auto& [tile, entry] : array->second.tiles) {
+        if (entry.state == TileState::kAborted) {
+          return absl::AbortedError(
+              StrCat("array ", description.array_id, " was aborted; its tiles are being dropped"));
+        }
+        if (entry.state == TileState::kCommitted) {
+          return WithReason(absl::AlreadyExistsError(StrCat("array ", description.array_id,
+                                                            " is committed and cannot change")),
+                            Reason::kAlreadyExists);
+        }
+      }
+      if (array->second.tiles.contains(description.tile)) {
+        return WithReason(absl::AlreadyExistsError(
+                              StrCat(TileName(description), " is here already or on its way")),
+                          Reason::kAlreadyExists);
+      }
+    }
+    arrays_[description.array_id].tiles[description.tile] = {TileState::kReceiving, nullptr};
+  }
+  if (memory == nullptr) {
+    absl::StatusOr<Buffer> buffer =
+        pool_->Allocate(TileSizeBytes(description), TileName(description));
+    if (!buffer.ok()) {
+      Forget(description);
+      return std::move(buffer).status();
+    }
+    memory = std::make_shared<Buffer>(*std::move(buffer));
+  }
+  return std::unique_ptr<StagedTile>(
+      new StagedTile(this, std::move(description), std::move(memory), durable));
+}
+
+std::shared_ptr<Buffer> ShardStore::TakeMemory(std::string_view array_id, const Tile& tile) {
+  StoredTilePtr stored;  // freed under no lock
+  absl::MutexLock lock(&mutex_);
+  const auto array = arrays_.find(ToAbsl(array_id));
+  if (array == arrays_.end()) {
+    return nullptr;
+  }
+  auto& tiles = array->second.tiles;
+  const auto found = tiles.find(tile);
+  // Others get at either by the entry alone, hence under the lock.
+  if (found == tiles.end() || found->second.state != TileState::kCommitted ||
+      found->second.stored->durable() || found->second.stored.use_count() != 1 ||
+      found->second.stored->buffer_.use_count() != 1) {
+    return nullptr;
+  }
+  stored = std::move(found->second.stored);
+  tiles.erase(found);
+  if (tiles.empty()) {
+    arrays_.erase(array);
+  }
+  return stored->buffer_;
+}
+
+absl::Status ShardStore::Commit(absl::Span<const std::string> array_ids) {
+  SHARDMESH_FAILPOINT("tiles.commit");
+  const absl::btree_set<std::string> distinct_ids = Distinct(array_ids);
+  std::vector<std::string> ids_with_files;
+  absl::MutexLock lock(&mutex_);
+  for (const std::string& array_id : distinct_ids) {
+    const auto array = arrays_.find(array_id);
+    if (array == arrays_.end()) {
+      return WithReason(
+          absl::NotFoundError(StrCat("array ", array_id, " has no tile here to commit")),
+          Reason::kNotFound);
+    }
+    for (const auto& [tile, entry] : array->second.tiles) {
+      if (entry.state == TileState::kAborted) {
+        return absl::AbortedError(StrCat("array ", array_id, " was aborted"));
+      }
+      if (entry.state == TileState::kReceiving) {
+        return absl::FailedPreconditionError(
+            StrCat("tile ", tile.ToString(), " of array ", array_id, " is still on its way"));
+      }
+    }
+  }
+  for (const std::string& array_id : distinct_ids) {
+    bool has_files = false;
+    for (auto& [tile, entry] : arrays_.find(array_id)->second.tiles) {
+      has_files |= entry.state == TileState::kStaged && entry.stored->durable();
+      entry.state = TileState::kCommitted;
+    }
+    if (has_files) {
+      ids_with_files.push_back(array_id);
+    }
+  }
+  if (!ids_with_files.empty()) {
+    PushFiles({.array_ids = ids_with_files,
+               .work =
+                   [this, ids_with_files](FileEffects* effects) {
+                     absl::Status status;
+                     for (const std::string& array_id : ids_with_files) {
+                       status.Update(CommitFiles(array_id, effects));
+                     }
+                     return status;
+                   },
+               .done = nullptr});
+  }
+  return absl::OkStatus();
+}
+
+bool ShardStore::TakeOut(ArrayMap::iterator array, std::vector<StoredTilePtr>* dropped,
+                         TileState* state) {
+  bool has_files = false;
+  auto& tiles = array->second.tiles;
+  for (auto tile = tiles.begin(); tile != tiles.end();) {
+    TileEntry& entry = tile->second;
+    if (entry.stored == nullptr) {
+      entry.state = TileState::kAborted;
+      ++tile;
+      continue;
+    }
+    *state = entry.state;
+    has_files |= entry.stored->durable();
+    dropped->push_back(std::move(entry.stored));
+    tile = tiles.erase(tile);
+  }
+  if (tiles.empty()) {
+    arrays_.erase(array);
+  }
+  return has_files;
+}
+
+void ShardStore::RemoveFiles(std::vector<ArrayFolders> folders, Done done) {
+  std::vector<std::string> all;
+  for (const ArrayFolders& each : folders) {
+    all.insert(all.end(), each.array_ids.begin(), each.array_ids.end());
+  }
+  if (all.empty()) {
+    return;
+  }
+  PushFiles({.array_ids = std::move(all),
+             .work =
+                 [this, folders = std::move(folders)](FileEffects* effects) {
+                   absl::Status status;
+                   for (const ArrayFolders& each : folders) {
+                     for (const std::string& array_id : each.array_ids) {
+                       status.Update(DiscardFiles(each.folder, array_id, effects));
+                     }
+                   }
+                   return status;
+                 },
+             .done = std::move(done)});
+}
+
+absl::Status ShardStore::Abort(absl::Span<const std::string> array_ids) {
+  SHARDMESH_FAILPOINT("tiles.abort");
+  return TakeOutAll(array_ids, /*committed=*/false);
+}
+
+absl::Status ShardStore::Release(absl::Span<const std::string> array_ids) {
+  SHARDMESH_FAILPOINT("tiles.release");
+  return TakeOutAll(array_ids, /*committed=*/true);
+}
+
+absl::Status ShardStore::TakeOutAll(absl::Span<const std::string> array_ids, bool committed) {
+  std::vector<StoredTilePtr> dropped;  // freed under no lock
+  std::vector<std::string> ids_with_files;
+  absl::MutexLock lock(&mutex_);
+  for (const std::string& array_id : array_ids) {
+    const auto array = arrays_.find(array_id);
+    if (array == arrays_.end()) continue;
+    const bool is_committed = array->second.tiles.begin()->second.state == TileState::kCommitted;
+    if (is_committed == committed) continue;
+    return absl::FailedPreconditionError(
+        StrCat("array ", array_id,
+               is_committed ? " is committed and cannot be aborted; release it"
+                            : " is not committed; abort it instead"));
+  }
+  for (const std::string& array_id : array_ids) {
+    const auto array = arrays_.find(array_id);
+    TileState state = TileState::kStaged;
+    if (array != arrays_.end() && TakeOut(array, &dropped, &state)) {
+      ids_with_files.push_back(array_id);
+    }
+  }
+  RemoveFiles({{committed ? kArraysFolder : kStagedFolder, std::move(ids_with_files)}}, nullptr);
+  return absl::OkStatus();
+}
+
+void ShardStore::Drop(absl::Span<const std::string> array_ids, Done done) {
+  std::vector<StoredTilePtr> dropped;  // freed under no lock
+  std::vector<QuarantinedArray> dropped_aside;
+  std::vector<std::string> staged_ids;
+  std::vector<std::string> committed_ids;
+  std::vector<std::string> quarantined_ids;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (const std::string& array_id : array_ids) {
+      const auto array = arrays_.find(array_id);
+      TileState state = TileState::kStaged;
+      const bool was_committed = array == arrays_.end() ||
+                                 array->second.tiles.begin()->second.state == TileState::kCommitted;
+      if (array != arrays_.end() && TakeOut(array, &dropped, &state)) {
+        (state == TileState::kCommitted ? committed_ids : staged_ids).push_back(array_id);
+      } else if (const auto busy = busy_.find(array_id); busy != busy_.end()) {
+        // It was dropped before, and its files are on their way out: they are waited for.
+        staged_ids.push_back(array_id);
+      }
+      // What was moved aside of it is released with it. But of an array that was never committed
+      // the registry may have given up a put, which says nothing of tiles that were.
+      if (const auto aside = quarantine_.find(array_id);
+          aside != quarantine_.end() && (was_committed || !aside->second.committed)) {
+        if (aside->second.on_disk) {
+          quarantined_ids.push_back(array_id);
+        }
+        dropped_aside.push_back(TakeOutOfQuarantine(aside));
+      }
+    }
+    if (!staged_ids.empty() || !committed_ids.empty() || !quarantined_ids.empty()) {
+      return RemoveFiles({{kStagedFolder, std::move(staged_ids)},
+                          {kArraysFolder, std::move(committed_ids)},
+                          {kQuarantineFolder, std::move(quarantined_ids)}},
+                         std::move(done));
+    }
+  }
+  std::move(done)(absl::OkStatus());
+}
+
+int64_t ShardStore::Quarantine(absl::Span<const Unknown> tiles, absl::Time now) {
+  std::vector<QuarantinedArray> dropped;  // freed under no lock
+  std::vector<StoredTilePtr> taken;       // the same
+  std::vector<MovedAside> moved;
+  int64_t count = 0;
+  absl::MutexLock lock(&mutex_);
+  for (const Unknown& unknown : tiles) {
+    count += PutAside(unknown, now, &taken, &moved);
+  }
+  if (!moved.empty()) {
+    std::vector<std::string> array_ids;
+    for (const MovedAside& each : moved) {
+      array_ids.push_back(each.array.array_id);
+    }
+    PushFiles({.array_ids = std::move(array_ids),
+               .work = [this, moved = std::move(moved)](
+                           FileEffects* effects) { return QuarantineFiles(moved, effects); },
+               .done = nullptr});
+  }
+  EnforceQuarantine(now, &dropped);
+  return count;
+}
+
+bool ShardStore::PutAside(const Unknown& unknown, absl::Time now,
+                          std::vector<StoredTilePtr>* dropped, std::vector<MovedAside>* moved) {
+  const auto array = arrays_.find(unknown.array_id);
+  if (array == arrays_.end()) {
+    return false;
+  }
+  const auto found = array->second.tiles.find(unknown.tile);
+  if (found == array->second.tiles.end() || found->second.stored == nullptr) {
+    return false;
+  }
+  const StoredTilePtr& stored = dropped->emplace_back(std::move(found->second.stored));
+  const TileState state = found->second.state;
+  array->second.tiles.erase(found);
+  if (array->second.tiles.empty()) {
+    arrays_.erase(array);
+  }
+  if (!stored->durable() && state != TileState::kCommitted) {
+    rpc::LogWarning("dropped a tile that was in memory alone and never committed",
+                    {{"array", unknown.array_id},
+                     {"tile", unknown.tile.ToString()},
+                     {"reason", unknown.reason}});
+    return true;
+  }
+  QuarantinedArray& entry = quarantine_[unknown.array_id];
+  if (entry.tiles.empty()) {
+    entry.array_id = unknown.array_id;
+    entry.reason = unknown.reason;
+    entry.since = now;
+    entry.committed = state == TileState::kCommitted;
+    entry.on_disk = stored->durable();
+    entry.array_lives = unknown.array_lives;
+  } else {
+    CountOut(entry);
+    entry.array_lives |= unknown.array_lives;
+  }
+  entry.tiles.push_back({.description = stored->description(),
+                         .crc32c = stored->crc32c(),
+                         .size_bytes = static_cast<int64_t>(stored->bytes().size()),
+                         .stored = entry.on_disk ? nullptr : stored});
+  entry.tiles_bytes += entry.tiles.back().size_bytes;
+  if (!entry.on_disk) {
+    entry.memory_bytes += PoolBytes(entry.tiles.back().size_bytes);
+  }
+  CountIn(entry);
+  if (stored->durable()) {
+    // Tiles of an array follow each other: one text says why for all of them.
+    const char* const folder = FolderOf(state);
+    if (moved->empty() || moved->back().array.array_id != unknown.array_id ||
+        moved->back().folder != folder) {
+      moved->push_back({.folder = folder, .array = {}, .file_names = {}});
+    }
+    moved->back().array = WithoutTiles(entry);
+    moved->back().file_names.push_back(TileFileName(unknown.tile));
+  }
+  return true;
+}
+
+QuarantinedArray ShardStore::WithoutTiles(const QuarantinedArray& array) {
+  return {.array_id = array.array_id,
+          .reason = array.reason,
+          .since = array.since,
+          .committed = array.committed,
+          .on_disk = array.on_disk,
+          .array_lives = array.array_lives,
+          .tiles = {}};
+}
+
+void ShardStore::SetLive(absl::Span<const std::string> array_ids, bool live, absl::Time now) {
+  std::vector<MovedAside> marked;
+  std::vector<std::string> marked_ids;
+  absl::MutexLock lock(&mutex_);
+  for (const std::string& array_id : array_ids) {
+    const auto found = quarantine_.find(array_id);
+    if (found == quarantine_.end() || found->second.array_lives == live) continue;
+    if (!live && restoring_.contains(array_id)) continue;  // the next verdict tells
+    CountOut(found->second);
+    found->second.array_lives = live;
+    if (!live) found->second.since = now;
+    CountIn(found->second);
+    if (!found->second.on_disk) continue;
+    marked.push_back(
+        {.folder = kArraysFolder, .array = WithoutTiles(found->second), .file_names = {}});
+    marked_ids.push_back(array_id);
+  }
+  if (marked.empty()) return;
+  PushFiles({.array_ids = std::move(marked_ids),
+             .work = [this, marked = std::move(marked)](
+                         FileEffects* effects) { return QuarantineFiles(marked, effects); },
+             .done = nullptr});
+}
+
+bool ShardStore::IsDroppable(const QuarantinedArray& array) const {
+  return !array.array_lives && !restoring_.contains(array.array_id);
+}
+
+void ShardStore::CountIn(const QuarantinedArray& array) {
+  ++quarantine_totals_.arrays;
+  (array.on_disk ? quarantine_totals_.disk_bytes : quarantine_totals_.memory_bytes) +=
+      array.size_bytes();
+  if (IsDroppable(array)) {
+    (array.on_disk ? droppable_on_disk_ : droppable_in_memory_)
+        .emplace(array.committed, array.since, array.array_id);
+    (array.on_disk ? quarantine_totals_.droppable_disk_bytes
+                   : quarantine_totals_.droppable_tiles_bytes) += array.size_bytes();
+    quarantine_totals_.droppable_memory_bytes += array.memory_bytes;
+  }
+}
+
+void ShardStore::CountOut(const QuarantinedArray& array) {
+  --quarantine_totals_.arrays;
+  (array.on_disk ? quarantine_totals_.disk_bytes : quarantine_totals_.memory_bytes) -=
+      array.size_bytes();
+  if (IsDroppable(array)) {
+    (array.on_disk ? droppable_on_disk_ : droppable_in_memory_)
+        .erase({array.committed, array.since, array.array_id});
+    (array.on_disk ? quarantine_totals_.droppable_disk_bytes
+                   : quarantine_totals_.droppable_tiles_bytes) -= array.size_bytes();
+    quarantine_totals_.droppable_memory_bytes -= array.memory_bytes;
+  }
+}
+
+QuarantinedArray ShardStore::TakeOutOfQuarantine(QuarantineMap::iterator entry) {
+  CountOut(entry->second);
+  QuarantinedArray array = std::move(entry->second);
+  quarantine_.erase(entry);
+  return array;
+}
+
+void ShardStore::DropFromQuarantine(QuarantineMap::iterator entry, std::string_view why,
+                                    std::vector<QuarantinedArray>* dropped) {
+  const QuarantinedArray& array = dropped->emplace_back(TakeOutOfQuarantine(entry));
+  rpc::LogWarning("dropped an array from the quarantine",
+                  {{"array", array.array_id},
+                   {"why", why},
+                   {"size_bytes", array.size_bytes()},
+                   {"on_disk", array.on_disk},
+                   {"since", absl::FormatTime(array.since, absl::UTCTimeZone())},
+                   {"reason", array.reason}});
+  if (array.on_disk) {
+    PushFiles(
+        {.array_ids = {array.array_id},
+         .work = [this, id = array.array_id](
+                     FileEffects* effects) { return DiscardFiles(kQuarantineFolder, id, effects); },
+         .done = nullptr});
+  }
+}
+
+void ShardStore::EnforceQuarantine(absl::Time now, std::vector<QuarantinedArray>* dropped) {
+  // What was there before counts its age from the first call on: the wall clock that a start finds
+  // may be wrong, and what it would delete does not come back.
+  if (!first_now_.has_value()) {
+    first_now_ = now;
+  }
+  for (DropOrder* order : {&droppable_on_disk_, &droppable_in_memory_}) {
+    for (const bool committed : {false, true}) {
+      for (;;) {
+        const auto first = order->lower_bound({committed, absl::InfinitePast(), ""});
+        if (first == order->end() || std::get<0>(*first) != committed ||
+            now - std::max(std::get<1>(*first), *first_now_) <= quarantine_limits_.age) {
+          break;
+        }
+        DropFromQuarantine(quarantine_.find(std::get<2>(*first)),
+                           "it is older than --quarantine-age", dropped);
+      }
+    }
+  }
+  while (has_data_dir() &&
+         quarantine_totals_.droppable_disk_bytes > quarantine_limits_.disk_bytes) {
+    DropFromQuarantine(quarantine_.find(std::get<2>(*droppable_on_disk_.begin())),
+                       "the quarantine is larger than --quarantine-disk", dropped);
+  }
+  while (quarantine_totals_.droppable_tiles_bytes > quarantine_limits_.memory_bytes) {
+    DropFromQuarantine(quarantine_.find(std::get<2>(*droppable_in_memory_.begin())),
+                       "the quarantine is larger than --quarantine-memory", dropped);
+  }
+}
+
+bool ShardStore::DropQuarantinedMemory(int64_t need_bytes) {
+  std::vector<QuarantinedArray> dropped;  // freed under no lock
+  need_bytes = PoolBytes(need_bytes);
+  int64_t free_bytes = limit_bytes() - used_bytes();
+  absl::MutexLock lock(&mutex_);
+  // Where there is room, it is the host that refuses.
+  if (free_bytes >= need_bytes ||
+      free_bytes + quarantine_totals_.droppable_memory_bytes < need_bytes) {
+    return false;
+  }
+  while (free_bytes < need_bytes && !droppable_in_memory_.empty()) {
+    DropFromQuarantine(quarantine_.find(std::get<2>(*droppable_in_memory_.begin())),
+                       "its memory was needed", &dropped);
+    free_bytes += dropped.back().memory_bytes;
+  }
+  return !dropped.empty();
+}
+
+bool ShardStore::GiveUpMemory(int64_t need_bytes) {
+  const bool was_dropped = DropQuarantinedMemory(need_bytes);
+  // What is asked for may not be a buffer of the pool's.
+  const bool was_idle = pool_->idle_bytes() > 0;
+  pool_->Trim();
+  return was_dropped || was_idle;
+}
+
+bool ShardStore::DropQuarantinedFiles(int64_t need_bytes) {
+  {
+    std::vector<QuarantinedArray> dropped;
+    int64_t freed_bytes = 0;
+    absl::MutexLock lock(&mutex_);
+    while (freed_bytes < need_bytes && !droppable_on_disk_.empty()) {
+      DropFromQuarantine(quarantine_.find(std::get<2>(*droppable_on_disk_.begin())),
+                         "the disk is full", &dropped);
+      freed_bytes += dropped.back().size_bytes();
+    }
+    if (dropped.empty()) {
+      return false;
+    }
+  }
+  AwaitRemovals();
+  return true;
+}
+
+void ShardStore::ExpireQuarantine(absl::Time now) {
+  std::vector<QuarantinedArray> dropped;  // freed under no lock
+  absl::MutexLock lock(&mutex_);
+  EnforceQuarantine(now, &dropped);
+  // Files come there at a start alone: all of them are as old as that.
+  if (has_data_dir() && now - *first_now_ > quarantine_limits_.age &&
+      !std::exchange(corrupt_expired_, true)) {
+    PushFiles({.array_ids = {},
+               .work =
+                   [this](FileEffects*) {
+                     ExpireCorrupt();
+                     return absl::OkStatus();
+                   },
+               .done = nullptr});
+  }
+}
+
+QuarantineTotals ShardStore::quarantine_totals() const {
+  absl::MutexLock lock(&mutex_);
+  return quarantine_totals_;
+}
+
+std::vector<QuarantinedArray> ShardStore::ListQuarantine(absl::Span<const std::string> array_ids,
+                                                         std::string_view start_after,
+                                                         int64_t max_arrays) const {
+  std::vector<QuarantinedArray> page;
+  const absl::btree_set<std::string> chosen = Distinct(array_ids);
+  absl::MutexLock lock(&mutex_);
+  for (auto entry = quarantine_.upper_bound(ToAbsl(start_after));
+       entry != quarantine_.end() && static_cast<int64_t>(page.size()) < max_arrays; ++entry) {
+    if (chosen.empty() || chosen.contains(entry->first)) {
+      page.push_back(entry->second);
+    }
+  }
+  return page;
+}
+
+absl::StatusOr<QuarantinedArray> ShardStore::RestoreQuarantined(const std::string& array_id) {
+  SHARDMESH_PASSES("tiles.restore_quarantined");
+  QuarantinedArray array;
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto found = quarantine_.find(array_id);
+    if (found == quarantine_.end()) {
+      return NotInQuarantine(array_id);
+    }
+    if (restoring_.contains(array_id)) {
+      return BeingRestored(array_id);
+    }
+    SHARDMESH_RETURN_IF_ERROR(CheckRestorable(found->second));
+    CountOut(found->second);
+    restoring_.insert(array_id);
+    CountIn(found->second);
+    ++busy_[array_id];
+    array = found->second;
+  }
+  absl::StatusOr<QuarantinedArray> restored = Restore(array);
+  absl::MutexLock lock(&mutex_);
+  const auto found = quarantine_.find(array_id);
+  if (found != quarantine_.end()) {
+    CountOut(found->second);
+  }
+  restoring_.erase(array_id);
+  if (found != quarantine_.end()) {
+    CountIn(found->second);
+  }
+  EndBusy(array_id);
+  return restored;
+}
+
+absl::Status ShardStore::CheckRestorable(const QuarantinedArray& array) const {
+  const auto held = arrays_.find(array.array_id);
+  if (held == arrays_.end()) {
+    return absl::OkStatus();
+  }
+  for (const auto& [tile, entry] : held->second.tiles) {
+    const bool is_same = std::any_of(
+        array.tiles.begin(), array.tiles.end(),
+        [&, &tile = tile](const QuarantinedTile& each) { return each.description.tile == tile; });
+    if (is_same || entry.state != TileState::kCommitted) {
+      return WithReason(
+          absl::AlreadyExistsError(
+              StrCat("array ", array.array_id, " is here beside what is in quarantine; drop one")),
+          Reason::kAlreadyExists);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<QuarantinedArray> ShardStore::Restore(const QuarantinedArray& array) {
+  AwaitFiles();  // those that are on their way into the quarantine
+  const std::string from = Path(Path(data_dir_, kQuarantineFolder), array.array_id);
+  std::vector<StoredTilePtr> stored;
+  for (const QuarantinedTile& tile : array.tiles) {
+    if (tile.stored != nullptr) {
+      stored.push_back(tile.stored);
+      continue;
+    }
+    const std::string path = Path(from, TileFileName(tile.description.tile));
+    absl::StatusOr<TileFileContents> contents = ReadTileFile(path, *pool_);
+    if (absl::IsNotFound(contents.status())) {
+      return WithReason(
+          absl::DataLossError(StrCat(TileName(tile.description), " cannot be restored: its file ",
+                                     path, " is missing")),
+          Reason::kBadFile);
+    }
+    SHARDMESH_RETURN_IF_ERROR(contents.status());
+    stored.push_back(std::make_shared<const StoredTile>(
+        std::move(contents->header.description),
+        std::make_shared<Buffer>(std::move(contents->bytes)), contents->header.crc32c,
+        /*durable=*/true));
+  }
+  absl::Status status;
+  absl::Notification done;
+  {
+    absl::MutexLock lock(&mutex_);
+    PushFiles({.array_ids = {array.array_id},
+               .work =
+                   [&](FileEffects* effects) {
+                     status = PutBack(array, std::move(stored), effects);
+                     return absl::OkStatus();
+                   },
+               .done = [&](const absl::Status&) { done.Notify(); }});
+  }
+  done.WaitForNotification();
+  SHARDMESH_RETURN_IF_ERROR(status);
+  return array;
+}
+
+absl::Status ShardStore::PutBack(const QuarantinedArray& array, std::vector<StoredTilePtr> stored,
+                                 FileEffects* effects) {
+  const std::string from = Path(Path(data_dir_, kQuarantineFolder), array.array_id);
+  const std::string to = Path(Path(data_dir_, kArraysFolder), array.array_id);
+  const std::string arrays = Path(data_dir_, kArraysFolder);
+  std::vector<std::string> moved;
+  absl::Status status = array.on_disk ? MakeFolder(to) : absl::OkStatus();
+  for (const QuarantinedTile& tile : array.tiles) {
+    if (!array.on_disk || !status.ok()) {
+      break;
+    }
+    const std::string name = TileFileName(tile.description.tile);
+    if (SHARDMESH_FAILS("tiles.rename_restored") ||
+        rename(Path(from, name).c_str(), Path(to, name).c_str()) != 0) {
+      status = FileError("restore", Path(from, name), errno);
+      break;
+    }
+    moved.push_back(name);
+  }
+  // On disk before anybody is told: a tile in quarantine is not in use at the next start.
+  for (const std::string& folder : {to, arrays}) {
+    if (array.on_disk && status.ok()) {
+      status = SyncFolder(folder);
+    }
+  }
+  if (array.on_disk) {
+    effects->changed_folders.insert({from, to, arrays});
+  }
+  QuarantinedArray restored;  // freed under no lock
+  if (status.ok()) {
+    absl::MutexLock lock(&mutex_);
+    const auto found = quarantine_.find(array.array_id);
+    const bool is_same =
+        found != quarantine_.end() && found->second.since == array.since &&
+        std::equal(found->second.tiles.begin(), found->second.tiles.end(), array.tiles.begin(),
+                   array.tiles.end(), [](const QuarantinedTile& a, const QuarantinedTile& b) {
+                     return a.description.tile == b.description.tile && a.crc32c == b.crc32c;
+                   });
+    status = is_same ? CheckRestorable(found->second)
+                     : absl::AbortedError(StrCat("array ", array.array_id,
+                                                 " was released, or more of it came into "
+                                                 "quarantine, while it was being restored; look at "
+                                                 "the quarantine again"));
+    if (status.ok()) {
+      auto& tiles = arrays_[array.array_id].tiles;
+      for (StoredTilePtr& each : stored) {
+        const Tile tile = each->description().tile;
+        tiles[tile] = {TileState::kCommitted, std::move(each)};
+      }
+      restored = TakeOutOfQuarantine(found);
+    }
+  }
+  if (!array.on_disk) {
+    return status;
+  }
+  if (status.ok()) {
+    // What says why it was there goes with the folder, unless a tile is left that was not read.
+    const absl::StatusOr<std::vector<std::string>> left = ListFolder(from);
+    if (left.ok() && std::all_of(left->begin(), left->end(),
+                                 [](const std::string& name) { return name == kAboutFile; })) {
+      unlink(Path(from, kAboutFile).c_str());
+      rmdir(from.c_str());
+    }
+    effects->changed_folders.insert(Path(data_dir_, kQuarantineFolder));
+    return status;
+  }
+  for (const std::string& name : moved) {
+    if (rename(Path(to, name).c_str(), Path(from, name).c_str()) != 0) {
+      rpc::LogError(
+          "a file could not be moved back into the quarantine",
+          {{"path", Path(to, name)}, {"error", FileError("move", Path(to, name), errno)}});
+    }
+  }
+  rmdir(to.c_str());  // succeeds only where nothing is left in it
+  return status;
+}
+
+absl::StatusOr<QuarantinedArray> ShardStore::DropQuarantined(const std::string& array_id) {
+  QuarantinedArray dropped;
+  absl::Status status;
+  absl::Notification done;
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto found = quarantine_.find(array_id);
+    if (found == quarantine_.end()) {
+      return NotInQuarantine(array_id);
+    }
+    if (restoring_.contains(array_id)) {
+      return BeingRestored(array_id);
+    }
+    dropped = TakeOutOfQuarantine(found);
+    if (!dropped.on_disk) {
+      return dropped;
+    }
+    PushFiles({.array_ids = {array_id},
+               .work =
+                   [this, array_id](FileEffects* effects) {
+                     return DiscardFiles(kQuarantineFolder, array_id, effects);
+                   },
+               .done =
+                   [&](const absl::Status& ended) {
+                     status = ended;
+                     done.Notify();
+                   }});
+  }
+  done.WaitForNotification();
+  SHARDMESH_RETURN_IF_ERROR(status);
+  return dropped;
+}
+
+void ShardStore::AwaitFiles() {
+  absl::Notification done;
+  {
+    absl::MutexLock lock(&mutex_);
+    PushFiles({.array_ids = {},
+               .work = [](FileEffects*) { return absl::OkStatus(); },
+               .done = [&](const absl::Status&) { done.Notify(); }});
+  }
+  done.WaitForNotification();
+}
+
+void ShardStore::AwaitRemovals() {
+  AwaitFiles();
+  absl::Notification done;
+  removals_.Push([&] { done.Notify(); });
+  done.WaitForNotification();
+}
+
+void ShardStore::EndBusy(const std::string& array_id) {
+  if (const auto busy = busy_.find(array_id); --busy->second == 0) {
+    busy_.erase(busy);
+  }
+}
+
+void ShardStore::PushFiles(FileJob job) {
+  for (const std::string& array_id : job.array_ids) {
+    ++busy_[array_id];
+  }
+  jobs_.push_back(std::move(job));
+  if (!std::exchange(files_run_, true)) {
+    files_.Push([this] { RunFiles(); });
+  }
+}
+
+void ShardStore::RunFiles() {
+  for (;;) {
+    std::vector<FileJob> jobs;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (jobs_.empty()) {
+        files_run_ = false;
+        return;
+      }
+      jobs = std::exchange(jobs_, {});
+    }
+    FileEffects effects;
+    std::vector<absl::Status> ended;
+    for (FileJob& job : jobs) {
+      ended.push_back(std::move(job.work)(&effects));
+    }
+    absl::Status synced;
+    if (effects.changed_folders.size() > kMaxSyncedFolders) {
+      synced = SyncAll();
+      effects.changed_folders.clear();
+    }
+    for (const std::string& folder : effects.changed_folders) {
+      // One that a later job of the batch moved away is gone with its entries.
+      if (const absl::Status status = SyncFolder(folder); !absl::IsNotFound(status)) {
+        synced.Update(status);
+      }
+    }
+    for (std::string& path : effects.to_remove) {
+      removals_.Push([path = std::move(path)] {
+        std::error_code ignored;  // what is left in the trash goes at the next start
+        fs::remove_all(path, ignored);
+      });
+    }
+    {
+      absl::MutexLock lock(&mutex_);
+      for (const FileJob& job : jobs) {
+        for (const std::string& array_id : job.array_ids) {
+          EndBusy(array_id);
+        }
+      }
+    }
+    for (size_t i = 0; i < jobs.size(); ++i) {
+      ended[i].Update(synced);
+      if (!ended[i].ok()) {
+        rpc::LogError("files of tiles could not be moved; the next start finds them as they lie",
+                      {{"arrays", jobs[i].array_ids.size()},
+                       {"first", jobs[i].array_ids.empty() ? "" : jobs[i].array_ids.front()},
+                       {"error", ended[i]}});
+      }
+      if (jobs[i].done) {
+        std::move(jobs[i].done)(ended[i]);
+      }
+    }
+  }
+}
+
+absl::StatusOr<StoredTilePtr> ShardStore::Find(std::string_view array_id, const Tile& tile) const {
+  return FindIn(array_id, tile, /*staged_too=*/false);
+}
+
+absl::StatusOr<StoredTilePtr> ShardStore::FindStaged(std::string_view array_id,
+                                                     const Tile& tile) const {
+  return FindIn(array_id, tile, /*staged_too=*/true);
+}
+
+absl::StatusOr<StoredTilePtr> ShardStore::FindIn(std::string_view array_id, const Tile& tile,
+                                                 bool staged_too) const {
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto array = arrays_.find(ToAbsl(array_id));
+    if (array != arrays_.end()) {
+      const auto found = array->second.tiles.find(tile);
+      if (found != array->second.tiles.end() &&
+          (found->second.state == TileState::kCommitted ||
+           (staged_too && found->second.state == TileState::kStaged))) {
+        return found->second.stored;
+      }
+    }
+  }
+  return WithReason(absl::NotFoundError(StrCat("this worker holds no tile ", tile.ToString(),
+                                               " of array ", array_id)),
+                    Reason::kNotFound);
+}
+
+absl::StatusOr<std::vector<StoredTilePtr>> ShardStore::FindAll(std::string_view array_id) const {
+  return FindAllIn(array_id, /*staged_too=*/false);
+}
+
+absl::StatusOr<std::vector<StoredTilePtr>> ShardStore::FindAllStaged(
+    std::string_view array_id) const {
+  return FindAllIn(array_id, /*staged_too=*/true);
+}
+
+absl::StatusOr<std::vector<StoredTilePtr>> ShardStore::FindAllIn(std::string_view array_id,
+                                                                 bool staged_too) const {
+  std::vector<StoredTilePtr> stored;
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto array = arrays_.find(ToAbsl(array_id));
+    if (array != arrays_.end()) {
+      for (const auto& [tile, entry] : array->second.tiles) {
+        if (entry.state == TileState::kCommitted ||
+            (staged_too && entry.state == TileState::kStaged)) {
+          stored.push_back(entry.stored);
+        }
+      }
+    }
+  }
+  if (stored.empty()) {
+    return WithReason(absl::NotFoundError(StrCat("this worker holds no tile of array ", array_id)),
+                      Reason::kNotFound);
+  }
+  return stored;
+}
+
+ShardStore::InventoryPage ShardStore::ListInventory(std::string_view first_array_id,
+                                                    int64_t max_tiles) const {
+  InventoryPage page;
+  absl::MutexLock lock(&mutex_);
+  for (auto array = arrays_.lower_bound(ToAbsl(first_array_id)); array != arrays_.end(); ++array) {
+    if (static_cast<int64_t>(page.tiles.size()) >= max_tiles) {
+      page.next_array_id = array->first;
+      break;
+    }
+    for (const auto& [tile, entry] : array->second.tiles) {
+      if (entry.state == TileState::kStaged || entry.state == TileState::kCommitted) {
+        page.tiles.push_back({entry.stored, entry.state});
+      }
+    }
+  }
+  return page;
+}
+
+int64_t ShardStore::used_bytes() const {
+  const int64_t idle_bytes = pool_->idle_bytes();
+  return std::max<int64_t>(0, pool_->budget().used_bytes() - idle_bytes);
+}
+
+int64_t ShardStore::limit_bytes() const { return pool_->budget().limit_bytes(); }
+
+absl::Status ShardStore::CheckReceiving(const TileDescription& description) const {
+  absl::MutexLock lock(&mutex_);
+  const TileEntry& entry = arrays_.find(description.array_id)->second.tiles.at(description.tile);
+  return entry.state == TileState::kReceiving ? absl::OkStatus() : ArrayAborted(description);
+}
+
+absl::Status ShardStore::Publish(StoredTilePtr tile) {
+  SHARDMESH_PASSES("tiles.publish");
+  const TileDescription& description = tile->description();
+  absl::MutexLock lock(&mutex_);
+  TileEntry& entry = arrays_.find(description.array_id)->second.tiles.at(description.tile);
+  if (entry.state != TileState::kReceiving) {
+    return ArrayAborted(description);
+  }
+  entry = {TileState::kStaged, std::move(tile)};
+  return absl::OkStatus();
+}
+
+void ShardStore::Forget(const TileDescription& description) {
+  absl::MutexLock lock(&mutex_);
+  const auto array = arrays_.find(description.array_id);
+  array->second.tiles.erase(description.tile);
+  if (array->second.tiles.empty()) {
+    arrays_.erase(array);
+  }
+}
+
+absl::Status ShardStore::WriteStagedFile(const StoredTile& tile) {
+  const TileDescription& description = tile.description();
+  const std::string staged = Path(data_dir_, kStagedFolder);
+  const std::string folder = Path(staged, description.array_id);
+  SHARDMESH_RETURN_IF_ERROR(MakeFolder(folder));
+  SHARDMESH_RETURN_IF_ERROR(SyncFolder(staged));
+  return WriteTileFile(Path(folder, TileFileName(description.tile)),
+                       {description, cluster_id(), tile.crc32c()}, tile.bytes());
+}
+
+void ShardStore::RemoveStagedFile(const TileDescription& description) {
+  const std::string folder = Path(Path(data_dir_, kStagedFolder), description.array_id);
+  unlink(Path(folder, TileFileName(description.tile)).c_str());
+  if (!CheckReceiving(description).ok()) {
+    rmdir(folder.c_str());  // the array is aborted: whoever leaves last removes its folder
+  }
+}
+
+absl::Status ShardStore::DiscardFiles(const char* folder, const std::string& array_id,
+                                      FileEffects* effects) {
+  const std::string from = Path(Path(data_dir_, folder), array_id);
+  std::string to;
+  std::error_code ignored;
+  do {
+    to = Path(Path(data_dir_, kTrashFolder), StrCat(array_id, ".", next_discard_++));
+  } while (fs::exists(to, ignored));
+  if (SHARDMESH_FAILS("tiles.rename_discarded") || rename(from.c_str(), to.c_str()) != 0) {
+    return errno == ENOENT ? absl::OkStatus() : FileError("discard", from, errno);
+  }
+  effects->changed_folders.insert(Path(data_dir_, folder));
+  effects->to_remove.push_back(std::move(to));
+  return absl::OkStatus();
+}
+
+absl::Status ShardStore::CommitFiles(const std::string& array_id, FileEffects* effects) {
+  // Files that could not be read back for want of memory may still be there: the new ones replace
+  // them.
+  SHARDMESH_RETURN_IF_ERROR(DiscardFiles(kArraysFolder, array_id, effects));
+  const std::string from = Path(Path(data_dir_, kStagedFolder), array_id);
+  const std::string to = Path(Path(data_dir_, kArraysFolder), array_id);
+  if (SHARDMESH_FAILS("tiles.rename_committed") || rename(from.c_str(), to.c_str()) != 0) {
+    return FileError("commit", from, errno);
+  }
+  effects->changed_folders.insert({Path(data_dir_, kArraysFolder), Path(data_dir_, kStagedFolder)});
+  return absl::OkStatus();
+}
+
+absl::Status ShardStore::QuarantineFiles(absl::Span<const MovedAside> moved, FileEffects* effects) {
+  const std::string quarantine = Path(data_dir_, kQuarantineFolder);
+  const bool sync_together = moved.size() > kMaxSyncedFolders;
+  // Why a tile is there, and that it must not go, is on the disk before the tile is there.
+  absl::Status status;
+  std::vector<const MovedAside*> told;
+  for (const MovedAside& each : moved) {
+    const std::string to = Path(quarantine, each.array.array_id);
+    absl::Status written = MakeFolder(to);
+    if (written.ok()) {
+      written = (sync_together ? WriteTextUnsynced : WriteText)(Path(to, kAboutFile),
+                                                                EncodeAbout(each.array));
+    }
+    if (written.ok()) {
+      told.push_back(&each);
+    }
+    status.Update(written);
+  }
+  if (sync_together) {
+    SHARDMESH_RETURN_IF_ERROR(SyncAll());
+  }
+  for (const MovedAside* each : told) {
+    const std::string from = Path(Path(data_dir_, each->folder), each->array.array_id);
+    const std::string to = Path(quarantine, each->array.array_id);
+    for (const std::string& name : each->file_names) {
+      if (SHARDMESH_FAILS("tiles.rename_quarantined") ||
+          rename(Path(from, name).c_str(), Path(to, name).c_str()) != 0) {
+        status.Update(FileError("quarantine", Path(from, name), errno));
+      }
+    }
+    rmdir(from.c_str());  // succeeds only where nothing is left in it
+    effects->changed_folders.insert({to, quarantine, Path(data_dir_, each->folder)});
+  }
+  return status;
+}
+
+absl::Status ShardStore::SyncAll() {
+  if (SHARDMESH_FAILS("tiles.sync_all") || syncfs(lock_.get()) != 0) {
+    return FileError("sync the file system of", data_dir_, errno);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ShardStore::RecoverQuarantine() {
+  const std::string folder = Path(data_dir_, kQuarantineFolder);
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<std::string> array_ids, ListFolder(folder));
+  for (const std::string& array_id : array_ids) {
+    RecoverQuarantined(array_id);
+  }
+  return absl::OkStatus();
+}
+
+void ShardStore::RecoverQuarantined(const std::string& array_id) {
+  const std::string path = Path(Path(data_dir_, kQuarantineFolder), array_id);
+  const absl::StatusOr<std::vector<std::string>> names = ListFolder(path);
+  if (!names.ok()) {
+    recovery_report_.problems.push_back({path, "", names.status()});
+    return;
+  }
+  QuarantinedArray array{.array_id = array_id, .reason = "", .since = absl::Now(), .tiles = {}};
+  array.on_disk = true;
+  const absl::StatusOr<std::string> about = ReadText(Path(path, kAboutFile), kMaxAboutBytes);
+  if (!about.ok() || !DecodeAbout(*about, &array)) {
+    array.reason = "the file that says why cannot be read";
+    array.array_lives = true;  // for all that is known
+  }
+  bool is_all_read = true;
+  for (const std::string& name : *names) {
+    if (name == kAboutFile) {
+      continue;
+    }
+    if (absl::EndsWith(name, ToAbsl(kTemporarySuffix))) {
+      unlink(Path(path, name).c_str());
+      continue;
+    }
+    absl::StatusOr<TileFileHeader> header = ReadTileFileHeader(Path(path, name));
+    if (header.ok() && header->description.array_id != array_id) {
+      header = WithReason(absl::DataLossError(StrCat("tile file ", Path(path, name), " holds ",
+                                                     TileName(header->description))),
+                          Reason::kBadFile);
+    }
+    if (!header.ok()) {
+      is_all_read &= SetAside(Path(path, name), header.status());
+      continue;
+    }
+    const int64_t size_bytes = TileSizeBytes(header->description);
+    array.tiles_bytes += size_bytes;
+    array.tiles.push_back({.description = header->description,
+                           .crc32c = header->crc32c,
+                           .size_bytes = size_bytes,
+                           .stored = nullptr});
+    ++recovery_report_.quarantined_tiles;
+  }
+  if (array.tiles.empty() && !is_all_read) {
+    return;  // `about` is kept for the start that reads the tile
+  }
+  if (array.tiles.empty()) {
+    unlink(Path(path, kAboutFile).c_str());
+    rmdir(path.c_str());  // succeeds only where nothing is left in it
+    return;
+  }
+  absl::MutexLock lock(&mutex_);
+  CountIn(array);
+  quarantine_.emplace(array_id, std::move(array));
+}
+
+}  // namespace shardmesh::worker

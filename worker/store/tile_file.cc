@@ -1,0 +1,243 @@
+// A tile on disk: its description as a safetensors file's metadata, and back.
+#include "worker/store/tile_file.h"
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "process/crc32c.h"
+#include "process/failpoint.h"
+#include "process/file.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+#include "tensor/safetensors.h"
+#include "tensor/view.h"
+
+namespace shardmesh::worker {
+namespace {
+
+constexpr size_t kMaxArrayIdBytes = 64;
+constexpr char kTensorName[] = "tile";
+constexpr char kFormat[] = "1";
+
+// Metadata keys; docs/formats.md lists them.
+constexpr char kFormatKey[] = "shardmesh.format";
+constexpr char kArrayIdKey[] = "shardmesh.array_id";
+constexpr char kArrayShapeKey[] = "shardmesh.array_shape";
+constexpr char kTileKey[] = "shardmesh.tile";
+constexpr char kChecksumKey[] = "shardmesh.crc32c";
+constexpr char kClusterIdKey[] = "shardmesh.cluster_id";
+constexpr char kTransferIdKey[] = "shardmesh.transfer_id";
+constexpr char kDescriptorKey[] = "shardmesh.array_descriptor";
+
+// "0:4,8:16"; empty for a scalar.
+std::string EncodeTile(const Tile& tile) {
+  return StrJoin(tile.ranges, ",", [](std::string* out, const IndexRange& range) {
+    StrAppend(out, range.start, ":", range.stop);
+  });
+}
+
+std::optional<std::vector<int64_t>> ParseNumbers(std::string_view text, char separator) {
+  std::vector<int64_t> numbers;
+  if (text.empty()) {
+    return numbers;
+  }
+  for (const absl::string_view part : absl::StrSplit(ToAbsl(text), separator)) {
+    if (!absl::SimpleAtoi(part, &numbers.emplace_back())) {
+      return std::nullopt;
+    }
+  }
+  return numbers;
+}
+
+bool ParseTile(std::string_view text, Tile* tile) {
+  if (text.empty()) {
+    return true;
+  }
+  for (const absl::string_view part : absl::StrSplit(ToAbsl(text), ',')) {
+    const std::optional<std::vector<int64_t>> ends = ParseNumbers(ToStd(part), ':');
+    if (!ends.has_value() || ends->size() != 2) {
+      return false;
+    }
+    tile->ranges.push_back({(*ends)[0], (*ends)[1]});
+  }
+  return true;
+}
+
+absl::Status Damaged(std::string_view path, std::string_view what) {
+  return WithReason(absl::DataLossError(StrCat("tile file ", path, " is damaged: ", what)),
+                    Reason::kBadFile);
+}
+
+// The metadata of a file, taken apart.
+class MetadataReader {
+ public:
+  MetadataReader(std::string_view path, const SafetensorsMetadata& metadata)
+      : path_(path), metadata_(metadata) {}
+
+  absl::StatusOr<std::string> Text(const char* key) const {
+    const auto found = metadata_.find(key);
+    if (found == metadata_.end()) {
+      return Damaged(path_, StrCat("the metadata has no ", key));
+    }
+    return found->second;
+  }
+
+  absl::Status Malformed(const char* key, std::string_view value) const {
+    return Damaged(path_, StrCat("the metadata has a malformed ", key, " \"", value, "\""));
+  }
+
+ private:
+  const std::string_view path_;
+  const SafetensorsMetadata& metadata_;
+};
+
+absl::StatusOr<TileFileHeader> DecodeHeader(std::string_view path, const SafetensorsHeader& file) {
+  const MetadataReader reader(path, file.metadata());
+  SHARDMESH_ASSIGN_OR_RETURN(const std::string format, reader.Text(kFormatKey));
+  if (format != kFormat) {
+    return Damaged(path, StrCat("its format is \"", format, "\"; this build knows ", kFormat));
+  }
+  TileFileHeader header;
+  TileDescription& description = header.description;
+  SHARDMESH_ASSIGN_OR_RETURN(description.array_id, reader.Text(kArrayIdKey));
+  SHARDMESH_ASSIGN_OR_RETURN(header.cluster_id, reader.Text(kClusterIdKey));
+  SHARDMESH_ASSIGN_OR_RETURN(description.transfer_id, reader.Text(kTransferIdKey));
+
+  SHARDMESH_ASSIGN_OR_RETURN(const std::string shape_text, reader.Text(kArrayShapeKey));
+  const std::optional<std::vector<int64_t>> shape = ParseNumbers(shape_text, ',');
+  if (!shape.has_value()) {
+    return reader.Malformed(kArrayShapeKey, shape_text);
+  }
+  description.array_shape.assign(shape->begin(), shape->end());
+
+  SHARDMESH_ASSIGN_OR_RETURN(const std::string tile_text, reader.Text(kTileKey));
+  if (!ParseTile(tile_text, &description.tile)) {
+    return reader.Malformed(kTileKey, tile_text);
+  }
+
+  SHARDMESH_ASSIGN_OR_RETURN(const std::string descriptor, reader.Text(kDescriptorKey));
+  if (!absl::Base64Unescape(descriptor, &description.array_descriptor)) {
+    return reader.Malformed(kDescriptorKey, descriptor);
+  }
+
+  SHARDMESH_ASSIGN_OR_RETURN(const std::string checksum, reader.Text(kChecksumKey));
+  if (checksum.size() != 8 || !absl::SimpleHexAtoi(checksum, &header.crc32c)) {
+    return reader.Malformed(kChecksumKey, checksum);
+  }
+
+  const SafetensorsTensor* tensor = file.Find(kTensorName);
+  if (tensor == nullptr || file.tensors().size() != 1) {
+    return Damaged(path, StrCat("it does not hold one tensor named ", kTensorName));
+  }
+  description.dtype = tensor->dtype;
+  if (const absl::Status status = CheckTileDescription(description); !status.ok()) {
+    return Damaged(path, ToStd(status.message()));
+  }
+  if (tensor->shape != description.tile.shape()) {
+    return Damaged(path, StrCat("its tensor has shape ", ShapeToString(tensor->shape),
+                                ", its tile ", description.tile.ToString()));
+  }
+  return header;
+}
+
+}  // namespace
+
+absl::Status CheckTileDescription(const TileDescription& description) {
+  const std::string& id = description.array_id;
+  bool valid = !id.empty() && id.size() <= kMaxArrayIdBytes;
+  for (const char c : id) {
+    valid = valid && (absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-');
+  }
+  if (!valid) {
+    return InvalidArgument(Reason::kBadField,
+                           StrCat("array id \"", absl::CHexEscape(id.substr(0, kMaxArrayIdBytes)),
+                                  "\" is not 1 to 64 characters of [A-Za-z0-9_-]"));
+  }
+  return TileRegion::Create(description.dtype, description.array_shape, description.tile).status();
+}
+
+int64_t TileSizeBytes(const TileDescription& description) {
+  return description.tile.element_count() * BitsPerElement(description.dtype) / 8;
+}
+
+std::string TileFileName(const Tile& tile) {
+  constexpr std::string_view kSuffix = ".safetensors";
+  if (tile.ranges.empty()) {
+    return StrCat("scalar", kSuffix);
+  }
+  std::string name = StrJoin(tile.ranges, "x", [](std::string* out, const IndexRange& range) {
+    StrAppend(out, range.start, "-", range.stop);
+  });
+  // Only the ranges of an empty tensor can be so long that a file system refuses the name.
+  constexpr size_t kLongestName = 160;
+  if (name.size() > kLongestName) {
+    name = StrCat(name.substr(0, kLongestName), "-", absl::Hex(Crc32c(name), absl::kZeroPad8));
+  }
+  return StrCat(name, kSuffix);
+}
+
+absl::Status WriteTileFile(const std::string& path, const TileFileHeader& header,
+                           absl::Span<const char> bytes) {
+  SHARDMESH_FAILPOINT("tile_file.write");
+  const TileDescription& description = header.description;
+  const SafetensorsMetadata metadata = {
+      {kFormatKey, kFormat},
+      {kArrayIdKey, description.array_id},
+      {kArrayShapeKey, StrJoin(description.array_shape, ",")},
+      {kTileKey, EncodeTile(description.tile)},
+      {kChecksumKey, StrCat(absl::Hex(header.crc32c, absl::kZeroPad8))},
+      {kClusterIdKey, header.cluster_id},
+      {kTransferIdKey, description.transfer_id},
+      {kDescriptorKey, absl::Base64Escape(description.array_descriptor)},
+  };
+  SHARDMESH_ASSIGN_OR_RETURN(
+      SafetensorsWriter writer,
+      SafetensorsWriter::Create(path, {{kTensorName, description.dtype, description.tile.shape()}},
+                                metadata));
+  SHARDMESH_RETURN_IF_ERROR(writer.Append(bytes));
+  return writer.Finish();
+}
+
+absl::StatusOr<TileFileHeader> ReadTileFileHeader(const std::string& path) {
+  SHARDMESH_ASSIGN_OR_RETURN(const InputFile file, OpenInputFile(path));
+  const absl::StatusOr<SafetensorsHeader> safetensors = ReadSafetensorsHeader(file, path);
+  if (absl::IsInvalidArgument(safetensors.status())) {
+    return Damaged(path, ToStd(safetensors.status().message()));
+  }
+  SHARDMESH_RETURN_IF_ERROR(safetensors.status());
+  return DecodeHeader(path, *safetensors);
+}
+
+absl::StatusOr<TileFileContents> ReadTileFile(const std::string& path, BufferPool& pool) {
+  SHARDMESH_FAILPOINT("tile_file.read");
+  SHARDMESH_ASSIGN_OR_RETURN(const InputFile file, OpenInputFile(path));
+  const absl::StatusOr<SafetensorsHeader> safetensors = ReadSafetensorsHeader(file, path);
+  if (absl::IsInvalidArgument(safetensors.status())) {
+    return Damaged(path, ToStd(safetensors.status().message()));
+  }
+  SHARDMESH_RETURN_IF_ERROR(safetensors.status());
+  TileFileContents contents;
+  SHARDMESH_ASSIGN_OR_RETURN(contents.header, DecodeHeader(path, *safetensors));
+  const int64_t size_bytes = TileSizeBytes(contents.header.description);
+  SHARDMESH_ASSIGN_OR_RETURN(contents.bytes, pool.Allocate(size_bytes, StrCat("tile file ", path)));
+  SHARDMESH_RETURN_IF_ERROR(
+      ReadExactly(file, path, safetensors->data_offset_bytes(), contents.bytes.mutable_bytes()));
+  const uint32_t found = Crc32c(contents.bytes.bytes());
+  if (found != contents.header.crc32c) {
+    return WithReason(
+        absl::DataLossError(absl::StrFormat("tile file %s is damaged: its bytes have CRC-32C %08x, "
+                                            "its metadata says %08x",
+                                            path, found, contents.header.crc32c)),
+        Reason::kChecksumMismatch);
+  }
+  return contents;
+}
+
+}  // namespace shardmesh::worker
