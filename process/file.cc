@@ -78,6 +78,12 @@ absl::Status FileError(std::string_view verb, std::string_view path, int error) 
   return absl::ErrnoToStatus(error, message);
 }
 
+absl::Status MakeFolders(const std::string& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  return error ? FileError("make folder", path, error.value()) : absl::OkStatus();
+}
+
 absl::StatusOr<InputFile> OpenInputFile(const std::string& path) {
   // Non-blocking, so that a named pipe is refused below instead of waited for.
   FileDescriptor descriptor(

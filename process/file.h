@@ -37,6 +37,9 @@ class FileDescriptor {
 // no file that goes would help.
 absl::Status FileError(std::string_view verb, std::string_view path, int error);
 
+// Makes a folder and those above it that are missing. OK if it is there. Errors as FileError.
+absl::Status MakeFolders(const std::string& path);
+
 // A regular file opened for reading, with its size.
 struct InputFile {
   FileDescriptor descriptor;

@@ -5,17 +5,16 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
-#include <chrono>
-#include <utility>
 
 #include "absl/time/clock.h"
+#include "process/failpoint.h"
+#include "process/steady_deadline.h"
 #include "status/str_cat.h"
 
 namespace shardmesh {
 namespace {
-
-using Steady = std::chrono::steady_clock;
 
 constexpr absl::Duration kRetry = absl::Milliseconds(20);
 
@@ -27,36 +26,57 @@ std::string HolderOf(int file) {
 
 }  // namespace
 
-absl::StatusOr<FileLock> TakeLock(const std::string& path, absl::Duration timeout,
-                                  const std::function<void(const std::string& holder)>& on_wait) {
-  FileLock lock{FileDescriptor(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666)), {}};
+absl::StatusOr<FileLock> TakeLock(const std::string& path, const LockOptions& options) {
+  FileLock lock{
+      FileDescriptor(SHARDMESH_FAILS("lock.open")
+                         ? -1
+                         : open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, options.mode)),
+      {}};
   if (!lock.held.valid()) {
     return FileError("open", path, errno);
   }
-  const Steady::time_point end = Steady::now() + absl::ToChronoNanoseconds(timeout);
-  for (bool is_first = true; flock(lock.held.get(), LOCK_EX | LOCK_NB) != 0; is_first = false) {
+  const auto end = rpc::SteadyDeadline::After(options.timeout);
+  auto quiet = rpc::SteadyDeadline::After(absl::ZeroDuration());  // until on_wait is told again
+  while (flock(lock.held.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) {
       return FileError("lock", path, errno);
     }
-    if (Steady::now() >= end) {
+    if (end.is_over()) {
       lock.holder = HolderOf(lock.held.get());
       lock.held.Close();
       return lock;
     }
-    if (is_first && on_wait) {
-      on_wait(HolderOf(lock.held.get()));
+    if (options.on_wait && quiet.is_over()) {
+      options.on_wait(HolderOf(lock.held.get()), end.left());
+      quiet = rpc::SteadyDeadline::After(options.tell_every);
     }
-    absl::SleepFor(kRetry);
+    absl::SleepFor(std::min(kRetry, end.left()));
   }
   char host[64] = {};
   if (gethostname(host, sizeof(host) - 1) != 0) {
     host[0] = '\0';
   }
   const std::string self = StrCat(getpid(), " on host ", host);
-  // The lock holds without it.
-  [[maybe_unused]] const bool is_written =
-      ftruncate(lock.held.get(), 0) == 0 &&
-      pwrite(lock.held.get(), self.data(), self.size(), 0) == static_cast<ssize_t>(self.size());
+  const int file = lock.held.get();
+  if (SHARDMESH_FAILS("lock.write") || ftruncate(file, 0) != 0 ||
+      pwrite(file, self.data(), self.size(), 0) != static_cast<ssize_t>(self.size())) {
+    if (errno != ENOSPC && errno != EDQUOT) return FileError("write", path, errno);
+  }
+  return lock;
+}
+
+absl::StatusOr<FileLock> TakeSharedLock(const std::string& path) {
+  FileLock lock{FileDescriptor(open(path.c_str(), O_RDONLY | O_CLOEXEC)), {}};
+  if (!lock.held.valid()) {
+    return FileError("open", path, errno);
+  }
+  if (flock(lock.held.get(), LOCK_SH | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) {
+      return FileError("lock", path, errno);
+    }
+    lock.holder = HolderOf(lock.held.get());
+    lock.held.Close();
+  }
   return lock;
 }
 

@@ -2,6 +2,8 @@
 #ifndef SHARDMESH_PROCESS_LOCK_FILE_H_
 #define SHARDMESH_PROCESS_LOCK_FILE_H_
 
+#include <sys/types.h>
+
 #include <functional>
 #include <string>
 
@@ -20,12 +22,23 @@ struct FileLock {
   std::string holder;
 };
 
+struct LockOptions {
+  // How long to wait for the end of another process that has the lock; zero: not at all.
+  absl::Duration timeout = absl::ZeroDuration();
+  // Told which process has the lock when waiting begins, and then at each such interval.
+  std::function<void(const std::string& holder, absl::Duration left)> on_wait = {};
+  absl::Duration tell_every = absl::InfiniteDuration();
+  // Of a file that is made.
+  mode_t mode = 0666;
+};
+
 // Takes the lock of the file `path`, which is made if it is missing, and writes this process into
-// it. While another process has the lock, tells `on_wait` once which one, and tries again for
-// `timeout` (zero: not at all). A full disk does not prevent it. Errors of the system as FileError.
-absl::StatusOr<FileLock> TakeLock(
-    const std::string& path, absl::Duration timeout = absl::ZeroDuration(),
-    const std::function<void(const std::string& holder)>& on_wait = {});
+// it; a full disk does not prevent it. Errors of the system as FileError. Failpoints: lock.open,
+// lock.write.
+absl::StatusOr<FileLock> TakeLock(const std::string& path, const LockOptions& options = {});
+
+// Shares the lock with other readers, without writing to the file. NOT_FOUND: there is no file.
+absl::StatusOr<FileLock> TakeSharedLock(const std::string& path);
 
 }  // namespace shardmesh
 

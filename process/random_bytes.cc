@@ -5,6 +5,9 @@
 
 #include <cstdlib>
 
+#include "absl/strings/escaping.h"
+#include "status/str_cat.h"
+
 namespace shardmesh::rpc {
 
 std::string RandomBytes(size_t size) {
@@ -16,3 +19,9 @@ std::string RandomBytes(size_t size) {
 }
 
 }  // namespace shardmesh::rpc
+
+namespace shardmesh::server {
+
+std::string RandomId() { return absl::BytesToHexString(ToAbsl(rpc::RandomBytes(16))); }
+
+}  // namespace shardmesh::server

@@ -1,4 +1,4 @@
-// Bytes that nobody can guess: keys, nonces and ids.
+// Bytes and ids that no one can guess: keys, nonces, names of arrays and sessions.
 #ifndef SHARDMESH_PROCESS_RANDOM_BYTES_H_
 #define SHARDMESH_PROCESS_RANDOM_BYTES_H_
 
@@ -11,5 +11,13 @@ namespace shardmesh::rpc {
 std::string RandomBytes(size_t size);
 
 }  // namespace shardmesh::rpc
+
+namespace shardmesh::server {
+
+// 128 bits of the system's randomness as 32 hexadecimal digits: for arrays, transfers, sessions.
+// Thread-safe.
+std::string RandomId();
+
+}  // namespace shardmesh::server
 
 #endif  // SHARDMESH_PROCESS_RANDOM_BYTES_H_

@@ -18,7 +18,7 @@
 #include "process/host_port.h"
 #include "process/log.h"
 #include "process/random_bytes.h"
-#include "process/work_queue.h"
+#include "process/thread_pool.h"
 #include "rpc/codec/field_check.h"
 #include "rpc/metrics/certificate_metrics.h"
 #include "rpc/metrics/metrics.h"
@@ -348,8 +348,8 @@ class WorkerServer::Impl {
   FlightRecorder recorder_;
   std::unique_ptr<ShardStore> store_;
   std::unique_ptr<TileGate> gate_;
-  WorkQueue work_{kWorkThreads};
-  WorkQueue membership_waits_{1};
+  ThreadPool work_{kWorkThreads};
+  ThreadPool membership_waits_{1};
   std::unique_ptr<PeerLinks> links_;
   std::unique_ptr<StepExecutor> executor_;
   std::unique_ptr<grpc::Service> tiles_;

@@ -16,6 +16,7 @@
 #include "absl/synchronization/mutex.h"
 #include "client/remote/worker_client.h"
 #include "rpc/call.h"
+#include "rpc/contract.h"
 #include "sharding/tile.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -25,7 +26,6 @@ namespace shardmesh::client {
 namespace {
 
 // Most tiles that one call of GetTiles may ask for.
-constexpr size_t kMaxTilesPerGet = 10'000;
 
 // Adds up bytes of several threads and reports them now and then. Thread-safe.
 class ProgressMeter {
@@ -200,8 +200,8 @@ absl::Status Fetch(const Inbound& inbound, std::string_view token, const ArrayDe
                             options.credentials, options.deadline.wall()));
   int64_t received_bytes = 0;
   absl::Cleanup take_back = [&] { progress.Add(-received_bytes); };
-  for (size_t begin = 0; begin < inbound.tiles.size(); begin += kMaxTilesPerGet) {
-    const auto part = absl::MakeConstSpan(inbound.tiles).subspan(begin, kMaxTilesPerGet);
+  for (size_t begin = 0; begin < inbound.tiles.size(); begin += rpc::kMaxTilesPerGet) {
+    const auto part = absl::MakeConstSpan(inbound.tiles).subspan(begin, rpc::kMaxTilesPerGet);
     std::vector<FetchedTile> tiles;
     tiles.reserve(part.size());
     for (const PendingTile* tile : part) {

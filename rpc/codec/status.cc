@@ -10,6 +10,7 @@
 #include "google/rpc/status.pb.h"
 #include "rpc/codec/message_subject.h"
 #include "rpc/codec/time_codec.h"
+#include "status/detail.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
 #include "status/utf8.h"
@@ -23,7 +24,6 @@ constexpr std::string_view kPythonTypeKey = "python_type";
 // Payloads are keyed by the type URLs of the messages that they hold.
 constexpr absl::string_view kErrorInfoUrl = "type.googleapis.com/google.rpc.ErrorInfo";
 constexpr absl::string_view kBadRequestUrl = "type.googleapis.com/google.rpc.BadRequest";
-constexpr absl::string_view kRetryInfoUrl = "type.googleapis.com/google.rpc.RetryInfo";
 
 // Together with kMaxStatusMessageBytes this keeps the trailers below gRPC's 8 KiB.
 constexpr size_t kMaxDetailTextBytes = kMaxStatusMessageBytes / 4;
@@ -71,7 +71,7 @@ google::rpc::ErrorInfo WireErrorInfo(const absl::Status& status) {
   google::rpc::ErrorInfo cut;
   cut.set_reason(WireText(info.reason(), kMaxDetailTextBytes));
   cut.set_domain(std::string(kDomain));
-  for (const auto& [key, value] : info.metadata()) {
+  for (const auto& [key, value] : FactsOf(status)) {
     if (cut.metadata().size() < kMaxMetadata) {
       (*cut.mutable_metadata())[WireText(key, kMaxDetailTextBytes)] =
           WireText(value, kMaxDetailTextBytes);
@@ -100,17 +100,17 @@ absl::Status WithErrorInfo(absl::Status status, google::rpc::ErrorInfo info) {
   if (info.domain() != kDomain) {
     return status;
   }
-  const auto python_type = info.metadata().find(std::string(kPythonTypeKey));
-  if (python_type != info.metadata().end()) {
-    status = WithPythonType(std::move(status), python_type->second);
-    info.mutable_metadata()->erase(std::string(kPythonTypeKey));
+  for (const auto& [key, value] : info.metadata()) {
+    status = key == kPythonTypeKey ? WithPythonType(std::move(status), value)
+                                   : WithFact(std::move(status), key, value);
   }
+  info.clear_metadata();
   if (const auto reason = ReasonFromName(info.reason());
       reason.has_value() && *reason != Reason::kUnspecified) {
     status = WithReason(std::move(status), *reason);
     info.clear_reason();
   }
-  if (!info.reason().empty() || !info.metadata().empty()) {
+  if (!info.reason().empty()) {
     SetPayload(status, kErrorInfoUrl, info);
   }
   return status;
@@ -118,26 +118,32 @@ absl::Status WithErrorInfo(absl::Status status, google::rpc::ErrorInfo info) {
 
 }  // namespace
 
+std::string WireMessage(const absl::Status& status) {
+  std::string message(status.message());
+  if (const std::vector<FieldViolation> fields = FieldViolationsOf(status);
+      fields.size() == 1 && !fields.front().field.empty() && LacksSubject(message)) {
+    message = StrCat(fields.front().field, " ", message);
+  }
+  return WireText(message, kMaxStatusMessageBytes);
+}
+
 grpc::Status ToGrpc(const absl::Status& status) {
   if (status.ok()) {
     return grpc::Status::OK;
   }
   google::rpc::Status wire;
   wire.set_code(static_cast<int>(status.code()));
-  std::string message(status.message());
-  if (const std::vector<FieldViolation> fields = FieldViolationsOf(status);
-      fields.size() == 1 && !fields.front().field.empty() && LacksSubject(message)) {
-    message = StrCat(fields.front().field, " ", message);
-  }
-  wire.set_message(WireText(message, kMaxStatusMessageBytes));
+  wire.set_message(WireMessage(status));
   if (const auto info = WireErrorInfo(status); !info.reason().empty() || !info.metadata().empty()) {
     wire.add_details()->PackFrom(info);
   }
   if (const auto bad_request = WireBadRequest(status); bad_request.field_violations_size() > 0) {
     wire.add_details()->PackFrom(bad_request);
   }
-  if (status.GetPayload(kRetryInfoUrl).has_value()) {
-    wire.add_details()->PackFrom(PayloadOf<google::rpc::RetryInfo>(status, kRetryInfoUrl));
+  if (const auto delay = RetryDelayOf(status); delay.has_value()) {
+    google::rpc::RetryInfo retry_info;
+    Encode(*delay, retry_info.mutable_retry_delay());
+    wire.add_details()->PackFrom(retry_info);
   }
   std::string details = wire.details_size() > 0 ? wire.SerializeAsString() : std::string();
   return grpc::Status(static_cast<grpc::StatusCode>(wire.code()), wire.message(),
@@ -162,7 +168,9 @@ absl::Status FromGrpc(const grpc::Status& status) {
     } else if (detail.UnpackTo(&bad_request)) {
       SetPayload(result, kBadRequestUrl, bad_request);
     } else if (detail.UnpackTo(&retry_info)) {
-      SetPayload(result, kRetryInfoUrl, retry_info);
+      if (const auto delay = Decode(retry_info.retry_delay()); delay.ok()) {
+        result = WithRetryDelay(std::move(result), *delay);
+      }
     }
   }
   return result;
@@ -204,40 +212,6 @@ std::vector<FieldViolation> FieldViolationsOf(const absl::Status& status) {
 absl::Status BadField(std::string_view field, std::string_view message) {
   return WithField(WithReason(absl::InvalidArgumentError(ToAbsl(message)), Reason::kBadField),
                    field);
-}
-
-absl::Status WithRetryDelay(absl::Status status, absl::Duration delay) {
-  if (status.ok()) {
-    return status;
-  }
-  google::rpc::RetryInfo retry_info;
-  Encode(delay, retry_info.mutable_retry_delay());
-  SetPayload(status, kRetryInfoUrl, retry_info);
-  return status;
-}
-
-std::optional<absl::Duration> RetryDelayOf(const absl::Status& status) {
-  if (!status.GetPayload(kRetryInfoUrl).has_value()) {
-    return std::nullopt;
-  }
-  const auto delay = Decode(PayloadOf<google::rpc::RetryInfo>(status, kRetryInfoUrl).retry_delay());
-  return delay.ok() ? std::optional(*delay) : std::nullopt;
-}
-
-absl::Status WithMetadata(absl::Status status, std::string_view key, std::string_view value) {
-  if (status.ok()) {
-    return status;
-  }
-  auto info = PayloadOf<google::rpc::ErrorInfo>(status, kErrorInfoUrl);
-  (*info.mutable_metadata())[std::string(key)] = std::string(value);
-  SetPayload(status, kErrorInfoUrl, info);
-  return status;
-}
-
-std::optional<std::string> MetadataOf(const absl::Status& status, std::string_view key) {
-  const auto info = PayloadOf<google::rpc::ErrorInfo>(status, kErrorInfoUrl);
-  const auto found = info.metadata().find(std::string(key));
-  return found == info.metadata().end() ? std::nullopt : std::optional(found->second);
 }
 
 }  // namespace shardmesh::rpc

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/time/time.h"
+#include "status/detail.h"
 
 namespace grpc {
 class Status;
@@ -21,8 +21,13 @@ namespace shardmesh::rpc {
 // cut at a quarter of that.
 inline constexpr size_t kMaxStatusMessageBytes = 1024;
 
+// The message of `status` as it goes on the wire: it begins with the field at fault, and is cut at
+// kMaxStatusMessageBytes.
+std::string WireMessage(const absl::Status& status);
+
 // Code, message, and as google.rpc details: ErrorInfo (domain "shardmesh"; the reason, the Python
-// class as metadata.python_type, further metadata), BadRequest and RetryInfo, each where attached.
+// class as metadata.python_type, facts of status/detail.h as metadata), BadRequest and RetryInfo,
+// each where attached.
 grpc::Status ToGrpc(const absl::Status& status);
 
 // The inverse. Details of other types are dropped; an ErrorInfo of another domain too. A reason
@@ -49,13 +54,8 @@ std::vector<FieldViolation> FieldViolationsOf(const absl::Status& status);
 // INVALID_ARGUMENT (BAD_FIELD) of one field.
 absl::Status BadField(std::string_view field, std::string_view message);
 
-// Says how long to wait before the call is tried again. An OK status stays as it is.
-absl::Status WithRetryDelay(absl::Status status, absl::Duration delay);
-std::optional<absl::Duration> RetryDelayOf(const absl::Status& status);
-
-// A further fact for machines, such as ("rank", "3"); key as an identifier in snake_case.
-absl::Status WithMetadata(absl::Status status, std::string_view key, std::string_view value);
-std::optional<std::string> MetadataOf(const absl::Status& status, std::string_view key);
+using shardmesh::RetryDelayOf;
+using shardmesh::WithRetryDelay;
 
 }  // namespace shardmesh::rpc
 

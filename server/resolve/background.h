@@ -6,20 +6,13 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
-#include <functional>
 #include <limits>
-#include <map>
-#include <string>
 #include <string_view>
-#include <thread>
-#include <vector>
+#include <utility>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "process/thread_pool.h"
 
 namespace shardmesh::server {
 
@@ -27,7 +20,7 @@ namespace shardmesh::server {
 // turns. Thread-safe.
 class Background {
  public:
-  using Task = absl::AnyInvocable<void() &&>;
+  using Task = ThreadPool::Task;
 
   // Most tasks that wait: each is a call that somebody waits for, and more would only wait longer.
   static constexpr size_t kMaxWaiting = 64;
@@ -36,25 +29,15 @@ class Background {
   // What runs longer is stopped, also where its caller has set no deadline.
   static constexpr absl::Duration kTimeLimit = absl::Minutes(5);
 
-  explicit Background(int threads);
-  // Runs the tasks that wait, and waits for those that run.
-  ~Background();
-  Background(const Background&) = delete;
-  Background& operator=(const Background&) = delete;
+  explicit Background(int threads)
+      : pool_(threads, {.waiting = kMaxWaiting, .waiting_of_key = kMaxWaitingOfCaller}) {}
 
   // False, and the task is dropped, if kMaxWaiting tasks wait already, or kMaxWaitingOfCaller of
   // this caller's (rpc::Caller::name).
-  bool Run(std::string_view caller, Task task);
+  bool Run(std::string_view caller, Task task) { return pool_.Run(caller, std::move(task)); }
 
  private:
-  void Work();
-
-  absl::Mutex mutex_;
-  size_t waiting_ ABSL_GUARDED_BY(mutex_) = 0;  // in all
-  std::map<std::string, std::deque<Task>, std::less<>> of_caller_ ABSL_GUARDED_BY(mutex_);
-  std::string last_caller_ ABSL_GUARDED_BY(mutex_);  // whose turn it was
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::vector<std::thread> threads_;  // constant after construction
+  ThreadPool pool_;
 };
 
 // Status for calls whose task was not taken: RESOURCE_EXHAUSTED (LIMIT_EXCEEDED), with a retry

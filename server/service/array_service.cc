@@ -17,7 +17,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/synchronization/mutex.h"
-#include "process/random_id.h"
+#include "process/random_bytes.h"
 #include "rpc/caller.h"
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/field_check.h"

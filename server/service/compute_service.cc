@@ -15,7 +15,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/synchronization/mutex.h"
 #include "process/failpoint.h"
-#include "process/random_id.h"
+#include "process/random_bytes.h"
 #include "rpc/call.h"
 #include "rpc/caller.h"
 #include "rpc/codec/array_codec.h"

@@ -6,7 +6,7 @@
 
 #include "process/failpoint.h"
 #include "process/log.h"
-#include "process/random_id.h"
+#include "process/random_bytes.h"
 #include "server/state/array_record.h"
 #include "status/nearest_name.h"
 #include "status/reason.h"

@@ -1,8 +1,6 @@
 // Counts failed attempts to attach, and forgets the old ones.
 #include "server/state/attach_failures.h"
 
-#include <grpcpp/support/status.h>
-
 #include "rpc/codec/status.h"
 
 namespace shardmesh::server {
@@ -12,7 +10,7 @@ namespace {
 // without payloads, which may be long too.
 absl::Status Shortened(const absl::Status& status) {
   static_assert(rpc::kMaxStatusMessageBytes <= AttachFailures::kMaxErrorBytes);
-  return {status.code(), rpc::ToGrpc(status).error_message()};
+  return {status.code(), rpc::WireMessage(status)};
 }
 
 }  // namespace

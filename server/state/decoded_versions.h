@@ -3,12 +3,12 @@
 #define SHARDMESH_SERVER_STATE_DECODED_VERSIONS_H_
 
 #include <cstddef>
-#include <list>
 #include <memory>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "status/lru_cache.h"
 
 namespace shardmesh::server {
 
@@ -33,17 +33,10 @@ class DecodedVersions {
   DefinitionPtr Keep(const Record& record, DefinitionPtr definition);
 
  private:
-  struct Kept {
-    Record record;
-    DefinitionPtr definition;
-  };
-
-  // Moves it to the front.
-  DefinitionPtr FindLocked(const Record& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  using Kept = LruCache<Record, DefinitionPtr>;
 
   absl::Mutex mutex_;
-  std::list<Kept> kept_ ABSL_GUARDED_BY(mutex_);  // that which was asked for last is in front
-  size_t record_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  Kept kept_ ABSL_GUARDED_BY(mutex_){{.entries = kMaxVersions, .weight = kMaxRecordBytes}};
 };
 
 }  // namespace shardmesh::server

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "process/random_id.h"
+#include "process/random_bytes.h"
 #include "rpc/codec/status.h"
 #include "status/reason.h"
 #include "status/status_macros.h"

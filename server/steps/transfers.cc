@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_split.h"
 #include "process/failpoint.h"
-#include "process/random_id.h"
+#include "process/random_bytes.h"
 #include "server/state/session_pins.h"
 #include "sharding/digest.h"
 #include "status/reason.h"

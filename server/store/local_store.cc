@@ -10,7 +10,7 @@
 #include "absl/time/clock.h"
 #include "process/failpoint.h"
 #include "process/log.h"
-#include "rpc/codec/status.h"
+#include "status/detail.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -133,12 +133,12 @@ void LocalStore::Commit(Transaction transaction, CommitCallback callback) {
   absl::MutexLock lock(&mutex_);
   if (commit.refusal.ok()) {
     if (closing_) {
-      commit.refusal = rpc::WithRetryDelay(
+      commit.refusal = WithRetryDelay(
           WithReason(absl::UnavailableError("the store is closing; retry"), Reason::kNotServing),
           kRetryDelay);
     } else if (queue_.size() >= kMaxQueuedCommits ||
                queued_bytes_ + commit.size_bytes > kMaxQueuedBytes) {
-      commit.refusal = rpc::WithRetryDelay(
+      commit.refusal = WithRetryDelay(
           WithReason(absl::ResourceExhaustedError(StrCat(
                          "the store is behind: ", queue_.size(), " commits of ", queued_bytes_,
                          " bytes wait for the disk; at most ", kMaxQueuedCommits, " of ",

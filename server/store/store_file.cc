@@ -22,6 +22,7 @@
 #include "process/clock.h"
 #include "process/crc32c.h"
 #include "process/failpoint.h"
+#include "process/lock_file.h"
 #include "process/log.h"
 #include "process/steady_deadline.h"
 #include "status/reason.h"
@@ -61,14 +62,14 @@ absl::Status StoreError(absl::StatusCode code, std::string_view message) {
 }
 
 // How often the lock on a folder is tried, and how often the log repeats who has it.
-constexpr absl::Duration kLockRetry = absl::Milliseconds(50);
 constexpr absl::Duration kLockLogInterval = absl::Seconds(10);
 
 // What the lock's file says of the process that has it.
-std::string HolderOf(int fd) {
-  char text[128] = {};
-  const ssize_t count = pread(fd, text, sizeof(text), 0);
-  return count > 0 ? std::string(text, static_cast<size_t>(count)) : "(unknown)";
+std::string LockPath(const std::string& folder) { return folder + "/LOCK"; }
+
+absl::Status LockError(const absl::Status& status) {
+  return ReasonOf(status) == Reason::kUnspecified ? WithReason(status, Reason::kStoreFailed)
+                                                  : status;
 }
 
 absl::Status InUse(const std::string& folder, const std::string& holder) {
@@ -359,10 +360,6 @@ absl::Status CheckHasLog(const std::string& database) {
              "--set-aside`"));
 }
 
-FolderLock::~FolderLock() {
-  if (fd_ >= 0) close(fd_);
-}
-
 absl::StatusOr<FolderLock> FolderLock::Take(const std::string& folder, absl::Duration timeout) {
   std::error_code ignored;
   if (std::filesystem::exists(folder + "/arrays", ignored) &&
@@ -371,46 +368,29 @@ absl::StatusOr<FolderLock> FolderLock::Take(const std::string& folder, absl::Dur
                       StrCat(folder, " is the data folder of a worker, whose tiles are in ", folder,
                              "/arrays; give the coordinator a folder of its own"));
   }
-  const std::string path = folder + "/LOCK";
-  FolderLock lock(SHARDMESH_FAILS("store.open_lock")
-                      ? -1
-                      : open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
-  if (lock.fd_ < 0) return SystemError("open", path);
-  const auto deadline = rpc::SteadyDeadline::After(timeout);
-  auto quiet = rpc::SteadyDeadline::After(absl::ZeroDuration());  // until the log says it again
-  while (flock(lock.fd_, LOCK_EX | LOCK_NB) != 0) {
-    if (deadline.is_over()) {
-      return InUse(folder, HolderOf(lock.fd_));
-    }
-    if (quiet.is_over()) {
-      rpc::LogWarning("waiting for the data folder, which another process has",
-                      {{"folder", folder},
-                       {"process", HolderOf(lock.fd_)},
-                       {"give_up_in", rpc::FormatRounded(deadline.left())}});
-      quiet = rpc::SteadyDeadline::After(kLockLogInterval);
-    }
-    absl::SleepFor(std::min(kLockRetry, deadline.left()));
-  }
-  // For people only: on a full disk the lock holds without it.
-  char host[64] = {};
-  if (gethostname(host, sizeof(host) - 1) != 0) host[0] = '\0';
-  const std::string holder = StrCat(getpid(), " on host ", host);
-  if (SHARDMESH_FAILS("store.write_lock") || ftruncate(lock.fd_, 0) != 0 ||
-      pwrite(lock.fd_, holder.data(), holder.size(), 0) != static_cast<ssize_t>(holder.size())) {
-    if (errno != ENOSPC && errno != EDQUOT) return SystemError("write", path);
-  }
-  return lock;
+  absl::StatusOr<FileLock> lock =
+      TakeLock(LockPath(folder),
+               {.timeout = timeout,
+                .on_wait =
+                    [&folder](const std::string& holder, absl::Duration left) {
+                      rpc::LogWarning("waiting for the data folder, which another process has",
+                                      {{"folder", folder},
+                                       {"process", holder},
+                                       {"give_up_in", rpc::FormatRounded(left)}});
+                    },
+                .tell_every = kLockLogInterval,
+                .mode = 0600});
+  if (!lock.ok()) return LockError(lock.status());
+  if (!lock->held.valid()) return InUse(folder, lock->holder);
+  return FolderLock(std::move(lock->held));
 }
 
 absl::StatusOr<FolderLock> FolderLock::TakeToRead(const std::string& folder) {
-  const std::string path = folder + "/LOCK";
-  FolderLock lock(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (lock.fd_ < 0) {
-    if (errno == ENOENT) return lock;
-    return SystemError("open", path);
-  }
-  if (flock(lock.fd_, LOCK_SH | LOCK_NB) != 0) return InUse(folder, HolderOf(lock.fd_));
-  return lock;
+  absl::StatusOr<FileLock> lock = TakeSharedLock(LockPath(folder));
+  if (absl::IsNotFound(lock.status())) return FolderLock(FileDescriptor());
+  if (!lock.ok()) return LockError(lock.status());
+  if (!lock->held.valid()) return InUse(folder, lock->holder);
+  return FolderLock(std::move(lock->held));
 }
 
 int64_t RowId(EventPosition position) { return (position.revision << kPlaceBits) | position.place; }

@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "process/file.h"
 #include "server/store/revision_index.h"
 #include "server/store/sqlite_database.h"
 
@@ -83,13 +84,10 @@ class FolderLock {
   // For a reader of a folder that may be another's and not writable: shared with other readers, and
   // none if nobody ever opened the folder. FAILED_PRECONDITION: a process has it.
   static absl::StatusOr<FolderLock> TakeToRead(const std::string& folder);
-  ~FolderLock();
-  FolderLock(FolderLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  FolderLock& operator=(FolderLock&&) = delete;
 
  private:
-  explicit FolderLock(int fd) : fd_(fd) {}
-  int fd_;
+  explicit FolderLock(FileDescriptor held) : held_(std::move(held)) {}
+  FileDescriptor held_;  // not valid for a reader of a folder without a lock
 };
 
 // An event's row id: its revision, then its place in the commit. So the table is in the order of

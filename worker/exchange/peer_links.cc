@@ -17,7 +17,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "process/log.h"
-#include "process/work_queue.h"
+#include "process/thread_pool.h"
 #include "rpc/live_work.h"
 #include "rpc/stream/frame.h"
 #include "rpc/tls/dial.h"
@@ -519,7 +519,7 @@ class PeerLinksImpl final : public PeerLinks, public PeerLink::Owner {
   CompletionPoller poller_;           // of the service's queue, on which this worker dials as well
   std::optional<rpc::Alarm> alarm_;   // starts when everything above is there
   std::optional<LinkProber> prober_;  // the same; none if links are not measured
-  WorkQueue diagnoses_{1};            // the same
+  ThreadPool diagnoses_{1};           // the same
 };
 
 // --- A step's link.

@@ -7,7 +7,6 @@
 #include <cmath>
 #include <exception>
 #include <limits>
-#include <list>
 #include <new>
 #include <optional>
 #include <tuple>
@@ -19,6 +18,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/synchronization/mutex.h"
 #include "oneapi/dnnl/dnnl.hpp"
+#include "status/lru_cache.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -466,40 +466,29 @@ class MatmulKernel::Cache {
     }
   };
 
-  explicit Cache(size_t capacity) : capacity_(std::max<size_t>(capacity, 1)) {}
+  using Compilations = LruCache<Key, std::shared_ptr<const Compiled>>;
+
+  explicit Cache(size_t capacity) : compiled_({.entries = std::max<size_t>(capacity, 1)}) {}
 
   // The product of these blocks over a right-hand side that lies as `rhs` says.
   absl::StatusOr<std::shared_ptr<const Compiled>> Get(const Key& key, const memory::desc& rhs)
       ABSL_LOCKS_EXCLUDED(mutex_) {
     {
       absl::MutexLock lock(&mutex_);
-      auto found = by_key_.find(key);
-      if (found != by_key_.end()) {
-        by_use_.splice(by_use_.begin(), by_use_, found->second);
-        return found->second->second;
-      }
+      if (const auto* known = compiled_.Find(key); known != nullptr) return *known;
     }
-    // Compiling takes milliseconds; two threads may do the same, and the later one's stays.
+    // Compiling takes milliseconds; two threads may do the same, and the first one's stays.
     SHARDMESH_ASSIGN_OR_RETURN(std::shared_ptr<const Compiled> compiled,
                                Compile(key.spec, key.rows, key.columns, rhs));
+    Compilations::Forgotten forgotten;  // destroyed without the lock
     absl::MutexLock lock(&mutex_);
     ++compilations_;
-    if (auto found = by_key_.find(key); found != by_key_.end()) {
-      by_use_.erase(found->second);
-      by_key_.erase(found);
-    }
-    by_use_.emplace_front(key, compiled);
-    by_key_.emplace(key, by_use_.begin());
-    if (by_use_.size() > capacity_) {
-      by_key_.erase(by_use_.back().first);
-      by_use_.pop_back();
-    }
-    return compiled;
+    return compiled_.Add(key, std::move(compiled), &forgotten);
   }
 
   size_t size() const {
     absl::MutexLock lock(&mutex_);
-    return by_use_.size();
+    return compiled_.size();
   }
   int64_t compilations() const {
     absl::MutexLock lock(&mutex_);
@@ -507,12 +496,8 @@ class MatmulKernel::Cache {
   }
 
  private:
-  using Entries = std::list<std::pair<Key, std::shared_ptr<const Compiled>>>;
-
-  const size_t capacity_;
   mutable absl::Mutex mutex_;
-  Entries by_use_ ABSL_GUARDED_BY(mutex_);
-  absl::flat_hash_map<Key, Entries::iterator> by_key_ ABSL_GUARDED_BY(mutex_);
+  Compilations compiled_ ABSL_GUARDED_BY(mutex_);
   int64_t compilations_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

@@ -19,8 +19,8 @@
 #include "process/failpoint.h"
 #include "process/file.h"
 #include "process/log.h"
+#include "process/thread_pool.h"
 #include "process/version.h"
-#include "process/work_queue.h"
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/flight_codec.h"
 #include "rpc/codec/link_codec.h"
@@ -29,6 +29,7 @@
 #include "rpc/codec/time_codec.h"
 #include "rpc/codec/worker_error_codec.h"
 #include "rpc/connector.h"
+#include "rpc/contract.h"
 #include "rpc/stream/outbox.h"
 #include "rpc/tls/dial.h"
 #include "rpc/transfer_token.h"
@@ -41,7 +42,6 @@
 namespace shardmesh::worker {
 namespace {
 
-constexpr int32_t kProtocolVersion = 1;
 // Reports that wait for a coordinator that does not read: an inventory of millions of tiles fits,
 // and a coordinator that is further behind is as good as lost.
 constexpr int64_t kOutboxBytes = int64_t{256} << 20;
@@ -543,7 +543,7 @@ class AttachLoop final : public CoordinatorLink {
 
   std::thread thread_;
   rpc::Alarm heartbeat_;
-  WorkQueue orders_{1};  // what waits for the disk; last: its thread uses the above
+  ThreadPool orders_{1};  // what waits for the disk; last: its thread uses the above
 };
 
 void AttachLoop::Run() {
@@ -661,8 +661,8 @@ v1::AttachRequest AttachLoop::MakeHello() const {
   hello->set_data_identity(options_.store->data_identity());
   hello->set_incarnation(options_.self.incarnation);
   hello->mutable_build()->set_version(std::string(rpc::BuildVersion()));
-  hello->mutable_protocol()->set_min(kProtocolVersion);
-  hello->mutable_protocol()->set_max(kProtocolVersion);
+  hello->mutable_protocol()->set_min(rpc::kProtocolVersion);
+  hello->mutable_protocol()->set_max(rpc::kProtocolVersion);
   for (const std::string& endpoint : options_.endpoints) {
     hello->add_endpoints()->set_address(endpoint);
   }
@@ -719,10 +719,10 @@ absl::Status AttachLoop::TakeWelcome(const v1::Welcome& welcome) {
   SHARDMESH_FAILPOINT("link.welcome");
   SHARDMESH_ASSIGN_OR_RETURN(const absl::Duration interval,
                              rpc::Decode(welcome.heartbeat_interval()));
-  if (welcome.protocol() != kProtocolVersion) {
+  if (welcome.protocol() != rpc::kProtocolVersion) {
     return WithReason(
         absl::FailedPreconditionError(StrCat("the coordinator speaks protocol ", welcome.protocol(),
-                                             ", this worker ", kProtocolVersion)),
+                                             ", this worker ", rpc::kProtocolVersion)),
         Reason::kProtocolMismatch);
   }
   const KnownTerm begun = {.number = welcome.term(),

@@ -15,6 +15,7 @@
 #include "process/crc32c.h"
 #include "rpc/codec/spec_codec.h"
 #include "rpc/codec/status.h"
+#include "rpc/contract.h"
 #include "rpc/stream/message_bytes.h"
 #include "rpc/stream/tile_piece.h"
 #include "shardmesh/v1/tile_service.grpc.pb.h"
@@ -25,8 +26,6 @@
 
 namespace shardmesh::worker {
 namespace {
-
-constexpr int kMaxTilesPerGet = 10'000;
 
 absl::Status BadStream(std::string_view message) {
   return InvalidArgument(Reason::kBadTile, message);
@@ -442,10 +441,10 @@ class GetTilesReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
   absl::Status Find(const TileServiceOptions& options, grpc::ByteBuffer* bytes) {
     v1::GetTilesRequest request;
     SHARDMESH_RETURN_IF_ERROR(rpc::ParseMessage(bytes, &request));
-    if (request.tiles_size() > kMaxTilesPerGet) {
+    if (request.tiles_size() > rpc::kMaxTilesPerGet) {
       return WithReason(
           rpc::BadField("tiles", StrCat("has ", request.tiles_size(), " entries; at most ",
-                                        kMaxTilesPerGet, " are served in one call")),
+                                        rpc::kMaxTilesPerGet, " are served in one call")),
           Reason::kLimitExceeded);
     }
     for (int i = 0; i < request.tiles_size(); ++i) {

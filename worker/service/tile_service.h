@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "process/work_queue.h"
+#include "process/thread_pool.h"
 #include "worker/exchange/membership_view.h"
 #include "worker/service/tile_gate.h"
 #include "worker/store/shard_store.h"
@@ -27,8 +27,8 @@ struct TileServiceOptions {
   // All outlive the service.
   ShardStore* store = nullptr;
   TileGate* gate = nullptr;
-  WorkQueue* work = nullptr;              // where disks, and memory, are waited for
-  WorkQueue* membership_waits = nullptr;  // waits for a membership update here
+  ThreadPool* work = nullptr;              // where disks, and memory, are waited for
+  ThreadPool* membership_waits = nullptr;  // waits for a membership update here
   rpc::Clock* clock = nullptr;
   // A stream on which nothing moves for so long is ended: a put with DEADLINE_EXCEEDED (DEADLINE),
   // a get by cancelling it.

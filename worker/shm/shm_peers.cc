@@ -230,7 +230,7 @@ void ShmPeersImpl::Connect(const Order& order) {
   sockets_.push_back(socket);
   sockaddr_un address;
   const socklen_t size = AddressOf(order.theirs.socket, &address);
-  if (size == 0 || !socket->fd->is_open() ||
+  if (size == 0 || !socket->fd->valid() ||
       connect(socket->fd->get(), reinterpret_cast<const sockaddr*>(&address), size) != 0 ||
       !IsOfThisUser(socket->fd->get())) {
     End(*socket, SocketError(StrCat("no way to ", order.peer, "'s memory")));
@@ -247,7 +247,7 @@ void ShmPeersImpl::Connect(const Order& order) {
 
 void ShmPeersImpl::Accept() {
   FileDescriptor fd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (!fd.is_open()) {
+  if (!fd.valid()) {
     // It stays in the queue: without a descriptor for it, not to be asked for all the time.
     if (errno == EMFILE || errno == ENFILE) absl::SleepFor(kDescriptorPause);
     return;
@@ -412,7 +412,7 @@ void ShmPeersImpl::End(Socket& socket, const absl::Status& why) {
 absl::StatusOr<std::unique_ptr<ShmPeers>> ShmPeers::Start(Options options) {
   FileDescriptor listener = NewSocket();
   FileDescriptor wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!listener.is_open() || !wake.is_open()) {
+  if (!listener.valid() || !wake.valid()) {
     return SocketError("no socket for peers on this host");
   }
   ShmAddress own;

@@ -38,18 +38,12 @@ absl::Status KernelError(absl::StatusCode code, std::string_view what) {
 
 }  // namespace
 
-FileDescriptor::~FileDescriptor() {
-  if (fd_ >= 0) {
-    close(fd_);
-  }
-}
-
 absl::StatusOr<std::unique_ptr<ShmSegment>> ShmSegment::Create(const std::string& name,
                                                                int64_t size_bytes, bool prefault) {
   FileDescriptor fd(SHARDMESH_FAILS("shm.create")
                         ? -1
                         : memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!fd.is_open()) {
+  if (!fd.valid()) {
     return KernelError(absl::StatusCode::kResourceExhausted, "no shared memory can be made");
   }
   if (fd.get() >= FirstReservedDescriptor()) {

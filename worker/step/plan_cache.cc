@@ -1,6 +1,8 @@
 // PlanCache: decoded plans, the least recently used given up first.
 #include "worker/step/plan_cache.h"
 
+#include <utility>
+
 #include "absl/strings/escaping.h"
 #include "rpc/codec/plan_codec.h"
 #include "sharding/digest.h"
@@ -12,10 +14,8 @@ namespace shardmesh::worker {
 
 PlanPtr PlanCache::Find(std::string_view hash) {
   absl::MutexLock lock(&mutex_);
-  const auto found = by_hash_.find(std::string(hash));
-  if (found == by_hash_.end()) return nullptr;
-  used_.splice(used_.begin(), used_, found->second);
-  return found->second->second;
+  const PlanPtr* found = plans_.Find(ToAbsl(hash));
+  return found == nullptr ? nullptr : *found;
 }
 
 absl::StatusOr<PlanPtr> PlanCache::Add(std::string_view hash, std::string_view bytes) {
@@ -26,16 +26,9 @@ absl::StatusOr<PlanPtr> PlanCache::Add(std::string_view hash, std::string_view b
   }
   SHARDMESH_ASSIGN_OR_RETURN(Plan plan, rpc::ParsePlanBytes(bytes));
   auto shared = std::make_shared<const Plan>(std::move(plan));
+  LruCache<std::string, PlanPtr>::Forgotten forgotten;  // destroyed without the lock
   absl::MutexLock lock(&mutex_);
-  const auto [it, is_new] = by_hash_.try_emplace(std::string(hash));
-  if (!is_new) return it->second->second;
-  used_.emplace_front(std::string(hash), shared);
-  it->second = used_.begin();
-  if (used_.size() > capacity_) {
-    by_hash_.erase(used_.back().first);
-    used_.pop_back();
-  }
-  return shared;
+  return plans_.Add(std::string(hash), std::move(shared), &forgotten);
 }
 
 }  // namespace shardmesh::worker

@@ -3,17 +3,15 @@
 #define SHARDMESH_WORKER_STEP_PLAN_CACHE_H_
 
 #include <cstddef>
-#include <list>
 #include <memory>
 #include <string>
 #include <string_view>
-#include <utility>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "program/step_plan.h"
+#include "status/lru_cache.h"
 
 namespace shardmesh::worker {
 
@@ -23,7 +21,7 @@ using PlanPtr = std::shared_ptr<const Plan>;
 class PlanCache {
  public:
   // capacity >= 1.
-  explicit PlanCache(size_t capacity) : capacity_(capacity) {}
+  explicit PlanCache(size_t capacity) : plans_({.entries = capacity}) {}
 
   // Null if it is not kept.
   PlanPtr Find(std::string_view hash);
@@ -32,12 +30,8 @@ class PlanCache {
   absl::StatusOr<PlanPtr> Add(std::string_view hash, std::string_view bytes);
 
  private:
-  using Entry = std::pair<std::string, PlanPtr>;
-
-  const size_t capacity_;
   absl::Mutex mutex_;
-  std::list<Entry> used_ ABSL_GUARDED_BY(mutex_);  // last used first
-  absl::flat_hash_map<std::string, std::list<Entry>::iterator> by_hash_ ABSL_GUARDED_BY(mutex_);
+  LruCache<std::string, PlanPtr> plans_ ABSL_GUARDED_BY(mutex_);  // by hash
 };
 
 }  // namespace shardmesh::worker

@@ -85,9 +85,7 @@ absl::Status MakeFolder(const std::string& path) {
 
 absl::Status MakeDataFolder(const std::string& path) {
   if (SHARDMESH_FAILS("tiles.make_folder")) return FileError("make folder", path, errno);
-  std::error_code error;
-  fs::create_directories(path, error);
-  return error ? FileError("make folder", path, error.value()) : absl::OkStatus();
+  return MakeFolders(path);
 }
 
 // Names in a folder, sorted.
@@ -108,7 +106,6 @@ absl::StatusOr<std::vector<std::string>> ListFolder(const std::string& path) {
 
 absl::StatusOr<FileDescriptor> LockFolder(const std::string& folder) {
   const std::string path = Path(folder, kLockFile);
-  if (SHARDMESH_FAILS("tiles.open_lock")) return FileError("open", path, errno);
   SHARDMESH_ASSIGN_OR_RETURN(FileLock lock, TakeLock(path));
   if (!lock.held.valid()) {
     return absl::FailedPreconditionError(StrCat("data folder ", folder, " is in use by process ",

@@ -21,7 +21,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "process/file.h"
-#include "process/work_queue.h"
+#include "process/thread_pool.h"
 #include "sharding/tile.h"
 #include "tensor/buffer.h"
 #include "tensor/view.h"
@@ -499,8 +499,8 @@ class ShardStore {
   absl::btree_map<std::string, int64_t> busy_ ABSL_GUARDED_BY(mutex_);
   bool files_run_ ABSL_GUARDED_BY(mutex_) = false;
 
-  WorkQueue removals_{1};  // of what is in the trash, which may take long
-  WorkQueue files_{1};     // last: its thread uses the above
+  ThreadPool removals_{1};  // of what is in the trash, which may take long
+  ThreadPool files_{1};     // last: its thread uses the above
 };
 
 }  // namespace shardmesh::worker

@@ -47,11 +47,7 @@ absl::Status WriteFile(const std::string& path, const std::string& text, mode_t 
 }
 
 absl::Status MakeFolder(const std::string& path, mode_t mode) {
-  std::error_code error;
-  std::filesystem::create_directories(path, error);
-  if (error) {
-    return FileError("make folder", path, error.value());
-  }
+  SHARDMESH_RETURN_IF_ERROR(MakeFolders(path));
   return chmod(path.c_str(), mode) == 0 ? absl::OkStatus()
                                         : FileError("set the mode of", path, errno);
 }

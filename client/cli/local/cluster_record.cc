@@ -109,13 +109,14 @@ absl::StatusOr<FileDescriptor> LockCluster(
     const std::function<void(const std::string& what)>& on_wait) {
   SHARDMESH_ASSIGN_OR_RETURN(
       FileLock lock,
-      TakeLock(folder + "/lock", std::min(timeout, kClusterLockTimeout),
-               [&](const std::string& holder) {
-                 if (on_wait) {
-                   on_wait(StrCat("process ", holder, " is starting or stopping the cluster \"",
-                                  name, "\""));
-                 }
-               }));
+      TakeLock(folder + "/lock", {.timeout = std::min(timeout, kClusterLockTimeout),
+                                  .on_wait = [&](const std::string& holder, absl::Duration) {
+                                    if (on_wait) {
+                                      on_wait(StrCat("process ", holder,
+                                                     " is starting or stopping the cluster \"",
+                                                     name, "\""));
+                                    }
+                                  }}));
   if (!lock.held.valid()) {
     return WithReason(
         absl::AlreadyExistsError(StrCat("the cluster \"", name,

@@ -43,12 +43,6 @@ absl::Status TakenOver(const std::string& name) {
              "\" while it was being started"));
 }
 
-absl::Status MakeFolders(const std::string& path) {
-  std::error_code error;
-  std::filesystem::create_directories(path, error);
-  return error ? FileError("make folder", path, error.value()) : absl::OkStatus();
-}
-
 absl::StatusOr<std::unique_ptr<MeshClient>> ConnectUntil(const std::string& address,
                                                          const std::string& tls_folder,
                                                          absl::Time deadline) {

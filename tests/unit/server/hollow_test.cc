@@ -19,7 +19,7 @@
 #include "gmock/gmock.h"
 #include "process/clock.h"
 #include "process/failpoint.h"
-#include "process/random_id.h"
+#include "process/random_bytes.h"
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/link_codec.h"
 #include "rpc/codec/spec_codec.h"

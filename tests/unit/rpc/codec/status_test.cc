@@ -37,14 +37,14 @@ TEST(StatusTest, EverythingAttachedCrossesTheWire) {
   status = WithField(status, "dimensions", 1);
   status = WithField(status, "spec");
   status = WithRetryDelay(status, absl::Milliseconds(1500));
-  status = WithMetadata(status, "rank", "3");
+  status = WithFact(status, "rank", "3");
   const absl::Status back = RoundTrip(status);
   EXPECT_EQ(ReasonOf(back), Reason::kDuplicateAxis);
   EXPECT_EQ(PythonTypeOf(back), "DuplicateSpecError");
   EXPECT_THAT(FieldViolationsOf(back), ElementsAre(FieldViolation{"spec.dimensions[1]", "bad"}));
   EXPECT_EQ(RetryDelayOf(back), absl::Milliseconds(1500));
-  EXPECT_EQ(MetadataOf(back, "rank"), "3");
-  EXPECT_EQ(MetadataOf(back, "python_type"), std::nullopt);
+  EXPECT_EQ(FactOf(back, "rank"), "3");
+  EXPECT_EQ(FactOf(back, "python_type"), std::nullopt);
   EXPECT_EQ(RoundTrip(back), back);
 }
 
@@ -88,7 +88,7 @@ TEST(StatusTest, TheLargestStatusFitsATrailer) {
   const std::string huge(100'000, 'x');
   absl::Status status = InvalidArgument(Reason::kUnmatchedTensor, huge, huge);
   for (int i = 0; i < 100; ++i) {
-    status = WithMetadata(status, StrCat("key", i), huge);
+    status = WithFact(status, StrCat("key", i), huge);
   }
   const grpc::Status wire = ToGrpc(WithField(status, huge));
   EXPECT_THAT(wire.error_message(), SizeIs(kMaxStatusMessageBytes));
@@ -124,7 +124,7 @@ TEST(StatusTest, OnTheWireAMessageNamesTheFieldThatItIsAbout) {
 TEST(StatusTest, OkGetsNothingAttached) {
   EXPECT_EQ(WithField(absl::OkStatus(), "f"), absl::OkStatus());
   EXPECT_EQ(WithRetryDelay(absl::OkStatus(), absl::Seconds(1)), absl::OkStatus());
-  EXPECT_EQ(WithMetadata(absl::OkStatus(), "k", "v"), absl::OkStatus());
+  EXPECT_EQ(WithFact(absl::OkStatus(), "k", "v"), absl::OkStatus());
 }
 
 TEST(ReasonTest, EveryReasonHasTheSameNameOnTheWire) {

@@ -12,7 +12,7 @@
 #include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "process/random_id.h"
+#include "process/random_bytes.h"
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/spec_codec.h"
 #include "rpc/codec/status.h"

@@ -11,7 +11,7 @@
 
 #include "absl/synchronization/blocking_counter.h"
 #include "absl/synchronization/notification.h"
-#include "process/random_id.h"
+#include "process/random_bytes.h"
 #include "server/state/array_record.h"
 #include "server/store/local_store.h"
 #include "status/str_cat.h"

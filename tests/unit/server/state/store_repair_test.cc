@@ -22,7 +22,7 @@
 
 #include "absl/synchronization/notification.h"
 #include "process/failpoint.h"
-#include "process/random_id.h"
+#include "process/random_bytes.h"
 #include "server/state/array_record.h"
 #include "server/state/arrays.h"
 #include "server/store/sqlite_store.h"

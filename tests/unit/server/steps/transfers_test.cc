@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "absl/synchronization/notification.h"
-#include "process/random_id.h"
+#include "process/random_bytes.h"
 #include "server/state/arrays.h"
 #include "server/state/session.h"
 #include "server/steps/sequencer.h"

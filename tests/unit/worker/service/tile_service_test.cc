@@ -70,8 +70,8 @@ class TileServiceTest : public ::testing::Test {
           absl::MutexLock lock(&mutex_);
           reports_.push_back(r);
         }});
-    work_ = std::make_unique<WorkQueue>(2);
-    membership_waits_ = std::make_unique<WorkQueue>(1);
+    work_ = std::make_unique<ThreadPool>(2);
+    membership_waits_ = std::make_unique<ThreadPool>(1);
     service_ = MakeTileService({.self = {.identity = "w1", .incarnation = 7, .boot_id = ""},
                                 .nonce = "0123456789abcdef",
                                 .store = store_.get(),
@@ -248,8 +248,8 @@ class TileServiceTest : public ::testing::Test {
   std::shared_ptr<BufferPool> pool_ = BufferPool::Create(&budget_, 0);
   std::unique_ptr<ShardStore> store_;
   std::unique_ptr<TileGate> gate_;
-  std::unique_ptr<WorkQueue> work_;
-  std::unique_ptr<WorkQueue> membership_waits_;
+  std::unique_ptr<ThreadPool> work_;
+  std::unique_ptr<ThreadPool> membership_waits_;
   std::unique_ptr<grpc::Service> service_;
   std::unique_ptr<rpc::ServerLifecycle> server_;
   std::unique_ptr<v1::TileService::Stub> stub_;

@@ -1,0 +1,59 @@
+// Payloads of a status, one for each fact.
+#include "status/detail.h"
+
+#include <algorithm>
+
+#include "absl/strings/cord.h"
+#include "status/str_cat.h"
+
+namespace shardmesh {
+namespace {
+
+// The key of a fact follows; the payload is its value.
+constexpr std::string_view kFactPrefix = "shardmesh/fact/";
+// The payload is a duration as absl::FormatDuration writes it.
+constexpr absl::string_view kRetryDelayUrl = "shardmesh/retry_delay";
+
+}  // namespace
+
+absl::Status WithFact(absl::Status status, std::string_view key, std::string_view value) {
+  if (!status.ok()) {
+    status.SetPayload(ToAbsl(StrCat(kFactPrefix, key)), absl::Cord(ToAbsl(value)));
+  }
+  return status;
+}
+
+std::optional<std::string> FactOf(const absl::Status& status, std::string_view key) {
+  const auto payload = status.GetPayload(ToAbsl(StrCat(kFactPrefix, key)));
+  return payload.has_value() ? std::optional(std::string(*payload)) : std::nullopt;
+}
+
+std::vector<std::pair<std::string, std::string>> FactsOf(const absl::Status& status) {
+  std::vector<std::pair<std::string, std::string>> facts;
+  status.ForEachPayload([&facts](absl::string_view url, const absl::Cord& payload) {
+    const std::string_view text = ToStd(url);
+    if (text.substr(0, kFactPrefix.size()) == kFactPrefix) {
+      facts.emplace_back(text.substr(kFactPrefix.size()), std::string(payload));
+    }
+  });
+  std::sort(facts.begin(), facts.end());
+  return facts;
+}
+
+absl::Status WithRetryDelay(absl::Status status, absl::Duration delay) {
+  if (!status.ok()) {
+    status.SetPayload(kRetryDelayUrl, absl::Cord(absl::FormatDuration(delay)));
+  }
+  return status;
+}
+
+std::optional<absl::Duration> RetryDelayOf(const absl::Status& status) {
+  const auto payload = status.GetPayload(kRetryDelayUrl);
+  absl::Duration delay;
+  if (!payload.has_value() || !absl::ParseDuration(std::string(*payload), &delay)) {
+    return std::nullopt;
+  }
+  return delay;
+}
+
+}  // namespace shardmesh

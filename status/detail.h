@@ -1,0 +1,31 @@
+// Facts and retry delays that a status carries beside its message, for programs to read.
+#ifndef SHARDMESH_STATUS_DETAIL_H_
+#define SHARDMESH_STATUS_DETAIL_H_
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+
+namespace shardmesh {
+
+// Attaches a fact such as ("rank", "3"). `key` is an identifier in snake_case; a second value of
+// one key replaces the first. An OK status stays as it is.
+absl::Status WithFact(absl::Status status, std::string_view key, std::string_view value);
+// The value of the fact `key`; nullopt if the status has none.
+std::optional<std::string> FactOf(const absl::Status& status, std::string_view key);
+// All facts of the status, by key.
+std::vector<std::pair<std::string, std::string>> FactsOf(const absl::Status& status);
+
+// Says how long to wait before the call is tried again. An OK status stays as it is.
+absl::Status WithRetryDelay(absl::Status status, absl::Duration delay);
+// The delay of WithRetryDelay; nullopt if the status has none.
+std::optional<absl::Duration> RetryDelayOf(const absl::Status& status);
+
+}  // namespace shardmesh
+
+#endif  // SHARDMESH_STATUS_DETAIL_H_
