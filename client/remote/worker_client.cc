@@ -20,7 +20,9 @@
 #include "process/steady_deadline.h"
 #include "rpc/codec/spec_codec.h"
 #include "rpc/codec/status.h"
+#include "rpc/stream/message_bytes.h"
 #include "rpc/stream/tile_piece.h"
+#include "rpc/stream/tile_sender.h"
 #include "rpc/tls/dial.h"
 #include "shardmesh/v1/tile_service.grpc.pb.h"
 #include "status/reason.h"
@@ -41,29 +43,20 @@ constexpr absl::Duration kDialTime = absl::Milliseconds(500);
 
 // The memory that slices of one stream lie in: the tensors' own, and blocks for bytes that had to
 // be cut out. It knows which of them gRPC still holds, and recycles its blocks. Thread-safe.
-class PieceMemory : public std::enable_shared_from_this<PieceMemory> {
+class PieceMemory final : public rpc::PieceLender,
+                          public std::enable_shared_from_this<PieceMemory> {
  public:
-  // A slice over bytes that others own.
-  grpc::Slice Borrow(absl::Span<const char> bytes) {
-    return Lend(const_cast<char*>(bytes.data()), bytes.size(), nullptr);
+  grpc::Slice Borrow(absl::Span<const char> bytes) override {
+    return rpc::LendSlice(bytes, std::make_shared<Loan>(shared_from_this(), nullptr));
+  }
+  grpc::Slice Make(size_t size_bytes, absl::FunctionRef<void(char*)> fill) override {
+    std::unique_ptr<char[]> block = TakeBlock();
+    fill(block.get());
+    const absl::Span<const char> bytes(block.get(), size_bytes);
+    return rpc::LendSlice(bytes, std::make_shared<Loan>(shared_from_this(), std::move(block)));
   }
 
-  // A block of kMaxTilePieceBytes, to be filled and passed to LendBlock.
-  std::unique_ptr<char[]> TakeBlock() {
-    absl::MutexLock lock(&mutex_);
-    if (idle_.empty()) {
-      return std::unique_ptr<char[]>(new char[rpc::kMaxTilePieceBytes]);
-    }
-    std::unique_ptr<char[]> block = std::move(idle_.back());
-    idle_.pop_back();
-    return block;
-  }
-  grpc::Slice LendBlock(std::unique_ptr<char[]> block, size_t size) {
-    char* const bytes = block.get();
-    return Lend(bytes, size, std::move(block));
-  }
-
-  // Whether gRPC has let go of every slice.
+  // Whether gRPC has released every slice.
   bool is_returned() {
     absl::MutexLock lock(&mutex_);
     return AllReturned();
@@ -74,26 +67,38 @@ class PieceMemory : public std::enable_shared_from_this<PieceMemory> {
   }
 
  private:
-  struct Loan {
-    std::shared_ptr<PieceMemory> memory;
-    std::unique_ptr<char[]> block;
+  // Lives as long as gRPC holds the slice.
+  class Loan {
+   public:
+    Loan(std::shared_ptr<PieceMemory> memory, std::unique_ptr<char[]> block)
+        : memory_(std::move(memory)), block_(std::move(block)) {
+      absl::MutexLock lock(&memory_->mutex_);
+      ++memory_->lent_;
+    }
+    Loan(const Loan&) = delete;
+    Loan& operator=(const Loan&) = delete;
+    ~Loan() {
+      absl::MutexLock lock(&memory_->mutex_);
+      --memory_->lent_;
+      if (block_ != nullptr) {
+        memory_->idle_.push_back(std::move(block_));
+      }
+    }
+
+   private:
+    const std::shared_ptr<PieceMemory> memory_;
+    std::unique_ptr<char[]> block_;
   };
 
-  grpc::Slice Lend(char* bytes, size_t size, std::unique_ptr<char[]> block) {
-    {
-      absl::MutexLock lock(&mutex_);
-      ++lent_;
+  // A block of kMaxTilePieceBytes.
+  std::unique_ptr<char[]> TakeBlock() {
+    absl::MutexLock lock(&mutex_);
+    if (idle_.empty()) {
+      return std::unique_ptr<char[]>(new char[rpc::kMaxTilePieceBytes]);
     }
-    return grpc::Slice(bytes, size, &PieceMemory::Return,
-                       new Loan{shared_from_this(), std::move(block)});
-  }
-  static void Return(void* argument) {
-    const std::unique_ptr<Loan> loan(static_cast<Loan*>(argument));
-    absl::MutexLock lock(&loan->memory->mutex_);
-    --loan->memory->lent_;
-    if (loan->block != nullptr) {
-      loan->memory->idle_.push_back(std::move(loan->block));
-    }
+    std::unique_ptr<char[]> block = std::move(idle_.back());
+    idle_.pop_back();
+    return block;
   }
   bool AllReturned() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return lent_ == 0; }
 
@@ -102,17 +107,9 @@ class PieceMemory : public std::enable_shared_from_this<PieceMemory> {
   std::vector<std::unique_ptr<char[]>> idle_ ABSL_GUARDED_BY(mutex_);
 };
 
-grpc::ByteBuffer Serialize(const google::protobuf::MessageLite& message) {
-  grpc::Slice slice(message.ByteSizeLong());
-  message.SerializeWithCachedSizesToArray(const_cast<uint8_t*>(slice.begin()));
-  return grpc::ByteBuffer(&slice, 1);
-}
-
 template <typename Message>
-absl::Status Parse(const grpc::ByteBuffer& bytes, Message* message) {
-  grpc::Slice slice;
-  if (!bytes.DumpToSingleSlice(&slice).ok() ||
-      !message->ParseFromArray(slice.begin(), static_cast<int>(slice.size()))) {
+absl::Status Parse(grpc::ByteBuffer* bytes, Message* message) {
+  if (!rpc::ParseMessage(bytes, message).ok()) {
     return absl::InternalError("the worker's answer is no message of its service");
   }
   return absl::OkStatus();
@@ -219,42 +216,16 @@ absl::StatusOr<bool> SendTile(const OutgoingTile& tile, PieceMemory& memory,
   rpc::Encode(tile.tile, header.mutable_tile());
   header.set_size_bytes(region.size_bytes());
   header.set_rank(tile.rank);
-  if (!stream.Write(Serialize(opening), /*more_follows=*/true)) {
+  if (!stream.Write(rpc::SerializeMessage(opening), /*more_follows=*/true)) {
     return false;
   }
-  uint32_t tile_crc = 0;
-  int64_t offset = 0;
-  do {  // An empty tile has one empty piece, which closes it.
-    const int64_t size = std::min(rpc::kMaxTilePieceBytes, region.size_bytes() - offset);
-    const absl::Span<const char> whole = tile.tensor.bytes();
-    grpc::Slice data;
-    rpc::TilePieceHeader piece{.offset_bytes = offset};
-    if (region.contiguous()) {
-      const auto bytes = whole.subspan(static_cast<size_t>(region.offset_bytes() + offset),
-                                       static_cast<size_t>(size));
-      piece.crc32c = Crc32c(bytes);
-      if (size > 0) {
-        data = memory.Borrow(bytes);
-      }
-    } else {
-      std::unique_ptr<char[]> block = memory.TakeBlock();
-      char* at = block.get();
-      region.ForEachRun(offset, offset + size, [&](int64_t run_offset, int64_t run_size) {
-        at = std::copy_n(whole.data() + run_offset, run_size, at);
-      });
-      piece.crc32c = Crc32c({block.get(), static_cast<size_t>(size)});
-      data = memory.LendBlock(std::move(block), static_cast<size_t>(size));
-    }
-    tile_crc = ConcatCrc32c(tile_crc, piece.crc32c, size);
-    offset += size;
-    if (offset == region.size_bytes()) {
-      piece.tile_crc32c = tile_crc;
-    }
-    if (!stream.Write(rpc::WriteTilePiece(piece, data), /*more_follows=*/false)) {
+  rpc::TileSender sender(tile.tensor.bytes(), region);
+  while (std::optional<rpc::TileSender::Piece> piece = sender.Next(memory)) {
+    if (!stream.Write(piece->message, /*more_follows=*/false)) {
       return false;
     }
-    on_sent(size);
-  } while (offset < region.size_bytes());
+    on_sent(piece->size_bytes);
+  }
   return true;
 }
 
@@ -271,7 +242,7 @@ class TileReceiver {
       return ReceivePiece(*piece);
     }
     v1::GetTilesResponse response;
-    SHARDMESH_RETURN_IF_ERROR(Parse(*message, &response));
+    SHARDMESH_RETURN_IF_ERROR(Parse(message, &response));
     return response.has_opening() ? ReceiveOpening(response.opening()) : absl::OkStatus();
   }
 
@@ -452,7 +423,7 @@ absl::StatusOr<PutTilesAnswer> WorkerClient::PutTiles(absl::Span<const OutgoingT
       status = std::move(local);
     } else if (status.ok()) {
       v1::PutTilesResponse response;
-      status = has_answer ? Parse(bytes, &response)
+      status = has_answer ? Parse(&bytes, &response)
                           : absl::InternalError("the worker ended the stream without an answer");
       answer = {response.tiles(), response.size_bytes(), DurabilityOf(response.durability())};
     }
@@ -483,7 +454,7 @@ absl::Status WorkerClient::GetTiles(absl::Span<const FetchedTile> tiles, const T
   ByteStream stream(impl_->channel(), kGetTiles, cancellation, options);
   absl::Status local;  // what went wrong on this side
   TileReceiver receiver(tiles, sink);
-  if (stream.Write(Serialize(request), /*more_follows=*/false) && stream.WritesDone()) {
+  if (stream.Write(rpc::SerializeMessage(request), /*more_follows=*/false) && stream.WritesDone()) {
     // While one message is taken apart the next one is on its way.
     grpc::ByteBuffer message;
     bool is_there = stream.Read(&message);

@@ -13,6 +13,7 @@
 #include "google/protobuf/io/zero_copy_stream_impl_lite.h"
 #include "google/protobuf/wire_format_lite.h"
 #include "process/crc32c.h"
+#include "rpc/stream/tile_sender.h"
 #include "shardmesh/v1/exchange_service.pb.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -317,18 +318,6 @@ absl::StatusOr<Layout> FindFields(absl::Span<const grpc::Slice> slices, size_t s
   return layout;
 }
 
-void ReleaseOwner(void* owner) { delete static_cast<std::shared_ptr<const void>*>(owner); }
-
-// A slice over bytes that `owner` keeps.
-grpc::Slice Borrow(absl::Span<const char> bytes, const std::shared_ptr<const void>& owner) {
-  if (owner == nullptr) {
-    return grpc::Slice(bytes.data(), bytes.size(), grpc::Slice::STATIC_SLICE);
-  }
-  // gRPC takes the bytes as void* and never writes to them.
-  return grpc::Slice(const_cast<char*>(bytes.data()), bytes.size(), &ReleaseOwner,
-                     new std::shared_ptr<const void>(owner));
-}
-
 }  // namespace
 
 int64_t Frame::payload_bytes() const {
@@ -379,7 +368,7 @@ absl::StatusOr<grpc::ByteBuffer> WriteFrame(const FrameHeader& header,
   slices.reserve(1 + payload.size());
   for (const absl::Span<const char> piece : payload) {
     if (!piece.empty()) {
-      slices.push_back(Borrow(piece, owner));
+      slices.push_back(LendSlice(piece, owner));
     }
   }
   return grpc::ByteBuffer(slices.data(), slices.size());

@@ -18,6 +18,7 @@
 #include "rpc/contract.h"
 #include "rpc/stream/message_bytes.h"
 #include "rpc/stream/tile_piece.h"
+#include "rpc/stream/tile_sender.h"
 #include "shardmesh/v1/tile_service.grpc.pb.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -354,63 +355,24 @@ class TileMessages {
       v1::TileOpening* opening = response.mutable_opening();
       opening->set_array_id(requested_.stored->description().array_id);
       rpc::Encode(requested_.range, opening->mutable_tile());
-      opening->set_size_bytes(region_.size_bytes());
+      opening->set_size_bytes(size_bytes_);
       return rpc::SerializeMessage(response);
     }
-    if (closed_) {
-      return std::nullopt;
-    }
-    const int64_t size = std::min(rpc::kMaxTilePieceBytes, region_.size_bytes() - offset_);
-    rpc::TilePieceHeader header;
-    header.offset_bytes = offset_;
-    const grpc::Slice data = Piece(size, &header.crc32c);
-    crc_ = ConcatCrc32c(crc_, header.crc32c, size);
-    offset_ += size;
-    closed_ = offset_ == region_.size_bytes();
-    if (closed_) {
-      header.tile_crc32c = crc_;
-    }
-    return rpc::WriteTilePiece(header, data);
+    rpc::OwnedPieces lender(requested_.stored);
+    std::optional<rpc::TileSender::Piece> piece = sender_.Next(lender);
+    return piece.has_value() ? std::optional(std::move(piece->message)) : std::nullopt;
   }
 
  private:
   TileMessages(RequestedTile requested, const TileRegion& region)
-      : requested_(std::move(requested)), region_(region) {}
-
-  // The next `size` bytes: lent where they lie in one run, else put together.
-  grpc::Slice Piece(int64_t size, uint32_t* crc32c) const {
-    const absl::Span<const char> held = requested_.stored->bytes();
-    if (region_.contiguous()) {
-      const absl::Span<const char> bytes = held.subspan(
-          static_cast<size_t>(region_.offset_bytes() + offset_), static_cast<size_t>(size));
-      *crc32c = Crc32c(bytes);
-      if (bytes.empty()) {
-        return grpc::Slice();
-      }
-      // gRPC only reads it, and lets go of it when it is sent.
-      return grpc::Slice(
-          const_cast<char*>(bytes.data()), bytes.size(),
-          [](void* owner) { delete static_cast<StoredTilePtr*>(owner); },
-          new StoredTilePtr(requested_.stored));
-    }
-    auto bytes = std::make_unique<std::string>();
-    bytes->reserve(static_cast<size_t>(size));
-    region_.ForEachRun(offset_, offset_ + size, [&](int64_t offset, int64_t run_bytes) {
-      bytes->append(held.data() + offset, static_cast<size_t>(run_bytes));
-    });
-    *crc32c = Crc32c(*bytes);
-    std::string* const owned = bytes.release();
-    return grpc::Slice(
-        owned->data(), owned->size(), [](void* owner) { delete static_cast<std::string*>(owner); },
-        owned);
-  }
+      : requested_(std::move(requested)),
+        size_bytes_(region.size_bytes()),
+        sender_(requested_.stored->bytes(), region) {}
 
   RequestedTile requested_;
-  TileRegion region_;
+  int64_t size_bytes_;
+  rpc::TileSender sender_;
   bool opened_ = false;
-  bool closed_ = false;
-  int64_t offset_ = 0;
-  uint32_t crc_ = 0;
 };
 
 // GetTiles, written straight:

@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/synchronization/blocking_counter.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
@@ -29,12 +28,12 @@ TEST(ThreadPoolTest, OneThreadRunsTasksInTheirOrder) {
 }
 
 TEST(ThreadPoolTest, ThreadsRunTasksSideBySide) {
-  absl::BlockingCounter both(2);
+  absl::Notification begun[2];
   ThreadPool pool(2);
   for (int i = 0; i < 2; ++i) {
-    pool.Push([&both] {
-      both.DecrementCount();
-      both.Wait();  // ends only if the other task runs too
+    pool.Push([&begun, i] {
+      begun[i].Notify();
+      begun[1 - i].WaitForNotification();  // ends only if the other task runs too
     });
   }
 }

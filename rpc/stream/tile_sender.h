@@ -1,0 +1,70 @@
+// The messages that carry the bytes of one tile, for both directions of TileService.
+#ifndef SHARDMESH_RPC_STREAM_TILE_SENDER_H_
+#define SHARDMESH_RPC_STREAM_TILE_SENDER_H_
+
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/slice.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "absl/functional/function_ref.h"
+#include "absl/types/span.h"
+#include "tensor/view.h"
+
+namespace shardmesh::rpc {
+
+// A slice over `bytes`, without a copy. `owner` keeps them until gRPC has sent the slice; null: the
+// bytes stay for ever.
+grpc::Slice LendSlice(absl::Span<const char> bytes, const std::shared_ptr<const void>& owner);
+
+// The memory in which pieces lie while gRPC sends them.
+class PieceLender {
+ public:
+  virtual ~PieceLender() = default;
+  // A slice over bytes of the tensor itself.
+  virtual grpc::Slice Borrow(absl::Span<const char> bytes) = 0;
+  // A slice over `size_bytes`, at most kMaxTilePieceBytes, which `fill` writes.
+  virtual grpc::Slice Make(size_t size_bytes, absl::FunctionRef<void(char*)> fill) = 0;
+};
+
+// Lends bytes that `owner` keeps, and allocates what has to be put together.
+class OwnedPieces final : public PieceLender {
+ public:
+  explicit OwnedPieces(std::shared_ptr<const void> owner) : owner_(std::move(owner)) {}
+  grpc::Slice Borrow(absl::Span<const char> bytes) override { return LendSlice(bytes, owner_); }
+  grpc::Slice Make(size_t size_bytes, absl::FunctionRef<void(char*)> fill) override;
+
+ private:
+  const std::shared_ptr<const void> owner_;
+};
+
+// Cuts a tile into pieces of at most kMaxTilePieceBytes, in order, each with its checksum. The last
+// piece has the checksum of the whole tile; an empty tile is one empty piece. Bytes that lie in one
+// run are lent, others are gathered. Not thread-safe.
+class TileSender {
+ public:
+  // `whole` are the bytes of the tensor in which `region` lies. They stay while the sender does.
+  TileSender(absl::Span<const char> whole, const TileRegion& region)
+      : whole_(whole), region_(region) {}
+
+  struct Piece {
+    grpc::ByteBuffer message;
+    int64_t size_bytes = 0;  // of the tile
+  };
+  // The next piece; nullopt after the last.
+  std::optional<Piece> Next(PieceLender& lender);
+
+ private:
+  const absl::Span<const char> whole_;
+  const TileRegion region_;
+  int64_t offset_bytes_ = 0;
+  uint32_t tile_crc_ = 0;
+  bool is_closed_ = false;
+};
+
+}  // namespace shardmesh::rpc
+
+#endif  // SHARDMESH_RPC_STREAM_TILE_SENDER_H_
