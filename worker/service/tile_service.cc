@@ -16,6 +16,7 @@
 #include "rpc/codec/spec_codec.h"
 #include "rpc/codec/status.h"
 #include "rpc/contract.h"
+#include "rpc/stream/finish_once.h"
 #include "rpc/stream/message_bytes.h"
 #include "rpc/stream/tile_piece.h"
 #include "rpc/stream/tile_sender.h"
@@ -100,16 +101,16 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
     if (!ok) {
       // The tile goes before the client hears: it may send it again at once.
       const bool within_tile = std::exchange(tile_, nullptr) != nullptr;
-      return End(within_tile ? BadStream("the stream ended within a tile; send all of it")
-                             : absl::OkStatus());
+      return end_.End(within_tile ? BadStream("the stream ended within a tile; send all of it")
+                                  : absl::OkStatus());
     }
     if (absl::Status taken = Take(); !taken.ok()) {
       tile_.reset();
-      End(std::move(taken));
+      end_.End(std::move(taken));
     }
   }
 
-  void OnCancel() override { End(absl::CancelledError("the client left")); }
+  void OnCancel() override { end_.End(absl::CancelledError("the client left")); }
   void OnDone() override { delete this; }
 
  private:
@@ -158,43 +159,43 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
 
   // Of a size that takes the host a while to make ready. Nothing is read meanwhile.
   absl::Status OpenLarge(v1::TileHeader header) {
-    SHARDMESH_RETURN_IF_ERROR(BeginWork());
+    SHARDMESH_RETURN_IF_ERROR(end_.BeginWork());
     options_.work->Push([this, header = std::move(header)]() mutable {
-      if (has_ended()) {
-        return EndWork(absl::OkStatus());
+      if (end_.has_ended()) {
+        return end_.EndWork(absl::OkStatus());
       }
       std::optional<UnknownMesh> unknown;
       absl::Status opened = Open(header, &unknown);
       if (unknown.has_value()) {
-        return EndWork(OpenAfterNews(std::move(header), *std::move(unknown)));
+        return end_.EndWork(OpenAfterNews(std::move(header), *std::move(unknown)));
       }
       if (opened.ok()) {
         idle_.NoteProgress();
         StartRead(&read_);
       }
-      EndWork(std::move(opened));
+      end_.EndWork(std::move(opened));
     });
     return absl::OkStatus();
   }
 
   // Nothing is read meanwhile.
   absl::Status OpenAfterNews(v1::TileHeader header, UnknownMesh unknown) {
-    SHARDMESH_RETURN_IF_ERROR(BeginWork());
+    SHARDMESH_RETURN_IF_ERROR(end_.BeginWork());
     const absl::Time deadline = absl::Now() + options_.membership_wait_limit;
     options_.membership_waits->Push(
         [this, deadline, header = std::move(header), unknown = std::move(unknown)] {
-          if (!has_ended()) {
+          if (!end_.has_ended()) {
             options_.gate->AwaitMesh(unknown, deadline);
           }
-          if (has_ended()) {
-            return EndWork(absl::OkStatus());
+          if (end_.has_ended()) {
+            return end_.EndWork(absl::OkStatus());
           }
           absl::Status opened = Open(header, nullptr);
           if (opened.ok()) {
             idle_.NoteProgress();
             StartRead(&read_);
           }
-          EndWork(std::move(opened));
+          end_.EndWork(std::move(opened));
         });
     return absl::OkStatus();
   }
@@ -217,10 +218,10 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
       const absl::Status finished = tile_->Finish(tile_crc32c);
       return Finished(std::move(tile_), finished);
     }
-    SHARDMESH_RETURN_IF_ERROR(BeginWork());
+    SHARDMESH_RETURN_IF_ERROR(end_.BeginWork());
     options_.work->Push([this, tile_crc32c, tile = std::move(tile_)]() mutable {
       const absl::Status finished = tile->Finish(tile_crc32c);
-      EndWork(Finished(std::move(tile), finished));
+      end_.EndWork(Finished(std::move(tile), finished));
     });
     return absl::OkStatus();
   }
@@ -234,75 +235,17 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
     return status;
   }
 
-  // Until EndWork the stream is not finished. CANCELLED if it may be already.
-  absl::Status BeginWork() {
-    absl::MutexLock lock(&mutex_);
-    if (ended_) {
-      return absl::CancelledError("the stream has ended");
-    }
-    ++works_;
-    return absl::OkStatus();
-  }
-  // The object may be gone afterwards.
-  void EndWork(absl::Status status) {
-    std::optional<grpc::Status> due;
-    {
-      absl::MutexLock lock(&mutex_);
-      --works_;
-      ended_ |= !status.ok();
-      if (status_.ok()) {
-        status_ = std::move(status);
-      }
-      due = TakeFinish();
-    }
-    if (due.has_value()) {
-      Finish(*due);
-    }
-  }
-  bool has_ended() {
-    absl::MutexLock lock(&mutex_);
-    return ended_;
-  }
-  bool is_at_work() {
-    absl::MutexLock lock(&mutex_);
-    return works_ > 0;
-  }
   // The client has sent nothing for too long, unless it waits for this worker. Its tile goes when
   // the read under way has ended.
   void GiveUp() {
-    if (is_at_work()) return idle_.StartAnew();
-    End(WithReason(absl::DeadlineExceededError(StrCat("nothing came on this stream for ",
-                                                      absl::FormatDuration(idle_.limit()))),
-                   Reason::kDeadline));
+    if (end_.is_at_work()) return idle_.StartAnew();
+    end_.End(WithReason(absl::DeadlineExceededError(StrCat("nothing came on this stream for ",
+                                                           absl::FormatDuration(idle_.limit()))),
+                        Reason::kDeadline));
   }
-  // No more is read. The first call counts.
-  void End(absl::Status status) {
-    std::optional<grpc::Status> due;
-    {
+  void FinishWith(const absl::Status& status) {
+    if (status.ok()) {
       absl::MutexLock lock(&mutex_);
-      if (ended_) {
-        return;
-      }
-      ended_ = true;
-      if (status_.ok()) {
-        status_ = std::move(status);
-      }
-      due = TakeFinish();
-    }
-    if (due.has_value()) {
-      Finish(*due);
-    }
-  }
-
-  // What to finish the stream with, where that is due. Who gets it calls Finish with no lock held,
-  // as the last use of this object but for reactions that gRPC makes before OnDone. Nobody else
-  // uses it after letting go of the lock: it may be gone.
-  std::optional<grpc::Status> TakeFinish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    if (!ended_ || works_ > 0 || finished_) {
-      return std::nullopt;
-    }
-    finished_ = true;
-    if (status_.ok()) {
       v1::PutTilesResponse response;
       response.set_tiles(staged_tiles_);
       response.set_size_bytes(staged_bytes_);
@@ -310,7 +253,7 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
                                                              : v1::DURABILITY_MEMORY);
       *response_ = rpc::SerializeMessage(response);
     }
-    return rpc::ToGrpc(status_);
+    Finish(rpc::ToGrpc(status));
   }
 
   const TileServiceOptions& options_;
@@ -321,11 +264,8 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   std::unique_ptr<IncomingTile> tile_;  // under way; null between tiles
   int64_t received_bytes_ = 0;          // of it
 
+  rpc::FinishOnce end_{[this](const absl::Status& status) { FinishWith(status); }};
   absl::Mutex mutex_;
-  int works_ ABSL_GUARDED_BY(mutex_) = 0;  // on a work queue
-  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
-  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::Status status_ ABSL_GUARDED_BY(mutex_);
   int64_t staged_tiles_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t staged_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   IdleLimit idle_;  // last: it calls GiveUp
