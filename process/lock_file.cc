@@ -1,4 +1,4 @@
-// flock(2) on a file that holds the text of its holder.
+// flock(2) on a file that contains the name of its holder.
 #include "process/lock_file.h"
 
 #include <fcntl.h>
@@ -53,7 +53,7 @@ absl::StatusOr<FileLock> TakeLock(const std::string& path, absl::Duration timeou
     host[0] = '\0';
   }
   const std::string self = StrCat(getpid(), " on host ", host);
-  // The lock holds without it.
+  // The lock is valid even if this write fails.
   [[maybe_unused]] const bool is_written =
       ftruncate(lock.held.get(), 0) == 0 &&
       pwrite(lock.held.get(), self.data(), self.size(), 0) == static_cast<ssize_t>(self.size());

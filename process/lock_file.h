@@ -1,4 +1,4 @@
-// A file whose lock one process at a time has, and which says which one.
+// A lock file that one process at a time holds, and that names its holder.
 #ifndef SHARDMESH_PROCESS_LOCK_FILE_H_
 #define SHARDMESH_PROCESS_LOCK_FILE_H_
 
@@ -13,16 +13,17 @@ namespace shardmesh {
 
 // The outcome of TakeLock.
 struct FileLock {
-  // Holds the lock while it is open; not valid if another process has it. The kernel takes the lock
-  // back when the process ends, however it ends.
+  // Holds the lock while it is open; not valid if another process holds the lock. The kernel
+  // releases the lock when the process ends in any way.
   FileDescriptor held;
-  // The other process, as `1234 on host a`; `(unknown)` if it did not say. For people only.
+  // The other process, as `1234 on host a`; `(unknown)` if the file does not name it. For people
+  // only.
   std::string holder;
 };
 
-// Takes the lock of the file `path`, which is made if it is missing, and writes this process into
-// it. While another process has the lock, tells `on_wait` once which one, and tries again for
-// `timeout` (zero: not at all). A full disk does not prevent it. Errors of the system as FileError.
+// Locks the file `path`, creates it if missing, and writes the name of this process into it. If
+// another process holds the lock, calls `on_wait` once with that process and retries for `timeout`
+// (zero: no retry). A full disk does not prevent the lock. Returns system errors as FileError does.
 absl::StatusOr<FileLock> TakeLock(
     const std::string& path, absl::Duration timeout = absl::ZeroDuration(),
     const std::function<void(const std::string& holder)>& on_wait = {});

@@ -1,4 +1,4 @@
-// Bytes that nobody can guess: keys, nonces and ids.
+// Unpredictable bytes for keys, nonces and ids.
 #ifndef SHARDMESH_PROCESS_RANDOM_BYTES_H_
 #define SHARDMESH_PROCESS_RANDOM_BYTES_H_
 
@@ -7,7 +7,7 @@
 
 namespace shardmesh::rpc {
 
-// `size` bytes from the system's cryptographic generator. Safe to call from several threads.
+// Returns `size` bytes from the system's cryptographic generator. Thread-safe.
 std::string RandomBytes(size_t size);
 
 }  // namespace shardmesh::rpc

@@ -12,7 +12,7 @@ namespace shardmesh::server {
 
 std::string RandomId() {
   char bytes[16];
-  // Of up to 256 bytes the kernel gives all, once it has seeded itself.
+  // After the kernel has seeded its generator, a request of up to 256 bytes is never cut short.
   if (getrandom(bytes, sizeof(bytes), 0) != sizeof(bytes)) std::abort();
   return absl::BytesToHexString(absl::string_view(bytes, sizeof(bytes)));
 }

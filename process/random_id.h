@@ -1,4 +1,4 @@
-// Ids that nobody can guess, and that never come twice.
+// Unpredictable ids that never repeat.
 #ifndef SHARDMESH_PROCESS_RANDOM_ID_H_
 #define SHARDMESH_PROCESS_RANDOM_ID_H_
 
@@ -6,8 +6,8 @@
 
 namespace shardmesh::server {
 
-// 128 bits of the system's randomness as 32 hexadecimal digits: for arrays, transfers, sessions.
-// Thread-safe.
+// Returns 128 random bits of the system as 32 hexadecimal digits, for arrays, transfers and
+// sessions. Thread-safe.
 std::string RandomId();
 
 }  // namespace shardmesh::server

@@ -1,4 +1,5 @@
-// Threads that do what a reaction must not: wait, for disks or for the coordinator's word.
+// Threads for work that blocks, such as disk access or waiting for the coordinator; reactions must
+// not block.
 #ifndef SHARDMESH_PROCESS_WORK_QUEUE_H_
 #define SHARDMESH_PROCESS_WORK_QUEUE_H_
 
@@ -13,11 +14,11 @@
 
 namespace shardmesh::worker {
 
-// Runs functions on its own threads, begun in the order in which they were pushed. Whoever pushes
-// bounds how many wait. Thread-safe.
+// Runs functions on its own threads and starts them in the order of the pushes. The caller bounds
+// the number of waiting functions. Thread-safe.
 class WorkQueue {
  public:
-  // thread_count >= 1; with one, functions run one after the other.
+  // Requires thread_count >= 1. With one thread, functions run one after the other.
   explicit WorkQueue(int thread_count) {
     for (int i = 0; i < thread_count; ++i) {
       threads_.emplace_back([this] { Run(); });
@@ -25,7 +26,7 @@ class WorkQueue {
   }
   WorkQueue(const WorkQueue&) = delete;
   WorkQueue& operator=(const WorkQueue&) = delete;
-  // Runs what waits, and joins.
+  // Runs the waiting functions, and joins the threads.
   ~WorkQueue() {
     {
       absl::MutexLock lock(&mutex_);
@@ -65,7 +66,7 @@ class WorkQueue {
   absl::Mutex mutex_;
   std::deque<absl::AnyInvocable<void() &&>> waiting_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::vector<std::thread> threads_;  // last: start when everything above is there
+  std::vector<std::thread> threads_;  // last: the threads start when all members above exist
 };
 
 }  // namespace shardmesh::worker
