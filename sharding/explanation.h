@@ -1,4 +1,4 @@
-// The chain of steps that led from a question to the value of each dimension.
+// The chain of steps from a question to the value of each dimension.
 #ifndef SHARDMESH_SHARDING_EXPLANATION_H_
 #define SHARDMESH_SHARDING_EXPLANATION_H_
 
@@ -7,7 +7,7 @@
 
 namespace shardmesh {
 
-// One step; those of a dimension follow one another. Texts are for a person.
+// One step. The steps of a dimension are adjacent. Texts are for people.
 struct ExplanationStep {
   enum class Kind {
     kSemanticName,  // a semantic name was looked up: subject = the name, result = the field, or
