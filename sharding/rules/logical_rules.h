@@ -131,7 +131,7 @@ std::optional<RulesFallback> RulesFallbackFromName(std::string_view name);
 // clang-format off
 //   INVALID_AXIS_VALUE (TypeError)   one of `names` is or contains a list;
 //   DUPLICATE_AXIS (ValueError)      a name occurs twice (other values may);
-//   UNKNOWN_AXIS (ValueError)        under kRaiseError, some name got no mesh axes: states the name,
+//   UNKNOWN_AXIS (ValueError)        under kRaiseError, some name got no mesh axes: gives the name,
 //                                    and that it has no rule or which name took the axes;
 //   INVALID_SPEC (ValueError)        PartitionSpec::Create's.
 // clang-format on
