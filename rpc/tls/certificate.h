@@ -61,12 +61,12 @@ struct CertificateFacts {
 // Checks that `texts`, which came from `files`, are usable at `now`. Each error names the file, the
 // fault and the remedy:
 // clang-format off
-//   INVALID_ARGUMENT (BAD_FILE)  A text is not PEM. The key has a passphrase or does not belong to the
-//                                certificate. No given authority signed the certificate. It is not
-//                                for TLS clients (or, for a coordinator or worker, servers). It has
-//                                no name of PeerName's form, or several.
-//   FAILED_PRECONDITION          The certificate, or that of an authority above it, is not valid yet
-//                                or is no longer valid.
+//   INVALID_ARGUMENT (BAD_FILE)  A text is not PEM. The key has a passphrase or does not belong to
+//                                the certificate. No given authority signed the certificate. It is
+//                                not for TLS clients (or, for a coordinator or worker, servers). It
+//                                has no name of PeerName's form, or several.
+//   FAILED_PRECONDITION          The certificate, or that of an authority above it, is not valid
+//                                yet or is no longer valid.
 // clang-format on
 absl::StatusOr<CertificateFacts> CheckTls(const TlsFiles& files, const TlsTexts& texts,
                                           absl::Time now);
