@@ -22,7 +22,7 @@ constexpr size_t kPieceBytes = size_t{16} << 20;
 
 bool PopulatePages(char* data, size_t size_bytes) {
   char* const end = data + size_bytes;
-  // Memory that begins or ends within a page shares that page with its neighbours.
+  // Start at a page boundary: the first page may also contain other memory.
   for (char* begin = data - reinterpret_cast<uintptr_t>(data) % kPageBytes; begin < end;) {
     const size_t length = std::min(kPieceBytes, static_cast<size_t>(end - begin));
     if (madvise(begin, length, MADV_POPULATE_WRITE) != 0) {

@@ -18,7 +18,8 @@ namespace shardmesh::rpc {
 // Upper bound on the bytes of such a file.
 inline constexpr int64_t kMaxConfigBytes = int64_t{4} << 20;
 
-// Parse the text of a file; `name` names the file in errors. Errors are INVALID_ARGUMENT:
+// Parse the text of a file; `name` names the file in errors.
+// Errors are INVALID_ARGUMENT:
 // - BAD_FILE for text that is not YAML, an unknown or repeated key, or a value of the wrong kind,
 //   such as `bert.yaml:3:7: unknown key "patern"; did you mean "pattern"?`;
 // - LIMIT_EXCEEDED for a text that is too long;

@@ -17,8 +17,8 @@ namespace shardmesh {
 // coordinates. Members are ordered by the coordinates along `axes`, the first axis major. All
 // members see the same group in the same order.
 //
-// Example: mesh dp=2,tp=4, axes (tp), device 5: devices 4, 5, 6, 7; place 1. Immutable, and safe to
-// share between threads.
+// Example: mesh dp=2,tp=4, axes (tp), device 5: devices 4, 5, 6, 7; place 1.
+// Immutable, and safe to share between threads.
 class DeviceGroup {
  public:
   // No axes give a group of the device itself. INVALID_ARGUMENT for an axis that the mesh lacks

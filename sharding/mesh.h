@@ -71,8 +71,8 @@ struct MeshOptions {
 // Invariants (checked by Create; INVALID_ARGUMENT names the one that fails):
 //   - 1 to kMaxMeshAxes axes; names distinct, of 1 to kMaxAxisNameBytes bytes;
 //   - sizes positive; their product at most kMaxMeshDevices, and as the options require.
-// Example: mesh dp=2,tp=4 has 8 devices; device 5 has the coordinates (1, 1). Immutable, and safe
-// to share between threads. A copy shares the representation and is cheap.
+// Example: mesh dp=2,tp=4 has 8 devices; device 5 has the coordinates (1, 1).
+// Immutable, and safe to share between threads. A copy shares the representation and is cheap.
 class Mesh {
  public:
   // The empty mesh: no axes, no devices. It means "no mesh is given".

@@ -67,7 +67,8 @@ absl::StatusOr<Mesh> SubmeshOf(const Mesh& mesh, absl::Span<const std::string> a
 std::vector<std::string> ReplicaAxes(const Mesh& mesh, const PartitionSpec& spec);
 
 // The groups of a mesh's devices along `axes`; every device is in exactly one. Groups are numbered
-// by their least member. Immutable, and safe to share between threads. GroupAt takes O(members).
+// by their least member.
+// Immutable, and safe to share between threads. GroupAt takes O(members).
 //
 // Example: mesh dp=2,tp=4, axes (dp): four groups; group 1 is the devices 1, 5.
 class DeviceGroups {

@@ -30,8 +30,9 @@ constexpr bool IsGeneration(RuntimeMode mode) {
 }
 
 // A runtime mode, or a dimension of a tensor whose extent determines it: 1 means autoregressive,
-// any other extent means train. Example: with Mode::OfDimension(1), an activation of shape (8, 1,
-// 384) is being decoded; one of shape (8, 128, 384) is not.
+// any other extent means train.
+// Example: with Mode::OfDimension(1), an activation of shape (8, 1, 384) is being decoded; one of
+// shape (8, 128, 384) is not.
 class Mode {
  public:
   Mode(RuntimeMode mode) : value_(mode) {}  // NOLINT: a runtime mode is a mode.

@@ -100,8 +100,8 @@ struct SemanticAxis {
 // A resolved profile: every field has a value.
 //
 // Example: in training, the default profile answers [__BATCH__, __LENGTH__, __EMBED__] with
-// P(('fsdp', 'dp'), 'sp', 'tp'). Immutable, and safe to share between threads. A copy shares the
-// representation and is cheap.
+// P(('fsdp', 'dp'), 'sp', 'tp').
+// Immutable, and safe to share between threads. A copy shares the representation and is cheap.
 class PartitionAxis {
  public:
   // A profile without given fields and without user-defined axes.
@@ -139,7 +139,8 @@ class PartitionAxis {
 
   // Returns the spec of ResolveAxis' values. Further errors: SpecEntry::Create's, which in kExact
   // include INVALID_SPEC for a tuple within a tuple. Repeated axes are accepted; correction checks
-  // them. Takes O(axes). Apart from the result, only lists allocate memory.
+  // them.
+  // Takes O(axes). Apart from the result, only lists allocate memory.
   absl::StatusOr<PartitionSpec> ResolveSpec(
       absl::Span<const AxisValue> axes, RuntimeMode mode,
       Compatibility compatibility = Compatibility::kDefault) const;

@@ -71,8 +71,8 @@ struct OwnedTile {
 // distinguishes them.
 //
 // Example: mesh dp=2,tp=4, spec P('dp', 'tp'), shape (8, 16): device 5 holds [4,8)x[4,8). A
-// dimension over (a, b) is split with a major and b minor. Immutable, and safe to share between
-// threads. A query for one device takes O(rank + axes).
+// dimension over (a, b) is split with a major and b minor.
+// Immutable, and safe to share between threads. A query for one device takes O(rank + axes).
 class Tiling {
  public:
   // `cut_points`: empty for equal parts everywhere; else one list per dimension, an empty list for
@@ -115,8 +115,8 @@ class Tiling {
   Shape ShardShape() const;
 
   // Returns the pieces that tile `range` of the tensor, in row-major order, each with all its
-  // holders. Takes O(pieces * replicas). Requires a range within the tensor; an empty one gives no
-  // pieces.
+  // holders.
+  // Takes O(pieces * replicas). Requires a range within the tensor; an empty one gives no pieces.
   std::vector<OwnedTile> OwnersOf(const Tile& range) const;
 
  private:

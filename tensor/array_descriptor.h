@@ -30,12 +30,14 @@ struct ArrayDescriptor {
   // Empty: equal parts everywhere; else as in Tiling::Create.
   std::vector<CutPoints> cut_points;
 
-  // Returns the layout. Errors: as Tiling::Create.
+  // Returns the layout.
+  // Errors: as Tiling::Create.
   absl::StatusOr<shardmesh::Tiling> Tiling() const;
-  // Returns the bytes of the whole tensor, each element once. Errors: as ElementCount and
-  // PackedSizeBytes.
+  // Returns the bytes of the whole tensor, each element once.
+  // Errors: as ElementCount and PackedSizeBytes.
   absl::StatusOr<int64_t> SizeBytes() const;
-  // Returns the bytes of one tile. Errors: as PackedSizeBytes.
+  // Returns the bytes of one tile.
+  // Errors: as PackedSizeBytes.
   absl::StatusOr<int64_t> TileSizeBytes(const Tile& tile) const;
 
   friend bool operator==(const ArrayDescriptor&, const ArrayDescriptor&) = default;

@@ -40,7 +40,8 @@ struct SafetensorsTensor {
 using SafetensorsMetadata = absl::btree_map<std::string, std::string>;
 
 // A validated header. Each tensor's bytes have the size that its type and shape require, and the
-// tensors cover the data without gap or overlap. Immutable, and safe to share between threads.
+// tensors cover the data without gap or overlap.
+// Immutable, and safe to share between threads.
 class SafetensorsHeader {
  public:
   // Parses the JSON text of a header that data_size_bytes of data follow. `source` names the file
@@ -74,8 +75,8 @@ absl::StatusOr<SafetensorsHeader> ReadSafetensorsHeader(const InputFile& file,
                                                         const std::string& path);
 
 // A file whose data is mapped read-only. If the file is truncated while it is mapped, a process
-// that reads the lost part is killed (SIGBUS), as with any mapped file. Immutable, and safe to
-// share between threads. Views are valid as long as the file object.
+// that reads the lost part is killed (SIGBUS), as with any mapped file.
+// Immutable, and safe to share between threads. Views are valid as long as the file object.
 class SafetensorsFile {
  public:
   // Errors of ReadSafetensorsHeader.

@@ -53,9 +53,10 @@ struct TreeFileTensor {
 // has the tensors `embed` and `layers.0.wq`.
 //
 // Returns the tensors in the order of the text. `source` names the text in errors, which also name
-// the tensor, or the byte where parsing stopped. Errors are INVALID_ARGUMENT: BAD_FILE for
-// malformed JSON or UTF-8, an unknown or repeated key, a tensor that is listed twice or nested too
-// deep; UNKNOWN_DTYPE; INVALID_SHAPE; INVALID_SPEC; LIMIT_EXCEEDED over a limit above.
+// the tensor, or the byte where parsing stopped.
+// Errors are INVALID_ARGUMENT: BAD_FILE for malformed JSON or UTF-8, an unknown or repeated key, a
+// tensor that is listed twice or nested too deep; UNKNOWN_DTYPE; INVALID_SHAPE; INVALID_SPEC;
+// LIMIT_EXCEEDED over a limit above.
 absl::StatusOr<std::vector<TreeFileTensor>> ParseTree(std::string_view source,
                                                       std::string_view text);
 

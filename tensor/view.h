@@ -49,8 +49,8 @@ using MutableTensorView = BasicTensorView<char>;
 // distances, as few and as long as possible.
 //
 // Example: rows [2,4) of an F32 tensor of shape (8, 16) are one run of 128 bytes at offset 128;
-// columns [4,8) are eight runs of 16 bytes, 64 bytes apart. Immutable, and safe to share between
-// threads. Construction takes O(rank).
+// columns [4,8) are eight runs of 16 bytes, 64 bytes apart.
+// Immutable, and safe to share between threads. Construction takes O(rank).
 class TileRegion {
  public:
   // INVALID_ARGUMENT for a bad shape, a tile that is not of the shape's rank or not within it

@@ -87,8 +87,8 @@ struct CoordinatorClient::Connection {
     rpc::Apply(options, context);
   }
 
-  // Makes a unary call, with retries where they may help. Example: Call(sessions,
-  // &v1::SessionService::Stub::CloseSession, request, options, &response)
+  // Makes a unary call, with retries where they may help.
+  // Example: Call(sessions, &v1::SessionService::Stub::CloseSession, request, options, &response)
   template <typename Stub, typename Request, typename Response>
   absl::Status Call(const std::unique_ptr<Stub>& stub,
                     grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),

@@ -56,9 +56,10 @@ struct WorkerIdentity {
   std::string cluster_id;
 };
 
-// One connection of its own, closed with the client. Errors are the worker's; if the connection
-// failed, the address is prepended. Nothing is retried, because a stream cannot be resumed. Not
-// thread-safe, except for the cancellations passed to calls.
+// One connection of its own, closed with the client.
+// Errors are the worker's; if the connection failed, the address is prepended. Nothing is retried,
+// because a stream cannot be resumed. Not thread-safe, except for the cancellations passed to
+// calls.
 class WorkerClient {
  public:
   // Connects to the first of `addresses` (best first) that answers before `deadline`, with at most

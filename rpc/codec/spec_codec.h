@@ -95,7 +95,8 @@ absl::StatusOr<RuleSetDefinition> Decode(const v1::RuleSet& from,
 absl::Status WithRewriteHint(absl::Status status, absl::Span<const Rule> rules);
 
 void Encode(const Mode& from, v1::ModeSelector* to);
-// Returns nullopt if no case is set. Errors: Mode::Parse's.
+// Returns nullopt if no case is set.
+// Errors: Mode::Parse's.
 absl::StatusOr<std::optional<Mode>> Decode(const v1::ModeSelector& from,
                                            Compatibility compatibility = Compatibility::kDefault);
 

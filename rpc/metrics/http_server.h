@@ -40,8 +40,9 @@ class HttpServer {
   using Handler = std::function<std::optional<Answer>(std::string_view path)>;
 
   // `address`: `IP:port`, port 0 for a free port. `watch` is null for plaintext. The watch, and
-  // objects that the handler uses, must outlive the server. Errors: INVALID_ARGUMENT for other
-  // text; ALREADY_EXISTS if the port is in use or cannot be bound.
+  // objects that the handler uses, must outlive the server.
+  // Errors: INVALID_ARGUMENT for other text; ALREADY_EXISTS if the port is in use or cannot be
+  // bound.
   static absl::StatusOr<std::unique_ptr<HttpServer>> Start(const std::string& address,
                                                            const CertificateWatch* watch,
                                                            Handler handler);

@@ -19,9 +19,9 @@ class HttpServer;
 class MetricsEndpoint {
  public:
   // `address`: `host:port`, port 0 for a free port. `plaintext`: HTTP despite certificates, and
-  // beyond loopback. `metrics` must outlive the endpoint. Errors: FAILED_PRECONDITION for HTTP
-  // beyond loopback without `plaintext`; INVALID_ARGUMENT for text that is no address;
-  // ALREADY_EXISTS if the port is in use or cannot be bound.
+  // beyond loopback. `metrics` must outlive the endpoint.
+  // Errors: FAILED_PRECONDITION for HTTP beyond loopback without `plaintext`; INVALID_ARGUMENT for
+  // text that is no address; ALREADY_EXISTS if the port is in use or cannot be bound.
   static absl::StatusOr<std::unique_ptr<MetricsEndpoint>> Start(const Metrics& metrics,
                                                                 const std::string& address,
                                                                 const Credentials& credentials,

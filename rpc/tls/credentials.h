@@ -33,7 +33,7 @@ class CertificateWatch;
 // works under a pod's name, an address and a forwarded port.
 class Credentials {
  public:
-  // Plaintext; nobody is authenticated.
+  // Plaintext, without authentication.
   static Credentials Insecure();
 
   // Uses certificates from files, which are reloaded when they change (CertificateWatch). New

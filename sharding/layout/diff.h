@@ -83,8 +83,8 @@ struct LayoutDiff {
 //
 // Errors are INVALID_ARGUMENT: Tiling::Create's, with the tensor and the layout; BAD_FIELD for a
 // repeated name or a negative number of bits; LIMIT_EXCEEDED if bytes exceed 64 bits.
-// FAILED_PRECONDITION (NO_MESH) on an empty mesh. Takes O(tensors * rank), for any number of
-// devices.
+// FAILED_PRECONDITION (NO_MESH) on an empty mesh.
+// Takes O(tensors * rank), for any number of devices.
 absl::StatusOr<LayoutDiff> DiffLayouts(const Layout& a, const Layout& b,
                                        const LayoutBudget& budget = {});
 

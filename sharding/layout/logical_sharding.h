@@ -32,8 +32,9 @@ struct LogicalQuestion {
   Compatibility compatibility = Compatibility::kDefault;
 };
 
-// Returns the requested spec, uncorrected. Errors are INVALID_ARGUMENT: MISSING_ARGUMENT if axes or
-// mode are missing, and those of Mode::Resolve and PartitionAxis::ResolveSpec.
+// Returns the requested spec, uncorrected.
+// Errors are INVALID_ARGUMENT: MISSING_ARGUMENT if axes or mode are missing, and those of
+// Mode::Resolve and PartitionAxis::ResolveSpec.
 absl::StatusOr<PartitionSpec> ResolveSpec(const PartitionAxis& profile,
                                           const LogicalQuestion& question);
 
@@ -49,8 +50,8 @@ struct LogicalSharding {
 //
 // `auto_correct` decides two special cases. With it, an empty mesh is FAILED_PRECONDITION (NO_MESH;
 // AssertionError), and a spec that correction reduces to P() constrains nothing. Without it, an
-// empty mesh constrains nothing, and such a spec replicates the array. Errors: as ResolveSpec and
-// Correct; MISSING_ARGUMENT without a shape.
+// empty mesh constrains nothing, and such a spec replicates the array.
+// Errors: as ResolveSpec and Correct; MISSING_ARGUMENT without a shape.
 absl::StatusOr<LogicalSharding> ApplyLogicalSharding(const PartitionAxis& profile,
                                                      const LogicalQuestion& question,
                                                      const Mesh& mesh, bool auto_correct = true);
@@ -67,7 +68,8 @@ struct Explanation {
 };
 
 // Explains ResolveSpec. Includes the correction if the question has a shape and `mesh` is not
-// empty. Errors: as ResolveSpec and Correct.
+// empty.
+// Errors: as ResolveSpec and Correct.
 absl::StatusOr<Explanation> Explain(const PartitionAxis& profile, const LogicalQuestion& question,
                                     const Mesh& mesh);
 

@@ -114,11 +114,11 @@ absl::StatusOr<int64_t> CountMeshes(const MeshSearchOptions& options);
 
 // Evaluates the tensors on every such mesh.
 //
-// Example: 8 devices over (dp, tp) have 4 candidates: 8x1, 4x2, 2x4, 1x8. Errors: INVALID_ARGUMENT
-// with INVALID_MESH (no device, no axis, bounds that exclude everything), DUPLICATE_AXIS,
-// LIMIT_EXCEEDED (too many axes, devices, candidates or kept) or INVALID_SHAPE; RESOURCE_EXHAUSTED
-// (LIMIT_EXCEEDED) if a sum of bytes does not fit int64_t; CANCELLED. Takes O(candidates * groups *
-// rank) time and O(groups + keep) memory.
+// Example: 8 devices over (dp, tp) have 4 candidates: 8x1, 4x2, 2x4, 1x8.
+// Errors: INVALID_ARGUMENT with INVALID_MESH (no device, no axis, bounds that exclude everything),
+// DUPLICATE_AXIS, LIMIT_EXCEEDED (too many axes, devices, candidates or kept) or INVALID_SHAPE;
+// RESOURCE_EXHAUSTED (LIMIT_EXCEEDED) if a sum of bytes does not fit int64_t; CANCELLED.
+// Takes O(candidates * groups * rank) time and O(groups + keep) memory.
 absl::StatusOr<MeshSearchResult> SearchMeshes(absl::Span<const TensorGroup> groups,
                                               const MeshSearchOptions& options);
 

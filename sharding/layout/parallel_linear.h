@@ -69,9 +69,9 @@ struct TensorParallelConfig {
 };
 
 // Returns the config, with a missing mesh filled in from `context`. A config without a method is
-// returned unchanged and unchecked. Errors: FAILED_PRECONDITION (NO_MESH; AssertionError) if the
-// context's mesh is needed and empty; INVALID_ARGUMENT (AXIS_NOT_IN_MESH) if the mesh lacks the
-// axis.
+// returned unchanged and unchecked.
+// Errors: FAILED_PRECONDITION (NO_MESH; AssertionError) if the context's mesh is needed and empty;
+// INVALID_ARGUMENT (AXIS_NOT_IN_MESH) if the mesh lacks the axis.
 absl::StatusOr<TensorParallelConfig> CheckTensorParallelConfig(TensorParallelConfig config,
                                                                const Mesh& context);
 

@@ -20,7 +20,8 @@ class RE2;
 namespace shardmesh {
 
 // A non-deterministic automaton that tracks all its states at once, in time O(text * program). It
-// is exact in every text, but far slower than RE2. Immutable, and safe to share between threads.
+// is exact in every text, but far slower than RE2.
+// Immutable, and safe to share between threads.
 class PatternAutomaton {
  public:
   // Upper bound on the instructions of one program, with repeats written out.

@@ -52,7 +52,8 @@ class Pattern {
   // Returns an upper bound on the instructions that Create may compile, from a single scan of any
   // text. Each instruction takes less than a microsecond, and so does each byte. The bound is never
   // below program_size() of the created pattern. It is far above it only if repeats with bounds are
-  // adjacent. Takes O(text).
+  // adjacent.
+  // Takes O(text).
   static int64_t CompileCostBound(std::string_view text);
 
   // Returns whether the pattern matches anywhere in `name`, which must be valid UTF-8. No character

@@ -131,8 +131,9 @@ class ReshardPlan {
   // Errors are INVALID_ARGUMENT: SHAPE_MISMATCH if the two shapes differ; INVALID_SPEC if the
   // destination has an unreduced axis that the source lacks (sums cannot become partial sums), or
   // one of another size. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED) if the partial sums of all elements
-  // exceed int64_t. Takes O(rank * axes), and visits up to kMaxLinkWalk devices if parts are uneven
-  // or positions do not match.
+  // exceed int64_t.
+  // Takes O(rank * axes), and visits up to kMaxLinkWalk devices if parts are uneven or positions do
+  // not match.
   static absl::StatusOr<ReshardPlan> Create(const Tiling& from, const Tiling& to);
 
   const Tiling& from() const;
@@ -151,15 +152,17 @@ class ReshardPlan {
   // O(rank + axes).
   DeviceReshard DeviceOf(DeviceId destination) const;
 
-  // Returns the regions that a device receives, in row-major order. Takes O(rank + axes) for each.
-  // The regions cover DeviceOf's `need` exactly once, and each lies in the tile of its source.
-  // RESOURCE_EXHAUSTED (LIMIT_EXCEEDED) if there are more than `max_regions`.
+  // Returns the regions that a device receives, in row-major order.
+  // Takes O(rank + axes) for each. The regions cover DeviceOf's `need` exactly once, and each lies
+  // in the tile of its source. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED) if there are more than
+  // `max_regions`.
   absl::StatusOr<std::vector<FetchRegion>> RegionsOf(
       DeviceId destination, int64_t max_regions = kDefaultMaxRegions) const;
 
-  // Returns the links of a device of the source mesh, by rising destination. Takes O(rank + axes)
-  // for each destination whose tile overlaps the source's tile. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED)
-  // for more than kMaxWalk such destinations or more than `max_links` links.
+  // Returns the links of a device of the source mesh, by rising destination.
+  // Takes O(rank + axes) for each destination whose tile overlaps the source's tile.
+  // RESOURCE_EXHAUSTED (LIMIT_EXCEEDED) for more than kMaxWalk such destinations or more than
+  // `max_links` links.
   absl::StatusOr<std::vector<ReshardLink>> LinksOutOf(DeviceId source,
                                                       int64_t max_links = kDefaultMaxRegions) const;
 

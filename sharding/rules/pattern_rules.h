@@ -30,13 +30,14 @@ inline constexpr size_t kMaxPatternRulesBytes = 1 << 20;
 //     partitioned, and an empty spec, as in `kernel->`, is P(None). `None` is an axis name.
 // Example: `a|b->dp..tp` is ("a", P('dp', None, 'tp')), ("b", P('dp', None, 'tp')).
 //
-// Patterns are not compiled here. Errors are INVALID_ARGUMENT: BAD_PATTERN (ValueError) for a piece
-// with two arrows; LIMIT_EXCEEDED for a text of more than kMaxPatternRulesBytes bytes, more rules
-// than a rule set may have, or a spec of more than kMaxRank dimensions.
+// Patterns are not compiled here.
+// Errors are INVALID_ARGUMENT: BAD_PATTERN (ValueError) for a piece with two arrows; LIMIT_EXCEEDED
+// for a text of more than kMaxPatternRulesBytes bytes, more rules than a rule set may have, or a
+// spec of more than kMaxRank dimensions.
 absl::StatusOr<std::vector<Rule>> ParsePatternRules(std::string_view text);
 
-// Such rules, and a default spec for names that no rule matches. Immutable, and safe to share
-// between threads; copies are cheap.
+// Such rules, and a default spec for names that no rule matches.
+// Immutable, and safe to share between threads; copies are cheap.
 class PatternRules {
  public:
   // Errors: ParsePatternRules', then RuleSet::Create's, which polls `is_cancelled`.

@@ -26,8 +26,8 @@ struct RuleExplanation {
 };
 
 // Explains RuleSet::Match. A tensor without a matching rule is an answer here. A tensor that is
-// replicated unconditionally is an answer without steps. Errors: INVALID_SHAPE; a deferred pattern
-// error.
+// replicated unconditionally is an answer without steps.
+// Errors: INVALID_SHAPE; a deferred pattern error.
 absl::StatusOr<RuleExplanation> ExplainRules(const RuleSet& rule_set, std::string_view name,
                                              OptionalShape shape);
 

@@ -137,9 +137,9 @@ struct LintReport {
 // below min_size are neither corrected nor reported. Without meshes, corrections by a mesh are left
 // out. Axes are checked only with a profile.
 //
-// Errors: INVALID_ARGUMENT (INVALID_SHAPE) with the tensor's name; CANCELLED. Takes O(tensors *
-// (rules + meshes)), and distinguishes at most a million pairs of overlapping rules. The answer
-// depends only on the arguments.
+// Errors: INVALID_ARGUMENT (INVALID_SHAPE) with the tensor's name; CANCELLED.
+// Takes O(tensors * (rules + meshes)), and distinguishes at most a million pairs of overlapping
+// rules. The answer depends only on the arguments.
 absl::StatusOr<LintReport> LintRules(const RuleSet& rule_set, absl::Span<const LintTensor> tree,
                                      const PartitionAxis* profile,
                                      absl::Span<const LintMesh> meshes,

@@ -83,7 +83,7 @@ struct MatchTreeOptions {
 
 // Example: rules ("kernel$", P('fsdp', 'tp')), (".*", P()): "mlp/kernel" of shape 8x8 gets
 // P('fsdp', 'tp'); of shape 8, P('fsdp') and a correction; "mlp/bias" gets P().
-// Immutable, hence safe to share between threads; copies are cheap.
+// Immutable, and safe to share between threads; copies are cheap.
 class RuleSet {
  public:
   static constexpr int64_t kMaxRules = 10'000;
@@ -145,8 +145,8 @@ class RuleFinder {
   // `cost_reading` as in MatchTreeOptions; without it kFastest is kRuleByRule.
   RuleFinder(RuleSet rules, MatchStrategy strategy, std::function<int64_t()> cost_reading);
 
-  // Returns the index of the first rule, in order, that matches; nullopt if none does. Errors: a
-  // deferred pattern error.
+  // Returns the index of the first rule, in order, that matches; nullopt if none does.
+  // Errors: a deferred pattern error.
   //
   // kFastest tries one strategy on the first names and the other on the next ones, then keeps the
   // faster one. Names in any order should therefore cost about the same. `is_cancelled`, if given,
